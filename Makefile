@@ -1,6 +1,6 @@
 # `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test fmt lint deny doc unit soak fuzz deadlocks bench isolation abuse openapi clients pictures console-pictures e2e configuration dashboards sqlx clean-test
+.PHONY: help setup setup-test run test fmt lint deny audit advisories doc unit soak fuzz deadlocks bench isolation abuse openapi clients pictures console-pictures e2e configuration dashboards sqlx clean-test
 
 CARGO ?= cargo
 
@@ -27,6 +27,12 @@ lint: deny ## Run clippy, cargo-deny and the linters of the OpenAPI documents; w
 
 deny: ## Check sources, licences and security advisories of the crates
 	@sh scripts/deny.sh
+
+audit: ## Check the crates with advisories of at most seven days ago, from github.com
+	@sh scripts/deny.sh audit
+
+advisories: ## Replace the advisories in ops/advisories by the newest ones
+	@sh scripts/deny.sh vendor
 
 doc: ## Build the API reference of the crate; warnings are errors
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --document-private-items --quiet

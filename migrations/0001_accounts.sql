@@ -242,7 +242,8 @@ $$;
 create trigger audit_log_is_append_only before update on audit_log
 for each statement execute function refuse_change();
 
--- Keys that sign access tokens. Several are valid at a time, so that one can replace another.
+-- Keys that sign access tokens. Several are valid at a time, so that one can replace another. A
+-- secret of 32 bytes is plain; longer ones are encrypted with a master key, which is not in here.
 create table signing_keys (
     id uuid primary key,
     secret bytea not null check (octet_length(secret) >= 32),

@@ -1,12 +1,12 @@
--- Least privilege: the database rights of each kind of work. Run this file as the owner of the
--- database after each `fencepost migrate`, and start nodes with --database-roles. It can be run
--- again at any time.
+-- Least privilege: a login for each kind of work, with the rights that it needs. To be run as the
+-- owner of the database after each migration. `fencepost migrate --database-roles FOLDER` does so,
+-- and sets the passwords. By hand:
 --
 --   psql "$OWNERS_URL" -v ON_ERROR_STOP=1 -f ops/roles.sql
---   psql "$OWNERS_URL" -c "alter role fencepost_node login password '…'"
+--   psql "$OWNERS_URL" -c '\password fencepost_hot'    and so on, for each role but the last
 --
--- Nodes log in as fencepost_node, which has no rights itself; each of their pools takes one of the
--- roles below. The owner's login is only for migrations and for operators' commands.
+-- Each connection pool of a node logs in as one of these roles. The owner's login is only for
+-- migrations and for operators' commands. This file can be run again at any time.
 
 do $$
 declare
@@ -14,7 +14,7 @@ declare
 begin
     foreach wanted in array array[
         'fencepost_hot', 'fencepost_console', 'fencepost_people', 'fencepost_maint',
-        'fencepost_metrics', 'fencepost_node'
+        'fencepost_metrics'
     ] loop
         if not exists (select from pg_roles where rolname = wanted) then
             execute format('create role %I noinherit', wanted);
@@ -23,10 +23,15 @@ begin
 end
 $$;
 
-grant fencepost_hot, fencepost_console, fencepost_people, fencepost_maint to fencepost_node;
+-- No role may take another. Without a password, none can log in
+-- over the network.
+alter role fencepost_hot login;
+alter role fencepost_console login;
+alter role fencepost_people login;
+alter role fencepost_maint login;
 revoke create on schema public from public;
 grant usage on schema public
-    to fencepost_hot, fencepost_console, fencepost_people, fencepost_maint, fencepost_metrics, fencepost_node;
+    to fencepost_hot, fencepost_console, fencepost_people, fencepost_maint, fencepost_metrics;
 
 revoke all on all tables in schema public
     from fencepost_hot, fencepost_console, fencepost_people, fencepost_maint, fencepost_metrics;
@@ -115,11 +120,27 @@ begin
 end
 $$;
 
--- The gauges include the age of the oldest snapshot of any database user.
-grant pg_read_all_stats to fencepost_maint;
+-- The gauges include the age of the oldest snapshot of any database user. For an exporter: sizes
+-- and database statistics, but no rows of any project. Only some owners may grant these.
+do $$
+begin
+    grant pg_read_all_stats to fencepost_maint;
+    grant pg_monitor to fencepost_metrics;
+exception when insufficient_privilege then
+    raise notice 'the owner may not grant pg_read_all_stats and pg_monitor';
+end
+$$;
 
--- For an exporter: sizes and database statistics, but no rows of any project.
-grant pg_monitor to fencepost_metrics;
-
-alter role fencepost_node set statement_timeout = '60s';
-alter role fencepost_node set idle_in_transaction_session_timeout = '5s';
+-- Nodes set their own, shorter timeouts. These are for other uses of the logins.
+do $$
+declare
+    it text;
+begin
+    foreach it in array array[
+        'fencepost_hot', 'fencepost_console', 'fencepost_people', 'fencepost_maint'
+    ] loop
+        execute format('alter role %I set statement_timeout = ''60s''', it);
+        execute format('alter role %I set idle_in_transaction_session_timeout = ''5s''', it);
+    end loop;
+end
+$$;

@@ -145,7 +145,8 @@ STORE = [
 
 LIMITS = [
     [
-        panel("Refused by limits", "ops", (rate("fencepost_requests_limited_total", "budget"), "{{budget}}")),
+        panel("Refused by limits", "ops", (rate("fencepost_requests_limited_total", "budget"), "{{budget}}"),
+              (rate("fencepost_spans_dropped_total"), "spans dropped")),
         panel("Limiter decisions", "ops", (rate("fencepost_limiter_decisions_total", "by, outcome"), "{{by}} {{outcome}}")),
         panel("Requests shed", "ops", (rate("fencepost_requests_shed_total", "kind"), "{{kind}}"),
               about="Requests refused with 503 because a bounded queue was full."),

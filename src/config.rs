@@ -1,9 +1,12 @@
 //! Settings: each is a flag with a `FENCEPOST_…` variable. `docs/configuration.md` lists them, and
 //! a test compares the two.
 
+mod stores;
+
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    path::{Path, PathBuf},
+    num::NonZeroU8,
+    path::PathBuf,
     time::Duration,
 };
 
@@ -12,136 +15,10 @@ use clap::Args;
 use ipnet::IpNet;
 use secrecy::SecretString;
 
+pub use self::stores::{DatabaseArgs, MasterKeyArgs, RedisArgs, RedisPlace, RoleArgs, read_secret};
+
+use self::stores::secret;
 use crate::domain::plan::{self, Plans};
-
-/// Where the database is. `DATABASE_URL` is read when neither flag nor variable is given.
-#[derive(Debug, Clone, Args)]
-pub struct DatabaseArgs {
-    /// PostgreSQL to use, as postgres://user:password@host/database
-    #[arg(
-        long,
-        env = "FENCEPOST_DATABASE_URL",
-        hide_env_values = true,
-        value_name = "URL",
-        global = true
-    )]
-    pub database_url: Option<String>,
-
-    /// File with that URL
-    #[arg(
-        long,
-        env = "FENCEPOST_DATABASE_URL_FILE",
-        value_name = "FILE",
-        conflicts_with = "database_url",
-        global = true
-    )]
-    pub database_url_file: Option<PathBuf>,
-}
-
-impl DatabaseArgs {
-    /// The URL from the flag, `FENCEPOST_DATABASE_URL`, the file of either, or `DATABASE_URL`, in
-    /// this order.
-    ///
-    /// # Errors
-    /// When none of them is set, or the file cannot be read.
-    pub fn url(&self) -> anyhow::Result<String> {
-        if let Some(file) = &self.database_url_file {
-            return read_secret(file);
-        }
-        self.database_url
-            .clone()
-            .or_else(|| std::env::var("DATABASE_URL").ok().filter(|it| !it.is_empty()))
-            .ok_or_else(|| {
-                anyhow::anyhow!(
-                    "no database: give --database-url, FENCEPOST_DATABASE_URL or DATABASE_URL"
-                )
-            })
-    }
-}
-
-/// The content of a file without its final line break.
-///
-/// # Errors
-/// When it cannot be read, or is empty.
-pub fn read_secret(file: &Path) -> anyhow::Result<String> {
-    let text = std::fs::read_to_string(file)
-        .with_context(|| format!("cannot read the secret in {}", file.display()))?;
-    let text = text.trim_end_matches(['\r', '\n']);
-    anyhow::ensure!(!text.is_empty(), "the file {} is empty", file.display());
-    Ok(text.to_owned())
-}
-
-/// A secret, given directly or in a file.
-fn secret(
-    value: Option<&SecretString>,
-    file: Option<&PathBuf>,
-) -> anyhow::Result<Option<SecretString>> {
-    match file {
-        Some(file) => Ok(Some(SecretString::from(read_secret(file)?))),
-        None => Ok(value.cloned()),
-    }
-}
-
-/// Where Redis is.
-#[derive(Debug, Clone)]
-pub struct RedisPlace {
-    pub url: SecretString,
-    /// The certificate authority of its server, as PEM; none: those of the system.
-    pub ca: Option<Vec<u8>>,
-}
-
-impl From<String> for RedisPlace {
-    fn from(url: String) -> Self {
-        Self { url: url.into(), ca: None }
-    }
-}
-
-/// How Redis is reached.
-#[derive(Debug, Clone, Args)]
-pub struct RedisArgs {
-    /// Redis to use: redis://user:password@host:port, redis+sentinel://…@host:port,host:port/master,
-    /// redis+cluster://…@host:port,host:port, each with rediss for TLS, or redis+unix:///path. Nodes
-    /// share rate limits and wake each other's polls over it; without it each node works alone
-    #[arg(long, env = "FENCEPOST_REDIS_URL", hide_env_values = true, value_name = "URL")]
-    pub redis_url: Option<SecretString>,
-
-    /// File with that URL
-    #[arg(
-        long,
-        env = "FENCEPOST_REDIS_URL_FILE",
-        value_name = "FILE",
-        conflicts_with = "redis_url"
-    )]
-    pub redis_url_file: Option<PathBuf>,
-
-    /// Certificate authority of its TLS certificate, as PEM [default: those of the system]
-    #[arg(long, env = "FENCEPOST_REDIS_CA_FILE", value_name = "FILE")]
-    pub redis_ca_file: Option<PathBuf>,
-
-    /// Budget of a call to Redis in milliseconds; after it a node continues without Redis
-    #[arg(long, env = "FENCEPOST_REDIS_BUDGET_MS", default_value_t = 25, value_name = "N",
-          value_parser = clap::value_parser!(u64).range(1..=10_000))]
-    pub redis_budget_ms: u64,
-}
-
-impl RedisArgs {
-    /// Where Redis is, if a URL is given.
-    pub fn place(&self) -> anyhow::Result<Option<RedisPlace>> {
-        let url = secret(self.redis_url.as_ref(), self.redis_url_file.as_ref())?;
-        let read = |file: &PathBuf| {
-            std::fs::read(file)
-                .with_context(|| format!("cannot read the certificate in {}", file.display()))
-        };
-        let ca = self.redis_ca_file.as_ref().map(read).transpose()?;
-        Ok(url.map(|url| RedisPlace { url, ca }))
-    }
-
-    /// The budget of a call.
-    #[must_use]
-    pub fn budget(&self) -> Duration {
-        Duration::from_millis(self.redis_budget_ms)
-    }
-}
 
 /// Who may sign up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -239,6 +116,16 @@ pub struct ConnectionArgs {
     #[arg(long, env = "FENCEPOST_TRUSTED_PROXIES", value_name = "ADDR", value_delimiter = ',',
           value_parser = read_network)]
     pub trusted_proxies: Vec<IpNet>,
+
+    /// Number of proxies in front of this node, each of which adds its client to X-Forwarded-For.
+    /// Only if nothing else can reach the node
+    #[arg(
+        long,
+        env = "FENCEPOST_TRUSTED_HOPS",
+        value_name = "N",
+        conflicts_with = "trusted_proxies"
+    )]
+    pub trusted_hops: Option<NonZeroU8>,
 }
 
 /// A network; a single address is a network of one.
@@ -258,9 +145,21 @@ impl ConnectionArgs {
     pub fn limits(&self, default: u32) -> ConnectionLimits {
         ConnectionLimits {
             per_address: self.max_connections_per_address.unwrap_or(default),
-            trusted_proxies: self.trusted_proxies.clone(),
+            proxies: match self.trusted_hops {
+                Some(hops) => TrustedProxies::Hops(hops),
+                None => TrustedProxies::Networks(self.trusted_proxies.clone()),
+            },
         }
     }
+}
+
+/// Proxies whose `X-Forwarded-For` is trusted.
+#[derive(Debug, Clone)]
+pub enum TrustedProxies {
+    /// From these networks.
+    Networks(Vec<IpNet>),
+    /// This many, one behind the other, and every connection comes from the last.
+    Hops(NonZeroU8),
 }
 
 /// Limits of connections.
@@ -268,8 +167,8 @@ impl ConnectionArgs {
 pub struct ConnectionLimits {
     /// Of one client address.
     pub per_address: u32,
-    /// Proxies without a limit, whose X-Forwarded-For is trusted.
-    pub trusted_proxies: Vec<IpNet>,
+    /// Without a limit.
+    pub proxies: TrustedProxies,
 }
 
 /// Where the operator's listener is unless a flag says otherwise.
@@ -320,6 +219,12 @@ pub struct NodeArgs {
     pub connections: ConnectionArgs,
 
     #[command(flatten)]
+    pub roles: RoleArgs,
+
+    #[command(flatten)]
+    pub master_key: MasterKeyArgs,
+
+    #[command(flatten)]
     pub pools: PoolArgs,
 }
 
@@ -340,7 +245,12 @@ pub struct TraceArgs {
     #[arg(long, env = "FENCEPOST_OTLP_ENDPOINT", value_name = "URL")]
     pub otlp_endpoint: Option<String>,
 
-    /// Sampling ratio (0–1) for traces started here; incoming traces keep the caller's decision
+    /// Sampling ratio (0–1) for callers' traces which they sample themselves
+    #[arg(long, env = "FENCEPOST_CALLER_TRACE_RATIO", default_value_t = 1.0, value_name = "SHARE",
+          value_parser = read_share)]
+    pub caller_trace_ratio: f64,
+
+    /// Sampling ratio (0–1) for traces started here
     #[arg(long, env = "FENCEPOST_TRACE_RATIO", default_value_t = 0.1, value_name = "SHARE",
           value_parser = read_share)]
     pub trace_ratio: f64,
@@ -403,10 +313,6 @@ pub struct PoolArgs {
     #[arg(long, env = "FENCEPOST_BACKGROUND_CONNECTIONS", default_value_t = BACKGROUND_CONNECTIONS, value_name = "N",
           value_parser = clap::value_parser!(u32).range(2..=100))]
     pub background_connections: u32,
-
-    /// Use a database role of ops/roles.sql for each kind of work
-    #[arg(long, env = "FENCEPOST_DATABASE_ROLES")]
-    pub database_roles: bool,
 }
 
 impl PoolArgs {
@@ -438,7 +344,6 @@ impl Default for PoolArgs {
             read_connections: READ_CONNECTIONS,
             people_connections: PEOPLE_CONNECTIONS,
             background_connections: BACKGROUND_CONNECTIONS,
-            database_roles: false,
         }
     }
 }

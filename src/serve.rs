@@ -1,6 +1,6 @@
 //! One node, from startup to shutdown.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -11,10 +11,10 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    accounts::{Accounts, password::Passwords, token::Tokens},
+    accounts::{Accounts, password::Passwords, seal::MasterKeys, token::Tokens},
     adapters,
     app::App,
-    config::{ConnectionLimits, PoolArgs, RedisPlace, Signup},
+    config::{ConnectionLimits, PoolArgs, RedisPlace, Signup, TrustedProxies},
     console,
     domain::plan::Plans,
     engine::{self, Engine, notify::relay},
@@ -24,7 +24,7 @@ use crate::{
     loops,
     mail::Mailer,
     redis_bus::{Bus, Heard, Topic},
-    store::{self, deadline::bounded, pools::Pools, projects::Instance},
+    store::{self, deadline::bounded, pools::Pools, projects::Instance, roles::Logins},
     telemetry,
 };
 
@@ -45,6 +45,8 @@ pub struct Node {
     /// The operator's listener and its metrics; none if it is not configured.
     pub operator: Option<(TcpListener, PrometheusHandle)>,
     pub database_url: String,
+    /// Logins of the pools; none: all use that of the URL.
+    pub logins: Option<Logins>,
     /// Size of each pool.
     pub pools: PoolArgs,
     /// Redis; none: this node counts and wakes alone.
@@ -69,6 +71,7 @@ pub struct People {
     pub default_plan: String,
     pub public_url: String,
     pub mailer: Mailer,
+    pub master_keys: Arc<MasterKeys>,
 }
 
 /// Serves until `stop` is cancelled; then drains and returns.
@@ -81,8 +84,8 @@ pub struct People {
 /// When the database cannot be reached at the start, or was not migrated; or when the node stopped
 /// because a part of it has failed permanently.
 pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
-    let pools =
-        Pools::new(&node.database_url, node.pools).context("the database's URL is invalid")?;
+    let pools = Pools::new(&node.database_url, node.pools, node.logins.as_ref())
+        .context("the database's URL is invalid")?;
     let instance = {
         let mut conn = pools.people.acquire().await.context("the database does not answer")?;
         store::projects::instance(&mut conn)
@@ -98,16 +101,18 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     if let Some(period) = node.canary {
         loops::start_canary(&engine, &stop, &background, period);
     }
-    let (watched, database_url, stopping) = (pools.clone(), node.database_url, stop.clone());
-    background.spawn(async move { watched.watch(&database_url, stopping).await });
+    let (watched, stopping) = (pools.clone(), stop.clone());
+    background.spawn(async move { watched.watch(stopping).await });
     join(&app, &stop, &background);
     background.close();
     // Metrics are served until the end.
     let ended = CancellationToken::new();
     if let Some((listener, metrics)) = node.operator {
         let router = http::operator_router(metrics.clone());
-        let connections =
-            ConnectionLimits { per_address: OPERATOR_CONNECTIONS, trusted_proxies: Vec::new() };
+        let connections = ConnectionLimits {
+            per_address: OPERATOR_CONNECTIONS,
+            proxies: TrustedProxies::Networks(Vec::new()),
+        };
         let tracker = TaskTracker::new();
         tokio::spawn(http::server::run(listener, router, connections, ended.clone(), tracker));
         tokio::spawn(upkeep(metrics, ended.clone()));
@@ -182,11 +187,18 @@ async fn open(
     if !people.mailer.is_used() {
         tracing::warn!("no mail server: addresses cannot be verified, nor passwords reset");
     }
+    if !people.master_keys.can_seal() {
+        tracing::warn!(
+            "no master key: who reads a backup of the database can forge access tokens. The next \
+             release requires one: set --master-key-file"
+        );
+    }
     let accounts = Accounts {
         pool: engine.pools.people.clone(),
         limiter: Limiter::new(bus.clone()),
         passwords: Passwords::default(),
         tokens: Tokens::default(),
+        master_keys: people.master_keys,
         mailer: people.mailer,
         signup: people.signup,
         // Everything below it begins with a slash.

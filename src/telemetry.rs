@@ -78,6 +78,8 @@ metrics_table! {
         "Acks and heartbeats refused by their fence, by reason.";
     LEASES_REARMED = "fencepost_leases_rearmed_total", Counter,
         "Leases extended after a gap in which no node could reap.";
+    SPANS_DROPPED = "fencepost_spans_dropped_total", Counter,
+        "Spans that were not exported because a project had too many in a second.";
     WORKERS_LOST = "fencepost_workers_lost_total", Counter,
         "Workers that timed out and lost their leases.";
     PICKUP_SECONDS = "fencepost_job_pickup_seconds", Seconds,

@@ -6,12 +6,14 @@
 //! belongs to a trace of another process.
 
 use std::{
-    sync::OnceLock,
-    time::{Duration, SystemTime},
+    collections::HashMap,
+    sync::{Mutex, OnceLock, PoisonError},
+    time::{Duration, Instant, SystemTime},
 };
 
 use anyhow::Context;
 use chrono::{DateTime, Utc};
+use metrics::counter;
 use opentelemetry::{
     InstrumentationScope, KeyValue, SpanId, TraceFlags, TraceId,
     trace::{Link, SpanContext, SpanKind, Status, TraceState},
@@ -25,10 +27,16 @@ use opentelemetry_sdk::{
 use crate::{
     config::TraceArgs,
     domain::trace::{AttemptTrace, TraceContext},
+    ids::ProjectId,
+    telemetry,
 };
 
 /// Timeout of the last export.
 pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Spans of one project that one node exports in a second; more are dropped. Callers decide which
+/// of their traces are recorded, and the exporter's queue is shared.
+pub const MAX_PROJECT_SPANS_PER_SECOND: u32 = 200;
 
 static TRACES: OnceLock<Traces> = OnceLock::new();
 
@@ -36,6 +44,36 @@ struct Traces {
     processor: BatchSpanProcessor,
     /// Sampling ratio (0–1) of traces started here.
     ratio: f64,
+    /// The same of callers' traces that are sampled by them.
+    caller_ratio: f64,
+    shares: ProjectShares,
+}
+
+/// Spans of each project in the current second.
+#[derive(Debug, Default)]
+struct ProjectShares(Mutex<Option<(Instant, HashMap<ProjectId, u32>)>>);
+
+impl ProjectShares {
+    /// Whether the project may have one more span in this second.
+    fn admits(&self, project_id: ProjectId, now: Instant) -> bool {
+        let mut counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_old = |since: Instant| now.duration_since(since) >= Duration::from_secs(1);
+        if counted.as_ref().is_none_or(|it| is_old(it.0)) {
+            *counted = Some((now, HashMap::new()));
+        }
+        let Some((_, spans)) = &mut *counted else { return false };
+        let spans = spans.entry(project_id).or_default();
+        *spans += 1;
+        *spans <= MAX_PROJECT_SPANS_PER_SECOND
+    }
+}
+
+/// Whether a trace is in this share (0–1) of all: the same on every node, since trace ids are
+/// random.
+fn is_in_share(trace_id: u128, share: f64) -> bool {
+    const RANDOM_BITS: u32 = 56;
+    let random = trace_id & ((1 << RANDOM_BITS) - 1);
+    (random as f64) < share * (1_u64 << RANDOM_BITS) as f64
 }
 
 /// Starts exporting spans, if a collector is configured. Call it once, before the first request.
@@ -55,7 +93,12 @@ pub fn install(args: &TraceArgs) -> anyhow::Result<()> {
         .with_service_name("fencepost")
         .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
     processor.set_resource(&resource.build());
-    let _ = TRACES.set(Traces { processor, ratio: args.trace_ratio });
+    let _ = TRACES.set(Traces {
+        processor,
+        ratio: args.trace_ratio,
+        caller_ratio: args.caller_trace_ratio,
+        shares: ProjectShares::default(),
+    });
     Ok(())
 }
 
@@ -99,6 +142,8 @@ pub fn begin(caller: Option<&str>) -> Option<TraceContext> {
 pub struct Answered<'a> {
     pub own: TraceContext,
     pub parent: Option<TraceContext>,
+    /// None: the caller is not known.
+    pub project: Option<ProjectId>,
     pub method: &'static str,
     /// The route's pattern, not the path; none: no route matched.
     pub route: Option<&'a str>,
@@ -125,6 +170,7 @@ pub fn request(it: &Answered<'_>) {
     }
     let status = if is_failure { Status::error("") } else { Status::Unset };
     tell(Span {
+        project: it.project,
         own: it.own,
         parent: it.parent,
         link: None,
@@ -141,6 +187,7 @@ pub fn request(it: &Answered<'_>) {
 pub struct Leased<'a> {
     /// The attempt's spans.
     pub trace: AttemptTrace,
+    pub project: ProjectId,
     pub queue: &'a str,
     pub job_id: String,
     pub job_type: &'a str,
@@ -162,6 +209,7 @@ pub fn lease(it: &Leased<'_>) {
         KeyValue::new("job.attempt", i64::from(it.attempt)),
     ];
     tell(Span {
+        project: Some(it.project),
         own: it.trace.own,
         parent: it.trace.parent,
         link: it.trace.link,
@@ -175,6 +223,7 @@ pub fn lease(it: &Leased<'_>) {
 }
 
 struct Span {
+    project: Option<ProjectId>,
     own: TraceContext,
     parent: Option<TraceContext>,
     link: Option<TraceContext>,
@@ -188,6 +237,16 @@ struct Span {
 
 fn tell(span: Span) {
     let Some(traces) = TRACES.get().filter(|_| span.own.is_sampled) else { return };
+    let is_callers = span.parent.or(span.link).is_some();
+    if is_callers && !is_in_share(span.own.trace_id, traces.caller_ratio) {
+        return;
+    }
+    // Requests without a known caller share one limit.
+    let project = span.project.unwrap_or(ProjectId(0));
+    if !traces.shares.admits(project, Instant::now()) {
+        counter!(telemetry::SPANS_DROPPED).increment(1);
+        return;
+    }
     let mut links = SpanLinks::default();
     links.links.extend(span.link.map(|it| Link::new(context(it, true), Vec::new(), 0)));
     traces.processor.on_end(SpanData {
@@ -211,4 +270,30 @@ fn context(it: TraceContext, is_remote: bool) -> SpanContext {
     let flags = if it.is_sampled { TraceFlags::SAMPLED } else { TraceFlags::default() };
     let (trace_id, span_id) = (TraceId::from(it.trace_id), SpanId::from(it.span_id));
     SpanContext::new(trace_id, span_id, flags, is_remote, TraceState::default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_project_has_a_share_of_the_spans_of_a_second() {
+        let (shares, now) = (ProjectShares::default(), Instant::now());
+        let admitted = |id, now| (0..1_000).filter(|_| shares.admits(ProjectId(id), now)).count();
+        assert_eq!(admitted(1, now), MAX_PROJECT_SPANS_PER_SECOND as usize);
+        assert_eq!(admitted(2, now), MAX_PROJECT_SPANS_PER_SECOND as usize);
+        assert_eq!(admitted(1, now + Duration::from_millis(900)), 0);
+        let later = now + Duration::from_secs(1);
+        assert_eq!(admitted(1, later), MAX_PROJECT_SPANS_PER_SECOND as usize);
+    }
+
+    #[test]
+    fn a_share_of_traces_is_chosen_by_their_ids() {
+        let ids =
+            (0..10_000_u128).map(|it| it.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835));
+        let ids: Vec<_> = ids.collect();
+        let chosen = |share| ids.iter().filter(|it| is_in_share(**it, share)).count();
+        assert_eq!((chosen(0.0), chosen(1.0)), (0, ids.len()));
+        assert!((2_300..2_700).contains(&chosen(0.25)), "{}", chosen(0.25));
+    }
 }

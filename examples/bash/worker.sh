@@ -11,6 +11,8 @@ name="bash-$$-$RANDOM"
 stopping=
 running=
 dir=$(mktemp -d)
+# On a command line, other users of this machine could read the key.
+(umask 077; printf 'Authorization: Bearer %s\n' "$key" >"$dir/header")
 # A subshell that is stopped right after its start runs this trap, too.
 trap '[ "$BASHPID" != "$$" ] || rm -rf "$dir"' EXIT
 
@@ -18,7 +20,7 @@ trap '[ "$BASHPID" != "$$" ] || rm -rf "$dir"' EXIT
 call() {
     local path=$1 body=$2 pause=1 reply status
     while :; do
-        reply=$(curl -sS -m 40 -w '\n%{http_code}' "$url/v1/workers/$path" -H "Authorization: Bearer $key" \
+        reply=$(curl -sS -m 40 -w '\n%{http_code}' "$url/v1/workers/$path" -H @"$dir/header" \
             -H 'Content-Type: application/json' -d "$body" 2>/dev/null)
         status=${reply##*$'\n'}
         case $status in

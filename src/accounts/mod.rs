@@ -9,6 +9,7 @@ mod mails;
 pub mod members;
 pub mod password;
 pub mod projects;
+pub mod seal;
 pub mod secret;
 pub mod security;
 mod signup;
@@ -21,10 +22,13 @@ use std::{sync::Arc, time::Duration};
 use lettre::Address;
 use secrecy::SecretString;
 use sha2::{Digest, Sha256};
+use sqlx::PgConnection;
+use uuid::Uuid;
 
 use self::{
     password::Passwords,
-    token::{Bearer, KNOWN_KEYS, Tokens},
+    seal::MasterKeys,
+    token::{Bearer, KEY_BYTES, KNOWN_KEYS, Tokens},
 };
 use crate::{
     config::Signup,
@@ -36,7 +40,7 @@ use crate::{
     ids::{AccountId, ProjectId},
     limiter::{Charge, Limiter, Rate},
     mail::Mailer,
-    store::{self, audit::Actor, pools::Pool, sessions::Origin},
+    store::{self, audit::Actor, nodes::SigningKey, pools::Pool, sessions::Origin},
 };
 
 pub use self::{
@@ -78,6 +82,9 @@ pub const LATE: Duration = Duration::from_secs(2);
 /// A signing key is replaced after this many seconds (30 days).
 const SIGNING_KEY_SECONDS: i64 = 30 * 86_400;
 
+/// Signing keys that one command encrypts: there are never as many.
+const MAX_SEALED_KEYS: i64 = 1_000;
+
 /// One node's handle on accounts. Cheap to clone.
 #[derive(Clone)]
 pub struct Accounts {
@@ -85,6 +92,7 @@ pub struct Accounts {
     pub limiter: Limiter,
     pub passwords: Passwords,
     pub tokens: Tokens,
+    pub master_keys: Arc<MasterKeys>,
     pub mailer: Mailer,
     pub signup: Signup,
     pub public_url: String,
@@ -125,15 +133,61 @@ impl Client {
     }
 }
 
+/// Encrypts all signing keys with the first master key: those that are plain, and those that
+/// another master key has encrypted. Returns how many.
+///
+/// # Errors
+/// When one is encrypted with a key that is not given, or the database does not answer.
+pub async fn seal_signing_keys(
+    conn: &mut PgConnection,
+    master_keys: &MasterKeys,
+) -> anyhow::Result<usize> {
+    let mut sealed = 0;
+    for key in store::nodes::signing_keys(conn, MAX_SEALED_KEYS).await? {
+        if master_keys.is_current(&key.secret, KEY_BYTES) {
+            continue;
+        }
+        let place = signing_key_place(key.id);
+        let plain = master_keys.open(&place, &key.secret, KEY_BYTES)?;
+        let secret = master_keys.seal(&place, &plain);
+        store::nodes::replace_signing_key(conn, key.id, &secret).await?;
+        sealed += 1;
+    }
+    Ok(sealed)
+}
+
+/// Where a signing key is stored: its row alone can decrypt it.
+fn signing_key_place(id: Uuid) -> String {
+    format!("signing_keys/{id}")
+}
+
 impl Accounts {
-    /// Refreshes the signing keys: replaces an old one, and reads those of other nodes.
+    /// Refreshes the signing keys: replaces an old one, and reads those of other nodes. A key that
+    /// this node cannot decrypt is none to it: it refuses the tokens.
     pub async fn refresh_signing_keys(&self) -> sqlx::Result<()> {
         let mut conn = self.pool.acquire().await?;
         let (id, bytes) = token::new_key();
+        let secret = self.master_keys.seal(&signing_key_place(id), &bytes);
         let keep_seconds = ACCESS_TOKEN_SECONDS * 2;
-        store::nodes::rotate_signing_keys(&mut conn, id, &bytes, SIGNING_KEY_SECONDS, keep_seconds)
-            .await?;
-        self.tokens.know(&store::nodes::signing_keys(&mut conn, KNOWN_KEYS).await?);
+        store::nodes::rotate_signing_keys(
+            &mut conn,
+            id,
+            &secret,
+            SIGNING_KEY_SECONDS,
+            keep_seconds,
+        )
+        .await?;
+        let stored = store::nodes::signing_keys(&mut conn, KNOWN_KEYS).await?;
+        let (stored_keys, mut known) = (stored.len(), Vec::new());
+        for key in stored {
+            match self.master_keys.open(&signing_key_place(key.id), &key.secret, KEY_BYTES) {
+                Ok(secret) => known.push(SigningKey { secret, ..key }),
+                Err(error) => {
+                    tracing::error!(key.id = %key.id, %error, "a signing key cannot be used");
+                }
+            }
+        }
+        self.tokens.know(&known, stored_keys);
         Ok(())
     }
 

@@ -65,11 +65,18 @@ struct Key {
 
 /// The keys that this node knows. Cheap to clone.
 #[derive(Clone, Default)]
-pub struct Tokens(Arc<RwLock<Vec<Key>>>);
+pub struct Tokens(Arc<RwLock<Keys>>);
+
+#[derive(Default)]
+struct Keys {
+    known: Vec<Key>,
+    /// Whether there are others, which this node cannot decrypt.
+    has_unknown: bool,
+}
 
 impl Tokens {
-    /// Replaces the keys, newest first.
-    pub fn know(&self, keys: &[SigningKey]) {
+    /// Replaces the keys, newest first. `stored` is how many there are.
+    pub fn know(&self, keys: &[SigningKey], stored: usize) {
         token_crypto::install();
         let keys = keys.iter().map(|it| Key {
             id: it.id.simple().to_string(),
@@ -77,7 +84,14 @@ impl Tokens {
             decoding: DecodingKey::from_secret(&it.secret),
             is_settled: it.age_seconds >= KEY_SETTLE_SECONDS,
         });
-        *self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner) = keys.collect();
+        let keys = Keys { has_unknown: keys.len() < stored, known: keys.collect() };
+        *self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner) = keys;
+    }
+
+    /// Whether this node refuses tokens of others, because it cannot decrypt their key.
+    #[must_use]
+    pub fn has_unknown(&self) -> bool {
+        self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner).has_unknown
     }
 
     /// A token for a session, valid for [`ACCESS_TOKEN_SECONDS`].
@@ -87,7 +101,7 @@ impl Tokens {
     pub fn sign(&self, bearer: Bearer) -> Result<String, Error> {
         let keys = self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         // The newest key that all nodes know; the very first signs at once.
-        let key = keys.iter().find(|it| it.is_settled).or(keys.last());
+        let key = keys.known.iter().find(|it| it.is_settled).or(keys.known.last());
         let key = key.ok_or(Error::NotReady("this node has no signing key yet"))?;
         let now = get_current_timestamp();
         let claims = Claims {
@@ -116,7 +130,7 @@ impl Tokens {
         }
         let kid = header.kid?;
         let keys = self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let key = keys.iter().find(|it| it.id == kid)?;
+        let key = keys.known.iter().find(|it| it.id == kid)?;
         let claims = decode::<Claims>(token, &key.decoding, &validation()).ok()?.claims;
         // A token from the future was not made by us.
         if claims.iat > get_current_timestamp() + LEEWAY_SECONDS {
@@ -166,7 +180,7 @@ mod tests {
 
     fn known() -> Tokens {
         let tokens = Tokens::default();
-        tokens.know(&[key(1, 1_000.0)]);
+        tokens.know(&[key(1, 1_000.0)], 1);
         tokens
     }
 
@@ -200,14 +214,14 @@ mod tests {
     fn a_new_key_signs_when_every_node_knows_it_and_the_old_ones_tokens_go_on() {
         let (tokens, bearer) = (known(), bearer());
         let old = tokens.sign(bearer).expect("a token");
-        tokens.know(&[key(2, 10.0), key(1, 1_000.0)]);
+        tokens.know(&[key(2, 10.0), key(1, 1_000.0)], 2);
         let kid = |token: &str| decode_header(token).expect("a header").kid;
         assert_eq!(kid(&tokens.sign(bearer).expect("a token")), kid(&old));
-        tokens.know(&[key(2, 200.0), key(1, 1_200.0)]);
+        tokens.know(&[key(2, 200.0), key(1, 1_200.0)], 2);
         let new = tokens.sign(bearer).expect("a token");
         assert_ne!(kid(&new), kid(&old));
         assert_eq!((tokens.read(&old), tokens.read(&new)), (Some(bearer), Some(bearer)));
-        tokens.know(&[key(2, 200.0)]);
+        tokens.know(&[key(2, 200.0)], 1);
         assert_eq!(tokens.read(&old), None);
     }
 

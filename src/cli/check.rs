@@ -3,16 +3,22 @@
 use std::{
     fmt,
     io::Write,
+    net::IpAddr,
     time::{Duration, Instant},
 };
 
 use anyhow::Context as _;
 use clap::Args;
-use sqlx::{ConnectOptions, PgConnection, postgres::PgConnectOptions};
+use ipnet::IpNet;
+use sqlx::{
+    ConnectOptions, PgConnection,
+    postgres::{PgConnectOptions, PgSslMode},
+};
 use tokio::{net::TcpListener, time::timeout};
 use uuid::Uuid;
 
 use crate::{
+    accounts::seal::MasterKeys,
     config::{DEFAULT_PLAN, DatabaseArgs, NodeArgs, Signup},
     limiter::Limiter,
     mail::Mailer,
@@ -20,6 +26,7 @@ use crate::{
     store::{
         migrate::{self, Schema},
         pools,
+        roles::{Logins, Role},
     },
     traces,
 };
@@ -28,6 +35,10 @@ use crate::{
 const MIN_POSTGRES: i32 = 150_000;
 /// Maximum share of the database's connections for one node, in percent.
 const MAX_CONNECTIONS_PERCENT: u32 = 80;
+/// Host bits of a network of proxies, at most; of IPv6, [`MAX_PROXY_HOST_BITS_V6`].
+const MAX_PROXY_HOST_BITS: u8 = 8;
+/// The network of one link.
+const MAX_PROXY_HOST_BITS_V6: u8 = 64;
 /// Timeout for a database or Redis.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// A database with a longer round trip slows everything.
@@ -109,6 +120,19 @@ async fn check_listeners(node: &NodeArgs, findings: &mut Findings) {
             ),
         }
     }
+    let is_wide = |it: &&IpNet| {
+        let max_bits =
+            if it.addr().is_ipv4() { MAX_PROXY_HOST_BITS } else { MAX_PROXY_HOST_BITS_V6 };
+        it.max_prefix_len() - it.prefix_len() > max_bits
+    };
+    if let Some(wide) = node.connections.trusted_proxies.iter().find(is_wide) {
+        findings.doubtful(
+            "address",
+            format!(
+                "--trusted-proxies {wide}: a client in this network chooses its own address. Name the proxies alone, or set --trusted-hops"
+            ),
+        );
+    }
     if !node.metrics_listen.ip().is_loopback() {
         findings.doubtful(
             "address",
@@ -129,6 +153,19 @@ async fn check_database(args: &CheckArgs, findings: &mut Findings) {
             return findings.bad("database", format!("the URL cannot be read: it must be {shape}"));
         }
     };
+    let logins = match Logins::given(args.node.roles.database_roles.as_deref()) {
+        Ok(logins) => logins,
+        Err(error) => return findings.bad("roles", format!("{error:#}")),
+    };
+    if let Some(logins) = &logins {
+        check_logins(logins, &options, findings).await;
+    }
+    check_encryption(&options, findings);
+    // The schema and the sessions of people are read by this role.
+    let options = match &logins {
+        Some(logins) => logins.log_in(&options, Role::People),
+        None => options,
+    };
     let mut conn = match timeout(ANSWER_TIMEOUT, options.connect()).await {
         Ok(Ok(conn)) => conn,
         Ok(Err(error)) => {
@@ -146,6 +183,36 @@ async fn check_database(args: &CheckArgs, findings: &mut Findings) {
     if let Err(error) = check_schema(&mut conn, args, findings).await {
         findings.bad("database", error.to_string());
     }
+}
+
+/// Whether each role can log in.
+async fn check_logins(logins: &Logins, options: &PgConnectOptions, findings: &mut Findings) {
+    let Ok(refused) = timeout(ANSWER_TIMEOUT, logins.refused(options)).await else { return };
+    for (role, error) in &refused {
+        let text = format!(
+            "{} cannot log in: {error}. Run `fencepost migrate --database-roles FOLDER` as the owner",
+            role.name()
+        );
+        findings.bad("roles", text);
+    }
+    if refused.is_empty() {
+        findings.good("roles", "each can log in");
+    }
+}
+
+/// Whether the way to the database is encrypted, and its server known.
+fn check_encryption(options: &PgConnectOptions, findings: &mut Findings) {
+    let is_local = options.get_socket().is_some() || is_loopback(options.get_host());
+    if !is_local && !matches!(options.get_ssl_mode(), PgSslMode::VerifyFull) {
+        findings.doubtful(
+            "database",
+            "anybody in between can read along: add sslmode=verify-full to its URL, and sslrootcert=FILE if its authority is your own",
+        );
+    }
+}
+
+fn is_loopback(host: &str) -> bool {
+    host == "localhost" || host.parse().is_ok_and(|it: IpAddr| it.is_loopback())
 }
 
 async fn check_schema(
@@ -181,7 +248,7 @@ async fn check_schema(
         findings.bad("database", text);
     }
     if facts.is_superuser {
-        findings.doubtful("database", "its user is a superuser: use the roles in ops/roles.sql");
+        findings.doubtful("database", "its user is a superuser: use --database-roles");
     }
     match migrate::schema(conn).await {
         Ok(Schema::Current) => findings.good("schema", "has this version, or a newer one"),
@@ -254,6 +321,14 @@ async fn check_traces(node: &NodeArgs, findings: &mut Findings) {
 
 fn check_people(node: &NodeArgs, findings: &mut Findings) {
     let people = &node.people;
+    match node.master_key.keys().and_then(|it| it.as_ref().map(MasterKeys::parse).transpose()) {
+        Ok(Some(_)) => findings.good("secrets", "the master key can be used"),
+        Ok(None) => findings.doubtful(
+            "secrets",
+            "no master key: who reads a backup can forge access tokens. Set --master-key-file",
+        ),
+        Err(error) => findings.bad("secrets", format!("{error:#}")),
+    }
     match people.plans(DEFAULT_PLAN) {
         Ok((plans, plan)) => {
             let names = plans.names().join(", ");

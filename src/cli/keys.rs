@@ -14,7 +14,10 @@ use crate::{
         author::Author,
         keys::{self, KeyRequest},
         projects,
+        seal::MasterKeys,
+        seal_signing_keys,
     },
+    config::MasterKeyArgs,
     domain::{
         access::{self, Scope},
         limits::{self, MAX_LIVE_KEYS},
@@ -63,6 +66,11 @@ enum Command {
         /// Project, by slug or id
         #[arg(long, value_name = "PROJECT")]
         project: String,
+    },
+    /// Encrypt the keys that sign access tokens, with the first master key
+    Seal {
+        #[command(flatten)]
+        master_key: MasterKeyArgs,
     },
     /// Revoke a key; nodes refuse it within five seconds
     Revoke {
@@ -131,6 +139,11 @@ pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
                 writeln!(out, "key id   {id}")?;
                 writeln!(out, "key      {api_key}\n\nIt is shown only once: store it.")?;
             }
+        }
+        Command::Seal { master_key } => {
+            let keys = master_key.keys()?.context("give --master-key-file")?;
+            let sealed = seal_signing_keys(&mut conn, &MasterKeys::parse(&keys)?).await?;
+            writeln!(out, "{sealed} signing keys encrypted")?;
         }
         Command::List { project } => {
             let project = find(&mut conn, &project).await?;

@@ -4,6 +4,7 @@ mod accounts;
 mod audit;
 mod batches;
 mod check;
+mod exposed;
 mod jobs;
 mod keys;
 mod projects;
@@ -17,6 +18,7 @@ mod target;
 use std::{
     io::Write,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -26,17 +28,22 @@ use tokio::net::TcpListener;
 
 use self::target::TargetArgs;
 use crate::{
+    accounts::seal::MasterKeys,
     adapters,
     client::Failure,
     config::{
         DEFAULT_CANARY_SECONDS, DEFAULT_CONNECTIONS_PER_ADDRESS, DEFAULT_PLAN, DatabaseArgs,
-        NodeArgs, Signup,
+        MasterKeyArgs, NodeArgs, RoleArgs, Signup,
     },
     dev::{self, DevArgs},
     http::openapi,
     mail::Mailer,
     serve::{self, Node, People},
-    store, telemetry, traces,
+    store::{
+        self,
+        roles::{self, Logins},
+    },
+    telemetry, traces,
     worker::{self, WorkerArgs},
 };
 
@@ -72,10 +79,12 @@ enum Command {
               value_parser = clap::value_parser!(u64).range(0..=60))]
         linger_seconds: u64,
     },
-    /// Migrate the database's schema to this version
+    /// Migrate the database's schema to this version, as the owner of the database
     Migrate {
         #[command(flatten)]
         database: DatabaseArgs,
+        #[command(flatten)]
+        roles: RoleArgs,
     },
     /// Ask a node whether it is ready
     Ready {
@@ -165,9 +174,7 @@ impl Cli {
                 traces::finish();
                 ended
             }
-            Command::Migrate { database } => {
-                store::migrate::migrate(&database.url()?).await.context("the migration failed")
-            }
+            Command::Migrate { database, roles } => migrate(&database.url()?, &roles).await,
             Command::Ready { url } => ready::run(&url).await,
             Command::Recount { target } => recount::run(&target).await,
             Command::Stuck { target } => stuck::run(&target).await,
@@ -193,6 +200,21 @@ impl Cli {
             Command::Configuration => Ok(write!(std::io::stdout(), "{}", settings::page())?),
         }
     }
+}
+
+/// Migrates, and creates the database roles if their passwords are given.
+async fn migrate(database_url: &str, args: &RoleArgs) -> anyhow::Result<()> {
+    let logins = Logins::given(args.database_roles.as_deref())?;
+    store::migrate::migrate(database_url).await.context("the migration failed")?;
+    match logins {
+        Some(logins) => roles::install(database_url, &logins).await,
+        None => Ok(()),
+    }
+}
+
+/// The master keys, if any are given.
+fn master_keys(args: &MasterKeyArgs) -> anyhow::Result<MasterKeys> {
+    args.keys()?.map_or_else(|| Ok(MasterKeys::default()), |it| MasterKeys::parse(&it))
 }
 
 /// The OpenAPI document of the native API, or of an adapter.
@@ -230,6 +252,12 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
 }
 
 async fn open(database: &DatabaseArgs, node: NodeArgs, linger: Duration) -> anyhow::Result<Node> {
+    for flag in exposed::passwords(std::env::args_os().filter_map(|it| it.into_string().ok())) {
+        tracing::warn!(
+            flag,
+            "other users of this machine can read this password: use a file or a variable"
+        );
+    }
     let database_url = database.url()?;
     let bind = async |address| {
         TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
@@ -254,11 +282,13 @@ async fn open(database: &DatabaseArgs, node: NodeArgs, linger: Duration) -> anyh
         default_plan,
         public_url: public_url.unwrap_or(format!("http://{}", api.local_addr()?)),
         mailer,
+        master_keys: Arc::new(master_keys(&node.master_key)?),
     };
     Ok(Node {
         api,
         operator: Some((operator, telemetry::install_metrics()?)),
         database_url,
+        logins: Logins::given(node.roles.database_roles.as_deref())?,
         pools: node.pools,
         redis: node.redis.place()?,
         redis_budget: node.redis.budget(),

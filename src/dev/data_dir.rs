@@ -8,9 +8,15 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 
 use super::cluster;
+use crate::{
+    accounts::seal,
+    config::read_secret,
+    store::roles::{Logins, Role},
+};
 
 const DEFAULT_DIR: &str = ".fencepost";
 /// The default for root, when the database's user cannot reach the usual one.
@@ -19,6 +25,8 @@ const LOCK_FILE: &str = "dev.lock";
 const READY_FILE: &str = "dev.json";
 const KEY_FILE: &str = "dev.key";
 const CLUSTER_DIR: &str = "postgres";
+const MASTER_KEY_FILE: &str = "master.key";
+const ROLES_DIR: &str = "roles";
 
 /// A data folder, locked until this process ends.
 #[derive(Debug)]
@@ -121,6 +129,35 @@ impl Folder {
     #[must_use]
     pub fn cluster_dir(&self) -> PathBuf {
         self.dir.join(CLUSTER_DIR)
+    }
+
+    /// The master key, created by the first run.
+    ///
+    /// # Errors
+    /// When it cannot be written or read.
+    pub fn master_key(&self) -> anyhow::Result<SecretString> {
+        let file = self.dir.join(MASTER_KEY_FILE);
+        if !file.exists() {
+            write_private(&file, &seal::new_master_key())?;
+        }
+        Ok(read_secret(&file)?.into())
+    }
+
+    /// The passwords of the database roles, created by the first run.
+    ///
+    /// # Errors
+    /// When they cannot be written or read.
+    pub fn logins(&self) -> anyhow::Result<Logins> {
+        let folder = self.dir.join(ROLES_DIR);
+        fs::create_dir_all(&folder)?;
+        for role in Role::ALL {
+            let file = folder.join(role.file());
+            if !file.exists() {
+                let password: u128 = rand::random();
+                write_private(&file, &format!("{password:032x}"))?;
+            }
+        }
+        Logins::read(&folder)
     }
 
     /// Deletes the data and the key.

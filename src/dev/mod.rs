@@ -6,7 +6,7 @@ pub mod cluster;
 mod data_dir;
 pub mod redis;
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use secrecy::{ExposeSecret, SecretString};
@@ -26,6 +26,7 @@ use crate::{
         key,
         keys::{self, KeyRequest},
         members, projects,
+        seal::MasterKeys,
     },
     config::{DEFAULT_METRICS_LISTEN, DEV_PLAN, NodeArgs, RedisPlace, Signup},
     domain::{
@@ -34,7 +35,11 @@ use crate::{
     },
     mail::Mailer,
     serve::{self, Node, People},
-    store::{self, projects::Project},
+    store::{
+        self,
+        projects::Project,
+        roles::{self, Logins},
+    },
     telemetry,
 };
 
@@ -92,6 +97,7 @@ pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
     make_database(&cluster).await?;
     let migrated = store::migrate::migrate(&database_url).await;
     migrated.context("with data of an earlier version, use `fencepost dev --reset`")?;
+    let logins = make_roles(&args, &folder, &database_url).await?;
     let (project, api_key, invitation) = demo_project(&database_url, &folder).await?;
     let redis = start_redis(&args)?;
 
@@ -113,9 +119,10 @@ pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
         api,
         operator: Some((operator, telemetry::install_metrics()?)),
         database_url,
+        logins: Some(logins),
         pools: args.node.pools,
         redis_budget: args.node.redis.budget(),
-        people: people(&args, &ready.url)?,
+        people: people(&args, &ready.url, &folder)?,
         connections: args.node.connections.limits(DEV_CONNECTIONS),
         canary: args.node.canary(0),
         linger: Duration::ZERO,
@@ -140,6 +147,15 @@ pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
     ended
 }
 
+/// Creates the database roles, with passwords that the folder keeps if none are given.
+async fn make_roles(args: &DevArgs, folder: &Folder, database_url: &str) -> anyhow::Result<Logins> {
+    let given = Logins::given(args.node.roles.database_roles.as_deref())?;
+    let logins = given.map_or_else(|| folder.logins(), Ok)?;
+    roles::install(database_url, &logins).await?;
+    // Only the owner may vacuum before PostgreSQL 17, and only this machine reaches `dev`.
+    Ok(logins.with_vacuums_by_owner())
+}
+
 /// A private one, unless another is configured or none is wanted.
 fn start_redis(args: &DevArgs) -> anyhow::Result<Option<Redis>> {
     if args.no_redis {
@@ -158,7 +174,9 @@ fn start_redis(args: &DevArgs) -> anyhow::Result<Option<Redis>> {
 }
 
 /// Open sign-up, because only this machine reaches the server; mail is printed.
-fn people(args: &DevArgs, url: &str) -> anyhow::Result<People> {
+fn people(args: &DevArgs, url: &str, folder: &Folder) -> anyhow::Result<People> {
+    let master_keys = args.node.master_key.keys()?;
+    let master_keys = master_keys.map_or_else(|| folder.master_key(), Ok)?;
     let args = &args.node.people;
     let (plans, default_plan) = args.plans(DEV_PLAN)?;
     let mailer = match args.smtp_url()? {
@@ -172,6 +190,7 @@ fn people(args: &DevArgs, url: &str) -> anyhow::Result<People> {
         default_plan,
         public_url,
         mailer,
+        master_keys: Arc::new(MasterKeys::parse(&master_keys)?),
     })
 }
 

@@ -5,7 +5,10 @@ use axum::extract::State;
 use crate::{
     app::App,
     error::Error,
-    store::migrate::{self, Schema},
+    store::{
+        migrate::{self, Schema},
+        roles::Role,
+    },
 };
 
 /// Liveness: the process runs.
@@ -17,6 +20,19 @@ pub async fn live() -> &'static str {
 pub async fn ready(State(app): State<App>) -> Result<&'static str, Error> {
     if app.engine.stopping.is_cancelled() {
         return Err(Error::NotReady("the node is stopping"));
+    }
+    if let Some(role) = app.engine.pools.refused_role().await {
+        return Err(Error::NotReady(match role {
+            Role::Hot => "the database refuses the login of fencepost_hot",
+            Role::Console => "the database refuses the login of fencepost_console",
+            Role::People => "the database refuses the login of fencepost_people",
+            Role::Maint => "the database refuses the login of fencepost_maint",
+        }));
+    }
+    if app.accounts.tokens.has_unknown() {
+        return Err(Error::NotReady(
+            "a key that signs access tokens is encrypted with another master key",
+        ));
     }
     let schema = async {
         let mut conn = app.engine.pools.people.acquire().await?;

@@ -18,13 +18,13 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use ipnet::IpNet;
 use metrics::{counter, histogram};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{error, route_group};
 use crate::{
     auth::{CallReport, ClientAddress, client_of_request},
+    config::TrustedProxies,
     domain::trace::{TraceContext, trace_id_text},
     error::Error,
     ids,
@@ -44,7 +44,7 @@ const DOCS: &str = "/docs";
 /// Prefix of the console's pages.
 const CONSOLE: &str = "/console";
 /// Headers that every answer gets, and a few of its own.
-const MAX_OWN_HEADERS: usize = 10;
+const MAX_OWN_HEADERS: usize = 12;
 /// Maximum characters of a request id chosen by the caller.
 const MAX_REQUEST_ID_CHARS: usize = 128;
 
@@ -113,7 +113,17 @@ pub async fn observe(
         let request_id = &request_id;
         let method = if method == "other" { "_OTHER" } else { method };
         let route = matched;
-        traces::request(&Answered { own, parent, method, route, status, took, request_id });
+        let project = limits.project();
+        traces::request(&Answered {
+            own,
+            parent,
+            project,
+            method,
+            route,
+            status,
+            took,
+            request_id,
+        });
     }
     let trace_id = trace.or(parent).map(trace_id_text);
     let about = About { route, method, status, started, request_id: &request_id, trace_id };
@@ -121,26 +131,36 @@ pub async fn observe(
     response
 }
 
-/// Proxies whose forwarded addresses are trusted.
-#[derive(Debug, Clone, Default)]
-pub struct Proxies(Arc<[IpNet]>);
+/// Who is believed about the address of a client.
+#[derive(Debug, Clone)]
+pub struct Proxies(Arc<TrustedProxies>);
+
+impl Default for Proxies {
+    fn default() -> Self {
+        Self::new(TrustedProxies::Networks(Vec::new()))
+    }
+}
 
 impl Proxies {
-    /// From these networks.
     #[must_use]
-    pub fn new(proxies: Vec<IpNet>) -> Self {
-        Self(proxies.into())
+    pub fn new(trusted: TrustedProxies) -> Self {
+        Self(trusted.into())
     }
 
     /// Whether this address is one of them.
     #[must_use]
     pub fn has(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
-        self.0.iter().any(|it| it.contains(&address))
+        match &*self.0 {
+            TrustedProxies::Networks(networks) => networks.iter().any(|it| it.contains(&address)),
+            // Nodes are reached through proxies only.
+            TrustedProxies::Hops(_) => true,
+        }
     }
 
     /// The client's address: that of the connection, or, if it is a trusted proxy, the last
-    /// forwarded address that is not one.
+    /// forwarded address that is not one. Behind a fixed number of proxies, what the first of them
+    /// has added.
     #[must_use]
     pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         if !self.has(peer) {
@@ -150,8 +170,12 @@ impl Proxies {
         let told: Vec<&str> = told.flat_map(|it| it.split(',')).collect();
         // From the right: entries further left come from the client itself. An unreadable entry
         // ends the search.
-        let read = told.into_iter().rev().map_while(read_address);
-        read.into_iter().find(|it| !self.has(*it)).unwrap_or(peer)
+        let mut read = told.into_iter().rev().map_while(read_address);
+        let client = match &*self.0 {
+            TrustedProxies::Networks(_) => read.find(|it| !self.has(*it)),
+            TrustedProxies::Hops(hops) => read.nth(usize::from(hops.get()) - 1),
+        };
+        client.unwrap_or(peer)
     }
 }
 
@@ -205,7 +229,7 @@ fn unix_time_in(seconds: u32) -> u64 {
 enum Policy {
     /// Nothing is allowed: it is no page.
     Nothing,
-    /// The API reference's own scripts and styles, some of them inline.
+    /// The API reference's own scripts and styles; some of the styles are inline.
     Docs,
     /// The console's own files, nothing inline.
     Console,
@@ -217,7 +241,7 @@ impl Policy {
             path.strip_prefix(base).is_some_and(|it| it.is_empty() || it.starts_with('/'))
         };
         match path {
-            _ if path.starts_with(DOCS) => Self::Docs,
+            _ if is_below(DOCS) => Self::Docs,
             _ if is_below(CONSOLE) => Self::Console,
             _ => Self::Nothing,
         }
@@ -236,7 +260,7 @@ impl Policy {
         match self {
             Self::Nothing => "default-src 'none'; frame-ancestors 'none'",
             Self::Docs => {
-                "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; \
+                "default-src 'self'; script-src 'self'; style-src 'self' 'unsafe-inline'; \
                  img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
             }
             Self::Console => {
@@ -256,7 +280,12 @@ fn secure(headers: &mut HeaderMap, policy: Policy) {
     headers.insert(REFERRER_POLICY, HeaderValue::from_static(policy.referrer()));
     headers.insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static("max-age=31536000"));
     let same_origin = HeaderValue::from_static("same-origin");
-    headers.insert(HeaderName::from_static("cross-origin-opener-policy"), same_origin);
+    headers.insert(HeaderName::from_static("cross-origin-opener-policy"), same_origin.clone());
+    if policy != Policy::Nothing {
+        headers.insert(HeaderName::from_static("cross-origin-resource-policy"), same_origin);
+        let none = HeaderValue::from_static("camera=(), geolocation=(), microphone=(), payment=()");
+        headers.insert(HeaderName::from_static("permissions-policy"), none);
+    }
     if policy != Policy::Docs {
         headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     }
@@ -345,11 +374,15 @@ fn log(about: &About<'_>, failure: Option<&Error>) {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU8;
+
     use super::*;
 
     #[test]
     fn only_a_trusted_proxy_is_believed_about_its_client() {
-        let proxies = Proxies::new(vec!["10.0.0.1/32".parse().expect("a network")]);
+        let networks =
+            |text: &str| Proxies::new(TrustedProxies::Networks(vec![text.parse().expect("one")]));
+        let proxies = networks("10.0.0.1/32");
         let client = |peer: &str, told: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(FORWARDED_FOR, HeaderValue::from_str(told).expect("a value"));
@@ -365,8 +398,26 @@ mod tests {
         assert_eq!(client("10.0.0.1", "203.0.113.7, 198.51.100.1:4711"), "198.51.100.1");
         assert_eq!(client("10.0.0.1", "203.0.113.7, [2001:db8::1]:80"), "2001:db8::1");
         assert_eq!(client("::ffff:10.0.0.1", "198.51.100.1"), "198.51.100.1");
-        let network = Proxies::new(vec!["10.0.0.0/8".parse().expect("a network")]);
+        let network = networks("10.0.0.0/8");
         assert!(network.has("10.200.3.4".parse().expect("an address")));
         assert!(!network.has("11.0.0.1".parse().expect("an address")));
+    }
+
+    #[test]
+    fn behind_a_number_of_proxies_only_what_they_added_is_believed() {
+        let client = |hops: u8, told: Option<&str>| {
+            let hops = NonZeroU8::new(hops).expect("a number");
+            let proxies = Proxies::new(TrustedProxies::Hops(hops));
+            let told = told.map(|it| (FORWARDED_FOR, HeaderValue::from_str(it).expect("a value")));
+            let headers = HeaderMap::from_iter(told);
+            proxies.client("10.0.0.1".parse().expect("an address"), &headers).to_string()
+        };
+        // A client in the network of the proxies cannot choose its address.
+        assert_eq!(client(1, Some("203.0.113.7, 10.2.3.4")), "10.2.3.4");
+        assert_eq!(client(2, Some("203.0.113.7, 198.51.100.1, 10.2.3.4")), "198.51.100.1");
+        // A proxy less than expected: the address of the connection is no worse.
+        assert_eq!(client(2, Some("198.51.100.1")), "10.0.0.1");
+        assert_eq!(client(1, None), "10.0.0.1");
+        assert_eq!(client(2, Some("198.51.100.1, nonsense")), "10.0.0.1");
     }
 }

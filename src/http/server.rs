@@ -106,7 +106,7 @@ pub async fn run(
     let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let addresses = Addresses {
         max: limits.per_address,
-        proxies: Proxies::new(limits.trusted_proxies),
+        proxies: Proxies::new(limits.proxies),
         open: Arc::default(),
     };
     loop {

@@ -35,6 +35,7 @@ pub mod projects;
 pub mod queue_limits;
 pub mod queues;
 pub mod requeue;
+pub mod roles;
 pub mod schedules;
 pub mod sessions;
 pub mod set_aside;

@@ -104,3 +104,15 @@ pub async fn rotate_signing_keys(
     .await?;
     Ok(made.rows_affected() == 1)
 }
+
+/// Replaces the stored secret of a signing key.
+pub async fn replace_signing_key(
+    conn: &mut PgConnection,
+    id: Uuid,
+    secret: &[u8],
+) -> sqlx::Result<()> {
+    sqlx::query!("update signing_keys set secret = $2 where id = $1", id, secret)
+        .execute(conn)
+        .await?;
+    Ok(())
+}

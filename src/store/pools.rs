@@ -2,7 +2,10 @@
 
 use std::{
     ops::{Deref, DerefMut},
-    sync::{Arc, PoisonError, RwLock},
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -17,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     deadline::{self, Health, Loan},
+    roles::{Logins, Role},
     shares::{Share, Shares},
 };
 use crate::{config::PoolArgs, ids::ProjectId, telemetry};
@@ -66,6 +70,10 @@ struct Shared {
     shares: Shares,
     max_silence: Duration,
     health: Arc<Health>,
+    /// The login, if it has one of its own.
+    role: Option<Role>,
+    /// Whether the database refused the login when a connection was last made.
+    is_refused: AtomicBool,
 }
 
 impl Pool {
@@ -83,6 +91,7 @@ impl Pool {
         let acquired = self.current().acquire().await;
         histogram!(telemetry::POOL_WAIT_SECONDS, "pool" => self.name)
             .record(started.elapsed().as_secs_f64());
+        self.shared.is_refused.store(is_refusal(&acquired), Ordering::Relaxed);
         let inner = Some(acquired?);
         loan.enter();
         Ok(Connection { inner, loan, share: None })
@@ -102,6 +111,15 @@ impl Pool {
             Ok(conn)
         };
         timeout(ACQUIRE_TIMEOUT, shared).await.map_err(|_| sqlx::Error::PoolTimedOut)?
+    }
+
+    /// The role of this pool, if the database refuses its login.
+    async fn refused_role(&self) -> Option<Role> {
+        // It may be accepted again, without any work that would notice.
+        if self.shared.is_refused.load(Ordering::Relaxed) {
+            let _ = self.acquire().await;
+        }
+        self.shared.role.filter(|_| self.shared.is_refused.load(Ordering::Relaxed))
     }
 
     fn current(&self) -> PgPool {
@@ -202,56 +220,40 @@ pub struct Pools {
     /// Vacuums, which may take minutes.
     pub vacuum: Pool,
     has_roles: bool,
+    /// Of the probe.
+    options: PgConnectOptions,
     health: Arc<Health>,
 }
 
-/// The roles of `ops/roles.sql`: each may do what one kind of work needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Role {
-    /// Jobs, of all projects.
-    Hot,
-    /// Reads and settings of one project: row-level security hides the rows of others.
-    Console,
-    People,
-    /// The background loops, over all projects.
-    Maint,
-}
-
-impl Role {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Hot => "fencepost_hot",
-            Self::Console => "fencepost_console",
-            Self::People => "fencepost_people",
-            Self::Maint => "fencepost_maint",
-        }
-    }
-}
-
 impl Pools {
-    /// Opens the pools lazily: nothing is connected yet.
+    /// Opens the pools lazily: nothing is connected yet. With `logins`, each pool logs in as the
+    /// role of its work.
     ///
     /// # Errors
     /// When `database_url` cannot be read.
-    pub fn new(database_url: &str, sizes: PoolArgs) -> sqlx::Result<Self> {
-        let options: PgConnectOptions = database_url.parse()?;
-        let has_roles = sizes.database_roles;
+    pub fn new(database_url: &str, sizes: PoolArgs, logins: Option<&Logins>) -> sqlx::Result<Self> {
+        let owner: PgConnectOptions = database_url.parse()?;
         let health = Arc::new(Health::default());
-        let claims = options.clone().options(CLAIM_PLANS);
-        let settles = options.clone().options([SETTLE_LOCK_TIMEOUT]);
         let pool = |name, role, size, statement_timeout_ms: u32| {
-            let role = has_roles.then_some(role);
+            let options = match logins {
+                Some(logins) if name != "vacuum" || !logins.vacuums_as_owner() => {
+                    logins.log_in(&owner, role)
+                }
+                _ => owner.clone(),
+            };
             let options = match name {
-                "claim" => &claims,
-                "settle" | "reports" => &settles,
-                _ => &options,
+                "claim" => options.options(CLAIM_PLANS),
+                "settle" | "reports" => options.options([SETTLE_LOCK_TIMEOUT]),
+                _ => options,
             };
             let max_silence = Duration::from_millis(statement_timeout_ms.into()) + SILENCE_MARGIN;
             let shared = Shared {
-                connections: RwLock::new(pool(options, role, size, statement_timeout_ms)),
+                connections: RwLock::new(pool(options, size, statement_timeout_ms)),
                 shares: Shares::of(size),
                 max_silence,
                 health: Arc::clone(&health),
+                role: logins.map(|_| role),
+                is_refused: AtomicBool::new(false),
             };
             Pool { name, shared: Arc::new(shared) }
         };
@@ -270,16 +272,16 @@ impl Pools {
             reap: maint("reap", LOOP_CONNECTIONS),
             promote: maint("promote", LOOP_CONNECTIONS),
             vacuum: maint("vacuum", LOOP_CONNECTIONS),
-            has_roles,
+            has_roles: logins.is_some(),
+            options: logins.map_or_else(|| owner.clone(), |it| it.log_in(&owner, Role::Maint)),
             health,
         })
     }
 
     /// Watches the database until `stopping`. All connections are replaced when a statement got no
     /// answer in time, and when a probe got none and a new connection does.
-    pub async fn watch(&self, database_url: &str, stopping: CancellationToken) {
-        let Ok(options) = database_url.parse::<PgConnectOptions>() else { return };
-        let options = options.application_name("fencepost");
+    pub async fn watch(&self, stopping: CancellationToken) {
+        let options = self.options.clone().application_name("fencepost");
         let mut probe = None;
         let mut renewed_at: Option<Instant> = None;
         let mut had_no_answer = false;
@@ -330,6 +332,16 @@ impl Pools {
         Ok(conn)
     }
 
+    /// A role whose login the database refuses.
+    pub async fn refused_role(&self) -> Option<Role> {
+        for pool in self.all() {
+            if let Some(role) = pool.refused_role().await {
+                return Some(role);
+            }
+        }
+        None
+    }
+
     fn all(&self) -> [&Pool; 12] {
         let Self { settle, claim, enqueue, keys, read, people, background, .. } = self;
         let Self { reports, fire, reap, promote, vacuum, .. } = self;
@@ -357,17 +369,8 @@ impl Pools {
     }
 }
 
-fn pool(
-    options: &PgConnectOptions,
-    role: Option<Role>,
-    size: u32,
-    statement_timeout_ms: u32,
-) -> PgPool {
-    let options = match role {
-        Some(role) => options.clone().options([("role", role.name())]),
-        None => options.clone(),
-    };
-    let options = options.clone().application_name("fencepost").options([
+fn pool(options: PgConnectOptions, size: u32, statement_timeout_ms: u32) -> PgPool {
+    let options = options.application_name("fencepost").options([
         ("statement_timeout", statement_timeout_ms.to_string()),
         ("idle_in_transaction_session_timeout", IDLE_IN_TRANSACTION_TIMEOUT_MS.to_string()),
         ("synchronous_commit", "on".to_owned()),
@@ -386,6 +389,12 @@ fn pool(
         .test_before_acquire(false)
         .after_release(|conn, _| Box::pin(is_clean(conn)))
         .connect_lazy_with(options)
+}
+
+/// Whether the database refused the login: an error of class 28.
+fn is_refusal<T>(acquired: &sqlx::Result<T>) -> bool {
+    let error = acquired.as_ref().err().and_then(sqlx::Error::as_database_error);
+    error.and_then(|it| it.code()).is_some_and(|it| it.starts_with("28"))
 }
 
 /// Probes the database, on this connection or a new one.
@@ -473,7 +482,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_unreadable_url_is_told_before_anything_connects() {
-        assert!(Pools::new("nonsense", PoolArgs::default()).is_err());
-        assert!(Pools::new("postgres://u@localhost/db", PoolArgs::default()).is_ok());
+        assert!(Pools::new("nonsense", PoolArgs::default(), None).is_err());
+        assert!(Pools::new("postgres://u@localhost/db", PoolArgs::default(), None).is_ok());
     }
 }

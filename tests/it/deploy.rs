@@ -4,12 +4,13 @@ use std::{collections::BTreeSet, path::Path};
 
 use fencepost::{
     serve::{CLOSE_TIMEOUT, DRAIN_TIMEOUT},
+    store::roles::Role,
     traces::SHUTDOWN_TIMEOUT,
 };
 
 use crate::docs::read;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 fn documents(path: &str) -> Vec<Value> {
     serde_yaml_ng::Deserializer::from_str(&read(path))
@@ -23,10 +24,10 @@ fn exists(path: &str) -> bool {
 
 /// YAML's `<<` is a key like any other to its parser.
 fn merged(service: &Value) -> Value {
-    let mut all = service["<<"].clone();
-    if !all.is_object() {
+    if !service["<<"].is_object() {
         return service.clone();
     }
+    let mut all = merged(&service["<<"]);
     for (key, value) in service.as_object().expect("a service") {
         all[key] = value.clone();
     }
@@ -50,8 +51,12 @@ fn compose_starts_everything_in_order_with_pinned_images_and_made_passwords() {
         assert!(tag.starts_with(|it: char| it.is_ascii_digit() || it == 'v'), "{image}");
         assert!(service["healthcheck"].is_object(), "{name}: how does it do?");
         for secret in service["secrets"].as_array().into_iter().flatten() {
-            assert!(secrets.contains_key(secret.as_str().expect("a name")), "{name}: {secret}");
+            let source = secret["source"].as_str().or(secret.as_str()).expect("a name");
+            assert!(secrets.contains_key(source), "{name}: {secret}");
         }
+        assert_eq!(service["cap_drop"], json!(["ALL"]), "{name}");
+        assert_eq!(service["security_opt"], json!(["no-new-privileges:true"]), "{name}");
+        assert!(service["read_only"] == true || name == "postgres", "{name}");
         for volume in service["volumes"].as_array().into_iter().flatten() {
             let source = volume.as_str().and_then(|it| it.split(':').next()).expect("a source");
             let is_named = compose["volumes"].get(source).is_some();
@@ -67,11 +72,18 @@ fn compose_starts_everything_in_order_with_pinned_images_and_made_passwords() {
         let text = service["environment"].to_string().to_lowercase();
         assert!(!text.contains("password\":\""), "{name} has a password in its environment");
     }
-    let nodes = services
-        .values()
-        .map(merged)
-        .filter(|it| it["environment"].get("FENCEPOST_LISTEN").is_some());
-    assert_eq!(nodes.filter(|it| it["command"].is_null()).count(), 2, "two nodes");
+    let nodes = services.values().map(merged);
+    let nodes = nodes.filter(|it| it["environment"].get("FENCEPOST_LISTEN").is_some());
+    let nodes: Vec<_> = nodes.collect();
+    assert_eq!(nodes.len(), 2, "two nodes");
+    for node in nodes {
+        assert!(!node["secrets"].to_string().contains("database_url"), "the owner's login");
+        assert_eq!(node["environment"]["FENCEPOST_DATABASE_ROLES"], "/run/secrets/roles");
+        for role in Role::ALL {
+            let file = format!("/run/secrets/roles/{}", role.file());
+            assert!(node["secrets"].to_string().contains(&file), "{file}");
+        }
+    }
     let targets = read("ops/prometheus/prometheus.yml");
     assert!(targets.contains("node1:7071") && targets.contains("node2:7071"));
 }

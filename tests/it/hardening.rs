@@ -40,6 +40,9 @@ fn every_answer_tells_browsers_to_keep_their_hands_off() {
             assert_eq!(value("referrer-policy"), "no-referrer", "{path}");
             assert_eq!(value("strict-transport-security"), "max-age=31536000", "{path}");
             assert_eq!(value("cross-origin-opener-policy"), "same-origin", "{path}");
+            let scripts = value("content-security-policy");
+            let scripts = scripts.split(';').find(|it| it.trim().starts_with("script-src"));
+            assert!(scripts.is_none_or(|it| it.trim() == "script-src 'self'"), "{path}");
             assert!(value("content-security-policy").contains("frame-ancestors 'none'"), "{path}");
             assert!(
                 headers.get("server").is_none()
@@ -52,6 +55,8 @@ fn every_answer_tells_browsers_to_keep_their_hands_off() {
                 "{path}"
             );
             assert!(is_page || value("cache-control") == "no-store", "{path}");
+            assert_eq!(value("cross-origin-resource-policy") == "same-origin", is_page, "{path}");
+            assert_eq!(value("permissions-policy").contains("camera=()"), is_page, "{path}");
         }
     });
 }

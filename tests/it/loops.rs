@@ -249,7 +249,7 @@ fn an_empty_queue_without_settings_is_forgotten() {
 /// Runs a test with an engine of its own beside the server's, to make steps of loops when it wants.
 fn with_engine_of(test: impl AsyncFnOnce(&TestProject, &Engine)) {
     run(async |t| {
-        let pools = Pools::new(&t.database.url, PoolArgs::default()).expect("a URL");
+        let pools = Pools::new(&t.database.url, PoolArgs::default(), None).expect("a URL");
         let engine = Engine::start(pools, TickKey::new(b"test"), CancellationToken::new());
         test(t, &engine).await;
         engine.finish().await;

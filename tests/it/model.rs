@@ -427,7 +427,7 @@ async fn play(engine: &Engine, database: &Database, seed: u64, plant: Plant) -> 
 fn with_engine(test: impl AsyncFnOnce(&Engine, &Database)) {
     run_for(TIME_LIMIT, async {
         let database = fresh_database().await;
-        let pools = Pools::new(&database.url, PoolArgs::default()).expect("a URL");
+        let pools = Pools::new(&database.url, PoolArgs::default(), None).expect("a URL");
         let engine = Engine::start(pools, TickKey::new(b"test"), CancellationToken::new());
         test(&engine, &database).await;
         engine.finish().await;

@@ -120,6 +120,7 @@ pub async fn post_from(t: &TestProject, path: &str, body: Value, address: &str) 
 mod accounts;
 mod claims;
 mod keys;
+mod master_keys;
 mod members;
 mod payloads;
 mod security;

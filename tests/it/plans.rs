@@ -198,7 +198,7 @@ fn no_hot_statement_scans_a_table_or_reads_more_than_a_few_pages_a_job() {
     limited(async {
         let database = fresh_database().await;
         fill(&database).await;
-        let pools = Pools::new(&database.url, PoolArgs::default()).expect("a URL");
+        let pools = Pools::new(&database.url, PoolArgs::default(), None).expect("a URL");
         let leased = claim(&mut pools.claim.acquire().await.expect("a connection")).await;
         let conn = &mut *pools.settle.acquire().await.expect("a connection");
         settle(conn, &leased).await;
@@ -223,7 +223,7 @@ fn a_claim_from_the_mark_reads_few_pages_though_a_snapshot_keeps_all_that_is_dea
                  analyze jobs",
             )
             .await;
-        let pools = Pools::new(&database.url, PoolArgs::default()).expect("a URL");
+        let pools = Pools::new(&database.url, PoolArgs::default(), None).expect("a URL");
         let conn = &mut *pools.claim.acquire().await.expect("a connection");
         let from = ClaimKey { rank: 0, run_at: now(conn).await - chrono::TimeDelta::hours(1) };
         let claims = || [QueueClaim { from, ..look("default", &[], 10) }];
@@ -262,7 +262,7 @@ fn counts_read_few_pages_though_a_snapshot_keeps_all_merged_deltas() {
                  analyze queue_deltas"
             ))
             .await;
-        let pools = Pools::new(&database.url, PoolArgs::default()).expect("a URL");
+        let pools = Pools::new(&database.url, PoolArgs::default(), None).expect("a URL");
         let conn = &mut *pools.background.acquire().await.expect("a connection");
         while sweep::counts::merge_counts(conn, None).await.expect("it runs") > 0 {}
         until_dead_is_known(conn).await;

@@ -1,14 +1,16 @@
 //! The roles of ops/roles.sql: each may do what its work needs, and the console sees one project at
 //! a time. (Every server of these tests runs with them.)
 
-use crate::harness::{TestProject, TestServer, fresh_database, limited};
+use std::{path::Path, process::Command};
+
+use crate::harness::{Process, TestProject, TestServer, fresh_database, limited, logins, scratch};
+use fencepost::{dev::Ready, store::roles::Role};
 use serde_json::json;
 use sqlx::{ConnectOptions, Executor, PgConnection, Row, postgres::PgConnectOptions};
 
-async fn as_role(t: &TestProject, role: &str) -> PgConnection {
-    let url = t.database.url.replace("//fencepost@", "//fencepost_node@");
-    let options: PgConnectOptions = url.parse().expect("a URL");
-    options.options([("role", role)]).connect().await.expect("a connection")
+async fn as_role(t: &TestProject, role: Role) -> PgConnection {
+    let options: PgConnectOptions = t.database.url.parse().expect("a URL");
+    logins().log_in(&options, role).connect().await.expect("a connection")
 }
 
 async fn count(conn: &mut PgConnection, sql: &'static str) -> i64 {
@@ -29,7 +31,7 @@ fn the_console_sees_the_rows_of_one_project_and_without_one_none() {
         for t in [&ours, &ours, &theirs] {
             t.enqueue(json!({})).await;
         }
-        let mut console = as_role(&ours, "fencepost_console").await;
+        let mut console = as_role(&ours, Role::Console).await;
         let jobs = "select count(*) from jobs";
         assert_eq!(count(&mut console, jobs).await, 0);
         assert_eq!(count(&mut console, "select count(*) from projects").await, 0);
@@ -53,14 +55,16 @@ fn no_role_may_do_more_than_its_work_needs() {
     limited(async {
         let server = TestServer::start(fresh_database().await).await;
         let t = server.project("main").await;
-        let mut hot = as_role(&t, "fencepost_hot").await;
-        let mut console = as_role(&t, "fencepost_console").await;
-        let mut people = as_role(&t, "fencepost_people").await;
-        let mut maint = as_role(&t, "fencepost_maint").await;
+        let mut hot = as_role(&t, Role::Hot).await;
+        let mut console = as_role(&t, Role::Console).await;
+        let mut people = as_role(&t, Role::People).await;
+        let mut maint = as_role(&t, Role::Maint).await;
         for conn in [&mut hot, &mut console, &mut people, &mut maint] {
             assert!(is_refused(conn, "update audit_log set action = 'x'").await);
             assert!(is_refused(conn, "create table mine (id int)").await);
             assert!(is_refused(conn, "drop table jobs").await);
+            assert!(is_refused(conn, "set role fencepost").await);
+            assert!(is_refused(conn, "set role fencepost_hot; set role fencepost_maint").await);
         }
         for conn in [&mut hot, &mut console] {
             assert!(is_refused(conn, "select password_hash from accounts").await);
@@ -71,5 +75,91 @@ fn no_role_may_do_more_than_its_work_needs() {
         assert!(is_refused(&mut console, "delete from audit_log").await);
         assert!(is_refused(&mut people, "select * from jobs").await);
         server.stop().await;
+    });
+}
+
+/// Runs a command of the operator, and returns whether it succeeded, and what it printed.
+fn operate(args: &[&str]) -> (bool, String) {
+    let run = Command::new(env!("CARGO_BIN_EXE_fencepost")).args(args).env_clear().output();
+    let run = run.expect("it runs");
+    let text = [run.stdout, run.stderr].concat();
+    (run.status.success(), String::from_utf8(text).expect("text"))
+}
+
+/// From its next reload on, a database asks the roles for their passwords.
+fn ask_for_passwords(data_dir: &Path) {
+    let rules = data_dir.join("postgres/pg_hba.conf");
+    let ask = "local all fencepost_hot,fencepost_console,fencepost_people,fencepost_maint \
+               scram-sha-256\n";
+    let told = std::fs::read_to_string(&rules).expect("the rules");
+    std::fs::write(&rules, format!("{ask}{told}")).expect("they are written");
+}
+
+#[test]
+fn each_role_logs_in_with_its_password_and_a_refused_one_is_named() {
+    limited(async {
+        let dir = scratch("roles-dev");
+        let data_dir = dir.to_str().expect("a path");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fencepost"));
+        command.args(["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"]);
+        let _dev = Process::start(command.args(["--data-dir", data_dir]));
+        let ready = loop {
+            match Ready::of_running(Some(dir.clone())) {
+                Ok(ready) => break ready,
+                Err(_) => tokio::time::sleep(std::time::Duration::from_millis(50)).await,
+            }
+        };
+        let readyz = async || {
+            let answer = reqwest::get(format!("{}/readyz", ready.url)).await.ok()?;
+            let status = answer.status().as_u16();
+            Some((status, answer.text().await.ok()?))
+        };
+        let until = async |wanted: u16| loop {
+            if let Some((status, text)) = readyz().await.filter(|it| it.0 == wanted) {
+                return (status, text);
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        };
+        until(200).await;
+        ask_for_passwords(&dir);
+        let options: PgConnectOptions = ready.database_url.parse().expect("a URL");
+        let mut owner = options.connect().await.expect("a connection");
+        let mut tell = async |sql: &'static str| {
+            owner.execute(sqlx::raw_sql(sql)).await.expect("it runs");
+        };
+        tell("select pg_reload_conf()").await;
+        let roles = dir.join("roles");
+        let roles = roles.to_str().expect("a path");
+        let check = || {
+            let url = ready.database_url.as_str();
+            operate(&[
+                "check",
+                "--listen",
+                "127.0.0.1:0",
+                "--metrics-listen",
+                "127.0.0.1:0",
+                "--database-url",
+                url,
+                "--database-roles",
+                roles,
+            ])
+        };
+        while !check().1.contains("each can log in") {}
+        let renew = "select pg_terminate_backend(pid) from pg_stat_activity
+                     where usename = 'fencepost_maint'";
+        tell("alter role fencepost_maint password 'another-password-now'").await;
+        tell(renew).await;
+        let (_, refused) = until(503).await;
+        assert!(refused.contains("the login of fencepost_maint"), "{refused}");
+        let (is_good, told) = check();
+        assert!(!is_good && told.contains("fencepost_maint cannot log in"), "{told}");
+        let migrate = ["migrate", "--database-url", &ready.database_url];
+        let (is_done, told) = operate(&[&migrate[..], &["--database-roles", roles]].concat());
+        assert!(is_done, "{told}");
+        until(200).await;
+        assert!(check().1.contains("each can log in"));
+        std::fs::remove_file(dir.join("roles/hot")).expect("it goes");
+        let (is_done, told) = operate(&[&migrate[..], &["--database-roles", roles]].concat());
+        assert!(!is_done && told.contains("roles/hot"), "{told}");
     });
 }

@@ -15,7 +15,7 @@ fn a_transaction_begun_by_a_future_that_was_dropped_swallows_nobodys_write() {
         let database = fresh_database().await;
         database.execute("create table written (n integer)").await;
         let sizes = PoolArgs { settle_connections: 2, ..PoolArgs::default() };
-        let pools = Pools::new(&database.url, sizes).expect("a URL");
+        let pools = Pools::new(&database.url, sizes, None).expect("a URL");
         for n in 0..40 {
             // Dropped at another point each time, most of them while `begin` is under way.
             let begin = async { pools.settle.acquire().await?.begin().await.map(drop) };

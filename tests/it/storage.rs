@@ -212,7 +212,7 @@ fn old_dead_letters_go_after_as_many_days_as_the_plan_keeps_them() {
                 t.database.execute(&age).await;
             }
         }
-        let pools = Pools::new(&t.database.url, PoolArgs::default()).expect("a URL");
+        let pools = Pools::new(&t.database.url, PoolArgs::default(), None).expect("a URL");
         let engine = Engine::start(pools, TickKey::new(b"test"), CancellationToken::new());
         for _ in 0..2 {
             let plans = Plans::built_in();
@@ -254,7 +254,7 @@ fn names_that_are_used_once_do_not_fill_the_table_of_workers() {
         }
         register(&crowded, "newest").await;
         register(&crowded, "old-000").await;
-        let pools = Pools::new(&crowded.database.url, PoolArgs::default()).expect("a URL");
+        let pools = Pools::new(&crowded.database.url, PoolArgs::default(), None).expect("a URL");
         let engine = Engine::start(pools, TickKey::new(b"test"), CancellationToken::new());
         let is_more = crowds::pass(&engine, &Plans::built_in()).await.expect("a pass");
         assert!(!is_more);

@@ -223,6 +223,7 @@ fn record_span(job: &LeasedJob) {
     let Some(trace) = trace_of(job) else { return };
     traces::lease(&Leased {
         trace,
+        project: job.project_id,
         queue: &job.queue,
         job_id: job.id.to_string(),
         job_type: &job.job_type,

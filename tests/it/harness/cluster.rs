@@ -7,7 +7,7 @@ use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     sync::{
-        OnceLock,
+        LazyLock, OnceLock,
         atomic::{AtomicU32, Ordering},
         mpsc,
     },
@@ -18,9 +18,13 @@ use fencepost::{
         cluster::{self, Cluster, Durability},
         redis::Redis,
     },
-    store::migrate,
+    store::{
+        migrate,
+        roles::{self, Logins, Role},
+    },
 };
 
+use super::scratch;
 use sha2::{Digest, Sha256};
 use sqlx::{ConnectOptions, Connection, Executor, PgConnection, postgres::PgConnectOptions};
 
@@ -181,6 +185,18 @@ async fn leftovers(cluster: &Cluster) -> i64 {
         .expect("a count")
 }
 
+/// Passwords of the roles. Any would do: the tests' PostgreSQL asks for none.
+pub fn logins() -> &'static Logins {
+    static LOGINS: LazyLock<Logins> = LazyLock::new(|| {
+        let folder = scratch("roles");
+        for role in Role::ALL {
+            fs::write(folder.join(role.file()), "0123456789abcdef").expect("a password");
+        }
+        Logins::read(&folder).expect("logins")
+    });
+    &LOGINS
+}
+
 /// The migrated database of these very migrations; made once, under a name that is theirs.
 async fn template(url: &str) -> String {
     let mut hash = Sha256::new();
@@ -203,12 +219,7 @@ async fn template(url: &str) -> String {
             conn.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(sql))).await.expect("it runs");
         }
         migrate::migrate(&url.replace("{}", &half)).await.expect("the migrations run");
-        let roles = include_str!("../../../ops/roles.sql");
-        let mut owner = connect(url, &half).await;
-        owner.execute(sqlx::raw_sql(roles)).await.expect("the roles are made");
-        let login = sqlx::raw_sql("alter role fencepost_node login");
-        owner.execute(login).await.expect("nodes may log in");
-        owner.close().await.expect("the connection closes");
+        roles::install(&url.replace("{}", &half), logins()).await.expect("the roles are made");
         let rename = format!("alter database {half} rename to {name}");
         conn.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(rename))).await.expect("it is renamed");
     }

@@ -11,7 +11,7 @@ mod reply;
 use std::time::Duration;
 
 pub use self::{
-    cluster::{Database, fresh_database, redis_url},
+    cluster::{Database, fresh_database, logins, redis_url},
     process::{NodeProcess, Process, free_port, scratch, until_ready},
     project::{Stage, TestProject, TestServer},
     proxy::{Proxy, Silence},

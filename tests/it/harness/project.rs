@@ -1,9 +1,10 @@
 //! A server, and a project on it with a key: what a user has.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use fencepost::{
-    config::{ConnectionLimits, PoolArgs, RedisPlace, Signup},
+    accounts::seal::MasterKeys,
+    config::{ConnectionLimits, PoolArgs, RedisPlace, Signup, TrustedProxies},
     dev,
     domain::plan::Plans,
     mail::{Mail, Mailer},
@@ -11,7 +12,7 @@ use fencepost::{
     store,
 };
 
-use super::{Database, Reply, redis_url};
+use super::{Database, Reply, logins, redis_url};
 use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};
 use sqlx::Connection;
@@ -39,6 +40,8 @@ pub struct Stage {
     pub trusts_proxy: bool,
     /// Whether its pools have the roles of ops/roles.sql.
     pub roles: bool,
+    /// What encrypts its secrets.
+    pub master_keys: Arc<MasterKeys>,
 }
 
 impl Default for Stage {
@@ -54,6 +57,7 @@ impl Default for Stage {
             connections: 20_000,
             trusts_proxy: true,
             roles: true,
+            master_keys: Arc::default(),
         }
     }
 }
@@ -90,11 +94,9 @@ impl TestServer {
         let node = Node {
             api,
             operator: None,
-            database_url: match stage.roles {
-                true => database.url.replace("//fencepost@", "//fencepost_node@"),
-                false => database.url.clone(),
-            },
-            pools: PoolArgs { database_roles: stage.roles, ..PoolArgs::default() },
+            database_url: database.url.clone(),
+            logins: stage.roles.then(|| logins().clone()),
+            pools: PoolArgs::default(),
             redis: stage.redis,
             redis_budget: stage.redis_budget,
             people: People {
@@ -103,14 +105,17 @@ impl TestServer {
                 default_plan: stage.default_plan,
                 public_url: url.clone(),
                 mailer: Mailer::Hand(mailer),
+                master_keys: stage.master_keys,
             },
             connections: ConnectionLimits {
                 per_address: stage.connections,
-                trusted_proxies: stage
-                    .trusts_proxy
-                    .then(|| "127.0.0.1/32".parse().expect("a network"))
-                    .into_iter()
-                    .collect(),
+                proxies: TrustedProxies::Networks(
+                    stage
+                        .trusts_proxy
+                        .then(|| "127.0.0.1/32".parse().expect("a network"))
+                        .into_iter()
+                        .collect(),
+                ),
             },
             canary: stage.canary,
             linger: stage.linger,

@@ -311,7 +311,7 @@ fn a_finished_job_that_cannot_be_deleted_stops_no_other() {
 
 /// An engine beside the server's, to make steps of loops when the test wants.
 fn engine_of(database: &Database) -> Engine {
-    let pools = Pools::new(&database.url, PoolArgs::default()).expect("a URL");
+    let pools = Pools::new(&database.url, PoolArgs::default(), None).expect("a URL");
     Engine::start(pools, TickKey::new(b"test"), CancellationToken::new())
 }
 

@@ -395,7 +395,7 @@ fn a_login_takes_as_long_for_an_unknown_address() {
     run_for(Duration::from_secs(90), async {
         let database = fresh_database().await;
         let pools =
-            Pools::new(&database.url, fencepost::config::PoolArgs::default()).expect("pools");
+            Pools::new(&database.url, fencepost::config::PoolArgs::default(), None).expect("pools");
         let bus = Bus::new(None, uuid::Uuid::nil(), DEFAULT_BUDGET).expect("a bus");
         let (mailer, _mails) = mpsc::unbounded_channel();
         let accounts = Accounts {
@@ -403,6 +403,7 @@ fn a_login_takes_as_long_for_an_unknown_address() {
             limiter: Limiter::new(bus),
             passwords: Passwords::default(),
             tokens: Tokens::default(),
+            master_keys: std::sync::Arc::default(),
             mailer: Mailer::Hand(mailer),
             signup: Signup::Open,
             public_url: "http://localhost".to_owned(),

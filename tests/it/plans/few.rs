@@ -35,7 +35,7 @@ fn commands_and_the_jobs_of_a_batch_are_found_behind_any_number_of_others() {
         let database = fresh_database().await;
         fill(&database).await;
         fill_few(&database).await;
-        let pools = Pools::new(&database.url, PoolArgs::default()).expect("a URL");
+        let pools = Pools::new(&database.url, PoolArgs::default(), None).expect("a URL");
         let conn = &mut *pools.background.acquire().await.expect("a connection");
         let filter = jobs::Filter { batch_id: Some(BATCH), ..jobs::Filter::default() };
         let (rows, next) = costs(conn, "list of a batch", 30 * 40, async |conn| {
@@ -102,7 +102,7 @@ fn what_one_account_did_is_found_behind_any_number_of_other_entries() {
                  analyze audit_log",
             )
             .await;
-        let pools = Pools::new(&database.url, PoolArgs::default()).expect("a URL");
+        let pools = Pools::new(&database.url, PoolArgs::default(), None).expect("a URL");
         let conn = &mut *pools.background.acquire().await.expect("a connection");
         let mine = AuditFilter { actor_id: Some("acct_mine".to_owned()), ..<_>::default() };
         let rows = costs(conn, "entries of an account", 30 * 5, async |conn| {
@@ -138,7 +138,7 @@ fn a_page_counts_what_runs_in_a_queue_once_and_not_for_each_job_that_waits() {
                  analyze jobs; analyze job_bodies",
             )
             .await;
-        let pools = Pools::new(&database.url, PoolArgs::default()).expect("a URL");
+        let pools = Pools::new(&database.url, PoolArgs::default(), None).expect("a URL");
         let conn = &mut *pools.background.acquire().await.expect("a connection");
         let ids: Vec<Uuid> =
             sqlx::query_scalar("select id from jobs where state = 'pending' limit 200")

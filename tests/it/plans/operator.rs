@@ -49,7 +49,7 @@ fn no_question_of_an_operator_scans_a_table_or_reads_more_than_its_bound() {
         let database = fresh_database().await;
         fill(&database).await;
         fill_more(&database).await;
-        let pools = Pools::new(&database.url, PoolArgs::default()).expect("a URL");
+        let pools = Pools::new(&database.url, PoolArgs::default(), None).expect("a URL");
         let conn = &mut *pools.background.acquire().await.expect("a connection");
         let names = ["default".to_owned(), "dead".to_owned()];
         // The first to come by learns what is dead; the leaves that hold it are read until a
@@ -142,7 +142,7 @@ fn a_plan_made_while_no_job_was_due_reads_due_jobs_by_their_keys() {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     limited(async {
         let database = fresh_database().await;
-        let pools = Pools::new(&database.url, PoolArgs::default()).expect("a URL");
+        let pools = Pools::new(&database.url, PoolArgs::default(), None).expect("a URL");
         let conn = &mut *pools.promote.acquire().await.expect("a connection");
         assert!(sweep::promote(conn, &[]).await.expect("it runs").is_empty());
         fill(&database).await;

@@ -2,7 +2,7 @@
 -- owner of the database after each migration. `fencepost migrate --database-roles FOLDER` does so,
 -- and sets the passwords. By hand:
 --
---   psql "$OWNERS_URL" -v ON_ERROR_STOP=1 -f ops/roles.sql
+--   psql "$OWNERS_URL" -1 -v ON_ERROR_STOP=1 -f ops/roles.sql
 --   psql "$OWNERS_URL" -c '\password fencepost_hot'    and so on, for each role but the last
 --
 -- Each connection pool of a node logs in as one of these roles. The owner's login is only for
@@ -23,8 +23,7 @@ begin
 end
 $$;
 
--- No role may take another. Without a password, none can log in
--- over the network.
+-- No role may take another.
 alter role fencepost_hot login;
 alter role fencepost_console login;
 alter role fencepost_people login;
@@ -44,25 +43,33 @@ create or replace function pg_temp.tenant_tables() returns setof text language s
     where c.table_schema = 'public' and c.column_name = 'project_id' and t.table_type = 'BASE TABLE'
 $$;
 
+create or replace function pg_temp.has_policies(of_table text) returns boolean language sql as $$
+    select exists (
+        select from pg_policies
+        where schemaname = 'public' and tablename = of_table and policyname = 'of_one_project'
+    )
+$$;
+
 do $$
 declare
     it text;
 begin
     for it in select pg_temp.tenant_tables() loop
-        -- The owner bypasses row-level security; the roles below do not.
-        execute format('alter table %I enable row level security', it);
-        execute format('drop policy if exists of_everybody on %I', it);
-        execute format('drop policy if exists of_one_project on %I', it);
-        -- The hot path, the loops and account management name the project in every statement, and
-        -- work for many projects at once.
-        execute format(
-            'create policy of_everybody on %I to fencepost_hot, fencepost_maint, fencepost_people using (true)', it
-        );
-        -- If no project is set, no rows are visible.
-        execute format(
-            'create policy of_one_project on %I to fencepost_console
-             using (project_id = (select nullif(current_setting(''app.project_id'', true), '''')::int))', it
-        );
+        -- Only on a new table, since this locks it.
+        if not pg_temp.has_policies(it) then
+            -- The owner bypasses row-level security; the roles below do not.
+            execute format('alter table %I enable row level security', it);
+            -- The hot path, the loops and account management name the project in every statement,
+            -- and work for many projects at once.
+            execute format(
+                'create policy of_everybody on %I to fencepost_hot, fencepost_maint, fencepost_people using (true)', it
+            );
+            -- If no project is set, no rows are visible.
+            execute format(
+                'create policy of_one_project on %I to fencepost_console
+                 using (project_id = (select nullif(current_setting(''app.project_id'', true), '''')::int))', it
+            );
+        end if;
         if it = 'audit_log' then
             -- Append-only: old entries are deleted, none is changed.
             execute format('grant select, insert on %I to fencepost_console, fencepost_people', it);
@@ -80,12 +87,17 @@ begin
 end
 $$;
 
-alter table projects enable row level security;
-drop policy if exists of_everybody on projects;
-drop policy if exists of_one_project on projects;
-create policy of_everybody on projects to fencepost_hot, fencepost_maint, fencepost_people using (true);
-create policy of_one_project on projects to fencepost_console
-using (id = (select nullif(current_setting('app.project_id', true), '')::int));
+do $$
+begin
+    if not pg_temp.has_policies('projects') then
+        alter table projects enable row level security;
+        create policy of_everybody on projects
+        to fencepost_hot, fencepost_maint, fencepost_people using (true);
+        create policy of_one_project on projects to fencepost_console
+        using (id = (select nullif(current_setting('app.project_id', true), '')::int));
+    end if;
+end
+$$;
 
 -- Tables that belong to no project.
 grant select on projects, instance, _sqlx_migrations

@@ -67,12 +67,12 @@ case ${1-} in
             fail "$SOURCE could not be read"
         days=$(age_days "$work/newest")
         [ "$days" -le "$MAX_DAYS" ] || fail "the newest advisories are $days days old"
-        check_advisories "file://$work/newest"
-        say "advisories are $days days old"
         [ "$1" = audit ] || {
             git -C "$work/newest" archive --format=tar.gz HEAD crates >"$VENDORED/advisories.tar.gz"
             git -C "$work/newest" log -1 --format='%H %cI' >"$VENDORED/commit"
         }
+        check_advisories "file://$work/newest"
+        say "advisories are $days days old"
         ;;
     *) fail "unknown: $1" ;;
 esac

@@ -36,6 +36,8 @@ const REQUESTS_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Timeout of the final writes and of closing the pools; then the process ends.
 pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout of the first logins.
+const DATABASE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connections to the operator's listener from one address.
 const OPERATOR_CONNECTIONS: u32 = 256;
 
@@ -84,6 +86,9 @@ pub struct People {
 /// When the database cannot be reached at the start, or was not migrated; or when the node stopped
 /// because a part of it has failed permanently.
 pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
+    if let Some(logins) = &node.logins {
+        check_logins(logins, &node.database_url).await?;
+    }
     let pools = Pools::new(&node.database_url, node.pools, node.logins.as_ref())
         .context("the database's URL is invalid")?;
     let instance = {
@@ -143,6 +148,18 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     let _ = timeout_at(closed_by, pools.close()).await;
     anyhow::ensure!(!has_failed, "a part of this node has failed permanently");
     Ok(())
+}
+
+/// Whether each role can log in: some pools are not used before the first request.
+async fn check_logins(logins: &Logins, database_url: &str) -> anyhow::Result<()> {
+    let options = database_url.parse().context("the database's URL is invalid")?;
+    let asked = timeout(DATABASE_TIMEOUT, logins.refused(&options)).await;
+    let refused = asked.context("the database does not answer")?;
+    let refused = refused.context("the database does not answer")?.into_iter().next();
+    match refused {
+        Some((role, error)) => Err(error).context(format!("{} cannot log in", role.name())),
+        None => Ok(()),
+    }
 }
 
 /// Waits for requests, undelivered jobs and loops, in this order and within [`DRAIN_TIMEOUT`].

@@ -27,7 +27,7 @@ use uuid::Uuid;
 
 use self::{
     password::Passwords,
-    seal::MasterKeys,
+    seal::{MasterKeys, OtherMasterKey},
     token::{Bearer, KEY_BYTES, KNOWN_KEYS, Tokens},
 };
 use crate::{
@@ -166,21 +166,18 @@ impl Accounts {
     /// this node cannot decrypt is none to it: it refuses the tokens.
     pub async fn refresh_signing_keys(&self) -> sqlx::Result<()> {
         let mut conn = self.pool.acquire().await?;
-        let (id, bytes) = token::new_key();
-        let secret = self.master_keys.seal(&signing_key_place(id), &bytes);
-        let keep_seconds = ACCESS_TOKEN_SECONDS * 2;
-        store::nodes::rotate_signing_keys(
-            &mut conn,
-            id,
-            &secret,
-            SIGNING_KEY_SECONDS,
-            keep_seconds,
-        )
-        .await?;
+        let stored = store::nodes::signing_keys(&mut conn, KNOWN_KEYS).await?;
+        // With another master key than the other nodes, it would lock them out.
+        if stored.iter().all(|it| self.open(it).is_ok()) {
+            let (id, bytes) = token::new_key();
+            let secret = self.master_keys.seal(&signing_key_place(id), &bytes);
+            let (max_age, keep) = (SIGNING_KEY_SECONDS, ACCESS_TOKEN_SECONDS * 2);
+            store::nodes::rotate_signing_keys(&mut conn, id, &secret, max_age, keep).await?;
+        }
         let stored = store::nodes::signing_keys(&mut conn, KNOWN_KEYS).await?;
         let (stored_keys, mut known) = (stored.len(), Vec::new());
         for key in stored {
-            match self.master_keys.open(&signing_key_place(key.id), &key.secret, KEY_BYTES) {
+            match self.open(&key) {
                 Ok(secret) => known.push(SigningKey { secret, ..key }),
                 Err(error) => {
                     tracing::error!(key.id = %key.id, %error, "a signing key cannot be used");
@@ -189,6 +186,10 @@ impl Accounts {
         }
         self.tokens.know(&known, stored_keys);
         Ok(())
+    }
+
+    fn open(&self, key: &SigningKey) -> Result<Vec<u8>, OtherMasterKey> {
+        self.master_keys.open(&signing_key_place(key.id), &key.secret, KEY_BYTES)
     }
 
     async fn throttle(&self, charges: &[Charge]) -> Result<(), Error> {

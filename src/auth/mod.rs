@@ -36,7 +36,7 @@ use crate::{
         token::Bearer,
     },
     app::App,
-    credentials::{KeyGrant, MemberGrant},
+    credentials::{KeyGrant, MemberGrant, bodies::BodyRoom},
     domain::{
         access::{Permission, Role, Scope, key_may, role_may},
         lease::RequireFence,
@@ -44,7 +44,7 @@ use crate::{
     },
     error::Error,
     ids::{AccountId, ProjectId, ProjectPublicId},
-    store::{audit::Actor, deadline::bounded, shares::Room},
+    store::{audit::Actor, deadline::bounded},
 };
 
 /// A key may be sent in this header instead of `Authorization`.
@@ -69,7 +69,7 @@ pub struct Caller<P> {
     /// Its permit among the project's parked polls, until it is dropped.
     _poll_permit: Option<Arc<budget::PollPermit>>,
     /// Of its body.
-    _room: Option<Arc<Room>>,
+    _room: BodyRoom,
     report: CallReport,
     permission: PhantomData<P>,
 }
@@ -318,14 +318,8 @@ impl<P: Permit> FromRequestParts<App> for Caller<P> {
                 None => drop(parts.extensions.insert(meter)),
             }
         }
-        let is_ack = P::OVERDRAFT_WINDOWS > 0;
-        let room = match content_length(&parts.headers) {
-            Some(bytes) => app.bodies.take(is_ack, project_id, bytes).await?,
-            None => {
-                parts.extensions.insert(app.bodies.room_of(is_ack, project_id));
-                None
-            }
-        };
+        let room = app.bodies.room_of(P::OVERDRAFT_WINDOWS > 0, project_id);
+        parts.extensions.insert(room.clone());
         if P::IS_LENIENT && !who.is_strict() {
             parts.extensions.insert(IgnoresUnknownFields);
         }
@@ -336,7 +330,7 @@ impl<P: Permit> FromRequestParts<App> for Caller<P> {
             limits,
             client,
             _poll_permit: poll_permit,
-            _room: room.map(Arc::new),
+            _room: room,
             report,
             permission: PhantomData,
         })

@@ -187,7 +187,11 @@ async fn check_database(args: &CheckArgs, findings: &mut Findings) {
 
 /// Whether each role can log in.
 async fn check_logins(logins: &Logins, options: &PgConnectOptions, findings: &mut Findings) {
-    let Ok(refused) = timeout(ANSWER_TIMEOUT, logins.refused(options)).await else { return };
+    let refused = match timeout(ANSWER_TIMEOUT, logins.refused(options)).await {
+        Ok(Ok(refused)) => refused,
+        Ok(Err(error)) => return findings.bad("roles", format!("not checked: {error}")),
+        Err(_) => return findings.bad("roles", "not checked: the database does not answer"),
+    };
     for (role, error) in &refused {
         let text = format!(
             "{} cannot log in: {error}. Run `fencepost migrate --database-roles FOLDER` as the owner",

@@ -1,7 +1,10 @@
 //! Large request bodies under way. What they take in memory is bounded, for each project and for
 //! the node: those of one project wait for each other.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use tokio::time::timeout;
 
@@ -40,71 +43,62 @@ impl Bodies {
         if is_ack { &self.acks } else { &self.others }
     }
 
-    /// Room for a body of this size; none is needed for a small one.
+    /// The room of a body.
+    pub fn room_of(&self, is_ack: bool, project_id: ProjectId) -> BodyRoom {
+        let memory = self.of(is_ack).clone();
+        BodyRoom { memory, project_id, held: Arc::default() }
+    }
+}
+
+/// Room that grows with a body, as its bytes arrive: a length that is only announced takes none.
+/// All clones are of the same body; the room is free when the last one is dropped.
+#[derive(Debug, Clone)]
+pub struct BodyRoom {
+    memory: Memory,
+    project_id: ProjectId,
+    held: Arc<Mutex<Vec<Room>>>,
+}
+
+impl BodyRoom {
+    /// Makes room for more of a body of which `held_bytes` have room. Returns how many have then.
     ///
     /// # Errors
     /// [`Error::Overloaded`] when there is none in time.
-    pub async fn take(
-        &self,
-        is_ack: bool,
-        project_id: ProjectId,
-        bytes: u64,
-    ) -> Result<Option<Room>, Error> {
-        if bytes <= SMALL_BODY_BYTES {
-            return Ok(None);
+    pub async fn grow(&self, held_bytes: u64, bytes: u64) -> Result<u64, Error> {
+        let mut held_bytes = held_bytes.max(SMALL_BODY_BYTES);
+        while held_bytes < bytes {
+            let more = timeout(ROOM_TIMEOUT, self.memory.take(self.project_id, held_bytes)).await;
+            let more = more.ok().flatten().ok_or(Error::Overloaded)?;
+            self.held.lock().unwrap_or_else(PoisonError::into_inner).push(more);
+            held_bytes *= 2;
         }
-        let taken = timeout(ROOM_TIMEOUT, self.of(is_ack).take(project_id, bytes)).await;
-        taken.ok().flatten().map(Some).ok_or(Error::Overloaded)
-    }
-
-    /// The room of a body whose size is not known before it was read.
-    pub fn room_of(&self, is_ack: bool, project_id: ProjectId) -> GrowingRoom {
-        let memory = self.of(is_ack).clone();
-        GrowingRoom { memory, project_id, held: Vec::new(), bytes: SMALL_BODY_BYTES }
-    }
-}
-
-/// Room that grows with the body.
-#[derive(Debug, Clone)]
-pub struct GrowingRoom {
-    memory: Memory,
-    project_id: ProjectId,
-    held: Vec<Arc<Room>>,
-    /// For this many bytes.
-    bytes: u64,
-}
-
-impl GrowingRoom {
-    /// Makes room for this many bytes in all.
-    ///
-    /// # Errors
-    /// [`Error::Overloaded`] when there is none: a half-read body must not wait for another.
-    pub fn grow(&mut self, bytes: u64) -> Result<(), Error> {
-        while self.bytes < bytes {
-            let more = self.memory.try_take(self.project_id, self.bytes);
-            self.held.push(more.ok_or(Error::Overloaded)?.into());
-            self.bytes *= 2;
-        }
-        Ok(())
+        Ok(held_bytes)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
 
     #[test]
-    fn a_body_of_unknown_size_takes_room_while_it_grows() {
+    fn a_body_takes_room_while_it_grows_and_until_its_request_ends() {
         const MIB: u64 = 1024 * 1024;
         let (bodies, project) = (Bodies::default(), ProjectId(1));
-        let mut small = bodies.room_of(false, project);
-        assert!(small.grow(SMALL_BODY_BYTES).is_ok() && small.held.is_empty());
-        let mut rooms: Vec<_> = (0..2).map(|_| bodies.room_of(false, project)).collect();
-        assert!(rooms.iter_mut().all(|it| it.grow(7 * MIB).is_ok()));
-        assert!(matches!(bodies.room_of(false, project).grow(MIB), Err(Error::Overloaded)));
-        assert!(bodies.room_of(false, ProjectId(2)).grow(MIB).is_ok());
-        assert!(bodies.room_of(true, project).grow(MIB).is_ok(), "an ack waits for no enqueue");
+        let has_grown = |room: &BodyRoom, bytes| room.grow(0, bytes).now_or_never().is_some();
+        let small = bodies.room_of(false, project);
+        assert!(has_grown(&small, SMALL_BODY_BYTES));
+        assert!(small.held.lock().expect("a lock").is_empty());
+        let rooms = [bodies.room_of(false, project), bodies.room_of(false, project)];
+        assert!(rooms.iter().all(|it| has_grown(it, 7 * MIB)));
+        assert!(!has_grown(&bodies.room_of(false, project), MIB), "it waits");
+        assert!(has_grown(&bodies.room_of(false, ProjectId(2)), MIB));
+        assert!(has_grown(&bodies.room_of(true, project), MIB), "an ack waits for no enqueue");
+        let of_request = rooms.clone();
         drop(rooms);
-        assert!(bodies.room_of(false, project).grow(MIB).is_ok());
+        assert!(!has_grown(&bodies.room_of(false, project), MIB));
+        drop(of_request);
+        assert!(has_grown(&bodies.room_of(false, project), MIB));
     }
 }

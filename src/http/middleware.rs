@@ -142,6 +142,7 @@ impl Default for Proxies {
 }
 
 impl Proxies {
+    /// These are believed.
     #[must_use]
     pub fn new(trusted: TrustedProxies) -> Self {
         Self(trusted.into())

@@ -10,8 +10,8 @@ const MIGRATION_LOCK_TIMEOUT_MS: u32 = 2_000;
 /// The advisory lock of migrations; an arbitrary number.
 const TRY_MIGRATION_LOCK: &str = "select pg_try_advisory_lock(731946205)";
 /// Tries, and the pause between them.
-const MAX_MIGRATION_TRIES: u32 = 10;
-const MIGRATION_PAUSE: Duration = Duration::from_secs(3);
+pub(super) const MAX_TRIES: u32 = 10;
+pub(super) const PAUSE: Duration = Duration::from_secs(3);
 
 static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!();
 
@@ -63,26 +63,32 @@ pub async fn schema(conn: &mut PgConnection) -> sqlx::Result<Schema> {
 /// When the database cannot be reached, a lock times out, or the schema is newer than this binary
 /// or has another history.
 pub async fn migrate(database_url: &str) -> anyhow::Result<()> {
-    let options: PgConnectOptions = database_url.parse()?;
-    let options = options.options([("lock_timeout", MIGRATION_LOCK_TIMEOUT_MS.to_string())]);
-    let mut conn = options.connect().await?;
-    // One migration at a time. The lock is polled: waiting for it would block indexes that are
-    // built concurrently. It ends with the connection.
-    while !conn.fetch_one(sqlx::raw_sql(TRY_MIGRATION_LOCK)).await?.get::<bool, _>(0) {
-        tokio::time::sleep(MIGRATION_PAUSE).await;
-    }
+    let mut conn = connect(database_url).await?;
     let mut tries = 1;
     loop {
         match migrate_once(&mut conn).await {
             Ok(()) => return Ok(()),
             // Another session held a lock, or an index build met old transactions.
-            Err(error) if tries < MAX_MIGRATION_TRIES && is_lock_failure(&error) => {
+            Err(error) if tries < MAX_TRIES && is_lock_failure(&error) => {
                 tries += 1;
-                tokio::time::sleep(MIGRATION_PAUSE).await;
+                tokio::time::sleep(PAUSE).await;
             }
             Err(error) => return Err(error),
         }
     }
+}
+
+/// A connection that changes the schema, while no other one does.
+pub(super) async fn connect(database_url: &str) -> sqlx::Result<PgConnection> {
+    let options: PgConnectOptions = database_url.parse()?;
+    let options = options.options([("lock_timeout", MIGRATION_LOCK_TIMEOUT_MS.to_string())]);
+    let mut conn = options.connect().await?;
+    // One at a time. The lock is polled: waiting for it would block indexes that are built
+    // concurrently. It ends with the connection.
+    while !conn.fetch_one(sqlx::raw_sql(TRY_MIGRATION_LOCK)).await?.get::<bool, _>(0) {
+        tokio::time::sleep(PAUSE).await;
+    }
+    Ok(conn)
 }
 
 async fn migrate_once(conn: &mut PgConnection) -> anyhow::Result<()> {
@@ -92,7 +98,8 @@ async fn migrate_once(conn: &mut PgConnection) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn is_lock_failure(error: &anyhow::Error) -> bool {
+/// Whether another session held a lock for too long.
+pub(super) fn is_lock_failure(error: &anyhow::Error) -> bool {
     const LOCK_NOT_AVAILABLE: &str = "55P03";
     const DEADLOCK: &str = "40P01";
     error.chain().any(|error| {

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     deadline::{self, Health, Loan},
-    roles::{Logins, Role},
+    roles::{Logins, Role, is_refusal},
     shares::{Share, Shares},
 };
 use crate::{config::PoolArgs, ids::ProjectId, telemetry};
@@ -72,7 +72,7 @@ struct Shared {
     health: Arc<Health>,
     /// The login, if it has one of its own.
     role: Option<Role>,
-    /// Whether the database refused the login when a connection was last made.
+    /// Whether the database refused the login, and no connection was acquired since.
     is_refused: AtomicBool,
 }
 
@@ -91,7 +91,13 @@ impl Pool {
         let acquired = self.current().acquire().await;
         histogram!(telemetry::POOL_WAIT_SECONDS, "pool" => self.name)
             .record(started.elapsed().as_secs_f64());
-        self.shared.is_refused.store(is_refusal(&acquired), Ordering::Relaxed);
+        match &acquired {
+            Ok(_) => self.shared.is_refused.store(false, Ordering::Relaxed),
+            Err(error) if is_refusal(error) => {
+                self.shared.is_refused.store(true, Ordering::Relaxed);
+            }
+            Err(_) => (),
+        }
         let inner = Some(acquired?);
         loan.enter();
         Ok(Connection { inner, loan, share: None })
@@ -389,12 +395,6 @@ fn pool(options: PgConnectOptions, size: u32, statement_timeout_ms: u32) -> PgPo
         .test_before_acquire(false)
         .after_release(|conn, _| Box::pin(is_clean(conn)))
         .connect_lazy_with(options)
-}
-
-/// Whether the database refused the login: an error of class 28.
-fn is_refusal<T>(acquired: &sqlx::Result<T>) -> bool {
-    let error = acquired.as_ref().err().and_then(sqlx::Error::as_database_error);
-    error.and_then(|it| it.code()).is_some_and(|it| it.starts_with("28"))
 }
 
 /// Probes the database, on this connection or a new one.

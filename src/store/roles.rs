@@ -9,6 +9,7 @@ use secrecy::{ExposeSecret, SecretString};
 use sha2::{Digest, Sha256};
 use sqlx::{ConnectOptions, Executor, PgConnection, postgres::PgConnectOptions};
 
+use super::migrate;
 use crate::config::read_secret;
 
 /// Creates the roles and their rights. It can be run again at any time.
@@ -28,6 +29,7 @@ pub enum Role {
     Hot,
     /// Reads and settings of one project: row-level security hides the rows of others.
     Console,
+    /// Accounts, members and keys.
     People,
     /// The background loops, over all projects.
     Maint,
@@ -120,16 +122,31 @@ impl Logins {
         options.clone().username(role.name()).password(self.password(role))
     }
 
-    /// Connects as each role, and returns those that could not, with the reason.
-    pub async fn refused(&self, options: &PgConnectOptions) -> Vec<(Role, sqlx::Error)> {
+    /// Connects as each role, and returns those whose login is refused, with the reason.
+    ///
+    /// # Errors
+    /// When the database cannot be reached.
+    pub async fn refused(
+        &self,
+        options: &PgConnectOptions,
+    ) -> sqlx::Result<Vec<(Role, sqlx::Error)>> {
         let mut refused = Vec::new();
         for role in Role::ALL {
-            if let Err(error) = self.log_in(options, role).connect().await {
-                refused.push((role, error));
+            match self.log_in(options, role).connect().await {
+                Ok(_) => (),
+                Err(error) if is_refusal(&error) => refused.push((role, error)),
+                Err(error) => return Err(error),
             }
         }
-        refused
+        Ok(refused)
     }
+}
+
+/// Whether the database refused a login: an error of class 28.
+#[must_use]
+pub fn is_refusal(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|it| it.code());
+    code.is_some_and(|it| it.starts_with("28"))
 }
 
 /// Creates the roles with these passwords, and gives them their rights. To be run as the owner of
@@ -138,9 +155,17 @@ impl Logins {
 /// # Errors
 /// When the owner may not create roles, or the database does not answer.
 pub async fn install(database_url: &str, logins: &Logins) -> anyhow::Result<()> {
-    let options: PgConnectOptions = database_url.parse()?;
-    let mut conn = options.connect().await?;
-    conn.execute(sqlx::raw_sql(ROLES_SQL)).await.context("the roles cannot be created")?;
+    let mut conn = migrate::connect(database_url).await?;
+    let mut tries = 1;
+    // A new table is locked for a moment, which live traffic may prevent.
+    while let Err(error) = conn.execute(sqlx::raw_sql(ROLES_SQL)).await {
+        let error = anyhow::Error::from(error);
+        if tries == migrate::MAX_TRIES || !migrate::is_lock_failure(&error) {
+            return Err(error.context("the roles cannot be created"));
+        }
+        tries += 1;
+        tokio::time::sleep(migrate::PAUSE).await;
+    }
     for role in Role::ALL {
         set_password(&mut conn, role, logins.password(role)).await?;
     }

@@ -30,9 +30,9 @@ impl PerProject {
         take(self.of(project_id), permits).await
     }
 
-    /// Whether the project holds none.
-    pub fn is_unused(&self, project_id: ProjectId) -> bool {
-        self.of(project_id).available_permits() == self.permits
+    /// How many the project holds.
+    fn used(&self, project_id: ProjectId) -> usize {
+        self.permits - self.of(project_id).available_permits()
     }
 
     /// This many permits of the project's, if they are free.
@@ -93,7 +93,7 @@ impl Shares {
 }
 
 /// Memory for what is under way, which the projects of a node share. The last half is for projects
-/// that use none. Cheap to clone.
+/// that use less than half of what they may. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Memory {
     of_project: Arc<PerProject>,
@@ -126,21 +126,25 @@ impl Memory {
     #[must_use]
     pub fn try_take(&self, project_id: ProjectId, bytes: u64) -> Option<Room> {
         let kib = self.permits(bytes);
-        let is_first = self.of_project.is_unused(project_id);
         let of_project = self.of_project.try_take(project_id, kib)?;
-        self.of_node(of_project, is_first, kib)
+        self.of_node(project_id, of_project, kib)
     }
 
     /// Like [`Self::try_take`], but waits for what other requests of the project use.
     pub async fn take(&self, project_id: ProjectId, bytes: u64) -> Option<Room> {
         let kib = self.permits(bytes);
-        let is_first = self.of_project.is_unused(project_id);
         let of_project = self.of_project.take(project_id, kib).await;
-        self.of_node(of_project, is_first, kib)
+        self.of_node(project_id, of_project, kib)
     }
 
-    fn of_node(&self, of_project: OwnedSemaphorePermit, is_first: bool, kib: u32) -> Option<Room> {
-        if !is_first && self.of_node.available_permits() < self.node_kib / 2 {
+    fn of_node(
+        &self,
+        project_id: ProjectId,
+        of_project: OwnedSemaphorePermit,
+        kib: u32,
+    ) -> Option<Room> {
+        let uses_much = self.of_project.used(project_id) > self.project_kib / 2;
+        if uses_much && self.of_node.available_permits() < self.node_kib / 2 {
             return None;
         }
         let of_node = Arc::clone(&self.of_node).try_acquire_many_owned(kib).ok()?;
@@ -193,18 +197,17 @@ mod tests {
     }
 
     #[test]
-    fn the_last_half_of_the_memory_is_for_projects_that_use_none() {
+    fn the_last_half_of_the_memory_is_for_projects_that_use_little() {
         const MIB: u64 = 1024 * 1024;
         let memory = Memory::new(4 * 1024, 8 * 1024);
         let take = |id, bytes| memory.try_take(ProjectId(id), bytes);
         let mut held = vec![take(1, 3 * MIB), take(2, 2 * MIB)];
         assert!(held.iter().all(Option::is_some));
         assert!(take(1, MIB).is_none() && take(2, MIB).is_none());
-        held.push(take(3, 3 * MIB));
+        held.extend([take(3, MIB), take(3, MIB)]);
         assert!(held.iter().all(Option::is_some));
-        assert!(take(4, 1).is_none(), "all is used");
-        let waits = memory.take(ProjectId(1), 2 * MIB);
-        let mut waits = Box::pin(waits);
+        assert!(take(4, 2 * MIB).is_none(), "all but 1 MiB is used");
+        let mut waits = Box::pin(memory.take(ProjectId(1), 2 * MIB));
         assert!(waits.as_mut().now_or_never().is_none(), "for the rest of the project");
         held.clear();
         assert!(waits.now_or_never().is_some_and(|it| it.is_some()));

@@ -7,7 +7,7 @@ use axum::{
     extract::{FromRequest, FromRequestParts, RawPathParams, Request},
     http::{HeaderMap, header::CONTENT_TYPE, request::Parts},
 };
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::{
     Deserialize, Deserializer,
@@ -19,7 +19,7 @@ use tokio::{sync::Semaphore, time::timeout};
 
 use crate::{
     auth::{BodyMeter, IgnoresUnknownFields},
-    credentials::bodies::GrowingRoom,
+    credentials::bodies::BodyRoom,
     domain::limits,
     error::Error,
     ids::{AccountId, BatchId, InvitationId, JobId, KeyId, OperationId, SessionId, WorkflowId},
@@ -155,7 +155,7 @@ fn is_json(headers: &HeaderMap) -> bool {
 /// A whole body, counted if its size was not known before.
 async fn read_metered(mut request: Request, limit_bytes: usize) -> Result<Bytes, Error> {
     let meter = request.extensions_mut().remove::<BodyMeter>();
-    let room = request.extensions_mut().remove::<GrowingRoom>();
+    let room = request.extensions_mut().remove::<BodyRoom>();
     let body = read(request.into_body(), limit_bytes, room).await?;
     if let Some(meter) = meter {
         meter.count(body.len() as u64).await?;
@@ -168,11 +168,7 @@ async fn read_metered(mut request: Request, limit_bytes: usize) -> Result<Bytes,
 /// # Errors
 /// [`Error::BodyTimeout`], [`Error::BodyTooLarge`]; [`Error::Unreadable`] when it ends early;
 /// [`Error::Overloaded`] without room.
-pub async fn read(
-    body: Body,
-    limit_bytes: usize,
-    room: Option<GrowingRoom>,
-) -> Result<Bytes, Error> {
+pub async fn read(body: Body, limit_bytes: usize, room: Option<BodyRoom>) -> Result<Bytes, Error> {
     let collected = collect(Limited::new(body, limit_bytes), limit_bytes, room);
     timeout(BODY_TIMEOUT, collected).await.unwrap_or(Err(Error::BodyTimeout))
 }
@@ -180,27 +176,31 @@ pub async fn read(
 async fn collect(
     mut body: Limited<Body>,
     limit_bytes: usize,
-    mut room: Option<GrowingRoom>,
+    room: Option<BodyRoom>,
 ) -> Result<Bytes, Error> {
-    let mut parts = Vec::new();
-    let mut bytes = 0;
+    // A single frame is the body, without a copy.
+    let mut first = Bytes::new();
+    let mut rest = BytesMut::new();
+    let mut has_room = 0;
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
             true => Error::BodyTooLarge { limit_bytes },
             false => Error::Unreadable("the body ended early".to_owned()),
         })?;
         let Ok(part) = frame.into_data() else { continue };
-        bytes += part.len();
-        if let Some(room) = &mut room {
-            room.grow(bytes as u64)?;
+        if first.is_empty() && rest.is_empty() {
+            first = part;
+        } else {
+            if rest.is_empty() {
+                rest.extend_from_slice(&std::mem::take(&mut first));
+            }
+            rest.extend_from_slice(&part);
         }
-        parts.push(part);
+        if let Some(room) = &room {
+            has_room = room.grow(has_room, (first.len() + rest.len()) as u64).await?;
+        }
     }
-    // One part is the body, without a copy.
-    match <[Bytes; 1]>::try_from(parts) {
-        Ok([whole]) => Ok(whole),
-        Err(parts) => Ok(parts.concat().into()),
-    }
+    Ok(if rest.is_empty() { first } else { rest.freeze() })
 }
 
 /// A JSON object only: serde's derive also accepts an array of the fields.

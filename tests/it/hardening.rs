@@ -103,21 +103,25 @@ fn large_bodies_of_one_project_wait_for_each_other_and_for_no_other_project() {
         let server = TestServer::start(fresh_database().await).await;
         let (greedy, other) = (server.project("greedy").await, server.project("other").await);
         let address = server.url.trim_start_matches("http://").to_owned();
-        let head = |key: &str| {
-            format!(
+        // All but the last byte, or nothing but the announced length.
+        let hold = |sent: usize| {
+            let key = &greedy.api_key;
+            let head = format!(
                 "POST /v1/jobs/batch HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n\
                  content-type: application/json\r\ncontent-length: {BYTES}\r\n\r\n"
-            )
+            );
+            let mut stream = TcpStream::connect(&address).expect("a connection");
+            stream.write_all(head.as_bytes()).expect("a head");
+            stream.write_all(&vec![b' '; sent]).expect("a part of a body");
+            stream
         };
         let job = json!({"job_type": "a", "payload": "x".repeat(100_000)});
-        let large = json!({"jobs": [job]});
-        let mut held = Vec::new();
-        for _ in 0..BODIES {
-            let mut stream = TcpStream::connect(&address).expect("a connection");
-            stream.write_all(head(&greedy.api_key).as_bytes()).expect("a head");
-            held.push(stream);
-        }
-        // Until the server has read all of these heads.
+        let large = json!({"jobs": vec![job; 4]});
+        let announced: Vec<_> = (0..BODIES * 4).map(|_| hold(0)).collect();
+        greedy.post("/v1/jobs/batch", large.clone()).await.is(201);
+        drop(announced);
+        let held: Vec<_> = (0..BODIES).map(|_| hold(BYTES - 1)).collect();
+        // Until the server has read them.
         let refused = loop {
             let reply = greedy.post("/v1/jobs/batch", large.clone()).await;
             if reply.status != 201 {

@@ -252,6 +252,7 @@ fn names_that_are_used_once_do_not_fill_the_table_of_workers() {
             register(&crowded, &format!("old-{number:03}")).await;
             register(&keeps, &format!("old-{number:03}")).await;
         }
+        crowded.database.execute("update workers set last_seen_at = now() - interval '1 h'").await;
         register(&crowded, "newest").await;
         register(&crowded, "old-000").await;
         let pools = Pools::new(&crowded.database.url, PoolArgs::default(), None).expect("a URL");

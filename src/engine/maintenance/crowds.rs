@@ -23,7 +23,7 @@ pub async fn pass(engine: &Engine, plans: &Plans) -> sqlx::Result<bool> {
         // The connection is returned in between: other loops wait for it.
         let mut conn = engine.pools.background.acquire().await?;
         let Some(project) = store::projects::get(&mut conn, project_id).await? else { continue };
-        // A plan that this node does not know counts as the strictest, which must forget nothing.
+        // Of a plan that this node does not know, the strictest limits would apply.
         if !plans.has(&project.plan) {
             continue;
         }
@@ -34,7 +34,7 @@ pub async fn pass(engine: &Engine, plans: &Plans) -> sqlx::Result<bool> {
             let forgotten =
                 sweep::workers::forget_silent_workers(&mut conn, project_id, some).await?;
             tracing::debug!(project.id = project_id.0, forgotten, "too many workers");
-            is_more |= more > MAX_FORGOTTEN;
+            is_more |= forgotten == MAX_FORGOTTEN.unsigned_abs();
         }
     }
     Ok(is_more)

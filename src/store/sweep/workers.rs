@@ -103,7 +103,11 @@ pub async fn crowded_projects(
     Ok(rows.into_iter().map(|it| (it.project_id, it.workers)).collect())
 }
 
-/// Deletes this many workers of a project, those first that have been silent for longest.
+/// A worker may be forgotten after this time without a call, in seconds. Leases end earlier.
+const FORGOTTEN_AFTER_SECONDS: i32 = 120;
+
+/// Deletes at most this many workers of a project, those first that have been silent for longest.
+/// Those stay that have called lately, or that people have told to stop.
 pub async fn forget_silent_workers(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -114,7 +118,8 @@ pub async fn forget_silent_workers(
         with silent as materialized (
             select worker_id
             from workers
-            where project_id = $1
+            where project_id = $1 and directive is null
+                and last_seen_at < now() - make_interval(secs => $3::int)
             order by last_seen_at, worker_id
             limit $2
             for update skip locked
@@ -125,6 +130,7 @@ pub async fn forget_silent_workers(
         ",
         project_id.0,
         workers,
+        FORGOTTEN_AFTER_SECONDS,
     )
     .execute(conn)
     .await?;

@@ -82,8 +82,8 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_body_takes_room_while_it_grows_and_until_its_request_ends() {
+    #[tokio::test]
+    async fn a_body_takes_room_while_it_grows_and_until_its_request_ends() {
         const MIB: u64 = 1024 * 1024;
         let (bodies, project) = (Bodies::default(), ProjectId(1));
         let has_grown = |room: &BodyRoom, bytes| room.grow(0, bytes).now_or_never().is_some();

@@ -19,8 +19,8 @@ use crate::{
         canary::Canary,
         jobs::wait,
         maintenance::{
-            self, PROBE_PERIOD, cascade, counts, crowds, dead_letter_age, ends, gauges, promote,
-            reap, retention, revive,
+            self, PROBE_PERIOD, cascade, counts, dead_letter_age, ends, excess_workers, gauges,
+            promote, reap, retention, revive,
         },
         operations,
         schedules::fire,
@@ -206,9 +206,9 @@ fn start_instance_loops(app: &App, loops: &Loops<'_>) {
         }
     });
     let plans = app.accounts.plans.clone();
-    loops.start("crowds", None, move |engine| {
+    loops.start("excess_workers", None, move |engine| {
         let plans = plans.clone();
-        async move { Ok(Next::continue_if(crowds::pass(&engine, &plans).await?, PRUNE_PERIOD)) }
+        async move { Ok(Next::continue_if(excess_workers::pass(&engine, &plans).await?, PRUNE_PERIOD)) }
     });
     let bus = app.bus.clone();
     loops.start("gauges", None, move |engine| {

@@ -36,7 +36,10 @@ use crate::{
         token::Bearer,
     },
     app::App,
-    credentials::{KeyGrant, MemberGrant, bodies::BodyRoom},
+    credentials::{
+        KeyGrant, MemberGrant,
+        bodies::{BodyRoom, SMALL_BODY_BYTES},
+    },
     domain::{
         access::{Permission, Role, Scope, key_may, role_may},
         lease::RequireFence,
@@ -68,8 +71,8 @@ pub struct Caller<P> {
     pub client: Client,
     /// Its permit among the project's parked polls, until it is dropped.
     _poll_permit: Option<Arc<budget::PollPermit>>,
-    /// Of its body.
-    _room: BodyRoom,
+    /// Of its body, if that may be large.
+    _room: Option<BodyRoom>,
     report: CallReport,
     permission: PhantomData<P>,
 }
@@ -309,17 +312,22 @@ impl<P: Permit> FromRequestParts<App> for Caller<P> {
         } else {
             budget::charge::<P>(app, &who, project_id, &limits, &report).await?
         };
+        let announced_bytes = content_length(&parts.headers);
         let meter = BodyMeter::of(app, project_id, &limits, P::OVERDRAFT_WINDOWS);
         if let Some(meter) = meter {
-            match content_length(&parts.headers) {
+            match announced_bytes {
                 Some(bytes) => meter.count(bytes).await?,
                 None if parts.method.is_safe() => (),
                 // It is counted when it was read.
                 None => drop(parts.extensions.insert(meter)),
             }
         }
-        let room = app.bodies.room_of(P::OVERDRAFT_WINDOWS > 0, project_id);
-        parts.extensions.insert(room.clone());
+        let may_be_large =
+            announced_bytes.map_or(!parts.method.is_safe(), |it| it > SMALL_BODY_BYTES);
+        let room = may_be_large.then(|| app.bodies.room_of(P::OVERDRAFT_WINDOWS > 0, project_id));
+        if let Some(room) = &room {
+            parts.extensions.insert(room.clone());
+        }
         if P::IS_LENIENT && !who.is_strict() {
             parts.extensions.insert(IgnoresUnknownFields);
         }

@@ -161,7 +161,7 @@ async fn check_database(args: &CheckArgs, findings: &mut Findings) {
         check_logins(logins, &options, findings).await;
     }
     check_encryption(&options, findings);
-    // The schema and the sessions of people are read by this role.
+    // The owner's login is not given to nodes; each role may read the schema's version.
     let options = match &logins {
         Some(logins) => logins.log_in(&options, Role::People),
         None => options,

@@ -2,7 +2,7 @@
 //! the node: those of one project wait for each other.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -39,13 +39,9 @@ impl Default for Bodies {
 }
 
 impl Bodies {
-    fn of(&self, is_ack: bool) -> &Memory {
-        if is_ack { &self.acks } else { &self.others }
-    }
-
     /// The room of a body.
     pub fn room_of(&self, is_ack: bool, project_id: ProjectId) -> BodyRoom {
-        let memory = self.of(is_ack).clone();
+        let memory = if is_ack { &self.acks } else { &self.others }.clone();
         BodyRoom { memory, project_id, held: Arc::default() }
     }
 }
@@ -60,19 +56,26 @@ pub struct BodyRoom {
 }
 
 impl BodyRoom {
-    /// Makes room for more of a body of which `held_bytes` have room. Returns how many have then.
+    /// Makes room for this many bytes in all.
     ///
     /// # Errors
     /// [`Error::Overloaded`] when there is none in time.
-    pub async fn grow(&self, held_bytes: u64, bytes: u64) -> Result<u64, Error> {
-        let mut held_bytes = held_bytes.max(SMALL_BODY_BYTES);
-        while held_bytes < bytes {
-            let more = timeout(ROOM_TIMEOUT, self.memory.take(self.project_id, held_bytes)).await;
-            let more = more.ok().flatten().ok_or(Error::Overloaded)?;
-            self.held.lock().unwrap_or_else(PoisonError::into_inner).push(more);
-            held_bytes *= 2;
+    pub async fn grow(&self, bytes: u64) -> Result<(), Error> {
+        while self.bytes() < bytes {
+            let more = self.memory.take(self.project_id, self.bytes());
+            let more = timeout(ROOM_TIMEOUT, more).await.ok().flatten().ok_or(Error::Overloaded)?;
+            self.lock().push(more);
         }
-        Ok(held_bytes)
+        Ok(())
+    }
+
+    /// For how many bytes there is room: each part has doubled it.
+    fn bytes(&self) -> u64 {
+        SMALL_BODY_BYTES << self.lock().len()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Room>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -86,10 +89,10 @@ mod tests {
     async fn a_body_takes_room_while_it_grows_and_until_its_request_ends() {
         const MIB: u64 = 1024 * 1024;
         let (bodies, project) = (Bodies::default(), ProjectId(1));
-        let has_grown = |room: &BodyRoom, bytes| room.grow(0, bytes).now_or_never().is_some();
+        let has_grown = |room: &BodyRoom, bytes| room.grow(bytes).now_or_never().is_some();
         let small = bodies.room_of(false, project);
         assert!(has_grown(&small, SMALL_BODY_BYTES));
-        assert!(small.held.lock().expect("a lock").is_empty());
+        assert!(small.lock().is_empty());
         let rooms = [bodies.room_of(false, project), bodies.room_of(false, project)];
         assert!(rooms.iter().all(|it| has_grown(it, 7 * MIB)));
         assert!(!has_grown(&bodies.room_of(false, project), MIB), "it waits");

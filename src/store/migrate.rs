@@ -10,8 +10,8 @@ const MIGRATION_LOCK_TIMEOUT_MS: u32 = 2_000;
 /// The advisory lock of migrations; an arbitrary number.
 const TRY_MIGRATION_LOCK: &str = "select pg_try_advisory_lock(731946205)";
 /// Tries, and the pause between them.
-pub(super) const MAX_TRIES: u32 = 10;
-pub(super) const PAUSE: Duration = Duration::from_secs(3);
+const MAX_TRIES: u32 = 10;
+const PAUSE: Duration = Duration::from_secs(3);
 
 static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!();
 
@@ -63,10 +63,17 @@ pub async fn schema(conn: &mut PgConnection) -> sqlx::Result<Schema> {
 /// When the database cannot be reached, a lock times out, or the schema is newer than this binary
 /// or has another history.
 pub async fn migrate(database_url: &str) -> anyhow::Result<()> {
-    let mut conn = connect(database_url).await?;
+    change(&mut connect(database_url).await?, migrate_once).await
+}
+
+/// Changes the schema: tries again while another session holds a lock for too long.
+pub(super) async fn change(
+    conn: &mut PgConnection,
+    try_once: impl AsyncFn(&mut PgConnection) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
     let mut tries = 1;
     loop {
-        match migrate_once(&mut conn).await {
+        match try_once(conn).await {
             Ok(()) => return Ok(()),
             // Another session held a lock, or an index build met old transactions.
             Err(error) if tries < MAX_TRIES && is_lock_failure(&error) => {
@@ -98,8 +105,7 @@ async fn migrate_once(conn: &mut PgConnection) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether another session held a lock for too long.
-pub(super) fn is_lock_failure(error: &anyhow::Error) -> bool {
+fn is_lock_failure(error: &anyhow::Error) -> bool {
     const LOCK_NOT_AVAILABLE: &str = "55P03";
     const DEADLOCK: &str = "40P01";
     error.chain().any(|error| {

@@ -156,16 +156,12 @@ pub fn is_refusal(error: &sqlx::Error) -> bool {
 /// When the owner may not create roles, or the database does not answer.
 pub async fn install(database_url: &str, logins: &Logins) -> anyhow::Result<()> {
     let mut conn = migrate::connect(database_url).await?;
-    let mut tries = 1;
     // A new table is locked for a moment, which live traffic may prevent.
-    while let Err(error) = conn.execute(sqlx::raw_sql(ROLES_SQL)).await {
-        let error = anyhow::Error::from(error);
-        if tries == migrate::MAX_TRIES || !migrate::is_lock_failure(&error) {
-            return Err(error.context("the roles cannot be created"));
-        }
-        tries += 1;
-        tokio::time::sleep(migrate::PAUSE).await;
-    }
+    let created = migrate::change(&mut conn, async |conn| {
+        conn.execute(sqlx::raw_sql(ROLES_SQL)).await?;
+        Ok(())
+    });
+    created.await.context("the roles cannot be created")?;
     for role in Role::ALL {
         set_password(&mut conn, role, logins.password(role)).await?;
     }

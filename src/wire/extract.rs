@@ -181,7 +181,6 @@ async fn collect(
     // A single frame is the body, without a copy.
     let mut first = Bytes::new();
     let mut rest = BytesMut::new();
-    let mut has_room = 0;
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
             true => Error::BodyTooLarge { limit_bytes },
@@ -197,7 +196,7 @@ async fn collect(
             rest.extend_from_slice(&part);
         }
         if let Some(room) = &room {
-            has_room = room.grow(has_room, (first.len() + rest.len()) as u64).await?;
+            room.grow((first.len() + rest.len()) as u64).await?;
         }
     }
     Ok(if rest.is_empty() { first } else { rest.freeze() })

@@ -5,7 +5,7 @@ use fencepost::{
     domain::plan::Plans,
     engine::{
         Engine,
-        maintenance::{crowds, dead_letter_age},
+        maintenance::{dead_letter_age, excess_workers},
     },
     ids::TickKey,
     store::pools::Pools,
@@ -257,7 +257,7 @@ fn names_that_are_used_once_do_not_fill_the_table_of_workers() {
         register(&crowded, "old-000").await;
         let pools = Pools::new(&crowded.database.url, PoolArgs::default(), None).expect("a URL");
         let engine = Engine::start(pools, TickKey::new(b"test"), CancellationToken::new());
-        let is_more = crowds::pass(&engine, &Plans::built_in()).await.expect("a pass");
+        let is_more = excess_workers::pass(&engine, &Plans::built_in()).await.expect("a pass");
         assert!(!is_more);
         engine.finish().await;
         let known = async |t: &TestProject| {

@@ -3,9 +3,9 @@
 
 pub mod cascade;
 pub mod counts;
-pub mod crowds;
 pub mod dead_letter_age;
 pub mod ends;
+pub mod excess_workers;
 pub mod gauges;
 pub mod promote;
 pub mod reap;

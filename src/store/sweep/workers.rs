@@ -85,7 +85,7 @@ pub async fn prune_workers(conn: &mut PgConnection) -> sqlx::Result<u64> {
 }
 
 /// Projects with more workers than this, and how many they have.
-pub async fn crowded_projects(
+pub async fn projects_with_more(
     conn: &mut PgConnection,
     max_workers: i64,
 ) -> sqlx::Result<Vec<(ProjectId, i64)>> {

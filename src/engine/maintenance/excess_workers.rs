@@ -16,10 +16,10 @@ const MAX_FORGOTTEN: i64 = 5_000;
 /// When the database does not answer.
 pub async fn pass(engine: &Engine, plans: &Plans) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
-    let crowded = sweep::workers::crowded_projects(&mut conn, MIN_PROJECT_WORKERS).await?;
+    let found = sweep::workers::projects_with_more(&mut conn, MIN_PROJECT_WORKERS).await?;
     drop(conn);
     let mut is_more = false;
-    for (project_id, workers) in crowded {
+    for (project_id, workers) in found {
         // The connection is returned in between: other loops wait for it.
         let mut conn = engine.pools.background.acquire().await?;
         let Some(project) = store::projects::get(&mut conn, project_id).await? else { continue };

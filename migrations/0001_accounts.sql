@@ -122,7 +122,9 @@ create table sessions (
     address text,
     -- Begun in the console: its tabs share a refresh token, so that one may come twice within a
     -- moment.
-    is_browser boolean not null default false
+    is_browser boolean not null default false,
+    -- When its person last proved who they are: by the login, or by a password or code since.
+    stepped_up_at timestamptz not null default now()
 );
 -- The list of an account's sessions.
 create index sessions_by_account on sessions (account_id, created_at desc);
@@ -156,6 +158,44 @@ create table mail_tokens (
 create index mail_tokens_by_account on mail_tokens (account_id);
 -- Retention.
 create index mail_tokens_by_age on mail_tokens (expires_at);
+
+-- An account's authenticator app (TOTP, RFC 6238).
+create table totp (
+    account_id uuid primary key references accounts on delete cascade,
+    -- Asked for at login, once it is confirmed. Encrypted, if there is a master key.
+    secret bytea,
+    confirmed_at timestamptz,
+    -- The time step of the last code: no code is accepted twice, and none of an earlier step.
+    last_step bigint not null default 0,
+    -- Shown to its owner, who must prove with a code that an app has it.
+    pending_secret bytea,
+    pending_until timestamptz,
+    check ((secret is null) = (confirmed_at is null))
+);
+
+-- Each replaces a code of the app, once.
+create table recovery_codes (
+    account_id uuid not null references accounts on delete cascade,
+    -- SHA-256 of the code.
+    secret_hash bytea not null check (octet_length(secret_hash) = 32),
+    primary key (account_id, secret_hash)
+);
+
+-- Logins whose password was right, and that wait for the second factor.
+create table login_challenges (
+    -- SHA-256 of the token.
+    secret_hash bytea primary key check (octet_length(secret_hash) = 32),
+    account_id uuid not null references accounts on delete cascade,
+    -- That the login was compared with: another password ends it.
+    password_hash text not null,
+    -- Wrong codes.
+    tries int not null default 0,
+    expires_at timestamptz not null
+);
+-- Deleting an account.
+create index login_challenges_by_account on login_challenges (account_id);
+-- Retention.
+create index login_challenges_by_age on login_challenges (expires_at);
 
 -- What happened to an account: logins, failed ones, changes of its password. Its owner reads it.
 create table account_log (

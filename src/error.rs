@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
+use secrecy::SecretString;
 
 use crate::{
     domain::job::JobState,
@@ -91,6 +92,18 @@ pub enum Error {
 
     #[error("invalid credentials")]
     InvalidCredentials,
+
+    /// The password is right, and the account has a second factor. The token is that of the login.
+    #[error("a code is needed: send it with the login_token to /v1/auth/login/code")]
+    CodeRequired(SecretString),
+
+    /// A code of an authenticator app, or a recovery code.
+    #[error("the code is wrong, was used, or is not valid any more")]
+    InvalidCode,
+
+    /// The session must prove first who its person is.
+    #[error("prove first that it is you: send your password or a code to /v1/auth/step-up")]
+    StepUpRequired,
 
     #[error("token is unknown, used or expired, or belongs to another account")]
     InvalidLink,
@@ -327,14 +340,17 @@ impl Error {
             | Self::InvalidLink
             | Self::InvalidCron(_)
             | Self::InvalidTimezone(_) => Class::Invalid,
-            Self::Unauthorized | Self::NoCredential(_) | Self::InvalidCredentials => {
-                Class::Unauthorized
-            }
+            Self::Unauthorized
+            | Self::NoCredential(_)
+            | Self::InvalidCredentials
+            | Self::InvalidCode => Class::Unauthorized,
             Self::Forbidden { .. }
             | Self::Suspended { .. }
             | Self::SignupClosed
             | Self::RoleExceedsCaller
-            | Self::EmailNotVerified => Class::Forbidden,
+            | Self::EmailNotVerified
+            | Self::CodeRequired(_)
+            | Self::StepUpRequired => Class::Forbidden,
             Self::NoSuchRoute
             | Self::ProjectNotFound
             | Self::JobNotFound

@@ -5,7 +5,7 @@
 //! share one, so there a second use is allowed for a moment ([`Reuse::Tabs`]).
 
 use secrecy::SecretString;
-use sqlx::Acquire;
+use sqlx::{Acquire, PgConnection};
 
 use super::{
     Accounts, Client, LATE, LATE_MAILS_TO_EMAIL, MAILS_PER_EMAIL, REFRESHES_PER_ADDRESS,
@@ -65,7 +65,8 @@ impl Accounts {
     ///
     /// # Errors
     /// [`Error::InvalidCredentials`] when address and password do not match; [`Error::Suspended`]
-    /// when the operator has suspended the account; [`Error::RateLimited`].
+    /// when the operator has suspended the account; [`Error::CodeRequired`] when it has a second
+    /// factor: [`Self::complete_login`]; [`Error::RateLimited`].
     pub async fn log_in(
         &self,
         email: &str,
@@ -137,29 +138,46 @@ impl Accounts {
         password_hash: &str,
         client: &Client,
     ) -> Result<SignedIn, Error> {
-        let session_id = SessionId::generate();
-        let refresh_token = secret::generate(REFRESH_PREFIX);
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         // The password was changed since it was compared.
         if !store::accounts::lock_if_hash(&mut tx, account_id, password_hash).await? {
             return Err(Error::InvalidCredentials);
         }
-        let origin = client.origin();
-        let user_agent = origin.user_agent.as_deref();
-        let event = match store::sessions::is_new_device(&mut tx, account_id, user_agent).await? {
-            true => AccountEvent::LoginFromNewDevice,
-            false => AccountEvent::LoginSucceeded,
-        };
-        security::note(&mut tx, account_id, event, Some(client)).await?;
-        store::sessions::insert(&mut tx, account_id, session_id, &origin, SESSION_SECONDS).await?;
-        store::sessions::insert_secret(&mut tx, session_id, &secret::hash(&refresh_token)).await?;
-        store::accounts::record_login(&mut tx, account_id).await?;
+        if store::second_factors::is_required(&mut tx, account_id).await? {
+            let token = self.new_challenge(&mut tx, account_id, password_hash).await?;
+            tx.commit().await?;
+            return Err(Error::CodeRequired(token));
+        }
+        let (signed_in, event) = self.open_session(&mut tx, account_id, client).await?;
         tx.commit().await?;
         drop(conn);
         self.tell_owner(account_id, event, client);
+        Ok(signed_in)
+    }
+
+    /// Stores a session; the caller commits it, and tells the account's owner of the event.
+    pub(super) async fn open_session(
+        &self,
+        conn: &mut PgConnection,
+        account_id: AccountId,
+        client: &Client,
+    ) -> Result<(SignedIn, AccountEvent), Error> {
+        let session_id = SessionId::generate();
+        let refresh_token = secret::generate(REFRESH_PREFIX);
+        let origin = client.origin();
+        let user_agent = origin.user_agent.as_deref();
+        let event = match store::sessions::is_new_device(conn, account_id, user_agent).await? {
+            true => AccountEvent::LoginFromNewDevice,
+            false => AccountEvent::LoginSucceeded,
+        };
+        security::note(conn, account_id, event, Some(client)).await?;
+        store::sessions::insert(conn, account_id, session_id, &origin, SESSION_SECONDS).await?;
+        store::sessions::insert_secret(conn, session_id, &secret::hash(&refresh_token)).await?;
+        store::accounts::record_login(conn, account_id).await?;
         let bearer = Bearer { account_id, session_id };
-        Ok(SignedIn { bearer, access_token: self.tokens.sign(bearer)?.into(), refresh_token })
+        let access_token = self.tokens.sign(bearer)?.into();
+        Ok((SignedIn { bearer, access_token, refresh_token }, event))
     }
 
     /// Returns the next pair of tokens for a refresh token, and a session that this has revoked, if
@@ -211,7 +229,7 @@ impl Accounts {
     ///
     /// # Errors
     /// [`Error::InvalidCredentials`] when the current password is wrong; [`Error::Invalid`] when
-    /// the new one is weak; [`Error::RateLimited`].
+    /// the new one is weak; [`Error::StepUpRequired`]; [`Error::RateLimited`].
     pub async fn change_password(
         &self,
         bearer: Bearer,
@@ -219,6 +237,7 @@ impl Accounts {
         new: SecretString,
         client: &Client,
     ) -> Result<Vec<SessionId>, Error> {
+        self.require_second_factor(bearer).await?;
         self.throttle_own(bearer).await?;
         self.check_strength(bearer.account_id, &new, "new_password").await?;
         if !self.is_password(bearer, present).await? {
@@ -240,7 +259,7 @@ impl Accounts {
         Ok(ended)
     }
 
-    async fn throttle_own(&self, bearer: Bearer) -> Result<(), Error> {
+    pub(super) async fn throttle_own(&self, bearer: Bearer) -> Result<(), Error> {
         self.throttle(&[charge("own", &bearer.account_id.to_string(), TRIES_PER_PAIR)]).await
     }
 
@@ -296,7 +315,8 @@ impl Accounts {
 
     /// Resets a password, and revokes all sessions. The holder of the mailed token reads the
     /// address. If the address was not verified before, a stranger may have created the account, so
-    /// all keys, other members and invitations of its projects are revoked, too.
+    /// all keys, other members and invitations of its projects are revoked, and its second factor
+    /// is removed.
     ///
     /// # Errors
     /// [`Error::InvalidLink`] when the token is unknown, used or expired; [`Error::Invalid`] when
@@ -323,6 +343,7 @@ impl Accounts {
             Err(error) if is_unique_violation(&error) => return Err(Error::EmailTaken),
             Err(error) => return Err(error.into()),
             Ok(true) => {
+                store::second_factors::remove(&mut tx, account_id).await?;
                 let entry = NewAuditEntry::to("project.reclaimed", account_id.to_string());
                 let actor = client.actor("account", account_id.to_string());
                 for project_id in store::members::take_back(&mut tx, account_id).await? {
@@ -350,7 +371,7 @@ impl Accounts {
 
     async fn use_link(
         &self,
-        conn: &mut sqlx::PgConnection,
+        conn: &mut PgConnection,
         purpose: Purpose,
         token: &SecretString,
     ) -> Result<AccountId, Error> {
@@ -414,7 +435,7 @@ impl Accounts {
     /// # Errors
     /// [`Error::InvalidCredentials`] when the password is wrong. [`Error::LastOwner`] when a
     /// project with other members would have no owner. [`Error::KeysRemain`] when live keys that it
-    /// has created remain in other projects. [`Error::RateLimited`].
+    /// has created remain in other projects. [`Error::StepUpRequired`], [`Error::RateLimited`].
     pub async fn delete(
         &self,
         bearer: Bearer,
@@ -422,6 +443,7 @@ impl Accounts {
         revoke_keys: Option<bool>,
         client: &Client,
     ) -> Result<Vec<ProjectId>, Error> {
+        self.require_second_factor(bearer).await?;
         self.throttle_own(bearer).await?;
         if !self.is_password(bearer, password).await? {
             return Err(Error::InvalidCredentials);

@@ -10,6 +10,7 @@ pub mod members;
 pub mod password;
 pub mod projects;
 pub mod seal;
+mod second_factor;
 pub mod secret;
 pub mod security;
 mod signup;
@@ -45,6 +46,7 @@ use crate::{
 
 pub use self::{
     login::{Reuse, SignedIn},
+    second_factor::{NewTotp, Proof, seal_totp_secrets},
     signup::{SignUp, SignedUp},
 };
 
@@ -78,6 +80,9 @@ pub const TRIES_PER_PAIR: Rate = Rate { count: 5, window_seconds: 900 };
 /// Wrong passwords for one e-mail address from anywhere, after which each further try is delayed. A
 /// delay, not a lock, so that no attacker can lock an account.
 pub const TRIES_PER_EMAIL: Rate = Rate { count: 20, window_seconds: 900 };
+/// Codes for one account, right ones not counted. A guess is right once in 300,000 tries, and needs
+/// the password.
+pub const CODES_PER_ACCOUNT: Rate = Rate { count: 20, window_seconds: 3_600 };
 pub const LATE: Duration = Duration::from_secs(2);
 /// A signing key is replaced after this many seconds (30 days).
 const SIGNING_KEY_SECONDS: i64 = 30 * 86_400;

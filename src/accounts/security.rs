@@ -32,10 +32,20 @@ pub enum AccountEvent {
     AddressVerified,
     PasswordChanged,
     PasswordReset,
-    /// By the operator; so for the next two.
+    /// The password was right, the code was not.
+    CodeRefused,
+    /// As many wrong codes as a login may have.
+    TooManyCodes,
+    RecoveryCodeUsed,
+    RecoveryCodesReplaced,
+    SteppedUp,
+    TotpAdded,
+    TotpRemoved,
+    /// By the operator; so for the next three.
     SessionsEnded,
     Suspended,
     Resumed,
+    SecondFactorReset,
 }
 
 impl AccountEvent {
@@ -53,9 +63,17 @@ impl AccountEvent {
             Self::AddressVerified => "address.verified",
             Self::PasswordChanged => "password.changed",
             Self::PasswordReset => "password.reset",
+            Self::CodeRefused => "login.code_refused",
+            Self::TooManyCodes => "login.too_many_codes",
+            Self::RecoveryCodeUsed => "recovery_code.used",
+            Self::RecoveryCodesReplaced => "recovery_codes.replaced",
+            Self::SteppedUp => "session.stepped_up",
+            Self::TotpAdded => "totp.added",
+            Self::TotpRemoved => "totp.removed",
             Self::SessionsEnded => "operator.sessions_ended",
             Self::Suspended => "operator.suspended",
             Self::Resumed => "operator.resumed",
+            Self::SecondFactorReset => "operator.second_factor_reset",
         }
     }
 
@@ -65,6 +83,11 @@ impl AccountEvent {
             Self::LoginFromNewDevice => Some("A new device logged in to your account"),
             Self::PasswordChanged => Some("The password of your account was changed"),
             Self::PasswordReset => Some("The password of your account was reset"),
+            Self::TooManyCodes => Some("Someone has your password, but no code"),
+            Self::RecoveryCodeUsed => Some("A recovery code of your account was used"),
+            Self::RecoveryCodesReplaced => Some("Your account has new recovery codes"),
+            Self::TotpAdded => Some("Your account has a new authenticator app"),
+            Self::TotpRemoved => Some("The second factor of your account was removed"),
             _ => None,
         }
     }
@@ -112,6 +135,19 @@ pub async fn end_sessions(conn: &mut PgConnection, id: AccountId) -> sqlx::Resul
     note(&mut tx, id, AccountEvent::SessionsEnded, None).await?;
     tx.commit().await?;
     Ok(ended)
+}
+
+/// Removes the second factor of an account whose owner has lost it, and ends its sessions, for the
+/// operator. Returns whether it had one.
+pub async fn reset_second_factor(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<bool> {
+    let mut tx = conn.begin().await?;
+    let was_required = store::second_factors::remove(&mut tx, id).await?;
+    if was_required {
+        store::sessions::revoke_others(&mut tx, id, None).await?;
+        note(&mut tx, id, AccountEvent::SecondFactorReset, None).await?;
+    }
+    tx.commit().await?;
+    Ok(was_required)
 }
 
 impl Accounts {

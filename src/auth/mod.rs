@@ -237,6 +237,18 @@ impl<P: Permit> Caller<P> {
         budget::charge_rest(app, self, field, cost).await
     }
 
+    /// Refuses a member whose person has not proved lately who they are. A key needs no more than
+    /// its scope.
+    ///
+    /// # Errors
+    /// [`Error::StepUpRequired`].
+    pub async fn require_step_up(&self, app: &App) -> Result<(), Error> {
+        match &self.who {
+            Who::Key(..) => Ok(()),
+            Who::Member(_, bearer) => app.accounts.require_step_up(*bearer).await,
+        }
+    }
+
     /// Resolves when the caller would be refused: the key or session was revoked, the member was
     /// removed, or the project was suspended. Returns the refusal.
     pub async fn until_revoked(&self, app: &App) -> Error {

@@ -1,4 +1,4 @@
-//! `fencepost accounts`: list accounts, suspend them, and end their sessions.
+//! `fencepost accounts`: list accounts, suspend them, end their sessions, and reset second factors.
 
 use std::io::Write;
 
@@ -44,6 +44,11 @@ enum Command {
         /// Account, by id or e-mail address
         account: String,
     },
+    /// Remove the second factor of an account whose owner has lost it, and end its sessions
+    ResetSecondFactor {
+        /// Account, by id or e-mail address
+        account: String,
+    },
     /// End the sessions of one account, or of all; nodes apply it within five seconds
     EndSessions {
         /// Account, by id or e-mail address
@@ -80,6 +85,12 @@ pub async fn run(args: AccountsArgs) -> anyhow::Result<()> {
             let id = find(&mut conn, &account).await?;
             security::suspend(&mut conn, id, false).await?;
             writeln!(out, "resumed {id}")?;
+        }
+        Command::ResetSecondFactor { account } => {
+            let id = find(&mut conn, &account).await?;
+            let had_one = security::reset_second_factor(&mut conn, id).await?;
+            let told = if had_one { "removed: a login needs the password alone" } else { "none" };
+            writeln!(out, "second factor of {id}: {told}")?;
         }
         Command::EndSessions { account: Some(account), .. } => {
             let id = find(&mut conn, &account).await?;

@@ -15,7 +15,7 @@ use crate::{
         keys::{self, KeyRequest},
         projects,
         seal::MasterKeys,
-        seal_signing_keys,
+        seal_signing_keys, seal_totp_secrets,
     },
     config::MasterKeyArgs,
     domain::{
@@ -142,8 +142,11 @@ pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
         }
         Command::Seal { master_key } => {
             let keys = master_key.keys()?.context("give --master-key-file")?;
-            let sealed = seal_signing_keys(&mut conn, &MasterKeys::parse(&keys)?).await?;
+            let keys = MasterKeys::parse(&keys)?;
+            let sealed = seal_signing_keys(&mut conn, &keys).await?;
             writeln!(out, "{sealed} signing keys encrypted")?;
+            let sealed = seal_totp_secrets(&mut conn, &keys).await?;
+            writeln!(out, "{sealed} secrets of authenticator apps encrypted")?;
         }
         Command::List { project } => {
             let project = find(&mut conn, &project).await?;

@@ -345,6 +345,14 @@ pub const ACTIONS: &[Action] = &[
     .then(Destination::Project),
     on("me_end_session", "DELETE", "/me/sessions/{session_id}", &[], "The session was revoked.")
         .of_people(),
+    on(
+        "me_remove_totp",
+        "DELETE",
+        "/me/second-factors/totp",
+        &[],
+        "A login needs the password alone.",
+    )
+    .of_people(),
     on("auth_verify_send", "POST", "/auth/verify/send", &[], "The mail was sent.").of_people(),
     on(
         "auth_password",
@@ -370,11 +378,19 @@ pub const ACTIONS: &[Action] = &[
 
 /// Actions with a handler of their own, because their answer is more than the next page: the
 /// operation, the console's route, and the message afterwards.
-/// is said afterwards.
 pub const OTHERS: &[(&str, &str, &str)] = &[
     ("auth_signup", "/console/signup", ""),
     ("auth_login", "/console/login", ""),
+    (
+        "auth_login_code",
+        "/console/login/code",
+        "The login has expired, or had too many wrong codes: log in again.",
+    ),
+    ("auth_step_up", "/console/step-up", "Thank you. Do again what you were about to do."),
     ("auth_logout", "/console/logout", ""),
+    ("me_add_totp", "/console/account/totp", ""),
+    ("me_confirm_totp", "/console/account/totp/confirm", ""),
+    ("me_new_recovery_codes", "/console/account/recovery-codes", ""),
     ("auth_password_reset", "/console/reset", ""),
     (
         "auth_password_reset_confirm",

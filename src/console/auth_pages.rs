@@ -19,6 +19,7 @@ use super::{
     format,
     location::{LOGIN, is_own_page, path_and_query, segment},
     page::{as_file, in_words, render},
+    second_factor,
     session::{self, HX_REQUEST, go},
     start::Start,
 };
@@ -31,7 +32,7 @@ use crate::{
         auth::SessionReply,
         error::{self, ApiError},
         invitations::InvitationPreview,
-        me::{Me, SecurityEntry, SecurityLog, Session, SessionList},
+        me::{Me, SecurityEntry, SecurityLog, Session, SessionList, second_factors::SecondFactors},
         projects::{Project, ProjectList},
     },
     wire::errors::ErrorResponse,
@@ -83,21 +84,16 @@ pub async fn login_page(api: Api, AskedFields(asked): AskedFields) -> Result<Res
 
 /// Logs in.
 pub async fn login(api: Api, headers: HeaderMap, form: Fields) -> Result<Response, Error> {
-    let session = sign_in(&api, form.text("email"), form.text("password")).await?;
+    let (email, password) = (form.text("email").trim(), form.text("password"));
+    let request = json!({"email": email, "password": password}).to_string();
     let next = form.get("next").filter(|it| is_own_page(it)).map(str::to_owned);
     let next = next.unwrap_or_else(|| format!("/console?{}", encode(&[FROM_LOGIN])));
-    Ok(with_session(go(headers.contains_key(HX_REQUEST), &next), &session))
-}
-
-/// Starts a session, whose tokens go into cookies.
-async fn sign_in(api: &Api, email: &str, password: &str) -> Result<SessionReply, Error> {
-    let request = json!({"email": email.trim(), "password": password}).to_string();
-    api.send(Method::POST, "/v1/auth/login", Some(request)).await
-}
-
-fn with_session(mut response: Response, session: &SessionReply) -> Response {
-    session::remember(response.headers_mut(), session);
-    response
+    let is_fragment = headers.contains_key(HX_REQUEST);
+    match api.send::<SessionReply>(Method::POST, "/v1/auth/login", Some(request)).await {
+        Ok(session) => Ok(session::begin(go(is_fragment, &next), &session)),
+        Err(Error::CodeRequired(token)) => Ok(second_factor::ask_code(&token, &next, is_fragment)),
+        Err(other) => Err(other),
+    }
 }
 
 /// Ends the session.
@@ -214,7 +210,7 @@ pub async fn signup(
     let project = Project::of(made.project, Some(made.role));
     let base = format!("/console/p/{}", segment(&project.slug));
     let Some(key) = made.key else {
-        return Ok(with_session(go(false, &base), &session));
+        return Ok(session::begin(go(false, &base), &session));
     };
     let key = key.secret.expose_secret().to_owned();
     // A browser that sends `Sec-Fetch-Site` keeps our cookies. Another one gets the key
@@ -222,9 +218,9 @@ pub async fn signup(
     // again when it asks again.
     if !session::keeps_cookies(&headers) {
         let start = Start::of(project, &app.accounts.public_url, Some(key));
-        return Ok(with_session(render(&start)?, &session));
+        return Ok(session::begin(render(&start)?, &session));
     }
-    let mut response = with_session(go(false, &format!("{base}/start")), &session);
+    let mut response = session::begin(go(false, &format!("{base}/start")), &session);
     session::hand_over_key(response.headers_mut(), &project.slug, &key);
     Ok(response)
 }
@@ -345,6 +341,7 @@ struct Account {
     me: Me,
     sessions: Vec<Session>,
     entries: Vec<SecurityEntry>,
+    factors: SecondFactors,
     done: Option<&'static str>,
     now: DateTime<Utc>,
 }
@@ -355,8 +352,9 @@ pub async fn account(api: Api, AskedFields(asked): AskedFields) -> Result<Respon
     let SessionList { sessions } = api.get("/v1/me/sessions").await?;
     let SecurityLog { mut entries } = api.get("/v1/me/security-log").await?;
     entries.truncate(SHOWN_SECURITY_ENTRIES);
+    let factors = api.get("/v1/me/second-factors").await?;
     let done = asked.get(action_table::DONE).and_then(action_table::said);
-    render(&Account { me, sessions, entries, done, now: format::now() })
+    render(&Account { me, sessions, entries, factors, done, now: format::now() })
 }
 
 /// The account's data as a file.

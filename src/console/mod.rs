@@ -23,6 +23,7 @@ mod overview;
 mod page;
 mod queues;
 mod recurring;
+mod second_factor;
 mod session;
 mod settings;
 mod start;
@@ -94,6 +95,8 @@ fn of_people() -> Router<App> {
         .route("/do/{operation}", post(action::of_people))
         .route("/signup", get(auth_pages::signup_page).post(auth_pages::signup))
         .route("/login", get(auth_pages::login_page).post(auth_pages::login))
+        .route("/login/code", get(second_factor::login_code_page).post(second_factor::login_code))
+        .route("/step-up", get(second_factor::step_up_page).post(second_factor::step_up))
         .route("/logout", post(auth_pages::logout))
         .route("/reset", get(auth_pages::reset_page).post(auth_pages::reset))
         .route(
@@ -105,6 +108,9 @@ fn of_people() -> Router<App> {
         .route("/projects", get(auth_pages::projects))
         .route("/account", get(auth_pages::account))
         .route("/account/export", get(auth_pages::export))
+        .route("/account/totp", post(second_factor::add_totp))
+        .route("/account/totp/confirm", post(second_factor::confirm_totp))
+        .route("/account/recovery-codes", post(second_factor::recovery_codes))
 }
 
 /// All pages and their assets. `api` has all routes of the API, for calls within the process.

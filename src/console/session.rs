@@ -15,7 +15,7 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use secrecy::SecretString;
+use secrecy::{ExposeSecret, SecretString};
 
 use super::{
     api::Visitor,
@@ -26,7 +26,7 @@ use crate::{
     accounts::{Client, Reuse, SignedIn},
     app::App,
     credentials::Evict,
-    domain::limits::SESSION_IDLE_SECONDS,
+    domain::limits::{LOGIN_CHALLENGE_SECONDS, SESSION_IDLE_SECONDS},
     error::Error,
     http::auth::SessionReply,
     wire::{RequestId, errors::ErrorResponse},
@@ -34,6 +34,8 @@ use crate::{
 
 const ACCESS_COOKIE: &str = "__Host-fencepost-access";
 const REFRESH_COOKIE: &str = "__Host-fencepost-refresh";
+/// Holds the token of a login that waits for a code.
+const LOGIN_COOKIE: &str = "__Host-fencepost-login";
 /// Holds a new key until it is shown.
 const KEY_COOKIE: &str = "__Host-fencepost-key";
 /// How long a new key waits to be shown.
@@ -81,6 +83,10 @@ impl PageRequest {
 
     /// The answer to a refused request: the login, or an error page.
     fn refuse(&self, error: &Error) -> Response {
+        if matches!(error, Error::StepUpRequired) {
+            let next = super::form::encode(&[("next", &self.page)]);
+            return go(self.is_fragment, &format!("/console/step-up?{next}"));
+        }
         if !matches!(error, Error::Unauthorized | Error::NoCredential(_)) {
             let seen_by = page::SeenBy { page: &self.page, is_logged_in: self.is_logged_in };
             return page::problem(error, &self.request_id, self.is_fragment, seen_by);
@@ -224,6 +230,21 @@ pub fn keeps_cookies(headers: &HeaderMap) -> bool {
     headers.contains_key(FETCH_SITE)
 }
 
+/// Keeps the token of a login for the page that asks for a code.
+pub fn keep_login(headers: &mut HeaderMap, token: &SecretString) {
+    set(headers, LOGIN_COOKIE, token.expose_secret(), LOGIN_CHALLENGE_SECONDS);
+}
+
+/// The token of a login that waits for a code.
+pub fn kept_login(headers: &HeaderMap) -> Option<String> {
+    cookie(headers, LOGIN_COOKIE)
+}
+
+/// Deletes the token of a login.
+pub fn forget_login(headers: &mut HeaderMap) {
+    set(headers, LOGIN_COOKIE, "", 0);
+}
+
 /// Keeps a project's new key for the page that shows it.
 pub fn hand_over_key(headers: &mut HeaderMap, slug: &str, key: &str) {
     set(headers, KEY_COOKIE, &format!("{slug}:{key}"), KEY_SECONDS);
@@ -241,8 +262,14 @@ pub fn forget_key(headers: &mut HeaderMap) {
     set(headers, KEY_COOKIE, "", 0);
 }
 
+/// An answer that starts a session.
+pub fn begin(mut response: Response, session: &SessionReply) -> Response {
+    remember(response.headers_mut(), session);
+    response
+}
+
 /// Stores a session in cookies.
-pub fn remember(headers: &mut HeaderMap, session: &SessionReply) {
+fn remember(headers: &mut HeaderMap, session: &SessionReply) {
     set(headers, ACCESS_COOKIE, &session.access_token, session.expires_in_seconds - EARLY_SECONDS);
     set(headers, REFRESH_COOKIE, &session.refresh_token, SESSION_IDLE_SECONDS);
 }

@@ -253,6 +253,19 @@ pub const ACCESS_TOKEN_SECONDS: i64 = 600;
 pub const SESSION_IDLE_SECONDS: i64 = 7 * 86_400;
 /// Maximum age of a session, in seconds (30 days).
 pub const SESSION_SECONDS: i64 = 30 * 86_400;
+/// How long a login waits for the second factor, in seconds.
+pub const LOGIN_CHALLENGE_SECONDS: i64 = 300;
+/// Wrong codes of one login, after which it must begin again.
+pub const MAX_CODE_TRIES: i32 = 5;
+/// How long a person may change keys and members after a login or `POST /v1/auth/step-up`, in
+/// seconds (15 minutes).
+pub const STEP_UP_SECONDS: i64 = 900;
+/// How long the secret of an authenticator app may wait for its first code, in seconds.
+pub const PENDING_TOTP_SECONDS: i64 = 900;
+/// Recovery codes that an account gets at once.
+pub const RECOVERY_CODES: usize = 10;
+/// Characters of a presented code, at most.
+pub const MAX_CODE_CHARS: usize = 32;
 /// Sessions that a list shows, newest first.
 pub const MAX_SHOWN_SESSIONS: i64 = 100;
 /// Lifetime of a link that verifies an address, in seconds (2 days).

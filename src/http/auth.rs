@@ -1,6 +1,8 @@
 //! `/v1/auth/…`: sign-up, login and logout, passwords, and verification of addresses. These calls
 //! need no credential; each is counted by IP address.
 
+pub(crate) mod second_factor;
+
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
 use secrecy::{ExposeSecret, SecretString};
@@ -159,7 +161,8 @@ impl From<SignedIn> for SessionReply {
 
 /// Log in.
 ///
-/// The answer does not reveal whether an address is known.
+/// The answer does not reveal whether an address is known. An account with a second factor gets a
+/// 403 `code_required` with a `login_token`, which `POST /v1/auth/login/code` takes.
 #[utoipa::path(
     post, path = "/auth/login", tag = "accounts", operation_id = "auth_login",
     request_body = LoginRequest, security(()),
@@ -167,7 +170,7 @@ impl From<SignedIn> for SessionReply {
         (status = 200, description = "A session.", body = SessionReply),
         (status = 400, description = "Invalid e-mail address.", body = ErrorBody),
         (status = 401, description = "Wrong e-mail address or password.", body = ErrorBody),
-        (status = 403, description = "The operator of the server has suspended the account.", body = ErrorBody),
+        (status = 403, description = "A code is needed, or the operator of the server has suspended the account.", body = ErrorBody),
         (status = 429, description = "Too many attempts.", body = ErrorBody),
     ),
 )]

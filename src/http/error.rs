@@ -6,6 +6,7 @@ use axum::{
     response::Response,
 };
 use chrono::{DateTime, Utc};
+use secrecy::ExposeSecret;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -55,6 +56,11 @@ pub struct ApiError {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     pub keys: Vec<RemainingKey>,
+    /// In a 403 `code_required`: the token of this login, for `POST /v1/auth/login/code`. Valid
+    /// for five minutes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub login_token: Option<String>,
     /// Documentation of the code.
     #[schema(example = "https://queue.example.com/docs/errors#invalid_request")]
     pub docs_url: String,
@@ -107,11 +113,14 @@ codes! {
     Error::InvalidTimezone(_) => BAD_REQUEST, "invalid_timezone";
     Error::Unauthorized | Error::NoCredential(_) => UNAUTHORIZED, "unauthorized";
     Error::InvalidCredentials => UNAUTHORIZED, "invalid_credentials";
+    Error::InvalidCode => UNAUTHORIZED, "invalid_code";
     Error::InvalidLink => BAD_REQUEST, "invalid_token";
     Error::Forbidden { .. } => FORBIDDEN, "forbidden";
     Error::Suspended { .. } => FORBIDDEN, "suspended";
     Error::RoleExceedsCaller => FORBIDDEN, "role_exceeds_caller";
     Error::EmailNotVerified => FORBIDDEN, "email_not_verified";
+    Error::CodeRequired(_) => FORBIDDEN, "code_required";
+    Error::StepUpRequired => FORBIDDEN, "step_up_required";
     Error::SignupClosed => FORBIDDEN, "signup_closed";
     Error::NoSuchRoute | Error::UnknownRoute { .. } => NOT_FOUND, "not_found";
     Error::KeyNotFound => NOT_FOUND, "key_not_found";
@@ -187,6 +196,10 @@ pub fn info(error: &Error, request_id: &str) -> ApiError {
         keys: match error {
             Error::KeysRemain(keys) => keys.iter().cloned().map(RemainingKey::from).collect(),
             _ => Vec::new(),
+        },
+        login_token: match error {
+            Error::CodeRequired(token) => Some(token.expose_secret().to_owned()),
+            _ => None,
         },
         docs_url: format!("{ERROR_DOCS}#{code}"),
     }

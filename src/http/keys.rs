@@ -276,6 +276,7 @@ pub async fn create(
     Json(request): Json<CreateKeyRequest>,
 ) -> Result<(StatusCode, Reply<CreatedApiKey>), Error> {
     let request = request.accept(caller.who.scopes())?;
+    caller.require_step_up(&app).await?;
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let max = caller.limits.max_keys();
     let made = keys::create(&mut conn, &caller.author(), request, max).await?;

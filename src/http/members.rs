@@ -113,6 +113,7 @@ pub async fn change(
     AccountInPath(id): AccountInPath,
     Json(request): Json<ChangeMemberRequest>,
 ) -> Result<Reply<Member>, Error> {
+    caller.require_step_up(&app).await?;
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     members::set_role(&mut conn, &caller.author(), id, Some(request.role), None).await?;
     drop(conn);
@@ -156,6 +157,9 @@ pub async fn remove(
     Query(query): Query<RevokeKeysQuery>,
 ) -> Result<StatusCode, Error> {
     only_members(&caller)?;
+    if caller.who.account_id() != Some(id) {
+        caller.require_step_up(&app).await?;
+    }
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let author = caller.author();
     let ended = members::set_role(&mut conn, &author, id, None, query.revoke_keys).await?;
@@ -258,6 +262,7 @@ pub async fn invite(
 ) -> Result<(StatusCode, Reply<CreatedInvitation>), Error> {
     let email = read_email("email", &request.email)?;
     let Who::Member(grant, bearer) = &caller.who else { return Err(Error::MemberNotFound) };
+    caller.require_step_up(&app).await?;
     app.accounts.throttle_invitation(bearer.account_id, caller.project_id, &email).await?;
     let max = caller.limits.max_members();
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;

@@ -262,6 +262,7 @@ pub async fn delete(
     State(app): State<App>,
     Query(query): Query<DeleteProjectQuery>,
 ) -> Result<StatusCode, Error> {
+    caller.require_step_up(&app).await?;
     let mut conn = app.engine.pools.people.acquire_for(caller.project_id).await?;
     projects::delete(&mut conn, &caller.author(), &query.confirm).await?;
     drop(conn);

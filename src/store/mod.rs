@@ -37,6 +37,7 @@ pub mod queues;
 pub mod requeue;
 pub mod roles;
 pub mod schedules;
+pub mod second_factors;
 pub mod sessions;
 pub mod set_aside;
 pub mod settle_failure;

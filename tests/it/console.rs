@@ -4,6 +4,7 @@
 mod buttons;
 mod pages;
 mod parity;
+mod second_factor;
 mod session;
 
 use std::collections::BTreeMap;

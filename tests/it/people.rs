@@ -123,4 +123,5 @@ mod keys;
 mod master_keys;
 mod members;
 mod payloads;
+pub mod second_factor;
 mod security;

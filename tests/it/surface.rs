@@ -191,7 +191,9 @@ fn fill(path: &str, id: &str, named: &Named) -> String {
 
 /// A body that passes its operation's checks, and changes nothing that the tests need.
 fn body(id: &str, job_id: &str) -> Option<Value> {
-    let password = "quiet otters borrow umbrellas";
+    if let Some(body) = account_body(id) {
+        return Some(body);
+    }
     Some(match id {
         "jobs_create" => json!({"job_type": "t"}),
         "jobs_create_batch" => json!({"jobs": [{"job_type": "t"}]}),
@@ -227,8 +229,42 @@ fn body(id: &str, job_id: &str) -> Option<Value> {
         "keys_rename" => json!({"name": "k"}),
         "keys_rotate" => json!({}),
         "keys_report" => json!({"key": "fp_live_junk"}),
+        "auth_logout"
+        | "auth_verify_send"
+        | "me_add_totp"
+        | "me_new_recovery_codes"
+        | "dead_letters_retry"
+        | "jobs_cancel"
+        | "jobs_retry"
+        | "operations_abort"
+        | "queues_pause"
+        | "queues_resume"
+        | "recurring_pause"
+        | "recurring_resume"
+        | "recurring_run"
+        | "workers_quiet"
+        | "workers_resume"
+        | "workers_terminate"
+        | "workflows_cancel"
+        | "batches_seal" => {
+            return None;
+        }
+        id => {
+            assert!(needs_no_body(id), "{id}: say here what its body is, or that it has none");
+            return None;
+        }
+    })
+}
+
+/// The same for what is about accounts and projects.
+fn account_body(id: &str) -> Option<Value> {
+    let password = "quiet otters borrow umbrellas";
+    Some(match id {
         "auth_signup" => json!({"email": "new@example.com", "password": password}),
         "auth_login" => json!({"email": "unknown@example.com", "password": "wrong"}),
+        "auth_login_code" => json!({"login_token": "fp_login_junk", "code": "123456"}),
+        "auth_step_up" => json!({"password": "wrong"}),
+        "me_confirm_totp" => json!({"code": "123456"}),
         "auth_refresh" => json!({"refresh_token": "fp_refresh_junk"}),
         "auth_password" => json!({"current_password": "wrong", "new_password": password}),
         "auth_password_reset" => json!({"email": "unknown@example.com"}),
@@ -240,16 +276,7 @@ fn body(id: &str, job_id: &str) -> Option<Value> {
         "members_update" => json!({"role": "viewer"}),
         "projects_create" => json!({"name": "Another"}),
         "projects_update" => json!({"name": "Main", "require_fence": "ambiguous"}),
-        "auth_logout" | "auth_verify_send" | "dead_letters_retry" | "jobs_cancel"
-        | "jobs_retry" | "operations_abort" | "queues_pause" | "queues_resume"
-        | "recurring_pause" | "recurring_resume" | "recurring_run" | "workers_quiet"
-        | "workers_resume" | "workers_terminate" | "workflows_cancel" | "batches_seal" => {
-            return None;
-        }
-        id => {
-            assert!(needs_no_body(id), "{id}: say here what its body is, or that it has none");
-            return None;
-        }
+        _ => return None,
     })
 }
 
@@ -267,6 +294,8 @@ fn needs_no_body(id: &str) -> bool {
         "jobs_logs_stream",
         "me_end_session",
         "me_export",
+        "me_remove_totp",
+        "me_second_factors",
         "me_security_log",
         "me_sessions",
         "metrics_alert_rules",

@@ -64,6 +64,7 @@ pub async fn rotate(
     let mut check = Check::default();
     check.range("overlap_seconds", overlap, 0, MAX_KEY_OVERLAP_SECONDS);
     check.finish()?;
+    caller.require_step_up(&app).await?;
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let (author, max) = (caller.author(), caller.limits.max_keys());
     let (made, hash) = keys::rotate(&mut conn, &author, id, overlap, max).await?;

@@ -125,6 +125,12 @@ pub async fn prune_people(
                 limit 500
             )
             returning 1
+        ), old_logins as (
+            delete from login_challenges
+            where secret_hash in (
+                select secret_hash from login_challenges where expires_at < now() limit 500
+            )
+            returning 1
         ), old_invitations as (
             delete from invitations
             using (
@@ -166,6 +172,7 @@ pub async fn prune_people(
             returning 1
         )
         select (select count(*) from old_sessions) + (select count(*) from old_mail)
+             + (select count(*) from old_logins)
              + (select count(*) from old_invitations) + (select count(*) from old_entries)
              + (select count(*) from old_account_entries)
              + (select count(*) from old_projects) "count!"

@@ -56,8 +56,20 @@ fn keys_that_sign_tokens_are_encrypted_and_their_master_key_can_be_replaced() {
         server.stop().await;
 
         write(&old);
-        assert_eq!(seal(&database, &file), (true, "1 signing keys encrypted\n".to_owned()));
-        assert_eq!(seal(&database, &file), (true, "0 signing keys encrypted\n".to_owned()));
+        assert_eq!(
+            seal(&database, &file),
+            (
+                true,
+                "1 signing keys encrypted\n0 secrets of authenticator apps encrypted\n".to_owned()
+            )
+        );
+        assert_eq!(
+            seal(&database, &file),
+            (
+                true,
+                "0 signing keys encrypted\n0 secrets of authenticator apps encrypted\n".to_owned()
+            )
+        );
         assert_eq!(database.number(plain).await, 0);
         let both = format!("{new}\n{old}\n");
         for keys in [&old, &both] {
@@ -77,7 +89,13 @@ fn keys_that_sign_tokens_are_encrypted_and_their_master_key_can_be_replaced() {
         let (is_done, told) = seal(&database, &file);
         assert!(!is_done && told.contains(MISSING), "{told}");
         write(&both);
-        assert_eq!(seal(&database, &file), (true, "1 signing keys encrypted\n".to_owned()));
+        assert_eq!(
+            seal(&database, &file),
+            (
+                true,
+                "1 signing keys encrypted\n0 secrets of authenticator apps encrypted\n".to_owned()
+            )
+        );
         let server = start(&database, &new).await;
         assert_eq!(answers(&server, &token).await, (200, "ok\n".to_owned()));
         server.stop().await;

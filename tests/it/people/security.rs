@@ -12,7 +12,7 @@ use super::{
 use crate::harness::{Stage, TestProject, TestServer, fresh_database, limited, run};
 
 /// Runs a command of the operator.
-fn operate(t: &TestProject, args: &[&str]) -> Output {
+pub fn operate(t: &TestProject, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_fencepost"))
         .args(args)
         .env_clear()
@@ -21,7 +21,7 @@ fn operate(t: &TestProject, args: &[&str]) -> Output {
         .expect("it runs")
 }
 
-fn printed(t: &TestProject, args: &[&str]) -> String {
+pub fn printed(t: &TestProject, args: &[&str]) -> String {
     let run = operate(t, args);
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
     assert!(run.status.success(), "{args:?}: {}", text(run.stderr));

@@ -1,0 +1,177 @@
+//! Pages about second factors: the code of a login, the step-up of a session, the authenticator
+//! app and recovery codes.
+
+use askama::{Template, filters::Safe};
+use axum::{
+    http::{HeaderMap, Method},
+    response::Response,
+};
+use qrcode::{QrCode, render::svg};
+use secrecy::SecretString;
+use serde_json::json;
+
+use super::{
+    action_table,
+    api::Api,
+    form::{AskedFields, Fields},
+    location::{LOGIN, is_own_page},
+    page::render,
+    session::{self, go},
+};
+use crate::{
+    error::Error,
+    http::{
+        auth::SessionReply,
+        error::status,
+        me::second_factors::{NewTotp, RecoveryCodes, SecondFactors},
+    },
+    wire::errors::ErrorResponse,
+};
+
+/// Pixels of a square of the QR code: phones read it, and it fits on them.
+const QR_SQUARE_PIXELS: u32 = 4;
+
+/// A wrong code's message, and the page again.
+fn refused(page: &impl Template, error: Error) -> Result<Response, Error> {
+    let mut page = render(page)?;
+    *page.status_mut() = status(&error);
+    page.extensions_mut().insert(ErrorResponse(error));
+    Ok(page)
+}
+
+fn own_page(fields: &Fields) -> String {
+    fields.get("next").filter(|it| is_own_page(it)).unwrap_or("/console").to_owned()
+}
+
+#[derive(Template)]
+#[template(path = "login_code.html")]
+struct LoginCode {
+    next: String,
+    is_wrong: bool,
+}
+
+/// Leads to the page that asks for a code.
+pub fn ask_code(token: &SecretString, next: &str, is_fragment: bool) -> Response {
+    let to = format!("/console/login/code?{}", super::form::encode(&[("next", next)]));
+    let mut response = go(is_fragment, &to);
+    session::keep_login(response.headers_mut(), token);
+    response
+}
+
+/// The page that asks for the code of a login.
+pub async fn login_code_page(
+    headers: HeaderMap,
+    AskedFields(asked): AskedFields,
+) -> Result<Response, Error> {
+    match session::kept_login(&headers) {
+        Some(_) => render(&LoginCode { next: own_page(&asked), is_wrong: false }),
+        None => Ok(go(false, LOGIN)),
+    }
+}
+
+/// Completes a login.
+pub async fn login_code(api: Api, headers: HeaderMap, form: Fields) -> Result<Response, Error> {
+    let Some(token) = session::kept_login(&headers) else { return Ok(go(false, LOGIN)) };
+    let request = json!({"login_token": token, "code": form.text("code")}).to_string();
+    let next = own_page(&form);
+    match api.send::<SessionReply>(Method::POST, "/v1/auth/login/code", Some(request)).await {
+        Ok(session) => {
+            let mut response = session::begin(go(false, &next), &session);
+            session::forget_login(response.headers_mut());
+            Ok(response)
+        }
+        Err(error @ Error::InvalidCode) => refused(&LoginCode { next, is_wrong: true }, error),
+        // It has expired, or had too many wrong codes.
+        Err(Error::InvalidCredentials) => {
+            let mut response = go(false, &action_table::saying(LOGIN, "auth_login_code"));
+            session::forget_login(response.headers_mut());
+            Ok(response)
+        }
+        Err(other) => Err(other),
+    }
+}
+
+#[derive(Template)]
+#[template(path = "step_up.html")]
+struct StepUp {
+    next: String,
+    needs_code: bool,
+    is_wrong: bool,
+}
+
+async fn step_up_form(api: &Api, next: String, is_wrong: bool) -> Result<StepUp, Error> {
+    let factors: SecondFactors = api.get("/v1/me/second-factors").await?;
+    Ok(StepUp { next, needs_code: factors.totp_confirmed_at.is_some(), is_wrong })
+}
+
+/// Asks who the visitor is, before something that a stolen session must not do.
+pub async fn step_up_page(api: Api, AskedFields(asked): AskedFields) -> Result<Response, Error> {
+    render(&step_up_form(&api, own_page(&asked), false).await?)
+}
+
+/// Steps the session up, and leads back to the page.
+pub async fn step_up(api: Api, form: Fields) -> Result<Response, Error> {
+    let name = if form.get("code").is_some() { "code" } else { "password" };
+    let request = json!({name: form.text(name)}).to_string();
+    let next = own_page(&form);
+    match api.send::<()>(Method::POST, "/v1/auth/step-up", Some(request)).await {
+        Ok(()) => Ok(go(false, &action_table::saying(&next, "auth_step_up"))),
+        Err(error @ (Error::InvalidCode | Error::InvalidCredentials)) => {
+            refused(&step_up_form(&api, next, true).await?, error)
+        }
+        Err(other) => Err(other),
+    }
+}
+
+#[derive(Template)]
+#[template(path = "totp.html")]
+struct Totp {
+    new: NewTotp,
+    is_wrong: bool,
+}
+
+impl Totp {
+    /// The link as a picture; none: it is too long for one.
+    fn picture(&self) -> Option<Safe<String>> {
+        let code = QrCode::new(&self.new.uri).ok()?;
+        let mut picture = code.render::<svg::Color<'_>>();
+        let svg = picture.module_dimensions(QR_SQUARE_PIXELS, QR_SQUARE_PIXELS).build();
+        // Within a page, it has no declaration of its own.
+        Some(Safe(svg.split_once("?>").map_or(svg.clone(), |it| it.1.to_owned())))
+    }
+}
+
+/// Shows the secret for an authenticator app.
+pub async fn add_totp(api: Api) -> Result<Response, Error> {
+    let new = api.send(Method::POST, "/v1/me/second-factors/totp", None).await?;
+    render(&Totp { new, is_wrong: false })
+}
+
+#[derive(Template)]
+#[template(path = "recovery_codes.html")]
+struct Codes {
+    codes: RecoveryCodes,
+    is_new_app: bool,
+}
+
+/// Confirms the app, and shows the recovery codes, once. A wrong code shows the secret again, as
+/// the form has it.
+pub async fn confirm_totp(api: Api, form: Fields) -> Result<Response, Error> {
+    let request = json!({"code": form.text("code")}).to_string();
+    let path = "/v1/me/second-factors/totp/confirm";
+    match api.send(Method::POST, path, Some(request)).await {
+        Ok(codes) => render(&Codes { codes, is_new_app: true }),
+        Err(error @ Error::InvalidCode) => {
+            let text = |name| form.text(name).to_owned();
+            let new = NewTotp { secret: text("secret"), uri: text("uri") };
+            refused(&Totp { new, is_wrong: true }, error)
+        }
+        Err(other) => Err(other),
+    }
+}
+
+/// Replaces the recovery codes, and shows them, once.
+pub async fn recovery_codes(api: Api) -> Result<Response, Error> {
+    let codes = api.send(Method::POST, "/v1/me/second-factors/recovery-codes", None).await?;
+    render(&Codes { codes, is_new_app: false })
+}

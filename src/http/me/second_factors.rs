@@ -1,0 +1,158 @@
+//! `/v1/me/second-factors`: the caller's authenticator app and recovery codes.
+
+use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
+use chrono::{DateTime, Utc};
+use secrecy::{ExposeSecret, SecretString};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::{
+    accounts::Client,
+    app::App,
+    auth::Person,
+    domain::limits,
+    error::Error,
+    http::error::ErrorBody,
+    wire::{
+        extract::{Json, RequestBody},
+        openapi::chars,
+    },
+};
+
+/// Second factors of an account.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct SecondFactors {
+    /// When the authenticator app was confirmed; null: there is none, and logins need the password
+    /// alone.
+    #[schema(required)]
+    pub totp_confirmed_at: Option<DateTime<Utc>>,
+    /// Recovery codes that were not used.
+    pub recovery_codes_left: i64,
+}
+
+/// Read your second factors.
+#[utoipa::path(
+    get, path = "/me/second-factors", tag = "accounts", operation_id = "me_second_factors", security(("session" = [])),
+    responses((status = 200, description = "Your second factors.", body = SecondFactors)),
+)]
+pub async fn get(person: Person, State(app): State<App>) -> Result<Reply<SecondFactors>, Error> {
+    let found = app.accounts.second_factors(person.bearer.account_id).await?;
+    Ok(Reply(SecondFactors {
+        totp_confirmed_at: found.totp_confirmed_at,
+        recovery_codes_left: found.recovery_codes,
+    }))
+}
+
+/// A secret for an authenticator app.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct NewTotp {
+    /// The secret in base32, to be typed into an app.
+    pub secret: String,
+    /// The same as an `otpauth://` link, for a QR code.
+    pub uri: String,
+}
+
+/// Add an authenticator app.
+///
+/// Returns a secret for the app (TOTP: SHA-1, six digits, 30 seconds). The app counts once
+/// `POST /v1/me/second-factors/totp/confirm` has got a code of it, within 15 minutes. It then
+/// replaces an earlier app. Needs a session that was stepped up.
+#[utoipa::path(
+    post, path = "/me/second-factors/totp", tag = "accounts", operation_id = "me_add_totp", security(("session" = [])),
+    responses(
+        (status = 201, description = "A secret. It is shown only once.", body = NewTotp),
+        (status = 403, description = "The session must be stepped up.", body = ErrorBody),
+    ),
+)]
+pub async fn add_totp(
+    person: Person,
+    State(app): State<App>,
+) -> Result<(StatusCode, Reply<NewTotp>), Error> {
+    let new = app.accounts.new_totp(person.bearer).await?;
+    let reply = NewTotp {
+        secret: new.secret.expose_secret().to_owned(),
+        uri: new.uri.expose_secret().to_owned(),
+    };
+    Ok((StatusCode::CREATED, Reply(reply)))
+}
+
+/// A code of an app.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"code": "492039"}))]
+pub struct ConfirmTotpRequest {
+    /// Code that the app shows.
+    #[schema(value_type = String, extensions(("bounds" = json!(chars(0, limits::MAX_CODE_CHARS)))))]
+    code: SecretString,
+}
+
+impl RequestBody for ConfirmTotpRequest {}
+
+/// Recovery codes.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct RecoveryCodes {
+    /// Ten codes. Each is valid once, in place of a code of the app. They are shown only once.
+    pub recovery_codes: Vec<String>,
+}
+
+/// Confirm an authenticator app.
+///
+/// From now on, logins need a code. Returns recovery codes, for when the app is lost.
+#[utoipa::path(
+    post, path = "/me/second-factors/totp/confirm", tag = "accounts", operation_id = "me_confirm_totp", security(("session" = [])),
+    request_body = ConfirmTotpRequest,
+    responses(
+        (status = 200, description = "Recovery codes.", body = RecoveryCodes),
+        (status = 401, description = "No live session, or the code is wrong, or no app waits for one.", body = ErrorBody),
+        (status = 429, description = "Too many attempts.", body = ErrorBody),
+    ),
+)]
+pub async fn confirm_totp(
+    person: Person,
+    State(app): State<App>,
+    Extension(client): Extension<Client>,
+    Json(request): Json<ConfirmTotpRequest>,
+) -> Result<Reply<RecoveryCodes>, Error> {
+    let bearer = person.bearer;
+    let recovery_codes = app.accounts.confirm_totp(bearer, &request.code, &client).await?;
+    Ok(Reply(RecoveryCodes { recovery_codes }))
+}
+
+/// Remove the authenticator app.
+///
+/// Removes the recovery codes, too. Needs a session that was stepped up.
+#[utoipa::path(
+    delete, path = "/me/second-factors/totp", tag = "accounts", operation_id = "me_remove_totp", security(("session" = [])),
+    responses(
+        (status = 204, description = "Logins need the password alone."),
+        (status = 403, description = "The session must be stepped up.", body = ErrorBody),
+    ),
+)]
+pub async fn remove_totp(
+    person: Person,
+    State(app): State<App>,
+    Extension(client): Extension<Client>,
+) -> Result<StatusCode, Error> {
+    app.accounts.remove_totp(person.bearer, &client).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Replace the recovery codes.
+///
+/// The earlier ones stop working. Needs a session that was stepped up.
+#[utoipa::path(
+    post, path = "/me/second-factors/recovery-codes", tag = "accounts", operation_id = "me_new_recovery_codes", security(("session" = [])),
+    responses(
+        (status = 200, description = "Recovery codes.", body = RecoveryCodes),
+        (status = 400, description = "The account has no second factor.", body = ErrorBody),
+        (status = 403, description = "The session must be stepped up.", body = ErrorBody),
+    ),
+)]
+pub async fn new_recovery_codes(
+    person: Person,
+    State(app): State<App>,
+    Extension(client): Extension<Client>,
+) -> Result<Reply<RecoveryCodes>, Error> {
+    let recovery_codes = app.accounts.new_recovery_codes(person.bearer, &client).await?;
+    Ok(Reply(RecoveryCodes { recovery_codes }))
+}

@@ -1,0 +1,133 @@
+//! The rows about people and keys.
+
+use fencepost::{
+    accounts::{self, password},
+    auth,
+    domain::limits,
+};
+
+/// The rows of "People and keys".
+pub fn people_limits() -> Vec<(&'static str, String)> {
+    let mut rows = vec![
+        ("an e-mail address", format!("3–{} characters", limits::MAX_EMAIL_CHARS)),
+        (
+            "a password",
+            format!("{}–{} characters", limits::MIN_PASSWORD_CHARS, limits::MAX_PASSWORD_CHARS),
+        ),
+        ("an access token", format!("valid for {} s", limits::ACCESS_TOKEN_SECONDS)),
+        (
+            "a session",
+            format!(
+                "expires after {} s, or {} s without a refresh",
+                limits::SESSION_SECONDS,
+                limits::SESSION_IDLE_SECONDS
+            ),
+        ),
+        (
+            "a login that waits for a code",
+            format!("valid for {} s", limits::LOGIN_CHALLENGE_SECONDS),
+        ),
+        ("wrong codes of one login", limits::MAX_CODE_TRIES.to_string()),
+        (
+            "a session that began or was stepped up",
+            format!("may change keys and members for {} s", limits::STEP_UP_SECONDS),
+        ),
+        (
+            "the secret of an authenticator app",
+            format!("waits {} s for its first code", limits::PENDING_TOTP_SECONDS),
+        ),
+        ("recovery codes", limits::RECOVERY_CODES.to_string()),
+        ("the mail that verifies an address", format!("valid for {} s", limits::VERIFY_SECONDS)),
+        ("the mail that resets a password", format!("valid for {} s", limits::RESET_SECONDS)),
+        ("an invitation", format!("valid for {} s", limits::INVITATION_SECONDS)),
+        (
+            "projects that an account owns on the plan of new projects, whatever it says",
+            limits::MAX_OWNED_PROJECTS.to_string(),
+        ),
+        ("members and open invitations, whatever the plan", limits::MAX_MEMBERS.to_string()),
+        ("a key's `expires_at`", format!("{} s ahead", limits::MAX_KEY_SECONDS)),
+        ("`overlap_seconds`", format!("0–{} s", limits::MAX_KEY_OVERLAP_SECONDS)),
+        ("a key's own `…_per_minute`", format!("1–{}", limits::MAX_KEY_CALLS_PER_MINUTE)),
+        ("keys on one page", format!("1–{}", limits::MAX_PAGE_KEYS)),
+        ("entries of the audit log on one page", format!("1–{}", limits::MAX_PAGE_AUDIT)),
+        (
+            "the audit log",
+            format!(
+                "kept {} days, {} entries of an export",
+                limits::AUDIT_KEEP_DAYS,
+                limits::MAX_EXPORTED_AUDIT
+            ),
+        ),
+        (
+            "an account that was neither verified nor used",
+            format!("deleted after {} days, where mail is sent", limits::UNUSED_ACCOUNT_DAYS),
+        ),
+        (
+            "an account's security log",
+            format!(
+                "kept {} days, {} entries shown, {} of one kind a day",
+                limits::SECURITY_LOG_KEEP_DAYS,
+                limits::MAX_SHOWN_SECURITY_ENTRIES,
+                accounts::security::MAX_ENTRIES_A_DAY,
+            ),
+        ),
+    ];
+    rows.extend(people_rates());
+    rows
+}
+
+/// How often people may do things.
+fn people_rates() -> Vec<(&'static str, String)> {
+    let rate = |it: fencepost::limiter::Rate| format!("{} in {} s", it.count, it.window_seconds);
+    vec![
+        (
+            "sign-up, login, reset and mailed links, per IP address",
+            rate(accounts::CALLS_PER_ADDRESS),
+        ),
+        ("refreshes, per IP address", rate(accounts::REFRESHES_PER_ADDRESS)),
+        ("refreshes, per session", rate(accounts::REFRESHES_PER_SESSION)),
+        ("sign-ups, per IP address", rate(accounts::SIGNUPS_PER_ADDRESS)),
+        ("sign-ups and resets, per e-mail address and IP address", rate(accounts::MAILS_PER_EMAIL)),
+        ("invitations, per e-mail address and project", rate(accounts::MAILS_PER_EMAIL)),
+        (
+            "mails to one e-mail address",
+            format!(
+                "{}, then {}",
+                rate(accounts::MAILS_TO_EMAIL),
+                rate(accounts::LATE_MAILS_TO_EMAIL)
+            ),
+        ),
+        ("invitations, per account", rate(accounts::INVITATIONS_PER_ACCOUNT)),
+        ("invitations, per account of at most 7 days", rate(accounts::INVITATIONS_PER_NEW_ACCOUNT)),
+        ("exports, per account", rate(accounts::EXPORTS_PER_ACCOUNT)),
+        (
+            "look-ups of unknown credentials, per IP address on one node",
+            rate(accounts::LOOKUPS_PER_ADDRESS),
+        ),
+        ("wrong passwords, per e-mail address and IP address", rate(accounts::TRIES_PER_PAIR)),
+        ("wrong codes, per account", rate(accounts::CODES_PER_ACCOUNT)),
+        ("wrong codes, per account and IP address", rate(accounts::TRIES_PER_PAIR)),
+        (
+            "logins, per e-mail address",
+            format!(
+                "{}, then {} s delayed",
+                rate(accounts::TRIES_PER_EMAIL),
+                accounts::LATE.as_secs()
+            ),
+        ),
+        ("calls about itself, an account", rate(auth::CALLS_PER_ACCOUNT)),
+        ("console reads, per member and project", rate(auth::CONSOLE_READS_PER_MEMBER)),
+        ("console changes, per member and project", rate(auth::CONSOLE_ACTIONS_PER_MEMBER)),
+        (
+            "console reads or changes of all members of a project",
+            format!(
+                "{} times `manage_per_minute`, at least as many as one",
+                auth::CONSOLE_CALLS_PER_MANAGE_CALL
+            ),
+        ),
+        (
+            "passwords hashed at the same time",
+            format!("{}, {} more wait, then 503", password::MAX_HASHING, password::MAX_WAITING),
+        ),
+    ]
+}

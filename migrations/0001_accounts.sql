@@ -79,6 +79,8 @@ create table api_keys (
         check (require_fence in ('ambiguous', 'always')),
     -- False: unknown fields in the bodies of enqueues and of workers' calls are ignored.
     strict boolean not null default true,
+    -- Networks from which it may be used, such as `192.0.2.0/24`; none: all.
+    allowed_ips text[] not null default '{}' check (cardinality(allowed_ips) <= 32),
     primary key (project_id, id)
 );
 -- Authentication: the key is what names the project.

@@ -46,6 +46,11 @@ pub struct PeopleArgs {
     #[arg(long, env = "FENCEPOST_DEFAULT_PLAN", value_name = "PLAN")]
     pub default_plan: Option<String>,
 
+    /// File of breached passwords, which new ones must not be: a SHA-1 in hexadecimal on each line,
+    /// sorted, as Have I Been Pwned publishes them [default: none; common passwords are refused]
+    #[arg(long, env = "FENCEPOST_BREACHED_PASSWORDS", value_name = "FILE")]
+    pub breached_passwords: Option<PathBuf>,
+
     /// Public URL of this API, for links in mails [default: http:// and the address of the API]
     #[arg(long, env = "FENCEPOST_PUBLIC_URL", value_name = "URL")]
     pub public_url: Option<String>,

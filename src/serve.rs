@@ -1,6 +1,6 @@
 //! One node, from startup to shutdown.
 
-use std::{sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -11,7 +11,12 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    accounts::{Accounts, password::Passwords, seal::MasterKeys, token::Tokens},
+    accounts::{
+        Accounts,
+        password::{Passwords, lists::BreachedPasswords},
+        seal::MasterKeys,
+        token::Tokens,
+    },
     adapters,
     app::App,
     config::{ConnectionLimits, PoolArgs, RedisPlace, Signup, TrustedProxies},
@@ -74,6 +79,16 @@ pub struct People {
     pub public_url: String,
     pub mailer: Mailer,
     pub master_keys: Arc<MasterKeys>,
+    pub breached_passwords: Option<Arc<BreachedPasswords>>,
+}
+
+/// The operator's list of breached passwords, if there is one.
+///
+/// # Errors
+/// When it cannot be read, or is not such a list.
+pub fn breached_passwords(file: Option<&Path>) -> anyhow::Result<Option<Arc<BreachedPasswords>>> {
+    let list = file.map(BreachedPasswords::open).transpose();
+    Ok(list.context("--breached-passwords")?.map(Arc::new))
 }
 
 /// Serves until `stop` is cancelled; then drains and returns.
@@ -213,7 +228,7 @@ async fn open(
     let accounts = Accounts {
         pool: engine.pools.people.clone(),
         limiter: Limiter::new(bus.clone()),
-        passwords: Passwords::default(),
+        passwords: Passwords::new(people.breached_passwords),
         tokens: Tokens::default(),
         master_keys: people.master_keys,
         mailer: people.mailer,

@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 
 use chrono::{DateTime, Utc};
+use ipnet::IpNet;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 use sqlx::{Acquire, PgConnection};
@@ -18,6 +19,7 @@ use crate::{
         access::{Permission, Scope, may_grant, role_may},
         lease::RequireFence,
         limits::MAX_KEY_SECONDS,
+        networks,
     },
     error::{Error, RemainingKey},
     ids::{KeyId, ProjectId},
@@ -41,6 +43,8 @@ pub struct KeyRequest {
     pub require_fence: RequireFence,
     /// Whether unknown fields in bodies are refused.
     pub strict: bool,
+    /// Networks from which it may be used; none: all.
+    pub allowed_ips: Vec<IpNet>,
 }
 
 impl KeyRequest {
@@ -54,6 +58,7 @@ impl KeyRequest {
             per_minute: [None; 3],
             require_fence: RequireFence::default(),
             strict: true,
+            allowed_ips: Vec::new(),
         }
     }
 }
@@ -79,11 +84,19 @@ pub async fn create(
     max_live: i64,
 ) -> Result<MadeKey, Error> {
     let mut tx = conn.begin().await?;
-    let end = check_rights(&mut tx, author).await?;
+    let own = check_rights(&mut tx, author).await?;
     if !may_grant(author.rights.scopes(), &request.scopes) {
         return Err(Error::RoleExceedsCaller);
     }
-    request.expires_at = [request.expires_at, end].into_iter().flatten().min();
+    request.expires_at = [request.expires_at, own.expires_at].into_iter().flatten().min();
+    if request.allowed_ips.is_empty() {
+        request.allowed_ips = own.allowed_ips;
+    } else if !networks::are_within(&request.allowed_ips, &own.allowed_ips) {
+        return Err(Error::invalid(
+            "allowed_ips",
+            "must be within those of the key that creates it",
+        ));
+    }
     if let Some(expires_at) = request.expires_at {
         let ahead = store::keys::seconds_until(&mut tx, expires_at).await?;
         if !(1.0..=MAX_KEY_SECONDS as f64).contains(&ahead) {
@@ -131,7 +144,7 @@ pub async fn rotate(
     max_live: i64,
 ) -> Result<(MadeKey, Option<SecretHash>), Error> {
     let mut tx = conn.begin().await?;
-    let end = check_rights(&mut tx, author).await?;
+    let own = check_rights(&mut tx, author).await?;
     let old = store::keys::lock(&mut tx, author.project_id, id).await?;
     let old = old.filter(|it| it.is_live).ok_or(Error::KeyNotFound)?;
     let scopes = check_grants(author, &old)?;
@@ -139,10 +152,11 @@ pub async fn rotate(
     let request = KeyRequest {
         name: old.name.clone(),
         scopes,
-        expires_at: [old.expires_at, end].into_iter().flatten().min(),
+        expires_at: [old.expires_at, own.expires_at].into_iter().flatten().min(),
         per_minute: [old.produce_per_minute, old.work_per_minute, old.manage_per_minute],
         require_fence: RequireFence::of_name(&old.require_fence),
         strict: old.strict,
+        allowed_ips: read_networks(&old.allowed_ips),
     };
     // The replaced key does not count, so that a project with the maximum number of keys can
     // rotate.
@@ -278,22 +292,33 @@ fn secret_hash(stored: Option<Vec<u8>>) -> Option<SecretHash> {
     stored.and_then(|it| it.try_into().ok())
 }
 
-/// Checks the author's rights again. Returns when its own key expires.
-async fn check_rights(
-    conn: &mut PgConnection,
-    author: &Author<'_>,
-) -> Result<Option<DateTime<Utc>>, Error> {
+/// What the keys of an author may not exceed.
+#[derive(Debug, Default)]
+struct OwnBounds {
+    expires_at: Option<DateTime<Utc>>,
+    allowed_ips: Vec<IpNet>,
+}
+
+/// Networks as they are stored.
+pub fn read_networks(stored: &[String]) -> Vec<IpNet> {
+    stored.iter().filter_map(|it| networks::parse(it)).collect()
+}
+
+/// Checks the author's rights again.
+async fn check_rights(conn: &mut PgConnection, author: &Author<'_>) -> Result<OwnBounds, Error> {
     match author.rights {
-        Rights::Operator => Ok(None),
+        Rights::Operator => Ok(OwnBounds::default()),
         Rights::Key(id, _) => {
             let key = store::keys::lock(conn, author.project_id, id).await?;
-            key.filter(|it| it.is_live).map(|it| it.expires_at).ok_or(Error::Unauthorized)
+            let key = key.filter(|it| it.is_live).ok_or(Error::Unauthorized)?;
+            let allowed_ips = read_networks(&key.allowed_ips);
+            Ok(OwnBounds { expires_at: key.expires_at, allowed_ips })
         }
         Rights::Member(_) => {
             let role = Roles::lock(conn, author.project_id).await?.of_author(author)?;
             let permission = Permission::Administer;
             if role_may(role, permission) {
-                Ok(None)
+                Ok(OwnBounds::default())
             } else {
                 Err(Error::Forbidden { needs: permission.needs() })
             }
@@ -329,6 +354,7 @@ pub async fn insert_first(
         manage_per_minute,
         require_fence: request.require_fence.name().to_owned(),
         strict: request.strict,
+        allowed_ips: request.allowed_ips.iter().map(ToString::to_string).collect(),
     };
     let kept = store::keys::insert(conn, project_id, KeyId::generate(), &new, max_live).await?;
     let listed = kept.ok_or(Error::QuotaExceeded { what: "live keys", max: max_live })?;
@@ -369,7 +395,7 @@ fn facts(key: &ListedKey) -> String {
     let shown = format!("{}…{}", key.shown_prefix, key.shown_end);
     json!({
         "name": key.name, "shown": shown, "scopes": key.scopes, "expires_at": key.expires_at,
-        "require_fence": key.require_fence, "strict": key.strict,
+        "require_fence": key.require_fence, "strict": key.strict, "allowed_ips": key.allowed_ips,
     })
     .to_string()
 }

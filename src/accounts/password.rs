@@ -2,7 +2,9 @@
 //! rules for new passwords. Source: OWASP Password Storage Cheat Sheet (argon2id, m = 19 MiB, t =
 //! 2, p = 1).
 
-use std::sync::LazyLock;
+pub mod lists;
+
+use std::sync::{Arc, LazyLock};
 
 use argon2::{
     Argon2,
@@ -13,6 +15,7 @@ use zxcvbn::{Score, zxcvbn};
 
 pub use super::turns::{MAX_HASHING, MAX_WAITING};
 
+use self::lists::{BreachedPasswords, is_common};
 use super::turns::Turns;
 use crate::{
     domain::limits::{MAX_PASSWORD_CHARS, MIN_PASSWORD_CHARS},
@@ -39,9 +42,16 @@ fn hash(password: &[u8]) -> String {
 #[derive(Debug, Clone, Default)]
 pub struct Passwords {
     turns: Turns,
+    breached: Option<Arc<BreachedPasswords>>,
 }
 
 impl Passwords {
+    /// With the operator's list of breached passwords, if there is one.
+    #[must_use]
+    pub fn new(breached: Option<Arc<BreachedPasswords>>) -> Self {
+        Self { breached, ..Self::default() }
+    }
+
     /// A password's hash, as a PHC string.
     ///
     /// # Errors
@@ -75,10 +85,11 @@ impl Passwords {
         .await
     }
 
-    /// Checks a new password: see [`weakness`].
+    /// Checks a new password: see [`weakness`]; and that it is not on the operator's list.
     ///
     /// # Errors
     /// [`Error::Invalid`] names `field`. [`Error::Overloaded`] when too many wait already.
+    /// [`Error::NotReady`] when the list cannot be read.
     pub async fn check(
         &self,
         client: &str,
@@ -87,13 +98,23 @@ impl Passwords {
     ) -> Result<(), Error> {
         let known: Vec<String> = known.iter().map(|it| (*it).to_owned()).collect();
         let password = password.clone();
+        let breached = self.breached.clone();
         let weakness = self.work(client, move || {
             let known: Vec<&str> = known.iter().map(String::as_str).collect();
-            weakness(password.expose_secret(), &known)
+            let password = password.expose_secret();
+            if let Some(weakness) = weakness(password, &known) {
+                return Ok(Some(weakness));
+            }
+            let is_breached = breached.map_or(Ok(false), |it| it.contains(password))?;
+            Ok(is_breached.then(|| "was found in a breach of another service".to_owned()))
         });
         match weakness.await? {
-            Some(weakness) => Err(Error::invalid(field, weakness)),
-            None => Ok(()),
+            Ok(Some(weakness)) => Err(Error::invalid(field, weakness)),
+            Ok(None) => Ok(()),
+            Err::<_, std::io::Error>(error) => {
+                tracing::error!(%error, "the list of breached passwords cannot be read");
+                Err(Error::NotReady("new passwords cannot be checked"))
+            }
         }
     }
 
@@ -124,6 +145,7 @@ pub fn is_present(hash: &str) -> bool {
 /// # use fencepost::accounts::password::weakness;
 /// assert!(weakness("short", &[]).is_some());
 /// assert!(weakness("password1234", &[]).is_some());
+/// assert!(weakness("!!Weihnachten1984", &[]).is_some());
 /// assert!(weakness("ada.lovelace@example.com", &["ada.lovelace@example.com"]).is_some());
 /// assert!(weakness("quiet otters borrow umbrellas", &[]).is_none());
 /// ```
@@ -143,7 +165,8 @@ pub fn weakness(password: &str, known: &[&str]) -> Option<String> {
     let beginning: String = password.chars().take(JUDGED_CHARS).collect();
     let guess = zxcvbn(&beginning, &inputs);
     if guess.score() >= Score::Three {
-        return None;
+        let common = || "is common, or common with digits or symbols around it".to_owned();
+        return is_common(password).then(common);
     }
     let advice = guess.feedback().and_then(|it| it.warning()).map(|it| it.to_string());
     let advice = advice.unwrap_or_else(|| "Choose a few unusual words.".to_owned());

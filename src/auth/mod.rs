@@ -43,6 +43,7 @@ use crate::{
     domain::{
         access::{Permission, Role, Scope, key_may, role_may},
         lease::RequireFence,
+        networks,
         plan::{Limits, Tenant},
     },
     error::Error,
@@ -386,6 +387,9 @@ async fn identify(parts: &mut Parts, app: &App) -> Result<Who, Error> {
         count_lookup(parts, app)?;
     }
     let grant = app.credentials.key(hash).await?.ok_or(Error::Unauthorized)?;
+    if !networks::allow(&grant.allowed_ips, person::address_of(&parts.extensions)) {
+        return Err(Error::Forbidden { needs: "an IP address that the key allows" });
+    }
     match named {
         Some(it)
             if it != grant.owner.project_slug

@@ -74,13 +74,17 @@ impl FromRequestParts<App> for Person {
 #[derive(Debug, Clone, Copy)]
 pub struct ClientAddress(pub IpAddr);
 
+/// The address of a request's client.
+pub(super) fn address_of(extensions: &Extensions) -> IpAddr {
+    extensions.get::<ClientAddress>().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |it| it.0)
+}
+
 /// The address and user agent.
 #[must_use]
 pub fn client_of_request(extensions: &Extensions, headers: &HeaderMap, request_id: &str) -> Client {
-    let address = extensions.get::<ClientAddress>().map(|it| it.0);
     let user_agent = headers.get(USER_AGENT).and_then(|it| it.to_str().ok());
     Client {
-        address: client_of(address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED))).into(),
+        address: client_of(address_of(extensions)).into(),
         user_agent: user_agent.map(|it| text::cut(it, MAX_USER_AGENT_BYTES).into()),
         request_id: request_id.into(),
         is_browser: false,

@@ -23,6 +23,7 @@ use crate::{
     limiter::Limiter,
     mail::Mailer,
     redis_bus::Bus,
+    serve,
     store::{
         migrate::{self, Schema},
         pools,
@@ -332,6 +333,11 @@ fn check_people(node: &NodeArgs, findings: &mut Findings) {
             "no master key: who reads a backup can forge access tokens. Set --master-key-file",
         ),
         Err(error) => findings.bad("secrets", format!("{error:#}")),
+    }
+    match serve::breached_passwords(people.breached_passwords.as_deref()) {
+        Ok(None) => (),
+        Ok(Some(_)) => findings.good("passwords", "the list of breached ones can be read"),
+        Err(error) => findings.bad("passwords", format!("{error:#}")),
     }
     match people.plans(DEFAULT_PLAN) {
         Ok((plans, plan)) => {

@@ -283,6 +283,7 @@ async fn open(database: &DatabaseArgs, node: NodeArgs, linger: Duration) -> anyh
         public_url: public_url.unwrap_or(format!("http://{}", api.local_addr()?)),
         mailer,
         master_keys: Arc::new(master_keys(&node.master_key)?),
+        breached_passwords: serve::breached_passwords(node.people.breached_passwords.as_deref())?,
     };
     Ok(Node {
         api,

@@ -103,6 +103,8 @@ pub enum Field {
     /// True when the box is ticked.
     Flag(&'static str),
     Choices(&'static str),
+    /// Words, as a list; omitted when there is none.
+    Words(&'static str),
     /// JSON; null when it is empty.
     Json(&'static str),
     /// An object that is sent even if it is empty.
@@ -119,6 +121,7 @@ impl Field {
             | Self::NumberOrNull(it)
             | Self::Flag(it)
             | Self::Choices(it)
+            | Self::Words(it)
             | Self::Json(it)
             | Self::Object(it)
             | Self::Time(it) => it,
@@ -161,6 +164,11 @@ pub fn body(fields: &[Field], form: &Fields) -> Result<String, Error> {
             },
             Field::Flag(_) => Some(raw(form.get(name).is_some())),
             Field::Choices(_) => Some(raw(form.all(name).collect::<Vec<_>>())),
+            Field::Words(_) => {
+                let words = form.text(name).split(|it: char| it.is_whitespace() || it == ',');
+                let words: Vec<_> = words.filter(|it| !it.is_empty()).collect();
+                (!words.is_empty()).then(|| raw(words))
+            }
             Field::Json(_) => Some(json(name, form.trimmed(name).unwrap_or("null"))?),
             Field::Object(_) => {
                 root.entry(name.to_owned()).or_insert_with(|| Part::Object(BTreeMap::new()));

@@ -57,14 +57,23 @@ pub async fn keys(here: Here, State(app): State<App>) -> Result<Response, Error>
 }
 
 /// Creates a key, and shows it once.
-pub async fn make_key(here: Here, State(app): State<App>, form: Fields) -> Result<Response, Error> {
+pub async fn make_key(
+    here: Here,
+    State(app): State<App>,
+    mut form: Fields,
+) -> Result<Response, Error> {
     const REQUEST_FIELDS: &[Field] = &[
         Field::Text("name"),
         Field::Choices("scopes"),
         Field::Text("require_fence"),
         Field::Json("strict"),
+        Field::Words("allowed_ips"),
         Field::Time("expires_at"),
     ];
+    if let (None, Ok(days)) = (form.get("expires_at"), form.text("lifetime_days").parse()) {
+        let end = TimeDelta::try_days(days).and_then(|it| format::now().checked_add_signed(it));
+        form.0.extend(end.map(|it| ("expires_at".to_owned(), it.to_rfc3339())));
+    }
     let body = form::body(REQUEST_FIELDS, &form)?;
     let made = here.api.send(Method::POST, &here.at("/keys"), Some(body)).await?;
     keys_page(here, &app, Some(made)).await

@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use ipnet::IpNet;
 use moka::future::Cache;
 use tokio::sync::Notify;
 
@@ -20,7 +21,7 @@ pub use self::{
 };
 
 use crate::{
-    accounts::{key::SecretHash, token::Bearer},
+    accounts::{key::SecretHash, keys::read_networks, token::Bearer},
     domain::{
         access::{Role, Scope},
         plan::{Limits, Plans},
@@ -50,6 +51,8 @@ pub struct KeyGrant {
     /// What it may be used for.
     pub scopes: Vec<Scope>,
     pub limits: Limits,
+    /// Networks from which it may be used; none: all.
+    pub allowed_ips: Vec<IpNet>,
 }
 
 /// A member's role and limits in a project.
@@ -206,7 +209,8 @@ impl Credentials {
         let scopes = owner.scopes.iter().filter_map(|it| Scope::of_name(it)).collect();
         let limits = self.plans.of(&owner.plan, owner.overrides.as_ref());
         let limits = self.newcomers.limits(&owner.plan, owner.is_verified, limits);
-        KeyGrant { owner, scopes, limits }
+        let allowed_ips = read_networks(&owner.allowed_ips);
+        KeyGrant { owner, scopes, limits, allowed_ips }
     }
 
     /// Whether this key is cached, or was found lately: its lookup is no attempt to guess one.

@@ -191,6 +191,7 @@ fn people(args: &DevArgs, url: &str, folder: &Folder) -> anyhow::Result<People> 
         public_url,
         mailer,
         master_keys: Arc::new(MasterKeys::parse(&master_keys)?),
+        breached_passwords: serve::breached_passwords(args.breached_passwords.as_deref())?,
     })
 }
 

@@ -280,6 +280,8 @@ pub const MAX_PAGE_KEYS: u32 = 200;
 pub const MAX_KEY_SECONDS: i64 = 3_660 * 86_400;
 /// How long a rotated key may stay valid, in seconds (30 days).
 pub const MAX_KEY_OVERLAP_SECONDS: i64 = 30 * 86_400;
+/// Networks that one key allows.
+pub const MAX_KEY_NETWORKS: usize = 32;
 /// Own rate limit of a key, in calls per minute.
 pub const MAX_KEY_CALLS_PER_MINUTE: i32 = 1_000_000;
 /// Rows of one page of the audit log.

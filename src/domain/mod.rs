@@ -18,6 +18,7 @@ pub mod job;
 pub mod lease;
 pub mod limits;
 pub mod logs;
+pub mod networks;
 pub mod operation;
 pub mod plan;
 pub mod rate;

@@ -5,6 +5,7 @@ pub mod revoke;
 
 use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
+use ipnet::IpNet;
 use secrecy::ExposeSecret;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -23,6 +24,7 @@ use crate::{
         formats,
         lease::RequireFence,
         limits::{self, MAX_KEY_CALLS_PER_MINUTE},
+        networks,
     },
     error::Error,
     ids::KeyId,
@@ -87,6 +89,9 @@ pub struct ApiKey {
     pub require_fence: RequireFence,
     /// Whether unknown fields in bodies are refused.
     pub strict: bool,
+    /// Networks from which it may be used; empty: all.
+    #[schema(example = json!(["192.0.2.0/24"]))]
+    pub allowed_ips: Vec<String>,
     /// When it was created.
     pub created_at: DateTime<Utc>,
     /// Creator: id of an account or key; null: an operator.
@@ -123,6 +128,7 @@ impl From<ListedKey> for ApiKey {
             },
             require_fence: RequireFence::of_name(&row.require_fence),
             strict: row.strict,
+            allowed_ips: row.allowed_ips,
             created_at: row.created_at,
             created_by: row.created_by,
             last_used_at: row.last_used_at,
@@ -218,6 +224,10 @@ pub struct CreateKeyRequest {
     /// False: unknown fields in the bodies of enqueues and of workers' calls are ignored, for
     /// clients that send more than this API knows. Default: true.
     strict: Option<bool>,
+    /// IP addresses and networks from which it may be used, such as `192.0.2.7` and
+    /// `2001:db8::/32`. Default: all, or those of the key that creates it.
+    #[schema(max_items = 32)]
+    allowed_ips: Option<Vec<String>>,
 }
 
 impl RequestBody for CreateKeyRequest {}
@@ -239,6 +249,7 @@ impl CreateKeyRequest {
         for (field, value) in fields {
             check.range(field, value.unwrap_or(1), 1, MAX_KEY_CALLS_PER_MINUTE);
         }
+        let allowed_ips = read_networks(&self.allowed_ips.unwrap_or_default(), &mut check);
         let preset = self.preset.map(|it| it.scopes().to_vec());
         let mut scopes = self.scopes.or(preset).unwrap_or_else(|| own.to_vec());
         scopes.sort();
@@ -254,8 +265,29 @@ impl CreateKeyRequest {
             per_minute: [rates.produce_per_minute, rates.work_per_minute, rates.manage_per_minute],
             require_fence: self.require_fence.unwrap_or_default(),
             strict: self.strict.unwrap_or(true),
+            allowed_ips,
         })
     }
+}
+
+fn read_networks(texts: &[String], check: &mut Check) -> Vec<IpNet> {
+    let (max, count) = (limits::MAX_KEY_NETWORKS, texts.len());
+    if count > max {
+        check.refuse("allowed_ips", format!("must have at most {max} entries, has {count}"));
+        return Vec::new();
+    }
+    let mut read = Vec::with_capacity(count);
+    for (place, text) in texts.iter().enumerate() {
+        match networks::parse(text) {
+            Some(it) if read.contains(&it) => (),
+            Some(it) => read.push(it),
+            None => check.refuse(
+                &format!("allowed_ips[{place}]"),
+                "must be an IP address, or a network such as 192.0.2.0/24",
+            ),
+        }
+    }
+    read
 }
 
 /// Create a key.

@@ -31,6 +31,8 @@ pub struct KeyOwner {
     pub require_fence: String,
     /// Whether unknown fields in bodies are refused.
     pub strict: bool,
+    /// Networks from which it may be used; none: all.
+    pub allowed_ips: Vec<String>,
     /// Whether the operator has suspended the project.
     pub is_suspended: bool,
     /// Whether the project has an owner with a verified address, or no owner at all.
@@ -56,6 +58,8 @@ pub struct ListedKey {
     pub require_fence: String,
     /// Whether unknown fields in bodies are refused.
     pub strict: bool,
+    /// Networks from which it may be used; none: all.
+    pub allowed_ips: Vec<String>,
     pub created_at: DateTime<Utc>,
     /// Its creator: the id of an account or key.
     pub created_by: Option<String>,
@@ -89,6 +93,8 @@ pub struct NewKey {
     pub require_fence: String,
     /// Whether unknown fields in bodies are refused.
     pub strict: bool,
+    /// Networks from which it may be used; none: all.
+    pub allowed_ips: Vec<String>,
 }
 
 /// The key with this hash, live or not.
@@ -123,7 +129,7 @@ pub async fn find_by_secret(
                key.produce_per_minute, key.work_per_minute, key.manage_per_minute,
                case when 'always' in (key.require_fence, project.require_fence)
                    then 'always' else 'ambiguous' end "require_fence!",
-               key.strict, project.suspended_at is not null "is_suspended!",
+               key.strict, key.allowed_ips, project.suspended_at is not null "is_suspended!",
                not exists (
                    select from members owner
                    where owner.project_id = project.id and owner.role = 'owner'
@@ -160,17 +166,17 @@ pub async fn insert(
         insert into api_keys (
             project_id, id, name, secret_hash, shown_prefix, shown_end, scopes, expires_at,
             created_by, produce_per_minute, work_per_minute, manage_per_minute, require_fence,
-            strict
+            strict, allowed_ips
         )
-        select $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $14, $15
+        select $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $14, $15, $16
         where (
             select count(*) from api_keys
             where project_id = $1 and revoked_at is null
                 and (expires_at is null or expires_at > now())
         ) < $13
         returning id "id: KeyId", name, shown_prefix, shown_end, scopes, produce_per_minute,
-                  work_per_minute, manage_per_minute, require_fence, strict, created_at, created_by,
-                  last_used_at, expires_at, revoked_at,
+                  work_per_minute, manage_per_minute, require_fence, strict, allowed_ips, created_at,
+                  created_by, last_used_at, expires_at, revoked_at,
                   (expires_at is null or expires_at > now()) "is_live!"
         "#,
         project_id.0,
@@ -188,6 +194,7 @@ pub async fn insert(
         max_live,
         key.require_fence,
         key.strict,
+        &key.allowed_ips,
     )
     .fetch_optional(conn)
     .await
@@ -204,8 +211,8 @@ pub async fn list(
         ListedKey,
         r#"
         select id "id: KeyId", name, shown_prefix, shown_end, scopes, produce_per_minute,
-               work_per_minute, manage_per_minute, require_fence, strict, created_at, created_by,
-               last_used_at, expires_at, revoked_at,
+               work_per_minute, manage_per_minute, require_fence, strict, allowed_ips, created_at,
+               created_by, last_used_at, expires_at, revoked_at,
                (revoked_at is null and (expires_at is null or expires_at > now())) "is_live!"
         from api_keys
         where project_id = $1 and ($2::uuid is null or id < $2)
@@ -230,8 +237,8 @@ pub async fn created_by(
         ListedKey,
         r#"
         select id "id: KeyId", name, shown_prefix, shown_end, scopes, produce_per_minute,
-               work_per_minute, manage_per_minute, require_fence, strict, created_at, created_by,
-               last_used_at, expires_at, revoked_at,
+               work_per_minute, manage_per_minute, require_fence, strict, allowed_ips, created_at,
+               created_by, last_used_at, expires_at, revoked_at,
                (revoked_at is null and (expires_at is null or expires_at > now())) "is_live!"
         from api_keys
         where project_id = $1 and created_by = any($2)
@@ -253,8 +260,8 @@ pub async fn lock(
         ListedKey,
         r#"
         select id "id: KeyId", name, shown_prefix, shown_end, scopes, produce_per_minute,
-               work_per_minute, manage_per_minute, require_fence, strict, created_at, created_by,
-               last_used_at, expires_at, revoked_at,
+               work_per_minute, manage_per_minute, require_fence, strict, allowed_ips, created_at,
+               created_by, last_used_at, expires_at, revoked_at,
                (revoked_at is null and (expires_at is null or expires_at > now())) "is_live!"
         from api_keys
         where project_id = $1 and id = $2

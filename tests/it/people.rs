@@ -122,6 +122,7 @@ mod claims;
 mod keys;
 mod master_keys;
 mod members;
+mod passwords;
 mod payloads;
 pub mod second_factor;
 mod security;

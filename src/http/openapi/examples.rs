@@ -40,6 +40,7 @@ const VALUES: &[(&str, &str)] = &[
     ("lease_id", r#""0f8fad5b-d9cb-469f-a165-70867728950e""#),
     ("lease_seconds", "60"),
     ("limit", "1000"),
+    ("login_token", r#""fp_login_4k7m9qwx2c3dhn5t""#),
     ("max_attempts", "5"),
     ("max_seconds", "3600"),
     ("message", r#""no answer from smtp.example.com""#),
@@ -55,6 +56,8 @@ const VALUES: &[(&str, &str)] = &[
     ("project_name", r#""Acme""#),
     ("queue", r#""default""#),
     ("queues", r#"["default"]"#),
+    ("recovery_codes", r#"["4k7m-9qwx-2c3d-hn5t"]"#),
+    ("recovery_codes_left", "10"),
     ("refresh_token", r#""q4xXk2dD0b1mZVw8Yt7RrA""#),
     ("request_id", r#""req_01m7w3ha3aextt8pkwwdmxsmqw""#),
     ("sample_job_id", r#""job_01m7w3ha3aextt8pkwwdmxsmqw""#),
@@ -71,6 +74,10 @@ const VALUES: &[(&str, &str)] = &[
     ("token", r#""3vQB7B6MrGQZaxCuFg4oh""#),
     ("total", "42"),
     ("traceparent", r#""00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01""#),
+    (
+        "uri",
+        r#""otpauth://totp/Fencepost:ada%40example.com?secret=JBSWY3DPEHPK3PXP&issuer=Fencepost""#,
+    ),
     ("worker_id", r#""worker-1""#),
 ];
 const TIME: &str = "2026-01-31T12:00:00Z";

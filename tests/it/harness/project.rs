@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use fencepost::{
-    accounts::seal::MasterKeys,
+    accounts::{password::lists::BreachedPasswords, seal::MasterKeys},
     config::{ConnectionLimits, PoolArgs, RedisPlace, Signup, TrustedProxies},
     dev,
     domain::plan::Plans,
@@ -42,6 +42,7 @@ pub struct Stage {
     pub roles: bool,
     /// What encrypts its secrets.
     pub master_keys: Arc<MasterKeys>,
+    pub breached_passwords: Option<Arc<BreachedPasswords>>,
 }
 
 impl Default for Stage {
@@ -58,6 +59,7 @@ impl Default for Stage {
             trusts_proxy: true,
             roles: true,
             master_keys: Arc::default(),
+            breached_passwords: None,
         }
     }
 }
@@ -106,6 +108,7 @@ impl TestServer {
                 public_url: url.clone(),
                 mailer: Mailer::Hand(mailer),
                 master_keys: stage.master_keys,
+                breached_passwords: stage.breached_passwords,
             },
             connections: ConnectionLimits {
                 per_address: stage.connections,

@@ -47,6 +47,7 @@ pub fn people_limits() -> Vec<(&'static str, String)> {
         ("members and open invitations, whatever the plan", limits::MAX_MEMBERS.to_string()),
         ("a key's `expires_at`", format!("{} s ahead", limits::MAX_KEY_SECONDS)),
         ("`overlap_seconds`", format!("0–{} s", limits::MAX_KEY_OVERLAP_SECONDS)),
+        ("a key's `allowed_ips`", limits::MAX_KEY_NETWORKS.to_string()),
         ("a key's own `…_per_minute`", format!("1–{}", limits::MAX_KEY_CALLS_PER_MINUTE)),
         ("keys on one page", format!("1–{}", limits::MAX_PAGE_KEYS)),
         ("entries of the audit log on one page", format!("1–{}", limits::MAX_PAGE_AUDIT)),

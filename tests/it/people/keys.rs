@@ -378,3 +378,60 @@ fn the_keys_of_a_member_who_goes_end_unless_they_are_kept() {
         assert_eq!(log["entries"].as_array().map(Vec::len), Some(3), "{log}");
     });
 }
+
+/// A call with a key from this address.
+async fn from(key: &TestProject, address: &str, body: Option<Value>) -> Reply {
+    let path = format!("{}/v1/keys", key.url);
+    let request = match &body {
+        Some(body) => key.client.post(path).json(body),
+        None => key.client.get(path),
+    };
+    let request = request.bearer_auth(&key.api_key).header("x-forwarded-for", address);
+    Reply::of(request.send().await.expect("an answer")).await
+}
+
+#[test]
+fn a_key_works_from_its_networks_alone_and_so_do_those_that_it_creates() {
+    run(async |t| {
+        let wanted = json!({
+            "name": "office", "scopes": ["keys", "read"],
+            "allowed_ips": ["192.0.2.0/24", "2001:db8::/32", "192.0.2.0/24"],
+        });
+        let made = t.post("/v1/keys", wanted).await.is(201);
+        assert_eq!(made["key"]["allowed_ips"], json!(["192.0.2.0/24", "2001:db8::/32"]));
+        let office = with(t, &made);
+        for inside in ["192.0.2.200", "2001:db8::7"] {
+            from(&office, inside, None).await.is(200);
+        }
+        for outside in ["198.51.100.1", "2001:db9::7"] {
+            let error = from(&office, outside, None).await.is_error(403, "forbidden");
+            let message = "this operation requires an IP address that the key allows";
+            assert_eq!(error["message"], message);
+        }
+        let inside = "192.0.2.7";
+        let same = from(&office, inside, Some(json!({"name": "a"}))).await.is(201);
+        assert_eq!(same["key"]["allowed_ips"], json!(["192.0.2.0/24", "2001:db8::/32"]));
+        let less = json!({"name": "b", "allowed_ips": ["192.0.2.7"]});
+        let less = from(&office, inside, Some(less)).await.is(201);
+        assert_eq!(less["key"]["allowed_ips"], json!(["192.0.2.7/32"]));
+        let more = json!({"name": "c", "allowed_ips": ["192.0.2.0/23"]});
+        from(&office, inside, Some(more)).await.refuses("allowed_ips");
+        let rotated = t.act(&format!("/v1/keys/{}/rotate", id_of(&less))).await.is(201);
+        assert_eq!(rotated["key"]["allowed_ips"], json!(["192.0.2.7/32"]));
+        from(&with(t, &rotated), "192.0.2.8", None).await.is_error(403, "forbidden");
+        let unused = t.get(&format!("/v1/keys/{}", id_of(&rotated))).await.is(200);
+        assert_eq!(unused["last_used_at"], Value::Null);
+        // An adapter has the same door.
+        for (address, status) in [(inside, 200), ("198.51.100.1", 403)] {
+            let there = t.client.get(format!("{}/ojs/v1/queues", t.url));
+            let there = there.bearer_auth(&office.api_key).header("x-forwarded-for", address);
+            assert_eq!(there.send().await.expect("an answer").status(), status);
+        }
+        for junk in ["x", "192.0.2.7/24", ""] {
+            let body = json!({"name": "k", "allowed_ips": ["192.0.2.7", junk]});
+            t.post("/v1/keys", body).await.refuses("allowed_ips[1]");
+        }
+        let many: Vec<_> = (0..33).map(|it| format!("192.0.2.{it}")).collect();
+        t.post("/v1/keys", json!({"name": "k", "allowed_ips": many})).await.refuses("allowed_ips");
+    });
+}

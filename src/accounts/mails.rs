@@ -24,6 +24,16 @@ struct Reset<'a> {
 }
 
 #[derive(Template)]
+#[template(path = "mail/change.txt")]
+struct Change<'a> {
+    url: &'a str,
+    old: &'a str,
+    new: &'a str,
+    token: &'a str,
+    address: &'a str,
+}
+
+#[derive(Template)]
 #[template(path = "mail/known.txt")]
 struct Known<'a> {
     url: &'a str,
@@ -67,6 +77,18 @@ pub(super) fn reset(
 ) -> Result<Mail, Error> {
     let links = links.iter().map(|(at, token)| (shown(*at), token.expose_secret())).collect();
     mail(to, "Reset your password".to_owned(), &Reset { url, links })
+}
+
+/// Asks an address to confirm the change from an old address to a new one.
+pub(super) fn change(
+    to: &str,
+    url: &str,
+    (old, new): (&str, &str),
+    (token, address): (&SecretString, &str),
+) -> Result<Mail, Error> {
+    let token = token.expose_secret();
+    let template = Change { url, old, new, token, address };
+    mail(to, "Confirm the new e-mail address".to_owned(), &template)
 }
 
 /// Tells the owner of an address that it has an account already.

@@ -2,6 +2,7 @@
 //! HTTP; it limits, hashes, mails, and writes what it decides to the database.
 
 pub mod author;
+mod email_change;
 pub mod key;
 pub mod keys;
 mod login;

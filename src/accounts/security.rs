@@ -30,6 +30,8 @@ pub enum AccountEvent {
     /// A refresh token was used twice, so its session ended.
     TokenReused,
     AddressVerified,
+    AddressChangeRequested,
+    AddressChanged,
     PasswordChanged,
     PasswordReset,
     /// The password was right, the code was not.
@@ -61,6 +63,8 @@ impl AccountEvent {
             Self::SessionEnded => "session.ended",
             Self::TokenReused => "session.token_reused",
             Self::AddressVerified => "address.verified",
+            Self::AddressChangeRequested => "address.change_requested",
+            Self::AddressChanged => "address.changed",
             Self::PasswordChanged => "password.changed",
             Self::PasswordReset => "password.reset",
             Self::CodeRefused => "login.code_refused",

@@ -353,6 +353,14 @@ pub const ACTIONS: &[Action] = &[
         "A login needs the password alone.",
     )
     .of_people(),
+    on(
+        "me_change_email",
+        "POST",
+        "/me/email",
+        &[Field::Text("email")],
+        "The mails were sent. Open their links within two days.",
+    )
+    .of_people(),
     on("auth_verify_send", "POST", "/auth/verify/send", &[], "The mail was sent.").of_people(),
     on(
         "auth_password",
@@ -388,6 +396,7 @@ pub const OTHERS: &[(&str, &str, &str)] = &[
     ),
     ("auth_step_up", "/console/step-up", "Thank you. Do again what you were about to do."),
     ("auth_logout", "/console/logout", ""),
+    ("me_confirm_email", "/console/email", ""),
     ("me_add_totp", "/console/account/totp", ""),
     ("me_confirm_totp", "/console/account/totp/confirm", ""),
     ("me_new_recovery_codes", "/console/account/recovery-codes", ""),

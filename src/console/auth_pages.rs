@@ -32,7 +32,10 @@ use crate::{
         auth::SessionReply,
         error::{self, ApiError},
         invitations::InvitationPreview,
-        me::{Me, SecurityEntry, SecurityLog, Session, SessionList, second_factors::SecondFactors},
+        me::{
+            Me, SecurityEntry, SecurityLog, Session, SessionList, email::EmailConfirmed,
+            second_factors::SecondFactors,
+        },
         projects::{Project, ProjectList},
     },
     wire::errors::ErrorResponse,
@@ -249,6 +252,7 @@ pub async fn reset(State(app): State<App>, api: Api, form: Fields) -> Result<Res
 enum Link {
     Reset,
     Verify,
+    Email,
     Invitation,
 }
 
@@ -288,6 +292,15 @@ pub async fn verify_page(
     link_page(Link::Verify, &api, &asked, &uri).await
 }
 
+/// The target of a mail about a new address.
+pub async fn email_page(
+    api: Api,
+    AskedFields(asked): AskedFields,
+    OriginalUri(uri): OriginalUri,
+) -> Result<Response, Error> {
+    link_page(Link::Email, &api, &asked, &uri).await
+}
+
 /// The target of an invitation mail.
 pub async fn invitation_page(
     api: Api,
@@ -311,13 +324,27 @@ pub async fn confirm_reset(api: Api, headers: HeaderMap, form: Fields) -> Result
 
 #[derive(Template)]
 #[template(path = "verified.html")]
-struct Verified;
+struct Verified {
+    text: &'static str,
+}
+
+/// Confirms a new address.
+pub async fn confirm_email(api: Api, form: Fields) -> Result<Response, Error> {
+    let request = json!({"token": form.text("token")}).to_string();
+    let confirmed: EmailConfirmed =
+        api.send(Method::POST, "/v1/me/email/confirm", Some(request)).await?;
+    let text = match confirmed.is_changed {
+        true => "The address of your account is changed.",
+        false => "Now open the link in the mail to the other address.",
+    };
+    render(&Verified { text })
+}
 
 /// Verifies an address.
 pub async fn verify(api: Api, form: Fields) -> Result<Response, Error> {
     let request = json!({"token": form.text("token")}).to_string();
     api.send::<()>(Method::POST, "/v1/auth/verify", Some(request)).await?;
-    render(&Verified)
+    render(&Verified { text: "Your address is verified." })
 }
 
 #[derive(Template)]

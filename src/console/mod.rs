@@ -104,6 +104,7 @@ fn of_people() -> Router<App> {
             get(auth_pages::confirm_reset_page).post(auth_pages::confirm_reset),
         )
         .route("/verify", get(auth_pages::verify_page).post(auth_pages::verify))
+        .route("/email", get(auth_pages::email_page).post(auth_pages::confirm_email))
         .route("/invitation", get(auth_pages::invitation_page))
         .route("/projects", get(auth_pages::projects))
         .route("/account", get(auth_pages::account))

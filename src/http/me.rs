@@ -1,5 +1,6 @@
 //! `/v1/me`: the caller's account, its sessions, export and deletion. For sessions only.
 
+pub(crate) mod email;
 pub(crate) mod second_factors;
 
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};

@@ -155,6 +155,8 @@ fn people_plane() -> OpenApiRouter<App> {
         .routes(routes!(me::sessions))
         .routes(routes!(me::end_session))
         .routes(routes!(me::security_log))
+        .routes(routes!(me::email::change))
+        .routes(routes!(me::email::confirm))
         .routes(routes!(me::second_factors::get))
         .routes(routes!(me::second_factors::add_totp, me::second_factors::remove_totp))
         .routes(routes!(me::second_factors::confirm_totp))

@@ -306,6 +306,28 @@ pub async fn verify(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<bool
     Ok(done.rows_affected() == 1)
 }
 
+/// Changes the address of an account, which has verified the new one.
+///
+/// # Errors
+/// A unique violation when another account has verified the address.
+pub async fn set_email(conn: &mut PgConnection, id: AccountId, email: &str) -> sqlx::Result<()> {
+    sqlx::query!("update accounts set email = $2, verified_at = now() where id = $1", id.0, email)
+        .execute(conn)
+        .await?;
+    Ok(())
+}
+
+/// Invalidates all mailed tokens of an account.
+pub async fn spend_mail_tokens(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<()> {
+    sqlx::query!(
+        "update mail_tokens set used_at = now() where account_id = $1 and used_at is null",
+        id.0,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
 /// Suspends an account, or ends its suspension. Returns whether it exists.
 pub async fn suspend(
     conn: &mut PgConnection,

@@ -15,6 +15,7 @@ pub mod counts;
 pub mod dead_letters;
 pub mod deadline;
 pub mod dependencies;
+pub mod email_changes;
 pub mod ends;
 pub mod enqueue;
 pub mod events;

@@ -119,6 +119,7 @@ pub async fn post_from(t: &TestProject, path: &str, body: Value, address: &str) 
 
 mod accounts;
 mod claims;
+mod email_change;
 mod keys;
 mod master_keys;
 mod members;

@@ -264,6 +264,8 @@ fn account_body(id: &str) -> Option<Value> {
         "auth_login" => json!({"email": "unknown@example.com", "password": "wrong"}),
         "auth_login_code" => json!({"login_token": "fp_login_junk", "code": "123456"}),
         "auth_step_up" => json!({"password": "wrong"}),
+        "me_change_email" => json!({"email": "ada@example.org"}),
+        "me_confirm_email" => json!({"token": "fp_mail_junk"}),
         "me_confirm_totp" => json!({"code": "123456"}),
         "auth_refresh" => json!({"refresh_token": "fp_refresh_junk"}),
         "auth_password" => json!({"current_password": "wrong", "new_password": password}),

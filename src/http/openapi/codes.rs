@@ -70,6 +70,8 @@ const OF_OPERATION: &[(&str, &[&str])] = &[
     ("keys_revoke", &["keys_remain", "role_exceeds_caller"]),
     ("keys_rotate", &["role_exceeds_caller", "step_up_required"]),
     ("me_add_totp", &["step_up_required"]),
+    ("me_change_email", &["step_up_required"]),
+    ("me_confirm_email", &["email_taken", "invalid_token"]),
     ("me_confirm_totp", &["invalid_code"]),
     (
         "me_delete",

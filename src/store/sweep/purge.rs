@@ -131,6 +131,12 @@ pub async fn prune_people(
                 select secret_hash from login_challenges where expires_at < now() limit 500
             )
             returning 1
+        ), old_changes as (
+            delete from email_changes
+            where account_id in (
+                select account_id from email_changes where expires_at < now() limit 500
+            )
+            returning 1
         ), old_invitations as (
             delete from invitations
             using (
@@ -172,7 +178,7 @@ pub async fn prune_people(
             returning 1
         )
         select (select count(*) from old_sessions) + (select count(*) from old_mail)
-             + (select count(*) from old_logins)
+             + (select count(*) from old_logins) + (select count(*) from old_changes)
              + (select count(*) from old_invitations) + (select count(*) from old_entries)
              + (select count(*) from old_account_entries)
              + (select count(*) from old_projects) "count!"

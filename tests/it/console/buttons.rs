@@ -212,6 +212,8 @@ async fn work_with_oneself(p: &mut Presser<'_>, owner: &Person) {
     assert_eq!(place, format!("/console/p/{slug}?done=projects_create"));
     assert_eq!(owner.get(&format!("/v1/projects/{slug}")).await.is(200)["mode"], "test");
     p.press_own("auth_verify_send", &[]).await;
+    let form = [("email", "new@example.com"), ("back", "/console/account")];
+    p.press_own("me_change_email", &form).await;
     p.press_own("me_remove_totp", &[("back", "/console/account")]).await;
     let host = Person::sign_up(t, "host@example.com").await;
     host.join(t, Role::Owner).await;

@@ -1,0 +1,128 @@
+//! Changing the e-mail address of an account: the new address and the old one confirm it, so that
+//! neither a stolen session nor a mistyped address takes the account away.
+
+use secrecy::SecretString;
+use sqlx::Acquire;
+
+use super::{
+    Accounts, Client, MAILS_PER_EMAIL, charge, mails, read_email,
+    secret::{self, MAIL_PREFIX},
+    security::{self, AccountEvent},
+    token::Bearer,
+};
+use crate::{
+    domain::limits::VERIFY_SECONDS,
+    error::{Error, is_unique_violation},
+    store::{self, accounts::Account},
+};
+
+impl Accounts {
+    /// Mails a link to the new address and, if the old one is verified, to that. The answer does
+    /// not tell whether another account has the new address.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the address is malformed, or the account has it already, or the
+    /// server sends no mail. [`Error::StepUpRequired`], [`Error::RateLimited`].
+    pub async fn change_email(
+        &self,
+        bearer: Bearer,
+        email: &str,
+        client: &Client,
+    ) -> Result<(), Error> {
+        let new_email = read_email("email", email)?;
+        if !self.mailer.is_used() {
+            return Err(Error::invalid("email", "cannot be changed: this server sends no mail"));
+        }
+        self.require_step_up(bearer).await?;
+        let id = bearer.account_id;
+        self.throttle(&[charge("email-change", &id.to_string(), MAILS_PER_EMAIL)]).await?;
+        let (for_new, for_old) = (secret::generate(MAIL_PREFIX), secret::generate(MAIL_PREFIX));
+        let mut conn = self.pool.acquire().await?;
+        let mut tx = conn.begin().await?;
+        let account = store::accounts::find(&mut tx, id).await?.ok_or(Error::Unauthorized)?;
+        if account.email == new_email {
+            return Err(Error::invalid("email", "is the address of the account already"));
+        }
+        let old_hash = account.verified_at.map(|_| secret::hash(&for_old));
+        let hashes = (&secret::hash(&for_new)[..], old_hash.as_ref().map(|it| &it[..]));
+        store::email_changes::replace(&mut tx, id, &new_email, hashes, VERIFY_SECONDS).await?;
+        let event = AccountEvent::AddressChangeRequested;
+        security::note(&mut tx, id, event, Some(client)).await?;
+        tx.commit().await?;
+        drop(conn);
+        self.mail_change(&new_email, (&account.email, &new_email), &for_new, client).await?;
+        if old_hash.is_some() {
+            let change = (account.email.as_str(), new_email.as_str());
+            self.mail_change(&account.email, change, &for_old, client).await?;
+        }
+        Ok(())
+    }
+
+    async fn mail_change(
+        &self,
+        to: &str,
+        change: (&str, &str),
+        token: &SecretString,
+        client: &Client,
+    ) -> Result<(), Error> {
+        if self.may_mail("changes", to).await {
+            self.mailer.send(mails::change(
+                to,
+                &self.public_url,
+                change,
+                (token, &client.address),
+            )?);
+        }
+        Ok(())
+    }
+
+    /// Confirms a change with the token of one of the mails, in a session of the account. Returns
+    /// whether the address is changed now: else the other address must confirm, too.
+    ///
+    /// # Errors
+    /// [`Error::InvalidLink`] when the token is unknown, used, expired, or of another account.
+    /// [`Error::EmailTaken`] when another account has verified the address.
+    /// [`Error::RateLimited`].
+    pub async fn confirm_email(
+        &self,
+        bearer: Bearer,
+        token: &SecretString,
+        client: &Client,
+    ) -> Result<bool, Error> {
+        self.throttle_address(client).await?;
+        if !secret::is_well_formed(token, MAIL_PREFIX) {
+            return Err(Error::InvalidLink);
+        }
+        let (id, hash) = (bearer.account_id, secret::hash(token));
+        let mut conn = self.pool.acquire().await?;
+        let mut tx = conn.begin().await?;
+        let confirmed = store::email_changes::confirm(&mut tx, id, &hash).await?;
+        let confirmed = confirmed.ok_or(Error::InvalidLink)?;
+        if !confirmed.is_complete {
+            tx.commit().await?;
+            return Ok(false);
+        }
+        let old = store::accounts::find(&mut tx, id).await?.ok_or(Error::Unauthorized)?;
+        match store::accounts::set_email(&mut tx, id, &confirmed.new_email).await {
+            Err(error) if is_unique_violation(&error) => return Err(Error::EmailTaken),
+            changed => changed?,
+        }
+        // Links that were mailed to the old address.
+        store::accounts::spend_mail_tokens(&mut tx, id).await?;
+        store::email_changes::delete(&mut tx, id).await?;
+        let event = AccountEvent::AddressChanged;
+        security::note(&mut tx, id, event, Some(client)).await?;
+        tx.commit().await?;
+        drop(conn);
+        self.tell_old_address(&old, client).await?;
+        Ok(true)
+    }
+
+    async fn tell_old_address(&self, old: &Account, client: &Client) -> Result<(), Error> {
+        if old.verified_at.is_some() && self.may_mail("security", &old.email).await {
+            let what = "The e-mail address of your account was changed";
+            self.mailer.send(mails::security(old, &self.public_url, what, &client.address)?);
+        }
+        Ok(())
+    }
+}

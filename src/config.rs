@@ -31,6 +31,17 @@ pub enum Signup {
     Closed,
 }
 
+/// A contact as RFC 9116 wants it, on one line.
+fn security_contact(text: &str) -> Result<String, &'static str> {
+    let is_uri = ["mailto:", "https://", "tel:"].iter().any(|it| text.starts_with(it));
+    let is_line = !text.chars().any(|it| it.is_control() || it.is_whitespace());
+    if is_uri && is_line {
+        Ok(text.to_owned())
+    } else {
+        Err("must begin with mailto:, https:// or tel:")
+    }
+}
+
 /// Accounts: sign-up, plans, and mail.
 #[derive(Debug, Clone, Args)]
 pub struct PeopleArgs {
@@ -54,6 +65,16 @@ pub struct PeopleArgs {
     /// Public URL of this API, for links in mails [default: http:// and the address of the API]
     #[arg(long, env = "FENCEPOST_PUBLIC_URL", value_name = "URL")]
     pub public_url: Option<String>,
+
+    /// Whom to tell of a vulnerability of this instance, in /.well-known/security.txt: a URI that
+    /// begins with mailto:, https: or tel: [default: none, and the file is not found]
+    #[arg(
+        long,
+        env = "FENCEPOST_SECURITY_CONTACT",
+        value_name = "URI",
+        value_parser = security_contact
+    )]
+    pub security_contact: Option<String>,
 
     /// Mail server, as smtps://user:password@host:port; without it, no mail is sent (in `dev` it is
     /// printed)

@@ -77,6 +77,7 @@ pub struct People {
     pub plans: Plans,
     pub default_plan: String,
     pub public_url: String,
+    pub security_contact: Option<String>,
     pub mailer: Mailer,
     pub master_keys: Arc<MasterKeys>,
     pub breached_passwords: Option<Arc<BreachedPasswords>>,
@@ -235,6 +236,7 @@ async fn open(
         signup: people.signup,
         // Everything below it begins with a slash.
         public_url: people.public_url.trim_end_matches('/').to_owned(),
+        security_contact: people.security_contact,
         default_plan: people.default_plan,
         plans: people.plans,
     };

@@ -102,6 +102,8 @@ pub struct Accounts {
     pub mailer: Mailer,
     pub signup: Signup,
     pub public_url: String,
+    /// A URI for people who have found a vulnerability.
+    pub security_contact: Option<String>,
     pub default_plan: String,
     pub plans: Plans,
 }

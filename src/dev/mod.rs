@@ -189,6 +189,7 @@ fn people(args: &DevArgs, url: &str, folder: &Folder) -> anyhow::Result<People> 
         plans,
         default_plan,
         public_url,
+        security_contact: args.security_contact.clone(),
         mailer,
         master_keys: Arc::new(MasterKeys::parse(&master_keys)?),
         breached_passwords: serve::breached_passwords(args.breached_passwords.as_deref())?,

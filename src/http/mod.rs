@@ -34,6 +34,7 @@ pub(crate) mod recurring;
 mod redact;
 mod retry;
 mod route_group;
+mod security_txt;
 pub mod server;
 mod usage;
 pub(crate) mod workers;
@@ -198,6 +199,7 @@ pub fn router(app: App, adapters: Router<App>, handlers: TaskTracker) -> Router 
         .merge(v1())
         .route("/livez", routing::get(health::live))
         .route("/readyz", routing::get(health::ready))
+        .route("/.well-known/security.txt", routing::get(security_txt::get))
         .route("/", routing::get(openapi::front_door))
         .merge(documents())
         .merge(adapters)

@@ -43,6 +43,7 @@ pub struct Stage {
     /// What encrypts its secrets.
     pub master_keys: Arc<MasterKeys>,
     pub breached_passwords: Option<Arc<BreachedPasswords>>,
+    pub security_contact: Option<String>,
 }
 
 impl Default for Stage {
@@ -60,6 +61,7 @@ impl Default for Stage {
             roles: true,
             master_keys: Arc::default(),
             breached_passwords: None,
+            security_contact: None,
         }
     }
 }
@@ -106,6 +108,7 @@ impl TestServer {
                 plans: Plans::built_in(),
                 default_plan: stage.default_plan,
                 public_url: url.clone(),
+                security_contact: stage.security_contact,
                 mailer: Mailer::Hand(mailer),
                 master_keys: stage.master_keys,
                 breached_passwords: stage.breached_passwords,

@@ -407,6 +407,7 @@ fn a_login_takes_as_long_for_an_unknown_address() {
             mailer: Mailer::Hand(mailer),
             signup: Signup::Open,
             public_url: "http://localhost".to_owned(),
+            security_contact: None,
             default_plan: "free".to_owned(),
             plans: Plans::built_in(),
         };

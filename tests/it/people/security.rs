@@ -269,3 +269,28 @@ fn callbacks_of_a_suspended_project_wait_until_it_is_resumed() {
         server.stop().await;
     });
 }
+
+#[test]
+fn the_operators_security_contact_is_where_people_look_for_it() {
+    limited(async {
+        let contact = Some("mailto:security@example.com".to_owned());
+        let (server, t) =
+            open_server(Stage { security_contact: contact, ..Stage::default() }).await;
+        let file = |url: &str| format!("{url}/.well-known/security.txt");
+        let answer = t.client.get(file(&t.url)).send().await.expect("an answer");
+        assert_eq!(answer.headers()["content-type"], "text/plain; charset=utf-8");
+        let text = answer.text().await.expect("text");
+        assert!(text.starts_with("Contact: mailto:security@example.com\nExpires: 20"), "{text}");
+        assert!(text.ends_with(&format!("Canonical: {}\n", file(&t.url))), "{text}");
+        server.stop().await;
+        let (server, t) = open_server(Stage::default()).await;
+        let answer = t.client.get(file(&t.url)).send().await.expect("an answer");
+        assert_eq!(answer.status(), 404);
+        server.stop().await;
+        for bad in ["security@example.com", "http://example.com", "mailto:a\nExpires: x"] {
+            let run = operate(&t, &["serve", "--security-contact", bad]);
+            let told = String::from_utf8(run.stderr).expect("text");
+            assert!(told.contains("must begin with mailto:, https:// or tel:"), "{told}");
+        }
+    });
+}

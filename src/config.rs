@@ -76,6 +76,11 @@ pub struct PeopleArgs {
     )]
     pub security_contact: Option<String>,
 
+    /// Public keys of secret scanners that may report leaked keys, as GitHub publishes its own for
+    /// partners [default: none]
+    #[arg(long, env = "FENCEPOST_SCANNER_KEYS", value_name = "FILE")]
+    pub scanner_keys: Option<PathBuf>,
+
     /// Mail server, as smtps://user:password@host:port; without it, no mail is sent (in `dev` it is
     /// printed)
     #[arg(long, env = "FENCEPOST_SMTP_URL", hide_env_values = true, value_name = "URL")]

@@ -14,6 +14,7 @@ use crate::{
     accounts::{
         Accounts,
         password::{Passwords, lists::BreachedPasswords},
+        scanners::ScannerKeys,
         seal::MasterKeys,
         token::Tokens,
     },
@@ -78,6 +79,7 @@ pub struct People {
     pub default_plan: String,
     pub public_url: String,
     pub security_contact: Option<String>,
+    pub scanner_keys: Arc<ScannerKeys>,
     pub mailer: Mailer,
     pub master_keys: Arc<MasterKeys>,
     pub breached_passwords: Option<Arc<BreachedPasswords>>,
@@ -90,6 +92,15 @@ pub struct People {
 pub fn breached_passwords(file: Option<&Path>) -> anyhow::Result<Option<Arc<BreachedPasswords>>> {
     let list = file.map(BreachedPasswords::open).transpose();
     Ok(list.context("--breached-passwords")?.map(Arc::new))
+}
+
+/// The keys of secret scanners that the operator trusts.
+///
+/// # Errors
+/// When the file cannot be read, or has no such keys.
+pub fn scanner_keys(file: Option<&Path>) -> anyhow::Result<Arc<ScannerKeys>> {
+    let keys = file.map(ScannerKeys::open).transpose().context("--scanner-keys")?;
+    Ok(Arc::new(keys.unwrap_or_default()))
 }
 
 /// Serves until `stop` is cancelled; then drains and returns.
@@ -237,6 +248,7 @@ async fn open(
         // Everything below it begins with a slash.
         public_url: people.public_url.trim_end_matches('/').to_owned(),
         security_contact: people.security_contact,
+        scanner_keys: people.scanner_keys,
         default_plan: people.default_plan,
         plans: people.plans,
     };

@@ -10,6 +10,7 @@ mod mails;
 pub mod members;
 pub mod password;
 pub mod projects;
+pub mod scanners;
 pub mod seal;
 mod second_factor;
 pub mod secret;
@@ -29,6 +30,7 @@ use uuid::Uuid;
 
 use self::{
     password::Passwords,
+    scanners::ScannerKeys,
     seal::{MasterKeys, OtherMasterKey},
     token::{Bearer, KEY_BYTES, KNOWN_KEYS, Tokens},
 };
@@ -104,6 +106,7 @@ pub struct Accounts {
     pub public_url: String,
     /// A URI for people who have found a vulnerability.
     pub security_contact: Option<String>,
+    pub scanner_keys: Arc<ScannerKeys>,
     pub default_plan: String,
     pub plans: Plans,
 }

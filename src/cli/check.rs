@@ -339,6 +339,9 @@ fn check_people(node: &NodeArgs, findings: &mut Findings) {
         Ok(Some(_)) => findings.good("passwords", "the list of breached ones can be read"),
         Err(error) => findings.bad("passwords", format!("{error:#}")),
     }
+    if let Err(error) = serve::scanner_keys(people.scanner_keys.as_deref()) {
+        findings.bad("scanners", format!("{error:#}"));
+    }
     match people.plans(DEFAULT_PLAN) {
         Ok((plans, plan)) => {
             let names = plans.names().join(", ");

@@ -280,6 +280,10 @@ pub const MAX_PAGE_KEYS: u32 = 200;
 pub const MAX_KEY_SECONDS: i64 = 3_660 * 86_400;
 /// How long a rotated key may stay valid, in seconds (30 days).
 pub const MAX_KEY_OVERLAP_SECONDS: i64 = 30 * 86_400;
+/// Maximum bytes of a secret scanner's report.
+pub const MAX_REPORT_BYTES: usize = 256 * 1024;
+/// Maximum number of keys of a secret scanner's report.
+pub const MAX_REPORTED_KEYS: usize = 1_000;
 /// Networks that one key allows.
 pub const MAX_KEY_NETWORKS: usize = 32;
 /// Own rate limit of a key, in calls per minute.

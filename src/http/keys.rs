@@ -2,6 +2,7 @@
 //! longer life, than its creator.
 
 pub mod revoke;
+pub mod scanners;
 
 use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};

@@ -168,6 +168,7 @@ fn people_plane() -> OpenApiRouter<App> {
         .routes(routes!(invitations::accept))
         .routes(routes!(projects::list, projects::create))
         .routes(routes!(keys::revoke::report))
+        .routes(routes!(keys::scanners::report))
 }
 
 /// Routes of one project that need its name: under `/v1/projects/{project}` only.

@@ -142,7 +142,9 @@ impl UnknownFields {
     }
 }
 
-fn is_json(headers: &HeaderMap) -> bool {
+/// Whether a body is declared as JSON.
+#[must_use]
+pub fn is_json(headers: &HeaderMap) -> bool {
     let Some(value) = headers.get(CONTENT_TYPE).and_then(|it| it.to_str().ok()) else {
         return false;
     };

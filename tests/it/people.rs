@@ -125,5 +125,6 @@ mod master_keys;
 mod members;
 mod passwords;
 mod payloads;
+mod scanners;
 pub mod second_factor;
 mod security;

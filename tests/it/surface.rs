@@ -228,6 +228,7 @@ fn body(id: &str, job_id: &str) -> Option<Value> {
         "keys_create" => json!({"name": "k", "scopes": ["read"]}),
         "keys_rename" => json!({"name": "k"}),
         "keys_rotate" => json!({}),
+        "keys_scanner_report" => json!([{"token": "fp_live_junk"}]),
         "keys_report" => json!({"key": "fp_live_junk"}),
         "auth_logout"
         | "auth_verify_send"

@@ -73,7 +73,7 @@ pub async fn rotate(
     Ok((StatusCode::CREATED, Reply(made.into())))
 }
 
-async fn evict(app: &App, hashes: impl IntoIterator<Item = SecretHash>) {
+pub(super) async fn evict(app: &App, hashes: impl IntoIterator<Item = SecretHash>) {
     for hash in hashes {
         app.credentials.evict(Evict::Key(hash)).await;
     }

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use fencepost::{
-    accounts::{password::lists::BreachedPasswords, seal::MasterKeys},
+    accounts::{password::lists::BreachedPasswords, scanners::ScannerKeys, seal::MasterKeys},
     config::{ConnectionLimits, PoolArgs, RedisPlace, Signup, TrustedProxies},
     dev,
     domain::plan::Plans,
@@ -44,6 +44,7 @@ pub struct Stage {
     pub master_keys: Arc<MasterKeys>,
     pub breached_passwords: Option<Arc<BreachedPasswords>>,
     pub security_contact: Option<String>,
+    pub scanner_keys: Arc<ScannerKeys>,
 }
 
 impl Default for Stage {
@@ -62,6 +63,7 @@ impl Default for Stage {
             master_keys: Arc::default(),
             breached_passwords: None,
             security_contact: None,
+            scanner_keys: Arc::default(),
         }
     }
 }
@@ -109,6 +111,7 @@ impl TestServer {
                 default_plan: stage.default_plan,
                 public_url: url.clone(),
                 security_contact: stage.security_contact,
+                scanner_keys: stage.scanner_keys,
                 mailer: Mailer::Hand(mailer),
                 master_keys: stage.master_keys,
                 breached_passwords: stage.breached_passwords,

@@ -45,11 +45,31 @@ pub fn people_limits() -> Vec<(&'static str, String)> {
             limits::MAX_OWNED_PROJECTS.to_string(),
         ),
         ("members and open invitations, whatever the plan", limits::MAX_MEMBERS.to_string()),
+    ];
+    rows.extend(key_limits());
+    rows.extend(log_limits());
+    rows.extend(people_rates());
+    rows
+}
+
+/// What keys may have.
+fn key_limits() -> Vec<(&'static str, String)> {
+    vec![
         ("a key's `expires_at`", format!("{} s ahead", limits::MAX_KEY_SECONDS)),
         ("`overlap_seconds`", format!("0–{} s", limits::MAX_KEY_OVERLAP_SECONDS)),
         ("a key's `allowed_ips`", limits::MAX_KEY_NETWORKS.to_string()),
         ("a key's own `…_per_minute`", format!("1–{}", limits::MAX_KEY_CALLS_PER_MINUTE)),
+        (
+            "keys of a scanner's report",
+            format!("{}, in {} bytes", limits::MAX_REPORTED_KEYS, limits::MAX_REPORT_BYTES),
+        ),
         ("keys on one page", format!("1–{}", limits::MAX_PAGE_KEYS)),
+    ]
+}
+
+/// How long things about people are kept.
+fn log_limits() -> Vec<(&'static str, String)> {
+    vec![
         ("entries of the audit log on one page", format!("1–{}", limits::MAX_PAGE_AUDIT)),
         (
             "the audit log",
@@ -72,9 +92,7 @@ pub fn people_limits() -> Vec<(&'static str, String)> {
                 accounts::security::MAX_ENTRIES_A_DAY,
             ),
         ),
-    ];
-    rows.extend(people_rates());
-    rows
+    ]
 }
 
 /// How often people may do things.

@@ -188,6 +188,9 @@ create table totp (
     check ((secret is null) = (confirmed_at is null))
 );
 
+-- Retention of what was never confirmed.
+create index totp_by_end on totp (pending_until) where pending_until is not null;
+
 -- Each replaces a code of the app, once.
 create table recovery_codes (
     account_id uuid not null references accounts on delete cascade,

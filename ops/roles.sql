@@ -109,6 +109,7 @@ grant select, insert, update, delete on accounts, sessions, refresh_tokens, mail
 grant select, insert, update, delete on totp, recovery_codes, login_challenges, email_changes
     to fencepost_people;
 grant select, delete on login_challenges, email_changes to fencepost_maint;
+grant select, update, delete on totp to fencepost_maint;
 grant select, insert, update, delete on sessions, refresh_tokens, mail_tokens, nodes to fencepost_maint;
 -- Append-only: old entries are deleted, none is changed.
 grant select, insert on account_log to fencepost_people;

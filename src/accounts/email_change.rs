@@ -50,10 +50,11 @@ impl Accounts {
         security::note(&mut tx, id, event, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
-        self.mail_change(&new_email, (&account.email, &new_email), &for_new, client).await?;
-        if old_hash.is_some() {
-            let change = (account.email.as_str(), new_email.as_str());
-            self.mail_change(&account.email, change, &for_old, client).await?;
+        // A stranger chooses the address of an account that has verified none.
+        let old = account.verified_at.map(|_| account.email.as_str());
+        self.mail_change(&new_email, (old, &new_email), &for_new, client).await?;
+        if let Some(to) = old {
+            self.mail_change(to, (old, &new_email), &for_old, client).await?;
         }
         Ok(())
     }
@@ -61,7 +62,7 @@ impl Accounts {
     async fn mail_change(
         &self,
         to: &str,
-        change: (&str, &str),
+        change: (Option<&str>, &str),
         token: &SecretString,
         client: &Client,
     ) -> Result<(), Error> {

@@ -1,7 +1,10 @@
 //! Creating, rotating and revoking API keys. A key never has more rights, or a longer life, than
 //! its author.
 
-use std::collections::HashSet;
+use std::{
+    collections::HashSet,
+    net::{IpAddr, Ipv4Addr},
+};
 
 use chrono::{DateTime, Utc};
 use ipnet::IpNet;
@@ -89,14 +92,7 @@ pub async fn create(
         return Err(Error::RoleExceedsCaller);
     }
     request.expires_at = [request.expires_at, own.expires_at].into_iter().flatten().min();
-    if request.allowed_ips.is_empty() {
-        request.allowed_ips = own.allowed_ips;
-    } else if !networks::are_within(&request.allowed_ips, &own.allowed_ips) {
-        return Err(Error::invalid(
-            "allowed_ips",
-            "must be within those of the key that creates it",
-        ));
-    }
+    request.allowed_ips = own.bound(request.allowed_ips)?;
     if let Some(expires_at) = request.expires_at {
         let ahead = store::keys::seconds_until(&mut tx, expires_at).await?;
         if !(1.0..=MAX_KEY_SECONDS as f64).contains(&ahead) {
@@ -156,7 +152,7 @@ pub async fn rotate(
         per_minute: [old.produce_per_minute, old.work_per_minute, old.manage_per_minute],
         require_fence: RequireFence::of_name(&old.require_fence),
         strict: old.strict,
-        allowed_ips: read_networks(&old.allowed_ips),
+        allowed_ips: own.bound(read_networks(&old.allowed_ips))?,
     };
     // The replaced key does not count, so that a project with the maximum number of keys can
     // rotate.
@@ -299,9 +295,25 @@ struct OwnBounds {
     allowed_ips: Vec<IpNet>,
 }
 
-/// Networks as they are stored.
+impl OwnBounds {
+    /// The networks of a key that the author creates.
+    fn bound(&self, wanted: Vec<IpNet>) -> Result<Vec<IpNet>, Error> {
+        if wanted.is_empty() {
+            return Ok(self.allowed_ips.clone());
+        }
+        if networks::are_within(&wanted, &self.allowed_ips) {
+            return Ok(wanted);
+        }
+        let message = "must be within those of the key that creates it";
+        Err(Error::invalid("allowed_ips", message))
+    }
+}
+
+/// Networks as they are stored. One that cannot be read allows no address: without it, the key might
+/// be good from everywhere.
 pub fn read_networks(stored: &[String]) -> Vec<IpNet> {
-    stored.iter().filter_map(|it| networks::parse(it)).collect()
+    let none = IpNet::from(IpAddr::V4(Ipv4Addr::BROADCAST));
+    stored.iter().map(|it| networks::parse(it).unwrap_or(none)).collect()
 }
 
 /// Checks the author's rights again.

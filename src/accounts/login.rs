@@ -248,6 +248,7 @@ impl Accounts {
         let mut tx = conn.begin().await?;
         store::accounts::set_password(&mut tx, bearer.account_id, &hash).await?;
         store::accounts::spend_resets(&mut tx, bearer.account_id).await?;
+        store::email_changes::delete(&mut tx, bearer.account_id).await?;
         let ended =
             store::sessions::revoke_others(&mut tx, bearer.account_id, Some(bearer.session_id))
                 .await?;
@@ -338,11 +339,13 @@ impl Accounts {
         let account_id = self.use_link(&mut tx, Purpose::Reset, token).await?;
         store::accounts::set_password(&mut tx, account_id, &hash).await?;
         store::accounts::spend_resets(&mut tx, account_id).await?;
+        store::email_changes::delete(&mut tx, account_id).await?;
         let ended = store::sessions::revoke_others(&mut tx, account_id, None).await?;
         match store::accounts::verify(&mut tx, account_id).await {
             Err(error) if is_unique_violation(&error) => return Err(Error::EmailTaken),
             Err(error) => return Err(error.into()),
             Ok(true) => {
+                store::second_factors::lock_totp(&mut tx, account_id).await?;
                 store::second_factors::remove(&mut tx, account_id).await?;
                 let entry = NewAuditEntry::to("project.reclaimed", account_id.to_string());
                 let actor = client.actor("account", account_id.to_string());
@@ -405,6 +408,8 @@ impl Accounts {
             Err(error) if is_unique_violation(&error) => Err(Error::EmailTaken),
             Err(error) => Err(error.into()),
             Ok(_) => {
+                // A change that was asked for before it need not have been by this address.
+                store::email_changes::delete(&mut tx, account_id).await?;
                 let event = AccountEvent::AddressVerified;
                 security::note(&mut tx, account_id, event, Some(client)).await?;
                 Ok(tx.commit().await?)

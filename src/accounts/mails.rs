@@ -27,7 +27,7 @@ struct Reset<'a> {
 #[template(path = "mail/change.txt")]
 struct Change<'a> {
     url: &'a str,
-    old: &'a str,
+    old: Option<&'a str>,
     new: &'a str,
     token: &'a str,
     address: &'a str,
@@ -83,7 +83,7 @@ pub(super) fn reset(
 pub(super) fn change(
     to: &str,
     url: &str,
-    (old, new): (&str, &str),
+    (old, new): (Option<&str>, &str),
     (token, address): (&SecretString, &str),
 ) -> Result<Mail, Error> {
     let token = token.expose_secret();

@@ -2,6 +2,7 @@
 //! HTTP; it limits, hashes, mails, and writes what it decides to the database.
 
 pub mod author;
+mod codes;
 mod email_change;
 pub mod key;
 pub mod keys;
@@ -18,6 +19,7 @@ pub mod security;
 mod signup;
 pub mod token;
 mod token_crypto;
+mod totp;
 mod turns;
 
 use std::{sync::Arc, time::Duration};
@@ -49,8 +51,9 @@ use crate::{
 
 pub use self::{
     login::{Reuse, SignedIn},
-    second_factor::{NewTotp, Proof, seal_totp_secrets},
+    second_factor::Proof,
     signup::{SignUp, SignedUp},
+    totp::{NewTotp, seal_totp_secrets},
 };
 
 /// Calls per minute from one address to sign-up, login, reset and verification together.
@@ -83,8 +86,8 @@ pub const TRIES_PER_PAIR: Rate = Rate { count: 5, window_seconds: 900 };
 /// Wrong passwords for one e-mail address from anywhere, after which each further try is delayed. A
 /// delay, not a lock, so that no attacker can lock an account.
 pub const TRIES_PER_EMAIL: Rate = Rate { count: 20, window_seconds: 900 };
-/// Codes for one account, right ones not counted. A guess is right once in 300,000 tries, and needs
-/// the password.
+/// Codes for one account from anywhere, without recovery codes. A guess is right once in 300,000
+/// tries, and needs the password or a session.
 pub const CODES_PER_ACCOUNT: Rate = Rate { count: 20, window_seconds: 3_600 };
 pub const LATE: Duration = Duration::from_secs(2);
 /// A signing key is replaced after this many seconds (30 days).

@@ -1,43 +1,27 @@
-//! Second factors: authenticator apps (TOTP, RFC 6238), recovery codes, and the step-up of a
-//! session.
+//! The second step of a login, and the step-up of a session.
 //!
 //! A password alone gets the token of a login, a code alone nothing. No code is accepted twice: the
 //! account's app remembers the step of its last code, and a recovery code is deleted by its use.
 
-use rand::RngExt;
-use secrecy::{ExposeSecret, SecretString};
+use secrecy::SecretString;
 use sqlx::{Acquire, PgConnection};
-use totp_rs::{Builder, Secret, Totp};
-use uuid::Uuid;
 
 use super::{
-    Accounts, CODES_PER_ACCOUNT, Client, SignedIn, TRIES_PER_PAIR, charge,
-    seal::MasterKeys,
+    Accounts, Client, SignedIn,
+    codes::{code_charges, is_recovery_code, typed},
     secret::{self, LOGIN_PREFIX},
     security::{self, AccountEvent},
     token::Bearer,
 };
 use crate::{
-    domain::limits::{
-        LOGIN_CHALLENGE_SECONDS, MAX_CODE_CHARS, MAX_CODE_TRIES, PENDING_TOTP_SECONDS,
-        RECOVERY_CODES, STEP_UP_SECONDS,
-    },
+    domain::limits::{LOGIN_CHALLENGE_SECONDS, MAX_CODE_TRIES, STEP_UP_SECONDS},
     error::Error,
     ids::AccountId,
-    limiter::Charge,
-    store::{self, second_factors::Overview},
+    store,
 };
 
-/// Bytes of a secret that an app shares: as long as the hash (RFC 4226, section 4).
-const TOTP_SECRET_BYTES: usize = 20;
-/// How authenticator apps name the account's provider.
-const ISSUER: &str = "Fencepost";
-/// Characters of a recovery code: 80 bits in base32.
-const RECOVERY_CODE_CHARS: usize = 16;
-/// Crockford's: people mistake none of them for another.
-const BASE32: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
-/// Secrets that one statement reads while all are encrypted.
-const SEALED_AT_ONCE: i64 = 500;
+/// Refused codes of an account within a day, at which its owner gets a mail.
+const TOLD_AFTER: i64 = 5;
 
 /// What proves who the person of a session is.
 #[derive(Debug)]
@@ -48,74 +32,11 @@ pub enum Proof {
     Code(SecretString),
 }
 
-/// The secret of an app that is to be confirmed.
-#[derive(Debug)]
-pub struct NewTotp {
-    /// In base32, to be typed.
-    pub secret: SecretString,
-    /// For a QR code.
-    pub uri: SecretString,
-}
-
-/// Where an app's secret is stored: its row alone can decrypt it.
-fn place(id: AccountId) -> String {
-    format!("totp/{}", id.0)
-}
-
-fn app(secret: &[u8], email: &str) -> Result<Totp, Error> {
-    let secret = Secret::new(secret.into());
-    let builder = Builder::new().with_secret(secret).with_issuer(Some(ISSUER));
-    // The form `issuer:name` has one colon.
-    let name = email.replace(':', " ");
-    builder.with_account_name(name).build().map_err(Error::internal)
-}
-
-fn new_recovery_code() -> String {
-    let mut rng = rand::rng();
-    let mut code = String::with_capacity(RECOVERY_CODE_CHARS + RECOVERY_CODE_CHARS / 4);
-    for place in 0..RECOVERY_CODE_CHARS {
-        if place > 0 && place % 4 == 0 {
-            code.push('-');
-        }
-        code.push(char::from(BASE32[rng.random_range(0..BASE32.len())]));
-    }
-    code
-}
-
-/// A code as it was typed, without spaces and hyphens.
-fn typed(code: &SecretString) -> SecretString {
-    let kept = code.expose_secret().chars().take(MAX_CODE_CHARS);
-    let kept = kept.filter(|it| !it.is_whitespace() && *it != '-');
-    kept.collect::<String>().to_lowercase().into()
-}
-
-fn is_recovery_code(code: &SecretString) -> bool {
-    code.expose_secret().len() == RECOVERY_CODE_CHARS
-}
-
-/// Encrypts the secrets of all apps with the first master key. Returns how many.
-///
-/// # Errors
-/// When one is encrypted with a key that is not given, or the database does not answer.
-pub async fn seal_totp_secrets(
-    conn: &mut PgConnection,
-    master_keys: &MasterKeys,
-) -> anyhow::Result<usize> {
-    let (mut sealed, mut after) = (0, AccountId(Uuid::nil()));
-    loop {
-        let page = store::second_factors::secrets(conn, after, SEALED_AT_ONCE).await?;
-        let Some(last) = page.last() else { return Ok(sealed) };
-        after = last.0;
-        for (id, stored) in page {
-            if master_keys.is_current(&stored, TOTP_SECRET_BYTES) {
-                continue;
-            }
-            let plain = master_keys.open(&place(id), &stored, TOTP_SECRET_BYTES)?;
-            let secret = master_keys.seal(&place(id), &plain);
-            store::second_factors::replace_secret(conn, id, &stored, &secret).await?;
-            sealed += 1;
-        }
-    }
+/// What was used up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum CodeUse {
+    App,
+    Recovery,
 }
 
 impl Accounts {
@@ -150,25 +71,25 @@ impl Accounts {
         let hash = secret::hash(token);
         let waiting = {
             let mut conn = self.pool.acquire().await?;
-            store::second_factors::lock_challenge(&mut conn, &hash).await?
+            store::second_factors::find_challenge(&mut conn, &hash).await?
         };
-        let id = waiting.ok_or(Error::InvalidCredentials)?.account_id;
-        let charges = code_charges(id, client);
+        let waiting = waiting.ok_or(Error::InvalidCredentials)?;
+        let id = waiting.account_id;
+        let (pair, charges) = code_charges(id, client, code);
         self.throttle(&charges).await?;
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
-        let challenge = store::second_factors::lock_challenge(&mut tx, &hash).await?;
-        let challenge = challenge.filter(|it| it.tries < MAX_CODE_TRIES);
-        let challenge = challenge.ok_or(Error::InvalidCredentials)?;
-        if !store::accounts::lock_if_hash(&mut tx, id, &challenge.password_hash).await? {
+        // The account first, as whatever deletes it.
+        if !store::accounts::lock_if_hash(&mut tx, id, &waiting.password_hash).await? {
             return Err(Error::InvalidCredentials);
         }
-        let Some(code_event) = self.use_code(&mut tx, id, code).await? else {
+        let tries = store::second_factors::lock_challenge(&mut tx, &hash).await?;
+        if tries.is_none_or(|it| it >= MAX_CODE_TRIES) {
+            return Err(Error::InvalidCredentials);
+        }
+        let Some(used) = self.use_code(&mut tx, id, code).await? else {
             store::second_factors::count_try(&mut tx, &hash).await?;
-            let is_last = challenge.tries + 1 == MAX_CODE_TRIES;
-            let event =
-                if is_last { AccountEvent::TooManyCodes } else { AccountEvent::CodeRefused };
-            security::note(&mut tx, id, event, Some(client)).await?;
+            let event = note_refused(&mut tx, id, client).await?;
             tx.commit().await?;
             drop(conn);
             self.tell_owner(id, event, client);
@@ -176,16 +97,16 @@ impl Accounts {
         };
         store::second_factors::delete_challenge(&mut tx, &hash).await?;
         let (signed_in, event) = self.open_session(&mut tx, id, client).await?;
-        self.note_code(&mut tx, id, code_event, client).await?;
+        note_used(&mut tx, id, used, client).await?;
         tx.commit().await?;
         drop(conn);
-        self.forgive_codes(&charges).await;
+        self.limiter.forgive(&pair).await;
         self.tell_owner(id, event, client);
-        self.tell_code(id, code_event, client);
+        self.tell_used(id, used, client);
         Ok(signed_in)
     }
 
-    /// Uses up a code; none: it is wrong or was used. A recovery code leaves an event.
+    /// Uses up a code; none: it is wrong or was used.
     async fn use_code(
         &self,
         conn: &mut PgConnection,
@@ -200,7 +121,8 @@ impl Accounts {
         }
         let Some(totp) = store::second_factors::lock_totp(conn, id).await? else { return Ok(None) };
         let Some(stored) = &totp.secret else { return Ok(None) };
-        let Some(step) = self.step_of(id, stored, &code, totp.now)? else { return Ok(None) };
+        let secret = self.open_totp(id, stored)?;
+        let Some(step) = Self::step_of(&secret, &code, totp.now)? else { return Ok(None) };
         if step <= totp.last_step {
             return Ok(None);
         }
@@ -208,47 +130,9 @@ impl Accounts {
         Ok(Some(CodeUse::App))
     }
 
-    /// The time step of a code, if it is one of now, or of 30 s earlier or later.
-    fn step_of(
-        &self,
-        id: AccountId,
-        stored: &[u8],
-        code: &SecretString,
-        now: i64,
-    ) -> Result<Option<i64>, Error> {
-        let secret = self.master_keys.open(&place(id), stored, TOTP_SECRET_BYTES);
-        let secret = secret.map_err(|_| {
-            tracing::error!(account.id = %id, "the secret of an app has another master key");
-            Error::NotReady("this node cannot check codes: it has another master key")
-        })?;
-        let step = app(&secret, "")?.check(code.expose_secret(), u64::try_from(now).unwrap_or(0));
-        Ok(step.and_then(|it| i64::try_from(it).ok()))
-    }
-
-    async fn note_code(
-        &self,
-        conn: &mut PgConnection,
-        id: AccountId,
-        used: CodeUse,
-        client: &Client,
-    ) -> sqlx::Result<()> {
-        match used {
-            CodeUse::App => Ok(()),
-            CodeUse::Recovery => {
-                security::note(conn, id, AccountEvent::RecoveryCodeUsed, Some(client)).await
-            }
-        }
-    }
-
-    fn tell_code(&self, id: AccountId, used: CodeUse, client: &Client) {
+    fn tell_used(&self, id: AccountId, used: CodeUse, client: &Client) {
         if used == CodeUse::Recovery {
             self.tell_owner(id, AccountEvent::RecoveryCodeUsed, client);
-        }
-    }
-
-    async fn forgive_codes(&self, charges: &[Charge]) {
-        for charge in charges {
-            self.limiter.forgive(charge).await;
         }
     }
 
@@ -264,52 +148,65 @@ impl Accounts {
         proof: Proof,
         client: &Client,
     ) -> Result<(), Error> {
-        let id = bearer.account_id;
         let is_required = {
             let mut conn = self.pool.acquire().await?;
-            store::second_factors::is_required(&mut conn, id).await?
+            store::second_factors::is_required(&mut conn, bearer.account_id).await?
         };
-        let mut code_event = None;
         match proof {
             Proof::Password(_) if is_required => {
                 let message = "is required: the account has a second factor";
-                return Err(Error::invalid("code", message));
+                Err(Error::invalid("code", message))
             }
             Proof::Code(_) if !is_required => {
                 let message = "is required: the account has no second factor";
-                return Err(Error::invalid("password", message));
+                Err(Error::invalid("password", message))
             }
-            Proof::Password(password) => {
-                self.throttle_own(bearer).await?;
-                if !self.is_password(bearer, password).await? {
-                    return Err(Error::InvalidCredentials);
-                }
-            }
-            Proof::Code(code) => {
-                let charges = code_charges(id, client);
-                self.throttle(&charges).await?;
-                let mut conn = self.pool.acquire().await?;
-                let mut tx = conn.begin().await?;
-                let Some(used) = self.use_code(&mut tx, id, &code).await? else {
-                    let event = AccountEvent::CodeRefused;
-                    security::note(&mut tx, id, event, Some(client)).await?;
-                    tx.commit().await?;
-                    return Err(Error::InvalidCode);
-                };
-                self.note_code(&mut tx, id, used, client).await?;
-                tx.commit().await?;
-                drop(conn);
-                self.forgive_codes(&charges).await;
-                code_event = Some(used);
-            }
+            Proof::Password(password) => self.step_up_by_password(bearer, password, client).await,
+            Proof::Code(code) => self.step_up_by_code(bearer, &code, client).await,
         }
+    }
+
+    async fn step_up_by_password(
+        &self,
+        bearer: Bearer,
+        password: SecretString,
+        client: &Client,
+    ) -> Result<(), Error> {
+        self.throttle_own(bearer).await?;
+        let is_password = self.is_password(bearer, password).await?;
         let mut conn = self.pool.acquire().await?;
-        store::second_factors::step_up(&mut conn, id, bearer.session_id).await?;
-        security::note(&mut conn, id, AccountEvent::SteppedUp, Some(client)).await?;
-        drop(conn);
-        if let Some(used) = code_event {
-            self.tell_code(id, used, client);
+        if is_password {
+            return Ok(note_step_up(&mut conn, bearer, client).await?);
         }
+        let event = AccountEvent::PasswordRefused;
+        security::note(&mut conn, bearer.account_id, event, Some(client)).await?;
+        Err(Error::InvalidCredentials)
+    }
+
+    async fn step_up_by_code(
+        &self,
+        bearer: Bearer,
+        code: &SecretString,
+        client: &Client,
+    ) -> Result<(), Error> {
+        let id = bearer.account_id;
+        let (pair, charges) = code_charges(id, client, code);
+        self.throttle(&charges).await?;
+        let mut conn = self.pool.acquire().await?;
+        let mut tx = conn.begin().await?;
+        let Some(used) = self.use_code(&mut tx, id, code).await? else {
+            let event = note_refused(&mut tx, id, client).await?;
+            tx.commit().await?;
+            drop(conn);
+            self.tell_owner(id, event, client);
+            return Err(Error::InvalidCode);
+        };
+        note_used(&mut tx, id, used, client).await?;
+        note_step_up(&mut tx, bearer, client).await?;
+        tx.commit().await?;
+        drop(conn);
+        self.limiter.forgive(&pair).await;
+        self.tell_used(id, used, client);
         Ok(())
     }
 
@@ -334,162 +231,43 @@ impl Accounts {
         };
         if is_required { self.require_step_up(bearer).await } else { Ok(()) }
     }
-
-    /// What the account has as a second factor.
-    ///
-    /// # Errors
-    /// When the database does not answer.
-    pub async fn second_factors(&self, id: AccountId) -> Result<Overview, Error> {
-        let mut conn = self.pool.acquire().await?;
-        Ok(store::second_factors::overview(&mut conn, id).await?)
-    }
-
-    /// A new secret for an authenticator app. It replaces that of an earlier app when a code has
-    /// confirmed it.
-    ///
-    /// # Errors
-    /// [`Error::StepUpRequired`].
-    pub async fn new_totp(&self, bearer: Bearer) -> Result<NewTotp, Error> {
-        self.require_step_up(bearer).await?;
-        let id = bearer.account_id;
-        let mut conn = self.pool.acquire().await?;
-        let account = store::accounts::find(&mut conn, id).await?.ok_or(Error::Unauthorized)?;
-        let secret: [u8; TOTP_SECRET_BYTES] = rand::random();
-        let sealed = self.master_keys.seal(&place(id), &secret);
-        store::second_factors::set_pending(&mut conn, id, &sealed, PENDING_TOTP_SECONDS).await?;
-        let uri = app(&secret, &account.email)?.to_url().map_err(Error::internal)?;
-        let secret = Secret::new(secret.into()).to_base32();
-        Ok(NewTotp { secret: secret.into(), uri: uri.into() })
-    }
-
-    /// Confirms a new app with its first code: from now on, logins need one. Returns new recovery
-    /// codes.
-    ///
-    /// # Errors
-    /// [`Error::InvalidCode`] when the code is wrong, or no new app waits. [`Error::RateLimited`].
-    pub async fn confirm_totp(
-        &self,
-        bearer: Bearer,
-        code: &SecretString,
-        client: &Client,
-    ) -> Result<Vec<String>, Error> {
-        let id = bearer.account_id;
-        let charges = code_charges(id, client);
-        self.throttle(&charges).await?;
-        let mut conn = self.pool.acquire().await?;
-        let mut tx = conn.begin().await?;
-        let totp = store::second_factors::lock_totp(&mut tx, id).await?;
-        let totp = totp.ok_or(Error::InvalidCode)?;
-        let pending = totp.pending_secret.ok_or(Error::InvalidCode)?;
-        let step = self.step_of(id, &pending, &typed(code), totp.now)?;
-        let step = step.ok_or(Error::InvalidCode)?;
-        store::second_factors::confirm_totp(&mut tx, id, step).await?;
-        let codes = replace_recovery_codes(&mut tx, id).await?;
-        let event = AccountEvent::TotpAdded;
-        security::note(&mut tx, id, event, Some(client)).await?;
-        tx.commit().await?;
-        drop(conn);
-        self.forgive_codes(&charges).await;
-        self.tell_owner(id, event, client);
-        Ok(codes)
-    }
-
-    /// Removes the account's app and its recovery codes: logins need the password alone.
-    ///
-    /// # Errors
-    /// [`Error::StepUpRequired`].
-    pub async fn remove_totp(&self, bearer: Bearer, client: &Client) -> Result<(), Error> {
-        self.require_step_up(bearer).await?;
-        let id = bearer.account_id;
-        let mut conn = self.pool.acquire().await?;
-        let mut tx = conn.begin().await?;
-        let was_required = store::second_factors::remove(&mut tx, id).await?;
-        let event = AccountEvent::TotpRemoved;
-        if was_required {
-            security::note(&mut tx, id, event, Some(client)).await?;
-        }
-        tx.commit().await?;
-        drop(conn);
-        if was_required {
-            self.tell_owner(id, event, client);
-        }
-        Ok(())
-    }
-
-    /// Replaces the recovery codes.
-    ///
-    /// # Errors
-    /// [`Error::StepUpRequired`]; [`Error::Invalid`] when the account has no second factor.
-    pub async fn new_recovery_codes(
-        &self,
-        bearer: Bearer,
-        client: &Client,
-    ) -> Result<Vec<String>, Error> {
-        self.require_step_up(bearer).await?;
-        let id = bearer.account_id;
-        let mut conn = self.pool.acquire().await?;
-        let mut tx = conn.begin().await?;
-        // Locked, so that it is not removed meanwhile.
-        let totp = store::second_factors::lock_totp(&mut tx, id).await?;
-        if totp.and_then(|it| it.secret).is_none() {
-            return Err(Error::invalid("second_factor", "must be added first"));
-        }
-        let codes = replace_recovery_codes(&mut tx, id).await?;
-        let event = AccountEvent::RecoveryCodesReplaced;
-        security::note(&mut tx, id, event, Some(client)).await?;
-        tx.commit().await?;
-        drop(conn);
-        self.tell_owner(id, event, client);
-        Ok(codes)
-    }
 }
 
-/// What was used up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum CodeUse {
-    App,
-    Recovery,
+async fn note_step_up(
+    conn: &mut PgConnection,
+    bearer: Bearer,
+    client: &Client,
+) -> sqlx::Result<()> {
+    store::second_factors::step_up(conn, bearer.account_id, bearer.session_id).await?;
+    security::note(conn, bearer.account_id, AccountEvent::SteppedUp, Some(client)).await
 }
 
-/// The limits on codes: a client that tries them has the password, or a session.
-fn code_charges(id: AccountId, client: &Client) -> [Charge; 2] {
-    [
-        charge("code-pair", &format!("{id} {}", client.address), TRIES_PER_PAIR),
-        charge("codes", &id.to_string(), CODES_PER_ACCOUNT),
-    ]
-}
-
-async fn replace_recovery_codes(
+async fn note_used(
     conn: &mut PgConnection,
     id: AccountId,
-) -> sqlx::Result<Vec<String>> {
-    let codes: Vec<String> = (0..RECOVERY_CODES).map(|_| new_recovery_code()).collect();
-    let hash = |code: &String| secret::hash(&typed(&code.as_str().into())).to_vec();
-    let hashes: Vec<Vec<u8>> = codes.iter().map(hash).collect();
-    store::second_factors::replace_recovery_codes(conn, id, &hashes).await?;
-    Ok(codes)
+    used: CodeUse,
+    client: &Client,
+) -> sqlx::Result<()> {
+    match used {
+        CodeUse::App => Ok(()),
+        CodeUse::Recovery => {
+            security::note(conn, id, AccountEvent::RecoveryCodeUsed, Some(client)).await
+        }
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_recovery_code_is_read_as_people_type_it() {
-        let code = new_recovery_code();
-        assert_eq!(code.len(), RECOVERY_CODE_CHARS + 3);
-        let loud = format!(" {} ", code.to_uppercase().replace('-', " "));
-        let [plain, loud] = [code.as_str(), &loud].map(|it| typed(&it.into()));
-        assert_eq!(plain.expose_secret(), loud.expose_secret());
-        assert!(is_recovery_code(&plain) && !is_recovery_code(&"123456".into()));
+/// Notes a refused code. Returns the event that the owner is to be told of.
+pub(super) async fn note_refused(
+    conn: &mut PgConnection,
+    id: AccountId,
+    client: &Client,
+) -> sqlx::Result<AccountEvent> {
+    let event = AccountEvent::CodeRefused;
+    security::note(conn, id, event, Some(client)).await?;
+    if store::account_log::count_today(conn, id, event.name()).await? != TOLD_AFTER {
+        return Ok(event);
     }
-
-    #[test]
-    fn an_app_makes_the_codes_of_rfc_6238() {
-        // Its test vectors have eight digits; the last six are ours.
-        let app = app(b"12345678901234567890", "ada@example.com").expect("an app");
-        assert_eq!(app.check("287082", 59), Some(1));
-        assert_eq!(app.check("005924", 1_234_567_890), Some(41_152_263));
-        assert_eq!(app.check("005924", 1_234_567_890 + 60), None);
-    }
+    let event = AccountEvent::ManyCodesRefused;
+    security::note(conn, id, event, Some(client)).await?;
+    Ok(event)
 }

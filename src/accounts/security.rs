@@ -34,10 +34,12 @@ pub enum AccountEvent {
     AddressChanged,
     PasswordChanged,
     PasswordReset,
-    /// The password was right, the code was not.
+    /// At the second step of a login, or to prove who a session's person is.
     CodeRefused,
-    /// As many wrong codes as a login may have.
-    TooManyCodes,
+    /// Several codes were refused within a day.
+    ManyCodesRefused,
+    /// The password that should prove who a session's person is.
+    PasswordRefused,
     RecoveryCodeUsed,
     RecoveryCodesReplaced,
     SteppedUp,
@@ -67,8 +69,9 @@ impl AccountEvent {
             Self::AddressChanged => "address.changed",
             Self::PasswordChanged => "password.changed",
             Self::PasswordReset => "password.reset",
-            Self::CodeRefused => "login.code_refused",
-            Self::TooManyCodes => "login.too_many_codes",
+            Self::CodeRefused => "code.refused",
+            Self::ManyCodesRefused => "code.many_refused",
+            Self::PasswordRefused => "password.refused",
             Self::RecoveryCodeUsed => "recovery_code.used",
             Self::RecoveryCodesReplaced => "recovery_codes.replaced",
             Self::SteppedUp => "session.stepped_up",
@@ -87,7 +90,7 @@ impl AccountEvent {
             Self::LoginFromNewDevice => Some("A new device logged in to your account"),
             Self::PasswordChanged => Some("The password of your account was changed"),
             Self::PasswordReset => Some("The password of your account was reset"),
-            Self::TooManyCodes => Some("Someone has your password, but no code"),
+            Self::ManyCodesRefused => Some("Someone tries codes of your account"),
             Self::RecoveryCodeUsed => Some("A recovery code of your account was used"),
             Self::RecoveryCodesReplaced => Some("Your account has new recovery codes"),
             Self::TotpAdded => Some("Your account has a new authenticator app"),
@@ -145,6 +148,7 @@ pub async fn end_sessions(conn: &mut PgConnection, id: AccountId) -> sqlx::Resul
 /// operator. Returns whether it had one.
 pub async fn reset_second_factor(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<bool> {
     let mut tx = conn.begin().await?;
+    store::second_factors::lock_totp(&mut tx, id).await?;
     let was_required = store::second_factors::remove(&mut tx, id).await?;
     if was_required {
         store::sessions::revoke_others(&mut tx, id, None).await?;

@@ -18,7 +18,9 @@ pub fn parse(text: &str) -> Option<IpNet> {
         Ok(address) => IpNet::from(address.to_canonical()),
         Err(_) => text.parse::<IpNet>().ok()?,
     };
-    (network == network.trunc()).then_some(network)
+    // Addresses are compared as IPv4, if they are mapped ones.
+    let is_mapped = matches!(network, IpNet::V6(it) if it.addr().to_ipv4_mapped().is_some());
+    (network == network.trunc() && !is_mapped).then_some(network)
 }
 
 /// Whether an address is in one of these networks, or there is none: then all are allowed.
@@ -54,7 +56,15 @@ mod tests {
             assert!(!is_allowed(it), "{it}");
         }
         assert!(allow(&[], "203.0.113.1".parse().expect("an address")));
-        for junk in ["", "x", "192.0.2.1/24", "192.0.2.0/33", "192.0.2", "10.0.0.0/8 "] {
+        for junk in [
+            "",
+            "x",
+            "192.0.2.1/24",
+            "192.0.2.0/33",
+            "192.0.2",
+            "10.0.0.0/8 ",
+            "::ffff:192.0.2.0/120",
+        ] {
             assert_eq!(parse(junk), None, "{junk}");
         }
     }

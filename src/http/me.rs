@@ -196,7 +196,8 @@ async fn security_entries(app: &App, person: Person) -> Result<Vec<SecurityEntry
 
 /// Read your security log.
 ///
-/// Logins, failed logins, ended sessions, and changes of the password. Of each kind, at most ten a
+/// Logins, failed logins, refused codes, ended sessions, and changes of the password, the address
+/// and the second factor. Of each kind, at most ten a
 /// day are noted. Failed logins are noted only for the account that has verified the address, or
 /// for the only one that claims it.
 #[utoipa::path(

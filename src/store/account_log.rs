@@ -27,6 +27,25 @@ pub struct AccountLogRow {
     pub request_id: Option<String>,
 }
 
+/// How many entries of an action an account has of the last day.
+pub async fn count_today(
+    conn: &mut PgConnection,
+    account_id: AccountId,
+    action: &str,
+) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(
+        r#"
+        select count(*) "count!"
+        from account_log
+        where account_id = $1 and action = $2 and at > now() - interval '1 day'
+        "#,
+        account_id.0,
+        action,
+    )
+    .fetch_one(conn)
+    .await
+}
+
 /// Adds an entry to an account's log, unless it has `max_a_day` of the same action within the last
 /// day: strangers cause some of them.
 pub async fn insert(

@@ -33,7 +33,6 @@ pub struct Overview {
 pub struct Challenge {
     pub account_id: AccountId,
     pub password_hash: String,
-    pub tries: i32,
 }
 
 impl std::fmt::Debug for Challenge {
@@ -111,17 +110,23 @@ pub async fn lock_totp(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<O
     .await
 }
 
-/// The pending secret becomes the one that logins need.
-pub async fn confirm_totp(conn: &mut PgConnection, id: AccountId, step: i64) -> sqlx::Result<()> {
+/// The pending secret, given anew, becomes the one that logins need.
+pub async fn confirm_totp(
+    conn: &mut PgConnection,
+    id: AccountId,
+    secret: &[u8],
+    step: i64,
+) -> sqlx::Result<()> {
     sqlx::query!(
         "
         update totp
-        set secret = pending_secret, confirmed_at = now(), last_step = $2,
+        set secret = $3, confirmed_at = now(), last_step = $2,
             pending_secret = null, pending_until = null
         where account_id = $1
         ",
         id.0,
         step,
+        secret,
     )
     .execute(conn)
     .await?;
@@ -213,19 +218,36 @@ pub async fn insert_challenge(
     Ok(())
 }
 
-/// A login that waits, and has not expired; locked until the transaction ends.
-pub async fn lock_challenge(
+/// A login that waits, and has not expired.
+pub async fn find_challenge(
     conn: &mut PgConnection,
     secret_hash: &[u8],
 ) -> sqlx::Result<Option<Challenge>> {
     sqlx::query_as!(
         Challenge,
         r#"
-        select account_id "account_id: AccountId", password_hash, tries
+        select account_id "account_id: AccountId", password_hash
         from login_challenges
         where secret_hash = $1 and expires_at > now()
-        for update
         "#,
+        secret_hash,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// The wrong codes of a login that waits, locked until the transaction ends; none: it has expired,
+/// or was completed.
+pub async fn lock_challenge(
+    conn: &mut PgConnection,
+    secret_hash: &[u8],
+) -> sqlx::Result<Option<i32>> {
+    sqlx::query_scalar!(
+        "
+        select tries from login_challenges
+        where secret_hash = $1 and expires_at > now()
+        for update
+        ",
         secret_hash,
     )
     .fetch_optional(conn)
@@ -260,6 +282,26 @@ pub async fn step_up(
         "update sessions set stepped_up_at = now() where account_id = $1 and id = $2",
         account_id.0,
         id.0,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// The persons of all other sessions must prove again who they are.
+pub async fn step_down_others(
+    conn: &mut PgConnection,
+    account_id: AccountId,
+    keep: SessionId,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        update sessions
+        set stepped_up_at = '-infinity'
+        where account_id = $1 and id <> $2 and revoked_at is null
+        ",
+        account_id.0,
+        keep.0,
     )
     .execute(conn)
     .await?;

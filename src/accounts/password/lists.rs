@@ -25,18 +25,23 @@ const MAX_LINE_BYTES: usize = 64;
 /// Lines that are compared when a file is opened, to see whether it is sorted.
 const SAMPLED_LINES: u64 = 1_000;
 
-/// Whether a password is common, as it is or with digits and symbols around it.
+/// Letters that a common password must have to count with other characters around it.
+const MIN_CORE_LETTERS: usize = 6;
+
+/// Whether a password is common, as it is or with fewer digits and symbols around it.
 ///
 /// ```
 /// # use fencepost::accounts::password::lists::is_common;
 /// assert!(is_common("trustno1") && is_common("!!Weihnachten1984"));
-/// assert!(!is_common("quiet otters borrow umbrellas"));
+/// assert!(!is_common("quiet otters borrow umbrellas") && !is_common("47#9102-x-8836!205"));
 /// ```
 #[must_use]
 pub fn is_common(password: &str) -> bool {
     let whole = password.to_lowercase();
     let core = whole.trim_matches(|it: char| !it.is_alphabetic());
-    [whole.as_str(), core].into_iter().any(|it| !it.is_empty() && is_listed(it))
+    let letters = core.chars().count();
+    let is_most = letters >= MIN_CORE_LETTERS && letters * 2 >= whole.chars().count();
+    is_listed(&whole) || (is_most && is_listed(core))
 }
 
 fn is_listed(password: &str) -> bool {

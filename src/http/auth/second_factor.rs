@@ -72,8 +72,9 @@ impl RequestBody for StepUpRequest {}
 
 /// Prove that it is you.
 ///
-/// Changing keys, members and second factors, and deleting projects, needs a session that was
-/// stepped up, or begun, within 15 minutes. Otherwise they answer 403 `step_up_required`.
+/// Changing keys, members, second factors and the address, and deleting projects, needs a session
+/// that was stepped up, or begun, within 15 minutes. Otherwise the answer is 403
+/// `step_up_required`.
 #[utoipa::path(
     post, path = "/auth/step-up", tag = "accounts", operation_id = "auth_step_up",
     request_body = StepUpRequest, security(("session" = [])),

@@ -50,8 +50,10 @@ impl FromRequest<App> for Signed {
         };
         let id = text(request.headers(), KEY_HEADER);
         let signature = text(request.headers(), SIGNATURE_HEADER);
+        let client = request.extensions().get::<Client>().cloned().unwrap_or_default();
         let body = extract::read(request.into_body(), MAX_REPORT_BYTES, None).await?;
         if !app.accounts.scanner_keys.have_signed(&id, &signature, &body) {
+            app.accounts.throttle_address(&client).await?;
             return Err(Error::invalid(SIGNATURE_HEADER, NOT_SIGNED));
         }
         let found: Vec<FoundToken> = serde_json::from_slice(&body)

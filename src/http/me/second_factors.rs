@@ -97,13 +97,15 @@ pub struct RecoveryCodes {
 
 /// Confirm an authenticator app.
 ///
-/// From now on, logins need a code. Returns recovery codes, for when the app is lost.
+/// From now on, logins need a code, and other sessions must step up again. Returns recovery codes,
+/// for when the app is lost. Needs a session that was stepped up.
 #[utoipa::path(
     post, path = "/me/second-factors/totp/confirm", tag = "accounts", operation_id = "me_confirm_totp", security(("session" = [])),
     request_body = ConfirmTotpRequest,
     responses(
         (status = 200, description = "Recovery codes.", body = RecoveryCodes),
         (status = 401, description = "No live session, or the code is wrong, or no app waits for one.", body = ErrorBody),
+        (status = 403, description = "The session must be stepped up.", body = ErrorBody),
         (status = 429, description = "Too many attempts.", body = ErrorBody),
     ),
 )]

@@ -72,7 +72,7 @@ const OF_OPERATION: &[(&str, &[&str])] = &[
     ("me_add_totp", &["step_up_required"]),
     ("me_change_email", &["step_up_required"]),
     ("me_confirm_email", &["email_taken", "invalid_token"]),
-    ("me_confirm_totp", &["invalid_code"]),
+    ("me_confirm_totp", &["invalid_code", "step_up_required"]),
     (
         "me_delete",
         &["cannot_remove_owner", "invalid_credentials", "keys_remain", "step_up_required"],

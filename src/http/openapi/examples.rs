@@ -67,6 +67,7 @@ const VALUES: &[(&str, &str)] = &[
     ("sequence", "1"),
     ("stream", r#""stdout""#),
     ("success_rate", "0.998"),
+    ("secret", r#""JBSWY3DPEHPK3PXP""#),
     ("tags", r#"{"customer": "42"}"#),
     ("timeout_seconds", "300"),
     ("timestamp_ms", "1769860800000"),

@@ -131,6 +131,23 @@ pub async fn prune_people(
                 select secret_hash from login_challenges where expires_at < now() limit 500
             )
             returning 1
+        ), old_apps as (
+            delete from totp
+            where account_id in (
+                select account_id from totp
+                where pending_until < now() and secret is null
+                limit 500
+            )
+            returning 1
+        ), old_secrets as (
+            update totp
+            set pending_secret = null, pending_until = null
+            where account_id in (
+                select account_id from totp
+                where pending_until < now() and secret is not null
+                limit 500
+            )
+            returning 1
         ), old_changes as (
             delete from email_changes
             where account_id in (
@@ -178,6 +195,7 @@ pub async fn prune_people(
             returning 1
         )
         select (select count(*) from old_sessions) + (select count(*) from old_mail)
+             + (select count(*) from old_apps) + (select count(*) from old_secrets)
              + (select count(*) from old_logins) + (select count(*) from old_changes)
              + (select count(*) from old_invitations) + (select count(*) from old_entries)
              + (select count(*) from old_account_entries)

@@ -124,7 +124,7 @@ fn people_rates() -> Vec<(&'static str, String)> {
             rate(accounts::LOOKUPS_PER_ADDRESS),
         ),
         ("wrong passwords, per e-mail address and IP address", rate(accounts::TRIES_PER_PAIR)),
-        ("wrong codes, per account", rate(accounts::CODES_PER_ACCOUNT)),
+        ("codes but recovery codes, per account", rate(accounts::CODES_PER_ACCOUNT)),
         ("wrong codes, per account and IP address", rate(accounts::TRIES_PER_PAIR)),
         (
             "logins, per e-mail address",

@@ -79,3 +79,25 @@ fn a_taken_address_is_not_told_until_its_mail_is_read() {
         server.stop().await;
     });
 }
+
+#[test]
+fn a_stranger_who_claims_an_address_cannot_change_it_when_its_owner_has_come() {
+    limited(async {
+        let (server, t) = open_server(Stage::default()).await;
+        let eve = Person::sign_up_unverified(&t, "ada@example.com").await;
+        server.next_mail().await;
+        eve.post("/v1/me/email", json!({"email": "eve@example.com"})).await.is_empty(204);
+        let mail = server.next_mail().await;
+        assert!(!mail.text.contains("ada@example.com"), "{}", mail.text);
+        let token = json!({"token": secret_in(&mail)});
+        let reset = json!({"email": "ada@example.com"});
+        post_from(&t, "/v1/auth/password/reset", reset, "192.0.2.9").await.is_empty(204);
+        let new = "loud herons lend galoshes";
+        let link = secret_in(&server.next_mail().await);
+        let confirm = json!({"token": link, "new_password": new});
+        post_from(&t, "/v1/auth/password/reset/confirm", confirm, "192.0.2.9").await.is_empty(204);
+        let ada = Person::log_in(&t, "ada@example.com", new, Value::Null).await;
+        ada.post(CONFIRM, token).await.is_error(400, "invalid_token");
+        server.stop().await;
+    });
+}

@@ -418,6 +418,13 @@ fn a_key_works_from_its_networks_alone_and_so_do_those_that_it_creates() {
         from(&office, inside, Some(more)).await.refuses("allowed_ips");
         let rotated = t.act(&format!("/v1/keys/{}/rotate", id_of(&less))).await.is(201);
         assert_eq!(rotated["key"]["allowed_ips"], json!(["192.0.2.7/32"]));
+        // Rotating another key gives no more than creating one.
+        let free = t.post("/v1/keys", json!({"name": "free", "preset": "read_only"})).await.is(201);
+        let path = format!("{}/v1/keys/{}/rotate", t.url, id_of(&free));
+        let by_office = t.client.post(path).bearer_auth(&office.api_key);
+        let by_office = by_office.header("x-forwarded-for", inside).send().await;
+        let by_office = Reply::of(by_office.expect("an answer")).await.is(201);
+        assert_eq!(by_office["key"]["allowed_ips"], json!(["192.0.2.0/24", "2001:db8::/32"]));
         from(&with(t, &rotated), "192.0.2.8", None).await.is_error(403, "forbidden");
         let unused = t.get(&format!("/v1/keys/{}", id_of(&rotated))).await.is(200);
         assert_eq!(unused["last_used_at"], Value::Null);

@@ -15,7 +15,9 @@ use super::{
     address_of, post_from,
     security::printed,
 };
-use crate::harness::{Reply, Stage, TestProject, TestServer, fresh_database, limited, run};
+use crate::harness::{
+    Reply, Stage, TestProject, TestServer, fresh_database, limited, run, scratch,
+};
 
 const ADA: &str = "ada@example.com";
 
@@ -118,7 +120,7 @@ fn a_login_with_an_app_needs_password_and_code_and_no_code_twice() {
         assert_eq!(left["recovery_codes_left"], 9);
 
         let log = actions(&ada).await;
-        for action in ["totp.added", "login.code_refused", "recovery_code.used"] {
+        for action in ["totp.added", "code.refused", "recovery_code.used"] {
             assert!(log.iter().any(|it| it == action), "{action}: {log:?}");
         }
     });
@@ -144,7 +146,7 @@ fn half_of_a_login_is_worth_nothing() {
         elsewhere.is_error(401, "invalid_credentials");
         let limited = complete(t, &half(t).await, &shown(&secret)).await;
         limited.is_error(429, "rate_limit_exceeded");
-        assert!(actions(&ada).await.iter().any(|it| it == "login.too_many_codes"));
+        assert!(actions(&ada).await.iter().any(|it| it == "code.many_refused"));
         // A login ends with the password that it was begun with, and with time.
         let token = half(t).await;
         let expired = half(t).await;
@@ -209,6 +211,7 @@ fn keys_members_and_deletion_need_a_session_that_was_stepped_up() {
             ada.post("/v1/projects/main/invitations", invite.clone()).await,
             ada.delete("/v1/projects/main?confirm=main").await,
             ada.post("/v1/me/second-factors/totp", json!({})).await,
+            ada.post("/v1/me/second-factors/totp/confirm", json!({"code": "123456"})).await,
             ada.delete("/v1/me/second-factors/totp").await,
             ada.post("/v1/me/second-factors/recovery-codes", json!({})).await,
         ];
@@ -317,10 +320,19 @@ fn secrets_of_apps_are_encrypted_and_a_node_with_another_key_says_so() {
             let keys = MasterKeys::parse(&text.into()).expect("a key");
             Stage { master_keys: keys.into(), ..Stage::default() }
         };
-        let server = TestServer::start_as(database.clone(), stage(&key)).await;
+        // Without a master key, it is stored as it is, until it is encrypted.
+        let server = TestServer::start_as(database.clone(), Stage::default()).await;
         let t = server.project("main").await;
         let ada = Person::sign_up(&t, ADA).await;
         let (secret, _) = add_app(&t, &ada).await;
+        server.stop().await;
+        let file = scratch("totp-master-key").join("key");
+        std::fs::write(&file, &key).expect("it is written");
+        let file = file.to_str().expect("text");
+        let told = printed(&t, &["keys", "seal", "--master-key-file", file]);
+        assert!(told.ends_with("1 secrets of authenticator apps encrypted\n"), "{told}");
+        let server = TestServer::start_as(database.clone(), stage(&key)).await;
+        let t = TestProject { url: server.url.clone(), ..t };
         let plain = "select count(*) from totp where octet_length(secret) = 20";
         assert_eq!(database.number(plain).await, 0);
         let token = half(&t).await;
@@ -331,5 +343,66 @@ fn secrets_of_apps_are_encrypted_and_a_node_with_another_key_says_so() {
         complete(&t, &token, &shown(&secret)).await.is(200);
         server.stop().await;
         other.stop().await;
+    });
+}
+
+#[test]
+fn an_earlier_session_cannot_remove_an_app_with_the_password_alone() {
+    run(async |t| {
+        let thief = Person::sign_up(t, ADA).await;
+        let ada = Person::log_in(t, ADA, PASSWORD, Value::Null).await;
+        add_app(t, &ada).await;
+        thief.delete("/v1/me/second-factors/totp").await.is_error(403, "step_up_required");
+        ada.delete("/v1/me/second-factors/totp").await.is_empty(204);
+    });
+}
+
+#[test]
+fn an_app_must_show_its_first_code_in_time_and_is_forgotten_otherwise() {
+    run(async |t| {
+        let ada = Person::sign_up(t, ADA).await;
+        let new = ada.post("/v1/me/second-factors/totp", json!({})).await.is(201);
+        t.database.execute("update totp set pending_until = now() - interval '1 s'").await;
+        let code = json!({"code": shown(new["secret"].as_str().expect("a secret"))});
+        let late = ada.post("/v1/me/second-factors/totp/confirm", code).await;
+        late.is_error(401, "invalid_code");
+        let mut conn = t.database.connect().await;
+        fencepost::store::sweep::purge::prune_people(&mut conn, 400, 90).await.expect("pruned");
+        assert_eq!(t.database.number("select count(*) from totp").await, 0);
+    });
+}
+
+#[test]
+fn a_suspended_account_cannot_complete_a_login() {
+    run(async |t| {
+        let ada = Person::sign_up(t, ADA).await;
+        let (secret, _) = add_app(t, &ada).await;
+        let token = half(t).await;
+        printed(t, &["accounts", "suspend", ADA]);
+        let refused = complete(t, &token, &shown(&secret)).await;
+        refused.is_error(401, "invalid_credentials");
+    });
+}
+
+#[test]
+fn an_account_has_so_many_codes_an_hour_from_all_clients_together() {
+    run(async |t| {
+        let ada = Person::sign_up(t, ADA).await;
+        let (secret, recovery) = add_app(t, &ada).await;
+        let mut tries = 0;
+        loop {
+            let address = format!("192.0.2.{}", 20 + tries);
+            let body = json!({"email": ADA, "password": PASSWORD});
+            let error = post_from(t, "/v1/auth/login", body, &address).await;
+            let error = error.is_error(403, "code_required");
+            let token = error["login_token"].as_str().expect("a token");
+            if complete_from(t, token, &wrong(&secret), &address).await.status == 429 {
+                break;
+            }
+            tries += 1;
+        }
+        assert!((18..=20).contains(&tries), "{tries}");
+        // It cannot be guessed, and lets its owner in.
+        complete_from(t, &half(t).await, &recovery[0], "192.0.2.99").await.is(200);
     });
 }

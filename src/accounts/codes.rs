@@ -1,0 +1,111 @@
+//! Codes of second factors: those of authenticator apps (TOTP, RFC 6238), and recovery codes.
+
+use rand::RngExt;
+use secrecy::{ExposeSecret, SecretString};
+use totp_rs::{Builder, Secret, Totp};
+
+use super::{Accounts, CODES_PER_ACCOUNT, Client, TRIES_PER_PAIR, charge};
+use crate::{domain::limits::MAX_CODE_CHARS, error::Error, ids::AccountId, limiter::Charge};
+
+/// Bytes of a secret that an app shares: as long as the hash (RFC 4226, section 4).
+pub(super) const TOTP_SECRET_BYTES: usize = 20;
+/// How authenticator apps name the account's provider.
+const ISSUER: &str = "Fencepost";
+/// Characters of a recovery code: 80 bits in base32.
+const RECOVERY_CODE_CHARS: usize = 16;
+/// Crockford's: people mistake none of them for another.
+const BASE32: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
+
+/// Where an app's secret is stored: its row alone can decrypt it.
+pub(super) fn place(id: AccountId) -> String {
+    format!("totp/{}", id.0)
+}
+
+pub(super) fn app(secret: &[u8], email: &str) -> Result<Totp, Error> {
+    let secret = Secret::new(secret.into());
+    let builder = Builder::new().with_secret(secret).with_issuer(Some(ISSUER));
+    // The form `issuer:name` has one colon.
+    let name = email.replace(':', " ");
+    builder.with_account_name(name).build().map_err(Error::internal)
+}
+
+pub(super) fn new_recovery_code() -> String {
+    let mut rng = rand::rng();
+    let mut code = String::with_capacity(RECOVERY_CODE_CHARS + RECOVERY_CODE_CHARS / 4);
+    for place in 0..RECOVERY_CODE_CHARS {
+        if place > 0 && place % 4 == 0 {
+            code.push('-');
+        }
+        code.push(char::from(BASE32[rng.random_range(0..BASE32.len())]));
+    }
+    code
+}
+
+/// A code as it was typed, without spaces and hyphens.
+pub(super) fn typed(code: &SecretString) -> SecretString {
+    let kept = code.expose_secret().chars().take(MAX_CODE_CHARS);
+    let kept = kept.filter(|it| !it.is_whitespace() && *it != '-');
+    kept.collect::<String>().to_lowercase().into()
+}
+
+pub(super) fn is_recovery_code(code: &SecretString) -> bool {
+    code.expose_secret().len() == RECOVERY_CODE_CHARS
+}
+
+impl Accounts {
+    /// The secret of an app.
+    pub(super) fn open_totp(&self, id: AccountId, stored: &[u8]) -> Result<Vec<u8>, Error> {
+        self.master_keys.open(&place(id), stored, TOTP_SECRET_BYTES).map_err(|_| {
+            tracing::error!(account.id = %id, "the secret of an app has another master key");
+            Error::NotReady("this node cannot check codes: it has another master key")
+        })
+    }
+
+    /// The time step of a code, if it is one of now, or of 30 s earlier or later.
+    pub(super) fn step_of(
+        secret: &[u8],
+        code: &SecretString,
+        now: i64,
+    ) -> Result<Option<i64>, Error> {
+        let step = app(secret, "")?.check(code.expose_secret(), u64::try_from(now).unwrap_or(0));
+        Ok(step.and_then(|it| i64::try_from(it).ok()))
+    }
+}
+
+/// The limits on codes: by account and client, which a right code resets, and with that of the whole
+/// account. A recovery code cannot be
+/// guessed, so that it lets its owner in while others try codes.
+pub(super) fn code_charges(
+    id: AccountId,
+    client: &Client,
+    code: &SecretString,
+) -> (Charge, Vec<Charge>) {
+    let pair = charge("code-pair", &format!("{id} {}", client.address), TRIES_PER_PAIR);
+    let all = charge("codes", &id.to_string(), CODES_PER_ACCOUNT);
+    let all = Some(all).filter(|_| !is_recovery_code(&typed(code)));
+    (pair.clone(), std::iter::once(pair).chain(all).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recovery_code_is_read_as_people_type_it() {
+        let code = new_recovery_code();
+        assert_eq!(code.len(), RECOVERY_CODE_CHARS + 3);
+        let loud = format!(" {} ", code.to_uppercase().replace('-', " "));
+        let [plain, loud] = [code.as_str(), &loud].map(|it| typed(&it.into()));
+        assert_eq!(plain.expose_secret(), loud.expose_secret());
+        assert!(is_recovery_code(&plain) && !is_recovery_code(&"123456".into()));
+    }
+
+    #[test]
+    fn an_app_makes_the_codes_of_rfc_6238() {
+        // Its test vectors have eight digits; the last six are ours.
+        let app = app(b"12345678901234567890", "ada@example.com").expect("an app");
+        assert_eq!(app.check("287082", 59), Some(1));
+        assert_eq!(app.check("005924", 1_234_567_890), Some(41_152_263));
+        assert_eq!(app.check("005924", 1_234_567_890 + 60), None);
+    }
+}

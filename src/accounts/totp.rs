@@ -1,0 +1,191 @@
+//! Adding and removing an authenticator app and its recovery codes.
+
+use secrecy::SecretString;
+use sqlx::{Acquire, PgConnection};
+use totp_rs::Secret;
+use uuid::Uuid;
+
+use super::{
+    Accounts, Client,
+    codes::{TOTP_SECRET_BYTES, app, code_charges, new_recovery_code, place, typed},
+    seal::MasterKeys,
+    second_factor::note_refused,
+    secret,
+    security::{self, AccountEvent},
+    token::Bearer,
+};
+use crate::{
+    domain::limits::{PENDING_TOTP_SECONDS, RECOVERY_CODES},
+    error::Error,
+    ids::AccountId,
+    store::{self, second_factors::Overview},
+};
+
+/// Secrets that one statement reads while all are encrypted.
+const SEALED_AT_ONCE: i64 = 500;
+
+/// The secret of an app that is to be confirmed.
+#[derive(Debug)]
+pub struct NewTotp {
+    /// In base32, to be typed.
+    pub secret: SecretString,
+    /// For a QR code.
+    pub uri: SecretString,
+}
+
+/// Encrypts the secrets of all apps with the first master key. Returns how many.
+///
+/// # Errors
+/// When one is encrypted with a key that is not given, or the database does not answer.
+pub async fn seal_totp_secrets(
+    conn: &mut PgConnection,
+    master_keys: &MasterKeys,
+) -> anyhow::Result<usize> {
+    let (mut sealed, mut after) = (0, AccountId(Uuid::nil()));
+    loop {
+        let page = store::second_factors::secrets(conn, after, SEALED_AT_ONCE).await?;
+        let Some(last) = page.last() else { return Ok(sealed) };
+        after = last.0;
+        for (id, stored) in page {
+            if master_keys.is_current(&stored, TOTP_SECRET_BYTES) {
+                continue;
+            }
+            let plain = master_keys.open(&place(id), &stored, TOTP_SECRET_BYTES)?;
+            let secret = master_keys.seal(&place(id), &plain);
+            store::second_factors::replace_secret(conn, id, &stored, &secret).await?;
+            sealed += 1;
+        }
+    }
+}
+
+impl Accounts {
+    /// What the account has as a second factor.
+    ///
+    /// # Errors
+    /// When the database does not answer.
+    pub async fn second_factors(&self, id: AccountId) -> Result<Overview, Error> {
+        let mut conn = self.pool.acquire().await?;
+        Ok(store::second_factors::overview(&mut conn, id).await?)
+    }
+
+    /// A new secret for an authenticator app. It replaces that of an earlier app when a code has
+    /// confirmed it.
+    ///
+    /// # Errors
+    /// [`Error::StepUpRequired`].
+    pub async fn new_totp(&self, bearer: Bearer) -> Result<NewTotp, Error> {
+        self.require_step_up(bearer).await?;
+        let id = bearer.account_id;
+        let mut conn = self.pool.acquire().await?;
+        let account = store::accounts::find(&mut conn, id).await?.ok_or(Error::Unauthorized)?;
+        let secret: [u8; TOTP_SECRET_BYTES] = rand::random();
+        let sealed = self.master_keys.seal(&place(id), &secret);
+        store::second_factors::set_pending(&mut conn, id, &sealed, PENDING_TOTP_SECONDS).await?;
+        let uri = app(&secret, &account.email)?.to_url().map_err(Error::internal)?;
+        let secret = Secret::new(secret.into()).to_base32();
+        Ok(NewTotp { secret: secret.into(), uri: uri.into() })
+    }
+
+    /// Confirms a new app with its first code: from now on, logins need one. Other sessions must step
+    /// up again, with a code. Returns new recovery codes.
+    ///
+    /// # Errors
+    /// [`Error::StepUpRequired`]; [`Error::InvalidCode`] when the code is wrong, or no new app waits. [`Error::RateLimited`].
+    pub async fn confirm_totp(
+        &self,
+        bearer: Bearer,
+        code: &SecretString,
+        client: &Client,
+    ) -> Result<Vec<String>, Error> {
+        self.require_step_up(bearer).await?;
+        let id = bearer.account_id;
+        let (pair, charges) = code_charges(id, client, code);
+        self.throttle(&charges).await?;
+        let mut conn = self.pool.acquire().await?;
+        let mut tx = conn.begin().await?;
+        let totp = store::second_factors::lock_totp(&mut tx, id).await?;
+        let totp = totp.ok_or(Error::InvalidCode)?;
+        let pending = totp.pending_secret.ok_or(Error::InvalidCode)?;
+        let secret = self.open_totp(id, &pending)?;
+        let Some(step) = Self::step_of(&secret, &typed(code), totp.now)? else {
+            let event = note_refused(&mut tx, id, client).await?;
+            tx.commit().await?;
+            drop(conn);
+            self.tell_owner(id, event, client);
+            return Err(Error::InvalidCode);
+        };
+        // The master key may have been replaced meanwhile.
+        let sealed = self.master_keys.seal(&place(id), &secret);
+        store::second_factors::confirm_totp(&mut tx, id, &sealed, step).await?;
+        store::second_factors::step_down_others(&mut tx, id, bearer.session_id).await?;
+        let codes = replace_recovery_codes(&mut tx, id).await?;
+        let event = AccountEvent::TotpAdded;
+        security::note(&mut tx, id, event, Some(client)).await?;
+        tx.commit().await?;
+        drop(conn);
+        self.limiter.forgive(&pair).await;
+        self.tell_owner(id, event, client);
+        Ok(codes)
+    }
+
+    /// Removes the account's app and its recovery codes: logins need the password alone.
+    ///
+    /// # Errors
+    /// [`Error::StepUpRequired`].
+    pub async fn remove_totp(&self, bearer: Bearer, client: &Client) -> Result<(), Error> {
+        self.require_step_up(bearer).await?;
+        let id = bearer.account_id;
+        let mut conn = self.pool.acquire().await?;
+        let mut tx = conn.begin().await?;
+        store::second_factors::lock_totp(&mut tx, id).await?;
+        let was_required = store::second_factors::remove(&mut tx, id).await?;
+        let event = AccountEvent::TotpRemoved;
+        if was_required {
+            security::note(&mut tx, id, event, Some(client)).await?;
+        }
+        tx.commit().await?;
+        drop(conn);
+        if was_required {
+            self.tell_owner(id, event, client);
+        }
+        Ok(())
+    }
+
+    /// Replaces the recovery codes.
+    ///
+    /// # Errors
+    /// [`Error::StepUpRequired`]; [`Error::Invalid`] when the account has no second factor.
+    pub async fn new_recovery_codes(
+        &self,
+        bearer: Bearer,
+        client: &Client,
+    ) -> Result<Vec<String>, Error> {
+        self.require_step_up(bearer).await?;
+        let id = bearer.account_id;
+        let mut conn = self.pool.acquire().await?;
+        let mut tx = conn.begin().await?;
+        // Locked, so that it is not removed meanwhile.
+        let totp = store::second_factors::lock_totp(&mut tx, id).await?;
+        if totp.and_then(|it| it.secret).is_none() {
+            return Err(Error::invalid("second_factor", "must be added first"));
+        }
+        let codes = replace_recovery_codes(&mut tx, id).await?;
+        let event = AccountEvent::RecoveryCodesReplaced;
+        security::note(&mut tx, id, event, Some(client)).await?;
+        tx.commit().await?;
+        drop(conn);
+        self.tell_owner(id, event, client);
+        Ok(codes)
+    }
+}
+
+async fn replace_recovery_codes(
+    conn: &mut PgConnection,
+    id: AccountId,
+) -> sqlx::Result<Vec<String>> {
+    let codes: Vec<String> = (0..RECOVERY_CODES).map(|_| new_recovery_code()).collect();
+    let hash = |code: &String| secret::hash(&typed(&code.as_str().into())).to_vec();
+    let hashes: Vec<Vec<u8>> = codes.iter().map(hash).collect();
+    store::second_factors::replace_recovery_codes(conn, id, &hashes).await?;
+    Ok(codes)
+}

@@ -72,9 +72,8 @@ impl Accounts {
     }
 }
 
-/// The limits on codes: by account and client, which a right code resets, and with that of the whole
-/// account. A recovery code cannot be
-/// guessed, so that it lets its owner in while others try codes.
+/// The limits on codes: by account and client, which a right code resets; and with it that of the
+/// whole account. A recovery code cannot be guessed: it lets its owner in while others try codes.
 pub(super) fn code_charges(
     id: AccountId,
     client: &Client,

@@ -165,8 +165,8 @@ create index mail_tokens_by_age on mail_tokens (expires_at);
 create table email_changes (
     account_id uuid primary key references accounts on delete cascade,
     new_email text not null check (new_email = lower(new_email)),
-    -- SHA-256 of the tokens that were mailed to the new and the old address. Null: it has confirmed,
-    -- or need not.
+    -- SHA-256 of the tokens that were mailed to the new and the old address. Null: it has
+    -- confirmed, or need not.
     new_hash bytea check (octet_length(new_hash) = 32),
     old_hash bytea check (octet_length(old_hash) = 32),
     expires_at timestamptz not null

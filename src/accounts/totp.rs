@@ -86,11 +86,12 @@ impl Accounts {
         Ok(NewTotp { secret: secret.into(), uri: uri.into() })
     }
 
-    /// Confirms a new app with its first code: from now on, logins need one. Other sessions must step
-    /// up again, with a code. Returns new recovery codes.
+    /// Confirms a new app with its first code: from now on, logins need one. Other sessions must
+    /// step up again, with a code. Returns new recovery codes.
     ///
     /// # Errors
-    /// [`Error::StepUpRequired`]; [`Error::InvalidCode`] when the code is wrong, or no new app waits. [`Error::RateLimited`].
+    /// [`Error::StepUpRequired`]; [`Error::InvalidCode`] when the code is wrong, or no new app
+    /// waits; [`Error::RateLimited`].
     pub async fn confirm_totp(
         &self,
         bearer: Bearer,

@@ -385,7 +385,7 @@ fn a_suspended_account_cannot_complete_a_login() {
 }
 
 #[test]
-fn an_account_has_so_many_codes_an_hour_from_all_clients_together() {
+fn codes_from_all_clients_together_are_counted_by_account() {
     run(async |t| {
         let ada = Person::sign_up(t, ADA).await;
         let (secret, recovery) = add_app(t, &ada).await;

@@ -56,8 +56,9 @@ impl FromRequest<App> for Signed {
             app.accounts.throttle_address(&client).await?;
             return Err(Error::invalid(SIGNATURE_HEADER, NOT_SIGNED));
         }
+        // What the parser says may repeat a key.
         let found: Vec<FoundToken> = serde_json::from_slice(&body)
-            .map_err(|error| Error::Unreadable(format!("the body is not a report: {error}")))?;
+            .map_err(|_| Error::Unreadable("the body must be a list of {token}".to_owned()))?;
         if found.len() > MAX_REPORTED_KEYS {
             let count = found.len();
             let message = format!("must have at most {MAX_REPORTED_KEYS} entries, has {count}");

@@ -91,9 +91,9 @@ fn keys_that_a_known_scanner_has_found_end_at_once() {
         t.get("/v1/limits").await.is(200);
         let log = t.get("/v1/audit-log?action=key.reported").await.is(200);
         assert_eq!(log["entries"][0]["actor"]["kind"], "system");
-        let junk = "{}";
-        let error = report(&t, "old", &sign(&old, junk), junk).await;
-        error.is_error(400, "invalid_request");
+        let junk = json!([leaked[0].api_key]).to_string();
+        let error = report(&t, "old", &sign(&old, &junk), &junk).await;
+        assert!(!error.is_error(400, "invalid_request").to_string().contains("fp_live_"));
         let many = json!(vec![json!({"token": "x"}); 1_001]).to_string();
         report(&t, "old", &sign(&old, &many), &many).await.refuses("body");
         server.stop().await;

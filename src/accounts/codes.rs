@@ -2,10 +2,11 @@
 
 use rand::RngExt;
 use secrecy::{ExposeSecret, SecretString};
+use sqlx::PgConnection;
 use totp_rs::{Builder, Secret, Totp};
 
 use super::{Accounts, CODES_PER_ACCOUNT, Client, TRIES_PER_PAIR, charge};
-use crate::{domain::limits::MAX_CODE_CHARS, error::Error, ids::AccountId, limiter::Charge};
+use crate::{domain::limits::MAX_CODE_CHARS, error::Error, ids::AccountId, limiter::Charge, store};
 
 /// Bytes of a secret that an app shares: as long as the hash (RFC 4226, section 4).
 pub(super) const TOTP_SECRET_BYTES: usize = 20;
@@ -52,6 +53,13 @@ pub(super) fn is_recovery_code(code: &SecretString) -> bool {
     code.expose_secret().len() == RECOVERY_CODE_CHARS
 }
 
+/// Deletes an account's app and recovery codes. Returns whether logins needed them.
+pub(super) async fn remove_all(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<bool> {
+    // Locked first: recovery codes that are replaced meanwhile must not outlive the app.
+    store::second_factors::lock_totp(conn, id).await?;
+    store::second_factors::remove(conn, id).await
+}
+
 impl Accounts {
     /// The secret of an app.
     pub(super) fn open_totp(&self, id: AccountId, stored: &[u8]) -> Result<Vec<u8>, Error> {
@@ -74,6 +82,7 @@ impl Accounts {
 
 /// The limits on codes: by account and client, which a right code resets; and with it that of the
 /// whole account. A recovery code cannot be guessed: it lets its owner in while others try codes.
+/// `code` is one that [`typed`] has read.
 pub(super) fn code_charges(
     id: AccountId,
     client: &Client,
@@ -81,7 +90,7 @@ pub(super) fn code_charges(
 ) -> (Charge, Vec<Charge>) {
     let pair = charge("code-pair", &format!("{id} {}", client.address), TRIES_PER_PAIR);
     let all = charge("codes", &id.to_string(), CODES_PER_ACCOUNT);
-    let all = Some(all).filter(|_| !is_recovery_code(&typed(code)));
+    let all = Some(all).filter(|_| !is_recovery_code(code));
     (pair.clone(), std::iter::once(pair).chain(all).collect())
 }
 

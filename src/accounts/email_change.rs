@@ -13,7 +13,7 @@ use super::{
 use crate::{
     domain::limits::VERIFY_SECONDS,
     error::{Error, is_unique_violation},
-    store::{self, accounts::Account},
+    store,
 };
 
 impl Accounts {
@@ -115,15 +115,8 @@ impl Accounts {
         security::note(&mut tx, id, event, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
-        self.tell_old_address(&old, client).await?;
+        let subject = "The e-mail address of your account was changed";
+        self.mail_security(&old, subject, client).await?;
         Ok(true)
-    }
-
-    async fn tell_old_address(&self, old: &Account, client: &Client) -> Result<(), Error> {
-        if old.verified_at.is_some() && self.may_mail("security", &old.email).await {
-            let what = "The e-mail address of your account was changed";
-            self.mailer.send(mails::security(old, &self.public_url, what, &client.address)?);
-        }
-        Ok(())
     }
 }

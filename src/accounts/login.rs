@@ -9,7 +9,7 @@ use sqlx::{Acquire, PgConnection};
 
 use super::{
     Accounts, Client, LATE, LATE_MAILS_TO_EMAIL, MAILS_PER_EMAIL, REFRESHES_PER_ADDRESS,
-    REFRESHES_PER_SESSION, TRIES_PER_EMAIL, TRIES_PER_PAIR, charge, mails, members,
+    REFRESHES_PER_SESSION, TRIES_PER_EMAIL, TRIES_PER_PAIR, charge, codes, mails, members,
     password::{self, COMPARISONS},
     read_email,
     secret::{self, MAIL_PREFIX, REFRESH_PREFIX},
@@ -345,8 +345,7 @@ impl Accounts {
             Err(error) if is_unique_violation(&error) => return Err(Error::EmailTaken),
             Err(error) => return Err(error.into()),
             Ok(true) => {
-                store::second_factors::lock_totp(&mut tx, account_id).await?;
-                store::second_factors::remove(&mut tx, account_id).await?;
+                codes::remove_all(&mut tx, account_id).await?;
                 let entry = NewAuditEntry::to("project.reclaimed", account_id.to_string());
                 let actor = client.actor("account", account_id.to_string());
                 for project_id in store::members::take_back(&mut tx, account_id).await? {

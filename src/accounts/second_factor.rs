@@ -75,7 +75,8 @@ impl Accounts {
         };
         let waiting = waiting.ok_or(Error::InvalidCredentials)?;
         let id = waiting.account_id;
-        let (pair, charges) = code_charges(id, client, code);
+        let code = typed(code);
+        let (pair, charges) = code_charges(id, client, &code);
         self.throttle(&charges).await?;
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
@@ -87,7 +88,7 @@ impl Accounts {
         if tries.is_none_or(|it| it >= MAX_CODE_TRIES) {
             return Err(Error::InvalidCredentials);
         }
-        let Some(used) = self.use_code(&mut tx, id, code).await? else {
+        let Some(used) = self.use_code(&mut tx, id, &code).await? else {
             store::second_factors::count_try(&mut tx, &hash).await?;
             let event = note_refused(&mut tx, id, client).await?;
             tx.commit().await?;
@@ -113,16 +114,15 @@ impl Accounts {
         id: AccountId,
         code: &SecretString,
     ) -> Result<Option<CodeUse>, Error> {
-        let code = typed(code);
-        if is_recovery_code(&code) {
-            let hash = secret::hash(&code);
+        if is_recovery_code(code) {
+            let hash = secret::hash(code);
             let is_used = store::second_factors::use_recovery_code(conn, id, &hash).await?;
             return Ok(is_used.then_some(CodeUse::Recovery));
         }
         let Some(totp) = store::second_factors::lock_totp(conn, id).await? else { return Ok(None) };
         let Some(stored) = &totp.secret else { return Ok(None) };
         let secret = self.open_totp(id, stored)?;
-        let Some(step) = Self::step_of(&secret, &code, totp.now)? else { return Ok(None) };
+        let Some(step) = Self::step_of(&secret, code, totp.now)? else { return Ok(None) };
         if step <= totp.last_step {
             return Ok(None);
         }
@@ -190,11 +190,12 @@ impl Accounts {
         client: &Client,
     ) -> Result<(), Error> {
         let id = bearer.account_id;
-        let (pair, charges) = code_charges(id, client, code);
+        let code = typed(code);
+        let (pair, charges) = code_charges(id, client, &code);
         self.throttle(&charges).await?;
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
-        let Some(used) = self.use_code(&mut tx, id, code).await? else {
+        let Some(used) = self.use_code(&mut tx, id, &code).await? else {
             let event = note_refused(&mut tx, id, client).await?;
             tx.commit().await?;
             drop(conn);

@@ -2,13 +2,14 @@
 
 use sqlx::{Acquire, PgConnection};
 
-use super::{Accounts, Client, mails};
+use super::{Accounts, Client, codes, mails};
 use crate::{
     error::Error,
     ids::AccountId,
     store::{
         self,
         account_log::{self, NewAccountEntry},
+        accounts::Account,
         deadline::bounded,
     },
 };
@@ -148,8 +149,7 @@ pub async fn end_sessions(conn: &mut PgConnection, id: AccountId) -> sqlx::Resul
 /// operator. Returns whether it had one.
 pub async fn reset_second_factor(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<bool> {
     let mut tx = conn.begin().await?;
-    store::second_factors::lock_totp(&mut tx, id).await?;
-    let was_required = store::second_factors::remove(&mut tx, id).await?;
+    let was_required = codes::remove_all(&mut tx, id).await?;
     if was_required {
         store::sessions::revoke_others(&mut tx, id, None).await?;
         note(&mut tx, id, AccountEvent::SecondFactorReset, None).await?;
@@ -182,14 +182,21 @@ impl Accounts {
             let mut conn = self.pool.acquire().await?;
             store::accounts::find(&mut conn, account_id).await?
         };
-        let Some(account) = account.filter(|it| it.verified_at.is_some()) else { return Ok(()) };
-        if self.may_mail("security", &account.email).await {
-            self.mailer.send(mails::security(
-                &account,
-                &self.public_url,
-                subject,
-                &client.address,
-            )?);
+        match account {
+            Some(account) => self.mail_security(&account, subject, client).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Mails the address of an account, if it is verified, what happened.
+    pub(super) async fn mail_security(
+        &self,
+        account: &Account,
+        subject: &str,
+        client: &Client,
+    ) -> Result<(), Error> {
+        if account.verified_at.is_some() && self.may_mail("security", &account.email).await {
+            self.mailer.send(mails::security(account, &self.public_url, subject, &client.address)?);
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::{
     Accounts, Client,
-    codes::{TOTP_SECRET_BYTES, app, code_charges, new_recovery_code, place, typed},
+    codes::{TOTP_SECRET_BYTES, app, code_charges, new_recovery_code, place, remove_all, typed},
     seal::MasterKeys,
     second_factor::note_refused,
     secret,
@@ -100,7 +100,8 @@ impl Accounts {
     ) -> Result<Vec<String>, Error> {
         self.require_step_up(bearer).await?;
         let id = bearer.account_id;
-        let (pair, charges) = code_charges(id, client, code);
+        let code = typed(code);
+        let (pair, charges) = code_charges(id, client, &code);
         self.throttle(&charges).await?;
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
@@ -108,7 +109,7 @@ impl Accounts {
         let totp = totp.ok_or(Error::InvalidCode)?;
         let pending = totp.pending_secret.ok_or(Error::InvalidCode)?;
         let secret = self.open_totp(id, &pending)?;
-        let Some(step) = Self::step_of(&secret, &typed(code), totp.now)? else {
+        let Some(step) = Self::step_of(&secret, &code, totp.now)? else {
             let event = note_refused(&mut tx, id, client).await?;
             tx.commit().await?;
             drop(conn);
@@ -138,8 +139,7 @@ impl Accounts {
         let id = bearer.account_id;
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
-        store::second_factors::lock_totp(&mut tx, id).await?;
-        let was_required = store::second_factors::remove(&mut tx, id).await?;
+        let was_required = remove_all(&mut tx, id).await?;
         let event = AccountEvent::TotpRemoved;
         if was_required {
             security::note(&mut tx, id, event, Some(client)).await?;

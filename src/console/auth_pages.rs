@@ -18,7 +18,7 @@ use super::{
     form::{AskedFields, Fields, encode},
     format,
     location::{LOGIN, is_own_page, path_and_query, segment},
-    page::{as_file, in_words, render},
+    page::{as_file, in_words, refused_page, render},
     second_factor,
     session::{self, HX_REQUEST, go},
     start::Start,
@@ -30,7 +30,7 @@ use crate::{
     error::Error,
     http::{
         auth::SessionReply,
-        error::{self, ApiError},
+        error::ApiError,
         invitations::InvitationPreview,
         me::{
             Me, SecurityEntry, SecurityLog, Session, SessionList, email::EmailConfirmed,
@@ -38,7 +38,6 @@ use crate::{
         },
         projects::{Project, ProjectList},
     },
-    wire::errors::ErrorResponse,
 };
 
 /// In the query of the page after a login: a visitor without a session then has a browser that
@@ -202,10 +201,8 @@ pub async fn signup(
         Ok(made) => made,
         Err(refused @ Error::Invalid(_)) => {
             let info = in_words(&refused, &api.request_id().0, false);
-            let mut page = signup_form(&app, &api, &form, Some(info)).await?;
-            *page.status_mut() = error::status(&refused);
-            page.extensions_mut().insert(ErrorResponse(refused));
-            return Ok(page);
+            let page = signup_form(&app, &api, &form, Some(info)).await?;
+            return Ok(refused_page(page, refused));
         }
         Err(other) => return Err(other),
     };

@@ -26,6 +26,7 @@ use crate::{
     domain::access::{Permission, Role, role_may},
     error::Error,
     http::{error, projects::Project},
+    wire::errors::ErrorResponse,
 };
 
 const HTML: &str = "text/html; charset=utf-8";
@@ -34,6 +35,13 @@ const HTML: &str = "text/html; charset=utf-8";
 pub fn render(template: &impl Template) -> Result<Response, Error> {
     let html = template.render().map_err(Error::internal)?;
     Ok(([(CONTENT_TYPE, HTML)], html).into_response())
+}
+
+/// A page that shows a refused form again, with the status of the error, and the error for the log.
+pub fn refused_page(mut page: Response, error: Error) -> Response {
+    *page.status_mut() = error::status(&error);
+    page.extensions_mut().insert(ErrorResponse(error));
+    page
 }
 
 /// An answer of the API as a file with this name.

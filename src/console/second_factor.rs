@@ -15,29 +15,19 @@ use super::{
     api::Api,
     form::{AskedFields, Fields},
     location::{LOGIN, is_own_page},
-    page::render,
+    page::{refused_page, render},
     session::{self, go},
 };
 use crate::{
     error::Error,
     http::{
         auth::SessionReply,
-        error::status,
         me::second_factors::{NewTotp, RecoveryCodes, SecondFactors},
     },
-    wire::errors::ErrorResponse,
 };
 
 /// Pixels of a square of the QR code: phones read it, and it fits on them.
 const QR_SQUARE_PIXELS: u32 = 4;
-
-/// A wrong code's message, and the page again.
-fn refused(page: &impl Template, error: Error) -> Result<Response, Error> {
-    let mut page = render(page)?;
-    *page.status_mut() = status(&error);
-    page.extensions_mut().insert(ErrorResponse(error));
-    Ok(page)
-}
 
 fn own_page(fields: &Fields) -> String {
     fields.get("next").filter(|it| is_own_page(it)).unwrap_or("/console").to_owned()
@@ -80,7 +70,9 @@ pub async fn login_code(api: Api, headers: HeaderMap, form: Fields) -> Result<Re
             session::forget_login(response.headers_mut());
             Ok(response)
         }
-        Err(error @ Error::InvalidCode) => refused(&LoginCode { next, is_wrong: true }, error),
+        Err(error @ Error::InvalidCode) => {
+            Ok(refused_page(render(&LoginCode { next, is_wrong: true })?, error))
+        }
         // It has expired, or had too many wrong codes.
         Err(Error::InvalidCredentials) => {
             let mut response = go(false, &action_table::saying(LOGIN, "auth_login_code"));
@@ -117,7 +109,7 @@ pub async fn step_up(api: Api, form: Fields) -> Result<Response, Error> {
     match api.send::<()>(Method::POST, "/v1/auth/step-up", Some(request)).await {
         Ok(()) => Ok(go(false, &action_table::saying(&next, "auth_step_up"))),
         Err(error @ (Error::InvalidCode | Error::InvalidCredentials)) => {
-            refused(&step_up_form(&api, next, true).await?, error)
+            Ok(refused_page(render(&step_up_form(&api, next, true).await?)?, error))
         }
         Err(other) => Err(other),
     }
@@ -164,7 +156,7 @@ pub async fn confirm_totp(api: Api, form: Fields) -> Result<Response, Error> {
         Err(error @ Error::InvalidCode) => {
             let text = |name| form.text(name).to_owned();
             let new = NewTotp { secret: text("secret"), uri: text("uri") };
-            refused(&Totp { new, is_wrong: true }, error)
+            Ok(refused_page(render(&Totp { new, is_wrong: true })?, error))
         }
         Err(other) => Err(other),
     }

@@ -250,7 +250,7 @@ impl CreateKeyRequest {
         for (field, value) in fields {
             check.range(field, value.unwrap_or(1), 1, MAX_KEY_CALLS_PER_MINUTE);
         }
-        let allowed_ips = read_networks(&self.allowed_ips.unwrap_or_default(), &mut check);
+        let allowed_ips = accept_networks(&self.allowed_ips.unwrap_or_default(), &mut check);
         let preset = self.preset.map(|it| it.scopes().to_vec());
         let mut scopes = self.scopes.or(preset).unwrap_or_else(|| own.to_vec());
         scopes.sort();
@@ -271,7 +271,7 @@ impl CreateKeyRequest {
     }
 }
 
-fn read_networks(texts: &[String], check: &mut Check) -> Vec<IpNet> {
+fn accept_networks(texts: &[String], check: &mut Check) -> Vec<IpNet> {
     let (max, count) = (limits::MAX_KEY_NETWORKS, texts.len());
     if count > max {
         check.refuse("allowed_ips", format!("must have at most {max} entries, has {count}"));

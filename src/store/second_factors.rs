@@ -6,7 +6,7 @@ use sqlx::PgConnection;
 use crate::ids::{AccountId, SessionId};
 
 /// An account's authenticator app.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Totp {
     pub secret: Option<Vec<u8>>,
     pub pending_secret: Option<Vec<u8>>,

@@ -50,6 +50,11 @@ fn is_listed(password: &str) -> bool {
     hashes.binary_search_by(|it| it[..].cmp(&hash[..HASH_BYTES])).is_ok()
 }
 
+fn sha1(password: &str) -> String {
+    let hash = digest(&SHA1_FOR_LEGACY_USE_ONLY, password.as_bytes());
+    hash.as_ref().iter().map(|it| format!("{it:02X}")).collect()
+}
+
 /// The operator's file of breached passwords: a SHA-1 in hexadecimal on each line, with or without
 /// `:` and a count after it, sorted by hash. That is the form of the lists of Have I Been Pwned.
 #[derive(Debug)]
@@ -85,8 +90,7 @@ impl BreachedPasswords {
     /// # Errors
     /// When the file cannot be read.
     pub fn contains(&self, password: &str) -> io::Result<bool> {
-        let hash = digest(&SHA1_FOR_LEGACY_USE_ONLY, password.as_bytes());
-        let wanted: String = hash.as_ref().iter().map(|it| format!("{it:02X}")).collect();
+        let wanted = sha1(password);
         // The line begins within these.
         let (mut low, mut high) = (0, self.bytes);
         while low < high {
@@ -140,11 +144,6 @@ impl BreachedPasswords {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn sha1(password: &str) -> String {
-        let hash = digest(&SHA1_FOR_LEGACY_USE_ONLY, password.as_bytes());
-        hash.as_ref().iter().map(|it| format!("{it:02X}")).collect()
-    }
 
     fn written(name: &str, text: &str) -> std::path::PathBuf {
         let path = std::env::temp_dir().join(format!("fencepost-{}-{name}", std::process::id()));

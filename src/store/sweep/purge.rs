@@ -102,8 +102,9 @@ pub async fn note_purged(conn: &mut PgConnection, id: ProjectId) -> sqlx::Result
 /// as a literal.
 pub const MAX_PRUNED_PEOPLE: i64 = 500;
 
-/// Deletes expired sessions, tokens and invitations, old entries of the audit log and of accounts'
-/// logs, and projects whose audit log is gone. Returns how many rows.
+/// Deletes expired sessions, tokens, logins, changes of address, unconfirmed apps and invitations,
+/// old entries of the audit log and of accounts' logs, and projects whose audit log is gone.
+/// Returns how many rows.
 pub async fn prune_people(
     conn: &mut PgConnection,
     audit_keep_days: i32,

@@ -4,8 +4,11 @@ use fencepost::domain::access::Role;
 
 use super::Browser;
 use crate::{
-    harness::{Reply, TestProject, run},
-    people::{PASSWORD, second_factor::shown},
+    harness::{Reply, run},
+    people::{
+        PASSWORD,
+        second_factor::{age_sessions, let_time_pass, shown},
+    },
 };
 
 const ADA: &str = "ada@example.com";
@@ -15,11 +18,6 @@ fn hidden(page: &Reply, name: &str) -> String {
     let field = format!("name=\"{name}\" value=\"");
     let at = page.text.find(&field).unwrap_or_else(|| panic!("{name}: {}", page.text));
     page.text[at + field.len()..].split('"').next().expect("a value").to_owned()
-}
-
-async fn age_sessions(t: &TestProject) {
-    let sql = "update sessions set stepped_up_at = now() - interval '901 s'";
-    t.database.execute(sql).await;
 }
 
 #[test]
@@ -52,7 +50,7 @@ fn an_app_is_added_by_its_picture_and_asked_for_at_login() {
             .post("/console/login/code", &used)
             .await
             .says(401, "This code is wrong, or was used");
-        t.database.execute("update totp set last_step = 0").await;
+        let_time_pass(t).await;
         let code = shown(&secret);
         let form = [("code", code.as_str()), ("next", "/console/account")];
         browser.post("/console/login/code", &form).await.goes("/console/account");
@@ -64,7 +62,7 @@ fn an_app_is_added_by_its_picture_and_asked_for_at_login() {
         let step_up = new.headers["location"].to_str().expect("text").to_owned();
         assert!(step_up.starts_with("/console/step-up?next="), "{step_up}");
         browser.get(&step_up).await.says(200, "name=\"code\"");
-        t.database.execute("update totp set last_step = 0").await;
+        let_time_pass(t).await;
         let code = shown(&secret);
         let form = [("code", code.as_str()), ("next", "/console/account")];
         browser.post("/console/step-up", &form).await.goes("/console/account?done=auth_step_up");

@@ -6,6 +6,7 @@ use super::{
     PASSWORD, Person,
     accounts::{open_server, secret_in},
     post_from,
+    second_factor::age_sessions,
 };
 use crate::harness::{Stage, limited};
 
@@ -58,8 +59,7 @@ fn a_taken_address_is_not_told_until_its_mail_is_read() {
         Person::sign_up(&t, "ada@example.com").await;
         let eve = Person::sign_up_unverified(&t, "eve@example.com").await;
         let _ = [server.next_mail().await, server.next_mail().await];
-        let sql = "update sessions set stepped_up_at = now() - interval '901 s'";
-        t.database.execute(sql).await;
+        age_sessions(&t).await;
         let taken = json!({"email": "ada@example.com"});
         eve.post("/v1/me/email", taken.clone()).await.is_error(403, "step_up_required");
         eve.post("/v1/auth/step-up", json!({"password": PASSWORD})).await.is_empty(204);

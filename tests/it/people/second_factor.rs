@@ -37,7 +37,7 @@ fn wrong(secret: &str) -> String {
 }
 
 /// Codes of the present may be used once more, as if the time had gone on.
-async fn let_time_pass(t: &TestProject) {
+pub async fn let_time_pass(t: &TestProject) {
     t.database.execute("update totp set last_step = 0").await;
 }
 
@@ -72,7 +72,8 @@ async fn complete_from(t: &TestProject, token: &str, code: &str, address: &str) 
     post_from(t, "/v1/auth/login/code", body, address).await
 }
 
-async fn age_sessions(t: &TestProject) {
+/// As if all sessions had begun, or been stepped up, more than 15 minutes ago.
+pub async fn age_sessions(t: &TestProject) {
     let sql = "update sessions set stepped_up_at = now() - interval '901 s'";
     t.database.execute(sql).await;
 }

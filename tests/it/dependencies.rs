@@ -224,21 +224,22 @@ fn a_graph_that_cannot_run_is_refused_with_the_path_that_is_wrong() {
 #[test]
 fn a_child_that_is_stored_while_its_parents_ack_waits_for_the_lock_is_let_go() {
     run(async |t| {
-        let parent = t.enqueue(json!({})).await;
+        let parent = t.enqueue(json!({"job_type": "parent"})).await;
         let child = t.enqueue(json!({"delay_seconds": 3600})).await;
-        let job = t.lease("w").await;
+        let other = t.enqueue(json!({"job_type": "other"})).await;
+        let leased = t.poll("w", 2).await;
+        let succeeds = |job: &Value| json!({"job_id": job["id"], "attempt": job["attempt"], "worker_id": "w", "status": "succeeded"});
         let mut storing = t.database.connect().await;
-        for sql in ["begin", "select from jobs where state = 'processing' for update"] {
+        for sql in ["begin", "select from jobs where job_type = 'parent' for update"] {
             sqlx::query(sql).execute(&mut storing).await.expect("it runs");
         }
         let acking = {
-            let (t, job) = (t.clone(), job.clone());
-            tokio::spawn(async move { t.ack(&job, "w", "succeeded").await.is(200) })
+            let acks: Vec<_> = leased.iter().map(succeeds).collect();
+            let (t, acks) = (t.clone(), json!({"acks": acks}));
+            tokio::spawn(async move { t.post("/v1/workers/ack/batch", acks).await.is(200) })
         };
-        // It has been tried, and the reason why it was left alone has been read.
-        let explained = "select count(*) from pg_stat_activity
-                         where pid <> pg_backend_pid() and query like '%sought.project_id%'";
-        while t.database.number(explained).await == 0 {}
+        // Both are tried in one transaction, which also reads why the parent was left alone.
+        t.job_becomes(&other, "succeeded").await;
         // What storing a child does, once it has the parent's lock.
         for sql in [
             "update jobs set children = 1 where state = 'processing'",
@@ -252,7 +253,9 @@ fn a_child_that_is_stored_while_its_parents_ack_waits_for_the_lock_is_let_go() {
             sqlx::query(sql).execute(&mut storing).await.expect("it runs");
         }
         let reply = acking.await.expect("an answer");
-        assert_eq!(reply, json!({"action": "done", "children_activated": 1}));
+        let of_parent = leased.iter().position(|it| it["id"] == parent).expect("the parent");
+        let activated = &reply["results"][of_parent]["children_activated"];
+        assert_eq!(*activated, json!(1), "{reply}");
         assert_eq!(t.job(&parent).await["state"], "succeeded");
         assert_eq!(t.lease("w").await["id"], child);
     });

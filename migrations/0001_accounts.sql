@@ -174,6 +174,22 @@ create table email_changes (
 -- Retention.
 create index email_changes_by_age on email_changes (expires_at);
 
+-- Who an account is at an OpenID Connect provider.
+create table identities (
+    account_id uuid not null references accounts on delete cascade,
+    id uuid not null,
+    issuer text not null,
+    -- Its `sub`: the provider never gives it to another person. Addresses it may.
+    subject text not null,
+    -- What the provider said last: shown to the owner, and never searched.
+    email text,
+    created_at timestamptz not null default now(),
+    last_used_at timestamptz,
+    primary key (account_id, id)
+);
+-- Logging in; and no identity has two accounts.
+create unique index identities_by_subject on identities (issuer, subject);
+
 -- An account's authenticator app (TOTP, RFC 6238).
 create table totp (
     account_id uuid primary key references accounts on delete cascade,

@@ -106,7 +106,8 @@ grant insert, update on projects to fencepost_people;
 grant update, delete on projects to fencepost_maint;
 grant select, insert, update, delete on accounts, sessions, refresh_tokens, mail_tokens, signing_keys, nodes
     to fencepost_people;
-grant select, insert, update, delete on totp, recovery_codes, login_challenges, email_changes
+grant select, insert, update, delete on totp, recovery_codes, login_challenges, email_changes,
+    identities
     to fencepost_people;
 grant select, delete on login_challenges, email_changes to fencepost_maint;
 grant select, update, delete on totp to fencepost_maint;

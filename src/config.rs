@@ -81,6 +81,11 @@ pub struct PeopleArgs {
     #[arg(long, env = "FENCEPOST_SCANNER_KEYS", value_name = "FILE")]
     pub scanner_keys: Option<PathBuf>,
 
+    /// OpenID Connect providers that people may log in with, as a file in TOML: see
+    /// docs/accounts.md [default: none]
+    #[arg(long, env = "FENCEPOST_OIDC_CONFIG", value_name = "FILE")]
+    pub oidc_config: Option<PathBuf>,
+
     /// Mail server, as smtps://user:password@host:port; without it, no mail is sent (in `dev` it is
     /// printed)
     #[arg(long, env = "FENCEPOST_SMTP_URL", hide_env_values = true, value_name = "URL")]

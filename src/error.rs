@@ -147,6 +147,9 @@ pub enum Error {
     #[error("session not found")]
     SessionNotFound,
 
+    #[error("identity not found")]
+    IdentityNotFound,
+
     #[error("no such route")]
     NoSuchRoute,
 
@@ -365,7 +368,8 @@ impl Error {
             | Self::KeyNotFound
             | Self::MemberNotFound
             | Self::InvitationNotFound
-            | Self::SessionNotFound => Class::NotFound,
+            | Self::SessionNotFound
+            | Self::IdentityNotFound => Class::NotFound,
             Self::MethodNotAllowed | Self::WrongMethod { .. } => Class::MethodNotAllowed,
             Self::InvalidState(_)
             | Self::WorkerMismatch(_)

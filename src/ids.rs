@@ -203,6 +203,11 @@ prefixed_id!(
     "sess_"
 );
 prefixed_id!(
+    /// An identity of an account at an OpenID Connect provider. Unique in its account only.
+    IdentityId,
+    "idn_"
+);
+prefixed_id!(
     /// An invitation to a project. Unique in its project only.
     InvitationId,
     "inv_"

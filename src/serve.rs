@@ -13,6 +13,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     accounts::{
         Accounts,
+        oidc::Providers,
         password::{Passwords, lists::BreachedPasswords},
         scanners::ScannerKeys,
         seal::MasterKeys,
@@ -80,6 +81,7 @@ pub struct People {
     pub public_url: String,
     pub security_contact: Option<String>,
     pub scanner_keys: Arc<ScannerKeys>,
+    pub providers: Arc<Providers>,
     pub mailer: Mailer,
     pub master_keys: Arc<MasterKeys>,
     pub breached_passwords: Option<Arc<BreachedPasswords>>,
@@ -101,6 +103,15 @@ pub fn breached_passwords(file: Option<&Path>) -> anyhow::Result<Option<Arc<Brea
 pub fn scanner_keys(file: Option<&Path>) -> anyhow::Result<Arc<ScannerKeys>> {
     let keys = file.map(ScannerKeys::open).transpose().context("--scanner-keys")?;
     Ok(Arc::new(keys.unwrap_or_default()))
+}
+
+/// The OpenID Connect providers of the operator.
+///
+/// # Errors
+/// When the file cannot be read, or breaks a rule.
+pub fn providers(file: Option<&Path>) -> anyhow::Result<Arc<Providers>> {
+    let providers = file.map(Providers::open).transpose().context("--oidc-config")?;
+    Ok(Arc::new(providers.unwrap_or_default()))
 }
 
 /// Serves until `stop` is cancelled; then drains and returns.
@@ -249,6 +260,7 @@ async fn open(
         public_url: people.public_url.trim_end_matches('/').to_owned(),
         security_contact: people.security_contact,
         scanner_keys: people.scanner_keys,
+        providers: people.providers,
         default_plan: people.default_plan,
         plans: people.plans,
     };

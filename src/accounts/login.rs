@@ -317,7 +317,7 @@ impl Accounts {
     /// Resets a password, and revokes all sessions. The holder of the mailed token reads the
     /// address. If the address was not verified before, a stranger may have created the account, so
     /// all keys, other members and invitations of its projects are revoked, and its second factor
-    /// is removed.
+    /// and its identities are removed.
     ///
     /// # Errors
     /// [`Error::InvalidLink`] when the token is unknown, used or expired; [`Error::Invalid`] when
@@ -346,6 +346,7 @@ impl Accounts {
             Err(error) => return Err(error.into()),
             Ok(true) => {
                 codes::remove_all(&mut tx, account_id).await?;
+                store::identities::delete_all(&mut tx, account_id).await?;
                 let entry = NewAuditEntry::to("project.reclaimed", account_id.to_string());
                 let actor = client.actor("account", account_id.to_string());
                 for project_id in store::members::take_back(&mut tx, account_id).await? {

@@ -9,8 +9,10 @@ pub mod keys;
 mod login;
 mod mails;
 pub mod members;
+pub mod oidc;
 pub mod password;
 pub mod projects;
+mod public_key;
 pub mod scanners;
 pub mod seal;
 mod second_factor;
@@ -31,6 +33,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use self::{
+    oidc::Providers,
     password::Passwords,
     scanners::ScannerKeys,
     seal::{MasterKeys, OtherMasterKey},
@@ -110,6 +113,7 @@ pub struct Accounts {
     /// A URI for people who have found a vulnerability.
     pub security_contact: Option<String>,
     pub scanner_keys: Arc<ScannerKeys>,
+    pub providers: Arc<Providers>,
     pub default_plan: String,
     pub plans: Plans,
 }

@@ -46,6 +46,9 @@ pub enum AccountEvent {
     SteppedUp,
     TotpAdded,
     TotpRemoved,
+    /// With an OpenID Connect provider.
+    IdentityLinked,
+    IdentityRemoved,
     /// By the operator; so for the next three.
     SessionsEnded,
     Suspended,
@@ -78,6 +81,8 @@ impl AccountEvent {
             Self::SteppedUp => "session.stepped_up",
             Self::TotpAdded => "totp.added",
             Self::TotpRemoved => "totp.removed",
+            Self::IdentityLinked => "identity.linked",
+            Self::IdentityRemoved => "identity.removed",
             Self::SessionsEnded => "operator.sessions_ended",
             Self::Suspended => "operator.suspended",
             Self::Resumed => "operator.resumed",
@@ -96,6 +101,10 @@ impl AccountEvent {
             Self::RecoveryCodesReplaced => Some("Your account has new recovery codes"),
             Self::TotpAdded => Some("Your account has a new authenticator app"),
             Self::TotpRemoved => Some("The second factor of your account was removed"),
+            Self::IdentityLinked => {
+                Some("A login with another provider was linked to your account")
+            }
+            Self::IdentityRemoved => Some("A login with another provider was removed"),
             _ => None,
         }
     }

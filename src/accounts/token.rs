@@ -1,16 +1,13 @@
 //! Access tokens: short-lived JWTs with one algorithm, issuer and audience, signed with a key that
 //! they name. Every claim is required, and any other kind of token is refused.
 
-use std::{
-    collections::HashSet,
-    sync::{Arc, RwLock},
-};
+use std::sync::{Arc, RwLock};
 
 use jsonwebtoken::{
     Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, decode_header, encode,
     get_current_timestamp,
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use uuid::Uuid;
 
 use super::token_crypto;
@@ -27,6 +24,8 @@ const ISSUER: &str = "fencepost";
 const AUDIENCE: &str = "console";
 /// The `typ` of a token (RFC 9068).
 const TYPE: &str = "at+jwt";
+/// The `typ` of a token that carries a value: it never authenticates anybody.
+const VALUE_TYPE: &str = "value+jwt";
 /// Tolerated difference between nodes' clocks, in seconds.
 const LEEWAY_SECONDS: u64 = 30;
 /// A new key signs only after this many seconds, when every node knows it.
@@ -46,6 +45,15 @@ pub struct Claims {
     pub sid: String,
     iat: u64,
     exp: u64,
+}
+
+/// The claims of a token that carries a value.
+#[derive(Serialize, Deserialize)]
+struct ValueClaims<T> {
+    iss: String,
+    aud: String,
+    exp: u64,
+    value: T,
 }
 
 /// The bearer of a token.
@@ -99,10 +107,6 @@ impl Tokens {
     /// # Errors
     /// [`Error::NotReady`] when this node knows no key yet.
     pub fn sign(&self, bearer: Bearer) -> Result<String, Error> {
-        let keys = self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        // The newest key that all nodes know; the very first signs at once.
-        let key = keys.known.iter().find(|it| it.is_settled).or(keys.known.last());
-        let key = key.ok_or(Error::NotReady("this node has no signing key yet"))?;
         let now = get_current_timestamp();
         let claims = Claims {
             iss: ISSUER.to_owned(),
@@ -112,26 +116,69 @@ impl Tokens {
             iat: now,
             exp: now + ACCESS_TOKEN_SECONDS as u64,
         };
-        let mut header = Header::new(ALGORITHM);
-        header.typ = Some(TYPE.to_owned());
-        header.kid = Some(key.id.clone());
-        encode(&header, &claims, &key.encoding).map_err(Error::internal)
+        self.encode(TYPE, &claims)
     }
 
-    /// The bearer of this token; none if it is not ours, or expired.
+    /// A token with a value for one purpose, which comes back within `seconds`.
+    ///
+    /// # Errors
+    /// [`Error::NotReady`] when this node knows no key yet.
+    pub fn sign_value<T: Serialize>(
+        &self,
+        purpose: &str,
+        value: &T,
+        seconds: u64,
+    ) -> Result<String, Error> {
+        let exp = get_current_timestamp() + seconds;
+        let claims = ValueClaims { iss: ISSUER.into(), aud: purpose.into(), exp, value };
+        self.encode(VALUE_TYPE, &claims)
+    }
+
+    /// The value of such a token; none if it is not ours, of another purpose, or expired.
     #[must_use]
-    pub fn read(&self, token: &str) -> Option<Bearer> {
+    pub fn read_value<T: DeserializeOwned>(&self, purpose: &str, token: &str) -> Option<T> {
+        let required = ["exp", "iss", "aud"];
+        let claims: ValueClaims<T> = self.decode(VALUE_TYPE, token, purpose, &required)?;
+        Some(claims.value)
+    }
+
+    fn encode<T: Serialize>(&self, typ: &str, claims: &T) -> Result<String, Error> {
+        let keys = self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // The newest key that all nodes know; the very first signs at once.
+        let key = keys.known.iter().find(|it| it.is_settled).or(keys.known.last());
+        let key = key.ok_or(Error::NotReady("this node has no signing key yet"))?;
+        let mut header = Header::new(ALGORITHM);
+        header.typ = Some(typ.to_owned());
+        header.kid = Some(key.id.clone());
+        encode(&header, claims, &key.encoding).map_err(Error::internal)
+    }
+
+    fn decode<T: DeserializeOwned>(
+        &self,
+        typ: &str,
+        token: &str,
+        audience: &str,
+        required: &[&str],
+    ) -> Option<T> {
         if token.len() > MAX_TOKEN_BYTES {
             return None;
         }
         let header = decode_header(token).ok()?;
-        if header.alg != ALGORITHM || header.typ.as_deref() != Some(TYPE) {
+        if header.alg != ALGORITHM || header.typ.as_deref() != Some(typ) {
             return None;
         }
         let kid = header.kid?;
         let keys = self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         let key = keys.known.iter().find(|it| it.id == kid)?;
-        let claims = decode::<Claims>(token, &key.decoding, &validation()).ok()?.claims;
+        let validation = validation(audience, required);
+        Some(decode::<T>(token, &key.decoding, &validation).ok()?.claims)
+    }
+
+    /// The bearer of this token; none if it is not ours, or expired.
+    #[must_use]
+    pub fn read(&self, token: &str) -> Option<Bearer> {
+        let required = ["exp", "iss", "aud", "sub"];
+        let claims: Claims = self.decode(TYPE, token, AUDIENCE, &required)?;
         // A token from the future was not made by us.
         if claims.iat > get_current_timestamp() + LEEWAY_SECONDS {
             return None;
@@ -140,14 +187,13 @@ impl Tokens {
     }
 }
 
-fn validation() -> Validation {
+fn validation(audience: &str, required: &[&str]) -> Validation {
     let mut validation = Validation::new(ALGORITHM);
     validation.set_issuer(&[ISSUER]);
-    validation.set_audience(&[AUDIENCE]);
+    validation.set_audience(&[audience]);
     validation.leeway = LEEWAY_SECONDS;
-    // `sid` and `iat` are required by the claims' own type.
-    validation.required_spec_claims =
-        HashSet::from(["exp", "iss", "aud", "sub"].map(str::to_owned));
+    // All others are required by the claims' own types.
+    validation.required_spec_claims = required.iter().map(|it| (*it).to_owned()).collect();
     validation
 }
 
@@ -223,6 +269,27 @@ mod tests {
         assert_eq!((tokens.read(&old), tokens.read(&new)), (Some(bearer), Some(bearer)));
         tokens.know(&[key(2, 200.0)], 1);
         assert_eq!(tokens.read(&old), None);
+    }
+
+    #[test]
+    fn a_value_comes_back_for_its_purpose_only_and_is_no_bearer() {
+        let tokens = known();
+        let token = tokens.sign_value("one", &7, 60).expect("a token");
+        assert_eq!(tokens.read_value("one", &token), Some(7));
+        assert_eq!(tokens.read_value::<i32>("two", &token), None);
+        assert_eq!(tokens.read_value::<String>("one", &token), None);
+        assert_eq!(tokens.read(&token), None);
+        // Even for the audience of sessions.
+        assert_eq!(tokens.read(&tokens.sign_value(AUDIENCE, &7, 60).expect("a token")), None);
+        let session = tokens.sign(bearer()).expect("a token");
+        assert_eq!(tokens.read_value::<Value>(AUDIENCE, &session), None);
+        let mut header = Header::new(ALGORITHM);
+        header.typ = Some(VALUE_TYPE.to_owned());
+        header.kid = Some(key(1, 0.0).id.simple().to_string());
+        let late = get_current_timestamp() - LEEWAY_SECONDS - 1;
+        let claims = json!({"iss": ISSUER, "aud": "one", "exp": late, "value": 7});
+        let expired = forge(&header, &claims, &[1; KEY_BYTES]);
+        assert_eq!(tokens.read_value::<i32>("one", &expired), None);
     }
 
     #[test]

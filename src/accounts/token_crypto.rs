@@ -1,5 +1,5 @@
-//! HMAC with SHA-256 for the tokens, from the crates that everything else here hashes with. The
-//! providers of `jsonwebtoken` bring RSA and elliptic curves, which no token uses, and take half a
+//! HMAC with SHA-256 for our own tokens, and public keys for those of others, from the crates that
+//! everything else here uses. The providers of `jsonwebtoken` bring the crate `rsa`, or take half a
 //! minute to build.
 
 use hmac::{Hmac, KeyInit, Mac};
@@ -11,9 +11,14 @@ use jsonwebtoken::{
 };
 use sha2::Sha256;
 
+use super::public_key::PublicKey;
+
 static PROVIDER: CryptoProvider = CryptoProvider {
     signer_factory: |algorithm, key| Ok(Box::new(signer(*algorithm, key)?)),
-    verifier_factory: |algorithm, key| Ok(Box::new(verifier(*algorithm, key)?)),
+    verifier_factory: |algorithm, key| match algorithm {
+        Algorithm::HS256 => Ok(Box::new(verifier(*algorithm, key)?)),
+        other => Ok(Box::new(PublicKey::new(*other, key)?)),
+    },
     key_utils: KeyUtils::new_unimplemented(),
 };
 

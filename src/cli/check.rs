@@ -100,6 +100,7 @@ pub async fn run(args: CheckArgs) -> anyhow::Result<()> {
     check_redis(&args.node, &mut findings).await;
     check_traces(&args.node, &mut findings).await;
     check_people(&args.node, &mut findings);
+    check_providers(&args.node, &mut findings).await;
     let mut out = std::io::stdout();
     for (found, what, text) in &findings.0 {
         writeln!(out, "{found:<8} {what:<9} {text}")?;
@@ -321,6 +322,19 @@ async fn check_traces(node: &NodeArgs, findings: &mut Findings) {
             format!("{url} answers {}: is it a collector's OTLP/HTTP endpoint?", answer.status()),
         ),
         Err(error) => findings.bad("traces", format!("{error}. Spans would be lost, nothing else")),
+    }
+}
+
+async fn check_providers(node: &NodeArgs, findings: &mut Findings) {
+    let providers = match serve::providers(node.people.oidc_config.as_deref()) {
+        Ok(providers) => providers,
+        Err(error) => return findings.bad("logins", format!("{error:#}")),
+    };
+    for (name, fault) in providers.check().await {
+        match fault {
+            None => findings.good("logins", format!("provider {name}: its endpoints are known")),
+            Some(fault) => findings.bad("logins", format!("provider {name}: {fault}")),
+        }
     }
 }
 

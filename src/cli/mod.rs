@@ -282,6 +282,7 @@ async fn open(database: &DatabaseArgs, node: NodeArgs, linger: Duration) -> anyh
         default_plan,
         public_url: public_url.unwrap_or(format!("http://{}", api.local_addr()?)),
         scanner_keys: serve::scanner_keys(node.people.scanner_keys.as_deref())?,
+        providers: serve::providers(node.people.oidc_config.as_deref())?,
         security_contact: node.people.security_contact.clone(),
         mailer,
         master_keys: Arc::new(master_keys(&node.master_key)?),

@@ -12,6 +12,9 @@ pub const DONE: &str = "done";
 /// Shown when a submitted form has changed nothing.
 pub const NOTHING: &str = "nothing";
 
+/// A login provider was linked to the account.
+pub const LINKED: &str = "provider_linked";
+
 /// In a form: its idempotency key, so that two clicks are one.
 pub const ONCE: &str = "once";
 
@@ -354,6 +357,14 @@ pub const ACTIONS: &[Action] = &[
     )
     .of_people(),
     on(
+        "me_unlink_identity",
+        "DELETE",
+        "/me/identities/{identity_id}",
+        &[],
+        "It cannot log in to your account any more.",
+    )
+    .of_people(),
+    on(
         "me_change_email",
         "POST",
         "/me/email",
@@ -435,8 +446,8 @@ pub fn find(operation: &str, plane: Plane) -> Option<&'static Action> {
 pub fn said(operation: &str) -> Option<&'static str> {
     let done = ACTIONS.iter().map(|it| (it.operation, it.done));
     let others = OTHERS.iter().map(|(operation, _, said)| (*operation, *said));
-    let nothing = [(NOTHING, "Nothing was changed.")];
-    let said = done.chain(others).chain(nothing).find(|it| it.0 == operation).map(|it| it.1);
+    let more = [(NOTHING, "Nothing was changed."), (LINKED, "You can log in with it from now on.")];
+    let said = done.chain(others).chain(more).find(|it| it.0 == operation).map(|it| it.1);
     said.filter(|it| !it.is_empty())
 }
 

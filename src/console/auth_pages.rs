@@ -19,6 +19,7 @@ use super::{
     format,
     location::{LOGIN, is_own_page, path_and_query, segment},
     page::{as_file, in_words, refused_page, render},
+    provider::{self, Button},
     second_factor,
     session::{self, HX_REQUEST, go},
     start::Start,
@@ -33,7 +34,9 @@ use crate::{
         error::ApiError,
         invitations::InvitationPreview,
         me::{
-            Me, SecurityEntry, SecurityLog, Session, SessionList, email::EmailConfirmed,
+            Me, SecurityEntry, SecurityLog, Session, SessionList,
+            email::EmailConfirmed,
+            identities::{Identity, IdentityList},
             second_factors::SecondFactors,
         },
         projects::{Project, ProjectList},
@@ -48,10 +51,14 @@ const FROM_LOGIN: (&str, &str) = ("from", "login");
 const SHOWN_SECURITY_ENTRIES: usize = 20;
 
 /// The first page: the visitor's project, the list of projects, or the login.
-pub async fn index(api: Api, AskedFields(asked): AskedFields) -> Result<Response, Error> {
+pub async fn index(
+    State(app): State<App>,
+    api: Api,
+    AskedFields(asked): AskedFields,
+) -> Result<Response, Error> {
     if !api.is_logged_in() {
         if asked.get(FROM_LOGIN.0) == Some(FROM_LOGIN.1) {
-            return render(&Login { next: String::new(), done: None, has_lost_cookie: true });
+            return render(&Login { has_lost_cookie: true, ..Login::new(&app, String::new()) });
         }
         return Err(Error::Unauthorized);
     }
@@ -71,17 +78,39 @@ pub async fn index(api: Api, AskedFields(asked): AskedFields) -> Result<Response
 struct Login {
     next: String,
     done: Option<&'static str>,
+    refused: Option<&'static str>,
     has_lost_cookie: bool,
+    providers: Vec<Button>,
+}
+
+impl Login {
+    fn new(app: &App, next: String) -> Self {
+        let providers = provider::buttons(app);
+        Self { next, done: None, refused: None, has_lost_cookie: false, providers }
+    }
+
+    /// The query of a provider's button.
+    fn query(&self) -> String {
+        match self.next.as_str() {
+            "" => String::new(),
+            next => format!("?{}", encode(&[("next", next)])),
+        }
+    }
 }
 
 /// The login page.
-pub async fn login_page(api: Api, AskedFields(asked): AskedFields) -> Result<Response, Error> {
+pub async fn login_page(
+    State(app): State<App>,
+    api: Api,
+    AskedFields(asked): AskedFields,
+) -> Result<Response, Error> {
     let next = asked.get("next").filter(|it| is_own_page(it)).unwrap_or_default().to_owned();
     if api.is_logged_in() {
         return Ok(go(false, if next.is_empty() { "/console" } else { &next }));
     }
     let done = asked.get(action_table::DONE).and_then(action_table::said);
-    render(&Login { next, done, has_lost_cookie: false })
+    let refused = provider::told(asked.get(provider::REFUSED));
+    render(&Login { done, refused, ..Login::new(&app, next) })
 }
 
 /// Logs in.
@@ -366,19 +395,37 @@ struct Account {
     sessions: Vec<Session>,
     entries: Vec<SecurityEntry>,
     factors: SecondFactors,
+    identities: Vec<Identity>,
+    providers: Vec<Button>,
+    refused: Option<&'static str>,
     done: Option<&'static str>,
     now: DateTime<Utc>,
 }
 
 /// The visitor's account: sessions, password, export, deletion.
-pub async fn account(api: Api, AskedFields(asked): AskedFields) -> Result<Response, Error> {
+pub async fn account(
+    State(app): State<App>,
+    api: Api,
+    AskedFields(asked): AskedFields,
+) -> Result<Response, Error> {
     let me = api.get("/v1/me").await?;
     let SessionList { sessions } = api.get("/v1/me/sessions").await?;
     let SecurityLog { mut entries } = api.get("/v1/me/security-log").await?;
     entries.truncate(SHOWN_SECURITY_ENTRIES);
     let factors = api.get("/v1/me/second-factors").await?;
     let done = asked.get(action_table::DONE).and_then(action_table::said);
-    render(&Account { me, sessions, entries, factors, done, now: format::now() })
+    let IdentityList { identities } = api.get("/v1/me/identities").await?;
+    render(&Account {
+        me,
+        sessions,
+        entries,
+        factors,
+        identities,
+        providers: provider::buttons(&app),
+        refused: provider::told(asked.get(provider::REFUSED)),
+        done,
+        now: format::now(),
+    })
 }
 
 /// The account's data as a file.

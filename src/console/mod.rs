@@ -21,6 +21,7 @@ mod location;
 mod operations;
 mod overview;
 mod page;
+mod provider;
 mod queues;
 mod recurring;
 mod second_factor;
@@ -96,6 +97,9 @@ fn of_people() -> Router<App> {
         .route("/signup", get(auth_pages::signup_page).post(auth_pages::signup))
         .route("/login", get(auth_pages::login_page).post(auth_pages::login))
         .route("/login/code", get(second_factor::login_code_page).post(second_factor::login_code))
+        .route("/login/with/{provider}", get(provider::log_in))
+        .route("/login/with/{provider}/return", get(provider::arrive))
+        .route("/account/link/{provider}", post(provider::link))
         .route("/step-up", get(second_factor::step_up_page).post(second_factor::step_up))
         .route("/logout", post(auth_pages::logout))
         .route("/reset", get(auth_pages::reset_page).post(auth_pages::reset))

@@ -23,7 +23,7 @@ use super::{
     page,
 };
 use crate::{
-    accounts::{Client, Reuse, SignedIn},
+    accounts::{Client, Reuse, SignedIn, oidc::LOGIN_SECONDS},
     app::App,
     credentials::Evict,
     domain::limits::{LOGIN_CHALLENGE_SECONDS, SESSION_IDLE_SECONDS},
@@ -36,6 +36,8 @@ const ACCESS_COOKIE: &str = "__Host-fencepost-access";
 const REFRESH_COOKIE: &str = "__Host-fencepost-refresh";
 /// Holds the token of a login that waits for a code.
 const LOGIN_COOKIE: &str = "__Host-fencepost-login";
+/// Holds what a login with a provider must remember.
+const PROVIDER_COOKIE: &str = "__Host-fencepost-provider";
 /// Holds a new key until it is shown.
 const KEY_COOKIE: &str = "__Host-fencepost-key";
 /// How long a new key waits to be shown.
@@ -243,6 +245,21 @@ pub fn kept_login(headers: &HeaderMap) -> Option<String> {
 /// Deletes the token of a login.
 pub fn forget_login(headers: &mut HeaderMap) {
     set(headers, LOGIN_COOKIE, "", 0);
+}
+
+/// Keeps what a login with a provider must remember while the visitor is there.
+pub fn keep_departure(headers: &mut HeaderMap, kept: &SecretString) {
+    set(headers, PROVIDER_COOKIE, kept.expose_secret(), LOGIN_SECONDS as i64);
+}
+
+/// What a login with a provider has kept.
+pub fn kept_departure(headers: &HeaderMap) -> Option<String> {
+    cookie(headers, PROVIDER_COOKIE)
+}
+
+/// Deletes it.
+pub fn forget_departure(headers: &mut HeaderMap) {
+    set(headers, PROVIDER_COOKIE, "", 0);
 }
 
 /// Keeps a project's new key for the page that shows it.

@@ -190,6 +190,7 @@ fn people(args: &DevArgs, url: &str, folder: &Folder) -> anyhow::Result<People> 
         default_plan,
         public_url,
         scanner_keys: serve::scanner_keys(args.scanner_keys.as_deref())?,
+        providers: serve::providers(args.oidc_config.as_deref())?,
         security_contact: args.security_contact.clone(),
         mailer,
         master_keys: Arc::new(MasterKeys::parse(&master_keys)?),

@@ -264,6 +264,8 @@ pub const STEP_UP_SECONDS: i64 = 900;
 pub const PENDING_TOTP_SECONDS: i64 = 900;
 /// Recovery codes that an account gets at once.
 pub const RECOVERY_CODES: usize = 10;
+/// Identities of an account at OpenID Connect providers.
+pub const MAX_IDENTITIES: i64 = 10;
 /// Characters of a presented code, at most.
 pub const MAX_CODE_CHARS: usize = 32;
 /// Sessions that a list shows, newest first.

@@ -127,6 +127,7 @@ codes! {
     Error::MemberNotFound => NOT_FOUND, "account_not_found";
     Error::InvitationNotFound => NOT_FOUND, "invitation_not_found";
     Error::SessionNotFound => NOT_FOUND, "session_not_found";
+    Error::IdentityNotFound => NOT_FOUND, "identity_not_found";
     Error::EmailTaken => CONFLICT, "email_taken";
     Error::SlugTaken => CONFLICT, "slug_taken";
     Error::LastOwner => CONFLICT, "cannot_remove_owner";

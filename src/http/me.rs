@@ -1,6 +1,7 @@
 //! `/v1/me`: the caller's account, its sessions, export and deletion. For sessions only.
 
 pub(crate) mod email;
+pub(crate) mod identities;
 pub(crate) mod second_factors;
 
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
@@ -9,6 +10,7 @@ use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use self::identities::{Identity, IdentityList};
 use super::{audit::AuditEntry, auth::Account, error::ErrorBody, projects::Project};
 use crate::{
     accounts::{
@@ -196,8 +198,8 @@ async fn security_entries(app: &App, person: Person) -> Result<Vec<SecurityEntry
 
 /// Read your security log.
 ///
-/// Logins, failed logins, refused codes, ended sessions, and changes of the password, the address
-/// and the second factor. Of each kind, at most ten a
+/// Logins, failed logins, refused codes, ended sessions, and changes of the password, the address,
+/// the second factor and the identities at login providers. Of each kind, at most ten a
 /// day are noted. Failed logins are noted only for the account that has verified the address, or
 /// for the only one that claims it.
 #[utoipa::path(
@@ -219,6 +221,8 @@ pub struct AccountExport {
     pub account: Account,
     /// Sessions.
     pub sessions: Vec<Session>,
+    /// Its identities at login providers.
+    pub identities: Vec<Identity>,
     /// Projects that it is a member of.
     pub projects: Vec<Project>,
     /// Its security log.
@@ -244,6 +248,7 @@ pub async fn export(person: Person, State(app): State<App>) -> Result<Reply<Acco
     // Logins and the console need it.
     drop(conn);
     let sessions = rows.into_iter().map(|it| Session::of(it, person)).collect();
+    let Reply(IdentityList { identities }) = identities::list(person, State(app.clone())).await?;
     let security_log = security_entries(&app, person).await?;
     let mine = AuditFilter { actor_id: Some(id.to_string()), ..AuditFilter::default() };
     let mut audit_entries = Vec::new();
@@ -260,7 +265,9 @@ pub async fn export(person: Person, State(app): State<App>) -> Result<Reply<Acco
         }
     }
     let projects = memberships.into_iter().map(Project::from).collect();
-    Ok(Reply(AccountExport { account, sessions, projects, security_log, audit_entries }))
+    let export =
+        AccountExport { account, sessions, identities, projects, security_log, audit_entries };
+    Ok(Reply(export))
 }
 
 /// Account deletion.

@@ -158,6 +158,8 @@ fn people_plane() -> OpenApiRouter<App> {
         .routes(routes!(me::security_log))
         .routes(routes!(me::email::change))
         .routes(routes!(me::email::confirm))
+        .routes(routes!(me::identities::list))
+        .routes(routes!(me::identities::unlink))
         .routes(routes!(me::second_factors::get))
         .routes(routes!(me::second_factors::add_totp, me::second_factors::remove_totp))
         .routes(routes!(me::second_factors::confirm_totp))

@@ -187,6 +187,14 @@ pub async fn find(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<Option
     .await
 }
 
+/// Locks an account.
+pub async fn lock(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<()> {
+    sqlx::query!("select id from accounts where id = $1 for no key update", id.0)
+        .fetch_optional(conn)
+        .await?;
+    Ok(())
+}
+
 /// The password hash of an account.
 pub async fn credentials(
     conn: &mut PgConnection,

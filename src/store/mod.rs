@@ -22,6 +22,7 @@ pub mod events;
 pub mod fences;
 pub mod heartbeats;
 pub mod idempotency;
+pub mod identities;
 pub mod jobs;
 pub mod keys;
 pub mod limited_claims;

@@ -319,7 +319,7 @@ pub async fn is_stepped_up(
         r#"
         select exists (
             select from sessions
-            where account_id = $1 and id = $2
+            where account_id = $1 and id = $2 and revoked_at is null and expires_at > now()
                 and stepped_up_at > now() - make_interval(secs => $3)
         ) "is_stepped_up!"
         "#,

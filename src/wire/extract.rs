@@ -22,7 +22,10 @@ use crate::{
     credentials::bodies::BodyRoom,
     domain::limits,
     error::Error,
-    ids::{AccountId, BatchId, InvitationId, JobId, KeyId, OperationId, SessionId, WorkflowId},
+    ids::{
+        AccountId, BatchId, IdentityId, InvitationId, JobId, KeyId, OperationId, SessionId,
+        WorkflowId,
+    },
     wire::{json_words, unknown_fields::KnownFields},
 };
 
@@ -387,6 +390,8 @@ path_ids! {
     InvitationInPath(InvitationId): "invitation_id", InvitationNotFound;
     /// The session that the path names.
     SessionInPath(SessionId): "session_id", SessionNotFound;
+    /// The identity that the path names.
+    IdentityInPath(IdentityId): "identity_id", IdentityNotFound;
 }
 
 async fn id_in_path<Id: PathId, S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<Id, Error> {

@@ -125,6 +125,7 @@ mod master_keys;
 mod members;
 mod passwords;
 mod payloads;
+mod providers;
 mod scanners;
 pub mod second_factor;
 mod security;

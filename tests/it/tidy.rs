@@ -263,6 +263,7 @@ fn every_tenants_key_and_index_begins_with_the_project() {
         "projects_purged",
         "accounts_by_age",
         "accounts_unverified",
+        "identities_by_subject",
         "totp_by_end",
         "email_changes_by_age",
         "login_challenges_by_account",

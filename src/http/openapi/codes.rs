@@ -78,6 +78,7 @@ const OF_OPERATION: &[(&str, &[&str])] = &[
         &["cannot_remove_owner", "invalid_credentials", "keys_remain", "step_up_required"],
     ),
     ("me_end_session", &["session_not_found"]),
+    ("me_unlink_identity", &["identity_not_found", "step_up_required"]),
     ("me_new_recovery_codes", &["step_up_required"]),
     ("me_remove_totp", &["step_up_required"]),
     (

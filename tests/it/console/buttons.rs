@@ -215,6 +215,13 @@ async fn work_with_oneself(p: &mut Presser<'_>, owner: &Person) {
     let form = [("email", "new@example.com"), ("back", "/console/account")];
     p.press_own("me_change_email", &form).await;
     p.press_own("me_remove_totp", &[("back", "/console/account")]).await;
+    let sql = "insert into identities (account_id, id, issuer, subject)
+               select id, gen_random_uuid(), 'https://id.example', 'me'
+               from accounts where email = 'owner@example.com'";
+    t.database.execute(sql).await;
+    let identity = text(&owner.get("/v1/me/identities").await.is(200)["identities"][0]["id"]);
+    let form = [("identity_id", identity.as_str()), ("back", "/console/account")];
+    p.press_own("me_unlink_identity", &form).await;
     let host = Person::sign_up(t, "host@example.com").await;
     host.join(t, Role::Owner).await;
     let theirs = text(&host.made["project"]["slug"]);

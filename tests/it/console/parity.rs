@@ -79,8 +79,12 @@ fn nothing_else_in_the_console_changes_anything() {
     for (base, table) in [("/console/p/{project}", of_project), ("/console", of_people)] {
         found.extend(table.split(".route(").filter_map(route).map(|it| format!("{base}{it}")));
     }
-    // Buttons, and what is no page.
-    for path in ["/console/p/{project}/do/{operation}", "/console/do/{operation}"] {
+    // Buttons, and a link to a login provider: that needs a browser.
+    for path in [
+        "/console/p/{project}/do/{operation}",
+        "/console/do/{operation}",
+        "/console/account/link/{provider}",
+    ] {
         assert!(found.remove(path), "{path}");
     }
     found.remove("/console/console/{*anything}");

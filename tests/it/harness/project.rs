@@ -3,7 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use fencepost::{
-    accounts::{password::lists::BreachedPasswords, scanners::ScannerKeys, seal::MasterKeys},
+    accounts::{
+        oidc::Providers, password::lists::BreachedPasswords, scanners::ScannerKeys,
+        seal::MasterKeys,
+    },
     config::{ConnectionLimits, PoolArgs, RedisPlace, Signup, TrustedProxies},
     dev,
     domain::plan::Plans,
@@ -45,6 +48,7 @@ pub struct Stage {
     pub breached_passwords: Option<Arc<BreachedPasswords>>,
     pub security_contact: Option<String>,
     pub scanner_keys: Arc<ScannerKeys>,
+    pub providers: Arc<Providers>,
 }
 
 impl Default for Stage {
@@ -64,6 +68,7 @@ impl Default for Stage {
             breached_passwords: None,
             security_contact: None,
             scanner_keys: Arc::default(),
+            providers: Arc::default(),
         }
     }
 }
@@ -112,6 +117,7 @@ impl TestServer {
                 public_url: url.clone(),
                 security_contact: stage.security_contact,
                 scanner_keys: stage.scanner_keys,
+                providers: stage.providers,
                 mailer: Mailer::Hand(mailer),
                 master_keys: stage.master_keys,
                 breached_passwords: stage.breached_passwords,

@@ -37,6 +37,8 @@ pub fn people_limits() -> Vec<(&'static str, String)> {
             format!("waits {} s for its first code", limits::PENDING_TOTP_SECONDS),
         ),
         ("recovery codes", limits::RECOVERY_CODES.to_string()),
+        ("identities at login providers, of an account", limits::MAX_IDENTITIES.to_string()),
+        ("a login with a provider", format!("valid for {} s", accounts::oidc::LOGIN_SECONDS)),
         ("the mail that verifies an address", format!("valid for {} s", limits::VERIFY_SECONDS)),
         ("the mail that resets a password", format!("valid for {} s", limits::RESET_SECONDS)),
         ("an invitation", format!("valid for {} s", limits::INVITATION_SECONDS)),

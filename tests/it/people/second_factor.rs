@@ -42,7 +42,7 @@ pub async fn let_time_pass(t: &TestProject) {
 }
 
 /// Adds an app. Returns its secret and the recovery codes.
-async fn add_app(t: &TestProject, person: &Person) -> (String, Vec<String>) {
+pub async fn add_app(t: &TestProject, person: &Person) -> (String, Vec<String>) {
     let new = person.post("/v1/me/second-factors/totp", json!({})).await.is(201);
     let secret = new["secret"].as_str().expect("a secret").to_owned();
     let body = json!({"code": shown(&secret)});

@@ -1,0 +1,80 @@
+//! The identities of accounts.
+
+use sqlx::Acquire;
+
+use super::{Arrival, Refusal};
+use crate::{
+    accounts::{
+        Accounts, Client,
+        security::{self, AccountEvent},
+        token::Bearer,
+    },
+    domain::limits::MAX_IDENTITIES,
+    error::{Error, is_unique_violation},
+    ids::{AccountId, IdentityId},
+    store::{
+        self,
+        identities::{IdentityRow, Subject},
+    },
+};
+
+impl Accounts {
+    /// An account's identities.
+    ///
+    /// # Errors
+    /// When the database does not answer.
+    pub async fn identities(&self, id: AccountId) -> Result<Vec<IdentityRow>, Error> {
+        let mut conn = self.pool.acquire().await?;
+        Ok(store::identities::list(&mut conn, id).await?)
+    }
+
+    pub(super) async fn link_identity(
+        &self,
+        bearer: Bearer,
+        subject: &Subject<'_>,
+        client: &Client,
+    ) -> Result<Result<Arrival, Refusal>, Error> {
+        self.require_step_up(bearer).await?;
+        let mut conn = self.pool.acquire().await?;
+        let mut tx = conn.begin().await?;
+        // Two links at the same time must not exceed the bound.
+        store::accounts::lock(&mut tx, bearer.account_id).await?;
+        let (id, max) = (IdentityId::generate(), MAX_IDENTITIES);
+        match store::identities::insert(&mut tx, bearer.account_id, id, subject, max).await {
+            Ok(true) => (),
+            Ok(false) => return Ok(Err(Refusal::TooMany)),
+            Err(error) if is_unique_violation(&error) => return Ok(Err(Refusal::Taken)),
+            Err(error) => return Err(error.into()),
+        }
+        let event = AccountEvent::IdentityLinked;
+        security::note(&mut tx, bearer.account_id, event, Some(client)).await?;
+        tx.commit().await?;
+        drop(conn);
+        self.tell_owner(bearer.account_id, event, client);
+        Ok(Ok(Arrival::Linked))
+    }
+
+    /// Removes an identity of the account.
+    ///
+    /// # Errors
+    /// [`Error::IdentityNotFound`], [`Error::StepUpRequired`].
+    pub async fn unlink_identity(
+        &self,
+        bearer: Bearer,
+        id: IdentityId,
+        client: &Client,
+    ) -> Result<(), Error> {
+        self.require_step_up(bearer).await?;
+        let mut conn = self.pool.acquire().await?;
+        let mut tx = conn.begin().await?;
+        if !store::identities::delete(&mut tx, bearer.account_id, id).await? {
+            return Err(Error::IdentityNotFound);
+        }
+        let event = AccountEvent::IdentityRemoved;
+        security::note(&mut tx, bearer.account_id, event, Some(client)).await?;
+        tx.commit().await?;
+        drop(conn);
+        self.tell_owner(bearer.account_id, event, client);
+        Ok(())
+    }
+}

@@ -1,0 +1,384 @@
+//! What an OpenID Connect issuer publishes: its endpoints and the keys that sign its tokens. Each
+//! call has a deadline and a bound of bytes, and what it returns is kept for a while.
+
+use std::{
+    collections::HashSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use jsonwebtoken::{
+    Algorithm, DecodingKey, Validation, decode, decode_header,
+    jwk::{JwkSet, PublicKeyUse},
+};
+use reqwest::{Client, RequestBuilder, Url, header::AUTHORIZATION, redirect::Policy};
+use secrecy::{ExposeSecret, SecretString};
+use serde::{Deserialize, de::DeserializeOwned};
+use tokio::sync::{Mutex, Semaphore};
+
+use super::config::{ProviderConfig, check_url};
+use crate::accounts::{
+    public_key::{ALGORITHMS, PublicKey},
+    token_crypto,
+};
+
+/// The deadline of a call.
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Bytes of an answer: the largest known key set has about 20 KB.
+const MAX_ANSWER_BYTES: usize = 256 * 1_024;
+/// How long endpoints are kept.
+const ENDPOINTS_LIFE: Duration = Duration::from_secs(3_600);
+/// How long keys are kept: a key that the issuer withdraws is accepted no longer than this.
+const KEYS_LIFE: Duration = Duration::from_secs(600);
+/// The shortest time between two readings of the keys: a token may name any key.
+const KEYS_PAUSE: Duration = Duration::from_secs(10);
+/// After a failed call, the next one waits this long: others fail without a call.
+const FAILURE_PAUSE: Duration = Duration::from_secs(5);
+/// Calls at the same time, of all visitors.
+const MAX_CALLS: usize = 16;
+/// Tolerated difference between the clocks, in seconds.
+const LEEWAY_SECONDS: u64 = 60;
+/// How old a token may be, in seconds. It is sent at once; its own expiry may be a day away.
+const MAX_TOKEN_AGE_SECONDS: u64 = 600;
+/// Characters of a `sub`, as the specification bounds it.
+const MAX_SUBJECT_CHARS: usize = 255;
+
+/// Why a provider is of no use.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum OidcError {
+    #[error("the provider does not answer")]
+    Unreachable(#[source] Arc<reqwest::Error>),
+    #[error("the provider answers with status {0}")]
+    Status(u16),
+    #[error("the provider's answer is not valid: {0}")]
+    Answer(String),
+    #[error("too many logins wait for the provider")]
+    Busy,
+    #[error("a call to the provider has just failed")]
+    FailedBefore,
+    #[error("the provider's token is not valid: {0}")]
+    Token(String),
+}
+
+impl From<reqwest::Error> for OidcError {
+    fn from(error: reqwest::Error) -> Self {
+        // Its URL may have a query.
+        Self::Unreachable(Arc::new(error.without_url()))
+    }
+}
+
+/// The endpoints of an issuer (OpenID Connect Discovery 1.0).
+#[derive(Debug, Clone, Deserialize)]
+pub struct Endpoints {
+    issuer: String,
+    pub authorization_endpoint: String,
+    pub token_endpoint: String,
+    jwks_uri: String,
+    userinfo_endpoint: Option<String>,
+    #[serde(default)]
+    token_endpoint_auth_methods_supported: Vec<String>,
+}
+
+/// The claims of an ID token that count here.
+#[derive(Debug, Clone, Deserialize)]
+pub struct IdClaims {
+    pub sub: String,
+    iat: u64,
+    aud: Audience,
+    azp: Option<String>,
+    nonce: Option<String>,
+    pub email: Option<String>,
+    /// Some providers send a text.
+    #[serde(default)]
+    email_verified: serde_json::Value,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(untagged)]
+enum Audience {
+    One(#[expect(dead_code, reason = "the validation compares it")] String),
+    Many(Vec<String>),
+}
+
+impl IdClaims {
+    /// The address, if the provider has verified it.
+    #[must_use]
+    pub fn verified_email(&self) -> Option<&str> {
+        let is_verified = self.email_verified == true || self.email_verified == "true";
+        self.email.as_deref().filter(|_| is_verified)
+    }
+}
+
+/// What a code is exchanged for.
+#[derive(Deserialize)]
+pub struct ProviderTokens {
+    pub id_token: SecretString,
+    access_token: SecretString,
+}
+
+/// What a provider tells about a person beside the ID token.
+#[derive(Deserialize)]
+struct UserInfo {
+    sub: String,
+    email: Option<String>,
+    #[serde(default)]
+    email_verified: serde_json::Value,
+}
+
+/// An issuer.
+pub struct Issuer {
+    url: String,
+    http: Client,
+    calls: Semaphore,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Default)]
+struct Kept {
+    endpoints: Option<(Arc<Endpoints>, Instant)>,
+    keys: Option<(Arc<JwkSet>, Instant)>,
+    failed_at: Option<Instant>,
+}
+
+fn kept<T>(it: Option<&(Arc<T>, Instant)>, life: Duration) -> Option<Arc<T>> {
+    it.filter(|(_, since)| since.elapsed() < life).map(|(it, _)| Arc::clone(it))
+}
+
+impl std::fmt::Debug for Issuer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Issuer").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+impl Issuer {
+    /// An issuer that nothing is known of yet.
+    ///
+    /// # Errors
+    /// When TLS cannot be set up.
+    pub fn new(url: &str) -> anyhow::Result<Self> {
+        token_crypto::install();
+        let http = Client::builder()
+            .timeout(CALL_TIMEOUT)
+            // Secrets go to the named hosts only.
+            .redirect(Policy::none())
+            .build()?;
+        let (calls, kept) = (Semaphore::new(MAX_CALLS), Mutex::default());
+        Ok(Self { url: url.to_owned(), http, calls, kept })
+    }
+
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    async fn call<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T, OidcError> {
+        let _slot = self.calls.try_acquire().map_err(|_| OidcError::Busy)?;
+        let mut answer = request.send().await?;
+        if !answer.status().is_success() {
+            return Err(OidcError::Status(answer.status().as_u16()));
+        }
+        let mut body = Vec::new();
+        while let Some(chunk) = answer.chunk().await? {
+            if body.len() + chunk.len() > MAX_ANSWER_BYTES {
+                return Err(OidcError::Answer(format!("more than {MAX_ANSWER_BYTES} bytes")));
+            }
+            body.extend_from_slice(&chunk);
+        }
+        // A message of serde could repeat what was sent.
+        serde_json::from_slice(&body).map_err(|_| OidcError::Answer("not the expected JSON".into()))
+    }
+
+    /// A call that others wait for: after a failure they fail at once.
+    async fn read<T: DeserializeOwned>(&self, kept: &mut Kept, url: &str) -> Result<T, OidcError> {
+        if kept.failed_at.is_some_and(|it| it.elapsed() < FAILURE_PAUSE) {
+            return Err(OidcError::FailedBefore);
+        }
+        let read = self.call(self.http.get(url)).await;
+        kept.failed_at = read.is_err().then(Instant::now);
+        read
+    }
+
+    /// The endpoints.
+    ///
+    /// # Errors
+    /// [`OidcError`].
+    pub async fn endpoints(&self) -> Result<Arc<Endpoints>, OidcError> {
+        let mut kept = self.kept.lock().await;
+        self.read_endpoints(&mut kept).await
+    }
+
+    async fn read_endpoints(&self, keep: &mut Kept) -> Result<Arc<Endpoints>, OidcError> {
+        if let Some(known) = kept(keep.endpoints.as_ref(), ENDPOINTS_LIFE) {
+            return Ok(known);
+        }
+        let url = format!("{}/.well-known/openid-configuration", self.url.trim_end_matches('/'));
+        let read: Endpoints = self.read(keep, &url).await?;
+        if read.issuer != self.url {
+            return Err(OidcError::Answer("another issuer".into()));
+        }
+        let all = [&read.authorization_endpoint, &read.token_endpoint, &read.jwks_uri];
+        for url in all.into_iter().chain(&read.userinfo_endpoint) {
+            check_url(url).map_err(|error| OidcError::Answer(format!("{error:#}")))?;
+        }
+        let read = Arc::new(read);
+        keep.endpoints = Some((Arc::clone(&read), Instant::now()));
+        Ok(read)
+    }
+
+    /// The key that a token names. An unknown name may be that of a new key: then all are read
+    /// again, though not often.
+    async fn key(&self, kid: Option<&str>, algorithm: Algorithm) -> Result<DecodingKey, OidcError> {
+        let mut keep = self.kept.lock().await;
+        let known = kept(keep.keys.as_ref(), KEYS_LIFE);
+        let found = known.as_deref().and_then(|it| choose(it, kid, algorithm));
+        if let Some(key) = found {
+            return Ok(key);
+        }
+        let unknown = || OidcError::Token("signed with an unknown key".into());
+        if kept(keep.keys.as_ref(), KEYS_PAUSE).is_some() {
+            return Err(unknown());
+        }
+        let endpoints = self.read_endpoints(&mut keep).await?;
+        let keys: Arc<JwkSet> = Arc::new(self.read(&mut keep, &endpoints.jwks_uri).await?);
+        keep.keys = Some((Arc::clone(&keys), Instant::now()));
+        choose(&keys, kid, algorithm).ok_or_else(unknown)
+    }
+
+    /// Exchanges a code for tokens.
+    ///
+    /// # Errors
+    /// [`OidcError`]: the status is 400 for a code that is unknown or used.
+    pub async fn exchange(
+        &self,
+        provider: &ProviderConfig,
+        (code, verifier): (&str, &str),
+        redirect_uri: &str,
+    ) -> Result<ProviderTokens, OidcError> {
+        let endpoints = self.endpoints().await?;
+        let mut form = vec![
+            ("grant_type", "authorization_code"),
+            ("code", code),
+            ("code_verifier", verifier),
+            ("redirect_uri", redirect_uri),
+        ];
+        let methods = &endpoints.token_endpoint_auth_methods_supported;
+        // Basic is what providers have that name no method.
+        let is_basic = methods.is_empty() || methods.iter().any(|it| it == "client_secret_basic");
+        let mut request = self.http.post(&endpoints.token_endpoint);
+        match &provider.client_secret {
+            Some(secret) if is_basic => {
+                let encode = |text: &str| {
+                    form_urlencoded::byte_serialize(text.as_bytes()).collect::<String>()
+                };
+                let (id, secret) = (encode(&provider.client_id), encode(secret.expose_secret()));
+                let pair = BASE64_STANDARD.encode(format!("{id}:{secret}"));
+                request = request.header(AUTHORIZATION, format!("Basic {pair}"));
+            }
+            Some(secret) => {
+                form.push(("client_id", &provider.client_id));
+                form.push(("client_secret", secret.expose_secret()));
+            }
+            None => form.push(("client_id", &provider.client_id)),
+        }
+        self.call(request.form(&form)).await
+    }
+
+    /// The claims with the address. Most providers put it into the ID token; others tell it only at
+    /// their userinfo endpoint.
+    ///
+    /// # Errors
+    /// [`OidcError`].
+    pub async fn with_address(
+        &self,
+        claims: IdClaims,
+        tokens: &ProviderTokens,
+    ) -> Result<IdClaims, OidcError> {
+        let endpoints = self.endpoints().await?;
+        let Some(url) = endpoints.userinfo_endpoint.as_ref().filter(|_| claims.email.is_none())
+        else {
+            return Ok(claims);
+        };
+        let request = self.http.get(url).bearer_auth(tokens.access_token.expose_secret());
+        let info: UserInfo = self.call(request).await?;
+        if info.sub != claims.sub {
+            return Err(OidcError::Answer("userinfo of another person".into()));
+        }
+        Ok(IdClaims { email: info.email, email_verified: info.email_verified, ..claims })
+    }
+
+    /// Checks an ID token: its signature, issuer, audience, age and nonce.
+    ///
+    /// # Errors
+    /// [`OidcError`].
+    pub async fn check(
+        &self,
+        token: &SecretString,
+        client_id: &str,
+        nonce: &str,
+    ) -> Result<IdClaims, OidcError> {
+        let refused = |it: jsonwebtoken::errors::Error| OidcError::Token(it.to_string());
+        let header = decode_header(token.expose_secret()).map_err(refused)?;
+        if !ALGORITHMS.contains(&header.alg) {
+            return Err(OidcError::Token("signed with an algorithm that is not accepted".into()));
+        }
+        let key = self.key(header.kid.as_deref(), header.alg).await?;
+        let mut validation = Validation::new(header.alg);
+        validation.set_issuer(&[&self.url]);
+        validation.set_audience(&[client_id]);
+        validation.leeway = LEEWAY_SECONDS;
+        validation.validate_nbf = true;
+        let required = ["exp", "iss", "aud", "sub"].map(str::to_owned);
+        validation.required_spec_claims = HashSet::from(required);
+        let claims = decode::<IdClaims>(token.expose_secret(), &key, &validation);
+        let claims = claims.map_err(refused)?.claims;
+        let now = jsonwebtoken::get_current_timestamp();
+        let fault = claims.fault(client_id, nonce, now);
+        fault.map_or(Ok(claims), |it| Err(OidcError::Token(it.into())))
+    }
+}
+
+impl IdClaims {
+    /// The rule that they break, beyond those that the library checks.
+    fn fault(&self, client_id: &str, nonce: &str, now: u64) -> Option<&'static str> {
+        let is_for_many = matches!(&self.aud, Audience::Many(all) if all.len() > 1);
+        let is_ours = self.azp.as_deref().map_or(!is_for_many, |it| it == client_id);
+        let (earliest, latest) = (now.saturating_sub(MAX_TOKEN_AGE_SECONDS), now + LEEWAY_SECONDS);
+        match () {
+            () if !is_ours => Some("for another client"),
+            () if self.nonce.as_deref() != Some(nonce) => Some("of another login"),
+            () if !(earliest..=latest).contains(&self.iat) => Some("not made now"),
+            () if !(1..=MAX_SUBJECT_CHARS).contains(&self.sub.chars().count()) => Some("its sub"),
+            () => None,
+        }
+    }
+}
+
+/// The key of a set that a token names; without a name, the only one that fits.
+fn choose(keys: &JwkSet, kid: Option<&str>, algorithm: Algorithm) -> Option<DecodingKey> {
+    let fitting = keys.keys.iter().filter(|it| {
+        let common = &it.common;
+        let signs = common.public_key_use.as_ref().is_none_or(|it| *it == PublicKeyUse::Signature);
+        let named = common.key_algorithm.map(|it| it.to_string());
+        let fits = named.is_none_or(|it| it == format!("{algorithm:?}"));
+        signs && fits && kid.is_none_or(|kid| common.key_id.as_deref() == Some(kid))
+    });
+    let mut keys = fitting
+        .filter_map(|it| DecodingKey::from_jwk(it).ok())
+        .filter(|it| PublicKey::new(algorithm, it).is_ok());
+    let first = keys.next()?;
+    (kid.is_some() || keys.next().is_none()).then_some(first)
+}
+
+/// The URL that a browser is sent to.
+///
+/// # Errors
+/// When the endpoint is no URL.
+pub fn authorization_url(
+    endpoints: &Endpoints,
+    parameters: &[(&str, &str)],
+) -> Result<Url, OidcError> {
+    let mut url = check_url(&endpoints.authorization_endpoint)
+        .map_err(|error| OidcError::Answer(format!("{error:#}")))?;
+    url.query_pairs_mut().extend_pairs(parameters);
+    Ok(url)
+}

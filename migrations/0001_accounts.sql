@@ -81,8 +81,17 @@ create table api_keys (
     strict boolean not null default true,
     -- Networks from which it may be used, such as `192.0.2.0/24`; none: all.
     allowed_ips text[] not null default '{}' check (cardinality(allowed_ips) <= 32),
-    primary key (project_id, id)
+    -- The key has no secret that is known: tokens of this OpenID Connect issuer for this subject
+    -- are exchanged for keys with its rights. The subject may end in `*`.
+    token_issuer text,
+    token_subject text,
+    -- What such a token was exchanged for: a key of minutes.
+    is_exchanged boolean not null default false,
+    primary key (project_id, id),
+    check ((token_issuer is null) = (token_subject is null))
 );
+-- Retention of exchanged ones.
+create index api_keys_exchanged on api_keys (expires_at) where is_exchanged;
 -- Authentication: the key is what names the project.
 create unique index api_keys_by_secret on api_keys (secret_hash);
 -- What a removed member or a revoked key has made.

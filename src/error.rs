@@ -105,6 +105,10 @@ pub enum Error {
     #[error("prove first that it is you: send your password or a code to /v1/auth/step-up")]
     StepUpRequired,
 
+    /// A token of a CI service or a cluster.
+    #[error("the token is refused: {0}")]
+    TokenRefused(String),
+
     #[error("token is unknown, used or expired, or belongs to another account")]
     InvalidLink,
 
@@ -346,7 +350,8 @@ impl Error {
             Self::Unauthorized
             | Self::NoCredential(_)
             | Self::InvalidCredentials
-            | Self::InvalidCode => Class::Unauthorized,
+            | Self::InvalidCode
+            | Self::TokenRefused(_) => Class::Unauthorized,
             Self::Forbidden { .. }
             | Self::Suspended { .. }
             | Self::SignupClosed

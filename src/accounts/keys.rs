@@ -48,6 +48,46 @@ pub struct KeyRequest {
     pub strict: bool,
     /// Networks from which it may be used; none: all.
     pub allowed_ips: Vec<IpNet>,
+    pub origin: KeyOrigin,
+}
+
+/// How the bearer of a key proves it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KeyOrigin {
+    /// By its secret.
+    Secret,
+    /// By tokens, which are exchanged for keys of the last kind.
+    Tokens(TrustedTokens),
+    /// By its secret, which a token was exchanged for.
+    Exchanged,
+}
+
+/// Tokens of one issuer, for one subject or all that begin alike.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TrustedTokens {
+    /// URL of the OpenID Connect issuer.
+    pub issuer: String,
+    /// The `sub` of its tokens, or how it begins: then it ends in `*`.
+    pub subject: String,
+}
+
+impl TrustedTokens {
+    /// Those that exchange for a stored key.
+    #[must_use]
+    pub fn of(key: &ListedKey) -> Option<Self> {
+        let (issuer, subject) = (key.token_issuer.clone()?, key.token_subject.clone()?);
+        Some(Self { issuer, subject })
+    }
+
+    /// Whether a token of this issuer and subject is one of them.
+    #[must_use]
+    pub fn include(&self, issuer: &str, subject: &str) -> bool {
+        let fits = match self.subject.strip_suffix('*') {
+            Some(beginning) => subject.starts_with(beginning),
+            None => subject == self.subject,
+        };
+        issuer == self.issuer && fits
+    }
 }
 
 impl KeyRequest {
@@ -62,6 +102,7 @@ impl KeyRequest {
             require_fence: RequireFence::default(),
             strict: true,
             allowed_ips: Vec::new(),
+            origin: KeyOrigin::Secret,
         }
     }
 }
@@ -143,6 +184,9 @@ pub async fn rotate(
     let own = check_rights(&mut tx, author).await?;
     let old = store::keys::lock(&mut tx, author.project_id, id).await?;
     let old = old.filter(|it| it.is_live).ok_or(Error::KeyNotFound)?;
+    if old.is_exchanged || old.token_issuer.is_some() {
+        return Err(Error::invalid("key_id", "is used with tokens: it has no secret to rotate"));
+    }
     let scopes = check_grants(author, &old)?;
     let hash = store::keys::end_after(&mut tx, author.project_id, id, overlap_seconds).await?;
     let request = KeyRequest {
@@ -153,6 +197,7 @@ pub async fn rotate(
         require_fence: RequireFence::of_name(&old.require_fence),
         strict: old.strict,
         allowed_ips: own.bound(read_networks(&old.allowed_ips))?,
+        origin: KeyOrigin::Secret,
     };
     // The replaced key does not count, so that a project with the maximum number of keys can
     // rotate.
@@ -206,8 +251,10 @@ pub(super) async fn revoke_created(
         if created.is_empty() {
             return Ok(ended);
         }
-        if revoke_keys.is_none() {
-            return Err(Error::KeysRemain(created.into_iter().map(remaining).collect()));
+        // Exchanged ones end within minutes, whatever is decided.
+        let lasting: Vec<_> = created.iter().filter(|it| !it.is_exchanged).cloned().collect();
+        if revoke_keys.is_none() && !lasting.is_empty() {
+            return Err(Error::KeysRemain(lasting.into_iter().map(remaining).collect()));
         }
         for key in created {
             ended.extend(end(conn, author, &key).await?);
@@ -353,6 +400,12 @@ pub async fn insert_first(
     let (shown_prefix, shown_end) = key::shown_parts(&secret);
     let hash = key::hash(&secret);
     let [produce_per_minute, work_per_minute, manage_per_minute] = request.per_minute;
+    let is_exchanged = request.origin == KeyOrigin::Exchanged;
+    let tokens = match request.origin {
+        KeyOrigin::Tokens(it) => Some((it.issuer, it.subject)),
+        KeyOrigin::Secret | KeyOrigin::Exchanged => None,
+    };
+    let (token_issuer, token_subject) = tokens.unzip();
     let new = NewKey {
         name: request.name,
         shown_prefix,
@@ -367,6 +420,9 @@ pub async fn insert_first(
         require_fence: request.require_fence.name().to_owned(),
         strict: request.strict,
         allowed_ips: request.allowed_ips.iter().map(ToString::to_string).collect(),
+        token_issuer,
+        token_subject,
+        is_exchanged,
     };
     let kept = store::keys::insert(conn, project_id, KeyId::generate(), &new, max_live).await?;
     let listed = kept.ok_or(Error::QuotaExceeded { what: "live keys", max: max_live })?;
@@ -408,6 +464,7 @@ fn facts(key: &ListedKey) -> String {
     json!({
         "name": key.name, "shown": shown, "scopes": key.scopes, "expires_at": key.expires_at,
         "require_fence": key.require_fence, "strict": key.strict, "allowed_ips": key.allowed_ips,
+        "token_issuer": key.token_issuer, "token_subject": key.token_subject,
     })
     .to_string()
 }

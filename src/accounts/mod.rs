@@ -71,6 +71,10 @@ pub const SIGNUPS_PER_ADDRESS: Rate = Rate { count: 10, window_seconds: 3_600 };
 /// the same, so that strangers cannot keep the owner out.
 pub const MAILS_TO_EMAIL: Rate = Rate { count: 20, window_seconds: 86_400 };
 pub const LATE_MAILS_TO_EMAIL: Rate = Rate { count: 1, window_seconds: 1_800 };
+/// Tokens that one address exchanges for keys: a CI service has few addresses for many runs.
+pub const EXCHANGES_PER_ADDRESS: Rate = Rate::per_minute(240);
+/// Tokens of one subject.
+pub const EXCHANGES_PER_SUBJECT: Rate = Rate::per_minute(60);
 /// Invitations that one account sends.
 pub const INVITATIONS_PER_ACCOUNT: Rate = Rate { count: 50, window_seconds: 86_400 };
 /// The same for an account of at most [`NEW_ACCOUNT_DAYS`].

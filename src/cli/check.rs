@@ -332,8 +332,8 @@ async fn check_providers(node: &NodeArgs, findings: &mut Findings) {
     };
     for (name, fault) in providers.check().await {
         match fault {
-            None => findings.good("logins", format!("provider {name}: its endpoints are known")),
-            Some(fault) => findings.bad("logins", format!("provider {name}: {fault}")),
+            None => findings.good("logins", format!("{name}: its keys are known")),
+            Some(fault) => findings.bad("logins", format!("{name}: {fault}")),
         }
     }
 }

@@ -41,6 +41,8 @@ struct Keys {
     next: Option<String>,
     made: Option<CreatedApiKey>,
     url: String,
+    /// Whose tokens a key may trust.
+    token_issuers: Vec<String>,
 }
 
 async fn keys_page(here: Here, app: &App, made: Option<CreatedApiKey>) -> Result<Response, Error> {
@@ -49,7 +51,8 @@ async fn keys_page(here: Here, app: &App, made: Option<CreatedApiKey>) -> Result
     frame.place = frame.to("/keys");
     let next = frame.next("/keys", "", page.next_cursor.as_deref());
     let url = app.accounts.public_url.clone();
-    render(&Keys { frame, keys: page.keys, next, made, url })
+    let token_issuers = app.accounts.providers.token_issuers().map(str::to_owned).collect();
+    render(&Keys { frame, keys: page.keys, next, made, url, token_issuers })
 }
 
 pub async fn keys(here: Here, State(app): State<App>) -> Result<Response, Error> {
@@ -69,6 +72,8 @@ pub async fn make_key(
         Field::Json("strict"),
         Field::Words("allowed_ips"),
         Field::Time("expires_at"),
+        Field::Text("trusts.issuer"),
+        Field::Text("trusts.subject"),
     ];
     if let (None, Ok(days)) = (form.get("expires_at"), form.text("lifetime_days").parse()) {
         let end = TimeDelta::try_days(days).and_then(|it| format::now().checked_add_signed(it));

@@ -264,6 +264,15 @@ pub const STEP_UP_SECONDS: i64 = 900;
 pub const PENDING_TOTP_SECONDS: i64 = 900;
 /// Recovery codes that an account gets at once.
 pub const RECOVERY_CODES: usize = 10;
+/// How long a key lives that a token was exchanged for, in seconds (15 minutes), at most: never
+/// longer than the token.
+pub const EXCHANGED_KEY_SECONDS: i64 = 900;
+/// Live keys of a project that tokens were exchanged for.
+pub const MAX_EXCHANGED_KEYS: i64 = 500;
+/// Bytes of a token to be exchanged.
+pub const MAX_TOKEN_BYTES: usize = 8 * 1_024;
+/// Characters of the subject of trusted tokens, as OpenID Connect bounds a `sub`.
+pub const MAX_SUBJECT_CHARS: usize = 255;
 /// Identities of an account at OpenID Connect providers.
 pub const MAX_IDENTITIES: i64 = 10;
 /// Characters of a presented code, at most.

@@ -114,6 +114,7 @@ codes! {
     Error::Unauthorized | Error::NoCredential(_) => UNAUTHORIZED, "unauthorized";
     Error::InvalidCredentials => UNAUTHORIZED, "invalid_credentials";
     Error::InvalidCode => UNAUTHORIZED, "invalid_code";
+    Error::TokenRefused(_) => UNAUTHORIZED, "token_refused";
     Error::InvalidLink => BAD_REQUEST, "invalid_token";
     Error::Forbidden { .. } => FORBIDDEN, "forbidden";
     Error::Suspended { .. } => FORBIDDEN, "suspended";

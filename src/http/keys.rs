@@ -1,6 +1,7 @@
 //! `/v1/keys`: API keys. A key is shown once, when it is created. It never has more rights, or a
 //! longer life, than its creator.
 
+pub mod exchange;
 pub mod revoke;
 pub mod scanners;
 
@@ -17,7 +18,10 @@ use super::{
     page::{PageSize, page},
 };
 use crate::{
-    accounts::keys::{self, KeyRequest, MadeKey},
+    accounts::{
+        keys::{self, KeyOrigin, KeyRequest, MadeKey},
+        oidc::Providers,
+    },
     app::App,
     auth::{Administer, Caller},
     domain::{
@@ -69,6 +73,19 @@ pub struct KeyRateLimits {
     pub manage_per_minute: Option<i32>,
 }
 
+/// Tokens of a CI service or a cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TrustedTokens {
+    /// URL of the OpenID Connect issuer: one that the operator accepts.
+    #[schema(example = "https://token.actions.githubusercontent.com")]
+    pub issuer: String,
+    /// The `sub` of its tokens. With `*` at the end, all that begin like this: name as much of it
+    /// as you can, for others have tokens of the same issuer.
+    #[schema(example = "repo:acme/app:ref:refs/heads/main", extensions(("bounds" = json!(chars(1, limits::MAX_SUBJECT_CHARS)))))]
+    pub subject: String,
+}
+
 /// An API key, without its secret.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct ApiKey {
@@ -93,6 +110,9 @@ pub struct ApiKey {
     /// Networks from which it may be used; empty: all.
     #[schema(example = json!(["192.0.2.0/24"]))]
     pub allowed_ips: Vec<String>,
+    /// Tokens that are exchanged for keys with its rights; null: it is used with its secret.
+    #[schema(required)]
+    pub trusts: Option<TrustedTokens>,
     /// When it was created.
     pub created_at: DateTime<Utc>,
     /// Creator: id of an account or key; null: an operator.
@@ -130,6 +150,10 @@ impl From<ListedKey> for ApiKey {
             require_fence: RequireFence::of_name(&row.require_fence),
             strict: row.strict,
             allowed_ips: row.allowed_ips,
+            trusts: row
+                .token_issuer
+                .zip(row.token_subject)
+                .map(|(issuer, subject)| TrustedTokens { issuer, subject }),
             created_at: row.created_at,
             created_by: row.created_by,
             last_used_at: row.last_used_at,
@@ -142,16 +166,19 @@ impl From<ListedKey> for ApiKey {
 /// A created key.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct CreatedApiKey {
-    /// The key itself. It is shown only once.
-    #[schema(example = "fp_live_…")]
-    pub secret: String,
+    /// The key itself. It is shown only once. Missing if the key is used with tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "fp_live_…", nullable = false)]
+    pub secret: Option<String>,
     /// The key's properties.
     pub key: ApiKey,
 }
 
 impl From<MadeKey> for CreatedApiKey {
     fn from(made: MadeKey) -> Self {
-        Self { secret: made.secret.expose_secret().to_owned(), key: made.listed.into() }
+        let has_secret = made.listed.token_issuer.is_none();
+        let secret = has_secret.then(|| made.secret.expose_secret().to_owned());
+        Self { secret, key: made.listed.into() }
     }
 }
 
@@ -229,12 +256,16 @@ pub struct CreateKeyRequest {
     /// `2001:db8::/32`. Default: all, or those of the key that creates it.
     #[schema(max_items = 32)]
     allowed_ips: Option<Vec<String>>,
+    /// The key gets no secret. `POST /v1/keys/exchange` exchanges these tokens for keys of 15
+    /// minutes with its rights.
+    #[schema(value_type = Option<TrustedTokens>)]
+    trusts: Option<Object<TrustedTokens>>,
 }
 
 impl RequestBody for CreateKeyRequest {}
 
 impl CreateKeyRequest {
-    fn accept(self, own: &[Scope]) -> Result<KeyRequest, Error> {
+    fn accept(self, own: &[Scope], providers: &Providers) -> Result<KeyRequest, Error> {
         let mut check = Check::default();
         check.name("name", &self.name, limits::MAX_NAME_CHARS);
         if self.scopes.is_some() && self.preset.is_some() {
@@ -251,6 +282,10 @@ impl CreateKeyRequest {
             check.range(field, value.unwrap_or(1), 1, MAX_KEY_CALLS_PER_MINUTE);
         }
         let allowed_ips = accept_networks(&self.allowed_ips.unwrap_or_default(), &mut check);
+        let origin = match self.trusts {
+            None => KeyOrigin::Secret,
+            Some(Object(it)) => KeyOrigin::Tokens(accept_tokens(it, providers, &mut check)),
+        };
         let preset = self.preset.map(|it| it.scopes().to_vec());
         let mut scopes = self.scopes.or(preset).unwrap_or_else(|| own.to_vec());
         scopes.sort();
@@ -267,8 +302,34 @@ impl CreateKeyRequest {
             require_fence: self.require_fence.unwrap_or_default(),
             strict: self.strict.unwrap_or(true),
             allowed_ips,
+            origin,
         })
     }
+}
+
+fn accept_tokens(
+    it: TrustedTokens,
+    providers: &Providers,
+    check: &mut Check,
+) -> keys::TrustedTokens {
+    let TrustedTokens { issuer, subject } = it;
+    if !providers.token_issuers().any(|it| it == issuer) {
+        let known: Vec<_> = providers.token_issuers().collect();
+        let message = match known.as_slice() {
+            [] => "the operator of this server accepts tokens of no issuer".to_owned(),
+            known => format!("must be one that the operator accepts: {}", known.join(", ")),
+        };
+        check.refuse("trusts.issuer", message);
+    }
+    let (chars, max) = (subject.chars().count(), limits::MAX_SUBJECT_CHARS);
+    if chars > max || subject.contains('\0') {
+        check.refuse("trusts.subject", format!("must have 1 to {max} characters, without NUL"));
+    }
+    let before_end = subject.strip_suffix('*').unwrap_or(&subject);
+    if before_end.is_empty() || before_end.contains('*') {
+        check.refuse("trusts.subject", "must be a subject, or its beginning with one * after it");
+    }
+    keys::TrustedTokens { issuer, subject }
 }
 
 fn accept_networks(texts: &[String], check: &mut Check) -> Vec<IpNet> {
@@ -308,7 +369,7 @@ pub async fn create(
     State(app): State<App>,
     Json(request): Json<CreateKeyRequest>,
 ) -> Result<(StatusCode, Reply<CreatedApiKey>), Error> {
-    let request = request.accept(caller.who.scopes())?;
+    let request = request.accept(caller.who.scopes(), &app.accounts.providers)?;
     caller.require_step_up(&app).await?;
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let max = caller.limits.max_keys();

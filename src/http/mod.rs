@@ -170,6 +170,7 @@ fn people_plane() -> OpenApiRouter<App> {
         .routes(routes!(invitations::accept))
         .routes(routes!(projects::list, projects::create))
         .routes(routes!(keys::revoke::report))
+        .routes(routes!(keys::exchange::exchange))
         .routes(routes!(keys::scanners::report))
 }
 

@@ -60,6 +60,11 @@ pub struct ListedKey {
     pub strict: bool,
     /// Networks from which it may be used; none: all.
     pub allowed_ips: Vec<String>,
+    /// Whose tokens are exchanged for keys with its rights; none: it has a secret.
+    pub token_issuer: Option<String>,
+    pub token_subject: Option<String>,
+    /// Whether a token was exchanged for it.
+    pub is_exchanged: bool,
     pub created_at: DateTime<Utc>,
     /// Its creator: the id of an account or key.
     pub created_by: Option<String>,
@@ -95,6 +100,10 @@ pub struct NewKey {
     pub strict: bool,
     /// Networks from which it may be used; none: all.
     pub allowed_ips: Vec<String>,
+    /// As in [`ListedKey`].
+    pub token_issuer: Option<String>,
+    pub token_subject: Option<String>,
+    pub is_exchanged: bool,
 }
 
 /// The key with this hash, live or not.
@@ -141,7 +150,7 @@ pub async fn find_by_secret(
                ) "is_verified!"
         from api_keys key
         join projects project on project.id = key.project_id
-        where key.secret_hash = $1 and key.revoked_at is null
+        where key.secret_hash = $1 and key.revoked_at is null and key.token_issuer is null
             and (key.expires_at is null or key.expires_at > now())
             and project.deleted_at is null
         "#,
@@ -151,7 +160,8 @@ pub async fn find_by_secret(
     .await
 }
 
-/// Stores a new key, unless the project has `max_live` live keys. Two requests at the same moment
+/// Stores a new key, unless the project has `max_live` live keys; exchanged ones are counted apart.
+/// Two requests at the same moment
 /// may both succeed.
 pub async fn insert(
     conn: &mut PgConnection,
@@ -166,16 +176,17 @@ pub async fn insert(
         insert into api_keys (
             project_id, id, name, secret_hash, shown_prefix, shown_end, scopes, expires_at,
             created_by, produce_per_minute, work_per_minute, manage_per_minute, require_fence,
-            strict, allowed_ips
+            strict, allowed_ips, token_issuer, token_subject, is_exchanged
         )
-        select $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $14, $15, $16
+        select $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $14, $15, $16, $17, $18, $19
         where (
             select count(*) from api_keys
-            where project_id = $1 and revoked_at is null
+            where project_id = $1 and revoked_at is null and is_exchanged = $19
                 and (expires_at is null or expires_at > now())
         ) < $13
         returning id "id: KeyId", name, shown_prefix, shown_end, scopes, produce_per_minute,
-                  work_per_minute, manage_per_minute, require_fence, strict, allowed_ips, created_at,
+                  work_per_minute, manage_per_minute, require_fence, strict, allowed_ips, token_issuer,
+                  token_subject, is_exchanged, created_at,
                   created_by, last_used_at, expires_at, revoked_at,
                   (expires_at is null or expires_at > now()) "is_live!"
         "#,
@@ -195,6 +206,9 @@ pub async fn insert(
         key.require_fence,
         key.strict,
         &key.allowed_ips,
+        key.token_issuer,
+        key.token_subject,
+        key.is_exchanged,
     )
     .fetch_optional(conn)
     .await
@@ -211,7 +225,8 @@ pub async fn list(
         ListedKey,
         r#"
         select id "id: KeyId", name, shown_prefix, shown_end, scopes, produce_per_minute,
-               work_per_minute, manage_per_minute, require_fence, strict, allowed_ips, created_at,
+               work_per_minute, manage_per_minute, require_fence, strict, allowed_ips, token_issuer,
+               token_subject, is_exchanged, created_at,
                created_by, last_used_at, expires_at, revoked_at,
                (revoked_at is null and (expires_at is null or expires_at > now())) "is_live!"
         from api_keys
@@ -237,7 +252,8 @@ pub async fn created_by(
         ListedKey,
         r#"
         select id "id: KeyId", name, shown_prefix, shown_end, scopes, produce_per_minute,
-               work_per_minute, manage_per_minute, require_fence, strict, allowed_ips, created_at,
+               work_per_minute, manage_per_minute, require_fence, strict, allowed_ips, token_issuer,
+               token_subject, is_exchanged, created_at,
                created_by, last_used_at, expires_at, revoked_at,
                (revoked_at is null and (expires_at is null or expires_at > now())) "is_live!"
         from api_keys
@@ -260,7 +276,8 @@ pub async fn lock(
         ListedKey,
         r#"
         select id "id: KeyId", name, shown_prefix, shown_end, scopes, produce_per_minute,
-               work_per_minute, manage_per_minute, require_fence, strict, allowed_ips, created_at,
+               work_per_minute, manage_per_minute, require_fence, strict, allowed_ips, token_issuer,
+               token_subject, is_exchanged, created_at,
                created_by, last_used_at, expires_at, revoked_at,
                (revoked_at is null and (expires_at is null or expires_at > now())) "is_live!"
         from api_keys
@@ -344,13 +361,32 @@ pub async fn revoke(
     .await
 }
 
-/// Number of live keys of a project.
+/// The end of a key that lives this many seconds, and no longer than these.
+pub async fn end_within(
+    conn: &mut PgConnection,
+    seconds: i64,
+    ends: &[DateTime<Utc>],
+) -> sqlx::Result<DateTime<Utc>> {
+    sqlx::query_scalar!(
+        r#"
+        select least(now() + make_interval(secs => $1), min(ends)) "end!"
+        from unnest($2::timestamptz[]) ends
+        "#,
+        seconds as f64,
+        ends,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// Number of live keys of a project, without exchanged ones.
 pub async fn count(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"
         select count(*) "count!"
         from api_keys
-        where project_id = $1 and revoked_at is null and (expires_at is null or expires_at > now())
+        where project_id = $1 and revoked_at is null and not is_exchanged
+            and (expires_at is null or expires_at > now())
         "#,
         project_id.0,
     )

@@ -229,6 +229,9 @@ fn body(id: &str, job_id: &str) -> Option<Value> {
         "keys_rename" => json!({"name": "k"}),
         "keys_rotate" => json!({}),
         "keys_scanner_report" => json!([{"token": "fp_live_junk"}]),
+        "keys_exchange" => {
+            json!({"project": "main", "key_id": "key_01m7w3ha3aextt8pkwwdmxsmqw", "token": "x"})
+        }
         "keys_report" => json!({"key": "fp_live_junk"}),
         "auth_logout"
         | "auth_verify_send"

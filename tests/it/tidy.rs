@@ -233,6 +233,7 @@ fn every_tenants_key_and_index_begins_with_the_project() {
         "deleted_jobs_by_time",
         "job_expiries_by_time",
         "api_keys_by_secret",
+        "api_keys_exchanged",
         "idempotency_keys_by_age",
         "workers_beating",
         "workers_changed",

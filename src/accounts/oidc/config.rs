@@ -3,6 +3,7 @@
 use std::{collections::HashSet, path::Path};
 
 use anyhow::{Context, bail, ensure};
+use jsonwebtoken::jwk::JwkSet;
 use reqwest::Url;
 use secrecy::SecretString;
 use serde::Deserialize;
@@ -39,10 +40,38 @@ impl ProviderConfig {
     }
 }
 
+/// An issuer whose tokens projects may trust: a CI service, a cluster.
+#[derive(Debug, Clone)]
+pub struct TokenIssuerConfig {
+    pub issuer: String,
+    /// The `aud` of its tokens; none: the server's own URL.
+    pub audience: Option<String>,
+    /// Its keys; none: those that it publishes.
+    pub keys: Option<JwkSet>,
+}
+
+/// The content of the file.
+#[derive(Debug, Clone, Default)]
+pub struct OidcConfig {
+    pub providers: Vec<ProviderConfig>,
+    pub token_issuers: Vec<TokenIssuerConfig>,
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ConfigFile {
+    #[serde(default)]
     providers: Vec<FileProvider>,
+    #[serde(default)]
+    token_issuers: Vec<FileTokenIssuer>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileTokenIssuer {
+    issuer: String,
+    audience: Option<String>,
+    keys_file: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -57,11 +86,12 @@ struct FileProvider {
     allowed_domains: Vec<String>,
 }
 
-/// Reads a file in TOML, with one table `[[providers]]` for each provider.
+/// Reads a file in TOML, with a table `[[providers]]` for each login provider, and a table
+/// `[[token_issuers]]` for each issuer of tokens.
 ///
 /// # Errors
-/// When it cannot be read, or a provider breaks a rule.
-pub fn open(path: &Path) -> anyhow::Result<Vec<ProviderConfig>> {
+/// When it cannot be read, or a table breaks a rule.
+pub fn open(path: &Path) -> anyhow::Result<OidcConfig> {
     let named = || path.display().to_string();
     let text = std::fs::read_to_string(path).with_context(named)?;
     parse(&text).with_context(named)
@@ -71,14 +101,37 @@ pub fn open(path: &Path) -> anyhow::Result<Vec<ProviderConfig>> {
 ///
 /// # Errors
 /// As for [`open`].
-pub fn parse(text: &str) -> anyhow::Result<Vec<ProviderConfig>> {
+pub fn parse(text: &str) -> anyhow::Result<OidcConfig> {
     let file: ConfigFile = toml::from_str(text)?;
-    ensure!(!file.providers.is_empty(), "it has no [[providers]]");
-    ensure!(file.providers.len() <= MAX_PROVIDERS, "it has more than {MAX_PROVIDERS} providers");
+    let (logins, issuers) = (file.providers.len(), file.token_issuers.len());
+    ensure!(logins + issuers > 0, "it has neither [[providers]] nor [[token_issuers]]");
+    ensure!(logins.max(issuers) <= MAX_PROVIDERS, "it has more than {MAX_PROVIDERS} of a kind");
+    let providers = read_providers(file.providers)?;
+    let token_issuers = read_token_issuers(file.token_issuers)?;
+    Ok(OidcConfig { providers, token_issuers })
+}
+
+fn read_token_issuers(listed: Vec<FileTokenIssuer>) -> anyhow::Result<Vec<TokenIssuerConfig>> {
+    let mut issuers = HashSet::new();
+    let mut read = Vec::with_capacity(listed.len());
+    for FileTokenIssuer { issuer, audience, keys_file } in listed {
+        check_url(&issuer).with_context(|| format!("token issuer {issuer:?}"))?;
+        ensure!(issuers.insert(issuer.clone()), "two token issuers are {issuer:?}");
+        let keys = keys_file.map(|it| -> anyhow::Result<JwkSet> {
+            let text = std::fs::read_to_string(&it).with_context(|| it.clone())?;
+            serde_json::from_str(&text).with_context(|| format!("{it}: no JSON Web Key Set"))
+        });
+        let keys = keys.transpose().context("keys_file")?;
+        read.push(TokenIssuerConfig { issuer, audience, keys });
+    }
+    Ok(read)
+}
+
+fn read_providers(listed: Vec<FileProvider>) -> anyhow::Result<Vec<ProviderConfig>> {
     let mut names = HashSet::new();
     let mut issuers = HashSet::new();
-    let mut providers = Vec::with_capacity(file.providers.len());
-    for it in file.providers {
+    let mut providers = Vec::with_capacity(listed.len());
+    for it in listed {
         let name = it.name.clone();
         let provider = read(it).with_context(|| format!("provider {name:?}"))?;
         ensure!(names.insert(name.clone()), "two providers have the name {name:?}");
@@ -142,7 +195,7 @@ mod tests {
     #[test]
     fn a_file_is_read_and_what_breaks_a_rule_is_named() {
         let good = "[[providers]]\nname = \"acme\"\nissuer = \"https://id.acme.example\"\nclient_id = \"x\"\n";
-        let read = parse(good).expect("it is valid");
+        let read = parse(good).expect("it is valid").providers;
         assert_eq!(
             (read[0].label.as_str(), read[0].issuer.as_str()),
             ("acme", "https://id.acme.example")
@@ -150,8 +203,8 @@ mod tests {
         let twice = format!("{good}{good}");
         let with = |line: &str| format!("{good}{line}\n");
         for (text, says) in [
-            (String::new(), "providers"),
-            ("providers = []".to_owned(), "no [[providers]]"),
+            (String::new(), "neither [[providers]]"),
+            ("[[token_issuers]]\nissuer = \"http://x.example\"".into(), "begin with https://"),
             (twice, "two providers have the name"),
             (format!("{good}{}", good.replace("acme\"\ni", "b\"\ni")), "one issuer"),
             (good.replace("https", "http"), "must begin with https://"),

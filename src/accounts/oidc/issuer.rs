@@ -18,9 +18,12 @@ use serde::{Deserialize, de::DeserializeOwned};
 use tokio::sync::{Mutex, Semaphore};
 
 use super::config::{ProviderConfig, check_url};
-use crate::accounts::{
-    public_key::{ALGORITHMS, PublicKey},
-    token_crypto,
+use crate::{
+    accounts::{
+        public_key::{ALGORITHMS, PublicKey},
+        token_crypto,
+    },
+    domain::limits::MAX_SUBJECT_CHARS,
 };
 
 /// The deadline of a call.
@@ -41,8 +44,6 @@ const MAX_CALLS: usize = 16;
 const LEEWAY_SECONDS: u64 = 60;
 /// How old a token may be, in seconds. It is sent at once; its own expiry may be a day away.
 const MAX_TOKEN_AGE_SECONDS: u64 = 600;
-/// Characters of a `sub`, as the specification bounds it.
-const MAX_SUBJECT_CHARS: usize = 255;
 
 /// Why a provider is of no use.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -72,8 +73,11 @@ impl From<reqwest::Error> for OidcError {
 #[derive(Debug, Clone, Deserialize)]
 pub struct Endpoints {
     issuer: String,
-    pub authorization_endpoint: String,
-    pub token_endpoint: String,
+    /// Issuers of tokens for machines have neither this one nor the next.
+    #[serde(default)]
+    authorization_endpoint: Option<String>,
+    #[serde(default)]
+    token_endpoint: Option<String>,
     jwks_uri: String,
     userinfo_endpoint: Option<String>,
     #[serde(default)]
@@ -129,6 +133,8 @@ struct UserInfo {
 /// An issuer.
 pub struct Issuer {
     url: String,
+    /// Its keys, if the operator has given them.
+    given_keys: Option<JwkSet>,
     http: Client,
     calls: Semaphore,
     kept: Mutex<Kept>,
@@ -156,7 +162,7 @@ impl Issuer {
     ///
     /// # Errors
     /// When TLS cannot be set up.
-    pub fn new(url: &str) -> anyhow::Result<Self> {
+    pub fn new(url: &str, given_keys: Option<JwkSet>) -> anyhow::Result<Self> {
         token_crypto::install();
         let http = Client::builder()
             .timeout(CALL_TIMEOUT)
@@ -164,7 +170,7 @@ impl Issuer {
             .redirect(Policy::none())
             .build()?;
         let (calls, kept) = (Semaphore::new(MAX_CALLS), Mutex::default());
-        Ok(Self { url: url.to_owned(), http, calls, kept })
+        Ok(Self { url: url.to_owned(), given_keys, http, calls, kept })
     }
 
     pub fn url(&self) -> &str {
@@ -216,8 +222,9 @@ impl Issuer {
         if read.issuer != self.url {
             return Err(OidcError::Answer("another issuer".into()));
         }
-        let all = [&read.authorization_endpoint, &read.token_endpoint, &read.jwks_uri];
-        for url in all.into_iter().chain(&read.userinfo_endpoint) {
+        let of_logins =
+            [&read.authorization_endpoint, &read.token_endpoint, &read.userinfo_endpoint];
+        for url in of_logins.into_iter().flatten().chain([&read.jwks_uri]) {
             check_url(url).map_err(|error| OidcError::Answer(format!("{error:#}")))?;
         }
         let read = Arc::new(read);
@@ -228,13 +235,16 @@ impl Issuer {
     /// The key that a token names. An unknown name may be that of a new key: then all are read
     /// again, though not often.
     async fn key(&self, kid: Option<&str>, algorithm: Algorithm) -> Result<DecodingKey, OidcError> {
+        let unknown = || OidcError::Token("signed with an unknown key".into());
+        if let Some(given) = &self.given_keys {
+            return choose(given, kid, algorithm).ok_or_else(unknown);
+        }
         let mut keep = self.kept.lock().await;
         let known = kept(keep.keys.as_ref(), KEYS_LIFE);
         let found = known.as_deref().and_then(|it| choose(it, kid, algorithm));
         if let Some(key) = found {
             return Ok(key);
         }
-        let unknown = || OidcError::Token("signed with an unknown key".into());
         if kept(keep.keys.as_ref(), KEYS_PAUSE).is_some() {
             return Err(unknown());
         }
@@ -242,6 +252,19 @@ impl Issuer {
         let keys: Arc<JwkSet> = Arc::new(self.read(&mut keep, &endpoints.jwks_uri).await?);
         keep.keys = Some((Arc::clone(&keys), Instant::now()));
         choose(&keys, kid, algorithm).ok_or_else(unknown)
+    }
+
+    /// Whether it has keys, given or published.
+    ///
+    /// # Errors
+    /// [`OidcError`].
+    pub async fn check_keys(&self) -> Result<(), OidcError> {
+        if self.given_keys.is_some() {
+            return Ok(());
+        }
+        let mut keep = self.kept.lock().await;
+        let endpoints = self.read_endpoints(&mut keep).await?;
+        self.read::<JwkSet>(&mut keep, &endpoints.jwks_uri).await.map(drop)
     }
 
     /// Exchanges a code for tokens.
@@ -264,7 +287,9 @@ impl Issuer {
         let methods = &endpoints.token_endpoint_auth_methods_supported;
         // Basic is what providers have that name no method.
         let is_basic = methods.is_empty() || methods.iter().any(|it| it == "client_secret_basic");
-        let mut request = self.http.post(&endpoints.token_endpoint);
+        let missing = || OidcError::Answer("no token_endpoint".into());
+        let url = endpoints.token_endpoint.as_ref().ok_or_else(missing)?;
+        let mut request = self.http.post(url);
         match &provider.client_secret {
             Some(secret) if is_basic => {
                 let encode = |text: &str| {
@@ -316,6 +341,20 @@ impl Issuer {
         client_id: &str,
         nonce: &str,
     ) -> Result<IdClaims, OidcError> {
+        let claims: IdClaims = self.verify(token, client_id).await?;
+        let fault = claims.fault(client_id, nonce, jsonwebtoken::get_current_timestamp());
+        fault.map_or(Ok(claims), |it| Err(OidcError::Token(it.into())))
+    }
+
+    /// Checks any token of the issuer: its signature, issuer, audience and expiry.
+    ///
+    /// # Errors
+    /// [`OidcError`].
+    pub async fn verify<T: DeserializeOwned>(
+        &self,
+        token: &SecretString,
+        audience: &str,
+    ) -> Result<T, OidcError> {
         let refused = |it: jsonwebtoken::errors::Error| OidcError::Token(it.to_string());
         let header = decode_header(token.expose_secret()).map_err(refused)?;
         if !ALGORITHMS.contains(&header.alg) {
@@ -324,16 +363,12 @@ impl Issuer {
         let key = self.key(header.kid.as_deref(), header.alg).await?;
         let mut validation = Validation::new(header.alg);
         validation.set_issuer(&[&self.url]);
-        validation.set_audience(&[client_id]);
+        validation.set_audience(&[audience]);
         validation.leeway = LEEWAY_SECONDS;
         validation.validate_nbf = true;
         let required = ["exp", "iss", "aud", "sub"].map(str::to_owned);
         validation.required_spec_claims = HashSet::from(required);
-        let claims = decode::<IdClaims>(token.expose_secret(), &key, &validation);
-        let claims = claims.map_err(refused)?.claims;
-        let now = jsonwebtoken::get_current_timestamp();
-        let fault = claims.fault(client_id, nonce, now);
-        fault.map_or(Ok(claims), |it| Err(OidcError::Token(it.into())))
+        Ok(decode::<T>(token.expose_secret(), &key, &validation).map_err(refused)?.claims)
     }
 }
 
@@ -377,8 +412,8 @@ pub fn authorization_url(
     endpoints: &Endpoints,
     parameters: &[(&str, &str)],
 ) -> Result<Url, OidcError> {
-    let mut url = check_url(&endpoints.authorization_endpoint)
-        .map_err(|error| OidcError::Answer(format!("{error:#}")))?;
+    let url = endpoints.authorization_endpoint.as_deref().unwrap_or_default();
+    let mut url = check_url(url).map_err(|error| OidcError::Answer(format!("{error:#}")))?;
     url.query_pairs_mut().extend_pairs(parameters);
     Ok(url)
 }

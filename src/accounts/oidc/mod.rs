@@ -6,6 +6,7 @@
 //! has begun is of no use.
 
 pub mod config;
+mod exchange;
 mod identities;
 mod issuer;
 
@@ -18,7 +19,7 @@ use sha2::{Digest, Sha256};
 use tokio::time::timeout;
 
 use self::{
-    config::ProviderConfig,
+    config::{OidcConfig, ProviderConfig},
     issuer::{IdClaims, Issuer, OidcError, authorization_url},
 };
 use super::{Accounts, Client, SignedIn, token::Bearer};
@@ -41,7 +42,17 @@ const PURPOSE: &str = "oidc-login";
 
 /// The providers of a server.
 #[derive(Debug, Default)]
-pub struct Providers(Vec<Provider>);
+pub struct Providers {
+    logins: Vec<Provider>,
+    token_issuers: Vec<TokenIssuer>,
+}
+
+/// An issuer whose tokens projects may trust.
+#[derive(Debug)]
+struct TokenIssuer {
+    audience: Option<String>,
+    issuer: Issuer,
+}
 
 #[derive(Debug)]
 struct Provider {
@@ -55,37 +66,50 @@ impl Providers {
     /// # Errors
     /// When the file cannot be read, or breaks a rule.
     pub fn open(path: &Path) -> anyhow::Result<Self> {
-        let read = config::open(path)?.into_iter().map(|config| {
-            let issuer = Issuer::new(&config.issuer)?;
+        let OidcConfig { providers, token_issuers } = config::open(path)?;
+        let logins = providers.into_iter().map(|config| {
+            let issuer = Issuer::new(&config.issuer, None)?;
             Ok(Provider { config, issuer })
         });
-        Ok(Self(read.collect::<anyhow::Result<_>>()?))
+        let logins = logins.collect::<anyhow::Result<_>>()?;
+        let token_issuers = token_issuers.into_iter().map(|it| {
+            let issuer = Issuer::new(&it.issuer, it.keys)?;
+            Ok(TokenIssuer { audience: it.audience, issuer })
+        });
+        Ok(Self { logins, token_issuers: token_issuers.collect::<anyhow::Result<_>>()? })
+    }
+
+    /// The URLs of the issuers whose tokens projects may trust.
+    pub fn token_issuers(&self) -> impl Iterator<Item = &str> {
+        self.token_issuers.iter().map(|it| it.issuer.url())
     }
 
     /// The names and labels.
     pub fn labels(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.0.iter().map(|it| (it.config.name.as_str(), it.config.label.as_str()))
+        self.logins.iter().map(|it| (it.config.name.as_str(), it.config.label.as_str()))
     }
 
     /// The label of an issuer; its URL, if it is no provider any more.
     #[must_use]
     pub fn label_of<'a>(&'a self, issuer: &'a str) -> &'a str {
-        let found = self.0.iter().find(|it| it.config.issuer == issuer);
+        let found = self.logins.iter().find(|it| it.config.issuer == issuer);
         found.map_or(issuer, |it| &it.config.label)
     }
 
-    /// Asks each provider for its endpoints: their names, and what is wrong.
+    /// Asks each provider and issuer for its keys: their names, and what is wrong.
     pub async fn check(&self) -> Vec<(&str, Option<String>)> {
         let mut checked = Vec::new();
-        for it in &self.0 {
-            let fault = it.issuer.endpoints().await.err();
-            checked.push((it.config.name.as_str(), fault.map(|it| crate::error::chain(&it))));
+        let logins = self.logins.iter().map(|it| (it.config.name.as_str(), &it.issuer));
+        let token_issuers = self.token_issuers.iter().map(|it| (it.issuer.url(), &it.issuer));
+        for (name, issuer) in logins.chain(token_issuers) {
+            let fault = issuer.check_keys().await.err();
+            checked.push((name, fault.map(|it| crate::error::chain(&it))));
         }
         checked
     }
 
     fn find(&self, name: &str) -> Option<&Provider> {
-        self.0.iter().find(|it| it.config.name == name)
+        self.logins.iter().find(|it| it.config.name == name)
     }
 }
 

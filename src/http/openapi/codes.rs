@@ -65,6 +65,7 @@ const OF_OPERATION: &[(&str, &[&str])] = &[
     ("jobs_create_batch", OF_ENQUEUES),
     ("jobs_retry", &["invalid_state", "parent_terminal", "unique_conflict"]),
     ("jobs_update", &["invalid_state"]),
+    ("keys_exchange", &["quota_exceeded", "suspended", "token_refused"]),
     ("keys_create", &["role_exceeds_caller", "step_up_required"]),
     ("keys_rename", &["role_exceeds_caller"]),
     ("keys_revoke", &["keys_remain", "role_exceeds_caller"]),

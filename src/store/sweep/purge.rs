@@ -149,6 +149,15 @@ pub async fn prune_people(
                 limit 500
             )
             returning 1
+        ), old_keys as (
+            delete from api_keys
+            using (
+                select project_id, id from api_keys
+                where is_exchanged and expires_at < now() - interval '1 day'
+                limit 500
+            ) old
+            where api_keys.project_id = old.project_id and api_keys.id = old.id
+            returning 1
         ), old_changes as (
             delete from email_changes
             where account_id in (

@@ -60,6 +60,16 @@ fn key_limits() -> Vec<(&'static str, String)> {
         ("a key's `expires_at`", format!("{} s ahead", limits::MAX_KEY_SECONDS)),
         ("`overlap_seconds`", format!("0–{} s", limits::MAX_KEY_OVERLAP_SECONDS)),
         ("a key's `allowed_ips`", limits::MAX_KEY_NETWORKS.to_string()),
+        ("a key's `trusts.subject`", format!("1–{} characters", limits::MAX_SUBJECT_CHARS)),
+        ("a token that is exchanged for a key", format!("{} bytes", limits::MAX_TOKEN_BYTES)),
+        (
+            "a key that a token is exchanged for",
+            format!("lives for {} s", limits::EXCHANGED_KEY_SECONDS),
+        ),
+        (
+            "such live keys of a project, not among its `keys`",
+            limits::MAX_EXCHANGED_KEYS.to_string(),
+        ),
         ("a key's own `…_per_minute`", format!("1–{}", limits::MAX_KEY_CALLS_PER_MINUTE)),
         (
             "keys of a scanner's report",
@@ -121,6 +131,11 @@ fn people_rates() -> Vec<(&'static str, String)> {
         ("invitations, per account", rate(accounts::INVITATIONS_PER_ACCOUNT)),
         ("invitations, per account of at most 7 days", rate(accounts::INVITATIONS_PER_NEW_ACCOUNT)),
         ("exports, per account", rate(accounts::EXPORTS_PER_ACCOUNT)),
+        (
+            "tokens that are exchanged for keys, per IP address",
+            rate(accounts::EXCHANGES_PER_ADDRESS),
+        ),
+        ("tokens that are exchanged for keys, per subject", rate(accounts::EXCHANGES_PER_SUBJECT)),
         (
             "look-ups of unknown credentials, per IP address on one node",
             rate(accounts::LOOKUPS_PER_ADDRESS),

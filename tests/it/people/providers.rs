@@ -1,5 +1,6 @@
 //! Logging in with OpenID Connect providers: with a real one, and with one that lies.
 
+mod exchange;
 mod liar;
 
 use std::{path::Path, process::Command, sync::Arc};

@@ -19,15 +19,15 @@ use tokio::net::TcpListener;
 use super::{Browser, Person, Stage, TestServer, config, departure, fresh_database, limited};
 
 #[derive(Clone)]
-struct Liar {
-    url: String,
+pub struct Liar {
+    pub url: String,
     key: Arc<EcdsaKeyPair>,
     /// What the next code is exchanged for.
     token: Arc<Mutex<String>>,
 }
 
 impl Liar {
-    async fn start() -> Self {
+    pub async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("an address"));
         let random = SystemRandom::new();
@@ -45,8 +45,17 @@ impl Liar {
         liar
     }
 
+    /// Its key, beside one of a kind that few know.
+    pub fn keys(&self) -> Value {
+        let point = self.key.public_key().as_ref();
+        let [x, y] = [&point[1..33], &point[33..]].map(|it| BASE64_URL.encode(it));
+        let key = json!({"kty": "EC", "crv": "P-256", "kid": "one", "use": "sig", "x": x, "y": y});
+        let later = json!({"kty": "AKP", "kid": "later", "alg": "ML-DSA-65", "pub": "x"});
+        json!({"keys": [later, key]})
+    }
+
     /// A token with this head and these claims.
-    fn sign(&self, head: &Value, claims: &Value) -> String {
+    pub fn sign(&self, head: &Value, claims: &Value) -> String {
         let text = [head, claims].map(|it| BASE64_URL.encode(it.to_string())).join(".");
         let signature = self.key.sign(&SystemRandom::new(), text.as_bytes()).expect("it signs");
         format!("{text}.{}", BASE64_URL.encode(signature))
@@ -71,11 +80,7 @@ async fn discovery(State(liar): State<Liar>, Path(name): Path<String>) -> Respon
 }
 
 async fn keys(State(liar): State<Liar>) -> Json<Value> {
-    let point = liar.key.public_key().as_ref();
-    let [x, y] = [&point[1..33], &point[33..]].map(|it| BASE64_URL.encode(it));
-    let key = json!({"kty": "EC", "crv": "P-256", "kid": "one", "use": "sig", "x": x, "y": y});
-    let later = json!({"kty": "AKP", "kid": "later", "alg": "ML-DSA-65", "pub": "x"});
-    Json(json!({"keys": [later, key]}))
+    Json(liar.keys())
 }
 
 async fn token(State(liar): State<Liar>) -> Json<Value> {
@@ -97,7 +102,7 @@ async fn served(liar: &Liar) -> TestServer {
 }
 
 #[expect(clippy::disallowed_methods, reason = "a provider has a clock of its own")]
-fn now() -> u64 {
+pub fn now() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.expect("a time").as_secs()
 }

@@ -11,7 +11,7 @@ use crate::{
     ids::ProjectPublicId,
     store::{
         self,
-        audit::{AuditFilter, AuditRow},
+        audit::{AuditFilter, AuditRow, Place},
     },
 };
 
@@ -37,11 +37,11 @@ pub async fn run(args: AuditArgs) -> anyhow::Result<()> {
     let missing = || format!("no such project: `{}`", args.project);
     let public_id: ProjectPublicId = args.project.parse().ok().with_context(missing)?;
     let id = store::projects::find_ever(&mut conn, public_id).await?.with_context(missing)?;
-    let (filter, mut before) = (AuditFilter::default(), None);
+    let (filter, mut place) = (AuditFilter::default(), Place::Newest);
     loop {
-        let page = store::audit::page(&mut conn, id, &filter, before, PAGE).await?;
+        let page = store::audit::page(&mut conn, id, &filter, place, PAGE).await?;
         let Some(last) = page.last() else { return Ok(()) };
-        before = Some(last.id);
+        place = Place::Before(last.id);
         for row in page {
             writeln!(std::io::stdout(), "{}", entry(row))?;
         }

@@ -5,6 +5,7 @@ use std::io::Write;
 use anyhow::{Context, bail, ensure};
 use chrono::{DateTime, SecondsFormat, Utc};
 use clap::{Args, Subcommand};
+use ipnet::IpNet;
 use secrecy::ExposeSecret;
 use sqlx::PgConnection;
 
@@ -20,14 +21,15 @@ use crate::{
     config::MasterKeyArgs,
     domain::{
         access::{self, Scope},
-        limits::{self, MAX_LIVE_KEYS},
-        text,
+        limits::{self, MAX_KEY_SECONDS, MAX_LIVE_KEYS},
+        networks, text,
     },
     error::{Error, RemainingKey},
     ids::{KeyId, ProjectPublicId},
     store::{self, projects::Project},
 };
 
+const DAY_SECONDS: i64 = 86_400;
 /// Keys that a list shows.
 const MAX_LISTED_KEYS: i64 = 500;
 
@@ -57,6 +59,13 @@ enum Command {
         /// Scopes of the key
         #[arg(long, value_enum, default_value = "full", value_name = "PRESET")]
         preset: PresetArg,
+        /// Days until the key expires [default: never]
+        #[arg(long, value_name = "N",
+              value_parser = clap::value_parser!(i64).range(1..=MAX_KEY_SECONDS / DAY_SECONDS))]
+        expires_in_days: Option<i64>,
+        /// IP address or network from which it may be used; may be repeated [default: all]
+        #[arg(long = "allowed-ip", value_name = "NETWORK", value_parser = network)]
+        allowed_ips: Vec<IpNet>,
         /// Print only the key
         #[arg(long)]
         quiet: bool,
@@ -124,14 +133,31 @@ pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
     let mut conn = args.target.connect().await?;
     let mut out = std::io::stdout();
     match args.command {
-        Command::Create { project, new_project, name, preset, quiet } => {
+        Command::Create {
+            project,
+            new_project,
+            name,
+            preset,
+            expires_in_days,
+            allowed_ips,
+            quiet,
+        } => {
             check_name("--name", &name)?;
+            let (max, given) = (limits::MAX_KEY_NETWORKS, allowed_ips.len());
+            ensure!(given <= max, "--allowed-ip: at most {max}, not {given}");
+            let request = KeyRequest {
+                expires_at: end_after(&mut conn, expires_in_days).await?,
+                allowed_ips,
+                ..KeyRequest::named(name, preset.scopes().to_vec())
+            };
             let project = match (project, new_project) {
                 (Some(project), _) => find(&mut conn, &project).await?,
                 (None, Some(name)) => make_project(&mut conn, &name).await?,
                 (None, None) => bail!("give --project or --new-project"),
             };
-            let (id, api_key) = create(&mut conn, &project, &name, preset).await?;
+            let author = Author::operator(project.id);
+            let made = keys::create(&mut conn, &author, request, MAX_LIVE_KEYS).await?;
+            let (id, api_key) = (made.listed.id, made.secret.expose_secret());
             if quiet {
                 writeln!(out, "{api_key}")?;
             } else {
@@ -150,19 +176,7 @@ pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
         }
         Command::List { project } => {
             let project = find(&mut conn, &project).await?;
-            writeln!(out, "{:<31} {:<17} {:<20} NAME, STATE", "KEY ID", "KEY", "CREATED")?;
-            let time = |it: DateTime<Utc>| it.to_rfc3339_opts(SecondsFormat::Secs, true);
-            for key in store::keys::list(&mut conn, project.id, None, MAX_LISTED_KEYS).await? {
-                let state = match (key.is_live, key.revoked_at, key.expires_at) {
-                    (true, ..) => "live".to_owned(),
-                    (_, Some(it), _) => format!("revoked {}", time(it)),
-                    (_, _, Some(it)) => format!("expired {}", time(it)),
-                    _ => "inactive".to_owned(),
-                };
-                let shown = format!("{}…{}", key.shown_prefix, key.shown_end);
-                let (id, created) = (key.id.to_string(), time(key.created_at));
-                writeln!(out, "{id:<31} {shown:<17} {created:<20} {}, {state}", key.name)?;
-            }
+            print_keys(&mut conn, &project, &mut out).await?;
         }
         Command::Revoke { key_id, revoke_keys, project } => {
             let project = find(&mut conn, &project).await?;
@@ -180,22 +194,45 @@ pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+async fn print_keys(
+    conn: &mut PgConnection,
+    project: &Project,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    writeln!(out, "{:<31} {:<17} {:<20} NAME, STATE", "KEY ID", "KEY", "CREATED")?;
+    let time = |it: DateTime<Utc>| it.to_rfc3339_opts(SecondsFormat::Secs, true);
+    for key in store::keys::list(conn, project.id, None, MAX_LISTED_KEYS).await? {
+        let state = match (key.is_live, key.revoked_at, key.expires_at) {
+            (true, ..) => "live".to_owned(),
+            (_, Some(it), _) => format!("revoked {}", time(it)),
+            (_, _, Some(it)) => format!("expired {}", time(it)),
+            _ => "inactive".to_owned(),
+        };
+        let shown = format!("{}…{}", key.shown_prefix, key.shown_end);
+        let (id, created) = (key.id.to_string(), time(key.created_at));
+        writeln!(out, "{id:<31} {shown:<17} {created:<20} {}, {state}", key.name)?;
+    }
+    Ok(())
+}
+
 fn remaining(created: &[RemainingKey]) -> String {
     let created: Vec<_> = created.iter().map(|it| format!("{} ({})", it.id, it.name)).collect();
     let created = created.join(", ");
     format!("it has created live keys: {created}; say --revoke-keys true or --revoke-keys false")
 }
 
-async fn create(
+async fn end_after(
     conn: &mut PgConnection,
-    project: &Project,
-    name: &str,
-    preset: PresetArg,
-) -> anyhow::Result<(KeyId, String)> {
-    let request = KeyRequest::named(name.to_owned(), preset.scopes().to_vec());
-    let author = Author::operator(project.id);
-    let made = keys::create(conn, &author, request, MAX_LIVE_KEYS).await?;
-    Ok((made.listed.id, made.secret.expose_secret().to_owned()))
+    days: Option<i64>,
+) -> sqlx::Result<Option<DateTime<Utc>>> {
+    match days {
+        Some(days) => store::keys::end_within(conn, days * DAY_SECONDS, &[]).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+fn network(text: &str) -> Result<IpNet, &'static str> {
+    networks::parse(text).ok_or("must be an IP address, or a network such as 192.0.2.0/24")
 }
 
 pub(super) async fn find(conn: &mut PgConnection, project: &str) -> anyhow::Result<Project> {

@@ -29,7 +29,7 @@ use crate::{
     ids::AuditId,
     store::{
         self,
-        audit::{AuditFilter, AuditRow},
+        audit::{AuditFilter, AuditRow, Place},
         deadline::bounded,
     },
     wire::{
@@ -147,6 +147,10 @@ pub struct AuditExportQuery {
     /// Only entries before this time.
     #[serde(default, deserialize_with = "formats::optional_time")]
     created_before: Option<DateTime<Utc>>,
+    /// Id of the entry that was exported last: those after it follow, oldest first, without those
+    /// of the last minute, which are not all there. `aud_00000000000000000000000000` begins with
+    /// the oldest.
+    after: Option<String>,
 }
 
 impl AuditExportQuery {
@@ -158,7 +162,7 @@ impl AuditExportQuery {
         }
         check.time("created_after", self.created_after);
         check.time("created_before", self.created_before);
-        let Self { action, actor_id, target, created_after, created_before } = self;
+        let Self { action, actor_id, target, created_after, created_before, after: _ } = self;
         AuditFilter { action, actor_id, target, created_after, created_before }
     }
 }
@@ -191,14 +195,16 @@ pub async fn list(
         query;
     let mut check = Check::default();
     let size = PageSize::read(limit, DEFAULT_PAGE_AUDIT, limits::MAX_PAGE_AUDIT, &mut check);
-    let filter = AuditExportQuery { action, actor_id, target, created_after, created_before }
-        .accept(&mut check);
+    let filter =
+        AuditExportQuery { action, actor_id, target, created_after, created_before, after: None }
+            .accept(&mut check);
     check.finish()?;
     let list = List(caller.project_id, "audit");
     let before = cursor::read_id(&app, list, cursor.as_deref())?.map(AuditId);
+    let place = before.map_or(Place::Newest, Place::Before);
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let mut rows =
-        store::audit::page(&mut conn, caller.project_id, &filter, before, size.one_more()).await?;
+        store::audit::page(&mut conn, caller.project_id, &filter, place, size.one_more()).await?;
     let next_cursor = size.cut(&mut rows, |it| cursor::write_id(&app, list, it.id.0));
     let entries = rows.into_iter().map(AuditEntry::of).collect::<Result<_, _>>()?;
     Ok(Reply(AuditPage::of(entries, next_cursor)))
@@ -206,7 +212,8 @@ pub async fn list(
 
 /// Export audit entries.
 ///
-/// One JSON object per line, newest first, at most 100,000.
+/// One JSON object per line, newest first, at most 100,000. To follow the log, as a SIEM does, send
+/// the last `id` that you have as `after`: it loses and repeats no entry.
 #[utoipa::path(
     get, path = "/audit-log/export", tag = "audit", operation_id = "audit_export", params(AuditExportQuery),
     security(("api_key" = ["manage"]), ("session" = ["admin"])),
@@ -220,9 +227,18 @@ pub async fn export(
     Query(query): Query<AuditExportQuery>,
 ) -> Result<Response, Error> {
     let mut check = Check::default();
+    let after = query.after.as_deref().map(str::parse::<AuditId>);
+    let place = match after {
+        None => Place::Newest,
+        Some(Ok(id)) => Place::After(id),
+        Some(Err(_)) => {
+            check.refuse("after", "must be the id of an entry");
+            Place::Newest
+        }
+    };
     let filter = query.accept(&mut check);
     check.finish()?;
-    let export = Export { app, caller, filter, before: None, left: MAX_EXPORTED_AUDIT };
+    let export = Export { app, caller, filter, place, left: MAX_EXPORTED_AUDIT };
     // The first query runs before the answer starts, so that it can still fail with a status.
     let first = export.next().await?;
     let rest = stream::unfold(first, async |state| {
@@ -247,7 +263,7 @@ struct Export {
     app: App,
     caller: Caller<Audit>,
     filter: AuditFilter,
-    before: Option<AuditId>,
+    place: Place,
     left: i64,
 }
 
@@ -268,7 +284,7 @@ impl Export {
                 &mut conn,
                 self.caller.project_id,
                 &self.filter,
-                self.before,
+                self.place,
                 limit,
             )
             .await?;
@@ -284,6 +300,10 @@ impl Export {
             serde_json::to_writer(&mut lines, &AuditEntry::of(row)?).map_err(Error::internal)?;
             lines.push(b'\n');
         }
-        Ok(Some((lines.into(), Self { before: Some(last), left, ..export })))
+        let place = match export.place {
+            Place::After(_) => Place::After(last),
+            Place::Newest | Place::Before(_) => Place::Before(last),
+        };
+        Ok(Some((lines.into(), Self { place, left, ..export })))
     }
 }

@@ -25,7 +25,7 @@ use crate::{
     store::{
         self,
         account_log::{self, AccountLogRow},
-        audit::AuditFilter,
+        audit::{AuditFilter, Place},
         members::Membership,
         sessions,
     },
@@ -258,7 +258,7 @@ pub async fn export(person: Person, State(app): State<App>) -> Result<Reply<Acco
             break;
         }
         let mut conn = app.engine.pools.read_for(it.project_id).await?;
-        let rows = store::audit::page(&mut conn, it.project_id, &mine, None, left).await?;
+        let rows = store::audit::page(&mut conn, it.project_id, &mine, Place::Newest, left).await?;
         drop(conn);
         for row in rows {
             audit_entries.push(AuditEntry::of(row)?);

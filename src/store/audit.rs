@@ -102,12 +102,27 @@ pub async fn insert(
     Ok(())
 }
 
-/// A project's entries, newest first, below the last one of the page before.
+/// Which entries follow, and in which order.
+#[derive(Debug, Clone, Copy)]
+pub enum Place {
+    /// The newest one and those before it.
+    Newest,
+    /// Those before this one, newest first.
+    Before(AuditId),
+    /// Those after this one, oldest first, without those of the last [`SETTLE_SECONDS`].
+    After(AuditId),
+}
+
+/// Entries of one moment are stored in no order: clocks differ, and transactions take their time.
+/// After this many seconds none comes before one that was read.
+pub const SETTLE_SECONDS: i64 = 60;
+
+/// A page of a project's entries.
 pub async fn page(
     conn: &mut PgConnection,
     project_id: ProjectId,
     filter: &AuditFilter,
-    before: Option<AuditId>,
+    place: Place,
     limit: i64,
 ) -> sqlx::Result<Vec<AuditRow>> {
     let mut query = QueryBuilder::<Postgres>::new(
@@ -115,9 +130,19 @@ pub async fn page(
          from audit_log where project_id = ",
     );
     query.push_bind(project_id.0);
-    if let Some(before) = before {
-        query.push(" and id < ").push_bind(before.0);
-    }
+    let order = match place {
+        Place::Newest => "desc",
+        Place::Before(id) => {
+            query.push(" and id < ").push_bind(id.0);
+            "desc"
+        }
+        Place::After(id) => {
+            query.push(" and id > ").push_bind(id.0);
+            query.push(" and at < now() - make_interval(secs => ");
+            query.push_bind(SETTLE_SECONDS as f64).push(")");
+            "asc"
+        }
+    };
     match filter.action.as_deref().map(|it| (it, it.strip_suffix(".*"))) {
         Some((_, Some(family))) => {
             query.push(" and starts_with(action, ").push_bind(format!("{family}.")).push(")");
@@ -139,6 +164,6 @@ pub async fn page(
     if let Some(before) = filter.created_before {
         query.push(" and at < ").push_bind(before);
     }
-    query.push(" order by id desc limit ").push_bind(limit);
+    query.push(format_args!(" order by id {order} limit ")).push_bind(limit);
     query.build_query_as().fetch_all(conn).await
 }

@@ -260,11 +260,25 @@ fn keys_are_made_listed_and_revoked_from_the_terminal() {
             serde_json::from_slice::<Value>(&output.expect("curl runs").stdout).expect("JSON")
         };
         assert_eq!(with_key(&key)["jobs"], json!([]));
+        let shop = ["keys", "create", "--project", "my-shop", "--quiet"];
+        let create = |more: &[&str]| fencepost(&[&shop[..], more].concat(), &folder.0);
+        let bound = ["--expires-in-days", "30", "--allowed-ip", "192.0.2.0/24"];
+        let bound = text(&create(&bound).stdout).trim().to_owned();
+        assert_eq!(with_key(&bound)["error"]["code"], "forbidden", "from another network");
+        for (flag, value) in [("--expires-in-days", "3661"), ("--allowed-ip", "192.0.2.7/x")] {
+            let refused = text(&create(&[flag, value]).stderr).to_owned();
+            assert!(refused.contains(flag), "{refused}");
+        }
+        let listed = text(&fencepost(&["keys", "list", "--project", "my-shop"], &folder.0).stdout);
+        assert_eq!(listed.lines().count(), 3, "{listed}");
+        let id = listed.lines().nth(1).and_then(|it| it.split_whitespace().next()).expect("an id");
+        let revoked = fencepost(&["keys", "revoke", id, "--project", "my-shop"], &folder.0);
+        assert!(revoked.status.success());
         let again = fencepost(&["keys", "create", "--new-project", "my shop"], &folder.0);
         assert!(text(&again.stderr).contains("the project `my-shop` exists already"));
         let listed = text(&fencepost(&["keys", "list", "--project", "my-shop"], &folder.0).stdout);
         assert!(listed.contains("live") && !listed.contains(&key), "{listed}");
-        let row = listed.lines().nth(1).expect("a key");
+        let row = listed.lines().last().expect("a key");
         let id = row.split_whitespace().next().expect("an id").to_owned();
         let foreign = fencepost(&["keys", "revoke", &id, "--project", "demo"], &folder.0);
         assert!(!foreign.status.success());

@@ -293,10 +293,39 @@ fn the_audit_log_says_who_did_what_and_how_it_was_before() {
         let lines: Vec<Value> =
             export.text.lines().map(|it| serde_json::from_str(it).expect("JSON")).collect();
         assert_eq!((lines.len(), &lines[0]["action"]), (6, &json!("recurring.deleted")));
+        follow_the_log(t, &lines).await;
         let mut conn = t.database.connect().await;
         let update = sqlx::query("update audit_log set action = 'x'").execute(&mut conn).await;
         assert!(update.is_err(), "rows are never changed");
     });
+}
+
+/// Exports what comes after an entry, as a SIEM does. `known` are all entries, newest first.
+async fn follow_the_log(t: &TestProject, known: &[Value]) {
+    let after = async |id: &str, more: &str| {
+        let export = t.get(&format!("/v1/audit-log/export?after={id}{more}")).await;
+        assert_eq!(export.status, 200, "{}", export.text);
+        let lines = export.text.lines();
+        lines.map(|it| serde_json::from_str(it).expect("JSON")).collect::<Vec<Value>>()
+    };
+    let first = "aud_00000000000000000000000000";
+    assert!(after(first, "").await.is_empty(), "others may come before those of this minute");
+    // Time passes. Rows are never changed, so that takes the trigger away.
+    for sql in [
+        "alter table audit_log disable trigger all",
+        "update audit_log set at = at - interval '61 s'",
+        "alter table audit_log enable trigger all",
+    ] {
+        t.database.execute(sql).await;
+    }
+    let ids = |of: &[Value]| of.iter().map(|it| it["id"].clone()).collect::<Vec<_>>();
+    let mut oldest_first = ids(known);
+    oldest_first.reverse();
+    assert_eq!(ids(&after(first, "").await), oldest_first);
+    let third = oldest_first[2].as_str().expect("an id");
+    assert_eq!(ids(&after(third, "").await), oldest_first[3..]);
+    assert_eq!(after(third, "&action=recurring.*").await.len(), 2);
+    t.get("/v1/audit-log/export?after=x").await.refuses("after");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use fencepost::{
     ids::BatchId,
     store::{
-        audit::{self, AuditFilter},
+        audit::{self, AuditFilter, Place},
         jobs::Payloads,
     },
 };
@@ -106,7 +106,7 @@ fn what_one_account_did_is_found_behind_any_number_of_other_entries() {
         let conn = &mut *pools.background.acquire().await.expect("a connection");
         let mine = AuditFilter { actor_id: Some("acct_mine".to_owned()), ..<_>::default() };
         let rows = costs(conn, "entries of an account", 30 * 5, async |conn| {
-            audit::page(conn, PROJECT, &mine, None, 1_000).await.expect("it runs")
+            audit::page(conn, PROJECT, &mine, Place::Newest, 1_000).await.expect("it runs")
         })
         .await;
         assert_eq!(rows.len(), FEW);

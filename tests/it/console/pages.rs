@@ -131,6 +131,34 @@ fn every_page_shows_what_others_wrote_as_text_under_a_policy_without_exceptions(
 }
 
 #[test]
+fn pages_of_accounts_show_what_links_and_providers_bring_as_text() {
+    run(async |t| {
+        let mut browser = Browser::of_member(t, "ada@example.com", Role::Owner).await;
+        for text in CORPUS {
+            let sql = format!(
+                "insert into identities (account_id, id, issuer, subject, email)
+                 select id, gen_random_uuid(), {text}, {text}, {text} from accounts",
+                text = format_args!("'{}'", text.replace('\'', "''"))
+            );
+            t.database.execute(&sql).await;
+        }
+        let mut stranger = Browser::new(t, "eve@example.com");
+        for text in CORPUS {
+            let name: String = text.bytes().map(|it| format!("%{it:02x}")).collect();
+            for page in ["login?next=/console/", "login?refused=", "login?done=", "email?token="] {
+                let page = stranger.get(&format!("/console/{page}{name}")).await;
+                is_clean(&page.text);
+            }
+            for page in ["account?refused=", "step-up?next=/console/", "login/with/"] {
+                let page = browser.get(&format!("/console/{page}{name}")).await;
+                is_clean(&page.text);
+            }
+        }
+        browser.get("/console/account").await.says(200, "&#60;script&#62;alert(1)");
+    });
+}
+
+#[test]
 fn a_viewer_sees_and_cannot_act() {
     run(async |t| {
         let mut browser = Browser::of_member(t, "eve@example.com", Role::Viewer).await;

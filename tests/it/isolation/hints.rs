@@ -12,18 +12,24 @@ fn a_rate_limit_that_was_lifted_without_a_hint_does_not_keep_a_poll_waiting() {
             t.enqueue(json!({})).await;
         }
         t.lease("w").await;
+        // The claim reads the limit, and then waits for what was claimed under it.
+        let mut holder = t.database.connect().await;
+        for sql in ["begin", "lock table queue_handouts in access exclusive mode"] {
+            sqlx::query(sql).execute(&mut holder).await.expect("it runs");
+        }
         let poll = json!({"worker_id": "w", "queues": ["default"], "wait_seconds": 20});
         let waiting = {
             let t = t.clone();
             tokio::spawn(async move { t.polled(poll).await })
         };
-        // A claim has found the limit used up: it has locked the queue's rules.
-        let asked = "select count(*) from pg_stat_activity
-                     where pid <> pg_backend_pid() and query like '%queue_handouts%'";
-        while t.database.number(asked).await == 0 {}
+        let asks = "select count(*) from pg_stat_activity
+                    where datname = current_database() and wait_event_type = 'Lock'
+                        and query like '%statement_timestamp()%'";
+        while t.database.number(asks).await == 0 {}
         t.database
             .execute("update queues set rate_limit_count = null, rate_limit_per_seconds = null")
             .await;
+        sqlx::query("commit").execute(&mut holder).await.expect("it runs");
         assert_eq!(waiting.await.expect("an answer").len(), 1);
     });
 }

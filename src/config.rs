@@ -81,8 +81,8 @@ pub struct PeopleArgs {
     #[arg(long, env = "FENCEPOST_SCANNER_KEYS", value_name = "FILE")]
     pub scanner_keys: Option<PathBuf>,
 
-    /// OpenID Connect providers that people may log in with, as a file in TOML: see
-    /// docs/accounts.md [default: none]
+    /// OpenID Connect providers that people may log in with, and issuers whose tokens keys may
+    /// trust, as a file in TOML: see docs/accounts.md [default: none]
     #[arg(long, env = "FENCEPOST_OIDC_CONFIG", value_name = "FILE")]
     pub oidc_config: Option<PathBuf>,
 

@@ -241,13 +241,14 @@ pub(super) async fn revoke_created(
     by: String,
     revoke_keys: Option<bool>,
 ) -> Result<Vec<SecretHash>, Error> {
-    if revoke_keys == Some(false) {
-        return Ok(Vec::new());
-    }
     let mut ended = Vec::new();
     // One of them may create another meanwhile; when it has ended, it cannot.
     loop {
-        let created = find_created(conn, author.project_id, by.clone()).await?;
+        let mut created = find_created(conn, author.project_id, by.clone()).await?;
+        if revoke_keys == Some(false) {
+            // Those of tokens live as long as the key that trusts them.
+            created.retain(|it| it.is_exchanged && it.created_by.as_ref() == Some(&by));
+        }
         if created.is_empty() {
             return Ok(ended);
         }

@@ -49,6 +49,15 @@ const TABS_GRACE_SECONDS: i64 = 30;
 /// many newest ones.
 const MAILED_CLAIMS: i64 = 5;
 
+/// What a login has shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Login {
+    /// A password or a code.
+    Proved,
+    /// A provider's word alone: its own session may be old, and the browser unattended.
+    Vouched,
+}
+
 /// An authenticated person.
 #[derive(Debug)]
 pub struct SignedIn {
@@ -114,7 +123,7 @@ impl Accounts {
                 hash = better;
             }
         }
-        self.begin_session(account.id, &hash, client).await
+        self.begin_session(account.id, &hash, Login::Proved, client).await
     }
 
     /// In the background: a known address must not take longer than an unknown one.
@@ -136,6 +145,7 @@ impl Accounts {
         &self,
         account_id: AccountId,
         password_hash: &str,
+        login: Login,
         client: &Client,
     ) -> Result<SignedIn, Error> {
         let mut conn = self.pool.acquire().await?;
@@ -149,7 +159,7 @@ impl Accounts {
             tx.commit().await?;
             return Err(Error::CodeRequired(token));
         }
-        let (signed_in, event) = self.open_session(&mut tx, account_id, client).await?;
+        let (signed_in, event) = self.open_session(&mut tx, account_id, login, client).await?;
         tx.commit().await?;
         drop(conn);
         self.tell_owner(account_id, event, client);
@@ -161,6 +171,7 @@ impl Accounts {
         &self,
         conn: &mut PgConnection,
         account_id: AccountId,
+        login: Login,
         client: &Client,
     ) -> Result<(SignedIn, AccountEvent), Error> {
         let session_id = SessionId::generate();
@@ -172,7 +183,8 @@ impl Accounts {
             false => AccountEvent::LoginSucceeded,
         };
         security::note(conn, account_id, event, Some(client)).await?;
-        store::sessions::insert(conn, account_id, session_id, &origin, SESSION_SECONDS).await?;
+        let (life, is_proved) = (SESSION_SECONDS, login == Login::Proved);
+        store::sessions::insert(conn, account_id, session_id, &origin, life, is_proved).await?;
         store::sessions::insert_secret(conn, session_id, &secret::hash(&refresh_token)).await?;
         store::accounts::record_login(conn, account_id).await?;
         let bearer = Bearer { account_id, session_id };
@@ -317,7 +329,7 @@ impl Accounts {
     /// Resets a password, and revokes all sessions. The holder of the mailed token reads the
     /// address. If the address was not verified before, a stranger may have created the account, so
     /// all keys, other members and invitations of its projects are revoked, and its second factor
-    /// and its identities are removed.
+    /// is removed. Identities at login providers always are.
     ///
     /// # Errors
     /// [`Error::InvalidLink`] when the token is unknown, used or expired; [`Error::Invalid`] when
@@ -340,13 +352,14 @@ impl Accounts {
         store::accounts::set_password(&mut tx, account_id, &hash).await?;
         store::accounts::spend_resets(&mut tx, account_id).await?;
         store::email_changes::delete(&mut tx, account_id).await?;
+        // A person with the old password may have linked one of their own.
+        store::identities::delete_all(&mut tx, account_id).await?;
         let ended = store::sessions::revoke_others(&mut tx, account_id, None).await?;
         match store::accounts::verify(&mut tx, account_id).await {
             Err(error) if is_unique_violation(&error) => return Err(Error::EmailTaken),
             Err(error) => return Err(error.into()),
             Ok(true) => {
                 codes::remove_all(&mut tx, account_id).await?;
-                store::identities::delete_all(&mut tx, account_id).await?;
                 let entry = NewAuditEntry::to("project.reclaimed", account_id.to_string());
                 let actor = client.actor("account", account_id.to_string());
                 for project_id in store::members::take_back(&mut tx, account_id).await? {

@@ -101,7 +101,8 @@ pub(super) async fn leave_all(
                 continue;
             }
             let created = keys::find_created(conn, *project_id, id.to_string()).await?;
-            remaining.extend(created.into_iter().map(keys::remaining));
+            let lasting = created.into_iter().filter(|it| !it.is_exchanged);
+            remaining.extend(lasting.map(keys::remaining));
         }
         if !remaining.is_empty() {
             return Err(Error::KeysRemain(remaining));

@@ -9,6 +9,7 @@ use sqlx::{Acquire, PgConnection};
 use super::{
     Accounts, Client, SignedIn,
     codes::{code_charges, is_recovery_code, typed},
+    login::Login,
     secret::{self, LOGIN_PREFIX},
     security::{self, AccountEvent},
     token::Bearer,
@@ -97,7 +98,7 @@ impl Accounts {
             return Err(Error::InvalidCode);
         };
         store::second_factors::delete_challenge(&mut tx, &hash).await?;
-        let (signed_in, event) = self.open_session(&mut tx, id, client).await?;
+        let (signed_in, event) = self.open_session(&mut tx, id, Login::Proved, client).await?;
         note_used(&mut tx, id, used, client).await?;
         tx.commit().await?;
         drop(conn);

@@ -159,6 +159,7 @@ pub async fn end_sessions(conn: &mut PgConnection, id: AccountId) -> sqlx::Resul
 pub async fn reset_second_factor(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<bool> {
     let mut tx = conn.begin().await?;
     let was_required = codes::remove_all(&mut tx, id).await?;
+    store::identities::delete_all(&mut tx, id).await?;
     if was_required {
         store::sessions::revoke_others(&mut tx, id, None).await?;
         note(&mut tx, id, AccountEvent::SecondFactorReset, None).await?;

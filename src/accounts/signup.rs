@@ -9,6 +9,7 @@ use sqlx::{Acquire, PgConnection};
 use super::{
     Accounts, Client, MAILS_PER_EMAIL, SIGNUPS_PER_ADDRESS, SignedIn, charge,
     keys::{KeyRequest, MadeKey, insert_first},
+    login::Login,
     mails,
     projects::LIVE,
     read_email,
@@ -73,7 +74,7 @@ impl Accounts {
         made: &SignedUp,
         client: &Client,
     ) -> Result<SignedIn, Error> {
-        self.begin_session(made.account.id, &made.password_hash, client).await
+        self.begin_session(made.account.id, &made.password_hash, Login::Proved, client).await
     }
 
     /// Signs up.

@@ -201,7 +201,7 @@ async fn print_keys(
 ) -> anyhow::Result<()> {
     writeln!(out, "{:<31} {:<17} {:<20} NAME, STATE", "KEY ID", "KEY", "CREATED")?;
     let time = |it: DateTime<Utc>| it.to_rfc3339_opts(SecondsFormat::Secs, true);
-    for key in store::keys::list(conn, project.id, None, MAX_LISTED_KEYS).await? {
+    for key in store::keys::list(conn, project.id, false, None, MAX_LISTED_KEYS).await? {
         let state = match (key.is_live, key.revoked_at, key.expires_at) {
             (true, ..) => "live".to_owned(),
             (_, Some(it), _) => format!("revoked {}", time(it)),

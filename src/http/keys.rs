@@ -192,6 +192,8 @@ pub struct KeysQuery {
     limit: Option<u32>,
     /// `next_cursor` of the previous page.
     cursor: Option<String>,
+    /// True: only keys that tokens were exchanged for. Default: all others.
+    exchanged: Option<bool>,
 }
 
 page! {
@@ -221,7 +223,9 @@ pub async fn list(
     let list = List(caller.project_id, "keys");
     let before = cursor::read_id(&app, list, query.cursor.as_deref())?.map(KeyId);
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    let mut rows = store::keys::list(&mut conn, caller.project_id, before, size.one_more()).await?;
+    let (exchanged, limit) = (query.exchanged.unwrap_or(false), size.one_more());
+    let mut rows =
+        store::keys::list(&mut conn, caller.project_id, exchanged, before, limit).await?;
     let next_cursor = size.cut(&mut rows, |it| cursor::write_id(&app, list, it.id.0));
     let keys = rows.into_iter().map(ApiKey::from).collect();
     Ok(Reply(KeyPage::of(keys, next_cursor)))

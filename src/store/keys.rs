@@ -214,10 +214,12 @@ pub async fn insert(
     .await
 }
 
-/// A project's keys, newest first, below the last one of the page before.
+/// A project's keys, newest first, below the last one of the page before: those that tokens were
+/// exchanged for, or all others.
 pub async fn list(
     conn: &mut PgConnection,
     project_id: ProjectId,
+    are_exchanged: bool,
     before: Option<KeyId>,
     limit: i64,
 ) -> sqlx::Result<Vec<ListedKey>> {
@@ -230,13 +232,14 @@ pub async fn list(
                created_by, last_used_at, expires_at, revoked_at,
                (revoked_at is null and (expires_at is null or expires_at > now())) "is_live!"
         from api_keys
-        where project_id = $1 and ($2::uuid is null or id < $2)
+        where project_id = $1 and ($2::uuid is null or id < $2) and is_exchanged = $4
         order by id desc
         limit $3
         "#,
         project_id.0,
         before.map(|it| it.0),
         limit,
+        are_exchanged,
     )
     .fetch_all(conn)
     .await
@@ -258,6 +261,8 @@ pub async fn created_by(
                (revoked_at is null and (expires_at is null or expires_at > now())) "is_live!"
         from api_keys
         where project_id = $1 and created_by = any($2)
+            -- Keys that one of these has created end with it, at the latest.
+            and not (is_exchanged and expires_at <= now())
         "#,
         project_id.0,
         creators,

@@ -37,18 +37,24 @@ pub struct Presented {
     pub is_live: bool,
 }
 
-/// Starts a session.
+/// Starts a session; without a proof of who its person is, it must be stepped up first.
 pub async fn insert(
     conn: &mut PgConnection,
     account_id: AccountId,
     id: SessionId,
     origin: &Origin,
     life_seconds: i64,
+    is_proved: bool,
 ) -> sqlx::Result<()> {
     sqlx::query!(
         "
-        insert into sessions (id, account_id, expires_at, user_agent, address, is_browser)
-        values ($1, $2, now() + make_interval(secs => $3), $4, $5, $6)
+        insert into sessions (
+            id, account_id, expires_at, user_agent, address, is_browser, stepped_up_at
+        )
+        values (
+            $1, $2, now() + make_interval(secs => $3), $4, $5, $6,
+            case when $7 then now() else '-infinity' end
+        )
         ",
         id.0,
         account_id.0,
@@ -56,6 +62,7 @@ pub async fn insert(
         origin.user_agent,
         origin.address,
         origin.is_browser,
+        is_proved,
     )
     .execute(conn)
     .await?;

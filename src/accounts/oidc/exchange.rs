@@ -17,7 +17,8 @@ use crate::{
     domain::{
         access::Scope,
         lease::RequireFence,
-        limits::{EXCHANGED_KEY_SECONDS, MAX_EXCHANGED_KEYS},
+        limits::{EXCHANGED_KEY_SECONDS, MAX_EXCHANGED_KEYS, MAX_NAME_CHARS},
+        text,
     },
     error::Error,
     ids::{KeyId, ProjectId, ProjectPublicId},
@@ -70,6 +71,9 @@ impl Accounts {
         let unknown =
             || refused(format!("the project has no live key with this id that trusts {subject:?}"));
         let mut conn = self.pool.acquire().await?;
+        if text::check_name(project, MAX_NAME_CHARS).is_err() {
+            return Err(unknown());
+        }
         let public_id = project.parse::<ProjectPublicId>().ok();
         let found = store::projects::find(&mut conn, project, public_id).await?;
         let project = found.ok_or_else(unknown)?;
@@ -84,6 +88,10 @@ impl Accounts {
         let token_end = DateTime::from_timestamp(claims.exp, 0);
         let ends: Vec<_> = token_end.into_iter().chain(key.expires_at).collect();
         let end = store::keys::end_within(&mut tx, EXCHANGED_KEY_SECONDS, &ends).await?;
+        if store::keys::seconds_until(&mut tx, end).await? < 1.0 {
+            return Err(refused("it has expired"));
+        }
+        store::keys::record_used(&mut tx, &[(project.id, key.id)]).await?;
         let request = exchanged(&key, end);
         let owner = (project.id, project.mode.as_str(), subject);
         let made = insert_exchanged(&mut tx, owner, &key, request, client).await?;

@@ -9,7 +9,7 @@ use crate::{
         security::{self, AccountEvent},
         token::Bearer,
     },
-    domain::limits::MAX_IDENTITIES,
+    domain::limits::{MAX_IDENTITIES, STEP_UP_SECONDS},
     error::{Error, is_unique_violation},
     ids::{AccountId, IdentityId},
     store::{
@@ -34,11 +34,16 @@ impl Accounts {
         subject: &Subject<'_>,
         client: &Client,
     ) -> Result<Result<Arrival, Refusal>, Error> {
-        self.require_step_up(bearer).await?;
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
-        // Two links at the same time must not exceed the bound.
+        // Two links at the same time must not exceed the bound, and none must follow a reset.
         store::accounts::lock(&mut tx, bearer.account_id).await?;
+        let (account, session) = (bearer.account_id, bearer.session_id);
+        let is_stepped_up =
+            store::second_factors::is_stepped_up(&mut tx, account, session, STEP_UP_SECONDS);
+        if !is_stepped_up.await? {
+            return Err(Error::StepUpRequired);
+        }
         let (id, max) = (IdentityId::generate(), MAX_IDENTITIES);
         match store::identities::insert(&mut tx, bearer.account_id, id, subject, max).await {
             Ok(true) => (),

@@ -21,7 +21,7 @@ use super::config::{ProviderConfig, check_url};
 use crate::{
     accounts::{
         public_key::{ALGORITHMS, PublicKey},
-        token_crypto,
+        read_email, token_crypto,
     },
     domain::limits::MAX_SUBJECT_CHARS,
 };
@@ -110,7 +110,8 @@ impl IdClaims {
     #[must_use]
     pub fn verified_email(&self) -> Option<&str> {
         let is_verified = self.email_verified == true || self.email_verified == "true";
-        self.email.as_deref().filter(|_| is_verified)
+        let email = self.email.as_deref().filter(|_| is_verified);
+        email.filter(|it| read_email("email", it).is_ok())
     }
 }
 
@@ -319,8 +320,8 @@ impl Issuer {
         tokens: &ProviderTokens,
     ) -> Result<IdClaims, OidcError> {
         let endpoints = self.endpoints().await?;
-        let Some(url) = endpoints.userinfo_endpoint.as_ref().filter(|_| claims.email.is_none())
-        else {
+        let is_known = claims.verified_email().is_some();
+        let Some(url) = endpoints.userinfo_endpoint.as_ref().filter(|_| !is_known) else {
             return Ok(claims);
         };
         let request = self.http.get(url).bearer_auth(tokens.access_token.expose_secret());
@@ -383,6 +384,7 @@ impl IdClaims {
             () if self.nonce.as_deref() != Some(nonce) => Some("of another login"),
             () if !(earliest..=latest).contains(&self.iat) => Some("not made now"),
             () if !(1..=MAX_SUBJECT_CHARS).contains(&self.sub.chars().count()) => Some("its sub"),
+            () if self.sub.contains(char::is_control) => Some("its sub"),
             () => None,
         }
     }

@@ -22,7 +22,7 @@ use self::{
     config::{OidcConfig, ProviderConfig},
     issuer::{IdClaims, Issuer, OidcError, authorization_url},
 };
-use super::{Accounts, Client, SignedIn, token::Bearer};
+use super::{Accounts, Client, SignedIn, login::Login, token::Bearer};
 use crate::{
     error::Error,
     ids::SessionId,
@@ -221,7 +221,11 @@ impl Accounts {
                 ("code_challenge_method", "S256"),
             ],
         );
-        let url = url.map_err(Error::internal)?.to_string();
+        let url = url.map_err(|error| {
+            note_failure(provider, &error);
+            Error::NotReady(SILENT)
+        })?;
+        let url = url.to_string();
         let kept = self.tokens.sign_value(PURPOSE, &pending, LOGIN_SECONDS)?.into();
         Ok(Departure { url, kept })
     }
@@ -247,6 +251,10 @@ impl Accounts {
         let Some(pending) = pending else { return Ok(Err(Refusal::NotBegun)) };
         if answer.issuer.is_some_and(|it| it != provider.config.issuer) {
             return Ok(Err(Refusal::ByProvider));
+        }
+        // Before the code is used up: a step-up leads back here.
+        if let (Some(_), Some(bearer)) = (&pending.session, visitor) {
+            self.require_step_up(bearer).await?;
         }
         let asked = timeout(PROVIDER_TIMEOUT, self.ask(provider, &pending, answer.code)).await;
         let claims = match asked {
@@ -288,7 +296,11 @@ impl Accounts {
             let code = (code, pending.verifier.as_str());
             let tokens = issuer.exchange(config, code, &redirect_uri).await?;
             let claims = issuer.check(&tokens.id_token, &config.client_id, &pending.nonce).await?;
-            issuer.with_address(claims, &tokens).await
+            match issuer.with_address(claims.clone(), &tokens).await {
+                // It is only shown.
+                Err(_) if config.allowed_domains.is_empty() => Ok(claims),
+                asked => asked,
+            }
         };
         let claims = asked.await.map_err(|error| {
             note_failure(provider, &error);
@@ -321,7 +333,8 @@ impl Accounts {
         if account.is_suspended {
             return Err(Error::Suspended { what: "account" });
         }
-        match self.begin_session(account.id, &account.password_hash, client).await {
+        let (id, hash) = (account.id, account.password_hash);
+        match self.begin_session(id, &hash, Login::Vouched, client).await {
             Ok(signed_in) => Ok(Ok(Arrival::SignedIn(signed_in))),
             Err(Error::CodeRequired(token)) => Ok(Ok(Arrival::CodeRequired(token))),
             Err(other) => Err(other),

@@ -102,9 +102,9 @@ pub async fn note_purged(conn: &mut PgConnection, id: ProjectId) -> sqlx::Result
 /// as a literal.
 pub const MAX_PRUNED_PEOPLE: i64 = 500;
 
-/// Deletes expired sessions, tokens, logins, changes of address, unconfirmed apps and invitations,
-/// old entries of the audit log and of accounts' logs, and projects whose audit log is gone.
-/// Returns how many rows.
+/// Deletes expired sessions, tokens, logins, changes of address, unconfirmed apps, invitations and
+/// keys that tokens were exchanged for, old entries of the audit log and of accounts' logs, and
+/// projects whose audit log is gone. Returns how many rows.
 pub async fn prune_people(
     conn: &mut PgConnection,
     audit_keep_days: i32,
@@ -207,6 +207,7 @@ pub async fn prune_people(
         select (select count(*) from old_sessions) + (select count(*) from old_mail)
              + (select count(*) from old_apps) + (select count(*) from old_secrets)
              + (select count(*) from old_logins) + (select count(*) from old_changes)
+             + (select count(*) from old_keys)
              + (select count(*) from old_invitations) + (select count(*) from old_entries)
              + (select count(*) from old_account_entries)
              + (select count(*) from old_projects) "count!"

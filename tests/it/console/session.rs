@@ -2,7 +2,10 @@
 
 use fencepost::domain::access::Role;
 
-use super::Browser;
+use super::{
+    Browser,
+    pages::{CORPUS, is_clean},
+};
 use crate::{
     harness::{TestProject, run},
     people::{PASSWORD, Person, post_from},
@@ -323,5 +326,33 @@ fn a_second_signup_leads_to_its_own_project() {
         browser.get(&slug("Second").await).await.says(200, "Overview");
         browser.get(&slug("First").await).await.says(404, "Not found");
         browser.get("/console/login").await.goes("/console");
+    });
+}
+
+#[test]
+fn pages_of_accounts_show_what_links_and_providers_bring_as_text() {
+    run(async |t| {
+        let mut browser = Browser::of_member(t, "ada@example.com", Role::Owner).await;
+        for text in CORPUS {
+            let sql = format!(
+                "insert into identities (account_id, id, issuer, subject, email)
+                 select id, gen_random_uuid(), {text}, {text}, {text} from accounts",
+                text = format_args!("'{}'", text.replace('\'', "''"))
+            );
+            t.database.execute(&sql).await;
+        }
+        let mut stranger = Browser::new(t, "eve@example.com");
+        for text in CORPUS {
+            let name: String = text.bytes().map(|it| format!("%{it:02x}")).collect();
+            for page in ["login?next=/console/", "login?refused=", "login?done=", "email?token="] {
+                let page = stranger.get(&format!("/console/{page}{name}")).await;
+                is_clean(&page.text);
+            }
+            for page in ["account?refused=", "step-up?next=/console/", "login/with/"] {
+                let page = browser.get(&format!("/console/{page}{name}")).await;
+                is_clean(&page.text);
+            }
+        }
+        browser.get("/console/account").await.says(200, "&#60;script&#62;alert(1)");
     });
 }

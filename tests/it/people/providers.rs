@@ -3,7 +3,7 @@
 mod exchange;
 mod liar;
 
-use std::{path::Path, process::Command, sync::Arc};
+use std::{path::Path, process::Command, sync::Arc, time::Duration};
 
 use fencepost::accounts::oidc::Providers;
 use reqwest::{
@@ -17,7 +17,7 @@ use super::{PASSWORD, Person, accounts::secret_in, address_of, post_from, second
 use crate::{
     console::Browser,
     harness::{
-        Process, Stage, TestProject, TestServer, free_port, fresh_database, limited, scratch,
+        Process, Stage, TestProject, TestServer, free_port, fresh_database, run_for, scratch,
         until_ready,
     },
 };
@@ -35,6 +35,7 @@ async fn packages() -> &'static Path {
         }
         let mut npm = tokio::process::Command::new("npm");
         let npm = npm.args(["ci", "--no-audit", "--no-fund", "--ignore-scripts"]);
+        let npm = npm.kill_on_drop(true);
         let done = npm.current_dir(&dir).output().await.expect("npm runs");
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
         dir
@@ -129,6 +130,11 @@ impl Set {
     }
 }
 
+/// The first of these tests installs the provider.
+fn with_provider(test: impl Future<Output = ()>) {
+    run_for(Duration::from_secs(240), test);
+}
+
 fn encoded(name: &str, value: &str) -> String {
     form_urlencoded::Serializer::new(String::new()).append_pair(name, value).finish()
 }
@@ -142,7 +148,7 @@ async fn departure(browser: &mut Browser, path: &str) -> String {
 
 #[test]
 fn a_linked_person_logs_in_with_a_provider_and_goes_where_they_wanted() {
-    limited(async {
+    with_provider(async {
         let set = Set::start("oidc-good", "").await;
         set.is(json!({"sub": "ada", "email": "ada@acme.example", "email_verified": true})).await;
         let (person, mut browser) = set.linked("ada@example.com").await;
@@ -159,6 +165,11 @@ fn a_linked_person_logs_in_with_a_provider_and_goes_where_they_wanted() {
         other.get(&back).await.goes("/console/account");
         assert_eq!(other.cookies.len(), 2, "a session, and nothing of the way to it");
         other.get("/console/account").await.says(200, "ada@example.com");
+        // The provider's word alone changes nothing that lasts.
+        let step_up = other.post("/console/account/totp", &[]).await;
+        assert!(
+            step_up.headers["location"].to_str().expect("text").starts_with("/console/step-up")
+        );
 
         let identities = person.get("/v1/me/identities").await.is(200);
         let identity = &identities["identities"][0];
@@ -190,7 +201,7 @@ fn a_linked_person_logs_in_with_a_provider_and_goes_where_they_wanted() {
 
 #[test]
 fn the_address_at_a_provider_opens_no_account() {
-    limited(async {
+    with_provider(async {
         let set = Set::start("oidc-address", "allowed_domains = [\"Acme.example\"]").await;
         Person::sign_up(&set.t, "ada@acme.example").await;
         set.is(json!({"sub": "eve", "email": "ada@acme.example", "email_verified": true})).await;
@@ -216,7 +227,7 @@ fn the_address_at_a_provider_opens_no_account() {
 
 #[test]
 fn what_was_stolen_of_a_login_or_is_repeated_is_of_no_use() {
-    limited(async {
+    with_provider(async {
         let set = Set::start("oidc-stolen", "").await;
         set.is(json!({"sub": "ada"})).await;
         let (_, mut browser) = set.linked("ada@example.com").await;
@@ -254,7 +265,7 @@ fn what_was_stolen_of_a_login_or_is_repeated_is_of_no_use() {
 
 #[test]
 fn a_link_needs_the_session_that_began_it_and_a_step_up() {
-    limited(async {
+    with_provider(async {
         let set = Set::start("oidc-link", "").await;
         set.is(json!({"sub": "ada"})).await;
         Person::sign_up(&set.t, "ada@example.com").await;
@@ -285,6 +296,9 @@ fn a_link_needs_the_session_that_began_it_and_a_step_up() {
         second_factor::age_sessions(&set.t).await;
         ada.get(&back).await.goes(&format!("/console/step-up?{}", encoded("next", &back)));
         ada.post("/console/step-up", &[("password", PASSWORD)]).await;
+        // Its code was not used.
+        ada.get(&back).await.goes("/console/account?done=provider_linked");
+        set.t.database.execute("delete from identities").await;
         let back = set.leave_to_link(&mut ada).await;
         let kept = ada.cookies.clone();
         ada.post("/console/logout", &[]).await.goes("/console/login");
@@ -298,7 +312,7 @@ fn a_link_needs_the_session_that_began_it_and_a_step_up() {
 
 #[test]
 fn one_person_of_a_provider_has_one_account() {
-    limited(async {
+    with_provider(async {
         let set = Set::start("oidc-race", "").await;
         set.is(json!({"sub": "ada"})).await;
         let mut browsers = Vec::new();
@@ -331,7 +345,7 @@ fn one_person_of_a_provider_has_one_account() {
 
 #[test]
 fn a_provider_opens_no_more_than_a_password_does() {
-    limited(async {
+    with_provider(async {
         let set = Set::start("oidc-factor", "").await;
         set.is(json!({"sub": "ada"})).await;
         let (person, _) = set.linked("ada@example.com").await;
@@ -354,12 +368,12 @@ fn a_provider_opens_no_more_than_a_password_does() {
 }
 
 #[test]
-fn a_reset_of_an_address_that_was_never_verified_unlinks_what_a_stranger_linked() {
-    limited(async {
+fn a_reset_password_unlinks_what_a_thief_linked() {
+    with_provider(async {
         let set = Set::start("oidc-reclaimed", "").await;
         set.is(json!({"sub": "eve"})).await;
         let email = "ada@example.com";
-        Person::sign_up_unverified(&set.t, email).await;
+        Person::sign_up(&set.t, email).await;
         let mut eve = Browser::new(&set.t, email);
         eve.log_in(email).await;
         let back = set.leave_to_link(&mut eve).await;

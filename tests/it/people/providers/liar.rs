@@ -16,7 +16,7 @@ use ring::{
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use super::{Browser, Person, Stage, TestServer, config, departure, fresh_database, limited};
+use super::{Browser, Person, Stage, TestServer, config, departure, fresh_database, with_provider};
 
 #[derive(Clone)]
 pub struct Liar {
@@ -57,6 +57,12 @@ impl Liar {
     /// A token with this head and these claims.
     pub fn sign(&self, head: &Value, claims: &Value) -> String {
         let text = [head, claims].map(|it| BASE64_URL.encode(it.to_string())).join(".");
+        if head["alg"] == "HS256" {
+            // With what everybody knows as the secret.
+            let key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, self.key.public_key().as_ref());
+            let tag = ring::hmac::sign(&key, text.as_bytes());
+            return format!("{text}.{}", BASE64_URL.encode(tag));
+        }
         let signature = self.key.sign(&SystemRandom::new(), text.as_bytes()).expect("it signs");
         format!("{text}.{}", BASE64_URL.encode(signature))
     }
@@ -72,7 +78,10 @@ async fn discovery(State(liar): State<Liar>, Path(name): Path<String>) -> Respon
         "impostor" => told["issuer"] = json!("https://accounts.example.com"),
         "plain" => told["token_endpoint"] = json!("http://example.com/token"),
         "huge" => told["more"] = json!("x".repeat(300_000)),
-        "moved" => return Redirect::to("/good/.well-known/openid-configuration").into_response(),
+        "moved" => {
+            return Redirect::to("/moved-away/.well-known/openid-configuration").into_response();
+        }
+        "moved-away" => told["issuer"] = json!(format!("{url}/moved")),
         "junk" => return "<html>".into_response(),
         _ => (),
     }
@@ -161,6 +170,7 @@ const LIES: &[Lie] = &[
         it["end"] = json!("");
     }),
     ("a secret as algorithm", |head, _| head["alg"] = json!("HS256")),
+    ("a subject that no text holds", |_, it| it["sub"] = json!("a\0")),
     ("another curve", |head, _| head["alg"] = json!("ES384")),
     ("another family", |head, _| head["alg"] = json!("RS256")),
     ("no signature", |_, it| it["end"] = json!("")),
@@ -169,7 +179,7 @@ const LIES: &[Lie] = &[
 
 #[test]
 fn no_token_that_breaks_a_rule_logs_anybody_in() {
-    limited(async {
+    with_provider(async {
         let liar = Liar::start().await;
         let server = served(&liar).await;
         let t = server.project("main").await;

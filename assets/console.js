@@ -415,6 +415,18 @@ if (here.searchParams.has("done")) {
   history.replaceState(null, "", here);
 }
 
+// The secret of a mailed link is behind its #: the page posts it, and the address forgets it.
+function openMailedLink() {
+  const form = document.querySelector("form[data-mailed]");
+  const secret = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (!form || !secret) return;
+  history.replaceState(null, "", location.pathname);
+  form.elements.token.value = secret;
+  form.submit();
+}
+addEventListener("hashchange", openMailedLink);
+
+openMailedLink();
 setUpTheme();
 setUpLive();
 markFields();

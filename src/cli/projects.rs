@@ -180,7 +180,7 @@ async fn invite(
     writeln!(out, "until       {}", row.expires_at.to_rfc3339_opts(SecondsFormat::Secs, true))?;
     writeln!(
         out,
-        "\nAccept it at /console/invitation?token=INVITATION, with POST /v1/auth/signup, or, with an"
+        "\nAccept it at /console/invitation#token=INVITATION, with POST /v1/auth/signup, or, with an"
     )?;
     writeln!(out, "existing account, with POST /v1/invitations/accept. It is shown only once.")?;
     Ok(())

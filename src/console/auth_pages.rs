@@ -1,11 +1,10 @@
-//! Pages about accounts: sign-up, login and logout, passwords, mailed links, the visitor's own
-//! account.
+//! Pages about accounts: sign-up, login and logout, the visitor's own account.
 
 use askama::Template;
 use axum::{
     Extension,
-    extract::{OriginalUri, State},
-    http::{HeaderMap, Method, Uri},
+    extract::State,
+    http::{HeaderMap, Method},
     response::Response,
 };
 use chrono::{DateTime, Utc};
@@ -16,8 +15,9 @@ use super::{
     action_table,
     api::Api,
     form::{AskedFields, Fields, encode},
-    format,
-    location::{LOGIN, is_own_page, path_and_query, segment},
+    format, links,
+    links::look_at,
+    location::{LOGIN, Link, is_own_page, segment},
     page::{as_file, in_words, refused_page, render},
     provider::{self, Button},
     second_factor,
@@ -35,7 +35,6 @@ use crate::{
         invitations::InvitationPreview,
         me::{
             Me, SecurityEntry, SecurityLog, Session, SessionList,
-            email::EmailConfirmed,
             identities::{Identity, IdentityList},
             second_factors::SecondFactors,
         },
@@ -150,34 +149,20 @@ struct SignUpPage {
     info: Option<ApiError>,
 }
 
-impl InvitationPreview {
-    /// The invited address; addresses below `.invalid` (RFC 2606) belong to no one, like the demo
-    /// owner's.
-    fn address(&self) -> Option<&str> {
-        Some(self.email.as_str()).filter(|it| !it.ends_with(".invalid"))
-    }
-}
-
-/// The content of an invitation; none: it is not valid any more.
-async fn look_at(invitation: &str, api: &Api) -> Result<Option<InvitationPreview>, Error> {
-    let request = json!({ "token": invitation }).to_string();
-    match api.send(Method::POST, "/v1/invitations/preview", Some(request)).await {
-        Ok(invited) => Ok(Some(invited)),
-        Err(Error::Invalid(_)) => Ok(None),
-        Err(other) => Err(other),
-    }
-}
-
-/// The sign-up page; with an invitation, to join its project.
+/// The sign-up page; with the invitation whose link was opened, to join its project.
 pub async fn signup_page(
     State(app): State<App>,
     api: Api,
+    headers: HeaderMap,
     AskedFields(asked): AskedFields,
 ) -> Result<Response, Error> {
-    if api.is_logged_in() && asked.get("invitation").is_none() {
+    let is_invited = asked.get(links::INVITED).is_some();
+    if api.is_logged_in() && !is_invited {
         return Ok(go(false, "/console"));
     }
-    signup_form(&app, &api, &asked, None).await
+    let kept = is_invited.then(|| session::kept_link(&headers, Link::Invitation.name())).flatten();
+    let invitation = kept.map(|it| ("invitation".to_owned(), it));
+    signup_form(&app, &api, &Fields(invitation.into_iter().collect()), None).await
 }
 
 /// The form; after a refused try, with the entered values except the password, and with the errors.
@@ -271,106 +256,6 @@ pub async fn reset(State(app): State<App>, api: Api, form: Fields) -> Result<Res
     let request = json!({"email": form.text("email").trim()}).to_string();
     api.send::<()>(Method::POST, "/v1/auth/password/reset", Some(request)).await?;
     render(&Reset { is_asked: true, sends_mail: app.accounts.mailer.is_used() })
-}
-
-/// The purpose of a mailed link.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Link {
-    Reset,
-    Verify,
-    Email,
-    Invitation,
-}
-
-#[derive(Template)]
-#[template(path = "link.html")]
-struct LinkPage {
-    link: Link,
-    token: String,
-    invited: Option<InvitationPreview>,
-    is_logged_in: bool,
-    place: String,
-}
-
-async fn link_page(link: Link, api: &Api, asked: &Fields, uri: &Uri) -> Result<Response, Error> {
-    let token = asked.get("token").unwrap_or_default().to_owned();
-    let invited = if link == Link::Invitation { look_at(&token, api).await? } else { None };
-    let next = path_and_query(uri);
-    let place = format!("{}?{}", LOGIN, encode(&[("next", &next)]));
-    render(&LinkPage { link, token, invited, is_logged_in: api.is_logged_in(), place })
-}
-
-/// The target of a reset mail.
-pub async fn confirm_reset_page(
-    api: Api,
-    AskedFields(asked): AskedFields,
-    OriginalUri(uri): OriginalUri,
-) -> Result<Response, Error> {
-    link_page(Link::Reset, &api, &asked, &uri).await
-}
-
-/// The target of a verification mail.
-pub async fn verify_page(
-    api: Api,
-    AskedFields(asked): AskedFields,
-    OriginalUri(uri): OriginalUri,
-) -> Result<Response, Error> {
-    link_page(Link::Verify, &api, &asked, &uri).await
-}
-
-/// The target of a mail about a new address.
-pub async fn email_page(
-    api: Api,
-    AskedFields(asked): AskedFields,
-    OriginalUri(uri): OriginalUri,
-) -> Result<Response, Error> {
-    link_page(Link::Email, &api, &asked, &uri).await
-}
-
-/// The target of an invitation mail.
-pub async fn invitation_page(
-    api: Api,
-    AskedFields(asked): AskedFields,
-    OriginalUri(uri): OriginalUri,
-) -> Result<Response, Error> {
-    link_page(Link::Invitation, &api, &asked, &uri).await
-}
-
-/// Resets the password.
-pub async fn confirm_reset(api: Api, headers: HeaderMap, form: Fields) -> Result<Response, Error> {
-    let request = json!({"token": form.text("token"), "new_password": form.text("new_password")});
-    let path = "/v1/auth/password/reset/confirm";
-    api.send::<()>(Method::POST, path, Some(request.to_string())).await?;
-    let to = action_table::saying(LOGIN, "auth_password_reset_confirm");
-    // All sessions have been revoked, possibly this browser's, too.
-    let mut response = go(headers.contains_key(HX_REQUEST), &to);
-    session::forget(response.headers_mut());
-    Ok(response)
-}
-
-#[derive(Template)]
-#[template(path = "verified.html")]
-struct Verified {
-    text: &'static str,
-}
-
-/// Confirms a new address.
-pub async fn confirm_email(api: Api, form: Fields) -> Result<Response, Error> {
-    let request = json!({"token": form.text("token")}).to_string();
-    let confirmed: EmailConfirmed =
-        api.send(Method::POST, "/v1/me/email/confirm", Some(request)).await?;
-    let text = match confirmed.is_changed {
-        true => "The address of your account is changed.",
-        false => "Now open the link in the mail to the other address.",
-    };
-    render(&Verified { text })
-}
-
-/// Verifies an address.
-pub async fn verify(api: Api, form: Fields) -> Result<Response, Error> {
-    let request = json!({"token": form.text("token")}).to_string();
-    api.send::<()>(Method::POST, "/v1/auth/verify", Some(request)).await?;
-    render(&Verified { text: "Your address is verified." })
 }
 
 #[derive(Template)]

@@ -26,6 +26,44 @@ pub fn is_own_page(place: &str) -> bool {
     is_below && place.bytes().all(|it| it.is_ascii_graphic() && it != b'\\')
 }
 
+/// The purpose of a mailed link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Link {
+    Reset,
+    Verify,
+    Email,
+    Invitation,
+}
+
+impl Link {
+    pub const ALL: [Self; 4] = [Self::Reset, Self::Verify, Self::Email, Self::Invitation];
+
+    /// Its name in the cookie and in the path that reads it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Reset => "reset",
+            Self::Verify => "verify",
+            Self::Email => "email",
+            Self::Invitation => "invitation",
+        }
+    }
+
+    /// The page that it leads to.
+    pub const fn page(self) -> &'static str {
+        match self {
+            Self::Reset => "/console/reset/confirm",
+            Self::Verify => "/console/verify",
+            Self::Email => "/console/email",
+            Self::Invitation => "/console/invitation",
+        }
+    }
+
+    /// Whether this is the path of such a page.
+    pub fn is_page(path: &str) -> bool {
+        Self::ALL.into_iter().any(|it| it.page() == path)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

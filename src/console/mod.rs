@@ -17,6 +17,7 @@ mod form;
 mod format;
 mod health;
 mod jobs;
+mod links;
 mod location;
 mod operations;
 mod overview;
@@ -103,13 +104,11 @@ fn of_people() -> Router<App> {
         .route("/step-up", get(second_factor::step_up_page).post(second_factor::step_up))
         .route("/logout", post(auth_pages::logout))
         .route("/reset", get(auth_pages::reset_page).post(auth_pages::reset))
-        .route(
-            "/reset/confirm",
-            get(auth_pages::confirm_reset_page).post(auth_pages::confirm_reset),
-        )
-        .route("/verify", get(auth_pages::verify_page).post(auth_pages::verify))
-        .route("/email", get(auth_pages::email_page).post(auth_pages::confirm_email))
-        .route("/invitation", get(auth_pages::invitation_page))
+        .route("/reset/confirm", get(links::reset_page).post(links::confirm_reset))
+        .route("/verify", get(links::verify_page).post(links::verify))
+        .route("/email", get(links::email_page).post(links::confirm_email))
+        .route("/invitation", get(links::invitation_page))
+        .route("/links/{link}", post(links::open))
         .route("/projects", get(auth_pages::projects))
         .route("/account", get(auth_pages::account))
         .route("/account/export", get(auth_pages::export))

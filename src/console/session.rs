@@ -19,7 +19,7 @@ use secrecy::{ExposeSecret, SecretString};
 
 use super::{
     api::Visitor,
-    location::{LOGIN, is_own_page, path_and_query},
+    location::{LOGIN, Link, is_own_page, path_and_query},
     page,
 };
 use crate::{
@@ -40,6 +40,10 @@ const LOGIN_COOKIE: &str = "__Host-fencepost-login";
 const PROVIDER_COOKIE: &str = "__Host-fencepost-provider";
 /// Holds a new key until it is shown.
 const KEY_COOKIE: &str = "__Host-fencepost-key";
+/// Holds the secret of a mailed link while its visitor logs in or signs up.
+const LINK_COOKIE: &str = "__Host-fencepost-link";
+/// How long the secret of a link is kept.
+const LINK_SECONDS: i64 = 3600;
 /// How long a new key waits to be shown.
 pub const KEY_SECONDS: i64 = 120;
 /// The cookie expires before the token, so that no expired token is sent.
@@ -122,7 +126,7 @@ pub async fn attach(State(app): State<App>, mut request: Request, next: Next) ->
         let error = Error::Forbidden { needs: "to be sent by a page of the console" };
         return told(asked.refuse(&error), error);
     }
-    if needs_second_look(&request) {
+    if needs_second_look(&request) && !Link::is_page(request.uri().path()) {
         return page::one_moment();
     }
     let found = match find(&app, request.headers(), &client).await {
@@ -260,6 +264,23 @@ pub fn kept_departure(headers: &HeaderMap) -> Option<String> {
 /// Deletes it.
 pub fn forget_departure(headers: &mut HeaderMap) {
     set(headers, PROVIDER_COOKIE, "", 0);
+}
+
+/// Keeps the secret of a mailed link, which is for the page `name`.
+pub fn keep_link(headers: &mut HeaderMap, name: &str, secret: &str) {
+    set(headers, LINK_COOKIE, &format!("{name}:{secret}"), LINK_SECONDS);
+}
+
+/// The secret of the mailed link that was opened for the page `name`.
+pub fn kept_link(headers: &HeaderMap, name: &str) -> Option<String> {
+    let kept = cookie(headers, LINK_COOKIE)?;
+    let (of, secret) = kept.split_once(':')?;
+    (of == name).then(|| secret.to_owned())
+}
+
+/// Deletes the secret of a link.
+pub fn forget_link(headers: &mut HeaderMap) {
+    set(headers, LINK_COOKIE, "", 0);
 }
 
 /// Keeps a project's new key for the page that shows it.

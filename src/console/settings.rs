@@ -11,7 +11,7 @@ use axum::{
 use chrono::{DateTime, TimeDelta, Utc};
 
 use super::{
-    form::{self, Field, Fields, encode},
+    form::{self, Field, Fields},
     format,
     location::segment,
     page::{Frame, Here, as_file, render},
@@ -71,6 +71,8 @@ pub async fn make_key(
         Field::Text("require_fence"),
         Field::Json("strict"),
         Field::Words("allowed_ips"),
+        Field::Words("queues"),
+        Field::Words("job_types"),
         Field::Time("expires_at"),
         Field::Text("trusts.issuer"),
         Field::Text("trusts.subject"),
@@ -186,8 +188,7 @@ pub async fn invite(here: Here, State(app): State<App>, form: Fields) -> Result<
     let path = here.at("/invitations");
     let made: CreatedInvitation = here.api.send(Method::POST, &path, Some(body)).await?;
     let url = &app.accounts.public_url;
-    let token = encode(&[("token", &made.token)]);
-    let link = format!("{url}/console/invitation?{token}");
+    let link = format!("{url}/console/invitation#token={}", made.token);
     members_page(here, Some((made, link))).await
 }
 

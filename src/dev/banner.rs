@@ -15,7 +15,7 @@ fn console(ready: &Ready, invitation: Option<&SecretString>) -> String {
     let url = &ready.url;
     match invitation {
         None => format!("{url}/console"),
-        Some(it) => format!("{url}/console/invitation?token={}", it.expose_secret()),
+        Some(it) => format!("{url}/console/invitation#token={}", it.expose_secret()),
     }
 }
 

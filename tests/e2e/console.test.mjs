@@ -266,12 +266,28 @@ story("a viewer may look and not touch", async (page, { base, api }) => {
   await page.selectOption("main form.card [name=role]", "viewer");
   await page.click("text=Invite");
   const link = await page.textContent("#the-link");
+  const secret = new URL(link).hash.slice("#token=".length);
+  assert.match(secret, /^fp_mail_\w{43}$/);
   const eve = await openWindow(browser);
-  await eve.goto(link);
+  const requested = [];
+  eve.on("request", (it) => requested.push(it.url()));
+  // As from a web mail: another site has the link.
+  const mail = createServer((_, answer) => answer.setHeader("content-type", "text/html").end(`<a href="${link}">Open</a>`));
+  await new Promise((resolve) => { mail.listen(0, "localhost", resolve); });
+  try {
+    await eve.goto(`http://localhost:${mail.address().port}/`);
+    await eve.click("text=Open");
+    await eve.locator("h1", { hasText: "You are invited to Acme" }).waitFor();
+  } finally {
+    mail.close();
+  }
+  assert.ok(!eve.url().includes(secret));
   await eve.click("main >> text=Sign up");
   await eve.fill("[name=email]", "eve@example.com");
   await eve.fill("[name=password]", PASSWORD);
   await eve.click("main button");
+  await eve.locator("nav.side").waitFor();
+  assert.ok(requested.every((it) => !it.includes(secret)), "no request line has the secret");
   await eve.goto(`${base}/jobs/${id}`);
   await eve.locator("h1").waitFor();
   assert.equal(await eve.locator("main form[method=post], main button:not([data-copy])").count(), 0);
@@ -474,7 +490,7 @@ for (const [colorScheme, width] of [["light", 1280], ["dark", 1280], ["light", 3
       "/recurring/s/nightly", "/recurring/s/nightly/edit", "/workers", "/workflows", `/workflows/${workflow}`, "/operations",
       `/operations/${operation.id}`, "/keys", "/members", "/limits", "/audit-log", "/settings",
     ].map((it) => base + it);
-    for (const route of ["projects", "account", "login", "signup", "reset", "verify?token=x", "invitation?token=x", "nothing"]) {
+    for (const route of ["projects", "account", "login", "signup", "reset", "verify", "invitation", "nothing"]) {
       paths.push(`${server.url}/console/${route}`);
     }
     await check(page, "the page that shows the key");

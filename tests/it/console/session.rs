@@ -78,22 +78,28 @@ fn an_invitation_says_where_it_leads_and_when_it_is_void() {
         let body = json!({"email": "zed@example.com", "role": "member"});
         let made = owner.post("/v1/projects/main/invitations", body).await.is(201);
         let token = made["token"].as_str().expect("a token");
-        let (link, signup) = (
-            format!("/console/invitation?token={token}"),
-            format!("/console/signup?invitation={token}"),
-        );
+        let (link, signup) = ("/console/invitation", "/console/signup?invited=true");
+        let (open, opened) = ("/console/links/invitation", [("token", token)]);
         let mut stranger = Browser::new(t, "zed@example.com");
-        stranger.get(&link).await.says(200, "You are invited to main");
-        stranger.get(&link).await.says(200, "the invitation was sent to zed@example.com");
-        stranger.get(&signup).await.says(200, "You are invited to <strong>main</strong> as member");
-        stranger.get(&signup).await.says(200, "value=\"zed@example.com\"");
+        stranger.get(link).await.says(200, "Open the link in the mail, or paste it here.");
+        let not_whole = [("token", &token[..token.len() - 1])];
+        stranger.post(open, &not_whole).await.says(200, "not a whole link");
+        let pasted = format!("https://a.example/console/invitation#token={token} ");
+        let pasted = stranger.post(open, &[("token", &pasted)]).await;
+        pasted.says(200, "You are invited to main");
+        stranger.get(link).await.says(200, "the invitation was sent to zed@example.com");
+        stranger.get("/console/verify").await.says(200, "paste it here");
+        stranger.get(signup).await.says(200, "You are invited to <strong>main</strong> as member");
+        stranger.get(signup).await.says(200, "value=\"zed@example.com\"");
         Person::sign_up(t, "zed@example.com").await;
         stranger.log_in("zed@example.com").await;
         let accept = [("token", token), ("back", "/console")];
         let joined = stranger.post("/console/do/invitations_accept", &accept).await;
         joined.goes("/console/p/main?done=invitations_accept");
-        stranger.get(&link).await.says(200, "This invitation cannot be accepted.");
-        let late = Browser::new(t, "late@example.com").get(&signup).await;
+        stranger.get(link).await.says(200, "This invitation cannot be accepted.");
+        let mut late = Browser::new(t, "late@example.com");
+        late.post(open, &opened).await.says(200, "This invitation cannot be accepted.");
+        let late = late.get(signup).await;
         late.says(200, "This invitation cannot be accepted.");
         assert!(!late.text.contains(token), "the form is one for a project of one's own");
         late.says(200, "name=\"project_name\"");
@@ -344,10 +350,11 @@ fn pages_of_accounts_show_what_links_and_providers_bring_as_text() {
         let mut stranger = Browser::new(t, "eve@example.com");
         for text in CORPUS {
             let name: String = text.bytes().map(|it| format!("%{it:02x}")).collect();
-            for page in ["login?next=/console/", "login?refused=", "login?done=", "email?token="] {
+            for page in ["login?next=/console/", "login?refused=", "login?done="] {
                 let page = stranger.get(&format!("/console/{page}{name}")).await;
                 is_clean(&page.text);
             }
+            is_clean(&stranger.post("/console/links/email", &[("token", text)]).await.text);
             for page in ["account?refused=", "step-up?next=/console/", "login/with/"] {
                 let page = browser.get(&format!("/console/{page}{name}")).await;
                 is_clean(&page.text);

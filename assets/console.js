@@ -426,7 +426,32 @@ function openMailedLink() {
 }
 addEventListener("hashchange", openMailedLink);
 
+// A form that needs a passkey has the server's question, and sends the browser's answer.
+function setUpPasskeys() {
+  if (!window.PublicKeyCredential?.parseCreationOptionsFromJSON) return;
+  for (const form of document.querySelectorAll("form[data-passkey]")) {
+    form.hidden = false;
+    form.querySelector("button").addEventListener("click", () => answerWithPasskey(form));
+  }
+}
+async function answerWithPasskey(form) {
+  if (!form.reportValidity()) return;
+  const options = JSON.parse(form.dataset.options);
+  try {
+    const credential = form.dataset.passkey === "create"
+      ? await navigator.credentials.create({ publicKey: PublicKeyCredential.parseCreationOptionsFromJSON(options) })
+      : await navigator.credentials.get({ publicKey: PublicKeyCredential.parseRequestOptionsFromJSON(options) });
+    form.elements.credential.value = JSON.stringify(credential.toJSON());
+  } catch (error) {
+    tell("problem", error.name === "InvalidStateError" ? "This device has a passkey of your account already." : "Your browser gave no passkey.");
+    showProblem();
+    return;
+  }
+  form.submit();
+}
+
 openMailedLink();
+setUpPasskeys();
 setUpTheme();
 setUpLive();
 markFields();

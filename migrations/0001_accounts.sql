@@ -81,6 +81,9 @@ create table api_keys (
     strict boolean not null default true,
     -- Networks from which it may be used, such as `192.0.2.0/24`; none: all.
     allowed_ips text[] not null default '{}' check (cardinality(allowed_ips) <= 32),
+    -- Queues and job types that it is bound to; none: all.
+    queues text[] not null default '{}' check (cardinality(queues) <= 20),
+    job_types text[] not null default '{}' check (cardinality(job_types) <= 100),
     -- The key has no secret that is known: tokens of this OpenID Connect issuer for this subject
     -- are exchanged for keys with its rights. The subject may end in `*`.
     token_issuer text,
@@ -198,6 +201,34 @@ create table identities (
 );
 -- Logging in; and no identity has two accounts.
 create unique index identities_by_subject on identities (issuer, subject);
+
+-- Passkeys: a second factor, and a login without a password.
+create table passkeys (
+    account_id uuid not null references accounts on delete cascade,
+    id uuid not null,
+    -- As its owner calls it.
+    name text not null,
+    credential_id bytea not null check (octet_length(credential_id) <= 1023),
+    -- As COSE (RFC 9053).
+    public_key bytea not null,
+    -- Greater with each use, or always 0.
+    sign_count bigint not null,
+    -- False after a reset of the password: a person with the old one may have added it. It then
+    -- logs in after the password only.
+    logs_in_alone boolean not null default true,
+    created_at timestamptz not null default now(),
+    last_used_at timestamptz,
+    primary key (account_id, id)
+);
+-- A login: the passkey is what names the account.
+create unique index passkeys_by_credential on passkeys (credential_id);
+
+-- Challenges of passkeys that were answered, until they have expired: each is answered once.
+create table used_challenges (
+    challenge text primary key,
+    expires_at timestamptz not null
+);
+create index used_challenges_by_age on used_challenges (expires_at);
 
 -- An account's authenticator app (TOTP, RFC 6238).
 create table totp (

@@ -107,9 +107,9 @@ grant update, delete on projects to fencepost_maint;
 grant select, insert, update, delete on accounts, sessions, refresh_tokens, mail_tokens, signing_keys, nodes
     to fencepost_people;
 grant select, insert, update, delete on totp, recovery_codes, login_challenges, email_changes,
-    identities
+    identities, passkeys, used_challenges
     to fencepost_people;
-grant select, delete on login_challenges, email_changes to fencepost_maint;
+grant select, delete on login_challenges, email_changes, used_challenges to fencepost_maint;
 grant select, update, delete on totp to fencepost_maint;
 grant select, insert, update, delete on sessions, refresh_tokens, mail_tokens, nodes to fencepost_maint;
 -- Append-only: old entries are deleted, none is changed.

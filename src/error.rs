@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use secrecy::SecretString;
 
 use crate::{
-    domain::job::JobState,
+    domain::{binding::OutOfBounds, job::JobState},
     ids::{BatchId, JobId, KeyId},
 };
 
@@ -74,6 +74,10 @@ pub enum Error {
         needs: &'static str,
     },
 
+    /// The key is bound to other queues or job types.
+    #[error("this API key is not for the {} `{}`", .0.what, .0.name)]
+    OutOfBounds(OutOfBounds),
+
     #[error("queue {queue} would have more than {max} jobs that wait or run, its max_waiting")]
     QueueFull { queue: String, max: i64 },
 
@@ -104,6 +108,9 @@ pub enum Error {
     /// The session must prove first who its person is.
     #[error("prove first that it is you: send your password or a code to /v1/auth/step-up")]
     StepUpRequired,
+
+    #[error("the passkey is refused: {0}")]
+    PasskeyRefused(&'static str),
 
     /// A token of a CI service or a cluster.
     #[error("the token is refused: {0}")]
@@ -153,6 +160,9 @@ pub enum Error {
 
     #[error("identity not found")]
     IdentityNotFound,
+
+    #[error("passkey not found")]
+    PasskeyNotFound,
 
     #[error("no such route")]
     NoSuchRoute,
@@ -351,8 +361,10 @@ impl Error {
             | Self::NoCredential(_)
             | Self::InvalidCredentials
             | Self::InvalidCode
+            | Self::PasskeyRefused(_)
             | Self::TokenRefused(_) => Class::Unauthorized,
             Self::Forbidden { .. }
+            | Self::OutOfBounds(_)
             | Self::Suspended { .. }
             | Self::SignupClosed
             | Self::RoleExceedsCaller
@@ -374,7 +386,8 @@ impl Error {
             | Self::MemberNotFound
             | Self::InvitationNotFound
             | Self::SessionNotFound
-            | Self::IdentityNotFound => Class::NotFound,
+            | Self::IdentityNotFound
+            | Self::PasskeyNotFound => Class::NotFound,
             Self::MethodNotAllowed | Self::WrongMethod { .. } => Class::MethodNotAllowed,
             Self::InvalidState(_)
             | Self::WorkerMismatch(_)
@@ -464,6 +477,12 @@ pub fn is_faulty_statement(error: &sqlx::Error) -> bool {
             .is_some_and(|code| FAULTY_STATEMENT_CLASSES.iter().any(|it| code.starts_with(it))),
         sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_) | sqlx::Error::Encode(_) => true,
         _ => false,
+    }
+}
+
+impl From<OutOfBounds> for Error {
+    fn from(out: OutOfBounds) -> Self {
+        Self::OutOfBounds(out)
     }
 }
 

@@ -208,6 +208,11 @@ prefixed_id!(
     "idn_"
 );
 prefixed_id!(
+    /// A passkey of an account. Unique in its account only.
+    PasskeyId,
+    "pk_"
+);
+prefixed_id!(
     /// An invitation to a project. Unique in its project only.
     InvitationId,
     "inv_"

@@ -53,11 +53,23 @@ pub(super) fn is_recovery_code(code: &SecretString) -> bool {
     code.expose_secret().len() == RECOVERY_CODE_CHARS
 }
 
-/// Deletes an account's app and recovery codes. Returns whether logins needed them.
+/// Deletes an account's app, passkeys and recovery codes. Returns whether logins needed them.
 pub(super) async fn remove_all(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<bool> {
-    // Locked first: recovery codes that are replaced meanwhile must not outlive the app.
-    store::second_factors::lock_totp(conn, id).await?;
-    store::second_factors::remove(conn, id).await
+    // Locked first: recovery codes that are replaced meanwhile must not outlive the rest.
+    store::accounts::lock(conn, id).await?;
+    let was_required = store::second_factors::is_required(conn, id).await?;
+    store::second_factors::remove_totp(conn, id).await?;
+    store::passkeys::delete_all(conn, id).await?;
+    store::second_factors::delete_recovery_codes(conn, id).await?;
+    Ok(was_required)
+}
+
+/// Deletes the recovery codes of an account without a second factor, whose row is locked.
+pub(super) async fn remove_unneeded(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<()> {
+    match store::second_factors::is_required(conn, id).await? {
+        true => Ok(()),
+        false => store::second_factors::delete_recovery_codes(conn, id).await,
+    }
 }
 
 impl Accounts {

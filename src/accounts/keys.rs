@@ -20,6 +20,7 @@ use super::{
 use crate::{
     domain::{
         access::{Permission, Scope, may_grant, role_may},
+        binding::KeyBinding,
         lease::RequireFence,
         limits::MAX_KEY_SECONDS,
         networks,
@@ -48,6 +49,8 @@ pub struct KeyRequest {
     pub strict: bool,
     /// Networks from which it may be used; none: all.
     pub allowed_ips: Vec<IpNet>,
+    /// Queues and job types that it is bound to; none: all.
+    pub binding: Option<KeyBinding>,
     pub origin: KeyOrigin,
 }
 
@@ -102,6 +105,7 @@ impl KeyRequest {
             require_fence: RequireFence::default(),
             strict: true,
             allowed_ips: Vec::new(),
+            binding: None,
             origin: KeyOrigin::Secret,
         }
     }
@@ -197,6 +201,7 @@ pub async fn rotate(
         require_fence: RequireFence::of_name(&old.require_fence),
         strict: old.strict,
         allowed_ips: own.bound(read_networks(&old.allowed_ips))?,
+        binding: KeyBinding::of(old.queues.clone(), old.job_types.clone()),
         origin: KeyOrigin::Secret,
     };
     // The replaced key does not count, so that a project with the maximum number of keys can
@@ -407,6 +412,8 @@ pub async fn insert_first(
         KeyOrigin::Secret | KeyOrigin::Exchanged => None,
     };
     let (token_issuer, token_subject) = tokens.unzip();
+    let (queues, job_types) =
+        request.binding.map(|it| (it.queues, it.job_types)).unwrap_or_default();
     let new = NewKey {
         name: request.name,
         shown_prefix,
@@ -421,6 +428,8 @@ pub async fn insert_first(
         require_fence: request.require_fence.name().to_owned(),
         strict: request.strict,
         allowed_ips: request.allowed_ips.iter().map(ToString::to_string).collect(),
+        queues,
+        job_types,
         token_issuer,
         token_subject,
         is_exchanged,
@@ -465,6 +474,7 @@ fn facts(key: &ListedKey) -> String {
     json!({
         "name": key.name, "shown": shown, "scopes": key.scopes, "expires_at": key.expires_at,
         "require_fence": key.require_fence, "strict": key.strict, "allowed_ips": key.allowed_ips,
+        "queues": key.queues, "job_types": key.job_types,
         "token_issuer": key.token_issuer, "token_subject": key.token_subject,
     })
     .to_string()

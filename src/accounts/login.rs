@@ -354,6 +354,7 @@ impl Accounts {
         store::email_changes::delete(&mut tx, account_id).await?;
         // A person with the old password may have linked one of their own.
         store::identities::delete_all(&mut tx, account_id).await?;
+        store::passkeys::require_password(&mut tx, account_id).await?;
         let ended = store::sessions::revoke_others(&mut tx, account_id, None).await?;
         match store::accounts::verify(&mut tx, account_id).await {
             Err(error) if is_unique_violation(&error) => return Err(Error::EmailTaken),

@@ -10,6 +10,7 @@ mod login;
 mod mails;
 pub mod members;
 pub mod oidc;
+pub mod passkeys;
 pub mod password;
 pub mod projects;
 mod public_key;
@@ -54,7 +55,7 @@ use crate::{
 
 pub use self::{
     login::{Reuse, SignedIn},
-    second_factor::Proof,
+    second_factor::{Proof, SecondStep},
     signup::{SignUp, SignedUp},
     totp::{NewTotp, seal_totp_secrets},
 };

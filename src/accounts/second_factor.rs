@@ -1,7 +1,8 @@
 //! The second step of a login, and the step-up of a session.
 //!
 //! A password alone gets the token of a login, a code alone nothing. No code is accepted twice: the
-//! account's app remembers the step of its last code, and a recovery code is deleted by its use.
+//! account's app remembers the step of its last code, and a recovery code is deleted by its use. A
+//! passkey does without the password, too: `passkeys/`.
 
 use secrecy::SecretString;
 use sqlx::{Acquire, PgConnection};
@@ -10,6 +11,7 @@ use super::{
     Accounts, Client, SignedIn,
     codes::{code_charges, is_recovery_code, typed},
     login::Login,
+    passkeys::PasskeyAnswer,
     secret::{self, LOGIN_PREFIX},
     security::{self, AccountEvent},
     token::Bearer,
@@ -31,6 +33,15 @@ pub enum Proof {
     Password(SecretString),
     /// For one that has a second factor.
     Code(SecretString),
+    Passkey(PasskeyAnswer),
+}
+
+/// What completes a login whose password was right.
+#[derive(Debug)]
+pub enum SecondStep {
+    /// Of the account's app, or a recovery code.
+    Code(SecretString),
+    Passkey(PasskeyAnswer),
 }
 
 /// What was used up.
@@ -38,6 +49,7 @@ pub enum Proof {
 enum CodeUse {
     App,
     Recovery,
+    Passkey,
 }
 
 impl Accounts {
@@ -53,16 +65,16 @@ impl Accounts {
         Ok(token)
     }
 
-    /// Completes a login with a code of the account's app, or a recovery code.
+    /// Completes a login with the second factor.
     ///
     /// # Errors
     /// [`Error::InvalidCredentials`] when the login is unknown or has expired, was completed or had
     /// too many wrong codes, or the password was changed since. [`Error::InvalidCode`],
-    /// [`Error::RateLimited`].
+    /// [`Error::PasskeyRefused`], [`Error::RateLimited`].
     pub async fn complete_login(
         &self,
         token: &SecretString,
-        code: &SecretString,
+        step: &SecondStep,
         client: &Client,
     ) -> Result<SignedIn, Error> {
         self.throttle_address(client).await?;
@@ -76,9 +88,14 @@ impl Accounts {
         };
         let waiting = waiting.ok_or(Error::InvalidCredentials)?;
         let id = waiting.account_id;
-        let code = typed(code);
-        let (pair, charges) = code_charges(id, client, &code);
-        self.throttle(&charges).await?;
+        let code = match step {
+            SecondStep::Code(code) => Some(typed(code)),
+            SecondStep::Passkey(_) => None,
+        };
+        let charged = code.as_ref().map(|code| code_charges(id, client, code));
+        if let Some((_, charges)) = &charged {
+            self.throttle(charges).await?;
+        }
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         // The account first, as whatever deletes it.
@@ -89,7 +106,15 @@ impl Accounts {
         if tries.is_none_or(|it| it >= MAX_CODE_TRIES) {
             return Err(Error::InvalidCredentials);
         }
-        let Some(used) = self.use_code(&mut tx, id, &code).await? else {
+        let used = match (step, &code) {
+            (SecondStep::Passkey(answer), _) => {
+                self.use_passkey(&mut tx, id, answer).await?;
+                Some(CodeUse::Passkey)
+            }
+            (_, Some(code)) => self.use_code(&mut tx, id, code).await?,
+            (SecondStep::Code(_), None) => None,
+        };
+        let Some(used) = used else {
             store::second_factors::count_try(&mut tx, &hash).await?;
             let event = note_refused(&mut tx, id, client).await?;
             tx.commit().await?;
@@ -102,7 +127,9 @@ impl Accounts {
         note_used(&mut tx, id, used, client).await?;
         tx.commit().await?;
         drop(conn);
-        self.limiter.forgive(&pair).await;
+        if let Some((pair, _)) = charged {
+            self.limiter.forgive(&pair).await;
+        }
         self.tell_owner(id, event, client);
         self.tell_used(id, used, client);
         Ok(signed_in)
@@ -137,12 +164,12 @@ impl Accounts {
         }
     }
 
-    /// Proves who the person of a session is: with a code if the account has a second factor, else
-    /// with the password.
+    /// Proves who the person of a session is: with a code or passkey if the account has a second
+    /// factor, else with the password.
     ///
     /// # Errors
-    /// [`Error::InvalidCode`], [`Error::InvalidCredentials`]; [`Error::Invalid`] when the other
-    /// proof is needed; [`Error::RateLimited`].
+    /// [`Error::InvalidCode`], [`Error::InvalidCredentials`], [`Error::PasskeyRefused`];
+    /// [`Error::Invalid`] when the other proof is needed; [`Error::RateLimited`].
     pub async fn step_up(
         &self,
         bearer: Bearer,
@@ -158,12 +185,13 @@ impl Accounts {
                 let message = "is required: the account has a second factor";
                 Err(Error::invalid("code", message))
             }
-            Proof::Code(_) if !is_required => {
+            Proof::Code(_) | Proof::Passkey(_) if !is_required => {
                 let message = "is required: the account has no second factor";
                 Err(Error::invalid("password", message))
             }
             Proof::Password(password) => self.step_up_by_password(bearer, password, client).await,
             Proof::Code(code) => self.step_up_by_code(bearer, &code, client).await,
+            Proof::Passkey(answer) => self.step_up_by_passkey(bearer, &answer, client).await,
         }
     }
 
@@ -182,6 +210,20 @@ impl Accounts {
         let event = AccountEvent::PasswordRefused;
         security::note(&mut conn, bearer.account_id, event, Some(client)).await?;
         Err(Error::InvalidCredentials)
+    }
+
+    async fn step_up_by_passkey(
+        &self,
+        bearer: Bearer,
+        answer: &PasskeyAnswer,
+        client: &Client,
+    ) -> Result<(), Error> {
+        self.throttle_own(bearer).await?;
+        let mut conn = self.pool.acquire().await?;
+        let mut tx = conn.begin().await?;
+        self.use_passkey(&mut tx, bearer.account_id, answer).await?;
+        note_step_up(&mut tx, bearer, client).await?;
+        Ok(tx.commit().await?)
     }
 
     async fn step_up_by_code(
@@ -251,7 +293,7 @@ async fn note_used(
     client: &Client,
 ) -> sqlx::Result<()> {
     match used {
-        CodeUse::App => Ok(()),
+        CodeUse::App | CodeUse::Passkey => Ok(()),
         CodeUse::Recovery => {
             security::note(conn, id, AccountEvent::RecoveryCodeUsed, Some(client)).await
         }

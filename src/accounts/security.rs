@@ -46,6 +46,8 @@ pub enum AccountEvent {
     SteppedUp,
     TotpAdded,
     TotpRemoved,
+    PasskeyAdded,
+    PasskeyRemoved,
     /// With an OpenID Connect provider.
     IdentityLinked,
     IdentityRemoved,
@@ -81,6 +83,8 @@ impl AccountEvent {
             Self::SteppedUp => "session.stepped_up",
             Self::TotpAdded => "totp.added",
             Self::TotpRemoved => "totp.removed",
+            Self::PasskeyAdded => "passkey.added",
+            Self::PasskeyRemoved => "passkey.removed",
             Self::IdentityLinked => "identity.linked",
             Self::IdentityRemoved => "identity.removed",
             Self::SessionsEnded => "operator.sessions_ended",
@@ -100,6 +104,8 @@ impl AccountEvent {
             Self::RecoveryCodeUsed => Some("A recovery code of your account was used"),
             Self::RecoveryCodesReplaced => Some("Your account has new recovery codes"),
             Self::TotpAdded => Some("Your account has a new authenticator app"),
+            Self::PasskeyAdded => Some("Your account has a new passkey"),
+            Self::PasskeyRemoved => Some("A passkey of your account was removed"),
             Self::TotpRemoved => Some("The second factor of your account was removed"),
             Self::IdentityLinked => {
                 Some("A login with another provider was linked to your account")

@@ -7,7 +7,9 @@ use uuid::Uuid;
 
 use super::{
     Accounts, Client,
-    codes::{TOTP_SECRET_BYTES, app, code_charges, new_recovery_code, place, remove_all, typed},
+    codes::{
+        TOTP_SECRET_BYTES, app, code_charges, new_recovery_code, place, remove_unneeded, typed,
+    },
     seal::MasterKeys,
     second_factor::note_refused,
     secret,
@@ -18,7 +20,7 @@ use crate::{
     domain::limits::{PENDING_TOTP_SECONDS, RECOVERY_CODES},
     error::Error,
     ids::AccountId,
-    store::{self, second_factors::Overview},
+    store::{self, passkeys::PasskeyRow, second_factors::Overview},
 };
 
 /// Secrets that one statement reads while all are encrypted.
@@ -63,9 +65,13 @@ impl Accounts {
     ///
     /// # Errors
     /// When the database does not answer.
-    pub async fn second_factors(&self, id: AccountId) -> Result<Overview, Error> {
+    pub async fn second_factors(
+        &self,
+        id: AccountId,
+    ) -> Result<(Overview, Vec<PasskeyRow>), Error> {
         let mut conn = self.pool.acquire().await?;
-        Ok(store::second_factors::overview(&mut conn, id).await?)
+        let overview = store::second_factors::overview(&mut conn, id).await?;
+        Ok((overview, store::passkeys::list(&mut conn, id).await?))
     }
 
     /// A new secret for an authenticator app. It replaces that of an earlier app when a code has
@@ -105,6 +111,7 @@ impl Accounts {
         self.throttle(&charges).await?;
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
+        store::accounts::lock(&mut tx, id).await?;
         let totp = store::second_factors::lock_totp(&mut tx, id).await?;
         let totp = totp.ok_or(Error::InvalidCode)?;
         let pending = totp.pending_secret.ok_or(Error::InvalidCode)?;
@@ -130,7 +137,7 @@ impl Accounts {
         Ok(codes)
     }
 
-    /// Removes the account's app and its recovery codes: logins need the password alone.
+    /// Removes the account's app; with the last second factor, the recovery codes, too.
     ///
     /// # Errors
     /// [`Error::StepUpRequired`].
@@ -139,14 +146,16 @@ impl Accounts {
         let id = bearer.account_id;
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
-        let was_required = remove_all(&mut tx, id).await?;
+        store::accounts::lock(&mut tx, id).await?;
+        let was_confirmed = store::second_factors::remove_totp(&mut tx, id).await?;
+        remove_unneeded(&mut tx, id).await?;
         let event = AccountEvent::TotpRemoved;
-        if was_required {
+        if was_confirmed {
             security::note(&mut tx, id, event, Some(client)).await?;
         }
         tx.commit().await?;
         drop(conn);
-        if was_required {
+        if was_confirmed {
             self.tell_owner(id, event, client);
         }
         Ok(())
@@ -165,9 +174,9 @@ impl Accounts {
         let id = bearer.account_id;
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
-        // Locked, so that it is not removed meanwhile.
-        let totp = store::second_factors::lock_totp(&mut tx, id).await?;
-        if totp.and_then(|it| it.secret).is_none() {
+        // Locked, so that no second factor is removed meanwhile.
+        store::accounts::lock(&mut tx, id).await?;
+        if !store::second_factors::is_required(&mut tx, id).await? {
             return Err(Error::invalid("second_factor", "must be added first"));
         }
         let codes = replace_recovery_codes(&mut tx, id).await?;
@@ -180,7 +189,7 @@ impl Accounts {
     }
 }
 
-async fn replace_recovery_codes(
+pub(super) async fn replace_recovery_codes(
     conn: &mut PgConnection,
     id: AccountId,
 ) -> sqlx::Result<Vec<String>> {

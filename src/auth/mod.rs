@@ -42,6 +42,7 @@ use crate::{
     },
     domain::{
         access::{Permission, Role, Scope, key_may, role_may},
+        binding::KeyBinding,
         lease::RequireFence,
         networks,
         plan::{Limits, Tenant},
@@ -55,6 +56,8 @@ use crate::{
 const API_KEY_HEADER: &str = "x-api-key";
 /// Maximum bytes of a project's id or slug.
 const MAX_PROJECT_BYTES: usize = 100;
+/// What a bound key lacks.
+const UNBOUND: &str = "a key that is not bound to queues or job types";
 /// The path parameter that names a project; it must agree with the key.
 const PROJECT_PARAMETER: &str = "project";
 
@@ -119,6 +122,16 @@ impl Who {
             Self::Key(it, _) => &it.owner.require_fence,
             Self::Member(it, _) => &it.membership.require_fence,
         })
+    }
+
+    /// The queues and job types that a bound key is bound to. Only handlers that take a [`Bound`]
+    /// caller get one.
+    #[must_use]
+    pub fn binding(&self) -> Option<&KeyBinding> {
+        match self {
+            Self::Key(it, _) => it.binding.as_ref(),
+            Self::Member(..) => None,
+        }
     }
 
     /// Whether unknown fields in bodies are refused.
@@ -306,6 +319,9 @@ impl<P: Permit> FromRequestParts<App> for Caller<P> {
         };
         if !may {
             return Err(Error::Forbidden { needs: P::PERMISSION.needs() });
+        }
+        if !P::MAY_BE_BOUND && who.binding().is_some() {
+            return Err(Error::Forbidden { needs: UNBOUND });
         }
         if let Some(refusal) = who.suspension::<P>() {
             return Err(refusal);

@@ -1,5 +1,7 @@
 //! The permission and the budget of a handler: one type for each kind of caller.
 
+use std::marker::PhantomData;
+
 use super::Budget;
 use crate::domain::access::Permission;
 
@@ -25,6 +27,23 @@ pub trait Permit: Send + Sync + 'static {
     /// Whether it may be called while the project is suspended: by workers that have jobs, and to
     /// delete the project.
     const WHILE_SUSPENDED: bool = false;
+    /// Whether a key that is bound to queues and job types may call it.
+    const MAY_BE_BOUND: bool = false;
+}
+
+/// A caller whose key may be bound to queues and job types: the handler obeys
+/// [`Who::binding`](super::Who::binding).
+#[derive(Debug, Clone, Copy)]
+pub struct Bound<P>(PhantomData<P>);
+
+impl<P: Permit> Permit for Bound<P> {
+    const PERMISSION: Permission = P::PERMISSION;
+    const BUDGET: Budget = P::BUDGET;
+    const OVERDRAFT_WINDOWS: u32 = P::OVERDRAFT_WINDOWS;
+    const PARKS: bool = P::PARKS;
+    const IS_LENIENT: bool = P::IS_LENIENT;
+    const WHILE_SUSPENDED: bool = P::WHILE_SUSPENDED;
+    const MAY_BE_BOUND: bool = true;
 }
 
 macro_rules! permits {

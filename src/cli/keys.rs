@@ -21,6 +21,7 @@ use crate::{
     config::MasterKeyArgs,
     domain::{
         access::{self, Scope},
+        binding::KeyBinding,
         limits::{self, MAX_KEY_SECONDS, MAX_LIVE_KEYS},
         networks, text,
     },
@@ -66,6 +67,12 @@ enum Command {
         /// IP address or network from which it may be used; may be repeated [default: all]
         #[arg(long = "allowed-ip", value_name = "NETWORK", value_parser = network)]
         allowed_ips: Vec<IpNet>,
+        /// Queue that it is bound to; may be repeated; then without `read` [default: all]
+        #[arg(long = "queue", value_name = "QUEUE")]
+        queues: Vec<String>,
+        /// Job type that it is bound to; may be repeated; then without `read` [default: all]
+        #[arg(long = "job-type", value_name = "TYPE")]
+        job_types: Vec<String>,
         /// Print only the key
         #[arg(long)]
         quiet: bool,
@@ -140,6 +147,8 @@ pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
             preset,
             expires_in_days,
             allowed_ips,
+            queues,
+            job_types,
             quiet,
         } => {
             check_name("--name", &name)?;
@@ -148,8 +157,12 @@ pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
             let request = KeyRequest {
                 expires_at: end_after(&mut conn, expires_in_days).await?,
                 allowed_ips,
+                binding: binding(queues, job_types)?,
                 ..KeyRequest::named(name, preset.scopes().to_vec())
             };
+            if let (Some(_), Some(other)) = (&request.binding, beyond_binding(&request.scopes)) {
+                bail!("a bound key cannot have the scope `{}`: use --preset worker", other.name());
+            }
             let project = match (project, new_project) {
                 (Some(project), _) => find(&mut conn, &project).await?,
                 (None, Some(name)) => make_project(&mut conn, &name).await?,
@@ -229,6 +242,24 @@ async fn end_after(
         Some(days) => store::keys::end_within(conn, days * DAY_SECONDS, &[]).await.map(Some),
         None => Ok(None),
     }
+}
+
+fn binding(queues: Vec<String>, job_types: Vec<String>) -> anyhow::Result<Option<KeyBinding>> {
+    let given = [
+        ("--queue", &queues, limits::MAX_KEY_QUEUES, limits::MAX_QUEUE_CHARS),
+        ("--job-type", &job_types, limits::MAX_KEY_JOB_TYPES, limits::MAX_JOB_TYPE_CHARS),
+    ];
+    for (flag, names, max, max_chars) in given {
+        ensure!(names.len() <= max, "{flag}: at most {max}, not {}", names.len());
+        for name in names {
+            text::check_name(name, max_chars).with_context(|| flag.to_owned())?;
+        }
+    }
+    Ok(KeyBinding::of(queues, job_types))
+}
+
+fn beyond_binding(scopes: &[Scope]) -> Option<Scope> {
+    scopes.iter().copied().find(|it| !KeyBinding::SCOPES.contains(it))
 }
 
 fn network(text: &str) -> Result<IpNet, &'static str> {

@@ -353,7 +353,7 @@ pub const ACTIONS: &[Action] = &[
         "DELETE",
         "/me/second-factors/totp",
         &[],
-        "A login needs the password alone.",
+        "The authenticator app is removed.",
     )
     .of_people(),
     on(
@@ -362,6 +362,14 @@ pub const ACTIONS: &[Action] = &[
         "/me/identities/{identity_id}",
         &[],
         "It cannot log in to your account any more.",
+    )
+    .of_people(),
+    on(
+        "me_remove_passkey",
+        "DELETE",
+        "/me/passkeys/{passkey_id}",
+        &[],
+        "The passkey cannot log in any more. Remove it on your device, too.",
     )
     .of_people(),
     on(
@@ -405,6 +413,9 @@ pub const OTHERS: &[(&str, &str, &str)] = &[
         "/console/login/code",
         "The login has expired, or had too many wrong codes: log in again.",
     ),
+    ("auth_login_passkey", "/console/login/passkey", ""),
+    ("me_passkey_options", "/console/account/passkeys/new", ""),
+    ("me_add_passkey", "/console/account/passkeys", "The passkey is added."),
     ("auth_step_up", "/console/step-up", "Thank you. Do again what you were about to do."),
     ("auth_logout", "/console/logout", ""),
     ("me_confirm_email", "/console/email", ""),

@@ -19,6 +19,7 @@ use super::{
     links::look_at,
     location::{LOGIN, Link, is_own_page, segment},
     page::{as_file, in_words, refused_page, render},
+    passkeys::PasskeyForm,
     provider::{self, Button},
     second_factor,
     session::{self, HX_REQUEST, go},
@@ -57,7 +58,10 @@ pub async fn index(
 ) -> Result<Response, Error> {
     if !api.is_logged_in() {
         if asked.get(FROM_LOGIN.0) == Some(FROM_LOGIN.1) {
-            return render(&Login { has_lost_cookie: true, ..Login::new(&app, String::new()) });
+            return render(&Login {
+                has_lost_cookie: true,
+                ..Login::new(&app, &api, String::new()).await
+            });
         }
         return Err(Error::Unauthorized);
     }
@@ -80,12 +84,14 @@ struct Login {
     refused: Option<&'static str>,
     has_lost_cookie: bool,
     providers: Vec<Button>,
+    passkey: Option<PasskeyForm>,
 }
 
 impl Login {
-    fn new(app: &App, next: String) -> Self {
+    async fn new(app: &App, api: &Api, next: String) -> Self {
         let providers = provider::buttons(app);
-        Self { next, done: None, refused: None, has_lost_cookie: false, providers }
+        let passkey = PasskeyForm::ask(api, "/console/login/passkey").await;
+        Self { next, done: None, refused: None, has_lost_cookie: false, providers, passkey }
     }
 
     /// The query of a provider's button.
@@ -109,7 +115,7 @@ pub async fn login_page(
     }
     let done = asked.get(action_table::DONE).and_then(action_table::said);
     let refused = provider::told(asked.get(provider::REFUSED));
-    render(&Login { done, refused, ..Login::new(&app, next) })
+    render(&Login { done, refused, ..Login::new(&app, &api, next).await })
 }
 
 /// Logs in.
@@ -282,6 +288,7 @@ struct Account {
     factors: SecondFactors,
     identities: Vec<Identity>,
     providers: Vec<Button>,
+    can_have_passkeys: bool,
     refused: Option<&'static str>,
     done: Option<&'static str>,
     now: DateTime<Utc>,
@@ -307,6 +314,7 @@ pub async fn account(
         factors,
         identities,
         providers: provider::buttons(&app),
+        can_have_passkeys: PasskeyForm::ask(&api, "").await.is_some(),
         refused: provider::told(asked.get(provider::REFUSED)),
         done,
         now: format::now(),

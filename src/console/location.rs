@@ -26,6 +26,11 @@ pub fn is_own_page(place: &str) -> bool {
     is_below && place.bytes().all(|it| it.is_ascii_graphic() && it != b'\\')
 }
 
+/// Where a form leads next: to this page, if it is of the console.
+pub fn own_page(next: Option<&str>) -> String {
+    next.filter(|it| is_own_page(it)).unwrap_or("/console").to_owned()
+}
+
 /// The purpose of a mailed link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Link {

@@ -22,8 +22,10 @@ mod location;
 mod operations;
 mod overview;
 mod page;
+mod passkeys;
 mod provider;
 mod queues;
+mod recovery_codes;
 mod recurring;
 mod second_factor;
 mod session;
@@ -101,6 +103,7 @@ fn of_people() -> Router<App> {
         .route("/login/with/{provider}", get(provider::log_in))
         .route("/login/with/{provider}/return", get(provider::arrive))
         .route("/account/link/{provider}", post(provider::link))
+        .route("/login/passkey", post(passkeys::log_in))
         .route("/step-up", get(second_factor::step_up_page).post(second_factor::step_up))
         .route("/logout", post(auth_pages::logout))
         .route("/reset", get(auth_pages::reset_page).post(auth_pages::reset))
@@ -112,6 +115,8 @@ fn of_people() -> Router<App> {
         .route("/projects", get(auth_pages::projects))
         .route("/account", get(auth_pages::account))
         .route("/account/export", get(auth_pages::export))
+        .route("/account/passkeys", post(passkeys::add))
+        .route("/account/passkeys/new", post(passkeys::ask))
         .route("/account/totp", post(second_factor::add_totp))
         .route("/account/totp/confirm", post(second_factor::confirm_totp))
         .route("/account/recovery-codes", post(second_factor::recovery_codes))

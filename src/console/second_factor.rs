@@ -14,8 +14,10 @@ use super::{
     action_table,
     api::Api,
     form::{AskedFields, Fields},
-    location::{LOGIN, is_own_page},
+    location::{LOGIN, own_page},
     page::{refused_page, render},
+    passkeys::{self, PasskeyForm},
+    recovery_codes::Codes,
     session::{self, go},
 };
 use crate::{
@@ -29,15 +31,20 @@ use crate::{
 /// Pixels of a square of the QR code: phones read it, and it fits on them.
 const QR_SQUARE_PIXELS: u32 = 4;
 
-fn own_page(fields: &Fields) -> String {
-    fields.get("next").filter(|it| is_own_page(it)).unwrap_or("/console").to_owned()
-}
-
 #[derive(Template)]
 #[template(path = "login_code.html")]
 struct LoginCode {
     next: String,
     is_wrong: bool,
+    passkey: Option<PasskeyForm>,
+}
+
+impl LoginCode {
+    async fn of(api: &Api, next: String, is_wrong: bool) -> Self {
+        let passkey = PasskeyForm::ask(api, "/console/login/passkey").await;
+        let passkey = passkey.map(|it| PasskeyForm { is_second_step: true, ..it });
+        Self { next, is_wrong, passkey }
+    }
 }
 
 /// Leads to the page that asks for a code.
@@ -50,11 +57,12 @@ pub fn ask_code(token: &SecretString, next: &str, is_fragment: bool) -> Response
 
 /// The page that asks for the code of a login.
 pub async fn login_code_page(
+    api: Api,
     headers: HeaderMap,
     AskedFields(asked): AskedFields,
 ) -> Result<Response, Error> {
     match session::kept_login(&headers) {
-        Some(_) => render(&LoginCode { next: own_page(&asked), is_wrong: false }),
+        Some(_) => render(&LoginCode::of(&api, own_page(asked.get("next")), false).await),
         None => Ok(go(false, LOGIN)),
     }
 }
@@ -63,7 +71,7 @@ pub async fn login_code_page(
 pub async fn login_code(api: Api, headers: HeaderMap, form: Fields) -> Result<Response, Error> {
     let Some(token) = session::kept_login(&headers) else { return Ok(go(false, LOGIN)) };
     let request = json!({"login_token": token, "code": form.text("code")}).to_string();
-    let next = own_page(&form);
+    let next = own_page(form.get("next"));
     match api.send::<SessionReply>(Method::POST, "/v1/auth/login/code", Some(request)).await {
         Ok(session) => {
             let mut response = session::begin(go(false, &next), &session);
@@ -71,7 +79,7 @@ pub async fn login_code(api: Api, headers: HeaderMap, form: Fields) -> Result<Re
             Ok(response)
         }
         Err(error @ Error::InvalidCode) => {
-            Ok(refused_page(render(&LoginCode { next, is_wrong: true })?, error))
+            Ok(refused_page(render(&LoginCode::of(&api, next, true).await)?, error))
         }
         // It has expired, or had too many wrong codes.
         Err(Error::InvalidCredentials) => {
@@ -89,23 +97,35 @@ struct StepUp {
     next: String,
     needs_code: bool,
     is_wrong: bool,
+    passkey: Option<PasskeyForm>,
 }
 
 async fn step_up_form(api: &Api, next: String, is_wrong: bool) -> Result<StepUp, Error> {
     let factors: SecondFactors = api.get("/v1/me/second-factors").await?;
-    Ok(StepUp { next, needs_code: factors.totp_confirmed_at.is_some(), is_wrong })
+    let has_passkey = !factors.passkeys.is_empty();
+    let needs_code = factors.totp_confirmed_at.is_some() || has_passkey;
+    let passkey = match has_passkey {
+        true => PasskeyForm::ask(api, "/console/step-up").await,
+        false => None,
+    };
+    Ok(StepUp { next, needs_code, is_wrong, passkey })
 }
 
 /// Asks who the visitor is, before something that a stolen session must not do.
 pub async fn step_up_page(api: Api, AskedFields(asked): AskedFields) -> Result<Response, Error> {
-    render(&step_up_form(&api, own_page(&asked), false).await?)
+    render(&step_up_form(&api, own_page(asked.get("next")), false).await?)
 }
 
 /// Steps the session up, and leads back to the page.
 pub async fn step_up(api: Api, form: Fields) -> Result<Response, Error> {
-    let name = if form.get("code").is_some() { "code" } else { "password" };
-    let request = json!({name: form.text(name)}).to_string();
-    let next = own_page(&form);
+    let request = if form.get("credential").is_some() {
+        json!({"passkey": passkeys::answer(&form)?})
+    } else {
+        let name = if form.get("code").is_some() { "code" } else { "password" };
+        json!({name: form.text(name)})
+    };
+    let request = request.to_string();
+    let next = own_page(form.get("next"));
     match api.send::<()>(Method::POST, "/v1/auth/step-up", Some(request)).await {
         Ok(()) => Ok(go(false, &action_table::saying(&next, "auth_step_up"))),
         Err(error @ (Error::InvalidCode | Error::InvalidCredentials)) => {
@@ -139,20 +159,13 @@ pub async fn add_totp(api: Api) -> Result<Response, Error> {
     render(&Totp { new, is_wrong: false })
 }
 
-#[derive(Template)]
-#[template(path = "recovery_codes.html")]
-struct Codes {
-    codes: RecoveryCodes,
-    is_new_app: bool,
-}
-
 /// Confirms the app, and shows the recovery codes, once. A wrong code shows the secret again, as
 /// the form has it.
 pub async fn confirm_totp(api: Api, form: Fields) -> Result<Response, Error> {
     let request = json!({"code": form.text("code")}).to_string();
     let path = "/v1/me/second-factors/totp/confirm";
     match api.send(Method::POST, path, Some(request)).await {
-        Ok(codes) => render(&Codes { codes, is_new_app: true }),
+        Ok(RecoveryCodes { recovery_codes }) => render(&Codes::first(recovery_codes)),
         Err(error @ Error::InvalidCode) => {
             let text = |name| form.text(name).to_owned();
             let new = NewTotp { secret: text("secret"), uri: text("uri") };
@@ -164,6 +177,7 @@ pub async fn confirm_totp(api: Api, form: Fields) -> Result<Response, Error> {
 
 /// Replaces the recovery codes, and shows them, once.
 pub async fn recovery_codes(api: Api) -> Result<Response, Error> {
-    let codes = api.send(Method::POST, "/v1/me/second-factors/recovery-codes", None).await?;
-    render(&Codes { codes, is_new_app: false })
+    let RecoveryCodes { recovery_codes: codes } =
+        api.send(Method::POST, "/v1/me/second-factors/recovery-codes", None).await?;
+    render(&Codes::others(codes))
 }

@@ -24,6 +24,7 @@ use crate::{
     accounts::{key::SecretHash, keys::read_networks, token::Bearer},
     domain::{
         access::{Role, Scope},
+        binding::KeyBinding,
         plan::{Limits, Plans},
     },
     error::Error,
@@ -53,6 +54,8 @@ pub struct KeyGrant {
     pub limits: Limits,
     /// Networks from which it may be used; none: all.
     pub allowed_ips: Vec<IpNet>,
+    /// Queues and job types that it is bound to; none: all.
+    pub binding: Option<KeyBinding>,
 }
 
 /// A member's role and limits in a project.
@@ -210,7 +213,8 @@ impl Credentials {
         let limits = self.plans.of(&owner.plan, owner.overrides.as_ref());
         let limits = self.newcomers.limits(&owner.plan, owner.is_verified, limits);
         let allowed_ips = read_networks(&owner.allowed_ips);
-        KeyGrant { owner, scopes, limits, allowed_ips }
+        let binding = KeyBinding::of(owner.queues.clone(), owner.job_types.clone());
+        KeyGrant { owner, scopes, limits, allowed_ips, binding }
     }
 
     /// Whether this key is cached, or was found lately: its lookup is no attempt to guess one.

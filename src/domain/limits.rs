@@ -295,8 +295,18 @@ pub const MAX_KEY_OVERLAP_SECONDS: i64 = 30 * 86_400;
 pub const MAX_REPORT_BYTES: usize = 256 * 1024;
 /// Maximum number of keys of a secret scanner's report.
 pub const MAX_REPORTED_KEYS: usize = 1_000;
+/// Passkeys of one account.
+pub const MAX_PASSKEYS: i64 = 10;
+/// How long a browser may take to answer with a passkey, in seconds.
+pub const PASSKEY_SECONDS: u64 = 300;
+/// Bytes of what a browser answers with a passkey.
+pub const MAX_PASSKEY_BYTES: usize = 16 * 1024;
 /// Networks that one key allows.
 pub const MAX_KEY_NETWORKS: usize = 32;
+/// Queues that one key may be bound to: those of one poll.
+pub const MAX_KEY_QUEUES: usize = MAX_POLL_QUEUES;
+/// Job types that one key may be bound to: those of one poll.
+pub const MAX_KEY_JOB_TYPES: usize = MAX_POLL_JOB_TYPES;
 /// Own rate limit of a key, in calls per minute.
 pub const MAX_KEY_CALLS_PER_MINUTE: i32 = 1_000_000;
 /// Rows of one page of the audit log.

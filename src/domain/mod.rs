@@ -5,6 +5,7 @@
 
 pub mod access;
 pub mod backoff;
+pub mod binding;
 pub mod callbacks;
 pub mod constraint_key;
 pub mod cron;

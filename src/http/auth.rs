@@ -1,6 +1,7 @@
 //! `/v1/auth/…`: sign-up, login and logout, passwords, and verification of addresses. These calls
 //! need no credential; each is counted by IP address.
 
+pub(crate) mod passkeys;
 pub(crate) mod second_factor;
 
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};

@@ -114,9 +114,10 @@ codes! {
     Error::Unauthorized | Error::NoCredential(_) => UNAUTHORIZED, "unauthorized";
     Error::InvalidCredentials => UNAUTHORIZED, "invalid_credentials";
     Error::InvalidCode => UNAUTHORIZED, "invalid_code";
+    Error::PasskeyRefused(_) => UNAUTHORIZED, "passkey_refused";
     Error::TokenRefused(_) => UNAUTHORIZED, "token_refused";
     Error::InvalidLink => BAD_REQUEST, "invalid_token";
-    Error::Forbidden { .. } => FORBIDDEN, "forbidden";
+    Error::Forbidden { .. } | Error::OutOfBounds(_) => FORBIDDEN, "forbidden";
     Error::Suspended { .. } => FORBIDDEN, "suspended";
     Error::RoleExceedsCaller => FORBIDDEN, "role_exceeds_caller";
     Error::EmailNotVerified => FORBIDDEN, "email_not_verified";
@@ -129,6 +130,7 @@ codes! {
     Error::InvitationNotFound => NOT_FOUND, "invitation_not_found";
     Error::SessionNotFound => NOT_FOUND, "session_not_found";
     Error::IdentityNotFound => NOT_FOUND, "identity_not_found";
+    Error::PasskeyNotFound => NOT_FOUND, "passkey_not_found";
     Error::EmailTaken => CONFLICT, "email_taken";
     Error::SlugTaken => CONFLICT, "slug_taken";
     Error::LastOwner => CONFLICT, "cannot_remove_owner";

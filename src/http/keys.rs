@@ -26,6 +26,7 @@ use crate::{
     auth::{Administer, Caller},
     domain::{
         access::{KeyPreset, Scope},
+        binding::KeyBinding,
         formats,
         lease::RequireFence,
         limits::{self, MAX_KEY_CALLS_PER_MINUTE},
@@ -36,7 +37,7 @@ use crate::{
     store::{self, keys::ListedKey},
     wire::{
         extract::{Json, KeyInPath, Object, Query, RequestBody},
-        openapi::{chars, range},
+        openapi::{chars, items, range},
         validate::Check,
     },
 };
@@ -110,6 +111,12 @@ pub struct ApiKey {
     /// Networks from which it may be used; empty: all.
     #[schema(example = json!(["192.0.2.0/24"]))]
     pub allowed_ips: Vec<String>,
+    /// Queues that it is bound to; empty: all.
+    #[schema(example = json!(["mail"]))]
+    pub queues: Vec<String>,
+    /// Job types that it is bound to; empty: all.
+    #[schema(example = json!(["mail.send"]))]
+    pub job_types: Vec<String>,
     /// Tokens that are exchanged for keys with its rights; null: it is used with its secret.
     #[schema(required)]
     pub trusts: Option<TrustedTokens>,
@@ -150,6 +157,8 @@ impl From<ListedKey> for ApiKey {
             require_fence: RequireFence::of_name(&row.require_fence),
             strict: row.strict,
             allowed_ips: row.allowed_ips,
+            queues: row.queues,
+            job_types: row.job_types,
             trusts: row
                 .token_issuer
                 .zip(row.token_subject)
@@ -239,7 +248,7 @@ pub struct CreateKeyRequest {
     /// Name.
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_NAME_CHARS)))))]
     name: String,
-    /// Scopes. Default: all that you may grant.
+    /// Scopes. Default: all that you may grant, and a bound key may have.
     #[schema(min_items = 1, max_items = 7)]
     scopes: Option<Vec<Scope>>,
     /// A named set of scopes. Alternative to `scopes`.
@@ -260,6 +269,13 @@ pub struct CreateKeyRequest {
     /// `2001:db8::/32`. Default: all, or those of the key that creates it.
     #[schema(max_items = 32)]
     allowed_ips: Option<Vec<String>>,
+    /// Binds the key to these queues: it enqueues into them and works on them, in the native API
+    /// alone, and its scopes are among `produce`, `work` and `payload:read`. Default: all queues.
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_KEY_QUEUES)))))]
+    queues: Option<Vec<String>>,
+    /// Binds the key to these job types, likewise.
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_KEY_JOB_TYPES)))))]
+    job_types: Option<Vec<String>>,
     /// The key gets no secret. `POST /v1/keys/exchange` exchanges these tokens for keys of 15
     /// minutes with its rights.
     #[schema(value_type = Option<TrustedTokens>)]
@@ -290,10 +306,18 @@ impl CreateKeyRequest {
             None => KeyOrigin::Secret,
             Some(Object(it)) => KeyOrigin::Tokens(accept_tokens(it, providers, &mut check)),
         };
+        let binding = accept_binding(self.queues, self.job_types, &mut check);
+        let may_have = |it: &Scope| binding.is_none() || KeyBinding::SCOPES.contains(it);
         let preset = self.preset.map(|it| it.scopes().to_vec());
-        let mut scopes = self.scopes.or(preset).unwrap_or_else(|| own.to_vec());
+        let wanted = self.scopes.or(preset);
+        let mut scopes =
+            wanted.unwrap_or_else(|| own.iter().copied().filter(may_have).collect::<Vec<_>>());
         scopes.sort();
         scopes.dedup();
+        if !scopes.iter().all(may_have) {
+            let allowed = KeyBinding::SCOPES.map(Scope::name).join(", ");
+            check.refuse("scopes", format!("of a bound key must be among {allowed}"));
+        }
         if scopes.is_empty() {
             check.refuse("scopes", "must name at least one scope");
         }
@@ -306,9 +330,27 @@ impl CreateKeyRequest {
             require_fence: self.require_fence.unwrap_or_default(),
             strict: self.strict.unwrap_or(true),
             allowed_ips,
+            binding,
             origin,
         })
     }
+}
+
+fn accept_binding(
+    queues: Option<Vec<String>>,
+    job_types: Option<Vec<String>>,
+    check: &mut Check,
+) -> Option<KeyBinding> {
+    let mut names = |field, names: Option<Vec<String>>, max, max_chars| {
+        let mut names = names.unwrap_or_default();
+        check.names(field, &names, max, max_chars);
+        names.sort();
+        names.dedup();
+        names
+    };
+    let queues = names("queues", queues, limits::MAX_KEY_QUEUES, limits::MAX_QUEUE_CHARS);
+    let (max, max_chars) = (limits::MAX_KEY_JOB_TYPES, limits::MAX_JOB_TYPE_CHARS);
+    KeyBinding::of(queues, names("job_types", job_types, max, max_chars))
 }
 
 fn accept_tokens(

@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 
 use crate::{
     app::App,
-    auth::{Anybody, Budget, Caller, Who, body_bytes, project_limits},
+    auth::{Anybody, Bound, Budget, Caller, Who, body_bytes, project_limits},
     domain::{limits as bounds, plan::Limits},
     engine::enqueue::quota,
     error::Error,
@@ -97,7 +97,7 @@ async fn bytes_per_minute(app: &App, project_id: ProjectId, limits: &Limits) -> 
     responses((status = 200, description = "Every limit.", body = LimitList)),
 )]
 pub async fn list(
-    caller: Caller<Anybody>,
+    caller: Caller<Bound<Anybody>>,
     State(app): State<App>,
 ) -> Result<Reply<LimitList>, Error> {
     let (project_id, limits) = (caller.project_id, &caller.limits);

@@ -2,6 +2,7 @@
 
 pub(crate) mod email;
 pub(crate) mod identities;
+pub(crate) mod passkeys;
 pub(crate) mod second_factors;
 
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
@@ -10,7 +11,10 @@ use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use self::identities::{Identity, IdentityList};
+use self::{
+    identities::{Identity, IdentityList},
+    passkeys::Passkey,
+};
 use super::{audit::AuditEntry, auth::Account, error::ErrorBody, projects::Project};
 use crate::{
     accounts::{
@@ -223,6 +227,8 @@ pub struct AccountExport {
     pub sessions: Vec<Session>,
     /// Its identities at login providers.
     pub identities: Vec<Identity>,
+    /// Its passkeys.
+    pub passkeys: Vec<Passkey>,
     /// Projects that it is a member of.
     pub projects: Vec<Project>,
     /// Its security log.
@@ -249,6 +255,8 @@ pub async fn export(person: Person, State(app): State<App>) -> Result<Reply<Acco
     drop(conn);
     let sessions = rows.into_iter().map(|it| Session::of(it, person)).collect();
     let Reply(IdentityList { identities }) = identities::list(person, State(app.clone())).await?;
+    let passkeys = app.accounts.second_factors(id).await?.1.into_iter().map(Passkey::from);
+    let passkeys = passkeys.collect();
     let security_log = security_entries(&app, person).await?;
     let mine = AuditFilter { actor_id: Some(id.to_string()), ..AuditFilter::default() };
     let mut audit_entries = Vec::new();
@@ -265,8 +273,15 @@ pub async fn export(person: Person, State(app): State<App>) -> Result<Reply<Acco
         }
     }
     let projects = memberships.into_iter().map(Project::from).collect();
-    let export =
-        AccountExport { account, sessions, identities, projects, security_log, audit_entries };
+    let export = AccountExport {
+        account,
+        sessions,
+        identities,
+        passkeys,
+        projects,
+        security_log,
+        audit_entries,
+    };
     Ok(Reply(export))
 }
 

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     app::App,
-    auth::{Caller, Control, Cost, Produce, Read},
+    auth::{Bound, Caller, Control, Cost, Produce, Read},
     domain::{
         dependency::{Dependency, When},
         job::{JobState, StoredState},
@@ -29,7 +29,10 @@ use crate::{
         plan::Tenant,
         workflow::{self, BrokenGraph, Member, Node, WorkflowState},
     },
-    engine::jobs::workflows::{self, JobGraph, StateCount, WorkflowJobRow, WorkflowRow},
+    engine::jobs::{
+        bound::check_enqueue,
+        workflows::{self, JobGraph, StateCount, WorkflowJobRow, WorkflowRow},
+    },
     error::Error,
     ids::WorkflowId,
     wire::{
@@ -190,7 +193,7 @@ impl Workflow {
     ),
 )]
 pub async fn create(
-    caller: Caller<Produce>,
+    caller: Caller<Bound<Produce>>,
     State(app): State<App>,
     headers: HeaderMap,
     Once { request, repeat }: Once<CreateWorkflowRequest>,
@@ -202,6 +205,8 @@ pub async fn create(
         .once(&app, &caller, async move |ids: Ids| {
             let (id, tenant) = (ids.workflow(), by.tenant());
             let graph = accept_graph(tenant, ids, request, trace.as_deref())?;
+            let binding = by.who.binding();
+            check_enqueue(&running.engine, tenant.project_id, binding, &graph.jobs).await?;
             workflows::create(&running.engine, tenant, id, graph).await?;
             let workflow = Workflow::find(&running, &by, id).await?;
             let location = Some(format!("/v1/workflows/{id}"));

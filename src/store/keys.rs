@@ -33,6 +33,10 @@ pub struct KeyOwner {
     pub strict: bool,
     /// Networks from which it may be used; none: all.
     pub allowed_ips: Vec<String>,
+    /// Queues that it is bound to; none: all.
+    pub queues: Vec<String>,
+    /// Job types that it is bound to; none: all.
+    pub job_types: Vec<String>,
     /// Whether the operator has suspended the project.
     pub is_suspended: bool,
     /// Whether the project has an owner with a verified address, or no owner at all.
@@ -60,6 +64,10 @@ pub struct ListedKey {
     pub strict: bool,
     /// Networks from which it may be used; none: all.
     pub allowed_ips: Vec<String>,
+    /// Queues that it is bound to; none: all.
+    pub queues: Vec<String>,
+    /// Job types that it is bound to; none: all.
+    pub job_types: Vec<String>,
     /// Whose tokens are exchanged for keys with its rights; none: it has a secret.
     pub token_issuer: Option<String>,
     pub token_subject: Option<String>,
@@ -100,6 +108,10 @@ pub struct NewKey {
     pub strict: bool,
     /// Networks from which it may be used; none: all.
     pub allowed_ips: Vec<String>,
+    /// Queues that it is bound to; none: all.
+    pub queues: Vec<String>,
+    /// Job types that it is bound to; none: all.
+    pub job_types: Vec<String>,
     /// As in [`ListedKey`].
     pub token_issuer: Option<String>,
     pub token_subject: Option<String>,
@@ -138,7 +150,8 @@ pub async fn find_by_secret(
                key.produce_per_minute, key.work_per_minute, key.manage_per_minute,
                case when 'always' in (key.require_fence, project.require_fence)
                    then 'always' else 'ambiguous' end "require_fence!",
-               key.strict, key.allowed_ips, project.suspended_at is not null "is_suspended!",
+               key.strict, key.allowed_ips, key.queues, key.job_types,
+               project.suspended_at is not null "is_suspended!",
                not exists (
                    select from members owner
                    where owner.project_id = project.id and owner.role = 'owner'
@@ -176,17 +189,18 @@ pub async fn insert(
         insert into api_keys (
             project_id, id, name, secret_hash, shown_prefix, shown_end, scopes, expires_at,
             created_by, produce_per_minute, work_per_minute, manage_per_minute, require_fence,
-            strict, allowed_ips, token_issuer, token_subject, is_exchanged
+            strict, allowed_ips, token_issuer, token_subject, is_exchanged, queues, job_types
         )
-        select $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $14, $15, $16, $17, $18, $19
+        select $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $14, $15, $16, $17, $18, $19, $20,
+               $21
         where (
             select count(*) from api_keys
             where project_id = $1 and revoked_at is null and is_exchanged = $19
                 and (expires_at is null or expires_at > now())
         ) < $13
         returning id "id: KeyId", name, shown_prefix, shown_end, scopes, produce_per_minute,
-                  work_per_minute, manage_per_minute, require_fence, strict, allowed_ips, token_issuer,
-                  token_subject, is_exchanged, created_at,
+                  work_per_minute, manage_per_minute, require_fence, strict, allowed_ips, queues,
+                  job_types, token_issuer, token_subject, is_exchanged, created_at,
                   created_by, last_used_at, expires_at, revoked_at,
                   (expires_at is null or expires_at > now()) "is_live!"
         "#,
@@ -209,6 +223,8 @@ pub async fn insert(
         key.token_issuer,
         key.token_subject,
         key.is_exchanged,
+        &key.queues,
+        &key.job_types,
     )
     .fetch_optional(conn)
     .await
@@ -227,8 +243,8 @@ pub async fn list(
         ListedKey,
         r#"
         select id "id: KeyId", name, shown_prefix, shown_end, scopes, produce_per_minute,
-               work_per_minute, manage_per_minute, require_fence, strict, allowed_ips, token_issuer,
-               token_subject, is_exchanged, created_at,
+               work_per_minute, manage_per_minute, require_fence, strict, allowed_ips, queues, job_types,
+               token_issuer, token_subject, is_exchanged, created_at,
                created_by, last_used_at, expires_at, revoked_at,
                (revoked_at is null and (expires_at is null or expires_at > now())) "is_live!"
         from api_keys
@@ -255,8 +271,8 @@ pub async fn created_by(
         ListedKey,
         r#"
         select id "id: KeyId", name, shown_prefix, shown_end, scopes, produce_per_minute,
-               work_per_minute, manage_per_minute, require_fence, strict, allowed_ips, token_issuer,
-               token_subject, is_exchanged, created_at,
+               work_per_minute, manage_per_minute, require_fence, strict, allowed_ips, queues, job_types,
+               token_issuer, token_subject, is_exchanged, created_at,
                created_by, last_used_at, expires_at, revoked_at,
                (revoked_at is null and (expires_at is null or expires_at > now())) "is_live!"
         from api_keys
@@ -281,8 +297,8 @@ pub async fn lock(
         ListedKey,
         r#"
         select id "id: KeyId", name, shown_prefix, shown_end, scopes, produce_per_minute,
-               work_per_minute, manage_per_minute, require_fence, strict, allowed_ips, token_issuer,
-               token_subject, is_exchanged, created_at,
+               work_per_minute, manage_per_minute, require_fence, strict, allowed_ips, queues, job_types,
+               token_issuer, token_subject, is_exchanged, created_at,
                created_by, last_used_at, expires_at, revoked_at,
                (revoked_at is null and (expires_at is null or expires_at > now())) "is_live!"
         from api_keys

@@ -31,6 +31,7 @@ pub mod members;
 pub mod migrate;
 pub mod nodes;
 pub mod operations;
+pub mod passkeys;
 pub mod polls;
 pub mod pools;
 pub mod projects;

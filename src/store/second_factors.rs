@@ -47,6 +47,8 @@ pub async fn is_required(conn: &mut PgConnection, id: AccountId) -> sqlx::Result
         r#"
         select exists (
             select from totp where account_id = $1 and secret is not null
+        ) or exists (
+            select from passkeys where account_id = $1
         ) "is_required!"
         "#,
         id.0,
@@ -141,21 +143,18 @@ pub async fn record_step(conn: &mut PgConnection, id: AccountId, step: i64) -> s
     Ok(())
 }
 
-/// Deletes an account's app and recovery codes. Returns whether logins needed them.
-pub async fn remove(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<bool> {
-    sqlx::query_scalar!(
-        r#"
-        with codes as (
-            delete from recovery_codes where account_id = $1
-        ), app as (
-            delete from totp where account_id = $1 returning secret is not null is_confirmed
-        )
-        select exists (select from app where is_confirmed) "was_required!"
-        "#,
+/// Deletes an account's app. Returns whether it was confirmed.
+pub async fn remove_totp(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<bool> {
+    let confirmed = sqlx::query_scalar!(
+        r#"delete from totp where account_id = $1 returning secret is not null "is_confirmed!""#,
         id.0,
-    )
-    .fetch_one(conn)
-    .await
+    );
+    Ok(confirmed.fetch_optional(conn).await?.unwrap_or(false))
+}
+
+pub async fn delete_recovery_codes(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<()> {
+    sqlx::query!("delete from recovery_codes where account_id = $1", id.0).execute(conn).await?;
+    Ok(())
 }
 
 /// Replaces all recovery codes. Their hashes are 32 bytes each.

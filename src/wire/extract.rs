@@ -23,8 +23,8 @@ use crate::{
     domain::limits,
     error::Error,
     ids::{
-        AccountId, BatchId, IdentityId, InvitationId, JobId, KeyId, OperationId, SessionId,
-        WorkflowId,
+        AccountId, BatchId, IdentityId, InvitationId, JobId, KeyId, OperationId, PasskeyId,
+        SessionId, WorkflowId,
     },
     wire::{json_words, unknown_fields::KnownFields},
 };
@@ -392,6 +392,8 @@ path_ids! {
     SessionInPath(SessionId): "session_id", SessionNotFound;
     /// The identity that the path names.
     IdentityInPath(IdentityId): "identity_id", IdentityNotFound;
+    /// The passkey that the path names.
+    PasskeyInPath(PasskeyId): "passkey_id", PasskeyNotFound;
 }
 
 async fn id_in_path<Id: PathId, S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<Id, Error> {

@@ -273,9 +273,9 @@ story("a viewer may look and not touch", async (page, { base, api }) => {
   eve.on("request", (it) => requested.push(it.url()));
   // As from a web mail: another site has the link.
   const mail = createServer((_, answer) => answer.setHeader("content-type", "text/html").end(`<a href="${link}">Open</a>`));
-  await new Promise((resolve) => { mail.listen(0, "localhost", resolve); });
+  await new Promise((resolve) => { mail.listen(0, "127.0.0.1", resolve); });
   try {
-    await eve.goto(`http://localhost:${mail.address().port}/`);
+    await eve.goto(`http://127.0.0.1:${mail.address().port}/`);
     await eve.click("text=Open");
     await eve.locator("h1", { hasText: "You are invited to Acme" }).waitFor();
   } finally {
@@ -300,13 +300,62 @@ story("a viewer may look and not touch", async (page, { base, api }) => {
   await eve.context().close();
 });
 
+story("a passkey is added, logs in without a password, and is asked for after it", async (page, { email }) => {
+  const session = await page.context().newCDPSession(page);
+  await session.send("WebAuthn.enable");
+  await session.send("WebAuthn.addVirtualAuthenticator", {
+    options: {
+      protocol: "ctap2", transport: "internal", hasResidentKey: true, hasUserVerification: true,
+      isUserVerified: true, automaticPresenceSimulation: true,
+    },
+  });
+  const account = `${server.url}/console/account`;
+  await page.goto(account);
+  await page.click("text=Add a passkey");
+  await page.fill("[name=name]", "laptop");
+  await check(page, "the page that creates a passkey");
+  await page.click("text=Create the passkey");
+  await page.locator("#codes").waitFor();
+  assert.equal((await page.textContent("#codes")).trim().split("\n").length, 10);
+  await page.click("text=I have stored them");
+  await page.locator("th", { hasText: "laptop" }).waitFor();
+  // The same device has one of this account already.
+  await page.click("text=Add a passkey");
+  await page.fill("[name=name]", "again");
+  await page.click("text=Create the passkey");
+  await page.locator("#problem", { hasText: "has a passkey of your account already" }).waitFor();
+
+  const logOut = async () => {
+    await page.goto(account);
+    await page.click("text=Log out");
+    await page.locator("h1", { hasText: "Log in" }).waitFor();
+  };
+  await logOut();
+  await check(page, "the login with a passkey");
+  await page.click("text=Use a passkey");
+  await page.locator("nav.side").waitFor();
+  await logOut();
+  await page.fill("[name=email]", email);
+  await page.fill("[name=password]", PASSWORD);
+  await page.click("main button.primary");
+  await page.locator("h1", { hasText: "One more step" }).waitFor();
+  await page.click("text=Use a passkey");
+  await page.locator("nav.side").waitFor();
+
+  await page.goto(`${server.url}/console/step-up?next=/console/account`);
+  await page.click("text=Use a passkey");
+  await page.locator("h1", { hasText: "Account" }).waitFor();
+  await page.click("text=Remove");
+  await page.locator(".done", { hasText: "cannot log in any more" }).waitFor();
+});
+
 story("another site cannot press a button", async (page, { base, api }) => {
   await api.enqueue({ job_type: "t", queue: "q" });
   const trap = `<form method="post" action="${base}/do/queues_pause"><input name="queue" value="q"><button>Win</button></form>`;
   const site = createServer((_, answer) => answer.setHeader("content-type", "text/html").end(trap));
-  await new Promise((resolve) => { site.listen(0, "localhost", resolve); });
+  await new Promise((resolve) => { site.listen(0, "127.0.0.1", resolve); });
   try {
-    await page.goto(`http://localhost:${site.address().port}/`);
+    await page.goto(`http://127.0.0.1:${site.address().port}/`);
     const [answer] = await Promise.all([page.waitForResponse(/queues_pause/), page.click("text=Win")]);
     assert.equal((await answer.request().allHeaders())["sec-fetch-site"], "cross-site");
     assert.equal(answer.status(), 403);

@@ -42,13 +42,15 @@ export async function startServer() {
   chmodSync(folder, 0o755);
   const [port, operator] = [await freePort(), await freePort()];
   const ready = path.join(folder, "ready");
+  // By a name: browsers use no passkeys at addresses.
+  const url = `http://localhost:${port}`;
   const child = spawn(BINARY, [
     "dev", "--data-dir", path.join(folder, "data"), "--listen", `127.0.0.1:${port}`,
     "--metrics-listen", `127.0.0.1:${operator}`, "--ready-file", ready, "--trusted-proxies", "127.0.0.1",
+    "--public-url", url,
   ], { stdio: ["ignore", "ignore", "inherit"], env: { ...process.env, FENCEPOST_LOG: "warn" } });
   await until("the server is ready", () => existsSync(ready) && readFileSync(ready, "utf8").includes("api_key"), 60);
   const { api_key: key } = JSON.parse(readFileSync(ready, "utf8"));
-  const url = `http://127.0.0.1:${port}`;
   const stop = async () => {
     const ended = new Promise((resolve) => child.once("exit", resolve));
     child.kill("SIGTERM");

@@ -118,11 +118,13 @@ pub async fn post_from(t: &TestProject, path: &str, body: Value, address: &str) 
 }
 
 mod accounts;
+mod bound_keys;
 mod claims;
 mod email_change;
 mod keys;
 mod master_keys;
 mod members;
+mod passkeys;
 mod passwords;
 mod payloads;
 mod providers;

@@ -265,6 +265,8 @@ fn every_tenants_key_and_index_begins_with_the_project() {
         "accounts_by_age",
         "accounts_unverified",
         "identities_by_subject",
+        "passkeys_by_credential",
+        "used_challenges_by_age",
         "totp_by_end",
         "email_changes_by_age",
         "login_challenges_by_account",

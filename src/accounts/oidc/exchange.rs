@@ -16,6 +16,7 @@ use crate::{
     },
     domain::{
         access::Scope,
+        binding::KeyBinding,
         lease::RequireFence,
         limits::{EXCHANGED_KEY_SECONDS, MAX_EXCHANGED_KEYS, MAX_NAME_CHARS},
         text,
@@ -134,6 +135,7 @@ fn exchanged(key: &ListedKey, expires_at: DateTime<Utc>) -> KeyRequest {
         require_fence: RequireFence::of_name(&key.require_fence),
         strict: key.strict,
         allowed_ips: keys::read_networks(&key.allowed_ips),
+        binding: KeyBinding::of(key.queues.clone(), key.job_types.clone()),
         origin: KeyOrigin::Exchanged,
     }
 }

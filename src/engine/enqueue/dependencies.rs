@@ -64,6 +64,15 @@ impl TiedJob {
         let path = String::new();
         Self { job, on_conflict, is_continuation: false, is_id_given: false, path }
     }
+
+    /// The field of the request that names a parent.
+    #[must_use]
+    pub fn parent_field(&self, ordinal: i16) -> String {
+        match self.is_continuation {
+            true => format!("{}parent_job_id", self.path),
+            false => format!("{}depends_on[{ordinal}]", self.path),
+        }
+    }
 }
 
 /// The result for one job of a request.
@@ -305,13 +314,10 @@ async fn tie(
         }
     }
     let (mut edges, mut more, mut tied) = (Vec::new(), HashMap::new(), Vec::new());
-    for TiedJob { job, path, is_continuation, .. } in new {
-        let mut job = job.clone();
+    for it in new {
+        let mut job = it.job.clone();
         for (ordinal, dependency) in (0_i16..).zip(parents_of(&job)) {
-            let field = match is_continuation {
-                true => format!("{path}parent_job_id"),
-                false => format!("{path}depends_on[{ordinal}]"),
-            };
+            let field = it.parent_field(ordinal);
             let Dependency { parent, when } = dependency;
             let is_met = is_met(found.get(&parent), dependency, field)?;
             if !is_met {
@@ -370,6 +376,11 @@ async fn join_batches(
     Ok(())
 }
 
+/// The refusal of a dependency on a job that the project does not have.
+pub fn no_parent(field: String, parent: JobId) -> Error {
+    Error::invalid(field, format!("the project has no job {parent}"))
+}
+
 /// Whether a dependency is met already.
 fn is_met(
     found: Option<&Parent>,
@@ -377,8 +388,7 @@ fn is_met(
     field: String,
 ) -> Result<bool, Failed> {
     let Some(found) = found else {
-        let message = format!("the project has no job {parent}");
-        return Err(Failed::Refused(Error::invalid(field, message)));
+        return Err(Failed::Refused(no_parent(field, parent)));
     };
     match found.end {
         None => Ok(false),

@@ -1,5 +1,6 @@
 //! Reading jobs, for the native API and all adapters.
 
+pub mod bound;
 pub mod control;
 pub mod dead_letters;
 pub mod explain;

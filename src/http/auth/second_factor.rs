@@ -5,16 +5,16 @@ use secrecy::SecretString;
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use super::{SessionReply, check_length};
+use super::{SessionReply, check_length, passkeys::PasskeyProof};
 use crate::{
-    accounts::{Client, Proof},
+    accounts::{Client, Proof, SecondStep},
     app::App,
     auth::Person,
     domain::limits,
     error::Error,
     http::error::ErrorBody,
     wire::{
-        extract::{Json, RequestBody},
+        extract::{Json, Object, RequestBody},
         openapi::chars,
     },
 };
@@ -52,10 +52,11 @@ pub async fn complete_login(
     Json(request): Json<LoginCodeRequest>,
 ) -> Result<Reply<SessionReply>, Error> {
     let LoginCodeRequest { login_token, code } = request;
-    Ok(Reply(app.accounts.complete_login(&login_token, &code, &client).await?.into()))
+    let step = SecondStep::Code(code);
+    Ok(Reply(app.accounts.complete_login(&login_token, &step, &client).await?.into()))
 }
 
-/// Password or code.
+/// Password, code or passkey.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"code": "492039"}))]
@@ -66,9 +67,14 @@ pub struct StepUpRequest {
     /// Code of the authenticator app, or a recovery code, if the account has a second factor.
     #[schema(value_type = Option<String>, extensions(("bounds" = json!(chars(0, limits::MAX_CODE_CHARS)))))]
     code: Option<SecretString>,
+    /// Answer of a passkey to `POST /v1/auth/passkeys/options`, in place of a code.
+    #[schema(value_type = Option<PasskeyProof>)]
+    passkey: Option<Object<PasskeyProof>>,
 }
 
-impl RequestBody for StepUpRequest {}
+impl RequestBody for StepUpRequest {
+    const MAX_BYTES: usize = limits::MAX_PASSKEY_BYTES;
+}
 
 /// Prove that it is you.
 ///
@@ -81,7 +87,7 @@ impl RequestBody for StepUpRequest {}
     responses(
         (status = 204, description = "Stepped up for 15 minutes."),
         (status = 400, description = "The other proof is needed.", body = ErrorBody),
-        (status = 401, description = "No live session, or the password or code is wrong.", body = ErrorBody),
+        (status = 401, description = "No live session, or the password, code or passkey is wrong.", body = ErrorBody),
         (status = 429, description = "Too many attempts.", body = ErrorBody),
     ),
 )]
@@ -91,13 +97,17 @@ pub async fn step_up(
     Extension(client): Extension<Client>,
     Json(request): Json<StepUpRequest>,
 ) -> Result<StatusCode, Error> {
-    let proof = match (request.password, request.code) {
-        (Some(password), None) => {
+    let proof = match (request.password, request.code, request.passkey) {
+        (Some(password), None, None) => {
             check_length("password", &password)?;
             Proof::Password(password)
         }
-        (None, Some(code)) => Proof::Code(code),
-        _ => return Err(Error::invalid("code", "send either `password` or `code`")),
+        (None, Some(code), None) => Proof::Code(code),
+        (None, None, Some(Object(passkey))) => Proof::Passkey(passkey.read("passkey.")?),
+        _ => {
+            let message = "send one of `password`, `code` and `passkey`";
+            return Err(Error::invalid("code", message));
+        }
     };
     app.accounts.step_up(person.bearer, proof, &client).await?;
     Ok(StatusCode::NO_CONTENT)

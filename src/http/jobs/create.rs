@@ -14,9 +14,12 @@ use super::{
 };
 use crate::{
     app::App,
-    auth::{Caller, Cost, Produce},
+    auth::{Bound, Caller, Cost, Produce},
     domain::{limits, plan::Tenant},
-    engine::enqueue::{self, Enqueued, dependencies::TiedJob},
+    engine::{
+        enqueue::{self, Enqueued, dependencies::TiedJob},
+        jobs::bound::check_enqueue,
+    },
     error::Error,
     http::{
         error::ErrorBody,
@@ -69,20 +72,22 @@ pub struct EnqueueBatchReply {
     ),
 )]
 pub async fn create(
-    caller: Caller<Produce>,
+    caller: Caller<Bound<Produce>>,
     State(app): State<App>,
     headers: HeaderMap,
     Once { mut request, repeat }: Once<EnqueueRequest>,
 ) -> Result<Response, Error> {
     let repeat = repeat.or_key(request.idempotency_key.take())?;
     let trace = traceparent(&headers).map(str::to_owned);
-    let (running, tenant) = (app.clone(), caller.tenant());
+    let (running, by, tenant) = (app.clone(), caller.who.clone(), caller.tenant());
     repeat
         .once(&app, &caller, async move |ids: Ids| {
             let mut check = Check::default();
             let tied = accept(tenant, ids.job(0), request, trace.as_deref(), &mut check)?;
             check.finish()?;
-            let mut stored = enqueue::store(&running.engine, tenant, vec![tied]).await?;
+            let jobs = vec![tied];
+            check_enqueue(&running.engine, tenant.project_id, by.binding(), &jobs).await?;
+            let mut stored = enqueue::store(&running.engine, tenant, jobs).await?;
             let Enqueued { row, is_new } = stored.pop().ok_or(Error::InDoubt)?;
             let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
             Ok(Answer::job(status, Job::read(row)?))
@@ -108,17 +113,18 @@ pub async fn create(
     ),
 )]
 pub async fn create_batch(
-    caller: Caller<Produce>,
+    caller: Caller<Bound<Produce>>,
     State(app): State<App>,
     headers: HeaderMap,
     Once { request, repeat }: Once<EnqueueBatchRequest>,
 ) -> Result<Response, Error> {
     caller.charge(&app, "jobs", Cost::Items(request.jobs.len())).await?;
     let trace = traceparent(&headers).map(str::to_owned);
-    let (running, tenant) = (app.clone(), caller.tenant());
+    let (running, by, tenant) = (app.clone(), caller.who.clone(), caller.tenant());
     repeat
         .once(&app, &caller, async move |ids: Ids| {
             let jobs = accept_batch(tenant, ids, request, trace.as_deref())?;
+            check_enqueue(&running.engine, tenant.project_id, by.binding(), &jobs).await?;
             let stored = enqueue::store(&running.engine, tenant, jobs).await?;
             let jobs =
                 stored.into_iter().map(|it| Job::read(it.row)).collect::<Result<_, Error>>()?;

@@ -6,6 +6,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::passkeys::Passkey;
 use crate::{
     accounts::Client,
     app::App,
@@ -22,12 +23,14 @@ use crate::{
 /// Second factors of an account.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct SecondFactors {
-    /// When the authenticator app was confirmed; null: there is none, and logins need the password
-    /// alone.
+    /// When the authenticator app was confirmed; null: there is none.
     #[schema(required)]
     pub totp_confirmed_at: Option<DateTime<Utc>>,
     /// Recovery codes that were not used.
     pub recovery_codes_left: i64,
+    /// Passkeys, oldest first: at most ten. Without one and without an app, logins need the
+    /// password alone.
+    pub passkeys: Vec<Passkey>,
 }
 
 /// Read your second factors.
@@ -36,10 +39,11 @@ pub struct SecondFactors {
     responses((status = 200, description = "Your second factors.", body = SecondFactors)),
 )]
 pub async fn get(person: Person, State(app): State<App>) -> Result<Reply<SecondFactors>, Error> {
-    let found = app.accounts.second_factors(person.bearer.account_id).await?;
+    let (found, passkeys) = app.accounts.second_factors(person.bearer.account_id).await?;
     Ok(Reply(SecondFactors {
         totp_confirmed_at: found.totp_confirmed_at,
         recovery_codes_left: found.recovery_codes,
+        passkeys: passkeys.into_iter().map(Passkey::from).collect(),
     }))
 }
 
@@ -122,11 +126,12 @@ pub async fn confirm_totp(
 
 /// Remove the authenticator app.
 ///
-/// Removes the recovery codes, too. Needs a session that was stepped up.
+/// With the last second factor, it removes the recovery codes, too. Needs a session that was
+/// stepped up.
 #[utoipa::path(
     delete, path = "/me/second-factors/totp", tag = "accounts", operation_id = "me_remove_totp", security(("session" = [])),
     responses(
-        (status = 204, description = "Logins need the password alone."),
+        (status = 204, description = "Removed."),
         (status = 403, description = "The session must be stepped up.", body = ErrorBody),
     ),
 )]

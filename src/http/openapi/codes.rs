@@ -43,6 +43,15 @@ const OF_ENQUEUES: &[&str] =
 /// Codes of what a worker says of its attempt.
 const OF_ATTEMPTS: &[&str] =
     &["fence_required", "invalid_state", "job_not_found", "stale_lease", "worker_mismatch"];
+/// Codes of heartbeats; that of a worker may deregister it.
+const OF_BEATS: &[&str] = &[
+    "fence_required",
+    "invalid_state",
+    "job_not_found",
+    "stale_lease",
+    "worker_mismatch",
+    "worker_not_found",
+];
 /// Codes of schedules.
 const OF_SCHEDULES: &[&str] =
     &["invalid_cron_expression", "invalid_timezone", "recurring_job_type_conflict"];
@@ -50,11 +59,13 @@ const OF_SCHEDULES: &[&str] =
 const OF_OPERATION: &[(&str, &[&str])] = &[
     ("auth_login", &["code_required", "invalid_credentials"]),
     ("auth_login_code", &["invalid_code", "invalid_credentials"]),
+    ("auth_login_passkey", &["invalid_credentials", "passkey_refused", "suspended"]),
+    ("auth_passkey_options", &["passkey_refused"]),
     ("auth_password", &["invalid_credentials", "step_up_required"]),
     ("auth_password_reset_confirm", &["invalid_token"]),
     ("auth_refresh", &["invalid_credentials"]),
     ("auth_signup", &["invalid_token", "quota_exceeded", "signup_closed"]),
-    ("auth_step_up", &["invalid_code", "invalid_credentials"]),
+    ("auth_step_up", &["invalid_code", "invalid_credentials", "passkey_refused"]),
     ("auth_verify", &["email_taken", "invalid_token"]),
     ("dead_letters_delete", &["invalid_state"]),
     ("dead_letters_retry", &["invalid_state", "parent_terminal", "unique_conflict"]),
@@ -70,6 +81,7 @@ const OF_OPERATION: &[(&str, &[&str])] = &[
     ("keys_rename", &["role_exceeds_caller"]),
     ("keys_revoke", &["keys_remain", "role_exceeds_caller"]),
     ("keys_rotate", &["role_exceeds_caller", "step_up_required"]),
+    ("me_add_passkey", &["passkey_refused", "quota_exceeded", "step_up_required"]),
     ("me_add_totp", &["step_up_required"]),
     ("me_change_email", &["step_up_required"]),
     ("me_confirm_email", &["email_taken", "invalid_token"]),
@@ -81,6 +93,8 @@ const OF_OPERATION: &[(&str, &[&str])] = &[
     ("me_end_session", &["session_not_found"]),
     ("me_unlink_identity", &["identity_not_found", "step_up_required"]),
     ("me_new_recovery_codes", &["step_up_required"]),
+    ("me_passkey_options", &["passkey_refused", "step_up_required"]),
+    ("me_remove_passkey", &["passkey_not_found", "step_up_required"]),
     ("me_remove_totp", &["step_up_required"]),
     (
         "members_remove",
@@ -100,7 +114,7 @@ const OF_OPERATION: &[(&str, &[&str])] = &[
     ("workers_ack", OF_ATTEMPTS),
     ("workers_deregister", &["worker_not_found"]),
     ("workers_events", OF_ATTEMPTS),
-    ("workers_heartbeat", OF_ATTEMPTS),
+    ("workers_heartbeat", OF_BEATS),
     ("workers_logs", OF_ATTEMPTS),
     ("workflows_create", &["batch_completed", "queue_full"]),
 ];

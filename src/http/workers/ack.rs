@@ -10,9 +10,12 @@ use utoipa::ToSchema;
 use super::{accept_fence, accept_job_id};
 use crate::{
     app::App,
-    auth::{Caller, Cost, Settling},
+    auth::{Bound, Caller, Cost, Settling},
     domain::{limits, text::ErrorReport},
-    engine::settle::{self, Ack, Acked, AttemptEnd, Failure},
+    engine::{
+        jobs::bound::Reach,
+        settle::{self, Ack, Acked, AttemptEnd, Failure},
+    },
     error::Error,
     http::error::{self, ApiError, ErrorBody},
     ids::{JobKey, LeaseId},
@@ -142,11 +145,12 @@ impl From<Acked> for AckReply {
     ),
 )]
 pub async fn ack(
-    caller: Caller<Settling>,
+    caller: Caller<Bound<Settling>>,
     State(app): State<App>,
     Json(request): Json<AckRequest>,
 ) -> Result<Reply<AckReply>, Error> {
-    let acked = settle_one(&caller, &app, request, "").await?;
+    let reach = read_reach(&caller, &app, std::slice::from_ref(&request).iter()).await?;
+    let acked = settle_one(&caller, &app, &reach, request, "").await?;
     Ok(Reply(acked.into()))
 }
 
@@ -209,7 +213,7 @@ pub struct AckBatchResult {
     ),
 )]
 pub async fn ack_batch(
-    caller: Caller<Settling>,
+    caller: Caller<Bound<Settling>>,
     State(app): State<App>,
     Extension(RequestId(request_id)): Extension<RequestId>,
     Json(request): Json<AckBatchRequest>,
@@ -223,9 +227,10 @@ pub async fn ack_batch(
     // Before it is charged: what is refused here must cost nothing.
     let _turn = settle::take_turn(&app.engine, caller.project_id, sent).await?;
     caller.charge(&app, "acks", Cost::Items(sent)).await?;
+    let reach = read_reach(&caller, &app, request.acks.iter().map(|Object(it)| it)).await?;
     let results = request.acks.into_iter().enumerate().map(async |(index, Object(ack))| {
         let job_id = ack.job_id.clone();
-        match settle_one(&caller, &app, ack, &format!("acks[{index}].")).await {
+        match settle_one(&caller, &app, &reach, ack, &format!("acks[{index}].")).await {
             Ok(acked) => {
                 let AckReply { action, retry_at, children_activated } = acked.into();
                 let (status, action) = (200, Some(action));
@@ -244,14 +249,25 @@ pub async fn ack_batch(
     Ok(Reply(AckBatchReply { results: join_all(results).await }))
 }
 
-async fn settle_one(
-    caller: &Caller<Settling>,
+async fn read_reach(
+    caller: &Caller<Bound<Settling>>,
     app: &App,
+    acks: impl Iterator<Item = &AckRequest>,
+) -> Result<Reach, Error> {
+    let ids = acks.filter_map(|it| it.job_id.parse().ok());
+    Reach::read(&app.engine, caller.project_id, caller.who.binding(), ids).await
+}
+
+async fn settle_one(
+    caller: &Caller<Bound<Settling>>,
+    app: &App,
+    reach: &Reach,
     request: AckRequest,
     path: &str,
 ) -> Result<Acked, Error> {
     let worker = (caller.project_id, request.worker_id.as_str().into());
     let mut ack = accept(request, path)?;
+    reach.check(ack.job_id)?;
     app.engine.registry.record_seen(&worker, &[], &[]);
     let key = JobKey { project_id: caller.project_id, id: ack.job_id };
     ack.fence =

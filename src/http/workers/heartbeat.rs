@@ -9,9 +9,10 @@ use utoipa::ToSchema;
 use super::{accept_fence, accept_job_id};
 use crate::{
     app::App,
-    auth::{Beating, Caller, Cost},
+    auth::{Beating, Bound, Caller, Cost},
     domain::{lease::RequireFence, limits, worker::WorkerState},
     engine::{
+        jobs::bound::{self, Reach},
         settle::{
             self,
             heartbeat::{self, Advice, Beat},
@@ -154,7 +155,7 @@ impl From<Advice> for HeartbeatStatus {
     ),
 )]
 pub async fn heartbeat(
-    caller: Caller<Beating>,
+    caller: Caller<Bound<Beating>>,
     State(app): State<App>,
     Json(request): Json<HeartbeatRequest>,
 ) -> Result<Reply<HeartbeatReply>, Error> {
@@ -176,6 +177,8 @@ pub async fn heartbeat(
     check.finish()?;
     app.engine.registry.record_seen(&worker, &[], &[]);
     let key = JobKey { project_id: caller.project_id, id: accept_job_id(&job_id)? };
+    let binding = caller.who.binding();
+    Reach::read(&app.engine, key.project_id, binding, [key.id]).await?.check(key.id)?;
     let fence = settle::name_attempt(&app.engine, key, fence, caller.who.require_fence()).await?;
     let beat = Beat { key, fence, progress: request.progress };
     let status = Some(heartbeat::heartbeat(&app.engine, beat).await?.into());
@@ -190,7 +193,7 @@ fn check_progress(check: &mut Check, progress: Option<f32>) {
 
 /// A heartbeat of a whole worker.
 async fn beat(
-    caller: &Caller<Beating>,
+    caller: &Caller<Bound<Beating>>,
     app: &App,
     request: HeartbeatRequest,
 ) -> Result<Reply<HeartbeatReply>, Error> {
@@ -238,8 +241,15 @@ async fn beat(
     }
     check.finish()?;
     caller.charge(app, field, Cost::Leases(names.len())).await?;
-    let key = (caller.project_id, request.worker_id.into());
+    let key: workers::WorkerKey = (caller.project_id, request.worker_id.into());
     let state = request.state.unwrap_or(WorkerState::Running);
+    let binding = caller.who.binding();
+    if state == WorkerState::Terminated {
+        bound::check_worker(&app.engine, key.0, &key.1, binding).await?;
+    }
+    let ids = beats.iter().map(|it| it.key.id);
+    let reach = Reach::read(&app.engine, caller.project_id, binding, ids).await?;
+    beats.retain(|it| reach.includes(it.key.id));
     let (wanted, leases) = workers::beat(&app.engine, &key, state, beats).await?;
     let leases: HashMap<_, _> = leases.into_iter().collect();
     let reply = |(job_id, id): (String, Option<JobId>)| {

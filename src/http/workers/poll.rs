@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::{
     app::App,
-    auth::{Caller, Polling},
+    auth::{Bound, Caller, Polling},
     domain::{job::JobState, lease::heartbeat_interval_seconds, limits, worker::WorkerState},
     engine::{
         dispatch::{self, LeasedDelivery, Poll},
@@ -206,15 +206,24 @@ impl PolledJob {
     ),
 )]
 pub async fn poll(
-    caller: Caller<Polling>,
+    caller: Caller<Bound<Polling>>,
     State(app): State<App>,
     Extension(ClientGone(gone)): Extension<ClientGone>,
     Json(request): Json<PollRequest>,
 ) -> Result<Response, Error> {
-    let poll = accept(caller.project_id, request)?;
+    let mut poll = accept(caller.project_id, request)?;
+    let binding = caller.who.binding();
+    if let Some(binding) = binding {
+        poll.job_types = binding.narrow(&poll.queues, poll.job_types)?;
+    }
     let (queues, revoked) = (poll.queues.clone(), caller.until_revoked(&app));
     let delivery = dispatch::poll(&app.engine, poll, &gone, revoked).await?;
-    let jobs: Vec<_> = delivery.jobs().iter().map(PolledJob::of).collect::<Result<_, _>>()?;
+    // A repeated poll gets the jobs that it got before, maybe with another key.
+    let is_shown = |it: &&LeasedDelivery| {
+        binding.is_none_or(|binding| binding.includes(&it.job.queue, &it.job.job_type))
+    };
+    let jobs = delivery.jobs().iter().filter(is_shown).map(PolledJob::of);
+    let jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
     let warnings = match jobs.is_empty() {
         true => super::warnings(&app, caller.project_id, &queues).await,
         false => Vec::new(),

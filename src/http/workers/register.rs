@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 
 use crate::{
     app::App,
-    auth::{Caller, Registering},
+    auth::{Bound, Caller, Registering},
     domain::{access::Permission, cron, limits},
     engine::{
         schedules::{self, RegisteredSchedule},
@@ -135,7 +135,7 @@ pub enum RegisterStatus {
     ),
 )]
 pub async fn register(
-    caller: Caller<Registering>,
+    caller: Caller<Bound<Registering>>,
     State(app): State<App>,
     Json(request): Json<RegisterRequest>,
 ) -> Result<Reply<RegisterReply>, Error> {
@@ -151,7 +151,7 @@ pub async fn register(
 
 async fn keep_schedules(
     app: &App,
-    caller: &Caller<Registering>,
+    caller: &Caller<Bound<Registering>>,
     sent: &[serde_json::Value],
 ) -> Result<Vec<RejectedSchedule>, Error> {
     let (mut kept, mut rejected) = (Vec::new(), Vec::new());

@@ -8,9 +8,12 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::{
     app::App,
-    auth::{Caller, Manage, Read, Work},
+    auth::{Bound, Caller, Manage, Read, Work},
     domain::{limits, worker::WorkerState},
-    engine::workers::{self, WorkerKey, WorkerRow},
+    engine::{
+        jobs::bound,
+        workers::{self, WorkerKey, WorkerRow},
+    },
     error::Error,
     http::{
         audit::{self, NewAuditEntry},
@@ -181,14 +184,15 @@ pub struct DeregisterReply {
     ),
 )]
 pub async fn deregister(
-    caller: Caller<Work>,
+    caller: Caller<Bound<Work>>,
     State(app): State<App>,
     Json(request): Json<DeregisterRequest>,
 ) -> Result<Reply<DeregisterReply>, Error> {
     let mut check = Check::default();
     check.name("worker_id", &request.worker_id, limits::MAX_WORKER_ID_CHARS);
     check.finish()?;
-    let key = (caller.project_id, request.worker_id.into());
+    let key: WorkerKey = (caller.project_id, request.worker_id.into());
+    bound::check_worker(&app.engine, key.0, &key.1, caller.who.binding()).await?;
     let released = workers::deregister(&app.engine, &key).await?;
     Ok(Reply(DeregisterReply { status: WorkerState::Terminated, released }))
 }

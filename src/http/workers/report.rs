@@ -10,9 +10,12 @@ use utoipa::ToSchema;
 use super::accept_job_id;
 use crate::{
     app::App,
-    auth::{Caller, Cost, Work},
+    auth::{Bound, Caller, Cost, Work},
     domain::{history, limits, text},
-    engine::settle::attempt_reports::{self, AttemptLogs, LogChunk, NewEvent, ShownFence},
+    engine::{
+        jobs::bound::Reach,
+        settle::attempt_reports::{self, AttemptLogs, LogChunk, NewEvent, ShownFence},
+    },
     error::Error,
     http::error::ErrorBody,
     ids::{JobId, JobKey},
@@ -83,7 +86,7 @@ pub struct EventsReply {
     ),
 )]
 pub async fn events(
-    caller: Caller<Work>,
+    caller: Caller<Bound<Work>>,
     State(app): State<App>,
     Json(request): Json<EventsRequest>,
 ) -> Result<Reply<EventsReply>, Error> {
@@ -117,8 +120,21 @@ pub async fn events(
     check.finish()?;
     caller.charge(&app, "events", Cost::Items(events.len())).await?;
     app.engine.registry.record_seen(&(caller.project_id, worker_id.into()), &[], &[]);
+    let ids = shown.iter().map(|it| it.job_id);
+    check_reach(&app, &caller, ids).await?;
     let ids = attempt_reports::record_events(&app.engine, caller.tenant(), &shown, events).await?;
     Ok(Reply(EventsReply { ids: ids.iter().map(ToString::to_string).collect() }))
+}
+
+/// One job that the key may not use refuses all, as an unknown one does.
+async fn check_reach(
+    app: &App,
+    caller: &Caller<Bound<Work>>,
+    ids: impl Iterator<Item = JobId> + Clone,
+) -> Result<(), Error> {
+    let binding = caller.who.binding();
+    let reach = Reach::read(&app.engine, caller.project_id, binding, ids.clone()).await?;
+    ids.into_iter().try_for_each(|it| reach.check(it))
 }
 
 fn shown_by(worker_id: &str, job_id: JobId, attempt: i32) -> ShownFence {
@@ -212,7 +228,7 @@ pub struct LogsReply {
     ),
 )]
 pub async fn logs(
-    caller: Caller<Work>,
+    caller: Caller<Bound<Work>>,
     State(app): State<App>,
     Json(request): Json<LogsRequest>,
 ) -> Result<Reply<LogsReply>, Error> {
@@ -257,6 +273,7 @@ pub async fn logs(
     }
     check.finish()?;
     app.engine.registry.record_seen(&(caller.project_id, worker_id.into()), &[], &[]);
+    check_reach(&app, &caller, attempts.iter().map(|it| it.shown.job_id)).await?;
     let kept = attempt_reports::keep_logs(&app.engine, caller.tenant(), &attempts).await?;
     Ok(Reply(LogsReply {
         accepted: kept.accepted,

@@ -132,6 +132,12 @@ pub async fn prune_people(
                 select secret_hash from login_challenges where expires_at < now() limit 500
             )
             returning 1
+        ), old_challenges as (
+            delete from used_challenges
+            where challenge in (
+                select challenge from used_challenges where expires_at < now() limit 500
+            )
+            returning 1
         ), old_apps as (
             delete from totp
             where account_id in (

@@ -222,6 +222,14 @@ async fn work_with_oneself(p: &mut Presser<'_>, owner: &Person) {
     let identity = text(&owner.get("/v1/me/identities").await.is(200)["identities"][0]["id"]);
     let form = [("identity_id", identity.as_str()), ("back", "/console/account")];
     p.press_own("me_unlink_identity", &form).await;
+    let sql = "insert into passkeys (account_id, id, name, credential_id, public_key, sign_count)
+               select id, gen_random_uuid(), 'laptop', '\\x01', '\\xa0', 0
+               from accounts where email = 'owner@example.com'";
+    t.database.execute(sql).await;
+    let factors = owner.get("/v1/me/second-factors").await.is(200);
+    let passkey = text(&factors["passkeys"][0]["id"]);
+    let form = [("passkey_id", passkey.as_str()), ("back", "/console/account")];
+    p.press_own("me_remove_passkey", &form).await;
     let host = Person::sign_up(t, "host@example.com").await;
     host.join(t, Role::Owner).await;
     let theirs = text(&host.made["project"]["slug"]);

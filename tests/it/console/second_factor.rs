@@ -73,7 +73,7 @@ fn an_app_is_added_by_its_picture_and_asked_for_at_login() {
         let removed = browser.post("/console/do/me_remove_totp", &[("back", "/console/account")]);
         removed.await.goes("/console/account?done=me_remove_totp");
         let page = browser.get("/console/account?done=me_remove_totp").await;
-        page.says(200, "A login needs the password alone.");
+        page.says(200, "The authenticator app is removed.");
     });
 }
 

@@ -33,6 +33,8 @@ pub struct Stage {
     pub signup: Signup,
     /// The plan of new projects.
     pub default_plan: String,
+    /// How browsers reach it; none: by its address.
+    pub public_url: Option<String>,
     /// The pause between two canaries.
     pub canary: Option<Duration>,
     /// How long connections are accepted once it stops.
@@ -59,6 +61,7 @@ impl Default for Stage {
             redis_budget: Duration::from_secs(2),
             signup: Signup::Open,
             default_plan: "free".to_owned(),
+            public_url: None,
             canary: None,
             linger: Duration::ZERO,
             connections: 20_000,
@@ -114,7 +117,7 @@ impl TestServer {
                 signup: stage.signup,
                 plans: Plans::built_in(),
                 default_plan: stage.default_plan,
-                public_url: url.clone(),
+                public_url: stage.public_url.unwrap_or_else(|| url.clone()),
                 security_contact: stage.security_contact,
                 scanner_keys: stage.scanner_keys,
                 providers: stage.providers,

@@ -37,6 +37,9 @@ pub fn people_limits() -> Vec<(&'static str, String)> {
             format!("waits {} s for its first code", limits::PENDING_TOTP_SECONDS),
         ),
         ("recovery codes", limits::RECOVERY_CODES.to_string()),
+        ("passkeys of an account", limits::MAX_PASSKEYS.to_string()),
+        ("the question of a passkey", format!("valid for {} s", limits::PASSKEY_SECONDS)),
+        ("the answer of a passkey", format!("{} bytes", limits::MAX_PASSKEY_BYTES)),
         ("identities at login providers, of an account", limits::MAX_IDENTITIES.to_string()),
         ("a login with a provider", format!("valid for {} s", accounts::oidc::LOGIN_SECONDS)),
         ("the mail that verifies an address", format!("valid for {} s", limits::VERIFY_SECONDS)),
@@ -60,6 +63,8 @@ fn key_limits() -> Vec<(&'static str, String)> {
         ("a key's `expires_at`", format!("{} s ahead", limits::MAX_KEY_SECONDS)),
         ("`overlap_seconds`", format!("0–{} s", limits::MAX_KEY_OVERLAP_SECONDS)),
         ("a key's `allowed_ips`", limits::MAX_KEY_NETWORKS.to_string()),
+        ("a key's `queues`", limits::MAX_KEY_QUEUES.to_string()),
+        ("a key's `job_types`", limits::MAX_KEY_JOB_TYPES.to_string()),
         ("a key's `trusts.subject`", format!("1–{} characters", limits::MAX_SUBJECT_CHARS)),
         ("a token that is exchanged for a key", format!("{} bytes", limits::MAX_TOKEN_BYTES)),
         (

@@ -89,7 +89,10 @@ fn a_login_with_an_app_needs_password_and_code_and_no_code_twice() {
     run(async |t| {
         let ada = Person::sign_up(t, ADA).await;
         let none = ada.get("/v1/me/second-factors").await.is(200);
-        assert_eq!(none, json!({"totp_confirmed_at": null, "recovery_codes_left": 0}));
+        assert_eq!(
+            none,
+            json!({"totp_confirmed_at": null, "recovery_codes_left": 0, "passkeys": []})
+        );
         let new = ada.post("/v1/me/second-factors/totp", json!({})).await.is(201);
         let uri = new["uri"].as_str().expect("a link");
         assert!(uri.starts_with("otpauth://totp/Fencepost:ada%40example.com?"), "{uri}");

@@ -1,0 +1,342 @@
+//! Passkeys: they are a second factor, and log in without a password.
+//!
+//! A challenge is signed and not stored, so that strangers store nothing; used ones are stored, so
+//! that each is used once. A passkey that was there when the password was reset by mail logs in
+//! only after the new password: a person with the old one may have added it.
+
+mod ceremony;
+
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use reqwest::Url;
+use secrecy::{ExposeSecret, SecretString};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sqlx::{Acquire, PgConnection};
+
+use self::ceremony::{ALGORITHMS, NewPasskey, Refused, RelyingParty};
+pub use self::ceremony::{Assertion, Registration};
+use super::{
+    Accounts, Client, SignedIn, codes,
+    login::Login,
+    security::{self, AccountEvent},
+    token::Bearer,
+    totp::replace_recovery_codes,
+};
+use crate::{
+    domain::limits::{MAX_PASSKEYS, PASSKEY_SECONDS, STEP_UP_SECONDS},
+    error::{Error, is_unique_violation},
+    ids::{AccountId, PasskeyId},
+    store::{self, passkeys::PasskeyRow},
+};
+
+/// The audience of signed challenges.
+const PURPOSE: &str = "passkey";
+/// The name of the server, as authenticators show it.
+const NAME: &str = "Fencepost";
+const MILLIS: u64 = 1_000;
+
+/// What a challenge is for.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Challenge {
+    challenge: String,
+    /// The account that adds a passkey; none: one is used.
+    adds_to: Option<String>,
+}
+
+/// A question for a browser.
+#[derive(Debug)]
+pub struct Question {
+    /// Comes back with the answer.
+    pub challenge_token: String,
+    /// `PublicKeyCredentialCreationOptionsJSON`, or `PublicKeyCredentialRequestOptionsJSON`.
+    pub options: Value,
+}
+
+/// The answer of a passkey.
+#[derive(Debug)]
+pub struct PasskeyAnswer {
+    pub challenge_token: SecretString,
+    pub assertion: Assertion,
+}
+
+/// An added passkey.
+#[derive(Debug)]
+pub struct AddedPasskey {
+    pub row: PasskeyRow,
+    /// Of an account that had no second factor.
+    pub recovery_codes: Option<Vec<String>>,
+}
+
+/// A passkey whose answer is right. It was not used up yet.
+struct Proved {
+    id: PasskeyId,
+    account_id: AccountId,
+    challenge: String,
+    sign_count: u32,
+}
+
+impl Accounts {
+    /// The domain and the origin of this server; none: it has an IP address for a name, and
+    /// browsers use no passkeys there.
+    fn relying_party(&self) -> Option<(String, String)> {
+        let url = Url::parse(&self.public_url).ok()?;
+        Some((url.domain()?.to_owned(), url.origin().ascii_serialization()))
+    }
+
+    fn question(&self, adds_to: Option<AccountId>) -> Result<(String, String), Error> {
+        let challenge = BASE64_URL_SAFE_NO_PAD.encode(rand::random::<[u8; 32]>());
+        let adds_to = adds_to.map(|it| it.to_string());
+        let signed = Challenge { challenge: challenge.clone(), adds_to };
+        Ok((self.tokens.sign_value(PURPOSE, &signed, PASSKEY_SECONDS)?, challenge))
+    }
+
+    /// Asks for a passkey of whatever account.
+    ///
+    /// # Errors
+    /// [`Error::PasskeyRefused`] when this server cannot have passkeys; [`Error::NotReady`].
+    pub fn ask_for_passkey(&self) -> Result<Question, Error> {
+        let (rp_id, _) = self.relying_party().ok_or(NO_DOMAIN)?;
+        let (challenge_token, challenge) = self.question(None)?;
+        let options = json!({
+            "challenge": challenge, "rpId": rp_id, "userVerification": "required",
+            "allowCredentials": [], "timeout": PASSKEY_SECONDS * MILLIS,
+        });
+        Ok(Question { challenge_token, options })
+    }
+
+    /// Asks for a new passkey of the session's account.
+    ///
+    /// # Errors
+    /// The same, and [`Error::StepUpRequired`].
+    pub async fn ask_for_new_passkey(&self, bearer: Bearer) -> Result<Question, Error> {
+        let (rp_id, _) = self.relying_party().ok_or(NO_DOMAIN)?;
+        self.require_step_up(bearer).await?;
+        let id = bearer.account_id;
+        let mut conn = self.pool.acquire().await?;
+        let account = store::accounts::find(&mut conn, id).await?.ok_or(Error::Unauthorized)?;
+        let present = store::passkeys::list(&mut conn, id).await?;
+        drop(conn);
+        let described = |credential_id: &[u8]| json!({"type": "public-key", "id": BASE64_URL_SAFE_NO_PAD.encode(credential_id)});
+        let (challenge_token, challenge) = self.question(Some(id))?;
+        let options = json!({
+            "challenge": challenge,
+            "rp": {"id": rp_id, "name": NAME},
+            "user": {
+                "id": BASE64_URL_SAFE_NO_PAD.encode(id.0.as_bytes()),
+                "name": account.email, "displayName": account.email,
+            },
+            "pubKeyCredParams": ALGORITHMS.map(|alg| json!({"type": "public-key", "alg": alg})),
+            "excludeCredentials":
+                present.iter().map(|it| described(&it.credential_id)).collect::<Vec<_>>(),
+            "authenticatorSelection": {
+                "residentKey": "required", "requireResidentKey": true,
+                "userVerification": "required",
+            },
+            "attestation": "none",
+            "timeout": PASSKEY_SECONDS * MILLIS,
+        });
+        Ok(Question { challenge_token, options })
+    }
+
+    /// Adds a passkey: from now on, logins need a second factor, and other sessions must step up
+    /// again.
+    ///
+    /// # Errors
+    /// [`Error::PasskeyRefused`], [`Error::StepUpRequired`]; [`Error::QuotaExceeded`] when the
+    /// account has as many as it may.
+    pub async fn add_passkey(
+        &self,
+        bearer: Bearer,
+        name: &str,
+        token: &SecretString,
+        registration: &Registration,
+        client: &Client,
+    ) -> Result<AddedPasskey, Error> {
+        let id = bearer.account_id;
+        let asked = self.read_challenge(token)?;
+        if asked.adds_to.as_deref() != Some(id.to_string().as_str()) {
+            return Err(Error::PasskeyRefused(WRONG_CHALLENGE));
+        }
+        let new = self.of_this_server(|of| registration.check(of, &asked.challenge))?;
+        let mut conn = self.pool.acquire().await?;
+        let mut tx = conn.begin().await?;
+        // Two at the same time must not exceed the bound, and none must follow a reset.
+        store::accounts::lock(&mut tx, id).await?;
+        let session = bearer.session_id;
+        let is_stepped_up =
+            store::second_factors::is_stepped_up(&mut tx, id, session, STEP_UP_SECONDS);
+        if !is_stepped_up.await? {
+            return Err(Error::StepUpRequired);
+        }
+        use_challenge(&mut tx, &asked.challenge).await?;
+        let had_factor = store::second_factors::is_required(&mut tx, id).await?;
+        let NewPasskey { credential_id, public_key, sign_count } = &new;
+        let key = (credential_id.as_slice(), public_key.as_slice(), i64::from(*sign_count));
+        let passkey = PasskeyId::generate();
+        let row = store::passkeys::insert(&mut tx, id, passkey, name, key, MAX_PASSKEYS).await;
+        let row = match row {
+            Ok(Some(row)) => row,
+            Ok(None) => {
+                return Err(Error::QuotaExceeded { what: "passkeys", max: MAX_PASSKEYS });
+            }
+            Err(error) if is_unique_violation(&error) => {
+                return Err(Error::PasskeyRefused("an account has it already"));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let recovery_codes = match had_factor {
+            true => None,
+            false => Some(replace_recovery_codes(&mut tx, id).await?),
+        };
+        store::second_factors::step_down_others(&mut tx, id, session).await?;
+        let event = AccountEvent::PasskeyAdded;
+        security::note(&mut tx, id, event, Some(client)).await?;
+        tx.commit().await?;
+        drop(conn);
+        self.tell_owner(id, event, client);
+        Ok(AddedPasskey { row, recovery_codes })
+    }
+
+    /// Removes a passkey; with the last second factor, the recovery codes, too.
+    ///
+    /// # Errors
+    /// [`Error::PasskeyNotFound`], [`Error::StepUpRequired`].
+    pub async fn remove_passkey(
+        &self,
+        bearer: Bearer,
+        passkey: PasskeyId,
+        client: &Client,
+    ) -> Result<(), Error> {
+        self.require_step_up(bearer).await?;
+        let id = bearer.account_id;
+        let mut conn = self.pool.acquire().await?;
+        let mut tx = conn.begin().await?;
+        store::accounts::lock(&mut tx, id).await?;
+        if !store::passkeys::delete(&mut tx, id, passkey).await? {
+            return Err(Error::PasskeyNotFound);
+        }
+        codes::remove_unneeded(&mut tx, id).await?;
+        let event = AccountEvent::PasskeyRemoved;
+        security::note(&mut tx, id, event, Some(client)).await?;
+        tx.commit().await?;
+        drop(conn);
+        self.tell_owner(id, event, client);
+        Ok(())
+    }
+
+    /// Logs in with a passkey alone.
+    ///
+    /// # Errors
+    /// [`Error::PasskeyRefused`], [`Error::Suspended`], [`Error::RateLimited`].
+    pub async fn log_in_with_passkey(
+        &self,
+        answer: &PasskeyAnswer,
+        client: &Client,
+    ) -> Result<SignedIn, Error> {
+        self.throttle_address(client).await?;
+        let (proved, owner) = self.prove(answer).await?;
+        if owner.is_suspended {
+            return Err(Error::Suspended { what: "account" });
+        }
+        if !owner.logs_in_alone {
+            return Err(Error::PasskeyRefused(AFTER_PASSWORD));
+        }
+        let id = proved.account_id;
+        let mut conn = self.pool.acquire().await?;
+        let mut tx = conn.begin().await?;
+        if !store::accounts::lock_if_hash(&mut tx, id, &owner.password_hash).await? {
+            return Err(Error::PasskeyRefused(GONE));
+        }
+        use_up(&mut tx, &proved).await?;
+        let (signed_in, event) = self.open_session(&mut tx, id, Login::Proved, client).await?;
+        tx.commit().await?;
+        drop(conn);
+        self.tell_owner(id, event, client);
+        Ok(signed_in)
+    }
+
+    /// Uses up the answer of a passkey that this account has, in a transaction of the caller.
+    pub(super) async fn use_passkey(
+        &self,
+        tx: &mut PgConnection,
+        id: AccountId,
+        answer: &PasskeyAnswer,
+    ) -> Result<(), Error> {
+        let (proved, _) = self.prove_with(tx, answer).await?;
+        if proved.account_id != id {
+            return Err(Error::PasskeyRefused(GONE));
+        }
+        use_up(tx, &proved).await
+    }
+
+    async fn prove(
+        &self,
+        answer: &PasskeyAnswer,
+    ) -> Result<(Proved, store::passkeys::PasskeyOwner), Error> {
+        let mut conn = self.pool.acquire().await?;
+        self.prove_with(&mut conn, answer).await
+    }
+
+    async fn prove_with(
+        &self,
+        conn: &mut PgConnection,
+        answer: &PasskeyAnswer,
+    ) -> Result<(Proved, store::passkeys::PasskeyOwner), Error> {
+        let PasskeyAnswer { challenge_token, assertion } = answer;
+        let asked = self.read_challenge(challenge_token)?;
+        if asked.adds_to.is_some() {
+            return Err(Error::PasskeyRefused(WRONG_CHALLENGE));
+        }
+        let credential_id = assertion.credential_id().map_err(Error::PasskeyRefused)?;
+        let owner = store::passkeys::find(conn, &credential_id).await?;
+        let owner = owner.ok_or(Error::PasskeyRefused(GONE))?;
+        let stored = NewPasskey {
+            credential_id,
+            public_key: owner.public_key.clone(),
+            sign_count: u32::try_from(owner.sign_count).unwrap_or(u32::MAX),
+        };
+        let user = owner.account_id.0.as_bytes();
+        let sign_count =
+            self.of_this_server(|of| assertion.check(of, &asked.challenge, user, &stored))?;
+        let challenge = asked.challenge;
+        let proved = Proved { id: owner.id, account_id: owner.account_id, challenge, sign_count };
+        Ok((proved, owner))
+    }
+
+    fn read_challenge(&self, token: &SecretString) -> Result<Challenge, Error> {
+        let asked = self.tokens.read_value(PURPOSE, token.expose_secret());
+        asked.ok_or(Error::PasskeyRefused("the question has expired: try again"))
+    }
+
+    fn of_this_server<T>(
+        &self,
+        check: impl FnOnce(RelyingParty<'_>) -> Result<T, Refused>,
+    ) -> Result<T, Error> {
+        let (id, origin) = self.relying_party().ok_or(NO_DOMAIN)?;
+        check(RelyingParty { id: &id, origin: &origin }).map_err(Error::PasskeyRefused)
+    }
+}
+
+const NO_DOMAIN: Error =
+    Error::PasskeyRefused("this server has no domain name, which passkeys need");
+const WRONG_CHALLENGE: &str = "it is an answer to another question";
+const GONE: &str = "no account has it, or not this one";
+const AFTER_PASSWORD: &str =
+    "the password was reset after it was added: log in with the password first";
+
+async fn use_challenge(tx: &mut PgConnection, challenge: &str) -> Result<(), Error> {
+    match store::passkeys::use_challenge(tx, challenge, PASSKEY_SECONDS as i64).await? {
+        true => Ok(()),
+        false => Err(Error::PasskeyRefused("it was used already: try again")),
+    }
+}
+
+/// No challenge is answered twice, and no counter goes back.
+async fn use_up(tx: &mut PgConnection, proved: &Proved) -> Result<(), Error> {
+    use_challenge(tx, &proved.challenge).await?;
+    let (id, count) = (proved.id, i64::from(proved.sign_count));
+    match store::passkeys::record_use(tx, proved.account_id, id, count).await? {
+        true => Ok(()),
+        false => Err(Error::PasskeyRefused(GONE)),
+    }
+}

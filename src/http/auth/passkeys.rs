@@ -1,0 +1,135 @@
+//! Logins with passkeys (WebAuthn). The console uses them; the API has them for other pages of the
+//! same origin.
+
+use axum::{Extension, Json as Reply, extract::State};
+use secrecy::SecretString;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, value::RawValue};
+use utoipa::ToSchema;
+
+use super::SessionReply;
+use crate::{
+    accounts::{
+        Client, SecondStep,
+        passkeys::{PasskeyAnswer, Question},
+    },
+    app::App,
+    domain::limits,
+    error::Error,
+    http::error::ErrorBody,
+    wire::{
+        extract::{Json, RequestBody},
+        openapi::chars,
+    },
+};
+
+/// A question for a browser, to be answered within five minutes.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct PasskeyQuestion {
+    /// Send it back with the answer.
+    pub challenge_token: String,
+    /// Options for `PublicKeyCredential.parseRequestOptionsFromJSON()` or, of a new passkey,
+    /// `parseCreationOptionsFromJSON()`.
+    #[schema(value_type = Object)]
+    pub options: Value,
+}
+
+impl From<Question> for PasskeyQuestion {
+    fn from(it: Question) -> Self {
+        Self { challenge_token: it.challenge_token, options: it.options }
+    }
+}
+
+/// Ask for a passkey.
+///
+/// Returns options for `navigator.credentials.get()`. Its answer logs in, or steps a session up.
+#[utoipa::path(
+    post, path = "/auth/passkeys/options", tag = "accounts", operation_id = "auth_passkey_options",
+    security(()),
+    responses(
+        (status = 200, description = "A question.", body = PasskeyQuestion),
+        (status = 401, description = "This server has no domain name, which passkeys need.", body = ErrorBody),
+    ),
+)]
+pub async fn ask(State(app): State<App>) -> Result<Reply<PasskeyQuestion>, Error> {
+    Ok(Reply(app.accounts.ask_for_passkey()?.into()))
+}
+
+/// The answer of a passkey.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PasskeyProof {
+    /// Token of the question.
+    #[schema(value_type = String, extensions(("bounds" = json!(chars(0, limits::MAX_TOKEN_BYTES)))))]
+    challenge_token: SecretString,
+    /// What `toJSON()` of the browser's credential returns.
+    #[schema(value_type = Object)]
+    credential: Box<RawValue>,
+}
+
+impl PasskeyProof {
+    /// Reads the answer; `path` leads to its fields.
+    pub(super) fn read(self, path: &str) -> Result<PasskeyAnswer, Error> {
+        let Self { challenge_token, credential } = self;
+        let assertion = serde_json::from_str(credential.get());
+        let assertion = assertion.map_err(|_| unreadable(path))?;
+        Ok(PasskeyAnswer { challenge_token, assertion })
+    }
+}
+
+/// The refusal of a credential that is none.
+pub fn unreadable(path: &str) -> Error {
+    let message = "must be what toJSON() of the browser's credential returns";
+    Error::invalid(format!("{path}credential"), message)
+}
+
+/// The answer of a passkey, to log in with.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({
+    "challenge_token": "eyJ…", "credential": {"id": "k1…", "rawId": "k1…", "type": "public-key", "response": {}},
+}))]
+pub struct PasskeyLoginRequest {
+    /// Token of the question.
+    #[schema(value_type = String, extensions(("bounds" = json!(chars(0, limits::MAX_TOKEN_BYTES)))))]
+    challenge_token: SecretString,
+    /// What `toJSON()` of the browser's credential returns.
+    #[schema(value_type = Object)]
+    credential: Box<RawValue>,
+    /// Token of a login whose password was right, if that is how it began.
+    #[schema(value_type = Option<String>, extensions(("bounds" = json!(chars(0, limits::MAX_SECRET_BYTES)))))]
+    login_token: Option<SecretString>,
+}
+
+impl RequestBody for PasskeyLoginRequest {
+    const MAX_BYTES: usize = limits::MAX_PASSKEY_BYTES;
+}
+
+/// Log in with a passkey.
+///
+/// Without `login_token`, the passkey does without a password. It cannot if the password was reset
+/// by mail since it was added: send the `login_token` of a login with the new password.
+#[utoipa::path(
+    post, path = "/auth/login/passkey", tag = "accounts", operation_id = "auth_login_passkey",
+    request_body = PasskeyLoginRequest, security(()),
+    responses(
+        (status = 200, description = "A session.", body = SessionReply),
+        (status = 401, description = "The passkey is refused, or the login has expired.", body = ErrorBody),
+        (status = 429, description = "Too many attempts.", body = ErrorBody),
+    ),
+)]
+pub async fn log_in(
+    State(app): State<App>,
+    Extension(client): Extension<Client>,
+    Json(request): Json<PasskeyLoginRequest>,
+) -> Result<Reply<SessionReply>, Error> {
+    let PasskeyLoginRequest { challenge_token, credential, login_token } = request;
+    let answer = PasskeyProof { challenge_token, credential }.read("")?;
+    let signed_in = match login_token {
+        Some(token) => {
+            app.accounts.complete_login(&token, &SecondStep::Passkey(answer), &client).await?
+        }
+        None => app.accounts.log_in_with_passkey(&answer, &client).await?,
+    };
+    Ok(Reply(signed_in.into()))
+}

@@ -21,7 +21,7 @@ use axum::{
 use metrics::{counter, histogram};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{error, route_group};
+use super::{error, late_refusals::LateRefusals, route_group};
 use crate::{
     auth::{CallReport, ClientAddress, client_of_request},
     config::TrustedProxies,
@@ -73,7 +73,7 @@ pub async fn detach(
 
 /// Gives the request its id, measures it, and writes the body of its error if it has one.
 pub async fn observe(
-    State(public_url): State<Arc<str>>,
+    State((public_url, late)): State<(Arc<str>, LateRefusals)>,
     mut request: Request,
     next: Next,
 ) -> Response {
@@ -82,7 +82,7 @@ pub async fn observe(
     request.extensions_mut().insert(RequestId(request_id.clone()));
     let limits = CallReport::default();
     request.extensions_mut().insert(limits.clone());
-    find_client(&mut request, &request_id);
+    let client = find_client(&mut request, &request_id);
     let policy = Policy::of(request.uri().path());
     let method = method_label(request.method());
     let route = request.extensions().get::<MatchedPath>().cloned();
@@ -128,6 +128,9 @@ pub async fn observe(
     let trace_id = trace.or(parent).map(trace_id_text);
     let about = About { route, method, status, started, request_id: &request_id, trace_id };
     log(&about, failure.as_ref());
+    if let Some(refusal) = &failure {
+        late.hold(refusal, limits.project(), &client).await;
+    }
     response
 }
 
@@ -188,15 +191,17 @@ fn read_address(text: &str) -> Option<IpAddr> {
     text.parse().ok().or_else(socket).or_else(bracketed)
 }
 
-/// The client of a request: see [`crate::accounts::Client`].
-fn find_client(request: &mut Request, request_id: &str) {
+/// Finds the client of a request: see [`crate::accounts::Client`]. Returns its address.
+fn find_client(request: &mut Request, request_id: &str) -> Arc<str> {
     let proxies = request.extensions().get::<Proxies>().cloned().unwrap_or_default();
     if let Some(ClientAddress(peer)) = request.extensions().get().copied() {
         let client = proxies.client(peer, request.headers());
         request.extensions_mut().insert(ClientAddress(client));
     }
     let client = client_of_request(request.extensions(), request.headers(), request_id);
+    let address = Arc::clone(&client.address);
     request.extensions_mut().insert(client);
+    address
 }
 
 /// `X-RateLimit-*` with the reset as Unix time, as clients of those names read it; and `RateLimit`

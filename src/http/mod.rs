@@ -19,6 +19,7 @@ pub(crate) mod invitations;
 pub(crate) mod job;
 pub(crate) mod jobs;
 pub(crate) mod keys;
+pub mod late_refusals;
 pub mod least_rate;
 pub(crate) mod limits;
 pub(crate) mod me;
@@ -50,7 +51,7 @@ use axum::{
 use tokio_util::task::TaskTracker;
 use utoipa_axum::router::OpenApiRouter;
 
-use self::answers::Answers;
+use self::{answers::Answers, late_refusals::LateRefusals};
 use crate::{
     app::App,
     telemetry,
@@ -204,6 +205,7 @@ fn v1() -> Router<App> {
 /// the last handler has ended.
 pub fn router(app: App, adapters: Router<App>, handlers: TaskTracker) -> Router {
     let public_url: Arc<str> = app.accounts.public_url.as_str().into();
+    let late = LateRefusals::new(app.accounts.limiter.clone());
     Router::new()
         .merge(v1())
         .route("/livez", routing::get(health::live))
@@ -216,7 +218,7 @@ pub fn router(app: App, adapters: Router<App>, handlers: TaskTracker) -> Router 
         .method_not_allowed_fallback(openapi::wrong_method)
         .layer(from_fn_with_state(handlers, middleware::detach))
         .layer(from_fn_with_state(Answers::default(), answers::hold))
-        .layer(from_fn_with_state(public_url, middleware::observe))
+        .layer(from_fn_with_state((public_url, late), middleware::observe))
         .with_state(app)
 }
 

@@ -4,6 +4,7 @@ use fencepost::{
     accounts::{self, password},
     auth,
     domain::limits,
+    http::late_refusals,
 };
 
 /// The rows of "People and keys".
@@ -148,6 +149,14 @@ fn people_rates() -> Vec<(&'static str, String)> {
         ("wrong passwords, per e-mail address and IP address", rate(accounts::TRIES_PER_PAIR)),
         ("codes but recovery codes, per account", rate(accounts::CODES_PER_ACCOUNT)),
         ("wrong codes, per account and IP address", rate(accounts::TRIES_PER_PAIR)),
+        (
+            "refusals of one project or address, while a node refuses more than 200 a second",
+            format!(
+                "{}, then {} s delayed",
+                rate(late_refusals::PROMPT_REFUSALS),
+                late_refusals::LATENESS.as_secs()
+            ),
+        ),
         (
             "logins, per e-mail address",
             format!(

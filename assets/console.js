@@ -429,13 +429,16 @@ addEventListener("hashchange", openMailedLink);
 // A form that needs a passkey has the server's question, and sends the browser's answer.
 function setUpPasskeys() {
   if (!window.PublicKeyCredential?.parseCreationOptionsFromJSON) return;
+  document.querySelector("[data-no-passkeys]")?.remove();
   for (const form of document.querySelectorAll("form[data-passkey]")) {
     form.hidden = false;
-    form.querySelector("button").addEventListener("click", () => answerWithPasskey(form));
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      answerWithPasskey(form);
+    });
   }
 }
 async function answerWithPasskey(form) {
-  if (!form.reportValidity()) return;
   const options = JSON.parse(form.dataset.options);
   try {
     const credential = form.dataset.passkey === "create"
@@ -445,6 +448,7 @@ async function answerWithPasskey(form) {
   } catch (error) {
     tell("problem", error.name === "InvalidStateError" ? "This device has a passkey of your account already." : "Your browser gave no passkey.");
     showProblem();
+    release(form);
     return;
   }
   form.submit();

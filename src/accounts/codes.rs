@@ -5,8 +5,14 @@ use secrecy::{ExposeSecret, SecretString};
 use sqlx::PgConnection;
 use totp_rs::{Builder, Secret, Totp};
 
-use super::{Accounts, CODES_PER_ACCOUNT, Client, TRIES_PER_PAIR, charge};
-use crate::{domain::limits::MAX_CODE_CHARS, error::Error, ids::AccountId, limiter::Charge, store};
+use super::{Accounts, CODES_PER_ACCOUNT, Client, TRIES_PER_PAIR, charge, secret};
+use crate::{
+    domain::limits::{MAX_CODE_CHARS, RECOVERY_CODES},
+    error::Error,
+    ids::AccountId,
+    limiter::Charge,
+    store,
+};
 
 /// Bytes of a secret that an app shares: as long as the hash (RFC 4226, section 4).
 pub(super) const TOTP_SECRET_BYTES: usize = 20;
@@ -30,7 +36,7 @@ pub(super) fn app(secret: &[u8], email: &str) -> Result<Totp, Error> {
     builder.with_account_name(name).build().map_err(Error::internal)
 }
 
-pub(super) fn new_recovery_code() -> String {
+fn new_recovery_code() -> String {
     let mut rng = rand::rng();
     let mut code = String::with_capacity(RECOVERY_CODE_CHARS + RECOVERY_CODE_CHARS / 4);
     for place in 0..RECOVERY_CODE_CHARS {
@@ -51,6 +57,18 @@ pub(super) fn typed(code: &SecretString) -> SecretString {
 
 pub(super) fn is_recovery_code(code: &SecretString) -> bool {
     code.expose_secret().len() == RECOVERY_CODE_CHARS
+}
+
+/// Replaces the recovery codes of an account. Returns the new ones.
+pub(super) async fn replace_recovery_codes(
+    conn: &mut PgConnection,
+    id: AccountId,
+) -> sqlx::Result<Vec<String>> {
+    let codes: Vec<String> = (0..RECOVERY_CODES).map(|_| new_recovery_code()).collect();
+    let hash = |code: &String| secret::hash(&typed(&code.as_str().into())).to_vec();
+    let hashes: Vec<Vec<u8>> = codes.iter().map(hash).collect();
+    store::second_factors::replace_recovery_codes(conn, id, &hashes).await?;
+    Ok(codes)
 }
 
 /// Deletes an account's app, passkeys and recovery codes. Returns whether logins needed them.

@@ -88,11 +88,10 @@ impl Accounts {
         };
         let waiting = waiting.ok_or(Error::InvalidCredentials)?;
         let id = waiting.account_id;
-        let code = match step {
-            SecondStep::Code(code) => Some(typed(code)),
+        let charged = match step {
+            SecondStep::Code(code) => Some(code_charges(id, client, &typed(code))),
             SecondStep::Passkey(_) => None,
         };
-        let charged = code.as_ref().map(|code| code_charges(id, client, code));
         if let Some((_, charges)) = &charged {
             self.throttle(charges).await?;
         }
@@ -106,13 +105,14 @@ impl Accounts {
         if tries.is_none_or(|it| it >= MAX_CODE_TRIES) {
             return Err(Error::InvalidCredentials);
         }
-        let used = match (step, &code) {
-            (SecondStep::Passkey(answer), _) => {
-                self.use_passkey(&mut tx, id, answer).await?;
+        let used = match step {
+            SecondStep::Passkey(answer) => {
+                let passkey = self.use_passkey(&mut tx, id, answer).await?;
+                // The password of now and the passkey were both shown.
+                store::passkeys::log_in_alone(&mut tx, id, passkey).await?;
                 Some(CodeUse::Passkey)
             }
-            (_, Some(code)) => self.use_code(&mut tx, id, code).await?,
-            (SecondStep::Code(_), None) => None,
+            SecondStep::Code(code) => self.use_code(&mut tx, id, &typed(code)).await?,
         };
         let Some(used) = used else {
             store::second_factors::count_try(&mut tx, &hash).await?;
@@ -218,9 +218,11 @@ impl Accounts {
         answer: &PasskeyAnswer,
         client: &Client,
     ) -> Result<(), Error> {
-        self.throttle_own(bearer).await?;
+        // Not counted with passwords, which a thief of the session could use up: no one guesses a
+        // signature.
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
+        store::accounts::lock(&mut tx, bearer.account_id).await?;
         self.use_passkey(&mut tx, bearer.account_id, answer).await?;
         note_step_up(&mut tx, bearer, client).await?;
         Ok(tx.commit().await?)
@@ -238,6 +240,8 @@ impl Accounts {
         self.throttle(&charges).await?;
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
+        // The account first, as whatever changes its factors and sessions.
+        store::accounts::lock(&mut tx, id).await?;
         let Some(used) = self.use_code(&mut tx, id, &code).await? else {
             let event = note_refused(&mut tx, id, client).await?;
             tx.commit().await?;
@@ -263,6 +267,22 @@ impl Accounts {
         let (account, session) = (bearer.account_id, bearer.session_id);
         let is_stepped_up =
             store::second_factors::is_stepped_up(&mut conn, account, session, STEP_UP_SECONDS);
+        if is_stepped_up.await? { Ok(()) } else { Err(Error::StepUpRequired) }
+    }
+
+    /// The same, with the account locked: nothing that was checked before a reset follows it.
+    ///
+    /// # Errors
+    /// [`Error::StepUpRequired`].
+    pub(super) async fn lock_stepped_up(
+        &self,
+        tx: &mut PgConnection,
+        bearer: Bearer,
+    ) -> Result<(), Error> {
+        let (account, session) = (bearer.account_id, bearer.session_id);
+        store::accounts::lock(tx, account).await?;
+        let is_stepped_up =
+            store::second_factors::is_stepped_up(tx, account, session, STEP_UP_SECONDS);
         if is_stepped_up.await? { Ok(()) } else { Err(Error::StepUpRequired) }
     }
 

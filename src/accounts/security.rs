@@ -106,7 +106,7 @@ impl AccountEvent {
             Self::TotpAdded => Some("Your account has a new authenticator app"),
             Self::PasskeyAdded => Some("Your account has a new passkey"),
             Self::PasskeyRemoved => Some("A passkey of your account was removed"),
-            Self::TotpRemoved => Some("The second factor of your account was removed"),
+            Self::TotpRemoved => Some("The authenticator app of your account was removed"),
             Self::IdentityLinked => {
                 Some("A login with another provider was linked to your account")
             }

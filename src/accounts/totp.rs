@@ -8,16 +8,15 @@ use uuid::Uuid;
 use super::{
     Accounts, Client,
     codes::{
-        TOTP_SECRET_BYTES, app, code_charges, new_recovery_code, place, remove_unneeded, typed,
+        TOTP_SECRET_BYTES, app, code_charges, place, remove_unneeded, replace_recovery_codes, typed,
     },
     seal::MasterKeys,
     second_factor::note_refused,
-    secret,
     security::{self, AccountEvent},
     token::Bearer,
 };
 use crate::{
-    domain::limits::{PENDING_TOTP_SECONDS, RECOVERY_CODES},
+    domain::limits::PENDING_TOTP_SECONDS,
     error::Error,
     ids::AccountId,
     store::{self, passkeys::PasskeyRow, second_factors::Overview},
@@ -111,7 +110,7 @@ impl Accounts {
         self.throttle(&charges).await?;
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
-        store::accounts::lock(&mut tx, id).await?;
+        self.lock_stepped_up(&mut tx, bearer).await?;
         let totp = store::second_factors::lock_totp(&mut tx, id).await?;
         let totp = totp.ok_or(Error::InvalidCode)?;
         let pending = totp.pending_secret.ok_or(Error::InvalidCode)?;
@@ -142,11 +141,10 @@ impl Accounts {
     /// # Errors
     /// [`Error::StepUpRequired`].
     pub async fn remove_totp(&self, bearer: Bearer, client: &Client) -> Result<(), Error> {
-        self.require_step_up(bearer).await?;
         let id = bearer.account_id;
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
-        store::accounts::lock(&mut tx, id).await?;
+        self.lock_stepped_up(&mut tx, bearer).await?;
         let was_confirmed = store::second_factors::remove_totp(&mut tx, id).await?;
         remove_unneeded(&mut tx, id).await?;
         let event = AccountEvent::TotpRemoved;
@@ -170,12 +168,11 @@ impl Accounts {
         bearer: Bearer,
         client: &Client,
     ) -> Result<Vec<String>, Error> {
-        self.require_step_up(bearer).await?;
         let id = bearer.account_id;
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         // Locked, so that no second factor is removed meanwhile.
-        store::accounts::lock(&mut tx, id).await?;
+        self.lock_stepped_up(&mut tx, bearer).await?;
         if !store::second_factors::is_required(&mut tx, id).await? {
             return Err(Error::invalid("second_factor", "must be added first"));
         }
@@ -187,15 +184,4 @@ impl Accounts {
         self.tell_owner(id, event, client);
         Ok(codes)
     }
-}
-
-pub(super) async fn replace_recovery_codes(
-    conn: &mut PgConnection,
-    id: AccountId,
-) -> sqlx::Result<Vec<String>> {
-    let codes: Vec<String> = (0..RECOVERY_CODES).map(|_| new_recovery_code()).collect();
-    let hash = |code: &String| secret::hash(&typed(&code.as_str().into())).to_vec();
-    let hashes: Vec<Vec<u8>> = codes.iter().map(hash).collect();
-    store::second_factors::replace_recovery_codes(conn, id, &hashes).await?;
-    Ok(codes)
 }

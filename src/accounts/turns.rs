@@ -8,6 +8,7 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
+    thread::available_parallelism,
     time::Duration,
 };
 
@@ -16,7 +17,8 @@ use tokio::{sync::oneshot, time::timeout};
 
 use crate::error::Error;
 
-/// Passwords hashed at the same time: each takes a core and 19 MiB.
+/// Passwords hashed at the same time: each takes a core and 19 MiB. Never on more than half of the
+/// cores: the others are left to all other requests.
 pub const MAX_HASHING: usize = 2;
 /// Requests that may wait for that; beyond it, those that would go last are refused.
 pub const MAX_WAITING: usize = 256;
@@ -72,13 +74,14 @@ impl Drop for Turn {
 
 impl Default for Turns {
     fn default() -> Self {
-        Self::new(MAX_WAIT)
+        let half = available_parallelism().map_or(1, |it| it.get().div_ceil(2));
+        Self::new(half.min(MAX_HASHING), MAX_WAIT)
     }
 }
 
 impl Turns {
-    fn new(max_wait: Duration) -> Self {
-        let queue = Queue { free: MAX_HASHING, waiting: BTreeMap::new(), next: 0 };
+    fn new(hashing: usize, max_wait: Duration) -> Self {
+        let queue = Queue { free: hashing, waiting: BTreeMap::new(), next: 0 };
         let asked = Cache::builder().max_capacity(MAX_NETWORKS).time_to_live(COUNTED_FOR).build();
         Self(Arc::new(Shared { queue: Mutex::new(queue), asked, max_wait }))
     }
@@ -146,7 +149,7 @@ mod tests {
 
     #[tokio::test]
     async fn whose_network_asked_less_goes_first() {
-        let turns = Turns::default();
+        let turns = Turns::new(MAX_HASHING, MAX_WAIT);
         let mut held = vec![turns.take("192.0.2.1").await, turns.take("192.0.2.1").await];
         let mut again = Box::pin(turns.take("192.0.2.9"));
         let mut other = Box::pin(turns.take("198.51.100.1"));
@@ -162,7 +165,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_newcomer_takes_the_place_of_who_would_go_last() {
-        let turns = Turns::default();
+        let turns = Turns::new(MAX_HASHING, MAX_WAIT);
         let held = [turns.take("a").await, turns.take("a").await];
         let crowd: Vec<_> = (0..MAX_WAITING)
             .map(|_| {
@@ -192,7 +195,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_that_waits_too_long_or_goes_away_loses_no_turn() {
-        let turns = Turns::new(Duration::ZERO);
+        let turns = Turns::new(MAX_HASHING, Duration::ZERO);
         let held = [turns.take("a").await, turns.take("b").await];
         assert!(matches!(turns.take("c").await, Err(Error::Overloaded)));
         let mut gone = Box::pin(turns.take("d"));

@@ -17,9 +17,9 @@ use super::{
     form::{AskedFields, Fields, encode},
     format, links,
     links::look_at,
-    location::{LOGIN, Link, is_own_page, segment},
+    location::{LOGIN, Link, REFUSED, is_own_page, segment},
     page::{as_file, in_words, refused_page, render},
-    passkeys::PasskeyForm,
+    passkeys::{self, PasskeyForm},
     provider::{self, Button},
     second_factor,
     session::{self, HX_REQUEST, go},
@@ -114,7 +114,8 @@ pub async fn login_page(
         return Ok(go(false, if next.is_empty() { "/console" } else { &next }));
     }
     let done = asked.get(action_table::DONE).and_then(action_table::said);
-    let refused = provider::told(asked.get(provider::REFUSED));
+    let refused = asked.get(REFUSED);
+    let refused = provider::told(refused).or(passkeys::told(refused));
     render(&Login { done, refused, ..Login::new(&app, &api, next).await })
 }
 
@@ -140,6 +141,7 @@ pub async fn logout(api: Api, headers: HeaderMap) -> Result<Response, Error> {
     }
     let mut response = go(headers.contains_key(HX_REQUEST), LOGIN);
     session::forget(response.headers_mut());
+    session::forget_link(response.headers_mut());
     Ok(response)
 }
 
@@ -315,7 +317,7 @@ pub async fn account(
         identities,
         providers: provider::buttons(&app),
         can_have_passkeys: PasskeyForm::ask(&api, "").await.is_some(),
-        refused: provider::told(asked.get(provider::REFUSED)),
+        refused: provider::told(asked.get(REFUSED)),
         done,
         now: format::now(),
     })

@@ -116,7 +116,10 @@ pub async fn open(Path(name): Path<String>, api: Api, form: Fields) -> Result<Re
         return render(&LinkPage { is_unreadable: true, ..LinkPage::of(link, None, &api).await? });
     };
     let mut response = render(&LinkPage::of(link, Some(token.to_owned()), &api).await?)?;
-    session::keep_link(response.headers_mut(), link.name(), token);
+    // A reset needs no login: its form has the secret, and nothing else may keep it.
+    if link != Link::Reset {
+        session::keep_link(response.headers_mut(), link.name(), token);
+    }
     Ok(response)
 }
 

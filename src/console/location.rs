@@ -6,6 +6,9 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 /// The page with the login form.
 pub const LOGIN: &str = "/console/login";
 
+/// In the query of a page: why a login with a provider was refused.
+pub const REFUSED: &str = "refused";
+
 /// Characters that a path segment keeps.
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use super::{
     action_table,
     api::Api,
-    form::Fields,
-    location::own_page,
+    form::{Fields, encode},
+    location::{LOGIN, REFUSED, own_page},
     page::render,
     recovery_codes::Codes,
     session::{self, go},
@@ -23,6 +23,9 @@ use crate::{
         me::passkeys::AddedPasskey,
     },
 };
+
+/// In the query of the login, after [`REFUSED`].
+const PASSKEY: &str = "passkey";
 
 /// A form that asks for a passkey.
 pub struct PasskeyForm {
@@ -41,6 +44,12 @@ impl PasskeyForm {
         let options = options.to_string();
         Some(Self { action, options, challenge_token, is_second_step: false })
     }
+}
+
+/// The text of a refusal.
+pub fn told(asked: Option<&str>) -> Option<&'static str> {
+    let text = "The passkey was not accepted, or the page was open for more than five minutes.";
+    (asked == Some(PASSKEY)).then_some(text)
 }
 
 /// The answer in a form, as the API takes it.
@@ -62,7 +71,17 @@ pub async fn log_in(api: Api, headers: HeaderMap, form: Fields) -> Result<Respon
         request["login_token"] = token.into();
     }
     let request = Some(request.to_string());
-    let session: SessionReply = api.send(Method::POST, "/v1/auth/login/passkey", request).await?;
+    let session = api.send::<SessionReply>(Method::POST, "/v1/auth/login/passkey", request).await;
+    let session = match session {
+        Ok(session) => session,
+        // The page, or the login, may be too old. The login asks again.
+        Err(error @ (Error::PasskeyRefused(_) | Error::InvalidCredentials)) => {
+            tracing::debug!(error = &error as &dyn std::error::Error, "a passkey was refused");
+            let to = format!("{LOGIN}?{}", encode(&[(REFUSED, PASSKEY)]));
+            return Ok(go(false, &to));
+        }
+        Err(other) => return Err(other),
+    };
     let mut response = session::begin(go(false, &own_page(form.get("next"))), &session);
     session::forget_login(response.headers_mut());
     Ok(response)

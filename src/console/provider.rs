@@ -13,7 +13,7 @@ use super::{
     action_table,
     api::Visitor,
     form::{AskedFields, encode},
-    location::{LOGIN, is_own_page},
+    location::{LOGIN, REFUSED, is_own_page},
     page::render,
     second_factor::ask_code,
     session::{self, go},
@@ -29,8 +29,6 @@ use crate::{
 };
 
 const ACCOUNT: &str = "/console/account";
-/// In the query of a page: why a login with a provider was refused.
-pub const REFUSED: &str = "refused";
 /// Sends a browser on. A form must not be redirected to another site: the content policy of our
 /// pages forbids it.
 const REFRESH: HeaderName = HeaderName::from_static("refresh");

@@ -128,9 +128,9 @@ pub async fn step_up(api: Api, form: Fields) -> Result<Response, Error> {
     let next = own_page(form.get("next"));
     match api.send::<()>(Method::POST, "/v1/auth/step-up", Some(request)).await {
         Ok(()) => Ok(go(false, &action_table::saying(&next, "auth_step_up"))),
-        Err(error @ (Error::InvalidCode | Error::InvalidCredentials)) => {
-            Ok(refused_page(render(&step_up_form(&api, next, true).await?)?, error))
-        }
+        Err(
+            error @ (Error::InvalidCode | Error::InvalidCredentials | Error::PasskeyRefused(_)),
+        ) => Ok(refused_page(render(&step_up_form(&api, next, true).await?)?, error)),
         Err(other) => Err(other),
     }
 }

@@ -154,6 +154,25 @@ pub async fn require_password(conn: &mut PgConnection, id: AccountId) -> sqlx::R
     Ok(())
 }
 
+/// From now on, this passkey logs in without the password, too.
+pub async fn log_in_alone(
+    conn: &mut PgConnection,
+    account_id: AccountId,
+    id: PasskeyId,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        update passkeys set logs_in_alone = true
+        where account_id = $1 and id = $2 and not logs_in_alone
+        ",
+        account_id.0,
+        id.0,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
 /// Uses up a challenge that is valid for `life_seconds`. Returns false if it was used already.
 pub async fn use_challenge(
     conn: &mut PgConnection,

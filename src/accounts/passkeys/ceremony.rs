@@ -22,6 +22,8 @@ const AAGUID_BYTES: usize = 16;
 
 const USER_PRESENT: u8 = 1;
 const USER_VERIFIED: u8 = 1 << 2;
+const MAY_BE_COPIED: u8 = 1 << 3;
+const IS_COPIED: u8 = 1 << 4;
 const HAS_CREDENTIAL: u8 = 1 << 6;
 
 /// The algorithms of public keys (COSE), best first.
@@ -152,6 +154,12 @@ impl Assertion {
         if id.len() > MAX_ID_BYTES { Err(UNREADABLE) } else { Ok(id) }
     }
 
+    /// Whether it says whose passkey it is.
+    #[must_use]
+    pub fn names_user(&self) -> bool {
+        self.response.user_handle.as_ref().is_some_and(|it| !it.is_empty())
+    }
+
     /// The new signature counter, if the passkey has signed this challenge for this page, after its
     /// authenticator has verified the person. `user` is the account that has the passkey.
     ///
@@ -227,6 +235,9 @@ impl AuthenticatorHead {
         if flags & USER_PRESENT == 0 || flags & USER_VERIFIED == 0 {
             return Err("the authenticator has not verified you");
         }
+        if flags & IS_COPIED != 0 && flags & MAY_BE_COPIED == 0 {
+            return Err(UNREADABLE);
+        }
         Ok(Self { flags, sign_count: u32::from_be_bytes([a, b, c, d]) })
     }
 }
@@ -247,6 +258,8 @@ impl<'a> PublicKey<'a> {
     const P256: i64 = 1;
     const CURVE_25519: i64 = 6;
     const COORDINATE_BYTES: usize = 32;
+    /// As `ring` verifies them.
+    const MIN_MODULUS_BYTES: usize = 256;
 
     fn read(key: &'a Value) -> Result<Self, Refused> {
         let number = |label| at(key, label).and_then(Value::as_integer).map(i128::from);
@@ -263,7 +276,8 @@ impl<'a> PublicKey<'a> {
         {
             coordinate(-2).map(|point| Self::EdDsa { point })
         } else if is(Self::ALGORITHM, RS256) && is(Self::KIND, Self::RSA) {
-            bytes(-1).zip(bytes(-2)).map(|(modulus, exponent)| Self::Rs256 { modulus, exponent })
+            let modulus = bytes(-1).filter(|it| it.len() >= Self::MIN_MODULUS_BYTES);
+            modulus.zip(bytes(-2)).map(|(modulus, exponent)| Self::Rs256 { modulus, exponent })
         } else {
             return Err("its algorithm is none of ES256, EdDSA and RS256");
         };

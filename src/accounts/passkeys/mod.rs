@@ -20,10 +20,9 @@ use super::{
     login::Login,
     security::{self, AccountEvent},
     token::Bearer,
-    totp::replace_recovery_codes,
 };
 use crate::{
-    domain::limits::{MAX_PASSKEYS, PASSKEY_SECONDS, STEP_UP_SECONDS},
+    domain::limits::{MAX_PASSKEYS, PASSKEY_SECONDS},
     error::{Error, is_unique_violation},
     ids::{AccountId, PasskeyId},
     store::{self, passkeys::PasskeyRow},
@@ -160,14 +159,8 @@ impl Accounts {
         let new = self.of_this_server(|of| registration.check(of, &asked.challenge))?;
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
-        // Two at the same time must not exceed the bound, and none must follow a reset.
-        store::accounts::lock(&mut tx, id).await?;
-        let session = bearer.session_id;
-        let is_stepped_up =
-            store::second_factors::is_stepped_up(&mut tx, id, session, STEP_UP_SECONDS);
-        if !is_stepped_up.await? {
-            return Err(Error::StepUpRequired);
-        }
+        // Two at the same time must not exceed the bound.
+        self.lock_stepped_up(&mut tx, bearer).await?;
         use_challenge(&mut tx, &asked.challenge).await?;
         let had_factor = store::second_factors::is_required(&mut tx, id).await?;
         let NewPasskey { credential_id, public_key, sign_count } = &new;
@@ -186,9 +179,9 @@ impl Accounts {
         };
         let recovery_codes = match had_factor {
             true => None,
-            false => Some(replace_recovery_codes(&mut tx, id).await?),
+            false => Some(codes::replace_recovery_codes(&mut tx, id).await?),
         };
-        store::second_factors::step_down_others(&mut tx, id, session).await?;
+        store::second_factors::step_down_others(&mut tx, id, bearer.session_id).await?;
         let event = AccountEvent::PasskeyAdded;
         security::note(&mut tx, id, event, Some(client)).await?;
         tx.commit().await?;
@@ -207,11 +200,10 @@ impl Accounts {
         passkey: PasskeyId,
         client: &Client,
     ) -> Result<(), Error> {
-        self.require_step_up(bearer).await?;
         let id = bearer.account_id;
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
-        store::accounts::lock(&mut tx, id).await?;
+        self.lock_stepped_up(&mut tx, bearer).await?;
         if !store::passkeys::delete(&mut tx, id, passkey).await? {
             return Err(Error::PasskeyNotFound);
         }
@@ -234,6 +226,9 @@ impl Accounts {
         client: &Client,
     ) -> Result<SignedIn, Error> {
         self.throttle_address(client).await?;
+        if !answer.assertion.names_user() {
+            return Err(Error::PasskeyRefused(NO_USER));
+        }
         let (proved, owner) = self.prove(answer).await?;
         if owner.is_suspended {
             return Err(Error::Suspended { what: "account" });
@@ -256,17 +251,19 @@ impl Accounts {
     }
 
     /// Uses up the answer of a passkey that this account has, in a transaction of the caller.
+    /// Returns its id.
     pub(super) async fn use_passkey(
         &self,
         tx: &mut PgConnection,
         id: AccountId,
         answer: &PasskeyAnswer,
-    ) -> Result<(), Error> {
+    ) -> Result<PasskeyId, Error> {
         let (proved, _) = self.prove_with(tx, answer).await?;
         if proved.account_id != id {
             return Err(Error::PasskeyRefused(GONE));
         }
-        use_up(tx, &proved).await
+        use_up(tx, &proved).await?;
+        Ok(proved.id)
     }
 
     async fn prove(
@@ -321,8 +318,9 @@ const NO_DOMAIN: Error =
     Error::PasskeyRefused("this server has no domain name, which passkeys need");
 const WRONG_CHALLENGE: &str = "it is an answer to another question";
 const GONE: &str = "no account has it, or not this one";
+const NO_USER: &str = "it does not say whose it is";
 const AFTER_PASSWORD: &str =
-    "the password was reset after it was added: log in with the password first";
+    "the password was reset after it was added: log in with the password first, and then use it";
 
 async fn use_challenge(tx: &mut PgConnection, challenge: &str) -> Result<(), Error> {
     match store::passkeys::use_challenge(tx, challenge, PASSKEY_SECONDS as i64).await? {

@@ -24,6 +24,7 @@ const ORIGIN: &str = "https://queue.example.com";
 
 const PRESENT: u8 = 1;
 const VERIFIED: u8 = 4;
+const IS_COPIED: u8 = 16;
 const HAS_CREDENTIAL: u8 = 64;
 
 enum Key {
@@ -273,9 +274,12 @@ fn what_another_site_or_a_copy_has_got_is_refused() {
         log_in(&t, &mut key).await.is(200);
         let mut other = Authenticator::new();
         other.credential_id.clone_from(&key.credential_id);
+        other.user.clone_from(&key.user);
         other.count = 9;
         is_refused(&log_in(&t, &mut other).await, "its signature is wrong");
         key.count = 9;
+        key.user = None;
+        is_refused(&log_in(&t, &mut key).await, "it does not say whose it is");
         key.user = Some(encode([7; 16]));
         is_refused(&log_in(&t, &mut key).await, "it is of another account");
         (key.credential_id, key.user) = present;
@@ -303,12 +307,13 @@ fn what_another_site_or_a_copy_has_got_is_refused() {
 
 type Lie = (fn(&mut Authenticator), &'static str);
 
-fn lies() -> [Lie; 5] {
+fn lies() -> [Lie; 6] {
     [
         (|it| it.origin = "https://queue.example.com.evil.example", "it was given to another site"),
         (|it| it.rp_id = "example.com", "it is for another site"),
         (|it| it.flags = PRESENT, "the authenticator has not verified you"),
         (|it| it.flags = VERIFIED, "the authenticator has not verified you"),
+        (|it| it.flags = PRESENT | VERIFIED | IS_COPIED, "it cannot be read"),
         (|it| it.kind = Some("payment.get"), "it is an answer to another question"),
     ]
 }
@@ -369,7 +374,8 @@ fn a_passkey_from_before_a_reset_of_the_password_needs_the_new_one() {
         let link = secret_in(&server.next_mail().await);
         let confirm = json!({"token": link, "new_password": new});
         post_from(&t, "/v1/auth/password/reset/confirm", confirm, "192.0.2.9").await.is_empty(204);
-        let why = "the password was reset after it was added: log in with the password first";
+        let why = "the password was reset after it was added: log in with the password first, and \
+                   then use it";
         is_refused(&log_in(&t, &mut key).await, why);
         let body = json!({"email": ADA, "password": new});
         let half = post_from(&t, "/v1/auth/login", body, &address_of(ADA)).await;
@@ -377,6 +383,7 @@ fn a_passkey_from_before_a_reset_of_the_password_needs_the_new_one() {
         let mut body = key.get(&ask(&t).await);
         body["login_token"] = half["login_token"].clone();
         log_in_with(&t, body).await.is(200);
+        log_in(&t, &mut key).await.is(200);
         server.stop().await;
     });
 }

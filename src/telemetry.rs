@@ -224,8 +224,8 @@ pub fn install_metrics() -> Result<PrometheusHandle, BuildError> {
 }
 
 /// The kinds of batches, as label values.
-const BATCH_KINDS: [&str; 7] =
-    ["enqueue", "succeed", "end", "heartbeat", "repeat", "worker", "claim"];
+const BATCH_KINDS: [&str; 8] =
+    ["enqueue", "succeed", "end", "heartbeat", "repeat", "worker", "claim", "kind"];
 /// The budgets of calls, as label values.
 const BUDGETS: [&str; 6] = ["produce", "work", "manage", "polls", "account", "console"];
 /// Initialises error counters to 0: `rate()` misses the first increment of a series that did not

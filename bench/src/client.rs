@@ -49,6 +49,18 @@ impl Client {
         self.send(Request::post(path), path, body).await
     }
 
+    pub async fn patch(&mut self, path: &str, body: String) -> anyhow::Result<Bytes> {
+        self.send(Request::patch(path), path, body).await
+    }
+
+    /// Enqueues a job with this concurrency key.
+    pub async fn post_limited_job(&mut self, queue: &str, key: usize) -> anyhow::Result<Bytes> {
+        let job = job(queue, self.target.payload_bytes);
+        let job = job.strip_suffix('}').unwrap_or_default();
+        let limited = format!(r#"{job},"concurrency_key":"bench-{key}","concurrency_limit":100}}"#);
+        self.post("/v1/jobs", limited).await
+    }
+
     /// Enqueues a job.
     pub async fn post_job(&mut self, queue: &str) -> anyhow::Result<Bytes> {
         let body = job(queue, self.target.payload_bytes);
@@ -103,6 +115,16 @@ pub fn ack(job: &Value, worker: usize) -> String {
     let (id, lease_id, attempt) = (&job["id"], &job["lease_id"], &job["attempt"]);
     format!(
         r#"{{"job_id":{id},"worker_id":"bench-{worker}","attempt":{attempt},"lease_id":{lease_id},"status":"succeeded"}}"#
+    )
+}
+
+/// The body of an ack that polls for the next job.
+#[must_use]
+pub fn ack_then_poll(job: &Value, worker: usize, queue: &str, wait_seconds: u64) -> String {
+    let (ack, poll_id) = (ack(job, worker), uuid::Uuid::new_v4());
+    let ack = ack.strip_suffix('}').unwrap_or_default();
+    format!(
+        r#"{ack},"then_poll":{{"poll_id":"{poll_id}","queues":["{queue}"],"wait_seconds":{wait_seconds}}}}}"#
     )
 }
 

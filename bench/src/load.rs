@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::Context;
+use serde_json::Value;
 use sqlx::{ConnectOptions, Executor, postgres::PgConnectOptions};
 use tokio::task::JoinSet;
 
@@ -20,6 +21,11 @@ const BATCH_JOBS: usize = 100;
 const BATCH_CAPACITY: usize = 50;
 /// Producers and workers of the batch lifecycle.
 const BATCH_CONNECTIONS: usize = 8;
+/// Concurrency keys of limited jobs.
+const LIMITED_KEYS: usize = 8;
+/// Running jobs that the limit of a queue allows: more than there are workers, so that the cost of
+/// counting is measured and no worker waits.
+const QUEUE_LIMIT: usize = 1_000;
 /// Jobs per second while the pickup is measured.
 const PICKUP_RATE: u32 = 50;
 /// Parked polls while the pickup is measured.
@@ -40,20 +46,45 @@ pub enum Step {
     Enqueue,
     /// One job in, one job leased, one job done: three requests.
     Lifecycle,
+    /// The same with two requests: the ack of a job polls for the next one.
+    ShortLifecycle,
+    /// A lifecycle whose jobs have one of [`LIMITED_KEYS`] concurrency keys.
+    LimitedByKey,
 }
 
 impl Step {
     /// Does it once; returns the jobs that count.
-    async fn run(self, client: &mut Client, queue: &str, worker: usize) -> anyhow::Result<u64> {
-        client.post_job(queue).await?;
+    /// `held` is the job that the connection has leased.
+    async fn run(
+        self,
+        client: &mut Client,
+        queue: &str,
+        worker: usize,
+        held: &mut Option<Value>,
+    ) -> anyhow::Result<u64> {
+        match self {
+            Self::LimitedByKey => client.post_limited_job(queue, worker % LIMITED_KEYS).await?,
+            _ => client.post_job(queue).await?,
+        };
         match self {
             Self::Enqueue => Ok(1),
-            Self::Lifecycle => {
+            Self::Lifecycle | Self::LimitedByKey => {
                 let jobs = client.poll(queue, worker, 1, BUSY_WAIT_SECONDS).await?;
                 for job in &jobs {
                     client.post("/v1/workers/ack", client::ack(job, worker)).await?;
                 }
                 Ok(jobs.len() as u64)
+            }
+            Self::ShortLifecycle => {
+                let Some(job) = held.take() else {
+                    *held = client.poll(queue, worker, 1, BUSY_WAIT_SECONDS).await?.pop();
+                    return Ok(0);
+                };
+                let ack = client::ack_then_poll(&job, worker, queue, BUSY_WAIT_SECONDS);
+                let answer = client.post("/v1/workers/ack", ack).await?;
+                let mut answer: Value = serde_json::from_slice(&answer)?;
+                *held = Some(answer["poll"]["jobs"][0].take()).filter(|it| !it.is_null());
+                Ok(1)
             }
         }
     }
@@ -77,8 +108,9 @@ pub async fn rate(
     for (worker, mut client) in clients.into_iter().enumerate() {
         let (done, queue) = (Arc::clone(&done), queue.to_owned());
         running.spawn(async move {
+            let mut held = None;
             while started.elapsed() < time {
-                let jobs = step.run(&mut client, &queue, worker).await?;
+                let jobs = step.run(&mut client, &queue, worker, &mut held).await?;
                 done.fetch_add(jobs, Ordering::Relaxed);
             }
             anyhow::Ok(())
@@ -86,6 +118,14 @@ pub async fn rate(
     }
     finish(running).await?;
     Ok(done.load(Ordering::Relaxed) as f64 / started.elapsed().as_secs_f64())
+}
+
+/// Gives a queue a limit that its workers never reach.
+pub async fn limit_queue(target: &Target, queue: &str) -> anyhow::Result<()> {
+    let mut client = Client::connect(target).await?;
+    let path = format!("/v1/queues/{queue}");
+    client.patch(&path, format!(r#"{{"max_concurrency":{QUEUE_LIMIT}}}"#)).await?;
+    Ok(())
 }
 
 async fn finish(mut running: JoinSet<anyhow::Result<()>>) -> anyhow::Result<()> {

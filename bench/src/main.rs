@@ -245,9 +245,19 @@ impl Bench {
             measures.push(plain("commits, 32 clients (C1)", together, "rows/s"));
             commits = Some(together);
         }
-        for (name, step) in [("enqueue", Step::Enqueue), ("lifecycle", Step::Lifecycle)] {
+        let steps = [
+            ("enqueue", Step::Enqueue),
+            ("lifecycle", Step::Lifecycle),
+            ("acks-that-poll", Step::ShortLifecycle),
+            ("limited-by-key", Step::LimitedByKey),
+            ("limited-by-queue", Step::Lifecycle),
+        ];
+        for (name, step) in steps {
             if self.wants(name) {
                 let queue = self.queue(name);
+                if name == "limited-by-queue" {
+                    load::limit_queue(&self.target, &queue).await?;
+                }
                 let rate = load::rate(&self.target, step, &queue, CONNECTIONS, self.time);
                 let (rate, used) = self.using(rate).await?;
                 let jobs = rate * self.time.as_secs_f64();

@@ -61,7 +61,20 @@ def handle(job, stop):
     return {"greeting": f"Hello, {payload.get('name', 'world')}!"}
 
 
+def wanted():
+    return {
+        "queues": ["default"],
+        "job_types": ["greet"],
+        "lease_seconds": LEASE_SECONDS,
+        # A short wait, so that SIGTERM takes effect soon. A repeat with the same poll_id gets the
+        # same jobs.
+        "wait_seconds": 2,
+        "poll_id": str(uuid.uuid4()),
+    }
+
+
 def work(job):
+    """Works on a job. Returns the jobs that come with the answer to its ack."""
     fence = {
         "job_id": job["id"],
         "worker_id": NAME,
@@ -94,11 +107,14 @@ def work(job):
         ack = {"status": "failed", "error": {"type": type(error).__name__, "message": str(error)}}
     done.set()
     if lost.is_set():
-        return
+        return []
+    then = {} if stopping.is_set() else {"then_poll": wanted()}
     try:
-        call("ack", {**fence, **ack})
+        reply = call("ack", {**fence, **ack, **then})
     except urllib.error.HTTPError as refused:  # 409: this worker no longer holds the job
         print(job["id"], refused.read().decode(), flush=True)
+        return []
+    return reply.get("poll", {}).get("jobs", [])
 
 
 def stop(*_):
@@ -110,19 +126,12 @@ def stop(*_):
 
 
 def poll_and_work():
-    while not stopping.is_set():
-        wanted = {
-            "worker_id": NAME,
-            "queues": ["default"],
-            "job_types": ["greet"],
-            "lease_seconds": LEASE_SECONDS,
-            # A short wait, so that SIGTERM takes effect soon. A repeat with the same poll_id gets
-            # the same jobs.
-            "wait_seconds": 2,
-            "poll_id": str(uuid.uuid4()),
-        }
-        for job in call("poll", wanted)["jobs"]:
-            work(job)
+    jobs = []
+    while jobs or not stopping.is_set():
+        if not jobs:
+            jobs = call("poll", {"worker_id": NAME, **wanted()})["jobs"]
+        if jobs:
+            jobs += work(jobs.pop(0))
 
 
 signal.signal(signal.SIGTERM, stop)

@@ -1,6 +1,7 @@
 //! Rate limits of calls: budgets of projects and keys, and permits for parked polls.
 
 use std::{
+    marker::PhantomData,
     num::NonZeroU32,
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
@@ -8,7 +9,7 @@ use std::{
 use metrics::counter;
 use uuid::Uuid;
 
-use super::{Permit, Who};
+use super::{Bound, Caller, Permit, Polling, Settling, Who};
 use crate::{
     app::App,
     credentials::LocalPermit,
@@ -272,10 +273,34 @@ pub(super) async fn charge<P: Permit>(
     Ok(Some(Arc::new(parked)))
 }
 
+impl Caller<Bound<Settling>> {
+    /// The same caller as one that polls: counted, and with a permit for that.
+    ///
+    /// # Errors
+    /// [`Error::RateLimited`], [`Error::QuotaExceeded`], [`Error::Suspended`].
+    pub async fn polling(&self, app: &App) -> Result<Caller<Bound<Polling>>, Error> {
+        if let Some(refusal) = self.who.suspension::<Polling>() {
+            return Err(refusal);
+        }
+        let (limits, report) = (&self.limits, &self.report);
+        let permit = charge::<Polling>(app, &self.who, self.project_id, limits, report).await?;
+        Ok(Caller {
+            project_id: self.project_id,
+            who: self.who.clone(),
+            limits: self.limits,
+            client: self.client.clone(),
+            _poll_permit: permit,
+            _room: None,
+            report: self.report.clone(),
+            permission: PhantomData,
+        })
+    }
+}
+
 /// Counts what a call costs beyond the 1 that was counted before its body was read.
 pub(super) async fn charge_rest<P: Permit>(
     app: &App,
-    caller: &super::Caller<P>,
+    caller: &Caller<P>,
     field: &str,
     cost: Cost,
 ) -> Result<(), Error> {

@@ -134,6 +134,15 @@ impl Who {
         }
     }
 
+    /// The worker that this caller calls so: those of bound keys have names of their own.
+    #[must_use]
+    pub fn worker(&self, worker_id: String) -> String {
+        match self.binding() {
+            Some(binding) => binding.worker(&worker_id),
+            None => worker_id,
+        }
+    }
+
     /// Whether unknown fields in bodies are refused.
     #[must_use]
     pub fn is_strict(&self) -> bool {

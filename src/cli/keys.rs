@@ -67,10 +67,10 @@ enum Command {
         /// IP address or network from which it may be used; may be repeated [default: all]
         #[arg(long = "allowed-ip", value_name = "NETWORK", value_parser = network)]
         allowed_ips: Vec<IpNet>,
-        /// Queue that it is bound to; may be repeated; then without `read` [default: all]
+        /// Queue that it is bound to; may be repeated; reduces its scopes [default: all]
         #[arg(long = "queue", value_name = "QUEUE")]
         queues: Vec<String>,
-        /// Job type that it is bound to; may be repeated; then without `read` [default: all]
+        /// Job type that it is bound to; may be repeated; reduces its scopes [default: all]
         #[arg(long = "job-type", value_name = "TYPE")]
         job_types: Vec<String>,
         /// Print only the key
@@ -154,15 +154,14 @@ pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
             check_name("--name", &name)?;
             let (max, given) = (limits::MAX_KEY_NETWORKS, allowed_ips.len());
             ensure!(given <= max, "--allowed-ip: at most {max}, not {given}");
+            let binding = binding(queues, job_types)?;
+            let scopes = scopes_of(preset, binding.as_ref())?;
             let request = KeyRequest {
                 expires_at: end_after(&mut conn, expires_in_days).await?,
                 allowed_ips,
-                binding: binding(queues, job_types)?,
-                ..KeyRequest::named(name, preset.scopes().to_vec())
+                binding,
+                ..KeyRequest::named(name, scopes)
             };
-            if let (Some(_), Some(other)) = (&request.binding, beyond_binding(&request.scopes)) {
-                bail!("a bound key cannot have the scope `{}`: use --preset worker", other.name());
-            }
             let project = match (project, new_project) {
                 (Some(project), _) => find(&mut conn, &project).await?,
                 (None, Some(name)) => make_project(&mut conn, &name).await?,
@@ -244,6 +243,13 @@ async fn end_after(
     }
 }
 
+fn scopes_of(preset: PresetArg, binding: Option<&KeyBinding>) -> anyhow::Result<Vec<Scope>> {
+    let may_have = |it: &Scope| binding.is_none() || KeyBinding::SCOPES.contains(it);
+    let scopes: Vec<_> = preset.scopes().iter().copied().filter(may_have).collect();
+    ensure!(!scopes.is_empty(), "--preset: none of its scopes is for a bound key");
+    Ok(scopes)
+}
+
 fn binding(queues: Vec<String>, job_types: Vec<String>) -> anyhow::Result<Option<KeyBinding>> {
     let given = [
         ("--queue", &queues, limits::MAX_KEY_QUEUES, limits::MAX_QUEUE_CHARS),
@@ -256,10 +262,6 @@ fn binding(queues: Vec<String>, job_types: Vec<String>) -> anyhow::Result<Option
         }
     }
     Ok(KeyBinding::of(queues, job_types))
-}
-
-fn beyond_binding(scopes: &[Scope]) -> Option<Scope> {
-    scopes.iter().copied().find(|it| !KeyBinding::SCOPES.contains(it))
 }
 
 fn network(text: &str) -> Result<IpNet, &'static str> {

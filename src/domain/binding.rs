@@ -1,14 +1,21 @@
 //! The queues and job types that a key is bound to.
 
+use sha2::{Digest, Sha256};
+
 use super::access::Scope;
 
-/// What a key is bound to. An empty list binds to nothing.
+/// Bytes of a binding's mark: those of one project must not be mistaken for each other.
+const MARK_BYTES: usize = 6;
+
+/// What a key is bound to. An empty list is no restriction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyBinding {
     /// Queues that it may use.
     pub queues: Vec<String>,
     /// Job types that it may use.
     pub job_types: Vec<String>,
+    /// The same for each key with this binding, and for no other.
+    mark: String,
 }
 
 /// A name that a key is not bound to.
@@ -27,8 +34,34 @@ impl KeyBinding {
     /// The binding of a key; none: it may use all.
     #[must_use]
     pub fn of(queues: Vec<String>, job_types: Vec<String>) -> Option<Self> {
-        let is_bound = !(queues.is_empty() && job_types.is_empty());
-        is_bound.then_some(Self { queues, job_types })
+        if queues.is_empty() && job_types.is_empty() {
+            return None;
+        }
+        let mut hash = Sha256::new();
+        for names in [&queues, &job_types] {
+            let mut names: Vec<_> = names.iter().collect();
+            names.sort();
+            hash.update(names.len().to_be_bytes());
+            for name in names {
+                hash.update(name.len().to_be_bytes());
+                hash.update(name);
+            }
+        }
+        let mark = hash.finalize()[..MARK_BYTES].iter().map(|it| format!("{it:02x}")).collect();
+        Some(Self { queues, job_types, mark })
+    }
+
+    /// The name of one of its workers, as the project knows it: no key can name a worker of
+    /// another one.
+    #[must_use]
+    pub fn worker(&self, worker_id: &str) -> String {
+        format!("{worker_id}@{}", self.mark)
+    }
+
+    /// The same for each key with this binding, and for no other.
+    #[must_use]
+    pub fn mark(&self) -> &str {
+        &self.mark
     }
 
     /// Whether it may use such jobs.
@@ -92,6 +125,19 @@ mod tests {
         let of_both = KeyBinding::of(names(&["mail", "sms"]), names(&["send"])).expect("bound");
         assert!(of_both.includes("sms", "send"));
         assert_eq!(of_both.check("sms", "send.all"), Err(out("job_type", "send.all")));
+    }
+
+    #[test]
+    fn workers_of_different_bindings_have_different_names() {
+        let name = |queues: &[&str], job_types: &[&str]| {
+            KeyBinding::of(names(queues), names(job_types)).expect("bound").worker("w")
+        };
+        let mail = name(&["mail"], &[]);
+        assert!(mail.starts_with("w@") && mail.len() == 2 + 2 * MARK_BYTES, "{mail}");
+        assert_eq!(name(&["a", "b"], &[]), name(&["b", "a"], &[]));
+        for other in [name(&[], &["mail"]), name(&["ma", "il"], &[]), name(&["mail"], &["x"])] {
+            assert_ne!(other, mail);
+        }
     }
 
     #[test]

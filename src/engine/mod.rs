@@ -47,6 +47,7 @@ use self::{
     },
     enqueue::Enqueues,
     isolate::SetAside,
+    jobs::bound::JobKinds,
     notify::Notifier,
     queues::UsedQueues,
     settle::{BareFences, Endings, Parents, SuccessNotes, Successes, heartbeat::Beats},
@@ -84,6 +85,7 @@ pub struct Inner {
     bare_fences: Coalescer<BareFences>,
     worker_beats: Coalescer<WorkerBeats>,
     worker_lookups: Coalescer<WorkerLookups>,
+    job_kinds: Coalescer<JobKinds>,
     pub registry: Registry,
     /// Which projects have queues with a circuit breaker.
     pub breakers: Arc<Breakers>,
@@ -175,6 +177,7 @@ impl Engine {
             bare_fences: Coalescer::start(BareFences { pool: pools.settle.clone() }),
             worker_beats: Coalescer::start(WorkerBeats { pool: pools.reports.clone() }),
             worker_lookups: Coalescer::start(WorkerLookups { pool: pools.claim.clone() }),
+            job_kinds: Coalescer::start(JobKinds { pool: pools.claim.clone() }),
             registry: Registry::new(),
             breakers,
             versions: jobs::wait::Versions::default(),

@@ -11,6 +11,7 @@ use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, StatusCode, request::Parts},
     response::Response,
 };
+use sha2::{Digest, Sha256};
 use utoipa::IntoParams;
 use uuid::Uuid;
 
@@ -149,7 +150,12 @@ impl Repeat {
     where
         Running: Future<Output = Result<Answer, Error>>,
     {
-        let Self { key, fingerprint, request_id } = self;
+        let Self { key, mut fingerprint, request_id } = self;
+        if let Some(binding) = caller.who.binding() {
+            // What a bound key is told is for keys with its binding alone.
+            let both = [&fingerprint[..], binding.mark().as_bytes()].concat();
+            fingerprint = Sha256::digest(both).into();
+        }
         let Some(key) = key else {
             return run(Ids(None)).await?.into_response(caller);
         };

@@ -14,7 +14,7 @@ use crate::{
         limits,
         text::ErrorReport,
     },
-    ids::{BatchId, JobId, LeaseId, ProjectId, WorkflowId},
+    ids::{BatchId, JobId, JobKey, LeaseId, ProjectId, WorkflowId},
 };
 
 pub use self::list::{Filter, MAX_COUNTED, Walked, count, page, read_tag, walk};
@@ -22,43 +22,31 @@ pub use self::list::{Filter, MAX_COUNTED, Walked, count, page, read_tag, walk};
 /// Queue and job type of these jobs, live or ended, without those that the project does not have.
 pub async fn kinds(
     conn: &mut PgConnection,
-    project_id: ProjectId,
-    ids: &[JobId],
-) -> sqlx::Result<Vec<(JobId, String, String)>> {
-    let ids: Vec<Uuid> = ids.iter().map(|it| it.0).collect();
+    keys: &[JobKey],
+) -> sqlx::Result<Vec<(JobKey, (String, String))>> {
     let found = sqlx::query!(
         r#"
-        select id "id!: JobId", queue "queue!", job_type "job_type!"
-        from jobs
-        where project_id = $1 and id = any($2)
-        union all
-        select id, queue, job_type
-        from finished_jobs
-        where project_id = $1 and id = any($2)
+        select asked.project_id "project_id!: ProjectId", asked.id "id!: JobId",
+               kind.queue "queue!", kind.job_type "job_type!"
+        from unnest($1::int[], $2::uuid[]) as asked(project_id, id)
+        -- Lateral, so that each is read by its key.
+        cross join lateral (
+            select queue, job_type
+            from jobs
+            where project_id = asked.project_id and id = asked.id
+            union all
+            select queue, job_type
+            from finished_jobs
+            where project_id = asked.project_id and id = asked.id
+            limit 1
+        ) kind
         "#,
-        project_id.0,
-        &ids,
+        &keys.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
+        &keys.iter().map(|it| it.id.0).collect::<Vec<_>>(),
     );
-    let found = found.fetch_all(conn).await?;
-    Ok(found.into_iter().map(|it| (it.id, it.queue, it.job_type)).collect())
-}
-
-/// Queues and job types of the jobs that a worker holds.
-pub async fn kinds_held_by(
-    conn: &mut PgConnection,
-    project_id: ProjectId,
-    worker_id: &str,
-) -> sqlx::Result<Vec<(String, String)>> {
-    let found = sqlx::query!(
-        "
-        select distinct queue, job_type
-        from jobs
-        where project_id = $1 and state = 'processing' and worker_id = $2
-        ",
-        project_id.0,
-        worker_id,
-    );
-    Ok(found.fetch_all(conn).await?.into_iter().map(|it| (it.queue, it.job_type)).collect())
+    let kind = |project_id, id, kind| (JobKey { project_id, id }, kind);
+    let found = found.fetch_all(conn).await?.into_iter();
+    Ok(found.map(|it| kind(it.project_id, it.id, (it.queue, it.job_type))).collect())
 }
 
 /// Whether rows include payload and result: a page with them can be many megabytes.

@@ -11,6 +11,7 @@ use std::{
 use fencepost::{
     accounts::key,
     credentials::{CREDENTIAL_TTL, bodies::MAX_PROJECT_BODY_KIB},
+    http::late_refusals::{CALM_REFUSALS, LATENESS},
 };
 
 use crate::{
@@ -305,5 +306,22 @@ fn check_says_what_is_wrong_and_how_to_mend_it() {
         assert!(!told.contains("canary"), "{told}");
         let (is_good, told) = check(&[database_url, ("FENCEPOST_DEFAULT_PLAN", "gold")]);
         assert!(!is_good && told.contains("no such plan: `gold`"), "{told}");
+    });
+}
+
+#[test]
+fn a_client_that_is_refused_again_and_again_is_told_late() {
+    run(async |t| {
+        let refused = async || {
+            let began = Instant::now();
+            let request = t.client.get(format!("{}/v1/jobs", t.url)).bearer_auth("junk");
+            let request = request.header("x-forwarded-for", "192.0.2.77");
+            assert_eq!(request.send().await.expect("an answer").status(), 401);
+            began.elapsed()
+        };
+        // More at once than a node refuses without pausing.
+        let many = (0..2 * CALM_REFUSALS.count).map(|_| refused());
+        let took = futures_util::future::join_all(many).await;
+        assert!(took.iter().any(|it| *it >= LATENESS), "none was late");
     });
 }

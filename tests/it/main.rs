@@ -49,6 +49,7 @@ mod statements;
 mod storage;
 mod surface;
 mod templates;
+mod then_poll;
 mod tidy;
 mod traces;
 mod wire;

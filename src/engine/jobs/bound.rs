@@ -1,22 +1,27 @@
 //! What a key that is bound to queues and job types may reach. Jobs beyond that look as if the
 //! project did not have them.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+
+use futures_util::future::try_join_all;
 
 use crate::{
     domain::{binding::KeyBinding, callbacks::Callbacks},
     engine::{
         Engine,
-        enqueue::dependencies::{OnConflict, TiedJob, no_parent},
+        batch::Batch,
+        enqueue::dependencies::{TiedJob, no_parent},
     },
     error::Error,
-    ids::{JobId, ProjectId},
-    store,
+    ids::{JobId, JobKey, ProjectId},
+    store::{
+        self,
+        pools::{self, Pool},
+    },
 };
 
-/// Why a bound key may only be refused when a unique key is taken.
-const MUST_REJECT: &str =
-    "must be reject with a bound key: the other job may be one that it may not use";
+/// Why a bound key may not use what all jobs of a project share.
+const SHARED: &str = "must not be sent with a bound key: jobs of other queues share it";
 
 /// Which jobs of a call its key may reach; none: all.
 #[derive(Debug, Clone)]
@@ -26,7 +31,7 @@ impl Reach {
     /// Reads it. A key that is not bound reaches all, and nothing is read.
     ///
     /// # Errors
-    /// [`Error::Unavailable`].
+    /// [`Error::Unavailable`], [`Error::Overloaded`].
     pub async fn read(
         engine: &Engine,
         project_id: ProjectId,
@@ -34,14 +39,12 @@ impl Reach {
         ids: impl IntoIterator<Item = JobId>,
     ) -> Result<Self, Error> {
         let Some(binding) = binding else { return Ok(Self(None)) };
-        let ids: Vec<_> = ids.into_iter().collect();
-        if ids.is_empty() {
-            return Ok(Self(Some(HashSet::new())));
-        }
-        let mut conn = engine.pools.reports.acquire_for(project_id).await?;
-        let kinds = store::jobs::kinds(&mut conn, project_id, &ids).await?;
-        let reached = kinds.into_iter().filter(|it| binding.includes(&it.1, &it.2));
-        Ok(Self(Some(reached.map(|it| it.0).collect())))
+        let ids: HashSet<_> = ids.into_iter().collect();
+        let kinds = ids.into_iter().map(async |id| {
+            let kind = engine.job_kinds.submit(JobKey { project_id, id }).await?;
+            Ok::<_, Error>(kind.filter(|it| binding.includes(&it.0, &it.1)).map(|_| id))
+        });
+        Ok(Self(Some(try_join_all(kinds).await?.into_iter().flatten().collect())))
     }
 
     /// Whether this job is within.
@@ -59,30 +62,11 @@ impl Reach {
     }
 }
 
-/// Whether a key may end what this worker does: it may use all jobs that the worker holds.
-///
-/// # Errors
-/// [`Error::WorkerNotFound`].
-pub async fn check_worker(
-    engine: &Engine,
-    project_id: ProjectId,
-    worker_id: &str,
-    binding: Option<&KeyBinding>,
-) -> Result<(), Error> {
-    let Some(binding) = binding else { return Ok(()) };
-    let mut conn = engine.pools.reports.acquire_for(project_id).await?;
-    let held = store::jobs::kinds_held_by(&mut conn, project_id, worker_id).await?;
-    match held.iter().all(|it| binding.includes(&it.0, &it.1)) {
-        true => Ok(()),
-        false => Err(Error::WorkerNotFound),
-    }
-}
-
 /// Whether a key may enqueue these jobs, with their callbacks, below their parents.
 ///
 /// # Errors
 /// [`Error::OutOfBounds`]. [`Error::Invalid`] about a parent that it may not use, as about one that
-/// does not exist, and about `on_conflict`.
+/// does not exist, and about what jobs of other queues would share.
 pub async fn check_enqueue(
     engine: &Engine,
     project_id: ProjectId,
@@ -98,9 +82,13 @@ pub async fn check_enqueue(
             let callbacks = serde_json::from_str(callbacks).map_err(Error::internal)?;
             check_callbacks(binding, &callbacks)?;
         }
-        if extras.unique_key.is_some() && it.on_conflict != OnConflict::Reject {
-            let field = format!("{}unique.on_conflict", it.path);
-            return Err(Error::invalid(field, MUST_REJECT));
+        let shared = [
+            ("batch_id", extras.batch_id.is_some()),
+            ("concurrency_key", extras.concurrency_key.is_some()),
+            ("unique", extras.unique_key.is_some()),
+        ];
+        if let Some((field, _)) = shared.into_iter().find(|it| it.1) {
+            return Err(Error::invalid(format!("{}{field}", it.path), SHARED));
         }
         let fields = (0..).map(|ordinal| it.parent_field(ordinal));
         parents.extend(extras.parents.iter().map(|it| it.parent).zip(fields));
@@ -120,4 +108,50 @@ fn check_callbacks(binding: &KeyBinding, callbacks: &Callbacks) -> Result<(), Er
         check_callbacks(binding, &job.callbacks)?;
     }
     Ok(())
+}
+
+/// The batch that looks up the queue and the job type of jobs.
+pub struct JobKinds {
+    pub(in crate::engine) pool: Pool,
+}
+
+impl Batch for JobKinds {
+    type Item = JobKey;
+    /// Queue and job type; none: the project has no such job.
+    type Answer = Option<(String, String)>;
+    type Key = JobKey;
+    type Connection = pools::Connection;
+
+    const KIND: &'static str = "kind";
+    const MAX_ROWS: usize = 500;
+
+    fn bytes(_: &JobKey) -> usize {
+        0
+    }
+
+    fn key(item: &JobKey) -> JobKey {
+        *item
+    }
+
+    fn project(item: &JobKey) -> ProjectId {
+        item.project_id
+    }
+
+    fn is_same(one: &JobKey, other: &JobKey) -> bool {
+        one == other
+    }
+
+    async fn connect(&self) -> sqlx::Result<Self::Connection> {
+        self.pool.acquire().await
+    }
+
+    async fn flush(
+        &self,
+        conn: &mut Self::Connection,
+        items: &[JobKey],
+        _: bool,
+    ) -> sqlx::Result<Vec<Result<Self::Answer, Error>>> {
+        let mut kinds: HashMap<_, _> = store::jobs::kinds(conn, items).await?.into_iter().collect();
+        Ok(items.iter().map(|it| Ok(kinds.remove(it))).collect())
+    }
 }

@@ -1,13 +1,20 @@
 //! `POST /v1/workers/ack` and `POST /v1/workers/ack/batch`.
 
-use axum::{Extension, Json as Reply, extract::State};
+use axum::{
+    Extension, Json as Reply,
+    extract::State,
+    response::{IntoResponse, Response},
+};
 use chrono::{DateTime, Utc};
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use super::{accept_fence, accept_job_id};
+use super::{
+    accept_fence, accept_job_id,
+    then_poll::{self, ThenPollReply, ThenPollRequest},
+};
 use crate::{
     app::App,
     auth::{Bound, Caller, Cost, Settling},
@@ -20,7 +27,7 @@ use crate::{
     http::error::{self, ApiError, ErrorBody},
     ids::{JobKey, LeaseId},
     wire::{
-        RequestId,
+        ClientGone, RequestId,
         extract::{Json, Object, RequestBody},
         openapi::{at_least, chars, range},
         validate::Check,
@@ -63,6 +70,9 @@ pub struct AckRequest {
     /// With `failed`: seconds until the retry, instead of the backoff; at most 30 days.
     #[schema(extensions(("bounds" = json!(range(0, limits::MAX_RETRY_SECONDS)))))]
     retry_after_seconds: Option<u32>,
+    /// Polls when the ack is recorded; needs `attempt` or `lease_id`. Not in a batch.
+    #[schema(value_type = Option<ThenPollRequest>)]
+    then_poll: Option<Object<ThenPollRequest>>,
 }
 
 impl RequestBody for AckRequest {}
@@ -105,6 +115,10 @@ pub struct AckReply {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub children_activated: Option<i32>,
+    /// Answer to `then_poll`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub poll: Option<ThenPollReply>,
 }
 
 /// What follows for the job.
@@ -121,11 +135,14 @@ impl From<Acked> for AckReply {
     fn from(acked: Acked) -> Self {
         match acked {
             Acked::Done { children_activated } => {
-                Self { action: AckAction::Done, retry_at: None, children_activated }
+                Self { action: AckAction::Done, retry_at: None, children_activated, poll: None }
             }
-            Acked::Retry { at } => {
-                Self { action: AckAction::Retry, retry_at: Some(at), children_activated: None }
-            }
+            Acked::Retry { at } => Self {
+                action: AckAction::Retry,
+                retry_at: Some(at),
+                children_activated: None,
+                poll: None,
+            },
         }
     }
 }
@@ -134,6 +151,11 @@ impl From<Acked> for AckReply {
 ///
 /// Repeating an ack that shows its attempt or lease returns the first answer. A 409 means that the
 /// attempt no longer belongs to this worker: nothing was recorded.
+///
+/// With `then_poll` the next jobs come in the answer to the ack. The ack is recorded first, and
+/// counts whatever happens to the poll: `poll.error` says why there was none. A refused ack is
+/// followed by no poll. Repeating the whole request returns the first answer to the ack and, while
+/// their leases run, the same jobs. It is counted as an ack and a poll.
 #[utoipa::path(
     post, path = "/workers/ack", tag = "workers", operation_id = "workers_ack",
     security(("api_key" = ["work"]), ("session" = ["member"])),
@@ -147,11 +169,24 @@ impl From<Acked> for AckReply {
 pub async fn ack(
     caller: Caller<Bound<Settling>>,
     State(app): State<App>,
-    Json(request): Json<AckRequest>,
-) -> Result<Reply<AckReply>, Error> {
+    Extension(ClientGone(gone)): Extension<ClientGone>,
+    Extension(request_id): Extension<RequestId>,
+    Json(mut request): Json<AckRequest>,
+) -> Result<Response, Error> {
+    let has_fence = request.attempt.is_some() || request.lease_id.is_some();
+    let poll = request.then_poll.take();
+    let poll = poll.map(|Object(it)| it.accept(&caller, &request.worker_id, has_fence));
+    let poll = poll.transpose()?;
     let reach = read_reach(&caller, &app, std::slice::from_ref(&request).iter()).await?;
     let acked = settle_one(&caller, &app, &reach, request, "").await?;
-    Ok(Reply(acked.into()))
+    match poll {
+        None => Ok(Reply(AckReply::from(acked)).into_response()),
+        Some(poll) => {
+            let ack = AckReply::from(acked);
+            let answered = |reply| AckReply { poll: Some(reply), ..ack };
+            then_poll::answer(&app, &caller, poll, (&gone, &request_id), answered).await
+        }
+    }
 }
 
 /// Acks to process together.
@@ -232,7 +267,7 @@ pub async fn ack_batch(
         let job_id = ack.job_id.clone();
         match settle_one(&caller, &app, &reach, ack, &format!("acks[{index}].")).await {
             Ok(acked) => {
-                let AckReply { action, retry_at, children_activated } = acked.into();
+                let AckReply { action, retry_at, children_activated, .. } = acked.into();
                 let (status, action) = (200, Some(action));
                 AckBatchResult { job_id, status, action, retry_at, children_activated, error: None }
             }
@@ -265,10 +300,11 @@ async fn settle_one(
     request: AckRequest,
     path: &str,
 ) -> Result<Acked, Error> {
-    let worker = (caller.project_id, request.worker_id.as_str().into());
     let mut ack = accept(request, path)?;
+    ack.fence.worker_id = ack.fence.worker_id.map(|it| caller.who.worker(it));
     reach.check(ack.job_id)?;
-    app.engine.registry.record_seen(&worker, &[], &[]);
+    let worker = ack.fence.worker_id.as_deref().unwrap_or_default().into();
+    app.engine.registry.record_seen(&(caller.project_id, worker), &[], &[]);
     let key = JobKey { project_id: caller.project_id, id: ack.job_id };
     ack.fence =
         settle::name_attempt(&app.engine, key, ack.fence, caller.who.require_fence()).await?;
@@ -283,6 +319,9 @@ fn accept(request: AckRequest, path: &str) -> Result<Ack, Error> {
     }
     if let Some(seconds) = request.retry_after_seconds {
         check.range("retry_after_seconds", i64::from(seconds), 0, limits::MAX_RETRY_SECONDS);
+    }
+    if request.then_poll.is_some() {
+        check.refuse("then_poll", "must not be sent in a batch");
     }
     let is_out_of_place = |status, is_sent| request.status != status && is_sent;
     if is_out_of_place(AckStatus::Succeeded, request.result.is_some()) {

@@ -10,9 +10,13 @@ use super::{accept_fence, accept_job_id};
 use crate::{
     app::App,
     auth::{Beating, Bound, Caller, Cost},
-    domain::{lease::RequireFence, limits, worker::WorkerState},
+    domain::{
+        lease::{Fence, RequireFence},
+        limits,
+        worker::WorkerState,
+    },
     engine::{
-        jobs::bound::{self, Reach},
+        jobs::bound::Reach,
         settle::{
             self,
             heartbeat::{self, Advice, Beat},
@@ -171,11 +175,13 @@ pub async fn heartbeat(
     for (field, _) in of_workers.into_iter().filter(|it| it.1) {
         check.refuse(field, "must not be sent together with job_id");
     }
-    let worker = (caller.project_id, request.worker_id.as_str().into());
     let fence = accept_fence(&mut check, request.worker_id, request.attempt, request.lease_id);
     check_progress(&mut check, request.progress);
     check.finish()?;
-    app.engine.registry.record_seen(&worker, &[], &[]);
+    let worker_id = fence.worker_id.map(|it| caller.who.worker(it));
+    let worker = worker_id.as_deref().unwrap_or_default().into();
+    let fence = Fence { worker_id, ..fence };
+    app.engine.registry.record_seen(&(caller.project_id, worker), &[], &[]);
     let key = JobKey { project_id: caller.project_id, id: accept_job_id(&job_id)? };
     let binding = caller.who.binding();
     Reach::read(&app.engine, key.project_id, binding, [key.id]).await?.check(key.id)?;
@@ -234,6 +240,8 @@ async fn beat(
         check.absorb(item);
         let id = job.job_id.parse().ok();
         names.push((job.job_id, id));
+        let worker_id = fence.worker_id.map(|it| caller.who.worker(it));
+        let fence = Fence { worker_id, ..fence };
         if let Some(id) = id.filter(|id| beats.iter().all(|it| it.key.id != *id)) {
             let key = JobKey { project_id: caller.project_id, id };
             beats.push(Beat { key, fence, progress: job.progress });
@@ -241,12 +249,9 @@ async fn beat(
     }
     check.finish()?;
     caller.charge(app, field, Cost::Leases(names.len())).await?;
-    let key: workers::WorkerKey = (caller.project_id, request.worker_id.into());
+    let key: workers::WorkerKey = (caller.project_id, caller.who.worker(request.worker_id).into());
     let state = request.state.unwrap_or(WorkerState::Running);
     let binding = caller.who.binding();
-    if state == WorkerState::Terminated {
-        bound::check_worker(&app.engine, key.0, &key.1, binding).await?;
-    }
     let ids = beats.iter().map(|it| it.key.id);
     let reach = Reach::read(&app.engine, caller.project_id, binding, ids).await?;
     beats.retain(|it| reach.includes(it.key.id));

@@ -6,6 +6,7 @@ pub mod poll;
 pub mod register;
 pub mod registry;
 pub mod report;
+pub mod then_poll;
 
 use crate::{
     app::App,

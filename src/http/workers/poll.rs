@@ -6,15 +6,19 @@ use axum::{Extension, extract::State, response::Response};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use tokio_util::sync::CancellationToken;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::{
     app::App,
     auth::{Bound, Caller, Polling},
-    domain::{job::JobState, lease::heartbeat_interval_seconds, limits, worker::WorkerState},
+    domain::{
+        binding::KeyBinding, job::JobState, lease::heartbeat_interval_seconds, limits,
+        worker::WorkerState,
+    },
     engine::{
-        dispatch::{self, LeasedDelivery, Poll},
+        dispatch::{self, Delivery, LeasedDelivery, Poll},
         enqueue::dependencies::ParentResult,
     },
     error::Error,
@@ -35,29 +39,29 @@ use crate::{
 pub struct PollRequest {
     /// Id that the worker chooses for itself.
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_WORKER_ID_CHARS)))))]
-    worker_id: String,
+    pub(super) worker_id: String,
     /// Queues to claim from, in this order: while there is capacity, the next one follows.
     #[schema(extensions(("bounds" = json!(items(1, limits::MAX_POLL_QUEUES)))))]
-    queues: Vec<String>,
+    pub(super) queues: Vec<String>,
     /// Maximum number of jobs to return. Default: 1.
     #[schema(extensions(("bounds" = json!(range(1, limits::MAX_POLL_CAPACITY)))))]
-    capacity: Option<u32>,
+    pub(super) capacity: Option<u32>,
     /// Only jobs of these types. Default: any.
     #[schema(extensions(("bounds" = json!(items(0, limits::MAX_POLL_JOB_TYPES)))))]
-    job_types: Option<Vec<String>>,
+    pub(super) job_types: Option<Vec<String>>,
     /// Labels of this worker; jobs that need other labels are not returned. Default: the registered
     /// ones.
     #[schema(extensions(("bounds" = json!(items(0, limits::MAX_LABELS)))))]
-    labels: Option<Vec<String>>,
+    pub(super) labels: Option<Vec<String>>,
     /// Seconds to wait for the first job. Default: 30.
     #[schema(extensions(("bounds" = json!(range(0, limits::MAX_POLL_WAIT_SECONDS)))))]
-    wait_seconds: Option<u32>,
+    pub(super) wait_seconds: Option<u32>,
     /// Length of the leases in seconds. Default: half of the job's timeout, at least 30.
     #[schema(extensions(("bounds" = json!(range(1, limits::MAX_LEASE_SECONDS)))))]
-    lease_seconds: Option<i32>,
+    pub(super) lease_seconds: Option<i32>,
     /// Makes the poll repeatable: while its leases run, the same id returns the same jobs.
     #[schema(value_type = Option<Uuid>)]
-    poll_id: Option<PollId>,
+    pub(super) poll_id: Option<PollId>,
 }
 
 impl RequestBody for PollRequest {}
@@ -211,51 +215,67 @@ pub async fn poll(
     Extension(ClientGone(gone)): Extension<ClientGone>,
     Json(request): Json<PollRequest>,
 ) -> Result<Response, Error> {
-    let mut poll = accept(caller.project_id, request)?;
-    let binding = caller.who.binding();
-    if let Some(binding) = binding {
-        poll.job_types = binding.narrow(&poll.queues, poll.job_types)?;
-    }
-    let (queues, revoked) = (poll.queues.clone(), caller.until_revoked(&app));
-    let delivery = dispatch::poll(&app.engine, poll, &gone, revoked).await?;
-    // A repeated poll gets the jobs that it got before, maybe with another key.
-    let is_shown = |it: &&LeasedDelivery| {
-        binding.is_none_or(|binding| binding.includes(&it.job.queue, &it.job.job_type))
-    };
-    let jobs = delivery.jobs().iter().filter(is_shown).map(PolledJob::of);
-    let jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
+    let poll = request.accept(caller.project_id, Check::default())?;
+    let poll = narrow(poll, caller.who.binding())?;
+    let (reply, delivery) = poll_for(&app, &caller, poll, &gone).await?;
+    delivery::answer(&reply, delivery)
+}
+
+/// The poll of a key that is bound to queues and job types.
+///
+/// # Errors
+/// [`Error::OutOfBounds`] when it asks for others.
+pub(super) fn narrow(poll: Poll, binding: Option<&KeyBinding>) -> Result<Poll, Error> {
+    let Some(binding) = binding else { return Ok(poll) };
+    let job_types = binding.narrow(&poll.queues, poll.job_types)?;
+    let worker_id = poll.worker_id.map(|it| binding.worker(&it));
+    Ok(Poll { worker_id, job_types, ..poll })
+}
+
+/// Polls, and makes the answer. Until that is sent, the jobs can be released.
+pub(super) async fn poll_for(
+    app: &App,
+    caller: &Caller<Bound<Polling>>,
+    poll: Poll,
+    gone: &CancellationToken,
+) -> Result<(PollReply, Delivery), Error> {
+    let (queues, revoked) = (poll.queues.clone(), caller.until_revoked(app));
+    let delivery = dispatch::poll(&app.engine, poll, gone, revoked).await?;
+    let jobs: Vec<_> = delivery.jobs().iter().map(PolledJob::of).collect::<Result<_, _>>()?;
     let warnings = match jobs.is_empty() {
-        true => super::warnings(&app, caller.project_id, &queues).await,
+        true => super::warnings(app, caller.project_id, &queues).await,
         false => Vec::new(),
     };
     let state = delivery.directive();
-    delivery::answer(&PollReply { jobs, state, warnings }, delivery)
+    Ok((PollReply { jobs, state, warnings }, delivery))
 }
 
-fn accept(project_id: ProjectId, request: PollRequest) -> Result<Poll, Error> {
-    let mut check = Check::default();
-    if request.queues.is_empty() {
-        check.refuse("queues", "must name at least one queue");
+impl PollRequest {
+    /// Checks it; `check` knows where it stands in the request.
+    pub(super) fn accept(self, project_id: ProjectId, mut check: Check) -> Result<Poll, Error> {
+        if self.queues.is_empty() {
+            check.refuse("queues", "must name at least one queue");
+        }
+        let wait_seconds = self.wait_seconds.unwrap_or(limits::MAX_POLL_WAIT_SECONDS);
+        check.range("wait_seconds", wait_seconds, 0, limits::MAX_POLL_WAIT_SECONDS);
+        let capacity = self.capacity.unwrap_or(1);
+        check.range("capacity", capacity, 1, limits::MAX_POLL_CAPACITY);
+        if let Some(lease_seconds) = self.lease_seconds {
+            check.range("lease_seconds", lease_seconds, 1, limits::MAX_LEASE_SECONDS);
+        }
+        let poll = Poll {
+            worker_id: Some(self.worker_id),
+            queues: self.queues,
+            job_types: self.job_types.unwrap_or_default(),
+            labels: self.labels,
+            capacity,
+            lease_seconds: self.lease_seconds,
+            poll_id: self.poll_id.map(|it| it.0),
+            wait: Duration::from_secs(wait_seconds.into()),
+            ..Poll::new(project_id)
+        };
+        check.poll(&poll, "queues", "job_types");
+        check.finish()?;
+        Ok(poll)
     }
-    let wait_seconds = request.wait_seconds.unwrap_or(limits::MAX_POLL_WAIT_SECONDS);
-    check.range("wait_seconds", wait_seconds, 0, limits::MAX_POLL_WAIT_SECONDS);
-    let capacity = request.capacity.unwrap_or(1);
-    check.range("capacity", capacity, 1, limits::MAX_POLL_CAPACITY);
-    if let Some(lease_seconds) = request.lease_seconds {
-        check.range("lease_seconds", lease_seconds, 1, limits::MAX_LEASE_SECONDS);
-    }
-    let poll = Poll {
-        worker_id: Some(request.worker_id),
-        queues: request.queues,
-        job_types: request.job_types.unwrap_or_default(),
-        labels: request.labels,
-        capacity,
-        lease_seconds: request.lease_seconds,
-        poll_id: request.poll_id.map(|it| it.0),
-        wait: Duration::from_secs(wait_seconds.into()),
-        ..Poll::new(project_id)
-    };
-    check.poll(&poll, "queues", "job_types");
-    check.finish()?;
-    Ok(poll)
 }

@@ -141,7 +141,11 @@ pub async fn register(
 ) -> Result<Reply<RegisterReply>, Error> {
     let mut request = request;
     let sent = request.recurring_schedules.take().unwrap_or_default();
-    let worker = accept(request, sent.len())?;
+    let mut worker = accept(request, sent.len())?;
+    if let Some(binding) = caller.who.binding() {
+        worker.job_types = binding.narrow(&worker.queues, worker.job_types)?;
+        worker.worker_id = binding.worker(&worker.worker_id);
+    }
     workers::register(&app.engine, caller.project_id, &worker).await?;
     let rejected_schedules = keep_schedules(&app, &caller, &sent).await?;
     let warnings = super::warnings(&app, caller.project_id, &worker.queues).await;

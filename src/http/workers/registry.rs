@@ -10,10 +10,7 @@ use crate::{
     app::App,
     auth::{Bound, Caller, Manage, Read, Work},
     domain::{limits, worker::WorkerState},
-    engine::{
-        jobs::bound,
-        workers::{self, WorkerKey, WorkerRow},
-    },
+    engine::workers::{self, WorkerKey, WorkerRow},
     error::Error,
     http::{
         audit::{self, NewAuditEntry},
@@ -191,8 +188,7 @@ pub async fn deregister(
     let mut check = Check::default();
     check.name("worker_id", &request.worker_id, limits::MAX_WORKER_ID_CHARS);
     check.finish()?;
-    let key: WorkerKey = (caller.project_id, request.worker_id.into());
-    bound::check_worker(&app.engine, key.0, &key.1, caller.who.binding()).await?;
+    let key = (caller.project_id, caller.who.worker(request.worker_id).into());
     let released = workers::deregister(&app.engine, &key).await?;
     Ok(Reply(DeregisterReply { status: WorkerState::Terminated, released }))
 }

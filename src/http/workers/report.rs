@@ -93,6 +93,7 @@ pub async fn events(
     let EventsRequest { worker_id, events: sent } = request;
     let mut check = Check::default();
     check.name("worker_id", &worker_id, limits::MAX_WORKER_ID_CHARS);
+    let worker_id = caller.who.worker(worker_id);
     check.count("events", sent.len(), limits::MAX_EVENTS);
     let (mut shown, mut events) = (Vec::new(), Vec::new());
     for (index, Object(event)) in sent.into_iter().enumerate() {
@@ -235,6 +236,7 @@ pub async fn logs(
     let LogsRequest { worker_id, chunks: sent } = request;
     let mut check = Check::default();
     check.name("worker_id", &worker_id, limits::MAX_WORKER_ID_CHARS);
+    let worker_id = caller.who.worker(worker_id);
     check.count("chunks", sent.len(), limits::MAX_LOG_CHUNKS);
     let mut attempts: Vec<AttemptLogs> = Vec::new();
     let (mut places, mut doubled) = (HashSet::new(), 0);

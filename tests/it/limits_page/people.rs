@@ -177,7 +177,11 @@ fn people_rates() -> Vec<(&'static str, String)> {
         ),
         (
             "passwords hashed at the same time",
-            format!("{}, {} more wait, then 503", password::MAX_HASHING, password::MAX_WAITING),
+            format!(
+                "{}, on at most half of the cores; {} more wait, then 503",
+                password::MAX_HASHING,
+                password::MAX_WAITING
+            ),
         ),
     ]
 }

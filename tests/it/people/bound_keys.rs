@@ -4,7 +4,7 @@ use fencepost::domain::binding::KeyBinding;
 use serde_json::{Value, json};
 
 use crate::{
-    harness::{TestProject, run},
+    harness::{Reply, TestProject, run},
     surface,
 };
 
@@ -107,11 +107,13 @@ fn a_bound_key_enqueues_into_its_queues_alone_by_whatever_way() {
                 .refuses("parent_job_id");
         }
         key.post("/v1/jobs", with("depends_on", json!([own["id"]]))).await.is(201);
-        for on_conflict in ["return_existing", "replace"] {
-            let unique = json!({"key": "k", "on_conflict": on_conflict});
-            key.post("/v1/jobs", with("unique", unique)).await.refuses("unique.on_conflict");
+        // Jobs of other queues share these.
+        let batch = t.post("/v1/batches", json!({})).await.is(201)["id"].clone();
+        for (field, value) in
+            [("unique", json!({"key": "k"})), ("concurrency_key", json!("k")), ("batch_id", batch)]
+        {
+            key.post("/v1/jobs", with(field, value)).await.refuses(field);
         }
-        key.post("/v1/jobs", with("unique", json!({"key": "k"}))).await.is(201);
         let graph = |queue: &str| {
             json!({"jobs": [
                 {"key": "a", "queue": "mail", "job_type": "send"},
@@ -167,14 +169,27 @@ fn a_bound_worker_touches_the_jobs_of_its_queues_alone() {
         let beaten = key.post("/v1/workers/heartbeat", beat).await.is(200);
         assert_eq!(beaten["jobs"][0]["status"], "ok");
         assert_eq!(beaten["jobs"][1]["status"], "lost");
-        let terminated = json!({"worker_id": "w", "state": "terminated"});
-        let ends = [
-            ("/v1/workers/heartbeat", terminated.clone()),
-            ("/v1/workers/deregister", json!({"worker_id": "w"})),
-        ];
-        for (path, body) in &ends {
-            key.post(path, body.clone()).await.is_error(404, "worker_not_found");
+        // Nor can it name the worker of another key.
+        let known = |name: &str| format!("/v1/workers?queue={name}");
+        for state in ["quiet", "terminate", "running"] {
+            let beat = json!({"worker_id": "w", "state": state});
+            key.post("/v1/workers/heartbeat", beat).await.is(200);
         }
+        let taken = json!({"worker_id": "w", "queues": ["mail"], "job_types": [], "labels": ["x"]});
+        key.post("/v1/workers/register", taken).await.is(200);
+        let wide = json!({"worker_id": "w", "queues": ["billing"], "job_types": []});
+        key.post("/v1/workers/register", wide).await.is_error(403, "forbidden");
+        key.post("/v1/workers/deregister", json!({"worker_id": "w"})).await.is(200);
+        let workers = t.get(&known("mail")).await.is(200);
+        let name = workers["workers"][0]["worker_id"].as_str().expect("a worker").to_owned();
+        assert!(name.starts_with("w@"), "{name}");
+        t.enqueue(json!({"queue": "billing", "job_type": "send"})).await;
+        lease_of(t, "w", "billing").await;
+        key.post("/v1/workers/register", json!({"worker_id": "w", "queues": [], "job_types": []}))
+            .await
+            .is(200);
+        t.enqueue(json!({"queue": "mail", "job_type": "send"})).await;
+        let own = lease_of(&key, "w", "mail").await;
         let acks = json!({"acks": [
             TestProject::ack_body(&foreign, "w", "failed"),
             TestProject::ack_body(&own, "w", "succeeded"),
@@ -185,9 +200,6 @@ fn a_bound_worker_touches_the_jobs_of_its_queues_alone() {
         let id = foreign["id"].as_str().expect("an id");
         assert_eq!(t.job(id).await["state"], "processing");
         t.ack(&foreign, "w", "succeeded").await.is(200);
-        for (path, body) in ends {
-            key.post(path, body).await.is(200);
-        }
     });
 }
 
@@ -205,6 +217,29 @@ fn a_repeated_poll_shows_a_bound_key_no_job_of_another_queue() {
         assert_eq!(t.polled(poll("billing")).await.len(), 1);
         assert_eq!(key.polled(poll("mail")).await.len(), 0);
         assert_eq!(t.polled(poll("billing")).await.len(), 1, "it keeps its lease");
+    });
+}
+
+#[test]
+fn an_idempotency_key_tells_a_bound_key_nothing_of_others_and_the_other_way_round() {
+    run(async |t| {
+        let key = bound(t, &["mail"], &[]).await;
+        let post = async |by: &TestProject, body: Value| {
+            let request = by.request(reqwest::Method::POST, "/v1/jobs").json(&body);
+            let request = request.header("idempotency-key", "same");
+            Reply::of(request.send().await.expect("an answer")).await
+        };
+        let billing = json!({"queue": "billing", "job_type": "t"});
+        post(t, billing.clone()).await.is(201);
+        post(&key, billing).await.is_error(409, "idempotency_key_reuse");
+        let shared = json!({"queue": "mail", "job_type": "t", "concurrency_key": "k"});
+        let post = async |by: &TestProject, body: &Value| {
+            let request = by.request(reqwest::Method::POST, "/v1/jobs").json(body);
+            let request = request.header("idempotency-key", "other");
+            Reply::of(request.send().await.expect("an answer")).await
+        };
+        post(&key, &shared).await.refuses("concurrency_key");
+        post(t, &shared).await.is_error(409, "idempotency_key_reuse");
     });
 }
 

@@ -1,0 +1,129 @@
+//! The poll that an ack may carry: a worker then needs one request less for each job.
+
+use axum::{
+    Json,
+    response::{IntoResponse, Response},
+};
+use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
+use utoipa::ToSchema;
+
+use super::poll::{PollReply, PollRequest, PolledJob, poll_for};
+use crate::{
+    app::App,
+    auth::{Bound, Caller, Polling, Settling},
+    domain::{limits, worker::WorkerState},
+    engine::dispatch::Poll,
+    error::Error,
+    http::error::{self, ApiError},
+    ids::PollId,
+    wire::{
+        RequestId, delivery,
+        openapi::{items, range},
+        validate::Check,
+    },
+};
+
+/// Why an ack without a fence may not be followed by a poll: repeating it could settle another
+/// attempt.
+const NEEDS_A_FENCE: &str = "needs attempt or lease_id in the ack";
+
+/// A poll that follows an ack, for the same worker.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ThenPollRequest {
+    /// Makes the whole request repeatable: while the leases run, the same id returns the same jobs.
+    #[schema(value_type = uuid::Uuid)]
+    poll_id: PollId,
+    /// Queues to claim from, in this order: while there is capacity, the next one follows.
+    #[schema(extensions(("bounds" = json!(items(1, limits::MAX_POLL_QUEUES)))))]
+    queues: Vec<String>,
+    /// Maximum number of jobs to return. Default: 1.
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_POLL_CAPACITY)))))]
+    capacity: Option<u32>,
+    /// Only jobs of these types. Default: any.
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_POLL_JOB_TYPES)))))]
+    job_types: Option<Vec<String>>,
+    /// Labels of this worker. Default: the registered ones.
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_LABELS)))))]
+    labels: Option<Vec<String>>,
+    /// Seconds to wait for the first job. Default: 30.
+    #[schema(extensions(("bounds" = json!(range(0, limits::MAX_POLL_WAIT_SECONDS)))))]
+    wait_seconds: Option<u32>,
+    /// Length of the leases in seconds. Default: half of the job's timeout, at least 30.
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_LEASE_SECONDS)))))]
+    lease_seconds: Option<i32>,
+}
+
+/// Answer to the poll that followed an ack.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ThenPollReply {
+    /// Leased jobs, as in the answer to a poll.
+    pub jobs: Vec<PolledJob>,
+    /// Directive; present only if the worker should take no more jobs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub state: Option<WorkerState>,
+    /// Advice for people, in an empty answer.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    pub warnings: Vec<String>,
+    /// Why there was no poll. The ack counts all the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub error: Option<ApiError>,
+}
+
+impl ThenPollRequest {
+    /// Reads the poll, before the ack is written: a wrong one must not be acked half.
+    pub fn accept(
+        self,
+        caller: &Caller<Bound<Settling>>,
+        worker_id: &str,
+        has_fence: bool,
+    ) -> Result<Poll, Error> {
+        let mut check = Check::below("then_poll.");
+        if !has_fence {
+            check.refuse("poll_id", NEEDS_A_FENCE);
+        }
+        let request = PollRequest {
+            worker_id: worker_id.to_owned(),
+            queues: self.queues,
+            capacity: self.capacity,
+            job_types: self.job_types,
+            labels: self.labels,
+            wait_seconds: self.wait_seconds,
+            lease_seconds: self.lease_seconds,
+            poll_id: Some(self.poll_id),
+        };
+        let poll = request.accept(caller.project_id, check)?;
+        super::poll::narrow(poll, caller.who.binding())
+    }
+}
+
+/// Polls after an ack that is written: whatever happens to the poll, the ack counts. `answered` makes
+/// the answer to both.
+pub async fn answer<Reply: Serialize>(
+    app: &App,
+    caller: &Caller<Bound<Settling>>,
+    poll: Poll,
+    (gone, request_id): (&CancellationToken, &RequestId),
+    answered: impl FnOnce(ThenPollReply) -> Reply,
+) -> Result<Response, Error> {
+    let polled = async {
+        let caller: Caller<Bound<Polling>> = caller.polling(app).await?;
+        poll_for(app, &caller, poll, gone).await
+    };
+    match polled.await {
+        Ok((PollReply { jobs, state, warnings }, delivery)) => {
+            let reply = answered(ThenPollReply { jobs, state, warnings, error: None });
+            delivery::answer(&reply, delivery)
+        }
+        Err(failure) => {
+            let error = error::info(&failure, &request_id.0).at(&app.accounts.public_url);
+            let (jobs, warnings) = (Vec::new(), Vec::new());
+            let reply = answered(ThenPollReply { jobs, state: None, warnings, error: Some(error) });
+            Ok(Json(reply).into_response())
+        }
+    }
+}

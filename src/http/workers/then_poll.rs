@@ -101,8 +101,8 @@ impl ThenPollRequest {
     }
 }
 
-/// Polls after an ack that is written: whatever happens to the poll, the ack counts. `answered` makes
-/// the answer to both.
+/// Polls after an ack that is written: whatever happens to the poll, the ack counts. `answered`
+/// makes the answer to both.
 pub async fn answer<Reply: Serialize>(
     app: &App,
     caller: &Caller<Bound<Settling>>,

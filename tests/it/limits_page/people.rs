@@ -175,13 +175,12 @@ fn people_rates() -> Vec<(&'static str, String)> {
                 auth::CONSOLE_CALLS_PER_MANAGE_CALL
             ),
         ),
-        (
-            "passwords hashed at the same time",
-            format!(
-                "{}, on at most half of the cores; {} more wait, then 503",
-                password::MAX_HASHING,
-                password::MAX_WAITING
-            ),
-        ),
+        passwords_hashed(),
     ]
+}
+
+fn passwords_hashed() -> (&'static str, String) {
+    let (hashed, waiting) = (password::MAX_HASHING, password::MAX_WAITING);
+    let text = format!("{hashed}, on at most half of the cores; {waiting} more wait, then 503");
+    ("passwords hashed at the same time", text)
 }

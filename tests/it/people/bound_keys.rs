@@ -169,27 +169,6 @@ fn a_bound_worker_touches_the_jobs_of_its_queues_alone() {
         let beaten = key.post("/v1/workers/heartbeat", beat).await.is(200);
         assert_eq!(beaten["jobs"][0]["status"], "ok");
         assert_eq!(beaten["jobs"][1]["status"], "lost");
-        // Nor can it name the worker of another key.
-        let known = |name: &str| format!("/v1/workers?queue={name}");
-        for state in ["quiet", "terminate", "running"] {
-            let beat = json!({"worker_id": "w", "state": state});
-            key.post("/v1/workers/heartbeat", beat).await.is(200);
-        }
-        let taken = json!({"worker_id": "w", "queues": ["mail"], "job_types": [], "labels": ["x"]});
-        key.post("/v1/workers/register", taken).await.is(200);
-        let wide = json!({"worker_id": "w", "queues": ["billing"], "job_types": []});
-        key.post("/v1/workers/register", wide).await.is_error(403, "forbidden");
-        key.post("/v1/workers/deregister", json!({"worker_id": "w"})).await.is(200);
-        let workers = t.get(&known("mail")).await.is(200);
-        let name = workers["workers"][0]["worker_id"].as_str().expect("a worker").to_owned();
-        assert!(name.starts_with("w@"), "{name}");
-        t.enqueue(json!({"queue": "billing", "job_type": "send"})).await;
-        lease_of(t, "w", "billing").await;
-        key.post("/v1/workers/register", json!({"worker_id": "w", "queues": [], "job_types": []}))
-            .await
-            .is(200);
-        t.enqueue(json!({"queue": "mail", "job_type": "send"})).await;
-        let own = lease_of(&key, "w", "mail").await;
         let acks = json!({"acks": [
             TestProject::ack_body(&foreign, "w", "failed"),
             TestProject::ack_body(&own, "w", "succeeded"),
@@ -200,6 +179,33 @@ fn a_bound_worker_touches_the_jobs_of_its_queues_alone() {
         let id = foreign["id"].as_str().expect("an id");
         assert_eq!(t.job(id).await["state"], "processing");
         t.ack(&foreign, "w", "succeeded").await.is(200);
+    });
+}
+
+#[test]
+fn a_bound_key_cannot_name_the_worker_of_another_key() {
+    run(async |t| {
+        let key = bound(t, &["mail"], &["send"]).await;
+        t.enqueue(json!({"queue": "billing", "job_type": "send"})).await;
+        let foreign = lease_of(t, "w", "billing").await;
+        for state in ["quiet", "terminate", "running"] {
+            let beat = json!({"worker_id": "w", "state": state});
+            key.post("/v1/workers/heartbeat", beat).await.is(200);
+        }
+        let register = |queues: Value| json!({"worker_id": "w", "queues": queues, "job_types": []});
+        key.post("/v1/workers/register", register(json!(["billing"])))
+            .await
+            .is_error(403, "forbidden");
+        key.post("/v1/workers/register", register(json!(["mail"]))).await.is(200);
+        let ended = key.post("/v1/workers/deregister", json!({"worker_id": "w"})).await.is(200);
+        assert_eq!(ended["released"], 0);
+        let workers = t.get("/v1/workers?queue=mail").await.is(200);
+        let name = workers["workers"][0]["worker_id"].as_str().expect("a worker").to_owned();
+        assert!(name.starts_with("w@"), "{name}");
+        // The other worker has lost nothing, and gets more.
+        t.ack(&foreign, "w", "succeeded").await.is(200);
+        t.enqueue(json!({"queue": "billing", "job_type": "send"})).await;
+        lease_of(t, "w", "billing").await;
     });
 }
 

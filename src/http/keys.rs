@@ -271,10 +271,10 @@ pub struct CreateKeyRequest {
     allowed_ips: Option<Vec<String>>,
     /// Binds the key to these queues: it enqueues into them and works on them, in the native API
     /// alone, and its scopes are among `produce`, `work` and `payload:read`. Default: all queues.
-    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_KEY_QUEUES)))))]
+    #[schema(extensions(("bounds" = json!(items(1, limits::MAX_KEY_QUEUES)))))]
     queues: Option<Vec<String>>,
     /// Binds the key to these job types, likewise.
-    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_KEY_JOB_TYPES)))))]
+    #[schema(extensions(("bounds" = json!(items(1, limits::MAX_KEY_JOB_TYPES)))))]
     job_types: Option<Vec<String>>,
     /// The key gets no secret. `POST /v1/keys/exchange` exchanges these tokens for keys of 15
     /// minutes with its rights.
@@ -342,6 +342,9 @@ fn accept_binding(
     check: &mut Check,
 ) -> Option<KeyBinding> {
     let mut names = |field, names: Option<Vec<String>>, max, max_chars| {
+        if names.as_ref().is_some_and(Vec::is_empty) {
+            check.refuse(field, "must name at least one: leave it out for all");
+        }
         let mut names = names.unwrap_or_default();
         check.names(field, &names, max, max_chars);
         names.sort();

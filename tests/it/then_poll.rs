@@ -96,9 +96,8 @@ fn a_wrong_poll_is_refused_before_the_ack_and_a_late_refusal_does_not_undo_it() 
             let refused = ack(t, &job, "succeeded", with(field, wrong)).await;
             refused.refuses(&format!("then_poll.{field}"));
         }
-        ack(t, &job, "succeeded", json!({"queues": ["default"]}))
-            .await
-            .is_error(400, "invalid_request");
+        let nameless = ack(t, &job, "succeeded", json!({"queues": ["default"]})).await;
+        nameless.refuses("then_poll.poll_id");
         ack(t, &job, "succeeded", with("worker_id", json!("x")))
             .await
             .is_error(400, "invalid_request");

@@ -152,8 +152,9 @@ impl From<Acked> for AckReply {
 /// Repeating an ack that shows its attempt or lease returns the first answer. A 409 means that the
 /// attempt no longer belongs to this worker: nothing was recorded.
 ///
-/// With `then_poll` the next jobs come in the answer to the ack. The ack is recorded first, and
-/// counts whatever happens to the poll: `poll.error` says why there was none. A refused ack is
+/// With `then_poll` the next jobs come in the answer to the ack. A wrong `then_poll` refuses both.
+/// Then the ack is recorded, and counts whatever happens to the poll: `poll.error` says why there
+/// was none. A refused ack is
 /// followed by no poll. Repeating the whole request returns the first answer to the ack and, while
 /// their leases run, the same jobs. It is counted as an ack and a poll.
 #[utoipa::path(

@@ -33,8 +33,8 @@ const NEEDS_A_FENCE: &str = "needs attempt or lease_id in the ack";
 #[serde(deny_unknown_fields)]
 pub struct ThenPollRequest {
     /// Makes the whole request repeatable: while the leases run, the same id returns the same jobs.
-    #[schema(value_type = uuid::Uuid)]
-    poll_id: PollId,
+    #[schema(value_type = uuid::Uuid, required)]
+    poll_id: Option<PollId>,
     /// Queues to claim from, in this order: while there is capacity, the next one follows.
     #[schema(extensions(("bounds" = json!(items(1, limits::MAX_POLL_QUEUES)))))]
     queues: Vec<String>,
@@ -83,7 +83,9 @@ impl ThenPollRequest {
         has_fence: bool,
     ) -> Result<Poll, Error> {
         let mut check = Check::below("then_poll.");
-        if !has_fence {
+        if self.poll_id.is_none() {
+            check.refuse("poll_id", "is missing");
+        } else if !has_fence {
             check.refuse("poll_id", NEEDS_A_FENCE);
         }
         let request = PollRequest {
@@ -94,7 +96,7 @@ impl ThenPollRequest {
             labels: self.labels,
             wait_seconds: self.wait_seconds,
             lease_seconds: self.lease_seconds,
-            poll_id: Some(self.poll_id),
+            poll_id: self.poll_id,
         };
         let poll = request.accept(caller.project_id, check)?;
         super::poll::narrow(poll, caller.who.binding())

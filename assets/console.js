@@ -426,7 +426,7 @@ function openMailedLink() {
 }
 addEventListener("hashchange", openMailedLink);
 
-// A form that needs a passkey has the server's question, and sends the browser's answer.
+// A form that needs a passkey has the server's challenge, and sends the browser's answer.
 function setUpPasskeys() {
   if (!window.PublicKeyCredential?.parseCreationOptionsFromJSON) return;
   document.querySelector("[data-no-passkeys]")?.remove();

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     error::Error,
     http::{
-        auth::{SessionReply, passkeys::PasskeyQuestion},
+        auth::{SessionReply, passkeys::PasskeyChallenge},
         me::passkeys::AddedPasskey,
     },
 };
@@ -40,7 +40,7 @@ impl PasskeyForm {
     /// A form that is sent to this path; none: browsers use no passkeys on this server.
     pub async fn ask(api: &Api, action: &'static str) -> Option<Self> {
         let asked = api.send(Method::POST, "/v1/auth/passkeys/options", None).await;
-        let PasskeyQuestion { challenge_token, options } = asked.ok()?;
+        let PasskeyChallenge { challenge_token, options } = asked.ok()?;
         let options = options.to_string();
         Some(Self { action, options, challenge_token, is_second_step: false })
     }
@@ -96,9 +96,10 @@ struct NewPasskey {
 
 /// The page that creates a passkey.
 pub async fn ask(api: Api) -> Result<Response, Error> {
-    let question: PasskeyQuestion = api.send(Method::POST, "/v1/me/passkeys/options", None).await?;
-    let options = question.options.to_string();
-    render(&NewPasskey { options, challenge_token: question.challenge_token })
+    let challenge: PasskeyChallenge =
+        api.send(Method::POST, "/v1/me/passkeys/options", None).await?;
+    let options = challenge.options.to_string();
+    render(&NewPasskey { options, challenge_token: challenge.challenge_token })
 }
 
 /// Adds the passkey, and shows the recovery codes of a first second factor, once.

@@ -1,5 +1,5 @@
 //! `/v1/auth/…`: sign-up, login and logout, passwords, and verification of addresses. These calls
-//! need no credential; each but the question for a passkey is counted by IP address.
+//! need no credential; each but the challenge for a passkey is counted by IP address.
 
 pub(crate) mod passkeys;
 pub(crate) mod second_factor;

@@ -208,7 +208,7 @@ fn check_client_data(
         Act::Get => "webauthn.get",
     };
     if data.kind != kind {
-        return Err("it is an answer to another question");
+        return Err("it is an answer to another kind of challenge");
     }
     if data.challenge != challenge {
         return Err("it is an answer to another challenge");

@@ -36,15 +36,15 @@ const MILLIS: u64 = 1_000;
 
 /// What a challenge is for.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Challenge {
+struct SignedChallenge {
     challenge: String,
     /// The account that adds a passkey; none: one is used.
     adds_to: Option<String>,
 }
 
-/// A question for a browser.
+/// A challenge for a browser.
 #[derive(Debug)]
-pub struct Question {
+pub struct PasskeyChallenge {
     /// Comes back with the answer.
     pub challenge_token: String,
     /// `PublicKeyCredentialCreationOptionsJSON`, or `PublicKeyCredentialRequestOptionsJSON`.
@@ -82,10 +82,10 @@ impl Accounts {
         Some((url.domain()?.to_owned(), url.origin().ascii_serialization()))
     }
 
-    fn question(&self, adds_to: Option<AccountId>) -> Result<(String, String), Error> {
+    fn new_challenge_token(&self, adds_to: Option<AccountId>) -> Result<(String, String), Error> {
         let challenge = BASE64_URL_SAFE_NO_PAD.encode(rand::random::<[u8; 32]>());
         let adds_to = adds_to.map(|it| it.to_string());
-        let signed = Challenge { challenge: challenge.clone(), adds_to };
+        let signed = SignedChallenge { challenge: challenge.clone(), adds_to };
         Ok((self.tokens.sign_value(PURPOSE, &signed, PASSKEY_SECONDS)?, challenge))
     }
 
@@ -93,21 +93,21 @@ impl Accounts {
     ///
     /// # Errors
     /// [`Error::PasskeyRefused`] when this server cannot have passkeys; [`Error::NotReady`].
-    pub fn ask_for_passkey(&self) -> Result<Question, Error> {
+    pub fn ask_for_passkey(&self) -> Result<PasskeyChallenge, Error> {
         let (rp_id, _) = self.relying_party().ok_or(NO_DOMAIN)?;
-        let (challenge_token, challenge) = self.question(None)?;
+        let (challenge_token, challenge) = self.new_challenge_token(None)?;
         let options = json!({
             "challenge": challenge, "rpId": rp_id, "userVerification": "required",
             "allowCredentials": [], "timeout": PASSKEY_SECONDS * MILLIS,
         });
-        Ok(Question { challenge_token, options })
+        Ok(PasskeyChallenge { challenge_token, options })
     }
 
     /// Asks for a new passkey of the session's account.
     ///
     /// # Errors
     /// The same, and [`Error::StepUpRequired`].
-    pub async fn ask_for_new_passkey(&self, bearer: Bearer) -> Result<Question, Error> {
+    pub async fn ask_for_new_passkey(&self, bearer: Bearer) -> Result<PasskeyChallenge, Error> {
         let (rp_id, _) = self.relying_party().ok_or(NO_DOMAIN)?;
         self.require_step_up(bearer).await?;
         let id = bearer.account_id;
@@ -115,8 +115,11 @@ impl Accounts {
         let account = store::accounts::find(&mut conn, id).await?.ok_or(Error::Unauthorized)?;
         let present = store::passkeys::list(&mut conn, id).await?;
         drop(conn);
-        let described = |credential_id: &[u8]| json!({"type": "public-key", "id": BASE64_URL_SAFE_NO_PAD.encode(credential_id)});
-        let (challenge_token, challenge) = self.question(Some(id))?;
+        let described = |it: &PasskeyRow| {
+            let id = BASE64_URL_SAFE_NO_PAD.encode(&it.credential_id);
+            json!({"type": "public-key", "id": id})
+        };
+        let (challenge_token, challenge) = self.new_challenge_token(Some(id))?;
         let options = json!({
             "challenge": challenge,
             "rp": {"id": rp_id, "name": NAME},
@@ -126,7 +129,7 @@ impl Accounts {
             },
             "pubKeyCredParams": ALGORITHMS.map(|alg| json!({"type": "public-key", "alg": alg})),
             "excludeCredentials":
-                present.iter().map(|it| described(&it.credential_id)).collect::<Vec<_>>(),
+                present.iter().map(described).collect::<Vec<_>>(),
             "authenticatorSelection": {
                 "residentKey": "required", "requireResidentKey": true,
                 "userVerification": "required",
@@ -134,7 +137,7 @@ impl Accounts {
             "attestation": "none",
             "timeout": PASSKEY_SECONDS * MILLIS,
         });
-        Ok(Question { challenge_token, options })
+        Ok(PasskeyChallenge { challenge_token, options })
     }
 
     /// Adds a passkey: from now on, logins need a second factor, and other sessions must step up
@@ -229,7 +232,10 @@ impl Accounts {
         if !answer.assertion.names_user() {
             return Err(Error::PasskeyRefused(NO_USER));
         }
-        let (proved, owner) = self.prove(answer).await?;
+        let (proved, owner) = {
+            let mut conn = self.pool.acquire().await?;
+            self.prove(&mut conn, answer).await?
+        };
         if owner.is_suspended {
             return Err(Error::Suspended { what: "account" });
         }
@@ -258,7 +264,7 @@ impl Accounts {
         id: AccountId,
         answer: &PasskeyAnswer,
     ) -> Result<PasskeyId, Error> {
-        let (proved, _) = self.prove_with(tx, answer).await?;
+        let (proved, _) = self.prove(tx, answer).await?;
         if proved.account_id != id {
             return Err(Error::PasskeyRefused(GONE));
         }
@@ -267,14 +273,6 @@ impl Accounts {
     }
 
     async fn prove(
-        &self,
-        answer: &PasskeyAnswer,
-    ) -> Result<(Proved, store::passkeys::PasskeyOwner), Error> {
-        let mut conn = self.pool.acquire().await?;
-        self.prove_with(&mut conn, answer).await
-    }
-
-    async fn prove_with(
         &self,
         conn: &mut PgConnection,
         answer: &PasskeyAnswer,
@@ -300,9 +298,9 @@ impl Accounts {
         Ok((proved, owner))
     }
 
-    fn read_challenge(&self, token: &SecretString) -> Result<Challenge, Error> {
+    fn read_challenge(&self, token: &SecretString) -> Result<SignedChallenge, Error> {
         let asked = self.tokens.read_value(PURPOSE, token.expose_secret());
-        asked.ok_or(Error::PasskeyRefused("the question has expired: try again"))
+        asked.ok_or(Error::PasskeyRefused("the challenge has expired: try again"))
     }
 
     fn of_this_server<T>(
@@ -316,7 +314,7 @@ impl Accounts {
 
 const NO_DOMAIN: Error =
     Error::PasskeyRefused("this server has no domain name, which passkeys need");
-const WRONG_CHALLENGE: &str = "it is an answer to another question";
+const WRONG_CHALLENGE: &str = "it is an answer to another kind of challenge";
 const GONE: &str = "no account has it, or not this one";
 const NO_USER: &str = "it does not say whose it is";
 const AFTER_PASSWORD: &str =

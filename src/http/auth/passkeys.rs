@@ -11,7 +11,7 @@ use super::SessionReply;
 use crate::{
     accounts::{
         Client, SecondStep,
-        passkeys::{PasskeyAnswer, Question},
+        passkeys::{self, PasskeyAnswer},
     },
     app::App,
     domain::limits,
@@ -23,9 +23,9 @@ use crate::{
     },
 };
 
-/// A question for a browser, to be answered within five minutes.
+/// A challenge for a browser, to be answered within five minutes.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct PasskeyQuestion {
+pub struct PasskeyChallenge {
     /// Send it back with the answer.
     pub challenge_token: String,
     /// Options for `PublicKeyCredential.parseRequestOptionsFromJSON()` or, of a new passkey,
@@ -34,8 +34,8 @@ pub struct PasskeyQuestion {
     pub options: Value,
 }
 
-impl From<Question> for PasskeyQuestion {
-    fn from(it: Question) -> Self {
+impl From<passkeys::PasskeyChallenge> for PasskeyChallenge {
+    fn from(it: passkeys::PasskeyChallenge) -> Self {
         Self { challenge_token: it.challenge_token, options: it.options }
     }
 }
@@ -47,11 +47,11 @@ impl From<Question> for PasskeyQuestion {
     post, path = "/auth/passkeys/options", tag = "accounts", operation_id = "auth_passkey_options",
     security(()),
     responses(
-        (status = 200, description = "A question.", body = PasskeyQuestion),
+        (status = 200, description = "A challenge.", body = PasskeyChallenge),
         (status = 401, description = "This server has no domain name, which passkeys need.", body = ErrorBody),
     ),
 )]
-pub async fn ask(State(app): State<App>) -> Result<Reply<PasskeyQuestion>, Error> {
+pub async fn ask(State(app): State<App>) -> Result<Reply<PasskeyChallenge>, Error> {
     Ok(Reply(app.accounts.ask_for_passkey()?.into()))
 }
 
@@ -59,7 +59,7 @@ pub async fn ask(State(app): State<App>) -> Result<Reply<PasskeyQuestion>, Error
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PasskeyProof {
-    /// Token of the question.
+    /// Token of the challenge.
     #[schema(value_type = String, extensions(("bounds" = json!(chars(0, limits::MAX_TOKEN_BYTES)))))]
     challenge_token: SecretString,
     /// What `toJSON()` of the browser's credential returns.
@@ -90,7 +90,7 @@ pub fn unreadable(path: &str) -> Error {
     "challenge_token": "eyJ…", "credential": {"id": "k1…", "rawId": "k1…", "type": "public-key", "response": {}},
 }))]
 pub struct PasskeyLoginRequest {
-    /// Token of the question.
+    /// Token of the challenge.
     #[schema(value_type = String, extensions(("bounds" = json!(chars(0, limits::MAX_TOKEN_BYTES)))))]
     challenge_token: SecretString,
     /// What `toJSON()` of the browser's credential returns.

@@ -14,7 +14,7 @@ use crate::{
     domain::limits,
     error::Error,
     http::{
-        auth::passkeys::{PasskeyQuestion, unreadable},
+        auth::passkeys::{PasskeyChallenge, unreadable},
         error::ErrorBody,
     },
     store::passkeys::PasskeyRow,
@@ -58,12 +58,12 @@ impl From<PasskeyRow> for Passkey {
 #[utoipa::path(
     post, path = "/me/passkeys/options", tag = "accounts", operation_id = "me_passkey_options", security(("session" = [])),
     responses(
-        (status = 200, description = "A question.", body = PasskeyQuestion),
+        (status = 200, description = "A challenge.", body = PasskeyChallenge),
         (status = 401, description = "No live session, or this server has no domain name, which passkeys need.", body = ErrorBody),
         (status = 403, description = "The session must be stepped up.", body = ErrorBody),
     ),
 )]
-pub async fn ask(person: Person, State(app): State<App>) -> Result<Reply<PasskeyQuestion>, Error> {
+pub async fn ask(person: Person, State(app): State<App>) -> Result<Reply<PasskeyChallenge>, Error> {
     Ok(Reply(app.accounts.ask_for_new_passkey(person.bearer).await?.into()))
 }
 
@@ -77,7 +77,7 @@ pub struct AddPasskeyRequest {
     /// Name, such as that of the device.
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_NAME_CHARS)))))]
     name: String,
-    /// Token of the question.
+    /// Token of the challenge.
     #[schema(value_type = String, extensions(("bounds" = json!(chars(0, limits::MAX_TOKEN_BYTES)))))]
     challenge_token: SecretString,
     /// What `toJSON()` of the browser's credential returns.

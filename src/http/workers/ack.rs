@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     app::App,
-    auth::{Bound, Caller, Cost, Settling},
+    auth::{Bound, Caller, Cost, Settling, Who},
     domain::{limits, text::ErrorReport},
     engine::{
         jobs::bound::Reach,
@@ -154,9 +154,9 @@ impl From<Acked> for AckReply {
 ///
 /// With `then_poll` the next jobs come in the answer to the ack. A wrong `then_poll` refuses both.
 /// Then the ack is recorded, and counts whatever happens to the poll: `poll.error` says why there
-/// was none. A refused ack is
-/// followed by no poll. Repeating the whole request returns the first answer to the ack and, while
-/// their leases run, the same jobs. It is counted as an ack and a poll.
+/// was none. A refused ack is followed by no poll. Repeating the whole request returns the first
+/// answer to the ack and, while their leases run, the same jobs. It is counted as an ack and a
+/// poll.
 #[utoipa::path(
     post, path = "/workers/ack", tag = "workers", operation_id = "workers_ack",
     security(("api_key" = ["work"]), ("session" = ["member"])),
@@ -301,8 +301,7 @@ async fn settle_one(
     request: AckRequest,
     path: &str,
 ) -> Result<Acked, Error> {
-    let mut ack = accept(request, path)?;
-    ack.fence.worker_id = ack.fence.worker_id.map(|it| caller.who.worker(it));
+    let mut ack = accept(&caller.who, request, path)?;
     reach.check(ack.job_id)?;
     let worker = ack.fence.worker_id.as_deref().unwrap_or_default().into();
     app.engine.registry.record_seen(&(caller.project_id, worker), &[], &[]);
@@ -312,9 +311,9 @@ async fn settle_one(
     settle::ack(&app.engine, caller.project_id, ack).await
 }
 
-fn accept(request: AckRequest, path: &str) -> Result<Ack, Error> {
+fn accept(who: &Who, request: AckRequest, path: &str) -> Result<Ack, Error> {
     let mut check = Check::below(path);
-    let fence = accept_fence(&mut check, request.worker_id, request.attempt, request.lease_id);
+    let fence = accept_fence(&mut check, who, request.worker_id, request.attempt, request.lease_id);
     if let Some(duration_ms) = request.duration_ms {
         check.range("duration_ms", duration_ms, 0, limits::MAX_DURATION_MS);
     }

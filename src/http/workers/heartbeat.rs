@@ -10,11 +10,7 @@ use super::{accept_fence, accept_job_id};
 use crate::{
     app::App,
     auth::{Beating, Bound, Caller, Cost},
-    domain::{
-        lease::{Fence, RequireFence},
-        limits,
-        worker::WorkerState,
-    },
+    domain::{lease::RequireFence, limits, worker::WorkerState},
     engine::{
         jobs::bound::Reach,
         settle::{
@@ -175,12 +171,11 @@ pub async fn heartbeat(
     for (field, _) in of_workers.into_iter().filter(|it| it.1) {
         check.refuse(field, "must not be sent together with job_id");
     }
-    let fence = accept_fence(&mut check, request.worker_id, request.attempt, request.lease_id);
+    let fence =
+        accept_fence(&mut check, &caller.who, request.worker_id, request.attempt, request.lease_id);
     check_progress(&mut check, request.progress);
     check.finish()?;
-    let worker_id = fence.worker_id.map(|it| caller.who.worker(it));
-    let worker = worker_id.as_deref().unwrap_or_default().into();
-    let fence = Fence { worker_id, ..fence };
+    let worker = fence.worker_id.as_deref().unwrap_or_default().into();
     app.engine.registry.record_seen(&(caller.project_id, worker), &[], &[]);
     let key = JobKey { project_id: caller.project_id, id: accept_job_id(&job_id)? };
     let binding = caller.who.binding();
@@ -232,7 +227,7 @@ async fn beat(
     for (index, job) in named.into_iter().enumerate() {
         let mut item = Check::below(format!("{field}[{index}]."));
         let worker_id = request.worker_id.clone();
-        let fence = accept_fence(&mut item, worker_id, job.attempt, job.lease_id);
+        let fence = accept_fence(&mut item, &caller.who, worker_id, job.attempt, job.lease_id);
         if required == RequireFence::Always && !fence.names_an_attempt() {
             item.refuse("attempt", ATTEMPT_REQUIRED);
         }
@@ -240,8 +235,6 @@ async fn beat(
         check.absorb(item);
         let id = job.job_id.parse().ok();
         names.push((job.job_id, id));
-        let worker_id = fence.worker_id.map(|it| caller.who.worker(it));
-        let fence = Fence { worker_id, ..fence };
         if let Some(id) = id.filter(|id| beats.iter().all(|it| it.key.id != *id)) {
             let key = JobKey { project_id: caller.project_id, id };
             beats.push(Beat { key, fence, progress: job.progress });

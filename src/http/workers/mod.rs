@@ -10,15 +10,17 @@ pub mod then_poll;
 
 use crate::{
     app::App,
+    auth::Who,
     domain::{lease::Fence, limits},
     engine::queues,
     ids::{JobId, LeaseId, ProjectId},
     wire::validate::Check,
 };
 
-/// Reads the fields of a fence.
+/// Reads the fields of a fence of this caller's worker.
 fn accept_fence(
     check: &mut Check,
+    who: &Who,
     worker_id: String,
     attempt: Option<i32>,
     lease_id: Option<LeaseId>,
@@ -27,7 +29,7 @@ fn accept_fence(
     if let Some(attempt) = attempt {
         check.range("attempt", attempt, 1, i32::MAX);
     }
-    Fence { worker_id: Some(worker_id), attempt, lease_id }
+    Fence { worker_id: Some(who.worker(worker_id)), attempt, lease_id }
 }
 
 /// A malformed id is answered like an unknown one.

@@ -39,7 +39,7 @@ pub fn people_limits() -> Vec<(&'static str, String)> {
         ),
         ("recovery codes", limits::RECOVERY_CODES.to_string()),
         ("passkeys of an account", limits::MAX_PASSKEYS.to_string()),
-        ("the question of a passkey", format!("valid for {} s", limits::PASSKEY_SECONDS)),
+        ("the challenge of a passkey", format!("valid for {} s", limits::PASSKEY_SECONDS)),
         ("the answer of a passkey", format!("{} bytes", limits::MAX_PASSKEY_BYTES)),
         ("identities at login providers, of an account", limits::MAX_IDENTITIES.to_string()),
         ("a login with a provider", format!("valid for {} s", accounts::oidc::LOGIN_SECONDS)),

@@ -295,10 +295,10 @@ fn what_another_site_or_a_copy_has_got_is_refused() {
         let mut body = key.get(&question);
         let token = body["challenge_token"].as_str().expect("a token");
         body["challenge_token"] = json!(token.replace('.', "x"));
-        is_refused(&log_in_with(&t, body).await, "the question has expired: try again");
+        is_refused(&log_in_with(&t, body).await, "the challenge has expired: try again");
         let question = ada.post("/v1/me/passkeys/options", json!({})).await.is(200);
         let body = key.get(&question);
-        is_refused(&log_in_with(&t, body).await, "it is an answer to another question");
+        is_refused(&log_in_with(&t, body).await, "it is an answer to another kind of challenge");
         let body = json!({"challenge_token": "x", "credential": {"rawId": 7}});
         log_in_with(&t, body).await.refuses("credential");
         server.stop().await;
@@ -314,7 +314,7 @@ fn lies() -> [Lie; 6] {
         (|it| it.flags = PRESENT, "the authenticator has not verified you"),
         (|it| it.flags = VERIFIED, "the authenticator has not verified you"),
         (|it| it.flags = PRESENT | VERIFIED | IS_COPIED, "it cannot be read"),
-        (|it| it.kind = Some("payment.get"), "it is an answer to another question"),
+        (|it| it.kind = Some("payment.get"), "it is an answer to another kind of challenge"),
     ]
 }
 
@@ -331,7 +331,7 @@ fn a_stolen_session_adds_no_passkey_and_one_of_another_account_proves_nothing() 
         let mut body = Authenticator::new().create(&question);
         body["name"] = json!("mine");
         let refused = eve.post("/v1/me/passkeys", body.clone()).await;
-        is_refused(&refused, "it is an answer to another question");
+        is_refused(&refused, "it is an answer to another kind of challenge");
         let user = of_ada.user.clone();
         let mut same = of_ada.create(&eve.post("/v1/me/passkeys/options", json!({})).await.is(200));
         same["name"] = json!("hers");

@@ -1,6 +1,6 @@
 //! A small HTTP client like a worker's: one keep-alive connection, one request at a time.
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::{
@@ -10,7 +10,8 @@ use hyper::{
     http::request::Builder,
 };
 use hyper_util::rt::TokioIo;
-use serde_json::Value;
+use serde::Deserialize;
+use serde_json::value::RawValue;
 use tokio::net::TcpStream;
 
 /// The measured server.
@@ -100,27 +101,44 @@ impl Client {
         worker: usize,
         capacity: usize,
         wait_seconds: u64,
-    ) -> anyhow::Result<Vec<Value>> {
+    ) -> anyhow::Result<Vec<Job>> {
         let body = format!(
             r#"{{"worker_id":"bench-{worker}","queues":["{queue}"],"capacity":{capacity},"wait_seconds":{wait_seconds}}}"#
         );
-        let reply: Value = serde_json::from_slice(&self.post("/v1/workers/poll", body).await?)?;
-        reply["jobs"].as_array().cloned().context("a poll answers with jobs")
+        let Polled { jobs } = serde_json::from_slice(&self.post("/v1/workers/poll", body).await?)?;
+        Ok(jobs)
     }
+}
+
+/// The answer to a poll.
+#[derive(Debug, Deserialize)]
+pub struct Polled {
+    pub jobs: Vec<Job>,
+}
+
+/// A leased job: what a worker needs of it.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Job {
+    pub id: String,
+    #[serde(default)]
+    pub job_type: String,
+    pub attempt: i64,
+    pub lease_id: String,
+    pub payload: Box<RawValue>,
 }
 
 /// The body of a successful ack, as our examples send it.
 #[must_use]
-pub fn ack(job: &Value, worker: usize) -> String {
-    let (id, lease_id, attempt) = (&job["id"], &job["lease_id"], &job["attempt"]);
+pub fn ack(job: &Job, worker: usize) -> String {
+    let Job { id, lease_id, attempt, .. } = job;
     format!(
-        r#"{{"job_id":{id},"worker_id":"bench-{worker}","attempt":{attempt},"lease_id":{lease_id},"status":"succeeded"}}"#
+        r#"{{"job_id":"{id}","worker_id":"bench-{worker}","attempt":{attempt},"lease_id":"{lease_id}","status":"succeeded"}}"#
     )
 }
 
 /// The body of an ack that polls for the next job.
 #[must_use]
-pub fn ack_then_poll(job: &Value, worker: usize, queue: &str, wait_seconds: u64) -> String {
+pub fn ack_then_poll(job: &Job, worker: usize, queue: &str, wait_seconds: u64) -> String {
     let (ack, poll_id) = (ack(job, worker), uuid::Uuid::new_v4());
     let ack = ack.strip_suffix('}').unwrap_or_default();
     format!(

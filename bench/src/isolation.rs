@@ -12,6 +12,7 @@ use std::{
 
 use anyhow::{Context, ensure};
 use clap::ValueEnum;
+use serde_json::Value;
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 use tokio::task::JoinSet;
 
@@ -132,14 +133,15 @@ async fn work(target: &Target, queue: &str, time: Duration) -> anyhow::Result<P9
                     continue;
                 };
                 for job in jobs {
-                    let kind = usize::from(job["job_type"] == "due");
-                    watch.note(kind, job["payload"]["ready_ms"].as_f64().context("a time")?);
+                    let kind = usize::from(job.job_type == "due");
+                    let payload: Value = serde_json::from_str(job.payload.get())?;
+                    watch.note(kind, payload["ready_ms"].as_f64().context("a time")?);
                     let ack = client::ack(&job, number);
                     let beat = ack.replace(r#","status":"succeeded""#, "");
                     let beat = (4, "/v1/workers/heartbeat", beat);
                     watch.request(&mut client, &target, beat).await?;
                     watch.request(&mut client, &target, (2, "/v1/workers/ack", ack)).await?;
-                    let path = format!("/v1/jobs/{}", job["id"].as_str().context("an id")?);
+                    let path = format!("/v1/jobs/{}", job.id);
                     watch.read(&mut client, &target, &path).await?;
                 }
             }

@@ -9,18 +9,21 @@ use std::{
 };
 
 use anyhow::Context;
-use serde_json::Value;
+use serde::Deserialize;
 use sqlx::{ConnectOptions, Executor, postgres::PgConnectOptions};
-use tokio::task::JoinSet;
+use tokio::{sync::Semaphore, task::JoinSet, time::timeout_at};
 
-use super::client::{self, Client, SMALL_PAYLOAD_BYTES, Target};
+use super::{
+    client::{self, Client, Polled, SMALL_PAYLOAD_BYTES, Target},
+    delivery::Ledger,
+};
 
-/// Jobs of one enqueue in the batch lifecycle.
-const BATCH_JOBS: usize = 100;
-/// Capacity of a poll in the batch lifecycle.
-const BATCH_CAPACITY: usize = 50;
-/// Producers and workers of the batch lifecycle.
-const BATCH_CONNECTIONS: usize = 8;
+/// Connections that enqueue only.
+const ENQUEUERS: usize = 64;
+/// Producers of a lifecycle. They stay at most as many jobs ahead as there are workers.
+const PRODUCERS: usize = 32;
+/// Workers of a lifecycle.
+const WORKERS: usize = 64;
 /// Concurrency keys of limited jobs.
 const LIMITED_KEYS: usize = 8;
 /// Running jobs that the limit of a queue allows: more than there are workers, so that the cost of
@@ -31,18 +34,17 @@ const PICKUP_RATE: u32 = 50;
 /// Parked polls while the pickup is measured.
 const PICKUP_WORKERS: usize = 64;
 
-/// How often the end of the last job is checked.
-const LOOK_PERIOD: Duration = Duration::from_millis(1);
 /// Time for the last of many polls to arrive at the server.
 const SETTLING: Duration = Duration::from_secs(1);
 /// Time for PostgreSQL sessions to report their earlier work: they do so every ten seconds.
 pub const REPORTING: Duration = Duration::from_secs(11);
 /// The wait of polls that expect a job at any moment, in seconds.
-const BUSY_WAIT_SECONDS: u64 = 2;
+pub const BUSY_WAIT_SECONDS: u64 = 2;
 
-/// The step that each connection repeats.
+/// What is measured, one job a request.
 #[derive(Debug, Clone, Copy)]
 pub enum Step {
+    /// Producers alone.
     Enqueue,
     /// One job in, one job leased, one job done: three requests.
     Lifecycle,
@@ -52,72 +54,133 @@ pub enum Step {
     LimitedByKey,
 }
 
-impl Step {
-    /// Does it once; returns the jobs that count.
-    /// `held` is the job that the connection has leased.
-    async fn run(
-        self,
-        client: &mut Client,
-        queue: &str,
-        worker: usize,
-        held: &mut Option<Value>,
-    ) -> anyhow::Result<u64> {
-        match self {
-            Self::LimitedByKey => client.post_limited_job(queue, worker % LIMITED_KEYS).await?,
-            _ => client.post_job(queue).await?,
-        };
-        match self {
-            Self::Enqueue => Ok(1),
-            Self::Lifecycle | Self::LimitedByKey => {
-                let jobs = client.poll(queue, worker, 1, BUSY_WAIT_SECONDS).await?;
-                for job in &jobs {
-                    client.post("/v1/workers/ack", client::ack(job, worker)).await?;
-                }
-                Ok(jobs.len() as u64)
-            }
-            Self::ShortLifecycle => {
-                let Some(job) = held.take() else {
-                    *held = client.poll(queue, worker, 1, BUSY_WAIT_SECONDS).await?.pop();
-                    return Ok(0);
+/// The answer to an ack that polls.
+#[derive(Debug, Deserialize)]
+struct Acked {
+    poll: Polled,
+}
+
+/// What the payload of a job says whose pickup is measured.
+#[derive(Debug, Deserialize)]
+struct Sent {
+    sent_ms: f64,
+}
+
+/// What the connections of one measurement share.
+struct Run {
+    /// Nodes of one server: the connections are spread over them.
+    targets: Vec<Target>,
+    step: Step,
+    queue: String,
+    /// Jobs that may be under way.
+    room: Semaphore,
+    done: AtomicU64,
+    until: Instant,
+}
+
+impl Run {
+    fn has_ended(&self) -> bool {
+        Instant::now() >= self.until
+    }
+
+    async fn connect(&self, number: usize) -> anyhow::Result<Client> {
+        Client::connect(&self.targets[number % self.targets.len()]).await
+    }
+
+    async fn produce(&self, number: usize) -> anyhow::Result<Ledger> {
+        let mut client = self.connect(number).await?;
+        let mut ledger = Ledger::default();
+        while !self.has_ended() {
+            if !matches!(self.step, Step::Enqueue) {
+                let Ok(room) = timeout_at(self.until.into(), self.room.acquire()).await else {
+                    break;
                 };
-                let ack = client::ack_then_poll(&job, worker, queue, BUSY_WAIT_SECONDS);
-                let answer = client.post("/v1/workers/ack", ack).await?;
-                let mut answer: Value = serde_json::from_slice(&answer)?;
-                *held = Some(answer["poll"]["jobs"][0].take()).filter(|it| !it.is_null());
-                Ok(1)
+                room?.forget();
             }
+            match self.step {
+                Step::LimitedByKey => {
+                    client.post_limited_job(&self.queue, number % LIMITED_KEYS).await?
+                }
+                _ => client.post_job(&self.queue).await?,
+            };
+            ledger.stored += 1;
+            if matches!(self.step, Step::Enqueue) {
+                self.done.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        Ok(ledger)
+    }
+
+    async fn work(&self, number: usize) -> anyhow::Result<Ledger> {
+        let mut client = self.connect(number).await?;
+        let (mut ledger, mut held) = (Ledger::default(), None);
+        loop {
+            let job = match held.take() {
+                Some(job) => job,
+                None => match client.poll(&self.queue, number, 1, BUSY_WAIT_SECONDS).await?.pop() {
+                    Some(job) => job,
+                    None if self.has_ended() => return Ok(ledger),
+                    None => continue,
+                },
+            };
+            match self.step {
+                Step::ShortLifecycle if !self.has_ended() => {
+                    let ack = client::ack_then_poll(&job, number, &self.queue, BUSY_WAIT_SECONDS);
+                    let answer = client.post("/v1/workers/ack", ack).await?;
+                    let Acked { poll } = serde_json::from_slice(&answer)?;
+                    held = poll.jobs.into_iter().next();
+                }
+                _ => drop(client.post("/v1/workers/ack", client::ack(&job, number)).await?),
+            }
+            ledger.ack(&job);
+            self.done.fetch_add(1, Ordering::Relaxed);
+            self.room.add_permits(1);
         }
     }
 }
 
-/// Repeats a step on many connections for `time`; returns jobs per second.
+/// Measures a step for `time`; returns jobs per second, and what was delivered.
 pub async fn rate(
-    target: &Target,
+    targets: &[Target],
     step: Step,
     queue: &str,
-    connections: usize,
     time: Duration,
-) -> anyhow::Result<f64> {
-    let mut clients = Vec::with_capacity(connections);
-    for _ in 0..connections {
-        clients.push(Client::connect(target).await?);
-    }
-    let done = Arc::new(AtomicU64::new(0));
+) -> anyhow::Result<(f64, Ledger)> {
+    let run = Arc::new(Run {
+        targets: targets.to_vec(),
+        step,
+        queue: queue.to_owned(),
+        room: Semaphore::new(WORKERS),
+        done: AtomicU64::new(0),
+        until: Instant::now() + time,
+    });
+    let (producers, workers) = match step {
+        Step::Enqueue => (ENQUEUERS, 0),
+        _ => (PRODUCERS, WORKERS),
+    };
     let mut running = JoinSet::new();
-    let started = Instant::now();
-    for (worker, mut client) in clients.into_iter().enumerate() {
-        let (done, queue) = (Arc::clone(&done), queue.to_owned());
-        running.spawn(async move {
-            let mut held = None;
-            while started.elapsed() < time {
-                let jobs = step.run(&mut client, &queue, worker, &mut held).await?;
-                done.fetch_add(jobs, Ordering::Relaxed);
-            }
-            anyhow::Ok(())
-        });
+    for number in 0..producers {
+        let run = Arc::clone(&run);
+        running.spawn(async move { run.produce(number).await });
     }
-    finish(running).await?;
-    Ok(done.load(Ordering::Relaxed) as f64 / started.elapsed().as_secs_f64())
+    for number in 0..workers {
+        let run = Arc::clone(&run);
+        running.spawn(async move { run.work(number).await });
+    }
+    tokio::time::sleep_until(run.until.into()).await;
+    let done = run.done.load(Ordering::Relaxed);
+    let mut ledger = Ledger::default();
+    while let Some(ended) = running.join_next().await {
+        ledger.add(ended??);
+    }
+    Ok((done as f64 / time.as_secs_f64(), ledger))
+}
+
+/// Lifecycles per second.
+pub async fn lifecycle(target: &Target, queue: &str, time: Duration) -> anyhow::Result<f64> {
+    let targets = std::slice::from_ref(target);
+    let (rate, _) = rate(targets, Step::Lifecycle, queue, time).await?;
+    Ok(rate)
 }
 
 /// Gives a queue a limit that its workers never reach.
@@ -128,83 +191,11 @@ pub async fn limit_queue(target: &Target, queue: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn finish(mut running: JoinSet<anyhow::Result<()>>) -> anyhow::Result<()> {
+pub async fn finish(mut running: JoinSet<anyhow::Result<()>>) -> anyhow::Result<()> {
     while let Some(ended) = running.join_next().await {
         ended??;
     }
     Ok(())
-}
-
-/// Throughput of a batch lifecycle.
-#[derive(Debug, Clone, Copy)]
-pub struct BatchRates {
-    /// Jobs enqueued per second.
-    pub enqueue: f64,
-    /// Jobs leased and acknowledged per second.
-    pub drain: f64,
-    /// Jobs per second through both, one after the other.
-    pub lifecycle: f64,
-}
-
-/// Enqueues `jobs` jobs in batches.
-pub async fn fill(target: &Target, queue: &str, jobs: usize) -> anyhow::Result<()> {
-    let batches = jobs / BATCH_JOBS;
-    let mut running = JoinSet::new();
-    for sender in 0..BATCH_CONNECTIONS {
-        let (target, queue) = (target.clone(), queue.to_owned());
-        running.spawn(async move {
-            let mut client = Client::connect(&target).await?;
-            let job = client::job(&queue, target.payload_bytes);
-            let body = format!(r#"{{"jobs":[{}]}}"#, vec![job; BATCH_JOBS].join(","));
-            for _ in (sender..batches).step_by(BATCH_CONNECTIONS) {
-                client.post("/v1/jobs/batch", body.clone()).await?;
-            }
-            anyhow::Ok(())
-        });
-    }
-    finish(running).await
-}
-
-/// Enqueues `jobs` jobs in batches, then works them off in batches.
-pub async fn batch(target: &Target, queue: &str, jobs: usize) -> anyhow::Result<BatchRates> {
-    let batches = jobs / BATCH_JOBS;
-    let enqueuing = Instant::now();
-    fill(target, queue, jobs).await?;
-    let enqueue_seconds = enqueuing.elapsed().as_secs_f64();
-
-    let left = Arc::new(AtomicU64::new((batches * BATCH_JOBS) as u64));
-    let draining = Instant::now();
-    let mut running = JoinSet::new();
-    for worker in 0..BATCH_CONNECTIONS {
-        let (target, queue, left) = (target.clone(), queue.to_owned(), Arc::clone(&left));
-        running.spawn(async move {
-            let mut client = Client::connect(&target).await?;
-            while left.load(Ordering::Relaxed) > 0 {
-                let jobs = client.poll(&queue, worker, BATCH_CAPACITY, BUSY_WAIT_SECONDS).await?;
-                if jobs.is_empty() {
-                    continue;
-                }
-                let acks: Vec<_> = jobs.iter().map(|it| client::ack(it, worker)).collect();
-                let body = format!(r#"{{"acks":[{}]}}"#, acks.join(","));
-                client.post("/v1/workers/ack/batch", body).await?;
-                left.fetch_sub(jobs.len() as u64, Ordering::Relaxed);
-            }
-            anyhow::Ok(())
-        });
-    }
-    // The last job ends the measurement; idle workers return a little later.
-    let finished = tokio::spawn(finish(running));
-    while left.load(Ordering::Relaxed) > 0 && !finished.is_finished() {
-        tokio::time::sleep(LOOK_PERIOD).await;
-    }
-    let drain_seconds = draining.elapsed().as_secs_f64();
-    finished.await??;
-    let jobs = (batches * BATCH_JOBS) as f64;
-    Ok(BatchRates {
-        enqueue: jobs / enqueue_seconds,
-        drain: jobs / drain_seconds,
-        lifecycle: jobs / (enqueue_seconds + drain_seconds),
-    })
 }
 
 /// Milliseconds from sending an enqueue to `target` until a worker that is parked at `there` has
@@ -227,8 +218,8 @@ pub async fn pickup(
             while !stop.load(Ordering::Relaxed) {
                 for job in client.poll(&queue, worker, 1, BUSY_WAIT_SECONDS).await? {
                     let got = epoch.elapsed().as_secs_f64() * 1e3;
-                    let sent = job["payload"]["sent_ms"].as_f64().context("a time")?;
-                    let _ = times.send(got - sent);
+                    let Sent { sent_ms } = serde_json::from_str(job.payload.get())?;
+                    let _ = times.send(got - sent_ms);
                     client.post("/v1/workers/ack", client::ack(&job, worker)).await?;
                 }
             }

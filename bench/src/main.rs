@@ -2,17 +2,20 @@
 
 mod abuse;
 mod attacks;
+mod bulk;
+mod ceiling;
 mod client;
+mod delivery;
 mod isolation;
 mod load;
 mod nodes;
 mod operator;
 mod process;
+mod report;
 mod server;
 mod stress;
 
 use std::{
-    fmt::Write as _,
     io::Write as _,
     path::PathBuf,
     process::ExitCode,
@@ -21,21 +24,24 @@ use std::{
 
 use anyhow::Context;
 use clap::Parser;
-use serde::Serialize;
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 use uuid::Uuid;
 
 use self::{
     attacks::{Attack, Attacker},
+    ceiling::Ceiling,
     client::{SMALL_PAYLOAD_BYTES, Target},
     load::Step,
     process::{Usage, Watched},
+    report::{Measure, plain},
     server::OwnServer,
 };
 use fencepost::dev::{self, Ready};
 
-/// Connections of the single-job measurements.
-const CONNECTIONS: usize = 64;
+/// The driver shares the cores with what it measures.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Connections of the larger yardstick.
 const COMMIT_CLIENTS: usize = 32;
 /// Parked polls of a noisy neighbour, and the default of parked polls on an idle server.
@@ -118,26 +124,17 @@ struct BenchArgs {
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
 
+    /// Times that each measurement is repeated; the median and the range are printed
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+
     /// Print JSON instead of a table
     #[arg(long)]
     json: bool,
-}
 
-/// One result.
-#[derive(Debug, Clone, Serialize)]
-struct Measure {
-    name: String,
-    value: f64,
-    unit: &'static str,
-    /// The value as a multiple of the commits that PostgreSQL alone did with 32 clients.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ratio_to_commits: Option<f64>,
-    /// CPU of server and PostgreSQL together, in microseconds per job.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cpu_us_per_job: Option<f64>,
-    /// Write-ahead log of PostgreSQL, in bytes per job.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    wal_bytes_per_job: Option<f64>,
+    /// Serve routes that keep jobs in memory, until this process is killed: for the ceiling
+    #[arg(long, hide = true)]
+    serve_ceiling: bool,
 }
 
 #[tokio::main]
@@ -155,6 +152,9 @@ async fn main() -> ExitCode {
 
 /// Measures and prints.
 async fn run(args: BenchArgs) -> anyhow::Result<()> {
+    if args.serve_ceiling {
+        return ceiling::serve().await;
+    }
     if args.isolation || args.abuse {
         let time = Duration::from_secs(args.seconds);
         return isolation::run(args.only.as_deref(), args.abuse, time).await;
@@ -196,14 +196,14 @@ async fn run(args: BenchArgs) -> anyhow::Result<()> {
         (Some(watched), ..) if args.held_snapshot => bench.while_held(watched).await?,
         _ => match args.backlog {
             Some(jobs) => bench.beside_a_backlog(usize::try_from(jobs)?).await?,
-            None => bench.measure().await?,
+            None => bench.measure_in_rounds(args.rounds).await?,
         },
     };
     drop(own);
     let text = if args.json {
         format!("{:#}\n", serde_json::json!({ "measures": measures }))
     } else {
-        table(&measures)
+        report::table(&measures)
     };
     std::io::stdout().write_all(text.as_bytes())?;
     Ok(())
@@ -231,12 +231,21 @@ impl Bench {
         format!("bench-{measure}-{}", self.run)
     }
 
-    async fn measure(&self) -> anyhow::Result<Vec<Measure>> {
-        let mut measures = Vec::new();
+    async fn measure_in_rounds(&self, rounds: u32) -> anyhow::Result<Vec<Measure>> {
+        let mut measured = Vec::new();
         // First: sessions report their transactions up to ten seconds after they have become idle.
         if let Some(watched) = self.watched.as_ref().filter(|_| self.wants("idle")) {
-            measures.extend(self.idle(watched).await?);
+            measured.push(self.idle(watched).await?);
         }
+        for round in 1..=rounds {
+            measured.push(self.measure(round).await?);
+        }
+        Ok(report::medians(measured))
+    }
+
+    async fn measure(&self, round: u32) -> anyhow::Result<Vec<Measure>> {
+        let mut measures = Vec::new();
+        let queue = |name: &str| self.queue(&format!("{name}-{round}"));
         let mut commits = None;
         if let Some(Watched { database_url, .. }) = &self.watched {
             let alone = load::commits(database_url, 1, self.time).await?;
@@ -244,6 +253,9 @@ impl Bench {
             measures.push(plain("commits, 1 client", alone, "rows/s"));
             measures.push(plain("commits, 32 clients (C1)", together, "rows/s"));
             commits = Some(together);
+        }
+        if self.wants("ceiling") {
+            measures.push(self.ceiling().await?);
         }
         let steps = [
             ("enqueue", Step::Enqueue),
@@ -254,30 +266,69 @@ impl Bench {
         ];
         for (name, step) in steps {
             if self.wants(name) {
-                let queue = self.queue(name);
+                let queue = queue(name);
                 if name == "limited-by-queue" {
                     load::limit_queue(&self.target, &queue).await?;
                 }
-                let rate = load::rate(&self.target, step, &queue, CONNECTIONS, self.time);
-                let (rate, used) = self.using(rate).await?;
+                let targets = std::slice::from_ref(&self.target);
+                let rate = load::rate(targets, step, &queue, self.time);
+                let ((rate, ledger), used) = self.using(rate).await?;
+                ledger.check(&self.target, &queue).await?;
                 let jobs = rate * self.time.as_secs_f64();
-                measures.push(compared(plain(name, rate, "jobs/s"), commits, used, jobs));
+                measures.push(plain(name, rate, "jobs/s").compared(commits, used, jobs));
             }
         }
         if self.wants("batch") {
-            let queue = self.queue("batch");
-            let batch = load::batch(&self.target, &queue, self.batch_jobs);
-            let (batch, used) = self.using(batch).await?;
-            measures.push(plain("batch enqueue", batch.enqueue, "jobs/s"));
-            measures.push(plain("batch drain", batch.drain, "jobs/s"));
-            let lifecycle = plain("batch lifecycle", batch.lifecycle, "jobs/s");
-            measures.push(compared(lifecycle, commits, used, self.batch_jobs as f64));
+            let queue = queue("batch");
+            let phases = bulk::phases(&self.target, &queue, self.batch_jobs);
+            let ((phases, ledger), used) = self.using(phases).await?;
+            ledger.check(&self.target, &queue).await?;
+            measures.push(plain("batch enqueue", phases.enqueue, "jobs/s"));
+            measures.push(plain("batch drain", phases.drain, "jobs/s"));
+            let lifecycle = plain("batch lifecycle", phases.lifecycle, "jobs/s");
+            measures.push(lifecycle.compared(commits, used, self.batch_jobs as f64));
+        }
+        if self.wants("bulk") {
+            let queue = queue("bulk");
+            let at_once = bulk::at_once(&self.target, &queue, self.batch_jobs);
+            let ((rate, ledger), used) = self.using(at_once).await?;
+            ledger.check(&self.target, &queue).await?;
+            let bulk = plain("bulk, enqueue and drain at once", rate, "jobs/s");
+            measures.push(bulk.compared(commits, used, self.batch_jobs as f64));
+        }
+        if self.wants("refused") {
+            measures.extend(self.refused(&queue("refused")).await?);
         }
         if self.wants("pickup") {
-            let queue = self.queue("pickup");
+            let queue = queue("pickup");
             let (p50, p99) = load::pickup(&self.target, &self.target, &queue, self.time).await?;
             measures.push(plain("pickup p50", p50, "ms"));
             measures.push(plain("pickup p99", p99, "ms"));
+        }
+        Ok(measures)
+    }
+
+    /// The lifecycle over routes that keep jobs in memory.
+    async fn ceiling(&self) -> anyhow::Result<Measure> {
+        let ceiling = Ceiling::start()?;
+        let target = Target { authority: ceiling.authority.clone(), ..self.target.clone() };
+        let before = process::cpu_seconds(ceiling.pid());
+        let lifecycle = load::lifecycle(&target, "ceiling", self.time).await?;
+        let server_seconds = process::cpu_seconds(ceiling.pid()) - before;
+        let jobs = lifecycle * self.time.as_secs_f64();
+        let mut measure = plain("ceiling: lifecycle in memory", lifecycle, "jobs/s");
+        measure.server_us_per_job = Some(server_seconds * 1e6 / jobs);
+        Ok(measure)
+    }
+
+    /// What acks of a stale attempt cost, in batches, and what accepted ones do.
+    async fn refused(&self, queue: &str) -> anyhow::Result<Vec<Measure>> {
+        let leased = bulk::Leased::new(&self.target, queue).await?;
+        let mut measures = Vec::new();
+        for (name, is_stale) in [("acks refused, 50 a request", true), ("acks accepted", false)] {
+            let (rate, used) = self.using(leased.ack(is_stale)).await?;
+            let jobs = bulk::REFUSED_JOBS as f64;
+            measures.push(plain(name, rate, "acks/s").compared(None, used, jobs));
         }
         Ok(measures)
     }
@@ -293,7 +344,7 @@ impl Bench {
         let target = &self.target;
         let pickup = async |name| load::pickup(target, target, &self.queue(name), self.time).await;
         let alone = pickup("alone").await?;
-        load::fill(&neighbour, &self.queue("backlog"), NEIGHBOUR_JOBS).await?;
+        bulk::fill(&neighbour, &self.queue("backlog"), NEIGHBOUR_JOBS).await?;
         let backlog = pickup("beside-backlog").await?;
         let polls = self.queue("polls");
         let beside_polls =
@@ -320,7 +371,12 @@ impl Bench {
         let database_url = &watched.database_url;
         let [with, without] =
             nodes::pickups(database_url, redis_url, key, &queue, self.time).await?;
+        let queue = self.queue("spread");
+        let rates = nodes::rates(database_url, redis_url, key, &queue, self.time).await?;
         Ok(vec![
+            plain("lifecycle, one node", rates[0], "jobs/s"),
+            plain("lifecycle, three nodes", rates[1], "jobs/s"),
+            plain("three nodes, to one", rates[1] / rates[0], "times"),
             plain("pickup on another node, p50", with.0, "ms"),
             plain("pickup on another node, p99", with.1, "ms"),
             plain("the same without Redis, p50", without.0, "ms"),
@@ -331,7 +387,7 @@ impl Bench {
     /// The lifecycle with a backlog in its queue, and beside one.
     async fn beside_a_backlog(&self, jobs: usize) -> anyhow::Result<Vec<Measure>> {
         let queue = self.queue("backlog");
-        let seen = stress::backlog(&self.target, &queue, jobs, CONNECTIONS, self.time).await?;
+        let seen = stress::backlog(&self.target, &queue, jobs, self.time).await?;
         Ok(vec![
             plain("lifecycle, no backlog", seen.before, "jobs/s"),
             plain(format!("lifecycle, {jobs} ready in its queue"), seen.same, "jobs/s"),
@@ -345,8 +401,7 @@ impl Bench {
     async fn while_held(&self, watched: &Watched) -> anyhow::Result<Vec<Measure>> {
         let (queue, time) = (self.queue("held"), self.time);
         let url = &watched.database_url;
-        let (before, held) =
-            stress::held_snapshot(&self.target, url, &queue, CONNECTIONS, time).await?;
+        let (before, held) = stress::held_snapshot(&self.target, url, &queue, time).await?;
         let mut measures = vec![plain("lifecycle before", before, "jobs/s")];
         for (window, rate) in held.iter().enumerate() {
             let until = (window as u64 + 1) * time.as_secs();
@@ -423,52 +478,4 @@ impl Bench {
             plain(format!("idle, {polls} parked polls: memory"), each_kib, "KiB each"),
         ])
     }
-}
-
-/// Adds the multiple of C1 and the CPU per job, where they are known.
-fn compared(measure: Measure, commits: Option<f64>, used: Option<Usage>, jobs: f64) -> Measure {
-    Measure {
-        ratio_to_commits: commits.map(|it| measure.value / it),
-        cpu_us_per_job: used.map(|it| cpu_us(it, jobs)),
-        wal_bytes_per_job: used.map(|it| it.wal_bytes / jobs),
-        ..measure
-    }
-}
-
-fn plain(name: impl Into<String>, value: f64, unit: &'static str) -> Measure {
-    Measure {
-        name: name.into(),
-        value,
-        unit,
-        ratio_to_commits: None,
-        cpu_us_per_job: None,
-        wal_bytes_per_job: None,
-    }
-}
-
-fn cpu_us(used: Usage, jobs: f64) -> f64 {
-    (used.server_seconds + used.postgres_seconds) * 1e6 / jobs
-}
-
-fn table(measures: &[Measure]) -> String {
-    let mut text = format!(
-        "{:<38} {:>10} {:<16} {:>6} {:>11} {:>9}\n",
-        "measure", "value", "unit", "× C1", "CPU µs/job", "WAL B/job"
-    );
-    for it in measures {
-        let digits = if it.value < 100.0 { 2 } else { 0 };
-        let optional =
-            |it: Option<f64>, digits| it.map_or(String::new(), |it| format!("{it:.digits$}"));
-        let _ = writeln!(
-            text,
-            "{:<38} {:>10.digits$} {:<16} {:>6} {:>11} {:>9}",
-            it.name,
-            it.value,
-            it.unit,
-            optional(it.ratio_to_commits, 2),
-            optional(it.cpu_us_per_job, 0),
-            optional(it.wal_bytes_per_job, 0),
-        );
-    }
-    text
 }

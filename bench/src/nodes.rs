@@ -10,7 +10,7 @@ use anyhow::{Context, ensure};
 
 use super::{
     client::{SMALL_PAYLOAD_BYTES, Target},
-    load,
+    load::{self, Step},
     server::server_binary,
 };
 
@@ -89,4 +89,31 @@ pub async fn pickups(
         measured.push(load::pickup(&here, &there, &queue, time).await?);
     }
     measured.try_into().map_err(|_| anyhow::anyhow!("two are measured"))
+}
+
+/// Lifecycles per second over one node, and over three that share its cores and its database.
+///
+/// # Errors
+/// When a node does not start, or a job is lost.
+pub async fn rates(
+    database_url: &str,
+    redis_url: Option<&str>,
+    api_key: &str,
+    queue: &str,
+    time: Duration,
+) -> anyhow::Result<[f64; 2]> {
+    let mut measured = [0.0; 2];
+    for (rate, count) in measured.iter_mut().zip([1, 3]) {
+        let mut nodes = Vec::new();
+        for _ in 0..count {
+            nodes.push(Node::start(database_url, redis_url).await?);
+        }
+        tokio::time::sleep(ACQUAINTANCE).await;
+        let targets: Vec<_> = nodes.iter().map(|it| it.target(api_key)).collect();
+        let queue = format!("{queue}-{count}");
+        let (jobs, ledger) = load::rate(&targets, Step::Lifecycle, &queue, time).await?;
+        ledger.check(&targets[0], &queue).await?;
+        *rate = jobs;
+    }
+    Ok(measured)
 }

@@ -14,6 +14,11 @@ pub struct Watched {
     pub database_url: String,
 }
 
+/// Cores of this machine.
+pub fn cores() -> f64 {
+    std::thread::available_parallelism().map_or(1.0, |it| it.get() as f64)
+}
+
 /// Their usage.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Usage {
@@ -85,7 +90,7 @@ fn parent_of(pid: u32) -> Option<u32> {
 }
 
 /// User and system time of a process and of its children that have ended.
-fn cpu_seconds(pid: u32) -> f64 {
+pub fn cpu_seconds(pid: u32) -> f64 {
     let fields = stat(pid).unwrap_or_default();
     let ticks = fields.get(11..15).unwrap_or_default();
     ticks.iter().filter_map(|it| it.parse::<f64>().ok()).sum::<f64>() / TICKS_PER_SECOND

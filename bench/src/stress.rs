@@ -5,10 +5,7 @@ use std::time::Duration;
 use anyhow::ensure;
 use sqlx::{ConnectOptions, Connection, Executor, postgres::PgConnectOptions};
 
-use super::{
-    client::Target,
-    load::{self, Step},
-};
+use super::{bulk, client::Target, load};
 
 /// How long a snapshot is held, in windows of a measurement.
 pub const HELD_WINDOWS: u32 = 6;
@@ -30,17 +27,15 @@ pub async fn backlog(
     target: &Target,
     queue: &str,
     jobs: usize,
-    connections: usize,
     time: Duration,
 ) -> anyhow::Result<Beside> {
-    let lifecycle =
-        async |queue: &str| load::rate(target, Step::Lifecycle, queue, connections, time).await;
+    let lifecycle = async |queue: &str| load::lifecycle(target, queue, time).await;
     let (same, other) = (format!("{queue}-deep"), format!("{queue}-other"));
     let before = lifecycle(&other).await?;
     let mut left = jobs;
     while left > 0 {
         let some = left.min(FILL_JOBS);
-        load::fill(target, &same, some).await?;
+        bulk::fill(target, &same, some).await?;
         left -= some;
     }
     Ok(Beside { before, same: lifecycle(&same).await?, other: lifecycle(&other).await? })
@@ -51,17 +46,16 @@ pub async fn held_snapshot(
     target: &Target,
     database_url: &str,
     queue: &str,
-    connections: usize,
     time: Duration,
 ) -> anyhow::Result<(f64, Vec<f64>)> {
-    let before = load::rate(target, Step::Lifecycle, queue, connections, time).await?;
+    let before = load::lifecycle(target, queue, time).await?;
     let options: PgConnectOptions = database_url.parse()?;
     let mut conn = options.connect().await?;
     conn.execute(sqlx::raw_sql("begin isolation level repeatable read")).await?;
     conn.execute(sqlx::raw_sql("select count(*) from projects")).await?;
     let mut held = Vec::new();
     for _ in 0..HELD_WINDOWS {
-        held.push(load::rate(target, Step::Lifecycle, queue, connections, time).await?);
+        held.push(load::lifecycle(target, queue, time).await?);
     }
     let xmin: Option<String> = sqlx::query_scalar(
         "select backend_xmin::text from pg_stat_activity where pid = pg_backend_pid()",

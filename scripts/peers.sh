@@ -1,0 +1,34 @@
+#!/bin/sh
+# The bulk lifecycle of other queues on this machine, with the PostgreSQL and Redis that `fencepost
+# dev` starts: compare it with `fencepost-bench --only bulk` of the same hour. Needs Node, and a
+# release build beside it. Versions: bench/peers/package.json.
+set -eu
+cd "$(dirname "$0")/.."
+
+bin=${FENCEPOST_BIN:-target/release/fencepost}
+[ -x "$bin" ] || { echo "$bin is missing: cargo build --release --workspace" >&2; exit 1; }
+dir=$(mktemp -d /var/tmp/fencepost-peers-XXXXXX)
+"$bin" dev --listen 127.0.0.1:0 --metrics-listen 127.0.0.1:0 --log warn --data-dir "$dir" \
+    --ready-file "$dir/ready.json" >/dev/null &
+dev=$!
+stop() {
+    kill "$dev" 2>/dev/null || true
+    wait "$dev" 2>/dev/null || true
+    rm -rf "$dir"
+}
+trap stop EXIT INT TERM
+while [ ! -e "$dir/ready.json" ]; do
+    kill -0 "$dev"
+    sleep 0.1
+done
+field() { node -p "JSON.parse(require('fs').readFileSync('$dir/ready.json'))['$1'] ?? ''"; }
+database=$(field database_url)
+socket=$(field redis_url | sed 's|^redis+unix://||')
+# A database of their own: their tables are not ours.
+admin=$(printf '%s' "$database" | sed 's|/fencepost?|/postgres?|')
+psql -q "$admin" -c 'create database peers'
+mkdir -p target/peers
+cp bench/peers/package.json bench/peers/package-lock.json bench/peers/peers.mjs target/peers/
+(cd target/peers && npm ci --silent --no-audit --no-fund --ignore-scripts)
+PEER_DATABASE_URL=$(printf '%s' "$database" | sed 's|/fencepost?|/peers?|') \
+    PEER_REDIS_SOCKET=$socket node target/peers/peers.mjs

@@ -23,7 +23,7 @@ pub struct Handles {
     pub bus: Bus,
     pub cursor_key: Vec<u8>,
     pub streams: Arc<Semaphore>,
-    pub credentials: Credentials,
+    pub credentials: Arc<Credentials>,
     pub used_keys: UsedKeys,
     pub local_permits: LocalPermits,
     pub bodies: Bodies,
@@ -47,7 +47,7 @@ impl App {
             must_verify: accounts.mailer.reaches_others(),
         };
         Self(Arc::new(Handles {
-            credentials: Credentials::new(pool, plans, newcomers, bus.clone()),
+            credentials: Arc::new(Credentials::new(pool, plans, newcomers, bus.clone())),
             engine,
             accounts,
             bus,

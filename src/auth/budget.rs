@@ -244,8 +244,14 @@ pub(super) async fn charge<P: Permit>(
     if charges.is_empty() && permits.is_empty() {
         return Ok(None);
     }
+    // Before they are taken: a call that ends without an answer may have taken them all the same.
+    let held = if app.bus.has_redis() { permits.clone() } else { Vec::new() };
+    let mut parked = PollPermit { app: app.clone(), shared: held, local: Vec::new() };
     let verdict = app.accounts.limiter.charge(&charges, &permits).await;
     report.record(budget.name(), verdict.tightest());
+    if verdict.retry_after_seconds.is_some() || verdict.full.is_some() {
+        parked.shared.clear();
+    }
     let too_many = |max: u32| {
         counter!(telemetry::LIMITED, "budget" => "polls").increment(1);
         Error::QuotaExceeded { what: "parked polls", max: max.into() }
@@ -261,9 +267,6 @@ pub(super) async fn charge<P: Permit>(
     }
     // Counted here as well, for when Redis is down.
     let nodes = if verdict.is_local { app.bus.nodes() } else { 1 };
-    // A call without an answer may have taken the permit all the same.
-    let held = if app.bus.has_redis() { permits.clone() } else { Vec::new() };
-    let mut parked = PollPermit { app: app.clone(), shared: held, local: Vec::new() };
     for permit in &permits {
         let max = share(permit.max, nodes);
         parked

@@ -39,6 +39,7 @@ use crate::{
     credentials::{
         KeyGrant, MemberGrant,
         bodies::{BodyRoom, SMALL_BODY_BYTES},
+        watch_key,
     },
     domain::{
         access::{Permission, Role, Scope, key_may, role_may},
@@ -275,12 +276,15 @@ impl<P: Permit> Caller<P> {
     /// Resolves when the caller would be refused: the key or session was revoked, the member was
     /// removed, or the project was suspended. Returns the refusal.
     pub async fn until_revoked(&self, app: &App) -> Error {
-        let key = match &self.who {
-            Who::Key(_, hash) => Some(*hash),
+        let mut key = match &self.who {
+            Who::Key(grant, hash) => Some(watch_key(&app.credentials, *hash, grant)),
             Who::Member(..) => None,
         };
         loop {
-            app.credentials.until_recheck(key).await;
+            match &mut key {
+                Some(key) => key.changed().await,
+                None => app.credentials.until_recheck(None).await,
+            }
             // In a task of its own: this future may be dropped at any point.
             let (app, who) = (app.clone(), self.who.clone());
             let asked = bounded(async move { who.refusal::<P>(&app).await });
@@ -408,10 +412,16 @@ async fn identify(parts: &mut Parts, app: &App) -> Result<Who, Error> {
     }
     check_form(&secret)?;
     let hash = key::hash(&secret);
-    if !app.credentials.is_key_known(&hash) {
-        count_lookup(parts, app)?;
-    }
-    let grant = app.credentials.key(hash).await?.ok_or(Error::Unauthorized)?;
+    let grant = match app.credentials.cached_key(&hash).await {
+        Some(grant) => grant,
+        None => {
+            if !app.credentials.was_key_found(&hash) {
+                count_lookup(parts, app)?;
+            }
+            app.credentials.key(hash).await?
+        }
+    };
+    let grant = grant.ok_or(Error::Unauthorized)?;
     if !networks::allow(&grant.allowed_ips, person::address_of(&parts.extensions)) {
         return Err(Error::Forbidden { needs: "an IP address that the key allows" });
     }

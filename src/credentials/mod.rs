@@ -4,6 +4,7 @@
 pub mod bodies;
 mod local_permits;
 mod used_keys;
+mod watched_keys;
 
 use std::{
     hash::Hash,
@@ -18,6 +19,7 @@ use tokio::sync::Notify;
 pub use self::{
     local_permits::{LocalPermit, LocalPermits},
     used_keys::UsedKeys,
+    watched_keys::{WatchedKey, watch_key},
 };
 
 use crate::{
@@ -30,7 +32,7 @@ use crate::{
     error::Error,
     ids::{AccountId, ProjectPublicId, SessionId},
     redis_bus::{Bus, Topic},
-    store::{self, keys::KeyOwner, members::Membership, pools::Pool},
+    store::{self, deadline::detached_query, keys::KeyOwner, members::Membership, pools::Pool},
     wakeups::keyed::KeyedNotify,
 };
 
@@ -46,7 +48,7 @@ const MAX_CACHED_SESSIONS: u64 = 20_000;
 const KNOWN_TTL: Duration = Duration::from_secs(600);
 
 /// The rights and limits of a live key.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct KeyGrant {
     pub owner: KeyOwner,
     /// What it may be used for.
@@ -167,6 +169,7 @@ pub struct Credentials {
     /// come back from those that try names and keys.
     known_keys: Cache<SecretHash, ()>,
     known_members: Cache<(AccountId, String), ()>,
+    watched_keys: watched_keys::WatchedKeys,
     /// One key, all members and sessions, or everything was evicted.
     evicted_keys: KeyedNotify<SecretHash>,
     evicted_people: Notify,
@@ -187,6 +190,7 @@ impl Credentials {
             members: cache(MAX_CACHED_SESSIONS),
             known_keys: known(MAX_CACHED_KEYS),
             known_members: known(MAX_CACHED_SESSIONS),
+            watched_keys: watched_keys::WatchedKeys::default(),
             evicted_keys: KeyedNotify::default(),
             evicted_people: Notify::new(),
             evicted_all: Notify::new(),
@@ -199,8 +203,12 @@ impl Credentials {
             return Ok(known);
         }
         let look_up = async {
-            let mut conn = self.pool.acquire().await?;
-            let owner = store::keys::find_by_secret(&mut conn, &hash).await?;
+            let pool = self.pool.clone();
+            let found = detached_query(async move {
+                let mut conn = pool.acquire().await?;
+                store::keys::find_by_secret(&mut conn, &hash).await
+            });
+            let owner = found.await?;
             remember(&self.known_keys, hash, owner.is_some()).await;
             Ok::<_, sqlx::Error>(owner.map(|it| Arc::new(self.grant(it))))
         };
@@ -217,13 +225,18 @@ impl Credentials {
         KeyGrant { owner, scopes, limits, allowed_ips, binding }
     }
 
-    /// Whether this key is cached, or was found lately: its lookup is no attempt to guess one.
-    #[must_use]
-    pub fn is_key_known(&self, hash: &SecretHash) -> bool {
-        self.keys.contains_key(hash) || self.known_keys.contains_key(hash)
+    /// What is cached of a key: its rights, or that there is none.
+    pub async fn cached_key(&self, hash: &SecretHash) -> Option<Option<Arc<KeyGrant>>> {
+        self.keys.get(hash).await
     }
 
-    /// The same of a membership.
+    /// Whether this key was found lately: its lookup is no attempt to guess one.
+    #[must_use]
+    pub fn was_key_found(&self, hash: &SecretHash) -> bool {
+        self.known_keys.contains_key(hash)
+    }
+
+    /// Whether this membership is cached, or was found lately.
     #[must_use]
     pub fn is_member_known(&self, account_id: AccountId, project: &str) -> bool {
         let key = (account_id, project.to_owned());
@@ -232,10 +245,11 @@ impl Credentials {
 
     /// Whether a session is live.
     pub async fn is_session_live(&self, bearer: Bearer) -> Result<bool, Error> {
-        let look_up = async {
-            let mut conn = self.pool.acquire().await?;
+        let pool = self.pool.clone();
+        let look_up = detached_query(async move {
+            let mut conn = pool.acquire().await?;
             store::sessions::is_live(&mut conn, bearer.account_id, bearer.session_id).await
-        };
+        });
         Box::pin(self.sessions.try_get_with(bearer, look_up)).await.map_err(Error::Unavailable)
     }
 
@@ -246,9 +260,13 @@ impl Credentials {
         project: &str,
     ) -> Result<Option<Arc<MemberGrant>>, Error> {
         let look_up = async {
-            let mut conn = self.pool.acquire().await?;
-            let public_id: Option<ProjectPublicId> = project.parse().ok();
-            let found = store::members::find(&mut conn, account_id, project, public_id).await?;
+            let (pool, name) = (self.pool.clone(), project.to_owned());
+            let found = detached_query(async move {
+                let mut conn = pool.acquire().await?;
+                let public_id: Option<ProjectPublicId> = name.parse().ok();
+                store::members::find(&mut conn, account_id, &name, public_id).await
+            });
+            let found = found.await?;
             let key = (account_id, project.to_owned());
             remember(&self.known_members, key, found.is_some()).await;
             Ok::<_, sqlx::Error>(found.and_then(|membership| {

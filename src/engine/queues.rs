@@ -10,7 +10,7 @@ use crate::{
     domain::limits::{MAX_PAUSED_TYPES, MAX_PROJECT_QUEUES},
     error::Error,
     ids::ProjectId,
-    store::{counts, queues},
+    store::{counts, deadline::detached_query, queues},
 };
 
 pub use crate::store::{
@@ -143,18 +143,19 @@ impl Default for UsedQueues {
 /// does not answer, because it is advice.
 pub async fn never_used(engine: &Engine, project_id: ProjectId, names: &[String]) -> Vec<String> {
     let is_known = |it: &str| engine.used_queues.0.contains_key(&(project_id, it.into()));
-    let unknown: Vec<_> = names.iter().map(String::as_str).filter(|it| !is_known(it)).collect();
+    let unknown: Vec<_> = names.iter().filter(|it| !is_known(it)).cloned().collect();
     if unknown.is_empty() {
         return Vec::new();
     }
-    let read = async {
-        let mut conn = engine.pools.read_for(project_id).await?;
-        counts::used_queues(&mut conn, project_id, &unknown).await
-    };
+    let (pools, asked) = (engine.pools.clone(), unknown.clone());
+    let read = detached_query(async move {
+        let mut conn = pools.read_for(project_id).await?;
+        let asked: Vec<&str> = asked.iter().map(String::as_str).collect();
+        counts::used_queues(&mut conn, project_id, &asked).await
+    });
     let Ok(used) = read.await else { return Vec::new() };
     for queue in &used {
         engine.used_queues.0.insert((project_id, queue.as_str().into()), ());
     }
-    let is_new = |it: &&str| !used.iter().any(|used| used == it);
-    unknown.into_iter().filter(is_new).map(str::to_owned).collect()
+    unknown.into_iter().filter(|it| !used.contains(it)).collect()
 }

@@ -5,16 +5,13 @@ use std::sync::Arc;
 
 use axum::{
     body::{Body, Bytes, HttpBody},
-    extract::{Request, State},
     http::{HeaderValue, header::CONTENT_LENGTH},
-    middleware::Next,
     response::{IntoResponse, Response},
 };
 use http_body_util::BodyExt;
 
 use super::least_rate::IsLarge;
 use crate::{
-    auth::CallReport,
     error::Error,
     ids::ProjectId,
     store::shares::{Memory, Room},
@@ -50,32 +47,34 @@ impl AsRef<[u8]> for Held {
     }
 }
 
-/// Counts large answers to reads, and those to polls: their jobs are released if they are refused.
-/// Answers to writes are always sent: what they tell has happened.
-pub async fn hold(State(answers): State<Answers>, request: Request, next: Next) -> Response {
-    let is_read = request.method().is_safe();
-    let report = request.extensions().get::<CallReport>().cloned();
-    let is_large = request.extensions().get::<IsLarge>().cloned();
-    let response = next.run(request).await;
-    let Some(bytes) = response.body().size_hint().exact().filter(|it| *it > SMALL_BYTES) else {
-        return response;
-    };
-    if let Some(is_large) = is_large {
-        is_large.mark();
-    }
-    match report.and_then(|it| it.project()) {
-        Some(project) if is_read || is_refusable(&response) => {
-            answers.keep(response, project, bytes)
-        }
-        _ => response,
-    }
-}
-
 fn is_refusable(response: &Response) -> bool {
     response.extensions().get::<MayBeRefused>().is_some()
 }
 
 impl Answers {
+    /// Counts a large answer to a read, and one to a poll: its jobs are released if it is refused.
+    /// An answer to a write is always sent: what it tells has happened.
+    pub fn hold(
+        &self,
+        response: Response,
+        is_read: bool,
+        project: Option<ProjectId>,
+        is_large: Option<&IsLarge>,
+    ) -> Response {
+        let Some(bytes) = response.body().size_hint().exact().filter(|it| *it > SMALL_BYTES) else {
+            return response;
+        };
+        if let Some(is_large) = is_large {
+            is_large.mark();
+        }
+        match project {
+            Some(project) if is_read || is_refusable(&response) => {
+                self.keep(response, project, bytes)
+            }
+            _ => response,
+        }
+    }
+
     fn keep(&self, response: Response, project: ProjectId, bytes: u64) -> Response {
         let Some(room) = self.0.try_take(project, bytes) else {
             tracing::warn!(bytes, "too many large answers are under way: one is refused");

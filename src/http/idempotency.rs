@@ -121,6 +121,12 @@ impl<S: Send + Sync> FromRequestParts<S> for Repeat {
 }
 
 impl Repeat {
+    /// Whether there is a key, which is stored.
+    #[must_use]
+    pub fn has_key(&self) -> bool {
+        self.key.is_some()
+    }
+
     /// The body may name the key, too.
     ///
     /// # Errors
@@ -159,6 +165,29 @@ impl Repeat {
         let Some(key) = key else {
             return run(Ids(None)).await?.into_response(caller);
         };
+        // Boxed: most requests have no key, and its bytes would be part of each.
+        Box::pin(Keyed { key, fingerprint, request_id }.once(app, caller, run)).await
+    }
+}
+
+/// A request with a key.
+struct Keyed {
+    key: String,
+    fingerprint: [u8; 32],
+    request_id: RequestId,
+}
+
+impl Keyed {
+    async fn once<Running>(
+        self,
+        app: &App,
+        caller: &Caller<impl Permit>,
+        run: impl FnOnce(Ids) -> Running,
+    ) -> Result<Response, Error>
+    where
+        Running: Future<Output = Result<Answer, Error>>,
+    {
+        let Self { key, fingerprint, request_id } = self;
         let project_id = caller.project_id;
         let presented = Presented { project_id, key: &key, fingerprint: &fingerprint };
         let seed = match begin(app, presented).await? {

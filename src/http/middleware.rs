@@ -2,6 +2,7 @@
 
 use std::{
     net::IpAddr,
+    panic::AssertUnwindSafe,
     sync::Arc,
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
@@ -18,18 +19,22 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use metrics::{counter, histogram};
+use futures_util::FutureExt;
+use metrics::counter;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{error, late_refusals::LateRefusals, route_group};
+use super::{
+    answers::Answers, error, late_refusals::LateRefusals, least_rate::IsLarge, route_group,
+    route_metrics,
+};
 use crate::{
     auth::{CallReport, ClientAddress, client_of_request},
     config::TrustedProxies,
     domain::trace::{TraceContext, trace_id_text},
     error::Error,
     ids,
-    limiter::Standing,
-    store::deadline::bounded,
+    limiter::{Limiter, Standing},
+    store::deadline::{bounded, without_connections},
     telemetry,
     traces::{self, Answered},
     wire::{ClientGone, RequestId, errors::ErrorResponse},
@@ -37,6 +42,15 @@ use crate::{
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+/// Rate limits, in two dialects.
+const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+const BUDGET: HeaderName = HeaderName::from_static("ratelimit");
+const OPENER_POLICY: HeaderName = HeaderName::from_static("cross-origin-opener-policy");
+const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
+const PERMISSIONS_POLICY: HeaderName = HeaderName::from_static("permissions-policy");
 /// The header in which a proxy names its client.
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// Prefix of the reference and the documentation.
@@ -48,14 +62,89 @@ const MAX_OWN_HEADERS: usize = 12;
 /// Maximum characters of a request id chosen by the caller.
 const MAX_REQUEST_ID_CHARS: usize = 128;
 
-/// Runs the handler in a task of its own, so that a client that disconnects cannot stop it in the
-/// middle of a statement. Its work completes, and [`ClientGone`] tells handlers that wait. Only a
-/// database that does not answer ends it.
-pub async fn detach(
-    State(handlers): State<TaskTracker>,
+/// What the requests of a node share on their way in and out.
+#[derive(Clone)]
+pub struct Passage(Arc<Shared>);
+
+struct Shared {
+    public_url: Arc<str>,
+    late: LateRefusals,
+    answers: Answers,
+    /// Handlers with a task of their own.
+    handlers: TaskTracker,
+}
+
+impl Passage {
+    /// `handlers` tells when the last handler has ended.
+    pub fn new(public_url: &str, limiter: Limiter, handlers: TaskTracker) -> Self {
+        let (late, answers) = (LateRefusals::new(limiter), Answers::default());
+        Self(Arc::new(Shared { public_url: public_url.into(), late, answers, handlers }))
+    }
+}
+
+/// Gives the request its id, runs its handler, measures it, and writes the body of its error if it
+/// has one. One layer for all of it: each layer of a router costs every request several
+/// allocations.
+pub async fn pass(
+    State(Passage(shared)): State<Passage>,
     mut request: Request,
     next: Next,
 ) -> Response {
+    let started = Instant::now();
+    let request_id = chosen_id(&request).unwrap_or_else(ids::request_id);
+    request.extensions_mut().insert(RequestId(request_id.clone()));
+    let report = CallReport::default();
+    request.extensions_mut().insert(report.clone());
+    let client = find_client(&mut request, &request_id);
+    let is_large = request.extensions().get::<IsLarge>().cloned();
+    let policy = Policy::of(request.uri().path());
+    let (method, is_read) = (method_label(request.method()), request.method().is_safe());
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let matched = route.as_ref().map(MatchedPath::as_str);
+    let caller = request.headers().get(TRACEPARENT).and_then(|it| it.to_str().ok());
+    let parent = caller.and_then(TraceContext::parse);
+    let trace = traces::begin(caller);
+    let mut response = match matched.is_some_and(|it| route_group::runs_in_place(it, method)) {
+        true => run_in_place(request, next).await,
+        false => detach(&shared.handlers, request, next).await,
+    };
+    response = shared.answers.hold(response, is_read, report.project(), is_large.as_ref());
+    let failure = render_error(&mut response, &request_id, &shared.public_url);
+    if let Ok(value) = HeaderValue::from_str(&request_id) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    if let Some((budget, standing)) = report.charged() {
+        write_limits(response.headers_mut(), budget, standing);
+    }
+    secure(response.headers_mut(), policy);
+    let route = matched.unwrap_or("unmatched");
+    let status = response.status();
+    route_metrics::record(route, method, status, started.elapsed());
+    if let Some(own) = trace {
+        traces::request(&Answered {
+            own,
+            parent,
+            project: report.project(),
+            method: if method == "other" { "_OTHER" } else { method },
+            route: matched,
+            status: status.as_u16(),
+            took: started.elapsed(),
+            request_id: &request_id,
+        });
+    }
+    let trace_id = trace.or(parent).map(trace_id_text);
+    let about = About { route, method, status, started, request_id: &request_id, trace_id };
+    log(&about, failure.as_ref());
+    if let Some(refusal) = &failure {
+        shared.late.hold(refusal, report.project(), &client).await;
+    }
+    response
+}
+
+/// Runs the handler in a task of its own, so that a client that disconnects cannot stop it in the
+/// middle of a statement. Its work completes, and [`ClientGone`] tells handlers that wait. Only a
+/// database that does not answer ends it.
+async fn detach(handlers: &TaskTracker, mut request: Request, next: Next) -> Response {
     let gone = CancellationToken::new();
     let guard = gone.clone().drop_guard();
     request.extensions_mut().insert(ClientGone(gone));
@@ -63,75 +152,40 @@ pub async fn detach(
     guard.disarm();
     match answered {
         Ok(Ok(response)) => response,
-        Ok(Err(overdue)) => Error::from(sqlx::Error::from(overdue)).into_response(),
+        Ok(Err(overdue)) => Error::from(overdue).into_response(),
+        Err(panic) => panicked(panic),
+    }
+}
+
+/// Runs a handler that borrows no connection itself: it is dropped when its client disconnects, so
+/// nothing needs to tell it.
+async fn run_in_place(mut request: Request, next: Next) -> Response {
+    request.extensions_mut().insert(ClientGone(CancellationToken::new()));
+    match AssertUnwindSafe(without_connections(next.run(request))).catch_unwind().await {
+        Ok(response) => response,
         Err(panic) => {
-            counter!(telemetry::PANICS).increment(1);
-            Error::internal(panic).into_response()
+            let text = panic.downcast_ref::<&str>().map(|it| (*it).to_owned());
+            let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+            panicked(std::io::Error::other(text.unwrap_or_default()))
         }
     }
 }
 
-/// Gives the request its id, measures it, and writes the body of its error if it has one.
-pub async fn observe(
-    State((public_url, late)): State<(Arc<str>, LateRefusals)>,
-    mut request: Request,
-    next: Next,
-) -> Response {
-    let started = Instant::now();
-    let request_id = chosen_id(&request).unwrap_or_else(ids::request_id);
-    request.extensions_mut().insert(RequestId(request_id.clone()));
-    let limits = CallReport::default();
-    request.extensions_mut().insert(limits.clone());
-    let client = find_client(&mut request, &request_id);
-    let policy = Policy::of(request.uri().path());
-    let method = method_label(request.method());
-    let route = request.extensions().get::<MatchedPath>().cloned();
-    let caller = request.headers().get(TRACEPARENT).and_then(|it| it.to_str().ok());
-    let parent = caller.and_then(TraceContext::parse);
-    let trace = traces::begin(caller);
-    let mut response = next.run(request).await;
-    let mut failure =
-        response.extensions_mut().remove::<ErrorResponse>().map(|ErrorResponse(it)| it);
-    // An error that no adapter has rendered: it belongs to the native API, or to no route.
-    if let Some(untold) = response.extensions_mut().remove::<Error>() {
-        response = error::render(&untold, &request_id, &public_url, response);
-        failure = Some(untold);
-    }
-    if let Ok(value) = HeaderValue::from_str(&request_id) {
-        response.headers_mut().insert(REQUEST_ID, value);
-    }
-    if let Some((budget, standing)) = limits.charged() {
-        write_limits(response.headers_mut(), budget, standing);
-    }
-    secure(response.headers_mut(), policy);
-    let matched = route.as_ref().map(MatchedPath::as_str);
-    let route = matched.unwrap_or("unmatched");
-    let status = response.status();
-    measure(route, method, status, started);
-    if let Some(own) = trace {
-        let (status, took) = (status.as_u16(), started.elapsed());
-        let request_id = &request_id;
-        let method = if method == "other" { "_OTHER" } else { method };
-        let route = matched;
-        let project = limits.project();
-        traces::request(&Answered {
-            own,
-            parent,
-            project,
-            method,
-            route,
-            status,
-            took,
-            request_id,
-        });
-    }
-    let trace_id = trace.or(parent).map(trace_id_text);
-    let about = About { route, method, status, started, request_id: &request_id, trace_id };
-    log(&about, failure.as_ref());
-    if let Some(refusal) = &failure {
-        late.hold(refusal, limits.project(), &client).await;
-    }
-    response
+fn panicked(panic: impl std::error::Error + Send + Sync + 'static) -> Response {
+    counter!(telemetry::PANICS).increment(1);
+    Error::internal(panic).into_response()
+}
+
+/// Renders an error that no adapter has rendered: it belongs to the native API, or to no route.
+/// Returns the error of the response, if it has one.
+fn render_error(response: &mut Response, request_id: &str, public_url: &str) -> Option<Error> {
+    let rendered = response.extensions_mut().remove::<ErrorResponse>();
+    let Some(untold) = response.extensions_mut().remove::<Error>() else {
+        return rendered.map(|ErrorResponse(it)| it);
+    };
+    let untouched = std::mem::take(response);
+    *response = error::render(&untold, request_id, public_url, untouched);
+    Some(untold)
 }
 
 /// Who is believed about the address of a client.
@@ -214,13 +268,13 @@ fn write_limits(headers: &mut HeaderMap, budget: &str, standing: Standing) {
         }
     };
     let (count, window) = (rate.count, rate.window_seconds);
-    set(HeaderName::from_static("x-ratelimit-limit"), count.to_string());
-    set(HeaderName::from_static("x-ratelimit-remaining"), remaining.to_string());
-    set(HeaderName::from_static("x-ratelimit-reset"), unix_time_in(reset_seconds).to_string());
+    set(LIMIT, count.to_string());
+    set(REMAINING, remaining.to_string());
+    set(RESET, unix_time_in(reset_seconds).to_string());
     let policy = format!("\"{budget}\";q={count};w={window}");
-    set(HeaderName::from_static("ratelimit-policy"), policy);
+    set(POLICY, policy);
     let limit = format!("\"{budget}\";r={remaining};t={reset_seconds}");
-    set(HeaderName::from_static("ratelimit"), limit);
+    set(BUDGET, limit);
 }
 
 /// The Unix time in this many seconds, by this node's clock.
@@ -286,11 +340,11 @@ fn secure(headers: &mut HeaderMap, policy: Policy) {
     headers.insert(REFERRER_POLICY, HeaderValue::from_static(policy.referrer()));
     headers.insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static("max-age=31536000"));
     let same_origin = HeaderValue::from_static("same-origin");
-    headers.insert(HeaderName::from_static("cross-origin-opener-policy"), same_origin.clone());
+    headers.insert(OPENER_POLICY, same_origin.clone());
     if policy != Policy::Nothing {
-        headers.insert(HeaderName::from_static("cross-origin-resource-policy"), same_origin);
+        headers.insert(RESOURCE_POLICY, same_origin);
         let none = HeaderValue::from_static("camera=(), geolocation=(), microphone=(), payment=()");
-        headers.insert(HeaderName::from_static("permissions-policy"), none);
+        headers.insert(PERMISSIONS_POLICY, none);
     }
     if policy != Policy::Docs {
         headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
@@ -317,15 +371,6 @@ fn method_label(method: &Method) -> &'static str {
         "OPTIONS" => "OPTIONS",
         _ => "other",
     }
-}
-
-fn measure(route: &str, method: &'static str, status: StatusCode, started: Instant) {
-    let status = status.as_u16().to_string();
-    let label = route_group::label(route).to_owned();
-    counter!(telemetry::HTTP_REQUESTS, "route" => label, "method" => method, "status" => status)
-        .increment(1);
-    histogram!(telemetry::HTTP_SECONDS, "group" => route_group::of(route, method))
-        .record(started.elapsed().as_secs_f64());
 }
 
 /// What logs say about a request.

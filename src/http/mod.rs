@@ -35,13 +35,12 @@ pub(crate) mod recurring;
 mod redact;
 mod retry;
 mod route_group;
+mod route_metrics;
 mod security_txt;
 pub mod server;
 mod usage;
 pub(crate) mod workers;
 pub(crate) mod workflows;
-
-use std::sync::Arc;
 
 use axum::{
     Router,
@@ -49,19 +48,21 @@ use axum::{
     routing,
 };
 use tokio_util::task::TaskTracker;
-use utoipa_axum::router::OpenApiRouter;
 
-use self::{answers::Answers, late_refusals::LateRefusals};
+use self::middleware::Passage;
 use crate::{
     app::App,
     telemetry,
-    wire::{compressed, routes::routes},
+    wire::{
+        compressed,
+        routes::{Routes, routes},
+    },
 };
 
 /// Routes of the data plane. Each answers twice: under `/v1`, and under `/v1/projects/{project}`,
 /// where the project must agree with the key.
-fn data_plane() -> OpenApiRouter<App> {
-    OpenApiRouter::new()
+fn data_plane() -> Routes {
+    Routes::default()
         .merge(routes_of_jobs())
         .routes(routes!(queues::list))
         .routes(routes!(queues::get, queues::change))
@@ -113,8 +114,8 @@ fn data_plane() -> OpenApiRouter<App> {
 }
 
 /// Those of jobs, workflows and batches.
-fn routes_of_jobs() -> OpenApiRouter<App> {
-    OpenApiRouter::new()
+fn routes_of_jobs() -> Routes {
+    Routes::default()
         .routes(routes!(jobs::create::create, jobs::read::list))
         .routes(routes!(jobs::create::create_batch))
         .routes(routes!(jobs::bulk::cancel))
@@ -140,8 +141,8 @@ fn routes_of_jobs() -> OpenApiRouter<App> {
 }
 
 /// Routes of accounts: under `/v1` only.
-fn people_plane() -> OpenApiRouter<App> {
-    OpenApiRouter::new()
+fn people_plane() -> Routes {
+    Routes::default()
         .routes(routes!(auth::signup))
         .routes(routes!(auth::login))
         .routes(routes!(auth::second_factor::complete_login))
@@ -181,8 +182,8 @@ fn people_plane() -> OpenApiRouter<App> {
 }
 
 /// Routes of one project that need its name: under `/v1/projects/{project}` only.
-fn project_plane() -> OpenApiRouter<App> {
-    OpenApiRouter::new()
+fn project_plane() -> Routes {
+    Routes::default()
         .routes(routes!(projects::get, projects::change, projects::delete))
         .routes(routes!(members::list))
         .routes(routes!(members::change, members::remove))
@@ -196,16 +197,16 @@ pub fn api(app: App) -> Router {
 }
 
 fn v1() -> Router<App> {
-    let (scoped, _) = data_plane().merge(project_plane()).split_for_parts();
-    let (plain, _) = data_plane().merge(people_plane()).split_for_parts();
-    Router::new().nest("/v1", plain).nest("/v1/projects/{project}", scoped)
+    let plain = data_plane().merge(people_plane()).below("/v1");
+    let scoped = data_plane().merge(project_plane()).below("/v1/projects/{project}");
+    plain.merge(scoped)
 }
 
 /// Everything that the API's listener answers, including adapters and pages. `handlers` tells when
 /// the last handler has ended.
 pub fn router(app: App, adapters: Router<App>, handlers: TaskTracker) -> Router {
-    let public_url: Arc<str> = app.accounts.public_url.as_str().into();
-    let late = LateRefusals::new(app.accounts.limiter.clone());
+    let (public_url, limiter) = (&app.accounts.public_url, app.accounts.limiter.clone());
+    let passage = Passage::new(public_url, limiter, handlers);
     Router::new()
         .merge(v1())
         .route("/livez", routing::get(health::live))
@@ -216,9 +217,7 @@ pub fn router(app: App, adapters: Router<App>, handlers: TaskTracker) -> Router 
         .merge(adapters)
         .fallback(openapi::no_such_route)
         .method_not_allowed_fallback(openapi::wrong_method)
-        .layer(from_fn_with_state(handlers, middleware::detach))
-        .layer(from_fn_with_state(Answers::default(), answers::hold))
-        .layer(from_fn_with_state((public_url, late), middleware::observe))
+        .layer(from_fn_with_state(passage, middleware::pass))
         .with_state(app)
 }
 

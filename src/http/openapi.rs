@@ -92,8 +92,8 @@ impl Modify for ApiKey {
 pub fn document() -> &'static Value {
     static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
         let routes = OpenApiRouter::with_openapi(Base::openapi())
-            .nest("/v1", data_plane().merge(people_plane()))
-            .nest("/v1/projects/{project}", project_plane());
+            .nest("/v1", data_plane().merge(people_plane()).documented())
+            .nest("/v1/projects/{project}", project_plane().documented());
         let mut document = made_of(routes);
         without_sessions(&mut document);
         document
@@ -107,7 +107,7 @@ pub fn document() -> &'static Value {
 pub fn project_document() -> &'static Value {
     static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
         let routes = OpenApiRouter::with_openapi(Base::openapi())
-            .nest("/v1/projects/{project}", data_plane());
+            .nest("/v1/projects/{project}", data_plane().documented());
         let mut document = made_of(routes);
         document["info"]["title"] = json!("Fencepost: routes of a project");
         document["info"]["description"] = json!(OF_PROJECT);

@@ -37,6 +37,17 @@ pub fn of(route: &str, method: &str) -> &'static str {
     }
 }
 
+/// Whether a handler runs in the task of its connection, and ends with it: one of the hot path,
+/// which borrows no connection of the database. What it needs of one runs in a batch's task or in
+/// [`crate::store::deadline::detached`].
+#[must_use]
+pub fn runs_in_place(route: &str, method: &str) -> bool {
+    const HANDLERS: [&str; 4] = ["/jobs", "/workers/poll", "/workers/ack", "/workers/ack/batch"];
+    let Some(path) = route.strip_prefix("/v1") else { return false };
+    let path = path.strip_prefix("/projects/{project}").unwrap_or(path);
+    method == "POST" && HANDLERS.contains(&path)
+}
+
 /// The label of a route in counters: the pages of the documentation are one, and so are the
 /// examples.
 #[must_use]

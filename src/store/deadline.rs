@@ -22,9 +22,13 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
+use crate::error::Error;
+
 tokio::task_local! {
     /// The work that runs in this task, if it is bounded.
     static WORK: Arc<Work>;
+    /// The work of this task must not borrow connections.
+    static LENDS_NONE: ();
 }
 
 /// The database did not answer in time. What was being written may have been written.
@@ -35,6 +39,12 @@ pub struct Overdue;
 impl From<Overdue> for sqlx::Error {
     fn from(_: Overdue) -> Self {
         Self::Io(std::io::ErrorKind::TimedOut.into())
+    }
+}
+
+impl From<Overdue> for Error {
+    fn from(overdue: Overdue) -> Self {
+        sqlx::Error::from(overdue).into()
     }
 }
 
@@ -116,10 +126,14 @@ impl Loan {
 
     /// Puts the loan on the account of the work that runs in this task.
     pub fn enter(self: &Arc<Self>) {
-        let _ = WORK.try_with(|work| {
+        let entered = WORK.try_with(|work| {
             work.loans().push(Arc::downgrade(self));
             work.borrowed.notify_one();
         });
+        debug_assert!(
+            entered.is_ok() || LENDS_NONE.try_with(|()| ()).is_err(),
+            "this work may be dropped at any point: borrow in `detached`"
+        );
     }
 
     fn max_silence(&self) -> Duration {
@@ -211,14 +225,15 @@ impl Wake for Progress {
 const MAX_SLEEP: Duration = Duration::from_secs(3_600);
 
 /// Runs work, and stops it when a connection that it has borrowed is silent for too long: without
-/// any progress of the work for longer than a statement may take.
+/// any progress of the work for longer than a statement may take. The work is boxed at once: its
+/// size is no part of its callers' futures.
 ///
 /// # Errors
 /// [`Overdue`]: the work was dropped, and its connections are closed.
-pub async fn bounded<F: Future>(work: F) -> Result<F::Output, Overdue> {
+pub fn bounded<F: Future>(work: F) -> impl Future<Output = Result<F::Output, Overdue>> {
+    let mut work = Box::pin(work);
     let state = Arc::new(Work::default());
-    let running = WORK.scope(Arc::clone(&state), async {
-        let mut work = pin!(work);
+    WORK.scope(Arc::clone(&state), async move {
         let mut overdue = pin!(state.overdue());
         let progress = Arc::new(Progress::default());
         progress.has_moved.store(true, Ordering::Relaxed);
@@ -236,14 +251,56 @@ pub async fn bounded<F: Future>(work: F) -> Result<F::Output, Overdue> {
         .await;
         // Whatever `work` still holds is dropped while the flag is set.
         state.is_stopped.store(output.is_err(), Ordering::Relaxed);
+        drop(work);
         output
-    });
-    running.await
+    })
 }
 
-/// The same for work that can fail: no answer in time is one of its errors.
-pub async fn bounded_query<T>(work: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<T> {
-    bounded(work).await.unwrap_or_else(|overdue| Err(overdue.into()))
+/// The same in a task of its own: the work completes even if its caller is dropped. A future that
+/// is dropped in the middle of a statement would leave its connection there.
+///
+/// # Errors
+/// [`Overdue`], as for [`bounded`].
+pub fn detached<F>(work: F) -> impl Future<Output = Result<F::Output, Overdue>>
+where
+    F: Future<Output: Send + 'static> + Send + 'static,
+{
+    let work = bounded(work);
+    async move {
+        match tokio::spawn(work).await {
+            Ok(output) => output,
+            Err(failed) => match failed.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // The runtime is shutting down.
+                Err(_) => Err(Overdue),
+            },
+        }
+    }
+}
+
+/// Runs work that may be dropped at any point: it must not borrow connections, except in
+/// [`detached`]. Builds with debug assertions panic if it does.
+pub async fn without_connections<F: Future>(work: F) -> F::Output {
+    match cfg!(debug_assertions) {
+        true => LENDS_NONE.scope((), work).await,
+        false => work.await,
+    }
+}
+
+/// [`detached`] for work that can fail: no answer in time is one of its errors.
+pub fn detached_query<T: Send + 'static>(
+    work: impl Future<Output = sqlx::Result<T>> + Send + 'static,
+) -> impl Future<Output = sqlx::Result<T>> {
+    let work = detached(work);
+    async move { work.await.unwrap_or_else(|overdue| Err(overdue.into())) }
+}
+
+/// [`bounded`] for work that can fail: no answer in time is one of its errors.
+pub fn bounded_query<T>(
+    work: impl Future<Output = sqlx::Result<T>>,
+) -> impl Future<Output = sqlx::Result<T>> {
+    let work = bounded(work);
+    async move { work.await.unwrap_or_else(|overdue| Err(overdue.into())) }
 }
 
 #[cfg(test)]

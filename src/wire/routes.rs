@@ -4,11 +4,13 @@
 use std::{pin::Pin, sync::Arc};
 
 use axum::{
+    Router,
     extract::Request,
     handler::Handler,
     response::Response,
     routing::{self, MethodRouter},
 };
+use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 
 use crate::app::App;
 
@@ -39,6 +41,38 @@ pub fn get<T, H: Handler<T, App, Future = Answering>>(handler: H) -> MethodRoute
 /// A route that answers POST.
 pub fn post<T, H: Handler<T, App, Future = Answering>>(handler: H) -> MethodRouter<App> {
     routing::post(erased(handler))
+}
+
+/// Documented routes. Axum's nesting would wrap each route in two more services, and rewrite the
+/// path of each request.
+#[derive(Default)]
+pub struct Routes(Vec<UtoipaMethodRouter<App>>);
+
+impl Routes {
+    /// Adds the handlers of one path.
+    pub fn routes(mut self, methods: UtoipaMethodRouter<App>) -> Self {
+        self.0.push(methods);
+        self
+    }
+
+    /// Adds others.
+    pub fn merge(mut self, others: Self) -> Self {
+        self.0.extend(others.0);
+        self
+    }
+
+    /// The routes below this path.
+    pub fn below(self, base: &str) -> Router<App> {
+        self.0.into_iter().fold(Router::new(), |router, (_, paths, methods)| {
+            let path = paths.paths.keys().next().map_or("", |it| it.trim_end_matches('/'));
+            router.route(&format!("{base}{path}"), methods)
+        })
+    }
+
+    /// The same with their part of the document.
+    pub fn documented(self) -> OpenApiRouter<App> {
+        self.0.into_iter().fold(OpenApiRouter::new(), OpenApiRouter::routes)
+    }
 }
 
 /// The routes of documented handlers with the same path, and their part of the document: as

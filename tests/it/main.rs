@@ -16,6 +16,7 @@ mod deploy;
 mod diagnoses;
 mod docs;
 mod docs_site;
+mod dropped;
 mod events;
 mod examples;
 mod hardening;

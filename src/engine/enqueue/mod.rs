@@ -16,6 +16,7 @@ use crate::{
     ids::{JobId, ProjectId},
     store::{
         self,
+        deadline::{detached, detached_query},
         enqueue::StoredJob,
         jobs::{JobRow, Payloads},
         workflows::NewWorkflow,
@@ -51,7 +52,9 @@ pub async fn store(
     quota::admit(engine, tenant, jobs.iter().map(|it| &it.job)).await?;
     let project_id = tenant.project_id;
     let outcomes = if jobs.iter().any(is_tied) {
-        dependencies::store(engine, project_id, &jobs, None).await
+        let (engine, jobs) = (engine.clone(), jobs.clone());
+        let store = async move { dependencies::store(&engine, project_id, &jobs, None).await };
+        detached(store).await.unwrap_or_else(|overdue| Err(overdue.into()))
     } else {
         let plain: Arc<[NewJob]> = jobs.iter().map(|it| it.job.clone()).collect();
         let stored = batch::enqueue(engine, plain).await;
@@ -87,8 +90,12 @@ async fn find_all(
     if ids.is_empty() {
         return Ok(HashMap::new());
     }
-    let mut conn = engine.pools.read_for(project_id).await?;
-    let rows = store::jobs::find_all(&mut conn, project_id, ids, Payloads::Shown).await?;
+    let (pools, ids) = (engine.pools.clone(), ids.to_vec());
+    let rows = detached_query(async move {
+        let mut conn = pools.read_for(project_id).await?;
+        store::jobs::find_all(&mut conn, project_id, &ids, Payloads::Shown).await
+    });
+    let rows = rows.await?;
     Ok(rows.into_iter().map(|it| (it.id, it)).collect())
 }
 

@@ -10,7 +10,16 @@ use std::{
 };
 
 use super::NewJob;
-use crate::{domain::plan::Tenant, engine::Engine, error::Error, ids::ProjectId, store};
+use crate::{
+    domain::plan::Tenant,
+    engine::Engine,
+    error::Error,
+    ids::ProjectId,
+    store::{
+        self,
+        deadline::{detached, detached_query},
+    },
+};
 
 /// How long a count is trusted.
 const COUNT_KEEP: Duration = Duration::from_secs(1);
@@ -125,7 +134,7 @@ pub(super) async fn admit(
 ) -> Result<(), Error> {
     let backlog = known(engine, tenant).await?;
     if backlog.has_all_queues {
-        let names: HashSet<_> = jobs.clone().map(|it| it.queue.as_ref()).collect();
+        let names: HashSet<String> = jobs.clone().map(|it| it.queue.clone()).collect();
         let names: Vec<_> = names.into_iter().collect();
         check_queues(engine, tenant, &names).await?;
     }
@@ -204,7 +213,14 @@ pub async fn admit_count(engine: &Engine, tenant: Tenant, count: usize) -> Resul
     Err(Error::QuotaExceeded { what: "live jobs", max })
 }
 
+/// Counts, even if the caller is dropped.
 async fn recount(engine: &Engine, tenant: Tenant) -> Result<Backlog, Error> {
+    let engine = engine.clone();
+    let counted = detached(async move { count(&engine, tenant).await }).await;
+    counted.unwrap_or_else(|overdue| Err(overdue.into()))
+}
+
+async fn count(engine: &Engine, tenant: Tenant) -> Result<Backlog, Error> {
     let Tenant { project_id, limits } = tenant;
     let mut conn = engine.pools.read_for(project_id).await?;
     let jobs = match limits.waiting_jobs {
@@ -241,16 +257,21 @@ pub async fn admit_queue(engine: &Engine, tenant: Tenant, queue: &str) -> Result
     let queues = store::counts::count_queues(&mut conn, tenant.project_id, max).await?;
     drop(conn);
     if queues >= max {
-        check_queues(engine, tenant, &[queue]).await?;
+        check_queues(engine, tenant, &[queue.to_owned()]).await?;
     }
     Ok(())
 }
 
 /// A project that has as many queues as it may can use these only.
-async fn check_queues(engine: &Engine, tenant: Tenant, names: &[&str]) -> Result<(), Error> {
+async fn check_queues(engine: &Engine, tenant: Tenant, names: &[String]) -> Result<(), Error> {
     let Tenant { project_id, limits } = tenant;
-    let mut conn = engine.pools.read_for(project_id).await?;
-    let used = store::counts::used_queues(&mut conn, project_id, names).await?;
+    let (pools, asked) = (engine.pools.clone(), names.to_vec());
+    let used = detached_query(async move {
+        let mut conn = pools.read_for(project_id).await?;
+        let asked: Vec<&str> = asked.iter().map(String::as_str).collect();
+        store::counts::used_queues(&mut conn, project_id, &asked).await
+    });
+    let used = used.await?;
     if used.len() < names.len() {
         return Err(Error::QuotaExceeded { what: "queues", max: limits.max_queues() });
     }

@@ -23,8 +23,9 @@ use crate::{
     error::Error,
     http::{
         error::ErrorBody,
-        idempotency::{self, Answer, Ids, Once},
+        idempotency::{self, Answer, Ids, Once, Repeat},
     },
+    store::deadline::detached,
     wire::{
         extract::{Object, RequestBody},
         validate::Check,
@@ -79,6 +80,20 @@ pub async fn create(
 ) -> Result<Response, Error> {
     let repeat = repeat.or_key(request.idempotency_key.take())?;
     let trace = traceparent(&headers).map(str::to_owned);
+    if repeat.has_key() {
+        // Its key is written with statements of its own.
+        return detached(create_once(caller, app, request, repeat, trace)).await?;
+    }
+    create_once(caller, app, request, repeat, trace).await
+}
+
+async fn create_once(
+    caller: Caller<Bound<Produce>>,
+    app: App,
+    request: EnqueueRequest,
+    repeat: Repeat,
+    trace: Option<String>,
+) -> Result<Response, Error> {
     let (running, by, tenant) = (app.clone(), caller.who.clone(), caller.tenant());
     repeat
         .once(&app, &caller, async move |ids: Ids| {

@@ -185,7 +185,8 @@ pub async fn ack(
         Some(poll) => {
             let ack = AckReply::from(acked);
             let answered = |reply| AckReply { poll: Some(reply), ..ack };
-            then_poll::answer(&app, &caller, poll, (&gone, &request_id), answered).await
+            // Boxed: most acks have none, and its bytes would be part of each.
+            Box::pin(then_poll::answer(&app, &caller, poll, (&gone, &request_id), answered)).await
         }
     }
 }

@@ -43,7 +43,8 @@ OVERVIEW = [
     ],
     [
         panel("Jobs", "ops", (rate("fencepost_jobs_enqueued_total"), "enqueued"),
-              (rate("fencepost_jobs_claimed_total"), "claimed"), (rate("fencepost_jobs_settled_total"), "settled")),
+              (rate("fencepost_jobs_claimed_total"), "claimed"), (rate("fencepost_jobs_settled_total"), "settled"),
+              (rate("fencepost_jobs_matched_total"), "leased as they were stored")),
         panel("Attempts ended", "ops", (rate("fencepost_jobs_settled_total", "outcome"), "{{outcome}}"), stack=True),
         panel("Live jobs", "short", ("max by (state) (fencepost_jobs)", "{{state}}")),
     ],

@@ -52,6 +52,8 @@ metrics_table! {
         "Jobs stored.";
     JOBS_CLAIMED = "fencepost_jobs_claimed_total", Counter,
         "Jobs leased to workers.";
+    JOBS_MATCHED = "fencepost_jobs_matched_total", Counter,
+        "Jobs leased by the statement that stored them, because a poll was parked for them.";
     JOBS_SETTLED = "fencepost_jobs_settled_total", Counter,
         "Attempts ended, by outcome.";
     JOBS_RETRIED = "fencepost_jobs_retried_total", Counter,

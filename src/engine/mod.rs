@@ -19,13 +19,14 @@ pub mod queues;
 pub mod schedules;
 pub mod settle;
 pub mod stats;
+mod sync_match;
 pub mod workers;
 
 use std::{
     ops::Deref,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -138,13 +139,14 @@ impl Engine {
         let endings =
             Coalescer::start(Endings { pool: pools.settle.clone(), notifier: notifier.clone() });
         let (tasks, releasing) = (TaskTracker::new(), Releasing::default());
-        let told = notifier.clone();
+        let parked = Arc::new(AtomicUsize::new(0));
+        let (matcher, matches) = sync_match::channel(Arc::clone(&parked));
         let pump = dispatch::pump::run(
             pools.clone(),
             (endings.clone(), releasing.clone()),
             tasks.clone(),
-            told,
-            inbox,
+            notifier.clone(),
+            (inbox, matches),
             arrivals,
         );
         let notes = SuccessNotes {
@@ -162,6 +164,7 @@ impl Engine {
             enqueues: Coalescer::start(Enqueues {
                 pool: pools.enqueue.clone(),
                 notifier: notifier.clone(),
+                matcher,
             }),
             successes: Coalescer::start(Successes {
                 pool: pools.settle.clone(),
@@ -182,7 +185,7 @@ impl Engine {
             breakers,
             versions: jobs::wait::Versions::default(),
             backlogs: enqueue::quota::Backlogs::default(),
-            parking: Parking::new(messages, releasing),
+            parking: Parking::new(messages, releasing, parked),
             queue_lists: QueueLists::default(),
             used_queues: UsedQueues::default(),
             pools,

@@ -11,10 +11,14 @@ use crate::{
         callbacks::Callbacks,
         dependency::Dependency,
         job::{self, StoredState},
+        lease::{MIN_DEFAULT_LEASE_SECONDS, TIMEOUT_GRACE_SECONDS},
         limits,
     },
-    ids::{BatchId, JobId, ProjectId, WorkflowId},
-    store::jobs::JobRow,
+    ids::{BatchId, JobId, LeaseId, ProjectId, WorkflowId},
+    store::{
+        claims::{LeaseRequest, LeasedJob},
+        jobs::JobRow,
+    },
 };
 
 /// When a new job may run.
@@ -140,9 +144,47 @@ pub struct StoredJob {
     pub is_queue_paused: bool,
     /// Whether its type is paused in its queue.
     pub is_type_paused: bool,
+    /// Whether it was leased with the lease that was sent for it.
+    pub is_leased: bool,
+    /// The lease's length in seconds, if it was leased.
+    pub lease_seconds: i32,
+    /// When it was leased.
+    pub claimed_at: DateTime<Utc>,
 }
 
 impl StoredJob {
+    /// The job as its worker gets it: leased when it was stored.
+    #[must_use]
+    pub fn leased(&self, job: &NewJob, lease_id: LeaseId) -> LeasedJob {
+        let extras = job.extras.as_deref();
+        LeasedJob {
+            slot: None,
+            project_id: job.project_id,
+            id: job.id,
+            queue: job.queue.clone(),
+            job_type: job.job_type.clone(),
+            rank: job.rank,
+            run_at: self.run_at,
+            created_at: self.created_at,
+            attempt: FIRST_ATTEMPT,
+            failures: 0,
+            max_attempts: self.max_attempts,
+            timeout_seconds: job.timeout_seconds,
+            lease_id,
+            lease_seconds: self.lease_seconds,
+            claimed_at: self.claimed_at,
+            payload: job.payload.clone(),
+            tags: job.tags.as_ref().and_then(|it| serde_json::to_value(&it.0).ok()),
+            traceparent: extras.and_then(|it| it.traceparent.clone()),
+            has_parents: false,
+            labels: None,
+            retry: self.retry.clone(),
+            workflow_id: None,
+            workflow_key: None,
+            envelope: extras.and_then(|it| it.envelope.clone()),
+        }
+    }
+
     /// The whole row of a new job.
     #[must_use]
     pub fn into_row(self, job: NewJob) -> JobRow {
@@ -194,7 +236,12 @@ impl StoredJob {
     }
 }
 
-/// Stores jobs of any projects, all or none.
+/// The attempt of a job's first lease.
+const FIRST_ATTEMPT: i32 = 1;
+
+/// Stores jobs of any projects, all or none. `leases` has one entry per job, or none at all: a job
+/// with one is leased at once, if it is due and nothing in its queue's settings limits claims. The
+/// state that is returned is that before its lease.
 ///
 /// A request whose latest `run_at` lies more than [`limits::MAX_RUN_AT_SECONDS`] ahead is left out
 /// with all its jobs: only the database's clock can tell. `latest_run_at` has one entry per job:
@@ -207,7 +254,10 @@ pub async fn insert_jobs(
     conn: &mut PgConnection,
     jobs: &[&NewJob],
     latest_run_at: &[Option<DateTime<Utc>>],
+    leases: &[Option<LeaseRequest<'_>>],
 ) -> sqlx::Result<Vec<StoredJob>> {
+    let lease_of = |number: usize| leases.get(number).copied().flatten();
+    let leases: Vec<_> = (0..jobs.len()).map(lease_of).collect();
     let run_at: Vec<_> = jobs
         .iter()
         .map(|it| match it.start {
@@ -238,22 +288,34 @@ pub async fn insert_jobs(
                        then nullif(offers_command(payload), false)
                    end as has_command,
                    coalesce((extras->>'unfinished_parents')::int, 0) as unfinished_parents,
-                   starts.run_at,
+                   starts.run_at, starts.state,
+                   sent.worker_id, sent.poll_id,
                    case
-                       when starts.run_at > now()
-                           or coalesce((extras->>'unfinished_parents')::int, 0) > 0
-                       then 'scheduled' else 'pending'
-                   end as state
+                       when starts.state = 'pending' and not coalesce(setting.has_rules, false)
+                       then sent.lease_id
+                   end as lease_id,
+                   least(
+                       coalesce(sent.lease_seconds, greatest($21::int, timeout_seconds / 2)),
+                       timeout_seconds + $22::int
+                   ) as lease_seconds
             from unnest(
                 $1::int[], $2::uuid[], $3::text[], $4::text[], $5::smallint[], $6::timestamptz[],
                 $7::int[], $8::timestamptz[], $9::int[], $10::int[], $11::text[], $12::jsonb[],
-                $13::jsonb[], $15::jsonb[]
+                $13::jsonb[], $15::jsonb[], $17::text[], $18::int[], $19::uuid[], $20::uuid[]
             ) as sent(
                 project_id, id, queue, job_type, rank, run_at, delay_seconds, latest_run_at,
-                max_attempts, timeout_seconds, payload, retry, tags, extras
+                max_attempts, timeout_seconds, payload, retry, tags, extras, worker_id,
+                lease_seconds, poll_id, lease_id
             )
             cross join lateral (
-                select coalesce(sent.run_at, now() + make_interval(secs => delay_seconds)) as run_at
+                select coalesce(sent.run_at, now() + make_interval(secs => delay_seconds)) as run_at,
+                       case
+                           when coalesce(
+                                   sent.run_at, now() + make_interval(secs => delay_seconds)
+                               ) > now()
+                               or coalesce((extras->>'unfinished_parents')::int, 0) > 0
+                           then 'scheduled' else 'pending'
+                       end as state
             ) starts
             left join queues setting
                 on setting.project_id = sent.project_id and setting.name = sent.queue
@@ -281,14 +343,25 @@ pub async fn insert_jobs(
                 project_id, id, queue, job_type, state, rank, run_at, max_attempts,
                 timeout_seconds, labels, unfinished_parents, constraint_key, concurrency_key,
                 concurrency_limit, unique_key, expires_at, children, batch_id, has_callbacks,
-                has_command
+                has_command, attempt, lease_id, worker_id, poll_id, claimed_at, lease_seconds,
+                lease_expires_at
             )
-            select project_id, id, queue, job_type, state, rank, run_at, max_attempts,
-                   timeout_seconds, labels, unfinished_parents, (extras->>'constraint_key')::uuid,
+            select project_id, id, queue, job_type,
+                   case when lease_id is null then state else 'processing' end, rank, run_at,
+                   max_attempts, timeout_seconds, labels, unfinished_parents, (extras->>'constraint_key')::uuid,
                    extras->>'concurrency_key', (extras->>'concurrency_limit')::int,
                    extras->>'unique_key', (extras->>'expires_at')::timestamptz,
                    coalesce((extras->>'children')::int, 0), (extras->>'batch_id')::uuid,
-                   case when extras->>'callbacks' is not null then true end, has_command
+                   case when extras->>'callbacks' is not null then true end, has_command,
+                   case when lease_id is null then 0 else 1 end, lease_id,
+                   case when lease_id is not null then worker_id end,
+                   case when lease_id is not null then poll_id end,
+                   case when lease_id is not null then now() end,
+                   case when lease_id is not null then lease_seconds end,
+                   case
+                       when lease_id is not null
+                       then now() + make_interval(secs => lease_seconds)
+                   end
             from new
         ), counted as (
             insert into queue_deltas (project_id, queue, scheduled, active, enqueued)
@@ -299,7 +372,9 @@ pub async fn insert_jobs(
         )
         select id "id!: JobId", state "state!: StoredState", run_at "run_at!",
                now() "created_at!", 0 "attempt!", max_attempts "max_attempts!", retry,
-               is_queue_paused "is_queue_paused!", is_type_paused "is_type_paused!"
+               is_queue_paused "is_queue_paused!", is_type_paused "is_type_paused!",
+               lease_id is not null "is_leased!", lease_seconds "lease_seconds!",
+               now() "claimed_at!"
         from new
         "#,
         &jobs.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
@@ -320,6 +395,15 @@ pub async fn insert_jobs(
         &jobs.iter().map(|it| it.extras.as_deref().map(Json)).collect::<Vec<_>>()
             as &[Option<Json<&Extras>>],
         job::DEFAULT_MAX_ATTEMPTS,
+        &leases.iter().map(|it| it.map(|it| it.worker_id)).collect::<Vec<_>>() as &[Option<&str>],
+        &leases.iter().map(|it| it.and_then(|it| it.lease_seconds)).collect::<Vec<_>>()
+            as &[Option<i32>],
+        &leases.iter().map(|it| it.and_then(|it| it.poll_id)).collect::<Vec<_>>()
+            as &[Option<Uuid>],
+        &leases.iter().map(|it| it.map(|it| it.lease_id.0)).collect::<Vec<_>>()
+            as &[Option<Uuid>],
+        MIN_DEFAULT_LEASE_SECONDS,
+        TIMEOUT_GRACE_SECONDS,
     )
     .fetch_all(conn)
     .await
@@ -342,7 +426,8 @@ pub async fn find_stored(
                coalesce(live.max_attempts, ended.max_attempts) "max_attempts!", body.retry "retry?",
                setting.paused_at is not null "is_queue_paused!",
                coalesce(coalesce(live.job_type, ended.job_type) = any(setting.paused_types), false)
-                   "is_type_paused!"
+                   "is_type_paused!",
+               false "is_leased!", 0 "lease_seconds!", now() "claimed_at!"
         from unnest($1::int[], $2::uuid[]) as sent(project_id, id)
         left join jobs live on live.project_id = sent.project_id and live.id = sent.id
         left join finished_jobs ended on ended.project_id = sent.project_id and ended.id = sent.id

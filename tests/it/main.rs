@@ -49,6 +49,7 @@ mod schedule_crashes;
 mod statements;
 mod storage;
 mod surface;
+mod sync_match;
 mod templates;
 mod then_poll;
 mod tidy;

@@ -6,7 +6,7 @@ use crate::harness::{TestProject, run};
 use serde_json::json;
 use tokio::process::{Child, Command};
 
-const MAX_WORKER_LINES: usize = 40;
+const MAX_WORKER_LINES: usize = 43;
 const WORKERS: usize = 4;
 const JOBS: usize = 1_000;
 

@@ -219,7 +219,8 @@ fn record_failure(error: &sqlx::Error, what: &str) {
     tracing::warn!(error = error as &dyn std::error::Error, "{what} failed");
 }
 
-fn record_span(job: &LeasedJob) {
+/// Exports the span of a lease.
+pub(super) fn record_span(job: &LeasedJob) {
     let Some(trace) = trace_of(job) else { return };
     traces::lease(&Leased {
         trace,
@@ -238,11 +239,14 @@ fn count_claimed(completed: &[CompletedClaim]) {
         ClaimOutcome::Found { jobs, .. } => Some(jobs),
         ClaimOutcome::Refused | ClaimOutcome::InDoubt(_) => None,
     });
-    for (_, LeasedDelivery { job, .. }) in found.flatten() {
-        counter!(telemetry::JOBS_CLAIMED).increment(1);
-        if let Some(waited) = job.waited() {
-            histogram!(telemetry::PICKUP_SECONDS).record(waited.as_seconds_f64().max(0.0));
-        }
+    found.flatten().for_each(|(_, it)| count(&it.job));
+}
+
+/// Counts a leased job.
+pub(super) fn count(job: &LeasedJob) {
+    counter!(telemetry::JOBS_CLAIMED).increment(1);
+    if let Some(waited) = job.waited() {
+        histogram!(telemetry::PICKUP_SECONDS).record(waited.as_seconds_f64().max(0.0));
     }
 }
 

@@ -7,6 +7,7 @@ mod delivery;
 mod lanes;
 mod limited_claim;
 mod lost_claims;
+mod matches;
 pub(super) mod park;
 pub(super) mod pump;
 mod request;
@@ -58,7 +59,8 @@ pub async fn poll(
         engine.registry.record_seen(&worker, &spec.queues, &spec.job_types);
     }
     if spec.queues.is_empty() {
-        return any_queue::poll(engine, spec, wait, gone, revoked).await;
+        // Boxed: its bytes would be part of every parked poll.
+        return Box::pin(any_queue::poll(engine, spec, wait, gone, revoked)).await;
     }
     let mut delivery = park::poll(engine, spec.clone(), wait, gone.cancelled(), revoked).await?;
     park::fill_up(engine, &spec, &mut delivery, gone).await;

@@ -56,12 +56,17 @@ pub(in crate::engine) struct Parking {
     pub messages: mpsc::UnboundedSender<Message>,
     releasing: Releasing,
     next_id: AtomicU64,
-    parked: AtomicUsize,
+    /// Polls that are parked, and those on their way out.
+    parked: Arc<AtomicUsize>,
 }
 
 impl Parking {
-    pub fn new(messages: mpsc::UnboundedSender<Message>, releasing: Releasing) -> Self {
-        Self { messages, releasing, next_id: AtomicU64::new(0), parked: AtomicUsize::new(0) }
+    pub fn new(
+        messages: mpsc::UnboundedSender<Message>,
+        releasing: Releasing,
+        parked: Arc<AtomicUsize>,
+    ) -> Self {
+        Self { messages, releasing, next_id: AtomicU64::new(0), parked }
     }
 
     /// Releases jobs that were not delivered.

@@ -31,6 +31,7 @@ use crate::{
         batch::Coalescer,
         notify::Notifier,
         settle::{self, Endings},
+        sync_match,
     },
     events_feed::JobEvent,
     ids::{JobKey, ProjectId},
@@ -75,15 +76,15 @@ pub(in crate::engine) enum Patience {
 /// The answer to a parked poll; none: its claim failed.
 pub(in crate::engine) type Answer = oneshot::Sender<Option<Vec<LeasedDelivery>>>;
 
-struct Pump {
+pub(super) struct Pump {
     pool: Pool,
-    background: Pool,
-    endings: Coalescer<Endings>,
+    pub(super) background: Pool,
+    pub(super) endings: Coalescer<Endings>,
     releasing: Releasing,
     /// Tasks that must complete before the node stops.
-    tasks: TaskTracker,
+    pub(super) tasks: TaskTracker,
     notifier: Notifier,
-    lanes: Lanes,
+    pub(super) lanes: Lanes,
     answers: HashMap<WaiterId, Answer>,
     without_wait: BTreeSet<WaiterId>,
     by_poll_id: HashMap<PollKey, WaiterId>,
@@ -97,8 +98,12 @@ struct Pump {
     next_backoff_end: Option<Instant>,
     /// Connections of recently completed claims.
     idle: Vec<Connection>,
+    /// Questions about jobs that are about to be stored, and what became of them.
+    pub(super) asked: Vec<sync_match::Message>,
+    /// Slots of polls that are reserved for such jobs.
+    pub(super) reserved: usize,
     /// Confirms the stop once every claim has completed; then no more are planned.
-    finished: Option<oneshot::Sender<()>>,
+    pub(super) finished: Option<oneshot::Sender<()>>,
 }
 
 /// Runs until told to finish, or until all senders are gone. Claims in flight complete first.
@@ -107,7 +112,10 @@ pub(in crate::engine) async fn run(
     (endings, releasing): (Coalescer<Endings>, Releasing),
     tasks: TaskTracker,
     notifier: Notifier,
-    mut messages: mpsc::UnboundedReceiver<Message>,
+    (mut messages, mut matches): (
+        mpsc::UnboundedReceiver<Message>,
+        mpsc::UnboundedReceiver<sync_match::Message>,
+    ),
     mut arrivals: Hints,
 ) {
     let mut pump = Pump::new(pools, endings, releasing, tasks, notifier);
@@ -125,6 +133,7 @@ pub(in crate::engine) async fn run(
                 None => break,
             },
             Some(hint) = arrivals.next() => pump.hear(&hint),
+            Some(message) = matches.recv() => pump.asked.push(message),
             Some(completed) = landed.recv() => pump.complete(completed),
             Some(claims) = in_flight.join_next() => pump.end_flight(claims.unwrap_or_default()),
             Some(found) = fallbacks.join_next() => {
@@ -158,11 +167,21 @@ pub(in crate::engine) async fn run(
         while let Ok(completed) = landed.try_recv() {
             pump.complete(completed);
         }
+        // After the hints: jobs that were stored before come first.
+        pump.asked.extend(std::iter::from_fn(|| matches.try_recv().ok()).take(MAX_DRAINED));
+        pump.answer_matches();
         pump.start_claims(&mut in_flight, &landing);
         pump.answer_without_wait();
     }
     while let Some(claims) = in_flight.join_next().await {
         pump.end_flight(claims.unwrap_or_default());
+    }
+    pump.answer_matches();
+    while pump.reserved > 0
+        && let Some(message) = matches.recv().await
+    {
+        pump.asked.push(message);
+        pump.answer_matches();
     }
     while let Ok(completed) = landed.try_recv() {
         pump.complete(completed);
@@ -199,6 +218,8 @@ impl Pump {
             leaving: BTreeSet::new(),
             next_backoff_end: None,
             idle: Vec::new(),
+            asked: Vec::new(),
+            reserved: 0,
             finished: None,
         }
     }
@@ -348,7 +369,7 @@ impl Pump {
             for id in claim.slots.iter().map(|(id, _)| *id) {
                 jobs_of.entry(id).or_default();
             }
-            self.publish_claimed(&found);
+            self.publish_claimed(found.iter().map(|(_, it)| it));
             for (slot, handed) in found {
                 match claim.slots.get(slot).filter(|_| handed.is_complete) {
                     Some((id, _)) => jobs_of.entry(*id).or_default().push(handed),
@@ -359,6 +380,15 @@ impl Pump {
         if begins_backoff {
             self.next_backoff_end = self.lanes.backoff_ends_at();
         }
+        self.deliver(jobs_of, now);
+    }
+
+    /// Answers polls that were in flight. One without jobs stays, unless it wants its answer.
+    pub(super) fn deliver(
+        &mut self,
+        jobs_of: HashMap<WaiterId, Vec<LeasedDelivery>>,
+        now: Instant,
+    ) {
         let lanes = &self.lanes;
         self.successors.retain(|_, it| lanes.is_in_flight(*it));
         for (id, mut jobs) in jobs_of {
@@ -372,15 +402,18 @@ impl Pump {
         }
     }
 
-    fn publish_claimed(&self, found: &[(usize, LeasedDelivery)]) {
-        self.notifier.tally.claimed(found.iter().map(|(_, it)| &it.job));
+    pub(super) fn publish_claimed<'a>(
+        &self,
+        found: impl Iterator<Item = &'a LeasedDelivery> + Clone,
+    ) {
+        self.notifier.tally.claimed(found.clone().map(|it| &it.job));
         self.notifier.feed.tell(|| {
-            let told = |(_, it): &(usize, LeasedDelivery)| JobEvent {
+            let told = |it: &LeasedDelivery| JobEvent {
                 attempt: Some(it.job.attempt),
                 worker_id: Some(it.worker_id.to_string()),
                 ..JobEvent::new(it.job.project_id, it.job.id, history::CLAIMED)
             };
-            found.iter().map(told).collect()
+            found.map(told).collect()
         });
     }
 
@@ -397,10 +430,12 @@ impl Pump {
     /// Replaces polls by their successors.
     fn follow(&mut self, mut claim: PlannedClaim) -> PlannedClaim {
         for (id, _) in &mut claim.slots {
-            if let Some(successor) = self.successors.get(id) {
-                *id = *successor;
-            }
+            *id = self.successor_of(*id);
         }
         claim
+    }
+
+    pub(super) fn successor_of(&self, id: WaiterId) -> WaiterId {
+        self.successors.get(&id).copied().unwrap_or(id)
     }
 }

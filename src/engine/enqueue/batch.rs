@@ -7,12 +7,18 @@ use metrics::counter;
 
 use crate::{
     domain::{history, job::StoredState, limits},
-    engine::{Engine, batch::Batch, notify::Notifier},
+    engine::{
+        Engine,
+        batch::Batch,
+        notify::Notifier,
+        sync_match::{Candidate, Matcher, Reservation, Slot},
+    },
     error::Error,
     events_feed::JobEvent,
     ids::{JobId, ProjectId},
     store::{
         self,
+        claims::LeaseRequest,
         pools::{self, Pool},
     },
     telemetry,
@@ -35,6 +41,7 @@ pub(super) async fn enqueue(engine: &Engine, jobs: Arc<[NewJob]>) -> Result<Vec<
 pub struct Enqueues {
     pub(in crate::engine) pool: Pool,
     pub(in crate::engine) notifier: Notifier,
+    pub(in crate::engine) matcher: Matcher,
 }
 
 impl Batch for Enqueues {
@@ -88,13 +95,77 @@ impl Batch for Enqueues {
                 latest.push(latest_run_at);
             }
         }
+        let mut matched = Matched::default();
         if !jobs.is_empty() {
-            let inserted = store::enqueue::insert_jobs(conn, &jobs, &latest).await?;
+            // Whether a try whose outcome is unknown has leased them is not known either.
+            if !is_in_doubt && self.matcher.has_polls() {
+                matched = Matched::reserve(&self.matcher, &jobs).await;
+            }
+            let leases = matched.leases(jobs.len());
+            let inserted = store::enqueue::insert_jobs(conn, &jobs, &latest, &leases).await?;
             stored.extend(inserted.into_iter().map(|it| (it.id, it)));
         }
-        let jobs = items.iter().flat_map(|it| it.iter());
-        tell(&self.notifier, jobs, &stored);
+        tell(&self.notifier, items.iter().flat_map(|it| it.iter()), &stored);
+        matched.settle(&jobs, &stored);
         Ok(items.iter().map(|it| answer(it, &stored)).collect())
+    }
+}
+
+/// Polls that are reserved for jobs of a batch.
+#[derive(Default)]
+struct Matched {
+    reservation: Option<Reservation>,
+    /// The jobs that were asked for, by their number in the batch, in the order of the slots.
+    asked: Vec<usize>,
+}
+
+impl Matched {
+    /// Jobs that may run at once, and whose lease depends on nothing but the queue's settings: the
+    /// best first.
+    async fn reserve(matcher: &Matcher, jobs: &[&NewJob]) -> Self {
+        let is_plain = |it: &NewJob| {
+            let extras = it.extras.as_deref();
+            it.start == Start::After(0) && extras.is_none_or(|it| it.constraint_key.is_none())
+        };
+        let plain = jobs.iter().enumerate().filter(|(_, it)| is_plain(it));
+        let mut plain: Vec<_> = plain.map(|(number, it)| (it.rank, number)).collect();
+        plain.sort_unstable();
+        let asked: Vec<_> = plain.into_iter().map(|(_, number)| number).collect();
+        let candidate = |number: &usize| {
+            let job = jobs[*number];
+            Candidate {
+                project_id: job.project_id,
+                queue: job.queue.as_str().into(),
+                job_type: job.job_type.as_str().into(),
+                rank: job.rank,
+            }
+        };
+        let reservation = matcher.reserve(asked.iter().map(candidate).collect()).await;
+        Self { reservation: Some(reservation), asked }
+    }
+
+    /// The lease of each job of the batch, if it has one.
+    fn leases(&self, jobs: usize) -> Vec<Option<LeaseRequest<'_>>> {
+        let mut leases = vec![None; jobs];
+        let slots = self.reservation.as_ref().map_or(&[][..], Reservation::slots);
+        for (number, slot) in self.asked.iter().zip(slots) {
+            leases[*number] = slot.as_ref().map(Slot::lease_request);
+        }
+        leases
+    }
+
+    /// Tells the pump which jobs were leased. Call it after the commit.
+    fn settle(self, jobs: &[&NewJob], stored: &HashMap<JobId, StoredJob>) {
+        let Some(reservation) = self.reservation else { return };
+        let mut leased = Vec::new();
+        for (index, number) in self.asked.iter().enumerate() {
+            let Some(Some(slot)) = reservation.slots().get(index) else { continue };
+            let job = jobs[*number];
+            if let Some(stored) = stored.get(&job.id).filter(|it| it.is_leased) {
+                leased.push((index, stored.leased(job, slot.lease_id)));
+            }
+        }
+        reservation.settle(leased);
     }
 }
 
@@ -107,7 +178,7 @@ pub(in crate::engine) fn tell<'a>(
     let mut arrivals = Vec::new();
     let mut is_due_later = false;
     for job in jobs.clone() {
-        match stored.get(&job.id).map(|it| (it.state, it.run_at)) {
+        match stored.get(&job.id).filter(|it| !it.is_leased).map(|it| (it.state, it.run_at)) {
             Some((StoredState::Pending, run_at)) => arrivals.push(Arrival {
                 project_id: job.project_id,
                 queue: job.queue.as_str().into(),

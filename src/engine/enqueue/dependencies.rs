@@ -179,7 +179,8 @@ async fn store_once(
     join_batches(&mut tx, project_id, &new).await?;
     let latest = latest_run_at(&new);
     let refs: Vec<_> = new.iter().collect();
-    let stored = store::enqueue::insert_jobs(&mut tx, &refs, &vec![latest; refs.len()]).await?;
+    let stored =
+        store::enqueue::insert_jobs(&mut tx, &refs, &vec![latest; refs.len()], &[]).await?;
     if stored.len() < refs.len() {
         return Err(Failed::Refused(too_far_ahead()));
     }

@@ -155,7 +155,7 @@ pub(super) async fn store_in(
         return Ok(NewlyStored::default());
     }
     let refs: Vec<_> = jobs.iter().collect();
-    let stored = store::enqueue::insert_jobs(tx, &refs, &vec![None; refs.len()]).await?;
+    let stored = store::enqueue::insert_jobs(tx, &refs, &vec![None; refs.len()], &[]).await?;
     let stored = stored.into_iter().map(|it| (it.id, it)).collect();
     Ok(NewlyStored { jobs, stored })
 }

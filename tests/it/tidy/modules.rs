@@ -146,6 +146,7 @@ const ENGINE_LAYERS: &[(&str, u32)] = &[
     ("breaker", 0),
     ("isolate", 0),
     ("stats", 0),
+    ("sync_match", 0),
     ("notify", 1),
     ("cancel", 2),
     ("enqueue", 3),

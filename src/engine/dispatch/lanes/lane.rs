@@ -114,6 +114,17 @@ impl Lane {
         self.supply != Supply::Known(0) && (self.in_flight == 0 || may_share)
     }
 
+    /// Whether a job of this type may go to a poll of this lane when it is stored: no other job
+    /// waits, except for those that claims in flight are for.
+    pub fn may_match(&self, job_type: &str) -> bool {
+        let Signature { job_types, only_commands, .. } = &self.signature;
+        self.supply == Supply::Known(0)
+            && self.backoff_until.is_none()
+            && !self.may_have_constrained
+            && !*only_commands
+            && (job_types.is_empty() || job_types.iter().any(|it| it == job_type))
+    }
+
     /// The pause between two claims from the start, at least `least`.
     pub fn full_claim_pause(&self, least: Duration) -> Duration {
         let share = self.full_claim_took * FULL_CLAIM_SHARE;

@@ -39,8 +39,8 @@ const MIN_LANE_SLOTS: usize = 50;
 /// Minimum size of a claim that runs beside another: two half as large cost nearly twice as much.
 const MIN_SHARED_SLOTS: usize = 32;
 
-/// The id of a parked poll.
-pub type WaiterId = u64;
+pub use crate::engine::sync_match::WaiterId;
+
 pub type LaneId = u64;
 type QueueKey = (ProjectId, Arc<str>);
 
@@ -385,6 +385,45 @@ impl Lanes {
         })
     }
 
+    /// Polls for jobs that are about to be stored in one queue with one type, at most `wanted`.
+    /// They are in flight until they are freed. Only where no other job waits for them.
+    pub fn reserve(
+        &mut self,
+        (project_id, queue, job_type): (ProjectId, &Arc<str>, &str),
+        wanted: usize,
+    ) -> Vec<(WaiterId, Arc<PollSpec>)> {
+        let lanes = self.by_queue.get(&(project_id, Arc::clone(queue)));
+        let mut takers = Vec::new();
+        for id in lanes.into_iter().flatten() {
+            let Some(lane) = self.lanes.get(id).filter(|it| it.may_match(job_type)) else {
+                continue;
+            };
+            let idle = lane.waiters.iter().filter(|it| self.is_next_lane(**it, *id));
+            let idle = idle.take(wanted - takers.len());
+            takers
+                .extend(idle.filter_map(|it| Some((*it, Arc::clone(&self.waiters.get(it)?.spec)))));
+            if takers.len() == wanted {
+                break;
+            }
+        }
+        for (waiter, _) in &takers {
+            if let Some(waiter) = self.waiters.get_mut(waiter) {
+                waiter.is_in_flight = true;
+            }
+        }
+        share_slots(&takers, wanted)
+    }
+
+    /// A reserved poll is idle again.
+    pub fn free(&mut self, id: WaiterId) {
+        let Some(waiter) = self.waiters.get_mut(&id) else { return };
+        waiter.is_in_flight = false;
+        // Jobs may have arrived meanwhile.
+        for lane in waiter.lanes.clone() {
+            self.consider(lane);
+        }
+    }
+
     /// Whether this poll is idle, and all queues that it named before this one are empty.
     fn is_next_lane(&self, waiter: WaiterId, lane: LaneId) -> bool {
         self.waiters.get(&waiter).is_some_and(|it| {
@@ -409,5 +448,7 @@ impl Lanes {
 
 #[cfg(test)]
 mod low_water_mark_tests;
+#[cfg(test)]
+mod reserve_tests;
 #[cfg(test)]
 mod tests;

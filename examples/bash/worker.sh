@@ -62,6 +62,16 @@ beat() {
     done
 }
 
+# What a poll asks for.
+wanted() {
+    # A short wait, so that SIGTERM takes effect soon. A repeat with the same poll_id gets the same
+    # jobs.
+    jq -nc --argjson lease "$lease_seconds" --arg id "$(cat /proc/sys/kernel/random/uuid)" \
+        '{queues: ["default"], job_types: ["greet"], lease_seconds: $lease, wait_seconds: 2,
+          poll_id: $id}'
+}
+
+# Works on a job. Leaves the jobs that come with the answer to its ack in `jobs`.
 work() {
     local job=$1 fence pid beating watching status ack
     fence=$(jq -c --arg name "$name" '{job_id: .id, worker_id: $name, attempt, lease_id}' <<<"$job")
@@ -92,8 +102,10 @@ work() {
             ack=$(jq -Rsc --arg type "exit.$status" '{status: "failed", error: {type: $type, message: .}}' "$dir/err")
         fi ;;
     esac
+    [ -n "$stopping" ] || ack=$(jq -c --argjson poll "$(wanted)" '. + {then_poll: $poll}' <<<"$ack")
     # 409: this worker no longer holds the job.
-    call ack "$(jq -c --argjson ack "$ack" '. + $ack' <<<"$fence")" >/dev/null || echo
+    reply=$(call ack "$(jq -c --argjson ack "$ack" '. + $ack' <<<"$fence")") || { echo; return; }
+    jobs=$(jq -c '.poll.jobs // [] | .[]' <<<"$reply")
 }
 
 # Takes no more jobs. After the grace period, releases the running job.
@@ -107,19 +119,22 @@ stop() {
 }
 trap stop TERM INT
 
-wanted=$(jq -nc --arg name "$name" '{worker_id: $name, queues: ["default"], job_types: ["greet"]}')
-call register "$(jq -c '. + {concurrency: 1}' <<<"$wanted")" >/dev/null || exit 1
+registration=$(jq -nc --arg name "$name" \
+    '{worker_id: $name, queues: ["default"], job_types: ["greet"], concurrency: 1}')
+call register "$registration" >/dev/null || exit 1
 echo ready
-while [ -z "$stopping" ]; do
-    # A short wait, so that SIGTERM takes effect soon. A repeat with the same poll_id gets the same
-    # jobs.
-    poll=$(jq -c --argjson lease "$lease_seconds" --arg id "$(cat /proc/sys/kernel/random/uuid)" \
-        '. + {lease_seconds: $lease, wait_seconds: 2, poll_id: $id}' <<<"$wanted")
+jobs=
+# A poll of one job: there is at most one.
+while [ -n "$jobs" ] || [ -z "$stopping" ]; do
+    if [ -n "$jobs" ]; then
+        job=$jobs jobs=
+        work "$job"
+        continue
+    fi
     # Ctrl-C also ends the call.
-    reply=$(call poll "$poll") || { [ -n "$stopping" ] && break; exit 1; }
-    while read -r job; do
-        [ -z "$job" ] || work "$job"
-    done < <(jq -c '.jobs[]' <<<"$reply")
+    reply=$(call poll "$(jq -c --arg name "$name" '. + {worker_id: $name}' <<<"$(wanted)")") ||
+        { [ -n "$stopping" ] && break; exit 1; }
+    jobs=$(jq -c '.jobs[]' <<<"$reply")
 done
 call deregister "$(jq -nc --arg name "$name" '{worker_id: $name}')" >/dev/null
 exit 0

@@ -123,8 +123,19 @@ func handle(ctx context.Context, j job) (any, error) {
 	return object{"greeting": "Hello, " + who + "!"}, nil
 }
 
-// work runs one job and sends its heartbeats. When graceOver is closed, it releases the job.
-func work(j job, graceOver <-chan struct{}) {
+// wanted is what a poll asks for.
+func wanted() object {
+	return object{
+		"queues": []string{"default"}, "job_types": []string{"greet"}, "lease_seconds": lease,
+		// A short wait, so that SIGTERM takes effect soon. A repeat with the same poll_id gets the
+		// same jobs.
+		"wait_seconds": 2, "poll_id": uuid(),
+	}
+}
+
+// work runs one job and sends its heartbeats. When graceOver is closed, it releases the job. It
+// returns the jobs that come with the answer to its ack.
+func work(j job, stopping context.Context, graceOver <-chan struct{}) []job {
 	fence := func() object {
 		return object{"job_id": j.ID, "worker_id": name, "attempt": j.Attempt, "lease_id": j.LeaseID}
 	}
@@ -169,7 +180,7 @@ func work(j job, graceOver <-chan struct{}) {
 	ack := fence()
 	switch {
 	case errors.Is(err, errLost):
-		return
+		return nil
 	case errors.Is(err, errReleased):
 		ack["status"] = "released"
 	case err != nil:
@@ -178,9 +189,15 @@ func work(j job, graceOver <-chan struct{}) {
 	default:
 		ack["status"], ack["result"] = "succeeded", result
 	}
-	if err := call("ack", ack, &object{}); err != nil {
+	cancel() // no more heartbeats
+	if stopping.Err() == nil {
+		ack["then_poll"] = wanted()
+	}
+	var reply struct{ Poll struct{ Jobs []job } }
+	if err := call("ack", ack, &reply); err != nil {
 		fmt.Println(j.ID, err) // 409: this worker no longer holds the job
 	}
+	return reply.Poll.Jobs
 }
 
 func main() {
@@ -192,30 +209,29 @@ func main() {
 		time.Sleep(grace)
 		close(graceOver)
 	}()
-	wanted := func() object {
-		return object{"worker_id": name, "queues": []string{"default"}, "job_types": []string{"greet"}}
+	registration := object{
+		"worker_id": name, "queues": []string{"default"}, "job_types": []string{"greet"},
+		"concurrency": 1,
 	}
-	registration := wanted()
-	registration["concurrency"] = 1
 	if err := call("register", registration, &object{}); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	fmt.Println("ready")
-	for stopping.Err() == nil {
+	var jobs []job
+	for len(jobs) > 0 || stopping.Err() == nil {
+		if len(jobs) > 0 {
+			jobs = append(jobs[1:], work(jobs[0], stopping, graceOver)...)
+			continue
+		}
 		poll := wanted()
-		poll["lease_seconds"] = lease
-		// A short wait, so that SIGTERM takes effect soon. A repeat with the same poll_id gets the
-		// same jobs.
-		poll["wait_seconds"], poll["poll_id"] = 2, uuid()
+		poll["worker_id"] = name
 		var reply struct{ Jobs []job }
 		if err := call("poll", poll, &reply); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
-		for _, j := range reply.Jobs {
-			work(j, graceOver)
-		}
+		jobs = reply.Jobs
 	}
 	if err := call("deregister", object{"worker_id": name}, &object{}); err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -35,6 +35,7 @@ struct Worker {
     url: String,
     key: String,
     name: String,
+    lease_seconds: u32,
 }
 
 impl Worker {
@@ -59,7 +60,23 @@ impl Worker {
         }
     }
 
-    async fn work(&self, job: Job, grace_over: watch::Receiver<bool>) {
+    /// What a poll asks for.
+    fn wanted(&self) -> Value {
+        json!({
+            "queues": ["default"], "job_types": ["greet"], "lease_seconds": self.lease_seconds,
+            // Short, so that SIGTERM is obeyed soon. Repeated with the same id, a lost answer loses
+            // nothing.
+            "wait_seconds": 2, "poll_id": uuid::Uuid::new_v4(),
+        })
+    }
+
+    /// Works on a job. Returns the jobs that come with the answer to its ack.
+    async fn work(
+        &self,
+        job: Job,
+        stopping: &watch::Receiver<bool>,
+        grace_over: watch::Receiver<bool>,
+    ) -> Vec<Job> {
         let mut ack = json!({
             "job_id": job.id, "worker_id": self.name, "attempt": job.attempt,
             "lease_id": job.lease_id,
@@ -79,10 +96,19 @@ impl Worker {
                 ack["error"] = json!({"type": "error", "message": message});
             }
             Err(Stopped::Released) => ack["status"] = json!("released"),
-            Err(Stopped::Lost) => return,
+            Err(Stopped::Lost) => return Vec::new(),
         }
-        if let Err(refused) = self.call("ack", &ack).await {
-            println!("{} {refused}", job.id); // 409: another attempt decides
+        if !*stopping.borrow() {
+            ack["then_poll"] = self.wanted();
+        }
+        match self.call("ack", &ack).await {
+            Ok(mut reply) => {
+                serde_json::from_value(reply["poll"]["jobs"].take()).unwrap_or_default()
+            }
+            Err(refused) => {
+                println!("{} {refused}", job.id); // 409: another attempt decides
+                Vec::new()
+            }
         }
     }
 
@@ -130,6 +156,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         url: env::var("FENCEPOST_URL").unwrap_or_else(|_| "http://127.0.0.1:7070".to_owned()),
         key: env::var("FENCEPOST_KEY")?,
         name: name.clone(),
+        lease_seconds,
     };
     let (stop, stopping) = watch::channel(false);
     let (end_grace, grace_over) = watch::channel(false);
@@ -147,16 +174,15 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let wanted = json!({"worker_id": name, "queues": ["default"], "job_types": ["greet"]});
     worker.call("register", &wanted).await?;
     println!("ready");
-    while !*stopping.borrow() {
-        let mut poll = wanted.clone();
-        poll["lease_seconds"] = json!(lease_seconds);
-        // Short, so that SIGTERM is obeyed soon. Repeated with the same id, a lost answer loses
-        // nothing.
-        poll["wait_seconds"] = json!(2);
-        poll["poll_id"] = json!(uuid::Uuid::new_v4());
-        let mut reply = worker.call("poll", &poll).await?;
-        for job in serde_json::from_value::<Vec<Job>>(reply["jobs"].take())? {
-            worker.work(job, grace_over.clone()).await;
+    let mut jobs: Vec<Job> = Vec::new();
+    while !jobs.is_empty() || !*stopping.borrow() {
+        if let Some(job) = jobs.pop() {
+            jobs.extend(worker.work(job, &stopping, grace_over.clone()).await);
+        } else {
+            let mut poll = worker.wanted();
+            poll["worker_id"] = json!(name);
+            let mut reply = worker.call("poll", &poll).await?;
+            jobs = serde_json::from_value(reply["jobs"].take())?;
         }
     }
     let request = json!({"worker_id": name});

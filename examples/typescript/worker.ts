@@ -53,7 +53,22 @@ async function handle(job: Job, signal: AbortSignal): Promise<unknown> {
 const stopping = new AbortController(); // SIGTERM or SIGINT: take no more jobs
 const graceOver = new AbortController(); // release running jobs
 
-async function work(job: Job): Promise<void> {
+const queues = { queues: ["default"], job_types: ["greet"] };
+
+/** What a poll asks for. */
+function wanted() {
+  return {
+    ...queues,
+    lease_seconds: leaseSeconds,
+    // A short wait, so that SIGTERM takes effect soon. A repeat with the same poll_id gets the
+    // same jobs.
+    wait_seconds: 2,
+    poll_id: randomUUID(),
+  };
+}
+
+/** Works on a job. Returns the jobs that come with the answer to its ack. */
+async function work(job: Job): Promise<Job[]> {
   const fence = { job_id: job.id, worker_id, attempt: job.attempt, lease_id: job.lease_id };
   const stop = new AbortController();
   let lost = false;
@@ -81,11 +96,14 @@ async function work(job: Job): Promise<void> {
   }
   clearInterval(beating);
   graceOver.signal.removeEventListener("abort", release);
-  if (lost) return;
+  if (lost) return [];
+  const then = stopping.signal.aborted ? {} : { then_poll: wanted() };
   try {
-    await call("ack", { ...fence, ...ack });
+    const reply = await call<{ poll?: { jobs: Job[] } }>("ack", { ...fence, ...ack, ...then });
+    return reply.poll?.jobs ?? [];
   } catch (error) {
     console.log(job.id, String(error)); // 409: this worker no longer holds the job
+    return [];
   }
 }
 
@@ -96,18 +114,15 @@ for (const name of ["SIGTERM", "SIGINT"] as const) {
   });
 }
 
-const wanted = { worker_id, queues: ["default"], job_types: ["greet"] };
-await call("register", { ...wanted, concurrency: 1 });
+await call("register", { worker_id, ...queues, concurrency: 1 });
 console.log("ready");
-while (!stopping.signal.aborted) {
-  const { jobs } = await call<{ jobs: Job[] }>("poll", {
-    ...wanted,
-    lease_seconds: leaseSeconds,
-    // A short wait, so that SIGTERM takes effect soon. A repeat with the same poll_id gets the
-    // same jobs.
-    wait_seconds: 2,
-    poll_id: randomUUID(),
-  });
-  await Promise.all(jobs.map(work));
+let jobs: Job[] = [];
+while (jobs.length > 0 || !stopping.signal.aborted) {
+  const job = jobs.shift();
+  if (job) {
+    jobs.push(...(await work(job)));
+  } else {
+    jobs = (await call<{ jobs: Job[] }>("poll", { worker_id, ...wanted() })).jobs;
+  }
 }
 await call("deregister", { worker_id });

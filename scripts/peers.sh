@@ -1,7 +1,7 @@
 #!/bin/sh
 # The bulk lifecycle of other queues on this machine, with the PostgreSQL and Redis that `fencepost
-# dev` starts: compare it with `fencepost-bench --only bulk` of the same hour. Needs Node, and a
-# release build beside it. Versions: bench/peers/package.json.
+# dev` starts: compare it with `fencepost-bench --only bulk` of the same hour. Needs Node, npm's
+# registry, psql and a release build. Versions: bench/peers/package.json.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -17,8 +17,11 @@ stop() {
     rm -rf "$dir"
 }
 trap stop EXIT INT TERM
+tries=0
 while [ ! -e "$dir/ready.json" ]; do
     kill -0 "$dev"
+    tries=$((tries + 1))
+    [ "$tries" -le 600 ] || { echo "the server did not start within a minute" >&2; exit 1; }
     sleep 0.1
 done
 field() { node -p "JSON.parse(require('fs').readFileSync('$dir/ready.json'))['$1'] ?? ''"; }

@@ -1,10 +1,10 @@
 // The bulk lifecycle of other queues: 100 jobs an enqueue from eight producers, workers at the same
 // time, handlers that do nothing. Prints jobs per second. Called by scripts/peers.sh.
 
+import { EventEmitter } from "node:events";
 import { setTimeout as sleep } from "node:timers/promises";
 import { Queue, Worker } from "bullmq";
 import { makeWorkerUtils, run } from "graphile-worker";
-import pg from "pg";
 import { PgBoss } from "pg-boss";
 
 const JOBS = Number(process.env.PEER_JOBS ?? "60000");
@@ -15,7 +15,7 @@ const payload = { to: "ada@example.com", text: "x".repeat(180) };
 const connectionString = process.env.PEER_DATABASE_URL;
 const redis = { path: process.env.PEER_REDIS_SOCKET };
 
-/** Runs `enqueue` from all producers until all jobs are stored; `done` tells how many have ended. */
+/** Enqueues all jobs from all producers; `done` tells how many have ended. */
 async function measure(enqueue, done) {
   const started = performance.now();
   const producing = Array.from({ length: PRODUCERS }, async (_, producer) => {
@@ -32,7 +32,10 @@ async function graphile() {
   const utils = await makeWorkerUtils({ connectionString });
   await utils.migrate();
   let done = 0;
+  const events = new EventEmitter();
+  events.on("job:complete", () => void (done += 1));
   const runner = await run({
+    events,
     connectionString,
     concurrency: 24,
     noHandleSignals: true,
@@ -45,7 +48,7 @@ async function graphile() {
         failJobBatchDelay: 0,
       },
     },
-    taskList: { noop: () => void (done += 1) },
+    taskList: { noop: () => {} },
   });
   const specs = Array.from({ length: BATCH }, () => ({ identifier: "noop", payload }));
   const rate = await measure(() => utils.addJobs(specs), () => done);
@@ -106,5 +109,4 @@ for (const [name, peer] of Object.entries(peers)) {
   );
   console.log(`${name}: ${middle} jobs/s (${low} to ${high})`);
 }
-await new pg.Pool({ connectionString }).end();
 process.exit(0);

@@ -79,9 +79,11 @@ async fn drain(
                     continue;
                 }
                 let acks: Vec<_> = jobs.iter().map(|it| client::ack(it, worker)).collect();
-                client.post("/v1/workers/ack/batch", batch(&acks)).await?;
+                let answer = client.post("/v1/workers/ack/batch", batch(&acks)).await?;
+                check_statuses(&answer, 200)?;
                 jobs.iter().for_each(|it| ledger.ack(it));
-                left.fetch_sub(jobs.len() as u64, Ordering::Relaxed);
+                let (done, order) = (jobs.len() as u64, Ordering::Relaxed);
+                let _ = left.fetch_update(order, order, |it| Some(it.saturating_sub(done)));
             }
             anyhow::Ok(ledger.acked)
         });
@@ -101,6 +103,16 @@ async fn drain(
 
 fn batch(acks: &[String]) -> String {
     format!(r#"{{"acks":[{}]}}"#, acks.join(","))
+}
+
+/// # Errors
+/// When one of the acks was answered otherwise.
+pub fn check_statuses(answer: &[u8], status: u16) -> anyhow::Result<()> {
+    let answer: Value = serde_json::from_slice(answer)?;
+    let results = answer["results"].as_array().context("a batch answers with results")?;
+    let is_expected = results.iter().all(|it| it["status"] == status);
+    ensure!(is_expected, "an ack was not answered with {status}");
+    Ok(())
 }
 
 fn whole_requests(jobs: usize) -> usize {
@@ -127,9 +139,8 @@ pub async fn phases(target: &Target, queue: &str, jobs: usize) -> anyhow::Result
 pub async fn at_once(target: &Target, queue: &str, jobs: usize) -> anyhow::Result<(f64, Ledger)> {
     let jobs = whole_requests(jobs);
     let started = Instant::now();
-    let (filled, drained) = tokio::join!(fill(target, queue, jobs), drain(target, queue, jobs));
-    filled?;
-    let (ended, acked) = drained?;
+    let ((), (ended, acked)) =
+        tokio::try_join!(fill(target, queue, jobs), drain(target, queue, jobs))?;
     let rate = jobs as f64 / ended.duration_since(started).as_secs_f64();
     Ok((rate, Ledger { stored: jobs as u64, acked }))
 }
@@ -172,12 +183,7 @@ impl Leased {
                     }
                     let acks: Vec<_> = jobs.iter().map(|it| client::ack(it, 0)).collect();
                     let answer = client.post("/v1/workers/ack/batch", batch(&acks)).await?;
-                    let answer: Value = serde_json::from_slice(&answer)?;
-                    let results = answer["results"].as_array().context("results")?;
-                    ensure!(
-                        results.iter().all(|it| it["status"] == status),
-                        "an ack was not answered with {status}"
-                    );
+                    check_statuses(&answer, status)?;
                 }
                 anyhow::Ok(())
             });

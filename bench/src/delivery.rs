@@ -2,10 +2,12 @@
 
 use std::collections::HashSet;
 
-use anyhow::{Context, ensure};
-use serde_json::Value;
+use anyhow::ensure;
 
-use super::client::{self, Client, Job, Target};
+use super::{
+    bulk,
+    client::{self, Client, Job, Target},
+};
 
 /// Jobs of one poll while the rest of a queue is worked off.
 const CAPACITY: usize = 50;
@@ -51,9 +53,7 @@ impl Ledger {
             let acks: Vec<_> = jobs.iter().map(|it| client::ack(it, WORKER)).collect();
             let body = format!(r#"{{"acks":[{}]}}"#, acks.join(","));
             let answer = client.post("/v1/workers/ack/batch", body).await?;
-            let answer: Value = serde_json::from_slice(&answer)?;
-            let results = answer["results"].as_array().context("a batch answers with results")?;
-            ensure!(results.iter().all(|it| it["status"] == 200), "an ack was refused");
+            bulk::check_statuses(&answer, 200)?;
             jobs.iter().for_each(|it| self.ack(it));
         }
         self.compare()

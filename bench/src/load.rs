@@ -117,9 +117,9 @@ impl Run {
         loop {
             let job = match held.take() {
                 Some(job) => job,
+                None if self.has_ended() => return Ok(ledger),
                 None => match client.poll(&self.queue, number, 1, BUSY_WAIT_SECONDS).await?.pop() {
                     Some(job) => job,
-                    None if self.has_ended() => return Ok(ledger),
                     None => continue,
                 },
             };

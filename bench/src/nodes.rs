@@ -1,4 +1,5 @@
-//! Two nodes over one database: jobs are stored on one, and polls are parked on the other.
+//! Several nodes over one database: jobs that are stored on one node while polls are parked on
+//! another, and what three nodes do on the cores of one.
 
 use std::{
     net::TcpListener,

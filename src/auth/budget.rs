@@ -249,7 +249,8 @@ pub(super) async fn charge<P: Permit>(
     let mut parked = PollPermit { app: app.clone(), shared: held, local: Vec::new() };
     let verdict = app.accounts.limiter.charge(&charges, &permits).await;
     report.record(budget.name(), verdict.tightest());
-    if verdict.retry_after_seconds.is_some() || verdict.full.is_some() {
+    // Without an answer, Redis may have taken them.
+    if !verdict.is_local && (verdict.retry_after_seconds.is_some() || verdict.full.is_some()) {
         parked.shared.clear();
     }
     let too_many = |max: u32| {

@@ -3,20 +3,16 @@
 //! from nowhere else.
 
 mod budget;
+mod credential;
 mod permit;
 mod person;
 
 use std::{marker::PhantomData, sync::Arc};
 
 use axum::{
-    extract::{FromRequestParts, RawPathParams},
-    http::{
-        HeaderMap,
-        header::{AUTHORIZATION, CONTENT_LENGTH},
-        request::Parts,
-    },
+    extract::{FromRequestParts, MatchedPath, RawPathParams},
+    http::{HeaderMap, header::CONTENT_LENGTH, request::Parts},
 };
-use base64::{Engine as _, prelude::BASE64_STANDARD};
 
 pub use self::{
     budget::{
@@ -28,6 +24,8 @@ pub use self::{
     person::{CALLS_PER_ACCOUNT, ClientAddress, Person, client_of_request},
 };
 pub use crate::accounts::key;
+
+use self::credential::{check_form, presented};
 
 use crate::{
     accounts::{
@@ -53,14 +51,14 @@ use crate::{
     store::{audit::Actor, deadline::bounded},
 };
 
-/// A key may be sent in this header instead of `Authorization`.
-const API_KEY_HEADER: &str = "x-api-key";
 /// Maximum bytes of a project's id or slug.
 const MAX_PROJECT_BYTES: usize = 100;
 /// What a bound key lacks.
 const UNBOUND: &str = "a key that is not bound to queues or job types";
 /// The path parameter that names a project; it must agree with the key.
 const PROJECT_PARAMETER: &str = "project";
+/// The same in a route.
+const PROJECT_SEGMENT: &str = "{project}";
 
 /// In a request's extensions: its body may have fields that this API does not know.
 #[derive(Debug, Clone, Copy)]
@@ -389,9 +387,13 @@ impl<P: Permit> FromRequestParts<App> for Caller<P> {
 
 async fn identify(parts: &mut Parts, app: &App) -> Result<Who, Error> {
     let secret = presented(&parts.headers)?;
-    let params =
-        RawPathParams::from_request_parts(parts, app).await.map_err(|_| Error::ProjectNotFound)?;
-    let named = params.iter().find(|(name, _)| *name == PROJECT_PARAMETER).map(|(_, value)| value);
+    let params = match names_project(parts) {
+        true => Some(RawPathParams::from_request_parts(parts, app).await),
+        false => None,
+    };
+    let params = params.transpose().map_err(|_| Error::ProjectNotFound)?;
+    let named = params.iter().flatten().find(|(name, _)| *name == PROJECT_PARAMETER);
+    let named = named.map(|(_, value)| value);
     if let Some(bearer) = app.accounts.tokens.read(&secret) {
         if !app.credentials.is_session_live(bearer).await? {
             return Err(Error::Unauthorized);
@@ -436,6 +438,12 @@ async fn identify(parts: &mut Parts, app: &App) -> Result<Who, Error> {
     }
 }
 
+/// Whether the route has a parameter for a project.
+fn names_project(parts: &Parts) -> bool {
+    let route = parts.extensions.get::<MatchedPath>();
+    route.is_none_or(|it| it.as_str().contains(PROJECT_SEGMENT))
+}
+
 /// Counts a lookup of something unknown by address, on this node alone: junk keys and made-up
 /// project names must block neither lookups of others nor clients behind the same address.
 fn count_lookup(parts: &Parts, app: &App) -> Result<(), Error> {
@@ -447,50 +455,6 @@ fn count_lookup(parts: &Parts, app: &App) -> Result<(), Error> {
     }
 }
 
-const MISTYPED: &str = "the API key is mistyped or cut off: its checksum does not match";
-const NOT_A_KEY: &str =
-    "this is not an API key, which begins with fp_live_ or fp_test_, and not a live session";
-
-/// Whether it may be a key, by its form alone.
-fn check_form(secret: &str) -> Result<(), Error> {
-    match key::is_well_formed(secret) {
-        true => Ok(()),
-        false if key::has_prefix(secret) => Err(Error::NoCredential(MISTYPED)),
-        false => Err(Error::NoCredential(NOT_A_KEY)),
-    }
-}
-
-const NO_KEY: &str = "no API key was sent: add the header `Authorization: Bearer fp_live_…`";
-const NO_SCHEME: &str = "the header must be `Authorization: Bearer fp_live_…`: `Bearer` is missing";
-const WRONG_SCHEME: &str = "the header must be `Authorization: Bearer fp_live_…`";
-
 fn content_length(headers: &HeaderMap) -> Option<u64> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
-}
-
-/// The key or token from `Authorization: Bearer`, from `X-Api-Key`, or from HTTP Basic as the
-/// password.
-fn presented(headers: &HeaderMap) -> Result<String, Error> {
-    let Some(value) = headers.get(AUTHORIZATION) else {
-        let key = headers.get(API_KEY_HEADER).and_then(|it| it.to_str().ok());
-        return key.map(str::to_owned).ok_or(Error::NoCredential(NO_KEY));
-    };
-    let value = value.to_str().unwrap_or_default().trim();
-    let Some((scheme, rest)) = value.split_once(' ') else {
-        let is_key = key::has_prefix(value);
-        return Err(Error::NoCredential(if is_key { NO_SCHEME } else { WRONG_SCHEME }));
-    };
-    if scheme.eq_ignore_ascii_case("bearer") {
-        return Ok(rest.trim().to_owned());
-    }
-    let is_basic = scheme.eq_ignore_ascii_case("basic");
-    let basic = is_basic.then(|| read_basic(rest.trim())).flatten();
-    basic.ok_or(Error::NoCredential(WRONG_SCHEME))
-}
-
-/// The password, or the user name: some clients can only set that.
-fn read_basic(encoded: &str) -> Option<String> {
-    let decoded = String::from_utf8(BASE64_STANDARD.decode(encoded).ok()?).ok()?;
-    let (user, password) = decoded.split_once(':')?;
-    Some(if password.is_empty() { user } else { password }.to_owned())
 }

@@ -8,7 +8,10 @@ use axum::{
 };
 use metrics::counter;
 
-use super::{CallReport, presented};
+use super::{
+    CallReport,
+    credential::{check_form, presented},
+};
 use crate::{
     accounts::{Client, token::Bearer},
     app::App,
@@ -44,7 +47,7 @@ impl FromRequestParts<App> for Person {
         let Some(bearer) = app.accounts.tokens.read(&token) else {
             // A live key may be told that it is valid, but not sufficient.
             let hash = super::key::hash(&token);
-            super::check_form(&token)?;
+            check_form(&token)?;
             return Err(if app.credentials.key(hash).await?.is_some() {
                 Error::Forbidden { needs: "a session: log in at /v1/auth/login" }
             } else {

@@ -357,7 +357,7 @@ async fn flush_once<B: Batch>(
 
 /// Whether the commit may have happened. An error from PostgreSQL itself means no, except for a
 /// duplicate id: then an earlier try committed.
-fn leaves_doubt(error: &sqlx::Error) -> bool {
+pub(super) fn leaves_doubt(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Database(it) => it.code().as_deref() == Some(UNIQUE_VIOLATION),
         sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed => false,

@@ -26,7 +26,7 @@ use std::{
     ops::Deref,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -139,14 +139,14 @@ impl Engine {
         let endings =
             Coalescer::start(Endings { pool: pools.settle.clone(), notifier: notifier.clone() });
         let (tasks, releasing) = (TaskTracker::new(), Releasing::default());
-        let parked = Arc::new(AtomicUsize::new(0));
-        let (matcher, matches) = sync_match::channel(Arc::clone(&parked));
+        let (matcher, matches, parked) = sync_match::channel();
         let pump = dispatch::pump::run(
             pools.clone(),
             (endings.clone(), releasing.clone()),
             tasks.clone(),
             notifier.clone(),
-            (inbox, matches),
+            inbox,
+            (matcher.clone(), matches),
             arrivals,
         );
         let notes = SuccessNotes {

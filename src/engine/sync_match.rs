@@ -5,18 +5,27 @@
 //! them were used. A reservation that is dropped in between counts as lost: its commit may have
 //! happened.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
 use uuid::Uuid;
 
 use crate::{
     ids::{LeaseId, ProjectId},
     store::claims::{LeaseRequest, LeasedJob},
 };
+
+/// How long a batch of enqueues waits for the pump; then its jobs are stored without a lease.
+const MATCH_TIMEOUT: Duration = Duration::from_millis(10);
 
 /// The id of a parked poll.
 pub type WaiterId = u64;
@@ -33,7 +42,7 @@ pub struct Candidate {
 
 /// A parked poll that is reserved for one job.
 #[derive(Debug, Clone)]
-pub struct Slot {
+pub struct ReservedPoll {
     pub waiter: WaiterId,
     pub worker_id: Arc<str>,
     pub lease_seconds: Option<i32>,
@@ -41,7 +50,7 @@ pub struct Slot {
     pub lease_id: LeaseId,
 }
 
-impl Slot {
+impl ReservedPoll {
     /// What the statement leases the job with.
     #[must_use]
     pub fn lease_request(&self) -> LeaseRequest<'_> {
@@ -59,19 +68,19 @@ impl Slot {
 #[derive(Debug)]
 pub enum Message {
     /// Reserve a poll for each of these, as far as there are any.
-    Reserve { jobs: Vec<Candidate>, answer: oneshot::Sender<Vec<Option<Slot>>> },
-    /// The statement has committed.
-    Used(Used),
-    /// It failed, and may have committed all the same.
-    Lost(Vec<Slot>),
+    Reserve { jobs: Vec<Candidate>, answer: oneshot::Sender<Reservation> },
+    /// What became of reserved polls is known.
+    Settled(Settled),
+    /// The statement failed, and may have committed all the same.
+    Lost(Vec<ReservedPoll>),
 }
 
 /// What became of reserved polls.
 #[derive(Debug, Default)]
-pub struct Used {
-    pub leased: Vec<(Slot, LeasedJob)>,
-    /// Their jobs could not be leased, for example because the queue is paused.
-    pub unused: Vec<Slot>,
+pub struct Settled {
+    pub leased: Vec<(ReservedPoll, LeasedJob)>,
+    /// Their jobs were not leased, for example because the queue is paused.
+    pub unused: Vec<ReservedPoll>,
 }
 
 /// Asks the pump. Cheap to clone.
@@ -82,11 +91,13 @@ pub struct Matcher {
     parked: Arc<AtomicUsize>,
 }
 
-/// A matcher, and the pump's side of it. Bounded by the batches of enqueues in flight.
+/// A matcher, the pump's side of it, and the number of parked polls, which is to be kept. Bounded
+/// by the batches of enqueues in flight.
 #[must_use]
-pub fn channel(parked: Arc<AtomicUsize>) -> (Matcher, mpsc::UnboundedReceiver<Message>) {
+pub fn channel() -> (Matcher, mpsc::UnboundedReceiver<Message>, Arc<AtomicUsize>) {
     let (messages, inbox) = mpsc::unbounded_channel();
-    (Matcher { messages, parked }, inbox)
+    let parked = Arc::new(AtomicUsize::new(0));
+    (Matcher { messages, parked: Arc::clone(&parked) }, inbox, parked)
 }
 
 impl Matcher {
@@ -96,49 +107,52 @@ impl Matcher {
         self.parked.load(Ordering::Relaxed) > 0
     }
 
-    /// Reserves polls for jobs: one slot for each job, or none.
-    pub async fn reserve(&self, jobs: Vec<Candidate>) -> Reservation {
+    /// Reserves polls for jobs. None: the pump did not answer in time.
+    pub async fn reserve(&self, jobs: Vec<Candidate>) -> Option<Reservation> {
         let (answer, answered) = oneshot::channel();
-        let asked = self.messages.send(Message::Reserve { jobs, answer });
-        let slots = match asked {
-            Ok(()) => answered.await.unwrap_or_default(),
-            Err(_) => Vec::new(),
-        };
-        Reservation { messages: self.messages.clone(), slots }
+        self.messages.send(Message::Reserve { jobs, answer }).ok()?;
+        timeout(MATCH_TIMEOUT, answered).await.ok()?.ok()
+    }
+
+    /// Polls that the pump has reserved.
+    #[must_use]
+    pub fn reserved(&self, polls: Vec<Option<ReservedPoll>>) -> Reservation {
+        Reservation { messages: self.messages.clone(), polls }
     }
 }
 
-/// Reserved polls. Lost if it is dropped before it is settled.
+/// Reserved polls. Wherever it is dropped, the pump is told: if it is not settled, they are lost.
 #[derive(Debug)]
 pub struct Reservation {
     messages: mpsc::UnboundedSender<Message>,
-    slots: Vec<Option<Slot>>,
+    polls: Vec<Option<ReservedPoll>>,
 }
 
 impl Reservation {
     /// In the order of the jobs.
     #[must_use]
-    pub fn slots(&self) -> &[Option<Slot>] {
-        &self.slots
+    pub fn polls(&self) -> &[Option<ReservedPoll>] {
+        &self.polls
     }
 
-    /// The statement has committed: these jobs were leased, by the index of their slot.
+    /// The statement has committed: these jobs were leased, by the index of their poll. Without
+    /// any, nothing was written.
     pub fn settle(mut self, leased: impl IntoIterator<Item = (usize, LeasedJob)>) {
-        let mut used = Used::default();
+        let mut settled = Settled::default();
         for (index, job) in leased {
-            let slot = self.slots.get_mut(index).and_then(Option::take);
-            used.leased.extend(slot.map(|it| (it, job)));
+            let poll = self.polls.get_mut(index).and_then(Option::take);
+            settled.leased.extend(poll.map(|it| (it, job)));
         }
-        used.unused = std::mem::take(&mut self.slots).into_iter().flatten().collect();
-        if !used.leased.is_empty() || !used.unused.is_empty() {
-            let _ = self.messages.send(Message::Used(used));
+        settled.unused = std::mem::take(&mut self.polls).into_iter().flatten().collect();
+        if !settled.leased.is_empty() || !settled.unused.is_empty() {
+            let _ = self.messages.send(Message::Settled(settled));
         }
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let lost: Vec<_> = std::mem::take(&mut self.slots).into_iter().flatten().collect();
+        let lost: Vec<_> = std::mem::take(&mut self.polls).into_iter().flatten().collect();
         if !lost.is_empty() {
             let _ = self.messages.send(Message::Lost(lost));
         }

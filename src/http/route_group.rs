@@ -42,7 +42,7 @@ pub fn of(route: &str, method: &str) -> &'static str {
 /// [`crate::store::deadline::detached`].
 #[must_use]
 pub fn runs_in_place(route: &str, method: &str) -> bool {
-    const HANDLERS: [&str; 4] = ["/jobs", "/workers/poll", "/workers/ack", "/workers/ack/batch"];
+    const HANDLERS: [&str; 3] = ["/jobs", "/workers/poll", "/workers/ack"];
     let Some(path) = route.strip_prefix("/v1") else { return false };
     let path = path.strip_prefix("/projects/{project}").unwrap_or(path);
     method == "POST" && HANDLERS.contains(&path)

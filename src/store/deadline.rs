@@ -19,8 +19,10 @@ use std::{
 use futures_util::task::AtomicWaker;
 use tokio::{
     sync::{Notify, watch},
+    task::JoinError,
     time::{Instant, sleep_until},
 };
+use tokio_util::task::TaskTracker;
 
 use crate::error::Error;
 
@@ -126,12 +128,12 @@ impl Loan {
 
     /// Puts the loan on the account of the work that runs in this task.
     pub fn enter(self: &Arc<Self>) {
-        let entered = WORK.try_with(|work| {
+        let _ = WORK.try_with(|work| {
             work.loans().push(Arc::downgrade(self));
             work.borrowed.notify_one();
         });
         debug_assert!(
-            entered.is_ok() || LENDS_NONE.try_with(|()| ()).is_err(),
+            LENDS_NONE.try_with(|()| ()).is_err(),
             "this work may be dropped at any point: borrow in `detached`"
         );
     }
@@ -266,15 +268,29 @@ where
     F: Future<Output: Send + 'static> + Send + 'static,
 {
     let work = bounded(work);
-    async move {
-        match tokio::spawn(work).await {
-            Ok(output) => output,
-            Err(failed) => match failed.try_into_panic() {
-                Ok(panic) => std::panic::resume_unwind(panic),
-                // The runtime is shutting down.
-                Err(_) => Err(Overdue),
-            },
-        }
+    async move { joined(tokio::spawn(work).await) }
+}
+
+/// [`detached`] work that must complete before the node stops, in the tasks that it waits for.
+pub fn detached_in<F>(
+    tasks: &TaskTracker,
+    work: F,
+) -> impl Future<Output = Result<F::Output, Overdue>> + use<F>
+where
+    F: Future<Output: Send + 'static> + Send + 'static,
+{
+    let (tasks, work) = (tasks.clone(), bounded(work));
+    async move { joined(tasks.spawn(work).await) }
+}
+
+fn joined<T>(ended: Result<Result<T, Overdue>, JoinError>) -> Result<T, Overdue> {
+    match ended {
+        Ok(output) => output,
+        Err(failed) => match failed.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // The runtime is shutting down.
+            Err(_) => Err(Overdue),
+        },
     }
 }
 

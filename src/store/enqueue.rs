@@ -308,7 +308,9 @@ pub async fn insert_jobs(
                 lease_seconds, poll_id, lease_id
             )
             cross join lateral (
-                select coalesce(sent.run_at, now() + make_interval(secs => delay_seconds)) as run_at,
+                select coalesce(
+                           sent.run_at, now() + make_interval(secs => delay_seconds)
+                       ) as run_at,
                        case
                            when coalesce(
                                    sent.run_at, now() + make_interval(secs => delay_seconds)
@@ -348,7 +350,8 @@ pub async fn insert_jobs(
             )
             select project_id, id, queue, job_type,
                    case when lease_id is null then state else 'processing' end, rank, run_at,
-                   max_attempts, timeout_seconds, labels, unfinished_parents, (extras->>'constraint_key')::uuid,
+                   max_attempts, timeout_seconds, labels, unfinished_parents,
+                   (extras->>'constraint_key')::uuid,
                    extras->>'concurrency_key', (extras->>'concurrency_limit')::int,
                    extras->>'unique_key', (extras->>'expires_at')::timestamptz,
                    coalesce((extras->>'children')::int, 0), (extras->>'batch_id')::uuid,

@@ -5,19 +5,22 @@ use crate::harness::{TestProject, run};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-/// Statements that sleep, or wait for a lock.
-const HELD: &str = "select count(*) from pg_stat_activity
-                    where datname = current_database()
-                        and (wait_event = 'PgSleep' or wait_event_type = 'Lock')";
-/// More than any pool has connections.
-const TIMES: usize = 10;
+/// Statements that sleep, and lookups of keys that wait for a lock.
+const HELD: &str = "select (select count(*) from pg_stat_activity
+                            where datname = current_database() and wait_event = 'PgSleep')
+                        + (select count(*) from pg_locks
+                           join pg_database on pg_database.oid = pg_locks.database
+                           where not granted and relation = 'api_keys'::regclass
+                               and datname = current_database())";
+/// More than the pools of these statements have connections.
+const TIMES: usize = 9;
 
 /// Makes statements on a table slow.
 fn slow(table: &str, event: &str) -> String {
     format!(
         "create function slow() returns trigger language plpgsql as $$
          begin
-             perform pg_sleep(0.3);
+             perform pg_sleep(1);
              return null;
          end $$;
          create trigger slow after {event} on {table} for each statement execute function slow()"
@@ -111,7 +114,7 @@ fn jobs_of_dropped_polls_are_released() {
             .execute(
                 "create function slow() returns trigger language plpgsql as $$
                  begin
-                     if new.worker_id = 'slow' then perform pg_sleep(0.3); end if;
+                     if new.worker_id = 'slow' then perform pg_sleep(1); end if;
                      return new;
                  end $$;
                  create trigger slow before update on jobs for each row execute function slow()",
@@ -145,5 +148,44 @@ fn dropped_lookups_of_keys_leave_the_pool_whole() {
         }
         t.enqueue(json!({})).await;
         t.lease("w").await;
+    });
+}
+
+#[test]
+fn a_job_that_was_leased_to_a_dropped_poll_as_it_was_stored_is_released() {
+    run(async |t| {
+        t.database
+            .execute(
+                "create function slow() returns trigger language plpgsql as $$
+                 begin
+                     if new.worker_id = 'slow' then perform pg_sleep(1); end if;
+                     return new;
+                 end $$;
+                 create trigger slow before insert on jobs for each row execute function slow()",
+            )
+            .await;
+        let poll = json!({"worker_id": "slow", "queues": ["default"], "wait_seconds": 20});
+        // Until the poll is parked when the job is stored.
+        let id = loop {
+            let polling =
+                tokio::spawn(t.request(Method::POST, "/v1/workers/poll").json(&poll).send());
+            let sending = {
+                let t = t.clone();
+                tokio::spawn(async move { t.enqueue(json!({})).await })
+            };
+            while t.database.number(HELD).await == 0 && !polling.is_finished() {}
+            let was_matched = !polling.is_finished();
+            polling.abort();
+            let id = sending.await.expect("no panic");
+            if was_matched {
+                break id;
+            }
+            t.database.execute("delete from jobs").await;
+        };
+        let job = t.wait_and_lease("w").await;
+        assert_eq!(
+            (&job["id"], &job["attempt"], &job["failures"]),
+            (&json!(id), &json!(2), &json!(0))
+        );
     });
 }

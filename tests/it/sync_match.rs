@@ -244,6 +244,33 @@ fn a_match_whose_commit_is_in_doubt_is_released_and_loses_no_job() {
 }
 
 #[test]
+fn a_statement_that_fails_frees_the_polls_that_were_reserved_for_it() {
+    run(async |t| {
+        let working = work(t, "w");
+        until_matched(t).await;
+        t.database
+            .execute(
+                "create function refuse() returns trigger language plpgsql as $$
+                 begin
+                     if new.payload = '\"refused\"' then raise exception 'refused'; end if;
+                     return new;
+                 end $$;
+                 create trigger refuse before insert on job_bodies
+                     for each row execute function refuse()",
+            )
+            .await;
+        for _ in 0..3 {
+            let refused = json!({"job_type": "t", "payload": "refused"});
+            assert!(t.post("/v1/jobs", refused).await.status.is_server_error());
+            until_matched(t).await;
+        }
+        t.enqueue(json!({"payload": "last"})).await;
+        let delivered = working.await.expect("no panic");
+        assert!(delivered.values().all(|it| it.len() == 1 && it[0]["attempt"] == 1));
+    });
+}
+
+#[test]
 fn workers_of_two_nodes_get_each_job_once() {
     limited(async {
         const JOBS: usize = 300;

@@ -57,7 +57,12 @@ impl Releasing {
 
     /// To be called before anyone else can learn that the jobs were not delivered.
     pub(super) fn begin(&self, jobs: &[LeasedDelivery]) {
-        self.leases().extend(jobs.iter().map(|it| it.job.lease_id));
+        self.begin_leases(jobs.iter().map(|it| it.job.lease_id));
+    }
+
+    /// The same for leases whose jobs are not known.
+    pub(super) fn begin_leases(&self, leases: impl IntoIterator<Item = LeaseId>) {
+        self.leases().extend(leases);
     }
 
     pub(super) fn end(&self, lease_id: LeaseId) {

@@ -10,36 +10,36 @@ use std::{
 use metrics::counter;
 use uuid::Uuid;
 
-use super::{claim, delivery::LeasedDelivery, lanes::WaiterId, lost_claims, pump::Pump};
+use super::{claim, delivery::LeasedDelivery, lanes::WaiterId, pump::Pump};
 use crate::{
-    engine::sync_match::{Candidate, Message, Slot, Used},
+    engine::sync_match::{Candidate, Message, ReservedPoll, Settled},
     ids::LeaseId,
     telemetry,
 };
 
 impl Pump {
-    /// Answers what was asked since the last time.
+    /// Answers the messages that have come since the last time.
     pub(super) fn answer_matches(&mut self) {
-        for message in std::mem::take(&mut self.asked) {
+        for message in std::mem::take(&mut self.match_messages) {
             match message {
                 Message::Reserve { jobs, answer } => {
-                    let slots = self.reserve(&jobs);
-                    self.reserved += slots.iter().flatten().count();
-                    if let Err(unheard) = answer.send(slots) {
-                        self.lose(unheard.into_iter().flatten().collect(), false);
+                    let polls = self.reserve(&jobs);
+                    self.reserved += polls.iter().flatten().count();
+                    if let Err(too_late) = answer.send(self.matcher.reserved(polls)) {
+                        too_late.settle([]);
                     }
                 }
-                Message::Used(used) => self.deliver_matches(used),
-                Message::Lost(slots) => self.lose(slots, true),
+                Message::Settled(settled) => self.deliver_matches(settled),
+                Message::Lost(polls) => self.lose(polls),
             }
         }
     }
 
-    /// A slot for each job that a parked poll waits for. The node that stops leases no more.
-    fn reserve(&mut self, jobs: &[Candidate]) -> Vec<Option<Slot>> {
-        let mut slots = vec![None; jobs.len()];
+    /// A parked poll for each job, as far as there are any. A node that stops leases no more.
+    fn reserve(&mut self, jobs: &[Candidate]) -> Vec<Option<ReservedPoll>> {
+        let mut polls = vec![None; jobs.len()];
         if self.finished.is_some() {
-            return slots;
+            return polls;
         }
         // The best first, in the order of the candidates.
         let mut groups: BTreeMap<_, Vec<usize>> = BTreeMap::new();
@@ -47,10 +47,12 @@ impl Pump {
             let group = (job.rank, job.project_id, &job.queue, &job.job_type);
             groups.entry(group).or_default().push(number);
         }
+        let mut taken = HashMap::new();
         for ((_, project_id, queue, job_type), numbers) in groups {
-            let takers = self.lanes.reserve((project_id, queue, job_type), numbers.len());
+            let of_group = (project_id, queue, &**job_type);
+            let takers = self.lanes.reserve(of_group, numbers.len(), &mut taken);
             for (number, (waiter, spec)) in numbers.into_iter().zip(takers) {
-                slots[number] = Some(Slot {
+                polls[number] = Some(ReservedPoll {
                     waiter,
                     worker_id: Arc::clone(&spec.worker_id),
                     lease_seconds: spec.lease_seconds,
@@ -59,23 +61,22 @@ impl Pump {
                 });
             }
         }
-        slots
+        polls
     }
 
-    fn deliver_matches(&mut self, Used { leased, unused }: Used) {
+    fn deliver_matches(&mut self, Settled { leased, unused }: Settled) {
         self.reserved = self.reserved.saturating_sub(leased.len() + unused.len());
         counter!(telemetry::JOBS_MATCHED).increment(leased.len() as u64);
         let mut jobs_of: HashMap<WaiterId, Vec<LeasedDelivery>> = HashMap::new();
         let mut deliveries = Vec::with_capacity(leased.len());
-        for (slot, job) in leased {
+        for (poll, job) in leased {
             claim::count(&job);
             claim::record_span(&job);
-            let waiter = self.free(&slot);
-            jobs_of.entry(waiter).or_default();
-            deliveries.push((waiter, LeasedDelivery::new(job, slot.worker_id)));
+            let waiter = self.free(&poll);
+            deliveries.push((waiter, LeasedDelivery::new(job, poll.worker_id)));
         }
-        for slot in unused {
-            let waiter = self.free(&slot);
+        for poll in unused {
+            let waiter = self.free(&poll);
             jobs_of.entry(waiter).or_default();
         }
         self.publish_claimed(deliveries.iter().map(|(_, it)| it));
@@ -85,22 +86,19 @@ impl Pump {
         self.deliver(jobs_of, Instant::now());
     }
 
-    /// Frees polls whose jobs were not stored, as far as is known: if they were, their leases are
+    /// Frees polls whose jobs were not stored, as far as is known. If they were, their leases are
     /// released.
-    fn lose(&mut self, slots: Vec<Slot>, may_be_leased: bool) {
-        self.reserved = self.reserved.saturating_sub(slots.len());
-        let waiters = slots.iter().map(|it| self.free(it)).collect::<Vec<_>>();
-        if may_be_leased {
-            let lease_ids = slots.into_iter().map(|it| it.lease_id).collect();
-            let (pool, endings) = (self.background.clone(), self.endings.clone());
-            self.tasks.spawn(lost_claims::release(pool, endings, lease_ids));
-        }
+    fn lose(&mut self, polls: Vec<ReservedPoll>) {
+        self.reserved = self.reserved.saturating_sub(polls.len());
+        // First: a freed poll may be repeated at once.
+        self.release_lost(polls.iter().map(|it| it.lease_id).collect());
+        let waiters: Vec<_> = polls.iter().map(|it| self.free(it)).collect();
         self.deliver(waiters.into_iter().map(|it| (it, Vec::new())).collect(), Instant::now());
     }
 
-    /// Returns the poll that has the slot now.
-    fn free(&mut self, slot: &Slot) -> WaiterId {
-        let waiter = self.successor_of(slot.waiter);
+    /// Returns the poll that has replaced it, if one has.
+    fn free(&mut self, poll: &ReservedPoll) -> WaiterId {
+        let waiter = self.successor_of(poll.waiter);
         self.lanes.free(waiter);
         waiter
     }

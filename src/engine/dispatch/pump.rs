@@ -31,10 +31,10 @@ use crate::{
         batch::Coalescer,
         notify::Notifier,
         settle::{self, Endings},
-        sync_match,
+        sync_match::{self, Matcher},
     },
     events_feed::JobEvent,
-    ids::{JobKey, ProjectId},
+    ids::{JobKey, LeaseId, ProjectId},
     store::{
         polls::PollKey,
         pools::{Connection, Pool, Pools},
@@ -78,11 +78,11 @@ pub(in crate::engine) type Answer = oneshot::Sender<Option<Vec<LeasedDelivery>>>
 
 pub(super) struct Pump {
     pool: Pool,
-    pub(super) background: Pool,
-    pub(super) endings: Coalescer<Endings>,
+    background: Pool,
+    endings: Coalescer<Endings>,
     releasing: Releasing,
     /// Tasks that must complete before the node stops.
-    pub(super) tasks: TaskTracker,
+    tasks: TaskTracker,
     notifier: Notifier,
     pub(super) lanes: Lanes,
     answers: HashMap<WaiterId, Answer>,
@@ -99,9 +99,10 @@ pub(super) struct Pump {
     /// Connections of recently completed claims.
     idle: Vec<Connection>,
     /// Questions about jobs that are about to be stored, and what became of them.
-    pub(super) asked: Vec<sync_match::Message>,
-    /// Slots of polls that are reserved for such jobs.
+    pub(super) match_messages: Vec<sync_match::Message>,
+    /// Leases that are reserved for such jobs.
     pub(super) reserved: usize,
+    pub(super) matcher: Matcher,
     /// Confirms the stop once every claim has completed; then no more are planned.
     pub(super) finished: Option<oneshot::Sender<()>>,
 }
@@ -112,13 +113,11 @@ pub(in crate::engine) async fn run(
     (endings, releasing): (Coalescer<Endings>, Releasing),
     tasks: TaskTracker,
     notifier: Notifier,
-    (mut messages, mut matches): (
-        mpsc::UnboundedReceiver<Message>,
-        mpsc::UnboundedReceiver<sync_match::Message>,
-    ),
+    mut messages: mpsc::UnboundedReceiver<Message>,
+    (matcher, mut matches): (Matcher, mpsc::UnboundedReceiver<sync_match::Message>),
     mut arrivals: Hints,
 ) {
-    let mut pump = Pump::new(pools, endings, releasing, tasks, notifier);
+    let mut pump = Pump::new(pools, (endings, releasing), tasks, notifier, matcher);
     let mut in_flight: JoinSet<CompletedClaims> = JoinSet::new();
     // Bounded by the claims in flight.
     let (landing, mut landed) = mpsc::unbounded_channel();
@@ -133,7 +132,7 @@ pub(in crate::engine) async fn run(
                 None => break,
             },
             Some(hint) = arrivals.next() => pump.hear(&hint),
-            Some(message) = matches.recv() => pump.asked.push(message),
+            Some(message) = matches.recv() => pump.match_messages.push(message),
             Some(completed) = landed.recv() => pump.complete(completed),
             Some(claims) = in_flight.join_next() => pump.end_flight(claims.unwrap_or_default()),
             Some(found) = fallbacks.join_next() => {
@@ -156,9 +155,11 @@ pub(in crate::engine) async fn run(
             }
         }
         // Everything that is already waiting shares the next claim.
+        let mut is_drained = false;
         for _ in 0..MAX_DRAINED {
             let (message, hint) = (messages.try_recv().ok(), arrivals.try_next());
             if message.is_none() && hint.is_none() {
+                is_drained = true;
                 break;
             }
             message.into_iter().for_each(|it| pump.receive(it));
@@ -168,8 +169,11 @@ pub(in crate::engine) async fn run(
             pump.complete(completed);
         }
         // After the hints: jobs that were stored before come first.
-        pump.asked.extend(std::iter::from_fn(|| matches.try_recv().ok()).take(MAX_DRAINED));
-        pump.answer_matches();
+        let more = std::iter::from_fn(|| matches.try_recv().ok()).take(MAX_DRAINED);
+        pump.match_messages.extend(more);
+        if is_drained {
+            pump.answer_matches();
+        }
         pump.start_claims(&mut in_flight, &landing);
         pump.answer_without_wait();
     }
@@ -180,7 +184,7 @@ pub(in crate::engine) async fn run(
     while pump.reserved > 0
         && let Some(message) = matches.recv().await
     {
-        pump.asked.push(message);
+        pump.match_messages.push(message);
         pump.answer_matches();
     }
     while let Ok(completed) = landed.try_recv() {
@@ -197,10 +201,10 @@ pub(in crate::engine) async fn run(
 impl Pump {
     fn new(
         pools: Pools,
-        endings: Coalescer<Endings>,
-        releasing: Releasing,
+        (endings, releasing): (Coalescer<Endings>, Releasing),
         tasks: TaskTracker,
         notifier: Notifier,
+        matcher: Matcher,
     ) -> Self {
         Self {
             pool: pools.claim,
@@ -218,8 +222,9 @@ impl Pump {
             leaving: BTreeSet::new(),
             next_backoff_end: None,
             idle: Vec::new(),
-            asked: Vec::new(),
+            match_messages: Vec::new(),
             reserved: 0,
+            matcher,
             finished: None,
         }
     }
@@ -318,6 +323,17 @@ impl Pump {
         }
     }
 
+    /// Releases leases that may have been given. No repeated poll gets their jobs meanwhile.
+    pub(super) fn release_lost(&self, lease_ids: Vec<LeaseId>) {
+        self.releasing.begin_leases(lease_ids.iter().copied());
+        let (pool, endings) = (self.background.clone(), self.endings.clone());
+        let releasing = self.releasing.clone();
+        self.tasks.spawn(async move {
+            lost_claims::release(pool, endings, lease_ids.clone()).await;
+            lease_ids.into_iter().for_each(|it| releasing.end(it));
+        });
+    }
+
     fn answer_without_wait(&mut self) {
         let unmatched: Vec<_> = self
             .without_wait
@@ -358,11 +374,7 @@ impl Pump {
                 ClaimOutcome::Found { jobs, .. } => jobs,
                 ClaimOutcome::Refused => self.answer_failure(&claim),
                 ClaimOutcome::InDoubt(lease_ids) => {
-                    self.tasks.spawn(lost_claims::release(
-                        self.background.clone(),
-                        self.endings.clone(),
-                        lease_ids,
-                    ));
+                    self.release_lost(lease_ids);
                     self.answer_failure(&claim)
                 }
             };

@@ -9,9 +9,9 @@ use crate::{
     domain::{history, job::StoredState, limits},
     engine::{
         Engine,
-        batch::Batch,
+        batch::{Batch, leaves_doubt},
         notify::Notifier,
-        sync_match::{Candidate, Matcher, Reservation, Slot},
+        sync_match::{Candidate, Matcher, Reservation, ReservedPoll},
     },
     error::Error,
     events_feed::JobEvent,
@@ -102,7 +102,14 @@ impl Batch for Enqueues {
                 matched = Matched::reserve(&self.matcher, &jobs).await;
             }
             let leases = matched.leases(jobs.len());
-            let inserted = store::enqueue::insert_jobs(conn, &jobs, &latest, &leases).await?;
+            let inserted = match store::enqueue::insert_jobs(conn, &jobs, &latest, &leases).await {
+                Ok(inserted) => inserted,
+                Err(error) => {
+                    drop(leases);
+                    matched.fail(&error);
+                    return Err(error);
+                }
+            };
             stored.extend(inserted.into_iter().map(|it| (it.id, it)));
         }
         tell(&self.notifier, items.iter().flat_map(|it| it.iter()), &stored);
@@ -115,8 +122,9 @@ impl Batch for Enqueues {
 #[derive(Default)]
 struct Matched {
     reservation: Option<Reservation>,
-    /// The jobs that were asked for, by their number in the batch, in the order of the slots.
-    asked: Vec<usize>,
+    /// The jobs that polls were wanted for, by their number in the batch, in the order of the
+    /// polls.
+    candidates: Vec<usize>,
 }
 
 impl Matched {
@@ -130,7 +138,7 @@ impl Matched {
         let plain = jobs.iter().enumerate().filter(|(_, it)| is_plain(it));
         let mut plain: Vec<_> = plain.map(|(number, it)| (it.rank, number)).collect();
         plain.sort_unstable();
-        let asked: Vec<_> = plain.into_iter().map(|(_, number)| number).collect();
+        let candidates: Vec<_> = plain.into_iter().map(|(_, number)| number).collect();
         let candidate = |number: &usize| {
             let job = jobs[*number];
             Candidate {
@@ -140,29 +148,36 @@ impl Matched {
                 rank: job.rank,
             }
         };
-        let reservation = matcher.reserve(asked.iter().map(candidate).collect()).await;
-        Self { reservation: Some(reservation), asked }
+        let reservation = matcher.reserve(candidates.iter().map(candidate).collect()).await;
+        Self { reservation, candidates }
     }
 
     /// The lease of each job of the batch, if it has one.
     fn leases(&self, jobs: usize) -> Vec<Option<LeaseRequest<'_>>> {
         let mut leases = vec![None; jobs];
-        let slots = self.reservation.as_ref().map_or(&[][..], Reservation::slots);
-        for (number, slot) in self.asked.iter().zip(slots) {
-            leases[*number] = slot.as_ref().map(Slot::lease_request);
+        let polls = self.reservation.as_ref().map_or(&[][..], Reservation::polls);
+        for (number, poll) in self.candidates.iter().zip(polls) {
+            leases[*number] = poll.as_ref().map(ReservedPoll::lease_request);
         }
         leases
+    }
+
+    /// Tells the pump that nothing was leased, unless that is in doubt.
+    fn fail(self, error: &sqlx::Error) {
+        if let Some(reservation) = self.reservation.filter(|_| !leaves_doubt(error)) {
+            reservation.settle([]);
+        }
     }
 
     /// Tells the pump which jobs were leased. Call it after the commit.
     fn settle(self, jobs: &[&NewJob], stored: &HashMap<JobId, StoredJob>) {
         let Some(reservation) = self.reservation else { return };
         let mut leased = Vec::new();
-        for (index, number) in self.asked.iter().enumerate() {
-            let Some(Some(slot)) = reservation.slots().get(index) else { continue };
+        for (index, number) in self.candidates.iter().enumerate() {
+            let Some(Some(poll)) = reservation.polls().get(index) else { continue };
             let job = jobs[*number];
             if let Some(stored) = stored.get(&job.id).filter(|it| it.is_leased) {
-                leased.push((index, stored.leased(job, slot.lease_id)));
+                leased.push((index, stored.leased(job, poll.lease_id)));
             }
         }
         reservation.settle(leased);

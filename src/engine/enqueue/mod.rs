@@ -16,7 +16,7 @@ use crate::{
     ids::{JobId, ProjectId},
     store::{
         self,
-        deadline::{detached, detached_query},
+        deadline::{detached_in, detached_query},
         enqueue::StoredJob,
         jobs::{JobRow, Payloads},
         workflows::NewWorkflow,
@@ -52,14 +52,16 @@ pub async fn store(
     quota::admit(engine, tenant, jobs.iter().map(|it| &it.job)).await?;
     let project_id = tenant.project_id;
     let outcomes = if jobs.iter().any(is_tied) {
-        let (engine, jobs) = (engine.clone(), jobs.clone());
-        let store = async move { dependencies::store(&engine, project_id, &jobs, None).await };
-        detached(store).await.unwrap_or_else(|overdue| Err(overdue.into()))
+        let (running, jobs) = (engine.clone(), jobs.clone());
+        let store = async move { dependencies::store(&running, project_id, &jobs, None).await };
+        let stored = detached_in(&engine.tasks, store).await;
+        stored.unwrap_or_else(|overdue| Err(overdue.into()))
     } else {
         let plain: Arc<[NewJob]> = jobs.iter().map(|it| it.job.clone()).collect();
         let stored = batch::enqueue(engine, plain).await;
         stored.map(|it| it.into_iter().map(EnqueueOutcome::Stored).collect())
     };
+    // If the caller was dropped, what was admitted counts until the next count, a second later.
     let outcomes = outcomes.map_err(|error| {
         engine.backlogs.refund(project_id, quota::cost(jobs.iter().map(|it| &it.job)));
         name_the_latest(error, &jobs)

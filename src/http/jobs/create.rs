@@ -25,7 +25,7 @@ use crate::{
         error::ErrorBody,
         idempotency::{self, Answer, Ids, Once, Repeat},
     },
-    store::deadline::detached,
+    store::deadline::detached_in,
     wire::{
         extract::{Object, RequestBody},
         validate::Check,
@@ -82,7 +82,8 @@ pub async fn create(
     let trace = traceparent(&headers).map(str::to_owned);
     if repeat.has_key() {
         // Its key is written with statements of its own.
-        return detached(create_once(caller, app, request, repeat, trace)).await?;
+        let tasks = app.engine.tasks.clone();
+        return detached_in(&tasks, create_once(caller, app, request, repeat, trace)).await?;
     }
     create_once(caller, app, request, repeat, trace).await
 }

@@ -75,6 +75,9 @@ impl Database {
     }
 }
 
+/// Invariants of rows, in every database of the tests.
+const CHECKS: &str = include_str!("checks.sql");
+
 struct Shared {
     /// The Redis of all tests: each instance has names of its own in it.
     redis_url: String,
@@ -208,6 +211,7 @@ async fn template(url: &str) -> String {
         hash.update(fs::read(file).expect("a migration"));
     }
     hash.update(include_str!("../../../ops/roles.sql"));
+    hash.update(CHECKS);
     let hash: String = hash.finalize().iter().take(8).map(|it| format!("{it:02x}")).collect();
     let name = format!("template_{hash}");
     let mut conn = connect(url, "postgres").await;
@@ -220,6 +224,9 @@ async fn template(url: &str) -> String {
         }
         migrate::migrate(&url.replace("{}", &half)).await.expect("the migrations run");
         roles::install(&url.replace("{}", &half), logins()).await.expect("the roles are made");
+        let mut migrated = connect(url, &half).await;
+        migrated.execute(sqlx::raw_sql(CHECKS)).await.expect("the checks are added");
+        migrated.close().await.expect("the connection closes");
         let rename = format!("alter database {half} rename to {name}");
         conn.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(rename))).await.expect("it is renamed");
     }

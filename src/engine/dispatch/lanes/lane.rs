@@ -114,8 +114,8 @@ impl Lane {
         self.supply != Supply::Known(0) && (self.in_flight == 0 || may_share)
     }
 
-    /// Whether a job of this type may go to a poll of this lane when it is stored: no other job
-    /// waits, except for those that claims in flight are for.
+    /// Whether a job of this type may go to a poll of this lane when it is stored: as far as this
+    /// node knows, no other job waits, except for those that claims in flight are for.
     pub fn may_match(&self, job_type: &str) -> bool {
         let Signature { job_types, only_commands, .. } = &self.signature;
         self.supply == Supply::Known(0)

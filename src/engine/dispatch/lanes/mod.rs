@@ -386,32 +386,50 @@ impl Lanes {
     }
 
     /// Polls for jobs that are about to be stored in one queue with one type, at most `wanted`.
-    /// They are in flight until they are freed. Only where no other job waits for them.
+    /// They are in flight until they are freed. Only where no other job waits for them, as far as
+    /// is known. `taken` has the polls that were reserved for other jobs of the same batch, and how
+    /// many each got.
     pub fn reserve(
         &mut self,
         (project_id, queue, job_type): (ProjectId, &Arc<str>, &str),
         wanted: usize,
+        taken: &mut HashMap<WaiterId, u32>,
     ) -> Vec<(WaiterId, Arc<PollSpec>)> {
         let lanes = self.by_queue.get(&(project_id, Arc::clone(queue)));
-        let mut takers = Vec::new();
+        let (mut idle, mut begun) = (Vec::new(), Vec::new());
         for id in lanes.into_iter().flatten() {
             let Some(lane) = self.lanes.get(id).filter(|it| it.may_match(job_type)) else {
                 continue;
             };
-            let idle = lane.waiters.iter().filter(|it| self.is_next_lane(**it, *id));
-            let idle = idle.take(wanted - takers.len());
-            takers
-                .extend(idle.filter_map(|it| Some((*it, Arc::clone(&self.waiters.get(it)?.spec)))));
-            if takers.len() == wanted {
+            let with_spec = |it: &WaiterId| Some((*it, Arc::clone(&self.waiters.get(it)?.spec)));
+            let fresh = lane.waiters.iter().filter(|it| self.is_next_lane(**it, *id));
+            idle.extend(fresh.take(wanted - idle.len()).filter_map(with_spec));
+            let again = lane.waiters.iter().filter(|it| taken.contains_key(it));
+            begun.extend(again.filter_map(with_spec));
+        }
+        let mut reserved = Vec::new();
+        // Each gets one before any gets two; the first round is for those that have none.
+        for round in 0..=wanted {
+            let before = reserved.len();
+            for (waiter, spec) in idle.iter().chain(&begun) {
+                let is_owed = round > 0 || !taken.contains_key(waiter);
+                let given = taken.entry(*waiter).or_default();
+                if is_owed && reserved.len() < wanted && *given < spec.capacity {
+                    *given += 1;
+                    reserved.push((*waiter, Arc::clone(spec)));
+                }
+            }
+            if reserved.len() == wanted || (round > 0 && reserved.len() == before) {
                 break;
             }
         }
-        for (waiter, _) in &takers {
+        taken.retain(|_, given| *given > 0);
+        for (waiter, _) in &reserved {
             if let Some(waiter) = self.waiters.get_mut(waiter) {
                 waiter.is_in_flight = true;
             }
         }
-        share_slots(&takers, wanted)
+        reserved
     }
 
     /// A reserved poll is idle again.

@@ -66,8 +66,18 @@ impl Board {
     }
 
     fn reserve(&mut self, queue: &str, job_type: &str, wanted: usize) -> Vec<WaiterId> {
+        self.reserve_more(queue, job_type, wanted, &mut HashMap::new())
+    }
+
+    fn reserve_more(
+        &mut self,
+        queue: &str,
+        job_type: &str,
+        wanted: usize,
+        taken: &mut HashMap<WaiterId, u32>,
+    ) -> Vec<WaiterId> {
         let asked = (PROJECT, &queue.into(), job_type);
-        self.lanes.reserve(asked, wanted).into_iter().map(|it| it.0).collect()
+        self.lanes.reserve(asked, wanted, taken).into_iter().map(|it| it.0).collect()
     }
 }
 
@@ -129,4 +139,17 @@ fn jobs_that_arrive_while_a_poll_is_reserved_are_claimed_when_it_is_free() {
     board.lanes.free(1);
     let claims = board.lanes.plan(board.now);
     assert_eq!(claims.iter().map(|it| it.slots.len()).sum::<usize>(), 1);
+}
+
+#[test]
+fn a_batch_fills_the_capacity_of_polls_with_jobs_of_several_types() {
+    let mut board = Board::new();
+    board.park(1, &["a"], &[], 3);
+    board.park(2, &["a"], &[], 1);
+    board.look_everywhere();
+    let mut taken = HashMap::new();
+    assert_eq!(board.reserve_more("a", "one", 1, &mut taken), [1]);
+    assert_eq!(board.reserve_more("a", "other", 2, &mut taken), [2, 1]);
+    assert_eq!(board.reserve_more("a", "more", 1, &mut taken), [1]);
+    assert_eq!(board.reserve_more("a", "third", 1, &mut taken), [0; 0]);
 }

@@ -1,0 +1,11 @@
+-- What holds for each row, whatever statement writes it. Only the tests check it: see the comment
+-- in migrations/0002_jobs.sql.
+alter table jobs
+    add check (state in ('scheduled', 'backoff', 'pending', 'processing', 'dead_letter')),
+    add check (
+        num_nonnulls(lease_id, worker_id, claimed_at, lease_seconds, lease_expires_at) in (0, 5)
+    ),
+    add check (poll_id is null or lease_expires_at is not null),
+    add check ((state = 'dead_letter') = (completed_at is not null)),
+    add check (failures <= attempt);
+alter table finished_jobs add check (state in ('succeeded', 'cancelled'));

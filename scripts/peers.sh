@@ -8,6 +8,8 @@ cd "$(dirname "$0")/.."
 bin=${FENCEPOST_BIN:-target/release/fencepost}
 [ -x "$bin" ] || { echo "$bin is missing: cargo build --release --workspace" >&2; exit 1; }
 dir=$(mktemp -d /var/tmp/fencepost-peers-XXXXXX)
+# As root, PostgreSQL runs as a user of its own.
+chmod 755 "$dir"
 "$bin" dev --listen 127.0.0.1:0 --metrics-listen 127.0.0.1:0 --log warn --data-dir "$dir" \
     --ready-file "$dir/ready.json" >/dev/null &
 dev=$!
@@ -24,7 +26,7 @@ while [ ! -e "$dir/ready.json" ]; do
     [ "$tries" -le 600 ] || { echo "the server did not start within a minute" >&2; exit 1; }
     sleep 0.1
 done
-field() { node -p "JSON.parse(require('fs').readFileSync('$dir/ready.json'))['$1'] ?? ''"; }
+field() { node -p "JSON.parse(require('fs').readFileSync('$dir/dev.json'))['$1'] ?? ''"; }
 database=$(field database_url)
 socket=$(field redis_url | sed 's|^redis+unix://||')
 # A database of their own: their tables are not ours.

@@ -4,7 +4,7 @@
 import { EventEmitter } from "node:events";
 import { setTimeout as sleep } from "node:timers/promises";
 import { Queue, Worker } from "bullmq";
-import { makeWorkerUtils, run } from "graphile-worker";
+import { Logger, makeWorkerUtils, run } from "graphile-worker";
 import { PgBoss } from "pg-boss";
 
 const JOBS = Number(process.env.PEER_JOBS ?? "60000");
@@ -29,13 +29,16 @@ async function measure(enqueue, done) {
 }
 
 async function graphile() {
-  const utils = await makeWorkerUtils({ connectionString });
+  // It writes a line for each job otherwise.
+  const logger = new Logger(() => () => {});
+  const utils = await makeWorkerUtils({ connectionString, logger });
   await utils.migrate();
   let done = 0;
   const events = new EventEmitter();
   events.on("job:complete", () => void (done += 1));
   const runner = await run({
     events,
+    logger,
     connectionString,
     concurrency: 24,
     noHandleSignals: true,

@@ -108,14 +108,21 @@ impl PollSpec {
     }
 }
 
-/// One lease request for each poll, then a second for each with capacity, and so on.
+/// One lease request for each poll, then a second for each with capacity, and so on. Those that a
+/// poll was `given` before count.
 pub(in crate::engine) fn share_slots<Taker: Copy>(
     takers: &[(Taker, Arc<PollSpec>)],
     max_slots: usize,
+    given: impl Fn(Taker) -> u32,
 ) -> Vec<(Taker, Arc<PollSpec>)> {
     let deepest = takers.iter().map(|(_, spec)| spec.capacity).max().unwrap_or(0);
     (0..deepest)
-        .flat_map(|round| takers.iter().filter(move |(_, spec)| spec.capacity > round))
+        .flat_map(|round| {
+            let has_turn = |(taker, spec): &&(Taker, Arc<PollSpec>)| {
+                spec.capacity > round && given(*taker) <= round
+            };
+            takers.iter().filter(has_turn).collect::<Vec<_>>()
+        })
         .take(max_slots)
         .cloned()
         .collect()

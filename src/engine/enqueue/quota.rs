@@ -216,8 +216,7 @@ pub async fn admit_count(engine: &Engine, tenant: Tenant, count: usize) -> Resul
 /// Counts, even if the caller is dropped.
 async fn recount(engine: &Engine, tenant: Tenant) -> Result<Backlog, Error> {
     let engine = engine.clone();
-    let counted = detached(async move { count(&engine, tenant).await }).await;
-    counted.unwrap_or_else(|overdue| Err(overdue.into()))
+    detached(async move { count(&engine, tenant).await }).await?
 }
 
 async fn count(engine: &Engine, tenant: Tenant) -> Result<Backlog, Error> {

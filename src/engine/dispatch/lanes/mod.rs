@@ -350,7 +350,7 @@ impl Lanes {
             .take(wanted)
             .filter_map(|it| self.waiters.get(it).map(|waiter| (*it, Arc::clone(&waiter.spec))))
             .collect();
-        let slots = share_slots(&takers, wanted);
+        let slots = share_slots(&takers, wanted, |_| 0);
         let is_too_small = lane.in_flight > 0 && slots.len() < MIN_SHARED_SLOTS;
         if slots.is_empty() || is_too_small {
             return None;
@@ -396,36 +396,21 @@ impl Lanes {
         taken: &mut HashMap<WaiterId, u32>,
     ) -> Vec<(WaiterId, Arc<PollSpec>)> {
         let lanes = self.by_queue.get(&(project_id, Arc::clone(queue)));
-        let (mut idle, mut begun) = (Vec::new(), Vec::new());
+        let mut takers = Vec::new();
         for id in lanes.into_iter().flatten() {
             let Some(lane) = self.lanes.get(id).filter(|it| it.may_match(job_type)) else {
                 continue;
             };
+            let idle = lane.waiters.iter().filter(|it| self.is_next_lane(**it, *id)).take(wanted);
+            let begun = lane.waiters.iter().filter(|it| taken.contains_key(it));
             let with_spec = |it: &WaiterId| Some((*it, Arc::clone(&self.waiters.get(it)?.spec)));
-            let fresh = lane.waiters.iter().filter(|it| self.is_next_lane(**it, *id));
-            idle.extend(fresh.take(wanted - idle.len()).filter_map(with_spec));
-            let again = lane.waiters.iter().filter(|it| taken.contains_key(it));
-            begun.extend(again.filter_map(with_spec));
+            takers.extend(idle.chain(begun).filter_map(with_spec));
         }
-        let mut reserved = Vec::new();
-        // Each gets one before any gets two; the first round is for those that have none.
-        for round in 0..=wanted {
-            let before = reserved.len();
-            for (waiter, spec) in idle.iter().chain(&begun) {
-                let is_owed = round > 0 || !taken.contains_key(waiter);
-                let given = taken.entry(*waiter).or_default();
-                if is_owed && reserved.len() < wanted && *given < spec.capacity {
-                    *given += 1;
-                    reserved.push((*waiter, Arc::clone(spec)));
-                }
-            }
-            if reserved.len() == wanted || (round > 0 && reserved.len() == before) {
-                break;
-            }
-        }
-        taken.retain(|_, given| *given > 0);
-        for (waiter, _) in &reserved {
-            if let Some(waiter) = self.waiters.get_mut(waiter) {
+        let given = |it| taken.get(&it).copied().unwrap_or_default();
+        let reserved = share_slots(&takers, wanted, given);
+        for (id, _) in &reserved {
+            *taken.entry(*id).or_default() += 1;
+            if let Some(waiter) = self.waiters.get_mut(id) {
                 waiter.is_in_flight = true;
             }
         }

@@ -7,9 +7,9 @@ use super::{
     *,
 };
 
-struct Board {
-    lanes: Lanes,
-    now: Instant,
+pub(super) struct Board {
+    pub lanes: Lanes,
+    pub now: Instant,
 }
 
 fn queue(name: &str) -> Arc<str> {
@@ -17,15 +17,15 @@ fn queue(name: &str) -> Arc<str> {
 }
 
 impl Board {
-    fn new() -> Self {
+    pub fn new() -> Self {
         Self { lanes: Lanes::default(), now: Instant::now() }
     }
 
-    fn park(&mut self, id: WaiterId, project: i32, queues: &[&str], capacity: u32) {
+    pub fn park(&mut self, id: WaiterId, project: i32, queues: &[&str], capacity: u32) {
         self.park_typed(id, project, queues, &[], capacity);
     }
 
-    fn park_typed(
+    pub fn park_typed(
         &mut self,
         id: u64,
         project: i32,
@@ -47,7 +47,7 @@ impl Board {
         self.lanes.park(id, spec, false, self.now);
     }
 
-    fn arrive(&mut self, project: i32, name: &str, job_type: &str, count: usize) {
+    pub fn arrive(&mut self, project: i32, name: &str, job_type: &str, count: usize) {
         self.arrive_at(project, name, job_type, count, 0, 1_000);
     }
 
@@ -71,7 +71,7 @@ impl Board {
         self.lanes.arrived(&vec![arrival; count]);
     }
 
-    fn plan(&mut self) -> Vec<PlannedClaim> {
+    pub fn plan(&mut self) -> Vec<PlannedClaim> {
         self.lanes.plan(self.now)
     }
 
@@ -81,7 +81,7 @@ impl Board {
         claims.iter().map(|it| (it.queue.to_string(), ids(it))).collect()
     }
 
-    fn complete(&mut self, claim: &PlannedClaim, jobs: usize) {
+    pub fn complete(&mut self, claim: &PlannedClaim, jobs: usize) {
         let last =
             ClaimKey { rank: 0, run_at: DateTime::from_timestamp(2_000, 0).expect("a time") };
         let last = (jobs > 0).then_some(last);
@@ -100,7 +100,7 @@ impl Board {
     }
 
     /// Claims until nothing is planned; no claim finds a job.
-    fn find_nothing(&mut self) {
+    pub fn find_nothing(&mut self) {
         loop {
             let claims = self.plan();
             if claims.is_empty() {

@@ -10,6 +10,8 @@ import { PgBoss } from "pg-boss";
 const JOBS = Number(process.env.PEER_JOBS ?? "60000");
 const BATCH = 100;
 const PRODUCERS = 8;
+/** A round that takes longer has lost a job. */
+const MAX_ROUND_MS = 120_000;
 const ROUNDS = Number(process.env.PEER_ROUNDS ?? "5");
 const payload = { to: "ada@example.com", text: "x".repeat(180) };
 const connectionString = process.env.PEER_DATABASE_URL;
@@ -21,7 +23,11 @@ async function measure(enqueue, done) {
   const producing = Array.from({ length: PRODUCERS }, async (_, producer) => {
     for (let at = producer; at < JOBS / BATCH; at += PRODUCERS) await enqueue();
   });
-  while (done() < JOBS) await sleep(1);
+  while (done() < JOBS) {
+    const isLate = performance.now() - started > MAX_ROUND_MS;
+    if (isLate) throw new Error(`only ${done()} of ${JOBS} jobs were done`);
+    await sleep(1);
+  }
   const seconds = (performance.now() - started) / 1000;
   await Promise.all(producing);
   if (done() !== JOBS) throw new Error(`${done()} of ${JOBS} jobs were done`);

@@ -83,7 +83,10 @@ pub struct Hints {
 /// A hint for the pump.
 #[derive(Debug, Clone)]
 pub enum Hint {
+    /// Jobs have arrived by a commit of this node.
     Arrived(Vec<Arrival>),
+    /// Jobs have arrived by a commit of another node, whose polls could not take all of them.
+    ArrivedElsewhere(Vec<Arrival>),
     /// Jobs of these projects that counted against a limit have ended.
     SlotsFreed(Vec<ProjectId>),
     /// The settings of this queue have changed.
@@ -108,10 +111,15 @@ pub fn channel() -> (Wake, Hints) {
 }
 
 impl Wake {
-    /// Hints that jobs can be claimed. Call it after the commit.
+    /// Hints that jobs can be claimed. Call it after the commit. The pump tells other nodes of
+    /// those that its polls cannot take.
     pub fn arrived(&self, arrivals: Vec<Arrival>) {
-        if !arrivals.is_empty() {
-            self.hint(Hint::Arrived(arrivals));
+        if arrivals.is_empty() {
+            return;
+        }
+        if let Err(unsent) = self.hints.try_send(Hint::Arrived(arrivals)) {
+            self.overflow.store(true, Ordering::Release);
+            self.hint_others(unsent.into_inner());
         }
     }
 
@@ -129,7 +137,7 @@ impl Wake {
         self.hint(Hint::QueueChanged(project_id, queue.into()));
     }
 
-    /// Subscribes to every hint sent to this node's pump. Only the first call subscribes.
+    /// Subscribes to the hints for other nodes. Only the first call subscribes.
     #[must_use]
     pub fn subscribe(&self) -> Hints {
         let (sender, receiver) = mpsc::channel(MAX_WAITING_HINTS);
@@ -139,12 +147,17 @@ impl Wake {
     }
 
     fn hint(&self, hint: Hint) {
+        self.hint_others(hint.clone());
+        self.hint_here(hint);
+    }
+
+    /// Hints the pumps of other nodes.
+    pub fn hint_others(&self, hint: Hint) {
         if let Some(others) = self.others.get()
-            && others.hints.try_send(hint.clone()).is_err()
+            && others.hints.try_send(hint).is_err()
         {
             others.overflow.store(true, Ordering::Release);
         }
-        self.hint_here(hint);
     }
 
     /// Hints this node's pump alone: the hint came from another node.
@@ -168,21 +181,19 @@ impl Wake {
 impl Hints {
     /// The next hint; none when every [`Wake`] is gone.
     pub async fn next(&mut self) -> Option<Hint> {
-        let hint = self.receiver.recv().await?;
-        Some(self.widen(hint))
+        match self.widened() {
+            Some(hint) => Some(hint),
+            None => self.receiver.recv().await,
+        }
     }
 
     /// The next hint, if one is waiting.
     pub fn try_next(&mut self) -> Option<Hint> {
-        let hint = self.receiver.try_recv().ok()?;
-        Some(self.widen(hint))
+        self.widened().or_else(|| self.receiver.try_recv().ok())
     }
 
-    fn widen(&self, hint: Hint) -> Hint {
-        if self.overflow.swap(false, Ordering::AcqRel) {
-            return Hint::Everywhere;
-        }
-        hint
+    fn widened(&self) -> Option<Hint> {
+        self.overflow.swap(false, Ordering::AcqRel).then_some(Hint::Everywhere)
     }
 }
 

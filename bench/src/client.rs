@@ -139,7 +139,7 @@ pub fn ack(job: &Job, worker: usize) -> String {
 /// The body of an ack that polls for the next job.
 #[must_use]
 pub fn ack_then_poll(job: &Job, worker: usize, queue: &str, wait_seconds: u64) -> String {
-    let (ack, poll_id) = (ack(job, worker), uuid::Uuid::new_v4());
+    let (ack, poll_id) = (ack(job, worker), uuid::Uuid::now_v7());
     let ack = ack.strip_suffix('}').unwrap_or_default();
     format!(
         r#"{ack},"then_poll":{{"poll_id":"{poll_id}","queues":["{queue}"],"wait_seconds":{wait_seconds}}}}}"#

@@ -26,8 +26,8 @@ use crate::{
     serve,
     store::{
         migrate::{self, Schema},
-        pools,
         roles::{Logins, Role},
+        server,
     },
     traces,
 };
@@ -227,7 +227,7 @@ async fn check_schema(
     findings: &mut Findings,
 ) -> sqlx::Result<()> {
     let asked = Instant::now();
-    let facts = pools::inspect(conn).await?;
+    let facts = server::inspect(conn).await?;
     let took = asked.elapsed();
     let version = format!("{}.{}", facts.version / 10_000, facts.version % 10_000);
     if facts.version < MIN_POSTGRES {

@@ -225,8 +225,8 @@ async fn watch(cluster: &mut Cluster) -> anyhow::Result<()> {
 async fn make_database(cluster: &Cluster) -> anyhow::Result<()> {
     let options: PgConnectOptions = cluster.database_url("postgres").parse()?;
     let mut conn = options.connect().await?;
-    if !store::pools::database_exists(&mut conn, DATABASE).await? {
-        store::pools::create_database(&mut conn, DATABASE).await?;
+    if !store::server::database_exists(&mut conn, DATABASE).await? {
+        store::server::create_database(&mut conn, DATABASE).await?;
     }
     conn.close().await?;
     Ok(())

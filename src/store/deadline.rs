@@ -66,11 +66,14 @@ pub struct Health {
     generation: watch::Sender<u64>,
     /// A statement got no answer.
     suspected: Notify,
+    /// When a returned connection last answered, in milliseconds of this process.
+    answered_at_ms: AtomicU64,
 }
 
 impl Default for Health {
     fn default() -> Self {
-        Self { generation: watch::channel(0).0, suspected: Notify::new() }
+        let generation = watch::channel(0).0;
+        Self { generation, suspected: Notify::new(), answered_at_ms: AtomicU64::new(0) }
     }
 }
 
@@ -92,6 +95,16 @@ impl Health {
 
     fn suspect(&self) {
         self.suspected.notify_one();
+    }
+
+    /// The database has answered.
+    pub(super) fn note_answer(&self) {
+        self.answered_at_ms.store(now_ms(), Ordering::Relaxed);
+    }
+
+    pub(super) fn has_answered_within(&self, time: Duration) -> bool {
+        let answered_at_ms = self.answered_at_ms.load(Ordering::Relaxed);
+        u128::from(now_ms().saturating_sub(answered_at_ms)) <= time.as_millis()
     }
 
     /// Resolves when a statement got no answer.

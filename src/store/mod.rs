@@ -41,6 +41,7 @@ pub mod requeue;
 pub mod roles;
 pub mod schedules;
 pub mod second_factors;
+pub mod server;
 pub mod sessions;
 pub mod set_aside;
 pub mod settle_failure;

@@ -35,8 +35,10 @@ const STATEMENT_TIMEOUT_MS: u32 = 4_000;
 const BACKGROUND_STATEMENT_TIMEOUT_MS: u32 = 60_000;
 /// Time from the statement's timeout until a connection without an answer counts as silent.
 const SILENCE_MARGIN: Duration = Duration::from_millis(750);
-/// How often the database is probed.
+/// How often the database is probed, unless it has answered something else lately.
 const PROBE_PERIOD: Duration = Duration::from_millis(500);
+/// For how long an answer to another statement makes the probe needless.
+const ANSWER_KEEP: Duration = Duration::from_secs(1);
 /// A probe has no answer after this time.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Connections are replaced at most this often.
@@ -254,7 +256,7 @@ impl Pools {
             };
             let max_silence = Duration::from_millis(statement_timeout_ms.into()) + SILENCE_MARGIN;
             let shared = Shared {
-                connections: RwLock::new(pool(options, size, statement_timeout_ms)),
+                connections: RwLock::new(pool(options, size, statement_timeout_ms, &health)),
                 shares: Shares::of(size),
                 max_silence,
                 health: Arc::clone(&health),
@@ -296,6 +298,9 @@ impl Pools {
                 () = stopping.cancelled() => return,
                 () = self.health.suspected() => self.renew(&mut renewed_at),
                 () = tokio::time::sleep(PROBE_PERIOD) => {
+                    if !had_no_answer && self.health.has_answered_within(ANSWER_KEEP) {
+                        continue;
+                    }
                     match timeout(PROBE_TIMEOUT, ping(probe.take(), &options)).await {
                         Ok(Ok(answered)) => {
                             probe = Some(answered);
@@ -375,7 +380,13 @@ impl Pools {
     }
 }
 
-fn pool(options: PgConnectOptions, size: u32, statement_timeout_ms: u32) -> PgPool {
+fn pool(
+    options: PgConnectOptions,
+    size: u32,
+    statement_timeout_ms: u32,
+    health: &Arc<Health>,
+) -> PgPool {
+    let health = Arc::clone(health);
     let options = options.application_name("fencepost").options([
         ("statement_timeout", statement_timeout_ms.to_string()),
         ("idle_in_transaction_session_timeout", IDLE_IN_TRANSACTION_TIMEOUT_MS.to_string()),
@@ -393,7 +404,14 @@ fn pool(options: PgConnectOptions, size: u32, statement_timeout_ms: u32) -> PgPo
         .max_connections(size)
         .acquire_timeout(ACQUIRE_TIMEOUT)
         .test_before_acquire(false)
-        .after_release(|conn, _| Box::pin(is_clean(conn)))
+        .after_release(move |conn, _| {
+            let health = Arc::clone(&health);
+            Box::pin(async move {
+                let is_clean = is_clean(conn).await?;
+                health.note_answer();
+                Ok(is_clean)
+            })
+        })
         .connect_lazy_with(options)
 }
 
@@ -422,58 +440,6 @@ async fn is_clean(conn: &mut PgConnection) -> sqlx::Result<bool> {
         Ok(Err(error)) => Err(error),
         Err(_) => Err(sqlx::Error::PoolTimedOut),
     }
-}
-
-/// Facts about a database.
-#[derive(Debug, Clone)]
-pub struct DatabaseFacts {
-    pub version: i32,
-    pub max_connections: i32,
-    /// Settings that can lose acknowledged commits, and their values.
-    pub unsafe_settings: Vec<String>,
-    /// Whether it is read-only.
-    pub is_read_only: bool,
-    /// Whether the user is a superuser, which no node needs.
-    pub is_superuser: bool,
-}
-
-/// Reads facts about a database.
-pub async fn inspect(conn: &mut PgConnection) -> sqlx::Result<DatabaseFacts> {
-    let row = conn
-        .fetch_one(sqlx::raw_sql(
-            "select current_setting('server_version_num')::int,
-                    current_setting('max_connections')::int,
-                    array_remove(array[
-                        case when current_setting('fsync') = 'off' then 'fsync=off' end,
-                        case when current_setting('full_page_writes') = 'off'
-                             then 'full_page_writes=off' end,
-                        case when current_setting('synchronous_commit') = 'off'
-                             then 'synchronous_commit=off' end
-                    ], null),
-                    pg_is_in_recovery() or current_setting('default_transaction_read_only') = 'on',
-                    current_setting('is_superuser') = 'on'",
-        ))
-        .await?;
-    Ok(DatabaseFacts {
-        version: row.get(0),
-        max_connections: row.get(1),
-        unsafe_settings: row.get(2),
-        is_read_only: row.get(3),
-        is_superuser: row.get(4),
-    })
-}
-
-/// Whether the cluster has a database of this name.
-pub async fn database_exists(conn: &mut PgConnection, name: &str) -> sqlx::Result<bool> {
-    let found = sqlx::query("select 1 from pg_database where datname = $1").bind(name);
-    Ok(found.fetch_optional(conn).await?.is_some())
-}
-
-/// Creates an empty database. The name is one of our own, never a caller's.
-pub async fn create_database(conn: &mut PgConnection, name: &'static str) -> sqlx::Result<()> {
-    let statement = sqlx::AssertSqlSafe(format!("create database \"{name}\""));
-    conn.execute(sqlx::raw_sql(statement)).await?;
-    Ok(())
 }
 
 #[cfg(test)]

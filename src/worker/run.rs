@@ -146,7 +146,7 @@ impl Worker {
             polled,
             beaten,
             poll: None,
-            poll_id: uuid::Uuid::new_v4(),
+            poll_id: uuid::Uuid::now_v7(),
             poll_failures: 0,
             jobs: JoinSet::new(),
             running: HashMap::new(),
@@ -247,7 +247,7 @@ impl Worker {
         match answer {
             Ok(reply) => {
                 self.poll_failures = 0;
-                self.poll_id = uuid::Uuid::new_v4();
+                self.poll_id = uuid::Uuid::now_v7();
                 let (jobs, is_told_quiet) = leased(&reply);
                 self.is_told_quiet = is_told_quiet && !self.is_quiet;
                 jobs.into_iter().for_each(|it| self.start(it));

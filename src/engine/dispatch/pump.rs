@@ -131,7 +131,7 @@ pub(in crate::engine) async fn run(
                 Some(message) => pump.receive(message),
                 None => break,
             },
-            Some(hint) = arrivals.next() => pump.hear(&hint),
+            Some(hint) = arrivals.next() => pump.hear(hint),
             Some(message) = matches.recv() => pump.match_messages.push(message),
             Some(completed) = landed.recv() => pump.complete(completed),
             Some(claims) = in_flight.join_next() => pump.end_flight(claims.unwrap_or_default()),
@@ -163,7 +163,7 @@ pub(in crate::engine) async fn run(
                 break;
             }
             message.into_iter().for_each(|it| pump.receive(it));
-            hint.into_iter().for_each(|it| pump.hear(&it));
+            hint.into_iter().for_each(|it| pump.hear(it));
         }
         while let Ok(completed) = landed.try_recv() {
             pump.complete(completed);
@@ -177,6 +177,13 @@ pub(in crate::engine) async fn run(
         pump.start_claims(&mut in_flight, &landing);
         pump.answer_without_wait();
     }
+    // Other nodes may claim what this one does not.
+    while let Some(hint) = arrivals.try_next() {
+        if matches!(hint, Hint::Arrived(_)) {
+            pump.notifier.wake.hint_others(hint);
+        }
+    }
+    drop(arrivals);
     while let Some(claims) = in_flight.join_next().await {
         pump.end_flight(claims.unwrap_or_default());
     }
@@ -243,14 +250,21 @@ impl Pump {
         }
     }
 
-    fn hear(&mut self, hint: &Hint) {
+    fn hear(&mut self, hint: Hint) {
         match hint {
-            Hint::Arrived(arrived) => self.lanes.arrived(arrived),
+            Hint::Arrived(arrived) => {
+                self.lanes.arrived(&arrived);
+                let for_others = self.lanes.beyond_polls(arrived);
+                if !for_others.is_empty() {
+                    self.notifier.wake.hint_others(Hint::Arrived(for_others));
+                }
+            }
+            Hint::ArrivedElsewhere(arrived) => self.lanes.arrived(&arrived),
             Hint::SlotsFreed(projects) => {
-                projects.iter().for_each(|it| self.lanes.slots_freed(*it));
+                projects.into_iter().for_each(|it| self.lanes.slots_freed(it));
             }
             Hint::QueueChanged(project_id, queue) => {
-                self.lanes.mark_stale(Some(&(*project_id, Arc::clone(queue))));
+                self.lanes.mark_stale(Some(&(project_id, queue)));
             }
             Hint::Everywhere => self.lanes.mark_stale(None),
         }

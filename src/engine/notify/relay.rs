@@ -1,5 +1,6 @@
 //! Publishes this node's wake-ups to the others over Redis (debounced), and delivers theirs to the
-//! local pump. These are hints: a poll that misses one finds its job with the next claim.
+//! local pump. Jobs that idle polls of this node can take are not published: the claims of other
+//! nodes would come in vain. These are hints: a poll that misses one finds its job with the next claim.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -17,8 +18,9 @@ use crate::{
     wakeups::{Arrival, Hint, Hints, interest},
 };
 
-/// Debounce time: at most one message per queue in this time.
-const GATHER: Duration = Duration::from_millis(20);
+/// Debounce time: at most one message per queue in this time. A poll of another node waits so much
+/// longer for its job.
+const GATHER: Duration = Duration::from_millis(2);
 /// Wake-ups of one message; more become "claim everywhere".
 const MAX_WAKES: usize = 500;
 /// After Redis reconnects, lanes are claimed from again within this time, spread evenly.
@@ -78,7 +80,7 @@ impl HintMessage {
                     run_at: DateTime::from_timestamp_micros(at).unwrap_or_default(),
                     is_constrained: g,
                 };
-                Hint::Arrived(vec![arrival; n.clamp(1, MAX_CLAIM_SLOTS)])
+                Hint::ArrivedElsewhere(vec![arrival; n.clamp(1, MAX_CLAIM_SLOTS)])
             }
             Self::SlotsFreed { p } => Hint::SlotsFreed(vec![ProjectId(p)]),
             Self::QueueChanged { p, q } => Hint::QueueChanged(ProjectId(p), q),
@@ -102,7 +104,7 @@ struct Gathered {
 impl Gathered {
     fn add(&mut self, hint: Hint) {
         match hint {
-            Hint::Arrived(arrivals) => {
+            Hint::Arrived(arrivals) | Hint::ArrivedElsewhere(arrivals) => {
                 for it in arrivals {
                     let key = (it.project_id, it.queue, it.job_type, it.is_constrained);
                     let best = self.arrived.entry(key).or_insert((it.rank, it.run_at, 0));
@@ -236,9 +238,10 @@ mod tests {
             assert_eq!(read, message);
             for hints in read.wakes {
                 match hints.hint() {
-                    Hint::Arrived(arrivals) => assert_eq!(arrivals.len(), 3),
+                    Hint::ArrivedElsewhere(arrivals) => assert_eq!(arrivals.len(), 3),
                     Hint::QueueChanged(project_id, _) => assert_eq!(project_id, ProjectId(1)),
                     Hint::SlotsFreed(projects) => assert_eq!(projects, [ProjectId(2)]),
+                    Hint::Arrived(_) => panic!("it comes from another node"),
                     Hint::Everywhere => panic!("nothing was too much"),
                 }
             }

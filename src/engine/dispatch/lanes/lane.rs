@@ -9,7 +9,7 @@ use std::{
 use chrono::TimeDelta;
 
 use super::{PlannedClaim, QueueKey, WaiterId};
-use crate::store::claims::ClaimKey;
+use crate::{store::claims::ClaimKey, wakeups::Arrival};
 
 /// After a short claim from the low-water mark, the next claim begins at the start of the queue,
 /// but not sooner than this.
@@ -117,12 +117,25 @@ impl Lane {
     /// Whether a job of this type may go to a poll of this lane when it is stored: as far as this
     /// node knows, no other job waits, except for those that claims in flight are for.
     pub fn may_match(&self, job_type: &str) -> bool {
-        let Signature { job_types, only_commands, .. } = &self.signature;
         self.supply == Supply::Known(0)
             && self.backoff_until.is_none()
             && !self.may_have_constrained
-            && !*only_commands
-            && (job_types.is_empty() || job_types.iter().any(|it| it == job_type))
+            && !self.signature.only_commands
+            && self.wants(job_type)
+    }
+
+    /// Whether its polls take jobs of this type.
+    pub fn wants(&self, job_type: &str) -> bool {
+        let job_types = &self.signature.job_types;
+        job_types.is_empty() || job_types.iter().any(|it| it == job_type)
+    }
+
+    /// Whether a claim that comes soon finds this job for sure, unless another claim is faster.
+    pub fn surely_finds(&self, arrival: &Arrival) -> bool {
+        self.backoff_until.is_none()
+            && !self.signature.only_commands
+            && !arrival.is_constrained
+            && self.wants(&arrival.job_type)
     }
 
     /// The pause between two claims from the start, at least `least`.

@@ -181,10 +181,7 @@ impl Lanes {
             let Some(lanes) = self.by_queue.get(&queue) else { continue };
             for id in lanes.clone() {
                 let Some(lane) = self.lanes.get_mut(&id) else { continue };
-                let job_types = &lane.signature.job_types;
-                let is_wanted =
-                    job_types.is_empty() || job_types.iter().any(|it| **it == *arrival.job_type);
-                if !is_wanted {
+                if !lane.wants(&arrival.job_type) {
                     continue;
                 }
                 let key = ClaimKey { rank: arrival.rank, run_at: arrival.run_at };
@@ -192,6 +189,30 @@ impl Lanes {
                 self.consider(id);
             }
         }
+    }
+
+    /// Of these arrivals, which [`Self::arrived`] has noted, those that parked polls may be unable
+    /// to take: other nodes should know of them.
+    #[must_use]
+    pub fn beyond_polls(&self, mut arrivals: Vec<Arrival>) -> Vec<Arrival> {
+        let mut is_served = HashMap::new();
+        arrivals.retain(|arrival| {
+            let queue = (arrival.project_id, Arc::clone(&arrival.queue));
+            let lanes = self.by_queue.get(&queue).map_or(&[][..], Vec::as_slice);
+            !lanes.iter().any(|id| {
+                let is_open = self.lanes.get(id).is_some_and(|it| it.surely_finds(arrival));
+                is_open && *is_served.entry(*id).or_insert_with(|| self.has_a_poll_a_job(*id))
+            })
+        });
+        arrivals
+    }
+
+    /// Whether there are as many idle polls as jobs are known.
+    fn has_a_poll_a_job(&self, id: LaneId) -> bool {
+        let Some(lane) = self.lanes.get(&id) else { return false };
+        let Supply::Known(jobs) = lane.supply else { return false };
+        let idle = lane.waiters.iter().filter(|it| self.is_next_lane(**it, id));
+        idle.take(jobs as usize).count() == jobs as usize
     }
 
     /// Jobs of this project ended that counted against a limit: jobs with a constraint key may now
@@ -449,6 +470,8 @@ impl Lanes {
     }
 }
 
+#[cfg(test)]
+mod hint_tests;
 #[cfg(test)]
 mod low_water_mark_tests;
 #[cfg(test)]

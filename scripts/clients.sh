@@ -15,8 +15,8 @@ quietly() { "$@" >>"$log" 2>&1 || { tail -n 40 "$log" >&2; say "failed: $*"; exi
 
 say "installing the generators"
 [ -x "$made/venv/bin/python" ] || quietly python3 -m venv "$made/venv"
-quietly "$made/venv/bin/pip" install -q -r clients/python/requirements.txt
-quietly npm --prefix clients/typescript ci --no-audit --no-fund
+quietly "$made/venv/bin/pip" install -q -r clients/generated/python/requirements.txt
+quietly npm --prefix clients/generated/typescript ci --no-audit --no-fund
 
 say "starting a server"
 quietly cargo build --locked
@@ -57,33 +57,33 @@ python_client() {
     fi
     quietly pip install -q --force-reinstall --no-deps "$made/python"
     quietly pip install -q "$made/python"
-    quietly mypy "$made/python/fencepost_client" clients/python/smoke.py
-    python clients/python/smoke.py
+    quietly mypy "$made/python/fencepost_client" clients/generated/python/smoke.py
+    python clients/generated/python/smoke.py
 }
 fetch_client() {
-    cd clients/typescript
-    quietly npx openapi-typescript ../../openapi/openapi.json -o made/schema.d.ts
-    quietly npx openapi-ts -i ../../openapi/openapi.json -o made/hey
+    cd clients/generated/typescript
+    quietly npx openapi-typescript ../../../openapi/openapi.json -o made/schema.d.ts
+    quietly npx openapi-ts -i ../../../openapi/openapi.json -o made/hey
     quietly npx tsc -p .
     quietly npx esbuild fetch.ts hey.ts --bundle --platform=node --format=esm --out-extension:.js=.mjs --outdir=made/out
     node made/out/fetch.mjs
 }
-hey_client() { node clients/typescript/made/out/hey.mjs; }
+hey_client() { node clients/generated/typescript/made/out/hey.mjs; }
 rust_client() {
-    CARGO_TARGET_DIR=$made/rust quietly cargo build --locked --manifest-path clients/rust/Cargo.toml
+    CARGO_TARGET_DIR=$made/rust quietly cargo build --locked --manifest-path clients/generated/rust/Cargo.toml
     "$made/rust/debug/fencepost-client-smoke"
 }
 go_client() {
     quietly openapi-generator-cli generate -i openapi/openapi.json -g go -o "$made/go" \
         --additional-properties=packageName=fencepost,withGoMod=true
-    # Replaces the generated go.mod: an old Go must accept it, and clients/go imports this name.
+    # Replaces the generated go.mod: an old Go must accept it, and clients/generated/go imports this name.
     printf 'module fencepost.example/client\n\ngo 1.19\n' >"$made/go/go.mod"
     rm -f "$made/go/go.sum"
     # The generated code imports it for fields of several types; Debian has it without a go.mod.
     rm -rf "$made/validator"
     cp -r /usr/share/gocode/src/gopkg.in/validator.v2 "$made/validator"
     printf 'module gopkg.in/validator.v2\n\ngo 1.19\n' >"$made/validator/go.mod"
-    cd clients/go
+    cd clients/generated/go
     GOFLAGS=-mod=mod GOPROXY=off go run .
 }
 java_client() {
@@ -103,7 +103,7 @@ java_client() {
         s/@ja[a-z]*.annotation.N[a-z]*//g' {} +
     mkdir classes
     find src/main -name '*.java' >sources
-    quietly javac -nowarn -proc:none -cp "$jackson" -d classes @sources "$OLDPWD/clients/java/Smoke.java"
+    quietly javac -nowarn -proc:none -cp "$jackson" -d classes @sources "$OLDPWD/clients/generated/java/Smoke.java"
     java -cp "$jackson:classes" Smoke
 }
 # C# is generated; it is compiled where there is a .NET SDK.
@@ -135,9 +135,9 @@ published_worker() {
         exit 1
     }
 }
-pinned() { sed -n "s|.*\"$1\": *\"\([^\"]*\)\".*|\1|p" clients/typescript/package.json; }
-in_python() { sed -n "s/^$1==//p" clients/python/requirements.txt; }
-in_rust() { sed -n "s/^$1 = \"=\(.*\)\"/\1/p" clients/rust/Cargo.toml; }
+pinned() { sed -n "s|.*\"$1\": *\"\([^\"]*\)\".*|\1|p" clients/generated/typescript/package.json; }
+in_python() { sed -n "s/^$1==//p" clients/generated/python/requirements.txt; }
+in_rust() { sed -n "s/^$1 = \"=\(.*\)\"/\1/p" clients/generated/rust/Cargo.toml; }
 
 worked "openapi-python-client $(in_python openapi-python-client)" Python openapi.json python_client
 worked "openapi-typescript $(pinned openapi-typescript) with openapi-fetch $(pinned openapi-fetch)" TypeScript openapi.json fetch_client

@@ -17,13 +17,13 @@ fn examples() -> PathBuf {
 }
 
 /// A scratch folder for what an example has to be compiled into.
-fn scratch(name: &str) -> PathBuf {
+pub fn scratch(name: &str) -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::create_dir_all(&dir).expect("a folder");
     dir
 }
 
-async fn must(command: &mut Command) {
+pub async fn must(command: &mut Command) {
     let output = command.output().await.expect("it runs");
     let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command:?}: {said}");
@@ -50,7 +50,7 @@ async fn greet(t: &TestProject, payload: Value) -> String {
 }
 
 /// Succeeds, fails, keeps its lease, obeys a cancel, and drains on SIGTERM.
-async fn does_its_duties(t: &TestProject, command: &mut Command) {
+pub async fn does_its_duties(t: &TestProject, command: &mut Command) {
     let mut child = start(t, command).await;
     let hello = greet(t, json!({"name": "Ada"})).await;
     let job = t.job_becomes(&hello, "succeeded").await;

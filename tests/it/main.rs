@@ -24,6 +24,7 @@ mod heartbeats;
 mod idempotency;
 mod isolation;
 mod jobs;
+mod libraries;
 mod limited_claims;
 mod limits;
 mod limits_page;

@@ -4,7 +4,7 @@
 use anyhow::{Context, ensure};
 use serde_json::json;
 
-progenitor::generate_api!(spec = "../../openapi/openapi-3.0.json", interface = Builder);
+progenitor::generate_api!(spec = "../../../openapi/openapi-3.0.json", interface = Builder);
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {

@@ -1,0 +1,33 @@
+"""A worker that greets, and a producer: `greet.py`, `greet.py enqueue 10`."""
+
+import os
+import sys
+import time
+
+from fencepost import Client, Worker
+
+if sys.argv[1:2] == ["enqueue"]:
+    client = Client()
+    for number in range(int(sys.argv[2])):
+        client.enqueue("greet", {"name": f"number {number}"})
+    sys.exit()
+
+worker = Worker(
+    queues=["default"],
+    concurrency=int(os.environ.get("CONCURRENCY", "1")),
+    lease_seconds=int(os.environ.get("FENCEPOST_LEASE_SECONDS", "30")),
+)
+
+
+@worker.job("greet")
+def greet(job):
+    payload = job.payload or {}
+    for _ in range(int(payload.get("sleep_seconds", 0) * 20)):
+        job.check()
+        time.sleep(0.05)
+    if payload.get("fail"):
+        raise ValueError("asked to fail")
+    return {"greeting": f"Hello, {payload.get('name', 'world')}!"}
+
+
+worker.run(on_ready=lambda: print("ready", flush=True))

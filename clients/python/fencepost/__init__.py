@@ -1,0 +1,29 @@
+"""Client and worker for Fencepost, a job queue with an HTTP API.
+
+    from fencepost import Worker
+
+    worker = Worker(queues=["default"])
+
+    @worker.job("greet")
+    def greet(job):
+        return {"greeting": f"Hello, {job.payload['name']}!"}
+
+    worker.run()
+
+`FENCEPOST_URL` and `FENCEPOST_KEY` name the server and the API key, unless arguments do.
+"""
+
+from .client import ApiError, Client, ErrorCode
+from .worker import Cancelled, Job, NotRetryable, Released, RetryAfter, Worker
+
+__all__ = [
+    "ApiError",
+    "Cancelled",
+    "Client",
+    "ErrorCode",
+    "Job",
+    "NotRetryable",
+    "Released",
+    "RetryAfter",
+    "Worker",
+]

@@ -1,0 +1,228 @@
+"""Requests to the API: enqueue, read and cancel jobs."""
+
+from __future__ import annotations
+
+import contextvars
+import http.client
+import json
+import os
+import random
+import threading
+import time
+import urllib.parse
+import uuid
+from typing import Any, Callable, Optional
+
+from .codes import ErrorCode
+
+__all__ = ["ApiError", "Client", "ErrorCode"]
+
+#: An object of JSON.
+Fields = dict[str, Any]
+
+#: Seconds without an answer after which a request counts as failed.
+TIMEOUT_SECONDS = 15.0
+#: Longest wait of one request, in seconds: the server's limit.
+MAX_WAIT_SECONDS = 30
+#: Pause before the first retry, in seconds; it doubles up to the second number.
+PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.25, 10.0
+#: How long a request is retried, in seconds.
+RETRY_SECONDS = 60.0
+#: A `Retry-After` beyond this is cut, in seconds.
+MAX_RETRY_AFTER_SECONDS = 60.0
+
+#: The trace of the job that runs in this context; jobs that it enqueues continue it.
+current_traceparent: contextvars.ContextVar[Optional[str]] = contextvars.ContextVar(
+    "current_traceparent", default=None
+)
+
+
+class ApiError(Exception):
+    """The server refused a request. `code` is an `ErrorCode`, or the text of a newer one."""
+
+    def __init__(self, status: int, body: Fields) -> None:
+        error = body.get("error") or {}
+        code = error.get("code", "")
+        self.status = status
+        self.code = ErrorCode(code) if code in ErrorCode._value2member_map_ else code
+        self.message: str = error.get("message", f"the server answered {status}")
+        self.details: list[Fields] = error.get("details") or []
+        self.request_id: Optional[str] = error.get("request_id")
+        self.error = error
+        super().__init__(f"{self.message} ({code or status}, request {self.request_id})")
+
+
+class Aborted(Exception):
+    """The request was given up, because its caller stops."""
+
+
+class Connection:
+    """One keep-alive connection. Another thread may abort its request."""
+
+    def __init__(self, url: str, key: str) -> None:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"the URL of the server cannot be read: {url!r}")
+        kind = (
+            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        )
+        self._connect: Callable[[], http.client.HTTPConnection] = lambda: kind(
+            parts.hostname or "", parts.port, timeout=TIMEOUT_SECONDS
+        )
+        self._prefix = parts.path.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        self._http: Optional[http.client.HTTPConnection] = None
+        self._aborted = threading.Event()
+
+    def abort(self) -> None:
+        """Ends the request that waits, and refuses all others until `resume`."""
+        self._aborted.set()
+        sock = getattr(self._http, "sock", None)
+        if sock is not None:
+            try:
+                sock.shutdown(2)
+            except OSError:
+                pass
+
+    def resume(self) -> None:
+        """Allows requests again."""
+        self._aborted.clear()
+
+    def send(
+        self, method: str, path: str, body: Any, headers: Fields, timeout: float
+    ) -> tuple[int, Optional[float], Any]:
+        """One try: status, `Retry-After` in seconds or none, and the answer."""
+        if self._http is None:
+            self._http = self._connect()
+        try:
+            self._http.timeout = timeout
+            if self._http.sock is not None:
+                self._http.sock.settimeout(timeout)
+            data = None if body is None else json.dumps(body).encode()
+            self._http.request(method, self._prefix + path, data, {**self._headers, **headers})
+            if self._aborted.is_set():
+                raise Aborted
+            answer = self._http.getresponse()
+            content = answer.read()
+            after = answer.headers.get("Retry-After", "")
+            seconds = float(after) if after.isdigit() else None
+            return answer.status, seconds, json.loads(content) if content else {}
+        except BaseException:
+            self.close()
+            raise
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        headers: Optional[Fields] = None,
+        wait_seconds: float = 0.0,
+        retry_seconds: float = RETRY_SECONDS,
+    ) -> Any:
+        """Retries what may pass: the network, 408, 429 and 5xx. Raises `ApiError` for the rest."""
+        deadline = time.monotonic() + retry_seconds
+        pause = PAUSE_SECONDS
+        while True:
+            if self._aborted.is_set():
+                raise Aborted
+            after: Optional[float] = None
+            failure: Exception
+            try:
+                timeout = TIMEOUT_SECONDS + wait_seconds
+                status, after, answer = self.send(method, path, body, headers or {}, timeout)
+                if status < 400:
+                    return answer
+                failure = ApiError(status, answer)
+                if status < 500 and status not in (408, 429):
+                    raise failure
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                failure = error
+            # Half of it by chance, so that clients do not come back together.
+            wait = pause * random.uniform(0.5, 1.0)
+            if after is not None:
+                wait = max(wait, min(after, MAX_RETRY_AFTER_SECONDS))
+            if time.monotonic() + wait > deadline:
+                raise failure
+            self._aborted.wait(wait)
+            pause = min(pause * 2, MAX_PAUSE_SECONDS)
+
+    def close(self) -> None:
+        """Closes it; the next request opens it again."""
+        if self._http is not None:
+            self._http.close()
+        self._http = None
+
+
+class Client:
+    """Enqueues jobs and reads them. Threads may share it: each has a connection of its own."""
+
+    def __init__(self, url: Optional[str] = None, key: Optional[str] = None) -> None:
+        self.url = url or os.environ.get("FENCEPOST_URL", "http://127.0.0.1:7070")
+        self.key = key or os.environ.get("FENCEPOST_KEY", "")
+        if not self.key:
+            raise ValueError("an API key is needed: the argument `key`, or FENCEPOST_KEY")
+        self._threads = threading.local()
+
+    def _connection(self) -> Connection:
+        if not hasattr(self._threads, "connection"):
+            self._threads.connection = Connection(self.url, self.key)
+        connection: Connection = self._threads.connection
+        return connection
+
+    def request(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
+        """Any call of the API, such as `request("GET", "/v1/queues")`."""
+        return self._connection().call(method, path, body, **options)
+
+    def enqueue(
+        self,
+        job_type: str,
+        payload: Any = None,
+        *,
+        idempotency_key: Optional[str] = None,
+        traceparent: Optional[str] = None,
+        **fields: Any,
+    ) -> Fields:
+        """Stores a job once, however often the request must be sent, and returns it.
+
+        `fields` are those of `POST /v1/jobs`: `queue`, `delay_seconds`, `max_attempts`, …
+        """
+        headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+        trace = traceparent or current_traceparent.get()
+        if trace:
+            headers["traceparent"] = trace
+        body = {"job_type": job_type, "payload": payload, **fields}
+        job: Fields = self.request("POST", "/v1/jobs", body, headers=headers)
+        return job
+
+    def enqueue_many(
+        self, jobs: list[Fields], *, idempotency_key: Optional[str] = None
+    ) -> list[Fields]:
+        """Stores all of these jobs, or none."""
+        headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+        answer = self.request("POST", "/v1/jobs/batch", {"jobs": jobs}, headers=headers)
+        stored: list[Fields] = answer["jobs"]
+        return stored
+
+    def job(self, job_id: str) -> Fields:
+        """The job as it is now."""
+        job: Fields = self.request("GET", f"/v1/jobs/{urllib.parse.quote(job_id, safe='')}")
+        return job
+
+    def wait(self, job_id: str, timeout_seconds: float = 60.0) -> Fields:
+        """The job when it has ended, or after this time as it is then."""
+        deadline = time.monotonic() + timeout_seconds
+        path = f"/v1/jobs/{urllib.parse.quote(job_id, safe='')}?wait_seconds="
+        while True:
+            left = max(0, min(MAX_WAIT_SECONDS, int(deadline - time.monotonic())))
+            job: Fields = self.request("GET", f"{path}{left}", wait_seconds=left)
+            ended = job["state"] in ("succeeded", "dead_letter", "cancelled")
+            if ended or time.monotonic() + 1 > deadline:
+                return job
+
+    def cancel(self, job_id: str) -> Fields:
+        """Cancels a job; a running one is asked to stop."""
+        path = f"/v1/jobs/{urllib.parse.quote(job_id, safe='')}/cancel"
+        answer: Fields = self.request("POST", path, {})
+        return answer

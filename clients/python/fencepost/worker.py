@@ -1,0 +1,338 @@
+"""A worker: polls for jobs, keeps their leases, shows their fences, and drains on SIGTERM."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import uuid
+from typing import Any, Callable, Optional
+
+from .client import Aborted, ApiError, Client, Connection, Fields, current_traceparent
+
+#: How long a poll waits for a job, in seconds. Shorter than the 30 s after which a silent worker
+#: counts as lost.
+POLL_WAIT_SECONDS = 20
+#: Between two heartbeats at most, in seconds.
+BEAT_SECONDS = 5.0
+#: Heartbeats that may fail before a lease ends.
+BEATS_A_LEASE = 3
+#: Jobs that one worker runs at the same time at most.
+MAX_CONCURRENCY = 100
+#: How long the ack of a job is sent again while the server does not answer, in seconds.
+ACK_RETRY_SECONDS = 600.0
+#: What a handler's slot may still take after the grace period, in seconds.
+LAST_SECONDS = 2.0
+#: One chunk of logs, in bytes: the server's limit is 64 KiB.
+MAX_LOG_BYTES = 60 * 1024
+
+log = logging.getLogger("fencepost")
+
+
+class Cancelled(Exception):
+    """The job was cancelled, or its lease is lost: stop working on it."""
+
+
+class Released(Exception):
+    """The worker stops: the job goes back to its queue without a failure."""
+
+
+class NotRetryable(Exception):
+    """Raise it when the job cannot succeed: it becomes a dead letter at once."""
+
+
+class RetryAfter(Exception):
+    """Raise it to choose when the job is retried."""
+
+    def __init__(self, seconds: int, message: str = "") -> None:
+        super().__init__(message or f"again in {seconds} s")
+        self.seconds = seconds
+
+
+class Job:
+    """A leased job. `data` is the job as the server sent it."""
+
+    def __init__(self, data: Fields, worker: Worker) -> None:
+        self.data = data
+        self.id: str = data["id"]
+        self.job_type: str = data["job_type"]
+        self.payload: Any = data["payload"]
+        self.attempt: int = data["attempt"]
+        self.tags: Fields = data["tags"]
+        self.parent_results: list[Fields] = data["parent_results"]
+        self.traceparent: Optional[str] = data["traceparent"]
+        #: From 0 to 1; set it while you work.
+        self.progress: Optional[float] = None
+        self.is_cancelled = self.is_lost = self.is_released = False
+        self._worker, self._sequence = worker, 0
+
+    def fence(self) -> Fields:
+        """What proves that this is the current attempt. Show `attempt` to other systems too."""
+        return {"job_id": self.id, "attempt": self.attempt, "lease_id": self.data["lease_id"]}
+
+    def check(self) -> None:
+        """Raises `Cancelled` or `Released` when the job must stop. Call it often."""
+        if self.is_cancelled or self.is_lost:
+            raise Cancelled("its lease is lost" if self.is_lost else "it was cancelled")
+        if self.is_released:
+            raise Released
+
+    def log(self, text: str) -> None:
+        """Adds a line to the job's logs."""
+        data = text.encode()[:MAX_LOG_BYTES].decode(errors="ignore") + "\n"
+        chunk = {"job_id": self.id, "attempt": self.attempt, "sequence": self._sequence}
+        chunk |= {"data": data, "timestamp_ms": int(time.time() * 1000)}
+        self._sequence += 1
+        self._worker.client.request(
+            "POST", "/v1/workers/logs", {"worker_id": self._worker.id, "chunks": [chunk]}
+        )
+
+
+class Worker:
+    """Runs handlers for the jobs of some queues, `concurrency` at a time, each in a thread."""
+
+    def __init__(
+        self,
+        queues: Optional[list[str]] = None,
+        concurrency: int = 10,
+        *,
+        client: Optional[Client] = None,
+        lease_seconds: Optional[int] = None,
+        labels: Optional[list[str]] = None,
+        grace_seconds: float = 25.0,
+    ) -> None:
+        if not 1 <= concurrency <= MAX_CONCURRENCY:
+            raise ValueError(f"concurrency must be between 1 and {MAX_CONCURRENCY}")
+        self.client = client or Client()
+        self.queues, self.concurrency, self.grace_seconds = (
+            queues or ["default"],
+            concurrency,
+            grace_seconds,
+        )
+        self.id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._wanted = {"queues": self.queues} | ({"labels": labels} if labels else {})
+        self._lease = {"lease_seconds": lease_seconds} if lease_seconds else {}
+        self._beat_seconds = min(BEAT_SECONDS, (lease_seconds or 30) / BEATS_A_LEASE)
+        self._handlers: dict[str, Callable[[Job], Any]] = {}
+        self._slots = [Connection(self.client.url, self.client.key) for _ in range(concurrency)]
+        self._active: dict[str, Job] = {}
+        self._lock = threading.Lock()
+        self._stopping, self._done, self._running = (
+            threading.Event(),
+            threading.Event(),
+            threading.Event(),
+        )
+        self._running.set()
+        self._failure: Optional[ApiError] = None
+        #: Quiet by SIGTSTP, not by a directive of the server.
+        self._is_suspended = False
+
+    def job(self, job_type: str) -> Callable[[Callable[[Job], Any]], Callable[[Job], Any]]:
+        """Makes a function the handler of a job type. What it returns is the job's result."""
+
+        def register(handler: Callable[[Job], Any]) -> Callable[[Job], Any]:
+            self._handlers[job_type] = handler
+            return handler
+
+        return register
+
+    def stop(self, *_: Any) -> None:
+        """Takes no more jobs, and lets `run` return when those that run have ended."""
+        if self._stopping.is_set():  # the second signal
+            os._exit(1)
+        self._stopping.set()
+        self._running.set()
+        for slot in self._slots:
+            slot.abort()
+
+    def _suspend(self, *_: Any) -> None:
+        self._is_suspended = True
+        self._rest()
+
+    def _resume(self, *_: Any) -> None:
+        self._is_suspended = False
+        self._running.set()
+
+    def _rest(self) -> None:
+        self._running.clear()
+        for slot in self._slots:
+            slot.abort()
+
+    def run(self, on_ready: Callable[[], Any] = lambda: None) -> None:
+        """Works until SIGTERM, SIGINT or `stop`. Running jobs have `grace_seconds` to end.
+
+        `on_ready` is called when the worker has registered.
+        """
+        types = sorted(self._handlers)
+        self._wanted["job_types"] = types
+        about = {"worker_id": self.id, "hostname": socket.gethostname(), "pid": os.getpid()}
+        about |= {"sdk_version": "fencepost-python/0.2.0", "concurrency": self.concurrency}
+        self.client.request("POST", "/v1/workers/register", about | self._wanted)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self.stop)
+            signal.signal(signal.SIGINT, self.stop)
+            signal.signal(signal.SIGTSTP, self._suspend)
+            signal.signal(signal.SIGCONT, self._resume)
+        threads = [
+            threading.Thread(target=self._serve, args=(it,), daemon=True) for it in self._slots
+        ]
+        beats = threading.Thread(target=self._beat, daemon=True)
+        for thread in [*threads, beats]:
+            thread.start()
+        on_ready()
+        while any(it.is_alive() for it in threads) and not self._stopping.wait(0.2):
+            pass
+        deadline = time.monotonic() + self.grace_seconds
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        for job in self._running_jobs():
+            job.is_released = True
+        deadline = time.monotonic() + LAST_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._done.set()
+        # It releases what still runs.
+        self.client.request(
+            "POST", "/v1/workers/deregister", {"worker_id": self.id}, retry_seconds=5
+        )
+        if self._failure:
+            raise self._failure
+
+    def _running_jobs(self) -> list[Job]:
+        with self._lock:
+            return list(self._active.values())
+
+    def _obey(self, state: Optional[str]) -> None:
+        if state == "terminate" and not self._stopping.is_set():
+            self.stop()
+        elif state == "quiet" and self._running.is_set() and not self._stopping.is_set():
+            self._rest()
+        elif state == "running" and not self._is_suspended:
+            self._running.set()
+
+    def _beat(self) -> None:
+        connection = Connection(self.client.url, self.client.key)
+        while not self._done.wait(self._beat_seconds):
+            jobs = {it.id: it for it in self._running_jobs()}
+            if not jobs and self._running.is_set():
+                continue  # the polls tell that the worker lives
+            active = [
+                it.fence() | ({} if it.progress is None else {"progress": it.progress})
+                for it in jobs.values()
+            ]
+            state = "quiet" if self._is_suspended else "running"
+            body = {"worker_id": self.id, "state": state, "active_jobs": active}
+            try:
+                answer = connection.call("POST", "/v1/workers/heartbeat", body, retry_seconds=0)
+            except (ApiError, OSError, http.client.HTTPException) as error:
+                log.warning("a heartbeat failed: %s", error)
+                continue
+            for it in answer.get("jobs", []):
+                if it["job_id"] in jobs:
+                    jobs[it["job_id"]].is_cancelled |= it["status"] == "cancel"
+                    jobs[it["job_id"]].is_lost |= it["status"] == "lost"
+            self._obey(answer.get("state"))
+
+    def _poll(self) -> Fields:
+        # In the order of time, so that the server's index stays small.
+        poll_id = uuid.UUID(int=int(time.time() * 1000) << 80 | uuid.uuid4().int & ((1 << 80) - 1))
+        wait = {"wait_seconds": POLL_WAIT_SECONDS, "poll_id": str(poll_id)}
+        return self._wanted | self._lease | wait
+
+    def _serve(self, slot: Connection) -> None:
+        jobs: list[Fields] = []
+        poll: Optional[Fields] = None
+        while jobs or not self._stopping.is_set():
+            try:
+                if jobs:
+                    jobs = self._work(slot, Job(jobs[0], self)) + jobs[1:]
+                    continue
+                self._running.wait()
+                slot.resume()
+                if self._stopping.is_set():
+                    return
+                # A poll without an answer is repeated with its id: it gets the same jobs.
+                poll = poll or {"worker_id": self.id} | self._poll()
+                answer = slot.call("POST", "/v1/workers/poll", poll, wait_seconds=POLL_WAIT_SECONDS)
+                poll, jobs = None, answer["jobs"]
+                self._obey(answer.get("state"))
+            except Aborted:
+                continue
+            except (OSError, http.client.HTTPException) as error:
+                log.warning("a poll failed: %s", error)
+            except ApiError as error:
+                if error.status < 500 and error.status not in (408, 429):
+                    self._failure = error
+                    self._stopping.set()
+
+    def _work(self, slot: Connection, job: Job) -> list[Fields]:
+        with self._lock:
+            self._active[job.id] = job
+        context = current_traceparent.set(job.traceparent)
+        begun = time.monotonic()
+        end: Fields
+        try:
+            result = self._handlers[job.job_type](job)
+            json.dumps(result, allow_nan=False)
+            end = {"status": "succeeded", "result": result}
+        except Released:
+            end = {"status": "released"}
+        except Exception as error:
+            stack = "".join(traceback.format_exception(*sys.exc_info()))
+            told = {
+                "type": type(error).__name__,
+                "message": str(error),
+                "stack_trace": stack[-8_000:],
+            }
+            end = {
+                "status": "failed",
+                "error": told,
+                "retryable": not isinstance(error, NotRetryable),
+            }
+            if isinstance(error, RetryAfter):
+                end["retry_after_seconds"] = error.seconds
+        current_traceparent.reset(context)
+        end["duration_ms"] = int((time.monotonic() - begun) * 1000)
+        try:
+            return [] if job.is_lost else self._ack(slot, job, end)
+        except (ApiError, OSError, http.client.HTTPException) as error:
+            # 409: another attempt decides.
+            log.warning("the outcome of %s was not taken: %s", job.id, error)
+            return []
+        finally:
+            with self._lock:
+                self._active.pop(job.id, None)
+
+    def _ack(self, slot: Connection, job: Job, end: Fields) -> list[Fields]:
+        body = {"worker_id": self.id} | job.fence() | end
+        if self._running.is_set() and not self._stopping.is_set():
+            then = {"then_poll": self._poll()}
+            try:
+                answer = slot.call(
+                    "POST",
+                    "/v1/workers/ack",
+                    body | then,
+                    wait_seconds=POLL_WAIT_SECONDS,
+                    retry_seconds=ACK_RETRY_SECONDS,
+                )
+                poll = answer.get("poll", {})
+                self._obey(poll.get("state"))
+                given: list[Fields] = poll.get("jobs", [])
+                return given
+            except Aborted:
+                pass  # it may have been recorded: an ack that shows its fence may be repeated
+            except ApiError as error:
+                if error.status not in (400, 413):
+                    raise
+                refused = {"type": "ResultRefused", "message": str(error)}
+                body = {"worker_id": self.id} | job.fence() | {"status": "failed", "error": refused}
+        slot.resume()
+        slot.call("POST", "/v1/workers/ack", body, retry_seconds=self.grace_seconds)
+        return []

@@ -1,0 +1,4 @@
+// Client and worker for Fencepost, a job queue with an HTTP API.
+
+export { ApiError, Client } from "./client.js";
+export { Cancelled, Job, NotRetryable, Released, RetryAfter, Worker } from "./worker.js";

@@ -1,0 +1,355 @@
+// A worker: polls for jobs, keeps their leases, shows their fences, and drains on SIGTERM.
+
+import { randomBytes, randomUUID } from "node:crypto";
+import { hostname } from "node:os";
+import process from "node:process";
+import { setTimeout as sleep } from "node:timers/promises";
+
+import { ApiError, Client, currentTraceparent } from "./client.js";
+
+/** How long a poll waits. Shorter than the 30 s after which a silent worker counts as lost. */
+const POLL_WAIT_SECONDS = 20;
+/** Between two heartbeats at most. */
+const BEAT_SECONDS = 5;
+/** Heartbeats that may fail before a lease ends. */
+const BEATS_A_LEASE = 3;
+/** Jobs that one worker runs at the same time at most. */
+const MAX_CONCURRENCY = 100;
+/** How long an ack is sent again while the server does not answer. */
+const ACK_RETRY_MS = 600_000;
+/** What handlers may still take after the grace period. */
+const LAST_MS = 2_000;
+/** Text of one log chunk; the server's limit is 64 KiB. */
+const MAX_LOG_CHARACTERS = 15_000;
+
+/** The job was cancelled, or its lease is lost: stop working on it. */
+export class Cancelled extends Error {}
+/** The worker stops: the job goes back to its queue without a failure. */
+export class Released extends Error {}
+/** Throw it when the job cannot succeed: it becomes a dead letter at once. */
+export class NotRetryable extends Error {}
+/** Throw it to choose when the job is retried. */
+export class RetryAfter extends Error {
+  constructor(seconds, message = `again in ${seconds} s`) {
+    super(message);
+    this.seconds = seconds;
+  }
+}
+
+/** A leased job. `data` is the job as the server sent it. */
+export class Job {
+  #worker;
+  #sequence = 0;
+  #stopped = new AbortController();
+
+  constructor(data, worker) {
+    this.data = data;
+    this.id = data.id;
+    this.jobType = data.job_type;
+    this.payload = data.payload;
+    this.attempt = data.attempt;
+    this.tags = data.tags;
+    this.parentResults = data.parent_results;
+    this.traceparent = data.traceparent;
+    /** From 0 to 1; set it while you work. */
+    this.progress = undefined;
+    this.isLost = false;
+    this.#worker = worker;
+  }
+
+  /** Aborted when the job must stop; its reason is `Cancelled` or `Released`. */
+  get signal() {
+    return this.#stopped.signal;
+  }
+
+  stop(reason) {
+    this.#stopped.abort(reason);
+  }
+
+  /** Throws when the job must stop. */
+  check() {
+    this.signal.throwIfAborted();
+  }
+
+  /** What proves that this is the current attempt. */
+  fence() {
+    return { job_id: this.id, attempt: this.attempt, lease_id: this.data.lease_id };
+  }
+
+  /** Adds a line to the job's logs. */
+  async log(text) {
+    const data = `${text.slice(0, MAX_LOG_CHARACTERS)}\n`;
+    const sequence = this.#sequence++;
+    const chunk = {
+      job_id: this.id,
+      attempt: this.attempt,
+      sequence,
+      data,
+      timestamp_ms: Date.now(),
+    };
+    const body = { worker_id: this.#worker.id, chunks: [chunk] };
+    await this.#worker.client.request("POST", "/v1/workers/logs", body);
+  }
+}
+
+/** An id in the order of time, so that the server's index stays small. */
+function pollId() {
+  const time = Date.now().toString(16).padStart(12, "0");
+  const random = randomUUID();
+  return `${time.slice(0, 8)}-${time.slice(8)}-7${random.slice(15)}`;
+}
+
+export class Worker {
+  #handlers = new Map();
+  #active = new Set();
+  #isStopping = false;
+  #isSuspended = false;
+  #isQuiet = false;
+  #parked = new AbortController();
+  #changed = later();
+
+  constructor(options = {}) {
+    const {
+      queues = ["default"],
+      concurrency = 10,
+      labels,
+      leaseSeconds,
+      graceSeconds = 25,
+    } = options;
+    if (!(concurrency >= 1 && concurrency <= MAX_CONCURRENCY)) {
+      throw new RangeError(`concurrency must be between 1 and ${MAX_CONCURRENCY}`);
+    }
+    this.client = options.client ?? new Client();
+    this.id = `${hostname()}-${process.pid}-${randomBytes(4).toString("hex")}`;
+    this.concurrency = concurrency;
+    this.graceSeconds = graceSeconds;
+    this.wanted = { queues, ...(labels && { labels }) };
+    this.lease = leaseSeconds ? { lease_seconds: leaseSeconds } : {};
+    this.beatMs = Math.min(BEAT_SECONDS, (leaseSeconds ?? 30) / BEATS_A_LEASE) * 1000;
+  }
+
+  /** Makes a function the handler of a job type. What it returns is the job's result. */
+  job(jobType, handler) {
+    this.#handlers.set(jobType, handler);
+    return this;
+  }
+
+  /** Takes no more jobs, and lets `run` return when those that run have ended. */
+  stop() {
+    this.#isStopping = true;
+    this.#change();
+  }
+
+  /** Works until SIGTERM, SIGINT or `stop`. Running jobs have `graceSeconds` to end. */
+  async run({ onReady = () => {} } = {}) {
+    this.wanted.job_types = [...this.#handlers.keys()].sort();
+    await this.client.request("POST", "/v1/workers/register", {
+      worker_id: this.id,
+      hostname: hostname(),
+      pid: process.pid,
+      sdk_version: "fencepost-typescript/0.2.0",
+      concurrency: this.concurrency,
+      ...this.wanted,
+    });
+    const forget = this.#listen();
+    const done = new AbortController();
+    const slots = Promise.all(Array.from({ length: this.concurrency }, () => this.#serve()));
+    this.#beat(done.signal);
+    onReady();
+    try {
+      await Promise.race([slots, this.#stopped()]);
+      await Promise.race([slots, sleep(this.graceSeconds * 1000, undefined, { ref: false })]);
+      for (const job of this.#active) job.stop(new Released("the worker stops"));
+      await Promise.race([slots, sleep(LAST_MS)]);
+    } finally {
+      done.abort();
+      forget();
+      // It releases what still runs.
+      const body = { worker_id: this.id };
+      await this.client.request("POST", "/v1/workers/deregister", body, { retryMs: 5_000 });
+    }
+  }
+
+  #listen() {
+    const stop = () => (this.#isStopping ? process.exit(1) : this.stop());
+    const suspend = (isSuspended) => () => {
+      this.#isSuspended = isSuspended;
+      this.#change();
+    };
+    const listeners = {
+      SIGTERM: stop,
+      SIGINT: stop,
+      SIGTSTP: suspend(true),
+      SIGCONT: suspend(false),
+    };
+    for (const [signal, listener] of Object.entries(listeners)) process.on(signal, listener);
+    return () => {
+      for (const [signal, listener] of Object.entries(listeners)) process.off(signal, listener);
+    };
+  }
+
+  get #mayPoll() {
+    return !this.#isStopping && !this.#isSuspended && !this.#isQuiet;
+  }
+
+  /** Ends parked polls if there must be none, and wakes what waits for a change. */
+  #change() {
+    if (!this.#mayPoll) this.#parked.abort();
+    else if (this.#parked.signal.aborted) this.#parked = new AbortController();
+    this.#changed.resolve();
+    this.#changed = later();
+  }
+
+  async #stopped() {
+    while (!this.#isStopping) await this.#changed.promise;
+  }
+
+  /** Obeys a directive of the server. */
+  #obey(state) {
+    const isQuiet = state === "quiet";
+    if (state === "terminate") this.stop();
+    else if (state && isQuiet !== this.#isQuiet && !this.#isSuspended) {
+      this.#isQuiet = isQuiet;
+      this.#change();
+    }
+  }
+
+  async #beat(signal) {
+    while (!signal.aborted) {
+      await sleep(this.beatMs, undefined, { signal, ref: false }).catch(() => {});
+      const jobs = [...this.#active];
+      // While it polls, the polls tell that it lives.
+      if (signal.aborted || (jobs.length === 0 && this.#mayPoll)) continue;
+      const active_jobs = jobs.map((it) => ({ ...it.fence(), progress: it.progress }));
+      const state = this.#isSuspended ? "quiet" : "running";
+      const body = { worker_id: this.id, state, active_jobs };
+      try {
+        const answer = await this.client.request("POST", "/v1/workers/heartbeat", body, {
+          retryMs: 0,
+        });
+        for (const { job_id, status } of answer.jobs ?? []) {
+          const job = jobs.find((it) => it.id === job_id);
+          if (status === "lost") job.isLost = true;
+          if (status !== "ok")
+            job.stop(new Cancelled(status === "lost" ? "its lease is lost" : "it was cancelled"));
+        }
+        this.#obey(answer.state);
+      } catch (error) {
+        console.warn(`fencepost: a heartbeat failed: ${error.message}`);
+      }
+    }
+  }
+
+  #poll() {
+    const wait_seconds = POLL_WAIT_SECONDS;
+    return { ...this.wanted, ...this.lease, wait_seconds, poll_id: pollId() };
+  }
+
+  async #serve() {
+    let jobs = [];
+    let poll;
+    while (jobs.length > 0 || !this.#isStopping) {
+      if (jobs.length > 0) {
+        const next = await this.#work(new Job(jobs[0], this));
+        jobs = [...next, ...jobs.slice(1)];
+        continue;
+      }
+      if (!this.#mayPoll) {
+        await this.#changed.promise;
+        continue;
+      }
+      const { signal } = this.#parked;
+      try {
+        // A poll without an answer is repeated with its id: it gets the same jobs.
+        poll ??= { worker_id: this.id, ...this.#poll() };
+        const options = { waitSeconds: POLL_WAIT_SECONDS, signal };
+        const answer = await this.client.request("POST", "/v1/workers/poll", poll, options);
+        poll = undefined;
+        jobs = answer.jobs;
+        this.#obey(answer.state);
+      } catch (error) {
+        if (signal.aborted) continue;
+        if (error instanceof ApiError && !error.isRetryable) {
+          this.stop();
+          throw error;
+        }
+        console.warn(`fencepost: a poll failed: ${error.message}`);
+      }
+    }
+  }
+
+  async #work(job) {
+    this.#active.add(job);
+    const begun = Date.now();
+    try {
+      const handler = this.#handlers.get(job.jobType);
+      const end = await currentTraceparent
+        .run(job.traceparent, async () => handler(job))
+        .then((result) => ({
+          status: "succeeded",
+          result: JSON.parse(JSON.stringify(result ?? null)),
+        }))
+        .catch((thrown) => failed(reason(thrown, job)));
+      end.duration_ms = Date.now() - begun;
+      return job.isLost ? [] : await this.#ack(job, end);
+    } catch (error) {
+      // 409: another attempt decides.
+      console.warn(`fencepost: the outcome of ${job.id} was not taken: ${error.message}`);
+      return [];
+    } finally {
+      this.#active.delete(job);
+    }
+  }
+
+  async #ack(job, end) {
+    let body = { worker_id: this.id, ...job.fence(), ...end };
+    if (this.#mayPoll) {
+      const { signal } = this.#parked;
+      const options = { waitSeconds: POLL_WAIT_SECONDS, retryMs: ACK_RETRY_MS, signal };
+      try {
+        const then = { ...body, then_poll: this.#poll() };
+        const { poll } = await this.client.request("POST", "/v1/workers/ack", then, options);
+        this.#obey(poll?.state);
+        return poll?.jobs ?? [];
+      } catch (error) {
+        if (error instanceof ApiError && [400, 413].includes(error.status)) {
+          const refused = { type: "ResultRefused", message: error.message };
+          body = { worker_id: this.id, ...job.fence(), status: "failed", error: refused };
+        } else if (!signal.aborted) {
+          throw error;
+        }
+        // It may have been recorded: an ack that shows its fence may be repeated.
+      }
+    }
+    const options = { retryMs: this.graceSeconds * 1000 };
+    await this.client.request("POST", "/v1/workers/ack", body, options);
+    return [];
+  }
+}
+
+/** Calls that were given the job's signal throw an `AbortError` instead of the reason. */
+function reason(thrown, job) {
+  return job.signal.aborted && thrown?.name === "AbortError" ? job.signal.reason : thrown;
+}
+
+/** The outcome of a handler that threw. */
+function failed(thrown) {
+  if (thrown instanceof Released) return { status: "released" };
+  const error = thrown instanceof Error ? thrown : new Error(String(thrown));
+  const stack_trace = (error.stack ?? "").slice(0, 8_000);
+  return {
+    status: "failed",
+    error: { type: error.constructor.name, message: error.message, stack_trace },
+    retryable: !(error instanceof NotRetryable),
+    ...(error instanceof RetryAfter && { retry_after_seconds: error.seconds }),
+  };
+}
+
+/** A promise and the function that resolves it. */
+function later() {
+  let resolve;
+  const promise = new Promise((done) => {
+    resolve = done;
+  });
+  return { promise, resolve };
+}

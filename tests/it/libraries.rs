@@ -1,0 +1,163 @@
+//! The client libraries of `clients/`: each as a user would run it, against a real server, over a
+//! network that loses answers, and with a worker that is killed.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{
+        OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use crate::{
+    examples::{does_its_duties, must, scratch},
+    harness::{Process, TestProject, run, run_for},
+};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    process::Command,
+};
+
+const JOBS: usize = 1_000;
+/// Of so many pieces of answers, one is lost with its connection.
+const LOST_OF: usize = 40;
+
+fn clients() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("clients")
+}
+
+/// A way to the server that loses answers. Returns its URL.
+async fn lossy(url: &str) -> String {
+    let server = url.trim_start_matches("http://").to_owned();
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    tokio::spawn(async move {
+        static ANSWERS: AtomicUsize = AtomicUsize::new(0);
+        while let Ok((mut client, _)) = listener.accept().await {
+            let server = server.clone();
+            tokio::spawn(async move {
+                let Ok(mut upstream) = TcpStream::connect(server).await else { return };
+                let (mut sent, mut answered) = (vec![0; 65_536], vec![0; 65_536]);
+                loop {
+                    tokio::select! {
+                        read = client.read(&mut sent) => match read {
+                            Ok(1..) => {
+                                let read = read.unwrap_or_default();
+                                if upstream.write_all(&sent[..read]).await.is_err() {
+                                    return;
+                                }
+                            }
+                            _ => return,
+                        },
+                        read = upstream.read(&mut answered) => match read {
+                            Ok(1..) => {
+                                let number = ANSWERS.fetch_add(1, Ordering::Relaxed);
+                                let read = read.unwrap_or_default();
+                                let is_lost = number % LOST_OF == LOST_OF - 1;
+                                if is_lost || client.write_all(&answered[..read]).await.is_err() {
+                                    return;
+                                }
+                            }
+                            _ => return,
+                        },
+                    }
+                }
+            });
+        }
+    });
+    format!("http://{address}")
+}
+
+async fn counts(t: &TestProject) -> Value {
+    t.get("/v1/queues/default").await.is(200)["counts"].clone()
+}
+
+/// Works on a thousand jobs that its own producer enqueues, while answers are lost and one of two
+/// workers is killed.
+fn loses_nothing(command: impl Fn() -> std::process::Command) {
+    run_for(Duration::from_secs(180), async {
+        let server = crate::harness::TestServer::start(crate::harness::fresh_database().await).await;
+        let t = &server.project("main").await;
+        let url = lossy(&t.url).await;
+        let program = || {
+            let mut command = command();
+            command.env("FENCEPOST_URL", &url).env("FENCEPOST_KEY", &t.api_key);
+            command.env("FENCEPOST_LEASE_SECONDS", "3").env("CONCURRENCY", "8");
+            command
+        };
+        let mut produce = Command::from(program());
+        must(produce.args(["enqueue", &JOBS.to_string()])).await;
+        assert_eq!(counts(t).await["pending"], json!(JOBS), "each job is stored once");
+
+        let (mut killed, mut spared) =
+            (Process::start(&mut program()), Process::start(&mut program()));
+        while counts(t).await["succeeded"].as_u64() < Some(200) {}
+        killed.kill();
+        while counts(t).await["succeeded"] != json!(JOBS) {}
+        assert_eq!(counts(t).await["dead_letter"], json!(0));
+        assert!(spared.terminate().await, "it drains");
+        server.stop().await;
+    });
+}
+
+/// Runs a command of a build.
+fn build(dir: &Path, program: &str, args: &[&str]) {
+    let output = std::process::Command::new(program).args(args).current_dir(dir).output();
+    let output = output.unwrap_or_else(|error| panic!("{program}: {error}"));
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {args:?}: {said}");
+}
+
+fn python() -> std::process::Command {
+    let mut command = std::process::Command::new("python3");
+    command.env("PYTHONPATH", clients().join("python"));
+    command.arg(clients().join("python/examples/greet.py"));
+    command
+}
+
+#[test]
+fn a_worker_with_the_python_library_does_its_duties() {
+    run(async |t| does_its_duties(t, &mut Command::from(python())).await);
+}
+
+#[test]
+fn the_python_library_loses_nothing() {
+    loses_nothing(python);
+}
+
+/// The example, compiled against the library that npm installed from its folder.
+fn typescript() -> std::process::Command {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let dir = BUILT.get_or_init(|| {
+        let dir = scratch("typescript-library");
+        let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/typescript");
+        for from in [example.join("package.json"), example.join("package-lock.json")] {
+            std::fs::copy(&from, dir.join(from.file_name().expect("a name"))).expect("a copy");
+        }
+        for file in ["greet.ts", "tsconfig.json"] {
+            let from = clients().join("typescript/examples").join(file);
+            std::fs::copy(from, dir.join(file)).expect("a copy");
+        }
+        let library = clients().join("typescript").display().to_string();
+        build(&dir, "npm", &["ci", "--no-audit", "--no-fund"]);
+        build(&dir, "npm", &["install", "--no-save", "--no-audit", "--no-fund", &library]);
+        build(&dir, "npx", &["tsc", "-p", "."]);
+        dir
+    });
+    let mut command = std::process::Command::new("node");
+    command.arg(dir.join("greet.js"));
+    command
+}
+
+#[test]
+fn a_worker_with_the_typescript_library_does_its_duties() {
+    run(async |t| does_its_duties(t, &mut Command::from(typescript())).await);
+}
+
+#[test]
+fn the_typescript_library_loses_nothing() {
+    loses_nothing(typescript);
+}

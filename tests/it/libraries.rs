@@ -161,3 +161,24 @@ fn a_worker_with_the_typescript_library_does_its_duties() {
 fn the_typescript_library_loses_nothing() {
     loses_nothing(typescript);
 }
+
+fn go() -> std::process::Command {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let program = BUILT.get_or_init(|| {
+        let program = scratch("go-library").join("greet");
+        let to = program.display().to_string();
+        build(&clients().join("go"), "go", &["build", "-o", &to, "./examples/greet"]);
+        program
+    });
+    std::process::Command::new(program)
+}
+
+#[test]
+fn a_worker_with_the_go_library_does_its_duties() {
+    run(async |t| does_its_duties(t, &mut Command::from(go())).await);
+}
+
+#[test]
+fn the_go_library_loses_nothing() {
+    loses_nothing(go);
+}

@@ -1,0 +1,256 @@
+// Package fencepost is the client and worker for Fencepost, a job queue with an HTTP API.
+package fencepost
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	mathrand "math/rand"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	// A request without an answer after this time has failed.
+	timeout = 15 * time.Second
+	// Longest wait of one request: the server's limit.
+	maxWait = 30 * time.Second
+	// The pause before the first retry; it doubles up to maxPause.
+	firstPause = 250 * time.Millisecond
+	maxPause   = 10 * time.Second
+	// How long a request is retried.
+	retryTime = time.Minute
+	// A Retry-After beyond this is cut.
+	maxRetryAfter = time.Minute
+)
+
+// Fields is an object of JSON.
+type Fields map[string]any
+
+// APIError says why the server refused a request.
+type APIError struct {
+	// Status of the answer.
+	Status int `json:"-"`
+	// Code is stable; later servers may send codes that this package does not name.
+	Code      ErrorCode `json:"code"`
+	Message   string    `json:"message"`
+	RequestID string    `json:"request_id"`
+	// Details has the invalid fields.
+	Details []struct {
+		Field   string `json:"field"`
+		Message string `json:"message"`
+	} `json:"details"`
+	JobState      string `json:"job_state"`
+	ExistingJobID string `json:"existing_job_id"`
+}
+
+func (e *APIError) Error() string {
+	return fmt.Sprintf("%s (%s, request %s)", e.Message, e.Code, e.RequestID)
+}
+
+// IsRetryable tells whether the same request may succeed later.
+func (e *APIError) IsRetryable() bool {
+	return e.Status >= 500 || e.Status == http.StatusRequestTimeout || e.Status == http.StatusTooManyRequests
+}
+
+type traceKey struct{}
+
+// Client enqueues jobs and reads them. Goroutines may share it.
+type Client struct {
+	url, key string
+	http     *http.Client
+}
+
+// NewClient returns a client; empty arguments stand for FENCEPOST_URL and FENCEPOST_KEY.
+func NewClient(url, key string) (*Client, error) {
+	if url == "" {
+		url = os.Getenv("FENCEPOST_URL")
+	}
+	if url == "" {
+		url = "http://127.0.0.1:7070"
+	}
+	if key == "" {
+		key = os.Getenv("FENCEPOST_KEY")
+	}
+	if key == "" {
+		return nil, errors.New("an API key is needed: the argument, or FENCEPOST_KEY")
+	}
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.MaxIdleConnsPerHost = MaxConcurrency
+	return &Client{strings.TrimRight(url, "/"), key, &http.Client{Transport: transport}}, nil
+}
+
+// call is one request with its retries.
+type call struct {
+	method, path string
+	body         any
+	headers      map[string]string
+	// How long the server may wait before it answers.
+	wait time.Duration
+	// How long it is retried.
+	retry time.Duration
+}
+
+// Request is any call of the API, such as Request(ctx, "GET", "/v1/queues", nil, &queues). It
+// retries what may pass: the network, 408, 429 and 5xx.
+func (c *Client) Request(ctx context.Context, method, path string, body, answer any) error {
+	return c.send(ctx, call{method: method, path: path, body: body, retry: retryTime}, answer)
+}
+
+func (c *Client) send(ctx context.Context, it call, answer any) error {
+	var content []byte
+	if it.body != nil {
+		var err error
+		if content, err = json.Marshal(it.body); err != nil {
+			return err
+		}
+	}
+	deadline := time.Now().Add(it.retry)
+	for pause := firstPause; ; pause *= 2 {
+		after, err := c.try(ctx, it, content, answer)
+		var refused *APIError
+		if err == nil || errors.As(err, &refused) && !refused.IsRetryable() {
+			return err
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if pause > maxPause {
+			pause = maxPause
+		}
+		// Half of it by chance, so that clients do not come back together.
+		wait := pause/2 + time.Duration(mathrand.Int63n(int64(pause/2)))
+		if after > maxRetryAfter {
+			after = maxRetryAfter
+		}
+		if after > wait {
+			wait = after
+		}
+		if time.Now().Add(wait).After(deadline) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(wait):
+		}
+	}
+}
+
+func (c *Client) try(ctx context.Context, it call, content []byte, answer any) (time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout+it.wait)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, it.method, c.url+it.path, bytes.NewReader(content))
+	if err != nil {
+		return 0, err
+	}
+	request.Header.Set("Authorization", "Bearer "+c.key)
+	request.Header.Set("Content-Type", "application/json")
+	for name, value := range it.headers {
+		request.Header.Set(name, value)
+	}
+	reply, err := c.http.Do(request)
+	if err != nil {
+		return 0, err
+	}
+	defer reply.Body.Close()
+	text, err := io.ReadAll(reply.Body)
+	if err != nil {
+		return 0, err
+	}
+	if reply.StatusCode < 400 {
+		if answer == nil {
+			return 0, nil
+		}
+		return 0, json.Unmarshal(text, answer)
+	}
+	seconds, _ := strconv.Atoi(reply.Header.Get("Retry-After"))
+	refused := struct {
+		Error APIError `json:"error"`
+	}{APIError{Message: reply.Status}}
+	// What is between may answer in its own words.
+	_ = json.Unmarshal(text, &refused)
+	refused.Error.Status = reply.StatusCode
+	return time.Duration(seconds) * time.Second, &refused.Error
+}
+
+// JobRecord is a job as the server has it.
+type JobRecord struct {
+	ID       string          `json:"id"`
+	JobType  string          `json:"job_type"`
+	Queue    string          `json:"queue"`
+	State    string          `json:"state"`
+	Attempt  int             `json:"attempt"`
+	Failures int             `json:"failures"`
+	Result   json.RawMessage `json:"result"`
+}
+
+// HasEnded tells whether it has succeeded, is a dead letter or was cancelled.
+func (j *JobRecord) HasEnded() bool {
+	return j.State == "succeeded" || j.State == "dead_letter" || j.State == "cancelled"
+}
+
+// Enqueue stores a job once, however often the request must be sent. The fields are the others of
+// POST /v1/jobs, such as queue, delay_seconds and max_attempts; `idempotency_key` replaces the key
+// that each call makes.
+func (c *Client) Enqueue(ctx context.Context, jobType string, payload any, fields Fields) (*JobRecord, error) {
+	body := Fields{"job_type": jobType, "payload": payload}
+	headers := map[string]string{"Idempotency-Key": randomID()}
+	for name, value := range fields {
+		if name == "idempotency_key" {
+			headers["Idempotency-Key"] = fmt.Sprint(value)
+			continue
+		}
+		body[name] = value
+	}
+	if trace, ok := ctx.Value(traceKey{}).(string); ok && trace != "" {
+		headers["traceparent"] = trace
+	}
+	job := &JobRecord{}
+	it := call{method: "POST", path: "/v1/jobs", body: body, headers: headers, retry: retryTime}
+	return job, c.send(ctx, it, job)
+}
+
+// Job returns the job as it is now.
+func (c *Client) Job(ctx context.Context, id string) (*JobRecord, error) {
+	job := &JobRecord{}
+	return job, c.Request(ctx, "GET", "/v1/jobs/"+url.PathEscape(id), nil, job)
+}
+
+// Wait returns the job when it has ended, or when the context is done.
+func (c *Client) Wait(ctx context.Context, id string) (*JobRecord, error) {
+	path := fmt.Sprintf("/v1/jobs/%s?wait_seconds=%d", url.PathEscape(id), int(maxWait.Seconds()))
+	for {
+		job := &JobRecord{}
+		err := c.send(ctx, call{method: "GET", path: path, wait: maxWait, retry: retryTime}, job)
+		if err != nil || job.HasEnded() {
+			return job, err
+		}
+	}
+}
+
+// Cancel cancels a job; a running one is asked to stop.
+func (c *Client) Cancel(ctx context.Context, id string) error {
+	return c.Request(ctx, "POST", "/v1/jobs/"+url.PathEscape(id)+"/cancel", Fields{}, nil)
+}
+
+// randomID is a UUIDv7: ids in the order of time keep the server's index small.
+func randomID() string {
+	var id [16]byte
+	_, _ = rand.Read(id[:])
+	now := time.Now().UnixMilli()
+	for i := 0; i < 6; i++ {
+		id[i] = byte(now >> (40 - 8*i))
+	}
+	id[6] = id[6]&0x0f | 0x70
+	id[8] = id[8]&0x3f | 0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:])
+}

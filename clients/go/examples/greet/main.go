@@ -1,0 +1,67 @@
+// A worker that greets, and a producer: `greet`, `greet enqueue 10`.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log"
+	"os"
+	"strconv"
+	"time"
+
+	"fencepost.example/fencepost"
+)
+
+func number(name string, otherwise int) int {
+	if number, err := strconv.Atoi(os.Getenv(name)); err == nil {
+		return number
+	}
+	return otherwise
+}
+
+func greet(ctx context.Context, job *fencepost.Job) (any, error) {
+	payload := struct {
+		Name         string
+		Fail         bool
+		SleepSeconds int `json:"sleep_seconds"`
+	}{Name: "world"}
+	if err := json.Unmarshal(job.Payload, &payload); err != nil {
+		return nil, fencepost.NotRetryable{Err: err}
+	}
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-time.After(time.Duration(payload.SleepSeconds) * time.Second):
+	}
+	if payload.Fail {
+		return nil, errors.New("asked to fail")
+	}
+	return map[string]string{"greeting": "Hello, " + payload.Name + "!"}, nil
+}
+
+func main() {
+	client, err := fencepost.NewClient("", "")
+	if err != nil {
+		log.Fatal(err)
+	}
+	if len(os.Args) == 3 && os.Args[1] == "enqueue" {
+		count, _ := strconv.Atoi(os.Args[2])
+		for i := 0; i < count; i++ {
+			payload := fencepost.Fields{"name": fmt.Sprintf("number %d", i)}
+			if _, err := client.Enqueue(context.Background(), "greet", payload, nil); err != nil {
+				log.Fatal(err)
+			}
+		}
+		return
+	}
+	worker := fencepost.NewWorker(client)
+	worker.Concurrency = number("CONCURRENCY", 1)
+	worker.Lease = time.Duration(number("FENCEPOST_LEASE_SECONDS", 30)) * time.Second
+	worker.OnReady = func() { fmt.Println("ready") }
+	worker.Job("greet", greet)
+	if err := worker.Run(); err != nil {
+		log.Fatal(err)
+	}
+}

@@ -1,0 +1,3 @@
+module fencepost.example/fencepost
+
+go 1.19

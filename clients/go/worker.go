@@ -1,0 +1,496 @@
+package fencepost
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	// How long a poll waits: shorter than the 30 s after which a silent worker counts as lost.
+	pollWait = 20 * time.Second
+	// Between two heartbeats at most.
+	beatTime = 5 * time.Second
+	// Heartbeats that may fail before a lease ends.
+	beatsALease = 3
+	// How long an ack is sent again while the server does not answer.
+	ackRetry = 10 * time.Minute
+	// What handlers may still take after the grace period.
+	lastTime = 2 * time.Second
+	// MaxConcurrency is how many handlers one worker runs at the same time at most.
+	MaxConcurrency = 100
+)
+
+var (
+	// ErrCancelled is the cause when a job was cancelled, or its lease is lost.
+	ErrCancelled = errors.New("the job was cancelled, or its lease is lost")
+	// ErrReleased returns a job to its queue without a failure.
+	ErrReleased = errors.New("the worker stops")
+)
+
+// NotRetryable wraps an error of a job that cannot succeed: it becomes a dead letter at once.
+type NotRetryable struct{ Err error }
+
+func (e NotRetryable) Error() string { return e.Err.Error() }
+func (e NotRetryable) Unwrap() error { return e.Err }
+
+// RetryAfter wraps an error and chooses when the job is retried.
+type RetryAfter struct {
+	Err   error
+	After time.Duration
+}
+
+func (e RetryAfter) Error() string { return e.Err.Error() }
+func (e RetryAfter) Unwrap() error { return e.Err }
+
+// Job is a leased job.
+type Job struct {
+	ID      string          `json:"id"`
+	JobType string          `json:"job_type"`
+	Payload json.RawMessage `json:"payload"`
+	// Attempt is the fence: show it to other systems, so that they can refuse an older attempt.
+	Attempt       int               `json:"attempt"`
+	LeaseID       string            `json:"lease_id"`
+	Tags          map[string]string `json:"tags"`
+	ParentResults []json.RawMessage `json:"parent_results"`
+	Traceparent   string            `json:"traceparent"`
+
+	worker   *Worker
+	stop     context.CancelFunc
+	mutex    sync.Mutex
+	why      error
+	isLost   bool
+	progress *float64
+	sequence int
+}
+
+// Progress reports how much is done, from 0 to 1.
+func (j *Job) Progress(part float64) {
+	j.mutex.Lock()
+	defer j.mutex.Unlock()
+	j.progress = &part
+}
+
+// Log adds a line to the job's logs.
+func (j *Job) Log(ctx context.Context, text string) error {
+	j.mutex.Lock()
+	sequence := j.sequence
+	j.sequence++
+	j.mutex.Unlock()
+	chunk := Fields{"job_id": j.ID, "attempt": j.Attempt, "sequence": sequence, "data": text + "\n",
+		"timestamp_ms": time.Now().UnixMilli()}
+	body := Fields{"worker_id": j.worker.ID, "chunks": []Fields{chunk}}
+	return j.worker.client.Request(ctx, "POST", "/v1/workers/logs", body, nil)
+}
+
+func (j *Job) fence() Fields {
+	j.mutex.Lock()
+	defer j.mutex.Unlock()
+	fence := Fields{"job_id": j.ID, "attempt": j.Attempt, "lease_id": j.LeaseID}
+	if j.progress != nil {
+		fence["progress"] = *j.progress
+	}
+	return fence
+}
+
+// end stops its handler.
+func (j *Job) end(why error, isLost bool) {
+	j.mutex.Lock()
+	defer j.mutex.Unlock()
+	if j.why == nil {
+		j.why = why
+	}
+	j.isLost = j.isLost || isLost
+	j.stop()
+}
+
+// Handler works on a job. What it returns is the job's result. The context ends when the job must
+// stop.
+type Handler func(ctx context.Context, job *Job) (any, error)
+
+// Worker runs handlers for the jobs of some queues.
+type Worker struct {
+	// ID is the worker's name: no two processes have the same.
+	ID string
+	// Queues to poll; default: `default`.
+	Queues []string
+	// Concurrency is how many handlers run at the same time; default: 10.
+	Concurrency int
+	Labels      []string
+	// Lease is the length of leases; default: half of the job's timeout, at least 30 s.
+	Lease time.Duration
+	// Grace is what running jobs have to end after SIGTERM; default: 25 s.
+	Grace time.Duration
+	// OnReady is called when the worker has registered.
+	OnReady func()
+
+	client   *Client
+	handlers map[string]Handler
+	mutex    sync.Mutex
+	active   map[string]*Job
+	quiet    map[string]bool
+	parked   context.Context
+	unpark   context.CancelFunc
+	changed  chan struct{}
+	ending   context.Context
+	finish   context.CancelFunc
+}
+
+// NewWorker returns a worker without handlers.
+func NewWorker(client *Client) *Worker {
+	host, _ := os.Hostname()
+	w := &Worker{
+		ID:     fmt.Sprintf("%s-%d-%s", host, os.Getpid(), randomID()[24:]),
+		Queues: []string{"default"}, Concurrency: 10, Grace: 25 * time.Second,
+		client: client, handlers: map[string]Handler{}, active: map[string]*Job{},
+		quiet: map[string]bool{}, changed: make(chan struct{}), OnReady: func() {},
+	}
+	w.ending, w.finish = context.WithCancel(context.Background())
+	w.parked, w.unpark = context.WithCancel(w.ending)
+	return w
+}
+
+// Job makes a function the handler of a job type.
+func (w *Worker) Job(jobType string, handler Handler) { w.handlers[jobType] = handler }
+
+// Stop takes no more jobs, and lets Run return when those that run have ended.
+func (w *Worker) Stop() { w.finish() }
+
+// rest stops or resumes polls, for one of two reasons: a signal, or a directive of the server.
+func (w *Worker) rest(reason string, isQuiet bool) {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	if w.quiet[reason] == isQuiet {
+		return
+	}
+	w.quiet[reason] = isQuiet
+	if w.unpark(); !w.quiet["signal"] && !w.quiet["directive"] {
+		w.parked, w.unpark = context.WithCancel(w.ending)
+	}
+	close(w.changed)
+	w.changed = make(chan struct{})
+}
+
+// park returns the context of parked polls, and what tells of the next change of it.
+func (w *Worker) park() (context.Context, chan struct{}) {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	return w.parked, w.changed
+}
+
+func (w *Worker) obey(state string) {
+	switch state {
+	case "terminate":
+		w.Stop()
+	case "quiet", "running":
+		w.mutex.Lock()
+		isSuspended := w.quiet["signal"]
+		w.mutex.Unlock()
+		if !isSuspended {
+			w.rest("directive", state == "quiet")
+		}
+	}
+}
+
+// Run works until SIGTERM, SIGINT or Stop. Running jobs have Grace to end.
+func (w *Worker) Run() error {
+	if w.Concurrency < 1 || w.Concurrency > MaxConcurrency {
+		return fmt.Errorf("concurrency must be between 1 and %d", MaxConcurrency)
+	}
+	host, _ := os.Hostname()
+	about := w.wanted(Fields{"worker_id": w.ID, "hostname": host, "pid": os.Getpid(),
+		"sdk_version": "fencepost-go/0.2.0", "concurrency": w.Concurrency})
+	if err := w.client.Request(context.Background(), "POST", "/v1/workers/register", about, nil); err != nil {
+		return err
+	}
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGTSTP, syscall.SIGCONT)
+	defer signal.Stop(signals)
+	go w.listen(signals)
+	done := make(chan struct{})
+	go w.beat(done)
+	failures := make(chan error, w.Concurrency)
+	for i := 0; i < w.Concurrency; i++ {
+		go func() { failures <- w.serve() }()
+	}
+	w.OnReady()
+	err, left := w.drain(failures)
+	close(done)
+	if left > 0 {
+		log.Printf("fencepost: %d handlers did not stop: their jobs are released", left)
+	}
+	// It releases what still runs.
+	it := call{method: "POST", path: "/v1/workers/deregister", body: Fields{"worker_id": w.ID}, retry: 5 * time.Second}
+	if refused := w.client.send(context.Background(), it, nil); err == nil {
+		err = refused
+	}
+	return err
+}
+
+// drain waits for the slots: while the worker works, then for the grace period, then a little more.
+func (w *Worker) drain(failures chan error) (first error, left int) {
+	left = w.Concurrency
+	var grace, last <-chan time.Time
+	ending := w.ending.Done()
+	for left > 0 {
+		select {
+		case err := <-failures:
+			left--
+			if err != nil && first == nil {
+				first = err
+				w.Stop()
+			}
+		case <-ending:
+			ending, grace = nil, time.After(w.Grace)
+		case <-grace:
+			grace, last = nil, time.After(lastTime)
+			for _, job := range w.running() {
+				job.end(ErrReleased, false)
+			}
+		case <-last:
+			return first, left
+		}
+	}
+	return first, left
+}
+
+func (w *Worker) listen(signals chan os.Signal) {
+	for it := range signals {
+		switch it {
+		case syscall.SIGTSTP:
+			w.rest("signal", true)
+		case syscall.SIGCONT:
+			w.rest("signal", false)
+		default:
+			if w.ending.Err() != nil { // the second signal
+				os.Exit(1)
+			}
+			w.Stop()
+		}
+	}
+}
+
+func (w *Worker) running() []*Job {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	jobs := make([]*Job, 0, len(w.active))
+	for _, job := range w.active {
+		jobs = append(jobs, job)
+	}
+	return jobs
+}
+
+func (w *Worker) beat(done chan struct{}) {
+	pause := beatTime
+	if w.Lease > 0 && w.Lease/beatsALease < pause {
+		pause = w.Lease / beatsALease
+	}
+	for {
+		select {
+		case <-done:
+			return
+		case <-time.After(pause):
+		}
+		jobs := map[string]*Job{}
+		active := []Fields{}
+		for _, job := range w.running() {
+			jobs[job.ID] = job
+			active = append(active, job.fence())
+		}
+		w.mutex.Lock()
+		state, isPolling := "running", !w.quiet["signal"] && !w.quiet["directive"]
+		if w.quiet["signal"] {
+			state = "quiet"
+		}
+		w.mutex.Unlock()
+		if len(jobs) == 0 && isPolling { // the polls tell that the worker lives
+			continue
+		}
+		var answer struct {
+			State string
+			Jobs  []struct {
+				JobID  string `json:"job_id"`
+				Status string
+			}
+		}
+		body := Fields{"worker_id": w.ID, "state": state, "active_jobs": active}
+		it := call{method: "POST", path: "/v1/workers/heartbeat", body: body}
+		if err := w.client.send(context.Background(), it, &answer); err != nil {
+			log.Printf("fencepost: a heartbeat failed: %v", err)
+			continue
+		}
+		for _, it := range answer.Jobs {
+			if job := jobs[it.JobID]; job != nil && it.Status != "ok" {
+				job.end(ErrCancelled, it.Status == "lost")
+			}
+		}
+		w.obey(answer.State)
+	}
+}
+
+// wanted adds what jobs the worker takes.
+func (w *Worker) wanted(fields Fields) Fields {
+	types := []string{}
+	for jobType := range w.handlers {
+		types = append(types, jobType)
+	}
+	fields["queues"], fields["job_types"] = w.Queues, types
+	if len(w.Labels) > 0 {
+		fields["labels"] = w.Labels
+	}
+	return fields
+}
+
+func (w *Worker) poll(fields Fields) Fields {
+	fields["wait_seconds"], fields["poll_id"] = int(pollWait.Seconds()), randomID()
+	if w.Lease > 0 {
+		fields["lease_seconds"] = int(w.Lease.Seconds())
+	}
+	return w.wanted(fields)
+}
+
+// given is the answer to a poll.
+type given struct {
+	Jobs  []*Job
+	State string
+}
+
+func (w *Worker) serve() error {
+	var jobs []*Job
+	var poll Fields
+	for len(jobs) > 0 || w.ending.Err() == nil {
+		if len(jobs) > 0 {
+			jobs = append(w.work(jobs[0]), jobs[1:]...)
+			continue
+		}
+		parked, changed := w.park()
+		if parked.Err() != nil {
+			select {
+			case <-changed:
+			case <-w.ending.Done():
+			}
+			continue
+		}
+		if poll == nil { // one without an answer is repeated with its id: it gets the same jobs
+			poll = w.poll(Fields{"worker_id": w.ID})
+		}
+		var answer given
+		it := call{method: "POST", path: "/v1/workers/poll", body: poll, wait: pollWait, retry: retryTime}
+		err := w.client.send(parked, it, &answer)
+		var refused *APIError
+		switch {
+		case err == nil:
+			poll, jobs = nil, answer.Jobs
+			w.obey(answer.State)
+		case parked.Err() != nil:
+		case errors.As(err, &refused) && !refused.IsRetryable():
+			return err
+		default:
+			log.Printf("fencepost: a poll failed: %v", err)
+		}
+	}
+	return nil
+}
+
+func (w *Worker) work(job *Job) []*Job {
+	ctx, stop := context.WithCancel(context.WithValue(context.Background(), traceKey{}, job.Traceparent))
+	defer stop()
+	job.worker, job.stop = w, stop
+	w.mutex.Lock()
+	w.active[job.ID] = job
+	w.mutex.Unlock()
+	defer func() {
+		w.mutex.Lock()
+		delete(w.active, job.ID)
+		w.mutex.Unlock()
+	}()
+	begun := time.Now()
+	end := w.handle(ctx, job)
+	end["duration_ms"] = time.Since(begun).Milliseconds()
+	job.mutex.Lock()
+	isLost := job.isLost
+	job.mutex.Unlock()
+	if isLost {
+		return nil
+	}
+	next, err := w.ack(job, end)
+	if err != nil { // 409: another attempt decides
+		log.Printf("fencepost: the outcome of %s was not taken: %v", job.ID, err)
+	}
+	return next
+}
+
+// handle runs the handler, and returns the outcome. A panic is a failure.
+func (w *Worker) handle(ctx context.Context, job *Job) (end Fields) {
+	defer func() {
+		if panicked := recover(); panicked != nil {
+			end = failed(fmt.Errorf("panic: %v", panicked))
+		}
+	}()
+	result, err := w.handlers[job.JobType](ctx, job)
+	if err == nil {
+		return Fields{"status": "succeeded", "result": result}
+	}
+	job.mutex.Lock()
+	defer job.mutex.Unlock()
+	if errors.Is(err, context.Canceled) && job.why != nil {
+		err = job.why
+	}
+	return failed(err)
+}
+
+func failed(err error) Fields {
+	if errors.Is(err, ErrReleased) {
+		return Fields{"status": "released"}
+	}
+	kind := err
+	var final NotRetryable
+	var later RetryAfter
+	end := Fields{"status": "failed"}
+	if errors.As(err, &final) {
+		kind, end["retryable"] = final.Err, false
+	} else if errors.As(err, &later) {
+		kind, end["retry_after_seconds"] = later.Err, int(later.After.Seconds())
+	}
+	end["error"] = Fields{"type": fmt.Sprintf("%T", kind), "message": err.Error()}
+	return end
+}
+
+func (w *Worker) ack(job *Job, end Fields) ([]*Job, error) {
+	body := func(more Fields) Fields {
+		body := Fields{"worker_id": w.ID, "job_id": job.ID, "attempt": job.Attempt, "lease_id": job.LeaseID}
+		for _, fields := range []Fields{end, more} {
+			for name, value := range fields {
+				body[name] = value
+			}
+		}
+		return body
+	}
+	it := call{method: "POST", path: "/v1/workers/ack", wait: pollWait, retry: ackRetry}
+	if parked, _ := w.park(); parked.Err() == nil {
+		var answer struct{ Poll given }
+		it.body = body(Fields{"then_poll": w.poll(Fields{})})
+		err := w.client.send(parked, it, &answer)
+		var refused *APIError
+		var unwritten *json.UnsupportedTypeError
+		switch {
+		case err == nil:
+			w.obey(answer.Poll.State)
+			return answer.Poll.Jobs, nil
+		case errors.As(err, &refused) && (refused.Status == 400 || refused.Status == 413), errors.As(err, &unwritten):
+			end = Fields{"status": "failed", "error": Fields{"type": "ResultRefused", "message": err.Error()}}
+		case parked.Err() == nil:
+			return nil, err
+		}
+		// It may have been recorded: an ack that shows its fence may be repeated.
+	}
+	it.body, it.wait, it.retry = body(Fields{}), 0, w.Grace
+	return nil, w.client.send(context.Background(), it, nil)
+}

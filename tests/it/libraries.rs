@@ -22,7 +22,7 @@ use tokio::{
 };
 
 const JOBS: usize = 1_000;
-/// Of so many pieces of answers, one is lost with its connection.
+/// One of this many pieces of answers is lost with its connection.
 const LOST_OF: usize = 40;
 
 fn clients() -> PathBuf {
@@ -79,7 +79,8 @@ async fn counts(t: &TestProject) -> Value {
 /// workers is killed.
 fn loses_nothing(command: impl Fn() -> std::process::Command) {
     run_for(Duration::from_secs(180), async {
-        let server = crate::harness::TestServer::start(crate::harness::fresh_database().await).await;
+        let server =
+            crate::harness::TestServer::start(crate::harness::fresh_database().await).await;
         let t = &server.project("main").await;
         let url = lossy(&t.url).await;
         let program = || {
@@ -129,9 +130,9 @@ fn the_python_library_loses_nothing() {
 }
 
 /// The example, compiled against the library that npm installed from its folder.
-fn typescript() -> std::process::Command {
+fn typescript_folder() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    let dir = BUILT.get_or_init(|| {
+    BUILT.get_or_init(|| {
         let dir = scratch("typescript-library");
         let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/typescript");
         for from in [example.join("package.json"), example.join("package-lock.json")] {
@@ -146,9 +147,12 @@ fn typescript() -> std::process::Command {
         build(&dir, "npm", &["install", "--no-save", "--no-audit", "--no-fund", &library]);
         build(&dir, "npx", &["tsc", "-p", "."]);
         dir
-    });
+    })
+}
+
+fn typescript() -> std::process::Command {
     let mut command = std::process::Command::new("node");
-    command.arg(dir.join("greet.js"));
+    command.arg(typescript_folder().join("greet.js"));
     command
 }
 
@@ -181,4 +185,90 @@ fn a_worker_with_the_go_library_does_its_duties() {
 #[test]
 fn the_go_library_loses_nothing() {
     loses_nothing(go);
+}
+
+/// Cargo builds examples beside the tests.
+fn rust() -> std::process::Command {
+    let target = Path::new(env!("CARGO_BIN_EXE_fencepost")).parent().expect("a folder");
+    std::process::Command::new(target.join("examples/greet"))
+}
+
+#[test]
+fn a_worker_with_the_rust_library_does_its_duties() {
+    run(async |t| does_its_duties(t, &mut Command::from(rust())).await);
+}
+
+#[test]
+fn the_rust_library_loses_nothing() {
+    loses_nothing(rust);
+}
+
+/// The first two programs of a page: a worker and a producer that prints its job's result.
+fn shown(page: &str, fence: &str) -> [String; 2] {
+    let page = std::fs::read_to_string(clients().join(page)).expect("a page");
+    let begin = format!("```{fence}\n");
+    let mut programs = page.split(&begin).skip(1);
+    [(); 2].map(|()| {
+        let program = programs.next().expect("a program");
+        program.split_once("```").expect("its end").0.to_owned()
+    })
+}
+
+/// Runs both programs as the page tells.
+async fn greets(t: &TestProject, [worker, producer]: [&mut Command; 2]) {
+    for command in [&mut *worker, &mut *producer] {
+        command.env("FENCEPOST_URL", &t.url).env("FENCEPOST_KEY", &t.api_key).kill_on_drop(true);
+    }
+    let working = worker.spawn().expect("it starts");
+    let output = producer.output().await.expect("it runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("Hello, Ada!"), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    drop(working);
+}
+
+#[test]
+fn what_the_page_of_the_python_library_shows_runs() {
+    run(async |t| {
+        let programs = shown("python/README.md", "python");
+        let [mut worker, mut producer] = programs.map(|program| {
+            let mut command = Command::new("python3");
+            command.env("PYTHONPATH", clients().join("python")).args(["-c", &program]);
+            command
+        });
+        greets(t, [&mut worker, &mut producer]).await;
+    });
+}
+
+#[test]
+fn what_the_page_of_the_typescript_library_shows_runs() {
+    run(async |t| {
+        let dir = typescript_folder();
+        let [mut worker, mut producer] = shown("typescript/README.md", "ts").map(|program| {
+            let mut command = Command::new("node");
+            command.current_dir(dir).args(["--input-type=module", "--eval", &program]);
+            command
+        });
+        greets(t, [&mut worker, &mut producer]).await;
+    });
+}
+
+#[test]
+fn each_library_has_all_codes_of_errors() {
+    let document = fencepost::http::openapi::document();
+    let document = serde_json::to_value(document).expect("JSON");
+    let codes = document["components"]["schemas"]["ErrorCode"]["enum"].as_array().expect("codes");
+    let codes: Vec<_> = codes.iter().filter_map(Value::as_str).collect();
+    let read = |file: &str| std::fs::read_to_string(clients().join(file)).expect("a file");
+    for file in ["python/fencepost/codes.py", "typescript/index.d.ts", "go/codes.go"] {
+        let text = read(file);
+        let missing: Vec<_> =
+            codes.iter().filter(|it| !text.contains(&format!("\"{it}\""))).collect();
+        assert!(missing.is_empty(), "{file}: {missing:?}");
+    }
+    let text = read("rust/src/codes.rs");
+    for code in codes {
+        let name: String =
+            code.split('_').map(|word| word[..1].to_uppercase() + &word[1..]).collect();
+        assert!(text.contains(&format!("    {name},")), "{name}");
+    }
 }

@@ -6,7 +6,7 @@ use crate::harness::{TestProject, run};
 use serde_json::json;
 use tokio::process::{Child, Command};
 
-const MAX_WORKER_LINES: usize = 43;
+const MAX_WORKER_LINES: usize = 8;
 const WORKERS: usize = 4;
 const JOBS: usize = 1_000;
 
@@ -20,6 +20,7 @@ fn worker() -> String {
 fn start(t: &TestProject, program: &PathBuf) -> Child {
     Command::new("python3")
         .arg(program)
+        .env("PYTHONPATH", concat!(env!("CARGO_MANIFEST_DIR"), "/clients/python"))
         .env("FENCEPOST_URL", &t.url)
         .env("FENCEPOST_KEY", &t.api_key)
         .kill_on_drop(true)

@@ -53,7 +53,7 @@ class ApiError(Exception):
 
 
 class Aborted(Exception):
-    """The request was given up, because its caller stops."""
+    """The request was aborted: its caller stops."""
 
 
 class Connection:

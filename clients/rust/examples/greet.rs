@@ -1,0 +1,43 @@
+//! A worker that greets, and a producer: `greet`, `greet enqueue 10`.
+
+use std::time::Duration;
+
+use fencepost_client::{Client, Error, Failure, Job, Worker};
+use serde_json::{Value, json};
+
+fn number(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)
+}
+
+async fn greet(job: Job) -> Result<Value, Failure> {
+    let time = Duration::from_secs(job.payload["sleep_seconds"].as_u64().unwrap_or(0));
+    tokio::select! {
+        () = tokio::time::sleep(time) => (),
+        () = job.stopped() => job.check()?,
+    }
+    if job.payload["fail"] == true {
+        return Err(Failure::new("Refused", "asked to fail"));
+    }
+    let name = job.payload["name"].as_str().unwrap_or("world");
+    Ok(json!({"greeting": format!("Hello, {name}!")}))
+}
+
+#[tokio::main]
+#[expect(clippy::print_stdout, reason = "the line tells that it is ready")]
+async fn main() -> Result<(), Error> {
+    let client = Client::from_env()?;
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    if let [command, count] = &arguments[..]
+        && command == "enqueue"
+    {
+        for number in 0..count.parse().unwrap_or(0) {
+            client.enqueue("greet", json!({"name": format!("number {number}")})).await?;
+        }
+        return Ok(());
+    }
+    let mut worker = Worker::new(client);
+    worker.concurrency = usize::try_from(number("CONCURRENCY", 1)).unwrap_or(1);
+    worker.lease = Some(Duration::from_secs(number("FENCEPOST_LEASE_SECONDS", 30)));
+    worker.job("greet", greet);
+    worker.run_with(|| println!("ready")).await
+}

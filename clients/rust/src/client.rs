@@ -1,0 +1,300 @@
+//! Requests to the API: enqueue, read and cancel jobs.
+
+use std::{
+    fmt,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use reqwest::{Method, StatusCode, header};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+use uuid::Uuid;
+
+use crate::codes::ErrorCode;
+
+/// A request without an answer after this time has failed.
+const TIMEOUT: Duration = Duration::from_secs(15);
+/// Longest wait of one request: the server's limit.
+const MAX_WAIT: Duration = Duration::from_secs(30);
+/// The pause before the first retry; it doubles up to the next.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const MAX_PAUSE: Duration = Duration::from_secs(10);
+/// How long a request is retried.
+const RETRY_TIME: Duration = Duration::from_secs(60);
+/// A `Retry-After` beyond this is cut.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
+
+tokio::task_local! {
+    /// The trace of the job whose handler runs in this task; jobs that it enqueues continue it.
+    pub(crate) static TRACEPARENT: Option<String>;
+}
+
+/// Why a call failed.
+#[derive(Debug)]
+pub enum Error {
+    /// The server refused it.
+    Api(Box<ApiError>),
+    /// The server was not reached, or its answer was lost.
+    Http(reqwest::Error),
+    /// A value cannot be written as JSON, or the answer cannot be read.
+    Json(serde_json::Error),
+    /// The client or the worker is not set up: what is missing.
+    Setup(&'static str),
+}
+
+impl Error {
+    /// Whether the same request may succeed later.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Api(error) => {
+                error.status.is_server_error()
+                    || [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS]
+                        .contains(&error.status)
+            }
+            Self::Http(error) => !error.is_builder(),
+            Self::Json(_) | Self::Setup(_) => false,
+        }
+    }
+
+    pub(crate) fn status(&self) -> Option<StatusCode> {
+        match self {
+            Self::Api(error) => Some(error.status),
+            Self::Http(_) | Self::Json(_) | Self::Setup(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Api(it) => {
+                write!(f, "{} ({:?}, request {})", it.message, it.code, it.request_id)
+            }
+            Self::Http(error) => error.fmt(f),
+            Self::Json(error) => error.fmt(f),
+            Self::Setup(missing) => f.write_str(missing),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<reqwest::Error> for Error {
+    fn from(error: reqwest::Error) -> Self {
+        Self::Http(error)
+    }
+}
+
+impl From<serde_json::Error> for Error {
+    fn from(error: serde_json::Error) -> Self {
+        Self::Json(error)
+    }
+}
+
+/// Why the server refused a request.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct ApiError {
+    #[serde(skip)]
+    pub status: StatusCode,
+    pub code: ErrorCode,
+    pub message: String,
+    pub request_id: String,
+    /// Invalid fields.
+    pub details: Vec<ErrorDetail>,
+    /// In a 409 about a job: its state.
+    pub job_state: Option<String>,
+    /// In a 409 `unique_conflict`: the job that has the key.
+    pub existing_job_id: Option<String>,
+}
+
+/// An invalid field.
+#[derive(Debug, Clone, Deserialize)]
+pub struct ErrorDetail {
+    pub field: String,
+    pub message: String,
+}
+
+/// One request with its retries.
+#[derive(Debug, Clone)]
+pub struct Request<'a> {
+    pub method: Method,
+    pub path: &'a str,
+    pub body: Option<Value>,
+    pub headers: Vec<(&'static str, String)>,
+    /// How long the server may wait before it answers.
+    pub wait: Duration,
+    /// How long it is retried.
+    pub retry_time: Duration,
+}
+
+impl<'a> Request<'a> {
+    /// A GET.
+    #[must_use]
+    pub fn get(path: &'a str) -> Self {
+        let (wait, retry_time) = (Duration::ZERO, RETRY_TIME);
+        Self { method: Method::GET, path, body: None, headers: Vec::new(), wait, retry_time }
+    }
+
+    /// A POST of JSON.
+    #[must_use]
+    pub fn post(path: &'a str, body: Value) -> Self {
+        Self { method: Method::POST, body: Some(body), ..Self::get(path) }
+    }
+}
+
+/// Enqueues jobs and reads them. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Client {
+    http: reqwest::Client,
+    url: String,
+    key: String,
+}
+
+impl Client {
+    /// A client of this server.
+    ///
+    /// # Errors
+    /// When TLS cannot be set up.
+    pub fn new(url: &str, key: &str) -> Result<Self, Error> {
+        // Another one may be installed already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let http = reqwest::Client::builder().build()?;
+        Ok(Self { http, url: url.trim_end_matches('/').to_owned(), key: key.to_owned() })
+    }
+
+    /// The client that `FENCEPOST_URL` and `FENCEPOST_KEY` name.
+    ///
+    /// # Errors
+    /// When there is no `FENCEPOST_KEY`.
+    pub fn from_env() -> Result<Self, Error> {
+        let url = std::env::var("FENCEPOST_URL");
+        let key = std::env::var("FENCEPOST_KEY");
+        let key = key.map_err(|_| Error::Setup("an API key is needed in FENCEPOST_KEY"))?;
+        Self::new(url.as_deref().unwrap_or("http://127.0.0.1:7070"), &key)
+    }
+
+    /// Any call of the API. Retries what may pass: the network, 408, 429 and 5xx.
+    ///
+    /// # Errors
+    /// Those of the last try.
+    pub async fn request<T: DeserializeOwned>(&self, it: Request<'_>) -> Result<T, Error> {
+        let deadline = Instant::now() + it.retry_time;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let (error, after) = match self.send(&it).await {
+                Ok(answer) => return Ok(answer),
+                Err(failed) => failed,
+            };
+            // Half of it by chance, so that clients do not come back together.
+            let chance = Uuid::new_v4().as_u128() % 1_000;
+            let chance = u32::try_from(chance).unwrap_or_default();
+            let wait = (pause / 2 + pause / 2 * chance / 1_000).max(after.min(MAX_RETRY_AFTER));
+            if !error.is_retryable() || Instant::now() + wait > deadline {
+                return Err(error);
+            }
+            sleep(wait).await;
+            pause = (pause * 2).min(MAX_PAUSE);
+        }
+    }
+
+    /// One try. With an error, how long the server asks to wait.
+    async fn send<T: DeserializeOwned>(&self, it: &Request<'_>) -> Result<T, (Error, Duration)> {
+        let no_wait = |error| (Error::Http(error), Duration::ZERO);
+        let mut request = self
+            .http
+            .request(it.method.clone(), format!("{}{}", self.url, it.path))
+            .bearer_auth(&self.key)
+            .timeout(TIMEOUT + it.wait);
+        for (name, value) in &it.headers {
+            request = request.header(*name, value);
+        }
+        if let Some(body) = &it.body {
+            request = request.json(body);
+        }
+        let reply = request.send().await.map_err(no_wait)?;
+        let status = reply.status();
+        if status.is_success() {
+            return reply.json().await.map_err(no_wait);
+        }
+        let after = reply.headers().get(header::RETRY_AFTER).and_then(|it| it.to_str().ok());
+        let after = Duration::from_secs(after.and_then(|it| it.parse().ok()).unwrap_or(0));
+        let body = reply.bytes().await.map_err(no_wait)?;
+        #[derive(Deserialize)]
+        struct Body {
+            error: ApiError,
+        }
+        // What is between may answer in its own words.
+        let error = serde_json::from_slice(&body).map(|it: Body| it.error).unwrap_or_default();
+        Err((Error::Api(Box::new(ApiError { status, ..error })), after))
+    }
+
+    /// Stores a job once, however often the request must be sent, and returns it.
+    ///
+    /// # Errors
+    /// When the server refuses it, or does not answer for a minute.
+    pub async fn enqueue(&self, job_type: &str, payload: impl Serialize) -> Result<Value, Error> {
+        self.enqueue_with(job_type, payload, json!({})).await
+    }
+
+    /// The same with other fields of `POST /v1/jobs`: `{"queue": "mail", "max_attempts": 5}`.
+    ///
+    /// # Errors
+    /// As for [`Self::enqueue`].
+    pub async fn enqueue_with(
+        &self,
+        job_type: &str,
+        payload: impl Serialize,
+        mut fields: Value,
+    ) -> Result<Value, Error> {
+        fields["job_type"] = json!(job_type);
+        fields["payload"] = serde_json::to_value(payload)?;
+        let mut request = Request::post("/v1/jobs", fields);
+        request.headers.push(("Idempotency-Key", Uuid::new_v4().to_string()));
+        if let Ok(Some(trace)) = TRACEPARENT.try_with(Clone::clone) {
+            request.headers.push(("traceparent", trace));
+        }
+        self.request(request).await
+    }
+
+    /// The job as it is now.
+    ///
+    /// # Errors
+    /// When there is none, or the server does not answer for a minute.
+    pub async fn job(&self, id: &str) -> Result<Value, Error> {
+        self.request(Request::get(&format!("/v1/jobs/{id}"))).await
+    }
+
+    /// The job when it has ended: its `state` is `succeeded`, `dead_letter` or `cancelled`. Bound
+    /// the wait by `tokio::time::timeout`.
+    ///
+    /// # Errors
+    /// As for [`Self::job`].
+    pub async fn wait(&self, id: &str) -> Result<Value, Error> {
+        let path = format!("/v1/jobs/{id}?wait_seconds={}", MAX_WAIT.as_secs());
+        loop {
+            let job: Value =
+                self.request(Request { wait: MAX_WAIT, ..Request::get(&path) }).await?;
+            if ["succeeded", "dead_letter", "cancelled"].iter().any(|it| job["state"] == *it) {
+                return Ok(job);
+            }
+        }
+    }
+
+    /// Cancels a job; a running one is asked to stop.
+    ///
+    /// # Errors
+    /// When it has ended, or the server does not answer for a minute.
+    pub async fn cancel(&self, id: &str) -> Result<Value, Error> {
+        self.request(Request::post(&format!("/v1/jobs/{id}/cancel"), json!({}))).await
+    }
+}
+
+/// Milliseconds since 1970, by the clock of this machine: logs show when a worker wrote them.
+#[expect(clippy::disallowed_methods, reason = "no decision depends on it")]
+pub(crate) fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}

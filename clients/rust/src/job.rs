@@ -1,0 +1,139 @@
+//! A leased job, and how its handler may fail.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use crate::client::{Client, Error, Request, now_ms};
+
+/// A leased job. Cheap to clone.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Job {
+    pub id: String,
+    pub job_type: String,
+    pub payload: Value,
+    /// The fence: show it to other systems, so that they can refuse an older attempt.
+    pub attempt: i32,
+    pub lease_id: String,
+    pub tags: HashMap<String, String>,
+    pub parent_results: Vec<Value>,
+    pub traceparent: Option<String>,
+    #[serde(skip)]
+    pub(crate) shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    pub stopped: CancellationToken,
+    pub is_lost: AtomicBool,
+    pub is_released: AtomicBool,
+    /// The worker that runs it: its client and its name.
+    pub worker: OnceLock<(Client, String)>,
+    progress: Mutex<Option<f32>>,
+    sequence: AtomicU64,
+}
+
+impl Job {
+    /// Resolves when the job must stop: it was cancelled, its lease is lost, or the worker's grace
+    /// period has ended. Then return [`Self::check`]'s error.
+    pub async fn stopped(&self) {
+        self.shared.stopped.cancelled().await;
+    }
+
+    /// Whether it may continue.
+    ///
+    /// # Errors
+    /// When the job must stop.
+    pub fn check(&self) -> Result<(), Failure> {
+        if !self.shared.stopped.is_cancelled() {
+            return Ok(());
+        }
+        if self.shared.is_released.load(Ordering::Relaxed) {
+            return Err(Failure::released());
+        }
+        Err(Failure::new("Cancelled", "the job was cancelled, or its lease is lost"))
+    }
+
+    /// Reports how much is done, from 0 to 1.
+    pub fn progress(&self, part: f32) {
+        *self.shared.progress.lock().unwrap_or_else(PoisonError::into_inner) = Some(part);
+    }
+
+    /// Adds a line to the job's logs.
+    ///
+    /// # Errors
+    /// When the lease is lost, or the server does not answer.
+    pub async fn log(&self, text: &str) -> Result<(), Error> {
+        let no_worker = Error::Setup("only jobs of a worker have logs");
+        let (client, worker_id) = self.shared.worker.get().ok_or(no_worker)?;
+        let sequence = self.shared.sequence.fetch_add(1, Ordering::Relaxed);
+        let chunk = json!({
+            "job_id": self.id, "attempt": self.attempt, "sequence": sequence,
+            "data": format!("{text}\n"), "timestamp_ms": now_ms(),
+        });
+        let body = json!({"worker_id": worker_id, "chunks": [chunk]});
+        client.request::<Value>(Request::post("/v1/workers/logs", body)).await.map(drop)
+    }
+
+    /// What proves that this is the current attempt.
+    pub(crate) fn fence(&self) -> Value {
+        json!({"job_id": self.id, "attempt": self.attempt, "lease_id": self.lease_id})
+    }
+
+    /// The fence and the progress.
+    pub(crate) fn beat(&self) -> Value {
+        let progress = *self.shared.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut beat = self.fence();
+        if let Some(progress) = progress {
+            beat["progress"] = json!(progress);
+        }
+        beat
+    }
+}
+
+/// How an attempt failed. Any error becomes one, and is retried.
+#[derive(Debug, Clone)]
+pub struct Failure(pub(crate) Value);
+
+impl Failure {
+    /// A failure that is retried with backoff.
+    #[must_use]
+    pub fn new(kind: &str, message: &str) -> Self {
+        Self(json!({"status": "failed", "error": {"type": kind, "message": message}}))
+    }
+
+    /// The job goes back to its queue without a failure.
+    #[must_use]
+    pub fn released() -> Self {
+        Self(json!({"status": "released"}))
+    }
+
+    /// The job cannot succeed: it becomes a dead letter at once.
+    #[must_use]
+    pub fn not_retryable(mut self) -> Self {
+        self.0["retryable"] = json!(false);
+        self
+    }
+
+    /// The job is retried after this time.
+    #[must_use]
+    pub fn retry_after(mut self, time: Duration) -> Self {
+        self.0["retry_after_seconds"] = json!(time.as_secs());
+        self
+    }
+}
+
+impl<E: std::error::Error> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::new(std::any::type_name::<E>(), &error.to_string())
+    }
+}

@@ -1,0 +1,408 @@
+//! A worker: polls for jobs, keeps their leases, shows their fences, and drains on SIGTERM.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    time::Duration,
+};
+
+use reqwest::StatusCode;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::{
+    client::{Client, Error, Request, TRACEPARENT},
+    job::{Failure, Job},
+};
+
+/// How long a poll waits: shorter than the 30 s after which a silent worker counts as lost.
+const POLL_WAIT: Duration = Duration::from_secs(20);
+/// Between two heartbeats at most.
+const BEAT_TIME: Duration = Duration::from_secs(5);
+/// Heartbeats that may fail before a lease ends.
+const BEATS_A_LEASE: u32 = 3;
+/// How long an ack is sent again while the server does not answer.
+const ACK_RETRY_TIME: Duration = Duration::from_secs(600);
+/// How long the last call is sent again.
+const DEREGISTER_TIME: Duration = Duration::from_secs(5);
+/// What handlers may still take after the grace period.
+const LAST_TIME: Duration = Duration::from_secs(2);
+/// Handlers that one worker runs at the same time at most.
+const MAX_CONCURRENCY: usize = 100;
+
+type Outcome = Pin<Box<dyn Future<Output = Result<Value, Failure>> + Send>>;
+type Handler = Box<dyn Fn(Job) -> Outcome + Send + Sync>;
+
+/// Runs handlers for the jobs of some queues.
+pub struct Worker {
+    /// The worker's name: no two processes have the same.
+    pub id: String,
+    /// Queues to poll. Default: `default`.
+    pub queues: Vec<String>,
+    /// Handlers that run at the same time. Default: 10.
+    pub concurrency: usize,
+    pub labels: Vec<String>,
+    /// Length of leases. Default: half of the job's timeout, at least 30 s.
+    pub lease: Option<Duration>,
+    /// What running jobs have to end after SIGTERM. Default: 25 s.
+    pub grace: Duration,
+    client: Client,
+    handlers: HashMap<String, Handler>,
+    active: Mutex<HashMap<String, Job>>,
+    stopping: CancellationToken,
+    rest: watch::Sender<Rest>,
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// Why there are no polls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Rest {
+    by_signal: bool,
+    by_directive: bool,
+}
+
+impl Rest {
+    fn is_on(self) -> bool {
+        self.by_signal || self.by_directive
+    }
+}
+
+/// The answer to a poll.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Given {
+    jobs: Vec<Job>,
+    state: Option<String>,
+}
+
+impl Worker {
+    /// A worker without handlers.
+    #[must_use]
+    pub fn new(client: Client) -> Self {
+        let random = Uuid::new_v4().simple().to_string();
+        Self {
+            id: format!("{}-{}-{}", host(), std::process::id(), &random[..8]),
+            queues: vec!["default".to_owned()],
+            concurrency: 10,
+            labels: Vec::new(),
+            lease: None,
+            grace: Duration::from_secs(25),
+            client,
+            handlers: HashMap::new(),
+            active: Mutex::default(),
+            stopping: CancellationToken::new(),
+            rest: watch::Sender::default(),
+        }
+    }
+
+    /// Makes a function the handler of a job type. What it returns is the job's result.
+    pub fn job<F, W>(&mut self, job_type: &str, handler: F)
+    where
+        F: Fn(Job) -> W + Send + Sync + 'static,
+        W: Future<Output = Result<Value, Failure>> + Send + 'static,
+    {
+        self.handlers.insert(job_type.to_owned(), Box::new(move |job| Box::pin(handler(job))));
+    }
+
+    /// Cancel it to stop the worker: it takes no more jobs, and [`Self::run`] returns when those
+    /// that run have ended.
+    #[must_use]
+    pub fn stopping(&self) -> CancellationToken {
+        self.stopping.clone()
+    }
+
+    /// Works until SIGTERM, SIGINT, or [`Self::stopping`] is cancelled.
+    ///
+    /// # Errors
+    /// When the server refuses the worker.
+    pub async fn run(self) -> Result<(), Error> {
+        self.run_with(|| ()).await
+    }
+
+    /// The same; `on_ready` is called when the worker has registered.
+    ///
+    /// # Errors
+    /// When the server refuses the worker.
+    pub async fn run_with(self, on_ready: impl FnOnce()) -> Result<(), Error> {
+        if !(1..=MAX_CONCURRENCY).contains(&self.concurrency) {
+            return Err(Error::Setup("concurrency must be between 1 and 100"));
+        }
+        let worker = Arc::new(self);
+        let about = worker.wanted(json!({
+            "worker_id": worker.id, "hostname": host(), "pid": std::process::id(),
+            "sdk_version": "fencepost-rust/0.2.0", "concurrency": worker.concurrency,
+        }));
+        worker.client.request::<Value>(Request::post("/v1/workers/register", about)).await?;
+        let signals = tokio::spawn(Arc::clone(&worker).listen());
+        let beats = tokio::spawn(Arc::clone(&worker).beat());
+        let mut slots = JoinSet::new();
+        for _ in 0..worker.concurrency {
+            slots.spawn(Arc::clone(&worker).serve());
+        }
+        on_ready();
+        let ended = worker.drain(&mut slots).await;
+        beats.abort();
+        signals.abort();
+        slots.abort_all();
+        // It releases what still runs.
+        let body = json!({"worker_id": worker.id});
+        let request = Request::post("/v1/workers/deregister", body);
+        let request = Request { retry_time: DEREGISTER_TIME, ..request };
+        let refused = worker.client.request::<Value>(request).await.map(drop);
+        ended.and(refused)
+    }
+
+    /// Waits for the slots: while the worker works, then for the grace period, then a little more.
+    async fn drain(&self, slots: &mut JoinSet<Result<(), Error>>) -> Result<(), Error> {
+        let mut first = Ok(());
+        let mut all = async |first: &mut Result<(), Error>| {
+            while let Some(ended) = slots.join_next().await {
+                if let Ok(Err(error)) = ended {
+                    self.stopping.cancel();
+                    *first = Err(error);
+                }
+            }
+        };
+        tokio::select! {
+            () = all(&mut first) => return first,
+            () = self.stopping.cancelled() => (),
+        }
+        if timeout(self.grace, all(&mut first)).await.is_err() {
+            for job in self.active().values() {
+                job.shared.is_released.store(true, Ordering::Relaxed);
+                job.shared.stopped.cancel();
+            }
+            let _ = timeout(LAST_TIME, all(&mut first)).await;
+        }
+        first
+    }
+
+    async fn listen(self: Arc<Self>) -> std::io::Result<()> {
+        let (mut term, mut int) =
+            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        // SIGTSTP and SIGCONT.
+        let mut pause = signal(SignalKind::from_raw(20))?;
+        let mut resume = signal(SignalKind::from_raw(18))?;
+        loop {
+            tokio::select! {
+                _ = term.recv() => self.stop_or_exit(),
+                _ = int.recv() => self.stop_or_exit(),
+                _ = pause.recv() => self.rest.send_modify(|it| it.by_signal = true),
+                _ = resume.recv() => self.rest.send_modify(|it| it.by_signal = false),
+            }
+        }
+    }
+
+    fn stop_or_exit(&self) {
+        if self.stopping.is_cancelled() {
+            std::process::exit(1);
+        }
+        self.stopping.cancel();
+    }
+
+    fn active(&self) -> MutexGuard<'_, HashMap<String, Job>> {
+        self.active.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn obey(&self, state: Option<&str>) {
+        match state {
+            Some("terminate") => self.stopping.cancel(),
+            Some(state) if !self.rest.borrow().by_signal => {
+                self.rest.send_modify(|it| it.by_directive = state == "quiet");
+            }
+            _ => (),
+        }
+    }
+
+    /// Resolves when there must be no polls.
+    async fn parked_too_long(&self) {
+        let mut rest = self.rest.subscribe();
+        tokio::select! {
+            () = self.stopping.cancelled() => (),
+            _ = rest.wait_for(|it| it.is_on()) => (),
+        }
+    }
+
+    fn may_poll(&self) -> bool {
+        !self.stopping.is_cancelled() && !self.rest.borrow().is_on()
+    }
+
+    async fn beat(self: Arc<Self>) {
+        let pause = self.lease.map_or(BEAT_TIME, |it| BEAT_TIME.min(it / BEATS_A_LEASE));
+        loop {
+            sleep(pause).await;
+            let jobs: HashMap<_, _> = self.active().clone();
+            // While it polls, the polls tell that it lives.
+            if jobs.is_empty() && self.may_poll() {
+                continue;
+            }
+            let state = if self.rest.borrow().by_signal { "quiet" } else { "running" };
+            let active: Vec<_> = jobs.values().map(Job::beat).collect();
+            let body = json!({"worker_id": self.id, "state": state, "active_jobs": active});
+            let request = Request::post("/v1/workers/heartbeat", body);
+            let request = Request { retry_time: Duration::ZERO, ..request };
+            let Ok(answer) = self.client.request::<Value>(request).await else { continue };
+            for it in answer["jobs"].as_array().into_iter().flatten() {
+                let job = it["job_id"].as_str().and_then(|it| jobs.get(it));
+                let Some(job) = job.filter(|_| it["status"] != "ok") else { continue };
+                job.shared.is_lost.fetch_or(it["status"] == "lost", Ordering::Relaxed);
+                job.shared.stopped.cancel();
+            }
+            self.obey(answer["state"].as_str());
+        }
+    }
+
+    /// Adds what jobs the worker takes.
+    fn wanted(&self, mut fields: Value) -> Value {
+        fields["queues"] = json!(self.queues);
+        fields["job_types"] = json!(self.handlers.keys().collect::<Vec<_>>());
+        if !self.labels.is_empty() {
+            fields["labels"] = json!(self.labels);
+        }
+        fields
+    }
+
+    /// Ids in the order of time keep the server's index small.
+    fn poll(&self) -> Value {
+        let mut poll = self.wanted(json!({"poll_id": Uuid::now_v7()}));
+        poll["wait_seconds"] = json!(POLL_WAIT.as_secs());
+        if let Some(lease) = self.lease {
+            poll["lease_seconds"] = json!(lease.as_secs());
+        }
+        poll
+    }
+
+    async fn serve(self: Arc<Self>) -> Result<(), Error> {
+        let mut jobs: Vec<Job> = Vec::new();
+        let mut poll = None;
+        loop {
+            if let Some(job) = jobs.pop() {
+                jobs.extend(self.work(job).await);
+                continue;
+            }
+            if self.stopping.is_cancelled() {
+                return Ok(());
+            }
+            if !self.may_poll() {
+                let mut rest = self.rest.subscribe();
+                tokio::select! {
+                    () = self.stopping.cancelled() => (),
+                    _ = rest.wait_for(|it| !it.is_on()) => (),
+                }
+                continue;
+            }
+            // A poll without an answer is repeated with its id: it gets the same jobs.
+            let body = poll.get_or_insert_with(|| {
+                let mut poll = self.poll();
+                poll["worker_id"] = json!(self.id);
+                poll
+            });
+            let request = Request::post("/v1/workers/poll", body.clone());
+            let request = Request { wait: POLL_WAIT, ..request };
+            let answered = tokio::select! {
+                answered = self.client.request::<Given>(request) => answered,
+                () = self.parked_too_long() => continue,
+            };
+            match answered {
+                Ok(given) => {
+                    poll = None;
+                    jobs = given.jobs;
+                    self.obey(given.state.as_deref());
+                }
+                Err(error) if error.is_retryable() => (),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Works on a job. Returns those that come with the answer to its ack.
+    async fn work(&self, job: Job) -> Vec<Job> {
+        let _ = job.shared.worker.set((self.client.clone(), self.id.clone()));
+        self.active().insert(job.id.clone(), job.clone());
+        let begun = Instant::now();
+        let mut end = match self.handlers.get(&job.job_type) {
+            Some(handler) => {
+                // A task of its own: its panic is a failure and no end of the worker.
+                let handled = TRACEPARENT.scope(job.traceparent.clone(), handler(job.clone()));
+                match tokio::spawn(handled).await {
+                    Ok(Ok(result)) => json!({"status": "succeeded", "result": result}),
+                    Ok(Err(Failure(end))) => end,
+                    Err(panicked) => Failure::new("Panic", &panicked.to_string()).0,
+                }
+            }
+            None => Failure::released().0,
+        };
+        end["duration_ms"] = json!(begun.elapsed().as_millis());
+        let next = match job.shared.is_lost.load(Ordering::Relaxed) {
+            true => Ok(Vec::new()),
+            false => self.ack(&job, end).await,
+        };
+        self.active().remove(&job.id);
+        // 409: another attempt decides.
+        next.unwrap_or_default()
+    }
+
+    async fn ack(&self, job: &Job, mut end: Value) -> Result<Vec<Job>, Error> {
+        let body = |end: &Value| {
+            let mut body = job.fence();
+            body["worker_id"] = json!(self.id);
+            for (name, value) in end.as_object().into_iter().flatten() {
+                body[name] = value.clone();
+            }
+            body
+        };
+        #[derive(Deserialize)]
+        struct Answer {
+            #[serde(default)]
+            poll: Given,
+        }
+        if self.may_poll() {
+            let mut then = body(&end);
+            then["then_poll"] = self.poll();
+            let request = Request::post("/v1/workers/ack", then);
+            let request = Request { wait: POLL_WAIT, retry_time: ACK_RETRY_TIME, ..request };
+            let answered = tokio::select! {
+                answered = self.client.request::<Answer>(request) => Some(answered),
+                // It may have been recorded: an ack that shows its fence may be repeated.
+                () = self.parked_too_long() => None,
+            };
+            let refused = [Some(StatusCode::BAD_REQUEST), Some(StatusCode::PAYLOAD_TOO_LARGE)];
+            match answered {
+                None => (),
+                Some(Ok(answer)) => {
+                    self.obey(answer.poll.state.as_deref());
+                    return Ok(answer.poll.jobs);
+                }
+                Some(Err(error)) if refused.contains(&error.status()) => {
+                    end = Failure::new("ResultRefused", &error.to_string()).0;
+                }
+                Some(Err(error)) => return Err(error),
+            }
+        }
+        let request = Request::post("/v1/workers/ack", body(&end));
+        let request = Request { retry_time: self.grace, ..request };
+        self.client.request::<Value>(request).await.map(|_| Vec::new())
+    }
+}
+
+fn host() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = name.trim();
+    if name.is_empty() { "host".to_owned() } else { name.to_owned() }
+}

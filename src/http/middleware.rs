@@ -54,7 +54,7 @@ const PERMISSIONS_POLICY: HeaderName = HeaderName::from_static("permissions-poli
 /// The header in which a proxy names its client.
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// Prefix of the reference and the documentation.
-const DOCS: &str = "/docs";
+const DOCS: [&str; 3] = ["/docs", "/examples", "/clients"];
 /// Prefix of the console's pages.
 const CONSOLE: &str = "/console";
 /// Headers that every answer gets, and a few of its own.
@@ -301,7 +301,7 @@ impl Policy {
             path.strip_prefix(base).is_some_and(|it| it.is_empty() || it.starts_with('/'))
         };
         match path {
-            _ if is_below(DOCS) => Self::Docs,
+            _ if DOCS.into_iter().any(is_below) => Self::Docs,
             _ if is_below(CONSOLE) => Self::Console,
             _ => Self::Nothing,
         }

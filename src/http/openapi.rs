@@ -337,9 +337,9 @@ fn only_type(schema: &mut Map<String, Value>) -> bool {
     true
 }
 
-/// `/docs` and `/openapi.json`; nothing is loaded from other sites.
+/// `/docs/api` and `/openapi.json`; nothing is loaded from other sites.
 pub fn docs() -> SwaggerUi {
-    SwaggerUi::new("/docs")
+    SwaggerUi::new("/docs/api")
         .external_url_unchecked("/openapi.json", document().clone())
         .config(Config::from("/openapi.json").try_it_out_enabled(true))
 }

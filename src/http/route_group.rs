@@ -5,7 +5,8 @@ const PLAIN: [&str; 4] = ["/", "/livez", "/readyz", "unmatched"];
 /// Ends of the paths at which workers of adapters wait.
 const ADAPTER_POLLS: [&str; 3] = ["/poll", "/claim", "/workers/fetch"];
 /// Pages and files of the documentation.
-const DOCS: [&str; 5] = ["/docs", "/examples", "/favicon.ico", "/openapi", "/assets"];
+const DOCS: [&str; 7] =
+    ["/docs", "/examples", "/clients", "/llms.txt", "/favicon.ico", "/openapi", "/assets"];
 
 /// The group of a route, as the router names it.
 #[must_use]
@@ -49,12 +50,13 @@ pub fn runs_in_place(route: &str, method: &str) -> bool {
 }
 
 /// The label of a route in counters: the pages of the documentation are one, and so are the
-/// examples.
+/// examples, and the pages of the libraries.
 #[must_use]
 pub fn label(route: &str) -> &str {
     match route {
         _ if route.starts_with("/docs/") => "/docs/{page}",
         _ if route.starts_with("/examples/") => "/examples/{name}",
+        _ if route.starts_with("/clients/") => "/clients/{name}",
         _ => route,
     }
 }

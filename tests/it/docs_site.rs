@@ -28,10 +28,10 @@ fn a_page_is_html_for_a_browser_and_markdown_for_everybody_else() {
             // Where every error's `docs_url` leads.
             assert!(page.text.contains(&format!("id=\"{code}\"")), "{code}");
         }
-        assert!(
-            !page.text.contains("http://") && !page.text.contains("<script"),
-            "nothing from elsewhere"
-        );
+        for source in [" src=\"", "<link rel=\"stylesheet\" href=\""] {
+            let mut sources = page.text.split(source).skip(1);
+            assert!(sources.all(|it| it.starts_with('/')), "nothing from elsewhere");
+        }
         let plain = t.get("/docs/errors").await;
         assert_eq!(plain.headers["content-type"], "text/plain; charset=utf-8");
         assert_eq!(plain.text, read("docs/errors.md"));
@@ -52,7 +52,8 @@ fn files_are_compressed_for_clients_that_accept_it() {
             let headers = answer.headers().clone();
             (headers, answer.bytes().await.expect("a whole file"))
         };
-        let files = ["/openapi.json", "/openapi/ojs.json", "/docs/errors", "/docs/swagger-ui.css"];
+        let files =
+            ["/openapi.json", "/openapi/ojs.json", "/docs/errors", "/docs/api/swagger-ui.css"];
         for path in files {
             let (plain_headers, plain) = get(path, "identity").await;
             let varies = plain_headers.get_all("vary").iter().any(|it| it == "accept-encoding");
@@ -76,7 +77,8 @@ fn files_are_compressed_for_clients_that_accept_it() {
 /// What a page links below this repository.
 fn links(text: &str) -> impl Iterator<Item = &str> {
     let targets = text.split("](").skip(1).filter_map(|it| it.split([')', '#']).next());
-    targets.filter(|it| !it.is_empty() && !it.contains("://"))
+    // The reference is made from the OpenAPI file.
+    targets.filter(|it| !it.is_empty() && !it.contains("://") && *it != "api/")
 }
 
 #[test]
@@ -116,7 +118,8 @@ fn no_link_of_a_served_page_leads_nowhere() {
     run(async |t| {
         let mut seen = std::collections::BTreeSet::new();
         let pages = docs::names().map(|it| format!("/docs/{it}"));
-        for path in pages.chain(["/examples/README.md".to_owned()]) {
+        let others = ["/docs/", "/docs/api/", "/examples/README.md", "/clients/go/README.md"];
+        for path in pages.chain(others.map(str::to_owned)) {
             let page = in_a_browser(t, &path).await;
             let at = format!("{}{path}", t.url).parse().expect("a URL");
             for mut link in hrefs(&page.text, &at) {
@@ -128,5 +131,54 @@ fn no_link_of_a_served_page_leads_nowhere() {
             }
         }
         assert!(seen.len() > 40, "{}", seen.len());
+    });
+}
+
+#[test]
+fn the_search_knows_each_page_and_stays_small() {
+    const MAX_COMPRESSED_BYTES: usize = 150 * 1024;
+    run(async |t| {
+        let request = t.client.get(format!("{}/docs/search.json", t.url));
+        let sent = request.header("accept-encoding", "gzip").send().await.expect("an answer");
+        let small = sent.bytes().await.expect("a whole file");
+        assert!(small.len() <= MAX_COMPRESSED_BYTES, "{} bytes", small.len());
+        let sections = t.get("/docs/search.json").await.is(200);
+        let paths: Vec<_> = sections
+            .as_array()
+            .expect("sections")
+            .iter()
+            .filter_map(|it| it["path"].as_str())
+            .collect();
+        for name in docs::names().filter(|it| it != "index") {
+            let path = format!("/docs/{name}");
+            assert!(paths.contains(&&*path), "{path}");
+        }
+        assert!(paths.contains(&"/docs/errors#stale_lease"));
+    });
+}
+
+#[test]
+fn programs_that_read_find_all_pages_of_the_menu() {
+    run(async |t| {
+        let summary = t.get("/llms.txt").await;
+        assert!(summary.text.starts_with("# Fencepost\n\n> "), "{}", summary.text);
+        let mut seen = 0;
+        for link in links(&summary.text) {
+            assert_eq!(t.get(link).await.status, 200, "{link}");
+            seen += 1;
+        }
+        assert!(seen > 25, "{seen}");
+    });
+}
+
+#[test]
+fn a_page_has_its_neighbours_and_its_headings_beside_it() {
+    run(async |t| {
+        let page = in_a_browser(t, "/docs/guides/cron").await.text;
+        assert!(page.contains("<a rel=\"prev\" href=\"/docs/guides/limited-api\">"), "{page}");
+        assert!(page.contains("aria-current=\"page\">Run jobs on a schedule</a>"), "{page}");
+        let start = in_a_browser(t, "/docs").await.text;
+        assert!(start.contains("<li class=\"l2\"><a href=\"#your-first-job\">"), "{start}");
+        assert!(start.contains("value=\"Rust\"><label"), "{start}");
     });
 }

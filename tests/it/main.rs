@@ -19,6 +19,7 @@ mod docs_site;
 mod dropped;
 mod events;
 mod examples;
+mod guides;
 mod hardening;
 mod heartbeats;
 mod idempotency;

@@ -1,6 +1,7 @@
 //! Publishes this node's wake-ups to the others over Redis (debounced), and delivers theirs to the
 //! local pump. Jobs that idle polls of this node can take are not published: the claims of other
-//! nodes would come in vain. These are hints: a poll that misses one finds its job with the next claim.
+//! nodes would come in vain. These are hints: a poll that misses one finds its job with the next
+//! claim.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 

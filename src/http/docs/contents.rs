@@ -1,0 +1,49 @@
+//! The order of the documentation: groups of pages, by their paths below `docs/` without `.md`.
+
+/// The start page.
+pub const START: &str = "index";
+
+/// Groups in the order of the menu. Pages that no group names are in [`REST`].
+pub const GROUPS: [(&str, &[&str]); 6] = [
+    ("Start", &[START, "concepts", "worker-guide", "clients", "glossary"]),
+    (
+        "Guides",
+        &[
+            "guides/send-mail",
+            "guides/limited-api",
+            "guides/cron",
+            "guides/fan-out",
+            "guides/long-jobs",
+            "guides/effects-once",
+            "guides/priorities",
+            "guides/deploy-workers",
+            "guides/test-locally",
+            "guides/many-tenants",
+        ],
+    ),
+    (
+        "Migrate",
+        &[
+            "compare",
+            "migrate/sidekiq",
+            "migrate/bullmq",
+            "migrate/celery",
+            "migrate/sqs",
+            "protocols",
+        ],
+    ),
+    (
+        "Reference",
+        &["schedules", "status-codes", "errors", "limits", "guarantees", "versions", "not-yet"],
+    ),
+    ("Accounts", &["accounts", "console"]),
+    ("Operate", &["deploy", "operations", "configuration", "metrics", "benchmarks"]),
+];
+
+/// Folders whose pages have a group of their own, at the end of the menu.
+pub const REST: [(&str, &str); 2] = [("Runbooks", "runbooks/"), ("Decisions", "adr/")];
+
+/// All pages of the groups, in their order.
+pub fn in_order() -> impl Iterator<Item = &'static str> {
+    GROUPS.iter().flat_map(|(_, pages)| pages.iter().copied())
+}

@@ -1,0 +1,104 @@
+//! What the guides show runs as shown: the blocks of a page in their order, against a server of the
+//! page's own. A Python program that ends with `worker.run()` works in the background.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Stdio,
+};
+
+use crate::{
+    docs::read,
+    harness::{TestProject, run},
+};
+use fencepost::http::docs;
+use tokio::process::{Child, Command};
+
+/// The helper of the start page, with an exit code for refusals.
+const FP: &str = r#"fp() { curl -sS --fail-with-body "$FENCEPOST_URL/v1$1" -H "Authorization: Bearer $FENCEPOST_KEY" -H 'Content-Type: application/json' -d "$2"; echo; }"#;
+
+/// Language and text of each block.
+fn blocks(page: &str) -> Vec<(String, String)> {
+    let mut blocks = Vec::new();
+    let mut lines = page.lines();
+    while let Some(line) = lines.next() {
+        let Some(language) = line.strip_prefix("```") else { continue };
+        let text: Vec<_> = lines.by_ref().take_while(|it| *it != "```").collect();
+        blocks.push((language.to_owned(), text.join("\n")));
+    }
+    blocks
+}
+
+fn command(t: &TestProject, program: &str, args: &[&str]) -> Command {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let binaries = Path::new(env!("CARGO_BIN_EXE_fencepost")).parent().expect("a folder");
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut paths: Vec<PathBuf> = vec![binaries.to_owned()];
+    paths.extend(std::env::split_paths(&path));
+    let mut command = Command::new(program);
+    command
+        .args(args)
+        .current_dir(root)
+        .env("PATH", std::env::join_paths(paths).expect("paths"))
+        .env("PYTHONPATH", root.join("clients/python"))
+        .env("FENCEPOST_URL", &t.url)
+        .env("FENCEPOST_KEY", &t.api_key)
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true);
+    command
+}
+
+/// Runs the blocks of a page. Returns how many.
+async fn runs(t: &TestProject, name: &str) -> usize {
+    let mut working: Vec<Child> = Vec::new();
+    let mut ran = 0;
+    for (language, text) in blocks(&read(&format!("docs/{name}.md"))) {
+        let script = format!("{FP}\n{text}");
+        let mut command = match &*language {
+            "sh" if !text.contains("fp_live_…") => {
+                command(t, "bash", &["-eu", "-o", "pipefail", "-c", &script])
+            }
+            "python" if text.ends_with("worker.run()") => {
+                let mut worker = command(t, "python3", &["-c", &text]);
+                working.push(worker.stderr(Stdio::inherit()).spawn().expect("it starts"));
+                ran += 1;
+                continue;
+            }
+            "python" => command(t, "python3", &["-c", &text]),
+            "python before" => {
+                let check = "import ast, sys; ast.parse(sys.argv[1])";
+                command(t, "python3", &["-c", check, &text])
+            }
+            _ => continue,
+        };
+        let output = command.output().await.expect("it runs");
+        let said =
+            String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{name}: {text}\n{said}");
+        assert!(!said.lines().any(|it| it.ends_with(" dead_letter")), "{name}: {text}\n{said}");
+        ran += 1;
+    }
+    ran
+}
+
+#[test]
+fn what_the_start_page_shows_runs() {
+    run(async |t| assert!(runs(t, "index").await >= 4));
+}
+
+#[test]
+fn what_the_guides_show_runs() {
+    let is_guide = |it: &String| it.starts_with("guides/") || it.starts_with("migrate/");
+    let guides: Vec<_> = docs::names().filter(is_guide).collect();
+    assert!(guides.len() >= 14, "{guides:?}");
+    crate::harness::run_for(std::time::Duration::from_secs(240), async {
+        for name in guides {
+            let database = crate::harness::fresh_database().await;
+            let server = crate::harness::TestServer::start(database).await;
+            let ran = runs(&server.project("main").await, &name).await;
+            assert!(ran > 0 || name.starts_with("migrate/"), "{name}");
+            server.stop().await;
+        }
+    });
+}

@@ -41,7 +41,8 @@ pub const GROUPS: [(&str, &[&str]); 6] = [
 ];
 
 /// Folders whose pages have a group of their own, at the end of the menu.
-pub const REST: [(&str, &str); 2] = [("Runbooks", "runbooks/"), ("Decisions", "adr/")];
+pub const REST: [(&str, &str); 3] =
+    [("API", "reference/"), ("Runbooks", "runbooks/"), ("Decisions", "adr/")];
 
 /// All pages of the groups, in their order.
 pub fn in_order() -> impl Iterator<Item = &'static str> {

@@ -3,6 +3,7 @@
 //! from other sites.
 
 mod contents;
+mod reference;
 mod render;
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -105,7 +106,11 @@ impl Site {
             let file = Pages::get(&format!("{name}.md"))?;
             Some((name, DocsPage::of(path, &file.data)))
         });
-        Self { pages: pages.collect() }
+        let reference = reference::pages().into_iter().map(|(name, text)| {
+            let page = DocsPage::of(format!("/docs/{name}"), text.as_bytes());
+            (name, page)
+        });
+        Self { pages: pages.chain(reference).collect() }
     }
 
     fn pages<S: Clone + Send + Sync + 'static>(&self) -> Router<S> {

@@ -11,6 +11,8 @@ use crate::dev::Ready;
 
 /// Longer than any poll waits.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(45);
+/// A stream is followed for this long.
+const STREAM_TIMEOUT: Duration = Duration::from_secs(24 * 3_600);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const DEFAULT_URL: &str = "http://127.0.0.1:7070";
 
@@ -49,6 +51,18 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// An answer that is an error.
+    fn of(status: StatusCode, text: String) -> Self {
+        let error = Reply { text }.json()["error"].clone();
+        let text = |field: &str| error[field].as_str().map(str::to_owned);
+        Self::Refused {
+            status,
+            code: text("code").unwrap_or_else(|| status.to_string()),
+            message: text("message")
+                .unwrap_or_else(|| "the answer is not from a Fencepost server".to_owned()),
+        }
+    }
+
     /// Whether the same request may succeed after a pause.
     #[must_use]
     pub fn is_transient(&self) -> bool {
@@ -136,6 +150,33 @@ impl Client {
         .await
     }
 
+    /// Reads server-sent events until the server ends the stream, and gives the data of each.
+    pub async fn events(
+        &self,
+        path: &str,
+        mut each: impl FnMut(&Value) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let request = self.http.request(Method::GET, format!("{}{path}", self.url));
+        let request = request.timeout(STREAM_TIMEOUT).bearer_auth(&self.api_key);
+        let mut answer = request.send().await.map_err(Failure::Unreachable)?;
+        let status = answer.status();
+        if !status.is_success() {
+            let text = answer.text().await.map_err(Failure::Unreachable)?;
+            return Err(Failure::of(status, text).into());
+        }
+        let mut rest = Vec::new();
+        while let Some(bytes) = answer.chunk().await.map_err(Failure::Unreachable)? {
+            rest.extend_from_slice(&bytes);
+            while let Some(end) = rest.iter().position(|it| *it == b'\n') {
+                let line: Vec<u8> = rest.drain(..=end).collect();
+                if let Some(data) = line.strip_prefix(b"data:") {
+                    each(&serde_json::from_slice(data).unwrap_or_default())?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     async fn send(&self, request: reqwest::RequestBuilder) -> Result<Reply, Failure> {
         let sent = request.bearer_auth(&self.api_key).send().await;
         let response = sent.map_err(Failure::Unreachable)?;
@@ -144,13 +185,6 @@ impl Client {
         if status.is_success() {
             return Ok(Reply { text });
         }
-        let error = Reply { text }.json()["error"].clone();
-        let text = |field: &str| error[field].as_str().map(str::to_owned);
-        Err(Failure::Refused {
-            status,
-            code: text("code").unwrap_or_else(|| status.to_string()),
-            message: text("message")
-                .unwrap_or_else(|| "the answer is not from a Fencepost server".to_owned()),
-        })
+        Err(Failure::of(status, text))
     }
 }

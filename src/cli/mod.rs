@@ -1,6 +1,7 @@
 //! The command line: one binary with subcommands. `--help` is the reference.
 
 mod accounts;
+mod api;
 mod audit;
 mod batches;
 mod check;
@@ -23,7 +24,7 @@ use std::{
 };
 
 use anyhow::Context;
-use clap::{Parser, Subcommand, builder::PossibleValuesParser};
+use clap::{CommandFactory, Parser, Subcommand, builder::PossibleValuesParser};
 use tokio::net::TcpListener;
 
 use self::target::TargetArgs;
@@ -125,6 +126,30 @@ enum Command {
     Jobs(jobs::JobsArgs),
     /// Create, seal, list and show batches
     Batches(batches::BatchesArgs),
+    /// List, show, pause and resume queues
+    Queues(api::ApiArgs<api::Queues>),
+    /// List dead letters and their groups, and retry them
+    DeadLetters(api::ApiArgs<api::DeadLetters>),
+    /// List workers, and ask them to stop
+    Workers(api::ApiArgs<api::Workers>),
+    /// List, show, pause, resume and run schedules
+    Schedules(api::ApiArgs<api::Schedules>),
+    /// List, show and cancel workflows
+    Workflows(api::ApiArgs<api::Workflows>),
+    /// Say why a job is not running
+    Explain(api::JobArgs),
+    /// Print a job's logs
+    Logs(api::LogsArgs),
+    /// Print the completions of a shell: `source <(fencepost completions bash)`
+    Completions {
+        /// Shell
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual pages into this folder
+    Man {
+        /// Folder
+        dir: PathBuf,
+    },
     /// Print the OpenAPI document
     Openapi {
         /// Print an adapter's document
@@ -190,6 +215,19 @@ impl Cli {
             Command::Enqueue(args) => jobs::enqueue(args).await,
             Command::Jobs(args) => jobs::run(args).await,
             Command::Batches(args) => batches::run(args).await,
+            Command::Queues(args) => api::run(args).await,
+            Command::DeadLetters(args) => api::run(args).await,
+            Command::Workers(args) => api::run(args).await,
+            Command::Schedules(args) => api::run(args).await,
+            Command::Workflows(args) => api::run(args).await,
+            Command::Explain(args) => api::explain(args).await,
+            Command::Logs(args) => api::logs(args).await,
+            Command::Completions { shell } => {
+                let mut out = std::io::stdout();
+                clap_complete::generate(shell, &mut Self::command(), "fencepost", &mut out);
+                Ok(())
+            }
+            Command::Man { dir } => Ok(clap_mangen::generate_to(Self::command(), dir)?),
             Command::Openapi { older: true, .. } => {
                 Ok(write!(std::io::stdout(), "{}", openapi::older_text())?)
             }

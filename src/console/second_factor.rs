@@ -24,7 +24,7 @@ use crate::{
     error::Error,
     http::{
         auth::SessionReply,
-        me::second_factors::{NewTotp, RecoveryCodes, SecondFactors},
+        me::second_factors::{NewRecoveryCodes, NewTotp, SecondFactors},
     },
 };
 
@@ -165,7 +165,7 @@ pub async fn confirm_totp(api: Api, form: Fields) -> Result<Response, Error> {
     let request = json!({"code": form.text("code")}).to_string();
     let path = "/v1/me/second-factors/totp/confirm";
     match api.send(Method::POST, path, Some(request)).await {
-        Ok(RecoveryCodes { recovery_codes }) => render(&Codes::first(recovery_codes)),
+        Ok(NewRecoveryCodes { recovery_codes }) => render(&Codes::first(recovery_codes)),
         Err(error @ Error::InvalidCode) => {
             let text = |name| form.text(name).to_owned();
             let new = NewTotp { secret: text("secret"), uri: text("uri") };
@@ -177,7 +177,7 @@ pub async fn confirm_totp(api: Api, form: Fields) -> Result<Response, Error> {
 
 /// Replaces the recovery codes, and shows them, once.
 pub async fn recovery_codes(api: Api) -> Result<Response, Error> {
-    let RecoveryCodes { recovery_codes: codes } =
+    let NewRecoveryCodes { recovery_codes: codes } =
         api.send(Method::POST, "/v1/me/second-factors/recovery-codes", None).await?;
     render(&Codes::others(codes))
 }

@@ -7,6 +7,7 @@ mod adapters;
 mod auth;
 mod batches;
 mod binary;
+mod command_line;
 mod conditions;
 mod console;
 mod control;

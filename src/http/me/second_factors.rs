@@ -94,7 +94,7 @@ impl RequestBody for ConfirmTotpRequest {}
 
 /// Recovery codes.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct RecoveryCodes {
+pub struct NewRecoveryCodes {
     /// Ten codes. Each is valid once, in place of a code of the app. They are shown only once.
     pub recovery_codes: Vec<String>,
 }
@@ -107,7 +107,7 @@ pub struct RecoveryCodes {
     post, path = "/me/second-factors/totp/confirm", tag = "accounts", operation_id = "me_confirm_totp", security(("session" = [])),
     request_body = ConfirmTotpRequest,
     responses(
-        (status = 200, description = "Recovery codes.", body = RecoveryCodes),
+        (status = 200, description = "Recovery codes.", body = NewRecoveryCodes),
         (status = 401, description = "No live session, or the code is wrong, or no app waits for one.", body = ErrorBody),
         (status = 403, description = "The session must be stepped up.", body = ErrorBody),
         (status = 429, description = "Too many attempts.", body = ErrorBody),
@@ -118,10 +118,10 @@ pub async fn confirm_totp(
     State(app): State<App>,
     Extension(client): Extension<Client>,
     Json(request): Json<ConfirmTotpRequest>,
-) -> Result<Reply<RecoveryCodes>, Error> {
+) -> Result<Reply<NewRecoveryCodes>, Error> {
     let bearer = person.bearer;
     let recovery_codes = app.accounts.confirm_totp(bearer, &request.code, &client).await?;
-    Ok(Reply(RecoveryCodes { recovery_codes }))
+    Ok(Reply(NewRecoveryCodes { recovery_codes }))
 }
 
 /// Remove the authenticator app.
@@ -150,7 +150,7 @@ pub async fn remove_totp(
 #[utoipa::path(
     post, path = "/me/second-factors/recovery-codes", tag = "accounts", operation_id = "me_new_recovery_codes", security(("session" = [])),
     responses(
-        (status = 200, description = "Recovery codes.", body = RecoveryCodes),
+        (status = 200, description = "Recovery codes.", body = NewRecoveryCodes),
         (status = 400, description = "The account has no second factor.", body = ErrorBody),
         (status = 403, description = "The session must be stepped up.", body = ErrorBody),
     ),
@@ -159,7 +159,7 @@ pub async fn new_recovery_codes(
     person: Person,
     State(app): State<App>,
     Extension(client): Extension<Client>,
-) -> Result<Reply<RecoveryCodes>, Error> {
+) -> Result<Reply<NewRecoveryCodes>, Error> {
     let recovery_codes = app.accounts.new_recovery_codes(person.bearer, &client).await?;
-    Ok(Reply(RecoveryCodes { recovery_codes }))
+    Ok(Reply(NewRecoveryCodes { recovery_codes }))
 }

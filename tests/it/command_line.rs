@@ -1,0 +1,141 @@
+//! The commands for people on call, as they are typed.
+
+use std::process::{Output, Stdio};
+
+use crate::harness::{TestProject, run};
+use serde_json::{Value, json};
+use tokio::{io::AsyncBufReadExt, process::Command};
+
+fn command(t: &TestProject, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fencepost"));
+    command
+        .args(args)
+        .env("FENCEPOST_URL", &t.url)
+        .env("FENCEPOST_KEY", &t.api_key)
+        .kill_on_drop(true);
+    command
+}
+
+async fn typed(t: &TestProject, args: &[&str]) -> Output {
+    command(t, args).output().await.expect("it runs")
+}
+
+/// What a command prints that succeeds.
+async fn printed(t: &TestProject, args: &[&str]) -> String {
+    let output = typed(t, args).await;
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {error}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+#[test]
+fn a_queue_is_seen_paused_and_explained() {
+    run(async |t| {
+        let job = t.enqueue(json!({"queue": "mail", "job_type": "welcome"})).await;
+        let table = printed(t, &["queues", "list"]).await;
+        let lines: Vec<_> = table.lines().collect();
+        assert!(lines[0].starts_with("QUEUE  READY  RUNNING"), "{table}");
+        assert!(lines[1].starts_with("mail   1      0"), "{table}");
+        printed(t, &["queues", "pause", "mail"]).await;
+        let why = printed(t, &["explain", &job]).await;
+        assert!(why.starts_with("pending: ") && why.contains("  waits  queue"), "{why}");
+        printed(t, &["queues", "resume", "mail"]).await;
+        let queue: Value =
+            serde_json::from_str(&printed(t, &["queues", "get", "mail", "-o", "json"]).await)
+                .expect("JSON");
+        assert_eq!((&queue["queue"], &queue["paused_at"]), (&json!("mail"), &Value::Null));
+        let missing = typed(t, &["explain", "job_01m7w3ha3aextt8pkwwdmxsmqw"]).await;
+        assert_eq!(missing.status.code(), Some(3), "not found");
+    });
+}
+
+#[test]
+fn dead_letters_are_grouped_counted_and_retried() {
+    run(async |t| {
+        for _ in 0..2 {
+            t.enqueue(json!({"job_type": "welcome", "max_attempts": 1})).await;
+            let job = t.wait_and_lease("w").await;
+            let error = json!({"error": {"type": "Smtp", "message": "no answer"}});
+            t.ack_with(&job, "w", "failed", error).await.is(200);
+        }
+        let groups = printed(t, &["dead-letters", "groups"]).await;
+        assert!(
+            groups.lines().nth(1).is_some_and(|it| it.starts_with("2      welcome")),
+            "{groups}"
+        );
+        let list = printed(t, &["dead-letters", "list", "--job-type", "welcome"]).await;
+        assert_eq!(list.lines().count(), 3, "{list}");
+        let job =
+            list.lines().nth(1).and_then(|it| it.split(' ').next()).expect("a job").to_owned();
+        let counted = printed(t, &["dead-letters", "retry", "--dry-run"]).await;
+        assert!(counted.lines().any(|it| it.ends_with(" 2")), "{counted}");
+        printed(t, &["dead-letters", "retry", &job]).await;
+        assert_eq!(t.job(&job).await["state"], "pending");
+        let both = typed(t, &["dead-letters", "retry", &job, "--queue", "q"]).await;
+        assert_eq!(both.status.code(), Some(2), "one, or those that match");
+    });
+}
+
+#[test]
+fn logs_are_followed_until_the_job_has_ended() {
+    run(async |t| {
+        t.enqueue(json!({"job_type": "long"})).await;
+        let job = t.wait_and_lease("w").await;
+        let id = job["id"].as_str().expect("an id");
+        let write = async |sequence: u32, data: &str| {
+            let chunk = json!({"job_id": id, "attempt": 1, "sequence": sequence, "data": data,
+                               "timestamp_ms": 1});
+            t.post("/v1/workers/logs", json!({"worker_id": "w", "chunks": [chunk]})).await.is(200);
+        };
+        write(0, "one\n").await;
+        let mut child =
+            command(t, &["logs", "-f", id]).stdout(Stdio::piped()).spawn().expect("it starts");
+        let mut lines = tokio::io::BufReader::new(child.stdout.take().expect("its output")).lines();
+        assert_eq!(lines.next_line().await.expect("a line").as_deref(), Some("one"));
+        write(1, "two\n").await;
+        assert_eq!(lines.next_line().await.expect("a line").as_deref(), Some("two"));
+        t.ack(&job, "w", "succeeded").await.is(200);
+        assert_eq!(lines.next_line().await.expect("the end"), None);
+        assert!(child.wait().await.expect("it ends").success());
+        assert_eq!(printed(t, &["logs", id]).await, "one\ntwo\n");
+    });
+}
+
+#[test]
+fn workers_schedules_and_workflows_are_listed_and_controlled() {
+    run(async |t| {
+        let worker = json!({"worker_id": "w", "queues": ["q"], "job_types": []});
+        t.post("/v1/workers/register", worker).await.is(200);
+        printed(t, &["workers", "quiet", "w"]).await;
+        let workers = printed(t, &["workers", "list"]).await;
+        assert!(workers.contains("quiet"), "{workers}");
+        let schedule = json!({"job_type": "report", "cron_expression": "0 7 * * *"});
+        t.put("/v1/recurring/daily", schedule).await.is(200);
+        printed(t, &["schedules", "pause", "daily"]).await;
+        printed(t, &["schedules", "run", "daily"]).await;
+        let schedules = printed(t, &["schedules", "list"]).await;
+        assert!(schedules.contains("daily") && schedules.contains("false"), "{schedules}");
+        let graph = json!({"name": "g", "jobs": [{"key": "a", "job_type": "a"}]});
+        let workflow = t.post("/v1/workflows", graph).await.is(201)["id"].clone();
+        let workflow = workflow.as_str().expect("an id");
+        printed(t, &["workflows", "cancel", workflow]).await;
+        let workflows = printed(t, &["workflows", "list"]).await;
+        assert!(workflows.contains(workflow) && workflows.contains("cancelled"), "{workflows}");
+    });
+}
+
+#[test]
+fn shells_complete_and_every_command_has_a_manual_page() {
+    run(async |t| {
+        for (shell, begin) in
+            [("bash", "_fencepost()"), ("zsh", "#compdef fencepost"), ("fish", "")]
+        {
+            let text = printed(t, &["completions", shell]).await;
+            assert!(text.starts_with(begin) && text.contains("dead-letters"), "{shell}");
+        }
+        let dir = crate::harness::scratch("manual");
+        printed(t, &["man", dir.to_str().expect("a path")]).await;
+        let page = std::fs::read_to_string(dir.join("fencepost-dead-letters-retry.1"));
+        assert!(page.expect("a page").contains("Only count them"));
+    });
+}

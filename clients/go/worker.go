@@ -100,6 +100,12 @@ func (j *Job) fence() Fields {
 	return fence
 }
 
+func (j *Job) lost() bool {
+	j.mutex.Lock()
+	defer j.mutex.Unlock()
+	return j.isLost
+}
+
 // end stops its handler.
 func (j *Job) end(why error, isLost bool) {
 	j.mutex.Lock()
@@ -301,6 +307,9 @@ func (w *Worker) beat(done chan struct{}) {
 		jobs := map[string]*Job{}
 		active := []Fields{}
 		for _, job := range w.running() {
+			if job.lost() {
+				continue
+			}
 			jobs[job.ID] = job
 			active = append(active, job.fence())
 		}
@@ -404,20 +413,23 @@ func (w *Worker) work(job *Job) []*Job {
 	defer stop()
 	job.worker, job.stop = w, stop
 	w.mutex.Lock()
+	earlier := w.active[job.ID]
 	w.active[job.ID] = job
 	w.mutex.Unlock()
+	if earlier != nil { // this lease proves that the other one has ended
+		earlier.end(ErrCancelled, true)
+	}
 	defer func() {
 		w.mutex.Lock()
-		delete(w.active, job.ID)
-		w.mutex.Unlock()
+		defer w.mutex.Unlock()
+		if w.active[job.ID] == job {
+			delete(w.active, job.ID)
+		}
 	}()
 	begun := time.Now()
 	end := w.handle(ctx, job)
 	end["duration_ms"] = time.Since(begun).Milliseconds()
-	job.mutex.Lock()
-	isLost := job.isLost
-	job.mutex.Unlock()
-	if isLost {
+	if job.lost() {
 		return nil
 	}
 	next, err := w.ack(job, end)

@@ -66,6 +66,11 @@ export class Job {
     this.#stopped.abort(reason);
   }
 
+  lose() {
+    this.isLost = true;
+    this.stop(new Cancelled("its lease is lost"));
+  }
+
   /** Throws when the job must stop. */
   check() {
     this.signal.throwIfAborted();
@@ -217,7 +222,7 @@ export class Worker {
   async #beat(signal) {
     while (!signal.aborted) {
       await sleep(this.beatMs, undefined, { signal, ref: false }).catch(() => {});
-      const jobs = [...this.#active];
+      const jobs = [...this.#active].filter((it) => !it.isLost);
       // While it polls, the polls tell that it lives.
       if (signal.aborted || (jobs.length === 0 && this.#mayPoll)) continue;
       const active_jobs = jobs.map((it) => ({ ...it.fence(), progress: it.progress }));
@@ -229,9 +234,8 @@ export class Worker {
         });
         for (const { job_id, status } of answer.jobs ?? []) {
           const job = jobs.find((it) => it.id === job_id);
-          if (status === "lost") job.isLost = true;
-          if (status !== "ok")
-            job.stop(new Cancelled(status === "lost" ? "its lease is lost" : "it was cancelled"));
+          if (status === "lost") job?.lose();
+          else if (status === "cancel") job?.stop(new Cancelled("it was cancelled"));
         }
         this.#obey(answer.state);
       } catch (error) {
@@ -279,6 +283,8 @@ export class Worker {
   }
 
   async #work(job) {
+    // This lease proves that an earlier one of the same job has ended.
+    for (const it of this.#active) if (it.id === job.id) it.lose();
     this.#active.add(job);
     const begun = Date.now();
     try {

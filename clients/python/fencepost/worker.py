@@ -143,10 +143,13 @@ class Worker:
 
         return register
 
-    def stop(self, *_: Any) -> None:
-        """Takes no more jobs, and lets `run` return when those that run have ended."""
+    def _stop_or_exit(self, *_: Any) -> None:
         if self._stopping.is_set():  # the second signal
             os._exit(1)
+        self.stop()
+
+    def stop(self) -> None:
+        """Takes no more jobs, and lets `run` return when those that run have ended."""
         self._stopping.set()
         self._running.set()
         for slot in self._slots:
@@ -176,8 +179,8 @@ class Worker:
         about |= {"sdk_version": "fencepost-python/0.2.0", "concurrency": self.concurrency}
         self.client.request("POST", "/v1/workers/register", about | self._wanted)
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self.stop)
-            signal.signal(signal.SIGINT, self.stop)
+            signal.signal(signal.SIGTERM, self._stop_or_exit)
+            signal.signal(signal.SIGINT, self._stop_or_exit)
             signal.signal(signal.SIGTSTP, self._suspend)
             signal.signal(signal.SIGCONT, self._resume)
         threads = [
@@ -220,7 +223,7 @@ class Worker:
     def _beat(self) -> None:
         connection = Connection(self.client.url, self.client.key)
         while not self._done.wait(self._beat_seconds):
-            jobs = {it.id: it for it in self._running_jobs()}
+            jobs = {it.id: it for it in self._running_jobs() if not it.is_lost}
             if not jobs and self._running.is_set():
                 continue  # the polls tell that the worker lives
             active = [
@@ -270,10 +273,13 @@ class Worker:
             except ApiError as error:
                 if error.status < 500 and error.status not in (408, 429):
                     self._failure = error
-                    self._stopping.set()
+                    self.stop()
 
     def _work(self, slot: Connection, job: Job) -> list[Fields]:
         with self._lock:
+            earlier = self._active.get(job.id)
+            if earlier:  # this lease proves that the other one has ended
+                earlier.is_lost = True
             self._active[job.id] = job
         context = current_traceparent.set(job.traceparent)
         begun = time.monotonic()
@@ -308,10 +314,11 @@ class Worker:
             return []
         finally:
             with self._lock:
-                self._active.pop(job.id, None)
+                if self._active.get(job.id) is job:
+                    del self._active[job.id]
 
     def _ack(self, slot: Connection, job: Job, end: Fields) -> list[Fields]:
-        body = {"worker_id": self.id} | job.fence() | end
+        body: Fields = {"worker_id": self.id} | job.fence() | end
         if self._running.is_set() and not self._stopping.is_set():
             then = {"then_poll": self._poll()}
             try:

@@ -84,6 +84,16 @@ impl Job {
         client.request::<Value>(Request::post("/v1/workers/logs", body)).await.map(drop)
     }
 
+    pub(crate) fn is_lost(&self) -> bool {
+        self.shared.is_lost.load(Ordering::Relaxed)
+    }
+
+    /// Its lease is lost.
+    pub(crate) fn lose(&self) {
+        self.shared.is_lost.store(true, Ordering::Relaxed);
+        self.shared.stopped.cancel();
+    }
+
     /// What proves that this is the current attempt.
     pub(crate) fn fence(&self) -> Value {
         json!({"job_id": self.id, "attempt": self.attempt, "lease_id": self.lease_id})

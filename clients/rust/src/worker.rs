@@ -247,7 +247,8 @@ impl Worker {
         let pause = self.lease.map_or(BEAT_TIME, |it| BEAT_TIME.min(it / BEATS_A_LEASE));
         loop {
             sleep(pause).await;
-            let jobs: HashMap<_, _> = self.active().clone();
+            let mut jobs: HashMap<_, _> = self.active().clone();
+            jobs.retain(|_, it| !it.is_lost());
             // While it polls, the polls tell that it lives.
             if jobs.is_empty() && self.may_poll() {
                 continue;
@@ -261,8 +262,10 @@ impl Worker {
             for it in answer["jobs"].as_array().into_iter().flatten() {
                 let job = it["job_id"].as_str().and_then(|it| jobs.get(it));
                 let Some(job) = job.filter(|_| it["status"] != "ok") else { continue };
-                job.shared.is_lost.fetch_or(it["status"] == "lost", Ordering::Relaxed);
-                job.shared.stopped.cancel();
+                match it["status"] == "lost" {
+                    true => job.lose(),
+                    false => job.shared.stopped.cancel(),
+                }
             }
             self.obey(answer["state"].as_str());
         }
@@ -334,7 +337,9 @@ impl Worker {
     /// Works on a job. Returns those that come with the answer to its ack.
     async fn work(&self, job: Job) -> Vec<Job> {
         let _ = job.shared.worker.set((self.client.clone(), self.id.clone()));
-        self.active().insert(job.id.clone(), job.clone());
+        let earlier = self.active().insert(job.id.clone(), job.clone());
+        // This lease proves that the other one has ended.
+        earlier.into_iter().for_each(|it| it.lose());
         let begun = Instant::now();
         let mut end = match self.handlers.get(&job.job_type) {
             Some(handler) => {
@@ -349,11 +354,15 @@ impl Worker {
             None => Failure::released().0,
         };
         end["duration_ms"] = json!(begun.elapsed().as_millis());
-        let next = match job.shared.is_lost.load(Ordering::Relaxed) {
+        let next = match job.is_lost() {
             true => Ok(Vec::new()),
             false => self.ack(&job, end).await,
         };
-        self.active().remove(&job.id);
+        let mut active = self.active();
+        if active.get(&job.id).is_some_and(|it| it.lease_id == job.lease_id) {
+            active.remove(&job.id);
+        }
+        drop(active);
         // 409: another attempt decides.
         next.unwrap_or_default()
     }

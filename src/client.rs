@@ -63,6 +63,12 @@ impl Failure {
         }
     }
 
+    /// Whether this failed call may succeed after a pause.
+    #[must_use]
+    pub fn is_passing(error: &anyhow::Error) -> bool {
+        error.downcast_ref().is_some_and(Self::is_transient)
+    }
+
     /// Whether the same request may succeed after a pause.
     #[must_use]
     pub fn is_transient(&self) -> bool {
@@ -141,23 +147,41 @@ impl Client {
         key: Option<&str>,
         body: String,
     ) -> Result<Reply, Failure> {
-        let request = self.http.request(Method::POST, format!("{}{path}", self.url));
-        let request = request.header("content-type", "application/json").body(body);
-        self.send(match key {
-            Some(key) => request.header("idempotency-key", key),
-            None => request,
-        })
-        .await
+        self.call(Method::POST, path, key, Some(body)).await
+    }
+
+    /// Any request, with a body as it is.
+    pub async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        key: Option<&str>,
+        body: Option<String>,
+    ) -> Result<Reply, Failure> {
+        let mut request = self.http.request(method, format!("{}{path}", self.url));
+        if let Some(body) = body {
+            request = request.header("content-type", "application/json").body(body);
+        }
+        if let Some(key) = key {
+            request = request.header("idempotency-key", key);
+        }
+        self.send(request).await
     }
 
     /// Reads server-sent events until the server ends the stream, and gives the data of each.
+    /// Begins after the `last` event, and keeps its id there.
     pub async fn events(
         &self,
         path: &str,
+        last: &mut Option<String>,
         mut each: impl FnMut(&Value) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let request = self.http.request(Method::GET, format!("{}{path}", self.url));
         let request = request.timeout(STREAM_TIMEOUT).bearer_auth(&self.api_key);
+        let request = match last {
+            Some(id) => request.header("last-event-id", id.as_str()),
+            None => request,
+        };
         let mut answer = request.send().await.map_err(Failure::Unreachable)?;
         let status = answer.status();
         if !status.is_success() {
@@ -169,6 +193,9 @@ impl Client {
             rest.extend_from_slice(&bytes);
             while let Some(end) = rest.iter().position(|it| *it == b'\n') {
                 let line: Vec<u8> = rest.drain(..=end).collect();
+                if let Some(id) = line.strip_prefix(b"id:") {
+                    *last = Some(String::from_utf8_lossy(id).trim().to_owned());
+                }
                 if let Some(data) = line.strip_prefix(b"data:") {
                     each(&serde_json::from_slice(data).unwrap_or_default())?;
                 }

@@ -1,72 +1,31 @@
-//! `fencepost enqueue` and `fencepost jobs`.
+//! `fencepost jobs`.
 
-use std::io::{IsTerminal, Read, Write};
+mod bulk;
+pub(super) mod job_view;
+
+use std::io::{IsTerminal, Write};
 
 use anyhow::Context;
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::client::{Client, ClientArgs, Reply};
+use self::bulk::Which;
+use super::table::{self, Columns, Page};
+use crate::{
+    client::{Client, ClientArgs, Reply},
+    domain::limits,
+};
 
-/// Options of `enqueue`.
-#[derive(Debug, Args)]
-pub struct EnqueueArgs {
-    #[command(flatten)]
-    client: ClientArgs,
-
-    /// Job type: the kind of work
-    #[arg(long, value_name = "TYPE")]
-    job_type: String,
-
-    /// Payload as JSON; `-` reads it from standard input
-    #[arg(long, default_value = "null", value_name = "JSON")]
-    payload: String,
-
-    /// Queue
-    #[arg(long, default_value = "default", value_name = "QUEUE")]
-    queue: String,
-
-    /// Priority from -100 to 100; higher runs first
-    #[arg(long, default_value_t = 0, allow_hyphen_values = true, value_name = "N")]
-    priority: i16,
-
-    /// Seconds until it may run
-    #[arg(long, value_name = "N")]
-    delay_seconds: Option<i64>,
-
-    /// Failures after which it is dead-lettered
-    #[arg(long, value_name = "N")]
-    max_attempts: Option<i32>,
-
-    /// Timeout of one attempt, in seconds
-    #[arg(long, value_name = "N")]
-    timeout_seconds: Option<i32>,
-
-    /// Batch to add the job to
-    #[arg(long, value_name = "BATCH")]
-    batch_id: Option<String>,
-
-    /// Label that its worker must have; may be repeated
-    #[arg(long = "label", value_name = "LABEL")]
-    labels: Vec<String>,
-
-    /// Tag for your own use, as name=value; may be repeated
-    #[arg(long = "tag", value_name = "NAME=VALUE")]
-    tags: Vec<String>,
-
-    /// Idempotency key: repeating the command with the same key stores the job once
-    #[arg(long, value_name = "KEY")]
-    idempotency_key: Option<String>,
-
-    /// Seconds to wait until it has ended; exits with 1 if it fails, with 6 if it has not ended
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=30))]
-    wait_seconds: Option<u32>,
-
-    /// Output format
-    #[arg(short, long, value_enum, default_value_t = Output::Text)]
-    output: Output,
-}
+const COLUMNS: Columns = &[
+    ("JOB", "/id"),
+    ("STATE", "/state"),
+    ("ATTEMPT", "/attempt"),
+    ("AGE", "/age"),
+    ("QUEUE", "/queue"),
+    ("TYPE", "/job_type"),
+    ("LAST ERROR", "/error"),
+];
 
 /// Options of `jobs`.
 #[derive(Debug, Args)]
@@ -95,6 +54,10 @@ pub(super) enum Output {
 enum Command {
     /// List jobs, newest first
     List {
+        /// Search line: state:pending queue:mail type:send tag:customer=3 batch:… age:>5m
+        /// error:refused, or an id, its start or its end
+        #[arg(value_name = "SEARCH")]
+        search: Vec<String>,
         /// Only jobs in this state
         #[arg(long, value_name = "STATE")]
         state: Option<String>,
@@ -110,11 +73,10 @@ enum Command {
         /// Only jobs of this batch
         #[arg(long, value_name = "BATCH")]
         batch_id: Option<String>,
-        /// Number of jobs, from 1 to 200
-        #[arg(long, default_value_t = 50, value_name = "N")]
-        limit: u32,
+        #[command(flatten)]
+        page: Page<{ limits::MAX_PAGE_JOBS }>,
     },
-    /// Show a job
+    /// Show a job: where it is and why, its attempts, its payload and its result
     Get {
         /// Job id
         job_id: String,
@@ -122,69 +84,12 @@ enum Command {
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=30))]
         wait_seconds: Option<u32>,
     },
-    /// Retry a dead letter or a cancelled job
-    Retry {
-        /// Job id
-        job_id: String,
-    },
-    /// Cancel a job
-    Cancel {
-        /// Job id
-        job_id: String,
-    },
-}
-
-/// Stores a job and prints its id, or the whole job.
-pub async fn enqueue(args: EnqueueArgs) -> anyhow::Result<()> {
-    let payload = if args.payload == "-" {
-        let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text).context("cannot read standard input")?;
-        text
-    } else {
-        args.payload
-    };
-    let payload: Box<serde_json::value::RawValue> =
-        serde_json::from_str(payload.trim()).context("--payload: not valid JSON")?;
-    let mut tags = Map::new();
-    for tag in &args.tags {
-        let (name, value) = tag.split_once('=').context("--tag: must be name=value")?;
-        tags.insert(name.to_owned(), json!(value));
-    }
-    let mut job = json!({
-        "job_type": args.job_type, "queue": args.queue, "priority": args.priority,
-        "labels": args.labels, "tags": tags,
-    });
-    let optional = [
-        ("delay_seconds", args.delay_seconds.map(|it| json!(it))),
-        ("max_attempts", args.max_attempts.map(|it| json!(it))),
-        ("timeout_seconds", args.timeout_seconds.map(|it| json!(it))),
-        ("batch_id", args.batch_id.map(|it| json!(it))),
-    ];
-    for (field, value) in optional {
-        if let Some(value) = value {
-            job[field] = value;
-        }
-    }
-    // The payload is sent as it is, byte for byte.
-    let job = job.to_string();
-    let open = job.strip_suffix('}').unwrap_or(&job);
-    let body = format!("{open},\"payload\":{}}}", payload.get());
-    let client = Client::new(&args.client)?;
-    let mut job = client.post_once("/v1/jobs", args.idempotency_key.as_deref(), body).await?;
-    if let Some(seconds) = args.wait_seconds {
-        let id = job.json()["id"].as_str().unwrap_or_default().to_owned();
-        job = client.get(&format!("/v1/jobs/{id}?wait_seconds={seconds}")).await?;
-    }
-    let mut out = std::io::stdout();
-    match args.output {
-        Output::Json => writeln!(out, "{}", job.text)?,
-        Output::Text if args.wait_seconds.is_some() => show(&mut out, &job.json())?,
-        Output::Text => writeln!(out, "{}", word(&job.json()["id"]))?,
-    }
-    match args.wait_seconds {
-        Some(_) => succeeded(&job),
-        None => Ok(()),
-    }
+    /// Retry a dead letter or a cancelled job, or all that match a search
+    Retry(Which),
+    /// Cancel a job, or all that match a search
+    Cancel(Which),
+    /// Enqueue an ended job again as a new one, or all that match a search
+    Replay(Which),
 }
 
 /// A job that was waited for has not succeeded.
@@ -198,7 +103,7 @@ pub enum NotSucceeded {
     Unfinished(String),
 }
 
-fn succeeded(reply: &Reply) -> anyhow::Result<()> {
+pub(super) fn succeeded(reply: &Reply) -> anyhow::Result<()> {
     /// Nothing else is read: its payload or result may be readable only by its program.
     #[derive(Deserialize)]
     struct Stateful {
@@ -215,47 +120,49 @@ fn succeeded(reply: &Reply) -> anyhow::Result<()> {
 /// Runs the command.
 pub async fn run(args: JobsArgs) -> anyhow::Result<()> {
     let client = Client::new(&args.client)?;
-    let mut out = std::io::stdout();
-    let mut is_awaited = false;
-    let reply = match args.command {
-        Command::List { state, queue, job_type, tag, batch_id, limit } => {
+    let output = args.output;
+    match args.command {
+        Command::List { search, state, queue, job_type, tag, batch_id, page } => {
+            let search = Some(search.join(" ")).filter(|it| !it.is_empty());
             let filters = [
+                ("q", search),
                 ("state", state),
                 ("queue", queue),
                 ("job_type", job_type),
                 ("tag", tag.map(|it| it.replacen('=', ":", 1))),
                 ("batch_id", batch_id),
             ];
-            let mut path = format!("/v1/jobs?limit={limit}");
+            let mut path = format!("/v1/jobs?limit={}", page.limit);
             for (name, value) in filters.into_iter().filter_map(|(name, it)| Some((name, it?))) {
                 path.push_str(&format!("&{name}={}", encoded(&value)));
             }
-            if args.output == Output::Text {
-                path.push_str("&payloads=false");
-                return list(&mut out, &first_jobs(&client, &path).await?);
-            }
-            client.get(&path).await?
+            list(&client, &path, page.cursor, output).await
         }
-        Command::Get { job_id, wait_seconds } => {
-            is_awaited = wait_seconds.is_some();
-            let wait = wait_seconds.map(|it| format!("?wait_seconds={it}")).unwrap_or_default();
-            client.get(&format!("/v1/jobs/{}{wait}", encoded(&job_id))).await?
-        }
-        Command::Retry { job_id } => {
-            client.post(&format!("/v1/jobs/{}/retry", encoded(&job_id)), &json!({})).await?
-        }
-        Command::Cancel { job_id } => {
-            client.post(&format!("/v1/jobs/{}/cancel", encoded(&job_id)), &json!({})).await?
-        }
-    };
-    match args.output {
-        Output::Json => writeln!(out, "{}", reply.text)?,
-        Output::Text => show(&mut out, &reply.json())?,
+        Command::Get { job_id, wait_seconds } => get(&client, &job_id, wait_seconds, output).await,
+        Command::Retry(which) => bulk::run(&client, "retry", which, output).await,
+        Command::Cancel(which) => bulk::run(&client, "cancel", which, output).await,
+        Command::Replay(which) => bulk::run(&client, "replay", which, output).await,
     }
-    if is_awaited {
-        succeeded(&reply)?;
+}
+
+async fn get(
+    client: &Client,
+    job_id: &str,
+    wait_seconds: Option<u32>,
+    output: Output,
+) -> anyhow::Result<()> {
+    let path = format!("/v1/jobs/{}", encoded(job_id));
+    let wait = wait_seconds.map(|it| format!("?wait_seconds={it}")).unwrap_or_default();
+    let job = client.get(&format!("{path}{wait}")).await?;
+    let mut out = std::io::stdout();
+    match output {
+        Output::Json => writeln!(out, "{}", job.text)?,
+        Output::Text => {
+            let why = client.get(&format!("{path}/explain")).await?.json();
+            job_view::print(&mut out, &job, why["summary"].as_str())?;
+        }
     }
-    Ok(())
+    if wait_seconds.is_some() { succeeded(&job) } else { Ok(()) }
 }
 
 /// A value as part of a path or query.
@@ -270,38 +177,44 @@ pub(super) fn encoded(text: &str) -> String {
 const MAX_EMPTY_PAGES: usize = 20;
 
 /// The first page that has jobs: a page examines a bounded number of them.
-async fn first_jobs(client: &Client, path: &str) -> anyhow::Result<Value> {
-    let mut page = client.get(path).await?.json();
+async fn first_jobs(client: &Client, path: &str, cursor: Option<String>) -> anyhow::Result<Value> {
+    let mut page = client.get(&from(path, cursor.as_deref())).await?.json();
     for _ in 0..MAX_EMPTY_PAGES {
         let is_empty = page["jobs"].as_array().is_some_and(Vec::is_empty);
         let Some(cursor) = page["next_cursor"].as_str().filter(|_| is_empty) else { break };
-        page = client.get(&format!("{path}&cursor={}", encoded(cursor))).await?.json();
+        page = client.get(&from(path, Some(cursor))).await?.json();
     }
     Ok(page)
 }
 
-fn list(out: &mut impl Write, page: &Value) -> anyhow::Result<()> {
-    writeln!(out, "{:<31} {:<12} {:>7} {:<16} TYPE", "JOB", "STATE", "ATTEMPT", "QUEUE")?;
-    for job in page["jobs"].as_array().into_iter().flatten() {
-        writeln!(
-            out,
-            "{:<31} {} {:>7} {:<16} {}",
-            word(&job["id"]),
-            coloured(&word(&job["state"])),
-            word(&job["attempt"]),
-            word(&job["queue"]),
-            word(&job["job_type"])
-        )?;
+/// A path from a cursor on.
+fn from(path: &str, cursor: Option<&str>) -> String {
+    cursor.map_or_else(|| path.to_owned(), |it| format!("{path}&cursor={}", encoded(it)))
+}
+
+/// Prints a page of jobs.
+async fn list(
+    client: &Client,
+    path: &str,
+    cursor: Option<String>,
+    output: Output,
+) -> anyhow::Result<()> {
+    let mut out = std::io::stdout();
+    if output == Output::Json {
+        writeln!(out, "{}", client.get(&from(path, cursor.as_deref())).await?.text)?;
+        return Ok(());
     }
-    if page["has_more"] == true {
-        let until = page["scanned_until"].as_str();
-        let until = until.map_or(String::new(), |it| format!(" from before {it}"));
-        writeln!(
-            out,
-            "there may be more{until}: narrow with --state, --queue, --job-type or --tag"
-        )?;
+    let mut page = first_jobs(client, &format!("{path}&payloads=false"), cursor).await?;
+    let now = job_view::now();
+    for job in page["jobs"].as_array_mut().into_iter().flatten() {
+        job["age"] = json!(job_view::since(now, &job["created_at"]));
+        job["state"] = json!(coloured(&word(&job["state"])));
+        let error = job["last_error"].as_object();
+        let error = error.and_then(|it| it["message"].as_str().or_else(|| it["type"].as_str()));
+        job["error"] = json!(error.unwrap_or_default().lines().next());
     }
-    Ok(())
+    table::print(&mut out, table::rows(&page, "jobs")?, COLUMNS)?;
+    Ok(table::say_more(&page)?)
 }
 
 /// One line for each field with a value.

@@ -5,6 +5,7 @@ mod api;
 mod audit;
 mod batches;
 mod check;
+mod enqueue;
 mod exposed;
 mod jobs;
 mod keys;
@@ -14,6 +15,7 @@ mod recount;
 pub mod settings;
 mod stop;
 mod stuck;
+mod table;
 mod target;
 
 use std::{
@@ -120,8 +122,10 @@ enum Command {
     Keys(keys::KeysArgs),
     /// Run a command for each job, as a worker in any language
     Worker(WorkerArgs),
+    /// Send any request of the API, and print its answer
+    Api(api::request::RequestArgs),
     /// Enqueue a job
-    Enqueue(jobs::EnqueueArgs),
+    Enqueue(enqueue::EnqueueArgs),
     /// List, show, retry and cancel jobs
     Jobs(jobs::JobsArgs),
     /// Create, seal, list and show batches
@@ -212,7 +216,8 @@ impl Cli {
                 telemetry::install_logs(WORKER_LOG)?;
                 worker::run(args).await
             }
-            Command::Enqueue(args) => jobs::enqueue(args).await,
+            Command::Api(args) => api::request::run(args).await,
+            Command::Enqueue(args) => enqueue::run(args).await,
             Command::Jobs(args) => jobs::run(args).await,
             Command::Batches(args) => batches::run(args).await,
             Command::Queues(args) => api::run(args).await,
@@ -223,11 +228,14 @@ impl Cli {
             Command::Explain(args) => api::explain(args).await,
             Command::Logs(args) => api::logs(args).await,
             Command::Completions { shell } => {
-                let mut out = std::io::stdout();
-                clap_complete::generate(shell, &mut Self::command(), "fencepost", &mut out);
-                Ok(())
+                let mut script = Vec::new();
+                clap_complete::generate(shell, &mut Self::command(), "fencepost", &mut script);
+                Ok(std::io::stdout().write_all(&script)?)
             }
-            Command::Man { dir } => Ok(clap_mangen::generate_to(Self::command(), dir)?),
+            Command::Man { dir } => {
+                std::fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
+                Ok(clap_mangen::generate_to(Self::command(), dir)?)
+            }
             Command::Openapi { older: true, .. } => {
                 Ok(write!(std::io::stdout(), "{}", openapi::older_text())?)
             }

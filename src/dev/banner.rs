@@ -42,13 +42,13 @@ Act as a worker: lease it, and report that it is done.
   export FENCEPOST_URL={url} FENCEPOST_KEY={api_key}
   fp() {{ curl -sS "$FENCEPOST_URL/v1$1" -H "Authorization: Bearer $FENCEPOST_KEY" -H 'Content-Type: application/json' ${{2:+-d "$2"}}; echo; }}
   work() {{ POLLED=$(fp /workers/poll '{{"worker_id": "me", "queues": ["'$1'"]}}'); echo "$POLLED"; JOB=$(echo "$POLLED" | grep -o 'job_[0-9a-z]*' | head -n 1); }}
-  work default; fp /workers/ack '{{"job_id": "'$JOB'", "worker_id": "me", "status": "succeeded"}}'
+  work default; fp /workers/ack '{{"job_id": "'$JOB'", "worker_id": "me", "attempt": 1, "status": "succeeded"}}'
 
 A job that fails, is retried after a second, fails again, and is dead-lettered:
 
   fp /jobs '{{"job_type": "hello", "queue": "luck", "max_attempts": 2, "retry": {{"strategy": "constant", "initial_seconds": 1, "jitter_seconds": 0}}}}'
-  work luck; fp /workers/ack '{{"job_id": "'$JOB'", "worker_id": "me", "status": "failed", "error": {{"message": "out of luck"}}}}'
-  work luck; fp /workers/ack '{{"job_id": "'$JOB'", "worker_id": "me", "status": "failed", "error": {{"message": "again"}}}}'
+  work luck; fp /workers/ack '{{"job_id": "'$JOB'", "worker_id": "me", "attempt": 1, "status": "failed", "error": {{"message": "out of luck"}}}}'
+  work luck; fp /workers/ack '{{"job_id": "'$JOB'", "worker_id": "me", "attempt": 2, "status": "failed", "error": {{"message": "again"}}}}'
   fp /jobs/$JOB
 
 Ctrl-C stops it; the data stay."#

@@ -5,10 +5,11 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Deserializer, de::Error};
 use uuid::Uuid;
 
-use crate::ids::BatchId;
+use crate::ids::{BatchId, JobId};
 
 const TIME: &str = "must be a time with its zone, as in RFC 3339: 2026-01-31T12:00:00Z";
 const FINGERPRINT: &str = "must be the fingerprint of a group";
+const JOBS: &str = "must be a list of ids of jobs: [\"job_01m7w3ha3aextt8pkwwdmxsmqw\"]";
 const BATCH: &str = "must be the id of a batch";
 
 /// A time, for `#[serde(deserialize_with)]`. Null is no time.
@@ -43,6 +44,13 @@ pub fn named_batch<'de, D: Deserializer<'de>>(from: D) -> Result<Option<BatchId>
     text.parse().map(Some).map_err(|_| D::Error::custom(BATCH))
 }
 
+/// The ids of jobs where null is refused.
+pub fn named_jobs<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<JobId>>, D::Error> {
+    let texts = Vec::<String>::deserialize(from).map_err(|_| D::Error::custom(JOBS))?;
+    let ids = texts.iter().map(|it| it.parse().map_err(|_| D::Error::custom(JOBS)));
+    ids.collect::<Result<_, _>>().map(Some)
+}
+
 fn parse_time<E: Error>(text: &str) -> Result<DateTime<Utc>, E> {
     text.parse().map_err(|_| E::custom(TIME))
 }
@@ -75,6 +83,8 @@ mod tests {
         batch_id: Option<BatchId>,
         #[serde(default, deserialize_with = "named_batch")]
         named_batch_id: Option<BatchId>,
+        #[serde(default, deserialize_with = "named_jobs")]
+        ids: Option<Vec<JobId>>,
     }
 
     #[test]
@@ -90,13 +100,15 @@ mod tests {
         check(r#"{"fingerprint": null}"#, FINGERPRINT);
         check(r#"{"batch_id": "job_01m7w3ha3aextt8pkwwdmxsmqw"}"#, BATCH);
         check(r#"{"named_batch_id": null}"#, BATCH);
+        check(r#"{"ids": null}"#, JOBS);
+        check(r#"{"ids": ["batch_01m7w3ha3aextt8pkwwdmxsmqw"]}"#, JOBS);
     }
 
     #[test]
     fn a_value_may_be_missing_and_a_time_may_be_null() {
         let read: Request =
             serde_json::from_str(r#"{"run_at": null, "batch_id": null}"#).expect("it reads");
-        assert!(read.batch_id.is_none() && read.named_batch_id.is_none());
+        assert!(read.batch_id.is_none() && read.named_batch_id.is_none() && read.ids.is_none());
         assert!(read.run_at.is_none() && read.since.is_none() && read.fingerprint.is_none());
         let read: Request =
             serde_json::from_str(r#"{"run_at": "2026-01-31T12:00:00+01:00"}"#).expect("it reads");

@@ -40,6 +40,16 @@ pub enum JobState {
 }
 
 impl JobState {
+    /// All of them, in the order of a job's life.
+    pub const ALL: [Self; 6] = [
+        Self::Scheduled,
+        Self::Pending,
+        Self::Processing,
+        Self::Succeeded,
+        Self::DeadLetter,
+        Self::Cancelled,
+    ];
+
     /// The name of the state.
     #[must_use]
     pub fn as_str(self) -> &'static str {

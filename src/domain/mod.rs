@@ -24,6 +24,7 @@ pub mod operation;
 pub mod plan;
 pub mod rate;
 pub mod schedule;
+pub mod search;
 pub mod stats;
 pub mod template;
 pub mod text;

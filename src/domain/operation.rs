@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::{formats, job::JobState};
-use crate::ids::BatchId;
+use crate::ids::{BatchId, JobId};
 
 /// Jobs of one step at most.
 pub const MAX_STEP_JOBS: i64 = 50;
@@ -99,6 +99,19 @@ pub struct Filter {
 #[serde(deny_unknown_fields)]
 #[schema(as = JobsFilter)]
 pub struct JobFilter {
+    /// A search line, as in `GET /v1/jobs?q=`. Ages count back from the start of the operation.
+    #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 1000, example = "queue:mail age:>5m error:refused")]
+    pub q: Option<String>,
+    /// Only these jobs.
+    #[serde(
+        default,
+        deserialize_with = "formats::named_jobs",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schema(value_type = Option<Vec<String>>, min_items = 1, max_items = 200,
+             example = json!(["job_01m7w3ha3aextt8pkwwdmxsmqw"]))]
+    pub ids: Option<Vec<JobId>>,
     /// Only jobs in this state.
     #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
     pub state: Option<JobState>,

@@ -333,7 +333,8 @@ async fn step_jobs_listed(
     stepped: &mut Stepped,
 ) -> Result<(Progress, bool), Error> {
     let DueOperation { project_id, created_at, .. } = due;
-    let mut listed = jobs::Filter::of(kind, filter);
+    let listed = jobs::Filter::of(kind, filter, *created_at);
+    let mut listed = listed.map_err(|message| Error::invalid("filter.q", message))?;
     let until = listed.created_before.map_or(*created_at, |it| it.min(*created_at));
     listed.created_before = Some(until);
     let found = jobs::walk(tx, *project_id, &listed, due.after_id.map(JobId), wanted).await?;

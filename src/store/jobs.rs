@@ -1,5 +1,8 @@
-//! Reading jobs: one, with its history; `list.rs`: pages and counts.
+//! Reading jobs: one, with its history; `filter.rs`, `list.rs` and `count.rs`: which ones, pages of
+//! them, and how many.
 
+mod count;
+mod filter;
 mod list;
 
 use std::collections::HashMap;
@@ -17,7 +20,11 @@ use crate::{
     ids::{BatchId, JobId, JobKey, LeaseId, ProjectId, WorkflowId},
 };
 
-pub use self::list::{Filter, MAX_COUNTED, Walked, count, page, read_tag, walk};
+pub use self::{
+    count::{MAX_COUNTED, count},
+    filter::{Filter, read_tag},
+    list::{Walked, page, walk},
+};
 
 /// Queue and job type of these jobs, live or ended, without those that the project does not have.
 pub async fn kinds(

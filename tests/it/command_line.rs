@@ -67,12 +67,14 @@ fn dead_letters_are_grouped_counted_and_retried() {
         assert_eq!(list.lines().count(), 3, "{list}");
         let job =
             list.lines().nth(1).and_then(|it| it.split(' ').next()).expect("a job").to_owned();
-        let counted = printed(t, &["dead-letters", "retry", "--dry-run"]).await;
+        let counted = printed(t, &["dead-letters", "retry", "--all", "--dry-run"]).await;
         assert!(counted.lines().any(|it| it.ends_with(" 2")), "{counted}");
         printed(t, &["dead-letters", "retry", &job]).await;
         assert_eq!(t.job(&job).await["state"], "pending");
-        let both = typed(t, &["dead-letters", "retry", &job, "--queue", "q"]).await;
-        assert_eq!(both.status.code(), Some(2), "one, or those that match");
+        for wrong in [&[&*job, "--queue", "q"][..], &[&job, "--dry-run"], &["--dry-run"], &[]] {
+            let refused = typed(t, &[&["dead-letters", "retry"], wrong].concat()).await;
+            assert_eq!(refused.status.code(), Some(2), "one, or those that match: {wrong:?}");
+        }
     });
 }
 
@@ -98,6 +100,72 @@ fn logs_are_followed_until_the_job_has_ended() {
         assert_eq!(lines.next_line().await.expect("the end"), None);
         assert!(child.wait().await.expect("it ends").success());
         assert_eq!(printed(t, &["logs", id]).await, "one\ntwo\n");
+    });
+}
+
+#[test]
+fn jobs_are_found_shown_and_cancelled_by_a_search() {
+    run(async |t| {
+        let first = printed(
+            t,
+            &[
+                "enqueue",
+                "--job-type",
+                "welcome",
+                "--queue",
+                "mail",
+                "--payload",
+                r#"{"n": 12345678901234567890.10}"#,
+                "--unique-key",
+                "u",
+                "--on-conflict",
+                "return_existing",
+                "--run-at",
+                "2030-01-31T12:00:00Z",
+                "--expires-at",
+                "2030-02-01T00:00:00Z",
+                "--concurrency-key",
+                "k",
+                "--concurrency-limit",
+                "2",
+                "--retry",
+                r#"{"strategy": "constant", "initial_seconds": 5}"#,
+                "--on-failure",
+                r#"{"job_type": "alarm"}"#,
+                "--tag",
+                "customer=3",
+            ],
+        )
+        .await;
+        let first = first.trim();
+        let second = printed(t, &["enqueue", "--job-type", "x", "--depends-on", first]).await;
+        let job = t.job(first).await;
+        assert_eq!(
+            (&job["unique_key"], &job["concurrency_limit"], &job["callbacks"][0]["job_type"]),
+            (&json!("u"), &json!(2), &json!("alarm"))
+        );
+        assert_eq!(t.job(second.trim()).await["parents"], json!([first]));
+        let list = printed(t, &["jobs", "list", "queue:mail", "tag:customer=3"]).await;
+        assert!(list.lines().count() == 2 && list.contains(first), "{list}");
+        let shown = printed(t, &["jobs", "get", first]).await;
+        assert!(shown.contains("payload:\n{\"n\": 12345678901234567890.10}"), "{shown}");
+        assert!(shown.contains("customer=3") && shown.contains("unique key       u"), "{shown}");
+        let counted = printed(t, &["jobs", "cancel", "--search", "queue:mail", "--dry-run"]).await;
+        assert_eq!(counted, "1 jobs match\n");
+        let done = printed(t, &["jobs", "cancel", "--search", "queue:mail"]).await;
+        assert!(done.contains("succeeded"), "{done}");
+        t.job_becomes(first, "cancelled").await;
+        t.job_becomes(second.trim(), "cancelled").await;
+        let refused = typed(t, &["jobs", "list", "colour:red"]).await;
+        let error = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(error.contains("`colour:` is not a condition"), "{error}");
+        assert_eq!(typed(t, &["jobs", "cancel"]).await.status.code(), Some(2), "no job");
+        let page = typed(t, &["jobs", "list", "state:cancelled", "--limit", "1"]).await;
+        let hint = String::from_utf8_lossy(&page.stderr).into_owned();
+        let cursor = hint.split("--cursor ").nth(1).expect("a cursor").trim();
+        let args = ["jobs", "list", "state:cancelled", "--limit", "1", "--cursor", cursor];
+        let next = printed(t, &args).await;
+        assert!(next.contains(first) && next.lines().count() == 2, "{next}");
     });
 }
 

@@ -13,9 +13,6 @@ use crate::{
 use fencepost::http::docs;
 use tokio::process::{Child, Command};
 
-/// The helper of the start page, with an exit code for refusals.
-const FP: &str = r#"fp() { curl -sS --fail-with-body "$FENCEPOST_URL/v1$1" -H "Authorization: Bearer $FENCEPOST_KEY" -H 'Content-Type: application/json' -d "$2"; echo; }"#;
-
 /// Language and text of each block.
 fn blocks(page: &str) -> Vec<(String, String)> {
     let mut blocks = Vec::new();
@@ -54,10 +51,9 @@ async fn runs(t: &TestProject, name: &str) -> usize {
     let mut working: Vec<Child> = Vec::new();
     let mut ran = 0;
     for (language, text) in blocks(&read(&format!("docs/{name}.md"))) {
-        let script = format!("{FP}\n{text}");
         let mut command = match &*language {
             "sh" if !text.contains("fp_live_…") => {
-                command(t, "bash", &["-eu", "-o", "pipefail", "-c", &script])
+                command(t, "bash", &["-eu", "-o", "pipefail", "-c", &text])
             }
             "python" if text.ends_with("worker.run()") => {
                 let mut worker = command(t, "python3", &["-c", &text]);
@@ -76,7 +72,6 @@ async fn runs(t: &TestProject, name: &str) -> usize {
         let said =
             String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{name}: {text}\n{said}");
-        assert!(!said.lines().any(|it| it.ends_with(" dead_letter")), "{name}: {text}\n{said}");
         ran += 1;
     }
     ran

@@ -49,6 +49,7 @@ mod replay;
 mod roles;
 mod rolling;
 mod schedule_crashes;
+mod search;
 mod statements;
 mod storage;
 mod surface;

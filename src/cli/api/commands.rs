@@ -4,15 +4,18 @@ use clap::Subcommand;
 use serde_json::json;
 
 use super::{Call, encoded, of_type};
+use crate::{cli::table::Page, domain::limits};
+
+/// Jobs per second of a bulk retry, unless the command says otherwise.
+const DEFAULT_RETRY_RATE: u32 = 50;
 
 /// `fencepost queues`.
 #[derive(Debug, Subcommand)]
 pub enum Queues {
     /// List queues
     List {
-        /// Number of queues, from 1 to 200
-        #[arg(long, default_value_t = 50, value_name = "N")]
-        limit: u32,
+        #[command(flatten)]
+        page: Page<{ limits::MAX_PAGE_QUEUES }>,
     },
     /// Show a queue
     Get {
@@ -40,8 +43,8 @@ pub enum Queues {
 impl From<Queues> for Call {
     fn from(command: Queues) -> Self {
         match command {
-            Queues::List { limit } => Self::list(
-                format!("/v1/queues?limit={limit}"),
+            Queues::List { page } => Self::list(
+                format!("/v1/queues?{}", page.query()),
                 "queues",
                 &[
                     ("QUEUE", "/queue"),
@@ -72,9 +75,8 @@ impl From<Queues> for Call {
 pub enum DeadLetters {
     /// List groups of dead letters with the same error, the latest first
     Groups {
-        /// Number of groups, from 1 to 200
-        #[arg(long, default_value_t = 50, value_name = "N")]
-        limit: u32,
+        #[command(flatten)]
+        page: Page<{ limits::MAX_PAGE_DEAD_LETTERS }>,
     },
     /// List dead letters, the latest first
     List {
@@ -87,14 +89,18 @@ pub enum DeadLetters {
         /// Only with this error, by the fingerprint of its group
         #[arg(long, value_name = "FINGERPRINT")]
         fingerprint: Option<String>,
-        /// Number of dead letters, from 1 to 200
-        #[arg(long, default_value_t = 50, value_name = "N")]
-        limit: u32,
+        #[command(flatten)]
+        page: Page<{ limits::MAX_PAGE_DEAD_LETTERS }>,
     },
-    /// Retry dead letters in the background: one, or all that match
+    /// Retry dead letters: one, or in the background all that match
     Retry {
-        /// Job id; without it, all that match
-        #[arg(conflicts_with_all = ["queue", "job_type", "fingerprint"])]
+        /// Job id
+        #[arg(
+            required_unless_present_any = ["queue", "job_type", "fingerprint", "all"],
+            conflicts_with_all = [
+                "queue", "job_type", "fingerprint", "all", "rate_per_second", "dry_run",
+            ],
+        )]
         job_id: Option<String>,
         /// Only of this queue
         #[arg(long, value_name = "QUEUE")]
@@ -105,9 +111,12 @@ pub enum DeadLetters {
         /// Only with this error, by the fingerprint of its group
         #[arg(long, value_name = "FINGERPRINT")]
         fingerprint: Option<String>,
-        /// Jobs per second at most
-        #[arg(long, default_value_t = 50, value_name = "N")]
-        rate_per_second: u32,
+        /// All of the project
+        #[arg(long, conflicts_with_all = ["queue", "job_type", "fingerprint"])]
+        all: bool,
+        /// Maximum jobs per second [default: 50]
+        #[arg(long, value_name = "N")]
+        rate_per_second: Option<u32>,
         /// Only count them
         #[arg(long)]
         dry_run: bool,
@@ -117,8 +126,8 @@ pub enum DeadLetters {
 impl From<DeadLetters> for Call {
     fn from(command: DeadLetters) -> Self {
         match command {
-            DeadLetters::Groups { limit } => Self::list(
-                format!("/v1/dead-letters/groups?limit={limit}"),
+            DeadLetters::Groups { page } => Self::list(
+                format!("/v1/dead-letters/groups?{}", page.query()),
                 "groups",
                 &[
                     ("COUNT", "/count"),
@@ -129,8 +138,8 @@ impl From<DeadLetters> for Call {
                     ("FINGERPRINT", "/fingerprint"),
                 ],
             ),
-            DeadLetters::List { queue, job_type, fingerprint, limit } => {
-                let mut path = format!("/v1/dead-letters?payloads=false&limit={limit}");
+            DeadLetters::List { queue, job_type, fingerprint, page } => {
+                let mut path = format!("/v1/dead-letters?payloads=false&{}", page.query());
                 let filters =
                     [("queue", queue), ("job_type", job_type), ("fingerprint", fingerprint)];
                 for (name, value) in filters {
@@ -158,6 +167,7 @@ impl From<DeadLetters> for Call {
             DeadLetters::Retry {
                 queue, job_type, fingerprint, rate_per_second, dry_run, ..
             } => {
+                let rate = rate_per_second.unwrap_or(DEFAULT_RETRY_RATE);
                 let mut filter = serde_json::Map::new();
                 let filters =
                     [("queue", queue), ("job_type", job_type), ("fingerprint", fingerprint)];
@@ -166,7 +176,7 @@ impl From<DeadLetters> for Call {
                         filter.insert(name.to_owned(), json!(value));
                     }
                 }
-                let mut body = json!({"filter": filter, "rate_per_second": rate_per_second});
+                let mut body = json!({"filter": filter, "rate_per_second": rate});
                 if dry_run {
                     body["dry_run"] = json!(true);
                 }
@@ -184,9 +194,8 @@ pub enum Workers {
         /// Only workers that poll this queue
         #[arg(long, value_name = "QUEUE")]
         queue: Option<String>,
-        /// Number of workers, from 1 to 200
-        #[arg(long, default_value_t = 50, value_name = "N")]
-        limit: u32,
+        #[command(flatten)]
+        page: Page<{ limits::MAX_PAGE_WORKERS }>,
     },
     /// Ask a worker to take no more jobs
     Quiet {
@@ -211,10 +220,10 @@ impl From<Workers> for Call {
             Self::post(format!("/v1/workers/{}/{what}", encoded(worker_id)), json!({}))
         };
         match command {
-            Workers::List { queue, limit } => {
+            Workers::List { queue, page } => {
                 let queue = queue.map(|it| format!("&queue={}", encoded(&it))).unwrap_or_default();
                 Self::list(
-                    format!("/v1/workers?limit={limit}{queue}"),
+                    format!("/v1/workers?{}{queue}", page.query()),
                     "workers",
                     &[
                         ("WORKER", "/worker_id"),
@@ -241,9 +250,8 @@ impl From<Workers> for Call {
 pub enum Schedules {
     /// List schedules
     List {
-        /// Number of schedules, from 1 to 200
-        #[arg(long, default_value_t = 50, value_name = "N")]
-        limit: u32,
+        #[command(flatten)]
+        page: Page<{ limits::MAX_PAGE_SCHEDULES }>,
     },
     /// Show a schedule
     Get {
@@ -273,8 +281,8 @@ impl From<Schedules> for Call {
             Self::post(format!("/v1/recurring/{}/{what}", encoded(id)), json!({}))
         };
         match command {
-            Schedules::List { limit } => Self::list(
-                format!("/v1/recurring?limit={limit}"),
+            Schedules::List { page } => Self::list(
+                format!("/v1/recurring?{}", page.query()),
                 "recurring",
                 &[
                     ("SCHEDULE", "/id"),
@@ -301,9 +309,8 @@ impl From<Schedules> for Call {
 pub enum Workflows {
     /// List workflows, the latest first
     List {
-        /// Number of workflows, from 1 to 200
-        #[arg(long, default_value_t = 50, value_name = "N")]
-        limit: u32,
+        #[command(flatten)]
+        page: Page<{ limits::MAX_PAGE_WORKFLOWS }>,
     },
     /// Show a workflow
     Get {
@@ -320,8 +327,8 @@ pub enum Workflows {
 impl From<Workflows> for Call {
     fn from(command: Workflows) -> Self {
         match command {
-            Workflows::List { limit } => Self::list(
-                format!("/v1/workflows?limit={limit}"),
+            Workflows::List { page } => Self::list(
+                format!("/v1/workflows?{}", page.query()),
                 "workflows",
                 &[
                     ("WORKFLOW", "/id"),

@@ -2,20 +2,32 @@
 //! and why a job waits. Each is one request; lists are tables.
 
 mod commands;
-mod table;
+pub mod request;
 
-use std::{io::Write, time::Duration};
+use std::{
+    io::{IsTerminal, Write},
+    time::{Duration, Instant},
+};
 
+use anyhow::bail;
 use clap::{Args, Subcommand};
 use reqwest::Method;
 use serde_json::{Value, json};
 
 pub use self::commands::{DeadLetters, Queues, Schedules, Workers, Workflows};
-use super::jobs::{Output, encoded, show, word};
-use crate::client::{Client, ClientArgs};
+use super::{
+    jobs::{Output, encoded, show, word},
+    table,
+};
+use crate::client::{Client, ClientArgs, Failure};
 
 /// Between two requests of `--watch`.
 const WATCH_PERIOD: Duration = Duration::from_secs(2);
+
+/// Before a stream is opened again.
+const RECONNECT_PAUSE: Duration = Duration::from_secs(1);
+/// A stream is opened again for this long after the last answer.
+const MAX_OUTAGE: Duration = Duration::from_secs(60);
 
 /// Options of a group of commands.
 #[derive(Debug, Args)]
@@ -92,10 +104,8 @@ impl Call {
             (Output::Json, _) => writeln!(out, "{}", reply.text)?,
             (Output::Text, Some((rows, columns))) => {
                 let page = reply.json();
-                table::print(&mut out, &page[*rows], columns)?;
-                if page["has_more"] == true {
-                    writeln!(out, "there are more: see --limit")?;
-                }
+                table::print(&mut out, table::rows(&page, rows)?, columns)?;
+                table::say_more(&page)?;
             }
             (Output::Text, None) if reply.text.is_empty() => (),
             (Output::Text, None) => show(&mut out, &reply.json())?,
@@ -108,15 +118,25 @@ impl Call {
 pub async fn run<C: Subcommand + Into<Call>>(args: ApiArgs<C>) -> anyhow::Result<()> {
     let client = Client::new(&args.client)?;
     let call: Call = args.command.into();
+    if args.watch && call.method != Method::GET {
+        bail!("--watch is for commands that only read");
+    }
     loop {
-        call.run(&client, args.output).await?;
-        if !args.watch || call.method != Method::GET {
+        match call.run(&client, args.output).await {
+            // A node that restarts must not end the view.
+            Err(error) if args.watch && Failure::is_passing(&error) => {
+                writeln!(std::io::stderr(), "{error}; asking again")?;
+            }
+            result => result?,
+        }
+        if !args.watch {
             return Ok(());
         }
         tokio::time::sleep(WATCH_PERIOD).await;
-        if args.output == Output::Text {
+        let mut out = std::io::stdout();
+        if out.is_terminal() {
             // Clears the screen, and begins at its top.
-            write!(std::io::stdout(), "\x1b[2J\x1b[H")?;
+            write!(out, "\x1b[2J\x1b[H")?;
         }
     }
 }
@@ -145,19 +165,22 @@ pub async fn explain(args: JobArgs) -> anyhow::Result<()> {
 /// Prints a job's logs.
 pub async fn logs(args: LogsArgs) -> anyhow::Result<()> {
     let client = Client::new(&args.job.client)?;
-    let path = format!("/v1/jobs/{}/logs", encoded(&args.job.job_id));
+    let job = format!("/v1/jobs/{}", encoded(&args.job.job_id));
     let mut out = std::io::stdout();
-    let mut print = |chunk: &Value| match args.job.output {
-        Output::Json => writeln!(out, "{chunk}"),
-        Output::Text => write!(out, "{}", chunk["data"].as_str().unwrap_or_default()),
+    let is_terminal = out.is_terminal();
+    let mut print = |chunk: &Value| match (args.job.output, chunk["data"].as_str()) {
+        (Output::Json, _) => writeln!(out, "{chunk}"),
+        (Output::Text, None) => writeln!(out, "[this key may not read logs: payload:read]"),
+        (Output::Text, Some(text)) if is_terminal => write!(out, "{}", printable(text)),
+        (Output::Text, Some(text)) => write!(out, "{text}"),
     };
     if args.follow {
-        return client.events(&format!("{path}/stream"), |chunk| Ok(print(chunk)?)).await;
+        return follow(&client, &job, |chunk| Ok(print(chunk)?)).await;
     }
     let mut cursor = String::new();
     loop {
-        let page = client.get(&format!("{path}{cursor}")).await?.json();
-        for chunk in page["logs"].as_array().into_iter().flatten() {
+        let page = client.get(&format!("{job}/logs{cursor}")).await?.json();
+        for chunk in table::rows(&page, "logs")?.as_array().into_iter().flatten() {
             print(chunk)?;
         }
         match page["next_cursor"].as_str() {
@@ -165,6 +188,35 @@ pub async fn logs(args: LogsArgs) -> anyhow::Result<()> {
             None => return Ok(()),
         }
     }
+}
+
+/// Follows a job's logs until the job has ended. A stream that ends earlier, as when a node stops,
+/// is opened again.
+async fn follow(
+    client: &Client,
+    job: &str,
+    mut print: impl FnMut(&Value) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let (mut last, mut answered) = (None, Instant::now());
+    loop {
+        let seen = async {
+            client.events(&format!("{job}/logs/stream"), &mut last, &mut print).await?;
+            Ok(client.get(job).await?.json()["completed_at"].is_string())
+        };
+        match seen.await {
+            Ok(true) => return Ok(()),
+            Ok(false) => answered = Instant::now(),
+            Err(error) if Failure::is_passing(&error) && answered.elapsed() < MAX_OUTAGE => (),
+            Err(error) => return Err(error),
+        }
+        tokio::time::sleep(RECONNECT_PAUSE).await;
+    }
+}
+
+/// A text without control characters that could change the terminal.
+fn printable(text: &str) -> String {
+    let is_harmless = |it: &char| !it.is_control() || matches!(it, '\n' | '\t');
+    text.chars().filter(is_harmless).collect()
 }
 
 /// A body that names a job type, if one is given.

@@ -9,6 +9,7 @@ pub const GROUPS: [(&str, &[&str]); 6] = [
     (
         "Guides",
         &[
+            "guides/find-a-job",
             "guides/send-mail",
             "guides/limited-api",
             "guides/cron",

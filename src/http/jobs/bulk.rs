@@ -134,7 +134,9 @@ async fn begin<P: Permit + Clone>(
             bulk::check_pace(max, rate_per_second, &mut check);
             check.finish()?;
             let mut conn = running.engine.pools.read_for(by.project_id).await?;
-            let listed = store::jobs::Filter::of(kind, &filter);
+            let now = store::schedules::clock(&mut conn).await?;
+            let listed = store::jobs::Filter::of(kind, &filter, now)
+                .map_err(|message| Error::invalid("filter.q", message))?;
             let counted = store::jobs::count(&mut conn, by.project_id, &listed).await?;
             drop(conn);
             let which = Which::Jobs(filter);
@@ -145,8 +147,20 @@ async fn begin<P: Permit + Clone>(
 }
 
 fn check_filter(kind: Kind, filter: &JobFilter, check: &mut Check) {
-    let JobFilter { state, queue, job_type, tag, batch_id: _, created_after, created_before } =
-        filter;
+    let JobFilter {
+        q: _,
+        ids,
+        state,
+        queue,
+        job_type,
+        tag,
+        batch_id: _,
+        created_after,
+        created_before,
+    } = filter;
+    if let Some(ids) = ids {
+        check.range("filter.ids", ids.len(), 1, limits::MAX_PAGE_JOBS as usize);
+    }
     if state.is_some_and(|it| !kind.states().contains(&it)) {
         let states: Vec<_> = kind.states().iter().map(|it| it.as_str()).collect();
         check.refuse("filter.state", format!("must be one of: {}", states.join(", ")));

@@ -11,7 +11,7 @@ use super::{Job, JobError};
 use crate::{
     app::App,
     auth::{Caller, Read},
-    domain::{formats, job::JobState, limits},
+    domain::{formats, job::JobState, limits, search},
     engine::jobs::{self, wait},
     error::Error,
     http::{
@@ -91,6 +91,13 @@ pub struct GetQuery {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ListQuery {
+    /// A search line: conditions of the form `name:value`, separated by spaces, all of which must
+    /// hold. `state:pending,scheduled`, `queue:mail`, `type:send_mail`, `tag:customer=3` or
+    /// `tag:customer`, `batch:batch_…`, `age:>5m` or `age:<2h` (s, m, h, d; since it was stored),
+    /// `error:refused` (text of the last error), and a job's id, its start with `job_`, or its last
+    /// 4 to 12 characters. Put a value with spaces in double quotes.
+    #[param(max_length = 1000, example = "state:pending queue:mail age:>5m")]
+    q: Option<String>,
     /// Only jobs in this state.
     state: Option<JobState>,
     /// Only jobs of this queue.
@@ -172,13 +179,22 @@ pub async fn list(
         states: query.state.into_iter().collect(),
         queue: query.queue,
         job_type: query.job_type,
-        tag: query.tag.as_deref().map(store::jobs::read_tag),
+        tags: query.tag.as_deref().map(store::jobs::read_tag).into_iter().collect(),
         batch_id: query.batch_id,
         created_after: query.created_after,
         created_before: query.created_before,
+        ..store::jobs::Filter::default()
+    };
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
+    let filter = match &query.q {
+        Some(line) => {
+            let now = store::schedules::clock(&mut conn).await?;
+            let line = search::read(line, now).and_then(|it| filter.and(it));
+            line.map_err(|message| Error::invalid("q", message))?
+        }
+        None => filter,
     };
     let payloads = store::jobs::Payloads::asked(query.payloads);
-    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let (rows, next_below) =
         store::jobs::page(&mut conn, caller.project_id, &filter, before, page_jobs, payloads)
             .await?;

@@ -2,14 +2,38 @@
 
 use std::io::Write;
 
+use anyhow::Context;
 use chrono::{DateTime, Utc};
+use clap::Args;
 use serde_json::Value;
 
-use super::super::jobs::word;
+use super::jobs::{encoded, word};
 
 /// Head and place of each column; a place is a JSON pointer in a row.
 pub type Columns = &'static [(&'static str, &'static str)];
 
+/// Which page of a list, of at most `MAX` rows.
+#[derive(Debug, Args)]
+pub struct Page<const MAX: u32> {
+    /// Number of rows
+    #[arg(long, default_value_t = DEFAULT_ROWS, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX)))]
+    pub limit: u32,
+    /// Where the page begins, as the previous one says
+    #[arg(long, value_name = "CURSOR")]
+    pub cursor: Option<String>,
+}
+
+impl<const MAX: u32> Page<MAX> {
+    /// As parameters of a request.
+    pub fn query(&self) -> String {
+        let cursor = self.cursor.as_ref().map(|it| format!("&cursor={}", encoded(it)));
+        format!("limit={}{}", self.limit, cursor.unwrap_or_default())
+    }
+}
+
+/// Rows of a page, unless the command says otherwise.
+const DEFAULT_ROWS: u32 = 50;
 /// A cell is cut after this.
 const MAX_CELL_CHARACTERS: usize = 60;
 
@@ -35,6 +59,23 @@ pub fn print(out: &mut impl Write, rows: &Value, columns: Columns) -> std::io::R
         writeln!(out, "{}", line.join("  ").trim_end())?;
     }
     Ok(())
+}
+
+/// The rows of a page.
+///
+/// # Errors
+/// The answer is no such page.
+pub fn rows<'a>(page: &'a Value, field: &str) -> anyhow::Result<&'a Value> {
+    let rows = page.get(field).filter(|it| it.is_array());
+    rows.context("the answer is not from a Fencepost server")
+}
+
+/// Says on standard error how to get the next page, if there is one.
+pub fn say_more(page: &Value) -> std::io::Result<()> {
+    let Some(cursor) = page["next_cursor"].as_str() else { return Ok(()) };
+    let until = page["scanned_until"].as_str();
+    let until = until.map_or(String::new(), |it| format!(" from before {it}"));
+    writeln!(std::io::stderr(), "there may be more{until}: --cursor {cursor}")
 }
 
 fn cell(value: Option<&Value>) -> String {

@@ -1,0 +1,121 @@
+//! Counting jobs: the newest ones only, so that the cost is bounded.
+
+use sqlx::PgConnection;
+
+use super::filter::Filter;
+use crate::ids::ProjectId;
+
+/// Jobs that one count examines at most.
+pub const MAX_COUNTED: i64 = 100_000;
+
+/// How many of the newest [`MAX_COUNTED`] jobs match, and whether there are more jobs than that.
+pub async fn count(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    filter: &Filter,
+) -> sqlx::Result<(i64, bool)> {
+    let (upper, lower) = filter.bounds(None);
+    let (names, chosen) = (filter.tag_names(), filter.chosen());
+    let counted = sqlx::query!(
+        r#"
+        with examined as materialized (
+            select * from (
+                (select id, queue, job_type, state, created_at, failures
+                 from jobs
+                 where (cardinality($5::text[]) = 0 or not $5 <@ array['succeeded', 'cancelled'])
+                     and $12::uuid is null and $13::uuid[] is null
+                     and project_id = $1 and id < $2 and id >= $3
+                 order by id desc
+                 limit $4)
+                union all
+                (select id, queue, job_type, state, created_at, failures
+                 from finished_jobs
+                 where (cardinality($5::text[]) = 0 or $5 && array['succeeded', 'cancelled'])
+                     and $12::uuid is null and $13::uuid[] is null
+                     and project_id = $1 and id < $2 and id >= $3
+                 order by id desc
+                 limit $4)
+                union all
+                (select member.job_id, job.queue, job.job_type, job.state, job.created_at,
+                        job.failures
+                 from job_bodies member
+                 cross join lateral (
+                     select queue, job_type, state, created_at, failures
+                     from jobs where project_id = $1 and id = member.job_id
+                     union all
+                     select queue, job_type, state, created_at, failures
+                     from finished_jobs where project_id = $1 and id = member.job_id
+                     -- Row by row: a join could walk over the jobs of all batches.
+                     offset 0
+                 ) job
+                 where member.project_id = $1 and member.batch_id = $12
+                     and ($13::uuid[] is null or member.job_id = any($13))
+                     and member.job_id < $2 and member.job_id >= $3
+                 order by member.job_id desc
+                 limit $4)
+                union all
+                (select chosen.id, job.queue, job.job_type, job.state, job.created_at, job.failures
+                 from unnest($13::uuid[]) chosen (id)
+                 cross join lateral (
+                     select queue, job_type, state, created_at, failures
+                     from jobs where project_id = $1 and id = chosen.id
+                     union all
+                     select queue, job_type, state, created_at, failures
+                     from finished_jobs where project_id = $1 and id = chosen.id
+                     offset 0
+                 ) job
+                 where $12::uuid is null and chosen.id < $2 and chosen.id >= $3
+                 order by chosen.id desc
+                 limit $4)
+            ) both_tables
+            order by id desc
+            limit $4
+        )
+        select (
+            select count(*) from examined
+            where (cardinality($5::text[]) = 0 or state = any($5))
+                and ($6::text is null or queue = $6)
+                and ($7::text is null or job_type = $7)
+                and ($8::timestamptz is null or created_at >= $8)
+                and ($9::timestamptz is null or created_at < $9)
+                and ($15::bigint is null
+                    or ('x' || right(replace(id::text, '-', ''), 15))::bit(60)::bigint & $15
+                        = $16::bigint)
+                and (($10::jsonb is null and $11::text[] is null) or (
+                    select ($10 is null or tagged.tags @> $10)
+                        and ($11 is null or tagged.tags ?& $11)
+                    from job_bodies tagged
+                    where tagged.project_id = $1 and tagged.job_id = examined.id
+                ))
+                and ($14::text is null or (failures > 0 and (
+                    select concat_ws(': ', past.error_kind, past.error_message) ilike $14
+                    from attempts past
+                    where past.project_id = $1 and past.job_id = examined.id
+                        and coalesce(past.error_kind, past.error_message, past.error_stack_trace)
+                            is not null
+                    order by past.attempt desc
+                    limit 1
+                )))
+        ) "matching!", (select count(*) from examined) "examined!"
+        "#,
+        project_id.0,
+        upper,
+        lower,
+        MAX_COUNTED + 1,
+        &filter.stored_states() as &[&str],
+        filter.queue.as_deref(),
+        filter.job_type.as_deref(),
+        filter.created_after,
+        filter.created_before,
+        filter.tag_values(),
+        names.as_deref(),
+        filter.batch_id.map(|it| it.0),
+        chosen.as_deref(),
+        filter.error_pattern(),
+        filter.id_end.map(|it| it.0),
+        filter.id_end.map(|it| it.1),
+    )
+    .fetch_one(conn)
+    .await?;
+    Ok((counted.matching, counted.examined > MAX_COUNTED))
+}

@@ -1,0 +1,134 @@
+//! The search line of jobs: in lists, in bulk operations, and on the command line.
+
+use crate::{
+    harness::{TestProject, run},
+    operations::ends,
+};
+use serde_json::{Value, json};
+
+/// The ids that a search finds.
+async fn found(t: &TestProject, line: &str) -> Vec<String> {
+    let page = t.get(&format!("/v1/jobs?q={}", urlencoding(line))).await.is(200);
+    let jobs = page["jobs"].as_array().expect("jobs");
+    jobs.iter().map(|it| it["id"].as_str().expect("an id").to_owned()).collect()
+}
+
+fn urlencoding(text: &str) -> String {
+    form_urlencoded::byte_serialize(text.as_bytes()).collect()
+}
+
+/// A job that failed with this error, and is in the dead letter.
+async fn failed(t: &TestProject, queue: &str, error: Value) -> String {
+    let id = t.enqueue(json!({"queue": queue, "job_type": "mail", "max_attempts": 1})).await;
+    let poll = json!({"worker_id": "w", "queues": [queue], "capacity": 1});
+    let leased = t.post("/v1/workers/poll", poll).await.is(200)["jobs"][0].clone();
+    t.ack_with(&leased, "w", "failed", json!({"error": error})).await.is(200);
+    id
+}
+
+#[test]
+fn a_search_combines_its_conditions() {
+    run(async |t| {
+        let old = t.enqueue(json!({"queue": "mail", "tags": {"customer": "3", "eu": "1"}})).await;
+        t.database.execute("update jobs set created_at = now() - interval '10 min'").await;
+        let new = t.enqueue(json!({"queue": "mail", "tags": {"customer": "3"}})).await;
+        let later = t.enqueue(json!({"queue": "other", "delay_seconds": 60})).await;
+        let refused = json!({"type": "SmtpError", "message": "Connection refused: 100%"});
+        let dead = failed(t, "broken", refused).await;
+        let nothing: [&str; 0] = [];
+        assert_eq!(found(t, "").await, [&*dead, &*later, &*new, &*old]);
+        assert_eq!(found(t, "queue:mail").await, [&*new, &*old]);
+        assert_eq!(found(t, "queue:mail age:>5m").await, [&*old]);
+        assert_eq!(found(t, "queue:mail age:<5m").await, [&*new]);
+        assert_eq!(found(t, "state:scheduled,dead_letter").await, [&*dead, &*later]);
+        assert_eq!(found(t, "tag:customer=3 tag:eu").await, [&*old]);
+        assert_eq!(found(t, "tag:customer=4").await, nothing);
+        assert_eq!(found(t, "type:mail error:smtperror").await, [&*dead]);
+        assert_eq!(found(t, "error:\"connection refused\"").await, [&*dead]);
+        assert_eq!(found(t, "error:100%").await, [&*dead]);
+        assert_eq!(found(t, "error:1_0").await, nothing, "no character stands for another");
+        let page = t.get("/v1/jobs?queue=mail&q=age:%3E5m").await.is(200);
+        assert_eq!(page["jobs"].as_array().expect("jobs").len(), 1, "beside parameters");
+    });
+}
+
+#[test]
+fn a_job_is_found_by_its_id_its_start_and_its_end() {
+    run(async |t| {
+        let [first, second] = [t.enqueue(json!({})).await, t.enqueue(json!({})).await];
+        let leased = t.lease("w").await;
+        t.ack(&leased, "w", "succeeded").await.is(200);
+        let end = &first[first.len() - 8..];
+        assert_eq!(found(t, &first).await, [&*first]);
+        assert_eq!(found(t, &format!("id:{first}")).await, [&*first]);
+        assert_eq!(found(t, end).await, [&*first], "of a job that has ended");
+        assert_eq!(found(t, &format!("…{end}")).await, [&*first]);
+        assert_eq!(found(t, &first[..first.len() - 1]).await, [&*first]);
+        assert_eq!(found(t, &first[..8]).await, [&*second, &*first]);
+        assert_eq!(found(t, &format!("{end} state:pending")).await, [""; 0]);
+    });
+}
+
+#[test]
+fn a_line_that_cannot_be_read_is_refused_by_name() {
+    run(async |t| {
+        let refused = async |line: &str, told: &str| {
+            let reply = t.get(&format!("/v1/jobs?q={}", urlencoding(line))).await;
+            let message = reply.refuses("q").to_string();
+            assert!(message.contains(told), "{line}: {message}");
+        };
+        refused("colour:red", "is not a condition").await;
+        refused("state:ready", "is not a state").await;
+        refused("smtp!", "write error:smtp!").await;
+        refused(&"x".repeat(1_001), "at most 1000").await;
+        t.get("/v1/jobs?queue=a&q=queue:b").await.refuses("q");
+        let filter = json!({"filter": {"q": "state:succeeded"}});
+        t.post("/v1/jobs/retry", filter).await.refuses("filter.q");
+        for ids in [json!([]), json!(vec!["job_01m7w3ha3aextt8pkwwdmxsmqw"; 201])] {
+            t.post("/v1/jobs/cancel", json!({"filter": {"ids": ids}})).await.refuses("filter.ids");
+        }
+        let bad = json!({"filter": {"ids": ["job_5"]}});
+        t.post("/v1/jobs/cancel", bad).await.refuses("filter.ids");
+    });
+}
+
+#[test]
+fn a_bulk_operation_takes_a_search_or_chosen_jobs() {
+    run(async |t| {
+        let mut jobs = Vec::new();
+        for number in 0..4 {
+            jobs.push(t.enqueue(json!({"queue": "mail", "tags": {"n": number.to_string()}})).await);
+        }
+        let foreign = t.enqueue(json!({"queue": "other"})).await;
+        let chosen = json!({"filter": {"ids": [jobs[0], jobs[2]], "queue": "mail"}});
+        let begun = t.post("/v1/jobs/cancel", chosen).await.is(202);
+        assert_eq!(begun["count"], 2);
+        assert_eq!(ends(t, &begun["operation"]).await["done"], 2);
+        let states = async |t: &TestProject| {
+            let mut states = Vec::new();
+            for id in &jobs {
+                states.push(t.job(id).await["state"].as_str().expect("a state").to_owned());
+            }
+            states
+        };
+        assert_eq!(states(t).await, ["cancelled", "pending", "cancelled", "pending"]);
+        let line = json!({"filter": {"q": "queue:mail tag:n=3 age:<1h"}});
+        let begun = t.post("/v1/jobs/cancel", line).await.is(202);
+        assert_eq!(begun["operation"]["filter"]["q"], "queue:mail tag:n=3 age:<1h");
+        assert_eq!(ends(t, &begun["operation"]).await["done"], 1);
+        assert_eq!(states(t).await, ["cancelled", "pending", "cancelled", "cancelled"]);
+        assert_eq!(t.job(&foreign).await["state"], "pending");
+    });
+}
+
+#[test]
+fn another_projects_jobs_are_never_found() {
+    run(async |t| {
+        let theirs = TestProject::at(&t.url, &t.database, "theirs").await;
+        let id = theirs.enqueue(json!({"tags": {"a": "1"}})).await;
+        assert_eq!(found(t, &id).await, [""; 0]);
+        assert_eq!(found(t, &id[id.len() - 8..]).await, [""; 0]);
+        let chosen = json!({"filter": {"ids": [id]}, "dry_run": true});
+        assert_eq!(t.post("/v1/jobs/cancel", chosen).await.is(200)["count"], 0);
+    });
+}

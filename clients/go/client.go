@@ -58,16 +58,24 @@ func (e *APIError) Error() string {
 
 // IsRetryable tells whether the same request may succeed later.
 func (e *APIError) IsRetryable() bool {
-	return e.Status >= 500 || e.Status == http.StatusRequestTimeout || e.Status == http.StatusTooManyRequests
+	return e.Status >= 500 || e.Status == http.StatusRequestTimeout ||
+		e.Status == http.StatusTooManyRequests || e.Code == "idempotency_in_progress"
 }
 
 type traceKey struct{}
 
 // Client enqueues jobs and reads them. Goroutines may share it.
 type Client struct {
-	url, key string
-	http     *http.Client
+	url  string
+	key  secret
+	http *http.Client
 }
+
+// secret is a text that no log shows.
+type secret string
+
+func (secret) String() string   { return "[secret]" }
+func (secret) GoString() string { return "[secret]" }
 
 // NewClient returns a client; empty arguments stand for FENCEPOST_URL and FENCEPOST_KEY.
 func NewClient(url, key string) (*Client, error) {
@@ -80,12 +88,17 @@ func NewClient(url, key string) (*Client, error) {
 	if key == "" {
 		key = os.Getenv("FENCEPOST_KEY")
 	}
+	// A secret that was read from a file ends with a line feed.
+	key = strings.TrimSpace(key)
 	if key == "" {
 		return nil, errors.New("an API key is needed: the argument, or FENCEPOST_KEY")
 	}
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.MaxIdleConnsPerHost = MaxConcurrency
-	return &Client{strings.TrimRight(url, "/"), key, &http.Client{Transport: transport}}, nil
+	// A redirect would turn a POST into a GET.
+	stay := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	client := &http.Client{Transport: transport, CheckRedirect: stay}
+	return &Client{strings.TrimRight(url, "/"), secret(key), client}, nil
 }
 
 // call is one request with its retries.
@@ -95,12 +108,15 @@ type call struct {
 	headers      map[string]string
 	// How long the server may wait before it answers.
 	wait time.Duration
+	// How long one try may take beside the wait; 0: 15 s.
+	timeout time.Duration
 	// How long it is retried.
 	retry time.Duration
 }
 
 // Request is any call of the API, such as Request(ctx, "GET", "/v1/queues", nil, &queues). It
-// retries what may pass: the network, 408, 429 and 5xx.
+// retries what may pass: the network, 408, 429 and 5xx. A POST is sent with an idempotency key, so
+// that what is sent again is done once.
 func (c *Client) Request(ctx context.Context, method, path string, body, answer any) error {
 	return c.send(ctx, call{method: method, path: path, body: body, retry: retryTime}, answer)
 }
@@ -112,6 +128,12 @@ func (c *Client) send(ctx context.Context, it call, answer any) error {
 		if content, err = json.Marshal(it.body); err != nil {
 			return err
 		}
+	}
+	if it.headers == nil && it.method == "POST" && !strings.HasPrefix(it.path, "/v1/workers/") {
+		it.headers = map[string]string{"Idempotency-Key": randomID()}
+	}
+	if it.timeout == 0 {
+		it.timeout = timeout
 	}
 	deadline := time.Now().Add(it.retry)
 	for pause := firstPause; ; pause *= 2 {
@@ -146,13 +168,13 @@ func (c *Client) send(ctx context.Context, it call, answer any) error {
 }
 
 func (c *Client) try(ctx context.Context, it call, content []byte, answer any) (time.Duration, error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout+it.wait)
+	ctx, cancel := context.WithTimeout(ctx, it.timeout+it.wait)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, it.method, c.url+it.path, bytes.NewReader(content))
 	if err != nil {
 		return 0, err
 	}
-	request.Header.Set("Authorization", "Bearer "+c.key)
+	request.Header.Set("Authorization", "Bearer "+string(c.key))
 	request.Header.Set("Content-Type", "application/json")
 	for name, value := range it.headers {
 		request.Header.Set(name, value)
@@ -166,8 +188,8 @@ func (c *Client) try(ctx context.Context, it call, content []byte, answer any) (
 	if err != nil {
 		return 0, err
 	}
-	if reply.StatusCode < 400 {
-		if answer == nil {
+	if reply.StatusCode < 300 {
+		if answer == nil || len(text) == 0 {
 			return 0, nil
 		}
 		return 0, json.Unmarshal(text, answer)

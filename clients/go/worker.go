@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"math"
 	"os"
 	"os/signal"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -24,6 +26,10 @@ const (
 	ackRetry = 10 * time.Minute
 	// What handlers may still take after the grace period.
 	lastTime = 2 * time.Second
+	// How long the last call may take.
+	deregisterTime = 3 * time.Second
+	// One chunk of logs, in bytes: the server's limit is 64 KiB.
+	maxLogBytes = 60 * 1024
 	// MaxConcurrency is how many handlers one worker runs at the same time at most.
 	MaxConcurrency = 100
 )
@@ -61,12 +67,14 @@ type Job struct {
 	Tags          map[string]string `json:"tags"`
 	ParentResults []json.RawMessage `json:"parent_results"`
 	Traceparent   string            `json:"traceparent"`
+	LeaseSeconds  int               `json:"lease_seconds"`
 
 	worker   *Worker
 	stop     context.CancelFunc
 	mutex    sync.Mutex
 	why      error
 	isLost   bool
+	renewed  time.Time
 	progress *float64
 	sequence int
 }
@@ -84,6 +92,9 @@ func (j *Job) Log(ctx context.Context, text string) error {
 	sequence := j.sequence
 	j.sequence++
 	j.mutex.Unlock()
+	if len(text) > maxLogBytes {
+		text = strings.ToValidUTF8(text[:maxLogBytes], "")
+	}
 	chunk := Fields{"job_id": j.ID, "attempt": j.Attempt, "sequence": sequence, "data": text + "\n",
 		"timestamp_ms": time.Now().UnixMilli()}
 	body := Fields{"worker_id": j.worker.ID, "chunks": []Fields{chunk}}
@@ -104,6 +115,21 @@ func (j *Job) lost() bool {
 	j.mutex.Lock()
 	defer j.mutex.Unlock()
 	return j.isLost
+}
+
+// renew notes when the lease was renewed.
+func (j *Job) renew(at time.Time) {
+	j.mutex.Lock()
+	defer j.mutex.Unlock()
+	j.renewed = at
+}
+
+// overdue tells whether the lease was not renewed for its whole length: another worker may have the
+// job.
+func (j *Job) overdue() bool {
+	j.mutex.Lock()
+	defer j.mutex.Unlock()
+	return time.Since(j.renewed) > time.Duration(j.LeaseSeconds)*time.Second
 }
 
 // end stops its handler.
@@ -210,6 +236,9 @@ func (w *Worker) Run() error {
 	if w.Concurrency < 1 || w.Concurrency > MaxConcurrency {
 		return fmt.Errorf("concurrency must be between 1 and %d", MaxConcurrency)
 	}
+	if len(w.handlers) == 0 {
+		return errors.New("the worker has no handlers: it would take jobs of every type")
+	}
 	host, _ := os.Hostname()
 	about := w.wanted(Fields{"worker_id": w.ID, "hostname": host, "pid": os.Getpid(),
 		"sdk_version": "fencepost-go/0.2.0", "concurrency": w.Concurrency})
@@ -233,9 +262,10 @@ func (w *Worker) Run() error {
 		log.Printf("fencepost: %d handlers did not stop: their jobs are released", left)
 	}
 	// It releases what still runs.
-	it := call{method: "POST", path: "/v1/workers/deregister", body: Fields{"worker_id": w.ID}, retry: 5 * time.Second}
-	if refused := w.client.send(context.Background(), it, nil); err == nil {
-		err = refused
+	it := call{method: "POST", path: "/v1/workers/deregister", body: Fields{"worker_id": w.ID},
+		timeout: deregisterTime, retry: deregisterTime}
+	if refused := w.client.send(context.Background(), it, nil); refused != nil { // its leases expire instead
+		log.Printf("fencepost: the worker was not deregistered: %v", refused)
 	}
 	return err
 }
@@ -330,14 +360,23 @@ func (w *Worker) beat(done chan struct{}) {
 			}
 		}
 		body := Fields{"worker_id": w.ID, "state": state, "active_jobs": active}
-		it := call{method: "POST", path: "/v1/workers/heartbeat", body: body}
+		// One that hangs must not take the time of the next ones.
+		it := call{method: "POST", path: "/v1/workers/heartbeat", body: body, timeout: pause}
+		begun := time.Now()
 		if err := w.client.send(context.Background(), it, &answer); err != nil {
 			log.Printf("fencepost: a heartbeat failed: %v", err)
-			continue
 		}
 		for _, it := range answer.Jobs {
-			if job := jobs[it.JobID]; job != nil && it.Status != "ok" {
-				job.end(ErrCancelled, it.Status == "lost")
+			if job := jobs[it.JobID]; job != nil {
+				job.renew(begun)
+				if it.Status != "ok" {
+					job.end(ErrCancelled, it.Status == "lost")
+				}
+			}
+		}
+		for _, job := range jobs {
+			if job.overdue() {
+				job.end(ErrCancelled, false)
 			}
 		}
 		w.obey(answer.State)
@@ -411,7 +450,7 @@ func (w *Worker) serve() error {
 func (w *Worker) work(job *Job) []*Job {
 	ctx, stop := context.WithCancel(context.WithValue(context.Background(), traceKey{}, job.Traceparent))
 	defer stop()
-	job.worker, job.stop = w, stop
+	job.worker, job.stop, job.renewed = w, stop, time.Now()
 	w.mutex.Lock()
 	earlier := w.active[job.ID]
 	w.active[job.ID] = job
@@ -448,12 +487,20 @@ func (w *Worker) handle(ctx context.Context, job *Job) (end Fields) {
 	}()
 	result, err := w.handlers[job.JobType](ctx, job)
 	if err == nil {
-		return Fields{"status": "succeeded", "result": result}
+		var content json.RawMessage
+		if content, err = json.Marshal(result); err == nil {
+			return Fields{"status": "succeeded", "result": content}
+		}
+		err = NotRetryable{fmt.Errorf("the result cannot be written as JSON: %w", err)}
 	}
+	isOverdue := job.overdue()
 	job.mutex.Lock()
 	defer job.mutex.Unlock()
 	if errors.Is(err, context.Canceled) && job.why != nil {
 		err = job.why
+	}
+	if errors.Is(err, ErrCancelled) && isOverdue {
+		err = ErrReleased
 	}
 	return failed(err)
 }
@@ -469,7 +516,7 @@ func failed(err error) Fields {
 	if errors.As(err, &final) {
 		kind, end["retryable"] = final.Err, false
 	} else if errors.As(err, &later) {
-		kind, end["retry_after_seconds"] = later.Err, int(later.After.Seconds())
+		kind, end["retry_after_seconds"] = later.Err, int(math.Ceil(later.After.Seconds()))
 	}
 	end["error"] = Fields{"type": fmt.Sprintf("%T", kind), "message": err.Error()}
 	return end
@@ -491,18 +538,22 @@ func (w *Worker) ack(job *Job, end Fields) ([]*Job, error) {
 		it.body = body(Fields{"then_poll": w.poll(Fields{})})
 		err := w.client.send(parked, it, &answer)
 		var refused *APIError
-		var unwritten *json.UnsupportedTypeError
 		switch {
 		case err == nil:
 			w.obey(answer.Poll.State)
 			return answer.Poll.Jobs, nil
-		case errors.As(err, &refused) && (refused.Status == 400 || refused.Status == 413), errors.As(err, &unwritten):
-			end = Fields{"status": "failed", "error": Fields{"type": "ResultRefused", "message": err.Error()}}
+		case errors.As(err, &refused) && (refused.Status == 400 || refused.Status == 413):
+			// The handler has done its work: to do it again would not make the result smaller.
+			told := Fields{"type": "ResultRefused", "message": err.Error()}
+			end = Fields{"status": "failed", "error": told, "retryable": false}
 		case parked.Err() == nil:
 			return nil, err
 		}
 		// It may have been recorded: an ack that shows its fence may be repeated.
 	}
-	it.body, it.wait, it.retry = body(Fields{}), 0, w.Grace
+	it.body, it.wait = body(Fields{}), 0
+	if w.ending.Err() != nil {
+		it.retry = w.Grace
+	}
 	return nil, w.client.send(context.Background(), it, nil)
 }

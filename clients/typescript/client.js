@@ -35,38 +35,68 @@ export class ApiError extends Error {
 
   /** Whether the same request may succeed later. */
   get isRetryable() {
-    return this.status >= 500 || this.status === 408 || this.status === 429;
+    const { status, code } = this;
+    return (
+      status >= 500 || status === 408 || status === 429 || code === "idempotency_in_progress"
+    );
   }
 }
 
+/** Whether an error is one of the network, or of an answer that was cut off. */
+function isOfNetwork(error) {
+  return (
+    error instanceof SyntaxError ||
+    error?.name === "TimeoutError" ||
+    (error instanceof TypeError && error.cause !== undefined)
+  );
+}
+
 export class Client {
+  // Private, so that no log shows it.
+  #key;
+
   constructor({ url, key } = {}) {
     this.url = (url ?? process.env.FENCEPOST_URL ?? "http://127.0.0.1:7070").replace(/\/+$/, "");
-    this.key = key ?? process.env.FENCEPOST_KEY ?? "";
-    if (!this.key) throw new Error("an API key is needed: the option `key`, or FENCEPOST_KEY");
+    // A secret that was read from a file ends with a line feed.
+    this.#key = (key ?? process.env.FENCEPOST_KEY ?? "").trim();
+    if (!this.#key) throw new Error("an API key is needed: the option `key`, or FENCEPOST_KEY");
+    if (!URL.canParse(this.url)) throw new Error(`the URL cannot be read: ${this.url}`);
+    if (!/^[!-~]+$/.test(this.#key)) throw new Error("the API key has characters that no key has");
   }
 
-  /** Any call of the API. Retries what may pass: the network, 408, 429 and 5xx. */
+  /**
+   * Any call of the API. Retries what may pass: the network, 408, 429 and 5xx. A POST is sent with
+   * an idempotency key, so that what is sent again is done once.
+   */
   async request(method, path, body, options = {}) {
-    const { headers = {}, waitSeconds = 0, retryMs = RETRY_MS, signal } = options;
+    const { waitSeconds = 0, timeoutMs = TIMEOUT_MS, retryMs = RETRY_MS, signal } = options;
+    const text = body === undefined ? undefined : JSON.stringify(body);
+    const isRepeatable = method === "POST" && !path.startsWith("/v1/workers/");
+    const headers = {
+      authorization: `Bearer ${this.#key}`,
+      "content-type": "application/json",
+      ...(isRepeatable && { "idempotency-key": randomUUID() }),
+      ...options.headers,
+    };
     const deadline = Date.now() + retryMs;
     for (let pause = PAUSE_MS; ; pause = Math.min(pause * 2, MAX_PAUSE_MS)) {
       let failure;
       let after = 0;
       try {
-        const { reply, answer } = await this.#send(
+        const limit = AbortSignal.timeout(timeoutMs + waitSeconds * 1000);
+        const { reply, answer } = await this.#send(path, {
           method,
-          path,
-          body,
           headers,
-          waitSeconds,
-          signal,
-        );
+          body: text,
+          redirect: "manual",
+          signal: signal ? AbortSignal.any([signal, limit]) : limit,
+        });
         if (reply.ok) return answer;
         failure = new ApiError(reply.status, answer);
         after = Number(reply.headers.get("retry-after") ?? 0) * 1000 || 0;
       } catch (error) {
         signal?.throwIfAborted();
+        if (!isOfNetwork(error)) throw error;
         failure = error;
       }
       if (failure instanceof ApiError && !failure.isRetryable) throw failure;
@@ -78,18 +108,8 @@ export class Client {
     }
   }
 
-  async #send(method, path, body, headers, waitSeconds, signal) {
-    const limit = AbortSignal.timeout(TIMEOUT_MS + waitSeconds * 1000);
-    const reply = await fetch(this.url + path, {
-      method,
-      headers: {
-        authorization: `Bearer ${this.key}`,
-        "content-type": "application/json",
-        ...headers,
-      },
-      body: body === undefined ? undefined : JSON.stringify(body),
-      signal: signal ? AbortSignal.any([signal, limit]) : limit,
-    });
+  async #send(path, options) {
+    const reply = await fetch(this.url + path, options);
     const text = await reply.text();
     let answer = {};
     try {

@@ -115,6 +115,8 @@ export interface RequestOptions {
   headers?: { [name: string]: string };
   /** How long the server may wait before it answers. */
   waitSeconds?: number;
+  /** How long one try may take, beside the wait. Default: 15 seconds. */
+  timeoutMs?: number;
   /** How long the request is retried. Default: a minute. */
   retryMs?: number;
   signal?: AbortSignal;
@@ -123,7 +125,10 @@ export interface RequestOptions {
 export class Client {
   /** Default: `FENCEPOST_URL` and `FENCEPOST_KEY`. */
   constructor(options?: { url?: string; key?: string });
-  /** Any call of the API. Retries what may pass: the network, 408, 429 and 5xx. */
+  /**
+   * Any call of the API. Retries what may pass: the network, 408, 429 and 5xx. A POST is sent with
+   * an idempotency key, so that what is sent again is done once.
+   */
   request(method: string, path: string, body?: unknown, options?: RequestOptions): Promise<any>;
   /** Stores a job once, however often the request must be sent, and returns it. */
   enqueue(jobType: string, payload?: unknown, options?: EnqueueOptions): Promise<JobRecord>;

@@ -19,6 +19,10 @@ const MAX_CONCURRENCY = 100;
 const ACK_RETRY_MS = 600_000;
 /** What handlers may still take after the grace period. */
 const LAST_MS = 2_000;
+/** How long the last call may take. */
+const DEREGISTER_MS = 3_000;
+/** Characters of an error's stack. */
+const MAX_STACK_CHARACTERS = 8_000;
 /** Text of one log chunk; the server's limit is 64 KiB. */
 const MAX_LOG_CHARACTERS = 15_000;
 
@@ -54,7 +58,14 @@ export class Job {
     /** From 0 to 1; set it while you work. */
     this.progress = undefined;
     this.isLost = false;
+    /** When the lease was last renewed. */
+    this.renewed = Date.now();
     this.#worker = worker;
+  }
+
+  /** Whether the lease was not renewed for its whole length: another worker may have the job. */
+  get isOverdue() {
+    return Date.now() - this.renewed > this.data.lease_seconds * 1000;
   }
 
   /** Aborted when the job must stop; its reason is `Cancelled` or `Released`. */
@@ -83,7 +94,7 @@ export class Job {
 
   /** Adds a line to the job's logs. */
   async log(text) {
-    const data = `${text.slice(0, MAX_LOG_CHARACTERS)}\n`;
+    const data = `${cut(text, MAX_LOG_CHARACTERS)}\n`;
     const sequence = this.#sequence++;
     const chunk = {
       job_id: this.id,
@@ -95,6 +106,11 @@ export class Job {
     const body = { worker_id: this.#worker.id, chunks: [chunk] };
     await this.#worker.client.request("POST", "/v1/workers/logs", body);
   }
+}
+
+/** The beginning of a text, without half a character at its end. */
+function cut(text, characters) {
+  return text.slice(0, characters).replace(/[\uD800-\uDBFF]$/, "");
 }
 
 /** An id in the order of time, so that the server's index stays small. */
@@ -111,6 +127,7 @@ export class Worker {
   #isSuspended = false;
   #isQuiet = false;
   #parked = new AbortController();
+  #failure;
   #changed = later();
 
   constructor(options = {}) {
@@ -147,6 +164,9 @@ export class Worker {
 
   /** Works until SIGTERM, SIGINT or `stop`. Running jobs have `graceSeconds` to end. */
   async run({ onReady = () => {} } = {}) {
+    if (this.#handlers.size === 0) {
+      throw new Error("the worker has no handlers: it would take jobs of every type");
+    }
     this.wanted.job_types = [...this.#handlers.keys()].sort();
     await this.client.request("POST", "/v1/workers/register", {
       worker_id: this.id,
@@ -163,15 +183,28 @@ export class Worker {
     onReady();
     try {
       await Promise.race([slots, this.#stopped()]);
-      await Promise.race([slots, sleep(this.graceSeconds * 1000, undefined, { ref: false })]);
+      const grace = sleep(this.graceSeconds * 1000, undefined, { signal: done.signal });
+      await Promise.race([slots, grace.catch(() => {})]);
       for (const job of this.#active) job.stop(new Released("the worker stops"));
-      await Promise.race([slots, sleep(LAST_MS)]);
+      const last = sleep(LAST_MS, undefined, { signal: done.signal });
+      await Promise.race([slots, last.catch(() => {})]);
     } finally {
       done.abort();
       forget();
-      // It releases what still runs.
-      const body = { worker_id: this.id };
-      await this.client.request("POST", "/v1/workers/deregister", body, { retryMs: 5_000 });
+      await this.#deregister();
+    }
+    if (this.#failure) throw this.#failure;
+  }
+
+  /** Releases what still runs. */
+  async #deregister() {
+    const limits = { timeoutMs: DEREGISTER_MS, retryMs: DEREGISTER_MS };
+    const body = { worker_id: this.id };
+    try {
+      await this.client.request("POST", "/v1/workers/deregister", body, limits);
+    } catch (error) {
+      // Its leases expire instead.
+      console.warn(`fencepost: the worker was not deregistered: ${error.message}`);
     }
   }
 
@@ -221,25 +254,32 @@ export class Worker {
 
   async #beat(signal) {
     while (!signal.aborted) {
-      await sleep(this.beatMs, undefined, { signal, ref: false }).catch(() => {});
+      // It keeps the process alive, also while the worker is quiet.
+      await sleep(this.beatMs, undefined, { signal }).catch(() => {});
       const jobs = [...this.#active].filter((it) => !it.isLost);
       // While it polls, the polls tell that it lives.
       if (signal.aborted || (jobs.length === 0 && this.#mayPoll)) continue;
       const active_jobs = jobs.map((it) => ({ ...it.fence(), progress: it.progress }));
       const state = this.#isSuspended ? "quiet" : "running";
       const body = { worker_id: this.id, state, active_jobs };
+      const begun = Date.now();
       try {
-        const answer = await this.client.request("POST", "/v1/workers/heartbeat", body, {
-          retryMs: 0,
-        });
+        // One that hangs must not take the time of the next ones.
+        const limits = { timeoutMs: this.beatMs, retryMs: 0 };
+        const path = "/v1/workers/heartbeat";
+        const answer = await this.client.request("POST", path, body, limits);
         for (const { job_id, status } of answer.jobs ?? []) {
           const job = jobs.find((it) => it.id === job_id);
+          if (job) job.renewed = begun;
           if (status === "lost") job?.lose();
           else if (status === "cancel") job?.stop(new Cancelled("it was cancelled"));
         }
         this.#obey(answer.state);
       } catch (error) {
         console.warn(`fencepost: a heartbeat failed: ${error.message}`);
+      }
+      for (const job of jobs) {
+        if (job.isOverdue) job.stop(new Cancelled("its lease was not renewed"));
       }
     }
   }
@@ -274,8 +314,9 @@ export class Worker {
       } catch (error) {
         if (signal.aborted) continue;
         if (error instanceof ApiError && !error.isRetryable) {
+          // Handlers that run have their grace period.
+          this.#failure ??= error;
           this.stop();
-          throw error;
         }
         console.warn(`fencepost: a poll failed: ${error.message}`);
       }
@@ -295,7 +336,7 @@ export class Worker {
           status: "succeeded",
           result: JSON.parse(JSON.stringify(result ?? null)),
         }))
-        .catch((thrown) => failed(reason(thrown, job)));
+        .catch((thrown) => failed(reason(thrown, job), job));
       end.duration_ms = Date.now() - begun;
       return job.isLost ? [] : await this.#ack(job, end);
     } catch (error) {
@@ -319,15 +360,17 @@ export class Worker {
         return poll?.jobs ?? [];
       } catch (error) {
         if (error instanceof ApiError && [400, 413].includes(error.status)) {
+          // The handler has done its work: to do it again would not make the result smaller.
           const refused = { type: "ResultRefused", message: error.message };
-          body = { worker_id: this.id, ...job.fence(), status: "failed", error: refused };
+          const end = { status: "failed", error: refused, retryable: false };
+          body = { worker_id: this.id, ...job.fence(), ...end };
         } else if (!signal.aborted) {
           throw error;
         }
         // It may have been recorded: an ack that shows its fence may be repeated.
       }
     }
-    const options = { retryMs: this.graceSeconds * 1000 };
+    const options = { retryMs: this.#isStopping ? this.graceSeconds * 1000 : ACK_RETRY_MS };
     await this.client.request("POST", "/v1/workers/ack", body, options);
     return [];
   }
@@ -339,15 +382,16 @@ function reason(thrown, job) {
 }
 
 /** The outcome of a handler that threw. */
-function failed(thrown) {
-  if (thrown instanceof Released) return { status: "released" };
+function failed(thrown, job) {
+  const isOverdue = thrown instanceof Cancelled && job.isOverdue;
+  if (thrown instanceof Released || isOverdue) return { status: "released" };
   const error = thrown instanceof Error ? thrown : new Error(String(thrown));
-  const stack_trace = (error.stack ?? "").slice(0, 8_000);
+  const stack_trace = cut(error.stack ?? "", MAX_STACK_CHARACTERS);
   return {
     status: "failed",
     error: { type: error.constructor.name, message: error.message, stack_trace },
     retryable: !(error instanceof NotRetryable),
-    ...(error instanceof RetryAfter && { retry_after_seconds: error.seconds }),
+    ...(error instanceof RetryAfter && { retry_after_seconds: Math.ceil(error.seconds) }),
   };
 }
 

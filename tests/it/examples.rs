@@ -30,7 +30,7 @@ pub async fn must(command: &mut Command) {
 }
 
 /// Starts a worker and waits until it has registered.
-async fn start(t: &TestProject, command: &mut Command) -> Child {
+pub async fn start(t: &TestProject, command: &mut Command) -> Child {
     command
         .env("FENCEPOST_URL", &t.url)
         .env("FENCEPOST_KEY", &t.api_key)
@@ -45,7 +45,7 @@ async fn start(t: &TestProject, command: &mut Command) -> Child {
     child
 }
 
-async fn greet(t: &TestProject, payload: Value) -> String {
+pub async fn greet(t: &TestProject, payload: Value) -> String {
     t.enqueue(json!({"job_type": "greet", "payload": payload, "timeout_seconds": 60})).await
 }
 

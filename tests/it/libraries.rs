@@ -11,7 +11,7 @@ use std::{
 };
 
 use crate::{
-    examples::{does_its_duties, must, scratch},
+    examples::{does_its_duties, greet, must, scratch, start},
     harness::{Process, TestProject, run, run_for},
 };
 use serde_json::{Value, json};
@@ -24,12 +24,16 @@ use tokio::{
 const JOBS: usize = 1_000;
 /// One of this many pieces of answers is lost with its connection.
 const LOST_OF: usize = 40;
+/// What comes instead of half of them.
+const GATEWAY_ANSWER: &[u8] =
+    b"HTTP/1.1 502 Bad Gateway\r\ncontent-type: text/html\r\ncontent-length: 22\r\n\
+      connection: close\r\n\r\n<html>try again</html>";
 
 fn clients() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("clients")
 }
 
-/// A way to the server that loses answers. Returns its URL.
+/// A way to the server that loses answers, or gives those of a gateway instead. Returns its URL.
 async fn lossy(url: &str) -> String {
     let server = url.trim_start_matches("http://").to_owned();
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -56,8 +60,14 @@ async fn lossy(url: &str) -> String {
                             Ok(1..) => {
                                 let number = ANSWERS.fetch_add(1, Ordering::Relaxed);
                                 let read = read.unwrap_or_default();
-                                let is_lost = number % LOST_OF == LOST_OF - 1;
-                                if is_lost || client.write_all(&answered[..read]).await.is_err() {
+                                if number % LOST_OF == LOST_OF - 1 {
+                                    if number / LOST_OF % 2 == 1 {
+                                        let _ = client.write_all(GATEWAY_ANSWER).await;
+                                        let _ = client.shutdown().await;
+                                    }
+                                    return;
+                                }
+                                if client.write_all(&answered[..read]).await.is_err() {
                                     return;
                                 }
                             }
@@ -104,6 +114,33 @@ fn loses_nothing(command: impl Fn() -> std::process::Command) {
     });
 }
 
+/// Rests between SIGTSTP and SIGCONT, and stays alive.
+async fn rests(t: &TestProject, command: &mut Command) {
+    let mut child = start(t, command).await;
+    let pid = child.id().expect("it runs").to_string();
+    let signal = async |name: &str| {
+        must(Command::new("sh").args(["-c", "kill -$1 \"$0\"", &pid, name])).await;
+    };
+    let seen = async || {
+        let workers = t.get("/v1/workers").await.is(200)["workers"].clone();
+        let mut workers = workers.as_array().expect("workers").clone();
+        workers.retain(|it| it["pid"] == child.id().expect("it runs"));
+        (workers[0]["state"].clone(), workers[0]["last_seen_at"].clone())
+    };
+    signal("TSTP").await;
+    while seen().await.0 != "quiet" {}
+    let job = greet(t, json!({"name": "Ada"})).await;
+    for _ in 0..3 {
+        let before = seen().await.1;
+        while seen().await.1 == before {}
+    }
+    assert_eq!(t.job(&job).await["attempt"], 0, "it takes no job");
+    signal("CONT").await;
+    t.job_becomes(&job, "succeeded").await;
+    signal("TERM").await;
+    assert!(child.wait().await.expect("it ends").success(), "it drains");
+}
+
 /// Runs a command of a build.
 fn build(dir: &Path, program: &str, args: &[&str]) {
     let output = std::process::Command::new(program).args(args).current_dir(dir).output();
@@ -121,7 +158,10 @@ fn python() -> std::process::Command {
 
 #[test]
 fn a_worker_with_the_python_library_does_its_duties() {
-    run(async |t| does_its_duties(t, &mut Command::from(python())).await);
+    run(async |t| {
+        does_its_duties(t, &mut Command::from(python())).await;
+        rests(t, &mut Command::from(python())).await;
+    });
 }
 
 #[test]
@@ -158,7 +198,10 @@ fn typescript() -> std::process::Command {
 
 #[test]
 fn a_worker_with_the_typescript_library_does_its_duties() {
-    run(async |t| does_its_duties(t, &mut Command::from(typescript())).await);
+    run(async |t| {
+        does_its_duties(t, &mut Command::from(typescript())).await;
+        rests(t, &mut Command::from(typescript())).await;
+    });
 }
 
 #[test]
@@ -179,7 +222,10 @@ fn go() -> std::process::Command {
 
 #[test]
 fn a_worker_with_the_go_library_does_its_duties() {
-    run(async |t| does_its_duties(t, &mut Command::from(go())).await);
+    run(async |t| {
+        does_its_duties(t, &mut Command::from(go())).await;
+        rests(t, &mut Command::from(go())).await;
+    });
 }
 
 #[test]
@@ -195,7 +241,10 @@ fn rust() -> std::process::Command {
 
 #[test]
 fn a_worker_with_the_rust_library_does_its_duties() {
-    run(async |t| does_its_duties(t, &mut Command::from(rust())).await);
+    run(async |t| {
+        does_its_duties(t, &mut Command::from(rust())).await;
+        rests(t, &mut Command::from(rust())).await;
+    });
 }
 
 #[test]

@@ -30,6 +30,8 @@ PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.25, 10.0
 RETRY_SECONDS = 60.0
 #: A `Retry-After` beyond this is cut, in seconds.
 MAX_RETRY_AFTER_SECONDS = 60.0
+#: A connection that was idle for this long is opened anew: servers and proxies close idle ones.
+MAX_IDLE_SECONDS = 30.0
 
 #: The trace of the job that runs in this context; jobs that it enqueues continue it.
 current_traceparent: contextvars.ContextVar[Optional[str]] = contextvars.ContextVar(
@@ -40,8 +42,10 @@ current_traceparent: contextvars.ContextVar[Optional[str]] = contextvars.Context
 class ApiError(Exception):
     """The server refused a request. `code` is an `ErrorCode`, or the text of a newer one."""
 
-    def __init__(self, status: int, body: Fields) -> None:
-        error = body.get("error") or {}
+    def __init__(self, status: int, body: Any) -> None:
+        # What is between may answer in its own words.
+        error = body.get("error") if isinstance(body, dict) else None
+        error = error if isinstance(error, dict) else {}
         code = error.get("code", "")
         self.status = status
         self.code = ErrorCode(code) if code in ErrorCode._value2member_map_ else code
@@ -50,6 +54,19 @@ class ApiError(Exception):
         self.request_id: Optional[str] = error.get("request_id")
         self.error = error
         super().__init__(f"{self.message} ({code or status}, request {self.request_id})")
+
+    @property
+    def is_retryable(self) -> bool:
+        """Whether the same request may succeed later."""
+        return (
+            self.status >= 500
+            or self.status in (408, 429)
+            or self.code == ErrorCode.IDEMPOTENCY_IN_PROGRESS
+        )
+
+
+class AnswerError(Exception):
+    """The answer of a request that succeeded is no JSON: something between has changed it."""
 
 
 class Aborted(Exception):
@@ -72,6 +89,7 @@ class Connection:
         self._prefix = parts.path.rstrip("/")
         self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
         self._http: Optional[http.client.HTTPConnection] = None
+        self._used = 0.0
         self._aborted = threading.Event()
 
     def abort(self) -> None:
@@ -89,16 +107,17 @@ class Connection:
         self._aborted.clear()
 
     def send(
-        self, method: str, path: str, body: Any, headers: Fields, timeout: float
+        self, method: str, path: str, data: Optional[bytes], headers: Fields, timeout: float
     ) -> tuple[int, Optional[float], Any]:
         """One try: status, `Retry-After` in seconds or none, and the answer."""
+        if time.monotonic() - self._used > MAX_IDLE_SECONDS:
+            self.close()
         if self._http is None:
             self._http = self._connect()
         try:
             self._http.timeout = timeout
             if self._http.sock is not None:
                 self._http.sock.settimeout(timeout)
-            data = None if body is None else json.dumps(body).encode()
             self._http.request(method, self._prefix + path, data, {**self._headers, **headers})
             if self._aborted.is_set():
                 raise Aborted
@@ -106,7 +125,8 @@ class Connection:
             content = answer.read()
             after = answer.headers.get("Retry-After", "")
             seconds = float(after) if after.isdigit() else None
-            return answer.status, seconds, json.loads(content) if content else {}
+            self._used = time.monotonic()
+            return answer.status, seconds, read(answer.status, content)
         except BaseException:
             self.close()
             raise
@@ -119,9 +139,17 @@ class Connection:
         *,
         headers: Optional[Fields] = None,
         wait_seconds: float = 0.0,
+        timeout_seconds: float = TIMEOUT_SECONDS,
         retry_seconds: float = RETRY_SECONDS,
     ) -> Any:
-        """Retries what may pass: the network, 408, 429 and 5xx. Raises `ApiError` for the rest."""
+        """Retries what may pass: the network, 408, 429 and 5xx. Raises `ApiError` for the rest.
+
+        A POST is sent with an idempotency key, so that what is sent again is done once.
+        """
+        data = None if body is None else json.dumps(body).encode()
+        headers = dict(headers or {})
+        if method == "POST" and not path.startswith("/v1/workers/"):
+            headers.setdefault("Idempotency-Key", str(uuid.uuid4()))
         deadline = time.monotonic() + retry_seconds
         pause = PAUSE_SECONDS
         while True:
@@ -130,14 +158,16 @@ class Connection:
             after: Optional[float] = None
             failure: Exception
             try:
-                timeout = TIMEOUT_SECONDS + wait_seconds
-                status, after, answer = self.send(method, path, body, headers or {}, timeout)
-                if status < 400:
+                timeout = timeout_seconds + wait_seconds
+                status, after, answer = self.send(method, path, data, headers, timeout)
+                if 200 <= status < 300:
                     return answer
-                failure = ApiError(status, answer)
-                if status < 500 and status not in (408, 429):
+                refused = failure = ApiError(status, answer)
+                if not refused.is_retryable:
                     raise failure
-            except (OSError, http.client.HTTPException, ValueError) as error:
+            except http.client.InvalidURL:
+                raise
+            except (OSError, http.client.HTTPException, AnswerError) as error:
                 failure = error
             # Half of it by chance, so that clients do not come back together.
             wait = pause * random.uniform(0.5, 1.0)
@@ -155,14 +185,27 @@ class Connection:
         self._http = None
 
 
+def read(status: int, content: bytes) -> Any:
+    """The answer; that of a refusal may be in other words than JSON."""
+    try:
+        return json.loads(content) if content else {}
+    except ValueError:
+        if 200 <= status < 300:
+            raise AnswerError("the answer is not JSON") from None
+        return {}
+
+
 class Client:
     """Enqueues jobs and reads them. Threads may share it: each has a connection of its own."""
 
     def __init__(self, url: Optional[str] = None, key: Optional[str] = None) -> None:
         self.url = url or os.environ.get("FENCEPOST_URL", "http://127.0.0.1:7070")
-        self.key = key or os.environ.get("FENCEPOST_KEY", "")
+        # A secret that was read from a file ends with a line feed.
+        self.key = (key or os.environ.get("FENCEPOST_KEY", "")).strip()
         if not self.key:
             raise ValueError("an API key is needed: the argument `key`, or FENCEPOST_KEY")
+        if not (self.key.isascii() and self.key.isprintable()):
+            raise ValueError("the API key has characters that no key has")
         self._threads = threading.local()
 
     def _connection(self) -> Connection:

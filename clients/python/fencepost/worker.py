@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -30,6 +30,8 @@ MAX_CONCURRENCY = 100
 ACK_RETRY_SECONDS = 600.0
 #: What a handler's slot may still take after the grace period, in seconds.
 LAST_SECONDS = 2.0
+#: How long the last call may take, in seconds.
+DEREGISTER_SECONDS = 3.0
 #: One chunk of logs, in bytes: the server's limit is 64 KiB.
 MAX_LOG_BYTES = 60 * 1024
 
@@ -51,7 +53,7 @@ class NotRetryable(Exception):
 class RetryAfter(Exception):
     """Raise it to choose when the job is retried."""
 
-    def __init__(self, seconds: int, message: str = "") -> None:
+    def __init__(self, seconds: float, message: str = "") -> None:
         super().__init__(message or f"again in {seconds} s")
         self.seconds = seconds
 
@@ -71,6 +73,10 @@ class Job:
         #: From 0 to 1; set it while you work.
         self.progress: Optional[float] = None
         self.is_cancelled = self.is_lost = self.is_released = False
+        #: The lease was not renewed for its whole length: another worker may have the job.
+        self.is_overdue = False
+        #: When the lease was last renewed, and how long it lasts.
+        self.renewed, self.lease_seconds = time.monotonic(), float(data["lease_seconds"])
         self._worker, self._sequence = worker, 0
 
     def fence(self) -> Fields:
@@ -81,6 +87,8 @@ class Job:
         """Raises `Cancelled` or `Released` when the job must stop. Call it often."""
         if self.is_cancelled or self.is_lost:
             raise Cancelled("its lease is lost" if self.is_lost else "it was cancelled")
+        if self.is_overdue:
+            raise Cancelled("its lease was not renewed")
         if self.is_released:
             raise Released
 
@@ -173,6 +181,8 @@ class Worker:
 
         `on_ready` is called when the worker has registered.
         """
+        if not self._handlers:
+            raise ValueError("the worker has no handlers: it would take jobs of every type")
         types = sorted(self._handlers)
         self._wanted["job_types"] = types
         about = {"worker_id": self.id, "hostname": socket.gethostname(), "pid": os.getpid()}
@@ -202,9 +212,11 @@ class Worker:
             thread.join(max(0.0, deadline - time.monotonic()))
         self._done.set()
         # It releases what still runs.
-        self.client.request(
-            "POST", "/v1/workers/deregister", {"worker_id": self.id}, retry_seconds=5
-        )
+        limits = {"timeout_seconds": DEREGISTER_SECONDS, "retry_seconds": DEREGISTER_SECONDS}
+        try:
+            self.client.request("POST", "/v1/workers/deregister", {"worker_id": self.id}, **limits)
+        except Exception as error:  # its leases expire instead
+            log.warning("the worker was not deregistered: %s", error)
         if self._failure:
             raise self._failure
 
@@ -232,16 +244,27 @@ class Worker:
             ]
             state = "quiet" if self._is_suspended else "running"
             body = {"worker_id": self.id, "state": state, "active_jobs": active}
+            begun = time.monotonic()
             try:
-                answer = connection.call("POST", "/v1/workers/heartbeat", body, retry_seconds=0)
-            except (ApiError, OSError, http.client.HTTPException) as error:
+                # One that hangs must not take the time of the next ones.
+                answer = connection.call(
+                    "POST",
+                    "/v1/workers/heartbeat",
+                    body,
+                    timeout_seconds=self._beat_seconds,
+                    retry_seconds=0,
+                )
+                for it in answer.get("jobs", []):
+                    job = jobs.get(it["job_id"])
+                    if job:
+                        job.renewed = begun
+                        job.is_cancelled |= it["status"] == "cancel"
+                        job.is_lost |= it["status"] == "lost"
+                self._obey(answer.get("state"))
+            except Exception as error:  # whatever it is, the next one must be sent
                 log.warning("a heartbeat failed: %s", error)
-                continue
-            for it in answer.get("jobs", []):
-                if it["job_id"] in jobs:
-                    jobs[it["job_id"]].is_cancelled |= it["status"] == "cancel"
-                    jobs[it["job_id"]].is_lost |= it["status"] == "lost"
-            self._obey(answer.get("state"))
+            for job in jobs.values():
+                job.is_overdue = time.monotonic() - job.renewed > job.lease_seconds
 
     def _poll(self) -> Fields:
         # In the order of time, so that the server's index stays small.
@@ -255,7 +278,9 @@ class Worker:
         while jobs or not self._stopping.is_set():
             try:
                 if jobs:
-                    jobs = self._work(slot, Job(jobs[0], self)) + jobs[1:]
+                    # Whatever happens, no job is worked on twice.
+                    first, *jobs = jobs
+                    jobs = self._work(slot, Job(first, self)) + jobs
                     continue
                 self._running.wait()
                 slot.resume()
@@ -268,10 +293,9 @@ class Worker:
                 self._obey(answer.get("state"))
             except Aborted:
                 continue
-            except (OSError, http.client.HTTPException) as error:
+            except Exception as error:  # whatever it is, the slot must not end
                 log.warning("a poll failed: %s", error)
-            except ApiError as error:
-                if error.status < 500 and error.status not in (408, 429):
+                if isinstance(error, ApiError) and not error.is_retryable:
                     self._failure = error
                     self.stop()
 
@@ -281,6 +305,20 @@ class Worker:
             if earlier:  # this lease proves that the other one has ended
                 earlier.is_lost = True
             self._active[job.id] = job
+        try:
+            end = self._handle(job)
+            return [] if job.is_lost else self._ack(slot, job, end)
+        except Exception as error:
+            # 409: another attempt decides.
+            log.warning("the outcome of %s was not taken: %s", job.id, error)
+            return []
+        finally:
+            with self._lock:
+                if self._active.get(job.id) is job:
+                    del self._active[job.id]
+
+    def _handle(self, job: Job) -> Fields:
+        """Runs the handler, and returns the outcome."""
         context = current_traceparent.set(job.traceparent)
         begun = time.monotonic()
         end: Fields
@@ -290,7 +328,9 @@ class Worker:
             end = {"status": "succeeded", "result": result}
         except Released:
             end = {"status": "released"}
-        except Exception as error:
+        except BaseException as error:  # `sys.exit` in a handler, too, is a failure of its job
+            if isinstance(error, Cancelled) and job.is_overdue:
+                return {"status": "released"}
             stack = "".join(traceback.format_exception(*sys.exc_info()))
             told = {
                 "type": type(error).__name__,
@@ -303,19 +343,11 @@ class Worker:
                 "retryable": not isinstance(error, NotRetryable),
             }
             if isinstance(error, RetryAfter):
-                end["retry_after_seconds"] = error.seconds
-        current_traceparent.reset(context)
-        end["duration_ms"] = int((time.monotonic() - begun) * 1000)
-        try:
-            return [] if job.is_lost else self._ack(slot, job, end)
-        except (ApiError, OSError, http.client.HTTPException) as error:
-            # 409: another attempt decides.
-            log.warning("the outcome of %s was not taken: %s", job.id, error)
-            return []
+                end["retry_after_seconds"] = math.ceil(error.seconds)
         finally:
-            with self._lock:
-                if self._active.get(job.id) is job:
-                    del self._active[job.id]
+            current_traceparent.reset(context)
+        end["duration_ms"] = int((time.monotonic() - begun) * 1000)
+        return end
 
     def _ack(self, slot: Connection, job: Job, end: Fields) -> list[Fields]:
         body: Fields = {"worker_id": self.id} | job.fence() | end
@@ -338,8 +370,15 @@ class Worker:
             except ApiError as error:
                 if error.status not in (400, 413):
                     raise
+                # The handler has done its work: to do it again would not make the result smaller.
                 refused = {"type": "ResultRefused", "message": str(error)}
-                body = {"worker_id": self.id} | job.fence() | {"status": "failed", "error": refused}
-        slot.resume()
-        slot.call("POST", "/v1/workers/ack", body, retry_seconds=self.grace_seconds)
+                end = {"status": "failed", "error": refused, "retryable": False}
+                body = {"worker_id": self.id} | job.fence() | end
+        # On a connection that `stop` does not abort.
+        last = Connection(self.client.url, self.client.key)
+        retry = self.grace_seconds if self._stopping.is_set() else ACK_RETRY_SECONDS
+        try:
+            last.call("POST", "/v1/workers/ack", body, retry_seconds=retry)
+        finally:
+            last.close()
         return []

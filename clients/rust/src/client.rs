@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use reqwest::{Method, StatusCode, header};
+use reqwest::{Method, StatusCode, header, redirect::Policy};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
@@ -37,7 +37,9 @@ pub enum Error {
     Api(Box<ApiError>),
     /// The server was not reached, or its answer was lost.
     Http(reqwest::Error),
-    /// A value cannot be written as JSON, or the answer cannot be read.
+    /// The answer is no JSON: something between has changed it.
+    Answer(serde_json::Error),
+    /// A value cannot be written as JSON, or the answer has another shape than was asked for.
     Json(serde_json::Error),
     /// The client or the worker is not set up: what is missing.
     Setup(&'static str),
@@ -52,8 +54,10 @@ impl Error {
                 error.status.is_server_error()
                     || [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS]
                         .contains(&error.status)
+                    || error.code == ErrorCode::IdempotencyInProgress
             }
             Self::Http(error) => !error.is_builder(),
+            Self::Answer(_) => true,
             Self::Json(_) | Self::Setup(_) => false,
         }
     }
@@ -61,7 +65,7 @@ impl Error {
     pub(crate) fn status(&self) -> Option<StatusCode> {
         match self {
             Self::Api(error) => Some(error.status),
-            Self::Http(_) | Self::Json(_) | Self::Setup(_) => None,
+            Self::Http(_) | Self::Answer(_) | Self::Json(_) | Self::Setup(_) => None,
         }
     }
 }
@@ -73,7 +77,7 @@ impl fmt::Display for Error {
                 write!(f, "{} ({:?}, request {})", it.message, it.code, it.request_id)
             }
             Self::Http(error) => error.fmt(f),
-            Self::Json(error) => error.fmt(f),
+            Self::Answer(error) | Self::Json(error) => error.fmt(f),
             Self::Setup(missing) => f.write_str(missing),
         }
     }
@@ -126,6 +130,8 @@ pub struct Request<'a> {
     pub headers: Vec<(&'static str, String)>,
     /// How long the server may wait before it answers.
     pub wait: Duration,
+    /// How long one try may take beside the wait.
+    pub timeout: Duration,
     /// How long it is retried.
     pub retry_time: Duration,
 }
@@ -134,23 +140,42 @@ impl<'a> Request<'a> {
     /// A GET.
     #[must_use]
     pub fn get(path: &'a str) -> Self {
-        let (wait, retry_time) = (Duration::ZERO, RETRY_TIME);
-        Self { method: Method::GET, path, body: None, headers: Vec::new(), wait, retry_time }
+        Self {
+            method: Method::GET,
+            path,
+            body: None,
+            headers: Vec::new(),
+            wait: Duration::ZERO,
+            timeout: TIMEOUT,
+            retry_time: RETRY_TIME,
+        }
     }
 
-    /// A POST of JSON.
+    /// A POST of JSON, with an idempotency key: what is sent again is done once.
     #[must_use]
     pub fn post(path: &'a str, body: Value) -> Self {
-        Self { method: Method::POST, body: Some(body), ..Self::get(path) }
+        let is_repeatable = !path.starts_with("/v1/workers/");
+        let key = || (IDEMPOTENCY_KEY, Uuid::new_v4().to_string());
+        let headers = is_repeatable.then(key).into_iter().collect();
+        Self { method: Method::POST, body: Some(body), headers, ..Self::get(path) }
     }
 }
 
+const IDEMPOTENCY_KEY: &str = "idempotency-key";
+
 /// Enqueues jobs and reads them. Cheap to clone.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Client {
     http: reqwest::Client,
     url: String,
     key: String,
+}
+
+/// No log shows the key.
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("url", &self.url).finish_non_exhaustive()
+    }
 }
 
 impl Client {
@@ -161,8 +186,11 @@ impl Client {
     pub fn new(url: &str, key: &str) -> Result<Self, Error> {
         // Another one may be installed already.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let http = reqwest::Client::builder().build()?;
-        Ok(Self { http, url: url.trim_end_matches('/').to_owned(), key: key.to_owned() })
+        // A redirect would turn a POST into a GET.
+        let http = reqwest::Client::builder().redirect(Policy::none()).build()?;
+        // A secret that was read from a file ends with a line feed.
+        let key = key.trim().to_owned();
+        Ok(Self { http, url: url.trim_end_matches('/').to_owned(), key })
     }
 
     /// The client that `FENCEPOST_URL` and `FENCEPOST_KEY` name.
@@ -207,7 +235,7 @@ impl Client {
             .http
             .request(it.method.clone(), format!("{}{}", self.url, it.path))
             .bearer_auth(&self.key)
-            .timeout(TIMEOUT + it.wait);
+            .timeout(it.timeout + it.wait);
         for (name, value) in &it.headers {
             request = request.header(*name, value);
         }
@@ -216,12 +244,15 @@ impl Client {
         }
         let reply = request.send().await.map_err(no_wait)?;
         let status = reply.status();
-        if status.is_success() {
-            return reply.json().await.map_err(no_wait);
-        }
         let after = reply.headers().get(header::RETRY_AFTER).and_then(|it| it.to_str().ok());
         let after = Duration::from_secs(after.and_then(|it| it.parse().ok()).unwrap_or(0));
         let body = reply.bytes().await.map_err(no_wait)?;
+        if status.is_success() {
+            let text = if body.is_empty() { &b"null"[..] } else { &body };
+            let answer: Value = serde_json::from_slice(text)
+                .map_err(|error| (Error::Answer(error), Duration::ZERO))?;
+            return T::deserialize(answer).map_err(|error| (Error::Json(error), Duration::ZERO));
+        }
         #[derive(Deserialize)]
         struct Body {
             error: ApiError,
@@ -240,6 +271,7 @@ impl Client {
     }
 
     /// The same with other fields of `POST /v1/jobs`: `{"queue": "mail", "max_attempts": 5}`.
+    /// `idempotency_key` replaces the key that each call makes.
     ///
     /// # Errors
     /// As for [`Self::enqueue`].
@@ -251,8 +283,11 @@ impl Client {
     ) -> Result<Value, Error> {
         fields["job_type"] = json!(job_type);
         fields["payload"] = serde_json::to_value(payload)?;
+        let own_key = fields.as_object_mut().and_then(|it| it.remove("idempotency_key"));
         let mut request = Request::post("/v1/jobs", fields);
-        request.headers.push(("Idempotency-Key", Uuid::new_v4().to_string()));
+        if let Some(key) = own_key.as_ref().and_then(Value::as_str) {
+            request.headers = vec![(IDEMPOTENCY_KEY, key.to_owned())];
+        }
         if let Ok(Some(trace)) = TRACEPARENT.try_with(Clone::clone) {
             request.headers.push(("traceparent", trace));
         }
@@ -264,7 +299,7 @@ impl Client {
     /// # Errors
     /// When there is none, or the server does not answer for a minute.
     pub async fn job(&self, id: &str) -> Result<Value, Error> {
-        self.request(Request::get(&format!("/v1/jobs/{id}"))).await
+        self.request(Request::get(&job_path(id))).await
     }
 
     /// The job when it has ended: its `state` is `succeeded`, `dead_letter` or `cancelled`. Bound
@@ -273,7 +308,7 @@ impl Client {
     /// # Errors
     /// As for [`Self::job`].
     pub async fn wait(&self, id: &str) -> Result<Value, Error> {
-        let path = format!("/v1/jobs/{id}?wait_seconds={}", MAX_WAIT.as_secs());
+        let path = format!("{}?wait_seconds={}", job_path(id), MAX_WAIT.as_secs());
         loop {
             let job: Value =
                 self.request(Request { wait: MAX_WAIT, ..Request::get(&path) }).await?;
@@ -288,8 +323,18 @@ impl Client {
     /// # Errors
     /// When it has ended, or the server does not answer for a minute.
     pub async fn cancel(&self, id: &str) -> Result<Value, Error> {
-        self.request(Request::post(&format!("/v1/jobs/{id}/cancel"), json!({}))).await
+        self.request(Request::post(&format!("{}/cancel", job_path(id)), json!({}))).await
     }
+}
+
+/// Whatever an id is, it stays in its part of the path.
+fn job_path(id: &str) -> String {
+    let plain = |it: u8| it.is_ascii_alphanumeric() || it == b'_';
+    let encoded = id.bytes().map(|it| match plain(it) {
+        true => char::from(it).to_string(),
+        false => format!("%{it:02X}"),
+    });
+    format!("/v1/jobs/{}", encoded.collect::<String>())
 }
 
 /// Milliseconds since 1970, by the clock of this machine: logs show when a worker wrote them.

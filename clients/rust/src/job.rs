@@ -11,9 +11,13 @@ use std::{
 
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::client::{Client, Error, Request, now_ms};
+
+/// One chunk of logs, in bytes: the server's limit is 64 KiB.
+const MAX_LOG_BYTES: usize = 60 * 1024;
 
 /// A leased job. Cheap to clone.
 #[derive(Debug, Clone, Deserialize)]
@@ -27,11 +31,13 @@ pub struct Job {
     pub tags: HashMap<String, String>,
     pub parent_results: Vec<Value>,
     pub traceparent: Option<String>,
+    /// Length of the lease, in seconds.
+    pub lease_seconds: u32,
     #[serde(skip)]
     pub(crate) shared: Arc<Shared>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Shared {
     pub stopped: CancellationToken,
     pub is_lost: AtomicBool,
@@ -40,6 +46,22 @@ pub(crate) struct Shared {
     pub worker: OnceLock<(Client, String)>,
     progress: Mutex<Option<f32>>,
     sequence: AtomicU64,
+    /// When the lease was last renewed.
+    renewed: Mutex<Instant>,
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        Self {
+            stopped: CancellationToken::new(),
+            is_lost: AtomicBool::new(false),
+            is_released: AtomicBool::new(false),
+            worker: OnceLock::new(),
+            progress: Mutex::new(None),
+            sequence: AtomicU64::new(0),
+            renewed: Mutex::new(Instant::now()),
+        }
+    }
 }
 
 impl Job {
@@ -60,6 +82,9 @@ impl Job {
         if self.shared.is_released.load(Ordering::Relaxed) {
             return Err(Failure::released());
         }
+        if self.is_overdue() && !self.is_lost() {
+            return Err(Failure::released());
+        }
         Err(Failure::new("Cancelled", "the job was cancelled, or its lease is lost"))
     }
 
@@ -78,7 +103,7 @@ impl Job {
         let sequence = self.shared.sequence.fetch_add(1, Ordering::Relaxed);
         let chunk = json!({
             "job_id": self.id, "attempt": self.attempt, "sequence": sequence,
-            "data": format!("{text}\n"), "timestamp_ms": now_ms(),
+            "data": format!("{}\n", cut(text)), "timestamp_ms": now_ms(),
         });
         let body = json!({"worker_id": worker_id, "chunks": [chunk]});
         client.request::<Value>(Request::post("/v1/workers/logs", body)).await.map(drop)
@@ -86,6 +111,16 @@ impl Job {
 
     pub(crate) fn is_lost(&self) -> bool {
         self.shared.is_lost.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn renew(&self, at: Instant) {
+        *self.shared.renewed.lock().unwrap_or_else(PoisonError::into_inner) = at;
+    }
+
+    /// Whether the lease was not renewed for its whole length: another worker may have the job.
+    pub(crate) fn is_overdue(&self) -> bool {
+        let renewed = *self.shared.renewed.lock().unwrap_or_else(PoisonError::into_inner);
+        renewed.elapsed() > Duration::from_secs(self.lease_seconds.into())
     }
 
     /// Its lease is lost.
@@ -108,6 +143,11 @@ impl Job {
         }
         beat
     }
+}
+
+/// The beginning of a text, as much as one chunk of logs may have.
+fn cut(text: &str) -> &str {
+    &text[..text.floor_char_boundary(MAX_LOG_BYTES)]
 }
 
 /// How an attempt failed. Any error becomes one, and is retried.
@@ -137,7 +177,7 @@ impl Failure {
     /// The job is retried after this time.
     #[must_use]
     pub fn retry_after(mut self, time: Duration) -> Self {
-        self.0["retry_after_seconds"] = json!(time.as_secs());
+        self.0["retry_after_seconds"] = json!(time.as_secs() + u64::from(time.subsec_nanos() > 0));
         self
     }
 }

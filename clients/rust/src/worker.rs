@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use nix::sys::signal::Signal;
 use reqwest::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -34,8 +35,8 @@ const BEAT_TIME: Duration = Duration::from_secs(5);
 const BEATS_A_LEASE: u32 = 3;
 /// How long an ack is sent again while the server does not answer.
 const ACK_RETRY_TIME: Duration = Duration::from_secs(600);
-/// How long the last call is sent again.
-const DEREGISTER_TIME: Duration = Duration::from_secs(5);
+/// How long the last call may take.
+const DEREGISTER_TIME: Duration = Duration::from_secs(3);
 /// What handlers may still take after the grace period.
 const LAST_TIME: Duration = Duration::from_secs(2);
 /// Handlers that one worker runs at the same time at most.
@@ -143,6 +144,11 @@ impl Worker {
         if !(1..=MAX_CONCURRENCY).contains(&self.concurrency) {
             return Err(Error::Setup("concurrency must be between 1 and 100"));
         }
+        if self.handlers.is_empty() {
+            return Err(Error::Setup(
+                "the worker has no handlers: it would take jobs of every type",
+            ));
+        }
         let worker = Arc::new(self);
         let about = worker.wanted(json!({
             "worker_id": worker.id, "hostname": host(), "pid": std::process::id(),
@@ -163,9 +169,12 @@ impl Worker {
         // It releases what still runs.
         let body = json!({"worker_id": worker.id});
         let request = Request::post("/v1/workers/deregister", body);
-        let request = Request { retry_time: DEREGISTER_TIME, ..request };
-        let refused = worker.client.request::<Value>(request).await.map(drop);
-        ended.and(refused)
+        let request = Request { timeout: DEREGISTER_TIME, retry_time: DEREGISTER_TIME, ..request };
+        if let Err(error) = worker.client.request::<Value>(request).await {
+            // Its leases expire instead.
+            tracing::warn!(%error, "the worker was not deregistered");
+        }
+        ended
     }
 
     /// Waits for the slots: while the worker works, then for the grace period, then a little more.
@@ -196,9 +205,8 @@ impl Worker {
     async fn listen(self: Arc<Self>) -> std::io::Result<()> {
         let (mut term, mut int) =
             (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        // SIGTSTP and SIGCONT.
-        let mut pause = signal(SignalKind::from_raw(20))?;
-        let mut resume = signal(SignalKind::from_raw(18))?;
+        let mut pause = signal(SignalKind::from_raw(Signal::SIGTSTP as i32))?;
+        let mut resume = signal(SignalKind::from_raw(Signal::SIGCONT as i32))?;
         loop {
             tokio::select! {
                 _ = term.recv() => self.stop_or_exit(),
@@ -257,15 +265,24 @@ impl Worker {
             let active: Vec<_> = jobs.values().map(Job::beat).collect();
             let body = json!({"worker_id": self.id, "state": state, "active_jobs": active});
             let request = Request::post("/v1/workers/heartbeat", body);
-            let request = Request { retry_time: Duration::ZERO, ..request };
-            let Ok(answer) = self.client.request::<Value>(request).await else { continue };
+            // One that hangs must not take the time of the next ones.
+            let request = Request { timeout: pause, retry_time: Duration::ZERO, ..request };
+            let begun = Instant::now();
+            let answer = self.client.request::<Value>(request).await.unwrap_or_else(|error| {
+                tracing::warn!(%error, "a heartbeat failed");
+                Value::Null
+            });
             for it in answer["jobs"].as_array().into_iter().flatten() {
-                let job = it["job_id"].as_str().and_then(|it| jobs.get(it));
-                let Some(job) = job.filter(|_| it["status"] != "ok") else { continue };
-                match it["status"] == "lost" {
-                    true => job.lose(),
-                    false => job.shared.stopped.cancel(),
+                let Some(job) = it["job_id"].as_str().and_then(|it| jobs.get(it)) else { continue };
+                job.renew(begun);
+                match it["status"].as_str() {
+                    Some("lost") => job.lose(),
+                    Some("cancel") => job.shared.stopped.cancel(),
+                    _ => (),
                 }
+            }
+            for job in jobs.values().filter(|it| it.is_overdue()) {
+                job.shared.stopped.cancel();
             }
             self.obey(answer["state"].as_str());
         }
@@ -328,7 +345,7 @@ impl Worker {
                     jobs = given.jobs;
                     self.obey(given.state.as_deref());
                 }
-                Err(error) if error.is_retryable() => (),
+                Err(error) if error.is_retryable() => tracing::warn!(%error, "a poll failed"),
                 Err(error) => return Err(error),
             }
         }
@@ -363,8 +380,11 @@ impl Worker {
             active.remove(&job.id);
         }
         drop(active);
-        // 409: another attempt decides.
-        next.unwrap_or_default()
+        next.unwrap_or_else(|error| {
+            // 409: another attempt decides.
+            tracing::warn!(job.id, %error, "the outcome of a job was not taken");
+            Vec::new()
+        })
     }
 
     async fn ack(&self, job: &Job, mut end: Value) -> Result<Vec<Job>, Error> {
@@ -399,13 +419,17 @@ impl Worker {
                     return Ok(answer.poll.jobs);
                 }
                 Some(Err(error)) if refused.contains(&error.status()) => {
-                    end = Failure::new("ResultRefused", &error.to_string()).0;
+                    // The handler has done its work: to do it again would not make the result
+                    // smaller.
+                    end = Failure::new("ResultRefused", &error.to_string()).not_retryable().0;
                 }
                 Some(Err(error)) => return Err(error),
             }
         }
         let request = Request::post("/v1/workers/ack", body(&end));
-        let request = Request { retry_time: self.grace, ..request };
+        let is_stopping = self.stopping.is_cancelled();
+        let retry_time = if is_stopping { self.grace } else { ACK_RETRY_TIME };
+        let request = Request { retry_time, ..request };
         self.client.request::<Value>(request).await.map(|_| Vec::new())
     }
 }

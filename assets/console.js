@@ -54,7 +54,9 @@ function isChanged(field) {
   if (field.matches("select")) return field.selectedIndex !== Math.max([...field.options].findIndex((it) => it.defaultSelected), 0);
   return field.value !== field.defaultValue;
 }
-const isBegun = () => [...region().querySelectorAll("form[method=post] :is(input, select, textarea)")].some(isChanged);
+// A choice of rows, too, waits for what is done with it.
+const FIELDS = "form[method=post] :is(input, select, textarea), form[data-select] input[name]";
+const isBegun = () => [...region().querySelectorAll(FIELDS)].some(isChanged);
 
 // Typed or selected text must survive a refresh; a form that waits for its answer must not change.
 function isBusy() {
@@ -72,11 +74,46 @@ function refresh() {
   htmx.trigger(region(), "refresh");
 }
 
-// If typing began after the request, its answer is dropped.
+// If typing began after the request, its answer is dropped. Rows under the pointer stay where they
+// are, as a click must meet what the eye has chosen; so do those of a page that is scrolled.
 document.addEventListener("htmx:before:swap", (event) => {
-  if (event.target !== region() || !isBusy()) return;
-  event.preventDefault();
-  live.isDue = true;
+  if (event.target !== region()) return;
+  const table = document.querySelector("table[data-steady]");
+  const isRead = table && !live.isWanted && (table.matches(":hover") || table.getBoundingClientRect().top < 0);
+  if (isBusy()) {
+    event.preventDefault();
+    live.isDue = true;
+  } else if (isRead && keepRows(table, event.detail.ctx.text)) {
+    event.preventDefault();
+  }
+  live.isWanted = false;
+});
+
+// Brings the rows that are shown up to date, and says how many new ones there are. False: the page
+// has changed in another way.
+function keepRows(table, html) {
+  const next = new DOMParser().parseFromString(html, "text/html");
+  const rows = [...next.querySelectorAll("table[data-steady] tbody tr")];
+  if (rows.length === 0) return false;
+  let fresh = 0;
+  for (const row of rows) {
+    const shown = document.getElementById(row.id);
+    if (!shown) fresh += 1;
+    else if (shown.innerHTML !== row.innerHTML) shown.innerHTML = row.innerHTML;
+  }
+  const tabs = document.querySelector("nav.tabs");
+  const nextTabs = next.querySelector("nav.tabs");
+  if (tabs && nextTabs) tabs.innerHTML = nextTabs.innerHTML;
+  const more = document.querySelector("[data-more]");
+  more.hidden = fresh === 0;
+  more.querySelector("button").textContent = `${fresh} new ${fresh === 1 ? "job" : "jobs"} ↑`;
+  return true;
+}
+document.addEventListener("click", (event) => {
+  if (!event.target.closest("[data-more]")) return;
+  live.isWanted = true;
+  scrollTo({ top: 0 });
+  refresh();
 });
 
 // Reads the project's stream; each event only says that something has changed.
@@ -193,6 +230,48 @@ function setUpLive() {
   }, TICK_MS);
   follow();
 }
+
+// Choosing rows: all of a page, or from one to another with the shift key.
+let lastPicked = null;
+function setUpSelection() {
+  const all = document.querySelector("[data-all]");
+  if (all) all.hidden = false;
+  showChosen();
+}
+function showChosen() {
+  const bar = document.querySelector("[data-chosen]");
+  if (!bar) return;
+  const boxes = [...document.querySelectorAll("[data-select] input[name=ids]")];
+  const chosen = boxes.filter((it) => it.checked).length;
+  bar.toggleAttribute("data-some", chosen > 0);
+  bar.querySelector("[data-chosen-count]").textContent = `${chosen} chosen:`;
+  const all = document.querySelector("[data-all]");
+  all.checked = chosen > 0 && chosen === boxes.length;
+  all.indeterminate = chosen > 0 && chosen < boxes.length;
+}
+document.addEventListener("click", (event) => {
+  const box = event.target.closest("[data-select] input[type=checkbox]");
+  if (!box) return;
+  const boxes = [...document.querySelectorAll("[data-select] input[name=ids]")];
+  if (box.matches("[data-all]")) {
+    for (const it of boxes) it.checked = box.checked;
+  } else if (event.shiftKey && boxes.includes(lastPicked)) {
+    const [from, to] = [boxes.indexOf(lastPicked), boxes.indexOf(box)].sort((one, other) => one - other);
+    for (const it of boxes.slice(from, to + 1)) it.checked = box.checked;
+  }
+  if (!box.matches("[data-all]")) lastPicked = box;
+  showChosen();
+});
+
+// The line suggests how its last word may go on.
+document.addEventListener("input", (event) => {
+  const line = event.target.closest("[data-search]");
+  if (!line) return;
+  const at = line.value.lastIndexOf(" ") + 1;
+  const [before, word] = [line.value.slice(0, at), line.value.slice(at)];
+  const all = JSON.parse(line.dataset.suggestions).filter((it) => it.startsWith(word) && it !== word);
+  document.getElementById("suggested").replaceChildren(...all.map((it) => new Option(before + it, before + it)));
+});
 
 function setUpTheme() {
   const button = document.querySelector("[data-theme-switch]");
@@ -356,6 +435,7 @@ document.addEventListener("htmx:after:request", (event) => {
 document.addEventListener("htmx:after:swap", () => {
   follow();
   drawCharts(false);
+  setUpSelection();
   markFields();
   showProblem();
 });
@@ -458,5 +538,6 @@ openMailedLink();
 setUpPasskeys();
 setUpTheme();
 setUpLive();
+setUpSelection();
 markFields();
 drawCharts(false);

@@ -108,6 +108,8 @@ impl Action {
 
 /// Fields of a bulk operation on listed jobs.
 const JOBS: &[Field] = &[
+    Field::Text("filter.q"),
+    Field::Words("filter.ids"),
     Field::Text("filter.state"),
     Field::Text("filter.queue"),
     Field::Text("filter.job_type"),

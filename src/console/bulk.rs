@@ -7,7 +7,7 @@ use super::{
     action_table::{self, Plane},
     dead_letters,
     form::{self, Fields},
-    format, jobs,
+    format, job_list,
     page::{Frame, Here, render},
 };
 use crate::{error::Error, http::bulk::BulkResult};
@@ -27,11 +27,15 @@ struct Bulk {
     confirm: Option<&'static str>,
 }
 
+/// In a query: a job that was chosen; may be repeated.
+const IDS: &str = "ids";
+const JOBS: &str = "/jobs";
+
 const BULK: [Bulk; 5] = [
     Bulk {
         operation: "jobs_bulk_cancel",
-        filters: &jobs::FILTERS,
-        list: "/jobs",
+        filters: &job_list::FILTERS,
+        list: JOBS,
         verb: "Cancel",
         one: "job",
         many: "jobs",
@@ -40,8 +44,8 @@ const BULK: [Bulk; 5] = [
     },
     Bulk {
         operation: "jobs_bulk_retry",
-        filters: &jobs::FILTERS,
-        list: "/jobs",
+        filters: &job_list::FILTERS,
+        list: JOBS,
         verb: "Retry",
         one: "job",
         many: "jobs",
@@ -50,8 +54,8 @@ const BULK: [Bulk; 5] = [
     },
     Bulk {
         operation: "jobs_bulk_replay",
-        filters: &jobs::FILTERS,
-        list: "/jobs",
+        filters: &job_list::FILTERS,
+        list: JOBS,
         verb: "Replay",
         one: "job",
         many: "jobs",
@@ -89,6 +93,8 @@ struct BulkPage {
     /// The filters, as the API names them.
     filters: Vec<(&'static str, String)>,
     shown: Vec<(String, String)>,
+    /// Number of jobs that were chosen one by one; 0: all that match.
+    chosen: i64,
     back: String,
 }
 
@@ -104,17 +110,24 @@ pub async fn page(
     let action = action_table::find(bulk.operation, Plane::Project).ok_or(Error::NoSuchRoute)?;
     let kept = bulk.filters.iter();
     let kept = kept.filter_map(|name| Some((*name, here.asked.get(name)?.to_owned())));
-    let filters: Vec<_> = kept.collect();
+    let mut filters: Vec<_> = kept.collect();
+    let chosen: Vec<_> = here.asked.all(IDS).collect();
+    if bulk.list == JOBS && !chosen.is_empty() {
+        filters.push((IDS, chosen.join(",")));
+    }
+    let chosen = chosen.len() as i64;
     let named = filters.iter().map(|(name, value)| (format!("filter.{name}"), value.clone()));
     let dry_run = ("dry_run".to_owned(), "true".to_owned());
     let body = form::body(action.fields, &Fields(named.chain([dry_run]).collect()))?;
     let counted = here.api.send(Method::POST, &here.at(action.path), Some(body)).await?;
     let group = dead_letters::group_words(&here).await?;
-    let shown = filters.iter().map(|(name, value)| match (*name, &group) {
+    let shown = filters.iter().filter(|it| it.0 != IDS);
+    let shown = shown.map(|(name, value)| match (*name, &group) {
         ("fingerprint", Some(group)) => ("error".to_owned(), group.clone()),
+        ("q", _) => ("search".to_owned(), value.clone()),
         (name, _) => (format::words(name), value.clone()),
     });
     let shown = shown.collect();
     let back = here.frame.to(&format!("{}?{}", bulk.list, here.asked.query(bulk.filters)));
-    render(&BulkPage { frame: here.frame, bulk, counted, filters, shown, back })
+    render(&BulkPage { frame: here.frame, bulk, counted, filters, shown, chosen, back })
 }

@@ -1,4 +1,4 @@
-//! Jobs: a list with filters, and one job with all details.
+//! One job with all details.
 
 use askama::Template;
 use axum::{
@@ -11,127 +11,31 @@ use serde_json::value::RawValue;
 use super::{
     action_table,
     diagram::{self, Timeline},
-    form::{self, Field, Fields, encode},
+    form::{self, Field, Fields},
     format::{self, ShownJson},
     location::segment,
     page::{Frame, Here, as_file, render},
     session::{HX_REQUEST, go},
 };
 use crate::{
-    domain::{job::JobState, operation::Kind},
+    domain::job::JobState,
     error::Error,
     http::jobs::{
         Job,
         events::{EventView, JobHistory},
         logs::{LogPage, LogView},
-        read::JobPage,
         watch::ExplainReply,
     },
     wire::logs::{Sent, write_sent},
 };
 
-/// The filters of the list, as the API names them.
-pub const FILTERS: [&str; 7] =
-    ["state", "queue", "job_type", "tag", "batch_id", "created_after", "created_before"];
 /// Prefix of the server's event types.
 const OWN_EVENTS: &str = "fencepost.";
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
-const PAGE_JOBS: &str = "50";
 /// Chunks of logs on a new page; the stream adds more.
 const SHOWN_LOGS: u32 = 500;
 /// Newest events of a job that its page shows.
 pub const SHOWN_EVENTS: u32 = 100;
-
-#[derive(Template)]
-#[template(path = "jobs.html")]
-struct Jobs {
-    frame: Frame,
-    page: JobPage,
-    asked: Fields,
-    filters: String,
-    next: Option<String>,
-    states: [JobState; 6],
-    is_first_page: bool,
-    may_cancel: bool,
-    may_retry: bool,
-    may_replay: bool,
-}
-
-const STATES: [JobState; 6] = [
-    JobState::Scheduled,
-    JobState::Pending,
-    JobState::Processing,
-    JobState::Succeeded,
-    JobState::DeadLetter,
-    JobState::Cancelled,
-];
-
-/// Pages that one search reads at most. Each examines a bounded number of jobs.
-const MAX_SEARCHED_PAGES: usize = 5;
-
-/// The list; or one job, if its id was entered.
-pub async fn list(here: Here) -> Result<Response, Error> {
-    if let Some(id) = here.asked.get("id") {
-        return Ok(go(false, &here.frame.to(&format!("/jobs/{}", segment(id.trim())))));
-    }
-    let fixed = [("limit", PAGE_JOBS), ("payloads", "false")];
-    let mut query: Vec<_> = fixed.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-    for name in FILTERS {
-        if let Some(value) = here.asked.get(name) {
-            let value =
-                if name.starts_with("created") { form::utc(value) } else { value.to_owned() };
-            query.push((name.to_owned(), value));
-        }
-    }
-    query.extend(here.asked.get("cursor").map(|it| ("cursor".to_owned(), it.to_owned())));
-    let page = search(&here, query).await?;
-    let Here { frame, asked, .. } = here;
-    let filters = asked.query(&FILTERS);
-    let next = frame.next("/jobs", &filters, page.next_cursor.as_deref());
-    let is_first_page = asked.get("cursor").is_none();
-    let state = asked.get("state");
-    let can_be =
-        |kind: Kind| state.is_none_or(|state| kind.states().iter().any(|it| it.as_str() == state));
-    let [may_cancel, may_retry, may_replay] = [Kind::JobsCancel, Kind::JobsRetry, Kind::JobsReplay]
-        .map(|it| frame.may_manage() && can_be(it));
-    let states = STATES;
-    render(&Jobs {
-        frame,
-        page,
-        asked,
-        filters,
-        next,
-        states,
-        is_first_page,
-        may_cancel,
-        may_retry,
-        may_replay,
-    })
-}
-
-/// A page of the list. Where a page found too few among the jobs that it examined, the next ones
-/// follow, up to [`MAX_SEARCHED_PAGES`].
-async fn search(here: &Here, mut query: Vec<(String, String)>) -> Result<JobPage, Error> {
-    let mut found: Option<JobPage> = None;
-    for _ in 0..MAX_SEARCHED_PAGES {
-        let pairs: Vec<_> =
-            query.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-        let page: JobPage = here.get(&format!("/jobs?{}", encode(&pairs))).await?;
-        let page = match found.take() {
-            Some(mut earlier) => {
-                earlier.jobs.extend(page.jobs);
-                JobPage { jobs: earlier.jobs, ..page }
-            }
-            None => page,
-        };
-        let further = page.next_cursor.clone().filter(|_| page.scanned_until.is_some());
-        found = Some(page);
-        let Some(cursor) = further else { break };
-        query.retain(|it| it.0 != "cursor");
-        query.push(("cursor".to_owned(), cursor));
-    }
-    found.ok_or(Error::NoSuchRoute)
-}
 
 impl EventView {
     /// The type of an event: ours in words, others as workers name them.

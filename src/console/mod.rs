@@ -16,6 +16,7 @@ mod diagram;
 mod form;
 mod format;
 mod health;
+mod job_list;
 mod jobs;
 mod links;
 mod location;
@@ -58,7 +59,7 @@ fn of_project() -> Router<App> {
         .route("/start", get(start::page))
         .route("/first", get(start::first))
         .route("/stream", get(jobs::stream))
-        .route("/jobs", get(jobs::list))
+        .route("/jobs", get(job_list::list))
         .route("/jobs/bulk/{operation}", get(bulk::page))
         .route("/jobs/{job_id}", get(jobs::detail))
         .route("/jobs/{job_id}/payload", get(jobs::payload))

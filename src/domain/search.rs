@@ -110,28 +110,61 @@ fn words(line: &str) -> Result<Vec<Word>, String> {
         rest = named.map_or(rest, |at| &rest[at + 1..]);
         let value = match rest.strip_prefix('"') {
             Some(quoted) => {
-                let end = quoted.find('"').ok_or("a quote is not closed")?;
-                rest = &quoted[end + 1..];
-                if rest.starts_with(|it: char| !it.is_whitespace()) {
-                    return Err("put a space after a closing quote".to_owned());
-                }
-                &quoted[..end]
+                let (value, after) = unquoted(quoted)?;
+                rest = after;
+                value
             }
             None => {
                 let (value, after) =
                     rest.split_at(rest.find(char::is_whitespace).unwrap_or(rest.len()));
                 rest = after;
-                value
+                value.to_owned()
             }
         };
         if value.is_empty() {
             let name = name.unwrap_or_default();
             return Err(format!("`{name}:` needs a value directly behind it"));
         }
-        words.push(Word { name, value: value.to_owned() });
+        words.push(Word { name, value });
         rest = rest.trim_start();
     }
     Ok(words)
+}
+
+/// A value up to its closing quote, and what follows it. A backslash keeps the character after it.
+fn unquoted(text: &str) -> Result<(String, &str), String> {
+    let (mut value, mut characters) = (String::new(), text.char_indices());
+    while let Some((at, character)) = characters.next() {
+        match character {
+            '\\' => value.extend(characters.next().map(|it| it.1)),
+            '"' => {
+                let after = &text[at + 1..];
+                if after.starts_with(|it: char| !it.is_whitespace()) {
+                    return Err("put a space after a closing quote".to_owned());
+                }
+                return Ok((value, after));
+            }
+            other => value.push(other),
+        }
+    }
+    Err("a quote is not closed".to_owned())
+}
+
+/// A condition as a search line has it, in quotes where it needs them.
+///
+/// ```
+/// # use fencepost::domain::search::condition;
+/// assert_eq!(condition("queue", "mail"), "queue:mail");
+/// assert_eq!(condition("type", "a \"b\""), r#"type:"a \"b\"""#);
+/// ```
+#[must_use]
+pub fn condition(name: &str, value: &str) -> String {
+    let needs_quotes = |it: char| it.is_whitespace() || matches!(it, '"' | '\\');
+    if !value.contains(needs_quotes) {
+        return format!("{name}:{value}");
+    }
+    let escaped = value.replace('\\', "\\\\").replace('"', "\\\"");
+    format!("{name}:\"{escaped}\"")
 }
 
 fn add(search: &mut Search, word: &Word, now: DateTime<Utc>) -> Result<(), String> {
@@ -350,6 +383,13 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_written_condition_is_read_as_it_was(value in "[ -~äß→]{1,40}") {
+            let line = condition("type", &value);
+            let read = read(&line, now()).expect("it reads");
+            prop_assert_eq!(read.job_type, Some(value));
+        }
+
         #[test]
         fn no_line_panics(line in "\\PC{0,40}") {
             let _ = read(&line, now());

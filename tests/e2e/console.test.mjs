@@ -166,16 +166,80 @@ story("all jobs that match are cancelled, counted first", async (page, { base, a
   const jobs = Array.from({ length: 120 }, (_, n) => ({ job_type: "t", queue: "bulk", tags: { customer: String(n % 2) } }));
   await api.post("/jobs/batch", { jobs });
   await page.goto(`${base}/jobs`);
-  await page.selectOption("[name=state]", "pending");
-  await page.fill("[name=tag]", "customer:1");
-  await page.click("text=Filter");
-  await page.waitForURL(/tag=customer%3A1/);
+  await page.click("nav.tabs >> text=Pending");
+  await page.fill("[name=q]", "tag:customer=1 queue:bulk");
+  await page.click("button >> text=Search");
+  await page.waitForURL(/customer%3D1/);
   await page.click("text=Cancel…");
   await sees(page, "Cancel 60 jobs?");
   await page.click("text=Cancel them");
   await page.locator("h1 .chip", { hasText: "succeeded" }).waitFor();
   await sees(page, "100 %");
   assert.equal((await api.get("/queues/bulk")).counts.cancelled, 60);
+});
+
+story("a stuck job is found among thousands by its age, its error or the end of its id", async (page, { base, api }) => {
+  const stuck = await api.enqueue({ job_type: "find.me", queue: "hay", tags: { customer: "7" } });
+  for (let round = 0; round < 24; round += 1) {
+    await api.post("/jobs/batch", { jobs: Array.from({ length: 500 }, () => ({ job_type: "hay", queue: "hay", delay_seconds: 600 })) });
+  }
+  await page.goto(`${base}/jobs`);
+  assert.match(await page.textContent("nav.tabs"), /Scheduled\s*1\D?2/i);
+  const find = async (line) => {
+    await page.fill("[name=q]", line);
+    await page.keyboard.press("Enter");
+    await page.locator(`tr[id=${stuck}]`).waitFor();
+    assert.equal(await page.locator("tbody tr").count(), 1, line);
+  };
+  await find("state:pending queue:hay");
+  await find("tag:customer=7 age:<1h");
+  await find(stuck.slice(-8));
+  await page.fill("[name=q]", "colour:red");
+  await page.keyboard.press("Enter");
+  await sees(page, "`colour:` is not a condition");
+  assert.equal(await page.inputValue("[name=q]"), "colour:red");
+  await page.fill("[name=q]", "");
+  await page.locator("[name=q]").pressSequentially("type:hay que");
+  assert.deepEqual(await page.locator("#suggested option").evaluateAll((all) => all.map((it) => it.value)), ["type:hay queue:hay"]);
+  await page.fill("[name=q]", stuck);
+  await page.keyboard.press("Enter");
+  await page.waitForURL(`${base}/jobs/${stuck}`);
+});
+
+story("chosen jobs are cancelled, and only those", async (page, { base, api }) => {
+  await api.post("/jobs/batch", { jobs: Array.from({ length: 6 }, () => ({ job_type: "t", queue: "few" })) });
+  await page.goto(`${base}/jobs?queue=few`);
+  assert.equal(await page.inputValue("[name=q]"), "queue:few");
+  assert.equal(await page.isVisible("[data-chosen]"), false);
+  const boxes = page.locator("input[name=ids]");
+  await boxes.nth(1).click();
+  await boxes.nth(3).click({ modifiers: ["Shift"] });
+  await sees(page, "3 chosen:");
+  await page.click("[data-chosen] >> text=Cancel…");
+  await sees(page, "Cancel 3 jobs?");
+  await page.click("text=Cancel them");
+  await page.locator("h1 .chip", { hasText: "succeeded" }).waitFor();
+  assert.equal((await api.get("/queues/few")).counts.cancelled, 3);
+  await page.goto(`${base}/jobs?queue=few`);
+  const states = await page.locator("tbody tr .chip").allTextContents();
+  assert.deepEqual(states.map((it) => it.trim()), ["pending", "cancelled", "cancelled", "cancelled", "pending", "pending"]);
+});
+
+story("rows under the pointer stay where they are", async (page, { base, api }) => {
+  const first = await api.enqueue({ job_type: "first", queue: "steady" });
+  await page.goto(`${base}/jobs?queue=steady`);
+  const row = page.locator(`tr[id=${first}]`);
+  await row.hover();
+  const before = await row.boundingBox();
+  await api.post("/jobs/batch", { jobs: Array.from({ length: 3 }, () => ({ job_type: "later", queue: "steady" })) });
+  await api.post(`/jobs/${first}/cancel`);
+  await sees(page, "3 new jobs");
+  await row.locator(".chip", { hasText: "cancelled" }).waitFor();
+  assert.equal(await page.locator("tbody tr").count(), 1);
+  assert.ok(Math.abs((await row.boundingBox()).y - before.y) < 40, "it stays near the pointer");
+  await page.click("text=3 new jobs");
+  await page.locator("tbody tr").nth(3).waitFor();
+  assert.equal(await page.isVisible("[data-more]"), false);
 });
 
 story("pages follow what happens, stop when they are told to, and outlive a failure", async (page, { base, api }) => {

@@ -95,7 +95,8 @@ pub struct ListQuery {
     /// hold. `state:pending,scheduled`, `queue:mail`, `type:send_mail`, `tag:customer=3` or
     /// `tag:customer`, `batch:batch_…`, `age:>5m` or `age:<2h` (s, m, h, d; since it was stored),
     /// `error:refused` (text of the last error), and a job's id, its start with `job_`, or its last
-    /// 4 to 12 characters. Put a value with spaces in double quotes.
+    /// 4 to 12 characters. Put a value with spaces in double quotes; a backslash keeps a quote or a
+    /// backslash in it.
     #[param(max_length = 1000, example = "state:pending queue:mail age:>5m")]
     q: Option<String>,
     /// Only jobs in this state.

@@ -12,7 +12,7 @@ use utoipa::{IntoParams, ToSchema};
 use crate::{
     app::App,
     auth::{Caller, Read},
-    domain::{histogram::Histogram, limits, stats::Counts},
+    domain::{histogram::Histogram, job::JobState, limits, stats::Counts},
     error::Error,
     ids::ProjectId,
     store::{
@@ -129,6 +129,8 @@ pub struct MetricsSummary {
     pub failed: i64,
     /// Cancelled jobs.
     pub cancelled: i64,
+    /// Jobs in each state, at present. Those that have ended count while they are retained.
+    pub current: StateCounts,
     /// Dead-lettered jobs.
     pub dead_letter: i64,
     /// `succeeded` divided by `succeeded + failed + dead_letter`, to four decimal places; null:
@@ -142,6 +144,38 @@ pub struct MetricsSummary {
     pub run: Percentiles,
     /// Time from when jobs could run to their first lease.
     pub wait: Percentiles,
+}
+
+/// Number of jobs in each state.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, ToSchema)]
+pub struct StateCounts {
+    /// Jobs that wait for their `run_at` or for parents.
+    pub scheduled: i64,
+    /// Jobs that wait for a worker or for the end of a backoff.
+    pub pending: i64,
+    /// Running jobs, up to 10,000: the rest counts as `pending`.
+    pub processing: i64,
+    /// Succeeded jobs.
+    pub succeeded: i64,
+    /// Dead letters.
+    pub dead_letter: i64,
+    /// Cancelled jobs.
+    pub cancelled: i64,
+}
+
+impl StateCounts {
+    /// The number of jobs in this state.
+    #[must_use]
+    pub const fn of(&self, state: JobState) -> i64 {
+        match state {
+            JobState::Scheduled => self.scheduled,
+            JobState::Pending => self.pending,
+            JobState::Processing => self.processing,
+            JobState::Succeeded => self.succeeded,
+            JobState::DeadLetter => self.dead_letter,
+            JobState::Cancelled => self.cancelled,
+        }
+    }
 }
 
 /// Latency percentiles; null if there are no samples. Estimated within these buckets: 1, 2, 5, 10,
@@ -232,6 +266,14 @@ pub async fn summary(
         succeeded: counts.succeeded,
         failed,
         cancelled: counts.cancelled,
+        current: StateCounts {
+            scheduled: now.scheduled,
+            pending,
+            processing: now.processing,
+            succeeded: now.succeeded,
+            dead_letter: now.dead_letter,
+            cancelled: now.cancelled,
+        },
         dead_letter: counts.dead_lettered,
         success_rate: success_rate(&counts),
         avg_duration_ms: counts.run.mean_ms(),

@@ -8,7 +8,7 @@ use crate::people::Person;
 use serde_json::{Value, json};
 
 /// All pages of a project, but those of one thing.
-const PAGES: [&str; 21] = [
+const PAGES: [&str; 22] = [
     "",
     "/start",
     "/first",
@@ -16,6 +16,7 @@ const PAGES: [&str; 21] = [
     "/jobs?state=dead_letter&queue=default&job_type=t&tag=a:b&created_after=2020-01-01T00:00",
     "/jobs/bulk/jobs_bulk_cancel",
     "/jobs/bulk/jobs_bulk_retry?queue=default",
+    "/jobs?q=queue%3Adefault+age%3A%3C1h&state=pending",
     "/queues",
     "/dead-letters",
     "/dead-letters/list",
@@ -302,7 +303,7 @@ fn a_job_is_found_by_its_id_and_what_it_carries_is_kept_byte_for_byte() {
         let body = r#"{"job_type":"t","payload":{"n": 12345678901234567890.10}}"#;
         let id = t.post_text("/v1/jobs", body).await.is(201)["id"].as_str().map(str::to_owned);
         let id = id.expect("an id");
-        let found = browser.get(&format!("/console/p/main/jobs?id=+{id}+")).await;
+        let found = browser.get(&format!("/console/p/main/jobs?q=+{id}+")).await;
         found.goes(&format!("/console/p/main/jobs/{id}"));
         let at = format!("/console/p/main/jobs/{id}");
         let payload = browser.get(&format!("{at}/payload")).await;

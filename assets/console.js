@@ -298,6 +298,125 @@ function setUpTheme() {
   show();
 }
 
+// Times are UTC in the page; here they become those of the visitor, unless UTC is chosen.
+const times = { isLocal: recall("fencepost-times") !== "utc" };
+function showTimes() {
+  for (const it of document.querySelectorAll("time[datetime]")) {
+    const at = new Date(it.dateTime);
+    if (Number.isNaN(at.getTime())) continue;
+    it.dataset.utc ??= it.title || it.textContent;
+    const local = at.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
+    const text = times.isLocal ? local : it.dataset.utc;
+    it.title = times.isLocal ? `${local} · ${it.dataset.utc}` : it.dataset.utc;
+    if (it.hasAttribute("data-exact") && it.textContent !== text) it.textContent = text;
+  }
+}
+function setUpTimes() {
+  const button = document.querySelector("[data-times-switch]");
+  const show = () => { if (button) button.textContent = `Times: ${times.isLocal ? "local" : "UTC"}`; };
+  if (button) button.hidden = false;
+  button?.addEventListener("click", () => {
+    times.isLocal = !times.isLocal;
+    keep("fencepost-times", times.isLocal ? "local" : "utc");
+    show();
+    showTimes();
+    drawCharts(true);
+  });
+  show();
+  showTimes();
+}
+
+// The palette: every page of the menu, a job by its id, or a search.
+const palette = document.getElementById("palette");
+function places(line) {
+  const links = [...document.querySelectorAll("nav.side a")].map((it) => [it.firstChild.textContent.trim(), it.href]);
+  links.push(["All projects", "/console/projects"], ["Account", "/console/account"], ["Documentation", "/docs/"]);
+  const found = links.filter(([text]) => text.toLowerCase().includes(line.toLowerCase()));
+  const jobs = document.getElementById("palette-list").dataset.jobs;
+  if (line) found.push([`Search jobs: ${line}`, `${jobs}?${new URLSearchParams({ q: line })}`]);
+  return found;
+}
+function showPlaces() {
+  const list = document.getElementById("palette-list");
+  const rows = places(document.getElementById("palette-line").value.trim()).map(([text, href], at) => {
+    const row = document.createElement("li");
+    row.role = "option";
+    row.id = `place-${at}`;
+    row.setAttribute("aria-selected", String(at === 0));
+    const link = document.createElement("a");
+    Object.assign(link, { href, textContent: text, tabIndex: -1 });
+    row.append(link);
+    return row;
+  });
+  list.replaceChildren(...rows);
+  pointAt(0);
+}
+function pointAt(place) {
+  const rows = [...document.querySelectorAll("#palette-list > li")];
+  rows.forEach((it, at) => it.setAttribute("aria-selected", String(at === place)));
+  rows[place]?.scrollIntoView({ block: "nearest" });
+  document.getElementById("palette-line").setAttribute("aria-activedescendant", rows[place]?.id ?? "");
+}
+function openPalette() {
+  if (!palette || palette.open) return;
+  document.getElementById("palette-line").value = "";
+  showPlaces();
+  palette.showModal();
+}
+function setUpPalette() {
+  const button = document.querySelector("[data-palette-open]");
+  if (!palette || !button) return;
+  button.hidden = false;
+  button.addEventListener("click", openPalette);
+  const line = document.getElementById("palette-line");
+  line.addEventListener("input", showPlaces);
+  palette.addEventListener("click", (event) => { if (event.target === palette) palette.close(); });
+  line.addEventListener("keydown", (event) => {
+    const rows = [...document.querySelectorAll("#palette-list > li")];
+    const place = rows.findIndex((it) => it.getAttribute("aria-selected") === "true");
+    if (event.key === "ArrowDown") pointAt(Math.min(place + 1, rows.length - 1));
+    else if (event.key === "ArrowUp") pointAt(Math.max(place - 1, 0));
+    else if (event.key === "Enter") rows[place]?.querySelector("a").click();
+    else return;
+    event.preventDefault();
+  });
+}
+
+// Keys, unless something is typed: `/`, `g` and a letter, `j` and `k`, and Enter on a row.
+const GO = { o: "", j: "/jobs", q: "/queues", d: "/dead-letters", r: "/recurring", w: "/workers" };
+const GO_MS = 1500;
+let wentAt = -GO_MS;
+function moveRow(step) {
+  const rows = [...document.querySelectorAll("main tbody tr:has(th a)")];
+  const at = rows.findIndex((it) => it.hasAttribute("data-row"));
+  const next = rows[Math.min(Math.max(at + step, 0), rows.length - 1)];
+  rows[at]?.removeAttribute("data-row");
+  next?.setAttribute("data-row", "");
+  next?.querySelector("th a").focus();
+}
+document.addEventListener("keydown", (event) => {
+  if ((event.metaKey || event.ctrlKey) && event.key === "k") {
+    event.preventDefault();
+    openPalette();
+    return;
+  }
+  const isTyping = event.target.closest?.("input, select, textarea, dialog, [contenteditable]");
+  if (isTyping || event.metaKey || event.ctrlKey || event.altKey || !palette) return;
+  const base = document.getElementById("palette-list").dataset.jobs.replace(/\/jobs$/, "");
+  if (performance.now() - wentAt < GO_MS && event.key in GO) {
+    wentAt = -GO_MS;
+    location.href = base + GO[event.key];
+  } else if (event.key === "g") wentAt = performance.now();
+  else if (event.key === "j") moveRow(1);
+  else if (event.key === "k") moveRow(-1);
+  else if (event.key === "/") {
+    const search = document.querySelector("[data-search]");
+    event.preventDefault();
+    if (search) search.focus();
+    else openPalette();
+  }
+});
+
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 const words = {
@@ -324,11 +443,10 @@ function draw(box) {
     width,
     height: 190,
     cursor: { drag: { x: false, y: false } },
-    // As in the table below.
-    tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
+    tzDate: (seconds) => (times.isLocal ? new Date(seconds * 1000) : uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC")),
     axes: [{ ...axis, values: "{HH}:{mm}" }, { ...axis, size: 62, values: (_, marks) => marks.map(word) }],
     scales: { y: { range: (_, low, high) => [0, Math.max(high || 0, 10)] } },
-    series: [{ label: "UTC", value: "{HH}:{mm}" }, ...data.series.map((it) => ({ label: it.name, stroke: colour(it.tone), width: 1.75, spanGaps: false, points: { show: true, size: 4 }, value: (_, value) => word(value) }))],
+    series: [{ label: times.isLocal ? "Time" : "UTC", value: "{HH}:{mm}" }, ...data.series.map((it) => ({ label: it.name, stroke: colour(it.tone), width: 1.75, spanGaps: false, points: { show: true, size: 4 }, value: (_, value) => word(value) }))],
   }, values, box);
 }
 
@@ -435,6 +553,7 @@ document.addEventListener("htmx:after:request", (event) => {
 document.addEventListener("htmx:after:swap", () => {
   follow();
   drawCharts(false);
+  showTimes();
   setUpSelection();
   markFields();
   showProblem();
@@ -537,6 +656,8 @@ async function answerWithPasskey(form) {
 openMailedLink();
 setUpPasskeys();
 setUpTheme();
+setUpTimes();
+setUpPalette();
 setUpLive();
 setUpSelection();
 markFields();

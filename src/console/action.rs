@@ -12,9 +12,9 @@ use super::{
     action_table::{Action, Destination, NOTHING, ONCE, Plane, SURE, find, saying},
     api::Api,
     form::{self, Fields},
-    location::{LOGIN, is_own_page, segment},
+    location::{HX_REQUEST, LOGIN, is_own_page, segment},
     page::render,
-    session::{self, HX_REQUEST},
+    session,
 };
 use crate::error::Error;
 

@@ -2,6 +2,7 @@
 //! console can change; a test compares it with the OpenAPI document.
 
 use super::{
+    action_fields::{JOBS, NEW_JOB, PURGE, QUEUE, REDRIVE, TYPE},
     form::{Field, Fields, encode},
     location::segment,
 };
@@ -106,55 +107,9 @@ impl Action {
     }
 }
 
-/// Fields of a bulk operation on listed jobs.
-const JOBS: &[Field] = &[
-    Field::Text("filter.q"),
-    Field::Words("filter.ids"),
-    Field::Text("filter.state"),
-    Field::Text("filter.queue"),
-    Field::Text("filter.job_type"),
-    Field::Text("filter.tag"),
-    Field::Text("filter.batch_id"),
-    Field::Time("filter.created_after"),
-    Field::Time("filter.created_before"),
-    Field::Object("filter"),
-    Field::Number("max"),
-    Field::Number("rate_per_second"),
-    Field::Flag("dry_run"),
-];
-/// Fields of a bulk operation on dead letters.
-const REDRIVE: &[Field] = &[
-    Field::Text("filter.queue"),
-    Field::Text("filter.job_type"),
-    Field::Text("filter.fingerprint"),
-    Field::Object("filter"),
-    Field::Number("max"),
-    Field::Number("rate_per_second"),
-    Field::Flag("dry_run"),
-];
-const PURGE: &[Field] = &[
-    Field::Text("filter.queue"),
-    Field::Text("filter.job_type"),
-    Field::Text("filter.fingerprint"),
-    Field::Object("filter"),
-    Field::Flag("dry_run"),
-    Field::Text("confirm"),
-];
-const QUEUE: &[Field] = &[
-    Field::NumberOrNull("max_concurrency"),
-    Field::NumberOrNull("rate_limit.count"),
-    Field::NumberOrNull("rate_limit.per_seconds"),
-    Field::NumberOrNull("default_lease_seconds"),
-    Field::NumberOrNull("retention_days"),
-    Field::NumberOrNull("default_max_attempts"),
-    Field::NumberOrNull("brake_after"),
-    Field::NumberOrNull("max_waiting"),
-];
-/// A job type of a queue, or the whole queue.
-const TYPE: &[Field] = &[Field::Text("job_type")];
-
 /// All actions.
 pub const ACTIONS: &[Action] = &[
+    on("jobs_create", "POST", "/jobs", NEW_JOB, "The job is enqueued.").then(Destination::Job),
     on(
         "jobs_cancel",
         "POST",

@@ -17,12 +17,12 @@ use super::{
     form::{AskedFields, Fields, encode},
     format, links,
     links::look_at,
-    location::{LOGIN, Link, REFUSED, is_own_page, segment},
+    location::{HX_REQUEST, LOGIN, Link, REFUSED, is_own_page, segment},
     page::{as_file, in_words, refused_page, render},
     passkeys::{self, PasskeyForm},
     provider::{self, Button},
     second_factor,
-    session::{self, HX_REQUEST, go},
+    session::{self, go},
     start::Start,
 };
 use crate::{

@@ -4,11 +4,12 @@ use askama::Template;
 use axum::response::Response;
 
 use super::{
-    form::Fields,
+    form::{Fields, encode},
     format,
     page::{Frame, Here, render},
 };
 use crate::{
+    domain::limits::MAX_PAGE_DEAD_LETTERS,
     error::Error,
     http::dead_letters::{DeadLetter, DeadLetterGroup, DeadLetterPage, GroupPage},
 };
@@ -16,19 +17,53 @@ use crate::{
 /// The filters of the list, as the API names them.
 pub const FILTERS: [&str; 3] = ["fingerprint", "queue", "job_type"];
 
+/// Groups that the page examines: the latest ones.
+const MAX_GROUP_PAGES: usize = 5;
+/// Groups that the page shows: the largest ones, or the latest.
+const MAX_SHOWN_GROUPS: usize = 100;
+
 #[derive(Template)]
 #[template(path = "dead_letters.html")]
 struct Groups {
     frame: Frame,
     groups: Vec<DeadLetterGroup>,
-    next: Option<String>,
+    /// Groups that were examined and are not shown.
+    left_out: usize,
+    has_more: bool,
+    is_by_time: bool,
 }
 
+/// Groups, the largest first.
 pub async fn groups(here: Here) -> Result<Response, Error> {
-    let (page, _): (GroupPage, _) = here.list("/dead-letters/groups", &[]).await?;
-    let frame = here.frame;
-    let next = frame.next("/dead-letters", "", page.next_cursor.as_deref());
-    render(&Groups { frame, groups: page.groups, next })
+    let (mut groups, mut cursor) = (Vec::new(), None);
+    for _ in 0..MAX_GROUP_PAGES {
+        let after = cursor.map(|it: String| encode(&[("cursor", &it)])).unwrap_or_default();
+        let limit = MAX_PAGE_DEAD_LETTERS;
+        let path = format!("/dead-letters/groups?limit={limit}&{after}");
+        let page: GroupPage = here.get(&path).await?;
+        groups.extend(page.groups);
+        cursor = page.next_cursor;
+        if cursor.is_none() {
+            break;
+        }
+    }
+    let is_by_time = here.asked.get("sort") == Some("latest");
+    if !is_by_time {
+        groups.sort_by_key(|it| std::cmp::Reverse(it.count));
+    }
+    let left_out = groups.len().saturating_sub(MAX_SHOWN_GROUPS);
+    groups.truncate(MAX_SHOWN_GROUPS);
+    let has_more = cursor.is_some();
+    render(&Groups { frame: here.frame, groups, left_out, has_more, is_by_time })
+}
+
+impl DeadLetterGroup {
+    /// The first line of its message: what people recognize it by.
+    fn title(&self) -> &str {
+        let message = self.sample_message.as_deref().unwrap_or_default().trim();
+        let line = message.lines().next().filter(|it| !it.is_empty());
+        line.or(self.error_type.as_deref()).unwrap_or("error")
+    }
 }
 
 #[derive(Template)]

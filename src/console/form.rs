@@ -105,6 +105,8 @@ pub enum Field {
     Choices(&'static str),
     /// Words, as a list; omitted when there is none.
     Words(&'static str),
+    /// Words of the form `name=value`, as an object; omitted when there is none.
+    Pairs(&'static str),
     /// JSON; null when it is empty.
     Json(&'static str),
     /// An object that is sent even if it is empty.
@@ -122,6 +124,7 @@ impl Field {
             | Self::Flag(it)
             | Self::Choices(it)
             | Self::Words(it)
+            | Self::Pairs(it)
             | Self::Json(it)
             | Self::Object(it)
             | Self::Time(it) => it,
@@ -168,6 +171,12 @@ pub fn body(fields: &[Field], form: &Fields) -> Result<String, Error> {
                 let words = form.text(name).split(|it: char| it.is_whitespace() || it == ',');
                 let words: Vec<_> = words.filter(|it| !it.is_empty()).collect();
                 (!words.is_empty()).then(|| raw(words))
+            }
+            Field::Pairs(_) => {
+                let words = form.text(name).split_whitespace();
+                let pairs: BTreeMap<_, _> =
+                    words.map(|it| it.split_once('=').unwrap_or((it, ""))).collect();
+                (!pairs.is_empty()).then(|| raw(pairs))
             }
             Field::Json(_) => Some(json(name, form.trimmed(name).unwrap_or("null"))?),
             Field::Object(_) => {
@@ -267,6 +276,8 @@ mod tests {
         check(&[Field::Json("payload")], "payload=", r#"{"payload":null}"#);
         check(&[Field::Time("at")], "at=2026-01-31T12:00", r#"{"at":"2026-01-31T12:00:00Z"}"#);
         check(&[Field::Time("at")], "at=2026-01-31T12:00:00Z", r#"{"at":"2026-01-31T12:00:00Z"}"#);
+        check(&[Field::Pairs("tags")], "tags=a%3D1+b%3D2", r#"{"tags":{"a":"1","b":"2"}}"#);
+        check(&[Field::Pairs("tags")], "tags=", "{}");
         check(&[Field::Time("at")], "at=soon", r#"{"at":"soon"}"#);
     }
 

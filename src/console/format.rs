@@ -108,6 +108,13 @@ pub fn exact(at: impl Plain<DateTime<Utc>>) -> String {
     at.plain().format("%Y-%m-%d %H:%M:%S UTC").to_string()
 }
 
+/// A UTC time that a script shows in the visitor's zone.
+pub fn exact_time(at: impl Plain<DateTime<Utc>>) -> Safe<String> {
+    let at = at.plain();
+    let (machine, exact) = (at.to_rfc3339(), exact(at));
+    Safe(format!("<time datetime=\"{machine}\" title=\"{exact}\" data-exact>{exact}</time>"))
+}
+
 /// A time relative to the present; the exact one is its title.
 pub fn time(now: impl Plain<DateTime<Utc>>, at: impl Plain<DateTime<Utc>>) -> Safe<String> {
     let (now, at) = (now.plain(), at.plain());

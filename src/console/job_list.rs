@@ -1,4 +1,5 @@
-//! The list of jobs: a tab for each state, one search line, and bulk operations on what it shows.
+//! The list of jobs: a tab for each state, one search line, and bulk operations on what it shows;
+//! and the form of a new job.
 
 use askama::Template;
 use axum::response::Response;
@@ -16,7 +17,7 @@ use crate::{
     http::{
         jobs::read::JobPage,
         metrics::{MetricsSummary, StateCounts},
-        queues::QueuePage,
+        queues::{Queue, QueuePage},
     },
 };
 
@@ -28,6 +29,7 @@ const OWN_FILTERS: [&str; 4] = ["q", "state", "created_after", "created_before"]
 const PAGE_JOBS: &str = "50";
 /// Pages that one search reads at most. Each examines a bounded number of jobs.
 const MAX_SEARCHED_PAGES: usize = 5;
+const DEFAULT_QUEUE: &str = "default";
 /// Queues that the line suggests.
 const SUGGESTED_QUEUES: u32 = 50;
 
@@ -208,4 +210,21 @@ async fn find(here: &Here, asked: &form::Fields, is_refused: bool) -> Result<Job
         query.push(("cursor", cursor));
     }
     found.ok_or(Error::NoSuchRoute)
+}
+
+#[derive(Template)]
+#[template(path = "new_job.html")]
+struct NewJob {
+    frame: Frame,
+    job_type: String,
+    queue: String,
+    queues: Vec<Queue>,
+}
+
+/// The form of a new job.
+pub async fn new(here: Here) -> Result<Response, Error> {
+    let page: QueuePage = here.get(&format!("/queues?limit={SUGGESTED_QUEUES}")).await?;
+    let job_type = here.asked.text("job_type").to_owned();
+    let queue = here.asked.get("queue").unwrap_or(DEFAULT_QUEUE).to_owned();
+    render(&NewJob { frame: here.frame, job_type, queue, queues: page.queues })
 }

@@ -2,7 +2,7 @@
 
 use askama::Template;
 use axum::{
-    extract::Path,
+    extract::{Path, State},
     http::{HeaderMap, HeaderName, HeaderValue, Method, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
 };
@@ -13,11 +13,12 @@ use super::{
     diagram::{self, Timeline},
     form::{self, Field, Fields},
     format::{self, ShownJson},
-    location::segment,
+    location::{HX_REQUEST, segment},
     page::{Frame, Here, as_file, render},
-    session::{HX_REQUEST, go},
+    session::go,
 };
 use crate::{
+    app::App,
     domain::job::JobState,
     error::Error,
     http::jobs::{
@@ -67,6 +68,8 @@ struct JobDetail {
     /// The payload, if all of it is shown.
     editable: Option<String>,
     result: Option<ShownJson>,
+    /// The command that enqueues the same again, if all of the payload is shown.
+    curl: Option<String>,
     /// Whether it waits for its time.
     is_early: bool,
     job: Job,
@@ -74,6 +77,7 @@ struct JobDetail {
 
 pub async fn detail(
     here: Here,
+    State(app): State<App>,
     headers: HeaderMap,
     Path((_, id)): Path<(String, String)>,
 ) -> Result<Response, Error> {
@@ -99,6 +103,7 @@ pub async fn detail(
     let payload = format::pretty(job.payload.get());
     render(&JobDetail {
         timeline: diagram::timeline(&job, here.frame.now),
+        curl: payload.cut_from.is_none().then(|| curl(&app.accounts.public_url, &job)),
         editable: payload.cut_from.is_none().then(|| payload.text.clone()),
         payload,
         result: job.result.as_ref().map(|it| format::pretty(it.get())),
@@ -114,6 +119,23 @@ pub async fn detail(
         job,
         frame: here.frame,
     })
+}
+
+/// The command that enqueues a job with the same type, queue and payload.
+fn curl(url: &str, job: &Job) -> String {
+    let quoted = |text: &str| serde_json::to_string(text).unwrap_or_default();
+    let body = format!(
+        r#"{{"job_type": {}, "queue": {}, "payload": {}}}"#,
+        quoted(&job.job_type),
+        quoted(&job.queue),
+        job.payload.get()
+    );
+    // A quote ends the shell's text, stands alone, and begins another.
+    let body = body.replace('\'', r"'\''");
+    format!(
+        "curl {url}/v1/jobs \\\n  -H \"Authorization: Bearer $FENCEPOST_KEY\" \\\n  \
+         -H 'Content-Type: application/json' \\\n  -d '{body}'"
+    )
 }
 
 /// Enqueues a job with the work of this one, and shows it. Without a payload in the form it is

@@ -14,9 +14,9 @@ use super::{
     action_table,
     api::Api,
     form::{Fields, encode},
-    location::{LOGIN, Link},
+    location::{HX_REQUEST, LOGIN, Link},
     page::render,
-    session::{self, HX_REQUEST, go},
+    session::{self, go},
 };
 use crate::{
     accounts::secret::{MAIL_PREFIX, RANDOM_CHARS},

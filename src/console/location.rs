@@ -1,6 +1,6 @@
 //! Paths of the console: where a visitor is, and where a form may lead back to.
 
-use axum::http::Uri;
+use axum::http::{HeaderName, Uri};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 /// The page with the login form.
@@ -8,6 +8,9 @@ pub const LOGIN: &str = "/console/login";
 
 /// In the query of a page: why a login with a provider was refused.
 pub const REFUSED: &str = "refused";
+
+/// Set on requests by htmx.
+pub const HX_REQUEST: HeaderName = HeaderName::from_static("hx-request");
 
 /// Characters that a path segment keeps.
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');

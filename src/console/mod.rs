@@ -4,6 +4,7 @@
 //! without scripts.
 
 mod action;
+mod action_fields;
 pub mod action_table;
 mod api;
 mod assets;
@@ -61,6 +62,7 @@ fn of_project() -> Router<App> {
         .route("/stream", get(jobs::stream))
         .route("/jobs", get(job_list::list))
         .route("/jobs/bulk/{operation}", get(bulk::page))
+        .route("/jobs/new", get(job_list::new))
         .route("/jobs/{job_id}", get(jobs::detail))
         .route("/jobs/{job_id}/payload", get(jobs::payload))
         .route("/jobs/{job_id}/result", get(jobs::result))

@@ -43,7 +43,7 @@ const MAX_SHOWN_QUEUES: usize = 100;
 pub const MAX_QUEUE_PAGES: usize = 10;
 
 /// All queues, as far as they are read, and whether there are more.
-async fn all_queues(here: &Here) -> Result<(Vec<Queue>, bool), Error> {
+pub async fn all_queues(here: &Here) -> Result<(Vec<Queue>, bool), Error> {
     let (mut queues, mut cursor) = (Vec::new(), None);
     for _ in 0..MAX_QUEUE_PAGES {
         let after = cursor.map(|it: String| encode(&[("cursor", &it)])).unwrap_or_default();

@@ -1,5 +1,7 @@
 //! What all pages share: the frame of a project's pages, and error pages.
 
+use std::sync::{Arc, OnceLock};
+
 use askama::{Template, filters::Safe};
 use axum::{
     extract::{FromRequestParts, OriginalUri, RawPathParams},
@@ -19,13 +21,13 @@ use super::{
     api::Api,
     form::{AskedFields, Fields, encode},
     format,
-    location::{LOGIN, path_and_query, segment},
+    location::{HX_REQUEST, LOGIN, path_and_query, segment},
 };
 use crate::{
     app::App,
     domain::access::{Permission, Role, role_may},
     error::Error,
-    http::{error, projects::Project},
+    http::{error, metrics::MetricsSummary, projects::Project},
     wire::errors::ErrorResponse,
 };
 
@@ -52,25 +54,54 @@ pub fn as_file(mut response: Response, name: &str) -> Response {
     response
 }
 
-/// The console's sections of a project: the path and the text of the link.
-const SECTIONS: &[(&str, &str)] = &[
-    ("", "Overview"),
-    ("jobs", "Jobs"),
-    ("queues", "Queues"),
-    ("dead-letters", "Dead letters"),
-    ("recurring", "Recurring"),
-    ("workers", "Workers"),
-    ("workflows", "Workflows"),
-    ("batches", "Batches"),
-    ("operations", "Operations"),
-    ("keys", "API keys"),
-    ("members", "Members"),
-    ("limits", "Limits"),
-    ("audit-log", "Audit log"),
-    ("settings", "Settings"),
+/// A section of a project's console: its path, and the text of the link.
+type Section = (&'static str, &'static str);
+
+/// The sections in their groups.
+const SECTIONS: [(&str, &[Section]); 3] = [
+    (
+        "Work",
+        &[
+            ("", "Overview"),
+            ("jobs", "Jobs"),
+            ("queues", "Queues"),
+            ("dead-letters", DEAD_LETTERS),
+            ("workers", "Workers"),
+        ],
+    ),
+    (
+        "Plans",
+        &[
+            ("recurring", "Recurring"),
+            ("workflows", "Workflows"),
+            ("batches", "Batches"),
+            ("operations", "Operations"),
+        ],
+    ),
+    (
+        "Project",
+        &[
+            ("keys", "API keys"),
+            ("members", "Members"),
+            ("limits", "Limits"),
+            ("audit-log", "Audit log"),
+            ("settings", "Settings"),
+        ],
+    ),
 ];
+const DEAD_LETTERS: &str = "Dead letters";
+
+/// A link of the menu.
+pub struct Link {
+    pub path: String,
+    pub text: &'static str,
+    pub is_here: bool,
+    /// How many things wait there; none: nothing, or it is not known.
+    pub badge: Option<i64>,
+}
 
 /// The frame of a project's pages.
+#[derive(Clone)]
 pub struct Frame {
     /// The project, and the visitor's role in it.
     pub project: Project,
@@ -78,8 +109,14 @@ pub struct Frame {
     pub place: String,
     /// The action that was just done.
     pub done: Option<&'static str>,
+    /// Number of dead letters; none: there is none, or only a part of the page is made.
+    pub dead_letters: Option<i64>,
     pub now: DateTime<Utc>,
 }
+
+/// The frame of the page that is being made, for the page of an error.
+#[derive(Clone, Default)]
+pub struct Framed(pub Arc<OnceLock<Frame>>);
 
 impl Frame {
     /// The path of a page of the project.
@@ -94,18 +131,20 @@ impl Frame {
         Some(self.to(&format!("{path}?{filters}{separator}{cursor}")))
     }
 
-    /// The links of the sidebar: path, text, and whether it is the page's section.
-    pub fn sections(&self) -> Vec<(String, &'static str, bool)> {
+    /// The links of the menu in their groups.
+    pub fn sections(&self) -> Vec<(&'static str, Vec<Link>)> {
         let base = self.to("");
         let below = self.place.strip_prefix(&base).unwrap_or_default();
         let own = below.trim_start_matches('/').split(['/', '?']).next().unwrap_or_default();
-        let link = |(path, text): &(&str, &'static str)| {
+        let link = |(path, text): &Section| {
             let slash = if path.is_empty() { "" } else { "/" };
-            (format!("{base}{slash}{path}"), *text, own == *path)
+            let badge = self.dead_letters.filter(|_| *text == DEAD_LETTERS);
+            Link { path: format!("{base}{slash}{path}"), text, is_here: own == *path, badge }
         };
         let is_hidden =
             |path: &str| ["keys", "audit-log"].contains(&path) && !self.may_administer();
-        SECTIONS.iter().filter(|(path, _)| !is_hidden(path)).map(link).collect()
+        let links = |all: &[Section]| all.iter().filter(|it| !is_hidden(it.0)).map(link).collect();
+        SECTIONS.into_iter().map(|(group, all)| (group, links(all))).collect()
     }
 
     /// The visitor's role.
@@ -259,9 +298,32 @@ impl FromRequestParts<App> for Here {
         let below =
             path_and_query(&uri).strip_prefix(&named).map(str::to_owned).unwrap_or_default();
         let own = format!("/console/p/{}{below}", segment(&project.slug));
-        let frame = Frame { project, place: own, done, now: format::now() };
+        // A part of a page does not show the menu.
+        let dead_letters = match parts.headers.contains_key(HX_REQUEST) {
+            true => None,
+            false => dead_letters(&api, &project).await,
+        };
+        let frame = Frame { project, place: own, done, dead_letters, now: format::now() };
+        if let Some(Framed(cell)) = parts.extensions.get() {
+            // It is the first one: each request has a cell of its own.
+            let _ = cell.set(frame.clone());
+        }
         Ok(Self { api, frame, asked })
     }
+}
+
+async fn dead_letters(api: &Api, project: &Project) -> Option<i64> {
+    let path = format!("/v1/projects/{}/metrics/summary?period=1h", segment(&project.slug));
+    let summary: MetricsSummary = api.get(&path).await.ok()?;
+    Some(summary.current.dead_letter).filter(|it| *it > 0)
+}
+
+#[derive(Template)]
+#[template(path = "problem_here.html")]
+struct ProblemHere<'a> {
+    frame: &'a Frame,
+    title: &'static str,
+    info: &'a error::ApiError,
 }
 
 #[derive(Template)]
@@ -284,6 +346,8 @@ pub struct SeenBy<'a> {
     /// The page that was requested, or left.
     pub page: &'a str,
     pub is_logged_in: bool,
+    /// The frame, if the error is one of a project's page.
+    pub frame: Option<&'a Frame>,
 }
 
 impl SeenBy<'_> {
@@ -296,7 +360,8 @@ impl SeenBy<'_> {
         let mut parts = path.strip_prefix("/console/p/").into_iter().flat_map(|it| it.split('/'));
         let (project, section) =
             (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
-        let known = SECTIONS.iter().find(|it| it.0 == section && !section.is_empty());
+        let mut sections = SECTIONS.into_iter().flat_map(|it| it.1);
+        let known = sections.find(|it| it.0 == section && !section.is_empty());
         let list = known.map(|it| (format!("/console/p/{project}/{section}"), it.1));
         let own = (!project.is_empty()).then(|| (format!("/console/p/{project}"), "Overview"));
         let all = ("/console/projects".to_owned(), "All projects");
@@ -338,6 +403,8 @@ pub fn problem(
     };
     let rendered = if is_fragment {
         render(&ProblemFragment { info: &info })
+    } else if let Some(frame) = seen_by.frame {
+        render(&ProblemHere { frame, title, info: &info })
     } else {
         render(&Problem { title, info: &info, ways: seen_by.ways() })
     };

@@ -15,6 +15,7 @@ use super::{
     form::encode,
     format, health,
     location::segment,
+    overview,
     page::{Frame, Here, render},
 };
 use crate::{
@@ -22,7 +23,7 @@ use crate::{
     error::Error,
     http::{
         metrics::Throughput,
-        queues::{Queue, QueuePage},
+        queues::Queue,
         workers::registry::{WorkerPage, WorkerView},
     },
 };
@@ -32,19 +33,29 @@ const SHOWN_WORKERS: u32 = 50;
 /// A browser requests a sparkline again after this.
 const SPARK_AGE: HeaderValue = HeaderValue::from_static("private, max-age=30");
 
+/// Queues that the page shows.
+const MAX_SHOWN_QUEUES: usize = 200;
+
 #[derive(Template)]
 #[template(path = "queues.html")]
 struct Queues {
     frame: Frame,
     queues: Vec<Queue>,
-    next: Option<String>,
+    search: String,
+    left_out: usize,
+    has_more: bool,
 }
 
+/// Queues whose name has a text, those with problems first.
 pub async fn list(here: Here) -> Result<Response, Error> {
-    let (QueuePage { queues, next_cursor, .. }, _) = here.list("/queues", &[]).await?;
-    let frame = here.frame;
-    let next = frame.next("/queues", "", next_cursor.as_deref());
-    render(&Queues { frame, queues, next })
+    let (mut queues, has_more) = overview::all_queues(&here).await?;
+    let search = here.asked.text("search").trim().to_owned();
+    let wanted = search.to_lowercase();
+    queues.retain(|it| it.queue.to_lowercase().contains(&wanted));
+    health::sort(&mut queues);
+    let left_out = queues.len().saturating_sub(MAX_SHOWN_QUEUES);
+    queues.truncate(MAX_SHOWN_QUEUES);
+    render(&Queues { frame: here.frame, queues, search, left_out, has_more })
 }
 
 #[derive(Template)]

@@ -12,9 +12,9 @@ use super::{
     action_table,
     form::{self, Field, Fields},
     format::{self, ShownJson},
-    location::segment,
+    location::{HX_REQUEST, segment},
     page::{Frame, Here, render},
-    session::{HX_REQUEST, go},
+    session::go,
 };
 use crate::{
     domain::schedule::Schedule,

@@ -19,8 +19,8 @@ use secrecy::{ExposeSecret, SecretString};
 
 use super::{
     api::Visitor,
-    location::{LOGIN, Link, is_own_page, path_and_query},
-    page,
+    location::{HX_REQUEST, LOGIN, Link, is_own_page, path_and_query},
+    page::{self, Frame, Framed},
 };
 use crate::{
     accounts::{Client, Reuse, SignedIn, oidc::LOGIN_SECONDS},
@@ -52,8 +52,6 @@ const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 /// The page of a request by htmx.
 const HX_CURRENT_URL: HeaderName = HeaderName::from_static("hx-current-url");
-/// Set on requests by htmx.
-pub const HX_REQUEST: HeaderName = HeaderName::from_static("hx-request");
 /// The next page, for htmx.
 pub const HX_REDIRECT: HeaderName = HeaderName::from_static("hx-redirect");
 /// The facts about a request that its refusal depends on.
@@ -88,13 +86,13 @@ impl PageRequest {
     }
 
     /// The answer to a refused request: the login, or an error page.
-    fn refuse(&self, error: &Error) -> Response {
+    fn refuse(&self, error: &Error, frame: Option<&Frame>) -> Response {
         if matches!(error, Error::StepUpRequired) {
             let next = super::form::encode(&[("next", &self.page)]);
             return go(self.is_fragment, &format!("/console/step-up?{next}"));
         }
         if !matches!(error, Error::Unauthorized | Error::NoCredential(_)) {
-            let seen_by = page::SeenBy { page: &self.page, is_logged_in: self.is_logged_in };
+            let seen_by = page::SeenBy { page: &self.page, is_logged_in: self.is_logged_in, frame };
             return page::problem(error, &self.request_id, self.is_fragment, seen_by);
         }
         let login = match self.page.as_str() {
@@ -124,14 +122,14 @@ pub async fn attach(State(app): State<App>, mut request: Request, next: Next) ->
     request.extensions_mut().insert(client.clone());
     if !asked.is_read && !is_own(request.headers()) {
         let error = Error::Forbidden { needs: "to be sent by a page of the console" };
-        return told(asked.refuse(&error), error);
+        return told(asked.refuse(&error, None), error);
     }
     if needs_second_look(&request) && !Link::is_page(request.uri().path()) {
         return page::one_moment();
     }
     let found = match find(&app, request.headers(), &client).await {
         Ok(found) => found,
-        Err(error) => return told(asked.refuse(&error), error),
+        Err(error) => return told(asked.refuse(&error, None), error),
     };
     let mut fresh = None;
     if let Some(found) = found {
@@ -146,9 +144,11 @@ pub async fn attach(State(app): State<App>, mut request: Request, next: Next) ->
         asked.is_logged_in = true;
         request.extensions_mut().insert(Visitor { access_token });
     }
+    let framed = Framed::default();
+    request.extensions_mut().insert(framed.clone());
     let mut response = next.run(request).await;
     if let Some(error) = response.extensions_mut().remove::<Error>() {
-        response = told(asked.refuse(&error), error);
+        response = told(asked.refuse(&error, framed.0.get()), error);
     }
     // Even after a failure: the browser's old token is used up. If a session has started or ended,
     // its cookies win.

@@ -1,6 +1,6 @@
 //! Access and limits: API keys, members, limits, the audit log, the project itself.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use askama::Template;
 use axum::{
@@ -9,6 +9,7 @@ use axum::{
     response::Response,
 };
 use chrono::{DateTime, TimeDelta, Utc};
+use serde_json::value::RawValue;
 
 use super::{
     form::{self, Field, Fields},
@@ -234,9 +235,43 @@ struct Audit {
 const AUDIT_FILTERS: [&str; 3] = ["action", "actor_id", "target"];
 
 impl Audit {
+    fn changes(&self, entry: &AuditEntry) -> Vec<String> {
+        changes(entry.before.as_deref(), entry.after.as_deref())
+    }
+
     fn name_of<'a>(&'a self, id: &'a str) -> &'a str {
         self.emails.get(id).map_or(id, String::as_str)
     }
+}
+
+/// Characters of a value that the audit log shows.
+const MAX_SHOWN_VALUE: usize = 120;
+
+/// What a change has changed, field by field.
+fn changes(before: Option<&RawValue>, after: Option<&RawValue>) -> Vec<String> {
+    type State<'a> = BTreeMap<String, &'a RawValue>;
+    let state = |it: Option<&'_ RawValue>| -> Option<BTreeMap<String, String>> {
+        let fields: State<'_> = serde_json::from_str(it?.get()).ok()?;
+        Some(fields.into_iter().map(|(name, value)| (name, value.get().to_owned())).collect())
+    };
+    let shown = |value: Option<&String>| match value.map_or("none", String::as_str) {
+        "null" => "none".to_owned(),
+        value => value.chars().take(MAX_SHOWN_VALUE).collect(),
+    };
+    let (was, is) = (state(before), state(after));
+    if was.is_none() && is.is_none() {
+        let whole = |it: &RawValue| it.get().chars().take(MAX_SHOWN_VALUE).collect();
+        return before.into_iter().chain(after).map(whole).collect();
+    }
+    let is_change = was.is_some() && is.is_some();
+    let (was, is) = (was.unwrap_or_default(), is.unwrap_or_default());
+    let names: BTreeSet<_> = was.keys().chain(is.keys()).collect();
+    let differs = names.into_iter().filter(|it| was.get(*it) != is.get(*it));
+    let told = differs.map(|name| match (was.get(name), is.get(name)) {
+        (one, other) if is_change => format!("{name}: {} → {}", shown(one), shown(other)),
+        (one, other) => format!("{name}: {}", shown(other.or(one))),
+    });
+    told.collect()
 }
 
 /// The audit log. A member may be named by address.
@@ -271,4 +306,25 @@ struct Settings {
 /// The project itself.
 pub async fn project(here: Here) -> Result<Response, Error> {
     render(&Settings { frame: here.frame })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(before: Option<&str>, after: Option<&str>, expected: &[&str]) {
+        let raw = |it: Option<&str>| it.map(|it| RawValue::from_string(it.into()).expect("JSON"));
+        assert_eq!(changes(raw(before).as_deref(), raw(after).as_deref()), expected);
+    }
+
+    #[test]
+    fn a_change_is_told_by_its_fields() {
+        let before = r#"{"max_concurrency": null, "paused": false, "name": "a"}"#;
+        let after = r#"{"max_concurrency": 4, "paused": false, "name": "b"}"#;
+        let told = ["max_concurrency: none → 4", "name: \"a\" → \"b\""];
+        check(Some(before), Some(after), &told);
+        check(None, Some(r#"{"name": "k"}"#), &["name: \"k\""]);
+        check(Some("[1]"), None, &["[1]"]);
+        check(None, None, &[]);
+    }
 }

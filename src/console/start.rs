@@ -43,7 +43,13 @@ struct First {
 impl Start {
     /// For a new project, with its key.
     pub fn of(project: Project, url: &str, key: Option<String>) -> Self {
-        let mut frame = Frame { project, place: String::new(), done: None, now: format::now() };
+        let mut frame = Frame {
+            project,
+            place: String::new(),
+            done: None,
+            dead_letters: None,
+            now: format::now(),
+        };
         frame.place = frame.to("/start");
         Self::framed(frame, url, key, None)
     }

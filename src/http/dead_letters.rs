@@ -207,6 +207,10 @@ pub struct DeadLetterGroup {
     pub first_seen_at: DateTime<Utc>,
     /// When the latest was dead-lettered.
     pub last_seen_at: DateTime<Utc>,
+    /// Queues of the newest 20 dead letters.
+    pub queues: Vec<String>,
+    /// Dead letters of the last hour; 100 stands for 100 or more.
+    pub count_last_hour: i64,
 }
 
 impl Redact for DeadLetterGroup {
@@ -228,6 +232,8 @@ impl From<GroupRow> for DeadLetterGroup {
             count: row.jobs,
             first_seen_at: row.first_seen_at,
             last_seen_at: row.last_seen_at,
+            queues: row.queues,
+            count_last_hour: row.last_hour,
         }
     }
 }

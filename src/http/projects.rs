@@ -53,7 +53,7 @@ impl ProjectMode {
 }
 
 /// A project: a tenant with its own jobs, queues and keys.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Project {
     /// Id of the project.
     #[schema(example = "proj_01m7w3ha3aextt8pkwwdmxsmqw")]

@@ -314,6 +314,10 @@ pub struct GroupRow {
     pub jobs: i64,
     pub first_seen_at: DateTime<Utc>,
     pub last_seen_at: DateTime<Utc>,
+    /// Queues of the newest dead letters.
+    pub queues: Vec<String>,
+    /// Dead letters of the last hour, up to 100.
+    pub last_hour: i64,
 }
 
 /// Groups of dead letters, the most recent first.
@@ -327,7 +331,30 @@ pub async fn groups(
         GroupRow,
         r#"
         select fingerprint, job_type, error_type, sample_message, sample_job_id "sample_job_id: JobId",
-               jobs, first_seen_at, last_seen_at
+               jobs, first_seen_at, last_seen_at,
+               array(
+                   select distinct queue
+                   from (
+                       select queue
+                       from dead_letters letter
+                       where letter.project_id = $1
+                           and letter.fingerprint = dead_letter_groups.fingerprint
+                       order by died_at desc, job_id desc
+                       limit 20
+                   ) newest
+                   order by queue
+               ) "queues!",
+               (
+                   select count(*)
+                   from (
+                       select
+                       from dead_letters letter
+                       where letter.project_id = $1
+                           and letter.fingerprint = dead_letter_groups.fingerprint
+                           and died_at >= now() - interval '1 hour'
+                       limit 100
+                   ) recent
+               ) "last_hour!"
         from dead_letter_groups
         where project_id = $1
             and (last_seen_at, fingerprint)

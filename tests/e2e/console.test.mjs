@@ -242,6 +242,44 @@ story("rows under the pointer stay where they are", async (page, { base, api }) 
   assert.equal(await page.isVisible("[data-more]"), false);
 });
 
+story("a job is made by hand, and any page is a few keys away", async (page, { base, api }) => {
+  await page.goto(`${base}/jobs`);
+  await page.click("text=New job");
+  await page.fill("[name=job_type]", "by.hand");
+  await page.fill("[name=payload]", "{\"customer\": }");
+  await page.click("button >> text=Enqueue");
+  await sees(page, "must be JSON");
+  await page.fill("[name=payload]", "{\"customer\": \"O'Neil\"}");
+  await page.click("button >> text=Enqueue");
+  await page.locator("h1", { hasText: "by.hand" }).waitFor();
+  await page.click("text=As curl");
+  await sees(page, "O'\\''Neil");
+  const id = new URL(page.url()).pathname.split("/").at(-1);
+  assert.deepEqual((await api.get(`/jobs/${id}`)).payload, { customer: "O'Neil" });
+  await page.keyboard.press("g");
+  await page.keyboard.press("d");
+  await page.waitForURL(`${base}/dead-letters`);
+  await page.keyboard.press("Control+k");
+  await page.locator("#palette-line").pressSequentially("audit");
+  await page.keyboard.press("Enter");
+  await page.waitForURL(`${base}/audit-log`);
+  await page.keyboard.press("Control+k");
+  await page.locator("#palette-line").pressSequentially("type:by.hand");
+  await page.keyboard.press("Enter");
+  await page.locator(`tr[id=${id}]`).waitFor();
+  await page.keyboard.press("j");
+  await page.keyboard.press("Enter");
+  await page.waitForURL(`${base}/jobs/${id}`);
+  await page.keyboard.press("g");
+  await page.keyboard.press("j");
+  await page.waitForURL(`${base}/jobs`);
+  await page.keyboard.press("/");
+  assert.equal(await page.evaluate(() => document.activeElement.name), "q");
+  const missing = await page.goto(`${base}/jobs/job_01m7w3ha3aextt8pkwwdmxsmqw`);
+  assert.equal(missing.status(), 404);
+  await sees(page, "Dead letters", "the menu stays");
+});
+
 story("pages follow what happens, stop when they are told to, and outlive a failure", async (page, { base, api }) => {
   await page.goto(`${base}/jobs`);
   await api.enqueue({ job_type: "first.live", queue: "live" });

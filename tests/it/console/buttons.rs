@@ -78,6 +78,19 @@ async fn dead_letter(t: &TestProject, queue: &str) -> String {
 
 async fn work_with_jobs(p: &mut Presser<'_>) {
     let t = p.t;
+    let fields = [
+        ("job_type", "made"),
+        ("queue", "by-hand"),
+        ("payload", r#"{"n": 1.0}"#),
+        ("unique.key", "u"),
+        ("tags", "a=1 b=2"),
+    ];
+    let page = p.press("jobs_create", &fields).await;
+    let id = page.split("/jobs/").nth(1).and_then(|it| it.split('?').next()).expect("a job");
+    let made = t.job(id).await;
+    assert_eq!((&made["queue"], &made["unique_key"]), (&json!("by-hand"), &json!("u")));
+    assert_eq!((&made["payload"], &made["tags"]["b"]), (&json!({"n": 1.0}), &json!("2")));
+    t.act(&format!("/v1/jobs/{id}/cancel")).await.is(200);
     let job = t.enqueue(json!({"delay_seconds": 600})).await;
     let named = [("job_id", job.as_str())];
     p.press("jobs_update", &[named[0], ("delay_seconds", "0")]).await;

@@ -8,7 +8,7 @@ use crate::people::Person;
 use serde_json::{Value, json};
 
 /// All pages of a project, but those of one thing.
-const PAGES: [&str; 22] = [
+const PAGES: [&str; 25] = [
     "",
     "/start",
     "/first",
@@ -16,6 +16,9 @@ const PAGES: [&str; 22] = [
     "/jobs?state=dead_letter&queue=default&job_type=t&tag=a:b&created_after=2020-01-01T00:00",
     "/jobs/bulk/jobs_bulk_cancel",
     "/jobs/bulk/jobs_bulk_retry?queue=default",
+    "/jobs/new",
+    "/queues?search=def",
+    "/dead-letters?sort=latest",
     "/jobs?q=queue%3Adefault+age%3A%3C1h&state=pending",
     "/queues",
     "/dead-letters",

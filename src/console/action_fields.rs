@@ -1,0 +1,64 @@
+//! The fields of requests that forms with several fields send.
+
+use super::form::Field;
+
+/// Fields of a new job.
+pub const NEW_JOB: &[Field] = &[
+    Field::Text("job_type"),
+    Field::Text("queue"),
+    Field::Json("payload"),
+    Field::Number("priority"),
+    Field::Number("delay_seconds"),
+    Field::Number("max_attempts"),
+    Field::Number("timeout_seconds"),
+    Field::Text("concurrency_key"),
+    Field::Text("unique.key"),
+    Field::Words("labels"),
+    Field::Pairs("tags"),
+];
+/// Fields of a bulk operation on listed jobs.
+pub const JOBS: &[Field] = &[
+    Field::Text("filter.q"),
+    Field::Words("filter.ids"),
+    Field::Text("filter.state"),
+    Field::Text("filter.queue"),
+    Field::Text("filter.job_type"),
+    Field::Text("filter.tag"),
+    Field::Text("filter.batch_id"),
+    Field::Time("filter.created_after"),
+    Field::Time("filter.created_before"),
+    Field::Object("filter"),
+    Field::Number("max"),
+    Field::Number("rate_per_second"),
+    Field::Flag("dry_run"),
+];
+/// Fields of a bulk operation on dead letters.
+pub const REDRIVE: &[Field] = &[
+    Field::Text("filter.queue"),
+    Field::Text("filter.job_type"),
+    Field::Text("filter.fingerprint"),
+    Field::Object("filter"),
+    Field::Number("max"),
+    Field::Number("rate_per_second"),
+    Field::Flag("dry_run"),
+];
+pub const PURGE: &[Field] = &[
+    Field::Text("filter.queue"),
+    Field::Text("filter.job_type"),
+    Field::Text("filter.fingerprint"),
+    Field::Object("filter"),
+    Field::Flag("dry_run"),
+    Field::Text("confirm"),
+];
+pub const QUEUE: &[Field] = &[
+    Field::NumberOrNull("max_concurrency"),
+    Field::NumberOrNull("rate_limit.count"),
+    Field::NumberOrNull("rate_limit.per_seconds"),
+    Field::NumberOrNull("default_lease_seconds"),
+    Field::NumberOrNull("retention_days"),
+    Field::NumberOrNull("default_max_attempts"),
+    Field::NumberOrNull("brake_after"),
+    Field::NumberOrNull("max_waiting"),
+];
+/// A job type of a queue, or the whole queue.
+pub const TYPE: &[Field] = &[Field::Text("job_type")];

@@ -35,18 +35,51 @@ def legend(text, labels):
 
 
 def in_unit(unit):
-    names = {"s": "seconds", "ops": "per second", "reqps": "requests per second", "bytes": "bytes", "Bps": "bytes per second",
+    names = {"s": "seconds", "suffix: /s": "per second", "reqps": "requests per second", "bytes": "bytes", "Bps": "bytes per second",
              "percentunit": "share", "short": ""}
     return names.get(unit, unit)
 
 
+def filled_in(expr):
+    for name, value in {"$__rate_interval": "20s", "$queue": ".*", "$instance": ".*"}.items():
+        expr = expr.replace(name, value)
+    return expr
+
+
+def shown(value, defaults):
+    """A stat's value as Grafana writes it."""
+    for mapping in defaults.get("mappings", []):
+        if f"{value:g}" in mapping["options"]:
+            return mapping["options"][f"{value:g}"]["text"]
+    return f"{value * 100:.3g} %" if defaults["unit"] == "percentunit" else f"{value:.3g} {in_unit(defaults['unit'])}"
+
+
+def draw_stat(axes, panel, prometheus, seconds):
+    """The last value of the first series, on the colour of its threshold."""
+    defaults = panel["fieldConfig"]["defaults"]
+    target = panel["targets"][0]
+    found = ask(prometheus, filled_in(target["expr"]), seconds)
+    values = [(float(it["values"][-1][1]), legend(target["legendFormat"], it["metric"])) for it in found]
+    axes.axis("off")
+    axes.set_title(panel["title"], fontsize=10, loc="left")
+    if not values:
+        return 0
+    value, name = max(values)
+    colour = [it["color"] for it in defaults["thresholds"]["steps"] if it["value"] is None or value >= it["value"]][-1]
+    box = {"facecolor": {"green": "#73bf69", "orange": "#ff9830", "red": "#f2495c"}[colour], "boxstyle": "round", "edgecolor": "none"}
+    axes.text(0.5, 0.5, shown(value, defaults), fontsize=17, ha="center", va="center", bbox=box)
+    axes.text(0.5, 0.08, name, fontsize=8, ha="center", va="center")
+    return len(values)
+
+
 def draw(axes, panel, prometheus, seconds):
+    if panel["type"] == "stat":
+        return draw_stat(axes, panel, prometheus, seconds)
     axes.set_title(panel["title"], fontsize=10, loc="left")
     axes.set_ylabel(in_unit(panel["fieldConfig"]["defaults"]["unit"]), fontsize=8)
     lines = 0
     for target in panel["targets"]:
-        expr = target["expr"].replace("$__rate_interval", "20s").replace("$queue", ".*")
-        for series in ask(prometheus, expr, seconds):
+        for series in ask(prometheus, filled_in(target["expr"]), seconds):
             points = [(float(at), float(value)) for at, value in series["values"] if value != "NaN"]
             if not points:
                 continue
@@ -65,13 +98,19 @@ def draw(axes, panel, prometheus, seconds):
 
 def picture(path, prometheus, seconds, target):
     dashboard = json.loads(path.read_text())
-    rows = {}
+    rows, titles = {}, {}
     for panel in dashboard["panels"]:
-        rows.setdefault(panel["gridPos"]["y"], []).append(panel)
-    figure = plot.figure(figsize=(18, 3.4 * len(rows)), layout="constrained")
+        place = panel["gridPos"]
+        if panel["type"] == "row":
+            titles[place["y"] + place["h"]] = panel["title"]
+        else:
+            rows.setdefault(place["y"], []).append(panel)
+    heights = [1.3 if all(it["type"] == "stat" for it in panels) else 3.4 for _, panels in sorted(rows.items())]
+    figure = plot.figure(figsize=(18, sum(heights) + 0.4), layout="constrained")
     figure.suptitle(dashboard["title"], fontsize=14)
-    parts = figure.subfigures(len(rows), 1)
-    for part, (_, panels) in zip(parts, sorted(rows.items())):
+    parts = figure.subfigures(len(rows), 1, height_ratios=heights)
+    for part, (top, panels) in zip(parts, sorted(rows.items())):
+        part.suptitle(titles.get(top, ""), fontsize=11, x=0.01, ha="left")
         for axes, panel in zip(part.subplots(1, len(panels), squeeze=False)[0], panels):
             if draw(axes, panel, prometheus, seconds) == 0:
                 raise SystemExit(f"{dashboard['title']}: {panel['title']} has no data")

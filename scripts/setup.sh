@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs the missing dependencies of Fencepost, and prints each step. With the argument `test`,
-# also installs the dependencies of the tests: Go, Node, Java, pip, jq, Prometheus, HAProxy and
-# Chromium. Requires Debian or Ubuntu, and root or sudo. On other systems it prints what to install.
+# also installs the dependencies of the tests: Go, Node, Java, pip, jq, Prometheus, HAProxy, nginx
+# and Chromium. Requires Debian or Ubuntu, and root or sudo. On other systems it prints what to install.
 set -eu
 
 MIN_POSTGRES=15
@@ -57,6 +57,7 @@ if [ "${1:-}" = test ]; then
     python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip"
     command -v promtool >/dev/null 2>&1 || missing="$missing prometheus"
     command -v haproxy >/dev/null 2>&1 || missing="$missing haproxy"
+    command -v nginx >/dev/null 2>&1 || missing="$missing nginx-light"
     command -v chromium >/dev/null 2>&1 || command -v chromium-browser >/dev/null 2>&1 ||
         command -v google-chrome >/dev/null 2>&1 || missing="$missing chromium"
     command -v javac >/dev/null 2>&1 || missing="$missing openjdk-17-jdk-headless"

@@ -1,5 +1,7 @@
 //! The HTTP client of our own commands.
 
+pub mod profile;
+
 use std::{path::PathBuf, time::Duration};
 
 use anyhow::Context;
@@ -7,6 +9,7 @@ use reqwest::{Method, StatusCode};
 use serde::Serialize;
 use serde_json::Value;
 
+use self::profile::{Profile, Profiles};
 use crate::dev::Ready;
 
 /// Longer than any poll waits.
@@ -19,17 +22,51 @@ const DEFAULT_URL: &str = "http://127.0.0.1:7070";
 /// The server and the credentials to use.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ClientArgs {
-    /// The server [default: that of a running `fencepost dev` here, or http://127.0.0.1:7070]
+    /// The server [default: that of the profile, of a running `fencepost dev`, or
+    /// http://127.0.0.1:7070]
     #[arg(long, env = "FENCEPOST_URL", value_name = "URL", global = true)]
     pub url: Option<String>,
 
-    /// The project's API key [default: that of a running `fencepost dev` here]
+    /// The project's API key [default: that of the profile, or of a running `fencepost dev`]
     #[arg(long, env = "FENCEPOST_KEY", hide_env_values = true, value_name = "KEY", global = true)]
     pub api_key: Option<String>,
+
+    /// Server and key that `fencepost login` has kept under this name
+    #[arg(long, env = "FENCEPOST_PROFILE", value_name = "NAME", global = true)]
+    pub profile: Option<String>,
 
     /// Folder of the `fencepost dev` that runs here
     #[arg(long, env = "FENCEPOST_DATA_DIR", value_name = "DIR", global = true)]
     pub data_dir: Option<PathBuf>,
+}
+
+const NO_KEY: &str = "there is no key: `fencepost login`, or give --api-key or FENCEPOST_KEY";
+
+/// The server and the key of the profile that is named, of a running `dev`, or of the default
+/// profile. The key of one server is never sent to another.
+fn found(args: &ClientArgs) -> anyhow::Result<(String, Option<String>)> {
+    let is_meant = |url: &str| {
+        args.url.as_ref().is_none_or(|it| it.trim_end_matches('/') == url.trim_end_matches('/'))
+    };
+    let of = |it: Profile| (is_meant(&it.url).then_some(it.api_key), it.url);
+    if let Some(name) = &args.profile {
+        let profiles = Profiles::read()?;
+        let profile = profiles.get(name).cloned();
+        let profile = profile.with_context(|| {
+            format!("there is no profile {name}: `fencepost login --profile {name}`")
+        })?;
+        let (key, url) = of(profile);
+        return Ok((url, key));
+    }
+    if let Ok(ready) = Ready::of_running(args.data_dir.clone()) {
+        return Ok((ready.url, Some(ready.api_key)));
+    }
+    if args.api_key.is_some() {
+        return Ok((DEFAULT_URL.to_owned(), None));
+    }
+    let profile = Profiles::read()?.get(profile::DEFAULT).cloned();
+    let (key, url) = of(profile.context(NO_KEY)?);
+    Ok((url, key))
 }
 
 /// A failed call.
@@ -109,22 +146,15 @@ pub struct Client {
 
 impl Client {
     /// # Errors
-    /// When there is no key, neither given nor of a running `dev`.
+    /// When there is no key, neither given nor of a profile or a running `dev`.
     pub fn new(args: &ClientArgs) -> anyhow::Result<Self> {
-        let running = match (&args.url, &args.api_key) {
-            (Some(_), Some(_)) => None,
-            _ => Some(Ready::of_running(args.data_dir.clone())),
-        };
-        let (found_url, found_key) = match running {
-            Some(Ok(ready)) => (Some(ready.url), Some(ready.api_key)),
-            Some(Err(error)) if args.api_key.is_none() => {
-                return Err(error.context("give --api-key or FENCEPOST_KEY"));
+        let (url, api_key) = match (&args.url, &args.api_key) {
+            (Some(url), Some(key)) => (url.clone(), key.clone()),
+            (url, key) => {
+                let (found_url, found_key) = found(args)?;
+                (url.clone().unwrap_or(found_url), key.clone().or(found_key).context(NO_KEY)?)
             }
-            _ => (None, None),
         };
-        let url = args.url.clone().or(found_url).unwrap_or_else(|| DEFAULT_URL.to_owned());
-        let api_key = args.api_key.clone().or(found_key);
-        let api_key = api_key.context("give --api-key or FENCEPOST_KEY")?;
         let http = reqwest::Client::builder()
             .timeout(REQUEST_TIMEOUT)
             .connect_timeout(CONNECT_TIMEOUT)

@@ -9,6 +9,7 @@ mod enqueue;
 mod exposed;
 mod jobs;
 mod keys;
+mod login;
 mod projects;
 mod ready;
 mod recount;
@@ -122,6 +123,10 @@ enum Command {
     Keys(keys::KeysArgs),
     /// Run a command for each job, as a worker in any language
     Worker(WorkerArgs),
+    /// Keep a server and its key for later commands; reads the key from standard input
+    Login(login::LoginArgs),
+    /// Forget a server and its key
+    Logout(login::LogoutArgs),
     /// Send any request of the API, and print its answer
     Api(api::request::RequestArgs),
     /// Enqueue a job
@@ -216,6 +221,8 @@ impl Cli {
                 telemetry::install_logs(WORKER_LOG)?;
                 worker::run(args).await
             }
+            Command::Login(args) => login::login(args).await,
+            Command::Logout(args) => login::logout(&args),
             Command::Api(args) => api::request::run(args).await,
             Command::Enqueue(args) => enqueue::run(args).await,
             Command::Jobs(args) => jobs::run(args).await,

@@ -1,10 +1,17 @@
 //! The commands for people on call, as they are typed.
 
-use std::process::{Output, Stdio};
+use std::{
+    fs::Permissions,
+    os::unix::fs::PermissionsExt,
+    process::{Output, Stdio},
+};
 
 use crate::harness::{TestProject, run};
 use serde_json::{Value, json};
-use tokio::{io::AsyncBufReadExt, process::Command};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt},
+    process::Command,
+};
 
 fn command(t: &TestProject, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fencepost"));
@@ -166,6 +173,68 @@ fn jobs_are_found_shown_and_cancelled_by_a_search() {
         let args = ["jobs", "list", "state:cancelled", "--limit", "1", "--cursor", cursor];
         let next = printed(t, &args).await;
         assert!(next.contains(first) && next.lines().count() == 2, "{next}");
+    });
+}
+
+#[test]
+fn a_login_is_kept_for_its_owner_and_its_server_only() {
+    run(async |t| {
+        let home = crate::harness::scratch("profiles");
+        let bare = |args: &[&str]| {
+            let mut command = command(t, args);
+            command.env_remove("FENCEPOST_URL").env_remove("FENCEPOST_KEY");
+            command.env("XDG_CONFIG_HOME", &home).env("FENCEPOST_DATA_DIR", home.join("none"));
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            command
+        };
+        let ran = async |args: &[&str], input: &str| {
+            let mut child = bare(args).spawn().expect("it starts");
+            let mut stdin = child.stdin.take().expect("its input");
+            // It may end without reading.
+            let _ = stdin.write_all(input.as_bytes()).await;
+            drop(stdin);
+            let output = child.wait_with_output().await.expect("it runs");
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            (output.status.code(), said + &String::from_utf8_lossy(&output.stdout))
+        };
+        let (code, said) = ran(&["queues", "list"], "").await;
+        assert!(code == Some(1) && said.contains("`fencepost login`"), "{said}");
+        let (code, said) = ran(&["login", "--url", &t.url], "fp_live_wrong\n").await;
+        assert!(code == Some(1) && !said.contains("fp_live_wrong"), "{said}");
+        let (code, said) = ran(&["login", "--url", &t.url], &format!("{}\n", t.api_key)).await;
+        assert!(code == Some(0) && !said.contains(&t.api_key), "{said}");
+        let file = home.join("fencepost/profiles.json");
+        let mode = || std::fs::metadata(&file).expect("a file").permissions();
+        assert_eq!(mode().mode() & 0o777, 0o600);
+        let (code, said) = ran(&["queues", "list"], "").await;
+        assert!(code == Some(0) && said.starts_with("QUEUE"), "{said}");
+        // The key of one server is not for another.
+        let (code, said) = ran(&["queues", "list", "--url", "http://127.0.0.1:1"], "").await;
+        assert!(code == Some(1) && said.contains("there is no key"), "{said}");
+        let (code, said) = ran(&["queues", "list", "--profile", "other"], "").await;
+        assert!(code == Some(1) && said.contains("there is no profile other"), "{said}");
+        std::fs::set_permissions(&file, Permissions::from_mode(0o644)).expect("they are set");
+        let (code, said) = ran(&["queues", "list"], "").await;
+        assert!(code == Some(1) && said.contains("chmod 600"), "{said}");
+        std::fs::set_permissions(&file, Permissions::from_mode(0o600)).expect("they are set");
+        assert_eq!(ran(&["logout"], "").await.0, Some(0));
+        assert_eq!(ran(&["queues", "list"], "").await.0, Some(1));
+    });
+}
+
+#[test]
+fn any_request_is_sent_and_its_answer_printed() {
+    run(async |t| {
+        let job = printed(t, &["api", "POST", "/v1/jobs", r#"{"job_type": "t"}"#]).await;
+        let job: Value = serde_json::from_str(&job).expect("JSON");
+        let id = job["id"].as_str().expect("an id");
+        let found = printed(t, &["api", "GET", &format!("/v1/jobs/{id}")]).await;
+        assert!(found.contains(id));
+        let missing = typed(t, &["api", "GET", "/v1/jobs/job_01m7w3ha3aextt8pkwwdmxsmqw"]).await;
+        assert_eq!(missing.status.code(), Some(3));
+        for wrong in [["api", "GET", "v1/jobs"], ["api", "FETCH", "/v1/jobs"]] {
+            assert!(!typed(t, &wrong).await.status.success(), "{wrong:?}");
+        }
     });
 }
 

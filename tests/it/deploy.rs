@@ -1,6 +1,10 @@
 //! Deployment files: they match the program, and name nothing that does not exist.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    process::{Command, Stdio},
+};
 
 use fencepost::{
     serve::{CLOSE_TIMEOUT, DRAIN_TIMEOUT},
@@ -13,8 +17,12 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 fn documents(path: &str) -> Vec<Value> {
-    serde_yaml_ng::Deserializer::from_str(&read(path))
-        .map(|it| Value::deserialize(it).unwrap_or_else(|error| panic!("{path}: {error}")))
+    parsed(&read(path))
+}
+
+fn parsed(text: &str) -> Vec<Value> {
+    serde_yaml_ng::Deserializer::from_str(text)
+        .map(|it| Value::deserialize(it).unwrap_or_else(|error| panic!("{text}: {error}")))
         .collect()
 }
 
@@ -96,6 +104,8 @@ fn every_setting_in_the_files_is_one_that_the_program_has() {
         "ops/kubernetes/fencepost.yaml",
         "ops/kubernetes/migrate.yaml",
         "ops/systemd/fencepost.service",
+        "ops/helm/fencepost/templates/nodes.yaml",
+        "ops/helm/fencepost/templates/migrate.yaml",
         "docs/deploy.md",
     ];
     let mut named = BTreeSet::new();
@@ -162,4 +172,68 @@ fn every_manifest_is_sound_and_the_image_is_made_of_what_is_there() {
     }
     assert!(sources >= 8);
     assert!(docker.contains(":nonroot") && docker.contains("STOPSIGNAL SIGTERM"));
+}
+
+/// What the chart makes of its values, by kind and name.
+fn rendered(values: &Value) -> Vec<Value> {
+    let chart = documents("ops/helm/fencepost/Chart.yaml").remove(0);
+    let about = json!({"Values": values, "Chart": {"AppVersion": chart["appVersion"]}});
+    let mut go = Command::new("go");
+    go.args(["run", "tests/helm/render.go", "ops/helm/fencepost"]);
+    go.current_dir(env!("CARGO_MANIFEST_DIR")).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = go.spawn().expect("go is installed");
+    let stdin = child.stdin.take().expect("its input");
+    serde_json::to_writer(stdin, &about).expect("it reads");
+    let output = child.wait_with_output().expect("it runs");
+    assert!(output.status.success(), "see above");
+    let text = String::from_utf8(output.stdout).expect("text");
+    let mut made = parsed(&text);
+    made.retain(|it| !it.is_null());
+    for it in &mut made {
+        // Hooks are Helm's own.
+        it["metadata"].as_object_mut().expect("an object").remove("annotations");
+    }
+    made
+}
+
+#[test]
+fn the_chart_makes_the_manifests_of_its_default_values_and_takes_others() {
+    let named = |all: Vec<Value>| -> BTreeMap<String, Value> {
+        let name = |it: &Value| format!("{} {}", it["kind"], it["metadata"]["name"]);
+        all.into_iter().map(|it| (name(&it), it)).collect()
+    };
+    let values = documents("ops/helm/fencepost/values.yaml").remove(0);
+    let mut manifests = documents("ops/kubernetes/fencepost.yaml");
+    manifests.extend(documents("ops/kubernetes/migrate.yaml"));
+    let mut made = rendered(&values);
+    for it in &mut made {
+        let containers = it.pointer_mut("/spec/template/spec/containers/0");
+        if let Some(container) = containers.and_then(Value::as_object_mut) {
+            assert_eq!(container.remove("imagePullPolicy"), Some(json!("IfNotPresent")));
+        }
+    }
+    assert_eq!(named(made), named(manifests));
+
+    let schema: Value =
+        serde_json::from_str(&read("ops/helm/fencepost/values.schema.json")).expect("JSON");
+    let known: BTreeSet<_> = schema["properties"].as_object().expect("properties").keys().collect();
+    for name in values.as_object().expect("values").keys() {
+        assert!(known.contains(name), "{name} is not in the schema");
+    }
+    let mut others = values;
+    others["replicas"] = json!(5);
+    others["image"] =
+        json!({"repository": "r.example/fencepost", "tag": "1.2", "pullPolicy": "Always"});
+    others["lingerSeconds"] = json!(20);
+    others["env"] = json!({"FENCEPOST_SIGNUP": "open"});
+    let made = named(rendered(&others));
+    let nodes = &made["\"Deployment\" \"fencepost\""]["spec"];
+    let pod = &nodes["template"]["spec"];
+    assert_eq!(
+        (&nodes["replicas"], &pod["terminationGracePeriodSeconds"]),
+        (&json!(5), &json!(55))
+    );
+    assert_eq!(pod["containers"][0]["image"], "r.example/fencepost:1.2");
+    let env = pod["containers"][0]["env"].as_array().expect("variables");
+    assert!(env.contains(&json!({"name": "FENCEPOST_SIGNUP", "value": "open"})), "{env:?}");
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use fencepost::{domain::explain::Reason, store::workers::ALIVE_SECONDS};
 use serde_json::{Value, json};
 
-use crate::harness::{TestProject, run, run_for};
+use crate::harness::{TestProject, run, run_for, scratch};
 
 /// A cause: it makes a job wait in the queue of this name, and returns its id.
 struct Cause {
@@ -185,5 +185,81 @@ fn a_list_explains_the_queues_whose_jobs_wait_longest() {
         };
         assert_eq!(of("slow")["oldest_ready_reason"], "no_workers");
         assert_eq!(of("fresh")["oldest_ready_reason"], Value::Null);
+    });
+}
+
+/// Rules of a project for promtool, and six series that it scraped, each of which must fire one
+/// alert with its reason.
+fn rule_test(series: &[&str]) -> String {
+    let inputs =
+        series.iter().map(|it| format!("      - series: '{it}'\n        values: '400+60x10'\n"));
+    let label = |it: &str, name: &str| {
+        let begin = format!("{name}=\"");
+        let value = it.split(&begin).nth(1).expect("the label").split('"').next();
+        value.expect("its end").to_owned()
+    };
+    let alert =
+        |it: &&&str, is_unpolled: bool| (label(it, "reason") == "no_workers") == is_unpolled;
+    let expected = |name: &str, summary: &dyn Fn(&str) -> String, is_unpolled: bool| {
+        let alerts = series.iter().filter(|it| alert(it, is_unpolled)).map(|it| {
+            let (queue, reason) = (label(it, "queue"), label(it, "reason"));
+            format!(
+                "          - exp_labels: {{severity: page, project: main, queue: {queue}, reason: {reason}}}\n            \
+                 exp_annotations: {{summary: '{}', runbook_url: 'RUNBOOKS/{}'}}\n",
+                summary(it),
+                if is_unpolled { "queue-without-workers" } else { "queue-stuck" }
+            )
+        });
+        format!(
+            "      - eval_time: 3m\n        alertname: {name}\n        exp_alerts:\n{}",
+            alerts.collect::<String>()
+        )
+    };
+    let stuck = |it: &str| {
+        let (queue, reason) = (label(it, "queue"), label(it, "reason"));
+        format!("jobs of the queue {queue} have waited 9m 40s: {reason}")
+    };
+    let unpolled =
+        |it: &str| format!("no worker polls the queue {}, and jobs wait in it", label(it, "queue"));
+    format!(
+        "rule_files: [rules.yml]\ntests:\n  - interval: 1m\n    input_series:\n{}    alert_rule_test:\n{}{}",
+        inputs.collect::<String>(),
+        expected("FencepostQueueStuck", &stuck, false),
+        expected("FencepostQueueWithoutWorkers", &unpolled, true),
+    )
+}
+
+#[test]
+fn six_planted_troubles_each_fire_one_alert_of_the_project_with_its_reason() {
+    run(async |t| {
+        for queue in ["unpolled", "labels", "busy", "brake", "full", "rate"] {
+            plant(t, queue).await;
+        }
+        // A short wait is no trouble.
+        t.database
+            .execute(
+                "update jobs set created_at = created_at - interval '10 min',
+                                 run_at = run_at - interval '10 min'
+                 where state = 'pending'",
+            )
+            .await;
+        plant(t, "paused").await;
+        let scraped = t.get("/v1/metrics/prometheus").await.text;
+        let series = scraped.lines().filter_map(|it| it.split_once(' ')).map(|it| it.0);
+        let series: Vec<_> =
+            series.filter(|it| it.starts_with("fencepost_project_oldest_ready_seconds{")).collect();
+        assert_eq!(series.len(), 6, "{scraped}");
+        let folder = scratch("project-rules");
+        let rules = t.get("/v1/alert-rules.yaml").await.text;
+        std::fs::write(folder.join("rules.yml"), rules).expect("it is written");
+        let runbooks = format!("{}/docs/runbooks", t.url);
+        let test = rule_test(&series).replace("RUNBOOKS", &runbooks);
+        std::fs::write(folder.join("test.yml"), &test).expect("it is written");
+        let mut promtool = tokio::process::Command::new("promtool");
+        promtool.args(["test", "rules", "test.yml"]).current_dir(&folder);
+        let checked = promtool.output().await.expect("it runs");
+        let said =
+            String::from_utf8_lossy(&checked.stdout) + String::from_utf8_lossy(&checked.stderr);
+        assert!(checked.status.success(), "{said}\n{test}");
     });
 }

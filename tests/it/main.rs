@@ -39,6 +39,7 @@ mod operations;
 mod people;
 mod plans;
 mod polls;
+mod proxies;
 mod queues;
 mod races;
 mod rates;

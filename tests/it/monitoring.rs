@@ -69,7 +69,9 @@ fn every_alert_is_sound_fires_on_what_it_is_for_and_has_a_runbook() {
 
 /// An expression with the variables of a dashboard filled in.
 fn plain(expr: &str) -> String {
-    expr.replace("$__rate_interval", RATE_INTERVAL).replace("$queue", ".*")
+    expr.replace("$__rate_interval", RATE_INTERVAL)
+        .replace("$queue", ".*")
+        .replace("$instance", ".*")
 }
 
 fn exprs_of(dashboard: &Value) -> Vec<String> {
@@ -177,6 +179,16 @@ async fn live(t: &TestProject, round: usize) {
         t.polled(poll).await;
         let id = t.enqueue(json!({"delay_seconds": 600})).await;
         t.act(&format!("/v1/jobs/{id}/cancel")).await.is(200);
+        // One that waits for a minute: its reason is told.
+        let old = t.enqueue(json!({"queue": "unpolled"})).await;
+        t.database
+            .execute(
+                "update jobs set created_at = created_at - interval '1 min',
+                                 run_at = run_at - interval '1 min'
+                 where queue = 'unpolled'",
+            )
+            .await;
+        assert_eq!(t.job(&old).await["state"], "pending");
         let every_second = json!({"job_type": "tick", "cron_expression": "* * * * * *"});
         t.put("/v1/recurring/ticks", every_second).await;
     }

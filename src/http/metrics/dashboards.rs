@@ -22,6 +22,8 @@ const DASHBOARD: &str = include_str!("../../../ops/grafana/project.json");
 const SLUG_PLACE: &str = "PROJECT_SLUG";
 /// Alert threshold for the age of a ready job, in seconds.
 const OLD_SECONDS: u32 = 300;
+/// The same for a job that no worker polls for.
+const UNPOLLED_SECONDS: u32 = 240;
 
 /// Get a Grafana dashboard.
 ///
@@ -50,7 +52,8 @@ fn fill(project: &str, slug: &str) -> serde_json::Result<Value> {
 
 /// Get alert rules.
 ///
-/// For Prometheus: jobs of a queue wait too long, no worker polls it, jobs are dead-lettered. They
+/// For Prometheus: jobs of a queue wait too long, with the reason; no worker polls it; jobs are
+/// dead-lettered. They
 /// hold for all queues of the project, also for later ones.
 #[utoipa::path(
     get, path = "/alert-rules.yaml", tag = "metrics", operation_id = "metrics_alert_rules",
@@ -83,21 +86,19 @@ fn rules_of(slug: &str) -> [Rule; 3] {
         Rule {
             alert: "FencepostQueueStuck",
             expr: format!(
-                "fencepost_project_queue_oldest_ready_age_seconds{{{of}}} > {OLD_SECONDS} and on (queue, instance) \
-                 fencepost_project_queue_paused{{{of}}} == 0"
+                "fencepost_project_oldest_ready_seconds{{{of}, reason!~\"queue_paused|no_workers\"}} > {OLD_SECONDS}"
             ),
             wait: "1m",
             severity: "page",
-            summary: "jobs of the queue {{ $labels.queue }} have waited {{ $value | humanizeDuration }}",
+            summary: "jobs of the queue {{ $labels.queue }} have waited {{ $value | humanizeDuration }}: {{ $labels.reason }}",
             runbook: "queue-stuck",
         },
         Rule {
             alert: "FencepostQueueWithoutWorkers",
             expr: format!(
-                "fencepost_project_queue_jobs{{{of}, state=\"ready\"}} > 0 and on (queue, instance) \
-                 fencepost_project_queue_workers{{{of}}} == 0"
+                "fencepost_project_oldest_ready_seconds{{{of}, reason=\"no_workers\"}} > {UNPOLLED_SECONDS}"
             ),
-            wait: "5m",
+            wait: "1m",
             severity: "page",
             summary: "no worker polls the queue {{ $labels.queue }}, and jobs wait in it",
             runbook: "queue-without-workers",

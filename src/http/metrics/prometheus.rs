@@ -13,12 +13,13 @@ use super::exposition::Exposition;
 use crate::{
     app::App,
     auth::{Caller, Read},
+    domain::explain::Reason,
     domain::{
         histogram::Histogram,
         limits::MAX_LABEL_VALUES,
         stats::{Counted, Counts},
     },
-    engine::stats::recorder::OTHER,
+    engine::{jobs::explain, stats::recorder::OTHER},
     error::Error,
     ids::ProjectId,
     store::{
@@ -31,6 +32,10 @@ use crate::{
 const MAX_DEPTHS: i64 = 10_000;
 /// Pairs of queue and type that are summed up, the oldest first.
 const MAX_PAIRS: i64 = 5_000;
+/// Queues that are told with the reason why their oldest ready job waits: those that wait longest.
+const MAX_EXPLAINED_QUEUES: usize = 20;
+/// Shorter waits are not explained, in seconds.
+const MIN_EXPLAINED_SECONDS: f64 = 30.0;
 
 /// Scrape a project's metrics.
 ///
@@ -53,8 +58,10 @@ pub async fn scrape(
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let totals = store::stats::totals(&mut conn, caller.project_id, MAX_PAIRS).await?;
     drop(conn);
+    let oldest = oldest_by_reason(&app, caller.project_id, &named).await?;
     let mut text = Exposition::of(caller.who.slug());
     show_queues(&mut text, &named, rest);
+    show_oldest(&mut text, &oldest);
     show_totals(&mut text, &totals);
     Ok(([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text.finish()))
 }
@@ -132,6 +139,40 @@ fn show_queues(text: &mut Exposition, named: &[QueueRow], rest: Option<Depth>) {
     gauge("fencepost_project_queue_paused", "1 while a queue is paused.", &|it| {
         f64::from(u8::from(it.paused_at.is_some()))
     });
+}
+
+/// A queue, why its oldest ready job waits, and for how many seconds.
+type Oldest<'a> = (&'a str, Reason, f64);
+
+/// Why the oldest ready jobs wait, in the queues that wait longest.
+async fn oldest_by_reason<'a>(
+    app: &App,
+    project_id: ProjectId,
+    named: &'a [QueueRow],
+) -> Result<Vec<Oldest<'a>>, Error> {
+    let waits = named.iter().filter_map(|it| {
+        let seconds = (it.now - it.oldest_ready_at?).as_seconds_f64();
+        Some((it.queue.as_str(), it.oldest_ready_job_id?, seconds))
+    });
+    let mut waits: Vec<_> = waits.filter(|it| it.2 >= MIN_EXPLAINED_SECONDS).collect();
+    waits.sort_by(|one, other| other.2.total_cmp(&one.2));
+    waits.truncate(MAX_EXPLAINED_QUEUES);
+    let ids: Vec<_> = waits.iter().map(|it| it.1).collect();
+    let reasons = explain::reasons(&app.engine, project_id, &ids).await?;
+    let of = |(queue, id, seconds)| Some((queue, reasons.get(&id)?.0, seconds));
+    Ok(waits.into_iter().filter_map(of).collect())
+}
+
+fn show_oldest(text: &mut Exposition, oldest: &[Oldest<'_>]) {
+    const OLDEST: &str = "fencepost_project_oldest_ready_seconds";
+    text.begin(
+        OLDEST,
+        "gauge",
+        "Age of the oldest ready job of a queue by the reason why it waits; the 20 queues that wait longest, from 30 seconds on.",
+    );
+    for (queue, reason, seconds) in oldest {
+        text.sample(OLDEST, &[("queue", queue), ("reason", reason.name())], seconds);
+    }
 }
 
 /// The oldest names; every other name becomes [`OTHER`]. So a series keeps its meaning, whatever is

@@ -22,17 +22,18 @@ const LOG_END_PX = 40;
 // Lines of logs that a page keeps.
 const MAX_LOG_LINES = 2000;
 
-// Without local storage the choice lasts as long as the page.
+// Without local storage the choice lasts as long as the page. Live updates are a matter of one tab.
+const storageOf = (name) => (name === "fencepost-live" ? sessionStorage : localStorage);
 function recall(name) {
   try {
-    return sessionStorage.getItem(name);
+    return storageOf(name).getItem(name);
   } catch {
     return null;
   }
 }
 function keep(name, value) {
   try {
-    sessionStorage.setItem(name, value);
+    storageOf(name).setItem(name, value);
   } catch {
     // No local storage.
   }
@@ -89,24 +90,33 @@ document.addEventListener("htmx:before:swap", (event) => {
   live.isWanted = false;
 });
 
-// Brings the rows that are shown up to date, and says how many new ones there are. False: the page
-// has changed in another way.
+// Brings the rows that are shown up to date, marks those that left, and says how many new ones there
+// are. False: the page has changed in another way.
+const asServed = new WeakMap();
 function keepRows(table, html) {
   const next = new DOMParser().parseFromString(html, "text/html");
   const rows = [...next.querySelectorAll("table[data-steady] tbody tr")];
   if (rows.length === 0) return false;
+  const left = new Set(table.querySelectorAll("tbody tr"));
   let fresh = 0;
   for (const row of rows) {
     const shown = document.getElementById(row.id);
+    left.delete(shown);
     if (!shown) fresh += 1;
-    else if (shown.innerHTML !== row.innerHTML) shown.innerHTML = row.innerHTML;
+    // A script has changed times since: what was served before is compared. A row with the focus waits.
+    else if (asServed.get(shown) !== row.innerHTML && !shown.contains(document.activeElement)) {
+      asServed.set(shown, row.innerHTML);
+      shown.innerHTML = row.innerHTML;
+    }
   }
+  for (const row of left) row.classList.add("left");
   const tabs = document.querySelector("nav.tabs");
   const nextTabs = next.querySelector("nav.tabs");
-  if (tabs && nextTabs) tabs.innerHTML = nextTabs.innerHTML;
+  if (tabs && nextTabs && !tabs.contains(document.activeElement)) tabs.innerHTML = nextTabs.innerHTML;
   const more = document.querySelector("[data-more]");
   more.hidden = fresh === 0;
   more.querySelector("button").textContent = `${fresh} new ${fresh === 1 ? "job" : "jobs"} ↑`;
+  showTimes();
   return true;
 }
 document.addEventListener("click", (event) => {
@@ -369,6 +379,12 @@ function setUpPalette() {
   button.hidden = false;
   button.addEventListener("click", openPalette);
   const line = document.getElementById("palette-line");
+  const box = document.getElementById("keys-on");
+  box.checked = keys.areOn;
+  box.addEventListener("change", () => {
+    keys.areOn = box.checked;
+    keep("fencepost-keys", keys.areOn ? "on" : "off");
+  });
   line.addEventListener("input", showPlaces);
   palette.addEventListener("click", (event) => { if (event.target === palette) palette.close(); });
   line.addEventListener("keydown", (event) => {
@@ -386,11 +402,13 @@ function setUpPalette() {
 const GO = { o: "", j: "/jobs", q: "/queues", d: "/dead-letters", r: "/recurring", w: "/workers" };
 const GO_MS = 1500;
 let wentAt = -GO_MS;
+const keys = { areOn: recall("fencepost-keys") !== "off" };
 function moveRow(step) {
   const rows = [...document.querySelectorAll("main tbody tr:has(th a)")];
-  const at = rows.findIndex((it) => it.hasAttribute("data-row"));
+  const focused = rows.indexOf(document.activeElement?.closest("tr"));
+  const at = focused >= 0 ? focused : rows.findIndex((it) => it.hasAttribute("data-row"));
   const next = rows[Math.min(Math.max(at + step, 0), rows.length - 1)];
-  rows[at]?.removeAttribute("data-row");
+  for (const it of rows) it.removeAttribute("data-row");
   next?.setAttribute("data-row", "");
   next?.querySelector("th a").focus();
 }
@@ -401,7 +419,7 @@ document.addEventListener("keydown", (event) => {
     return;
   }
   const isTyping = event.target.closest?.("input, select, textarea, dialog, [contenteditable]");
-  if (isTyping || event.metaKey || event.ctrlKey || event.altKey || !palette) return;
+  if (!keys.areOn || isTyping || event.metaKey || event.ctrlKey || event.altKey || !palette) return;
   const base = document.getElementById("palette-list").dataset.jobs.replace(/\/jobs$/, "");
   if (performance.now() - wentAt < GO_MS && event.key in GO) {
     wentAt = -GO_MS;
@@ -438,15 +456,18 @@ function draw(box) {
     return;
   }
   const word = words[data.unit];
+  // By the length of a bucket.
+  const place = { minute: "{HH}:{mm}", hour: "{MMM} {D}, {HH}:{mm}", day: "{MMM} {D}" }[data.slot];
+  const mark = data.slot === "minute" ? "{HH}:{mm}" : null;
   const axis = { stroke: colour("soft"), grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line"), width: 1 }, font: "12px system-ui" };
   box.plot = new uPlot({
     width,
     height: 190,
     cursor: { drag: { x: false, y: false } },
     tzDate: (seconds) => (times.isLocal ? new Date(seconds * 1000) : uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC")),
-    axes: [{ ...axis, values: "{HH}:{mm}" }, { ...axis, size: 62, values: (_, marks) => marks.map(word) }],
+    axes: [mark ? { ...axis, values: mark } : axis, { ...axis, size: 62, values: (_, marks) => marks.map(word) }],
     scales: { y: { range: (_, low, high) => [0, Math.max(high || 0, 10)] } },
-    series: [{ label: times.isLocal ? "Time" : "UTC", value: "{HH}:{mm}" }, ...data.series.map((it) => ({ label: it.name, stroke: colour(it.tone), width: 1.75, spanGaps: false, points: { show: true, size: 4 }, value: (_, value) => word(value) }))],
+    series: [{ label: times.isLocal ? "Time" : "UTC", value: place }, ...data.series.map((it) => ({ label: it.name, stroke: colour(it.tone), width: 1.75, spanGaps: false, points: { show: true, size: 4 }, value: (_, value) => word(value) }))],
   }, values, box);
 }
 

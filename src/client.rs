@@ -58,15 +58,18 @@ fn found(args: &ClientArgs) -> anyhow::Result<(String, Option<String>)> {
         let (key, url) = of(profile);
         return Ok((url, key));
     }
-    if let Ok(ready) = Ready::of_running(args.data_dir.clone()) {
+    if let Ok(ready) = Ready::of_running(args.data_dir.clone())
+        && is_meant(&ready.url)
+    {
         return Ok((ready.url, Some(ready.api_key)));
     }
-    if args.api_key.is_some() {
-        return Ok((DEFAULT_URL.to_owned(), None));
+    match Profiles::read()?.get(profile::DEFAULT).cloned() {
+        Some(profile) => {
+            let (key, url) = of(profile);
+            Ok((url, key))
+        }
+        None => Ok((DEFAULT_URL.to_owned(), None)),
     }
-    let profile = Profiles::read()?.get(profile::DEFAULT).cloned();
-    let (key, url) = of(profile.context(NO_KEY)?);
-    Ok((url, key))
 }
 
 /// A failed call.
@@ -155,6 +158,9 @@ impl Client {
                 (url.clone().unwrap_or(found_url), key.clone().or(found_key).context(NO_KEY)?)
             }
         };
+        anyhow::ensure!(!api_key.is_empty(), NO_KEY);
+        let is_web = url.starts_with("http://") || url.starts_with("https://");
+        anyhow::ensure!(is_web, "the URL of the server must begin with http:// or https://: {url}");
         let http = reqwest::Client::builder()
             .timeout(REQUEST_TIMEOUT)
             .connect_timeout(CONNECT_TIMEOUT)

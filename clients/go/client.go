@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	mathrand "math/rand"
 	"net/http"
 	"net/url"
@@ -66,16 +67,11 @@ type traceKey struct{}
 
 // Client enqueues jobs and reads them. Goroutines may share it.
 type Client struct {
-	url  string
-	key  secret
+	url string
+	// A function, so that no log shows the key.
+	key  func() string
 	http *http.Client
 }
-
-// secret is a text that no log shows.
-type secret string
-
-func (secret) String() string   { return "[secret]" }
-func (secret) GoString() string { return "[secret]" }
 
 // NewClient returns a client; empty arguments stand for FENCEPOST_URL and FENCEPOST_KEY.
 func NewClient(url, key string) (*Client, error) {
@@ -98,7 +94,7 @@ func NewClient(url, key string) (*Client, error) {
 	// A redirect would turn a POST into a GET.
 	stay := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	client := &http.Client{Transport: transport, CheckRedirect: stay}
-	return &Client{strings.TrimRight(url, "/"), secret(key), client}, nil
+	return &Client{strings.TrimRight(url, "/"), func() string { return key }, client}, nil
 }
 
 // call is one request with its retries.
@@ -145,6 +141,9 @@ func (c *Client) send(ctx context.Context, it call, answer any) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
+		if pause == firstPause && it.retry > 0 {
+			log.Printf("fencepost: %s did not answer: %v; trying again", c.url, err)
+		}
 		if pause > maxPause {
 			pause = maxPause
 		}
@@ -174,7 +173,7 @@ func (c *Client) try(ctx context.Context, it call, content []byte, answer any) (
 	if err != nil {
 		return 0, err
 	}
-	request.Header.Set("Authorization", "Bearer "+string(c.key))
+	request.Header.Set("Authorization", "Bearer "+c.key())
 	request.Header.Set("Content-Type", "application/json")
 	for name, value := range it.headers {
 		request.Header.Set(name, value)

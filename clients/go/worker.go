@@ -28,6 +28,8 @@ const (
 	lastTime = 2 * time.Second
 	// How long the last call may take.
 	deregisterTime = 3 * time.Second
+	// Longest pause that a handler may choose, in seconds: the server's limit.
+	maxRetryAfterSeconds = 30 * 86400
 	// One chunk of logs, in bytes: the server's limit is 64 KiB.
 	maxLogBytes = 60 * 1024
 	// MaxConcurrency is how many handlers one worker runs at the same time at most.
@@ -505,6 +507,12 @@ func (w *Worker) handle(ctx context.Context, job *Job) (end Fields) {
 	return failed(err)
 }
 
+// retrySeconds is the pause in whole seconds that the server takes.
+func retrySeconds(pause time.Duration) int {
+	seconds := math.Ceil(pause.Seconds())
+	return int(math.Min(math.Max(seconds, 0), maxRetryAfterSeconds))
+}
+
 func failed(err error) Fields {
 	if errors.Is(err, ErrReleased) {
 		return Fields{"status": "released"}
@@ -516,7 +524,7 @@ func failed(err error) Fields {
 	if errors.As(err, &final) {
 		kind, end["retryable"] = final.Err, false
 	} else if errors.As(err, &later) {
-		kind, end["retry_after_seconds"] = later.Err, int(math.Ceil(later.After.Seconds()))
+		kind, end["retry_after_seconds"] = later.Err, retrySeconds(later.After)
 	}
 	end["error"] = Fields{"type": fmt.Sprintf("%T", kind), "message": err.Error()}
 	return end
@@ -543,9 +551,10 @@ func (w *Worker) ack(job *Job, end Fields) ([]*Job, error) {
 			w.obey(answer.Poll.State)
 			return answer.Poll.Jobs, nil
 		case errors.As(err, &refused) && (refused.Status == 400 || refused.Status == 413):
-			// The handler has done its work: to do it again would not make the result smaller.
 			told := Fields{"type": "ResultRefused", "message": err.Error()}
-			end = Fields{"status": "failed", "error": told, "retryable": false}
+			// A handler that has done its work would not make its result smaller.
+			isFinal := end["status"] == "succeeded" || end["retryable"] == false
+			end = Fields{"status": "failed", "error": told, "retryable": !isFinal}
 		case parked.Err() == nil:
 			return nil, err
 		}

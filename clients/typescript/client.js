@@ -100,10 +100,16 @@ export class Client {
         failure = error;
       }
       if (failure instanceof ApiError && !failure.isRetryable) throw failure;
+      if (pause === PAUSE_MS && retryMs > 0) {
+        console.warn(`fencepost: ${this.url} did not answer: ${failure.message}; trying again`);
+      }
       // Half of it by chance, so that clients do not come back together.
       const chance = pause * (0.5 + Math.random() / 2);
       const wait = Math.max(chance, Math.min(after, MAX_RETRY_AFTER_MS));
-      if (Date.now() + wait > deadline) throw failure;
+      if (Date.now() + wait > deadline) {
+        if (failure instanceof ApiError) throw failure;
+        throw new Error(`${this.url} was not reached: ${failure.message}`, { cause: failure });
+      }
       await sleep(wait, undefined, { signal });
     }
   }

@@ -21,6 +21,8 @@ const ACK_RETRY_MS = 600_000;
 const LAST_MS = 2_000;
 /** How long the last call may take. */
 const DEREGISTER_MS = 3_000;
+/** Longest pause that a handler may choose: the server's limit. */
+const MAX_RETRY_AFTER_SECONDS = 30 * 86_400;
 /** Characters of an error's stack. */
 const MAX_STACK_CHARACTERS = 8_000;
 /** Text of one log chunk; the server's limit is 64 KiB. */
@@ -59,13 +61,13 @@ export class Job {
     this.progress = undefined;
     this.isLost = false;
     /** When the lease was last renewed. */
-    this.renewed = Date.now();
+    this.renewed = performance.now();
     this.#worker = worker;
   }
 
   /** Whether the lease was not renewed for its whole length: another worker may have the job. */
   get isOverdue() {
-    return Date.now() - this.renewed > this.data.lease_seconds * 1000;
+    return performance.now() - this.renewed > this.data.lease_seconds * 1000;
   }
 
   /** Aborted when the job must stop; its reason is `Cancelled` or `Released`. */
@@ -110,7 +112,7 @@ export class Job {
 
 /** The beginning of a text, without half a character at its end. */
 function cut(text, characters) {
-  return text.slice(0, characters).replace(/[\uD800-\uDBFF]$/, "");
+  return text.slice(0, characters).toWellFormed();
 }
 
 /** An id in the order of time, so that the server's index stays small. */
@@ -262,7 +264,7 @@ export class Worker {
       const active_jobs = jobs.map((it) => ({ ...it.fence(), progress: it.progress }));
       const state = this.#isSuspended ? "quiet" : "running";
       const body = { worker_id: this.id, state, active_jobs };
-      const begun = Date.now();
+      const begun = performance.now();
       try {
         // One that hangs must not take the time of the next ones.
         const limits = { timeoutMs: this.beatMs, retryMs: 0 };
@@ -360,10 +362,11 @@ export class Worker {
         return poll?.jobs ?? [];
       } catch (error) {
         if (error instanceof ApiError && [400, 413].includes(error.status)) {
-          // The handler has done its work: to do it again would not make the result smaller.
           const refused = { type: "ResultRefused", message: error.message };
-          const end = { status: "failed", error: refused, retryable: false };
-          body = { worker_id: this.id, ...job.fence(), ...end };
+          // A handler that has done its work would not make its result smaller.
+          const retryable = end.status !== "succeeded" && end.retryable !== false;
+          const told = { status: "failed", error: refused, retryable };
+          body = { worker_id: this.id, ...job.fence(), ...told };
         } else if (!signal.aborted) {
           throw error;
         }
@@ -389,10 +392,15 @@ function failed(thrown, job) {
   const stack_trace = cut(error.stack ?? "", MAX_STACK_CHARACTERS);
   return {
     status: "failed",
-    error: { type: error.constructor.name, message: error.message, stack_trace },
+    error: { type: error.constructor.name, message: error.message.toWellFormed(), stack_trace },
     retryable: !(error instanceof NotRetryable),
-    ...(error instanceof RetryAfter && { retry_after_seconds: Math.ceil(error.seconds) }),
+    ...(error instanceof RetryAfter && { retry_after_seconds: seconds(error.seconds) }),
   };
+}
+
+/** Whole seconds that the server takes. */
+function seconds(wanted) {
+  return Math.min(Math.max(Math.ceil(wanted), 0), MAX_RETRY_AFTER_SECONDS);
 }
 
 /** A promise and the function that resolves it. */

@@ -77,6 +77,7 @@ enum Command {
         page: Page<{ limits::MAX_PAGE_JOBS }>,
     },
     /// Show a job: where it is and why, its attempts, its payload and its result
+    #[command(visible_alias = "show")]
     Get {
         /// Job id
         job_id: String,

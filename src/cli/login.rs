@@ -56,6 +56,9 @@ pub async fn login(args: LoginArgs) -> anyhow::Result<()> {
         Err(error) => return Err(error.into()),
     }
     let mut profiles = Profiles::read()?;
+    if profiles.get(&args.profile).is_some() {
+        writeln!(err, "It replaces the profile {} that was there.", args.profile)?;
+    }
     let url = args.url.trim_end_matches('/').to_owned();
     profiles.set(args.profile.clone(), Profile { url, api_key });
     let path = profiles.write()?;

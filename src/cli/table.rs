@@ -48,17 +48,33 @@ pub fn print(out: &mut impl Write, rows: &Value, columns: Columns) -> std::io::R
         .iter()
         .enumerate()
         .map(|(at, (head, _))| {
-            let widest = cells.iter().map(|row| row[at].chars().count()).max().unwrap_or(0);
+            let widest = cells.iter().map(|row| shown_width(&row[at])).max().unwrap_or(0);
             widest.max(head.len())
         })
         .collect();
     let heads = columns.iter().map(|(head, _)| (*head).to_owned()).collect();
     for row in std::iter::once(&heads).chain(&cells) {
         let line: Vec<_> =
-            row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+            row.iter().zip(&widths).map(|(cell, width)| padded(cell, *width)).collect();
         writeln!(out, "{}", line.join("  ").trim_end())?;
     }
     Ok(())
+}
+
+/// Characters that a terminal shows: colours take no room.
+fn shown_width(cell: &str) -> usize {
+    let mut is_colour = false;
+    let shown = cell.chars().filter(|it| {
+        is_colour |= *it == '\x1b';
+        let is_shown = !is_colour;
+        is_colour &= *it != 'm';
+        is_shown
+    });
+    shown.count()
+}
+
+fn padded(cell: &str, width: usize) -> String {
+    format!("{cell}{}", " ".repeat(width.saturating_sub(shown_width(cell))))
 }
 
 /// The rows of a page.
@@ -103,7 +119,7 @@ mod tests {
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
         let rows = json!([
-            {"name": "a", "counts": {"ready": 12}, "at": "2026-01-31T12:00:00.5Z"},
+            {"name": "\x1b[32ma\x1b[0m", "counts": {"ready": 12}, "at": "2026-01-31T12:00:00.5Z"},
             {"name": "long\nname", "counts": {"ready": 3}, "types": ["x", "y"], "at": null},
         ]);
         let columns: Columns =
@@ -116,7 +132,7 @@ mod tests {
             lines,
             [
                 "NAME       READY  TYPES  AT",
-                "a          12     -      2026-01-31 12:00:00",
+                "\x1b[32ma\x1b[0m          12     -      2026-01-31 12:00:00",
                 "long name  3      x,y    -",
             ]
         );

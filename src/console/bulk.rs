@@ -29,6 +29,8 @@ struct Bulk {
 
 /// In a query: a job that was chosen; may be repeated.
 const IDS: &str = "ids";
+/// In a query: jobs are chosen one by one, so none is not all.
+const CHOSEN: &str = "chosen";
 const JOBS: &str = "/jobs";
 
 const BULK: [Bulk; 5] = [
@@ -112,6 +114,9 @@ pub async fn page(
     let kept = kept.filter_map(|name| Some((*name, here.asked.get(name)?.to_owned())));
     let mut filters: Vec<_> = kept.collect();
     let chosen: Vec<_> = here.asked.all(IDS).collect();
+    if chosen.is_empty() && here.asked.get(CHOSEN).is_some() {
+        return Err(Error::invalid(IDS, "choose at least one job first"));
+    }
     if bulk.list == JOBS && !chosen.is_empty() {
         filters.push((IDS, chosen.join(",")));
     }

@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
-use super::format;
+use super::{form::Fields, format, page::Frame};
 use crate::http::metrics::{Granularity, Throughput, ThroughputBucket};
 
 /// Width and height of a sparkline.
@@ -12,9 +12,42 @@ const SPARK_SIZE: (i64, i64) = (120, 24);
 /// Leading empty buckets are left out, but at least this many are shown.
 const MIN_BUCKETS: usize = 15;
 
+/// Periods to choose, and how captions name them; the first is the default.
+const PERIODS: [(&str, &str); 4] =
+    [("1h", "hour"), ("24h", "24 hours"), ("7d", "7 days"), ("30d", "30 days")];
+
+/// A period to choose.
+pub struct PeriodLink {
+    pub path: String,
+    pub name: &'static str,
+    pub is_here: bool,
+}
+
+/// The period that a page shows.
+pub struct Range {
+    /// As the API names it.
+    pub period: &'static str,
+    words: &'static str,
+    pub links: Vec<PeriodLink>,
+}
+
+impl Range {
+    /// The asked one, on the page at this path.
+    pub fn of(frame: &Frame, path: &str, asked: &Fields) -> Self {
+        let wanted = PERIODS.iter().find(|it| asked.get("period") == Some(it.0));
+        let (period, words) = *wanted.unwrap_or(&PERIODS[0]);
+        let link = |(name, _): &(&'static str, &'static str)| PeriodLink {
+            path: frame.to(&format!("{path}?period={name}")),
+            name,
+            is_here: *name == period,
+        };
+        Self { period, words, links: PERIODS.iter().map(link).collect() }
+    }
+}
+
 /// A chart and its table.
 pub struct Chart {
-    pub caption: &'static str,
+    pub caption: String,
     /// For the script that draws it, as JSON.
     pub data: String,
     /// Column headings of the table.
@@ -26,6 +59,8 @@ pub struct Chart {
 #[derive(Serialize)]
 struct Data<'a> {
     unit: &'static str,
+    /// Length of a bucket.
+    slot: &'static str,
     x: Vec<i64>,
     series: Vec<Series<'a>>,
 }
@@ -40,27 +75,36 @@ struct Series<'a> {
 type Column = (&'static str, &'static str, fn(&ThroughputBucket) -> Option<i64>);
 
 /// Enqueued jobs, and how they ended.
-pub fn throughput(numbers: &Throughput) -> Chart {
+pub fn throughput(numbers: &Throughput, range: &Range) -> Chart {
     let columns: [Column; 4] = [
         ("enqueued", "calm", |it| Some(it.enqueued)),
         ("succeeded", "good", |it| Some(it.succeeded)),
         ("failed attempts", "warn", |it| Some(it.failed + it.timed_out + it.lease_expired)),
         ("dead letters", "bad", |it| Some(it.dead_letter)),
     ];
-    draw("Jobs per minute, in the last hour", "jobs", numbers, &columns, format::count)
+    let slot = slot_name(numbers.granularity);
+    let caption = format!("Jobs per {slot}, in the last {}", range.words);
+    draw(caption, "jobs", numbers, &columns, format::count)
 }
 
 /// How long jobs waited for a worker.
-pub fn waits(numbers: &Throughput) -> Chart {
-    let columns: [Column; 2] = [
-        ("half within", "calm", |it| it.wait.p50_ms),
-        ("95 of 100 within", "warn", |it| it.wait.p95_ms),
-    ];
-    draw("Wait for a worker, in the last hour", "ms", numbers, &columns, format::millis)
+pub fn waits(numbers: &Throughput, range: &Range) -> Chart {
+    let columns: [Column; 2] =
+        [("p50", "calm", |it| it.wait.p50_ms), ("p95", "warn", |it| it.wait.p95_ms)];
+    let caption = format!("Wait for a worker, in the last {}", range.words);
+    draw(caption, "ms", numbers, &columns, format::millis)
+}
+
+fn slot_name(granularity: Granularity) -> &'static str {
+    match granularity {
+        Granularity::Minute => "minute",
+        Granularity::Hour => "hour",
+        Granularity::Day => "day",
+    }
 }
 
 fn draw(
-    caption: &'static str,
+    caption: String,
     unit: &'static str,
     numbers: &Throughput,
     columns: &[Column],
@@ -79,7 +123,9 @@ fn draw(
         y: (0..).zip(buckets).map(|(place, it)| of(it).filter(|_| place < whole)).collect(),
     });
     let x = buckets.iter().map(|it| it.start_at.timestamp()).collect();
-    let data = serde_json::to_string(&Data { unit, x, series: series.collect() });
+    let slot_name = slot_name(numbers.granularity);
+    let data = Data { unit, slot: slot_name, x, series: series.collect() };
+    let data = serde_json::to_string(&data);
     let row = |bucket: &ThroughputBucket| {
         let cells = columns.iter().map(|(_, _, of)| of(bucket).map_or("–".to_owned(), cell));
         (slot(numbers.granularity, bucket.start_at), cells.collect())

@@ -12,7 +12,12 @@ use super::{
     session::go,
 };
 use crate::{
-    domain::{job::JobState, operation::Kind, search},
+    domain::{
+        access::{Permission, role_may},
+        job::JobState,
+        operation::Kind,
+        search,
+    },
     error::Error,
     http::{
         jobs::read::JobPage,
@@ -27,6 +32,8 @@ pub const FILTERS: [&str; 8] =
 /// The filters of the page: its line has the others.
 const OWN_FILTERS: [&str; 4] = ["q", "state", "created_after", "created_before"];
 const PAGE_JOBS: &str = "50";
+/// With this many, a page searches no further: one request can choose all of them.
+const MAX_SHOWN_JOBS: usize = 50;
 /// Pages that one search reads at most. Each examines a bounded number of jobs.
 const MAX_SEARCHED_PAGES: usize = 5;
 const DEFAULT_QUEUE: &str = "default";
@@ -67,7 +74,7 @@ pub async fn list(here: Here) -> Result<Response, Error> {
         return Ok(go(false, &here.frame.to(&format!("/jobs/{}", segment(id)))));
     }
     let asked = own_fields(&here, &line);
-    let refused = search::read(&line, here.frame.now).err();
+    let refused = refusal(&asked, &here.frame);
     let (page, summary, suggestions) = tokio::try_join!(
         find(&here, &asked, refused.is_some()),
         here.get::<MetricsSummary>("/metrics/summary?period=1h"),
@@ -78,10 +85,9 @@ pub async fn list(here: Here) -> Result<Response, Error> {
     let filters = asked.query(&OWN_FILTERS);
     let next = frame.next("/jobs", &filters, page.next_cursor.as_deref());
     let states = states(&frame, &asked);
-    let can_be =
-        |kind: Kind| states.is_empty() || kind.states().iter().any(|it| states.contains(it));
+    let can_be = |kind: Kind| states.iter().all(|it| kind.states().contains(it));
     let [may_cancel, may_retry, may_replay] = [Kind::JobsCancel, Kind::JobsRetry, Kind::JobsReplay]
-        .map(|it| frame.may_manage() && can_be(it));
+        .map(|it| frame.may_manage() && refused.is_none() && can_be(it));
     let tabs = tabs(&frame, &asked, &summary.current);
     let shown = render(&Jobs {
         frame,
@@ -101,6 +107,23 @@ pub async fn list(here: Here) -> Result<Response, Error> {
         Some(message) => refused_page(shown, Error::invalid("q", message)),
         None => shown,
     })
+}
+
+/// What is wrong with the search, for the page that shows it again.
+fn refusal(asked: &form::Fields, frame: &Frame) -> Option<String> {
+    let read = match search::read(asked.text("q"), frame.now) {
+        Ok(read) => read,
+        Err(message) => return Some(message),
+    };
+    let both = [
+        ("created_after", read.created_after.is_some(), "age:<"),
+        ("created_before", read.created_before.is_some(), "age:>"),
+    ];
+    let doubled = both.into_iter().find(|it| it.1 && asked.get(it.0).is_some());
+    let doubled = doubled.map(|it| format!("`{}` and the time range exclude each other", it.2));
+    let needs_more = read.error.is_some() && !role_may(frame.role(), Permission::ReadPayloads);
+    let needs = needs_more.then(|| "only members may search errors".to_owned());
+    doubled.or(needs)
 }
 
 /// The search line: what was typed, and what links of other pages name.
@@ -156,7 +179,11 @@ fn tabs(frame: &Frame, asked: &form::Fields, counts: &StateCounts) -> Vec<Tab> {
             name: state.map_or_else(|| "all".to_owned(), |it| format::words(it.as_str())),
             path,
             count: state.filter(|_| is_plain).map(|it| counts.of(it)),
-            is_here: asked.get("state") == state.map(JobState::as_str) && read.states.is_empty(),
+            is_here: match &read.states[..] {
+                [] => asked.get("state") == state.map(JobState::as_str),
+                [one] => state == Some(*one),
+                _ => false,
+            },
         }
     };
     std::iter::once(None).chain(JobState::ALL.map(Some)).map(tab).collect()
@@ -203,7 +230,8 @@ async fn find(here: &Here, asked: &form::Fields, is_refused: bool) -> Result<Job
             }
             None => page,
         };
-        let further = page.next_cursor.clone().filter(|_| page.scanned_until.is_some());
+        let is_short = page.scanned_until.is_some() && page.jobs.len() < MAX_SHOWN_JOBS;
+        let further = page.next_cursor.clone().filter(|_| is_short);
         found = Some(page);
         let Some(cursor) = further else { break };
         query.retain(|it| it.0 != "cursor");

@@ -6,7 +6,7 @@ use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, Method, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
 };
-use serde_json::value::RawValue;
+use serde_json::{Value, json, value::RawValue};
 
 use super::{
     action_table,
@@ -103,7 +103,8 @@ pub async fn detail(
     let payload = format::pretty(job.payload.get());
     render(&JobDetail {
         timeline: diagram::timeline(&job, here.frame.now),
-        curl: payload.cut_from.is_none().then(|| curl(&app.accounts.public_url, &job)),
+        curl: (payload.cut_from.is_none() && !job.redacted)
+            .then(|| curl(&app.accounts.public_url, &job)),
         editable: payload.cut_from.is_none().then(|| payload.text.clone()),
         payload,
         result: job.result.as_ref().map(|it| format::pretty(it.get())),
@@ -121,17 +122,29 @@ pub async fn detail(
     })
 }
 
-/// The command that enqueues a job with the same type, queue and payload.
+/// The command that enqueues the same work again: all that a replay copies.
 fn curl(url: &str, job: &Job) -> String {
-    let quoted = |text: &str| serde_json::to_string(text).unwrap_or_default();
-    let body = format!(
-        r#"{{"job_type": {}, "queue": {}, "payload": {}}}"#,
-        quoted(&job.job_type),
-        quoted(&job.queue),
-        job.payload.get()
-    );
+    let mut fields = json!({
+        "job_type": job.job_type, "queue": job.queue, "max_attempts": job.max_attempts,
+        "timeout_seconds": job.timeout_seconds, "retry": job.retry,
+    });
+    if job.priority != 0 {
+        fields["priority"] = json!(job.priority);
+    }
+    let lists = [("labels", json!(job.labels)), ("tags", json!(job.tags))];
+    let is_empty = |it: &Value| it == &json!([]) || it == &json!({});
+    for (name, value) in lists.into_iter().filter(|it| !is_empty(&it.1)) {
+        fields[name] = value;
+    }
+    if let (Some(key), limit) = (&job.concurrency_key, job.concurrency_limit) {
+        fields["concurrency_key"] = json!(key);
+        fields["concurrency_limit"] = json!(limit);
+    }
+    // The payload is written byte for byte.
+    let fields = fields.to_string();
+    let open = fields.strip_suffix('}').unwrap_or(&fields);
     // A quote ends the shell's text, stands alone, and begins another.
-    let body = body.replace('\'', r"'\''");
+    let body = format!("{open},\"payload\":{}}}", job.payload.get()).replace('\'', r"'\''");
     format!(
         "curl {url}/v1/jobs \\\n  -H \"Authorization: Bearer $FENCEPOST_KEY\" \\\n  \
          -H 'Content-Type: application/json' \\\n  -d '{body}'"

@@ -18,6 +18,7 @@ mod form;
 mod format;
 mod health;
 mod job_list;
+mod job_types;
 mod jobs;
 mod links;
 mod location;
@@ -79,6 +80,7 @@ fn of_project() -> Router<App> {
         .route("/recurring/preview", post(recurring::preview))
         .route("/recurring/s/{recurring_id}", get(recurring::detail))
         .route("/recurring/s/{recurring_id}/edit", get(recurring::edit).post(recurring::save))
+        .route("/job-types", get(job_types::list))
         .route("/workers", get(workers::list))
         .route("/workflows", get(workflows::list))
         .route("/workflows/{workflow_id}", get(workflows::detail))

@@ -4,7 +4,7 @@ use askama::Template;
 use axum::response::Response;
 
 use super::{
-    chart::{self, Chart},
+    chart::{self, Chart, Range},
     form::encode,
     format,
     health::{self, ready},
@@ -35,6 +35,7 @@ struct Overview {
     has_more_workers: bool,
     throughput: Chart,
     waits: Chart,
+    range: Range,
 }
 
 /// Queues in the table: those with problems are at its top.
@@ -58,11 +59,13 @@ pub async fn all_queues(here: &Here) -> Result<(Vec<Queue>, bool), Error> {
 }
 
 pub async fn page(here: Here) -> Result<Response, Error> {
+    let range = Range::of(&here.frame, "", &here.asked);
+    let numbers = format!("/metrics/throughput?period={}", range.period);
     let counted = format!("/workers?limit={MAX_PAGE_WORKERS}");
     let ((mut queues, has_more), summary, throughput, workers) = tokio::try_join!(
         all_queues(&here),
         here.get::<MetricsSummary>("/metrics/summary?period=1h"),
-        here.get::<Throughput>("/metrics/throughput?period=1h"),
+        here.get::<Throughput>(&numbers),
         here.get::<WorkerPage>(&counted),
     )?;
     health::sort(&mut queues);
@@ -79,8 +82,9 @@ pub async fn page(here: Here) -> Result<Response, Error> {
         left_out,
         workers: workers.workers.iter().filter(|it| it.alive).count(),
         has_more_workers: workers.has_more,
-        throughput: chart::throughput(&throughput),
-        waits: chart::waits(&throughput),
+        throughput: chart::throughput(&throughput, &range),
+        waits: chart::waits(&throughput, &range),
+        range,
         has_more_queues: has_more,
         queues,
         summary,

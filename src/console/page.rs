@@ -66,6 +66,7 @@ const SECTIONS: [(&str, &[Section]); 3] = [
             ("jobs", "Jobs"),
             ("queues", "Queues"),
             ("dead-letters", DEAD_LETTERS),
+            ("job-types", "Job types"),
             ("workers", "Workers"),
         ],
     ),

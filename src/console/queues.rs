@@ -11,7 +11,7 @@ use axum::{
 };
 
 use super::{
-    chart::{self, Chart},
+    chart::{self, Chart, Range},
     form::encode,
     format, health,
     location::segment,
@@ -67,6 +67,7 @@ struct QueueDetail {
     has_more_workers: bool,
     throughput: Chart,
     waits: Chart,
+    range: Range,
 }
 
 pub async fn detail(
@@ -74,8 +75,9 @@ pub async fn detail(
     Path((_, name)): Path<(String, String)>,
 ) -> Result<Response, Error> {
     let (at, named) = (format!("/queues/{}", segment(&name)), encode(&[("queue", &name)]));
+    let range = Range::of(&here.frame, &at, &here.asked);
     let (numbers, polled) = (
-        format!("/metrics/throughput?period=1h&{named}"),
+        format!("/metrics/throughput?period={}&{named}", range.period),
         format!("/workers?limit={SHOWN_WORKERS}&{named}"),
     );
     let (queue, throughput, workers) = tokio::try_join!(
@@ -84,8 +86,9 @@ pub async fn detail(
         here.get::<WorkerPage>(&polled),
     )?;
     render(&QueueDetail {
-        throughput: chart::throughput(&throughput),
-        waits: chart::waits(&throughput),
+        throughput: chart::throughput(&throughput, &range),
+        waits: chart::waits(&throughput, &range),
+        range,
         has_more_workers: workers.has_more,
         workers: workers.workers,
         queue,

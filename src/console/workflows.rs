@@ -10,8 +10,9 @@ use super::{
     page::{Frame, Here, render},
 };
 use crate::{
+    domain::{job::JobState, limits::MAX_PAGE_JOBS},
     error::Error,
-    http::workflows::{Workflow, WorkflowPage, WorkflowSummary},
+    http::workflows::{Workflow, WorkflowJob, WorkflowPage, WorkflowSummary},
 };
 
 #[derive(Template)]
@@ -36,10 +37,15 @@ struct Detail {
     frame: Frame,
     workflow: Workflow,
     graph: Graph,
+    /// The first dead letters, as many as one bulk operation takes by their ids.
+    failed: Vec<String>,
 }
 
 /// One workflow, as a diagram and as a table.
 pub async fn detail(here: Here, Path((_, id)): Path<(String, String)>) -> Result<Response, Error> {
     let workflow: Workflow = here.get(&format!("/workflows/{}", segment(&id))).await?;
-    render(&Detail { graph: diagram::graph(&workflow), workflow, frame: here.frame })
+    let is_dead = |it: &&WorkflowJob| it.state == Some(JobState::DeadLetter);
+    let failed = workflow.jobs.iter().filter(is_dead).map(|it| it.id.clone());
+    let failed = failed.take(MAX_PAGE_JOBS as usize).collect();
+    render(&Detail { failed, graph: diagram::graph(&workflow), workflow, frame: here.frame })
 }

@@ -157,6 +157,11 @@ fn not_waiting(facts: &Facts) -> String {
         StoredState::Processing => {
             format!("worker {} runs it", facts.worker_id.as_deref().unwrap_or("unknown"))
         }
+        StoredState::DeadLetter if facts.failures < facts.max_attempts => format!(
+            "dead-lettered by failure {} of {}, which no retry can mend, as its worker or its retry \
+             policy says: retry it manually",
+            facts.failures, facts.max_attempts
+        ),
         StoredState::DeadLetter => format!(
             "dead-lettered after {} of {} failures: retry it manually",
             facts.failures, facts.max_attempts
@@ -415,6 +420,8 @@ mod tests {
         let told = explain(&ended);
         assert!(told.conditions.is_empty());
         assert!(told.summary.starts_with("dead-lettered after 3 of 3 failures"));
+        let told = explain(&Facts { failures: 1, ..ended });
+        assert!(told.summary.starts_with("dead-lettered by failure 1 of 3, which no retry"));
         let worker_id = Some("ann".to_owned());
         let running = Facts { state: StoredState::Processing, worker_id, ..facts() };
         assert_eq!(summary(&running), "worker ann runs it");

@@ -6,8 +6,6 @@ use uuid::Uuid;
 
 /// Characters of a message, without its numbers, that count.
 const MAX_CHARS: usize = 500;
-/// A word of at least this many hexadecimal digits counts as a number, if one of them is a digit.
-const MIN_HEX_DIGITS: usize = 6;
 
 /// The fingerprint of a failure.
 ///
@@ -40,6 +38,7 @@ pub fn fingerprint(job_type: &str, error_type: Option<&str>, message: Option<&st
 /// assert_eq!(normalise("object 0f8fad5b-d9cb-469f-a165-70867728950e"), "object #");
 /// assert_eq!(normalise("at 0x7ffe12ab: dead"), "at #: dead");
 /// assert_eq!(normalise("no template mail_v30"), "no template mail_#");
+/// assert_eq!(normalise("550 mailbox user12@example.com unavailable"), "# mailbox # unavailable");
 /// assert_eq!(normalise("can't read 'a' or 'b'"), "can't read '' or ''");
 /// ```
 #[must_use]
@@ -72,6 +71,9 @@ fn without_quoted(text: &str) -> String {
 /// A word with each number or id in it replaced by `#`.
 fn without_numbers(word: &str) -> String {
     let is_part = |it: char| it.is_ascii_alphanumeric();
+    if is_address(word) {
+        return "#".to_owned();
+    }
     let mut kept = String::with_capacity(word.len());
     let mut rest = word;
     while let Some(first) = rest.chars().next() {
@@ -95,18 +97,15 @@ fn without_numbers(word: &str) -> String {
     joined
 }
 
+/// 30, 250ms, v30, user12, an id. A name such as sha256 is one, too: each message has it.
 fn is_number(part: &str) -> bool {
-    let hex = part.strip_prefix("0x").unwrap_or(part);
-    let has_digit = part.bytes().any(|it| it.is_ascii_digit());
-    let is_hex = hex.len() >= MIN_HEX_DIGITS && hex.bytes().all(|it| it.is_ascii_hexdigit());
-    let unit = part.trim_start_matches(|it: char| it.is_ascii_digit());
-    // 30, 30s, 250ms; but not sha256.
-    let is_quantity = unit.len() < part.len() && unit.len() <= 2;
-    let is_version =
-        part.strip_prefix('v').is_some_and(|it| it.bytes().all(|it| it.is_ascii_digit()));
-    // Four digits of an id between others.
-    let is_group = part.len() == 4 && hex.bytes().all(|it| it.is_ascii_hexdigit()) && has_digit;
-    has_digit && (is_hex || is_quantity || is_version || is_group)
+    part.bytes().any(|it| it.is_ascii_digit())
+}
+
+/// Whether it is an e-mail address, in whatever brackets.
+fn is_address(word: &str) -> bool {
+    let inner = word.trim_matches(|it: char| !it.is_alphanumeric());
+    inner.split_once('@').is_some_and(|(name, host)| !name.is_empty() && host.contains('.'))
 }
 
 #[cfg(test)]

@@ -10,6 +10,8 @@ use crate::ids::{BatchId, JobId};
 
 /// Maximum characters of a search line.
 pub const MAX_SEARCH_CHARS: usize = 1_000;
+/// Maximum characters of an error's text: it is looked for in each error that a page examines.
+const MAX_ERROR_CHARS: usize = 100;
 /// Longest age in a search line, in days: far above every retention.
 const MAX_AGE_DAYS: i64 = 3_650;
 /// Characters of the end of an id, from as many as are rarely shared by two jobs to as many as lie
@@ -179,10 +181,18 @@ fn add(search: &mut Search, word: &Word, now: DateTime<Utc>) -> Result<(), Strin
         }
         Some("queue") => once(&mut search.queue, "queue", text())?,
         Some("type") => once(&mut search.job_type, "type", text())?,
-        Some("tag") => search.tags.push(match value.split_once('=') {
-            Some((name, value)) => (name.to_owned(), Some(value.to_owned())),
-            None => (text(), None),
-        }),
+        Some("tag") => {
+            let tag = match value.split_once('=') {
+                Some((name, value)) => (name.to_owned(), Some(value.to_owned())),
+                None => (text(), None),
+            };
+            let is_other =
+                |it: &(String, Option<String>)| it.0 == tag.0 && it.1.is_some() && it.1 != tag.1;
+            if tag.1.is_some() && search.tags.iter().any(is_other) {
+                return Err(format!("`tag:{}` may have one value", tag.0));
+            }
+            search.tags.push(tag);
+        }
         Some("batch") => {
             let id = value.parse().map_err(|_| format!("`{value}` is not the id of a batch"))?;
             once(&mut search.batch_id, "batch", id)?;
@@ -193,7 +203,13 @@ fn add(search: &mut Search, word: &Word, now: DateTime<Utc>) -> Result<(), Strin
                 if is_older { &mut search.created_before } else { &mut search.created_after };
             once(bound, if is_older { "age:>" } else { "age:<" }, now - age)?;
         }
-        Some("error") => once(&mut search.error, "error", text())?,
+        Some("error") => {
+            let chars = value.chars().count();
+            if chars > MAX_ERROR_CHARS {
+                return Err(format!("`error:` takes at most {MAX_ERROR_CHARS} characters"));
+            }
+            once(&mut search.error, "error", text())?;
+        }
         Some("id") => {
             let id = id_part(value).ok_or_else(|| not_an_id(value))?;
             once(&mut search.id, "id", id)?;
@@ -345,6 +361,7 @@ mod tests {
             ("age:>-5m", "`age:>-5m` must be"),
             ("age:>5ä", "`age:>5ä` must be"),
             ("age:>99999999999999d", "must be"),
+            ("tag:a=1 tag:a=2", "`tag:a` may have one value"),
             ("batch:5", "`5` is not the id of a batch"),
             ("smtp!", "to search for an error, write error:smtp!"),
             ("id:abc", "neither a condition"),
@@ -352,6 +369,7 @@ mod tests {
         ] {
             assert!(refusal(line).contains(told), "{line}: {}", refusal(line));
         }
+        assert!(refusal(&format!("error:{}", "x".repeat(101))).contains("at most 100 characters"));
         assert!(refusal(&"x".repeat(MAX_SEARCH_CHARS + 1)).contains("at most 1000"));
     }
 

@@ -108,6 +108,7 @@ fn data_plane() -> Routes {
         .routes(routes!(usage::get))
         .routes(routes!(metrics::summary))
         .routes(routes!(metrics::throughput))
+        .routes(routes!(metrics::job_types::list))
         .routes(routes!(metrics::prometheus::scrape))
         .routes(routes!(metrics::dashboards::dashboard))
         .routes(routes!(metrics::dashboards::alert_rules))

@@ -231,6 +231,89 @@ pub async fn buckets(
     Ok(buckets.collect())
 }
 
+/// What happened to the jobs of one type since a time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TypeStats {
+    pub job_type: String,
+    /// By name, at most 20.
+    pub queues: Vec<String>,
+    pub counts: Counts,
+}
+
+/// What happened by type in the last 24 hours, for up to `limit` types: those with most enqueued
+/// jobs first.
+pub async fn by_type(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    limit: i64,
+) -> sqlx::Result<Vec<TypeStats>> {
+    let rows = sqlx::query!(
+        r#"
+        with chosen as materialized (
+            select *
+            from job_stats
+            where project_id = $1 and resolution = 'hour'
+                and at >= date_trunc('hour', now() - interval '24 hours', 'UTC')
+        ), summed as materialized (
+            select job_type, (array_agg(distinct queue order by queue))[:20] as queues,
+                   sum(enqueued) as enqueued, sum(claimed) as claimed, sum(succeeded) as succeeded,
+                   sum(failed) as failed, sum(timed_out) as timed_out,
+                   sum(lease_expired) as lease_expired, sum(released) as released,
+                   sum(dead_lettered) as dead_lettered, sum(cancelled) as cancelled,
+                   sum(wait_ms) as wait_ms, sum(run_ms) as run_ms
+            from chosen
+            group by job_type
+            order by sum(enqueued) desc, job_type
+            limit $2
+        ), bucketed as materialized (
+            select job_type, array_agg(waits order by number) as wait_buckets,
+                   array_agg(runs order by number) as run_buckets
+            from (
+                select job_type, number, sum(waited)::bigint as waits, sum(ran)::bigint as runs
+                from chosen
+                cross join lateral unnest(wait_buckets, run_buckets) with ordinality
+                    as bucket(waited, ran, number)
+                where job_type in (select job_type from summed)
+                group by job_type, number
+            ) numbered
+            group by job_type
+        )
+        select job_type, queues "queues!", enqueued::bigint "enqueued!", claimed::bigint "claimed!",
+               succeeded::bigint "succeeded!", failed::bigint "failed!",
+               timed_out::bigint "timed_out!", lease_expired::bigint "lease_expired!",
+               released::bigint "released!", dead_lettered::bigint "dead_lettered!",
+               cancelled::bigint "cancelled!", wait_ms::bigint "wait_ms!",
+               run_ms::bigint "run_ms!", coalesce(wait_buckets, '{}') "wait_buckets!",
+               coalesce(run_buckets, '{}') "run_buckets!"
+        from summed
+        left join bucketed using (job_type)
+        order by enqueued desc, job_type
+        "#,
+        project_id.0,
+        limit,
+    )
+    .fetch_all(conn)
+    .await?;
+    let stats = rows.into_iter().map(|it| TypeStats {
+        counts: Counts {
+            enqueued: it.enqueued,
+            claimed: it.claimed,
+            succeeded: it.succeeded,
+            failed: it.failed,
+            timed_out: it.timed_out,
+            lease_expired: it.lease_expired,
+            released: it.released,
+            dead_lettered: it.dead_lettered,
+            cancelled: it.cancelled,
+            wait: Histogram::stored(it.wait_ms, &it.wait_buckets),
+            run: Histogram::stored(it.run_ms, &it.run_buckets),
+        },
+        job_type: it.job_type,
+        queues: it.queues,
+    });
+    Ok(stats.collect())
+}
+
 /// Totals, for up to `limit` pairs of queue and type: the oldest pairs first.
 pub async fn totals(
     conn: &mut PgConnection,

@@ -280,6 +280,22 @@ story("a job is made by hand, and any page is a few keys away", async (page, { b
   await sees(page, "Dead letters", "the menu stays");
 });
 
+story("the failed jobs of a workflow are retried together, and charts show a longer time", async (page, { base, api }) => {
+  const jobs = ["a", "b", "c"].map((key) => ({ key, job_type: "step", queue: "flow", max_attempts: 1 }));
+  const { id } = await api.post("/workflows", { name: "nightly", jobs });
+  for (let done = 0; done < 2; done += 1) await (await api.lease("w", "flow")).fail({ type: "Refused", message: "refused" });
+  await page.goto(`${base}/workflows/${id}`);
+  await page.click("text=Retry 2 failed jobs");
+  await sees(page, "Retry 2 jobs?");
+  await page.click("text=Retry them");
+  await page.locator("h1 .chip", { hasText: "succeeded" }).waitFor();
+  assert.equal((await api.get("/queues/flow")).counts.dead_letter, 0);
+  await page.goto(`${base}/queues/flow`);
+  await page.click("nav.periods >> text=7d");
+  await sees(page, "Jobs per hour, in the last 7 days");
+  assert.equal(await page.locator(".plot canvas").count(), 2);
+});
+
 story("pages follow what happens, stop when they are told to, and outlive a failure", async (page, { base, api }) => {
   await page.goto(`${base}/jobs`);
   await api.enqueue({ job_type: "first.live", queue: "live" });

@@ -166,7 +166,13 @@ fn jobs_are_found_shown_and_cancelled_by_a_search() {
         let refused = typed(t, &["jobs", "list", "colour:red"]).await;
         let error = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(error.contains("`colour:` is not a condition"), "{error}");
-        assert_eq!(typed(t, &["jobs", "cancel"]).await.status.code(), Some(2), "no job");
+        for wrong in
+            [&["cancel"][..], &["cancel", first, "--dry-run"], &["retry", first, "--max", "1"]]
+        {
+            let refused = typed(t, &[&["jobs"], wrong].concat()).await;
+            assert_eq!(refused.status.code(), Some(2), "{wrong:?}");
+        }
+        assert!(!typed(t, &["jobs", "cancel", "--search", " "]).await.status.success());
         let page = typed(t, &["jobs", "list", "state:cancelled", "--limit", "1"]).await;
         let hint = String::from_utf8_lossy(&page.stderr).into_owned();
         let cursor = hint.split("--cursor ").nth(1).expect("a cursor").trim();

@@ -226,6 +226,10 @@ fn the_chart_makes_the_manifests_of_its_default_values_and_takes_others() {
         json!({"repository": "r.example/fencepost", "tag": "1.2", "pullPolicy": "Always"});
     others["lingerSeconds"] = json!(20);
     others["env"] = json!({"FENCEPOST_SIGNUP": "open"});
+    others["secretEnv"] = json!({"FENCEPOST_SMTP_URL": {"secret": "mail", "key": "url"}});
+    others["extraVolumes"] = json!([{"name": "oidc", "secret": {"secretName": "oidc"}}]);
+    others["extraVolumeMounts"] = json!([{"name": "oidc", "mountPath": "/etc/oidc"}]);
+    others["egressPorts"] = json!([443]);
     let made = named(rendered(&others));
     let nodes = &made["\"Deployment\" \"fencepost\""]["spec"];
     let pod = &nodes["template"]["spec"];
@@ -236,4 +240,11 @@ fn the_chart_makes_the_manifests_of_its_default_values_and_takes_others() {
     assert_eq!(pod["containers"][0]["image"], "r.example/fencepost:1.2");
     let env = pod["containers"][0]["env"].as_array().expect("variables");
     assert!(env.contains(&json!({"name": "FENCEPOST_SIGNUP", "value": "open"})), "{env:?}");
+    let from = json!({"secretKeyRef": {"name": "mail", "key": "url"}});
+    let secret = env.iter().find(|it| it["name"] == "FENCEPOST_SMTP_URL").expect("the setting");
+    assert_eq!(secret["valueFrom"], from);
+    assert_eq!(pod["volumes"][1]["name"], "oidc");
+    assert_eq!(pod["containers"][0]["volumeMounts"][1]["mountPath"], "/etc/oidc");
+    let egress = &made["\"NetworkPolicy\" \"fencepost\""]["spec"]["egress"];
+    assert_eq!(egress.as_array().expect("rules").last(), Some(&json!({"ports": [{"port": 443}]})));
 }

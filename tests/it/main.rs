@@ -8,6 +8,7 @@ mod auth;
 mod batches;
 mod binary;
 mod command_line;
+mod compatibility;
 mod conditions;
 mod console;
 mod control;

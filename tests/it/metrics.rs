@@ -201,6 +201,34 @@ fn an_autoscaler_sees_the_backlog_of_a_queue_even_before_its_first_job() {
 }
 
 #[test]
+fn job_types_are_listed_by_what_they_did_in_the_last_day() {
+    run(async |t| {
+        for (queue, number) in [("a", 0), ("b", 1), ("a", 2)] {
+            t.enqueue(json!({"job_type": "mail", "queue": queue, "payload": number})).await;
+        }
+        t.enqueue(json!({"job_type": "report", "queue": "a", "max_attempts": 1})).await;
+        for status in ["succeeded", "succeeded", "failed"] {
+            let poll = json!({"worker_id": "w", "queues": ["a"], "wait_seconds": 5});
+            let job = t.polled(poll).await.remove(0);
+            t.ack(&job, "w", status).await.is(200);
+        }
+        let theirs = TestProject::at(&t.url, &t.database, "theirs").await;
+        theirs.enqueue(json!({"job_type": "secret"})).await;
+        let types = loop {
+            let seen = t.get("/v1/job-types").await.is(200)["job_types"].clone();
+            if seen[1]["dead_letter"] == 1 && seen[0]["succeeded"] == 2 {
+                break seen;
+            }
+        };
+        assert_eq!(types.as_array().expect("types").len(), 2, "{types}");
+        assert_eq!((&types[0]["job_type"], &types[0]["enqueued"]), (&json!("mail"), &json!(3)));
+        assert_eq!(types[0]["queues"], json!(["a", "b"]));
+        assert_eq!((&types[1]["job_type"], &types[1]["failed"]), (&json!("report"), &json!(1)));
+        assert!(types[0]["run"]["p95_ms"].is_i64() && types[0]["wait"]["p50_ms"].is_i64());
+    });
+}
+
+#[test]
 fn the_dashboard_and_the_rules_are_of_the_project_and_hold_for_later_queues() {
     run(async |t| {
         let dashboard = t.get("/v1/grafana-dashboard.json").await.is(200);

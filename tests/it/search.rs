@@ -122,6 +122,57 @@ fn a_bulk_operation_takes_a_search_or_chosen_jobs() {
 }
 
 #[test]
+fn who_may_not_read_errors_may_not_search_them_either() {
+    run(async |t| {
+        let dead = failed(t, "q", json!({"type": "E", "message": "the secret is 42"})).await;
+        let key = json!({"name": "reader", "scopes": ["read", "manage"]});
+        let key =
+            t.post("/v1/keys", key).await.is(201)["secret"].as_str().expect("a secret").to_owned();
+        let reader = TestProject { api_key: key, ..t.clone() };
+        assert_eq!(found(&reader, "queue:q").await, [&*dead]);
+        reader.get("/v1/jobs?q=error:secret").await.is_error(403, "forbidden");
+        let bulk = json!({"filter": {"q": "error:secret"}, "dry_run": true});
+        reader.post("/v1/jobs/retry", bulk.clone()).await.is_error(403, "forbidden");
+        assert_eq!(t.post("/v1/jobs/retry", bulk).await.is(200)["count"], 1);
+    });
+}
+
+#[test]
+fn an_empty_line_selects_nothing_in_bulk_and_a_tag_has_one_value() {
+    run(async |t| {
+        t.enqueue(json!({"tags": {"env": "prod"}})).await;
+        for line in ["", "   "] {
+            let all = json!({"filter": {"q": line}, "dry_run": true});
+            t.post("/v1/jobs/cancel", all).await.refuses("filter.q");
+        }
+        let both = json!({"filter": {"tag": "env:staging", "q": "tag:env=prod"}, "dry_run": true});
+        t.post("/v1/jobs/cancel", both).await.refuses("filter.q");
+        t.get("/v1/jobs?q=tag:env=a%20tag:env=b").await.refuses("q");
+    });
+}
+
+#[test]
+fn a_dead_letter_is_found_behind_any_number_of_newer_jobs() {
+    run(async |t| {
+        let dead = failed(t, "q", json!({"message": "refused"})).await;
+        t.database
+            .execute(
+                "insert into jobs (project_id, id, queue, job_type, state, rank, run_at,
+                                   max_attempts, timeout_seconds)
+                 select project_id, ('ffffffff-0000-7000-8000-' || lpad(to_hex(n), 12, '0'))::uuid,
+                        queue, 'common', 'pending', rank, run_at, max_attempts, timeout_seconds
+                 from jobs, generate_series(1, 30000) n",
+            )
+            .await;
+        assert_eq!(found(t, "state:dead_letter").await, [&*dead]);
+        let bulk = json!({"filter": {"q": "state:dead_letter error:refused"}});
+        let begun = t.post("/v1/jobs/retry", bulk).await.is(202);
+        assert_eq!((&begun["count"], &begun["is_capped"]), (&json!(1), &json!(false)));
+        assert_eq!(ends(t, &begun["operation"]).await["done"], 1);
+    });
+}
+
+#[test]
 fn another_projects_jobs_are_never_found() {
     run(async |t| {
         let theirs = TestProject::at(&t.url, &t.database, "theirs").await;

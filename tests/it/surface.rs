@@ -302,6 +302,7 @@ fn needs_no_body(id: &str) -> bool {
         "jobs_logs_stream",
         "me_end_session",
         "me_export",
+        "job_types_list",
         "me_identities",
         "me_remove_totp",
         "me_second_factors",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import http.client
 import json
+import logging
 import os
 import random
 import threading
@@ -37,6 +38,9 @@ MAX_IDLE_SECONDS = 30.0
 current_traceparent: contextvars.ContextVar[Optional[str]] = contextvars.ContextVar(
     "current_traceparent", default=None
 )
+
+
+log = logging.getLogger("fencepost")
 
 
 class ApiError(Exception):
@@ -86,6 +90,7 @@ class Connection:
         self._connect: Callable[[], http.client.HTTPConnection] = lambda: kind(
             parts.hostname or "", parts.port, timeout=TIMEOUT_SECONDS
         )
+        self._url = url
         self._prefix = parts.path.rstrip("/")
         self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
         self._http: Optional[http.client.HTTPConnection] = None
@@ -169,11 +174,15 @@ class Connection:
                 raise
             except (OSError, http.client.HTTPException, AnswerError) as error:
                 failure = error
+            if pause == PAUSE_SECONDS and retry_seconds > 0:
+                log.warning("%s did not answer: %s; trying again", self._url, failure)
             # Half of it by chance, so that clients do not come back together.
             wait = pause * random.uniform(0.5, 1.0)
             if after is not None:
                 wait = max(wait, min(after, MAX_RETRY_AFTER_SECONDS))
             if time.monotonic() + wait > deadline:
+                if isinstance(failure, OSError):
+                    raise ConnectionError(f"{self._url} was not reached: {failure}") from failure
                 raise failure
             self._aborted.wait(wait)
             pause = min(pause * 2, MAX_PAUSE_SECONDS)

@@ -35,7 +35,15 @@ DEREGISTER_SECONDS = 3.0
 #: One chunk of logs, in bytes: the server's limit is 64 KiB.
 MAX_LOG_BYTES = 60 * 1024
 
+#: Longest pause that a handler may choose, in seconds: the server's limit.
+MAX_RETRY_AFTER_SECONDS = 30 * 86_400
+
 log = logging.getLogger("fencepost")
+
+
+def clean(text: str) -> str:
+    """The text without halves of characters, which no JSON has."""
+    return text.encode(errors="replace").decode()
 
 
 class Cancelled(Exception):
@@ -94,7 +102,7 @@ class Job:
 
     def log(self, text: str) -> None:
         """Adds a line to the job's logs."""
-        data = text.encode()[:MAX_LOG_BYTES].decode(errors="ignore") + "\n"
+        data = text.encode(errors="replace")[:MAX_LOG_BYTES].decode(errors="ignore") + "\n"
         chunk = {"job_id": self.id, "attempt": self.attempt, "sequence": self._sequence}
         chunk |= {"data": data, "timestamp_ms": int(time.time() * 1000)}
         self._sequence += 1
@@ -334,8 +342,8 @@ class Worker:
             stack = "".join(traceback.format_exception(*sys.exc_info()))
             told = {
                 "type": type(error).__name__,
-                "message": str(error),
-                "stack_trace": stack[-8_000:],
+                "message": clean(str(error)),
+                "stack_trace": clean(stack[-8_000:]),
             }
             end = {
                 "status": "failed",
@@ -343,7 +351,8 @@ class Worker:
                 "retryable": not isinstance(error, NotRetryable),
             }
             if isinstance(error, RetryAfter):
-                end["retry_after_seconds"] = math.ceil(error.seconds)
+                seconds = min(max(math.ceil(error.seconds), 0), MAX_RETRY_AFTER_SECONDS)
+                end["retry_after_seconds"] = seconds
         finally:
             current_traceparent.reset(context)
         end["duration_ms"] = int((time.monotonic() - begun) * 1000)
@@ -370,9 +379,10 @@ class Worker:
             except ApiError as error:
                 if error.status not in (400, 413):
                     raise
-                # The handler has done its work: to do it again would not make the result smaller.
                 refused = {"type": "ResultRefused", "message": str(error)}
-                end = {"status": "failed", "error": refused, "retryable": False}
+                # A handler that has done its work would not make its result smaller.
+                is_final = end["status"] == "succeeded" or end.get("retryable") is False
+                end = {"status": "failed", "error": refused, "retryable": not is_final}
                 body = {"worker_id": self.id} | job.fence() | end
         # On a connection that `stop` does not abort.
         last = Connection(self.client.url, self.client.key)

@@ -223,6 +223,9 @@ impl Client {
             if !error.is_retryable() || Instant::now() + wait > deadline {
                 return Err(error);
             }
+            if pause == FIRST_PAUSE {
+                tracing::warn!(url = self.url, %error, "the server did not answer, trying again");
+            }
             sleep(wait).await;
             pause = (pause * 2).min(MAX_PAUSE);
         }

@@ -419,9 +419,10 @@ impl Worker {
                     return Ok(answer.poll.jobs);
                 }
                 Some(Err(error)) if refused.contains(&error.status()) => {
-                    // The handler has done its work: to do it again would not make the result
-                    // smaller.
-                    end = Failure::new("ResultRefused", &error.to_string()).not_retryable().0;
+                    // A handler that has done its work would not make its result smaller.
+                    let is_final = end["status"] == "succeeded" || end["retryable"] == false;
+                    let refused = Failure::new("ResultRefused", &error.to_string());
+                    end = if is_final { refused.not_retryable().0 } else { refused.0 };
                 }
                 Some(Err(error)) => return Err(error),
             }

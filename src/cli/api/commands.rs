@@ -18,6 +18,7 @@ pub enum Queues {
         page: Page<{ limits::MAX_PAGE_QUEUES }>,
     },
     /// Show a queue
+    #[command(visible_alias = "show")]
     Get {
         /// Queue
         queue: String,
@@ -254,6 +255,7 @@ pub enum Schedules {
         page: Page<{ limits::MAX_PAGE_SCHEDULES }>,
     },
     /// Show a schedule
+    #[command(visible_alias = "show")]
     Get {
         /// Schedule id
         id: String,
@@ -313,6 +315,7 @@ pub enum Workflows {
         page: Page<{ limits::MAX_PAGE_WORKFLOWS }>,
     },
     /// Show a workflow
+    #[command(visible_alias = "show")]
     Get {
         /// Workflow id
         id: String,

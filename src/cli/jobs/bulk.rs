@@ -25,13 +25,13 @@ pub struct Which {
     #[arg(long, value_name = "SEARCH", conflicts_with = "job_id")]
     search: Option<String>,
     /// With --search: only count them
-    #[arg(long, requires = "search")]
+    #[arg(long, requires = "search", conflicts_with = "job_id")]
     dry_run: bool,
     /// With --search: maximum number of jobs, oldest first
-    #[arg(long, value_name = "N", requires = "search")]
+    #[arg(long, value_name = "N", requires = "search", conflicts_with = "job_id")]
     max: Option<i64>,
     /// With --search: maximum jobs per second
-    #[arg(long, value_name = "N", requires = "search")]
+    #[arg(long, value_name = "N", requires = "search", conflicts_with = "job_id")]
     rate_per_second: Option<i64>,
 }
 
@@ -43,6 +43,10 @@ pub(super) async fn run(
     output: Output,
 ) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
+    // A variable that is not set must not become all jobs.
+    if which.search.as_ref().is_some_and(|it| it.trim().is_empty()) {
+        bail!("--search: must not be empty");
+    }
     let Some(search) = which.search else {
         let id = which.job_id.unwrap_or_default();
         let job = client.post(&format!("/v1/jobs/{}/{what}", encoded(&id)), &json!({})).await?;

@@ -154,7 +154,7 @@ impl Site {
 
     fn serve<S: Clone + Send + Sync + 'static>(&self, page: &DocsPage) -> MethodRouter<S> {
         let html = SITE
-            .replace("{title}", &escape(&page.title))
+            .replace("{title} · Fencepost", &full_title(&page.title))
             .replace("{contents}", &self.contents(&page.path))
             .replace("{neighbours}", &self.neighbours(&page.path))
             .replace("{toc}", &page.toc())
@@ -254,6 +254,9 @@ impl Site {
     }
 }
 
+/// The title of the start page.
+const PRODUCT: &str = "Fencepost";
+
 impl DocsPage {
     fn of(path: String, markdown: &[u8]) -> Self {
         let markdown = String::from_utf8_lossy(markdown).into_owned();
@@ -302,6 +305,11 @@ impl DocsPage {
             "<nav class=\"toc\" aria-label=\"On this page\"><h2>On this page</h2><ul>{items}</ul></nav>"
         )
     }
+}
+
+/// The title of a page's window.
+fn full_title(title: &str) -> String {
+    if title == PRODUCT { PRODUCT.to_owned() } else { format!("{} · {PRODUCT}", escape(title)) }
 }
 
 fn choose((html, markdown): &(Bytes, Bytes), headers: &HeaderMap) -> Response {

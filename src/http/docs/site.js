@@ -1,5 +1,13 @@
 "use strict";
 
+// Commands are for the server that shows them.
+const DEV_URL = "http://127.0.0.1:7070";
+for (const code of document.querySelectorAll("pre code")) {
+  if (code.textContent.includes(DEV_URL)) {
+    code.textContent = code.textContent.replaceAll(DEV_URL, location.origin);
+  }
+}
+
 // Copy buttons.
 for (const pre of document.querySelectorAll("pre")) {
   const frame = document.createElement("div");

@@ -4,7 +4,7 @@ use axum::{extract::State, response::Response};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use super::read::MAX_TAG_FILTER_CHARS;
+use super::read::{MAX_TAG_FILTER_CHARS, may_search};
 use crate::{
     app::App,
     auth::{Caller, Manage, Permit, Replay},
@@ -137,6 +137,7 @@ async fn begin<P: Permit + Clone>(
             let now = store::schedules::clock(&mut conn).await?;
             let listed = store::jobs::Filter::of(kind, &filter, now)
                 .map_err(|message| Error::invalid("filter.q", message))?;
+            may_search(&by.who, &listed)?;
             let counted = store::jobs::count(&mut conn, by.project_id, &listed).await?;
             drop(conn);
             let which = Which::Jobs(filter);
@@ -148,7 +149,7 @@ async fn begin<P: Permit + Clone>(
 
 fn check_filter(kind: Kind, filter: &JobFilter, check: &mut Check) {
     let JobFilter {
-        q: _,
+        q,
         ids,
         state,
         queue,
@@ -158,6 +159,10 @@ fn check_filter(kind: Kind, filter: &JobFilter, check: &mut Check) {
         created_after,
         created_before,
     } = filter;
+    // An empty line would select everything, which is hardly meant.
+    if q.as_ref().is_some_and(|it| it.trim().is_empty()) {
+        check.refuse("filter.q", "must not be empty: leave it out to select all jobs");
+    }
     if let Some(ids) = ids {
         check.range("filter.ids", ids.len(), 1, limits::MAX_PAGE_JOBS as usize);
     }

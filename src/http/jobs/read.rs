@@ -10,8 +10,8 @@ use utoipa::{IntoParams, ToSchema};
 use super::{Job, JobError};
 use crate::{
     app::App,
-    auth::{Caller, Read},
-    domain::{formats, job::JobState, limits, search},
+    auth::{Caller, Read, Who},
+    domain::{access::Permission, formats, job::JobState, limits, search},
     engine::jobs::{self, wait},
     error::Error,
     http::{
@@ -94,7 +94,8 @@ pub struct ListQuery {
     /// A search line: conditions of the form `name:value`, separated by spaces, all of which must
     /// hold. `state:pending,scheduled`, `queue:mail`, `type:send_mail`, `tag:customer=3` or
     /// `tag:customer`, `batch:batch_…`, `age:>5m` or `age:<2h` (s, m, h, d; since it was stored),
-    /// `error:refused` (text of the last error), and a job's id, its start with `job_`, or its last
+    /// `error:refused` (text in the first 1,000 characters of the last error; at most
+    /// 100; needs the scope `payload:read`), and a job's id, its start with `job_`, or its last
     /// 4 to 12 characters. Put a value with spaces in double quotes; a backslash keeps a quote or a
     /// backslash in it.
     #[param(max_length = 1000, example = "state:pending queue:mail age:>5m")]
@@ -149,6 +150,15 @@ pub struct JobPage {
     pub cursor: Option<String>,
 }
 
+/// A caller who may not read error messages may not search them either: what is found would tell
+/// them.
+pub(super) fn may_search(who: &Who, filter: &store::jobs::Filter) -> Result<(), Error> {
+    match filter.error.is_some() && !who.may_read_payloads() {
+        true => Err(Error::Forbidden { needs: Permission::ReadPayloads.needs() }),
+        false => Ok(()),
+    }
+}
+
 /// List jobs.
 ///
 /// Newest first. Pass `next_cursor` to get the next page while `has_more` is true.
@@ -195,6 +205,7 @@ pub async fn list(
         }
         None => filter,
     };
+    may_search(&caller.who, &filter)?;
     let payloads = store::jobs::Payloads::asked(query.payloads);
     let (rows, next_below) =
         store::jobs::page(&mut conn, caller.project_id, &filter, before, page_jobs, payloads)

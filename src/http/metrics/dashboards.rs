@@ -88,7 +88,8 @@ fn rules_of(slug: &str) -> [Rule; 3] {
             expr: format!(
                 "fencepost_project_oldest_ready_seconds{{{of}, reason!~\"queue_paused|no_workers\"}} > {OLD_SECONDS}"
             ),
-            wait: "1m",
+            // The age is a wait of its own, and another reason would begin it anew.
+            wait: "0m",
             severity: "page",
             summary: "jobs of the queue {{ $labels.queue }} have waited {{ $value | humanizeDuration }}: {{ $labels.reason }}",
             runbook: "queue-stuck",
@@ -98,7 +99,7 @@ fn rules_of(slug: &str) -> [Rule; 3] {
             expr: format!(
                 "fencepost_project_oldest_ready_seconds{{{of}, reason=\"no_workers\"}} > {UNPOLLED_SECONDS}"
             ),
-            wait: "1m",
+            wait: "0m",
             severity: "page",
             summary: "no worker polls the queue {{ $labels.queue }}, and jobs wait in it",
             runbook: "queue-without-workers",

@@ -2,6 +2,7 @@
 
 pub mod dashboards;
 mod exposition;
+pub mod job_types;
 pub mod prometheus;
 
 use axum::{Json as Reply, extract::State};
@@ -194,7 +195,7 @@ pub struct Percentiles {
 }
 
 impl Percentiles {
-    fn of(times: &Histogram) -> Self {
+    pub(super) fn of(times: &Histogram) -> Self {
         let [p50_ms, p95_ms, p99_ms] = [0.5, 0.95, 0.99].map(|it| times.quantile_ms(it));
         Self { p50_ms, p95_ms, p99_ms }
     }

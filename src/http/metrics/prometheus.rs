@@ -21,7 +21,7 @@ use crate::{
     },
     engine::{jobs::explain, stats::recorder::OTHER},
     error::Error,
-    ids::ProjectId,
+    ids::{JobId, ProjectId},
     store::{
         self,
         counts::{Depth, QueueRow},
@@ -32,9 +32,11 @@ use crate::{
 const MAX_DEPTHS: i64 = 10_000;
 /// Pairs of queue and type that are summed up, the oldest first.
 const MAX_PAIRS: i64 = 5_000;
-/// Queues that are told with the reason why their oldest ready job waits: those that wait longest.
+/// Queues whose oldest ready job is looked at: those that wait longest.
 const MAX_EXPLAINED_QUEUES: usize = 20;
-/// Shorter waits are not explained, in seconds.
+/// The reason of the others.
+const UNKNOWN: &str = "unknown";
+/// Shorter waits are not told, in seconds.
 const MIN_EXPLAINED_SECONDS: f64 = 30.0;
 
 /// Scrape a project's metrics.
@@ -142,25 +144,32 @@ fn show_queues(text: &mut Exposition, named: &[QueueRow], rest: Option<Depth>) {
 }
 
 /// A queue, why its oldest ready job waits, and for how many seconds.
-type Oldest<'a> = (&'a str, Reason, f64);
+type Oldest<'a> = (&'a str, &'static str, f64);
 
-/// Why the oldest ready jobs wait, in the queues that wait longest.
+/// Why the oldest ready jobs wait. Paused queues and those without workers need no look at the job;
+/// of the others, those that wait longest are explained.
 async fn oldest_by_reason<'a>(
     app: &App,
     project_id: ProjectId,
     named: &'a [QueueRow],
 ) -> Result<Vec<Oldest<'a>>, Error> {
-    let waits = named.iter().filter_map(|it| {
-        let seconds = (it.now - it.oldest_ready_at?).as_seconds_f64();
-        Some((it.queue.as_str(), it.oldest_ready_job_id?, seconds))
-    });
+    let seconds = |it: &QueueRow| Some((it.now - it.oldest_ready_at?).as_seconds_f64());
+    let waits = named.iter().filter_map(|it| Some((it, it.oldest_ready_job_id?, seconds(it)?)));
     let mut waits: Vec<_> = waits.filter(|it| it.2 >= MIN_EXPLAINED_SECONDS).collect();
     waits.sort_by(|one, other| other.2.total_cmp(&one.2));
-    waits.truncate(MAX_EXPLAINED_QUEUES);
-    let ids: Vec<_> = waits.iter().map(|it| it.1).collect();
+    let plain = |it: &QueueRow| match (it.paused_at, it.workers) {
+        (Some(_), _) => Some(Reason::QueuePaused),
+        (None, 0) => Some(Reason::NoWorkers),
+        _ => None,
+    };
+    let unclear = waits.iter().filter(|it| plain(it.0).is_none()).map(|it| it.1);
+    let ids: Vec<_> = unclear.take(MAX_EXPLAINED_QUEUES).collect();
     let reasons = explain::reasons(&app.engine, project_id, &ids).await?;
-    let of = |(queue, id, seconds)| Some((queue, reasons.get(&id)?.0, seconds));
-    Ok(waits.into_iter().filter_map(of).collect())
+    let told = |(queue, id, seconds): (&'a QueueRow, JobId, f64)| {
+        let reason = plain(queue).or_else(|| Some(reasons.get(&id)?.0));
+        (queue.queue.as_str(), reason.map_or(UNKNOWN, Reason::name), seconds)
+    };
+    Ok(waits.into_iter().map(told).collect())
 }
 
 fn show_oldest(text: &mut Exposition, oldest: &[Oldest<'_>]) {
@@ -168,10 +177,10 @@ fn show_oldest(text: &mut Exposition, oldest: &[Oldest<'_>]) {
     text.begin(
         OLDEST,
         "gauge",
-        "Age of the oldest ready job of a queue by the reason why it waits; the 20 queues that wait longest, from 30 seconds on.",
+        "Age of the oldest ready job of a queue by the reason why it waits, from 30 seconds on; `unknown` beyond the 20 queues that wait longest.",
     );
     for (queue, reason, seconds) in oldest {
-        text.sample(OLDEST, &[("queue", queue), ("reason", reason.name())], seconds);
+        text.sample(OLDEST, &[("queue", queue), ("reason", reason)], seconds);
     }
 }
 

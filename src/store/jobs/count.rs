@@ -8,13 +8,18 @@ use crate::ids::ProjectId;
 /// Jobs that one count examines at most.
 pub const MAX_COUNTED: i64 = 100_000;
 
-/// How many of the newest [`MAX_COUNTED`] jobs match, and whether there are more jobs than that.
+/// The same where each job's last error is searched, which costs more.
+const MAX_SEARCHED: i64 = 10_000;
+
+/// How many of the newest [`MAX_COUNTED`] jobs match, fewer where errors are searched, and whether
+/// there are more jobs than were examined.
 pub async fn count(
     conn: &mut PgConnection,
     project_id: ProjectId,
     filter: &Filter,
 ) -> sqlx::Result<(i64, bool)> {
     let (upper, lower) = filter.bounds(None);
+    let most = if filter.error.is_some() { MAX_SEARCHED } else { MAX_COUNTED };
     let (names, chosen) = (filter.tag_names(), filter.chosen());
     let counted = sqlx::query!(
         r#"
@@ -23,9 +28,22 @@ pub async fn count(
                 (select id, queue, job_type, state, created_at, failures
                  from jobs
                  where (cardinality($5::text[]) = 0 or not $5 <@ array['succeeded', 'cancelled'])
-                     and $12::uuid is null and $13::uuid[] is null
+                     and $12::uuid is null and $13::uuid[] is null and not $17
                      and project_id = $1 and id < $2 and id >= $3
                  order by id desc
+                 limit $4)
+                union all
+                (select dead.job_id, job.queue, job.job_type, job.state, job.created_at,
+                        job.failures
+                 from dead_letters dead
+                 cross join lateral (
+                     select queue, job_type, state, created_at, failures
+                     from jobs where project_id = $1 and id = dead.job_id
+                     offset 0
+                 ) job
+                 where $17::boolean and $12::uuid is null and $13::uuid[] is null
+                     and dead.project_id = $1 and dead.job_id < $2 and dead.job_id >= $3
+                 order by dead.job_id desc
                  limit $4)
                 union all
                 (select id, queue, job_type, state, created_at, failures
@@ -88,7 +106,9 @@ pub async fn count(
                     where tagged.project_id = $1 and tagged.job_id = examined.id
                 ))
                 and ($14::text is null or (failures > 0 and (
-                    select concat_ws(': ', past.error_kind, past.error_message) ilike $14
+                    select strpos(lower(left(
+                        concat_ws(': ', past.error_kind, past.error_message), 1000
+                    )), $14) > 0
                     from attempts past
                     where past.project_id = $1 and past.job_id = examined.id
                         and coalesce(past.error_kind, past.error_message, past.error_stack_trace)
@@ -101,7 +121,7 @@ pub async fn count(
         project_id.0,
         upper,
         lower,
-        MAX_COUNTED + 1,
+        most + 1,
         &filter.stored_states() as &[&str],
         filter.queue.as_deref(),
         filter.job_type.as_deref(),
@@ -111,11 +131,12 @@ pub async fn count(
         names.as_deref(),
         filter.batch_id.map(|it| it.0),
         chosen.as_deref(),
-        filter.error_pattern(),
+        filter.error_text(),
         filter.id_end.map(|it| it.0),
         filter.id_end.map(|it| it.1),
+        filter.is_dead_only(),
     )
     .fetch_one(conn)
     .await?;
-    Ok((counted.matching, counted.examined > MAX_COUNTED))
+    Ok((counted.matching, counted.examined > most))
 }

@@ -86,6 +86,9 @@ impl Filter {
             ("age:>", self.created_before.is_some() && line.created_before.is_some()),
             ("id", self.ids.is_some() && has_id),
         ];
+        if let Some(name) = self.other_value(&line) {
+            return Err(format!("has `tag:{name}`, which is also sent with another value"));
+        }
         if let Some((name, _)) = both.iter().find(|it| it.1) {
             return Err(format!("has `{name}`, which is also sent as a parameter: send one"));
         }
@@ -111,6 +114,15 @@ impl Filter {
         })
     }
 
+    /// A tag that a line wants with another value.
+    fn other_value(&self, line: &Search) -> Option<&str> {
+        let mut tags = self.tags.iter().filter(|it| it.1.is_some());
+        let differs = |mine: &&(String, Option<String>)| {
+            line.tags.iter().any(|it| it.0 == mine.0 && it.1.is_some() && it.1 != mine.1)
+        };
+        tags.find(differs).map(|it| it.0.as_str())
+    }
+
     pub(super) fn stored_states(&self) -> Vec<&'static str> {
         self.states.iter().flat_map(|it| stored_states(*it)).copied().collect()
     }
@@ -130,14 +142,14 @@ impl Filter {
         Some(names.collect::<Vec<_>>()).filter(|it| !it.is_empty())
     }
 
-    /// The pattern that the last error must match.
-    pub(super) fn error_pattern(&self) -> Option<String> {
-        let special = |it: char| matches!(it, '%' | '_' | '\\');
-        let text: String = self.error.as_ref()?.chars().fold(String::new(), |mut text, it| {
-            text.extend(special(it).then_some('\\').into_iter().chain([it]));
-            text
-        });
-        Some(format!("%{text}%"))
+    /// The text that the last error must have, in lower case.
+    pub(super) fn error_text(&self) -> Option<String> {
+        self.error.as_ref().map(|it| it.to_lowercase())
+    }
+
+    /// Whether only the dead letter is meant: it has a table of its own.
+    pub(super) fn is_dead_only(&self) -> bool {
+        self.states == [JobState::DeadLetter]
     }
 
     pub(super) fn chosen(&self) -> Option<Vec<Uuid>> {
@@ -216,8 +228,15 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_searched_as_it_is_written() {
-        let filter = Filter { error: Some("100%_\\".into()), ..Filter::default() };
-        assert_eq!(filter.error_pattern().as_deref(), Some("%100\\%\\_\\\\%"));
+    fn a_tag_has_one_value() {
+        let of = |tag: &str, q: &str| JobFilter {
+            tag: Some(tag.into()),
+            q: Some(q.into()),
+            ..JobFilter::default()
+        };
+        check(of("env:staging", "tag:env=prod"), Err("has `tag:env`"));
+        let states = [JobState::DeadLetter, JobState::Cancelled];
+        check(of("env:prod", "tag:env=prod"), Ok(&states));
+        check(of("env", "tag:env=prod tag:eu"), Ok(&states));
     }
 }

@@ -96,9 +96,22 @@ async fn walk_up(
                 (select id, queue, job_type, state, created_at, failures
                  from jobs
                  where (cardinality($5::text[]) = 0 or not $5 <@ array['succeeded', 'cancelled'])
-                     and $13::uuid is null and $14::uuid[] is null
+                     and $13::uuid is null and $14::uuid[] is null and not $18
                      and project_id = $1 and id < $2 and id >= $3
                  order by id
+                 limit $4)
+                union all
+                (select dead.job_id, job.queue, job.job_type, job.state, job.created_at,
+                        job.failures
+                 from dead_letters dead
+                 cross join lateral (
+                     select queue, job_type, state, created_at, failures
+                     from jobs where project_id = $1 and id = dead.job_id
+                     offset 0
+                 ) job
+                 where $18::boolean and $13::uuid is null and $14::uuid[] is null
+                     and dead.project_id = $1 and dead.job_id < $2 and dead.job_id >= $3
+                 order by dead.job_id
                  limit $4)
                 union all
                 (select id, queue, job_type, state, created_at, failures
@@ -160,7 +173,9 @@ async fn walk_up(
                     where tagged.project_id = $1 and tagged.job_id = examined.id
                 ))
                 and ($15::text is null or (failures > 0 and (
-                    select concat_ws(': ', past.error_kind, past.error_message) ilike $15
+                    select strpos(lower(left(
+                        concat_ws(': ', past.error_kind, past.error_message), 1000
+                    )), $15) > 0
                     from attempts past
                     where past.project_id = $1 and past.job_id = examined.id
                         and coalesce(past.error_kind, past.error_message, past.error_stack_trace)
@@ -189,9 +204,10 @@ async fn walk_up(
         limit,
         filter.batch_id.map(|it| it.0),
         chosen.as_deref(),
-        filter.error_pattern(),
+        filter.error_text(),
         filter.id_end.map(|it| it.0),
         filter.id_end.map(|it| it.1),
+        filter.is_dead_only(),
     )
     .fetch_one(conn)
     .await
@@ -214,9 +230,22 @@ async fn walk_down(
                 (select id, queue, job_type, state, created_at, failures
                  from jobs
                  where (cardinality($5::text[]) = 0 or not $5 <@ array['succeeded', 'cancelled'])
-                     and $13::uuid is null and $14::uuid[] is null
+                     and $13::uuid is null and $14::uuid[] is null and not $18
                      and project_id = $1 and id < $2 and id >= $3
                  order by id desc
+                 limit $4)
+                union all
+                (select dead.job_id, job.queue, job.job_type, job.state, job.created_at,
+                        job.failures
+                 from dead_letters dead
+                 cross join lateral (
+                     select queue, job_type, state, created_at, failures
+                     from jobs where project_id = $1 and id = dead.job_id
+                     offset 0
+                 ) job
+                 where $18::boolean and $13::uuid is null and $14::uuid[] is null
+                     and dead.project_id = $1 and dead.job_id < $2 and dead.job_id >= $3
+                 order by dead.job_id desc
                  limit $4)
                 union all
                 (select id, queue, job_type, state, created_at, failures
@@ -278,7 +307,9 @@ async fn walk_down(
                     where tagged.project_id = $1 and tagged.job_id = examined.id
                 ))
                 and ($15::text is null or (failures > 0 and (
-                    select concat_ws(': ', past.error_kind, past.error_message) ilike $15
+                    select strpos(lower(left(
+                        concat_ws(': ', past.error_kind, past.error_message), 1000
+                    )), $15) > 0
                     from attempts past
                     where past.project_id = $1 and past.job_id = examined.id
                         and coalesce(past.error_kind, past.error_message, past.error_stack_trace)
@@ -307,9 +338,10 @@ async fn walk_down(
         limit,
         filter.batch_id.map(|it| it.0),
         chosen.as_deref(),
-        filter.error_pattern(),
+        filter.error_text(),
         filter.id_end.map(|it| it.0),
         filter.id_end.map(|it| it.1),
+        filter.is_dead_only(),
     )
     .fetch_one(conn)
     .await

@@ -8,7 +8,7 @@ use crate::people::Person;
 use serde_json::{Value, json};
 
 /// All pages of a project, but those of one thing.
-const PAGES: [&str; 25] = [
+const PAGES: [&str; 27] = [
     "",
     "/start",
     "/first",
@@ -17,6 +17,8 @@ const PAGES: [&str; 25] = [
     "/jobs/bulk/jobs_bulk_cancel",
     "/jobs/bulk/jobs_bulk_retry?queue=default",
     "/jobs/new",
+    "/job-types",
+    "?period=30d",
     "/queues?search=def",
     "/dead-letters?sort=latest",
     "/jobs?q=queue%3Adefault+age%3A%3C1h&state=pending",

@@ -1,0 +1,84 @@
+//! `GET /v1/job-types`: what the types of a project's jobs did lately.
+
+use axum::{Json as Reply, extract::State};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::Percentiles;
+use crate::{
+    app::App,
+    auth::{Caller, Read},
+    error::Error,
+    store::{self, stats::TypeStats},
+};
+
+/// Types that are listed: a node counts later ones as `other`.
+const MAX_JOB_TYPES: i64 = 500;
+
+/// What the jobs of one type did in the last 24 hours.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct JobTypeStats {
+    /// Job type: the kind of work; `other` stands for those beyond the first 100 of a queue.
+    #[schema(example = "email.send")]
+    pub job_type: String,
+    /// Queues that had such jobs, by name; at most 20.
+    pub queues: Vec<String>,
+    /// Enqueued jobs.
+    pub enqueued: i64,
+    /// Succeeded jobs.
+    pub succeeded: i64,
+    /// Attempts that failed, timed out or lost their worker.
+    pub failed: i64,
+    /// Dead-lettered jobs.
+    pub dead_letter: i64,
+    /// Cancelled jobs.
+    pub cancelled: i64,
+    /// Run time of acknowledged attempts.
+    pub run: Percentiles,
+    /// Time from when jobs could run to their first lease.
+    pub wait: Percentiles,
+}
+
+impl From<TypeStats> for JobTypeStats {
+    fn from(TypeStats { job_type, queues, counts }: TypeStats) -> Self {
+        Self {
+            job_type,
+            queues,
+            enqueued: counts.enqueued,
+            succeeded: counts.succeeded,
+            failed: counts.failed + counts.timed_out + counts.lease_expired,
+            dead_letter: counts.dead_lettered,
+            cancelled: counts.cancelled,
+            run: Percentiles::of(&counts.run),
+            wait: Percentiles::of(&counts.wait),
+        }
+    }
+}
+
+/// The job types of a project.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct JobTypeList {
+    /// Those with most enqueued jobs first; at most 500.
+    pub job_types: Vec<JobTypeStats>,
+}
+
+/// List job types.
+///
+/// Types whose jobs did something since the start of the hour 24 hours ago, from the statistics,
+/// which are written every five seconds.
+#[utoipa::path(
+    get, path = "/job-types", tag = "metrics", operation_id = "job_types_list",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
+    responses(
+        (status = 200, description = "The job types.", body = JobTypeList),
+    ),
+)]
+pub async fn list(
+    caller: Caller<Read>,
+    State(app): State<App>,
+) -> Result<Reply<JobTypeList>, Error> {
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
+    let found = store::stats::by_type(&mut conn, caller.project_id, MAX_JOB_TYPES).await?;
+    let job_types = found.into_iter().map(JobTypeStats::from).collect();
+    Ok(Reply(JobTypeList { job_types }))
+}

@@ -54,7 +54,7 @@ pub(super) enum Output {
 enum Command {
     /// List jobs, newest first
     List {
-        /// Search line: state:pending queue:mail type:send tag:customer=3 batch:… age:>5m
+        /// Search line: state:pending queue:mail type:send tag:customer=3 label:gpu batch:…
         /// error:refused, or an id, its start or its end
         #[arg(value_name = "SEARCH")]
         search: Vec<String>,

@@ -194,7 +194,8 @@ async fn suggestions(here: &Here) -> Result<String, Error> {
     let page: QueuePage = here.get(&format!("/queues?limit={SUGGESTED_QUEUES}")).await?;
     let states = JobState::ALL.into_iter().map(|it| format!("state:{}", it.as_str()));
     let queues = page.queues.iter().map(|it| search::condition("queue", &it.queue));
-    let others = ["type:", "tag:", "batch:", "age:>5m", "age:<1h", "error:"].map(str::to_owned);
+    let others =
+        ["type:", "tag:", "label:", "batch:", "age:>5m", "age:<1h", "error:"].map(str::to_owned);
     let all: Vec<_> = states.chain(queues).chain(others).collect();
     serde_json::to_string(&all).map_err(Error::internal)
 }

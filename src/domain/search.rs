@@ -22,7 +22,7 @@ const ID_CHARS: usize = 26;
 /// The digits of ids, in order.
 const DIGITS: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 const BITS_PER_DIGIT: usize = 5;
-const CONDITIONS: &str = "state:, queue:, type:, tag:, batch:, age:, error: or id:";
+const CONDITIONS: &str = "state:, queue:, type:, tag:, label:, batch:, age:, error: or id:";
 
 /// What a search line asks for. Absent conditions match every job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -35,6 +35,8 @@ pub struct Search {
     pub job_type: Option<String>,
     /// `tag:name=value`, or `tag:name` for any value. All must be there.
     pub tags: Vec<(String, Option<String>)>,
+    /// `label:gpu`: its worker must have this label. All must be there.
+    pub labels: Vec<String>,
     /// `batch:b`.
     pub batch_id: Option<BatchId>,
     /// `age:<5m`: stored at this time or later.
@@ -193,6 +195,7 @@ fn add(search: &mut Search, word: &Word, now: DateTime<Utc>) -> Result<(), Strin
             }
             search.tags.push(tag);
         }
+        Some("label") => search.labels.push(text()),
         Some("batch") => {
             let id = value.parse().map_err(|_| format!("`{value}` is not the id of a batch"))?;
             once(&mut search.batch_id, "batch", id)?;
@@ -320,13 +323,14 @@ mod tests {
     #[test]
     fn each_condition_is_read() {
         let line = r#"state:pending,dead_letter queue:mail type:"send mail" tag:customer=3 tag:eu
-            batch:batch_01m7w3ha3aextt8pkwwdmxsmqw age:>5m age:<2d error:"timed out""#;
+            label:gpu batch:batch_01m7w3ha3aextt8pkwwdmxsmqw age:>5m age:<2d error:"timed out""#;
         let read = read(&line.replace('\n', " "), now()).expect("it reads");
         let expected = Search {
             states: vec![JobState::Pending, JobState::DeadLetter],
             queue: Some("mail".into()),
             job_type: Some("send mail".into()),
             tags: vec![("customer".into(), Some("3".into())), ("eu".into(), None)],
+            labels: vec!["gpu".into()],
             batch_id: "batch_01m7w3ha3aextt8pkwwdmxsmqw".parse().ok(),
             created_after: Some(now() - TimeDelta::days(2)),
             created_before: Some(now() - TimeDelta::minutes(5)),

@@ -32,7 +32,8 @@ fn a_search_combines_its_conditions() {
         let old = t.enqueue(json!({"queue": "mail", "tags": {"customer": "3", "eu": "1"}})).await;
         t.database.execute("update jobs set created_at = now() - interval '10 min'").await;
         let new = t.enqueue(json!({"queue": "mail", "tags": {"customer": "3"}})).await;
-        let later = t.enqueue(json!({"queue": "other", "delay_seconds": 60})).await;
+        let later = json!({"queue": "other", "delay_seconds": 60, "labels": ["gpu", "eu"]});
+        let later = t.enqueue(later).await;
         let refused = json!({"type": "SmtpError", "message": "Connection refused: 100%"});
         let dead = failed(t, "broken", refused).await;
         let nothing: [&str; 0] = [];
@@ -43,6 +44,8 @@ fn a_search_combines_its_conditions() {
         assert_eq!(found(t, "state:scheduled,dead_letter").await, [&*dead, &*later]);
         assert_eq!(found(t, "tag:customer=3 tag:eu").await, [&*old]);
         assert_eq!(found(t, "tag:customer=4").await, nothing);
+        assert_eq!(found(t, "label:gpu label:eu").await, [&*later]);
+        assert_eq!(found(t, "label:gpu label:us").await, nothing);
         assert_eq!(found(t, "type:mail error:smtperror").await, [&*dead]);
         assert_eq!(found(t, "error:\"connection refused\"").await, [&*dead]);
         assert_eq!(found(t, "error:100%").await, [&*dead]);

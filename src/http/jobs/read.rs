@@ -93,8 +93,8 @@ pub struct GetQuery {
 pub struct ListQuery {
     /// A search line: conditions of the form `name:value`, separated by spaces, all of which must
     /// hold. `state:pending,scheduled`, `queue:mail`, `type:send_mail`, `tag:customer=3` or
-    /// `tag:customer`, `batch:batch_…`, `age:>5m` or `age:<2h` (s, m, h, d; since it was stored),
-    /// `error:refused` (text in the first 1,000 characters of the last error; at most
+    /// `tag:customer`, `label:gpu`, `batch:batch_…`, `age:>5m` or `age:<2h` (s, m, h, d; since it
+    /// was stored), `error:refused` (text in the first 1,000 characters of the last error; at most
     /// 100; needs the scope `payload:read`), and a job's id, its start with `job_`, or its last
     /// 4 to 12 characters. Put a value with spaces in double quotes; a backslash keeps a quote or a
     /// backslash in it.

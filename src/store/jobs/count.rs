@@ -25,7 +25,7 @@ pub async fn count(
         r#"
         with examined as materialized (
             select * from (
-                (select id, queue, job_type, state, created_at, failures
+                (select id, queue, job_type, state, created_at, failures, labels
                  from jobs
                  where (cardinality($5::text[]) = 0 or not $5 <@ array['succeeded', 'cancelled'])
                      and $12::uuid is null and $13::uuid[] is null and not $17
@@ -34,10 +34,10 @@ pub async fn count(
                  limit $4)
                 union all
                 (select dead.job_id, job.queue, job.job_type, job.state, job.created_at,
-                        job.failures
+                        job.failures, job.labels
                  from dead_letters dead
                  cross join lateral (
-                     select queue, job_type, state, created_at, failures
+                     select queue, job_type, state, created_at, failures, labels
                      from jobs where project_id = $1 and id = dead.job_id
                      offset 0
                  ) job
@@ -46,7 +46,7 @@ pub async fn count(
                  order by dead.job_id desc
                  limit $4)
                 union all
-                (select id, queue, job_type, state, created_at, failures
+                (select id, queue, job_type, state, created_at, failures, labels
                  from finished_jobs
                  where (cardinality($5::text[]) = 0 or $5 && array['succeeded', 'cancelled'])
                      and $12::uuid is null and $13::uuid[] is null
@@ -55,13 +55,13 @@ pub async fn count(
                  limit $4)
                 union all
                 (select member.job_id, job.queue, job.job_type, job.state, job.created_at,
-                        job.failures
+                        job.failures, job.labels
                  from job_bodies member
                  cross join lateral (
-                     select queue, job_type, state, created_at, failures
+                     select queue, job_type, state, created_at, failures, labels
                      from jobs where project_id = $1 and id = member.job_id
                      union all
-                     select queue, job_type, state, created_at, failures
+                     select queue, job_type, state, created_at, failures, labels
                      from finished_jobs where project_id = $1 and id = member.job_id
                      -- Row by row: a join could walk over the jobs of all batches.
                      offset 0
@@ -72,13 +72,14 @@ pub async fn count(
                  order by member.job_id desc
                  limit $4)
                 union all
-                (select chosen.id, job.queue, job.job_type, job.state, job.created_at, job.failures
+                (select chosen.id, job.queue, job.job_type, job.state, job.created_at, job.failures,
+                        job.labels
                  from unnest($13::uuid[]) chosen (id)
                  cross join lateral (
-                     select queue, job_type, state, created_at, failures
+                     select queue, job_type, state, created_at, failures, labels
                      from jobs where project_id = $1 and id = chosen.id
                      union all
-                     select queue, job_type, state, created_at, failures
+                     select queue, job_type, state, created_at, failures, labels
                      from finished_jobs where project_id = $1 and id = chosen.id
                      offset 0
                  ) job
@@ -94,6 +95,7 @@ pub async fn count(
             where (cardinality($5::text[]) = 0 or state = any($5))
                 and ($6::text is null or queue = $6)
                 and ($7::text is null or job_type = $7)
+                and ($18::text[] is null or labels @> $18)
                 and ($8::timestamptz is null or created_at >= $8)
                 and ($9::timestamptz is null or created_at < $9)
                 and ($15::bigint is null
@@ -135,6 +137,7 @@ pub async fn count(
         filter.id_end.map(|it| it.0),
         filter.id_end.map(|it| it.1),
         filter.is_dead_only(),
+        filter.labels.as_deref(),
     )
     .fetch_one(conn)
     .await?;

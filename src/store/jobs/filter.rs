@@ -24,6 +24,8 @@ pub struct Filter {
     pub job_type: Option<String>,
     /// Only jobs with all of these tags; without a value, with any value.
     pub tags: Vec<(String, Option<String>)>,
+    /// Only jobs that need a worker with all of these labels.
+    pub labels: Option<Vec<String>>,
     /// Only jobs of this batch.
     pub batch_id: Option<BatchId>,
     /// Only jobs stored at this time or later.
@@ -104,6 +106,7 @@ impl Filter {
             queue: self.queue.or(line.queue),
             job_type: self.job_type.or(line.job_type),
             tags: [self.tags, line.tags].concat(),
+            labels: Some(line.labels).filter(|it| !it.is_empty()),
             batch_id: self.batch_id.or(line.batch_id),
             created_after: self.created_after.or(line.created_after),
             created_before: self.created_before.or(line.created_before),

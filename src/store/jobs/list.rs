@@ -93,7 +93,7 @@ async fn walk_up(
         r#"
         with examined as materialized (
             select * from (
-                (select id, queue, job_type, state, created_at, failures
+                (select id, queue, job_type, state, created_at, failures, labels
                  from jobs
                  where (cardinality($5::text[]) = 0 or not $5 <@ array['succeeded', 'cancelled'])
                      and $13::uuid is null and $14::uuid[] is null and not $18
@@ -102,10 +102,10 @@ async fn walk_up(
                  limit $4)
                 union all
                 (select dead.job_id, job.queue, job.job_type, job.state, job.created_at,
-                        job.failures
+                        job.failures, job.labels
                  from dead_letters dead
                  cross join lateral (
-                     select queue, job_type, state, created_at, failures
+                     select queue, job_type, state, created_at, failures, labels
                      from jobs where project_id = $1 and id = dead.job_id
                      offset 0
                  ) job
@@ -114,7 +114,7 @@ async fn walk_up(
                  order by dead.job_id
                  limit $4)
                 union all
-                (select id, queue, job_type, state, created_at, failures
+                (select id, queue, job_type, state, created_at, failures, labels
                  from finished_jobs
                  where (cardinality($5::text[]) = 0 or $5 && array['succeeded', 'cancelled'])
                      and $13::uuid is null and $14::uuid[] is null
@@ -123,13 +123,13 @@ async fn walk_up(
                  limit $4)
                 union all
                 (select member.job_id, job.queue, job.job_type, job.state, job.created_at,
-                        job.failures
+                        job.failures, job.labels
                  from job_bodies member
                  cross join lateral (
-                     select queue, job_type, state, created_at, failures
+                     select queue, job_type, state, created_at, failures, labels
                      from jobs where project_id = $1 and id = member.job_id
                      union all
-                     select queue, job_type, state, created_at, failures
+                     select queue, job_type, state, created_at, failures, labels
                      from finished_jobs where project_id = $1 and id = member.job_id
                      -- Row by row: a join could walk over the jobs of all batches.
                      offset 0
@@ -140,13 +140,14 @@ async fn walk_up(
                  order by member.job_id
                  limit $4)
                 union all
-                (select chosen.id, job.queue, job.job_type, job.state, job.created_at, job.failures
+                (select chosen.id, job.queue, job.job_type, job.state, job.created_at, job.failures,
+                        job.labels
                  from unnest($14::uuid[]) chosen (id)
                  cross join lateral (
-                     select queue, job_type, state, created_at, failures
+                     select queue, job_type, state, created_at, failures, labels
                      from jobs where project_id = $1 and id = chosen.id
                      union all
-                     select queue, job_type, state, created_at, failures
+                     select queue, job_type, state, created_at, failures, labels
                      from finished_jobs where project_id = $1 and id = chosen.id
                      offset 0
                  ) job
@@ -161,6 +162,7 @@ async fn walk_up(
             where (cardinality($5::text[]) = 0 or state = any($5))
                 and ($6::text is null or queue = $6)
                 and ($7::text is null or job_type = $7)
+                and ($19::text[] is null or labels @> $19)
                 and ($8::timestamptz is null or created_at >= $8)
                 and ($9::timestamptz is null or created_at < $9)
                 and ($16::bigint is null
@@ -208,6 +210,7 @@ async fn walk_up(
         filter.id_end.map(|it| it.0),
         filter.id_end.map(|it| it.1),
         filter.is_dead_only(),
+        filter.labels.as_deref(),
     )
     .fetch_one(conn)
     .await
@@ -227,7 +230,7 @@ async fn walk_down(
         r#"
         with examined as materialized (
             select * from (
-                (select id, queue, job_type, state, created_at, failures
+                (select id, queue, job_type, state, created_at, failures, labels
                  from jobs
                  where (cardinality($5::text[]) = 0 or not $5 <@ array['succeeded', 'cancelled'])
                      and $13::uuid is null and $14::uuid[] is null and not $18
@@ -236,10 +239,10 @@ async fn walk_down(
                  limit $4)
                 union all
                 (select dead.job_id, job.queue, job.job_type, job.state, job.created_at,
-                        job.failures
+                        job.failures, job.labels
                  from dead_letters dead
                  cross join lateral (
-                     select queue, job_type, state, created_at, failures
+                     select queue, job_type, state, created_at, failures, labels
                      from jobs where project_id = $1 and id = dead.job_id
                      offset 0
                  ) job
@@ -248,7 +251,7 @@ async fn walk_down(
                  order by dead.job_id desc
                  limit $4)
                 union all
-                (select id, queue, job_type, state, created_at, failures
+                (select id, queue, job_type, state, created_at, failures, labels
                  from finished_jobs
                  where (cardinality($5::text[]) = 0 or $5 && array['succeeded', 'cancelled'])
                      and $13::uuid is null and $14::uuid[] is null
@@ -257,13 +260,13 @@ async fn walk_down(
                  limit $4)
                 union all
                 (select member.job_id, job.queue, job.job_type, job.state, job.created_at,
-                        job.failures
+                        job.failures, job.labels
                  from job_bodies member
                  cross join lateral (
-                     select queue, job_type, state, created_at, failures
+                     select queue, job_type, state, created_at, failures, labels
                      from jobs where project_id = $1 and id = member.job_id
                      union all
-                     select queue, job_type, state, created_at, failures
+                     select queue, job_type, state, created_at, failures, labels
                      from finished_jobs where project_id = $1 and id = member.job_id
                      -- Row by row: a join could walk over the jobs of all batches.
                      offset 0
@@ -274,13 +277,14 @@ async fn walk_down(
                  order by member.job_id desc
                  limit $4)
                 union all
-                (select chosen.id, job.queue, job.job_type, job.state, job.created_at, job.failures
+                (select chosen.id, job.queue, job.job_type, job.state, job.created_at, job.failures,
+                        job.labels
                  from unnest($14::uuid[]) chosen (id)
                  cross join lateral (
-                     select queue, job_type, state, created_at, failures
+                     select queue, job_type, state, created_at, failures, labels
                      from jobs where project_id = $1 and id = chosen.id
                      union all
-                     select queue, job_type, state, created_at, failures
+                     select queue, job_type, state, created_at, failures, labels
                      from finished_jobs where project_id = $1 and id = chosen.id
                      offset 0
                  ) job
@@ -295,6 +299,7 @@ async fn walk_down(
             where (cardinality($5::text[]) = 0 or state = any($5))
                 and ($6::text is null or queue = $6)
                 and ($7::text is null or job_type = $7)
+                and ($19::text[] is null or labels @> $19)
                 and ($8::timestamptz is null or created_at >= $8)
                 and ($9::timestamptz is null or created_at < $9)
                 and ($16::bigint is null
@@ -342,6 +347,7 @@ async fn walk_down(
         filter.id_end.map(|it| it.0),
         filter.id_end.map(|it| it.1),
         filter.is_dead_only(),
+        filter.labels.as_deref(),
     )
     .fetch_one(conn)
     .await

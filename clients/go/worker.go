@@ -29,7 +29,7 @@ const (
 	// How long the last call may take.
 	deregisterTime = 3 * time.Second
 	// Longest pause that a handler may choose, in seconds: the server's limit.
-	maxRetryAfterSeconds = 30 * 86400
+	maxRetryPauseSeconds = 30 * 86400
 	// One chunk of logs, in bytes: the server's limit is 64 KiB.
 	maxLogBytes = 60 * 1024
 	// MaxConcurrency is how many handlers one worker runs at the same time at most.
@@ -510,7 +510,7 @@ func (w *Worker) handle(ctx context.Context, job *Job) (end Fields) {
 // retrySeconds is the pause in whole seconds that the server takes.
 func retrySeconds(pause time.Duration) int {
 	seconds := math.Ceil(pause.Seconds())
-	return int(math.Min(math.Max(seconds, 0), maxRetryAfterSeconds))
+	return int(math.Min(math.Max(seconds, 0), maxRetryPauseSeconds))
 }
 
 func failed(err error) Fields {

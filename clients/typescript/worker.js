@@ -22,7 +22,7 @@ const LAST_MS = 2_000;
 /** How long the last call may take. */
 const DEREGISTER_MS = 3_000;
 /** Longest pause that a handler may choose: the server's limit. */
-const MAX_RETRY_AFTER_SECONDS = 30 * 86_400;
+const MAX_RETRY_PAUSE_SECONDS = 30 * 86_400;
 /** Characters of an error's stack. */
 const MAX_STACK_CHARACTERS = 8_000;
 /** Text of one log chunk; the server's limit is 64 KiB. */
@@ -400,7 +400,7 @@ function failed(thrown, job) {
 
 /** Whole seconds that the server takes. */
 function seconds(wanted) {
-  return Math.min(Math.max(Math.ceil(wanted), 0), MAX_RETRY_AFTER_SECONDS);
+  return Math.min(Math.max(Math.ceil(wanted), 0), MAX_RETRY_PAUSE_SECONDS);
 }
 
 /** A promise and the function that resolves it. */

@@ -4,7 +4,7 @@ use askama::Template;
 use axum::response::Response;
 
 use super::{
-    form::{Fields, encode},
+    form::Fields,
     format,
     page::{Frame, Here, render},
 };
@@ -35,25 +35,15 @@ struct Groups {
 
 /// Groups, the largest first.
 pub async fn groups(here: Here) -> Result<Response, Error> {
-    let (mut groups, mut cursor) = (Vec::new(), None);
-    for _ in 0..MAX_GROUP_PAGES {
-        let after = cursor.map(|it: String| encode(&[("cursor", &it)])).unwrap_or_default();
-        let limit = MAX_PAGE_DEAD_LETTERS;
-        let path = format!("/dead-letters/groups?limit={limit}&{after}");
-        let page: GroupPage = here.get(&path).await?;
-        groups.extend(page.groups);
-        cursor = page.next_cursor;
-        if cursor.is_none() {
-            break;
-        }
-    }
+    let rows = |it: GroupPage| (it.groups, it.next_cursor);
+    let path = format!("/dead-letters/groups?limit={MAX_PAGE_DEAD_LETTERS}");
+    let (mut groups, has_more) = here.pages(&path, MAX_GROUP_PAGES, rows).await?;
     let is_by_time = here.asked.get("sort") == Some("latest");
     if !is_by_time {
         groups.sort_by_key(|it| std::cmp::Reverse(it.count));
     }
     let left_out = groups.len().saturating_sub(MAX_SHOWN_GROUPS);
     groups.truncate(MAX_SHOWN_GROUPS);
-    let has_more = cursor.is_some();
     render(&Groups { frame: here.frame, groups, left_out, has_more, is_by_time })
 }
 

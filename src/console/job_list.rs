@@ -13,10 +13,9 @@ use super::{
 };
 use crate::{
     domain::{
-        access::{Permission, role_may},
         job::JobState,
         operation::Kind,
-        search,
+        search::{self, Search},
     },
     error::Error,
     http::{
@@ -24,6 +23,7 @@ use crate::{
         metrics::{MetricsSummary, StateCounts},
         queues::{Queue, QueuePage},
     },
+    ids::JobId,
 };
 
 /// The filters of bulk operations on jobs, as the API names them.
@@ -67,36 +67,73 @@ struct Tab {
     is_here: bool,
 }
 
+/// What a visitor searches for.
+struct Asked {
+    /// The filters of the page.
+    fields: form::Fields,
+    /// The line, as far as it can be read.
+    line: Search,
+    /// The states that the line and the tab name; none: any.
+    states: Vec<JobState>,
+}
+
+impl Asked {
+    /// A line that names states does without the tab.
+    fn of(here: &Here, line: String) -> Self {
+        let read = search::read(&line, here.frame.now).unwrap_or_default();
+        let mut fields = vec![("q".to_owned(), line)];
+        for name in OWN_FILTERS.into_iter().filter(|it| *it != "q") {
+            fields.extend(here.asked.get(name).map(|it| (name.to_owned(), it.to_owned())));
+        }
+        fields.retain(|it| it.0 != "state" || read.states.is_empty());
+        let fields = form::Fields(fields);
+        let of_tab = JobState::ALL.into_iter().find(|it| fields.get("state") == Some(it.as_str()));
+        let states = read.states.iter().copied().chain(of_tab).collect();
+        Self { fields, line: read, states }
+    }
+
+    /// Whether it has no conditions but states.
+    fn is_plain(&self) -> bool {
+        let others = Search { states: Vec::new(), ..self.line.clone() };
+        let has_time = |name| self.fields.get(name).is_some();
+        others == Search::default() && !has_time("created_after") && !has_time("created_before")
+    }
+}
+
 /// The list; or one job, if its id is the whole line.
 pub async fn list(here: Here) -> Result<Response, Error> {
     let line = line(&here);
-    if let Some(id) = whole_id(&line) {
-        return Ok(go(false, &here.frame.to(&format!("/jobs/{}", segment(id)))));
+    if line.parse::<JobId>().is_ok() {
+        return Ok(go(false, &here.frame.to(&format!("/jobs/{}", segment(&line)))));
     }
-    let asked = own_fields(&here, &line);
-    let refused = refusal(&asked, &here.frame);
-    let (page, summary, suggestions) = tokio::try_join!(
-        find(&here, &asked, refused.is_some()),
+    let asked = Asked::of(&here, line);
+    let (found, summary, suggestions) = tokio::try_join!(
+        async { Ok(find(&here, &asked.fields).await) },
         here.get::<MetricsSummary>("/metrics/summary?period=1h"),
         suggestions(&here)
     )?;
+    // The visitor corrects a search where it was typed.
+    let (page, refused) = match found {
+        Err(error @ (Error::Invalid(_) | Error::Forbidden { .. })) => {
+            (JobPage::default(), Some(error))
+        }
+        found => (found?, None),
+    };
     let is_first_page = here.asked.get("cursor").is_none();
     let frame = here.frame;
-    let filters = asked.query(&OWN_FILTERS);
+    let filters = asked.fields.query(&OWN_FILTERS);
     let next = frame.next("/jobs", &filters, page.next_cursor.as_deref());
-    let states = states(&frame, &asked);
-    let can_be = |kind: Kind| states.iter().all(|it| kind.states().contains(it));
+    let can_be = |kind: Kind| asked.states.iter().all(|it| kind.states().contains(it));
     let [may_cancel, may_retry, may_replay] = [Kind::JobsCancel, Kind::JobsRetry, Kind::JobsReplay]
         .map(|it| frame.may_manage() && refused.is_none() && can_be(it));
-    let tabs = tabs(&frame, &asked, &summary.current);
     let shown = render(&Jobs {
+        tabs: tabs(&frame, &asked, &summary.current),
+        asked: asked.fields,
+        refused: refused.as_ref().map(words),
         frame,
         page,
-        asked,
-        refused: refused.clone(),
         filters,
         next,
-        tabs,
         suggestions,
         is_first_page,
         may_cancel,
@@ -104,26 +141,19 @@ pub async fn list(here: Here) -> Result<Response, Error> {
         may_replay,
     })?;
     Ok(match refused {
-        Some(message) => refused_page(shown, Error::invalid("q", message)),
+        Some(error) => refused_page(shown, error),
         None => shown,
     })
 }
 
-/// What is wrong with the search, for the page that shows it again.
-fn refusal(asked: &form::Fields, frame: &Frame) -> Option<String> {
-    let read = match search::read(asked.text("q"), frame.now) {
-        Ok(read) => read,
-        Err(message) => return Some(message),
-    };
-    let both = [
-        ("created_after", read.created_after.is_some(), "age:<"),
-        ("created_before", read.created_before.is_some(), "age:>"),
-    ];
-    let doubled = both.into_iter().find(|it| it.1 && asked.get(it.0).is_some());
-    let doubled = doubled.map(|it| format!("`{}` and the time range exclude each other", it.2));
-    let needs_more = read.error.is_some() && !role_may(frame.role(), Permission::ReadPayloads);
-    let needs = needs_more.then(|| "only members may search errors".to_owned());
-    doubled.or(needs)
+/// What is wrong with a search.
+fn words(error: &Error) -> String {
+    match error {
+        Error::Invalid(fields) => {
+            fields.iter().map(|it| it.message.as_str()).collect::<Vec<_>>().join("; ")
+        }
+        other => other.to_string(),
+    }
 }
 
 /// The search line: what was typed, and what links of other pages name.
@@ -139,49 +169,22 @@ fn line(here: &Here) -> String {
     conditions.join(" ")
 }
 
-/// The id, if the line is nothing else.
-fn whole_id(line: &str) -> Option<&str> {
-    line.parse::<crate::ids::JobId>().ok().map(|_| line)
-}
-
-/// The filters of the page. A line that names states does without the tab.
-fn own_fields(here: &Here, line: &str) -> form::Fields {
-    let mut fields = vec![("q".to_owned(), line.to_owned())];
-    for name in OWN_FILTERS.into_iter().filter(|it| *it != "q") {
-        fields.extend(here.asked.get(name).map(|it| (name.to_owned(), it.to_owned())));
-    }
-    let named = search::read(line, here.frame.now).is_ok_and(|it| !it.states.is_empty());
-    fields.retain(|it| it.0 != "state" || !named);
-    form::Fields(fields)
-}
-
-/// The states that the filters name; none: any.
-fn states(frame: &Frame, asked: &form::Fields) -> Vec<JobState> {
-    let in_line = search::read(asked.text("q"), frame.now).unwrap_or_default().states;
-    let of_tab = JobState::ALL.into_iter().find(|it| asked.get("state") == Some(it.as_str()));
-    in_line.into_iter().chain(of_tab).collect()
-}
-
-fn tabs(frame: &Frame, asked: &form::Fields, counts: &StateCounts) -> Vec<Tab> {
-    let line = asked.text("q");
-    let read = search::read(line, frame.now).unwrap_or_default();
-    let other = search::Search { states: Vec::new(), ..read.clone() };
-    let is_plain = other == search::Search::default()
-        && asked.get("created_after").is_none()
-        && asked.get("created_before").is_none();
+fn tabs(frame: &Frame, asked: &Asked, counts: &StateCounts) -> Vec<Tab> {
+    let is_plain = asked.is_plain();
+    let in_line = &asked.line.states;
     let tab = |state: Option<JobState>| {
-        let kept = asked.0.iter().filter(|it| it.0 != "state");
+        let kept = asked.fields.0.iter().filter(|it| it.0 != "state");
         let mut kept: Vec<_> = kept.map(|it| (&*it.0, &*it.1)).collect();
-        kept.retain(|it| !it.1.is_empty() && (it.0 != "q" || read.states.is_empty()));
+        // A line that names states would contradict the tab.
+        kept.retain(|it| !it.1.is_empty() && (it.0 != "q" || in_line.is_empty()));
         kept.extend(state.map(|it| ("state", it.as_str())));
-        let path = frame.with_query("/jobs", &encode(&kept));
         Tab {
             name: state.map_or_else(|| "all".to_owned(), |it| format::words(it.as_str())),
-            path,
+            path: frame.with_query("/jobs", &encode(&kept)),
             count: state.filter(|_| is_plain).map(|it| counts.of(it)),
-            is_here: match &read.states[..] {
-                [] => asked.get("state") == state.map(JobState::as_str),
-                [one] => state == Some(*one),
+            is_here: match asked.states[..] {
+                [] => state.is_none(),
+                [one] => state == Some(one),
                 _ => false,
             },
         }
@@ -189,8 +192,11 @@ fn tabs(frame: &Frame, asked: &form::Fields, counts: &StateCounts) -> Vec<Tab> {
     std::iter::once(None).chain(JobState::ALL.map(Some)).map(tab).collect()
 }
 
-/// Conditions that the line suggests, as a list of JSON.
+/// Conditions that the line suggests, as a list of JSON. A refresh leaves the line as it is.
 async fn suggestions(here: &Here) -> Result<String, Error> {
+    if here.is_fragment {
+        return Ok("[]".to_owned());
+    }
     let page: QueuePage = here.get(&format!("/queues?limit={SUGGESTED_QUEUES}")).await?;
     let states = JobState::ALL.into_iter().map(|it| format!("state:{}", it.as_str()));
     let queues = page.queues.iter().map(|it| search::condition("queue", &it.queue));
@@ -202,16 +208,7 @@ async fn suggestions(here: &Here) -> Result<String, Error> {
 
 /// A page of the list. Where a page found too few among the jobs that it examined, the next ones
 /// follow, up to [`MAX_SEARCHED_PAGES`].
-async fn find(here: &Here, asked: &form::Fields, is_refused: bool) -> Result<JobPage, Error> {
-    if is_refused {
-        return Ok(JobPage {
-            jobs: Vec::new(),
-            has_more: false,
-            scanned_until: None,
-            next_cursor: None,
-            cursor: None,
-        });
-    }
+async fn find(here: &Here, asked: &form::Fields) -> Result<JobPage, Error> {
     let mut query = vec![("limit", PAGE_JOBS.to_owned()), ("payloads", "false".to_owned())];
     for name in OWN_FILTERS {
         if let Some(value) = asked.get(name) {

@@ -5,7 +5,6 @@ use axum::response::Response;
 
 use super::{
     chart::{self, Chart, Range},
-    form::encode,
     format,
     health::{self, ready},
     page::{Frame, Here, render},
@@ -45,17 +44,8 @@ pub const MAX_QUEUE_PAGES: usize = 10;
 
 /// All queues, as far as they are read, and whether there are more.
 pub async fn all_queues(here: &Here) -> Result<(Vec<Queue>, bool), Error> {
-    let (mut queues, mut cursor) = (Vec::new(), None);
-    for _ in 0..MAX_QUEUE_PAGES {
-        let after = cursor.map(|it: String| encode(&[("cursor", &it)])).unwrap_or_default();
-        let page: QueuePage = here.get(&format!("/queues?limit={MAX_PAGE_QUEUES}&{after}")).await?;
-        queues.extend(page.queues);
-        cursor = page.next_cursor;
-        if cursor.is_none() {
-            break;
-        }
-    }
-    Ok((queues, cursor.is_some()))
+    let rows = |it: QueuePage| (it.queues, it.next_cursor);
+    here.pages(&format!("/queues?limit={MAX_PAGE_QUEUES}"), MAX_QUEUE_PAGES, rows).await
 }
 
 pub async fn page(here: Here) -> Result<Response, Error> {

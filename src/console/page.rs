@@ -7,7 +7,7 @@ use axum::{
     extract::{FromRequestParts, OriginalUri, RawPathParams},
     http::{
         HeaderValue, StatusCode,
-        header::{CONTENT_DISPOSITION, CONTENT_TYPE, HeaderName},
+        header::{ACCEPT, CONTENT_DISPOSITION, CONTENT_TYPE, HeaderName},
         request::Parts,
     },
     response::{IntoResponse, Response},
@@ -250,6 +250,8 @@ pub struct Here {
     /// The frame of the page.
     pub frame: Frame,
     pub asked: Fields,
+    /// Whether only a part of the page is made anew.
+    pub is_fragment: bool,
 }
 
 impl Here {
@@ -269,6 +271,26 @@ impl Here {
         let separator = if path.contains('?') { '&' } else { '?' };
         let page = self.get(&format!("{path}{separator}{filters}&{cursor}")).await?;
         Ok((page, filters))
+    }
+
+    /// The rows of a list, of as many pages of it as `max_pages`, and whether there are more.
+    pub async fn pages<P: DeserializeOwned, R>(
+        &self,
+        path: &str,
+        max_pages: usize,
+        rows: fn(P) -> (Vec<R>, Option<String>),
+    ) -> Result<(Vec<R>, bool), Error> {
+        let (mut all, mut cursor) = (Vec::new(), None);
+        for _ in 0..max_pages {
+            let after = cursor.map(|it: String| encode(&[("cursor", &it)])).unwrap_or_default();
+            let (found, next) = rows(self.get(&format!("{path}&{after}")).await?);
+            all.extend(found);
+            cursor = next;
+            if cursor.is_none() {
+                break;
+            }
+        }
+        Ok((all, cursor.is_some()))
     }
 
     /// The API path of something of the project.
@@ -299,17 +321,20 @@ impl FromRequestParts<App> for Here {
         let below =
             path_and_query(&uri).strip_prefix(&named).map(str::to_owned).unwrap_or_default();
         let own = format!("/console/p/{}{below}", segment(&project.slug));
-        // A part of a page does not show the menu.
-        let dead_letters = match parts.headers.contains_key(HX_REQUEST) {
-            true => None,
-            false => dead_letters(&api, &project).await,
+        let is_fragment = parts.headers.contains_key(HX_REQUEST);
+        // Only a whole page shows the menu: pictures, streams and parts of pages do not.
+        let accepted = parts.headers.get(ACCEPT).and_then(|it| it.to_str().ok());
+        let has_menu = !is_fragment && accepted.is_some_and(|it| it.contains("text/html"));
+        let dead_letters = match has_menu {
+            true => dead_letters(&api, &project).await,
+            false => None,
         };
         let frame = Frame { project, place: own, done, dead_letters, now: format::now() };
         if let Some(Framed(cell)) = parts.extensions.get() {
             // It is the first one: each request has a cell of its own.
             let _ = cell.set(frame.clone());
         }
-        Ok(Self { api, frame, asked })
+        Ok(Self { api, frame, asked, is_fragment })
     }
 }
 

@@ -2,6 +2,8 @@
 //! `state:pending queue:mail age:>5m error:"connection refused"`. Conditions are combined with
 //! "and".
 
+use std::collections::HashMap;
+
 use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
@@ -188,12 +190,10 @@ fn add(search: &mut Search, word: &Word, now: DateTime<Utc>) -> Result<(), Strin
                 Some((name, value)) => (name.to_owned(), Some(value.to_owned())),
                 None => (text(), None),
             };
-            let is_other =
-                |it: &(String, Option<String>)| it.0 == tag.0 && it.1.is_some() && it.1 != tag.1;
-            if tag.1.is_some() && search.tags.iter().any(is_other) {
-                return Err(format!("`tag:{}` may have one value", tag.0));
-            }
             search.tags.push(tag);
+            if let Some(name) = doubled_tag(&search.tags) {
+                return Err(format!("`tag:{name}` may have one value"));
+            }
         }
         Some("label") => search.labels.push(text()),
         Some("batch") => {
@@ -226,6 +226,16 @@ fn add(search: &mut Search, word: &Word, now: DateTime<Utc>) -> Result<(), Strin
         Some(name) => return Err(format!("`{name}:` is not a condition; use {CONDITIONS}")),
     }
     Ok(())
+}
+
+/// A tag that is wanted with two values: no job has both.
+#[must_use]
+pub fn doubled_tag(tags: &[(String, Option<String>)]) -> Option<&str> {
+    let mut values = HashMap::new();
+    let mut valued =
+        tags.iter().filter_map(|(name, value)| Some((name.as_str(), value.as_deref()?)));
+    let doubled = valued.find(|(name, value)| values.entry(*name).or_insert(*value) != value);
+    doubled.map(|it| it.0)
 }
 
 fn once<T>(place: &mut Option<T>, name: &str, value: T) -> Result<(), String> {

@@ -1,7 +1,6 @@
-//! Reading jobs: one, with its history; `filter.rs`, `list.rs` and `count.rs`: which ones, pages of
-//! them, and how many.
+//! Reading jobs: one, with its history; `filter.rs` and `list.rs`: which ones, pages of them, and
+//! how many.
 
-mod count;
 mod filter;
 mod list;
 
@@ -21,9 +20,8 @@ use crate::{
 };
 
 pub use self::{
-    count::{MAX_COUNTED, count},
     filter::{Filter, read_tag},
-    list::{Walked, page, walk},
+    list::{MAX_COUNTED, Walked, count, page, walk},
 };
 
 /// Queue and job type of these jobs, live or ended, without those that the project does not have.

@@ -128,6 +128,7 @@ struct Row {
     at: Option<DateTime<Utc>>,
     queue: Option<String>,
     job_type: Option<String>,
+    queues: Option<Vec<String>>,
     enqueued: i64,
     claimed: i64,
     succeeded: i64,
@@ -199,7 +200,7 @@ pub async fn buckets(
             ) numbered
             group by slot
         )
-        select at, null as queue, null as job_type, coalesce(enqueued, 0)::bigint "enqueued!", coalesce(claimed, 0)::bigint "claimed!",
+        select at, null as queue, null as job_type, null::text[] as queues, coalesce(enqueued, 0)::bigint "enqueued!", coalesce(claimed, 0)::bigint "claimed!",
                coalesce(succeeded, 0)::bigint "succeeded!", coalesce(failed, 0)::bigint "failed!",
                coalesce(timed_out, 0)::bigint "timed_out!",
                coalesce(lease_expired, 0)::bigint "lease_expired!",
@@ -247,7 +248,8 @@ pub async fn by_type(
     project_id: ProjectId,
     limit: i64,
 ) -> sqlx::Result<Vec<TypeStats>> {
-    let rows = sqlx::query!(
+    let rows = sqlx::query_as!(
+        Row,
         r#"
         with chosen as materialized (
             select *
@@ -278,7 +280,7 @@ pub async fn by_type(
             ) numbered
             group by job_type
         )
-        select job_type, queues "queues!", enqueued::bigint "enqueued!", claimed::bigint "claimed!",
+        select null::timestamptz as at, null as queue, job_type "job_type?", queues, enqueued::bigint "enqueued!", claimed::bigint "claimed!",
                succeeded::bigint "succeeded!", failed::bigint "failed!",
                timed_out::bigint "timed_out!", lease_expired::bigint "lease_expired!",
                released::bigint "released!", dead_lettered::bigint "dead_lettered!",
@@ -294,22 +296,9 @@ pub async fn by_type(
     )
     .fetch_all(conn)
     .await?;
-    let stats = rows.into_iter().map(|it| TypeStats {
-        counts: Counts {
-            enqueued: it.enqueued,
-            claimed: it.claimed,
-            succeeded: it.succeeded,
-            failed: it.failed,
-            timed_out: it.timed_out,
-            lease_expired: it.lease_expired,
-            released: it.released,
-            dead_lettered: it.dead_lettered,
-            cancelled: it.cancelled,
-            wait: Histogram::stored(it.wait_ms, &it.wait_buckets),
-            run: Histogram::stored(it.run_ms, &it.run_buckets),
-        },
-        job_type: it.job_type,
-        queues: it.queues,
+    let stats = rows.into_iter().filter_map(|it| {
+        let counts = it.counts();
+        Some(TypeStats { job_type: it.job_type?, queues: it.queues?, counts })
     });
     Ok(stats.collect())
 }
@@ -323,7 +312,7 @@ pub async fn totals(
     let rows = sqlx::query_as!(
         Row,
         r#"
-        select null::timestamptz as at, queue "queue?", job_type "job_type?", enqueued, claimed, succeeded, failed, timed_out, lease_expired, released,
+        select null::timestamptz as at, queue "queue?", job_type "job_type?", null::text[] as queues, enqueued, claimed, succeeded, failed, timed_out, lease_expired, released,
                dead_lettered, cancelled, wait_ms, wait_buckets, run_ms, run_buckets
         from job_stats
         where project_id = $1 and resolution = 'total'

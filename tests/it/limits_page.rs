@@ -6,7 +6,7 @@ use fencepost::{
     domain::{
         job, limits,
         plan::{Limits, Plans},
-        schedule,
+        schedule, search,
     },
     engine::{dispatch::MAX_PARKED_POLLS, enqueue::quota},
     http::{answers, least_rate, server},
@@ -257,6 +257,8 @@ pub fn request_limits() -> Vec<(&'static str, String)> {
         ("body of a batch", format!("{} bytes", limits::MAX_BATCH_BODY_BYTES)),
         ("jobs of one batch", format!("1–{}", limits::MAX_ENQUEUE_BATCH_JOBS)),
         ("acks of one batch", format!("1–{}", limits::MAX_ACK_BATCH)),
+        ("a search line", format!("1–{} characters", search::MAX_SEARCH_CHARS)),
+        ("jobs chosen for one operation", format!("1–{}", limits::MAX_PAGE_JOBS)),
         ("jobs on one page", format!("1–{}", limits::MAX_PAGE_JOBS)),
         (
             "rows examined for one page of jobs",

@@ -36,7 +36,7 @@ DEREGISTER_SECONDS = 3.0
 MAX_LOG_BYTES = 60 * 1024
 
 #: Longest pause that a handler may choose, in seconds: the server's limit.
-MAX_RETRY_AFTER_SECONDS = 30 * 86_400
+MAX_RETRY_PAUSE_SECONDS = 30 * 86_400
 
 log = logging.getLogger("fencepost")
 
@@ -351,7 +351,7 @@ class Worker:
                 "retryable": not isinstance(error, NotRetryable),
             }
             if isinstance(error, RetryAfter):
-                seconds = min(max(math.ceil(error.seconds), 0), MAX_RETRY_AFTER_SECONDS)
+                seconds = min(max(math.ceil(error.seconds), 0), MAX_RETRY_PAUSE_SECONDS)
                 end["retry_after_seconds"] = seconds
         finally:
             current_traceparent.reset(context)

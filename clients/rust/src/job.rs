@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::client::{Client, Error, Request, now_ms};
 
 /// Longest pause that a handler may choose: the server's limit.
-const MAX_RETRY_AFTER_SECONDS: u64 = 30 * 86_400;
+const MAX_RETRY_PAUSE_SECONDS: u64 = 30 * 86_400;
 /// One chunk of logs, in bytes: the server's limit is 64 KiB.
 const MAX_LOG_BYTES: usize = 60 * 1024;
 
@@ -180,7 +180,7 @@ impl Failure {
     #[must_use]
     pub fn retry_after(mut self, time: Duration) -> Self {
         let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
-        self.0["retry_after_seconds"] = json!(seconds.min(MAX_RETRY_AFTER_SECONDS));
+        self.0["retry_after_seconds"] = json!(seconds.min(MAX_RETRY_PAUSE_SECONDS));
         self
     }
 }

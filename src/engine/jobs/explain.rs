@@ -85,6 +85,16 @@ async fn reasons_in(
     Ok(found)
 }
 
+/// Why all jobs of a queue wait, whatever else keeps the oldest one.
+#[must_use]
+pub const fn plain_reason(is_paused: bool, is_polled: bool) -> Option<Reason> {
+    match (is_paused, is_polled) {
+        (true, _) => Some(Reason::QueuePaused),
+        (false, false) => Some(Reason::NoWorkers),
+        (false, true) => None,
+    }
+}
+
 /// Why the oldest jobs of queues of all projects wait, with a connection of the caller, in the
 /// order of `queues`. Of those that are neither paused nor without workers, only the first `max`
 /// that wait longer than `min_age_seconds` are looked at, and of one project `max_of_project`.
@@ -100,19 +110,18 @@ pub async fn oldest(
     let (mut found, mut left) = (Vec::with_capacity(queues.len()), max);
     let mut of_project: HashMap<ProjectId, usize> = HashMap::new();
     for queue in queues {
-        found.push(match (queue.is_paused, queue.is_polled) {
-            (true, _) => Some((Reason::QueuePaused, "paused".to_owned())),
-            (false, false) => Some((Reason::NoWorkers, "no worker polls it".to_owned())),
-            (false, true)
-                if left > 0
-                    && queue.age_seconds > min_age_seconds
-                    && of_project.get(&queue.project_id).is_none_or(|it| *it < max_of_project) =>
+        found.push(match plain_reason(queue.is_paused, queue.is_polled) {
+            Some(reason @ Reason::QueuePaused) => Some((reason, "paused".to_owned())),
+            Some(reason) => Some((reason, "no worker polls it".to_owned())),
+            None if left > 0
+                && queue.age_seconds > min_age_seconds
+                && of_project.get(&queue.project_id).is_none_or(|it| *it < max_of_project) =>
             {
                 left -= 1;
                 *of_project.entry(queue.project_id).or_default() += 1;
                 reasons_in(conn, queue.project_id, &[queue.job_id]).await?.remove(&queue.job_id)
             }
-            (false, true) => None,
+            None => None,
         });
     }
     Ok(found)

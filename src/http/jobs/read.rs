@@ -130,7 +130,7 @@ pub struct ListQuery {
 }
 
 /// A page of jobs, newest first.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct JobPage {
     /// Jobs of the page, without their attempts.
     pub jobs: Vec<Job>,

@@ -157,11 +157,7 @@ async fn oldest_by_reason<'a>(
     let waits = named.iter().filter_map(|it| Some((it, it.oldest_ready_job_id?, seconds(it)?)));
     let mut waits: Vec<_> = waits.filter(|it| it.2 >= MIN_EXPLAINED_SECONDS).collect();
     waits.sort_by(|one, other| other.2.total_cmp(&one.2));
-    let plain = |it: &QueueRow| match (it.paused_at, it.workers) {
-        (Some(_), _) => Some(Reason::QueuePaused),
-        (None, 0) => Some(Reason::NoWorkers),
-        _ => None,
-    };
+    let plain = |it: &QueueRow| explain::plain_reason(it.paused_at.is_some(), it.workers > 0);
     let unclear = waits.iter().filter(|it| plain(it.0).is_none()).map(|it| it.1);
     let ids: Vec<_> = unclear.take(MAX_EXPLAINED_QUEUES).collect();
     let reasons = explain::reasons(&app.engine, project_id, &ids).await?;

@@ -88,11 +88,12 @@ impl Filter {
             ("age:>", self.created_before.is_some() && line.created_before.is_some()),
             ("id", self.ids.is_some() && has_id),
         ];
-        if let Some(name) = self.other_value(&line) {
-            return Err(format!("has `tag:{name}`, which is also sent with another value"));
+        let tags = [self.tags, line.tags].concat();
+        if let Some(name) = search::doubled_tag(&tags) {
+            return Err(format!("has `tag:{name}`, which is also given with another value"));
         }
         if let Some((name, _)) = both.iter().find(|it| it.1) {
-            return Err(format!("has `{name}`, which is also sent as a parameter: send one"));
+            return Err(format!("has `{name}`, which is also given beside the line: give one"));
         }
         let (mut ids, mut id_range, mut id_end) = (self.ids, None, None);
         match line.id {
@@ -105,7 +106,7 @@ impl Filter {
             states: if line.states.is_empty() { self.states } else { line.states },
             queue: self.queue.or(line.queue),
             job_type: self.job_type.or(line.job_type),
-            tags: [self.tags, line.tags].concat(),
+            tags,
             labels: Some(line.labels).filter(|it| !it.is_empty()),
             batch_id: self.batch_id.or(line.batch_id),
             created_after: self.created_after.or(line.created_after),
@@ -115,15 +116,6 @@ impl Filter {
             id_range,
             id_end,
         })
-    }
-
-    /// A tag that a line wants with another value.
-    fn other_value(&self, line: &Search) -> Option<&str> {
-        let mut tags = self.tags.iter().filter(|it| it.1.is_some());
-        let differs = |mine: &&(String, Option<String>)| {
-            line.tags.iter().any(|it| it.0 == mine.0 && it.1.is_some() && it.1 != mine.1)
-        };
-        tags.find(differs).map(|it| it.0.as_str())
     }
 
     pub(super) fn stored_states(&self) -> Vec<&'static str> {

@@ -1,4 +1,5 @@
-//! Listing jobs, newest first: a bounded number of rows is examined, whatever the filter.
+//! Listing and counting jobs, newest first: a bounded number of rows is examined, whatever the
+//! filter.
 
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -30,7 +31,8 @@ pub async fn page(
     let (mut jobs, mut last, mut is_through) = (Vec::new(), None, false);
     for _ in 0..limits::MAX_PAGE_LOOKS {
         let left = i64::try_from(wanted - jobs.len()).unwrap_or(i64::MAX);
-        let mut found = walk_down(conn, project_id, filter, (upper, lower), left).await?;
+        let reach = Reach { rows: limits::MAX_PAGE_EXAMINED_ROWS, jobs: Some(left) };
+        let mut found = walk_down(conn, project_id, filter, (upper, lower), reach).await?;
         jobs.append(&mut found.jobs);
         (last, is_through) = (found.last.or(last), found.is_through);
         if is_through || jobs.len() >= wanted {
@@ -61,6 +63,42 @@ pub struct Walked {
     pub last: Option<JobId>,
     /// Whether nothing is left to examine.
     pub is_through: bool,
+}
+
+/// How far a walk goes.
+struct Reach {
+    /// Rows that it examines at most.
+    rows: i64,
+    /// Matching jobs after which it ends; none: it only counts them.
+    jobs: Option<i64>,
+}
+
+/// What a walk from the newest jobs has seen.
+struct Seen {
+    jobs: Vec<JobId>,
+    /// Number of matching jobs.
+    matching: i64,
+    last: Option<JobId>,
+    is_through: bool,
+}
+
+/// Jobs that one count examines at most.
+pub const MAX_COUNTED: i64 = 100_000;
+/// The same where each job's last error is searched, which costs more.
+const MAX_SEARCHED: i64 = 10_000;
+
+/// How many of the newest [`MAX_COUNTED`] jobs match, fewer where errors are searched, and whether
+/// there are more jobs than were examined.
+pub async fn count(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    filter: &Filter,
+) -> sqlx::Result<(i64, bool)> {
+    let most = if filter.error.is_some() { MAX_SEARCHED } else { MAX_COUNTED };
+    // One more, to know whether there are more.
+    let reach = Reach { rows: most + 1, jobs: None };
+    let seen = walk_down(conn, project_id, filter, filter.bounds(None), reach).await?;
+    Ok((seen.matching, !seen.is_through))
 }
 
 /// Up to `limit` matching jobs, in the order of their ids, above `after`. Examines at most
@@ -222,11 +260,11 @@ async fn walk_down(
     project_id: ProjectId,
     filter: &Filter,
     (upper, lower): (Uuid, Uuid),
-    limit: i64,
-) -> sqlx::Result<Walked> {
+    reach: Reach,
+) -> sqlx::Result<Seen> {
     let (names, chosen) = (filter.tag_names(), filter.chosen());
     sqlx::query_as!(
-        Walked,
+        Seen,
         r#"
         with examined as materialized (
             select * from (
@@ -323,16 +361,19 @@ async fn walk_down(
                     limit 1
                 )))
             order by id desc
-            limit $12
+            limit $12::bigint
         )
-        select array(select id from matching order by id desc) "jobs!: Vec<JobId>",
+        select array(
+                   select id from matching order by id desc limit coalesce($12::bigint, 0)
+               ) "jobs!: Vec<JobId>",
+               (select count(*) from matching) "matching!",
                (select id from examined order by id limit 1) "last: JobId",
                (select count(*) from examined) < $4 "is_through!"
         "#,
         project_id.0,
         upper,
         lower,
-        limits::MAX_PAGE_EXAMINED_ROWS,
+        reach.rows,
         &filter.stored_states() as &[&str],
         filter.queue.as_deref(),
         filter.job_type.as_deref(),
@@ -340,7 +381,7 @@ async fn walk_down(
         filter.created_before,
         filter.tag_values(),
         names.as_deref(),
-        limit,
+        reach.jobs,
         filter.batch_id.map(|it| it.0),
         chosen.as_deref(),
         filter.error_text(),

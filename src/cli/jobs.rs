@@ -52,7 +52,7 @@ pub(super) enum Output {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// List jobs, newest first
+    /// List jobs
     List {
         /// Search line: state:pending queue:mail type:send tag:customer=3 label:gpu batch:…
         /// error:refused, or an id, its start or its end
@@ -73,6 +73,9 @@ enum Command {
         /// Only jobs of this batch
         #[arg(long, value_name = "BATCH")]
         batch_id: Option<String>,
+        /// Those that were stored first come first
+        #[arg(long)]
+        oldest_first: bool,
         #[command(flatten)]
         page: Page<{ limits::MAX_PAGE_JOBS }>,
     },
@@ -123,7 +126,7 @@ pub async fn run(args: JobsArgs) -> anyhow::Result<()> {
     let client = Client::new(&args.client)?;
     let output = args.output;
     match args.command {
-        Command::List { search, state, queue, job_type, tag, batch_id, page } => {
+        Command::List { search, state, queue, job_type, tag, batch_id, oldest_first, page } => {
             let search = Some(search.join(" ")).filter(|it| !it.is_empty());
             let filters = [
                 ("q", search),
@@ -132,6 +135,7 @@ pub async fn run(args: JobsArgs) -> anyhow::Result<()> {
                 ("job_type", job_type),
                 ("tag", tag.map(|it| it.replacen('=', ":", 1))),
                 ("batch_id", batch_id),
+                ("order", oldest_first.then(|| "oldest".to_owned())),
             ];
             let mut path = format!("/v1/jobs?limit={}", page.limit);
             for (name, value) in filters.into_iter().filter_map(|(name, it)| Some((name, it?))) {
@@ -209,7 +213,12 @@ async fn list(
     let now = job_view::now();
     for job in page["jobs"].as_array_mut().into_iter().flatten() {
         job["age"] = json!(job_view::since(now, &job["created_at"]));
-        job["state"] = json!(coloured(&word(&job["state"])));
+        let lacks = match job["waiting_reason"].as_str() {
+            Some("no_workers") => ": no worker polls its queue",
+            Some("labels") => ": no worker has its labels",
+            _ => "",
+        };
+        job["state"] = json!(format!("{}{lacks}", coloured(&word(&job["state"]))));
         let error = job["last_error"].as_object();
         let error = error.and_then(|it| it["message"].as_str().or_else(|| it["type"].as_str()));
         job["error"] = json!(error.unwrap_or_default().lines().next());

@@ -31,6 +31,8 @@ pub const FILTERS: [&str; 8] =
     ["q", "state", "queue", "job_type", "tag", "batch_id", "created_after", "created_before"];
 /// The filters of the page: its line has the others.
 const OWN_FILTERS: [&str; 4] = ["q", "state", "created_after", "created_before"];
+/// The order of those that were stored first, as the API names it.
+const OLDEST: &str = "oldest";
 const PAGE_JOBS: &str = "50";
 /// With this many, a page searches no further: one request can choose all of them.
 const MAX_SHOWN_JOBS: usize = 50;
@@ -39,6 +41,33 @@ const MAX_SEARCHED_PAGES: usize = 5;
 const DEFAULT_QUEUE: &str = "default";
 /// Queues that the line suggests.
 const SUGGESTED_QUEUES: u32 = 50;
+
+/// How a page tells the order of its jobs.
+struct OrderWords {
+    first: &'static str,
+    last: &'static str,
+    sort: &'static str,
+    arrow: &'static str,
+    next: &'static str,
+    until: &'static str,
+}
+
+const NEWEST_FIRST: OrderWords = OrderWords {
+    first: "newest",
+    last: "oldest",
+    sort: "descending",
+    arrow: "↓",
+    next: "Older",
+    until: "since",
+};
+const OLDEST_FIRST: OrderWords = OrderWords {
+    first: "oldest",
+    last: "newest",
+    sort: "ascending",
+    arrow: "↑",
+    next: "Newer",
+    until: "until",
+};
 
 #[derive(Template)]
 #[template(path = "jobs.html")]
@@ -49,6 +78,11 @@ struct Jobs {
     /// What is wrong with the line.
     refused: Option<String>,
     filters: String,
+    /// The filters and the order.
+    shown_filters: String,
+    /// The filters and the other order.
+    other_order: String,
+    order: &'static OrderWords,
     next: Option<String>,
     tabs: Vec<Tab>,
     suggestions: String,
@@ -122,7 +156,11 @@ pub async fn list(here: Here) -> Result<Response, Error> {
     let is_first_page = here.asked.get("cursor").is_none();
     let frame = here.frame;
     let filters = asked.fields.query(&OWN_FILTERS);
-    let next = frame.next("/jobs", &filters, page.next_cursor.as_deref());
+    let (order, shown_filters, other_order) = match here.asked.get("order") {
+        Some(OLDEST) => (&OLDEST_FIRST, with_order(&filters), filters.clone()),
+        _ => (&NEWEST_FIRST, filters.clone(), with_order(&filters)),
+    };
+    let next = frame.next("/jobs", &shown_filters, page.next_cursor.as_deref());
     let can_be = |kind: Kind| asked.states.iter().all(|it| kind.states().contains(it));
     let [may_cancel, may_retry, may_replay] = [Kind::JobsCancel, Kind::JobsRetry, Kind::JobsReplay]
         .map(|it| frame.may_manage() && refused.is_none() && can_be(it));
@@ -133,6 +171,9 @@ pub async fn list(here: Here) -> Result<Response, Error> {
         frame,
         page,
         filters,
+        shown_filters,
+        other_order,
+        order,
         next,
         suggestions,
         is_first_page,
@@ -144,6 +185,11 @@ pub async fn list(here: Here) -> Result<Response, Error> {
         Some(error) => refused_page(shown, error),
         None => shown,
     })
+}
+
+fn with_order(filters: &str) -> String {
+    let and = if filters.is_empty() { "" } else { "&" };
+    format!("{filters}{and}order={OLDEST}")
 }
 
 /// What is wrong with a search.
@@ -216,6 +262,7 @@ async fn find(here: &Here, asked: &form::Fields) -> Result<JobPage, Error> {
             query.push((name, if is_time { form::utc(value) } else { value.to_owned() }));
         }
     }
+    query.extend(here.asked.get("order").map(|it| ("order", it.to_owned())));
     query.extend(here.asked.get("cursor").map(|it| ("cursor", it.to_owned())));
     let mut found: Option<JobPage> = None;
     for _ in 0..MAX_SEARCHED_PAGES {

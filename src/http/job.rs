@@ -11,6 +11,7 @@ use crate::{
     domain::{
         backoff::RetryPolicy,
         callbacks::{CallbackEnd, CallbackJob, Callbacks},
+        explain::Reason,
         job::{AttemptOutcome, JobState, StoredState, WaitingFor},
         text::ErrorReport,
     },
@@ -31,6 +32,12 @@ pub struct Job {
     /// Why it is not running; null if it runs or has ended.
     #[schema(required)]
     pub waiting_for: Option<WaitingFor>,
+    /// In a list, of a job that waits for a worker: `no_workers` if no live worker polls its queue
+    /// for its type, `labels` if none of those has its labels. Absent otherwise, and where a page
+    /// has more than 20 different queues, types and labels. All reasons: `GET …/explain`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub waiting_reason: Option<Reason>,
     /// Job type: the kind of work.
     #[schema(example = "email.send")]
     pub job_type: String,
@@ -246,6 +253,7 @@ impl Job {
             id: row.id.to_string(),
             state: row.state.public(),
             waiting_for: row.state.waiting_for(row.unfinished_parents, closed),
+            waiting_reason: None,
             job_type: row.job_type,
             queue: row.queue,
             priority: -row.rank,

@@ -21,7 +21,7 @@ use crate::{
 
 pub use self::{
     filter::{Filter, read_tag},
-    list::{MAX_COUNTED, Walked, count, page, walk},
+    list::{MAX_COUNTED, Order, Place, Walked, count, page, walk},
 };
 
 /// Queue and job type of these jobs, live or ended, without those that the project does not have.

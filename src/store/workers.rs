@@ -5,7 +5,10 @@ use std::sync::Arc;
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, types::Json};
 
-use crate::{domain::worker::WorkerState, ids::ProjectId};
+use crate::{
+    domain::worker::WorkerState,
+    ids::{JobId, ProjectId},
+};
 
 /// A worker's registration.
 #[derive(Debug, Clone)]
@@ -397,6 +400,60 @@ pub struct Fitting {
     pub slots: i64,
     /// Jobs that they hold.
     pub slots_in_use: i64,
+}
+
+/// Whether jobs of a queue, a type and labels have a worker.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Served {
+    pub queue: String,
+    pub job_type: String,
+    pub labels: Vec<String>,
+    /// Whether a live worker polls the queue for the type.
+    pub is_polled: bool,
+    /// Whether one of these has all of the labels.
+    pub is_labelled: bool,
+}
+
+/// Queues with a type and labels that one list looks up: each is compared with every worker.
+const MAX_SERVED_KINDS: i64 = 20;
+
+/// Whether these jobs have live workers: one row for each queue, type and labels of theirs, up to
+/// [`MAX_SERVED_KINDS`].
+pub async fn serving(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    jobs: &[JobId],
+) -> sqlx::Result<Vec<Served>> {
+    let ids: Vec<_> = jobs.iter().map(|it| it.0).collect();
+    sqlx::query_as!(
+        Served,
+        r#"
+        with wanted as materialized (
+            select distinct queue, job_type, coalesce(labels, '{}') as labels
+            from jobs
+            where project_id = $1 and id = any($2)
+            limit $4
+        )
+        select queue, job_type, labels "labels!", is_polled "is_polled!", is_labelled "is_labelled!"
+        from wanted
+        cross join lateral (
+            select count(*) > 0 as is_polled,
+                   coalesce(bool_or(wanted.labels <@ workers.labels), false) as is_labelled
+            from workers
+            where project_id = $1 and state = 'running' and lost_at is null
+                and coalesce(directive, 'running') = 'running'
+                and last_seen_at > now() - make_interval(secs => $3::int)
+                and wanted.queue = any(queues)
+                and (cardinality(job_types) = 0 or wanted.job_type = any(job_types))
+        ) found
+        "#,
+        project_id.0,
+        &ids,
+        ALIVE_SECONDS,
+        MAX_SERVED_KINDS,
+    )
+    .fetch_all(conn)
+    .await
 }
 
 /// Counts the live workers that poll a queue for a type.

@@ -466,7 +466,13 @@ async fn sweep_and_read(conn: &mut PgConnection, leased: &[LeasedJob]) {
     .await;
     costs(conn, "list", 5 * 2_000 * 2, async |conn| {
         let filter = jobs::Filter { job_type: Some("none".into()), ..jobs::Filter::default() };
-        jobs::page(conn, PROJECT, &filter, None, 50, jobs::Payloads::Shown).await.expect("it runs")
+        let newest = jobs::Place { order: jobs::Order::Newest, after: None, jobs: 50 };
+        jobs::page(conn, PROJECT, &filter, newest, jobs::Payloads::Shown).await.expect("it runs")
+    })
+    .await;
+    let seen: Vec<_> = leased.iter().map(|it| it.id).collect();
+    costs(conn, "workers of a list", 2_000, async |conn| {
+        fencepost::store::workers::serving(conn, PROJECT, &seen).await.expect("it runs")
     })
     .await;
 }

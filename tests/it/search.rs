@@ -56,6 +56,48 @@ fn a_search_combines_its_conditions() {
 }
 
 #[test]
+fn the_oldest_jobs_come_first_on_demand() {
+    run(async |t| {
+        let mut ids = Vec::new();
+        for _ in 0..5 {
+            ids.push(t.enqueue(json!({"queue": "mail"})).await);
+        }
+        let (mut seen, mut path) = (Vec::new(), "/v1/jobs?order=oldest&limit=2".to_owned());
+        loop {
+            let page = t.get(&path).await.is(200);
+            let jobs = page["jobs"].as_array().expect("jobs").iter();
+            seen.extend(jobs.map(|it| it["id"].as_str().expect("an id").to_owned()));
+            let Some(cursor) = page["next_cursor"].as_str() else { break };
+            t.get(&format!("/v1/jobs?limit=2&cursor={cursor}")).await.refuses("cursor");
+            path = format!("/v1/jobs?order=oldest&limit=2&cursor={cursor}");
+        }
+        assert_eq!(seen, ids);
+        t.get("/v1/jobs?order=random").await.refuses("order");
+    });
+}
+
+#[test]
+fn a_list_says_which_jobs_no_worker_can_take() {
+    run(async |t| {
+        let unpolled = t.enqueue(json!({"queue": "unpolled"})).await;
+        let labelled = t.enqueue(json!({"queue": "mail", "labels": ["gpu"]})).await;
+        let poll = json!({"worker_id": "w", "queues": ["mail"], "capacity": 1});
+        t.post("/v1/workers/poll", poll).await.is(200);
+        let plain = t.enqueue(json!({"queue": "mail"})).await;
+        let later = t.enqueue(json!({"queue": "unpolled", "delay_seconds": 60})).await;
+        let page = t.get("/v1/jobs").await.is(200);
+        let reason = |id: &str| {
+            let jobs = page["jobs"].as_array().expect("jobs");
+            jobs.iter().find(|it| it["id"] == id).expect("the job")["waiting_reason"].clone()
+        };
+        assert_eq!(reason(&unpolled), "no_workers");
+        assert_eq!(reason(&labelled), "labels");
+        assert_eq!(reason(&plain), Value::Null, "a worker can take it");
+        assert_eq!(reason(&later), Value::Null, "it waits for its time");
+    });
+}
+
+#[test]
 fn a_job_is_found_by_its_id_its_start_and_its_end() {
     run(async |t| {
         let [first, second] = [t.enqueue(json!({})).await, t.enqueue(json!({})).await];

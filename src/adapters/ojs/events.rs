@@ -75,8 +75,7 @@ pub async fn list(
     let one = queues.first().filter(|_| queues.len() == 1).cloned();
     let filter = Filter { queue: one, ..Filter::default() };
     let (project_id, max) = (caller.project_id, limits::MAX_PAGE_JOBS);
-    let (rows, _) =
-        jobs::page(&app.engine, project_id, &filter, None, max, Payloads::LeftOut).await?;
+    let (rows, _) = jobs::page(&app.engine, project_id, &filter, max, Payloads::LeftOut).await?;
     let of_queue = |it: &&JobRow| queues.is_empty() || queues.contains(&it.queue);
     let mut found: Vec<_> = rows.iter().filter(of_queue).flat_map(job_events).collect();
     found.retain(|(_, kind, _)| types.is_empty() || types.iter().any(|it| it == kind));

@@ -150,7 +150,7 @@ pub async fn list(
     // A page with payloads may end early: these are read for the wanted ones only.
     let (engine, project_id) = (&app.engine, caller.project_id);
     let (rows, _) =
-        jobs::page(engine, project_id, &filter, None, limit + offset, Payloads::LeftOut).await?;
+        jobs::page(engine, project_id, &filter, limit + offset, Payloads::LeftOut).await?;
     let is_wanted = |it: &JobRow| query.worker_id.is_none() || it.worker_id == query.worker_id;
     let ids = rows.iter().filter(|it| is_wanted(it)).skip(offset as usize).map(|it| it.id);
     let mut rows = jobs::find_all(engine, project_id, &ids.collect::<Vec<_>>()).await?;
@@ -182,7 +182,7 @@ pub async fn stats(
     let totals = queues::totals(&app.engine, caller.project_id).await?;
     let (newest, limit) = (Filter::default(), limits::MAX_PAGE_JOBS);
     let (rows, _) =
-        jobs::page(&app.engine, caller.project_id, &newest, None, limit, Payloads::LeftOut).await?;
+        jobs::page(&app.engine, caller.project_id, &newest, limit, Payloads::LeftOut).await?;
     let mut by_handler: BTreeMap<String, BTreeMap<&'static str, i64>> = BTreeMap::new();
     for row in rows {
         let of_handler = by_handler.entry(row.job_type).or_default();

@@ -85,6 +85,38 @@ async fn reasons_in(
     Ok(found)
 }
 
+/// Those of these jobs that no live worker can take, as far as a list looks, and why.
+///
+/// # Errors
+/// Those of the statement.
+pub async fn unserved(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    rows: &[JobRow],
+) -> sqlx::Result<HashMap<JobId, Reason>> {
+    let needs_worker = |it: &&JobRow| {
+        it.state.waiting_for(it.unfinished_parents, it.closed()) == Some(WaitingFor::Worker)
+    };
+    let ready: Vec<_> = rows.iter().filter(needs_worker).collect();
+    if ready.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let ids: Vec<_> = ready.iter().map(|it| it.id).collect();
+    let kinds = store::workers::serving(conn, project_id, &ids).await?;
+    let reason = |row: &JobRow| {
+        let labels = row.labels.as_deref().unwrap_or_default();
+        let kind = kinds.iter().find(|it| {
+            it.queue == row.queue && it.job_type == row.job_type && it.labels == labels
+        })?;
+        match (kind.is_polled, kind.is_labelled) {
+            (false, _) => Some(Reason::NoWorkers),
+            (true, false) => Some(Reason::Labels),
+            (true, true) => None,
+        }
+    };
+    Ok(ready.into_iter().filter_map(|it| Some((it.id, reason(it)?))).collect())
+}
+
 /// Why all jobs of a queue wait, whatever else keeps the oldest one.
 #[must_use]
 pub const fn plain_reason(is_paused: bool, is_polled: bool) -> Option<Reason> {

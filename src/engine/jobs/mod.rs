@@ -16,7 +16,7 @@ use crate::{
 };
 
 pub use crate::store::{
-    jobs::{AttemptRow, Filter, JobRow, Payloads},
+    jobs::{AttemptRow, Filter, JobRow, Order, Payloads, Place},
     logs::{LogPlace, LogRow},
 };
 
@@ -71,18 +71,17 @@ pub async fn find_all_with_attempts(
     Ok((rows, attempts))
 }
 
-/// A page of jobs, newest first, starting below `before`; and, if there may be more, the id below
-/// which they are.
+/// The newest jobs, and, if there may be more, the id below which they are.
 pub async fn page(
     engine: &Engine,
     project_id: ProjectId,
     filter: &Filter,
-    before: Option<JobId>,
     limit: u32,
     payloads: Payloads,
 ) -> Result<(Vec<JobRow>, Option<JobId>), Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
-    Ok(store::jobs::page(&mut conn, project_id, filter, before, limit, payloads).await?)
+    let place = Place { order: Order::Newest, after: None, jobs: limit };
+    Ok(store::jobs::page(&mut conn, project_id, filter, place, payloads).await?)
 }
 
 /// The job with this key in the latest run of a workflow.

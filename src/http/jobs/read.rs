@@ -5,6 +5,7 @@ use std::time::Duration;
 use axum::{Extension, Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
+use sqlx::PgConnection;
 use utoipa::{IntoParams, ToSchema};
 
 use super::{Job, JobError};
@@ -12,7 +13,7 @@ use crate::{
     app::App,
     auth::{Caller, Read, Who},
     domain::{access::Permission, formats, job::JobState, limits, search},
-    engine::jobs::{self, wait},
+    engine::jobs::{self, explain, wait},
     error::Error,
     http::{
         cursor::{self, List},
@@ -20,7 +21,10 @@ use crate::{
         redact::shown,
     },
     ids::{BatchId, JobId, JobKey},
-    store,
+    store::{
+        self,
+        jobs::{JobRow, Order},
+    },
     wire::{
         ClientGone,
         extract::{JobInPath, Query},
@@ -122,6 +126,9 @@ pub struct ListQuery {
     /// neither: a page of large jobs can be many megabytes.
     #[param(default = true)]
     payloads: Option<bool>,
+    /// Which jobs come first: those that were stored last, or those that were stored first.
+    #[param(inline, default = "newest")]
+    order: Option<Order>,
     /// Maximum number of jobs to return. Default: 50.
     #[param(minimum = 1, maximum = 200)]
     limit: Option<u32>,
@@ -129,7 +136,7 @@ pub struct ListQuery {
     cursor: Option<String>,
 }
 
-/// A page of jobs, newest first.
+/// A page of jobs.
 #[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct JobPage {
     /// Jobs of the page, without their attempts.
@@ -137,8 +144,8 @@ pub struct JobPage {
     /// Whether there may be more. A page examines a bounded number of jobs, so it can be short or
     /// even empty while there are more.
     pub has_more: bool,
-    /// Of a short page while there may be more: jobs that were stored before this time have not
-    /// been examined yet.
+    /// Of a short page while there may be more: jobs that were stored before this time (with
+    /// `order=oldest`, after it) have not been examined yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub scanned_until: Option<DateTime<Utc>>,
@@ -161,7 +168,8 @@ pub(super) fn may_search(who: &Who, filter: &store::jobs::Filter) -> Result<(), 
 
 /// List jobs.
 ///
-/// Newest first. Pass `next_cursor` to get the next page while `has_more` is true.
+/// Newest first, unless `order` says otherwise. Pass `next_cursor` to get the next page while
+/// `has_more` is true.
 #[utoipa::path(
     get, path = "/jobs", tag = "jobs", operation_id = "jobs_list",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
@@ -184,8 +192,12 @@ pub async fn list(
     check.time("created_after", query.created_after);
     check.time("created_before", query.created_before);
     check.finish()?;
-    let list = List(caller.project_id, "jobs");
-    let before = cursor::read_id(&app, list, query.cursor.as_deref())?.map(JobId);
+    let order = query.order.unwrap_or_default();
+    let list = match order {
+        Order::Newest => List(caller.project_id, "jobs"),
+        Order::Oldest => List(caller.project_id, "jobs_oldest"),
+    };
+    let after = cursor::read_id(&app, list, query.cursor.as_deref())?.map(JobId);
     let filter = store::jobs::Filter {
         states: query.state.into_iter().collect(),
         queue: query.queue,
@@ -207,26 +219,35 @@ pub async fn list(
     };
     may_search(&caller.who, &filter)?;
     let payloads = store::jobs::Payloads::asked(query.payloads);
-    let (rows, next_below) =
-        store::jobs::page(&mut conn, caller.project_id, &filter, before, page_jobs, payloads)
-            .await?;
-    let failed = rows.iter().filter(|it| it.failures > 0);
-    let failed: Vec<_> = failed.map(|it| (caller.project_id, it.id)).collect();
-    let mut errors = store::jobs::last_errors(&mut conn, &failed).await?;
-    let jobs = rows.into_iter().map(|row| {
-        let error = errors.remove(&(caller.project_id, row.id));
-        let job = Job { last_error: error.and_then(JobError::of), ..Job::read(row)? };
-        Ok(shown(&caller.who, job))
-    });
-    let next_cursor = next_below.map(|it| cursor::write_id(&app, list, it.0));
-    let jobs: Vec<Job> = jobs.collect::<Result<_, Error>>()?;
+    let place = store::jobs::Place { order, after, jobs: page_jobs };
+    let (rows, next) =
+        store::jobs::page(&mut conn, caller.project_id, &filter, place, payloads).await?;
+    let jobs = with_reasons(&mut conn, &caller, rows).await?;
+    let next_cursor = next.map(|it| cursor::write_id(&app, list, it.0));
     Ok(Reply(JobPage {
-        scanned_until: next_below
-            .filter(|_| jobs.len() < page_jobs as usize)
-            .and_then(JobId::made_at),
+        scanned_until: next.filter(|_| jobs.len() < page_jobs as usize).and_then(JobId::made_at),
         jobs,
-        has_more: next_below.is_some(),
+        has_more: next.is_some(),
         cursor: next_cursor.clone(),
         next_cursor,
     }))
+}
+
+/// Jobs of a list, with their last errors and what keeps them from a worker.
+async fn with_reasons(
+    conn: &mut PgConnection,
+    caller: &Caller<Read>,
+    rows: Vec<JobRow>,
+) -> Result<Vec<Job>, Error> {
+    let failed = rows.iter().filter(|it| it.failures > 0);
+    let failed: Vec<_> = failed.map(|it| (caller.project_id, it.id)).collect();
+    let mut errors = store::jobs::last_errors(conn, &failed).await?;
+    let unserved = explain::unserved(conn, caller.project_id, &rows).await?;
+    let jobs = rows.into_iter().map(|row| {
+        let error = errors.remove(&(caller.project_id, row.id));
+        let waiting_reason = unserved.get(&row.id).copied();
+        let last_error = error.and_then(JobError::of);
+        Ok(shown(&caller.who, Job { last_error, waiting_reason, ..Job::read(row)? }))
+    });
+    jobs.collect()
 }

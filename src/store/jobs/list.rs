@@ -1,7 +1,8 @@
-//! Listing and counting jobs, newest first: a bounded number of rows is examined, whatever the
-//! filter.
+//! Listing and counting jobs: a bounded number of rows is examined, whatever the filter.
 
+use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::{
@@ -13,46 +14,73 @@ use crate::{
     ids::{JobId, ProjectId},
 };
 
-/// One page of jobs: the newest whose id is below `before`, from the newest rows of the tables that
-/// hold jobs of these states.
+/// Which jobs come first: those that were stored last, or those that were stored first.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = JobOrder)]
+#[allow(missing_docs)] // The names say it.
+pub enum Order {
+    #[default]
+    Newest,
+    Oldest,
+}
+
+/// Which page of a list.
+#[derive(Debug, Clone, Copy)]
+pub struct Place {
+    pub order: Order,
+    /// The job before its first one; none: it is the first page.
+    pub after: Option<JobId>,
+    /// Maximum number of jobs on it.
+    pub jobs: u32,
+}
+
+/// One page of jobs, from the rows of the tables that hold jobs of these states.
 ///
-/// Returns the rows that match, and the smallest id examined if there may be more below it.
+/// Returns the rows that match, and the last id examined if there may be more beyond it.
 pub async fn page(
     conn: &mut PgConnection,
     project_id: ProjectId,
     filter: &Filter,
-    before: Option<JobId>,
-    page_jobs: u32,
+    place: Place,
     payloads: Payloads,
 ) -> sqlx::Result<(Vec<JobRow>, Option<JobId>)> {
-    let (mut upper, lower) = filter.bounds(before);
+    let Place { order, after, .. } = place;
     // One more, to know whether the page is the last one.
-    let wanted = page_jobs as usize + 1;
-    let (mut jobs, mut last, mut is_through) = (Vec::new(), None, false);
+    let wanted = place.jobs as usize + 1;
+    let (mut jobs, mut last, mut is_through) = (Vec::new(), after, false);
     for _ in 0..limits::MAX_PAGE_LOOKS {
         let left = i64::try_from(wanted - jobs.len()).unwrap_or(i64::MAX);
-        let reach = Reach { rows: limits::MAX_PAGE_EXAMINED_ROWS, jobs: Some(left) };
-        let mut found = walk_down(conn, project_id, filter, (upper, lower), reach).await?;
+        let mut found = match order {
+            Order::Newest => {
+                let reach = Reach { rows: limits::MAX_PAGE_EXAMINED_ROWS, jobs: Some(left) };
+                let bounds = filter.bounds(last);
+                walk_down(conn, project_id, filter, bounds, reach).await?.into()
+            }
+            Order::Oldest => walk(conn, project_id, filter, last, left).await?,
+        };
         jobs.append(&mut found.jobs);
         (last, is_through) = (found.last.or(last), found.is_through);
         if is_through || jobs.len() >= wanted {
             break;
         }
-        upper = last.map_or(upper, |it| it.0);
     }
-    let mut page_jobs = page_jobs as usize;
+    let mut page_jobs = place.jobs as usize;
     if payloads == Payloads::Shown {
         page_jobs = page_jobs.min(super::fitting(conn, project_id, &jobs).await?);
     }
     let is_full = jobs.len() > page_jobs;
     jobs.truncate(page_jobs);
-    // A short page continues below the last row examined, unless all were.
-    let next_below = if is_full { jobs.last().copied() } else { last.filter(|_| !is_through) };
+    // A short page continues beyond the last row examined, unless all were.
+    let next = if is_full { jobs.last().copied() } else { last.filter(|_| !is_through) };
     let mut rows = super::find_all(conn, project_id, &jobs, payloads).await?;
     // A job may have moved on since.
     rows.retain(|it| filter.states.is_empty() || filter.states.contains(&it.state.public()));
-    rows.sort_by_key(|it| std::cmp::Reverse(it.id));
-    Ok((rows, next_below))
+    rows.sort_by_key(|it| it.id);
+    if order == Order::Newest {
+        rows.reverse();
+    }
+    Ok((rows, next))
 }
 
 /// The state of a walk over jobs.
@@ -80,6 +108,13 @@ struct Seen {
     matching: i64,
     last: Option<JobId>,
     is_through: bool,
+}
+
+impl From<Seen> for Walked {
+    fn from(seen: Seen) -> Self {
+        let Seen { jobs, last, is_through, .. } = seen;
+        Self { jobs, last, is_through }
+    }
 }
 
 /// Jobs that one count examines at most.

@@ -4,7 +4,7 @@ use fencepost::{
     ids::BatchId,
     store::{
         audit::{self, AuditFilter, Place},
-        jobs::Payloads,
+        jobs::{Order, Payloads},
     },
 };
 
@@ -28,6 +28,11 @@ async fn fill_few(database: &Database) {
         .await;
 }
 
+/// A first page.
+const fn place(order: Order) -> jobs::Place {
+    jobs::Place { order, after: None, jobs: 50 }
+}
+
 #[test]
 fn commands_and_the_jobs_of_a_batch_are_found_behind_any_number_of_others() {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -39,7 +44,15 @@ fn commands_and_the_jobs_of_a_batch_are_found_behind_any_number_of_others() {
         let conn = &mut *pools.background.acquire().await.expect("a connection");
         let filter = jobs::Filter { batch_id: Some(BATCH), ..jobs::Filter::default() };
         let (rows, next) = costs(conn, "list of a batch", 30 * 40, async |conn| {
-            let page = jobs::page(conn, PROJECT, &filter, None, 50, Payloads::LeftOut).await;
+            let page =
+                jobs::page(conn, PROJECT, &filter, place(Order::Newest), Payloads::LeftOut).await;
+            page.expect("it runs")
+        })
+        .await;
+        assert_eq!((rows.len(), next), (FEW, None));
+        let (rows, next) = costs(conn, "oldest of a batch", 30 * 40, async |conn| {
+            let page =
+                jobs::page(conn, PROJECT, &filter, place(Order::Oldest), Payloads::LeftOut).await;
             page.expect("it runs")
         })
         .await;

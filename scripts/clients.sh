@@ -22,7 +22,7 @@ say "starting a server"
 quietly cargo build --locked
 folder=$(mktemp -d /tmp/fencepost-clients-XXXXXX)
 chmod 755 "$folder"
-./target/debug/fencepost dev --data-dir "$folder/data" --listen 127.0.0.1:0 --metrics-listen 127.0.0.1:0 \
+./target/debug/fencepost dev --default-plan free --data-dir "$folder/data" --listen 127.0.0.1:0 --metrics-listen 127.0.0.1:0 \
     --ready-file "$folder/ready" >>"$log" 2>&1 &
 server=$!
 worker=

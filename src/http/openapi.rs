@@ -30,6 +30,7 @@ use utoipa_swagger_ui::{Config, SwaggerUi};
 use super::{data_plane, people_plane, project_plane};
 use crate::app::App;
 use crate::error::{Error, KEY_PREFIX};
+use crate::store::jobs::Order;
 use crate::wire::openapi::{Applies, DerivedResponse, OF_BODIES, add_responses, lift_bounds};
 
 #[derive(OpenApi)]
@@ -62,6 +63,8 @@ use crate::wire::openapi::{Applies, DerivedResponse, OF_BODIES, add_responses, l
         (name = "projects", description = "Projects, members and invitations."),
     ),
     servers((url = "/", description = "The server of this document.")),
+    // The one schema that only a parameter has.
+    components(schemas(Order)),
     security(("api_key" = [])),
     modifiers(&ApiKey),
 )]

@@ -12,7 +12,7 @@ use std::{
 
 use crate::{
     examples::{does_its_duties, greet, must, scratch, start},
-    harness::{Process, TestProject, run, run_for},
+    harness::{Process, TestProject, TestServer, fresh_database, limited, run, run_for},
 };
 use serde_json::{Value, json};
 use tokio::{
@@ -298,6 +298,27 @@ fn what_the_page_of_the_typescript_library_shows_runs() {
             command
         });
         greets(t, [&mut worker, &mut producer]).await;
+    });
+}
+
+#[test]
+fn each_library_waits_as_a_rate_limit_tells() {
+    // More than come free while a program starts.
+    const JOBS: u32 = 20;
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let t = server.project_with("main", "free", json!({"produce_per_minute": 600})).await;
+        for mut command in [python(), typescript(), go(), rust()].map(Command::from) {
+            while t.post("/v1/jobs", json!({"job_type": "other"})).await.status != 429 {}
+            command.args(["enqueue", &JOBS.to_string()]).kill_on_drop(true);
+            command.env("FENCEPOST_URL", &t.url).env("FENCEPOST_KEY", &t.api_key);
+            let output = command.output().await.expect("it runs");
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{command:?}: {said}");
+        }
+        let stored = "select count(*) from jobs where job_type = 'greet'";
+        assert_eq!(t.database.number(stored).await, i64::from(JOBS) * 4);
+        server.stop().await;
     });
 }
 

@@ -35,6 +35,7 @@ mod loops;
 mod metrics;
 mod model;
 mod monitoring;
+mod newcomer;
 mod nodes;
 mod operations;
 mod people;

@@ -127,7 +127,7 @@ pub struct ListQuery {
     #[param(default = true)]
     payloads: Option<bool>,
     /// Which jobs come first: those that were stored last, or those that were stored first.
-    #[param(inline, default = "newest")]
+    #[param(default = "newest")]
     order: Option<Order>,
     /// Maximum number of jobs to return. Default: 50.
     #[param(minimum = 1, maximum = 200)]

@@ -1,0 +1,207 @@
+//! A newcomer's way, as the start page shows it: sign up at a server with the plan `free`, write a
+//! worker in an empty folder, and see its first job done.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use crate::{
+    docs::read,
+    guides::blocks,
+    harness::{NodeProcess, free_port, fresh_database, run_for},
+};
+use serde_json::{Value, json};
+use tokio::process::{Child, Command};
+
+/// One of them compiles the library for Rust and all that it needs.
+const TIME_LIMIT: Duration = Duration::from_secs(400);
+
+/// A program and all that it has started.
+struct Working(Child);
+
+impl Working {
+    fn start(mut command: Command) -> Self {
+        let command = command.process_group(0).stdout(Stdio::null()).stderr(Stdio::null());
+        Self(command.spawn().expect("bash runs"))
+    }
+}
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        let group = format!("-{}", self.0.id().expect("it runs"));
+        let _ = std::process::Command::new("kill").args(["-KILL", "--", &group]).status();
+    }
+}
+
+/// What a tab tells to do.
+struct Tab {
+    /// To run first.
+    setup: Option<String>,
+    /// A file and its text.
+    program: Option<(String, String)>,
+    /// To run then.
+    then: String,
+}
+
+/// The tab of a language in each of the page's groups: the worker, and the producer.
+fn tabs(language: &str) -> [Tab; 2] {
+    let page = read("docs/index.md");
+    let mut groups = page.split("<!-- tabs -->\n").skip(1).map(|group| {
+        let (tabs, _) = group.split_once("<!-- end -->").expect("its end");
+        let (_, tab) = tabs.split_once(&format!("**{language}**\n")).expect("its tab");
+        let tab = tab.split("\n**").next().unwrap_or(tab);
+        let mut found = Tab { setup: None, program: None, then: String::new() };
+        for (language, text) in blocks(tab) {
+            if language == "sh" {
+                let earlier = std::mem::replace(&mut found.then, text);
+                found.setup = Some(earlier).filter(|it| !it.is_empty()).or(found.setup.take());
+                continue;
+            }
+            let (name, _) = text.split_once('\n').expect("its first line");
+            let name = name.trim_start_matches(['#', '/', ' ']).to_owned();
+            found.program = Some((name, text));
+        }
+        found
+    });
+    [(); 2].map(|()| groups.next().expect("a group of tabs"))
+}
+
+/// A folder outside of this workspace, where Cargo would add to it.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let name = format!("fencepost-newcomer-{}-{name}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&folder).expect("a folder");
+        Self(folder)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A folder and a server.
+struct Place {
+    folder: Scratch,
+    url: String,
+    key: String,
+}
+
+impl Place {
+    fn shell(&self, text: &str) -> Command {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let mut command = Command::new("bash");
+        command
+            .args(["-eu", "-o", "pipefail", "-c", text])
+            .current_dir(&self.folder.0)
+            .env("FENCEPOST_SOURCE", root)
+            .env("FENCEPOST_URL", &self.url)
+            .env("FENCEPOST_KEY", &self.key)
+            // Each run would compile the same crates again.
+            .env("CARGO_TARGET_DIR", PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("newcomer"))
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
+        command
+    }
+
+    async fn runs(&self, text: &str) -> String {
+        let output = self.shell(text).output().await.expect("bash runs");
+        let said =
+            String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{text}\n{said}");
+        said.into_owned()
+    }
+
+    fn write(&self, tab: &Tab) {
+        let Some((name, text)) = &tab.program else { return };
+        let file = self.folder.0.join(name);
+        std::fs::create_dir_all(file.parent().expect("a folder")).expect("a folder");
+        std::fs::write(file, text).expect("a file");
+    }
+
+    /// Signs up, as the page's first block tells.
+    async fn sign_up(&mut self) {
+        let page = blocks(&read("docs/index.md"));
+        let said = self.runs(&page.first().expect("a block").1).await;
+        let answer: Value = said.lines().find_map(|it| serde_json::from_str(it).ok()).expect(&said);
+        self.key = answer["api_key"]["secret"].as_str().expect("a key").to_owned();
+        assert_eq!(answer["project"]["plan"], "free", "{said}");
+    }
+}
+
+/// Goes the way of the page in a language. Answers what the newcomer sees at the end.
+fn goes_the_way(language: &str) {
+    run_for(TIME_LIMIT, async {
+        let database = fresh_database().await;
+        let args = ["--signup", "open", "--default-plan", "free"];
+        let mut node = NodeProcess::start_at(&database, free_port(), &args);
+        node.until_ready().await;
+        let folder = Scratch::new(language);
+        let mut place = Place { folder, url: node.url(), key: String::new() };
+        place.sign_up().await;
+        let [worker, producer] = tabs(language);
+        if let Some(setup) = &worker.setup {
+            place.runs(setup).await;
+        }
+        place.write(&worker);
+        place.write(&producer);
+        if worker.program.is_none() {
+            place.runs(&worker.then).await;
+            let said = place.runs(&producer.then).await;
+            assert!(said.contains("Hello, Ada!") && said.contains("\"attempt\":1"), "{said}");
+            return refused_and_patient(&place, &worker.then).await;
+        }
+        let working = Working::start(place.shell(&worker.then));
+        let said = place.runs(&producer.then).await;
+        assert!(said.contains("attempt 1: ") && said.contains("Hello, Ada!"), "{said}");
+        drop(working);
+    });
+}
+
+/// Uses up the plan's requests, and goes the same way again: curl waits as it is told.
+async fn refused_and_patient(place: &Place, text: &str) {
+    let client = reqwest::Client::new();
+    let refused = loop {
+        let request = client.post(format!("{}/v1/jobs", place.url)).bearer_auth(&place.key);
+        let reply = request.json(&json!({"job_type": "other", "queue": "other"})).send().await;
+        let reply = reply.expect("an answer");
+        if reply.status() != 201 {
+            break reply;
+        }
+    };
+    assert_eq!(refused.status(), 429);
+    let after = refused.headers()["retry-after"].to_str().expect("text").parse::<u32>();
+    assert!(after.is_ok_and(|it| (1..=60).contains(&it)), "{:?}", refused.headers());
+    place.runs(text).await;
+}
+
+#[test]
+fn a_newcomer_with_curl_sees_a_job_done_and_obeys_a_refusal() {
+    goes_the_way("curl");
+}
+
+#[test]
+fn a_newcomer_with_python_sees_a_job_done() {
+    goes_the_way("Python");
+}
+
+#[test]
+fn a_newcomer_with_typescript_sees_a_job_done() {
+    goes_the_way("TypeScript");
+}
+
+#[test]
+fn a_newcomer_with_go_sees_a_job_done() {
+    goes_the_way("Go");
+}
+
+#[test]
+fn a_newcomer_with_rust_sees_a_job_done() {
+    goes_the_way("Rust");
+}

@@ -94,6 +94,10 @@ pub struct EnqueueArgs {
     #[arg(long, value_name = "BATCH")]
     batch_id: Option<String>,
 
+    /// Refuse a payload that does not fit the schema of the job type
+    #[arg(long)]
+    check_payload: bool,
+
     /// Label that its worker must have; may be repeated
     #[arg(long = "label", value_name = "LABEL")]
     labels: Vec<String>,
@@ -153,6 +157,7 @@ fn fields(args: &EnqueueArgs) -> anyhow::Result<BTreeMap<&'static str, Box<RawVa
         ("queue", Some(json!(args.queue))),
         ("priority", Some(json!(args.priority))),
         ("labels", Some(json!(args.labels))),
+        ("check_payload", args.check_payload.then(|| json!(true))),
         ("tags", Some(json!(tags))),
         ("delay_seconds", args.delay_seconds.map(|it| json!(it))),
         ("run_at", args.run_at.as_ref().map(|it| json!(it))),

@@ -7,6 +7,8 @@ pub const NEW_JOB: &[Field] = &[
     Field::Text("job_type"),
     Field::Text("queue"),
     Field::Json("payload"),
+    Field::Members("payload"),
+    Field::Flag("check_payload"),
     Field::Number("priority"),
     Field::Number("delay_seconds"),
     Field::Number("max_attempts"),
@@ -60,5 +62,7 @@ pub const QUEUE: &[Field] = &[
     Field::NumberOrNull("brake_after"),
     Field::NumberOrNull("max_waiting"),
 ];
+/// The schema of a job type.
+pub const SCHEMA: &[Field] = &[Field::Json("schema")];
 /// A job type of a queue, or the whole queue.
 pub const TYPE: &[Field] = &[Field::Text("job_type")];

@@ -2,7 +2,7 @@
 //! console can change; a test compares it with the OpenAPI document.
 
 use super::{
-    action_fields::{JOBS, NEW_JOB, PURGE, QUEUE, REDRIVE, TYPE},
+    action_fields::{JOBS, NEW_JOB, PURGE, QUEUE, REDRIVE, SCHEMA, TYPE},
     form::{Field, Fields, encode},
     location::segment,
 };
@@ -157,6 +157,7 @@ pub const ACTIONS: &[Action] = &[
         "Paused: it accepts jobs, but none is claimed.",
     ),
     on("queues_resume", "POST", "/queues/{queue}/resume", TYPE, "Resumed: jobs are claimed again."),
+    on("job_types_put", "PUT", "/job-types/{job_type}", SCHEMA, "The schema is saved."),
     on("queues_update", "PATCH", "/queues/{queue}", QUEUE, "The queue's settings are saved."),
     on(
         "queues_purge",

@@ -111,6 +111,9 @@ pub enum Field {
     Json(&'static str),
     /// An object that is sent even if it is empty.
     Object(&'static str),
+    /// The members of an object: fields named `payload.text.NAME`, `payload.number.NAME` or
+    /// `payload.json.NAME`, each omitted when empty. Without any, nothing is sent.
+    Members(&'static str),
     /// A local time without a zone, as browsers send it: read as UTC. Omitted when empty.
     Time(&'static str),
 }
@@ -127,6 +130,7 @@ impl Field {
             | Self::Pairs(it)
             | Self::Json(it)
             | Self::Object(it)
+            | Self::Members(it)
             | Self::Time(it) => it,
         }
     }
@@ -183,6 +187,12 @@ pub fn body(fields: &[Field], form: &Fields) -> Result<String, Error> {
                 root.entry(name.to_owned()).or_insert_with(|| Part::Object(BTreeMap::new()));
                 None
             }
+            Field::Members(_) => {
+                if let Some(members) = members(name, form)? {
+                    root.insert(name.to_owned(), Part::Object(members));
+                }
+                None
+            }
             Field::Time(_) => form.trimmed(name).map(|it| quoted(&utc(it))),
         };
         if let Some(value) = value {
@@ -190,6 +200,27 @@ pub fn body(fields: &[Field], form: &Fields) -> Result<String, Error> {
         }
     }
     serde_json::to_string(&root).map_err(Error::internal)
+}
+
+/// The members of an object that a form has fields for.
+fn members(object: &str, form: &Fields) -> Result<Option<BTreeMap<String, Part>>, Error> {
+    let named = |field: &str| {
+        let (kind, name) = field.strip_prefix(object)?.strip_prefix('.')?.split_once('.')?;
+        Some((kind.to_owned(), name.to_owned()))
+    };
+    let (mut members, mut has_any) = (BTreeMap::new(), false);
+    for (field, value) in &form.0 {
+        let Some((kind, name)) = named(field) else { continue };
+        has_any = true;
+        let value = match (&*kind, value.trim()) {
+            (_, "") => continue,
+            ("number", text) => number(&format!("{object}.{name}"), text)?,
+            ("json", text) => json(&format!("{object}.{name}"), text)?,
+            _ => quoted(value),
+        };
+        members.insert(name, Part::Raw(value));
+    }
+    Ok(has_any.then_some(members))
 }
 
 /// The parent of a field, or the field.
@@ -274,6 +305,14 @@ mod tests {
         let large = r#"{"payload":[12345678901234567890.10]}"#;
         check(&[Field::Json("payload")], "payload=[12345678901234567890.10]", large);
         check(&[Field::Json("payload")], "payload=", r#"{"payload":null}"#);
+        let members = [Field::Json("payload"), Field::Members("payload")];
+        check(&members, "payload=[1]", r#"{"payload":[1]}"#);
+        check(
+            &members,
+            "payload.text.a.b=x+&payload.number.n=1.0&payload.json.c=[]&payload.number.d=",
+            r#"{"payload":{"a.b":"x ","c":[],"n":1.0}}"#,
+        );
+        check(&members, "payload.text.a=", r#"{"payload":{}}"#);
         check(&[Field::Time("at")], "at=2026-01-31T12:00", r#"{"at":"2026-01-31T12:00:00Z"}"#);
         check(&[Field::Time("at")], "at=2026-01-31T12:00:00Z", r#"{"at":"2026-01-31T12:00:00Z"}"#);
         check(&[Field::Pairs("tags")], "tags=a%3D1+b%3D2", r#"{"tags":{"a":"1","b":"2"}}"#);

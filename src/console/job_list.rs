@@ -9,6 +9,7 @@ use super::{
     format,
     location::segment,
     page::{Frame, Here, refused_page, render},
+    payload_form::{self, PayloadField},
     session::go,
 };
 use crate::{
@@ -19,6 +20,7 @@ use crate::{
     },
     error::Error,
     http::{
+        job_types::{JobTypeList, schema::JobType},
         jobs::read::JobPage,
         metrics::{MetricsSummary, StateCounts},
         queues::{Queue, QueuePage},
@@ -292,6 +294,15 @@ struct NewJob {
     job_type: String,
     queue: String,
     queues: Vec<Queue>,
+    payload_fields: Vec<PayloadField>,
+    /// Job types with a form of their own.
+    forms: Vec<String>,
+}
+
+impl NewJob {
+    fn with_type(&self, job_type: &str) -> String {
+        encode(&[("job_type", job_type), ("queue", &self.queue)])
+    }
 }
 
 /// The form of a new job.
@@ -299,5 +310,14 @@ pub async fn new(here: Here) -> Result<Response, Error> {
     let page: QueuePage = here.get(&format!("/queues?limit={SUGGESTED_QUEUES}")).await?;
     let job_type = here.asked.text("job_type").to_owned();
     let queue = here.asked.get("queue").unwrap_or(DEFAULT_QUEUE).to_owned();
-    render(&NewJob { frame: here.frame, job_type, queue, queues: page.queues })
+    let types: JobTypeList = here.get("/job-types").await?;
+    let with_form = types.job_types.into_iter().filter(|it| it.has_schema);
+    let forms: Vec<_> = with_form.map(|it| it.job_type).collect();
+    let mut payload_fields = Vec::new();
+    if forms.contains(&job_type) {
+        let known: JobType = here.get(&format!("/job-types/{}", segment(&job_type))).await?;
+        payload_fields = payload_form::fields(known.schema.as_ref().map_or("", |it| it.get()));
+    }
+    let (frame, queues) = (here.frame, page.queues);
+    render(&NewJob { frame, job_type, queue, queues, payload_fields, forms })
 }

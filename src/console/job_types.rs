@@ -1,17 +1,18 @@
 //! Job types: what they did in the last 24 hours.
 
 use askama::Template;
-use axum::response::Response;
+use axum::{extract::Path, response::Response};
 
 use super::{
     form::encode,
     format,
+    location::segment,
     page::{Frame, Here, render},
 };
 use crate::{
     domain::search,
     error::Error,
-    http::metrics::job_types::{JobTypeList, JobTypeStats},
+    http::job_types::{JobTypeList, JobTypeStats, schema::JobType},
 };
 
 #[derive(Template)]
@@ -25,6 +26,29 @@ struct JobTypes {
 pub async fn list(here: Here) -> Result<Response, Error> {
     let JobTypeList { job_types } = here.get("/job-types").await?;
     render(&JobTypes { frame: here.frame, job_types })
+}
+
+#[derive(Template)]
+#[template(path = "job_type.html")]
+struct OneType {
+    frame: Frame,
+    job_type: JobType,
+}
+
+/// The schema of a type.
+pub async fn detail(
+    Path((_, job_type)): Path<(String, String)>,
+    here: Here,
+) -> Result<Response, Error> {
+    let job_type: JobType = here.get(&format!("/job-types/{}", segment(&job_type))).await?;
+    render(&OneType { frame: here.frame, job_type })
+}
+
+impl OneType {
+    /// As it was sent; empty: it has none.
+    fn schema(&self) -> &str {
+        self.job_type.schema.as_ref().map_or("", |it| it.get())
+    }
 }
 
 impl JobTypes {

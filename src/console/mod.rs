@@ -26,6 +26,7 @@ mod operations;
 mod overview;
 mod page;
 mod passkeys;
+mod payload_form;
 mod provider;
 mod queues;
 mod recovery_codes;
@@ -81,6 +82,7 @@ fn of_project() -> Router<App> {
         .route("/recurring/s/{recurring_id}", get(recurring::detail))
         .route("/recurring/s/{recurring_id}/edit", get(recurring::edit).post(recurring::save))
         .route("/job-types", get(job_types::list))
+        .route("/job-types/{job_type}", get(job_types::detail))
         .route("/workers", get(workers::list))
         .route("/workflows", get(workflows::list))
         .route("/workflows/{workflow_id}", get(workflows::detail))

@@ -4,6 +4,8 @@
 
 /// Characters in a `job_type`.
 pub const MAX_JOB_TYPE_CHARS: usize = 500;
+/// Job types of a project with a schema.
+pub const MAX_JOB_SCHEMAS: i64 = 200;
 /// Characters in a queue's name.
 pub const MAX_QUEUE_CHARS: usize = 100;
 /// Characters in a `worker_id`.

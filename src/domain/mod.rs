@@ -21,6 +21,7 @@ pub mod limits;
 pub mod logs;
 pub mod networks;
 pub mod operation;
+pub mod payload_schema;
 pub mod plan;
 pub mod rate;
 pub mod schedule;

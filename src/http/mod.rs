@@ -17,6 +17,7 @@ mod health;
 mod idempotency;
 pub(crate) mod invitations;
 pub(crate) mod job;
+pub(crate) mod job_types;
 pub(crate) mod jobs;
 pub(crate) mod keys;
 pub mod late_refusals;
@@ -108,7 +109,8 @@ fn data_plane() -> Routes {
         .routes(routes!(usage::get))
         .routes(routes!(metrics::summary))
         .routes(routes!(metrics::throughput))
-        .routes(routes!(metrics::job_types::list))
+        .routes(routes!(job_types::list))
+        .routes(routes!(job_types::schema::get, job_types::schema::put))
         .routes(routes!(metrics::prometheus::scrape))
         .routes(routes!(metrics::dashboards::dashboard))
         .routes(routes!(metrics::dashboards::alert_rules))

@@ -23,6 +23,7 @@ pub mod fences;
 pub mod heartbeats;
 pub mod idempotency;
 pub mod identities;
+pub mod job_types;
 pub mod jobs;
 pub mod keys;
 pub mod limited_claims;

@@ -412,13 +412,13 @@ impl<S: Send + Sync> FromRequestParts<S> for NameInPath {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
-        const PARAMETERS: [&str; 3] = ["queue", "worker_id", "recurring_id"];
+        const PARAMETERS: [&str; 4] = ["queue", "job_type", "worker_id", "recurring_id"];
         let params = RawPathParams::from_request_parts(parts, state)
             .await
             .map_err(|_| Error::Unreadable("the path is not valid UTF-8".to_owned()))?;
         let name = params.iter().find(|(name, _)| PARAMETERS.contains(name));
         let name = name.map(|(_, value)| value).ok_or(Error::NoSuchRoute)?;
-        // No queue or worker has such a name.
+        // Nothing has such a name.
         if name.chars().any(char::is_control) {
             return Err(Error::NoSuchRoute);
         }

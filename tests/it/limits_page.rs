@@ -4,7 +4,7 @@ use fencepost::{
     config,
     credentials::bodies::{MAX_NODE_BODY_KIB, MAX_PROJECT_BODY_KIB},
     domain::{
-        job, limits,
+        job, limits, payload_schema,
         plan::{Limits, Plans},
         schedule, search,
     },
@@ -66,6 +66,9 @@ pub fn callback_limits() -> Vec<(&'static str, String)> {
 pub fn job_limits() -> Vec<(&'static str, String)> {
     vec![
         ("`job_type`", format!("1–{} characters", limits::MAX_JOB_TYPE_CHARS)),
+        ("a job type's `schema`", format!("{} bytes", payload_schema::MAX_SCHEMA_BYTES)),
+        ("entries in one place of a schema", payload_schema::MAX_ENTRIES.to_string()),
+        ("job types with a schema", limits::MAX_JOB_SCHEMAS.to_string()),
         ("`queue`", format!("1–{} characters", limits::MAX_QUEUE_CHARS)),
         (
             "`payload`",

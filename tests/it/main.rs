@@ -26,6 +26,7 @@ mod hardening;
 mod heartbeats;
 mod idempotency;
 mod isolation;
+mod job_types;
 mod jobs;
 mod libraries;
 mod limited_claims;

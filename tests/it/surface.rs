@@ -201,6 +201,7 @@ fn body(id: &str, job_id: &str) -> Option<Value> {
         "batches_create" => json!({}),
         "workflows_create" => json!({"jobs": [{"key": "a", "job_type": "t"}]}),
         "queues_update" => json!({"max_concurrency": 5}),
+        "job_types_put" => json!({"schema": {"type": "object"}}),
         "queues_purge" => json!({"confirm": "default"}),
         "dead_letters_bulk_retry" | "jobs_bulk_cancel" | "jobs_bulk_retry" | "jobs_bulk_replay" => {
             json!({"filter": {}})

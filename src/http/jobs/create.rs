@@ -24,6 +24,7 @@ use crate::{
     http::{
         error::ErrorBody,
         idempotency::{self, Answer, Ids, Once, Repeat},
+        job_types::schema::fits_schema,
     },
     store::deadline::detached_in,
     wire::{
@@ -91,7 +92,7 @@ pub async fn create(
 async fn create_once(
     caller: Caller<Bound<Produce>>,
     app: App,
-    request: EnqueueRequest,
+    mut request: EnqueueRequest,
     repeat: Repeat,
     trace: Option<String>,
 ) -> Result<Response, Error> {
@@ -99,8 +100,10 @@ async fn create_once(
     repeat
         .once(&app, &caller, async move |ids: Ids| {
             let mut check = Check::default();
+            let to_check = request.to_check(String::new());
             let tied = accept(tenant, ids.job(0), request, trace.as_deref(), &mut check)?;
             check.finish()?;
+            fits_schema(&running, tenant.project_id, to_check.into_iter().collect()).await?;
             let jobs = vec![tied];
             check_enqueue(&running.engine, tenant.project_id, by.binding(), &jobs).await?;
             let mut stored = enqueue::store(&running.engine, tenant, jobs).await?;
@@ -132,14 +135,18 @@ pub async fn create_batch(
     caller: Caller<Bound<Produce>>,
     State(app): State<App>,
     headers: HeaderMap,
-    Once { request, repeat }: Once<EnqueueBatchRequest>,
+    Once { mut request, repeat }: Once<EnqueueBatchRequest>,
 ) -> Result<Response, Error> {
     caller.charge(&app, "jobs", Cost::Items(request.jobs.len())).await?;
     let trace = traceparent(&headers).map(str::to_owned);
     let (running, by, tenant) = (app.clone(), caller.who.clone(), caller.tenant());
     repeat
         .once(&app, &caller, async move |ids: Ids| {
+            let sent = request.jobs.iter_mut().enumerate();
+            let to_check = sent.filter_map(|(at, it)| it.0.to_check(format!("jobs[{at}].")));
+            let to_check = to_check.collect();
             let jobs = accept_batch(tenant, ids, request, trace.as_deref())?;
+            fits_schema(&running, tenant.project_id, to_check).await?;
             check_enqueue(&running.engine, tenant.project_id, by.binding(), &jobs).await?;
             let stored = enqueue::store(&running.engine, tenant, jobs).await?;
             let jobs =

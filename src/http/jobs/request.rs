@@ -30,7 +30,7 @@ use crate::{
         dependencies::{OnConflict, TiedJob},
     },
     error::Error,
-    http::retry::RetryRequest,
+    http::{job_types::schema::ToCheck, retry::RetryRequest},
     ids::JobId,
     wire::{
         extract::{Object, RequestBody},
@@ -115,6 +115,9 @@ pub struct EnqueueRequest {
     /// Enqueued when this job ends, in whatever way.
     #[schema(value_type = Option<CallbackRequest>)]
     on_complete: Option<Box<Object<CallbackRequest>>>,
+    /// Refuses the job if its payload does not fit the schema of its job type. Not in a workflow.
+    #[serde(default)]
+    check_payload: bool,
     /// In a workflow, and only there: its key, unique in the workflow.
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_NAME_CHARS)))))]
     pub(in crate::http) key: Option<String>,
@@ -123,6 +126,18 @@ pub struct EnqueueRequest {
     /// Older spelling of the header `Idempotency-Key`.
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_IDEMPOTENCY_KEY_CHARS)))))]
     pub(in crate::http) idempotency_key: Option<String>,
+}
+
+impl EnqueueRequest {
+    /// Its payload, if the request asks for a check.
+    pub fn to_check(&mut self, path: String) -> Option<ToCheck> {
+        let payload = || self.payload.as_ref().map_or("null", |it| it.get()).to_owned();
+        std::mem::take(&mut self.check_payload).then(|| ToCheck {
+            path,
+            job_type: self.job_type.clone(),
+            payload: payload(),
+        })
+    }
 }
 
 /// Makes a job the only live one with its key. A dead letter is not live.
@@ -185,6 +200,9 @@ pub fn accept(
     check: &mut Check,
 ) -> Result<TiedJob, Error> {
     let Tenant { project_id, limits } = tenant;
+    if request.check_payload {
+        check.refuse("check_payload", "must not be set in a workflow");
+    }
     check.name("job_type", &request.job_type, limits::MAX_JOB_TYPE_CHARS);
     let queue = request.queue.take().unwrap_or_else(|| DEFAULT_QUEUE.to_owned());
     check.name("queue", &queue, limits::MAX_QUEUE_CHARS);

@@ -2,7 +2,6 @@
 
 pub mod dashboards;
 mod exposition;
-pub mod job_types;
 pub mod prometheus;
 
 use axum::{Json as Reply, extract::State};

@@ -16,6 +16,7 @@ pub const TENANT_TABLES: &[&str] = &[
     "job_bodies",
     "job_ends",
     "batches",
+    "job_types",
     "job_edges",
     "attempts",
     "finished_jobs",

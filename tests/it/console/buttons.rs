@@ -91,6 +91,18 @@ async fn work_with_jobs(p: &mut Presser<'_>) {
     assert_eq!((&made["queue"], &made["unique_key"]), (&json!("by-hand"), &json!("u")));
     assert_eq!((&made["payload"], &made["tags"]["b"]), (&json!({"n": 1.0}), &json!("2")));
     t.act(&format!("/v1/jobs/{id}/cancel")).await.is(200);
+    let schema = r#"{"required": ["n"], "properties": {"n": {"type": "number"}}}"#;
+    p.press("job_types_put", &[("job_type", "checked"), ("schema", schema)]).await;
+    let fields = [
+        ("job_type", "checked"),
+        ("queue", "by-hand"),
+        ("check_payload", "yes"),
+        ("payload.number.n", "1.50"),
+    ];
+    let page = p.press("jobs_create", &fields).await;
+    let id = page.split("/jobs/").nth(1).and_then(|it| it.split('?').next()).expect("a job");
+    assert_eq!(t.job(id).await["payload"], json!({"n": 1.5}));
+    t.act(&format!("/v1/jobs/{id}/cancel")).await.is(200);
     let job = t.enqueue(json!({"delay_seconds": 600})).await;
     let named = [("job_id", job.as_str())];
     p.press("jobs_update", &[named[0], ("delay_seconds", "0")]).await;

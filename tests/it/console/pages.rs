@@ -8,7 +8,7 @@ use crate::people::Person;
 use serde_json::{Value, json};
 
 /// All pages of a project, but those of one thing.
-const PAGES: [&str; 27] = [
+const PAGES: [&str; 29] = [
     "",
     "/start",
     "/first",
@@ -18,6 +18,8 @@ const PAGES: [&str; 27] = [
     "/jobs/bulk/jobs_bulk_retry?queue=default",
     "/jobs/new",
     "/job-types",
+    "/job-types/t",
+    "/jobs?order=oldest",
     "?period=30d",
     "/queues?search=def",
     "/dead-letters?sort=latest",
@@ -112,6 +114,11 @@ fn every_page_shows_what_others_wrote_as_text_under_a_policy_without_exceptions(
             let name: String = text.bytes().map(|it| format!("%{it:02x}")).collect();
             pages.push(format!("/queues/{name}"));
             pages.push(format!("/jobs?job_type={name}"));
+            let member = json!({"title": text, "description": text, "enum": [text]});
+            let schema = json!({"required": [text], "properties": {text: member}});
+            t.put(&format!("/v1/job-types/{name}"), json!({"schema": schema})).await.is(200);
+            pages.push(format!("/job-types/{name}"));
+            pages.push(format!("/jobs/new?job_type={name}"));
             pages.push(format!("/jobs?state={name}"));
             pages.push(format!("/audit-log?target={name}"));
             pages.push(format!("/workers?label={name}"));

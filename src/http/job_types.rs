@@ -1,14 +1,17 @@
-//! `GET /v1/job-types`: what the types of a project's jobs did lately.
+//! `GET /v1/job-types`: what the types of a project's jobs did lately, and which have a schema.
+
+pub mod schema;
 
 use axum::{Json as Reply, extract::State};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::Percentiles;
 use crate::{
     app::App,
     auth::{Caller, Read},
+    domain::{limits, stats::Counts},
     error::Error,
+    http::metrics::Percentiles,
     store::{self, stats::TypeStats},
 };
 
@@ -21,6 +24,9 @@ pub struct JobTypeStats {
     /// Job type: the kind of work; `other` stands for those beyond the first 100 of a queue.
     #[schema(example = "email.send")]
     pub job_type: String,
+    /// Whether its payloads have a schema.
+    #[serde(default)]
+    pub has_schema: bool,
     /// Queues that had such jobs, by name; at most 20.
     pub queues: Vec<String>,
     /// Enqueued jobs.
@@ -43,6 +49,7 @@ impl From<TypeStats> for JobTypeStats {
     fn from(TypeStats { job_type, queues, counts }: TypeStats) -> Self {
         Self {
             job_type,
+            has_schema: false,
             queues,
             enqueued: counts.enqueued,
             succeeded: counts.succeeded,
@@ -58,16 +65,16 @@ impl From<TypeStats> for JobTypeStats {
 /// The job types of a project.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct JobTypeList {
-    /// Those with most enqueued jobs first; at most 500.
+    /// Those with most enqueued jobs first; at most 500, and those that have a schema only.
     pub job_types: Vec<JobTypeStats>,
 }
 
 /// List job types.
 ///
 /// Types whose jobs did something since the start of the hour 24 hours ago, from the statistics,
-/// which are written every five seconds.
+/// which are written every five seconds; and types with a schema.
 #[utoipa::path(
-    get, path = "/job-types", tag = "metrics", operation_id = "job_types_list",
+    get, path = "/job-types", tag = "jobs", operation_id = "job_types_list",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
     responses(
         (status = 200, description = "The job types.", body = JobTypeList),
@@ -79,6 +86,17 @@ pub async fn list(
 ) -> Result<Reply<JobTypeList>, Error> {
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let found = store::stats::by_type(&mut conn, caller.project_id, MAX_JOB_TYPES).await?;
-    let job_types = found.into_iter().map(JobTypeStats::from).collect();
+    let named = limits::MAX_JOB_SCHEMAS;
+    let mut named = store::job_types::names(&mut conn, caller.project_id, named).await?;
+    let mut job_types: Vec<JobTypeStats> = found.into_iter().map(JobTypeStats::from).collect();
+    for known in &mut job_types {
+        let at = named.iter().position(|it| *it == known.job_type);
+        known.has_schema = at.map(|at| named.swap_remove(at)).is_some();
+    }
+    named.sort();
+    job_types.extend(named.into_iter().map(|job_type| {
+        let idle = TypeStats { job_type, queues: Vec::new(), counts: Counts::default() };
+        JobTypeStats { has_schema: true, ..idle.into() }
+    }));
     Ok(Reply(JobTypeList { job_types }))
 }

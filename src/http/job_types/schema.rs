@@ -1,0 +1,203 @@
+//! `GET` and `PUT /v1/job-types/{job_type}`: the schema of a job type's payloads.
+
+use std::collections::HashMap;
+
+use axum::{Json as Reply, extract::State};
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, value::RawValue};
+use utoipa::ToSchema;
+
+use crate::{
+    app::App,
+    auth::{Caller, Manage, Read},
+    domain::{
+        limits,
+        payload_schema::{MAX_SCHEMA_BYTES, PayloadSchema},
+    },
+    error::{Error, FieldError},
+    http::{
+        audit::{self, NewAuditEntry},
+        error::ErrorBody,
+    },
+    ids::ProjectId,
+    store::{self, deadline::detached_in, job_types::TypeSchema},
+    wire::{
+        extract::{Json, NameInPath, RequestBody},
+        validate::{Check, stored_json},
+    },
+};
+
+/// A job type.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct JobType {
+    /// Job type: the kind of work.
+    #[schema(example = "email.send")]
+    pub job_type: String,
+    /// JSON Schema of its payloads, as it was sent; null: it has none.
+    #[schema(required, value_type = serde_json::Value)]
+    pub schema: Option<Box<RawValue>>,
+    /// When the schema was stored.
+    #[schema(required)]
+    pub updated_at: Option<DateTime<Utc>>,
+}
+
+/// What to say about a job type.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"schema": {"type": "object", "required": ["to"], "properties": {"to": {"type": "string", "format": "email"}}}}))]
+pub struct PutJobTypeRequest {
+    /// JSON Schema (2020-12) of its payloads, at most 16 KiB; null removes it. Keywords that could
+    /// take long to check are refused, such as `$ref` and `anyOf`.
+    #[schema(value_type = serde_json::Value)]
+    schema: Box<RawValue>,
+}
+
+impl RequestBody for PutJobTypeRequest {}
+
+/// Read a job type.
+///
+/// Its schema, if it has one. A job type exists from its first use.
+#[utoipa::path(
+    get, path = "/job-types/{job_type}", tag = "jobs", operation_id = "job_types_get",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
+    params(("job_type" = String, Path, description = "The job type.", example = "email.send")),
+    responses(
+        (status = 200, description = "The job type.", body = JobType),
+    ),
+)]
+pub async fn get(
+    caller: Caller<Read>,
+    State(app): State<App>,
+    NameInPath(job_type): NameInPath,
+) -> Result<Reply<JobType>, Error> {
+    check_name(&job_type)?;
+    find(&app, caller.project_id, job_type).await.map(Reply)
+}
+
+/// Set the schema of a job type.
+///
+/// It describes payloads for the console's form, and for jobs that are enqueued with
+/// `check_payload`. Jobs that are stored already stay as they are.
+#[utoipa::path(
+    put, path = "/job-types/{job_type}", tag = "jobs", operation_id = "job_types_put",
+    security(("api_key" = ["manage"]), ("session" = ["member"])),
+    params(("job_type" = String, Path, description = "The job type.", example = "email.send")),
+    request_body = PutJobTypeRequest,
+    responses(
+        (status = 200, description = "The job type.", body = JobType),
+        (status = 413, description = "The schema is too large.", body = ErrorBody),
+    ),
+)]
+pub async fn put(
+    caller: Caller<Manage>,
+    State(app): State<App>,
+    NameInPath(job_type): NameInPath,
+    Json(request): Json<PutJobTypeRequest>,
+) -> Result<Reply<JobType>, Error> {
+    check_name(&job_type)?;
+    let schema = request.schema.get();
+    let mut check = Check::default();
+    check.size("schema", &request.schema, MAX_SCHEMA_BYTES)?;
+    check.depth("schema", &request.schema);
+    check.finish()?;
+    let before = find(&app, caller.project_id, job_type.clone()).await?.schema;
+    let read: Value = serde_json::from_str(schema).map_err(Error::internal)?;
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
+    if read.is_null() {
+        store::job_types::delete(&mut conn, caller.project_id, &job_type).await?;
+    } else {
+        PayloadSchema::read(&read).map_err(|message| Error::invalid("schema", message))?;
+        let max = limits::MAX_JOB_SCHEMAS;
+        if !store::job_types::upsert(&mut conn, caller.project_id, &job_type, schema, max).await? {
+            return Err(Error::QuotaExceeded { what: "job types with a schema", max });
+        }
+    }
+    drop(conn);
+    let text = |it: &RawValue| format!("{{\"schema\":{}}}", it.get());
+    let (before, after) = (before.as_deref().map(text), Some(text(&request.schema)));
+    let entry =
+        NewAuditEntry { before, after, ..NewAuditEntry::to("job_type.changed", &*job_type) };
+    audit::note(&app, &caller, entry).await;
+    find(&app, caller.project_id, job_type).await.map(Reply)
+}
+
+fn check_name(job_type: &str) -> Result<(), Error> {
+    let mut check = Check::default();
+    check.name("job_type", job_type, limits::MAX_JOB_TYPE_CHARS);
+    check.finish()
+}
+
+async fn find(app: &App, project_id: ProjectId, job_type: String) -> Result<JobType, Error> {
+    let mut conn = app.engine.pools.read_for(project_id).await?;
+    let named = std::slice::from_ref(&job_type);
+    let found = store::job_types::schemas_of(&mut conn, project_id, named).await?.pop();
+    let (schema, updated_at) = found.map(|it| (it.schema, it.updated_at)).unzip();
+    Ok(JobType { job_type, schema: schema.map(stored_json).transpose()?, updated_at })
+}
+
+/// A payload to compare with the schema of its job type.
+#[derive(Debug)]
+pub struct ToCheck {
+    /// Where the job is in its request, as `jobs[3].`.
+    pub path: String,
+    pub job_type: String,
+    /// JSON.
+    pub payload: String,
+}
+
+/// Compares payloads with the schemas of their types.
+///
+/// # Errors
+/// [`Error::Invalid`], with the place of each mistake.
+pub async fn fits_schema(
+    app: &App,
+    project_id: ProjectId,
+    payloads: Vec<ToCheck>,
+) -> Result<(), Error> {
+    if payloads.is_empty() {
+        return Ok(());
+    }
+    let mut job_types: Vec<_> = payloads.iter().map(|it| it.job_type.clone()).collect();
+    job_types.sort();
+    job_types.dedup();
+    let pools = app.engine.pools.clone();
+    let read = async move {
+        let mut conn = pools.read_for(project_id).await?;
+        store::job_types::schemas_of(&mut conn, project_id, &job_types).await
+    };
+    let schemas = detached_in(&app.engine.tasks, read).await??;
+    // Schemas are compiled, and a batch can be large.
+    let checked = tokio::task::spawn_blocking(move || mistakes(&schemas, &payloads));
+    let mistakes = checked.await.map_err(Error::internal)??;
+    if mistakes.is_empty() { Ok(()) } else { Err(Error::Invalid(mistakes)) }
+}
+
+fn mistakes(schemas: &[TypeSchema], payloads: &[ToCheck]) -> Result<Vec<FieldError>, Error> {
+    let mut read = HashMap::new();
+    for TypeSchema { job_type, schema, .. } in schemas {
+        let schema = serde_json::from_str(schema).map_err(Error::internal)?;
+        read.insert(job_type.as_str(), PayloadSchema::read(&schema));
+    }
+    let mut found = Vec::new();
+    for ToCheck { path, job_type, payload } in payloads {
+        let schema = match read.get(job_type.as_str()) {
+            Some(Ok(schema)) => schema,
+            Some(Err(message)) => {
+                found.push(FieldError::new(format!("{path}check_payload"), message));
+                continue;
+            }
+            None => {
+                let message = "the job type has no schema: store one, or leave this out";
+                found.push(FieldError::new(format!("{path}check_payload"), message));
+                continue;
+            }
+        };
+        let payload = serde_json::from_str(payload).map_err(Error::internal)?;
+        let mistakes = schema.mistakes(&payload).into_iter();
+        found.extend(
+            mistakes.map(|it| FieldError::new(format!("{path}payload{}", it.place), it.message)),
+        );
+    }
+    Ok(found)
+}

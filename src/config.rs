@@ -31,6 +31,13 @@ pub enum Signup {
     Closed,
 }
 
+/// Where people ask for something: a page, or an address.
+fn contact(text: &str) -> Result<String, &'static str> {
+    let is_uri = ["mailto:", "https://"].iter().any(|it| text.starts_with(it));
+    let is_line = !text.chars().any(|it| it.is_control() || it.is_whitespace());
+    if is_uri && is_line { Ok(text.to_owned()) } else { Err("must begin with mailto: or https://") }
+}
+
 /// A contact as RFC 9116 wants it, on one line.
 fn security_contact(text: &str) -> Result<String, &'static str> {
     let is_uri = ["mailto:", "https://", "tel:"].iter().any(|it| text.starts_with(it));
@@ -56,6 +63,11 @@ pub struct PeopleArgs {
     /// Plan of new projects [default: free; in `dev`, unlimited]
     #[arg(long, env = "FENCEPOST_DEFAULT_PLAN", value_name = "PLAN")]
     pub default_plan: Option<String>,
+
+    /// Where people ask for a larger plan: a URI that begins with mailto: or https:, shown beside
+    /// their limits [default: none]
+    #[arg(long, env = "FENCEPOST_PLAN_CONTACT", value_name = "URI", value_parser = contact)]
+    pub plan_contact: Option<String>,
 
     /// File of breached passwords, which new ones must not be: a SHA-1 in hexadecimal on each line,
     /// sorted, as Have I Been Pwned publishes them [default: none; common passwords are refused]

@@ -80,6 +80,7 @@ pub struct People {
     pub default_plan: String,
     pub public_url: String,
     pub security_contact: Option<String>,
+    pub plan_contact: Option<String>,
     pub scanner_keys: Arc<ScannerKeys>,
     pub providers: Arc<Providers>,
     pub mailer: Mailer,
@@ -259,6 +260,7 @@ async fn open(
         // Everything below it begins with a slash.
         public_url: people.public_url.trim_end_matches('/').to_owned(),
         security_contact: people.security_contact,
+        plan_contact: people.plan_contact,
         scanner_keys: people.scanner_keys,
         providers: people.providers,
         default_plan: people.default_plan,

@@ -117,6 +117,8 @@ pub struct Accounts {
     pub public_url: String,
     /// A URI for people who have found a vulnerability.
     pub security_contact: Option<String>,
+    /// A URI for people who want a larger plan.
+    pub plan_contact: Option<String>,
     pub scanner_keys: Arc<ScannerKeys>,
     pub providers: Arc<Providers>,
     pub default_plan: String,

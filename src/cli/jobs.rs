@@ -214,7 +214,7 @@ async fn list(
     for job in page["jobs"].as_array_mut().into_iter().flatten() {
         job["age"] = json!(job_view::since(now, &job["created_at"]));
         let lacks = match job["waiting_reason"].as_str() {
-            Some("no_workers") => ": no worker polls its queue",
+            Some("no_workers") => ": no worker polls its queue for its type",
             Some("labels") => ": no worker has its labels",
             _ => "",
         };

@@ -337,6 +337,7 @@ async fn open(database: &DatabaseArgs, node: NodeArgs, linger: Duration) -> anyh
         scanner_keys: serve::scanner_keys(node.people.scanner_keys.as_deref())?,
         providers: serve::providers(node.people.oidc_config.as_deref())?,
         security_contact: node.people.security_contact.clone(),
+        plan_contact: node.people.plan_contact.clone(),
         mailer,
         master_keys: Arc::new(master_keys(&node.master_key)?),
         breached_passwords: serve::breached_passwords(node.people.breached_passwords.as_deref())?,

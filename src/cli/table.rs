@@ -90,7 +90,7 @@ pub fn rows<'a>(page: &'a Value, field: &str) -> anyhow::Result<&'a Value> {
 pub fn say_more(page: &Value) -> std::io::Result<()> {
     let Some(cursor) = page["next_cursor"].as_str() else { return Ok(()) };
     let until = page["scanned_until"].as_str();
-    let until = until.map_or(String::new(), |it| format!(" from before {it}"));
+    let until = until.map_or(String::new(), |it| format!(", examined until {it}"));
     writeln!(std::io::stderr(), "there may be more{until}: --cursor {cursor}")
 }
 

@@ -117,8 +117,21 @@ pub struct Graph {
     /// Its size.
     pub size: (i64, i64),
     pub nodes: Vec<Node>,
-    /// Dependencies, as SVG paths.
-    pub edges: Vec<String>,
+    pub edges: Vec<Edge>,
+}
+
+impl Graph {
+    /// Whether a line shows the critical path.
+    pub fn has_critical(&self) -> bool {
+        self.edges.iter().any(|it| it.is_critical)
+    }
+}
+
+/// A dependency in a workflow's diagram.
+pub struct Edge {
+    /// An SVG path.
+    pub path: String,
+    pub is_critical: bool,
 }
 
 /// A job in a workflow's diagram.
@@ -130,6 +143,33 @@ pub struct Node {
     pub id: String,
     /// Its state; `gone` if it was pruned.
     pub state: &'static str,
+    /// Time from the end of its last parent to its own, if it has ended.
+    pub took: Option<String>,
+    /// Whether it is one of the jobs that the last one waited for longest, or that one.
+    pub is_critical: bool,
+}
+
+/// Of each job that has ended: milliseconds from the end of its last parent to its own.
+fn spans(jobs: &[WorkflowJob], parents: &[Vec<usize>], stored: DateTime<Utc>) -> Vec<Option<i64>> {
+    let span = |(job, of): (&WorkflowJob, &Vec<usize>)| {
+        let since = of.iter().filter_map(|it| jobs[*it].completed_at).max().unwrap_or(stored);
+        Some((job.completed_at? - since).num_milliseconds().max(0))
+    };
+    jobs.iter().zip(parents).map(span).collect()
+}
+
+/// The chain of jobs that the workflow took its time for: the job that ended last, the last of its
+/// parents, and so on.
+fn critical_path(ends: &[Option<DateTime<Utc>>], parents: &[Vec<usize>]) -> HashSet<usize> {
+    let last_of = |jobs: &mut dyn Iterator<Item = usize>| {
+        jobs.filter(|it| ends[*it].is_some()).max_by_key(|it| ends[*it])
+    };
+    let mut path = HashSet::new();
+    let mut at = last_of(&mut (0..ends.len()));
+    while let Some(job) = at.filter(|it| path.insert(*it)) {
+        at = last_of(&mut parents[job].iter().copied());
+    }
+    path
 }
 
 /// The jobs of a workflow in columns: each is to the right of its parents.
@@ -145,6 +185,9 @@ pub fn graph(workflow: &Workflow) -> Graph {
         .collect();
     let columns = columns(&parents);
     let rows = rows(&parents, &columns);
+    let spans = spans(&workflow.jobs, &parents, workflow.created_at);
+    let ends: Vec<_> = workflow.jobs.iter().map(|it| it.completed_at).collect();
+    let critical = critical_path(&ends, &parents);
     let node = |(place, job): (usize, &WorkflowJob)| {
         let at = |place: usize, step: i64| i64::try_from(place).unwrap_or_default() * step + 1;
         Node {
@@ -153,12 +196,20 @@ pub fn graph(workflow: &Workflow) -> Graph {
             full_key: job.key.clone(),
             id: job.id.clone(),
             state: job.state.map_or("gone", JobState::as_str),
+            took: spans[place].map(format::millis),
+            is_critical: critical.contains(&place),
         }
     };
     let nodes: Vec<Node> = workflow.jobs.iter().enumerate().map(node).collect();
     let edges =
         parents.iter().enumerate().flat_map(|(child, of)| of.iter().map(move |it| (*it, child)));
-    let edges = edges.map(|(parent, child)| edge(&nodes[parent], &nodes[child])).collect();
+    let last = |child: usize| parents[child].iter().copied().max_by_key(|it| ends[*it]);
+    let is_critical = |(parent, child): (usize, usize)| {
+        critical.contains(&parent) && critical.contains(&child) && last(child) == Some(parent)
+    };
+    let edges = edges
+        .map(|it| Edge { path: edge(&nodes[it.0], &nodes[it.1]), is_critical: is_critical(it) });
+    let edges = edges.collect();
     let width = nodes.iter().map(|it| it.at.0).max().unwrap_or(0) + BOX.0 + 1;
     let height = nodes.iter().map(|it| it.at.1).max().unwrap_or(0) + BOX.1 + 1;
     Graph { size: (width, height), nodes, edges }
@@ -247,6 +298,16 @@ mod tests {
         assert_eq!(columns, [0, 1, 2, 3, 1]);
         // The line from 0 to 3 takes row 0 of columns 1 and 2, the one from 4 row 2 of column 2.
         assert_eq!(rows(&parents, &columns), [0, 1, 1, 0, 2]);
+    }
+
+    #[test]
+    fn the_critical_path_goes_back_from_the_last_end_by_the_last_parents() {
+        let at = |seconds| DateTime::from_timestamp(seconds, 0);
+        // 0 → 1 → 3, 0 → 2 → 3, and 4 apart; 2 ends after 1.
+        let parents = vec![vec![], vec![0], vec![0], vec![1, 2], vec![]];
+        let ends = [at(1), at(2), at(5), at(9), at(3)];
+        assert_eq!(critical_path(&ends, &parents), HashSet::from([0, 2, 3]));
+        assert_eq!(critical_path(&[None], &[vec![]]), HashSet::new());
     }
 
     #[test]

@@ -155,7 +155,7 @@ pub fn waiting(why: impl Plain<WaitingFor>) -> &'static str {
 /// Which worker a job lacks, beside its state.
 pub fn lacking(reason: impl Plain<Reason>) -> &'static str {
     match reason.plain() {
-        Reason::NoWorkers => "no worker polls its queue",
+        Reason::NoWorkers => "no worker polls its queue for its type",
         Reason::Labels => "no worker has its labels",
         _ => "waits",
     }

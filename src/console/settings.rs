@@ -60,6 +60,42 @@ pub async fn keys(here: Here, State(app): State<App>) -> Result<Response, Error>
     keys_page(here, &app, None).await
 }
 
+/// Scopes that belong together.
+struct Preset {
+    name: &'static str,
+    /// Who uses such a key.
+    user: &'static str,
+    scopes: &'static [Scope],
+}
+
+/// The first one is chosen until a visitor chooses another.
+const PRESETS: &[Preset] = &[
+    Preset {
+        name: "both",
+        user: "A program that enqueues, works and reads",
+        scopes: &[Scope::Produce, Scope::Work, Scope::Read, Scope::PayloadRead],
+    },
+    Preset { name: "producer", user: "A producer: it only enqueues", scopes: &[Scope::Produce] },
+    Preset { name: "worker", user: "A worker: it only works", scopes: &[Scope::Work] },
+    Preset {
+        name: "dashboard",
+        user: "A dashboard: it reads all but payloads",
+        scopes: &[Scope::Read],
+    },
+    Preset {
+        name: "operator",
+        user: "A person or a script on call: all but keys",
+        scopes: &[
+            Scope::Produce,
+            Scope::Work,
+            Scope::Read,
+            Scope::PayloadRead,
+            Scope::Manage,
+            Scope::Schedules,
+        ],
+    },
+];
+
 /// Creates a key, and shows it once.
 pub async fn make_key(
     here: Here,
@@ -78,6 +114,11 @@ pub async fn make_key(
         Field::Text("trusts.issuer"),
         Field::Text("trusts.subject"),
     ];
+    if let Some(preset) = PRESETS.iter().find(|it| form.get("preset") == Some(it.name)) {
+        form.0.retain(|it| it.0 != "scopes");
+        let scopes = preset.scopes.iter();
+        form.0.extend(scopes.map(|it| ("scopes".to_owned(), it.name().to_owned())));
+    }
     if let (None, Ok(days)) = (form.get("expires_at"), form.text("lifetime_days").parse()) {
         let end = TimeDelta::try_days(days).and_then(|it| format::now().checked_add_signed(it));
         form.0.extend(end.map(|it| ("expires_at".to_owned(), it.to_rfc3339())));

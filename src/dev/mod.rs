@@ -192,6 +192,7 @@ fn people(args: &DevArgs, url: &str, folder: &Folder) -> anyhow::Result<People> 
         scanner_keys: serve::scanner_keys(args.scanner_keys.as_deref())?,
         providers: serve::providers(args.oidc_config.as_deref())?,
         security_contact: args.security_contact.clone(),
+        plan_contact: args.plan_contact.clone(),
         mailer,
         master_keys: Arc::new(MasterKeys::parse(&master_keys)?),
         breached_passwords: serve::breached_passwords(args.breached_passwords.as_deref())?,

@@ -65,7 +65,8 @@ impl From<TypeStats> for JobTypeStats {
 /// The job types of a project.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct JobTypeList {
-    /// Those with most enqueued jobs first; at most 500, and those that have a schema only.
+    /// At most 500, those with most enqueued jobs first; then types that have a schema, and no
+    /// jobs lately.
     pub job_types: Vec<JobTypeStats>,
 }
 
@@ -86,7 +87,8 @@ pub async fn list(
 ) -> Result<Reply<JobTypeList>, Error> {
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let found = store::stats::by_type(&mut conn, caller.project_id, MAX_JOB_TYPES).await?;
-    let named = limits::MAX_JOB_SCHEMAS;
+    // Requests that came together may have stored a few more than the limit.
+    let named = limits::MAX_JOB_SCHEMAS * 2;
     let mut named = store::job_types::names(&mut conn, caller.project_id, named).await?;
     let mut job_types: Vec<JobTypeStats> = found.into_iter().map(JobTypeStats::from).collect();
     for known in &mut job_types {

@@ -53,6 +53,9 @@ pub struct LimitList {
     /// Plan.
     #[schema(example = "free")]
     pub plan: String,
+    /// Where to ask for a larger plan; null: the operator has named no place.
+    #[schema(required, example = "mailto:sales@example.com")]
+    pub plan_contact: Option<String>,
     /// All limits.
     pub limits: Vec<LimitStatus>,
 }
@@ -158,5 +161,6 @@ pub async fn list(
         },
         bound("batch_jobs", bounds::MAX_ENQUEUE_BATCH_JOBS as i64),
     ];
-    Ok(Reply(LimitList { plan, limits: list }))
+    let plan_contact = app.accounts.plan_contact.clone();
+    Ok(Reply(LimitList { plan, plan_contact, limits: list }))
 }

@@ -49,8 +49,8 @@ pub async fn names(
     .await
 }
 
-/// Stores the schema of a type, unless it is a new one and the project has `max` of them. Returns
-/// whether it is stored.
+/// Stores the schema of a type, unless it is a new one and the project has `max` of them: a few
+/// more, if requests come together. Returns whether it is stored.
 pub async fn upsert(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -432,6 +432,7 @@ pub async fn serving(
             select distinct queue, job_type, coalesce(labels, '{}') as labels
             from jobs
             where project_id = $1 and id = any($2)
+            order by queue, job_type, labels
             limit $4
         )
         select queue, job_type, labels "labels!", is_polled "is_polled!", is_labelled "is_labelled!"

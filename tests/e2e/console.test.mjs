@@ -350,10 +350,12 @@ story("a key is made, shown once, rotated and revoked, and a mistake is told", a
   await page.goto(`${base}/keys`);
   await page.click("summary >> text=Create a key");
   await page.fill("main form [name=name]", "billing");
+  await page.check("[name=preset][value=own]");
+  await page.click("summary >> text=Scopes of your choice");
   for (const box of await page.locator("[name=scopes]").all()) await box.uncheck();
   await page.click("button >> text=Create key");
   await page.locator("#problem .failure", { hasText: "scopes" }).waitFor();
-  await page.check("[value=read]");
+  await page.check("[name=scopes][value=read]");
   await page.click("button >> text=Create key");
   const secret = await page.locator("#the-key").textContent();
   const made = apiOf(server.url, secret);

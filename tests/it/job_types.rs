@@ -1,6 +1,6 @@
 //! Schemas of job types: stored, compared with payloads, and kept apart by project.
 
-use crate::harness::{TestProject, TestServer, fresh_database, limited, run};
+use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run};
 use fencepost::domain::limits;
 use serde_json::{Value, json};
 
@@ -51,6 +51,8 @@ fn payloads_are_compared_with_the_schema_where_it_is_asked() {
         reply.refuses("payload.copies");
         let reply = t.post("/v1/jobs", checked(Value::Null)).await;
         assert!(reply.refuses("payload").contains("object"));
+        let unreadable = r#"{"job_type": "mail", "payload": [1e999], "check_payload": true}"#;
+        t.post_text("/v1/jobs", unreadable).await.refuses("payload");
         let mut unknown = checked(json!({}));
         unknown["job_type"] = json!("other");
         assert!(t.post("/v1/jobs", unknown).await.refuses("check_payload").contains("no schema"));
@@ -71,11 +73,41 @@ fn a_schema_that_could_take_long_or_is_none_is_refused_by_its_place() {
         assert!(refused.refuses("schema").contains("schema.properties.a.$ref"));
         put(json!({"schema": "text"})).await.refuses("schema");
         put(json!({"schema": {"type": 5}})).await.refuses("schema");
+        let unreadable = r#"{"schema": {"const": 1e999}}"#;
+        let request = t.request(reqwest::Method::PUT, "/v1/job-types/mail");
+        let request = request.header("content-type", "application/json").body(unreadable);
+        Reply::of(request.send().await.expect("an answer")).await.refuses("schema");
         put(json!({})).await.is_error(400, "invalid_request");
         let large = json!({"schema": {"description": "x".repeat(17_000)}});
         put(large).await.is_error(413, "payload_too_large");
         let long = "x".repeat(limits::MAX_JOB_TYPE_CHARS + 1);
         t.put(&format!("/v1/job-types/{long}"), json!({"schema": {}})).await.refuses("job_type");
+    });
+}
+
+#[test]
+fn a_key_that_is_bound_to_other_types_learns_nothing_of_a_schema() {
+    run(async |t| {
+        describe(t, "mail", schema()).await;
+        let key = json!({"name": "bound", "scopes": ["produce"], "job_types": ["other"]});
+        let key =
+            t.post("/v1/keys", key).await.is(201)["secret"].as_str().expect("a key").to_owned();
+        let bound = TestProject { api_key: key, ..t.clone() };
+        let job = json!({"job_type": "mail", "payload": {}, "check_payload": true});
+        let reply = bound.post("/v1/jobs", job).await;
+        assert!(!reply.text.contains("payload"), "{}", reply.text);
+        assert_eq!(reply.status, 403);
+    });
+}
+
+#[test]
+fn a_batch_checks_a_bounded_number_of_types() {
+    run(async |t| {
+        let job =
+            |at: usize| json!({"job_type": format!("n{at}"), "payload": {}, "check_payload": true});
+        let jobs: Vec<_> = (0..=limits::MAX_CHECKED_TYPES).map(job).collect();
+        let told = t.post("/v1/jobs/batch", json!({"jobs": jobs})).await.refuses("jobs");
+        assert!(told.contains("more than 20 job types"), "{told}");
     });
 }
 

@@ -38,9 +38,14 @@ fn every_plan_is_listed_with_its_numbers() {
     }
 }
 
-/// The rows of "A job" that concern what follows a job.
+/// The rows of "A job" that concern what follows a job, and what its type says of it.
 pub fn callback_limits() -> Vec<(&'static str, String)> {
     vec![
+        ("a job type's `schema`", format!("{} bytes", payload_schema::MAX_SCHEMA_BYTES)),
+        ("entries in one place of a schema", payload_schema::MAX_ENTRIES.to_string()),
+        ("patterns of a schema", payload_schema::MAX_PATTERNS.to_string()),
+        ("job types whose payloads a batch checks", limits::MAX_CHECKED_TYPES.to_string()),
+        ("job types with a schema", limits::MAX_JOB_SCHEMAS.to_string()),
         (
             "callbacks that the end of one job or batch leads to",
             format!("{}, of {} bytes together", limits::MAX_CALLBACKS, limits::MAX_CALLBACKS_BYTES),
@@ -66,9 +71,6 @@ pub fn callback_limits() -> Vec<(&'static str, String)> {
 pub fn job_limits() -> Vec<(&'static str, String)> {
     vec![
         ("`job_type`", format!("1–{} characters", limits::MAX_JOB_TYPE_CHARS)),
-        ("a job type's `schema`", format!("{} bytes", payload_schema::MAX_SCHEMA_BYTES)),
-        ("entries in one place of a schema", payload_schema::MAX_ENTRIES.to_string()),
-        ("job types with a schema", limits::MAX_JOB_SCHEMAS.to_string()),
         ("`queue`", format!("1–{} characters", limits::MAX_QUEUE_CHARS)),
         (
             "`payload`",

@@ -128,7 +128,10 @@ impl Place {
     /// Signs up, as the page's first block tells.
     async fn sign_up(&mut self) {
         let page = blocks(&read("docs/index.md"));
-        let said = self.runs(&page.first().expect("a block").1).await;
+        let [first, sign_up, key] = &page[..3] else { panic!("three blocks") };
+        assert!(first.1.contains("FENCEPOST_URL=") && first.1.contains("FENCEPOST_SOURCE="));
+        assert!(key.1.contains("FENCEPOST_KEY="));
+        let said = self.runs(&sign_up.1).await;
         let answer: Value = said.lines().find_map(|it| serde_json::from_str(it).ok()).expect(&said);
         self.key = answer["api_key"]["secret"].as_str().expect("a key").to_owned();
         assert_eq!(answer["project"]["plan"], "free", "{said}");

@@ -71,7 +71,7 @@ pub async fn find_all_with_attempts(
     Ok((rows, attempts))
 }
 
-/// The newest jobs, and, if there may be more, the id below which they are.
+/// The newest jobs, and, if there may be more, the id below which the rest are.
 pub async fn page(
     engine: &Engine,
     project_id: ProjectId,

@@ -28,6 +28,10 @@ use crate::{
     },
 };
 
+/// Such values are stored and leased byte for byte, but a schema cannot describe them.
+const UNREADABLE: &str =
+    "has a number or a text that cannot be compared: 1e999, or half a character";
+
 /// A job type.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct JobType {
@@ -47,8 +51,8 @@ pub struct JobType {
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"schema": {"type": "object", "required": ["to"], "properties": {"to": {"type": "string", "format": "email"}}}}))]
 pub struct PutJobTypeRequest {
-    /// JSON Schema (2020-12) of its payloads, at most 16 KiB; null removes it. Keywords that could
-    /// take long to check are refused, such as `$ref` and `anyOf`.
+    /// JSON Schema (2020-12) of its payloads, at most 16 KiB and 10 patterns; null removes it.
+    /// Keywords that could take long to check are refused, such as `$ref` and `anyOf`.
     #[schema(value_type = serde_json::Value)]
     schema: Box<RawValue>,
 }
@@ -101,13 +105,16 @@ pub async fn put(
     check.size("schema", &request.schema, MAX_SCHEMA_BYTES)?;
     check.depth("schema", &request.schema);
     check.finish()?;
+    let read: Value =
+        serde_json::from_str(schema).map_err(|_| Error::invalid("schema", UNREADABLE))?;
+    if !read.is_null() {
+        PayloadSchema::read(&read).map_err(|message| Error::invalid("schema", message))?;
+    }
     let before = find(&app, caller.project_id, job_type.clone()).await?.schema;
-    let read: Value = serde_json::from_str(schema).map_err(Error::internal)?;
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     if read.is_null() {
         store::job_types::delete(&mut conn, caller.project_id, &job_type).await?;
     } else {
-        PayloadSchema::read(&read).map_err(|message| Error::invalid("schema", message))?;
         let max = limits::MAX_JOB_SCHEMAS;
         if !store::job_types::upsert(&mut conn, caller.project_id, &job_type, schema, max).await? {
             return Err(Error::QuotaExceeded { what: "job types with a schema", max });
@@ -161,13 +168,18 @@ pub async fn fits_schema(
     let mut job_types: Vec<_> = payloads.iter().map(|it| it.job_type.clone()).collect();
     job_types.sort();
     job_types.dedup();
+    if job_types.len() > limits::MAX_CHECKED_TYPES {
+        let max = limits::MAX_CHECKED_TYPES;
+        let message = format!("must not check payloads of more than {max} job types");
+        return Err(Error::invalid("jobs", message));
+    }
     let pools = app.engine.pools.clone();
     let read = async move {
         let mut conn = pools.read_for(project_id).await?;
         store::job_types::schemas_of(&mut conn, project_id, &job_types).await
     };
     let schemas = detached_in(&app.engine.tasks, read).await??;
-    // Schemas are compiled, and a batch can be large.
+    // Patterns are compiled, and a batch can be large.
     let checked = tokio::task::spawn_blocking(move || mistakes(&schemas, &payloads));
     let mistakes = checked.await.map_err(Error::internal)??;
     if mistakes.is_empty() { Ok(()) } else { Err(Error::Invalid(mistakes)) }
@@ -193,7 +205,10 @@ fn mistakes(schemas: &[TypeSchema], payloads: &[ToCheck]) -> Result<Vec<FieldErr
                 continue;
             }
         };
-        let payload = serde_json::from_str(payload).map_err(Error::internal)?;
+        let Ok(payload) = serde_json::from_str(payload) else {
+            found.push(FieldError::new(format!("{path}payload"), UNREADABLE));
+            continue;
+        };
         let mistakes = schema.mistakes(&payload).into_iter();
         found.extend(
             mistakes.map(|it| FieldError::new(format!("{path}payload{}", it.place), it.message)),

@@ -103,9 +103,9 @@ async fn create_once(
             let to_check = request.to_check(String::new());
             let tied = accept(tenant, ids.job(0), request, trace.as_deref(), &mut check)?;
             check.finish()?;
-            fits_schema(&running, tenant.project_id, to_check.into_iter().collect()).await?;
             let jobs = vec![tied];
             check_enqueue(&running.engine, tenant.project_id, by.binding(), &jobs).await?;
+            fits_schema(&running, tenant.project_id, to_check.into_iter().collect()).await?;
             let mut stored = enqueue::store(&running.engine, tenant, jobs).await?;
             let Enqueued { row, is_new } = stored.pop().ok_or(Error::InDoubt)?;
             let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
@@ -146,8 +146,8 @@ pub async fn create_batch(
             let to_check = sent.filter_map(|(at, it)| it.0.to_check(format!("jobs[{at}].")));
             let to_check = to_check.collect();
             let jobs = accept_batch(tenant, ids, request, trace.as_deref())?;
-            fits_schema(&running, tenant.project_id, to_check).await?;
             check_enqueue(&running.engine, tenant.project_id, by.binding(), &jobs).await?;
+            fits_schema(&running, tenant.project_id, to_check).await?;
             let stored = enqueue::store(&running.engine, tenant, jobs).await?;
             let jobs =
                 stored.into_iter().map(|it| Job::read(it.row)).collect::<Result<_, Error>>()?;

@@ -49,6 +49,7 @@ pub struct Stage {
     pub master_keys: Arc<MasterKeys>,
     pub breached_passwords: Option<Arc<BreachedPasswords>>,
     pub security_contact: Option<String>,
+    pub plan_contact: Option<String>,
     pub scanner_keys: Arc<ScannerKeys>,
     pub providers: Arc<Providers>,
 }
@@ -70,6 +71,7 @@ impl Default for Stage {
             master_keys: Arc::default(),
             breached_passwords: None,
             security_contact: None,
+            plan_contact: None,
             scanner_keys: Arc::default(),
             providers: Arc::default(),
         }
@@ -119,6 +121,7 @@ impl TestServer {
                 default_plan: stage.default_plan,
                 public_url: stage.public_url.unwrap_or_else(|| url.clone()),
                 security_contact: stage.security_contact,
+                plan_contact: stage.plan_contact,
                 scanner_keys: stage.scanner_keys,
                 providers: stage.providers,
                 mailer: Mailer::Hand(mailer),

@@ -408,6 +408,7 @@ fn a_login_takes_as_long_for_an_unknown_address() {
             signup: Signup::Open,
             public_url: "http://localhost".to_owned(),
             security_contact: None,
+            plan_contact: None,
             scanner_keys: std::sync::Arc::default(),
             providers: std::sync::Arc::default(),
             default_plan: "free".to_owned(),

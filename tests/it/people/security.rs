@@ -271,6 +271,22 @@ fn callbacks_of_a_suspended_project_wait_until_it_is_resumed() {
 }
 
 #[test]
+fn limits_say_where_to_ask_for_a_larger_plan() {
+    limited(async {
+        let contact = Some("mailto:sales@example.com".to_owned());
+        let (server, t) = open_server(Stage { plan_contact: contact, ..Stage::default() }).await;
+        assert_eq!(t.get("/v1/limits").await.is(200)["plan_contact"], "mailto:sales@example.com");
+        server.stop().await;
+        let (server, t) = open_server(Stage::default()).await;
+        assert!(t.get("/v1/limits").await.is(200)["plan_contact"].is_null());
+        server.stop().await;
+        let run = operate(&t, &["serve", "--plan-contact", "javascript:alert(1)"]);
+        let told = String::from_utf8(run.stderr).expect("text");
+        assert!(told.contains("must begin with mailto: or https://"), "{told}");
+    });
+}
+
+#[test]
 fn the_operators_security_contact_is_where_people_look_for_it() {
     limited(async {
         let contact = Some("mailto:security@example.com".to_owned());

@@ -157,7 +157,7 @@ fn fields(args: &EnqueueArgs) -> anyhow::Result<BTreeMap<&'static str, Box<RawVa
         ("queue", Some(json!(args.queue))),
         ("priority", Some(json!(args.priority))),
         ("labels", Some(json!(args.labels))),
-        ("check_payload", args.check_payload.then(|| json!(true))),
+        ("check_payload", args.check_payload.then_some(json!(true))),
         ("tags", Some(json!(tags))),
         ("delay_seconds", args.delay_seconds.map(|it| json!(it))),
         ("run_at", args.run_at.as_ref().map(|it| json!(it))),

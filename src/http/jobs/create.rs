@@ -100,7 +100,7 @@ async fn create_once(
     repeat
         .once(&app, &caller, async move |ids: Ids| {
             let mut check = Check::default();
-            let to_check = request.to_check(String::new());
+            let to_check = request.take_check(String::new());
             let tied = accept(tenant, ids.job(0), request, trace.as_deref(), &mut check)?;
             check.finish()?;
             let jobs = vec![tied];
@@ -143,7 +143,7 @@ pub async fn create_batch(
     repeat
         .once(&app, &caller, async move |ids: Ids| {
             let sent = request.jobs.iter_mut().enumerate();
-            let to_check = sent.filter_map(|(at, it)| it.0.to_check(format!("jobs[{at}].")));
+            let to_check = sent.filter_map(|(at, it)| it.0.take_check(format!("jobs[{at}].")));
             let to_check = to_check.collect();
             let jobs = accept_batch(tenant, ids, request, trace.as_deref())?;
             check_enqueue(&running.engine, tenant.project_id, by.binding(), &jobs).await?;

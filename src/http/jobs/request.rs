@@ -130,7 +130,7 @@ pub struct EnqueueRequest {
 
 impl EnqueueRequest {
     /// Its payload, if the request asks for a check.
-    pub fn to_check(&mut self, path: String) -> Option<ToCheck> {
+    pub fn take_check(&mut self, path: String) -> Option<ToCheck> {
         let payload = || self.payload.as_ref().map_or("null", |it| it.get()).to_owned();
         std::mem::take(&mut self.check_payload).then(|| ToCheck {
             path,

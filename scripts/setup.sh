@@ -55,6 +55,7 @@ if [ "${1:-}" = test ]; then
     command -v jq >/dev/null 2>&1 || missing="$missing jq"
     command -v npm >/dev/null 2>&1 || missing="$missing nodejs npm"
     python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip"
+    python3 -c 'import ensurepip' >/dev/null 2>&1 || missing="$missing python3-venv"
     command -v promtool >/dev/null 2>&1 || missing="$missing prometheus"
     command -v haproxy >/dev/null 2>&1 || missing="$missing haproxy"
     command -v nginx >/dev/null 2>&1 || missing="$missing nginx-light"

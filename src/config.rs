@@ -31,22 +31,22 @@ pub enum Signup {
     Closed,
 }
 
-/// Where people ask for something: a page, or an address.
-fn contact(text: &str) -> Result<String, &'static str> {
-    let is_uri = ["mailto:", "https://"].iter().any(|it| text.starts_with(it));
+/// A URI on one line that begins with one of these.
+fn is_contact(text: &str, beginnings: &[&str]) -> bool {
     let is_line = !text.chars().any(|it| it.is_control() || it.is_whitespace());
-    if is_uri && is_line { Ok(text.to_owned()) } else { Err("must begin with mailto: or https://") }
+    is_line && beginnings.iter().any(|it| text.starts_with(it))
 }
 
-/// A contact as RFC 9116 wants it, on one line.
+/// Where people ask for a plan: a page, or an address.
+fn plan_contact(text: &str) -> Result<String, &'static str> {
+    let is_contact = is_contact(text, &["mailto:", "https://"]);
+    is_contact.then(|| text.to_owned()).ok_or("must begin with mailto: or https://")
+}
+
+/// A contact as RFC 9116 wants it.
 fn security_contact(text: &str) -> Result<String, &'static str> {
-    let is_uri = ["mailto:", "https://", "tel:"].iter().any(|it| text.starts_with(it));
-    let is_line = !text.chars().any(|it| it.is_control() || it.is_whitespace());
-    if is_uri && is_line {
-        Ok(text.to_owned())
-    } else {
-        Err("must begin with mailto:, https:// or tel:")
-    }
+    let is_contact = is_contact(text, &["mailto:", "https://", "tel:"]);
+    is_contact.then(|| text.to_owned()).ok_or("must begin with mailto:, https:// or tel:")
 }
 
 /// Accounts: sign-up, plans, and mail.
@@ -66,7 +66,7 @@ pub struct PeopleArgs {
 
     /// Where people ask for a larger plan: a URI that begins with mailto: or https:, shown beside
     /// their limits [default: none]
-    #[arg(long, env = "FENCEPOST_PLAN_CONTACT", value_name = "URI", value_parser = contact)]
+    #[arg(long, env = "FENCEPOST_PLAN_CONTACT", value_name = "URI", value_parser = plan_contact)]
     pub plan_contact: Option<String>,
 
     /// File of breached passwords, which new ones must not be: a SHA-1 in hexadecimal on each line,

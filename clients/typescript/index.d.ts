@@ -102,6 +102,7 @@ export interface EnqueueOptions {
   concurrency_key?: string;
   concurrency_limit?: number;
   batch_id?: string;
+  check_payload?: boolean;
   on_success?: { [field: string]: Json };
   on_failure?: { [field: string]: Json };
   on_complete?: { [field: string]: Json };

@@ -14,7 +14,7 @@ use self::bulk::Which;
 use super::table::{self, Columns, Page};
 use crate::{
     client::{Client, ClientArgs, Reply},
-    domain::limits,
+    domain::{explain::Reason, limits},
 };
 
 const COLUMNS: Columns = &[
@@ -213,12 +213,10 @@ async fn list(
     let now = job_view::now();
     for job in page["jobs"].as_array_mut().into_iter().flatten() {
         job["age"] = json!(job_view::since(now, &job["created_at"]));
-        let lacks = match job["waiting_reason"].as_str() {
-            Some("no_workers") => ": no worker polls its queue for its type",
-            Some("labels") => ": no worker has its labels",
-            _ => "",
-        };
-        job["state"] = json!(format!("{}{lacks}", coloured(&word(&job["state"]))));
+        let reason = Reason::deserialize(&job["waiting_reason"]).ok();
+        let lacking = reason.and_then(Reason::lacking).map(|it| format!(": {it}"));
+        let state = coloured(&word(&job["state"]));
+        job["state"] = json!(format!("{state}{}", lacking.unwrap_or_default()));
         let error = job["last_error"].as_object();
         let error = error.and_then(|it| it["message"].as_str().or_else(|| it["type"].as_str()));
         job["error"] = json!(error.unwrap_or_default().lines().next());

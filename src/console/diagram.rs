@@ -145,8 +145,6 @@ pub struct Node {
     pub state: &'static str,
     /// Time from the end of its last parent to its own, if it has ended.
     pub took: Option<String>,
-    /// Whether it is one of the jobs that the last one waited for longest, or that one.
-    pub is_critical: bool,
 }
 
 /// Of each job that has ended: milliseconds from the end of its last parent to its own.
@@ -158,16 +156,20 @@ fn spans(jobs: &[WorkflowJob], parents: &[Vec<usize>], stored: DateTime<Utc>) ->
     jobs.iter().zip(parents).map(span).collect()
 }
 
-/// The chain of jobs that the workflow took its time for: the job that ended last, the last of its
-/// parents, and so on.
-fn critical_path(ends: &[Option<DateTime<Utc>>], parents: &[Vec<usize>]) -> HashSet<usize> {
+/// The chain of jobs that the workflow took its time for, as dependencies: from the job that ended
+/// last to the last of its parents, and so on.
+fn critical_path(
+    ends: &[Option<DateTime<Utc>>],
+    parents: &[Vec<usize>],
+) -> HashSet<(usize, usize)> {
     let last_of = |jobs: &mut dyn Iterator<Item = usize>| {
         jobs.filter(|it| ends[*it].is_some()).max_by_key(|it| ends[*it])
     };
     let mut path = HashSet::new();
     let mut at = last_of(&mut (0..ends.len()));
-    while let Some(job) = at.filter(|it| path.insert(*it)) {
-        at = last_of(&mut parents[job].iter().copied());
+    while let Some(child) = at {
+        let parent = last_of(&mut parents[child].iter().copied());
+        at = parent.filter(|it| path.insert((*it, child)));
     }
     path
 }
@@ -197,18 +199,15 @@ pub fn graph(workflow: &Workflow) -> Graph {
             id: job.id.clone(),
             state: job.state.map_or("gone", JobState::as_str),
             took: spans[place].map(format::millis),
-            is_critical: critical.contains(&place),
         }
     };
     let nodes: Vec<Node> = workflow.jobs.iter().enumerate().map(node).collect();
     let edges =
         parents.iter().enumerate().flat_map(|(child, of)| of.iter().map(move |it| (*it, child)));
-    let last = |child: usize| parents[child].iter().copied().max_by_key(|it| ends[*it]);
-    let is_critical = |(parent, child): (usize, usize)| {
-        critical.contains(&parent) && critical.contains(&child) && last(child) == Some(parent)
-    };
-    let edges = edges
-        .map(|it| Edge { path: edge(&nodes[it.0], &nodes[it.1]), is_critical: is_critical(it) });
+    let edges = edges.map(|it| Edge {
+        path: edge(&nodes[it.0], &nodes[it.1]),
+        is_critical: critical.contains(&it),
+    });
     let edges = edges.collect();
     let width = nodes.iter().map(|it| it.at.0).max().unwrap_or(0) + BOX.0 + 1;
     let height = nodes.iter().map(|it| it.at.1).max().unwrap_or(0) + BOX.1 + 1;
@@ -306,7 +305,7 @@ mod tests {
         // 0 → 1 → 3, 0 → 2 → 3, and 4 apart; 2 ends after 1.
         let parents = vec![vec![], vec![0], vec![0], vec![1, 2], vec![]];
         let ends = [at(1), at(2), at(5), at(9), at(3)];
-        assert_eq!(critical_path(&ends, &parents), HashSet::from([0, 2, 3]));
+        assert_eq!(critical_path(&ends, &parents), HashSet::from([(0, 2), (2, 3)]));
         assert_eq!(critical_path(&[None], &[vec![]]), HashSet::new());
     }
 

@@ -6,7 +6,7 @@ use askama::filters::{Escaper, Html, Safe};
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::Serialize;
 
-use crate::domain::{explain::Reason, job::WaitingFor};
+use crate::domain::job::WaitingFor;
 
 /// Spaces of indentation per level of JSON.
 const INDENT: usize = 2;
@@ -149,15 +149,6 @@ pub fn waiting(why: impl Plain<WaitingFor>) -> &'static str {
         WaitingFor::TypePaused => "its job type is paused",
         WaitingFor::Concurrency => "at a concurrency limit",
         WaitingFor::RateLimit => "at a rate limit",
-    }
-}
-
-/// Which worker a job lacks, beside its state.
-pub fn lacking(reason: impl Plain<Reason>) -> &'static str {
-    match reason.plain() {
-        Reason::NoWorkers => "no worker polls its queue for its type",
-        Reason::Labels => "no worker has its labels",
-        _ => "waits",
     }
 }
 

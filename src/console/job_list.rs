@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     domain::{
+        explain::Reason,
         job::JobState,
         operation::Kind,
         search::{self, Search},

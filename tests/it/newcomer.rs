@@ -138,7 +138,7 @@ impl Place {
     }
 }
 
-/// Goes the way of the page in a language. Answers what the newcomer sees at the end.
+/// Goes the way of the page in a language.
 fn goes_the_way(language: &str) {
     run_for(TIME_LIMIT, async {
         let database = fresh_database().await;

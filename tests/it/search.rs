@@ -98,6 +98,20 @@ fn a_list_says_which_jobs_no_worker_can_take() {
 }
 
 #[test]
+fn a_list_looks_up_the_workers_of_a_bounded_number_of_queues() {
+    run(async |t| {
+        for at in 0..21 {
+            t.enqueue(json!({"queue": format!("q{at:02}")})).await;
+        }
+        let page = t.get("/v1/jobs").await.is(200);
+        let jobs = page["jobs"].as_array().expect("jobs").iter();
+        let unknown = jobs.filter(|it| it["waiting_reason"].is_null());
+        let unknown: Vec<_> = unknown.map(|it| it["queue"].as_str().expect("a queue")).collect();
+        assert_eq!(unknown, ["q20"], "the last one by name, whenever the list is read");
+    });
+}
+
+#[test]
 fn a_job_is_found_by_its_id_its_start_and_its_end() {
     run(async |t| {
         let [first, second] = [t.enqueue(json!({})).await, t.enqueue(json!({})).await];

@@ -76,6 +76,16 @@ impl Reason {
         }
     }
 
+    /// Which worker a job lacks, beside its state in a list; none: it waits for something else.
+    #[must_use]
+    pub const fn lacking(self) -> Option<&'static str> {
+        match self {
+            Self::NoWorkers => Some("no worker polls its queue for its type"),
+            Self::Labels => Some("no worker has its labels"),
+            _ => None,
+        }
+    }
+
     /// What the job waits for.
     #[must_use]
     pub const fn waits_for(self) -> WaitingFor {

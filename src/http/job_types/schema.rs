@@ -32,6 +32,8 @@ use crate::{
 const UNREADABLE: &str =
     "has a number or a text that cannot be compared: 1e999, or half a character";
 
+const NO_SCHEMA: &str = "the job type has no schema: store one, or leave this out";
+
 /// A job type.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct JobType {
@@ -191,28 +193,24 @@ fn mistakes(schemas: &[TypeSchema], payloads: &[ToCheck]) -> Result<Vec<FieldErr
         let schema = serde_json::from_str(schema).map_err(Error::internal)?;
         read.insert(job_type.as_str(), PayloadSchema::read(&schema));
     }
-    let mut found = Vec::new();
-    for ToCheck { path, job_type, payload } in payloads {
-        let schema = match read.get(job_type.as_str()) {
-            Some(Ok(schema)) => schema,
-            Some(Err(message)) => {
-                found.push(FieldError::new(format!("{path}check_payload"), message));
-                continue;
-            }
-            None => {
-                let message = "the job type has no schema: store one, or leave this out";
-                found.push(FieldError::new(format!("{path}check_payload"), message));
-                continue;
-            }
-        };
-        let Ok(payload) = serde_json::from_str(payload) else {
-            found.push(FieldError::new(format!("{path}payload"), UNREADABLE));
-            continue;
-        };
-        let mistakes = schema.mistakes(&payload).into_iter();
-        found.extend(
-            mistakes.map(|it| FieldError::new(format!("{path}payload{}", it.place), it.message)),
-        );
-    }
-    Ok(found)
+    let compared = payloads.iter().flat_map(|it| compare(read.get(it.job_type.as_str()), it));
+    Ok(compared.collect())
+}
+
+/// What is wrong with one payload.
+fn compare(schema: Option<&Result<PayloadSchema, String>>, job: &ToCheck) -> Vec<FieldError> {
+    let told =
+        |field: &str, message: &str| vec![FieldError::new(format!("{}{field}", job.path), message)];
+    let schema = match schema {
+        Some(Ok(schema)) => schema,
+        Some(Err(message)) => return told("check_payload", message),
+        None => return told("check_payload", NO_SCHEMA),
+    };
+    let Ok(payload) = serde_json::from_str(&job.payload) else {
+        return told("payload", UNREADABLE);
+    };
+    let mistakes = schema.mistakes(&payload).into_iter();
+    let told =
+        mistakes.map(|it| FieldError::new(format!("{}payload{}", job.path, it.place), it.message));
+    told.collect()
 }

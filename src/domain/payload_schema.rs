@@ -304,7 +304,7 @@ impl PayloadSchema {
         Ok(())
     }
 
-    /// What is wrong with a payload, up to [`MAX_TOLD_MISTAKES`]. Its values are not repeated.
+    /// What is wrong with a payload, up to `MAX_TOLD_MISTAKES`. Its values are not repeated.
     #[must_use]
     pub fn mistakes(&self, payload: &Value) -> Vec<Mistake> {
         let mut found = Vec::new();

@@ -418,7 +418,7 @@ pub struct Served {
 const MAX_SERVED_KINDS: i64 = 20;
 
 /// Whether these jobs have live workers: one row for each queue, type and labels of theirs, up to
-/// [`MAX_SERVED_KINDS`].
+/// `MAX_SERVED_KINDS`.
 pub async fn serving(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -33,8 +33,11 @@ create table projects (
     overrides jsonb,
     -- Decides the prefix of its keys.
     mode text not null check (mode in ('live', 'test')),
-    -- `canary`: the server's own, hidden from lists and totals.
-    kind text not null default 'user' check (kind in ('user', 'canary')),
+    -- Others than `user` are hidden from lists and totals. `outbox`: its jobs deliver the webhooks
+    -- of its owner. `canary`: the server's own.
+    kind text not null default 'user' check (kind in ('user', 'outbox', 'canary')),
+    -- Of an outbox: the project whose webhooks it delivers.
+    owner_project_id integer unique,
     -- Which acks and heartbeats must show an attempt or a lease.
     require_fence text not null default 'ambiguous'
         check (require_fence in ('ambiguous', 'always')),
@@ -43,7 +46,8 @@ create table projects (
     -- From then on it does not exist for any caller; its rows are deleted in the background.
     deleted_at timestamptz,
     -- When its rows were gone, but for the audit log. Its slug stays taken until that is gone, too.
-    purged_at timestamptz
+    purged_at timestamptz,
+    check ((kind = 'outbox') = (owner_project_id is not null))
 );
 -- Deleted projects whose rows are still to be deleted.
 create index projects_deleted on projects (deleted_at)
@@ -62,7 +66,8 @@ create table api_keys (
     shown_end text not null,
     created_at timestamptz not null default now(),
     revoked_at timestamptz,
-    -- What the key may do: produce, work, read, payload:read, manage, schedules, keys.
+    -- What the key may do: produce, work, read, payload:read, manage, schedules, webhooks,
+    -- keys.
     scopes text[] not null,
     -- Null: never.
     expires_at timestamptz,

@@ -9,6 +9,7 @@ use crate::{
     credentials::{Credentials, LocalPermits, Newcomers, UsedKeys, bodies::Bodies},
     domain::limits::MAX_STREAMS,
     engine::Engine,
+    outbound::Outbound,
     redis_bus::Bus,
     store,
 };
@@ -27,6 +28,7 @@ pub struct Handles {
     pub used_keys: UsedKeys,
     pub local_permits: LocalPermits,
     pub bodies: Bodies,
+    pub outbound: Outbound,
 }
 
 impl Deref for App {
@@ -40,7 +42,12 @@ impl Deref for App {
 impl App {
     /// Puts the handles together.
     #[must_use]
-    pub fn new(engine: Engine, accounts: Accounts, bus: Bus, cursor_key: Vec<u8>) -> Self {
+    pub fn new(
+        engine: Engine,
+        accounts: Accounts,
+        (bus, outbound): (Bus, Outbound),
+        cursor_key: Vec<u8>,
+    ) -> Self {
         let (pool, plans) = (engine.pools.keys.clone(), accounts.plans.clone());
         let newcomers = Newcomers {
             plan: accounts.default_plan.clone(),
@@ -56,6 +63,7 @@ impl App {
             used_keys: UsedKeys::default(),
             local_permits: LocalPermits::default(),
             bodies: Bodies::default(),
+            outbound,
         }))
     }
 

@@ -273,6 +273,9 @@ pub struct NodeArgs {
     pub master_key: MasterKeyArgs,
 
     #[command(flatten)]
+    pub outbound: OutboundArgs,
+
+    #[command(flatten)]
     pub pools: PoolArgs,
 }
 
@@ -283,6 +286,26 @@ impl NodeArgs {
         let seconds = self.canary_seconds.unwrap_or(default_seconds);
         (seconds > 0).then(|| Duration::from_secs(seconds))
     }
+}
+
+/// Calls to URLs of users: webhooks.
+#[derive(Debug, Clone, Args)]
+pub struct OutboundArgs {
+    /// Whether this node sends the deliveries of webhooks: it needs a way to the internet, port 443
+    #[arg(long, env = "FENCEPOST_DELIVER", default_value_t = true, value_name = "BOOL",
+          action = clap::ArgAction::Set)]
+    pub deliver: bool,
+
+    /// Address or network (10.0.0.0/8) that webhooks may reach besides the public internet, also by
+    /// http; may be repeated [default: none; in `dev`, this machine]
+    #[arg(long, env = "FENCEPOST_OUTBOUND_ALLOW", value_name = "ADDR", value_delimiter = ',',
+          value_parser = read_network)]
+    pub outbound_allow: Vec<IpNet>,
+
+    /// File of certificates, in PEM, of authorities that are trusted for webhooks besides those of
+    /// the system [default: none]
+    #[arg(long, env = "FENCEPOST_OUTBOUND_CA", value_name = "FILE")]
+    pub outbound_ca: Option<PathBuf>,
 }
 
 /// Export of spans.

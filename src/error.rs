@@ -1,7 +1,11 @@
 //! Errors by meaning. The native API and each adapter map every error to a status and a code in one
 //! exhaustive match; nothing here knows HTTP.
 
+mod database;
+
 use std::sync::Arc;
+
+pub use self::database::{is_faulty_statement, is_lock_timeout, is_unique_violation};
 
 use chrono::{DateTime, Utc};
 use secrecy::SecretString;
@@ -163,6 +167,12 @@ pub enum Error {
 
     #[error("passkey not found")]
     PasskeyNotFound,
+
+    #[error("endpoint not found")]
+    EndpointNotFound,
+
+    #[error("delivery not found")]
+    DeliveryNotFound,
 
     #[error("no such route")]
     NoSuchRoute,
@@ -382,6 +392,8 @@ impl Error {
             | Self::OperationNotFound
             | Self::ScheduleNotFound
             | Self::WorkerNotFound
+            | Self::EndpointNotFound
+            | Self::DeliveryNotFound
             | Self::KeyNotFound
             | Self::MemberNotFound
             | Self::InvitationNotFound
@@ -452,48 +464,8 @@ impl Error {
     }
 }
 
-/// Whether a unique key was violated.
-#[must_use]
-pub fn is_unique_violation(error: &sqlx::Error) -> bool {
-    matches!(error, sqlx::Error::Database(it) if it.is_unique_violation())
-}
-
-/// Whether a statement stopped waiting for a lock (SQLSTATE 55P03).
-#[must_use]
-pub fn is_lock_timeout(error: &sqlx::Error) -> bool {
-    matches!(error, sqlx::Error::Database(it) if it.code().as_deref() == Some("55P03"))
-}
-
-/// SQLSTATE classes in which the statement itself is at fault, not the database: data (22),
-/// integrity (23), syntax and access (42).
-const FAULTY_STATEMENT_CLASSES: [&str; 3] = ["22", "23", "42"];
-
-/// Whether the database refused this very statement, so that repeating it cannot help.
-#[must_use]
-pub fn is_faulty_statement(error: &sqlx::Error) -> bool {
-    match error {
-        sqlx::Error::Database(it) => it
-            .code()
-            .is_some_and(|code| FAULTY_STATEMENT_CLASSES.iter().any(|it| code.starts_with(it))),
-        sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_) | sqlx::Error::Encode(_) => true,
-        _ => false,
-    }
-}
-
 impl From<OutOfBounds> for Error {
     fn from(out: OutOfBounds) -> Self {
         Self::OutOfBounds(out)
-    }
-}
-
-impl From<sqlx::Error> for Error {
-    fn from(error: sqlx::Error) -> Self {
-        if is_faulty_statement(&error) {
-            return Self::internal(error);
-        }
-        if is_lock_timeout(&error) {
-            return Self::JobLocked;
-        }
-        Self::Unavailable(Arc::new(error))
     }
 }

@@ -186,6 +186,16 @@ prefixed_id!(
     "evt_"
 );
 prefixed_id!(
+    /// A webhook's endpoint. Unique in its project only. Its queue in the outbox has the same name.
+    EndpointId,
+    "ep_"
+);
+prefixed_id!(
+    /// A delivery of a webhook: a job of the project's outbox.
+    DeliveryId,
+    "dlv_"
+);
+prefixed_id!(
     /// The public name of a project. Inside, a project is a [`ProjectId`].
     ProjectPublicId,
     "proj_"

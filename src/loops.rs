@@ -25,6 +25,7 @@ use crate::{
         operations,
         schedules::fire,
         stats::flush,
+        webhooks::tell,
         workers,
     },
     error::chain,
@@ -101,6 +102,9 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
         let is_more = cascade::pass(&engine).await? | ends::pass(&engine).await?;
         Ok(Next::continue_if(is_more, IDLE_PERIOD))
     });
+    loops.start("tell", Some(BackgroundTask::Tell), |engine| async move {
+        Ok(Next::continue_if(tell::pass(&engine).await?, IDLE_PERIOD))
+    });
     loops.start("revive", Some(BackgroundTask::Revive), |engine| async move {
         Ok(Next::continue_if(revive::pass(&engine).await?, IDLE_PERIOD))
     });
@@ -134,6 +138,11 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
         engine.notifier.feed.prune_idle();
         Ok(Next::Sleep(WATCH_PERIOD))
     });
+    start_upkeep_loops(&loops);
+}
+
+/// The loops that keep the database and the metrics in order.
+fn start_upkeep_loops(loops: &Loops<'_>) {
     loops.start("prune", None, |engine| async move {
         Ok(Next::continue_if(maintenance::prune(&engine).await?, PRUNE_PERIOD))
     });

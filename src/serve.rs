@@ -16,7 +16,6 @@ use crate::{
         oidc::Providers,
         password::{Passwords, lists::BreachedPasswords},
         scanners::ScannerKeys,
-        seal::MasterKeys,
         token::Tokens,
     },
     adapters,
@@ -24,13 +23,15 @@ use crate::{
     config::{ConnectionLimits, PoolArgs, RedisPlace, Signup, TrustedProxies},
     console,
     domain::plan::Plans,
-    engine::{self, Engine, notify::relay},
+    engine::{self, Engine, notify::relay, webhooks::deliver::Deliverer},
     http,
     ids::TickKey,
     limiter::Limiter,
     loops,
     mail::Mailer,
+    outbound::Outbound,
     redis_bus::{Bus, Heard, Topic},
+    seal::MasterKeys,
     store::{self, deadline::bounded, pools::Pools, projects::Instance, roles::Logins},
     telemetry,
 };
@@ -67,6 +68,10 @@ pub struct Node {
     pub connections: ConnectionLimits,
     /// The pause between two canaries; none: there are none.
     pub canary: Option<Duration>,
+    /// Calls to URLs of users.
+    pub outbound: Outbound,
+    /// Whether it sends the deliveries of webhooks.
+    pub delivers: bool,
     /// How long new connections are still accepted at shutdown, so that load balancers notice that
     /// it is not ready.
     pub linger: Duration,
@@ -139,9 +144,14 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     let bus = Bus::new(node.redis.as_ref(), instance.public_id, node.redis_budget)?;
     let tick_key = TickKey::new(&instance.cursor_key);
     let engine = Engine::start(pools.clone(), tick_key, stop.clone());
-    let app = open(&engine, &bus, node.people, instance).await?;
+    let app = open(&engine, (&bus, node.outbound), node.people, instance).await?;
     let background = TaskTracker::new();
     loops::start(&app, &stop, &background);
+    if node.delivers {
+        let keys = Arc::clone(&app.accounts.master_keys);
+        let deliverer = Deliverer::new(engine.clone(), app.outbound.clone(), keys);
+        background.spawn(deliverer.run());
+    }
     if let Some(period) = node.canary {
         loops::start_canary(&engine, &stop, &background, period);
     }
@@ -231,7 +241,7 @@ async fn drain(
 /// Puts together what requests need.
 async fn open(
     engine: &Engine,
-    bus: &Bus,
+    (bus, outbound): (&Bus, Outbound),
     people: People,
     instance: Instance,
 ) -> anyhow::Result<App> {
@@ -267,7 +277,7 @@ async fn open(
         plans: people.plans,
     };
     accounts.refresh_signing_keys().await.context("the database does not answer")?;
-    let app = App::new(engine.clone(), accounts, bus.clone(), instance.cursor_key);
+    let app = App::new(engine.clone(), accounts, (bus.clone(), outbound), instance.cursor_key);
     app.count_nodes().await.context("the database does not answer")?;
     bus.tell(Topic::Nodes, "").await;
     Ok(app)

@@ -68,10 +68,12 @@ pub enum BackgroundTask {
     Plan,
     /// Some schedule's next tick is new.
     Fire,
+    /// Events wait to be told.
+    Tell,
 }
 
 /// Number of background tasks.
-const BACKGROUND_TASKS: usize = 8;
+const BACKGROUND_TASKS: usize = 9;
 
 /// The pump's side.
 #[derive(Debug)]

@@ -39,6 +39,8 @@ const (
 	CodeBatchNotFound            ErrorCode = "batch_not_found"
 	CodeWorkerNotFound           ErrorCode = "worker_not_found"
 	CodeQueueNotFound            ErrorCode = "queue_not_found"
+	CodeEndpointNotFound         ErrorCode = "endpoint_not_found"
+	CodeDeliveryNotFound         ErrorCode = "delivery_not_found"
 	CodeOperationNotFound        ErrorCode = "operation_not_found"
 	CodeRecurringJobNotFound     ErrorCode = "recurring_job_not_found"
 	CodeMethodNotAllowed         ErrorCode = "method_not_allowed"

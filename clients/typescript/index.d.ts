@@ -37,6 +37,8 @@ export type ErrorCode =
   | "batch_not_found"
   | "worker_not_found"
   | "queue_not_found"
+  | "endpoint_not_found"
+  | "delivery_not_found"
   | "operation_not_found"
   | "recurring_job_not_found"
   | "method_not_allowed"
@@ -203,3 +205,24 @@ export class RetryAfter extends Error {
   constructor(seconds: number, message?: string);
   readonly seconds: number;
 }
+
+export interface WebhookEvent {
+  /** Such as `job.dead_lettered`. Others come later: ignore those that you do not know. */
+  type: string;
+  timestamp: string;
+  data: { [field: string]: Json };
+}
+
+/** The request was not signed with this secret, or is too old. */
+export class InvalidWebhook extends Error {}
+
+/**
+ * Checks that a request comes from the server, and returns its event. `secret` is the endpoint's,
+ * `whsec_…`; `headers` are those of a `Request` or of Node's `http`; `body` is as it came.
+ */
+export function verifyWebhook(
+  secret: string,
+  headers: Headers | { [name: string]: string | string[] | undefined },
+  body: string | Uint8Array,
+  toleranceSeconds?: number,
+): WebhookEvent;

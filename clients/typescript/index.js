@@ -1,4 +1,5 @@
 // Client and worker for Fencepost, a job queue with an HTTP API.
 
 export { ApiError, Client } from "./client.js";
+export { InvalidWebhook, verifyWebhook } from "./webhooks.js";
 export { Cancelled, Job, NotRetryable, Released, RetryAfter, Worker } from "./worker.js";

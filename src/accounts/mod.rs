@@ -15,7 +15,6 @@ pub mod password;
 pub mod projects;
 mod public_key;
 pub mod scanners;
-pub mod seal;
 mod second_factor;
 pub mod secret;
 pub mod security;
@@ -37,7 +36,6 @@ use self::{
     oidc::Providers,
     password::Passwords,
     scanners::ScannerKeys,
-    seal::{MasterKeys, OtherMasterKey},
     token::{Bearer, KEY_BYTES, KNOWN_KEYS, Tokens},
 };
 use crate::{
@@ -50,6 +48,7 @@ use crate::{
     ids::{AccountId, ProjectId},
     limiter::{Charge, Limiter, Rate},
     mail::Mailer,
+    seal::{MasterKeys, OtherMasterKey},
     store::{self, audit::Actor, nodes::SigningKey, pools::Pool, sessions::Origin},
 };
 

@@ -10,7 +10,6 @@ use super::{
     codes::{
         TOTP_SECRET_BYTES, app, code_charges, place, remove_unneeded, replace_recovery_codes, typed,
     },
-    seal::MasterKeys,
     second_factor::note_refused,
     security::{self, AccountEvent},
     token::Bearer,
@@ -19,6 +18,7 @@ use crate::{
     domain::limits::PENDING_TOTP_SECONDS,
     error::Error,
     ids::AccountId,
+    seal::MasterKeys,
     store::{self, passkeys::PasskeyRow, second_factors::Overview},
 };
 

@@ -97,6 +97,8 @@ permits! {
     Manage: Manage, Manage;
     /// May manage recurring schedules.
     Schedule: Schedule, Manage;
+    /// May manage webhooks.
+    Webhooks: Webhooks, Manage;
     /// May read the audit log.
     Audit: Audit, Manage;
     /// May manage keys.

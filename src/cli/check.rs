@@ -18,11 +18,11 @@ use tokio::{net::TcpListener, time::timeout};
 use uuid::Uuid;
 
 use crate::{
-    accounts::seal::MasterKeys,
     config::{DEFAULT_PLAN, DatabaseArgs, NodeArgs, Signup},
     limiter::Limiter,
     mail::Mailer,
     redis_bus::Bus,
+    seal::MasterKeys,
     serve,
     store::{
         migrate::{self, Schema},

@@ -14,9 +14,7 @@ use crate::{
     accounts::{
         author::Author,
         keys::{self, KeyRequest},
-        projects,
-        seal::MasterKeys,
-        seal_signing_keys, seal_totp_secrets,
+        projects, seal_signing_keys, seal_totp_secrets,
     },
     config::MasterKeyArgs,
     domain::{
@@ -27,6 +25,7 @@ use crate::{
     },
     error::{Error, RemainingKey},
     ids::{KeyId, ProjectPublicId},
+    seal::MasterKeys,
     store::{self, projects::Project},
 };
 

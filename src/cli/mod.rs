@@ -32,7 +32,6 @@ use tokio::net::TcpListener;
 
 use self::target::TargetArgs;
 use crate::{
-    accounts::seal::MasterKeys,
     adapters,
     client::Failure,
     config::{
@@ -40,8 +39,11 @@ use crate::{
         MasterKeyArgs, NodeArgs, RoleArgs, Signup,
     },
     dev::{self, DevArgs},
+    domain::outbound::Allowed,
     http::openapi,
     mail::Mailer,
+    outbound::Outbound,
+    seal::MasterKeys,
     serve::{self, Node, People},
     store::{
         self,
@@ -353,6 +355,12 @@ async fn open(database: &DatabaseArgs, node: NodeArgs, linger: Duration) -> anyh
         people,
         connections: node.connections.limits(DEFAULT_CONNECTIONS_PER_ADDRESS),
         canary,
+        outbound: Outbound::new(
+            Allowed(node.outbound.outbound_allow),
+            node.outbound.outbound_ca.as_deref(),
+        )
+        .context("--outbound-ca")?,
+        delivers: node.outbound.deliver,
         linger,
     })
 }

@@ -62,6 +62,17 @@ pub const QUEUE: &[Field] = &[
     Field::NumberOrNull("brake_after"),
     Field::NumberOrNull("max_waiting"),
 ];
+/// An endpoint of webhooks.
+pub const ENDPOINT: &[Field] = &[
+    Field::Text("url"),
+    Field::Choices("events"),
+    Field::List("queues"),
+    Field::List("job_types"),
+    Field::Text("description"),
+    Field::Number("max_in_flight"),
+    Field::Number("timeout_seconds"),
+    Field::Json("enabled"),
+];
 /// The schema of a job type.
 pub const SCHEMA: &[Field] = &[Field::Json("schema")];
 /// A job type of a queue, or the whole queue.

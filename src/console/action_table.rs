@@ -2,7 +2,7 @@
 //! console can change; a test compares it with the OpenAPI document.
 
 use super::{
-    action_fields::{JOBS, NEW_JOB, PURGE, QUEUE, REDRIVE, SCHEMA, TYPE},
+    action_fields::{ENDPOINT, JOBS, NEW_JOB, PURGE, QUEUE, REDRIVE, SCHEMA, TYPE},
     form::{Field, Fields, encode},
     location::segment,
 };
@@ -255,6 +255,35 @@ pub const ACTIONS: &[Action] = &[
         "The batch is sealed: it completes when all of its jobs have ended.",
     ),
     on(
+        "webhooks_update",
+        "PATCH",
+        "/webhooks/{endpoint_id}",
+        ENDPOINT,
+        "The endpoint is changed, on every node within two seconds.",
+    ),
+    on(
+        "webhooks_delete",
+        "DELETE",
+        "/webhooks/{endpoint_id}",
+        &[],
+        "The endpoint is deleted, and what waited for it is cancelled.",
+    )
+    .asking("Delete this endpoint? Deliveries that wait are cancelled."),
+    on(
+        "webhooks_test",
+        "POST",
+        "/webhooks/{endpoint_id}/test",
+        &[],
+        "A test is sent: the newest delivery shows the answer.",
+    ),
+    on(
+        "webhooks_retry",
+        "POST",
+        "/webhooks/{endpoint_id}/deliveries/{delivery_id}/retry",
+        &[],
+        "The delivery is sent again.",
+    ),
+    on(
         "keys_revoke",
         "DELETE",
         "/keys/{key_id}?revoke_keys={revoke_keys}",
@@ -388,6 +417,8 @@ pub const OTHERS: &[(&str, &str, &str)] = &[
     ),
     ("auth_verify", "/console/verify", ""),
     ("jobs_replay", "/console/p/{project}/jobs/{job_id}/replay", "This is the new job."),
+    ("webhooks_create", "/console/p/{project}/webhooks", ""),
+    ("webhooks_rotate_secret", "/console/p/{project}/webhooks/{endpoint_id}/rotate", ""),
     ("keys_create", "/console/p/{project}/keys", ""),
     ("keys_rotate", "/console/p/{project}/keys/{key_id}/rotate", ""),
     ("invitations_create", "/console/p/{project}/members", ""),

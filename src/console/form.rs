@@ -105,6 +105,8 @@ pub enum Field {
     Choices(&'static str),
     /// Words, as a list; omitted when there is none.
     Words(&'static str),
+    /// Words, as a list, even if there is none.
+    List(&'static str),
     /// Words of the form `name=value`, as an object; omitted when there is none.
     Pairs(&'static str),
     /// JSON; null when it is empty.
@@ -127,6 +129,7 @@ impl Field {
             | Self::Flag(it)
             | Self::Choices(it)
             | Self::Words(it)
+            | Self::List(it)
             | Self::Pairs(it)
             | Self::Json(it)
             | Self::Object(it)
@@ -171,11 +174,8 @@ pub fn body(fields: &[Field], form: &Fields) -> Result<String, Error> {
             },
             Field::Flag(_) => Some(raw(form.get(name).is_some())),
             Field::Choices(_) => Some(raw(form.all(name).collect::<Vec<_>>())),
-            Field::Words(_) => {
-                let words = form.text(name).split(|it: char| it.is_whitespace() || it == ',');
-                let words: Vec<_> = words.filter(|it| !it.is_empty()).collect();
-                (!words.is_empty()).then(|| raw(words))
-            }
+            Field::Words(_) => Some(words(form.text(name))).filter(|it| !it.is_empty()).map(raw),
+            Field::List(_) => Some(raw(words(form.text(name)))),
             Field::Pairs(_) => {
                 let words = form.text(name).split_whitespace();
                 let pairs: BTreeMap<_, _> =
@@ -200,6 +200,11 @@ pub fn body(fields: &[Field], form: &Fields) -> Result<String, Error> {
         }
     }
     serde_json::to_string(&root).map_err(Error::internal)
+}
+
+fn words(text: &str) -> Vec<&str> {
+    let words = text.split(|it: char| it.is_whitespace() || it == ',');
+    words.filter(|it| !it.is_empty()).collect()
 }
 
 /// The members of an object that a form has fields for.
@@ -316,6 +321,9 @@ mod tests {
         check(&[Field::Time("at")], "at=2026-01-31T12:00", r#"{"at":"2026-01-31T12:00:00Z"}"#);
         check(&[Field::Time("at")], "at=2026-01-31T12:00:00Z", r#"{"at":"2026-01-31T12:00:00Z"}"#);
         check(&[Field::Pairs("tags")], "tags=a%3D1+b%3D2", r#"{"tags":{"a":"1","b":"2"}}"#);
+        check(&[Field::Words("ips")], "ips=,+", "{}");
+        check(&[Field::List("ips")], "ips=", r#"{"ips":[]}"#);
+        check(&[Field::List("ips")], "ips=a,b+c", r#"{"ips":["a","b","c"]}"#);
         check(&[Field::Pairs("tags")], "tags=", "{}");
         check(&[Field::Time("at")], "at=soon", r#"{"at":"soon"}"#);
     }

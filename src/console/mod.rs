@@ -35,6 +35,7 @@ mod second_factor;
 mod session;
 mod settings;
 mod start;
+mod webhooks;
 mod workers;
 mod workflows;
 
@@ -90,6 +91,10 @@ fn of_project() -> Router<App> {
         .route("/batches/{batch_id}", get(batches::detail))
         .route("/operations", get(operations::list))
         .route("/operations/{operation_id}", get(operations::detail))
+        .route("/webhooks", get(webhooks::list).post(webhooks::make))
+        .route("/webhooks/{endpoint_id}", get(webhooks::detail))
+        .route("/webhooks/{endpoint_id}/rotate", post(webhooks::rotate))
+        .route("/webhooks/{endpoint_id}/deliveries/{delivery_id}", get(webhooks::delivery))
         .route("/keys", get(settings::keys).post(settings::make_key))
         .route("/keys/{key_id}/rotate", post(settings::rotate_key))
         .route("/members", get(settings::members).post(settings::invite))

@@ -82,6 +82,7 @@ const SECTIONS: [(&str, &[Section]); 3] = [
     (
         "Project",
         &[
+            ("webhooks", "Webhooks"),
             ("keys", "API keys"),
             ("members", "Members"),
             ("limits", "Limits"),
@@ -142,8 +143,9 @@ impl Frame {
             let badge = self.dead_letters.filter(|_| *text == DEAD_LETTERS);
             Link { path: format!("{base}{slash}{path}"), text, is_here: own == *path, badge }
         };
-        let is_hidden =
-            |path: &str| ["keys", "audit-log"].contains(&path) && !self.may_administer();
+        let is_hidden = |path: &str| {
+            ["webhooks", "keys", "audit-log"].contains(&path) && !self.may_administer()
+        };
         let links = |all: &[Section]| all.iter().filter(|it| !is_hidden(it.0)).map(link).collect();
         SECTIONS.into_iter().map(|(group, all)| (group, links(all))).collect()
     }
@@ -162,7 +164,7 @@ impl Frame {
         self.may(Permission::Manage)
     }
 
-    /// Whether the visitor may manage keys, and read the audit log.
+    /// Whether the visitor may manage keys and webhooks, and read the audit log.
     pub fn may_administer(&self) -> bool {
         self.may(Permission::Administer)
     }

@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use super::cluster;
 use crate::{
-    accounts::seal,
     config::read_secret,
+    seal,
     store::roles::{Logins, Role},
 };
 

@@ -6,7 +6,12 @@ pub mod cluster;
 mod data_dir;
 pub mod redis;
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::Context;
 use secrecy::{ExposeSecret, SecretString};
@@ -26,14 +31,16 @@ use crate::{
         key,
         keys::{self, KeyRequest},
         members, projects,
-        seal::MasterKeys,
     },
-    config::{DEFAULT_METRICS_LISTEN, DEV_PLAN, NodeArgs, RedisPlace, Signup},
+    config::{DEFAULT_METRICS_LISTEN, DEV_PLAN, NodeArgs, OutboundArgs, RedisPlace, Signup},
     domain::{
         access::{Role, Scope},
         limits::MAX_LIVE_KEYS,
+        outbound::Allowed,
     },
     mail::Mailer,
+    outbound::Outbound,
+    seal::MasterKeys,
     serve::{self, Node, People},
     store::{
         self,
@@ -125,6 +132,8 @@ pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
         people: people(&args, &ready.url, &folder)?,
         connections: args.node.connections.limits(DEV_CONNECTIONS),
         canary: args.node.canary(0),
+        outbound: outbound(&args.node.outbound)?,
+        delivers: args.node.outbound.deliver,
         linger: Duration::ZERO,
         redis: place,
     };
@@ -145,6 +154,18 @@ pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
     }
     drop((redis, cluster));
     ended
+}
+
+/// Webhooks may reach this machine, unless the flag says otherwise.
+fn outbound(args: &OutboundArgs) -> anyhow::Result<Outbound> {
+    let mut allowed = args.outbound_allow.clone();
+    if allowed.is_empty() {
+        allowed = vec![
+            IpAddr::from(Ipv4Addr::LOCALHOST).into(),
+            IpAddr::from(Ipv6Addr::LOCALHOST).into(),
+        ];
+    }
+    Outbound::new(Allowed(allowed), args.outbound_ca.as_deref()).context("--outbound-ca")
 }
 
 /// Creates the database roles, with passwords that the folder keeps if none are given.

@@ -22,19 +22,22 @@ pub enum Scope {
     Manage,
     /// Manage recurring schedules, also by registering a worker.
     Schedules,
+    /// Manage webhooks: they send what happens to jobs to other hosts.
+    Webhooks,
     /// Manage keys: create those with the same scopes or fewer, and revoke them.
     Keys,
 }
 
 impl Scope {
     /// All scopes, in display order.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Produce,
         Self::Work,
         Self::Read,
         Self::PayloadRead,
         Self::Manage,
         Self::Schedules,
+        Self::Webhooks,
         Self::Keys,
     ];
     /// Those of a project's first key, which applications will use: it creates no others.
@@ -51,6 +54,7 @@ impl Scope {
             Self::PayloadRead => "payload:read",
             Self::Manage => "manage",
             Self::Schedules => "schedules",
+            Self::Webhooks => "webhooks",
             Self::Keys => "keys",
         }
     }
@@ -105,7 +109,7 @@ pub enum Role {
     Viewer,
     /// Reads these as well, and manages jobs, queues, dead letters and schedules.
     Member,
-    /// Also keys, members, settings and the audit log.
+    /// Also keys, webhooks, members, settings and the audit log.
     Admin,
     /// Also owners, and deleting the project.
     Owner,
@@ -156,6 +160,8 @@ pub enum Permission {
     Manage,
     /// Manage recurring schedules.
     Schedule,
+    /// Manage webhooks, and read what they sent.
+    Webhooks,
     /// Read the audit log.
     Audit,
     /// Manage keys.
@@ -183,6 +189,7 @@ impl Permission {
             Self::Control => "the scope `produce` or `manage`",
             Self::Manage => "the scope `manage`",
             Self::Schedule => "the scope `schedules`",
+            Self::Webhooks => "the scope `webhooks`, or the role admin",
             Self::Audit => "the scope `manage`, or the role admin",
             Self::Administer => "the scope `keys`, or the role admin",
             Self::Govern => "a session of a member with the role admin",
@@ -216,6 +223,7 @@ pub fn key_may(scopes: &[Scope], permission: Permission) -> bool {
         Permission::Control => has(Scope::Produce) || has(Scope::Manage),
         Permission::Manage | Permission::Audit => has(Scope::Manage),
         Permission::Schedule => has(Scope::Schedules),
+        Permission::Webhooks => has(Scope::Webhooks),
         Permission::Administer => has(Scope::Keys),
         Permission::Govern | Permission::Own => false,
     }
@@ -240,7 +248,9 @@ pub fn role_may(role: Role, permission: Permission) -> bool {
         | Permission::Control
         | Permission::Manage
         | Permission::Schedule => Role::Member,
-        Permission::Audit | Permission::Administer | Permission::Govern => Role::Admin,
+        Permission::Webhooks | Permission::Audit | Permission::Administer | Permission::Govern => {
+            Role::Admin
+        }
         Permission::Own => Role::Owner,
     };
     role >= least
@@ -295,6 +305,7 @@ mod tests {
             Permission::Control,
             Permission::Manage,
             Permission::Schedule,
+            Permission::Webhooks,
             Permission::Audit,
             Permission::Administer,
             Permission::Govern,

@@ -321,6 +321,24 @@ pub const MAX_EXPORTED_AUDIT: i64 = 100_000;
 pub const MAX_SHOWN_SECURITY_ENTRIES: i64 = 200;
 /// Days after which an account is deleted that was never used nor verified.
 pub const UNUSED_ACCOUNT_DAYS: i32 = 30;
+/// Hours after which an event that waits is dropped.
+pub const EVENT_KEEP_HOURS: i32 = 72;
+/// Endpoints of one project.
+pub const MAX_ENDPOINTS: i64 = 500;
+/// Events, queues and job types that one endpoint may name, each.
+pub const MAX_ENDPOINT_NAMES: usize = 50;
+/// Characters in an endpoint's description.
+pub const MAX_DESCRIPTION_CHARS: usize = 200;
+/// Deliveries to one endpoint that one node sends at a time.
+pub const MAX_ENDPOINT_IN_FLIGHT: i32 = 50;
+/// Longest wait for an endpoint's answer, in seconds.
+pub const MAX_ENDPOINT_TIMEOUT_SECONDS: i32 = 30;
+/// How long a rotated secret of an endpoint may stay valid, in seconds (7 days).
+pub const MAX_SECRET_OVERLAP_SECONDS: i32 = 7 * 86_400;
+/// Endpoints of one page.
+pub const MAX_PAGE_ENDPOINTS: u32 = 100;
+/// Deliveries of one page.
+pub const MAX_PAGE_DELIVERIES: u32 = 100;
 /// Days for which accounts' security logs are kept.
 pub const SECURITY_LOG_KEEP_DAYS: i32 = 90;
 /// Days for which the audit log is kept, also that of a deleted project.

@@ -14,7 +14,7 @@ pub const TEST_MODE: &str = "test";
 /// The plans that this binary was built with.
 pub const BUILT_IN: &str = include_str!("../../ops/plans.toml");
 /// The names of all limits.
-pub const ALL_NAMES: [&str; 19] = [
+pub const ALL_NAMES: [&str; 20] = [
     "produce_per_minute",
     "work_per_minute",
     "manage_per_minute",
@@ -28,6 +28,7 @@ pub const ALL_NAMES: [&str; 19] = [
     "workers",
     "schedules",
     "min_schedule_period_seconds",
+    "endpoints",
     "payload_bytes",
     "retention_days",
     "dead_letter_days",
@@ -83,6 +84,9 @@ pub struct Limits {
     /// Shortest period of a recurring schedule, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_schedule_period_seconds: Option<u32>,
+    /// Endpoints of webhooks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub endpoints: Option<i64>,
     /// Bytes of a job's payload.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub payload_bytes: Option<usize>,
@@ -132,6 +136,7 @@ impl Limits {
             min_schedule_period_seconds: self
                 .min_schedule_period_seconds
                 .or(fallback.min_schedule_period_seconds),
+            endpoints: self.endpoints.or(fallback.endpoints),
             payload_bytes: self.payload_bytes.or(fallback.payload_bytes),
             retention_days: self.retention_days.or(fallback.retention_days),
             dead_letter_days: self.dead_letter_days.or(fallback.dead_letter_days),
@@ -186,6 +191,12 @@ impl Limits {
     #[must_use]
     pub fn max_schedules(&self) -> i64 {
         bounded(self.schedules, limits::MAX_SCHEDULES)
+    }
+
+    /// Endpoints of webhooks, bounded.
+    #[must_use]
+    pub fn max_endpoints(&self) -> i64 {
+        bounded(self.endpoints, limits::MAX_ENDPOINTS)
     }
 
     /// Shortest period of a recurring schedule, in seconds.

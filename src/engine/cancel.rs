@@ -76,5 +76,6 @@ pub(super) fn publish_cancelled(engine: &Engine, gone: &[CancelledJob], kind: &s
     if gone.iter().any(|it| it.leads_on) {
         engine.notifier.wake.ask(BackgroundTask::Cascade);
     }
+    engine.notifier.tell_endpoints(gone.iter().map(|it| it.key.project_id));
     engine.notifier.feed.tell(|| gone.iter().map(|it| job_event(it.key, kind)).collect());
 }

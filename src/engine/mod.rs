@@ -5,13 +5,13 @@
 
 mod batch;
 pub mod batches;
-pub mod breaker;
 pub mod canary;
 mod cancel;
 pub mod dispatch;
 pub mod enqueue;
 mod isolate;
 pub mod jobs;
+pub mod known;
 pub mod maintenance;
 pub mod notify;
 pub mod operations;
@@ -20,6 +20,7 @@ pub mod schedules;
 pub mod settle;
 pub mod stats;
 mod sync_match;
+pub mod webhooks;
 pub mod workers;
 
 use std::{
@@ -40,7 +41,6 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{
     batch::Coalescer,
-    breaker::Breakers,
     dispatch::{
         QueueLists, Releasing,
         park::{Parking, Repeats},
@@ -49,15 +49,14 @@ use self::{
     enqueue::Enqueues,
     isolate::SetAside,
     jobs::bound::JobKinds,
+    known::KnownProjects,
     notify::Notifier,
     queues::UsedQueues,
     settle::{BareFences, Endings, Parents, SuccessNotes, Successes, heartbeat::Beats},
-    stats::recorder::StatsRecorder,
     workers::{Registry, WorkerBeats, WorkerLookups},
 };
 use crate::{
     error::Error,
-    events_feed::EventFeed,
     ids::TickKey,
     store::{self, pools::Pools, shares::PerProject},
     telemetry, wakeups,
@@ -88,8 +87,9 @@ pub struct Inner {
     worker_lookups: Coalescer<WorkerLookups>,
     job_kinds: Coalescer<JobKinds>,
     pub registry: Registry,
-    /// Which projects have queues with a circuit breaker.
-    pub breakers: Arc<Breakers>,
+    /// Which projects have queues with a circuit breaker: only their successes can end a streak of
+    /// dead letters.
+    pub breakers: Arc<KnownProjects>,
     versions: jobs::wait::Versions,
     /// Number of waiting and running jobs, by project with a quota.
     pub backlogs: enqueue::quota::Backlogs,
@@ -132,10 +132,9 @@ impl Engine {
     pub fn start(pools: Pools, tick_key: TickKey, stopping: CancellationToken) -> Self {
         let (wake, arrivals) = wakeups::channel();
         let settled = Arc::new(AtomicU64::new(0));
-        let breakers = Arc::new(Breakers::default());
+        let breakers = Arc::new(KnownProjects::default());
         let (messages, inbox) = mpsc::unbounded_channel();
-        let notifier =
-            Notifier { wake, feed: EventFeed::default(), tally: StatsRecorder::default() };
+        let notifier = Notifier::new(wake);
         let endings =
             Coalescer::start(Endings { pool: pools.settle.clone(), notifier: notifier.clone() });
         let (tasks, releasing) = (TaskTracker::new(), Releasing::default());

@@ -249,7 +249,7 @@ pub struct CreateKeyRequest {
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_NAME_CHARS)))))]
     name: String,
     /// Scopes. Default: all that you may grant, and a bound key may have.
-    #[schema(min_items = 1, max_items = 7)]
+    #[schema(min_items = 1, max_items = 8)]
     scopes: Option<Vec<Scope>>,
     /// A named set of scopes. Alternative to `scopes`.
     preset: Option<KeyPreset>,

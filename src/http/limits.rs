@@ -123,6 +123,7 @@ pub async fn list(
     let schedules = store::schedules::count(&mut conn, project_id).await?.schedules;
     let queues = store::counts::count_queues(&mut conn, project_id, limits.max_queues()).await?;
     let workers = store::workers::count(&mut conn, project_id, limits.max_workers()).await?;
+    let endpoints = store::webhooks::count(&mut conn, project_id, limits.max_endpoints()).await?;
     let keys = store::keys::count(&mut conn, project_id).await?;
     let members = store::members::count(&mut conn, project_id).await?;
     drop(conn);
@@ -150,6 +151,7 @@ pub async fn list(
         quota("queues", Some(limits.max_queues()), queues),
         quota("workers", Some(limits.max_workers()), workers),
         quota("schedules", Some(limits.max_schedules()), schedules),
+        quota("endpoints", Some(limits.max_endpoints()), endpoints),
         quota("keys", Some(limits.max_keys()), keys),
         quota("members", Some(limits.max_members()), members),
         bound("min_schedule_period_seconds", period),

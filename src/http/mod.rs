@@ -40,6 +40,7 @@ mod route_metrics;
 mod security_txt;
 pub mod server;
 mod usage;
+pub mod webhooks;
 pub(crate) mod workers;
 pub(crate) mod workflows;
 
@@ -103,6 +104,13 @@ fn data_plane() -> Routes {
         .routes(routes!(keys::list, keys::create))
         .routes(routes!(keys::get, keys::change, keys::revoke::revoke))
         .routes(routes!(keys::revoke::rotate))
+        .routes(routes!(webhooks::list, webhooks::create))
+        .routes(routes!(webhooks::get, webhooks::change, webhooks::delete))
+        .routes(routes!(webhooks::rotate))
+        .routes(routes!(webhooks::deliveries::test))
+        .routes(routes!(webhooks::deliveries::list))
+        .routes(routes!(webhooks::deliveries::get))
+        .routes(routes!(webhooks::deliveries::retry))
         .routes(routes!(audit::list))
         .routes(routes!(audit::export))
         .routes(routes!(limits::list))

@@ -46,6 +46,11 @@ impl PageSize {
         Self(self.0.min(u32::try_from(rows).unwrap_or(u32::MAX)))
     }
 
+    /// How many rows it has.
+    pub fn rows(self) -> u32 {
+        self.0
+    }
+
     /// How many rows to read.
     pub fn one_more(self) -> i64 {
         i64::from(self.0) + 1

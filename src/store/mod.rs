@@ -32,6 +32,7 @@ pub mod members;
 pub mod migrate;
 pub mod nodes;
 pub mod operations;
+pub mod outbound_events;
 pub mod passkeys;
 pub mod polls;
 pub mod pools;
@@ -52,6 +53,7 @@ pub mod stats;
 pub mod stored_bytes;
 pub mod sweep;
 pub mod usage;
+pub mod webhooks;
 pub mod workers;
 pub mod workflows;
 

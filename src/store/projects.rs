@@ -228,10 +228,14 @@ pub async fn find_ever(
     .await
 }
 
-/// Deletes a project for all callers; its rows follow.
+/// Deletes a project and its outbox for all callers; their rows follow.
 pub async fn delete(conn: &mut PgConnection, id: ProjectId) -> sqlx::Result<()> {
     sqlx::query!(
-        "update projects set deleted_at = coalesce(deleted_at, now()) where id = $1",
+        "
+        update projects
+        set deleted_at = coalesce(deleted_at, now())
+        where id = $1 or owner_project_id = $1
+        ",
         id.0,
     )
     .execute(conn)

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    hash::Hash,
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 
@@ -9,47 +10,50 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::ids::ProjectId;
 
-/// Projects that hold nothing are forgotten when this many are known.
+/// Those that hold nothing are forgotten when this many are known.
 const MAX_KNOWN: usize = 1_000;
 
 /// The same number of permits for each project. Requests for more wait in their order.
+pub type PerProject = Each<ProjectId>;
+
+/// The same number of permits for each of many. Requests for more wait in their order.
 #[derive(Debug)]
-pub struct PerProject {
+pub struct Each<Key> {
     permits: usize,
-    of_project: Mutex<HashMap<ProjectId, Weak<Semaphore>>>,
+    of_key: Mutex<HashMap<Key, Weak<Semaphore>>>,
 }
 
-impl PerProject {
+impl<Key: Copy + Eq + Hash> Each<Key> {
     #[must_use]
     pub fn new(permits: usize) -> Self {
-        Self { permits, of_project: Mutex::default() }
+        Self { permits, of_key: Mutex::default() }
     }
 
-    /// Waits for this many permits of the project's; at most all of them.
-    pub async fn take(&self, project_id: ProjectId, permits: u32) -> OwnedSemaphorePermit {
-        take(self.of(project_id), permits).await
+    /// Waits for this many of its permits; at most all of them.
+    pub async fn take(&self, key: Key, permits: u32) -> OwnedSemaphorePermit {
+        take(self.of(key), permits).await
     }
 
-    /// How many the project holds.
-    fn used(&self, project_id: ProjectId) -> usize {
-        self.permits - self.of(project_id).available_permits()
+    /// How many it holds.
+    fn used(&self, key: Key) -> usize {
+        self.permits - self.of(key).available_permits()
     }
 
-    /// This many permits of the project's, if they are free.
-    pub fn try_take(&self, project_id: ProjectId, permits: u32) -> Option<OwnedSemaphorePermit> {
-        self.of(project_id).try_acquire_many_owned(permits).ok()
+    /// This many of its permits, if they are free.
+    pub fn try_take(&self, key: Key, permits: u32) -> Option<OwnedSemaphorePermit> {
+        self.of(key).try_acquire_many_owned(permits).ok()
     }
 
-    fn of(&self, project_id: ProjectId) -> Arc<Semaphore> {
-        let mut known = self.of_project.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(semaphore) = known.get(&project_id).and_then(Weak::upgrade) {
+    fn of(&self, key: Key) -> Arc<Semaphore> {
+        let mut known = self.of_key.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(semaphore) = known.get(&key).and_then(Weak::upgrade) {
             return semaphore;
         }
         if known.len() >= MAX_KNOWN {
             known.retain(|_, it| it.strong_count() > 0);
         }
         let semaphore = Arc::new(Semaphore::new(self.permits));
-        known.insert(project_id, Arc::downgrade(&semaphore));
+        known.insert(key, Arc::downgrade(&semaphore));
         semaphore
     }
 }

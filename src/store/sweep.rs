@@ -11,6 +11,7 @@ pub mod prune;
 pub mod purge;
 pub mod schedules;
 pub mod set_aside;
+pub mod webhooks;
 pub mod workers;
 
 use sqlx::{Executor, PgConnection};

@@ -23,8 +23,8 @@ use crate::{
     domain::limits,
     error::Error,
     ids::{
-        AccountId, BatchId, IdentityId, InvitationId, JobId, KeyId, OperationId, PasskeyId,
-        SessionId, WorkflowId,
+        AccountId, BatchId, DeliveryId, EndpointId, IdentityId, InvitationId, JobId, KeyId,
+        OperationId, PasskeyId, SessionId, WorkflowId,
     },
     wire::{json_words, unknown_fields::KnownFields},
 };
@@ -382,6 +382,10 @@ path_ids! {
     BatchInPath(BatchId): "batch_id", BatchNotFound;
     /// The operation that the path names.
     OperationInPath(OperationId): "operation_id", OperationNotFound;
+    /// The endpoint that the path names.
+    EndpointInPath(EndpointId): "endpoint_id", EndpointNotFound;
+    /// The delivery that the path names.
+    DeliveryInPath(DeliveryId): "delivery_id", DeliveryNotFound;
     /// The key that the path names.
     KeyInPath(KeyId): "key_id", KeyNotFound;
     /// The member that the path names.

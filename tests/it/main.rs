@@ -62,6 +62,7 @@ mod templates;
 mod then_poll;
 mod tidy;
 mod traces;
+mod webhooks;
 mod wire;
 mod worker;
 mod workers;

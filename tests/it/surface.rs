@@ -4,7 +4,10 @@
 use fencepost::{
     domain::access::{Role, Scope},
     http::openapi,
-    ids::{AccountId, BatchId, InvitationId, KeyId, OperationId, SessionId, WorkflowId},
+    ids::{
+        AccountId, BatchId, DeliveryId, EndpointId, InvitationId, KeyId, OperationId, SessionId,
+        WorkflowId,
+    },
 };
 
 use crate::harness::{Reply, TestProject};
@@ -73,6 +76,8 @@ pub struct Named {
     pub session: String,
     pub recurring: String,
     pub worker: String,
+    pub endpoint: String,
+    pub delivery: String,
 }
 
 impl Named {
@@ -89,6 +94,8 @@ impl Named {
             session: SessionId::generate().to_string(),
             recurring: "r".to_owned(),
             worker: "w".to_owned(),
+            endpoint: EndpointId::generate().to_string(),
+            delivery: DeliveryId::generate().to_string(),
         }
     }
 }
@@ -101,6 +108,7 @@ impl Named {
             (&self.batch, "batch_not_found"),
             (&self.operation, "operation_not_found"),
             (&self.key, "key_not_found"),
+            (&self.endpoint, "endpoint_not_found"),
         ];
         let by_id = codes.iter().find(|it| path.contains(it.0.as_str())).map(|it| it.1);
         let by_name = [
@@ -184,6 +192,8 @@ fn fill(path: &str, id: &str, named: &Named) -> String {
         .replace("{invitation_id}", &named.invitation)
         .replace("{session_id}", &named.session)
         .replace("{worker_id}", &named.worker)
+        .replace("{endpoint_id}", &named.endpoint)
+        .replace("{delivery_id}", &named.delivery)
         .replace("{recurring_id}", &named.recurring)
         .replace("{queue}", "default");
     if id == "projects_delete" { format!("{path}?confirm=no") } else { path }
@@ -193,6 +203,9 @@ fn fill(path: &str, id: &str, named: &Named) -> String {
 fn body(id: &str, job_id: &str) -> Option<Value> {
     if let Some(body) = account_body(id) {
         return Some(body);
+    }
+    if id.starts_with("webhooks_") {
+        return webhook_body(id);
     }
     Some(match id {
         "jobs_create" => json!({"job_type": "t"}),
@@ -259,6 +272,15 @@ fn body(id: &str, job_id: &str) -> Option<Value> {
             return None;
         }
     })
+}
+
+/// The same for webhooks.
+fn webhook_body(id: &str) -> Option<Value> {
+    match id {
+        "webhooks_create" => Some(json!({"url": "https://example.com/hook", "events": ["job.*"]})),
+        "webhooks_update" | "webhooks_rotate_secret" => Some(json!({})),
+        _ => None,
+    }
 }
 
 /// The same for what is about accounts and projects.

@@ -27,6 +27,8 @@ const LAYERS: &[(&str, u32)] = &[
     ("wakeups", 3),
     ("redis_bus", 3),
     ("mail", 3),
+    ("outbound", 3),
+    ("seal", 3),
     ("limiter", 4),
     ("engine", 4),
     ("accounts", 5),
@@ -273,6 +275,7 @@ fn every_tenants_key_and_index_begins_with_the_project() {
         "login_challenges_by_age",
         "account_log_by_age",
         "account_log_by_action",
+        "outbound_events_by_age",
     ];
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations");
     let migrations = fs::read_dir(dir).expect("a folder").map(|it| it.expect("an entry").path());

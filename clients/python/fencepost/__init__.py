@@ -14,6 +14,7 @@
 """
 
 from .client import ApiError, Client, ErrorCode
+from .webhooks import InvalidWebhook, verify_webhook
 from .worker import Cancelled, Job, NotRetryable, Released, RetryAfter, Worker
 
 __all__ = [
@@ -21,9 +22,11 @@ __all__ = [
     "Cancelled",
     "Client",
     "ErrorCode",
+    "InvalidWebhook",
     "Job",
     "NotRetryable",
     "Released",
     "RetryAfter",
     "Worker",
+    "verify_webhook",
 ]

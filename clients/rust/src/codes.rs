@@ -41,6 +41,8 @@ pub enum ErrorCode {
     BatchNotFound,
     WorkerNotFound,
     QueueNotFound,
+    EndpointNotFound,
+    DeliveryNotFound,
     OperationNotFound,
     RecurringJobNotFound,
     MethodNotAllowed,

@@ -14,12 +14,16 @@ pub mod revive;
 
 use std::{sync::atomic::Ordering, time::Duration};
 
+use metrics::counter;
 use sqlx::{Acquire, PgConnection};
 
 use super::Engine;
 use crate::{
-    domain::limits::{FIRE_KEEP_DAYS, OPERATION_KEEP_DAYS},
-    store::sweep::{self, counts as stored, operations, probe, prune, purge, schedules, set_aside},
+    domain::limits::{EVENT_KEEP_HOURS, FIRE_KEEP_DAYS, OPERATION_KEEP_DAYS},
+    store::sweep::{
+        self, counts as stored, operations, probe, prune, purge, schedules, set_aside, webhooks,
+    },
+    telemetry,
     wakeups::{BackgroundTask, Hint},
 };
 
@@ -44,6 +48,7 @@ pub async fn probe(engine: &Engine) -> sqlx::Result<()> {
         (seen.has_deltas, BackgroundTask::MergeCounts),
         (seen.has_operations, BackgroundTask::Operations),
         (seen.has_unplanned, BackgroundTask::Plan),
+        (seen.has_events, BackgroundTask::Tell),
         (is_tick_near, BackgroundTask::Fire),
     ];
     let wake = &engine.notifier.wake;
@@ -52,6 +57,7 @@ pub async fn probe(engine: &Engine) -> sqlx::Result<()> {
     }
     engine.set_aside.learn(seen.has_set_aside);
     engine.breakers.learn(seen.braked.into_iter().collect());
+    engine.notifier.subscribed.learn(seen.subscribed.into_iter().collect());
     for (project_id, queue) in &seen.changed_queues {
         // Every node probes for itself: no need to tell the others.
         wake.hint_here(Hint::QueueChanged(*project_id, queue.as_str().into()));
@@ -80,10 +86,13 @@ pub async fn vacuum_if_due(engine: &Engine) -> sqlx::Result<bool> {
     }
 }
 
-/// Deletes idempotency answers, old workers, ended operations, fires, rates, statistics and attempt
+/// Deletes events that could not be told, idempotency answers, old workers, ended operations,
+/// fires, rates, statistics and attempt
 /// numbers of deleted jobs that are past their retention. Returns whether there may be more.
 pub async fn prune(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
+    let dropped = webhooks::drop_old_events(&mut conn, EVENT_KEEP_HOURS).await?;
+    counter!(telemetry::EVENTS_DROPPED).increment(dropped);
     let rows = [
         sweep::prune_idempotency_keys(&mut conn).await?,
         sweep::workers::prune_workers(&mut conn).await?,
@@ -94,6 +103,7 @@ pub async fn prune(engine: &Engine) -> sqlx::Result<bool> {
         prune::prune_deleted_jobs(&mut conn).await?,
         set_aside::prune(&mut conn).await?,
         sweep::ends::prune_batches(&mut conn).await?,
+        dropped,
     ];
     Ok(rows.contains(&(sweep::MAX_SWEEP_ROWS as u64)))
 }

@@ -2,11 +2,13 @@
 
 pub mod relay;
 
-use super::stats::recorder::StatsRecorder;
+use std::sync::Arc;
+
+use super::{known::KnownProjects, stats::recorder::StatsRecorder};
 use crate::{
     domain::{history, job::StoredState},
     events_feed::{EventFeed, JobEvent},
-    ids::JobKey,
+    ids::{JobKey, ProjectId},
     store::{
         settle_failure::{AfterEnd, Ended},
         settle_success::WaitingJob,
@@ -20,9 +22,21 @@ pub struct Notifier {
     pub wake: Wake,
     pub feed: EventFeed,
     pub tally: StatsRecorder,
+    /// Which projects have webhooks that want to know of ends of jobs.
+    pub subscribed: Arc<KnownProjects>,
 }
 
 impl Notifier {
+    /// One that nothing has been told yet.
+    pub(super) fn new(wake: Wake) -> Self {
+        Self {
+            wake,
+            feed: EventFeed::default(),
+            tally: StatsRecorder::default(),
+            subscribed: Arc::default(),
+        }
+    }
+
     /// These jobs wait: some can be claimed, others will be due.
     pub fn waiting<'a>(&self, jobs: impl Iterator<Item = &'a WaitingJob> + Clone) {
         self.wake.arrived(
@@ -45,6 +59,13 @@ impl Notifier {
         }
     }
 
+    /// Jobs or attempts of these projects ended: webhooks may want to know.
+    pub fn tell_endpoints(&self, mut projects: impl Iterator<Item = ProjectId>) {
+        if self.subscribed.has_any(&mut projects) {
+            self.wake.ask(BackgroundTask::Tell);
+        }
+    }
+
     /// Attempts ended without success.
     pub fn ended(&self, ends: &[Ended], after: &[AfterEnd]) {
         self.waiting(after.iter().map(|it| &it.job));
@@ -53,6 +74,7 @@ impl Notifier {
         if after.iter().any(|it| it.leads_on) {
             self.wake.ask(BackgroundTask::Cascade);
         }
+        self.tell_endpoints(ends.iter().map(|it| it.key.project_id));
         self.feed.tell(|| {
             let mut told = Vec::new();
             for end in ends {

@@ -16,7 +16,7 @@ use crate::{
     domain::history,
     engine::{
         batch::Batch,
-        breaker::Breakers,
+        known::KnownProjects,
         notify::{Notifier, job_event},
     },
     error::{self, Error},
@@ -35,7 +35,7 @@ use crate::{
 pub struct SuccessNotes {
     pub notifier: Notifier,
     pub settled: Arc<AtomicU64>,
-    pub breakers: Arc<Breakers>,
+    pub breakers: Arc<KnownProjects>,
 }
 
 impl SuccessNotes {
@@ -64,6 +64,7 @@ impl SuccessNotes {
             Moved::Child(_) => None,
         }));
         self.notifier.wake.slots_freed(freed);
+        self.notifier.tell_endpoints(done.keys().map(|it| it.project_id));
         self.notifier.feed.tell(|| {
             let done = done.keys();
             done.map(|key| job_event(*key, history::SUCCEEDED)).collect()

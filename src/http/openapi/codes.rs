@@ -20,7 +20,7 @@ const OF_STATUS: [&str; 9] = [
     "unavailable",
 ];
 /// Codes of operations whose path has this parameter.
-const OF_PARAMETER: [(&str, &str); 11] = [
+const OF_PARAMETER: [(&str, &str); 13] = [
     ("{project}", "project_not_found"),
     ("{job_id}", "job_not_found"),
     ("{queue}", "queue_not_found"),
@@ -29,6 +29,8 @@ const OF_PARAMETER: [(&str, &str); 11] = [
     ("{worker_id}", "worker_not_found"),
     ("{operation_id}", "operation_not_found"),
     ("{recurring_id}", "recurring_job_not_found"),
+    ("{endpoint_id}", "endpoint_not_found"),
+    ("{delivery_id}", "delivery_not_found"),
     ("{key_id}", "key_not_found"),
     ("{account_id}", "account_not_found"),
     ("{invitation_id}", "invitation_not_found"),
@@ -111,6 +113,10 @@ const OF_OPERATION: &[(&str, &[&str])] = &[
     ("recurring_preview", &["invalid_cron_expression", "invalid_timezone"]),
     ("recurring_run", &["recurring_job_type_conflict"]),
     ("recurring_upsert", OF_SCHEDULES),
+    ("webhooks_create", &["step_up_required"]),
+    ("webhooks_retry", &["invalid_state"]),
+    ("webhooks_rotate_secret", &["step_up_required"]),
+    ("webhooks_update", &["step_up_required"]),
     ("workers_ack", OF_ATTEMPTS),
     ("workers_deregister", &["worker_not_found"]),
     ("workers_events", OF_ATTEMPTS),

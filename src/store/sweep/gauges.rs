@@ -121,7 +121,7 @@ pub async fn by_state(conn: &mut PgConnection) -> sqlx::Result<ByState> {
                coalesce(sum(backoff), 0)::bigint "backoff!",
                coalesce(sum(dead_letter), 0)::bigint "dead_letter!"
         from queue_counts
-        where project_id not in (select id from projects where kind = 'canary')
+        where project_id not in (select id from projects where kind <> 'user')
         "#,
     )
     .fetch_one(conn)

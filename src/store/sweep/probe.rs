@@ -17,6 +17,8 @@ pub struct ProbeResult {
     pub has_deltas: bool,
     /// An operation's next step is due.
     pub has_operations: bool,
+    /// Events wait to be told.
+    pub has_events: bool,
     /// Something is set aside.
     pub has_set_aside: bool,
     /// The next tick of a schedule is not planned yet.
@@ -27,6 +29,8 @@ pub struct ProbeResult {
     pub changed_queues: Vec<(ProjectId, String)>,
     /// Projects that have queues with a circuit breaker.
     pub braked: Vec<ProjectId>,
+    /// Projects that are told of ends of jobs.
+    pub subscribed: Vec<ProjectId>,
 }
 
 /// Finds out what is due. A queue has changed lately if it has within the last `within_ms`.
@@ -38,6 +42,7 @@ pub async fn probe(conn: &mut PgConnection, within_ms: i64) -> sqlx::Result<Prob
                exists (select from job_expiries where expires_at <= now()) "has_outdated!",
                exists (select from unmerged_deltas) "has_deltas!",
                exists (select from operations where next_step_at <= now()) "has_operations!",
+               exists (select from outbound_events) "has_events!",
                exists (select from set_aside) "has_set_aside!",
                exists (
                    select from recurring_schedules
@@ -53,6 +58,9 @@ pub async fn probe(conn: &mut PgConnection, within_ms: i64) -> sqlx::Result<Prob
                array(
                    select distinct project_id from queues where brake_after is not null limit 100000
                ) "braked!",
+               array(
+                   select distinct project_id from event_subscriptions limit 100000
+               ) "subscribed!",
                array_agg(changed.project_id) filter (where changed.project_id is not null) as projects,
                array_agg(changed.name) filter (where changed.name is not null) as names
         from (select) as always
@@ -74,10 +82,12 @@ pub async fn probe(conn: &mut PgConnection, within_ms: i64) -> sqlx::Result<Prob
         has_outdated: row.has_outdated,
         has_deltas: row.has_deltas,
         has_operations: row.has_operations,
+        has_events: row.has_events,
         has_set_aside: row.has_set_aside,
         has_unplanned: row.has_unplanned,
         next_tick_ms: row.next_tick_ms,
         changed_queues: projects.zip(row.names.unwrap_or_default()).collect(),
         braked: row.braked.into_iter().map(ProjectId).collect(),
+        subscribed: row.subscribed.into_iter().map(ProjectId).collect(),
     })
 }

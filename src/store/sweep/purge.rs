@@ -11,6 +11,8 @@ pub const MAX_PURGED_ROWS: u64 = 2_000;
 /// deletion: schedules before the jobs that they create, and jobs before what belongs to them.
 pub const TENANT_TABLES: &[&str] = &[
     "recurring_schedules",
+    "event_subscriptions",
+    "webhook_endpoints",
     "operations",
     "jobs",
     "job_bodies",
@@ -20,6 +22,8 @@ pub const TENANT_TABLES: &[&str] = &[
     "job_edges",
     "attempts",
     "finished_jobs",
+    // After what their triggers tell.
+    "outbound_events",
     "workflow_jobs",
     "workflows",
     "job_events",

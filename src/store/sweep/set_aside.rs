@@ -35,11 +35,13 @@ pub enum Work {
     Counts,
     /// Storing the callbacks of an end.
     Callbacks,
+    /// Making deliveries of an event.
+    Events,
 }
 
 impl Work {
     /// Each of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Tick,
         Self::Plan,
         Self::Promote,
@@ -50,6 +52,7 @@ impl Work {
         Self::Retention,
         Self::Counts,
         Self::Callbacks,
+        Self::Events,
     ];
 
     /// As stored, and as a label of metrics.
@@ -66,6 +69,7 @@ impl Work {
             Self::Retention => "retention",
             Self::Counts => "counts",
             Self::Callbacks => "callbacks",
+            Self::Events => "events",
         }
     }
 }

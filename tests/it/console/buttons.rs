@@ -6,7 +6,7 @@ use fencepost::{console::action_table::ACTIONS, domain::access::Role};
 
 use super::Browser;
 use crate::{
-    harness::{TestProject, run},
+    harness::{Sink, TestProject, run},
     people::{PASSWORD, Person},
 };
 use serde_json::{Value, json};
@@ -194,6 +194,45 @@ async fn work_with_schedules_and_workers(p: &mut Presser<'_>) {
     }
 }
 
+async fn work_with_webhooks(p: &mut Presser<'_>) {
+    let sink = Sink::start().await;
+    let body = json!({"url": sink.url, "events": ["*"], "queues": ["q"]});
+    let made = p.t.post("/v1/webhooks", body).await.is(201);
+    let id = text(&made["id"]);
+    let id = id.as_str();
+    sink.answer([(410, "")]);
+    p.press("webhooks_test", &[("endpoint_id", id)]).await;
+    sink.next().await;
+    let path = format!("/v1/webhooks/{id}");
+    let becomes = async |p: &mut Presser<'_>, state: &str| {
+        while p.get(&path).await["state"] != state {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    };
+    becomes(p, "disabled").await;
+    let kept = [("was.events", ""), ("was.queues", ""), ("was.job_types", "")];
+    let enable = [&kept[..], &[("endpoint_id", id), ("enabled", "true")]].concat();
+    p.press("webhooks_update", &enable).await;
+    let now = p.get(&path).await;
+    assert_eq!((&now["state"], &now["queues"]), (&json!("enabled"), &json!(["q"])));
+    let settings = [
+        ("endpoint_id", id),
+        ("url", sink.url.as_str()),
+        ("events", "job.cancelled"),
+        ("queues", ""),
+        ("timeout_seconds", "7"),
+    ];
+    p.press("webhooks_update", &settings).await;
+    let now = p.get(&path).await;
+    assert_eq!((&now["events"], &now["queues"]), (&json!(["job.cancelled"]), &json!([])));
+    assert_eq!((&now["timeout_seconds"], &now["state"]), (&json!(7), &json!("enabled")));
+    let sent = text(&p.get(&format!("{path}/deliveries")).await["deliveries"][0]["id"]);
+    p.press("webhooks_retry", &[("endpoint_id", id), ("delivery_id", &sent)]).await;
+    assert_eq!(sink.next().await.header("fencepost-delivery"), sent);
+    p.press("webhooks_delete", &[("endpoint_id", id)]).await;
+    p.t.get(&path).await.is_error(404, "endpoint_not_found");
+}
+
 async fn work_with_people(p: &mut Presser<'_>, owner: &Person) {
     let t = p.t;
     let made = t.post("/v1/keys", json!({"name": "old"})).await.is(201);
@@ -291,6 +330,7 @@ fn every_button_does_what_it_says() {
         work_with_queues(&mut p).await;
         work_with_dead_letters(&mut p).await;
         work_with_schedules_and_workers(&mut p).await;
+        work_with_webhooks(&mut p).await;
         work_with_people(&mut p, &owner).await;
         work_with_oneself(&mut p, &owner).await;
         let all: BTreeSet<_> = ACTIONS.iter().map(|it| it.operation).collect();

@@ -8,7 +8,7 @@ use crate::people::Person;
 use serde_json::{Value, json};
 
 /// All pages of a project, but those of one thing.
-const PAGES: [&str; 29] = [
+const PAGES: [&str; 30] = [
     "",
     "/start",
     "/first",
@@ -35,6 +35,7 @@ const PAGES: [&str; 29] = [
     "/batches",
     "/operations",
     "/keys",
+    "/webhooks",
     "/members",
     "/limits",
     "/settings",

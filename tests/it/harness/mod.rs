@@ -7,6 +7,7 @@ mod process;
 mod project;
 mod proxy;
 mod reply;
+mod sink;
 
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ pub use self::{
     project::{Stage, TestProject, TestServer},
     proxy::{Proxy, Silence},
     reply::Reply,
+    sink::Sink,
 };
 
 /// A test that takes longer has hung.

@@ -3,14 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use fencepost::{
-    accounts::{
-        oidc::Providers, password::lists::BreachedPasswords, scanners::ScannerKeys,
-        seal::MasterKeys,
-    },
+    accounts::{oidc::Providers, password::lists::BreachedPasswords, scanners::ScannerKeys},
     config::{ConnectionLimits, PoolArgs, RedisPlace, Signup, TrustedProxies},
     dev,
-    domain::plan::Plans,
+    domain::{outbound::Allowed, plan::Plans},
     mail::{Mail, Mailer},
+    outbound::Outbound,
+    seal::MasterKeys,
     serve::{self, Node, People},
     store,
 };
@@ -52,6 +51,14 @@ pub struct Stage {
     pub plan_contact: Option<String>,
     pub scanner_keys: Arc<ScannerKeys>,
     pub providers: Arc<Providers>,
+    /// Where webhooks may go.
+    pub outbound: Outbound,
+}
+
+/// Webhooks may reach this machine.
+pub fn outbound() -> Outbound {
+    let here = "127.0.0.1/32".parse().expect("a network");
+    Outbound::new(Allowed(vec![here]), None).expect("no file")
 }
 
 impl Default for Stage {
@@ -74,6 +81,7 @@ impl Default for Stage {
             plan_contact: None,
             scanner_keys: Arc::default(),
             providers: Arc::default(),
+            outbound: outbound(),
         }
     }
 }
@@ -139,6 +147,8 @@ impl TestServer {
                 ),
             },
             canary: stage.canary,
+            outbound: stage.outbound,
+            delivers: true,
             linger: stage.linger,
         };
         let running = tokio::spawn(serve::serve(node, stopping.clone()));

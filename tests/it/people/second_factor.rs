@@ -3,8 +3,8 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use fencepost::{
-    accounts::seal::{MasterKeys, new_master_key},
     domain::access::Role,
+    seal::{MasterKeys, new_master_key},
 };
 use serde_json::{Value, json};
 use totp_rs::{Builder, Secret};

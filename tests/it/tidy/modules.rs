@@ -143,8 +143,8 @@ fn no_modules_of_a_folder_import_one_another_in_a_cycle() {
 /// The layer of each module of the engine: it imports from lower layers only.
 const ENGINE_LAYERS: &[(&str, u32)] = &[
     ("batch", 0),
-    ("breaker", 0),
     ("isolate", 0),
+    ("known", 0),
     ("stats", 0),
     ("sync_match", 0),
     ("notify", 1),
@@ -159,6 +159,7 @@ const ENGINE_LAYERS: &[(&str, u32)] = &[
     ("workers", 6),
     ("dispatch", 7),
     ("canary", 8),
+    ("webhooks", 8),
     ("maintenance", 7),
 ];
 

@@ -1,0 +1,115 @@
+-- Webhooks: who is told of what, and events that are not told yet.
+--
+-- A delivery is a job of the project's outbox: retries, dead letters and counts are the engine's.
+
+create table webhook_endpoints (
+    project_id integer not null,
+    -- UUIDv7: lists are in the order of creation.
+    id uuid not null,
+    -- The project whose jobs are its deliveries, in the queue of its public id.
+    outbox_id integer not null,
+    url text not null,
+    description text,
+    -- As they were sent: types, and groups of them such as `job.*`.
+    events text[] not null check (cardinality(events) between 1 and 50),
+    -- The types that these name.
+    event_types text[] not null,
+    -- Only events about jobs of these queues; none: of all.
+    queues text[] not null check (cardinality(queues) <= 50),
+    -- Only events about jobs of these types, or with a beginning as in `mail.*`; none: of all.
+    job_types text[] not null check (cardinality(job_types) <= 50),
+    -- Deliveries that one node sends at a time.
+    max_in_flight integer not null check (max_in_flight between 1 and 50),
+    timeout_seconds integer not null check (timeout_seconds between 1 and 30),
+    -- Signs deliveries. Encrypted, if there is a master key.
+    secret bytea not null,
+    -- The one before, which signs as well until then.
+    old_secret bytea,
+    old_secret_until timestamptz,
+    created_at timestamptz not null default now(),
+    updated_at timestamptz not null default now(),
+    -- Null: it is enabled.
+    disabled_at timestamptz,
+    disabled_reason text check (disabled_reason in ('by_user', 'failing', 'gone')),
+    -- To within some seconds: nodes write what they saw in batches.
+    last_success_at timestamptz,
+    last_failure_at timestamptz,
+    -- The first failure since the last success.
+    failing_since timestamptz,
+    -- Failures since the last success.
+    failures integer not null default 0,
+    primary key (project_id, id),
+    check ((disabled_at is null) = (disabled_reason is null)),
+    check ((old_secret is null) = (old_secret_until is null))
+);
+
+-- Types of events that some enabled endpoint of the project wants. Without a row, an end of a job
+-- writes nothing more.
+create table event_subscriptions (
+    project_id integer not null,
+    type text not null,
+    primary key (project_id, type)
+);
+
+-- Events of the types above, until a loop has made deliveries of them. Insert-only, and without
+-- what the job's own rows say.
+create table outbound_events (
+    project_id integer not null,
+    id bigint generated always as identity,
+    type text not null,
+    job_id uuid not null,
+    queue text not null,
+    job_type text not null,
+    attempt integer not null,
+    at timestamptz not null default statement_timestamp(),
+    primary key (project_id, id)
+);
+-- Events that are too old to be told, across projects.
+create index outbound_events_by_age on outbound_events (at);
+
+-- Triggers write the events, in the transaction of the end: no statement can forget one, and no
+-- crash can lose one.
+create function note_finished_jobs() returns trigger language plpgsql as $$
+begin
+    insert into outbound_events (project_id, type, job_id, queue, job_type, attempt)
+    select ended.project_id, wanted.type, ended.id, ended.queue, ended.job_type, ended.attempt
+    from ended
+    join event_subscriptions wanted
+        on wanted.project_id = ended.project_id and wanted.type = 'job.' || ended.state;
+    return null;
+end
+$$;
+create trigger finished_jobs_told after insert on finished_jobs referencing new table as ended
+for each statement execute function note_finished_jobs();
+
+-- An attempt without a time for the next one was the last, and its job is a dead letter; or it was
+-- cancelled, which the trigger above tells.
+create function note_failed_attempts() returns trigger language plpgsql as $$
+begin
+    insert into outbound_events (project_id, type, job_id, queue, job_type, attempt)
+    select ended.project_id, wanted.type, ended.job_id, job.queue, job.job_type, ended.attempt
+    from ended
+    join event_subscriptions wanted
+        on wanted.project_id = ended.project_id
+        and (
+            (
+                wanted.type = 'job.attempt_failed'
+                and ended.outcome in ('failed', 'timeout', 'lease_expired')
+            )
+            or (
+                wanted.type = 'job.dead_lettered'
+                and ended.outcome <> 'cancelled' and ended.retry_at is null
+            )
+        )
+    -- Lateral, so that no job is read that no endpoint asks for.
+    cross join lateral (
+        select queue, job_type
+        from jobs
+        where project_id = wanted.project_id and id = ended.job_id
+        offset 0
+    ) job;
+    return null;
+end
+$$;
+create trigger attempts_told after insert on attempts referencing new table as ended
+for each statement execute function note_failed_attempts();

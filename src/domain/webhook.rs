@@ -1,0 +1,250 @@
+//! Webhooks: which events there are, who wants them, how a delivery is signed, and what the answer
+//! to it means.
+//!
+//! Source of headers and signatures: Standard Webhooks 1.0 (<https://www.standardwebhooks.com>).
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use chrono::{DateTime, Utc};
+use hmac::{Hmac, KeyInit, Mac};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use sha2::Sha256;
+use utoipa::ToSchema;
+
+use super::backoff::{JitterKind, RetryPolicy, RetryStrategy};
+
+/// Types of events that an endpoint can ask for, in display order.
+pub const EVENT_TYPES: [&str; 4] =
+    ["job.succeeded", "job.attempt_failed", "job.dead_lettered", "job.cancelled"];
+/// The type of what `POST /v1/webhooks/{endpoint_id}/test` sends. Every endpoint gets it.
+pub const TEST_EVENT: &str = "endpoint.test";
+/// All types.
+const EVERYTHING: &str = "*";
+/// Bytes of a secret.
+pub const SECRET_BYTES: usize = 32;
+/// What the text of a secret begins with.
+const SECRET_PREFIX: &str = "whsec_";
+/// Failures after which a delivery is a dead letter: after about 71 hours.
+pub const MAX_DELIVERY_ATTEMPTS: i32 = 20;
+/// The longest pause that an answer may ask for, in seconds.
+pub const MAX_RETRY_AFTER_SECONDS: u32 = 3_600;
+/// Hours without a success after which an endpoint is disabled.
+pub const FAILING_HOURS: i32 = 72;
+/// And the number of tries that must have failed since.
+pub const FAILING_DELIVERIES: i32 = 10;
+/// Characters of an error's message in an event.
+pub const MAX_EVENT_MESSAGE_CHARS: usize = 1_024;
+
+/// The types that a pattern names: one, those of a group such as `job.*`, or all by `*`.
+///
+/// ```
+/// # use fencepost::domain::webhook::named_by;
+/// assert_eq!(named_by("job.cancelled"), ["job.cancelled"]);
+/// assert_eq!(named_by("job.*").len(), 4);
+/// assert!(named_by("job.unknown").is_empty() && named_by("j*").is_empty());
+/// ```
+#[must_use]
+pub fn named_by(pattern: &str) -> Vec<&'static str> {
+    let is_named = |it: &&str| match pattern.strip_suffix(EVERYTHING) {
+        Some("") => true,
+        Some(group) => group.ends_with('.') && it.starts_with(group),
+        None => *it == pattern,
+    };
+    EVENT_TYPES.into_iter().filter(is_named).collect()
+}
+
+/// Whether a list of names, or of beginnings as in `mail.*`, includes this one. An empty list
+/// includes all.
+///
+/// ```
+/// # use fencepost::domain::webhook::includes;
+/// let names = ["mail.*".to_owned(), "report".to_owned()];
+/// assert!(includes(&names, "mail.send") && includes(&names, "report") && includes(&[], "any"));
+/// assert!(!includes(&names, "mail") && !includes(&names, "reports"));
+/// ```
+#[must_use]
+pub fn includes(names: &[String], name: &str) -> bool {
+    let fits = |it: &String| match it.strip_suffix(".*") {
+        Some(group) => name.strip_prefix(group).is_some_and(|rest| rest.starts_with('.')),
+        None => it == name,
+    };
+    names.is_empty() || names.iter().any(fits)
+}
+
+/// How deliveries are retried: 5 s, 15 s, 45 s and so on, at most every six hours.
+#[must_use]
+pub fn retry_policy() -> RetryPolicy {
+    RetryPolicy {
+        strategy: RetryStrategy::Exponential,
+        initial_seconds: 5,
+        multiplier: 3.0,
+        max_seconds: 21_600,
+        jitter: JitterKind::Equal,
+        jitter_seconds: 0,
+        non_retryable_types: Vec::new(),
+    }
+}
+
+/// The text of a secret, as it is shown once and as libraries take it.
+#[must_use]
+pub fn secret_text(secret: &[u8]) -> String {
+    format!("{SECRET_PREFIX}{}", BASE64_STANDARD.encode(secret))
+}
+
+/// The header `webhook-signature`: one signature with each secret. `timestamp` counts seconds since
+/// 1970.
+#[must_use]
+pub fn signatures(secrets: &[Vec<u8>], id: &str, timestamp: i64, body: &str) -> String {
+    let sign = |secret: &Vec<u8>| {
+        let mut mac = Hmac::<Sha256>::new_from_slice(secret)
+            .unwrap_or_else(|_| unreachable!("a key of any length will do"));
+        mac.update(format!("{id}.{timestamp}.{body}").as_bytes());
+        format!("v1,{}", BASE64_STANDARD.encode(mac.finalize().into_bytes()))
+    };
+    secrets.iter().map(sign).collect::<Vec<_>>().join(" ")
+}
+
+/// What an answer means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// The endpoint has it.
+    Delivered,
+    /// It is tried again; after this many seconds, if the answer named them.
+    Failed(Option<u32>),
+    /// The endpoint wants nothing more.
+    Gone,
+}
+
+/// What a status means, and the header `Retry-After` beside it.
+///
+/// ```
+/// # use fencepost::domain::webhook::{Verdict, verdict};
+/// assert_eq!(verdict(204, None), Verdict::Delivered);
+/// assert_eq!(verdict(302, None), Verdict::Failed(None));
+/// assert_eq!(verdict(503, Some(9_999)), Verdict::Failed(Some(3_600)));
+/// assert_eq!(verdict(500, Some(60)), Verdict::Failed(None));
+/// assert_eq!(verdict(410, None), Verdict::Gone);
+/// ```
+#[must_use]
+pub fn verdict(status: u16, retry_after_seconds: Option<u32>) -> Verdict {
+    let asked = retry_after_seconds.map(|it| it.min(MAX_RETRY_AFTER_SECONDS));
+    match status {
+        200..=299 => Verdict::Delivered,
+        410 => Verdict::Gone,
+        429 | 503 => Verdict::Failed(asked),
+        _ => Verdict::Failed(None),
+    }
+}
+
+/// What an endpoint is sent.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct WebhookEvent {
+    /// Type of the event: `job.succeeded`, `job.attempt_failed`, `job.dead_lettered`,
+    /// `job.cancelled`, `endpoint.test`, and others later: ignore those that you do not know.
+    #[serde(rename = "type")]
+    #[schema(example = "job.dead_lettered")]
+    pub kind: String,
+    /// When it happened.
+    pub timestamp: DateTime<Utc>,
+    /// What it is about.
+    pub data: WebhookData,
+}
+
+/// What an event is about.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct WebhookData {
+    /// The project.
+    pub project: WebhookProject,
+    /// The job; null in a test.
+    #[schema(required)]
+    pub job: Option<WebhookJob>,
+    /// The error of the attempt; null if it did not fail.
+    #[schema(required)]
+    pub error: Option<WebhookError>,
+}
+
+/// The project of an event.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct WebhookProject {
+    /// Id of the project.
+    #[schema(example = "proj_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub id: String,
+    /// Slug.
+    #[schema(example = "shop")]
+    pub slug: String,
+}
+
+/// The job of an event, as it was when the event was read: it may have changed since.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct WebhookJob {
+    /// Id of the job.
+    #[schema(example = "job_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub id: String,
+    /// Its queue.
+    pub queue: String,
+    /// Its type.
+    pub job_type: String,
+    /// The attempt that the event is about; 0: it was never claimed.
+    pub attempt: i32,
+    /// Failures after which it is a dead letter; null: the job was deleted meanwhile, and so in all
+    /// that follows.
+    #[schema(required)]
+    pub max_attempts: Option<i32>,
+    /// When it was enqueued.
+    #[schema(required)]
+    pub created_at: Option<DateTime<Utc>>,
+    /// Tags.
+    #[schema(required, value_type = Option<std::collections::BTreeMap<String, String>>)]
+    pub tags: Option<Box<RawValue>>,
+    /// The batch that it belongs to.
+    #[schema(required)]
+    pub batch_id: Option<String>,
+    /// The workflow that it belongs to.
+    #[schema(required)]
+    pub workflow_id: Option<String>,
+}
+
+/// Why an attempt failed.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct WebhookError {
+    /// How the attempt ended: `failed`, `timeout`, `lease_expired` or `released`.
+    pub outcome: String,
+    /// Type of the error, as the worker reported it.
+    #[serde(rename = "type")]
+    #[schema(required, example = "SmtpTimeout")]
+    pub kind: Option<String>,
+    /// Its message, cut to 1,024 characters.
+    #[schema(required)]
+    pub message: Option<String>,
+    /// When the job is tried again; null: it is a dead letter.
+    #[schema(required)]
+    pub retry_at: Option<DateTime<Utc>>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signature_is_as_the_specification_computes_it() {
+        // The example of the specification.
+        let secret = BASE64_STANDARD.decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").expect("base64");
+        let body = r#"{"test": 2432232314}"#;
+        let id = "msg_p5jXN8AQM9LWM0D4loKWxJek";
+        let one = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=";
+        let secrets = vec![secret.clone(), secret];
+        assert_eq!(signatures(&secrets[..1], id, 1_614_265_330, body), one);
+        assert_eq!(signatures(&secrets, id, 1_614_265_330, body), format!("{one} {one}"));
+    }
+
+    #[test]
+    fn deliveries_are_retried_for_about_three_days() {
+        let policy = retry_policy();
+        let hours = |jitter| {
+            let waits = (1..MAX_DELIVERY_ATTEMPTS).map(|it| policy.delay(it, jitter));
+            waits.map(|it| it.as_secs_f64()).sum::<f64>() / 3_600.0
+        };
+        let longest = hours(crate::domain::backoff::Jitter::FULL);
+        assert!((60.0..75.0).contains(&longest), "{longest}");
+    }
+}

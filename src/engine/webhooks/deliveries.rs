@@ -1,0 +1,149 @@
+//! Deliveries, as their project sees them: it never sees the jobs of its outbox.
+
+use chrono::{DateTime, Utc};
+
+use super::{
+    EndpointRow,
+    deliver::LEASE_MARGIN_SECONDS,
+    find,
+    payload::{Delivered, Payload},
+    tell,
+};
+use crate::{
+    domain::{
+        job::JobState,
+        plan::Tenant,
+        webhook::{TEST_EVENT, WebhookData, WebhookEvent, WebhookProject},
+    },
+    engine::{
+        Engine,
+        enqueue::{
+            self,
+            dependencies::{OnConflict, TiedJob},
+        },
+        jobs::{self, AttemptRow, Filter, JobRow, Order, Payloads, Place, control},
+    },
+    error::Error,
+    ids::{DeliveryId, EndpointId, EventId, JobId, JobKey, ProjectId},
+    store,
+};
+
+/// A delivery.
+#[derive(Debug)]
+pub struct DeliveryRow {
+    pub job: JobRow,
+    pub payload: Payload,
+    /// What the endpoint answered, if it accepted it.
+    pub delivered: Option<Delivered>,
+}
+
+fn read(job: JobRow) -> Result<DeliveryRow, Error> {
+    let payload = Payload::read(&job.payload).map_err(Error::internal)?;
+    let delivered = job.result.as_deref().map(serde_json::from_str).transpose();
+    Ok(DeliveryRow { payload, delivered: delivered.map_err(Error::internal)?, job })
+}
+
+/// Which deliveries of an endpoint to list.
+#[derive(Debug, Default)]
+pub struct Wanted {
+    /// Only those in one of these states; none: any.
+    pub states: Vec<JobState>,
+    pub event_type: Option<String>,
+    /// Only those made at this time or later.
+    pub since: Option<DateTime<Utc>>,
+}
+
+/// Deliveries to an endpoint, newest first, and, if there may be more, the last one examined.
+///
+/// # Errors
+/// [`Error::EndpointNotFound`].
+pub async fn deliveries(
+    engine: &Engine,
+    (project_id, id): (ProjectId, EndpointId),
+    wanted: Wanted,
+    after: Option<DeliveryId>,
+    limit: u32,
+) -> Result<(Vec<DeliveryRow>, Option<DeliveryId>), Error> {
+    let endpoint = find(engine, project_id, id).await?;
+    let filter = Filter {
+        states: wanted.states,
+        queue: Some(id.to_string()),
+        job_type: wanted.event_type,
+        created_after: wanted.since,
+        ..Filter::default()
+    };
+    let after = after.map(|it| JobId(it.0));
+    let place = Place { order: Order::Newest, after, jobs: limit };
+    let mut conn = engine.pools.read_for(endpoint.outbox).await?;
+    let (rows, next) =
+        store::jobs::page(&mut conn, endpoint.outbox, &filter, place, Payloads::Shown).await?;
+    let rows = rows.into_iter().map(read).collect::<Result<_, _>>()?;
+    Ok((rows, next.map(|it| DeliveryId(it.0))))
+}
+
+/// One delivery, with its failed tries, oldest first.
+///
+/// # Errors
+/// [`Error::EndpointNotFound`], [`Error::DeliveryNotFound`].
+pub async fn delivery(
+    engine: &Engine,
+    endpoint: (ProjectId, EndpointId),
+    id: DeliveryId,
+) -> Result<(DeliveryRow, Vec<AttemptRow>), Error> {
+    let key = key_of(engine, endpoint, id).await?;
+    let (job, attempts) = jobs::find_with_attempts(engine, key).await?;
+    Ok((read(job)?, attempts))
+}
+
+/// The job of a delivery to this endpoint.
+async fn key_of(
+    engine: &Engine,
+    (project_id, endpoint): (ProjectId, EndpointId),
+    id: DeliveryId,
+) -> Result<JobKey, Error> {
+    let EndpointRow { outbox, .. } = find(engine, project_id, endpoint).await?;
+    let key = JobKey { project_id: outbox, id: JobId(id.0) };
+    match jobs::find(engine, key).await {
+        Ok(job) if job.queue == endpoint.to_string() => Ok(key),
+        Ok(_) | Err(Error::JobNotFound) => Err(Error::DeliveryNotFound),
+        Err(error) => Err(error),
+    }
+}
+
+/// Sends a delivery again that is a dead letter, or was cancelled.
+///
+/// # Errors
+/// [`Error::EndpointNotFound`], [`Error::DeliveryNotFound`]; [`Error::InvalidState`] when it is
+/// neither.
+pub async fn retry(
+    engine: &Engine,
+    endpoint: (ProjectId, EndpointId),
+    id: DeliveryId,
+) -> Result<(), Error> {
+    control::retry(engine, key_of(engine, endpoint, id).await?).await
+}
+
+/// Sends an event to an endpoint that shows that it works. Returns the delivery.
+///
+/// # Errors
+/// [`Error::EndpointNotFound`].
+pub async fn send_test(
+    engine: &Engine,
+    tenant: Tenant,
+    id: EndpointId,
+    project: WebhookProject,
+) -> Result<DeliveryId, Error> {
+    let endpoint = find(engine, tenant.project_id, id).await?;
+    let event = WebhookEvent {
+        kind: TEST_EVENT.to_owned(),
+        timestamp: engine.now().await?,
+        data: WebhookData { project, job: None, error: None },
+    };
+    let payload = Payload::of(EventId::generate(), &event)?;
+    let to = (id, endpoint.timeout_seconds + LEASE_MARGIN_SECONDS);
+    let job = tell::delivery(endpoint.outbox, to, TEST_EVENT, &payload);
+    let delivery = DeliveryId(job.id.0);
+    let outbox = Tenant { project_id: endpoint.outbox, ..tenant };
+    enqueue::store(engine, outbox, vec![TiedJob::new(job, OnConflict::Reject)]).await?;
+    Ok(delivery)
+}

@@ -1,0 +1,41 @@
+//! The payload of a delivery's job: the id of its event, and the body that is sent.
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::{domain::webhook::WebhookEvent, ids::EventId};
+
+/// See above.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Payload {
+    /// The same for all endpoints and tries.
+    pub event_id: String,
+    /// When the event happened.
+    pub at: DateTime<Utc>,
+    /// Sent byte for byte.
+    pub body: Box<RawValue>,
+}
+
+impl Payload {
+    /// As JSON.
+    pub fn of(id: EventId, event: &WebhookEvent) -> sqlx::Result<String> {
+        let undecodable = |error: serde_json::Error| sqlx::Error::Decode(error.into());
+        let body = serde_json::value::to_raw_value(event).map_err(undecodable)?;
+        let payload = Self { event_id: id.to_string(), at: event.timestamp, body };
+        serde_json::to_string(&payload).map_err(undecodable)
+    }
+
+    /// Of a job.
+    pub fn read(payload: &str) -> Result<Self, serde_json::Error> {
+        serde_json::from_str(payload)
+    }
+}
+
+/// The result of a delivery's job: what the endpoint answered.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Delivered {
+    pub status: u16,
+    /// The beginning of the answer's body.
+    pub text: String,
+}

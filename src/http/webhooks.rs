@@ -1,0 +1,455 @@
+//! `/v1/webhooks`: endpoints that are told what happens to jobs.
+
+pub mod deliveries;
+
+use axum::{Json as Reply, extract::State, http::StatusCode};
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use utoipa::{IntoParams, ToSchema};
+
+use super::{
+    audit::{self, NewAuditEntry},
+    cursor::{self, List},
+    error::ErrorBody,
+    page::{PageSize, page},
+};
+use crate::{
+    app::App,
+    auth::{Caller, Webhooks},
+    domain::{
+        limits, outbound,
+        webhook::{self, EVENT_TYPES},
+    },
+    engine::webhooks::{self, EndpointRow, EndpointSettings},
+    error::Error,
+    ids::EndpointId,
+    wire::{
+        extract::{EndpointInPath, Json, Query, RequestBody},
+        openapi::{chars, items},
+        validate::Check,
+    },
+};
+
+const DEFAULT_PAGE_ENDPOINTS: u32 = 20;
+const DEFAULT_IN_FLIGHT: i32 = 5;
+const DEFAULT_TIMEOUT_SECONDS: i32 = 10;
+const DEFAULT_OVERLAP_SECONDS: i32 = 86_400;
+
+/// Whether an endpoint is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum EndpointState {
+    /// It is told.
+    Enabled,
+    /// It is not told of new events, and deliveries to it wait.
+    Disabled,
+}
+
+/// Who is told of what.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Endpoint {
+    /// Id of the endpoint.
+    #[schema(example = "ep_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub id: String,
+    /// Where events are sent.
+    #[schema(example = "https://example.com/hooks/fencepost")]
+    pub url: String,
+    /// What it is for.
+    #[schema(required)]
+    pub description: Option<String>,
+    /// Types of events: single ones, those of a group (`job.*`), or all (`*`).
+    #[schema(example = json!(["job.dead_lettered"]))]
+    pub events: Vec<String>,
+    /// Only events about jobs of these queues; none: of all.
+    #[schema(example = json!([]))]
+    pub queues: Vec<String>,
+    /// Only events about jobs of these types, or of those that begin so (`mail.*`); none: of all.
+    #[schema(example = json!(["mail.*"]))]
+    pub job_types: Vec<String>,
+    /// Deliveries that each node sends at a time.
+    #[schema(example = 5)]
+    pub max_in_flight: i32,
+    /// Seconds after which a try without an answer has failed.
+    #[schema(example = 10)]
+    pub timeout_seconds: i32,
+    /// State.
+    pub state: EndpointState,
+    /// Why it is disabled: `by_user`; `failing`: 72 hours without a success; or `gone`: it answered
+    /// with 410.
+    #[schema(required)]
+    pub disabled_reason: Option<String>,
+    /// When it was created.
+    pub created_at: DateTime<Utc>,
+    /// When its settings last changed.
+    pub updated_at: DateTime<Utc>,
+    /// Last success, to within some seconds; null: never.
+    #[schema(required)]
+    pub last_success_at: Option<DateTime<Utc>>,
+    /// Last failure, likewise.
+    #[schema(required)]
+    pub last_failure_at: Option<DateTime<Utc>>,
+    /// First failure since the last success; null: the last try succeeded.
+    #[schema(required)]
+    pub failing_since: Option<DateTime<Utc>>,
+}
+
+impl From<EndpointRow> for Endpoint {
+    fn from(row: EndpointRow) -> Self {
+        let is_disabled = row.disabled_at.is_some();
+        Self {
+            id: row.id.to_string(),
+            url: row.url,
+            description: row.description,
+            events: row.events,
+            queues: row.queues,
+            job_types: row.job_types,
+            max_in_flight: row.max_in_flight,
+            timeout_seconds: row.timeout_seconds,
+            state: if is_disabled { EndpointState::Disabled } else { EndpointState::Enabled },
+            disabled_reason: row.disabled_reason,
+            created_at: row.created_at,
+            updated_at: row.updated_at,
+            last_success_at: row.last_success_at,
+            last_failure_at: row.last_failure_at,
+            failing_since: row.failing_since,
+        }
+    }
+}
+
+/// An endpoint with its secret, which is in this answer and nowhere else.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct EndpointWithSecret {
+    /// The endpoint.
+    #[serde(flatten)]
+    pub endpoint: Endpoint,
+    /// Signs deliveries. Libraries for Standard Webhooks take it as it is.
+    #[schema(example = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo=")]
+    pub secret: String,
+}
+
+/// An endpoint to create.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"url": "https://example.com/hooks", "events": ["job.dead_lettered"]}))]
+pub struct CreateEndpointRequest {
+    /// Where events are sent: `https://`, a host on the public internet, and the port 443 or one
+    /// from 1024 on.
+    #[schema(extensions(("bounds" = json!(chars(1, outbound::MAX_URL_CHARS)))))]
+    url: String,
+    /// Types of events: single ones, those of a group (`job.*`), or all (`*`).
+    #[schema(extensions(("bounds" = json!(items(1, limits::MAX_ENDPOINT_NAMES)))))]
+    events: Vec<String>,
+    /// Only events about jobs of these queues. Default: of all.
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_ENDPOINT_NAMES)))))]
+    queues: Option<Vec<String>>,
+    /// Only events about jobs of these types, or of those that begin so (`mail.*`). Default: of
+    /// all.
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_ENDPOINT_NAMES)))))]
+    job_types: Option<Vec<String>>,
+    /// What it is for.
+    #[schema(extensions(("bounds" = json!(chars(0, limits::MAX_DESCRIPTION_CHARS)))))]
+    description: Option<String>,
+    /// Deliveries that each node sends at a time. Default: 5.
+    #[schema(minimum = 1, maximum = 50)]
+    max_in_flight: Option<i32>,
+    /// Seconds after which a try without an answer has failed. Default: 10.
+    #[schema(minimum = 1, maximum = 30)]
+    timeout_seconds: Option<i32>,
+    /// Whether it is told. Default: true.
+    enabled: Option<bool>,
+}
+
+impl RequestBody for CreateEndpointRequest {}
+
+/// New settings of an endpoint. Fields that are left out stay as they are.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"events": ["job.dead_lettered", "job.cancelled"], "enabled": true}))]
+pub struct ChangeEndpointRequest {
+    /// Where events are sent, from now on: also those that wait.
+    #[schema(extensions(("bounds" = json!(chars(1, outbound::MAX_URL_CHARS)))))]
+    url: Option<String>,
+    /// Types of events.
+    #[schema(extensions(("bounds" = json!(items(1, limits::MAX_ENDPOINT_NAMES)))))]
+    events: Option<Vec<String>>,
+    /// Queues; none: of all.
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_ENDPOINT_NAMES)))))]
+    queues: Option<Vec<String>>,
+    /// Job types; none: of all.
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_ENDPOINT_NAMES)))))]
+    job_types: Option<Vec<String>>,
+    /// What it is for; an empty text removes it.
+    #[schema(extensions(("bounds" = json!(chars(0, limits::MAX_DESCRIPTION_CHARS)))))]
+    description: Option<String>,
+    /// Deliveries that each node sends at a time.
+    #[schema(minimum = 1, maximum = 50)]
+    max_in_flight: Option<i32>,
+    /// Seconds after which a try without an answer has failed.
+    #[schema(minimum = 1, maximum = 30)]
+    timeout_seconds: Option<i32>,
+    /// Whether it is told. Enabling it sends what waits.
+    enabled: Option<bool>,
+}
+
+impl RequestBody for ChangeEndpointRequest {}
+
+fn check(app: &App, it: EndpointSettings) -> Result<EndpointSettings, Error> {
+    let mut check = Check::default();
+    let url = outbound::read_url(&it.url, &app.outbound.allowed);
+    let url = url.map_err(|message| check.refuse("url", message)).map(String::from);
+    check.count("events", it.events.len(), limits::MAX_ENDPOINT_NAMES);
+    let mut event_types = Vec::new();
+    for (place, pattern) in it.events.iter().enumerate().take(limits::MAX_ENDPOINT_NAMES) {
+        let named = webhook::named_by(pattern);
+        if named.is_empty() {
+            let known = EVENT_TYPES.join(", ");
+            let message = format!("must be one of {known}, or name several as job.* and *");
+            check.refuse(&format!("events[{place}]"), message);
+        }
+        event_types.extend(named.into_iter().map(str::to_owned));
+    }
+    event_types.sort();
+    event_types.dedup();
+    let max = limits::MAX_ENDPOINT_NAMES;
+    check.names("queues", &it.queues, max, limits::MAX_QUEUE_CHARS);
+    check.names("job_types", &it.job_types, max, limits::MAX_JOB_TYPE_CHARS);
+    let description = it.description.filter(|it| !it.is_empty());
+    let (text, max) = (description.as_deref(), limits::MAX_DESCRIPTION_CHARS);
+    check.optional_name("description", text, max);
+    check.range("max_in_flight", it.max_in_flight, 1, limits::MAX_ENDPOINT_IN_FLIGHT);
+    let max = limits::MAX_ENDPOINT_TIMEOUT_SECONDS;
+    check.range("timeout_seconds", it.timeout_seconds, 1, max);
+    check.finish()?;
+    let url = url.unwrap_or_default();
+    Ok(EndpointSettings { url, event_types, description, ..it })
+}
+
+/// As the audit log shows it.
+fn logged(it: &Endpoint) -> Option<String> {
+    let Endpoint { url, events, queues, job_types, state, .. } = it;
+    let logged = json!({"url": url, "events": events, "queues": queues, "job_types": job_types,
+                        "state": state});
+    Some(logged.to_string())
+}
+
+/// List endpoints.
+#[utoipa::path(
+    get, path = "/webhooks", tag = "webhooks", operation_id = "webhooks_list",
+    params(EndpointsQuery),
+    security(("api_key" = ["webhooks"]), ("session" = ["admin"])),
+    responses(
+        (status = 200, description = "A page of endpoints, newest first.", body = EndpointPage),
+    ),
+)]
+pub async fn list(
+    caller: Caller<Webhooks>,
+    State(app): State<App>,
+    Query(query): Query<EndpointsQuery>,
+) -> Result<Reply<EndpointPage>, Error> {
+    let mut check = Check::default();
+    let max = limits::MAX_PAGE_ENDPOINTS;
+    let size = PageSize::read(query.limit, DEFAULT_PAGE_ENDPOINTS, max, &mut check);
+    check.finish()?;
+    let list = List(caller.project_id, "webhooks");
+    let before = cursor::read_id(&app, list, query.cursor.as_deref())?.map(EndpointId);
+    let mut rows = webhooks::list(&app.engine, caller.project_id, before, size.one_more()).await?;
+    let next_cursor = size.cut(&mut rows, |it| cursor::write_id(&app, list, it.id.0));
+    let endpoints = rows.into_iter().map(Endpoint::from).collect();
+    Ok(Reply(EndpointPage::of(endpoints, next_cursor)))
+}
+
+/// Page of endpoints.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct EndpointsQuery {
+    /// Maximum number of endpoints to return. Default: 20.
+    #[param(minimum = 1, maximum = 100)]
+    limit: Option<u32>,
+    /// `next_cursor` of the previous page.
+    cursor: Option<String>,
+}
+
+page! {
+    /// A page of endpoints, newest first.
+    EndpointPage {
+        /// Endpoints of the page.
+        endpoints: Endpoint
+    }
+}
+
+/// Create an endpoint.
+///
+/// It is told of events that happen from now on. Its secret is in the answer and nowhere else.
+/// Therefore this request cannot be repeated with an `Idempotency-Key`.
+#[utoipa::path(
+    post, path = "/webhooks", tag = "webhooks", operation_id = "webhooks_create",
+    security(("api_key" = ["webhooks"]), ("session" = ["admin"])),
+    request_body = CreateEndpointRequest,
+    responses(
+        (status = 201, description = "The endpoint. Its secret is shown only once.", body = EndpointWithSecret),
+    ),
+)]
+pub async fn create(
+    caller: Caller<Webhooks>,
+    State(app): State<App>,
+    Json(request): Json<CreateEndpointRequest>,
+) -> Result<(StatusCode, Reply<EndpointWithSecret>), Error> {
+    let settings = EndpointSettings {
+        url: request.url,
+        description: request.description,
+        events: request.events,
+        event_types: Vec::new(),
+        queues: request.queues.unwrap_or_default(),
+        job_types: request.job_types.unwrap_or_default(),
+        max_in_flight: request.max_in_flight.unwrap_or(DEFAULT_IN_FLIGHT),
+        timeout_seconds: request.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT_SECONDS),
+        is_enabled: request.enabled.unwrap_or(true),
+    };
+    let settings = check(&app, settings)?;
+    caller.require_step_up(&app).await?;
+    let keys = &app.accounts.master_keys;
+    let made = webhooks::create(&app.engine, caller.tenant(), keys, &settings).await?;
+    let endpoint = Endpoint::from(made.0);
+    let entry = NewAuditEntry {
+        after: logged(&endpoint),
+        ..NewAuditEntry::to("endpoint.created", &*endpoint.id)
+    };
+    audit::note(&app, &caller, entry).await;
+    let secret = webhook::secret_text(&made.1);
+    Ok((StatusCode::CREATED, Reply(EndpointWithSecret { endpoint, secret })))
+}
+
+/// Read an endpoint.
+#[utoipa::path(
+    get, path = "/webhooks/{endpoint_id}", tag = "webhooks", operation_id = "webhooks_get",
+    security(("api_key" = ["webhooks"]), ("session" = ["admin"])),
+    params(("endpoint_id" = String, Path, description = "The endpoint.", example = "ep_01m7w3ha3aextt8pkwwdmxsmqw")),
+    responses(
+        (status = 200, description = "The endpoint, without its secret.", body = Endpoint),
+        (status = 404, description = "The project has no such endpoint.", body = ErrorBody),
+    ),
+)]
+pub async fn get(
+    caller: Caller<Webhooks>,
+    State(app): State<App>,
+    EndpointInPath(id): EndpointInPath,
+) -> Result<Reply<Endpoint>, Error> {
+    Ok(Reply(webhooks::find(&app.engine, caller.project_id, id).await?.into()))
+}
+
+/// Change an endpoint.
+#[utoipa::path(
+    patch, path = "/webhooks/{endpoint_id}", tag = "webhooks", operation_id = "webhooks_update",
+    security(("api_key" = ["webhooks"]), ("session" = ["admin"])),
+    params(("endpoint_id" = String, Path, description = "The endpoint.", example = "ep_01m7w3ha3aextt8pkwwdmxsmqw")),
+    request_body = ChangeEndpointRequest,
+    responses(
+        (status = 200, description = "The endpoint.", body = Endpoint),
+        (status = 404, description = "The project has no such endpoint.", body = ErrorBody),
+    ),
+)]
+pub async fn change(
+    caller: Caller<Webhooks>,
+    State(app): State<App>,
+    EndpointInPath(id): EndpointInPath,
+    Json(request): Json<ChangeEndpointRequest>,
+) -> Result<Reply<Endpoint>, Error> {
+    let now = webhooks::find(&app.engine, caller.project_id, id).await?;
+    let settings = EndpointSettings {
+        url: request.url.unwrap_or_else(|| now.url.clone()),
+        description: request.description.or_else(|| now.description.clone()),
+        events: request.events.unwrap_or_else(|| now.events.clone()),
+        event_types: Vec::new(),
+        queues: request.queues.unwrap_or_else(|| now.queues.clone()),
+        job_types: request.job_types.unwrap_or_else(|| now.job_types.clone()),
+        max_in_flight: request.max_in_flight.unwrap_or(now.max_in_flight),
+        timeout_seconds: request.timeout_seconds.unwrap_or(now.timeout_seconds),
+        is_enabled: request.enabled.unwrap_or(now.disabled_at.is_none()),
+    };
+    let settings = check(&app, settings)?;
+    if settings.url != now.url {
+        caller.require_step_up(&app).await?;
+    }
+    let changed = webhooks::change(&app.engine, caller.project_id, id, &settings).await?;
+    let endpoint = Endpoint::from(changed);
+    let entry = NewAuditEntry {
+        before: logged(&now.into()),
+        after: logged(&endpoint),
+        ..NewAuditEntry::to("endpoint.changed", &*endpoint.id)
+    };
+    audit::note(&app, &caller, entry).await;
+    Ok(Reply(endpoint))
+}
+
+/// Delete an endpoint.
+///
+/// Deliveries to it that wait are cancelled.
+#[utoipa::path(
+    delete, path = "/webhooks/{endpoint_id}", tag = "webhooks", operation_id = "webhooks_delete",
+    security(("api_key" = ["webhooks"]), ("session" = ["admin"])),
+    params(("endpoint_id" = String, Path, description = "The endpoint.", example = "ep_01m7w3ha3aextt8pkwwdmxsmqw")),
+    responses(
+        (status = 204, description = "It is deleted."),
+        (status = 404, description = "The project has no such endpoint.", body = ErrorBody),
+    ),
+)]
+pub async fn delete(
+    caller: Caller<Webhooks>,
+    State(app): State<App>,
+    EndpointInPath(id): EndpointInPath,
+) -> Result<StatusCode, Error> {
+    let gone = webhooks::delete(&app.engine, caller.tenant(), id).await?;
+    let entry = NewAuditEntry {
+        before: logged(&gone.into()),
+        ..NewAuditEntry::to("endpoint.deleted", id.to_string())
+    };
+    audit::note(&app, &caller, entry).await;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// How to rotate a secret.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"overlap_seconds": 86400}))]
+pub struct RotateSecretRequest {
+    /// For how many seconds the present secret signs as well. Default: 86400, a day.
+    #[schema(minimum = 0, maximum = 604_800)]
+    overlap_seconds: Option<i32>,
+}
+
+impl RequestBody for RotateSecretRequest {}
+
+/// Rotate an endpoint's secret.
+///
+/// Until the overlap ends, each delivery has two signatures, one with each secret: receivers accept
+/// it when one of them is right.
+#[utoipa::path(
+    post, path = "/webhooks/{endpoint_id}/secret/rotate", tag = "webhooks",
+    operation_id = "webhooks_rotate_secret",
+    security(("api_key" = ["webhooks"]), ("session" = ["admin"])),
+    params(("endpoint_id" = String, Path, description = "The endpoint.", example = "ep_01m7w3ha3aextt8pkwwdmxsmqw")),
+    request_body = RotateSecretRequest,
+    responses(
+        (status = 200, description = "The endpoint. Its new secret is shown only once.", body = EndpointWithSecret),
+        (status = 404, description = "The project has no such endpoint.", body = ErrorBody),
+    ),
+)]
+pub async fn rotate(
+    caller: Caller<Webhooks>,
+    State(app): State<App>,
+    EndpointInPath(id): EndpointInPath,
+    Json(request): Json<RotateSecretRequest>,
+) -> Result<Reply<EndpointWithSecret>, Error> {
+    let overlap = request.overlap_seconds.unwrap_or(DEFAULT_OVERLAP_SECONDS);
+    let mut check = Check::default();
+    check.range("overlap_seconds", overlap, 0, limits::MAX_SECRET_OVERLAP_SECONDS);
+    check.finish()?;
+    caller.require_step_up(&app).await?;
+    let (keys, key) = (&app.accounts.master_keys, (caller.project_id, id));
+    let secret = webhooks::rotate(&app.engine, keys, key, overlap).await?;
+    audit::note(&app, &caller, NewAuditEntry::to("endpoint.secret_rotated", id.to_string())).await;
+    let endpoint = webhooks::find(&app.engine, caller.project_id, id).await?.into();
+    Ok(Reply(EndpointWithSecret { endpoint, secret: webhook::secret_text(&secret) }))
+}

@@ -227,7 +227,7 @@ mod tests {
         for id in 1..=3_000 {
             assert!(shares.take(ProjectId(id)).now_or_never().is_some());
         }
-        assert!(shares.of_each.of_project.lock().expect("a lock").len() <= MAX_KNOWN);
+        assert!(shares.of_each.of_key.lock().expect("a lock").len() <= MAX_KNOWN);
         assert!(take().is_none(), "its share is kept");
         drop(kept);
     }

@@ -17,7 +17,7 @@ use fencepost::domain::webhook;
 use serde_json::Value;
 use tokio::{
     net::TcpListener,
-    sync::{Mutex as Turns, mpsc},
+    sync::{Mutex as Turns, mpsc, watch},
 };
 
 /// A request that came.
@@ -49,9 +49,13 @@ impl Received {
 /// What it answers next; then 200.
 type Answers = Arc<Mutex<VecDeque<Response>>>;
 
+type Shared = (mpsc::UnboundedSender<Received>, Answers, watch::Receiver<bool>);
+
 /// An endpoint.
 pub struct Sink {
     pub url: String,
+    /// Answers wait while it is true.
+    is_held: watch::Sender<bool>,
     answers: Answers,
     received: Turns<mpsc::UnboundedReceiver<Received>>,
 }
@@ -63,10 +67,11 @@ impl Sink {
         let url = format!("http://{}/hook", listener.local_addr().expect("an address"));
         let (sender, received) = mpsc::unbounded_channel();
         let answers = Answers::default();
-        let state = (sender, Arc::clone(&answers));
+        let (is_held, held) = watch::channel(false);
+        let state = (sender, Arc::clone(&answers), held);
         let router = Router::new().route("/hook", post(receive)).with_state(state);
         tokio::spawn(async move { axum_serve(listener, router).await });
-        Self { url, answers, received: Turns::new(received) }
+        Self { url, is_held, answers, received: Turns::new(received) }
     }
 
     /// What it answers to the next requests, in this order.
@@ -80,6 +85,11 @@ impl Sink {
     /// The same, with headers.
     pub fn answer_with(&self, answer: impl IntoResponse) {
         self.answers.lock().expect("no panic").push_back(answer.into_response());
+    }
+
+    /// Requests are kept, and not answered until it lets go.
+    pub fn hold(&self, is_held: bool) {
+        self.is_held.send_replace(is_held);
     }
 
     /// Waits for the next request.
@@ -104,11 +114,12 @@ async fn axum_serve(listener: TcpListener, router: Router) {
 }
 
 async fn receive(
-    State((sender, answers)): State<(mpsc::UnboundedSender<Received>, Answers)>,
+    State((sender, answers, mut held)): State<Shared>,
     headers: HeaderMap,
     text: String,
 ) -> Response {
     let _ = sender.send(Received { headers, text });
+    let _ = held.wait_for(|it| !it).await;
     let next = answers.lock().expect("no panic").pop_front();
     next.unwrap_or_else(|| "ok".into_response())
 }

@@ -206,10 +206,10 @@ const HOSTILE: [&str; 44] = [
 fn no_private_address_is_taken_for_a_public_one() {
     let read = |it: &&str| it.parse::<IpAddr>().unwrap_or_else(|_| panic!("{it}"));
     for address in PRIVATE_V4.iter().chain(&PRIVATE_V6) {
-        assert!(!is_public(read(&address)), "{address}");
+        assert!(!is_public(read(address)), "{address}");
     }
     for address in &PUBLIC {
-        assert!(is_public(read(&address)), "{address}");
+        assert!(is_public(read(address)), "{address}");
     }
 }
 

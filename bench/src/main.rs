@@ -15,6 +15,7 @@ mod process;
 mod report;
 mod server;
 mod stress;
+mod webhooks;
 
 use std::{
     io::Write as _,
@@ -101,6 +102,10 @@ struct BenchArgs {
     /// Instead: the lifecycle while a snapshot is held, in six windows of --seconds
     #[arg(long, conflicts_with_all = ["only", "url", "noisy_neighbour", "operator", "nodes", "backlog"])]
     held_snapshot: bool,
+
+    /// Instead: deliveries of webhooks a second, and the time from an end to its request
+    #[arg(long, conflicts_with_all = ["only", "url", "noisy_neighbour", "operator", "nodes", "backlog"])]
+    webhooks: bool,
 
     /// Instead: what one tenant notices of each attack by another
     #[arg(long, conflicts_with_all = ["data_dir", "url"])]
@@ -195,6 +200,9 @@ async fn run(args: BenchArgs) -> anyhow::Result<()> {
         (Some(watched), ..) if args.nodes => bench.elsewhere(watched, redis_url.as_deref()).await?,
         (Some(watched), true, _) => bench.beside_a_neighbour(watched).await?,
         (Some(watched), _, Some(jobs)) => bench.operate(watched, jobs).await?,
+        (Some(_), ..) if args.webhooks => {
+            webhooks::measure(&bench.target, |name| bench.queue(name), bench.time).await?
+        }
         (Some(watched), ..) if args.held_snapshot => bench.while_held(watched).await?,
         _ => match args.backlog {
             Some(jobs) => bench.beside_a_backlog(usize::try_from(jobs)?).await?,

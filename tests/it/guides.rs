@@ -1,5 +1,6 @@
 //! What the guides show runs as shown: the blocks of a page in their order, against a server of the
-//! page's own. A Python program that ends with `worker.run()` works in the background.
+//! page's own. A Python program that ends with `worker.run()` or
+//! `server.serve_forever()` works in the background.
 
 use std::{
     path::{Path, PathBuf},
@@ -9,6 +10,9 @@ use std::{
 use crate::{docs::read, harness::TestProject};
 use fencepost::http::docs;
 use tokio::process::{Child, Command};
+
+/// Ends of programs that work in the background.
+const BACKGROUND: [&str; 2] = ["worker.run()", "server.serve_forever()"];
 
 /// Language and text of each block.
 pub fn blocks(page: &str) -> Vec<(String, String)> {
@@ -50,7 +54,7 @@ async fn runs(t: &TestProject, name: &str) -> usize {
     for (language, text) in blocks(&read(&format!("docs/{name}.md"))) {
         let mut command = match &*language {
             "sh" => command(t, "bash", &["-eu", "-o", "pipefail", "-c", &text]),
-            "python" if text.ends_with("worker.run()") => {
+            "python" if BACKGROUND.iter().any(|it| text.ends_with(it)) => {
                 let mut worker = command(t, "python3", &["-c", &text]);
                 working.push(worker.stderr(Stdio::inherit()).spawn().expect("it starts"));
                 ran += 1;

@@ -19,8 +19,10 @@ use fencepost::{
 use crate::docs::read;
 
 mod people;
+mod webhooks;
 
 pub use people::people_limits;
+pub use webhooks::webhook_limits;
 
 #[test]
 fn every_plan_is_listed_with_its_numbers() {

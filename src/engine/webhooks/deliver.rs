@@ -57,11 +57,11 @@ const POLL_WAIT: Duration = Duration::from_secs(30);
 /// The pause after a poll that failed.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 /// Requests that one node sends at a time.
-const MAX_IN_FLIGHT: usize = 2_000;
+pub const MAX_IN_FLIGHT: usize = 2_000;
 /// The same to the endpoints of one project.
-const MAX_PROJECT_IN_FLIGHT: usize = 200;
+pub const MAX_PROJECT_IN_FLIGHT: usize = 200;
 /// The same to one address, for all projects: nobody's host is flooded by many of them.
-const MAX_ADDRESS_IN_FLIGHT: usize = 50;
+pub const MAX_ADDRESS_IN_FLIGHT: usize = 50;
 /// How long a delivery waits for its turn among these; then it is released.
 const TURN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Seconds by which a lease is longer than the endpoint's timeout: for turns, and for the ack.

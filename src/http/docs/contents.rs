@@ -16,6 +16,7 @@ pub const GROUPS: [(&str, &[&str]); 6] = [
             "guides/cron",
             "guides/fan-out",
             "guides/long-jobs",
+            "guides/webhooks",
             "guides/effects-once",
             "guides/priorities",
             "guides/deploy-workers",

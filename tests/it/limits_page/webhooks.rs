@@ -1,0 +1,59 @@
+//! The rows about webhooks.
+
+use fencepost::{
+    domain::{limits, outbound, webhook},
+    engine::webhooks::{deliver, tell},
+    outbound::MAX_KEPT_BYTES,
+    store::sweep::webhooks::MAX_SERVED_ENDPOINTS,
+};
+
+/// The rows of "A webhook".
+pub fn webhook_limits() -> Vec<(&'static str, String)> {
+    assert_eq!(limits::MAX_PAGE_ENDPOINTS, limits::MAX_PAGE_DELIVERIES);
+    vec![
+        ("endpoints of one project", limits::MAX_ENDPOINTS.to_string()),
+        ("`url`", format!("{} characters", outbound::MAX_URL_CHARS)),
+        (
+            "`events`, `queues` and `job_types` of one endpoint",
+            format!("{} each", limits::MAX_ENDPOINT_NAMES),
+        ),
+        ("`description`", format!("{} characters", limits::MAX_DESCRIPTION_CHARS)),
+        ("`max_in_flight`", format!("1–{}, on each node", limits::MAX_ENDPOINT_IN_FLIGHT)),
+        ("`timeout_seconds`", format!("1–{} s", limits::MAX_ENDPOINT_TIMEOUT_SECONDS)),
+        (
+            "`overlap_seconds` of a rotated secret",
+            format!("0–{} s", limits::MAX_SECRET_OVERLAP_SECONDS),
+        ),
+        ("tries of one delivery", webhook::MAX_DELIVERY_ATTEMPTS.to_string()),
+        ("`Retry-After` that is obeyed", format!("{} s", webhook::MAX_RETRY_AFTER_SECONDS)),
+        (
+            "an endpoint without a success",
+            format!(
+                "disabled after {} h and {} failures",
+                webhook::FAILING_HOURS,
+                webhook::FAILING_DELIVERIES
+            ),
+        ),
+        (
+            "an error's message in an event",
+            format!("{} characters, then cut", webhook::MAX_EVENT_MESSAGE_CHARS),
+        ),
+        ("an answer's body", format!("the first {MAX_KEPT_BYTES} bytes are kept")),
+        (
+            "deliveries of one project that wait",
+            format!("{}, then its events wait", tell::MAX_WAITING_DELIVERIES),
+        ),
+        ("an event that waits", format!("dropped after {} h", limits::EVENT_KEEP_HOURS)),
+        (
+            "requests that a node sends at a time",
+            format!(
+                "{}, {} of one project, {} to one address",
+                deliver::MAX_IN_FLIGHT,
+                deliver::MAX_PROJECT_IN_FLIGHT,
+                deliver::MAX_ADDRESS_IN_FLIGHT
+            ),
+        ),
+        ("endpoints that one node serves", MAX_SERVED_ENDPOINTS.to_string()),
+        ("endpoints, and deliveries, of one page", limits::MAX_PAGE_ENDPOINTS.to_string()),
+    ]
+}

@@ -2,12 +2,19 @@
 --
 -- A delivery is a job of the project's outbox: retries, dead letters and counts are the engine's.
 
+-- Projects with webhooks. Changes of a project's endpoints lock its row, one after the other: what
+-- they subscribe to is written with each change, and must fit all of them.
+create table outboxes (
+    project_id integer not null,
+    -- The project whose jobs are the deliveries, in a queue for each endpoint.
+    outbox_id integer not null,
+    primary key (project_id)
+);
+
 create table webhook_endpoints (
     project_id integer not null,
     -- UUIDv7: lists are in the order of creation.
     id uuid not null,
-    -- The project whose jobs are its deliveries, in the queue of its public id.
-    outbox_id integer not null,
     url text not null,
     description text,
     -- As they were sent: types, and groups of them such as `job.*`.
@@ -27,10 +34,17 @@ create table webhook_endpoints (
     old_secret bytea,
     old_secret_until timestamptz,
     created_at timestamptz not null default now(),
+    -- Of its settings. What a node saw under other settings is not noted.
     updated_at timestamptz not null default now(),
+    -- It is told of what happens from then on.
+    subscribed_at timestamptz not null default now(),
     -- Null: it is enabled.
     disabled_at timestamptz,
     disabled_reason text check (disabled_reason in ('by_user', 'failing', 'gone')),
+    -- What waited for it when it was disabled is cancelled.
+    is_emptied boolean not null default false,
+    -- From then on it does not exist for any caller; a loop cancels what waits, and deletes it.
+    deleted_at timestamptz,
     -- To within some seconds: nodes write what they saw in batches.
     last_success_at timestamptz,
     last_failure_at timestamptz,
@@ -38,10 +52,15 @@ create table webhook_endpoints (
     failing_since timestamptz,
     -- Failures since the last success.
     failures integer not null default 0,
+    -- Events that it was not told, because too many deliveries to it waited.
+    dropped_events bigint not null default 0,
     primary key (project_id, id),
     check ((disabled_at is null) = (disabled_reason is null)),
     check ((old_secret is null) = (old_secret_until is null))
 );
+-- Endpoints whose deliveries are to be cancelled, across projects.
+create index webhook_endpoints_to_empty on webhook_endpoints (disabled_at, deleted_at)
+where deleted_at is not null or (disabled_at is not null and not is_emptied);
 
 -- Types of events that some enabled endpoint of the project wants. Without a row, an end of a job
 -- writes nothing more.
@@ -63,6 +82,11 @@ create table outbound_events (
     attempt integer not null,
     at timestamptz not null default statement_timestamp(),
     primary key (project_id, id)
+) with (
+    -- Every told row is dead: vacuum by their number.
+    autovacuum_vacuum_scale_factor = 0,
+    autovacuum_vacuum_threshold = 5000,
+    autovacuum_vacuum_cost_delay = 0
 );
 -- Events that are too old to be told, across projects.
 create index outbound_events_by_age on outbound_events (at);

@@ -190,12 +190,15 @@ LIMITS = [
         panel("Connections", "short", ("sum(fencepost_http_connections)", "open")),
         panel("Connections refused", PER_SECOND, (rate("fencepost_http_connections_refused_total"), "refused")),
         panel("Requests by route", "reqps", (f"topk(10, {rate('fencepost_http_requests_total', 'route')})", "{{route}}")),
-        panel("Webhooks: tries", PER_SECOND, (rate("fencepost_webhook_deliveries_total", "outcome"), "{{outcome}}")),
-        panel("Webhooks: time of a request", "s", *shares("fencepost_webhook_duration_seconds")),
-        panel("Webhooks: event to first try", "s", *shares("fencepost_webhook_delay_seconds")),
-        panel("Webhooks: requests under way", "short", ("sum(fencepost_webhooks_in_flight)", "requests")),
-        panel("Webhooks: events dropped", PER_SECOND, (rate("fencepost_events_dropped_total"), "events")),
         panel("Mail", PER_SECOND, (rate("fencepost_mails_total", "outcome"), "{{outcome}}")),
+    ]),
+    ("Webhooks", [
+        panel("Tries", PER_SECOND, (rate("fencepost_webhook_deliveries_total", "outcome"), "{{outcome}}")),
+        panel("Time of a request", "s", *shares("fencepost_webhook_duration_seconds")),
+        panel("Event to first try", "s", *shares("fencepost_webhook_delay_seconds")),
+        panel("Requests under way", "short", ("sum(fencepost_webhooks_in_flight)", "requests"),
+              ("max(fencepost_webhook_endpoints)", "endpoints")),
+        panel("Events dropped", PER_SECOND, (rate("fencepost_events_dropped_total"), "events")),
     ]),
 ]
 

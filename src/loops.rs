@@ -25,7 +25,10 @@ use crate::{
         operations,
         schedules::fire,
         stats::flush,
-        webhooks::tell,
+        webhooks::{
+            deliver::{Deliverer, REFRESH_PERIOD},
+            empty, tell,
+        },
         workers,
     },
     error::chain,
@@ -38,6 +41,8 @@ use crate::{
 const REAP_PERIOD: Duration = Duration::from_millis(1_500);
 /// The sleep of a loop that the probe wakes when there is work.
 const IDLE_PERIOD: Duration = Duration::from_secs(30);
+/// How often events that another node has committed are looked for, if that node has died since.
+const TELL_PERIOD: Duration = Duration::from_secs(2);
 /// How often workers' heartbeat times are written and their directives read.
 const WORKERS_PERIOD: Duration = Duration::from_secs(2);
 /// How often watched jobs are checked for changes that other nodes made.
@@ -103,7 +108,7 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
         Ok(Next::continue_if(is_more, IDLE_PERIOD))
     });
     loops.start("tell", Some(BackgroundTask::Tell), |engine| async move {
-        Ok(Next::continue_if(tell::pass(&engine).await?, IDLE_PERIOD))
+        Ok(Next::continue_if(tell::pass(&engine).await?, TELL_PERIOD))
     });
     loops.start("revive", Some(BackgroundTask::Revive), |engine| async move {
         Ok(Next::continue_if(revive::pass(&engine).await?, IDLE_PERIOD))
@@ -146,6 +151,10 @@ fn start_upkeep_loops(loops: &Loops<'_>) {
     loops.start("prune", None, |engine| async move {
         Ok(Next::continue_if(maintenance::prune(&engine).await?, PRUNE_PERIOD))
     });
+    loops.start("empty", None, |engine| async move {
+        empty::pass(&engine).await?;
+        Ok(Next::Sleep(PURGE_PERIOD))
+    });
     loops.start("retention", None, |engine| async move {
         Ok(Next::continue_if(retention::pass(&engine).await?, PRUNE_PERIOD))
     });
@@ -176,6 +185,32 @@ pub fn start_canary(
         async move {
             canary.run(&engine).await;
             Ok(Next::Sleep(period))
+        }
+    });
+}
+
+/// Starts the loops that send deliveries.
+pub fn start_deliverer(
+    deliverer: &Arc<Deliverer>,
+    engine: &Engine,
+    stopping: &CancellationToken,
+    tracker: &TaskTracker,
+) {
+    let loops = Loops { engine, stopping, tracker };
+    let this = Arc::clone(deliverer);
+    loops.start("endpoints", None, move |_| {
+        let this = Arc::clone(&this);
+        async move {
+            this.refresh().await?;
+            Ok(Next::Sleep(REFRESH_PERIOD))
+        }
+    });
+    let this = Arc::clone(deliverer);
+    loops.start("outcomes", None, move |_| {
+        let this = Arc::clone(&this);
+        async move {
+            this.write_outcomes().await?;
+            Ok(Next::Sleep(REFRESH_PERIOD))
         }
     });
 }

@@ -14,14 +14,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
+use hickory_resolver::{TokioResolver, config::LookupIpStrategy};
 use reqwest::{
-    Certificate, Client, Response, Url,
+    Client, Response, Url,
     dns::{Addrs, Name, Resolve, Resolving},
     header::{ACCEPT_ENCODING, HeaderMap, HeaderValue, RETRY_AFTER, USER_AGENT},
     redirect::Policy,
-    tls::Version,
 };
+use rustls::{
+    ClientConfig,
+    crypto::ring,
+    pki_types::{CertificateDer, pem::PemObject},
+};
+use rustls_platform_verifier::Verifier;
 use tokio::time::timeout;
 use url::Host;
 
@@ -31,19 +37,25 @@ use crate::domain::outbound::Allowed;
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long they are trusted: each new connection goes to addresses that were checked within it.
 const ADDRESSES_KEEP: Duration = Duration::from_secs(10);
-/// Addresses of one host; more are not tried.
+/// How long a look-up that failed is not repeated.
+const FAILURE_KEEP: Duration = Duration::from_secs(5);
+/// The wait for one answer of a name server; each is asked twice.
+const NAME_SERVER_TIMEOUT: Duration = Duration::from_secs(2);
+/// Addresses of one host that are looked at.
 const MAX_ADDRESSES: usize = 16;
 /// Longest set-up of a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a connection is kept without a call.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
+/// Connections to one URL that are kept without a call.
+const MAX_IDLE_CONNECTIONS: usize = 10;
 /// Bytes of an answer's headers.
 const MAX_HEADER_BYTES: usize = 16 * 1024;
 /// Bytes of an answer's body that are read, so that its connection can be used again.
 const MAX_BODY_BYTES: usize = 64 * 1024;
 /// Bytes of it that are kept.
 pub const MAX_KEPT_BYTES: usize = 1024;
-/// Who calls. The page behind it says how to complain.
+/// Who calls.
 const AGENT: &str = concat!("Fencepost/", env!("CARGO_PKG_VERSION"));
 
 /// Why there is no answer.
@@ -87,19 +99,50 @@ pub trait Lookup: fmt::Debug + Send + Sync {
     ) -> Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send>>;
 }
 
-/// As the operating system does.
-#[derive(Debug)]
-struct SystemLookup;
+/// Asks the name servers of the system, without a thread for each question: those of a slow server
+/// must not use up the threads of others.
+struct NameServers(TokioResolver);
 
-impl Lookup for SystemLookup {
+impl NameServers {
+    fn of_system() -> anyhow::Result<Self> {
+        let mut resolver = TokioResolver::builder_tokio()?;
+        let options = resolver.options_mut();
+        options.timeout = NAME_SERVER_TIMEOUT;
+        options.attempts = 1;
+        options.ip_strategy = LookupIpStrategy::Ipv4thenIpv6;
+        Ok(Self(resolver.build()?))
+    }
+}
+
+impl fmt::Debug for NameServers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("NameServers")
+    }
+}
+
+impl Lookup for NameServers {
     fn addresses(
         &self,
         host: String,
     ) -> Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send>> {
+        let resolver = self.0.clone();
         Box::pin(async move {
-            let found = tokio::net::lookup_host((host, 0)).await?;
-            Ok(found.map(|it| it.ip()).collect())
+            let found = resolver.lookup_ip(host).await.map_err(io::Error::other)?;
+            Ok(found.iter().collect())
         })
+    }
+}
+
+/// Finds no host: the system names no name servers.
+#[derive(Debug)]
+struct NoNameServers;
+
+impl Lookup for NoNameServers {
+    fn addresses(
+        &self,
+        _: String,
+    ) -> Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send>> {
+        Box::pin(async { Err(io::Error::other("the system names no name servers")) })
     }
 }
 
@@ -108,26 +151,41 @@ impl Lookup for SystemLookup {
 pub struct Outbound {
     /// Networks besides the public internet.
     pub allowed: Arc<Allowed>,
-    certificates: Vec<Certificate>,
+    tls: ClientConfig,
     lookup: Arc<dyn Lookup>,
 }
 
 impl Outbound {
-    /// With the addresses that the operating system finds. `authorities` is a file of certificates
-    /// that are trusted besides those of the system.
+    /// With the system's name servers. `authorities` is a file of certificates that are trusted
+    /// besides those of the system.
     ///
     /// # Errors
     /// When the file cannot be read, or has no certificates.
     pub fn new(allowed: Allowed, authorities: Option<&Path>) -> anyhow::Result<Self> {
-        let certificates = match authorities {
-            None => Vec::new(),
-            Some(file) => {
-                let text = std::fs::read(file)
-                    .with_context(|| format!("cannot read {}", file.display()))?;
-                Certificate::from_pem_bundle(&text).with_context(|| file.display().to_string())?
+        let mut roots = Vec::new();
+        if let Some(file) = authorities {
+            let text =
+                std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+            let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+            roots = read.with_context(|| file.display().to_string())?;
+            ensure!(!roots.is_empty(), "{} has no certificates", file.display());
+        }
+        let provider = Arc::new(ring::default_provider());
+        let verifier = Verifier::new_with_extra_roots(roots, Arc::clone(&provider))?;
+        let tls = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(verifier))
+            .with_no_client_auth();
+        let lookup: Arc<dyn Lookup> = match NameServers::of_system() {
+            Ok(it) => Arc::new(it),
+            Err(error) => {
+                let error = format!("{error:#}");
+                tracing::warn!(error, "no name servers: webhooks reach no host by its name");
+                Arc::new(NoNameServers)
             }
         };
-        Ok(Self { allowed: Arc::new(allowed), certificates, lookup: Arc::new(SystemLookup) })
+        Ok(Self { allowed: Arc::new(allowed), tls, lookup })
     }
 
     /// The same with another look-up.
@@ -139,12 +197,13 @@ impl Outbound {
     /// A client for one URL. Its connections are used for this URL only.
     ///
     /// # Errors
-    /// When TLS cannot be set up.
-    pub fn destination(&self, url: Url, connections: usize) -> anyhow::Result<Destination> {
+    /// When the client cannot be made.
+    pub fn destination(&self, url: Url) -> anyhow::Result<Destination> {
         let resolver = Arc::new(Resolver {
             allowed: Arc::clone(&self.allowed),
             lookup: Arc::clone(&self.lookup),
             kept: Mutex::default(),
+            asking: tokio::sync::Mutex::default(),
         });
         let mut headers = HeaderMap::new();
         headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
@@ -159,9 +218,8 @@ impl Outbound {
             .dns_resolver(Checking(Arc::clone(&resolver)))
             .connect_timeout(CONNECT_TIMEOUT)
             .pool_idle_timeout(IDLE_TIMEOUT)
-            .pool_max_idle_per_host(connections)
-            .tls_version_min(Version::TLS_1_2)
-            .tls_certs_merge(self.certificates.iter().cloned())
+            .pool_max_idle_per_host(MAX_IDLE_CONNECTIONS)
+            .tls_backend_preconfigured(self.tls.clone())
             .build()?;
         Ok(Destination { url, client, resolver })
     }
@@ -185,19 +243,27 @@ pub struct Answer {
 }
 
 impl Destination {
-    /// An address that a call now would go to.
+    /// The address that a call now would go to, if it is known without a look-up.
+    pub fn known_address(&self) -> Option<IpAddr> {
+        match self.url.host()? {
+            Host::Ipv4(it) => Some(it.into()),
+            Host::Ipv6(it) => Some(it.into()),
+            Host::Domain(_) => self.resolver.kept()?.ok(),
+        }
+    }
+
+    /// The address that a call now would go to.
     ///
     /// # Errors
     /// When there is none, or the host has one that calls may not go to.
     pub async fn address(&self) -> Result<IpAddr, CallError> {
         match self.url.host() {
             // The URL was checked when it was stored; the operator may allow less now.
-            Some(Host::Ipv4(it)) => self.resolver.check(vec![it.into()]),
-            Some(Host::Ipv6(it)) => self.resolver.check(vec![it.into()]),
-            Some(Host::Domain(name)) => self.resolver.addresses(name).await,
+            Some(Host::Ipv4(it)) => self.resolver.check(&[it.into()]),
+            Some(Host::Ipv6(it)) => self.resolver.check(&[it.into()]),
+            Some(Host::Domain(name)) => self.resolver.address(name).await,
             None => Err(CallError::NoAddress),
         }
-        .map(|it| it[0])
     }
 
     /// Sends a request, and reads the answer within the given time.
@@ -255,36 +321,52 @@ fn classify(error: &reqwest::Error) -> CallError {
     }
 }
 
-/// Finds addresses for connections: only those that calls may go to.
+/// Finds the address for connections to one host, which is always the same host.
 struct Resolver {
     allowed: Arc<Allowed>,
     lookup: Arc<dyn Lookup>,
-    /// Those of the host, which is always the same.
-    kept: Mutex<Option<(Instant, Vec<IpAddr>)>>,
+    kept: Mutex<Option<(Instant, Result<IpAddr, CallError>)>>,
+    /// Held by the one look-up that is under way.
+    asking: tokio::sync::Mutex<()>,
 }
 
 impl Resolver {
-    /// One address that may not be reached spoils all: the host's owner chooses which is tried.
-    fn check(&self, mut found: Vec<IpAddr>) -> Result<Vec<IpAddr>, CallError> {
-        found.truncate(MAX_ADDRESSES);
-        if found.is_empty() {
-            return Err(CallError::NoAddress);
-        }
+    /// One address that may not be reached spoils all: the host's owner chooses which is tried. The
+    /// first one is used, also by the connection: requests to an address are counted.
+    fn check(&self, found: &[IpAddr]) -> Result<IpAddr, CallError> {
+        let found = &found[..found.len().min(MAX_ADDRESSES)];
         let may_all = found.iter().all(|it| self.allowed.may_reach(*it));
-        if may_all { Ok(found) } else { Err(CallError::AddressRefused) }
+        match found.first() {
+            None => Err(CallError::NoAddress),
+            Some(_) if !may_all => Err(CallError::AddressRefused),
+            Some(first) => Ok(*found.iter().find(|it| it.is_ipv4()).unwrap_or(first)),
+        }
     }
 
-    async fn addresses(&self, host: &str) -> Result<Vec<IpAddr>, CallError> {
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some((_, found)) = kept.filter(|(since, _)| since.elapsed() < ADDRESSES_KEEP) {
-            return Ok(found);
+    /// What a look-up found lately.
+    fn kept(&self) -> Option<Result<IpAddr, CallError>> {
+        let kept = *self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let (since, found) = kept?;
+        let keep = if found.is_ok() { ADDRESSES_KEEP } else { FAILURE_KEEP };
+        (since.elapsed() < keep).then_some(found)
+    }
+
+    async fn address(&self, host: &str) -> Result<IpAddr, CallError> {
+        if let Some(found) = self.kept() {
+            return found;
+        }
+        let _asking = self.asking.lock().await;
+        if let Some(found) = self.kept() {
+            return found;
         }
         let found = timeout(LOOKUP_TIMEOUT, self.lookup.addresses(host.to_owned())).await;
-        let found = found.map_err(|_| CallError::NoAddress)?.map_err(|_| CallError::NoAddress)?;
-        let found = self.check(found)?;
-        let kept = Some((Instant::now(), found.clone()));
+        let found = match found {
+            Ok(Ok(found)) => self.check(&found),
+            Ok(Err(_)) | Err(_) => Err(CallError::NoAddress),
+        };
+        let kept = Some((Instant::now(), found));
         *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = kept;
-        Ok(found)
+        found
     }
 }
 
@@ -295,9 +377,8 @@ impl Resolve for Checking {
     fn resolve(&self, name: Name) -> Resolving {
         let resolver = Arc::clone(&self.0);
         Box::pin(async move {
-            let found = resolver.addresses(name.as_str()).await?;
-            let found = found.into_iter().map(|it| SocketAddr::new(it, 0));
-            Ok(Box::new(found) as Addrs)
+            let address = resolver.address(name.as_str()).await?;
+            Ok(Box::new(std::iter::once(SocketAddr::new(address, 0))) as Addrs)
         })
     }
 }

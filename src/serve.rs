@@ -150,7 +150,7 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     if node.delivers {
         let keys = Arc::clone(&app.accounts.master_keys);
         let deliverer = Deliverer::new(engine.clone(), app.outbound.clone(), keys);
-        background.spawn(deliverer.run());
+        loops::start_deliverer(&deliverer, &engine, &stop, &background);
     }
     if let Some(period) = node.canary {
         loops::start_canary(&engine, &stop, &background, period);

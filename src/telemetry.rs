@@ -147,15 +147,17 @@ metrics_table! {
     MAILS = "fencepost_mails_total", Counter,
         "Mails, by outcome: sent, printed, failed, or dropped (no mail server, or too many waiting).";
     WEBHOOK_DELIVERIES = "fencepost_webhook_deliveries_total", Counter,
-        "Tries to deliver an event to an endpoint, by outcome: delivered, failed, or released (no turn, or the node stops).";
+        "Tries to deliver an event to an endpoint, by outcome: delivered, failed, or released (the node stops).";
     WEBHOOK_SECONDS = "fencepost_webhook_duration_seconds", Seconds,
         "Time from a request to an endpoint to the end of its answer, or to its failure.";
     WEBHOOK_IN_FLIGHT = "fencepost_webhooks_in_flight", Gauge,
         "Requests to endpoints that this node waits for.";
+    WEBHOOK_ENDPOINTS = "fencepost_webhook_endpoints", Gauge,
+        "Endpoints that this node serves, of at most 15,000.";
     WEBHOOK_DELAY_SECONDS = "fencepost_webhook_delay_seconds", Seconds,
         "Time from an event to the lease of its first try.";
     EVENTS_DROPPED = "fencepost_events_dropped_total", Counter,
-        "Events that no endpoint is told, because they waited for 72 hours.";
+        "Events that an endpoint was not told: too many deliveries to it waited, or the event waited for 72 hours.";
     CONNECTIONS_REFUSED = "fencepost_http_connections_refused_total", Counter,
         "Connections refused because their address had too many.";
     TABLE_BYTES = "fencepost_postgres_table_bytes", Gauge,

@@ -78,7 +78,7 @@ async fn endpoint(client: &mut Client, url: &str, queue: &str) -> anyhow::Result
                       "max_in_flight": 50, "timeout_seconds": 30});
     let made: Value =
         serde_json::from_slice(&client.post("/v1/webhooks", body.to_string()).await?)?;
-    Ok(made["id"].as_str().context("an id")?.to_owned())
+    Ok(made["endpoint"]["id"].as_str().context("an id")?.to_owned())
 }
 
 /// Runs all measurements.

@@ -16,6 +16,9 @@ import (
 // WebhookTolerance is how much the clocks of two machines may differ, and how old a webhook may be.
 const WebhookTolerance = 5 * time.Minute
 
+// A shorter secret is none: as when the variable that should hold it is empty.
+const minSecretBytes = 24
+
 // ErrInvalidWebhook says that a request was not signed with the secret, or is too old.
 var ErrInvalidWebhook = errors.New("invalid webhook")
 
@@ -41,7 +44,7 @@ func VerifyWebhook(secret string, header http.Header, body []byte) (*WebhookEven
 		return nil, fmt.Errorf("%w: it is too old, or the clocks differ", ErrInvalidWebhook)
 	}
 	key, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(secret, "whsec_"))
-	if err != nil {
+	if err != nil || len(key) < minSecretBytes {
 		return nil, fmt.Errorf("%w: the secret is not one", ErrInvalidWebhook)
 	}
 	mac := hmac.New(sha256.New, key)

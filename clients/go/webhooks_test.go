@@ -42,6 +42,10 @@ func TestASignedWebhookIsAcceptedAndAnyOtherRefused(t *testing.T) {
 			_, err := VerifyWebhook("whsec_AAAA", signedAt(now, body), []byte(body))
 			return err
 		},
+		"no secret": func() error {
+			_, err := VerifyWebhook("", signedAt(now, body), []byte(body))
+			return err
+		},
 		"an old request": func() error {
 			old := signedAt(now.Add(-2*WebhookTolerance), body)
 			_, err := VerifyWebhook(testSecret, old, []byte(body))

@@ -4,6 +4,8 @@ import { createHmac, timingSafeEqual } from "node:crypto";
 
 // Seconds by which the clocks of the two machines may differ, and within which a request is news.
 const TOLERANCE_SECONDS = 300;
+// A shorter secret is none: as when the variable that should hold it is empty.
+const MIN_SECRET_BYTES = 24;
 
 /** The request was not signed with this secret, or is too old. */
 export class InvalidWebhook extends Error {
@@ -28,7 +30,11 @@ export function verifyWebhook(secret, headers, body, toleranceSeconds = TOLERANC
   if (!(Math.abs(Date.now() / 1000 - timestamp) <= toleranceSeconds)) {
     throw new InvalidWebhook("it is too old, or the clocks differ");
   }
-  const key = Buffer.from(secret.replace(/^whsec_/, ""), "base64");
+  const text = secret.replace(/^whsec_/, "");
+  const key = Buffer.from(text, "base64");
+  if (key.length < MIN_SECRET_BYTES || !/^[A-Za-z0-9+/]+=*$/.test(text)) {
+    throw new InvalidWebhook("the secret is not one");
+  }
   const made = createHmac("sha256", key).update(`${id}.${timestamp}.`).update(body).digest();
   const fits = (signature) => {
     const [version, text = ""] = signature.split(",");

@@ -258,6 +258,22 @@ impl Accounts {
         .await
     }
 
+    /// Whether someone stands behind a project that sends requests elsewhere. Where mail is sent,
+    /// one of its owners must have a verified address; a project without members is the operator's.
+    ///
+    /// # Errors
+    /// [`Error::EmailNotVerified`].
+    pub async fn require_verified(&self, project_id: ProjectId) -> Result<(), Error> {
+        if !self.mailer.reaches_others() {
+            return Ok(());
+        }
+        let mut conn = self.pool.acquire().await?;
+        match store::members::is_unverified(&mut conn, project_id).await? {
+            true => Err(Error::EmailNotVerified),
+            false => Ok(()),
+        }
+    }
+
     /// Whether one more mail of this kind may be sent to an address now.
     async fn may_mail(&self, kind: &str, email: &str) -> bool {
         let is_allowed = async |rate: Rate| {

@@ -23,6 +23,7 @@ use crate::{
         limits::{self, MAX_KEY_SECONDS, MAX_LIVE_KEYS},
         networks, text,
     },
+    engine::webhooks,
     error::{Error, RemainingKey},
     ids::{KeyId, ProjectPublicId},
     seal::MasterKeys,
@@ -177,14 +178,7 @@ pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
                 writeln!(out, "key      {api_key}\n\nIt is shown only once: store it.")?;
             }
         }
-        Command::Seal { master_key } => {
-            let keys = master_key.keys()?.context("give --master-key-file")?;
-            let keys = MasterKeys::parse(&keys)?;
-            let sealed = seal_signing_keys(&mut conn, &keys).await?;
-            writeln!(out, "{sealed} signing keys encrypted")?;
-            let sealed = seal_totp_secrets(&mut conn, &keys).await?;
-            writeln!(out, "{sealed} secrets of authenticator apps encrypted")?;
-        }
+        Command::Seal { master_key } => seal(&mut conn, &master_key, &mut out).await?,
         Command::List { project } => {
             let project = find(&mut conn, &project).await?;
             print_keys(&mut conn, &project, &mut out).await?;
@@ -265,6 +259,23 @@ fn binding(queues: Vec<String>, job_types: Vec<String>) -> anyhow::Result<Option
 
 fn network(text: &str) -> Result<IpNet, &'static str> {
     networks::parse(text).ok_or("must be an IP address, or a network such as 192.0.2.0/24")
+}
+
+/// Encrypts what the database has of secrets with the first master key.
+async fn seal(
+    conn: &mut PgConnection,
+    master_key: &MasterKeyArgs,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    let keys = master_key.keys()?.context("give --master-key-file")?;
+    let keys = MasterKeys::parse(&keys)?;
+    let sealed = seal_signing_keys(conn, &keys).await?;
+    writeln!(out, "{sealed} signing keys encrypted")?;
+    let sealed = seal_totp_secrets(conn, &keys).await?;
+    writeln!(out, "{sealed} secrets of authenticator apps encrypted")?;
+    let sealed = webhooks::seal_secrets(conn, &keys).await?;
+    writeln!(out, "secrets of {sealed} endpoints encrypted")?;
+    Ok(())
 }
 
 pub(super) async fn find(conn: &mut PgConnection, project: &str) -> anyhow::Result<Project> {

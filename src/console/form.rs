@@ -38,10 +38,19 @@ impl Fields {
         self.0.iter().find(|it| it.0 == name).map_or("", |it| &it.1)
     }
 
-    /// Whether a field still has the value from when the form was made.
-    fn is_as_it_was(&self, name: &str) -> bool {
+    /// The value that a field had when the form was made, if the form has it.
+    fn was(&self, name: &str) -> Option<&str> {
         let was = self.0.iter().find(|it| it.0.strip_prefix(WAS) == Some(name));
-        was.is_some_and(|it| it.1 == self.text(name))
+        was.map(|it| it.1.as_str())
+    }
+
+    /// Whether a field still has the value from when the form was made.
+    fn is_as_it_was(&self, field: Field) -> bool {
+        self.was(field.name()).is_some_and(|was| match field {
+            Field::Choices(name) => self.all(name).eq(was.split_whitespace()),
+            Field::List(name) => lines(self.text(name)).eq(lines(was)),
+            field => was == self.text(field.name()),
+        })
     }
 
     /// Whether a form contains the original values of its fields.
@@ -105,7 +114,7 @@ pub enum Field {
     Choices(&'static str),
     /// Words, as a list; omitted when there is none.
     Words(&'static str),
-    /// Words, as a list, even if there is none.
+    /// Lines, as a list, even if there is none.
     List(&'static str),
     /// Words of the form `name=value`, as an object; omitted when there is none.
     Pairs(&'static str),
@@ -158,11 +167,12 @@ pub fn body(fields: &[Field], form: &Fields) -> Result<String, Error> {
     for field in fields {
         let name = field.name();
         let mut parts = fields.iter().filter(|it| whole(it.name()) == whole(name));
-        if parts.all(|it| form.is_as_it_was(it.name())) {
+        if parts.all(|it| form.is_as_it_was(*it)) {
             continue;
         }
         let value = match field {
-            Field::Text(_) => form.get(name).map(quoted),
+            // One that was there, and is empty now, is removed.
+            Field::Text(_) => form.get(name).or(form.was(name).map(|_| "")).map(quoted),
             Field::Number(_) => form.trimmed(name).map(|it| number(name, it)).transpose()?,
             Field::NumberOrNull(_) => match form.trimmed(name) {
                 Some(text) => Some(number(name, text)?),
@@ -175,7 +185,7 @@ pub fn body(fields: &[Field], form: &Fields) -> Result<String, Error> {
             Field::Flag(_) => Some(raw(form.get(name).is_some())),
             Field::Choices(_) => Some(raw(form.all(name).collect::<Vec<_>>())),
             Field::Words(_) => Some(words(form.text(name))).filter(|it| !it.is_empty()).map(raw),
-            Field::List(_) => Some(raw(words(form.text(name)))),
+            Field::List(_) => Some(raw(lines(form.text(name)).collect::<Vec<_>>())),
             Field::Pairs(_) => {
                 let words = form.text(name).split_whitespace();
                 let pairs: BTreeMap<_, _> =
@@ -200,6 +210,10 @@ pub fn body(fields: &[Field], form: &Fields) -> Result<String, Error> {
         }
     }
     serde_json::to_string(&root).map_err(Error::internal)
+}
+
+fn lines(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().map(str::trim).filter(|it| !it.is_empty())
 }
 
 fn words(text: &str) -> Vec<&str> {
@@ -323,7 +337,7 @@ mod tests {
         check(&[Field::Pairs("tags")], "tags=a%3D1+b%3D2", r#"{"tags":{"a":"1","b":"2"}}"#);
         check(&[Field::Words("ips")], "ips=,+", "{}");
         check(&[Field::List("ips")], "ips=", r#"{"ips":[]}"#);
-        check(&[Field::List("ips")], "ips=a,b+c", r#"{"ips":["a","b","c"]}"#);
+        check(&[Field::List("ips")], "ips=a%0D%0Ab+c%0A", r#"{"ips":["a","b c"]}"#);
         check(&[Field::Pairs("tags")], "tags=", "{}");
         check(&[Field::Time("at")], "at=soon", r#"{"at":"soon"}"#);
     }

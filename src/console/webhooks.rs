@@ -110,6 +110,13 @@ impl One {
     }
 }
 
+impl One {
+    /// The types that its boxes show.
+    fn told(&self) -> Vec<&'static str> {
+        EVENT_TYPES.into_iter().filter(|it| self.endpoint.wants(it)).collect()
+    }
+}
+
 impl Endpoint {
     fn is_enabled(&self) -> bool {
         self.state == EndpointState::Enabled

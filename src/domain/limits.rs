@@ -323,6 +323,10 @@ pub const MAX_SHOWN_SECURITY_ENTRIES: i64 = 200;
 pub const UNUSED_ACCOUNT_DAYS: i32 = 30;
 /// Hours after which an event that waits is dropped.
 pub const EVENT_KEEP_HOURS: i32 = 72;
+/// Days for which failed deliveries are kept.
+pub const FAILED_DELIVERY_DAYS: i32 = 30;
+/// Hours for which deliveries to a disabled endpoint wait.
+pub const EMPTY_HOURS: i32 = 72;
 /// Endpoints of one project.
 pub const MAX_ENDPOINTS: i64 = 500;
 /// Events, queues and job types that one endpoint may name, each.

@@ -24,6 +24,7 @@ pub mod operation;
 pub mod outbound;
 pub mod payload_schema;
 pub mod plan;
+pub mod push;
 pub mod rate;
 pub mod schedule;
 pub mod search;

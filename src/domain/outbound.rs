@@ -18,11 +18,13 @@ const REFUSED_PORTS: [u16; 17] = [
 ];
 
 /// IPv4 networks that are not public (IANA's registry of special-purpose addresses), and multicast.
-const PRIVATE_V4: [(Ipv4Addr, u32); 16] = [
+const PRIVATE_V4: [(Ipv4Addr, u32); 17] = [
     (Ipv4Addr::new(0, 0, 0, 0), 8),
     (Ipv4Addr::new(10, 0, 0, 0), 8),
     (Ipv4Addr::new(100, 64, 0, 0), 10),
     (Ipv4Addr::new(127, 0, 0, 0), 8),
+    // The agent of Azure's hosts.
+    (Ipv4Addr::new(168, 63, 129, 16), 32),
     (Ipv4Addr::new(169, 254, 0, 0), 16),
     (Ipv4Addr::new(172, 16, 0, 0), 12),
     (Ipv4Addr::new(192, 0, 0, 0), 24),
@@ -89,13 +91,18 @@ impl Allowed {
 /// # Errors
 /// The rule that it breaks.
 pub fn read_url(text: &str, allowed: &Allowed) -> Result<Url, String> {
-    let chars = text.chars().count();
-    if chars > MAX_URL_CHARS {
-        return Err(format!("must have at most {MAX_URL_CHARS} characters, has {chars}"));
+    // A longer text is not read. What is read may be longer than the text: it is escaped.
+    let chars = |it: &str| it.chars().count();
+    let too_long = |chars| format!("must have at most {MAX_URL_CHARS} characters, has {chars}");
+    if chars(text) > MAX_URL_CHARS {
+        return Err(too_long(chars(text)));
     }
     let has_spaces = text.chars().any(|it| it.is_whitespace() || it.is_control());
     let url = Url::parse(text).ok().filter(|_| !has_spaces);
     let url = url.ok_or("must be a URL such as https://example.com/hooks")?;
+    if chars(url.as_str()) > MAX_URL_CHARS {
+        return Err(too_long(chars(url.as_str())));
+    }
     if !url.username().is_empty() || url.password().is_some() {
         return Err("must not have a user or a password in it".to_owned());
     }

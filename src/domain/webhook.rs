@@ -66,7 +66,7 @@ pub fn named_by(pattern: &str) -> Vec<&'static str> {
 pub fn includes(names: &[String], name: &str) -> bool {
     let fits = |it: &String| match it.strip_suffix(".*") {
         Some(group) => name.strip_prefix(group).is_some_and(|rest| rest.starts_with('.')),
-        None => it == name,
+        None => it == name || it == EVERYTHING,
     };
     names.is_empty() || names.iter().any(fits)
 }

@@ -5,6 +5,7 @@ mod examples;
 mod heartbeats;
 mod shared;
 mod v3_0;
+mod webhooks;
 
 use std::sync::LazyLock;
 
@@ -296,6 +297,7 @@ fn tidy(document: &mut Value) {
     heartbeats::split(document);
     examples::add(document);
     shared::share(document);
+    webhooks::add(document);
 }
 
 /// Responses that need no line at each operation.

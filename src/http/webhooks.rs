@@ -6,6 +6,7 @@ use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use sha2::{Digest, Sha256};
 use utoipa::{IntoParams, ToSchema};
 
 use super::{
@@ -21,7 +22,7 @@ use crate::{
         limits, outbound,
         webhook::{self, EVENT_TYPES},
     },
-    engine::webhooks::{self, EndpointRow, EndpointSettings},
+    engine::webhooks::{self, EndpointChange, EndpointRow, NewEndpoint},
     error::Error,
     ids::EndpointId,
     wire::{
@@ -35,6 +36,8 @@ const DEFAULT_PAGE_ENDPOINTS: u32 = 20;
 const DEFAULT_IN_FLIGHT: i32 = 5;
 const DEFAULT_TIMEOUT_SECONDS: i32 = 10;
 const DEFAULT_OVERLAP_SECONDS: i32 = 86_400;
+/// Bytes of a URL's hash in the audit log.
+const SHOWN_HASH_BYTES: usize = 8;
 
 /// Whether an endpoint is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -92,6 +95,9 @@ pub struct Endpoint {
     /// First failure since the last success; null: the last try succeeded.
     #[schema(required)]
     pub failing_since: Option<DateTime<Utc>>,
+    /// Events that it was not told, because 10,000 deliveries to it waited.
+    #[schema(example = 0)]
+    pub dropped_events: i64,
 }
 
 impl From<EndpointRow> for Endpoint {
@@ -113,6 +119,7 @@ impl From<EndpointRow> for Endpoint {
             last_success_at: row.last_success_at,
             last_failure_at: row.last_failure_at,
             failing_since: row.failing_since,
+            dropped_events: row.dropped_events,
         }
     }
 }
@@ -121,7 +128,6 @@ impl From<EndpointRow> for Endpoint {
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct EndpointWithSecret {
     /// The endpoint.
-    #[serde(flatten)]
     pub endpoint: Endpoint,
     /// Signs deliveries. Libraries for Standard Webhooks take it as it is.
     #[schema(example = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo=")]
@@ -188,19 +194,55 @@ pub struct ChangeEndpointRequest {
     /// Seconds after which a try without an answer has failed.
     #[schema(minimum = 1, maximum = 30)]
     timeout_seconds: Option<i32>,
-    /// Whether it is told. Enabling it sends what waits.
+    /// Whether it is told. Enabling it sends what waits; that is cancelled after 72 hours.
     enabled: Option<bool>,
 }
 
 impl RequestBody for ChangeEndpointRequest {}
 
-fn check(app: &App, it: EndpointSettings) -> Result<EndpointSettings, Error> {
+/// The settings of a request, checked; those that it does not name are none.
+fn check(app: &App, it: ChangeEndpointRequest) -> Result<EndpointChange, Error> {
     let mut check = Check::default();
-    let url = outbound::read_url(&it.url, &app.outbound.allowed);
-    let url = url.map_err(|message| check.refuse("url", message)).map(String::from);
-    check.count("events", it.events.len(), limits::MAX_ENDPOINT_NAMES);
+    let url = it.url.map(|url| match outbound::read_url(&url, &app.outbound.allowed) {
+        Ok(url) => String::from(url),
+        Err(message) => {
+            check.refuse("url", message);
+            url
+        }
+    });
+    let events = it.events.map(|events| {
+        let types = event_types(&events, &mut check);
+        (events, types)
+    });
+    let max = limits::MAX_ENDPOINT_NAMES;
+    let queues = it.queues.as_deref().unwrap_or_default();
+    check.names("queues", queues, max, limits::MAX_QUEUE_CHARS);
+    let job_types = it.job_types.as_deref().unwrap_or_default();
+    check.names("job_types", job_types, max, limits::MAX_JOB_TYPE_CHARS);
+    let text = it.description.as_deref().filter(|it| !it.is_empty());
+    check.optional_name("description", text, limits::MAX_DESCRIPTION_CHARS);
+    let in_flight = it.max_in_flight.unwrap_or(DEFAULT_IN_FLIGHT);
+    check.range("max_in_flight", in_flight, 1, limits::MAX_ENDPOINT_IN_FLIGHT);
+    let timeout = it.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT_SECONDS);
+    check.range("timeout_seconds", timeout, 1, limits::MAX_ENDPOINT_TIMEOUT_SECONDS);
+    check.finish()?;
+    Ok(EndpointChange {
+        url,
+        description: it.description,
+        events,
+        queues: it.queues,
+        job_types: it.job_types,
+        max_in_flight: it.max_in_flight,
+        timeout_seconds: it.timeout_seconds,
+        is_enabled: it.enabled,
+    })
+}
+
+/// The types that these patterns name, sorted.
+fn event_types(events: &[String], check: &mut Check) -> Vec<String> {
+    check.count("events", events.len(), limits::MAX_ENDPOINT_NAMES);
     let mut event_types = Vec::new();
-    for (place, pattern) in it.events.iter().enumerate().take(limits::MAX_ENDPOINT_NAMES) {
+    for (place, pattern) in events.iter().enumerate().take(limits::MAX_ENDPOINT_NAMES) {
         let named = webhook::named_by(pattern);
         if named.is_empty() {
             let known = EVENT_TYPES.join(", ");
@@ -211,26 +253,22 @@ fn check(app: &App, it: EndpointSettings) -> Result<EndpointSettings, Error> {
     }
     event_types.sort();
     event_types.dedup();
-    let max = limits::MAX_ENDPOINT_NAMES;
-    check.names("queues", &it.queues, max, limits::MAX_QUEUE_CHARS);
-    check.names("job_types", &it.job_types, max, limits::MAX_JOB_TYPE_CHARS);
-    let description = it.description.filter(|it| !it.is_empty());
-    let (text, max) = (description.as_deref(), limits::MAX_DESCRIPTION_CHARS);
-    check.optional_name("description", text, max);
-    check.range("max_in_flight", it.max_in_flight, 1, limits::MAX_ENDPOINT_IN_FLIGHT);
-    let max = limits::MAX_ENDPOINT_TIMEOUT_SECONDS;
-    check.range("timeout_seconds", it.timeout_seconds, 1, max);
-    check.finish()?;
-    let url = url.unwrap_or_default();
-    Ok(EndpointSettings { url, event_types, description, ..it })
+    event_types
 }
 
-/// As the audit log shows it.
+/// As the audit log shows it. Its readers need not know the rest of the URL, which can be a secret;
+/// its hash tells whether it has changed.
 fn logged(it: &Endpoint) -> Option<String> {
     let Endpoint { url, events, queues, job_types, state, .. } = it;
-    let logged = json!({"url": url, "events": events, "queues": queues, "job_types": job_types,
-                        "state": state});
+    let host = url.split_inclusive('/').take(3).collect::<String>();
+    let hash = hex(&Sha256::digest(url)[..SHOWN_HASH_BYTES]);
+    let logged = json!({"host": host, "url_hash": hash, "events": events, "queues": queues,
+                        "job_types": job_types, "state": state});
     Some(logged.to_string())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|it| format!("{it:02x}")).collect()
 }
 
 /// List endpoints.
@@ -296,21 +334,33 @@ pub async fn create(
     State(app): State<App>,
     Json(request): Json<CreateEndpointRequest>,
 ) -> Result<(StatusCode, Reply<EndpointWithSecret>), Error> {
-    let settings = EndpointSettings {
-        url: request.url,
+    let asked = ChangeEndpointRequest {
+        url: Some(request.url),
+        events: Some(request.events),
+        queues: request.queues,
+        job_types: request.job_types,
         description: request.description,
-        events: request.events,
-        event_types: Vec::new(),
-        queues: request.queues.unwrap_or_default(),
-        job_types: request.job_types.unwrap_or_default(),
-        max_in_flight: request.max_in_flight.unwrap_or(DEFAULT_IN_FLIGHT),
-        timeout_seconds: request.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT_SECONDS),
-        is_enabled: request.enabled.unwrap_or(true),
+        max_in_flight: request.max_in_flight,
+        timeout_seconds: request.timeout_seconds,
+        enabled: request.enabled,
     };
-    let settings = check(&app, settings)?;
+    let asked = check(&app, asked)?;
+    let (events, event_types) = asked.events.unwrap_or_default();
+    let new = NewEndpoint {
+        url: asked.url.unwrap_or_default(),
+        description: asked.description,
+        events,
+        event_types,
+        queues: asked.queues.unwrap_or_default(),
+        job_types: asked.job_types.unwrap_or_default(),
+        max_in_flight: asked.max_in_flight.unwrap_or(DEFAULT_IN_FLIGHT),
+        timeout_seconds: asked.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT_SECONDS),
+        is_enabled: asked.is_enabled.unwrap_or(true),
+    };
+    app.accounts.require_verified(caller.project_id).await?;
     caller.require_step_up(&app).await?;
     let keys = &app.accounts.master_keys;
-    let made = webhooks::create(&app.engine, caller.tenant(), keys, &settings).await?;
+    let made = webhooks::create(&app.engine, caller.tenant(), keys, &new).await?;
     let endpoint = Endpoint::from(made.0);
     let entry = NewAuditEntry {
         after: logged(&endpoint),
@@ -356,26 +406,15 @@ pub async fn change(
     EndpointInPath(id): EndpointInPath,
     Json(request): Json<ChangeEndpointRequest>,
 ) -> Result<Reply<Endpoint>, Error> {
-    let now = webhooks::find(&app.engine, caller.project_id, id).await?;
-    let settings = EndpointSettings {
-        url: request.url.unwrap_or_else(|| now.url.clone()),
-        description: request.description.or_else(|| now.description.clone()),
-        events: request.events.unwrap_or_else(|| now.events.clone()),
-        event_types: Vec::new(),
-        queues: request.queues.unwrap_or_else(|| now.queues.clone()),
-        job_types: request.job_types.unwrap_or_else(|| now.job_types.clone()),
-        max_in_flight: request.max_in_flight.unwrap_or(now.max_in_flight),
-        timeout_seconds: request.timeout_seconds.unwrap_or(now.timeout_seconds),
-        is_enabled: request.enabled.unwrap_or(now.disabled_at.is_none()),
-    };
-    let settings = check(&app, settings)?;
-    if settings.url != now.url {
+    let change = check(&app, request)?;
+    if change.url.is_some() {
+        app.accounts.require_verified(caller.project_id).await?;
         caller.require_step_up(&app).await?;
     }
-    let changed = webhooks::change(&app.engine, caller.project_id, id, &settings).await?;
-    let endpoint = Endpoint::from(changed);
+    let changed = webhooks::change(&app.engine, caller.project_id, id, &change).await?;
+    let [before, endpoint] = changed.map(Endpoint::from);
     let entry = NewAuditEntry {
-        before: logged(&now.into()),
+        before: logged(&before),
         after: logged(&endpoint),
         ..NewAuditEntry::to("endpoint.changed", &*endpoint.id)
     };
@@ -400,7 +439,7 @@ pub async fn delete(
     State(app): State<App>,
     EndpointInPath(id): EndpointInPath,
 ) -> Result<StatusCode, Error> {
-    let gone = webhooks::delete(&app.engine, caller.tenant(), id).await?;
+    let gone = webhooks::delete(&app.engine, caller.project_id, id).await?;
     let entry = NewAuditEntry {
         before: logged(&gone.into()),
         ..NewAuditEntry::to("endpoint.deleted", id.to_string())

@@ -467,3 +467,18 @@ pub async fn accept(
     .await?;
     Ok(row.map(|it| (it.project_id, it.role, it.email)))
 }
+
+/// Whether a project has owners, and none of them has a verified address.
+pub async fn is_unverified(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<bool> {
+    sqlx::query_scalar!(
+        r#"
+        select count(*) > 0 and count(account.verified_at) = 0 "is_unverified!"
+        from members
+        join accounts account on account.id = members.account_id
+        where members.project_id = $1 and members.role = 'owner'
+        "#,
+        project_id.0,
+    )
+    .fetch_one(conn)
+    .await
+}

@@ -90,10 +90,11 @@ pub struct Subscriber {
     pub event_types: Vec<String>,
     pub queues: Vec<String>,
     pub job_types: Vec<String>,
-    pub timeout_seconds: i32,
+    /// It is told of what happens from then on.
+    pub subscribed_at: DateTime<Utc>,
 }
 
-/// The enabled endpoints of a project.
+/// The enabled endpoints of a project, locked: none is deleted before what is made for it.
 pub async fn subscribers(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -102,15 +103,62 @@ pub async fn subscribers(
     sqlx::query_as!(
         Subscriber,
         r#"
-        select id "id: EndpointId", outbox_id "outbox: ProjectId", event_types, queues, job_types, timeout_seconds
-        from webhook_endpoints
-        where project_id = $1 and disabled_at is null
-        order by id
+        select it.id "id: EndpointId", outboxes.outbox_id "outbox: ProjectId", it.event_types,
+               it.queues, it.job_types, it.subscribed_at
+        from webhook_endpoints it
+        join outboxes using (project_id)
+        where it.project_id = $1 and it.disabled_at is null and it.deleted_at is null
+        order by it.id
         limit $2
+        for share of it
         "#,
         project_id.0,
         limit,
     )
     .fetch_all(conn)
     .await
+}
+
+/// Those of these queues of an outbox in which at least `full` deliveries wait, as far as they are
+/// counted.
+pub async fn full_queues(
+    conn: &mut PgConnection,
+    outbox: ProjectId,
+    queues: &[String],
+    full: i64,
+) -> sqlx::Result<Vec<String>> {
+    sqlx::query_scalar!(
+        "
+        select queue
+        from queue_counts
+        where project_id = $1 and queue = any($2) and active >= $3
+        ",
+        outbox.0,
+        queues,
+        full,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Notes how many events these endpoints were not told.
+pub async fn note_dropped(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    dropped: &[(EndpointId, i64)],
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        update webhook_endpoints it
+        set dropped_events = dropped_events + dropped.events
+        from unnest($2::uuid[], $3::bigint[]) as dropped(id, events)
+        where it.project_id = $1 and it.id = dropped.id
+        ",
+        project_id.0,
+        &dropped.iter().map(|it| it.0.0).collect::<Vec<_>>(),
+        &dropped.iter().map(|it| it.1).collect::<Vec<_>>(),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
 }

@@ -335,10 +335,23 @@ impl Pools {
     /// sees no row of another project. Take none while you hold another: see
     /// [`Pool::acquire_for`].
     pub async fn read_for(&self, project_id: ProjectId) -> sqlx::Result<Connection> {
-        let mut conn = self.read.acquire_for(project_id).await?;
+        self.read_as(project_id, project_id).await
+    }
+
+    /// The same for a project's outbox, of the share of its owner: they are one tenant.
+    pub async fn read_outbox(
+        &self,
+        owner: ProjectId,
+        outbox: ProjectId,
+    ) -> sqlx::Result<Connection> {
+        self.read_as(owner, outbox).await
+    }
+
+    async fn read_as(&self, tenant: ProjectId, seen: ProjectId) -> sqlx::Result<Connection> {
+        let mut conn = self.read.acquire_for(tenant).await?;
         if self.has_roles {
             let set = sqlx::query("select set_config('app.project_id', $1, false)");
-            set.bind(project_id.0.to_string()).execute(&mut *conn).await?;
+            set.bind(seen.0.to_string()).execute(&mut *conn).await?;
         }
         Ok(conn)
     }

@@ -142,6 +142,27 @@ pub async fn list(
     .await
 }
 
+/// Outboxes of webhooks, oldest first.
+pub async fn outboxes(
+    conn: &mut PgConnection,
+    after: ProjectId,
+    limit: i64,
+) -> sqlx::Result<Vec<ProjectId>> {
+    sqlx::query_scalar!(
+        r#"
+        select id "id: ProjectId"
+        from projects
+        where id > $1 and deleted_at is null and kind = 'outbox'
+        order by id
+        limit $2
+        "#,
+        after.0,
+        limit,
+    )
+    .fetch_all(conn)
+    .await
+}
+
 /// Changes a project's name and settings; none keeps the value.
 pub async fn change(
     conn: &mut PgConnection,

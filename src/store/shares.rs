@@ -39,6 +39,16 @@ impl<Key: Copy + Eq + Hash> Each<Key> {
         self.permits - self.of(key).available_permits()
     }
 
+    /// Waits until it has a free permit.
+    pub async fn until_free(&self, key: Key) {
+        drop(take(self.of(key), 1).await);
+    }
+
+    /// How many of its permits are free.
+    pub fn free(&self, key: Key) -> usize {
+        self.of(key).available_permits()
+    }
+
     /// This many of its permits, if they are free.
     pub fn try_take(&self, key: Key, permits: u32) -> Option<OwnedSemaphorePermit> {
         self.of(key).try_acquire_many_owned(permits).ok()

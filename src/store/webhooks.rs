@@ -14,7 +14,6 @@ pub struct EndpointRow {
     pub url: String,
     pub description: Option<String>,
     pub events: Vec<String>,
-    pub event_types: Vec<String>,
     pub queues: Vec<String>,
     pub job_types: Vec<String>,
     /// Deliveries that one node sends at a time.
@@ -28,11 +27,12 @@ pub struct EndpointRow {
     pub last_success_at: Option<DateTime<Utc>>,
     pub last_failure_at: Option<DateTime<Utc>>,
     pub failing_since: Option<DateTime<Utc>>,
+    pub dropped_events: i64,
 }
 
-/// What a caller says of an endpoint.
+/// A new endpoint.
 #[derive(Debug, Clone)]
-pub struct EndpointSettings {
+pub struct NewEndpoint {
     pub url: String,
     pub description: Option<String>,
     pub events: Vec<String>,
@@ -45,14 +45,68 @@ pub struct EndpointSettings {
     pub is_enabled: bool,
 }
 
-/// Waits for others that change the project's endpoints: what they subscribe to is written with
-/// each change, and must fit all of them.
-pub async fn lock(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<()> {
+/// Changes of an endpoint. None keeps what is there.
+#[derive(Debug, Clone, Default)]
+pub struct EndpointChange {
+    pub url: Option<String>,
+    /// An empty text removes it.
+    pub description: Option<String>,
+    /// As they were sent, and the types that these name.
+    pub events: Option<(Vec<String>, Vec<String>)>,
+    pub queues: Option<Vec<String>>,
+    pub job_types: Option<Vec<String>>,
+    pub max_in_flight: Option<i32>,
+    pub timeout_seconds: Option<i32>,
+    pub is_enabled: Option<bool>,
+}
+
+/// Waits for others that change the project's endpoints. Returns the outbox; none: it has none.
+pub async fn lock(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+) -> sqlx::Result<Option<ProjectId>> {
     sqlx::query_scalar!(
-        r#"select pg_advisory_xact_lock(hashtextextended('webhooks', $1))::text "locked""#,
-        i64::from(project_id.0),
+        r#"select outbox_id "outbox: ProjectId" from outboxes where project_id = $1 for update"#,
+        project_id.0,
     )
-    .fetch_one(conn)
+    .fetch_optional(conn)
+    .await
+}
+
+/// The outbox of a project; it is created if it is missing. None: the project is deleted. No slug
+/// of a person begins with a dot.
+pub async fn make_outbox(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+) -> sqlx::Result<Option<ProjectId>> {
+    sqlx::query_scalar!(
+        r#"
+        insert into projects (public_id, slug, name, mode, plan, kind, owner_project_id)
+        select $2, '.outbox-' || id, 'Outbox', 'live', 'unlimited', 'outbox', id
+        from projects
+        where id = $1 and deleted_at is null
+        on conflict (owner_project_id) do update set slug = excluded.slug
+        returning id "id: ProjectId"
+        "#,
+        project_id.0,
+        ProjectPublicId::generate().0,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// Notes the outbox of a project, if it is not noted yet.
+pub async fn note_outbox(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    outbox: ProjectId,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "insert into outboxes (project_id, outbox_id) values ($1, $2) on conflict do nothing",
+        project_id.0,
+        outbox.0,
+    )
+    .execute(conn)
     .await?;
     Ok(())
 }
@@ -66,7 +120,9 @@ pub async fn count(
     sqlx::query_scalar!(
         r#"
         select count(*) "count!"
-        from (select from webhook_endpoints where project_id = $1 limit $2) bounded
+        from (
+            select from webhook_endpoints where project_id = $1 and deleted_at is null limit $2
+        ) bounded
         "#,
         project_id.0,
         limit,
@@ -78,73 +134,93 @@ pub async fn count(
 pub async fn insert(
     conn: &mut PgConnection,
     project_id: ProjectId,
-    (id, outbox): (EndpointId, ProjectId),
-    settings: &EndpointSettings,
+    id: EndpointId,
+    new: &NewEndpoint,
     secret: &[u8],
 ) -> sqlx::Result<()> {
     sqlx::query!(
         "
         insert into webhook_endpoints (
             project_id, id, url, description, events, event_types, queues, job_types, max_in_flight,
-            timeout_seconds, secret, disabled_at, disabled_reason, outbox_id
+            timeout_seconds, secret, disabled_at, disabled_reason
         )
         values (
-            $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11,
-            case when not $12 then now() end, case when not $12 then 'by_user' end, $13
+            $1, $2, $3, nullif($4, ''), $5, $6, $7, $8, $9, $10, $11,
+            case when not $12 then now() end, case when not $12 then 'by_user' end
         )
         ",
         project_id.0,
         id.0,
-        settings.url,
-        settings.description,
-        &settings.events,
-        &settings.event_types,
-        &settings.queues,
-        &settings.job_types,
-        settings.max_in_flight,
-        settings.timeout_seconds,
+        new.url,
+        new.description,
+        &new.events,
+        &new.event_types,
+        &new.queues,
+        &new.job_types,
+        new.max_in_flight,
+        new.timeout_seconds,
         secret,
-        settings.is_enabled,
-        outbox.0,
+        new.is_enabled,
     )
     .execute(conn)
     .await?;
     Ok(())
 }
 
-/// Replaces an endpoint's settings. Enabling it forgets its failures.
+/// Changes an endpoint. Enabling it forgets its failures. Returns whether there is one.
 pub async fn change(
     conn: &mut PgConnection,
     project_id: ProjectId,
     id: EndpointId,
-    settings: &EndpointSettings,
-) -> sqlx::Result<()> {
-    sqlx::query!(
+    change: &EndpointChange,
+) -> sqlx::Result<bool> {
+    let (events, event_types) = change.events.clone().unzip();
+    let done = sqlx::query!(
         "
         update webhook_endpoints
-        set url = $3, description = $4, events = $5, event_types = $6, queues = $7, job_types = $8,
-            max_in_flight = $9, timeout_seconds = $10, updated_at = now(),
-            disabled_at = case when not $11 then coalesce(disabled_at, now()) end,
-            disabled_reason = case when not $11 then coalesce(disabled_reason, 'by_user') end,
-            failing_since = case when disabled_at is not null and $11 then null else failing_since end,
-            failures = case when disabled_at is not null and $11 then 0 else failures end
-        where project_id = $1 and id = $2
+        set url = coalesce($3, url),
+            description = case when $4::text is null then description else nullif($4, '') end,
+            events = coalesce($5, events),
+            event_types = coalesce($6, event_types),
+            queues = coalesce($7, queues),
+            job_types = coalesce($8, job_types),
+            max_in_flight = coalesce($9, max_in_flight),
+            timeout_seconds = coalesce($10, timeout_seconds),
+            updated_at = now(),
+            subscribed_at = case
+                when $5::text[] is not null or (disabled_at is not null and $11) then now()
+                else subscribed_at
+            end,
+            disabled_at = case
+                when $11 then null
+                when not $11 then coalesce(disabled_at, now())
+                else disabled_at
+            end,
+            disabled_reason = case
+                when $11 then null
+                when not $11 then coalesce(disabled_reason, 'by_user')
+                else disabled_reason
+            end,
+            is_emptied = is_emptied and $11 is not true,
+            failing_since = case when disabled_at is null or $11 is not true then failing_since end,
+            failures = case when disabled_at is null or $11 is not true then failures else 0 end
+        where project_id = $1 and id = $2 and deleted_at is null
         ",
         project_id.0,
         id.0,
-        settings.url,
-        settings.description,
-        &settings.events,
-        &settings.event_types,
-        &settings.queues,
-        &settings.job_types,
-        settings.max_in_flight,
-        settings.timeout_seconds,
-        settings.is_enabled,
+        change.url,
+        change.description,
+        events.as_deref(),
+        event_types.as_deref(),
+        change.queues.as_deref(),
+        change.job_types.as_deref(),
+        change.max_in_flight,
+        change.timeout_seconds,
+        change.is_enabled,
     )
     .execute(conn)
     .await?;
-    Ok(())
+    Ok(done.rows_affected() > 0)
 }
 
 pub async fn find(
@@ -155,11 +231,12 @@ pub async fn find(
     sqlx::query_as!(
         EndpointRow,
         r#"
-        select id "id: EndpointId", outbox_id "outbox: ProjectId", url, description, events, event_types, queues, job_types,
-               max_in_flight, timeout_seconds, created_at, updated_at, disabled_at,
-               disabled_reason, last_success_at, last_failure_at, failing_since
+        select id "id: EndpointId", outbox_id "outbox: ProjectId", url, description, events, queues,
+               job_types, max_in_flight, timeout_seconds, created_at, updated_at, disabled_at,
+               disabled_reason, last_success_at, last_failure_at, failing_since, dropped_events
         from webhook_endpoints
-        where project_id = $1 and id = $2
+        join outboxes using (project_id)
+        where project_id = $1 and id = $2 and deleted_at is null
         "#,
         project_id.0,
         id.0,
@@ -178,11 +255,12 @@ pub async fn list(
     sqlx::query_as!(
         EndpointRow,
         r#"
-        select id "id: EndpointId", outbox_id "outbox: ProjectId", url, description, events, event_types, queues, job_types,
-               max_in_flight, timeout_seconds, created_at, updated_at, disabled_at,
-               disabled_reason, last_success_at, last_failure_at, failing_since
+        select id "id: EndpointId", outbox_id "outbox: ProjectId", url, description, events, queues,
+               job_types, max_in_flight, timeout_seconds, created_at, updated_at, disabled_at,
+               disabled_reason, last_success_at, last_failure_at, failing_since, dropped_events
         from webhook_endpoints
-        where project_id = $1 and ($2::uuid is null or id < $2)
+        join outboxes using (project_id)
+        where project_id = $1 and deleted_at is null and ($2::uuid is null or id < $2)
         order by id desc
         limit $3
         "#,
@@ -194,14 +272,18 @@ pub async fn list(
     .await
 }
 
-/// Deletes an endpoint. Returns whether there was one.
+/// Deletes an endpoint for all callers; a loop does the rest. Returns whether there was one.
 pub async fn delete(
     conn: &mut PgConnection,
     project_id: ProjectId,
     id: EndpointId,
 ) -> sqlx::Result<bool> {
     let done = sqlx::query!(
-        "delete from webhook_endpoints where project_id = $1 and id = $2",
+        "
+        update webhook_endpoints
+        set deleted_at = now()
+        where project_id = $1 and id = $2 and deleted_at is null
+        ",
         project_id.0,
         id.0,
     )
@@ -224,7 +306,7 @@ pub async fn replace_secret(
         set old_secret = case when $4 > 0 then secret end,
             old_secret_until = case when $4 > 0 then now() + make_interval(secs => $4::int) end,
             secret = $3, updated_at = now()
-        where project_id = $1 and id = $2
+        where project_id = $1 and id = $2 and deleted_at is null
         ",
         project_id.0,
         id.0,
@@ -247,7 +329,7 @@ pub async fn write_subscriptions(
         with wanted as materialized (
             select distinct unnest(event_types) as type
             from webhook_endpoints
-            where project_id = $1 and disabled_at is null
+            where project_id = $1 and disabled_at is null and deleted_at is null
         ), gone as (
             delete from event_subscriptions
             where project_id = $1 and type not in (select type from wanted)
@@ -261,87 +343,4 @@ pub async fn write_subscriptions(
     .execute(conn)
     .await?;
     Ok(())
-}
-
-/// The outbox of a project; it is created if it is missing. No slug of a person begins with a dot.
-pub async fn make_outbox(
-    conn: &mut PgConnection,
-    project_id: ProjectId,
-) -> sqlx::Result<ProjectId> {
-    sqlx::query_scalar!(
-        r#"
-        insert into projects (public_id, slug, name, mode, plan, kind, owner_project_id)
-        values ($2, '.outbox-' || $1::int, 'Outbox', 'live', 'unlimited', 'outbox', $1)
-        on conflict (owner_project_id) do update set slug = excluded.slug
-        returning id "id: ProjectId"
-        "#,
-        project_id.0,
-        ProjectPublicId::generate().0,
-    )
-    .fetch_one(conn)
-    .await
-}
-
-/// What deliveries to an endpoint led to, since it was last written.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Outcomes {
-    pub has_succeeded: bool,
-    /// Failures since the last success.
-    pub failures: i32,
-    /// The endpoint answered that it wants nothing more.
-    pub is_gone: bool,
-}
-
-/// Notes outcomes, and disables an endpoint that is gone, or has failed for these hours and as
-/// often. Returns whether it is disabled now, and was not before.
-pub async fn note_outcomes(
-    conn: &mut PgConnection,
-    project_id: ProjectId,
-    id: EndpointId,
-    outcomes: Outcomes,
-    (failing_hours, failing_deliveries): (i32, i32),
-) -> sqlx::Result<bool> {
-    let disabled = sqlx::query_scalar!(
-        r#"
-        with noted as (
-            select case when $3 then $4 else failures + $4 end as failures,
-                   case
-                       when $4 = 0 then null
-                       when $3 then now()
-                       else coalesce(failing_since, now())
-                   end as failing_since,
-                   disabled_at
-            from webhook_endpoints
-            where project_id = $1 and id = $2
-            for update
-        ), judged as (
-            select noted.*, case
-                       when $5 then 'gone'
-                       when failures >= $7
-                           and failing_since < now() - make_interval(hours => $6) then 'failing'
-                   end as reason
-            from noted
-        )
-        update webhook_endpoints it
-        set last_success_at = case when $3 then now() else it.last_success_at end,
-            last_failure_at = case when $4 > 0 then now() else it.last_failure_at end,
-            failing_since = judged.failing_since,
-            failures = judged.failures,
-            disabled_at = coalesce(it.disabled_at, case when judged.reason is not null then now() end),
-            disabled_reason = coalesce(it.disabled_reason, judged.reason)
-        from judged
-        where it.project_id = $1 and it.id = $2
-        returning judged.disabled_at is null and it.disabled_at is not null "is_news!"
-        "#,
-        project_id.0,
-        id.0,
-        outcomes.has_succeeded,
-        outcomes.failures,
-        outcomes.is_gone,
-        failing_hours,
-        failing_deliveries,
-    )
-    .fetch_optional(conn)
-    .await?;
-    Ok(disabled.unwrap_or(false))
 }

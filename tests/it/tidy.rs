@@ -276,6 +276,7 @@ fn every_tenants_key_and_index_begins_with_the_project() {
         "account_log_by_age",
         "account_log_by_action",
         "outbound_events_by_age",
+        "webhook_endpoints_to_empty",
     ];
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations");
     let migrations = fs::read_dir(dir).expect("a folder").map(|it| it.expect("an entry").path());

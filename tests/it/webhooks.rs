@@ -2,17 +2,28 @@
 
 mod crashes;
 mod destinations;
+mod settings;
 mod verifiers;
 
 use crate::harness::{Reply, Sink, Stage, TestProject, TestServer, fresh_database, limited, run};
 use reqwest::header::{LOCATION, RETRY_AFTER};
+
 use serde_json::{Value, json};
 
 /// Creates an endpoint at a sink, and answers with it and its secret.
 async fn endpoint(t: &TestProject, sink: &Sink, more: Value) -> Value {
     let mut body = json!({"url": sink.url, "events": ["job.*"]});
     body.as_object_mut().expect("an object").extend(more.as_object().expect("one").clone());
-    t.post("/v1/webhooks", body).await.is(201)
+    merged(t.post("/v1/webhooks", body).await.is(201), "endpoint")
+}
+
+/// The fields of an object beside those that contain it.
+fn merged(mut whole: Value, part: &str) -> Value {
+    let fields = whole.as_object_mut().expect("an object");
+    if let Some(Value::Object(part)) = fields.remove(part) {
+        fields.extend(part);
+    }
+    whole
 }
 
 fn path(endpoint: &Value, below: &str) -> String {
@@ -26,7 +37,8 @@ async fn delivery_becomes(t: &TestProject, endpoint: &Value, state: &str) -> Val
         let newest = &list["deliveries"][0];
         if newest["state"] == state {
             let id = newest["id"].as_str().expect("an id");
-            return t.get(&path(endpoint, &format!("/deliveries/{id}"))).await.is(200);
+            let shown = t.get(&path(endpoint, &format!("/deliveries/{id}"))).await.is(200);
+            return merged(shown, "delivery");
         }
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
@@ -341,7 +353,7 @@ fn a_request_that_breaks_a_rule_is_told_which() {
         with(json!({"max_in_flight": 51})).await.refuses("max_in_flight");
         with(json!({"timeout_seconds": 0})).await.refuses("timeout_seconds");
         with(json!({"secret": "mine"})).await.refuses("secret");
-        let made = with(json!({})).await.is(201);
+        let made = merged(with(json!({})).await.is(201), "endpoint");
         t.patch(&path(&made, ""), json!({"url": "https://127.0.0.2/"})).await.refuses("url");
         let overlap = json!({"overlap_seconds": 604_801});
         t.post(&path(&made, "/secret/rotate"), overlap).await.refuses("overlap_seconds");

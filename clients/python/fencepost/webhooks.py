@@ -8,6 +8,8 @@ import time
 
 # Seconds by which the clocks of the two machines may differ, and within which a request is news.
 TOLERANCE_SECONDS = 300
+# A shorter secret is none: as when the variable that should hold it is empty.
+MIN_SECRET_BYTES = 24
 
 
 class InvalidWebhook(ValueError):
@@ -24,6 +26,8 @@ def verify_webhook(secret, headers, body, tolerance_seconds=TOLERANCE_SECONDS):
         key = base64.b64decode(secret.split("whsec_", 1)[-1], validate=True)
     except (KeyError, ValueError) as error:
         raise InvalidWebhook(f"no signed webhook: {error}") from None
+    if len(key) < MIN_SECRET_BYTES:
+        raise InvalidWebhook("the secret is too short")
     if abs(time.time() - timestamp) > tolerance_seconds:
         raise InvalidWebhook("it is too old, or the clocks differ")
     body = body.encode() if isinstance(body, str) else bytes(body)

@@ -6,9 +6,9 @@ use uuid::Builder;
 
 use crate::{
     domain::{
-        limits::MAX_DEAD_LETTER_DAYS,
+        limits::{FAILED_DELIVERY_DAYS, MAX_DEAD_LETTER_DAYS},
         operation::{Filter, Kind, Which},
-        plan::{Plans, Tenant},
+        plan::{Limits, Plans, Tenant},
     },
     engine::{
         Engine,
@@ -22,8 +22,8 @@ use crate::{
 /// Projects of one page.
 const PAGE: i64 = 500;
 
-/// One pass over all projects. An operation that exists is not begun again, so any number of nodes
-/// may run it.
+/// One pass over all projects, and over the outboxes of their webhooks. An operation that exists is
+/// not begun again, so any number of nodes may run it.
 ///
 /// # Errors
 /// When the database does not answer.
@@ -32,7 +32,8 @@ pub async fn pass(engine: &Engine, plans: &Plans) -> sqlx::Result<()> {
     loop {
         let mut conn = engine.pools.background.acquire().await?;
         let page = store::projects::list(&mut conn, after, PAGE).await?;
-        let Some(last) = page.last() else { return Ok(()) };
+        drop(conn);
+        let Some(last) = page.last() else { break };
         after = last.id;
         // A plan that this node does not know counts as the strictest, which must delete nothing.
         let known = page.iter().filter(|it| plans.has(&it.plan));
@@ -41,18 +42,35 @@ pub async fn pass(engine: &Engine, plans: &Plans) -> sqlx::Result<()> {
             let days = limits.dead_letter_days?.min(MAX_DEAD_LETTER_DAYS);
             Some((Tenant { project_id: it.id, limits }, days))
         });
-        let limited: Vec<_> = limited.collect();
-        let asked: Vec<_> = limited.iter().map(|(it, days)| (it.project_id, *days)).collect();
-        let old = dead_letters::projects_with_old(&mut conn, &asked).await?;
-        let now = store::schedules::clock(&mut conn).await?;
+        begin_all(engine, limited.collect()).await?;
+    }
+    let mut after = ProjectId(0);
+    loop {
+        let mut conn = engine.pools.background.acquire().await?;
+        let page = store::projects::outboxes(&mut conn, after, PAGE).await?;
         drop(conn);
-        for (tenant, days) in limited.into_iter().filter(|it| old.contains(&it.0.project_id)) {
-            if let Err(error) = begin(engine, tenant, (now, days)).await {
-                let error = error::chain(&error);
-                tracing::warn!(project.id = tenant.project_id.0, error, "dead letters stay");
-            }
+        let Some(last) = page.last() else { return Ok(()) };
+        after = *last;
+        let of_outbox = |it| Tenant { project_id: it, limits: Limits::default() };
+        let limited = page.into_iter().map(|it| (of_outbox(it), FAILED_DELIVERY_DAYS));
+        begin_all(engine, limited.collect()).await?;
+    }
+}
+
+/// Begins the operations of those of these projects that have dead letters older than these days.
+async fn begin_all(engine: &Engine, limited: Vec<(Tenant, i32)>) -> sqlx::Result<()> {
+    let asked: Vec<_> = limited.iter().map(|(it, days)| (it.project_id, *days)).collect();
+    let mut conn = engine.pools.background.acquire().await?;
+    let old = dead_letters::projects_with_old(&mut conn, &asked).await?;
+    let now = store::schedules::clock(&mut conn).await?;
+    drop(conn);
+    for (tenant, days) in limited.into_iter().filter(|it| old.contains(&it.0.project_id)) {
+        if let Err(error) = begin(engine, tenant, (now, days)).await {
+            let error = error::chain(&error);
+            tracing::warn!(project.id = tenant.project_id.0, error, "dead letters stay");
         }
     }
+    Ok(())
 }
 
 async fn begin(

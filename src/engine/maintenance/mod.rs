@@ -48,7 +48,6 @@ pub async fn probe(engine: &Engine) -> sqlx::Result<()> {
         (seen.has_deltas, BackgroundTask::MergeCounts),
         (seen.has_operations, BackgroundTask::Operations),
         (seen.has_unplanned, BackgroundTask::Plan),
-        (seen.has_events, BackgroundTask::Tell),
         (is_tick_near, BackgroundTask::Fire),
     ];
     let wake = &engine.notifier.wake;
@@ -87,8 +86,8 @@ pub async fn vacuum_if_due(engine: &Engine) -> sqlx::Result<bool> {
 }
 
 /// Deletes events that could not be told, idempotency answers, old workers, ended operations,
-/// fires, rates, statistics and attempt
-/// numbers of deleted jobs that are past their retention. Returns whether there may be more.
+/// fires, rates, statistics and attempt numbers of deleted jobs that are past their retention.
+/// Returns whether there may be more.
 pub async fn prune(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let dropped = webhooks::drop_old_events(&mut conn, EVENT_KEEP_HOURS).await?;

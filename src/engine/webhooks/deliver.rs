@@ -5,30 +5,41 @@
 use std::{
     collections::HashMap,
     future::pending,
-    net::IpAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
+use chrono::{DateTime, Utc};
 use metrics::{counter, gauge, histogram};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
-use sqlx::Acquire;
+use serde_json::json;
+use sqlx::{Acquire, PgConnection};
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::Semaphore,
     time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
+pub use super::turns::{
+    MAX_ADDRESS_IN_FLIGHT, MAX_IN_FLIGHT, MAX_PROJECT_ADDRESS_IN_FLIGHT, MAX_PROJECT_IN_FLIGHT,
+};
 use super::{
     payload::{Delivered, Payload},
     secret_place,
+    turns::Turns,
 };
 use crate::{
     domain::{
+        backoff::Jitter,
         lease::Fence,
+        limits::{MAX_ENDPOINT_TIMEOUT_SECONDS, MAX_POLL_CAPACITY},
         outbound,
         text::ErrorReport,
-        webhook::{FAILING_DELIVERIES, FAILING_HOURS, SECRET_BYTES, Verdict, signatures, verdict},
+        webhook::{
+            FAILING_DELIVERIES, FAILING_HOURS, SECRET_BYTES, Verdict, retry_policy, signatures,
+            verdict,
+        },
     },
     engine::{
         Engine,
@@ -42,41 +53,51 @@ use crate::{
     store::{
         audit::{self, Actor, NewAuditEntry},
         claims::LeasedJob,
-        deadline::bounded_query,
-        shares::{Each, PerProject},
-        sweep::webhooks::{ServedEndpoint, served_endpoints},
-        webhooks::{self, Outcomes},
+        sweep::webhooks::{
+            Disabled, MAX_PAGE_SERVED, Outcomes, ServedEndpoint, note_outcomes, served_endpoints,
+        },
+        webhooks,
     },
     telemetry,
 };
 
 /// How often a node looks for endpoints that are new or have changed, and writes what it saw.
-const REFRESH_PERIOD: Duration = Duration::from_secs(2);
+pub const REFRESH_PERIOD: Duration = Duration::from_secs(2);
+/// Endpoints that one node serves at most. Each has a parked poll, of which a node has 20,000.
+pub const MAX_SERVED_ENDPOINTS: usize = 15_000;
 /// The wait of one poll for deliveries.
 const POLL_WAIT: Duration = Duration::from_secs(30);
+/// How long an endpoint that is being sent to waits for more of its slots before the next poll.
+const COLLECT_PAUSE: Duration = Duration::from_millis(3);
 /// The pause after a poll that failed.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
-/// Requests that one node sends at a time.
-pub const MAX_IN_FLIGHT: usize = 2_000;
-/// The same to the endpoints of one project.
-pub const MAX_PROJECT_IN_FLIGHT: usize = 200;
-/// The same to one address, for all projects: nobody's host is flooded by many of them.
-pub const MAX_ADDRESS_IN_FLIGHT: usize = 50;
-/// How long a delivery waits for its turn among these; then it is released.
+/// How long a delivery waits for its turn; then it is tried later. Turns are looked for before it
+/// is leased, so this is rare.
 const TURN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Seconds by which a lease is longer than the endpoint's timeout: for turns, and for the ack.
-pub(super) const LEASE_MARGIN_SECONDS: i32 = 20;
+/// Seconds by which a lease is longer than the endpoint's timeout: for the turn, the look-up of the
+/// host, and the ack.
+const LEASE_MARGIN_SECONDS: i32 = 20;
+/// The timeout of a delivery's job, in seconds: the timeout of its endpoint may change.
+pub(super) const DELIVERY_SECONDS: i32 = MAX_ENDPOINT_TIMEOUT_SECONDS + LEASE_MARGIN_SECONDS;
 /// How long requests may still be answered when the node stops; then they are released.
 const STOP_GRACE: Duration = Duration::from_secs(5);
+
+type Key = (ProjectId, EndpointId);
 
 /// The deliveries of one node.
 pub struct Deliverer {
     engine: Engine,
     outbound: Outbound,
     master_keys: Arc<MasterKeys>,
-    of_node: Arc<Semaphore>,
-    of_project: PerProject,
-    of_address: Each<IpAddr>,
+    turns: Turns,
+    served: Mutex<HashMap<Key, Known>>,
+}
+
+/// An endpoint, as this node knows it.
+enum Known {
+    Served(Arc<Served>),
+    /// It cannot be served with these settings.
+    Unusable(DateTime<Utc>),
 }
 
 /// An endpoint that this node serves.
@@ -84,148 +105,181 @@ struct Served {
     it: ServedEndpoint,
     to: Destination,
     secrets: Vec<Vec<u8>>,
-    seen: Mutex<Outcomes>,
+    /// Requests that may be sent at a time. A changed endpoint keeps it, unless their number has
+    /// changed: those that are under way count.
+    slots: Arc<Semaphore>,
+    seen: Mutex<Seen>,
     /// Cancelled when it changes, or is served no more.
     ended: CancellationToken,
 }
 
-/// The right to send one request, as long as it is kept.
-struct Turn {
-    _of_project: OwnedSemaphorePermit,
-    _of_node: OwnedSemaphorePermit,
-    _of_address: OwnedSemaphorePermit,
+/// What deliveries to an endpoint led to, since it was last written.
+#[derive(Default, Clone, Copy, PartialEq)]
+struct Seen {
+    has_succeeded: bool,
+    failures: i32,
+    is_gone: bool,
 }
 
-type Key = (ProjectId, EndpointId);
+/// Counts a request that is under way.
+struct InFlight;
+
+impl InFlight {
+    fn begin() -> Self {
+        gauge!(telemetry::WEBHOOK_IN_FLIGHT).increment(1);
+        Self
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        gauge!(telemetry::WEBHOOK_IN_FLIGHT).decrement(1);
+    }
+}
 
 impl Deliverer {
     #[must_use]
     pub fn new(engine: Engine, outbound: Outbound, master_keys: Arc<MasterKeys>) -> Arc<Self> {
-        Arc::new(Self {
-            engine,
-            outbound,
-            master_keys,
-            of_node: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
-            of_project: PerProject::new(MAX_PROJECT_IN_FLIGHT),
-            of_address: Each::new(MAX_ADDRESS_IN_FLIGHT),
-        })
+        let (turns, served) = (Turns::new(), Mutex::default());
+        Arc::new(Self { engine, outbound, master_keys, turns, served })
     }
 
-    /// Serves all enabled endpoints until the node stops.
-    pub async fn run(self: Arc<Self>) {
-        let stopping = self.engine.stopping.clone();
-        let mut served: HashMap<Key, Arc<Served>> = HashMap::new();
-        while !stopping.is_cancelled() {
-            let engine = self.engine.clone();
-            let found = bounded_query(async move {
-                let mut conn = engine.pools.background.acquire().await?;
-                served_endpoints(&mut conn).await
-            });
-            match found.await {
-                Ok(found) => self.adapt(&mut served, found),
-                Err(error) => {
-                    tracing::warn!(error = error::chain(&error), "endpoints cannot be read");
+    fn known(&self) -> MutexGuard<'_, HashMap<Key, Known>> {
+        self.served.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins to serve endpoints that are new or have changed, and ends to serve others.
+    ///
+    /// # Errors
+    /// When the database does not answer.
+    pub async fn refresh(self: Arc<Self>) -> sqlx::Result<()> {
+        let mut conn = self.engine.pools.background.acquire().await?;
+        let mut found = Vec::new();
+        let mut after = (ProjectId(0), EndpointId(Uuid::nil()));
+        loop {
+            let page = served_endpoints(&mut conn, after).await?;
+            let is_full = page.len() == MAX_PAGE_SERVED;
+            found.extend(page);
+            match found.last() {
+                Some(last) if is_full && found.len() < MAX_SERVED_ENDPOINTS => {
+                    after = (last.project_id, last.id);
                 }
-            }
-            self.write_outcomes(&served).await;
-            tokio::select! {
-                () = stopping.cancelled() => (),
-                () = sleep(REFRESH_PERIOD) => (),
+                _ => break,
             }
         }
-        self.write_outcomes(&served).await;
+        drop(conn);
+        gauge!(telemetry::WEBHOOK_ENDPOINTS).set(found.len() as f64);
+        self.adapt(found);
+        Ok(())
     }
 
-    /// Begins to serve what is new, and ends what is gone.
-    fn adapt(self: &Arc<Self>, served: &mut HashMap<Key, Arc<Served>>, found: Vec<ServedEndpoint>) {
-        let mut former = std::mem::take(served);
+    fn adapt(self: &Arc<Self>, found: Vec<ServedEndpoint>) {
+        let mut known = self.known();
+        let mut former = std::mem::take(&mut *known);
         for it in found {
             let key = (it.project_id, it.id);
-            let same = former.remove(&key);
-            if let Some(same) = same.as_ref().filter(|same| same.it == it) {
-                served.insert(key, Arc::clone(same));
-                continue;
-            }
-            if let Some(former) = &same {
-                former.ended.cancel();
-            }
-            match self.serve(it, same.as_deref()) {
-                Ok(new) => {
-                    served.insert(key, Arc::clone(&new));
-                    let this = Arc::clone(self);
-                    self.engine.tasks.spawn(async move { this.work(new).await });
-                }
-                Err(error) => {
-                    let endpoint = key.1.to_string();
-                    tracing::warn!(
-                        endpoint,
-                        error = format!("{error:#}"),
-                        "endpoint is not served"
-                    );
-                }
-            }
+            let new = match former.remove(&key) {
+                Some(Known::Unusable(since)) if since == it.updated_at => Known::Unusable(since),
+                Some(Known::Served(same)) if same.it == it => Known::Served(same),
+                changed => self.begin(it, changed),
+            };
+            known.insert(key, new);
         }
-        former.values().for_each(|it| it.ended.cancel());
+        former.into_values().for_each(Known::end);
     }
 
-    fn serve(&self, it: ServedEndpoint, former: Option<&Served>) -> anyhow::Result<Arc<Served>> {
+    /// Begins to serve an endpoint in place of what it was before.
+    fn begin(self: &Arc<Self>, it: ServedEndpoint, former: Option<Known>) -> Known {
+        let (key, updated_at) = ((it.project_id, it.id), it.updated_at);
+        let slots = match &former {
+            Some(Known::Served(former)) if former.it.max_in_flight == it.max_in_flight => {
+                Some(Arc::clone(&former.slots))
+            }
+            _ => None,
+        };
+        former.into_iter().for_each(Known::end);
+        match self.serve(it, slots) {
+            Ok(new) => {
+                let (this, serving) = (Arc::clone(self), Arc::clone(&new));
+                self.engine.tasks.spawn(async move { this.work(serving).await });
+                Known::Served(new)
+            }
+            Err(error) => {
+                let (endpoint, error) = (key.1.to_string(), format!("{error:#}"));
+                tracing::warn!(endpoint, error, "an endpoint is not served");
+                Known::Unusable(updated_at)
+            }
+        }
+    }
+
+    fn serve(
+        &self,
+        it: ServedEndpoint,
+        slots: Option<Arc<Semaphore>>,
+    ) -> anyhow::Result<Arc<Served>> {
         let url =
             outbound::read_url(&it.url, &self.outbound.allowed).map_err(anyhow::Error::msg)?;
-        let connections = usize::try_from(it.max_in_flight).unwrap_or(1);
-        let to = self.outbound.destination(url, connections)?;
+        let to = self.outbound.destination(url)?;
         let place = secret_place(it.project_id, it.id);
         let stored = [Some(&it.secret), it.old_secret.as_ref()].into_iter().flatten();
         let secrets = stored.map(|stored| self.master_keys.open(&place, stored, SECRET_BYTES));
         let secrets = secrets.collect::<Result<Vec<_>, _>>()?;
-        let seen = Mutex::new(former.map(Served::take_outcomes).unwrap_or_default());
-        Ok(Arc::new(Served { it, to, secrets, seen, ended: CancellationToken::new() }))
+        let (seen, ended) = (Mutex::default(), CancellationToken::new());
+        let new = Arc::new(Semaphore::new(usize::try_from(it.max_in_flight).unwrap_or(1)));
+        let slots = slots.unwrap_or(new);
+        Ok(Arc::new(Served { it, to, secrets, slots, seen, ended }))
     }
 
-    /// Polls for an endpoint's deliveries, and sends them.
+    /// Polls for an endpoint's deliveries, and sends them, until it is served no more.
     async fn work(self: Arc<Self>, served: Arc<Served>) {
-        let slots = Arc::new(Semaphore::new(usize::try_from(served.it.max_in_flight).unwrap_or(1)));
         let (stopping, ended) = (self.engine.stopping.clone(), served.ended.clone());
-        let gone = stopping.child_token();
-        loop {
-            // One is taken for the wait, and the others that are free with it.
-            let first = tokio::select! {
-                () = stopping.cancelled() => return,
-                () = ended.cancelled() => return,
-                first = Arc::clone(&slots).acquire_owned() => first,
-            };
-            let Ok(first) = first else { return };
-            let more = u32::try_from(slots.available_permits()).unwrap_or(0);
-            let poll = Poll {
-                queues: vec![served.it.id.to_string()],
-                capacity: more + 1,
-                lease_seconds: Some(served.it.timeout_seconds + LEASE_MARGIN_SECONDS),
-                wait: POLL_WAIT,
-                ..Poll::new(served.it.outbox)
-            };
-            let polled = tokio::select! {
-                () = ended.cancelled() => return,
-                polled = dispatch::poll(&self.engine, poll, &gone, pending()) => polled,
-            };
-            let polled = match polled {
-                Ok(polled) => polled,
-                Err(error) => {
+        let working = async {
+            loop {
+                if let Err(error) = self.work_once(&served).await {
                     tracing::warn!(error = error::chain(&error), "deliveries cannot be polled");
                     sleep(FAILURE_PAUSE).await;
-                    continue;
                 }
-            };
-            let mut slot = Some(first);
-            for leased in polled.jobs() {
-                let slot = slot.take().or_else(|| Arc::clone(&slots).try_acquire_owned().ok());
-                let (this, served) = (Arc::clone(&self), Arc::clone(&served));
-                let job = leased.job.clone();
-                self.engine.tasks.spawn(async move {
-                    this.deliver(&served, job).await;
-                    drop(slot);
-                });
             }
-            polled.delivered();
+        };
+        tokio::select! {
+            () = stopping.cancelled() => (),
+            () = ended.cancelled() => (),
+            () = working => (),
         }
+    }
+
+    /// Leases as many deliveries as may be sent now, and sends each in a task of its own.
+    async fn work_once(self: &Arc<Self>, served: &Arc<Served>) -> Result<(), error::Error> {
+        // One is taken for the wait, and others that are free with it.
+        let first = Arc::clone(&served.slots).acquire_owned().await;
+        let Ok(first) = first else { return Ok(()) };
+        if served.slots.available_permits() + 1 < served.max_in_flight() {
+            // Others will be free in a moment: leases are cheaper together.
+            sleep(COLLECT_PAUSE).await;
+        }
+        let address = served.to.known_address();
+        let room = self.turns.room(served.it.project_id, address).await;
+        let room = room.min(served.slots.available_permits() + 1);
+        let poll = Poll {
+            queues: vec![served.it.id.to_string()],
+            capacity: u32::try_from(room).unwrap_or(1).min(MAX_POLL_CAPACITY),
+            lease_seconds: Some(served.it.timeout_seconds + LEASE_MARGIN_SECONDS),
+            wait: POLL_WAIT,
+            ..Poll::new(served.it.outbox)
+        };
+        let gone = served.ended.child_token();
+        let polled = dispatch::poll(&self.engine, poll, &gone, pending()).await?;
+        let mut slot = Some(first);
+        for leased in polled.jobs() {
+            let slot = slot.take().or_else(|| Arc::clone(&served.slots).try_acquire_owned().ok());
+            let (this, served, job) = (Arc::clone(self), Arc::clone(served), leased.job.clone());
+            self.engine.tasks.spawn(async move {
+                this.deliver(&served, job).await;
+                drop(slot);
+            });
+        }
+        polled.delivered();
+        Ok(())
     }
 
     /// Sends a delivery, and settles it.
@@ -233,19 +287,18 @@ impl Deliverer {
         let started = Instant::now();
         let sent = tokio::select! {
             sent = self.send(served, &job) => sent,
-            () = self.stopped() => None,
+            () = self.stopped() => AttemptEnd::Released,
         };
         let outcome = match &sent {
-            None => "released",
-            Some(AttemptEnd::Succeeded { .. }) => "delivered",
-            Some(_) => "failed",
+            AttemptEnd::Succeeded { .. } => "delivered",
+            AttemptEnd::Failed(_) => "failed",
+            AttemptEnd::Released => "released",
         };
         counter!(telemetry::WEBHOOK_DELIVERIES, "outcome" => outcome).increment(1);
         let duration_ms = i64::try_from(started.elapsed().as_millis()).ok();
         let fence =
             Fence { worker_id: None, attempt: Some(job.attempt), lease_id: Some(job.lease_id) };
-        let end = sent.unwrap_or(AttemptEnd::Released);
-        let ack = Ack { job_id: job.id, fence, end, duration_ms };
+        let ack = Ack { job_id: job.id, fence, end: sent, duration_ms };
         if let Err(error) = settle::ack(&self.engine, served.it.outbox, ack).await {
             // Its lease ends, and it is sent again.
             let delivery = DeliveryId(job.id.0).to_string();
@@ -258,110 +311,173 @@ impl Deliverer {
         sleep(STOP_GRACE).await;
     }
 
-    /// Sends a delivery; none: it could not have its turn.
-    async fn send(&self, served: &Served, job: &LeasedJob) -> Option<AttemptEnd> {
+    /// Sends a delivery.
+    async fn send(&self, served: &Served, job: &LeasedJob) -> AttemptEnd {
         let payload = match Payload::read(&job.payload) {
             Ok(payload) => payload,
-            Err(error) => return Some(failed("unreadable", error.to_string(), false, None)),
+            Err(error) => return failed(job, "unreadable", error.to_string(), false, None),
         };
         let address = match served.to.address().await {
             Ok(address) => address,
             Err(error) => {
                 served.note(|it| it.failures += 1);
-                return Some(failed(error.name(), error.to_string(), true, None));
+                return failed(job, error.name(), error.to_string(), true, None);
             }
         };
-        let _turn = timeout(TURN_TIMEOUT, self.turn(served.it.project_id, address)).await.ok()?;
+        let turn = self.turns.take(served.it.project_id, address);
+        let Ok(_turn) = timeout(TURN_TIMEOUT, turn).await else {
+            return failed(job, "no_turn", NO_TURN.to_owned(), true, None);
+        };
+        let _in_flight = InFlight::begin();
         if job.attempt == 1 {
             let waited = (job.claimed_at - payload.at).to_std().unwrap_or_default();
             histogram!(telemetry::WEBHOOK_DELAY_SECONDS).record(waited.as_secs_f64());
         }
-        gauge!(telemetry::WEBHOOK_IN_FLIGHT).increment(1);
         let called = Instant::now();
         let within = Duration::from_secs(u64::try_from(served.it.timeout_seconds).unwrap_or(1));
         let headers = headers(served, job, &payload);
         let answer = served.to.post(headers, payload.body.get().to_owned(), within).await;
-        gauge!(telemetry::WEBHOOK_IN_FLIGHT).decrement(1);
         histogram!(telemetry::WEBHOOK_SECONDS).record(called.elapsed().as_secs_f64());
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => {
                 served.note(|it| it.failures += 1);
-                return Some(failed(error.name(), error.to_string(), true, None));
+                return failed(job, error.name(), error.to_string(), true, None);
             }
         };
         let kind = format!("http_{}", answer.status);
-        Some(match verdict(answer.status, answer.retry_after_seconds) {
+        match verdict(answer.status, answer.retry_after_seconds) {
             Verdict::Delivered => {
-                served.note(|it| *it = Outcomes { has_succeeded: true, ..Outcomes::default() });
+                served.note(|it| {
+                    *it = Seen { has_succeeded: true, failures: 0, is_gone: it.is_gone };
+                });
                 let result = Delivered { status: answer.status, text: answer.text };
                 AttemptEnd::Succeeded { result: serde_json::to_string(&result).ok() }
             }
             Verdict::Failed(retry_after) => {
                 served.note(|it| it.failures += 1);
-                failed(&kind, answer.text, true, retry_after)
+                failed(job, &kind, answer.text, true, retry_after)
             }
             Verdict::Gone => {
-                served.note(|it| it.is_gone = true);
-                failed(&kind, answer.text, false, None)
+                served.note(|it| {
+                    it.failures += 1;
+                    it.is_gone = true;
+                });
+                failed(job, &kind, answer.text, false, None)
             }
-        })
-    }
-
-    async fn turn(&self, project_id: ProjectId, address: IpAddr) -> Turn {
-        Turn {
-            _of_project: self.of_project.take(project_id, 1).await,
-            _of_address: self.of_address.take(address, 1).await,
-            _of_node: Arc::clone(&self.of_node)
-                .acquire_owned()
-                .await
-                .unwrap_or_else(|_| unreachable!("it is never closed")),
         }
     }
 
     /// Writes what deliveries led to, and disables endpoints that fail for too long.
-    async fn write_outcomes(&self, served: &HashMap<Key, Arc<Served>>) {
-        for ((project_id, id), it) in served {
-            let outcomes = it.take_outcomes();
-            if outcomes == Outcomes::default() {
-                continue;
-            }
-            let (engine, key) = (self.engine.clone(), (*project_id, *id));
-            let written = bounded_query(async move { note(&engine, key, outcomes).await }).await;
-            if let Err(error) = written {
-                let endpoint = id.to_string();
-                tracing::warn!(endpoint, error = error::chain(&error), "outcomes are not written");
-            }
+    ///
+    /// # Errors
+    /// When the database does not answer. It is written the next time.
+    pub async fn write_outcomes(self: Arc<Self>) -> sqlx::Result<()> {
+        let all: Vec<_> = self.known().values().filter_map(Known::served).collect();
+        let taken = all.iter().map(|it| (it, it.take_seen()));
+        let taken: Vec<_> = taken.filter(|it| it.1 != Seen::default()).collect();
+        if taken.is_empty() {
+            return Ok(());
+        }
+        let outcomes: Vec<_> = taken.iter().map(|(it, seen)| seen.of(&it.it)).collect();
+        let written = note(&self.engine, &outcomes).await;
+        if written.is_err() {
+            taken.iter().for_each(|(it, seen)| it.note(|now| now.add_before(*seen)));
+        }
+        written
+    }
+}
+
+/// Why a delivery is tried later.
+const NO_TURN: &str = "too many requests of this project, or to this host, are under way";
+
+impl Known {
+    fn served(&self) -> Option<Arc<Served>> {
+        match self {
+            Self::Served(it) => Some(Arc::clone(it)),
+            Self::Unusable(_) => None,
+        }
+    }
+
+    fn end(self) {
+        if let Self::Served(it) = self {
+            it.ended.cancel();
         }
     }
 }
 
 impl Served {
-    fn note(&self, change: impl FnOnce(&mut Outcomes)) {
+    fn max_in_flight(&self) -> usize {
+        usize::try_from(self.it.max_in_flight).unwrap_or(1)
+    }
+
+    fn note(&self, change: impl FnOnce(&mut Seen)) {
         change(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    fn take_outcomes(&self) -> Outcomes {
+    fn take_seen(&self) -> Seen {
         std::mem::take(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-async fn note(engine: &Engine, (project_id, id): Key, outcomes: Outcomes) -> sqlx::Result<()> {
-    let mut conn = engine.pools.background.acquire().await?;
-    let mut tx = conn.begin().await?;
-    webhooks::lock(&mut tx, project_id).await?;
-    let bounds = (FAILING_HOURS, FAILING_DELIVERIES);
-    if webhooks::note_outcomes(&mut tx, project_id, id, outcomes, bounds).await? {
-        webhooks::write_subscriptions(&mut tx, project_id).await?;
-        let entry = NewAuditEntry::to("endpoint.disabled", id.to_string());
-        audit::insert(&mut tx, project_id, &Actor::SYSTEM, &entry).await?;
+impl Seen {
+    /// Adds what was seen earlier, and could not be written.
+    fn add_before(&mut self, earlier: Self) {
+        if !self.has_succeeded {
+            self.failures += earlier.failures;
+        }
+        self.has_succeeded |= earlier.has_succeeded;
+        self.is_gone |= earlier.is_gone;
     }
+
+    fn of(self, it: &ServedEndpoint) -> Outcomes {
+        Outcomes {
+            project_id: it.project_id,
+            id: it.id,
+            updated_at: it.updated_at,
+            has_succeeded: self.has_succeeded,
+            failures: self.failures,
+            is_gone: self.is_gone,
+        }
+    }
+}
+
+async fn note(engine: &Engine, outcomes: &[Outcomes]) -> sqlx::Result<()> {
+    let mut conn = engine.pools.background.acquire().await?;
+    let bounds = (FAILING_HOURS, FAILING_DELIVERIES);
+    for disabled in note_outcomes(&mut conn, outcomes, bounds).await? {
+        note_disabled(&mut conn, &disabled).await?;
+    }
+    Ok(())
+}
+
+/// Ends the subscriptions of an endpoint that was disabled.
+async fn note_disabled(conn: &mut PgConnection, it: &Disabled) -> sqlx::Result<()> {
+    let mut tx = conn.begin().await?;
+    webhooks::lock(&mut tx, it.project_id).await?;
+    webhooks::write_subscriptions(&mut tx, it.project_id).await?;
+    let entry = NewAuditEntry {
+        after: Some(json!({"reason": it.reason}).to_string()),
+        ..NewAuditEntry::to("endpoint.disabled", it.id.to_string())
+    };
+    audit::insert(&mut tx, it.project_id, &Actor::SYSTEM, &entry).await?;
     tx.commit().await
 }
 
-fn failed(kind: &str, message: String, retryable: bool, retry_after: Option<u32>) -> AttemptEnd {
+/// A try that failed. What the endpoint asks for can only lengthen the pause: short ones would use
+/// up the tries.
+fn failed(
+    job: &LeasedJob,
+    kind: &str,
+    message: String,
+    retryable: bool,
+    asked_seconds: Option<u32>,
+) -> AttemptEnd {
     let error = ErrorReport::bounded(Some(kind), Some(&message), None);
-    AttemptEnd::Failed(Failure { error, retryable, retry_after_seconds: retry_after })
+    let usual = retry_policy().delay(job.failures + 1, Jitter::new(rand::random()));
+    let usual = u32::try_from(usual.as_secs()).unwrap_or(u32::MAX);
+    let retry_after_seconds = asked_seconds.map(|it| it.max(usual));
+    AttemptEnd::Failed(Failure { error, retryable, retry_after_seconds })
 }
 
 /// The headers of a request. The time is that of the lease, by the database's clock.

@@ -3,16 +3,14 @@
 use chrono::{DateTime, Utc};
 
 use super::{
-    EndpointRow,
-    deliver::LEASE_MARGIN_SECONDS,
-    find,
+    EndpointRow, find,
     payload::{Delivered, Payload},
     tell,
 };
 use crate::{
     domain::{
         job::JobState,
-        plan::Tenant,
+        plan::{Limits, Tenant},
         webhook::{TEST_EVENT, WebhookData, WebhookEvent, WebhookProject},
     },
     engine::{
@@ -21,7 +19,7 @@ use crate::{
             self,
             dependencies::{OnConflict, TiedJob},
         },
-        jobs::{self, AttemptRow, Filter, JobRow, Order, Payloads, Place, control},
+        jobs::{AttemptRow, Filter, JobRow, Order, Payloads, Place, control},
     },
     error::Error,
     ids::{DeliveryId, EndpointId, EventId, JobId, JobKey, ProjectId},
@@ -74,7 +72,7 @@ pub async fn deliveries(
     };
     let after = after.map(|it| JobId(it.0));
     let place = Place { order: Order::Newest, after, jobs: limit };
-    let mut conn = engine.pools.read_for(endpoint.outbox).await?;
+    let mut conn = engine.pools.read_outbox(project_id, endpoint.outbox).await?;
     let (rows, next) =
         store::jobs::page(&mut conn, endpoint.outbox, &filter, place, Payloads::Shown).await?;
     let rows = rows.into_iter().map(read).collect::<Result<_, _>>()?;
@@ -91,8 +89,10 @@ pub async fn delivery(
     id: DeliveryId,
 ) -> Result<(DeliveryRow, Vec<AttemptRow>), Error> {
     let key = key_of(engine, endpoint, id).await?;
-    let (job, attempts) = jobs::find_with_attempts(engine, key).await?;
-    Ok((read(job)?, attempts))
+    let mut conn = engine.pools.read_outbox(endpoint.0, key.project_id).await?;
+    let job = store::jobs::find(&mut conn, key.project_id, key.id).await?;
+    let attempts = store::jobs::attempts(&mut conn, key.project_id, key.id).await?;
+    Ok((read(job.ok_or(Error::DeliveryNotFound)?)?, attempts))
 }
 
 /// The job of a delivery to this endpoint.
@@ -102,12 +102,10 @@ async fn key_of(
     id: DeliveryId,
 ) -> Result<JobKey, Error> {
     let EndpointRow { outbox, .. } = find(engine, project_id, endpoint).await?;
-    let key = JobKey { project_id: outbox, id: JobId(id.0) };
-    match jobs::find(engine, key).await {
-        Ok(job) if job.queue == endpoint.to_string() => Ok(key),
-        Ok(_) | Err(Error::JobNotFound) => Err(Error::DeliveryNotFound),
-        Err(error) => Err(error),
-    }
+    let mut conn = engine.pools.read_outbox(project_id, outbox).await?;
+    let job = store::jobs::find(&mut conn, outbox, JobId(id.0)).await?;
+    let job = job.filter(|it| it.queue == endpoint.to_string());
+    job.map(|it| JobKey { project_id: outbox, id: it.id }).ok_or(Error::DeliveryNotFound)
 }
 
 /// Sends a delivery again that is a dead letter, or was cancelled.
@@ -129,21 +127,21 @@ pub async fn retry(
 /// [`Error::EndpointNotFound`].
 pub async fn send_test(
     engine: &Engine,
-    tenant: Tenant,
+    project_id: ProjectId,
     id: EndpointId,
     project: WebhookProject,
 ) -> Result<DeliveryId, Error> {
-    let endpoint = find(engine, tenant.project_id, id).await?;
+    let endpoint = find(engine, project_id, id).await?;
     let event = WebhookEvent {
         kind: TEST_EVENT.to_owned(),
         timestamp: engine.now().await?,
         data: WebhookData { project, job: None, error: None },
     };
     let payload = Payload::of(EventId::generate(), &event)?;
-    let to = (id, endpoint.timeout_seconds + LEASE_MARGIN_SECONDS);
-    let job = tell::delivery(endpoint.outbox, to, TEST_EVENT, &payload);
+    let job = tell::delivery(endpoint.outbox, id, TEST_EVENT, &payload);
     let delivery = DeliveryId(job.id.0);
-    let outbox = Tenant { project_id: endpoint.outbox, ..tenant };
+    // What its owner has stored does not matter here: calls are counted.
+    let outbox = Tenant { project_id: endpoint.outbox, limits: Limits::default() };
     enqueue::store(engine, outbox, vec![TiedJob::new(job, OnConflict::Reject)]).await?;
     Ok(delivery)
 }

@@ -4,25 +4,30 @@
 
 pub mod deliver;
 mod deliveries;
+pub mod empty;
 mod payload;
 pub mod tell;
+mod turns;
 
-use sqlx::Acquire;
+use sqlx::{Acquire, PgConnection};
+use uuid::Uuid;
 
 pub use self::deliveries::{DeliveryRow, Wanted, deliveries, delivery, retry, send_test};
-use super::{Engine, operations};
-pub use crate::store::webhooks::{EndpointRow, EndpointSettings};
+use super::Engine;
+pub use crate::store::webhooks::{EndpointChange, EndpointRow, NewEndpoint};
 use crate::{
-    domain::{
-        operation::{JobFilter, Kind, Which},
-        plan::Tenant,
-        webhook::SECRET_BYTES,
-    },
+    domain::{plan::Tenant, webhook::SECRET_BYTES},
     error::Error,
-    ids::{EndpointId, OperationId, ProjectId},
-    seal::MasterKeys,
-    store::webhooks,
+    ids::{EndpointId, ProjectId},
+    seal::{MasterKeys, OtherMasterKey},
+    store::{
+        sweep::webhooks::{StoredSecrets, replace_secrets, secrets},
+        webhooks,
+    },
 };
+
+/// Secrets that one statement reads while all are encrypted.
+const SEALED_AT_ONCE: i64 = 500;
 
 /// Where a secret is stored: its row alone can decrypt it.
 fn secret_place(project_id: ProjectId, id: EndpointId) -> String {
@@ -56,32 +61,32 @@ pub async fn list(
     Ok(webhooks::list(&mut conn, project_id, before, limit).await?)
 }
 
-/// Creates an endpoint, and returns it with its secret: events that are committed from now on are
-/// told to it.
+/// Creates an endpoint, and returns it with its secret. It is told of what happens from now on.
 ///
 /// # Errors
-/// [`Error::QuotaExceeded`].
+/// [`Error::QuotaExceeded`]. [`Error::ProjectNotFound`] when the project is deleted meanwhile.
 pub async fn create(
     engine: &Engine,
     tenant: Tenant,
     master_keys: &MasterKeys,
-    settings: &EndpointSettings,
+    new: &NewEndpoint,
 ) -> Result<(EndpointRow, Vec<u8>), Error> {
     let (project_id, id) = (tenant.project_id, EndpointId::generate());
     let outbox = {
         let mut conn = engine.pools.people.acquire_for(project_id).await?;
-        webhooks::make_outbox(&mut conn, project_id).await?
+        webhooks::make_outbox(&mut conn, project_id).await?.ok_or(Error::ProjectNotFound)?
     };
     let secret = rand::random::<[u8; SECRET_BYTES]>();
     let sealed = master_keys.seal(&secret_place(project_id, id), &secret);
     let max = tenant.limits.max_endpoints();
     let mut conn = engine.pools.read_for(project_id).await?;
     let mut tx = conn.begin().await?;
+    webhooks::note_outbox(&mut tx, project_id, outbox).await?;
     webhooks::lock(&mut tx, project_id).await?;
     if webhooks::count(&mut tx, project_id, max).await? >= max {
         return Err(Error::QuotaExceeded { what: "endpoints", max });
     }
-    webhooks::insert(&mut tx, project_id, (id, outbox), settings, &sealed).await?;
+    webhooks::insert(&mut tx, project_id, id, new, &sealed).await?;
     webhooks::write_subscriptions(&mut tx, project_id).await?;
     let row = webhooks::find(&mut tx, project_id, id).await?;
     tx.commit().await?;
@@ -89,7 +94,7 @@ pub async fn create(
     Ok((row.ok_or(Error::EndpointNotFound)?, secret.to_vec()))
 }
 
-/// Replaces the settings of an endpoint.
+/// Changes an endpoint. Returns it as it was, and as it is.
 ///
 /// # Errors
 /// [`Error::EndpointNotFound`].
@@ -97,44 +102,40 @@ pub async fn change(
     engine: &Engine,
     project_id: ProjectId,
     id: EndpointId,
-    settings: &EndpointSettings,
+    change: &EndpointChange,
+) -> Result<[EndpointRow; 2], Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    let mut tx = conn.begin().await?;
+    webhooks::lock(&mut tx, project_id).await?;
+    let before = webhooks::find(&mut tx, project_id, id).await?;
+    webhooks::change(&mut tx, project_id, id, change).await?;
+    webhooks::write_subscriptions(&mut tx, project_id).await?;
+    let after = webhooks::find(&mut tx, project_id, id).await?;
+    tx.commit().await?;
+    let (before, after) = before.zip(after).ok_or(Error::EndpointNotFound)?;
+    if after.disabled_at.is_none() {
+        engine.notifier.subscribed.add(project_id);
+    }
+    Ok([before, after])
+}
+
+/// Deletes an endpoint, and returns it as it was. A loop cancels what waits for it.
+///
+/// # Errors
+/// [`Error::EndpointNotFound`].
+pub async fn delete(
+    engine: &Engine,
+    project_id: ProjectId,
+    id: EndpointId,
 ) -> Result<EndpointRow, Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
     let mut tx = conn.begin().await?;
     webhooks::lock(&mut tx, project_id).await?;
-    webhooks::change(&mut tx, project_id, id, settings).await?;
-    webhooks::write_subscriptions(&mut tx, project_id).await?;
-    let row = webhooks::find(&mut tx, project_id, id).await?.ok_or(Error::EndpointNotFound)?;
-    tx.commit().await?;
-    if settings.is_enabled {
-        engine.notifier.subscribed.add(project_id);
-    }
-    Ok(row)
-}
-
-/// Deletes an endpoint. Deliveries to it that wait are cancelled in the background.
-///
-/// # Errors
-/// [`Error::EndpointNotFound`].
-pub async fn delete(engine: &Engine, tenant: Tenant, id: EndpointId) -> Result<EndpointRow, Error> {
-    let project_id = tenant.project_id;
-    let row = find(engine, project_id, id).await?;
-    let new = operations::NewOperation {
-        id: OperationId::generate(),
-        kind: Kind::JobsCancel,
-        filter: Which::Jobs(JobFilter { queue: Some(id.to_string()), ..JobFilter::default() }),
-        expected: None,
-        max_jobs: None,
-        rate_per_second: None,
-    };
-    operations::begin(engine, Tenant { project_id: row.outbox, ..tenant }, &new).await?;
-    let mut conn = engine.pools.read_for(project_id).await?;
-    let mut tx = conn.begin().await?;
-    webhooks::lock(&mut tx, project_id).await?;
+    let row = webhooks::find(&mut tx, project_id, id).await?;
     webhooks::delete(&mut tx, project_id, id).await?;
     webhooks::write_subscriptions(&mut tx, project_id).await?;
     tx.commit().await?;
-    Ok(row)
+    row.ok_or(Error::EndpointNotFound)
 }
 
 /// Gives an endpoint a new secret, and returns it. The present one signs as well for this many
@@ -154,4 +155,42 @@ pub async fn rotate(
     let is_there =
         webhooks::replace_secret(&mut conn, project_id, id, &sealed, overlap_seconds).await?;
     if is_there { Ok(secret.to_vec()) } else { Err(Error::EndpointNotFound) }
+}
+
+/// Encrypts the secrets of all endpoints with the first master key. Returns of how many.
+///
+/// # Errors
+/// When one is encrypted with a key that is not given, or the database does not answer.
+pub async fn seal_secrets(
+    conn: &mut PgConnection,
+    master_keys: &MasterKeys,
+) -> anyhow::Result<usize> {
+    let (mut sealed, mut after) = (0, (ProjectId(0), EndpointId(Uuid::nil())));
+    loop {
+        let page = secrets(conn, after, SEALED_AT_ONCE).await?;
+        let Some(last) = page.last() else { return Ok(sealed) };
+        after = (last.project_id, last.id);
+        for it in page {
+            sealed += usize::from(seal_again(conn, master_keys, &it).await?);
+        }
+    }
+}
+
+async fn seal_again(
+    conn: &mut PgConnection,
+    master_keys: &MasterKeys,
+    it: &StoredSecrets,
+) -> anyhow::Result<bool> {
+    let is_current = |stored: &Vec<u8>| master_keys.is_current(stored, SECRET_BYTES);
+    if is_current(&it.secret) && it.old_secret.as_ref().is_none_or(is_current) {
+        return Ok(false);
+    }
+    let place = secret_place(it.project_id, it.id);
+    let again = |stored: &Vec<u8>| -> Result<Vec<u8>, OtherMasterKey> {
+        let plain = master_keys.open(&place, stored, SECRET_BYTES)?;
+        Ok(master_keys.seal(&place, &plain))
+    };
+    let (secret, old) = (again(&it.secret)?, it.old_secret.as_ref().map(again).transpose()?);
+    replace_secrets(conn, it, &secret, old.as_deref()).await?;
+    Ok(true)
 }

@@ -1,10 +1,14 @@
 //! The loop that makes deliveries of events: for each event and each endpoint that wants it, a job
-//! of the outbox. The event is deleted in the transaction that stores these jobs, so each is
-//! delivered at least once, and made once.
+//! of the outbox. The event is deleted in the transaction that stores these jobs, so its deliveries
+//! are made once, and none is lost.
 
+use std::collections::HashMap;
+
+use metrics::counter;
 use serde_json::value::RawValue;
 use sqlx::{PgConnection, types::Json};
 
+use super::{deliver::DELIVERY_SECONDS, payload::Payload};
 use crate::{
     domain::{
         limits::MAX_ENDPOINTS,
@@ -21,15 +25,19 @@ use crate::{
     ids::{EndpointId, EventId, JobId, ProjectId},
     store::{
         self,
-        outbound_events::{self, EventKey, Subscriber, TakenEvent},
-        sweep::{self, set_aside::Work},
+        outbound_events::{self, Subscriber, TakenEvent},
+        sweep::{
+            set_aside::Work,
+            webhooks::{self, MAX_EVENTS, MAX_EVENTS_OF_PROJECT, WaitingEvent},
+        },
     },
+    telemetry,
 };
 
-use super::{deliver::LEASE_MARGIN_SECONDS, payload::Payload};
-
-/// Deliveries of one outbox that may wait. While there are more, events stay where they are.
-pub const MAX_WAITING_DELIVERIES: i64 = 50_000;
+/// Deliveries to one endpoint that may wait. Of further events it is not told.
+pub const MAX_WAITING_DELIVERIES: i64 = 10_000;
+/// Deliveries that one transaction stores at most, but for those of one event.
+const MAX_STORED_DELIVERIES: i64 = 1_000;
 
 /// One pass: projects take turns. Returns whether there may be more.
 ///
@@ -37,76 +45,104 @@ pub const MAX_WAITING_DELIVERIES: i64 = 50_000;
 /// When the database does not answer.
 pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
-    let found = sweep::webhooks::find_events(&mut conn, MAX_WAITING_DELIVERIES).await?;
-    let mut is_full = found.len() == sweep::webhooks::MAX_EVENTS;
-    let mut failed = None;
+    let mut found = webhooks::find_events(&mut conn).await?;
+    let mut is_full = found.len() == MAX_EVENTS;
+    found.sort_by_key(|it| (it.project_id, it.id));
+    let (mut taken, mut failed) = (0, None);
     for of_project in found.chunk_by(|one, other| one.project_id == other.project_id) {
-        is_full |= of_project.len() == sweep::webhooks::MAX_EVENTS_OF_PROJECT;
-        match isolate::process(engine, &mut conn, &Events, of_project).await {
-            Ok(done) => done.iter().for_each(|it| it.tell(engine)),
-            Err(error) => failed = Some(error),
+        is_full |= of_project.len() == MAX_EVENTS_OF_PROJECT;
+        let endpoints = of_project.first().map_or(1, |it| it.endpoints.max(1));
+        let at_once = usize::try_from((MAX_STORED_DELIVERIES / endpoints).max(1)).unwrap_or(1);
+        for some in of_project.chunks(at_once) {
+            match isolate::process(engine, &mut conn, &Events, some).await {
+                Ok(done) => done.iter().for_each(|it| {
+                    taken += it.taken;
+                    it.stored.tell(engine);
+                }),
+                Err(error) => failed = Some(error),
+            }
         }
     }
-    failed.map_or(Ok(is_full), Err)
+    // What another node has taken is not found again.
+    failed.map_or(Ok(is_full && taken > 0), Err)
+}
+
+/// What became of some events.
+#[derive(Default)]
+struct Processed {
+    taken: usize,
+    stored: NewlyStored,
 }
 
 /// Making deliveries.
 struct Events;
 
 impl Sweep for Events {
-    type Item = EventKey;
-    type Done = NewlyStored;
+    type Item = WaitingEvent;
+    type Done = Processed;
     const WORK: Work = Work::Events;
 
-    fn name(item: &EventKey) -> (ProjectId, String) {
+    fn name(item: &WaitingEvent) -> (ProjectId, String) {
         (item.project_id, item.id.to_string())
     }
 
     async fn process(
         &self,
         tx: &mut PgConnection,
-        items: &[EventKey],
-    ) -> sqlx::Result<NewlyStored> {
+        items: &[WaitingEvent],
+    ) -> sqlx::Result<Processed> {
         let Some(project_id) = items.first().map(|it| it.project_id) else {
-            return Ok(NewlyStored::default());
+            return Ok(Processed::default());
         };
         let ids: Vec<_> = items.iter().map(|it| it.id).collect();
         let max_chars = i32::try_from(MAX_EVENT_MESSAGE_CHARS).unwrap_or(i32::MAX);
         let events = outbound_events::take(tx, project_id, &ids, max_chars).await?;
         let to = outbound_events::subscribers(tx, project_id, MAX_ENDPOINTS).await?;
         let project = store::projects::get(tx, project_id).await?;
+        let taken = events.len();
         let (Some(project), Some(outbox)) = (project, to.first().map(|it| it.outbox)) else {
-            return Ok(NewlyStored::default());
+            return Ok(Processed { taken, ..Processed::default() });
         };
-        let project =
-            WebhookProject { id: project.public_id.to_string(), slug: project.slug.clone() };
-        let mut jobs = Vec::new();
+        let queues: Vec<_> = to.iter().map(|it| it.id.to_string()).collect();
+        let full =
+            outbound_events::full_queues(tx, outbox, &queues, MAX_WAITING_DELIVERIES).await?;
+        let project = WebhookProject { id: project.public_id.to_string(), slug: project.slug };
+        let (mut jobs, mut dropped) = (Vec::new(), HashMap::<EndpointId, i64>::new());
         for event in events {
-            let wants = |it: &&Subscriber| {
-                it.event_types.contains(&event.kind)
-                    && includes(&it.queues, &event.queue)
-                    && includes(&it.job_types, &event.job_type)
-            };
-            let to: Vec<_> = to.iter().filter(wants).collect();
-            if to.is_empty() {
+            let (has_room, is_full): (Vec<_>, Vec<_>) = to
+                .iter()
+                .filter(|it| wants(it, &event))
+                .map(|it| it.id)
+                .partition(|id| !full.contains(&id.to_string()));
+            is_full.into_iter().for_each(|id| *dropped.entry(id).or_default() += 1);
+            if has_room.is_empty() {
                 continue;
             }
-            let (id, kind) = (EventId::generate(), event.kind.clone());
-            let payload = Payload::of(id, &describe(event, project.clone())?)?;
-            let job = |it: &Subscriber| {
-                let timeout = it.timeout_seconds + LEASE_MARGIN_SECONDS;
-                delivery(outbox, (it.id, timeout), &kind, &payload)
-            };
-            jobs.extend(to.into_iter().map(job));
+            let kind = event.kind.clone();
+            let payload = Payload::of(EventId::generate(), &describe(event, project.clone())?)?;
+            jobs.extend(has_room.into_iter().map(|it| delivery(outbox, it, &kind, &payload)));
         }
-        store_in(tx, jobs).await
+        if !dropped.is_empty() {
+            let dropped: Vec<_> = dropped.into_iter().collect();
+            outbound_events::note_dropped(tx, project_id, &dropped).await?;
+            let events: i64 = dropped.iter().map(|it| it.1).sum();
+            counter!(telemetry::EVENTS_DROPPED).increment(events.unsigned_abs());
+        }
+        Ok(Processed { taken, stored: store_in(tx, jobs).await? })
     }
+}
+
+fn wants(it: &Subscriber, event: &TakenEvent) -> bool {
+    it.event_types.contains(&event.kind)
+        && event.at >= it.subscribed_at
+        && includes(&it.queues, &event.queue)
+        && includes(&it.job_types, &event.job_type)
 }
 
 /// A delivery, as the job of an outbox.
 pub(super) fn delivery(
     outbox: ProjectId,
-    (endpoint, timeout_seconds): (EndpointId, i32),
+    endpoint: EndpointId,
     kind: &str,
     payload: &str,
 ) -> NewJob {
@@ -118,7 +154,7 @@ pub(super) fn delivery(
         rank: 0,
         start: Start::After(0),
         max_attempts: Some(MAX_DELIVERY_ATTEMPTS),
-        timeout_seconds,
+        timeout_seconds: DELIVERY_SECONDS,
         payload: payload.to_owned(),
         retry: Some(Json(retry_policy())),
         tags: None,

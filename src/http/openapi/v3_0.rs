@@ -3,11 +3,15 @@
 use serde_json::{Map, Value, json};
 
 /// Translates OpenAPI 3.1 to 3.0.3: a value that may be null is `nullable`, a reference with a
-/// description is an `allOf` of one, a licence has no identifier, and keys have no scopes.
+/// description is an `allOf` of one, a licence has no identifier, keys have no scopes, and there
+/// are no webhooks.
 #[must_use]
 pub fn of(document: &Value) -> Value {
     let mut older = document.clone();
     older["openapi"] = json!("3.0.3");
+    if let Some(document) = older.as_object_mut() {
+        document.remove("webhooks");
+    }
     if let Some(license) = older.pointer_mut("/info/license").and_then(Value::as_object_mut) {
         license.remove("identifier");
     }

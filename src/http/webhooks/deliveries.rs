@@ -24,6 +24,7 @@ use crate::{
         cursor::{self, List},
         error::ErrorBody,
         page::{PageSize, page},
+        redact::{Redact, hidden, shown},
     },
     ids::DeliveryId,
     wire::{
@@ -132,7 +133,8 @@ pub struct FailedTry {
     pub duration_ms: Option<i64>,
     /// What went wrong: `http_` and the status of the answer; `timeout`; `not_connected`;
     /// `no_address`; `address_refused`: the host is not on the public internet; `broken_answer`;
-    /// `headers_too_large`; or null: the node stopped, or died.
+    /// `headers_too_large`; `no_turn`: too many requests of the project, or to the host, were under
+    /// way; or null: the node stopped, or died.
     #[serde(rename = "error_type")]
     #[schema(required, example = "http_503")]
     pub kind: Option<String>,
@@ -157,16 +159,26 @@ impl From<AttemptRow> for FailedTry {
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct DeliveryDetails {
     /// The delivery.
-    #[serde(flatten)]
     pub delivery: Delivery,
     /// The body of its request.
-    #[schema(value_type = WebhookEvent)]
+    #[schema(value_type = Option<WebhookEvent>)]
     pub body: Box<RawValue>,
     /// The first 1,024 bytes of the body of the answer that accepted it.
     #[schema(required, example = "ok")]
     pub answer: Option<String>,
     /// Tries that did not succeed, oldest first.
     pub failed_tries: Vec<FailedTry>,
+    /// Whether the body and the answers are null because the caller may not read payloads.
+    pub redacted: bool,
+}
+
+impl Redact for DeliveryDetails {
+    fn redact(&mut self) {
+        self.redacted = true;
+        self.body = hidden();
+        self.answer = None;
+        self.failed_tries.iter_mut().for_each(|it| it.message = None);
+    }
 }
 
 /// Page of deliveries, and which.
@@ -260,12 +272,14 @@ pub async fn get(
 ) -> Result<Reply<DeliveryDetails>, Error> {
     let key = (caller.project_id, endpoint);
     let (row, failed) = webhooks::delivery(&app.engine, key, id).await?;
-    Ok(Reply(DeliveryDetails {
+    let details = DeliveryDetails {
         delivery: Delivery::from(&row),
         body: row.payload.body,
         answer: row.delivered.map(|it| it.text),
         failed_tries: failed.into_iter().map(FailedTry::from).collect(),
-    }))
+        redacted: false,
+    };
+    Ok(Reply(shown(&caller.who, details)))
 }
 
 /// Retry a delivery.
@@ -316,7 +330,7 @@ pub async fn test(
 ) -> Result<(StatusCode, Reply<Delivery>), Error> {
     let (id, slug) = (caller.who.project().to_string(), caller.who.slug().to_owned());
     let project = WebhookProject { id, slug };
-    let delivery = webhooks::send_test(&app.engine, caller.tenant(), endpoint, project).await?;
+    let delivery = webhooks::send_test(&app.engine, caller.project_id, endpoint, project).await?;
     let key = (caller.project_id, endpoint);
     let (row, _) = webhooks::delivery(&app.engine, key, delivery).await?;
     Ok((StatusCode::ACCEPTED, Reply((&row).into())))

@@ -17,8 +17,6 @@ pub struct ProbeResult {
     pub has_deltas: bool,
     /// An operation's next step is due.
     pub has_operations: bool,
-    /// Events wait to be told.
-    pub has_events: bool,
     /// Something is set aside.
     pub has_set_aside: bool,
     /// The next tick of a schedule is not planned yet.
@@ -42,7 +40,6 @@ pub async fn probe(conn: &mut PgConnection, within_ms: i64) -> sqlx::Result<Prob
                exists (select from job_expiries where expires_at <= now()) "has_outdated!",
                exists (select from unmerged_deltas) "has_deltas!",
                exists (select from operations where next_step_at <= now()) "has_operations!",
-               exists (select from outbound_events) "has_events!",
                exists (select from set_aside) "has_set_aside!",
                exists (
                    select from recurring_schedules
@@ -82,7 +79,6 @@ pub async fn probe(conn: &mut PgConnection, within_ms: i64) -> sqlx::Result<Prob
         has_outdated: row.has_outdated,
         has_deltas: row.has_deltas,
         has_operations: row.has_operations,
-        has_events: row.has_events,
         has_set_aside: row.has_set_aside,
         has_unplanned: row.has_unplanned,
         next_tick_ms: row.next_tick_ms,

@@ -13,6 +13,7 @@ pub const TENANT_TABLES: &[&str] = &[
     "recurring_schedules",
     "event_subscriptions",
     "webhook_endpoints",
+    "outboxes",
     "operations",
     "jobs",
     "job_bodies",
@@ -271,7 +272,8 @@ pub async fn prune_unused(conn: &mut PgConnection, unused_days: i32) -> sqlx::Re
             set deleted_at = now()
             from unused
             join members own on own.account_id = unused.id and own.role = 'owner'
-            where projects.id = own.project_id and projects.deleted_at is null and not exists (
+            where (projects.id = own.project_id or projects.owner_project_id = own.project_id)
+                and projects.deleted_at is null and not exists (
                 select from members other
                 where other.project_id = own.project_id and other.account_id <> unused.id
             )

@@ -3,24 +3,30 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use crate::{
-    ids::{EndpointId, ProjectId},
-    store::outbound_events::EventKey,
-};
+use crate::ids::{EndpointId, ProjectId};
 
 /// Events of one project that one pass tells at most. The statement carries the same number as a
 /// literal.
 pub const MAX_EVENTS_OF_PROJECT: usize = 200;
 /// Events that one pass tells at most. The statement carries the same number as a literal.
 pub const MAX_EVENTS: usize = 5_000;
-/// Endpoints that one node serves at most. The statement carries the same number as a literal.
-pub const MAX_SERVED_ENDPOINTS: usize = 5_000;
+/// Endpoints of one page. The statement carries the same number as a literal.
+pub const MAX_PAGE_SERVED: usize = 500;
 
-/// The oldest events of each project, at most [`MAX_EVENTS`]. Those of suspended projects wait, and
-/// so do those whose outbox has `max_waiting` deliveries that have not ended.
-pub async fn find_events(conn: &mut PgConnection, max_waiting: i64) -> sqlx::Result<Vec<EventKey>> {
+/// An event that waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WaitingEvent {
+    pub project_id: ProjectId,
+    pub id: i64,
+    /// Endpoints of its project.
+    pub endpoints: i64,
+}
+
+/// Events, projects by turns and the oldest of each first: at most [`MAX_EVENTS`]. Those of
+/// suspended and deleted projects wait.
+pub async fn find_events(conn: &mut PgConnection) -> sqlx::Result<Vec<WaitingEvent>> {
     sqlx::query_as!(
-        EventKey,
+        WaitingEvent,
         r#"
         with recursive project(id) as (
             (select project_id from outbound_events order by project_id limit 1)
@@ -32,35 +38,35 @@ pub async fn find_events(conn: &mut PgConnection, max_waiting: i64) -> sqlx::Res
             from project
             where project.id is not null
         )
-        select project.id "project_id!: ProjectId", oldest.id "id!"
+        select project.id "project_id!: ProjectId", oldest.id "id!",
+               known.endpoints "endpoints!"
         from project
         cross join lateral (
-            select outbound_events.id
-            from outbound_events
-            where project_id = project.id and not exists (
-                select from set_aside
-                where project_id = project.id and work = 'events'
-                    and item = outbound_events.id::text and next_try_at > now()
-            )
-            order by outbound_events.id
-            limit 200
-        ) oldest
-        where project.id is not null
-            and not exists (
-                select from projects
-                where id = project.id and (suspended_at is not null or deleted_at is not null)
-            )
-            and coalesce((
-                select sum(active)
-                from queue_counts
-                where project_id = (
-                    select outbox_id from webhook_endpoints where project_id = project.id limit 1
+            select id, row_number() over (order by id) as turn
+            from (
+                select outbound_events.id
+                from outbound_events
+                where project_id = project.id and not exists (
+                    select from set_aside
+                    where project_id = project.id and work = 'events'
+                        and item = outbound_events.id::text and next_try_at > now()
                 )
-            ), 0)::bigint < $1
-        order by project.id, oldest.id
+                order by outbound_events.id
+                limit 200
+            ) bounded
+        ) oldest
+        cross join lateral (
+            select count(*) as endpoints
+            from webhook_endpoints
+            where project_id = project.id and disabled_at is null and deleted_at is null
+        ) known
+        where project.id is not null and not exists (
+            select from projects
+            where id = project.id and (suspended_at is not null or deleted_at is not null)
+        )
+        order by oldest.turn, project.id
         limit 5000
         "#,
-        max_waiting,
     )
     .fetch_all(conn)
     .await
@@ -88,7 +94,7 @@ pub async fn drop_old_events(conn: &mut PgConnection, hours: i32) -> sqlx::Resul
 }
 
 /// An endpoint to which a node delivers.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct ServedEndpoint {
     pub project_id: ProjectId,
     pub id: EndpointId,
@@ -103,23 +109,233 @@ pub struct ServedEndpoint {
     pub old_secret: Option<Vec<u8>>,
 }
 
-/// Enabled endpoints of projects that are not suspended, at most [`MAX_SERVED_ENDPOINTS`].
-pub async fn served_endpoints(conn: &mut PgConnection) -> sqlx::Result<Vec<ServedEndpoint>> {
+/// A page of the enabled endpoints of projects that are not suspended: at most
+/// [`MAX_PAGE_SERVED`].
+pub async fn served_endpoints(
+    conn: &mut PgConnection,
+    (project_id, id): (ProjectId, EndpointId),
+) -> sqlx::Result<Vec<ServedEndpoint>> {
     sqlx::query_as!(
         ServedEndpoint,
         r#"
         select it.project_id "project_id: ProjectId", it.id "id: EndpointId",
-               it.outbox_id "outbox: ProjectId", it.url, it.max_in_flight, it.timeout_seconds,
-               it.updated_at, it.secret,
+               outboxes.outbox_id "outbox: ProjectId", it.url, it.max_in_flight,
+               it.timeout_seconds, it.updated_at, it.secret,
                case when it.old_secret_until > now() then it.old_secret end as old_secret
         from webhook_endpoints it
+        join outboxes using (project_id)
         join projects owner
             on owner.id = it.project_id and owner.suspended_at is null and owner.deleted_at is null
-        where it.disabled_at is null
+        where it.disabled_at is null and it.deleted_at is null
+            and (it.project_id, it.id) > ($1, $2)
         order by it.project_id, it.id
-        limit 5000
+        limit 500
         "#,
+        project_id.0,
+        id.0,
     )
     .fetch_all(conn)
     .await
+}
+
+/// What deliveries to an endpoint led to, since it was last written.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Outcomes {
+    pub project_id: ProjectId,
+    pub id: EndpointId,
+    /// The settings under which they were sent.
+    pub updated_at: DateTime<Utc>,
+    pub has_succeeded: bool,
+    /// Failures since the last success.
+    pub failures: i32,
+    /// The endpoint answered that it wants nothing more.
+    pub is_gone: bool,
+}
+
+/// An endpoint that outcomes have disabled.
+#[derive(Debug, Clone)]
+pub struct Disabled {
+    pub project_id: ProjectId,
+    pub id: EndpointId,
+    pub reason: String,
+}
+
+/// Notes outcomes, and disables endpoints that are gone, or have failed for these hours and as
+/// often. What was sent under other settings is not noted, nor is that of an endpoint which another
+/// transaction changes. Returns those that were enabled until now.
+pub async fn note_outcomes(
+    conn: &mut PgConnection,
+    outcomes: &[Outcomes],
+    (failing_hours, failing_deliveries): (i32, i32),
+) -> sqlx::Result<Vec<Disabled>> {
+    sqlx::query_as!(
+        Disabled,
+        r#"
+        with seen as (
+            select it.project_id, it.id, sent.succeeded, sent.failed, sent.gone,
+                   case when sent.succeeded then sent.failed else it.failures + sent.failed end
+                       as failures,
+                   case
+                       when sent.failed = 0 then case when not sent.succeeded then it.failing_since end
+                       when sent.succeeded then now()
+                       else coalesce(it.failing_since, now())
+                   end as failing_since,
+                   it.disabled_at is null as was_enabled
+            from unnest(
+                $1::int[], $2::uuid[], $3::timestamptz[], $4::bool[], $5::int[], $6::bool[]
+            ) as sent(project_id, id, updated_at, succeeded, failed, gone)
+            join webhook_endpoints it
+                on it.project_id = sent.project_id and it.id = sent.id
+                and it.updated_at = sent.updated_at
+            order by it.project_id, it.id
+            for update of it skip locked
+        ), judged as (
+            select seen.*, case
+                       when gone then 'gone'
+                       when failures >= $8
+                           and failing_since < now() - make_interval(hours => $7) then 'failing'
+                   end as reason
+            from seen
+        ), noted as (
+            update webhook_endpoints it
+            set last_success_at = case when judged.succeeded then now() else it.last_success_at end,
+                last_failure_at = case
+                    when judged.failed > 0 then now() else it.last_failure_at
+                end,
+                failing_since = judged.failing_since,
+                failures = judged.failures,
+                disabled_at = coalesce(
+                    it.disabled_at, case when judged.reason is not null then now() end
+                ),
+                disabled_reason = coalesce(it.disabled_reason, judged.reason)
+            from judged
+            where it.project_id = judged.project_id and it.id = judged.id
+        )
+        select project_id "project_id: ProjectId", id "id: EndpointId", reason "reason!"
+        from judged
+        where was_enabled and reason is not null
+        "#,
+        &outcomes.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
+        &outcomes.iter().map(|it| it.id.0).collect::<Vec<_>>(),
+        &outcomes.iter().map(|it| it.updated_at).collect::<Vec<_>>(),
+        &outcomes.iter().map(|it| it.has_succeeded).collect::<Vec<_>>(),
+        &outcomes.iter().map(|it| it.failures).collect::<Vec<_>>(),
+        &outcomes.iter().map(|it| it.is_gone).collect::<Vec<_>>(),
+        failing_hours,
+        failing_deliveries,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// An endpoint for which nothing is to be sent any more.
+#[derive(Debug, Clone, Copy)]
+pub struct Emptied {
+    pub project_id: ProjectId,
+    pub id: EndpointId,
+    pub outbox: ProjectId,
+}
+
+/// Endpoints that were deleted, or disabled for this many hours, and whose deliveries are not
+/// cancelled yet; locked.
+pub async fn to_empty(conn: &mut PgConnection, hours: i32) -> sqlx::Result<Vec<Emptied>> {
+    sqlx::query_as!(
+        Emptied,
+        r#"
+        select it.project_id "project_id: ProjectId", it.id "id: EndpointId",
+               outboxes.outbox_id "outbox: ProjectId"
+        from webhook_endpoints it
+        join outboxes using (project_id)
+        where (
+                it.deleted_at is not null
+                or (it.disabled_at < now() - make_interval(hours => $1) and not it.is_emptied)
+            )
+            and (it.deleted_at is not null or (it.disabled_at is not null and not it.is_emptied))
+        limit 100
+        for update of it skip locked
+        "#,
+        hours,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Notes that an endpoint's deliveries are being cancelled; a deleted one is gone with it.
+pub async fn note_emptied(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: EndpointId,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        with gone as (
+            delete from webhook_endpoints
+            where project_id = $1 and id = $2 and deleted_at is not null
+        )
+        update webhook_endpoints
+        set is_emptied = true
+        where project_id = $1 and id = $2 and deleted_at is null
+        ",
+        project_id.0,
+        id.0,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Secrets of an endpoint, as they are stored.
+#[derive(Clone)]
+pub struct StoredSecrets {
+    pub project_id: ProjectId,
+    pub id: EndpointId,
+    pub secret: Vec<u8>,
+    pub old_secret: Option<Vec<u8>>,
+}
+
+/// A page of the secrets of all endpoints, for an operator who encrypts them anew.
+pub async fn secrets(
+    conn: &mut PgConnection,
+    (project_id, id): (ProjectId, EndpointId),
+    limit: i64,
+) -> sqlx::Result<Vec<StoredSecrets>> {
+    sqlx::query_as!(
+        StoredSecrets,
+        r#"
+        select project_id "project_id: ProjectId", id "id: EndpointId", secret, old_secret
+        from webhook_endpoints
+        where (project_id, id) > ($1, $2)
+        order by project_id, id
+        limit $3
+        "#,
+        project_id.0,
+        id.0,
+        limit,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Replaces the secrets of an endpoint, unless they were changed meanwhile.
+pub async fn replace_secrets(
+    conn: &mut PgConnection,
+    was: &StoredSecrets,
+    secret: &[u8],
+    old_secret: Option<&[u8]>,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        update webhook_endpoints
+        set secret = $3, old_secret = $4
+        where project_id = $1 and id = $2 and secret = $5
+        ",
+        was.project_id.0,
+        was.id.0,
+        secret,
+        old_secret,
+        was.secret,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
 }

@@ -198,7 +198,7 @@ async fn work_with_webhooks(p: &mut Presser<'_>) {
     let sink = Sink::start().await;
     let body = json!({"url": sink.url, "events": ["*"], "queues": ["q"]});
     let made = p.t.post("/v1/webhooks", body).await.is(201);
-    let id = text(&made["id"]);
+    let id = text(&made["endpoint"]["id"]);
     let id = id.as_str();
     sink.answer([(410, "")]);
     p.press("webhooks_test", &[("endpoint_id", id)]).await;

@@ -4,7 +4,6 @@ use fencepost::{
     domain::{limits, outbound, webhook},
     engine::webhooks::{deliver, tell},
     outbound::MAX_KEPT_BYTES,
-    store::sweep::webhooks::MAX_SERVED_ENDPOINTS,
 };
 
 /// The rows of "A webhook".
@@ -40,20 +39,29 @@ pub fn webhook_limits() -> Vec<(&'static str, String)> {
         ),
         ("an answer's body", format!("the first {MAX_KEPT_BYTES} bytes are kept")),
         (
-            "deliveries of one project that wait",
-            format!("{}, then its events wait", tell::MAX_WAITING_DELIVERIES),
+            "deliveries to one endpoint that wait",
+            format!("{}, then it is not told of further events", tell::MAX_WAITING_DELIVERIES),
         ),
+        ("deliveries to a disabled endpoint", format!("cancelled after {} h", limits::EMPTY_HOURS)),
+        ("deliveries that failed", format!("kept {} days", limits::FAILED_DELIVERY_DAYS)),
         ("an event that waits", format!("dropped after {} h", limits::EVENT_KEEP_HOURS)),
         (
             "requests that a node sends at a time",
             format!(
-                "{}, {} of one project, {} to one address",
+                "{}, {} of one project",
                 deliver::MAX_IN_FLIGHT,
-                deliver::MAX_PROJECT_IN_FLIGHT,
-                deliver::MAX_ADDRESS_IN_FLIGHT
+                deliver::MAX_PROJECT_IN_FLIGHT
             ),
         ),
-        ("endpoints that one node serves", MAX_SERVED_ENDPOINTS.to_string()),
+        (
+            "requests to one address at a time",
+            format!(
+                "{}, {} of one project",
+                deliver::MAX_ADDRESS_IN_FLIGHT,
+                deliver::MAX_PROJECT_ADDRESS_IN_FLIGHT
+            ),
+        ),
+        ("endpoints that one node serves", deliver::MAX_SERVED_ENDPOINTS.to_string()),
         ("endpoints, and deliveries, of one page", limits::MAX_PAGE_ENDPOINTS.to_string()),
     ]
 }

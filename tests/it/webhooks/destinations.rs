@@ -25,7 +25,8 @@ use tokio::{
 use crate::harness::limited;
 
 /// IPv4 addresses that are not on the public internet: first, last and middle ones of each network.
-const PRIVATE_V4: [&str; 40] = [
+const PRIVATE_V4: [&str; 41] = [
+    "168.63.129.16",
     "0.0.0.0",
     "0.255.255.255",
     "10.0.0.1",
@@ -309,7 +310,7 @@ fn a_host_with_one_address_that_is_not_public_is_never_connected_to() {
             let lookup = Arc::new(Changing(Mutex::new(answers)));
             let outbound = Outbound::new(Allowed::default(), None).expect("no file");
             let url = format!("https://rebinding.example:{port}/hook").parse().expect("a URL");
-            let to = outbound.with_lookup(lookup).destination(url, 1).expect("a client");
+            let to = outbound.with_lookup(lookup).destination(url).expect("a client");
             let called = to.post(HeaderMap::new(), "{}".to_owned(), Duration::from_secs(5)).await;
             let error = called.expect_err("refused");
             assert!(
@@ -326,7 +327,7 @@ async fn call(port: u16, within: Duration) -> Result<Answer, CallError> {
     let here = Allowed(vec!["127.0.0.1/32".parse().expect("a network")]);
     let outbound = Outbound::new(here, None).expect("no file");
     let url = format!("http://127.0.0.1:{port}/hook").parse().expect("a URL");
-    let to = outbound.destination(url, 1).expect("a client");
+    let to = outbound.destination(url).expect("a client");
     to.post(HeaderMap::new(), "{}".to_owned(), within).await
 }
 
@@ -435,7 +436,7 @@ fn a_server_without_a_certificate_for_the_host_is_not_spoken_to() {
         let here = Allowed(vec!["127.0.0.1/32".parse().expect("a network")]);
         let outbound = Outbound::new(here, None).expect("no file");
         let url = format!("https://127.0.0.1:{port}/hook").parse().expect("a URL");
-        let to = outbound.destination(url, 1).expect("a client");
+        let to = outbound.destination(url).expect("a client");
         let called = to.post(HeaderMap::new(), "secret".to_owned(), QUICK).await;
         assert_eq!(called, Err(CallError::NotConnected));
         assert_eq!(connections.load(Ordering::SeqCst), 1, "it was tried");

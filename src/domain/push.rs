@@ -1,0 +1,110 @@
+//! Push: what the answer of a URL means that a job was sent to, and how many jobs it is sent at a
+//! time.
+
+use super::webhook::MAX_RETRY_AFTER_SECONDS;
+
+/// The pause after the first answer that asks for less work without saying how long. It doubles
+/// with each further one.
+const FIRST_PAUSE_SECONDS: u32 = 5;
+/// The longest such pause.
+const MAX_PAUSE_SECONDS: u32 = 60;
+
+/// What follows for the job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JobVerdict {
+    /// It has succeeded.
+    Succeeded,
+    /// The receiver works on, and will send heartbeats and the ack.
+    Taken,
+    /// It goes back to its queue, without counting a failure, and the queue slows down. The answer
+    /// may have named the pause, in seconds.
+    Released(Option<u32>),
+    /// It has failed, and is tried again if that may help.
+    Failed {
+        /// Whether another attempt may help.
+        retryable: bool,
+    },
+}
+
+/// What a status means. `is_final`: the answer has the header `Fencepost-Retryable: false`.
+///
+/// ```
+/// # use fencepost::domain::push::{JobVerdict, verdict};
+/// assert_eq!(verdict(200, None, false), JobVerdict::Succeeded);
+/// assert_eq!(verdict(202, None, false), JobVerdict::Taken);
+/// assert_eq!(verdict(429, Some(7), false), JobVerdict::Released(Some(7)));
+/// assert_eq!(verdict(503, Some(9_999), false), JobVerdict::Released(Some(3_600)));
+/// assert_eq!(verdict(503, None, false), JobVerdict::Failed { retryable: true });
+/// assert_eq!(verdict(422, None, false), JobVerdict::Failed { retryable: false });
+/// assert_eq!(verdict(500, None, true), JobVerdict::Failed { retryable: false });
+/// assert_eq!(verdict(302, None, false), JobVerdict::Failed { retryable: true });
+/// ```
+#[must_use]
+pub fn verdict(status: u16, retry_after_seconds: Option<u32>, is_final: bool) -> JobVerdict {
+    let asked = retry_after_seconds.map(|it| it.min(MAX_RETRY_AFTER_SECONDS));
+    match status {
+        202 => JobVerdict::Taken,
+        200..=299 => JobVerdict::Succeeded,
+        _ if is_final => JobVerdict::Failed { retryable: false },
+        429 => JobVerdict::Released(asked),
+        503 if asked.is_some() => JobVerdict::Released(asked),
+        // What was sent is wrong: it will be the same the next time.
+        400 | 413 | 415 | 422 => JobVerdict::Failed { retryable: false },
+        _ => JobVerdict::Failed { retryable: true },
+    }
+}
+
+/// How many jobs a URL is sent at a time: one more with each window of successes, half as many when
+/// it asks for less.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window {
+    max: u32,
+    size: u32,
+    /// Successes since it last grew.
+    successes: u32,
+    /// Answers in a row that asked for less work.
+    slowed: u32,
+}
+
+impl Window {
+    /// Begins with as many as are allowed.
+    #[must_use]
+    pub fn new(max: u32) -> Self {
+        Self { max: max.max(1), size: max.max(1), successes: 0, slowed: 0 }
+    }
+
+    /// How many jobs may be sent at a time.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// A job was done.
+    ///
+    /// ```
+    /// # use fencepost::domain::push::Window;
+    /// let mut window = Window::new(8);
+    /// assert_eq!(window.slow(None), 5);
+    /// assert_eq!(window.slow(None), 10);
+    /// assert_eq!((window.size(), window.slow(Some(30))), (2, 30));
+    /// (0..3).for_each(|_| window.grow());
+    /// assert_eq!((window.size(), window.slow(None)), (3, 5));
+    /// ```
+    pub fn grow(&mut self) {
+        self.slowed = 0;
+        self.successes += 1;
+        if self.successes >= self.size && self.size < self.max {
+            self.size += 1;
+            self.successes = 0;
+        }
+    }
+
+    /// It was asked for less work, or did not answer. Returns the pause, in seconds.
+    pub fn slow(&mut self, asked_seconds: Option<u32>) -> u32 {
+        self.size = (self.size / 2).max(1);
+        self.successes = 0;
+        let doubled = FIRST_PAUSE_SECONDS.saturating_mul(1 << self.slowed.min(8));
+        self.slowed = self.slowed.saturating_add(1);
+        asked_seconds.unwrap_or(doubled.min(MAX_PAUSE_SECONDS))
+    }
+}

@@ -1,0 +1,124 @@
+//! The right to send a request: a node, a project and an address have a number of them. The last
+//! half of a node's are for projects that use less than half of theirs.
+
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::sleep,
+};
+
+use crate::{
+    ids::ProjectId,
+    store::shares::{Each, PerProject},
+};
+
+/// Requests that one node sends at a time.
+pub const MAX_IN_FLIGHT: usize = 2_000;
+/// The same to the endpoints of one project.
+pub const MAX_PROJECT_IN_FLIGHT: usize = 200;
+/// The same to one address, for all projects: no host is flooded by many of them.
+pub const MAX_ADDRESS_IN_FLIGHT: usize = 50;
+/// The same for one project.
+pub const MAX_PROJECT_ADDRESS_IN_FLIGHT: usize = 20;
+/// How often a project that uses much looks for a turn of its node's.
+const NODE_PAUSE: Duration = Duration::from_millis(100);
+
+/// The turns of one node.
+pub(super) struct Turns {
+    of_node: Arc<Semaphore>,
+    of_project: PerProject,
+    of_project_and_address: Each<(ProjectId, IpAddr)>,
+    of_address: Each<IpAddr>,
+}
+
+/// The right to send one request, as long as it is kept.
+pub(super) struct Turn {
+    _permits: [OwnedSemaphorePermit; 4],
+}
+
+impl Turns {
+    pub(super) fn new() -> Self {
+        Self {
+            of_node: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
+            of_project: PerProject::new(MAX_PROJECT_IN_FLIGHT),
+            of_project_and_address: Each::new(MAX_PROJECT_ADDRESS_IN_FLIGHT),
+            of_address: Each::new(MAX_ADDRESS_IN_FLIGHT),
+        }
+    }
+
+    /// Waits until the project may send at least one request to this address, if it is known, and
+    /// answers with how many. Nothing is taken: what is leased for them is taken one by one.
+    pub(super) async fn room(&self, project_id: ProjectId, address: Option<IpAddr>) -> usize {
+        self.of_project.until_free(project_id).await;
+        let mut room = self.of_project.free(project_id);
+        if let Some(address) = address {
+            let own = (project_id, address);
+            self.of_project_and_address.until_free(own).await;
+            self.of_address.until_free(address).await;
+            room =
+                room.min(self.of_project_and_address.free(own)).min(self.of_address.free(address));
+        }
+        while !self.may_use_node(project_id) {
+            sleep(NODE_PAUSE).await;
+        }
+        room.min(self.of_node.available_permits()).max(1)
+    }
+
+    fn may_use_node(&self, project_id: ProjectId) -> bool {
+        let free = self.of_node.available_permits();
+        let uses_much = self.of_project.free(project_id) < MAX_PROJECT_IN_FLIGHT / 2;
+        free > 0 && (free >= MAX_IN_FLIGHT / 2 || !uses_much)
+    }
+
+    /// Waits for the right to send one request to this address.
+    pub(super) async fn take(&self, project_id: ProjectId, address: IpAddr) -> Turn {
+        let of_project = self.of_project.take(project_id, 1).await;
+        let own = self.of_project_and_address.take((project_id, address), 1).await;
+        while !self.may_use_node(project_id) {
+            sleep(NODE_PAUSE).await;
+        }
+        let of_node = Arc::clone(&self.of_node).acquire_owned().await;
+        let of_node = of_node.unwrap_or_else(|_| unreachable!("it is never closed"));
+        let of_address = self.of_address.take(address, 1).await;
+        Turn { _permits: [of_project, own, of_node, of_address] }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+
+    const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
+    #[test]
+    fn a_project_that_uses_its_part_leaves_the_rest_to_others() {
+        let turns = Turns::new();
+        let take = |id, address| turns.take(ProjectId(id), address).now_or_never();
+        let held: Vec<_> = (0..60).filter_map(|_| take(1, HERE)).collect();
+        assert_eq!(held.len(), MAX_PROJECT_ADDRESS_IN_FLIGHT);
+        assert!(take(2, HERE).is_some(), "another project, the same address");
+        let other = IpAddr::V4(std::net::Ipv4Addr::new(8, 8, 8, 8));
+        assert!(take(1, other).is_some(), "the same project, another address");
+        assert!(turns.room(ProjectId(1), Some(HERE)).now_or_never().is_none());
+        assert_eq!(turns.room(ProjectId(3), Some(HERE)).now_or_never(), Some(20));
+        drop(held);
+        assert_eq!(turns.room(ProjectId(1), Some(HERE)).now_or_never(), Some(20));
+    }
+
+    #[test]
+    fn the_last_half_of_a_node_is_for_projects_that_use_little() {
+        let turns = Turns::new();
+        let address = |it: u32| IpAddr::V4(std::net::Ipv4Addr::from_bits(it));
+        let mut held = Vec::new();
+        for project in 1..=20 {
+            held.extend(
+                (0..MAX_PROJECT_IN_FLIGHT as u32)
+                    .filter_map(|it| turns.take(ProjectId(project), address(it)).now_or_never()),
+            );
+        }
+        assert!(held.len() < MAX_IN_FLIGHT, "{} of them", held.len());
+        assert!(turns.take(ProjectId(99), HERE).now_or_never().is_some());
+    }
+}

@@ -1,0 +1,43 @@
+//! The requests that the server sends: the section `webhooks` of the document.
+
+use serde_json::{Value, json};
+
+use crate::domain::webhook::{EVENT_TYPES, TEST_EVENT};
+
+/// Adds a webhook for each type of event. All have the same body.
+pub fn add(document: &mut Value) {
+    for kind in EVENT_TYPES.into_iter().chain([TEST_EVENT]) {
+        document["webhooks"][kind] = json!({"post": {
+            "operationId": format!("on_{}", kind.replace('.', "_")),
+            "tags": ["webhooks"],
+            "summary": format!("Tell an endpoint of `{kind}`."),
+            "description": "Sent to each endpoint that asked for it, at least once, in no order.",
+            "security": [],
+            "parameters": [
+                header("webhook-id", "The event: the same for all endpoints and tries."),
+                header("webhook-timestamp", "When this try began, in seconds since 1970."),
+                header("webhook-signature", "`v1,` and the HMAC-SHA256 of `id.timestamp.body` with \
+                    the endpoint's secret, in base64; two of them while the secret is rotated."),
+                header("fencepost-delivery", "The delivery."),
+                header("fencepost-attempt", "The try, from 1."),
+            ],
+            "requestBody": {
+                "required": true,
+                "content": {"application/json": {
+                    "schema": {"$ref": "#/components/schemas/WebhookEvent"},
+                }},
+            },
+            "responses": {
+                "204": {"description": "It is delivered. So is any status from 200 to 299."},
+                "410": {"description": "The endpoint wants nothing more: it is disabled."},
+                "503": {"description": "It is tried again later, like any other answer: after \
+                    `Retry-After`, if that is there."},
+            },
+        }});
+    }
+}
+
+fn header(name: &str, about: &str) -> Value {
+    json!({"name": name, "in": "header", "required": true, "description": about,
+           "schema": {"type": "string"}})
+}

@@ -1,0 +1,137 @@
+//! Changes of endpoints, their secrets, and what is shown of deliveries.
+
+use std::sync::Arc;
+
+use fencepost::{
+    engine::webhooks,
+    seal::{MasterKeys, new_master_key},
+};
+use serde_json::{Value, json};
+use sqlx::Connection;
+
+use super::{delivery_becomes, endpoint, path};
+use crate::harness::{Sink, Stage, TestProject, TestServer, fresh_database, limited, run};
+
+#[test]
+fn secrets_are_stored_encrypted_and_the_master_key_can_be_replaced() {
+    limited(async {
+        let (old, new) = (new_master_key(), new_master_key());
+        let parse = |text: String| MasterKeys::parse(&text.into()).expect("master keys");
+        let sink = Sink::start().await;
+        let database = fresh_database().await;
+        let stage = Stage { master_keys: Arc::new(parse(old.clone())), ..Stage::default() };
+        let server = TestServer::start_as(database.clone(), stage).await;
+        let t = server.project("main").await;
+        let made = endpoint(&t, &sink, json!({})).await;
+        t.post(&path(&made, "/secret/rotate"), json!({})).await.is(200);
+        let plain = "select count(*) from webhook_endpoints where octet_length(secret) = 32";
+        assert_eq!(t.database.number(plain).await, 0);
+        server.stop().await;
+        let mut conn = database.connect().await;
+        let both = parse(format!("{new}\n{old}"));
+        assert_eq!(webhooks::seal_secrets(&mut conn, &both).await.expect("they are read"), 1);
+        assert_eq!(webhooks::seal_secrets(&mut conn, &both).await.expect("they are read"), 0);
+        conn.close().await.expect("the connection closes");
+        let stage = Stage { master_keys: Arc::new(parse(new)), ..Stage::default() };
+        let server = TestServer::start_as(database, stage).await;
+        let t = TestProject { url: server.url.clone(), ..t };
+        t.act(&path(&made, "/test")).await.is(202);
+        assert!(sink.next().await.is_signed_with(made["secret"].as_str().expect("one")));
+        server.stop().await;
+    });
+}
+
+#[test]
+fn what_was_sent_under_other_settings_does_not_disable_an_endpoint() {
+    run(async |t| {
+        let (sink, other) = (Sink::start().await, Sink::start().await);
+        let made = endpoint(t, &sink, json!({})).await;
+        sink.hold(true);
+        sink.answer([(410, "gone")]);
+        t.act(&path(&made, "/test")).await.is(202);
+        sink.next().await;
+        t.patch(&path(&made, ""), json!({"url": other.url})).await.is(200);
+        sink.hold(false);
+        delivery_becomes(t, &made, "failed").await;
+        // A node learns of the other URL in a moment.
+        loop {
+            t.act(&path(&made, "/test")).await.is(202);
+            tokio::select! {
+                _ = other.next() => break,
+                _ = sink.next() => (),
+            }
+        }
+        while t.get(&path(&made, "")).await.is(200)["last_success_at"].is_null() {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        assert_eq!(t.get(&path(&made, "")).await.is(200)["state"], "enabled");
+    });
+}
+
+#[test]
+fn an_endpoint_is_told_of_what_happens_after_it_asked() {
+    run(async |t| {
+        let (first, later) = (Sink::start().await, Sink::start().await);
+        endpoint(t, &first, json!({"events": ["job.cancelled"]})).await;
+        let made = endpoint(t, &later, json!({"events": ["job.dead_lettered"]})).await;
+        let id = t.enqueue(json!({})).await;
+        t.act(&format!("/v1/jobs/{id}/cancel")).await.is(200);
+        first.next().await;
+        t.patch(&path(&made, ""), json!({"events": ["job.cancelled"]})).await.is(200);
+        let id = t.enqueue(json!({})).await;
+        t.act(&format!("/v1/jobs/{id}/cancel")).await.is(200);
+        assert_eq!(later.next().await.body()["data"]["job"]["id"], id.as_str());
+        // Settings that were not sent stay as they are.
+        let now = t.patch(&path(&made, ""), json!({"enabled": false})).await.is(200);
+        assert_eq!(
+            (&now["state"], &now["events"]),
+            (&json!("disabled"), &json!(["job.cancelled"]))
+        );
+        assert_eq!(now["disabled_reason"], "by_user");
+        let now = t.patch(&path(&made, ""), json!({"description": "x"})).await.is(200);
+        assert_eq!((&now["state"], &now["description"]), (&json!("disabled"), &json!("x")));
+        let now = t.patch(&path(&made, ""), json!({"description": ""})).await.is(200);
+        assert_eq!(now["description"], Value::Null);
+    });
+}
+
+#[test]
+fn an_endpoint_with_too_many_waiting_deliveries_is_told_no_more_and_holds_up_no_other() {
+    run(async |t| {
+        let (full, other) = (Sink::start().await, Sink::start().await);
+        let made = endpoint(t, &full, json!({"max_in_flight": 1})).await;
+        endpoint(t, &other, json!({})).await;
+        let queue = made["id"].as_str().expect("an id");
+        let fill = format!(
+            "insert into queue_counts (project_id, queue, active)
+             select outbox_id, '{queue}', 10000 from outboxes"
+        );
+        t.database.execute(&fill).await;
+        let id = t.enqueue(json!({})).await;
+        t.act(&format!("/v1/jobs/{id}/cancel")).await.is(200);
+        other.next().await;
+        assert_eq!(t.get(&path(&made, "")).await.is(200)["dropped_events"], 1);
+        assert!(!full.has_more().await);
+    });
+}
+
+#[test]
+fn a_key_that_may_not_read_payloads_sees_no_bodies() {
+    run(async |t| {
+        let sink = Sink::start().await;
+        let made = endpoint(t, &sink, json!({})).await;
+        sink.answer([(500, "their secret")]);
+        let sent = t.act(&path(&made, "/test")).await.is(202);
+        sink.next().await;
+        delivery_becomes(t, &made, "waiting").await;
+        let key = json!({"name": "k", "scopes": ["webhooks"]});
+        let key = t.post("/v1/keys", key).await.is(201)["secret"].as_str().expect("one").to_owned();
+        let lesser = TestProject { api_key: key, ..t.clone() };
+        let delivery = path(&made, &format!("/deliveries/{}", sent["id"].as_str().expect("one")));
+        let shown = lesser.get(&delivery).await;
+        assert!(!shown.text.contains("their secret"), "{}", shown.text);
+        let shown = shown.is(200);
+        assert_eq!((&shown["redacted"], &shown["body"]), (&json!(true), &Value::Null));
+        assert_eq!(shown["failed_tries"][0]["error_type"], "http_500");
+    });
+}

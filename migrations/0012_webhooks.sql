@@ -137,3 +137,32 @@ end
 $$;
 create trigger attempts_told after insert on attempts referencing new table as ended
 for each statement execute function note_failed_attempts();
+
+-- Push: queues whose jobs are sent to a URL.
+create table queue_pushes (
+    project_id integer not null,
+    queue text not null,
+    url text not null,
+    -- Longest time of a request.
+    timeout_seconds integer not null check (timeout_seconds between 1 and 600),
+    -- Jobs that one node sends at a time.
+    max_in_flight integer not null check (max_in_flight between 1 and 200),
+    -- Null: not paused.
+    paused_at timestamptz,
+    -- Signs requests. Encrypted, if there is a master key.
+    secret bytea not null,
+    -- The one before, which signs as well until then.
+    old_secret bytea,
+    old_secret_until timestamptz,
+    created_at timestamptz not null default now(),
+    updated_at timestamptz not null default now(),
+    -- To within some seconds: nodes write what they saw in batches.
+    last_success_at timestamptz,
+    last_failure_at timestamptz,
+    -- The first failure since the last success.
+    failing_since timestamptz,
+    -- What went wrong last, as `http_503`.
+    last_error text,
+    primary key (project_id, queue),
+    check ((old_secret is null) = (old_secret_until is null))
+);

@@ -174,6 +174,9 @@ pub enum Error {
     #[error("delivery not found")]
     DeliveryNotFound,
 
+    #[error("the queue's jobs are not pushed")]
+    PushNotFound,
+
     #[error("no such route")]
     NoSuchRoute,
 
@@ -394,6 +397,7 @@ impl Error {
             | Self::WorkerNotFound
             | Self::EndpointNotFound
             | Self::DeliveryNotFound
+            | Self::PushNotFound
             | Self::KeyNotFound
             | Self::MemberNotFound
             | Self::InvitationNotFound

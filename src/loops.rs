@@ -27,7 +27,9 @@ use crate::{
         stats::flush,
         webhooks::{
             deliver::{Deliverer, REFRESH_PERIOD},
-            empty, tell,
+            empty,
+            push::Pusher,
+            tell,
         },
         workers,
     },
@@ -185,6 +187,25 @@ pub fn start_canary(
         async move {
             canary.run(&engine).await;
             Ok(Next::Sleep(period))
+        }
+    });
+}
+
+/// Starts the loops that push the jobs of queues.
+pub fn start_pusher(
+    pusher: &Arc<Pusher>,
+    engine: &Engine,
+    stopping: &CancellationToken,
+    tracker: &TaskTracker,
+) {
+    let loops = Loops { engine, stopping, tracker };
+    let this = Arc::clone(pusher);
+    loops.start("pushes", None, move |_| {
+        let this = Arc::clone(&this);
+        async move {
+            Arc::clone(&this).refresh().await?;
+            this.write_outcomes().await?;
+            Ok(Next::Sleep(REFRESH_PERIOD))
         }
     });
 }

@@ -19,7 +19,7 @@ use hickory_resolver::{TokioResolver, config::LookupIpStrategy};
 use reqwest::{
     Client, Response, Url,
     dns::{Addrs, Name, Resolve, Resolving},
-    header::{ACCEPT_ENCODING, HeaderMap, HeaderValue, RETRY_AFTER, USER_AGENT},
+    header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER, USER_AGENT},
     redirect::Policy,
 };
 use rustls::{
@@ -51,10 +51,12 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
 const MAX_IDLE_CONNECTIONS: usize = 10;
 /// Bytes of an answer's headers.
 const MAX_HEADER_BYTES: usize = 16 * 1024;
-/// Bytes of an answer's body that are read, so that its connection can be used again.
-const MAX_BODY_BYTES: usize = 64 * 1024;
-/// Bytes of it that are kept.
+/// Bytes of an answer's body that are read.
+pub const MAX_BODY_BYTES: usize = 64 * 1024;
+/// Bytes of it that say what went wrong.
 pub const MAX_KEPT_BYTES: usize = 1024;
+/// An answer with `false` in it: another attempt cannot help.
+const RETRYABLE: &str = "fencepost-retryable";
 /// Who calls.
 const AGENT: &str = concat!("Fencepost/", env!("CARGO_PKG_VERSION"));
 
@@ -238,8 +240,22 @@ pub struct Answer {
     pub status: u16,
     /// The header `Retry-After`, if it counts seconds.
     pub retry_after_seconds: Option<u32>,
+    pub content_type: Option<String>,
+    /// Whether it says that another attempt cannot help.
+    pub is_final: bool,
     /// The beginning of its body.
     pub text: String,
+    /// Whether the body has more.
+    pub is_cut: bool,
+}
+
+impl Answer {
+    /// What it says, if something went wrong.
+    #[must_use]
+    pub fn first_text(&self) -> &str {
+        let end = self.text.floor_char_boundary(MAX_KEPT_BYTES.min(self.text.len()));
+        &self.text[..end]
+    }
 }
 
 impl Destination {
@@ -266,7 +282,8 @@ impl Destination {
         }
     }
 
-    /// Sends a request, and reads the answer within the given time.
+    /// Sends a request, and reads the answer within the given time. Of its body at most
+    /// `kept_bytes` are kept.
     ///
     /// # Errors
     /// See [`CallError`].
@@ -275,36 +292,40 @@ impl Destination {
         headers: HeaderMap,
         body: String,
         within: Duration,
+        kept_bytes: usize,
     ) -> Result<Answer, CallError> {
         self.address().await?;
         let request = self.client.post(self.url.clone()).headers(headers).body(body);
         let call = async {
             let response = request.send().await.map_err(|it| classify(&it))?;
-            read(response).await
+            read(response, kept_bytes).await
         };
         timeout(within, call).await.unwrap_or(Err(CallError::Timeout))
     }
 }
 
-async fn read(mut response: Response) -> Result<Answer, CallError> {
+async fn read(mut response: Response, kept_bytes: usize) -> Result<Answer, CallError> {
     let sizes = response.headers().iter().map(|(name, it)| name.as_str().len() + it.len());
     if sizes.sum::<usize>() > MAX_HEADER_BYTES {
         return Err(CallError::HeadersTooLarge);
     }
-    let retry_after = response.headers().get(RETRY_AFTER).and_then(|it| it.to_str().ok());
-    let retry_after_seconds = retry_after.and_then(|it| it.trim().parse().ok());
+    let header = |name: &str| response.headers().get(name).and_then(|it| it.to_str().ok());
+    let retry_after_seconds = header(RETRY_AFTER.as_str()).and_then(|it| it.trim().parse().ok());
+    let content_type = header(CONTENT_TYPE.as_str()).map(str::to_owned);
+    let is_final = header(RETRYABLE).is_some_and(|it| it.trim().eq_ignore_ascii_case("false"));
     let status = response.status().as_u16();
     let (mut kept, mut bytes) = (Vec::new(), 0);
     while let Some(part) = response.chunk().await.map_err(|it| classify(&it))? {
         bytes += part.len();
-        let room = MAX_KEPT_BYTES - kept.len();
+        let room = kept_bytes - kept.len();
         kept.extend_from_slice(&part[..part.len().min(room)]);
         if bytes >= MAX_BODY_BYTES {
             break;
         }
     }
+    let is_cut = bytes > kept.len();
     let text = String::from_utf8_lossy(&kept).into_owned();
-    Ok(Answer { status, retry_after_seconds, text })
+    Ok(Answer { status, retry_after_seconds, content_type, is_final, text, is_cut })
 }
 
 fn classify(error: &reqwest::Error) -> CallError {

@@ -23,7 +23,11 @@ use crate::{
     config::{ConnectionLimits, PoolArgs, RedisPlace, Signup, TrustedProxies},
     console,
     domain::plan::Plans,
-    engine::{self, Engine, notify::relay, webhooks::deliver::Deliverer},
+    engine::{
+        self, Engine,
+        notify::relay,
+        webhooks::{deliver::Deliverer, push::Pusher},
+    },
     http,
     ids::TickKey,
     limiter::Limiter,
@@ -148,9 +152,7 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     let background = TaskTracker::new();
     loops::start(&app, &stop, &background);
     if node.delivers {
-        let keys = Arc::clone(&app.accounts.master_keys);
-        let deliverer = Deliverer::new(engine.clone(), app.outbound.clone(), keys);
-        loops::start_deliverer(&deliverer, &engine, &stop, &background);
+        start_senders(&app, &bus, &engine, &stop, &background);
     }
     if let Some(period) = node.canary {
         loops::start_canary(&engine, &stop, &background, period);
@@ -197,6 +199,21 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     let _ = timeout_at(closed_by, pools.close()).await;
     anyhow::ensure!(!has_failed, "a part of this node has failed permanently");
     Ok(())
+}
+
+/// Starts the loops that send webhooks and push jobs.
+fn start_senders(
+    app: &App,
+    bus: &Bus,
+    engine: &Engine,
+    stop: &CancellationToken,
+    background: &TaskTracker,
+) {
+    let keys = || Arc::clone(&app.accounts.master_keys);
+    let deliverer = Deliverer::new(engine.clone(), app.outbound.clone(), keys());
+    loops::start_deliverer(&deliverer, engine, stop, background);
+    let pusher = Pusher::new(engine.clone(), app.outbound.clone(), keys(), bus.node().0);
+    loops::start_pusher(&pusher, engine, stop, background);
 }
 
 /// Whether each role can log in: some pools are not used before the first request.

@@ -147,7 +147,7 @@ metrics_table! {
     MAILS = "fencepost_mails_total", Counter,
         "Mails, by outcome: sent, printed, failed, or dropped (no mail server, or too many waiting).";
     WEBHOOK_DELIVERIES = "fencepost_webhook_deliveries_total", Counter,
-        "Tries to deliver an event to an endpoint, by outcome: delivered, failed, or released (the node stops).";
+        "Requests to endpoints and of pushes, by outcome: delivered, failed, released, or taken (push answered by 202).";
     WEBHOOK_SECONDS = "fencepost_webhook_duration_seconds", Seconds,
         "Time from a request to an endpoint to the end of its answer, or to its failure.";
     WEBHOOK_IN_FLIGHT = "fencepost_webhooks_in_flight", Gauge,

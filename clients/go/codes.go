@@ -41,6 +41,7 @@ const (
 	CodeQueueNotFound            ErrorCode = "queue_not_found"
 	CodeEndpointNotFound         ErrorCode = "endpoint_not_found"
 	CodeDeliveryNotFound         ErrorCode = "delivery_not_found"
+	CodePushNotFound             ErrorCode = "push_not_found"
 	CodeOperationNotFound        ErrorCode = "operation_not_found"
 	CodeRecurringJobNotFound     ErrorCode = "recurring_job_not_found"
 	CodeMethodNotAllowed         ErrorCode = "method_not_allowed"

@@ -39,6 +39,7 @@ export type ErrorCode =
   | "queue_not_found"
   | "endpoint_not_found"
   | "delivery_not_found"
+  | "push_not_found"
   | "operation_not_found"
   | "recurring_job_not_found"
   | "method_not_allowed"

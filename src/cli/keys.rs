@@ -274,7 +274,7 @@ async fn seal(
     let sealed = seal_totp_secrets(conn, &keys).await?;
     writeln!(out, "{sealed} secrets of authenticator apps encrypted")?;
     let sealed = webhooks::seal_secrets(conn, &keys).await?;
-    writeln!(out, "secrets of {sealed} endpoints encrypted")?;
+    writeln!(out, "secrets of {sealed} endpoints and pushes encrypted")?;
     Ok(())
 }
 

@@ -156,6 +156,14 @@ pub const ACTIONS: &[Action] = &[
         TYPE,
         "Paused: it accepts jobs, but none is claimed.",
     ),
+    on(
+        "queues_delete_push",
+        "DELETE",
+        "/queues/{queue}/push",
+        &[],
+        "The push has ended: the jobs wait for workers.",
+    )
+    .asking("End the push? The jobs wait for workers."),
     on("queues_resume", "POST", "/queues/{queue}/resume", TYPE, "Resumed: jobs are claimed again."),
     on("job_types_put", "PUT", "/job-types/{job_type}", SCHEMA, "The schema is saved."),
     on("queues_update", "PATCH", "/queues/{queue}", QUEUE, "The queue's settings are saved."),
@@ -275,6 +283,18 @@ pub const ACTIONS: &[Action] = &[
         "/webhooks/{endpoint_id}/test",
         &[],
         "A test is sent: the newest delivery shows the answer.",
+    ),
+    on(
+        "webhooks_replay",
+        "POST",
+        "/webhooks/{endpoint_id}/replay",
+        &[
+            Field::Time("since"),
+            Field::Time("until"),
+            Field::Text("which"),
+            Field::Number("rate_per_second"),
+        ],
+        "The deliveries are being sent again.",
     ),
     on(
         "webhooks_retry",
@@ -417,6 +437,8 @@ pub const OTHERS: &[(&str, &str, &str)] = &[
     ),
     ("auth_verify", "/console/verify", ""),
     ("jobs_replay", "/console/p/{project}/jobs/{job_id}/replay", "This is the new job."),
+    ("queues_put_push", "/console/p/{project}/queues/{queue}/push", ""),
+    ("queues_rotate_push_secret", "/console/p/{project}/queues/{queue}/push/rotate", ""),
     ("webhooks_create", "/console/p/{project}/webhooks", ""),
     ("webhooks_rotate_secret", "/console/p/{project}/webhooks/{endpoint_id}/rotate", ""),
     ("keys_create", "/console/p/{project}/keys", ""),

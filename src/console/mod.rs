@@ -28,6 +28,7 @@ mod page;
 mod passkeys;
 mod payload_form;
 mod provider;
+mod push;
 mod queues;
 mod recovery_codes;
 mod recurring;
@@ -73,6 +74,8 @@ fn of_project() -> Router<App> {
         .route("/jobs/{job_id}/logs/stream", get(jobs::log_stream))
         .route("/queues", get(queues::list))
         .route("/queues/{queue}", get(queues::detail))
+        .route("/queues/{queue}/push", get(push::page).post(push::put))
+        .route("/queues/{queue}/push/rotate", post(push::rotate))
         .route("/queues/{queue}/spark.svg", get(queues::spark))
         .route("/dead-letters", get(dead_letters::groups))
         .route("/dead-letters/list", get(dead_letters::letters))

@@ -169,6 +169,11 @@ impl Frame {
         self.may(Permission::Administer)
     }
 
+    /// The page of a queue's push.
+    pub fn place_of_push(&self, queue: &str) -> String {
+        self.to(&format!("/queues/{}/push", segment(queue)))
+    }
+
     /// Whether the visitor may manage members and settings.
     pub fn may_govern(&self) -> bool {
         self.may(Permission::Govern)

@@ -339,6 +339,10 @@ pub const MAX_ENDPOINT_IN_FLIGHT: i32 = 50;
 pub const MAX_ENDPOINT_TIMEOUT_SECONDS: i32 = 30;
 /// How long a rotated secret of an endpoint may stay valid, in seconds (7 days).
 pub const MAX_SECRET_OVERLAP_SECONDS: i32 = 7 * 86_400;
+/// Jobs of a pushed queue that one node sends at a time.
+pub const MAX_PUSH_IN_FLIGHT: i32 = 200;
+/// Longest request of a pushed queue, in seconds.
+pub const MAX_PUSH_TIMEOUT_SECONDS: i32 = 600;
 /// Endpoints of one page.
 pub const MAX_PAGE_ENDPOINTS: u32 = 100;
 /// Deliveries of one page.

@@ -1,8 +1,8 @@
-//! `GET /v1/queues`, `GET` and `PATCH /v1/queues/{queue}`: depth, throughput and settings of
-//! queues.
+//! `GET /v1/queues`, `GET` and `PATCH /v1/queues/{queue}`: depth, throughput and settings.
 
 pub mod backlog;
 pub mod control;
+pub mod push;
 
 use std::cmp::Reverse;
 

@@ -1,6 +1,7 @@
 //! `/v1/webhooks`: endpoints that are told what happens to jobs.
 
 pub mod deliveries;
+pub mod replay;
 
 use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
@@ -95,7 +96,7 @@ pub struct Endpoint {
     /// First failure since the last success; null: the last try succeeded.
     #[schema(required)]
     pub failing_since: Option<DateTime<Utc>>,
-    /// Events that it was not told, because 10,000 deliveries to it waited.
+    /// Events that it was not told, because 50,000 deliveries to it waited.
     #[schema(example = 0)]
     pub dropped_events: i64,
 }

@@ -37,6 +37,7 @@ pub mod passkeys;
 pub mod polls;
 pub mod pools;
 pub mod projects;
+pub mod pushes;
 pub mod queue_limits;
 pub mod queues;
 pub mod requeue;

@@ -9,6 +9,7 @@ pub mod operations;
 pub mod probe;
 pub mod prune;
 pub mod purge;
+pub mod pushes;
 pub mod schedules;
 pub mod set_aside;
 pub mod webhooks;

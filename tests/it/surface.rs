@@ -276,6 +276,9 @@ fn webhook_body(id: &str) -> Option<Value> {
     match id {
         "webhooks_create" => Some(json!({"url": "https://example.com/hook", "events": ["job.*"]})),
         "webhooks_update" | "webhooks_rotate_secret" => Some(json!({})),
+        "queues_put_push" => Some(json!({"url": "https://example.com/jobs"})),
+        "queues_rotate_push_secret" => Some(json!({})),
+        "webhooks_replay" => Some(json!({"since": "2026-01-01T00:00:00Z", "dry_run": true})),
         _ => None,
     }
 }
@@ -317,6 +320,8 @@ fn needs_no_body(id: &str) -> bool {
         "webhooks_delivery",
         "webhooks_retry",
         "webhooks_test",
+        "queues_get_push",
+        "queues_delete_push",
         "events_stream",
         "jobs_cancelled",
         "jobs_events",

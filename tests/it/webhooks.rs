@@ -2,6 +2,7 @@
 
 mod crashes;
 mod destinations;
+mod push;
 mod settings;
 mod verifiers;
 

@@ -42,6 +42,7 @@ class ErrorCode(str, Enum):
     QUEUE_NOT_FOUND = "queue_not_found"
     ENDPOINT_NOT_FOUND = "endpoint_not_found"
     DELIVERY_NOT_FOUND = "delivery_not_found"
+    PUSH_NOT_FOUND = "push_not_found"
     OPERATION_NOT_FOUND = "operation_not_found"
     RECURRING_JOB_NOT_FOUND = "recurring_job_not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"

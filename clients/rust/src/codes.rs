@@ -43,6 +43,7 @@ pub enum ErrorCode {
     QueueNotFound,
     EndpointNotFound,
     DeliveryNotFound,
+    PushNotFound,
     OperationNotFound,
     RecurringJobNotFound,
     MethodNotAllowed,

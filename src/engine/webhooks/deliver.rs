@@ -1,23 +1,17 @@
-//! Sending deliveries. Each endpoint has a task on each node that polls its queue of the outbox, as
-//! a worker would, and sends what it leases. So leases, fences and retries are those of any job: a
-//! node that dies loses none, and its deliveries are sent again by another.
+//! Sending deliveries to endpoints: each enabled one is a target of every node.
 
 use std::{
     collections::HashMap,
-    future::pending,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use chrono::{DateTime, Utc};
-use metrics::{counter, gauge, histogram};
+use metrics::{gauge, histogram};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use serde_json::json;
 use sqlx::{Acquire, PgConnection};
-use tokio::{
-    sync::Semaphore,
-    time::{sleep, timeout},
-};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -27,13 +21,13 @@ pub use super::turns::{
 use super::{
     payload::{Delivered, Payload},
     secret_place,
-    turns::Turns,
+    sender::{InFlight, LEASE_MARGIN_SECONDS, Line, NoTurn, Sender, Target},
+    turns::Turn,
 };
 use crate::{
     domain::{
         backoff::Jitter,
-        lease::Fence,
-        limits::{MAX_ENDPOINT_TIMEOUT_SECONDS, MAX_POLL_CAPACITY},
+        limits::MAX_ENDPOINT_TIMEOUT_SECONDS,
         outbound,
         text::ErrorReport,
         webhook::{
@@ -43,16 +37,14 @@ use crate::{
     },
     engine::{
         Engine,
-        dispatch::{self, Poll},
-        settle::{self, Ack, AttemptEnd, Failure},
+        dispatch::{LeasedDelivery, LeasedJob},
+        settle::{AttemptEnd, Failure},
     },
-    error,
     ids::{DeliveryId, EndpointId, ProjectId},
-    outbound::{Destination, Outbound},
+    outbound::{MAX_KEPT_BYTES, Outbound},
     seal::MasterKeys,
     store::{
         audit::{self, Actor, NewAuditEntry},
-        claims::LeasedJob,
         sweep::webhooks::{
             Disabled, MAX_PAGE_SERVED, Outcomes, ServedEndpoint, note_outcomes, served_endpoints,
         },
@@ -65,31 +57,16 @@ use crate::{
 pub const REFRESH_PERIOD: Duration = Duration::from_secs(2);
 /// Endpoints that one node serves at most. Each has a parked poll, of which a node has 20,000.
 pub const MAX_SERVED_ENDPOINTS: usize = 15_000;
-/// The wait of one poll for deliveries.
-const POLL_WAIT: Duration = Duration::from_secs(30);
-/// How long an endpoint that is being sent to waits for more of its slots before the next poll.
-const COLLECT_PAUSE: Duration = Duration::from_millis(3);
-/// The pause after a poll that failed.
-const FAILURE_PAUSE: Duration = Duration::from_secs(1);
-/// How long a delivery waits for its turn; then it is tried later. Turns are looked for before it
-/// is leased, so this is rare.
-const TURN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Seconds by which a lease is longer than the endpoint's timeout: for the turn, the look-up of the
-/// host, and the ack.
-const LEASE_MARGIN_SECONDS: i32 = 20;
 /// The timeout of a delivery's job, in seconds: the timeout of its endpoint may change.
 pub(super) const DELIVERY_SECONDS: i32 = MAX_ENDPOINT_TIMEOUT_SECONDS + LEASE_MARGIN_SECONDS;
-/// How long requests may still be answered when the node stops; then they are released.
-const STOP_GRACE: Duration = Duration::from_secs(5);
 
 type Key = (ProjectId, EndpointId);
 
 /// The deliveries of one node.
 pub struct Deliverer {
-    engine: Engine,
+    sender: Sender,
     outbound: Outbound,
     master_keys: Arc<MasterKeys>,
-    turns: Turns,
     served: Mutex<HashMap<Key, Known>>,
 }
 
@@ -103,14 +80,9 @@ enum Known {
 /// An endpoint that this node serves.
 struct Served {
     it: ServedEndpoint,
-    to: Destination,
+    line: Line,
     secrets: Vec<Vec<u8>>,
-    /// Requests that may be sent at a time. A changed endpoint keeps it, unless their number has
-    /// changed: those that are under way count.
-    slots: Arc<Semaphore>,
     seen: Mutex<Seen>,
-    /// Cancelled when it changes, or is served no more.
-    ended: CancellationToken,
 }
 
 /// What deliveries to an endpoint led to, since it was last written.
@@ -121,27 +93,11 @@ struct Seen {
     is_gone: bool,
 }
 
-/// Counts a request that is under way.
-struct InFlight;
-
-impl InFlight {
-    fn begin() -> Self {
-        gauge!(telemetry::WEBHOOK_IN_FLIGHT).increment(1);
-        Self
-    }
-}
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        gauge!(telemetry::WEBHOOK_IN_FLIGHT).decrement(1);
-    }
-}
-
 impl Deliverer {
     #[must_use]
     pub fn new(engine: Engine, outbound: Outbound, master_keys: Arc<MasterKeys>) -> Arc<Self> {
-        let (turns, served) = (Turns::new(), Mutex::default());
-        Arc::new(Self { engine, outbound, master_keys, turns, served })
+        let (sender, served) = (Sender::new(engine), Mutex::default());
+        Arc::new(Self { sender, outbound, master_keys, served })
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<Key, Known>> {
@@ -153,7 +109,7 @@ impl Deliverer {
     /// # Errors
     /// When the database does not answer.
     pub async fn refresh(self: Arc<Self>) -> sqlx::Result<()> {
-        let mut conn = self.engine.pools.background.acquire().await?;
+        let mut conn = self.sender.engine.pools.background.acquire().await?;
         let mut found = Vec::new();
         let mut after = (ProjectId(0), EndpointId(Uuid::nil()));
         loop {
@@ -193,15 +149,14 @@ impl Deliverer {
         let (key, updated_at) = ((it.project_id, it.id), it.updated_at);
         let slots = match &former {
             Some(Known::Served(former)) if former.it.max_in_flight == it.max_in_flight => {
-                Some(Arc::clone(&former.slots))
+                Some(Arc::clone(&former.line.slots))
             }
             _ => None,
         };
         former.into_iter().for_each(Known::end);
         match self.serve(it, slots) {
             Ok(new) => {
-                let (this, serving) = (Arc::clone(self), Arc::clone(&new));
-                self.engine.tasks.spawn(async move { this.work(serving).await });
+                self.sender.begin(Arc::clone(&new));
                 Known::Served(new)
             }
             Err(error) => {
@@ -224,148 +179,20 @@ impl Deliverer {
         let stored = [Some(&it.secret), it.old_secret.as_ref()].into_iter().flatten();
         let secrets = stored.map(|stored| self.master_keys.open(&place, stored, SECRET_BYTES));
         let secrets = secrets.collect::<Result<Vec<_>, _>>()?;
-        let (seen, ended) = (Mutex::default(), CancellationToken::new());
-        let new = Arc::new(Semaphore::new(usize::try_from(it.max_in_flight).unwrap_or(1)));
-        let slots = slots.unwrap_or(new);
-        Ok(Arc::new(Served { it, to, secrets, slots, seen, ended }))
-    }
-
-    /// Polls for an endpoint's deliveries, and sends them, until it is served no more.
-    async fn work(self: Arc<Self>, served: Arc<Served>) {
-        let (stopping, ended) = (self.engine.stopping.clone(), served.ended.clone());
-        let working = async {
-            loop {
-                if let Err(error) = self.work_once(&served).await {
-                    tracing::warn!(error = error::chain(&error), "deliveries cannot be polled");
-                    sleep(FAILURE_PAUSE).await;
-                }
-            }
+        let max_in_flight = usize::try_from(it.max_in_flight).unwrap_or(1);
+        let new = Arc::new(Semaphore::new(max_in_flight));
+        let line = Line {
+            project_id: it.project_id,
+            jobs_of: it.outbox,
+            queue: it.id.to_string(),
+            worker_id: None,
+            lease_seconds: Some(it.timeout_seconds + LEASE_MARGIN_SECONDS),
+            to,
+            slots: slots.unwrap_or(new),
+            max_in_flight,
+            ended: CancellationToken::new(),
         };
-        tokio::select! {
-            () = stopping.cancelled() => (),
-            () = ended.cancelled() => (),
-            () = working => (),
-        }
-    }
-
-    /// Leases as many deliveries as may be sent now, and sends each in a task of its own.
-    async fn work_once(self: &Arc<Self>, served: &Arc<Served>) -> Result<(), error::Error> {
-        // One is taken for the wait, and others that are free with it.
-        let first = Arc::clone(&served.slots).acquire_owned().await;
-        let Ok(first) = first else { return Ok(()) };
-        if served.slots.available_permits() + 1 < served.max_in_flight() {
-            // Others will be free in a moment: leases are cheaper together.
-            sleep(COLLECT_PAUSE).await;
-        }
-        let address = served.to.known_address();
-        let room = self.turns.room(served.it.project_id, address).await;
-        let room = room.min(served.slots.available_permits() + 1);
-        let poll = Poll {
-            queues: vec![served.it.id.to_string()],
-            capacity: u32::try_from(room).unwrap_or(1).min(MAX_POLL_CAPACITY),
-            lease_seconds: Some(served.it.timeout_seconds + LEASE_MARGIN_SECONDS),
-            wait: POLL_WAIT,
-            ..Poll::new(served.it.outbox)
-        };
-        let gone = served.ended.child_token();
-        let polled = dispatch::poll(&self.engine, poll, &gone, pending()).await?;
-        let mut slot = Some(first);
-        for leased in polled.jobs() {
-            let slot = slot.take().or_else(|| Arc::clone(&served.slots).try_acquire_owned().ok());
-            let (this, served, job) = (Arc::clone(self), Arc::clone(served), leased.job.clone());
-            self.engine.tasks.spawn(async move {
-                this.deliver(&served, job).await;
-                drop(slot);
-            });
-        }
-        polled.delivered();
-        Ok(())
-    }
-
-    /// Sends a delivery, and settles it.
-    async fn deliver(&self, served: &Served, job: LeasedJob) {
-        let started = Instant::now();
-        let sent = tokio::select! {
-            sent = self.send(served, &job) => sent,
-            () = self.stopped() => AttemptEnd::Released,
-        };
-        let outcome = match &sent {
-            AttemptEnd::Succeeded { .. } => "delivered",
-            AttemptEnd::Failed(_) => "failed",
-            AttemptEnd::Released => "released",
-        };
-        counter!(telemetry::WEBHOOK_DELIVERIES, "outcome" => outcome).increment(1);
-        let duration_ms = i64::try_from(started.elapsed().as_millis()).ok();
-        let fence =
-            Fence { worker_id: None, attempt: Some(job.attempt), lease_id: Some(job.lease_id) };
-        let ack = Ack { job_id: job.id, fence, end: sent, duration_ms };
-        if let Err(error) = settle::ack(&self.engine, served.it.outbox, ack).await {
-            // Its lease ends, and it is sent again.
-            let delivery = DeliveryId(job.id.0).to_string();
-            tracing::warn!(delivery, error = error::chain(&error), "a delivery was not settled");
-        }
-    }
-
-    async fn stopped(&self) {
-        self.engine.stopping.cancelled().await;
-        sleep(STOP_GRACE).await;
-    }
-
-    /// Sends a delivery.
-    async fn send(&self, served: &Served, job: &LeasedJob) -> AttemptEnd {
-        let payload = match Payload::read(&job.payload) {
-            Ok(payload) => payload,
-            Err(error) => return failed(job, "unreadable", error.to_string(), false, None),
-        };
-        let address = match served.to.address().await {
-            Ok(address) => address,
-            Err(error) => {
-                served.note(|it| it.failures += 1);
-                return failed(job, error.name(), error.to_string(), true, None);
-            }
-        };
-        let turn = self.turns.take(served.it.project_id, address);
-        let Ok(_turn) = timeout(TURN_TIMEOUT, turn).await else {
-            return failed(job, "no_turn", NO_TURN.to_owned(), true, None);
-        };
-        let _in_flight = InFlight::begin();
-        if job.attempt == 1 {
-            let waited = (job.claimed_at - payload.at).to_std().unwrap_or_default();
-            histogram!(telemetry::WEBHOOK_DELAY_SECONDS).record(waited.as_secs_f64());
-        }
-        let called = Instant::now();
-        let within = Duration::from_secs(u64::try_from(served.it.timeout_seconds).unwrap_or(1));
-        let headers = headers(served, job, &payload);
-        let answer = served.to.post(headers, payload.body.get().to_owned(), within).await;
-        histogram!(telemetry::WEBHOOK_SECONDS).record(called.elapsed().as_secs_f64());
-        let answer = match answer {
-            Ok(answer) => answer,
-            Err(error) => {
-                served.note(|it| it.failures += 1);
-                return failed(job, error.name(), error.to_string(), true, None);
-            }
-        };
-        let kind = format!("http_{}", answer.status);
-        match verdict(answer.status, answer.retry_after_seconds) {
-            Verdict::Delivered => {
-                served.note(|it| {
-                    *it = Seen { has_succeeded: true, failures: 0, is_gone: it.is_gone };
-                });
-                let result = Delivered { status: answer.status, text: answer.text };
-                AttemptEnd::Succeeded { result: serde_json::to_string(&result).ok() }
-            }
-            Verdict::Failed(retry_after) => {
-                served.note(|it| it.failures += 1);
-                failed(job, &kind, answer.text, true, retry_after)
-            }
-            Verdict::Gone => {
-                served.note(|it| {
-                    it.failures += 1;
-                    it.is_gone = true;
-                });
-                failed(job, &kind, answer.text, false, None)
-            }
-        }
+        Ok(Arc::new(Served { it, line, secrets, seen: Mutex::default() }))
     }
 
     /// Writes what deliveries led to, and disables endpoints that fail for too long.
@@ -380,7 +207,7 @@ impl Deliverer {
             return Ok(());
         }
         let outcomes: Vec<_> = taken.iter().map(|(it, seen)| seen.of(&it.it)).collect();
-        let written = note(&self.engine, &outcomes).await;
+        let written = note(&self.sender.engine, &outcomes).await;
         if written.is_err() {
             taken.iter().for_each(|(it, seen)| it.note(|now| now.add_before(*seen)));
         }
@@ -401,14 +228,76 @@ impl Known {
 
     fn end(self) {
         if let Self::Served(it) = self {
-            it.ended.cancel();
+            it.line.ended.cancel();
         }
     }
 }
 
+impl Target for Served {
+    fn line(&self) -> &Line {
+        &self.line
+    }
+
+    async fn send(&self, job: &LeasedDelivery, turn: Result<Turn, NoTurn>) -> Option<AttemptEnd> {
+        Some(self.deliver(&job.job, turn).await)
+    }
+}
+
 impl Served {
-    fn max_in_flight(&self) -> usize {
-        usize::try_from(self.it.max_in_flight).unwrap_or(1)
+    async fn deliver(&self, job: &LeasedJob, turn: Result<Turn, NoTurn>) -> AttemptEnd {
+        let payload = match Payload::read(&job.payload) {
+            Ok(payload) => payload,
+            Err(error) => return failed(job, "unreadable", error.to_string(), false, None),
+        };
+        let _turn = match turn {
+            Ok(turn) => turn,
+            Err(NoTurn::Busy) => {
+                return failed(job, "no_turn", NO_TURN.to_owned(), true, None);
+            }
+            Err(NoTurn::NoAddress(error)) => {
+                self.note(|it| it.failures += 1);
+                return failed(job, error.name(), error.to_string(), true, None);
+            }
+        };
+        let _in_flight = InFlight::begin();
+        if job.attempt == 1 {
+            let waited = (job.claimed_at - payload.at).to_std().unwrap_or_default();
+            histogram!(telemetry::WEBHOOK_DELAY_SECONDS).record(waited.as_secs_f64());
+        }
+        let called = Instant::now();
+        let within = Duration::from_secs(u64::try_from(self.it.timeout_seconds).unwrap_or(1));
+        let headers = headers(&self.secrets, job, &payload);
+        let body = payload.body.get().to_owned();
+        let answer = self.line.to.post(headers, body, within, MAX_KEPT_BYTES).await;
+        histogram!(telemetry::WEBHOOK_SECONDS).record(called.elapsed().as_secs_f64());
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(error) => {
+                self.note(|it| it.failures += 1);
+                return failed(job, error.name(), error.to_string(), true, None);
+            }
+        };
+        let kind = format!("http_{}", answer.status);
+        match verdict(answer.status, answer.retry_after_seconds) {
+            Verdict::Delivered => {
+                self.note(|it| {
+                    *it = Seen { has_succeeded: true, failures: 0, is_gone: it.is_gone };
+                });
+                let result = Delivered { status: answer.status, text: answer.text };
+                AttemptEnd::Succeeded { result: serde_json::to_string(&result).ok() }
+            }
+            Verdict::Failed(retry_after) => {
+                self.note(|it| it.failures += 1);
+                failed(job, &kind, answer.text, true, retry_after)
+            }
+            Verdict::Gone => {
+                self.note(|it| {
+                    it.failures += 1;
+                    it.is_gone = true;
+                });
+                failed(job, &kind, answer.text, false, None)
+            }
+        }
     }
 
     fn note(&self, change: impl FnOnce(&mut Seen)) {
@@ -481,7 +370,7 @@ fn failed(
 }
 
 /// The headers of a request. The time is that of the lease, by the database's clock.
-fn headers(served: &Served, job: &LeasedJob, payload: &Payload) -> HeaderMap {
+fn headers(secrets: &[Vec<u8>], job: &LeasedJob, payload: &Payload) -> HeaderMap {
     let (id, timestamp) = (&payload.event_id, job.claimed_at.timestamp());
     let values = [
         (CONTENT_TYPE, "application/json".to_owned()),
@@ -489,7 +378,7 @@ fn headers(served: &Served, job: &LeasedJob, payload: &Payload) -> HeaderMap {
         (HeaderName::from_static("webhook-timestamp"), timestamp.to_string()),
         (
             HeaderName::from_static("webhook-signature"),
-            signatures(&served.secrets, id, timestamp, payload.body.get()),
+            signatures(secrets, id, timestamp, payload.body.get()),
         ),
         (HeaderName::from_static("fencepost-delivery"), DeliveryId(job.id.0).to_string()),
         (HeaderName::from_static("fencepost-attempt"), job.attempt.to_string()),

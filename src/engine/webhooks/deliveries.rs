@@ -10,6 +10,7 @@ use super::{
 use crate::{
     domain::{
         job::JobState,
+        operation::{JobFilter, Kind, Which},
         plan::{Limits, Tenant},
         webhook::{TEST_EVENT, WebhookData, WebhookEvent, WebhookProject},
     },
@@ -20,9 +21,10 @@ use crate::{
             dependencies::{OnConflict, TiedJob},
         },
         jobs::{AttemptRow, Filter, JobRow, Order, Payloads, Place, control},
+        operations::{self, NewOperation},
     },
     error::Error,
-    ids::{DeliveryId, EndpointId, EventId, JobId, JobKey, ProjectId},
+    ids::{DeliveryId, EndpointId, EventId, JobId, JobKey, OperationId, ProjectId},
     store,
 };
 
@@ -144,4 +146,62 @@ pub async fn send_test(
     let outbox = Tenant { project_id: endpoint.outbox, limits: Limits::default() };
     enqueue::store(engine, outbox, vec![TiedJob::new(job, OnConflict::Reject)]).await?;
     Ok(delivery)
+}
+
+/// Which deliveries to send again.
+#[derive(Debug, Clone, Copy)]
+pub struct ReplayRequest {
+    /// Only those made at this time or later.
+    pub since: DateTime<Utc>,
+    /// Only those made before this time.
+    pub until: Option<DateTime<Utc>>,
+    /// Also those that were accepted.
+    pub is_of_all: bool,
+    pub rate_per_second: Option<i32>,
+    /// Only count them.
+    pub is_dry_run: bool,
+}
+
+/// Sends deliveries again, in the background. Returns how many; none: more than were counted.
+///
+/// # Errors
+/// [`Error::EndpointNotFound`]. [`Error::QuotaExceeded`] while too many such operations run.
+/// [`Error::Invalid`] when all are to be sent, and they are too many.
+pub async fn replay(
+    engine: &Engine,
+    (project_id, id): (ProjectId, EndpointId),
+    wanted: &ReplayRequest,
+) -> Result<Option<i64>, Error> {
+    let endpoint = find(engine, project_id, id).await?;
+    let kind = if wanted.is_of_all { Kind::JobsReplay } else { Kind::JobsRetry };
+    let filter = JobFilter {
+        queue: Some(id.to_string()),
+        created_after: Some(wanted.since),
+        created_before: wanted.until,
+        ..JobFilter::default()
+    };
+    let now = engine.now().await?;
+    let which = Filter::of(kind, &filter, now).map_err(|it| Error::invalid("which", it))?;
+    let (count, has_more) = {
+        let mut conn = engine.pools.read_outbox(project_id, endpoint.outbox).await?;
+        store::jobs::count(&mut conn, endpoint.outbox, &which).await?
+    };
+    let matching = (!has_more).then_some(count);
+    if wanted.is_dry_run {
+        return Ok(matching);
+    }
+    if wanted.is_of_all && has_more {
+        return Err(Error::invalid("since", "must be later: more than 100,000 deliveries match"));
+    }
+    let new = NewOperation {
+        id: OperationId::generate(),
+        kind,
+        filter: Which::Jobs(filter),
+        expected: matching,
+        max_jobs: None,
+        rate_per_second: wanted.rate_per_second,
+    };
+    let outbox = Tenant { project_id: endpoint.outbox, limits: Limits::default() };
+    operations::begin(engine, outbox, &new).await?;
+    Ok(matching)
 }

@@ -6,13 +6,17 @@ pub mod deliver;
 mod deliveries;
 pub mod empty;
 mod payload;
+pub mod push;
+mod sender;
 pub mod tell;
 mod turns;
 
 use sqlx::{Acquire, PgConnection};
 use uuid::Uuid;
 
-pub use self::deliveries::{DeliveryRow, Wanted, deliveries, delivery, retry, send_test};
+pub use self::deliveries::{
+    DeliveryRow, ReplayRequest, Wanted, deliveries, delivery, replay, retry, send_test,
+};
 use super::Engine;
 pub use crate::store::webhooks::{EndpointChange, EndpointRow, NewEndpoint};
 use crate::{
@@ -21,7 +25,7 @@ use crate::{
     ids::{EndpointId, ProjectId},
     seal::{MasterKeys, OtherMasterKey},
     store::{
-        sweep::webhooks::{StoredSecrets, replace_secrets, secrets},
+        sweep::webhooks::{replace_secrets, secrets},
         webhooks,
     },
 };
@@ -157,7 +161,7 @@ pub async fn rotate(
     if is_there { Ok(secret.to_vec()) } else { Err(Error::EndpointNotFound) }
 }
 
-/// Encrypts the secrets of all endpoints with the first master key. Returns of how many.
+/// Encrypts the secrets of all endpoints and pushes with the first master key. Returns of how many.
 ///
 /// # Errors
 /// When one is encrypted with a key that is not given, or the database does not answer.
@@ -168,29 +172,35 @@ pub async fn seal_secrets(
     let (mut sealed, mut after) = (0, (ProjectId(0), EndpointId(Uuid::nil())));
     loop {
         let page = secrets(conn, after, SEALED_AT_ONCE).await?;
-        let Some(last) = page.last() else { return Ok(sealed) };
+        let Some(last) = page.last() else { break };
         after = (last.project_id, last.id);
         for it in page {
-            sealed += usize::from(seal_again(conn, master_keys, &it).await?);
+            let place = secret_place(it.project_id, it.id);
+            let stored = (&it.secret, it.old_secret.as_ref());
+            let Some((secret, old)) = seal_again(master_keys, &place, stored)? else { continue };
+            replace_secrets(conn, &it, &secret, old.as_deref()).await?;
+            sealed += 1;
         }
     }
+    Ok(sealed + push::seal_secrets(conn, master_keys).await?)
 }
 
-async fn seal_again(
-    conn: &mut PgConnection,
+/// A secret and, while it is still valid, the one before; both encrypted.
+type SealedSecrets = (Vec<u8>, Option<Vec<u8>>);
+
+/// A secret and the one before, encrypted with the first master key; none: they are.
+fn seal_again(
     master_keys: &MasterKeys,
-    it: &StoredSecrets,
-) -> anyhow::Result<bool> {
+    place: &str,
+    (secret, old): (&Vec<u8>, Option<&Vec<u8>>),
+) -> Result<Option<SealedSecrets>, OtherMasterKey> {
     let is_current = |stored: &Vec<u8>| master_keys.is_current(stored, SECRET_BYTES);
-    if is_current(&it.secret) && it.old_secret.as_ref().is_none_or(is_current) {
-        return Ok(false);
+    if is_current(secret) && old.is_none_or(is_current) {
+        return Ok(None);
     }
-    let place = secret_place(it.project_id, it.id);
     let again = |stored: &Vec<u8>| -> Result<Vec<u8>, OtherMasterKey> {
-        let plain = master_keys.open(&place, stored, SECRET_BYTES)?;
-        Ok(master_keys.seal(&place, &plain))
+        let plain = master_keys.open(place, stored, SECRET_BYTES)?;
+        Ok(master_keys.seal(place, &plain))
     };
-    let (secret, old) = (again(&it.secret)?, it.old_secret.as_ref().map(again).transpose()?);
-    replace_secrets(conn, it, &secret, old.as_deref()).await?;
-    Ok(true)
+    Ok(Some((again(secret)?, old.map(again).transpose()?)))
 }

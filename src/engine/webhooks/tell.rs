@@ -35,7 +35,7 @@ use crate::{
 };
 
 /// Deliveries to one endpoint that may wait. Of further events it is not told.
-pub const MAX_WAITING_DELIVERIES: i64 = 10_000;
+pub const MAX_WAITING_DELIVERIES: i64 = 50_000;
 /// Deliveries that one transaction stores at most, but for those of one event.
 const MAX_STORED_DELIVERIES: i64 = 1_000;
 

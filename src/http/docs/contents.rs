@@ -17,6 +17,7 @@ pub const GROUPS: [(&str, &[&str]); 6] = [
             "guides/fan-out",
             "guides/long-jobs",
             "guides/webhooks",
+            "guides/push",
             "guides/effects-once",
             "guides/priorities",
             "guides/deploy-workers",

@@ -12,6 +12,7 @@ pub const MAX_PURGED_ROWS: u64 = 2_000;
 pub const TENANT_TABLES: &[&str] = &[
     "recurring_schedules",
     "event_subscriptions",
+    "queue_pushes",
     "webhook_endpoints",
     "outboxes",
     "operations",

@@ -229,7 +229,13 @@ async fn work_with_webhooks(p: &mut Presser<'_>) {
     let sent = text(&p.get(&format!("{path}/deliveries")).await["deliveries"][0]["id"]);
     p.press("webhooks_retry", &[("endpoint_id", id), ("delivery_id", &sent)]).await;
     assert_eq!(sink.next().await.header("fencepost-delivery"), sent);
+    let again = [("endpoint_id", id), ("since", "2020-01-01T00:00"), ("which", "all")];
+    p.press("webhooks_replay", &again).await;
+    assert!(!sink.next().await.header("webhook-id").is_empty());
     p.press("webhooks_delete", &[("endpoint_id", id)]).await;
+    p.t.put("/v1/queues/pushed/push", json!({"url": sink.url})).await.is(201);
+    p.press("queues_delete_push", &[("queue", "pushed")]).await;
+    p.t.get("/v1/queues/pushed/push").await.is_error(404, "push_not_found");
     p.t.get(&path).await.is_error(404, "endpoint_not_found");
 }
 

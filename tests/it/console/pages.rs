@@ -8,7 +8,7 @@ use crate::people::Person;
 use serde_json::{Value, json};
 
 /// All pages of a project, but those of one thing.
-const PAGES: [&str; 30] = [
+const PAGES: [&str; 31] = [
     "",
     "/start",
     "/first",
@@ -36,6 +36,7 @@ const PAGES: [&str; 30] = [
     "/operations",
     "/keys",
     "/webhooks",
+    "/queues/default/push",
     "/members",
     "/limits",
     "/settings",

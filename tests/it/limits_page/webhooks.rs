@@ -2,8 +2,8 @@
 
 use fencepost::{
     domain::{limits, outbound, webhook},
-    engine::webhooks::{deliver, tell},
-    outbound::MAX_KEPT_BYTES,
+    engine::webhooks::{deliver, push, tell},
+    outbound::{MAX_BODY_BYTES, MAX_KEPT_BYTES},
 };
 
 /// The rows of "A webhook".
@@ -45,6 +45,10 @@ pub fn webhook_limits() -> Vec<(&'static str, String)> {
         ("deliveries to a disabled endpoint", format!("cancelled after {} h", limits::EMPTY_HOURS)),
         ("deliveries that failed", format!("kept {} days", limits::FAILED_DELIVERY_DAYS)),
         ("an event that waits", format!("dropped after {} h", limits::EVENT_KEEP_HOURS)),
+        ("queues of one project that are pushed", push::MAX_PROJECT_PUSHED_QUEUES.to_string()),
+        ("a push's `timeout_seconds`", format!("1–{} s", limits::MAX_PUSH_TIMEOUT_SECONDS)),
+        ("a push's `max_in_flight`", format!("1–{}, on each node", limits::MAX_PUSH_IN_FLIGHT)),
+        ("an answer that is a job's result", format!("{MAX_BODY_BYTES} bytes")),
         (
             "requests that a node sends at a time",
             format!(

@@ -60,14 +60,14 @@ fn keys_that_sign_tokens_are_encrypted_and_their_master_key_can_be_replaced() {
             seal(&database, &file),
             (
                 true,
-                "1 signing keys encrypted\n0 secrets of authenticator apps encrypted\nsecrets of 0 endpoints encrypted\n".to_owned()
+                "1 signing keys encrypted\n0 secrets of authenticator apps encrypted\nsecrets of 0 endpoints and pushes encrypted\n".to_owned()
             )
         );
         assert_eq!(
             seal(&database, &file),
             (
                 true,
-                "0 signing keys encrypted\n0 secrets of authenticator apps encrypted\nsecrets of 0 endpoints encrypted\n".to_owned()
+                "0 signing keys encrypted\n0 secrets of authenticator apps encrypted\nsecrets of 0 endpoints and pushes encrypted\n".to_owned()
             )
         );
         assert_eq!(database.number(plain).await, 0);
@@ -93,7 +93,7 @@ fn keys_that_sign_tokens_are_encrypted_and_their_master_key_can_be_replaced() {
             seal(&database, &file),
             (
                 true,
-                "1 signing keys encrypted\n0 secrets of authenticator apps encrypted\nsecrets of 0 endpoints encrypted\n".to_owned()
+                "1 signing keys encrypted\n0 secrets of authenticator apps encrypted\nsecrets of 0 endpoints and pushes encrypted\n".to_owned()
             )
         );
         let server = start(&database, &new).await;

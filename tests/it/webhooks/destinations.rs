@@ -311,7 +311,8 @@ fn a_host_with_one_address_that_is_not_public_is_never_connected_to() {
             let outbound = Outbound::new(Allowed::default(), None).expect("no file");
             let url = format!("https://rebinding.example:{port}/hook").parse().expect("a URL");
             let to = outbound.with_lookup(lookup).destination(url).expect("a client");
-            let called = to.post(HeaderMap::new(), "{}".to_owned(), Duration::from_secs(5)).await;
+            let called =
+                to.post(HeaderMap::new(), "{}".to_owned(), Duration::from_secs(5), 1024).await;
             let error = called.expect_err("refused");
             assert!(
                 [CallError::AddressRefused, CallError::NoAddress].contains(&error),
@@ -328,7 +329,7 @@ async fn call(port: u16, within: Duration) -> Result<Answer, CallError> {
     let outbound = Outbound::new(here, None).expect("no file");
     let url = format!("http://127.0.0.1:{port}/hook").parse().expect("a URL");
     let to = outbound.destination(url).expect("a client");
-    to.post(HeaderMap::new(), "{}".to_owned(), within).await
+    to.post(HeaderMap::new(), "{}".to_owned(), within, 1024).await
 }
 
 /// Reads a request, answers with these bytes, and waits for the other side to leave.
@@ -437,7 +438,7 @@ fn a_server_without_a_certificate_for_the_host_is_not_spoken_to() {
         let outbound = Outbound::new(here, None).expect("no file");
         let url = format!("https://127.0.0.1:{port}/hook").parse().expect("a URL");
         let to = outbound.destination(url).expect("a client");
-        let called = to.post(HeaderMap::new(), "secret".to_owned(), QUICK).await;
+        let called = to.post(HeaderMap::new(), "secret".to_owned(), QUICK, 1024).await;
         assert_eq!(called, Err(CallError::NotConnected));
         assert_eq!(connections.load(Ordering::SeqCst), 1, "it was tried");
     });

@@ -104,7 +104,7 @@ fn an_endpoint_with_too_many_waiting_deliveries_is_told_no_more_and_holds_up_no_
         let queue = made["id"].as_str().expect("an id");
         let fill = format!(
             "insert into queue_counts (project_id, queue, active)
-             select outbox_id, '{queue}', 10000 from outboxes"
+             select outbox_id, '{queue}', 50000 from outboxes"
         );
         t.database.execute(&fill).await;
         let id = t.enqueue(json!({})).await;
@@ -133,5 +133,42 @@ fn a_key_that_may_not_read_payloads_sees_no_bodies() {
         let shown = shown.is(200);
         assert_eq!((&shown["redacted"], &shown["body"]), (&json!(true), &Value::Null));
         assert_eq!(shown["failed_tries"][0]["error_type"], "http_500");
+    });
+}
+
+#[test]
+fn deliveries_of_a_time_are_sent_again_with_the_same_event_ids() {
+    run(async |t| {
+        let sink = Sink::start().await;
+        let made = endpoint(t, &sink, json!({})).await;
+        t.act(&path(&made, "/test")).await.is(202);
+        let first = sink.next().await;
+        delivery_becomes(t, &made, "delivered").await;
+        let replay = async |more: Value| {
+            let mut body = json!({"since": "2020-01-01T00:00:00Z"});
+            body.as_object_mut().expect("an object").extend(more.as_object().expect("one").clone());
+            t.post(&path(&made, "/replay"), body).await
+        };
+        let counted = replay(json!({"dry_run": true})).await.is(200);
+        assert_eq!(counted, json!({"matching": 0, "started": false}));
+        let counted = replay(json!({"dry_run": true, "which": "all"})).await.is(200);
+        assert_eq!(counted["matching"], 1);
+        let early = json!({"dry_run": true, "which": "all", "until": "2020-01-02T00:00:00Z"});
+        assert_eq!(replay(early).await.is(200)["matching"], 0);
+        let started = replay(json!({"which": "all"})).await.is(202);
+        assert_eq!(started, json!({"matching": 1, "started": true}));
+        let again = sink.next().await;
+        assert_eq!(again.header("webhook-id"), first.header("webhook-id"));
+        assert_ne!(again.header("fencepost-delivery"), first.header("fencepost-delivery"));
+        sink.answer([(410, "")]);
+        t.act(&path(&made, "/test")).await.is(202);
+        sink.next().await;
+        let failed = delivery_becomes(t, &made, "failed").await;
+        t.patch(&path(&made, ""), json!({"enabled": true})).await.is(200);
+        assert_eq!(replay(json!({})).await.is(202)["matching"], 1);
+        assert_eq!(sink.next().await.header("fencepost-delivery"), failed["id"]);
+        t.post(&path(&made, "/replay"), json!({})).await.refuses("since");
+        replay(json!({"rate_per_second": 0})).await.refuses("rate_per_second");
+        replay(json!({"which": "some"})).await.refuses("which");
     });
 }

@@ -1,0 +1,228 @@
+//! The work of a target on one node: it polls as a worker would, and sends what it leases. So
+//! leases, fences and retries are those of any job: a node that dies loses none, and what it was
+//! sending is sent again by another.
+
+use std::{
+    future::{Future, pending},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use metrics::{counter, gauge};
+use tokio::{
+    sync::Semaphore,
+    time::{sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::turns::{Turn, Turns};
+use crate::{
+    domain::{lease::Fence, limits::MAX_POLL_CAPACITY},
+    engine::{
+        Engine,
+        dispatch::{self, LeasedDelivery, Poll},
+        settle::{self, Ack, AttemptEnd},
+    },
+    error,
+    ids::ProjectId,
+    outbound::{CallError, Destination},
+    telemetry,
+};
+
+/// The wait of one poll.
+const POLL_WAIT: Duration = Duration::from_secs(30);
+/// How long a target that is being sent to waits for more of its slots before the next poll.
+const COLLECT_PAUSE: Duration = Duration::from_millis(3);
+/// How long a target that may be sent no more looks for an answer.
+const WINDOW_PAUSE: Duration = Duration::from_millis(20);
+/// The pause after a poll that failed.
+const FAILURE_PAUSE: Duration = Duration::from_secs(1);
+/// How long a job waits for its turn; then it is tried later. Turns are looked for before it is
+/// leased, so this is rare.
+const TURN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Seconds by which a lease is longer than the target's timeout: for the turn, the look-up of the
+/// host, and the ack.
+pub(super) const LEASE_MARGIN_SECONDS: i32 = 20;
+/// How long requests may still be answered when the node stops; then they are released.
+const STOP_GRACE: Duration = Duration::from_secs(5);
+
+/// What a URL is sent, and how.
+pub(super) struct Line {
+    /// Whose turns it takes.
+    pub project_id: ProjectId,
+    /// Whose jobs are sent: those of this queue.
+    pub jobs_of: ProjectId,
+    pub queue: String,
+    /// The name under which it holds leases; none: it has none.
+    pub worker_id: Option<String>,
+    pub lease_seconds: Option<i32>,
+    pub to: Destination,
+    /// Requests that may be sent at a time. A changed target keeps it, unless their number has
+    /// changed: those that are under way count.
+    pub slots: Arc<Semaphore>,
+    pub max_in_flight: usize,
+    /// Cancelled when it changes, or is served no more.
+    pub ended: CancellationToken,
+}
+
+/// A URL that is sent jobs.
+pub(super) trait Target: Send + Sync + 'static {
+    fn line(&self) -> &Line;
+
+    /// How many may be sent at a time now.
+    fn window(&self) -> usize {
+        self.line().max_in_flight
+    }
+
+    /// Waits while the target has asked for a pause.
+    fn rested(&self) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
+    }
+
+    /// Sends a job. `turn` is the right to it; it fails when there is none. None: the receiver
+    /// settles it.
+    fn send(
+        &self,
+        job: &LeasedDelivery,
+        turn: Result<Turn, NoTurn>,
+    ) -> impl Future<Output = Option<AttemptEnd>> + Send;
+}
+
+/// Why a job cannot be sent now.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum NoTurn {
+    /// Too many requests of the project, or to the host, are under way.
+    Busy,
+    NoAddress(CallError),
+}
+
+/// Counts a request that is under way.
+pub(super) struct InFlight;
+
+impl InFlight {
+    pub(super) fn begin() -> Self {
+        gauge!(telemetry::WEBHOOK_IN_FLIGHT).increment(1);
+        Self
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        gauge!(telemetry::WEBHOOK_IN_FLIGHT).decrement(1);
+    }
+}
+
+/// Sends to all targets of one node.
+#[derive(Clone)]
+pub(super) struct Sender {
+    pub engine: Engine,
+    turns: Arc<Turns>,
+}
+
+impl Sender {
+    pub(super) fn new(engine: Engine) -> Self {
+        Self { engine, turns: Arc::new(Turns::new()) }
+    }
+
+    /// Works for a target until it is served no more, in a task of its own.
+    pub(super) fn begin<T: Target>(&self, target: Arc<T>) {
+        let this = self.clone();
+        self.engine.tasks.spawn(async move {
+            let working = async {
+                loop {
+                    if let Err(error) = this.work_once(&target).await {
+                        tracing::warn!(error = error::chain(&error), "a target cannot poll");
+                        sleep(FAILURE_PAUSE).await;
+                    }
+                }
+            };
+            tokio::select! {
+                () = this.engine.stopping.cancelled() => (),
+                () = target.line().ended.cancelled() => (),
+                () = working => (),
+            }
+        });
+    }
+
+    /// Leases as many jobs as may be sent now, and sends each in a task of its own.
+    async fn work_once<T: Target>(&self, target: &Arc<T>) -> Result<(), error::Error> {
+        let line = target.line();
+        target.rested().await;
+        // One is taken for the wait, and others that are free with it.
+        let Ok(first) = Arc::clone(&line.slots).acquire_owned().await else { return Ok(()) };
+        if line.slots.available_permits() + 1 < line.max_in_flight {
+            // Others will be free in a moment: leases are cheaper together.
+            sleep(COLLECT_PAUSE).await;
+        }
+        let under_way = line.max_in_flight.saturating_sub(line.slots.available_permits() + 1);
+        let window = target.window().saturating_sub(under_way);
+        if window == 0 {
+            sleep(WINDOW_PAUSE).await;
+            return Ok(());
+        }
+        let room = self.turns.room(line.project_id, line.to.known_address()).await;
+        let room = room.min(line.slots.available_permits() + 1).min(window);
+        let poll = Poll {
+            worker_id: line.worker_id.clone(),
+            queues: vec![line.queue.clone()],
+            capacity: u32::try_from(room).unwrap_or(1).min(MAX_POLL_CAPACITY),
+            lease_seconds: line.lease_seconds,
+            wait: POLL_WAIT,
+            ..Poll::new(line.jobs_of)
+        };
+        let gone = line.ended.child_token();
+        let polled = dispatch::poll(&self.engine, poll, &gone, pending()).await?;
+        let mut slot = Some(first);
+        for job in polled.jobs() {
+            let slot = slot.take().or_else(|| Arc::clone(&line.slots).try_acquire_owned().ok());
+            let (this, target, job) = (self.clone(), Arc::clone(target), job.clone());
+            self.engine.tasks.spawn(async move {
+                this.send(&*target, job).await;
+                drop(slot);
+            });
+        }
+        polled.delivered();
+        Ok(())
+    }
+
+    /// Sends a job, and settles it.
+    async fn send<T: Target>(&self, target: &T, job: LeasedDelivery) {
+        let (line, started) = (target.line(), Instant::now());
+        let sending = async {
+            let turn = self.turn(line).await;
+            target.send(&job, turn).await
+        };
+        let sent = tokio::select! {
+            sent = sending => sent,
+            () = self.stopped() => Some(AttemptEnd::Released),
+        };
+        let outcome = match &sent {
+            Some(AttemptEnd::Succeeded { .. }) => "delivered",
+            Some(AttemptEnd::Failed(_)) => "failed",
+            Some(AttemptEnd::Released) => "released",
+            None => "taken",
+        };
+        counter!(telemetry::WEBHOOK_DELIVERIES, "outcome" => outcome).increment(1);
+        let Some(end) = sent else { return };
+        let duration_ms = i64::try_from(started.elapsed().as_millis()).ok();
+        let (attempt, lease_id) = (Some(job.job.attempt), Some(job.job.lease_id));
+        let fence = Fence { worker_id: line.worker_id.clone(), attempt, lease_id };
+        let ack = Ack { job_id: job.job.id, fence, end, duration_ms };
+        if let Err(error) = settle::ack(&self.engine, line.jobs_of, ack).await {
+            // Its lease ends, and it is sent again.
+            let id = job.job.id.0.to_string();
+            tracing::warn!(id, error = error::chain(&error), "what was sent is not settled");
+        }
+    }
+
+    async fn turn(&self, line: &Line) -> Result<Turn, NoTurn> {
+        let address = line.to.address().await.map_err(NoTurn::NoAddress)?;
+        let turn = self.turns.take(line.project_id, address);
+        timeout(TURN_TIMEOUT, turn).await.map_err(|_| NoTurn::Busy)
+    }
+
+    async fn stopped(&self) {
+        self.engine.stopping.cancelled().await;
+        sleep(STOP_GRACE).await;
+    }
+}

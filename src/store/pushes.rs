@@ -1,0 +1,146 @@
+//! Push: queues whose jobs are sent to a URL.
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+
+use crate::ids::ProjectId;
+
+/// Where a queue's jobs are sent.
+#[derive(Debug, Clone)]
+pub struct PushRow {
+    pub queue: String,
+    pub url: String,
+    pub timeout_seconds: i32,
+    /// Jobs that one node sends at a time.
+    pub max_in_flight: i32,
+    pub paused_at: Option<DateTime<Utc>>,
+    pub created_at: DateTime<Utc>,
+    pub updated_at: DateTime<Utc>,
+    pub last_success_at: Option<DateTime<Utc>>,
+    pub last_failure_at: Option<DateTime<Utc>>,
+    pub failing_since: Option<DateTime<Utc>>,
+    pub last_error: Option<String>,
+}
+
+/// What a caller says of it.
+#[derive(Debug, Clone)]
+pub struct PushSettings {
+    pub url: String,
+    pub timeout_seconds: i32,
+    pub max_in_flight: i32,
+    pub is_paused: bool,
+}
+
+pub async fn find(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+) -> sqlx::Result<Option<PushRow>> {
+    sqlx::query_as!(
+        PushRow,
+        "
+        select queue, url, timeout_seconds, max_in_flight, paused_at, created_at, updated_at,
+               last_success_at, last_failure_at, failing_since, last_error
+        from queue_pushes
+        where project_id = $1 and queue = $2
+        ",
+        project_id.0,
+        queue,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// How many queues of a project are pushed, up to `limit`.
+pub async fn count(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    limit: i64,
+) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(
+        r#"
+        select count(*) "count!"
+        from (select from queue_pushes where project_id = $1 limit $2) bounded
+        "#,
+        project_id.0,
+        limit,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// Stores where a queue's jobs are sent. The secret is for a new one. Returns whether it is new.
+pub async fn upsert(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+    settings: &PushSettings,
+    secret: &[u8],
+) -> sqlx::Result<bool> {
+    sqlx::query_scalar!(
+        r#"
+        insert into queue_pushes (
+            project_id, queue, url, timeout_seconds, max_in_flight, paused_at, secret
+        )
+        values ($1, $2, $3, $4, $5, case when $6 then now() end, $7)
+        on conflict (project_id, queue) do update
+        set url = excluded.url, timeout_seconds = excluded.timeout_seconds,
+            max_in_flight = excluded.max_in_flight,
+            paused_at = case when $6 then coalesce(queue_pushes.paused_at, now()) end,
+            updated_at = now(),
+            failing_since = null, last_error = null
+        returning xmax = 0 "is_new!"
+        "#,
+        project_id.0,
+        queue,
+        settings.url,
+        settings.timeout_seconds,
+        settings.max_in_flight,
+        settings.is_paused,
+        secret,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// Ends a push. Returns whether there was one.
+pub async fn delete(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+) -> sqlx::Result<bool> {
+    let done = sqlx::query!(
+        "delete from queue_pushes where project_id = $1 and queue = $2",
+        project_id.0,
+        queue,
+    )
+    .execute(conn)
+    .await?;
+    Ok(done.rows_affected() > 0)
+}
+
+/// Replaces the secret. The present one signs as well for this many seconds.
+pub async fn replace_secret(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+    secret: &[u8],
+    overlap_seconds: i32,
+) -> sqlx::Result<bool> {
+    let done = sqlx::query!(
+        "
+        update queue_pushes
+        set old_secret = case when $4 > 0 then secret end,
+            old_secret_until = case when $4 > 0 then now() + make_interval(secs => $4::int) end,
+            secret = $3, updated_at = now()
+        where project_id = $1 and queue = $2
+        ",
+        project_id.0,
+        queue,
+        secret,
+        overlap_seconds,
+    )
+    .execute(conn)
+    .await?;
+    Ok(done.rows_affected() > 0)
+}

@@ -1,0 +1,156 @@
+//! Queues whose jobs are sent to a URL, across projects.
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+
+use crate::ids::ProjectId;
+
+/// Queues of one page. The statement carries the same number as a literal.
+pub const MAX_PAGE_PUSHED: usize = 500;
+
+/// A queue whose jobs a node sends.
+#[derive(Clone, PartialEq)]
+pub struct PushedQueue {
+    pub project_id: ProjectId,
+    pub queue: String,
+    pub url: String,
+    pub timeout_seconds: i32,
+    pub max_in_flight: i32,
+    pub updated_at: DateTime<Utc>,
+    /// Encrypted, if there is a master key.
+    pub secret: Vec<u8>,
+    /// Null: there is none, or it signs no more.
+    pub old_secret: Option<Vec<u8>>,
+}
+
+/// A page of the queues of projects that are not suspended whose push is not paused: at most
+/// [`MAX_PAGE_PUSHED`].
+pub async fn pushed_queues(
+    conn: &mut PgConnection,
+    (project_id, queue): (ProjectId, &str),
+) -> sqlx::Result<Vec<PushedQueue>> {
+    sqlx::query_as!(
+        PushedQueue,
+        r#"
+        select it.project_id "project_id: ProjectId", it.queue, it.url, it.timeout_seconds,
+               it.max_in_flight, it.updated_at, it.secret,
+               case when it.old_secret_until > now() then it.old_secret end as old_secret
+        from queue_pushes it
+        join projects owner
+            on owner.id = it.project_id and owner.suspended_at is null and owner.deleted_at is null
+        where it.paused_at is null and (it.project_id, it.queue) > ($1, $2)
+        order by it.project_id, it.queue
+        limit 500
+        "#,
+        project_id.0,
+        queue,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// What requests of a queue led to, since it was last written.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PushOutcomes {
+    pub project_id: ProjectId,
+    pub queue: String,
+    /// The settings under which they were sent.
+    pub updated_at: DateTime<Utc>,
+    pub has_succeeded: bool,
+    /// The last failure since the last success; none: there was none.
+    pub error: Option<String>,
+}
+
+/// Notes outcomes. What was sent under other settings is not noted, nor is that of a queue which
+/// another transaction changes.
+pub async fn note_outcomes(conn: &mut PgConnection, outcomes: &[PushOutcomes]) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        with seen as (
+            select it.project_id, it.queue, sent.succeeded, sent.error
+            from unnest($1::int[], $2::text[], $3::timestamptz[], $4::bool[], $5::text[])
+                as sent(project_id, queue, updated_at, succeeded, error)
+            join queue_pushes it
+                on it.project_id = sent.project_id and it.queue = sent.queue
+                and it.updated_at = sent.updated_at
+            order by it.project_id, it.queue
+            for update of it skip locked
+        )
+        update queue_pushes it
+        set last_success_at = case when seen.succeeded then now() else it.last_success_at end,
+            last_failure_at = case when seen.error is null then it.last_failure_at else now() end,
+            failing_since = case
+                when seen.error is null then null
+                when seen.succeeded then now()
+                else coalesce(it.failing_since, now())
+            end,
+            last_error = coalesce(seen.error, case when not seen.succeeded then it.last_error end)
+        from seen
+        where it.project_id = seen.project_id and it.queue = seen.queue
+        ",
+        &outcomes.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
+        &outcomes.iter().map(|it| it.queue.clone()).collect::<Vec<_>>(),
+        &outcomes.iter().map(|it| it.updated_at).collect::<Vec<_>>(),
+        &outcomes.iter().map(|it| it.has_succeeded).collect::<Vec<_>>(),
+        &outcomes.iter().map(|it| it.error.clone()).collect::<Vec<_>>() as &[Option<String>],
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Secrets of a queue's push, as they are stored.
+#[derive(Clone)]
+pub struct StoredSecrets {
+    pub project_id: ProjectId,
+    pub queue: String,
+    pub secret: Vec<u8>,
+    pub old_secret: Option<Vec<u8>>,
+}
+
+/// A page of the secrets of all queues, for an operator who encrypts them anew.
+pub async fn secrets(
+    conn: &mut PgConnection,
+    (project_id, queue): (ProjectId, &str),
+    limit: i64,
+) -> sqlx::Result<Vec<StoredSecrets>> {
+    sqlx::query_as!(
+        StoredSecrets,
+        r#"
+        select project_id "project_id: ProjectId", queue, secret, old_secret
+        from queue_pushes
+        where (project_id, queue) > ($1, $2)
+        order by project_id, queue
+        limit $3
+        "#,
+        project_id.0,
+        queue,
+        limit,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Replaces the secrets of a queue's push, unless they were changed meanwhile.
+pub async fn replace_secrets(
+    conn: &mut PgConnection,
+    was: &StoredSecrets,
+    secret: &[u8],
+    old_secret: Option<&[u8]>,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        update queue_pushes
+        set secret = $3, old_secret = $4
+        where project_id = $1 and queue = $2 and secret = $5
+        ",
+        was.project_id.0,
+        was.queue,
+        secret,
+        old_secret,
+        was.secret,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}

@@ -1,0 +1,163 @@
+//! Push: jobs of a queue are sent to a URL, and its answers are their acks.
+
+use axum::http::{StatusCode, header};
+use serde_json::{Value, json};
+
+use crate::harness::{Sink, TestProject, TestServer, fresh_database, limited, run};
+
+const PUSH: &str = "/v1/queues/functions/push";
+
+async fn push(t: &TestProject, sink: &Sink, more: Value) -> Value {
+    let mut body = json!({"url": sink.url});
+    body.as_object_mut().expect("an object").extend(more.as_object().expect("one").clone());
+    t.put(PUSH, body).await.is(201)
+}
+
+async fn enqueue(t: &TestProject, more: Value) -> String {
+    let mut job = json!({"queue": "functions", "payload": {"name": "Ada"}});
+    job.as_object_mut().expect("an object").extend(more.as_object().expect("one").clone());
+    t.enqueue(job).await
+}
+
+#[test]
+fn a_job_is_sent_signed_and_its_answer_is_the_result() {
+    run(async |t| {
+        let sink = Sink::start().await;
+        let made = push(t, &sink, json!({})).await;
+        let json = [(header::CONTENT_TYPE, "application/json; charset=utf-8")];
+        sink.answer_with((json, r#"{"greeting": "Hello, Ada!"}"#));
+        let id = enqueue(t, json!({"job_type": "greet ä"})).await;
+        let sent = sink.next().await;
+        assert!(sent.is_signed_with(made["secret"].as_str().expect("a secret")));
+        assert_eq!(sent.text, r#"{"name":"Ada"}"#, "the payload, byte for byte");
+        assert_eq!(sent.header("fencepost-job-id"), id);
+        assert_eq!(sent.header("fencepost-job-type"), "greet %C3%A4");
+        assert_eq!(
+            (sent.header("fencepost-queue"), sent.header("fencepost-attempt")),
+            ("functions", "1")
+        );
+        assert_eq!(sent.header("webhook-id"), sent.header("fencepost-lease-id"));
+        let done = t.job_becomes(&id, "succeeded").await;
+        assert_eq!(done["result"], json!({"greeting": "Hello, Ada!"}));
+        // Something else is no result.
+        sink.answer([(200, "thank you")]);
+        let id = enqueue(t, json!({})).await;
+        assert_eq!(t.job_becomes(&id, "succeeded").await["result"], Value::Null);
+        let shown = t.get(PUSH).await.is(200);
+        assert_eq!((&shown["url"], &shown["paused"]), (&json!(sink.url), &json!(false)));
+        assert_eq!(shown.get("secret"), None);
+    });
+}
+
+#[test]
+fn answers_end_attempts_as_the_guide_says() {
+    run(async |t| {
+        let sink = Sink::start().await;
+        push(t, &sink, json!({})).await;
+        sink.answer([(422, "no such template")]);
+        let id = enqueue(t, json!({})).await;
+        let dead = t.job_becomes(&id, "dead_letter").await;
+        assert_eq!(dead["last_error"]["type"], "http_422");
+        assert_eq!(dead["last_error"]["message"], "no such template");
+        let last = [(header::HeaderName::from_static("fencepost-retryable"), "false")];
+        sink.answer_with((StatusCode::INTERNAL_SERVER_ERROR, last, "broken"));
+        let id = enqueue(t, json!({})).await;
+        assert_eq!(t.job_becomes(&id, "dead_letter").await["last_error"]["type"], "http_500");
+        sink.answer([(500, "again")]);
+        let id = enqueue(t, json!({"retry": {"initial_seconds": 0, "jitter_seconds": 0}})).await;
+        let done = t.job_becomes(&id, "succeeded").await;
+        assert_eq!(
+            (&done["attempt"], &done["attempts"][0]["error"]["type"]),
+            (&json!(2), &json!("http_500"),)
+        );
+    });
+}
+
+#[test]
+fn a_url_that_asks_for_less_gets_its_jobs_back_later_without_a_failure() {
+    run(async |t| {
+        let sink = Sink::start().await;
+        push(t, &sink, json!({})).await;
+        let later = [(header::RETRY_AFTER, "1")];
+        sink.answer_with((StatusCode::TOO_MANY_REQUESTS, later, "later"));
+        let id = enqueue(t, json!({"max_attempts": 1})).await;
+        let begun = std::time::Instant::now();
+        sink.next().await;
+        let again = sink.next().await;
+        assert_eq!(again.header("fencepost-attempt"), "2");
+        assert!(begun.elapsed() >= std::time::Duration::from_millis(900), "it rested");
+        let done = t.job_becomes(&id, "succeeded").await;
+        assert_eq!(done["failures"], 0);
+    });
+}
+
+#[test]
+fn a_handler_that_takes_a_job_acks_it_itself() {
+    run(async |t| {
+        let sink = Sink::start().await;
+        push(t, &sink, json!({})).await;
+        sink.answer([(202, "")]);
+        let id = enqueue(t, json!({})).await;
+        let sent = sink.next().await;
+        let ack = json!({
+            "job_id": id, "worker_id": sent.header("fencepost-worker-id"),
+            "attempt": sent.header("fencepost-attempt").parse::<i64>().expect("a number"),
+            "lease_id": sent.header("fencepost-lease-id"), "status": "succeeded", "result": 7,
+        });
+        t.post("/v1/workers/ack", ack).await.is(200);
+        assert_eq!(t.job_becomes(&id, "succeeded").await["result"], 7);
+    });
+}
+
+#[test]
+fn a_paused_push_leaves_the_jobs_to_workers_and_an_ended_one_is_gone() {
+    run(async |t| {
+        let sink = Sink::start().await;
+        push(t, &sink, json!({"paused": true})).await;
+        let id = enqueue(t, json!({})).await;
+        let poll = json!({"worker_id": "w", "queues": ["functions"], "wait_seconds": 10});
+        let job = t.polled(poll).await.pop().expect("a job");
+        assert_eq!(job["id"], id.as_str());
+        t.ack(&job, "w", "succeeded").await.is(200);
+        let changed = t.put(PUSH, json!({"url": sink.url})).await.is(200);
+        assert_eq!((&changed["secret"], &changed["push"]["paused"]), (&Value::Null, &json!(false)));
+        let id = enqueue(t, json!({})).await;
+        assert_eq!(sink.next().await.header("fencepost-job-id"), id);
+        let rotated = t.post("/v1/queues/functions/push/secret/rotate", json!({})).await.is(200);
+        assert_ne!(rotated["secret"], Value::Null);
+        t.delete(PUSH).await.is_empty(204);
+        t.get(PUSH).await.is_error(404, "push_not_found");
+        t.delete(PUSH).await.is_error(404, "push_not_found");
+        let left = t.database.number("select count(*) from queue_pushes").await;
+        assert_eq!(left, 0);
+    });
+}
+
+#[test]
+fn a_push_is_checked_and_belongs_to_its_project() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let (t, other) = (server.project("main").await, server.project("other").await);
+        let sink = Sink::start().await;
+        push(&t, &sink, json!({})).await;
+        other.get(PUSH).await.is_error(404, "push_not_found");
+        other.delete(PUSH).await.is_error(404, "push_not_found");
+        let with = |body: Value| t.put(PUSH, body);
+        with(json!({"url": "http://10.0.0.1/"})).await.refuses("url");
+        with(json!({"url": sink.url, "timeout_seconds": 601})).await.refuses("timeout_seconds");
+        with(json!({"url": sink.url, "max_in_flight": 0})).await.refuses("max_in_flight");
+        with(json!({"url": sink.url, "headers": {}})).await.refuses("headers");
+        with(json!({})).await.refuses("url");
+        let key = json!({"name": "k", "scopes": ["manage", "read"]});
+        let key = t.post("/v1/keys", key).await.is(201)["secret"].as_str().expect("one").to_owned();
+        let lesser = TestProject { api_key: key, ..t.clone() };
+        lesser.get(PUSH).await.is_error(403, "forbidden");
+        lesser.put(PUSH, json!({"url": sink.url})).await.is_error(403, "forbidden");
+        // The other project's jobs of a queue with this name are not sent.
+        let foreign = enqueue(&other, json!({})).await;
+        let own = enqueue(&t, json!({})).await;
+        assert_eq!(sink.next().await.header("fencepost-job-id"), own);
+        assert_eq!(other.job(&foreign).await["state"], "pending");
+        server.stop().await;
+    });
+}

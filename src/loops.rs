@@ -28,7 +28,7 @@ use crate::{
         webhooks::{
             deliver::{Deliverer, REFRESH_PERIOD},
             empty,
-            push::Pusher,
+            pusher::Pusher,
             tell,
         },
         workers,

@@ -336,8 +336,9 @@ fn classify(error: &reqwest::Error) -> CallError {
     }
     match ours {
         Some(it) => *it,
-        None if error.is_timeout() => CallError::Timeout,
+        // A host that takes no connection in time is both.
         None if error.is_connect() => CallError::NotConnected,
+        None if error.is_timeout() => CallError::Timeout,
         None => CallError::Broken,
     }
 }

@@ -26,7 +26,7 @@ use crate::{
     engine::{
         self, Engine,
         notify::relay,
-        webhooks::{deliver::Deliverer, push::Pusher},
+        webhooks::{deliver::Deliverer, pusher::Pusher, sender::Sender},
     },
     http,
     ids::TickKey,
@@ -209,10 +209,11 @@ fn start_senders(
     stop: &CancellationToken,
     background: &TaskTracker,
 ) {
+    let (sender, outbound) = (Sender::new(engine.clone()), &app.outbound);
     let keys = || Arc::clone(&app.accounts.master_keys);
-    let deliverer = Deliverer::new(engine.clone(), app.outbound.clone(), keys());
+    let deliverer = Deliverer::new(sender.clone(), outbound.clone(), keys());
     loops::start_deliverer(&deliverer, engine, stop, background);
-    let pusher = Pusher::new(engine.clone(), app.outbound.clone(), keys(), bus.node().0);
+    let pusher = Pusher::new(sender, outbound.clone(), keys(), bus.node().0);
     loops::start_pusher(&pusher, engine, stop, background);
 }
 

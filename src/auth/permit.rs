@@ -99,6 +99,8 @@ permits! {
     Schedule: Schedule, Manage;
     /// May manage webhooks.
     Webhooks: Webhooks, Manage;
+    /// May send the jobs of a queue to a URL.
+    Pushing: Push, Manage;
     /// May read the audit log.
     Audit: Audit, Manage;
     /// May manage keys.

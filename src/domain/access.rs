@@ -162,6 +162,8 @@ pub enum Permission {
     Schedule,
     /// Manage webhooks, and read what they sent.
     Webhooks,
+    /// Send the jobs of a queue to a URL: it gets payloads, and settles jobs.
+    Push,
     /// Read the audit log.
     Audit,
     /// Manage keys.
@@ -190,6 +192,7 @@ impl Permission {
             Self::Manage => "the scope `manage`",
             Self::Schedule => "the scope `schedules`",
             Self::Webhooks => "the scope `webhooks`, or the role admin",
+            Self::Push => "the scopes `webhooks`, `manage` and `work`, or the role admin",
             Self::Audit => "the scope `manage`, or the role admin",
             Self::Administer => "the scope `keys`, or the role admin",
             Self::Govern => "a session of a member with the role admin",
@@ -224,6 +227,7 @@ pub fn key_may(scopes: &[Scope], permission: Permission) -> bool {
         Permission::Manage | Permission::Audit => has(Scope::Manage),
         Permission::Schedule => has(Scope::Schedules),
         Permission::Webhooks => has(Scope::Webhooks),
+        Permission::Push => has(Scope::Webhooks) && has(Scope::Manage) && has(Scope::Work),
         Permission::Administer => has(Scope::Keys),
         Permission::Govern | Permission::Own => false,
     }
@@ -248,9 +252,11 @@ pub fn role_may(role: Role, permission: Permission) -> bool {
         | Permission::Control
         | Permission::Manage
         | Permission::Schedule => Role::Member,
-        Permission::Webhooks | Permission::Audit | Permission::Administer | Permission::Govern => {
-            Role::Admin
-        }
+        Permission::Webhooks
+        | Permission::Push
+        | Permission::Audit
+        | Permission::Administer
+        | Permission::Govern => Role::Admin,
         Permission::Own => Role::Owner,
     };
     role >= least
@@ -306,6 +312,7 @@ mod tests {
             Permission::Manage,
             Permission::Schedule,
             Permission::Webhooks,
+            Permission::Push,
             Permission::Audit,
             Permission::Administer,
             Permission::Govern,

@@ -8,6 +8,8 @@ use super::webhook::MAX_RETRY_AFTER_SECONDS;
 const FIRST_PAUSE_SECONDS: u32 = 5;
 /// The longest such pause.
 const MAX_PAUSE_SECONDS: u32 = 60;
+/// How often a pause doubles: it is the longest by then.
+const MAX_DOUBLINGS: u32 = 6;
 
 /// What follows for the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,13 +89,18 @@ impl Window {
     /// assert_eq!(window.slow(None), 5);
     /// assert_eq!(window.slow(None), 10);
     /// assert_eq!((window.size(), window.slow(Some(30))), (2, 30));
+    /// assert_eq!(window.slow(Some(0)), 8);
     /// (0..3).for_each(|_| window.grow());
-    /// assert_eq!((window.size(), window.slow(None)), (3, 5));
+    /// assert_eq!((window.size(), window.slow(Some(0))), (3, 1));
+    /// assert_eq!(window.slow(Some(100)), 100);
     /// ```
     pub fn grow(&mut self) {
         self.slowed = 0;
+        if self.size == self.max {
+            return;
+        }
         self.successes += 1;
-        if self.successes >= self.size && self.size < self.max {
+        if self.successes >= self.size {
             self.size += 1;
             self.successes = 0;
         }
@@ -103,8 +110,10 @@ impl Window {
     pub fn slow(&mut self, asked_seconds: Option<u32>) -> u32 {
         self.size = (self.size / 2).max(1);
         self.successes = 0;
-        let doubled = FIRST_PAUSE_SECONDS.saturating_mul(1 << self.slowed.min(8));
+        let doubling = 1 << self.slowed.min(MAX_DOUBLINGS);
         self.slowed = self.slowed.saturating_add(1);
-        asked_seconds.unwrap_or(doubled.min(MAX_PAUSE_SECONDS))
+        // Who asks for a second again and again would use up the leases of its jobs.
+        let pause = asked_seconds.map_or(FIRST_PAUSE_SECONDS * doubling, |it| it.max(doubling));
+        pause.min(MAX_PAUSE_SECONDS.max(asked_seconds.unwrap_or(0)))
     }
 }

@@ -142,6 +142,8 @@ fn large_bodies_of_one_project_wait_for_each_other_and_for_no_other_project() {
 struct Talkative {
     child: std::process::Child,
     url: String,
+    /// Reads what it says all the while: a full pipe would hold it up.
+    reading: std::thread::JoinHandle<String>,
 }
 
 async fn talkative(database_url: &str) -> Talkative {
@@ -149,21 +151,26 @@ async fn talkative(database_url: &str) -> Talkative {
         .expect("a port")
         .local_addr()
         .expect("an address");
-    let child = Command::new(PROGRAM)
+    let mut child = Command::new(PROGRAM)
         .args(["serve", "--listen", &free.to_string(), "--metrics-listen", "127.0.0.1:0"])
         .args(["--log", "trace,sqlx=trace", "--signup", "open", "--linger-seconds", "0"])
         .env("FENCEPOST_DATABASE_URL", database_url)
         .env("FENCEPOST_REDIS_URL", redis_url())
-        // The pipe is read once the node is ready: jobs before that would fill it.
         .env("FENCEPOST_CANARY_SECONDS", "0")
         .stderr(Stdio::piped())
         .spawn()
         .expect("it starts");
+    let mut pipe = child.stderr.take().expect("a pipe");
+    let reading = std::thread::spawn(move || {
+        let mut text = String::new();
+        pipe.read_to_string(&mut text).expect("text");
+        text
+    });
     let url = format!("http://{free}");
     while reqwest::get(format!("{url}/readyz")).await.map_or(true, |it| it.status() != 200) {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    Talkative { child, url }
+    Talkative { child, url, reading }
 }
 
 #[test]
@@ -202,13 +209,6 @@ fn no_log_tells_a_secret_however_talkative_it_is() {
     run_for(Duration::from_secs(120), async {
         let database = fresh_database().await;
         let mut node = talkative(&database.url).await;
-        // Read it all the while: a full pipe would hold the node up.
-        let mut pipe = node.child.stderr.take().expect("a pipe");
-        let reading = std::thread::spawn(move || {
-            let mut text = String::new();
-            pipe.read_to_string(&mut text).expect("text");
-            text
-        });
         let t = TestProject {
             url: node.url.clone(),
             id: String::new(),
@@ -262,7 +262,7 @@ fn no_log_tells_a_secret_however_talkative_it_is() {
         Reply::of(bad.send().await.expect("an answer")).await.is_error(401, "unauthorized");
         Command::new("kill").arg(node.child.id().to_string()).status().expect("kill runs");
         node.child.wait().expect("it ends");
-        tells_none_of(&reading.join().expect("no panic"), &secrets);
+        tells_none_of(&node.reading.join().expect("no panic"), &secrets);
     });
 }
 

@@ -142,7 +142,7 @@ async fn rests(t: &TestProject, command: &mut Command) {
 }
 
 /// Runs a command of a build.
-fn build(dir: &Path, program: &str, args: &[&str]) {
+pub fn build(dir: &Path, program: &str, args: &[&str]) {
     let output = std::process::Command::new(program).args(args).current_dir(dir).output();
     let output = output.unwrap_or_else(|error| panic!("{program}: {error}"));
     let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
@@ -170,7 +170,7 @@ fn the_python_library_loses_nothing() {
 }
 
 /// The example, compiled against the library that npm installed from its folder.
-fn typescript_folder() -> &'static Path {
+pub fn typescript_folder() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
         let dir = scratch("typescript-library");

@@ -95,9 +95,8 @@ struct Seen {
 
 impl Deliverer {
     #[must_use]
-    pub fn new(engine: Engine, outbound: Outbound, master_keys: Arc<MasterKeys>) -> Arc<Self> {
-        let (sender, served) = (Sender::new(engine), Mutex::default());
-        Arc::new(Self { sender, outbound, master_keys, served })
+    pub fn new(sender: Sender, outbound: Outbound, master_keys: Arc<MasterKeys>) -> Arc<Self> {
+        Arc::new(Self { sender, outbound, master_keys, served: Mutex::default() })
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<Key, Known>> {
@@ -238,7 +237,11 @@ impl Target for Served {
         &self.line
     }
 
-    async fn send(&self, job: &LeasedDelivery, turn: Result<Turn, NoTurn>) -> Option<AttemptEnd> {
+    async fn send(
+        &self,
+        job: &mut LeasedDelivery,
+        turn: Result<Turn, NoTurn>,
+    ) -> Option<AttemptEnd> {
         Some(self.deliver(&job.job, turn).await)
     }
 }

@@ -7,7 +7,8 @@ mod deliveries;
 pub mod empty;
 mod payload;
 pub mod push;
-mod sender;
+pub mod pusher;
+pub mod sender;
 pub mod tell;
 mod turns;
 

@@ -79,11 +79,14 @@ pub(super) trait Target: Send + Sync + 'static {
         std::future::ready(())
     }
 
+    /// A poll begins, which ends when this is cancelled.
+    fn polls(&self, _polling: &CancellationToken) {}
+
     /// Sends a job. `turn` is the right to it; it fails when there is none. None: the receiver
     /// settles it.
     fn send(
         &self,
-        job: &LeasedDelivery,
+        job: &mut LeasedDelivery,
         turn: Result<Turn, NoTurn>,
     ) -> impl Future<Output = Option<AttemptEnd>> + Send;
 }
@@ -112,15 +115,16 @@ impl Drop for InFlight {
     }
 }
 
-/// Sends to all targets of one node.
+/// Sends to all targets of one node: a node has one, which endpoints and pushes share.
 #[derive(Clone)]
-pub(super) struct Sender {
-    pub engine: Engine,
+pub struct Sender {
+    pub(super) engine: Engine,
     turns: Arc<Turns>,
 }
 
 impl Sender {
-    pub(super) fn new(engine: Engine) -> Self {
+    #[must_use]
+    pub fn new(engine: Engine) -> Self {
         Self { engine, turns: Arc::new(Turns::new()) }
     }
 
@@ -171,6 +175,7 @@ impl Sender {
             ..Poll::new(line.jobs_of)
         };
         let gone = line.ended.child_token();
+        target.polls(&gone);
         let polled = dispatch::poll(&self.engine, poll, &gone, pending()).await?;
         let mut slot = Some(first);
         for job in polled.jobs() {
@@ -186,11 +191,11 @@ impl Sender {
     }
 
     /// Sends a job, and settles it.
-    async fn send<T: Target>(&self, target: &T, job: LeasedDelivery) {
+    async fn send<T: Target>(&self, target: &T, mut job: LeasedDelivery) {
         let (line, started) = (target.line(), Instant::now());
         let sending = async {
             let turn = self.turn(line).await;
-            target.send(&job, turn).await
+            target.send(&mut job, turn).await
         };
         let sent = tokio::select! {
             sent = sending => sent,
@@ -216,9 +221,12 @@ impl Sender {
     }
 
     async fn turn(&self, line: &Line) -> Result<Turn, NoTurn> {
+        let begun = Instant::now();
         let address = line.to.address().await.map_err(NoTurn::NoAddress)?;
         let turn = self.turns.take(line.project_id, address);
-        timeout(TURN_TIMEOUT, turn).await.map_err(|_| NoTurn::Busy)
+        let mut turn = timeout(TURN_TIMEOUT, turn).await.map_err(|_| NoTurn::Busy)?;
+        turn.waited = begun.elapsed();
+        Ok(turn)
     }
 
     async fn stopped(&self) {

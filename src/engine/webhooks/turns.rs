@@ -21,8 +21,8 @@ pub const MAX_PROJECT_IN_FLIGHT: usize = 200;
 pub const MAX_ADDRESS_IN_FLIGHT: usize = 50;
 /// The same for one project.
 pub const MAX_PROJECT_ADDRESS_IN_FLIGHT: usize = 20;
-/// How often a project that uses much looks for a turn of its node's.
-const NODE_PAUSE: Duration = Duration::from_millis(100);
+/// How often a project that uses much looks for a turn of its node's or of an address.
+const TURN_PAUSE: Duration = Duration::from_millis(100);
 
 /// The turns of one node.
 pub(super) struct Turns {
@@ -34,6 +34,8 @@ pub(super) struct Turns {
 
 /// The right to send one request, as long as it is kept.
 pub(super) struct Turn {
+    /// How long it was waited for, with the look-up of the host.
+    pub waited: Duration,
     _permits: [OwnedSemaphorePermit; 4],
 }
 
@@ -55,12 +57,13 @@ impl Turns {
         if let Some(address) = address {
             let own = (project_id, address);
             self.of_project_and_address.until_free(own).await;
-            self.of_address.until_free(address).await;
-            room =
-                room.min(self.of_project_and_address.free(own)).min(self.of_address.free(address));
+            while self.room_at(project_id, address) == 0 {
+                sleep(TURN_PAUSE).await;
+            }
+            room = room.min(self.room_at(project_id, address));
         }
         while !self.may_use_node(project_id) {
-            sleep(NODE_PAUSE).await;
+            sleep(TURN_PAUSE).await;
         }
         room.min(self.of_node.available_permits()).max(1)
     }
@@ -71,17 +74,25 @@ impl Turns {
         free > 0 && (free >= MAX_IN_FLIGHT / 2 || !uses_much)
     }
 
+    /// How many more requests a project may send to an address. It leaves as many free as it holds,
+    /// so there is always one for a project that holds none.
+    fn room_at(&self, project_id: ProjectId, address: IpAddr) -> usize {
+        let own = self.of_project_and_address.free((project_id, address));
+        let held = MAX_PROJECT_ADDRESS_IN_FLIGHT - own;
+        own.min(self.of_address.free(address).saturating_sub(held).div_ceil(2))
+    }
+
     /// Waits for the right to send one request to this address.
     pub(super) async fn take(&self, project_id: ProjectId, address: IpAddr) -> Turn {
         let of_project = self.of_project.take(project_id, 1).await;
-        let own = self.of_project_and_address.take((project_id, address), 1).await;
-        while !self.may_use_node(project_id) {
-            sleep(NODE_PAUSE).await;
+        while self.room_at(project_id, address) == 0 || !self.may_use_node(project_id) {
+            sleep(TURN_PAUSE).await;
         }
+        let own = self.of_project_and_address.take((project_id, address), 1).await;
         let of_node = Arc::clone(&self.of_node).acquire_owned().await;
         let of_node = of_node.unwrap_or_else(|_| unreachable!("it is never closed"));
         let of_address = self.of_address.take(address, 1).await;
-        Turn { _permits: [of_project, own, of_node, of_address] }
+        Turn { waited: Duration::ZERO, _permits: [of_project, own, of_node, of_address] }
     }
 }
 
@@ -92,33 +103,49 @@ mod tests {
 
     const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
-    #[test]
-    fn a_project_that_uses_its_part_leaves_the_rest_to_others() {
+    /// What it yields at once. Tokio would make a task wait that takes many permits in a row.
+    fn now<T>(future: impl Future<Output = T>) -> Option<T> {
+        tokio::task::unconstrained(future).now_or_never()
+    }
+
+    #[tokio::test]
+    async fn a_project_that_uses_its_part_leaves_the_rest_to_others() {
         let turns = Turns::new();
-        let take = |id, address| turns.take(ProjectId(id), address).now_or_never();
+        let take = |id, address| now(turns.take(ProjectId(id), address));
         let held: Vec<_> = (0..60).filter_map(|_| take(1, HERE)).collect();
         assert_eq!(held.len(), MAX_PROJECT_ADDRESS_IN_FLIGHT);
         assert!(take(2, HERE).is_some(), "another project, the same address");
         let other = IpAddr::V4(std::net::Ipv4Addr::new(8, 8, 8, 8));
         assert!(take(1, other).is_some(), "the same project, another address");
-        assert!(turns.room(ProjectId(1), Some(HERE)).now_or_never().is_none());
-        assert_eq!(turns.room(ProjectId(3), Some(HERE)).now_or_never(), Some(20));
+        assert!(now(turns.room(ProjectId(1), Some(HERE))).is_none());
+        assert_eq!(now(turns.room(ProjectId(3), Some(HERE))), Some(15));
         drop(held);
-        assert_eq!(turns.room(ProjectId(1), Some(HERE)).now_or_never(), Some(20));
+        assert_eq!(now(turns.room(ProjectId(1), Some(HERE))), Some(20));
     }
 
-    #[test]
-    fn the_last_half_of_a_node_is_for_projects_that_use_little() {
+    #[tokio::test]
+    async fn an_address_has_a_turn_for_a_project_that_has_none() {
+        let turns = Turns::new();
+        let mut held = Vec::new();
+        for project in (1..=20).cycle().take(400) {
+            held.extend(now(turns.take(ProjectId(project), HERE)));
+        }
+        assert!(held.len() > MAX_ADDRESS_IN_FLIGHT / 2, "{} of them", held.len());
+        assert!(now(turns.take(ProjectId(99), HERE)).is_some());
+    }
+
+    #[tokio::test]
+    async fn the_last_half_of_a_node_is_for_projects_that_use_little() {
         let turns = Turns::new();
         let address = |it: u32| IpAddr::V4(std::net::Ipv4Addr::from_bits(it));
         let mut held = Vec::new();
-        for project in 1..=20 {
+        for project in 1..=10 {
             held.extend(
                 (0..MAX_PROJECT_IN_FLIGHT as u32)
-                    .filter_map(|it| turns.take(ProjectId(project), address(it)).now_or_never()),
+                    .filter_map(|it| now(turns.take(ProjectId(project), address(it)))),
             );
         }
         assert!(held.len() < MAX_IN_FLIGHT, "{} of them", held.len());
-        assert!(turns.take(ProjectId(99), HERE).now_or_never().is_some());
+        assert!(now(turns.take(ProjectId(99), HERE)).is_some());
     }
 }

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use crate::{
     app::App,
-    auth::{Caller, Webhooks},
+    auth::{Caller, Pushing, Webhooks},
     domain::{limits, outbound, webhook},
     engine::webhooks::push::{self, PushRow, PushSettings},
     error::Error,
@@ -134,7 +134,7 @@ pub async fn get(
 /// ack. Workers that poll the queue get jobs as well. The queue need not exist.
 #[utoipa::path(
     put, path = "/queues/{queue}/push", tag = "queues", operation_id = "queues_put_push",
-    security(("api_key" = ["webhooks"]), ("session" = ["admin"])),
+    security(("api_key" = ["webhooks", "manage", "work"]), ("session" = ["admin"])),
     params(("queue" = String, Path, description = "The queue.", example = "default")),
     request_body = PutPushRequest,
     responses(
@@ -143,7 +143,7 @@ pub async fn get(
     ),
 )]
 pub async fn put(
-    caller: Caller<Webhooks>,
+    caller: Caller<Pushing>,
     State(app): State<App>,
     NameInPath(queue): NameInPath,
     Json(request): Json<PutPushRequest>,

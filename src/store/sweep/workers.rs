@@ -12,7 +12,8 @@ use crate::{
 pub const MAX_SILENT_WORKERS: usize = 20;
 
 /// Workers that send heartbeats for all of their jobs and have been silent for
-/// [`WORKER_SILENCE_SECONDS`]; none right after a gap in which no node was running.
+/// [`WORKER_SILENCE_SECONDS`]; none right after a gap in which no node was running. A node that
+/// pushes is none of them: a handler that sends heartbeats in its name says nothing of the others.
 pub async fn find_silent_workers(
     conn: &mut PgConnection,
 ) -> sqlx::Result<Vec<(ProjectId, String)>> {
@@ -21,6 +22,7 @@ pub async fn find_silent_workers(
         select project_id "project_id: ProjectId", worker_id
         from workers
         where last_beat_at is not null and lost_at is null and state <> 'terminated'
+            and worker_id not like 'fencepost-push-%'
             and last_beat_at <= now() - make_interval(secs => $1::int)
             and last_seen_at <= now() - make_interval(secs => $1::int)
             and exists (

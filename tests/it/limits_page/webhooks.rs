@@ -2,7 +2,7 @@
 
 use fencepost::{
     domain::{limits, outbound, webhook},
-    engine::webhooks::{deliver, push, tell},
+    engine::webhooks::{deliver, push, pusher, tell},
     outbound::{MAX_BODY_BYTES, MAX_KEPT_BYTES},
 };
 
@@ -46,6 +46,7 @@ pub fn webhook_limits() -> Vec<(&'static str, String)> {
         ("deliveries that failed", format!("kept {} days", limits::FAILED_DELIVERY_DAYS)),
         ("an event that waits", format!("dropped after {} h", limits::EVENT_KEEP_HOURS)),
         ("queues of one project that are pushed", push::MAX_PROJECT_PUSHED_QUEUES.to_string()),
+        ("queues that one node pushes", pusher::MAX_PUSHED_QUEUES.to_string()),
         ("a push's `timeout_seconds`", format!("1–{} s", limits::MAX_PUSH_TIMEOUT_SECONDS)),
         ("a push's `max_in_flight`", format!("1–{}, on each node", limits::MAX_PUSH_IN_FLIGHT)),
         ("an answer that is a job's result", format!("{MAX_BODY_BYTES} bytes")),

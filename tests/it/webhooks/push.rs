@@ -1,11 +1,38 @@
 //! Push: jobs of a queue are sent to a URL, and its answers are their acks.
 
-use axum::http::{StatusCode, header};
-use serde_json::{Value, json};
+use std::{process::Stdio, time::Duration};
 
-use crate::harness::{Sink, TestProject, TestServer, fresh_database, limited, run};
+use axum::http::{StatusCode, header};
+use fencepost::engine::webhooks::deliver::MAX_PROJECT_ADDRESS_IN_FLIGHT;
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    process::Command,
+};
+
+use super::{endpoint, path};
+use crate::{
+    docs::read,
+    guides::blocks,
+    harness::{Sink, TestProject, TestServer, free_port, fresh_database, limited, run, run_for},
+    libraries::{build, typescript_folder},
+};
 
 const PUSH: &str = "/v1/queues/functions/push";
+/// Serves a function of the guide as its platform would.
+const PLATFORM: &str = "
+import { createServer } from 'node:http';
+import handle from './push.js';
+createServer(async (request, response) => {
+  const body = [];
+  for await (const piece of request) body.push(piece);
+  const { method, headers } = request;
+  const sent = new Request('http://here/', { method, headers, body: Buffer.concat(body) });
+  const answer = await handle(sent);
+  response.writeHead(answer.status, Object.fromEntries(answer.headers));
+  response.end(Buffer.from(await answer.arrayBuffer()));
+}).listen(process.env.PORT, '127.0.0.1', () => console.log('listens'));
+";
 
 async fn push(t: &TestProject, sink: &Sink, more: Value) -> Value {
     let mut body = json!({"url": sink.url});
@@ -81,11 +108,12 @@ fn a_url_that_asks_for_less_gets_its_jobs_back_later_without_a_failure() {
         let later = [(header::RETRY_AFTER, "1")];
         sink.answer_with((StatusCode::TOO_MANY_REQUESTS, later, "later"));
         let id = enqueue(t, json!({"max_attempts": 1})).await;
-        let begun = std::time::Instant::now();
         sink.next().await;
+        let begun = std::time::Instant::now();
         let again = sink.next().await;
         assert_eq!(again.header("fencepost-attempt"), "2");
-        assert!(begun.elapsed() >= std::time::Duration::from_millis(900), "it rested");
+        // Less by how long the first answer may have been under way.
+        assert!(begun.elapsed() >= Duration::from_millis(900), "it rested");
         let done = t.job_becomes(&id, "succeeded").await;
         assert_eq!(done["failures"], 0);
     });
@@ -153,11 +181,109 @@ fn a_push_is_checked_and_belongs_to_its_project() {
         let lesser = TestProject { api_key: key, ..t.clone() };
         lesser.get(PUSH).await.is_error(403, "forbidden");
         lesser.put(PUSH, json!({"url": sink.url})).await.is_error(403, "forbidden");
+        // Who sends jobs somewhere reads payloads and settles jobs.
+        for scopes in [["webhooks", "manage"], ["webhooks", "work"], ["manage", "work"]] {
+            let key = t.post("/v1/keys", json!({"name": "k", "scopes": scopes})).await.is(201);
+            let api_key = key["secret"].as_str().expect("one").to_owned();
+            let lesser = TestProject { api_key, ..t.clone() };
+            lesser.put(PUSH, json!({"url": sink.url})).await.is_error(403, "forbidden");
+        }
         // The other project's jobs of a queue with this name are not sent.
         let foreign = enqueue(&other, json!({})).await;
         let own = enqueue(&t, json!({})).await;
         assert_eq!(sink.next().await.header("fencepost-job-id"), own);
         assert_eq!(other.job(&foreign).await["state"], "pending");
         server.stop().await;
+    });
+}
+
+#[test]
+fn the_function_in_typescript_of_the_guide_is_a_whole_worker() {
+    run_for(Duration::from_secs(180), async {
+        let dir = typescript_folder();
+        let page = blocks(&read("docs/guides/push.md"));
+        let function = &page.iter().find(|it| it.0 == "ts").expect("a function").1;
+        std::fs::write(dir.join("push.ts"), function).expect("it is written");
+        let options = ["tsc", "--target", "es2022", "--module", "nodenext", "--strict"];
+        build(dir, "npx", &[&options[..], &["--types", "node", "push.ts"]].concat());
+        let server = TestServer::start(fresh_database().await).await;
+        let t = server.project("main").await;
+        let port = free_port();
+        let to = json!({"url": format!("http://127.0.0.1:{port}/")});
+        let made = t.put(PUSH, to).await.is(201);
+        let mut serving = Command::new("node");
+        serving.args(["--input-type=module", "--eval", PLATFORM]).current_dir(dir);
+        serving.env("PORT", port.to_string());
+        serving.env("PUSH_SECRET", made["secret"].as_str().expect("a secret"));
+        let mut serving = serving.stdout(Stdio::piped()).kill_on_drop(true).spawn().expect("it");
+        let said = serving.stdout.take().expect("its output");
+        let line = BufReader::new(said).lines().next_line().await.expect("a line");
+        assert_eq!(line.as_deref(), Some("listens"));
+        let id = enqueue(&t, json!({})).await;
+        let done = t.job_becomes(&id, "succeeded").await;
+        assert_eq!(done["result"], json!({"greeting": "Hello, Ada!"}));
+        server.stop().await;
+    });
+}
+
+#[test]
+fn pushes_and_webhooks_share_the_bounds_of_an_address() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let (t, other) = (server.project("main").await, server.project("other").await);
+        let (pushed, told) = (Sink::start().await, Sink::start().await);
+        let other_told = Sink::start().await;
+        let made = endpoint(&t, &told, json!({})).await;
+        let others = endpoint(&other, &other_told, json!({})).await;
+        pushed.hold(true);
+        push(&t, &pushed, json!({"max_in_flight": MAX_PROJECT_ADDRESS_IN_FLIGHT + 5})).await;
+        for _ in 0..MAX_PROJECT_ADDRESS_IN_FLIGHT + 5 {
+            enqueue(&t, json!({})).await;
+        }
+        for _ in 0..MAX_PROJECT_ADDRESS_IN_FLIGHT {
+            pushed.next().await;
+        }
+        t.act(&path(&made, "/test")).await.is(202);
+        other.act(&path(&others, "/test")).await.is(202);
+        other_told.next().await;
+        assert!(!told.has_more().await && !pushed.has_more().await, "there is no turn");
+        pushed.hold(false);
+        told.next().await;
+        server.stop().await;
+    });
+}
+
+#[test]
+fn a_url_that_takes_no_connection_costs_a_job_no_failure() {
+    run(async |t| {
+        let body = json!({"url": format!("http://127.0.0.1:{}/", free_port())});
+        t.put(PUSH, body).await.is(201);
+        let id = enqueue(t, json!({"max_attempts": 1})).await;
+        while t.get(PUSH).await.is(200)["last_error"] != "not_connected" {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let job = t.job(&id).await;
+        assert_eq!((&job["state"], &job["failures"]), (&json!("pending"), &json!(0)));
+    });
+}
+
+#[test]
+fn both_secrets_sign_while_one_is_replaced() {
+    run(async |t| {
+        let sink = Sink::start().await;
+        let made = push(t, &sink, json!({})).await;
+        enqueue(t, json!({})).await;
+        sink.next().await;
+        let rotate = "/v1/queues/functions/push/secret/rotate";
+        let rotated = t.post(rotate, json!({})).await.is(200);
+        loop {
+            // The node sees the new secret a moment later.
+            enqueue(t, json!({})).await;
+            let sent = sink.next().await;
+            assert!(sent.is_signed_with(made["secret"].as_str().expect("a secret")));
+            if sent.is_signed_with(rotated["secret"].as_str().expect("a secret")) {
+                break;
+            }
+        }
     });
 }

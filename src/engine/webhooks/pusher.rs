@@ -1,0 +1,447 @@
+//! Sending the jobs of queues to URLs, in place of a worker that polls. A request is an attempt:
+//! its lease runs while the URL works, and its answer is the ack.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use chrono::{DateTime, TimeDelta, Utc};
+use metrics::histogram;
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use tokio::{
+    sync::Semaphore,
+    time::{sleep_until, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::{
+    push::secret_place,
+    sender::{InFlight, LEASE_MARGIN_SECONDS, Line, NoTurn, Sender, Target},
+    turns::Turn,
+};
+use crate::{
+    domain::{
+        limits::{MAX_JSON_DEPTH, MAX_RESULT_BYTES},
+        outbound,
+        push::{JobVerdict, Window, verdict},
+        text::{ErrorReport, json_depth},
+        webhook::{SECRET_BYTES, signatures},
+    },
+    engine::{
+        dispatch::LeasedDelivery,
+        settle::{AttemptEnd, Failure},
+    },
+    ids::ProjectId,
+    outbound::{Answer, CallError, MAX_BODY_BYTES, Outbound},
+    seal::MasterKeys,
+    store::sweep::pushes::{
+        MAX_PAGE_PUSHED, PushOutcomes, PushedQueue, note_outcomes, pushed_queues,
+    },
+    telemetry,
+};
+
+/// Queues that one node pushes at most. Each has a parked poll, of which a node has 20,000, and
+/// endpoints of webhooks use up to 15,000.
+pub const MAX_PUSHED_QUEUES: usize = 4_000;
+/// How the name begins under which a node holds leases. The statement that finds silent workers
+/// leaves out such names, and carries this one as a literal.
+const WORKER_PREFIX: &str = "fencepost-push-";
+/// How long a queue rests whose project or host has no turn for it.
+const BUSY_PAUSE: Duration = Duration::from_secs(5);
+/// What is left of a lease when a request ends at the latest: for the ack.
+const ACK_TIME: Duration = Duration::from_secs(3);
+/// The type of a result.
+const JSON: &str = "application/json";
+
+type Key = (ProjectId, String);
+
+/// The pushed queues of one node.
+pub struct Pusher {
+    sender: Sender,
+    outbound: Outbound,
+    master_keys: Arc<MasterKeys>,
+    /// The name under which this node holds leases.
+    worker_id: String,
+    served: Mutex<HashMap<Key, Known>>,
+}
+
+/// A queue, as this node knows it.
+enum Known {
+    Served(Arc<Pushed>),
+    /// It cannot be pushed with these settings.
+    Unusable(DateTime<Utc>),
+}
+
+/// A queue that this node pushes.
+struct Pushed {
+    it: PushedQueue,
+    line: Line,
+    secrets: Vec<Vec<u8>>,
+    state: Mutex<State>,
+}
+
+#[derive(Clone)]
+struct State {
+    window: Window,
+    /// Until then nothing is sent.
+    rests_until: Option<tokio::time::Instant>,
+    /// Ends the poll that is parked.
+    polling: Option<CancellationToken>,
+    has_succeeded: bool,
+    error: Option<String>,
+}
+
+impl Pusher {
+    #[must_use]
+    pub fn new(
+        sender: Sender,
+        outbound: Outbound,
+        master_keys: Arc<MasterKeys>,
+        node: Uuid,
+    ) -> Arc<Self> {
+        let worker_id = format!("{WORKER_PREFIX}{}", node.simple());
+        Arc::new(Self { sender, outbound, master_keys, worker_id, served: Mutex::default() })
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<Key, Known>> {
+        self.served.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins to push queues that are new or have changed, and ends to push others.
+    ///
+    /// # Errors
+    /// When the database does not answer.
+    pub async fn refresh(self: Arc<Self>) -> sqlx::Result<()> {
+        let mut conn = self.sender.engine.pools.background.acquire().await?;
+        let (mut found, mut after) = (Vec::new(), (ProjectId(0), String::new()));
+        loop {
+            let page = pushed_queues(&mut conn, (after.0, &after.1)).await?;
+            let is_full = page.len() == MAX_PAGE_PUSHED;
+            found.extend(page);
+            match found.last() {
+                Some(last) if is_full && found.len() < MAX_PUSHED_QUEUES => {
+                    after = (last.project_id, last.queue.clone());
+                }
+                _ => break,
+            }
+        }
+        drop(conn);
+        if found.len() >= MAX_PUSHED_QUEUES {
+            tracing::warn!(limit = MAX_PUSHED_QUEUES, "not all queues are pushed");
+        }
+        let mut known = self.known();
+        let mut former = std::mem::take(&mut *known);
+        for it in found {
+            let key = (it.project_id, it.queue.clone());
+            let new = match former.remove(&key) {
+                Some(Known::Unusable(since)) if since == it.updated_at => Known::Unusable(since),
+                Some(Known::Served(same)) if same.it == it => Known::Served(same),
+                changed => self.begin(it, changed),
+            };
+            known.insert(key, new);
+        }
+        former.into_values().for_each(Known::end);
+        Ok(())
+    }
+
+    /// Begins to push a queue in place of what it was before.
+    fn begin(&self, it: PushedQueue, former: Option<Known>) -> Known {
+        let (queue, updated_at) = (it.queue.clone(), it.updated_at);
+        let before = former.as_ref().and_then(Known::served);
+        former.into_iter().for_each(Known::end);
+        match self.serve(it, before.as_deref()) {
+            Ok(new) => {
+                self.sender.begin(Arc::clone(&new));
+                Known::Served(new)
+            }
+            Err(error) => {
+                tracing::warn!(queue, error = format!("{error:#}"), "a queue is not pushed");
+                Known::Unusable(updated_at)
+            }
+        }
+    }
+
+    fn serve(&self, it: PushedQueue, before: Option<&Pushed>) -> anyhow::Result<Arc<Pushed>> {
+        let url =
+            outbound::read_url(&it.url, &self.outbound.allowed).map_err(anyhow::Error::msg)?;
+        let to = self.outbound.destination(url)?;
+        let place = secret_place(it.project_id, &it.queue);
+        let stored = [Some(&it.secret), it.old_secret.as_ref()].into_iter().flatten();
+        let secrets = stored.map(|stored| self.master_keys.open(&place, stored, SECRET_BYTES));
+        let secrets = secrets.collect::<Result<Vec<_>, _>>()?;
+        let max_in_flight = usize::try_from(it.max_in_flight).unwrap_or(1);
+        let before = before.filter(|before| before.it.max_in_flight == it.max_in_flight);
+        let slots = before.map(|before| Arc::clone(&before.line.slots));
+        let line = Line {
+            project_id: it.project_id,
+            jobs_of: it.project_id,
+            queue: it.queue.clone(),
+            worker_id: Some(self.worker_id.clone()),
+            lease_seconds: Some(it.timeout_seconds + LEASE_MARGIN_SECONDS),
+            to,
+            slots: slots.unwrap_or_else(|| Arc::new(Semaphore::new(max_in_flight))),
+            max_in_flight,
+            ended: CancellationToken::new(),
+        };
+        let state = State {
+            window: Window::new(u32::try_from(it.max_in_flight).unwrap_or(1)),
+            rests_until: None,
+            polling: None,
+            has_succeeded: false,
+            error: None,
+        };
+        // What the URL has asked for is kept, if it is the same one.
+        let state = before.filter(|before| before.it.url == it.url).map_or(state.clone(), |it| {
+            let State { window, rests_until, .. } = *it.state();
+            State { window, rests_until, ..state }
+        });
+        Ok(Arc::new(Pushed { it, line, secrets, state: Mutex::new(state) }))
+    }
+
+    /// Writes what requests led to.
+    ///
+    /// # Errors
+    /// When the database does not answer.
+    pub async fn write_outcomes(self: Arc<Self>) -> sqlx::Result<()> {
+        let served: Vec<_> = self.known().values().filter_map(Known::served).collect();
+        let seen = served.into_iter().filter_map(|it| Some((it.take_outcomes()?, it)));
+        let (outcomes, served): (Vec<_>, Vec<_>) = seen.unzip();
+        if outcomes.is_empty() {
+            return Ok(());
+        }
+        let written = async {
+            let mut conn = self.sender.engine.pools.background.acquire().await?;
+            note_outcomes(&mut conn, &outcomes).await
+        };
+        let written = written.await;
+        if written.is_err() {
+            served.iter().zip(&outcomes).for_each(|(it, outcomes)| it.put_back(outcomes));
+        }
+        written
+    }
+}
+
+impl Known {
+    fn served(&self) -> Option<Arc<Pushed>> {
+        match self {
+            Self::Served(it) => Some(Arc::clone(it)),
+            Self::Unusable(_) => None,
+        }
+    }
+
+    fn end(self) {
+        if let Self::Served(it) = self {
+            it.line.ended.cancel();
+        }
+    }
+}
+
+impl Target for Pushed {
+    fn line(&self) -> &Line {
+        &self.line
+    }
+
+    fn window(&self) -> usize {
+        self.state().window.size() as usize
+    }
+
+    async fn rested(&self) {
+        while let Some(until) = self.resting() {
+            sleep_until(until).await;
+        }
+    }
+
+    fn polls(&self, polling: &CancellationToken) {
+        let mut state = self.state();
+        state.polling = Some(polling.clone());
+        if state.rests_until.is_some() {
+            polling.cancel();
+        }
+    }
+
+    async fn send(
+        &self,
+        job: &mut LeasedDelivery,
+        turn: Result<Turn, NoTurn>,
+    ) -> Option<AttemptEnd> {
+        if self.resting().is_some() {
+            return Some(AttemptEnd::Released);
+        }
+        let turn = match turn {
+            Ok(turn) => turn,
+            Err(NoTurn::Busy) => return Some(self.rests("no_turn", |_| BUSY_PAUSE)),
+            Err(NoTurn::NoAddress(error @ CallError::AddressRefused)) => {
+                self.failed(error.name());
+                return Some(failed(error.name(), error.to_string(), true));
+            }
+            Err(NoTurn::NoAddress(error)) => return Some(self.slowed(None, error.name())),
+        };
+        let lease = Duration::from_secs(u64::try_from(job.job.lease_seconds).unwrap_or(0));
+        let left = lease.saturating_sub(ACK_TIME + turn.waited);
+        let _in_flight = InFlight::begin();
+        let called = Instant::now();
+        let seconds = self.it.timeout_seconds.min(job.job.timeout_seconds);
+        let within = Duration::from_secs(u64::try_from(seconds).unwrap_or(1));
+        let headers = self.headers(job);
+        let body = std::mem::take(&mut job.job.payload);
+        let answer = self.line.to.post(headers, body, within, MAX_BODY_BYTES);
+        // Not past the lease: another node would send the job, too.
+        let answer = timeout(left, answer).await.unwrap_or(Err(CallError::Timeout));
+        histogram!(telemetry::WEBHOOK_SECONDS).record(called.elapsed().as_secs_f64());
+        match answer {
+            Ok(answer) => self.settle(answer),
+            // Nothing was sent, and a deploy must not use up the attempts of a job.
+            Err(error @ (CallError::NotConnected | CallError::NoAddress)) => {
+                Some(self.slowed(None, error.name()))
+            }
+            Err(error) => {
+                if error == CallError::Timeout {
+                    self.state().window.slow(None);
+                }
+                self.failed(error.name());
+                Some(failed(error.name(), error.to_string(), true))
+            }
+        }
+    }
+}
+
+impl Pushed {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What an answer means for the job, and for how many are sent.
+    fn settle(&self, answer: Answer) -> Option<AttemptEnd> {
+        let kind = format!("http_{}", answer.status);
+        match verdict(answer.status, answer.retry_after_seconds, answer.is_final) {
+            JobVerdict::Succeeded => {
+                self.succeeded();
+                Some(AttemptEnd::Succeeded { result: result(answer) })
+            }
+            JobVerdict::Taken => {
+                self.succeeded();
+                None
+            }
+            JobVerdict::Released(asked) => Some(self.slowed(asked, &kind)),
+            JobVerdict::Failed { retryable } => {
+                self.failed(&kind);
+                Some(failed(&kind, answer.first_text().to_owned(), retryable))
+            }
+        }
+    }
+
+    fn succeeded(&self) {
+        let mut state = self.state();
+        state.window.grow();
+        (state.has_succeeded, state.error) = (true, None);
+    }
+
+    fn failed(&self, kind: &str) {
+        self.state().error = Some(kind.to_owned());
+    }
+
+    /// Until when it rests, if it does.
+    fn resting(&self) -> Option<tokio::time::Instant> {
+        let mut state = self.state();
+        state.rests_until = state.rests_until.filter(|it| *it > tokio::time::Instant::now());
+        state.rests_until
+    }
+
+    /// The job goes back, and the queue rests and is sent less.
+    fn slowed(&self, asked_seconds: Option<u32>, kind: &str) -> AttemptEnd {
+        self.rests(kind, |state| {
+            let asked = asked_seconds.unwrap_or_default();
+            // Answers to what was sent together count once.
+            let seconds = match state.rests_until {
+                Some(_) => asked,
+                None => state.window.slow(asked_seconds),
+            };
+            Duration::from_secs(seconds.into())
+        })
+    }
+
+    fn rests(&self, kind: &str, pause: impl FnOnce(&mut State) -> Duration) -> AttemptEnd {
+        let mut state = self.state();
+        let until = tokio::time::Instant::now() + pause(&mut state);
+        state.rests_until = state.rests_until.max(Some(until));
+        state.error = Some(kind.to_owned());
+        if let Some(polling) = state.polling.take() {
+            polling.cancel();
+        }
+        AttemptEnd::Released
+    }
+
+    fn take_outcomes(&self) -> Option<PushOutcomes> {
+        let mut state = self.state();
+        let (has_succeeded, error) = (state.has_succeeded, state.error.take());
+        state.has_succeeded = false;
+        let PushedQueue { project_id, updated_at, ref queue, .. } = self.it;
+        let outcomes =
+            PushOutcomes { project_id, queue: queue.clone(), updated_at, has_succeeded, error };
+        (outcomes.has_succeeded || outcomes.error.is_some()).then_some(outcomes)
+    }
+
+    /// Outcomes that could not be written: what came later counts.
+    fn put_back(&self, before: &PushOutcomes) {
+        let mut state = self.state();
+        if !state.has_succeeded && state.error.is_none() {
+            state.error.clone_from(&before.error);
+        }
+        state.has_succeeded |= before.has_succeeded;
+    }
+
+    /// The headers of a request. Its id is that of the lease: a new attempt is no repetition.
+    fn headers(&self, job: &LeasedDelivery) -> HeaderMap {
+        let (worker, job) = (&job.worker_id, &job.job);
+        let (lease, timestamp) = (job.lease_id.0.to_string(), job.claimed_at.timestamp());
+        let ends_at = job.claimed_at + TimeDelta::seconds(job.lease_seconds.into());
+        let name = HeaderName::from_static;
+        let mut values = vec![
+            (CONTENT_TYPE, JSON.to_owned()),
+            (name("webhook-signature"), signatures(&self.secrets, &lease, timestamp, &job.payload)),
+            (name("webhook-id"), lease.clone()),
+            (name("webhook-timestamp"), timestamp.to_string()),
+            (name("fencepost-job-id"), job.id.to_string()),
+            (name("fencepost-job-type"), job.job_type.clone()),
+            (name("fencepost-queue"), job.queue.clone()),
+            (name("fencepost-attempt"), job.attempt.to_string()),
+            (name("fencepost-max-attempts"), job.max_attempts.to_string()),
+            (name("fencepost-lease-id"), lease),
+            (name("fencepost-lease-expires-at"), ends_at.to_rfc3339()),
+            (name("fencepost-worker-id"), worker.to_string()),
+        ];
+        values.extend(job.traceparent.clone().map(|it| (name("traceparent"), it)));
+        let read = |(name, value): (HeaderName, String)| {
+            // Names of queues and types may have characters that a header cannot carry as they are.
+            let value = percent_encoding::utf8_percent_encode(&value, UNSAFE).to_string();
+            Some((name, HeaderValue::try_from(value).ok()?))
+        };
+        values.into_iter().filter_map(read).collect()
+    }
+}
+
+/// What a header's value cannot carry, and the percent sign, which stands for it.
+const UNSAFE: &percent_encoding::AsciiSet = &percent_encoding::CONTROLS.add(b'%');
+
+/// The result of a job: the answer, if it is JSON that a worker could send.
+fn result(answer: Answer) -> Option<String> {
+    let is_json = answer.content_type.as_deref().is_some_and(|it| {
+        let essence = it.split(';').next().unwrap_or_default().trim();
+        essence.eq_ignore_ascii_case(JSON)
+    });
+    let text = answer.text;
+    let fits = is_json
+        && !answer.is_cut
+        && text.len() <= MAX_RESULT_BYTES
+        && json_depth(&text) <= MAX_JSON_DEPTH
+        && serde_json::from_str::<&serde_json::value::RawValue>(&text).is_ok();
+    fits.then_some(text)
+}
+
+fn failed(kind: &str, message: String, retryable: bool) -> AttemptEnd {
+    let error = ErrorReport::bounded(Some(kind), Some(&message), None);
+    AttemptEnd::Failed(Failure { error, retryable, retry_after_seconds: None })
+}

@@ -209,11 +209,11 @@ fn start_senders(
     stop: &CancellationToken,
     background: &TaskTracker,
 ) {
-    let (sender, outbound) = (Sender::new(engine.clone()), &app.outbound);
-    let keys = || Arc::clone(&app.accounts.master_keys);
-    let deliverer = Deliverer::new(sender.clone(), outbound.clone(), keys());
+    let keys = Arc::clone(&app.accounts.master_keys);
+    let sender = Sender::new(engine.clone(), app.outbound.clone(), keys);
+    let deliverer = Deliverer::new(sender.clone());
     loops::start_deliverer(&deliverer, engine, stop, background);
-    let pusher = Pusher::new(sender, outbound.clone(), keys(), bus.node().0);
+    let pusher = Pusher::new(sender, bus.node().0);
     loops::start_pusher(&pusher, engine, stop, background);
 }
 

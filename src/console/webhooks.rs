@@ -108,9 +108,7 @@ impl One {
         };
         TABS.map(tab).into()
     }
-}
 
-impl One {
     /// The types that its boxes show.
     fn told(&self) -> Vec<&'static str> {
         EVENT_TYPES.into_iter().filter(|it| self.endpoint.wants(it)).collect()

@@ -262,14 +262,12 @@ fn event_types(events: &[String], check: &mut Check) -> Vec<String> {
 fn logged(it: &Endpoint) -> Option<String> {
     let Endpoint { url, events, queues, job_types, state, .. } = it;
     let host = url.split_inclusive('/').take(3).collect::<String>();
-    let hash = hex(&Sha256::digest(url)[..SHOWN_HASH_BYTES]);
+    let hash = Sha256::digest(url);
+    let hash = hash.iter().take(SHOWN_HASH_BYTES).map(|it| format!("{it:02x}"));
+    let hash = hash.collect::<String>();
     let logged = json!({"host": host, "url_hash": hash, "events": events, "queues": queues,
                         "job_types": job_types, "state": state});
     Some(logged.to_string())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|it| format!("{it:02x}")).collect()
 }
 
 /// List endpoints.
@@ -461,6 +459,16 @@ pub struct RotateSecretRequest {
 
 impl RequestBody for RotateSecretRequest {}
 
+impl RotateSecretRequest {
+    /// The seconds, checked.
+    pub(super) fn overlap_seconds(&self) -> Result<i32, Error> {
+        let overlap = self.overlap_seconds.unwrap_or(DEFAULT_OVERLAP_SECONDS);
+        let mut check = Check::default();
+        check.range("overlap_seconds", overlap, 0, limits::MAX_SECRET_OVERLAP_SECONDS);
+        check.finish().map(|()| overlap)
+    }
+}
+
 /// Rotate an endpoint's secret.
 ///
 /// Until the overlap ends, each delivery has two signatures, one with each secret: receivers accept
@@ -482,10 +490,7 @@ pub async fn rotate(
     EndpointInPath(id): EndpointInPath,
     Json(request): Json<RotateSecretRequest>,
 ) -> Result<Reply<EndpointWithSecret>, Error> {
-    let overlap = request.overlap_seconds.unwrap_or(DEFAULT_OVERLAP_SECONDS);
-    let mut check = Check::default();
-    check.range("overlap_seconds", overlap, 0, limits::MAX_SECRET_OVERLAP_SECONDS);
-    check.finish()?;
+    let overlap = request.overlap_seconds()?;
     caller.require_step_up(&app).await?;
     let (keys, key) = (&app.accounts.master_keys, (caller.project_id, id));
     let secret = webhooks::rotate(&app.engine, keys, key, overlap).await?;

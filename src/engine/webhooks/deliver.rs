@@ -1,8 +1,7 @@
 //! Sending deliveries to endpoints: each enabled one is a target of every node.
 
 use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -11,7 +10,6 @@ use metrics::{gauge, histogram};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use serde_json::json;
 use sqlx::{Acquire, PgConnection};
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -21,19 +19,16 @@ pub use super::turns::{
 use super::{
     payload::{Delivered, Payload},
     secret_place,
-    sender::{InFlight, LEASE_MARGIN_SECONDS, Line, NoTurn, Sender, Target},
+    sender::{InFlight, LEASE_MARGIN_SECONDS, Line, NoTurn, Sender, Settings, Target},
+    targets::Targets,
     turns::Turn,
 };
 use crate::{
     domain::{
         backoff::Jitter,
         limits::MAX_ENDPOINT_TIMEOUT_SECONDS,
-        outbound,
         text::ErrorReport,
-        webhook::{
-            FAILING_DELIVERIES, FAILING_HOURS, SECRET_BYTES, Verdict, retry_policy, signatures,
-            verdict,
-        },
+        webhook::{FAILING_DELIVERIES, FAILING_HOURS, Verdict, retry_policy, signatures, verdict},
     },
     engine::{
         Engine,
@@ -41,8 +36,7 @@ use crate::{
         settle::{AttemptEnd, Failure},
     },
     ids::{DeliveryId, EndpointId, ProjectId},
-    outbound::{MAX_KEPT_BYTES, Outbound},
-    seal::MasterKeys,
+    outbound::MAX_KEPT_BYTES,
     store::{
         audit::{self, Actor, NewAuditEntry},
         sweep::webhooks::{
@@ -60,21 +54,10 @@ pub const MAX_SERVED_ENDPOINTS: usize = 15_000;
 /// The timeout of a delivery's job, in seconds: the timeout of its endpoint may change.
 pub(super) const DELIVERY_SECONDS: i32 = MAX_ENDPOINT_TIMEOUT_SECONDS + LEASE_MARGIN_SECONDS;
 
-type Key = (ProjectId, EndpointId);
-
 /// The deliveries of one node.
 pub struct Deliverer {
     sender: Sender,
-    outbound: Outbound,
-    master_keys: Arc<MasterKeys>,
-    served: Mutex<HashMap<Key, Known>>,
-}
-
-/// An endpoint, as this node knows it.
-enum Known {
-    Served(Arc<Served>),
-    /// It cannot be served with these settings.
-    Unusable(DateTime<Utc>),
+    endpoints: Targets<Served>,
 }
 
 /// An endpoint that this node serves.
@@ -95,15 +78,11 @@ struct Seen {
 
 impl Deliverer {
     #[must_use]
-    pub fn new(sender: Sender, outbound: Outbound, master_keys: Arc<MasterKeys>) -> Arc<Self> {
-        Arc::new(Self { sender, outbound, master_keys, served: Mutex::default() })
+    pub fn new(sender: Sender) -> Arc<Self> {
+        Arc::new(Self { sender, endpoints: Targets::new() })
     }
 
-    fn known(&self) -> MutexGuard<'_, HashMap<Key, Known>> {
-        self.served.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Begins to serve endpoints that are new or have changed, and ends to serve others.
+    /// Begins to serve endpoints that are new or have changed, and stops serving others.
     ///
     /// # Errors
     /// When the database does not answer.
@@ -124,62 +103,21 @@ impl Deliverer {
         }
         drop(conn);
         gauge!(telemetry::WEBHOOK_ENDPOINTS).set(found.len() as f64);
-        self.adapt(found);
+        self.endpoints.adapt(&self.sender, found, |it, before| {
+            let endpoint = it.id.to_string();
+            let made = self.serve(it, before).inspect_err(|error| {
+                tracing::warn!(endpoint, error = format!("{error:#}"), "an endpoint is not served");
+            });
+            made.ok()
+        });
         Ok(())
     }
 
-    fn adapt(self: &Arc<Self>, found: Vec<ServedEndpoint>) {
-        let mut known = self.known();
-        let mut former = std::mem::take(&mut *known);
-        for it in found {
-            let key = (it.project_id, it.id);
-            let new = match former.remove(&key) {
-                Some(Known::Unusable(since)) if since == it.updated_at => Known::Unusable(since),
-                Some(Known::Served(same)) if same.it == it => Known::Served(same),
-                changed => self.begin(it, changed),
-            };
-            known.insert(key, new);
-        }
-        former.into_values().for_each(Known::end);
-    }
-
-    /// Begins to serve an endpoint in place of what it was before.
-    fn begin(self: &Arc<Self>, it: ServedEndpoint, former: Option<Known>) -> Known {
-        let (key, updated_at) = ((it.project_id, it.id), it.updated_at);
-        let slots = match &former {
-            Some(Known::Served(former)) if former.it.max_in_flight == it.max_in_flight => {
-                Some(Arc::clone(&former.line.slots))
-            }
-            _ => None,
-        };
-        former.into_iter().for_each(Known::end);
-        match self.serve(it, slots) {
-            Ok(new) => {
-                self.sender.begin(Arc::clone(&new));
-                Known::Served(new)
-            }
-            Err(error) => {
-                let (endpoint, error) = (key.1.to_string(), format!("{error:#}"));
-                tracing::warn!(endpoint, error, "an endpoint is not served");
-                Known::Unusable(updated_at)
-            }
-        }
-    }
-
-    fn serve(
-        &self,
-        it: ServedEndpoint,
-        slots: Option<Arc<Semaphore>>,
-    ) -> anyhow::Result<Arc<Served>> {
-        let url =
-            outbound::read_url(&it.url, &self.outbound.allowed).map_err(anyhow::Error::msg)?;
-        let to = self.outbound.destination(url)?;
+    fn serve(&self, it: ServedEndpoint, before: Option<&Served>) -> anyhow::Result<Served> {
+        let stored = (&it.secret, it.old_secret.as_ref());
         let place = secret_place(it.project_id, it.id);
-        let stored = [Some(&it.secret), it.old_secret.as_ref()].into_iter().flatten();
-        let secrets = stored.map(|stored| self.master_keys.open(&place, stored, SECRET_BYTES));
-        let secrets = secrets.collect::<Result<Vec<_>, _>>()?;
+        let (to, secrets) = self.sender.open(&it.url, &place, stored)?;
         let max_in_flight = usize::try_from(it.max_in_flight).unwrap_or(1);
-        let new = Arc::new(Semaphore::new(max_in_flight));
         let line = Line {
             project_id: it.project_id,
             jobs_of: it.outbox,
@@ -187,11 +125,11 @@ impl Deliverer {
             worker_id: None,
             lease_seconds: Some(it.timeout_seconds + LEASE_MARGIN_SECONDS),
             to,
-            slots: slots.unwrap_or(new),
+            slots: Line::slots(before.map(|it| &it.line), max_in_flight),
             max_in_flight,
             ended: CancellationToken::new(),
         };
-        Ok(Arc::new(Served { it, line, secrets, seen: Mutex::default() }))
+        Ok(Served { it, line, secrets, seen: Mutex::default() })
     }
 
     /// Writes what deliveries led to, and disables endpoints that fail for too long.
@@ -199,7 +137,7 @@ impl Deliverer {
     /// # Errors
     /// When the database does not answer. It is written the next time.
     pub async fn write_outcomes(self: Arc<Self>) -> sqlx::Result<()> {
-        let all: Vec<_> = self.known().values().filter_map(Known::served).collect();
+        let all = self.endpoints.served();
         let taken = all.iter().map(|it| (it, it.take_seen()));
         let taken: Vec<_> = taken.filter(|it| it.1 != Seen::default()).collect();
         if taken.is_empty() {
@@ -217,22 +155,25 @@ impl Deliverer {
 /// Why a delivery is tried later.
 const NO_TURN: &str = "too many requests of this project, or to this host, are under way";
 
-impl Known {
-    fn served(&self) -> Option<Arc<Served>> {
-        match self {
-            Self::Served(it) => Some(Arc::clone(it)),
-            Self::Unusable(_) => None,
-        }
+impl Settings for ServedEndpoint {
+    type Key = (ProjectId, EndpointId);
+
+    fn key(&self) -> Self::Key {
+        (self.project_id, self.id)
     }
 
-    fn end(self) {
-        if let Self::Served(it) = self {
-            it.line.ended.cancel();
-        }
+    fn updated_at(&self) -> DateTime<Utc> {
+        self.updated_at
     }
 }
 
 impl Target for Served {
+    type Settings = ServedEndpoint;
+
+    fn settings(&self) -> &ServedEndpoint {
+        &self.it
+    }
+
     fn line(&self) -> &Line {
         &self.line
     }

@@ -9,6 +9,7 @@ mod payload;
 pub mod push;
 pub mod pusher;
 pub mod sender;
+mod targets;
 pub mod tell;
 mod turns;
 

@@ -2,7 +2,6 @@
 //! its lease runs while the URL works, and its answer is the ack.
 
 use std::{
-    collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -10,33 +9,29 @@ use std::{
 use chrono::{DateTime, TimeDelta, Utc};
 use metrics::histogram;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
-use tokio::{
-    sync::Semaphore,
-    time::{sleep_until, timeout},
-};
+use tokio::time::{sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::{
     push::secret_place,
-    sender::{InFlight, LEASE_MARGIN_SECONDS, Line, NoTurn, Sender, Target},
+    sender::{InFlight, LEASE_MARGIN_SECONDS, Line, NoTurn, Sender, Settings, Target},
+    targets::Targets,
     turns::Turn,
 };
 use crate::{
     domain::{
         limits::{MAX_JSON_DEPTH, MAX_RESULT_BYTES},
-        outbound,
         push::{JobVerdict, Window, verdict},
         text::{ErrorReport, json_depth},
-        webhook::{SECRET_BYTES, signatures},
+        webhook::signatures,
     },
     engine::{
         dispatch::LeasedDelivery,
         settle::{AttemptEnd, Failure},
     },
     ids::ProjectId,
-    outbound::{Answer, CallError, MAX_BODY_BYTES, Outbound},
-    seal::MasterKeys,
+    outbound::{Answer, CallError, MAX_BODY_BYTES},
     store::sweep::pushes::{
         MAX_PAGE_PUSHED, PushOutcomes, PushedQueue, note_outcomes, pushed_queues,
     },
@@ -56,23 +51,12 @@ const ACK_TIME: Duration = Duration::from_secs(3);
 /// The type of a result.
 const JSON: &str = "application/json";
 
-type Key = (ProjectId, String);
-
 /// The pushed queues of one node.
 pub struct Pusher {
     sender: Sender,
-    outbound: Outbound,
-    master_keys: Arc<MasterKeys>,
     /// The name under which this node holds leases.
     worker_id: String,
-    served: Mutex<HashMap<Key, Known>>,
-}
-
-/// A queue, as this node knows it.
-enum Known {
-    Served(Arc<Pushed>),
-    /// It cannot be pushed with these settings.
-    Unusable(DateTime<Utc>),
+    queues: Targets<Pushed>,
 }
 
 /// A queue that this node pushes.
@@ -96,21 +80,12 @@ struct State {
 
 impl Pusher {
     #[must_use]
-    pub fn new(
-        sender: Sender,
-        outbound: Outbound,
-        master_keys: Arc<MasterKeys>,
-        node: Uuid,
-    ) -> Arc<Self> {
+    pub fn new(sender: Sender, node: Uuid) -> Arc<Self> {
         let worker_id = format!("{WORKER_PREFIX}{}", node.simple());
-        Arc::new(Self { sender, outbound, master_keys, worker_id, served: Mutex::default() })
+        Arc::new(Self { sender, worker_id, queues: Targets::new() })
     }
 
-    fn known(&self) -> MutexGuard<'_, HashMap<Key, Known>> {
-        self.served.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Begins to push queues that are new or have changed, and ends to push others.
+    /// Begins to push queues that are new or have changed, and stops pushing others.
     ///
     /// # Errors
     /// When the database does not answer.
@@ -132,49 +107,21 @@ impl Pusher {
         if found.len() >= MAX_PUSHED_QUEUES {
             tracing::warn!(limit = MAX_PUSHED_QUEUES, "not all queues are pushed");
         }
-        let mut known = self.known();
-        let mut former = std::mem::take(&mut *known);
-        for it in found {
-            let key = (it.project_id, it.queue.clone());
-            let new = match former.remove(&key) {
-                Some(Known::Unusable(since)) if since == it.updated_at => Known::Unusable(since),
-                Some(Known::Served(same)) if same.it == it => Known::Served(same),
-                changed => self.begin(it, changed),
-            };
-            known.insert(key, new);
-        }
-        former.into_values().for_each(Known::end);
+        self.queues.adapt(&self.sender, found, |it, before| {
+            let queue = it.queue.clone();
+            let made = self.serve(it, before).inspect_err(|error| {
+                tracing::warn!(queue, error = format!("{error:#}"), "a queue is not pushed");
+            });
+            made.ok()
+        });
         Ok(())
     }
 
-    /// Begins to push a queue in place of what it was before.
-    fn begin(&self, it: PushedQueue, former: Option<Known>) -> Known {
-        let (queue, updated_at) = (it.queue.clone(), it.updated_at);
-        let before = former.as_ref().and_then(Known::served);
-        former.into_iter().for_each(Known::end);
-        match self.serve(it, before.as_deref()) {
-            Ok(new) => {
-                self.sender.begin(Arc::clone(&new));
-                Known::Served(new)
-            }
-            Err(error) => {
-                tracing::warn!(queue, error = format!("{error:#}"), "a queue is not pushed");
-                Known::Unusable(updated_at)
-            }
-        }
-    }
-
-    fn serve(&self, it: PushedQueue, before: Option<&Pushed>) -> anyhow::Result<Arc<Pushed>> {
-        let url =
-            outbound::read_url(&it.url, &self.outbound.allowed).map_err(anyhow::Error::msg)?;
-        let to = self.outbound.destination(url)?;
+    fn serve(&self, it: PushedQueue, before: Option<&Pushed>) -> anyhow::Result<Pushed> {
+        let stored = (&it.secret, it.old_secret.as_ref());
         let place = secret_place(it.project_id, &it.queue);
-        let stored = [Some(&it.secret), it.old_secret.as_ref()].into_iter().flatten();
-        let secrets = stored.map(|stored| self.master_keys.open(&place, stored, SECRET_BYTES));
-        let secrets = secrets.collect::<Result<Vec<_>, _>>()?;
+        let (to, secrets) = self.sender.open(&it.url, &place, stored)?;
         let max_in_flight = usize::try_from(it.max_in_flight).unwrap_or(1);
-        let before = before.filter(|before| before.it.max_in_flight == it.max_in_flight);
-        let slots = before.map(|before| Arc::clone(&before.line.slots));
         let line = Line {
             project_id: it.project_id,
             jobs_of: it.project_id,
@@ -182,7 +129,7 @@ impl Pusher {
             worker_id: Some(self.worker_id.clone()),
             lease_seconds: Some(it.timeout_seconds + LEASE_MARGIN_SECONDS),
             to,
-            slots: slots.unwrap_or_else(|| Arc::new(Semaphore::new(max_in_flight))),
+            slots: Line::slots(before.map(|it| &it.line), max_in_flight),
             max_in_flight,
             ended: CancellationToken::new(),
         };
@@ -194,11 +141,14 @@ impl Pusher {
             error: None,
         };
         // What the URL has asked for is kept, if it is the same one.
-        let state = before.filter(|before| before.it.url == it.url).map_or(state.clone(), |it| {
+        let is_same = |before: &&Pushed| {
+            (before.it.max_in_flight, &before.it.url) == (it.max_in_flight, &it.url)
+        };
+        let state = before.filter(is_same).map_or(state.clone(), |it| {
             let State { window, rests_until, .. } = *it.state();
             State { window, rests_until, ..state }
         });
-        Ok(Arc::new(Pushed { it, line, secrets, state: Mutex::new(state) }))
+        Ok(Pushed { it, line, secrets, state: Mutex::new(state) })
     }
 
     /// Writes what requests led to.
@@ -206,8 +156,8 @@ impl Pusher {
     /// # Errors
     /// When the database does not answer.
     pub async fn write_outcomes(self: Arc<Self>) -> sqlx::Result<()> {
-        let served: Vec<_> = self.known().values().filter_map(Known::served).collect();
-        let seen = served.into_iter().filter_map(|it| Some((it.take_outcomes()?, it)));
+        let seen =
+            self.queues.served().into_iter().filter_map(|it| Some((it.take_outcomes()?, it)));
         let (outcomes, served): (Vec<_>, Vec<_>) = seen.unzip();
         if outcomes.is_empty() {
             return Ok(());
@@ -224,22 +174,25 @@ impl Pusher {
     }
 }
 
-impl Known {
-    fn served(&self) -> Option<Arc<Pushed>> {
-        match self {
-            Self::Served(it) => Some(Arc::clone(it)),
-            Self::Unusable(_) => None,
-        }
+impl Settings for PushedQueue {
+    type Key = (ProjectId, String);
+
+    fn key(&self) -> Self::Key {
+        (self.project_id, self.queue.clone())
     }
 
-    fn end(self) {
-        if let Self::Served(it) = self {
-            it.line.ended.cancel();
-        }
+    fn updated_at(&self) -> DateTime<Utc> {
+        self.updated_at
     }
 }
 
 impl Target for Pushed {
+    type Settings = PushedQueue;
+
+    fn settings(&self) -> &PushedQueue {
+        &self.it
+    }
+
     fn line(&self) -> &Line {
         &self.line
     }

@@ -4,10 +4,12 @@
 
 use std::{
     future::{Future, pending},
+    hash::Hash,
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use chrono::{DateTime, Utc};
 use metrics::{counter, gauge};
 use tokio::{
     sync::Semaphore,
@@ -17,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::turns::{Turn, Turns};
 use crate::{
-    domain::{lease::Fence, limits::MAX_POLL_CAPACITY},
+    domain::{lease::Fence, limits::MAX_POLL_CAPACITY, outbound::read_url, webhook::SECRET_BYTES},
     engine::{
         Engine,
         dispatch::{self, LeasedDelivery, Poll},
@@ -25,7 +27,8 @@ use crate::{
     },
     error,
     ids::ProjectId,
-    outbound::{CallError, Destination},
+    outbound::{CallError, Destination, Outbound},
+    seal::MasterKeys,
     telemetry,
 };
 
@@ -65,8 +68,28 @@ pub(super) struct Line {
     pub ended: CancellationToken,
 }
 
+impl Line {
+    /// The slots of a target: those of what it was before, if it may be sent as much as then.
+    pub(super) fn slots(before: Option<&Self>, max_in_flight: usize) -> Arc<Semaphore> {
+        let same = before.filter(|it| it.max_in_flight == max_in_flight);
+        let new = || Arc::new(Semaphore::new(max_in_flight));
+        same.map_or_else(new, |it| Arc::clone(&it.slots))
+    }
+}
+
+/// What the database says of a target.
+pub(super) trait Settings: PartialEq + Send + Sync + 'static {
+    type Key: Eq + Hash;
+
+    fn key(&self) -> Self::Key;
+    fn updated_at(&self) -> DateTime<Utc>;
+}
+
 /// A URL that is sent jobs.
 pub(super) trait Target: Send + Sync + 'static {
+    type Settings: Settings;
+
+    fn settings(&self) -> &Self::Settings;
     fn line(&self) -> &Line;
 
     /// How many may be sent at a time now.
@@ -119,13 +142,30 @@ impl Drop for InFlight {
 #[derive(Clone)]
 pub struct Sender {
     pub(super) engine: Engine,
+    outbound: Outbound,
+    master_keys: Arc<MasterKeys>,
     turns: Arc<Turns>,
 }
 
 impl Sender {
     #[must_use]
-    pub fn new(engine: Engine) -> Self {
-        Self { engine, turns: Arc::new(Turns::new()) }
+    pub fn new(engine: Engine, outbound: Outbound, master_keys: Arc<MasterKeys>) -> Self {
+        Self { engine, outbound, master_keys, turns: Arc::new(Turns::new()) }
+    }
+
+    /// Where a URL leads, and the secrets that sign what is sent there. `place` is where they are
+    /// stored.
+    pub(super) fn open(
+        &self,
+        url: &str,
+        place: &str,
+        (secret, old): (&Vec<u8>, Option<&Vec<u8>>),
+    ) -> anyhow::Result<(Destination, Vec<Vec<u8>>)> {
+        let url = read_url(url, &self.outbound.allowed).map_err(anyhow::Error::msg)?;
+        let to = self.outbound.destination(url)?;
+        let stored = [Some(secret), old].into_iter().flatten();
+        let secrets = stored.map(|it| self.master_keys.open(place, it, SECRET_BYTES));
+        Ok((to, secrets.collect::<Result<_, _>>()?))
     }
 
     /// Works for a target until it is served no more, in a task of its own.

@@ -15,6 +15,7 @@ use crate::{
     http::{
         audit::{self, NewAuditEntry},
         error::ErrorBody,
+        webhooks::RotateSecretRequest,
     },
     wire::{
         extract::{Json, NameInPath, RequestBody},
@@ -25,7 +26,6 @@ use crate::{
 
 const DEFAULT_TIMEOUT_SECONDS: i32 = 30;
 const DEFAULT_IN_FLIGHT: i32 = 10;
-const DEFAULT_OVERLAP_SECONDS: i32 = 86_400;
 
 /// Where a queue's jobs are sent.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
@@ -205,18 +205,6 @@ pub async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// How to rotate a push's secret.
-#[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(example = json!({"overlap_seconds": 86400}))]
-pub struct RotatePushSecretRequest {
-    /// For how many seconds the present secret signs as well. Default: 86400, a day.
-    #[schema(minimum = 0, maximum = 604_800)]
-    overlap_seconds: Option<i32>,
-}
-
-impl RequestBody for RotatePushSecretRequest {}
-
 /// Rotate the secret of a queue's push.
 ///
 /// Until the overlap ends, each request has two signatures, one with each secret.
@@ -225,7 +213,7 @@ impl RequestBody for RotatePushSecretRequest {}
     operation_id = "queues_rotate_push_secret",
     security(("api_key" = ["webhooks"]), ("session" = ["admin"])),
     params(("queue" = String, Path, description = "The queue.", example = "default")),
-    request_body = RotatePushSecretRequest,
+    request_body = RotateSecretRequest,
     responses(
         (status = 200, description = "The push. Its new secret is shown only once.", body = PushWithSecret),
         (status = 404, description = "Its jobs are not sent to a URL.", body = ErrorBody),
@@ -235,12 +223,9 @@ pub async fn rotate(
     caller: Caller<Webhooks>,
     State(app): State<App>,
     NameInPath(queue): NameInPath,
-    Json(request): Json<RotatePushSecretRequest>,
+    Json(request): Json<RotateSecretRequest>,
 ) -> Result<Reply<PushWithSecret>, Error> {
-    let overlap = request.overlap_seconds.unwrap_or(DEFAULT_OVERLAP_SECONDS);
-    let mut check = Check::default();
-    check.range("overlap_seconds", overlap, 0, limits::MAX_SECRET_OVERLAP_SECONDS);
-    check.finish()?;
+    let overlap = request.overlap_seconds()?;
     caller.require_step_up(&app).await?;
     let (keys, key) = (&app.accounts.master_keys, (caller.project_id, queue.as_str()));
     let secret = push::rotate(&app.engine, keys, key, overlap).await?;

@@ -1,6 +1,6 @@
 //! Webhooks: endpoints, and deliveries to them. A trigger writes an event in the transaction that
 //! ends a job; `tell.rs` makes deliveries of it, which are jobs of the project's outbox;
-//! `deliver.rs` works on these.
+//! `deliver.rs` works on these. Push sends jobs of a project's own queues in the same way.
 
 pub mod deliver;
 mod deliveries;

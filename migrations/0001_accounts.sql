@@ -178,6 +178,34 @@ create index mail_tokens_by_account on mail_tokens (account_id);
 -- Retention.
 create index mail_tokens_by_age on mail_tokens (expires_at);
 
+-- Mails that wait to be sent, and those that were sent within the last day. A token is made when the
+-- mail that has it is sent.
+create table mails (
+    -- Also of its `Message-ID`.
+    id uuid primary key,
+    -- What it says, as JSON: its kind, and what that kind needs.
+    content text not null,
+    -- Whom it is about. Null: an address without an account, or an account of none.
+    project_id integer,
+    account_id uuid references accounts on delete cascade,
+    created_at timestamptz not null default now(),
+    -- Tries so far.
+    tries integer not null default 0,
+    -- A node that has taken it takes no longer.
+    next_try_at timestamptz not null default now(),
+    -- Null: it waits.
+    sent_at timestamptz,
+    -- It is not sent later, and the row is deleted.
+    expires_at timestamptz not null
+);
+create index mails_due on mails (next_try_at) where sent_at is null;
+-- How many a project was sent lately.
+create index mails_by_project on mails (project_id, created_at) where project_id is not null;
+-- Deleting an account.
+create index mails_by_account on mails (account_id) where account_id is not null;
+-- Retention.
+create index mails_by_age on mails (expires_at);
+
 -- A change of an account's address, until both addresses have confirmed it.
 create table email_changes (
     account_id uuid primary key references accounts on delete cascade,
@@ -313,8 +341,10 @@ create table invitations (
     email text not null check (email = lower(email)),
     -- The role that accepting it gives.
     role text not null check (role in ('owner', 'admin', 'member', 'viewer')),
-    -- SHA-256 of the mailed token.
+    -- SHA-256 of the token that was answered.
     secret_hash bytea not null check (octet_length(secret_hash) = 32),
+    -- SHA-256 of the token that was mailed. Null: none was.
+    mailed_hash bytea check (octet_length(mailed_hash) = 32),
     -- The account; null: the operator.
     invited_by uuid,
     created_at timestamptz not null default now(),
@@ -323,6 +353,7 @@ create table invitations (
 );
 -- Accepting: the caller is no member yet, so no project is known.
 create unique index invitations_by_secret on invitations (secret_hash);
+create unique index invitations_by_mail on invitations (mailed_hash);
 -- Retention.
 create index invitations_by_age on invitations (expires_at);
 

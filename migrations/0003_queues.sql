@@ -57,6 +57,9 @@ create table queue_types (
     check ((paused_at is null) = (paused_by is null))
 );
 
+-- Alarms about circuit breakers.
+create index queue_types_braked on queue_types (project_id) where paused_by = 'brake';
+
 -- Recent claims of a queue with a rate limit: times and numbers of jobs.
 create table queue_handouts (
     project_id integer not null,

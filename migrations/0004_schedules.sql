@@ -64,5 +64,7 @@ create table schedule_fires (
 -- The last tick that fired, among many that were skipped.
 create index schedule_fires_fired on schedule_fires (project_id, schedule_id, tick)
 where outcome = 'fired';
+-- Alarms about missed ticks.
+create index schedule_fires_missed on schedule_fires (project_id, at) where outcome = 'missed';
 -- Retention.
 create index schedule_fires_by_age on schedule_fires (at);

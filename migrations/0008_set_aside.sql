@@ -5,9 +5,9 @@
 create table set_aside (
     project_id integer not null,
     -- The work that failed: `tick`, `plan`, `promote`, `reap`, `cascade`, `expire`, `lost_worker`,
-    -- `retention`, `counts`, `callbacks` or `events`.
+    -- `retention`, `counts`, `callbacks`, `events` or `alarms`.
     work text not null,
-    -- What failed: the id of a schedule, job, worker or event, or the name of a queue.
+    -- What failed: the id of a schedule, job, worker or event, the name of a queue, or `all`.
     item text not null,
     -- The database's message.
     problem text not null,

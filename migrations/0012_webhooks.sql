@@ -54,6 +54,8 @@ create table webhook_endpoints (
     failures integer not null default 0,
     -- Events that it was not told, because too many deliveries to it waited.
     dropped_events bigint not null default 0,
+    -- The last of them.
+    dropped_at timestamptz,
     primary key (project_id, id),
     check ((disabled_at is null) = (disabled_reason is null)),
     check ((old_secret is null) = (old_secret_until is null))
@@ -76,12 +78,16 @@ create table outbound_events (
     project_id integer not null,
     id bigint generated always as identity,
     type text not null,
-    job_id uuid not null,
-    queue text not null,
-    job_type text not null,
-    attempt integer not null,
+    -- Null: it is about an incident, and so for the next three.
+    job_id uuid,
+    queue text,
+    job_type text,
+    attempt integer,
+    -- Null: it is about a job.
+    incident_id uuid,
     at timestamptz not null default statement_timestamp(),
-    primary key (project_id, id)
+    primary key (project_id, id),
+    check ((job_id is null) <> (incident_id is null))
 ) with (
     -- Every told row is dead: vacuum by their number.
     autovacuum_vacuum_scale_factor = 0,

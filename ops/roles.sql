@@ -74,6 +74,10 @@ begin
             -- Append-only: old entries are deleted, none is changed.
             execute format('grant select, insert on %I to fencepost_console, fencepost_people', it);
             execute format('grant select, insert, delete on %I to fencepost_maint', it);
+        elsif it = 'mails' then
+            execute format(
+                'grant select, insert, update, delete on %I to fencepost_people, fencepost_maint', it
+            );
         elsif it in ('members', 'invitations', 'api_keys') then
             execute format(
                 'grant select, insert, update, delete on %I to fencepost_console, fencepost_people, fencepost_maint', it
@@ -100,7 +104,7 @@ end
 $$;
 
 -- Tables that belong to no project.
-grant select on projects, instance, _sqlx_migrations
+grant select on projects, instance, _sqlx_migrations, default_alarms, effective_alarms
     to fencepost_hot, fencepost_console, fencepost_people, fencepost_maint;
 grant insert, update on projects to fencepost_people;
 grant update, delete on projects to fencepost_maint;
@@ -117,6 +121,8 @@ grant select, insert on account_log to fencepost_people;
 grant select, delete on account_log to fencepost_maint;
 -- Accounts that were neither verified nor used are deleted: that locks them.
 grant select, update, delete on accounts to fencepost_maint;
+-- Mails tell of incidents.
+grant select on incidents to fencepost_people;
 -- The list of members shows e-mail addresses.
 grant select (id, email) on accounts to fencepost_console;
 -- Whether the node that runs an idempotent request is alive.

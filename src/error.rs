@@ -171,6 +171,9 @@ pub enum Error {
     #[error("endpoint not found")]
     EndpointNotFound,
 
+    #[error("alarm or incident not found")]
+    AlarmNotFound,
+
     #[error("delivery not found")]
     DeliveryNotFound,
 
@@ -397,6 +400,7 @@ impl Error {
             | Self::WorkerNotFound
             | Self::EndpointNotFound
             | Self::DeliveryNotFound
+            | Self::AlarmNotFound
             | Self::PushNotFound
             | Self::KeyNotFound
             | Self::MemberNotFound
@@ -422,9 +426,8 @@ impl Error {
             Self::BodyTooLarge { .. } | Self::FieldTooLarge { .. } => Class::TooLarge,
             Self::UnsupportedMediaType => Class::MediaType,
             Self::BodyTimeout => Class::Timeout,
-            Self::RateLimited { .. } | Self::QuotaExceeded { .. } | Self::QueueFull { .. } => {
-                Class::Limited
-            }
+            Self::RateLimited { .. } | Self::QueueFull { .. } => Class::Limited,
+            Self::QuotaExceeded { .. } => Class::Limited,
             Self::Overloaded
             | Self::JobLocked
             | Self::Unavailable(_)

@@ -191,6 +191,11 @@ prefixed_id!(
     "ep_"
 );
 prefixed_id!(
+    /// What an alarm has found.
+    IncidentId,
+    "inc_"
+);
+prefixed_id!(
     /// A delivery of a webhook: a job of the project's outbox.
     DeliveryId,
     "dlv_"

@@ -16,6 +16,7 @@ use crate::{
     domain::limits::{AUDIT_KEEP_DAYS, SECURITY_LOG_KEEP_DAYS, UNUSED_ACCOUNT_DAYS},
     engine::{
         Engine,
+        alarms::Alarms,
         canary::Canary,
         jobs::wait,
         maintenance::{
@@ -68,6 +69,11 @@ const ACCOUNTS_PERIOD: Duration = Duration::from_secs(60);
 const _: () = assert!(ACCOUNTS_PERIOD.as_secs() * 2 < KEY_SETTLE_SECONDS as u64);
 /// How often dead letters that are too old are looked for.
 const DEAD_LETTERS_PERIOD: Duration = Duration::from_secs(3_600);
+/// How often alarms look. As for gauges, nodes look that much less often together.
+const ALARMS_PERIOD: Duration = Duration::from_secs(5);
+/// More nodes than this look together more often, so that no incident is told later than after
+/// half a minute.
+const MAX_ALARM_NODES: u32 = 6;
 /// How often deleted projects are purged.
 const PURGE_PERIOD: Duration = Duration::from_secs(5);
 /// The pause after a failed step.
@@ -261,6 +267,17 @@ fn start_instance_loops(app: &App, loops: &Loops<'_>) {
             }
             Ok(Next::continue_if(pruned >= purge::MAX_PRUNED_PEOPLE, ACCOUNTS_PERIOD))
         }
+    });
+    let accounts = app.accounts.clone();
+    loops.start("mails", Some(BackgroundTask::Mails), move |_| {
+        let accounts = accounts.clone();
+        async move { Ok(Next::after(accounts.send_mails().await?)) }
+    });
+    let alarms = Arc::new(Alarms::new(app.accounts.alarm_mails()));
+    let bus = app.bus.clone();
+    loops.start("alarms", None, move |engine| {
+        let (alarms, nodes) = (Arc::clone(&alarms), bus.nodes().min(MAX_ALARM_NODES));
+        async move { Ok(Next::continue_if(alarms.pass(&engine).await?, ALARMS_PERIOD * nodes)) }
     });
     let plans = app.accounts.plans.clone();
     loops.start("dead_letters", None, move |engine| {

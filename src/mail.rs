@@ -1,27 +1,22 @@
-//! Mail: sent over SMTP in the background, with retries, and counted. Never delays a request, and
-//! never logs a mail's content.
+//! Mail servers: one mail is handed over, and the server's answer told. Mails wait in the database
+//! until they are; see `accounts/mailing.rs`. Nothing here logs a mail's content.
 
-use std::{io::Write, time::Duration};
+use std::{io::Write, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use lettre::{
     AsyncSmtpTransport, AsyncTransport, Message, Tokio1Executor,
     message::{Mailbox, header::ContentType},
 };
-use metrics::counter;
 use secrecy::{ExposeSecret, SecretString};
 use tokio::sync::mpsc;
+use uuid::Uuid;
 
-use crate::telemetry;
-
-/// Mails that may wait; more are dropped, and counted.
-const MAX_WAITING_MAILS: usize = 1_000;
-/// Tries of a mail.
-const MAX_TRIES: u32 = 4;
-/// The pause after the first try; it doubles with each further one.
-const FIRST_PAUSE: Duration = Duration::from_secs(2);
 /// Timeout of a conversation with the server.
-const SEND_TIMEOUT: Duration = Duration::from_secs(20);
+pub const SEND_TIMEOUT: Duration = Duration::from_secs(20);
+/// Severities and categories of an SMTP status after which no further try helps: the address or the
+/// mail is refused. Others, such as 535, say that the server's settings are wrong.
+const REFUSALS: std::ops::RangeInclusive<u16> = 550..=559;
 
 #[derive(Clone, PartialEq, Eq)]
 pub struct Mail {
@@ -37,14 +32,44 @@ impl std::fmt::Debug for Mail {
     }
 }
 
+/// What became of a mail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    Sent,
+    Printed,
+    /// For good.
+    Refused,
+    /// A further try may help.
+    Failed,
+}
+
+impl Outcome {
+    /// Its name in metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sent => "sent",
+            Self::Printed => "printed",
+            Self::Refused => "refused",
+            Self::Failed => "failed",
+        }
+    }
+}
+
 /// Where mail is sent.
 #[derive(Clone)]
 pub enum Mailer {
-    Smtp(mpsc::Sender<Mail>),
+    Smtp(Arc<Smtp>),
     Print,
     /// To a receiver in the process.
     Hand(mpsc::UnboundedSender<Mail>),
     Nowhere,
+}
+
+/// A mail server.
+pub struct Smtp {
+    transport: AsyncSmtpTransport<Tokio1Executor>,
+    from: Mailbox,
 }
 
 impl Mailer {
@@ -59,9 +84,7 @@ impl Mailer {
             .map_err(|_| anyhow::anyhow!("the URL of the mail server is invalid"))?
             .timeout(Some(SEND_TIMEOUT))
             .build();
-        let (sender, receiver) = mpsc::channel(MAX_WAITING_MAILS);
-        tokio::spawn(deliver(transport, from, receiver));
-        Ok(Self::Smtp(sender))
+        Ok(Self::Smtp(Arc::new(Smtp { transport, from })))
     }
 
     /// Whether mail is sent.
@@ -76,74 +99,56 @@ impl Mailer {
         matches!(self, Self::Smtp(_) | Self::Hand(_))
     }
 
-    /// Sends a mail in the background.
-    pub fn send(&self, mail: Mail) {
-        let outcome = match self {
-            Self::Smtp(sender) => match sender.try_send(mail) {
-                Ok(()) => return,
-                Err(_) => "dropped",
-            },
+    /// Hands over one mail. Its id tells receivers that two are the same.
+    pub async fn hand_over(&self, id: Uuid, mail: Mail) -> Outcome {
+        match self {
+            Self::Smtp(smtp) => smtp.hand_over(id, mail).await,
             Self::Print => {
                 let Mail { to, subject, text } = mail;
                 let mut out = std::io::stdout().lock();
                 let _ = writeln!(out, "\n--- mail to {to}: {subject}\n{text}\n---");
-                "printed"
+                Outcome::Printed
             }
             Self::Hand(sender) => match sender.send(mail) {
-                Ok(()) => "sent",
-                Err(_) => "dropped",
+                Ok(()) => Outcome::Sent,
+                Err(_) => Outcome::Failed,
             },
-            Self::Nowhere => "dropped",
-        };
-        counter!(telemetry::MAILS, "outcome" => outcome).increment(1);
+            Self::Nowhere => Outcome::Failed,
+        }
     }
 }
 
-async fn deliver(
-    transport: AsyncSmtpTransport<Tokio1Executor>,
-    from: Mailbox,
-    mut mails: mpsc::Receiver<Mail>,
-) {
-    while let Some(mail) = mails.recv().await {
-        let outcome = match write(&from, mail) {
-            Ok(message) => hand_over(&transport, message).await,
-            Err(_) => "dropped",
+impl Smtp {
+    async fn hand_over(&self, id: Uuid, mail: Mail) -> Outcome {
+        let Ok(message) = self.write(id, mail) else { return Outcome::Refused };
+        // The transport's timeout is one of each step of the conversation.
+        let sent = tokio::time::timeout(SEND_TIMEOUT, self.transport.send(message)).await;
+        let Ok(sent) = sent else {
+            tracing::warn!("the mail server did not answer in time");
+            return Outcome::Failed;
         };
-        counter!(telemetry::MAILS, "outcome" => outcome).increment(1);
-    }
-}
-
-fn write(from: &Mailbox, mail: Mail) -> anyhow::Result<Message> {
-    Ok(Message::builder()
-        .from(from.clone())
-        .to(mail.to.parse()?)
-        .subject(mail.subject)
-        .header(ContentType::TEXT_PLAIN)
-        .body(mail.text)?)
-}
-
-async fn hand_over(
-    transport: &AsyncSmtpTransport<Tokio1Executor>,
-    message: Message,
-) -> &'static str {
-    let mut pause = FIRST_PAUSE;
-    for tried in 1..=MAX_TRIES {
-        match transport.send(message.clone()).await {
-            Ok(_) => return "sent",
+        match sent {
+            Ok(_) => Outcome::Sent,
             Err(error) => {
                 // The server's message may name the recipient.
-                let (code, is_permanent) =
-                    (error.status().map(|it| it.to_string()), error.is_permanent());
-                tracing::warn!(smtp.code = code, is_permanent, tried, "mail was not accepted");
-                if is_permanent {
-                    return "failed";
+                let status = error.status().map(u16::from);
+                tracing::warn!(smtp.status = status, "mail was not accepted");
+                match status.is_some_and(|it| REFUSALS.contains(&it)) {
+                    true => Outcome::Refused,
+                    false => Outcome::Failed,
                 }
             }
         }
-        if tried < MAX_TRIES {
-            tokio::time::sleep(pause).await;
-            pause *= 2;
-        }
     }
-    "failed"
+
+    fn write(&self, id: Uuid, mail: Mail) -> anyhow::Result<Message> {
+        let domain = self.from.email.domain();
+        Ok(Message::builder()
+            .message_id(Some(format!("<{id}@{domain}>")))
+            .from(self.from.clone())
+            .to(mail.to.parse()?)
+            .subject(mail.subject)
+            .header(ContentType::TEXT_PLAIN)
+            .body(mail.text)?)
+    }
 }

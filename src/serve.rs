@@ -293,6 +293,7 @@ async fn open(
         providers: people.providers,
         default_plan: people.default_plan,
         plans: people.plans,
+        wake: engine.notifier.wake.clone(),
     };
     accounts.refresh_signing_keys().await.context("the database does not answer")?;
     let app = App::new(engine.clone(), accounts, (bus.clone(), outbound), instance.cursor_key);

@@ -70,10 +70,12 @@ pub enum BackgroundTask {
     Fire,
     /// Events wait to be told.
     Tell,
+    /// Mails wait to be sent.
+    Mails,
 }
 
 /// Number of background tasks.
-const BACKGROUND_TASKS: usize = 9;
+const BACKGROUND_TASKS: usize = 10;
 
 /// The pump's side.
 #[derive(Debug)]

@@ -27,6 +27,9 @@ const JOBS: usize = 20_000;
 const EVENTS_PER_SECOND: u32 = 200;
 /// Endpoints that never answer, beside the measured one.
 const HANGING: usize = 10;
+/// Where they are: requests to one address share its turns.
+const HANGING_HOST: &str = "127.0.0.2";
+const HOST: &str = "127.0.0.1";
 /// All deliveries of the measurement come within this.
 const PATIENCE: Duration = Duration::from_secs(120);
 const LOOK_PERIOD: Duration = Duration::from_millis(2);
@@ -52,21 +55,23 @@ async fn receive(State(sink): State<Arc<Sink>>, body: Bytes) -> StatusCode {
 }
 
 impl Sink {
-    async fn start() -> anyhow::Result<(Arc<Self>, String)> {
-        let (this, listener) = (Arc::new(Self::default()), TcpListener::bind("127.0.0.1:0").await?);
-        let authority = listener.local_addr()?.to_string();
+    /// Also returns its port, on each of [`HOST`] and [`HANGING_HOST`].
+    async fn start() -> anyhow::Result<(Arc<Self>, u16)> {
+        let (this, listener) = (Arc::new(Self::default()), TcpListener::bind("0.0.0.0:0").await?);
+        let port = listener.local_addr()?.port();
         let router = Router::new()
             .route("/hook", post(receive))
             .route("/hangs", post(async || std::future::pending::<StatusCode>().await))
             .with_state(Arc::clone(&this));
         tokio::spawn(async move { axum::serve(listener, router).await });
-        Ok((this, authority))
+        Ok((this, port))
     }
 
     async fn has(&self, requests: usize) -> anyhow::Result<()> {
         let begun = Instant::now();
         while self.received.load(Ordering::Relaxed) < requests {
-            ensure!(begun.elapsed() < PATIENCE, "deliveries are missing");
+            let received = self.received.load(Ordering::Relaxed);
+            ensure!(begun.elapsed() < PATIENCE, "{received} of {requests} deliveries came");
             tokio::time::sleep(LOOK_PERIOD).await;
         }
         Ok(())
@@ -90,12 +95,12 @@ pub async fn measure(
     queue: impl Fn(&str) -> String,
     time: Duration,
 ) -> anyhow::Result<Vec<Measure>> {
-    let (sink, authority) = Sink::start().await?;
+    let (sink, port) = Sink::start().await?;
     let mut client = Client::connect(target).await?;
     let (without, ledger) = bulk::at_once(target, &queue("untold"), JOBS).await?;
     ledger.check(target, &queue("untold")).await?;
     let told = queue("told");
-    let url = format!("http://{authority}/hook");
+    let url = format!("http://{HOST}:{port}/hook");
     endpoint(&mut client, &url, &told).await?;
     // Each node learns of it.
     tokio::time::sleep(Duration::from_secs(3)).await;
@@ -107,7 +112,7 @@ pub async fn measure(
     let quiet = delay(target, &sink, &told, time).await?;
     let hanging = queue("hanging");
     for _ in 0..HANGING {
-        endpoint(&mut client, &format!("http://{authority}/hangs"), &hanging).await?;
+        endpoint(&mut client, &format!("http://{HANGING_HOST}:{port}/hangs"), &hanging).await?;
     }
     tokio::time::sleep(Duration::from_secs(3)).await;
     bulk::at_once(target, &hanging, 1_000).await?;

@@ -39,6 +39,7 @@ const (
 	CodeBatchNotFound            ErrorCode = "batch_not_found"
 	CodeWorkerNotFound           ErrorCode = "worker_not_found"
 	CodeQueueNotFound            ErrorCode = "queue_not_found"
+	CodeAlarmNotFound            ErrorCode = "alarm_not_found"
 	CodeEndpointNotFound         ErrorCode = "endpoint_not_found"
 	CodeDeliveryNotFound         ErrorCode = "delivery_not_found"
 	CodePushNotFound             ErrorCode = "push_not_found"

@@ -37,6 +37,7 @@ export type ErrorCode =
   | "batch_not_found"
   | "worker_not_found"
   | "queue_not_found"
+  | "alarm_not_found"
   | "endpoint_not_found"
   | "delivery_not_found"
   | "push_not_found"

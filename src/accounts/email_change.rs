@@ -5,7 +5,9 @@ use secrecy::SecretString;
 use sqlx::Acquire;
 
 use super::{
-    Accounts, Client, MAILS_PER_EMAIL, charge, mails, read_email,
+    Accounts, Client, MAILS_PER_EMAIL, charge,
+    mailing::Content,
+    read_email,
     secret::{self, MAIL_PREFIX},
     security::{self, AccountEvent},
     token::Bearer,
@@ -36,44 +38,35 @@ impl Accounts {
         self.require_step_up(bearer).await?;
         let id = bearer.account_id;
         self.throttle(&[charge("email-change", &id.to_string(), MAILS_PER_EMAIL)]).await?;
-        let (for_new, for_old) = (secret::generate(MAIL_PREFIX), secret::generate(MAIL_PREFIX));
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         let account = store::accounts::find(&mut tx, id).await?.ok_or(Error::Unauthorized)?;
         if account.email == new_email {
             return Err(Error::invalid("email", "is the address of the account already"));
         }
-        let old_hash = account.verified_at.map(|_| secret::hash(&for_old));
-        let hashes = (&secret::hash(&for_new)[..], old_hash.as_ref().map(|it| &it[..]));
+        // A stranger chooses the address of an account that has verified none.
+        let old = account.verified_at.map(|_| account.email);
+        // Each mail brings a token of its own; until then no token fits.
+        let unknown = || secret::hash(&secret::generate(MAIL_PREFIX));
+        let (new_hash, old_hash) = (unknown(), old.as_ref().map(|_| unknown()));
+        let hashes = (&new_hash[..], old_hash.as_ref().map(|it| &it[..]));
         store::email_changes::replace(&mut tx, id, &new_email, hashes, VERIFY_SECONDS).await?;
         let event = AccountEvent::AddressChangeRequested;
         security::note(&mut tx, id, event, Some(client)).await?;
+        for to in std::iter::once(&new_email).chain(&old) {
+            if self.may_mail("changes", to).await {
+                let content = Content::Change {
+                    account: id.0,
+                    to: to.clone(),
+                    old: old.clone(),
+                    new: new_email.clone(),
+                    address: client.address.to_string(),
+                };
+                self.store_mail(&mut tx, &content).await?;
+            }
+        }
         tx.commit().await?;
-        drop(conn);
-        // A stranger chooses the address of an account that has verified none.
-        let old = account.verified_at.map(|_| account.email.as_str());
-        self.mail_change(&new_email, (old, &new_email), &for_new, client).await?;
-        if let Some(to) = old {
-            self.mail_change(to, (old, &new_email), &for_old, client).await?;
-        }
-        Ok(())
-    }
-
-    async fn mail_change(
-        &self,
-        to: &str,
-        change: (Option<&str>, &str),
-        token: &SecretString,
-        client: &Client,
-    ) -> Result<(), Error> {
-        if self.may_mail("changes", to).await {
-            self.mailer.send(mails::change(
-                to,
-                &self.public_url,
-                change,
-                (token, &client.address),
-            )?);
-        }
+        self.hurry_mails();
         Ok(())
     }
 

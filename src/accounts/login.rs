@@ -9,11 +9,14 @@ use sqlx::{Acquire, PgConnection};
 
 use super::{
     Accounts, Client, LATE, LATE_MAILS_TO_EMAIL, MAILS_PER_EMAIL, REFRESHES_PER_ADDRESS,
-    REFRESHES_PER_SESSION, TRIES_PER_EMAIL, TRIES_PER_PAIR, charge, codes, mails, members,
+    REFRESHES_PER_SESSION, TRIES_PER_EMAIL, TRIES_PER_PAIR, charge, codes,
+    mailing::{Content, MAILED_CLAIMS},
+    members,
     password::{self, COMPARISONS},
     read_email,
     secret::{self, MAIL_PREFIX, REFRESH_PREFIX},
     security::{self, AccountEvent},
+    signup::VERIFICATIONS,
     token::Bearer,
 };
 use crate::{
@@ -44,10 +47,6 @@ impl Reuse {
 
 /// How long a browser may present a refresh token again.
 const TABS_GRACE_SECONDS: i64 = 30;
-
-/// Accounts that a reset mail names: of those that claim an address, this many oldest ones, and as
-/// many newest ones.
-const MAILED_CLAIMS: i64 = 5;
 
 /// What a login has shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -317,12 +316,8 @@ impl Accounts {
         if claims.is_empty() || !self.may_mail("resets", email).await {
             return Ok(());
         }
-        let mut links = Vec::with_capacity(claims.len());
-        for account in claims {
-            let secret = self.new_mail_secret(&mut conn, account.id, Purpose::Reset).await?;
-            links.push((account.created_at, secret));
-        }
-        self.mailer.send(mails::reset(email, &self.public_url, &links)?);
+        self.store_mail(&mut conn, &Content::Reset { to: email.to_owned() }).await?;
+        self.hurry_mails();
         Ok(())
     }
 
@@ -440,13 +435,13 @@ impl Accounts {
         let account = store::accounts::find(&mut conn, bearer.account_id).await?;
         let account = account.ok_or(Error::Unauthorized)?;
         self.throttle(&[charge("verify", &account.id.to_string(), MAILS_PER_EMAIL)]).await?;
-        let secret = self.new_mail_secret(&mut conn, account.id, Purpose::Verify).await?;
         drop(conn);
-        if !self.mail_verification(&account, &secret, client).await? {
+        if !self.may_mail(VERIFICATIONS, &account.email).await {
             let retry_after_seconds = LATE_MAILS_TO_EMAIL.window_seconds;
             return Err(Error::RateLimited { retry_after_seconds });
         }
-        Ok(())
+        let (account, address) = (account.id.0, client.address.to_string());
+        self.mail(&Content::Verification { account, address }).await
     }
 
     /// Deletes an account, and the projects without another member. Returns those.

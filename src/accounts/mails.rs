@@ -4,7 +4,12 @@ use askama::Template;
 use chrono::{DateTime, Utc};
 use secrecy::{ExposeSecret, SecretString};
 
-use crate::{error::Error, mail::Mail, store::accounts::Account};
+use crate::{
+    domain::alarm::{Details, Rule, summary},
+    error::Error,
+    mail::Mail,
+    store::{accounts::Account, alarms::IncidentRow},
+};
 
 #[derive(Template)]
 #[template(path = "mail/verification.txt")]
@@ -56,6 +61,18 @@ struct Invitation<'a> {
     token: &'a str,
 }
 
+#[derive(Template)]
+#[template(path = "mail/alarm.txt")]
+struct Alarm<'a> {
+    url: &'a str,
+    /// Its slug.
+    project: &'a str,
+    alarm: &'a str,
+    summary: String,
+    began_at: String,
+    is_resolved: bool,
+}
+
 /// Asks the owner of an address to verify it. Says when the account was created, and from which
 /// network address the mail was requested, so that they can tell it from one of a stranger.
 pub(super) fn verification(
@@ -97,13 +114,25 @@ pub(super) fn known(account: &Account, url: &str, address: &str) -> Result<Mail,
 }
 
 /// Tells the owner of an account what happened to it. Names no user agent: a stranger chooses it.
-pub(super) fn security(
-    account: &Account,
+pub(super) fn security(to: &str, url: &str, what: &str, address: &str) -> Result<Mail, Error> {
+    mail(to, what.to_owned(), &Security { what, url, address })
+}
+
+/// Tells a member what an alarm has found, or that it has ended.
+pub(super) fn alarm(
+    to: &str,
     url: &str,
-    what: &str,
-    address: &str,
+    project: &str,
+    it: &IncidentRow,
+    is_resolved: bool,
 ) -> Result<Mail, Error> {
-    mail(&account.email, what.to_owned(), &Security { what, url, address })
+    let rule = Rule::of_name(&it.rule).unwrap_or(Rule::DeadLetters);
+    let details: Details = serde_json::from_str(&it.details).unwrap_or_default();
+    let began_at = shown(it.began_at);
+    let summary = summary(rule, &details);
+    let template = Alarm { url, project, alarm: &it.alarm, summary, began_at, is_resolved };
+    let end = if is_resolved { "Resolved: " } else { "" };
+    mail(to, format!("[{project}] {end}{}", rule.title()), &template)
 }
 
 fn shown(at: DateTime<Utc>) -> String {
@@ -111,7 +140,13 @@ fn shown(at: DateTime<Utc>) -> String {
 }
 
 /// Invites a person to a project.
-pub(super) fn invitation(to: &str, url: &str, project: &str, token: &str) -> Result<Mail, Error> {
+pub(super) fn invitation(
+    to: &str,
+    url: &str,
+    project: &str,
+    token: &SecretString,
+) -> Result<Mail, Error> {
+    let token = token.expose_secret();
     // No words of a tenant: the subject is what filters and people look at first.
     mail(to, "You are invited to a project".to_owned(), &Invitation { url, project, token })
 }

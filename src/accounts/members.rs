@@ -21,7 +21,8 @@ use crate::{
     store::{
         self,
         audit::NewAuditEntry,
-        members::{self, Invitation},
+        invitations::{self, Invitation},
+        members,
     },
 };
 
@@ -62,7 +63,7 @@ pub async fn set_role(
     }
     if to < Some(from) {
         // Invitations that the member made with the old role end with it.
-        members::uninvite_by(&mut tx, project_id, id).await?;
+        invitations::delete_by(&mut tx, project_id, id).await?;
     }
     let facts = |role: Role| json!({ "role": role }).to_string();
     let entry = NewAuditEntry {
@@ -147,8 +148,8 @@ pub async fn invite(
     }
     // An open invitation for the address is replaced: an earlier one with a higher role must not
     // stay valid.
-    members::uninvite_address(&mut tx, project_id, email).await?;
-    let invitation = members::invite(
+    invitations::delete_of_address(&mut tx, project_id, email).await?;
+    let invitation = invitations::insert(
         &mut tx,
         project_id,
         InvitationId::generate(),
@@ -177,7 +178,7 @@ pub async fn uninvite(
     id: InvitationId,
 ) -> Result<(), Error> {
     let mut tx = conn.begin().await?;
-    let row = members::uninvite(&mut tx, author.project_id, id).await?;
+    let row = invitations::delete(&mut tx, author.project_id, id).await?;
     let row = row.ok_or(Error::InvitationNotFound)?;
     let entry = NewAuditEntry {
         before: Some(json!({ "email": row.email, "role": row.role }).to_string()),

@@ -7,6 +7,7 @@ mod email_change;
 pub mod key;
 pub mod keys;
 mod login;
+pub mod mailing;
 mod mails;
 pub mod members;
 pub mod oidc;
@@ -33,6 +34,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use self::{
+    mailing::Content,
     oidc::Providers,
     password::Passwords,
     scanners::ScannerKeys,
@@ -45,11 +47,12 @@ use crate::{
         plan::Plans,
     },
     error::Error,
-    ids::{AccountId, ProjectId},
+    ids::{AccountId, InvitationId, ProjectId},
     limiter::{Charge, Limiter, Rate},
     mail::Mailer,
     seal::{MasterKeys, OtherMasterKey},
     store::{self, audit::Actor, nodes::SigningKey, pools::Pool, sessions::Origin},
+    wakeups::Wake,
 };
 
 pub use self::{
@@ -122,6 +125,8 @@ pub struct Accounts {
     pub providers: Arc<Providers>,
     pub default_plan: String,
     pub plans: Plans,
+    /// Has mails sent.
+    pub wake: Wake,
 }
 
 /// The client of a request.
@@ -296,20 +301,20 @@ impl Accounts {
         self.throttle(&[charge("exports", &account_id.to_string(), EXPORTS_PER_ACCOUNT)]).await
     }
 
-    /// Mails an invitation to a project of this name.
+    /// Mails an invitation to a project.
     ///
     /// # Errors
-    /// [`Error::Internal`] when the template cannot be rendered.
+    /// When the database does not answer.
     pub async fn mail_invitation(
         &self,
+        (project_id, id): (ProjectId, InvitationId),
         email: &str,
-        project: &str,
-        token: &str,
     ) -> Result<(), Error> {
-        if self.may_mail("invitations", email).await {
-            self.mailer.send(mails::invitation(email, &self.public_url, project, token)?);
+        if !self.may_mail("invitations", email).await {
+            return Ok(());
         }
-        Ok(())
+        let to = email.to_owned();
+        self.mail(&Content::Invitation { project: project_id.0, invitation: id.0, to }).await
     }
 
     async fn is_password(&self, bearer: Bearer, password: SecretString) -> Result<bool, Error> {

@@ -2,7 +2,7 @@
 
 use sqlx::{Acquire, PgConnection};
 
-use super::{Accounts, Client, codes, mails};
+use super::{Accounts, Client, codes, mailing::Content};
 use crate::{
     error::Error,
     ids::AccountId,
@@ -212,7 +212,9 @@ impl Accounts {
         client: &Client,
     ) -> Result<(), Error> {
         if account.verified_at.is_some() && self.may_mail("security", &account.email).await {
-            self.mailer.send(mails::security(account, &self.public_url, subject, &client.address)?);
+            let (to, what) = (account.email.clone(), subject.to_owned());
+            let address = client.address.to_string();
+            self.mail(&Content::Security { to, what, address }).await?;
         }
         Ok(())
     }

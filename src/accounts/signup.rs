@@ -10,27 +10,22 @@ use super::{
     Accounts, Client, MAILS_PER_EMAIL, SIGNUPS_PER_ADDRESS, SignedIn, charge,
     keys::{KeyRequest, MadeKey, insert_first},
     login::Login,
-    mails,
+    mailing::Content,
     projects::LIVE,
-    read_email,
-    secret::{self, MAIL_PREFIX},
+    read_email, secret,
     security::{self, AccountEvent},
 };
 use crate::{
     config::Signup,
     domain::{
         access::{Role, Scope},
-        limits::{MAX_NAME_CHARS, VERIFY_SECONDS},
+        limits::MAX_NAME_CHARS,
         text,
     },
     error::Error,
     ids::AccountId,
     store::{
-        self,
-        accounts::{Account, Purpose},
-        audit::NewAuditEntry,
-        members::Invited,
-        projects::Project,
+        self, accounts::Account, audit::NewAuditEntry, invitations::Invited, projects::Project,
     },
 };
 
@@ -38,6 +33,8 @@ use crate::{
 const FIRST_KEY: &str = "first";
 /// Name of a project without a name.
 const DEFAULT_PROJECT: &str = "default";
+/// How mails that verify addresses are counted.
+pub(super) const VERIFICATIONS: &str = "verifications";
 
 /// A sign-up.
 #[derive(Debug)]
@@ -120,15 +117,20 @@ impl Accounts {
             }
         };
         let has_owner = store::accounts::is_address_verified(&mut tx, &email).await?;
-        let secret = self.new_mail_secret(&mut tx, account.id, Purpose::Verify).await?;
         security::note(&mut tx, account.id, AccountEvent::Created, Some(client)).await?;
+        if self.may_mail(VERIFICATIONS, &email).await {
+            let (account, address) = (account.id.0, client.address.to_string());
+            // The answer does not tell that the address has an account; if the new one is not used,
+            // it is deleted.
+            let content = match has_owner {
+                true => Content::Known { account, address },
+                false => Content::Verification { account, address },
+            };
+            self.store_mail(&mut tx, &content).await?;
+        }
         tx.commit().await?;
         drop(conn);
-        if has_owner {
-            self.mail_known(&account, client).await?;
-        } else {
-            self.mail_verification(&account, &secret, client).await?;
-        }
+        self.hurry_mails();
         Ok(SignedUp { account, project, role, key, password_hash })
     }
 
@@ -162,7 +164,7 @@ impl Accounts {
 
     async fn find_invitation(&self, invitation: &SecretString) -> Result<Invited, Error> {
         let mut conn = self.pool.acquire().await?;
-        let invited = store::members::invited(&mut conn, &secret::hash(invitation)).await?;
+        let invited = store::invitations::invited(&mut conn, &secret::hash(invitation)).await?;
         invited.ok_or_else(bad_invitation)
     }
 
@@ -191,7 +193,7 @@ impl Accounts {
         invitation: &SecretString,
         client: &Client,
     ) -> Result<(Project, Role), Error> {
-        let accepted = store::members::accept(conn, &secret::hash(invitation)).await?;
+        let accepted = store::invitations::accept(conn, &secret::hash(invitation)).await?;
         let (project_id, role, _) = accepted.ok_or_else(bad_invitation)?;
         let roles = store::members::lock_roles(conn, project_id).await?;
         let present = roles.iter().find(|it| it.0 == account_id);
@@ -208,47 +210,6 @@ impl Accounts {
         store::audit::insert(conn, project_id, &actor, &entry).await?;
         let project = store::projects::get(conn, project_id).await?.ok_or_else(bad_invitation)?;
         Ok((project, role))
-    }
-
-    /// A token to be mailed.
-    pub(super) async fn new_mail_secret(
-        &self,
-        conn: &mut PgConnection,
-        account_id: AccountId,
-        purpose: Purpose,
-    ) -> Result<SecretString, Error> {
-        let secret = secret::generate(MAIL_PREFIX);
-        let life_seconds = match purpose {
-            Purpose::Verify => VERIFY_SECONDS,
-            Purpose::Reset => crate::domain::limits::RESET_SECONDS,
-        };
-        let hash = secret::hash(&secret);
-        store::accounts::insert_mail_token(conn, account_id, purpose, &hash, life_seconds).await?;
-        Ok(secret)
-    }
-
-    /// Tells the owner of an address that someone signed up with it once more. The answer of the
-    /// sign-up does not tell; if the new account is not used, it is deleted.
-    async fn mail_known(&self, account: &Account, client: &Client) -> Result<(), Error> {
-        if self.may_mail("verifications", &account.email).await {
-            self.mailer.send(mails::known(account, &self.public_url, &client.address)?);
-        }
-        Ok(())
-    }
-
-    /// Returns whether the mail is sent: not if too many were sent to the address.
-    pub(super) async fn mail_verification(
-        &self,
-        account: &Account,
-        secret: &SecretString,
-        client: &Client,
-    ) -> Result<bool, Error> {
-        let may = self.may_mail("verifications", &account.email).await;
-        if may {
-            let mail = mails::verification(account, &self.public_url, secret, &client.address)?;
-            self.mailer.send(mail);
-        }
-        Ok(may)
     }
 }
 

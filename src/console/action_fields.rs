@@ -73,6 +73,22 @@ pub const ENDPOINT: &[Field] = &[
     Field::Number("timeout_seconds"),
     Field::Json("enabled"),
 ];
+/// Deliveries that are sent again.
+pub const REPLAY: &[Field] = &[
+    Field::Time("since"),
+    Field::Time("until"),
+    Field::Text("which"),
+    Field::Number("rate_per_second"),
+];
+/// An alarm.
+pub const ALARM: &[Field] = &[
+    Field::Text("rule"),
+    Field::List("queues"),
+    Field::Number("threshold"),
+    Field::Number("for_seconds"),
+    Field::Text("mail_to"),
+    Field::Json("enabled"),
+];
 /// The schema of a job type.
 pub const SCHEMA: &[Field] = &[Field::Json("schema")];
 /// A job type of a queue, or the whole queue.

@@ -2,7 +2,7 @@
 //! console can change; a test compares it with the OpenAPI document.
 
 use super::{
-    action_fields::{ENDPOINT, JOBS, NEW_JOB, PURGE, QUEUE, REDRIVE, SCHEMA, TYPE},
+    action_fields::{ALARM, ENDPOINT, JOBS, NEW_JOB, PURGE, QUEUE, REDRIVE, REPLAY, SCHEMA, TYPE},
     form::{Field, Fields, encode},
     location::segment,
 };
@@ -288,12 +288,7 @@ pub const ACTIONS: &[Action] = &[
         "webhooks_replay",
         "POST",
         "/webhooks/{endpoint_id}/replay",
-        &[
-            Field::Time("since"),
-            Field::Time("until"),
-            Field::Text("which"),
-            Field::Number("rate_per_second"),
-        ],
+        REPLAY,
         "The deliveries are being sent again.",
     ),
     on(
@@ -302,6 +297,15 @@ pub const ACTIONS: &[Action] = &[
         "/webhooks/{endpoint_id}/deliveries/{delivery_id}/retry",
         &[],
         "The delivery is sent again.",
+    ),
+    on("alarms_put", "PUT", "/alarms/{alarm}", ALARM, "The alarm is changed."),
+    on("alarms_delete", "DELETE", "/alarms/{alarm}", &[], "What was set of it is deleted."),
+    on(
+        "incidents_mute",
+        "POST",
+        "/incidents/{incident_id}/mute",
+        &[Field::Number("seconds")],
+        "It is muted.",
     ),
     on(
         "keys_revoke",

@@ -6,6 +6,7 @@
 mod action;
 mod action_fields;
 pub mod action_table;
+mod alarms;
 mod api;
 mod assets;
 mod auth_pages;
@@ -94,6 +95,7 @@ fn of_project() -> Router<App> {
         .route("/batches/{batch_id}", get(batches::detail))
         .route("/operations", get(operations::list))
         .route("/operations/{operation_id}", get(operations::detail))
+        .route("/alarms", get(alarms::page))
         .route("/webhooks", get(webhooks::list).post(webhooks::make))
         .route("/webhooks/{endpoint_id}", get(webhooks::detail))
         .route("/webhooks/{endpoint_id}/rotate", post(webhooks::rotate))

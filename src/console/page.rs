@@ -82,6 +82,7 @@ const SECTIONS: [(&str, &[Section]); 3] = [
     (
         "Project",
         &[
+            ("alarms", "Alarms"),
             ("webhooks", "Webhooks"),
             ("keys", "API keys"),
             ("members", "Members"),

@@ -345,6 +345,8 @@ pub const MAX_PUSH_IN_FLIGHT: i32 = 200;
 pub const MAX_PUSH_TIMEOUT_SECONDS: i32 = 600;
 /// Endpoints of one page.
 pub const MAX_PAGE_ENDPOINTS: u32 = 100;
+/// Incidents of one page.
+pub const MAX_PAGE_INCIDENTS: u32 = 100;
 /// Deliveries of one page.
 pub const MAX_PAGE_DELIVERIES: u32 = 100;
 /// Days for which accounts' security logs are kept.

@@ -49,6 +49,12 @@ const PRIVATE_V6: [(Ipv6Addr, u32); 4] = [
     (Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 0), 20),
 ];
 
+/// The scheme and host of a URL: the rest can be a secret.
+#[must_use]
+pub fn shown_host(url: &str) -> String {
+    url.split_inclusive('/').take(3).collect()
+}
+
 /// Whether an address is one of the public internet.
 #[must_use]
 pub fn is_public(address: IpAddr) -> bool {

@@ -11,11 +11,24 @@ use serde_json::value::RawValue;
 use sha2::Sha256;
 use utoipa::ToSchema;
 
-use super::backoff::{JitterKind, RetryPolicy, RetryStrategy};
+use super::{
+    alarm::{Details, Rule},
+    backoff::{JitterKind, RetryPolicy, RetryStrategy},
+};
 
 /// Types of events that an endpoint can ask for, in display order.
-pub const EVENT_TYPES: [&str; 4] =
-    ["job.succeeded", "job.attempt_failed", "job.dead_lettered", "job.cancelled"];
+pub const EVENT_TYPES: [&str; 6] = [
+    "job.succeeded",
+    "job.attempt_failed",
+    "job.dead_lettered",
+    "job.cancelled",
+    ALARM_TRIGGERED,
+    ALARM_RESOLVED,
+];
+/// The type of an event about an incident that begins.
+pub const ALARM_TRIGGERED: &str = "alarm.triggered";
+/// And of one about its end.
+pub const ALARM_RESOLVED: &str = "alarm.resolved";
 /// The type of what `POST /v1/webhooks/{endpoint_id}/test` sends. Every endpoint gets it.
 pub const TEST_EVENT: &str = "endpoint.test";
 /// All types.
@@ -140,7 +153,8 @@ pub fn verdict(status: u16, retry_after_seconds: Option<u32>) -> Verdict {
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct WebhookEvent {
     /// Type of the event: `job.succeeded`, `job.attempt_failed`, `job.dead_lettered`,
-    /// `job.cancelled`, `endpoint.test`, and others later: ignore those that you do not know.
+    /// `job.cancelled`, `alarm.triggered`, `alarm.resolved`, `endpoint.test`, and others later:
+    /// ignore those that you do not know.
     #[serde(rename = "type")]
     #[schema(example = "job.dead_lettered")]
     pub kind: String,
@@ -155,12 +169,40 @@ pub struct WebhookEvent {
 pub struct WebhookData {
     /// The project.
     pub project: WebhookProject,
-    /// The job; null in a test.
+    /// The job; null in a test, and if it is about an incident.
     #[schema(required)]
     pub job: Option<WebhookJob>,
     /// The error of the attempt; null if it did not fail.
     #[schema(required)]
     pub error: Option<WebhookError>,
+    /// What an alarm has found; null in events of other types.
+    #[serde(default)]
+    #[schema(required)]
+    pub incident: Option<WebhookIncident>,
+}
+
+/// An incident of an event, as it was when the event was read.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct WebhookIncident {
+    /// Id of the incident.
+    #[schema(example = "inc_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub id: String,
+    /// The alarm.
+    #[schema(example = "dead_letters")]
+    pub alarm: String,
+    /// What the alarm looks at.
+    pub rule: Rule,
+    /// What it is about: an error group, a queue, a schedule, an endpoint or a key.
+    pub subject: String,
+    /// What it is, in a sentence.
+    pub summary: String,
+    /// The same, for programs; as it was when it began.
+    pub details: Details,
+    /// When it began.
+    pub began_at: DateTime<Utc>,
+    /// When it ended; null: it lasts.
+    #[schema(required)]
+    pub resolved_at: Option<DateTime<Utc>>,
 }
 
 /// The project of an event.

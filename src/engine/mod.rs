@@ -3,6 +3,7 @@
 //!
 //! It knows no HTTP. Due times, leases and timeouts follow the database's clock only.
 
+pub mod alarms;
 mod batch;
 pub mod batches;
 pub mod canary;

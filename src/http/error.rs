@@ -144,6 +144,7 @@ codes! {
     Error::QueueNotFound => NOT_FOUND, "queue_not_found";
     Error::EndpointNotFound => NOT_FOUND, "endpoint_not_found";
     Error::DeliveryNotFound => NOT_FOUND, "delivery_not_found";
+    Error::AlarmNotFound => NOT_FOUND, "alarm_not_found";
     Error::PushNotFound => NOT_FOUND, "push_not_found";
     Error::OperationNotFound => NOT_FOUND, "operation_not_found";
     Error::ScheduleNotFound => NOT_FOUND, "recurring_job_not_found";

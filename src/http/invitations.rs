@@ -15,7 +15,7 @@ use crate::{
     credentials::Evict,
     domain::{access::Role, limits},
     error::Error,
-    store::members::Invited,
+    store::invitations::Invited,
     wire::{
         extract::{Json, RequestBody},
         openapi::chars,

@@ -187,8 +187,8 @@ pub struct Invitation {
     pub expires_at: DateTime<Utc>,
 }
 
-impl From<store::members::Invitation> for Invitation {
-    fn from(row: store::members::Invitation) -> Self {
+impl From<store::invitations::Invitation> for Invitation {
+    fn from(row: store::invitations::Invitation) -> Self {
         Self {
             id: row.id.to_string(),
             email: row.email,
@@ -217,7 +217,7 @@ pub async fn invitations(
     State(app): State<App>,
 ) -> Result<Reply<InvitationList>, Error> {
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    let rows = store::members::invitations(&mut conn, caller.project_id, MAX_MEMBERS).await?;
+    let rows = store::invitations::list(&mut conn, caller.project_id, MAX_MEMBERS).await?;
     Ok(Reply(InvitationList { invitations: rows.into_iter().map(Invitation::from).collect() }))
 }
 
@@ -240,7 +240,7 @@ impl RequestBody for InviteRequest {}
 pub struct CreatedInvitation {
     /// The invitation.
     pub invitation: Invitation,
-    /// Token that accepts the invitation. It is shown only once, and also mailed.
+    /// Token that accepts the invitation. It is shown only once; the mail has another one.
     pub token: String,
 }
 
@@ -261,7 +261,7 @@ pub async fn invite(
     Json(request): Json<InviteRequest>,
 ) -> Result<(StatusCode, Reply<CreatedInvitation>), Error> {
     let email = read_email("email", &request.email)?;
-    let Who::Member(grant, bearer) = &caller.who else { return Err(Error::MemberNotFound) };
+    let Who::Member(_, bearer) = &caller.who else { return Err(Error::MemberNotFound) };
     caller.require_step_up(&app).await?;
     app.accounts.throttle_invitation(bearer.account_id, caller.project_id, &email).await?;
     let max = caller.limits.max_members();
@@ -270,7 +270,7 @@ pub async fn invite(
     let (row, token) = invited?;
     drop(conn);
     let token = token.expose_secret().to_owned();
-    app.accounts.mail_invitation(&email, &grant.membership.name, &token).await?;
+    app.accounts.mail_invitation((caller.project_id, row.id), &email).await?;
     Ok((StatusCode::CREATED, Reply(CreatedInvitation { invitation: row.into(), token })))
 }
 

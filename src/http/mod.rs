@@ -4,6 +4,7 @@
 
 #![warn(missing_docs)]
 
+pub mod alarms;
 pub mod answers;
 pub(crate) mod audit;
 pub(crate) mod auth;
@@ -15,6 +16,7 @@ pub mod docs;
 pub mod error;
 mod health;
 mod idempotency;
+pub mod incidents;
 pub(crate) mod invitations;
 pub(crate) mod job;
 pub(crate) mod job_types;
@@ -152,6 +154,11 @@ fn routes_of_jobs() -> Routes {
         .routes(routes!(batches::create, batches::list))
         .routes(routes!(batches::get))
         .routes(routes!(batches::seal))
+        .routes(routes!(alarms::list))
+        .routes(routes!(alarms::get, alarms::put, alarms::delete))
+        .routes(routes!(incidents::list))
+        .routes(routes!(incidents::get))
+        .routes(routes!(incidents::mute))
 }
 
 /// Routes of accounts: under `/v1` only.

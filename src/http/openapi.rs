@@ -56,6 +56,7 @@ use crate::wire::openapi::{Applies, DerivedResponse, OF_BODIES, add_responses, l
         (name = "workflows", description = "Jobs with dependencies."),
         (name = "batches", description = "Jobs whose ends are counted."),
         (name = "workers", description = "Register, poll, heartbeat, ack and report."),
+        (name = "alarms", description = "What people are told of without being asked."),
         (name = "webhooks", description = "Endpoints that are told what happens to jobs."),
         (name = "keys", description = "API keys."),
         (name = "limits", description = "Limits of a project and their usage."),

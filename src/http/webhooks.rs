@@ -261,7 +261,7 @@ fn event_types(events: &[String], check: &mut Check) -> Vec<String> {
 /// its hash tells whether it has changed.
 fn logged(it: &Endpoint) -> Option<String> {
     let Endpoint { url, events, queues, job_types, state, .. } = it;
-    let host = url.split_inclusive('/').take(3).collect::<String>();
+    let host = outbound::shown_host(url);
     let hash = Sha256::digest(url);
     let hash = hash.iter().take(SHOWN_HASH_BYTES).map(|it| format!("{it:02x}"));
     let hash = hash.collect::<String>();

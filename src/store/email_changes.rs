@@ -40,6 +40,33 @@ pub async fn replace(
     Ok(())
 }
 
+/// Gives a change to this address the token that is mailed to the new address, or to the old one.
+/// Returns whether that address must still confirm it.
+pub async fn set_hash(
+    conn: &mut PgConnection,
+    id: AccountId,
+    new_email: &str,
+    hash: &[u8],
+    is_of_new: bool,
+) -> sqlx::Result<bool> {
+    let done = sqlx::query!(
+        "
+        update email_changes
+        set new_hash = case when $4 then $3 else new_hash end,
+            old_hash = case when $4 then old_hash else $3 end
+        where account_id = $1 and new_email = $2 and expires_at > now()
+            and case when $4 then new_hash else old_hash end is not null
+        ",
+        id.0,
+        new_email,
+        hash,
+        is_of_new,
+    )
+    .execute(conn)
+    .await?;
+    Ok(done.rows_affected() > 0)
+}
+
 /// Confirms a change with one of its tokens; none: it is unknown, used or expired, or of another
 /// account.
 pub async fn confirm(

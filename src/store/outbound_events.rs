@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use crate::ids::{BatchId, EndpointId, JobId, ProjectId, WorkflowId};
+use crate::ids::{BatchId, EndpointId, IncidentId, JobId, ProjectId, WorkflowId};
 
 /// An event, by its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,10 +17,13 @@ pub struct EventKey {
 pub struct TakenEvent {
     pub kind: String,
     pub at: DateTime<Utc>,
-    pub job_id: JobId,
-    pub queue: String,
-    pub job_type: String,
-    pub attempt: i32,
+    /// Null: it is about an incident, and so for the next three.
+    pub job_id: Option<JobId>,
+    pub queue: Option<String>,
+    pub job_type: Option<String>,
+    pub attempt: Option<i32>,
+    /// Null: it is about a job.
+    pub incident_id: Option<IncidentId>,
     /// Null: the job was deleted.
     pub max_attempts: Option<i32>,
     pub created_at: Option<DateTime<Utc>>,
@@ -54,10 +57,10 @@ pub async fn take(
                 where project_id = $1 and id = any($2)
                 for update skip locked
             )
-            returning id, type, at, job_id, queue, job_type, attempt
+            returning id, type, at, job_id, queue, job_type, attempt, incident_id
         )
-        select taken.type "kind!", taken.at "at!", taken.job_id "job_id!: JobId",
-               taken.queue "queue!", taken.job_type "job_type!", taken.attempt "attempt!",
+        select taken.type "kind!", taken.at "at!", taken.job_id "job_id: JobId",
+               taken.queue, taken.job_type, taken.attempt, taken.incident_id "incident_id: IncidentId",
                coalesce(live.max_attempts, ended.max_attempts) as max_attempts,
                coalesce(live.created_at, ended.created_at) as created_at,
                body.tags::text as tags, body.batch_id "batch_id: BatchId",
@@ -150,7 +153,7 @@ pub async fn note_dropped(
     sqlx::query!(
         "
         update webhook_endpoints it
-        set dropped_events = dropped_events + dropped.events
+        set dropped_events = dropped_events + dropped.events, dropped_at = now()
         from unnest($2::uuid[], $3::bigint[]) as dropped(id, events)
         where it.project_id = $1 and it.id = dropped.id
         ",

@@ -2,6 +2,7 @@
 //! is one bounded batch that any number of nodes may run at once; the rows that it returns carry
 //! the project.
 
+pub mod alarms;
 pub mod counts;
 pub mod ends;
 pub mod gauges;

@@ -23,8 +23,8 @@ use crate::{
     domain::limits,
     error::Error,
     ids::{
-        AccountId, BatchId, DeliveryId, EndpointId, IdentityId, InvitationId, JobId, KeyId,
-        OperationId, PasskeyId, SessionId, WorkflowId,
+        AccountId, BatchId, DeliveryId, EndpointId, IdentityId, IncidentId, InvitationId, JobId,
+        KeyId, OperationId, PasskeyId, SessionId, WorkflowId,
     },
     wire::{json_words, unknown_fields::KnownFields},
 };
@@ -386,6 +386,8 @@ path_ids! {
     EndpointInPath(EndpointId): "endpoint_id", EndpointNotFound;
     /// The delivery that the path names.
     DeliveryInPath(DeliveryId): "delivery_id", DeliveryNotFound;
+    /// The incident that the path names.
+    IncidentInPath(IncidentId): "incident_id", AlarmNotFound;
     /// The key that the path names.
     KeyInPath(KeyId): "key_id", KeyNotFound;
     /// The member that the path names.
@@ -416,7 +418,7 @@ impl<S: Send + Sync> FromRequestParts<S> for NameInPath {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
-        const PARAMETERS: [&str; 4] = ["queue", "job_type", "worker_id", "recurring_id"];
+        const PARAMETERS: [&str; 5] = ["queue", "job_type", "worker_id", "recurring_id", "alarm"];
         let params = RawPathParams::from_request_parts(parts, state)
             .await
             .map_err(|_| Error::Unreadable("the path is not valid UTF-8".to_owned()))?;

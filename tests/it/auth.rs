@@ -292,6 +292,7 @@ fn every_operation_answers_under_the_project_of_its_key_and_under_no_other() {
                         "push_not_found",
                         "endpoint_not_found",
                         "delivery_not_found",
+                        "alarm_not_found",
                     ];
                     assert!(is_routed.iter().any(|it| code == *it), "{operation:?}: {code}");
                 }

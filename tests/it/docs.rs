@@ -190,6 +190,7 @@ fn every_limit_is_listed_with_its_number() {
         limits_page::queue_limits(),
         limits_page::bulk_limits(),
         limits_page::webhook_limits(),
+        limits_page::alarm_limits(),
         limits_page::request_limits(),
         limits_page::node_limits(),
         limits_page::people_limits(),

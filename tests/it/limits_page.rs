@@ -18,9 +18,11 @@ use fencepost::{
 
 use crate::docs::read;
 
+mod alarms;
 mod people;
 mod webhooks;
 
+pub use alarms::alarm_limits;
 pub use people::people_limits;
 pub use webhooks::webhook_limits;
 

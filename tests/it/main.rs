@@ -4,6 +4,7 @@ mod harness;
 
 mod acks;
 mod adapters;
+mod alarms;
 mod auth;
 mod batches;
 mod binary;

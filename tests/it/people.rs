@@ -122,6 +122,7 @@ mod bound_keys;
 mod claims;
 mod email_change;
 mod keys;
+mod mails;
 mod master_keys;
 mod members;
 mod passkeys;

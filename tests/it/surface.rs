@@ -276,6 +276,8 @@ fn webhook_body(id: &str) -> Option<Value> {
     match id {
         "webhooks_create" => Some(json!({"url": "https://example.com/hook", "events": ["job.*"]})),
         "webhooks_update" | "webhooks_rotate_secret" => Some(json!({})),
+        "alarms_put" => Some(json!({"rule": "oldest_ready"})),
+        "incidents_mute" => Some(json!({"seconds": 60})),
         "queues_put_push" => Some(json!({"url": "https://example.com/jobs"})),
         "queues_rotate_push_secret" => Some(json!({})),
         "webhooks_replay" => Some(json!({"since": "2026-01-01T00:00:00Z", "dry_run": true})),

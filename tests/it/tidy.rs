@@ -207,6 +207,11 @@ fn every_statement_on_a_tenants_table_names_the_project() {
         "usage_months",
         "stored_bytes",
         "stored_byte_deltas",
+        "alarms",
+        "incidents",
+        "webhook_endpoints",
+        "outbound_events",
+        "queue_pushes",
     ];
     let mut statements = 0;
     for (file, text) in files("src/store") {
@@ -248,6 +253,8 @@ fn every_tenants_key_and_index_begins_with_the_project() {
         "operations_by_age",
         "recurring_schedules_due",
         "schedule_fires_by_age",
+        "invitations_by_mail",
+        "incidents_by_age",
         "invitations_by_secret",
         "invitations_by_age",
         "members_by_account",
@@ -277,6 +284,9 @@ fn every_tenants_key_and_index_begins_with_the_project() {
         "account_log_by_action",
         "outbound_events_by_age",
         "webhook_endpoints_to_empty",
+        "mails_due",
+        "mails_by_account",
+        "mails_by_age",
     ];
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations");
     let migrations = fs::read_dir(dir).expect("a folder").map(|it| it.expect("an entry").path());

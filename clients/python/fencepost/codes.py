@@ -40,6 +40,7 @@ class ErrorCode(str, Enum):
     BATCH_NOT_FOUND = "batch_not_found"
     WORKER_NOT_FOUND = "worker_not_found"
     QUEUE_NOT_FOUND = "queue_not_found"
+    ALARM_NOT_FOUND = "alarm_not_found"
     ENDPOINT_NOT_FOUND = "endpoint_not_found"
     DELIVERY_NOT_FOUND = "delivery_not_found"
     PUSH_NOT_FOUND = "push_not_found"

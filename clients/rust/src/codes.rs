@@ -41,6 +41,7 @@ pub enum ErrorCode {
     BatchNotFound,
     WorkerNotFound,
     QueueNotFound,
+    AlarmNotFound,
     EndpointNotFound,
     DeliveryNotFound,
     PushNotFound,

@@ -19,9 +19,11 @@ use sqlx::{Acquire, PgConnection};
 
 use super::Engine;
 use crate::{
+    domain::alarm::INCIDENT_KEEP_DAYS,
     domain::limits::{EVENT_KEEP_HOURS, FIRE_KEEP_DAYS, OPERATION_KEEP_DAYS},
     store::sweep::{
-        self, counts as stored, operations, probe, prune, purge, schedules, set_aside, webhooks,
+        self, alarms, counts as stored, operations, probe, prune, purge, schedules, set_aside,
+        webhooks,
     },
     telemetry,
     wakeups::{BackgroundTask, Hint},
@@ -97,6 +99,7 @@ pub async fn prune(engine: &Engine) -> sqlx::Result<bool> {
         sweep::workers::prune_workers(&mut conn).await?,
         operations::prune(&mut conn, OPERATION_KEEP_DAYS).await?,
         schedules::prune_fires(&mut conn, FIRE_KEEP_DAYS).await?,
+        alarms::prune(&mut conn, INCIDENT_KEEP_DAYS, sweep::MAX_SWEEP_ROWS as i64).await?,
         prune::prune_rates(&mut conn).await?,
         prune::prune_stats(&mut conn).await?,
         prune::prune_deleted_jobs(&mut conn).await?,

@@ -137,7 +137,7 @@ pub async fn send_test(
     let event = WebhookEvent {
         kind: TEST_EVENT.to_owned(),
         timestamp: engine.now().await?,
-        data: WebhookData { project, job: None, error: None },
+        data: WebhookData { project, job: None, error: None, incident: None },
     };
     let payload = Payload::of(EventId::generate(), &event)?;
     let job = tell::delivery(endpoint.outbox, id, TEST_EVENT, &payload);

@@ -11,10 +11,11 @@ use sqlx::{PgConnection, types::Json};
 use super::{deliver::DELIVERY_SECONDS, payload::Payload};
 use crate::{
     domain::{
+        alarm::{Details, Rule, summary},
         limits::MAX_ENDPOINTS,
         webhook::{
             MAX_DELIVERY_ATTEMPTS, MAX_EVENT_MESSAGE_CHARS, WebhookData, WebhookError,
-            WebhookEvent, WebhookJob, WebhookProject, includes, retry_policy,
+            WebhookEvent, WebhookIncident, WebhookJob, WebhookProject, includes, retry_policy,
         },
     },
     engine::{
@@ -25,6 +26,7 @@ use crate::{
     ids::{EndpointId, EventId, JobId, ProjectId},
     store::{
         self,
+        alarms::{self, IncidentRow},
         outbound_events::{self, Subscriber, TakenEvent},
         sweep::{
             set_aside::Work,
@@ -119,7 +121,12 @@ impl Sweep for Events {
                 continue;
             }
             let kind = event.kind.clone();
-            let payload = Payload::of(EventId::generate(), &describe(event, project.clone())?)?;
+            let incident = match event.incident_id {
+                Some(id) => alarms::incident(tx, project_id, id).await?,
+                None => None,
+            };
+            let event = describe(event, incident, project.clone())?;
+            let payload = Payload::of(EventId::generate(), &event)?;
             jobs.extend(has_room.into_iter().map(|it| delivery(outbox, it, &kind, &payload)));
         }
         if !dropped.is_empty() {
@@ -133,10 +140,14 @@ impl Sweep for Events {
 }
 
 fn wants(it: &Subscriber, event: &TakenEvent) -> bool {
+    // What is about no job is about no queue and type.
+    let fits = |names: &[String], name: &Option<String>| {
+        name.as_ref().is_none_or(|it| includes(names, it))
+    };
     it.event_types.contains(&event.kind)
         && event.at >= it.subscribed_at
-        && includes(&it.queues, &event.queue)
-        && includes(&it.job_types, &event.job_type)
+        && fits(&it.queues, &event.queue)
+        && fits(&it.job_types, &event.job_type)
 }
 
 /// A delivery, as the job of an outbox.
@@ -163,26 +174,51 @@ pub(super) fn delivery(
 }
 
 /// What is told of an event.
-fn describe(event: TakenEvent, project: WebhookProject) -> sqlx::Result<WebhookEvent> {
-    let undecodable = |error: serde_json::Error| sqlx::Error::Decode(error.into());
-    let tags = event.tags.map(RawValue::from_string).transpose().map_err(undecodable)?;
-    let error = event.outcome.map(|outcome| WebhookError {
+fn describe(
+    event: TakenEvent,
+    incident: Option<IncidentRow>,
+    project: WebhookProject,
+) -> sqlx::Result<WebhookEvent> {
+    let (kind, timestamp) = (event.kind.clone(), event.at);
+    let error = event.outcome.clone().map(|outcome| WebhookError {
         outcome,
-        kind: event.error_kind,
-        message: event.error_message,
+        kind: event.error_kind.clone(),
+        message: event.error_message.clone(),
         retry_at: event.retry_at,
     });
-    let job = WebhookJob {
-        id: event.job_id.to_string(),
-        queue: event.queue,
-        job_type: event.job_type,
-        attempt: event.attempt,
+    let job = describe_job(event)?;
+    let data = WebhookData { project, job, error, incident: incident.map(describe_incident) };
+    Ok(WebhookEvent { kind, timestamp, data })
+}
+
+fn describe_job(event: TakenEvent) -> sqlx::Result<Option<WebhookJob>> {
+    let Some(id) = event.job_id else { return Ok(None) };
+    let undecodable = |error: serde_json::Error| sqlx::Error::Decode(error.into());
+    let tags = event.tags.map(RawValue::from_string).transpose().map_err(undecodable)?;
+    Ok(Some(WebhookJob {
+        id: id.to_string(),
+        queue: event.queue.unwrap_or_default(),
+        job_type: event.job_type.unwrap_or_default(),
+        attempt: event.attempt.unwrap_or_default(),
         max_attempts: event.max_attempts,
         created_at: event.created_at,
         tags,
         batch_id: event.batch_id.map(|it| it.to_string()),
         workflow_id: event.workflow_id.map(|it| it.to_string()),
-    };
-    let data = WebhookData { project, job: Some(job), error };
-    Ok(WebhookEvent { kind: event.kind, timestamp: event.at, data })
+    }))
+}
+
+fn describe_incident(row: IncidentRow) -> WebhookIncident {
+    let rule = Rule::of_name(&row.rule).unwrap_or(Rule::DeadLetters);
+    let details: Details = serde_json::from_str(&row.details).unwrap_or_default();
+    WebhookIncident {
+        id: row.id.to_string(),
+        alarm: row.alarm,
+        rule,
+        subject: row.subject,
+        summary: summary(rule, &details),
+        details,
+        began_at: row.began_at,
+        resolved_at: row.resolved_at,
+    }
 }

@@ -16,6 +16,7 @@ pub const GROUPS: [(&str, &[&str]); 6] = [
             "guides/cron",
             "guides/fan-out",
             "guides/long-jobs",
+            "guides/alarms",
             "guides/webhooks",
             "guides/push",
             "guides/effects-once",

@@ -20,7 +20,7 @@ const OF_STATUS: [&str; 9] = [
     "unavailable",
 ];
 /// Codes of operations whose path has this parameter.
-const OF_PARAMETER: [(&str, &str); 13] = [
+const OF_PARAMETER: [(&str, &str); 15] = [
     ("{project}", "project_not_found"),
     ("{job_id}", "job_not_found"),
     ("{queue}", "queue_not_found"),
@@ -31,6 +31,8 @@ const OF_PARAMETER: [(&str, &str); 13] = [
     ("{recurring_id}", "recurring_job_not_found"),
     ("{endpoint_id}", "endpoint_not_found"),
     ("{delivery_id}", "delivery_not_found"),
+    ("{alarm}", "alarm_not_found"),
+    ("{incident_id}", "alarm_not_found"),
     ("{key_id}", "key_not_found"),
     ("{account_id}", "account_not_found"),
     ("{invitation_id}", "invitation_not_found"),

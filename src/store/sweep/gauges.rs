@@ -26,7 +26,7 @@ pub struct ReadyQueue {
 }
 
 /// Queues with ready jobs, the longest waiting first: searched in queues with jobs, for twenty
-/// priorities each. If `run_at` was past when the job was stored, its age counts from the enqueue.
+/// priorities each.
 pub async fn places(conn: &mut PgConnection, alive_seconds: i32) -> sqlx::Result<Vec<ReadyQueue>> {
     sqlx::query_as!(
         ReadyQueue,
@@ -46,34 +46,7 @@ pub async fn places(conn: &mut PgConnection, alive_seconds: i32) -> sqlx::Result
         ), place as materialized (
             select busy.project_id, busy.queue, oldest.id, oldest.ready_at
             from busy
-            cross join lateral (
-                with recursive first_of_rank as (
-                    (
-                        select rank, id, greatest(run_at, created_at) as ready_at
-                        from jobs
-                        where project_id = busy.project_id and queue = busy.queue
-                            and state = 'pending' and constraint_key is null
-                        order by rank, run_at, id
-                        limit 1
-                    )
-                    union all
-                    select next.rank, next.id, next.ready_at
-                    from first_of_rank
-                    cross join lateral (
-                        select rank, id, greatest(run_at, created_at) as ready_at
-                        from jobs
-                        where project_id = busy.project_id and queue = busy.queue
-                            and state = 'pending' and constraint_key is null
-                            and rank > first_of_rank.rank
-                        order by rank, run_at, id
-                        limit 1
-                    ) next
-                )
-                select id, ready_at
-                from (select id, ready_at from first_of_rank limit 20) bounded
-                order by ready_at
-                limit 1
-            ) oldest
+            cross join lateral oldest_ready_job(busy.project_id, busy.queue) oldest
         ), polled as materialized (
             select distinct worker.project_id, named.queue
             from (

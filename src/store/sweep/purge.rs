@@ -14,6 +14,8 @@ pub const TENANT_TABLES: &[&str] = &[
     "event_subscriptions",
     "queue_pushes",
     "webhook_endpoints",
+    "alarms",
+    "incidents",
     "outboxes",
     "operations",
     "jobs",
@@ -52,6 +54,7 @@ pub const TENANT_TABLES: &[&str] = &[
     // After what their triggers count.
     "stored_byte_deltas",
     "stored_bytes",
+    "mails",
     "invitations",
     "members",
     "api_keys",
@@ -109,9 +112,9 @@ pub async fn note_purged(conn: &mut PgConnection, id: ProjectId) -> sqlx::Result
 /// as a literal.
 pub const MAX_PRUNED_PEOPLE: i64 = 500;
 
-/// Deletes expired sessions, tokens, logins, changes of address, unconfirmed apps, invitations and
-/// keys that tokens were exchanged for, old entries of the audit log and of accounts' logs, and
-/// projects whose audit log is gone. Returns how many rows.
+/// Deletes expired sessions, tokens, mails, logins, changes of address, unconfirmed apps,
+/// invitations and keys that tokens were exchanged for, old entries of the audit log and of
+/// accounts' logs, and projects whose audit log is gone. Returns how many rows.
 pub async fn prune_people(
     conn: &mut PgConnection,
     audit_keep_days: i32,
@@ -132,6 +135,10 @@ pub async fn prune_people(
                 where expires_at < now() - interval '1 day'
                 limit 500
             )
+            returning 1
+        ), old_mails as (
+            delete from mails
+            where id in (select id from mails where expires_at < now() limit 500)
             returning 1
         ), old_logins as (
             delete from login_challenges
@@ -218,6 +225,7 @@ pub async fn prune_people(
             returning 1
         )
         select (select count(*) from old_sessions) + (select count(*) from old_mail)
+             + (select count(*) from old_mails)
              + (select count(*) from old_apps) + (select count(*) from old_secrets)
              + (select count(*) from old_logins) + (select count(*) from old_changes)
              + (select count(*) from old_keys)

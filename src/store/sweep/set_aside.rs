@@ -37,11 +37,13 @@ pub enum Work {
     Callbacks,
     /// Making deliveries of an event.
     Events,
+    /// Looking for what alarms find in a project.
+    Alarms,
 }
 
 impl Work {
     /// Each of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Tick,
         Self::Plan,
         Self::Promote,
@@ -53,6 +55,7 @@ impl Work {
         Self::Counts,
         Self::Callbacks,
         Self::Events,
+        Self::Alarms,
     ];
 
     /// As stored, and as a label of metrics.
@@ -70,6 +73,7 @@ impl Work {
             Self::Counts => "counts",
             Self::Callbacks => "callbacks",
             Self::Events => "events",
+            Self::Alarms => "alarms",
         }
     }
 }

@@ -194,6 +194,35 @@ async fn work_with_schedules_and_workers(p: &mut Presser<'_>) {
     }
 }
 
+async fn work_with_alarms(p: &mut Presser<'_>) {
+    let settings = [
+        ("alarm", "dead_letters"),
+        ("rule", "dead_letters"),
+        ("threshold", "3"),
+        ("queues", "q"),
+        ("mail_to", "none"),
+        ("enabled", "true"),
+    ];
+    p.press("alarms_put", &settings).await;
+    let now = p.get("/v1/alarms/dead_letters").await;
+    assert_eq!((&now["threshold"], &now["mail_to"]), (&json!(3), &json!("none")));
+    p.press("alarms_delete", &[("alarm", "dead_letters")]).await;
+    assert_eq!(p.get("/v1/alarms/dead_letters").await["threshold"], 10);
+    dead_letter(p.t, "alarming").await;
+    let id = loop {
+        let found = p.get("/v1/incidents?state=open").await["incidents"][0]["id"].clone();
+        if found.is_string() {
+            break text(&found);
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    };
+    p.press("incidents_mute", &[("incident_id", &id), ("seconds", "60")]).await;
+    assert!(p.get(&format!("/v1/incidents/{id}")).await["muted_until"].is_string());
+    let letters =
+        p.press_many("dead_letters_purge", &[("filter.queue", "alarming"), ("confirm", "purge")]);
+    assert_eq!(letters.await["done"], 1);
+}
+
 async fn work_with_webhooks(p: &mut Presser<'_>) {
     let sink = Sink::start().await;
     let body = json!({"url": sink.url, "events": ["*"], "queues": ["q"]});
@@ -336,6 +365,7 @@ fn every_button_does_what_it_says() {
         work_with_queues(&mut p).await;
         work_with_dead_letters(&mut p).await;
         work_with_schedules_and_workers(&mut p).await;
+        work_with_alarms(&mut p).await;
         work_with_webhooks(&mut p).await;
         work_with_people(&mut p, &owner).await;
         work_with_oneself(&mut p, &owner).await;

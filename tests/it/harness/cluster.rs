@@ -11,6 +11,7 @@ use std::{
         atomic::{AtomicU32, Ordering},
         mpsc,
     },
+    time::Duration,
 };
 
 use fencepost::{
@@ -30,6 +31,8 @@ use sqlx::{ConnectOptions, Connection, Executor, PgConnection, postgres::PgConne
 
 /// Leftover databases after which the folder is made anew, at about 10 MB each.
 const MAX_LEFTOVERS: i64 = 100;
+/// How often rows are looked at that a test waits for.
+const LOOK_PERIOD: Duration = Duration::from_millis(20);
 /// Lines of PostgreSQL's log that a test prints which cannot connect.
 const SHOWN_LOG_LINES: usize = 20;
 
@@ -72,6 +75,13 @@ impl Database {
         let number = number.fetch_one(&mut conn).await.expect("a number");
         conn.close().await.expect("the connection closes");
         number
+    }
+
+    /// Waits until a query answers with this number.
+    pub async fn until(&self, sql: &str, number: i64) {
+        while self.number(sql).await != number {
+            tokio::time::sleep(LOOK_PERIOD).await;
+        }
     }
 }
 

@@ -22,7 +22,7 @@ use tokio::{net::TcpListener, sync::mpsc, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 /// How a test's server is set up.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Stage {
     /// Redis; none: without.
     pub redis: Option<RedisPlace>,
@@ -53,6 +53,8 @@ pub struct Stage {
     pub providers: Arc<Providers>,
     /// Where webhooks may go.
     pub outbound: Outbound,
+    /// Its mail server; none: mails are handed to the test.
+    pub mailer: Option<Mailer>,
 }
 
 /// Webhooks may reach this machine.
@@ -82,6 +84,7 @@ impl Default for Stage {
             scanner_keys: Arc::default(),
             providers: Arc::default(),
             outbound: outbound(),
+            mailer: None,
         }
     }
 }
@@ -132,7 +135,7 @@ impl TestServer {
                 plan_contact: stage.plan_contact,
                 scanner_keys: stage.scanner_keys,
                 providers: stage.providers,
-                mailer: Mailer::Hand(mailer),
+                mailer: stage.mailer.unwrap_or(Mailer::Hand(mailer)),
                 master_keys: stage.master_keys,
                 breached_passwords: stage.breached_passwords,
             },

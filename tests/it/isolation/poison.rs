@@ -1,8 +1,6 @@
 //! A row that fails in a loop's statement: all others are served, it is set aside, and it is tried
 //! again.
 
-use std::time::Duration;
-
 use fencepost::{
     config::PoolArgs,
     engine::{Engine, maintenance},
@@ -27,12 +25,6 @@ async fn plant(database: &Database, (table, write): (&str, &str), column: &str, 
         .await;
 }
 
-async fn until(database: &Database, what: &str, number: i64) {
-    while database.number(what).await != number {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
-
 /// Waits until the one item is set aside; then takes the poison away, and waits until the item is
 /// processed after all.
 async fn set_aside_and_tried_again(database: &Database, work: &str, item: &str) {
@@ -40,12 +32,12 @@ async fn set_aside_and_tried_again(database: &Database, work: &str, item: &str) 
         "select count(*) from set_aside
          where work = '{work}' and item = '{item}' and problem like '%poison%'"
     );
-    until(database, &listed, 1).await;
+    database.until(&listed, 1).await;
     assert_eq!(database.number("select count(*) from set_aside").await, 1, "nothing else");
     database
         .execute("drop function poison cascade; update set_aside set next_try_at = now()")
         .await;
-    until(database, "select count(*) from set_aside", 0).await;
+    database.until("select count(*) from set_aside", 0).await;
 }
 
 /// A server with two tenants: one whose row fails, and one that must not notice.
@@ -180,7 +172,7 @@ fn a_dependency_that_is_met_late_is_counted_once() {
         let late = uuid_of(bad, "two").await;
         plant(&bad.database, ("ended_parents", "delete"), "job_id", &late).await;
         bad.ack(&second, "w", "failed").await.is(200);
-        until(&bad.database, "select count(*) from set_aside", 1).await;
+        bad.database.until("select count(*) from set_aside", 1).await;
         bad.post(&format!("/v1/jobs/{one}/retry"), json!({})).await.is(200);
         assert_eq!(bad.job(&child).await["state"], "scheduled", "it came back");
         set_aside_and_tried_again(&bad.database, "cascade", &late).await;
@@ -210,7 +202,7 @@ fn a_callback_that_cannot_be_stored_stops_no_other() {
             t.job_becomes(&stored(t, "fine").await, "pending").await;
         }
         let set_aside = "select item from set_aside where work = 'callbacks'";
-        until(&bad.database, "select count(*) from set_aside", 1).await;
+        bad.database.until("select count(*) from set_aside", 1).await;
         let item = bad.database.text(set_aside).await;
         set_aside_and_tried_again(&bad.database, "callbacks", &item).await;
         bad.job_becomes(&stored(bad, "poison").await, "pending").await;
@@ -266,7 +258,7 @@ fn a_lost_worker_whose_leases_cannot_end_stops_no_other() {
         // What they did before is in the store once their neighbour is.
         good.poll("neighbour", 1).await;
         let neighbour = "select count(*) from workers where worker_id = 'neighbour'";
-        until(&bad.database, neighbour, 1).await;
+        bad.database.until(neighbour, 1).await;
         plant(&bad.database, ("jobs", "update"), "job_type", "poison").await;
         bad.database
             .execute(
@@ -294,7 +286,7 @@ fn a_finished_job_that_cannot_be_deleted_stops_no_other() {
         let engine = engine_of(database);
         maintenance::counts::pass(&engine).await.expect("it runs");
         let retain = || async { maintenance::retention::pass(&engine).await.expect("it runs") };
-        until(database, "select count(*) from queue_counts where succeeded > 0", 2).await;
+        database.until("select count(*) from queue_counts where succeeded > 0", 2).await;
         retain().await;
         let left = "select count(*) from finished_jobs where job_type = 'poison'";
         assert_eq!(database.number("select count(*) from finished_jobs").await, 1);
@@ -323,11 +315,11 @@ fn counts_that_cannot_be_merged_stop_no_others() {
             t.enqueue(json!({"queue": queue})).await;
         }
         let merged = |queue| format!("select count(*) from queue_counts where queue = '{queue}'");
-        until(&good.database, &merged("fine"), 1).await;
+        good.database.until(&merged("fine"), 1).await;
         let listed = bad.get("/v1/queues/poison").await.is(200);
         assert_eq!(listed["counts"]["pending"], 1, "what is not merged is counted");
         set_aside_and_tried_again(&bad.database, "counts", "poison").await;
-        until(&bad.database, &merged("poison"), 1).await;
+        bad.database.until(&merged("poison"), 1).await;
     });
 }
 

@@ -1,7 +1,7 @@
 //! The rows about people and keys.
 
 use fencepost::{
-    accounts::{self, password},
+    accounts::{self, mailing, password},
     auth,
     domain::limits,
     http::late_refusals,
@@ -46,6 +46,11 @@ pub fn people_limits() -> Vec<(&'static str, String)> {
         ("the mail that verifies an address", format!("valid for {} s", limits::VERIFY_SECONDS)),
         ("the mail that resets a password", format!("valid for {} s", limits::RESET_SECONDS)),
         ("an invitation", format!("valid for {} s", limits::INVITATION_SECONDS)),
+        (
+            "a mail that the mail server does not accept",
+            format!("tried for {} s, or as long as its link is valid", mailing::MAIL_SECONDS),
+        ),
+        ("mails that wait, on all nodes", mailing::MAX_WAITING_MAILS.to_string()),
         (
             "projects that an account owns on the plan of new projects, whatever it says",
             limits::MAX_OWNED_PROJECTS.to_string(),

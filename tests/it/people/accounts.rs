@@ -413,6 +413,7 @@ fn a_login_takes_as_long_for_an_unknown_address() {
             providers: std::sync::Arc::default(),
             default_plan: "free".to_owned(),
             plans: Plans::built_in(),
+            wake: fencepost::wakeups::channel().0,
         };
         let client =
             |number: u32| Client { address: format!("c{number}").into(), ..Client::default() };

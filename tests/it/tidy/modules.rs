@@ -159,6 +159,7 @@ const ENGINE_LAYERS: &[(&str, u32)] = &[
     ("workers", 6),
     ("dispatch", 7),
     ("canary", 8),
+    ("alarms", 8),
     ("webhooks", 8),
     ("maintenance", 7),
 ];

@@ -1,0 +1,101 @@
+//! Alarms: what they found, and their settings.
+
+use askama::Template;
+use axum::response::Response;
+
+use super::{
+    format,
+    location::segment,
+    page::{Frame, Here, render},
+};
+use crate::{
+    domain::alarm::{MAX_ALARM_NAME_CHARS, MailTo, Rule},
+    error::Error,
+    http::{
+        alarms::{Alarm, AlarmList},
+        incidents::{Incident, IncidentPage, IncidentState},
+    },
+};
+
+/// For how many seconds a button mutes.
+const MUTE_SECONDS: i32 = 86_400;
+
+#[derive(Template)]
+#[template(path = "alarms.html")]
+struct Page {
+    frame: Frame,
+    alarms: Vec<Alarm>,
+    incidents: Vec<Incident>,
+    next: Option<String>,
+}
+
+/// The page.
+pub async fn page(here: Here) -> Result<Response, Error> {
+    let (page, _): (IncidentPage, _) = here.list("/incidents", &[]).await?;
+    let AlarmList { alarms } = here.get("/alarms").await?;
+    let frame = here.frame;
+    let next = frame.next("/alarms", "", page.next_cursor.as_deref());
+    render(&Page { frame, alarms, incidents: page.incidents, next })
+}
+
+impl Page {
+    /// Where the subject of an incident is shown, if that has a page.
+    fn place_of(&self, it: &Incident) -> Option<String> {
+        let path = match it.rule {
+            Rule::DeadLetters => format!("/dead-letters/list?fingerprint={}", it.subject),
+            Rule::OldestReady | Rule::CircuitOpen => {
+                format!("/queues/{}", segment(it.details.queue.as_deref()?))
+            }
+            Rule::PushFailing => format!("/queues/{}/push", segment(&it.subject)),
+            Rule::ScheduleMissed => format!("/recurring/s/{}", segment(&it.subject)),
+            Rule::EndpointDisabled | Rule::DeliveriesDropped => {
+                format!("/webhooks/{}", segment(&it.subject))
+            }
+            Rule::KeyExpiring => "/keys".to_owned(),
+        };
+        Some(self.frame.to(&path))
+    }
+}
+
+impl Incident {
+    fn is_open(&self) -> bool {
+        self.state == IncidentState::Open
+    }
+}
+
+impl Alarm {
+    /// What its settings say, for people.
+    fn says(&self) -> String {
+        let threshold = self.threshold.unwrap_or_default();
+        let for_seconds = self.for_seconds.unwrap_or_default();
+        match self.rule {
+            Rule::DeadLetters => format!(
+                "the first dead letter of an error group, or {threshold} of one within \
+                 {for_seconds} s"
+            ),
+            Rule::OldestReady => {
+                format!("a job is ready for more than {threshold} s, and so for {for_seconds} s")
+            }
+            Rule::CircuitOpen => "a circuit breaker pauses a job type".to_owned(),
+            Rule::ScheduleMissed => "a schedule misses a tick".to_owned(),
+            Rule::EndpointDisabled => "a webhook fails for three days, or is gone".to_owned(),
+            Rule::DeliveriesDropped => "a webhook is not told events".to_owned(),
+            Rule::PushFailing => format!("requests of a pushed queue fail for {threshold} s"),
+            Rule::KeyExpiring => format!("a key expires within {threshold} days"),
+        }
+    }
+
+    /// The unit of its threshold, if it has one.
+    fn unit(&self) -> Option<&'static str> {
+        match self.rule {
+            Rule::DeadLetters => Some("dead letters"),
+            Rule::OldestReady | Rule::PushFailing => Some("seconds"),
+            Rule::KeyExpiring => Some("days"),
+            _ => None,
+        }
+    }
+
+    fn is_mailed_to(&self, who: MailTo) -> bool {
+        self.mail_to == who
+    }
+}

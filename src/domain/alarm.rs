@@ -1,0 +1,353 @@
+//! Alarms: what a project's people are told of, when an incident begins and ends, and how it is
+//! told.
+
+use std::collections::HashSet;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Alarms that a project has made or changed.
+pub const MAX_ALARMS: i64 = 50;
+/// Queues that one alarm may name.
+pub const MAX_ALARM_QUEUES: usize = 50;
+/// Characters in an alarm's name.
+pub const MAX_ALARM_NAME_CHARS: usize = 64;
+/// Incidents of a project that are open at a time; further ones are not noted.
+pub const MAX_OPEN_INCIDENTS: i64 = 200;
+/// Mails about incidents that a member gets from one project within a day.
+pub const MAX_ALARM_MAILS_A_DAY: i32 = 20;
+/// Members who get a mail about an incident.
+pub const MAX_MAILED_MEMBERS: i64 = 50;
+/// Days for which incidents are kept that are resolved.
+pub const INCIDENT_KEEP_DAYS: i32 = 90;
+/// Longest mute, in seconds (30 days).
+pub const MAX_MUTE_SECONDS: i32 = 30 * 86_400;
+/// Minutes without a further one after which dead letters and dropped deliveries have ended.
+pub const QUIET_MINUTES: i32 = 30;
+/// Minutes for which a missed tick is an incident, even if the next one fires.
+pub const MISSED_MINUTES: i32 = 10;
+
+/// What an alarm looks at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Rule {
+    /// Jobs became dead letters: the first of a new error group, or `threshold` of one group within
+    /// `for_seconds`.
+    DeadLetters,
+    /// The oldest ready job of a queue that is not paused has waited for more than `threshold`
+    /// seconds, and so for `for_seconds`.
+    OldestReady,
+    /// The circuit breaker of a queue has paused a job type.
+    CircuitOpen,
+    /// A schedule has missed a tick.
+    ScheduleMissed,
+    /// An endpoint of webhooks was disabled, because it failed or was gone.
+    EndpointDisabled,
+    /// An endpoint was not told events, because too many deliveries to it waited.
+    DeliveriesDropped,
+    /// Requests of a pushed queue have failed for `threshold` seconds.
+    PushFailing,
+    /// A key expires within `threshold` days.
+    KeyExpiring,
+}
+
+impl Rule {
+    /// All rules, in display order.
+    pub const ALL: [Self; 8] = [
+        Self::DeadLetters,
+        Self::OldestReady,
+        Self::CircuitOpen,
+        Self::ScheduleMissed,
+        Self::EndpointDisabled,
+        Self::DeliveriesDropped,
+        Self::PushFailing,
+        Self::KeyExpiring,
+    ];
+
+    /// As stored and as shown.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::DeadLetters => "dead_letters",
+            Self::OldestReady => "oldest_ready",
+            Self::CircuitOpen => "circuit_open",
+            Self::ScheduleMissed => "schedule_missed",
+            Self::EndpointDisabled => "endpoint_disabled",
+            Self::DeliveriesDropped => "deliveries_dropped",
+            Self::PushFailing => "push_failing",
+            Self::KeyExpiring => "key_expiring",
+        }
+    }
+
+    /// The rule with this name.
+    #[must_use]
+    pub fn of_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|it| it.name() == name)
+    }
+
+    /// The least and greatest `threshold`, if the rule has one.
+    #[must_use]
+    pub const fn thresholds(self) -> Option<(i32, i32)> {
+        match self {
+            Self::DeadLetters => Some((1, 1_000)),
+            Self::OldestReady | Self::PushFailing => Some((60, 604_800)),
+            Self::KeyExpiring => Some((1, 90)),
+            _ => None,
+        }
+    }
+
+    /// The least and greatest `for_seconds`, if the rule has them.
+    #[must_use]
+    pub const fn periods(self) -> Option<(i32, i32)> {
+        match self {
+            Self::DeadLetters => Some((60, 3_600)),
+            Self::OldestReady => Some((0, 86_400)),
+            _ => None,
+        }
+    }
+
+    /// Whether an alarm with this rule can be about some queues only.
+    #[must_use]
+    pub const fn has_queues(self) -> bool {
+        matches!(
+            self,
+            Self::DeadLetters | Self::OldestReady | Self::CircuitOpen | Self::PushFailing
+        )
+    }
+
+    /// In the subject of mails.
+    #[must_use]
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::DeadLetters => "Jobs became dead letters",
+            Self::OldestReady => "Jobs wait for too long",
+            Self::CircuitOpen => "A circuit breaker is open",
+            Self::ScheduleMissed => "A schedule missed a tick",
+            Self::EndpointDisabled => "A webhook is disabled",
+            Self::DeliveriesDropped => "Events were dropped",
+            Self::PushFailing => "A push fails",
+            Self::KeyExpiring => "A key expires",
+        }
+    }
+}
+
+/// Which members get a mail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MailTo {
+    /// None of them.
+    None,
+    /// Owners.
+    Owners,
+    /// Owners and admins.
+    Admins,
+}
+
+impl MailTo {
+    /// As stored.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Owners => "owners",
+            Self::Admins => "admins",
+        }
+    }
+
+    /// The one with this name; owners, if there is none.
+    #[must_use]
+    pub fn of_name(name: &str) -> Self {
+        match name {
+            "none" => Self::None,
+            "admins" => Self::Admins,
+            _ => Self::Owners,
+        }
+    }
+}
+
+/// What an alarm names when it finds something: itself, and what it is about.
+pub type Name = (String, String);
+
+/// Something that an alarm found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// Of the incident.
+    pub name: Name,
+    /// Whether it is beyond the threshold; else it only keeps an incident open.
+    pub is_beyond: bool,
+    /// Seconds for which it must be.
+    pub for_seconds: i32,
+}
+
+/// An incident that is not resolved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Open {
+    /// Of the incident.
+    pub name: Name,
+    /// Seconds since it began.
+    pub seconds: i32,
+    /// Whether it is told.
+    pub is_triggered: bool,
+}
+
+/// What becomes of a project's incidents.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Changes {
+    /// Begins, and is told at once.
+    pub trigger_new: Vec<Name>,
+    /// Begins, and is told if it lasts.
+    pub begin: Vec<Name>,
+    /// Has lasted.
+    pub trigger: Vec<Name>,
+    /// Has not lasted.
+    pub forget: Vec<Name>,
+    /// Has ended.
+    pub resolve: Vec<Name>,
+}
+
+impl Changes {
+    /// Whether nothing changes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Decides what becomes of the incidents of a project: an incident begins with a finding beyond the
+/// threshold, is told once that has lasted, and ends when nothing is found any more.
+#[must_use]
+pub fn judge(open: &[Open], found: &[Finding]) -> Changes {
+    let mut changes = Changes::default();
+    for it in found.iter().filter(|it| it.is_beyond) {
+        let is_long = |seconds| seconds >= it.for_seconds;
+        match open.iter().find(|open| open.name == it.name) {
+            None if is_long(0) => changes.trigger_new.push(it.name.clone()),
+            None => changes.begin.push(it.name.clone()),
+            Some(open) if !open.is_triggered && is_long(open.seconds) => {
+                changes.trigger.push(it.name.clone());
+            }
+            Some(_) => (),
+        }
+    }
+    let beyond: HashSet<_> = found.iter().filter(|it| it.is_beyond).map(|it| &it.name).collect();
+    let held: HashSet<_> = found.iter().map(|it| &it.name).collect();
+    for it in open {
+        if it.is_triggered && !held.contains(&it.name) {
+            changes.resolve.push(it.name.clone());
+        } else if !it.is_triggered && !beyond.contains(&it.name) {
+            changes.forget.push(it.name.clone());
+        }
+    }
+    changes
+}
+
+/// What people are told of an incident. Names and numbers only: no payload, and no error's message.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct Details {
+    /// The queue.
+    #[schema(required)]
+    pub queue: Option<String>,
+    /// The job type.
+    #[schema(required)]
+    pub job_type: Option<String>,
+    /// The type of the error.
+    #[schema(required)]
+    pub error_type: Option<String>,
+    /// A job that shows the trouble.
+    #[schema(required)]
+    pub job_id: Option<String>,
+    /// The schedule.
+    #[schema(required)]
+    pub schedule: Option<String>,
+    /// The host of an endpoint, or the name of a key.
+    #[schema(required)]
+    pub name: Option<String>,
+    /// How many dead letters, seconds, events or days it is, as it was found.
+    #[schema(required)]
+    pub value: Option<i64>,
+}
+
+/// One sentence about an incident.
+///
+/// ```
+/// # use fencepost::domain::alarm::{Details, Rule, summary};
+/// let details = Details {
+///     job_type: Some("mail.send".to_owned()),
+///     error_type: Some("SmtpTimeout".to_owned()),
+///     value: Some(1),
+///     ..Details::default()
+/// };
+/// let told = summary(Rule::DeadLetters, &details);
+/// assert_eq!(told, "1 job of the type mail.send became a dead letter with SmtpTimeout.");
+/// ```
+#[must_use]
+pub fn summary(rule: Rule, it: &Details) -> String {
+    let text = |it: &Option<String>| it.clone().unwrap_or_else(|| "?".to_owned());
+    let (queue, job_type, name) = (text(&it.queue), text(&it.job_type), text(&it.name));
+    let value = it.value.unwrap_or_default();
+    match rule {
+        Rule::DeadLetters => {
+            let error = it.error_type.as_ref().map(|it| format!(" with {it}")).unwrap_or_default();
+            match value {
+                1 => format!("1 job of the type {job_type} became a dead letter{error}."),
+                jobs => format!("{jobs} jobs of the type {job_type} became dead letters{error}."),
+            }
+        }
+        Rule::OldestReady => {
+            format!("A job of the queue {queue} has been ready for {value} seconds.")
+        }
+        Rule::CircuitOpen => format!(
+            "The circuit breaker of the queue {queue} has paused the job type {job_type}: resume \
+             it once its cause is mended."
+        ),
+        Rule::ScheduleMissed => format!("The schedule {} has missed a tick.", text(&it.schedule)),
+        Rule::EndpointDisabled => {
+            format!("The webhook to {name} is disabled: it failed for three days, or is gone.")
+        }
+        Rule::DeliveriesDropped => format!(
+            "The webhook to {name} was not told {value} events: too many deliveries to it waited."
+        ),
+        Rule::PushFailing => {
+            format!("Requests to {name} for jobs of the queue {queue} fail for {value} seconds.")
+        }
+        Rule::KeyExpiring => format!("The key {name} expires within {value} days."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(subject: &str) -> Name {
+        ("alarm".to_owned(), subject.to_owned())
+    }
+
+    fn found(subject: &str, is_beyond: bool, for_seconds: i32) -> Finding {
+        Finding { name: name(subject), is_beyond, for_seconds }
+    }
+
+    fn open(subject: &str, seconds: i32, is_triggered: bool) -> Open {
+        Open { name: name(subject), seconds, is_triggered }
+    }
+
+    #[test]
+    fn an_incident_is_told_once_it_has_lasted() {
+        let beyond = [found("a", true, 120), found("b", true, 0)];
+        let changes = judge(&[], &beyond);
+        assert_eq!((changes.begin, changes.trigger_new), (vec![name("a")], vec![name("b")]));
+        assert!(judge(&[open("a", 119, false), open("b", 0, true)], &beyond).is_empty());
+        let changes = judge(&[open("a", 120, false), open("b", 9, true)], &beyond);
+        assert_eq!(changes, Changes { trigger: vec![name("a")], ..Changes::default() });
+    }
+
+    #[test]
+    fn an_incident_ends_when_nothing_is_found_and_not_between_its_thresholds() {
+        let between = [found("a", false, 120), found("b", false, 0)];
+        assert!(judge(&[], &between).is_empty());
+        let changes = judge(&[open("a", 10, false), open("b", 10, true)], &between);
+        assert_eq!(changes, Changes { forget: vec![name("a")], ..Changes::default() });
+        let changes = judge(&[open("b", 10, true)], &[]);
+        assert_eq!(changes, Changes { resolve: vec![name("b")], ..Changes::default() });
+    }
+}

@@ -1,0 +1,197 @@
+//! Alarms: a loop looks at a page of projects after the other, and begins and ends incidents. An
+//! incident, its event and its mails are stored in one transaction, so any number of nodes tell it
+//! once.
+
+use std::{
+    collections::HashMap,
+    sync::atomic::{AtomicI32, Ordering},
+};
+
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::{
+    Engine,
+    isolate::{self, Sweep},
+};
+use crate::{
+    domain::{
+        alarm::{Changes, Details, Finding, MAX_OPEN_INCIDENTS, Name, Open, judge},
+        outbound::shown_host,
+        webhook::{ALARM_RESOLVED, ALARM_TRIGGERED},
+    },
+    ids::{EndpointId, JobId, KeyId, ProjectId},
+    store::{
+        alarms::{self, NewIncident},
+        sweep::{
+            alarms::{self as looks, Found, MAX_PAGE_PROJECTS},
+            set_aside::Work,
+        },
+    },
+    wakeups::BackgroundTask,
+};
+
+/// How the mails of incidents are kept: for how many seconds, and how many may wait. None: this
+/// node sends no mail.
+pub type MailBounds = Option<(i64, i64)>;
+
+/// The alarms of one node.
+pub struct Alarms {
+    /// The last project that was looked at.
+    after: AtomicI32,
+    mails: MailBounds,
+}
+
+impl Alarms {
+    #[must_use]
+    pub fn new(mails: MailBounds) -> Self {
+        Self { after: AtomicI32::new(0), mails }
+    }
+
+    /// Looks at the next page of projects. Returns whether there are more.
+    ///
+    /// # Errors
+    /// When the database does not answer.
+    pub async fn pass(&self, engine: &Engine) -> sqlx::Result<bool> {
+        let mut conn = engine.pools.background.acquire().await?;
+        let after = ProjectId(self.after.load(Ordering::Relaxed));
+        let projects = looks::page(&mut conn, after).await?;
+        let is_full = projects.len() as i64 == MAX_PAGE_PROJECTS;
+        let last = projects.last().filter(|_| is_full).map_or(0, |it| it.0);
+        // A page that fails is not looked at forever.
+        self.after.store(last, Ordering::Relaxed);
+        let told = isolate::process(engine, &mut conn, self, &projects).await?;
+        if told.contains(&true) {
+            engine.notifier.wake.ask(BackgroundTask::Tell);
+            engine.notifier.wake.ask(BackgroundTask::Mails);
+        }
+        Ok(is_full)
+    }
+
+    /// Writes what has changed of one project. Returns whether something is told.
+    async fn write(
+        &self,
+        tx: &mut PgConnection,
+        project_id: ProjectId,
+        (changes, found): (Changes, &[Found]),
+        open: usize,
+    ) -> sqlx::Result<bool> {
+        let room = usize::try_from(MAX_OPEN_INCIDENTS).unwrap_or(0).saturating_sub(open);
+        let at_once = changes.trigger_new.iter().map(|it| (it, true));
+        let later = changes.begin.iter().map(|it| (it, false));
+        let new: Vec<_> = at_once
+            .chain(later)
+            .take(room)
+            .filter_map(|(name, is_triggered)| {
+                let found = found.iter().find(|it| name_of(it) == *name)?;
+                Some(new_incident(name, found, is_triggered))
+            })
+            .collect();
+        let mut triggered = alarms::begin(tx, project_id, &new).await?;
+        triggered.extend(alarms::trigger(tx, project_id, &changes.trigger).await?);
+        alarms::forget(tx, project_id, &changes.forget).await?;
+        let resolved = alarms::resolve(tx, project_id, &changes.resolve).await?;
+        let told = self.tell(tx, project_id, &triggered, false).await?;
+        Ok(self.tell(tx, project_id, &resolved, true).await? || told)
+    }
+
+    async fn tell(
+        &self,
+        tx: &mut PgConnection,
+        project_id: ProjectId,
+        incidents: &[Uuid],
+        is_resolved: bool,
+    ) -> sqlx::Result<bool> {
+        let told = alarms::not_muted(tx, project_id, incidents).await?;
+        if told.is_empty() {
+            return Ok(false);
+        }
+        let event_type = if is_resolved { ALARM_RESOLVED } else { ALARM_TRIGGERED };
+        alarms::tell(tx, project_id, &told, event_type).await?;
+        if let Some(bounds) = self.mails {
+            alarms::mail(tx, project_id, &told, is_resolved, bounds).await?;
+        }
+        Ok(true)
+    }
+}
+
+impl Sweep for Alarms {
+    type Item = ProjectId;
+    type Done = bool;
+    const WORK: Work = Work::Alarms;
+
+    fn name(item: &ProjectId) -> (ProjectId, String) {
+        (*item, "all".to_owned())
+    }
+
+    async fn process(&self, tx: &mut PgConnection, projects: &[ProjectId]) -> sqlx::Result<bool> {
+        let ids: Vec<_> = projects.iter().map(|it| it.0).collect();
+        let mut found: HashMap<ProjectId, Vec<Found>> = HashMap::new();
+        for it in look(tx, &ids).await? {
+            found.entry(it.project_id).or_default().push(it);
+        }
+        let mut open: HashMap<ProjectId, Vec<Open>> = HashMap::new();
+        for it in alarms::open(tx, &ids).await? {
+            let name = (it.alarm, it.subject);
+            let it_is = Open { name, seconds: it.seconds, is_triggered: it.is_triggered };
+            open.entry(it.project_id).or_default().push(it_is);
+        }
+        let mut is_told = false;
+        for project_id in projects {
+            let found = found.remove(project_id).unwrap_or_default();
+            let open = open.remove(project_id).unwrap_or_default();
+            let findings: Vec<_> = found.iter().map(finding).collect();
+            let changes = judge(&open, &findings);
+            if !changes.is_empty() {
+                is_told |= self.write(tx, *project_id, (changes, &found), open.len()).await?;
+            }
+        }
+        Ok(is_told)
+    }
+}
+
+/// What all alarms of these projects find.
+async fn look(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Result<Vec<Found>> {
+    let mut found = looks::dead_letters(conn, projects).await?;
+    found.extend(looks::oldest_ready(conn, projects).await?);
+    found.extend(looks::circuit_open(conn, projects).await?);
+    found.extend(looks::schedule_missed(conn, projects).await?);
+    found.extend(looks::endpoints(conn, projects).await?);
+    found.extend(looks::push_failing(conn, projects).await?);
+    found.extend(looks::key_expiring(conn, projects).await?);
+    Ok(found)
+}
+
+fn name_of(it: &Found) -> Name {
+    let of_id = |id| match &*it.rule {
+        "key_expiring" => KeyId(id).to_string(),
+        _ => EndpointId(id).to_string(),
+    };
+    let subject = it.subject.clone().or_else(|| it.subject_id.map(of_id));
+    (it.alarm.clone(), subject.unwrap_or_default())
+}
+
+fn finding(it: &Found) -> Finding {
+    Finding { name: name_of(it), is_beyond: it.is_beyond, for_seconds: it.for_seconds }
+}
+
+fn new_incident(name: &Name, it: &Found, is_triggered: bool) -> NewIncident {
+    let is_url = ["endpoint_disabled", "deliveries_dropped", "push_failing"].contains(&&*it.rule);
+    let shown = it.name.as_deref().map(|it| if is_url { shown_host(it) } else { it.to_owned() });
+    let details = Details {
+        queue: it.queue.clone(),
+        job_type: it.job_type.clone(),
+        error_type: it.error_type.clone(),
+        job_id: it.job_id.map(|it| JobId(it).to_string()),
+        schedule: it.subject.clone().filter(|_| it.rule == "schedule_missed"),
+        name: shown,
+        value: it.value,
+    };
+    NewIncident {
+        name: name.clone(),
+        rule: it.rule.clone(),
+        details: serde_json::to_string(&details).unwrap_or_default(),
+        mail_to: it.mail_to.clone(),
+        is_triggered,
+    }
+}

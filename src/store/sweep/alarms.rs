@@ -1,0 +1,314 @@
+//! What alarms find. Each statement is about a page of projects.
+
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::{
+    domain::alarm::{MISSED_MINUTES, QUIET_MINUTES},
+    ids::ProjectId,
+};
+
+/// Projects of one page.
+pub const MAX_PAGE_PROJECTS: i64 = 200;
+/// Findings of one alarm of one project, and rows that one looks at. The statements carry the same
+/// number as a literal.
+pub const MAX_FINDINGS: usize = 100;
+
+/// Something that an alarm found.
+#[derive(Debug, Clone)]
+pub struct Found {
+    pub project_id: ProjectId,
+    pub alarm: String,
+    pub rule: String,
+    pub mail_to: String,
+    /// What it is about: a text, or the id of an endpoint or a key.
+    pub subject: Option<String>,
+    pub subject_id: Option<Uuid>,
+    /// Beyond the threshold.
+    pub is_beyond: bool,
+    pub for_seconds: i32,
+    pub queue: Option<String>,
+    pub job_type: Option<String>,
+    pub error_type: Option<String>,
+    pub job_id: Option<Uuid>,
+    /// The name of a key, or a URL.
+    pub name: Option<String>,
+    pub value: Option<i64>,
+}
+
+/// A page of projects in which alarms look, in the order of their ids.
+pub async fn page(conn: &mut PgConnection, after: ProjectId) -> sqlx::Result<Vec<ProjectId>> {
+    sqlx::query_scalar!(
+        r#"
+        select id "id: ProjectId"
+        from projects
+        where id > $1 and kind = 'user' and deleted_at is null and suspended_at is null
+        order by id
+        limit $2
+        "#,
+        after.0,
+        MAX_PAGE_PROJECTS,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Error groups with dead letters lately.
+pub async fn dead_letters(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Result<Vec<Found>> {
+    sqlx::query_as!(
+        Found,
+        r#"
+        select alarm.project_id "project_id!: ProjectId", alarm.name "alarm!",
+               alarm.rule "rule!", alarm.mail_to "mail_to!", replace(letters.fingerprint::text, '-', '') as subject,
+               null::uuid as subject_id,
+               (
+                   recent.jobs >= alarm.threshold
+                   or (
+                       recent.jobs > 0
+                       and letters.first_seen_at >= now() - make_interval(secs => alarm.for_seconds)
+                   )
+               ) "is_beyond!",
+               0 "for_seconds!", null as queue, letters.job_type "job_type?", letters.error_type,
+               letters.sample_job_id "job_id?", null as name, recent.jobs "value?"
+        from effective_alarms alarm
+        cross join lateral (
+            select fingerprint, job_type, error_type, sample_job_id, first_seen_at
+            from dead_letter_groups
+            where project_id = alarm.project_id
+                and last_seen_at > now() - make_interval(mins => $2::int)
+            order by last_seen_at desc
+            limit 100
+        ) letters
+        cross join lateral (
+            select count(*) as jobs
+            from (
+                select
+                from dead_letters letter
+                where letter.project_id = alarm.project_id
+                    and letter.fingerprint = letters.fingerprint
+                    and letter.died_at >= now() - make_interval(secs => alarm.for_seconds)
+                    and (alarm.queues = '{}' or letter.queue = any(alarm.queues))
+                limit alarm.threshold
+            ) bounded
+        ) recent
+        where alarm.project_id = any($1) and alarm.rule = 'dead_letters' and alarm.is_enabled
+        "#,
+        projects,
+        QUIET_MINUTES,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Queues whose oldest ready job waits for more than half of the threshold.
+pub async fn oldest_ready(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Result<Vec<Found>> {
+    sqlx::query_as!(
+        Found,
+        r#"
+        select alarm.project_id "project_id!: ProjectId", alarm.name "alarm!",
+               alarm.rule "rule!", alarm.mail_to "mail_to!", busy.queue as subject, null::uuid as subject_id,
+               age.seconds > alarm.threshold "is_beyond!", alarm.for_seconds "for_seconds!",
+               busy.queue "queue?", null as job_type, null as error_type, oldest.id "job_id?",
+               null as name, age.seconds::bigint as value
+        from effective_alarms alarm
+        cross join lateral (
+            select queue
+            from queue_counts
+            where project_id = alarm.project_id and active > 0
+                and (alarm.queues = '{}' or queue = any(alarm.queues))
+            order by active desc
+            limit 100
+        ) busy
+        cross join lateral oldest_ready_job(alarm.project_id, busy.queue) oldest
+        cross join lateral (select extract(epoch from now() - oldest.ready_at) as seconds) age
+        where alarm.project_id = any($1) and alarm.rule = 'oldest_ready' and alarm.is_enabled
+            and age.seconds > alarm.threshold / 2
+            and not exists (
+                select from queues
+                where project_id = alarm.project_id and name = busy.queue
+                    and paused_at is not null
+            )
+        "#,
+        projects,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Job types that a circuit breaker has paused.
+pub async fn circuit_open(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Result<Vec<Found>> {
+    sqlx::query_as!(
+        Found,
+        r#"
+        select alarm.project_id "project_id!: ProjectId", alarm.name "alarm!",
+               alarm.rule "rule!", alarm.mail_to "mail_to!", paused.queue || '/' || paused.job_type as subject,
+               null::uuid as subject_id, true "is_beyond!", 0 "for_seconds!", paused.queue "queue?",
+               paused.job_type "job_type?", null as error_type, null::uuid as job_id,
+               null as name, null::bigint as value
+        from effective_alarms alarm
+        cross join lateral (
+            select queue, job_type
+            from queue_types
+            where project_id = alarm.project_id and paused_by = 'brake'
+                and (alarm.queues = '{}' or queue = any(alarm.queues))
+            limit 100
+        ) paused
+        where alarm.project_id = any($1) and alarm.rule = 'circuit_open' and alarm.is_enabled
+        "#,
+        projects,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Schedules that have missed a tick lately, or have fired none since.
+pub async fn schedule_missed(
+    conn: &mut PgConnection,
+    projects: &[i32],
+) -> sqlx::Result<Vec<Found>> {
+    sqlx::query_as!(
+        Found,
+        r#"
+        select alarm.project_id "project_id!: ProjectId", alarm.name "alarm!",
+               alarm.rule "rule!", alarm.mail_to "mail_to!", missed.schedule_id as subject, null::uuid as subject_id,
+               missed.at > now() - make_interval(mins => $2::int) "is_beyond!", 0 "for_seconds!",
+               null as queue, null as job_type, null as error_type, null::uuid as job_id,
+               missed.schedule_id as "name?", null::bigint as value
+        from effective_alarms alarm
+        cross join lateral (
+            select schedule_id, max(tick) as tick, max(at) as at
+            from (
+                select schedule_id, tick, at
+                from schedule_fires
+                where project_id = alarm.project_id and outcome = 'missed'
+                    and at > now() - interval '1 day'
+                order by at desc
+                limit 1000
+            ) bounded
+            group by schedule_id
+            limit 100
+        ) missed
+        join recurring_schedules schedule
+            on schedule.project_id = alarm.project_id and schedule.id = missed.schedule_id
+            and not schedule.is_paused
+        where alarm.project_id = any($1) and alarm.rule = 'schedule_missed' and alarm.is_enabled
+            and (
+                missed.at > now() - make_interval(mins => $2::int)
+                or not exists (
+                    select from schedule_fires fired
+                    where fired.project_id = alarm.project_id
+                        and fired.schedule_id = missed.schedule_id and fired.outcome = 'fired'
+                        and fired.tick > missed.tick
+                )
+            )
+        "#,
+        projects,
+        MISSED_MINUTES,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Endpoints that were disabled because they failed, and those that were not told events lately.
+pub async fn endpoints(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Result<Vec<Found>> {
+    sqlx::query_as!(
+        Found,
+        r#"
+        select alarm.project_id "project_id!: ProjectId", alarm.name "alarm!",
+               alarm.rule "rule!", alarm.mail_to "mail_to!", null as subject, it.id "subject_id?",
+               true "is_beyond!", 0 "for_seconds!", null as queue, null as job_type,
+               null as error_type, null::uuid as job_id, it.url "name?",
+               it.dropped_events "value?"
+        from effective_alarms alarm
+        join webhook_endpoints it on it.project_id = alarm.project_id and it.deleted_at is null
+        where alarm.project_id = any($1) and alarm.is_enabled
+            and case alarm.rule
+                when 'endpoint_disabled' then it.disabled_reason in ('failing', 'gone')
+                when 'deliveries_dropped'
+                then it.dropped_at > now() - make_interval(mins => $2::int)
+                else false
+            end
+        "#,
+        projects,
+        QUIET_MINUTES,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Pushed queues whose requests fail.
+pub async fn push_failing(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Result<Vec<Found>> {
+    sqlx::query_as!(
+        Found,
+        r#"
+        select alarm.project_id "project_id!: ProjectId", alarm.name "alarm!",
+               alarm.rule "rule!", alarm.mail_to "mail_to!", it.queue as subject, null::uuid as subject_id,
+               failing.seconds > alarm.threshold "is_beyond!", 0 "for_seconds!", it.queue "queue?",
+               null as job_type, it.last_error as error_type, null::uuid as job_id, it.url "name?",
+               failing.seconds::bigint as value
+        from effective_alarms alarm
+        join queue_pushes it
+            on it.project_id = alarm.project_id and it.paused_at is null
+            and it.failing_since is not null
+        cross join lateral (
+            select extract(epoch from now() - it.failing_since) as seconds
+        ) failing
+        where alarm.project_id = any($1) and alarm.rule = 'push_failing' and alarm.is_enabled
+            and (alarm.queues = '{}' or it.queue = any(alarm.queues))
+        order by failing.seconds desc
+        limit 10000
+        "#,
+        projects,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Keys that expire soon, but for those that were made for a shorter time.
+pub async fn key_expiring(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Result<Vec<Found>> {
+    sqlx::query_as!(
+        Found,
+        r#"
+        select alarm.project_id "project_id!: ProjectId", alarm.name "alarm!",
+               alarm.rule "rule!", alarm.mail_to "mail_to!", null as subject, key.id "subject_id?", true "is_beyond!",
+               0 "for_seconds!", null as queue, null as job_type, null as error_type,
+               null::uuid as job_id, key.name "name?", alarm.threshold::bigint as value
+        from effective_alarms alarm
+        cross join lateral (
+            select id, name
+            from api_keys
+            where project_id = alarm.project_id and revoked_at is null and not is_exchanged
+                and expires_at > now()
+                and expires_at <= now() + make_interval(days => alarm.threshold)
+                and expires_at > created_at + make_interval(days => alarm.threshold)
+            limit 100
+        ) key
+        where alarm.project_id = any($1) and alarm.rule = 'key_expiring' and alarm.is_enabled
+        "#,
+        projects,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Deletes incidents that were resolved long ago, up to a number of them. Returns how many.
+pub async fn prune(conn: &mut PgConnection, keep_days: i32, limit: i64) -> sqlx::Result<u64> {
+    let done = sqlx::query!(
+        "
+        delete from incidents it
+        using (
+            select project_id, id
+            from incidents
+            where resolved_at < now() - make_interval(days => $1)
+            order by resolved_at
+            limit $2
+        ) old
+        where it.project_id = old.project_id and it.id = old.id
+        ",
+        keep_days,
+        limit,
+    )
+    .execute(conn)
+    .await?;
+    Ok(done.rows_affected())
+}

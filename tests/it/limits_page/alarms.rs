@@ -1,0 +1,33 @@
+//! The rows about alarms.
+
+use fencepost::domain::{alarm, limits};
+
+/// The rows of "An alarm".
+pub fn alarm_limits() -> Vec<(&'static str, String)> {
+    let range = |bounds: Option<(i32, i32)>| {
+        let (min, max) = bounds.expect("bounds");
+        format!("{min}–{max}")
+    };
+    let letters = alarm::Rule::DeadLetters;
+    let ready = alarm::Rule::OldestReady;
+    assert_eq!(ready.thresholds(), alarm::Rule::PushFailing.thresholds());
+    vec![
+        ("alarms that a project makes or changes", alarm::MAX_ALARMS.to_string()),
+        ("an alarm's name", format!("{} of a–z, 0–9 and _", alarm::MAX_ALARM_NAME_CHARS)),
+        ("an alarm's `queues`", alarm::MAX_ALARM_QUEUES.to_string()),
+        ("`threshold` of dead letters", range(letters.thresholds())),
+        ("`threshold` of `oldest_ready` and `push_failing`", range(ready.thresholds()) + " s"),
+        ("`threshold` of expiring keys", range(alarm::Rule::KeyExpiring.thresholds()) + " days"),
+        ("`for_seconds` of dead letters", range(letters.periods()) + " s"),
+        ("`for_seconds` of `oldest_ready`", range(ready.periods()) + " s"),
+        ("incidents of a project that are open", alarm::MAX_OPEN_INCIDENTS.to_string()),
+        (
+            "mails about incidents to a member",
+            format!("{} of a project a day", alarm::MAX_ALARM_MAILS_A_DAY),
+        ),
+        ("members who get such a mail", alarm::MAX_MAILED_MEMBERS.to_string()),
+        ("a mute", format!("0–{} s", alarm::MAX_MUTE_SECONDS)),
+        ("incidents that have ended", format!("kept {} days", alarm::INCIDENT_KEEP_DAYS)),
+        ("incidents of one page", limits::MAX_PAGE_INCIDENTS.to_string()),
+    ]
+}

@@ -18,13 +18,15 @@ create table webhook_endpoints (
     url text not null,
     description text,
     -- As they were sent: types, and groups of them such as `job.*`.
-    events text[] not null check (cardinality(events) between 1 and 50),
+    events text[] not null check (cardinality(events) <= 50),
     -- The types that these name.
     event_types text[] not null,
     -- Only events about jobs of these queues; none: of all.
     queues text[] not null check (cardinality(queues) <= 50),
     -- Only events about jobs of these types, or with a beginning as in `mail.*`; none: of all.
     job_types text[] not null check (cardinality(job_types) <= 50),
+    -- Jobs and batches may name URLs below this one, which are told of their end.
+    takes_callbacks boolean not null default false,
     -- Deliveries that one node sends at a time.
     max_in_flight integer not null check (max_in_flight between 1 and 50),
     timeout_seconds integer not null check (timeout_seconds between 1 and 30),
@@ -78,16 +80,18 @@ create table outbound_events (
     project_id integer not null,
     id bigint generated always as identity,
     type text not null,
-    -- Null: it is about an incident, and so for the next three.
+    -- Null: it is about no job, and so for the next three.
     job_id uuid,
     queue text,
     job_type text,
     attempt integer,
-    -- Null: it is about a job.
     incident_id uuid,
+    batch_id uuid,
+    -- The URL that the job or batch has named: it is told, and no other. Null: those that asked.
+    callback_url text,
     at timestamptz not null default statement_timestamp(),
     primary key (project_id, id),
-    check ((job_id is null) <> (incident_id is null))
+    check (num_nonnulls(job_id, incident_id, batch_id) = 1)
 ) with (
     -- Every told row is dead: vacuum by their number.
     autovacuum_vacuum_scale_factor = 0,

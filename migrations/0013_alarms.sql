@@ -48,7 +48,7 @@ select projects.id, given.name, given.rule, '{}', given.threshold, given.for_sec
        true, null
 from projects
 cross join default_alarms given
-where projects.kind = 'user' and not exists (
+where projects.kind = 'user' and projects.deleted_at is null and not exists (
     select from alarms it where it.project_id = projects.id and it.name = given.name
 );
 
@@ -65,6 +65,8 @@ create table incidents (
     details text not null,
     mail_to text not null,
     began_at timestamptz not null default now(),
+    -- To within a minute.
+    last_found_at timestamptz not null default now(),
     -- Null: it does not last for long enough yet, and is not told.
     triggered_at timestamptz,
     resolved_at timestamptz,
@@ -84,10 +86,11 @@ create index incidents_by_age on incidents (resolved_at) where resolved_at is no
 -- The job of a queue that has been ready for longest: the oldest of each of the first twenty
 -- priorities. If `run_at` was past when the job was stored, its age counts from the enqueue.
 create function oldest_ready_job(of_project integer, of_queue text)
-returns table (id uuid, ready_at timestamptz) language sql stable as $$
+returns table (id uuid, job_type text, ready_at timestamptz) language sql stable as $$
     with recursive first_of_rank as (
         (
-            select jobs.rank, jobs.id, greatest(jobs.run_at, jobs.created_at) as ready_at
+            select jobs.rank, jobs.id, jobs.job_type,
+                   greatest(jobs.run_at, jobs.created_at) as ready_at
             from jobs
             where jobs.project_id = of_project and jobs.queue = of_queue
                 and jobs.state = 'pending' and jobs.constraint_key is null
@@ -95,10 +98,11 @@ returns table (id uuid, ready_at timestamptz) language sql stable as $$
             limit 1
         )
         union all
-        select next.rank, next.id, next.ready_at
+        select next.rank, next.id, next.job_type, next.ready_at
         from first_of_rank
         cross join lateral (
-            select jobs.rank, jobs.id, greatest(jobs.run_at, jobs.created_at) as ready_at
+            select jobs.rank, jobs.id, jobs.job_type,
+                   greatest(jobs.run_at, jobs.created_at) as ready_at
             from jobs
             where jobs.project_id = of_project and jobs.queue = of_queue
                 and jobs.state = 'pending' and jobs.constraint_key is null
@@ -107,8 +111,12 @@ returns table (id uuid, ready_at timestamptz) language sql stable as $$
             limit 1
         ) next
     )
-    select bounded.id, bounded.ready_at
-    from (select first_of_rank.id, first_of_rank.ready_at from first_of_rank limit 20) bounded
+    select bounded.id, bounded.job_type, bounded.ready_at
+    from (
+        select first_of_rank.id, first_of_rank.job_type, first_of_rank.ready_at
+        from first_of_rank
+        limit 20
+    ) bounded
     order by bounded.ready_at
     limit 1
 $$;

@@ -10,13 +10,12 @@ use lettre::{
 };
 use secrecy::{ExposeSecret, SecretString};
 use tokio::sync::mpsc;
-use uuid::Uuid;
 
 /// Timeout of a conversation with the server.
 pub const SEND_TIMEOUT: Duration = Duration::from_secs(20);
-/// Severities and categories of an SMTP status after which no further try helps: the address or the
-/// mail is refused. Others, such as 535, say that the server's settings are wrong.
-const REFUSALS: std::ops::RangeInclusive<u16> = 550..=559;
+/// Enhanced status codes (RFC 3463) by which a server refuses a recipient for good. Others blame
+/// the sender or the settings, which an operator can correct.
+const REFUSALS: [&str; 5] = ["5.1.1", "5.1.2", "5.1.3", "5.1.6", "5.2.1"];
 
 #[derive(Clone, PartialEq, Eq)]
 pub struct Mail {
@@ -100,7 +99,7 @@ impl Mailer {
     }
 
     /// Hands over one mail. Its id tells receivers that two are the same.
-    pub async fn hand_over(&self, id: Uuid, mail: Mail) -> Outcome {
+    pub async fn hand_over(&self, id: &str, mail: Mail) -> Outcome {
         match self {
             Self::Smtp(smtp) => smtp.hand_over(id, mail).await,
             Self::Print => {
@@ -119,7 +118,7 @@ impl Mailer {
 }
 
 impl Smtp {
-    async fn hand_over(&self, id: Uuid, mail: Mail) -> Outcome {
+    async fn hand_over(&self, id: &str, mail: Mail) -> Outcome {
         let Ok(message) = self.write(id, mail) else { return Outcome::Refused };
         // The transport's timeout is one of each step of the conversation.
         let sent = tokio::time::timeout(SEND_TIMEOUT, self.transport.send(message)).await;
@@ -130,10 +129,12 @@ impl Smtp {
         match sent {
             Ok(_) => Outcome::Sent,
             Err(error) => {
-                // The server's message may name the recipient.
+                // The server's message may name the recipient: it is not logged.
                 let status = error.status().map(u16::from);
                 tracing::warn!(smtp.status = status, "mail was not accepted");
-                match status.is_some_and(|it| REFUSALS.contains(&it)) {
+                let message = crate::error::chain(&error);
+                let mut words = message.split(|it: char| it.is_whitespace() || it == '-');
+                match error.is_permanent() && words.any(|it| REFUSALS.contains(&it)) {
                     true => Outcome::Refused,
                     false => Outcome::Failed,
                 }
@@ -141,7 +142,7 @@ impl Smtp {
         }
     }
 
-    fn write(&self, id: Uuid, mail: Mail) -> anyhow::Result<Message> {
+    fn write(&self, id: &str, mail: Mail) -> anyhow::Result<Message> {
         let domain = self.from.email.domain();
         Ok(Message::builder()
             .message_id(Some(format!("<{id}@{domain}>")))

@@ -294,8 +294,26 @@ impl Destination {
         within: Duration,
         kept_bytes: usize,
     ) -> Result<Answer, CallError> {
+        self.post_to(self.url.clone(), headers, body, within, kept_bytes).await
+    }
+
+    /// The same to another URL with the same scheme, host and port.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub async fn post_to(
+        &self,
+        url: Url,
+        headers: HeaderMap,
+        body: String,
+        within: Duration,
+        kept_bytes: usize,
+    ) -> Result<Answer, CallError> {
+        if url.origin() != self.url.origin() {
+            return Err(CallError::AddressRefused);
+        }
         self.address().await?;
-        let request = self.client.post(self.url.clone()).headers(headers).body(body);
+        let request = self.client.post(url).headers(headers).body(body);
         let call = async {
             let response = request.send().await.map_err(|it| classify(&it))?;
             read(response, kept_bytes).await

@@ -145,7 +145,7 @@ metrics_table! {
     NODES = "fencepost_nodes", Gauge,
         "Running nodes, as far as this one knows.";
     MAILS = "fencepost_mails_total", Counter,
-        "Mails, by outcome: sent, printed, failed (it is tried again), refused (or no longer needed), or dropped (no mail server, or too many waiting).";
+        "Mails, by outcome: sent, printed, failed (it is tried again), refused (the recipient is unknown), not_needed, expired (it was not sent in time), or dropped (no mail server, or too many waiting).";
     WEBHOOK_DELIVERIES = "fencepost_webhook_deliveries_total", Counter,
         "Requests to endpoints and of pushes, by outcome: delivered, failed, released, or taken (push answered by 202).";
     WEBHOOK_SECONDS = "fencepost_webhook_duration_seconds", Seconds,

@@ -171,7 +171,7 @@ async fn run(args: BenchArgs) -> anyhow::Result<()> {
         return attacker.run(attack).await;
     }
     let own = match (&args.url, &args.data_dir) {
-        (None, None) => Some(OwnServer::start(&[])?),
+        (None, None) => Some(OwnServer::start(&["--outbound-allow", "127.0.0.0/8"])?),
         _ => None,
     };
     let mut redis_url = None;

@@ -111,6 +111,8 @@ pub async fn measure(
     ledger.check(target, &told).await?;
     let quiet = delay(target, &sink, &told, time).await?;
     let hanging = queue("hanging");
+    // The server has closed the one before, which was idle.
+    let mut client = Client::connect(target).await?;
     for _ in 0..HANGING {
         endpoint(&mut client, &format!("http://{HANGING_HOST}:{port}/hangs"), &hanging).await?;
     }

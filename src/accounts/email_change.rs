@@ -39,8 +39,7 @@ impl Accounts {
         let id = bearer.account_id;
         self.throttle(&[charge("email-change", &id.to_string(), MAILS_PER_EMAIL)]).await?;
         let mut conn = self.pool.acquire().await?;
-        let mut tx = conn.begin().await?;
-        let account = store::accounts::find(&mut tx, id).await?.ok_or(Error::Unauthorized)?;
+        let account = store::accounts::find(&mut conn, id).await?.ok_or(Error::Unauthorized)?;
         if account.email == new_email {
             return Err(Error::invalid("email", "is the address of the account already"));
         }
@@ -50,20 +49,25 @@ impl Accounts {
         let unknown = || secret::hash(&secret::generate(MAIL_PREFIX));
         let (new_hash, old_hash) = (unknown(), old.as_ref().map(|_| unknown()));
         let hashes = (&new_hash[..], old_hash.as_ref().map(|it| &it[..]));
+        let mut recipients = Vec::new();
+        for to in std::iter::once(&new_email).chain(&old) {
+            if self.may_mail("changes", to).await {
+                recipients.push(to.clone());
+            }
+        }
+        let mut tx = conn.begin().await?;
         store::email_changes::replace(&mut tx, id, &new_email, hashes, VERIFY_SECONDS).await?;
         let event = AccountEvent::AddressChangeRequested;
         security::note(&mut tx, id, event, Some(client)).await?;
-        for to in std::iter::once(&new_email).chain(&old) {
-            if self.may_mail("changes", to).await {
-                let content = Content::Change {
-                    account: id.0,
-                    to: to.clone(),
-                    old: old.clone(),
-                    new: new_email.clone(),
-                    address: client.address.to_string(),
-                };
-                self.store_mail(&mut tx, &content).await?;
-            }
+        for to in recipients {
+            let content = Content::Change {
+                account: id.0,
+                to,
+                old: old.clone(),
+                new: new_email.clone(),
+                address: client.address.to_string(),
+            };
+            self.store_mail(&mut tx, &content).await?;
         }
         tx.commit().await?;
         self.hurry_mails();
@@ -109,7 +113,11 @@ impl Accounts {
         tx.commit().await?;
         drop(conn);
         let subject = "The e-mail address of your account was changed";
-        self.mail_security(&old, subject, client).await?;
+        // It is changed, whether or not the mail can be stored.
+        if let Err(error) = self.mail_security(&old, subject, client).await {
+            let error = crate::error::chain(&error);
+            tracing::error!(error, "the owner of an account was not told what happened");
+        }
         Ok(true)
     }
 }

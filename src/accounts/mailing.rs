@@ -2,7 +2,7 @@
 //! a node or the mail server stops. A row says what to tell whom. Its text and the tokens in it are
 //! made when it is sent, so that no secret waits.
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use chrono::{DateTime, Utc};
 use futures_util::future::join_all;
@@ -40,6 +40,8 @@ const FIRST_PAUSE_SECONDS: i32 = 5;
 const MAX_PAUSE_SECONDS: i32 = 300;
 /// For how long a mail without a link is tried: 72 hours.
 pub const MAIL_SECONDS: i64 = 259_200;
+/// The pause between two mails while the mail server accepts none.
+const FAILURE_PAUSE: Duration = Duration::from_secs(5);
 /// How often mails are looked for that another node has stored, and did not send.
 const LOOK_PERIOD: Duration = Duration::from_secs(10);
 /// Accounts that a reset mail names: of those that claim an address, this many oldest ones, and as
@@ -63,7 +65,7 @@ pub enum Content {
     /// To a project.
     Invitation { project: i32, invitation: Uuid, to: String },
     /// What an alarm of a project has found. The engine stores these.
-    Alarm { project: i32, incident: Uuid, to: String, is_resolved: bool },
+    Alarm { project: i32, incident: Uuid, account: Uuid, is_resolved: bool },
 }
 
 impl Content {
@@ -83,8 +85,9 @@ impl Content {
             Self::Verification { account, .. }
             | Self::Known { account, .. }
             | Self::Change { account, .. } => (None, Some(AccountId(*account))),
-            Self::Invitation { project, .. } | Self::Alarm { project, .. } => {
-                (Some(ProjectId(*project)), None)
+            Self::Invitation { project, .. } => (Some(ProjectId(*project)), None),
+            Self::Alarm { project, account, .. } => {
+                (Some(ProjectId(*project)), Some(AccountId(*account)))
             }
             Self::Reset { .. } | Self::Security { .. } => (None, None),
         }
@@ -141,42 +144,58 @@ impl Accounts {
         if !self.mailer.is_used() {
             return Ok(LOOK_PERIOD);
         }
+        // While the server accepts none, one at a time finds out whether it does again.
+        let was_failing = self.mailer_fails.load(Ordering::Relaxed);
+        let limit = if was_failing { 1 } else { MAX_AT_ONCE };
         let (taken, next_seconds) = {
             let mut conn = self.pool.acquire().await?;
-            let taken = store::mails::take(&mut conn, TAKEN_SECONDS, MAX_AT_ONCE).await?;
+            let expired = store::mails::delete_expired(&mut conn, MAX_AT_ONCE).await?;
+            counter!(telemetry::MAILS, "outcome" => "expired").increment(expired);
+            let taken = store::mails::take(&mut conn, TAKEN_SECONDS, limit).await?;
             (taken, store::mails::next_try_seconds(&mut conn).await?)
         };
         // The server is asked for all of them at once: it may be slow.
         let sent = join_all(taken.iter().map(|it| self.send_mail(it))).await;
-        sent.into_iter().collect::<sqlx::Result<()>>()?;
+        let sent = sent.into_iter().collect::<sqlx::Result<Vec<_>>>()?;
+        let is_failing = match sent.is_empty() {
+            true => was_failing,
+            false => sent.iter().all(|it| *it == "failed"),
+        };
+        self.mailer_fails.store(is_failing, Ordering::Relaxed);
         let wait = next_seconds.map(|it| Duration::try_from_secs_f64(it).unwrap_or_default());
-        Ok(wait.unwrap_or(LOOK_PERIOD).min(LOOK_PERIOD))
+        let wait = wait.unwrap_or(LOOK_PERIOD).min(LOOK_PERIOD);
+        Ok(if is_failing { wait.max(FAILURE_PAUSE) } else { wait })
     }
 
-    async fn send_mail(&self, taken: &TakenMail) -> sqlx::Result<()> {
+    /// Returns the outcome.
+    async fn send_mail(&self, taken: &TakenMail) -> sqlx::Result<&'static str> {
         let outcome = match self.write_mail(taken).await {
-            Ok(Some(mail)) => self.mailer.hand_over(taken.id, mail).await,
-            Ok(None) => Outcome::Refused,
+            Ok(Some((id, mail))) => self.mailer.hand_over(&id, mail).await.name(),
+            Ok(None) => "not_needed",
             Err(error) => {
                 tracing::error!(error = chain(&error), mail.id = %taken.id, "a mail has no text");
-                Outcome::Failed
+                Outcome::Failed.name()
             }
         };
-        counter!(telemetry::MAILS, "outcome" => outcome.name()).increment(1);
+        counter!(telemetry::MAILS, "outcome" => outcome).increment(1);
         let mut conn = self.pool.acquire().await?;
-        match outcome {
-            Outcome::Failed => {
-                let pause = pause_seconds(taken.tries);
-                store::mails::note_failed(&mut conn, taken.id, pause).await
-            }
-            _ => store::mails::note_done(&mut conn, taken.id).await,
+        if outcome == Outcome::Failed.name() {
+            let pause = pause_seconds(taken.tries);
+            store::mails::note_failed(&mut conn, taken.id, pause).await?;
+        } else {
+            store::mails::note_done(&mut conn, taken.id).await?;
         }
+        Ok(outcome)
     }
 
-    /// The text of a mail, with new tokens; none: what it is about is gone.
-    async fn write_mail(&self, taken: &TakenMail) -> Result<Option<Mail>, Error> {
+    /// A mail with new tokens, and its id for receivers; none: what it is about is gone.
+    async fn write_mail(&self, taken: &TakenMail) -> Result<Option<(String, Mail)>, Error> {
         let content = serde_json::from_str(&taken.content).map_err(Error::internal)?;
         let url = &*self.public_url;
+        // A new try may replace the token of the one before: receivers must show both.
+        let is_new = matches!(content, Content::Change { .. } | Content::Invitation { .. });
+        let id =
+            if is_new { format!("{}.{}", taken.id, taken.tries) } else { taken.id.to_string() };
         let mut conn = self.pool.acquire().await?;
         let mail = match content {
             Content::Verification { account, address } => {
@@ -216,15 +235,18 @@ impl Accounts {
                 let Some(name) = name else { return Ok(None) };
                 mails::invitation(&to, url, &name, &token)?
             }
-            Content::Alarm { project, incident, to, is_resolved } => {
+            Content::Alarm { project, incident, account, is_resolved } => {
                 let (project_id, id) = (ProjectId(project), IncidentId(incident));
                 let project = store::projects::get(&mut conn, project_id).await?;
-                let incident = store::alarms::incident(&mut conn, project_id, id).await?;
-                let Some((project, incident)) = project.zip(incident) else { return Ok(None) };
+                let incident = store::incidents::find(&mut conn, project_id, id).await?;
+                // They may have left meanwhile.
+                let to = store::incidents::recipient(&mut conn, (project_id, id), account).await?;
+                let found = project.zip(incident).zip(to);
+                let Some(((project, incident), to)) = found else { return Ok(None) };
                 mails::alarm(&to, url, &project.slug, &incident, is_resolved)?
             }
         };
-        Ok(Some(mail))
+        Ok(Some((id, mail)))
     }
 }
 

@@ -8,7 +8,7 @@ use crate::{
     domain::alarm::{Details, Rule, summary},
     error::Error,
     mail::Mail,
-    store::{accounts::Account, alarms::IncidentRow},
+    store::{accounts::Account, incidents::IncidentRow},
 };
 
 #[derive(Template)]

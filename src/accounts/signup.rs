@@ -102,6 +102,7 @@ impl Accounts {
         ])
         .await?;
         let password_hash = self.passwords.hash(&client.address, request.password).await?;
+        let is_mailed = self.may_mail(VERIFICATIONS, &email).await;
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         let account =
@@ -118,7 +119,7 @@ impl Accounts {
         };
         let has_owner = store::accounts::is_address_verified(&mut tx, &email).await?;
         security::note(&mut tx, account.id, AccountEvent::Created, Some(client)).await?;
-        if self.may_mail(VERIFICATIONS, &email).await {
+        if is_mailed {
             let (account, address) = (account.id.0, client.address.to_string());
             // The answer does not tell that the address has an account; if the new one is not used,
             // it is deleted.

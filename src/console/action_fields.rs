@@ -69,6 +69,7 @@ pub const ENDPOINT: &[Field] = &[
     Field::List("queues"),
     Field::List("job_types"),
     Field::Text("description"),
+    Field::Json("callbacks"),
     Field::Number("max_in_flight"),
     Field::Number("timeout_seconds"),
     Field::Json("enabled"),

@@ -46,6 +46,14 @@ impl Page {
             Rule::OldestReady | Rule::CircuitOpen => {
                 format!("/queues/{}", segment(it.details.queue.as_deref()?))
             }
+            Rule::PushFailing
+            | Rule::EndpointDisabled
+            | Rule::DeliveriesDropped
+            | Rule::KeyExpiring
+                if !self.frame.may_administer() =>
+            {
+                return None;
+            }
             Rule::PushFailing => format!("/queues/{}/push", segment(&it.subject)),
             Rule::ScheduleMissed => format!("/recurring/s/{}", segment(&it.subject)),
             Rule::EndpointDisabled | Rule::DeliveriesDropped => {
@@ -57,7 +65,20 @@ impl Page {
     }
 }
 
+/// A number of a form. Unlike others it is always sent: what a request leaves out is as the rule
+/// has it.
+struct Number {
+    name: &'static str,
+    label: &'static str,
+    bounds: (i32, i32),
+    value: Option<i32>,
+}
+
 impl Incident {
+    fn is_muted(&self, frame: &Frame) -> bool {
+        self.muted_until.is_some_and(|it| it > frame.now)
+    }
+
     fn is_open(&self) -> bool {
         self.state == IncidentState::Open
     }
@@ -85,14 +106,21 @@ impl Alarm {
         }
     }
 
-    /// The unit of its threshold, if it has one.
-    fn unit(&self) -> Option<&'static str> {
-        match self.rule {
-            Rule::DeadLetters => Some("dead letters"),
-            Rule::OldestReady | Rule::PushFailing => Some("seconds"),
-            Rule::KeyExpiring => Some("days"),
-            _ => None,
-        }
+    /// The numbers that its rule has.
+    fn numbers(&self) -> Vec<Number> {
+        let (threshold, period) = match self.rule {
+            Rule::DeadLetters => ("Dead letters", "Within these seconds"),
+            Rule::KeyExpiring => ("Days", ""),
+            _ => ("Seconds", "For these seconds"),
+        };
+        let number = |name, label, bounds: Option<_>, value| {
+            bounds.map(|bounds| Number { name, label, bounds, value })
+        };
+        let numbers = [
+            number("threshold", threshold, self.rule.thresholds(), self.threshold),
+            number("for_seconds", period, self.rule.periods(), self.for_seconds),
+        ];
+        numbers.into_iter().flatten().collect()
     }
 
     fn is_mailed_to(&self, who: MailTo) -> bool {

@@ -7,13 +7,15 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 /// Alarms that a project has made or changed.
-pub const MAX_ALARMS: i64 = 50;
+pub const MAX_ALARMS: i64 = 20;
 /// Queues that one alarm may name.
 pub const MAX_ALARM_QUEUES: usize = 50;
 /// Characters in an alarm's name.
 pub const MAX_ALARM_NAME_CHARS: usize = 64;
 /// Incidents of a project that are open at a time; further ones are not noted.
 pub const MAX_OPEN_INCIDENTS: i64 = 200;
+/// Incidents of a project that begin within a day; further ones are not noted.
+pub const MAX_INCIDENTS_A_DAY: i64 = 1_000;
 /// Mails about incidents that a member gets from one project within a day.
 pub const MAX_ALARM_MAILS_A_DAY: i32 = 20;
 /// Members who get a mail about an incident.
@@ -26,6 +28,9 @@ pub const MAX_MUTE_SECONDS: i32 = 30 * 86_400;
 pub const QUIET_MINUTES: i32 = 30;
 /// Minutes for which a missed tick is an incident, even if the next one fires.
 pub const MISSED_MINUTES: i32 = 10;
+
+/// Findings of an incident are noted once in this many seconds.
+const TOUCH_SECONDS: i32 = 60;
 
 /// What an alarm looks at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
@@ -106,6 +111,15 @@ impl Rule {
         }
     }
 
+    /// Seconds for which an incident lasts after its last finding.
+    #[must_use]
+    pub const fn quiet_seconds(self) -> i32 {
+        match self {
+            Self::DeadLetters | Self::DeliveriesDropped => QUIET_MINUTES * 60,
+            _ => 0,
+        }
+    }
+
     /// Whether an alarm with this rule can be about some queues only.
     #[must_use]
     pub const fn has_queues(self) -> bool {
@@ -135,7 +149,7 @@ impl Rule {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MailTo {
-    /// None of them.
+    /// No one.
     None,
     /// Owners.
     Owners,
@@ -186,6 +200,10 @@ pub struct Open {
     pub name: Name,
     /// Seconds since it began.
     pub seconds: i32,
+    /// Seconds since the last finding, as far as it was noted.
+    pub silent_seconds: i32,
+    /// Seconds of silence after which it has ended.
+    pub quiet_seconds: i32,
     /// Whether it is told.
     pub is_triggered: bool,
 }
@@ -197,6 +215,8 @@ pub struct Changes {
     pub trigger_new: Vec<Name>,
     /// Begins, and is told if it lasts.
     pub begin: Vec<Name>,
+    /// Was found again.
+    pub touch: Vec<Name>,
     /// Has lasted.
     pub trigger: Vec<Name>,
     /// Has not lasted.
@@ -232,8 +252,11 @@ pub fn judge(open: &[Open], found: &[Finding]) -> Changes {
     let beyond: HashSet<_> = found.iter().filter(|it| it.is_beyond).map(|it| &it.name).collect();
     let held: HashSet<_> = found.iter().map(|it| &it.name).collect();
     for it in open {
-        if it.is_triggered && !held.contains(&it.name) {
+        let is_held = held.contains(&it.name);
+        if it.is_triggered && !is_held && it.silent_seconds >= it.quiet_seconds {
             changes.resolve.push(it.name.clone());
+        } else if it.is_triggered && is_held && it.silent_seconds >= TOUCH_SECONDS {
+            changes.touch.push(it.name.clone());
         } else if !it.is_triggered && !beyond.contains(&it.name) {
             changes.forget.push(it.name.clone());
         }
@@ -284,7 +307,9 @@ pub struct Details {
 #[must_use]
 pub fn summary(rule: Rule, it: &Details) -> String {
     let text = |it: &Option<String>| it.clone().unwrap_or_else(|| "?".to_owned());
-    let (queue, job_type, name) = (text(&it.queue), text(&it.job_type), text(&it.name));
+    let (queue, job_type) = (text(&it.queue), text(&it.job_type));
+    let named = |what: &str| it.name.as_ref().map_or(format!("a {what}"), |it| it.clone());
+    let key = it.name.as_ref().map_or("A key".to_owned(), |it| format!("The key {it}"));
     let value = it.value.unwrap_or_default();
     match rule {
         Rule::DeadLetters => {
@@ -299,19 +324,23 @@ pub fn summary(rule: Rule, it: &Details) -> String {
         }
         Rule::CircuitOpen => format!(
             "The circuit breaker of the queue {queue} has paused the job type {job_type}: resume \
-             it once its cause is mended."
+             it once its cause is fixed."
         ),
         Rule::ScheduleMissed => format!("The schedule {} has missed a tick.", text(&it.schedule)),
-        Rule::EndpointDisabled => {
-            format!("The webhook to {name} is disabled: it failed for three days, or is gone.")
-        }
-        Rule::DeliveriesDropped => format!(
-            "The webhook to {name} was not told {value} events: too many deliveries to it waited."
+        Rule::EndpointDisabled => format!(
+            "The endpoint of {} is disabled: it failed for three days, or is gone.",
+            named("webhook")
         ),
-        Rule::PushFailing => {
-            format!("Requests to {name} for jobs of the queue {queue} fail for {value} seconds.")
-        }
-        Rule::KeyExpiring => format!("The key {name} expires within {value} days."),
+        Rule::DeliveriesDropped => format!(
+            "Events were not sent to {}, {value} so far: too many deliveries to it waited.",
+            named("webhook")
+        ),
+        Rule::PushFailing => format!(
+            "Requests to {} for jobs of the queue {queue} have failed for {value} seconds.",
+            named("URL")
+        ),
+        Rule::KeyExpiring if value == 1 => format!("{key} expires within a day."),
+        Rule::KeyExpiring => format!("{key} expires within {value} days."),
     }
 }
 
@@ -328,7 +357,8 @@ mod tests {
     }
 
     fn open(subject: &str, seconds: i32, is_triggered: bool) -> Open {
-        Open { name: name(subject), seconds, is_triggered }
+        let name = name(subject);
+        Open { name, seconds, silent_seconds: seconds, quiet_seconds: 0, is_triggered }
     }
 
     #[test]
@@ -349,5 +379,15 @@ mod tests {
         assert_eq!(changes, Changes { forget: vec![name("a")], ..Changes::default() });
         let changes = judge(&[open("b", 10, true)], &[]);
         assert_eq!(changes, Changes { resolve: vec![name("b")], ..Changes::default() });
+    }
+
+    #[test]
+    fn an_incident_can_need_silence_to_end() {
+        let lasts = Open { quiet_seconds: 1_800, ..open("b", 1_799, true) };
+        assert!(judge(&[lasts], &[]).is_empty());
+        let ended = Open { quiet_seconds: 1_800, ..open("b", 1_800, true) };
+        assert_eq!(judge(&[ended.clone()], &[]).resolve, [name("b")]);
+        let changes = judge(&[ended], &[found("b", false, 0)]);
+        assert_eq!(changes, Changes { touch: vec![name("b")], ..Changes::default() });
     }
 }

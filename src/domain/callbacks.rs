@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 
 use super::{backoff::RetryPolicy, dependency::ParentEnd};
 
-/// The jobs that an end enqueues.
+/// What an end leads to: jobs that it enqueues, and a URL that is told.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Callbacks {
     /// After success; of a batch, when all of its jobs have succeeded.
@@ -19,6 +19,9 @@ pub struct Callbacks {
     /// After any end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_complete: Option<Box<CallbackJob>>,
+    /// A URL that is told of any end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
 }
 
 /// A job that an end enqueues. Its fields were checked as those of every new job.

@@ -49,6 +49,29 @@ const PRIVATE_V6: [(Ipv6Addr, u32); 4] = [
     (Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 0), 20),
 ];
 
+/// Whether a URL is another one or below it: the same scheme, host and port, and a path that is the
+/// same or continues it after a slash. Its query may be any.
+///
+/// ```
+/// # use fencepost::domain::outbound::is_below;
+/// let base = "https://example.com/hooks";
+/// assert!(is_below("https://example.com/hooks", base));
+/// assert!(is_below("https://example.com/hooks/orders?id=7", base));
+/// assert!(!is_below("https://example.com/hooks-of-others", base));
+/// assert!(!is_below("https://example.com/hooks/../admin", base));
+/// assert!(!is_below("https://example.org/hooks", base));
+/// assert!(!is_below("https://example.com:8443/hooks", base));
+/// ```
+#[must_use]
+pub fn is_below(url: &str, base: &str) -> bool {
+    let (Ok(url), Ok(base)) = (Url::parse(url), Url::parse(base)) else { return false };
+    let rest = url.path().strip_prefix(base.path().trim_end_matches('/'));
+    let is_plain = url.username().is_empty() && url.password().is_none();
+    is_plain
+        && url.origin() == base.origin()
+        && rest.is_some_and(|it| it.is_empty() || it.starts_with('/'))
+}
+
 /// The scheme and host of a URL: the rest can be a secret.
 #[must_use]
 pub fn shown_host(url: &str) -> String {

@@ -17,14 +17,20 @@ use super::{
 };
 
 /// Types of events that an endpoint can ask for, in display order.
-pub const EVENT_TYPES: [&str; 6] = [
+pub const EVENT_TYPES: [&str; 8] = [
     "job.succeeded",
     "job.attempt_failed",
     "job.dead_lettered",
     "job.cancelled",
+    BATCH_SUCCEEDED,
+    BATCH_FAILED,
     ALARM_TRIGGERED,
     ALARM_RESOLVED,
 ];
+/// The type of an event about a batch whose jobs have succeeded, all of them.
+pub const BATCH_SUCCEEDED: &str = "batch.succeeded";
+/// And of one whose jobs have ended, some without success.
+pub const BATCH_FAILED: &str = "batch.failed";
 /// The type of an event about an incident that begins.
 pub const ALARM_TRIGGERED: &str = "alarm.triggered";
 /// And of one about its end.
@@ -153,8 +159,8 @@ pub fn verdict(status: u16, retry_after_seconds: Option<u32>) -> Verdict {
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct WebhookEvent {
     /// Type of the event: `job.succeeded`, `job.attempt_failed`, `job.dead_lettered`,
-    /// `job.cancelled`, `alarm.triggered`, `alarm.resolved`, `endpoint.test`, and others later:
-    /// ignore those that you do not know.
+    /// `job.cancelled`, `batch.succeeded`, `batch.failed`, `alarm.triggered`, `alarm.resolved`,
+    /// `endpoint.test`, and others later: ignore those that you do not know.
     #[serde(rename = "type")]
     #[schema(example = "job.dead_lettered")]
     pub kind: String,
@@ -169,16 +175,46 @@ pub struct WebhookEvent {
 pub struct WebhookData {
     /// The project.
     pub project: WebhookProject,
-    /// The job; null in a test, and if it is about an incident.
+    /// The job; null if it is about none.
     #[schema(required)]
     pub job: Option<WebhookJob>,
     /// The error of the attempt; null if it did not fail.
     #[schema(required)]
     pub error: Option<WebhookError>,
+    /// The batch; null in events of other types.
+    #[serde(default)]
+    #[schema(required)]
+    pub batch: Option<WebhookBatch>,
     /// What an alarm has found; null in events of other types.
     #[serde(default)]
     #[schema(required)]
     pub incident: Option<WebhookIncident>,
+}
+
+/// The batch of an event, as it was when the event was read.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct WebhookBatch {
+    /// Id of the batch.
+    #[schema(example = "batch_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub id: String,
+    /// Display name; null: it has none, or the batch was deleted.
+    #[schema(required)]
+    pub name: Option<String>,
+    /// Its jobs; null: the batch was deleted, and so in all that follows.
+    #[schema(required)]
+    pub total_jobs: Option<i64>,
+    /// Those that have succeeded.
+    #[schema(required)]
+    pub succeeded_jobs: Option<i64>,
+    /// Those that are dead letters.
+    #[schema(required)]
+    pub dead_letter_jobs: Option<i64>,
+    /// Those that were cancelled.
+    #[schema(required)]
+    pub cancelled_jobs: Option<i64>,
+    /// Those that were not needed.
+    #[schema(required)]
+    pub skipped_jobs: Option<i64>,
 }
 
 /// An incident of an event, as it was when the event was read.

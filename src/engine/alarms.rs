@@ -16,14 +16,15 @@ use super::{
 };
 use crate::{
     domain::{
-        alarm::{Changes, Details, Finding, MAX_OPEN_INCIDENTS, Name, Open, judge},
+        alarm::{Changes, Details, Finding, MAX_OPEN_INCIDENTS, Name, Open, Rule, judge},
         outbound::shown_host,
         webhook::{ALARM_RESOLVED, ALARM_TRIGGERED},
     },
     ids::{EndpointId, JobId, KeyId, ProjectId},
     store::{
-        alarms::{self, NewIncident},
+        incidents::{self, NewIncident, OpenIncident},
         sweep::{
+            self,
             alarms::{self as looks, Found, MAX_PAGE_PROJECTS},
             set_aside::Work,
         },
@@ -34,6 +35,11 @@ use crate::{
 /// How the mails of incidents are kept: for how many seconds, and how many may wait. None: this
 /// node sends no mail.
 pub type MailBounds = Option<(i64, i64)>;
+
+/// Longest time of one statement of a look, in milliseconds.
+const LOOK_TIMEOUT_MS: u32 = 5_000;
+/// The SQLSTATE of a statement that took longer.
+const QUERY_CANCELED: &str = "57014";
 
 /// The alarms of one node.
 pub struct Alarms {
@@ -74,9 +80,15 @@ impl Alarms {
         tx: &mut PgConnection,
         project_id: ProjectId,
         (changes, found): (Changes, &[Found]),
-        open: usize,
+        open: &[OpenIncident],
     ) -> sqlx::Result<bool> {
-        let room = usize::try_from(MAX_OPEN_INCIDENTS).unwrap_or(0).saturating_sub(open);
+        let max = usize::try_from(MAX_OPEN_INCIDENTS).unwrap_or(usize::MAX);
+        let room = max.saturating_sub(open.len());
+        // By their ids: another node may have ended one and begun the next meanwhile.
+        let ids = |names: &[Name]| {
+            let named = open.iter().filter(|it| names.contains(&name_of_open(it)));
+            named.map(|it| it.id).collect::<Vec<_>>()
+        };
         let at_once = changes.trigger_new.iter().map(|it| (it, true));
         let later = changes.begin.iter().map(|it| (it, false));
         let new: Vec<_> = at_once
@@ -87,10 +99,11 @@ impl Alarms {
                 Some(new_incident(name, found, is_triggered))
             })
             .collect();
-        let mut triggered = alarms::begin(tx, project_id, &new).await?;
-        triggered.extend(alarms::trigger(tx, project_id, &changes.trigger).await?);
-        alarms::forget(tx, project_id, &changes.forget).await?;
-        let resolved = alarms::resolve(tx, project_id, &changes.resolve).await?;
+        let mut triggered = incidents::begin(tx, project_id, &new).await?;
+        triggered.extend(incidents::trigger(tx, project_id, &ids(&changes.trigger)).await?);
+        incidents::touch(tx, project_id, &ids(&changes.touch)).await?;
+        incidents::forget(tx, project_id, &ids(&changes.forget)).await?;
+        let resolved = incidents::resolve(tx, project_id, &ids(&changes.resolve)).await?;
         let told = self.tell(tx, project_id, &triggered, false).await?;
         Ok(self.tell(tx, project_id, &resolved, true).await? || told)
     }
@@ -99,17 +112,17 @@ impl Alarms {
         &self,
         tx: &mut PgConnection,
         project_id: ProjectId,
-        incidents: &[Uuid],
+        changed: &[Uuid],
         is_resolved: bool,
     ) -> sqlx::Result<bool> {
-        let told = alarms::not_muted(tx, project_id, incidents).await?;
+        let told = incidents::to_tell(tx, project_id, changed).await?;
         if told.is_empty() {
             return Ok(false);
         }
         let event_type = if is_resolved { ALARM_RESOLVED } else { ALARM_TRIGGERED };
-        alarms::tell(tx, project_id, &told, event_type).await?;
+        incidents::tell(tx, project_id, &told, event_type).await?;
         if let Some(bounds) = self.mails {
-            alarms::mail(tx, project_id, &told, is_resolved, bounds).await?;
+            incidents::mail(tx, project_id, &told, is_resolved, bounds).await?;
         }
         Ok(true)
     }
@@ -125,28 +138,55 @@ impl Sweep for Alarms {
     }
 
     async fn process(&self, tx: &mut PgConnection, projects: &[ProjectId]) -> sqlx::Result<bool> {
+        sweep::limit_statements(tx, LOOK_TIMEOUT_MS).await?;
+        self.look_at(tx, projects).await.map_err(|error| match &error {
+            // One project that makes it slow is found by halves, and set aside.
+            sqlx::Error::Database(it) if it.code().as_deref() == Some(QUERY_CANCELED) => {
+                sqlx::Error::Decode(Box::new(error))
+            }
+            _ => error,
+        })
+    }
+}
+
+impl Alarms {
+    async fn look_at(&self, tx: &mut PgConnection, projects: &[ProjectId]) -> sqlx::Result<bool> {
         let ids: Vec<_> = projects.iter().map(|it| it.0).collect();
+        // Before the look: what another node begins and ends meanwhile is not touched.
+        let mut open: HashMap<ProjectId, Vec<OpenIncident>> = HashMap::new();
+        for it in incidents::open(tx, &ids).await? {
+            open.entry(it.project_id).or_default().push(it);
+        }
         let mut found: HashMap<ProjectId, Vec<Found>> = HashMap::new();
         for it in look(tx, &ids).await? {
             found.entry(it.project_id).or_default().push(it);
-        }
-        let mut open: HashMap<ProjectId, Vec<Open>> = HashMap::new();
-        for it in alarms::open(tx, &ids).await? {
-            let name = (it.alarm, it.subject);
-            let it_is = Open { name, seconds: it.seconds, is_triggered: it.is_triggered };
-            open.entry(it.project_id).or_default().push(it_is);
         }
         let mut is_told = false;
         for project_id in projects {
             let found = found.remove(project_id).unwrap_or_default();
             let open = open.remove(project_id).unwrap_or_default();
             let findings: Vec<_> = found.iter().map(finding).collect();
-            let changes = judge(&open, &findings);
+            let states: Vec<_> = open.iter().map(state).collect();
+            let changes = judge(&states, &findings);
             if !changes.is_empty() {
-                is_told |= self.write(tx, *project_id, (changes, &found), open.len()).await?;
+                is_told |= self.write(tx, *project_id, (changes, &found), &open).await?;
             }
         }
         Ok(is_told)
+    }
+}
+
+fn name_of_open(it: &OpenIncident) -> Name {
+    (it.alarm.clone(), it.subject.clone())
+}
+
+fn state(it: &OpenIncident) -> Open {
+    Open {
+        name: name_of_open(it),
+        seconds: it.seconds,
+        silent_seconds: it.silent_seconds,
+        quiet_seconds: Rule::of_name(&it.rule).map_or(0, Rule::quiet_seconds),
+        is_triggered: it.is_triggered,
     }
 }
 

@@ -23,10 +23,11 @@ use super::{
 use crate::{
     app::App,
     auth::{Caller, Produce, Read},
-    domain::limits,
+    domain::{limits, outbound},
     engine::{
         batches::{self, BatchRow, NewBatch},
         enqueue::Extras,
+        jobs::callback_url::check_callback_urls,
     },
     error::Error,
     ids::BatchId,
@@ -56,6 +57,10 @@ pub struct CreateBatchRequest {
     /// Enqueued when all of its jobs have ended.
     #[schema(value_type = Option<CallbackRequest>)]
     on_complete: Option<Box<Object<CallbackRequest>>>,
+    /// Told when all of its jobs have ended: the URL of an endpoint that takes callbacks, or one
+    /// below it. It is not shown again.
+    #[schema(extensions(("bounds" = json!(chars(1, outbound::MAX_URL_CHARS)))))]
+    callback_url: Option<String>,
 }
 
 impl RequestBody for CreateBatchRequest {}
@@ -163,11 +168,14 @@ pub async fn create(
     repeat
         .once(&app, &caller, async move |ids: Ids| {
             let mut check = Check::default();
-            let CreateBatchRequest { name, on_success, on_failure, on_complete } = request;
+            let CreateBatchRequest { name, on_success, on_failure, on_complete, callback_url } =
+                request;
             check.optional_name("name", name.as_deref(), limits::MAX_NAME_CHARS);
-            let sent = SentCallbacks { on_success, on_failure, on_complete };
+            let sent = SentCallbacks { on_success, on_failure, on_complete, url: callback_url };
             let callbacks = accept_callbacks(tenant, sent, trace.as_deref(), &mut check)?;
             check.finish()?;
+            let urls = callbacks.url.iter().map(|it| (String::new(), it.clone())).collect();
+            check_callback_urls(&running.engine, tenant.project_id, urls).await?;
             let Extras { callbacks, callback_count, .. } =
                 Extras::default().with_callbacks(&callbacks);
             let batch = NewBatch { id: ids.batch(), name, callbacks, is_sealed: false };

@@ -12,14 +12,15 @@ use super::{
 };
 use crate::{
     app::App,
-    auth::{Caller, Manage, Read},
+    auth::{Caller, Manage, Read, Who},
     domain::{
+        access::Permission,
         alarm::{Details, MAX_MUTE_SECONDS, Rule, summary},
         limits,
     },
     error::Error,
     ids::IncidentId,
-    store::alarms::{self, IncidentRow},
+    store::incidents::{self, IncidentRow},
     wire::{
         extract::{IncidentInPath, Json, Query, RequestBody},
         openapi::range,
@@ -72,10 +73,21 @@ pub struct Incident {
     pub muted_until: Option<DateTime<Utc>>,
 }
 
-impl From<IncidentRow> for Incident {
-    fn from(row: IncidentRow) -> Self {
+impl Incident {
+    /// Callers who may not list keys and webhooks do not see their names and hosts.
+    fn of(row: IncidentRow, who: &Who) -> Self {
         let rule = Rule::of_name(&row.rule).unwrap_or(Rule::DeadLetters);
-        let details: Details = serde_json::from_str(&row.details).unwrap_or_default();
+        let mut details: Details = serde_json::from_str(&row.details).unwrap_or_default();
+        let permission = match rule {
+            Rule::KeyExpiring => Permission::Administer,
+            Rule::EndpointDisabled | Rule::DeliveriesDropped | Rule::PushFailing => {
+                Permission::Webhooks
+            }
+            _ => Permission::Read,
+        };
+        if !who.may(permission) {
+            details.name = None;
+        }
         let is_open = row.resolved_at.is_none();
         Self {
             id: row.id.to_string(),
@@ -137,13 +149,17 @@ pub async fn list(
     check.finish()?;
     let list = List(caller.project_id, "incidents");
     let before = cursor::read_id(&app, list, query.cursor.as_deref())?.map(IncidentId);
-    let is_open = query.state.map(|it| it == IncidentState::Open);
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let (project_id, limit) = (caller.project_id, size.one_more());
-    let mut rows = alarms::incidents(&mut conn, project_id, is_open, before, limit).await?;
+    let mut rows = match query.state {
+        Some(IncidentState::Open) => {
+            incidents::list_open(&mut conn, project_id, before, limit).await?
+        }
+        asked => incidents::list(&mut conn, project_id, asked.is_some(), before, limit).await?,
+    };
     drop(conn);
     let next_cursor = size.cut(&mut rows, |it| cursor::write_id(&app, list, it.id.0));
-    let incidents = rows.into_iter().map(Incident::from).collect();
+    let incidents = rows.into_iter().map(|it| Incident::of(it, &caller.who)).collect();
     Ok(Reply(IncidentPage::of(incidents, next_cursor)))
 }
 
@@ -163,8 +179,8 @@ pub async fn get(
     IncidentInPath(id): IncidentInPath,
 ) -> Result<Reply<Incident>, Error> {
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    let row = alarms::incident(&mut conn, caller.project_id, id).await?;
-    Ok(Reply(row.ok_or(Error::AlarmNotFound)?.into()))
+    let row = incidents::find(&mut conn, caller.project_id, id).await?;
+    Ok(Reply(Incident::of(row.ok_or(Error::AlarmNotFound)?, &caller.who)))
 }
 
 /// For how long to be silent.
@@ -203,7 +219,7 @@ pub async fn mute(
     check.range("seconds", request.seconds, 0, MAX_MUTE_SECONDS);
     check.finish()?;
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    alarms::mute(&mut conn, caller.project_id, id, request.seconds).await?;
-    let row = alarms::incident(&mut conn, caller.project_id, id).await?;
-    Ok(Reply(row.ok_or(Error::AlarmNotFound)?.into()))
+    incidents::mute(&mut conn, caller.project_id, id, request.seconds).await?;
+    let row = incidents::find(&mut conn, caller.project_id, id).await?;
+    Ok(Reply(Incident::of(row.ok_or(Error::AlarmNotFound)?, &caller.who)))
 }

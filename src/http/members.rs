@@ -16,7 +16,7 @@ use crate::{
         access::Role,
         limits::{self, MAX_MEMBERS},
     },
-    error::Error,
+    error::{Error, chain},
     store,
     wire::{
         extract::{AccountInPath, InvitationInPath, Json, Query, RequestBody},
@@ -270,7 +270,10 @@ pub async fn invite(
     let (row, token) = invited?;
     drop(conn);
     let token = token.expose_secret().to_owned();
-    app.accounts.mail_invitation((caller.project_id, row.id), &email).await?;
+    // The invitation exists, and its token is only in this answer.
+    if let Err(error) = app.accounts.mail_invitation((caller.project_id, row.id), &email).await {
+        tracing::error!(error = chain(&error), "an invitation was not mailed");
+    }
     Ok((StatusCode::CREATED, Reply(CreatedInvitation { invitation: row.into(), token })))
 }
 

@@ -1,15 +1,16 @@
 //! `/v1/webhooks`: endpoints that are told what happens to jobs.
 
 pub mod deliveries;
+mod endpoint;
 pub mod replay;
 
 use axum::{Json as Reply, extract::State, http::StatusCode};
-use chrono::{DateTime, Utc};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use utoipa::{IntoParams, ToSchema};
 
+pub use self::endpoint::{Endpoint, EndpointState, EndpointWithSecret};
 use super::{
     audit::{self, NewAuditEntry},
     cursor::{self, List},
@@ -23,7 +24,7 @@ use crate::{
         limits, outbound,
         webhook::{self, EVENT_TYPES},
     },
-    engine::webhooks::{self, EndpointChange, EndpointRow, NewEndpoint},
+    engine::webhooks::{self, EndpointChange, NewEndpoint},
     error::Error,
     ids::EndpointId,
     wire::{
@@ -40,101 +41,6 @@ const DEFAULT_OVERLAP_SECONDS: i32 = 86_400;
 /// Bytes of a URL's hash in the audit log.
 const SHOWN_HASH_BYTES: usize = 8;
 
-/// Whether an endpoint is told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum EndpointState {
-    /// It is told.
-    Enabled,
-    /// It is not told of new events, and deliveries to it wait.
-    Disabled,
-}
-
-/// Who is told of what.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct Endpoint {
-    /// Id of the endpoint.
-    #[schema(example = "ep_01m7w3ha3aextt8pkwwdmxsmqw")]
-    pub id: String,
-    /// Where events are sent.
-    #[schema(example = "https://example.com/hooks/fencepost")]
-    pub url: String,
-    /// What it is for.
-    #[schema(required)]
-    pub description: Option<String>,
-    /// Types of events: single ones, those of a group (`job.*`), or all (`*`).
-    #[schema(example = json!(["job.dead_lettered"]))]
-    pub events: Vec<String>,
-    /// Only events about jobs of these queues; none: of all.
-    #[schema(example = json!([]))]
-    pub queues: Vec<String>,
-    /// Only events about jobs of these types, or of those that begin so (`mail.*`); none: of all.
-    #[schema(example = json!(["mail.*"]))]
-    pub job_types: Vec<String>,
-    /// Deliveries that each node sends at a time.
-    #[schema(example = 5)]
-    pub max_in_flight: i32,
-    /// Seconds after which a try without an answer has failed.
-    #[schema(example = 10)]
-    pub timeout_seconds: i32,
-    /// State.
-    pub state: EndpointState,
-    /// Why it is disabled: `by_user`; `failing`: 72 hours without a success; or `gone`: it answered
-    /// with 410.
-    #[schema(required)]
-    pub disabled_reason: Option<String>,
-    /// When it was created.
-    pub created_at: DateTime<Utc>,
-    /// When its settings last changed.
-    pub updated_at: DateTime<Utc>,
-    /// Last success, to within some seconds; null: never.
-    #[schema(required)]
-    pub last_success_at: Option<DateTime<Utc>>,
-    /// Last failure, likewise.
-    #[schema(required)]
-    pub last_failure_at: Option<DateTime<Utc>>,
-    /// First failure since the last success; null: the last try succeeded.
-    #[schema(required)]
-    pub failing_since: Option<DateTime<Utc>>,
-    /// Events that it was not told, because 50,000 deliveries to it waited.
-    #[schema(example = 0)]
-    pub dropped_events: i64,
-}
-
-impl From<EndpointRow> for Endpoint {
-    fn from(row: EndpointRow) -> Self {
-        let is_disabled = row.disabled_at.is_some();
-        Self {
-            id: row.id.to_string(),
-            url: row.url,
-            description: row.description,
-            events: row.events,
-            queues: row.queues,
-            job_types: row.job_types,
-            max_in_flight: row.max_in_flight,
-            timeout_seconds: row.timeout_seconds,
-            state: if is_disabled { EndpointState::Disabled } else { EndpointState::Enabled },
-            disabled_reason: row.disabled_reason,
-            created_at: row.created_at,
-            updated_at: row.updated_at,
-            last_success_at: row.last_success_at,
-            last_failure_at: row.last_failure_at,
-            failing_since: row.failing_since,
-            dropped_events: row.dropped_events,
-        }
-    }
-}
-
-/// An endpoint with its secret, which is in this answer and nowhere else.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct EndpointWithSecret {
-    /// The endpoint.
-    pub endpoint: Endpoint,
-    /// Signs deliveries. Libraries for Standard Webhooks take it as it is.
-    #[schema(example = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo=")]
-    pub secret: String,
-}
-
 /// An endpoint to create.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -144,8 +50,9 @@ pub struct CreateEndpointRequest {
     /// from 1024 on.
     #[schema(extensions(("bounds" = json!(chars(1, outbound::MAX_URL_CHARS)))))]
     url: String,
-    /// Types of events: single ones, those of a group (`job.*`), or all (`*`).
-    #[schema(extensions(("bounds" = json!(items(1, limits::MAX_ENDPOINT_NAMES)))))]
+    /// Types of events: single ones, those of a group (`job.*`), or all (`*`). None, if it takes
+    /// callbacks alone.
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_ENDPOINT_NAMES)))))]
     events: Vec<String>,
     /// Only events about jobs of these queues. Default: of all.
     #[schema(extensions(("bounds" = json!(items(0, limits::MAX_ENDPOINT_NAMES)))))]
@@ -157,6 +64,8 @@ pub struct CreateEndpointRequest {
     /// What it is for.
     #[schema(extensions(("bounds" = json!(chars(0, limits::MAX_DESCRIPTION_CHARS)))))]
     description: Option<String>,
+    /// Whether jobs and batches may name it as `callback_url`. Default: false.
+    callbacks: Option<bool>,
     /// Deliveries that each node sends at a time. Default: 5.
     #[schema(minimum = 1, maximum = 50)]
     max_in_flight: Option<i32>,
@@ -178,7 +87,7 @@ pub struct ChangeEndpointRequest {
     #[schema(extensions(("bounds" = json!(chars(1, outbound::MAX_URL_CHARS)))))]
     url: Option<String>,
     /// Types of events.
-    #[schema(extensions(("bounds" = json!(items(1, limits::MAX_ENDPOINT_NAMES)))))]
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_ENDPOINT_NAMES)))))]
     events: Option<Vec<String>>,
     /// Queues; none: of all.
     #[schema(extensions(("bounds" = json!(items(0, limits::MAX_ENDPOINT_NAMES)))))]
@@ -189,6 +98,8 @@ pub struct ChangeEndpointRequest {
     /// What it is for; an empty text removes it.
     #[schema(extensions(("bounds" = json!(chars(0, limits::MAX_DESCRIPTION_CHARS)))))]
     description: Option<String>,
+    /// Whether jobs and batches may name it as `callback_url`.
+    callbacks: Option<bool>,
     /// Deliveries that each node sends at a time.
     #[schema(minimum = 1, maximum = 50)]
     max_in_flight: Option<i32>,
@@ -212,7 +123,8 @@ fn check(app: &App, it: ChangeEndpointRequest) -> Result<EndpointChange, Error> 
         }
     });
     let events = it.events.map(|events| {
-        let types = event_types(&events, &mut check);
+        let least = if it.callbacks == Some(true) { 0 } else { 1 };
+        let types = event_types(&events, least, &mut check);
         (events, types)
     });
     let max = limits::MAX_ENDPOINT_NAMES;
@@ -233,6 +145,7 @@ fn check(app: &App, it: ChangeEndpointRequest) -> Result<EndpointChange, Error> 
         events,
         queues: it.queues,
         job_types: it.job_types,
+        takes_callbacks: it.callbacks,
         max_in_flight: it.max_in_flight,
         timeout_seconds: it.timeout_seconds,
         is_enabled: it.enabled,
@@ -240,8 +153,8 @@ fn check(app: &App, it: ChangeEndpointRequest) -> Result<EndpointChange, Error> 
 }
 
 /// The types that these patterns name, sorted.
-fn event_types(events: &[String], check: &mut Check) -> Vec<String> {
-    check.count("events", events.len(), limits::MAX_ENDPOINT_NAMES);
+fn event_types(events: &[String], least: usize, check: &mut Check) -> Vec<String> {
+    check.count("events", events.len().max(1 - least), limits::MAX_ENDPOINT_NAMES);
     let mut event_types = Vec::new();
     for (place, pattern) in events.iter().enumerate().take(limits::MAX_ENDPOINT_NAMES) {
         let named = webhook::named_by(pattern);
@@ -260,13 +173,13 @@ fn event_types(events: &[String], check: &mut Check) -> Vec<String> {
 /// As the audit log shows it. Its readers need not know the rest of the URL, which can be a secret;
 /// its hash tells whether it has changed.
 fn logged(it: &Endpoint) -> Option<String> {
-    let Endpoint { url, events, queues, job_types, state, .. } = it;
+    let Endpoint { url, events, queues, job_types, callbacks, state, .. } = it;
     let host = outbound::shown_host(url);
     let hash = Sha256::digest(url);
     let hash = hash.iter().take(SHOWN_HASH_BYTES).map(|it| format!("{it:02x}"));
     let hash = hash.collect::<String>();
     let logged = json!({"host": host, "url_hash": hash, "events": events, "queues": queues,
-                        "job_types": job_types, "state": state});
+                        "job_types": job_types, "callbacks": callbacks, "state": state});
     Some(logged.to_string())
 }
 
@@ -339,6 +252,7 @@ pub async fn create(
         queues: request.queues,
         job_types: request.job_types,
         description: request.description,
+        callbacks: request.callbacks,
         max_in_flight: request.max_in_flight,
         timeout_seconds: request.timeout_seconds,
         enabled: request.enabled,
@@ -352,6 +266,7 @@ pub async fn create(
         event_types,
         queues: asked.queues.unwrap_or_default(),
         job_types: asked.job_types.unwrap_or_default(),
+        takes_callbacks: asked.takes_callbacks.unwrap_or(false),
         max_in_flight: asked.max_in_flight.unwrap_or(DEFAULT_IN_FLIGHT),
         timeout_seconds: asked.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT_SECONDS),
         is_enabled: asked.is_enabled.unwrap_or(true),

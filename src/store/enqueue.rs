@@ -98,17 +98,21 @@ pub struct Extras {
     /// How many jobs they are.
     #[serde(skip)]
     pub callback_count: usize,
+    /// The URL among them.
+    #[serde(skip)]
+    pub callback_url: Option<String>,
     /// JSON that the adapter keeps beside the payload, opaque to all others.
     pub envelope: Option<String>,
 }
 
 impl Extras {
-    /// The same with the jobs that its end enqueues.
+    /// The same with what its end leads to.
     #[must_use]
     pub fn with_callbacks(mut self, callbacks: &Callbacks) -> Self {
         self.callback_count = callbacks.count();
-        self.callbacks =
-            (self.callback_count > 0).then(|| serde_json::to_string(callbacks).ok()).flatten();
+        self.callback_url.clone_from(&callbacks.url);
+        let is_any = self.callback_count > 0 || callbacks.url.is_some();
+        self.callbacks = is_any.then(|| serde_json::to_string(callbacks).ok()).flatten();
         self
     }
 }

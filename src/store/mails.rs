@@ -50,9 +50,7 @@ pub async fn take(
     sqlx::query_as!(
         TakenMail,
         "
-        update mails
-        set tries = tries + 1, next_try_at = now() + make_interval(secs => $1::int)
-        where id in (
+        with due as materialized (
             select id
             from mails
             where sent_at is null and next_try_at <= now() and expires_at > now()
@@ -60,13 +58,39 @@ pub async fn take(
             limit $2
             for update skip locked
         )
-        returning id, content, tries
+        update mails
+        set tries = tries + 1, next_try_at = now() + make_interval(secs => $1::int)
+        from due
+        where mails.id = due.id
+        returning mails.id, content, tries
         ",
         taken_seconds,
         limit,
     )
     .fetch_all(conn)
     .await
+}
+
+/// Deletes mails that were not sent in time. Returns how many.
+pub async fn delete_expired(conn: &mut PgConnection, limit: i64) -> sqlx::Result<u64> {
+    let done = sqlx::query!(
+        "
+        with expired as materialized (
+            select id
+            from mails
+            where sent_at is null and expires_at <= now()
+            limit $1
+            for update skip locked
+        )
+        delete from mails
+        using expired
+        where mails.id = expired.id
+        ",
+        limit,
+    )
+    .execute(conn)
+    .await?;
+    Ok(done.rows_affected())
 }
 
 /// Seconds until the next try of a mail is due; none: no mail waits.

@@ -24,6 +24,7 @@ pub mod fences;
 pub mod heartbeats;
 pub mod idempotency;
 pub mod identities;
+pub mod incidents;
 pub mod invitations;
 pub mod job_types;
 pub mod jobs;

@@ -17,13 +17,15 @@ pub struct EventKey {
 pub struct TakenEvent {
     pub kind: String,
     pub at: DateTime<Utc>,
-    /// Null: it is about an incident, and so for the next three.
+    /// Null: it is about no job, and so for the next three.
     pub job_id: Option<JobId>,
     pub queue: Option<String>,
     pub job_type: Option<String>,
     pub attempt: Option<i32>,
-    /// Null: it is about a job.
     pub incident_id: Option<IncidentId>,
+    pub about_batch: Option<BatchId>,
+    /// The URL that is told, and no other.
+    pub callback_url: Option<String>,
     /// Null: the job was deleted.
     pub max_attempts: Option<i32>,
     pub created_at: Option<DateTime<Utc>>,
@@ -57,10 +59,12 @@ pub async fn take(
                 where project_id = $1 and id = any($2)
                 for update skip locked
             )
-            returning id, type, at, job_id, queue, job_type, attempt, incident_id
+            returning id, type, at, job_id, queue, job_type, attempt, incident_id,
+                      batch_id, callback_url
         )
         select taken.type "kind!", taken.at "at!", taken.job_id "job_id: JobId",
                taken.queue, taken.job_type, taken.attempt, taken.incident_id "incident_id: IncidentId",
+               taken.batch_id "about_batch: BatchId", taken.callback_url,
                coalesce(live.max_attempts, ended.max_attempts) as max_attempts,
                coalesce(live.created_at, ended.created_at) as created_at,
                body.tags::text as tags, body.batch_id "batch_id: BatchId",
@@ -90,6 +94,8 @@ pub async fn take(
 pub struct Subscriber {
     pub id: EndpointId,
     pub outbox: ProjectId,
+    pub url: String,
+    pub takes_callbacks: bool,
     pub event_types: Vec<String>,
     pub queues: Vec<String>,
     pub job_types: Vec<String>,
@@ -106,7 +112,8 @@ pub async fn subscribers(
     sqlx::query_as!(
         Subscriber,
         r#"
-        select it.id "id: EndpointId", outboxes.outbox_id "outbox: ProjectId", it.event_types,
+        select it.id "id: EndpointId", outboxes.outbox_id "outbox: ProjectId", it.url,
+               it.takes_callbacks, it.event_types,
                it.queues, it.job_types, it.subscribed_at
         from webhook_endpoints it
         join outboxes using (project_id)
@@ -120,6 +127,69 @@ pub async fn subscribers(
     )
     .fetch_all(conn)
     .await
+}
+
+/// Notes that the URL which a job has named is to be told of its end.
+pub async fn call_back(
+    conn: &mut PgConnection,
+    (project_id, job_id): (ProjectId, JobId),
+    kind: &str,
+    url: &str,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        insert into outbound_events (
+            project_id, type, job_id, queue, job_type, attempt, callback_url
+        )
+        select $1, $3, $2, job.queue, job.job_type, job.attempt, $4
+        from (
+            select queue, job_type, attempt
+            from finished_jobs
+            where project_id = $1 and id = $2
+            union all
+            select queue, job_type, attempt
+            from jobs
+            where project_id = $1 and id = $2
+            limit 1
+        ) job
+        ",
+        project_id.0,
+        job_id.0,
+        kind,
+        url,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Notes that a batch has ended, if an endpoint asked for it or the batch has named a URL.
+pub async fn note_batch(
+    conn: &mut PgConnection,
+    (project_id, batch_id): (ProjectId, BatchId),
+    kind: &str,
+    url: Option<&str>,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        insert into outbound_events (project_id, type, batch_id, callback_url)
+        select $1, $3, $2, told.url
+        from (
+            select null as url
+            from event_subscriptions
+            where project_id = $1 and type = $3
+            union all
+            select $4::text where $4::text is not null
+        ) told
+        ",
+        project_id.0,
+        batch_id.0,
+        kind,
+        url,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
 }
 
 /// Those of these queues of an outbox in which at least `full` deliveries wait, as far as they are
@@ -144,22 +214,25 @@ pub async fn full_queues(
     .await
 }
 
-/// Notes how many events these endpoints were not told.
+/// Notes how many events these endpoints were not told, and how many of them are about jobs and
+/// batches: an alarm tells of those.
 pub async fn note_dropped(
     conn: &mut PgConnection,
     project_id: ProjectId,
-    dropped: &[(EndpointId, i64)],
+    dropped: &[(EndpointId, i64, i64)],
 ) -> sqlx::Result<()> {
     sqlx::query!(
         "
         update webhook_endpoints it
-        set dropped_events = dropped_events + dropped.events, dropped_at = now()
-        from unnest($2::uuid[], $3::bigint[]) as dropped(id, events)
+        set dropped_events = dropped_events + dropped.events,
+            dropped_at = case when dropped.of_work > 0 then now() else it.dropped_at end
+        from unnest($2::uuid[], $3::bigint[], $4::bigint[]) as dropped(id, events, of_work)
         where it.project_id = $1 and it.id = dropped.id
         ",
         project_id.0,
         &dropped.iter().map(|it| it.0.0).collect::<Vec<_>>(),
         &dropped.iter().map(|it| it.1).collect::<Vec<_>>(),
+        &dropped.iter().map(|it| it.2).collect::<Vec<_>>(),
     )
     .execute(conn)
     .await?;

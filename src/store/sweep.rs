@@ -36,6 +36,13 @@ pub const MAX_TURN_ROWS: usize = 50;
 /// once.
 pub const REAPER_GAP_SECONDS: i32 = 5;
 
+/// Bounds the time of each further statement of this transaction.
+pub async fn limit_statements(conn: &mut PgConnection, milliseconds: u32) -> sqlx::Result<()> {
+    let statement = sqlx::AssertSqlSafe(format!("set local statement_timeout = {milliseconds}"));
+    conn.execute(sqlx::raw_sql(statement)).await?;
+    Ok(())
+}
+
 /// Milliseconds until the next scheduled or retried job is due; negative if one is overdue, none if
 /// there is none.
 pub async fn next_due_ms(conn: &mut PgConnection) -> sqlx::Result<Option<f64>> {

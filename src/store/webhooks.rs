@@ -16,6 +16,7 @@ pub struct EndpointRow {
     pub events: Vec<String>,
     pub queues: Vec<String>,
     pub job_types: Vec<String>,
+    pub takes_callbacks: bool,
     /// Deliveries that one node sends at a time.
     pub max_in_flight: i32,
     pub timeout_seconds: i32,
@@ -40,6 +41,7 @@ pub struct NewEndpoint {
     pub event_types: Vec<String>,
     pub queues: Vec<String>,
     pub job_types: Vec<String>,
+    pub takes_callbacks: bool,
     pub max_in_flight: i32,
     pub timeout_seconds: i32,
     pub is_enabled: bool,
@@ -55,6 +57,7 @@ pub struct EndpointChange {
     pub events: Option<(Vec<String>, Vec<String>)>,
     pub queues: Option<Vec<String>>,
     pub job_types: Option<Vec<String>>,
+    pub takes_callbacks: Option<bool>,
     pub max_in_flight: Option<i32>,
     pub timeout_seconds: Option<i32>,
     pub is_enabled: Option<bool>,
@@ -142,11 +145,11 @@ pub async fn insert(
         "
         insert into webhook_endpoints (
             project_id, id, url, description, events, event_types, queues, job_types, max_in_flight,
-            timeout_seconds, secret, disabled_at, disabled_reason
+            timeout_seconds, secret, disabled_at, disabled_reason, takes_callbacks
         )
         values (
             $1, $2, $3, nullif($4, ''), $5, $6, $7, $8, $9, $10, $11,
-            case when not $12 then now() end, case when not $12 then 'by_user' end
+            case when not $12 then now() end, case when not $12 then 'by_user' end, $13
         )
         ",
         project_id.0,
@@ -161,6 +164,7 @@ pub async fn insert(
         new.timeout_seconds,
         secret,
         new.is_enabled,
+        new.takes_callbacks,
     )
     .execute(conn)
     .await?;
@@ -186,6 +190,7 @@ pub async fn change(
             job_types = coalesce($8, job_types),
             max_in_flight = coalesce($9, max_in_flight),
             timeout_seconds = coalesce($10, timeout_seconds),
+            takes_callbacks = coalesce($12, takes_callbacks),
             updated_at = now(),
             subscribed_at = case
                 when $5::text[] is not null or (disabled_at is not null and $11) then now()
@@ -217,6 +222,7 @@ pub async fn change(
         change.max_in_flight,
         change.timeout_seconds,
         change.is_enabled,
+        change.takes_callbacks,
     )
     .execute(conn)
     .await?;
@@ -232,7 +238,8 @@ pub async fn find(
         EndpointRow,
         r#"
         select id "id: EndpointId", outbox_id "outbox: ProjectId", url, description, events, queues,
-               job_types, max_in_flight, timeout_seconds, created_at, updated_at, disabled_at,
+               job_types, takes_callbacks, max_in_flight, timeout_seconds, created_at, updated_at,
+               disabled_at,
                disabled_reason, last_success_at, last_failure_at, failing_since, dropped_events
         from webhook_endpoints
         join outboxes using (project_id)
@@ -256,7 +263,8 @@ pub async fn list(
         EndpointRow,
         r#"
         select id "id: EndpointId", outbox_id "outbox: ProjectId", url, description, events, queues,
-               job_types, max_in_flight, timeout_seconds, created_at, updated_at, disabled_at,
+               job_types, takes_callbacks, max_in_flight, timeout_seconds, created_at, updated_at,
+               disabled_at,
                disabled_reason, last_success_at, last_failure_at, failing_since, dropped_events
         from webhook_endpoints
         join outboxes using (project_id)
@@ -343,4 +351,25 @@ pub async fn write_subscriptions(
     .execute(conn)
     .await?;
     Ok(())
+}
+
+/// The URLs of a project's enabled endpoints that take callbacks.
+pub async fn callback_urls(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    limit: i64,
+) -> sqlx::Result<Vec<String>> {
+    sqlx::query_scalar!(
+        "
+        select url
+        from webhook_endpoints
+        where project_id = $1 and takes_callbacks and disabled_at is null and deleted_at is null
+        order by id
+        limit $2
+        ",
+        project_id.0,
+        limit,
+    )
+    .fetch_all(conn)
+    .await
 }

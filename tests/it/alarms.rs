@@ -32,7 +32,12 @@ const ENDS: &str = "update jobs set run_at = now(), created_at = now();
     delete from queue_types;
     update api_keys set revoked_at = now() where name = 'ci';
     update webhook_endpoints set dropped_at = now() - interval '31 minutes';
+    update incidents set last_found_at = now() - interval '31 minutes';
     update webhook_endpoints set deleted_at = now() where disabled_at is not null";
+
+/// Dead letters and incidents that are an hour old.
+const SILENCE: &str = "update dead_letter_groups set last_seen_at = now() - interval '1 hour';
+    update incidents set last_found_at = now() - interval '1 hour'";
 
 /// The incidents of a project once there are as many in this state, newest first.
 async fn incidents(t: &TestProject, state: &str, count: usize) -> Vec<Value> {
@@ -113,7 +118,8 @@ fn a_new_kind_of_dead_letter_is_told_once_by_any_number_of_nodes() {
         fail(&t, "mail.send").await;
         let quiet = "update dead_letter_groups
                      set last_seen_at = now() - interval '31 minutes', first_seen_at = now() - interval '1 hour';
-                     update dead_letters set died_at = now() - interval '31 minutes'";
+                     update dead_letters set died_at = now() - interval '31 minutes';
+                     update incidents set last_found_at = now() - interval '31 minutes'";
         server.database.execute(quiet).await;
         let told = sink.next().await.body();
         assert_eq!(told["type"], "alarm.resolved");
@@ -165,6 +171,12 @@ fn every_rule_finds_what_it_is_for_and_sees_its_end() {
         assert_eq!(about("deliveries_dropped")["details"]["value"], 7);
         let disabled = about("endpoint_disabled");
         assert_eq!(disabled["details"]["name"], "https://example.com/", "no more of the URL");
+        let reader = t.post("/v1/keys", json!({"name": "r", "scopes": ["read"]})).await.is(201);
+        let secret = reader["secret"].as_str().expect("a key").to_owned();
+        let reader = TestProject { api_key: secret, ..t.clone() };
+        let seen = incidents(&reader, "open", 6).await;
+        let names: Vec<_> = seen.iter().filter(|it| it["details"]["name"] != Value::Null).collect();
+        assert_eq!(names.len(), 1, "that of the schedule: {names:?}");
         // That a job waits is told once it has lasted for two minutes.
         let begun = "select count(*) from incidents where rule = 'oldest_ready'";
         t.database.until(begun, 1).await;
@@ -257,9 +269,7 @@ fn a_muted_incident_is_listed_and_not_told() {
         }
         let muted = t.post(&path, json!({"seconds": 3600})).await.is(200);
         assert!(muted["muted_until"].is_string());
-        t.database
-            .execute("update dead_letter_groups set last_seen_at = now() - interval '1 hour'")
-            .await;
+        t.database.execute(SILENCE).await;
         incidents(t, "resolved", 1).await;
         t.database.execute("delete from dead_letter_groups").await;
         fail(t, "t").await;
@@ -268,9 +278,7 @@ fn a_muted_incident_is_listed_and_not_told() {
         let unmuted = t.post(&path, json!({"seconds": 0})).await.is(200);
         assert_eq!(unmuted["muted_until"], Value::Null);
         // The end of the second one is the next that is told.
-        t.database
-            .execute("update dead_letter_groups set last_seen_at = now() - interval '1 hour'")
-            .await;
+        t.database.execute(SILENCE).await;
         let told = sink.next().await.body();
         assert_eq!(told["type"], "alarm.resolved");
         assert_eq!(told["data"]["incident"]["id"], second["id"]);

@@ -1,5 +1,6 @@
 //! Webhooks: endpoints, what they are told and when, and what becomes of deliveries.
 
+mod callbacks;
 mod crashes;
 mod destinations;
 mod push;

@@ -189,6 +189,7 @@ fn read_steps(
         Ok(Some(Box::new(enqueue::callback(accepted.tied.job))))
     };
     let callbacks = Callbacks {
+        url: None,
         on_success: one("on_success")?,
         on_failure: one("on_failure")?,
         on_complete: one("on_complete")?,

@@ -12,6 +12,7 @@ use crate::{
         constraint_key,
         dependency::{ParentEnd, When},
         job::StoredState,
+        webhook::{BATCH_FAILED, BATCH_SUCCEEDED},
     },
     engine::enqueue::{Extras, NewJob, NewlyStored, Start, store_in},
     ids::{BatchId, JobId, ProjectId},
@@ -19,6 +20,7 @@ use crate::{
         batches::{self, BatchRow, Delta},
         dependencies::{self, Edge},
         ends::{self, JobEnd},
+        outbound_events,
     },
 };
 
@@ -58,6 +60,15 @@ impl Delta {
     }
 }
 
+/// What an endpoint is told of an end.
+const fn event_of(end: ParentEnd) -> &'static str {
+    match end {
+        ParentEnd::Succeeded => "job.succeeded",
+        ParentEnd::DeadLetter => "job.dead_lettered",
+        _ => "job.cancelled",
+    }
+}
+
 async fn callbacks_of_job(
     tx: &mut PgConnection,
     end: JobEnd,
@@ -74,7 +85,12 @@ async fn callbacks_of_job(
     let end_number = ends::count_end(tx, end.project_id, parent).await?;
     let state = state.public().as_str();
     let ended = EndedJob { job_id: parent.to_string(), state, end_number };
-    for callback in read(declared)?.of_end(how) {
+    let mut declared = read(declared)?;
+    if let Some(url) = declared.url.take() {
+        let key = (end.project_id, parent);
+        outbound_events::call_back(tx, key, event_of(how), &url).await?;
+    }
+    for callback in declared.of_end(how) {
         let mut job = new_job(end.project_id, callback, &ended);
         job.extras.get_or_insert_default().has_parents = true;
         // It gets the result or the error as that of a parent.
@@ -104,6 +120,9 @@ async fn callbacks_of_batch(
     }
     batches::complete(tx, project_id, id, has_succeeded).await?;
     let mut declared = read(batch.callbacks.as_deref().unwrap_or("{}"))?;
+    let kind = if has_succeeded { BATCH_SUCCEEDED } else { BATCH_FAILED };
+    let url = declared.url.take();
+    outbound_events::note_batch(tx, (project_id, id), kind, url.as_deref()).await?;
     if batch.completed_at.is_some() {
         declared.on_complete = None;
     }

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use futures_util::future::try_join_all;
 
+use super::callback_url::check_callback_urls;
 use crate::{
     domain::{binding::KeyBinding, callbacks::Callbacks},
     engine::{
@@ -65,14 +66,20 @@ impl Reach {
 /// Whether a key may enqueue these jobs, with their callbacks, below their parents.
 ///
 /// # Errors
-/// [`Error::OutOfBounds`]. [`Error::Invalid`] about a parent that it may not use, as about one that
-/// does not exist, and about what jobs of other queues would share.
+/// [`Error::OutOfBounds`]. [`Error::Invalid`] about a `callback_url` that no endpoint takes, about
+/// a parent that it may not use, as about one that does not exist, and about what jobs of other
+/// queues would share.
 pub async fn check_enqueue(
     engine: &Engine,
     project_id: ProjectId,
     binding: Option<&KeyBinding>,
     jobs: &[TiedJob],
 ) -> Result<(), Error> {
+    let named = |it: &TiedJob| {
+        let url = it.job.extras.as_ref()?.callback_url.clone()?;
+        Some((it.path.clone(), url))
+    };
+    check_callback_urls(engine, project_id, jobs.iter().filter_map(named).collect()).await?;
     let Some(binding) = binding else { return Ok(()) };
     let mut parents = Vec::new();
     for it in jobs {
@@ -102,7 +109,7 @@ pub async fn check_enqueue(
 }
 
 fn check_callbacks(binding: &KeyBinding, callbacks: &Callbacks) -> Result<(), Error> {
-    let Callbacks { on_success, on_failure, on_complete } = callbacks;
+    let Callbacks { on_success, on_failure, on_complete, url: _ } = callbacks;
     for job in [on_success, on_failure, on_complete].into_iter().flatten() {
         binding.check(&job.queue, &job.job_type)?;
         check_callbacks(binding, &job.callbacks)?;

@@ -11,6 +11,7 @@ use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use serde_json::json;
 use sqlx::{Acquire, PgConnection};
 use tokio_util::sync::CancellationToken;
+use url::Url;
 use uuid::Uuid;
 
 pub use super::turns::{
@@ -27,6 +28,7 @@ use crate::{
     domain::{
         backoff::Jitter,
         limits::MAX_ENDPOINT_TIMEOUT_SECONDS,
+        outbound::is_below,
         text::ErrorReport,
         webhook::{FAILING_DELIVERIES, FAILING_HOURS, Verdict, retry_policy, signatures, verdict},
     },
@@ -152,6 +154,8 @@ impl Deliverer {
     }
 }
 
+/// Why a callback is not sent.
+const NOT_BELOW: &str = "the endpoint's URL has changed, and this one is not below it";
 /// Why a delivery is tried later.
 const NO_TURN: &str = "too many requests of this project, or to this host, are under way";
 
@@ -212,7 +216,14 @@ impl Served {
         let within = Duration::from_secs(u64::try_from(self.it.timeout_seconds).unwrap_or(1));
         let headers = headers(&self.secrets, job, &payload);
         let body = payload.body.get().to_owned();
-        let answer = self.line.to.post(headers, body, within, MAX_KEPT_BYTES).await;
+        let to = &self.line.to;
+        let answer = match payload.url.as_deref().map(Url::parse) {
+            None => to.post(headers, body, within, MAX_KEPT_BYTES).await,
+            Some(Ok(url)) if is_below(url.as_str(), &self.it.url) => {
+                to.post_to(url, headers, body, within, MAX_KEPT_BYTES).await
+            }
+            Some(_) => return failed(job, "callback_refused", NOT_BELOW.to_owned(), false, None),
+        };
         histogram!(telemetry::WEBHOOK_SECONDS).record(called.elapsed().as_secs_f64());
         let answer = match answer {
             Ok(answer) => answer,

@@ -137,9 +137,9 @@ pub async fn send_test(
     let event = WebhookEvent {
         kind: TEST_EVENT.to_owned(),
         timestamp: engine.now().await?,
-        data: WebhookData { project, job: None, error: None, incident: None },
+        data: WebhookData { project, job: None, error: None, batch: None, incident: None },
     };
-    let payload = Payload::of(EventId::generate(), &event)?;
+    let payload = Payload::of(EventId::generate(), &event, None)?;
     let job = tell::delivery(endpoint.outbox, id, TEST_EVENT, &payload);
     let delivery = DeliveryId(job.id.0);
     // What its owner has stored does not matter here: calls are counted.

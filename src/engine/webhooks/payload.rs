@@ -13,16 +13,19 @@ pub struct Payload {
     pub event_id: String,
     /// When the event happened.
     pub at: DateTime<Utc>,
+    /// The URL that a job or batch has named, below that of the endpoint. Null: the endpoint's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
     /// Sent byte for byte.
     pub body: Box<RawValue>,
 }
 
 impl Payload {
     /// As JSON.
-    pub fn of(id: EventId, event: &WebhookEvent) -> sqlx::Result<String> {
+    pub fn of(id: EventId, event: &WebhookEvent, url: Option<String>) -> sqlx::Result<String> {
         let undecodable = |error: serde_json::Error| sqlx::Error::Decode(error.into());
         let body = serde_json::value::to_raw_value(event).map_err(undecodable)?;
-        let payload = Self { event_id: id.to_string(), at: event.timestamp, body };
+        let payload = Self { event_id: id.to_string(), at: event.timestamp, url, body };
         serde_json::to_string(&payload).map_err(undecodable)
     }
 

@@ -13,9 +13,11 @@ use crate::{
     domain::{
         alarm::{Details, Rule, summary},
         limits::MAX_ENDPOINTS,
+        outbound::is_below,
         webhook::{
-            MAX_DELIVERY_ATTEMPTS, MAX_EVENT_MESSAGE_CHARS, WebhookData, WebhookError,
-            WebhookEvent, WebhookIncident, WebhookJob, WebhookProject, includes, retry_policy,
+            MAX_DELIVERY_ATTEMPTS, MAX_EVENT_MESSAGE_CHARS, WebhookBatch, WebhookData,
+            WebhookError, WebhookEvent, WebhookIncident, WebhookJob, WebhookProject, includes,
+            retry_policy,
         },
     },
     engine::{
@@ -23,10 +25,11 @@ use crate::{
         enqueue::{NewJob, NewlyStored, Start, store_in},
         isolate::{self, Sweep},
     },
-    ids::{EndpointId, EventId, JobId, ProjectId},
+    ids::{BatchId, EndpointId, EventId, JobId, ProjectId},
     store::{
         self,
-        alarms::{self, IncidentRow},
+        batches::{self, BatchRow},
+        incidents::{self, IncidentRow},
         outbound_events::{self, Subscriber, TakenEvent},
         sweep::{
             set_aside::Work,
@@ -109,34 +112,44 @@ impl Sweep for Events {
         let full =
             outbound_events::full_queues(tx, outbox, &queues, MAX_WAITING_DELIVERIES).await?;
         let project = WebhookProject { id: project.public_id.to_string(), slug: project.slug };
-        let (mut jobs, mut dropped) = (Vec::new(), HashMap::<EndpointId, i64>::new());
+        let (mut jobs, mut dropped) = (Vec::new(), HashMap::<EndpointId, (i64, i64)>::new());
         for event in events {
-            let (has_room, is_full): (Vec<_>, Vec<_>) = to
-                .iter()
-                .filter(|it| wants(it, &event))
-                .map(|it| it.id)
-                .partition(|id| !full.contains(&id.to_string()));
-            is_full.into_iter().for_each(|id| *dropped.entry(id).or_default() += 1);
+            let wanted: Vec<_> = match &event.callback_url {
+                // One endpoint is told, though several may take it.
+                Some(url) => to.iter().filter(|it| takes(it, url)).take(1).collect(),
+                None => to.iter().filter(|it| wants(it, &event)).collect(),
+            };
+            let (has_room, is_full): (Vec<_>, Vec<_>) =
+                wanted.into_iter().map(|it| it.id).partition(|id| !full.contains(&id.to_string()));
+            if has_room.is_empty() && is_full.is_empty() && event.callback_url.is_some() {
+                counter!(telemetry::EVENTS_DROPPED).increment(1);
+            }
+            let of_work = i64::from(event.incident_id.is_none());
+            for id in is_full {
+                let (events, about_work) = dropped.entry(id).or_default();
+                (*events, *about_work) = (*events + 1, *about_work + of_work);
+            }
             if has_room.is_empty() {
                 continue;
             }
-            let kind = event.kind.clone();
-            let incident = match event.incident_id {
-                Some(id) => alarms::incident(tx, project_id, id).await?,
-                None => None,
-            };
-            let event = describe(event, incident, project.clone())?;
-            let payload = Payload::of(EventId::generate(), &event)?;
+            let (kind, url) = (event.kind.clone(), event.callback_url.clone());
+            let event = describe(tx, project_id, event, project.clone()).await?;
+            let payload = Payload::of(EventId::generate(), &event, url)?;
             jobs.extend(has_room.into_iter().map(|it| delivery(outbox, it, &kind, &payload)));
         }
         if !dropped.is_empty() {
-            let dropped: Vec<_> = dropped.into_iter().collect();
+            let dropped: Vec<_> = dropped.into_iter().map(|(id, it)| (id, it.0, it.1)).collect();
             outbound_events::note_dropped(tx, project_id, &dropped).await?;
             let events: i64 = dropped.iter().map(|it| it.1).sum();
             counter!(telemetry::EVENTS_DROPPED).increment(events.unsigned_abs());
         }
         Ok(Processed { taken, stored: store_in(tx, jobs).await? })
     }
+}
+
+/// Whether an endpoint takes a callback.
+fn takes(it: &Subscriber, url: &str) -> bool {
+    it.takes_callbacks && is_below(url, &it.url)
 }
 
 fn wants(it: &Subscriber, event: &TakenEvent) -> bool {
@@ -174,12 +187,21 @@ pub(super) fn delivery(
 }
 
 /// What is told of an event.
-fn describe(
+async fn describe(
+    tx: &mut PgConnection,
+    project_id: ProjectId,
     event: TakenEvent,
-    incident: Option<IncidentRow>,
     project: WebhookProject,
 ) -> sqlx::Result<WebhookEvent> {
     let (kind, timestamp) = (event.kind.clone(), event.at);
+    let incident = match event.incident_id {
+        Some(id) => incidents::find(tx, project_id, id).await?.map(describe_incident),
+        None => None,
+    };
+    let batch = match event.about_batch {
+        Some(id) => Some(describe_batch(id, batches::find(tx, project_id, id).await?)),
+        None => None,
+    };
     let error = event.outcome.clone().map(|outcome| WebhookError {
         outcome,
         kind: event.error_kind.clone(),
@@ -187,8 +209,20 @@ fn describe(
         retry_at: event.retry_at,
     });
     let job = describe_job(event)?;
-    let data = WebhookData { project, job, error, incident: incident.map(describe_incident) };
+    let data = WebhookData { project, job, error, batch, incident };
     Ok(WebhookEvent { kind, timestamp, data })
+}
+
+fn describe_batch(id: BatchId, row: Option<BatchRow>) -> WebhookBatch {
+    WebhookBatch {
+        id: id.to_string(),
+        name: row.as_ref().and_then(|it| it.name.clone()),
+        total_jobs: row.as_ref().map(|it| it.jobs),
+        succeeded_jobs: row.as_ref().map(|it| it.succeeded),
+        dead_letter_jobs: row.as_ref().map(|it| it.dead_letter),
+        cancelled_jobs: row.as_ref().map(|it| it.cancelled),
+        skipped_jobs: row.as_ref().map(|it| it.skipped),
+    }
 }
 
 fn describe_job(event: TakenEvent) -> sqlx::Result<Option<WebhookJob>> {

@@ -64,4 +64,5 @@ pub struct SentCallbacks {
     pub on_success: Option<Box<Object<CallbackRequest>>>,
     pub on_failure: Option<Box<Object<CallbackRequest>>>,
     pub on_complete: Option<Box<Object<CallbackRequest>>>,
+    pub url: Option<String>,
 }

@@ -20,7 +20,7 @@ use crate::{
         dependency::Dependency,
         formats,
         job::{DEFAULT_QUEUE, DEFAULT_TIMEOUT_SECONDS},
-        limits,
+        limits, outbound,
         plan::Tenant,
         template::TemplateMode,
         trace::TraceContext,
@@ -115,6 +115,10 @@ pub struct EnqueueRequest {
     /// Enqueued when this job ends, in whatever way.
     #[schema(value_type = Option<CallbackRequest>)]
     on_complete: Option<Box<Object<CallbackRequest>>>,
+    /// Told when this job ends, in whatever way: the URL of an endpoint that takes callbacks, or
+    /// one below it. It is not shown again.
+    #[schema(extensions(("bounds" = json!(chars(1, outbound::MAX_URL_CHARS)))))]
+    callback_url: Option<String>,
     /// Refuses the job if its payload does not fit the schema of its job type. Not in a workflow.
     #[serde(default)]
     check_payload: bool,
@@ -231,6 +235,7 @@ pub fn accept(
         on_success: request.on_success.take(),
         on_failure: request.on_failure.take(),
         on_complete: request.on_complete.take(),
+        url: request.callback_url.take(),
     };
     let callbacks = accept_callbacks(tenant, sent, traceparent, check)?;
     let extras = accept_extras(&mut request, traceparent, check).with_callbacks(&callbacks);
@@ -274,7 +279,11 @@ pub fn accept_callbacks(
         on_success: one("on_success", sent.on_success)?,
         on_failure: one("on_failure", sent.on_failure)?,
         on_complete: one("on_complete", sent.on_complete)?,
+        url: sent.url,
     };
+    if let Some(url) = &callbacks.url {
+        check.name("callback_url", url, outbound::MAX_URL_CHARS);
+    }
     let (count, depth) = (callbacks.count(), callbacks.depth());
     if count == 0 {
         return Ok(callbacks);

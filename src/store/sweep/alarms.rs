@@ -3,10 +3,7 @@
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::{
-    domain::alarm::{MISSED_MINUTES, QUIET_MINUTES},
-    ids::ProjectId,
-};
+use crate::{domain::alarm::MISSED_MINUTES, ids::ProjectId};
 
 /// Projects of one page.
 pub const MAX_PAGE_PROJECTS: i64 = 200;
@@ -43,6 +40,10 @@ pub async fn page(conn: &mut PgConnection, after: ProjectId) -> sqlx::Result<Vec
         select id "id: ProjectId"
         from projects
         where id > $1 and kind = 'user' and deleted_at is null and suspended_at is null
+            and not exists (
+                select from set_aside
+                where project_id = projects.id and work = 'alarms' and next_try_at > now()
+            )
         order by id
         limit $2
         "#,
@@ -53,20 +54,17 @@ pub async fn page(conn: &mut PgConnection, after: ProjectId) -> sqlx::Result<Vec
     .await
 }
 
-/// Error groups with dead letters lately.
+/// Error groups with dead letters in the time that the alarm names.
 pub async fn dead_letters(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Result<Vec<Found>> {
     sqlx::query_as!(
         Found,
         r#"
         select alarm.project_id "project_id!: ProjectId", alarm.name "alarm!",
-               alarm.rule "rule!", alarm.mail_to "mail_to!", replace(letters.fingerprint::text, '-', '') as subject,
-               null::uuid as subject_id,
+               alarm.rule "rule!", alarm.mail_to "mail_to!",
+               replace(letters.fingerprint::text, '-', '') as subject, null::uuid as subject_id,
                (
                    recent.jobs >= alarm.threshold
-                   or (
-                       recent.jobs > 0
-                       and letters.first_seen_at >= now() - make_interval(secs => alarm.for_seconds)
-                   )
+                   or letters.first_seen_at >= now() - make_interval(secs => alarm.for_seconds)
                ) "is_beyond!",
                0 "for_seconds!", null as queue, letters.job_type "job_type?", letters.error_type,
                letters.sample_job_id "job_id?", null as name, recent.jobs "value?"
@@ -75,59 +73,90 @@ pub async fn dead_letters(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Re
             select fingerprint, job_type, error_type, sample_job_id, first_seen_at
             from dead_letter_groups
             where project_id = alarm.project_id
-                and last_seen_at > now() - make_interval(mins => $2::int)
+                and last_seen_at > now() - make_interval(secs => alarm.for_seconds)
             order by last_seen_at desc
             limit 100
         ) letters
         cross join lateral (
-            select count(*) as jobs
+            select count(*) filter (
+                       where alarm.queues = '{}' or newest.queue = any(alarm.queues)
+                   ) as jobs
             from (
-                select
-                from dead_letters letter
-                where letter.project_id = alarm.project_id
-                    and letter.fingerprint = letters.fingerprint
-                    and letter.died_at >= now() - make_interval(secs => alarm.for_seconds)
-                    and (alarm.queues = '{}' or letter.queue = any(alarm.queues))
-                limit alarm.threshold
-            ) bounded
+                select queue
+                from dead_letters
+                where project_id = alarm.project_id and fingerprint = letters.fingerprint
+                    and died_at >= now() - make_interval(secs => alarm.for_seconds)
+                order by died_at desc
+                limit 1000
+            ) newest
         ) recent
         where alarm.project_id = any($1) and alarm.rule = 'dead_letters' and alarm.is_enabled
+            and recent.jobs > 0
         "#,
         projects,
-        QUIET_MINUTES,
     )
     .fetch_all(conn)
     .await
 }
 
-/// Queues whose oldest ready job waits for more than half of the threshold.
+/// Queues whose oldest ready job waits for more than half of the threshold. Jobs with labels or a
+/// concurrency key are looked at up to a number. A queue is left out while it is paused, or the
+/// type of that job is.
 pub async fn oldest_ready(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Result<Vec<Found>> {
     sqlx::query_as!(
         Found,
         r#"
-        select alarm.project_id "project_id!: ProjectId", alarm.name "alarm!",
-               alarm.rule "rule!", alarm.mail_to "mail_to!", busy.queue as subject, null::uuid as subject_id,
-               age.seconds > alarm.threshold "is_beyond!", alarm.for_seconds "for_seconds!",
-               busy.queue "queue?", null as job_type, null as error_type, oldest.id "job_id?",
-               null as name, age.seconds::bigint as value
-        from effective_alarms alarm
-        cross join lateral (
-            select queue
-            from queue_counts
-            where project_id = alarm.project_id and active > 0
-                and (alarm.queues = '{}' or queue = any(alarm.queues))
-            order by active desc
-            limit 100
-        ) busy
-        cross join lateral oldest_ready_job(alarm.project_id, busy.queue) oldest
-        cross join lateral (select extract(epoch from now() - oldest.ready_at) as seconds) age
-        where alarm.project_id = any($1) and alarm.rule = 'oldest_ready' and alarm.is_enabled
-            and age.seconds > alarm.threshold / 2
-            and not exists (
+        with waiting as materialized (
+            select busy.project_id, busy.queue, oldest.id,
+                   extract(epoch from now() - oldest.ready_at) as seconds
+            from (
+                select distinct project_id
+                from effective_alarms
+                where project_id = any($1) and rule = 'oldest_ready' and is_enabled
+            ) asking
+            cross join lateral (
+                select project_id, queue
+                from queue_counts
+                where project_id = asking.project_id and active > 0
+                order by active desc, queue
+                limit 100
+            ) busy
+            cross join lateral (
+                select id, job_type, ready_at
+                from (
+                    select id, job_type, ready_at
+                    from oldest_ready_job(busy.project_id, busy.queue)
+                    union all
+                    select id, job_type, ready_at
+                    from (
+                        select id, job_type, greatest(run_at, created_at) as ready_at
+                        from jobs
+                        where project_id = busy.project_id and queue = busy.queue
+                            and state = 'pending' and constraint_key is not null
+                        order by constraint_key, rank, run_at, id
+                        limit 200
+                    ) constrained
+                ) candidate
+                order by ready_at
+                limit 1
+            ) oldest
+            where not exists (
                 select from queues
-                where project_id = alarm.project_id and name = busy.queue
-                    and paused_at is not null
+                where project_id = busy.project_id and name = busy.queue
+                    and (paused_at is not null or oldest.job_type = any(paused_types))
             )
+        )
+        select alarm.project_id "project_id!: ProjectId", alarm.name "alarm!",
+               alarm.rule "rule!", alarm.mail_to "mail_to!", waiting.queue as subject,
+               null::uuid as subject_id, waiting.seconds > alarm.threshold "is_beyond!",
+               alarm.for_seconds "for_seconds!", waiting.queue "queue?", null as job_type,
+               null as error_type, waiting.id "job_id?", null as name,
+               waiting.seconds::bigint as value
+        from effective_alarms alarm
+        join waiting on waiting.project_id = alarm.project_id
+        where alarm.project_id = any($1) and alarm.rule = 'oldest_ready' and alarm.is_enabled
+            and waiting.seconds > alarm.threshold / 2
+            and (alarm.queues = '{}' or waiting.queue = any(alarm.queues))
         "#,
         projects,
     )
@@ -151,6 +180,7 @@ pub async fn circuit_open(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Re
             from queue_types
             where project_id = alarm.project_id and paused_by = 'brake'
                 and (alarm.queues = '{}' or queue = any(alarm.queues))
+            order by queue, job_type
             limit 100
         ) paused
         where alarm.project_id = any($1) and alarm.rule = 'circuit_open' and alarm.is_enabled
@@ -181,11 +211,11 @@ pub async fn schedule_missed(
                 select schedule_id, tick, at
                 from schedule_fires
                 where project_id = alarm.project_id and outcome = 'missed'
-                    and at > now() - interval '1 day'
                 order by at desc
-                limit 1000
+                limit 10000
             ) bounded
             group by schedule_id
+            order by schedule_id
             limit 100
         ) missed
         join recurring_schedules schedule
@@ -224,13 +254,11 @@ pub async fn endpoints(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Resul
         where alarm.project_id = any($1) and alarm.is_enabled
             and case alarm.rule
                 when 'endpoint_disabled' then it.disabled_reason in ('failing', 'gone')
-                when 'deliveries_dropped'
-                then it.dropped_at > now() - make_interval(mins => $2::int)
+                when 'deliveries_dropped' then it.dropped_at > now() - interval '1 minute'
                 else false
             end
         "#,
         projects,
-        QUIET_MINUTES,
     )
     .fetch_all(conn)
     .await
@@ -247,16 +275,19 @@ pub async fn push_failing(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Re
                null as job_type, it.last_error as error_type, null::uuid as job_id, it.url "name?",
                failing.seconds::bigint as value
         from effective_alarms alarm
-        join queue_pushes it
-            on it.project_id = alarm.project_id and it.paused_at is null
-            and it.failing_since is not null
+        cross join lateral (
+            select queue, url, last_error, failing_since
+            from queue_pushes
+            where project_id = alarm.project_id and paused_at is null
+                and failing_since is not null
+                and (alarm.queues = '{}' or queue = any(alarm.queues))
+            order by failing_since, queue
+            limit 100
+        ) it
         cross join lateral (
             select extract(epoch from now() - it.failing_since) as seconds
         ) failing
         where alarm.project_id = any($1) and alarm.rule = 'push_failing' and alarm.is_enabled
-            and (alarm.queues = '{}' or it.queue = any(alarm.queues))
-        order by failing.seconds desc
-        limit 10000
         "#,
         projects,
     )
@@ -264,23 +295,24 @@ pub async fn push_failing(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Re
     .await
 }
 
-/// Keys that expire soon, but for those that were made for a shorter time.
+/// Keys that expire soon or have expired lately, but for those that were made for a shorter time.
 pub async fn key_expiring(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Result<Vec<Found>> {
     sqlx::query_as!(
         Found,
         r#"
         select alarm.project_id "project_id!: ProjectId", alarm.name "alarm!",
-               alarm.rule "rule!", alarm.mail_to "mail_to!", null as subject, key.id "subject_id?", true "is_beyond!",
+               alarm.rule "rule!", alarm.mail_to "mail_to!", null as subject, key.id "subject_id?", key.expires_at > now() "is_beyond!",
                0 "for_seconds!", null as queue, null as job_type, null as error_type,
                null::uuid as job_id, key.name "name?", alarm.threshold::bigint as value
         from effective_alarms alarm
         cross join lateral (
-            select id, name
+            select id, name, expires_at
             from api_keys
             where project_id = alarm.project_id and revoked_at is null and not is_exchanged
-                and expires_at > now()
+                and expires_at > now() - interval '30 days'
                 and expires_at <= now() + make_interval(days => alarm.threshold)
                 and expires_at > created_at + make_interval(days => alarm.threshold)
+            order by expires_at, id
             limit 100
         ) key
         where alarm.project_id = any($1) and alarm.rule = 'key_expiring' and alarm.is_enabled

@@ -8,7 +8,7 @@ use std::{
 use axum::{
     Router,
     extract::State,
-    http::{HeaderMap, StatusCode},
+    http::{HeaderMap, StatusCode, Uri},
     response::{IntoResponse, Response},
     routing::post,
 };
@@ -23,6 +23,8 @@ use tokio::{
 /// A request that came.
 #[derive(Debug, Clone)]
 pub struct Received {
+    /// Path and query.
+    pub path: String,
     pub headers: HeaderMap,
     pub text: String,
 }
@@ -69,7 +71,10 @@ impl Sink {
         let answers = Answers::default();
         let (is_held, held) = watch::channel(false);
         let state = (sender, Arc::clone(&answers), held);
-        let router = Router::new().route("/hook", post(receive)).with_state(state);
+        let router = Router::new()
+            .route("/hook", post(receive))
+            .route("/hook/{*below}", post(receive))
+            .with_state(state);
         tokio::spawn(async move { axum_serve(listener, router).await });
         Self { url, is_held, answers, received: Turns::new(received) }
     }
@@ -115,10 +120,11 @@ async fn axum_serve(listener: TcpListener, router: Router) {
 
 async fn receive(
     State((sender, answers, mut held)): State<Shared>,
+    uri: Uri,
     headers: HeaderMap,
     text: String,
 ) -> Response {
-    let _ = sender.send(Received { headers, text });
+    let _ = sender.send(Received { path: uri.to_string(), headers, text });
     let _ = held.wait_for(|it| !it).await;
     let next = answers.lock().expect("no panic").pop_front();
     next.unwrap_or_else(|| "ok".into_response())

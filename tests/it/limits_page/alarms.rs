@@ -22,6 +22,10 @@ pub fn alarm_limits() -> Vec<(&'static str, String)> {
         ("`for_seconds` of `oldest_ready`", range(ready.periods()) + " s"),
         ("incidents of a project that are open", alarm::MAX_OPEN_INCIDENTS.to_string()),
         (
+            "incidents of a project that begin within a day",
+            format!("{}, then they are not noted", alarm::MAX_INCIDENTS_A_DAY),
+        ),
+        (
             "mails about incidents to a member",
             format!("{} of a project a day", alarm::MAX_ALARM_MAILS_A_DAY),
         ),

@@ -128,8 +128,13 @@ fn a_mail_is_tried_again_as_the_same_unless_the_server_refuses_it() {
     limited(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let port = listener.local_addr().expect("an address").port();
-        // Wrong credentials are the operator's: nothing is refused for good.
-        let answers = &["451 try later", "535 who are you?", "250 accepted", "550 no such mailbox"];
+        // What the operator can correct is not final.
+        let answers = &[
+            "451 try later",
+            "550 5.7.1 not from this sender",
+            "250 accepted",
+            "550 5.1.1 no such mailbox",
+        ];
         let mut mails = mail_server(listener, answers).await;
         let server = TestServer::start_as(fresh_database().await, stage(port)).await;
         let t = server.project("test").await;
@@ -145,6 +150,8 @@ fn a_mail_is_tried_again_as_the_same_unless_the_server_refuses_it() {
         Person::sign_up_unverified(&t, "eve@example.com").await;
         assert_eq!(mails.recv().await.expect("a mail").to, "eve@example.com");
         server.database.until("select count(*) from mails where sent_at is null", 0).await;
+        let tries = "select sum(tries) from mails where account_id is not null";
+        assert_eq!(server.database.number(tries).await, 4, "three for ada, one for eve");
         server.stop().await;
     });
 }

@@ -1,0 +1,118 @@
+//! `callback_url`, and events about batches.
+
+use serde_json::{Value, json};
+
+use super::{endpoint, path};
+use crate::harness::{Sink, TestProject, TestServer, fresh_database, limited, run};
+
+/// Runs the next job.
+async fn work(t: &TestProject, status: &str) {
+    let job = t.lease("w").await;
+    t.ack(&job, "w", status).await.is(200);
+}
+
+#[test]
+fn a_url_that_a_job_names_is_told_of_its_end_and_no_other_endpoint() {
+    run(async |t| {
+        let (sink, other) = (Sink::start().await, Sink::start().await);
+        let takes = json!({"events": [], "callbacks": true});
+        let made = endpoint(t, &sink, takes).await;
+        endpoint(t, &other, json!({"events": ["job.dead_lettered"]})).await;
+        let url = format!("{}/orders/7?token=x", sink.url);
+        let id = t.enqueue(json!({"callback_url": url, "payload": {"secret": 1}})).await;
+        work(t, "succeeded").await;
+        let told = sink.next().await;
+        assert!(told.is_signed_with(made["secret"].as_str().expect("a secret")));
+        assert_eq!(told.path, format!("{}/orders/7?token=x", path_of(&sink.url)));
+        let body = told.body();
+        assert_eq!(
+            (&body["type"], &body["data"]["job"]["id"]),
+            (&json!("job.succeeded"), &json!(id))
+        );
+        assert!(!told.text.contains("secret"), "{}", told.text);
+        t.enqueue(json!({"callback_url": sink.url, "max_attempts": 1})).await;
+        work(t, "failed").await;
+        let body = sink.next().await.body();
+        assert_eq!(body["type"], "job.dead_lettered");
+        assert_eq!(body["data"]["error"]["outcome"], "failed");
+        assert_eq!(other.next().await.body()["type"], "job.dead_lettered");
+        let waiting = t.enqueue(json!({"callback_url": sink.url})).await;
+        t.act(&format!("/v1/jobs/{waiting}/cancel")).await.is(200);
+        assert_eq!(sink.next().await.body()["type"], "job.cancelled");
+        // The endpoint moves on before the callback is sent: nothing goes to the former place.
+        t.enqueue(json!({"callback_url": format!("{}/late", sink.url)})).await;
+        t.patch(&path(&made, ""), json!({"url": format!("{}/new", sink.url)})).await.is(200);
+        work(t, "succeeded").await;
+        t.database.until("select count(*) from outbound_events", 0).await;
+        assert!(!sink.has_more().await);
+    });
+}
+
+fn path_of(url: &str) -> String {
+    url.splitn(4, '/').nth(3).map(|it| format!("/{it}")).unwrap_or_default()
+}
+
+#[test]
+fn a_url_that_no_endpoint_takes_is_refused() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let (t, other) = (server.project("main").await, server.project("other").await);
+        let sink = Sink::start().await;
+        let made = endpoint(&t, &sink, json!({"callbacks": true})).await;
+        let of_others = format!("{}-of-others", sink.url);
+        let outside = sink.url.replace("127.0.0.1", "127.0.0.2");
+        let with_user = sink.url.replace("http://", "http://user@");
+        for bad in ["", "x", "https://example.com/", &of_others, &outside, &with_user] {
+            let job = json!({"job_type": "t", "callback_url": bad});
+            t.post("/v1/jobs", job.clone()).await.refuses("callback_url");
+            let batch = json!({"jobs": [{"job_type": "t"}, job]});
+            t.post("/v1/jobs/batch", batch).await.refuses("jobs[1].callback_url");
+            t.post("/v1/batches", json!({"callback_url": bad})).await.refuses("callback_url");
+        }
+        let fine = json!({"job_type": "t", "callback_url": sink.url});
+        other.post("/v1/jobs", fine.clone()).await.refuses("callback_url");
+        t.patch(&path(&made, ""), json!({"callbacks": false})).await.is(200);
+        t.post("/v1/jobs", fine.clone()).await.refuses("callback_url");
+        t.patch(&path(&made, ""), json!({"callbacks": true, "enabled": false})).await.is(200);
+        t.post("/v1/jobs", fine.clone()).await.refuses("callback_url");
+        t.patch(&path(&made, ""), json!({"enabled": true})).await.is(200);
+        t.post("/v1/jobs", fine).await.is(201);
+        let no_events = json!({"url": sink.url, "events": []});
+        t.post("/v1/webhooks", no_events).await.refuses("events");
+        server.stop().await;
+    });
+}
+
+#[test]
+fn the_end_of_a_batch_is_told_to_who_asked_and_to_its_url() {
+    run(async |t| {
+        let (asked, named) = (Sink::start().await, Sink::start().await);
+        endpoint(t, &asked, json!({"events": ["batch.*"]})).await;
+        endpoint(t, &named, json!({"events": [], "callbacks": true})).await;
+        let batch = json!({"name": "import 7", "callback_url": named.url});
+        let batch = t.post("/v1/batches", batch).await.is(201);
+        let id = batch["id"].as_str().expect("an id");
+        for _ in 0..2 {
+            t.enqueue(json!({"batch_id": id, "max_attempts": 1})).await;
+        }
+        t.act(&format!("/v1/batches/{id}/seal")).await.is(200);
+        work(t, "succeeded").await;
+        work(t, "failed").await;
+        for sink in [&asked, &named] {
+            let body = sink.next().await.body();
+            assert_eq!(body["type"], "batch.failed");
+            assert_eq!(body["data"]["job"], Value::Null);
+            let told = &body["data"]["batch"];
+            assert_eq!((&told["id"], &told["name"]), (&json!(id), &json!("import 7")));
+            let counts = ["total_jobs", "succeeded_jobs", "dead_letter_jobs"];
+            assert_eq!(counts.map(|it| told[it].as_i64()), [Some(2), Some(1), Some(1)]);
+        }
+        let dead = t.get("/v1/dead-letters").await.is(200);
+        let job = dead["dead_letters"][0]["job"]["id"].as_str().expect("a dead letter");
+        t.act(&format!("/v1/dead-letters/{job}/retry")).await.is(200);
+        work(t, "succeeded").await;
+        for sink in [&asked, &named] {
+            assert_eq!(sink.next().await.body()["type"], "batch.succeeded");
+        }
+    });
+}

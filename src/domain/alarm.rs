@@ -386,7 +386,7 @@ mod tests {
         let lasts = Open { quiet_seconds: 1_800, ..open("b", 1_799, true) };
         assert!(judge(&[lasts], &[]).is_empty());
         let ended = Open { quiet_seconds: 1_800, ..open("b", 1_800, true) };
-        assert_eq!(judge(&[ended.clone()], &[]).resolve, [name("b")]);
+        assert_eq!(judge(std::slice::from_ref(&ended), &[]).resolve, [name("b")]);
         let changes = judge(&[ended], &[found("b", false, 0)]);
         assert_eq!(changes, Changes { touch: vec![name("b")], ..Changes::default() });
     }

@@ -62,6 +62,7 @@ fn wait_words(reason: Reason) -> &'static str {
         Reason::TypePaused => "a job type is paused",
         Reason::Concurrency => "a concurrency limit is reached",
         Reason::RateLimit => "the rate limit is reached",
+        Reason::PushFailing => "requests to its URL fail",
         Reason::OtherJobs => "jobs wait behind many others",
         Reason::QueuePaused | Reason::Parents | Reason::Backoff | Reason::RunAt => "jobs wait",
     }

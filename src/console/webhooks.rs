@@ -154,6 +154,6 @@ impl Sent {
 
     fn may_be_retried(&self) -> bool {
         let state = self.it.delivery.state;
-        matches!(state, DeliveryState::Failed | DeliveryState::Cancelled)
+        matches!(state, DeliveryState::Waiting | DeliveryState::Failed | DeliveryState::Cancelled)
     }
 }

@@ -27,6 +27,7 @@ pub struct Facts {
     pub queue_paused_at: Option<DateTime<Utc>>,
     pub type_pause: Option<TypePause>,
     pub rate: Option<RateUse>,
+    pub push: Option<FailingPush>,
     pub worker_id: Option<String>,
     pub lease_expires_at: Option<DateTime<Utc>>,
     pub cancel_requested: bool,
@@ -82,6 +83,15 @@ pub struct TypePause {
     /// The number of consecutive dead letters that opened the circuit breaker; none: paused by a
     /// person.
     pub dead_letters: Option<i32>,
+}
+
+/// A queue whose jobs are sent to a URL that does not take them, and that no worker polls.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FailingPush {
+    /// Since the first failure after the last success.
+    pub since: DateTime<Utc>,
+    /// What went wrong last, as `http_503`.
+    pub error: Option<String>,
 }
 
 /// How much of a rate limit is used.
@@ -192,8 +202,20 @@ fn conditions(facts: &Facts) -> Vec<Condition> {
         }
     }
     conditions.extend(facts.rate.as_ref().map(|rate| rate_limit(facts, rate)));
+    conditions.extend(facts.push.as_ref().map(|push| failing_push(facts, push)));
     conditions.push(worker(facts));
     conditions
+}
+
+fn failing_push(facts: &Facts, push: &FailingPush) -> Condition {
+    let error = push.error.as_deref().unwrap_or("unknown");
+    let (queue, since) = (&facts.queue, second(push.since));
+    Condition {
+        reason: Reason::PushFailing,
+        is_open: false,
+        message: format!("requests of the pushed queue {queue} fail since {since}: {error}"),
+        changes_at: None,
+    }
 }
 
 fn queue_pause(facts: &Facts) -> Condition {
@@ -325,6 +347,7 @@ mod tests {
             queue_paused_at: None,
             type_pause: None,
             rate: None,
+            push: None,
             worker_id: None,
             lease_expires_at: None,
             next_try_at: None,

@@ -50,7 +50,8 @@ const PRIVATE_V6: [(Ipv6Addr, u32); 4] = [
 ];
 
 /// Whether a URL is another one or below it: the same scheme, host and port, and a path that is the
-/// same or continues it after a slash. Its query may be any.
+/// same or continues it after a slash. Its query may be any. An escaped slash or percent
+/// sign in the path is refused, and so is `..;`: some servers read them as something else.
 ///
 /// ```
 /// # use fencepost::domain::outbound::is_below;
@@ -59,6 +60,8 @@ const PRIVATE_V6: [(Ipv6Addr, u32); 4] = [
 /// assert!(is_below("https://example.com/hooks/orders?id=7", base));
 /// assert!(!is_below("https://example.com/hooks-of-others", base));
 /// assert!(!is_below("https://example.com/hooks/../admin", base));
+/// assert!(!is_below("https://example.com/hooks/..%2Fadmin", base));
+/// assert!(!is_below("https://example.com/hooks/..;/admin", base));
 /// assert!(!is_below("https://example.org/hooks", base));
 /// assert!(!is_below("https://example.com:8443/hooks", base));
 /// ```
@@ -66,10 +69,31 @@ const PRIVATE_V6: [(Ipv6Addr, u32); 4] = [
 pub fn is_below(url: &str, base: &str) -> bool {
     let (Ok(url), Ok(base)) = (Url::parse(url), Url::parse(base)) else { return false };
     let rest = url.path().strip_prefix(base.path().trim_end_matches('/'));
-    let is_plain = url.username().is_empty() && url.password().is_none();
+    let path = url.path().to_ascii_lowercase();
+    let is_plain = url.username().is_empty()
+        && url.password().is_none()
+        && url.fragment().is_none()
+        && !["%2f", "%5c", "%25"].iter().any(|it| path.contains(it))
+        && !path.split('/').any(|it| it.split(';').next().is_some_and(is_dots));
     is_plain
         && url.origin() == base.origin()
         && rest.is_some_and(|it| it.is_empty() || it.starts_with('/'))
+}
+
+/// Whether a part of a path leads to itself or up, for servers that cut parameters off.
+fn is_dots(part: &str) -> bool {
+    let part = part.replace("%2e", ".");
+    part == "." || part == ".."
+}
+
+/// Whether a URL leads to the same host and port as another one.
+#[must_use]
+pub fn is_same_host(url: &str, other: &str) -> bool {
+    let place = |it: &str| {
+        let it = Url::parse(it).ok()?;
+        Some((it.host_str()?.to_owned(), it.port_or_known_default()))
+    };
+    place(url).is_some_and(|it| Some(it) == place(other))
 }
 
 /// The scheme and host of a URL: the rest can be a secret.

@@ -103,7 +103,9 @@ impl Alarms {
         triggered.extend(incidents::trigger(tx, project_id, &ids(&changes.trigger)).await?);
         incidents::touch(tx, project_id, &ids(&changes.touch)).await?;
         incidents::forget(tx, project_id, &ids(&changes.forget)).await?;
-        let resolved = incidents::resolve(tx, project_id, &ids(&changes.resolve)).await?;
+        let ended = open.iter().filter(|it| changes.resolve.contains(&name_of_open(it)));
+        let ended: Vec<_> = ended.map(|it| (it.id, state(it).quiet_seconds)).collect();
+        let resolved = incidents::resolve(tx, project_id, &ended).await?;
         let told = self.tell(tx, project_id, &triggered, false).await?;
         Ok(self.tell(tx, project_id, &resolved, true).await? || told)
     }
@@ -139,13 +141,7 @@ impl Sweep for Alarms {
 
     async fn process(&self, tx: &mut PgConnection, projects: &[ProjectId]) -> sqlx::Result<bool> {
         sweep::limit_statements(tx, LOOK_TIMEOUT_MS).await?;
-        self.look_at(tx, projects).await.map_err(|error| match &error {
-            // One project that makes it slow is found by halves, and set aside.
-            sqlx::Error::Database(it) if it.code().as_deref() == Some(QUERY_CANCELED) => {
-                sqlx::Error::Decode(Box::new(error))
-            }
-            _ => error,
-        })
+        self.look_at(tx, projects).await
     }
 }
 
@@ -158,7 +154,7 @@ impl Alarms {
             open.entry(it.project_id).or_default().push(it);
         }
         let mut found: HashMap<ProjectId, Vec<Found>> = HashMap::new();
-        for it in look(tx, &ids).await? {
+        for it in look(tx, &ids).await.map_err(of_a_project)? {
             found.entry(it.project_id).or_default().push(it);
         }
         let mut is_told = false;
@@ -173,6 +169,16 @@ impl Alarms {
             }
         }
         Ok(is_told)
+    }
+}
+
+/// One project that makes a look slow is found by halves, and set aside.
+fn of_a_project(error: sqlx::Error) -> sqlx::Error {
+    match &error {
+        sqlx::Error::Database(it) if it.code().as_deref() == Some(QUERY_CANCELED) => {
+            sqlx::Error::Decode(Box::new(error))
+        }
+        _ => error,
     }
 }
 

@@ -8,6 +8,7 @@ use axum::{Json as Reply, extract::State, http::StatusCode};
 use serde::Deserialize;
 use serde_json::json;
 use sha2::{Digest, Sha256};
+use url::Url;
 use utoipa::{IntoParams, ToSchema};
 
 pub use self::endpoint::{Endpoint, EndpointState, EndpointWithSecret};
@@ -115,7 +116,7 @@ impl RequestBody for ChangeEndpointRequest {}
 /// The settings of a request, checked; those that it does not name are none.
 fn check(app: &App, it: ChangeEndpointRequest) -> Result<EndpointChange, Error> {
     let mut check = Check::default();
-    let url = it.url.map(|url| match outbound::read_url(&url, &app.outbound.allowed) {
+    let url = it.url.map(|url| match read_url(app, &url) {
         Ok(url) => String::from(url),
         Err(message) => {
             check.refuse("url", message);
@@ -150,6 +151,14 @@ fn check(app: &App, it: ChangeEndpointRequest) -> Result<EndpointChange, Error> 
         timeout_seconds: it.timeout_seconds,
         is_enabled: it.enabled,
     })
+}
+
+/// A URL of a user that this server may call: it never calls itself, or calls could go around.
+pub(super) fn read_url(app: &App, url: &str) -> Result<Url, String> {
+    if outbound::is_same_host(url, &app.accounts.public_url) {
+        return Err("must not be this server's own".to_owned());
+    }
+    outbound::read_url(url, &app.outbound.allowed)
 }
 
 /// The types that these patterns name, sorted.

@@ -307,21 +307,23 @@ pub async fn forget(
     Ok(())
 }
 
-/// Resolves incidents. Returns which another node has not.
+/// Resolves incidents that were not found as long as their rule asks. Returns which another node
+/// has not.
 pub async fn resolve(
     conn: &mut PgConnection,
     project_id: ProjectId,
-    ids: &[Uuid],
+    incidents: &[(Uuid, i32)],
 ) -> sqlx::Result<Vec<Uuid>> {
     sqlx::query_scalar!(
         "
         with wanted as (
-            select id
-            from incidents
-            where project_id = $1 and id = any($2) and resolved_at is null
-                and triggered_at is not null
-            order by id
-            for update
+            select it.id
+            from unnest($2::uuid[], $3::int[]) as silent(id, seconds)
+            join incidents it on it.project_id = $1 and it.id = silent.id
+            where it.resolved_at is null and it.triggered_at is not null
+                and it.last_found_at <= now() - make_interval(secs => silent.seconds)
+            order by it.id
+            for update of it
         )
         update incidents it
         set resolved_at = now()
@@ -330,7 +332,8 @@ pub async fn resolve(
         returning it.id
         ",
         project_id.0,
-        ids,
+        &incidents.iter().map(|it| it.0).collect::<Vec<_>>(),
+        &incidents.iter().map(|it| it.1).collect::<Vec<_>>(),
     )
     .fetch_all(conn)
     .await

@@ -42,7 +42,8 @@ pub struct TakenEvent {
 }
 
 /// Takes events out of the table, to be told in the same transaction. Those that another node has
-/// taken are left out.
+/// taken are left out. What is said of each is looked up by itself: statistics of tables that fill
+/// and empty within seconds mislead the planner of joins.
 pub async fn take(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -52,13 +53,18 @@ pub async fn take(
     sqlx::query_as!(
         TakenEvent,
         r#"
-        with taken as (
-            delete from outbound_events
-            where project_id = $1 and id in (
-                select id from outbound_events
-                where project_id = $1 and id = any($2)
+        with held as materialized (
+            select locked.place
+            from unnest($2::bigint[]) as asked(id)
+            cross join lateral (
+                select ctid as place
+                from outbound_events
+                where project_id = $1 and outbound_events.id = asked.id
                 for update skip locked
-            )
+            ) locked
+        ), taken as (
+            delete from outbound_events
+            where ctid = any(array(select place from held))
             returning id, type, at, job_id, queue, job_type, attempt, incident_id,
                       batch_id, callback_url
         )
@@ -72,13 +78,31 @@ pub async fn take(
                failed.outcome "outcome?", failed.error_kind, left(failed.error_message, $3) as error_message,
                failed.retry_at
         from taken
-        left join jobs live on live.project_id = $1 and live.id = taken.job_id
-        left join finished_jobs ended on ended.project_id = $1 and ended.id = taken.job_id
-        left join job_bodies body on body.project_id = $1 and body.job_id = taken.job_id
-        left join attempts failed
-            on failed.project_id = $1 and failed.job_id = taken.job_id
-            and failed.attempt = taken.attempt
-            and taken.type in ('job.attempt_failed', 'job.dead_lettered')
+        left join lateral (
+            select max_attempts, created_at
+            from jobs
+            where project_id = $1 and id = taken.job_id
+            offset 0
+        ) live on true
+        left join lateral (
+            select max_attempts, created_at
+            from finished_jobs
+            where project_id = $1 and id = taken.job_id
+            offset 0
+        ) ended on true
+        left join lateral (
+            select tags, batch_id, workflow_id
+            from job_bodies
+            where project_id = $1 and job_id = taken.job_id
+            offset 0
+        ) body on true
+        left join lateral (
+            select outcome, error_kind, error_message, retry_at
+            from attempts
+            where project_id = $1 and job_id = taken.job_id and attempt = taken.attempt
+                and taken.type in ('job.attempt_failed', 'job.dead_lettered')
+            offset 0
+        ) failed on true
         order by taken.id
         "#,
         project_id.0,
@@ -129,14 +153,15 @@ pub async fn subscribers(
     .await
 }
 
-/// Notes that the URL which a job has named is to be told of its end.
+/// Notes that the URL which a job has named is to be told of its end. Returns whether it is: not if
+/// the job was deleted.
 pub async fn call_back(
     conn: &mut PgConnection,
     (project_id, job_id): (ProjectId, JobId),
     kind: &str,
     url: &str,
-) -> sqlx::Result<()> {
-    sqlx::query!(
+) -> sqlx::Result<bool> {
+    let done = sqlx::query!(
         "
         insert into outbound_events (
             project_id, type, job_id, queue, job_type, attempt, callback_url
@@ -160,7 +185,7 @@ pub async fn call_back(
     )
     .execute(conn)
     .await?;
-    Ok(())
+    Ok(done.rows_affected() > 0)
 }
 
 /// Notes that a batch has ended, if an endpoint asked for it or the batch has named a URL.

@@ -3,6 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
+use super::workers::ALIVE_SECONDS;
 use crate::ids::ProjectId;
 
 /// Where a queue's jobs are sent.
@@ -46,6 +47,40 @@ pub async fn find(
         ",
         project_id.0,
         queue,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// A push whose requests fail.
+#[derive(Debug, Clone)]
+pub struct FailingPush {
+    pub since: DateTime<Utc>,
+    pub error: Option<String>,
+}
+
+/// The push of a queue, if its requests fail and no live worker polls the queue beside it.
+pub async fn failing(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+) -> sqlx::Result<Option<FailingPush>> {
+    sqlx::query_as!(
+        FailingPush,
+        r#"
+        select failing_since "since!", last_error as error
+        from queue_pushes
+        where project_id = $1 and queue = $2 and paused_at is null and failing_since is not null
+            and not exists (
+                select from workers
+                where project_id = $1 and $2 = any(queues) and state = 'running'
+                    and lost_at is null and worker_id not like 'fencepost-push-%'
+                    and last_seen_at > now() - make_interval(secs => $3::int)
+            )
+        "#,
+        project_id.0,
+        queue,
+        ALIVE_SECONDS,
     )
     .fetch_optional(conn)
     .await

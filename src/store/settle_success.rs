@@ -85,31 +85,59 @@ pub enum Moved {
 /// are one act. A fence that holds implies `processing`; `state` is not in the condition, because
 /// it would invite the index of leases, whose entries are nearly all dead. Rows that another
 /// transaction holds are left alone: they must not delay the others.
+///
+/// Each job is looked up by itself, and deleted by its place. Joins would depend on the statistics:
+/// after a quiet time these say that the table is empty, and a plan for that compares each ack with
+/// each job of a burst. Another transaction may have made a new version of a job since this
+/// statement began. Then the delete finds the version that the statement sees, follows it to the
+/// one that is locked, and compares that with the places again: both must be among them.
 pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result<Vec<Moved>> {
     let fences = FenceColumns::of(acks.iter().map(|it| (it.key(), &it.fence)));
     let moved = sqlx::query!(
         r#"
         with held as materialized (
-            select job.project_id, job.id, job.queue, job.job_type, job.rank, job.run_at,
+            select job.place, job.project_id, job.id, job.queue, job.job_type, job.rank, job.run_at,
                    job.created_at, job.attempt, job.failures, job.max_attempts,
                    job.timeout_seconds, job.labels, job.cancel_requested, job.progress,
                    job.lease_id, job.worker_id, job.claimed_at, job.holds_slot,
                    job.expires_at, ack.duration_ms, ack.result
-            from unnest(
-                $1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[], $6::bigint[], $7::text[]
-            ) as ack(project_id, job_id, worker_id, attempt, lease_id, duration_ms, result)
-            join jobs job on job.project_id = ack.project_id and job.id = ack.job_id
-            where job.worker_id = coalesce(ack.worker_id, job.worker_id)
-                and (ack.attempt is null or job.attempt = ack.attempt)
-                and (ack.lease_id is null or job.lease_id = ack.lease_id)
-                and job.children = 0 and job.batch_id is null and job.has_callbacks is null
-            order by job.project_id, job.id
-            limit 500
-            for update of job skip locked
+            from (
+                select *
+                from unnest(
+                    $1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[], $6::bigint[],
+                    $7::text[]
+                ) as sent(project_id, job_id, worker_id, attempt, lease_id, duration_ms, result)
+                order by project_id, job_id
+                limit 500
+            ) ack
+            cross join lateral (
+                select ctid as place, project_id, id, queue, job_type, rank, run_at, created_at,
+                       attempt, failures, max_attempts, timeout_seconds, labels, cancel_requested,
+                       progress, lease_id, worker_id, claimed_at, holds_slot, expires_at
+                from jobs
+                where jobs.project_id = ack.project_id and jobs.id = ack.job_id
+                    and jobs.worker_id = coalesce(ack.worker_id, jobs.worker_id)
+                    and (ack.attempt is null or jobs.attempt = ack.attempt)
+                    and (ack.lease_id is null or jobs.lease_id = ack.lease_id)
+                    and jobs.children = 0 and jobs.batch_id is null
+                    and jobs.has_callbacks is null
+                for update skip locked
+            ) job
         ), gone as (
             delete from jobs
-            using held
-            where jobs.project_id = held.project_id and jobs.id = held.id
+            where ctid = any(array(
+                select seen.place
+                from held
+                cross join lateral (
+                    select ctid as place
+                    from jobs
+                    where jobs.project_id = held.project_id and jobs.id = held.id
+                    offset 0
+                ) seen
+                union all
+                select place from held
+            ))
+            returning 1
         ), unexpired as (
             delete from job_expiries
             using held
@@ -133,7 +161,7 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
         )
         select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!", job_type "job_type!",
                (extract(epoch from now() - claimed_at) * 1000)::bigint "ran_ms!",
-               holds_slot "held_slot!"
+               holds_slot "held_slot!", (select count(*) from gone) "gone!"
         from held
         "#,
         &fences.project_id,
@@ -146,6 +174,9 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
     )
     .fetch_all(conn)
     .await?;
+    if moved.first().is_some_and(|it| it.gone.unsigned_abs() != moved.len() as u64) {
+        return Err(sqlx::Error::Protocol("a job stayed beside its success".to_owned()));
+    }
     let moved = moved.into_iter().map(|it| {
         Moved::Parent(Settled {
             key: JobKey { project_id: it.project_id, id: it.id },

@@ -353,7 +353,8 @@ pub async fn write_subscriptions(
     Ok(())
 }
 
-/// The URLs of a project's enabled endpoints that take callbacks.
+/// The URLs of a project's endpoints that take callbacks. Also of those that are disabled: that a
+/// receiver is gone must not keep jobs from being enqueued.
 pub async fn callback_urls(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -363,7 +364,7 @@ pub async fn callback_urls(
         "
         select url
         from webhook_endpoints
-        where project_id = $1 and takes_callbacks and disabled_at is null and deleted_at is null
+        where project_id = $1 and takes_callbacks and deleted_at is null
         order by id
         limit $2
         ",

@@ -335,3 +335,39 @@ fn a_project_or_a_key_may_require_that_every_ack_shows_its_attempt() {
         strict.ack(&leased, "w", "succeeded").await.is(200);
     });
 }
+
+#[test]
+fn a_job_that_changes_while_it_succeeds_is_not_kept_beside_its_success() {
+    const JOBS: usize = 400;
+    run(async |t| {
+        let job = json!({"job_type": "t", "queue": "default"});
+        t.post("/v1/jobs/batch", json!({"jobs": vec![job; JOBS]})).await.is(201);
+        let mut leased = Vec::new();
+        while leased.len() < JOBS {
+            leased.extend(t.poll("w", 50).await);
+        }
+        // As heartbeats do, but without a pause: rows get new versions while acks look at them.
+        let beating = tokio::spawn({
+            let database = t.database.clone();
+            async move {
+                let mut conn = database.connect().await;
+                loop {
+                    let beat = "update jobs set lease_expires_at = lease_expires_at
+                                where id in (select id from jobs order by random() limit 20)";
+                    sqlx::query(beat).execute(&mut conn).await.expect("it beats");
+                }
+            }
+        });
+        let mut acking = tokio::task::JoinSet::new();
+        for one in leased {
+            let t = t.clone();
+            acking.spawn(async move { t.ack(&one, "w", "succeeded").await.is(200) });
+        }
+        acking.join_all().await;
+        beating.abort();
+        let both = "select count(*) from jobs join finished_jobs using (project_id, id)";
+        assert_eq!(t.database.number(both).await, 0);
+        let done = "select count(*) from finished_jobs where state = 'succeeded'";
+        assert_eq!(t.database.number(done).await, i64::try_from(JOBS).expect("a number"));
+    });
+}

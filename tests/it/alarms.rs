@@ -11,7 +11,8 @@ use crate::{
 /// What each rule looks for.
 const TROUBLES: &str = "update jobs set created_at = now() - interval '20 minutes',
     run_at = now() - interval '20 minutes';
-    update queue_pushes set failing_since = now() - interval '6 minutes', last_error = 'timeout';
+    update queue_pushes set failing_since = now() - interval '6 minutes', last_failure_at = now(),
+    last_error = 'timeout';
     insert into schedule_fires (project_id, schedule_id, tick, outcome)
     select project_id, id, now() - interval '1 minute', 'missed' from recurring_schedules;
     insert into queue_types (project_id, queue, job_type, streak, paused_at, paused_by)

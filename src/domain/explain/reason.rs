@@ -19,6 +19,8 @@ pub enum Reason {
     NoWorkers,
     /// No live worker has its labels.
     Labels,
+    /// Its queue is pushed to a URL, and requests fail.
+    PushFailing,
     /// All slots of the workers are in use.
     WorkersBusy,
     /// The circuit breaker has paused its type.
@@ -43,10 +45,11 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons of jobs that could be claimed.
-    pub const OF_READY_JOBS: [Self; 10] = [
+    pub const OF_READY_JOBS: [Self; 11] = [
         Self::Ready,
         Self::NoWorkers,
         Self::Labels,
+        Self::PushFailing,
         Self::WorkersBusy,
         Self::CircuitBreaker,
         Self::QueuePaused,
@@ -63,6 +66,7 @@ impl Reason {
             Self::Ready => "ready",
             Self::NoWorkers => "no_workers",
             Self::Labels => "labels",
+            Self::PushFailing => "push_failing",
             Self::WorkersBusy => "workers_busy",
             Self::CircuitBreaker => "circuit_breaker",
             Self::QueuePaused => "queue_paused",
@@ -90,9 +94,12 @@ impl Reason {
     #[must_use]
     pub const fn waits_for(self) -> WaitingFor {
         match self {
-            Self::Ready | Self::NoWorkers | Self::Labels | Self::WorkersBusy | Self::OtherJobs => {
-                WaitingFor::Worker
-            }
+            Self::Ready
+            | Self::NoWorkers
+            | Self::Labels
+            | Self::PushFailing
+            | Self::WorkersBusy
+            | Self::OtherJobs => WaitingFor::Worker,
             Self::QueuePaused => WaitingFor::QueuePaused,
             Self::CircuitBreaker | Self::TypePaused => WaitingFor::TypePaused,
             Self::Concurrency => WaitingFor::Concurrency,

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use metrics::counter;
 use sqlx::PgConnection;
 
 use crate::{
@@ -22,6 +23,7 @@ use crate::{
         ends::{self, JobEnd},
         outbound_events,
     },
+    telemetry,
 };
 
 /// Stores what these ends enqueue. They were taken in the same transaction.
@@ -88,7 +90,9 @@ async fn callbacks_of_job(
     let mut declared = read(declared)?;
     if let Some(url) = declared.url.take() {
         let key = (end.project_id, parent);
-        outbound_events::call_back(tx, key, event_of(how), &url).await?;
+        if !outbound_events::call_back(tx, key, event_of(how), &url).await? {
+            counter!(telemetry::EVENTS_DROPPED).increment(1);
+        }
     }
     for callback in declared.of_end(how) {
         let mut job = new_job(end.project_id, callback, &ended);

@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Why a URL is refused.
-const NOT_TAKEN: &str = "must be the URL of an enabled endpoint with `callbacks`, or one below it";
+const NOT_TAKEN: &str = "must be the URL of an endpoint with `callbacks`, or one below it";
 
 /// Whether endpoints of the project take these URLs, each beside the path of its job.
 ///

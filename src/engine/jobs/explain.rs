@@ -7,7 +7,9 @@ use sqlx::PgConnection;
 
 use crate::{
     domain::{
-        explain::{self, Crowd, Explanation, Facts, RateUse, Reason, Slots, TypePause},
+        explain::{
+            self, Crowd, Explanation, Facts, FailingPush, RateUse, Reason, Slots, TypePause,
+        },
         job::{StoredState, WaitingFor},
         limits,
         rate::{Handout, RateLimit},
@@ -183,6 +185,7 @@ async fn explain_row(
         explain::MAX_COUNTED_AHEAD,
     )
     .await?;
+    let push = store::pushes::failing(conn, project_id, &row.queue).await?;
     let failing = store::set_aside::find(conn, project_id, row.id).await?;
     let crowd = |name: &str, running, limit| Crowd { name: name.to_owned(), running, limit };
     let facts = Facts {
@@ -203,6 +206,7 @@ async fn explain_row(
         queue_paused_at: queue.as_ref().and_then(|it| it.paused_at),
         type_pause: queue.as_ref().and_then(type_pause),
         rate: queue.as_ref().and_then(|it| rate_use(it, crowds.now)),
+        push: push.map(|it| FailingPush { since: it.since, error: it.error }),
         worker_id: row.worker_id,
         lease_expires_at: row.lease_expires_at,
         cancel_requested: row.cancel_requested,

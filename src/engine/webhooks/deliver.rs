@@ -155,7 +155,7 @@ impl Deliverer {
 }
 
 /// Why a callback is not sent.
-const NOT_BELOW: &str = "the endpoint's URL has changed, and this one is not below it";
+const NOT_BELOW: &str = "the endpoint takes no callbacks any more, or none below its new URL";
 /// Why a delivery is tried later.
 const NO_TURN: &str = "too many requests of this project, or to this host, are under way";
 
@@ -213,13 +213,14 @@ impl Served {
             histogram!(telemetry::WEBHOOK_DELAY_SECONDS).record(waited.as_secs_f64());
         }
         let called = Instant::now();
+        let is_callback = payload.url.is_some();
         let within = Duration::from_secs(u64::try_from(self.it.timeout_seconds).unwrap_or(1));
         let headers = headers(&self.secrets, job, &payload);
         let body = payload.body.get().to_owned();
         let to = &self.line.to;
         let answer = match payload.url.as_deref().map(Url::parse) {
             None => to.post(headers, body, within, MAX_KEPT_BYTES).await,
-            Some(Ok(url)) if is_below(url.as_str(), &self.it.url) => {
+            Some(Ok(url)) if self.it.takes_callbacks && is_below(url.as_str(), &self.it.url) => {
                 to.post_to(url, headers, body, within, MAX_KEPT_BYTES).await
             }
             Some(_) => return failed(job, "callback_refused", NOT_BELOW.to_owned(), false, None),
@@ -228,30 +229,37 @@ impl Served {
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => {
-                self.note(|it| it.failures += 1);
+                self.note_of(is_callback, |it| it.failures += 1);
                 return failed(job, error.name(), error.to_string(), true, None);
             }
         };
         let kind = format!("http_{}", answer.status);
         match verdict(answer.status, answer.retry_after_seconds) {
             Verdict::Delivered => {
-                self.note(|it| {
+                self.note_of(is_callback, |it| {
                     *it = Seen { has_succeeded: true, failures: 0, is_gone: it.is_gone };
                 });
                 let result = Delivered { status: answer.status, text: answer.text };
                 AttemptEnd::Succeeded { result: serde_json::to_string(&result).ok() }
             }
             Verdict::Failed(retry_after) => {
-                self.note(|it| it.failures += 1);
+                self.note_of(is_callback, |it| it.failures += 1);
                 failed(job, &kind, answer.text, true, retry_after)
             }
             Verdict::Gone => {
-                self.note(|it| {
+                self.note_of(is_callback, |it| {
                     it.failures += 1;
                     it.is_gone = true;
                 });
                 failed(job, &kind, answer.text, false, None)
             }
+        }
+    }
+
+    /// What a callback leads to says nothing about the endpoint: who enqueues has chosen its URL.
+    fn note_of(&self, is_callback: bool, change: impl FnOnce(&mut Seen)) {
+        if !is_callback {
+            self.note(change);
         }
     }
 

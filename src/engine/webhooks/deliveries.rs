@@ -10,6 +10,7 @@ use super::{
 use crate::{
     domain::{
         job::JobState,
+        job::StoredState,
         operation::{JobFilter, Kind, Which},
         plan::{Limits, Tenant},
         webhook::{TEST_EVENT, WebhookData, WebhookEvent, WebhookProject},
@@ -110,17 +111,31 @@ async fn key_of(
     job.map(|it| JobKey { project_id: outbox, id: it.id }).ok_or(Error::DeliveryNotFound)
 }
 
-/// Sends a delivery again that is a dead letter, or was cancelled.
+/// Sends a delivery again that is a dead letter or was cancelled, or now one that waits.
 ///
 /// # Errors
 /// [`Error::EndpointNotFound`], [`Error::DeliveryNotFound`]; [`Error::InvalidState`] when it is
-/// neither.
+/// none of them.
 pub async fn retry(
     engine: &Engine,
     endpoint: (ProjectId, EndpointId),
     id: DeliveryId,
 ) -> Result<(), Error> {
-    control::retry(engine, key_of(engine, endpoint, id).await?).await
+    let key = key_of(engine, endpoint, id).await?;
+    let mut conn = engine.pools.read_outbox(endpoint.0, key.project_id).await?;
+    let job = store::jobs::find(&mut conn, key.project_id, key.id).await?;
+    drop(conn);
+    // It is due, and has its place before others.
+    if job.is_some_and(|it| it.state == StoredState::Pending) {
+        return Ok(());
+    }
+    let now = control::Timing::After(chrono::TimeDelta::zero());
+    // What its owner has stored does not matter here: calls are counted.
+    let outbox = Tenant { project_id: key.project_id, limits: Limits::default() };
+    match control::change(engine, outbox, key.id, now, control::Change::default()).await {
+        Err(Error::InvalidState(_)) => control::retry(engine, key).await,
+        changed => changed,
+    }
 }
 
 /// Sends an event to an endpoint that shows that it works. Returns the delivery.

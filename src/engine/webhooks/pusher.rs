@@ -280,7 +280,12 @@ impl Pushed {
             }
             JobVerdict::Released(asked) => Some(self.slowed(asked, &kind)),
             JobVerdict::Failed { retryable } => {
-                self.failed(&kind);
+                // What no retry can mend is about the job, and says that the URL works.
+                if retryable {
+                    self.failed(&kind);
+                } else {
+                    self.succeeded();
+                }
                 Some(failed(&kind, answer.first_text().to_owned(), retryable))
             }
         }

@@ -115,8 +115,13 @@ impl Sweep for Events {
         let (mut jobs, mut dropped) = (Vec::new(), HashMap::<EndpointId, (i64, i64)>::new());
         for event in events {
             let wanted: Vec<_> = match &event.callback_url {
-                // One endpoint is told, though several may take it.
-                Some(url) => to.iter().filter(|it| takes(it, url)).take(1).collect(),
+                // Of several that take it, the one with room whose URL is nearest.
+                Some(url) => to
+                    .iter()
+                    .filter(|it| takes(it, url))
+                    .max_by_key(|it| (!full.contains(&it.id.to_string()), it.url.len()))
+                    .into_iter()
+                    .collect(),
                 None => to.iter().filter(|it| wants(it, &event)).collect(),
             };
             let (has_room, is_full): (Vec<_>, Vec<_>) =

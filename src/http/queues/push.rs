@@ -15,7 +15,7 @@ use crate::{
     http::{
         audit::{self, NewAuditEntry},
         error::ErrorBody,
-        webhooks::RotateSecretRequest,
+        webhooks::{RotateSecretRequest, read_url},
     },
     wire::{
         extract::{Json, NameInPath, RequestBody},
@@ -150,7 +150,7 @@ pub async fn put(
 ) -> Result<(StatusCode, Reply<PushWithSecret>), Error> {
     let mut check = Check::default();
     check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
-    let url = match outbound::read_url(&request.url, &app.outbound.allowed) {
+    let url = match read_url(&app, &request.url) {
         Ok(url) => String::from(url),
         Err(message) => {
             check.refuse("url", message);

@@ -284,7 +284,8 @@ pub async fn get(
 
 /// Retry a delivery.
 ///
-/// One that failed or was cancelled is sent again, with the same event id and a new signature.
+/// One that failed or was cancelled is sent again, with the same event id and a new signature; one
+/// that waits is sent now.
 #[utoipa::path(
     post, path = "/webhooks/{endpoint_id}/deliveries/{delivery_id}/retry", tag = "webhooks",
     operation_id = "webhooks_retry",
@@ -296,7 +297,7 @@ pub async fn get(
     responses(
         (status = 200, description = "The delivery.", body = Delivery),
         (status = 404, description = "The endpoint has no such delivery.", body = ErrorBody),
-        (status = 409, description = "It waits, is being sent, or was accepted.", body = ErrorBody),
+        (status = 409, description = "It is being sent, or was accepted.", body = ErrorBody),
     ),
 )]
 pub async fn retry(

@@ -118,8 +118,21 @@ pub async fn oldest_ready(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Re
                 select project_id, queue
                 from queue_counts
                 where project_id = asking.project_id and active > 0
-                order by active desc, queue
-                limit 100
+                    and (
+                        queue in (
+                            select unnest(alarm.queues)
+                            from effective_alarms alarm
+                            where alarm.project_id = asking.project_id
+                                and alarm.rule = 'oldest_ready'
+                        )
+                        or (queue) in (
+                            select largest.queue
+                            from queue_counts largest
+                            where largest.project_id = asking.project_id and largest.active > 0
+                            order by largest.active desc, largest.queue
+                            limit 100
+                        )
+                    )
             ) busy
             cross join lateral (
                 select id, job_type, ready_at
@@ -215,8 +228,6 @@ pub async fn schedule_missed(
                 limit 10000
             ) bounded
             group by schedule_id
-            order by schedule_id
-            limit 100
         ) missed
         join recurring_schedules schedule
             on schedule.project_id = alarm.project_id and schedule.id = missed.schedule_id
@@ -271,12 +282,12 @@ pub async fn push_failing(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Re
         r#"
         select alarm.project_id "project_id!: ProjectId", alarm.name "alarm!",
                alarm.rule "rule!", alarm.mail_to "mail_to!", it.queue as subject, null::uuid as subject_id,
-               failing.seconds > alarm.threshold "is_beyond!", 0 "for_seconds!", it.queue "queue?",
+               failing.seconds >= alarm.threshold "is_beyond!", 0 "for_seconds!", it.queue "queue?",
                null as job_type, it.last_error as error_type, null::uuid as job_id, it.url "name?",
                failing.seconds::bigint as value
         from effective_alarms alarm
         cross join lateral (
-            select queue, url, last_error, failing_since
+            select queue, url, last_error, failing_since, last_failure_at
             from queue_pushes
             where project_id = alarm.project_id and paused_at is null
                 and failing_since is not null
@@ -285,7 +296,8 @@ pub async fn push_failing(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Re
             limit 100
         ) it
         cross join lateral (
-            select extract(epoch from now() - it.failing_since) as seconds
+            -- One failure of a quiet queue lasts for no time.
+            select extract(epoch from it.last_failure_at - it.failing_since) as seconds
         ) failing
         where alarm.project_id = any($1) and alarm.rule = 'push_failing' and alarm.is_enabled
         "#,
@@ -312,7 +324,7 @@ pub async fn key_expiring(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Re
                 and expires_at > now() - interval '30 days'
                 and expires_at <= now() + make_interval(days => alarm.threshold)
                 and expires_at > created_at + make_interval(days => alarm.threshold)
-            order by expires_at, id
+            order by expires_at <= now(), expires_at, id
             limit 100
         ) key
         where alarm.project_id = any($1) and alarm.rule = 'key_expiring' and alarm.is_enabled

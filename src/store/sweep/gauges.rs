@@ -57,6 +57,8 @@ pub async fn places(conn: &mut PgConnection, alive_seconds: i32) -> sqlx::Result
                 limit 20000
             ) worker
             cross join lateral unnest(worker.queues) as named(queue)
+            union
+            select project_id, queue from queue_pushes where paused_at is null
         )
         select place.project_id "project_id!: ProjectId", projects.slug as project, place.queue "queue!",
                place.id "job_id!: JobId",

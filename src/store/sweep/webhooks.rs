@@ -100,6 +100,7 @@ pub struct ServedEndpoint {
     pub id: EndpointId,
     pub outbox: ProjectId,
     pub url: String,
+    pub takes_callbacks: bool,
     pub max_in_flight: i32,
     pub timeout_seconds: i32,
     pub updated_at: DateTime<Utc>,
@@ -119,7 +120,7 @@ pub async fn served_endpoints(
         ServedEndpoint,
         r#"
         select it.project_id "project_id: ProjectId", it.id "id: EndpointId",
-               outboxes.outbox_id "outbox: ProjectId", it.url, it.max_in_flight,
+               outboxes.outbox_id "outbox: ProjectId", it.url, it.takes_callbacks, it.max_in_flight,
                it.timeout_seconds, it.updated_at, it.secret,
                case when it.old_secret_until > now() then it.old_secret end as old_secret
         from webhook_endpoints it

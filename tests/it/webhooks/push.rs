@@ -287,3 +287,45 @@ fn both_secrets_sign_while_one_is_replaced() {
         }
     });
 }
+
+#[test]
+fn a_job_is_explained_by_its_failing_push_unless_a_worker_polls() {
+    run(async |t| {
+        let sink = Sink::start().await;
+        let later = [(header::RETRY_AFTER, "600")];
+        sink.answer_with((StatusCode::SERVICE_UNAVAILABLE, later, ""));
+        push(t, &sink, json!({})).await;
+        let first = enqueue(t, json!({})).await;
+        sink.next().await;
+        let explained = async |id: &str| t.get(&format!("/v1/jobs/{id}/explain")).await.is(200);
+        let told = loop {
+            let told = explained(&first).await;
+            if told["reason"] == "push_failing" {
+                break told;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        };
+        let summary = told["summary"].as_str().expect("a text");
+        assert!(summary.ends_with(": http_503"), "{summary}");
+        assert_eq!(told["waiting_for"], "worker");
+        let second = enqueue(t, json!({})).await;
+        let poll = json!({"worker_id": "w", "queues": ["functions"], "capacity": 1});
+        let taken = t.polled(poll).await.remove(0);
+        let left = if taken["id"] == first.as_str() { &second } else { &first };
+        while explained(left).await["reason"] == "push_failing" {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+}
+
+#[test]
+fn the_server_never_calls_itself() {
+    run(async |t| {
+        for path in ["", "/v1/jobs", "/hook?x=1"] {
+            let own = format!("{}{path}", t.url);
+            let endpoint = json!({"url": own, "events": ["job.*"]});
+            t.post("/v1/webhooks", endpoint).await.refuses("url");
+            t.put(PUSH, json!({"url": own})).await.refuses("url");
+        }
+    });
+}

@@ -86,11 +86,10 @@ pub enum Moved {
 /// it would invite the index of leases, whose entries are nearly all dead. Rows that another
 /// transaction holds are left alone: they must not delay the others.
 ///
-/// Each job is looked up by itself, and deleted by its place. Joins would depend on the statistics:
-/// after a quiet time these say that the table is empty, and a plan for that compares each ack with
-/// each job of a burst. Another transaction may have made a new version of a job since this
-/// statement began. Then the delete finds the version that the statement sees, follows it to the
-/// one that is locked, and compares that with the places again: both must be among them.
+/// Each job is looked up by itself, and deleted by its place: joins depend on statistics, and a
+/// plan for a nearly empty table compares each ack with each job of a burst. If a job has a new
+/// version since the statement began, the delete finds the one that the statement sees, follows it
+/// to the locked one, and compares that again: the places of both must be listed.
 pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result<Vec<Moved>> {
     let fences = FenceColumns::of(acks.iter().map(|it| (it.key(), &it.fence)));
     let moved = sqlx::query!(
@@ -102,25 +101,20 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
                    job.lease_id, job.worker_id, job.claimed_at, job.holds_slot,
                    job.expires_at, ack.duration_ms, ack.result
             from (
-                select *
-                from unnest(
-                    $1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[], $6::bigint[],
-                    $7::text[]
+                select * from unnest(
+                    $1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[], $6::bigint[], $7::text[]
                 ) as sent(project_id, job_id, worker_id, attempt, lease_id, duration_ms, result)
                 order by project_id, job_id
                 limit 500
             ) ack
             cross join lateral (
-                select ctid as place, project_id, id, queue, job_type, rank, run_at, created_at,
-                       attempt, failures, max_attempts, timeout_seconds, labels, cancel_requested,
-                       progress, lease_id, worker_id, claimed_at, holds_slot, expires_at
+                select ctid as place, jobs.*
                 from jobs
                 where jobs.project_id = ack.project_id and jobs.id = ack.job_id
                     and jobs.worker_id = coalesce(ack.worker_id, jobs.worker_id)
                     and (ack.attempt is null or jobs.attempt = ack.attempt)
                     and (ack.lease_id is null or jobs.lease_id = ack.lease_id)
-                    and jobs.children = 0 and jobs.batch_id is null
-                    and jobs.has_callbacks is null
+                    and jobs.children = 0 and jobs.batch_id is null and jobs.has_callbacks is null
                 for update skip locked
             ) job
         ), gone as (
@@ -129,15 +123,12 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
                 select seen.place
                 from held
                 cross join lateral (
-                    select ctid as place
-                    from jobs
-                    where jobs.project_id = held.project_id and jobs.id = held.id
-                    offset 0
+                    select ctid as place from jobs
+                    where jobs.project_id = held.project_id and jobs.id = held.id offset 0
                 ) seen
                 union all
                 select place from held
-            ))
-            returning 1
+            )) returning 1
         ), unexpired as (
             delete from job_expiries
             using held

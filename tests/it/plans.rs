@@ -393,7 +393,8 @@ async fn settle(conn: &mut PgConnection, leased: &[LeasedJob]) {
             duration_ms: None,
         })
         .collect();
-    let moved = costs(conn, "ack", 50 * 16, async |conn| {
+    // Each job is looked up twice: as it is, and as the statement sees it.
+    let moved = costs(conn, "ack", 50 * 19, async |conn| {
         settle_success::succeed(conn, &successes.iter().collect::<Vec<_>>()).await.expect("it runs")
     })
     .await;

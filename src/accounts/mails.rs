@@ -5,7 +5,7 @@ use chrono::{DateTime, Utc};
 use secrecy::{ExposeSecret, SecretString};
 
 use crate::{
-    domain::alarm::{Details, Rule, summary},
+    domain::alarm::summary,
     error::Error,
     mail::Mail,
     store::{accounts::Account, incidents::IncidentRow},
@@ -126,8 +126,7 @@ pub(super) fn alarm(
     it: &IncidentRow,
     is_resolved: bool,
 ) -> Result<Mail, Error> {
-    let rule = Rule::of_name(&it.rule).unwrap_or(Rule::DeadLetters);
-    let details: Details = serde_json::from_str(&it.details).unwrap_or_default();
+    let (rule, details) = it.read();
     let began_at = shown(it.began_at);
     let summary = summary(rule, &details);
     let template = Alarm { url, project, alarm: &it.alarm, summary, began_at, is_resolved };

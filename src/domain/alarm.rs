@@ -29,7 +29,7 @@ pub const QUIET_MINUTES: i32 = 30;
 /// Minutes for which a missed tick is an incident, even if the next one fires.
 pub const MISSED_MINUTES: i32 = 10;
 
-/// Findings of an incident are noted once in this many seconds.
+/// A lasting incident is written at most once in this many seconds: each look finds it again.
 const TOUCH_SECONDS: i32 = 60;
 
 /// What an alarm looks at.

@@ -76,8 +76,7 @@ pub struct Incident {
 impl Incident {
     /// Callers who may not list keys and webhooks do not see their names and hosts.
     fn of(row: IncidentRow, who: &Who) -> Self {
-        let rule = Rule::of_name(&row.rule).unwrap_or(Rule::DeadLetters);
-        let mut details: Details = serde_json::from_str(&row.details).unwrap_or_default();
+        let (rule, mut details) = row.read();
         let permission = match rule {
             Rule::KeyExpiring => Permission::Administer,
             Rule::EndpointDisabled | Rule::DeliveriesDropped | Rule::PushFailing => {

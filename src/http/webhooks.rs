@@ -124,8 +124,8 @@ fn check(app: &App, it: ChangeEndpointRequest) -> Result<EndpointChange, Error> 
         }
     });
     let events = it.events.map(|events| {
-        let least = if it.callbacks == Some(true) { 0 } else { 1 };
-        let types = event_types(&events, least, &mut check);
+        let may_be_none = it.callbacks == Some(true);
+        let types = event_types(&events, may_be_none, &mut check);
         (events, types)
     });
     let max = limits::MAX_ENDPOINT_NAMES;
@@ -162,8 +162,10 @@ pub(super) fn read_url(app: &App, url: &str) -> Result<Url, String> {
 }
 
 /// The types that these patterns name, sorted.
-fn event_types(events: &[String], least: usize, check: &mut Check) -> Vec<String> {
-    check.count("events", events.len().max(1 - least), limits::MAX_ENDPOINT_NAMES);
+fn event_types(events: &[String], may_be_none: bool, check: &mut Check) -> Vec<String> {
+    if !(may_be_none && events.is_empty()) {
+        check.count("events", events.len(), limits::MAX_ENDPOINT_NAMES);
+    }
     let mut event_types = Vec::new();
     for (place, pattern) in events.iter().enumerate().take(limits::MAX_ENDPOINT_NAMES) {
         let named = webhook::named_by(pattern);

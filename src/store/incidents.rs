@@ -5,7 +5,9 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::{
-    domain::alarm::{MAX_ALARM_MAILS_A_DAY, MAX_INCIDENTS_A_DAY, MAX_MAILED_MEMBERS, Name},
+    domain::alarm::{
+        Details, MAX_ALARM_MAILS_A_DAY, MAX_INCIDENTS_A_DAY, MAX_MAILED_MEMBERS, Name, Rule,
+    },
     ids::{IncidentId, ProjectId},
 };
 
@@ -23,6 +25,15 @@ pub struct IncidentRow {
     /// Null: it lasts.
     pub resolved_at: Option<DateTime<Utc>>,
     pub muted_until: Option<DateTime<Utc>>,
+}
+
+impl IncidentRow {
+    /// Its rule and details, as far as this version can read them.
+    #[must_use]
+    pub fn read(&self) -> (Rule, Details) {
+        let rule = Rule::of_name(&self.rule).unwrap_or(Rule::DeadLetters);
+        (rule, serde_json::from_str(&self.details).unwrap_or_default())
+    }
 }
 
 /// Incidents of a project that were told, newest first: all, or those that have ended.

@@ -91,24 +91,25 @@ pub async fn delivery(
     endpoint: (ProjectId, EndpointId),
     id: DeliveryId,
 ) -> Result<(DeliveryRow, Vec<AttemptRow>), Error> {
-    let key = key_of(engine, endpoint, id).await?;
+    let (key, _) = job_of(engine, endpoint, id).await?;
     let mut conn = engine.pools.read_outbox(endpoint.0, key.project_id).await?;
     let job = store::jobs::find(&mut conn, key.project_id, key.id).await?;
     let attempts = store::jobs::attempts(&mut conn, key.project_id, key.id).await?;
     Ok((read(job.ok_or(Error::DeliveryNotFound)?)?, attempts))
 }
 
-/// The job of a delivery to this endpoint.
-async fn key_of(
+/// The job of a delivery to this endpoint, and its state.
+async fn job_of(
     engine: &Engine,
     (project_id, endpoint): (ProjectId, EndpointId),
     id: DeliveryId,
-) -> Result<JobKey, Error> {
+) -> Result<(JobKey, StoredState), Error> {
     let EndpointRow { outbox, .. } = find(engine, project_id, endpoint).await?;
     let mut conn = engine.pools.read_outbox(project_id, outbox).await?;
     let job = store::jobs::find(&mut conn, outbox, JobId(id.0)).await?;
     let job = job.filter(|it| it.queue == endpoint.to_string());
-    job.map(|it| JobKey { project_id: outbox, id: it.id }).ok_or(Error::DeliveryNotFound)
+    let job = job.ok_or(Error::DeliveryNotFound)?;
+    Ok((JobKey { project_id: outbox, id: job.id }, job.state))
 }
 
 /// Sends a delivery again that is a dead letter or was cancelled, or now one that waits.
@@ -121,12 +122,9 @@ pub async fn retry(
     endpoint: (ProjectId, EndpointId),
     id: DeliveryId,
 ) -> Result<(), Error> {
-    let key = key_of(engine, endpoint, id).await?;
-    let mut conn = engine.pools.read_outbox(endpoint.0, key.project_id).await?;
-    let job = store::jobs::find(&mut conn, key.project_id, key.id).await?;
-    drop(conn);
+    let (key, state) = job_of(engine, endpoint, id).await?;
     // It is due, and has its place before others.
-    if job.is_some_and(|it| it.state == StoredState::Pending) {
+    if state == StoredState::Pending {
         return Ok(());
     }
     let now = control::Timing::After(chrono::TimeDelta::zero());

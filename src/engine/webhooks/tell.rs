@@ -11,7 +11,7 @@ use sqlx::{PgConnection, types::Json};
 use super::{deliver::DELIVERY_SECONDS, payload::Payload};
 use crate::{
     domain::{
-        alarm::{Details, Rule, summary},
+        alarm::summary,
         limits::MAX_ENDPOINTS,
         outbound::is_below,
         webhook::{
@@ -248,8 +248,7 @@ fn describe_job(event: TakenEvent) -> sqlx::Result<Option<WebhookJob>> {
 }
 
 fn describe_incident(row: IncidentRow) -> WebhookIncident {
-    let rule = Rule::of_name(&row.rule).unwrap_or(Rule::DeadLetters);
-    let details: Details = serde_json::from_str(&row.details).unwrap_or_default();
+    let (rule, details) = row.read();
     WebhookIncident {
         id: row.id.to_string(),
         alarm: row.alarm,

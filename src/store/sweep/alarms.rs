@@ -1,4 +1,5 @@
-//! What alarms find. Each statement is about a page of projects.
+//! What alarms find. Each statement is about a page of projects, and bounds what it finds for one
+//! alarm of one project by a literal limit.
 
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -7,9 +8,6 @@ use crate::{domain::alarm::MISSED_MINUTES, ids::ProjectId};
 
 /// Projects of one page.
 pub const MAX_PAGE_PROJECTS: i64 = 200;
-/// Findings of one alarm of one project, and rows that one looks at. The statements carry the same
-/// number as a literal.
-pub const MAX_FINDINGS: usize = 100;
 
 /// Something that an alarm found.
 #[derive(Debug, Clone)]

@@ -3,7 +3,7 @@
 
 use std::{
     future::Future,
-    sync::Arc,
+    sync::{Arc, atomic::AtomicBool},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -268,12 +268,12 @@ fn start_instance_loops(app: &App, loops: &Loops<'_>) {
             Ok(Next::continue_if(pruned >= purge::MAX_PRUNED_PEOPLE, ACCOUNTS_PERIOD))
         }
     });
-    let accounts = app.accounts.clone();
+    let (accounts, fails) = (app.accounts.clone(), Arc::new(AtomicBool::new(false)));
     loops.start("mails", Some(BackgroundTask::Mails), move |_| {
-        let accounts = accounts.clone();
-        async move { Ok(Next::after(accounts.send_mails().await?)) }
+        let (accounts, fails) = (accounts.clone(), Arc::clone(&fails));
+        async move { Ok(Next::after(accounts.send_mails(&fails).await?)) }
     });
-    let alarms = Arc::new(Alarms::new(app.accounts.alarm_mails()));
+    let alarms = Arc::new(Alarms::new(app.accounts.mailer.is_used()));
     let bus = app.bus.clone();
     loops.start("alarms", None, move |engine| {
         let (alarms, nodes) = (Arc::clone(&alarms), bus.nodes().min(MAX_ALARM_NODES));

@@ -40,6 +40,8 @@ pub enum Outcome {
     Refused,
     /// A further try may help.
     Failed,
+    /// What it is about is gone.
+    NotNeeded,
 }
 
 impl Outcome {
@@ -51,6 +53,7 @@ impl Outcome {
             Self::Printed => "printed",
             Self::Refused => "refused",
             Self::Failed => "failed",
+            Self::NotNeeded => "not_needed",
         }
     }
 }

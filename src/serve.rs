@@ -294,7 +294,6 @@ async fn open(
         default_plan: people.default_plan,
         plans: people.plans,
         wake: engine.notifier.wake.clone(),
-        mailer_fails: Arc::default(),
     };
     accounts.refresh_signing_keys().await.context("the database does not answer")?;
     let app = App::new(engine.clone(), accounts, (bus.clone(), outbound), instance.cursor_key);

@@ -40,6 +40,7 @@ impl Accounts {
         self.throttle(&[charge("email-change", &id.to_string(), MAILS_PER_EMAIL)]).await?;
         let mut conn = self.pool.acquire().await?;
         let account = store::accounts::find(&mut conn, id).await?.ok_or(Error::Unauthorized)?;
+        drop(conn);
         if account.email == new_email {
             return Err(Error::invalid("email", "is the address of the account already"));
         }
@@ -55,6 +56,7 @@ impl Accounts {
                 recipients.push(to.clone());
             }
         }
+        let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         store::email_changes::replace(&mut tx, id, &new_email, hashes, VERIFY_SECONDS).await?;
         let event = AccountEvent::AddressChangeRequested;

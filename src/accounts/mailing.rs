@@ -2,7 +2,10 @@
 //! a node or the mail server stops. A row says what to tell whom. Its text and the tokens in it are
 //! made when it is sent, so that no secret waits.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use chrono::{DateTime, Utc};
 use futures_util::future::join_all;
@@ -17,8 +20,9 @@ use super::{
     secret::{self, MAIL_PREFIX},
 };
 use crate::{
-    domain::limits::{INVITATION_SECONDS, RESET_SECONDS, VERIFY_SECONDS},
-    engine::alarms::MailBounds,
+    domain::limits::{
+        INVITATION_SECONDS, MAIL_SECONDS, MAX_WAITING_MAILS, RESET_SECONDS, VERIFY_SECONDS,
+    },
     error::{Error, chain},
     ids::{AccountId, IncidentId, InvitationId, ProjectId},
     mail::{Mail, Outcome, SEND_TIMEOUT},
@@ -27,8 +31,6 @@ use crate::{
     wakeups::BackgroundTask,
 };
 
-/// Mails that may wait on all nodes together; further ones are dropped, and counted.
-pub const MAX_WAITING_MAILS: i64 = 100_000;
 /// Mails that a node sends at a time.
 const MAX_AT_ONCE: i64 = 16;
 /// For how long a node has taken a mail: its conversation with the server has ended by then.
@@ -38,8 +40,6 @@ const _: () = assert!(SEND_TIMEOUT.as_secs() * 2 < TAKEN_SECONDS as u64);
 const FIRST_PAUSE_SECONDS: i32 = 5;
 /// The longest pause.
 const MAX_PAUSE_SECONDS: i32 = 300;
-/// For how long a mail without a link is tried: 72 hours.
-pub const MAIL_SECONDS: i64 = 259_200;
 /// The pause between two mails while the mail server accepts none.
 const FAILURE_PAUSE: Duration = Duration::from_secs(5);
 /// How often mails are looked for that another node has stored, and did not send.
@@ -133,19 +133,14 @@ impl Accounts {
         self.wake.ask(BackgroundTask::Mails);
     }
 
-    /// How the mails of alarms are kept.
-    #[must_use]
-    pub fn alarm_mails(&self) -> MailBounds {
-        self.mailer.is_used().then_some((MAIL_SECONDS, MAX_WAITING_MAILS))
-    }
-
     /// Sends some mails that are due. Returns after how long to look again; at once, if more are.
-    pub async fn send_mails(&self) -> sqlx::Result<Duration> {
+    /// `fails` keeps whether the server accepted none lately.
+    pub async fn send_mails(&self, fails: &AtomicBool) -> sqlx::Result<Duration> {
         if !self.mailer.is_used() {
             return Ok(LOOK_PERIOD);
         }
         // While the server accepts none, one at a time finds out whether it does again.
-        let was_failing = self.mailer_fails.load(Ordering::Relaxed);
+        let was_failing = fails.load(Ordering::Relaxed);
         let limit = if was_failing { 1 } else { MAX_AT_ONCE };
         let (taken, next_seconds) = {
             let mut conn = self.pool.acquire().await?;
@@ -159,27 +154,27 @@ impl Accounts {
         let sent = sent.into_iter().collect::<sqlx::Result<Vec<_>>>()?;
         let is_failing = match sent.is_empty() {
             true => was_failing,
-            false => sent.iter().all(|it| *it == "failed"),
+            false => sent.iter().all(|it| *it == Outcome::Failed),
         };
-        self.mailer_fails.store(is_failing, Ordering::Relaxed);
+        fails.store(is_failing, Ordering::Relaxed);
         let wait = next_seconds.map(|it| Duration::try_from_secs_f64(it).unwrap_or_default());
         let wait = wait.unwrap_or(LOOK_PERIOD).min(LOOK_PERIOD);
         Ok(if is_failing { wait.max(FAILURE_PAUSE) } else { wait })
     }
 
-    /// Returns the outcome.
-    async fn send_mail(&self, taken: &TakenMail) -> sqlx::Result<&'static str> {
+    /// Sends one, and notes what became of it.
+    async fn send_mail(&self, taken: &TakenMail) -> sqlx::Result<Outcome> {
         let outcome = match self.write_mail(taken).await {
-            Ok(Some((id, mail))) => self.mailer.hand_over(&id, mail).await.name(),
-            Ok(None) => "not_needed",
+            Ok(Some((id, mail))) => self.mailer.hand_over(&id, mail).await,
+            Ok(None) => Outcome::NotNeeded,
             Err(error) => {
                 tracing::error!(error = chain(&error), mail.id = %taken.id, "a mail has no text");
-                Outcome::Failed.name()
+                Outcome::Failed
             }
         };
-        counter!(telemetry::MAILS, "outcome" => outcome).increment(1);
+        counter!(telemetry::MAILS, "outcome" => outcome.name()).increment(1);
         let mut conn = self.pool.acquire().await?;
-        if outcome == Outcome::Failed.name() {
+        if outcome == Outcome::Failed {
             let pause = pause_seconds(taken.tries);
             store::mails::note_failed(&mut conn, taken.id, pause).await?;
         } else {

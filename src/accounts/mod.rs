@@ -25,10 +25,7 @@ mod token_crypto;
 mod totp;
 mod turns;
 
-use std::{
-    sync::{Arc, atomic::AtomicBool},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use lettre::Address;
 use secrecy::SecretString;
@@ -130,8 +127,6 @@ pub struct Accounts {
     pub plans: Plans,
     /// Has mails sent.
     pub wake: Wake,
-    /// Whether the mail server accepted none lately.
-    pub mailer_fails: Arc<AtomicBool>,
 }
 
 /// The client of a request.

@@ -41,18 +41,13 @@ pub async fn page(here: Here) -> Result<Response, Error> {
 impl Page {
     /// Where the subject of an incident is shown, if that has a page.
     fn place_of(&self, it: &Incident) -> Option<String> {
+        if !self.frame.may(it.rule.permission()) {
+            return None;
+        }
         let path = match it.rule {
             Rule::DeadLetters => format!("/dead-letters/list?fingerprint={}", it.subject),
             Rule::OldestReady | Rule::CircuitOpen => {
                 format!("/queues/{}", segment(it.details.queue.as_deref()?))
-            }
-            Rule::PushFailing
-            | Rule::EndpointDisabled
-            | Rule::DeliveriesDropped
-            | Rule::KeyExpiring
-                if !self.frame.may_administer() =>
-            {
-                return None;
             }
             Rule::PushFailing => format!("/queues/{}/push", segment(&it.subject)),
             Rule::ScheduleMissed => format!("/recurring/s/{}", segment(&it.subject)),

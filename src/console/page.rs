@@ -156,7 +156,8 @@ impl Frame {
         self.project.role.unwrap_or(Role::Viewer)
     }
 
-    fn may(&self, permission: Permission) -> bool {
+    /// Whether the visitor has this permission.
+    pub fn may(&self, permission: Permission) -> bool {
         role_may(self.role(), permission)
     }
 

@@ -6,6 +6,8 @@ use std::collections::HashSet;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::access::Permission;
+
 /// Alarms that a project has made or changed.
 pub const MAX_ALARMS: i64 = 20;
 /// Queues that one alarm may name.
@@ -127,6 +129,19 @@ impl Rule {
             self,
             Self::DeadLetters | Self::OldestReady | Self::CircuitOpen | Self::PushFailing
         )
+    }
+
+    /// What a caller needs to know the name of the key, or the host, that an incident is about: as
+    /// for the list of these.
+    #[must_use]
+    pub const fn permission(self) -> Permission {
+        match self {
+            Self::KeyExpiring => Permission::Administer,
+            Self::EndpointDisabled | Self::DeliveriesDropped | Self::PushFailing => {
+                Permission::Webhooks
+            }
+            _ => Permission::Read,
+        }
     }
 
     /// In the subject of mails.

@@ -345,6 +345,10 @@ pub const MAX_PUSH_IN_FLIGHT: i32 = 200;
 pub const MAX_PUSH_TIMEOUT_SECONDS: i32 = 600;
 /// Endpoints of one page.
 pub const MAX_PAGE_ENDPOINTS: u32 = 100;
+/// Mails that may wait on all nodes together; further ones are dropped.
+pub const MAX_WAITING_MAILS: i64 = 100_000;
+/// For how long a mail without a link is tried, in seconds (72 hours).
+pub const MAIL_SECONDS: i64 = 259_200;
 /// Incidents of one page.
 pub const MAX_PAGE_INCIDENTS: u32 = 100;
 /// Deliveries of one page.

@@ -32,10 +32,6 @@ use crate::{
     wakeups::BackgroundTask,
 };
 
-/// How the mails of incidents are kept: for how many seconds, and how many may wait. None: this
-/// node sends no mail.
-pub type MailBounds = Option<(i64, i64)>;
-
 /// Longest time of one statement of a look, in milliseconds.
 const LOOK_TIMEOUT_MS: u32 = 5_000;
 /// The SQLSTATE of a statement that took longer.
@@ -45,13 +41,13 @@ const QUERY_CANCELED: &str = "57014";
 pub struct Alarms {
     /// The last project that was looked at.
     after: AtomicI32,
-    mails: MailBounds,
+    sends_mail: bool,
 }
 
 impl Alarms {
     #[must_use]
-    pub fn new(mails: MailBounds) -> Self {
-        Self { after: AtomicI32::new(0), mails }
+    pub fn new(sends_mail: bool) -> Self {
+        Self { after: AtomicI32::new(0), sends_mail }
     }
 
     /// Looks at the next page of projects. Returns whether there are more.
@@ -123,8 +119,8 @@ impl Alarms {
         }
         let event_type = if is_resolved { ALARM_RESOLVED } else { ALARM_TRIGGERED };
         incidents::tell(tx, project_id, &told, event_type).await?;
-        if let Some(bounds) = self.mails {
-            incidents::mail(tx, project_id, &told, is_resolved, bounds).await?;
+        if self.sends_mail {
+            incidents::mail(tx, project_id, &told, is_resolved).await?;
         }
         Ok(true)
     }

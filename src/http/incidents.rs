@@ -14,7 +14,6 @@ use crate::{
     app::App,
     auth::{Caller, Manage, Read, Who},
     domain::{
-        access::Permission,
         alarm::{Details, MAX_MUTE_SECONDS, Rule, summary},
         limits,
     },
@@ -77,14 +76,7 @@ impl Incident {
     /// Callers who may not list keys and webhooks do not see their names and hosts.
     fn of(row: IncidentRow, who: &Who) -> Self {
         let (rule, mut details) = row.read();
-        let permission = match rule {
-            Rule::KeyExpiring => Permission::Administer,
-            Rule::EndpointDisabled | Rule::DeliveriesDropped | Rule::PushFailing => {
-                Permission::Webhooks
-            }
-            _ => Permission::Read,
-        };
-        if !who.may(permission) {
+        if !who.may(rule.permission()) {
             details.name = None;
         }
         let is_open = row.resolved_at.is_none();

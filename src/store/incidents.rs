@@ -5,8 +5,11 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::{
-    domain::alarm::{
-        Details, MAX_ALARM_MAILS_A_DAY, MAX_INCIDENTS_A_DAY, MAX_MAILED_MEMBERS, Name, Rule,
+    domain::{
+        alarm::{
+            Details, MAX_ALARM_MAILS_A_DAY, MAX_INCIDENTS_A_DAY, MAX_MAILED_MEMBERS, Name, Rule,
+        },
+        limits::{MAIL_SECONDS, MAX_WAITING_MAILS},
     },
     ids::{IncidentId, ProjectId},
 };
@@ -407,7 +410,6 @@ pub async fn mail(
     project_id: ProjectId,
     ids: &[Uuid],
     is_resolved: bool,
-    (life_seconds, max_waiting): (i64, i64),
 ) -> sqlx::Result<()> {
     sqlx::query!(
         "
@@ -450,8 +452,8 @@ pub async fn mail(
         is_resolved,
         MAX_MAILED_MEMBERS,
         MAX_ALARM_MAILS_A_DAY,
-        life_seconds as f64,
-        max_waiting - 1,
+        MAIL_SECONDS as f64,
+        MAX_WAITING_MAILS - 1,
     )
     .execute(conn)
     .await?;

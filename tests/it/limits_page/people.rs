@@ -1,7 +1,7 @@
 //! The rows about people and keys.
 
 use fencepost::{
-    accounts::{self, mailing, password},
+    accounts::{self, password},
     auth,
     domain::limits,
     http::late_refusals,
@@ -48,9 +48,9 @@ pub fn people_limits() -> Vec<(&'static str, String)> {
         ("an invitation", format!("valid for {} s", limits::INVITATION_SECONDS)),
         (
             "a mail that the mail server does not accept",
-            format!("tried for {} s, or as long as its link is valid", mailing::MAIL_SECONDS),
+            format!("tried for {} s, or as long as its link is valid", limits::MAIL_SECONDS),
         ),
-        ("mails that wait, on all nodes", mailing::MAX_WAITING_MAILS.to_string()),
+        ("mails that wait, on all nodes", limits::MAX_WAITING_MAILS.to_string()),
         (
             "projects that an account owns on the plan of new projects, whatever it says",
             limits::MAX_OWNED_PROJECTS.to_string(),

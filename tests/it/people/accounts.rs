@@ -414,7 +414,6 @@ fn a_login_takes_as_long_for_an_unknown_address() {
             default_plan: "free".to_owned(),
             plans: Plans::built_in(),
             wake: fencepost::wakeups::channel().0,
-            mailer_fails: std::sync::Arc::default(),
         };
         let client =
             |number: u32| Client { address: format!("c{number}").into(), ..Client::default() };

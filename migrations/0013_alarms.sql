@@ -1,4 +1,4 @@
--- Alarms: what a project's people are told of without being asked, and how they were.
+-- Alarms: what a project's people are told of without asking.
 
 -- Alarms that every project has, unless a row of `alarms` has their name.
 create table default_alarms (
@@ -52,7 +52,7 @@ where projects.kind = 'user' and projects.deleted_at is null and not exists (
     select from alarms it where it.project_id = projects.id and it.name = given.name
 );
 
--- What alarms found: one row from the begin to the end of each trouble.
+-- What alarms found: one row for each problem, from its beginning to its end.
 create table incidents (
     project_id integer not null,
     -- UUIDv7: lists are in the order of their beginning.

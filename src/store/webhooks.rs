@@ -239,8 +239,8 @@ pub async fn find(
         r#"
         select id "id: EndpointId", outbox_id "outbox: ProjectId", url, description, events, queues,
                job_types, takes_callbacks, max_in_flight, timeout_seconds, created_at, updated_at,
-               disabled_at,
-               disabled_reason, last_success_at, last_failure_at, failing_since, dropped_events
+               disabled_at, disabled_reason, last_success_at, last_failure_at, failing_since,
+               dropped_events
         from webhook_endpoints
         join outboxes using (project_id)
         where project_id = $1 and id = $2 and deleted_at is null
@@ -264,8 +264,8 @@ pub async fn list(
         r#"
         select id "id: EndpointId", outbox_id "outbox: ProjectId", url, description, events, queues,
                job_types, takes_callbacks, max_in_flight, timeout_seconds, created_at, updated_at,
-               disabled_at,
-               disabled_reason, last_success_at, last_failure_at, failing_since, dropped_events
+               disabled_at, disabled_reason, last_success_at, last_failure_at, failing_since,
+               dropped_events
         from webhook_endpoints
         join outboxes using (project_id)
         where project_id = $1 and deleted_at is null and ($2::uuid is null or id < $2)

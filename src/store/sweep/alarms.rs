@@ -123,7 +123,7 @@ pub async fn oldest_ready(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Re
                             where alarm.project_id = asking.project_id
                                 and alarm.rule = 'oldest_ready'
                         )
-                        or (queue) in (
+                        or queue in (
                             select largest.queue
                             from queue_counts largest
                             where largest.project_id = asking.project_id and largest.active > 0

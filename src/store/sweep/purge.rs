@@ -138,7 +138,9 @@ pub async fn prune_people(
             returning 1
         ), old_mails as (
             delete from mails
-            where id in (select id from mails where expires_at < now() and sent_at is not null limit 500)
+            where id in (
+                select id from mails where expires_at < now() and sent_at is not null limit 500
+            )
             returning 1
         ), old_logins as (
             delete from login_challenges

@@ -7,6 +7,10 @@ create table workflows (
     created_at timestamptz not null default now(),
     -- JSON that its templates name. Null: none.
     input text,
+    -- Told of its end. Null: none.
+    callback_url text,
+    -- The end that was told last. Null: none.
+    told_state text check (told_state in ('succeeded', 'failed', 'cancelled')),
     -- Its state is computed from its jobs; only a cancellation is stored.
     cancelled_at timestamptz,
     -- Its first jobs wait until it is started.

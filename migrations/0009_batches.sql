@@ -38,6 +38,8 @@ create table job_ends (
     job_id uuid,
     -- Null: the job belongs to no batch.
     batch_id uuid,
+    -- A workflow that this end may end, if its end is to be told. Null: none.
+    workflow_id uuid,
     -- Copied from the job's body, which may be deleted before. Null: no callbacks.
     callbacks text,
     -- What it adds to the batch. A retry takes back the end before it.

@@ -66,8 +66,8 @@ create table webhook_endpoints (
 create index webhook_endpoints_to_empty on webhook_endpoints (disabled_at, deleted_at)
 where deleted_at is not null or (disabled_at is not null and not is_emptied);
 
--- Types of events that some enabled endpoint of the project wants. Without a row, an end of a job
--- writes nothing more.
+-- Types of events that some enabled endpoint of the project wants, and `workflow.callback` if one
+-- takes callbacks. Without a row, an end of a job writes nothing more.
 create table event_subscriptions (
     project_id integer not null,
     type text not null,
@@ -87,11 +87,12 @@ create table outbound_events (
     attempt integer,
     incident_id uuid,
     batch_id uuid,
-    -- The URL that the job or batch has named: it is told, and no other. Null: those that asked.
+    workflow_id uuid,
+    -- The URL that the job, batch or workflow has named: it is told, and no other. Null: those that asked.
     callback_url text,
     at timestamptz not null default statement_timestamp(),
     primary key (project_id, id),
-    check (num_nonnulls(job_id, incident_id, batch_id) = 1)
+    check (num_nonnulls(job_id, incident_id, batch_id, workflow_id) = 1)
 ) with (
     -- Every told row is dead: vacuum by their number.
     autovacuum_vacuum_scale_factor = 0,
@@ -105,11 +106,30 @@ create index outbound_events_by_age on outbound_events (at);
 -- crash can lose one.
 create function note_finished_jobs() returns trigger language plpgsql as $$
 begin
+    if not exists (select from ended join event_subscriptions using (project_id)) then
+        return null;
+    end if;
     insert into outbound_events (project_id, type, job_id, queue, job_type, attempt)
     select ended.project_id, wanted.type, ended.id, ended.queue, ended.job_type, ended.attempt
     from ended
     join event_subscriptions wanted
         on wanted.project_id = ended.project_id and wanted.type = 'job.' || ended.state;
+    insert into job_ends (project_id, job_id, workflow_id)
+    select ended.project_id, ended.id, body.workflow_id
+    from (
+        select distinct wanted.project_id
+        from ended
+        join event_subscriptions wanted using (project_id)
+        where wanted.type like 'workflow.%'
+    ) wanting
+    join ended using (project_id)
+    cross join lateral (
+        select workflow_id
+        from job_bodies
+        where project_id = ended.project_id and job_id = ended.id
+        offset 0
+    ) body
+    where body.workflow_id is not null;
     return null;
 end
 $$;
@@ -120,6 +140,9 @@ for each statement execute function note_finished_jobs();
 -- cancelled, which the trigger above tells.
 create function note_failed_attempts() returns trigger language plpgsql as $$
 begin
+    if not exists (select from ended join event_subscriptions using (project_id)) then
+        return null;
+    end if;
     insert into outbound_events (project_id, type, job_id, queue, job_type, attempt)
     select ended.project_id, wanted.type, ended.job_id, job.queue, job.job_type, ended.attempt
     from ended
@@ -142,6 +165,23 @@ begin
         where project_id = wanted.project_id and id = ended.job_id
         offset 0
     ) job;
+    insert into job_ends (project_id, job_id, workflow_id)
+    select ended.project_id, ended.job_id, body.workflow_id
+    from (
+        select distinct wanted.project_id
+        from ended
+        join event_subscriptions wanted using (project_id)
+        where wanted.type like 'workflow.%'
+    ) wanting
+    join ended using (project_id)
+    cross join lateral (
+        select workflow_id
+        from job_bodies
+        where project_id = ended.project_id and job_id = ended.job_id
+        offset 0
+    ) body
+    where ended.outcome <> 'cancelled' and ended.retry_at is null
+        and body.workflow_id is not null;
     return null;
 end
 $$;
@@ -159,6 +199,10 @@ create table queue_pushes (
     max_in_flight integer not null check (max_in_flight between 1 and 200),
     -- Null: not paused.
     paused_at timestamptz,
+    -- JSON of the headers that requests carry besides ours. Encrypted, if there is a master key.
+    -- Null: none.
+    headers bytea,
+    header_names text[] not null default '{}',
     -- Signs requests. Encrypted, if there is a master key.
     secret bytea not null,
     -- The one before, which signs as well until then.

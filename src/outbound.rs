@@ -1,54 +1,42 @@
-//! Calls to URLs of users. This file and `domain/outbound.rs` say where they may go: only to the
-//! public internet and to networks that the operator allows, without redirects, and with a bound on
-//! everything that comes back.
+//! Calls to URLs of users. `domain/outbound.rs` says where they may go: only to the public internet
+//! and to networks that the operator allows. They follow no redirects, and everything that comes
+//! back has a bound.
+
+mod addresses;
+mod connect;
 
 use std::{
-    error::Error as StdError,
-    fmt,
-    future::Future,
-    io,
-    net::{IpAddr, SocketAddr},
-    path::Path,
-    pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
+    error::Error as StdError, iter::successors, net::IpAddr, path::Path, sync::Arc, time::Duration,
 };
 
 use anyhow::{Context, ensure};
-use hickory_resolver::{TokioResolver, config::LookupIpStrategy};
-use reqwest::{
-    Client, Response, Url,
-    dns::{Addrs, Name, Resolve, Resolving},
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::{
+    Request, Response,
+    body::Incoming,
     header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER, USER_AGENT},
-    redirect::Policy,
 };
+use hyper_util::client::legacy;
+use ipnet::IpNet;
 use rustls::{
     ClientConfig,
     crypto::ring,
     pki_types::{CertificateDer, pem::PemObject},
 };
 use rustls_platform_verifier::Verifier;
+use secrecy::ExposeSecret;
 use tokio::time::timeout;
-use url::Host;
+use url::Url;
 
-use crate::domain::outbound::Allowed;
+use self::{
+    addresses::{NameServers, NoNameServers, Resolver},
+    connect::HttpClient,
+};
+use crate::{config::OutboundArgs, domain::outbound::Allowed};
 
-/// Longest look-up of a host's addresses.
-const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long they are trusted: each new connection goes to addresses that were checked within it.
-const ADDRESSES_KEEP: Duration = Duration::from_secs(10);
-/// How long a look-up that failed is not repeated.
-const FAILURE_KEEP: Duration = Duration::from_secs(5);
-/// The wait for one answer of a name server; each is asked twice.
-const NAME_SERVER_TIMEOUT: Duration = Duration::from_secs(2);
-/// Addresses of one host that are looked at.
-const MAX_ADDRESSES: usize = 16;
-/// Longest set-up of a connection.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a connection is kept without a call.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
-/// Connections to one URL that are kept without a call.
-const MAX_IDLE_CONNECTIONS: usize = 10;
+pub use self::{addresses::Lookup, connect::Proxy};
+
 /// Bytes of an answer's headers.
 const MAX_HEADER_BYTES: usize = 16 * 1024;
 /// Bytes of an answer's body that are read.
@@ -92,62 +80,6 @@ impl CallError {
     }
 }
 
-/// Finds the addresses of a host.
-pub trait Lookup: fmt::Debug + Send + Sync {
-    /// All of them.
-    fn addresses(
-        &self,
-        host: String,
-    ) -> Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send>>;
-}
-
-/// Asks the name servers of the system, without a thread for each question: those of a slow server
-/// must not use up the threads of others.
-struct NameServers(TokioResolver);
-
-impl NameServers {
-    fn of_system() -> anyhow::Result<Self> {
-        let mut resolver = TokioResolver::builder_tokio()?;
-        let options = resolver.options_mut();
-        options.timeout = NAME_SERVER_TIMEOUT;
-        options.attempts = 1;
-        options.ip_strategy = LookupIpStrategy::Ipv4thenIpv6;
-        Ok(Self(resolver.build()?))
-    }
-}
-
-impl fmt::Debug for NameServers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("NameServers")
-    }
-}
-
-impl Lookup for NameServers {
-    fn addresses(
-        &self,
-        host: String,
-    ) -> Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send>> {
-        let resolver = self.0.clone();
-        Box::pin(async move {
-            let found = resolver.lookup_ip(host).await.map_err(io::Error::other)?;
-            Ok(found.iter().collect())
-        })
-    }
-}
-
-/// Finds no host: the system names no name servers.
-#[derive(Debug)]
-struct NoNameServers;
-
-impl Lookup for NoNameServers {
-    fn addresses(
-        &self,
-        _: String,
-    ) -> Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send>> {
-        Box::pin(async { Err(io::Error::other("the system names no name servers")) })
-    }
-}
-
 /// What calls of a node share.
 #[derive(Debug, Clone)]
 pub struct Outbound {
@@ -155,6 +87,7 @@ pub struct Outbound {
     pub allowed: Arc<Allowed>,
     tls: ClientConfig,
     lookup: Arc<dyn Lookup>,
+    proxy: Option<Arc<Proxy>>,
 }
 
 impl Outbound {
@@ -187,7 +120,18 @@ impl Outbound {
                 Arc::new(NoNameServers)
             }
         };
-        Ok(Self { allowed: Arc::new(allowed), tls, lookup })
+        Ok(Self { allowed: Arc::new(allowed), tls, lookup, proxy: None })
+    }
+
+    /// As an operator says. `allowed` are networks besides the public internet.
+    ///
+    /// # Errors
+    /// When the file of certificates cannot be read, or the proxy is none.
+    pub fn of_args(args: &OutboundArgs, allowed: Vec<IpNet>) -> anyhow::Result<Self> {
+        let outbound = Self::new(Allowed(allowed), args.outbound_ca.as_deref());
+        let proxy = args.outbound_proxy.as_ref().map(|it| Proxy::read(it.expose_secret()));
+        let proxy = proxy.transpose().context("--outbound-proxy")?;
+        Ok(outbound.context("--outbound-ca")?.with_proxy(proxy))
     }
 
     /// The same with another look-up.
@@ -196,41 +140,25 @@ impl Outbound {
         Self { lookup, ..self }
     }
 
+    /// The same by way of a proxy.
+    #[must_use]
+    pub fn with_proxy(self, proxy: Option<Proxy>) -> Self {
+        Self { proxy: proxy.map(Arc::new), ..self }
+    }
+
     /// A client for one URL. Its connections are used for this URL only.
-    ///
-    /// # Errors
-    /// When the client cannot be made.
-    pub fn destination(&self, url: Url) -> anyhow::Result<Destination> {
-        let resolver = Arc::new(Resolver {
-            allowed: Arc::clone(&self.allowed),
-            lookup: Arc::clone(&self.lookup),
-            kept: Mutex::default(),
-            asking: tokio::sync::Mutex::default(),
-        });
-        let mut headers = HeaderMap::new();
-        headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
-        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-        let client = Client::builder()
-            .http1_only()
-            .no_proxy()
-            .referer(false)
-            .redirect(Policy::none())
-            .retry(reqwest::retry::never())
-            .default_headers(headers)
-            .dns_resolver(Checking(Arc::clone(&resolver)))
-            .connect_timeout(CONNECT_TIMEOUT)
-            .pool_idle_timeout(IDLE_TIMEOUT)
-            .pool_max_idle_per_host(MAX_IDLE_CONNECTIONS)
-            .tls_backend_preconfigured(self.tls.clone())
-            .build()?;
-        Ok(Destination { url, client, resolver })
+    #[must_use]
+    pub fn destination(&self, url: Url) -> Destination {
+        let resolver = Arc::new(Resolver::new(Arc::clone(&self.allowed), Arc::clone(&self.lookup)));
+        let client = connect::client(Arc::clone(&resolver), self.proxy.clone(), self.tls.clone());
+        Destination { url, client, resolver }
     }
 }
 
 /// One URL of a user.
 pub struct Destination {
     url: Url,
-    client: Client,
+    client: HttpClient,
     resolver: Arc<Resolver>,
 }
 
@@ -261,11 +189,7 @@ impl Answer {
 impl Destination {
     /// The address that a call now would go to, if it is known without a look-up.
     pub fn known_address(&self) -> Option<IpAddr> {
-        match self.url.host()? {
-            Host::Ipv4(it) => Some(it.into()),
-            Host::Ipv6(it) => Some(it.into()),
-            Host::Domain(_) => self.resolver.kept()?.ok(),
-        }
+        self.resolver.known_address_of(self.url.host()?)
     }
 
     /// The address that a call now would go to.
@@ -273,13 +197,7 @@ impl Destination {
     /// # Errors
     /// When there is none, or the host has one that calls may not go to.
     pub async fn address(&self) -> Result<IpAddr, CallError> {
-        match self.url.host() {
-            // The URL was checked when it was stored; the operator may allow less now.
-            Some(Host::Ipv4(it)) => self.resolver.check(&[it.into()]),
-            Some(Host::Ipv6(it)) => self.resolver.check(&[it.into()]),
-            Some(Host::Domain(name)) => self.resolver.address(name).await,
-            None => Err(CallError::NoAddress),
-        }
+        self.resolver.address_of(self.url.host().ok_or(CallError::NoAddress)?).await
     }
 
     /// Sends a request, and reads the answer within the given time. Of its body at most
@@ -313,16 +231,21 @@ impl Destination {
             return Err(CallError::AddressRefused);
         }
         self.address().await?;
-        let request = self.client.post(url).headers(headers).body(body);
+        let mut request = Request::post(url.as_str())
+            .body(Full::new(Bytes::from(body)))
+            .map_err(|_| CallError::Broken)?;
+        *request.headers_mut() = headers;
+        request.headers_mut().insert(USER_AGENT, HeaderValue::from_static(AGENT));
+        request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         let call = async {
-            let response = request.send().await.map_err(|it| classify(&it))?;
+            let response = self.client.request(request).await.map_err(|it| classify(&it))?;
             read(response, kept_bytes).await
         };
         timeout(within, call).await.unwrap_or(Err(CallError::Timeout))
     }
 }
 
-async fn read(mut response: Response, kept_bytes: usize) -> Result<Answer, CallError> {
+async fn read(mut response: Response<Incoming>, kept_bytes: usize) -> Result<Answer, CallError> {
     let sizes = response.headers().iter().map(|(name, it)| name.as_str().len() + it.len());
     if sizes.sum::<usize>() > MAX_HEADER_BYTES {
         return Err(CallError::HeadersTooLarge);
@@ -333,7 +256,9 @@ async fn read(mut response: Response, kept_bytes: usize) -> Result<Answer, CallE
     let is_final = header(RETRYABLE).is_some_and(|it| it.trim().eq_ignore_ascii_case("false"));
     let status = response.status().as_u16();
     let (mut kept, mut bytes) = (Vec::new(), 0);
-    while let Some(part) = response.chunk().await.map_err(|it| classify(&it))? {
+    while let Some(frame) = response.frame().await {
+        let frame = frame.map_err(|_| CallError::Broken)?;
+        let Ok(part) = frame.into_data() else { continue };
         bytes += part.len();
         let room = kept_bytes - kept.len();
         kept.extend_from_slice(&part[..part.len().min(room)]);
@@ -346,79 +271,19 @@ async fn read(mut response: Response, kept_bytes: usize) -> Result<Answer, CallE
     Ok(Answer { status, retry_after_seconds, content_type, is_final, text, is_cut })
 }
 
-fn classify(error: &reqwest::Error) -> CallError {
-    let mut cause: Option<&(dyn StdError + 'static)> = Some(error);
-    let mut ours = None;
-    while let (Some(it), None) = (cause, ours) {
-        (cause, ours) = (it.source(), it.downcast_ref::<CallError>());
-    }
-    match ours {
-        Some(it) => *it,
-        // A host that takes no connection in time is both.
-        None if error.is_connect() => CallError::NotConnected,
-        None if error.is_timeout() => CallError::Timeout,
-        None => CallError::Broken,
-    }
-}
-
-/// Finds the address for connections to one host, which is always the same host.
-struct Resolver {
-    allowed: Arc<Allowed>,
-    lookup: Arc<dyn Lookup>,
-    kept: Mutex<Option<(Instant, Result<IpAddr, CallError>)>>,
-    /// Held by the one look-up that is under way.
-    asking: tokio::sync::Mutex<()>,
-}
-
-impl Resolver {
-    /// One address that may not be reached spoils all: the host's owner chooses which is tried. The
-    /// first one is used, also by the connection: requests to an address are counted.
-    fn check(&self, found: &[IpAddr]) -> Result<IpAddr, CallError> {
-        let found = &found[..found.len().min(MAX_ADDRESSES)];
-        let may_all = found.iter().all(|it| self.allowed.may_reach(*it));
-        match found.first() {
-            None => Err(CallError::NoAddress),
-            Some(_) if !may_all => Err(CallError::AddressRefused),
-            Some(first) => Ok(*found.iter().find(|it| it.is_ipv4()).unwrap_or(first)),
-        }
-    }
-
-    /// What a look-up found lately.
-    fn kept(&self) -> Option<Result<IpAddr, CallError>> {
-        let kept = *self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let (since, found) = kept?;
-        let keep = if found.is_ok() { ADDRESSES_KEEP } else { FAILURE_KEEP };
-        (since.elapsed() < keep).then_some(found)
-    }
-
-    async fn address(&self, host: &str) -> Result<IpAddr, CallError> {
-        if let Some(found) = self.kept() {
-            return found;
-        }
-        let _asking = self.asking.lock().await;
-        if let Some(found) = self.kept() {
-            return found;
-        }
-        let found = timeout(LOOKUP_TIMEOUT, self.lookup.addresses(host.to_owned())).await;
-        let found = match found {
-            Ok(Ok(found)) => self.check(&found),
-            Ok(Err(_)) | Err(_) => Err(CallError::NoAddress),
-        };
-        let kept = Some((Instant::now(), found));
-        *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = kept;
-        found
-    }
-}
-
-/// The same, as the HTTP client asks for each new connection.
-struct Checking(Arc<Resolver>);
-
-impl Resolve for Checking {
-    fn resolve(&self, name: Name) -> Resolving {
-        let resolver = Arc::clone(&self.0);
-        Box::pin(async move {
-            let address = resolver.address(name.as_str()).await?;
-            Ok(Box::new(std::iter::once(SocketAddr::new(address, 0))) as Addrs)
-        })
+fn classify(error: &legacy::Error) -> CallError {
+    let first: &(dyn StdError + 'static) = error;
+    let mut causes = successors(Some(first), |&it| it.source());
+    let is_too_large = |it: &&(dyn StdError + 'static)| {
+        it.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_parse_too_large)
+    };
+    if let Some(ours) = causes.clone().find_map(|it| it.downcast_ref::<CallError>()) {
+        *ours
+    } else if error.is_connect() {
+        CallError::NotConnected
+    } else if causes.any(|it| is_too_large(&it)) {
+        CallError::HeadersTooLarge
+    } else {
+        CallError::Broken
     }
 }

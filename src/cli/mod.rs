@@ -39,7 +39,6 @@ use crate::{
         MasterKeyArgs, NodeArgs, RoleArgs, Signup,
     },
     dev::{self, DevArgs},
-    domain::outbound::Allowed,
     http::openapi,
     mail::Mailer,
     outbound::Outbound,
@@ -355,11 +354,7 @@ async fn open(database: &DatabaseArgs, node: NodeArgs, linger: Duration) -> anyh
         people,
         connections: node.connections.limits(DEFAULT_CONNECTIONS_PER_ADDRESS),
         canary,
-        outbound: Outbound::new(
-            Allowed(node.outbound.outbound_allow),
-            node.outbound.outbound_ca.as_deref(),
-        )
-        .context("--outbound-ca")?,
+        outbound: Outbound::of_args(&node.outbound, node.outbound.outbound_allow.clone())?,
         delivers: node.outbound.deliver,
         linger,
     })

@@ -45,6 +45,7 @@ pub async fn put(
         Field::Text("url"),
         Field::Number("timeout_seconds"),
         Field::Number("max_in_flight"),
+        Field::Json("headers"),
         Field::Flag("paused"),
     ];
     let body = form::body(FIELDS, &form)?;

@@ -36,7 +36,6 @@ use crate::{
     domain::{
         access::{Role, Scope},
         limits::MAX_LIVE_KEYS,
-        outbound::Allowed,
     },
     mail::Mailer,
     outbound::Outbound,
@@ -165,7 +164,7 @@ fn outbound(args: &OutboundArgs) -> anyhow::Result<Outbound> {
             IpAddr::from(Ipv6Addr::LOCALHOST).into(),
         ];
     }
-    Outbound::new(Allowed(allowed), args.outbound_ca.as_deref()).context("--outbound-ca")
+    Outbound::of_args(args, allowed)
 }
 
 /// Creates the database roles, with passwords that the folder keeps if none are given.

@@ -343,6 +343,12 @@ pub const MAX_SECRET_OVERLAP_SECONDS: i32 = 7 * 86_400;
 pub const MAX_PUSH_IN_FLIGHT: i32 = 200;
 /// Longest request of a pushed queue, in seconds.
 pub const MAX_PUSH_TIMEOUT_SECONDS: i32 = 600;
+/// Headers that a pushed queue's requests carry besides ours.
+pub const MAX_PUSH_HEADERS: usize = 10;
+/// Characters of the name of one.
+pub const MAX_PUSH_HEADER_NAME_CHARS: usize = 64;
+/// Characters of its value.
+pub const MAX_PUSH_HEADER_VALUE_CHARS: usize = 2_048;
 /// Endpoints of one page.
 pub const MAX_PAGE_ENDPOINTS: u32 = 100;
 /// Mails that may wait on all nodes together; further ones are dropped.

@@ -96,6 +96,13 @@ pub fn is_same_host(url: &str, other: &str) -> bool {
     place(url).is_some_and(|it| Some(it) == place(other))
 }
 
+/// Whether two URLs have the same scheme, host and port.
+#[must_use]
+pub fn is_same_origin(url: &str, other: &str) -> bool {
+    let origin = |it: &str| Url::parse(it).ok().map(|it| it.origin());
+    origin(url).is_some_and(|it| Some(it) == origin(other))
+}
+
 /// The scheme and host of a URL: the rest can be a secret.
 #[must_use]
 pub fn shown_host(url: &str) -> String {

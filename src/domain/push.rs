@@ -1,7 +1,10 @@
 //! Push: what the answer of a URL means that a job was sent to, and how many jobs it is sent at a
 //! time.
 
-use super::webhook::MAX_RETRY_AFTER_SECONDS;
+use super::{
+    limits::{MAX_PUSH_HEADER_NAME_CHARS, MAX_PUSH_HEADER_VALUE_CHARS},
+    webhook::MAX_RETRY_AFTER_SECONDS,
+};
 
 /// The pause after the first answer that asks for less work without saying how long. It doubles
 /// with each further one.
@@ -10,6 +13,55 @@ const FIRST_PAUSE_SECONDS: u32 = 5;
 const MAX_PAUSE_SECONDS: u32 = 60;
 /// How often a pause doubles: it is the longest by then.
 const MAX_DOUBLINGS: u32 = 6;
+
+/// Headers that only the server sets: those of the connection, and of the body that it sends.
+const OWN_HEADERS: [&str; 14] = [
+    "accept-encoding",
+    "connection",
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "expect",
+    "host",
+    "keep-alive",
+    "te",
+    "traceparent",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "user-agent",
+];
+/// And those that begin so.
+const OWN_BEGINNINGS: [&str; 3] = ["fencepost-", "proxy-", "webhook-"];
+
+/// What is wrong with a header that a user adds to requests; none: nothing.
+///
+/// ```
+/// # use fencepost::domain::push::header_problem;
+/// assert_eq!(header_problem("Authorization", "Bearer abc"), None);
+/// assert!(header_problem("Host", "a").is_some() && header_problem("Webhook-Id", "1").is_some());
+/// assert!(header_problem("two words", "a").is_some() && header_problem("", "a").is_some());
+/// assert!(header_problem("X", "a\r\nHost: b").is_some());
+/// ```
+#[must_use]
+pub fn header_problem(name: &str, value: &str) -> Option<String> {
+    let lower = name.to_ascii_lowercase();
+    let is_token = |it: char| it.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(it);
+    if name.is_empty() || name.len() > MAX_PUSH_HEADER_NAME_CHARS || !name.chars().all(is_token) {
+        let max = MAX_PUSH_HEADER_NAME_CHARS;
+        return Some(format!("must have a name of 1 to {max} letters, digits and `-`"));
+    }
+    let is_own = OWN_HEADERS.contains(&lower.as_str());
+    if is_own || OWN_BEGINNINGS.iter().any(|it| lower.starts_with(it)) {
+        return Some("is set by the server".to_owned());
+    }
+    if value.chars().count() > MAX_PUSH_HEADER_VALUE_CHARS {
+        let max = MAX_PUSH_HEADER_VALUE_CHARS;
+        return Some(format!("must have a value of at most {max} characters"));
+    }
+    let is_visible = |it: char| (' '..='~').contains(&it) || it == '\t';
+    (!value.chars().all(is_visible)).then(|| "must have a value in visible ASCII".to_owned())
+}
 
 /// What follows for the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -17,13 +17,16 @@ use super::{
 };
 
 /// Types of events that an endpoint can ask for, in display order.
-pub const EVENT_TYPES: [&str; 8] = [
+pub const EVENT_TYPES: [&str; 11] = [
     "job.succeeded",
     "job.attempt_failed",
     "job.dead_lettered",
     "job.cancelled",
     BATCH_SUCCEEDED,
     BATCH_FAILED,
+    "workflow.succeeded",
+    "workflow.failed",
+    "workflow.cancelled",
     ALARM_TRIGGERED,
     ALARM_RESOLVED,
 ];
@@ -159,7 +162,8 @@ pub fn verdict(status: u16, retry_after_seconds: Option<u32>) -> Verdict {
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct WebhookEvent {
     /// Type of the event: `job.succeeded`, `job.attempt_failed`, `job.dead_lettered`,
-    /// `job.cancelled`, `batch.succeeded`, `batch.failed`, `alarm.triggered`, `alarm.resolved`,
+    /// `job.cancelled`, `batch.succeeded`, `batch.failed`, `workflow.succeeded`,
+    /// `workflow.failed`, `workflow.cancelled`, `alarm.triggered`, `alarm.resolved`,
     /// `endpoint.test`, and others later: ignore those that you do not know.
     #[serde(rename = "type")]
     #[schema(example = "job.dead_lettered")]
@@ -185,6 +189,10 @@ pub struct WebhookData {
     #[serde(default)]
     #[schema(required)]
     pub batch: Option<WebhookBatch>,
+    /// The workflow; null in events of other types.
+    #[serde(default)]
+    #[schema(required)]
+    pub workflow: Option<WebhookWorkflow>,
     /// What an alarm has found; null in events of other types.
     #[serde(default)]
     #[schema(required)]
@@ -215,6 +223,21 @@ pub struct WebhookBatch {
     /// Those that were not needed.
     #[schema(required)]
     pub skipped_jobs: Option<i64>,
+}
+
+/// The workflow of an event, as it was when the event was read.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct WebhookWorkflow {
+    /// Id of the workflow.
+    #[schema(example = "wf_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub id: String,
+    /// Display name; null: it has none, or the workflow was deleted.
+    #[schema(required)]
+    pub name: Option<String>,
+    /// Its jobs, including pruned ones; 0: the workflow was deleted.
+    pub total_jobs: i64,
+    /// Those that have succeeded.
+    pub succeeded_jobs: i64,
 }
 
 /// An incident of an event, as it was when the event was read.

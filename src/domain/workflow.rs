@@ -24,6 +24,19 @@ pub enum WorkflowState {
     Cancelled,
 }
 
+impl WorkflowState {
+    /// As it is written.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Succeeded => "succeeded",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
 /// A job of a workflow, as it counts for the workflow's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Member {

@@ -65,7 +65,7 @@ pub struct CreateEndpointRequest {
     /// What it is for.
     #[schema(extensions(("bounds" = json!(chars(0, limits::MAX_DESCRIPTION_CHARS)))))]
     description: Option<String>,
-    /// Whether jobs and batches may name it as `callback_url`. Default: false.
+    /// Whether jobs, batches and workflows may name it as `callback_url`. Default: false.
     callbacks: Option<bool>,
     /// Deliveries that each node sends at a time. Default: 5.
     #[schema(minimum = 1, maximum = 50)]
@@ -99,7 +99,7 @@ pub struct ChangeEndpointRequest {
     /// What it is for; an empty text removes it.
     #[schema(extensions(("bounds" = json!(chars(0, limits::MAX_DESCRIPTION_CHARS)))))]
     description: Option<String>,
-    /// Whether jobs and batches may name it as `callback_url`.
+    /// Whether jobs, batches and workflows may name it as `callback_url`.
     callbacks: Option<bool>,
     /// Deliveries that each node sends at a time.
     #[schema(minimum = 1, maximum = 50)]

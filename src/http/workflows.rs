@@ -25,12 +25,13 @@ use crate::{
     domain::{
         dependency::{Dependency, When},
         job::{JobState, StoredState},
-        limits,
+        limits, outbound,
         plan::Tenant,
-        workflow::{self, BrokenGraph, Member, Node, WorkflowState},
+        workflow::{self, BrokenGraph, Node, WorkflowState},
     },
     engine::jobs::{
         bound::check_enqueue,
+        callback_url::check_callback_urls,
         workflows::{self, JobGraph, StateCount, WorkflowJobRow, WorkflowRow},
     },
     error::Error,
@@ -60,6 +61,10 @@ pub struct CreateWorkflowRequest {
     #[serde(default)]
     #[schema(value_type = serde_json::Value, required = false)]
     input: Option<Box<RawValue>>,
+    /// Told when all of its jobs have ended: the URL of an endpoint that takes callbacks, or one
+    /// below it. It is not shown again.
+    #[schema(extensions(("bounds" = json!(chars(1, outbound::MAX_URL_CHARS)))))]
+    callback_url: Option<String>,
     /// 1 to 500 jobs.
     #[schema(min_items = 1, max_items = 500, value_type = Vec<EnqueueRequest>)]
     jobs: Vec<Object<EnqueueRequest>>,
@@ -205,6 +210,8 @@ pub async fn create(
         .once(&app, &caller, async move |ids: Ids| {
             let (id, tenant) = (ids.workflow(), by.tenant());
             let graph = accept_graph(tenant, ids, request, trace.as_deref())?;
+            let urls = graph.callback_url.iter().map(|it| (String::new(), it.clone())).collect();
+            check_callback_urls(&running.engine, tenant.project_id, urls).await?;
             let binding = by.who.binding();
             check_enqueue(&running.engine, tenant.project_id, binding, &graph.jobs).await?;
             workflows::create(&running.engine, tenant, id, graph).await?;
@@ -223,6 +230,7 @@ fn accept_graph(
 ) -> Result<JobGraph, Error> {
     let mut check = Check::default();
     check.optional_name("name", request.name.as_deref(), limits::MAX_NAME_CHARS);
+    check.optional_name("callback_url", request.callback_url.as_deref(), outbound::MAX_URL_CHARS);
     let input = templates::read_input("input", request.input.as_deref(), tenant, &mut check)?;
     let mut templates = Templates::new(&input, tenant);
     let mut named = Vec::with_capacity(request.jobs.len());
@@ -267,7 +275,8 @@ fn accept_graph(
     });
     check.finish()?;
     let input = request.input.map(|it| Box::<str>::from(it).into_string());
-    Ok(JobGraph { name: request.name, input, is_held: false, jobs, parents, batch: None })
+    let CreateWorkflowRequest { name, callback_url, .. } = request;
+    Ok(JobGraph { name, input, callback_url, is_held: false, jobs, parents, batch: None })
 }
 
 /// Read a workflow.
@@ -326,9 +335,7 @@ pub struct WorkflowSummary {
 
 impl WorkflowSummary {
     fn of((row, counts): (WorkflowRow, Vec<StateCount>)) -> Self {
-        let member =
-            |it: &StateCount| Some(Member { state: it.state?.public(), is_excused: it.is_excused });
-        let members: Vec<_> = counts.iter().filter_map(member).collect();
+        let members: Vec<_> = counts.iter().filter_map(StateCount::member).collect();
         let succeeded = counts.iter().filter(|it| it.state == Some(StoredState::Succeeded));
         Self {
             id: row.id.to_string(),

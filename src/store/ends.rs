@@ -1,8 +1,9 @@
-//! Ends of jobs with callbacks or a batch, until the loop has processed them.
+//! Ends of jobs with callbacks or a batch, or of a workflow whose end is told, until the loop has
+//! processed them.
 
 use sqlx::PgConnection;
 
-use crate::ids::{BatchId, JobId, ProjectId};
+use crate::ids::{BatchId, JobId, ProjectId, WorkflowId};
 
 /// Something that happened to a job or a batch.
 #[derive(Debug, Clone)]
@@ -11,6 +12,8 @@ pub struct JobEnd {
     /// The job that has ended; none: jobs were added to the batch.
     pub job_id: Option<JobId>,
     pub batch_id: Option<BatchId>,
+    /// A workflow that it may end, if that is to be told.
+    pub workflow_id: Option<WorkflowId>,
     /// JSON of the jobs that it enqueues.
     pub callbacks: Option<String>,
     /// What it adds to the batch.
@@ -54,8 +57,8 @@ pub async fn take(
         using taken
         where job_ends.project_id = $1 and job_ends.id = taken.id
         returning project_id "project_id: ProjectId", job_id "job_id: JobId",
-                  batch_id "batch_id: BatchId", callbacks, jobs, succeeded, dead_letter, cancelled,
-                  skipped
+                  batch_id "batch_id: BatchId", workflow_id "workflow_id: WorkflowId", callbacks,
+                  jobs, succeeded, dead_letter, cancelled, skipped
         "#,
         project_id.0,
         ids,

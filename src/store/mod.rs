@@ -60,6 +60,7 @@ pub mod sweep;
 pub mod usage;
 pub mod webhooks;
 pub mod workers;
+pub mod workflow_ends;
 pub mod workflows;
 
 /// A row's position in a list that is ordered by time.

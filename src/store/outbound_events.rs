@@ -24,6 +24,7 @@ pub struct TakenEvent {
     pub attempt: Option<i32>,
     pub incident_id: Option<IncidentId>,
     pub about_batch: Option<BatchId>,
+    pub about_workflow: Option<WorkflowId>,
     /// The URL that is told, and no other.
     pub callback_url: Option<String>,
     /// Null: the job was deleted.
@@ -66,11 +67,12 @@ pub async fn take(
             delete from outbound_events
             where ctid = any(array(select place from held))
             returning id, type, at, job_id, queue, job_type, attempt, incident_id,
-                      batch_id, callback_url
+                      batch_id, workflow_id, callback_url
         )
         select taken.type "kind!", taken.at "at!", taken.job_id "job_id: JobId",
                taken.queue, taken.job_type, taken.attempt, taken.incident_id "incident_id: IncidentId",
-               taken.batch_id "about_batch: BatchId", taken.callback_url,
+               taken.batch_id "about_batch: BatchId",
+               taken.workflow_id "about_workflow: WorkflowId", taken.callback_url,
                coalesce(live.max_attempts, ended.max_attempts) as max_attempts,
                coalesce(live.created_at, ended.created_at) as created_at,
                body.tags::text as tags, body.batch_id "batch_id: BatchId",
@@ -209,6 +211,35 @@ pub async fn note_batch(
         ",
         project_id.0,
         batch_id.0,
+        kind,
+        url,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Notes that a workflow has ended, if an endpoint asked for it or the workflow has named a URL.
+pub async fn note_workflow(
+    conn: &mut PgConnection,
+    (project_id, workflow_id): (ProjectId, WorkflowId),
+    kind: &str,
+    url: Option<&str>,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        insert into outbound_events (project_id, type, workflow_id, callback_url)
+        select $1, $3, $2, told.url
+        from (
+            select null as url
+            from event_subscriptions
+            where project_id = $1 and type = $3
+            union all
+            select $4::text where $4::text is not null
+        ) told
+        ",
+        project_id.0,
+        workflow_id.0,
         kind,
         url,
     )

@@ -14,6 +14,8 @@ pub struct PushRow {
     pub timeout_seconds: i32,
     /// Jobs that one node sends at a time.
     pub max_in_flight: i32,
+    /// Headers that requests carry besides ours.
+    pub header_names: Vec<String>,
     pub paused_at: Option<DateTime<Utc>>,
     pub created_at: DateTime<Utc>,
     pub updated_at: DateTime<Utc>,
@@ -32,6 +34,30 @@ pub struct PushSettings {
     pub is_paused: bool,
 }
 
+/// Headers that requests carry besides ours.
+#[derive(Clone, Default)]
+pub struct PushHeaders {
+    pub names: Vec<String>,
+    /// JSON. Encrypted, if there is a master key. Null: there are none.
+    pub stored: Option<Vec<u8>>,
+}
+
+/// The URL of a queue's push, locked until the end of the transaction: what is kept with it must
+/// not go to another one.
+pub async fn lock_url(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+) -> sqlx::Result<Option<String>> {
+    sqlx::query_scalar!(
+        "select url from queue_pushes where project_id = $1 and queue = $2 for update",
+        project_id.0,
+        queue,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
 pub async fn find(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -40,8 +66,8 @@ pub async fn find(
     sqlx::query_as!(
         PushRow,
         "
-        select queue, url, timeout_seconds, max_in_flight, paused_at, created_at, updated_at,
-               last_success_at, last_failure_at, failing_since, last_error
+        select queue, url, timeout_seconds, max_in_flight, header_names, paused_at, created_at,
+               updated_at, last_success_at, last_failure_at, failing_since, last_error
         from queue_pushes
         where project_id = $1 and queue = $2
         ",
@@ -104,24 +130,29 @@ pub async fn count(
     .await
 }
 
-/// Stores where a queue's jobs are sent. The secret is for a new one. Returns whether it is new.
+/// Stores where a queue's jobs are sent. The secret is for a new one; without headers they stay as
+/// they are. Returns whether it is new.
 pub async fn upsert(
     conn: &mut PgConnection,
     project_id: ProjectId,
     queue: &str,
     settings: &PushSettings,
+    headers: Option<&PushHeaders>,
     secret: &[u8],
 ) -> sqlx::Result<bool> {
     sqlx::query_scalar!(
         r#"
         insert into queue_pushes (
-            project_id, queue, url, timeout_seconds, max_in_flight, paused_at, secret
+            project_id, queue, url, timeout_seconds, max_in_flight, paused_at, secret, headers,
+            header_names
         )
-        values ($1, $2, $3, $4, $5, case when $6 then now() end, $7)
+        values ($1, $2, $3, $4, $5, case when $6 then now() end, $7, $8, coalesce($9::text[], '{}'))
         on conflict (project_id, queue) do update
         set url = excluded.url, timeout_seconds = excluded.timeout_seconds,
             max_in_flight = excluded.max_in_flight,
             paused_at = case when $6 then coalesce(queue_pushes.paused_at, now()) end,
+            headers = case when $9::text[] is null then queue_pushes.headers else excluded.headers end,
+            header_names = coalesce($9::text[], queue_pushes.header_names),
             updated_at = now(),
             failing_since = null, last_error = null
         returning xmax = 0 "is_new!"
@@ -133,6 +164,8 @@ pub async fn upsert(
         settings.max_in_flight,
         settings.is_paused,
         secret,
+        headers.and_then(|it| it.stored.as_deref()),
+        headers.map(|it| it.names.as_slice()) as Option<&[String]>,
     )
     .fetch_one(conn)
     .await

@@ -338,6 +338,10 @@ pub async fn write_subscriptions(
             select distinct unnest(event_types) as type
             from webhook_endpoints
             where project_id = $1 and disabled_at is null and deleted_at is null
+            union
+            select 'workflow.callback'
+            from webhook_endpoints
+            where project_id = $1 and disabled_at is null and deleted_at is null and takes_callbacks
         ), gone as (
             delete from event_subscriptions
             where project_id = $1 and type not in (select type from wanted)

@@ -9,6 +9,7 @@ use crate::{
     domain::{
         dependency::{Dependency, When},
         job::StoredState,
+        workflow::Member,
     },
     ids::{JobId, ProjectId, WorkflowId},
 };
@@ -21,6 +22,8 @@ pub struct NewWorkflow {
     pub name: Option<String>,
     /// JSON that its templates name.
     pub input: Option<String>,
+    /// Told of its end.
+    pub callback_url: Option<String>,
     /// The dependencies among its jobs.
     pub edges: Vec<Edge>,
     /// Whether its first jobs wait until it is started.
@@ -50,8 +53,8 @@ pub async fn insert_workflow(
 ) -> sqlx::Result<()> {
     sqlx::query!(
         "
-        insert into workflows (project_id, id, name, is_held, original_id, input)
-        values ($1, $2, $3, $4, $5, $6)
+        insert into workflows (project_id, id, name, is_held, original_id, input, callback_url)
+        values ($1, $2, $3, $4, $5, $6, $7)
         ",
         project_id.0,
         workflow.id.0,
@@ -59,6 +62,7 @@ pub async fn insert_workflow(
         workflow.is_held,
         workflow.rerun.map(|it| it.original.0),
         workflow.input,
+        workflow.callback_url,
     )
     .execute(conn)
     .await?;
@@ -292,6 +296,14 @@ pub struct StateCount {
     /// Whether they ended without success, and do not fail the workflow.
     pub is_excused: bool,
     pub jobs: i64,
+}
+
+impl StateCount {
+    /// As it counts for the workflow's state; none: the jobs were pruned.
+    #[must_use]
+    pub fn member(&self) -> Option<Member> {
+        Some(Member { state: self.state?.public(), is_excused: self.is_excused })
+    }
 }
 
 /// Number of jobs of each of these workflows by state. A workflow has a bounded number of jobs, so

@@ -3,7 +3,9 @@
 mod callbacks;
 mod crashes;
 mod destinations;
+mod proxies;
 mod push;
+mod push_requests;
 mod settings;
 mod verifiers;
 

@@ -250,7 +250,8 @@ pub async fn create(
         // For the quota.
         first.job.extras.get_or_insert_default().callback_count = callback_count;
     }
-    let graph = JobGraph { name, input: None, is_held: false, jobs, parents, batch };
+    let callback_url = None;
+    let graph = JobGraph { name, input: None, callback_url, is_held: false, jobs, parents, batch };
     workflows::create(&app.engine, tenant, id, graph).await?;
     let workflow = find(&app, tenant.project_id, id).await?;
     Ok(Reply(StatusCode::CREATED, WorkflowReply { workflow }))

@@ -335,7 +335,8 @@ fn accept(tenant: Tenant, request: CreateRequest) -> Result<JobGraph, Error> {
     check.finish()?;
     let jobs = jobs.into_iter().map(|it| TiedJob::new(it, OnConflict::Reject)).collect();
     let input = data.map(|it| Box::<str>::from(it).into_string());
-    Ok(JobGraph { name: sequence.name, input, is_held: false, jobs, parents, batch: None })
+    let (name, callback_url) = (sequence.name, None);
+    Ok(JobGraph { name, input, callback_url, is_held: false, jobs, parents, batch: None })
 }
 
 /// The job that runs when a step has failed for good: the same work with another handler.

@@ -170,6 +170,7 @@ async fn store(
     let graph = JobGraph {
         name: Some(request.name),
         input: None,
+        callback_url: None,
         is_held: true,
         jobs,
         parents,

@@ -2,11 +2,12 @@
 //! left a row in its own transaction; here the row is deleted in the transaction that stores the
 //! callbacks, so each is stored exactly once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use metrics::counter;
 use sqlx::PgConnection;
 
+use super::workflow_end;
 use crate::{
     domain::{
         callbacks::{self, CallbackJob, Callbacks, EndedBatch, EndedJob},
@@ -34,6 +35,7 @@ pub(in crate::engine) async fn process(
 ) -> sqlx::Result<NewlyStored> {
     let (mut jobs, mut edges) = (Vec::new(), Vec::new());
     let mut deltas: BTreeMap<BatchId, Delta> = BTreeMap::new();
+    let workflows: BTreeSet<_> = taken.iter().filter_map(|it| it.workflow_id).collect();
     for end in taken {
         if let Some(batch_id) = end.batch_id {
             deltas.entry(batch_id).or_default().add(&end);
@@ -44,6 +46,9 @@ pub(in crate::engine) async fn process(
         if batches::merge(tx, project_id, batch_id, &delta).await? {
             jobs.extend(callbacks_of_batch(tx, project_id, batch_id).await?);
         }
+    }
+    for id in workflows {
+        workflow_end::tell(tx, project_id, id).await?;
     }
     let enqueued = store_in(tx, jobs).await?;
     if !edges.is_empty() {

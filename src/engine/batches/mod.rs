@@ -2,6 +2,7 @@
 //! single jobs, too.
 
 pub mod ends;
+mod workflow_end;
 
 use sqlx::Acquire;
 

@@ -31,6 +31,8 @@ pub struct JobGraph {
     pub name: Option<String>,
     /// JSON that its templates name.
     pub input: Option<String>,
+    /// Told of its end.
+    pub callback_url: Option<String>,
     /// Whether its jobs wait until it is started.
     pub is_held: bool,
     /// Its jobs, each with its key in the extras.
@@ -61,9 +63,9 @@ async fn store(
     graph: JobGraph,
     rerun: Option<Rerun>,
 ) -> Result<(), Error> {
-    let JobGraph { name, input, is_held, mut jobs, parents, batch } = graph;
+    let JobGraph { name, input, callback_url, is_held, mut jobs, parents, batch } = graph;
     let edges = tie(id, is_held, &mut jobs, &parents);
-    let workflow = NewWorkflow { id, name, input, edges, is_held, batch, rerun };
+    let workflow = NewWorkflow { id, name, input, callback_url, edges, is_held, batch, rerun };
     enqueue::store_workflow(engine, tenant, &workflow, &jobs).await
 }
 
@@ -220,8 +222,15 @@ pub async fn run(engine: &Engine, tenant: Tenant, id: WorkflowId) -> Result<(), 
     let parents =
         jobs.iter().map(|it| it.dependencies().filter_map(dependency).collect()).collect();
     let input = inputs(engine, project_id, &[latest.id]).await?.pop().map(|it| it.1);
-    let graph =
-        JobGraph { name: latest.name, input, is_held: false, jobs: again, parents, batch: None };
+    let graph = JobGraph {
+        name: latest.name,
+        input,
+        callback_url: None,
+        is_held: false,
+        jobs: again,
+        parents,
+        batch: None,
+    };
     let rerun = Some(Rerun { original: id, replaced });
     match store(engine, tenant, WorkflowId::generate(), graph, rerun).await {
         // Another request has re-run it at the same moment: one run is enough.

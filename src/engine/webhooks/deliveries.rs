@@ -150,7 +150,14 @@ pub async fn send_test(
     let event = WebhookEvent {
         kind: TEST_EVENT.to_owned(),
         timestamp: engine.now().await?,
-        data: WebhookData { project, job: None, error: None, batch: None, incident: None },
+        data: WebhookData {
+            project,
+            job: None,
+            error: None,
+            batch: None,
+            workflow: None,
+            incident: None,
+        },
     };
     let payload = Payload::of(EventId::generate(), &event, None)?;
     let job = tell::delivery(endpoint.outbox, id, TEST_EVENT, &payload);

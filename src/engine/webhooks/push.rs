@@ -2,19 +2,23 @@
 
 use sqlx::{Acquire, PgConnection};
 
+use std::collections::BTreeMap;
+
 use super::{SEALED_AT_ONCE, seal_again};
+use crate::store::pushes::PushHeaders;
 pub use crate::store::pushes::{PushRow, PushSettings};
 use crate::{
-    domain::{plan::Tenant, webhook::SECRET_BYTES},
+    domain::{outbound::is_same_origin, plan::Tenant, webhook::SECRET_BYTES},
     engine::Engine,
     error::Error,
     ids::ProjectId,
-    seal::MasterKeys,
+    seal::{MasterKeys, OtherMasterKey},
     store::{
         pushes,
         sweep::pushes::{replace_secrets, secrets},
     },
 };
+use secrecy::{ExposeSecret, SecretString};
 
 /// Queues of one project that are pushed.
 pub const MAX_PROJECT_PUSHED_QUEUES: i64 = 50;
@@ -22,6 +26,24 @@ pub const MAX_PROJECT_PUSHED_QUEUES: i64 = 50;
 /// Where a secret is stored: its row alone can decrypt it.
 pub(super) fn secret_place(project_id: ProjectId, queue: &str) -> String {
     format!("queue_pushes/{}/{queue}", project_id.0)
+}
+
+/// And its headers.
+pub(super) fn headers_place(project_id: ProjectId, queue: &str) -> String {
+    format!("queue_pushes.headers/{}/{queue}", project_id.0)
+}
+
+/// Headers by their names, as they are stored.
+fn sealed_headers(
+    master_keys: &MasterKeys,
+    place: &str,
+    headers: &BTreeMap<String, SecretString>,
+) -> PushHeaders {
+    let plain: BTreeMap<_, _> =
+        headers.iter().map(|(name, value)| (name, value.expose_secret())).collect();
+    let text = serde_json::to_vec(&plain).unwrap_or_else(|_| unreachable!("texts by texts"));
+    let stored = (!plain.is_empty()).then(|| master_keys.seal(place, &text));
+    PushHeaders { names: headers.keys().cloned().collect(), stored }
 }
 
 /// Where a queue's jobs are sent.
@@ -33,7 +55,8 @@ pub async fn find(engine: &Engine, project_id: ProjectId, queue: &str) -> Result
     pushes::find(&mut conn, project_id, queue).await?.ok_or(Error::PushNotFound)
 }
 
-/// Sends a queue's jobs to a URL from now on. Returns the secret, if it is new.
+/// Sends a queue's jobs to a URL from now on. Without `headers` they stay as they are, unless
+/// another host would get them. Returns the secret, if it is new.
 ///
 /// # Errors
 /// [`Error::QuotaExceeded`].
@@ -43,6 +66,7 @@ pub async fn put(
     master_keys: &MasterKeys,
     queue: &str,
     settings: &PushSettings,
+    headers: Option<&BTreeMap<String, SecretString>>,
 ) -> Result<(PushRow, Option<Vec<u8>>), Error> {
     let project_id = tenant.project_id;
     let secret = rand::random::<[u8; SECRET_BYTES]>();
@@ -50,12 +74,18 @@ pub async fn put(
     let max = MAX_PROJECT_PUSHED_QUEUES;
     let mut conn = engine.pools.read_for(project_id).await?;
     let mut tx = conn.begin().await?;
-    let is_known = pushes::find(&mut tx, project_id, queue).await?.is_some();
+    let before = pushes::lock_url(&mut tx, project_id, queue).await?;
     // Requests that come together may store a few more.
-    if !is_known && pushes::count(&mut tx, project_id, max).await? >= max {
+    if before.is_none() && pushes::count(&mut tx, project_id, max).await? >= max {
         return Err(Error::QuotaExceeded { what: "queues with push", max });
     }
-    let is_new = pushes::upsert(&mut tx, project_id, queue, settings, &sealed).await?;
+    let place = headers_place(project_id, queue);
+    let is_moved = before.is_some_and(|it| !is_same_origin(&it, &settings.url));
+    let headers = headers
+        .map(|it| sealed_headers(master_keys, &place, it))
+        .or_else(|| is_moved.then(PushHeaders::default));
+    let is_new =
+        pushes::upsert(&mut tx, project_id, queue, settings, headers.as_ref(), &sealed).await?;
     let row = pushes::find(&mut tx, project_id, queue).await?.ok_or(Error::PushNotFound)?;
     tx.commit().await?;
     Ok((row, is_new.then(|| secret.to_vec())))
@@ -102,8 +132,20 @@ pub(super) async fn seal_secrets(
         for it in page {
             let place = secret_place(it.project_id, &it.queue);
             let stored = (&it.secret, it.old_secret.as_ref());
-            let Some((secret, old)) = seal_again(master_keys, &place, stored)? else { continue };
-            replace_secrets(conn, &it, &secret, old.as_deref()).await?;
+            let place_of_headers = headers_place(it.project_id, &it.queue);
+            let has_old_headers =
+                it.headers.as_ref().is_some_and(|it| !master_keys.is_current(it, 0));
+            let again = seal_again(master_keys, &place, stored)?;
+            if again.is_none() && !has_old_headers {
+                continue;
+            }
+            let (secret, old) = again.unwrap_or((it.secret.clone(), it.old_secret.clone()));
+            let headers = it.headers.as_deref().map(|it| -> Result<_, OtherMasterKey> {
+                let plain = master_keys.open_object(&place_of_headers, it)?;
+                Ok(master_keys.seal(&place_of_headers, &plain))
+            });
+            let headers = headers.transpose()?;
+            replace_secrets(conn, &it, &secret, old.as_deref(), headers.as_deref()).await?;
             sealed += 1;
         }
     }

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::{
-    push::secret_place,
+    push::{headers_place, secret_place},
     sender::{InFlight, LEASE_MARGIN_SECONDS, Line, NoTurn, Sender, Settings, Target},
     targets::Targets,
     turns::Turn,
@@ -64,6 +64,8 @@ struct Pushed {
     it: PushedQueue,
     line: Line,
     secrets: Vec<Vec<u8>>,
+    /// What requests carry besides our headers.
+    headers: HeaderMap,
     state: Mutex<State>,
 }
 
@@ -121,6 +123,8 @@ impl Pusher {
         let stored = (&it.secret, it.old_secret.as_ref());
         let place = secret_place(it.project_id, &it.queue);
         let (to, secrets) = self.sender.open(&it.url, &place, stored)?;
+        let place = headers_place(it.project_id, &it.queue);
+        let headers = self.sender.open_headers(&place, it.headers.as_deref())?;
         let max_in_flight = usize::try_from(it.max_in_flight).unwrap_or(1);
         let line = Line {
             project_id: it.project_id,
@@ -148,7 +152,7 @@ impl Pusher {
             let State { window, rests_until, .. } = *it.state();
             State { window, rests_until, ..state }
         });
-        Ok(Pushed { it, line, secrets, state: Mutex::new(state) })
+        Ok(Pushed { it, line, secrets, headers, state: Mutex::new(state) })
     }
 
     /// Writes what requests led to.
@@ -377,7 +381,9 @@ impl Pushed {
             let value = percent_encoding::utf8_percent_encode(&value, UNSAFE).to_string();
             Some((name, HeaderValue::try_from(value).ok()?))
         };
-        values.into_iter().filter_map(read).collect()
+        let mut headers = self.headers.clone();
+        headers.extend(values.into_iter().filter_map(read));
+        headers
     }
 }
 

@@ -3,6 +3,7 @@
 //! sending is sent again by another.
 
 use std::{
+    collections::BTreeMap,
     future::{Future, pending},
     hash::Hash,
     sync::Arc,
@@ -11,6 +12,7 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use metrics::{counter, gauge};
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use tokio::{
     sync::Semaphore,
     time::{sleep, timeout},
@@ -162,10 +164,27 @@ impl Sender {
         (secret, old): (&Vec<u8>, Option<&Vec<u8>>),
     ) -> anyhow::Result<(Destination, Vec<Vec<u8>>)> {
         let url = read_url(url, &self.outbound.allowed).map_err(anyhow::Error::msg)?;
-        let to = self.outbound.destination(url)?;
+        let to = self.outbound.destination(url);
         let stored = [Some(secret), old].into_iter().flatten();
         let secrets = stored.map(|it| self.master_keys.open(place, it, SECRET_BYTES));
         Ok((to, secrets.collect::<Result<_, _>>()?))
+    }
+
+    /// Headers that are stored as JSON. `place` is where.
+    pub(super) fn open_headers(
+        &self,
+        place: &str,
+        stored: Option<&[u8]>,
+    ) -> anyhow::Result<HeaderMap> {
+        let Some(stored) = stored else { return Ok(HeaderMap::new()) };
+        let text = self.master_keys.open_object(place, stored)?;
+        let plain: BTreeMap<String, String> = serde_json::from_slice(&text)?;
+        let read = |(name, value): (String, String)| -> anyhow::Result<_> {
+            let mut value = HeaderValue::try_from(value)?;
+            value.set_sensitive(true);
+            Ok((HeaderName::try_from(name)?, value))
+        };
+        plain.into_iter().map(read).collect()
     }
 
     /// Works for a target until it is served no more, in a task of its own.

@@ -12,12 +12,13 @@ use super::{deliver::DELIVERY_SECONDS, payload::Payload};
 use crate::{
     domain::{
         alarm::summary,
+        job::StoredState,
         limits::MAX_ENDPOINTS,
         outbound::is_below,
         webhook::{
             MAX_DELIVERY_ATTEMPTS, MAX_EVENT_MESSAGE_CHARS, WebhookBatch, WebhookData,
-            WebhookError, WebhookEvent, WebhookIncident, WebhookJob, WebhookProject, includes,
-            retry_policy,
+            WebhookError, WebhookEvent, WebhookIncident, WebhookJob, WebhookProject,
+            WebhookWorkflow, includes, retry_policy,
         },
     },
     engine::{
@@ -25,7 +26,7 @@ use crate::{
         enqueue::{NewJob, NewlyStored, Start, store_in},
         isolate::{self, Sweep},
     },
-    ids::{BatchId, EndpointId, EventId, JobId, ProjectId},
+    ids::{BatchId, EndpointId, EventId, JobId, ProjectId, WorkflowId},
     store::{
         self,
         batches::{self, BatchRow},
@@ -35,6 +36,7 @@ use crate::{
             set_aside::Work,
             webhooks::{self, MAX_EVENTS, MAX_EVENTS_OF_PROJECT, WaitingEvent},
         },
+        workflows,
     },
     telemetry,
 };
@@ -207,6 +209,10 @@ async fn describe(
         Some(id) => Some(describe_batch(id, batches::find(tx, project_id, id).await?)),
         None => None,
     };
+    let workflow = match event.about_workflow {
+        Some(id) => Some(describe_workflow(tx, project_id, id).await?),
+        None => None,
+    };
     let error = event.outcome.clone().map(|outcome| WebhookError {
         outcome,
         kind: event.error_kind.clone(),
@@ -214,8 +220,24 @@ async fn describe(
         retry_at: event.retry_at,
     });
     let job = describe_job(event)?;
-    let data = WebhookData { project, job, error, batch, incident };
+    let data = WebhookData { project, job, error, batch, workflow, incident };
     Ok(WebhookEvent { kind, timestamp, data })
+}
+
+async fn describe_workflow(
+    tx: &mut PgConnection,
+    project_id: ProjectId,
+    id: WorkflowId,
+) -> sqlx::Result<WebhookWorkflow> {
+    let row = workflows::find_workflow(tx, project_id, id).await?;
+    let counts = workflows::count_states(tx, project_id, &[id]).await?;
+    let succeeded = counts.iter().filter(|it| it.state == Some(StoredState::Succeeded));
+    Ok(WebhookWorkflow {
+        id: id.to_string(),
+        name: row.and_then(|it| it.name),
+        succeeded_jobs: succeeded.map(|it| it.jobs).sum(),
+        total_jobs: counts.iter().map(|it| it.jobs).sum(),
+    })
 }
 
 fn describe_batch(id: BatchId, row: Option<BatchRow>) -> WebhookBatch {

@@ -1,7 +1,10 @@
 //! `/v1/queues/{queue}/push`: a queue whose jobs are sent to a URL.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
+use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
@@ -9,7 +12,7 @@ use utoipa::ToSchema;
 use crate::{
     app::App,
     auth::{Caller, Pushing, Webhooks},
-    domain::{limits, outbound, webhook},
+    domain::{limits, outbound, push::header_problem, webhook},
     engine::webhooks::push::{self, PushRow, PushSettings},
     error::Error,
     http::{
@@ -41,6 +44,8 @@ pub struct Push {
     /// Jobs that each node sends at a time, at most.
     #[schema(example = 10)]
     pub max_in_flight: i32,
+    /// Names of the headers that requests carry besides the server's; their values are not shown.
+    pub header_names: Vec<String>,
     /// Whether its jobs wait for workers instead.
     pub paused: bool,
     /// When it was created.
@@ -69,6 +74,7 @@ impl From<PushRow> for Push {
             url: row.url,
             timeout_seconds: row.timeout_seconds,
             max_in_flight: row.max_in_flight,
+            header_names: row.header_names,
             paused: row.paused_at.is_some(),
             created_at: row.created_at,
             updated_at: row.updated_at,
@@ -104,6 +110,12 @@ pub struct PutPushRequest {
     /// Jobs that each node sends at a time. Default: 10.
     #[schema(extensions(("bounds" = json!(range(1, limits::MAX_PUSH_IN_FLIGHT)))))]
     max_in_flight: Option<i32>,
+    /// At most 10 headers that requests carry besides the server's, such as `Authorization`. Values
+    /// are secrets: they are not shown again. Default: as before, if the URL keeps its scheme, host
+    /// and port; else none.
+    #[schema(value_type = Option<BTreeMap<String, String>>,
+             example = json!({"Authorization": "Bearer …"}))]
+    headers: Option<BTreeMap<String, SecretString>>,
     /// Whether the jobs wait for workers instead. Default: false.
     paused: Option<bool>,
 }
@@ -166,13 +178,16 @@ pub async fn put(
     let max = limits::MAX_PUSH_TIMEOUT_SECONDS;
     check.range("timeout_seconds", settings.timeout_seconds, 1, max);
     check.range("max_in_flight", settings.max_in_flight, 1, limits::MAX_PUSH_IN_FLIGHT);
+    check_headers(request.headers.as_ref(), &mut check);
     check.finish()?;
     app.accounts.require_verified(caller.project_id).await?;
     caller.require_step_up(&app).await?;
     let keys = &app.accounts.master_keys;
-    let (row, secret) = push::put(&app.engine, caller.tenant(), keys, &queue, &settings).await?;
+    let headers = request.headers.as_ref();
+    let (row, secret) =
+        push::put(&app.engine, caller.tenant(), keys, &queue, &settings, headers).await?;
     let after = json!({"timeout_seconds": row.timeout_seconds, "max_in_flight": row.max_in_flight,
-                       "paused": row.paused_at.is_some()});
+                       "paused": row.paused_at.is_some(), "header_names": row.header_names});
     let entry = NewAuditEntry {
         after: Some(after.to_string()),
         ..NewAuditEntry::to("queue.push_changed", queue)
@@ -181,6 +196,26 @@ pub async fn put(
     let status = if secret.is_some() { StatusCode::CREATED } else { StatusCode::OK };
     let secret = secret.map(|it| webhook::secret_text(&it));
     Ok((status, Reply(PushWithSecret { push: row.into(), secret })))
+}
+
+fn check_headers(headers: Option<&BTreeMap<String, SecretString>>, check: &mut Check) {
+    let Some(headers) = headers else { return };
+    let (count, max) = (headers.len(), limits::MAX_PUSH_HEADERS);
+    if count > max {
+        check.refuse("headers", format!("must have at most {max} entries, has {count}"));
+        return;
+    }
+    let mut known = BTreeSet::new();
+    for (name, value) in headers {
+        let problem = match known.insert(name.to_ascii_lowercase()) {
+            true => header_problem(name, value.expose_secret()),
+            false => Some("is named twice".to_owned()),
+        };
+        if let Some(problem) = problem {
+            let field = format!("headers.{}", name.escape_default());
+            check.refuse(&field, problem);
+        }
+    }
 }
 
 /// End a queue's push.

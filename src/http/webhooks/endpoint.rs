@@ -37,7 +37,7 @@ pub struct Endpoint {
     /// Only events about jobs of these types, or of those that begin so (`mail.*`); none: of all.
     #[schema(example = json!(["mail.*"]))]
     pub job_types: Vec<String>,
-    /// Whether jobs and batches may name its URL, or one below it, as `callback_url`.
+    /// Whether jobs, batches and workflows may name its URL, or one below it, as `callback_url`.
     #[serde(default)]
     #[schema(required)]
     pub callbacks: bool,

@@ -17,7 +17,8 @@ pub struct PushedQueue {
     pub timeout_seconds: i32,
     pub max_in_flight: i32,
     pub updated_at: DateTime<Utc>,
-    /// Encrypted, if there is a master key.
+    /// JSON. Encrypted, if there is a master key, and so for the next two.
+    pub headers: Option<Vec<u8>>,
     pub secret: Vec<u8>,
     /// Null: there is none, or it signs no more.
     pub old_secret: Option<Vec<u8>>,
@@ -33,7 +34,7 @@ pub async fn pushed_queues(
         PushedQueue,
         r#"
         select it.project_id "project_id: ProjectId", it.queue, it.url, it.timeout_seconds,
-               it.max_in_flight, it.updated_at, it.secret,
+               it.max_in_flight, it.updated_at, it.headers, it.secret,
                case when it.old_secret_until > now() then it.old_secret end as old_secret
         from queue_pushes it
         join projects owner
@@ -106,6 +107,7 @@ pub struct StoredSecrets {
     pub queue: String,
     pub secret: Vec<u8>,
     pub old_secret: Option<Vec<u8>>,
+    pub headers: Option<Vec<u8>>,
 }
 
 /// A page of the secrets of all queues, for an operator who encrypts them anew.
@@ -117,7 +119,7 @@ pub async fn secrets(
     sqlx::query_as!(
         StoredSecrets,
         r#"
-        select project_id "project_id: ProjectId", queue, secret, old_secret
+        select project_id "project_id: ProjectId", queue, secret, old_secret, headers
         from queue_pushes
         where (project_id, queue) > ($1, $2)
         order by project_id, queue
@@ -137,18 +139,21 @@ pub async fn replace_secrets(
     was: &StoredSecrets,
     secret: &[u8],
     old_secret: Option<&[u8]>,
+    headers: Option<&[u8]>,
 ) -> sqlx::Result<()> {
     sqlx::query!(
         "
         update queue_pushes
-        set secret = $3, old_secret = $4
-        where project_id = $1 and queue = $2 and secret = $5
+        set secret = $3, old_secret = $4, headers = $6
+        where project_id = $1 and queue = $2 and secret = $5 and headers is not distinct from $7
         ",
         was.project_id.0,
         was.queue,
         secret,
         old_secret,
         was.secret,
+        headers,
+        was.headers.as_deref(),
     )
     .execute(conn)
     .await?;

@@ -342,3 +342,22 @@ fn a_client_cannot_take_the_id_of_a_tick() {
         assert_ne!(first["id"], guessed.to_string(), "the instance's key is part of it");
     });
 }
+
+#[test]
+fn a_project_whose_incident_cannot_be_stored_keeps_no_alarm_from_others() {
+    with_two_tenants(async |bad, good| {
+        let number = "select id::text from projects where slug = 'bad'";
+        let number = bad.database.text(number).await;
+        plant(&bad.database, ("incidents", "insert"), "project_id", &number).await;
+        for t in [bad, good] {
+            let id = t.enqueue(json!({"max_attempts": 1})).await;
+            let job = t.lease("w").await;
+            t.ack(&job, "w", "failed").await.is(200);
+            t.job_becomes(&id, "dead_letter").await;
+        }
+        let incidents = "select count(*) from incidents where alarm = 'dead_letters'";
+        good.database.until(incidents, 1).await;
+        set_aside_and_tried_again(&bad.database, "alarms", "all").await;
+        bad.database.until(incidents, 2).await;
+    });
+}

@@ -9,7 +9,7 @@ use fencepost::{
 /// The rows of "A webhook".
 pub fn webhook_limits() -> Vec<(&'static str, String)> {
     assert_eq!(limits::MAX_PAGE_ENDPOINTS, limits::MAX_PAGE_DELIVERIES);
-    vec![
+    let mut rows = vec![
         ("endpoints of one project", limits::MAX_ENDPOINTS.to_string()),
         ("`url`", format!("{} characters", outbound::MAX_URL_CHARS)),
         (
@@ -45,10 +45,9 @@ pub fn webhook_limits() -> Vec<(&'static str, String)> {
         ("deliveries to a disabled endpoint", format!("cancelled after {} h", limits::EMPTY_HOURS)),
         ("deliveries that failed", format!("kept {} days", limits::FAILED_DELIVERY_DAYS)),
         ("an event that waits", format!("dropped after {} h", limits::EVENT_KEEP_HOURS)),
-        ("queues of one project that are pushed", push::MAX_PROJECT_PUSHED_QUEUES.to_string()),
-        ("queues that one node pushes", pusher::MAX_PUSHED_QUEUES.to_string()),
-        ("a push's `timeout_seconds`", format!("1–{} s", limits::MAX_PUSH_TIMEOUT_SECONDS)),
-        ("a push's `max_in_flight`", format!("1–{}, on each node", limits::MAX_PUSH_IN_FLIGHT)),
+    ];
+    rows.extend(push_limits());
+    rows.extend([
         ("an answer that is a job's result", format!("{MAX_BODY_BYTES} bytes")),
         (
             "requests that a node sends at a time",
@@ -68,5 +67,24 @@ pub fn webhook_limits() -> Vec<(&'static str, String)> {
         ),
         ("endpoints that one node serves", deliver::MAX_SERVED_ENDPOINTS.to_string()),
         ("endpoints, and deliveries, of one page", limits::MAX_PAGE_ENDPOINTS.to_string()),
+    ]);
+    rows
+}
+
+fn push_limits() -> [(&'static str, String); 5] {
+    [
+        ("queues of one project that are pushed", push::MAX_PROJECT_PUSHED_QUEUES.to_string()),
+        ("queues that one node pushes", pusher::MAX_PUSHED_QUEUES.to_string()),
+        ("a push's `timeout_seconds`", format!("1–{} s", limits::MAX_PUSH_TIMEOUT_SECONDS)),
+        ("a push's `max_in_flight`", format!("1–{}, on each node", limits::MAX_PUSH_IN_FLIGHT)),
+        (
+            "headers of a push",
+            format!(
+                "{}, each with a name of {} and a value of {} characters",
+                limits::MAX_PUSH_HEADERS,
+                limits::MAX_PUSH_HEADER_NAME_CHARS,
+                limits::MAX_PUSH_HEADER_VALUE_CHARS
+            ),
+        ),
     ]
 }

@@ -115,3 +115,98 @@ fn the_end_of_a_batch_is_told_to_who_asked_and_to_its_url() {
         }
     });
 }
+
+/// Who is told of the end of the next workflow: one endpoint that asked, and the URL that it names.
+async fn listeners(t: &TestProject) -> (Sink, Sink) {
+    let (asked, named) = (Sink::start().await, Sink::start().await);
+    endpoint(t, &asked, json!({"events": ["workflow.*"]})).await;
+    endpoint(t, &named, json!({"events": [], "callbacks": true})).await;
+    (asked, named)
+}
+
+/// Two jobs, the second after the first.
+fn two_jobs(more: Value) -> Value {
+    let mut workflow = more;
+    workflow["jobs"] = json!([
+        {"key": "fetch", "job_type": "t", "max_attempts": 1},
+        {"key": "send", "job_type": "t", "max_attempts": 1, "depends_on": ["fetch"]},
+    ]);
+    workflow
+}
+
+#[test]
+fn the_end_of_a_workflow_is_told_to_who_asked_and_to_its_url() {
+    run(async |t| {
+        let (asked, named) = listeners(t).await;
+        let nightly = two_jobs(json!({"name": "nightly", "callback_url": named.url}));
+        let made = t.post("/v1/workflows", nightly).await.is(201);
+        work(t, "succeeded").await;
+        work(t, "succeeded").await;
+        for sink in [&asked, &named] {
+            let body = sink.next().await.body();
+            assert_eq!(body["type"], "workflow.succeeded");
+            assert_eq!(
+                (&body["data"]["job"], &body["data"]["batch"]),
+                (&json!(null), &json!(null))
+            );
+            let told = json!({
+                "id": made["id"], "name": "nightly", "total_jobs": 2, "succeeded_jobs": 2
+            });
+            assert_eq!(body["data"]["workflow"], told);
+        }
+        let unnamed = t.post("/v1/workflows", two_jobs(json!({}))).await.is(201);
+        let id = unnamed["id"].as_str().expect("an id");
+        t.act(&format!("/v1/workflows/{id}/cancel")).await.is(200);
+        let body = asked.next().await.body();
+        assert_eq!(
+            (&body["type"], &body["data"]["workflow"]["id"]),
+            (&json!("workflow.cancelled"), &json!(id))
+        );
+        t.database.until("select count(*) from job_ends", 0).await;
+        assert!(!asked.has_more().await && !named.has_more().await);
+    });
+}
+
+#[test]
+fn a_workflow_that_fails_and_whose_job_is_retried_is_told_twice() {
+    run(async |t| {
+        let (asked, named) = listeners(t).await;
+        let nightly = two_jobs(json!({"callback_url": format!("{}/7", named.url)}));
+        t.post("/v1/workflows", nightly).await.is(201);
+        work(t, "failed").await;
+        for sink in [&asked, &named] {
+            assert_eq!(sink.next().await.body()["type"], "workflow.failed");
+        }
+        let dead = t.get("/v1/dead-letters").await.is(200);
+        let job = dead["dead_letters"][0]["job"]["id"].as_str().expect("a dead letter").to_owned();
+        let retry = format!("/v1/dead-letters/{job}/retry");
+        t.act(&retry).await.is(200);
+        work(t, "failed").await;
+        t.database.until("select count(*) from job_ends", 0).await;
+        t.act(&retry).await.is(200);
+        work(t, "succeeded").await;
+        work(t, "succeeded").await;
+        for sink in [&asked, &named] {
+            // That it has failed in the same way again is no news.
+            assert_eq!(sink.next().await.body()["type"], "workflow.succeeded");
+        }
+    });
+}
+
+#[test]
+fn a_project_without_listeners_notes_no_end_of_a_workflow() {
+    run(async |t| {
+        let sink = Sink::start().await;
+        endpoint(t, &sink, json!({"events": ["job.dead_lettered"]})).await;
+        t.post("/v1/workflows", two_jobs(json!({}))).await.is(201);
+        let seen = "select count(*) from workflows where told_state is not null";
+        work(t, "succeeded").await;
+        work(t, "succeeded").await;
+        t.database.until("select count(*) from finished_jobs", 2).await;
+        t.database.until("select count(*) from job_ends", 0).await;
+        assert_eq!(t.database.number(seen).await, 0);
+        t.post("/v1/workflows", two_jobs(json!({"callback_url": sink.url})))
+            .await
+            .refuses("callback_url");
+    });
+}

@@ -310,7 +310,7 @@ fn a_host_with_one_address_that_is_not_public_is_never_connected_to() {
             let lookup = Arc::new(Changing(Mutex::new(answers)));
             let outbound = Outbound::new(Allowed::default(), None).expect("no file");
             let url = format!("https://rebinding.example:{port}/hook").parse().expect("a URL");
-            let to = outbound.with_lookup(lookup).destination(url).expect("a client");
+            let to = outbound.with_lookup(lookup).destination(url);
             let called =
                 to.post(HeaderMap::new(), "{}".to_owned(), Duration::from_secs(5), 1024).await;
             let error = called.expect_err("refused");
@@ -328,7 +328,7 @@ async fn call(port: u16, within: Duration) -> Result<Answer, CallError> {
     let here = Allowed(vec!["127.0.0.1/32".parse().expect("a network")]);
     let outbound = Outbound::new(here, None).expect("no file");
     let url = format!("http://127.0.0.1:{port}/hook").parse().expect("a URL");
-    let to = outbound.destination(url).expect("a client");
+    let to = outbound.destination(url);
     to.post(HeaderMap::new(), "{}".to_owned(), within, 1024).await
 }
 
@@ -345,11 +345,16 @@ const QUICK: Duration = Duration::from_secs(10);
 #[test]
 fn what_a_server_answers_is_bounded() {
     limited(async {
-        let answers: [(String, CallError); 7] = [
+        let answers: [(String, CallError); 8] = [
             ("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n".to_owned() + "abc", CallError::Timeout),
             ("not HTTP at all\r\n\r\n".to_owned(), CallError::Broken),
             (
                 format!("HTTP/1.1 200 OK\r\nX: {}\r\n\r\n", "x".repeat(20_000)),
+                CallError::HeadersTooLarge,
+            ),
+            // More than is read ahead.
+            (
+                format!("HTTP/1.1 200 OK\r\nX: {}\r\n\r\n", "x".repeat(200_000)),
                 CallError::HeadersTooLarge,
             ),
             ("HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n".to_owned(), CallError::Broken),
@@ -437,7 +442,7 @@ fn a_server_without_a_certificate_for_the_host_is_not_spoken_to() {
         let here = Allowed(vec!["127.0.0.1/32".parse().expect("a network")]);
         let outbound = Outbound::new(here, None).expect("no file");
         let url = format!("https://127.0.0.1:{port}/hook").parse().expect("a URL");
-        let to = outbound.destination(url).expect("a client");
+        let to = outbound.destination(url);
         let called = to.post(HeaderMap::new(), "secret".to_owned(), QUICK, 1024).await;
         assert_eq!(called, Err(CallError::NotConnected));
         assert_eq!(connections.load(Ordering::SeqCst), 1, "it was tried");

@@ -174,7 +174,16 @@ fn a_push_is_checked_and_belongs_to_its_project() {
         with(json!({"url": "http://10.0.0.1/"})).await.refuses("url");
         with(json!({"url": sink.url, "timeout_seconds": 601})).await.refuses("timeout_seconds");
         with(json!({"url": sink.url, "max_in_flight": 0})).await.refuses("max_in_flight");
-        with(json!({"url": sink.url, "headers": {}})).await.refuses("headers");
+        with(json!({"url": sink.url, "header": {}})).await.refuses("header");
+        for bad in ["Host", "proxy-authorization", "Webhook-Id", "two words", ""] {
+            let headers = json!({"url": sink.url, "headers": {bad: "x"}});
+            with(headers).await.refuses(&format!("headers.{bad}"));
+        }
+        with(json!({"url": sink.url, "headers": {"X": "a\nb"}})).await.refuses("headers.X");
+        with(json!({"url": sink.url, "headers": {"X": "1", "x": "2"}})).await.refuses("headers.x");
+        let eleven: serde_json::Map<_, _> =
+            (0..11).map(|it| (format!("x-{it}"), json!("1"))).collect();
+        with(json!({"url": sink.url, "headers": eleven})).await.refuses("headers");
         with(json!({})).await.refuses("url");
         let key = json!({"name": "k", "scopes": ["manage", "read"]});
         let key = t.post("/v1/keys", key).await.is(201)["secret"].as_str().expect("one").to_owned();
@@ -327,5 +336,34 @@ fn the_server_never_calls_itself() {
             t.post("/v1/webhooks", endpoint).await.refuses("url");
             t.put(PUSH, json!({"url": own})).await.refuses("url");
         }
+    });
+}
+
+#[test]
+fn headers_of_the_user_are_sent_and_never_shown_and_go_to_no_other_host() {
+    run(async |t| {
+        let (sink, other) = (Sink::start().await, Sink::start().await);
+        let headers = json!({"Authorization": "Bearer hidden", "X-Region": "eu"});
+        let made = push(t, &sink, json!({"headers": headers})).await;
+        let names = json!(["Authorization", "X-Region"]);
+        assert_eq!(made["push"]["header_names"], names);
+        assert!(!t.get(PUSH).await.text.contains("hidden"));
+        enqueue(t, json!({})).await;
+        let sent = sink.next().await;
+        let seen =
+            ["authorization", "x-region", "content-type"].map(|it| sent.header(it).to_owned());
+        assert_eq!(seen, ["Bearer hidden", "eu", "application/json"]);
+        // They stay with the host.
+        let elsewhere = format!("{}/other", sink.url);
+        let moved = t.put(PUSH, json!({"url": elsewhere})).await.is(200);
+        assert_eq!(moved["push"]["header_names"], names);
+        let moved = t.put(PUSH, json!({"url": other.url})).await.is(200);
+        assert_eq!(moved["push"]["header_names"], json!([]));
+        let stored = "select count(*) from queue_pushes where headers is not null";
+        assert_eq!(t.database.number(stored).await, 0);
+        let back = t.put(PUSH, json!({"url": sink.url, "headers": {"X": "1"}})).await.is(200);
+        assert_eq!(back["push"]["header_names"], json!(["X"]));
+        let none = t.put(PUSH, json!({"url": sink.url, "headers": {}})).await.is(200);
+        assert_eq!(none["push"]["header_names"], json!([]));
     });
 }

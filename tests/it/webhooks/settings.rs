@@ -24,12 +24,16 @@ fn secrets_are_stored_encrypted_and_the_master_key_can_be_replaced() {
         let t = server.project("main").await;
         let made = endpoint(&t, &sink, json!({})).await;
         t.post(&path(&made, "/secret/rotate"), json!({})).await.is(200);
-        let plain = "select count(*) from webhook_endpoints where octet_length(secret) = 32";
+        let push = json!({"url": sink.url, "headers": {"Authorization": "Bearer hidden"}});
+        t.put("/v1/queues/functions/push", push).await.is(201);
+        let plain =
+            "select (select count(*) from webhook_endpoints where octet_length(secret) = 32)
+            + (select count(*) from queue_pushes where position('hidden'::bytea in headers) > 0)";
         assert_eq!(t.database.number(plain).await, 0);
         server.stop().await;
         let mut conn = database.connect().await;
         let both = parse(format!("{new}\n{old}"));
-        assert_eq!(webhooks::seal_secrets(&mut conn, &both).await.expect("they are read"), 1);
+        assert_eq!(webhooks::seal_secrets(&mut conn, &both).await.expect("they are read"), 2);
         assert_eq!(webhooks::seal_secrets(&mut conn, &both).await.expect("they are read"), 0);
         conn.close().await.expect("the connection closes");
         let stage = Stage { master_keys: Arc::new(parse(new)), ..Stage::default() };
@@ -37,6 +41,8 @@ fn secrets_are_stored_encrypted_and_the_master_key_can_be_replaced() {
         let t = TestProject { url: server.url.clone(), ..t };
         t.act(&path(&made, "/test")).await.is(202);
         assert!(sink.next().await.is_signed_with(made["secret"].as_str().expect("one")));
+        t.enqueue(json!({"queue": "functions"})).await;
+        assert_eq!(sink.next().await.header("authorization"), "Bearer hidden");
         server.stop().await;
     });
 }

@@ -1,0 +1,34 @@
+//! Telling endpoints that a workflow has ended: once, and again if retried jobs change how.
+
+use sqlx::PgConnection;
+
+use crate::{
+    domain::workflow::{self, WorkflowState},
+    ids::{ProjectId, WorkflowId},
+    store::{
+        outbound_events, workflow_ends,
+        workflows::{self, StateCount},
+    },
+};
+
+/// Writes the event, if the workflow has ended and this end was not told.
+pub(super) async fn tell(
+    tx: &mut PgConnection,
+    project_id: ProjectId,
+    id: WorkflowId,
+) -> sqlx::Result<()> {
+    // Most ends are not the last one, and need no lock.
+    if workflow_ends::has_open_jobs(tx, project_id, id).await? {
+        return Ok(());
+    }
+    let Some(row) = workflow_ends::lock(tx, project_id, id).await? else { return Ok(()) };
+    let counts = workflows::count_states(tx, project_id, &[id]).await?;
+    let members: Vec<_> = counts.iter().filter_map(StateCount::member).collect();
+    let state = workflow::state(&members, row.cancelled_at.is_some());
+    if state == WorkflowState::Running || row.told_state.as_deref() == Some(state.as_str()) {
+        return Ok(());
+    }
+    let (kind, url) = (format!("workflow.{}", state.as_str()), row.callback_url);
+    outbound_events::note_workflow(tx, (project_id, id), &kind, url.as_deref()).await?;
+    workflow_ends::note_told(tx, project_id, id, state.as_str()).await
+}

@@ -29,8 +29,9 @@ create index batches_by_completion on batches (completed_at) where completed_at 
 -- How many batches of a project are open.
 create index batches_open on batches (project_id) where completed_at is null;
 
--- What happened to jobs with callbacks or a batch, until a loop has processed it. Rows are inserted
--- in the transaction of the end, and never updated: members of a batch do not wait for each other.
+-- What happened to jobs with callbacks, a batch or a workflow that is told, until a loop has
+-- processed it. Rows are inserted in the transaction of the end, and never updated: members of a
+-- batch do not wait for each other.
 create table job_ends (
     project_id integer not null,
     id bigint generated always as identity,

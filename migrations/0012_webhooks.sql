@@ -25,7 +25,7 @@ create table webhook_endpoints (
     queues text[] not null check (cardinality(queues) <= 50),
     -- Only events about jobs of these types, or with a beginning as in `mail.*`; none: of all.
     job_types text[] not null check (cardinality(job_types) <= 50),
-    -- Jobs and batches may name URLs below this one, which are told of their end.
+    -- Jobs, batches and workflows may name URLs below this one, which are told of their end.
     takes_callbacks boolean not null default false,
     -- Deliveries that one node sends at a time.
     max_in_flight integer not null check (max_in_flight between 1 and 50),
@@ -88,7 +88,8 @@ create table outbound_events (
     incident_id uuid,
     batch_id uuid,
     workflow_id uuid,
-    -- The URL that the job, batch or workflow has named: it is told, and no other. Null: those that asked.
+    -- The URL that the job, batch or workflow has named: it is told, and no other. Null: those that
+    -- asked.
     callback_url text,
     at timestamptz not null default statement_timestamp(),
     primary key (project_id, id),

@@ -307,8 +307,8 @@ pub struct OutboundArgs {
     #[arg(long, env = "FENCEPOST_OUTBOUND_CA", value_name = "FILE")]
     pub outbound_ca: Option<PathBuf>,
 
-    /// HTTP proxy for webhooks, as http://user:password@host:port: it is asked (CONNECT) for
-    /// addresses that were checked before [default: none]
+    /// HTTP proxy for webhooks and pushes, as http://user:password@host:port: it is asked (CONNECT)
+    /// for addresses that were checked before [default: none]
     #[arg(long, env = "FENCEPOST_OUTBOUND_PROXY", hide_env_values = true, value_name = "URL")]
     pub outbound_proxy: Option<SecretString>,
 }

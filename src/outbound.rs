@@ -15,7 +15,9 @@ use http_body_util::{BodyExt, Full};
 use hyper::{
     Request, Response,
     body::Incoming,
-    header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER, USER_AGENT},
+    header::{
+        ACCEPT, ACCEPT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER, USER_AGENT,
+    },
 };
 use hyper_util::client::legacy;
 use ipnet::IpNet;
@@ -31,7 +33,7 @@ use url::Url;
 
 use self::{
     addresses::{NameServers, NoNameServers, Resolver},
-    connect::HttpClient,
+    connect::{HttpClient, Via},
 };
 use crate::{config::OutboundArgs, domain::outbound::Allowed};
 
@@ -87,7 +89,7 @@ pub struct Outbound {
     pub allowed: Arc<Allowed>,
     tls: ClientConfig,
     lookup: Arc<dyn Lookup>,
-    proxy: Option<Arc<Proxy>>,
+    via: Option<Arc<Via>>,
 }
 
 impl Outbound {
@@ -120,7 +122,7 @@ impl Outbound {
                 Arc::new(NoNameServers)
             }
         };
-        Ok(Self { allowed: Arc::new(allowed), tls, lookup, proxy: None })
+        Ok(Self { allowed: Arc::new(allowed), tls, lookup, via: None })
     }
 
     /// As an operator says. `allowed` are networks besides the public internet.
@@ -140,17 +142,26 @@ impl Outbound {
         Self { lookup, ..self }
     }
 
-    /// The same by way of a proxy.
+    /// The same by way of a proxy, but to networks that the operator allows.
     #[must_use]
     pub fn with_proxy(self, proxy: Option<Proxy>) -> Self {
-        Self { proxy: proxy.map(Arc::new), ..self }
+        let via = proxy.map(|it| Arc::new(Via::new(it, Arc::clone(&self.lookup))));
+        Self { via, ..self }
+    }
+
+    /// Whether the proxy takes a connection; none: there is no proxy.
+    ///
+    /// # Errors
+    /// When it takes none in time.
+    pub async fn reach_proxy(&self) -> Option<anyhow::Result<()>> {
+        Some(self.via.as_ref()?.reach().await)
     }
 
     /// A client for one URL. Its connections are used for this URL only.
     #[must_use]
     pub fn destination(&self, url: Url) -> Destination {
         let resolver = Arc::new(Resolver::new(Arc::clone(&self.allowed), Arc::clone(&self.lookup)));
-        let client = connect::client(Arc::clone(&resolver), self.proxy.clone(), self.tls.clone());
+        let client = connect::client(Arc::clone(&resolver), self.via.clone(), self.tls.clone());
         Destination { url, client, resolver }
     }
 }
@@ -235,6 +246,7 @@ impl Destination {
             .body(Full::new(Bytes::from(body)))
             .map_err(|_| CallError::Broken)?;
         *request.headers_mut() = headers;
+        request.headers_mut().entry(ACCEPT).or_insert(HeaderValue::from_static("*/*"));
         request.headers_mut().insert(USER_AGENT, HeaderValue::from_static(AGENT));
         request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         let call = async {
@@ -274,14 +286,15 @@ async fn read(mut response: Response<Incoming>, kept_bytes: usize) -> Result<Ans
 fn classify(error: &legacy::Error) -> CallError {
     let first: &(dyn StdError + 'static) = error;
     let mut causes = successors(Some(first), |&it| it.source());
-    let is_too_large = |it: &&(dyn StdError + 'static)| {
-        it.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_parse_too_large)
+    let is = |it: &(dyn StdError + 'static), kind: fn(&hyper::Error) -> bool| {
+        it.downcast_ref().is_some_and(kind)
     };
     if let Some(ours) = causes.clone().find_map(|it| it.downcast_ref::<CallError>()) {
         *ours
-    } else if error.is_connect() {
+    } else if error.is_connect() || causes.clone().any(|it| is(it, hyper::Error::is_canceled)) {
+        // Canceled: the connection was closed before anything was sent.
         CallError::NotConnected
-    } else if causes.any(|it| is_too_large(&it)) {
+    } else if causes.any(|it| is(it, hyper::Error::is_parse_too_large)) {
         CallError::HeadersTooLarge
     } else {
         CallError::Broken

@@ -21,6 +21,7 @@ use crate::{
     config::{DEFAULT_PLAN, DatabaseArgs, NodeArgs, Signup},
     limiter::Limiter,
     mail::Mailer,
+    outbound::Outbound,
     redis_bus::Bus,
     seal::MasterKeys,
     serve,
@@ -101,6 +102,7 @@ pub async fn run(args: CheckArgs) -> anyhow::Result<()> {
     check_traces(&args.node, &mut findings).await;
     check_people(&args.node, &mut findings);
     check_providers(&args.node, &mut findings).await;
+    check_outbound(&args.node, &mut findings).await;
     let mut out = std::io::stdout();
     for (found, what, text) in &findings.0 {
         writeln!(out, "{found:<8} {what:<9} {text}")?;
@@ -322,6 +324,20 @@ async fn check_traces(node: &NodeArgs, findings: &mut Findings) {
             format!("{url} answers {}: is it a collector's OTLP/HTTP endpoint?", answer.status()),
         ),
         Err(error) => findings.bad("traces", format!("{error}. Spans would be lost, nothing else")),
+    }
+}
+
+/// Whether webhooks could be sent: their settings, and the proxy.
+async fn check_outbound(node: &NodeArgs, findings: &mut Findings) {
+    let args = &node.outbound;
+    let outbound = match Outbound::of_args(args, args.outbound_allow.clone()) {
+        Ok(outbound) => outbound,
+        Err(error) => return findings.bad("webhooks", format!("{error:#}")),
+    };
+    match outbound.reach_proxy().await {
+        None => (),
+        Some(Ok(())) => findings.good("webhooks", "the proxy takes connections"),
+        Some(Err(error)) => findings.bad("webhooks", format!("the proxy: {error:#}")),
     }
 }
 

@@ -349,6 +349,8 @@ pub const MAX_PUSH_HEADERS: usize = 10;
 pub const MAX_PUSH_HEADER_NAME_CHARS: usize = 64;
 /// Characters of its value.
 pub const MAX_PUSH_HEADER_VALUE_CHARS: usize = 2_048;
+/// Characters of all names and values: nodes keep those of all pushed queues.
+pub const MAX_PUSH_HEADERS_CHARS: usize = 4_096;
 /// Endpoints of one page.
 pub const MAX_PAGE_ENDPOINTS: u32 = 100;
 /// Mails that may wait on all nodes together; further ones are dropped.

@@ -49,7 +49,9 @@ pub fn header_problem(name: &str, value: &str) -> Option<String> {
     let is_token = |it: char| it.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(it);
     if name.is_empty() || name.len() > MAX_PUSH_HEADER_NAME_CHARS || !name.chars().all(is_token) {
         let max = MAX_PUSH_HEADER_NAME_CHARS;
-        return Some(format!("must have a name of 1 to {max} letters, digits and `-`"));
+        return Some(format!(
+            "must have a name of 1 to {max} characters that names of headers may have"
+        ));
     }
     let is_own = OWN_HEADERS.contains(&lower.as_str());
     if is_own || OWN_BEGINNINGS.iter().any(|it| lower.starts_with(it)) {

@@ -98,6 +98,10 @@ impl Resolver {
         Self { allowed, lookup, kept: Mutex::default(), asking: tokio::sync::Mutex::default() }
     }
 
+    pub(super) fn allowed(&self) -> &Allowed {
+        &self.allowed
+    }
+
     /// The address of a host, if it is known without a look-up.
     pub(super) fn known_address_of<T>(&self, host: Host<T>) -> Option<IpAddr> {
         match host {

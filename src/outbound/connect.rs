@@ -2,13 +2,14 @@
 //! one.
 
 use std::{
+    error::Error as StdError,
     fmt,
     future::Future,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, ensure};
@@ -24,13 +25,18 @@ use hyper_util::{
     },
     rt::{TokioExecutor, TokioIo, TokioTimer},
 };
+use ipnet::IpNet;
 use percent_encoding::percent_decode_str;
 use rustls::ClientConfig;
 use tokio::{net::TcpStream, time::timeout};
 use tower::{BoxError, Service};
 use url::{Host, Url};
 
-use super::{CallError, addresses::Resolver};
+use super::{
+    CallError,
+    addresses::{Lookup, Resolver},
+};
+use crate::{domain::outbound::Allowed, error};
 
 /// Longest set-up of a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -41,27 +47,36 @@ const MAX_IDLE_CONNECTIONS: usize = 10;
 /// Bytes of an answer that are read ahead: more than its headers may have.
 const READ_BUFFER_BYTES: usize = 32 * 1024;
 
+/// How often the other side of a silent connection is asked whether it is there, as NATs forget
+/// connections within minutes.
+const KEEPALIVE_PERIOD: Duration = Duration::from_secs(15);
+/// How often it may not answer.
+const KEEPALIVE_TRIES: u32 = 3;
+/// How long what was sent may wait to be acknowledged by the other side's system.
+#[cfg(target_os = "linux")]
+const UNACKNOWLEDGED_TIMEOUT: Duration = Duration::from_secs(30);
+/// The pause between two warnings about the proxy.
+const WARNING_PAUSE: Duration = Duration::from_secs(60);
+
 /// Sends requests to one host.
 pub(super) type HttpClient = Client<Bounded, Full<Bytes>>;
 
 /// A client for one host, which is also its name in TLS.
 pub(super) fn client(
     resolver: Arc<Resolver>,
-    proxy: Option<Arc<Proxy>>,
+    via: Option<Arc<Via>>,
     tls: ClientConfig,
 ) -> HttpClient {
     let encrypted = HttpsConnectorBuilder::new()
         .with_tls_config(tls)
         .https_or_http()
         .enable_http1()
-        .wrap_connector(Connector { resolver, proxy });
+        .wrap_connector(Connector { resolver, via });
     Client::builder(TokioExecutor::new())
         .pool_idle_timeout(IDLE_TIMEOUT)
         .pool_max_idle_per_host(MAX_IDLE_CONNECTIONS)
         .pool_timer(TokioTimer::new())
         .http1_max_buf_size(READ_BUFFER_BYTES)
-        // What was sent is sent again by the engine alone.
-        .retry_canceled_requests(false)
         .build(Bounded(encrypted))
 }
 
@@ -88,7 +103,7 @@ impl Service<Uri> for Bounded {
 #[derive(Clone)]
 pub(super) struct Connector {
     resolver: Arc<Resolver>,
-    proxy: Option<Arc<Proxy>>,
+    via: Option<Arc<Via>>,
 }
 
 impl Service<Uri> for Connector {
@@ -101,7 +116,7 @@ impl Service<Uri> for Connector {
     }
 
     fn call(&mut self, place: Uri) -> Self::Future {
-        let Self { resolver, proxy } = self.clone();
+        let Self { resolver, via } = self.clone();
         Box::pin(async move {
             let host = Host::parse(place.host().ok_or(CallError::NoAddress)?)?;
             let port = match (place.port_u16(), place.scheme_str()) {
@@ -109,21 +124,38 @@ impl Service<Uri> for Connector {
                 (None, Some("https")) => 443,
                 (None, _) => 80,
             };
-            let to = SocketAddr::new(resolver.address_of(host).await?, port);
-            let stream = match proxy {
-                Some(proxy) => proxy.connect(to).await?,
-                None => TokioIo::new(TcpStream::connect(to).await?),
-            };
-            stream.inner().set_nodelay(true)?;
-            Ok(stream)
+            let address = resolver.address_of(host).await?;
+            let to = SocketAddr::new(address, port);
+            // The operator's own networks are not behind a way to the internet.
+            match via.filter(|_| !resolver.allowed().names(address)) {
+                Some(via) => via.connect(to).await,
+                None => Ok(tcp().call(uri(to)?).await?),
+            }
         })
     }
+}
+
+/// Opens connections that notice when the other side is gone, while a long request is under way.
+fn tcp() -> HttpConnector {
+    let mut tcp = HttpConnector::new();
+    tcp.set_nodelay(true);
+    tcp.set_keepalive(Some(KEEPALIVE_PERIOD));
+    tcp.set_keepalive_interval(Some(KEEPALIVE_PERIOD));
+    tcp.set_keepalive_retries(Some(KEEPALIVE_TRIES));
+    #[cfg(target_os = "linux")]
+    tcp.set_tcp_user_timeout(Some(UNACKNOWLEDGED_TIMEOUT));
+    tcp
+}
+
+fn uri(to: SocketAddr) -> Result<Uri, BoxError> {
+    Ok(format!("http://{to}/").parse()?)
 }
 
 /// A proxy that connections to URLs of users go through: it is asked (`CONNECT`) for an address,
 /// never for a name, so that what was checked is what is reached.
 pub struct Proxy {
-    place: Uri,
+    host: Host,
+    port: u16,
     authorization: Option<HeaderValue>,
 }
 
@@ -135,9 +167,14 @@ impl Proxy {
     pub fn read(text: &str) -> anyhow::Result<Self> {
         let url = Url::parse(text).context("must be a URL such as http://proxy:3128")?;
         ensure!(url.scheme() == "http", "must begin with http://");
-        ensure!(matches!(url.path(), "" | "/"), "must not have a path");
-        let port = url.port().context("must have a port, as in http://proxy:3128")?;
-        let host = url.host_str().context("must have a host")?;
+        let is_place = matches!(url.path(), "" | "/");
+        ensure!(
+            is_place && url.query().is_none() && url.fragment().is_none(),
+            "must have nothing behind the port"
+        );
+        let port = url.port_or_known_default().context("must have a port")?;
+        // Hosts of schemes that `url` does not know as those of the web are not parsed.
+        let host = Host::parse(url.host_str().context("must have a host")?)?;
         let authorization = match (url.username(), url.password()) {
             ("", None) => None,
             (user, password) => {
@@ -149,22 +186,74 @@ impl Proxy {
                 Some(value)
             }
         };
-        Ok(Self { place: format!("http://{host}:{port}").parse()?, authorization })
-    }
-
-    async fn connect(&self, to: SocketAddr) -> Result<TokioIo<TcpStream>, BoxError> {
-        let mut tunnel = Tunnel::new(self.place.clone(), HttpConnector::new());
-        if let Some(it) = &self.authorization {
-            tunnel = tunnel.with_auth(it.clone());
-        }
-        let place = Uri::builder().scheme("http").authority(to.to_string()).path_and_query("/");
-        Ok(tunnel.call(place.build()?).await?)
+        Ok(Self { host, port, authorization })
     }
 }
 
 impl fmt::Debug for Proxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Proxy({})", self.place)
+        write!(f, "Proxy({}:{})", self.host, self.port)
+    }
+}
+
+/// The way through a proxy, which all calls of a node share.
+pub(super) struct Via {
+    proxy: Proxy,
+    /// Of the proxy's own host, wherever it is.
+    resolver: Resolver,
+    warned_at: Mutex<Option<Instant>>,
+}
+
+impl Via {
+    pub(super) fn new(proxy: Proxy, lookup: Arc<dyn Lookup>) -> Self {
+        let anywhere = [IpAddr::from([0; 4]), IpAddr::from([0; 16])];
+        let anywhere = anywhere.into_iter().filter_map(|it| IpNet::new(it, 0).ok()).collect();
+        let resolver = Resolver::new(Arc::new(Allowed(anywhere)), lookup);
+        Self { proxy, resolver, warned_at: Mutex::default() }
+    }
+
+    /// Connects to the proxy itself, and asks it for nothing.
+    pub(super) async fn reach(&self) -> anyhow::Result<()> {
+        let reached = async {
+            let address = self.resolver.address_of(self.proxy.host.clone()).await?;
+            TcpStream::connect((address, self.proxy.port)).await.map_err(anyhow::Error::from)
+        };
+        timeout(CONNECT_TIMEOUT, reached).await??;
+        Ok(())
+    }
+
+    async fn connect(&self, to: SocketAddr) -> Result<TokioIo<TcpStream>, BoxError> {
+        let connected = self.tunnel(to).await;
+        if let Err(error) = &connected {
+            self.warn(&**error);
+        }
+        connected
+    }
+
+    async fn tunnel(&self, to: SocketAddr) -> Result<TokioIo<TcpStream>, BoxError> {
+        let address = self.resolver.address_of(self.proxy.host.clone()).await?;
+        let place = SocketAddr::new(address, self.proxy.port);
+        let mut tunnel = Tunnel::new(uri(place)?, tcp());
+        if let Some(it) = &self.proxy.authorization {
+            tunnel = tunnel.with_auth(it.clone());
+        }
+        Ok(tunnel.call(uri(to)?).await?)
+    }
+
+    /// Users see only that there is no connection: the operator must learn why, but not of each.
+    fn warn(&self, error: &(dyn StdError + 'static)) {
+        let mut warned_at = self.warned_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if warned_at.is_none_or(|it| it.elapsed() >= WARNING_PAUSE) {
+            *warned_at = Some(Instant::now());
+            let error = error::chain(error);
+            tracing::warn!(error, "the proxy of webhooks made no connection");
+        }
+    }
+}
+
+impl fmt::Debug for Via {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.proxy.fmt(f)
     }
 }
 
@@ -175,12 +264,13 @@ mod tests {
     #[test]
     fn a_proxy_is_a_host_and_a_port_and_its_password_stays_secret() {
         let proxy = Proxy::read("http://fence:s%40crt@proxy.internal:3128").expect("a proxy");
-        assert_eq!(proxy.place, "http://proxy.internal:3128/");
+        assert_eq!(format!("{proxy:?}"), "Proxy(proxy.internal:3128)");
         // `fence:s@crt`
         let expected = "Basic ZmVuY2U6c0BjcnQ=";
         assert_eq!(proxy.authorization.as_ref().expect("a password"), expected);
-        assert!(!format!("{proxy:?}").contains("crt"));
-        for bad in ["", "proxy:3128", "https://proxy:3128", "http://proxy", "http://proxy:1/x"] {
+        assert_eq!(Proxy::read("http://proxy").expect("a proxy").port, 80);
+        assert_eq!(Proxy::read("http://[::1]:3128").expect("a proxy").port, 3128);
+        for bad in ["", "proxy:3128", "https://proxy:3128", "http://p:1/x", "http://p:1/?x"] {
             let error = Proxy::read(bad).expect_err(bad);
             assert!(error.to_string().starts_with("must "), "{bad}: {error}");
         }

@@ -220,13 +220,14 @@ pub async fn note_batch(
 }
 
 /// Notes that a workflow has ended, if an endpoint asked for it or the workflow has named a URL.
+/// Returns whether someone is told.
 pub async fn note_workflow(
     conn: &mut PgConnection,
     (project_id, workflow_id): (ProjectId, WorkflowId),
     kind: &str,
     url: Option<&str>,
-) -> sqlx::Result<()> {
-    sqlx::query!(
+) -> sqlx::Result<bool> {
+    let noted = sqlx::query!(
         "
         insert into outbound_events (project_id, type, workflow_id, callback_url)
         select $1, $3, $2, told.url
@@ -245,7 +246,7 @@ pub async fn note_workflow(
     )
     .execute(conn)
     .await?;
-    Ok(())
+    Ok(noted.rows_affected() > 0)
 }
 
 /// Those of these queues of an outbox in which at least `full` deliveries wait, as far as they are

@@ -306,6 +306,12 @@ fn check_says_what_is_wrong_and_how_to_mend_it() {
         assert!(!told.contains("canary"), "{told}");
         let (is_good, told) = check(&[database_url, ("FENCEPOST_DEFAULT_PLAN", "gold")]);
         assert!(!is_good && told.contains("no such plan: `gold`"), "{told}");
+        let proxies = [("canary", "must be a URL"), ("http://u:canary@127.0.0.1:1", "refused")];
+        for (proxy, problem) in proxies {
+            let (is_good, told) = check(&[database_url, ("FENCEPOST_OUTBOUND_PROXY", proxy)]);
+            assert!(!is_good && told.contains("WRONG    webhooks"), "{told}");
+            assert!(told.contains(problem) && !told.contains("canary"), "{told}");
+        }
     });
 }
 

@@ -1,4 +1,4 @@
-//! The loop over the ends of jobs with callbacks or a batch.
+//! The loop over the ends of jobs with callbacks, a batch or a workflow that is told.
 
 use sqlx::PgConnection;
 
@@ -25,7 +25,11 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
         is_full |= of_project.len() == sweep::ends::MAX_ENDS_OF_PROJECT;
         // Each project in transactions of its own: a batch may be locked for a moment.
         match isolate::process(engine, &mut conn, &Ends, of_project).await {
-            Ok(done) => done.iter().for_each(|it| it.tell(engine)),
+            Ok(done) => {
+                done.iter().for_each(|it| it.tell(engine));
+                let project_id = of_project.first().map(|it| it.project_id);
+                engine.notifier.tell_endpoints(project_id.into_iter());
+            }
             // A batch that stays locked must not stop the other projects.
             Err(error) => failed = Some(error),
         }

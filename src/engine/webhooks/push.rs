@@ -1,12 +1,11 @@
 //! Push: where the jobs of a queue are sent. `pusher.rs` sends them.
 
-use sqlx::{Acquire, PgConnection};
-
 use std::collections::BTreeMap;
 
+use secrecy::{ExposeSecret, SecretString};
+use sqlx::{Acquire, PgConnection};
+
 use super::{SEALED_AT_ONCE, seal_again};
-use crate::store::pushes::PushHeaders;
-pub use crate::store::pushes::{PushRow, PushSettings};
 use crate::{
     domain::{outbound::is_same_origin, plan::Tenant, webhook::SECRET_BYTES},
     engine::Engine,
@@ -14,11 +13,12 @@ use crate::{
     ids::ProjectId,
     seal::{MasterKeys, OtherMasterKey},
     store::{
-        pushes,
+        pushes::{self, PushHeaders},
         sweep::pushes::{replace_secrets, secrets},
     },
 };
-use secrecy::{ExposeSecret, SecretString};
+
+pub use crate::store::pushes::{PushRow, PushSettings};
 
 /// Queues of one project that are pushed.
 pub const MAX_PROJECT_PUSHED_QUEUES: i64 = 50;
@@ -80,7 +80,7 @@ pub async fn put(
         return Err(Error::QuotaExceeded { what: "queues with push", max });
     }
     let place = headers_place(project_id, queue);
-    let is_moved = before.is_some_and(|it| !is_same_origin(&it, &settings.url));
+    let is_moved = before.is_none_or(|it| !is_same_origin(&it, &settings.url));
     let headers = headers
         .map(|it| sealed_headers(master_keys, &place, it))
         .or_else(|| is_moved.then(PushHeaders::default));

@@ -110,9 +110,9 @@ pub struct PutPushRequest {
     /// Jobs that each node sends at a time. Default: 10.
     #[schema(extensions(("bounds" = json!(range(1, limits::MAX_PUSH_IN_FLIGHT)))))]
     max_in_flight: Option<i32>,
-    /// At most 10 headers that requests carry besides the server's, such as `Authorization`. Values
-    /// are secrets: they are not shown again. Default: as before, if the URL keeps its scheme, host
-    /// and port; else none.
+    /// At most 10 headers that requests carry besides the server's, such as `Authorization`, with
+    /// 4,096 characters in all. Values are secrets: they are not shown again. Default: as before,
+    /// if the URL keeps its scheme, host and port; else none.
     #[schema(value_type = Option<BTreeMap<String, String>>,
              example = json!({"Authorization": "Bearer …"}))]
     headers: Option<BTreeMap<String, SecretString>>,
@@ -203,6 +203,14 @@ fn check_headers(headers: Option<&BTreeMap<String, SecretString>>, check: &mut C
     let (count, max) = (headers.len(), limits::MAX_PUSH_HEADERS);
     if count > max {
         check.refuse("headers", format!("must have at most {max} entries, has {count}"));
+        return;
+    }
+    let chars = |it: &str| it.chars().count();
+    let sent: usize =
+        headers.iter().map(|(name, value)| chars(name) + chars(value.expose_secret())).sum();
+    let max = limits::MAX_PUSH_HEADERS_CHARS;
+    if sent > max {
+        check.refuse("headers", format!("must have at most {max} characters, has {sent}"));
         return;
     }
     let mut known = BTreeSet::new();

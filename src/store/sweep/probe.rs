@@ -7,7 +7,7 @@ use crate::ids::ProjectId;
 /// What is due, on any node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProbeResult {
-    /// Ended jobs have children, callbacks or a batch.
+    /// Ended jobs have children, callbacks, a batch or a workflow that is told.
     pub has_ends: bool,
     /// Families are being retried.
     pub has_revived: bool,

@@ -80,10 +80,11 @@ fn push_limits() -> [(&'static str, String); 5] {
         (
             "headers of a push",
             format!(
-                "{}, each with a name of {} and a value of {} characters",
+                "{}, each with a name of {} and a value of {} characters, {} in all",
                 limits::MAX_PUSH_HEADERS,
                 limits::MAX_PUSH_HEADER_NAME_CHARS,
-                limits::MAX_PUSH_HEADER_VALUE_CHARS
+                limits::MAX_PUSH_HEADER_VALUE_CHARS,
+                limits::MAX_PUSH_HEADERS_CHARS
             ),
         ),
     ]

@@ -210,3 +210,51 @@ fn a_project_without_listeners_notes_no_end_of_a_workflow() {
             .refuses("callback_url");
     });
 }
+
+#[test]
+fn a_workflow_ends_when_its_last_job_does_also_one_that_ran_while_it_was_cancelled() {
+    run(async |t| {
+        let (asked, _) = listeners(t).await;
+        let made = t.post("/v1/workflows", two_jobs(json!({}))).await.is(201);
+        let job = t.lease("w").await;
+        t.act(&format!("/v1/workflows/{}/cancel", made["id"].as_str().expect("one"))).await.is(200);
+        t.database.until("select count(*) from job_ends", 0).await;
+        assert!(!asked.has_more().await, "one job runs");
+        t.ack(&job, "w", "succeeded").await.is(200);
+        assert_eq!(asked.next().await.body()["type"], "workflow.cancelled");
+    });
+}
+
+#[test]
+fn a_handled_failure_is_a_success_and_an_end_is_told_to_who_asked_later() {
+    run(async |t| {
+        let (_, named) = listeners(t).await;
+        let handled = json!({"callback_url": named.url, "jobs": [
+            {"key": "fetch", "job_type": "t", "max_attempts": 1},
+            {"key": "mend", "job_type": "t", "depends_on": [{"key": "fetch", "when": "failed"}]},
+        ]});
+        t.post("/v1/workflows", handled).await.is(201);
+        work(t, "failed").await;
+        let job = t.wait_and_lease("w").await;
+        assert!(!named.has_more().await, "the handler runs");
+        t.ack(&job, "w", "succeeded").await.is(200);
+        assert_eq!(named.next().await.body()["type"], "workflow.succeeded");
+    });
+}
+
+#[test]
+fn an_end_that_no_endpoint_asked_for_is_told_when_it_comes_again() {
+    run(async |t| {
+        let sink = Sink::start().await;
+        let made = endpoint(t, &sink, json!({"events": ["workflow.cancelled"]})).await;
+        t.post("/v1/workflows", two_jobs(json!({}))).await.is(201);
+        work(t, "failed").await;
+        let dead = t.get("/v1/dead-letters").await.is(200);
+        let job = dead["dead_letters"][0]["job"]["id"].as_str().expect("a dead letter").to_owned();
+        t.database.until("select count(*) from job_ends", 0).await;
+        t.patch(&path(&made, ""), json!({"events": ["workflow.*"]})).await.is(200);
+        t.act(&format!("/v1/dead-letters/{job}/retry")).await.is(200);
+        work(t, "failed").await;
+        assert_eq!(sink.next().await.body()["type"], "workflow.failed");
+    });
+}

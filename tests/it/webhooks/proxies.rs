@@ -3,6 +3,7 @@
 use std::{
     fmt, io,
     net::IpAddr,
+    path::{Path, PathBuf},
     pin::Pin,
     sync::{Arc, Mutex},
     time::Duration,
@@ -25,19 +26,22 @@ use tokio_rustls::{
 
 use crate::harness::{limited, scratch};
 
+const HERE: &str = "127.0.0.1";
+const PUBLIC: &str = "8.8.8.8";
 /// Longer than any connection may take to be made.
 const PATIENT: Duration = Duration::from_secs(20);
 
-/// Every host is here.
+/// Where every host is.
 #[derive(Debug)]
-struct Here;
+struct At(&'static str);
 
-impl Lookup for Here {
+impl Lookup for At {
     fn addresses(
         &self,
         _: String,
     ) -> Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send>> {
-        Box::pin(async { Ok(vec![IpAddr::from([127, 0, 0, 1])]) })
+        let address = self.0.parse().expect("an address");
+        Box::pin(async move { Ok(vec![address]) })
     }
 }
 
@@ -74,8 +78,10 @@ async fn proxy() -> (u16, Arc<Mutex<Vec<String>>>) {
         async move {
             let request = head(&mut stream).await;
             notes.lock().expect("no panic").push(request.clone());
-            let place = request.split(' ').nth(1).expect("a place").to_owned();
-            let mut target = TcpStream::connect(place).await.expect("a server");
+            // All servers are on this machine, wherever their names lead.
+            let place = request.split(' ').nth(1).expect("a place");
+            let port = place.rsplit(':').next().expect("a port").parse().expect("a number");
+            let mut target = TcpStream::connect((HERE, port)).await.expect("a server");
             stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.expect("an open connection");
             let _ = copy_bidirectional(&mut stream, &mut target).await;
         }
@@ -84,9 +90,17 @@ async fn proxy() -> (u16, Arc<Mutex<Vec<String>>>) {
     (port, asked)
 }
 
-fn outbound(authorities: Option<&std::path::Path>) -> Outbound {
+/// To servers of this machine.
+fn outbound(authorities: Option<&Path>) -> Outbound {
     let here = Allowed(vec!["127.0.0.1/32".parse().expect("a network")]);
-    Outbound::new(here, authorities).expect("a file").with_lookup(Arc::new(Here))
+    Outbound::new(here, authorities).expect("a file").with_lookup(Arc::new(At(HERE)))
+}
+
+/// To the public internet, through a proxy on this port.
+fn proxied(at: &'static str, authorities: Option<&Path>, port: u16) -> Outbound {
+    let public = Outbound::new(Allowed::default(), authorities).expect("a file");
+    let proxy = Proxy::read(&format!("http://us:pw@{HERE}:{port}")).expect("a proxy");
+    public.with_lookup(Arc::new(At(at))).with_proxy(Some(proxy))
 }
 
 async fn call(outbound: Outbound, url: impl fmt::Display) -> Result<Answer, CallError> {
@@ -108,14 +122,20 @@ fn a_proxy_is_asked_for_the_address_that_was_checked_and_never_for_a_name() {
     limited(async {
         let server = serve(answer_host).await;
         let (port, asked) = proxy().await;
-        let via = Proxy::read(&format!("http://us:pw@127.0.0.1:{port}")).expect("a proxy");
-        let outbound = outbound(None).with_proxy(Some(via));
-        let answer = call(outbound, format!("http://shop.example:{server}/hook")).await;
-        assert_eq!(answer.expect("an answer").text, format!("shop.example:{server}"));
-        let asked = asked.lock().expect("no panic").join("");
-        assert!(asked.starts_with(&format!("connect 127.0.0.1:{server} http/1.1")), "{asked}");
-        assert!(asked.contains("proxy-authorization: basic dxm6chc="), "{asked}");
-        assert!(!asked.contains("shop"), "{asked}");
+        for (at, place) in [(PUBLIC, PUBLIC), ("2606:4700::1111", "[2606:4700::1111]")] {
+            let url = format!("http://shop.example:{server}/hook");
+            let answer = call(proxied(at, None, port), url).await;
+            assert_eq!(answer.expect("an answer").text, format!("shop.example:{server}"));
+            let asked = asked.lock().expect("no panic").pop().expect("a request");
+            assert!(asked.starts_with(&format!("connect {place}:{server} http/1.1")), "{asked}");
+            assert!(asked.contains("proxy-authorization: basic dxm6chc="), "{asked}");
+            assert!(!asked.contains("shop"), "{asked}");
+        }
+        // Networks that the operator allows are not behind the proxy.
+        let via = Proxy::read(&format!("http://{HERE}:{port}")).ok();
+        let direct = call(outbound(None).with_proxy(via), format!("http://a.example:{server}/"));
+        assert_eq!(direct.await.expect("an answer").status, 200);
+        assert!(asked.lock().expect("no panic").is_empty());
     });
 }
 
@@ -123,19 +143,22 @@ fn a_proxy_is_asked_for_the_address_that_was_checked_and_never_for_a_name() {
 fn a_private_address_is_not_asked_for_and_a_refusal_of_the_proxy_is_no_connection() {
     limited(async {
         let (port, asked) = proxy().await;
-        let via = |port| Proxy::read(&format!("http://127.0.0.1:{port}")).ok();
-        let strict = Outbound::new(Allowed::default(), None).expect("no file");
-        let strict = strict.with_lookup(Arc::new(Here)).with_proxy(via(port));
-        let called = call(strict, "https://rebinding.example/hook").await;
+        let called = call(proxied(HERE, None, port), "https://rebinding.example/hook").await;
         assert_eq!(called, Err(CallError::AddressRefused));
         assert!(asked.lock().expect("no panic").is_empty());
-        let refuses = serve(async |mut stream| {
-            head(&mut stream).await;
-            let _ = stream.write_all(b"HTTP/1.1 403 Forbidden\r\n\r\n").await;
-        })
-        .await;
-        let called = call(outbound(None).with_proxy(via(refuses)), "http://a.example/").await;
-        assert_eq!(called, Err(CallError::NotConnected));
+        let long = format!("HTTP/1.1 200 OK\r\nX: {}\r\n\r\n", "x".repeat(100_000));
+        for answer in ["HTTP/1.1 403 Forbidden\r\n\r\n", "HTTP/1.1 407 No\r\n\r\n", "", &long] {
+            let answer = answer.to_owned();
+            let refuses = serve(move |mut stream| {
+                let answer = answer.clone();
+                async move {
+                    head(&mut stream).await;
+                    let _ = stream.write_all(answer.as_bytes()).await;
+                }
+            });
+            let called = call(proxied(PUBLIC, None, refuses.await), "http://a.example/").await;
+            assert_eq!(called, Err(CallError::NotConnected));
+        }
     });
 }
 
@@ -144,18 +167,17 @@ fn a_connection_that_is_never_made_ends_in_time() {
     limited(async {
         // It takes connections, and says nothing: neither as a proxy nor by TLS.
         let silent = serve(async |mut stream| while stream.read_u8().await.is_ok() {}).await;
-        let via = Proxy::read(&format!("http://127.0.0.1:{silent}")).ok();
-        let (proxied, encrypted) = tokio::join!(
-            call(outbound(None).with_proxy(via), "http://a.example/"),
+        let (by_proxy, encrypted) = tokio::join!(
+            call(proxied(PUBLIC, None, silent), "http://a.example/"),
             call(outbound(None), format!("https://a.example:{silent}/")),
         );
         let expected = Err(CallError::NotConnected);
-        assert_eq!((proxied, encrypted), (expected.clone(), expected));
+        assert_eq!((by_proxy, encrypted), (expected.clone(), expected));
     });
 }
 
 /// A server by TLS whose certificate is for `shop.example`, and the file of its authority.
-async fn encrypted() -> (u16, std::path::PathBuf) {
+async fn encrypted() -> (u16, PathBuf) {
     let mut authority = CertificateParams::default();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority_key = KeyPair::generate().expect("a key");
@@ -191,10 +213,9 @@ fn an_authority_of_the_operator_is_trusted_for_the_names_that_it_signs() {
         let shop = format!("https://shop.example:{server}/hook");
         let direct = call(outbound(Some(&file)), &shop).await.expect("an answer");
         assert_eq!(direct.text, format!("shop.example:{server}"));
-        let via = Proxy::read(&format!("http://127.0.0.1:{port}")).ok();
-        let proxied = call(outbound(Some(&file)).with_proxy(via), &shop).await;
-        assert_eq!(proxied.expect("an answer").text, direct.text);
-        assert!(asked.lock().expect("no panic")[0].starts_with("connect 127.0.0.1:"));
+        let by_proxy = call(proxied(PUBLIC, Some(&file), port), &shop).await;
+        assert_eq!(by_proxy.expect("an answer").text, direct.text);
+        assert!(asked.lock().expect("no panic")[0].starts_with("connect 8.8.8.8:"));
         // The same server under another name, and without the authority.
         let other = call(outbound(Some(&file)), shop.replace("shop", "other")).await;
         assert_eq!(other, Err(CallError::NotConnected));

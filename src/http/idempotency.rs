@@ -3,6 +3,7 @@
 //! interrupted runs again from the same seed, and finds what exists already.
 
 mod answer;
+mod lost;
 
 use std::future::Future;
 
@@ -209,14 +210,23 @@ impl Keyed {
             }
             Err(_) => None,
         };
-        // Not of the share: the request is done, and only its key waits.
-        let mut conn = app.engine.pools.enqueue.acquire().await?;
-        match kept {
-            Some((status, location, body)) => {
-                let status = status.as_u16();
-                idempotency::finish(&mut conn, project_id, &key, status, location, &body).await?;
+        let noted = async {
+            // Not of the share: the request is done, and only its key waits.
+            let mut conn = app.engine.pools.enqueue.acquire().await?;
+            match kept {
+                Some((status, location, body)) => {
+                    let status = status.as_u16();
+                    idempotency::finish(&mut conn, project_id, &key, status, location, &body).await
+                }
+                None => {
+                    let run = (Some(seed), app.bus.node());
+                    idempotency::unlock(&mut conn, project_id, &key, run).await
+                }
             }
-            None => idempotency::unlock(&mut conn, project_id, &key).await?,
+        };
+        if let Err(error) = noted.await {
+            lost::unlock_later(app, project_id, &key, Some(seed));
+            return Err(error.into());
         }
         result?.into_response(caller)
     }
@@ -260,7 +270,9 @@ async fn begin(app: &App, presented: Presented<'_>) -> Result<Begun, Error> {
     let Presented { project_id, key, fingerprint } = presented;
     let mut conn = app.engine.pools.enqueue.acquire_for(project_id).await?;
     let seed = Uuid::now_v7();
-    if idempotency::begin(&mut conn, presented, seed, app.bus.node()).await? {
+    let begun = idempotency::begin(&mut conn, presented, seed, app.bus.node()).await;
+    // It may have been committed all the same.
+    if begun.inspect_err(|_| lost::unlock_later(app, project_id, key, Some(seed)))? {
         return Ok(Begun::Run(seed));
     }
     let kept = idempotency::find(&mut conn, project_id, key).await?;
@@ -280,7 +292,8 @@ async fn begin(app: &App, presented: Presented<'_>) -> Result<Begun, Error> {
         let answer = Answer::read(app, project_id, (status, location), body).await?;
         return Ok(Begun::Answered(answer));
     }
-    let seed = idempotency::take_over(&mut conn, project_id, key, app.bus.node()).await?;
+    let seed = idempotency::take_over(&mut conn, project_id, key, app.bus.node()).await;
+    let seed = seed.inspect_err(|_| lost::unlock_later(app, project_id, key, None))?;
     seed.map(Begun::Run).ok_or(Error::IdempotencyInProgress)
 }
 

@@ -144,16 +144,24 @@ pub async fn finish(
     Ok(())
 }
 
-/// Lets the next request with this key run at once, from the same seed: this one failed, possibly
-/// after its commit.
-pub async fn unlock(conn: &mut PgConnection, project_id: ProjectId, key: &str) -> sqlx::Result<()> {
+/// Lets the next request with this key run at once, from the same seed: the one that this node ran
+/// has failed, possibly after its commit. With a seed, only if the request ran from it.
+pub async fn unlock(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    key: &str,
+    (seed, node): (Option<Uuid>, NodeId),
+) -> sqlx::Result<()> {
     sqlx::query!(
         "
         update idempotency_keys set locked_at = '-infinity'
-        where project_id = $1 and key = $2 and status is null
+        where project_id = $1 and key = $2 and status is null and locked_by = $3
+            and ($4::uuid is null or seed = $4)
         ",
         project_id.0,
         key,
+        node.0,
+        seed,
     )
     .execute(conn)
     .await?;

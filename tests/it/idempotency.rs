@@ -104,6 +104,28 @@ fn a_request_that_broke_off_finds_what_it_had_stored() {
 }
 
 #[test]
+fn a_request_that_could_not_free_its_key_may_be_repeated_once_the_database_answers() {
+    run(async |t| {
+        let refuse = "create function refuse() returns trigger language plpgsql as $$
+                      begin raise exception 'refused' using errcode = '57P01'; end $$;
+                      create trigger refuse before insert on jobs for each row
+                      execute function refuse();
+                      create trigger refuse before update on idempotency_keys for each row
+                      execute function refuse()";
+        t.database.execute(refuse).await;
+        let job = json!({"job_type": "t"});
+        let broken = post_once(t, "/v1/jobs", "k", &job).await;
+        assert!(broken.status.is_server_error(), "{}", broken.text);
+        post_once(t, "/v1/jobs", "k", &job).await.is_error(409, "idempotency_in_progress");
+        t.database.execute("drop function refuse cascade").await;
+        let unlocked = "select count(*) from idempotency_keys where locked_at = '-infinity'";
+        t.database.until(unlocked, 1).await;
+        post_once(t, "/v1/jobs", "k", &job).await.is(201);
+        assert_eq!(t.database.number("select count(*) from jobs").await, 1);
+    });
+}
+
+#[test]
 fn a_request_whose_node_is_gone_may_be_repeated_at_once() {
     run(async |t| {
         let body = json!({"job_type": "t"});

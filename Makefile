@@ -1,6 +1,6 @@
 # `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test fmt lint deny audit advisories doc unit soak fuzz deadlocks bench isolation abuse openapi clients pictures console-pictures e2e configuration dashboards sqlx clean-test
+.PHONY: help setup setup-test run test fmt lint deny audit advisories doc unit soak fuzz deadlocks model chaos bench isolation abuse openapi clients pictures console-pictures e2e configuration dashboards sqlx clean-test
 
 CARGO ?= cargo
 
@@ -55,6 +55,14 @@ fuzz: setup ## Send 20,000 valid and invalid requests, generated from the OpenAP
 deadlocks: setup-test ## Try for SECONDS (600) to make operations on the same rows deadlock
 	FENCEPOST_DEADLOCK_SECONDS=$(or $(SECONDS),600) \
 		$(CARGO) test --locked --test it -- --nocapture never_deadlock
+
+model: ## Check the lease protocol in every order of events, at full size (about 10 minutes)
+	FENCEPOST_MODEL_FULL=1 $(CARGO) test --locked -p fencepost-proof -- --nocapture --test-threads 1
+
+chaos: setup ## Run clients against nodes under faults for SECONDS (120), by SEED (random), REPEAT times (1)
+	$(CARGO) build --locked -p fencepost -p fencepost-chaos
+	./target/debug/fencepost-chaos --seconds $(or $(SECONDS),120) --repeat $(or $(REPEAT),1) \
+		$(if $(SEED),--seed $(SEED))
 
 bench: ## Benchmark a private server over HTTP
 	$(CARGO) build --locked --release --workspace

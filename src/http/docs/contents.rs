@@ -39,7 +39,16 @@ pub const GROUPS: [(&str, &[&str]); 6] = [
     ),
     (
         "Reference",
-        &["schedules", "status-codes", "errors", "limits", "guarantees", "versions", "not-yet"],
+        &[
+            "schedules",
+            "status-codes",
+            "errors",
+            "limits",
+            "guarantees",
+            "proof",
+            "versions",
+            "not-yet",
+        ],
     ),
     ("Accounts", &["accounts", "console"]),
     ("Operate", &["deploy", "operations", "configuration", "metrics", "benchmarks"]),

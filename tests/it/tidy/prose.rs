@@ -12,6 +12,8 @@ const MAX_COLUMNS: usize = 100;
 const PLACES: &[&str] = &[
     "src",
     "bench",
+    "chaos",
+    "proof",
     "docs",
     "templates",
     "assets",

@@ -1,0 +1,88 @@
+//! The lease protocol holds in every order of events, and each broken variant is caught.
+
+use std::time::Instant;
+
+use fencepost_proof::lease::{Protocol, State, Variant};
+use stateright::{Checker, HasDiscoveries, Model};
+
+/// Checks every order of events, and says how many states there are.
+fn holds(protocol: Protocol) {
+    let begun = Instant::now();
+    let all = protocol.checker().threads(2).symmetry_fn(State::representative);
+    let checked = all.spawn_dfs().join();
+    let (states, depth) = (checked.unique_state_count(), checked.max_depth());
+    let seconds = begun.elapsed().as_secs_f64();
+    eprintln!("{protocol:?}: {states} states, {depth} steps, {seconds:.0} s");
+    assert!(checked.is_done());
+    checked.assert_properties();
+}
+
+/// Looks for an order of events in which this does not hold, the shortest first.
+fn fails(variant: Variant, property: &'static str) {
+    let protocol = Protocol::broken(variant);
+    let one = HasDiscoveries::AllOf([property].into());
+    let checked = protocol.checker().threads(2).finish_when(one).spawn_bfs().join();
+    let path = checked.discovery(property).unwrap_or_else(|| panic!("{variant:?} is not caught"));
+    let states = checked.unique_state_count();
+    eprintln!("{variant:?}: \"{property}\" fails, found after {states} states:");
+    path.into_actions().iter().for_each(|it| eprintln!("  {it:?}"));
+}
+
+#[test]
+fn one_job_is_safe_in_every_order_of_events() {
+    holds(match std::env::var_os("FENCEPOST_MODEL_FULL") {
+        Some(_) => Protocol::one_job(),
+        None => Protocol::one_job_quickly(),
+    });
+}
+
+#[test]
+fn one_job_is_safe_when_a_standby_that_lags_takes_over() {
+    holds(match std::env::var_os("FENCEPOST_MODEL_FULL") {
+        Some(_) => Protocol::promotion(),
+        None => Protocol::promotion_quickly(),
+    });
+}
+
+#[test]
+fn two_jobs_are_safe_in_every_order_of_events() {
+    holds(match std::env::var_os("FENCEPOST_MODEL_FULL") {
+        Some(_) => Protocol::two_jobs(),
+        None => Protocol::two_jobs_quickly(),
+    });
+}
+
+#[test]
+fn an_ack_must_name_the_lease() {
+    fails(Variant::AckByJob, "an ack ends its own lease alone");
+}
+
+#[test]
+fn an_ack_by_its_attempt_ends_the_lease_of_another_worker_after_a_promotion() {
+    fails(Variant::AckByAttempt, "an ack ends its own lease alone");
+}
+
+#[test]
+fn leases_end_by_the_clock_of_the_database() {
+    fails(Variant::ReapByNodeClock, "no lease is reaped early");
+}
+
+#[test]
+fn a_reaper_must_look_and_end_in_one_step() {
+    fails(Variant::ReapInTwoSteps, "no lease is reaped early");
+}
+
+#[test]
+fn a_retry_must_not_count_attempts_anew() {
+    fails(Variant::RetryCountsAnew, "an attempt has one lease");
+}
+
+#[test]
+fn a_repeated_ack_must_be_known() {
+    fails(Variant::AckOnlyOnce, "a repeated ack gets the same answer");
+}
+
+#[test]
+fn a_repeated_poll_must_be_known() {
+    fails(Variant::PollForgets, "a repeated poll gets the same lease");
+}

@@ -136,6 +136,8 @@ create table job_bodies (
     tags jsonb,
     -- The trace context of the enqueue.
     traceparent text,
+    -- How many deliveries of webhooks have led to it, each by the one before. Null: none.
+    hop smallint,
     -- The next seven repeat columns of `jobs`, for a retry of a cancelled job. Null: not used.
     labels text[],
     constraint_key uuid,

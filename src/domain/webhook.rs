@@ -54,6 +54,12 @@ pub const MAX_RETRY_AFTER_SECONDS: u32 = 3_600;
 pub const FAILING_HOURS: i32 = 72;
 /// And the number of tries that must have failed since.
 pub const FAILING_DELIVERIES: i32 = 10;
+/// The header that says how many deliveries have led to a request: who enqueues because of one
+/// sends it along.
+pub const HOP_HEADER: &str = "fencepost-hop";
+/// Deliveries that lead to each other. Of jobs that the last one led to, no endpoint is told: it
+/// may be a loop.
+pub const MAX_HOPS: i16 = 5;
 /// Characters of an error's message in an event.
 pub const MAX_EVENT_MESSAGE_CHARS: usize = 1_024;
 

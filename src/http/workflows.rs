@@ -15,7 +15,7 @@ use super::{
     cursor::{self, List},
     error::ErrorBody,
     idempotency::{self, Answer, Ids, Once},
-    jobs::request::{EnqueueRequest, accept, traceparent},
+    jobs::request::{EnqueueRequest, accept, carry_hop, hop, traceparent},
     page::{PageSize, page},
     redact::{Redact, shown},
 };
@@ -190,6 +190,7 @@ impl Workflow {
     params(
         idempotency::Header,
         ("traceparent" = Option<String>, Header, description = "W3C trace context; the workers get it."),
+        ("Fencepost-Hop" = Option<i16>, Header, description = "As a delivery of a webhook had it that led to this request."),
     ),
     responses(
         (status = 201, description = "The workflow is stored.", body = Workflow,
@@ -204,12 +205,13 @@ pub async fn create(
     Once { request, repeat }: Once<CreateWorkflowRequest>,
 ) -> Result<Response, Error> {
     caller.charge(&app, "jobs", Cost::Items(request.jobs.len())).await?;
-    let trace = traceparent(&headers).map(str::to_owned);
+    let (trace, hop) = (traceparent(&headers).map(str::to_owned), hop(&headers));
     let (running, by) = (app.clone(), caller.clone());
     repeat
         .once(&app, &caller, async move |ids: Ids| {
             let (id, tenant) = (ids.workflow(), by.tenant());
-            let graph = accept_graph(tenant, ids, request, trace.as_deref())?;
+            let mut graph = accept_graph(tenant, ids, request, trace.as_deref())?;
+            carry_hop(&mut graph.jobs, hop);
             let urls = graph.callback_url.iter().map(|it| (String::new(), it.clone())).collect();
             check_callback_urls(&running.engine, tenant.project_id, urls).await?;
             let binding = by.who.binding();

@@ -72,6 +72,8 @@ pub struct Extras {
     pub expires_at: Option<DateTime<Utc>>,
     /// The trace context of its enqueue.
     pub traceparent: Option<String>,
+    /// How many deliveries of webhooks have led to it.
+    pub hop: Option<i16>,
     /// Its parents, in the order in which they were named.
     #[serde(skip)]
     pub parents: Vec<Dependency<JobId>>,
@@ -332,7 +334,7 @@ pub async fn insert_jobs(
                 project_id, job_id, payload, retry, tags, traceparent, labels, constraint_key,
                 concurrency_key,
                 concurrency_limit, unique_key, expires_at, workflow_id, workflow_key, has_parents,
-                envelope, batch_id, callbacks, is_template, replay_of
+                envelope, batch_id, callbacks, is_template, replay_of, hop
             )
             select project_id, id, payload, retry, tags, extras->>'traceparent', labels,
                    (extras->>'constraint_key')::uuid, extras->>'concurrency_key',
@@ -342,7 +344,7 @@ pub async fn insert_jobs(
                    coalesce((extras->>'has_parents')::boolean, false), extras->>'envelope',
                    (extras->>'batch_id')::uuid, extras->>'callbacks',
                    case when (extras->>'is_template')::boolean then true end,
-                   (extras->>'replay_of')::uuid
+                   (extras->>'replay_of')::uuid, (extras->>'hop')::smallint
             from new
         ), live as (
             insert into jobs (

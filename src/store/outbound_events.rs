@@ -34,6 +34,8 @@ pub struct TakenEvent {
     pub tags: Option<String>,
     pub batch_id: Option<BatchId>,
     pub workflow_id: Option<WorkflowId>,
+    /// How many deliveries have led to it; null: none.
+    pub hop: Option<i16>,
     /// How the attempt ended; null: it succeeded, or there was none.
     pub outcome: Option<String>,
     pub error_kind: Option<String>,
@@ -76,7 +78,7 @@ pub async fn take(
                coalesce(live.max_attempts, ended.max_attempts) as max_attempts,
                coalesce(live.created_at, ended.created_at) as created_at,
                body.tags::text as tags, body.batch_id "batch_id: BatchId",
-               body.workflow_id "workflow_id: WorkflowId",
+               body.workflow_id "workflow_id: WorkflowId", body.hop,
                failed.outcome "outcome?", failed.error_kind, left(failed.error_message, $3) as error_message,
                failed.retry_at
         from taken
@@ -93,7 +95,7 @@ pub async fn take(
             offset 0
         ) ended on true
         left join lateral (
-            select tags, batch_id, workflow_id
+            select tags, batch_id, workflow_id, hop
             from job_bodies
             where project_id = $1 and job_id = taken.job_id
             offset 0

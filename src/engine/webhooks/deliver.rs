@@ -30,7 +30,10 @@ use crate::{
         limits::MAX_ENDPOINT_TIMEOUT_SECONDS,
         outbound::is_below,
         text::ErrorReport,
-        webhook::{FAILING_DELIVERIES, FAILING_HOURS, Verdict, retry_policy, signatures, verdict},
+        webhook::{
+            FAILING_DELIVERIES, FAILING_HOURS, HOP_HEADER, Verdict, retry_policy, signatures,
+            verdict,
+        },
     },
     engine::{
         Engine,
@@ -345,6 +348,7 @@ fn headers(secrets: &[Vec<u8>], job: &LeasedJob, payload: &Payload) -> HeaderMap
         ),
         (HeaderName::from_static("fencepost-delivery"), DeliveryId(job.id.0).to_string()),
         (HeaderName::from_static("fencepost-attempt"), job.attempt.to_string()),
+        (HeaderName::from_static(HOP_HEADER), payload.hop.to_string()),
     ];
     let read =
         |(name, value): (HeaderName, String)| Some((name, HeaderValue::try_from(value).ok()?));

@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 
 use super::{
     EndpointRow, find,
-    payload::{Delivered, Payload},
+    payload::{Delivered, Payload, first_hop},
     tell,
 };
 use crate::{
@@ -159,7 +159,7 @@ pub async fn send_test(
             incident: None,
         },
     };
-    let payload = Payload::of(EventId::generate(), &event, None)?;
+    let payload = Payload::of(EventId::generate(), &event, first_hop(), None)?;
     let job = tell::delivery(endpoint.outbox, id, TEST_EVENT, &payload);
     let delivery = DeliveryId(job.id.0);
     // What its owner has stored does not matter here: calls are counted.

@@ -13,6 +13,9 @@ pub struct Payload {
     pub event_id: String,
     /// When the event happened.
     pub at: DateTime<Utc>,
+    /// How many deliveries have led to this one, itself included.
+    #[serde(default = "first_hop")]
+    pub hop: i16,
     /// The URL that a job or batch has named, below that of the endpoint. Null: the endpoint's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
@@ -22,10 +25,15 @@ pub struct Payload {
 
 impl Payload {
     /// As JSON.
-    pub fn of(id: EventId, event: &WebhookEvent, url: Option<String>) -> sqlx::Result<String> {
+    pub fn of(
+        id: EventId,
+        event: &WebhookEvent,
+        hop: i16,
+        url: Option<String>,
+    ) -> sqlx::Result<String> {
         let undecodable = |error: serde_json::Error| sqlx::Error::Decode(error.into());
         let body = serde_json::value::to_raw_value(event).map_err(undecodable)?;
-        let payload = Self { event_id: id.to_string(), at: event.timestamp, url, body };
+        let payload = Self { event_id: id.to_string(), at: event.timestamp, hop, url, body };
         serde_json::to_string(&payload).map_err(undecodable)
     }
 
@@ -33,6 +41,11 @@ impl Payload {
     pub fn read(payload: &str) -> Result<Self, serde_json::Error> {
         serde_json::from_str(payload)
     }
+}
+
+/// That of events which no delivery has led to.
+pub const fn first_hop() -> i16 {
+    1
 }
 
 /// The result of a delivery's job: what the endpoint answered.

@@ -16,7 +16,7 @@ use crate::{
         limits::MAX_ENDPOINTS,
         outbound::is_below,
         webhook::{
-            MAX_DELIVERY_ATTEMPTS, MAX_EVENT_MESSAGE_CHARS, WebhookBatch, WebhookData,
+            MAX_DELIVERY_ATTEMPTS, MAX_EVENT_MESSAGE_CHARS, MAX_HOPS, WebhookBatch, WebhookData,
             WebhookError, WebhookEvent, WebhookIncident, WebhookJob, WebhookProject,
             WebhookWorkflow, includes, retry_policy,
         },
@@ -126,8 +126,10 @@ impl Sweep for Events {
                     .collect(),
                 None => to.iter().filter(|it| wants(it, &event)).collect(),
             };
+            let hop = event.hop.unwrap_or(0);
+            let may_tell = |id: &EndpointId| hop < MAX_HOPS && !full.contains(&id.to_string());
             let (has_room, is_full): (Vec<_>, Vec<_>) =
-                wanted.into_iter().map(|it| it.id).partition(|id| !full.contains(&id.to_string()));
+                wanted.into_iter().map(|it| it.id).partition(may_tell);
             if has_room.is_empty() && is_full.is_empty() && event.callback_url.is_some() {
                 counter!(telemetry::EVENTS_DROPPED).increment(1);
             }
@@ -141,7 +143,7 @@ impl Sweep for Events {
             }
             let (kind, url) = (event.kind.clone(), event.callback_url.clone());
             let event = describe(tx, project_id, event, project.clone()).await?;
-            let payload = Payload::of(EventId::generate(), &event, url)?;
+            let payload = Payload::of(EventId::generate(), &event, hop + 1, url)?;
             jobs.extend(has_room.into_iter().map(|it| delivery(outbox, it, &kind, &payload)));
         }
         if !dropped.is_empty() {

@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 
 use super::{
     Job,
-    request::{EnqueueRequest, accept, traceparent},
+    request::{EnqueueRequest, accept, carry_hop, hop, traceparent},
 };
 use crate::{
     app::App,
@@ -65,6 +65,7 @@ pub struct EnqueueBatchReply {
     params(
         idempotency::Header,
         ("traceparent" = Option<String>, Header, description = "W3C trace context; the worker gets it."),
+        ("Fencepost-Hop" = Option<i16>, Header, description = "As a delivery of a webhook had it that led to this request."),
     ),
     responses(
         (status = 201, description = "The job is stored.", body = Job,
@@ -81,12 +82,13 @@ pub async fn create(
 ) -> Result<Response, Error> {
     let repeat = repeat.or_key(request.idempotency_key.take())?;
     let trace = traceparent(&headers).map(str::to_owned);
+    let from = (trace, hop(&headers));
     if repeat.has_key() {
         // Its key is written with statements of its own.
         let tasks = app.engine.tasks.clone();
-        return detached_in(&tasks, create_once(caller, app, request, repeat, trace)).await?;
+        return detached_in(&tasks, create_once(caller, app, request, repeat, from)).await?;
     }
-    create_once(caller, app, request, repeat, trace).await
+    create_once(caller, app, request, repeat, from).await
 }
 
 async fn create_once(
@@ -94,7 +96,7 @@ async fn create_once(
     app: App,
     mut request: EnqueueRequest,
     repeat: Repeat,
-    trace: Option<String>,
+    (trace, hop): (Option<String>, Option<i16>),
 ) -> Result<Response, Error> {
     let (running, by, tenant) = (app.clone(), caller.who.clone(), caller.tenant());
     repeat
@@ -103,7 +105,8 @@ async fn create_once(
             let to_check = request.take_check(String::new());
             let tied = accept(tenant, ids.job(0), request, trace.as_deref(), &mut check)?;
             check.finish()?;
-            let jobs = vec![tied];
+            let mut jobs = vec![tied];
+            carry_hop(&mut jobs, hop);
             check_enqueue(&running.engine, tenant.project_id, by.binding(), &jobs).await?;
             fits_schema(&running, tenant.project_id, to_check.into_iter().collect()).await?;
             let mut stored = enqueue::store(&running.engine, tenant, jobs).await?;
@@ -124,6 +127,7 @@ async fn create_once(
     params(
         idempotency::Header,
         ("traceparent" = Option<String>, Header, description = "W3C trace context; the workers get it."),
+        ("Fencepost-Hop" = Option<i16>, Header, description = "As a delivery of a webhook had it that led to this request."),
     ),
     responses(
         (status = 201, description = "All jobs are stored, except those with a taken unique key: for these the existing jobs are returned.", body = EnqueueBatchReply),
@@ -138,14 +142,15 @@ pub async fn create_batch(
     Once { mut request, repeat }: Once<EnqueueBatchRequest>,
 ) -> Result<Response, Error> {
     caller.charge(&app, "jobs", Cost::Items(request.jobs.len())).await?;
-    let trace = traceparent(&headers).map(str::to_owned);
+    let (trace, hop) = (traceparent(&headers).map(str::to_owned), hop(&headers));
     let (running, by, tenant) = (app.clone(), caller.who.clone(), caller.tenant());
     repeat
         .once(&app, &caller, async move |ids: Ids| {
             let sent = request.jobs.iter_mut().enumerate();
             let to_check = sent.filter_map(|(at, it)| it.0.take_check(format!("jobs[{at}].")));
             let to_check = to_check.collect();
-            let jobs = accept_batch(tenant, ids, request, trace.as_deref())?;
+            let mut jobs = accept_batch(tenant, ids, request, trace.as_deref())?;
+            carry_hop(&mut jobs, hop);
             check_enqueue(&running.engine, tenant.project_id, by.binding(), &jobs).await?;
             fits_schema(&running, tenant.project_id, to_check).await?;
             let stored = enqueue::store(&running.engine, tenant, jobs).await?;

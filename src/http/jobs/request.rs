@@ -24,6 +24,7 @@ use crate::{
         plan::Tenant,
         template::TemplateMode,
         trace::TraceContext,
+        webhook::{HOP_HEADER, MAX_HOPS},
     },
     engine::enqueue::{
         self, Extras, NewJob, Start,
@@ -403,6 +404,22 @@ fn accept_parents(request: &mut EnqueueRequest, check: &mut Check) -> Vec<Depend
 pub fn traceparent(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get("traceparent")?.to_str().ok()?;
     TraceContext::parse(value).map(|_| value)
+}
+
+/// How many deliveries of webhooks have led to a request, as its header says. A malformed one is
+/// ignored, like a trace context.
+#[must_use]
+pub fn hop(headers: &HeaderMap) -> Option<i16> {
+    let value: i16 = headers.get(HOP_HEADER)?.to_str().ok()?.trim().parse().ok()?;
+    (value > 0).then_some(value.min(MAX_HOPS))
+}
+
+/// Notes on jobs how many deliveries of webhooks have led to them.
+pub fn carry_hop(jobs: &mut [TiedJob], hop: Option<i16>) {
+    let Some(hop) = hop else { return };
+    for it in jobs {
+        it.job.extras.get_or_insert_default().hop = Some(hop);
+    }
 }
 
 pub(super) fn start(

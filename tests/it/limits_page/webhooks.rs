@@ -24,6 +24,10 @@ pub fn webhook_limits() -> Vec<(&'static str, String)> {
             format!("0–{} s", limits::MAX_SECRET_OVERLAP_SECONDS),
         ),
         ("tries of one delivery", webhook::MAX_DELIVERY_ATTEMPTS.to_string()),
+        (
+            "deliveries that lead to each other",
+            format!("{}, then no endpoint is told", webhook::MAX_HOPS),
+        ),
         ("`Retry-After` that is obeyed", format!("{} s", webhook::MAX_RETRY_AFTER_SECONDS)),
         (
             "an endpoint without a success",

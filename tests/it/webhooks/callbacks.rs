@@ -258,3 +258,40 @@ fn an_end_that_no_endpoint_asked_for_is_told_when_it_comes_again() {
         assert_eq!(sink.next().await.body()["type"], "workflow.failed");
     });
 }
+
+#[test]
+fn a_loop_of_deliveries_and_jobs_ends() {
+    run(async |t| {
+        let sink = Sink::start().await;
+        let made = endpoint(t, &sink, json!({"events": ["job.succeeded"]})).await;
+        let enqueue = async |hop: &str| {
+            let request = t.request(reqwest::Method::POST, "/v1/jobs").header("fencepost-hop", hop);
+            let sent = request.json(&json!({"job_type": "t"})).send().await.expect("an answer");
+            assert_eq!(sent.status(), 201);
+            work(t, "succeeded").await;
+        };
+        let mut hop = "not a number".to_owned();
+        for expected in 1..=5 {
+            enqueue(&hop).await;
+            hop = sink.next().await.header("fencepost-hop").to_owned();
+            assert_eq!(hop, expected.to_string());
+        }
+        enqueue(&hop).await;
+        t.database.until("select dropped_events from webhook_endpoints", 1).await;
+        assert!(!sink.has_more().await);
+        // It counts for jobs of batches and workflows, too.
+        let many = [
+            ("/v1/jobs/batch", json!({"jobs": [{"job_type": "t"}]})),
+            ("/v1/workflows", json!({"jobs": [{"key": "a", "job_type": "t"}]})),
+        ];
+        for (place, body) in many {
+            let request = t.request(reqwest::Method::POST, place).header("fencepost-hop", "2");
+            let sent = request.json(&body).send().await.expect("an answer");
+            assert_eq!(sent.status(), 201);
+            work(t, "succeeded").await;
+            assert_eq!(sink.next().await.header("fencepost-hop"), "3");
+        }
+        t.act(&path(&made, "/test")).await.is(202);
+        assert_eq!(sink.next().await.header("fencepost-hop"), "1");
+    });
+}

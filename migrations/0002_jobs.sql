@@ -425,6 +425,8 @@ create table idempotency_keys (
     locked_at timestamptz not null default now(),
     -- The node that runs it; when it is gone, another request may take over at once.
     locked_by uuid not null,
+    -- The run that holds the lock.
+    lock_id uuid not null,
     -- The answer; null while the request runs.
     status smallint,
     location text,

@@ -32,13 +32,13 @@ pub struct BookAttempt {
 pub enum Invariant {
     /// I1: an accepted job is in the book, and has ended.
     EveryJobEnds,
-    /// I2: the book has no job that was not sent, and a key has one job.
+    /// I2: the book has no job that was not sent; a key has one job, and a job one key.
     NothingAppears,
     /// I3: an attempt has one lease, and attempts count 1, 2, 3 without a gap.
     OneLease,
     /// I4: an ack that was accepted is what the book says of its attempt.
     AcceptedIsRecorded,
-    /// I5: after a success there is no further attempt.
+    /// I5: after a success there is no further attempt, and no lease.
     SuccessIsFinal,
     /// I6: an ack that is recorded is never refused when it is repeated.
     RepeatedIsTheSame,
@@ -94,6 +94,14 @@ pub fn violations(events: &[Event], book: &[BookJob]) -> Vec<Violation> {
             Event::Beat { .. } | Event::Fault { .. } => (),
         }
     }
+    let mut owners: BTreeMap<&str, &str> = BTreeMap::new();
+    for ((_, key), jobs) in &keys {
+        for job in jobs {
+            if let Some(other) = owners.insert(job, key) {
+                broken(Invariant::NothingAppears, format!("{job} is that of {key} and {other}"));
+            }
+        }
+    }
     for ((tenant, key), jobs) in keys {
         if jobs.len() > 1 {
             broken(Invariant::NothingAppears, format!("{key} of {tenant} has {jobs:?}"));
@@ -144,6 +152,15 @@ fn job_violations(
     if counted != *failures || *failures > MAX_ATTEMPTS || !is_used_up {
         let detail = format!("{id} is {state} with {failures} failures, {counted} in its attempts");
         broken(Invariant::FailuresAreCounted, detail);
+    }
+    let is_done = |it: &&(i64, &str, End, Answer)| it.2 == End::Succeeded && it.3 == Answer::Yes;
+    let done = seen.and_then(|it| it.acks.iter().find(is_done)).map(|it| it.0);
+    let later = seen.and_then(|it| it.leases.keys().next_back().copied()).unwrap_or_default();
+    if later > done.unwrap_or(i64::MAX) || later > *last {
+        broken(
+            Invariant::SuccessIsFinal,
+            format!("{id} was leased as attempt {later} after it ended"),
+        );
     }
     let early = job.attempts.iter().find(|it| it.outcome == "succeeded" && it.attempt < *last);
     if let Some(early) = early {

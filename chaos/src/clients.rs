@@ -5,7 +5,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
@@ -25,6 +25,9 @@ const LEASE_SECONDS: u64 = 2;
 const POLL_SECONDS: u64 = 2;
 /// Longest call; a node that is frozen answers later than that.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+const POLL: &str = "/v1/workers/poll";
+/// Longest time in which an accepted key is busy: a node that has died was silent for 15 s.
+const MAX_BUSY_KEY: Duration = Duration::from_secs(25);
 /// How soon a client leaves that vanishes.
 const VANISH_AFTER: Duration = Duration::from_millis(15);
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
@@ -88,9 +91,10 @@ impl Client {
         };
         let (status, text) = timeout(within, called).await.ok()??;
         match status {
-            200..=299 | 409 => Some((status, serde_json::from_str(&text).unwrap_or_default())),
+            200..=299 => Some((status, serde_json::from_str(&text).unwrap_or_default())),
+            409 if path != POLL => Some((status, serde_json::from_str(&text).unwrap_or_default())),
             // What a client is to try again.
-            502..=504 => None,
+            503 => None,
             _ => {
                 self.world.history.note(Event::Strange { call: path.to_owned(), status, text });
                 None
@@ -109,8 +113,18 @@ impl Client {
                 "payload": {"tenant": self.tenant},
                 "retry": {"initial_seconds": 0, "jitter_seconds": 0, "max_seconds": 1},
             });
+            let mut busy_since = None;
             loop {
                 let answer = self.call("/v1/jobs", &body, Some(&key)).await;
+                let code = answer.as_ref().and_then(|it| it.1["error"]["code"].as_str());
+                if let Some(code) = code {
+                    let since: Instant = *busy_since.get_or_insert_with(Instant::now);
+                    if code != "idempotency_in_progress" || since.elapsed() > MAX_BUSY_KEY {
+                        let (call, text) = ("/v1/jobs".to_owned(), code.to_owned());
+                        self.world.history.note(Event::Strange { call, status: 409, text });
+                        break;
+                    }
+                }
                 let job = answer.and_then(|it| it.1["id"].as_str().map(str::to_owned));
                 let is_known = job.is_some();
                 let (tenant, key) = (self.tenant, key.clone());
@@ -135,7 +149,7 @@ impl Client {
             });
             let mut answer = None;
             for _ in 0..3 {
-                answer = self.call("/v1/workers/poll", &body, None).await;
+                answer = self.call(POLL, &body, None).await;
                 if answer.is_some() {
                     break;
                 }

@@ -105,9 +105,10 @@ async fn run(args: &Args, seed: u64, number: u64) -> anyhow::Result<()> {
     }
     let during = Duration::from_secs(args.seconds);
     nemesis::harm(&mut stage, &world.history, seed, during).await?;
+    let healed = Instant::now();
     world.is_healing.store(true, Ordering::Relaxed);
     while producers.join_next().await.is_some() {}
-    let drained = drain(&stage).await;
+    let drained = drain(&stage, healed).await;
     world.has_ended.store(true, Ordering::Relaxed);
     while workers.join_next().await.is_some() {}
     let book = read_book(&world, &stage).await?;
@@ -124,18 +125,17 @@ async fn run(args: &Args, seed: u64, number: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until every job has ended. Returns how long it took.
-async fn drain(stage: &Stage) -> anyhow::Result<Duration> {
-    let begun = Instant::now();
+/// Waits until every job has ended. Returns how long it took since nothing was broken any more.
+async fn drain(stage: &Stage, healed: Instant) -> anyhow::Result<Duration> {
     let mut conn = stage.connect().await?;
     let sql = "select count(*) from jobs where completed_at is null";
     loop {
         let open: i64 = sqlx::query_scalar(sql).fetch_one(&mut conn).await?;
         if open == 0 {
             conn.close().await?;
-            return Ok(begun.elapsed());
+            return Ok(healed.elapsed());
         }
-        ensure!(begun.elapsed() < DRAIN_TIMEOUT, "{open} jobs are open after a minute");
+        ensure!(healed.elapsed() < DRAIN_TIMEOUT, "{open} jobs are open after a minute");
         sleep(Duration::from_millis(50)).await;
     }
 }

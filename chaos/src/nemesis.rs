@@ -74,12 +74,16 @@ pub async fn harm(
         let lasts = Duration::from_millis(rng.random_range(200..3_500));
         match fault {
             Fault::KillNode => {
-                stage.kill_node(node);
+                if !stage.kill_node(node) {
+                    strange(history, "a node ended by itself");
+                }
                 sleep(lasts).await;
                 stage.start_node(node)?;
             }
             Fault::StopNode => {
-                stage.stop_node(node);
+                if !stage.stop_node(node) {
+                    strange(history, "a node did not stop");
+                }
                 sleep(lasts).await;
                 stage.start_node(node)?;
             }
@@ -98,6 +102,11 @@ pub async fn harm(
         }
     }
     stage.until_ready().await
+}
+
+fn strange(history: &History, text: &str) {
+    let (call, text) = ("node".to_owned(), text.to_owned());
+    history.note(Event::Strange { call, status: 0, text });
 }
 
 /// Each second one of them.

@@ -87,7 +87,7 @@ pub fn print(
     sometimes.iter().for_each(|(what, number)| say(format!("| {what} | {number} |")));
     match drained {
         Ok(it) => {
-            say(format!("\nAll jobs had ended {:.1} s after the last fault.", it.as_secs_f64()))
+            say(format!("\nAll jobs had ended {:.1} s after all was healed.", it.as_secs_f64()))
         }
         Err(error) => say(format!("\nJobs did not end: {error:#}")),
     }

@@ -25,6 +25,10 @@ pub const TENANTS: usize = 2;
 const FIRST_PORT: u16 = 21_000;
 /// Ports that runs on one machine share.
 const PORTS: u16 = 9_000;
+/// Ports of one run: each node has two.
+const NODE_PORTS: u16 = 2 * NODES as u16;
+/// Longest stop of a node; then it is killed.
+const STOP_TIMEOUT: Duration = Duration::from_secs(40);
 /// Longest start of a node.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 const LOOK_PERIOD: Duration = Duration::from_millis(50);
@@ -55,14 +59,15 @@ impl Stage {
         ensure!(program.exists(), "{} is missing: build it first", program.display());
         let cluster = Cluster::start(&dir.join("postgres"), Durability::Safe)?;
         let redis = Redis::start(&Redis::dir(std::process::id()))?;
-        let number = u16::try_from(std::process::id() % u32::from(PORTS / 4)).unwrap_or_default();
+        let runs = u32::from(PORTS / NODE_PORTS);
+        let number = u16::try_from(std::process::id() % runs).unwrap_or_default();
         let mut stage = Self {
             dir: dir.to_owned(),
             program,
             cluster: Some(cluster),
             redis: Some(redis),
             nodes: (0..NODES).map(|_| None).collect(),
-            first_port: FIRST_PORT + 4 * number,
+            first_port: FIRST_PORT + NODE_PORTS * number,
             tenants: Vec::new(),
         };
         migrate::migrate(&stage.database_url()).await?;
@@ -132,20 +137,31 @@ impl Stage {
         Ok(())
     }
 
-    /// Kills a node: nothing is finished.
-    pub fn kill_node(&mut self, node: usize) {
+    /// Kills a node: nothing is finished. Returns whether it ran until then.
+    pub fn kill_node(&mut self, node: usize) -> bool {
         if let Some(mut child) = self.nodes[node].take() {
+            let ran = matches!(child.try_wait(), Ok(None));
             let _ = child.kill();
             let _ = child.wait();
+            return ran;
         }
+        false
     }
 
-    /// Stops a node in order, as a deploy does.
-    pub fn stop_node(&mut self, node: usize) {
+    /// Stops a node in order, as a deploy does. Returns whether it ended by itself.
+    pub fn stop_node(&mut self, node: usize) -> bool {
         self.signal(node, "TERM");
-        if let Some(mut child) = self.nodes[node].take() {
-            let _ = child.wait();
+        let Some(mut child) = self.nodes[node].take() else { return false };
+        let deadline = Instant::now() + STOP_TIMEOUT;
+        while Instant::now() < deadline {
+            if matches!(child.try_wait(), Ok(Some(_))) {
+                return true;
+            }
+            std::thread::sleep(LOOK_PERIOD);
         }
+        let _ = child.kill();
+        let _ = child.wait();
+        false
     }
 
     /// Freezes a node, or lets it go on.
@@ -212,7 +228,7 @@ impl Stage {
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        (0..NODES).for_each(|it| self.kill_node(it));
+        (0..NODES).for_each(|it| _ = self.kill_node(it));
     }
 }
 

@@ -175,13 +175,15 @@ impl Protocol {
     /// One job, while a standby takes over that lacks the last statements.
     #[must_use]
     pub const fn promotion() -> Self {
-        Self { ticks: 1, polls: 1, retries: 0, promotes: true, ..Self::one_job() }
-    }
-
-    /// The same with two attempts.
-    #[must_use]
-    pub const fn promotion_quickly() -> Self {
-        Self { attempts: 2, heartbeats: false, ..Self::promotion() }
+        Self {
+            attempts: 2,
+            ticks: 1,
+            polls: 1,
+            retries: 0,
+            heartbeats: false,
+            promotes: true,
+            ..Self::one_job()
+        }
     }
 
     /// Two jobs, followed less far.

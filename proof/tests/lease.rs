@@ -38,10 +38,7 @@ fn one_job_is_safe_in_every_order_of_events() {
 
 #[test]
 fn one_job_is_safe_when_a_standby_that_lags_takes_over() {
-    holds(match std::env::var_os("FENCEPOST_MODEL_FULL") {
-        Some(_) => Protocol::promotion(),
-        None => Protocol::promotion_quickly(),
-    });
+    holds(Protocol::promotion());
 }
 
 #[test]

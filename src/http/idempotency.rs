@@ -17,6 +17,7 @@ use utoipa::IntoParams;
 use uuid::Uuid;
 
 pub use self::answer::Answer;
+use self::lost::Lock;
 
 use super::error::{self, ErrorBody};
 use crate::{
@@ -191,7 +192,8 @@ impl Keyed {
         let Self { key, fingerprint, request_id } = self;
         let project_id = caller.project_id;
         let presented = Presented { project_id, key: &key, fingerprint: &fingerprint };
-        let seed = match begin(app, presented).await? {
+        let mut lock = Lock::new(app, project_id, &key);
+        let seed = match begin(app, presented, &mut lock).await? {
             Begun::Run(seed) => seed,
             Begun::Answered(answer) => {
                 let mut response = answer.into_response(caller)?;
@@ -216,18 +218,17 @@ impl Keyed {
             match kept {
                 Some((status, location, body)) => {
                     let status = status.as_u16();
-                    idempotency::finish(&mut conn, project_id, &key, status, location, &body).await
+                    let key = (key.as_str(), lock.id);
+                    idempotency::finish(&mut conn, project_id, key, status, location, &body).await
                 }
                 None => {
-                    let run = (Some(seed), app.bus.node());
-                    idempotency::unlock(&mut conn, project_id, &key, run).await
+                    let unlocked = idempotency::unlock(&mut conn, project_id, &key, lock.id).await;
+                    unlocked.map(|_| ())
                 }
             }
         };
-        if let Err(error) = noted.await {
-            lost::unlock_later(app, project_id, &key, Some(seed));
-            return Err(error.into());
-        }
+        noted.await?;
+        lock.is_free();
         result?.into_response(caller)
     }
 }
@@ -266,15 +267,16 @@ enum Begun {
     Answered(Answer),
 }
 
-async fn begin(app: &App, presented: Presented<'_>) -> Result<Begun, Error> {
+async fn begin(app: &App, presented: Presented<'_>, lock: &mut Lock<'_>) -> Result<Begun, Error> {
     let Presented { project_id, key, fingerprint } = presented;
     let mut conn = app.engine.pools.enqueue.acquire_for(project_id).await?;
     let seed = Uuid::now_v7();
-    let begun = idempotency::begin(&mut conn, presented, seed, app.bus.node()).await;
-    // It may have been committed all the same.
-    if begun.inspect_err(|_| lost::unlock_later(app, project_id, key, Some(seed)))? {
+    let run = (app.bus.node(), lock.id);
+    lock.is_being_taken();
+    if idempotency::begin(&mut conn, presented, seed, run).await? {
         return Ok(Begun::Run(seed));
     }
+    lock.is_free();
     let kept = idempotency::find(&mut conn, project_id, key).await?;
     // Pruned at this very moment.
     let Some(StoredAnswer { fingerprint: first, status, location, body, has_payloads }) = kept
@@ -292,9 +294,12 @@ async fn begin(app: &App, presented: Presented<'_>) -> Result<Begun, Error> {
         let answer = Answer::read(app, project_id, (status, location), body).await?;
         return Ok(Begun::Answered(answer));
     }
-    let seed = idempotency::take_over(&mut conn, project_id, key, app.bus.node()).await;
-    let seed = seed.inspect_err(|_| lost::unlock_later(app, project_id, key, None))?;
-    seed.map(Begun::Run).ok_or(Error::IdempotencyInProgress)
+    lock.is_being_taken();
+    let Some(seed) = idempotency::take_over(&mut conn, project_id, key, run).await? else {
+        lock.is_free();
+        return Err(Error::IdempotencyInProgress);
+    };
+    Ok(Begun::Run(seed))
 }
 
 #[cfg(test)]

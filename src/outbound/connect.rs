@@ -5,6 +5,7 @@ use std::{
     error::Error as StdError,
     fmt,
     future::Future,
+    io,
     net::{IpAddr, SocketAddr},
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
@@ -40,6 +41,8 @@ use crate::{domain::outbound::Allowed, error};
 
 /// Longest set-up of a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest set-up of one by way of the proxy, so that the proxy's silence is told.
+const PROXY_TIMEOUT: Duration = Duration::from_secs(4);
 /// How long a connection is kept without a call.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
 /// Connections to one URL that are kept without a call.
@@ -223,11 +226,13 @@ impl Via {
     }
 
     async fn connect(&self, to: SocketAddr) -> Result<TokioIo<TcpStream>, BoxError> {
-        let connected = self.tunnel(to).await;
-        if let Err(error) = &connected {
-            self.warn(&**error);
-        }
-        connected
+        let connected = timeout(PROXY_TIMEOUT, self.tunnel(to)).await;
+        let connected = connected.unwrap_or_else(|it| Err(it.into()));
+        // Not an error of the host that was asked for, so not by its name.
+        connected.map_err(|error| {
+            self.warn(&*error);
+            io::Error::other(error).into()
+        })
     }
 
     async fn tunnel(&self, to: SocketAddr) -> Result<TokioIo<TcpStream>, BoxError> {

@@ -24,16 +24,16 @@ pub async fn begin(
     conn: &mut PgConnection,
     presented: Presented<'_>,
     seed: Uuid,
-    node: NodeId,
+    (node, lock): (NodeId, Uuid),
 ) -> sqlx::Result<bool> {
     let begun = sqlx::query!(
         "
-        insert into idempotency_keys (project_id, key, fingerprint, seed, locked_by)
-        values ($1, $2, $3, $4, $5)
+        insert into idempotency_keys (project_id, key, fingerprint, seed, locked_by, lock_id)
+        values ($1, $2, $3, $4, $5, $7)
         on conflict (project_id, key) do update
         set fingerprint = excluded.fingerprint, seed = excluded.seed, created_at = now(),
-            locked_at = now(), locked_by = excluded.locked_by, status = null, location = null,
-            body = null
+            locked_at = now(), locked_by = excluded.locked_by, lock_id = excluded.lock_id,
+            status = null, location = null, body = null
         where idempotency_keys.created_at < now() - make_interval(secs => $6::bigint)
         ",
         presented.project_id.0,
@@ -42,6 +42,7 @@ pub async fn begin(
         seed,
         node.0,
         IDEMPOTENCY_KEEP_SECONDS,
+        lock,
     )
     .execute(conn)
     .await?;
@@ -92,12 +93,12 @@ pub async fn take_over(
     conn: &mut PgConnection,
     project_id: ProjectId,
     key: &str,
-    node: NodeId,
+    (node, lock): (NodeId, Uuid),
 ) -> sqlx::Result<Option<Uuid>> {
     sqlx::query_scalar!(
         "
         update idempotency_keys
-        set locked_at = now(), locked_by = $3
+        set locked_at = now(), locked_by = $3, lock_id = $6
         where project_id = $1 and key = $2 and status is null
             and (
                 locked_at < now() - make_interval(secs => $4::int)
@@ -113,16 +114,17 @@ pub async fn take_over(
         node.0,
         IDEMPOTENCY_LOCK_SECONDS,
         NODE_SILENCE_SECONDS,
+        lock,
     )
     .fetch_optional(conn)
     .await
 }
 
-/// Stores an answer.
+/// Stores an answer, unless another run has taken the lock.
 pub async fn finish(
     conn: &mut PgConnection,
     project_id: ProjectId,
-    key: &str,
+    (key, lock): (&str, Uuid),
     status: u16,
     location: Option<&str>,
     body: &StoredBody,
@@ -130,7 +132,7 @@ pub async fn finish(
     sqlx::query!(
         "
         update idempotency_keys set status = $3, location = $4, body = $5, has_payloads = $6
-        where project_id = $1 and key = $2
+        where project_id = $1 and key = $2 and lock_id = $7
         ",
         project_id.0,
         key,
@@ -138,32 +140,31 @@ pub async fn finish(
         location,
         body.text,
         body.has_payloads,
+        lock,
     )
     .execute(conn)
     .await?;
     Ok(())
 }
 
-/// Lets the next request with this key run at once, from the same seed: the one that this node ran
-/// has failed, possibly after its commit. With a seed, only if the request ran from it.
+/// Lets the next request with this key run at once, from the same seed: the one with this lock has
+/// failed, possibly after its commit. Returns whether the key was locked so.
 pub async fn unlock(
     conn: &mut PgConnection,
     project_id: ProjectId,
     key: &str,
-    (seed, node): (Option<Uuid>, NodeId),
-) -> sqlx::Result<()> {
-    sqlx::query!(
+    lock: Uuid,
+) -> sqlx::Result<bool> {
+    let unlocked = sqlx::query!(
         "
         update idempotency_keys set locked_at = '-infinity'
-        where project_id = $1 and key = $2 and status is null and locked_by = $3
-            and ($4::uuid is null or seed = $4)
+        where project_id = $1 and key = $2 and status is null and lock_id = $3
         ",
         project_id.0,
         key,
-        node.0,
-        seed,
+        lock,
     )
     .execute(conn)
     .await?;
-    Ok(())
+    Ok(unlocked.rows_affected() > 0)
 }

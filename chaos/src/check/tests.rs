@@ -141,6 +141,8 @@ fn bad_histories_are_found() {
             &[RepeatedIsTheSame],
         ),
         (&[], job("succeeded", &["succeeded", "succeeded"]), &[SuccessIsFinal]),
+        // A worker got a lease after the success, of which the book says nothing.
+        (&[acked(1, "x", Succeeded, Yes), leased(2, "y")], succeeded(), &[SuccessIsFinal]),
         (&[], job("dead_letter", &["failed"]), &[FailuresAreCounted]),
         (&[], job("dead_letter", &["failed"; 4]), &[FailuresAreCounted]),
         (
@@ -162,4 +164,6 @@ fn bad_histories_are_found() {
     }
     assert_eq!(found(&[enqueued("k", Some(JOB))], &[]), [EveryJobEnds], "it is gone");
     assert_eq!(found(&[enqueued("k", None)], &[succeeded()]), [NothingAppears]);
+    let shared = [enqueued("k", Some(JOB)), enqueued("other", Some(JOB))];
+    assert_eq!(found(&shared, &[succeeded()]), [NothingAppears], "one of them is lost");
 }

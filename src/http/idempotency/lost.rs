@@ -1,5 +1,5 @@
-//! Keys of requests that ended while the database could not be told: their connection broke.
-//! Without this, a repeated request would wait until the lock of its key is too old.
+//! Keys of requests that ended without the database being told: their connection broke, or was
+//! silent for too long. Without this, a repeated request would wait until the lock is too old.
 
 use std::{sync::LazyLock, time::Duration};
 
@@ -12,18 +12,52 @@ use crate::{
     store::{deadline::bounded_query, idempotency},
 };
 
-/// Pauses between tries: a database that was killed is back within seconds. A lock that stays ends
-/// by its age.
+/// Pauses between tries: a database that was killed is back within seconds, and a lost commit may
+/// still be in progress. A lock that stays ends by its age.
 const PAUSES_MS: [u64; 9] = [100, 200, 400, 800, 1_600, 3_200, 6_400, 12_800, 25_600];
 /// Keys of one node that are unlocked so at a time.
 const MAX_LOST_KEYS: usize = 1_000;
 
 static ROOM: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(MAX_LOST_KEYS));
 
-/// Unlocks a key as soon as the database answers, if its request ran from this seed.
-pub(super) fn unlock_later(app: &App, project_id: ProjectId, key: &str, seed: Option<Uuid>) {
+/// The lock of a key for one run of its request. Dropped while it may be held, it is freed as soon
+/// as the database answers.
+pub(super) struct Lock<'a> {
+    app: &'a App,
+    project_id: ProjectId,
+    key: &'a str,
+    /// Tells this run from others with the same key.
+    pub id: Uuid,
+    may_be_held: bool,
+}
+
+impl<'a> Lock<'a> {
+    pub fn new(app: &'a App, project_id: ProjectId, key: &'a str) -> Self {
+        Self { app, project_id, key, id: Uuid::new_v4(), may_be_held: false }
+    }
+
+    /// A statement that takes it begins.
+    pub fn is_being_taken(&mut self) {
+        self.may_be_held = true;
+    }
+
+    /// It was not taken, or the database knows that the request has ended.
+    pub fn is_free(&mut self) {
+        self.may_be_held = false;
+    }
+}
+
+impl Drop for Lock<'_> {
+    fn drop(&mut self) {
+        if self.may_be_held {
+            unlock_later(self.app, self.project_id, self.key.to_owned(), self.id);
+        }
+    }
+}
+
+fn unlock_later(app: &App, project_id: ProjectId, key: String, lock: Uuid) {
     let Ok(room) = ROOM.try_acquire() else { return };
-    let (engine, node, key) = (app.engine.clone(), app.bus.node(), key.to_owned());
+    let engine = app.engine.clone();
     let stopping = engine.stopping.clone();
     let unlocking = async move {
         let _room = room;
@@ -31,9 +65,9 @@ pub(super) fn unlock_later(app: &App, project_id: ProjectId, key: &str, seed: Op
             sleep(Duration::from_millis(pause)).await;
             let unlocked = async {
                 let mut conn = engine.pools.enqueue.acquire().await?;
-                idempotency::unlock(&mut conn, project_id, &key, (seed, node)).await
+                idempotency::unlock(&mut conn, project_id, &key, lock).await
             };
-            if bounded_query(unlocked).await.is_ok() {
+            if bounded_query(unlocked).await.is_ok_and(|was_locked| was_locked) {
                 return;
             }
         }

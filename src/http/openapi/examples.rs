@@ -26,6 +26,7 @@ const VALUES: &[(&str, &str)] = &[
     ("email_verified", "true"),
     ("enabled", "true"),
     ("error_type", r#""SmtpTimeout""#),
+    ("header_names", r#"["Authorization"]"#),
     ("existing_job_id", r#""job_01m7w3ha3aextt8pkwwdmxsmqw""#),
     ("expires_in_seconds", "900"),
     ("fingerprint", r#""6f1ed002ab5595859014ebf0951522d9""#),

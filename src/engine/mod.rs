@@ -143,7 +143,7 @@ impl Engine {
         let pump = dispatch::pump::run(
             pools.clone(),
             (endings.clone(), releasing.clone()),
-            tasks.clone(),
+            (tasks.clone(), stopping.clone()),
             notifier.clone(),
             inbox,
             (matcher.clone(), matches),

@@ -192,57 +192,30 @@ pub async fn call_back(
     Ok(done.rows_affected() > 0)
 }
 
-/// Notes that a batch has ended, if an endpoint asked for it or the batch has named a URL.
-pub async fn note_batch(
-    conn: &mut PgConnection,
-    (project_id, batch_id): (ProjectId, BatchId),
-    kind: &str,
-    url: Option<&str>,
-) -> sqlx::Result<()> {
-    sqlx::query!(
-        "
-        insert into outbound_events (project_id, type, batch_id, callback_url)
-        select $1, $3, $2, told.url
-        from (
-            select null as url
-            from event_subscriptions
-            where project_id = $1 and type = $3
-            union all
-            select $4::text where $4::text is not null
-        ) told
-        ",
-        project_id.0,
-        batch_id.0,
-        kind,
-        url,
-    )
-    .execute(conn)
-    .await?;
-    Ok(())
-}
-
-/// Notes that a workflow has ended, if an endpoint asked for it or the workflow has named a URL.
+/// Notes that a batch or workflow has ended, if an endpoint asked for it or it has named a URL.
 /// Returns whether someone is told.
-pub async fn note_workflow(
+pub async fn note_end(
     conn: &mut PgConnection,
-    (project_id, workflow_id): (ProjectId, WorkflowId),
+    project_id: ProjectId,
+    (batch_id, workflow_id): (Option<BatchId>, Option<WorkflowId>),
     kind: &str,
     url: Option<&str>,
 ) -> sqlx::Result<bool> {
     let noted = sqlx::query!(
         "
-        insert into outbound_events (project_id, type, workflow_id, callback_url)
-        select $1, $3, $2, told.url
+        insert into outbound_events (project_id, type, batch_id, workflow_id, callback_url)
+        select $1, $4, $2, $3, told.url
         from (
             select null as url
             from event_subscriptions
-            where project_id = $1 and type = $3
+            where project_id = $1 and type = $4
             union all
-            select $4::text where $4::text is not null
+            select $5::text where $5::text is not null
         ) told
         ",
         project_id.0,
-        workflow_id.0,
+        batch_id.map(|it| it.0),
+        workflow_id.map(|it| it.0),
         kind,
         url,
     )

@@ -131,7 +131,8 @@ async fn callbacks_of_batch(
     let mut declared = read(batch.callbacks.as_deref().unwrap_or("{}"))?;
     let kind = if has_succeeded { BATCH_SUCCEEDED } else { BATCH_FAILED };
     let url = declared.url.take();
-    outbound_events::note_batch(tx, (project_id, id), kind, url.as_deref()).await?;
+    let about = (Some(id), None);
+    outbound_events::note_end(tx, project_id, about, kind, url.as_deref()).await?;
     if batch.completed_at.is_some() {
         declared.on_complete = None;
     }

@@ -29,7 +29,8 @@ pub(super) async fn tell(
         return Ok(());
     }
     let (kind, url) = (format!("workflow.{}", state.as_str()), row.callback_url);
-    if outbound_events::note_workflow(tx, (project_id, id), &kind, url.as_deref()).await? {
+    let about = (None, Some(id));
+    if outbound_events::note_end(tx, project_id, about, &kind, url.as_deref()).await? {
         workflow_ends::note_told(tx, project_id, id, state.as_str()).await?;
     }
     Ok(())

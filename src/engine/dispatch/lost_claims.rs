@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
+
 use crate::{
     engine::{
         batch::Coalescer,
@@ -17,7 +19,7 @@ use crate::{
 };
 
 /// Pauses between tries: the lost commit may still be in progress. Leases that appear later simply
-/// expire.
+/// expire. A node that stops tries once more, and does not wait.
 const PAUSES_SECONDS: [u64; 5] = [1, 2, 4, 8, 15];
 
 /// Releases those of these leases that were given after all.
@@ -25,10 +27,12 @@ pub(in crate::engine) async fn release(
     pool: Pool,
     endings: Coalescer<Endings>,
     lease_ids: Vec<LeaseId>,
+    stopping: CancellationToken,
 ) {
     let mut lost: Vec<_> = lease_ids.into_iter().map(|it| it.0).collect();
     for pause in PAUSES_SECONDS {
-        tokio::time::sleep(Duration::from_secs(pause)).await;
+        let pause = tokio::time::sleep(Duration::from_secs(pause));
+        let is_last = stopping.run_until_cancelled(pause).await.is_none();
         let found = async {
             let mut conn = pool.acquire().await?;
             sweep::find_leases(&mut conn, &lost).await
@@ -37,7 +41,10 @@ pub(in crate::engine) async fn release(
             Ok(found) => found,
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(error, "releasing leases of a lost claim failed, will retry");
+                tracing::warn!(error, "releasing leases of a lost claim failed");
+                if is_last {
+                    return;
+                }
                 continue;
             }
         };
@@ -46,7 +53,7 @@ pub(in crate::engine) async fn release(
             let key = JobKey { project_id, id };
             settle::release(&endings, key, &worker_id, lease_id).await;
         }
-        if lost.is_empty() {
+        if lost.is_empty() || is_last {
             return;
         }
     }

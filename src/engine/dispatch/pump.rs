@@ -16,7 +16,7 @@ use tokio::{
     task::JoinSet,
     time::MissedTickBehavior,
 };
-use tokio_util::task::TaskTracker;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     claim::{Claim, ClaimOutcome, CompletedClaim, CompletedClaims, Landing, find_queues_with_work},
@@ -83,6 +83,7 @@ pub(super) struct Pump {
     releasing: Releasing,
     /// Tasks that must complete before the node stops.
     tasks: TaskTracker,
+    stopping: CancellationToken,
     notifier: Notifier,
     pub(super) lanes: Lanes,
     answers: HashMap<WaiterId, Answer>,
@@ -111,13 +112,13 @@ pub(super) struct Pump {
 pub(in crate::engine) async fn run(
     pools: Pools,
     (endings, releasing): (Coalescer<Endings>, Releasing),
-    tasks: TaskTracker,
+    (tasks, stopping): (TaskTracker, CancellationToken),
     notifier: Notifier,
     mut messages: mpsc::UnboundedReceiver<Message>,
     (matcher, mut matches): (Matcher, mpsc::UnboundedReceiver<sync_match::Message>),
     mut arrivals: Hints,
 ) {
-    let mut pump = Pump::new(pools, (endings, releasing), tasks, notifier, matcher);
+    let mut pump = Pump::new(pools, (endings, releasing), (tasks, stopping), notifier, matcher);
     let mut in_flight: JoinSet<CompletedClaims> = JoinSet::new();
     // Bounded by the claims in flight.
     let (landing, mut landed) = mpsc::unbounded_channel();
@@ -209,7 +210,7 @@ impl Pump {
     fn new(
         pools: Pools,
         (endings, releasing): (Coalescer<Endings>, Releasing),
-        tasks: TaskTracker,
+        (tasks, stopping): (TaskTracker, CancellationToken),
         notifier: Notifier,
         matcher: Matcher,
     ) -> Self {
@@ -219,6 +220,7 @@ impl Pump {
             endings,
             releasing,
             tasks,
+            stopping,
             notifier,
             lanes: Lanes::default(),
             answers: HashMap::new(),
@@ -341,9 +343,9 @@ impl Pump {
     pub(super) fn release_lost(&self, lease_ids: Vec<LeaseId>) {
         self.releasing.begin_leases(lease_ids.iter().copied());
         let (pool, endings) = (self.background.clone(), self.endings.clone());
-        let releasing = self.releasing.clone();
+        let (releasing, stopping) = (self.releasing.clone(), self.stopping.clone());
         self.tasks.spawn(async move {
-            lost_claims::release(pool, endings, lease_ids.clone()).await;
+            lost_claims::release(pool, endings, lease_ids.clone(), stopping).await;
             lease_ids.into_iter().for_each(|it| releasing.end(it));
         });
     }

@@ -25,12 +25,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs a test against a project on a server and a database of its own.
 pub fn run(test: impl AsyncFnOnce(&TestProject)) {
-    run_long(TIME_LIMIT, test);
-}
-
-/// Like [`run`], for a test that takes longer than others.
-pub fn run_long(time_limit: Duration, test: impl AsyncFnOnce(&TestProject)) {
-    run_for(time_limit, async {
+    limited(async {
         let server = TestServer::start(fresh_database().await).await;
         let project = server.project("main").await;
         test(&project).await;
@@ -43,7 +38,7 @@ pub fn limited(test: impl Future<Output = ()>) {
     run_for(TIME_LIMIT, test);
 }
 
-/// Runs a test that makes its own stage and takes longer than others.
+/// Runs a test that takes longer than others.
 pub fn run_for(time_limit: Duration, test: impl Future<Output = ()>) {
     fencepost::tls::install();
     let runtime = tokio::runtime::Builder::new_multi_thread()

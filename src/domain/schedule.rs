@@ -33,6 +33,8 @@ pub const MAX_CATCH_UP: usize = 100;
 const MAX_COUNTED_TICKS: u64 = 10_000;
 /// Days ahead in which clock changes are searched.
 const NOTES_DAYS: i64 = 366;
+/// Longest time that a clock change repeats, in hours: two, in Antarctica.
+const MAX_REPEATED_HOURS: i64 = 3;
 
 /// A cron expression in a time zone.
 #[derive(Debug, Clone)]
@@ -332,7 +334,8 @@ impl Schedule {
                     wall.time()
                 ));
             }
-            let mut at = start;
+            // What is repeated begins before the change, perhaps before this day's begin.
+            let mut at = from.max(start - TimeDelta::hours(MAX_REPEATED_HOURS));
             while let Ok((tick, change)) = self.next_with_note(at) {
                 if tick > end {
                     break;

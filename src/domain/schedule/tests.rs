@@ -158,6 +158,11 @@ fn what_clock_changes_do_is_told() {
             "2026-10-25: occurs twice: fires the first time only",
         ]
     );
+    // At whatever time of the day it is asked.
+    for minutes in (0..1_440).step_by(15) {
+        let asked = at("2026-01-01T00:00:00Z") + TimeDelta::minutes(minutes);
+        assert_eq!(schedule.clock_changes(asked), notes, "{asked}");
+    }
     let hourly = Schedule::parse("30 * * * *", "Europe/Berlin").expect("it can be read");
     assert_eq!(
         hourly.clock_changes(at("2026-01-01T00:00:00Z")),

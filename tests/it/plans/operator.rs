@@ -52,8 +52,9 @@ fn no_question_of_an_operator_scans_a_table_or_reads_more_than_its_bound() {
         let pools = Pools::new(&database.url, PoolArgs::default(), None).expect("a URL");
         let conn = &mut *pools.background.acquire().await.expect("a connection");
         let names = ["default".to_owned(), "dead".to_owned()];
-        // The first to come by learns what is dead; the leaves that hold it are read until a
-        // vacuum.
+        // The first to come by learns what is dead, if no old transaction may see it; the leaves
+        // that hold it are read until a vacuum.
+        until_dead_is_known(conn).await;
         counts::queues(conn, PROJECT, &names).await.expect("it runs");
         let rows = costs(conn, "queues", 400, async |conn| {
             counts::queues(conn, PROJECT, &names).await.expect("it runs")

@@ -127,7 +127,7 @@ create trigger job_logs_removed after delete on job_logs referencing old table a
 for each statement execute function note_log_bytes('-1');
 
 -- Inputs of workflows, and URLs that are told of their end.
-create function note_input_bytes() returns trigger language plpgsql as $$
+create function note_workflow_bytes() returns trigger language plpgsql as $$
 begin
     if tg_op = 'INSERT' then
         insert into stored_byte_deltas values (
@@ -144,6 +144,8 @@ begin
 end
 $$;
 create trigger workflows_added after insert on workflows for each row
-when (octet_length(new.input) > 1024 or octet_length(new.callback_url) > 1024) execute function note_input_bytes();
+when (octet_length(new.input) > 1024 or octet_length(new.callback_url) > 1024)
+execute function note_workflow_bytes();
 create trigger workflows_removed after delete on workflows for each row
-when (octet_length(old.input) > 1024 or octet_length(old.callback_url) > 1024) execute function note_input_bytes();
+when (octet_length(old.input) > 1024 or octet_length(old.callback_url) > 1024)
+execute function note_workflow_bytes();

@@ -33,7 +33,7 @@ use url::Url;
 
 use self::{
     addresses::{NameServers, NoNameServers, Resolver},
-    connect::{HttpClient, Via},
+    connect::{HttpClient, ProxyConnector},
 };
 use crate::{config::OutboundArgs, domain::outbound::Allowed};
 
@@ -89,7 +89,7 @@ pub struct Outbound {
     pub allowed: Arc<Allowed>,
     tls: ClientConfig,
     lookup: Arc<dyn Lookup>,
-    via: Option<Arc<Via>>,
+    proxy: Option<Arc<ProxyConnector>>,
 }
 
 impl Outbound {
@@ -122,13 +122,13 @@ impl Outbound {
                 Arc::new(NoNameServers)
             }
         };
-        Ok(Self { allowed: Arc::new(allowed), tls, lookup, via: None })
+        Ok(Self { allowed: Arc::new(allowed), tls, lookup, proxy: None })
     }
 
     /// As an operator says. `allowed` are networks besides the public internet.
     ///
     /// # Errors
-    /// When the file of certificates cannot be read, or the proxy is none.
+    /// When the file of certificates cannot be read, or the proxy's URL is malformed.
     pub fn of_args(args: &OutboundArgs, allowed: Vec<IpNet>) -> anyhow::Result<Self> {
         let outbound = Self::new(Allowed(allowed), args.outbound_ca.as_deref());
         let proxy = args.outbound_proxy.as_ref().map(|it| Proxy::read(it.expose_secret()));
@@ -145,8 +145,8 @@ impl Outbound {
     /// The same by way of a proxy, but to networks that the operator allows.
     #[must_use]
     pub fn with_proxy(self, proxy: Option<Proxy>) -> Self {
-        let via = proxy.map(|it| Arc::new(Via::new(it, Arc::clone(&self.lookup))));
-        Self { via, ..self }
+        let proxy = proxy.map(|it| Arc::new(ProxyConnector::new(it, Arc::clone(&self.lookup))));
+        Self { proxy, ..self }
     }
 
     /// Whether the proxy takes a connection; none: there is no proxy.
@@ -154,14 +154,14 @@ impl Outbound {
     /// # Errors
     /// When it takes none in time.
     pub async fn reach_proxy(&self) -> Option<anyhow::Result<()>> {
-        Some(self.via.as_ref()?.reach().await)
+        Some(self.proxy.as_ref()?.reach().await)
     }
 
     /// A client for one URL. Its connections are used for this URL only.
     #[must_use]
     pub fn destination(&self, url: Url) -> Destination {
         let resolver = Arc::new(Resolver::new(Arc::clone(&self.allowed), Arc::clone(&self.lookup)));
-        let client = connect::client(Arc::clone(&resolver), self.via.clone(), self.tls.clone());
+        let client = connect::client(Arc::clone(&resolver), self.proxy.clone(), self.tls.clone());
         Destination { url, client, resolver }
     }
 }

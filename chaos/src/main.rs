@@ -121,6 +121,8 @@ async fn run(args: &Args, seed: u64, number: u64) -> anyhow::Result<()> {
     drop(stage);
     if args.dir.is_none() {
         std::fs::remove_dir_all(&dir)?;
+        // It is empty now, but for what another run has kept in it.
+        let _ = std::fs::remove_dir(dir.parent().unwrap_or(&dir));
     }
     Ok(())
 }

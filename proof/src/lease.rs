@@ -257,7 +257,7 @@ fn always() -> Vec<Property<Protocol>> {
         Property::always("an ack ends its own lease alone", |_, it: &State| {
             is_free_of(it, Event::ForeignAck)
         }),
-        Property::always("an accepted ack is in the book", |_, it: &State| {
+        Property::always("an accepted ack is recorded", |_, it: &State| {
             is_free_of(it, Event::LostAck)
         }),
         Property::always("a repeated ack gets the same answer", |_, it: &State| {

@@ -212,23 +212,16 @@ impl Keyed {
             }
             Err(_) => None,
         };
-        let noted = async {
-            // Not of the share: the request is done, and only its key waits.
-            let mut conn = app.engine.pools.enqueue.acquire().await?;
-            match kept {
-                Some((status, location, body)) => {
-                    let status = status.as_u16();
-                    let key = (key.as_str(), lock.id);
-                    idempotency::finish(&mut conn, project_id, key, status, location, &body).await
-                }
-                None => {
-                    let unlocked = idempotency::unlock(&mut conn, project_id, &key, lock.id).await;
-                    unlocked.map(|_| ())
-                }
+        // Not of the share: the request is done, and only its key waits.
+        let mut conn = app.engine.pools.enqueue.acquire().await?;
+        match kept {
+            Some((status, location, body)) => {
+                let (status, key) = (status.as_u16(), (key.as_str(), lock.id));
+                idempotency::finish(&mut conn, project_id, key, status, location, &body).await?;
             }
-        };
-        noted.await?;
-        lock.is_free();
+            None => _ = idempotency::unlock(&mut conn, project_id, &key, lock.id).await?,
+        }
+        lock.freed();
         result?.into_response(caller)
     }
 }
@@ -272,11 +265,11 @@ async fn begin(app: &App, presented: Presented<'_>, lock: &mut Lock<'_>) -> Resu
     let mut conn = app.engine.pools.enqueue.acquire_for(project_id).await?;
     let seed = Uuid::now_v7();
     let run = (app.bus.node(), lock.id);
-    lock.is_being_taken();
+    lock.taking();
     if idempotency::begin(&mut conn, presented, seed, run).await? {
         return Ok(Begun::Run(seed));
     }
-    lock.is_free();
+    lock.freed();
     let kept = idempotency::find(&mut conn, project_id, key).await?;
     // Pruned at this very moment.
     let Some(StoredAnswer { fingerprint: first, status, location, body, has_payloads }) = kept
@@ -294,9 +287,9 @@ async fn begin(app: &App, presented: Presented<'_>, lock: &mut Lock<'_>) -> Resu
         let answer = Answer::read(app, project_id, (status, location), body).await?;
         return Ok(Begun::Answered(answer));
     }
-    lock.is_being_taken();
+    lock.taking();
     let Some(seed) = idempotency::take_over(&mut conn, project_id, key, run).await? else {
-        lock.is_free();
+        lock.freed();
         return Err(Error::IdempotencyInProgress);
     };
     Ok(Begun::Run(seed))

@@ -67,14 +67,14 @@ pub(super) type HttpClient = Client<Bounded, Full<Bytes>>;
 /// A client for one host, which is also its name in TLS.
 pub(super) fn client(
     resolver: Arc<Resolver>,
-    via: Option<Arc<Via>>,
+    proxy: Option<Arc<ProxyConnector>>,
     tls: ClientConfig,
 ) -> HttpClient {
     let encrypted = HttpsConnectorBuilder::new()
         .with_tls_config(tls)
         .https_or_http()
         .enable_http1()
-        .wrap_connector(Connector { resolver, via });
+        .wrap_connector(Connector { resolver, proxy });
     Client::builder(TokioExecutor::new())
         .pool_idle_timeout(IDLE_TIMEOUT)
         .pool_max_idle_per_host(MAX_IDLE_CONNECTIONS)
@@ -106,7 +106,7 @@ impl Service<Uri> for Bounded {
 #[derive(Clone)]
 pub(super) struct Connector {
     resolver: Arc<Resolver>,
-    via: Option<Arc<Via>>,
+    proxy: Option<Arc<ProxyConnector>>,
 }
 
 impl Service<Uri> for Connector {
@@ -119,7 +119,7 @@ impl Service<Uri> for Connector {
     }
 
     fn call(&mut self, place: Uri) -> Self::Future {
-        let Self { resolver, via } = self.clone();
+        let Self { resolver, proxy } = self.clone();
         Box::pin(async move {
             let host = Host::parse(place.host().ok_or(CallError::NoAddress)?)?;
             let port = match (place.port_u16(), place.scheme_str()) {
@@ -130,8 +130,8 @@ impl Service<Uri> for Connector {
             let address = resolver.address_of(host).await?;
             let to = SocketAddr::new(address, port);
             // The operator's own networks are not behind a way to the internet.
-            match via.filter(|_| !resolver.allowed().names(address)) {
-                Some(via) => via.connect(to).await,
+            match proxy.filter(|_| !resolver.allowed().names(address)) {
+                Some(proxy) => proxy.connect(to).await,
                 None => Ok(tcp().call(uri(to)?).await?),
             }
         })
@@ -199,15 +199,15 @@ impl fmt::Debug for Proxy {
     }
 }
 
-/// The way through a proxy, which all calls of a node share.
-pub(super) struct Via {
+/// Opens connections through a proxy, for all calls of a node.
+pub(super) struct ProxyConnector {
     proxy: Proxy,
     /// Of the proxy's own host, wherever it is.
     resolver: Resolver,
     warned_at: Mutex<Option<Instant>>,
 }
 
-impl Via {
+impl ProxyConnector {
     pub(super) fn new(proxy: Proxy, lookup: Arc<dyn Lookup>) -> Self {
         let anywhere = [IpAddr::from([0; 4]), IpAddr::from([0; 16])];
         let anywhere = anywhere.into_iter().filter_map(|it| IpNet::new(it, 0).ok()).collect();
@@ -256,7 +256,7 @@ impl Via {
     }
 }
 
-impl fmt::Debug for Via {
+impl fmt::Debug for ProxyConnector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.proxy.fmt(f)
     }

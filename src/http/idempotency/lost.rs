@@ -37,12 +37,12 @@ impl<'a> Lock<'a> {
     }
 
     /// A statement that takes it begins.
-    pub fn is_being_taken(&mut self) {
+    pub fn taking(&mut self) {
         self.may_be_held = true;
     }
 
     /// It was not taken, or the database knows that the request has ended.
-    pub fn is_free(&mut self) {
+    pub fn freed(&mut self) {
         self.may_be_held = false;
     }
 }

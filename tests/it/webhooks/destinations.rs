@@ -252,7 +252,14 @@ fn a_network_that_the_operator_allows_may_be_called_also_by_http() {
 }
 
 /// Answers with the next of these addresses, and in the end always with the last.
-struct Changing(Mutex<VecDeque<Vec<IpAddr>>>);
+pub(super) struct Changing(Mutex<VecDeque<Vec<IpAddr>>>);
+
+impl Changing {
+    /// Answers with one address.
+    pub(super) fn to(address: &str) -> Self {
+        Self(Mutex::new([addresses(&[address])].into()))
+    }
+}
 
 impl fmt::Debug for Changing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -276,7 +283,7 @@ fn addresses(texts: &[&str]) -> Vec<IpAddr> {
 }
 
 /// A server that counts connections, and does one thing with each.
-async fn server<F: Future<Output = ()> + Send + 'static>(
+pub(super) async fn server<F: Future<Output = ()> + Send + 'static>(
     behaves: impl Fn(TcpStream) -> F + Send + 'static,
 ) -> (u16, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");

@@ -1,64 +1,34 @@
 //! Calls by way of the operator's proxy, and by TLS with an authority of the operator's.
 
 use std::{
-    fmt, io,
-    net::IpAddr,
+    fmt,
     path::{Path, PathBuf},
-    pin::Pin,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use fencepost::{
     domain::outbound::Allowed,
-    outbound::{Answer, CallError, Lookup, Outbound, Proxy},
+    outbound::{Answer, CallError, Outbound, Proxy},
 };
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use reqwest::header::HeaderMap;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWriteExt, copy_bidirectional},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
 };
 use tokio_rustls::{
     TlsAcceptor,
     rustls::{ServerConfig, pki_types::PrivateKeyDer},
 };
 
+use super::destinations::{Changing, server};
 use crate::harness::{limited, scratch};
 
 const HERE: &str = "127.0.0.1";
 const PUBLIC: &str = "8.8.8.8";
 /// Longer than any connection may take to be made.
 const PATIENT: Duration = Duration::from_secs(20);
-
-/// Where every host is.
-#[derive(Debug)]
-struct At(&'static str);
-
-impl Lookup for At {
-    fn addresses(
-        &self,
-        _: String,
-    ) -> Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send>> {
-        let address = self.0.parse().expect("an address");
-        Box::pin(async move { Ok(vec![address]) })
-    }
-}
-
-/// Serves each connection to a port of its own.
-async fn serve<F: Future<Output = ()> + Send + 'static>(
-    behaves: impl Fn(TcpStream) -> F + Send + 'static,
-) -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let port = listener.local_addr().expect("an address").port();
-    tokio::spawn(async move {
-        loop {
-            let (stream, _) = listener.accept().await.expect("a connection");
-            tokio::spawn(behaves(stream));
-        }
-    });
-    port
-}
 
 /// The text up to an empty line.
 async fn head(stream: &mut (impl AsyncRead + Unpin)) -> String {
@@ -73,7 +43,7 @@ async fn head(stream: &mut (impl AsyncRead + Unpin)) -> String {
 async fn proxy() -> (u16, Arc<Mutex<Vec<String>>>) {
     let asked = Arc::<Mutex<Vec<String>>>::default();
     let notes = Arc::clone(&asked);
-    let port = serve(move |mut stream| {
+    let (port, _) = server(move |mut stream| {
         let notes = Arc::clone(&notes);
         async move {
             let request = head(&mut stream).await;
@@ -93,14 +63,14 @@ async fn proxy() -> (u16, Arc<Mutex<Vec<String>>>) {
 /// To servers of this machine.
 fn outbound(authorities: Option<&Path>) -> Outbound {
     let here = Allowed(vec!["127.0.0.1/32".parse().expect("a network")]);
-    Outbound::new(here, authorities).expect("a file").with_lookup(Arc::new(At(HERE)))
+    Outbound::new(here, authorities).expect("a file").with_lookup(Arc::new(Changing::to(HERE)))
 }
 
 /// To the public internet, through a proxy on this port.
-fn proxied(at: &'static str, authorities: Option<&Path>, port: u16) -> Outbound {
+fn proxied(at: &str, authorities: Option<&Path>, port: u16) -> Outbound {
     let public = Outbound::new(Allowed::default(), authorities).expect("a file");
     let proxy = Proxy::read(&format!("http://us:pw@{HERE}:{port}")).expect("a proxy");
-    public.with_lookup(Arc::new(At(at))).with_proxy(Some(proxy))
+    public.with_lookup(Arc::new(Changing::to(at))).with_proxy(Some(proxy))
 }
 
 async fn call(outbound: Outbound, url: impl fmt::Display) -> Result<Answer, CallError> {
@@ -120,7 +90,7 @@ async fn answer_host(mut stream: impl AsyncRead + tokio::io::AsyncWrite + Unpin)
 #[test]
 fn a_proxy_is_asked_for_the_address_that_was_checked_and_never_for_a_name() {
     limited(async {
-        let server = serve(answer_host).await;
+        let server = server(answer_host).await.0;
         let (port, asked) = proxy().await;
         for (at, place) in [(PUBLIC, PUBLIC), ("2606:4700::1111", "[2606:4700::1111]")] {
             let url = format!("http://shop.example:{server}/hook");
@@ -149,14 +119,14 @@ fn a_private_address_is_not_asked_for_and_a_refusal_of_the_proxy_is_no_connectio
         let long = format!("HTTP/1.1 200 OK\r\nX: {}\r\n\r\n", "x".repeat(100_000));
         for answer in ["HTTP/1.1 403 Forbidden\r\n\r\n", "HTTP/1.1 407 No\r\n\r\n", "", &long] {
             let answer = answer.to_owned();
-            let refuses = serve(move |mut stream| {
+            let refuses = server(move |mut stream| {
                 let answer = answer.clone();
                 async move {
                     head(&mut stream).await;
                     let _ = stream.write_all(answer.as_bytes()).await;
                 }
             });
-            let called = call(proxied(PUBLIC, None, refuses.await), "http://a.example/").await;
+            let called = call(proxied(PUBLIC, None, refuses.await.0), "http://a.example/").await;
             assert_eq!(called, Err(CallError::NotConnected));
         }
     });
@@ -166,7 +136,7 @@ fn a_private_address_is_not_asked_for_and_a_refusal_of_the_proxy_is_no_connectio
 fn a_connection_that_is_never_made_ends_in_time() {
     limited(async {
         // It takes connections, and says nothing: neither as a proxy nor by TLS.
-        let silent = serve(async |mut stream| while stream.read_u8().await.is_ok() {}).await;
+        let (silent, _) = server(async |mut stream| while stream.read_u8().await.is_ok() {}).await;
         let (by_proxy, encrypted) = tokio::join!(
             call(proxied(PUBLIC, None, silent), "http://a.example/"),
             call(outbound(None), format!("https://a.example:{silent}/")),
@@ -191,7 +161,7 @@ async fn encrypted() -> (u16, PathBuf) {
         .with_single_cert(vec![own.der().clone()], PrivateKeyDer::from(key))
         .expect("a fitting key");
     let acceptor = TlsAcceptor::from(Arc::new(config));
-    let port = serve(move |stream| {
+    let (port, _) = server(move |stream| {
         let acceptor = acceptor.clone();
         async move {
             if let Ok(stream) = acceptor.accept(stream).await {

@@ -18,7 +18,7 @@ use crate::{
     libraries::{build, typescript_folder},
 };
 
-const PUSH: &str = "/v1/queues/functions/push";
+pub(super) const PUSH: &str = "/v1/queues/functions/push";
 /// Serves a function of the guide as its platform would.
 const PLATFORM: &str = "
 import { createServer } from 'node:http';
@@ -40,7 +40,7 @@ async fn push(t: &TestProject, sink: &Sink, more: Value) -> Value {
     t.put(PUSH, body).await.is(201)
 }
 
-async fn enqueue(t: &TestProject, more: Value) -> String {
+pub(super) async fn enqueue(t: &TestProject, more: Value) -> String {
     let mut job = json!({"queue": "functions", "payload": {"name": "Ada"}});
     job.as_object_mut().expect("an object").extend(more.as_object().expect("one").clone());
     t.enqueue(job).await

@@ -6,15 +6,8 @@ use std::collections::BTreeSet;
 use axum::http::{StatusCode, header};
 use serde_json::{Value, json};
 
+use super::push::{PUSH, enqueue};
 use crate::harness::{Sink, TestProject, TestServer, fresh_database, limited, run};
-
-const PUSH: &str = "/v1/queues/functions/push";
-
-async fn enqueue(t: &TestProject, more: Value) -> String {
-    let mut job = more;
-    job["queue"] = json!("functions");
-    t.enqueue(job).await
-}
 
 #[test]
 fn two_nodes_push_each_job_once_and_both_take_part() {

@@ -16,6 +16,7 @@ pub mod domain;
 pub mod engine;
 pub mod error;
 pub mod events_feed;
+pub mod faults;
 pub mod http;
 pub mod ids;
 pub mod limiter;

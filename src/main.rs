@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use fencepost::{
     cli::{self, Cli},
-    tls,
+    faults, tls,
 };
 
 #[global_allocator]
@@ -13,6 +13,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[tokio::main]
 async fn main() -> ExitCode {
     tls::install();
+    let _faults = faults::set_up();
     // Twenty thousand parked polls need as many file descriptors; the usual limit is a thousand.
     let _ = rlimit::increase_nofile_limit(u64::MAX);
     match Cli::read().run().await {

@@ -51,13 +51,25 @@ impl Cluster {
     /// # Errors
     /// When no suitable PostgreSQL is installed, or it does not start.
     pub fn start(dir: &Path, durability: Durability) -> anyhow::Result<Self> {
+        Self::start_at(dir, durability, socket_dir(std::process::id()))
+    }
+
+    /// The same with another folder for its socket, for a second cluster of this process.
+    ///
+    /// # Errors
+    /// As for [`Self::start`].
+    pub fn start_at(
+        dir: &Path,
+        durability: Durability,
+        socket_dir: PathBuf,
+    ) -> anyhow::Result<Self> {
         let binaries = find_binaries()?;
         let runner = Runner::for_this_user()?;
         if !dir.join("PG_VERSION").exists() {
             init(&binaries, &runner, dir)?;
         }
         stop_leftover(&binaries, &runner, dir)?;
-        let socket_dir = make_socket_dir(&runner)?;
+        make_socket_dir(&runner, &socket_dir)?;
         let log_path = dir.with_extension("log");
         let log = fs::File::create(&log_path)?;
         let mut command = runner.command(&binaries.join("postgres"));
@@ -78,6 +90,30 @@ impl Cluster {
     #[must_use]
     pub fn database_url(&self, database: &str) -> String {
         format!("postgres://{OWNER}@localhost/{database}?host={}", self.socket_dir.display())
+    }
+
+    /// Copies it to a new folder, from which a standby of it starts.
+    ///
+    /// # Errors
+    /// When `pg_basebackup` fails.
+    pub fn copy_to(&self, dir: &Path, name: &str) -> anyhow::Result<()> {
+        let source =
+            format!("host={} user={OWNER} application_name={name}", self.socket_dir.display());
+        let runner = Runner::for_this_user()?;
+        fs::DirBuilder::new().mode(0o700).create(dir)?;
+        runner.give(dir)?;
+        // Some have links in another folder to what a cluster needs, and to no more.
+        let postgres = fs::canonicalize(find_binaries()?.join("postgres"))?;
+        let copied = runner
+            .command(&postgres.with_file_name("pg_basebackup"))
+            .arg("-D")
+            .arg(dir)
+            .args(["-d", &source, "--write-recovery-conf", "--checkpoint=fast", "--no-sync"])
+            .stdin(Stdio::null())
+            .output()?;
+        let told = String::from_utf8_lossy(&copied.stderr);
+        ensure!(copied.status.success(), "pg_basebackup failed: {told}");
+        Ok(())
     }
 
     /// Stops a cluster that outlived its parent, if there is one.
@@ -374,12 +410,11 @@ pub fn is_running(pid: u32) -> bool {
     signal("0", &pid.to_string())
 }
 
-fn make_socket_dir(runner: &Runner) -> anyhow::Result<PathBuf> {
-    let dir = socket_dir(std::process::id());
+fn make_socket_dir(runner: &Runner, dir: &Path) -> anyhow::Result<()> {
     if dir.exists() {
-        fs::remove_dir_all(&dir)?;
+        fs::remove_dir_all(dir)?;
     }
-    fs::DirBuilder::new().mode(0o700).create(&dir)?;
-    runner.give(&dir)?;
-    Ok(dir)
+    fs::DirBuilder::new().mode(0o700).create(dir)?;
+    runner.give(dir)?;
+    Ok(())
 }

@@ -26,6 +26,7 @@ use tokio::{
 use self::intake::{Cut, Entry, Intake, Room, Waiter};
 use crate::{
     error::{Error, is_faulty_statement, is_lock_timeout},
+    faults,
     ids::ProjectId,
     store::{deadline::bounded_query, pools::Kept},
     telemetry,
@@ -350,7 +351,9 @@ async fn flush_once<B: Batch>(
         None => batch.connect().await?,
     };
     // The failed connection is dropped here; its pool decides whether to reuse it.
+    faults::before_commit(B::KIND)?;
     let answers = batch.flush(&mut taken, items, is_in_doubt).await?;
+    faults::after_commit(B::KIND)?;
     *conn = Some(taken);
     Ok(answers)
 }

@@ -25,6 +25,7 @@ use crate::{
     auth::{Caller, Permit},
     domain::limits::MAX_IDEMPOTENCY_KEY_CHARS,
     error::Error,
+    faults::{self, Mutant},
     ids::{BatchId, JobId, OperationId, ScheduleId, WorkflowId},
     store::idempotency::{self, Presented, StoredAnswer, StoredBody},
     wire::{
@@ -217,7 +218,9 @@ impl Keyed {
         match kept {
             Some((status, location, body)) => {
                 let (status, key) = (status.as_u16(), (key.as_str(), lock.id));
+                faults::before_commit("idempotency")?;
                 idempotency::finish(&mut conn, project_id, key, status, location, &body).await?;
+                faults::after_commit("idempotency")?;
             }
             None => _ = idempotency::unlock(&mut conn, project_id, &key, lock.id).await?,
         }
@@ -266,7 +269,10 @@ async fn begin(app: &App, presented: Presented<'_>, lock: &mut Lock<'_>) -> Resu
     let seed = Uuid::now_v7();
     let run = (app.bus.node(), lock.id);
     lock.taking();
-    if idempotency::begin(&mut conn, presented, seed, run).await? {
+    faults::before_commit("idempotency")?;
+    let is_new = idempotency::begin(&mut conn, presented, seed, run).await?;
+    faults::after_commit("idempotency")?;
+    if is_new {
         return Ok(Begun::Run(seed));
     }
     lock.freed();
@@ -288,10 +294,13 @@ async fn begin(app: &App, presented: Presented<'_>, lock: &mut Lock<'_>) -> Resu
         return Ok(Begun::Answered(answer));
     }
     lock.taking();
-    let Some(seed) = idempotency::take_over(&mut conn, project_id, key, run).await? else {
+    let taken = idempotency::take_over(&mut conn, project_id, key, run).await?;
+    faults::after_commit("idempotency")?;
+    let Some(seed) = taken else {
         lock.freed();
         return Err(Error::IdempotencyInProgress);
     };
+    let seed = if Mutant::NewSeed.is_planted() { Uuid::new_v4() } else { seed };
     Ok(Begun::Run(seed))
 }
 

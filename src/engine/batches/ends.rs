@@ -17,6 +17,7 @@ use crate::{
         webhook::{BATCH_FAILED, BATCH_SUCCEEDED},
     },
     engine::enqueue::{Extras, NewJob, NewlyStored, Start, store_in},
+    faults::Mutant,
     ids::{BatchId, JobId, ProjectId},
     store::{
         batches::{self, BatchRow, Delta},
@@ -44,7 +45,12 @@ pub(in crate::engine) async fn process(
     }
     for (batch_id, delta) in deltas {
         if batches::merge(tx, project_id, batch_id, &delta).await? {
-            jobs.extend(callbacks_of_batch(tx, project_id, batch_id).await?);
+            let callbacks = callbacks_of_batch(tx, project_id, batch_id).await?;
+            if Mutant::BatchCallsTwice.is_planted() {
+                let again = |it: &NewJob| NewJob { id: JobId::generate(), ..it.clone() };
+                jobs.extend(callbacks.iter().map(again));
+            }
+            jobs.extend(callbacks);
         }
     }
     for id in workflows {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    future::Future,
     panic::AssertUnwindSafe,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
@@ -20,6 +21,7 @@ use super::{
 };
 use crate::{
     error::is_faulty_statement,
+    faults::{self, Mutant},
     ids::{LeaseId, ProjectId},
     store::{
         self,
@@ -250,6 +252,14 @@ pub(super) fn count(job: &LeasedJob) {
     }
 }
 
+/// A claim between its fail points.
+async fn may_fail<T>(claim: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<T> {
+    faults::before_commit("claim")?;
+    let claimed = claim.await?;
+    faults::after_commit("claim")?;
+    Ok(claimed)
+}
+
 /// One statement for all queue claims. If the database refuses it, each runs alone: one slow queue
 /// must not fail the others.
 async fn claim_any_type(
@@ -260,7 +270,7 @@ async fn claim_any_type(
         return Vec::new();
     }
     let statement: Vec<_> = claims.iter().map(to_queue_claim).collect();
-    let found = store::claims::claim_any_type(conn, &statement).await;
+    let found = may_fail(store::claims::claim_any_type(conn, &statement)).await;
     drop(statement);
     match found {
         Ok(found) => assign(claims, found),
@@ -312,7 +322,7 @@ async fn claim_constrained(
     conn: &mut PgConnection,
     claim: (PlannedClaim, Vec<LeaseId>),
 ) -> CompletedClaim {
-    match limited_claim::claim(conn, &to_queue_claim(&claim)).await {
+    match may_fail(limited_claim::claim(conn, &to_queue_claim(&claim))).await {
         Ok(LimitedClaimed { jobs, chosen, was_contended, pause_for }) => {
             let mut completed = assign_one(claim.0, jobs, Some(chosen));
             if let ClaimOutcome::Found { finding, .. } = &mut completed.outcome {
@@ -328,7 +338,7 @@ async fn claim_constrained(
 }
 
 async fn claim_one(conn: &mut PgConnection, claim: (PlannedClaim, Vec<LeaseId>)) -> CompletedClaim {
-    let found = store::claims::claim_any_type(conn, &[to_queue_claim(&claim)]).await;
+    let found = may_fail(store::claims::claim_any_type(conn, &[to_queue_claim(&claim)])).await;
     match found {
         Ok(found) => assign_one(claim.0, found, None),
         Err(error) => failed(claim, &error),
@@ -339,7 +349,7 @@ async fn claim_some_types(
     conn: &mut PgConnection,
     claim: (PlannedClaim, Vec<LeaseId>),
 ) -> CompletedClaim {
-    let found = store::claims::claim_some_types(conn, &to_queue_claim(&claim)).await;
+    let found = may_fail(store::claims::claim_some_types(conn, &to_queue_claim(&claim))).await;
     match found {
         Ok((found, chosen)) => assign_one(claim.0, found, Some(chosen)),
         Err(error) => failed(claim, &error),
@@ -401,7 +411,13 @@ fn assign_one(claim: PlannedClaim, found: Vec<LeasedJob>, chosen: Option<usize>)
         let worker_id = Arc::clone(&claim.slots.get(slot)?.1.worker_id);
         Some((slot, LeasedDelivery::new(job, worker_id)))
     });
-    let jobs = jobs.collect();
+    let mut jobs: Vec<_> = jobs.collect();
+    if Mutant::DeliveredTwice.is_planted()
+        && let [(slot, job)] = jobs.as_slice()
+        && let Some(other) = (0..wanted).find(|it| it != slot)
+    {
+        jobs.push((other, job.clone()));
+    }
     CompletedClaim { claim, outcome: ClaimOutcome::Found { jobs, finding } }
 }
 

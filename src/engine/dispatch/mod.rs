@@ -17,7 +17,7 @@ use std::{future::Future, sync::Arc};
 use tokio_util::sync::CancellationToken;
 
 use super::{Engine, workers};
-use crate::error::Error;
+use crate::{error::Error, faults::Mutant};
 
 pub use self::{
     any_queue::MAX_QUEUES,
@@ -43,10 +43,13 @@ pub use crate::store::claims::LeasedJob;
 /// answer. Jobs leased by a claim in flight are released.
 pub async fn poll(
     engine: &Engine,
-    poll: Poll,
+    mut poll: Poll,
     gone: &CancellationToken,
     revoked: impl Future<Output = Error>,
 ) -> Result<Delivery, Error> {
+    if Mutant::ForeignPoll.strikes(50) {
+        poll.project_id.0 += 1;
+    }
     let wait = poll.wait;
     let registered = match &poll.worker_id {
         Some(name) => workers::facts(engine, &(poll.project_id, name.as_str().into())).await?,

@@ -15,6 +15,7 @@ use crate::{
     },
     error::Error,
     events_feed::JobEvent,
+    faults::Mutant,
     ids::{JobId, ProjectId},
     store::{
         self,
@@ -104,6 +105,12 @@ impl Batch for Enqueues {
             let leases = matched.leases(jobs.len());
             let inserted = match store::enqueue::insert_jobs(conn, &jobs, &latest, &leases).await {
                 Ok(inserted) => inserted,
+                Err(_) if Mutant::EnqueueBeforeCommit.is_planted() => {
+                    return Ok(items
+                        .iter()
+                        .map(|it| Ok(it.iter().map(unwritten).collect()))
+                        .collect());
+                }
                 Err(error) => {
                     drop(leases);
                     matched.fail(&error);
@@ -115,6 +122,24 @@ impl Batch for Enqueues {
         tell(&self.notifier, items.iter().flat_map(|it| it.iter()), &stored);
         matched.settle(&jobs, &stored);
         Ok(items.iter().map(|it| answer(it, &stored)).collect())
+    }
+}
+
+/// A job that was not stored, as [`Mutant::EnqueueBeforeCommit`] answers it.
+fn unwritten(job: &NewJob) -> StoredJob {
+    StoredJob {
+        id: job.id,
+        state: StoredState::Pending,
+        run_at: DateTime::UNIX_EPOCH,
+        created_at: DateTime::UNIX_EPOCH,
+        attempt: 0,
+        max_attempts: 1,
+        retry: None,
+        is_queue_paused: false,
+        is_type_paused: false,
+        is_leased: false,
+        lease_seconds: 0,
+        claimed_at: DateTime::UNIX_EPOCH,
     }
 }
 

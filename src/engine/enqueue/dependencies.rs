@@ -13,6 +13,7 @@ use crate::{
         cancel::{cancel_waiting, publish_cancelled},
     },
     error::{Error, FieldError, is_unique_violation},
+    faults,
     ids::{BatchId, JobId, JobKey, ProjectId},
     store::{
         self, batches, cascade,
@@ -153,6 +154,7 @@ async fn store_once(
 ) -> Result<Vec<EnqueueOutcome>, Failed> {
     let mut conn = engine.pools.enqueue.acquire_for(project_id).await?;
     let all: Vec<_> = jobs.iter().map(|it| &it.job).collect();
+    faults::before_commit("enqueue")?;
     let mut tx = conn.begin().await?;
     let found = store::enqueue::find_stored(&mut tx, &all).await?;
     // Stored by an earlier try whose answer was lost, or by an earlier request with the same
@@ -195,6 +197,7 @@ async fn store_once(
         store_workflow(&mut tx, project_id, workflow, &new).await?;
     }
     tx.commit().await?;
+    faults::after_commit("enqueue")?;
     drop(conn);
     publish_cancelled(engine, &replaced, history::REPLACED);
     let stored: HashMap<_, _> = stored.into_iter().map(|it| (it.id, it)).collect();

@@ -10,6 +10,7 @@ use crate::{
         cancel::{cancel_waiting, publish_cancelled},
         isolate::{self, Sweep},
     },
+    faults,
     ids::{JobKey, ProjectId},
     store::{
         cascade,
@@ -31,7 +32,10 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     for parent in &parents {
         // Each in a transaction of its own: it may have many children.
         let parent = std::slice::from_ref(parent);
-        for done in isolate::process(engine, &mut conn, &EndedParents, parent).await? {
+        faults::before_commit("cascade")?;
+        let done = isolate::process(engine, &mut conn, &EndedParents, parent).await?;
+        faults::after_commit("cascade")?;
+        for done in done {
             engine.notifier.waiting(done.freed.iter());
             publish_cancelled(engine, &done.failed, history::PARENT_FAILED);
             publish_cancelled(engine, &done.skipped, history::CONDITION_NOT_MET);

@@ -8,6 +8,7 @@ use crate::{
         enqueue::NewlyStored,
         isolate::{self, Sweep},
     },
+    faults,
     ids::ProjectId,
     store::{
         ends::{self, EndKey},
@@ -24,7 +25,13 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     for of_project in found.chunk_by(|one, other| one.project_id == other.project_id) {
         is_full |= of_project.len() == sweep::ends::MAX_ENDS_OF_PROJECT;
         // Each project in transactions of its own: a batch may be locked for a moment.
-        match isolate::process(engine, &mut conn, &Ends, of_project).await {
+        let process = async {
+            faults::before_commit("ends")?;
+            let done = isolate::process(engine, &mut conn, &Ends, of_project).await?;
+            faults::after_commit("ends")?;
+            Ok(done)
+        };
+        match process.await {
             Ok(done) => {
                 done.iter().for_each(|it| it.tell(engine));
                 let project_id = of_project.first().map(|it| it.project_id);

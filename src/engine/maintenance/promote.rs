@@ -10,6 +10,7 @@ use crate::{
         Engine,
         isolate::{self, Sweep},
     },
+    faults,
     ids::{JobKey, ProjectId},
     store::{
         settle_success::WaitingJob,
@@ -49,7 +50,9 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
             due = turns;
         }
     }
+    faults::before_commit("promote")?;
     let promoted = isolate::process(engine, &mut conn, &Promotion, &due).await?;
+    faults::after_commit("promote")?;
     drop(conn);
     let promoted: Vec<_> = promoted.into_iter().flatten().collect();
     counter!(telemetry::JOBS_PROMOTED).increment(promoted.len() as u64);

@@ -12,6 +12,7 @@ use crate::{
         isolate::{self, Sweep},
         settle::failure,
     },
+    faults::{self, Mutant},
     ids::ProjectId,
     store::{
         settle_failure::{AfterEnd, Ended},
@@ -32,8 +33,10 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
         Some(false) => return Ok(false),
         Some(true) => (),
     }
+    faults::before_commit("reap")?;
     let mut tx = conn.begin().await?;
-    let held = sweep::lock_expired(&mut tx).await?;
+    let mut held = sweep::lock_expired(&mut tx).await?;
+    held.retain(|it| !(Mutant::NotReaped.is_planted() && it.key().id.0.as_u128() % 10 == 0));
     let mut ends: Vec<_> = held
         .iter()
         .map(|it| {
@@ -47,6 +50,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
         .collect();
     let ended = isolate::process(engine, &mut tx, &Expired, &ends).await?;
     tx.commit().await?;
+    faults::after_commit("reap")?;
     drop(conn);
     let ended: Vec<_> = ended.into_iter().flatten().collect();
     let done: HashSet<_> = ended.iter().map(|it| it.job.key()).collect();

@@ -28,6 +28,7 @@ use crate::{
         notify::job_event,
     },
     error::Error,
+    faults,
     ids::{JobId, JobKey, ProjectId, TickKey},
     store::{
         self,
@@ -82,12 +83,14 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
             false => LOCKED_ELSEWHERE_PAUSE,
         });
     }
+    faults::before_commit("fire")?;
     let fired = fire_each(engine, &mut tx, &due).await?;
     let latest = due.iter().filter_map(|it| it.next_tick).max();
     if let Some(tick) = latest.filter(|it| due.iter().any(|due| due.now < *it)) {
         schedules::sleep_until(&mut tx, tick).await?;
     }
     tx.commit().await?;
+    faults::after_commit("fire")?;
     // Publish the jobs first: recording the lateness can wait.
     fired.tell(engine);
     let now = store::schedules::clock(&mut conn).await?;
@@ -111,6 +114,7 @@ async fn catch_up(engine: &Engine, conn: &mut PgConnection) -> sqlx::Result<bool
     let due = schedules::lock_overdue(&mut tx).await?;
     let fired = fire_each(engine, &mut tx, &due).await?;
     tx.commit().await?;
+    faults::after_commit("fire")?;
     fired.tell(engine);
     Ok(!due.is_empty())
 }

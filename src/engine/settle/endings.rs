@@ -9,6 +9,7 @@ use crate::{
     domain::{job::Ending, lease::Fence},
     engine::{batch::Batch, notify::Notifier},
     error::Error,
+    faults::Mutant,
     ids::{JobKey, ProjectId},
     store::{
         self,
@@ -29,7 +30,8 @@ pub struct EndRequest {
 
 impl EndRequest {
     fn ending(&self) -> Ending<'_> {
-        self.failure.as_ref().map_or(Ending::Released, |it| Ending::Failed {
+        let failure = self.failure.as_ref().filter(|_| !Mutant::FailureAsRelease.is_planted());
+        failure.map_or(Ending::Released, |it| Ending::Failed {
             retryable: it.retryable,
             error_kind: it.error.kind.as_deref(),
             retry_after_seconds: it.retry_after_seconds,

@@ -12,6 +12,7 @@ use crate::{
         text::ErrorReport,
     },
     engine::{cancel, jobs::dead_letters, notify::Notifier},
+    faults::Mutant,
     store::{
         self,
         settle_failure::{AfterEnd, Ended, Held},
@@ -30,7 +31,7 @@ pub(in crate::engine) fn decide(
     let running = Running {
         attempt: held.attempt,
         failures: held.failures,
-        max_attempts: held.max_attempts,
+        max_attempts: held.max_attempts + i32::from(Mutant::LateDeadLetter.is_planted()),
         cancel_requested: held.cancel_requested,
         policy: &policy,
     };

@@ -6,9 +6,10 @@ use futures_util::future::try_join_all;
 
 use super::{HeldJob, Settling, explain_left};
 use crate::{
-    domain::lease::{self, Refusal},
+    domain::lease::{self, Fence, Refusal},
     engine::{Engine, batch::Batch, settle},
     error::Error,
+    faults::Mutant,
     ids::{JobId, JobKey, ProjectId},
     store::{
         self,
@@ -70,7 +71,10 @@ pub async fn heartbeat(engine: &Engine, beat: Beat) -> Result<Advice, Error> {
 }
 
 /// Tries until the job is not held by another transaction.
-async fn renew(engine: &Engine, beat: Beat) -> Result<Settling<Renewed>, Error> {
+async fn renew(engine: &Engine, mut beat: Beat) -> Result<Settling<Renewed>, Error> {
+    if Mutant::NoFence.is_planted() {
+        beat.fence = Fence::default();
+    }
     let mut held = HeldJob::new();
     loop {
         match engine.beats.submit(beat.clone()).await {
@@ -147,11 +151,14 @@ impl Batch for Beats {
         items: &[Beat],
         _: bool,
     ) -> sqlx::Result<Vec<Result<Self::Answer, Error>>> {
-        let done: HashMap<_, _> = store::heartbeats::renew(conn, items)
-            .await?
-            .into_iter()
-            .map(|it| (it.key, it))
-            .collect();
+        let renewed = match Mutant::HeartbeatNotWritten.is_planted() {
+            true => items
+                .iter()
+                .map(|it| Renewed { key: it.key, cancel_requested: false, lease_seconds: 1 })
+                .collect(),
+            false => store::heartbeats::renew(conn, items).await?,
+        };
+        let done: HashMap<_, _> = renewed.into_iter().map(|it| (it.key, it)).collect();
         let left = items.iter().filter(|it| !done.contains_key(&it.key));
         let mut left = explain_left(conn, left.map(|it| (it.key, &it.fence))).await?;
         let mut answer = |it: &Beat| match done.get(&it.key) {

@@ -33,6 +33,7 @@ use crate::{
         text::ErrorReport,
     },
     error::{Error, JobStatus},
+    faults::Mutant,
     ids::{JobId, JobKey, LeaseId, ProjectId},
     store::{
         self,
@@ -173,7 +174,10 @@ pub async fn take_turn(
 /// [`Error::JobNotFound`], [`Error::InvalidState`], [`Error::WorkerMismatch`] or
 /// [`Error::StaleLease`] when this worker may not settle the job: nothing is written.
 /// [`Error::JobLocked`] when another transaction holds the job: nothing is written.
-pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Acked, Error> {
+pub async fn ack(engine: &Engine, project_id: ProjectId, mut ack: Ack) -> Result<Acked, Error> {
+    if Mutant::NoFence.is_planted() {
+        ack.fence = Fence::default();
+    }
     let key = JobKey { project_id, id: ack.job_id };
     let outcome = match &ack.end {
         AttemptEnd::Succeeded { .. } => AttemptOutcome::Succeeded,
@@ -202,6 +206,9 @@ pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Ack
             }
             Err(Refusal::Moved) if found.leads_on && !leads_on => leads_on = true,
             Err(Refusal::Moved) => held.wait().await?,
+            Err(_) if Mutant::StaleAckAccepted.is_planted() => {
+                return Ok(Acked::Done { children_activated: None });
+            }
             Err(refusal) => return Err(refused(refusal, &found.standing)),
         }
     }

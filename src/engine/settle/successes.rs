@@ -20,6 +20,7 @@ use crate::{
         notify::{Notifier, job_event},
     },
     error::{self, Error},
+    faults::Mutant,
     ids::{JobKey, ProjectId},
     store::{
         self,
@@ -134,8 +135,17 @@ impl Batch for Successes {
         items: &[Success],
         is_in_doubt: bool,
     ) -> sqlx::Result<Vec<Result<Self::Answer, Error>>> {
+        if Mutant::AckNotWritten.strikes(20) {
+            return Ok(items.iter().map(|_| Ok(Settling::Done(None))).collect());
+        }
         let sure: Vec<_> = items.iter().filter(|it| may_write(&it.fence, is_in_doubt)).collect();
-        let done = self.notes.tell(&store::settle_success::succeed(conn, &sure).await?);
+        let moved = match store::settle_success::succeed(conn, &sure).await {
+            Err(_) if Mutant::AckBeforeCommit.is_planted() => {
+                return Ok(items.iter().map(|_| Ok(Settling::Done(None))).collect());
+            }
+            moved => moved?,
+        };
+        let done = self.notes.tell(&moved);
         let left = sure.iter().filter(|it| !done.contains_key(&it.key()));
         // What was committed stays, whatever becomes of the explanations.
         let left = explain_left(conn, left.map(|it| (it.key(), &it.fence))).await;

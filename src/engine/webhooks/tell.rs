@@ -26,6 +26,7 @@ use crate::{
         enqueue::{NewJob, NewlyStored, Start, store_in},
         isolate::{self, Sweep},
     },
+    faults::{self, Mutant},
     ids::{BatchId, EndpointId, EventId, JobId, ProjectId, WorkflowId},
     store::{
         self,
@@ -61,7 +62,13 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
         let endpoints = of_project.first().map_or(1, |it| it.endpoints.max(1));
         let at_once = usize::try_from((MAX_STORED_DELIVERIES / endpoints).max(1)).unwrap_or(1);
         for some in of_project.chunks(at_once) {
-            match isolate::process(engine, &mut conn, &Events, some).await {
+            let process = async {
+                faults::before_commit("events")?;
+                let done = isolate::process(engine, &mut conn, &Events, some).await?;
+                faults::after_commit("events")?;
+                Ok(done)
+            };
+            match process.await {
                 Ok(done) => done.iter().for_each(|it| {
                     taken += it.taken;
                     it.stored.tell(engine);
@@ -138,7 +145,7 @@ impl Sweep for Events {
                 let (events, about_work) = dropped.entry(id).or_default();
                 (*events, *about_work) = (*events + 1, *about_work + of_work);
             }
-            if has_room.is_empty() {
+            if has_room.is_empty() || Mutant::EventLost.strikes(20) {
                 continue;
             }
             let (kind, url) = (event.kind.clone(), event.callback_url.clone());

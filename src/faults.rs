@@ -1,0 +1,193 @@
+//! Faults on purpose: commits that fail, and bugs that a checker must find. Only builds with the
+//! feature `faults` have them, and a release build with it does not compile. Without the feature
+//! every function here is a constant.
+
+#[cfg(all(feature = "faults", not(debug_assertions)))]
+compile_error!("the feature `faults` is for tests: a release must not have it");
+
+/// The variable that plants a bug, by its number in [`Mutant`].
+pub const MUTANT_VARIABLE: &str = "FENCEPOST_MUTANT";
+
+/// The variable that lets commits fail, in the notation of the crate `fail`:
+/// `enqueue.after=5%return` lets 5 % of the enqueues fail that were committed.
+pub const FAIL_POINTS_VARIABLE: &str = "FAILPOINTS";
+
+/// What commits at a fail point. Each has two: before its statements run, and after the commit.
+pub const FAIL_POINTS: [&str; 13] = [
+    "enqueue",
+    "succeed",
+    "succeed_parents",
+    "end",
+    "heartbeat",
+    "claim",
+    "reap",
+    "promote",
+    "fire",
+    "cascade",
+    "ends",
+    "events",
+    "idempotency",
+];
+
+/// A bug that can be planted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Mutant {
+    /// Acks and heartbeats count for whatever attempt runs.
+    NoFence = 1,
+    /// A success is accepted although its commit has failed.
+    AckBeforeCommit = 2,
+    /// A job is accepted although its commit has failed.
+    EnqueueBeforeCommit = 3,
+    /// A request that is taken over from a dead node makes new jobs.
+    NewSeed = 4,
+    /// A leased job is delivered to two workers.
+    DeliveredTwice = 5,
+    /// A heartbeat is answered and not written.
+    HeartbeatNotWritten = 6,
+    /// A failure is recorded as a release.
+    FailureAsRelease = 7,
+    /// An ack that is refused is answered with 200.
+    StaleAckAccepted = 8,
+    /// A poll gets the jobs of another project.
+    ForeignPoll = 9,
+    /// A job becomes a dead letter one failure late.
+    LateDeadLetter = 10,
+    /// One of twenty successes is answered and not written.
+    AckNotWritten = 11,
+    /// Expired leases of one job in ten are never reaped.
+    NotReaped = 12,
+    /// The end of a batch enqueues its callbacks twice.
+    BatchCallsTwice = 13,
+    /// One event in twenty is deleted without a delivery.
+    EventLost = 14,
+}
+
+impl Mutant {
+    /// All of them, by their numbers.
+    pub const ALL: [Self; 14] = [
+        Self::NoFence,
+        Self::AckBeforeCommit,
+        Self::EnqueueBeforeCommit,
+        Self::NewSeed,
+        Self::DeliveredTwice,
+        Self::HeartbeatNotWritten,
+        Self::FailureAsRelease,
+        Self::StaleAckAccepted,
+        Self::ForeignPoll,
+        Self::LateDeadLetter,
+        Self::AckNotWritten,
+        Self::NotReaped,
+        Self::BatchCallsTwice,
+        Self::EventLost,
+    ];
+
+    /// Whether this bug was planted in this process.
+    #[must_use]
+    pub fn is_planted(self) -> bool {
+        imp::mutant() == Some(self as u8)
+    }
+
+    /// The same for some of its opportunities: one in `parts`.
+    #[must_use]
+    pub fn strikes(self, parts: u32) -> bool {
+        self.is_planted() && rand::random_range(0..parts) == 0
+    }
+}
+
+/// A fail point before the statements of a commit.
+///
+/// # Errors
+/// The loss of a connection, if it was told to fail.
+pub fn before_commit(point: &'static str) -> sqlx::Result<()> {
+    imp::fail(point, "before")
+}
+
+/// A fail point after a commit: what failed was done.
+///
+/// # Errors
+/// The loss of a connection, if it was told to fail.
+pub fn after_commit(point: &'static str) -> sqlx::Result<()> {
+    imp::fail(point, "after")
+}
+
+/// Commits that have failed on purpose in this process.
+#[must_use]
+pub fn failures() -> u64 {
+    imp::failures()
+}
+
+/// Reads what shall fail. The points are set until the result is dropped.
+pub fn set_up() -> impl Drop {
+    imp::set_up()
+}
+
+#[cfg(feature = "faults")]
+mod imp {
+    use std::{
+        io::ErrorKind,
+        sync::{
+            LazyLock,
+            atomic::{AtomicU64, Ordering},
+        },
+    };
+
+    static FAILURES: AtomicU64 = AtomicU64::new(0);
+
+    pub fn failures() -> u64 {
+        FAILURES.load(Ordering::Relaxed)
+    }
+
+    pub fn mutant() -> Option<u8> {
+        static MUTANT: LazyLock<Option<u8>> =
+            LazyLock::new(|| std::env::var(super::MUTANT_VARIABLE).ok()?.parse().ok());
+        *MUTANT
+    }
+
+    pub fn fail(point: &'static str, side: &'static str) -> sqlx::Result<()> {
+        let name = format!("{point}.{side}");
+        let Some(()) = fail::eval(&name, |_| ()) else { return Ok(()) };
+        tracing::warn!("fail point {name}");
+        FAILURES.fetch_add(1, Ordering::Relaxed);
+        Err(sqlx::Error::Io(ErrorKind::ConnectionReset.into()))
+    }
+
+    pub fn set_up() -> impl Drop {
+        fail::FailScenario::setup()
+    }
+}
+
+#[cfg(not(feature = "faults"))]
+mod imp {
+    pub const fn mutant() -> Option<u8> {
+        None
+    }
+
+    pub const fn fail(_: &str, _: &str) -> sqlx::Result<()> {
+        Ok(())
+    }
+
+    pub const fn failures() -> u64 {
+        0
+    }
+
+    pub fn set_up() -> impl Drop {
+        struct Nothing;
+        impl Drop for Nothing {
+            fn drop(&mut self) {}
+        }
+        Nothing
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mutants_have_the_numbers_of_their_places() {
+        for (place, mutant) in (1..).zip(Mutant::ALL) {
+            assert_eq!(mutant as u8, place, "{mutant:?}");
+        }
+    }
+}

@@ -13,6 +13,7 @@ const PLACES: &[&str] = &[
     "src",
     "bench",
     "chaos",
+    "interleavings",
     "proof",
     "docs",
     "templates",

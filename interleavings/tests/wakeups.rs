@@ -1,0 +1,41 @@
+//! No loop misses what it is asked for.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use fencepost_interleavings::wakeups::{BackgroundTask, channel};
+use tokio::task::yield_now;
+
+mod schedules;
+
+/// Two commits leave a row each and ask for a loop, which must handle both.
+async fn commits_and_a_loop() {
+    let (wake, _hints) = channel();
+    let rows = Arc::new(AtomicUsize::new(0));
+    for _ in 0..2 {
+        let (wake, rows) = (wake.clone(), Arc::clone(&rows));
+        tokio::spawn(async move {
+            rows.fetch_add(1, Ordering::SeqCst);
+            yield_now().await;
+            wake.ask(BackgroundTask::Tell);
+        });
+    }
+    let mut handled = 0;
+    while handled < 2 {
+        wake.asked(BackgroundTask::Tell).await;
+        handled += rows.swap(0, Ordering::SeqCst);
+        yield_now().await;
+    }
+}
+
+#[test]
+fn a_loop_does_all_that_it_is_asked_for() {
+    schedules::hold(commits_and_a_loop);
+}
+
+#[test]
+fn a_lost_wake_up_is_found() {
+    schedules::fail(commits_and_a_loop, "deadlock");
+}

@@ -43,6 +43,14 @@ pub enum Variant {
     AckOnlyOnce,
     /// A poll that is repeated after its answer was lost is a new one.
     PollForgets,
+    /// An ack is accepted although its commit has failed.
+    AckBeforeCommit,
+    /// A job that has succeeded waits again.
+    SuccessWaits,
+    /// A job becomes a dead letter one failure late.
+    LateDeadLetter,
+    /// An expired lease is not taken from its job.
+    ReapKeepsLease,
 }
 
 /// The protocol, and how far it is followed.

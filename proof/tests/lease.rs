@@ -83,3 +83,23 @@ fn a_repeated_ack_must_be_known() {
 fn a_repeated_poll_must_be_known() {
     fails(Variant::PollForgets, "a repeated poll gets the same lease");
 }
+
+#[test]
+fn an_ack_must_wait_for_its_commit() {
+    fails(Variant::AckBeforeCommit, "an accepted ack is recorded");
+}
+
+#[test]
+fn a_success_must_end_its_job() {
+    fails(Variant::SuccessWaits, "what succeeded is not leased again");
+}
+
+#[test]
+fn the_last_failure_must_make_a_dead_letter() {
+    fails(Variant::LateDeadLetter, "failures are within their bound");
+}
+
+#[test]
+fn an_expired_lease_must_be_taken_from_its_job() {
+    fails(Variant::ReapKeepsLease, "a job is leased or it is not");
+}

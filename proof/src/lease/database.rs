@@ -116,7 +116,8 @@ impl Database {
 
     /// What an earlier try of this poll has leased, if it still runs.
     pub(super) fn leased_by(&self, poll: (usize, u8)) -> Option<(usize, Fence)> {
-        let of = |it: &Job| Some(it.lease.filter(|it| it.poll == poll)?.fence);
+        let runs = |it: &Lease| it.poll == poll && it.expires_at > self.now;
+        let of = |it: &Job| Some(it.lease.filter(runs)?.fence);
         self.jobs.iter().enumerate().find_map(|(place, it)| Some((place, of(it)?)))
     }
 }

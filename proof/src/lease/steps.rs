@@ -193,11 +193,11 @@ impl Protocol {
             }
             Step::ArriveUnnoticed(worker, node) => arrive(state, (worker, node)),
             Step::Release(worker, node) => release(state, (worker, node)),
-            Step::Reap(place) => reap(state, place),
+            Step::Reap(place) => self.reap(state, place),
             Step::ReadExpired(place) => state.read_by_reaper = Some(place),
             Step::ReapRead => {
                 if let Some(place) = state.read_by_reaper.take() {
-                    reap(state, place);
+                    self.reap(state, place);
                 }
             }
             Step::Tick => state.database.now += 1,
@@ -222,9 +222,10 @@ impl Protocol {
             Message::Poll(poll) => Some(self.poll(state, worker, poll)),
             Message::Ack(job, fence, outcome) => Some(self.ack(state, job, fence, outcome)),
             Message::Heartbeat(place, fence) => {
-                let expires_at = state.database.now + super::LEASE_TICKS;
+                let now = state.database.now;
+                let expires_at = now + super::LEASE_TICKS;
                 let lease = state.database.jobs[place].lease.as_mut();
-                let lease = lease.filter(|it| it.fence == fence);
+                let lease = lease.filter(|it| it.fence == fence && it.expires_at > now);
                 let is_held = lease.is_some();
                 lease.into_iter().for_each(|it| it.expires_at = expires_at);
                 (!is_held).then_some(Answer::Gone(fence))
@@ -277,7 +278,10 @@ impl Protocol {
         };
         let recorded = job.book_of(fence);
         if let Some(lease) = job.lease.filter(|it| is_fit(it.fence)) {
-            job.end(outcome);
+            if self.variant != Variant::AckBeforeCommit {
+                job.end(outcome);
+            }
+            self.spoil(job);
             state.event = match job.book_of(fence) {
                 _ if lease.fence != fence => Some(Event::ForeignAck),
                 Some(it) if it == outcome => (lease.expires_at <= now).then_some(Event::LateAck),
@@ -292,6 +296,31 @@ impl Protocol {
             return Answer::Refused(fence);
         }
         Answer::Accepted(fence)
+    }
+
+    /// What a broken statement does to a job whose attempt has ended.
+    fn spoil(&self, job: &mut Job) {
+        let is_spoilt = match self.variant {
+            Variant::SuccessWaits => job.state == JobState::Succeeded,
+            Variant::LateDeadLetter => job.failures == job.max_failures,
+            _ => false,
+        };
+        if is_spoilt {
+            job.state = JobState::Pending;
+        }
+    }
+
+    fn reap(&self, state: &mut State, place: usize) {
+        let now = state.database.now;
+        let job = &mut state.database.jobs[place];
+        let Some(lease) = job.lease else { return };
+        let is_early = now < lease.expires_at;
+        job.end(Outcome::Expired);
+        self.spoil(job);
+        if self.variant == Variant::ReapKeepsLease {
+            job.lease = Some(lease);
+        }
+        state.event = Some(if is_early { Event::EarlyReap } else { Event::Reaped });
     }
 }
 
@@ -349,16 +378,6 @@ fn release(state: &mut State, (worker, node): (usize, usize)) {
         state.event = Some(Event::NodeRelease);
     } else {
         state.event = Some(Event::LateRelease);
-    }
-}
-
-fn reap(state: &mut State, place: usize) {
-    let now = state.database.now;
-    let job = &mut state.database.jobs[place];
-    if let Some(lease) = job.lease {
-        let is_early = now < lease.expires_at;
-        job.end(Outcome::Expired);
-        state.event = Some(if is_early { Event::EarlyReap } else { Event::Reaped });
     }
 }
 

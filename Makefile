@@ -1,6 +1,6 @@
 # `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test fmt lint deny audit advisories doc unit soak fuzz deadlocks model chaos bench isolation abuse openapi clients pictures console-pictures e2e configuration dashboards sqlx clean-test
+.PHONY: help setup setup-test run test fmt lint deny audit advisories doc unit soak fuzz deadlocks model interleavings chaos chaos-long chaos-build mutants bench isolation abuse openapi clients pictures console-pictures e2e configuration dashboards sqlx clean-test
 
 CARGO ?= cargo
 
@@ -42,7 +42,7 @@ unit: ## Run all tests; they start their own PostgreSQL and Redis
 	@$(MAKE) --no-print-directory clean-test
 
 e2e: setup-test ## Test the console in a real browser, on a server under load
-	$(CARGO) build --locked
+	$(CARGO) build --locked --workspace
 	@sh scripts/e2e.sh
 
 soak: setup-test ## Fire schedules on nodes that are killed at random: 20 rounds of one minute
@@ -59,21 +59,44 @@ deadlocks: setup-test ## Try for SECONDS (600) to make operations on the same ro
 model: ## Check the lease protocol in every order of events, at full size (about 10 minutes)
 	FENCEPOST_MODEL_FULL=1 $(CARGO) test --locked -p fencepost-proof -- --nocapture --test-threads 1
 
-chaos: setup ## Run clients against nodes under faults for SECONDS (120), by SEED (random), REPEAT times (1)
+interleavings: ## Run the server's synchronisation in 50,000 random orders of each test
+	FENCEPOST_SCHEDULES=50000 $(CARGO) test --locked -p fencepost-interleavings -- --nocapture
+
+CHAOS = ./target/debug/fencepost-chaos
+
+chaos: chaos-build ## Run clients and faults: SEED and SECONDS (120), REPEAT times (1); without SEED five runs, two of them new
+	@if [ -n "$(SEED)" ]; then \
+		$(CHAOS) run --seed $(SEED) --seconds $(or $(SECONDS),120) --repeat $(or $(REPEAT),1); \
+	else \
+		for seed in 1 2 3; do $(CHAOS) run --seed $$seed --seconds $(or $(SECONDS),60) || exit 1; done; \
+		for run in 1 2; do $(CHAOS) run --seconds $(or $(SECONDS),60) || exit 1; done; \
+	fi
+
+chaos-long: chaos-build ## The same for HOURS (1) in pieces of 20 minutes; results go to docs/proof.md
+	@end=$$(( $$(date +%s) + $(or $(HOURS),1) * 3600 )); \
+	while [ $$(date +%s) -lt $$end ]; do \
+		$(CHAOS) run --seconds 1200 --results docs/proof.jsonl || exit 1; \
+	done
+	$(CHAOS) page --results docs/proof.jsonl --page docs/proof.md
+
+mutants: chaos-build ## Plant each bug of src/faults.rs in nodes, and run until it is caught: ONLY=1,2 or all
+	$(CHAOS) mutants $(if $(ONLY),--only $(ONLY)) --results docs/proof.jsonl
+	$(CHAOS) page --results docs/proof.jsonl --page docs/proof.md
+
+chaos-build:
+	@sh scripts/setup.sh chaos
 	$(CARGO) build --locked -p fencepost -p fencepost-chaos
-	./target/debug/fencepost-chaos --seconds $(or $(SECONDS),120) --repeat $(or $(REPEAT),1) \
-		$(if $(SEED),--seed $(SEED))
 
 bench: ## Benchmark a private server over HTTP
-	$(CARGO) build --locked --release --workspace
+	$(CARGO) build --locked --release -p fencepost -p fencepost-bench
 	./target/release/fencepost-bench
 
 isolation: ## Measure what one tenant notices of attacks by another, SECONDS (10) for each
-	$(CARGO) build --locked --release --workspace
+	$(CARGO) build --locked --release -p fencepost -p fencepost-bench
 	./target/release/fencepost-bench --isolation --seconds $(or $(SECONDS),10)
 
 abuse: ## Measure what one tenant notices of a stranger with a free account, SECONDS (10) for each
-	$(CARGO) build --locked --release --workspace
+	$(CARGO) build --locked --release -p fencepost -p fencepost-bench
 	./target/release/fencepost-bench --abuse --seconds $(or $(SECONDS),10)
 
 openapi: ## Regenerate the documents in openapi/ from the handlers

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Installs the missing dependencies of Fencepost, and prints each step. With the argument `test`,
-# also installs the dependencies of the tests: Go, Node, Java, pip, jq, Prometheus, HAProxy, nginx
-# and Chromium. Requires Debian or Ubuntu, and root or sudo. On other systems it prints what to install.
+# also installs the dependencies of the tests: Go, Node, Java, pip, jq, Prometheus, HAProxy, nginx,
+# faketime and Chromium; with `chaos`, those of `make chaos`. Requires Debian or Ubuntu, and root or
+# sudo. On other systems it prints what to install.
 set -eu
 
 MIN_POSTGRES=15
@@ -48,6 +49,10 @@ if [ "${1:-}" = clients ]; then
     [ -f /usr/share/java/jackson-databind.jar ] || missing="$missing libjackson2-databind-java"
     # A published worker links to it.
     [ -f /usr/include/openssl/ssl.h ] || missing="$missing libssl-dev pkg-config"
+fi
+if [ "${1:-}" = test ] || [ "${1:-}" = chaos ]; then
+    ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 || missing="$missing faketime"
+    command -v node >/dev/null 2>&1 || missing="$missing nodejs"
 fi
 if [ "${1:-}" = test ]; then
     command -v go >/dev/null 2>&1 || missing="$missing golang-go"

@@ -1,42 +1,41 @@
-//! Whether what clients saw and what the server's book says fit together. Jobs do not depend on
-//! each other, so each is judged by itself: in one pass, since each ack names its lease.
+//! Whether what clients saw and what the server's book says fit together. Each attempt of a job is
+//! judged by itself, in one pass, since each ack names its lease.
+
+mod families;
+mod order;
+mod servers;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-use crate::history::{Answer, End, Event};
+use crate::{
+    book::{Book, BookAttempt, BookJob},
+    clients::LEASE_SECONDS,
+    history::{Answer, End, Event, Held, Line},
+};
+
+pub use self::{families::callbacks, servers::unavailable};
 
 /// Failures after which a job is a dead letter.
 pub const MAX_ATTEMPTS: i64 = 3;
-
-/// A job in the server's book, as the API shows it.
-#[derive(Debug, Clone, Deserialize)]
-pub struct BookJob {
-    pub id: String,
-    pub state: String,
-    pub attempt: i64,
-    pub failures: i64,
-    pub attempts: Vec<BookAttempt>,
-}
-
-/// An attempt that has ended.
-#[derive(Debug, Clone, Deserialize)]
-pub struct BookAttempt {
-    pub attempt: i64,
-    pub outcome: String,
-}
+/// Times of the API are rounded.
+const ROUNDING_MS: i64 = 2;
 
 /// What must be true of every run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Invariant {
     /// I1: an accepted job is in the book, and has ended.
     EveryJobEnds,
     /// I2: the book has no job that was not sent; a key has one job, and a job one key.
     NothingAppears,
-    /// I3: an attempt has one lease, and attempts count 1, 2, 3 without a gap.
+    /// I3: an attempt has one lease and one worker, and attempts count 1, 2, 3 without a gap.
     OneLease,
-    /// I4: an ack that was accepted is what the book says of its attempt.
+    /// I4: an ack that was accepted is what the book says of its attempt; a heartbeat that was
+    /// accepted was sent before the end of its lease was known.
     AcceptedIsRecorded,
     /// I5: after a success there is no further attempt, and no lease.
     SuccessIsFinal,
@@ -44,80 +43,174 @@ pub enum Invariant {
     RepeatedIsTheSame,
     /// I7: failures are within their bound, and a dead letter has used them up.
     FailuresAreCounted,
+    /// I9: no lease expires before its time, which an accepted heartbeat lengthens.
+    NoEarlyEnd,
+    /// I10: no pause without an accepted call is longer than its faults allow.
+    Available,
+    /// I10: once nothing is broken, all ends soon.
+    EndsInTime,
+    /// I11: each tick of a schedule fires once, or is told as missed.
+    TicksFireOnce,
     /// I12: no worker gets a job of another tenant.
     NoForeignJob,
-    /// I16: no answer but those that the API documents for the call.
+    /// I16: no answer but those that the API documents for the call, and no panic.
     NoStrangeAnswer,
+    /// I17: the counts of a queue are the numbers of its jobs.
+    CountsAreRight,
+    /// I18: the endpoint is told of each end.
+    EndsAreTold,
+    /// I19: a batch calls back once, after its last job.
+    BatchesEndOnce,
+    /// All calls about a job have an order in which every answer is right.
+    CallsHaveAnOrder,
+    /// I21: a child runs if its parent has ended as it waits for, and is cancelled otherwise.
+    ChildrenFollow,
 }
 
 /// A broken invariant, and where.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Violation {
     pub invariant: Invariant,
     pub detail: String,
 }
 
-/// What is known of one job.
+/// What breaks, one after the other.
+struct Found(Vec<Violation>);
+
+impl Found {
+    fn add(&mut self, invariant: Invariant, detail: String) {
+        self.0.push(Violation { invariant, detail });
+    }
+}
+
+/// An ack, with the times of its sending and of its answer.
+struct SeenAck<'a> {
+    held: &'a Held,
+    end: End,
+    answer: Answer,
+    sent: i64,
+    at: i64,
+}
+
+/// The same of a heartbeat.
+struct SeenBeat<'a> {
+    held: &'a Held,
+    answer: Answer,
+    sent: i64,
+    at: i64,
+}
+
+/// What clients know of one job.
 #[derive(Default)]
 struct Seen<'a> {
-    leases: BTreeMap<i64, BTreeSet<&'a str>>,
-    acks: Vec<(i64, &'a str, End, Answer)>,
+    leases: BTreeMap<i64, BTreeSet<(&'a str, &'a str)>>,
+    /// By attempt: when its worker first had it.
+    leased_at: BTreeMap<i64, i64>,
+    acks: Vec<SeenAck<'a>>,
+    beats: Vec<SeenBeat<'a>>,
+    /// By attempt: when a client knew that it had ended.
+    known_ended: BTreeMap<i64, i64>,
 }
 
 /// Every violation of a run.
 #[must_use]
-pub fn violations(events: &[Event], book: &[BookJob]) -> Vec<Violation> {
-    let mut found = Vec::new();
-    let mut broken = |invariant, detail: String| found.push(Violation { invariant, detail });
-    let mut seen: BTreeMap<&str, Seen<'_>> = BTreeMap::new();
-    let mut keys: BTreeMap<(usize, &str), BTreeSet<&str>> = BTreeMap::new();
-    let mut sent = BTreeSet::new();
-    for event in events {
-        match event {
-            Event::Enqueued { tenant, key, job } => {
-                let of_key = keys.entry((*tenant, key)).or_default();
-                of_key.extend(job.as_deref());
-                sent.extend(job.as_deref());
-            }
-            Event::Leased { tenant, job, attempt, lease, of } => {
-                seen.entry(job).or_default().leases.entry(*attempt).or_default().insert(lease);
-                if tenant != of {
-                    broken(Invariant::NoForeignJob, format!("{job} of {of} went to {tenant}"));
-                }
-            }
-            Event::Acked { job, attempt, lease, end, answer, .. } => {
-                seen.entry(job).or_default().acks.push((*attempt, lease, *end, *answer));
-            }
-            Event::Strange { call, status, text } => {
-                broken(Invariant::NoStrangeAnswer, format!("{call}: {status} {text:.200}"));
-            }
-            Event::Beat { .. } | Event::Fault { .. } => (),
-        }
-    }
-    let mut owners: BTreeMap<&str, &str> = BTreeMap::new();
-    for ((_, key), jobs) in &keys {
-        for job in jobs {
-            if let Some(other) = owners.insert(job, key) {
-                broken(Invariant::NothingAppears, format!("{job} is that of {key} and {other}"));
-            }
-        }
-    }
-    for ((tenant, key), jobs) in keys {
-        if jobs.len() > 1 {
-            broken(Invariant::NothingAppears, format!("{key} of {tenant} has {jobs:?}"));
-        }
-    }
-    let known: BTreeMap<_, _> = book.iter().map(|it| (it.id.as_str(), it)).collect();
+pub fn violations(lines: &[Line], book: &Book) -> Vec<Violation> {
+    let mut found = Found(Vec::new());
+    let seen = seen(lines, &mut found);
+    let sent = sent(lines, book, &mut found);
+    let known: BTreeMap<_, _> = book.jobs.iter().map(|it| (it.id.as_str(), it)).collect();
     for id in known.keys().filter(|it| !sent.contains(*it)) {
-        broken(Invariant::NothingAppears, format!("{id} was never sent"));
+        found.add(Invariant::NothingAppears, format!("{id} was never sent"));
     }
     for id in sent {
         match known.get(id) {
-            Some(job) => job_violations(job, seen.get(id), &mut broken),
-            None => broken(Invariant::EveryJobEnds, format!("{id} was accepted and is gone")),
+            Some(job) => job_violations(job, seen.get(id), &mut found),
+            None => found.add(Invariant::EveryJobEnds, format!("{id} was accepted and is gone")),
         }
     }
-    found
+    for id in seen.keys().filter(|it| !known.contains_key(*it)) {
+        found.add(Invariant::NothingAppears, format!("{id} was leased and is not there"));
+    }
+    let both = book.jobs.iter().filter_map(|it| Some((it, seen.get(it.id.as_str())?)));
+    order::violations(both, &mut found);
+    families::violations(lines, book, &known, &mut found);
+    servers::violations(lines, book, &mut found);
+    found.0
+}
+
+/// What clients know, by job.
+fn seen<'a>(lines: &'a [Line], found: &mut Found) -> BTreeMap<&'a str, Seen<'a>> {
+    let mut seen: BTreeMap<&str, Seen<'_>> = BTreeMap::new();
+    for line in lines {
+        match &line.event {
+            Event::Leased { tenant, held, of } => {
+                let job = seen.entry(&held.job).or_default();
+                let leases = job.leases.entry(held.attempt).or_default();
+                leases.insert((&held.lease, &held.worker));
+                job.leased_at.entry(held.attempt).or_insert(line.at);
+                // The attempts before it have ended.
+                for attempt in 1..held.attempt {
+                    job.known_ended.entry(attempt).or_insert(line.at);
+                }
+                if tenant != of {
+                    let detail = format!("{} of {of} went to {tenant}", held.job);
+                    found.add(Invariant::NoForeignJob, detail);
+                }
+            }
+            Event::Acked { held, end, answer, sent, .. } => {
+                let job = seen.entry(&held.job).or_default();
+                let (end, answer, sent, at) = (*end, *answer, *sent, line.at);
+                job.acks.push(SeenAck { held, end, answer, sent, at });
+                if answer != Answer::Unknown {
+                    job.known_ended.entry(held.attempt).or_insert(line.at);
+                }
+            }
+            Event::Beat { held, answer, sent } => {
+                let job = seen.entry(&held.job).or_default();
+                let (answer, sent, at) = (*answer, *sent, line.at);
+                job.beats.push(SeenBeat { held, answer, sent, at });
+            }
+            Event::Strange { call, status, text } => {
+                let detail = format!("{call}: {status} {text:.200}");
+                found.add(Invariant::NoStrangeAnswer, detail);
+            }
+            _ => (),
+        }
+    }
+    seen
+}
+
+/// The jobs that were sent, or that others have led to.
+fn sent<'a>(lines: &'a [Line], book: &'a Book, found: &mut Found) -> BTreeSet<&'a str> {
+    let mut keys: BTreeMap<(usize, &str), BTreeSet<&str>> = BTreeMap::new();
+    let mut sent = BTreeSet::new();
+    for line in lines {
+        match &line.event {
+            Event::Enqueued { tenant, key, job } => {
+                keys.entry((*tenant, key)).or_default().extend(job.as_deref());
+                sent.extend(job.as_deref());
+            }
+            Event::Workflow { first, then, otherwise, .. } => {
+                sent.extend([first, then, otherwise].map(String::as_str));
+            }
+            _ => (),
+        }
+    }
+    let mut owners: BTreeMap<&str, &str> = BTreeMap::new();
+    for ((tenant, key), jobs) in keys {
+        if jobs.len() > 1 {
+            found.add(Invariant::NothingAppears, format!("{key} of {tenant} has {jobs:?}"));
+        }
+        for job in jobs {
+            if let Some(other) = owners.insert(job, key) {
+                let detail = format!("{job} is that of {key} and {other}");
+                found.add(Invariant::NothingAppears, detail);
+            }
+        }
+    }
+    sent.extend(book.fires.values().flatten().filter_map(|it| it.job_id.as_deref()));
+    sent.extend(families::callbacks(lines, book));
+    sent
 }
 
 /// The outcome that the book has for an attempt.
@@ -127,14 +220,10 @@ fn outcome_of(job: &BookJob, attempt: i64) -> Option<&str> {
     listed.map(|it| it.outcome.as_str()).or(is_success.then_some("succeeded"))
 }
 
-fn job_violations(
-    job: &BookJob,
-    seen: Option<&Seen<'_>>,
-    broken: &mut impl FnMut(Invariant, String),
-) {
+fn job_violations(job: &BookJob, seen: Option<&Seen<'_>>, found: &mut Found) {
     let BookJob { id, state, attempt: last, failures, .. } = job;
     if !["succeeded", "dead_letter", "cancelled"].contains(&state.as_str()) {
-        broken(Invariant::EveryJobEnds, format!("{id} is {state}"));
+        found.add(Invariant::EveryJobEnds, format!("{id} is {state}"));
     }
     let mut numbers: Vec<_> = job.attempts.iter().map(|it| it.attempt).collect();
     if state == "succeeded" && !numbers.contains(last) {
@@ -142,40 +231,43 @@ fn job_violations(
     }
     numbers.sort_unstable();
     if numbers != (1..=*last).collect::<Vec<_>>() {
-        broken(Invariant::OneLease, format!("{id} has the attempts {numbers:?} of {last}"));
+        let detail = format!("{id} has the attempts {numbers:?} of {last}");
+        found.add(Invariant::OneLease, detail);
     }
-    let counted = job.attempts.iter();
-    let counted =
-        counted.filter(|it| ["failed", "timeout", "lease_expired"].contains(&&*it.outcome));
-    let counted = i64::try_from(counted.count()).unwrap_or(i64::MAX);
+    let is_counted =
+        |it: &&BookAttempt| ["failed", "timeout", "lease_expired"].contains(&&*it.outcome);
+    let counted = job.attempts.iter().filter(is_counted).count();
+    let counted = i64::try_from(counted).unwrap_or(i64::MAX);
     let is_used_up = (state == "dead_letter") == (*failures >= MAX_ATTEMPTS);
     if counted != *failures || *failures > MAX_ATTEMPTS || !is_used_up {
         let detail = format!("{id} is {state} with {failures} failures, {counted} in its attempts");
-        broken(Invariant::FailuresAreCounted, detail);
+        found.add(Invariant::FailuresAreCounted, detail);
     }
-    let is_done = |it: &&(i64, &str, End, Answer)| it.2 == End::Succeeded && it.3 == Answer::Yes;
-    let done = seen.and_then(|it| it.acks.iter().find(is_done)).map(|it| it.0);
+    let is_done = |it: &&SeenAck<'_>| it.end == End::Succeeded && it.answer == Answer::Yes;
+    let done = seen.and_then(|it| it.acks.iter().find(is_done)).map(|it| it.held.attempt);
     let later = seen.and_then(|it| it.leases.keys().next_back().copied()).unwrap_or_default();
     if later > done.unwrap_or(i64::MAX) || later > *last {
-        broken(
-            Invariant::SuccessIsFinal,
-            format!("{id} was leased as attempt {later} after it ended"),
-        );
+        let detail = format!("{id} was leased as attempt {later} after it ended");
+        found.add(Invariant::SuccessIsFinal, detail);
     }
     let early = job.attempts.iter().find(|it| it.outcome == "succeeded" && it.attempt < *last);
     if let Some(early) = early {
-        broken(Invariant::SuccessIsFinal, format!("{id} ran after attempt {}", early.attempt));
+        let detail = format!("{id} ran after attempt {}", early.attempt);
+        found.add(Invariant::SuccessIsFinal, detail);
     }
-    let Some(seen) = seen else { return };
+    let unseen = Seen::default();
+    let seen = seen.unwrap_or(&unseen);
     for (attempt, leases) in seen.leases.iter().filter(|it| it.1.len() > 1) {
-        broken(Invariant::OneLease, format!("attempt {attempt} of {id} has {leases:?}"));
+        found.add(Invariant::OneLease, format!("attempt {attempt} of {id} has {leases:?}"));
     }
-    ack_violations(job, seen, broken);
+    ack_violations(job, seen, found);
+    lease_violations(job, seen, found);
 }
 
-fn ack_violations(job: &BookJob, seen: &Seen<'_>, broken: &mut impl FnMut(Invariant, String)) {
+fn ack_violations(job: &BookJob, seen: &Seen<'_>, found: &mut Found) {
     let id = &job.id;
-    for (attempt, lease, end, answer) in &seen.acks {
+    for SeenAck { held, end, answer, .. } in &seen.acks {
+        let Held { attempt, lease, .. } = held;
         let recorded = outcome_of(job, *attempt);
         let as_recorded = match end {
             End::Succeeded => "succeeded",
@@ -187,17 +279,37 @@ fn ack_violations(job: &BookJob, seen: &Seen<'_>, broken: &mut impl FnMut(Invari
             Answer::Yes if !is_recorded => {
                 let detail =
                     format!("{end:?} of attempt {attempt} of {id} by {lease} is {recorded:?}");
-                broken(Invariant::AcceptedIsRecorded, detail);
+                found.add(Invariant::AcceptedIsRecorded, detail);
             }
             // A node releases leases, too: of polls whose answer it could not write.
             Answer::Stale if is_recorded && *end != End::Released => {
                 let detail = format!("{end:?} of attempt {attempt} of {id} by {lease}");
-                broken(Invariant::RepeatedIsTheSame, detail);
+                found.add(Invariant::RepeatedIsTheSame, detail);
             }
             _ => (),
         }
     }
 }
 
-#[cfg(test)]
-mod tests;
+/// Leases end in time, and not before.
+fn lease_violations(job: &BookJob, seen: &Seen<'_>, found: &mut Found) {
+    let length = LEASE_SECONDS.cast_signed() * 1_000 - ROUNDING_MS;
+    for it in job.attempts.iter().filter(|it| it.outcome == "lease_expired") {
+        let ended = it.ended_at.timestamp_millis();
+        let own = seen.beats.iter().filter(|beat| beat.held.attempt == it.attempt);
+        let renewed = own.filter(|beat| beat.answer == Answer::Yes).map(|beat| beat.sent);
+        let since = renewed.max().unwrap_or_default().max(it.claimed_at.timestamp_millis());
+        if ended - since < length {
+            let after = ended - since;
+            let detail = format!("attempt {} of {} expired after {after} ms", it.attempt, job.id);
+            found.add(Invariant::NoEarlyEnd, detail);
+        }
+    }
+    for SeenBeat { held, answer, sent, .. } in &seen.beats {
+        let ended = seen.known_ended.get(&held.attempt);
+        if *answer == Answer::Yes && ended.is_some_and(|it| it < sent) {
+            let detail = format!("a heartbeat of attempt {} of {} came late", held.attempt, job.id);
+            found.add(Invariant::AcceptedIsRecorded, detail);
+        }
+    }
+}

@@ -1,36 +1,38 @@
-//! Producers and workers: they behave badly now and then, and note what they see.
+//! What all clients share, and workers: they behave badly now and then, and note what they see.
 
 use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
+use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
 use crate::{
-    check::MAX_ATTEMPTS,
-    history::{Answer, End, Event, History},
+    history::{Answer, End, Event, Held, History, now},
     stage::Tenant,
 };
 
 /// Length of the leases, in seconds.
-const LEASE_SECONDS: u64 = 2;
+pub const LEASE_SECONDS: u64 = 2;
+/// The queues of the workers here; others are those of workers in other languages.
+pub const QUEUES: [&str; 3] = ["q0", "q1", "q2"];
 /// The wait of one poll, in seconds.
 const POLL_SECONDS: u64 = 2;
 /// Longest call; a node that is frozen answers later than that.
-const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// The same of a client that shows which nodes answer.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 const POLL: &str = "/v1/workers/poll";
-/// Longest time in which an accepted key is busy: a node that has died was silent for 15 s.
-const MAX_BUSY_KEY: Duration = Duration::from_secs(25);
 /// How soon a client leaves that vanishes.
 const VANISH_AFTER: Duration = Duration::from_millis(15);
-const RETRY_PAUSE: Duration = Duration::from_millis(100);
+pub const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// Tries of an ack; then its worker leaves it, and the lease ends.
 const MAX_ACK_TRIES: usize = 60;
 
@@ -38,6 +40,8 @@ const MAX_ACK_TRIES: usize = 60;
 pub struct World {
     pub history: History,
     pub urls: Vec<String>,
+    /// Where jobs go.
+    pub queues: Vec<&'static str>,
     pub tenants: Vec<Tenant>,
     pub client: reqwest::Client,
     /// No more jobs are sent, and workers succeed at once.
@@ -50,148 +54,165 @@ pub struct World {
 pub struct Client {
     pub world: Arc<World>,
     pub tenant: usize,
-    rng: StdRng,
+    pub rng: StdRng,
+    /// The node that it calls; none: any.
+    node: Option<usize>,
+    timeout: Duration,
 }
 
-/// A lease, as a poll answers it.
-struct Lease {
-    job: String,
-    attempt: i64,
-    lease: String,
+/// A call of the API.
+#[derive(Clone, Copy)]
+pub struct Call<'a> {
+    pub path: &'a str,
+    pub body: &'a Value,
+    /// Its idempotency key.
+    pub key: Option<&'a str>,
 }
 
 impl Client {
     #[must_use]
     pub fn new(world: &Arc<World>, tenant: usize, seed: u64) -> Self {
-        Self { world: Arc::clone(world), tenant, rng: StdRng::seed_from_u64(seed) }
+        let (world, rng) = (Arc::clone(world), StdRng::seed_from_u64(seed));
+        Self { world, tenant, rng, node: None, timeout: CALL_TIMEOUT }
     }
 
-    fn happens(&mut self, percent: u32) -> bool {
+    /// One that calls a single node, and does not wait for it: while another node is frozen, it
+    /// shows that this one answers.
+    #[must_use]
+    pub fn of_node(world: &Arc<World>, node: usize, seed: u64) -> Self {
+        Self { node: Some(node), timeout: PROBE_TIMEOUT, ..Self::new(world, 0, seed) }
+    }
+
+    pub fn happens(&mut self, percent: u32) -> bool {
         self.rng.random_range(0..100) < percent
     }
 
-    fn is_healing(&self) -> bool {
+    pub fn is_healing(&self) -> bool {
         self.world.is_healing.load(Ordering::Relaxed)
     }
 
-    /// Calls one of the nodes. None: there is no answer, or one that says nothing.
-    async fn call(&mut self, path: &str, body: &Value, key: Option<&str>) -> Option<(u16, Value)> {
-        let url = &self.world.urls[self.rng.random_range(0..self.world.urls.len())];
-        let request = self.world.client.post(format!("{url}{path}"));
-        let mut request = request.bearer_auth(&self.world.tenants[self.tenant].key).json(body);
-        if let Some(key) = key {
+    pub fn uuid(&mut self) -> String {
+        Uuid::from_u128(self.rng.random()).to_string()
+    }
+
+    /// Posts to one of the nodes. None: there is no answer, or one that says nothing.
+    pub async fn post(&mut self, call: Call<'_>) -> Option<(u16, Value)> {
+        let any = self.rng.random_range(0..self.world.urls.len());
+        let url = &self.world.urls[self.node.unwrap_or(any)];
+        let request = self.world.client.request(Method::POST, format!("{url}{}", call.path));
+        let key = &self.world.tenants[self.tenant].key;
+        let mut request = request.bearer_auth(key).json(call.body);
+        if let Some(key) = call.key {
             request = request.header("idempotency-key", key);
         }
         let does_vanish = !self.is_healing() && self.happens(3);
-        let within = if does_vanish { VANISH_AFTER } else { CALL_TIMEOUT };
+        let within = if does_vanish { VANISH_AFTER } else { self.timeout };
         let called = async {
             let answer = request.send().await.ok()?;
-            let status = answer.status().as_u16();
-            Some((status, answer.text().await.ok()?))
+            let may_retry = answer.headers().contains_key("retry-after");
+            Some((answer.status().as_u16(), may_retry, answer.text().await.ok()?))
         };
-        let (status, text) = timeout(within, called).await.ok()??;
+        let (status, may_retry, text) = timeout(within, called).await.ok()??;
+        let body: Value = serde_json::from_str(&text).unwrap_or_default();
+        let code = || body["error"]["code"].as_str().unwrap_or_default().to_owned();
         match status {
-            200..=299 => Some((status, serde_json::from_str(&text).unwrap_or_default())),
-            409 if path != POLL => Some((status, serde_json::from_str(&text).unwrap_or_default())),
+            200..=299 => Some((status, body)),
+            409 if call.path != POLL => {
+                self.world.history.note(Event::Refused { status, code: code() });
+                Some((status, body))
+            }
             // What a client is to try again.
-            503 => None,
-            _ => {
-                self.world.history.note(Event::Strange { call: path.to_owned(), status, text });
+            503 if may_retry => {
+                self.world.history.note(Event::Refused { status, code: code() });
                 None
             }
-        }
-    }
-
-    /// Sends jobs, each until it is accepted.
-    pub async fn produce(mut self) {
-        let mut number = 0;
-        while !self.is_healing() {
-            number += 1;
-            let key = Uuid::from_u128(self.rng.random()).to_string();
-            let body = json!({
-                "job_type": "chaos", "queue": format!("q{}", number % 3), "max_attempts": MAX_ATTEMPTS,
-                "payload": {"tenant": self.tenant},
-                "retry": {"initial_seconds": 0, "jitter_seconds": 0, "max_seconds": 1},
-            });
-            let mut busy_since = None;
-            loop {
-                let answer = self.call("/v1/jobs", &body, Some(&key)).await;
-                let code = answer.as_ref().and_then(|it| it.1["error"]["code"].as_str());
-                if let Some(code) = code {
-                    let since: Instant = *busy_since.get_or_insert_with(Instant::now);
-                    if code != "idempotency_in_progress" || since.elapsed() > MAX_BUSY_KEY {
-                        let (call, text) = ("/v1/jobs".to_owned(), code.to_owned());
-                        self.world.history.note(Event::Strange { call, status: 409, text });
-                        break;
-                    }
-                }
-                let job = answer.and_then(|it| it.1["id"].as_str().map(str::to_owned));
-                let is_known = job.is_some();
-                let (tenant, key) = (self.tenant, key.clone());
-                self.world.history.note(Event::Enqueued { tenant, key, job });
-                if is_known {
-                    break;
-                }
-                sleep(RETRY_PAUSE).await;
+            _ => {
+                self.world.history.note(Event::Strange {
+                    call: call.path.to_owned(),
+                    status,
+                    text,
+                });
+                None
             }
-            sleep(Duration::from_millis(self.rng.random_range(5..60))).await;
         }
     }
 
     /// Leases jobs and ends them, until the run has ended.
     pub async fn work(mut self, name: String) {
         while !self.world.has_ended.load(Ordering::Relaxed) {
-            let poll_id = Uuid::from_u128(self.rng.random()).to_string();
+            let poll_id = self.uuid();
             let body = json!({
-                "worker_id": name, "queues": ["q0", "q1", "q2"], "poll_id": poll_id,
+                "worker_id": name, "queues": QUEUES, "poll_id": poll_id,
                 "wait_seconds": POLL_SECONDS, "capacity": self.rng.random_range(1..=3),
                 "lease_seconds": LEASE_SECONDS,
             });
+            let call = Call { path: POLL, body: &body, key: None };
             let mut answer = None;
             for _ in 0..3 {
-                answer = self.call(POLL, &body, None).await;
+                answer = self.post(call).await;
                 if answer.is_some() {
                     break;
                 }
                 sleep(RETRY_PAUSE).await;
             }
-            let Some((_, reply)) = answer else { continue };
-            for job in reply["jobs"].as_array().cloned().unwrap_or_default() {
-                let Some(lease) = self.leased(&job) else { continue };
-                self.run(&name, lease).await;
+            let mut leases = self.leases(answer.as_ref(), &name);
+            if !leases.is_empty() && self.happens(3) {
+                // Its program is started again in this moment, and knows of the poll alone.
+                let again = self.post(call).await;
+                leases = self.leases(again.as_ref(), &name);
+            }
+            for held in leases {
+                self.run(&held).await;
             }
         }
     }
 
-    fn leased(&self, job: &Value) -> Option<Lease> {
+    /// The leases that a poll was answered.
+    fn leases(&self, answer: Option<&(u16, Value)>, worker: &str) -> Vec<Held> {
+        let jobs = answer.and_then(|it| it.1["jobs"].as_array());
+        jobs.into_iter().flatten().filter_map(|it| self.leased(it, worker)).collect()
+    }
+
+    fn leased(&self, job: &Value, worker: &str) -> Option<Held> {
         let text = |name: &str| job[name].as_str().map(str::to_owned);
-        let lease =
-            Lease { job: text("id")?, attempt: job["attempt"].as_i64()?, lease: text("lease_id")? };
+        let held = Held {
+            job: text("id")?,
+            attempt: job["attempt"].as_i64()?,
+            lease: text("lease_id")?,
+            worker: worker.to_owned(),
+        };
         let of = job["payload"]["tenant"].as_u64().map_or(usize::MAX, |it| it as usize);
-        self.world.history.note(Event::Leased {
-            tenant: self.tenant,
-            job: lease.job.clone(),
-            attempt: lease.attempt,
-            lease: lease.lease.clone(),
-            of,
-        });
-        Some(lease)
+        let (tenant, held_too) = (self.tenant, held.clone());
+        self.world.history.note(Event::Leased { tenant, held: held_too, of });
+        Some(held)
     }
 
     /// Runs a job: well, too long, or not at all.
-    async fn run(&mut self, name: &str, lease: Lease) {
+    async fn run(&mut self, held: &Held) {
         if self.is_healing() {
-            self.ack(name, &lease, End::Succeeded).await;
+            self.ack(held, End::Succeeded).await;
             return;
         }
         match self.rng.random_range(0..100) {
             // It dies.
             0..5 => return,
             // It freezes until its lease has ended, and continues.
-            5..8 => sleep(Duration::from_millis(LEASE_SECONDS * 1_000 + 1_500)).await,
+            5..8 => {
+                sleep(Duration::from_millis(LEASE_SECONDS * 1_000 + 1_500)).await;
+                if self.happens(50) {
+                    self.beat(held).await;
+                }
+            }
             8..20 => {
                 sleep(Duration::from_millis(self.rng.random_range(200..900))).await;
-                self.beat(name, &lease).await;
+                self.beat(held).await;
+            }
+            // It works for longer than a lease lasts, and sends heartbeats.
+            20..23 => {
+                for _ in 0..3 {
+                    sleep(Duration::from_millis(LEASE_SECONDS * 500)).await;
+                    self.beat(held).await;
+                }
             }
             _ => sleep(Duration::from_millis(self.rng.random_range(0..40))).await,
         }
@@ -200,50 +221,50 @@ impl Client {
             18..24 => End::Released,
             _ => End::Succeeded,
         };
-        self.ack(name, &lease, end).await;
+        self.ack(held, end).await;
         if self.happens(5) {
-            self.ack(name, &lease, end).await;
+            self.ack(held, end).await;
         }
         if self.happens(3) {
             let other = if end == End::Succeeded { End::Failed } else { End::Succeeded };
-            self.ack(name, &lease, other).await;
+            self.ack(held, other).await;
+        }
+        if self.happens(2) {
+            self.beat(held).await;
         }
     }
 
-    async fn beat(&mut self, name: &str, lease: &Lease) {
-        let body = json!({"worker_id": name, "job_id": lease.job, "attempt": lease.attempt,
-                          "lease_id": lease.lease});
-        let answer = match self.call("/v1/workers/heartbeat", &body, None).await {
-            Some((200..=299, _)) => Answer::Yes,
-            Some(_) => Answer::Stale,
-            None => Answer::Unknown,
-        };
-        let (job, attempt) = (lease.job.clone(), lease.attempt);
-        self.world.history.note(Event::Beat { job, attempt, answer });
+    async fn beat(&mut self, held: &Held) {
+        let body = json!({"worker_id": held.worker, "job_id": held.job, "attempt": held.attempt,
+                          "lease_id": held.lease});
+        let sent = now();
+        let call = Call { path: "/v1/workers/heartbeat", body: &body, key: None };
+        let answer = answer_of(self.post(call).await.as_ref());
+        self.world.history.note(Event::Beat { held: held.clone(), answer, sent });
     }
 
     /// Sends an ack until it is answered.
-    async fn ack(&mut self, name: &str, lease: &Lease, end: End) {
-        let body = json!({"worker_id": name, "job_id": lease.job, "attempt": lease.attempt,
-                          "lease_id": lease.lease, "status": end});
+    async fn ack(&mut self, held: &Held, end: End) {
+        let body = json!({"worker_id": held.worker, "job_id": held.job, "attempt": held.attempt,
+                          "lease_id": held.lease, "status": end});
         for _ in 0..MAX_ACK_TRIES {
-            let answer = match self.call("/v1/workers/ack", &body, None).await {
-                Some((200..=299, _)) => Answer::Yes,
-                Some(_) => Answer::Stale,
-                None => Answer::Unknown,
-            };
-            self.world.history.note(Event::Acked {
-                tenant: self.tenant,
-                job: lease.job.clone(),
-                attempt: lease.attempt,
-                lease: lease.lease.clone(),
-                end,
-                answer,
-            });
+            let sent = now();
+            let call = Call { path: "/v1/workers/ack", body: &body, key: None };
+            let answer = answer_of(self.post(call).await.as_ref());
+            let (tenant, held) = (self.tenant, held.clone());
+            self.world.history.note(Event::Acked { tenant, held, end, answer, sent });
             if answer != Answer::Unknown || self.world.has_ended.load(Ordering::Relaxed) {
                 return;
             }
             sleep(RETRY_PAUSE).await;
         }
+    }
+}
+
+fn answer_of(answered: Option<&(u16, Value)>) -> Answer {
+    match answered {
+        Some((200..=299, _)) => Answer::Yes,
+        Some(_) => Answer::Stale,
+        None => Answer::Unknown,
     }
 }

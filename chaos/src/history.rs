@@ -5,10 +5,12 @@ use std::{
     io::{BufWriter, Write},
     path::Path,
     sync::{Mutex, PoisonError},
-    time::Instant,
 };
 
+use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
+
+use crate::nemesis::Fault;
 
 /// How a call ended, as the client knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -31,62 +33,91 @@ pub enum End {
     Released,
 }
 
-/// One thing that happened.
+/// A lease as its worker has it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    pub job: String,
+    pub attempt: i64,
+    pub lease: String,
+    pub worker: String,
+}
+
+/// One thing that happened. `sent` is when its call began, in milliseconds since 1970.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub enum Event {
     /// A job was sent with this key. The id is known once it was accepted.
     Enqueued { tenant: usize, key: String, job: Option<String> },
+    /// A workflow was accepted: `then` waits for the success of `first`, `otherwise` for its
+    /// failure.
+    Workflow { tenant: usize, first: String, then: String, otherwise: String },
+    /// A batch was sealed. Its callback has the same mark in its payload.
+    Batch { tenant: usize, mark: String, jobs: Vec<String> },
     /// A worker got a lease. `of` is the tenant whose mark the payload has.
-    Leased { tenant: usize, job: String, attempt: i64, lease: String, of: usize },
+    Leased { tenant: usize, held: Held, of: usize },
     /// A worker sent an ack.
-    Acked { tenant: usize, job: String, attempt: i64, lease: String, end: End, answer: Answer },
+    Acked { tenant: usize, held: Held, end: End, answer: Answer, sent: i64 },
     /// A worker sent a heartbeat.
-    Beat { job: String, attempt: i64, answer: Answer },
+    Beat { held: Held, answer: Answer, sent: i64 },
+    /// An endpoint was told of the end of a job. `is_taken`: it answered 200.
+    Delivered { tenant: usize, event: String, kind: String, job: String, is_taken: bool },
+    /// A node refused a call for a while.
+    Refused { status: u16, code: String },
     /// An answer that no client should get.
     Strange { call: String, status: u16, text: String },
-    /// A fault, or its end.
-    Fault { kind: String },
+    /// A fault has begun.
+    Fault { fault: Fault },
+    /// It has ended.
+    Healed { fault: Fault },
 }
 
-/// A moment and what happened then.
-#[derive(Debug, Serialize)]
-struct Line<'a> {
-    ms: u128,
+/// A moment, in milliseconds since 1970, and what happened then.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Line {
+    pub at: i64,
     #[serde(flatten)]
-    event: &'a Event,
+    pub event: Event,
 }
 
 /// All events of a run, in memory and in a file.
-pub struct History {
-    began: Instant,
-    inner: Mutex<(Vec<Event>, BufWriter<File>)>,
-}
+pub struct History(Mutex<(Vec<Line>, BufWriter<File>)>);
 
 impl History {
     /// # Errors
     /// When the file cannot be written.
     pub fn new(path: &Path) -> anyhow::Result<Self> {
-        let file = BufWriter::new(File::create(path)?);
-        Ok(Self { began: Instant::now(), inner: Mutex::new((Vec::new(), file)) })
+        Ok(Self(Mutex::new((Vec::new(), BufWriter::new(File::create(path)?)))))
     }
 
     pub fn note(&self, event: Event) {
-        let line = Line { ms: self.began.elapsed().as_millis(), event: &event };
+        let line = Line { at: now(), event };
         let text = serde_json::to_string(&line).unwrap_or_default();
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // A full disk shows itself when the run ends.
         let _ = writeln!(inner.1, "{text}");
-        inner.0.push(event);
+        inner.0.push(line);
     }
 
     /// All of them.
     ///
     /// # Errors
     /// When the file could not be written.
-    pub fn end(&self) -> anyhow::Result<Vec<Event>> {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn end(&self) -> anyhow::Result<Vec<Line>> {
+        let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         inner.1.flush()?;
         Ok(inner.0.clone())
     }
+}
+
+/// Milliseconds since 1970, by the clock that PostgreSQL has as well.
+#[must_use]
+pub fn now() -> i64 {
+    now_utc().timestamp_millis()
+}
+
+/// The same as a date.
+#[must_use]
+#[allow(clippy::disallowed_methods, reason = "clients have clocks of their own")]
+pub fn now_utc() -> DateTime<Utc> {
+    Utc::now()
 }

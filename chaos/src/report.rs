@@ -1,97 +1,211 @@
-//! What a run did, as tables for people.
+//! What a run did: as a line of JSON for the page, and as tables for people.
 
-use std::{collections::BTreeMap, io::Write, time::Duration};
-
-use crate::{
-    check::{BookJob, Violation},
-    history::{Answer, End, Event},
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::Write,
 };
 
-/// Runs of at least this many seconds must have seen everything that is listed as rare.
-pub const MIN_SECONDS: u64 = 120;
+use serde::{Deserialize, Serialize};
 
-/// How often something happened that a run must have met.
-fn sometimes(events: &[Event], book: &[BookJob]) -> Vec<(&'static str, usize)> {
-    let acks = |wanted: fn(End, Answer) -> bool| {
-        let is =
-            |it: &&Event| matches!(it, Event::Acked { end, answer, .. } if wanted(*end, *answer));
-        events.iter().filter(is).count()
-    };
-    let outcomes = |name: &str| {
-        let all = book.iter().flat_map(|it| &it.attempts);
-        all.filter(|it| it.outcome == name).count()
-    };
-    let states = |name: &str| book.iter().filter(|it| it.state == name).count();
-    let unknown_enqueues =
-        events.iter().filter(|it| matches!(it, Event::Enqueued { job: None, .. }));
-    let beats = |wanted: Answer| {
-        let is = |it: &&Event| matches!(it, Event::Beat { answer, .. } if *answer == wanted);
-        events.iter().filter(is).count()
-    };
-    vec![
-        ("an enqueue without an answer is repeated", unknown_enqueues.count()),
-        ("an ack without an answer is repeated", acks(|_, it| it == Answer::Unknown)),
-        ("a stale ack is refused", acks(|_, it| it == Answer::Stale)),
-        ("a heartbeat renews a lease", beats(Answer::Yes)),
-        ("an attempt fails", outcomes("failed")),
-        ("a lease expires", outcomes("lease_expired")),
-        ("a lease is released", outcomes("released")),
-        ("a job is a dead letter", states("dead_letter")),
-        ("a job needs a third attempt", book.iter().filter(|it| it.attempt >= 3).count()),
-    ]
+use crate::{
+    book::Book,
+    check::{self, Violation},
+    history::{Answer, End, Event, Line},
+    nemesis::Fault,
+};
+
+/// Runs of at least this many seconds must have met everything that is rare.
+pub const MIN_SECONDS: u64 = 120;
+/// Of a hundred calls with an outcome, those that must be accepted at least.
+const MIN_ACCEPTED_PERCENT: u64 = 60;
+
+/// A run.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Report {
+    /// The commit of this program.
+    pub commit: String,
+    /// The day, as 2026-11-26.
+    pub day: String,
+    pub seed: u64,
+    pub seconds: u64,
+    pub jobs: usize,
+    /// By call and outcome.
+    pub operations: BTreeMap<String, u64>,
+    pub faults: BTreeMap<Fault, u64>,
+    /// Fail points that were hit, by name.
+    pub fail_points: BTreeMap<String, u64>,
+    /// By kind of fault: the longest time without an accepted call, in milliseconds.
+    pub unavailable_ms: BTreeMap<Fault, i64>,
+    pub sometimes: BTreeMap<String, u64>,
+    /// From when nothing was broken any more until all jobs had ended.
+    pub drained_ms: Option<u64>,
+    pub violations: Vec<Violation>,
 }
 
-/// Prints what happened. Returns whether everything rare did.
-pub fn print(
-    seed: u64,
-    seconds: u64,
-    events: &[Event],
-    book: &[BookJob],
-    violations: &[Violation],
-    drained: &anyhow::Result<Duration>,
-) -> bool {
-    let mut out = std::io::stdout().lock();
-    let mut say = |line: String| drop(writeln!(out, "{line}"));
-    let mut faults: BTreeMap<&str, usize> = BTreeMap::new();
-    let mut operations: BTreeMap<(&str, &str), usize> = BTreeMap::new();
-    for event in events {
-        let answered = |it: Answer| match it {
-            Answer::Yes => "accepted",
-            Answer::Stale => "refused",
-            Answer::Unknown => "unknown",
+impl Report {
+    /// What in a run of two minutes never happened, though it should.
+    pub fn too_easy(&self) -> Vec<String> {
+        let never = self.sometimes.iter().filter(|it| *it.1 == 0);
+        let mut missing: Vec<_> = never.map(|it| it.0.clone()).collect();
+        let number = |ends: &str| {
+            let of = self.operations.iter().filter(|it| it.0.ends_with(ends));
+            of.map(|it| *it.1).sum::<u64>()
         };
-        let operation = match event {
-            Event::Enqueued { job, .. } => {
-                ("enqueue", if job.is_some() { "accepted" } else { "unknown" })
-            }
+        let (accepted, unknown) = (number("accepted"), number("unknown"));
+        if accepted * 100 < (accepted + unknown) * MIN_ACCEPTED_PERCENT {
+            missing.push(format!("{MIN_ACCEPTED_PERCENT} % of the calls were accepted"));
+        }
+        missing
+    }
+
+    /// Shows it to people.
+    pub fn print(&self) {
+        let mut out = std::io::stdout().lock();
+        let mut say = |line: String| drop(writeln!(out, "{line}"));
+        say(format!("seed {}, {} s of faults, {} jobs", self.seed, self.seconds, self.jobs));
+        say("\n| operation | number |\n|---|---:|".to_owned());
+        self.operations.iter().for_each(|(name, number)| say(format!("| {name} | {number} |")));
+        say("\n| fault | number | longest without an accepted call |\n|---|---:|---:|".to_owned());
+        for (fault, number) in &self.faults {
+            let ms = self.unavailable_ms.get(fault).copied().unwrap_or_default();
+            say(format!("| {} | {number} | {ms} ms |", fault.name()));
+        }
+        say("\n| sometimes | number |\n|---|---:|".to_owned());
+        self.sometimes.iter().for_each(|(name, number)| say(format!("| {name} | {number} |")));
+        match self.drained_ms {
+            Some(ms) => say(format!("\nAll jobs had ended {ms} ms after all was healed.")),
+            None => say("\nJobs did not end.".to_owned()),
+        }
+        say(format!("{} violations", self.violations.len()));
+        self.violations.iter().for_each(|it| say(format!("{:?}: {}", it.invariant, it.detail)));
+    }
+}
+
+/// Calls by their outcome.
+pub fn operations(lines: &[Line]) -> BTreeMap<String, u64> {
+    let mut operations: BTreeMap<String, u64> = BTreeMap::new();
+    let answered = |it: Answer| match it {
+        Answer::Yes => "accepted",
+        Answer::Stale => "refused",
+        Answer::Unknown => "unknown",
+    };
+    for line in lines {
+        let (call, outcome) = match &line.event {
+            Event::Enqueued { job: Some(_), .. } => ("enqueue", "accepted"),
+            Event::Enqueued { job: None, .. } => ("enqueue", "unknown"),
+            Event::Workflow { .. } => ("workflow", "accepted"),
+            Event::Batch { .. } => ("batch", "accepted"),
             Event::Leased { .. } => ("lease", "accepted"),
             Event::Acked { answer, .. } => ("ack", answered(*answer)),
             Event::Beat { answer, .. } => ("heartbeat", answered(*answer)),
-            Event::Strange { .. } => ("any", "strange"),
-            Event::Fault { kind } => {
-                *faults.entry(kind).or_default() += 1;
-                continue;
-            }
+            Event::Delivered { is_taken: true, .. } => ("delivery", "accepted"),
+            Event::Delivered { is_taken: false, .. } => ("delivery", "refused"),
+            Event::Strange { .. } => ("call", "strange"),
+            Event::Refused { .. } | Event::Fault { .. } | Event::Healed { .. } => continue,
         };
-        *operations.entry(operation).or_default() += 1;
+        *operations.entry(format!("{call}, {outcome}")).or_default() += 1;
     }
-    say(format!("seed {seed}, {seconds} s of faults, {} jobs", book.len()));
-    say("\n| operation | answer | number |\n|---|---|---:|".to_owned());
-    for ((operation, answer), number) in operations {
-        say(format!("| {operation} | {answer} | {number} |"));
-    }
-    say("\n| fault | number |\n|---|---:|".to_owned());
-    faults.iter().for_each(|(kind, number)| say(format!("| {kind} | {number} |")));
-    say("\n| sometimes | number |\n|---|---:|".to_owned());
-    let sometimes = sometimes(events, book);
-    sometimes.iter().for_each(|(what, number)| say(format!("| {what} | {number} |")));
-    match drained {
-        Ok(it) => {
-            say(format!("\nAll jobs had ended {:.1} s after all was healed.", it.as_secs_f64()))
+    operations
+}
+
+/// Faults by their kind.
+pub fn faults(lines: &[Line]) -> BTreeMap<Fault, u64> {
+    let mut faults = BTreeMap::new();
+    for line in lines {
+        if let Event::Fault { fault } = &line.event {
+            *faults.entry(*fault).or_default() += 1;
         }
-        Err(error) => say(format!("\nJobs did not end: {error:#}")),
     }
-    say(format!("{} violations", violations.len()));
-    violations.iter().for_each(|it| say(format!("{:?}: {}", it.invariant, it.detail)));
-    sometimes.iter().all(|it| it.1 > 0)
+    faults
+}
+
+/// How often something happened that a run must have met.
+pub fn sometimes(lines: &[Line], book: &Book) -> BTreeMap<String, u64> {
+    let mut all = BTreeMap::new();
+    let mut set = |name: &str, number: usize| {
+        all.insert(name.to_owned(), number as u64);
+    };
+    let events = |is: &dyn Fn(&Event) -> bool| lines.iter().filter(|it| is(&it.event)).count();
+    let acks = |wanted: fn(End, Answer) -> bool| {
+        events(&|it| matches!(it, Event::Acked { end, answer, .. } if wanted(*end, *answer)))
+    };
+    let beats = |wanted: Answer| {
+        events(&|it| matches!(it, Event::Beat { answer, .. } if *answer == wanted))
+    };
+    let refused =
+        |wanted: &str| events(&|it| matches!(it, Event::Refused { code, .. } if code == wanted));
+    set(
+        "an enqueue without an answer is repeated",
+        events(&|it| matches!(it, Event::Enqueued { job: None, .. })),
+    );
+    set("a key is busy", refused("idempotency_in_progress"));
+    set(
+        "a node refuses a call for a while",
+        events(&|it| matches!(it, Event::Refused { status: 503, .. })),
+    );
+    set("an ack without an answer is repeated", acks(|_, it| it == Answer::Unknown));
+    set("a stale ack is refused", acks(|_, it| it == Answer::Stale));
+    set("a late ack is accepted", late_acks(lines));
+    set("a worker releases a lease", acks(|end, it| end == End::Released && it == Answer::Yes));
+    set("a heartbeat renews a lease", beats(Answer::Yes));
+    set("a heartbeat is refused", beats(Answer::Stale));
+    set("a poll is repeated and gets its leases again", repeated_leases(lines));
+    let attempts = || book.jobs.iter().flat_map(|it| &it.attempts);
+    let outcomes = |name: &str| attempts().filter(|it| it.outcome == name).count();
+    set("an attempt fails", outcomes("failed"));
+    set("a lease expires", outcomes("lease_expired"));
+    set("a lease is released", outcomes("released"));
+    let jobs = |is: &dyn Fn(&str) -> bool| book.jobs.iter().filter(|it| is(&it.state)).count();
+    set("a job is a dead letter", jobs(&|it| it == "dead_letter"));
+    set("a child is cancelled", jobs(&|it| it == "cancelled"));
+    set("a job needs a third attempt", book.jobs.iter().filter(|it| it.attempt >= 3).count());
+    let ends = check::callbacks(lines, book).count();
+    set("a batch calls back", ends);
+    let fires = || book.fires.values().flatten();
+    set("a schedule fires", fires().filter(|it| it.outcome == "fired").count());
+    set(
+        "an endpoint refuses a delivery",
+        events(&|it| matches!(it, Event::Delivered { is_taken: false, .. })),
+    );
+    set("an end is told again", told_again(lines));
+    all
+}
+
+/// Acks that were accepted after their leases had run out, before these were reaped.
+fn late_acks(lines: &[Line]) -> usize {
+    let mut since = BTreeMap::new();
+    let mut late = 0;
+    for line in lines {
+        match &line.event {
+            Event::Leased { held, .. } => _ = since.insert(held.lease.as_str(), line.at),
+            Event::Beat { held, answer: Answer::Yes, .. } => {
+                since.insert(held.lease.as_str(), line.at);
+            }
+            Event::Acked { held, answer: Answer::Yes, sent, .. } => {
+                let length = crate::clients::LEASE_SECONDS.cast_signed() * 1_000;
+                let since = since.get(held.lease.as_str());
+                late += usize::from(since.is_some_and(|it| sent - it > length));
+            }
+            _ => (),
+        }
+    }
+    late
+}
+
+fn repeated_leases(lines: &[Line]) -> usize {
+    let mut leases = BTreeSet::new();
+    let is_again = |it: &&Line| match &it.event {
+        Event::Leased { held, .. } => !leases.insert(held.lease.clone()),
+        _ => false,
+    };
+    lines.iter().filter(is_again).count()
+}
+
+fn told_again(lines: &[Line]) -> usize {
+    let mut events = BTreeSet::new();
+    let is_again = |it: &&Line| match &it.event {
+        Event::Delivered { event, .. } => !events.insert(event.clone()),
+        _ => false,
+    };
+    lines.iter().filter(is_again).count()
 }

@@ -1,6 +1,8 @@
-//! What is tested: three nodes, their PostgreSQL and their Redis, all of them processes.
+//! What is tested: three nodes, their PostgreSQL with its standby, and their Redis, all of them
+//! processes.
 
 use std::{
+    fmt::Write as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -8,14 +10,13 @@ use std::{
 
 use anyhow::{Context, ensure};
 use fencepost::{
-    dev::{
-        self,
-        cluster::{Cluster, Durability},
-        redis::Redis,
-    },
+    dev::{self, redis::Redis},
+    faults, seal,
     store::migrate,
 };
-use sqlx::{ConnectOptions, Connection, PgConnection, postgres::PgConnectOptions};
+use sqlx::Connection;
+
+use crate::{clients::CALL_TIMEOUT, database::Database, signal};
 
 /// Nodes of a run.
 pub const NODES: usize = 3;
@@ -32,6 +33,8 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(40);
 /// Longest start of a node.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 const LOOK_PERIOD: Duration = Duration::from_millis(50);
+/// What gives a process another clock, below a folder for each kind of machine.
+const FAKETIME: &str = "faketime/libfaketimeMT.so.1";
 
 /// A project with its key.
 #[derive(Clone)]
@@ -39,14 +42,25 @@ pub struct Tenant {
     pub key: String,
 }
 
+/// What is wrong with the nodes on purpose.
+#[derive(Debug, Clone, Default)]
+pub struct Planted {
+    /// The number of a bug.
+    pub mutant: Option<u8>,
+    /// Commits that fail, in percent, on each side of each fail point.
+    pub fail_percent: f64,
+}
+
 /// All processes. They are started from the main thread, and end with it.
 pub struct Stage {
     dir: PathBuf,
     program: PathBuf,
-    cluster: Option<Cluster>,
+    planted: Planted,
+    pub database: Database,
     redis: Option<Redis>,
     nodes: Vec<Option<Child>>,
     first_port: u16,
+    master_key: String,
     pub tenants: Vec<Tenant>,
 }
 
@@ -55,86 +69,105 @@ impl Stage {
     ///
     /// # Errors
     /// When something does not start.
-    pub async fn start(dir: &Path, program: PathBuf) -> anyhow::Result<Self> {
+    pub async fn start(dir: &Path, program: PathBuf, planted: Planted) -> anyhow::Result<Self> {
         ensure!(program.exists(), "{} is missing: build it first", program.display());
-        let cluster = Cluster::start(&dir.join("postgres"), Durability::Safe)?;
         let redis = Redis::start(&Redis::dir(std::process::id()))?;
         let runs = u32::from(PORTS / NODE_PORTS);
         let number = u16::try_from(std::process::id() % runs).unwrap_or_default();
         let mut stage = Self {
             dir: dir.to_owned(),
             program,
-            cluster: Some(cluster),
+            planted,
+            database: Database::start(dir).await?,
             redis: Some(redis),
             nodes: (0..NODES).map(|_| None).collect(),
             first_port: FIRST_PORT + NODE_PORTS * number,
+            master_key: seal::new_master_key(),
             tenants: Vec::new(),
         };
-        migrate::migrate(&stage.database_url()).await?;
-        let mut conn = stage.connect().await?;
+        migrate::migrate(&stage.database.proxy.database_url()).await?;
+        let mut conn = stage.database.connect().await?;
         for number in 0..TENANTS {
             let made = dev::make_project(&mut conn, &format!("tenant-{number}"), "chaos").await?;
             stage.tenants.push(Tenant { key: made.1 });
         }
         conn.close().await?;
         for node in 0..NODES {
-            stage.start_node(node)?;
+            stage.start_node(node, None)?;
         }
         stage.until_ready().await?;
         Ok(stage)
     }
 
-    fn database_url(&self) -> String {
-        self.cluster.as_ref().map(|it| it.database_url("postgres")).unwrap_or_default()
-    }
-
-    /// A connection past the nodes.
-    ///
-    /// # Errors
-    /// When PostgreSQL does not answer.
-    pub async fn connect(&self) -> anyhow::Result<PgConnection> {
-        let options: PgConnectOptions = self.database_url().parse()?;
-        Ok(options.connect().await?)
-    }
-
-    /// Where a node listens.
+    /// Where nodes listen.
     #[must_use]
     pub fn urls(&self) -> Vec<String> {
         let ports = (0..NODES).map(|it| self.first_port + it as u16);
         ports.map(|it| format!("http://127.0.0.1:{it}")).collect()
     }
 
+    /// The logs of nodes.
+    #[must_use]
+    pub fn logs(&self) -> Vec<PathBuf> {
+        (0..NODES).map(|it| self.dir.join(format!("node-{it}.log"))).collect()
+    }
+
+    /// What gives nodes another clock, if it is installed as Debian does.
+    #[must_use]
+    pub fn faketime() -> Option<PathBuf> {
+        let folders = std::fs::read_dir("/usr/lib").into_iter().flatten().flatten();
+        folders.map(|it| it.path().join(FAKETIME)).find(|it| it.exists())
+    }
+
+    /// Starts a node, with a clock that is this many seconds off.
+    ///
     /// # Errors
     /// When the program cannot be started.
-    pub fn start_node(&mut self, node: usize) -> anyhow::Result<()> {
+    pub fn start_node(&mut self, node: usize, clock_off: Option<i64>) -> anyhow::Result<()> {
         if self.nodes[node].is_some() {
             return Ok(());
         }
-        let log = std::fs::File::options()
-            .create(true)
-            .append(true)
-            .open(self.dir.join(format!("node-{node}.log")))?;
+        let log = self.dir.join(format!("node-{node}.log"));
+        let log = std::fs::File::options().create(true).append(true).open(log)?;
         let redis_url =
             format!("redis+unix://{}/redis.sock", Redis::dir(std::process::id()).display());
-        let redis_url = self.redis.as_ref().map_or(redis_url, Redis::url);
         let operator = self.first_port + NODES as u16 + node as u16;
-        let child = Command::new(&self.program)
+        let mut command = Command::new(&self.program);
+        command
             .args(["serve", "--listen", &self.urls()[node].replace("http://", "")])
             .args(["--metrics-listen", &format!("127.0.0.1:{operator}")])
-            .env("FENCEPOST_DATABASE_URL", self.database_url())
+            .env("FENCEPOST_DATABASE_URL", self.database.proxy.database_url())
             .env("FENCEPOST_REDIS_URL", redis_url)
+            .env("FENCEPOST_MASTER_KEY", &self.master_key)
+            .env("FENCEPOST_OUTBOUND_ALLOW", "127.0.0.1")
             .env("FENCEPOST_CANARY_SECONDS", "0")
-            .env(
-                "FENCEPOST_LOG",
-                std::env::var("FENCEPOST_LOG").unwrap_or_else(|_| "warn".to_owned()),
-            )
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .with_context(|| self.program.display().to_string())?;
+            .env("FENCEPOST_LOG", std::env::var("FENCEPOST_LOG").unwrap_or("warn".to_owned()))
+            .env(faults::FAIL_POINTS_VARIABLE, self.fail_points());
+        if let Some(mutant) = self.planted.mutant {
+            command.env(faults::MUTANT_VARIABLE, mutant.to_string());
+        }
+        if let Some((seconds, library)) = clock_off.zip(Self::faketime()) {
+            command.env("LD_PRELOAD", library).env("FAKETIME", format!("{seconds:+}"));
+            command.env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let child = command.spawn().with_context(|| self.program.display().to_string())?;
         self.nodes[node] = Some(child);
         Ok(())
+    }
+
+    /// All fail points, as the nodes read them.
+    fn fail_points(&self) -> String {
+        let percent = self.planted.fail_percent;
+        let mut all = String::new();
+        if percent > 0.0 {
+            for point in faults::FAIL_POINTS {
+                for side in ["before", "after"] {
+                    let _ = write!(all, "{point}.{side}={percent}%return;");
+                }
+            }
+        }
+        all
     }
 
     /// Kills a node: nothing is finished. Returns whether it ran until then.
@@ -148,44 +181,43 @@ impl Stage {
         false
     }
 
-    /// Stops a node in order, as a deploy does. Returns whether it ended by itself.
-    pub fn stop_node(&mut self, node: usize) -> bool {
+    /// Stops a node in order, as a deploy does. Returns whether it ran until then and ended well.
+    pub async fn stop_node(&mut self, node: usize) -> bool {
+        let ran = !self.dead_nodes().contains(&node);
         self.signal(node, "TERM");
         let Some(mut child) = self.nodes[node].take() else { return false };
         let deadline = Instant::now() + STOP_TIMEOUT;
         while Instant::now() < deadline {
-            if matches!(child.try_wait(), Ok(Some(_))) {
-                return true;
+            if let Ok(Some(status)) = child.try_wait() {
+                return ran && status.success();
             }
-            std::thread::sleep(LOOK_PERIOD);
+            tokio::time::sleep(LOOK_PERIOD).await;
         }
         let _ = child.kill();
         let _ = child.wait();
         false
     }
 
-    /// Freezes a node, or lets it go on.
+    /// Nodes that should run and do not.
+    pub fn dead_nodes(&mut self) -> Vec<usize> {
+        let mut dead = Vec::new();
+        for (node, child) in self.nodes.iter_mut().enumerate() {
+            if child.as_mut().is_some_and(|it| !matches!(it.try_wait(), Ok(None))) {
+                dead.push(node);
+            }
+        }
+        dead
+    }
+
+    /// Freezes a node, or lets it continue.
     pub fn freeze_node(&self, node: usize, is_frozen: bool) {
         self.signal(node, if is_frozen { "STOP" } else { "CONT" });
     }
 
     fn signal(&self, node: usize, name: &str) {
         if let Some(child) = &self.nodes[node] {
-            signal(name, &child.id().to_string());
+            signal(name, &[&child.id().to_string()]);
         }
-    }
-
-    /// Kills PostgreSQL, and starts it again: what was not committed is gone.
-    ///
-    /// # Errors
-    /// When it does not start again.
-    pub fn crash_postgres(&mut self) -> anyhow::Result<()> {
-        let dir = self.dir.join("postgres");
-        let pid = std::fs::read_to_string(dir.join("postmaster.pid"))?;
-        signal("KILL", pid.lines().next().unwrap_or_default().trim());
-        drop(self.cluster.take());
-        self.cluster = Some(Cluster::start(&dir, Durability::Safe)?);
-        Ok(())
     }
 
     /// Ends Redis, or starts an empty one.
@@ -194,12 +226,18 @@ impl Stage {
     /// When it does not start.
     pub fn set_redis(&mut self, is_up: bool) -> anyhow::Result<()> {
         if let Some(redis) = self.redis.take() {
-            signal("KILL", &redis.pid().to_string());
+            signal("KILL", &[&redis.pid().to_string()]);
         }
         if is_up {
             self.redis = Some(Redis::start(&Redis::dir(std::process::id()))?);
         }
         Ok(())
+    }
+
+    /// Freezes Redis, or lets it continue.
+    pub fn freeze_redis(&self, is_frozen: bool) {
+        let name = if is_frozen { "STOP" } else { "CONT" };
+        self.redis.iter().for_each(|it| signal(name, &[&it.pid().to_string()]));
     }
 
     /// Waits until every node can serve.
@@ -208,17 +246,15 @@ impl Stage {
     /// When one cannot in time.
     pub async fn until_ready(&self) -> anyhow::Result<()> {
         let deadline = Instant::now() + START_TIMEOUT;
+        let client = reqwest::Client::builder().timeout(CALL_TIMEOUT).build()?;
         for url in self.urls() {
             loop {
-                let asked = reqwest::get(format!("{url}/readyz")).await;
+                let asked = client.get(format!("{url}/readyz")).send().await;
                 if asked.is_ok_and(|it| it.status() == 200) {
                     break;
                 }
-                ensure!(
-                    Instant::now() < deadline,
-                    "{url} is not ready: see {}",
-                    self.dir.display()
-                );
+                let dir = self.dir.display();
+                ensure!(Instant::now() < deadline, "{url} is not ready: see {dir}");
                 tokio::time::sleep(LOOK_PERIOD).await;
             }
         }
@@ -228,10 +264,7 @@ impl Stage {
 
 impl Drop for Stage {
     fn drop(&mut self) {
+        self.freeze_redis(false);
         (0..NODES).for_each(|it| _ = self.kill_node(it));
     }
-}
-
-fn signal(name: &str, pid: &str) {
-    let _ = Command::new("kill").args([&format!("-{name}"), pid]).status();
 }

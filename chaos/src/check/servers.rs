@@ -1,0 +1,120 @@
+//! What is not about single jobs: counts, and how long no call was accepted.
+
+use std::collections::BTreeMap;
+
+use super::{Answer, Found, Invariant};
+use crate::{
+    book::Book,
+    history::{Event, Line},
+    nemesis::Fault,
+};
+
+pub(super) fn violations(lines: &[Line], book: &Book, found: &mut Found) {
+    count_violations(book, found);
+    for (fault, ms) in unavailable(lines) {
+        let bound = fault.bound_seconds();
+        if ms > bound.cast_signed() * 1_000 {
+            let detail = format!("{}: {ms} ms, more than {bound} s", fault.name());
+            found.add(Invariant::Available, detail);
+        }
+    }
+}
+
+/// The states of jobs that have ended.
+const ENDED: [&str; 3] = ["succeeded", "dead_letter", "cancelled"];
+
+fn count_violations(book: &Book, found: &mut Found) {
+    let mut actual: BTreeMap<(usize, &str), BTreeMap<&str, i64>> = BTreeMap::new();
+    for job in &book.jobs {
+        let queue = actual.entry((job.tenant, &job.queue)).or_default();
+        *queue.entry(&job.state).or_default() += 1;
+    }
+    for ((tenant, queue), counts) in &book.counts {
+        let actual = actual.remove(&(*tenant, queue.as_str())).unwrap_or_default();
+        for state in ENDED {
+            let there = actual.get(state).copied().unwrap_or_default();
+            let counted = counts.get(state).copied().unwrap_or_default();
+            if there != counted {
+                let detail = format!("{queue} of {tenant} counts {counted} {state}, not {there}");
+                found.add(Invariant::CountsAreRight, detail);
+            }
+        }
+    }
+}
+
+/// Pauses that are too short to be a fault's, in milliseconds.
+const SHORT_MS: i64 = 200;
+/// How long after its end a fault can still be the reason of a pause, in milliseconds.
+const AFTER_MS: i64 = 5_000;
+
+/// A fault from its begin to its end.
+#[derive(Debug, Clone, Copy)]
+struct Injected {
+    fault: Fault,
+    from: i64,
+    to: i64,
+}
+
+/// By kind of fault: the longest time in milliseconds without an accepted call. The time in which
+/// PostgreSQL took no calls does not count. Of several faults, the one is named that allows most.
+pub fn unavailable(lines: &[Line]) -> BTreeMap<Fault, i64> {
+    let faults = faults(lines);
+    let Some(end) = faults.iter().map(|it| it.to).max() else { return BTreeMap::new() };
+    let mut longest: BTreeMap<Fault, i64> = BTreeMap::new();
+    let mut accepted_at = lines.first().map_or(0, |it| it.at);
+    for line in lines.iter().filter(|it| is_accepted(&it.event)) {
+        let (from, to) = (accepted_at, line.at);
+        accepted_at = to;
+        // Once all is healed there is little to do: pauses are long.
+        if to - from < SHORT_MS || from > end {
+            continue;
+        }
+        let (from, to) = longest_part(&faults, from, to);
+        let near = faults.iter().filter(|it| it.from < to && it.to + AFTER_MS > from);
+        if let Some(it) = near.max_by_key(|it| it.fault.bound_seconds()) {
+            let longest = longest.entry(it.fault).or_default();
+            *longest = (to - from).max(*longest);
+        }
+    }
+    longest
+}
+
+/// The longest part of a pause in which no fault stopped all.
+fn longest_part(faults: &[Injected], from: i64, to: i64) -> (i64, i64) {
+    let mut stops: Vec<_> = faults.iter().filter(|it| it.fault.stops_all()).collect();
+    stops.sort_by_key(|it| it.from);
+    let (mut longest, mut since) = ((from, from), from);
+    for stop in stops.into_iter().filter(|it| it.from < to && it.to > from) {
+        if stop.from - since > longest.1 - longest.0 {
+            longest = (since, stop.from);
+        }
+        since = since.max(stop.to.min(to));
+    }
+    if to - since > longest.1 - longest.0 { (since, to) } else { longest }
+}
+
+fn faults(lines: &[Line]) -> Vec<Injected> {
+    let mut faults: Vec<Injected> = Vec::new();
+    for line in lines {
+        match &line.event {
+            Event::Fault { fault } => {
+                faults.push(Injected { fault: *fault, from: line.at, to: line.at });
+            }
+            Event::Healed { fault } => {
+                let open = faults.iter_mut().rev().find(|it| it.fault == *fault);
+                open.into_iter().for_each(|it| it.to = line.at);
+            }
+            _ => (),
+        }
+    }
+    faults
+}
+
+fn is_accepted(event: &Event) -> bool {
+    match event {
+        Event::Enqueued { job, .. } => job.is_some(),
+        Event::Leased { .. } => true,
+        Event::Acked { answer, .. } | Event::Beat { answer, .. } => *answer == Answer::Yes,
+        _ => false,
+    }
+}

@@ -1,0 +1,201 @@
+//! Forged books of batches, workflows, schedules, counts and events.
+
+use serde_json::json;
+
+use super::*;
+use crate::{book::BookFire, nemesis::Fault, producers::BATCH_END};
+
+fn named(id: &str, job: BookJob) -> BookJob {
+    BookJob { id: id.to_owned(), ..job }
+}
+
+fn sent(id: &str) -> [Event; 2] {
+    let told = Event::Delivered {
+        tenant: 0,
+        event: format!("evt_{id}"),
+        kind: "job.succeeded".to_owned(),
+        job: id.to_owned(),
+        is_taken: true,
+    };
+    [enqueued(&format!("key of {id}"), Some(id)), told]
+}
+
+/// A batch of one job, and these callbacks of it: each began in this second.
+fn batch(callbacks: &[i64]) -> Vec<Invariant> {
+    let mut jobs = vec![job("succeeded", &["succeeded"])];
+    let mut events = sent(JOB).to_vec();
+    for (number, began) in callbacks.iter().enumerate() {
+        let id = format!("job_callback{number}");
+        let mut callback = named(&id, job("succeeded", &["succeeded"]));
+        callback.job_type = BATCH_END.to_owned();
+        callback.payload = json!({"mark": "m"});
+        callback.attempts[0].claimed_at = at(*began);
+        events.push(sent(&id)[1].clone());
+        jobs.push(callback);
+    }
+    let (mark, batch) = ("m".to_owned(), vec![JOB.to_owned()]);
+    events.push(Event::Batch { tenant: 0, mark, jobs: batch });
+    found(&events, &book(&jobs))
+}
+
+#[test]
+fn a_batch_calls_back_once_after_its_last_job() {
+    assert_eq!(batch(&[100]), []);
+    assert_eq!(batch(&[]), [Invariant::BatchesEndOnce]);
+    assert_eq!(batch(&[100, 101]), [Invariant::BatchesEndOnce]);
+    assert_eq!(batch(&[99]), [Invariant::BatchesEndOnce], "its last job ended later");
+}
+
+/// A workflow whose jobs have ended so; the children began in this second.
+fn workflow([first, then, otherwise]: [&str; 3], began: i64) -> Vec<Invariant> {
+    let ended = |id: &str, state: &str| {
+        let outcomes: &[&str] = match state {
+            "succeeded" => &["succeeded"],
+            "dead_letter" => &["failed"; 3],
+            _ => &[],
+        };
+        let mut job = named(id, job(state, outcomes));
+        if id != "job_first" {
+            job.attempts.iter_mut().for_each(|it| it.claimed_at = at(began));
+        }
+        job
+    };
+    let ids = ["job_first", "job_then", "job_otherwise"];
+    let jobs: Vec<_> =
+        ids.iter().zip([first, then, otherwise]).map(|it| ended(it.0, it.1)).collect();
+    let mut events = Vec::new();
+    for job in &jobs {
+        for kind in ["job.succeeded", "job.dead_lettered", "job.cancelled"] {
+            let (event, kind, job) = ("evt".to_owned(), kind.to_owned(), job.id.clone());
+            events.push(Event::Delivered { tenant: 0, event, kind, job, is_taken: true });
+        }
+    }
+    let [first, then, otherwise] = ids.map(str::to_owned);
+    events.push(Event::Workflow { tenant: 0, first, then, otherwise });
+    found(&events, &book(&jobs))
+}
+
+#[test]
+fn children_run_after_the_end_that_they_wait_for() {
+    assert_eq!(workflow(["succeeded", "succeeded", "cancelled"], 100), []);
+    assert_eq!(workflow(["dead_letter", "cancelled", "dead_letter"], 100), []);
+    let broken = [Invariant::ChildrenFollow];
+    assert_eq!(workflow(["succeeded", "cancelled", "cancelled"], 100), broken);
+    assert_eq!(workflow(["succeeded", "succeeded", "succeeded"], 100), broken);
+    assert_eq!(workflow(["dead_letter", "succeeded", "succeeded"], 100), broken);
+    assert_eq!(workflow(["succeeded", "succeeded", "cancelled"], 99), broken, "too early");
+}
+
+/// A schedule that ran from second 1 to 7, whose entries are of these seconds, and stand for as many
+/// ticks.
+fn fires(ticks: &[(i64, i64, Option<&str>)]) -> Vec<Invariant> {
+    let fire = |(due, ticks, job): &(i64, i64, Option<&str>)| BookFire {
+        due_at: at(*due),
+        outcome: if job.is_some() { "fired" } else { "missed" }.to_owned(),
+        job_id: job.map(str::to_owned),
+        ticks: *ticks,
+    };
+    let fires: Vec<_> = ticks.iter().map(fire).collect();
+    let ids: BTreeSet<_> = ticks.iter().filter_map(|it| it.2).collect();
+    let jobs: Vec<_> = ids.iter().map(|it| named(it, job("succeeded", &["succeeded"]))).collect();
+    let events: Vec<_> = ids.iter().map(|it| sent(it)[1].clone()).collect();
+    let schedules_ran = Some((1_000, 20_000));
+    let book = Book { jobs, fires: [(0, fires)].into(), schedules_ran, ..Book::default() };
+    found(&events, &book)
+}
+
+#[test]
+fn each_tick_has_one_entry_and_one_job() {
+    assert_eq!(fires(&[(2, 1, Some("a")), (4, 1, Some("b")), (6, 1, None), (8, 1, None)]), []);
+    assert_eq!(fires(&[(2, 1, Some("a")), (8, 3, None), (10, 1, Some("b"))]), []);
+    let broken = [Invariant::TicksFireOnce];
+    assert_eq!(fires(&[(2, 1, Some("a")), (8, 1, Some("b"))]), broken, "two are lost");
+    assert_eq!(fires(&[(2, 3, Some("a")), (8, 1, Some("b"))]), broken, "they came later");
+    assert_eq!(fires(&[(2, 1, Some("a")), (2, 1, Some("b")), (8, 3, None)]), broken, "twice");
+    assert_eq!(fires(&[(6, 1, Some("a")), (8, 1, Some("a"))]), broken, "two have one job");
+    assert_eq!(fires(&[(2, 1, Some("a")), (4, 1, Some("b"))]), broken, "it stopped");
+    assert_eq!(fires(&[]), broken, "it never fired");
+}
+
+#[test]
+fn counts_are_the_numbers_of_jobs() {
+    let counted = |number: i64| {
+        let counts = [((0, "q0".to_owned()), [("succeeded".to_owned(), number)].into())].into();
+        let jobs = vec![job("succeeded", &["succeeded"])];
+        found(&sent(JOB), &Book { jobs, counts, ..Book::default() })
+    };
+    assert_eq!(counted(1), []);
+    assert_eq!(counted(2), [Invariant::CountsAreRight]);
+    assert_eq!(counted(0), [Invariant::CountsAreRight]);
+}
+
+#[test]
+fn each_end_is_told() {
+    let [enqueued, _] = sent(JOB);
+    let of = |event: Event| {
+        found(&[enqueued.clone(), event], &book(&[job("succeeded", &["succeeded"])]))
+    };
+    let broken = [Invariant::EndsAreTold];
+    assert_eq!(of(told("job.succeeded")), []);
+    assert_eq!(of(told("job.dead_lettered")), broken);
+    let (event, kind, job) = ("evt".to_owned(), "job.succeeded".to_owned(), JOB.to_owned());
+    let refused = Event::Delivered { tenant: 0, event, kind, job, is_taken: false };
+    assert_eq!(of(refused), broken, "it was refused");
+    let foreign = Event::Delivered {
+        tenant: 1,
+        event: "evt".to_owned(),
+        kind: "job.succeeded".to_owned(),
+        job: JOB.to_owned(),
+        is_taken: true,
+    };
+    assert_eq!(of(foreign), [Invariant::NoForeignJob]);
+}
+
+/// The longest pause when these faults begin and end in these seconds, calls are accepted until
+/// second 10, and then again in this second.
+fn pause(faults: &[(Fault, i64, i64)], accepted: i64) -> BTreeMap<Fault, i64> {
+    let line = |at: i64, event: Event| Line { at: at * 1_000, event };
+    let mut lines = vec![line(10, leased(1, "x"))];
+    for (fault, from, to) in faults {
+        lines.push(line(*from, Event::Fault { fault: *fault }));
+        lines.push(line(*to, Event::Healed { fault: *fault }));
+    }
+    lines.push(line(accepted, acked(1, "x", End::Succeeded, Answer::Unknown)));
+    lines.push(line(accepted, acked(1, "x", End::Succeeded, Answer::Yes)));
+    lines.sort_by_key(|it| it.at);
+    unavailable(&lines)
+}
+
+#[test]
+fn the_time_in_which_postgresql_takes_no_calls_is_no_pause() {
+    use Fault::{NodeKilled, PostgresKilled, PostgresSlow, Promotion};
+    assert_eq!(pause(&[(NodeKilled, 10, 15)], 13), [(NodeKilled, 3_000)].into());
+    assert_eq!(pause(&[(PostgresKilled, 10, 15)], 20), [(PostgresKilled, 5_000)].into());
+    let both = [(NodeKilled, 10, 17), (PostgresKilled, 11, 15)];
+    assert_eq!(pause(&both, 22), [(PostgresKilled, 7_000)].into(), "the one that allows more");
+    // A fault of its end does not hide what came before.
+    let late = [(PostgresKilled, 10, 12), (PostgresSlow, 40, 43), (Promotion, 44, 45)];
+    assert_eq!(pause(&late, 46), [(PostgresSlow, 32_000)].into());
+    assert_eq!(pause(&[], 60), [].into(), "without faults there may be nothing to do");
+}
+
+#[test]
+fn a_pause_that_is_too_long_is_found() {
+    let line = |at: i64, event: Event| Line { at, event };
+    let fault = Fault::NodeKilled;
+    let broken = |accepted: i64| {
+        let lines = [
+            line(0, leased(1, "x")),
+            line(1, Event::Fault { fault }),
+            line(accepted, acked(1, "x", End::Succeeded, Answer::Yes)),
+            line(accepted, enqueued("k", Some(JOB))),
+            line(accepted, told("job.succeeded")),
+            line(accepted, Event::Healed { fault }),
+        ];
+        let book = book(&[job("succeeded", &["succeeded"])]);
+        let broken = violations(&lines, &book).into_iter().map(|it| it.invariant);
+        broken.filter(|it| *it != Invariant::CallsHaveAnOrder).collect::<Vec<_>>()
+    };
+    assert_eq!(broken(1_900), []);
+    assert_eq!(broken(2_500), [Invariant::Available]);
+}

@@ -1,0 +1,139 @@
+//! Workers in other languages, with the libraries of `clients/`: they say what they were given,
+//! and are killed now and then.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::Arc,
+};
+
+use anyhow::Context;
+use serde::Deserialize;
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    process::{Child, Command},
+};
+
+use crate::{
+    clients::World,
+    history::{Event, Held},
+};
+
+/// The languages: each has a queue of its name, and a program that takes the jobs of it.
+pub const LANGUAGES: [&str; 2] = ["python", "node"];
+
+/// A line of a worker.
+#[derive(Deserialize)]
+struct Given {
+    job_id: String,
+    attempt: i64,
+    lease_id: String,
+    tenant: usize,
+}
+
+/// All of them: one of each language for each tenant.
+pub struct Foreign {
+    world: Arc<World>,
+    /// Workers do not fail any more once this file is there.
+    healing: PathBuf,
+    workers: Vec<(usize, &'static str, Child)>,
+}
+
+/// The folder of the repository.
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// The languages whose programs are installed.
+#[must_use]
+pub fn installed() -> Vec<&'static str> {
+    let is_installed = |it: &&str| {
+        let program = if *it == "python" { "python3" } else { it };
+        let told = std::process::Command::new(program).arg("--version").output();
+        told.is_ok_and(|it| it.status.success())
+    };
+    LANGUAGES.into_iter().filter(is_installed).collect()
+}
+
+impl Foreign {
+    /// Starts them, with their logs in this folder.
+    ///
+    /// # Errors
+    /// When one does not start.
+    pub fn start(world: &Arc<World>, dir: &Path) -> anyhow::Result<Self> {
+        let healing = dir.join("healing");
+        let mut foreign = Self { world: Arc::clone(world), healing, workers: Vec::new() };
+        for tenant in 0..world.tenants.len() {
+            for language in installed() {
+                let worker = foreign.run(tenant, language)?;
+                foreign.workers.push((tenant, language, worker));
+            }
+        }
+        Ok(foreign)
+    }
+
+    fn run(&self, tenant: usize, language: &'static str) -> anyhow::Result<Child> {
+        let place = LANGUAGES.iter().position(|it| *it == language).unwrap_or_default();
+        let (programs, libraries) = (repository().join("chaos/workers"), repository());
+        let mut command = match language {
+            "python" => {
+                let mut command = Command::new("python3");
+                command.arg(programs.join("worker.py"));
+                command.env("PYTHONPATH", libraries.join("clients/python"));
+                command
+            }
+            _ => {
+                let mut command = Command::new("node");
+                command.arg(programs.join("worker.mjs"));
+                command.env("CHAOS_LIBRARY", libraries.join("clients/typescript/index.js"));
+                command
+            }
+        };
+        command
+            .env("FENCEPOST_URL", &self.world.urls[place % self.world.urls.len()])
+            .env("FENCEPOST_KEY", &self.world.tenants[tenant].key)
+            .env("CHAOS_HEALING", &self.healing)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .kill_on_drop(true);
+        let mut child = command.spawn().with_context(|| format!("{language} did not start"))?;
+        let said = child.stdout.take().context("its output")?;
+        let (world, worker) = (Arc::clone(&self.world), format!("{language}-{tenant}"));
+        tokio::spawn(async move {
+            let mut lines = BufReader::new(said).lines();
+            while let Ok(Some(line)) = lines.next_line().await {
+                // One that is killed may leave half a line.
+                let Ok(given) = serde_json::from_str::<Given>(&line) else { continue };
+                let Given { job_id: job, attempt, lease_id: lease, tenant: of } = given;
+                let held = Held { job, attempt, lease, worker: worker.clone() };
+                world.history.note(Event::Leased { tenant, held, of });
+            }
+        });
+        Ok(child)
+    }
+
+    /// Kills one of them, and starts it again.
+    ///
+    /// # Errors
+    /// When it does not start again.
+    pub async fn kill_one(&mut self, number: usize) -> anyhow::Result<()> {
+        if self.workers.is_empty() {
+            return Ok(());
+        }
+        let number = number % self.workers.len();
+        let (tenant, language, worker) = &mut self.workers[number];
+        worker.kill().await?;
+        let (tenant, language) = (*tenant, *language);
+        self.workers[number].2 = self.run(tenant, language)?;
+        Ok(())
+    }
+
+    /// From now on they let no job fail.
+    ///
+    /// # Errors
+    /// When the folder cannot be written.
+    pub fn heal(&self) -> anyhow::Result<()> {
+        Ok(std::fs::write(&self.healing, "")?)
+    }
+}

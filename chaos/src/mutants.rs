@@ -1,0 +1,111 @@
+//! Planted bugs: each must be caught, and soon.
+
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, ensure};
+use fencepost::faults::Mutant;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    check::Invariant,
+    run::{self, Plan},
+    stage::Planted,
+};
+
+/// The longest hunt for one bug.
+const HUNT_TIMEOUT: Duration = Duration::from_secs(600);
+/// How long faults come in one run of a hunt, in seconds.
+const RUN_SECONDS: u64 = 25;
+/// How long jobs may take to end in it: some bugs keep them from it.
+const DRAIN: Duration = Duration::from_secs(30);
+
+/// A bug that was caught.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Caught {
+    pub number: u8,
+    pub name: String,
+    pub commit: String,
+    pub day: String,
+    /// How long the hunt took.
+    pub seconds: u64,
+    /// The seed of the run that caught it.
+    pub seed: u64,
+    /// The invariant that showed it.
+    pub invariant: Invariant,
+    pub detail: String,
+}
+
+/// The invariants that a bug must break.
+const fn broken_by(mutant: Mutant) -> &'static [Invariant] {
+    use Invariant::{
+        AcceptedIsRecorded, BatchesEndOnce, CallsHaveAnOrder, EndsAreTold, EveryJobEnds,
+        FailuresAreCounted, NoEarlyEnd, NoForeignJob, NothingAppears, OneLease, SuccessIsFinal,
+    };
+    match mutant {
+        Mutant::NoFence
+        | Mutant::AckBeforeCommit
+        | Mutant::FailureAsRelease
+        | Mutant::StaleAckAccepted
+        | Mutant::AckNotWritten => &[AcceptedIsRecorded, SuccessIsFinal, CallsHaveAnOrder],
+        Mutant::EnqueueBeforeCommit | Mutant::NotReaped => &[EveryJobEnds],
+        Mutant::NewSeed => &[NothingAppears],
+        Mutant::DeliveredTwice => &[OneLease],
+        Mutant::HeartbeatNotWritten => &[NoEarlyEnd],
+        Mutant::ForeignPoll => &[NoForeignJob],
+        Mutant::LateDeadLetter => &[FailuresAreCounted],
+        Mutant::BatchCallsTwice => &[BatchesEndOnce],
+        Mutant::EventLost => &[EndsAreTold],
+    }
+}
+
+/// The numbers that were asked for.
+///
+/// # Errors
+/// When there is no such bug.
+pub fn numbers(only: &[u8]) -> anyhow::Result<Vec<u8>> {
+    let all = Mutant::ALL.map(|it| it as u8);
+    for number in only {
+        ensure!(all.contains(number), "there is no planted bug {number}");
+    }
+    Ok(if only.is_empty() { all.to_vec() } else { only.to_vec() })
+}
+
+/// Runs nodes with this bug until it is caught.
+///
+/// # Errors
+/// When it is not.
+pub async fn hunt(dir: &Path, program: PathBuf, number: u8) -> anyhow::Result<Caught> {
+    let mutant = Mutant::ALL.into_iter().find(|it| *it as u8 == number).context("a bug")?;
+    let began = Instant::now();
+    for seed in 1.. {
+        let dir = dir.join(format!("mutant-{number}-{seed}"));
+        let planted = Planted { mutant: Some(number), fail_percent: 0.0 };
+        let plan = Plan { seed, seconds: RUN_SECONDS, planted, drain: DRAIN };
+        let report = run::run(&dir, program.clone(), &plan).await?;
+        std::fs::remove_dir_all(&dir)?;
+        let expected = broken_by(mutant);
+        let mut violations = report.violations.iter();
+        if let Some(worst) = violations.find(|it| expected.contains(&it.invariant)) {
+            let caught = Caught {
+                number,
+                name: format!("{mutant:?}"),
+                commit: report.commit.clone(),
+                day: report.day.clone(),
+                seconds: began.elapsed().as_secs(),
+                seed,
+                invariant: worst.invariant,
+                detail: worst.detail.clone(),
+            };
+            let Caught { invariant, seconds, .. } = &caught;
+            let _ =
+                writeln!(std::io::stdout(), "{number} {mutant:?}: {invariant:?} after {seconds} s");
+            return Ok(caught);
+        }
+        ensure!(began.elapsed() < HUNT_TIMEOUT, "{mutant:?} was not caught in {HUNT_TIMEOUT:?}");
+    }
+    anyhow::bail!("no seed is left")
+}

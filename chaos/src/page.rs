@@ -1,0 +1,173 @@
+//! The tables of `docs/proof.md`, from the results of runs and of planted bugs.
+
+use std::{collections::BTreeMap, fmt::Write, path::Path};
+
+use anyhow::{Context, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::{mutants::Caught, nemesis::Fault, report::Report};
+
+const BEGIN: &str = "<!-- tables -->\n";
+const END: &str = "<!-- end of tables -->\n";
+
+/// A line of the results.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(tag = "of", rename_all = "snake_case")]
+pub enum Entry {
+    Run(Report),
+    Mutant(Caught),
+}
+
+/// Writes the tables between the two marks of the page.
+///
+/// # Errors
+/// When the results cannot be read, or the page has no marks.
+pub fn write(results: &Path, page: &Path) -> anyhow::Result<()> {
+    let text = std::fs::read_to_string(page)?;
+    std::fs::write(page, with_tables(&text, &read(results)?)?)?;
+    Ok(())
+}
+
+fn read(results: &Path) -> anyhow::Result<Vec<Entry>> {
+    let text = std::fs::read_to_string(results)?;
+    text.lines().map(|it| Ok(serde_json::from_str(it)?)).collect()
+}
+
+fn with_tables(page: &str, entries: &[Entry]) -> anyhow::Result<String> {
+    let (before, rest) = page.split_once(BEGIN).context("the page has no mark")?;
+    let (_, after) = rest.split_once(END).context("the page has no second mark")?;
+    let runs: Vec<_> = entries
+        .iter()
+        .filter_map(|it| match it {
+            Entry::Run(it) => Some(it),
+            Entry::Mutant(_) => None,
+        })
+        .collect();
+    let mut mutants: BTreeMap<u8, &Caught> = BTreeMap::new();
+    for entry in entries {
+        if let Entry::Mutant(it) = entry {
+            mutants.insert(it.number, it);
+        }
+    }
+    ensure!(!runs.is_empty(), "there are no runs");
+    let tables = [runs_table(&runs), totals(&runs), faults_table(&runs), sometimes_table(&runs)];
+    let tables = tables.join("\n");
+    let mutants = mutants_table(mutants.values().copied());
+    Ok(format!("{before}{BEGIN}{tables}\n{mutants}{END}{after}"))
+}
+
+/// A number with commas.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut grouped = String::new();
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
+
+fn runs_table(runs: &[&Report]) -> String {
+    let mut table = "### Runs\n\n| day | commit | seed | seconds | jobs | operations | faults | \
+                     failed commits | all ended after | violations |\n\
+                     |---|---|---:|---:|---:|---:|---:|---:|---:|---:|\n"
+        .to_owned();
+    for it in runs {
+        let of = |it: &mut dyn Iterator<Item = &u64>| grouped(it.sum());
+        let drained = it.drained_ms.map_or("–".to_owned(), |ms| format!("{ms} ms"));
+        let _ = writeln!(
+            table,
+            "| {} | {} | {} | {} | {} | {} | {} | {} | {drained} | {} |",
+            it.day,
+            it.commit,
+            it.seed,
+            grouped(it.seconds),
+            grouped(it.jobs as u64),
+            of(&mut it.operations.values()),
+            of(&mut it.faults.values()),
+            of(&mut it.fail_points.values()),
+            it.violations.len(),
+        );
+    }
+    table
+}
+
+fn totals(runs: &[&Report]) -> String {
+    let mut operations: BTreeMap<&str, u64> = BTreeMap::new();
+    for (name, number) in runs.iter().flat_map(|it| &it.operations) {
+        *operations.entry(name).or_default() += number;
+    }
+    let seconds: u64 = runs.iter().map(|it| it.seconds).sum();
+    let all = grouped(operations.values().sum());
+    let faults = grouped(runs.iter().flat_map(|it| it.faults.values()).sum());
+    let mut table = format!(
+        "Together: {} minutes of faults, {all} operations, {faults} faults.\n\n\
+         | operation and outcome | number |\n|---|---:|\n",
+        seconds / 60
+    );
+    for (name, number) in operations {
+        let _ = writeln!(table, "| {name} | {} |", grouped(number));
+    }
+    table
+}
+
+fn faults_table(runs: &[&Report]) -> String {
+    let mut table =
+        "### Faults\n\nThe longest time in which no call of any client was accepted. If \
+                     PostgreSQL was down, it counts from when that was over.\n\n\
+                     | fault | number | longest without an accepted call | bound |\n\
+                     |---|---:|---:|---:|\n"
+            .to_owned();
+    for (fault, _) in Fault::ALL {
+        let number = runs.iter().filter_map(|it| it.faults.get(&fault)).sum();
+        let longest = runs.iter().filter_map(|it| it.unavailable_ms.get(&fault)).max();
+        let longest = longest.map_or("under 200 ms".to_owned(), |ms| format!("{ms} ms"));
+        let (name, bound) = (fault.name(), fault.bound_seconds());
+        let _ = writeln!(table, "| {name} | {} | {longest} | {bound} s |", grouped(number));
+    }
+    table
+}
+
+fn sometimes_table(runs: &[&Report]) -> String {
+    let mut all: BTreeMap<&str, u64> = BTreeMap::new();
+    for (name, number) in runs.iter().flat_map(|it| &it.sometimes) {
+        *all.entry(name).or_default() += number;
+    }
+    let mut table = "### What was met\n\n| sometimes | number |\n|---|---:|\n".to_owned();
+    for (name, number) in all {
+        let _ = writeln!(table, "| {name} | {} |", grouped(number));
+    }
+    table
+}
+
+fn mutants_table<'a>(mutants: impl Iterator<Item = &'a Caught>) -> String {
+    let mut table = "### Planted bugs\n\n| number | bug | caught by | after | commit |\n\
+                     |---:|---|---|---:|---|\n"
+        .to_owned();
+    for it in mutants {
+        let Caught { number, name, commit, seconds, invariant, .. } = it;
+        let _ =
+            writeln!(table, "| {number} | `{name}` | `{invariant:?}` | {seconds} s | {commit} |");
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_has_the_results() {
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+        let page = std::fs::read_to_string(docs.join("proof.md")).expect("a page");
+        let entries = read(&docs.join("proof.jsonl")).expect("results");
+        assert_eq!(with_tables(&page, &entries).expect("marks"), page);
+    }
+
+    #[test]
+    fn long_numbers_have_commas() {
+        assert_eq!([0, 999, 1_000, 23_022_044].map(grouped), ["0", "999", "1,000", "23,022,044"]);
+    }
+}

@@ -1,0 +1,179 @@
+//! One run: clients and faults, then everything is healed, all jobs end, and the book is checked.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::ensure;
+use sqlx::Connection;
+use tokio::{net::TcpListener, task::JoinSet, time::sleep};
+
+use crate::{
+    book::Book,
+    check::{self, Invariant, Violation},
+    clients::{CALL_TIMEOUT, Client, QUEUES, World},
+    foreign::{self, Foreign},
+    history::{self, Event, History},
+    nemesis, receiver,
+    report::{self, Report},
+    setup,
+    stage::{Planted, Stage},
+};
+
+/// Producers and workers of each tenant.
+const PRODUCERS: u64 = 3;
+const WORKERS: u64 = 6;
+/// Makes the choices of producers differ from those of workers.
+const PRODUCER_SEEDS: u64 = 1 << 63;
+const PROBE_SEEDS: u64 = 1 << 62;
+/// How long it may take until all jobs have ended and all is told, once nothing is broken.
+pub const DRAIN: Duration = Duration::from_secs(120);
+
+/// What a run does.
+pub struct Plan {
+    pub seed: u64,
+    /// How long faults come.
+    pub seconds: u64,
+    pub planted: Planted,
+    /// The longest wait for the ends of all jobs.
+    pub drain: Duration,
+}
+
+/// Runs it in a new folder. To be called from the main thread.
+///
+/// # Errors
+/// When something does not start, or the API does not answer in the end.
+pub async fn run(dir: &Path, program: PathBuf, plan: &Plan) -> anyhow::Result<Report> {
+    std::fs::create_dir_all(dir)?;
+    let mut stage = Stage::start(dir, program, plan.planted.clone()).await?;
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    let world = Arc::new(World {
+        history: History::new(&dir.join("history.jsonl"))?,
+        urls: stage.urls(),
+        queues: QUEUES.into_iter().chain(foreign::installed()).collect(),
+        tenants: stage.tenants.clone(),
+        client: reqwest::Client::builder().timeout(CALL_TIMEOUT).build()?,
+        is_healing: AtomicBool::new(false),
+        has_ended: AtomicBool::new(false),
+    });
+    receiver::start(listener, Arc::clone(&world));
+    let schedules = setup::set_up(&world, address).await?;
+    let made_at = history::now();
+    let (mut producers, mut workers) = start_clients(&world, plan.seed);
+    let during = Duration::from_secs(plan.seconds);
+    let mut foreign = Foreign::start(&world, dir)?;
+    nemesis::inject((&mut stage, &mut foreign), &world.history, plan.seed, during).await?;
+    foreign.heal()?;
+    let healed = Instant::now();
+    let paused_at = setup::pause(&world, &schedules).await?;
+    world.is_healing.store(true, Ordering::Relaxed);
+    while producers.join_next().await.is_some() {}
+    let drained = drain(&stage, healed, plan.drain).await;
+    world.has_ended.store(true, Ordering::Relaxed);
+    while workers.join_next().await.is_some() {}
+    drop(foreign);
+    let mut book = Book::read(&world, &schedules).await?;
+    book.schedules_ran = Some((made_at, paused_at));
+    let logs = read_logs(&stage, &world.history)?;
+    ensure!(
+        plan.planted.fail_percent == 0.0 || !logs.is_empty(),
+        "the server has no fail points: build the whole workspace, without --release"
+    );
+    drop(stage);
+    let lines = world.history.end()?;
+    let mut violations = check::violations(&lines, &book);
+    if let Err(error) = &drained {
+        let detail = format!("not all had ended in time: {error:#}");
+        violations.push(Violation { invariant: Invariant::EndsInTime, detail });
+    }
+    Ok(Report {
+        commit: commit(),
+        day: history::now_utc().format("%Y-%m-%d").to_string(),
+        seed: plan.seed,
+        seconds: plan.seconds,
+        jobs: book.jobs.len(),
+        operations: report::operations(&lines),
+        faults: report::faults(&lines),
+        fail_points: logs,
+        unavailable_ms: check::unavailable(&lines),
+        sometimes: report::sometimes(&lines, &book),
+        drained_ms: drained.ok().and_then(|it| u64::try_from(it.as_millis()).ok()),
+        violations,
+    })
+}
+
+fn start_clients(world: &Arc<World>, seed: u64) -> (JoinSet<()>, JoinSet<()>) {
+    let (mut producers, mut workers) = (JoinSet::new(), JoinSet::new());
+    for tenant in 0..world.tenants.len() {
+        for number in 0..PRODUCERS {
+            let seed = seed ^ PRODUCER_SEEDS ^ ((tenant as u64) << 32) ^ (number << 40);
+            producers.spawn(Client::new(world, tenant, seed).produce());
+        }
+        for number in 0..WORKERS {
+            let seed = seed ^ ((tenant as u64) << 32) ^ (number << 40);
+            let name = format!("worker-{tenant}-{number}");
+            workers.spawn(Client::new(world, tenant, seed).work(name));
+        }
+    }
+    for node in 0..world.urls.len() {
+        let seed = seed ^ PROBE_SEEDS ^ ((node as u64) << 40);
+        producers.spawn(Client::of_node(world, node, seed).probe());
+    }
+    (producers, workers)
+}
+
+/// Waits until every job has ended, and endpoints were told. Returns how long it took since nothing
+/// was broken any more.
+async fn drain(stage: &Stage, healed: Instant, longest: Duration) -> anyhow::Result<Duration> {
+    let mut conn = stage.database.connect().await?;
+    // Ends of jobs that lead on, events and deliveries are rows, too: deliveries are jobs.
+    let sql = "select (select count(*) from jobs where completed_at is null)
+                   + (select count(*) from outbound_events) + (select count(*) from job_ends)
+                   + (select count(*) from ended_parents)";
+    loop {
+        let open: i64 = sqlx::query_scalar(sql).fetch_one(&mut conn).await?;
+        if open == 0 {
+            conn.close().await?;
+            return Ok(healed.elapsed());
+        }
+        ensure!(healed.elapsed() < longest, "{open} are open");
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Fail points that were hit. Panics are noted in the history.
+fn read_logs(stage: &Stage, history: &History) -> anyhow::Result<BTreeMap<String, u64>> {
+    const MARK: &str = "fail point ";
+    let mut hit = BTreeMap::new();
+    for log in stage.logs() {
+        let text = std::fs::read_to_string(log)?;
+        for line in text.lines() {
+            if let Some((_, after)) = line.split_once(MARK) {
+                let name: String = after
+                    .chars()
+                    .take_while(|it| it.is_alphanumeric() || "._".contains(*it))
+                    .collect();
+                *hit.entry(name).or_default() += 1;
+            }
+            if line.contains("panicked at") {
+                let (call, text) = ("node".to_owned(), line.to_owned());
+                history.note(Event::Strange { call, status: 0, text });
+            }
+        }
+    }
+    Ok(hit)
+}
+
+fn commit() -> String {
+    let told = Command::new("git").args(["describe", "--always", "--dirty"]).output();
+    let told = told.ok().filter(|it| it.status.success());
+    told.map(|it| String::from_utf8_lossy(&it.stdout).trim().to_owned()).unwrap_or_default()
+}

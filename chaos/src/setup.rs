@@ -1,0 +1,73 @@
+//! What each tenant has before clients begin: an endpoint, and a schedule that fires often.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use serde_json::{Value, json};
+use tokio::time::sleep;
+use uuid::Uuid;
+
+use crate::{
+    check::MAX_ATTEMPTS,
+    clients::{RETRY_PAUSE, World},
+    history::now,
+    receiver,
+};
+
+/// The time between two ticks of a schedule, in seconds.
+pub const TICK_SECONDS: i64 = 2;
+/// Longest wait for a call that must be accepted.
+const ACCEPT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Makes both for each tenant, and returns the ids of the schedules.
+///
+/// # Errors
+/// When the API refuses.
+pub async fn set_up(world: &World, receiver: std::net::SocketAddr) -> anyhow::Result<Vec<String>> {
+    let mut schedules = Vec::new();
+    for tenant in 0..world.tenants.len() {
+        let endpoint = json!({
+            "url": receiver::url(receiver, tenant),
+            "events": ["job.succeeded", "job.dead_lettered", "job.cancelled"],
+        });
+        post(world, tenant, "/v1/webhooks", &endpoint).await?;
+        let schedule = json!({
+            "job_type": "chaos-tick", "cron_expression": format!("*/{TICK_SECONDS} * * * * *"),
+            "queue": "q0", "max_attempts": MAX_ATTEMPTS, "payload": {"tenant": tenant},
+            "retry": {"initial_seconds": 0, "jitter_seconds": 0, "max_seconds": 1},
+        });
+        let made = post(world, tenant, "/v1/recurring", &schedule).await?;
+        let id = made["id"].as_str().or(made["recurring_id"].as_str()).context("its id")?;
+        schedules.push(id.to_owned());
+    }
+    Ok(schedules)
+}
+
+/// Lets the schedules fire no more, and returns when it was asked for.
+///
+/// # Errors
+/// When the API refuses.
+pub async fn pause(world: &World, schedules: &[String]) -> anyhow::Result<i64> {
+    let asked_at = now();
+    for (tenant, schedule) in schedules.iter().enumerate() {
+        post(world, tenant, &format!("/v1/recurring/{schedule}/pause"), &json!({})).await?;
+    }
+    Ok(asked_at)
+}
+
+/// Posts until it is accepted: a commit may fail, and a node may not know yet that all is healed.
+async fn post(world: &World, tenant: usize, path: &str, body: &Value) -> anyhow::Result<Value> {
+    let (key, began) = (Uuid::new_v4().to_string(), Instant::now());
+    loop {
+        let request = world.client.post(format!("{}{path}", world.urls[0]));
+        let request = request.bearer_auth(&world.tenants[tenant].key).json(body);
+        let answered = request.header("idempotency-key", &key).send().await;
+        let refusal = match answered {
+            Ok(answer) if answer.status().is_success() => return Ok(answer.json().await?),
+            Ok(answer) => format!("{} {}", answer.status(), answer.text().await?),
+            Err(error) => error.to_string(),
+        };
+        ensure!(began.elapsed() < ACCEPT_TIMEOUT, "{path}: {refusal}");
+        sleep(RETRY_PAUSE).await;
+    }
+}

@@ -6,7 +6,7 @@ set -eu
 cd "$(dirname "$0")/.."
 
 bin=${FENCEPOST_BIN:-target/release/fencepost}
-[ -x "$bin" ] || { echo "$bin is missing: cargo build --release --workspace" >&2; exit 1; }
+[ -x "$bin" ] || { echo "$bin is missing: cargo build --release -p fencepost -p fencepost-bench" >&2; exit 1; }
 dir=$(mktemp -d /var/tmp/fencepost-peers-XXXXXX)
 # As root, PostgreSQL runs as a user of its own.
 chmod 755 "$dir"

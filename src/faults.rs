@@ -88,10 +88,26 @@ impl Mutant {
         imp::mutant() == Some(self as u8)
     }
 
-    /// The same for some of its opportunities: one in `parts`.
+    /// It strikes at one of so many opportunities.
+    const fn parts(self) -> u32 {
+        match self {
+            Self::ForeignPoll => 50,
+            Self::AckNotWritten | Self::EventLost => 20,
+            Self::NotReaped => 10,
+            _ => 1,
+        }
+    }
+
+    /// Whether this bug was planted, and strikes now.
     #[must_use]
-    pub fn strikes(self, parts: u32) -> bool {
-        self.is_planted() && rand::random_range(0..parts) == 0
+    pub fn strikes(self) -> bool {
+        self.is_planted() && rand::random_range(0..self.parts()) == 0
+    }
+
+    /// Whether this bug was planted, and strikes at this job, now and later.
+    #[must_use]
+    pub fn strikes_at(self, job: uuid::Uuid) -> bool {
+        self.is_planted() && job.as_u128().is_multiple_of(self.parts().into())
     }
 }
 

@@ -112,9 +112,9 @@ struct Seen<'a> {
     known_ended: BTreeMap<i64, i64>,
 }
 
-/// Every violation of a run.
+/// Every violation of a run. Pauses may be `patience` times as long as their bounds.
 #[must_use]
-pub fn violations(lines: &[Line], book: &Book) -> Vec<Violation> {
+pub fn violations(lines: &[Line], book: &Book, patience: u32) -> Vec<Violation> {
     let mut found = Found(Vec::new());
     let seen = seen(lines, &mut found);
     let sent = sent(lines, book, &mut found);
@@ -134,7 +134,7 @@ pub fn violations(lines: &[Line], book: &Book) -> Vec<Violation> {
     let both = book.jobs.iter().filter_map(|it| Some((it, seen.get(it.id.as_str())?)));
     order::violations(both, &mut found);
     families::violations(lines, book, &known, &mut found);
-    servers::violations(lines, book, &mut found);
+    servers::violations(lines, book, patience, &mut found);
     found.0
 }
 

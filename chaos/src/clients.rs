@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use rand::{RngExt, SeedableRng, rngs::StdRng};
+use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
@@ -33,6 +33,50 @@ const POLL: &str = "/v1/workers/poll";
 /// How soon a client leaves that vanishes.
 const VANISH_AFTER: Duration = Duration::from_millis(15);
 pub const RETRY_PAUSE: Duration = Duration::from_millis(100);
+/// Of a hundred calls, those whose client vanishes.
+const VANISH_PERCENT: u32 = 3;
+/// Tries of a poll; then its worker begins a new one.
+const MAX_POLL_TRIES: usize = 3;
+/// Of a hundred polls with jobs, those whose worker is started again in that moment.
+const RESTART_PERCENT: u32 = 3;
+/// Of a hundred acks, those that are repeated, and those that are followed by another outcome or by
+/// a heartbeat.
+const REPEAT_PERCENT: u32 = 5;
+const CONTRADICT_PERCENT: u32 = 3;
+const LATE_BEAT_PERCENT: u32 = 2;
+const HALF_PERCENT: u32 = 50;
+/// How long a frozen worker sleeps beyond its lease.
+const FROZEN_AFTER: Duration = Duration::from_millis(1_500);
+/// When a worker sends its heartbeat, and how long quick work takes, in milliseconds.
+const BEAT_MS: std::ops::Range<u64> = 200..900;
+const QUICK_MS: std::ops::Range<u64> = 0..40;
+/// Heartbeats of work that takes longer than a lease.
+const LONG_BEATS: u32 = 3;
+
+/// How a worker treats a job.
+#[derive(Debug, Clone, Copy)]
+enum Manner {
+    /// It dies.
+    Dies,
+    /// It freezes until its lease has ended, and continues.
+    Freezes,
+    /// It sends a heartbeat.
+    Beats,
+    /// It works for longer than a lease lasts, and sends heartbeats.
+    TakesLong,
+    Quick,
+}
+
+/// Each with its part of a hundred.
+const MANNERS: [(Manner, u32); 5] = [
+    (Manner::Dies, 5),
+    (Manner::Freezes, 3),
+    (Manner::Beats, 12),
+    (Manner::TakesLong, 3),
+    (Manner::Quick, 77),
+];
+const ENDS: [(End, u32); 3] = [(End::Failed, 18), (End::Released, 6), (End::Succeeded, 76)];
+
 /// Tries of an ack; then its worker leaves it, and the lease ends.
 const MAX_ACK_TRIES: usize = 60;
 
@@ -105,7 +149,7 @@ impl Client {
         if let Some(key) = call.key {
             request = request.header("idempotency-key", key);
         }
-        let does_vanish = !self.is_healing() && self.happens(3);
+        let does_vanish = !self.is_healing() && self.happens(VANISH_PERCENT);
         let within = if does_vanish { VANISH_AFTER } else { self.timeout };
         let called = async {
             let answer = request.send().await.ok()?;
@@ -148,7 +192,7 @@ impl Client {
             });
             let call = Call { path: POLL, body: &body, key: None };
             let mut answer = None;
-            for _ in 0..3 {
+            for _ in 0..MAX_POLL_TRIES {
                 answer = self.post(call).await;
                 if answer.is_some() {
                     break;
@@ -156,7 +200,7 @@ impl Client {
                 sleep(RETRY_PAUSE).await;
             }
             let mut leases = self.leases(answer.as_ref(), &name);
-            if !leases.is_empty() && self.happens(3) {
+            if !leases.is_empty() && self.happens(RESTART_PERCENT) {
                 // Its program is started again in this moment, and knows of the poll alone.
                 let again = self.post(call).await;
                 leases = self.leases(again.as_ref(), &name);
@@ -193,43 +237,40 @@ impl Client {
             self.ack(held, End::Succeeded).await;
             return;
         }
-        match self.rng.random_range(0..100) {
-            // It dies.
-            0..5 => return,
-            // It freezes until its lease has ended, and continues.
-            5..8 => {
-                sleep(Duration::from_millis(LEASE_SECONDS * 1_000 + 1_500)).await;
-                if self.happens(50) {
+        let lease = Duration::from_secs(LEASE_SECONDS);
+        match MANNERS.choose_weighted(&mut self.rng, |it| it.1).map_or(Manner::Quick, |it| it.0) {
+            Manner::Dies => return,
+            Manner::Freezes => {
+                sleep(lease + FROZEN_AFTER).await;
+                if self.happens(HALF_PERCENT) {
                     self.beat(held).await;
                 }
             }
-            8..20 => {
-                sleep(Duration::from_millis(self.rng.random_range(200..900))).await;
+            Manner::Beats => {
+                sleep(Duration::from_millis(self.rng.random_range(BEAT_MS))).await;
                 self.beat(held).await;
             }
-            // It works for longer than a lease lasts, and sends heartbeats.
-            20..23 => {
-                for _ in 0..3 {
-                    sleep(Duration::from_millis(LEASE_SECONDS * 500)).await;
+            Manner::TakesLong => {
+                for _ in 0..LONG_BEATS {
+                    sleep(lease / 2).await;
                     self.beat(held).await;
                 }
             }
-            _ => sleep(Duration::from_millis(self.rng.random_range(0..40))).await,
+            Manner::Quick => {
+                sleep(Duration::from_millis(self.rng.random_range(QUICK_MS))).await;
+            }
         }
-        let end = match self.rng.random_range(0..100) {
-            0..18 => End::Failed,
-            18..24 => End::Released,
-            _ => End::Succeeded,
-        };
+        let end = ENDS.choose_weighted(&mut self.rng, |it| it.1);
+        let end = end.map_or(End::Succeeded, |it| it.0);
         self.ack(held, end).await;
-        if self.happens(5) {
+        if self.happens(REPEAT_PERCENT) {
             self.ack(held, end).await;
         }
-        if self.happens(3) {
+        if self.happens(CONTRADICT_PERCENT) {
             let other = if end == End::Succeeded { End::Failed } else { End::Succeeded };
             self.ack(held, other).await;
         }
-        if self.happens(2) {
+        if self.happens(LATE_BEAT_PERCENT) {
             self.beat(held).await;
         }
     }

@@ -67,6 +67,10 @@ enum Task {
         /// Commits that fail on purpose, in percent
         #[arg(long, default_value_t = FAIL_PERCENT)]
         fail_percent: f64,
+
+        /// How many times longer pauses may be than their bounds, on a slow machine
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
+        patience: u32,
     },
     /// Plant bugs in the nodes, one after the other, and run until each is caught
     Mutants {
@@ -136,12 +140,13 @@ fn main() -> anyhow::Result<()> {
     // What the main thread has started ends with it: it does not change.
     let runtime = Runtime::new()?;
     match Cli::parse().command {
-        Task::Run { place, seed, seconds, repeat, fail_percent } => {
+        Task::Run { place, seed, seconds, repeat, fail_percent, patience } => {
             let seed = seed.unwrap_or_else(|| u64::from(rand::random::<u32>()));
             let planted = Planted { mutant: None, fail_percent };
             for number in 0..repeat {
                 let dir = place.dir().join(format!("seed-{seed}-{number}"));
-                let plan = Plan { seed, seconds, planted: planted.clone(), drain: run::DRAIN };
+                let (planted, drain) = (planted.clone(), run::DRAIN);
+                let plan = Plan { seed, seconds, planted, drain, patience };
                 runtime.block_on(run_once(&place, &dir, &plan))?;
             }
         }

@@ -84,7 +84,8 @@ pub async fn hunt(dir: &Path, program: PathBuf, number: u8) -> anyhow::Result<Ca
     for seed in 1.. {
         let dir = dir.join(format!("mutant-{number}-{seed}"));
         let planted = Planted { mutant: Some(number), fail_percent: 0.0 };
-        let plan = Plan { seed, seconds: RUN_SECONDS, planted, drain: DRAIN };
+        let (seconds, drain, patience) = (RUN_SECONDS, DRAIN, 1);
+        let plan = Plan { seed, seconds, planted, drain, patience };
         let report = run::run(&dir, program.clone(), &plan).await?;
         std::fs::remove_dir_all(&dir)?;
         let expected = broken_by(mutant);

@@ -16,6 +16,11 @@ use crate::{
 const MAX_BUSY_KEY: Duration = Duration::from_secs(25);
 /// The pause between two jobs of a client that looks whether they are accepted.
 const PROBE_PAUSE: Duration = Duration::from_millis(150);
+/// Of a hundred things that a producer sends, batches and workflows; the others are single jobs.
+const BATCH_PERCENT: u32 = 4;
+const WORKFLOW_PERCENT: u32 = 4;
+/// The pause between two of them, in milliseconds.
+const PAUSE_MS: std::ops::Range<u64> = 5..60;
 /// Jobs of a batch, at most.
 const MAX_BATCH_JOBS: usize = 4;
 
@@ -23,12 +28,14 @@ impl Client {
     /// Sends jobs until nothing is broken any more.
     pub async fn produce(mut self) {
         while !self.is_healing() {
-            match self.rng.random_range(0..100) {
-                0..4 => self.make_batch().await,
-                4..8 => self.make_workflow().await,
-                _ => _ = self.enqueue(json!({})).await,
+            if self.happens(BATCH_PERCENT) {
+                self.make_batch().await;
+            } else if self.happens(WORKFLOW_PERCENT) {
+                self.make_workflow().await;
+            } else {
+                self.enqueue(json!({})).await;
             }
-            sleep(Duration::from_millis(self.rng.random_range(5..60))).await;
+            sleep(Duration::from_millis(self.rng.random_range(PAUSE_MS))).await;
         }
     }
 

@@ -36,6 +36,8 @@ const PROBE_SEEDS: u64 = 1 << 62;
 /// How long it may take until all jobs have ended and all is told, once nothing is broken.
 pub const DRAIN: Duration = Duration::from_secs(120);
 
+const LOOK_PERIOD: Duration = Duration::from_millis(50);
+
 /// What a run does.
 pub struct Plan {
     pub seed: u64,
@@ -44,6 +46,8 @@ pub struct Plan {
     pub planted: Planted,
     /// The longest wait for the ends of all jobs.
     pub drain: Duration,
+    /// How many times longer pauses may be than their bounds.
+    pub patience: u32,
 }
 
 /// Runs it in a new folder. To be called from the main thread.
@@ -89,7 +93,7 @@ pub async fn run(dir: &Path, program: PathBuf, plan: &Plan) -> anyhow::Result<Re
     );
     drop(stage);
     let lines = world.history.end()?;
-    let mut violations = check::violations(&lines, &book);
+    let mut violations = check::violations(&lines, &book, plan.patience);
     if let Err(error) = &drained {
         let detail = format!("not all had ended in time: {error:#}");
         violations.push(Violation { invariant: Invariant::EndsInTime, detail });
@@ -145,7 +149,7 @@ async fn drain(stage: &Stage, healed: Instant, longest: Duration) -> anyhow::Res
             return Ok(healed.elapsed());
         }
         ensure!(healed.elapsed() < longest, "{open} are open");
-        sleep(Duration::from_millis(50)).await;
+        sleep(LOOK_PERIOD).await;
     }
 }
 

@@ -1,7 +1,10 @@
 //! Whether there is an order of all that happened to a job, each thing within the time of its call,
 //! in which every answer is right: linearizability, by the algorithm of Wing and Gong.
 
-use std::{cmp::Reverse, collections::BTreeMap};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use todc_utils::{Action, History, Specification, WGLChecker};
 
@@ -10,7 +13,7 @@ use super::{Answer, BookJob, End, Found, Invariant, Seen, SeenAck, SeenBeat};
 /// Jobs that are looked at: those with most calls.
 const MAX_JOBS: usize = 5_000;
 /// Calls of one job; with more, an answer could take too long.
-const MAX_CALLS: usize = 60;
+const MAX_CALLS: usize = 40;
 /// How long after its time in the book the end of an attempt may have been committed.
 const COMMIT_MS: i64 = 10_000;
 
@@ -114,15 +117,22 @@ fn calls(job: &BookJob, seen: &Seen<'_>) -> Vec<Call> {
         let (from, to) = (ended, Some(ended + COMMIT_MS));
         calls.push(Call { from, to, attempt, does: Does::End(outcome.to_owned()) });
     }
+    // Of acks without an answer, one that may happen from the first of them on stands for all:
+    // each more would double the orders that are tried.
+    let mut unanswered = BTreeSet::new();
     for SeenAck { held, end, answer, sent, at } in &seen.acks {
         let end = match end {
             End::Succeeded => "succeeded",
             End::Failed => "failed",
             End::Released => "released",
         };
-        let (from, to) = (*sent, Some(*at).filter(|_| *answer != Answer::Unknown));
-        let does = Does::Ack(end.to_owned(), *answer);
-        calls.push(Call { from, to, attempt: held.attempt, does });
+        let (from, attempt) = (*sent, held.attempt);
+        let is_unknown = *answer == Answer::Unknown;
+        if is_unknown && !unanswered.insert((attempt, end)) {
+            continue;
+        }
+        let to = Some(*at).filter(|_| !is_unknown);
+        calls.push(Call { from, to, attempt, does: Does::Ack(end.to_owned(), *answer) });
     }
     for SeenBeat { held, answer, sent, at } in &seen.beats {
         if *answer == Answer::Yes {

@@ -9,10 +9,10 @@ use crate::{
     nemesis::Fault,
 };
 
-pub(super) fn violations(lines: &[Line], book: &Book, found: &mut Found) {
+pub(super) fn violations(lines: &[Line], book: &Book, patience: u32, found: &mut Found) {
     count_violations(book, found);
     for (fault, ms) in unavailable(lines) {
-        let bound = fault.bound_seconds();
+        let bound = fault.bound_seconds() * u64::from(patience);
         if ms > bound.cast_signed() * 1_000 {
             let detail = format!("{}: {ms} ms, more than {bound} s", fault.name());
             found.add(Invariant::Available, detail);

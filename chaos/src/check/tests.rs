@@ -67,7 +67,7 @@ fn job(state: &str, outcomes: &[&str]) -> BookJob {
 fn found(events: &[Event], book: &Book) -> Vec<Invariant> {
     let line = |(second, event): (i64, &Event)| Line { at: second * 1_000, event: event.clone() };
     let lines: Vec<_> = (1..).zip(events).map(line).collect();
-    let mut all: Vec<_> = violations(&lines, book).into_iter().map(|it| it.invariant).collect();
+    let mut all: Vec<_> = violations(&lines, book, 1).into_iter().map(|it| it.invariant).collect();
     // The times are made up here; the order of calls has tests of its own.
     all.retain(|it| *it != Invariant::CallsHaveAnOrder);
     all.dedup();

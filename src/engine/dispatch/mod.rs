@@ -47,7 +47,7 @@ pub async fn poll(
     gone: &CancellationToken,
     revoked: impl Future<Output = Error>,
 ) -> Result<Delivery, Error> {
-    if Mutant::ForeignPoll.strikes(50) {
+    if Mutant::ForeignPoll.strikes() {
         poll.project_id.0 += 1;
     }
     let wait = poll.wait;

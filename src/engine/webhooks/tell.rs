@@ -145,7 +145,7 @@ impl Sweep for Events {
                 let (events, about_work) = dropped.entry(id).or_default();
                 (*events, *about_work) = (*events + 1, *about_work + of_work);
             }
-            if has_room.is_empty() || Mutant::EventLost.strikes(20) {
+            if has_room.is_empty() || Mutant::EventLost.strikes() {
                 continue;
             }
             let (kind, url) = (event.kind.clone(), event.callback_url.clone());

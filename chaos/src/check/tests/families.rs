@@ -193,7 +193,7 @@ fn a_pause_that_is_too_long_is_found() {
             line(accepted, Event::Healed { fault }),
         ];
         let book = book(&[job("succeeded", &["succeeded"])]);
-        let broken = violations(&lines, &book).into_iter().map(|it| it.invariant);
+        let broken = violations(&lines, &book, 1).into_iter().map(|it| it.invariant);
         broken.filter(|it| *it != Invariant::CallsHaveAnOrder).collect::<Vec<_>>()
     };
     assert_eq!(broken(1_900), []);

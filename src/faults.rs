@@ -85,10 +85,10 @@ impl Mutant {
     /// Whether this bug was planted in this process.
     #[must_use]
     pub fn is_planted(self) -> bool {
-        imp::mutant() == Some(self as u8)
+        imp::mutant(MUTANT_VARIABLE) == Some(self as u8)
     }
 
-    /// It strikes at one of so many opportunities.
+    /// It strikes at one of this many opportunities.
     const fn parts(self) -> u32 {
         match self {
             Self::ForeignPoll => 50,
@@ -143,7 +143,7 @@ mod imp {
     use std::{
         io::ErrorKind,
         sync::{
-            LazyLock,
+            OnceLock,
             atomic::{AtomicU64, Ordering},
         },
     };
@@ -154,10 +154,9 @@ mod imp {
         FAILURES.load(Ordering::Relaxed)
     }
 
-    pub fn mutant() -> Option<u8> {
-        static MUTANT: LazyLock<Option<u8>> =
-            LazyLock::new(|| std::env::var(super::MUTANT_VARIABLE).ok()?.parse().ok());
-        *MUTANT
+    pub fn mutant(variable: &str) -> Option<u8> {
+        static MUTANT: OnceLock<Option<u8>> = OnceLock::new();
+        *MUTANT.get_or_init(|| std::env::var(variable).ok()?.parse().ok())
     }
 
     pub fn fail(point: &'static str, side: &'static str) -> sqlx::Result<()> {
@@ -175,7 +174,7 @@ mod imp {
 
 #[cfg(not(feature = "faults"))]
 mod imp {
-    pub const fn mutant() -> Option<u8> {
+    pub const fn mutant(_: &str) -> Option<u8> {
         None
     }
 

@@ -44,8 +44,8 @@ pub enum Fault {
     NodeKilled,
     /// A node is stopped in order, as a deploy does.
     NodeStopped,
-    /// A node is frozen: often for longer than leases last, and now and then for so long that
-    /// others count it as gone.
+    /// A node is frozen: often for longer than leases last, and now and then until others count it
+    /// as gone.
     NodeFrozen,
     /// A node is started again with a clock that is up to an hour wrong, and then with its own.
     ClockWrong,

@@ -114,16 +114,19 @@ fn totals(runs: &[&Report]) -> String {
 }
 
 fn faults_table(runs: &[&Report]) -> String {
-    let mut table =
-        "### Faults\n\nThe longest time in which no call of any client was accepted. If \
-                     PostgreSQL was down, it counts from when that was over.\n\n\
+    let mut table = "### Faults\n\nThe longest time in which no call of any client was accepted, \
+                     without the\ntime in which PostgreSQL took none.\n\n\
                      | fault | number | longest without an accepted call | bound |\n\
                      |---|---:|---:|---:|\n"
-            .to_owned();
+        .to_owned();
     for (fault, _) in Fault::ALL {
         let number = runs.iter().filter_map(|it| it.faults.get(&fault)).sum();
         let longest = runs.iter().filter_map(|it| it.unavailable_ms.get(&fault)).max();
-        let longest = longest.map_or("under 200 ms".to_owned(), |ms| format!("{ms} ms"));
+        let longest = match longest {
+            Some(ms) => format!("{ms} ms"),
+            None if number == 0 => "–".to_owned(),
+            None => "under 200 ms".to_owned(),
+        };
         let (name, bound) = (fault.name(), fault.bound_seconds());
         let _ = writeln!(table, "| {name} | {} | {longest} | {bound} s |", grouped(number));
     }

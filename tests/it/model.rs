@@ -2,7 +2,7 @@
 //! order and with whatever fences, the store is where the model says. Faults that are planted must
 //! be found.
 
-use std::{process::Command, time::Duration};
+use std::time::Duration;
 
 use fencepost::{
     config::PoolArgs,
@@ -26,7 +26,6 @@ use fencepost::{
         workers,
     },
     error::Error,
-    faults,
     ids::{JobId, JobKey, LeaseId, ProjectId, TickKey},
     store::{self, pools::Pools, settle_failure::Ended},
 };
@@ -38,9 +37,13 @@ use uuid::Uuid;
 
 mod callbacks;
 mod control;
+mod faults;
 mod machine;
 
-use self::machine::{Answer, Awaited, Model};
+use self::{
+    faults::{again, patiently},
+    machine::{Answer, Awaited, Model},
+};
 use crate::harness::{Database, fresh_database, run_for};
 
 const WORKERS: [&str; 3] = ["ann", "bob", "cy"];
@@ -49,12 +52,6 @@ const TIME_LIMIT: Duration = Duration::from_secs(180);
 const SEEDS: u64 = 40;
 const STEPS: usize = 70;
 const MAX_JOBS: usize = 7;
-/// Times that a pass of a loop, or a call, may fail in turn.
-const MAX_PASSES: usize = 5;
-/// Commits that fail on purpose, in percent of each kind.
-const FAILED_PERCENT: u32 = 2;
-/// Commits that fail at least in all histories.
-const MIN_FAILED: u64 = 100;
 
 /// A mistake that the system under test is made to make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -410,27 +407,6 @@ impl Run {
     }
 }
 
-/// A call that is repeated while the database does not answer, as a client does.
-async fn patiently<T>(call: impl AsyncFn() -> Result<T, Error>) -> Result<T, Error> {
-    for _ in 0..MAX_PASSES {
-        match call().await {
-            Err(Error::Unavailable(_) | Error::InDoubt) => (),
-            answer => return answer,
-        }
-    }
-    call().await
-}
-
-/// A pass of a loop. One that fails runs again, as in its loop.
-async fn again<T>(pass: impl AsyncFn() -> sqlx::Result<T>) -> Result<T, String> {
-    for _ in 0..MAX_PASSES {
-        if let Ok(done) = pass().await {
-            return Ok(done);
-        }
-    }
-    pass().await.map_err(|it| it.to_string())
-}
-
 /// Plays one history. Err: where the store and the model part.
 async fn play(engine: &Engine, database: &Database, seed: u64, plant: Plant) -> Checked {
     let mut conn = database.connect().await;
@@ -466,31 +442,13 @@ fn with_engine(test: impl AsyncFnOnce(&Engine, &Database)) {
 
 #[test]
 fn whatever_happens_the_store_is_where_the_model_says() {
-    let does_fail = std::env::var_os(faults::FAIL_POINTS_VARIABLE).is_some();
-    let _faults = does_fail.then(faults::set_up);
+    let faults = faults::set_up();
     with_engine(async |engine, database| {
         for seed in 0..SEEDS {
             play(engine, database, seed, Plant::Nothing).await.unwrap_or_else(|it| panic!("{it}"));
         }
     });
-    assert!(!does_fail || faults::failures() >= MIN_FAILED, "{} commits", faults::failures());
-}
-
-/// The same in a process of its own, whose commits fail now and then: before anything is written,
-/// or after all is. Claims are left out: those that fail cost an attempt.
-#[cfg(feature = "faults")]
-#[test]
-fn commits_that_fail_change_nothing_or_are_found_out() {
-    let points = faults::FAIL_POINTS.iter().filter(|it| **it != "claim");
-    let points = points.flat_map(|it| ["before", "after"].map(|side| format!("{it}.{side}")));
-    let points: Vec<_> = points.map(|it| format!("{it}={FAILED_PERCENT}%return")).collect();
-    let ran = Command::new(std::env::current_exe().expect("this program"))
-        .args(["--exact", "model::whatever_happens_the_store_is_where_the_model_says"])
-        .env(faults::FAIL_POINTS_VARIABLE, points.join(";"))
-        .output();
-    let ran = ran.expect("it runs");
-    let said = String::from_utf8_lossy(&ran.stdout);
-    assert!(ran.status.success() && said.contains("1 passed"), "{said}");
+    faults.were_met();
 }
 
 fn is_found(plant: Plant) {

@@ -6,6 +6,7 @@
 use std::{
     fs::{self, File},
     path::{Path, PathBuf},
+    process::Command,
     sync::{
         LazyLock, OnceLock,
         atomic::{AtomicU32, Ordering},
@@ -35,6 +36,9 @@ const MAX_LEFTOVERS: i64 = 100;
 const LOOK_PERIOD: Duration = Duration::from_millis(20);
 /// Lines of PostgreSQL's log that a test prints which cannot connect.
 const SHOWN_LOG_LINES: usize = 20;
+
+/// The variable that [`share_with`] sets.
+const SHARED_VARIABLE: &str = "FENCEPOST_TEST_SERVERS";
 
 /// A database of one test.
 #[derive(Debug, Clone)]
@@ -140,9 +144,25 @@ async fn clone_template(conn: &mut PgConnection, name: &str, template: &str) {
     conn.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(sql))).await.expect("the template is cloned");
 }
 
+/// Lets a process of a test use the servers of this one: it would wait for the end of this run.
+pub fn share_with(command: &mut Command) {
+    let Shared { redis_url, url, template } = shared();
+    command.env(SHARED_VARIABLE, [redis_url.as_str(), url, template].join("\n"));
+}
+
+/// The servers of the process that has started this one, if it shares them.
+fn shared_by_parent() -> Option<Shared> {
+    let text = std::env::var(SHARED_VARIABLE).ok()?;
+    let mut lines = text.lines().map(str::to_owned);
+    Some(Shared { redis_url: lines.next()?, url: lines.next()?, template: lines.next()? })
+}
+
 fn shared() -> &'static Shared {
     static SHARED: OnceLock<Shared> = OnceLock::new();
     SHARED.get_or_init(|| {
+        if let Some(shared) = shared_by_parent() {
+            return shared;
+        }
         let (sender, receiver) = mpsc::channel();
         // The cluster ends with the thread that started it, and tests' threads end too soon.
         std::thread::spawn(move || {

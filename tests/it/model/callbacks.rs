@@ -10,7 +10,7 @@ use fencepost::{
     },
 };
 
-use super::{Checked, Plant, Run};
+use super::{Checked, Plant, Run, again};
 use uuid::Uuid;
 
 /// Nothing else is stored in this queue, and no step of a history looks at it.
@@ -34,7 +34,7 @@ impl Run {
             )
             .await;
         }
-        while maintenance::ends::pass(&self.engine).await.map_err(|it| it.to_string())? {}
+        while again(async || maintenance::ends::pass(&self.engine).await).await? {}
         let mut expected: BTreeMap<Option<Uuid>, i64> = BTreeMap::new();
         for model in &mut self.jobs {
             let has_ended = model.end().is_some();

@@ -61,8 +61,8 @@ fn workflow([first, then, otherwise]: [&str; 3], began: i64) -> Vec<Invariant> {
         job
     };
     let ids = ["job_first", "job_then", "job_otherwise"];
-    let jobs: Vec<_> =
-        ids.iter().zip([first, then, otherwise]).map(|it| ended(it.0, it.1)).collect();
+    let states = [first, then, otherwise];
+    let jobs: Vec<_> = ids.iter().zip(states).map(|it| ended(it.0, it.1)).collect();
     let mut events = Vec::new();
     for job in &jobs {
         for kind in ["job.succeeded", "job.dead_lettered", "job.cancelled"] {
@@ -86,8 +86,8 @@ fn children_run_after_the_end_that_they_wait_for() {
     assert_eq!(workflow(["succeeded", "succeeded", "cancelled"], 99), broken, "too early");
 }
 
-/// A schedule that ran from second 1 to 7, whose entries are of these seconds, and stand for as many
-/// ticks.
+/// A schedule that ran from second 1 to 20: when its entries were due, and for how many ticks each
+/// stands.
 fn fires(ticks: &[(i64, i64, Option<&str>)]) -> Vec<Invariant> {
     let fire = |(due, ticks, job): &(i64, i64, Option<&str>)| BookFire {
         due_at: at(*due),

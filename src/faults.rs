@@ -5,6 +5,8 @@
 #[cfg(all(feature = "faults", not(debug_assertions)))]
 compile_error!("the feature `faults` is for tests: a release must not have it");
 
+use std::future::Future;
+
 /// The variable that plants a bug, by its number in [`Mutant`].
 pub const MUTANT_VARIABLE: &str = "FENCEPOST_MUTANT";
 
@@ -125,6 +127,20 @@ pub fn before_commit(point: &'static str) -> sqlx::Result<()> {
 /// The loss of a connection, if it was told to fail.
 pub fn after_commit(point: &'static str) -> sqlx::Result<()> {
     imp::fail(point, "after")
+}
+
+/// Work that commits once, between its two fail points.
+///
+/// # Errors
+/// That of the work, or the loss of a connection, if it was told to fail.
+pub async fn around_commit<T>(
+    point: &'static str,
+    work: impl Future<Output = sqlx::Result<T>>,
+) -> sqlx::Result<T> {
+    before_commit(point)?;
+    let done = work.await?;
+    after_commit(point)?;
+    Ok(done)
 }
 
 /// Commits that have failed on purpose in this process.

@@ -269,12 +269,7 @@ fn ack_violations(job: &BookJob, seen: &Seen<'_>, found: &mut Found) {
     for SeenAck { held, end, answer, .. } in &seen.acks {
         let Held { attempt, lease, .. } = held;
         let recorded = outcome_of(job, *attempt);
-        let as_recorded = match end {
-            End::Succeeded => "succeeded",
-            End::Failed => "failed",
-            End::Released => "released",
-        };
-        let is_recorded = recorded == Some(as_recorded);
+        let is_recorded = recorded == Some(end.outcome());
         match answer {
             Answer::Yes if !is_recorded => {
                 let detail =

@@ -9,7 +9,6 @@ use std::{
 };
 
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
-use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
@@ -44,7 +43,8 @@ const RESTART_PERCENT: u32 = 3;
 const REPEAT_PERCENT: u32 = 5;
 const CONTRADICT_PERCENT: u32 = 3;
 const LATE_BEAT_PERCENT: u32 = 2;
-const HALF_PERCENT: u32 = 50;
+/// Of a hundred workers that were frozen, those that send a heartbeat then.
+const FROZEN_BEAT_PERCENT: u32 = 50;
 /// How long a frozen worker sleeps beyond its lease.
 const FROZEN_AFTER: Duration = Duration::from_millis(1_500);
 /// When a worker sends its heartbeat, and how long quick work takes, in milliseconds.
@@ -143,7 +143,7 @@ impl Client {
     pub async fn post(&mut self, call: Call<'_>) -> Option<(u16, Value)> {
         let any = self.rng.random_range(0..self.world.urls.len());
         let url = &self.world.urls[self.node.unwrap_or(any)];
-        let request = self.world.client.request(Method::POST, format!("{url}{}", call.path));
+        let request = self.world.client.post(format!("{url}{}", call.path));
         let key = &self.world.tenants[self.tenant].key;
         let mut request = request.bearer_auth(key).json(call.body);
         if let Some(key) = call.key {
@@ -242,7 +242,7 @@ impl Client {
             Manner::Dies => return,
             Manner::Freezes => {
                 sleep(lease + FROZEN_AFTER).await;
-                if self.happens(HALF_PERCENT) {
+                if self.happens(FROZEN_BEAT_PERCENT) {
                     self.beat(held).await;
                 }
             }

@@ -33,6 +33,18 @@ pub enum End {
     Released,
 }
 
+impl End {
+    /// What the API calls it.
+    #[must_use]
+    pub const fn outcome(self) -> &'static str {
+        match self {
+            Self::Succeeded => "succeeded",
+            Self::Failed => "failed",
+            Self::Released => "released",
+        }
+    }
+}
+
 /// A lease as its worker has it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {

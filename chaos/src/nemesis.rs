@@ -144,15 +144,15 @@ impl Fault {
         matches!(self, Self::SessionsEnded | Self::Promotion | Self::WorkerKilled)
     }
 
-    /// What it harms: two faults of one place would heal each other.
-    const fn place(self, node: usize) -> Place {
+    /// What it is done to: two faults of one target would heal each other.
+    const fn target(self, node: usize) -> Target {
         match self {
             Self::NodeKilled | Self::NodeStopped | Self::NodeFrozen | Self::ClockWrong => {
-                Place::Node(node)
+                Target::Node(node)
             }
-            Self::RedisKilled | Self::RedisFrozen => Place::Redis,
-            Self::WorkerKilled => Place::Worker,
-            _ => Place::Postgres,
+            Self::RedisKilled | Self::RedisFrozen => Target::Redis,
+            Self::WorkerKilled => Target::Worker,
+            _ => Target::Postgres,
         }
     }
 
@@ -175,9 +175,9 @@ impl Fault {
     }
 }
 
-/// Where harm is done.
+/// What a fault is done to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum Target {
     Node(usize),
     Postgres,
     Redis,
@@ -208,7 +208,7 @@ pub async fn inject(
         let mut faults = vec![(Fault::next(&mut rng), rng.random_range(0..NODES))];
         if rng.random_range(0..100) < DOUBLE_PERCENT {
             let (second, node) = (Fault::next(&mut rng), rng.random_range(0..NODES));
-            if second.place(node) != faults[0].0.place(faults[0].1) {
+            if second.target(node) != faults[0].0.target(faults[0].1) {
                 faults.push((second, node));
             }
         }

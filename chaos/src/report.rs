@@ -150,19 +150,20 @@ pub fn sometimes(lines: &[Line], book: &Book) -> BTreeMap<String, u64> {
     set("a heartbeat renews a lease", beats(Answer::Yes));
     set("a heartbeat is refused", beats(Answer::Stale));
     set("a poll is repeated and gets its leases again", repeated_leases(lines));
-    let attempts = || book.jobs.iter().flat_map(|it| &it.attempts);
-    let outcomes = |name: &str| attempts().filter(|it| it.outcome == name).count();
+    let outcomes = |name: &str| {
+        let attempts = book.jobs.iter().flat_map(|it| &it.attempts);
+        attempts.filter(|it| it.outcome == name).count()
+    };
     set("an attempt fails", outcomes("failed"));
     set("a lease expires", outcomes("lease_expired"));
     set("a lease is released", outcomes("released"));
-    let jobs = |is: &dyn Fn(&str) -> bool| book.jobs.iter().filter(|it| is(&it.state)).count();
-    set("a job is a dead letter", jobs(&|it| it == "dead_letter"));
-    set("a child is cancelled", jobs(&|it| it == "cancelled"));
+    let jobs = |state: &str| book.jobs.iter().filter(|it| it.state == state).count();
+    set("a job is a dead letter", jobs("dead_letter"));
+    set("a child is cancelled", jobs("cancelled"));
     set("a job needs a third attempt", book.jobs.iter().filter(|it| it.attempt >= 3).count());
-    let ends = check::callbacks(lines, book).count();
-    set("a batch calls back", ends);
-    let fires = || book.fires.values().flatten();
-    set("a schedule fires", fires().filter(|it| it.outcome == "fired").count());
+    set("a batch calls back", check::callbacks(lines, book).count());
+    let fires = book.fires.values().flatten();
+    set("a schedule fires", fires.filter(|it| it.outcome == "fired").count());
     set(
         "an endpoint refuses a delivery",
         events(&|it| matches!(it, Event::Delivered { is_taken: false, .. })),

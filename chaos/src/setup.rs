@@ -37,7 +37,7 @@ pub async fn set_up(world: &World, receiver: std::net::SocketAddr) -> anyhow::Re
             "retry": {"initial_seconds": 0, "jitter_seconds": 0, "max_seconds": 1},
         });
         let made = post(world, tenant, "/v1/recurring", &schedule).await?;
-        let id = made["id"].as_str().or(made["recurring_id"].as_str()).context("its id")?;
+        let id = made["id"].as_str().context("its id")?;
         schedules.push(id.to_owned());
     }
     Ok(schedules)

@@ -34,6 +34,8 @@ use crate::{
     },
 };
 
+/// See [`faults::FAIL_POINTS`].
+const FAIL_POINT: &str = "idempotency";
 const HEADER: &str = "Idempotency-Key";
 const REPLAY_HEADER: HeaderName = HeaderName::from_static("idempotent-replay");
 
@@ -218,9 +220,9 @@ impl Keyed {
         match kept {
             Some((status, location, body)) => {
                 let (status, key) = (status.as_u16(), (key.as_str(), lock.id));
-                faults::before_commit("idempotency")?;
-                idempotency::finish(&mut conn, project_id, key, status, location, &body).await?;
-                faults::after_commit("idempotency")?;
+                let finishing =
+                    idempotency::finish(&mut conn, project_id, key, status, location, &body);
+                faults::around_commit(FAIL_POINT, finishing).await?;
             }
             None => _ = idempotency::unlock(&mut conn, project_id, &key, lock.id).await?,
         }
@@ -269,10 +271,8 @@ async fn begin(app: &App, presented: Presented<'_>, lock: &mut Lock<'_>) -> Resu
     let seed = Uuid::now_v7();
     let run = (app.bus.node(), lock.id);
     lock.taking();
-    faults::before_commit("idempotency")?;
-    let is_new = idempotency::begin(&mut conn, presented, seed, run).await?;
-    faults::after_commit("idempotency")?;
-    if is_new {
+    let beginning = idempotency::begin(&mut conn, presented, seed, run);
+    if faults::around_commit(FAIL_POINT, beginning).await? {
         return Ok(Begun::Run(seed));
     }
     lock.freed();
@@ -294,9 +294,8 @@ async fn begin(app: &App, presented: Presented<'_>, lock: &mut Lock<'_>) -> Resu
         return Ok(Begun::Answered(answer));
     }
     lock.taking();
-    let taken = idempotency::take_over(&mut conn, project_id, key, run).await?;
-    faults::after_commit("idempotency")?;
-    let Some(seed) = taken else {
+    let taking = idempotency::take_over(&mut conn, project_id, key, run);
+    let Some(seed) = faults::around_commit(FAIL_POINT, taking).await? else {
         lock.freed();
         return Err(Error::IdempotencyInProgress);
     };

@@ -8,7 +8,7 @@ use std::{
 
 use todc_utils::{Action, History, Specification, WGLChecker};
 
-use super::{Answer, BookJob, End, Found, Invariant, Seen, SeenAck, SeenBeat};
+use super::{Answer, BookJob, Found, Invariant, Seen, SeenAck, SeenBeat};
 
 /// Jobs that are looked at: those with most calls.
 const MAX_JOBS: usize = 5_000;
@@ -121,18 +121,13 @@ fn calls(job: &BookJob, seen: &Seen<'_>) -> Vec<Call> {
     // each more would double the orders that are tried.
     let mut unanswered = BTreeSet::new();
     for SeenAck { held, end, answer, sent, at } in &seen.acks {
-        let end = match end {
-            End::Succeeded => "succeeded",
-            End::Failed => "failed",
-            End::Released => "released",
-        };
         let (from, attempt) = (*sent, held.attempt);
         let is_unknown = *answer == Answer::Unknown;
-        if is_unknown && !unanswered.insert((attempt, end)) {
+        if is_unknown && !unanswered.insert((attempt, *end)) {
             continue;
         }
         let to = Some(*at).filter(|_| !is_unknown);
-        calls.push(Call { from, to, attempt, does: Does::Ack(end.to_owned(), *answer) });
+        calls.push(Call { from, to, attempt, does: Does::Ack(end.outcome().to_owned(), *answer) });
     }
     for SeenBeat { held, answer, sent, at } in &seen.beats {
         if *answer == Answer::Yes {

@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    future::Future,
     panic::AssertUnwindSafe,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
@@ -35,6 +34,8 @@ use crate::{
 
 /// Time for queue claims that run one by one after their common statement failed.
 const SINGLE_CLAIMS_TIME: Duration = Duration::from_secs(10);
+/// See [`faults::FAIL_POINTS`].
+const FAIL_POINT: &str = "claim";
 /// Queues of one fallback query.
 const MAX_FALLBACK_QUEUES: usize = 500;
 
@@ -252,14 +253,6 @@ pub(super) fn count(job: &LeasedJob) {
     }
 }
 
-/// A claim between its fail points.
-async fn may_fail<T>(claim: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<T> {
-    faults::before_commit("claim")?;
-    let claimed = claim.await?;
-    faults::after_commit("claim")?;
-    Ok(claimed)
-}
-
 /// One statement for all queue claims. If the database refuses it, each runs alone: one slow queue
 /// must not fail the others.
 async fn claim_any_type(
@@ -270,7 +263,8 @@ async fn claim_any_type(
         return Vec::new();
     }
     let statement: Vec<_> = claims.iter().map(to_queue_claim).collect();
-    let found = may_fail(store::claims::claim_any_type(conn, &statement)).await;
+    let found =
+        faults::around_commit(FAIL_POINT, store::claims::claim_any_type(conn, &statement)).await;
     drop(statement);
     match found {
         Ok(found) => assign(claims, found),
@@ -322,7 +316,9 @@ async fn claim_constrained(
     conn: &mut PgConnection,
     claim: (PlannedClaim, Vec<LeaseId>),
 ) -> CompletedClaim {
-    match may_fail(limited_claim::claim(conn, &to_queue_claim(&claim))).await {
+    match faults::around_commit(FAIL_POINT, limited_claim::claim(conn, &to_queue_claim(&claim)))
+        .await
+    {
         Ok(LimitedClaimed { jobs, chosen, was_contended, pause_for }) => {
             let mut completed = assign_one(claim.0, jobs, Some(chosen));
             if let ClaimOutcome::Found { finding, .. } = &mut completed.outcome {
@@ -338,7 +334,11 @@ async fn claim_constrained(
 }
 
 async fn claim_one(conn: &mut PgConnection, claim: (PlannedClaim, Vec<LeaseId>)) -> CompletedClaim {
-    let found = may_fail(store::claims::claim_any_type(conn, &[to_queue_claim(&claim)])).await;
+    let found = faults::around_commit(
+        FAIL_POINT,
+        store::claims::claim_any_type(conn, &[to_queue_claim(&claim)]),
+    )
+    .await;
     match found {
         Ok(found) => assign_one(claim.0, found, None),
         Err(error) => failed(claim, &error),
@@ -349,7 +349,11 @@ async fn claim_some_types(
     conn: &mut PgConnection,
     claim: (PlannedClaim, Vec<LeaseId>),
 ) -> CompletedClaim {
-    let found = may_fail(store::claims::claim_some_types(conn, &to_queue_claim(&claim))).await;
+    let found = faults::around_commit(
+        FAIL_POINT,
+        store::claims::claim_some_types(conn, &to_queue_claim(&claim)),
+    )
+    .await;
     match found {
         Ok((found, chosen)) => assign_one(claim.0, found, Some(chosen)),
         Err(error) => failed(claim, &error),

@@ -32,10 +32,8 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     for parent in &parents {
         // Each in a transaction of its own: it may have many children.
         let parent = std::slice::from_ref(parent);
-        faults::before_commit("cascade")?;
-        let done = isolate::process(engine, &mut conn, &EndedParents, parent).await?;
-        faults::after_commit("cascade")?;
-        for done in done {
+        let cascading = isolate::process(engine, &mut conn, &EndedParents, parent);
+        for done in faults::around_commit("cascade", cascading).await? {
             engine.notifier.waiting(done.freed.iter());
             publish_cancelled(engine, &done.failed, history::PARENT_FAILED);
             publish_cancelled(engine, &done.skipped, history::CONDITION_NOT_MET);

@@ -25,13 +25,8 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     for of_project in found.chunk_by(|one, other| one.project_id == other.project_id) {
         is_full |= of_project.len() == sweep::ends::MAX_ENDS_OF_PROJECT;
         // Each project in transactions of its own: a batch may be locked for a moment.
-        let process = async {
-            faults::before_commit("ends")?;
-            let done = isolate::process(engine, &mut conn, &Ends, of_project).await?;
-            faults::after_commit("ends")?;
-            Ok(done)
-        };
-        match process.await {
+        let processing = isolate::process(engine, &mut conn, &Ends, of_project);
+        match faults::around_commit("ends", processing).await {
             Ok(done) => {
                 done.iter().for_each(|it| it.tell(engine));
                 let project_id = of_project.first().map(|it| it.project_id);

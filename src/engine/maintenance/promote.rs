@@ -50,9 +50,8 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
             due = turns;
         }
     }
-    faults::before_commit("promote")?;
-    let promoted = isolate::process(engine, &mut conn, &Promotion, &due).await?;
-    faults::after_commit("promote")?;
+    let promoting = isolate::process(engine, &mut conn, &Promotion, &due);
+    let promoted = faults::around_commit("promote", promoting).await?;
     drop(conn);
     let promoted: Vec<_> = promoted.into_iter().flatten().collect();
     counter!(telemetry::JOBS_PROMOTED).increment(promoted.len() as u64);

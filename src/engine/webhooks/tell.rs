@@ -62,13 +62,8 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
         let endpoints = of_project.first().map_or(1, |it| it.endpoints.max(1));
         let at_once = usize::try_from((MAX_STORED_DELIVERIES / endpoints).max(1)).unwrap_or(1);
         for some in of_project.chunks(at_once) {
-            let process = async {
-                faults::before_commit("events")?;
-                let done = isolate::process(engine, &mut conn, &Events, some).await?;
-                faults::after_commit("events")?;
-                Ok(done)
-            };
-            match process.await {
+            let processing = isolate::process(engine, &mut conn, &Events, some);
+            match faults::around_commit("events", processing).await {
                 Ok(done) => done.iter().for_each(|it| {
                     taken += it.taken;
                     it.stored.tell(engine);

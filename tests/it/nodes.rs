@@ -14,13 +14,14 @@ use crate::harness::{
 };
 use serde_json::{Value, json};
 
-/// Waits until each node has looked since the last one came.
+/// Waits until each node has counted the others, and has taken in what it counted: until it has
+/// looked once more after it had looked since the last one came.
 pub async fn until_all_know(database: &Database) {
-    let waiting = "select count(*) from nodes one where exists (
-                       select from nodes other where other.started_at > one.seen_at
-                   )";
-    while database.number(waiting).await > 0 {
-        tokio::time::sleep(Duration::from_millis(20)).await;
+    for _ in 0..2 {
+        let last = "select coalesce(max(greatest(started_at, seen_at)), now())::text from nodes";
+        let last = database.text(last).await;
+        let waiting = format!("select count(*) from nodes where seen_at <= '{last}'");
+        database.until(&waiting, 0).await;
     }
 }
 

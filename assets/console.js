@@ -683,3 +683,16 @@ setUpLive();
 setUpSelection();
 markFields();
 drawCharts(false);
+
+// A menu closes with Escape, and when something else is clicked.
+document.addEventListener("click", (event) => {
+  for (const menu of document.querySelectorAll("details.switch[open]")) {
+    if (!menu.contains(event.target)) menu.open = false;
+  }
+});
+document.addEventListener("keydown", (event) => {
+  const menu = document.querySelector("details.switch[open]");
+  if (event.key !== "Escape" || !menu) return;
+  menu.open = false;
+  menu.querySelector("summary").focus();
+});

@@ -304,6 +304,33 @@ create index login_challenges_by_account on login_challenges (account_id);
 -- Retention.
 create index login_challenges_by_age on login_challenges (expires_at);
 
+-- Logins of terminals (RFC 8628), until their key is collected or they have expired.
+create table device_logins (
+    -- SHA-256 of the device code, which the terminal keeps.
+    secret_hash bytea primary key check (octet_length(secret_hash) = 32),
+    -- SHA-256 of the user code, which its user types.
+    code_hash bytea not null check (octet_length(code_hash) = 32),
+    -- What the key will be called.
+    name text not null,
+    -- Of the terminal.
+    address text not null,
+    created_at timestamptz not null default now(),
+    expires_at timestamptz not null,
+    -- In which session it was approved, for which project, with which scopes. Null: it was not. An
+    -- ended session takes its approval with it.
+    approved_in uuid references sessions on delete cascade,
+    approved_for integer references projects,
+    scopes text[],
+    check ((approved_in is null) = (approved_for is null)),
+    check ((approved_in is null) = (scopes is null))
+);
+-- Approving: the user has this code alone.
+create unique index device_logins_by_code on device_logins (code_hash);
+-- Deleting a session.
+create index device_logins_by_session on device_logins (approved_in) where approved_in is not null;
+-- Retention.
+create index device_logins_by_age on device_logins (expires_at);
+
 -- What happened to an account: logins, failed ones, changes of its password. Its owner reads it.
 create table account_log (
     account_id uuid not null references accounts on delete cascade,

@@ -111,9 +111,10 @@ grant update, delete on projects to fencepost_maint;
 grant select, insert, update, delete on accounts, sessions, refresh_tokens, mail_tokens, signing_keys, nodes
     to fencepost_people;
 grant select, insert, update, delete on totp, recovery_codes, login_challenges, email_changes,
-    identities, passkeys, used_challenges
+    identities, passkeys, used_challenges, device_logins
     to fencepost_people;
-grant select, delete on login_challenges, email_changes, used_challenges to fencepost_maint;
+grant select, delete on login_challenges, email_changes, used_challenges, device_logins
+    to fencepost_maint;
 grant select, update, delete on totp to fencepost_maint;
 grant select, insert, update, delete on sessions, refresh_tokens, mail_tokens, nodes to fencepost_maint;
 -- Append-only: old entries are deleted, none is changed.

@@ -144,7 +144,8 @@ impl Reply {
 pub struct Client {
     http: reqwest::Client,
     url: String,
-    api_key: String,
+    /// None: for calls that need none.
+    api_key: Option<String>,
 }
 
 impl Client {
@@ -159,6 +160,18 @@ impl Client {
             }
         };
         anyhow::ensure!(!api_key.is_empty(), NO_KEY);
+        Self::of(&url, Some(api_key))
+    }
+
+    /// For calls that need no key.
+    ///
+    /// # Errors
+    /// When the URL is none.
+    pub fn without_key(url: &str) -> anyhow::Result<Self> {
+        Self::of(url, None)
+    }
+
+    fn of(url: &str, api_key: Option<String>) -> anyhow::Result<Self> {
         let is_web = url.starts_with("http://") || url.starts_with("https://");
         anyhow::ensure!(is_web, "the URL of the server must begin with http:// or https://: {url}");
         let http = reqwest::Client::builder()
@@ -213,7 +226,7 @@ impl Client {
         mut each: impl FnMut(&Value) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let request = self.http.request(Method::GET, format!("{}{path}", self.url));
-        let request = request.timeout(STREAM_TIMEOUT).bearer_auth(&self.api_key);
+        let request = self.authorized(request.timeout(STREAM_TIMEOUT));
         let request = match last {
             Some(id) => request.header("last-event-id", id.as_str()),
             None => request,
@@ -240,8 +253,15 @@ impl Client {
         Ok(())
     }
 
+    fn authorized(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
+        match &self.api_key {
+            Some(api_key) => request.bearer_auth(api_key),
+            None => request,
+        }
+    }
+
     async fn send(&self, request: reqwest::RequestBuilder) -> Result<Reply, Failure> {
-        let sent = request.bearer_auth(&self.api_key).send().await;
+        let sent = self.authorized(request).send().await;
         let response = sent.map_err(Failure::Unreachable)?;
         let status = response.status();
         let text = response.text().await.map_err(Failure::Unreachable)?;

@@ -3,6 +3,7 @@
 
 pub mod author;
 mod codes;
+pub mod device_login;
 mod email_change;
 pub mod key;
 pub mod keys;
@@ -78,6 +79,13 @@ pub const LATE_MAILS_TO_EMAIL: Rate = Rate { count: 1, window_seconds: 1_800 };
 pub const EXCHANGES_PER_ADDRESS: Rate = Rate::per_minute(240);
 /// Tokens of one subject.
 pub const EXCHANGES_PER_SUBJECT: Rate = Rate::per_minute(60);
+/// Logins that terminals at one address begin.
+pub const DEVICE_LOGINS_PER_ADDRESS: Rate = Rate { count: 20, window_seconds: 600 };
+/// Requests of such terminals for their keys.
+pub const DEVICE_COLLECTS_PER_ADDRESS: Rate = Rate::per_minute(240);
+/// User codes that one account tries. A guess is right once in 25,600,000,000 tries for each
+/// terminal that waits.
+pub const USER_CODES_PER_ACCOUNT: Rate = Rate { count: 30, window_seconds: 600 };
 /// Invitations that one account sends.
 pub const INVITATIONS_PER_ACCOUNT: Rate = Rate { count: 50, window_seconds: 86_400 };
 /// The same for an account of at most [`NEW_ACCOUNT_DAYS`].

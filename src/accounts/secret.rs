@@ -1,5 +1,6 @@
-//! Secrets of 256 random bits: refresh tokens, mailed tokens, and those of logins that wait for a
-//! code. Only their SHA-256 is stored, which is enough for secrets that cannot be guessed.
+//! Secrets of 256 random bits: refresh tokens, mailed tokens, device codes, and those of logins
+//! that wait for a code. Only their SHA-256 is stored, which is enough for secrets that cannot be
+//! guessed.
 
 use rand::RngExt;
 use secrecy::{ExposeSecret, SecretString};
@@ -15,6 +16,8 @@ pub const BASE62: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijkl
 pub const REFRESH_PREFIX: &str = "fp_refresh_";
 /// Prefix of tokens of logins that wait for the second factor.
 pub const LOGIN_PREFIX: &str = "fp_login_";
+/// Prefix of device codes.
+pub const DEVICE_PREFIX: &str = "fp_device_";
 /// Prefix of mailed tokens.
 pub const MAIL_PREFIX: &str = "fp_mail_";
 

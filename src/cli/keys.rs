@@ -1,4 +1,4 @@
-//! `fencepost keys`: API keys from the terminal.
+//! `fencepost keys`: API keys over the database, for its operator.
 
 use std::io::Write;
 
@@ -103,7 +103,7 @@ enum Command {
 
 /// [`access::KeyPreset`], as the command line names it.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum PresetArg {
+pub enum PresetArg {
     /// Every scope
     Full,
     /// Enqueue and read
@@ -119,7 +119,8 @@ enum PresetArg {
 }
 
 impl PresetArg {
-    fn scopes(self) -> &'static [Scope] {
+    /// As the API names it.
+    pub const fn preset(self) -> access::KeyPreset {
         match self {
             Self::Full => access::KeyPreset::Full,
             Self::Producer => access::KeyPreset::Producer,
@@ -128,7 +129,6 @@ impl PresetArg {
             Self::ReadOnly => access::KeyPreset::ReadOnly,
             Self::Operator => access::KeyPreset::Operator,
         }
-        .scopes()
     }
 }
 
@@ -238,7 +238,7 @@ async fn end_after(
 
 fn scopes_of(preset: PresetArg, binding: Option<&KeyBinding>) -> anyhow::Result<Vec<Scope>> {
     let may_have = |it: &Scope| binding.is_none() || KeyBinding::SCOPES.contains(it);
-    let scopes: Vec<_> = preset.scopes().iter().copied().filter(may_have).collect();
+    let scopes: Vec<_> = preset.preset().scopes().iter().copied().filter(may_have).collect();
     ensure!(!scopes.is_empty(), "--preset: none of its scopes is for a bound key");
     Ok(scopes)
 }

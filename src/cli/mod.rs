@@ -120,11 +120,11 @@ enum Command {
     Accounts(accounts::AccountsArgs),
     /// Print a project's audit log, also of a deleted one
     Audit(audit::AuditArgs),
-    /// Create, list and revoke API keys
+    /// Create, list and revoke API keys of any project, as the operator of the database
     Keys(keys::KeysArgs),
     /// Run a command for each job, as a worker in any language
     Worker(WorkerArgs),
-    /// Keep a server and its key for later commands; reads the key from standard input
+    /// Log in to a server in the browser, and keep its key for later commands
     Login(login::LoginArgs),
     /// Forget a server and its key
     Logout(login::LogoutArgs),
@@ -146,6 +146,8 @@ enum Command {
     Schedules(api::ApiArgs<api::Schedules>),
     /// List, show and cancel workflows
     Workflows(api::ApiArgs<api::Workflows>),
+    /// List, create, rotate and revoke API keys of the project
+    ApiKeys(api::ApiArgs<api::ApiKeys>),
     /// Say why a job is not running
     Explain(api::JobArgs),
     /// Print a job's logs
@@ -233,6 +235,7 @@ impl Cli {
             Command::Workers(args) => api::run(args).await,
             Command::Schedules(args) => api::run(args).await,
             Command::Workflows(args) => api::run(args).await,
+            Command::ApiKeys(args) => api::run(args).await,
             Command::Explain(args) => api::explain(args).await,
             Command::Logs(args) => api::logs(args).await,
             Command::Completions { shell } => {

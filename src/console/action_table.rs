@@ -1,6 +1,7 @@
 //! The actions of buttons. Each is one operation of the API, so this table is everything that the
 //! console can change; a test compares it with the OpenAPI document.
 
+pub use super::action_handlers::OTHERS;
 use super::{
     action_fields::{ALARM, ENDPOINT, JOBS, NEW_JOB, PURGE, QUEUE, REDRIVE, REPLAY, SCHEMA, TYPE},
     form::{Field, Fields, encode},
@@ -412,49 +413,6 @@ pub const ACTIONS: &[Action] = &[
     )
     .of_people()
     .then(Destination::Login),
-];
-
-/// Actions with a handler of their own, because their answer is more than the next page: the
-/// operation, the console's route, and the message afterwards.
-pub const OTHERS: &[(&str, &str, &str)] = &[
-    ("auth_signup", "/console/signup", ""),
-    ("auth_login", "/console/login", ""),
-    (
-        "auth_login_code",
-        "/console/login/code",
-        "The login has expired, or had too many wrong codes: log in again.",
-    ),
-    ("auth_login_passkey", "/console/login/passkey", ""),
-    ("me_passkey_options", "/console/account/passkeys/new", ""),
-    ("me_add_passkey", "/console/account/passkeys", "The passkey is added."),
-    ("auth_step_up", "/console/step-up", "Thank you. Do again what you were about to do."),
-    ("auth_logout", "/console/logout", ""),
-    ("me_confirm_email", "/console/email", ""),
-    ("me_add_totp", "/console/account/totp", ""),
-    ("me_confirm_totp", "/console/account/totp/confirm", ""),
-    ("me_new_recovery_codes", "/console/account/recovery-codes", ""),
-    ("auth_password_reset", "/console/reset", ""),
-    (
-        "auth_password_reset_confirm",
-        "/console/reset/confirm",
-        "The password is changed: log in with it.",
-    ),
-    ("auth_verify", "/console/verify", ""),
-    ("jobs_replay", "/console/p/{project}/jobs/{job_id}/replay", "This is the new job."),
-    ("queues_put_push", "/console/p/{project}/queues/{queue}/push", ""),
-    ("queues_rotate_push_secret", "/console/p/{project}/queues/{queue}/push/rotate", ""),
-    ("webhooks_create", "/console/p/{project}/webhooks", ""),
-    ("webhooks_rotate_secret", "/console/p/{project}/webhooks/{endpoint_id}/rotate", ""),
-    ("keys_create", "/console/p/{project}/keys", ""),
-    ("keys_rotate", "/console/p/{project}/keys/{key_id}/rotate", ""),
-    ("invitations_create", "/console/p/{project}/members", ""),
-    ("recurring_create", "/console/p/{project}/recurring/new", "The schedule is created."),
-    (
-        "recurring_upsert",
-        "/console/p/{project}/recurring/s/{recurring_id}/edit",
-        "The schedule is saved.",
-    ),
-    ("recurring_preview", "/console/p/{project}/recurring/preview", ""),
 ];
 
 /// A page with the message of what was done.

@@ -47,6 +47,9 @@ use crate::{
 /// refused the cookie.
 const FROM_LOGIN: (&str, &str) = ("from", "login");
 
+/// Projects in the menu, oldest first: the list has all.
+const MENU_PROJECTS: usize = 20;
+
 /// Entries of the security log on the page of the account.
 const SHOWN_SECURITY_ENTRIES: usize = 20;
 
@@ -237,7 +240,6 @@ pub async fn signup(
     let key = key.secret.expose_secret().to_owned();
     // A browser that sends `Sec-Fetch-Site` keeps our cookies. Another one gets the key
     // immediately, and may see it again after a reload.
-    // again when it asks again.
     if !session::keeps_cookies(&headers) {
         let start = Start::of(project, &app.accounts.public_url, Some(key));
         return Ok(session::begin(render(&start)?, &session));
@@ -279,6 +281,19 @@ pub async fn projects(api: Api, AskedFields(asked): AskedFields) -> Result<Respo
     let list = api.get("/v1/projects").await?;
     let done = asked.get(action_table::DONE).and_then(action_table::said);
     render(&Projects { list, done, now: format::now() })
+}
+
+#[derive(Template)]
+#[template(path = "project_menu.html")]
+struct ProjectMenu {
+    projects: Vec<Project>,
+}
+
+/// The visitor's projects, to switch between them.
+pub async fn project_menu(api: Api) -> Result<Response, Error> {
+    let ProjectList { mut projects } = api.get("/v1/projects").await?;
+    projects.truncate(MENU_PROJECTS);
+    render(&ProjectMenu { projects })
 }
 
 #[derive(Template)]

@@ -5,6 +5,7 @@
 
 mod action;
 mod action_fields;
+mod action_handlers;
 pub mod action_table;
 mod alarms;
 mod api;
@@ -14,6 +15,7 @@ mod batches;
 mod bulk;
 mod chart;
 mod dead_letters;
+mod device;
 mod diagram;
 mod form;
 mod format;
@@ -121,6 +123,7 @@ fn of_people() -> Router<App> {
         .route("/login/with/{provider}/return", get(provider::arrive))
         .route("/account/link/{provider}", post(provider::link))
         .route("/login/passkey", post(passkeys::log_in))
+        .route("/device", get(device::page).post(device::decide))
         .route("/step-up", get(second_factor::step_up_page).post(second_factor::step_up))
         .route("/logout", post(auth_pages::logout))
         .route("/reset", get(auth_pages::reset_page).post(auth_pages::reset))
@@ -130,6 +133,7 @@ fn of_people() -> Router<App> {
         .route("/invitation", get(links::invitation_page))
         .route("/links/{link}", post(links::open))
         .route("/projects", get(auth_pages::projects))
+        .route("/projects/menu", get(auth_pages::project_menu))
         .route("/account", get(auth_pages::account))
         .route("/account/export", get(auth_pages::export))
         .route("/account/passkeys", post(passkeys::add))

@@ -261,6 +261,12 @@ pub const SESSION_SECONDS: i64 = 30 * 86_400;
 pub const LOGIN_CHALLENGE_SECONDS: i64 = 300;
 /// Wrong codes of one login, after which it must begin again.
 pub const MAX_CODE_TRIES: i32 = 5;
+/// How long the login of a terminal waits for its person, in seconds (10 minutes).
+pub const DEVICE_LOGIN_SECONDS: i64 = 600;
+/// How long the key of a terminal lives, in seconds (90 days).
+pub const DEVICE_KEY_SECONDS: i64 = 90 * 86_400;
+/// How long a terminal waits before it asks for its key again, in seconds.
+pub const DEVICE_POLL_SECONDS: i64 = 5;
 /// How long a person may change keys and members after a login or `POST /v1/auth/step-up`, in
 /// seconds (15 minutes).
 pub const STEP_UP_SECONDS: i64 = 900;

@@ -1,6 +1,7 @@
-//! `/v1/auth/…`: sign-up, login and logout, passwords, and verification of addresses. These calls
-//! need no credential; each but the challenge for a passkey is counted by IP address.
+//! `/v1/auth/…`: sign-up, login and logout, passwords, verification of addresses, and logins of
+//! terminals. What needs no session is counted by IP address, but for the challenge for a passkey.
 
+pub(crate) mod device;
 pub(crate) mod passkeys;
 pub(crate) mod second_factor;
 

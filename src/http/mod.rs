@@ -170,6 +170,10 @@ fn people_plane() -> Routes {
         .routes(routes!(auth::passkeys::ask))
         .routes(routes!(auth::passkeys::log_in))
         .routes(routes!(auth::second_factor::step_up))
+        .routes(routes!(auth::device::begin))
+        .routes(routes!(auth::device::collect))
+        .routes(routes!(auth::device::preview))
+        .routes(routes!(auth::device::refuse))
         .routes(routes!(auth::refresh))
         .routes(routes!(auth::logout))
         .routes(routes!(auth::password))
@@ -210,6 +214,7 @@ fn project_plane() -> Routes {
         .routes(routes!(members::change, members::remove))
         .routes(routes!(members::invitations, members::invite))
         .routes(routes!(members::uninvite))
+        .routes(routes!(auth::device::approve))
 }
 
 /// All routes below `/v1`, without middleware: for calls within the process.

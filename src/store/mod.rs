@@ -16,6 +16,7 @@ pub mod counts;
 pub mod dead_letters;
 pub mod deadline;
 pub mod dependencies;
+pub mod device_logins;
 pub mod email_changes;
 pub mod ends;
 pub mod enqueue;

@@ -379,6 +379,51 @@ story("a key is made, shown once, rotated and revoked, and a mistake is told", a
   await assert.rejects(made.get("/jobs"), /401/);
 });
 
+story("another project is one menu away", async (page, { base }) => {
+  await page.goto(`${server.url}/console/projects`);
+  await page.fill("[name=name]", "Beta");
+  await page.click("text=Create project");
+  await page.waitForURL((url) => url.pathname.includes("/p/beta"));
+  const menu = page.locator("details.switch");
+  await menu.locator("summary").click();
+  await menu.getByRole("link", { name: "Acme" }).waitFor();
+  await page.keyboard.press("Escape");
+  assert.equal(await menu.getAttribute("open"), null);
+  await menu.locator("summary").click();
+  const axe = await new AxeBuilder({ page }).withTags(RULES).include("header.top").analyze();
+  assert.deepEqual(axe.violations, []);
+  await menu.getByRole("link", { name: "Acme" }).click();
+  await page.waitForURL((url) => url.pathname === new URL(base, server.url).pathname);
+});
+
+story("a terminal is logged in by a code", async (page) => {
+  const begin = await fetch(`${server.url}/v1/auth/device`, {
+    method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ name: "cli@lovelace" }),
+  });
+  const { device_code, user_code, verification_uri_complete } = await begin.json();
+  const collect = async () => (await fetch(`${server.url}/v1/auth/device/key`, {
+    method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ device_code }),
+  })).json();
+  assert.equal((await collect()).api_key, null);
+  await page.goto(`${server.url}/console/device`);
+  await page.fill("[name=code]", "BCDF-GHJK");
+  await page.click("text=Continue");
+  await sees(page, "This code is wrong");
+  page.complaints.length = 0; // The browser says that the answer was a 400.
+  await page.fill("[name=code]", user_code.toLowerCase());
+  await page.click("text=Continue");
+  await sees(page, "cli@lovelace");
+  const axe = await new AxeBuilder({ page }).withTags(RULES).analyze();
+  assert.deepEqual(axe.violations, []);
+  await page.goto(verification_uri_complete);
+  await sees(page, "Compare the code");
+  await page.click("text=Read all but payloads");
+  await page.click("button >> text=Approve");
+  await sees(page, "The terminal is logged in");
+  const { api_key } = await collect();
+  assert.deepEqual(api_key.key.scopes, ["read"]);
+});
+
 story("a viewer may look and not touch", async (page, { base, api }) => {
   const id = await api.enqueue({ job_type: "t", queue: "q" });
   await page.goto(`${base}/members`);

@@ -205,9 +205,10 @@ fn a_login_is_kept_for_its_owner_and_its_server_only() {
         };
         let (code, said) = ran(&["queues", "list"], "").await;
         assert!(code == Some(1) && said.contains("`fencepost login`"), "{said}");
-        let (code, said) = ran(&["login", "--url", &t.url], "fp_live_wrong\n").await;
+        let (code, said) = ran(&["login", "--with-key", "--url", &t.url], "fp_live_wrong\n").await;
         assert!(code == Some(1) && !said.contains("fp_live_wrong"), "{said}");
-        let (code, said) = ran(&["login", "--url", &t.url], &format!("{}\n", t.api_key)).await;
+        let (code, said) =
+            ran(&["login", "--with-key", "--url", &t.url], &format!("{}\n", t.api_key)).await;
         assert!(code == Some(0) && !said.contains(&t.api_key), "{said}");
         let file = home.join("fencepost/profiles.json");
         let mode = || std::fs::metadata(&file).expect("a file").permissions();

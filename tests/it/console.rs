@@ -2,6 +2,7 @@
 //! with a real browser.
 
 mod buttons;
+mod device;
 mod pages;
 mod parity;
 mod second_factor;

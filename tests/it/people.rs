@@ -120,6 +120,7 @@ pub async fn post_from(t: &TestProject, path: &str, body: Value, address: &str) 
 mod accounts;
 mod bound_keys;
 mod claims;
+mod device_login;
 mod email_change;
 mod keys;
 mod mails;

@@ -1,7 +1,8 @@
 //! Commands for people on call, over the API: queues, dead letters, workers, schedules, workflows,
-//! and why a job waits. Each is one request; lists are tables.
+//! API keys, and why a job waits. Each is one request; lists are tables.
 
 mod commands;
+mod keys;
 pub mod request;
 
 use std::{
@@ -14,7 +15,10 @@ use clap::{Args, Subcommand};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-pub use self::commands::{DeadLetters, Queues, Schedules, Workers, Workflows};
+pub use self::{
+    commands::{DeadLetters, Queues, Schedules, Workers, Workflows},
+    keys::ApiKeys,
+};
 use super::{
     jobs::{Output, encoded, show, word},
     table,
@@ -95,10 +99,8 @@ impl Call {
     }
 
     async fn run(&self, client: &Client, output: Output) -> anyhow::Result<()> {
-        let reply = match &self.body {
-            Some(body) if self.method == Method::POST => client.post(&self.path, body).await?,
-            _ => client.get(&self.path).await?,
-        };
+        let body = self.body.as_ref().map(Value::to_string);
+        let reply = client.call(self.method.clone(), &self.path, None, body).await?;
         let mut out = std::io::stdout();
         match (output, &self.columns) {
             (Output::Json, _) => writeln!(out, "{}", reply.text)?,
@@ -214,7 +216,7 @@ async fn follow(
 }
 
 /// A text without control characters that could change the terminal.
-fn printable(text: &str) -> String {
+pub fn printable(text: &str) -> String {
     let is_harmless = |it: &char| !it.is_control() || matches!(it, '\n' | '\t');
     text.chars().filter(is_harmless).collect()
 }

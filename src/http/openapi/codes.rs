@@ -61,6 +61,7 @@ const OF_SCHEDULES: &[&str] =
     &["invalid_cron_expression", "invalid_timezone", "recurring_job_type_conflict"];
 /// Further codes of single operations.
 const OF_OPERATION: &[(&str, &[&str])] = &[
+    ("auth_collect_device_key", &["project_not_found", "quota_exceeded", "suspended"]),
     ("auth_login", &["code_required", "invalid_credentials"]),
     ("auth_login_code", &["invalid_code", "invalid_credentials"]),
     ("auth_login_passkey", &["invalid_credentials", "passkey_refused", "suspended"]),
@@ -109,6 +110,7 @@ const OF_OPERATION: &[(&str, &[&str])] = &[
         "invitations_create",
         &["email_not_verified", "quota_exceeded", "role_exceeds_caller", "step_up_required"],
     ),
+    ("projects_approve_device", &["step_up_required"]),
     ("projects_create", &["quota_exceeded", "slug_taken"]),
     ("projects_delete", &["step_up_required"]),
     ("queues_delete_push", &["push_not_found"]),

@@ -148,6 +148,12 @@ pub async fn prune_people(
                 select secret_hash from login_challenges where expires_at < now() limit 500
             )
             returning 1
+        ), old_devices as (
+            delete from device_logins
+            where secret_hash in (
+                select secret_hash from device_logins where expires_at < now() limit 500
+            )
+            returning 1
         ), old_challenges as (
             delete from used_challenges
             where challenge in (
@@ -230,7 +236,7 @@ pub async fn prune_people(
              + (select count(*) from old_mails)
              + (select count(*) from old_apps) + (select count(*) from old_secrets)
              + (select count(*) from old_logins) + (select count(*) from old_changes)
-             + (select count(*) from old_keys)
+             + (select count(*) from old_keys) + (select count(*) from old_devices)
              + (select count(*) from old_invitations) + (select count(*) from old_entries)
              + (select count(*) from old_account_entries)
              + (select count(*) from old_projects) "count!"

@@ -72,6 +72,14 @@ fn key_limits() -> Vec<(&'static str, String)> {
         ("a key's `queues`", limits::MAX_KEY_QUEUES.to_string()),
         ("a key's `job_types`", limits::MAX_KEY_JOB_TYPES.to_string()),
         ("a key's `trusts.subject`", format!("1–{} characters", limits::MAX_SUBJECT_CHARS)),
+        (
+            "the login of a terminal",
+            format!(
+                "{} s to approve it, a key of {} s",
+                limits::DEVICE_LOGIN_SECONDS,
+                limits::DEVICE_KEY_SECONDS
+            ),
+        ),
         ("a token that is exchanged for a key", format!("{} bytes", limits::MAX_TOKEN_BYTES)),
         (
             "a key that a token is exchanged for",
@@ -142,6 +150,12 @@ fn people_rates() -> Vec<(&'static str, String)> {
         ("invitations, per account", rate(accounts::INVITATIONS_PER_ACCOUNT)),
         ("invitations, per account of at most 7 days", rate(accounts::INVITATIONS_PER_NEW_ACCOUNT)),
         ("exports, per account", rate(accounts::EXPORTS_PER_ACCOUNT)),
+        ("logins of terminals, per IP address", rate(accounts::DEVICE_LOGINS_PER_ADDRESS)),
+        (
+            "requests of terminals for their keys, per IP address",
+            rate(accounts::DEVICE_COLLECTS_PER_ADDRESS),
+        ),
+        ("codes of terminals that an account tries", rate(accounts::USER_CODES_PER_ACCOUNT)),
         (
             "tokens that are exchanged for keys, per IP address",
             rate(accounts::EXCHANGES_PER_ADDRESS),

@@ -181,6 +181,16 @@ impl Client {
         }
     }
 
+    /// Reads from one of the nodes. None: there is no answer.
+    pub async fn get(&mut self, path: &str) -> Option<Value> {
+        let url = &self.world.urls[self.rng.random_range(0..self.world.urls.len())];
+        let request = self.world.client.get(format!("{url}{path}"));
+        let key = &self.world.tenants[self.tenant].key;
+        let read =
+            async { request.bearer_auth(key).send().await?.error_for_status()?.json().await };
+        timeout(self.timeout, read).await.ok()?.ok()
+    }
+
     /// Leases jobs and ends them, until the run has ended.
     pub async fn work(mut self, name: String) {
         while !self.world.has_ended.load(Ordering::Relaxed) {
@@ -302,7 +312,9 @@ impl Client {
     }
 }
 
-fn answer_of(answered: Option<&(u16, Value)>) -> Answer {
+/// What an answer says of the attempt.
+#[must_use]
+pub fn answer_of(answered: Option<&(u16, Value)>) -> Answer {
     match answered {
         Some((200..=299, _)) => Answer::Yes,
         Some(_) => Answer::Stale,

@@ -4,6 +4,7 @@
 //! A seed fixes which faults come and what clients intend. How they meet is up to the machine: a
 //! violation is kept as a history, and may need several runs of its seed to come again.
 
+mod adapters;
 mod book;
 mod check;
 mod clients;

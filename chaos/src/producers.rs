@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use crate::{
+    adapters::Protocol,
     check::MAX_ATTEMPTS,
     clients::{Call, Client, RETRY_PAUSE},
     history::{Event, now},
@@ -54,9 +55,12 @@ impl Client {
 
     /// What every job has.
     fn job(&mut self) -> Value {
+        let queue = self.any_queue();
+        let protocol = Protocol::ALL.into_iter().find(|it| it.name() == queue);
+        let mut payload = protocol.map_or_else(|| json!({}), Protocol::payload);
+        payload["tenant"] = json!(self.tenant);
         json!({
-            "job_type": "chaos", "queue": self.any_queue(),
-            "max_attempts": MAX_ATTEMPTS, "payload": {"tenant": self.tenant},
+            "job_type": "chaos", "queue": queue, "max_attempts": MAX_ATTEMPTS, "payload": payload,
             "retry": {"initial_seconds": 0, "jitter_seconds": 0, "max_seconds": 1},
         })
     }

@@ -8,6 +8,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    adapters::Protocol,
     book::Book,
     check::{self, Violation},
     history::{Answer, End, Event, Line},
@@ -169,6 +170,13 @@ pub fn sometimes(lines: &[Line], book: &Book) -> BTreeMap<String, u64> {
         events(&|it| matches!(it, Event::Delivered { is_taken: false, .. })),
     );
     set("an end is told again", told_again(lines));
+    for protocol in Protocol::ALL {
+        let is_its = |it: &Event| {
+            let Event::Acked { held, answer: Answer::Yes, .. } = it else { return false };
+            held.worker.starts_with(protocol.name())
+        };
+        set(&format!("an ack comes over {}", protocol.name()), events(&is_its));
+    }
     all
 }
 

@@ -16,6 +16,7 @@ use sqlx::Connection;
 use tokio::{net::TcpListener, task::JoinSet, time::sleep};
 
 use crate::{
+    adapters::Protocol,
     book::Book,
     check::{self, Invariant, Violation},
     clients::{CALL_TIMEOUT, Client, QUEUES, World},
@@ -33,8 +34,10 @@ const WORKERS: u64 = 6;
 /// Makes the choices of producers differ from those of workers.
 const PRODUCER_SEEDS: u64 = 1 << 63;
 const PROBE_SEEDS: u64 = 1 << 62;
+const ADAPTER_SEEDS: u64 = 1 << 61;
 /// How long it may take until all jobs have ended and all is told, once nothing is broken.
-pub const DRAIN: Duration = Duration::from_secs(120);
+/// The longest lease is one of Mobius, 90 s.
+pub const DRAIN: Duration = Duration::from_secs(150);
 
 const LOOK_PERIOD: Duration = Duration::from_millis(50);
 
@@ -59,10 +62,15 @@ pub async fn run(dir: &Path, program: PathBuf, plan: &Plan) -> anyhow::Result<Re
     let mut stage = Stage::start(dir, program, plan.planted.clone()).await?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
+    let protocols = Protocol::of_run(plan.seconds);
     let world = Arc::new(World {
         history: History::new(&dir.join("history.jsonl"))?,
         urls: stage.urls(),
-        queues: QUEUES.into_iter().chain(foreign::installed()).collect(),
+        queues: QUEUES
+            .into_iter()
+            .chain(foreign::installed())
+            .chain(protocols.iter().map(|it| it.name()))
+            .collect(),
         tenants: stage.tenants.clone(),
         client: reqwest::Client::builder().timeout(CALL_TIMEOUT).build()?,
         is_healing: AtomicBool::new(false),
@@ -72,6 +80,13 @@ pub async fn run(dir: &Path, program: PathBuf, plan: &Plan) -> anyhow::Result<Re
     let schedules = setup::set_up(&world, address).await?;
     let made_at = history::now();
     let (mut producers, mut workers) = start_clients(&world, plan.seed);
+    for (number, protocol) in protocols.into_iter().enumerate() {
+        for tenant in 0..world.tenants.len() {
+            let seed =
+                plan.seed ^ ADAPTER_SEEDS ^ ((tenant as u64) << 32) ^ ((number as u64) << 40);
+            workers.spawn(Client::new(&world, tenant, seed).work_over(protocol));
+        }
+    }
     let during = Duration::from_secs(plan.seconds);
     let mut foreign = Foreign::start(&world, dir)?;
     nemesis::inject((&mut stage, &mut foreign), &world.history, plan.seed, during).await?;

@@ -42,6 +42,12 @@ pub struct Tenant {
     pub key: String,
 }
 
+/// The slug of a project.
+#[must_use]
+pub fn slug(tenant: usize) -> String {
+    format!("tenant-{tenant}")
+}
+
 /// What is wrong with the nodes on purpose.
 #[derive(Debug, Clone, Default)]
 pub struct Planted {
@@ -88,7 +94,7 @@ impl Stage {
         migrate::migrate(&stage.database.proxy.database_url()).await?;
         let mut conn = stage.database.connect().await?;
         for number in 0..TENANTS {
-            let made = dev::make_project(&mut conn, &format!("tenant-{number}"), "chaos").await?;
+            let made = dev::make_project(&mut conn, &slug(number), "chaos").await?;
             stage.tenants.push(Tenant { key: made.1 });
         }
         conn.close().await?;

@@ -1,6 +1,6 @@
 # `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test fmt lint deny audit advisories doc unit soak fuzz deadlocks model interleavings chaos chaos-long chaos-build mutants bench isolation abuse openapi clients pictures console-pictures e2e configuration dashboards sqlx clean-test
+.PHONY: help setup setup-test run test fmt lint deny audit advisories doc unit soak fuzz deadlocks model interleavings chaos chaos-long chaos-build mutants bench isolation abuse openapi clients pictures console-pictures e2e vitals configuration dashboards sqlx clean-test
 
 CARGO ?= cargo
 
@@ -113,6 +113,10 @@ pictures: setup-test ## Draw the dashboards of a server under load, for docs/pic
 console-pictures: setup-test ## Take screenshots of the console with sample jobs, for docs/pictures/
 	$(CARGO) build --locked
 	@sh scripts/e2e.sh pictures
+
+vitals: setup-test ## Measure how soon pages of the console are there, and how much they move, with a million jobs
+	$(CARGO) build --locked --release -p fencepost
+	@FENCEPOST_BINARY=$(CURDIR)/target/release/fencepost sh scripts/e2e.sh vitals
 
 configuration: ## Regenerate docs/configuration.md from the flags
 	$(CARGO) run --locked --quiet -- configuration > docs/configuration.md.part

@@ -262,12 +262,18 @@ pub async fn parked<T>(
         let mut client = Client::connect(target).await?;
         let queue = queue.to_owned();
         running.spawn(async move {
-            // The polls outlive the measurement, and end with their connections.
-            client.poll(&queue, worker, 1, 30).await.map(|_| ())
+            // Until the connection ends with the measurement.
+            loop {
+                client.poll(&queue, worker, 1, 30).await?;
+            }
         });
     }
     tokio::time::sleep(SETTLING).await;
     let measured = while_parked.await;
+    if let Some(ended) = running.try_join_next() {
+        let ended: anyhow::Result<()> = ended?;
+        ended.context("a poll was not parked")?;
+    }
     running.abort_all();
     measured
 }

@@ -314,6 +314,12 @@ impl Bench {
             let (p50, p99) = load::pickup(&self.target, &self.target, &queue, self.time).await?;
             measures.push(plain("pickup p50", p50, "ms"));
             measures.push(plain("pickup p99", p99, "ms"));
+            let (target, parked) = (&self.target, format!("{queue}-parked"));
+            let pickup = load::pickup(target, target, &queue, self.time);
+            let (p50, p99) = load::parked(target, &parked, self.idle_polls, pickup).await?;
+            let polls = self.idle_polls;
+            measures.push(plain(format!("pickup beside {polls} parked polls, p50"), p50, "ms"));
+            measures.push(plain(format!("pickup beside {polls} parked polls, p99"), p99, "ms"));
         }
         Ok(measures)
     }

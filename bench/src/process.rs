@@ -104,9 +104,11 @@ fn family_seconds(parent: u32) -> f64 {
     cpu_seconds(parent) + children.map(cpu_seconds).sum::<f64>()
 }
 
+/// Anonymous memory: pages of the program's file are loaded when they are first needed, and are no
+/// cost of what is measured.
 fn resident_bytes(pid: u32) -> f64 {
     const KIB: f64 = 1024.0;
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|it| it.strip_prefix("VmRSS:")).unwrap_or_default();
+    let line = status.lines().find_map(|it| it.strip_prefix("RssAnon:")).unwrap_or_default();
     line.split_whitespace().next().and_then(|it| it.parse::<f64>().ok()).unwrap_or(0.0) * KIB
 }

@@ -47,7 +47,16 @@ impl Protocol {
     }
 
     const fn has_short_leases(self) -> bool {
-        matches!(self, Self::OpenJobSpec | Self::WorkflowGraph)
+        self.lease_seconds() == LEASE_SECONDS
+    }
+
+    /// Length of its leases.
+    pub const fn lease_seconds(self) -> u64 {
+        match self {
+            Self::OpenJobSpec | Self::WorkflowGraph => LEASE_SECONDS,
+            Self::Mobius => 90,
+            Self::Orch8 => 60,
+        }
     }
 
     /// The queue of its workers, and how their names begin.
@@ -220,7 +229,8 @@ impl Client {
                 task.attempt = attempt;
             }
             let (tenant, held) = (self.tenant, task.held(&worker));
-            let of = task.tenant.unwrap_or(tenant);
+            let is_shown = protocol != Protocol::WorkflowGraph;
+            let of = task.tenant.unwrap_or(if is_shown { usize::MAX } else { tenant });
             self.world.history.note(Event::Leased { tenant, held: held.clone(), of });
             if protocol.has_short_leases() && !self.is_healing() && self.happens(DIE_PERCENT) {
                 continue;

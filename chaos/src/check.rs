@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    adapters::Protocol,
     book::{Book, BookAttempt, BookJob},
     clients::LEASE_SECONDS,
     history::{Answer, End, Event, Held, Line},
@@ -288,7 +289,9 @@ fn ack_violations(job: &BookJob, seen: &Seen<'_>, found: &mut Found) {
 
 /// Leases end in time, and not before.
 fn lease_violations(job: &BookJob, seen: &Seen<'_>, found: &mut Found) {
-    let length = LEASE_SECONDS.cast_signed() * 1_000 - ROUNDING_MS;
+    let protocol = Protocol::ALL.into_iter().find(|it| it.name() == job.queue);
+    let seconds = protocol.map_or(LEASE_SECONDS, Protocol::lease_seconds);
+    let length = seconds.cast_signed() * 1_000 - ROUNDING_MS;
     for it in job.attempts.iter().filter(|it| it.outcome == "lease_expired") {
         let ended = it.ended_at.timestamp_millis();
         let own = seen.beats.iter().filter(|beat| beat.held.attempt == it.attempt);

@@ -186,9 +186,20 @@ impl Client {
         let url = &self.world.urls[self.rng.random_range(0..self.world.urls.len())];
         let request = self.world.client.get(format!("{url}{path}"));
         let key = &self.world.tenants[self.tenant].key;
-        let read =
-            async { request.bearer_auth(key).send().await?.error_for_status()?.json().await };
-        timeout(self.timeout, read).await.ok()?.ok()
+        let read = async {
+            let answer = request.bearer_auth(key).send().await.ok()?;
+            let may_retry = answer.headers().contains_key("retry-after");
+            Some((answer.status().as_u16(), may_retry, answer.text().await.ok()?))
+        };
+        match timeout(self.timeout, read).await.ok()?? {
+            (200, _, text) => serde_json::from_str(&text).ok(),
+            (503, true, _) => None,
+            (status, _, text) => {
+                let call = path.to_owned();
+                self.world.history.note(Event::Strange { call, status, text });
+                None
+            }
+        }
     }
 
     /// Leases jobs and ends them, until the run has ended.

@@ -79,14 +79,7 @@ pub async fn run(dir: &Path, program: PathBuf, plan: &Plan) -> anyhow::Result<Re
     receiver::start(listener, Arc::clone(&world));
     let schedules = setup::set_up(&world, address).await?;
     let made_at = history::now();
-    let (mut producers, mut workers) = start_clients(&world, plan.seed);
-    for (number, protocol) in protocols.into_iter().enumerate() {
-        for tenant in 0..world.tenants.len() {
-            let seed =
-                plan.seed ^ ADAPTER_SEEDS ^ ((tenant as u64) << 32) ^ ((number as u64) << 40);
-            workers.spawn(Client::new(&world, tenant, seed).work_over(protocol));
-        }
-    }
+    let (mut producers, mut workers) = start_clients(&world, protocols, plan.seed);
     let during = Duration::from_secs(plan.seconds);
     let mut foreign = Foreign::start(&world, dir)?;
     nemesis::inject((&mut stage, &mut foreign), &world.history, plan.seed, during).await?;
@@ -129,7 +122,11 @@ pub async fn run(dir: &Path, program: PathBuf, plan: &Plan) -> anyhow::Result<Re
     })
 }
 
-fn start_clients(world: &Arc<World>, seed: u64) -> (JoinSet<()>, JoinSet<()>) {
+fn start_clients(
+    world: &Arc<World>,
+    protocols: Vec<Protocol>,
+    seed: u64,
+) -> (JoinSet<()>, JoinSet<()>) {
     let (mut producers, mut workers) = (JoinSet::new(), JoinSet::new());
     for tenant in 0..world.tenants.len() {
         for number in 0..PRODUCERS {
@@ -140,6 +137,12 @@ fn start_clients(world: &Arc<World>, seed: u64) -> (JoinSet<()>, JoinSet<()>) {
             let seed = seed ^ ((tenant as u64) << 32) ^ (number << 40);
             let name = format!("worker-{tenant}-{number}");
             workers.spawn(Client::new(world, tenant, seed).work(name));
+        }
+    }
+    for (number, protocol) in protocols.into_iter().enumerate() {
+        for tenant in 0..world.tenants.len() {
+            let seed = seed ^ ADAPTER_SEEDS ^ ((tenant as u64) << 32) ^ ((number as u64) << 40);
+            workers.spawn(Client::new(world, tenant, seed).work_over(protocol));
         }
     }
     for node in 0..world.urls.len() {

@@ -63,9 +63,7 @@ fn new_user_code() -> ([u8; USER_CODE_CHARS], String) {
     let mut rng = rand::rng();
     let code: [u8; USER_CODE_CHARS] =
         std::array::from_fn(|_| USER_CODE_ALPHABET[rng.random_range(0..USER_CODE_ALPHABET.len())]);
-    let mut shown: String = code.iter().copied().map(char::from).collect();
-    shown.insert(USER_CODE_CHARS / 2, '-');
-    (code, shown)
+    (code, shown(code))
 }
 
 /// A user code as people type it: in any case, with or without its hyphen. None: it is no code.
@@ -75,6 +73,18 @@ fn typed_user_code(typed: &str) -> Option<[u8; USER_CODE_CHARS]> {
     let code: Vec<u8> = kept.take(USER_CODE_CHARS + 1).map(|it| it.to_ascii_uppercase()).collect();
     let code: [u8; USER_CODE_CHARS] = code.try_into().ok()?;
     code.iter().all(|it| USER_CODE_ALPHABET.contains(it)).then_some(code)
+}
+
+/// A typed user code as its terminal shows it; another text as it is.
+#[must_use]
+pub fn as_shown(typed: &str) -> String {
+    typed_user_code(typed).map_or_else(|| typed.to_owned(), shown)
+}
+
+fn shown(code: [u8; USER_CODE_CHARS]) -> String {
+    let mut shown: String = code.iter().copied().map(char::from).collect();
+    shown.insert(USER_CODE_CHARS / 2, '-');
+    shown
 }
 
 fn hash(code: [u8; USER_CODE_CHARS]) -> [u8; 32] {
@@ -152,7 +162,9 @@ impl Accounts {
         security::note(&mut tx, bearer.account_id, event, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
-        self.tell_owner(bearer.account_id, event, client);
+        // The terminal's address is what a deceived owner does not know.
+        let terminal = Client { address: address.into(), ..client.clone() };
+        self.tell_owner(bearer.account_id, event, &terminal);
         Ok(())
     }
 
@@ -243,9 +255,11 @@ mod tests {
             shown.replace('-', " "),
         ] {
             assert_eq!(typed_user_code(&typed), Some(code), "{typed}");
+            assert_eq!(as_shown(&typed), shown);
         }
         for wrong in ["", "BCDF-GHJ", "BCDF-GHJKL", "ACDF-GHJK", "BCDF-GHJ\u{212a}"] {
             assert_eq!(typed_user_code(wrong), None, "{wrong}");
+            assert_eq!(as_shown(wrong), wrong);
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::client::{
 /// What the key of a login is called, at a host.
 const KEY_NAME: &str = "cli";
 /// Characters of the host's name in it.
-const MAX_HOST_CHARS: usize = 64;
+const MAX_HOST_CHARS: usize = 36;
 /// The longest pause between two requests for the key, in seconds.
 const MAX_INTERVAL_SECONDS: u64 = 60;
 /// The longest wait for an approval, in seconds.
@@ -54,7 +54,7 @@ pub struct LogoutArgs {
 /// Gets a key, and keeps it.
 pub async fn login(args: LoginArgs) -> anyhow::Result<()> {
     let mut err = std::io::stderr();
-    // What cannot be kept is not asked for.
+    // Fail before a key is created if the file of profiles cannot be read.
     Profiles::read()?;
     let api_key = if args.with_key { read_key(&args.url).await? } else { ask(&args.url).await? };
     let mut profiles = Profiles::read()?;
@@ -111,12 +111,16 @@ async fn ask(url: &str) -> anyhow::Result<String> {
     let body = json!({"device_code": text("device_code")?});
     writeln!(err, "Open {}", text("verification_uri_complete")?)?;
     writeln!(err, "and approve the code {} there.", text("user_code")?)?;
+    let mut unanswered = None;
     while Instant::now() < end {
         sleep(pause).await;
         let collected = match client.post("/v1/auth/device/key", &body).await {
             Ok(reply) => reply.json(),
             Err(Failure::Refused { code, .. }) if code == "invalid_request" => break,
-            Err(error) if error.is_transient() && !is_full(&error) => continue,
+            Err(error) if error.is_transient() && !is_full(&error) => {
+                unanswered = Some(error);
+                continue;
+            }
             Err(error) => return Err(error.into()),
         };
         let (key, project) = (&collected["api_key"], &collected["project"]);
@@ -129,7 +133,13 @@ async fn ask(url: &str) -> anyhow::Result<String> {
             return Ok(secret.to_owned());
         }
     }
-    bail!("the code was refused, or was not approved in time")
+    match unanswered {
+        // One of these answers may have had the key.
+        Some(error) => Err(error).context(
+            "the login did not complete: revoke a key of this name in the console, if there is one",
+        ),
+        None => bail!("the code was refused, or was not approved in time"),
+    }
 }
 
 /// The name of the key, with the name of this host as far as a key's may have it.

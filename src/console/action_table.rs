@@ -1,7 +1,7 @@
 //! The actions of buttons. Each is one operation of the API, so this table is everything that the
 //! console can change; a test compares it with the OpenAPI document.
 
-pub use super::action_handlers::OTHERS;
+pub use super::other_actions::OTHERS;
 use super::{
     action_fields::{ALARM, ENDPOINT, JOBS, NEW_JOB, PURGE, QUEUE, REDRIVE, REPLAY, SCHEMA, TYPE},
     form::{Field, Fields, encode},

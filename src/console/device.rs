@@ -19,7 +19,7 @@ use super::{
     session::go,
 };
 use crate::{
-    accounts::Client,
+    accounts::{Client, device_login},
     domain::access::{KeyPreset, Permission, role_may},
     error::Error,
     http::{
@@ -63,8 +63,10 @@ pub async fn page(
     if !api.is_logged_in() {
         return Err(Error::Unauthorized);
     }
-    let done = asked.get(action_table::DONE).and_then(action_table::said);
-    let code = asked.text("code").trim().to_owned();
+    let code = device_login::as_shown(asked.text("code").trim());
+    // Beside a code, a link could put words into the console's mouth.
+    let done = asked.get(action_table::DONE).filter(|_| code.is_empty());
+    let done = done.and_then(action_table::said);
     let (here, now) = (client.address.to_string(), format::now());
     let ask =
         Device { code, pending: None, is_wrong: false, projects: Vec::new(), here, done, now };

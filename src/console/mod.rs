@@ -5,7 +5,6 @@
 
 mod action;
 mod action_fields;
-mod action_handlers;
 pub mod action_table;
 mod alarms;
 mod api;
@@ -26,6 +25,7 @@ mod jobs;
 mod links;
 mod location;
 mod operations;
+mod other_actions;
 mod overview;
 mod page;
 mod passkeys;

@@ -263,6 +263,8 @@ pub const LOGIN_CHALLENGE_SECONDS: i64 = 300;
 pub const MAX_CODE_TRIES: i32 = 5;
 /// How long the login of a terminal waits for its person, in seconds (10 minutes).
 pub const DEVICE_LOGIN_SECONDS: i64 = 600;
+/// Characters of the name of a terminal: the page for approval shows it.
+pub const MAX_DEVICE_NAME_CHARS: usize = 40;
 /// How long the key of a terminal lives, in seconds (90 days).
 pub const DEVICE_KEY_SECONDS: i64 = 90 * 86_400;
 /// How long a terminal waits before it asks for its key again, in seconds.

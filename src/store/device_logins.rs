@@ -77,7 +77,9 @@ pub async fn approve(
         Pending,
         "
         update device_logins
-        set approved_in = $2, approved_for = $3, scopes = $4
+        set approved_in = $2, approved_for = $3, scopes = $4,
+            -- Its terminal asks every few seconds.
+            expires_at = greatest(expires_at, now() + interval '1 minute')
         where code_hash = $1 and approved_in is null and expires_at > now()
         returning name, address, created_at, expires_at
         ",

@@ -419,7 +419,7 @@ story("a terminal is logged in by a code", async (page) => {
   await sees(page, "Compare the code");
   await page.click("text=Read all but payloads");
   await page.click("button >> text=Approve");
-  await sees(page, "The terminal is logged in");
+  await sees(page, "The terminal logs in within seconds");
   const { api_key } = await collect();
   assert.deepEqual(api_key.key.scopes, ["read"]);
 });

@@ -33,7 +33,7 @@ use crate::{
 #[schema(example = json!({"name": "cli@lovelace"}))]
 pub struct DeviceLoginRequest {
     /// Name of the key: letters, digits, `.`, `_`, `@` and `-`.
-    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_NAME_CHARS)))))]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_DEVICE_NAME_CHARS)))))]
     name: String,
 }
 
@@ -78,8 +78,8 @@ pub async fn begin(
     Json(request): Json<DeviceLoginRequest>,
 ) -> Result<(StatusCode, Reply<DeviceLogin>), Error> {
     let mut check = Check::default();
-    check.public_name("name", &request.name, limits::MAX_NAME_CHARS);
-    // The page for approval shows it: no words may persuade there.
+    check.public_name("name", &request.name, limits::MAX_DEVICE_NAME_CHARS);
+    // The page for approval shows it: it must not look like words of that page.
     if !request.name.bytes().all(|it| it.is_ascii_alphanumeric() || b"._@-".contains(&it)) {
         check.refuse("name", "must consist of letters, digits, `.`, `_`, `@` and `-`");
     }

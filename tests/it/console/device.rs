@@ -66,7 +66,7 @@ fn a_terminal_is_logged_in_and_manages_keys() {
         browser.get(&back).await.says(200, "Approve</button>");
         let done = "/console/device?done=projects_approve_device";
         browser.post("/console/device", &form).await.goes(done);
-        browser.get(done).await.says(200, "The terminal is logged in.");
+        browser.get(done).await.says(200, "The terminal logs in within seconds");
 
         assert!(login.wait().await.expect("it ends").success());
         let listed = printed(t, &home, &["api-keys", "list"]).await;

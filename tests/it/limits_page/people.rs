@@ -75,7 +75,8 @@ fn key_limits() -> Vec<(&'static str, String)> {
         (
             "the login of a terminal",
             format!(
-                "{} s to approve it, a key of {} s",
+                "a name of {} characters, {} s to approve it, a key of {} s",
+                limits::MAX_DEVICE_NAME_CHARS,
                 limits::DEVICE_LOGIN_SECONDS,
                 limits::DEVICE_KEY_SECONDS
             ),

@@ -16,7 +16,7 @@ pub const OTHERS: &[(&str, &str, &str)] = &[
     (
         "projects_approve_device",
         "/console/device",
-        "The terminal is logged in. You can close this page.",
+        "It is approved. The terminal logs in within seconds: stay logged in until it says so.",
     ),
     ("auth_refuse_device", "/console/device", "The terminal is refused: its code is not valid."),
     ("auth_logout", "/console/logout", ""),

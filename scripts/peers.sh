@@ -1,7 +1,7 @@
 #!/bin/sh
 # The bulk lifecycle of other queues on this machine, with the PostgreSQL and Redis that `fencepost
 # dev` starts: compare it with `fencepost-bench --only bulk` of the same hour. Needs Node, npm's
-# registry, psql and a release build. Versions: bench/peers/package.json.
+# registry, psql and a release build. Versions: bench/peers/package.json and river/Cargo.lock.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -35,5 +35,8 @@ psql -q "$admin" -c 'create database peers'
 mkdir -p target/peers
 cp bench/peers/package.json bench/peers/package-lock.json bench/peers/peers.mjs target/peers/
 (cd target/peers && npm ci --silent --no-audit --no-fund --ignore-scripts)
-PEER_DATABASE_URL=$(printf '%s' "$database" | sed 's|/fencepost?|/peers?|') \
-    PEER_REDIS_SOCKET=$socket node target/peers/peers.mjs
+PEER_DATABASE_URL=$(printf '%s' "$database" | sed 's|/fencepost?|/peers?|')
+export PEER_DATABASE_URL PEER_REDIS_SOCKET="$socket"
+node target/peers/peers.mjs
+CARGO_TARGET_DIR=target/peers/river cargo run --release --locked --quiet \
+    --manifest-path bench/peers/river/Cargo.toml

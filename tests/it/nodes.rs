@@ -14,8 +14,8 @@ use crate::harness::{
 };
 use serde_json::{Value, json};
 
-/// Waits for two heartbeats of every node: the first one counts the others, and the second one shows
-/// that the count was stored.
+/// Waits for two heartbeats of every node: the first one counts the others, and the second one
+/// shows that the count was stored.
 pub async fn until_all_know(database: &Database) {
     for _ in 0..2 {
         let last = "select coalesce(max(greatest(started_at, seen_at)), now())::text from nodes";

@@ -674,16 +674,6 @@ async function answerWithPasskey(form) {
   form.submit();
 }
 
-openMailedLink();
-setUpPasskeys();
-setUpTheme();
-setUpTimes();
-setUpPalette();
-setUpLive();
-setUpSelection();
-markFields();
-drawCharts(false);
-
 // A menu closes with Escape, and when something else is clicked.
 document.addEventListener("click", (event) => {
   for (const menu of document.querySelectorAll("details.switch[open]")) {
@@ -696,3 +686,13 @@ document.addEventListener("keydown", (event) => {
   menu.open = false;
   menu.querySelector("summary").focus();
 });
+
+openMailedLink();
+setUpPasskeys();
+setUpTheme();
+setUpTimes();
+setUpPalette();
+setUpLive();
+setUpSelection();
+markFields();
+drawCharts(false);

@@ -10,8 +10,8 @@ use tokio::time::sleep;
 use uuid::Uuid;
 
 use crate::{
-    clients::{Call, Client, LEASE_SECONDS, RETRY_PAUSE, answer_of},
-    history::{Answer, End, Event, Held, now},
+    clients::{Call, Client, LEASE_SECONDS, MAX_ACK_TRIES},
+    history::{End, Event, Held},
     report::MIN_SECONDS,
     stage::slug,
 };
@@ -23,8 +23,6 @@ const DIE_PERCENT: u32 = 4;
 const WORK_MS: std::ops::Range<u64> = 0..80;
 /// The pause after a poll without a job; these polls do not wait.
 const IDLE_PAUSE: Duration = Duration::from_millis(200);
-/// Tries of an ack; then its worker leaves it, and the lease ends.
-const MAX_ACK_TRIES: usize = 60;
 /// What workers of workflow-graph run: jobs without a command are not theirs.
 const COMMAND: &str = "true";
 
@@ -241,7 +239,7 @@ impl Client {
             let (path, body) = protocol.ack(tenant, &task, &worker, end);
             let call = Call { path: &path, body: &body, key: None };
             let tries = if protocol.has_attempts() { MAX_ACK_TRIES } else { 1 };
-            self.ack_over(call, &held, end, tries).await;
+            self.send_ack(call, &held, end, tries).await;
         }
     }
 
@@ -251,19 +249,5 @@ impl Client {
         let shown = self.get(&format!("/v1/jobs/{job}")).await?;
         let is_its = shown["state"] == "processing" && shown["worker_id"] == worker;
         is_its.then(|| shown["attempt"].as_i64()).flatten()
-    }
-
-    /// Sends an ack until it is answered, but not more often than this.
-    async fn ack_over(&mut self, call: Call<'_>, held: &Held, end: End, tries: usize) {
-        for _ in 0..tries {
-            let sent = now();
-            let answer = answer_of(self.post(call).await.as_ref());
-            let (tenant, held) = (self.tenant, held.clone());
-            self.world.history.note(Event::Acked { tenant, held, end, answer, sent });
-            if answer != Answer::Unknown || self.world.has_ended.load(Ordering::Relaxed) {
-                return;
-            }
-            sleep(RETRY_PAUSE).await;
-        }
     }
 }

@@ -78,7 +78,7 @@ const MANNERS: [(Manner, u32); 5] = [
 const ENDS: [(End, u32); 3] = [(End::Failed, 18), (End::Released, 6), (End::Succeeded, 76)];
 
 /// Tries of an ack; then its worker leaves it, and the lease ends.
-const MAX_ACK_TRIES: usize = 60;
+pub const MAX_ACK_TRIES: usize = 60;
 
 /// What all clients share.
 pub struct World {
@@ -151,6 +151,24 @@ impl Client {
         }
         let does_vanish = !self.is_healing() && self.happens(VANISH_PERCENT);
         let within = if does_vanish { VANISH_AFTER } else { self.timeout };
+        self.answered(call.path, request, within).await
+    }
+
+    /// Reads from one of the nodes. None: there is no answer.
+    pub async fn get(&mut self, path: &str) -> Option<Value> {
+        let url = &self.world.urls[self.rng.random_range(0..self.world.urls.len())];
+        let request = self.world.client.get(format!("{url}{path}"));
+        let request = request.bearer_auth(&self.world.tenants[self.tenant].key);
+        Some(self.answered(path, request, self.timeout).await?.1)
+    }
+
+    /// Sends a request, and notes an answer that refuses it or that none should get.
+    async fn answered(
+        &self,
+        path: &str,
+        request: reqwest::RequestBuilder,
+        within: Duration,
+    ) -> Option<(u16, Value)> {
         let called = async {
             let answer = request.send().await.ok()?;
             let may_retry = answer.headers().contains_key("retry-after");
@@ -161,7 +179,7 @@ impl Client {
         let code = || body["error"]["code"].as_str().unwrap_or_default().to_owned();
         match status {
             200..=299 => Some((status, body)),
-            409 if call.path != POLL => {
+            409 if path != POLL => {
                 self.world.history.note(Event::Refused { status, code: code() });
                 Some((status, body))
             }
@@ -171,32 +189,7 @@ impl Client {
                 None
             }
             _ => {
-                self.world.history.note(Event::Strange {
-                    call: call.path.to_owned(),
-                    status,
-                    text,
-                });
-                None
-            }
-        }
-    }
-
-    /// Reads from one of the nodes. None: there is no answer.
-    pub async fn get(&mut self, path: &str) -> Option<Value> {
-        let url = &self.world.urls[self.rng.random_range(0..self.world.urls.len())];
-        let request = self.world.client.get(format!("{url}{path}"));
-        let key = &self.world.tenants[self.tenant].key;
-        let read = async {
-            let answer = request.bearer_auth(key).send().await.ok()?;
-            let may_retry = answer.headers().contains_key("retry-after");
-            Some((answer.status().as_u16(), may_retry, answer.text().await.ok()?))
-        };
-        match timeout(self.timeout, read).await.ok()?? {
-            (200, _, text) => serde_json::from_str(&text).ok(),
-            (503, true, _) => None,
-            (status, _, text) => {
-                let call = path.to_owned();
-                self.world.history.note(Event::Strange { call, status, text });
+                self.world.history.note(Event::Strange { call: path.to_owned(), status, text });
                 None
             }
         }
@@ -305,13 +298,17 @@ impl Client {
         self.world.history.note(Event::Beat { held: held.clone(), answer, sent });
     }
 
-    /// Sends an ack until it is answered.
     async fn ack(&mut self, held: &Held, end: End) {
         let body = json!({"worker_id": held.worker, "job_id": held.job, "attempt": held.attempt,
                           "lease_id": held.lease, "status": end});
-        for _ in 0..MAX_ACK_TRIES {
+        let call = Call { path: "/v1/workers/ack", body: &body, key: None };
+        self.send_ack(call, held, end, MAX_ACK_TRIES).await;
+    }
+
+    /// Sends an ack until it is answered, but not more often than this.
+    pub async fn send_ack(&mut self, call: Call<'_>, held: &Held, end: End, tries: usize) {
+        for _ in 0..tries {
             let sent = now();
-            let call = Call { path: "/v1/workers/ack", body: &body, key: None };
             let answer = answer_of(self.post(call).await.as_ref());
             let (tenant, held) = (self.tenant, held.clone());
             self.world.history.note(Event::Acked { tenant, held, end, answer, sent });
@@ -323,9 +320,7 @@ impl Client {
     }
 }
 
-/// What an answer says of the attempt.
-#[must_use]
-pub fn answer_of(answered: Option<&(u16, Value)>) -> Answer {
+fn answer_of(answered: Option<&(u16, Value)>) -> Answer {
     match answered {
         Some((200..=299, _)) => Answer::Yes,
         Some(_) => Answer::Stale,

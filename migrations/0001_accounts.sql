@@ -73,6 +73,9 @@ create table api_keys (
     expires_at timestamptz,
     -- To within some seconds: nodes write it in batches.
     last_used_at timestamptz,
+    -- Calls of deprecated operations, and when the last one was written.
+    deprecated_calls bigint not null default 0,
+    deprecated_call_at timestamptz,
     -- Public id of an account or key; null: the operator.
     created_by text,
     -- Own limits of calls per minute, besides those of the project. Null: none.

@@ -2,6 +2,9 @@
 # Generates clients from the OpenAPI files with six generators, compiles them, and runs a job with
 # each on a private server: enqueue, poll, heartbeat, ack. Then runs a published worker of another
 # protocol that the tests do not build. Prints the table of docs/clients.md, and writes it there.
+#
+# With names of clients as arguments (python, fetch, hey), only these, on the server at FENCEPOST_URL
+# with the key in FENCEPOST_KEY: they also enqueue until they are refused.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 made=$PWD/target/clients
@@ -18,20 +21,26 @@ say "installing the generators"
 quietly "$made/venv/bin/pip" install -q -r clients/generated/python/requirements.txt
 quietly npm --prefix clients/generated/typescript ci --no-audit --no-fund
 
-say "starting a server"
-quietly cargo build --locked
 folder=$(mktemp -d /tmp/fencepost-clients-XXXXXX)
 chmod 755 "$folder"
-./target/debug/fencepost dev --default-plan free --data-dir "$folder/data" --listen 127.0.0.1:0 --metrics-listen 127.0.0.1:0 \
-    --ready-file "$folder/ready" >>"$log" 2>&1 &
-server=$!
+server=
 worker=
-stop() { kill "$server" $worker 2>/dev/null || true; wait "$server" 2>/dev/null || true; rm -rf "$folder"; }
+stop() { kill $server $worker 2>/dev/null || true; wait $server 2>/dev/null || true; rm -rf "$folder"; }
 trap stop EXIT
-while [ ! -s "$folder/ready" ]; do kill -0 "$server" || { tail "$log" >&2; exit 1; }; sleep 0.1; done
-FENCEPOST_URL=$(sed -n 's/.*"url": *"\([^"]*\)".*/\1/p' "$folder/ready")
-FENCEPOST_KEY=$(sed -n 's/.*"api_key": *"\([^"]*\)".*/\1/p' "$folder/ready")
-export FENCEPOST_URL FENCEPOST_KEY
+start_server() {
+    say "starting a server"
+    quietly cargo build --locked
+    ./target/debug/fencepost dev --default-plan free --data-dir "$folder/data" --listen 127.0.0.1:0 \
+        --metrics-listen 127.0.0.1:0 --ready-file "$folder/ready" >>"$log" 2>&1 &
+    server=$!
+    while [ ! -s "$folder/ready" ]; do
+        kill -0 "$server" || { tail "$log" >&2; exit 1; }
+        sleep 0.1
+    done
+    FENCEPOST_URL=$(sed -n 's/.*"url": *"\([^"]*\)".*/\1/p' "$folder/ready")
+    FENCEPOST_KEY=$(sed -n 's/.*"api_key": *"\([^"]*\)".*/\1/p' "$folder/ready")
+    export FENCEPOST_URL FENCEPOST_KEY
+}
 export PATH=$made/venv/bin:$PATH
 
 rows=
@@ -58,17 +67,23 @@ python_client() {
     quietly pip install -q --force-reinstall --no-deps "$made/python"
     quietly pip install -q "$made/python"
     quietly mypy "$made/python/fencepost_client" clients/generated/python/smoke.py
-    python clients/generated/python/smoke.py
+    python clients/generated/python/smoke.py "$@"
 }
-fetch_client() {
+make_typescript_clients() {
     cd clients/generated/typescript
     quietly npx openapi-typescript ../../../openapi/openapi.json -o made/schema.d.ts
     quietly npx openapi-ts -i ../../../openapi/openapi.json -o made/hey
     quietly npx tsc -p .
     quietly npx esbuild fetch.ts hey.ts --bundle --platform=node --format=esm --out-extension:.js=.mjs --outdir=made/out
-    node made/out/fetch.mjs
 }
-hey_client() { node clients/generated/typescript/made/out/hey.mjs; }
+fetch_client() {
+    make_typescript_clients
+    node made/out/fetch.mjs "$@"
+}
+hey_client() {
+    make_typescript_clients
+    node made/out/hey.mjs "$@"
+}
 rust_client() {
     CARGO_TARGET_DIR=$made/rust quietly cargo build --locked --manifest-path clients/generated/rust/Cargo.toml
     "$made/rust/debug/fencepost-client-smoke"
@@ -139,12 +154,29 @@ pinned() { sed -n "s|.*\"$1\": *\"\([^\"]*\)\".*|\1|p" clients/generated/typescr
 in_python() { sed -n "s/^$1==//p" clients/generated/python/requirements.txt; }
 in_rust() { sed -n "s/^$1 = \"=\(.*\)\"/\1/p" clients/generated/rust/Cargo.toml; }
 
-worked "openapi-python-client $(in_python openapi-python-client)" Python openapi.json python_client
-worked "openapi-typescript $(pinned openapi-typescript) with openapi-fetch $(pinned openapi-fetch)" TypeScript openapi.json fetch_client
-worked "@hey-api/openapi-ts $(pinned @hey-api/openapi-ts)" TypeScript openapi.json hey_client
+run_python() {
+    worked "openapi-python-client $(in_python openapi-python-client)" Python openapi.json python_client "$@"
+}
+run_fetch() {
+    local generator
+    generator="openapi-typescript $(pinned openapi-typescript) with openapi-fetch $(pinned openapi-fetch)"
+    worked "$generator" TypeScript openapi.json fetch_client "$@"
+}
+run_hey() {
+    worked "@hey-api/openapi-ts $(pinned @hey-api/openapi-ts)" TypeScript openapi.json hey_client "$@"
+}
+
+if [ $# != 0 ]; then
+    for name in "$@"; do "run_$name" refused; done
+    printf '%s' "$rows"
+    exit
+fi
+start_server
+run_python
+run_fetch
+run_hey
 worked "progenitor $(in_rust progenitor)" Rust openapi-3.0.json rust_client
 worked "openapi-generator $(in_python openapi-generator-cli), \`-g go\`" Go openapi.json go_client
-
 worked "openapi-generator $(in_python openapi-generator-cli), \`-g java --library native\`" Java openapi.json java_client
 say "openapi-generator (C#)"
 generate_csharp

@@ -3,10 +3,11 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::Context;
+use futures_util::{FutureExt, future::BoxFuture};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::{
     net::TcpListener,
-    time::{Instant, timeout, timeout_at},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -28,7 +29,7 @@ use crate::{
         notify::relay,
         webhooks::{deliver::Deliverer, pusher::Pusher, sender::Sender},
     },
-    http,
+    http::{self, deprecation::Deprecated},
     ids::TickKey,
     limiter::Limiter,
     loops,
@@ -50,6 +51,11 @@ const REQUESTS_TIMEOUT: Duration = Duration::from_secs(15);
 pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout of the first logins.
 const DATABASE_TIMEOUT: Duration = Duration::from_secs(10);
+/// A database that is restarting or failing over may take this long until it answers a node that
+/// starts.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+const START_PAUSE: Duration = Duration::from_millis(200);
+const NO_ANSWER: &str = "the database does not answer";
 /// Connections to the operator's listener from one address.
 const OPERATOR_CONNECTIONS: u32 = 256;
 
@@ -76,6 +82,8 @@ pub struct Node {
     pub outbound: Outbound,
     /// Whether it sends the deliveries of webhooks.
     pub delivers: bool,
+    /// Operations that will end.
+    pub deprecated: &'static [Deprecated],
     /// How long new connections are still accepted at shutdown, so that load balancers notice that
     /// it is not ready.
     pub linger: Duration,
@@ -134,21 +142,20 @@ pub fn providers(file: Option<&Path>) -> anyhow::Result<Arc<Providers>> {
 /// When the database cannot be reached at the start, or was not migrated; or when the node stopped
 /// because a part of it has failed permanently.
 pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
+    let start = Start { until: Instant::now() + START_TIMEOUT, stop: stop.clone() };
     if let Some(logins) = &node.logins {
-        check_logins(logins, &node.database_url).await?;
+        start.check_logins(logins, &node.database_url).await?;
     }
     let pools = Pools::new(&node.database_url, node.pools, node.logins.as_ref())
         .context("the database's URL is invalid")?;
-    let instance = {
-        let mut conn = pools.people.acquire().await.context("the database does not answer")?;
-        store::projects::instance(&mut conn)
-            .await
-            .context("the database is not migrated: run `fencepost migrate`")?
-    };
+    let instance = start.instance(&pools).await?;
     let bus = Bus::new(node.redis.as_ref(), instance.public_id, node.redis_budget)?;
     let tick_key = TickKey::new(&instance.cursor_key);
     let engine = Engine::start(pools.clone(), tick_key, stop.clone());
-    let app = open(&engine, (&bus, node.outbound), node.people, instance).await?;
+    let app = open(&engine, (&bus, node.outbound), node.people, instance);
+    start.ask(|| app.accounts.refresh_signing_keys().boxed()).await.context(NO_ANSWER)?;
+    start.ask(|| app.count_nodes().boxed()).await.context(NO_ANSWER)?;
+    bus.tell(Topic::Nodes, "").await;
     let background = TaskTracker::new();
     loops::start(&app, &stop, &background);
     if node.delivers {
@@ -177,7 +184,8 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     tokio::spawn(close_later(stop, node.linger, closing.clone()));
     let (connections, handlers) = (TaskTracker::new(), TaskTracker::new());
     let pages = console::router(app.clone(), http::api(app.clone()));
-    let router = http::router(app, adapters::router().merge(pages), handlers.clone());
+    let adapters = adapters::router().merge(pages);
+    let router = http::router(app, adapters, node.deprecated, handlers.clone());
     http::server::run(node.api, router, node.connections, closing, connections.clone()).await;
     drain(&engine, &connections, &handlers, &background).await;
     let closed_by = Instant::now() + CLOSE_TIMEOUT;
@@ -217,15 +225,73 @@ fn start_senders(
     loops::start_pusher(&pusher, engine, stop, background);
 }
 
-/// Whether each role can log in: some pools are not used before the first request.
-async fn check_logins(logins: &Logins, database_url: &str) -> anyhow::Result<()> {
-    let options = database_url.parse().context("the database's URL is invalid")?;
-    let asked = timeout(DATABASE_TIMEOUT, logins.refused(&options)).await;
-    let refused = asked.context("the database does not answer")?;
-    let refused = refused.context("the database does not answer")?.into_iter().next();
-    match refused {
-        Some((role, error)) => Err(error).context(format!("{} cannot log in", role.name())),
-        None => Ok(()),
+/// The start of a node, whose database may be restarting as well, or failing over.
+struct Start {
+    until: Instant,
+    stop: CancellationToken,
+}
+
+impl Start {
+    /// Asks the database until it answers.
+    async fn ask<'a, T>(
+        &self,
+        ask: impl Fn() -> BoxFuture<'a, sqlx::Result<T>>,
+    ) -> sqlx::Result<T> {
+        let mut is_told = false;
+        loop {
+            let answered = ask().await;
+            let error = match answered {
+                Err(error) if may_pass(&error) => error,
+                answered => return answered,
+            };
+            if Instant::now() > self.until || self.stop.is_cancelled() {
+                return Err(error);
+            }
+            if !is_told {
+                is_told = true;
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(error, "{NO_ANSWER} yet");
+            }
+            sleep(START_PAUSE).await;
+        }
+    }
+
+    async fn instance(&self, pools: &Pools) -> anyhow::Result<Instance> {
+        drop(self.ask(|| pools.people.acquire().boxed()).await.context(NO_ANSWER)?);
+        let instance = self.ask(|| {
+            let look =
+                async { store::projects::instance(&mut *pools.people.acquire().await?).await };
+            look.boxed()
+        });
+        instance.await.context("the database is not migrated: run `fencepost migrate`")
+    }
+
+    /// Whether each role can log in: some pools are not used before the first request.
+    async fn check_logins(&self, logins: &Logins, database_url: &str) -> anyhow::Result<()> {
+        let options = database_url.parse().context("the database's URL is invalid")?;
+        let refused = self.ask(|| {
+            let asked = async {
+                let asked = timeout(DATABASE_TIMEOUT, logins.refused(&options)).await;
+                asked.unwrap_or(Err(sqlx::Error::PoolTimedOut))
+            };
+            asked.boxed()
+        });
+        match refused.await.context(NO_ANSWER)?.into_iter().next() {
+            Some((role, error)) => Err(error).context(format!("{} cannot log in", role.name())),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether an error is one of a database that will soon answer: it is out of reach, stopping or
+/// starting (57P), without room (53), or a standby (25006).
+fn may_pass(error: &sqlx::Error) -> bool {
+    use sqlx::Error::{Io, PoolTimedOut, Protocol};
+    match error.as_database_error() {
+        Some(it) => it.code().is_some_and(|code| {
+            code.starts_with("57P") || code.starts_with("53") || code == "25006"
+        }),
+        None => matches!(error, Io(_) | PoolTimedOut | Protocol(_)),
     }
 }
 
@@ -257,12 +323,12 @@ async fn drain(
 }
 
 /// Puts together what requests need.
-async fn open(
+fn open(
     engine: &Engine,
     (bus, outbound): (&Bus, Outbound),
     people: People,
     instance: Instance,
-) -> anyhow::Result<App> {
+) -> App {
     if !bus.has_redis() {
         tracing::warn!(
             "no Redis: each node enforces its share of rate limits, and polls find jobs of other nodes within two seconds"
@@ -295,11 +361,7 @@ async fn open(
         plans: people.plans,
         wake: engine.notifier.wake.clone(),
     };
-    accounts.refresh_signing_keys().await.context("the database does not answer")?;
-    let app = App::new(engine.clone(), accounts, (bus.clone(), outbound), instance.cursor_key);
-    app.count_nodes().await.context("the database does not answer")?;
-    bus.tell(Topic::Nodes, "").await;
-    Ok(app)
+    App::new(engine.clone(), accounts, (bus.clone(), outbound), instance.cursor_key)
 }
 
 /// Publishes to the other nodes, and receives their messages.
@@ -338,7 +400,7 @@ async fn leave(pools: &Pools, bus: &Bus) {
 async fn close_later(stop: CancellationToken, linger: Duration, closing: CancellationToken) {
     stop.cancelled().await;
     tracing::info!("stopping: answering parked polls and finishing requests");
-    tokio::time::sleep(linger).await;
+    sleep(linger).await;
     closing.cancel();
 }
 

@@ -15,7 +15,7 @@ use crate::{
     credentials::LocalPermit,
     domain::{limits::MAX_POLL_WAIT_SECONDS, plan::Limits},
     error::Error,
-    ids::ProjectId,
+    ids::{KeyId, ProjectId},
     limiter::{Charge, Rate, SharedPermit, Standing, share},
     telemetry,
 };
@@ -121,7 +121,7 @@ impl Cost {
 #[derive(Debug, Clone, Default)]
 pub struct CallReport {
     charged: Arc<Mutex<Option<(&'static str, Standing)>>>,
-    project: Arc<OnceLock<ProjectId>>,
+    caller: Arc<OnceLock<(ProjectId, Option<KeyId>)>>,
 }
 
 impl CallReport {
@@ -134,12 +134,18 @@ impl CallReport {
     /// The caller's project, once it is known.
     #[must_use]
     pub fn project(&self) -> Option<ProjectId> {
-        self.project.get().copied()
+        self.caller.get().map(|it| it.0)
     }
 
-    pub(super) fn of_project(&self, project_id: ProjectId) {
-        // A request has one project.
-        self.project.get_or_init(|| project_id);
+    /// The caller's key and its project, once they are known.
+    #[must_use]
+    pub fn key(&self) -> Option<(ProjectId, KeyId)> {
+        self.caller.get().and_then(|it| Some((it.0, it.1?)))
+    }
+
+    pub(super) fn of_caller(&self, project_id: ProjectId, key: Option<KeyId>) {
+        // A request has one caller.
+        self.caller.get_or_init(|| (project_id, key));
     }
 
     pub(super) fn record(&self, budget: &'static str, standing: Option<Standing>) {

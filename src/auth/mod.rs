@@ -47,7 +47,7 @@ use crate::{
         plan::{Limits, Tenant},
     },
     error::Error,
-    ids::{AccountId, ProjectId, ProjectPublicId},
+    ids::{AccountId, KeyId, ProjectId, ProjectPublicId},
     store::{audit::Actor, deadline::bounded},
 };
 
@@ -102,6 +102,14 @@ impl Who {
         match self {
             Self::Key(it, _) => it.owner.project_public_id,
             Self::Member(it, _) => it.membership.public_id,
+        }
+    }
+
+    /// The key that was presented.
+    fn key(&self) -> Option<KeyId> {
+        match self {
+            Self::Key(it, _) => Some(it.owner.key_id),
+            Self::Member(..) => None,
         }
     }
 
@@ -337,11 +345,12 @@ impl<P: Permit> FromRequestParts<App> for Caller<P> {
         if let Some(refusal) = who.suspension::<P>() {
             return Err(refusal);
         }
-        if let Who::Key(it, _) = &who {
-            app.used_keys.record((project_id, it.owner.key_id));
+        let key = who.key();
+        if let Some(key) = key {
+            app.used_keys.record((project_id, key));
         }
         let report = parts.extensions.get::<CallReport>().cloned().unwrap_or_default();
-        report.of_project(project_id);
+        report.of_caller(project_id, key);
         // Enqueues of a page count like any other.
         let is_page =
             P::BUDGET == Budget::Manage && parts.extensions.get::<FromConsole>().is_some();

@@ -39,7 +39,7 @@ use crate::{
         MasterKeyArgs, NodeArgs, RoleArgs, Signup,
     },
     dev::{self, DevArgs},
-    http::openapi,
+    http::{deprecation::DEPRECATED, openapi},
     mail::Mailer,
     outbound::Outbound,
     seal::MasterKeys,
@@ -359,6 +359,7 @@ async fn open(database: &DatabaseArgs, node: NodeArgs, linger: Duration) -> anyh
         canary,
         outbound: Outbound::of_args(&node.outbound, node.outbound.outbound_allow.clone())?,
         delivers: node.outbound.deliver,
+        deprecated: DEPRECATED,
         linger,
     })
 }

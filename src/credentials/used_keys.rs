@@ -1,6 +1,6 @@
 //! When keys were last used, written in batches.
 
-use std::{collections::HashSet, sync::Mutex};
+use std::{collections::HashMap, sync::Mutex};
 
 use super::lock;
 use crate::{
@@ -11,16 +11,25 @@ use crate::{
 /// Keys whose use is not written to the database yet.
 const MAX_USED_KEYS: usize = 10_000;
 
-/// The keys that were used since the last write.
+/// The keys that were used since the last write, and how many of their calls were of deprecated
+/// operations.
 #[derive(Default)]
-pub struct UsedKeys(Mutex<HashSet<(ProjectId, KeyId)>>);
+pub struct UsedKeys(Mutex<HashMap<(ProjectId, KeyId), i64>>);
 
 impl UsedKeys {
     /// Records that a key was used.
     pub fn record(&self, key: (ProjectId, KeyId)) {
         let mut used = lock(&self.0);
         if used.len() < MAX_USED_KEYS {
-            used.insert(key);
+            used.entry(key).or_default();
+        }
+    }
+
+    /// Records a call of a deprecated operation by a key that was recorded.
+    pub fn record_deprecated(&self, key: (ProjectId, KeyId)) {
+        let mut used = lock(&self.0);
+        if used.len() < MAX_USED_KEYS {
+            *used.entry(key).or_default() += 1;
         }
     }
 

@@ -200,7 +200,10 @@ fn settings(durability: Durability) -> Vec<&'static str> {
 }
 
 /// The folder of the newest suitable PostgreSQL.
-fn find_binaries() -> anyhow::Result<PathBuf> {
+///
+/// # Errors
+/// When there is none.
+pub fn find_binaries() -> anyhow::Result<PathBuf> {
     let mut places: Vec<PathBuf> = PLACES.iter().flat_map(|it| expand(it)).collect();
     let path = std::env::var_os("PATH").unwrap_or_default();
     places.extend(std::env::split_paths(&path));

@@ -37,6 +37,7 @@ use crate::{
         access::{Role, Scope},
         limits::MAX_LIVE_KEYS,
     },
+    http::deprecation::DEPRECATED,
     mail::Mailer,
     outbound::Outbound,
     seal::MasterKeys,
@@ -133,6 +134,7 @@ pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
         canary: args.node.canary(0),
         outbound: outbound(&args.node.outbound)?,
         delivers: args.node.outbound.deliver,
+        deprecated: DEPRECATED,
         linger: Duration::ZERO,
         redis: place,
     };

@@ -128,6 +128,11 @@ pub struct ApiKey {
     /// When it was last used, to within some seconds.
     #[schema(required)]
     pub last_used_at: Option<DateTime<Utc>>,
+    /// About how many of its calls were of deprecated operations.
+    pub deprecated_calls: i64,
+    /// When the last of them was, to within some seconds.
+    #[schema(required)]
+    pub deprecated_call_at: Option<DateTime<Utc>>,
     /// When it expires.
     #[schema(required)]
     pub expires_at: Option<DateTime<Utc>>,
@@ -166,6 +171,8 @@ impl From<ListedKey> for ApiKey {
             created_at: row.created_at,
             created_by: row.created_by,
             last_used_at: row.last_used_at,
+            deprecated_calls: row.deprecated_calls,
+            deprecated_call_at: row.deprecated_call_at,
             expires_at: row.expires_at,
             revoked_at: row.revoked_at,
         }

@@ -24,16 +24,21 @@ use metrics::counter;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    answers::Answers, error, late_refusals::LateRefusals, least_rate::IsLarge, route_group,
-    route_metrics,
+    answers::Answers,
+    deprecation::{self, Deprecated},
+    error,
+    late_refusals::LateRefusals,
+    least_rate::IsLarge,
+    route_group, route_metrics,
 };
 use crate::{
+    app::App,
     auth::{CallReport, ClientAddress, client_of_request},
     config::TrustedProxies,
     domain::trace::{TraceContext, trace_id_text},
     error::Error,
     ids,
-    limiter::{Limiter, Standing},
+    limiter::Standing,
     store::deadline::{bounded, without_connections},
     telemetry,
     traces::{self, Answered},
@@ -67,7 +72,8 @@ const MAX_REQUEST_ID_CHARS: usize = 128;
 pub struct Passage(Arc<Shared>);
 
 struct Shared {
-    public_url: Arc<str>,
+    app: App,
+    deprecated: &'static [Deprecated],
     late: LateRefusals,
     answers: Answers,
     /// Handlers with a task of their own.
@@ -76,9 +82,24 @@ struct Shared {
 
 impl Passage {
     /// `handlers` tells when the last handler has ended.
-    pub fn new(public_url: &str, limiter: Limiter, handlers: TaskTracker) -> Self {
-        let (late, answers) = (LateRefusals::new(limiter), Answers::default());
-        Self(Arc::new(Shared { public_url: public_url.into(), late, answers, handlers }))
+    pub fn new(app: App, deprecated: &'static [Deprecated], handlers: TaskTracker) -> Self {
+        let late = LateRefusals::new(app.accounts.limiter.clone());
+        Self(Arc::new(Shared { app, deprecated, late, answers: Answers::default(), handlers }))
+    }
+}
+
+impl Shared {
+    fn public_url(&self) -> &str {
+        &self.app.accounts.public_url
+    }
+
+    fn tell_deprecated(&self, it: &Deprecated, response: &mut Response, report: &CallReport) {
+        if let Err(error) = it.tell(response.headers_mut(), self.public_url()) {
+            tracing::error!(%error, "cannot tell that an operation is deprecated");
+        }
+        if let Some(key) = report.key() {
+            self.app.used_keys.record_deprecated(key);
+        }
     }
 }
 
@@ -109,7 +130,7 @@ pub async fn pass(
         false => detach(&shared.handlers, request, next).await,
     };
     response = shared.answers.hold(response, is_read, report.project(), is_large.as_ref());
-    let failure = render_error(&mut response, &request_id, &shared.public_url);
+    let failure = render_error(&mut response, &request_id, shared.public_url());
     if let Ok(value) = HeaderValue::from_str(&request_id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
@@ -118,6 +139,9 @@ pub async fn pass(
     }
     secure(response.headers_mut(), policy);
     let route = matched.unwrap_or("unmatched");
+    if let Some(it) = deprecation::find(shared.deprecated, method, route) {
+        shared.tell_deprecated(it, &mut response, &report);
+    }
     let status = response.status();
     route_metrics::record(route, method, status, started.elapsed());
     if let Some(own) = trace {

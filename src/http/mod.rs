@@ -12,6 +12,7 @@ pub mod batches;
 pub(crate) mod bulk;
 mod cursor;
 pub(crate) mod dead_letters;
+pub mod deprecation;
 pub mod docs;
 pub mod error;
 mod health;
@@ -53,7 +54,7 @@ use axum::{
 };
 use tokio_util::task::TaskTracker;
 
-use self::middleware::Passage;
+use self::{deprecation::Deprecated, middleware::Passage};
 use crate::{
     app::App,
     telemetry,
@@ -230,9 +231,13 @@ fn v1() -> Router<App> {
 
 /// Everything that the API's listener answers, including adapters and pages. `handlers` tells when
 /// the last handler has ended.
-pub fn router(app: App, adapters: Router<App>, handlers: TaskTracker) -> Router {
-    let (public_url, limiter) = (&app.accounts.public_url, app.accounts.limiter.clone());
-    let passage = Passage::new(public_url, limiter, handlers);
+pub fn router(
+    app: App,
+    adapters: Router<App>,
+    deprecated: &'static [Deprecated],
+    handlers: TaskTracker,
+) -> Router {
+    let passage = Passage::new(app.clone(), deprecated, handlers);
     Router::new()
         .merge(v1())
         .route("/livez", routing::get(health::live))

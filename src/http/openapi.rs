@@ -28,7 +28,7 @@ use utoipa::{
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_swagger_ui::{Config, SwaggerUi};
 
-use super::{data_plane, people_plane, project_plane};
+use super::{data_plane, deprecation, people_plane, project_plane};
 use crate::app::App;
 use crate::error::{Error, KEY_PREFIX};
 use crate::store::jobs::Order;
@@ -141,6 +141,7 @@ fn made_of(routes: OpenApiRouter<App>) -> Value {
     let (_, document) = routes.split_for_parts();
     let mut document = serde_json::to_value(document).unwrap_or_default();
     tidy(&mut document);
+    deprecation::mark(&mut document, deprecation::DEPRECATED);
     document
 }
 

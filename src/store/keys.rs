@@ -78,6 +78,10 @@ pub struct ListedKey {
     pub created_by: Option<String>,
     /// When it was last used, to within some seconds.
     pub last_used_at: Option<DateTime<Utc>>,
+    /// Its calls of deprecated operations, about.
+    pub deprecated_calls: i64,
+    /// The last one of them, to within some seconds.
+    pub deprecated_call_at: Option<DateTime<Utc>>,
     pub expires_at: Option<DateTime<Utc>>,
     /// When it was revoked, if it was.
     pub revoked_at: Option<DateTime<Utc>>,
@@ -201,7 +205,7 @@ pub async fn insert(
         returning id "id: KeyId", name, shown_prefix, shown_end, scopes, produce_per_minute,
                   work_per_minute, manage_per_minute, require_fence, strict, allowed_ips, queues,
                   job_types, token_issuer, token_subject, is_exchanged, created_at,
-                  created_by, last_used_at, expires_at, revoked_at,
+                  created_by, last_used_at, deprecated_calls, deprecated_call_at, expires_at, revoked_at,
                   (expires_at is null or expires_at > now()) "is_live!"
         "#,
         project_id.0,
@@ -245,7 +249,7 @@ pub async fn list(
         select id "id: KeyId", name, shown_prefix, shown_end, scopes, produce_per_minute,
                work_per_minute, manage_per_minute, require_fence, strict, allowed_ips, queues, job_types,
                token_issuer, token_subject, is_exchanged, created_at,
-               created_by, last_used_at, expires_at, revoked_at,
+               created_by, last_used_at, deprecated_calls, deprecated_call_at, expires_at, revoked_at,
                (revoked_at is null and (expires_at is null or expires_at > now())) "is_live!"
         from api_keys
         where project_id = $1 and ($2::uuid is null or id < $2) and is_exchanged = $4
@@ -273,7 +277,7 @@ pub async fn created_by(
         select id "id: KeyId", name, shown_prefix, shown_end, scopes, produce_per_minute,
                work_per_minute, manage_per_minute, require_fence, strict, allowed_ips, queues, job_types,
                token_issuer, token_subject, is_exchanged, created_at,
-               created_by, last_used_at, expires_at, revoked_at,
+               created_by, last_used_at, deprecated_calls, deprecated_call_at, expires_at, revoked_at,
                (revoked_at is null and (expires_at is null or expires_at > now())) "is_live!"
         from api_keys
         where project_id = $1 and created_by = any($2)
@@ -299,7 +303,7 @@ pub async fn lock(
         select id "id: KeyId", name, shown_prefix, shown_end, scopes, produce_per_minute,
                work_per_minute, manage_per_minute, require_fence, strict, allowed_ips, queues, job_types,
                token_issuer, token_subject, is_exchanged, created_at,
-               created_by, last_used_at, expires_at, revoked_at,
+               created_by, last_used_at, deprecated_calls, deprecated_call_at, expires_at, revoked_at,
                (revoked_at is null and (expires_at is null or expires_at > now())) "is_live!"
         from api_keys
         where project_id = $1 and id = $2
@@ -415,26 +419,36 @@ pub async fn count(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Resu
     .await
 }
 
-/// Records that these keys were just used.
-pub async fn record_used(conn: &mut PgConnection, used: &[(ProjectId, KeyId)]) -> sqlx::Result<()> {
-    let projects: Vec<i32> = used.iter().map(|it| it.0.0).collect();
-    let ids: Vec<Uuid> = used.iter().map(|it| it.1.0).collect();
+/// Records that these keys were just used, and how many of their calls were of deprecated
+/// operations.
+pub async fn record_used(
+    conn: &mut PgConnection,
+    used: &[((ProjectId, KeyId), i64)],
+) -> sqlx::Result<()> {
+    let projects: Vec<i32> = used.iter().map(|it| it.0.0.0).collect();
+    let ids: Vec<Uuid> = used.iter().map(|it| it.0.1.0).collect();
+    let deprecated: Vec<i64> = used.iter().map(|it| it.1).collect();
     sqlx::query!(
         "
         with used as materialized (
-            select key.project_id, key.id
-            from unnest($1::int[], $2::uuid[]) noted (project_id, id)
+            select key.project_id, key.id, noted.deprecated_calls
+            from unnest($1::int[], $2::uuid[], $3::bigint[])
+                noted (project_id, id, deprecated_calls)
             join api_keys key on key.project_id = noted.project_id and key.id = noted.id
             order by key.project_id, key.id
             for no key update of key skip locked
         )
         update api_keys
-        set last_used_at = now()
+        set last_used_at = now(),
+            deprecated_calls = api_keys.deprecated_calls + used.deprecated_calls,
+            deprecated_call_at =
+                case when used.deprecated_calls > 0 then now() else api_keys.deprecated_call_at end
         from used
         where api_keys.project_id = used.project_id and api_keys.id = used.id
         ",
         &projects,
         &ids,
+        &deprecated,
     )
     .execute(conn)
     .await?;

@@ -1,11 +1,18 @@
 //! Within `/v1` changes only add: the API's document is compared with the last released one,
-//! `openapi/released.json`.
+//! `openapi/released.json`. What is deprecated says so. Released migrations never change.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
+use chrono::NaiveDate;
+use fencepost::http::deprecation::Deprecated;
+use reqwest::Method;
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
-use crate::docs::read;
+use crate::{
+    docs::read,
+    harness::{Stage, TestServer, fresh_database, run_for},
+};
 
 /// What the side that was compiled against the older document would notice.
 fn breaks(old: &Value, new: &Value) -> Vec<String> {
@@ -187,4 +194,58 @@ fn each_kind_of_a_breaking_change_is_found() {
         let values = at(it, &format!("{SCHEMAS}/OnConflict/enum"));
         values.as_array_mut().expect("a list").retain(|it| it != "replace");
     });
+}
+
+const TIME_LIMIT: Duration = Duration::from_secs(60);
+
+const DEPRECATED: &[Deprecated] = &[Deprecated {
+    method: "GET",
+    path: "/queues",
+    since: NaiveDate::from_ymd_opt(2026, 12, 1).expect("a day"),
+    sunset: NaiveDate::from_ymd_opt(2027, 12, 1).expect("a day"),
+    instead: "GET /v1/lines",
+}];
+
+#[test]
+fn answers_say_that_an_operation_will_end_and_keys_count_its_calls() {
+    run_for(TIME_LIMIT, async {
+        let stage = Stage { deprecated: DEPRECATED, ..Stage::default() };
+        let server = TestServer::start_as(fresh_database().await, stage).await;
+        let t = server.project("main").await;
+        let other = server.project("other").await;
+        for path in ["/v1/queues", "/v1/projects/main/queues"] {
+            let answer = t.request(Method::GET, path).send().await.expect("an answer");
+            let told = |name: &str| answer.headers().get(name).and_then(|it| it.to_str().ok());
+            assert_eq!(told("deprecation"), Some("@1796083200"), "{path}");
+            assert_eq!(told("sunset"), Some("Wed, 01 Dec 2027 00:00:00 GMT"), "{path}");
+            assert!(told("link").is_some_and(|it| it.contains("/docs/versions>")), "{path}");
+        }
+        for path in ["/v1/queues/default", "/v1/keys"] {
+            let answer = t.request(Method::GET, path).send().await.expect("an answer");
+            assert!(answer.headers().get("deprecation").is_none(), "{path}");
+        }
+        let key = loop {
+            let key = t.get("/v1/keys").await.is(200)["keys"][0].clone();
+            if key["deprecated_calls"] == 2 {
+                break key;
+            }
+        };
+        assert!(key["deprecated_call_at"].is_string(), "{key}");
+        let unused = other.get("/v1/keys").await.is(200)["keys"][0].clone();
+        assert_eq!(unused["deprecated_calls"], 0);
+        assert_eq!(unused["deprecated_call_at"], Value::Null);
+        server.stop().await;
+    });
+}
+
+#[test]
+fn released_migrations_are_not_changed() {
+    let released = read("migrations/released");
+    let lines: Vec<_> = released.lines().filter_map(|it| it.split_once("  ")).collect();
+    assert!(lines.len() >= 13, "{released}");
+    for (sum, file) in lines {
+        let now = Sha256::digest(read(&format!("migrations/{file}")));
+        let now: String = now.iter().map(|it| format!("{it:02x}")).collect();
+        assert_eq!(now, sum, "{file} was released: add another file");
+    }
 }

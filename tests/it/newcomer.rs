@@ -125,6 +125,12 @@ impl Place {
         std::fs::write(file, text).expect("a file");
     }
 
+    /// Generates a client with a generator that `scripts/clients.sh` names so, and works with it.
+    async fn generates(&self, client: &str) -> String {
+        let script = format!("cd \"$FENCEPOST_SOURCE\" && bash scripts/clients.sh {client}");
+        self.runs(&script).await
+    }
+
     /// Signs up, as the page's first block tells.
     async fn sign_up(&mut self) {
         let page = blocks(&read("docs/index.md"));
@@ -141,13 +147,7 @@ impl Place {
 /// Goes the way of the page in a language.
 fn goes_the_way(language: &str) {
     run_for(TIME_LIMIT, async {
-        let database = fresh_database().await;
-        let args = ["--signup", "open", "--default-plan", "free"];
-        let mut node = NodeProcess::start_at(&database, free_port(), &args);
-        node.until_ready().await;
-        let folder = Scratch::new(language);
-        let mut place = Place { folder, url: node.url(), key: String::new() };
-        place.sign_up().await;
+        let (_node, place) = arrive(language).await;
         let [worker, producer] = tabs(language);
         if let Some(setup) = &worker.setup {
             place.runs(setup).await;
@@ -165,6 +165,17 @@ fn goes_the_way(language: &str) {
         assert!(said.contains("attempt 1: ") && said.contains("Hello, Ada!"), "{said}");
         drop(working);
     });
+}
+
+/// Starts a server that people can sign up at, and signs up.
+async fn arrive(name: &str) -> (NodeProcess, Place) {
+    let database = fresh_database().await;
+    let args = ["--signup", "open", "--default-plan", "free"];
+    let mut node = NodeProcess::start_at(&database, free_port(), &args);
+    node.until_ready().await;
+    let mut place = Place { folder: Scratch::new(name), url: node.url(), key: String::new() };
+    place.sign_up().await;
+    (node, place)
 }
 
 /// Uses up the plan's requests, and goes the same way again: curl waits as it is told.
@@ -207,4 +218,15 @@ fn a_newcomer_with_go_sees_a_job_done() {
 #[test]
 fn a_newcomer_with_rust_sees_a_job_done() {
     goes_the_way("Rust");
+}
+
+#[test]
+fn a_newcomer_with_generated_clients_sees_jobs_done_and_obeys_refusals() {
+    run_for(TIME_LIMIT, async {
+        for client in ["python", "fetch", "hey"] {
+            let (_node, place) = arrive(client).await;
+            let said = place.generates(client).await;
+            assert!(said.contains("made, compiled, worked a job"), "{said}");
+        }
+    });
 }

@@ -9,8 +9,8 @@ use std::{
 };
 
 use crate::harness::{
-    Database, NodeProcess, Stage, TestProject, TestServer, fresh_database, limited, redis_url,
-    run_for, until_ready,
+    Database, NodeProcess, Proxy, Stage, TestProject, TestServer, fresh_database, limited,
+    redis_url, run_for, until_ready,
 };
 use serde_json::{Value, json};
 
@@ -284,5 +284,17 @@ fn five_nodes_without_redis_share_many_concurrency_keys() {
         for node in nodes {
             node.stop().await;
         }
+    });
+}
+
+#[test]
+fn a_node_that_starts_waits_for_its_database() {
+    limited(async {
+        let proxy = Proxy::start(&fresh_database().await).await;
+        proxy.cut(true);
+        let mut node = NodeProcess::start(&proxy.database());
+        proxy.until_accepted(2).await;
+        proxy.cut(false);
+        node.until_ready().await;
     });
 }

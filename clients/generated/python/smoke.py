@@ -1,6 +1,10 @@
-"""A job from enqueue to ack, and bulk work, through the client that openapi-python-client makes."""
+"""A job from enqueue to ack, and bulk work, through the client that openapi-python-client makes.
+
+With the argument `refused` it also enqueues until it is refused, and again when it may.
+"""
 
 import os
+import sys
 import time
 from typing import Optional, TypeVar, Union
 
@@ -58,6 +62,16 @@ def ack_next(status: AckStatus) -> str:
     return leased.id
 
 
+def obeys_a_refusal() -> None:
+    body = EnqueueRequest(job_type="other", queue="other")
+    while (reply := jobs_create.sync_detailed(client=client, body=body)).status_code == 201:
+        pass
+    assert reply.status_code == 429, reply
+    assert isinstance(reply.parsed, ErrorBody) and reply.parsed.error.code == "rate_limit_exceeded", reply
+    time.sleep(int(reply.headers["Retry-After"]))
+    ok(jobs_create.sync(client=client, body=body))
+
+
 def ends(operation_id: str) -> None:
     while (state := ok(operations_get.sync(operation_id, client=client)).state) == OperationState.OPERATION_STATE_RUNNING:
         time.sleep(0.05)
@@ -83,4 +97,6 @@ purged = ok(queues_purge.sync(queue, client=client, body=PurgeRequest(confirm=qu
 ends(purged.id)
 listed = ok(operations_list.sync(client=client)).operations
 assert {it.id for it in listed} >= {retried.operation.id, purged.id}, listed
+if "refused" in sys.argv:
+    obeys_a_refusal()
 print("worked", job)

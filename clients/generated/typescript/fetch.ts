@@ -1,5 +1,7 @@
 // A job from enqueue to ack, through openapi-fetch over the types that openapi-typescript makes.
+// With the argument `refused` it also enqueues until it is refused, and again when it may.
 import assert from "node:assert/strict";
+import { setTimeout } from "node:timers/promises";
 import createClient from "openapi-fetch";
 import type { paths } from "./made/schema";
 
@@ -24,4 +26,12 @@ assert.equal(done.data?.state, "succeeded");
 assert.deepEqual(done.data?.result, { greeting: "Hello" });
 const missing = await client.GET("/v1/jobs/{job_id}", { params: { path: { job_id: "job_01m7w3ha3aextt8pkwwdmxsmqw" } } });
 assert.equal(missing.error?.error.code, "job_not_found");
+if (process.argv.includes("refused")) {
+  const enqueue = () => client.POST("/v1/jobs", { body: { job_type: "other", queue: "other" } });
+  let answer = await enqueue();
+  while (answer.data) answer = await enqueue();
+  assert.equal(answer.error?.error.code, "rate_limit_exceeded");
+  await setTimeout(Number(answer.response.headers.get("retry-after")) * 1000);
+  assert((await enqueue()).data);
+}
 console.log("worked", leased.id);

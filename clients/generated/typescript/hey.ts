@@ -1,5 +1,7 @@
-// A job from enqueue to ack, through the client that hey-api makes.
+// A job from enqueue to ack, through the client that hey-api makes. With the argument `refused` it
+// also enqueues until it is refused, and again when it may.
 import assert from "node:assert/strict";
+import { setTimeout } from "node:timers/promises";
 import { client } from "./made/hey/client.gen";
 import { jobsCreate, jobsGet, workersAck, workersHeartbeat, workersPoll } from "./made/hey";
 
@@ -19,4 +21,12 @@ const done = await jobsGet({ path: { job_id: leased.id }, throwOnError: true });
 assert.equal(done.data.state, "succeeded");
 const missing = await jobsGet({ path: { job_id: "job_01m7w3ha3aextt8pkwwdmxsmqw" } });
 assert.equal(missing.error?.error.code, "job_not_found");
+if (process.argv.includes("refused")) {
+  const enqueue = () => jobsCreate({ body: { job_type: "other", queue: "other" } });
+  let answer = await enqueue();
+  while (answer.data) answer = await enqueue();
+  assert.equal(answer.error?.error.code, "rate_limit_exceeded");
+  await setTimeout(Number(answer.response?.headers.get("retry-after")) * 1000);
+  assert((await enqueue()).data);
+}
 console.log("worked", leased.id);

@@ -92,7 +92,7 @@ impl Accounts {
         if store::keys::seconds_until(&mut tx, end).await? < 1.0 {
             return Err(refused("it has expired"));
         }
-        store::keys::record_used(&mut tx, &[(project.id, key.id)]).await?;
+        store::keys::record_used(&mut tx, &[((project.id, key.id), 0)]).await?;
         let request = exchanged(&key, end);
         let owner = (project.id, project.mode.as_str(), subject);
         let made = insert_exchanged(&mut tx, owner, &key, request, client).await?;

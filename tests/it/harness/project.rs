@@ -7,6 +7,7 @@ use fencepost::{
     config::{ConnectionLimits, PoolArgs, RedisPlace, Signup, TrustedProxies},
     dev,
     domain::{outbound::Allowed, plan::Plans},
+    http::deprecation::Deprecated,
     mail::{Mail, Mailer},
     outbound::Outbound,
     seal::MasterKeys,
@@ -55,6 +56,8 @@ pub struct Stage {
     pub outbound: Outbound,
     /// Its mail server; none: mails are handed to the test.
     pub mailer: Option<Mailer>,
+    /// Operations that will end.
+    pub deprecated: &'static [Deprecated],
 }
 
 /// Webhooks may reach this machine.
@@ -85,6 +88,7 @@ impl Default for Stage {
             providers: Arc::default(),
             outbound: outbound(),
             mailer: None,
+            deprecated: &[],
         }
     }
 }
@@ -152,6 +156,7 @@ impl TestServer {
             canary: stage.canary,
             outbound: stage.outbound,
             delivers: true,
+            deprecated: stage.deprecated,
             linger: stage.linger,
         };
         let running = tokio::spawn(serve::serve(node, stopping.clone()));

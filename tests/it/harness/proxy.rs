@@ -15,6 +15,7 @@ pub struct Proxy {
     armed: Arc<Mutex<Option<Armed>>>,
     is_cut: watch::Sender<bool>,
     silence: watch::Sender<Silence>,
+    accepted: watch::Receiver<usize>,
 }
 
 /// Which connections are silent: nothing that is sent arrives, and none is closed.
@@ -47,19 +48,32 @@ impl Proxy {
         let (is_cut, cut) = watch::channel(false);
         let (silence, heard) = watch::channel(Silence::None);
         let shared = Arc::clone(&armed);
+        let (count, accepted) = watch::channel(0);
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let server = UnixStream::connect(&socket).await.expect("the database answers");
                 let (shared, cut, heard) = (Arc::clone(&shared), cut.clone(), heard.clone());
                 tokio::spawn(serve(client, server, shared, cut, heard));
+                count.send_modify(|it| *it += 1);
             }
         });
-        Self { url: format!("{url}?sslmode=disable"), armed, is_cut, silence }
+        Self { url: format!("{url}?sslmode=disable"), armed, is_cut, silence, accepted }
+    }
+
+    /// The database behind the proxy.
+    pub fn database(&self) -> Database {
+        Database { url: self.url.clone() }
     }
 
     /// A server whose database is behind the proxy.
     pub async fn server(&self) -> TestServer {
-        TestServer::start(Database { url: self.url.clone() }).await
+        TestServer::start(self.database()).await
+    }
+
+    /// Waits until it has accepted this many connections.
+    pub async fn until_accepted(&self, connections: usize) {
+        let mut accepted = self.accepted.clone();
+        accepted.wait_for(|it| *it >= connections).await.expect("it runs");
     }
 
     /// Cuts the connection on which the next answer with this text comes, instead of passing it on.

@@ -1,6 +1,6 @@
 # `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test fmt lint deny audit advisories doc unit soak fuzz deadlocks model interleavings chaos chaos-long chaos-build mutants bench isolation abuse openapi clients pictures console-pictures e2e vitals configuration dashboards sqlx clean-test
+.PHONY: help setup setup-test run test fmt lint deny audit advisories doc unit soak fuzz deadlocks model interleavings chaos chaos-long chaos-patroni chaos-build mutants bench isolation abuse openapi clients pictures console-pictures e2e vitals configuration dashboards sqlx clean-test
 
 CARGO ?= cargo
 
@@ -79,6 +79,10 @@ chaos-long: chaos-build ## The same for HOURS (1) in pieces of 20 minutes; resul
 		$(CHAOS) run --seconds 1200 --results docs/proof.jsonl || exit 1; \
 	done
 	$(CHAOS) page --results docs/proof.jsonl --page docs/proof.md
+
+chaos-patroni: chaos-build ## The same for SECONDS (600) while Patroni leads PostgreSQL, with etcd and HAProxy
+	@sh scripts/setup.sh patroni
+	$(CHAOS) run --patroni --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 
 mutants: chaos-build ## Plant each bug of src/faults.rs in nodes, and run until it is caught: ONLY=1,2 or all
 	$(CHAOS) mutants $(if $(ONLY),--only $(ONLY)) --results docs/proof.jsonl

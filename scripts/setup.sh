@@ -1,8 +1,8 @@
 #!/bin/sh
 # Installs the missing dependencies of Fencepost, and prints each step. With the argument `test`,
 # also installs the dependencies of the tests: Go, Node, Java, pip, jq, Prometheus, HAProxy, nginx,
-# faketime and Chromium; with `chaos`, those of `make chaos`. Requires Debian or Ubuntu, and root or
-# sudo. On other systems it prints what to install.
+# faketime and Chromium; with `chaos` or `patroni`, those of `make chaos` or `make chaos-patroni`.
+# Requires Debian or Ubuntu, and root or sudo. On other systems it prints what to install.
 set -eu
 
 MIN_POSTGRES=15
@@ -54,6 +54,11 @@ if [ "${1:-}" = test ] || [ "${1:-}" = chaos ]; then
     ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 || missing="$missing faketime"
     command -v node >/dev/null 2>&1 || missing="$missing nodejs"
 fi
+if [ "${1:-}" = patroni ]; then
+    command -v patroni >/dev/null 2>&1 || missing="$missing patroni python3-psycopg2"
+    command -v etcd >/dev/null 2>&1 || missing="$missing etcd-server"
+    command -v haproxy >/dev/null 2>&1 || missing="$missing haproxy"
+fi
 if [ "${1:-}" = test ]; then
     command -v go >/dev/null 2>&1 || missing="$missing golang-go"
     command -v openssl >/dev/null 2>&1 || missing="$missing openssl"
@@ -90,8 +95,8 @@ if [ ! -e /etc/postgresql-common/createcluster.conf ]; then
 fi
 as_root apt-get update -q >/dev/null || say "apt-get update failed; continuing with the existing package lists"
 as_root $command >/dev/null || fail "the installation failed. Run it by hand: apt-get update && $command"
-for service in redis-server prometheus haproxy; do
-    case " $missing " in *" $service "*)
+for service in redis-server prometheus haproxy patroni etcd; do
+    case " $missing " in *" $service"*)
         command -v systemctl >/dev/null 2>&1 && as_root systemctl disable --now "$service" >/dev/null 2>&1 || true ;;
     esac
 done

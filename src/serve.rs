@@ -52,8 +52,8 @@ pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout of the first logins.
 const DATABASE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A database that is restarting or failing over may take this long until it answers a node that
-/// starts.
-const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// starts: Patroni, as it is set up, may take 40 s.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 const START_PAUSE: Duration = Duration::from_millis(200);
 const NO_ANSWER: &str = "the database does not answer";
 /// Connections to the operator's listener from one address.

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::{
     clients::{Call, Client, LEASE_SECONDS, MAX_ACK_TRIES},
     history::{End, Event, Held},
-    report::MIN_SECONDS,
+    report::MIN_DURATION,
     stage::slug,
 };
 
@@ -39,8 +39,8 @@ impl Protocol {
 
     /// Those of a run. A lease of Mobius lasts for 90 s, one of Orch8 for 60 s: jobs whose poll was
     /// lost are open for as long, which is too long for a short run.
-    pub fn of_run(seconds: u64) -> Vec<Self> {
-        let is_long = seconds >= MIN_SECONDS;
+    pub fn of_run(during: Duration) -> Vec<Self> {
+        let is_long = during >= MIN_DURATION;
         Self::ALL.into_iter().filter(|it| is_long || it.has_short_leases()).collect()
     }
 

@@ -14,6 +14,8 @@ mod history;
 mod mutants;
 mod nemesis;
 mod page;
+mod pair;
+mod patroni;
 mod producers;
 mod proxy;
 mod receiver;
@@ -27,14 +29,20 @@ use std::{
     io::Write,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    time::Duration,
 };
 
 use anyhow::ensure;
 use clap::{Args, Parser, Subcommand};
+use fencepost::dev::cluster;
 use serde::Serialize;
 use tokio::runtime::Runtime;
 
-use crate::{run::Plan, stage::Planted};
+use crate::{
+    nemesis::{Fault, Faults},
+    run::Plan,
+    stage::Planted,
+};
 
 /// Commits that fail in a run without a planted bug, in percent.
 const FAIL_PERCENT: f64 = 0.5;
@@ -72,6 +80,14 @@ enum Task {
         /// How many times longer pauses may be than their bounds, on a slow machine
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
         patience: u32,
+
+        /// Let Patroni lead PostgreSQL, with etcd and HAProxy; its faults are others
+        #[arg(long)]
+        patroni: bool,
+
+        /// Only these faults, such as node_killed,disk_full [default: all]
+        #[arg(long, value_delimiter = ',', value_parser = Fault::of_name)]
+        only: Vec<Fault>,
     },
     /// Plant bugs in the nodes, one after the other, and run until each is caught
     Mutants {
@@ -141,13 +157,19 @@ fn main() -> anyhow::Result<()> {
     // What the main thread has started ends with it: it does not change.
     let runtime = Runtime::new()?;
     match Cli::parse().command {
-        Task::Run { place, seed, seconds, repeat, fail_percent, patience } => {
+        Task::Run { place, seed, seconds, repeat, fail_percent, patience, patroni, only } => {
             let seed = seed.unwrap_or_else(|| u64::from(rand::random::<u32>()));
             let planted = Planted { mutant: None, fail_percent };
             for number in 0..repeat {
                 let dir = place.dir().join(format!("seed-{seed}-{number}"));
                 let (planted, drain) = (planted.clone(), run::DRAIN);
-                let plan = Plan { seed, seconds, planted, drain, patience };
+                let faults = Faults {
+                    seed,
+                    during: Duration::from_secs(seconds),
+                    under_patroni: patroni,
+                    only: only.clone(),
+                };
+                let plan = Plan { faults, planted, drain, patience };
                 runtime.block_on(run_once(&place, &dir, &plan))?;
             }
         }
@@ -171,11 +193,24 @@ async fn run_once(place: &Place, dir: &Path, plan: &Plan) -> anyhow::Result<()> 
     place.keep(&page::Entry::Run(report))?;
     ensure!(violations == 0, "{violations} violations: see {}", dir.display());
     ensure!(
-        plan.seconds < report::MIN_SECONDS || missing.is_empty(),
+        plan.faults.during < report::MIN_DURATION || missing.is_empty(),
         "the run was too easy, these never happened: {}",
         missing.join("; ")
     );
     place.clean(dir)
+}
+
+/// A command that runs as PostgreSQL does, which refuses to run as root.
+///
+/// # Errors
+/// When it is not known who runs this program.
+fn as_postgres(program: &str) -> anyhow::Result<Command> {
+    if !cluster::is_root()? {
+        return Ok(Command::new(program));
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=postgres", "--regid=postgres", "--clear-groups", "--", program]);
+    Ok(command)
 }
 
 /// Signals processes.

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     check::Invariant,
+    nemesis::Faults,
     run::{self, Plan},
     stage::Planted,
 };
@@ -85,7 +86,9 @@ pub async fn hunt(dir: &Path, program: PathBuf, number: u8) -> anyhow::Result<Ca
         let dir = dir.join(format!("mutant-{number}-{seed}"));
         let planted = Planted { mutant: Some(number), fail_percent: 0.0 };
         let (seconds, drain, patience) = (RUN_SECONDS, DRAIN, 1);
-        let plan = Plan { seed, seconds, planted, drain, patience };
+        let during = Duration::from_secs(seconds);
+        let faults = Faults { seed, during, under_patroni: false, only: Vec::new() };
+        let plan = Plan { faults, planted, drain, patience };
         let report = run::run(&dir, program.clone(), &plan).await?;
         std::fs::remove_dir_all(&dir)?;
         let expected = broken_by(mutant);

@@ -8,6 +8,7 @@ use sqlx::PgConnection;
 use tokio::time::sleep;
 
 use crate::{
+    database::Database,
     foreign::Foreign,
     history::{Event, History},
     stage::{NODES, Stage},
@@ -25,6 +26,10 @@ const GONE_MS: std::ops::Range<u64> = 16_000..20_000;
 const GONE_PERCENT: u32 = 10;
 /// How long a node's clock is wrong.
 const CLOCK_WRONG_MS: std::ops::Range<u64> = 4_000..10_000;
+/// How long the member that leads is away, in milliseconds: it may lead for 30 s.
+const LEADER_AWAY_MS: std::ops::Range<u64> = 1_000..45_000;
+/// How long etcd is away, in milliseconds: after 10 s, the leader steps down.
+const ETCD_KILLED_MS: std::ops::Range<u64> = 1_000..15_000;
 /// Of a hundred faults, those that meet a second one.
 const DOUBLE_PERCENT: u32 = 15;
 /// How much later answers of a slow database come, in milliseconds.
@@ -65,32 +70,54 @@ pub enum Fault {
     PostgresSlow,
     /// The primary freezes, its synchronous standby takes over, and the old primary wakes up.
     Promotion,
+    /// PostgreSQL may write no file beyond its first KiB, its log neither: what a full disk does,
+    /// without the right to fill one.
+    DiskFull,
+    /// Half of the sessions are ended, and new ones get too little memory for their work.
+    MemoryShort,
+    /// All nodes are stopped in order and started again, one after the other.
+    RolledOut,
     /// Redis is gone for a while, and comes back empty.
     RedisKilled,
     /// Redis is frozen.
     RedisFrozen,
     /// A worker in another language is killed, and started again.
     WorkerKilled,
+    /// The member that leads is killed, Patroni and PostgreSQL, and started again.
+    LeaderKilled,
+    /// All processes of the member that leads are frozen, often for longer than it may lead.
+    LeaderFrozen,
+    /// Patroni is asked to let another member lead.
+    SwitchedOver,
+    /// etcd is killed: no member can stay or become leader.
+    EtcdKilled,
 }
 
 impl Fault {
-    /// All, each with its part of a hundred.
-    pub const ALL: [(Self, u32); 15] = [
-        (Self::NodeKilled, 15),
-        (Self::NodeStopped, 9),
-        (Self::NodeFrozen, 9),
-        (Self::ClockWrong, 5),
-        (Self::PostgresKilled, 8),
-        (Self::PostgresSilent, 5),
-        (Self::PostgresReadOnly, 5),
-        (Self::ConnectionsTaken, 5),
-        (Self::SessionsEnded, 9),
-        (Self::AnswersLost, 6),
-        (Self::PostgresSlow, 5),
-        (Self::Promotion, 4),
-        (Self::RedisKilled, 5),
-        (Self::RedisFrozen, 5),
-        (Self::WorkerKilled, 5),
+    /// All, each with its part of a hundred: while the run leads PostgreSQL, and under Patroni.
+    pub const ALL: [(Self, u32, u32); 22] = [
+        (Self::NodeKilled, 15, 15),
+        (Self::NodeStopped, 7, 8),
+        (Self::NodeFrozen, 9, 10),
+        (Self::RolledOut, 2, 2),
+        (Self::ClockWrong, 5, 5),
+        (Self::PostgresKilled, 6, 0),
+        (Self::DiskFull, 2, 0),
+        (Self::MemoryShort, 2, 0),
+        (Self::PostgresSilent, 5, 0),
+        (Self::PostgresReadOnly, 5, 0),
+        (Self::ConnectionsTaken, 5, 0),
+        (Self::SessionsEnded, 7, 0),
+        (Self::AnswersLost, 6, 0),
+        (Self::PostgresSlow, 5, 0),
+        (Self::Promotion, 4, 0),
+        (Self::RedisKilled, 5, 5),
+        (Self::RedisFrozen, 5, 5),
+        (Self::WorkerKilled, 5, 5),
+        (Self::LeaderKilled, 0, 18),
+        (Self::LeaderFrozen, 0, 9),
+        (Self::SwitchedOver, 0, 9),
+        (Self::EtcdKilled, 0, 9),
     ];
 
     #[must_use]
@@ -108,9 +135,16 @@ impl Fault {
             Self::AnswersLost => "answers lost",
             Self::PostgresSlow => "PostgreSQL slow",
             Self::Promotion => "standby promoted",
+            Self::DiskFull => "disk full (no file may grow)",
+            Self::MemoryShort => "memory short (limit of sessions)",
+            Self::RolledOut => "all nodes restarted in turn",
             Self::RedisKilled => "Redis killed",
             Self::RedisFrozen => "Redis frozen",
             Self::WorkerKilled => "worker killed",
+            Self::LeaderKilled => "leader killed (Patroni)",
+            Self::LeaderFrozen => "leader frozen (Patroni)",
+            Self::SwitchedOver => "switched over (Patroni)",
+            Self::EtcdKilled => "etcd killed (Patroni)",
         }
     }
 
@@ -119,9 +153,14 @@ impl Fault {
     #[must_use]
     pub const fn bound_seconds(self) -> u64 {
         match self {
-            Self::NodeKilled | Self::NodeStopped | Self::NodeFrozen | Self::ClockWrong => 2,
+            Self::NodeKilled
+            | Self::NodeStopped
+            | Self::NodeFrozen
+            | Self::ClockWrong
+            | Self::RolledOut => 2,
             Self::RedisKilled | Self::RedisFrozen | Self::WorkerKilled => 1,
             Self::Promotion => 15,
+            Self::LeaderKilled | Self::LeaderFrozen | Self::SwitchedOver | Self::EtcdKilled => 40,
             _ => 10,
         }
     }
@@ -132,6 +171,7 @@ impl Fault {
         matches!(
             self,
             Self::PostgresKilled
+                | Self::DiskFull
                 | Self::PostgresSilent
                 | Self::PostgresReadOnly
                 | Self::ConnectionsTaken
@@ -141,7 +181,14 @@ impl Fault {
 
     /// Whether it is done once it has begun.
     const fn is_instant(self) -> bool {
-        matches!(self, Self::SessionsEnded | Self::Promotion | Self::WorkerKilled)
+        matches!(
+            self,
+            Self::SessionsEnded
+                | Self::Promotion
+                | Self::WorkerKilled
+                | Self::SwitchedOver
+                | Self::RolledOut
+        )
     }
 
     /// What it is done to: two faults of one target would heal each other.
@@ -150,10 +197,17 @@ impl Fault {
             Self::NodeKilled | Self::NodeStopped | Self::NodeFrozen | Self::ClockWrong => {
                 Target::Node(node)
             }
+            Self::RolledOut => Target::All,
             Self::RedisKilled | Self::RedisFrozen => Target::Redis,
             Self::WorkerKilled => Target::Worker,
             _ => Target::Postgres,
         }
+    }
+
+    /// Whether it can come at the same time as another one.
+    fn can_meet(self, node: usize, (other, its_node): (Self, usize)) -> bool {
+        let (one, other) = (self.target(node), other.target(its_node));
+        one != other && one != Target::All && other != Target::All
     }
 
     fn lasts(self, rng: &mut StdRng) -> Duration {
@@ -161,23 +215,26 @@ impl Fault {
             Self::NodeFrozen if rng.random_range(0..100) < GONE_PERCENT => GONE_MS,
             Self::NodeFrozen => FROZEN_MS,
             Self::ClockWrong => CLOCK_WRONG_MS,
+            Self::LeaderKilled | Self::LeaderFrozen => LEADER_AWAY_MS,
+            Self::EtcdKilled => ETCD_KILLED_MS,
             _ => LASTS_MS,
         };
         Duration::from_millis(rng.random_range(range))
     }
 
-    fn next(rng: &mut StdRng) -> Self {
-        let drawn = Self::ALL.choose_weighted(rng, |it| it.1).map_or(Self::NodeKilled, |it| it.0);
-        if drawn == Self::ClockWrong && Stage::faketime().is_none() {
-            return Self::NodeKilled;
-        }
-        drawn
+    /// The kind of this name, as results have it.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn of_name(name: &str) -> Result<Self, serde_json::Error> {
+        serde_json::from_value(name.into())
     }
 }
 
 /// What a fault is done to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Target {
+    All,
     Node(usize),
     Postgres,
     Redis,
@@ -189,26 +246,58 @@ struct Begun {
     fault: Fault,
     node: usize,
     connections: Vec<PgConnection>,
+    /// The member that led.
+    leader: usize,
 }
 
-/// Injects faults for this long, and heals everything. To be called from the main thread.
+/// Which faults come.
+pub struct Faults {
+    pub seed: u64,
+    pub during: Duration,
+    /// Whether Patroni leads PostgreSQL.
+    pub under_patroni: bool,
+    /// The only ones that come; none: all.
+    pub only: Vec<Fault>,
+}
+
+impl Faults {
+    /// The part of a kind, of a hundred if all come.
+    fn weight(&self, (fault, with_pair, under_patroni): &(Fault, u32, u32)) -> u32 {
+        match self.only.is_empty() || self.only.contains(fault) {
+            true if self.under_patroni => *under_patroni,
+            true => *with_pair,
+            false => 0,
+        }
+    }
+
+    fn next(&self, rng: &mut StdRng) -> Fault {
+        let drawn = Fault::ALL.choose_weighted(rng, |it| self.weight(it));
+        let drawn = drawn.map_or(Fault::NodeKilled, |it| it.0);
+        if drawn == Fault::ClockWrong && Stage::faketime().is_none() {
+            return Fault::NodeKilled;
+        }
+        drawn
+    }
+}
+
+/// Injects faults, and heals everything. To be called from the main thread.
 ///
 /// # Errors
 /// When something does not start again.
 pub async fn inject(
     (stage, foreign): (&mut Stage, &mut Foreign),
     history: &History,
-    seed: u64,
-    during: Duration,
+    plan: &Faults,
 ) -> anyhow::Result<()> {
-    let mut rng = StdRng::seed_from_u64(seed);
+    let mut rng = StdRng::seed_from_u64(plan.seed);
     let begun = Instant::now();
-    while begun.elapsed() < during {
+    while begun.elapsed() < plan.during {
         sleep(Duration::from_millis(rng.random_range(PAUSE_MS))).await;
-        let mut faults = vec![(Fault::next(&mut rng), rng.random_range(0..NODES))];
+        let next = |rng: &mut StdRng| (plan.next(rng), rng.random_range(0..NODES));
+        let mut faults = vec![next(&mut rng)];
         if rng.random_range(0..100) < DOUBLE_PERCENT {
-            let (second, node) = (Fault::next(&mut rng), rng.random_range(0..NODES));
-            if second.target(node) != faults[0].0.target(faults[0].1) {
+            let (second, node) = next(&mut rng);
+            if second.can_meet(node, faults[0]) {
                 faults.push((second, node));
             }
         }
@@ -234,7 +323,7 @@ pub async fn inject(
                 history.note(Event::Healed { fault });
             }
         }
-        stage.database.restore_standby().await?;
+        stage.database.until_whole().await?;
     }
     for node in stage.dead_nodes() {
         strange(history, &format!("node {node} ended by itself"));
@@ -258,37 +347,41 @@ async fn begin(
     how: How,
 ) -> anyhow::Result<Begun> {
     let mut connections = Vec::new();
+    let leader = leader(stage).await;
     match fault {
         Fault::NodeKilled => kill_node(stage, history, node),
         Fault::ClockWrong => {
             kill_node(stage, history, node);
             stage.start_node(node, Some(how.clock_off))?;
         }
-        Fault::NodeStopped => {
-            if !stage.stop_node(node).await {
-                strange(history, "a node did not stop well");
-            }
-        }
+        Fault::NodeStopped => stop_node(stage, history, node).await,
         Fault::NodeFrozen => stage.freeze_node(node, true),
-        Fault::PostgresKilled => stage.database.kill().await?,
-        Fault::PostgresSilent => stage.database.freeze(true)?,
-        Fault::PostgresReadOnly => stage.database.set_read_only(true).await?,
+        Fault::PostgresKilled => stage.database.pair()?.kill().await?,
+        Fault::PostgresSilent => stage.database.pair()?.freeze(true)?,
+        Fault::PostgresReadOnly => stage.database.pair()?.set_read_only(true).await?,
         Fault::ConnectionsTaken => {
-            connections = stage.database.take_connections(MAX_CONNECTIONS).await;
+            connections = stage.database.pair()?.take_connections(MAX_CONNECTIONS).await;
         }
-        Fault::SessionsEnded => stage.database.end_sessions().await,
-        Fault::AnswersLost => stage.database.proxy.lose_answers(LOST_ANSWERS),
-        Fault::PostgresSlow => stage.database.proxy.delay(how.slow),
-        Fault::Promotion => stage.database.promote().await?,
+        Fault::SessionsEnded => stage.database.pair()?.end_sessions().await,
+        Fault::AnswersLost => stage.database.pair()?.proxy.lose_answers(LOST_ANSWERS),
+        Fault::PostgresSlow => stage.database.pair()?.proxy.delay(how.slow),
+        Fault::Promotion => stage.database.pair()?.promote().await?,
+        Fault::DiskFull => stage.database.pair()?.fill_disk()?,
+        Fault::MemoryShort => stage.database.pair()?.limit_memory(true).await?,
+        Fault::RolledOut => roll_out(stage, history).await?,
         Fault::RedisKilled => stage.set_redis(false)?,
         Fault::RedisFrozen => stage.freeze_redis(true),
         Fault::WorkerKilled => foreign.kill_one(how.worker).await?,
+        Fault::LeaderKilled => stage.database.patroni()?.kill_member(leader),
+        Fault::LeaderFrozen => stage.database.patroni()?.freeze_member(leader, true)?,
+        Fault::SwitchedOver => stage.database.patroni()?.switch_over().await?,
+        Fault::EtcdKilled => stage.database.patroni()?.kill_etcd(),
     }
-    Ok(Begun { fault, node, connections })
+    Ok(Begun { fault, node, connections, leader })
 }
 
 async fn end(stage: &mut Stage, history: &History, begun: Begun) -> anyhow::Result<()> {
-    let Begun { fault, node, connections } = begun;
+    let Begun { fault, node, connections, leader } = begun;
     match fault {
         Fault::NodeKilled | Fault::NodeStopped => stage.start_node(node, None)?,
         Fault::ClockWrong => {
@@ -296,17 +389,50 @@ async fn end(stage: &mut Stage, history: &History, begun: Begun) -> anyhow::Resu
             stage.start_node(node, None)?;
         }
         Fault::NodeFrozen => stage.freeze_node(node, false),
-        Fault::PostgresKilled => stage.database.start_again()?,
-        Fault::PostgresSilent => stage.database.freeze(false)?,
-        Fault::PostgresReadOnly => stage.database.set_read_only(false).await?,
+        Fault::PostgresKilled => stage.database.pair()?.start_again()?,
+        Fault::DiskFull => stage.database.pair()?.free_disk().await?,
+        Fault::MemoryShort => stage.database.pair()?.limit_memory(false).await?,
+        Fault::PostgresSilent => stage.database.pair()?.freeze(false)?,
+        Fault::PostgresReadOnly => stage.database.pair()?.set_read_only(false).await?,
         Fault::ConnectionsTaken => drop(connections),
-        Fault::AnswersLost => stage.database.proxy.lose_answers(0),
-        Fault::PostgresSlow => stage.database.proxy.delay(Duration::ZERO),
-        Fault::SessionsEnded | Fault::Promotion | Fault::WorkerKilled => (),
+        Fault::AnswersLost => stage.database.pair()?.proxy.lose_answers(0),
+        Fault::PostgresSlow => stage.database.pair()?.proxy.delay(Duration::ZERO),
+        Fault::SessionsEnded
+        | Fault::Promotion
+        | Fault::WorkerKilled
+        | Fault::SwitchedOver
+        | Fault::RolledOut => (),
+        Fault::LeaderKilled => stage.database.patroni()?.start_member(leader)?,
+        Fault::LeaderFrozen => stage.database.patroni()?.freeze_member(leader, false)?,
+        Fault::EtcdKilled => stage.database.patroni()?.start_etcd()?,
         Fault::RedisKilled => stage.set_redis(true)?,
         Fault::RedisFrozen => stage.freeze_redis(false),
     }
     Ok(())
+}
+
+/// The member that leads under Patroni.
+async fn leader(stage: &Stage) -> usize {
+    match &stage.database {
+        Database::Pair(_) => 0,
+        Database::Patroni(it) => it.leader().await.unwrap_or_default(),
+    }
+}
+
+/// As a deploy does: the next node is stopped once the one before it can serve.
+async fn roll_out(stage: &mut Stage, history: &History) -> anyhow::Result<()> {
+    for node in 0..NODES {
+        stop_node(stage, history, node).await;
+        stage.start_node(node, None)?;
+        stage.until_ready().await?;
+    }
+    Ok(())
+}
+
+async fn stop_node(stage: &mut Stage, history: &History, node: usize) {
+    if !stage.stop_node(node).await {
+        strange(history, "a node did not stop well");
+    }
 }
 
 fn kill_node(stage: &mut Stage, history: &History, node: usize) {

@@ -70,18 +70,20 @@ fn grouped(number: u64) -> String {
 }
 
 fn runs_table(runs: &[&Report]) -> String {
-    let mut table = "### Runs\n\n| day | commit | seed | seconds | jobs | operations | faults | \
+    let mut table =
+        "### Runs\n\n| day | commit | PostgreSQL | seed | seconds | jobs | operations | faults | \
                      failed commits | all ended after | violations |\n\
-                     |---|---|---:|---:|---:|---:|---:|---:|---:|---:|\n"
-        .to_owned();
+                     |---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|\n"
+            .to_owned();
     for it in runs {
         let of = |it: &mut dyn Iterator<Item = &u64>| grouped(it.sum());
         let drained = it.drained_ms.map_or("–".to_owned(), |ms| format!("{ms} ms"));
         let _ = writeln!(
             table,
-            "| {} | {} | {} | {} | {} | {} | {} | {} | {drained} | {} |",
+            "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {drained} | {} |",
             it.day,
             it.commit,
+            if it.under_patroni { "Patroni" } else { "pair" },
             it.seed,
             grouped(it.seconds),
             grouped(it.jobs as u64),
@@ -119,7 +121,7 @@ fn faults_table(runs: &[&Report]) -> String {
                      | fault | number | longest without an accepted call | bound |\n\
                      |---|---:|---:|---:|\n"
         .to_owned();
-    for (fault, _) in Fault::ALL {
+    for (fault, ..) in Fault::ALL {
         let number = runs.iter().filter_map(|it| it.faults.get(&fault)).sum();
         let longest = runs.iter().filter_map(|it| it.unavailable_ms.get(&fault)).max();
         let longest = match longest {

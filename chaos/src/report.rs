@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io::Write,
+    time::Duration,
 };
 
 use serde::{Deserialize, Serialize};
@@ -15,8 +16,8 @@ use crate::{
     nemesis::Fault,
 };
 
-/// Runs of at least this many seconds must have met everything that is rare.
-pub const MIN_SECONDS: u64 = 120;
+/// Runs of at least this length must have met everything that is rare.
+pub const MIN_DURATION: Duration = Duration::from_secs(120);
 /// Of a hundred calls with an outcome, those that must be accepted at least.
 const MIN_ACCEPTED_PERCENT: u64 = 60;
 
@@ -29,6 +30,9 @@ pub struct Report {
     pub day: String,
     pub seed: u64,
     pub seconds: u64,
+    /// Whether Patroni led PostgreSQL.
+    #[serde(default)]
+    pub under_patroni: bool,
     pub jobs: usize,
     /// By call and outcome.
     pub operations: BTreeMap<String, u64>,

@@ -22,7 +22,8 @@ use crate::{
     clients::{CALL_TIMEOUT, Client, QUEUES, World},
     foreign::{self, Foreign},
     history::{self, Event, History},
-    nemesis, receiver,
+    nemesis::{self, Faults},
+    receiver,
     report::{self, Report},
     setup,
     stage::{Planted, Stage},
@@ -43,9 +44,7 @@ const LOOK_PERIOD: Duration = Duration::from_millis(50);
 
 /// What a run does.
 pub struct Plan {
-    pub seed: u64,
-    /// How long faults come.
-    pub seconds: u64,
+    pub faults: Faults,
     pub planted: Planted,
     /// The longest wait for the ends of all jobs.
     pub drain: Duration,
@@ -59,10 +58,11 @@ pub struct Plan {
 /// When something does not start, or the API does not answer in the end.
 pub async fn run(dir: &Path, program: PathBuf, plan: &Plan) -> anyhow::Result<Report> {
     std::fs::create_dir_all(dir)?;
-    let mut stage = Stage::start(dir, program, plan.planted.clone()).await?;
+    let faults = &plan.faults;
+    let mut stage = Stage::start(dir, program, plan.planted.clone(), faults.under_patroni).await?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
-    let protocols = Protocol::of_run(plan.seconds);
+    let protocols = Protocol::of_run(faults.during);
     let world = Arc::new(World {
         history: History::new(&dir.join("history.jsonl"))?,
         urls: stage.urls(),
@@ -79,10 +79,9 @@ pub async fn run(dir: &Path, program: PathBuf, plan: &Plan) -> anyhow::Result<Re
     receiver::start(listener, Arc::clone(&world));
     let schedules = setup::set_up(&world, address).await?;
     let made_at = history::now();
-    let (mut producers, mut workers) = start_clients(&world, protocols, plan.seed);
-    let during = Duration::from_secs(plan.seconds);
+    let (mut producers, mut workers) = start_clients(&world, protocols, faults.seed);
     let mut foreign = Foreign::start(&world, dir)?;
-    nemesis::inject((&mut stage, &mut foreign), &world.history, plan.seed, during).await?;
+    nemesis::inject((&mut stage, &mut foreign), &world.history, faults).await?;
     foreign.heal()?;
     let healed = Instant::now();
     let paused_at = setup::pause(&world, &schedules).await?;
@@ -109,8 +108,9 @@ pub async fn run(dir: &Path, program: PathBuf, plan: &Plan) -> anyhow::Result<Re
     Ok(Report {
         commit: commit(),
         day: history::now_utc().format("%Y-%m-%d").to_string(),
-        seed: plan.seed,
-        seconds: plan.seconds,
+        seed: faults.seed,
+        seconds: faults.during.as_secs(),
+        under_patroni: faults.under_patroni,
         jobs: book.jobs.len(),
         operations: report::operations(&lines),
         faults: report::faults(&lines),

@@ -16,7 +16,7 @@ use fencepost::{
 };
 use sqlx::Connection;
 
-use crate::{clients::CALL_TIMEOUT, database::Database, signal};
+use crate::{clients::CALL_TIMEOUT, database::Database, patroni, signal};
 
 /// Nodes of a run.
 pub const NODES: usize = 3;
@@ -26,8 +26,10 @@ pub const TENANTS: usize = 2;
 const FIRST_PORT: u16 = 21_000;
 /// Ports that runs on one machine share.
 const PORTS: u16 = 9_000;
-/// Ports of one run: each node has two.
+/// Each node has two.
 const NODE_PORTS: u16 = 2 * NODES as u16;
+/// Ports of one run.
+const RUN_PORTS: u16 = NODE_PORTS + patroni::PORTS;
 /// Longest stop of a node; then it is killed.
 const STOP_TIMEOUT: Duration = Duration::from_secs(40);
 /// Longest start of a node.
@@ -75,23 +77,30 @@ impl Stage {
     ///
     /// # Errors
     /// When something does not start.
-    pub async fn start(dir: &Path, program: PathBuf, planted: Planted) -> anyhow::Result<Self> {
+    pub async fn start(
+        dir: &Path,
+        program: PathBuf,
+        planted: Planted,
+        under_patroni: bool,
+    ) -> anyhow::Result<Self> {
         ensure!(program.exists(), "{} is missing: build it first", program.display());
         let redis = Redis::start(&Redis::dir(std::process::id()))?;
-        let runs = u32::from(PORTS / NODE_PORTS);
+        let runs = u32::from(PORTS / RUN_PORTS);
         let number = u16::try_from(std::process::id() % runs).unwrap_or_default();
+        let first_port = FIRST_PORT + RUN_PORTS * number;
+        let patroni_port = under_patroni.then_some(first_port + NODE_PORTS);
         let mut stage = Self {
             dir: dir.to_owned(),
             program,
             planted,
-            database: Database::start(dir).await?,
+            database: Database::start(dir, patroni_port).await?,
             redis: Some(redis),
             nodes: (0..NODES).map(|_| None).collect(),
-            first_port: FIRST_PORT + NODE_PORTS * number,
+            first_port,
             master_key: seal::new_master_key(),
             tenants: Vec::new(),
         };
-        migrate::migrate(&stage.database.proxy.database_url()).await?;
+        migrate::migrate(&stage.database.url()).await?;
         let mut conn = stage.database.connect().await?;
         for number in 0..TENANTS {
             let made = dev::make_project(&mut conn, &slug(number), "chaos").await?;
@@ -142,7 +151,7 @@ impl Stage {
         command
             .args(["serve", "--listen", &self.urls()[node].replace("http://", "")])
             .args(["--metrics-listen", &format!("127.0.0.1:{operator}")])
-            .env("FENCEPOST_DATABASE_URL", self.database.proxy.database_url())
+            .env("FENCEPOST_DATABASE_URL", self.database.url())
             .env("FENCEPOST_REDIS_URL", redis_url)
             .env("FENCEPOST_MASTER_KEY", &self.master_key)
             .env("FENCEPOST_OUTBOUND_ALLOW", "127.0.0.1")

@@ -1,12 +1,17 @@
 //! The login of a terminal: a code that its person approves, and a key.
 
-use fencepost::{accounts, domain::access::Role};
+use std::time::Duration;
 
-use super::{Person, post_from, second_factor::age_sessions};
-use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run};
+use fencepost::{accounts, domain::access::Role, store::sweep::purge};
+
+use super::{PASSWORD, Person, post_from, second_factor::age_sessions};
+use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run, run_for};
 use serde_json::{Value, json};
 
 const TERMINAL: &str = "192.0.2.50";
+const TIME_LIMIT: Duration = Duration::from_secs(90);
+/// Accounts that are deleted while their key is collected; fewer than an address may log in.
+const RACES: u32 = 8;
 
 async fn begin(t: &TestProject) -> Value {
     post_from(t, "/v1/auth/device", json!({"name": "cli@lovelace"}), TERMINAL).await.is(201)
@@ -198,5 +203,42 @@ fn codes_are_bounded_and_cannot_be_guessed() {
             last = ada.post("/v1/auth/device/preview", body).await.status.as_u16();
         }
         assert_eq!(last, 429);
+    });
+}
+
+#[test]
+fn logins_that_have_expired_are_deleted_and_no_other_ones() {
+    run(async |t| {
+        let (old, new) = (begin(t).await, begin(t).await);
+        let expire = "update device_logins set expires_at = now() - interval '1 second'
+                      where ctid = (select min(ctid) from device_logins)";
+        t.database.execute(expire).await;
+        let mut conn = t.database.connect().await;
+        purge::prune_people(&mut conn, 30, 30).await.expect("it runs");
+        assert_eq!(t.database.number("select count(*) from device_logins").await, 1);
+        collect(t, &old).await.refuses("device_code");
+        collect(t, &new).await.is(200);
+    });
+}
+
+#[test]
+fn a_key_is_collected_or_not_when_its_account_goes_at_that_moment() {
+    run_for(TIME_LIMIT, async {
+        let server = TestServer::start(fresh_database().await).await;
+        let t = server.project("main").await;
+        for number in 0..RACES {
+            let ada = Person::sign_up(&t, &format!("ada-{number}@example.com")).await;
+            ada.join(&t, Role::Admin).await;
+            let begun = approved(&t, &ada).await;
+            let leave = json!({"password": PASSWORD, "revoke_keys": true});
+            let (collected, gone) =
+                tokio::join!(collect(&t, &begun), ada.post("/v1/me/delete", leave));
+            assert!([200, 400, 403, 404].contains(&collected.status.as_u16()), "{collected:?}");
+            gone.is_empty(204);
+            let live = "select count(*) from api_keys where name = 'cli@lovelace' \
+                        and revoked_at is null";
+            assert_eq!(t.database.number(live).await, 0, "{collected:?}");
+        }
+        server.stop().await;
     });
 }

@@ -26,6 +26,9 @@ pub struct BookJob {
     pub attempt: i64,
     pub failures: i64,
     pub attempts: Vec<BookAttempt>,
+    pub enqueued_at: DateTime<Utc>,
+    #[serde(default)]
+    pub parents: Vec<Value>,
     pub claimed_at: Option<DateTime<Utc>>,
     pub completed_at: Option<DateTime<Utc>>,
     #[serde(default)]

@@ -6,6 +6,7 @@ mod order;
 mod servers;
 #[cfg(test)]
 mod tests;
+mod times;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +19,7 @@ use crate::{
     history::{Answer, End, Event, Held, Line},
 };
 
-pub use self::{families::callbacks, servers::unavailable};
+pub use self::{families::callbacks, servers::unavailable, times::running};
 
 /// Failures after which a job is a dead letter.
 pub const MAX_ATTEMPTS: i64 = 3;
@@ -44,6 +45,8 @@ pub enum Invariant {
     RepeatedIsTheSame,
     /// I7: failures are within their bound, and a dead letter has used them up.
     FailuresAreCounted,
+    /// I8: no job runs before its time, or before the pause after a failure is over.
+    NotBeforeItsTime,
     /// I9: no lease expires before its time, which an accepted heartbeat lengthens.
     NoEarlyEnd,
     /// I10: no pause without an accepted call is longer than its faults allow.
@@ -54,6 +57,12 @@ pub enum Invariant {
     TicksFireOnce,
     /// I12: no worker gets a job of another tenant.
     NoForeignJob,
+    /// I13: jobs that were cancelled while they waited, and those of paused queues, do not run.
+    RestIsKept,
+    /// I14: no more jobs of a queue run at once than its limit allows.
+    LimitsAreKept,
+    /// I15: no job of a queue waits while jobs run that came much later.
+    OrderIsKept,
     /// I16: no answer but those that the API documents for the call, and no panic.
     NoStrangeAnswer,
     /// I17: the counts of a queue are the numbers of its jobs.
@@ -135,6 +144,7 @@ pub fn violations(lines: &[Line], book: &Book, patience: u32) -> Vec<Violation> 
     let both = book.jobs.iter().filter_map(|it| Some((it, seen.get(it.id.as_str())?)));
     order::violations(both, &mut found);
     families::violations(lines, book, &known, &mut found);
+    times::violations(lines, book, &mut found);
     servers::violations(lines, book, patience, &mut found);
     found.0
 }

@@ -22,6 +22,11 @@ use crate::{
 pub const LEASE_SECONDS: u64 = 2;
 /// The queues of the workers here; others are those of workers in other languages.
 pub const QUEUES: [&str; 3] = ["q0", "q1", "q2"];
+/// The queue whose running jobs are limited, and the one that is paused now and then.
+pub const LIMITED_QUEUE: &str = "q1";
+pub const PAUSED_QUEUE: &str = "q2";
+/// Jobs of a limited queue that may run at once.
+pub const MAX_CONCURRENCY: usize = 3;
 /// The wait of one poll, in seconds.
 const POLL_SECONDS: u64 = 2;
 /// Longest call; a node that is frozen answers later than that.

@@ -71,6 +71,12 @@ pub enum Event {
     Acked { tenant: usize, held: Held, end: End, answer: Answer, sent: i64 },
     /// A worker sent a heartbeat.
     Beat { held: Held, answer: Answer, sent: i64 },
+    /// A job was cancelled while it waited.
+    Cancelled { job: String },
+    /// A queue was paused.
+    Paused { tenant: usize, queue: String },
+    /// It will be resumed.
+    Resuming { tenant: usize, queue: String },
     /// An endpoint was told of the end of a job. `is_taken`: it answered 200.
     Delivered { tenant: usize, event: String, kind: String, job: String, is_taken: bool },
     /// A node refused a call for a while.

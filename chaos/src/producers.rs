@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use chrono::TimeDelta;
 use rand::RngExt;
 use serde_json::{Value, json};
 use tokio::time::sleep;
@@ -9,8 +10,8 @@ use tokio::time::sleep;
 use crate::{
     adapters::Protocol,
     check::MAX_ATTEMPTS,
-    clients::{Call, Client, RETRY_PAUSE},
-    history::{Event, now},
+    clients::{Call, Client, PAUSED_QUEUE, RETRY_PAUSE},
+    history::{Event, now, now_utc},
 };
 
 /// Longest time in which an accepted key is busy: a node that has died was silent for 15 s.
@@ -20,6 +21,22 @@ const PROBE_PAUSE: Duration = Duration::from_millis(150);
 /// Of a hundred things that a producer sends, batches and workflows; the others are single jobs.
 const BATCH_PERCENT: u32 = 4;
 const WORKFLOW_PERCENT: u32 = 4;
+/// Of a hundred single jobs, those that are sent for later, and those that wait after a failure.
+const LATER_PERCENT: u32 = 6;
+const BACKOFF_PERCENT: u32 = 5;
+/// How much later, in milliseconds.
+const LATER_MS: std::ops::Range<i64> = 300..4_000;
+/// Of a hundred jobs for later, those that are cancelled.
+const CANCEL_PERCENT: u32 = 30;
+/// How long they wait after a failure.
+const BACKOFF_SECONDS: i64 = 1;
+/// Fields of payloads: when a job may run, in milliseconds since 1970, and how long it waits after
+/// a failure, in milliseconds.
+pub const NOT_BEFORE: &str = "not_before";
+pub const BACKOFF_MS: &str = "backoff_ms";
+/// How long a queue is resumed between two pauses, and how long it is paused, in milliseconds.
+const RESUMED_MS: std::ops::Range<u64> = 2_000..8_000;
+const PAUSED_MS: std::ops::Range<u64> = 200..1_500;
 /// The pause between two of them, in milliseconds.
 const PAUSE_MS: std::ops::Range<u64> = 5..60;
 /// Jobs of a batch, at most.
@@ -33,6 +50,10 @@ impl Client {
                 self.make_batch().await;
             } else if self.happens(WORKFLOW_PERCENT) {
                 self.make_workflow().await;
+            } else if self.happens(LATER_PERCENT) {
+                self.enqueue_for_later().await;
+            } else if self.happens(BACKOFF_PERCENT) {
+                self.enqueue_with_backoff().await;
             } else {
                 self.enqueue(json!({})).await;
             }
@@ -43,6 +64,47 @@ impl Client {
     fn any_queue(&mut self) -> &'static str {
         let queues = &self.world.queues;
         queues[self.rng.random_range(0..queues.len())]
+    }
+
+    /// Pauses a queue now and then, and resumes it.
+    pub async fn pause_queue(mut self) {
+        let (tenant, queue) = (self.tenant, PAUSED_QUEUE.to_owned());
+        let path = |action: &str| format!("/v1/queues/{PAUSED_QUEUE}/{action}");
+        while !self.is_healing() {
+            sleep(Duration::from_millis(self.rng.random_range(RESUMED_MS))).await;
+            let paused = self.post_until_accepted(&path("pause"), &json!({})).await;
+            if paused.is_some() {
+                self.world.history.note(Event::Paused { tenant, queue: queue.clone() });
+            }
+            sleep(Duration::from_millis(self.rng.random_range(PAUSED_MS))).await;
+            self.world.history.note(Event::Resuming { tenant, queue: queue.clone() });
+            self.post_until_accepted(&path("resume"), &json!({})).await;
+        }
+    }
+
+    /// Sends a job that may not run yet, and cancels some of them.
+    async fn enqueue_for_later(&mut self) {
+        let mut body = self.job();
+        let may_run = now_utc() + TimeDelta::milliseconds(self.rng.random_range(LATER_MS));
+        body["run_at"] = json!(may_run);
+        body["payload"][NOT_BEFORE] = json!(may_run.timestamp_millis());
+        let Some(job) = self.send(body).await else { return };
+        if self.happens(CANCEL_PERCENT) {
+            let path = format!("/v1/jobs/{job}/cancel");
+            let answer = self.post(Call { path: &path, body: &json!({}), key: None }).await;
+            // One that has begun meanwhile runs to its end.
+            if answer.is_some_and(|it| it.1["state"] == "cancelled") {
+                self.world.history.note(Event::Cancelled { job });
+            }
+        }
+    }
+
+    async fn enqueue_with_backoff(&mut self) {
+        let mut body = self.job();
+        body["retry"] = json!({"strategy": "constant", "initial_seconds": BACKOFF_SECONDS,
+                               "jitter_seconds": 0});
+        body["payload"][BACKOFF_MS] = json!(BACKOFF_SECONDS * 1_000);
+        self.send(body).await;
     }
 
     /// Sends a job now and then, to see how long none is accepted.
@@ -65,11 +127,15 @@ impl Client {
         })
     }
 
-    /// Sends a job until it is accepted, and returns its id.
+    /// Sends a job with some fields of its own until it is accepted, and returns its id.
     async fn enqueue(&mut self, more: Value) -> Option<String> {
         let mut body = self.job();
         let more = more.as_object().cloned().unwrap_or_default();
         more.into_iter().for_each(|(name, value)| body[name] = value);
+        self.send(body).await
+    }
+
+    async fn send(&mut self, body: Value) -> Option<String> {
         let key = self.uuid();
         let mut busy_since = None;
         loop {

@@ -12,8 +12,10 @@ use crate::{
     adapters::Protocol,
     book::Book,
     check::{self, Violation},
+    clients::MAX_CONCURRENCY,
     history::{Answer, End, Event, Line},
     nemesis::Fault,
+    producers::{BACKOFF_MS, NOT_BEFORE},
 };
 
 /// Runs of at least this length must have met everything that is rare.
@@ -105,6 +107,9 @@ pub fn operations(lines: &[Line]) -> BTreeMap<String, u64> {
             Event::Beat { answer, .. } => ("heartbeat", answered(*answer)),
             Event::Delivered { is_taken: true, .. } => ("delivery", "accepted"),
             Event::Delivered { is_taken: false, .. } => ("delivery", "refused"),
+            Event::Cancelled { .. } => ("cancel", "accepted"),
+            Event::Paused { .. } => ("pause", "accepted"),
+            Event::Resuming { .. } => continue,
             Event::Strange { .. } => ("call", "strange"),
             Event::Refused { .. } | Event::Fault { .. } | Event::Healed { .. } => continue,
         };
@@ -164,7 +169,15 @@ pub fn sometimes(lines: &[Line], book: &Book) -> BTreeMap<String, u64> {
     set("a lease is released", outcomes("released"));
     let jobs = |state: &str| book.jobs.iter().filter(|it| it.state == state).count();
     set("a job is a dead letter", jobs("dead_letter"));
-    set("a child is cancelled", jobs("cancelled"));
+    set("a waiting job is cancelled", events(&|it| matches!(it, Event::Cancelled { .. })));
+    let children = book.jobs.iter().filter(|it| !it.parents.is_empty());
+    set("a child is cancelled", children.filter(|it| it.state == "cancelled").count());
+    let has = |name: &str| book.jobs.iter().filter(|it| !it.payload[name].is_null()).count();
+    set("a job waits for its time", has(NOT_BEFORE));
+    set("a job waits after a failure", has(BACKOFF_MS));
+    set("a queue is paused", events(&|it| matches!(it, Event::Paused { .. })));
+    let full = check::running(book).into_values().filter(|it| it.most >= MAX_CONCURRENCY);
+    set("a queue is at its limit", full.count());
     set("a job needs a third attempt", book.jobs.iter().filter(|it| it.attempt >= 3).count());
     set("a batch calls back", check::callbacks(lines, book).count());
     let fires = book.fires.values().flatten();

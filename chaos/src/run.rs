@@ -36,6 +36,7 @@ const WORKERS: u64 = 6;
 const PRODUCER_SEEDS: u64 = 1 << 63;
 const PROBE_SEEDS: u64 = 1 << 62;
 const ADAPTER_SEEDS: u64 = 1 << 61;
+const PAUSE_SEEDS: u64 = 1 << 60;
 /// How long it may take until all jobs have ended and all is told, once nothing is broken.
 /// The longest lease is one of Mobius, 90 s.
 pub const DRAIN: Duration = Duration::from_secs(150);
@@ -138,6 +139,10 @@ fn start_clients(
             let name = format!("worker-{tenant}-{number}");
             workers.spawn(Client::new(world, tenant, seed).work(name));
         }
+    }
+    for tenant in 0..world.tenants.len() {
+        let seed = seed ^ PAUSE_SEEDS ^ ((tenant as u64) << 32);
+        producers.spawn(Client::new(world, tenant, seed).pause_queue());
     }
     for (number, protocol) in protocols.into_iter().enumerate() {
         for tenant in 0..world.tenants.len() {

@@ -1,15 +1,17 @@
-//! What each tenant has before clients begin: an endpoint, and a schedule that fires often.
+//! What each tenant has before clients begin: an endpoint, a queue with a limit, and a schedule that
+//! fires often.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 use uuid::Uuid;
 
 use crate::{
     check::MAX_ATTEMPTS,
-    clients::{RETRY_PAUSE, World},
+    clients::{LIMITED_QUEUE, MAX_CONCURRENCY, RETRY_PAUSE, World},
     history::now,
     receiver,
 };
@@ -19,7 +21,7 @@ pub const TICK_SECONDS: i64 = 2;
 /// Longest wait for a call that must be accepted.
 const ACCEPT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Makes both for each tenant, and returns the ids of the schedules.
+/// Makes these for each tenant, and returns the ids of the schedules.
 ///
 /// # Errors
 /// When the API refuses.
@@ -31,6 +33,9 @@ pub async fn set_up(world: &World, receiver: std::net::SocketAddr) -> anyhow::Re
             "events": ["job.succeeded", "job.dead_lettered", "job.cancelled"],
         });
         post(world, tenant, "/v1/webhooks", &endpoint).await?;
+        let limit = json!({"max_concurrency": MAX_CONCURRENCY});
+        let queue = format!("/v1/queues/{LIMITED_QUEUE}");
+        send(world, tenant, Method::PATCH, &queue, &limit).await?;
         let schedule = json!({
             "job_type": "chaos-tick", "cron_expression": format!("*/{TICK_SECONDS} * * * * *"),
             "queue": "q0", "max_attempts": MAX_ATTEMPTS, "payload": {"tenant": tenant},
@@ -57,9 +62,20 @@ pub async fn pause(world: &World, schedules: &[String]) -> anyhow::Result<i64> {
 
 /// Posts until it is accepted: a commit may fail, and a node may not know yet that all is healed.
 async fn post(world: &World, tenant: usize, path: &str, body: &Value) -> anyhow::Result<Value> {
+    send(world, tenant, Method::POST, path, body).await
+}
+
+async fn send(
+    world: &World,
+    tenant: usize,
+    method: Method,
+    path: &str,
+    body: &Value,
+) -> anyhow::Result<Value> {
     let (key, began) = (Uuid::new_v4().to_string(), Instant::now());
     loop {
-        let request = world.client.post(format!("{}{path}", world.urls[0]));
+        let url = format!("{}{path}", world.urls[0]);
+        let request = world.client.request(method.clone(), url);
         let request = request.bearer_auth(&world.tenants[tenant].key).json(body);
         let answered = request.header("idempotency-key", &key).send().await;
         let refusal = match answered {

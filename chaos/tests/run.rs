@@ -1,4 +1,5 @@
-//! A short run of clients and faults is without violations, and planted bugs are caught.
+//! Short runs of clients and faults, one of them with a new seed, are without violations, and
+//! planted bugs are caught.
 
 use std::{
     path::Path,
@@ -25,8 +26,10 @@ fn said(output: &Output) -> String {
 #[test]
 fn faults_break_no_promise_and_planted_bugs_do() {
     // A machine that tests share may pause by itself.
-    let ran = chaos(&["run", "--seed", "1", "--seconds", "30", "--patience", "10"]);
-    assert!(ran.status.success(), "{}", said(&ran));
+    for seed in [&["--seed", "1"][..], &[]] {
+        let ran = chaos(&[&["run", "--seconds", "30", "--patience", "10"], seed].concat());
+        assert!(ran.status.success(), "{}", said(&ran));
+    }
     let caught = chaos(&["mutants", "--only", MUTANTS]);
     assert!(caught.status.success(), "{}", said(&caught));
 }

@@ -1,6 +1,7 @@
 //! Forged histories: bad ones are found by their invariant, and odd ones that are good are not.
 
 mod families;
+mod times;
 
 use chrono::{DateTime, TimeDelta, Utc};
 
@@ -56,6 +57,8 @@ fn job(state: &str, outcomes: &[&str]) -> BookJob {
         attempt: outcomes.len() as i64,
         failures: outcomes.iter().filter(is_failure).count() as i64,
         attempts: (1..).zip(outcomes).map(attempt).collect(),
+        enqueued_at: at(0),
+        parents: Vec::new(),
         claimed_at: None,
         completed_at: Some(at(100)),
         payload: serde_json::Value::Null,

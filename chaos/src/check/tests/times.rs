@@ -1,0 +1,100 @@
+//! When jobs may run.
+
+use serde_json::json;
+
+use super::*;
+use crate::producers::{BACKOFF_MS, NOT_BEFORE};
+
+/// A job that succeeded in its first attempt, leased in this second.
+fn leased_at(id: &str, queue: &str, enqueued: i64, second: i64) -> BookJob {
+    let mut job = job("succeeded", &["succeeded"]);
+    job.attempts[0].claimed_at = at(second);
+    job.attempts[0].ended_at = at(second + 5);
+    (job.id, job.queue, job.enqueued_at) = (id.to_owned(), queue.to_owned(), at(enqueued));
+    job
+}
+
+fn with(mut job: BookJob, name: &str, value: i64) -> BookJob {
+    job.payload = json!({name: value});
+    job
+}
+
+/// What is broken among several jobs, all of which were sent and are told.
+fn of_all(events: &[Event], jobs: &[BookJob]) -> Vec<Invariant> {
+    let mut all = events.to_vec();
+    for job in jobs {
+        all.push(enqueued(&job.id, Some(&job.id)));
+        let (event, kind) = (format!("evt_{}", job.id), "job.succeeded".to_owned());
+        all.push(Event::Delivered { tenant: 0, event, kind, job: job.id.clone(), is_taken: true });
+    }
+    found(&all, &book(jobs))
+}
+
+fn paused() -> [Event; 2] {
+    let (tenant, queue) = (0, "q2".to_owned());
+    [Event::Paused { tenant, queue: queue.clone() }, Event::Resuming { tenant, queue }]
+}
+
+#[test]
+fn jobs_that_run_too_early_are_found() {
+    let late = with(job("succeeded", &["succeeded"]), NOT_BEFORE, 10_001);
+    assert_eq!(of_one(&[], late), [], "times of the API are rounded");
+    let early = with(job("succeeded", &["succeeded"]), NOT_BEFORE, 11_000);
+    assert_eq!(of_one(&[], early), [Invariant::NotBeforeItsTime]);
+    // The next attempt begins five seconds after the failure.
+    let waited = with(job("succeeded", &["failed", "succeeded"]), BACKOFF_MS, 5_000);
+    assert_eq!(of_one(&[], waited), []);
+    let hurried = with(job("succeeded", &["failed", "succeeded"]), BACKOFF_MS, 6_000);
+    assert_eq!(of_one(&[], hurried), [Invariant::NotBeforeItsTime]);
+    let expired = with(job("succeeded", &["lease_expired", "succeeded"]), BACKOFF_MS, 6_000);
+    assert_eq!(of_one(&[], expired), [], "it did not fail");
+}
+
+#[test]
+fn cancelled_and_paused_jobs_that_run_are_found() {
+    let cancelled = Event::Cancelled { job: JOB.to_owned() };
+    let told = told("job.cancelled");
+    let waits = [cancelled.clone(), told.clone()];
+    assert_eq!(of_one(&waits, BookJob { attempt: 0, ..job("cancelled", &[]) }), []);
+    let ran = job("succeeded", &["succeeded"]);
+    assert_eq!(of_one(std::slice::from_ref(&cancelled), ran), [Invariant::RestIsKept]);
+    let leased = job("cancelled", &["released"]);
+    assert_eq!(of_one(&waits, leased), [Invariant::RestIsKept], "after it was cancelled");
+    // Paused in the first second, resumed in the second one.
+    let paused = paused();
+    for (second, expected) in [(1, &[][..]), (2, &[])] {
+        assert_eq!(of_all(&paused, &[leased_at("a", "q2", 0, second)]), expected, "{second}");
+    }
+    let mut between = leased_at("a", "q2", 0, 1);
+    between.attempts[0].claimed_at += TimeDelta::milliseconds(500);
+    assert_eq!(of_all(&paused, &[between.clone()]), [Invariant::RestIsKept]);
+    assert_eq!(of_all(&paused, &[BookJob { queue: "q0".to_owned(), ..between }]), []);
+}
+
+#[test]
+fn too_many_jobs_of_a_queue_at_once_are_found() {
+    let jobs = |number: usize, queue: &str, apart: i64| -> Vec<_> {
+        let ids = (0..number as i64).zip(["a", "b", "c", "d"]);
+        ids.map(|(place, id)| leased_at(id, queue, 0, 1 + place * apart)).collect()
+    };
+    assert_eq!(of_all(&[], &jobs(3, "q1", 0)), []);
+    assert_eq!(of_all(&[], &jobs(4, "q1", 0)), [Invariant::LimitsAreKept]);
+    assert_eq!(of_all(&[], &jobs(4, "q1", 1)), [Invariant::LimitsAreKept]);
+    assert_eq!(of_all(&[], &jobs(4, "q1", 5)), [], "one after the other");
+    assert_eq!(of_all(&[], &jobs(4, "q0", 0)), [], "it has no limit");
+}
+
+#[test]
+fn a_job_that_much_later_ones_overtake_is_found() {
+    let later = leased_at("b", "q0", 20, 25);
+    let overtaken = leased_at("a", "q0", 0, 30);
+    assert_eq!(of_all(&[], &[overtaken.clone(), later.clone()]), [Invariant::OrderIsKept]);
+    let elsewhere = BookJob { queue: "q1".to_owned(), ..later.clone() };
+    assert_eq!(of_all(&[], &[overtaken.clone(), elsewhere]), []);
+    let soon = BookJob { enqueued_at: at(5), ..later.clone() };
+    assert_eq!(of_all(&[], &[overtaken.clone(), soon]), [], "about the same time");
+    let child = BookJob { parents: vec![json!({})], ..overtaken.clone() };
+    assert_eq!(of_all(&[], &[child, later.clone()]), [], "it waited for its parent");
+    let scheduled = with(overtaken, NOT_BEFORE, 30_000);
+    assert_eq!(of_all(&[], &[scheduled, later]), [], "it waited for its time");
+}

@@ -1,0 +1,145 @@
+//! When jobs may run: not before their time, not in a paused queue, not more of a queue than its
+//! limit allows, and in about the order in which they came.
+
+use std::collections::BTreeMap;
+
+use super::{Found, Invariant, ROUNDING_MS};
+use crate::{
+    book::{Book, BookJob},
+    clients::{LIMITED_QUEUE, MAX_CONCURRENCY, QUEUES},
+    history::{Event, Line},
+    producers::{BACKOFF_MS, NOT_BEFORE},
+};
+
+/// A job that came this much later than another one of its queue does not run before it.
+const MAX_OVERTAKEN_MS: i64 = 10_000;
+
+pub(super) fn violations(lines: &[Line], book: &Book, found: &mut Found) {
+    for job in &book.jobs {
+        early_violations(job, found);
+    }
+    rest_violations(lines, book, found);
+    for running in running(book).values() {
+        if running.most > MAX_CONCURRENCY {
+            let detail = format!("{} jobs of {LIMITED_QUEUE} ran at once", running.most);
+            found.add(Invariant::LimitsAreKept, detail);
+        }
+    }
+    order_violations(book, found);
+}
+
+/// From when until when a job ran, by the database's clock.
+fn intervals(job: &BookJob) -> impl Iterator<Item = (i64, i64)> {
+    let listed = job.attempts.iter().map(|it| (it.claimed_at, it.ended_at));
+    // A success need not be in the list.
+    let is_listed = job.attempts.iter().any(|it| it.attempt == job.attempt);
+    let last = job.claimed_at.zip(job.completed_at).filter(|_| !is_listed);
+    listed.chain(last).map(|(from, to)| (from.timestamp_millis(), to.timestamp_millis()))
+}
+
+fn early_violations(job: &BookJob, found: &mut Found) {
+    let began = intervals(job).map(|it| it.0).min();
+    let may_begin = job.payload[NOT_BEFORE].as_i64();
+    if may_begin.zip(began).is_some_and(|(may, began)| began < may - ROUNDING_MS) {
+        let detail = format!("{} ran before its time", job.id);
+        found.add(Invariant::NotBeforeItsTime, detail);
+    }
+    let Some(backoff) = job.payload[BACKOFF_MS].as_i64() else { return };
+    for failed in job.attempts.iter().filter(|it| it.outcome == "failed") {
+        let ended = failed.ended_at.timestamp_millis();
+        let next = intervals(job).map(|it| it.0).filter(|it| *it >= ended).min();
+        if next.is_some_and(|it| it < ended + backoff - ROUNDING_MS) {
+            let detail = format!("attempt {} of {} was not waited for", failed.attempt, job.id);
+            found.add(Invariant::NotBeforeItsTime, detail);
+        }
+    }
+}
+
+/// Jobs that were cancelled while they waited, and those of paused queues, do not run.
+fn rest_violations(lines: &[Line], book: &Book, found: &mut Found) {
+    let mut cancelled = BTreeMap::new();
+    let mut pauses: BTreeMap<(usize, &str), Vec<(i64, i64)>> = BTreeMap::new();
+    for line in lines {
+        match &line.event {
+            Event::Cancelled { job } => _ = cancelled.insert(job.as_str(), line.at),
+            Event::Paused { tenant, queue } => {
+                pauses.entry((*tenant, queue)).or_default().push((line.at, i64::MAX));
+            }
+            Event::Resuming { tenant, queue } => {
+                let open = pauses.get_mut(&(*tenant, queue.as_str()));
+                open.and_then(|it| it.last_mut()).into_iter().for_each(|it| it.1 = line.at);
+            }
+            _ => (),
+        }
+    }
+    for job in &book.jobs {
+        if let Some(at) = cancelled.get(job.id.as_str())
+            && (job.state != "cancelled" || intervals(job).any(|it| it.0 > *at))
+        {
+            let detail = format!("{} is {} after it was cancelled", job.id, job.state);
+            found.add(Invariant::RestIsKept, detail);
+        }
+        let pauses = pauses.get(&(job.tenant, job.queue.as_str()));
+        let is_paused = |at: i64| pauses.into_iter().flatten().any(|it| it.0 < at && at < it.1);
+        if let Some((began, _)) = intervals(job).find(|it| is_paused(it.0)) {
+            let detail = format!("{} was leased at {began} from a paused queue", job.id);
+            found.add(Invariant::RestIsKept, detail);
+        }
+    }
+}
+
+/// How many jobs of a limited queue ran at once.
+#[derive(Debug, Default)]
+pub struct Running {
+    pub most: usize,
+    now: usize,
+}
+
+/// By tenant. What ends in the millisecond in which another one begins does not run beside it.
+pub fn running(book: &Book) -> BTreeMap<usize, Running> {
+    let mut steps: BTreeMap<usize, Vec<(i64, bool)>> = BTreeMap::new();
+    for job in book.jobs.iter().filter(|it| it.queue == LIMITED_QUEUE) {
+        let own = steps.entry(job.tenant).or_default();
+        for (from, to) in intervals(job).filter(|it| it.1 - it.0 > ROUNDING_MS) {
+            own.extend([(from + ROUNDING_MS, true), (to, false)]);
+        }
+    }
+    let mut all = BTreeMap::new();
+    for (tenant, mut own) in steps {
+        own.sort_unstable();
+        let mut running = Running::default();
+        for (_, begins) in own {
+            running.now = if begins { running.now + 1 } else { running.now.saturating_sub(1) };
+            running.most = running.most.max(running.now);
+        }
+        all.insert(tenant, running);
+    }
+    all
+}
+
+/// Of each tenant and queue: no job runs before one that came much earlier and could run.
+fn order_violations(book: &Book, found: &mut Found) {
+    let mut queues: BTreeMap<(usize, &str), Vec<(i64, i64, &BookJob)>> = BTreeMap::new();
+    for job in book.jobs.iter().filter(|it| QUEUES.contains(&it.queue.as_str())) {
+        let Some(began) = intervals(job).map(|it| it.0).min() else { continue };
+        let own = queues.entry((job.tenant, &job.queue)).or_default();
+        own.push((job.enqueued_at.timestamp_millis(), began, job));
+    }
+    for mut own in queues.into_values() {
+        own.sort_unstable_by_key(|it| it.0);
+        // From the last one on: when the first of those that came so much later began.
+        let (mut later, mut first_later) = (own.len(), i64::MAX);
+        for (came, began, job) in own.iter().rev() {
+            while later > 0 && own[later - 1].0 > came + MAX_OVERTAKEN_MS {
+                later -= 1;
+                first_later = first_later.min(own[later].1);
+            }
+            // Others wait for a time, or for a parent.
+            let could_run = job.payload[NOT_BEFORE].is_null() && job.parents.is_empty();
+            if could_run && *began > first_later {
+                let detail = format!("{} waited while later jobs ran", job.id);
+                found.add(Invariant::OrderIsKept, detail);
+            }
+        }
+    }
+}

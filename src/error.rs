@@ -217,7 +217,9 @@ pub enum Error {
 
     /// This worker's lease has ended: a newer attempt may be running.
     #[error(
-        "the lease has ended, or is not the one shown: the current attempt is {}", .0.attempt
+        "the lease has ended, or is not the one shown: the current attempt is {}; stop working on \
+         this one",
+        .0.attempt
     )]
     StaleLease(JobStatus),
 

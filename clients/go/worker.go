@@ -20,6 +20,8 @@ const (
 	pollWait = 20 * time.Second
 	// Between two heartbeats at most.
 	beatTime = 5 * time.Second
+	// The length of leases: heartbeats renew them.
+	leaseTime = 30 * time.Second
 	// Heartbeats that may fail before a lease ends.
 	beatsALease = 3
 	// How long an ack is sent again while the server does not answer.
@@ -158,7 +160,7 @@ type Worker struct {
 	// Concurrency is how many handlers run at the same time; default: 10.
 	Concurrency int
 	Labels      []string
-	// Lease is the length of leases; default: half of the job's timeout, at least 30 s.
+	// Lease is how soon the jobs of a worker that has died are run again; default: 30 s.
 	Lease time.Duration
 	// Grace is what running jobs have to end after SIGTERM; default: 25 s.
 	Grace time.Duration
@@ -182,7 +184,8 @@ func NewWorker(client *Client) *Worker {
 	host, _ := os.Hostname()
 	w := &Worker{
 		ID:     fmt.Sprintf("%s-%d-%s", host, os.Getpid(), randomID()[24:]),
-		Queues: []string{"default"}, Concurrency: 10, Grace: 25 * time.Second,
+		Queues: []string{"default"}, Concurrency: 10, Lease: leaseTime,
+		Grace:  25 * time.Second,
 		client: client, handlers: map[string]Handler{}, active: map[string]*Job{},
 		quiet: map[string]bool{}, changed: make(chan struct{}), OnReady: func() {},
 	}

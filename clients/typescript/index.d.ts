@@ -179,7 +179,7 @@ export interface WorkerOptions {
   /** Handlers that run at the same time. Default: 10. */
   concurrency?: number;
   labels?: string[];
-  /** Default: half of the job's timeout, at least 30. */
+  /** How soon the jobs of a worker that has died are run again. Default: 30. */
   leaseSeconds?: number;
   /** What running jobs have to end after SIGTERM. Default: 25. */
   graceSeconds?: number;

@@ -11,6 +11,8 @@ import { ApiError, Client, currentTraceparent } from "./client.js";
 const POLL_WAIT_SECONDS = 20;
 /** Between two heartbeats at most. */
 const BEAT_SECONDS = 5;
+/** How soon the jobs of a worker that has died are run again; heartbeats keep the leases of others. */
+const LEASE_SECONDS = 30;
 /** Heartbeats that may fail before a lease ends. */
 const BEATS_A_LEASE = 3;
 /** Jobs that one worker runs at the same time at most. */
@@ -137,7 +139,7 @@ export class Worker {
       queues = ["default"],
       concurrency = 10,
       labels,
-      leaseSeconds,
+      leaseSeconds = LEASE_SECONDS,
       graceSeconds = 25,
     } = options;
     if (!(concurrency >= 1 && concurrency <= MAX_CONCURRENCY)) {
@@ -148,8 +150,8 @@ export class Worker {
     this.concurrency = concurrency;
     this.graceSeconds = graceSeconds;
     this.wanted = { queues, ...(labels && { labels }) };
-    this.lease = leaseSeconds ? { lease_seconds: leaseSeconds } : {};
-    this.beatMs = Math.min(BEAT_SECONDS, (leaseSeconds ?? 30) / BEATS_A_LEASE) * 1000;
+    this.lease = { lease_seconds: leaseSeconds };
+    this.beatMs = Math.min(BEAT_SECONDS, leaseSeconds / BEATS_A_LEASE) * 1000;
   }
 
   /** Makes a function the handler of a job type. What it returns is the job's result. */

@@ -415,10 +415,12 @@ async fn identify(parts: &mut Parts, app: &App) -> Result<Who, Error> {
         if named.len() > MAX_PROJECT_BYTES || named.chars().any(char::is_control) {
             return Err(Error::ProjectNotFound);
         }
-        if !app.credentials.is_member_known(bearer.account_id, named) {
-            count_lookup(parts, app)?;
-        }
+        let is_known = app.credentials.is_member_known(bearer.account_id, named);
+        let guesses = (!is_known).then(|| Guesses::of(parts, app)).transpose()?;
         let grant = app.credentials.member(bearer.account_id, named).await?;
+        if grant.is_none() {
+            guesses.map_or(Ok(()), |it| it.count())?;
+        }
         return Ok(Who::Member(grant.ok_or(Error::ProjectNotFound)?, bearer));
     }
     check_form(&secret)?;
@@ -426,10 +428,13 @@ async fn identify(parts: &mut Parts, app: &App) -> Result<Who, Error> {
     let grant = match app.credentials.cached_key(&hash).await {
         Some(grant) => grant,
         None => {
-            if !app.credentials.was_key_found(&hash) {
-                count_lookup(parts, app)?;
+            let is_known = app.credentials.was_key_found(&hash);
+            let guesses = (!is_known).then(|| Guesses::of(parts, app)).transpose()?;
+            let found = app.credentials.key(hash).await?;
+            if found.is_none() {
+                guesses.map_or(Ok(()), |it| it.count())?;
             }
-            app.credentials.key(hash).await?
+            found
         }
     };
     let grant = grant.ok_or(Error::Unauthorized)?;
@@ -453,14 +458,34 @@ fn names_project(parts: &Parts) -> bool {
     route.is_none_or(|it| it.as_str().contains(PROJECT_SEGMENT))
 }
 
-/// Counts a lookup of something unknown by address, on this node alone: junk keys and made-up
-/// project names must block neither lookups of others nor clients behind the same address.
-fn count_lookup(parts: &Parts, app: &App) -> Result<(), Error> {
-    let client = parts.extensions.get::<Client>().cloned().unwrap_or_default();
-    let name = format!("lookup:{}", client.address);
-    match app.accounts.limiter.count_here(name, LOOKUPS_PER_ADDRESS) {
-        Some(retry_after_seconds) => Err(Error::RateLimited { retry_after_seconds }),
-        None => Ok(()),
+/// Lookups of unknown things that found nothing, by address, on this node alone: junk keys and
+/// made-up project names must block neither lookups of others nor clients behind the same address.
+/// A lookup that the database did not answer is none: its client tries again.
+struct Guesses<'a> {
+    app: &'a App,
+    address: Arc<str>,
+}
+
+impl<'a> Guesses<'a> {
+    /// # Errors
+    /// [`Error::RateLimited`] when this address has guessed too often.
+    fn of(parts: &Parts, app: &'a App) -> Result<Self, Error> {
+        let client = parts.extensions.get::<Client>().cloned().unwrap_or_default();
+        match app.credentials.guesser_waits(&client.address) {
+            Some(retry_after_seconds) => Err(Error::RateLimited { retry_after_seconds }),
+            None => Ok(Self { app, address: client.address }),
+        }
+    }
+
+    fn count(self) -> Result<(), Error> {
+        let name = format!("lookup:{}", self.address);
+        match self.app.accounts.limiter.count_here(name, LOOKUPS_PER_ADDRESS) {
+            Some(retry_after_seconds) => {
+                self.app.credentials.let_guesser_wait(self.address);
+                Err(Error::RateLimited { retry_after_seconds })
+            }
+            None => Ok(()),
+        }
     }
 }
 

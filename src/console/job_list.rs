@@ -80,6 +80,8 @@ struct Jobs {
     asked: form::Fields,
     /// What is wrong with the line.
     refused: Option<String>,
+    /// The word of the line that was searched as a part of an id.
+    bare: Option<String>,
     filters: String,
     /// The filters and the order.
     shown_filters: String,
@@ -156,6 +158,7 @@ pub async fn list(here: Here) -> Result<Response, Error> {
         }
         found => (found?, None),
     };
+    let bare = search::bare_word(asked.fields.text("q"));
     let is_first_page = here.asked.get("cursor").is_none();
     let frame = here.frame;
     let filters = asked.fields.query(&OWN_FILTERS);
@@ -171,6 +174,7 @@ pub async fn list(here: Here) -> Result<Response, Error> {
         tabs: tabs(&frame, &asked, &summary.current),
         asked: asked.fields,
         refused: refused.as_ref().map(words),
+        bare,
         frame,
         page,
         filters,
@@ -296,6 +300,8 @@ struct NewJob {
     queue: String,
     queues: Vec<Queue>,
     payload_fields: Vec<PayloadField>,
+    /// Those that are known.
+    job_types: Vec<String>,
     /// Job types with a form of their own.
     forms: Vec<String>,
 }
@@ -312,13 +318,14 @@ pub async fn new(here: Here) -> Result<Response, Error> {
     let job_type = here.asked.text("job_type").to_owned();
     let queue = here.asked.get("queue").unwrap_or(DEFAULT_QUEUE).to_owned();
     let types: JobTypeList = here.get("/job-types").await?;
-    let with_form = types.job_types.into_iter().filter(|it| it.has_schema);
-    let forms: Vec<_> = with_form.map(|it| it.job_type).collect();
+    let with_form = types.job_types.iter().filter(|it| it.has_schema);
+    let forms: Vec<_> = with_form.map(|it| it.job_type.clone()).collect();
+    let job_types = types.job_types.into_iter().map(|it| it.job_type).collect();
     let mut payload_fields = Vec::new();
     if forms.contains(&job_type) {
         let known: JobType = here.get(&format!("/job-types/{}", segment(&job_type))).await?;
         payload_fields = payload_form::fields(known.schema.as_ref().map_or("", |it| it.get()));
     }
     let (frame, queues) = (here.frame, page.queues);
-    render(&NewJob { frame, job_type, queue, queues, payload_fields, forms })
+    render(&NewJob { frame, job_type, queue, queues, payload_fields, job_types, forms })
 }

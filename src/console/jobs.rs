@@ -72,6 +72,8 @@ struct JobDetail {
     curl: Option<String>,
     /// Whether it waits for its time.
     is_early: bool,
+    /// Whether it waits, and can be replaced.
+    may_replace: bool,
     job: Job,
 }
 
@@ -110,6 +112,7 @@ pub async fn detail(
         result: job.result.as_ref().map(|it| format::pretty(it.get())),
         is_early: job.run_at > here.frame.now
             && matches!(job.state, JobState::Scheduled | JobState::Pending),
+        may_replace: matches!(job.state, JobState::Scheduled | JobState::Pending),
         has_more_events: history.has_more,
         events: history.events,
         has_more_logs: logs.has_more,
@@ -159,7 +162,8 @@ pub async fn replay(
     Path((_, id)): Path<(String, String)>,
     form: Fields,
 ) -> Result<Response, Error> {
-    const CHANGES: &[Field] = &[Field::Json("payload"), Field::Text("queue")];
+    const CHANGES: &[Field] =
+        &[Field::Json("payload"), Field::Text("job_type"), Field::Text("queue")];
     let body = match form.get("payload") {
         Some(_) => form::body(CHANGES, &form)?,
         None => "{}".to_owned(),
@@ -167,6 +171,14 @@ pub async fn replay(
     let path = here.at(&format!("/jobs/{}/replay", segment(&id)));
     let once = form.get(action_table::ONCE);
     let made: Job = here.api.send_once(Method::POST, &path, Some(body), once).await?;
+    if form.get("cancel").is_some() {
+        let path = here.at(&format!("/jobs/{}/cancel", segment(&id)));
+        match here.api.send::<Job>(Method::POST, &path, None).await {
+            // It has ended meanwhile.
+            Ok(_) | Err(Error::InvalidState(_)) => (),
+            Err(other) => return Err(other),
+        }
+    }
     let to = here.frame.to(&format!("/jobs/{}", segment(&made.id)));
     Ok(go(headers.contains_key(HX_REQUEST), &action_table::saying(&to, "jobs_replay")))
 }

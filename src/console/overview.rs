@@ -29,7 +29,8 @@ struct Overview {
     left_out: usize,
     summary: MetricsSummary,
     ready: i64,
-    oldest_seconds: Option<i64>,
+    /// How long it waits, and its id.
+    oldest: Option<(i64, String)>,
     workers: usize,
     has_more_workers: bool,
     throughput: Chart,
@@ -60,15 +61,15 @@ pub async fn page(here: Here) -> Result<Response, Error> {
     )?;
     health::sort(&mut queues);
     let unpaused = queues.iter().filter(|it| it.paused_at.is_none());
-    let (ready, oldest_seconds) = (
-        queues.iter().map(ready).sum(),
-        unpaused.filter_map(|it| it.oldest_ready_age_seconds).max(),
-    );
+    let oldest = unpaused
+        .filter_map(|it| Some((it.oldest_ready_age_seconds?, it.oldest_ready_job_id.clone()?)))
+        .max_by_key(|it| it.0);
+    let ready = queues.iter().map(ready).sum();
     let left_out = queues.len().saturating_sub(MAX_SHOWN_QUEUES);
     queues.truncate(MAX_SHOWN_QUEUES);
     render(&Overview {
         ready,
-        oldest_seconds,
+        oldest,
         left_out,
         workers: workers.workers.iter().filter(|it| it.alive).count(),
         has_more_workers: workers.has_more,

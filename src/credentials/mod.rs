@@ -46,6 +46,9 @@ const MAX_CACHED_SESSIONS: u64 = 20_000;
 
 /// How long a credential that was found counts as known.
 const KNOWN_TTL: Duration = Duration::from_secs(600);
+/// How long an address waits that has guessed too often, and how many such addresses are known.
+const GUESSER_PAUSE: Duration = Duration::from_secs(1);
+const MAX_GUESSERS: u64 = 10_000;
 
 /// The rights and limits of a live key.
 #[derive(Debug, Clone, PartialEq)]
@@ -169,6 +172,8 @@ pub struct Credentials {
     /// come back from those that try names and keys.
     known_keys: Cache<SecretHash, ()>,
     known_members: Cache<(AccountId, String), ()>,
+    /// Addresses that have guessed too often.
+    guessers: moka::sync::Cache<Arc<str>, ()>,
     watched_keys: watched_keys::WatchedKeys,
     /// One key, all members and sessions, or everything was evicted.
     evicted_keys: KeyedNotify<SecretHash>,
@@ -190,6 +195,10 @@ impl Credentials {
             members: cache(MAX_CACHED_SESSIONS),
             known_keys: known(MAX_CACHED_KEYS),
             known_members: known(MAX_CACHED_SESSIONS),
+            guessers: moka::sync::Cache::builder()
+                .time_to_live(GUESSER_PAUSE)
+                .max_capacity(MAX_GUESSERS)
+                .build(),
             watched_keys: watched_keys::WatchedKeys::default(),
             evicted_keys: KeyedNotify::default(),
             evicted_people: Notify::new(),
@@ -234,6 +243,17 @@ impl Credentials {
     #[must_use]
     pub fn was_key_found(&self, hash: &SecretHash) -> bool {
         self.known_keys.contains_key(hash)
+    }
+
+    /// How long an address has to wait that has guessed too often, in whole seconds.
+    #[must_use]
+    pub fn guesser_waits(&self, address: &str) -> Option<u32> {
+        self.guessers.contains_key(address).then_some(GUESSER_PAUSE.as_secs() as u32)
+    }
+
+    /// Lets an address wait.
+    pub fn let_guesser_wait(&self, address: Arc<str>) {
+        self.guessers.insert(address, ());
     }
 
     /// Whether this membership is cached, or was found lately.

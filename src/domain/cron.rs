@@ -13,7 +13,7 @@ pub enum InvalidSchedule {
     #[error("{0}")]
     Cron(String),
     /// No zone has this name.
-    #[error("`{0}` is not an IANA time zone")]
+    #[error("`{0}` is not an IANA time zone, such as Europe/Berlin")]
     Zone(String),
     /// The expression matches no future time.
     #[error("never fires")]

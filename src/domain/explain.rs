@@ -36,6 +36,8 @@ pub struct Facts {
     pub next_try_at: Option<DateTime<Utc>>,
     /// Live workers that poll the queue for this type.
     pub workers: i64,
+    /// If there are none: the first types that live workers of the queue take.
+    pub other_types: Vec<String>,
     /// Those of them that have all of the job's labels.
     pub workers_with_labels: i64,
     /// How many jobs the latter run, and could; none: one of them has not registered.
@@ -46,6 +48,8 @@ pub struct Facts {
     pub ahead: i64,
 }
 
+/// Types that are named when none of a queue's workers takes that of the job.
+pub const MAX_OTHER_TYPES: i64 = 5;
 /// Jobs ahead are counted up to this number.
 pub const MAX_COUNTED_AHEAD: i64 = 1_000;
 
@@ -298,7 +302,11 @@ fn things(number: i64, name: &str) -> String {
 fn worker(facts: &Facts) -> Condition {
     let Facts { queue, job_type, workers, workers_with_labels, ahead, .. } = facts;
     let (reason, message) = if *workers == 0 {
-        (Reason::NoWorkers, format!("no live worker polls queue {queue} for {job_type}"))
+        let others = match facts.other_types.as_slice() {
+            [] => String::new(),
+            types => format!("; those that poll it take {}", types.join(", ")),
+        };
+        (Reason::NoWorkers, format!("no live worker polls queue {queue} for {job_type}{others}"))
     } else if *workers_with_labels == 0 {
         let labels = facts.labels.join(", ");
         let live = things(*workers, "live worker");
@@ -354,6 +362,7 @@ mod tests {
             cancel_requested: false,
             expires_at: None,
             workers: 1,
+            other_types: Vec::new(),
             workers_with_labels: 1,
             slots: None,
             slots_in_use: 0,
@@ -377,6 +386,11 @@ mod tests {
         assert_eq!(
             summary(&Facts { workers: 0, ..facts() }),
             "no live worker polls queue default for mail"
+        );
+        let other_types = vec!["mail.send".to_owned(), "sms".to_owned()];
+        assert_eq!(
+            summary(&Facts { workers: 0, other_types, ..facts() }),
+            "no live worker polls queue default for mail; those that poll it take mail.send, sms"
         );
         let labelled = Facts { labels: vec!["gpu".into()], workers_with_labels: 0, ..facts() };
         assert_eq!(summary(&labelled), "none of 1 live worker of queue default has the labels gpu");

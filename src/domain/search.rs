@@ -173,6 +173,20 @@ pub fn condition(name: &str, value: &str) -> String {
     format!("{name}:\"{escaped}\"")
 }
 
+/// The first word of a line without a name, which can only be a part of an id.
+///
+/// ```
+/// # use fencepost::domain::search::bare_word;
+/// assert_eq!(bare_word("queue:mail 48213").as_deref(), Some("48213"));
+/// assert_eq!(bare_word("job_01m7w3 tag:48213"), None);
+/// ```
+#[must_use]
+pub fn bare_word(line: &str) -> Option<String> {
+    let words = words(line).ok()?;
+    let bare = words.into_iter().find(|it| it.name.is_none())?.value;
+    (!bare.starts_with(JobId::PREFIX)).then_some(bare)
+}
+
 fn add(search: &mut Search, word: &Word, now: DateTime<Utc>) -> Result<(), String> {
     let Word { name, value } = word;
     let text = || value.clone();
@@ -219,11 +233,22 @@ fn add(search: &mut Search, word: &Word, now: DateTime<Utc>) -> Result<(), Strin
         }
         None => {
             let id = id_part(value).ok_or_else(|| {
-                format!("{}; to search for an error, write error:{value}", not_an_id(value))
+                let not_an_id = not_an_id(value);
+                match value.contains('=') {
+                    true => format!("{not_an_id}; to search for a tag, write tag:{value}"),
+                    false => format!(
+                        "{not_an_id}; to search for a type, a tag or an error, write \
+                         type:{value}, tag:name={value} or error:{value}"
+                    ),
+                }
             })?;
             once(&mut search.id, "id", id)?;
         }
-        Some(name) => return Err(format!("`{name}:` is not a condition; use {CONDITIONS}")),
+        Some(name) => {
+            return Err(format!(
+                "`{name}:` is not a condition; use {CONDITIONS}; a tag is tag:{name}={value}"
+            ));
+        }
     }
     Ok(())
 }
@@ -377,7 +402,9 @@ mod tests {
             ("age:>99999999999999d", "must be"),
             ("tag:a=1 tag:a=2", "`tag:a` may have one value"),
             ("batch:5", "`5` is not the id of a batch"),
-            ("smtp!", "to search for an error, write error:smtp!"),
+            ("smtp!", "write type:smtp!, tag:name=smtp! or error:smtp!"),
+            ("customer=48213", "write tag:customer=48213"),
+            ("customer:48213", "a tag is tag:customer=48213"),
             ("id:abc", "neither a condition"),
             ("a\u{7}", "control characters"),
         ] {

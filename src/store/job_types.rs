@@ -3,6 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
+use super::workers::ALIVE_SECONDS;
 use crate::ids::ProjectId;
 
 /// The schema of a job type's payloads.
@@ -94,4 +95,32 @@ pub async fn delete(
     .execute(conn)
     .await?;
     Ok(())
+}
+
+/// The first types that live workers take from a queue, by name, of those that name their types.
+pub async fn taken(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+    limit: i64,
+) -> sqlx::Result<Vec<String>> {
+    sqlx::query_scalar!(
+        r#"
+        select distinct job_type "job_type!"
+        from workers
+        cross join unnest(job_types) job_type
+        where project_id = $1 and state = 'running' and lost_at is null
+            and coalesce(directive, 'running') = 'running'
+            and last_seen_at > now() - make_interval(secs => $3::int)
+            and $2 = any(queues)
+        order by job_type
+        limit $4
+        "#,
+        project_id.0,
+        queue,
+        ALIVE_SECONDS,
+        limit,
+    )
+    .fetch_all(conn)
+    .await
 }

@@ -7,6 +7,7 @@ mod pages;
 mod parity;
 mod second_factor;
 mod session;
+mod stuck;
 
 use std::collections::BTreeMap;
 

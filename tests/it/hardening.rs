@@ -9,18 +9,20 @@ use std::{
 };
 
 use fencepost::{
-    accounts::key,
+    accounts::{LOOKUPS_PER_ADDRESS, key},
     credentials::{CREDENTIAL_TTL, bodies::MAX_PROJECT_BODY_KIB},
     http::late_refusals::{CALM_REFUSALS, LATENESS},
 };
 
 use crate::{
     harness::{
-        Reply, Stage, TestProject, TestServer, fresh_database, limited, redis_url, run, run_for,
+        Proxy, Reply, Stage, TestProject, TestServer, fresh_database, limited, redis_url, run,
+        run_for, until_ready,
     },
     people::{PASSWORD, post_from},
 };
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_fencepost");
 
@@ -171,6 +173,34 @@ async fn talkative(database_url: &str) -> Talkative {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     Talkative { child, url, reading }
+}
+
+#[test]
+fn lookups_that_the_database_did_not_answer_are_no_guesses() {
+    run_for(Duration::from_secs(90), async {
+        let database = fresh_database().await;
+        let proxy = Proxy::start(&database).await;
+        let server = proxy.server().await;
+        until_ready(&server.url).await;
+        let t = TestProject::at(&server.url, &database, "main").await;
+        proxy.cut(true);
+        let mut calls = JoinSet::new();
+        for _ in 0..=LOOKUPS_PER_ADDRESS.count {
+            let t = t.clone();
+            calls.spawn(async move { t.get("/v1/limits").await.status.as_u16() });
+        }
+        let statuses = calls.join_all().await;
+        assert!(statuses.iter().all(|it| *it == 503), "{statuses:?}");
+        proxy.cut(false);
+        let answered = loop {
+            let reply = t.get("/v1/limits").await;
+            if reply.status != 503 {
+                break reply;
+            }
+        };
+        answered.is(200);
+        server.stop().await;
+    });
 }
 
 #[test]

@@ -138,7 +138,7 @@ fn a_line_that_cannot_be_read_is_refused_by_name() {
         };
         refused("colour:red", "is not a condition").await;
         refused("state:ready", "is not a state").await;
-        refused("smtp!", "write error:smtp!").await;
+        refused("smtp!", "error:smtp!").await;
         refused(&"x".repeat(1_001), "at most 1000").await;
         t.get("/v1/jobs?queue=a&q=queue:b").await.refuses("q");
         let filter = json!({"filter": {"q": "state:succeeded"}});

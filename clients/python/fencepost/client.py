@@ -173,6 +173,8 @@ class Connection:
             except http.client.InvalidURL:
                 raise
             except (OSError, http.client.HTTPException, AnswerError) as error:
+                if self._aborted.is_set():
+                    raise Aborted from error
                 failure = error
             if pause == PAUSE_SECONDS and retry_seconds > 0:
                 log.warning("%s did not answer: %s; trying again", self._url, failure)

@@ -22,6 +22,8 @@ from .client import Aborted, ApiError, Client, Connection, Fields, current_trace
 POLL_WAIT_SECONDS = 20
 #: Between two heartbeats at most, in seconds.
 BEAT_SECONDS = 5.0
+#: How soon the jobs of a worker that has died are run again; heartbeats keep the leases of others.
+LEASE_SECONDS = 30
 #: Heartbeats that may fail before a lease ends.
 BEATS_A_LEASE = 3
 #: Jobs that one worker runs at the same time at most.
@@ -120,7 +122,7 @@ class Worker:
         concurrency: int = 10,
         *,
         client: Optional[Client] = None,
-        lease_seconds: Optional[int] = None,
+        lease_seconds: int = LEASE_SECONDS,
         labels: Optional[list[str]] = None,
         grace_seconds: float = 25.0,
     ) -> None:
@@ -134,8 +136,8 @@ class Worker:
         )
         self.id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._wanted = {"queues": self.queues} | ({"labels": labels} if labels else {})
-        self._lease = {"lease_seconds": lease_seconds} if lease_seconds else {}
-        self._beat_seconds = min(BEAT_SECONDS, (lease_seconds or 30) / BEATS_A_LEASE)
+        self._lease = {"lease_seconds": lease_seconds}
+        self._beat_seconds = min(BEAT_SECONDS, lease_seconds / BEATS_A_LEASE)
         self._handlers: dict[str, Callable[[Job], Any]] = {}
         self._slots = [Connection(self.client.url, self.client.key) for _ in range(concurrency)]
         self._active: dict[str, Job] = {}

@@ -37,7 +37,7 @@ async fn main() -> Result<(), Error> {
     }
     let mut worker = Worker::new(client);
     worker.concurrency = usize::try_from(number("CONCURRENCY", 1)).unwrap_or(1);
-    worker.lease = Some(Duration::from_secs(number("FENCEPOST_LEASE_SECONDS", 30)));
+    worker.lease = Duration::from_secs(number("FENCEPOST_LEASE_SECONDS", 30));
     worker.job("greet", greet);
     worker.run_with(|| println!("ready")).await
 }

@@ -31,6 +31,8 @@ use crate::{
 const POLL_WAIT: Duration = Duration::from_secs(20);
 /// Between two heartbeats at most.
 const BEAT_TIME: Duration = Duration::from_secs(5);
+/// The length of leases: heartbeats renew them.
+const LEASE_TIME: Duration = Duration::from_secs(30);
 /// Heartbeats that may fail before a lease ends.
 const BEATS_A_LEASE: u32 = 3;
 /// How long an ack is sent again while the server does not answer.
@@ -54,8 +56,8 @@ pub struct Worker {
     /// Handlers that run at the same time. Default: 10.
     pub concurrency: usize,
     pub labels: Vec<String>,
-    /// Length of leases. Default: half of the job's timeout, at least 30 s.
-    pub lease: Option<Duration>,
+    /// How soon the jobs of a worker that has died are run again. Default: 30 s.
+    pub lease: Duration,
     /// What running jobs have to end after SIGTERM. Default: 25 s.
     pub grace: Duration,
     client: Client,
@@ -102,7 +104,7 @@ impl Worker {
             queues: vec!["default".to_owned()],
             concurrency: 10,
             labels: Vec::new(),
-            lease: None,
+            lease: LEASE_TIME,
             grace: Duration::from_secs(25),
             client,
             handlers: HashMap::new(),
@@ -252,7 +254,7 @@ impl Worker {
     }
 
     async fn beat(self: Arc<Self>) {
-        let pause = self.lease.map_or(BEAT_TIME, |it| BEAT_TIME.min(it / BEATS_A_LEASE));
+        let pause = BEAT_TIME.min(self.lease / BEATS_A_LEASE);
         loop {
             sleep(pause).await;
             let mut jobs: HashMap<_, _> = self.active().clone();
@@ -302,9 +304,7 @@ impl Worker {
     fn poll(&self) -> Value {
         let mut poll = self.wanted(json!({"poll_id": Uuid::now_v7()}));
         poll["wait_seconds"] = json!(POLL_WAIT.as_secs());
-        if let Some(lease) = self.lease {
-            poll["lease_seconds"] = json!(lease.as_secs());
-        }
+        poll["lease_seconds"] = json!(self.lease.as_secs());
         poll
     }
 

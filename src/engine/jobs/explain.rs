@@ -174,6 +174,13 @@ async fn explain_row(
     let labels = row.labels.clone().unwrap_or_default();
     let fitting =
         store::workers::count_fitting(conn, project_id, &row.queue, &row.job_type, &labels).await?;
+    let other_types = match fitting.all {
+        0 => {
+            let limit = explain::MAX_OTHER_TYPES;
+            store::job_types::taken(conn, project_id, &row.queue, limit).await?
+        }
+        _ => Vec::new(),
+    };
     let slots = Slots { in_use: fitting.slots_in_use, all: fitting.slots };
     let (rank, run_at) = (row.rank, row.run_at);
     let ahead = store::queues::count_ahead(
@@ -213,6 +220,7 @@ async fn explain_row(
         expires_at: row.expires_at,
         next_try_at: failing.map(|it| it.next_try_at),
         workers: fitting.all,
+        other_types,
         workers_with_labels: fitting.labelled,
         slots: fitting.are_registered.then_some(slots),
         slots_in_use: fitting.slots_in_use,

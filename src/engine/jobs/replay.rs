@@ -26,6 +26,7 @@ use crate::{
 pub struct Changes {
     /// The JSON as it was sent.
     pub payload: Option<String>,
+    pub job_type: Option<String>,
     pub queue: Option<String>,
     /// Minus the priority.
     pub rank: Option<i16>,
@@ -46,7 +47,8 @@ pub async fn replay(
     changes: Changes,
 ) -> Result<JobRow, Error> {
     let key = JobKey { project_id: tenant.project_id, id: of };
-    let row = super::find(engine, key).await?;
+    let mut row = super::find(engine, key).await?;
+    row.job_type = changes.job_type.unwrap_or(row.job_type);
     if row.is_template && changes.payload.is_none() {
         let message = "must be sent: that of the job is a template of its workflow";
         return Err(Error::invalid("payload", message));

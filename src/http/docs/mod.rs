@@ -58,8 +58,8 @@ const SCRIPT: &str = include_str!("site.js");
 
 /// What `/llms.txt` says about a page.
 const MAX_ABOUT_CHARACTERS: usize = 200;
-/// Words of a section that the search knows; enough for a paragraph and what follows.
-const MAX_SEARCHED_CHARACTERS: usize = 600;
+/// Words of a section that the search knows: of nearly all sections all.
+const MAX_SEARCHED_CHARACTERS: usize = 3_000;
 
 /// The names of all pages, as paths below `/docs/`.
 pub fn names() -> impl Iterator<Item = String> {

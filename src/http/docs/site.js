@@ -68,8 +68,18 @@ function around(text, word) {
   return (at > 0 ? "…" : "") + text.slice(at, at + 120);
 }
 
+// Questions are asked with words that say nothing, and with other names of the same things.
+const FILLERS = new Set("a an and can do does for how i in is it my not of on the to what why with".split(" "));
+const SYNONYMS = { email: "mail", "e-mail": "mail", emails: "mail", throttle: "limit", throttling: "limit", running: "run" };
+
+function meant(text) {
+  const words = text.toLowerCase().split(/[\s?]+/).filter(Boolean);
+  const telling = words.filter((word) => !FILLERS.has(word));
+  return (telling.length ? telling : words).map((word) => SYNONYMS[word] ?? word);
+}
+
 async function search() {
-  const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+  const words = meant(input.value);
   index ??= fetch("/docs/search.json").then((reply) => reply.json());
   const sections = words.length ? await index : [];
   const found = sections

@@ -40,6 +40,9 @@ pub struct ReplayRequest {
     #[serde(default, deserialize_with = "sent")]
     #[schema(value_type = serde_json::Value, required = false)]
     payload: Option<Box<RawValue>>,
+    /// Job type. Default: that of the earlier job.
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_JOB_TYPE_CHARS)))))]
+    job_type: Option<String>,
     /// Queue. Default: that of the earlier job.
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_QUEUE_CHARS)))))]
     queue: Option<String>,
@@ -104,6 +107,7 @@ impl ReplayRequest {
         traceparent: Option<String>,
     ) -> Result<Changes, Error> {
         let mut check = Check::default();
+        check.optional_name("job_type", self.job_type.as_deref(), limits::MAX_JOB_TYPE_CHARS);
         check.optional_name("queue", self.queue.as_deref(), limits::MAX_QUEUE_CHARS);
         if let Some(priority) = self.priority {
             check.range("priority", priority, limits::MIN_PRIORITY, limits::MAX_PRIORITY);
@@ -116,6 +120,7 @@ impl ReplayRequest {
         check.finish()?;
         Ok(Changes {
             payload: self.payload.map(|it| Box::<str>::from(it).into_string()),
+            job_type: self.job_type,
             queue: self.queue,
             rank: self.priority.map(i16::saturating_neg),
             start,

@@ -45,7 +45,7 @@ pub enum Invariant {
     RepeatedIsTheSame,
     /// I7: failures are within their bound, and a dead letter has used them up.
     FailuresAreCounted,
-    /// I8: no job runs before its time, or before the pause after a failure is over.
+    /// I8: no job runs before its time, or before the pause after a failure has passed.
     NotBeforeItsTime,
     /// I9: no lease expires before its time, which an accepted heartbeat lengthens.
     NoEarlyEnd,

@@ -57,7 +57,7 @@ fi
 if [ "${1:-}" = patroni ]; then
     command -v patroni >/dev/null 2>&1 || missing="$missing patroni python3-psycopg2"
     command -v etcd >/dev/null 2>&1 || missing="$missing etcd-server"
-    command -v haproxy >/dev/null 2>&1 || missing="$missing haproxy"
+    [ -x /usr/sbin/haproxy ] || command -v haproxy >/dev/null 2>&1 || missing="$missing haproxy"
 fi
 if [ "${1:-}" = test ]; then
     command -v go >/dev/null 2>&1 || missing="$missing golang-go"

@@ -54,7 +54,9 @@ const DATABASE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A database that is restarting or failing over may take this long until it answers a node that
 /// starts: Patroni, as it is set up, may take 40 s.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// Between two questions to it.
 const START_PAUSE: Duration = Duration::from_millis(200);
+/// Why a node does not start, or ends.
 const NO_ANSWER: &str = "the database does not answer";
 /// Connections to the operator's listener from one address.
 const OPERATOR_CONNECTIONS: u32 = 256;
@@ -142,6 +144,14 @@ pub fn providers(file: Option<&Path>) -> anyhow::Result<Arc<Providers>> {
 /// When the database cannot be reached at the start, or was not migrated; or when the node stopped
 /// because a part of it has failed permanently.
 pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
+    match run(node, stop.clone()).await {
+        // It was told to stop while it waited for its database.
+        Err(error) if stop.is_cancelled() && error.to_string() == NO_ANSWER => Ok(()),
+        ended => ended,
+    }
+}
+
+async fn run(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     let start = Start { until: Instant::now() + START_TIMEOUT, stop: stop.clone() };
     if let Some(logins) = &node.logins {
         start.check_logins(logins, &node.database_url).await?;
@@ -239,14 +249,14 @@ impl Start {
     ) -> sqlx::Result<T> {
         let mut is_told = false;
         loop {
-            let answered = ask().await;
+            let answered = tokio::select! {
+                answered = ask() => answered,
+                () = self.stop.cancelled() => return Err(sqlx::Error::PoolClosed),
+            };
             let error = match answered {
-                Err(error) if may_pass(&error) => error,
+                Err(error) if may_pass(&error) && Instant::now() < self.until => error,
                 answered => return answered,
             };
-            if Instant::now() > self.until || self.stop.is_cancelled() {
-                return Err(error);
-            }
             if !is_told {
                 is_told = true;
                 let error = &error as &dyn std::error::Error;
@@ -257,13 +267,17 @@ impl Start {
     }
 
     async fn instance(&self, pools: &Pools) -> anyhow::Result<Instance> {
-        drop(self.ask(|| pools.people.acquire().boxed()).await.context(NO_ANSWER)?);
         let instance = self.ask(|| {
             let look =
                 async { store::projects::instance(&mut *pools.people.acquire().await?).await };
             look.boxed()
         });
-        instance.await.context("the database is not migrated: run `fencepost migrate`")
+        let instance = instance.await;
+        let is_answer = instance.as_ref().err().is_some_and(is_missing);
+        instance.context(match is_answer {
+            true => "the database is not migrated: run `fencepost migrate`",
+            false => NO_ANSWER,
+        })
     }
 
     /// Whether each role can log in: some pools are not used before the first request.
@@ -283,16 +297,26 @@ impl Start {
     }
 }
 
-/// Whether an error is one of a database that will soon answer: it is out of reach, stopping or
-/// starting (57P), without room (53), or a standby (25006).
+/// Whether an error is that of a database without our tables, or without a row in them.
+fn is_missing(error: &sqlx::Error) -> bool {
+    const UNDEFINED_TABLE: &str = "42P01";
+    let code = error.as_database_error().and_then(|it| it.code());
+    code.is_some_and(|it| it == UNDEFINED_TABLE) || matches!(error, sqlx::Error::RowNotFound)
+}
+
+/// Whether an error is one of a database that will soon answer.
 fn may_pass(error: &sqlx::Error) -> bool {
     use sqlx::Error::{Io, PoolTimedOut, Protocol};
     match error.as_database_error() {
-        Some(it) => it.code().is_some_and(|code| {
-            code.starts_with("57P") || code.starts_with("53") || code == "25006"
-        }),
+        Some(it) => it.code().is_some_and(|it| is_passing_code(&it)),
         None => matches!(error, Io(_) | PoolTimedOut | Protocol(_)),
     }
+}
+
+/// The database is out of reach (class 08, also from a pooler), stopping or starting (57P), without
+/// room (53), or a standby (25006).
+fn is_passing_code(code: &str) -> bool {
+    ["08", "53", "57P"].iter().any(|it| code.starts_with(it)) || code == "25006"
 }
 
 /// Waits for requests, undelivered jobs and loops, in this order and within [`DRAIN_TIMEOUT`].
@@ -407,5 +431,20 @@ async fn close_later(stop: CancellationToken, linger: Duration, closing: Cancell
 async fn upkeep(metrics: PrometheusHandle, ended: CancellationToken) {
     while timeout(telemetry::UPKEEP_PERIOD, ended.cancelled()).await.is_err() {
         metrics.run_upkeep();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_waits_for_what_passes_by_itself_alone() {
+        for code in ["08006", "08P01", "53300", "57P01", "57P03", "25006"] {
+            assert!(is_passing_code(code), "{code}");
+        }
+        for code in ["28P01", "3D000", "42P01", "57014", "25001", "XX000"] {
+            assert!(!is_passing_code(code), "{code}");
+        }
     }
 }

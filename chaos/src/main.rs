@@ -32,7 +32,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use clap::{Args, Parser, Subcommand};
 use fencepost::dev::cluster;
 use serde::Serialize;
@@ -160,6 +160,10 @@ fn main() -> anyhow::Result<()> {
         Task::Run { place, seed, seconds, repeat, fail_percent, patience, patroni, only } => {
             let seed = seed.unwrap_or_else(|| u64::from(rand::random::<u32>()));
             let planted = Planted { mutant: None, fail_percent };
+            ensure!(
+                only.iter().all(|it| it.is_possible(patroni)),
+                "--only names a fault that cannot come in this run"
+            );
             for number in 0..repeat {
                 let dir = place.dir().join(format!("seed-{seed}-{number}"));
                 let (planted, drain) = (planted.clone(), run::DRAIN);
@@ -186,7 +190,9 @@ fn main() -> anyhow::Result<()> {
 }
 
 async fn run_once(place: &Place, dir: &Path, plan: &Plan) -> anyhow::Result<()> {
-    let report = run::run(dir, place.program()?, plan).await?;
+    let seed = plan.faults.seed;
+    let report = run::run(dir, place.program()?, plan).await;
+    let report = report.with_context(|| format!("seed {seed}"))?;
     report.print();
     let violations = report.violations.len();
     let missing = report.too_easy();
@@ -200,16 +206,17 @@ async fn run_once(place: &Place, dir: &Path, plan: &Plan) -> anyhow::Result<()> 
     place.clean(dir)
 }
 
-/// A command that runs as PostgreSQL does, which refuses to run as root.
+/// A command that runs as PostgreSQL does, which refuses to run as root, and ends with this
+/// program.
 ///
 /// # Errors
 /// When it is not known who runs this program.
 fn as_postgres(program: &str) -> anyhow::Result<Command> {
-    if !cluster::is_root()? {
-        return Ok(Command::new(program));
-    }
     let mut command = Command::new("setpriv");
-    command.args(["--reuid=postgres", "--regid=postgres", "--clear-groups", "--", program]);
+    if cluster::is_root()? {
+        command.args(["--reuid=postgres", "--regid=postgres", "--clear-groups"]);
+    }
+    command.args(["--pdeathsig", "INT", "--", program]);
     Ok(command)
 }
 

@@ -70,8 +70,8 @@ pub enum Fault {
     PostgresSlow,
     /// The primary freezes, its synchronous standby takes over, and the old primary wakes up.
     Promotion,
-    /// PostgreSQL may write no file beyond its first KiB, its log neither: what a full disk does,
-    /// without the right to fill one.
+    /// PostgreSQL may write no file beyond its first 64 KiB, its log neither: what a full disk
+    /// does, without the right to fill one.
     DiskFull,
     /// Half of the sessions are ended, and new ones get too little memory for their work.
     MemoryShort,
@@ -220,6 +220,14 @@ impl Fault {
             _ => LASTS_MS,
         };
         Duration::from_millis(rng.random_range(range))
+    }
+
+    /// Whether it can come, while Patroni leads PostgreSQL or not.
+    #[must_use]
+    pub fn is_possible(self, under_patroni: bool) -> bool {
+        let weights = Self::ALL.into_iter().find(|it| it.0 == self);
+        let weight = weights.map_or(0, |it| if under_patroni { it.2 } else { it.1 });
+        weight > 0 && (self != Self::ClockWrong || Stage::faketime().is_some())
     }
 
     /// The kind of this name, as results have it.

@@ -241,7 +241,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Lets the primary write no file beyond its first KiB. Its log has files of 16 MiB, so it
+    /// Lets the primary write no file beyond its first 64 KiB. Its log has files of 16 MiB, so it
     /// panics, as it does when the disk is full.
     ///
     /// # Errors
@@ -326,7 +326,11 @@ impl Drop for Pair {
 /// When it does not run.
 pub fn postmaster(data_dir: &Path) -> anyhow::Result<String> {
     let file = fs::read_to_string(data_dir.join("postmaster.pid"))?;
-    Ok(file.lines().next().unwrap_or_default().trim().to_owned())
+    let pid = file.lines().next().unwrap_or_default().trim().to_owned();
+    // One that was killed leaves its file.
+    let command = fs::read_to_string(format!("/proc/{pid}/cmdline"))?;
+    ensure!(command.contains("postgres"), "{pid} is another program");
+    Ok(pid)
 }
 
 /// Signals a postmaster and its children: it first, so that no child comes in between.
@@ -342,11 +346,10 @@ pub fn signal_processes_of(postmaster: &str, name: &str) -> anyhow::Result<()> {
 
 /// Limits the files of a postmaster and its children: it first, since those to come inherit it.
 fn limit_files(postmaster: &str, limit: &str) -> anyhow::Result<()> {
+    let limit = format!("--fsize={limit}:unlimited");
+    limit_process(postmaster, &limit)?;
     let children = children_of(postmaster).unwrap_or_default();
-    for pid in std::iter::once(postmaster).chain(children.iter().map(String::as_str)) {
-        limit_process(pid, &format!("--fsize={limit}:unlimited"))?;
-    }
-    Ok(())
+    children.iter().try_for_each(|it| limit_process(it, &limit))
 }
 
 /// Limits a process, if it still runs.
@@ -359,7 +362,11 @@ fn limit_process(pid: &str, limit: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn children_of(postmaster: &str) -> anyhow::Result<Vec<String>> {
+/// The processes that a postmaster has started.
+///
+/// # Errors
+/// When it does not run.
+pub fn children_of(postmaster: &str) -> anyhow::Result<Vec<String>> {
     let file = format!("/proc/{postmaster}/task/{postmaster}/children");
     let children = fs::read_to_string(&file).with_context(|| file)?;
     Ok(children.split_whitespace().map(str::to_owned).collect())

@@ -16,7 +16,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::{
     as_postgres,
-    pair::{postmaster, signal_processes_of},
+    pair::{children_of, postmaster, signal_processes_of},
     signal,
 };
 
@@ -131,9 +131,12 @@ impl Patroni {
             let _ = patroni.kill();
             let _ = patroni.wait();
         }
-        if let Ok(postmaster) = postmaster(&self.data_dir(member)) {
-            let _ = signal_processes_of(&postmaster, "KILL");
-        }
+        let Ok(postmaster) = postmaster(&self.data_dir(member)) else { return };
+        // Its children are no longer listed once it is gone.
+        signal("STOP", &[&postmaster]);
+        let children = children_of(&postmaster).unwrap_or_default();
+        let all: Vec<_> = children.iter().chain([&postmaster]).map(String::as_str).collect();
+        signal("KILL", &all);
     }
 
     /// Freezes a member, or lets it continue.
@@ -174,7 +177,7 @@ impl Patroni {
         None
     }
 
-    /// Waits until there are a leader, a synchronous standby, and three members that stream.
+    /// Waits until there are a leader, a synchronous standby, and three members that run.
     ///
     /// # Errors
     /// When it is not so in time.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     adapters::Protocol,
-    book::Book,
+    book::{Book, BookJob},
     check::{self, Violation},
     clients::MAX_CONCURRENCY,
     history::{Answer, End, Event, Line},
@@ -172,9 +172,12 @@ pub fn sometimes(lines: &[Line], book: &Book) -> BTreeMap<String, u64> {
     set("a waiting job is cancelled", events(&|it| matches!(it, Event::Cancelled { .. })));
     let children = book.jobs.iter().filter(|it| !it.parents.is_empty());
     set("a child is cancelled", children.filter(|it| it.state == "cancelled").count());
-    let has = |name: &str| book.jobs.iter().filter(|it| !it.payload[name].is_null()).count();
-    set("a job waits for its time", has(NOT_BEFORE));
-    set("a job waits after a failure", has(BACKOFF_MS));
+    let with = |name: &'static str| book.jobs.iter().filter(move |it| !it.payload[name].is_null());
+    set("a job waits for its time", with(NOT_BEFORE).filter(|it| it.attempt > 0).count());
+    let failed = |it: &&BookJob| {
+        it.attempts.iter().any(|own| own.outcome == "failed" && own.attempt < it.attempt)
+    };
+    set("a job waits after a failure", with(BACKOFF_MS).filter(failed).count());
     set("a queue is paused", events(&|it| matches!(it, Event::Paused { .. })));
     let full = check::running(book).into_values().filter(|it| it.most >= MAX_CONCURRENCY);
     set("a queue is at its limit", full.count());

@@ -38,8 +38,8 @@ const PROBE_SEEDS: u64 = 1 << 62;
 const ADAPTER_SEEDS: u64 = 1 << 61;
 const PAUSE_SEEDS: u64 = 1 << 60;
 /// How long it may take until all jobs have ended and all is told, once nothing is broken.
-/// The longest lease is one of Mobius, 90 s.
-pub const DRAIN: Duration = Duration::from_secs(150);
+/// The longest lease is one of Mobius, 90 s; refused deliveries are tried again later and later.
+pub const DRAIN: Duration = Duration::from_secs(200);
 
 const LOOK_PERIOD: Duration = Duration::from_millis(50);
 

@@ -118,6 +118,8 @@ pub enum Field {
     List(&'static str),
     /// Words of the form `name=value`, as an object; omitted when there is none.
     Pairs(&'static str),
+    /// Words; an empty list when there are none.
+    AllWords(&'static str),
     /// JSON; null when it is empty.
     Json(&'static str),
     /// An object that is sent even if it is empty.
@@ -140,6 +142,7 @@ impl Field {
             | Self::Words(it)
             | Self::List(it)
             | Self::Pairs(it)
+            | Self::AllWords(it)
             | Self::Json(it)
             | Self::Object(it)
             | Self::Members(it)
@@ -185,11 +188,15 @@ pub fn body(fields: &[Field], form: &Fields) -> Result<String, Error> {
             Field::Flag(_) => Some(raw(form.get(name).is_some())),
             Field::Choices(_) => Some(raw(form.all(name).collect::<Vec<_>>())),
             Field::Words(_) => Some(words(form.text(name))).filter(|it| !it.is_empty()).map(raw),
+            Field::AllWords(_) => Some(raw(words(form.text(name)))),
             Field::List(_) => Some(raw(lines(form.text(name)).collect::<Vec<_>>())),
             Field::Pairs(_) => {
                 let words = form.text(name).split_whitespace();
-                let pairs: BTreeMap<_, _> =
-                    words.map(|it| it.split_once('=').unwrap_or((it, ""))).collect();
+                let pairs = words.map(|it| {
+                    let told = || Error::invalid(name, format!("write name=value, not {it}"));
+                    it.split_once('=').ok_or_else(told)
+                });
+                let pairs: BTreeMap<_, _> = pairs.collect::<Result<_, _>>()?;
                 (!pairs.is_empty()).then(|| raw(pairs))
             }
             Field::Json(_) => Some(json(name, form.trimmed(name).unwrap_or("null"))?),
@@ -339,6 +346,8 @@ mod tests {
         check(&[Field::List("ips")], "ips=", r#"{"ips":[]}"#);
         check(&[Field::List("ips")], "ips=a%0D%0Ab+c%0A", r#"{"ips":["a","b c"]}"#);
         check(&[Field::Pairs("tags")], "tags=", "{}");
+        check(&[Field::AllWords("labels")], "labels=", r#"{"labels":[]}"#);
+        check(&[Field::AllWords("labels")], "labels=a+b", r#"{"labels":["a","b"]}"#);
         check(&[Field::Time("at")], "at=soon", r#"{"at":"soon"}"#);
     }
 
@@ -361,6 +370,7 @@ mod tests {
     #[test]
     fn what_is_no_number_and_no_json_is_refused_by_name() {
         let refused = |field, form: &str| body(&[field], &parse(form.as_bytes())).is_err();
+        assert!(refused(Field::Pairs("tags"), "tags=customer:3"));
         assert!(refused(Field::Number("max"), "max=many"));
         assert!(refused(Field::Json("payload"), "payload={"));
         assert!(!refused(Field::Text("name"), "name={"));

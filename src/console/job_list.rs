@@ -1,6 +1,8 @@
 //! The list of jobs: a tab for each state, one search line, and bulk operations on what it shows;
 //! and the form of a new job.
 
+use std::collections::BTreeSet;
+
 use askama::Template;
 use axum::response::Response;
 
@@ -39,6 +41,8 @@ const OLDEST: &str = "oldest";
 const PAGE_JOBS: &str = "50";
 /// With this many, a page searches no further: one request can choose all of them.
 const MAX_SHOWN_JOBS: usize = 50;
+/// Names of tags whose value a word without a name may be.
+const MAX_HINTED_TAGS: usize = 5;
 /// Pages that one search reads at most. Each examines a bounded number of jobs.
 const MAX_SEARCHED_PAGES: usize = 5;
 const DEFAULT_QUEUE: &str = "default";
@@ -80,8 +84,8 @@ struct Jobs {
     asked: form::Fields,
     /// What is wrong with the line.
     refused: Option<String>,
-    /// The word of the line that was searched as a part of an id.
-    bare: Option<String>,
+    /// What a word of the line may mean that was read as a part of an id, when no job matches.
+    hints: Option<Vec<Hint>>,
     filters: String,
     /// The filters and the order.
     shown_filters: String,
@@ -95,6 +99,12 @@ struct Jobs {
     may_cancel: bool,
     may_retry: bool,
     may_replay: bool,
+}
+
+/// A search that was perhaps meant.
+struct Hint {
+    line: String,
+    path: String,
 }
 
 /// A state to choose.
@@ -158,7 +168,11 @@ pub async fn list(here: Here) -> Result<Response, Error> {
         }
         found => (found?, None),
     };
-    let bare = search::bare_word(asked.fields.text("q"));
+    let bare = search::bare_word(asked.fields.text("q")).filter(|_| page.jobs.is_empty());
+    let hints = match bare {
+        Some(word) => Some(hints(&here, &word).await?),
+        None => None,
+    };
     let is_first_page = here.asked.get("cursor").is_none();
     let frame = here.frame;
     let filters = asked.fields.query(&OWN_FILTERS);
@@ -174,7 +188,7 @@ pub async fn list(here: Here) -> Result<Response, Error> {
         tabs: tabs(&frame, &asked, &summary.current),
         asked: asked.fields,
         refused: refused.as_ref().map(words),
-        bare,
+        hints,
         frame,
         page,
         filters,
@@ -243,6 +257,20 @@ fn tabs(frame: &Frame, asked: &Asked, counts: &StateCounts) -> Vec<Tab> {
         }
     };
     std::iter::once(None).chain(JobState::ALL.map(Some)).map(tab).collect()
+}
+
+/// What a word without a name may mean: the value of a tag that new jobs have, a type or an error.
+async fn hints(here: &Here, word: &str) -> Result<Vec<Hint>, Error> {
+    let newest: JobPage = here.get(&format!("/jobs?limit={PAGE_JOBS}&payloads=false")).await?;
+    let names: BTreeSet<_> = newest.jobs.iter().flat_map(|it| it.tags.keys()).collect();
+    let tags = names.into_iter().take(MAX_HINTED_TAGS);
+    let tags = tags.map(|name| search::condition("tag", &format!("{name}={word}")));
+    let others = ["type", "error"].map(|name| search::condition(name, word));
+    let hint = |line: String| {
+        let path = here.frame.with_query("/jobs", &encode(&[("q", &*line)]));
+        Hint { line, path }
+    };
+    Ok(tags.chain(others).map(hint).collect())
 }
 
 /// Conditions that the line suggests, as a list of JSON. A refresh leaves the line as it is.

@@ -162,8 +162,12 @@ pub async fn replay(
     Path((_, id)): Path<(String, String)>,
     form: Fields,
 ) -> Result<Response, Error> {
-    const CHANGES: &[Field] =
-        &[Field::Json("payload"), Field::Text("job_type"), Field::Text("queue")];
+    const CHANGES: &[Field] = &[
+        Field::Json("payload"),
+        Field::Text("job_type"),
+        Field::Text("queue"),
+        Field::AllWords("labels"),
+    ];
     let body = match form.get("payload") {
         Some(_) => form::body(CHANGES, &form)?,
         None => "{}".to_owned(),

@@ -28,8 +28,10 @@ impl UsedKeys {
     /// Records a call of a deprecated operation by a key that was recorded.
     pub fn record_deprecated(&self, key: (ProjectId, KeyId)) {
         let mut used = lock(&self.0);
-        if used.len() < MAX_USED_KEYS {
-            *used.entry(key).or_default() += 1;
+        if let Some(calls) = used.get_mut(&key) {
+            *calls += 1;
+        } else if used.len() < MAX_USED_KEYS {
+            used.insert(key, 1);
         }
     }
 

@@ -49,7 +49,7 @@ pub struct Facts {
 }
 
 /// Types that are named when none of a queue's workers takes that of the job.
-pub const MAX_OTHER_TYPES: i64 = 5;
+pub const MAX_OTHER_TYPES: usize = 5;
 /// Jobs ahead are counted up to this number.
 pub const MAX_COUNTED_AHEAD: i64 = 1_000;
 
@@ -304,7 +304,11 @@ fn worker(facts: &Facts) -> Condition {
     let (reason, message) = if *workers == 0 {
         let others = match facts.other_types.as_slice() {
             [] => String::new(),
-            types => format!("; those that poll it take {}", types.join(", ")),
+            types => {
+                let told: Vec<_> = types.iter().take(MAX_OTHER_TYPES).map(String::as_str).collect();
+                let more = if types.len() > MAX_OTHER_TYPES { " and others" } else { "" };
+                format!("; those that poll it take {}{more}", told.join(", "))
+            }
         };
         (Reason::NoWorkers, format!("no live worker polls queue {queue} for {job_type}{others}"))
     } else if *workers_with_labels == 0 {
@@ -392,6 +396,9 @@ mod tests {
             summary(&Facts { workers: 0, other_types, ..facts() }),
             "no live worker polls queue default for mail; those that poll it take mail.send, sms"
         );
+        let other_types = ["a", "b", "c", "d", "e", "f"].map(str::to_owned).to_vec();
+        let told = summary(&Facts { workers: 0, other_types, ..facts() });
+        assert!(told.ends_with("take a, b, c, d, e and others"), "{told}");
         let labelled = Facts { labels: vec!["gpu".into()], workers_with_labels: 0, ..facts() };
         assert_eq!(summary(&labelled), "none of 1 live worker of queue default has the labels gpu");
         assert_eq!(summary(&Facts { ahead: 7, ..facts() }), "1 live worker; 7 jobs before it");

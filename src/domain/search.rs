@@ -232,22 +232,12 @@ fn add(search: &mut Search, word: &Word, now: DateTime<Utc>) -> Result<(), Strin
             once(&mut search.id, "id", id)?;
         }
         None => {
-            let id = id_part(value).ok_or_else(|| {
-                let not_an_id = not_an_id(value);
-                match value.contains('=') {
-                    true => format!("{not_an_id}; to search for a tag, write tag:{value}"),
-                    false => format!(
-                        "{not_an_id}; to search for a type, a tag or an error, write \
-                         type:{value}, tag:name={value} or error:{value}"
-                    ),
-                }
-            })?;
+            let id = id_part(value).ok_or_else(|| nameless(value))?;
             once(&mut search.id, "id", id)?;
         }
         Some(name) => {
-            return Err(format!(
-                "`{name}:` is not a condition; use {CONDITIONS}; a tag is tag:{name}={value}"
-            ));
+            let tag = condition("tag", &format!("{name}={value}"));
+            return Err(format!("`{name}:` is not a condition; use {CONDITIONS}; a tag is {tag}"));
         }
     }
     Ok(())
@@ -309,6 +299,19 @@ fn not_an_id(value: &str) -> String {
         "`{value}` is neither a condition ({CONDITIONS}) nor a job's id, its start with `{}`, or its \
          last {few} to {many} characters",
         JobId::PREFIX
+    )
+}
+
+/// What a word without a name may mean that is no part of an id.
+fn nameless(value: &str) -> String {
+    let not_an_id = not_an_id(value);
+    if value.contains('=') {
+        return format!("{not_an_id}; to search for a tag, write {}", condition("tag", value));
+    }
+    let [job_type, error] = ["type", "error"].map(|it| condition(it, value));
+    let tag = condition("tag", &format!("name={value}"));
+    format!(
+        "{not_an_id}; to search for a type, a tag or an error, write {job_type}, {tag} or {error}"
     )
 }
 
@@ -403,6 +406,7 @@ mod tests {
             ("tag:a=1 tag:a=2", "`tag:a` may have one value"),
             ("batch:5", "`5` is not the id of a batch"),
             ("smtp!", "write type:smtp!, tag:name=smtp! or error:smtp!"),
+            ("\"smtp error!\"", "write type:\"smtp error!\", tag:\"name=smtp error!\""),
             ("customer=48213", "write tag:customer=48213"),
             ("customer:48213", "a tag is tag:customer=48213"),
             ("id:abc", "neither a condition"),

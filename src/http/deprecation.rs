@@ -34,15 +34,17 @@ pub struct Deprecated {
 }
 
 impl Deprecated {
-    fn is(&self, method: &str, route: &str) -> bool {
+    fn matches(&self, method: &str, route: &str) -> bool {
         let Some(path) = route.strip_prefix("/v1") else { return false };
         let of_project = path.strip_prefix("/projects/{project}");
+        // A route that answers GET answers HEAD.
+        let method = if method.eq_ignore_ascii_case("HEAD") { "GET" } else { method };
         self.method.eq_ignore_ascii_case(method)
             && (path == self.path || of_project == Some(self.path))
     }
 
-    /// Tells the caller by headers.
-    pub fn tell(
+    /// Tells the caller.
+    pub fn write_headers(
         &self,
         headers: &mut HeaderMap,
         public_url: &str,
@@ -64,7 +66,7 @@ fn midnight(day: NaiveDate) -> DateTime<Utc> {
 /// The deprecated operation that has this route, as the router names it.
 #[must_use]
 pub fn find(all: &'static [Deprecated], method: &str, route: &str) -> Option<&'static Deprecated> {
-    all.iter().find(|it| it.is(method, route))
+    all.iter().find(|it| it.matches(method, route))
 }
 
 /// Marks them in a document.
@@ -75,7 +77,9 @@ pub fn mark(document: &mut Value, all: &'static [Deprecated]) {
             let Some(it) = find(all, method, path) else { continue };
             let description = operation["description"].as_str().unwrap_or_default();
             let (instead, sunset) = (it.instead, it.sunset);
-            let told = format!("Deprecated: use {instead}. Ends after {sunset}.\n\n{description}");
+            let told = format!(
+                "Deprecated: use {instead}. It may be gone from {sunset} on.\n\n{description}"
+            );
             operation["description"] = json!(told.trim_end());
             operation["deprecated"] = json!(true);
         }
@@ -102,6 +106,7 @@ mod tests {
     fn an_operation_is_found_in_both_forms_and_no_other_one() {
         for route in ["/v1/jobs/{job_id}", "/v1/projects/{project}/jobs/{job_id}"] {
             assert!(find(ALL, "GET", route).is_some(), "{route}");
+            assert!(find(ALL, "HEAD", route).is_some(), "{route}");
             assert!(find(ALL, "PATCH", route).is_none(), "{route}");
         }
         for route in ["/v1/jobs", "/jobs/{job_id}", "/v1/jobs/{job_id}/events"] {
@@ -112,7 +117,7 @@ mod tests {
     #[test]
     fn dates_are_as_the_standards_want_them() {
         let mut headers = HeaderMap::new();
-        ALL[0].tell(&mut headers, "https://queue.example").expect("headers");
+        ALL[0].write_headers(&mut headers, "https://queue.example").expect("headers");
         assert_eq!(headers[DEPRECATION], "@1796083200");
         assert_eq!(headers[SUNSET], "Wed, 01 Dec 2027 00:00:00 GMT");
         let link = "<https://queue.example/docs/versions>; rel=\"deprecation\"; type=\"text/html\"";
@@ -128,7 +133,7 @@ mod tests {
         mark(&mut document, ALL);
         let path = &document["paths"]["/v1/jobs/{job_id}"];
         assert_eq!(path["patch"], of("Changes it."));
-        let told = "Deprecated: use GET /v1/tasks/{id}. Ends after 2027-12-01.\n\nShows a job.";
+        let told = "Deprecated: use GET /v1/tasks/{id}. It may be gone from 2027-12-01 on.\n\nShows a job.";
         assert_eq!(path["get"], json!({"description": told, "deprecated": true}));
     }
 }

@@ -94,7 +94,7 @@ impl Shared {
     }
 
     fn tell_deprecated(&self, it: &Deprecated, response: &mut Response, report: &CallReport) {
-        if let Err(error) = it.tell(response.headers_mut(), self.public_url()) {
+        if let Err(error) = it.write_headers(response.headers_mut(), self.public_url()) {
             tracing::error!(%error, "cannot tell that an operation is deprecated");
         }
         if let Some(key) = report.key() {

@@ -224,7 +224,7 @@ fn a_neighbour_who_tries_keys_keeps_no_known_client_out() {
             t.get("/v1/limits").await.is(200);
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        // A key that is not known yet shares the limit, which lets one look-up in every 50 ms.
+        // A key that is not known yet waits with the others of its address, a second at a time.
         let mut refused = 0;
         for other in others {
             while junk().await == 401 {}

@@ -48,9 +48,10 @@ fn a_replay_is_a_new_job_with_the_same_work_and_the_earlier_one_stays() {
             (&changed["payload"], &changed["queue"], &changed["priority"], &changed["state"]),
             (&json!([2]), &json!("other"), &json!(1), &json!("scheduled"))
         );
-        let retyped = json!({"job_type": "other.type"});
+        let retyped = json!({"job_type": "other.type", "labels": ["gpu", "eu", "gpu"]});
         let retyped = t.post(&format!("/v1/jobs/{id}/replay"), retyped).await.is(201);
         assert_eq!(retyped["job_type"], "other.type");
+        assert_eq!(retyped["labels"], json!(["eu", "gpu"]));
         assert_eq!((&retyped["payload"], &retyped["replay_of"]), (&earlier["payload"], &json!(id)));
         let nothing = json!({"payload": null});
         let nothing = t.post(&format!("/v1/jobs/{id}/replay"), nothing).await.is(201);
@@ -75,6 +76,7 @@ fn a_replay_can_be_repeated_and_is_refused_by_field() {
             (json!({"priority": 200}), "priority"),
             (json!({"run_at": "soon"}), "run_at"),
             (json!({"job_type": ""}), "job_type"),
+            (json!({"labels": [""]}), "labels[0]"),
         ] {
             t.post(&path, body).await.refuses(field);
         }

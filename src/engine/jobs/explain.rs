@@ -176,7 +176,8 @@ async fn explain_row(
         store::workers::count_fitting(conn, project_id, &row.queue, &row.job_type, &labels).await?;
     let other_types = match fitting.all {
         0 => {
-            let limit = explain::MAX_OTHER_TYPES;
+            // One more than is told, so that it is known.
+            let limit = explain::MAX_OTHER_TYPES as i64 + 1;
             store::job_types::taken(conn, project_id, &row.queue, limit).await?
         }
         _ => Vec::new(),

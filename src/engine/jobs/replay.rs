@@ -28,6 +28,8 @@ pub struct Changes {
     pub payload: Option<String>,
     pub job_type: Option<String>,
     pub queue: Option<String>,
+    /// Sorted, each once.
+    pub labels: Option<Vec<String>>,
     /// Minus the priority.
     pub rank: Option<i16>,
     pub start: Start,
@@ -48,7 +50,9 @@ pub async fn replay(
 ) -> Result<JobRow, Error> {
     let key = JobKey { project_id: tenant.project_id, id: of };
     let mut row = super::find(engine, key).await?;
+    // Before the copy: its constraint key is made of both.
     row.job_type = changes.job_type.unwrap_or(row.job_type);
+    row.labels = changes.labels.or(row.labels);
     if row.is_template && changes.payload.is_none() {
         let message = "must be sent: that of the job is a template of its workflow";
         return Err(Error::invalid("payload", message));

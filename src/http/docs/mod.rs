@@ -58,7 +58,7 @@ const SCRIPT: &str = include_str!("site.js");
 
 /// What `/llms.txt` says about a page.
 const MAX_ABOUT_CHARACTERS: usize = 200;
-/// Words of a section that the search knows: of nearly all sections all.
+/// Words of a section that the search knows. Few sections have more.
 const MAX_SEARCHED_CHARACTERS: usize = 3_000;
 
 /// The names of all pages, as paths below `/docs/`.

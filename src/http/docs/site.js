@@ -70,12 +70,12 @@ function around(text, word) {
 
 // Questions are asked with words that say nothing, and with other names of the same things.
 const FILLERS = new Set("a an and can do does for how i in is it my not of on the to what why with".split(" "));
-const SYNONYMS = { email: "mail", "e-mail": "mail", emails: "mail", throttle: "limit", throttling: "limit", running: "run" };
+const SYNONYMS = new Map(Object.entries({ email: "mail", "e-mail": "mail", emails: "mail", throttle: "limit", throttling: "limit", running: "run" }));
 
 function meant(text) {
   const words = text.toLowerCase().split(/[\s?]+/).filter(Boolean);
   const telling = words.filter((word) => !FILLERS.has(word));
-  return (telling.length ? telling : words).map((word) => SYNONYMS[word] ?? word);
+  return (telling.length ? telling : words).map((word) => SYNONYMS.get(word) ?? word);
 }
 
 async function search() {

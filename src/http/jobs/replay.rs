@@ -46,6 +46,9 @@ pub struct ReplayRequest {
     /// Queue. Default: that of the earlier job.
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_QUEUE_CHARS)))))]
     queue: Option<String>,
+    /// Labels that its worker must have, at most 32. Default: those of the earlier job.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    labels: Option<Vec<String>>,
     /// Priority; higher runs first. Default: that of the earlier job.
     #[schema(extensions(("bounds" = json!(range(limits::MIN_PRIORITY, limits::MAX_PRIORITY)))))]
     priority: Option<i16>,
@@ -112,6 +115,12 @@ impl ReplayRequest {
         if let Some(priority) = self.priority {
             check.range("priority", priority, limits::MIN_PRIORITY, limits::MAX_PRIORITY);
         }
+        let labels = self.labels.map(|mut labels| {
+            check.names("labels", &labels, limits::MAX_LABELS, limits::MAX_LABEL_CHARS);
+            labels.sort();
+            labels.dedup();
+            labels
+        });
         if let Some(payload) = &self.payload {
             check.size("payload", payload, max_payload_bytes)?;
             check.depth("payload", payload);
@@ -122,6 +131,7 @@ impl ReplayRequest {
             payload: self.payload.map(|it| Box::<str>::from(it).into_string()),
             job_type: self.job_type,
             queue: self.queue,
+            labels,
             rank: self.priority.map(i16::saturating_neg),
             start,
             traceparent,

@@ -17,6 +17,8 @@ pub enum Trouble {
     Closed,
     /// Jobs are ready, but no live worker polls.
     NoWorkers,
+    /// The oldest ready job waits too long, and nothing that runs will take it.
+    Unserved(Reason),
     /// The oldest ready job waits too long; none: it is not known why.
     Waits(Option<Reason>),
     Failing,
@@ -27,13 +29,12 @@ pub enum Trouble {
 }
 
 impl Trouble {
-    /// Whether it keeps jobs from running, unless a setting of the project does.
+    /// Whether it keeps jobs from running, unless a setting of the project does, or they are only
+    /// many.
     pub fn is_urgent(self) -> bool {
-        use Reason::{CircuitBreaker, Concurrency, RateLimit, TypePaused};
         match self {
-            Self::Closed | Self::NoWorkers => true,
-            Self::Waits(Some(CircuitBreaker | TypePaused | Concurrency | RateLimit)) => false,
-            Self::Waits(_) => true,
+            Self::Closed | Self::NoWorkers | Self::Unserved(_) => true,
+            Self::Waits(reason) => matches!(reason, None | Some(Reason::WorkersBusy)),
             Self::Failing | Self::Paused | Self::TypesPaused => false,
         }
     }
@@ -42,7 +43,7 @@ impl Trouble {
         match self {
             Self::Closed => "its concurrency limit is 0",
             Self::NoWorkers => "jobs are ready and no worker polls",
-            Self::Waits(Some(reason)) => wait_words(reason),
+            Self::Unserved(reason) | Self::Waits(Some(reason)) => wait_words(reason),
             Self::Waits(None) => "jobs wait too long",
             Self::Failing => "many attempts fail",
             Self::Paused => "paused while jobs wait",
@@ -88,7 +89,12 @@ pub fn trouble(queue: &Queue) -> Option<Trouble> {
         return Some(Trouble::NoWorkers);
     }
     if ready > 0 && waits > LONG_WAIT_SECONDS {
-        return Some(Trouble::Waits(queue.oldest_ready_reason));
+        return Some(match queue.oldest_ready_reason {
+            Some(reason @ (Reason::NoWorkers | Reason::Labels | Reason::PushFailing)) => {
+                Trouble::Unserved(reason)
+            }
+            reason => Trouble::Waits(reason),
+        });
     }
     if failed >= FEW_FAILURES && failed * 100 >= (failed + succeeded) * MANY_FAILURES_PERCENT {
         return Some(Trouble::Failing);
@@ -208,9 +214,21 @@ mod tests {
                 q["workers"] = 0.into();
             }),
             queue("d", |q| q["oldest_ready_age_seconds"] = 5.into()),
+            queue("backlog", |q| {
+                q["counts"]["pending"] = 9_000.into();
+                q["oldest_ready_age_seconds"] = 900.into();
+                q["oldest_ready_reason"] = "ready".into();
+            }),
+            queue("stuck", |q| {
+                q["counts"]["pending"] = 1.into();
+                q["oldest_ready_age_seconds"] = 61.into();
+                q["oldest_ready_reason"] = "labels".into();
+            }),
         ];
         sort(&mut queues);
         let names: Vec<_> = queues.iter().map(|it| it.queue.as_str()).collect();
-        assert_eq!(names, ["c", "b", "d", "a"]);
+        assert_eq!(names, ["c", "stuck", "backlog", "b", "d", "a"]);
+        let is_urgent = |it: &Queue| trouble(it).is_some_and(Trouble::is_urgent);
+        assert_eq!(queues.iter().filter(|it| is_urgent(it)).count(), 2);
     }
 }

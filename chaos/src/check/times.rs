@@ -117,22 +117,29 @@ pub fn running(book: &Book) -> BTreeMap<usize, Running> {
     all
 }
 
+/// A job that has run: when it came, and when it first began.
+struct Came<'a> {
+    at: i64,
+    began: i64,
+    job: &'a BookJob,
+}
+
 /// Of each tenant and queue: no job runs before one that came much earlier and could run.
 fn order_violations(book: &Book, found: &mut Found) {
-    let mut queues: BTreeMap<(usize, &str), Vec<(i64, i64, &BookJob)>> = BTreeMap::new();
+    let mut queues: BTreeMap<(usize, &str), Vec<Came<'_>>> = BTreeMap::new();
     for job in book.jobs.iter().filter(|it| QUEUES.contains(&it.queue.as_str())) {
         let Some(began) = intervals(job).map(|it| it.0).min() else { continue };
         let own = queues.entry((job.tenant, &job.queue)).or_default();
-        own.push((job.enqueued_at.timestamp_millis(), began, job));
+        own.push(Came { at: job.enqueued_at.timestamp_millis(), began, job });
     }
     for mut own in queues.into_values() {
-        own.sort_unstable_by_key(|it| it.0);
+        own.sort_unstable_by_key(|it| it.at);
         // From the last one on: when the first of those that came so much later began.
         let (mut later, mut first_later) = (own.len(), i64::MAX);
-        for (came, began, job) in own.iter().rev() {
-            while later > 0 && own[later - 1].0 > came + MAX_OVERTAKEN_MS {
+        for Came { at, began, job } in own.iter().rev() {
+            while later > 0 && own[later - 1].at > at + MAX_OVERTAKEN_MS {
                 later -= 1;
-                first_later = first_later.min(own[later].1);
+                first_later = first_later.min(own[later].began);
             }
             // Others wait for a time, or for a parent.
             let could_run = job.payload[NOT_BEFORE].is_null() && job.parents.is_empty();

@@ -88,6 +88,7 @@ pub async fn run(dir: &Path, program: PathBuf, plan: &Plan) -> anyhow::Result<Re
     let paused_at = setup::pause(&world, &schedules).await?;
     world.is_healing.store(true, Ordering::Relaxed);
     while producers.join_next().await.is_some() {}
+    setup::resume(&world).await?;
     let drained = drain(&stage, healed, plan.drain).await;
     world.has_ended.store(true, Ordering::Relaxed);
     while workers.join_next().await.is_some() {}

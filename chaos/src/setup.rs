@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::{
     check::MAX_ATTEMPTS,
-    clients::{LIMITED_QUEUE, MAX_CONCURRENCY, RETRY_PAUSE, World},
+    clients::{LIMITED_QUEUE, MAX_CONCURRENCY, PAUSED_QUEUE, RETRY_PAUSE, World},
     history::now,
     receiver,
 };
@@ -58,6 +58,18 @@ pub async fn pause(world: &World, schedules: &[String]) -> anyhow::Result<i64> {
         post(world, tenant, &format!("/v1/recurring/{schedule}/pause"), &json!({})).await?;
     }
     Ok(asked_at)
+}
+
+/// Resumes the queue that was paused now and then: a node that was frozen may have run a pause that
+/// its client had sent to another one since.
+///
+/// # Errors
+/// When the API refuses.
+pub async fn resume(world: &World) -> anyhow::Result<()> {
+    for tenant in 0..world.tenants.len() {
+        post(world, tenant, &format!("/v1/queues/{PAUSED_QUEUE}/resume"), &json!({})).await?;
+    }
+    Ok(())
 }
 
 /// Posts until it is accepted: a commit may fail, and a node may not know yet that all is healed.

@@ -11,8 +11,9 @@ use crate::{
     producers::{BACKOFF_MS, NOT_BEFORE},
 };
 
-/// A job that came this much later than another one of its queue does not run before it.
-const MAX_OVERTAKEN_MS: i64 = 10_000;
+/// A job that came this much later than another one of its queue does not run before it: a node
+/// that is frozen for up to 20 s may commit a job when it thaws.
+const MAX_OVERTAKEN_MS: i64 = 30_000;
 
 pub(super) fn violations(lines: &[Line], book: &Book, found: &mut Found) {
     for job in &book.jobs {

@@ -86,15 +86,15 @@ fn too_many_jobs_of_a_queue_at_once_are_found() {
 
 #[test]
 fn a_job_that_much_later_ones_overtake_is_found() {
-    let later = leased_at("b", "q0", 20, 25);
-    let overtaken = leased_at("a", "q0", 0, 30);
+    let later = leased_at("b", "q0", 40, 45);
+    let overtaken = leased_at("a", "q0", 0, 50);
     assert_eq!(of_all(&[], &[overtaken.clone(), later.clone()]), [Invariant::OrderIsKept]);
     let elsewhere = BookJob { queue: "q1".to_owned(), ..later.clone() };
     assert_eq!(of_all(&[], &[overtaken.clone(), elsewhere]), []);
-    let soon = BookJob { enqueued_at: at(5), ..later.clone() };
+    let soon = BookJob { enqueued_at: at(25), ..later.clone() };
     assert_eq!(of_all(&[], &[overtaken.clone(), soon]), [], "about the same time");
     let child = BookJob { parents: vec![json!({})], ..overtaken.clone() };
     assert_eq!(of_all(&[], &[child, later.clone()]), [], "it waited for its parent");
-    let scheduled = with(overtaken, NOT_BEFORE, 30_000);
+    let scheduled = with(overtaken, NOT_BEFORE, 50_000);
     assert_eq!(of_all(&[], &[scheduled, later]), [], "it waited for its time");
 }

@@ -146,7 +146,7 @@ pub fn providers(file: Option<&Path>) -> anyhow::Result<Arc<Providers>> {
 pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     match run(node, stop.clone()).await {
         // It was told to stop while it waited for its database.
-        Err(error) if stop.is_cancelled() && error.to_string() == NO_ANSWER => Ok(()),
+        Err(error) if is_stopped(&error) => Ok(()),
         ended => ended,
     }
 }
@@ -295,6 +295,11 @@ impl Start {
             None => Ok(()),
         }
     }
+}
+
+/// Whether [`Start::ask`] was told to stop.
+fn is_stopped(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(sqlx::Error::PoolClosed))
 }
 
 /// Whether an error is that of a database without our tables, or without a row in them.

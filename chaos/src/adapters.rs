@@ -44,6 +44,11 @@ impl Protocol {
         Self::ALL.into_iter().filter(|it| is_long || it.has_short_leases()).collect()
     }
 
+    /// The one whose workers take jobs of this queue.
+    pub fn of_queue(queue: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|it| it.name() == queue)
+    }
+
     const fn has_short_leases(self) -> bool {
         self.lease_seconds() == LEASE_SECONDS
     }

@@ -38,6 +38,13 @@ pub struct BookJob {
     pub tenant: usize,
 }
 
+impl BookJob {
+    /// When its first attempt began; a success need not be in the list of attempts.
+    pub fn began(&self) -> Option<DateTime<Utc>> {
+        self.attempts.iter().map(|it| it.claimed_at).chain(self.claimed_at).min()
+    }
+}
+
 /// An attempt that has ended.
 #[derive(Debug, Clone, Deserialize)]
 pub struct BookAttempt {

@@ -58,7 +58,7 @@ pub enum Invariant {
     /// I12: no worker gets a job of another tenant.
     NoForeignJob,
     /// I13: jobs that were cancelled while they waited, and those of paused queues, do not run.
-    RestIsKept,
+    PausesAndCancelsHold,
     /// I14: no more jobs of a queue run at once than its limit allows.
     LimitsAreKept,
     /// I15: no job of a queue waits while jobs run that came much later.
@@ -299,8 +299,7 @@ fn ack_violations(job: &BookJob, seen: &Seen<'_>, found: &mut Found) {
 
 /// Leases end in time, and not before.
 fn lease_violations(job: &BookJob, seen: &Seen<'_>, found: &mut Found) {
-    let protocol = Protocol::ALL.into_iter().find(|it| it.name() == job.queue);
-    let seconds = protocol.map_or(LEASE_SECONDS, Protocol::lease_seconds);
+    let seconds = Protocol::of_queue(&job.queue).map_or(LEASE_SECONDS, Protocol::lease_seconds);
     let length = seconds.cast_signed() * 1_000 - ROUNDING_MS;
     for it in job.attempts.iter().filter(|it| it.outcome == "lease_expired") {
         let ended = it.ended_at.timestamp_millis();

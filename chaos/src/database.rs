@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::Context;
+use anyhow::bail;
 use sqlx::PgConnection;
 
 use crate::{pair::Pair, patroni::Patroni};
@@ -52,7 +52,7 @@ impl Database {
     pub fn pair(&mut self) -> anyhow::Result<&mut Pair> {
         match self {
             Self::Pair(it) => Ok(it),
-            Self::Patroni(_) => None.context("Patroni leads this run's PostgreSQL"),
+            Self::Patroni(_) => bail!("Patroni leads this run's PostgreSQL"),
         }
     }
 
@@ -62,7 +62,7 @@ impl Database {
     /// When the run leads a pair itself.
     pub fn patroni(&mut self) -> anyhow::Result<&mut Patroni> {
         match self {
-            Self::Pair(_) => None.context("Patroni does not lead this run's PostgreSQL"),
+            Self::Pair(_) => bail!("Patroni does not lead this run's PostgreSQL"),
             Self::Patroni(it) => Ok(it),
         }
     }

@@ -222,12 +222,16 @@ impl Fault {
         Duration::from_millis(rng.random_range(range))
     }
 
+    /// Its part of a hundred.
+    fn weight(self, under_patroni: bool) -> u32 {
+        let weights = Self::ALL.into_iter().find(|it| it.0 == self);
+        weights.map_or(0, |it| if under_patroni { it.2 } else { it.1 })
+    }
+
     /// Whether it can come, while Patroni leads PostgreSQL or not.
     #[must_use]
     pub fn is_possible(self, under_patroni: bool) -> bool {
-        let weights = Self::ALL.into_iter().find(|it| it.0 == self);
-        let weight = weights.map_or(0, |it| if under_patroni { it.2 } else { it.1 });
-        weight > 0 && (self != Self::ClockWrong || Stage::faketime().is_some())
+        self.weight(under_patroni) > 0 && (self != Self::ClockWrong || Stage::faketime().is_some())
     }
 
     /// The kind of this name, as results have it.
@@ -270,16 +274,15 @@ pub struct Faults {
 
 impl Faults {
     /// The part of a kind, of a hundred if all come.
-    fn weight(&self, (fault, with_pair, under_patroni): &(Fault, u32, u32)) -> u32 {
-        match self.only.is_empty() || self.only.contains(fault) {
-            true if self.under_patroni => *under_patroni,
-            true => *with_pair,
+    fn weight(&self, fault: Fault) -> u32 {
+        match self.only.is_empty() || self.only.contains(&fault) {
+            true => fault.weight(self.under_patroni),
             false => 0,
         }
     }
 
     fn next(&self, rng: &mut StdRng) -> Fault {
-        let drawn = Fault::ALL.choose_weighted(rng, |it| self.weight(it));
+        let drawn = Fault::ALL.choose_weighted(rng, |it| self.weight(it.0));
         let drawn = drawn.map_or(Fault::NodeKilled, |it| it.0);
         if drawn == Fault::ClockWrong && Stage::faketime().is_none() {
             return Fault::NodeKilled;

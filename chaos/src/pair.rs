@@ -131,16 +131,11 @@ impl Pair {
     /// # Errors
     /// When it does not run.
     pub async fn kill(&mut self) -> anyhow::Result<()> {
-        let postmaster = self.primary.pid()?;
-        let children = children_of(&postmaster)?;
-        signal("KILL", &[&postmaster]);
+        let children = kill_processes_of(&self.primary.pid()?)?;
         drop(self.primary.cluster.take());
-        // They end by themselves once they notice; a start before that is refused.
-        for pid in children {
-            while Path::new("/proc").join(&pid).exists() {
-                signal("KILL", &[&pid]);
-                sleep(LOOK_PERIOD).await;
-            }
+        // A start before they are gone is refused.
+        while children.iter().any(|it| Path::new("/proc").join(it).exists()) {
+            sleep(LOOK_PERIOD).await;
         }
         Ok(())
     }
@@ -344,6 +339,19 @@ pub fn signal_processes_of(postmaster: &str, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Kills a postmaster and its children, and returns these.
+///
+/// # Errors
+/// When it does not run.
+pub fn kill_processes_of(postmaster: &str) -> anyhow::Result<Vec<String>> {
+    // Its children are no longer listed once it is gone.
+    signal("STOP", &[postmaster]);
+    let children = children_of(postmaster)?;
+    let all = std::iter::once(postmaster).chain(children.iter().map(String::as_str));
+    signal("KILL", &all.collect::<Vec<_>>());
+    Ok(children)
+}
+
 /// Limits the files of a postmaster and its children: it first, since those to come inherit it.
 fn limit_files(postmaster: &str, limit: &str) -> anyhow::Result<()> {
     let limit = format!("--fsize={limit}:unlimited");
@@ -362,11 +370,7 @@ fn limit_process(pid: &str, limit: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The processes that a postmaster has started.
-///
-/// # Errors
-/// When it does not run.
-pub fn children_of(postmaster: &str) -> anyhow::Result<Vec<String>> {
+fn children_of(postmaster: &str) -> anyhow::Result<Vec<String>> {
     let file = format!("/proc/{postmaster}/task/{postmaster}/children");
     let children = fs::read_to_string(&file).with_context(|| file)?;
     Ok(children.split_whitespace().map(str::to_owned).collect())

@@ -16,7 +16,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::{
     as_postgres,
-    pair::{children_of, postmaster, signal_processes_of},
+    pair::{kill_processes_of, postmaster, signal_processes_of},
     signal,
 };
 
@@ -131,12 +131,9 @@ impl Patroni {
             let _ = patroni.kill();
             let _ = patroni.wait();
         }
-        let Ok(postmaster) = postmaster(&self.data_dir(member)) else { return };
-        // Its children are no longer listed once it is gone.
-        signal("STOP", &[&postmaster]);
-        let children = children_of(&postmaster).unwrap_or_default();
-        let all: Vec<_> = children.iter().chain([&postmaster]).map(String::as_str).collect();
-        signal("KILL", &all);
+        if let Ok(postmaster) = postmaster(&self.data_dir(member)) {
+            let _ = kill_processes_of(&postmaster);
+        }
     }
 
     /// Freezes a member, or lets it continue.

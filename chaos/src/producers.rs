@@ -127,8 +127,7 @@ impl Client {
     /// What every job has.
     fn job(&mut self) -> Value {
         let queue = self.any_queue();
-        let protocol = Protocol::ALL.into_iter().find(|it| it.name() == queue);
-        let mut payload = protocol.map_or_else(|| json!({}), Protocol::payload);
+        let mut payload = Protocol::of_queue(queue).map_or_else(|| json!({}), Protocol::payload);
         payload["tenant"] = json!(self.tenant);
         json!({
             "job_type": "chaos", "queue": queue, "max_attempts": MAX_ATTEMPTS, "payload": payload,

@@ -85,7 +85,7 @@ struct Jobs {
     /// What is wrong with the line.
     refused: Option<String>,
     /// What a word of the line may mean that was read as a part of an id, when no job matches.
-    hints: Option<Vec<Hint>>,
+    hints: Vec<Hint>,
     filters: String,
     /// The filters and the order.
     shown_filters: String,
@@ -170,8 +170,8 @@ pub async fn list(here: Here) -> Result<Response, Error> {
     };
     let bare = search::bare_word(asked.fields.text("q")).filter(|_| page.jobs.is_empty());
     let hints = match bare {
-        Some(word) => Some(hints(&here, &word).await?),
-        None => None,
+        Some(word) => hints(&here, &word).await?,
+        None => Vec::new(),
     };
     let is_first_page = here.asked.get("cursor").is_none();
     let frame = here.frame;

@@ -72,8 +72,8 @@ struct JobDetail {
     curl: Option<String>,
     /// Whether it waits for its time.
     is_early: bool,
-    /// Whether it waits, and can be replaced.
-    may_replace: bool,
+    /// Whether it could still be replaced by another one.
+    waits: bool,
     job: Job,
 }
 
@@ -103,6 +103,7 @@ pub async fn detail(
     // Streams side by side, in order of time.
     shown.sort_by_key(|it| (it.attempt, it.timestamp_ms, it.sequence));
     let payload = format::pretty(job.payload.get());
+    let waits = matches!(job.state, JobState::Scheduled | JobState::Pending);
     render(&JobDetail {
         timeline: diagram::timeline(&job, here.frame.now),
         curl: (payload.cut_from.is_none() && !job.redacted)
@@ -110,9 +111,8 @@ pub async fn detail(
         editable: payload.cut_from.is_none().then(|| payload.text.clone()),
         payload,
         result: job.result.as_ref().map(|it| format::pretty(it.get())),
-        is_early: job.run_at > here.frame.now
-            && matches!(job.state, JobState::Scheduled | JobState::Pending),
-        may_replace: matches!(job.state, JobState::Scheduled | JobState::Pending),
+        is_early: waits && job.run_at > here.frame.now,
+        waits,
         has_more_events: history.has_more,
         events: history.events,
         has_more_logs: logs.has_more,

@@ -78,7 +78,7 @@ pub struct ListedKey {
     pub created_by: Option<String>,
     /// When it was last used, to within some seconds.
     pub last_used_at: Option<DateTime<Utc>>,
-    /// Its calls of deprecated operations, about.
+    /// About how many of its calls were of deprecated operations.
     pub deprecated_calls: i64,
     /// The last one of them, to within some seconds.
     pub deprecated_call_at: Option<DateTime<Utc>>,

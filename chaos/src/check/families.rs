@@ -65,8 +65,7 @@ fn batch_violations(
             continue;
         };
         let ends = jobs.iter().filter_map(|it| known.get(it.as_str())?.completed_at);
-        let began = call.attempts.iter().map(|it| it.claimed_at).chain(call.claimed_at).min();
-        if began.zip(ends.max()).is_some_and(|(began, last)| began < last) {
+        if call.began().zip(ends.max()).is_some_and(|(began, last)| began < last) {
             let detail = format!("{} ran before the last job of its batch", call.id);
             found.add(Invariant::BatchesEndOnce, detail);
         }
@@ -87,9 +86,7 @@ fn workflow_violations(lines: &[Line], known: &BTreeMap<&str, &BookJob>, found: 
                 let detail = format!("{} is {} after {}", child.id, child.state, first.state);
                 found.add(Invariant::ChildrenFollow, detail);
             }
-            let began = child.attempts.iter().map(|it| it.claimed_at).chain(child.claimed_at);
-            let began = began.min();
-            if began.zip(first.completed_at).is_some_and(|(began, ended)| began < ended) {
+            if child.began().zip(first.completed_at).is_some_and(|(began, ended)| began < ended) {
                 let detail = format!("{} ran before {} had ended", child.id, first.id);
                 found.add(Invariant::ChildrenFollow, detail);
             }

@@ -38,8 +38,13 @@ fn intervals(job: &BookJob) -> impl Iterator<Item = (i64, i64)> {
     listed.chain(last).map(|(from, to)| (from.timestamp_millis(), to.timestamp_millis()))
 }
 
+/// When its first attempt began, in milliseconds since 1970.
+fn began(job: &BookJob) -> Option<i64> {
+    job.began().map(|it| it.timestamp_millis())
+}
+
 fn early_violations(job: &BookJob, found: &mut Found) {
-    let began = intervals(job).map(|it| it.0).min();
+    let began = began(job);
     let may_begin = job.payload[NOT_BEFORE].as_i64();
     if may_begin.zip(began).is_some_and(|(may, began)| began < may - ROUNDING_MS) {
         let detail = format!("{} ran before its time", job.id);
@@ -78,13 +83,13 @@ fn rest_violations(lines: &[Line], book: &Book, found: &mut Found) {
             && (job.state != "cancelled" || intervals(job).any(|it| it.0 > *at))
         {
             let detail = format!("{} is {} after it was cancelled", job.id, job.state);
-            found.add(Invariant::RestIsKept, detail);
+            found.add(Invariant::PausesAndCancelsHold, detail);
         }
         let pauses = pauses.get(&(job.tenant, job.queue.as_str()));
         let is_paused = |at: i64| pauses.into_iter().flatten().any(|it| it.0 < at && at < it.1);
         if let Some((began, _)) = intervals(job).find(|it| is_paused(it.0)) {
             let detail = format!("{} was leased at {began} from a paused queue", job.id);
-            found.add(Invariant::RestIsKept, detail);
+            found.add(Invariant::PausesAndCancelsHold, detail);
         }
     }
 }
@@ -129,7 +134,7 @@ struct Came<'a> {
 fn order_violations(book: &Book, found: &mut Found) {
     let mut queues: BTreeMap<(usize, &str), Vec<Came<'_>>> = BTreeMap::new();
     for job in book.jobs.iter().filter(|it| QUEUES.contains(&it.queue.as_str())) {
-        let Some(began) = intervals(job).map(|it| it.0).min() else { continue };
+        let Some(began) = began(job) else { continue };
         let own = queues.entry((job.tenant, &job.queue)).or_default();
         own.push(Came { at: job.enqueued_at.timestamp_millis(), began, job });
     }

@@ -57,9 +57,9 @@ fn cancelled_and_paused_jobs_that_run_are_found() {
     let waits = [cancelled.clone(), told.clone()];
     assert_eq!(of_one(&waits, BookJob { attempt: 0, ..job("cancelled", &[]) }), []);
     let ran = job("succeeded", &["succeeded"]);
-    assert_eq!(of_one(std::slice::from_ref(&cancelled), ran), [Invariant::RestIsKept]);
+    assert_eq!(of_one(std::slice::from_ref(&cancelled), ran), [Invariant::PausesAndCancelsHold]);
     let leased = job("cancelled", &["released"]);
-    assert_eq!(of_one(&waits, leased), [Invariant::RestIsKept], "after it was cancelled");
+    assert_eq!(of_one(&waits, leased), [Invariant::PausesAndCancelsHold], "after it was cancelled");
     // Paused in the first second, resumed in the second one.
     let paused = paused();
     for (second, expected) in [(1, &[][..]), (2, &[])] {
@@ -67,7 +67,7 @@ fn cancelled_and_paused_jobs_that_run_are_found() {
     }
     let mut between = leased_at("a", "q2", 0, 1);
     between.attempts[0].claimed_at += TimeDelta::milliseconds(500);
-    assert_eq!(of_all(&paused, &[between.clone()]), [Invariant::RestIsKept]);
+    assert_eq!(of_all(&paused, &[between.clone()]), [Invariant::PausesAndCancelsHold]);
     assert_eq!(of_all(&paused, &[BookJob { queue: "q0".to_owned(), ..between }]), []);
 }
 

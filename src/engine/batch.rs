@@ -25,7 +25,7 @@ use tokio::{
 
 use self::intake::{Cut, Entry, Intake, Room, Waiter};
 use crate::{
-    error::{Error, is_faulty_statement, is_lock_timeout},
+    error::{Error, is_faulty_statement, is_lock_timeout, is_unique_violation},
     faults,
     ids::ProjectId,
     store::{deadline::bounded_query, pools::Kept},
@@ -299,10 +299,11 @@ async fn flush_apart<B: Batch>(
     answers.into_iter().map(|it| it.unwrap_or_else(|| Err(end.clone()))).collect()
 }
 
-/// What the callers are told. A statement that waited for a lock was not written, but an earlier
-/// try may have been.
+/// What the callers are told. A statement that waited for a lock or met its own rows was not
+/// written, but an earlier try may have been.
 fn failure(error: sqlx::Error, is_in_doubt: bool) -> Error {
-    if is_in_doubt && is_lock_timeout(&error) { Error::InDoubt } else { error.into() }
+    let says_nothing = is_lock_timeout(&error) || is_unique_violation(&error);
+    if is_in_doubt && says_nothing { Error::InDoubt } else { error.into() }
 }
 
 /// The result of a flush, after its last try.
@@ -326,8 +327,10 @@ async fn flush<B: Batch>(
         let Err(error) = flushed else { break flushed };
         is_in_doubt |= leaves_doubt(&error);
         counter!(telemetry::STORE_ERRORS, "kind" => B::KIND).increment(1);
-        let is_late = started.elapsed() > RETRY_TIME || tries == MAX_TRIES;
-        if is_late || is_lock_timeout(&error) || !is_worth_another_try(&error) {
+        // After a duplicate id the next try finds the rows, so it is not one more wait.
+        let is_late = started.elapsed() > RETRY_TIME && !is_unique_violation(&error);
+        let may_retry = !is_lock_timeout(&error) && is_worth_another_try(&error);
+        if is_late || tries == MAX_TRIES || !may_retry {
             break Err(error);
         }
         let pause_ms = rand::random_range(0..=MAX_RETRY_PAUSE_MS);
@@ -362,20 +365,17 @@ async fn flush_once<B: Batch>(
 /// duplicate id: then an earlier try committed.
 pub(super) fn leaves_doubt(error: &sqlx::Error) -> bool {
     match error {
-        sqlx::Error::Database(it) => it.code().as_deref() == Some(UNIQUE_VIOLATION),
+        sqlx::Error::Database(_) => is_unique_violation(error),
         sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed => false,
         _ => true,
     }
 }
-
-const UNIQUE_VIOLATION: &str = "23505";
 
 /// A lost connection or a deadlock. An exhausted pool has waited long enough.
 fn is_worth_another_try(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed => false,
         // The commit in doubt may complete while it is looked up: then its rows exist now.
-        sqlx::Error::Database(it) if it.code().as_deref() == Some(UNIQUE_VIOLATION) => true,
-        other => !is_faulty_statement(other),
+        other => is_unique_violation(other) || !is_faulty_statement(other),
     }
 }

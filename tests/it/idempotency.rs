@@ -3,6 +3,7 @@
 use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run};
 use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};
+use sqlx::Executor;
 
 async fn send(request: RequestBuilder) -> Reply {
     Reply::of(request.send().await.expect("an answer")).await
@@ -100,6 +101,37 @@ fn a_request_that_broke_off_finds_what_it_had_stored() {
             assert_eq!(post_once(t, "/v1/jobs", key, &body).await.is(201)["id"], first["id"]);
         }
         assert_eq!(t.database.number("select count(*) from jobs").await, 3);
+    });
+}
+
+#[test]
+fn a_request_finds_what_an_earlier_try_commits_late() {
+    run(async |t| {
+        let job = json!({"job_type": "t"});
+        let first = post_once(t, "/v1/jobs", "k", &job).await.is(201);
+        // As if the node had been cut off from its database before the commit.
+        t.database
+            .execute(
+                "create table late as select * from jobs; delete from jobs;
+                 update idempotency_keys set status = null, body = null,
+                     locked_at = now() - interval '2 min'",
+            )
+            .await;
+        let mut late = t.database.connect().await;
+        late.execute("begin").await.expect("a transaction begins");
+        late.execute("insert into jobs select * from late").await.expect("a job is stored");
+        let again = {
+            let (t, job) = (t.clone(), job.clone());
+            tokio::spawn(async move { post_once(&t, "/v1/jobs", "k", &job).await })
+        };
+        // Longer than failed batches are tried again.
+        let waits = "select count(*) from pg_stat_activity
+                     where wait_event_type = 'Lock' and datname = current_database()
+                         and query_start < now() - interval '1200 ms'";
+        t.database.until(waits, 1).await;
+        late.execute("commit").await.expect("the transaction commits");
+        assert_eq!(again.await.expect("it does not panic").is(201)["id"], first["id"]);
+        assert_eq!(t.database.number("select count(*) from jobs").await, 1);
     });
 }
 

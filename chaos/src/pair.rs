@@ -119,6 +119,8 @@ impl Pair {
         self.made += 1;
         let follows = "select exists (select from pg_stat_replication where state = 'streaming')";
         self.primary.until(follows).await?;
+        // A primary that has recovered must still have what its standby lacks.
+        self.primary.execute("alter system set wal_keep_size = '1GB'").await?;
         let waits = "alter system set synchronous_standby_names = 'standby'";
         self.primary.execute(waits).await?;
         self.primary.execute("select pg_reload_conf()").await?;

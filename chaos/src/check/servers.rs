@@ -57,6 +57,8 @@ struct Injected {
 
 /// By kind of fault: the longest time in milliseconds without an accepted call. The time in which
 /// PostgreSQL took no calls does not count. Of several faults, the one is named that allows most.
+/// A fault that comes before calls are accepted again has its own time; but the whole pause counts
+/// half, so that a server that stays away does not pass.
 pub fn unavailable(lines: &[Line]) -> BTreeMap<Fault, i64> {
     let faults = faults(lines);
     let Some(end) = faults.iter().map(|it| it.to).max() else { return BTreeMap::new() };
@@ -69,14 +71,27 @@ pub fn unavailable(lines: &[Line]) -> BTreeMap<Fault, i64> {
         if to - from < SHORT_MS || from > end {
             continue;
         }
-        let (from, to) = longest_part(&faults, from, to);
-        let near = faults.iter().filter(|it| it.from < to && it.to + AFTER_MS > from);
-        if let Some(it) = near.max_by_key(|it| it.fault.bound_seconds()) {
-            let longest = longest.entry(it.fault).or_default();
-            *longest = (to - from).max(*longest);
-        }
+        let pause = longest_part(&faults, from, to);
+        let mut note = |(from, to): (i64, i64), share: i64| {
+            let near = faults.iter().filter(|it| it.from < to && it.to + AFTER_MS > pause.0);
+            if let Some(it) = near.max_by_key(|it| it.fault.bound_seconds()) {
+                let longest = longest.entry(it.fault).or_default();
+                *longest = ((to - from) / share).max(*longest);
+            }
+        };
+        note(pause, 2);
+        parts(&faults, pause).into_iter().for_each(|it| note(it, 1));
     }
     longest
+}
+
+/// A pause from one begin of a fault to the next one.
+fn parts(faults: &[Injected], (from, to): (i64, i64)) -> Vec<(i64, i64)> {
+    let mut cuts: Vec<_> =
+        faults.iter().map(|it| it.from).filter(|it| from < *it && *it < to).collect();
+    cuts.extend([from, to]);
+    cuts.sort_unstable();
+    cuts.windows(2).map(|it| (it[0], it[1])).collect()
 }
 
 /// The longest part of a pause in which no fault stopped all.

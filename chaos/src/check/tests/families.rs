@@ -175,8 +175,19 @@ fn the_time_in_which_postgresql_takes_no_calls_is_no_pause() {
     assert_eq!(pause(&both, 22), [(PostgresKilled, 7_000)].into(), "the one that allows more");
     // A fault of its end does not hide what came before.
     let late = [(PostgresKilled, 10, 12), (PostgresSlow, 40, 43), (Promotion, 44, 45)];
-    assert_eq!(pause(&late, 46), [(PostgresSlow, 32_000)].into());
+    assert_eq!(pause(&late, 46), [(PostgresKilled, 28_000), (PostgresSlow, 16_000)].into());
     assert_eq!(pause(&[], 60), [].into(), "without faults there may be nothing to do");
+}
+
+#[test]
+fn a_fault_before_the_end_of_a_pause_has_its_own_time() {
+    use Fault::{EtcdKilled, LeaderKilled};
+    let faults = [(LeaderKilled, 10, 33), (EtcdKilled, 38, 52)];
+    assert_eq!(pause(&faults, 56), [(LeaderKilled, 28_000), (EtcdKilled, 23_000)].into());
+    let longest = pause(&faults, 100).into_values().max();
+    assert_eq!(longest, Some(62_000), "no other fault comes");
+    let often: Vec<_> = (10..110).step_by(10).map(|it| (LeaderKilled, it, it + 1)).collect();
+    assert_eq!(pause(&often, 110), [(LeaderKilled, 50_000)].into(), "half of the whole");
 }
 
 #[test]

@@ -106,8 +106,10 @@ pub enum Event {
     EarlyReap,
     /// Forbidden: a job was leased that has succeeded.
     LeaseAfterSuccess,
-    /// Forbidden: a repeated poll left its first lease without a worker.
+    /// Forbidden: a repeated poll that looked after its first lease did not get it.
     LostLease,
+    /// A repeated poll that looked before its first lease got another one.
+    SecondLease,
     StaleAck,
     LateAck,
     RepeatedAck,
@@ -123,6 +125,8 @@ pub enum Event {
 pub enum Message {
     /// Asks for a job. The number is the same when it is repeated.
     Poll(u8),
+    /// The node has looked for an earlier lease of this poll, found none, and will claim.
+    Claim(u8),
     Ack(usize, Fence, Outcome),
     Heartbeat(usize, Fence),
     /// The answer to the poll of this number.
@@ -209,12 +213,7 @@ impl Protocol {
     /// What a broken variant needs to show itself.
     #[must_use]
     pub fn broken(variant: Variant) -> Self {
-        Self {
-            variant,
-            jobs: if variant == Variant::PollForgets { 2 } else { 1 },
-            promotes: variant == Variant::AckByAttempt,
-            ..Self::one_job()
-        }
+        Self { variant, promotes: variant == Variant::AckByAttempt, ..Self::one_job() }
     }
 }
 
@@ -249,6 +248,11 @@ impl Model for Protocol {
     fn properties(&self) -> Vec<Property<Self>> {
         let mut all = always();
         all.extend(sometimes());
+        if self.jobs > 1 {
+            all.push(Property::sometimes("a poll gets two leases", |_, it: &State| {
+                it.event == Some(Event::SecondLease)
+            }));
+        }
         all
     }
 }

@@ -50,6 +50,7 @@ pub enum Step {
     /// A worker dies, and begins anew.
     Die(usize),
     /// A node runs the statement of a request. Its answer arrives; or it is a lease, and under way.
+    /// A poll has two: it looks for its earlier lease, and claims.
     Run(usize, usize),
     /// The same, but the answer is lost.
     RunUnheard(usize, usize),
@@ -104,7 +105,8 @@ impl Protocol {
     /// What a worker may send, and what may become of what is under way.
     fn on_wire(&self, state: &State, (worker, node): (usize, usize), steps: &mut Vec<Step>) {
         match state.wires[worker][node] {
-            Some(Message::Poll(_)) => {
+            Some(Message::Poll(_)) => steps.push(Step::Run(worker, node)),
+            Some(Message::Claim(_)) => {
                 steps.extend([Step::Run, Step::RunTwice].map(|it| it(worker, node)));
             }
             Some(Message::Ack(..) | Message::Heartbeat(..)) => {
@@ -175,7 +177,9 @@ impl Protocol {
                 let request = state.wires[worker][node].take();
                 if let Some(answer) = self.run(state, worker, request) {
                     match answer {
-                        Answer::Leased(..) => state.wires[worker][node] = answer.on_wire(),
+                        Answer::Leased(..) | Answer::NotYet(_) => {
+                            state.wires[worker][node] = answer.on_wire();
+                        }
                         _ => hear(&mut state.workers[worker], answer),
                     }
                 }
@@ -219,7 +223,8 @@ impl Protocol {
     /// Runs the statement of a request, and returns its answer.
     fn run(&self, state: &mut State, worker: usize, request: Option<Message>) -> Option<Answer> {
         match request? {
-            Message::Poll(poll) => Some(self.poll(state, worker, poll)),
+            Message::Poll(poll) => Some(self.look(state, worker, poll)),
+            Message::Claim(poll) => Some(self.claim(state, worker, poll)),
             Message::Ack(job, fence, outcome) => Some(self.ack(state, job, fence, outcome)),
             Message::Heartbeat(place, fence) => {
                 let now = state.database.now;
@@ -234,38 +239,34 @@ impl Protocol {
         }
     }
 
-    fn poll(&self, state: &mut State, worker: usize, number: u8) -> Answer {
-        let poll = (worker, number);
-        let before = state.database.leased_by(poll);
-        let found = match before {
-            Some(before) if self.variant != Variant::PollForgets => {
-                state.event = Some(Event::RepeatedPoll);
-                Some(before)
-            }
-            _ => self.claim(state, poll, before.is_some()),
+    /// Looks for what an earlier try of this poll has leased.
+    fn look(&self, state: &mut State, worker: usize, number: u8) -> Answer {
+        let Some((place, fence)) = state.database.leased_by((worker, number)) else {
+            return Answer::NotYet(number);
         };
-        match found {
-            Some((place, fence)) => Answer::Leased(number, place, fence),
-            None => Answer::Empty(number),
+        if self.variant == Variant::PollForgets {
+            state.event = Some(Event::LostLease);
+            return Answer::NotYet(number);
         }
+        state.event = Some(Event::RepeatedPoll);
+        Answer::Leased(number, place, fence)
     }
 
-    fn claim(
-        &self,
-        state: &mut State,
-        poll: (usize, u8),
-        is_repeated: bool,
-    ) -> Option<(usize, Fence)> {
-        let (place, fence) = state.database.claim(poll, self.attempts)?;
+    fn claim(&self, state: &mut State, worker: usize, number: u8) -> Answer {
+        let poll = (worker, number);
+        let is_second = state.database.leased_by(poll).is_some();
+        let Some((place, fence)) = state.database.claim(poll, self.attempts) else {
+            return Answer::Empty(number);
+        };
         let book = &state.database.jobs[place].book;
         if book.iter().any(|it| it.0.attempt == fence.attempt) {
             state.event = Some(Event::AttemptTwice);
         } else if book.iter().any(|it| it.1 == Outcome::Succeeded) {
             state.event = Some(Event::LeaseAfterSuccess);
-        } else if is_repeated {
-            state.event = Some(Event::LostLease);
+        } else if is_second {
+            state.event = Some(Event::SecondLease);
         }
-        Some((place, fence))
+        Answer::Leased(number, place, fence)
     }
 
     fn ack(&self, state: &mut State, place: usize, fence: Fence, outcome: Outcome) -> Answer {
@@ -328,6 +329,8 @@ impl Protocol {
 #[derive(Debug, Clone, Copy)]
 enum Answer {
     Leased(u8, usize, Fence),
+    /// To a look: the node claims next.
+    NotYet(u8),
     Empty(u8),
     Accepted(Fence),
     Refused(Fence),
@@ -339,6 +342,7 @@ impl Answer {
     const fn on_wire(self) -> Option<Message> {
         match self {
             Self::Leased(poll, job, fence) => Some(Message::Leased(poll, job, fence)),
+            Self::NotYet(poll) => Some(Message::Claim(poll)),
             _ => None,
         }
     }

@@ -63,11 +63,21 @@ pub enum Mutant {
     BatchCallsTwice = 13,
     /// One event in twenty is deleted without a delivery.
     EventLost = 14,
+    /// A job does not wait after a failure.
+    RetriedEarly = 15,
+    /// Paused queues are claimed from.
+    PauseIgnored = 16,
+    /// A queue's limit of running jobs does not count.
+    LimitIgnored = 17,
+    /// One job in ten waits for 45 s before it may run.
+    LeftBehind = 18,
+    /// A URL that refuses a pushed job has done it.
+    RefusedPushSucceeds = 19,
 }
 
 impl Mutant {
     /// All of them, by their numbers.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 19] = [
         Self::NoFence,
         Self::AckBeforeCommit,
         Self::EnqueueBeforeCommit,
@@ -82,6 +92,11 @@ impl Mutant {
         Self::NotReaped,
         Self::BatchCallsTwice,
         Self::EventLost,
+        Self::RetriedEarly,
+        Self::PauseIgnored,
+        Self::LimitIgnored,
+        Self::LeftBehind,
+        Self::RefusedPushSucceeds,
     ];
 
     /// Whether this bug was planted in this process.
@@ -95,7 +110,7 @@ impl Mutant {
         match self {
             Self::ForeignPoll => 50,
             Self::AckNotWritten | Self::EventLost => 20,
-            Self::NotReaped => 10,
+            Self::NotReaped | Self::LeftBehind => 10,
             _ => 1,
         }
     }

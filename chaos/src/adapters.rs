@@ -10,15 +10,25 @@ use tokio::time::sleep;
 use uuid::Uuid;
 
 use crate::{
-    clients::{Call, Client, LEASE_SECONDS, MAX_ACK_TRIES},
-    history::{End, Event, Held},
+    clients::{Call, Client, LEASE_SECONDS, MAX_ACK_TRIES, answer_of},
+    history::{Answer, End, Event, Held, now},
     report::MIN_DURATION,
     stage::slug,
 };
 
-/// Of a hundred attempts, those that fail, and those whose worker dies.
+/// Of a hundred attempts, those that fail, those whose worker dies, and those that send a heartbeat.
 const FAIL_PERCENT: u32 = 15;
 const DIE_PERCENT: u32 = 4;
+const BEAT_PERCENT: u32 = 12;
+/// Of a hundred heartbeats, those of work that takes longer than a lease.
+const LONG_PERCENT: u32 = 20;
+/// Heartbeats of it, two in the time of a lease.
+const LONG_BEATS: u32 = 3;
+/// Of a hundred acks, those that are repeated, those that are followed by another outcome, and by a
+/// heartbeat.
+const REPEAT_PERCENT: u32 = 5;
+const CONTRADICT_PERCENT: u32 = 5;
+const LATE_BEAT_PERCENT: u32 = 3;
 /// How long work takes, in milliseconds.
 const WORK_MS: std::ops::Range<u64> = 0..80;
 /// The pause after a poll without a job; these polls do not wait.
@@ -141,6 +151,38 @@ impl Protocol {
         }
     }
 
+    /// The call that renews a lease.
+    fn beat(self, tenant: usize, task: &Task, worker: &str) -> (String, Value) {
+        let (id, attempt) = (&task.id, task.attempt);
+        match self {
+            Self::OpenJobSpec => (
+                "/ojs/v1/workers/heartbeat".to_owned(),
+                json!({"worker_id": worker, "active_jobs": [id]}),
+            ),
+            Self::WorkflowGraph => (format!("/workflow-graph/api/jobs/{id}/heartbeat"), json!({})),
+            Self::Mobius => (
+                format!("/mobius/v1/projects/{}/jobs/{id}/heartbeat", slug(tenant)),
+                json!({"worker_id": worker, "attempt": attempt}),
+            ),
+            Self::Orch8 => (
+                format!("/orch8/workers/tasks/{id}/heartbeat"),
+                json!({"worker_id": worker, "claim_epoch": attempt}),
+            ),
+        }
+    }
+
+    /// What a heartbeat was answered: Open Job Spec lists the jobs that it has renewed.
+    fn beaten(self, task: &Task, answered: Option<&(u16, Value)>) -> Answer {
+        match (self, answered) {
+            (Self::OpenJobSpec, Some((200, body))) => {
+                let renewed = body["jobs_extended"].as_array();
+                let is_renewed = renewed.is_some_and(|it| it.contains(&json!(task.id)));
+                if is_renewed { Answer::Yes } else { Answer::Stale }
+            }
+            _ => answer_of(answered),
+        }
+    }
+
     /// Whether an ack may be sent again: it must name its attempt.
     const fn has_attempts(self) -> bool {
         !matches!(self, Self::OpenJobSpec)
@@ -235,17 +277,56 @@ impl Client {
             let is_shown = protocol != Protocol::WorkflowGraph;
             let of = task.tenant.unwrap_or(if is_shown { usize::MAX } else { tenant });
             self.world.history.note(Event::Leased { tenant, held: held.clone(), of });
-            if protocol.has_short_leases() && !self.is_healing() && self.happens(DIE_PERCENT) {
-                continue;
-            }
-            sleep(Duration::from_millis(self.rng.random_range(WORK_MS))).await;
-            let fails = !self.is_healing() && self.happens(FAIL_PERCENT);
-            let end = if fails { End::Failed } else { End::Succeeded };
-            let (path, body) = protocol.ack(tenant, &task, &worker, end);
-            let call = Call { path: &path, body: &body, key: None };
-            let tries = if protocol.has_attempts() { MAX_ACK_TRIES } else { 1 };
-            self.send_ack(call, &held, end, tries).await;
+            self.run_over(protocol, &task, &held).await;
         }
+    }
+
+    /// Runs a job, and ends its attempt unless the worker dies.
+    async fn run_over(&mut self, protocol: Protocol, task: &Task, held: &Held) {
+        sleep(Duration::from_millis(self.rng.random_range(WORK_MS))).await;
+        if self.is_healing() {
+            self.ack_over(protocol, task, held, End::Succeeded).await;
+            return;
+        }
+        if protocol.has_short_leases() && self.happens(DIE_PERCENT) {
+            return;
+        }
+        if self.happens(BEAT_PERCENT) {
+            self.beat_over(protocol, task, held).await;
+            if protocol.has_short_leases() && self.happens(LONG_PERCENT) {
+                for _ in 0..LONG_BEATS {
+                    sleep(Duration::from_secs(protocol.lease_seconds()) / 2).await;
+                    self.beat_over(protocol, task, held).await;
+                }
+            }
+        }
+        let end = if self.happens(FAIL_PERCENT) { End::Failed } else { End::Succeeded };
+        self.ack_over(protocol, task, held, end).await;
+        if protocol.has_attempts() && self.happens(REPEAT_PERCENT) {
+            self.ack_over(protocol, task, held, end).await;
+        }
+        if self.happens(CONTRADICT_PERCENT) {
+            let other = if end == End::Succeeded { End::Failed } else { End::Succeeded };
+            self.ack_over(protocol, task, held, other).await;
+        }
+        if self.happens(LATE_BEAT_PERCENT) {
+            self.beat_over(protocol, task, held).await;
+        }
+    }
+
+    async fn beat_over(&mut self, protocol: Protocol, task: &Task, held: &Held) {
+        let (path, body) = protocol.beat(self.tenant, task, &held.worker);
+        let sent = now();
+        let answered = self.post(Call { path: &path, body: &body, key: None }).await;
+        let answer = protocol.beaten(task, answered.as_ref());
+        self.world.history.note(Event::Beat { held: held.clone(), answer, sent });
+    }
+
+    async fn ack_over(&mut self, protocol: Protocol, task: &Task, held: &Held, end: End) {
+        let (path, body) = protocol.ack(self.tenant, task, &held.worker, end);
+        let call = Call { path: &path, body: &body, key: None };
+        let tries = if protocol.has_attempts() { MAX_ACK_TRIES } else { 1 };
+        self.send_ack(call, held, end, tries).await;
     }
 
     /// The attempt that this worker has of a job, as the native API says. None: it has none any

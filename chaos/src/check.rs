@@ -16,7 +16,9 @@ use crate::{
     adapters::Protocol,
     book::{Book, BookAttempt, BookJob},
     clients::LEASE_SECONDS,
+    foreign,
     history::{Answer, End, Event, Held, Line},
+    pushed,
 };
 
 pub use self::{families::callbacks, servers::unavailable, times::running};
@@ -39,6 +41,8 @@ pub enum Invariant {
     /// I4: an ack that was accepted is what the book says of its attempt; a heartbeat that was
     /// accepted was sent before the end of its lease was known.
     AcceptedIsRecorded,
+    /// I4: a worker has sent what the book has as its end.
+    NoEndAppears,
     /// I5: after a success there is no further attempt, and no lease.
     SuccessIsFinal,
     /// I6: an ack that is recorded is never refused when it is repeated.
@@ -272,6 +276,7 @@ fn job_violations(job: &BookJob, seen: Option<&Seen<'_>>, found: &mut Found) {
         found.add(Invariant::OneLease, format!("attempt {attempt} of {id} has {leases:?}"));
     }
     ack_violations(job, seen, found);
+    end_violations(job, seen, found);
     lease_violations(job, seen, found);
 }
 
@@ -297,9 +302,35 @@ fn ack_violations(job: &BookJob, seen: &Seen<'_>, found: &mut Found) {
     }
 }
 
+/// What is recorded as a worker's end was sent by it.
+fn end_violations(job: &BookJob, seen: &Seen<'_>, found: &mut Found) {
+    // Those say what they were given, and not how they ended it.
+    if foreign::LANGUAGES.contains(&job.queue.as_str()) {
+        return;
+    }
+    // Of a URL that does not answer, the server says that it has failed.
+    let is_pushed = job.queue == pushed::QUEUE;
+    for end in
+        [End::Succeeded, End::Failed].into_iter().filter(|it| !is_pushed || *it == End::Succeeded)
+    {
+        let was_sent =
+            |attempt: i64| seen.acks.iter().any(|it| it.held.attempt == attempt && it.end == end);
+        let recorded = (1..=job.attempt).filter(|it| outcome_of(job, *it) == Some(end.outcome()));
+        for attempt in recorded.filter(|it| !was_sent(*it)) {
+            let detail = format!("attempt {attempt} of {} has {end:?}, and none sent it", job.id);
+            found.add(Invariant::NoEndAppears, detail);
+        }
+    }
+}
+
 /// Leases end in time, and not before.
 fn lease_violations(job: &BookJob, seen: &Seen<'_>, found: &mut Found) {
-    let seconds = Protocol::of_queue(&job.queue).map_or(LEASE_SECONDS, Protocol::lease_seconds);
+    let seconds = match Protocol::of_queue(&job.queue) {
+        Some(protocol) => protocol.lease_seconds(),
+        // And some time more, which is the server's.
+        None if job.queue == pushed::QUEUE => pushed::TIMEOUT_SECONDS,
+        None => LEASE_SECONDS,
+    };
     let length = seconds.cast_signed() * 1_000 - ROUNDING_MS;
     for it in job.attempts.iter().filter(|it| it.outcome == "lease_expired") {
         let ended = it.ended_at.timestamp_millis();

@@ -294,7 +294,7 @@ impl Client {
         }
     }
 
-    async fn beat(&mut self, held: &Held) {
+    pub async fn beat(&mut self, held: &Held) {
         let body = json!({"worker_id": held.worker, "job_id": held.job, "attempt": held.attempt,
                           "lease_id": held.lease});
         let sent = now();
@@ -303,7 +303,7 @@ impl Client {
         self.world.history.note(Event::Beat { held: held.clone(), answer, sent });
     }
 
-    async fn ack(&mut self, held: &Held, end: End) {
+    pub async fn ack(&mut self, held: &Held, end: End) {
         let body = json!({"worker_id": held.worker, "job_id": held.job, "attempt": held.attempt,
                           "lease_id": held.lease, "status": end});
         let call = Call { path: "/v1/workers/ack", body: &body, key: None };
@@ -325,7 +325,8 @@ impl Client {
     }
 }
 
-fn answer_of(answered: Option<&(u16, Value)>) -> Answer {
+/// What an answer to an ack or a heartbeat says.
+pub fn answer_of(answered: Option<&(u16, Value)>) -> Answer {
     match answered {
         Some((200..=299, _)) => Answer::Yes,
         Some(_) => Answer::Stale,

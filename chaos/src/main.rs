@@ -18,6 +18,7 @@ mod pair;
 mod patroni;
 mod producers;
 mod proxy;
+mod pushed;
 mod receiver;
 mod report;
 mod run;
@@ -41,7 +42,7 @@ use tokio::runtime::Runtime;
 use crate::{
     nemesis::{Fault, Faults},
     run::Plan,
-    stage::Planted,
+    stage::{Planted, Programs},
 };
 
 /// Commits that fail in a run without a planted bug, in percent.
@@ -88,6 +89,10 @@ enum Task {
         /// Only these faults, such as node_killed,disk_full [default: all]
         #[arg(long, value_delimiter = ',', value_parser = Fault::of_name)]
         only: Vec<Fault>,
+
+        /// The server of an earlier release, with fail points: nodes change between both
+        #[arg(long)]
+        previous: Option<PathBuf>,
     },
     /// Plant bugs in the nodes, one after the other, and run until each is caught
     Mutants {
@@ -131,9 +136,9 @@ impl Place {
         self.dir.clone().unwrap_or_else(|| std::env::temp_dir().join(temporary()))
     }
 
-    fn program(&self) -> anyhow::Result<PathBuf> {
+    fn programs(&self, previous: Option<PathBuf>) -> anyhow::Result<Programs> {
         let beside = std::env::current_exe()?.with_file_name("fencepost");
-        Ok(self.program.clone().unwrap_or(beside))
+        Ok(Programs { server: self.program.clone().unwrap_or(beside), previous })
     }
 
     fn keep(&self, result: &impl Serialize) -> anyhow::Result<()> {
@@ -157,7 +162,18 @@ fn main() -> anyhow::Result<()> {
     // What the main thread has started ends with it: it does not change.
     let runtime = Runtime::new()?;
     match Cli::parse().command {
-        Task::Run { place, seed, seconds, repeat, fail_percent, patience, patroni, only } => {
+        Task::Run {
+            place,
+            seed,
+            seconds,
+            repeat,
+            fail_percent,
+            patience,
+            patroni,
+            only,
+            previous,
+        } => {
+            let programs = place.programs(previous)?;
             let seed = seed.unwrap_or_else(|| u64::from(rand::random::<u32>()));
             let planted = Planted { mutant: None, fail_percent };
             ensure!(
@@ -174,13 +190,13 @@ fn main() -> anyhow::Result<()> {
                     only: only.clone(),
                 };
                 let plan = Plan { faults, planted, drain, patience };
-                runtime.block_on(run_once(&place, &dir, &plan))?;
+                runtime.block_on(run_once((&place, &programs), &dir, &plan))?;
             }
         }
         Task::Mutants { place, only } => {
+            let programs = place.programs(None)?;
             for number in mutants::numbers(&only)? {
-                let found =
-                    runtime.block_on(mutants::hunt(&place.dir(), place.program()?, number))?;
+                let found = runtime.block_on(mutants::hunt(&place.dir(), &programs, number))?;
                 place.keep(&page::Entry::Mutant(found))?;
             }
         }
@@ -189,9 +205,13 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn run_once(place: &Place, dir: &Path, plan: &Plan) -> anyhow::Result<()> {
+async fn run_once(
+    (place, programs): (&Place, &Programs),
+    dir: &Path,
+    plan: &Plan,
+) -> anyhow::Result<()> {
     let seed = plan.faults.seed;
-    let report = run::run(dir, place.program()?, plan).await;
+    let report = run::run(dir, programs.clone(), plan).await;
     let report = report.with_context(|| format!("seed {seed}"))?;
     report.print();
     let violations = report.violations.len();

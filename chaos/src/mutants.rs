@@ -2,7 +2,7 @@
 
 use std::{
     io::Write,
-    path::{Path, PathBuf},
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -14,13 +14,15 @@ use crate::{
     check::Invariant,
     nemesis::Faults,
     run::{self, Plan},
-    stage::Planted,
+    stage::{Planted, Programs},
 };
 
 /// The longest hunt for one bug.
 const HUNT_TIMEOUT: Duration = Duration::from_secs(600);
 /// How long faults come in one run of a hunt, in seconds.
 const RUN_SECONDS: u64 = 25;
+/// The same for a bug that lets jobs wait for longer.
+const LONG_RUN_SECONDS: u64 = 60;
 /// How long jobs may take to end in it: some bugs keep them from it.
 const DRAIN: Duration = Duration::from_secs(30);
 
@@ -44,7 +46,9 @@ pub struct Caught {
 const fn broken_by(mutant: Mutant) -> &'static [Invariant] {
     use Invariant::{
         AcceptedIsRecorded, BatchesEndOnce, CallsHaveAnOrder, EndsAreTold, EveryJobEnds,
-        FailuresAreCounted, NoEarlyEnd, NoForeignJob, NothingAppears, OneLease, SuccessIsFinal,
+        FailuresAreCounted, LimitsAreKept, NoEarlyEnd, NoEndAppears, NoForeignJob,
+        NotBeforeItsTime, NothingAppears, OneLease, OrderIsKept, PausesAndCancelsHold,
+        SuccessIsFinal,
     };
     match mutant {
         Mutant::NoFence
@@ -60,6 +64,11 @@ const fn broken_by(mutant: Mutant) -> &'static [Invariant] {
         Mutant::LateDeadLetter => &[FailuresAreCounted],
         Mutant::BatchCallsTwice => &[BatchesEndOnce],
         Mutant::EventLost => &[EndsAreTold],
+        Mutant::RetriedEarly => &[NotBeforeItsTime],
+        Mutant::PauseIgnored => &[PausesAndCancelsHold],
+        Mutant::LimitIgnored => &[LimitsAreKept],
+        Mutant::LeftBehind => &[OrderIsKept],
+        Mutant::RefusedPushSucceeds => &[NoEndAppears],
     }
 }
 
@@ -79,17 +88,21 @@ pub fn numbers(only: &[u8]) -> anyhow::Result<Vec<u8>> {
 ///
 /// # Errors
 /// When it is not.
-pub async fn hunt(dir: &Path, program: PathBuf, number: u8) -> anyhow::Result<Caught> {
+pub async fn hunt(dir: &Path, programs: &Programs, number: u8) -> anyhow::Result<Caught> {
     let mutant = Mutant::ALL.into_iter().find(|it| *it as u8 == number).context("a bug")?;
     let began = Instant::now();
     for seed in 1.. {
         let dir = dir.join(format!("mutant-{number}-{seed}"));
         let planted = Planted { mutant: Some(number), fail_percent: 0.0 };
-        let (seconds, drain, patience) = (RUN_SECONDS, DRAIN, 1);
+        let (drain, patience) = (DRAIN, 1);
+        let seconds = match mutant {
+            Mutant::LeftBehind => LONG_RUN_SECONDS,
+            _ => RUN_SECONDS,
+        };
         let during = Duration::from_secs(seconds);
         let faults = Faults { seed, during, under_patroni: false, only: Vec::new() };
         let plan = Plan { faults, planted, drain, patience };
-        let report = run::run(&dir, program.clone(), &plan).await?;
+        let report = run::run(&dir, programs.clone(), &plan).await?;
         std::fs::remove_dir_all(&dir)?;
         let expected = broken_by(mutant);
         let mut violations = report.violations.iter();

@@ -3,9 +3,10 @@
 use std::{collections::BTreeMap, fmt::Write, path::Path};
 
 use anyhow::{Context, ensure};
+use fencepost::faults;
 use serde::{Deserialize, Serialize};
 
-use crate::{mutants::Caught, nemesis::Fault, report::Report};
+use crate::{mutants::Caught, nemesis::Fault, report::Report, stage::FAIL_SIDES};
 
 const BEGIN: &str = "<!-- tables -->\n";
 const END: &str = "<!-- end of tables -->\n";
@@ -50,7 +51,13 @@ fn with_tables(page: &str, entries: &[Entry]) -> anyhow::Result<String> {
         }
     }
     ensure!(!runs.is_empty(), "there are no runs");
-    let tables = [runs_table(&runs), totals(&runs), faults_table(&runs), sometimes_table(&runs)];
+    let tables = [
+        runs_table(&runs),
+        totals(&runs),
+        faults_table(&runs),
+        sometimes_table(&runs),
+        fail_points_table(&runs),
+    ];
     let tables = tables.join("\n");
     let mutants = mutants_table(mutants.values().copied());
     Ok(format!("{before}{BEGIN}{tables}\n{mutants}{END}{after}"))
@@ -83,7 +90,7 @@ fn runs_table(runs: &[&Report]) -> String {
             "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {drained} | {} |",
             it.day,
             it.commit,
-            if it.under_patroni { "Patroni" } else { "pair" },
+            servers(it),
             it.seed,
             grouped(it.seconds),
             grouped(it.jobs as u64),
@@ -94,6 +101,12 @@ fn runs_table(runs: &[&Report]) -> String {
         );
     }
     table
+}
+
+/// What runs in it.
+fn servers(run: &Report) -> String {
+    let postgres = if run.under_patroni { "Patroni" } else { "pair" };
+    format!("{postgres}{}", if run.has_previous { ", two releases" } else { "" })
 }
 
 fn totals(runs: &[&Report]) -> String {
@@ -143,6 +156,19 @@ fn sometimes_table(runs: &[&Report]) -> String {
     let mut table = "### What was met\n\n| sometimes | number |\n|---|---:|\n".to_owned();
     for (name, number) in all {
         let _ = writeln!(table, "| {name} | {} |", grouped(number));
+    }
+    table
+}
+
+fn fail_points_table(runs: &[&Report]) -> String {
+    let mut table =
+        "### Failed commits\n\n| commit of | before | after |\n|---|---:|---:|\n".to_owned();
+    for point in faults::FAIL_POINTS {
+        let [before, after] = FAIL_SIDES.map(|side| {
+            let name = format!("{point}.{side}");
+            grouped(runs.iter().filter_map(|it| it.fail_points.get(&name)).sum())
+        });
+        let _ = writeln!(table, "| `{point}` | {before} | {after} |");
     }
     table
 }

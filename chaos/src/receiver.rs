@@ -15,14 +15,17 @@ use axum::{
 use serde_json::Value;
 use tokio::net::TcpListener;
 
-use crate::{clients::World, history::Event};
+use crate::{clients::World, history::Event, pushed};
 
 /// Of a hundred deliveries, those that are refused.
 const REFUSED_PERCENT: u32 = 2;
 
 /// Answers deliveries on this listener.
 pub fn start(listener: TcpListener, world: Arc<World>) {
-    let routes = Router::new().route("/{tenant}", post(take)).with_state(world);
+    let routes = Router::new()
+        .route("/{tenant}", post(take))
+        .route("/pushed/{tenant}", post(pushed::take))
+        .with_state(world);
     tokio::spawn(async move { axum::serve(listener, routes).await });
 }
 
@@ -30,6 +33,12 @@ pub fn start(listener: TcpListener, world: Arc<World>) {
 #[must_use]
 pub fn url(address: SocketAddr, tenant: usize) -> String {
     format!("http://{address}/{tenant}")
+}
+
+/// Where its jobs are sent that are pushed.
+#[must_use]
+pub fn pushed_url(address: SocketAddr, tenant: usize) -> String {
+    format!("http://{address}/pushed/{tenant}")
 }
 
 async fn take(

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use fencepost::faults;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -13,13 +14,17 @@ use crate::{
     book::{Book, BookJob},
     check::{self, Violation},
     clients::MAX_CONCURRENCY,
-    history::{Answer, End, Event, Line},
+    history::{Answer, End, Event, Held, Line},
     nemesis::Fault,
     producers::{BACKOFF_MS, NOT_BEFORE},
+    pushed,
+    stage::FAIL_SIDES,
 };
 
 /// Runs of at least this length must have met everything that is rare.
 pub const MIN_DURATION: Duration = Duration::from_secs(120);
+/// Runs of at least this length must have failed at every fail point.
+const ALL_POINTS_DURATION: Duration = Duration::from_secs(600);
 /// Of a hundred calls with an outcome, those that must be accepted at least.
 const MIN_ACCEPTED_PERCENT: u64 = 60;
 
@@ -35,6 +40,9 @@ pub struct Report {
     /// Whether Patroni led PostgreSQL.
     #[serde(default)]
     pub under_patroni: bool,
+    /// Whether nodes changed between two releases.
+    #[serde(default)]
+    pub has_previous: bool,
     pub jobs: usize,
     /// By call and outcome.
     pub operations: BTreeMap<String, u64>,
@@ -46,6 +54,9 @@ pub struct Report {
     pub sometimes: BTreeMap<String, u64>,
     /// From when nothing was broken any more until all jobs had ended.
     pub drained_ms: Option<u64>,
+    /// Jobs that ended last.
+    #[serde(default)]
+    pub last_open: String,
     pub violations: Vec<Violation>,
 }
 
@@ -58,6 +69,12 @@ impl Report {
             let of = self.operations.iter().filter(|it| it.0.ends_with(ends));
             of.map(|it| *it.1).sum::<u64>()
         };
+        if self.seconds >= ALL_POINTS_DURATION.as_secs() && !self.fail_points.is_empty() {
+            let points = faults::FAIL_POINTS.into_iter();
+            let names = points.flat_map(|it| FAIL_SIDES.map(|side| format!("{it}.{side}")));
+            let is_missing = |it: &String| !self.fail_points.contains_key(it);
+            missing.extend(names.filter(is_missing).map(|it| format!("a failure at {it}")));
+        }
         let (accepted, unknown) = (number("accepted"), number("unknown"));
         if accepted * 100 < (accepted + unknown) * MIN_ACCEPTED_PERCENT {
             missing.push(format!("{MIN_ACCEPTED_PERCENT} % of the calls were accepted"));
@@ -83,6 +100,7 @@ impl Report {
             Some(ms) => say(format!("\nAll jobs had ended {ms} ms after all was healed.")),
             None => say("\nJobs did not end.".to_owned()),
         }
+        say(format!("The last were: {}", self.last_open));
         say(format!("{} violations", self.violations.len()));
         self.violations.iter().for_each(|it| say(format!("{:?}: {}", it.invariant, it.detail)));
     }
@@ -103,6 +121,9 @@ pub fn operations(lines: &[Line]) -> BTreeMap<String, u64> {
             Event::Workflow { .. } => ("workflow", "accepted"),
             Event::Batch { .. } => ("batch", "accepted"),
             Event::Leased { .. } => ("lease", "accepted"),
+            Event::Acked { held, answer: Answer::Unknown, .. } if pushed::is_pushed(held) => {
+                ("push", "answered")
+            }
             Event::Acked { answer, .. } => ("ack", answered(*answer)),
             Event::Beat { answer, .. } => ("heartbeat", answered(*answer)),
             Event::Delivered { is_taken: true, .. } => ("delivery", "accepted"),
@@ -136,8 +157,10 @@ pub fn sometimes(lines: &[Line], book: &Book) -> BTreeMap<String, u64> {
         all.insert(name.to_owned(), number as u64);
     };
     let events = |is: &dyn Fn(&Event) -> bool| lines.iter().filter(|it| is(&it.event)).count();
-    let acks = |wanted: fn(End, Answer) -> bool| {
-        events(&|it| matches!(it, Event::Acked { end, answer, .. } if wanted(*end, *answer)))
+    let acks = |wanted: fn(&Held, End, Answer) -> bool| {
+        events(
+            &|it| matches!(it, Event::Acked { held, end, answer, .. } if wanted(held, *end, *answer)),
+        )
     };
     let beats = |wanted: Answer| {
         events(&|it| matches!(it, Event::Beat { answer, .. } if *answer == wanted))
@@ -153,10 +176,24 @@ pub fn sometimes(lines: &[Line], book: &Book) -> BTreeMap<String, u64> {
         "a node refuses a call for a while",
         events(&|it| matches!(it, Event::Refused { status: 503, .. })),
     );
-    set("an ack without an answer is repeated", acks(|_, it| it == Answer::Unknown));
-    set("a stale ack is refused", acks(|_, it| it == Answer::Stale));
+    let is_lost = |it: &Held, _, answer| answer == Answer::Unknown && !pushed::is_pushed(it);
+    set("an ack without an answer is repeated", acks(is_lost));
+    set("a stale ack is refused", acks(|_, _, it| it == Answer::Stale));
+    set(
+        "a URL does a pushed job",
+        acks(|it, end, _| pushed::is_pushed(it) && end == End::Succeeded),
+    );
+    set(
+        "a URL refuses a pushed job",
+        acks(|it, end, _| pushed::is_pushed(it) && end == End::Failed),
+    );
+    set("a URL is busy", acks(|it, end, _| pushed::is_pushed(it) && end == End::Released));
+    set(
+        "a URL works on after its answer",
+        acks(|it, _, answer| pushed::is_pushed(it) && answer != Answer::Unknown),
+    );
     set("a late ack is accepted", late_acks(lines));
-    set("a worker releases a lease", acks(|end, it| end == End::Released && it == Answer::Yes));
+    set("a worker releases a lease", acks(|_, end, it| end == End::Released && it == Answer::Yes));
     set("a heartbeat renews a lease", beats(Answer::Yes));
     set("a heartbeat is refused", beats(Answer::Stale));
     set("a poll is repeated and gets its leases again", repeated_leases(lines));

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    path::{Path, PathBuf},
+    path::Path,
     process::Command,
     sync::{
         Arc,
@@ -23,10 +23,10 @@ use crate::{
     foreign::{self, Foreign},
     history::{self, Event, History},
     nemesis::{self, Faults},
-    receiver,
+    pushed, receiver,
     report::{self, Report},
     setup,
-    stage::{Planted, Stage},
+    stage::{Planted, Programs, Stage},
 };
 
 /// Producers and workers of each tenant.
@@ -57,10 +57,11 @@ pub struct Plan {
 ///
 /// # Errors
 /// When something does not start, or the API does not answer in the end.
-pub async fn run(dir: &Path, program: PathBuf, plan: &Plan) -> anyhow::Result<Report> {
+pub async fn run(dir: &Path, programs: Programs, plan: &Plan) -> anyhow::Result<Report> {
     std::fs::create_dir_all(dir)?;
     let faults = &plan.faults;
-    let mut stage = Stage::start(dir, program, plan.planted.clone(), faults.under_patroni).await?;
+    let has_previous = programs.previous.is_some();
+    let mut stage = Stage::start(dir, programs, plan.planted.clone(), faults.under_patroni).await?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
     let protocols = Protocol::of_run(faults.during);
@@ -71,6 +72,7 @@ pub async fn run(dir: &Path, program: PathBuf, plan: &Plan) -> anyhow::Result<Re
             .into_iter()
             .chain(foreign::installed())
             .chain(protocols.iter().map(|it| it.name()))
+            .chain([pushed::QUEUE])
             .collect(),
         tenants: stage.tenants.clone(),
         client: reqwest::Client::builder().timeout(CALL_TIMEOUT).build()?,
@@ -89,7 +91,8 @@ pub async fn run(dir: &Path, program: PathBuf, plan: &Plan) -> anyhow::Result<Re
     world.is_healing.store(true, Ordering::Relaxed);
     while producers.join_next().await.is_some() {}
     setup::resume(&world).await?;
-    let drained = drain(&stage, healed, plan.drain).await;
+    let mut last_open = String::new();
+    let drained = drain(&stage, healed, plan.drain, &mut last_open).await;
     world.has_ended.store(true, Ordering::Relaxed);
     while workers.join_next().await.is_some() {}
     drop(foreign);
@@ -113,12 +116,14 @@ pub async fn run(dir: &Path, program: PathBuf, plan: &Plan) -> anyhow::Result<Re
         seed: faults.seed,
         seconds: faults.during.as_secs(),
         under_patroni: faults.under_patroni,
+        has_previous,
         jobs: book.jobs.len(),
         operations: report::operations(&lines),
         faults: report::faults(&lines),
         fail_points: logs,
         unavailable_ms: check::unavailable(&lines),
         sometimes: report::sometimes(&lines, &book),
+        last_open,
         drained_ms: drained.ok().and_then(|it| u64::try_from(it.as_millis()).ok()),
         violations,
     })
@@ -159,14 +164,24 @@ fn start_clients(
 }
 
 /// Waits until every job has ended, and endpoints were told. Returns how long it took since nothing
-/// was broken any more.
-async fn drain(stage: &Stage, healed: Instant, longest: Duration) -> anyhow::Result<Duration> {
+/// was broken any more. `last_open` becomes the jobs that were the last.
+async fn drain(
+    stage: &Stage,
+    healed: Instant,
+    longest: Duration,
+    last_open: &mut String,
+) -> anyhow::Result<Duration> {
     let mut conn = stage.database.connect().await?;
     // Ends of jobs that lead on, events and deliveries are rows, too: deliveries are jobs.
     let sql = "select (select count(*) from jobs where completed_at is null)
                    + (select count(*) from outbound_events) + (select count(*) from job_ends)
                    + (select count(*) from ended_parents)";
+    let named = "select string_agg(format('%s %s, attempt %s', queue, state, attempt), '; ')
+                 from (select * from jobs where completed_at is null limit 5) it";
     loop {
+        if let Some(named) = sqlx::query_scalar(named).fetch_one(&mut conn).await? {
+            *last_open = named;
+        }
         let open: i64 = sqlx::query_scalar(sql).fetch_one(&mut conn).await?;
         if open == 0 {
             conn.close().await?;

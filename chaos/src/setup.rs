@@ -1,5 +1,5 @@
-//! What each tenant has before clients begin: an endpoint, a queue with a limit, and a schedule
-//! that fires often.
+//! What each tenant has before clients begin: an endpoint, a queue with a limit, one that is pushed,
+//! and a schedule that fires often.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::{
     check::MAX_ATTEMPTS,
     clients::{LIMITED_QUEUE, MAX_CONCURRENCY, PAUSED_QUEUE, RETRY_PAUSE, World},
     history::now,
-    receiver,
+    pushed, receiver,
 };
 
 /// The time between two ticks of a schedule, in seconds.
@@ -36,6 +36,9 @@ pub async fn set_up(world: &World, receiver: std::net::SocketAddr) -> anyhow::Re
         let limit = json!({"max_concurrency": MAX_CONCURRENCY});
         let queue = format!("/v1/queues/{LIMITED_QUEUE}");
         send(world, tenant, Method::PATCH, &queue, &limit).await?;
+        let push = pushed::settings(&receiver::pushed_url(receiver, tenant));
+        let queue = format!("/v1/queues/{}/push", pushed::QUEUE);
+        send(world, tenant, Method::PUT, &queue, &push).await?;
         let schedule = json!({
             "job_type": "chaos-tick", "cron_expression": format!("*/{TICK_SECONDS} * * * * *"),
             "queue": "q0", "max_attempts": MAX_ATTEMPTS, "payload": {"tenant": tenant},

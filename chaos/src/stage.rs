@@ -38,6 +38,9 @@ const LOOK_PERIOD: Duration = Duration::from_millis(50);
 /// What gives a process another clock, below a folder for each kind of machine.
 const FAKETIME: &str = "faketime/libfaketimeMT.so.1";
 
+/// The two points of a commit.
+pub const FAIL_SIDES: [&str; 2] = ["before", "after"];
+
 /// A project with its key.
 #[derive(Clone)]
 pub struct Tenant {
@@ -50,19 +53,40 @@ pub fn slug(tenant: usize) -> String {
     format!("tenant-{tenant}")
 }
 
+/// The programs of the nodes.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    pub server: PathBuf,
+    /// An earlier release: nodes begin with it, and change the release with each stop in order.
+    pub previous: Option<PathBuf>,
+}
+
+impl Programs {
+    fn of(&self, is_previous: bool) -> &Path {
+        self.previous.as_deref().filter(|_| is_previous).unwrap_or(&self.server)
+    }
+}
+
 /// What is wrong with the nodes on purpose.
 #[derive(Debug, Clone, Default)]
 pub struct Planted {
     /// The number of a bug.
     pub mutant: Option<u8>,
-    /// Commits that fail, in percent, on each side of each fail point.
+    /// Commits that fail, in percent, on each side of each fail point; of those that are rare,
+    /// more.
     pub fail_percent: f64,
 }
+
+/// Commits that come seldom, and how many times more often they fail.
+const RARE_POINTS: [&str; 6] = ["succeed_parents", "reap", "promote", "fire", "cascade", "ends"];
+const RARE_TIMES: f64 = 10.0;
 
 /// All processes. They are started from the main thread, and end with it.
 pub struct Stage {
     dir: PathBuf,
-    program: PathBuf,
+    programs: Programs,
+    /// Which nodes run the earlier release.
+    are_previous: [bool; NODES],
     planted: Planted,
     pub database: Database,
     redis: Option<Redis>,
@@ -79,11 +103,13 @@ impl Stage {
     /// When something does not start.
     pub async fn start(
         dir: &Path,
-        program: PathBuf,
+        programs: Programs,
         planted: Planted,
         under_patroni: bool,
     ) -> anyhow::Result<Self> {
-        ensure!(program.exists(), "{} is missing: build it first", program.display());
+        for program in [false, true].map(|it| programs.of(it)) {
+            ensure!(program.exists(), "{} is missing: build it first", program.display());
+        }
         let redis = Redis::start(&Redis::dir(std::process::id()))?;
         let runs = u32::from(PORTS / RUN_PORTS);
         let number = u16::try_from(std::process::id() % runs).unwrap_or_default();
@@ -91,7 +117,8 @@ impl Stage {
         let patroni_port = under_patroni.then_some(first_port + NODE_PORTS);
         let mut stage = Self {
             dir: dir.to_owned(),
-            program,
+            programs,
+            are_previous: [true; NODES],
             planted,
             database: Database::start(dir, patroni_port).await?,
             redis: Some(redis),
@@ -147,7 +174,8 @@ impl Stage {
         let redis_url =
             format!("redis+unix://{}/redis.sock", Redis::dir(std::process::id()).display());
         let operator = self.first_port + NODES as u16 + node as u16;
-        let mut command = Command::new(&self.program);
+        let program = self.programs.of(self.are_previous[node]);
+        let mut command = Command::new(program);
         command
             .args(["serve", "--listen", &self.urls()[node].replace("http://", "")])
             .args(["--metrics-listen", &format!("127.0.0.1:{operator}")])
@@ -166,7 +194,7 @@ impl Stage {
             command.env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let child = command.spawn().with_context(|| self.program.display().to_string())?;
+        let child = command.spawn().with_context(|| program.display().to_string())?;
         self.nodes[node] = Some(child);
         Ok(())
     }
@@ -177,7 +205,9 @@ impl Stage {
         let mut all = String::new();
         if percent > 0.0 {
             for point in faults::FAIL_POINTS {
-                for side in ["before", "after"] {
+                let times = if RARE_POINTS.contains(&point) { RARE_TIMES } else { 1.0 };
+                let percent = percent * times;
+                for side in FAIL_SIDES {
                     let _ = write!(all, "{point}.{side}={percent}%return;");
                 }
             }
@@ -196,8 +226,10 @@ impl Stage {
         false
     }
 
-    /// Stops a node in order, as a deploy does. Returns whether it ran until then and ended well.
+    /// Stops a node in order, as a deploy does: it starts with the other release, if there are two.
+    /// Returns whether it ran until then and ended well.
     pub async fn stop_node(&mut self, node: usize) -> bool {
+        self.are_previous[node] = !self.are_previous[node];
         let ran = !self.dead_nodes().contains(&node);
         self.signal(node, "TERM");
         let Some(mut child) = self.nodes[node].take() else { return false };

@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use crate::{
     domain::rate::{Handout, RateLimit},
+    faults::Mutant,
     store::{
         claims::{LeasedJob, QueueClaim},
         limited_claims::{self, ClaimLimits, ConstraintKey, MAX_PAGE_CONSTRAINT_KEYS},
@@ -50,7 +51,7 @@ pub(in crate::engine) async fn claim(
         tx.rollback().await?;
         return Ok(LimitedClaimed { was_contended: true, ..LimitedClaimed::default() });
     }
-    if rules.as_ref().is_some_and(|it| it.is_paused) {
+    if rules.as_ref().is_some_and(|it| it.is_paused) && !Mutant::PauseIgnored.is_planted() {
         tx.rollback().await?;
         return Ok(LimitedClaimed { pause_for: Some(MAX_REST), ..LimitedClaimed::default() });
     }
@@ -73,7 +74,10 @@ pub(in crate::engine) async fn claim(
     let limits = ClaimLimits {
         constraint_keys: &open,
         job_types: job_types.as_deref(),
-        max_concurrency: rules.as_ref().and_then(|it| it.max_concurrency),
+        max_concurrency: rules
+            .as_ref()
+            .and_then(|it| it.max_concurrency)
+            .filter(|_| !Mutant::LimitIgnored.is_planted()),
         default_lease_seconds: rules.as_ref().and_then(|it| it.default_lease_seconds),
         max_jobs: rate.as_ref().map_or(slots, |it| slots.min(it.allowed().into())),
     };

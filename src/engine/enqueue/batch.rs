@@ -34,8 +34,23 @@ pub use crate::store::enqueue::{Extras, NewJob, Start};
 /// # Errors
 /// [`Error::Invalid`] when a `run_at` lies too far ahead, and [`Error::Overloaded`] when too many
 /// requests wait: nothing is stored. [`Error::Unavailable`] when the database did not answer.
-pub(super) async fn enqueue(engine: &Engine, jobs: Arc<[NewJob]>) -> Result<Vec<StoredJob>, Error> {
+pub(super) async fn enqueue(
+    engine: &Engine,
+    mut jobs: Arc<[NewJob]>,
+) -> Result<Vec<StoredJob>, Error> {
+    if Mutant::LeftBehind.is_planted() {
+        jobs = jobs.iter().cloned().map(left_behind).collect();
+    }
     engine.enqueues.submit(jobs).await
+}
+
+/// A job that may wait too long, as [`Mutant::LeftBehind`] stores it.
+fn left_behind(mut job: NewJob) -> NewJob {
+    const WAIT_SECONDS: i32 = 45;
+    if job.start == Start::After(0) && Mutant::LeftBehind.strikes_at(job.id.0) {
+        job.start = Start::After(WAIT_SECONDS);
+    }
+    job
 }
 
 /// The batch of new jobs.

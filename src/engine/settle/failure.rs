@@ -39,6 +39,9 @@ pub(in crate::engine) fn decide(
     let AfterAttempt { next, failures } = job::after_attempt(&running, ending, jitter);
     let (state, wait) = match next {
         Next::Pending => (StoredState::Pending, Duration::ZERO),
+        Next::RetryAfter(_) if Mutant::RetriedEarly.is_planted() => {
+            (StoredState::Pending, Duration::ZERO)
+        }
         Next::RetryAfter(wait) => (StoredState::Backoff, wait),
         Next::DeadLetter => (StoredState::DeadLetter, Duration::ZERO),
         Next::Cancelled => (StoredState::Cancelled, Duration::ZERO),

@@ -348,13 +348,14 @@ async fn end_leases(
     loop {
         let mut conn = pool.acquire_for(key.0).await?;
         let mut tx = conn.begin().await?;
-        let only_silent = *ending == Ending::LeaseExpired;
-        if only_silent
-            && !store::workers::lock_silent(&mut tx, key.0, &key.1, WORKER_SILENCE_SECONDS).await?
+        let silence = (*ending == Ending::LeaseExpired).then_some(WORKER_SILENCE_SECONDS);
+        if let Some(silence) = silence
+            && !store::workers::lock_silent(&mut tx, key.0, &key.1, silence).await?
         {
             return Ok(ended);
         }
-        let held = store::settle_failure::lock_held_by(&mut tx, key.0, &key.1, MAX_ENDED).await?;
+        let held = store::settle_failure::lock_held_by(&mut tx, key.0, &key.1, MAX_ENDED, silence);
+        let held = held.await?;
         let ends: Vec<_> = held
             .iter()
             .map(|it| failure::decide(it, ending, ending.unreported_error(), None))
@@ -432,26 +433,36 @@ async fn expire_silent_workers(engine: &Engine) -> sqlx::Result<()> {
         let silent = sweep::workers::find_silent_workers(&mut conn).await?;
         drop(conn);
         let is_full = silent.len() == sweep::workers::MAX_SILENT_WORKERS;
+        let mut has_progress = false;
         for (project_id, worker_id) in silent {
             let key = (project_id, worker_id.into());
-            if let Err(error) = expire_silent_worker(engine, &key).await {
-                isolate::set_aside(engine, Work::LostWorker, (key.0, &key.1), error).await?;
+            match expire_silent_worker(engine, &key).await {
+                Ok(is_lost) => has_progress |= is_lost,
+                Err(error) => {
+                    isolate::set_aside(engine, Work::LostWorker, (key.0, &key.1), error).await?;
+                    has_progress = true;
+                }
             }
         }
-        if !is_full {
+        // Those that are back are found again until it is written that they were heard.
+        if !is_full || !has_progress {
             return Ok(());
         }
     }
 }
 
-async fn expire_silent_worker(engine: &Engine, key: &WorkerKey) -> sqlx::Result<()> {
+/// Returns whether it is lost.
+async fn expire_silent_worker(engine: &Engine, key: &WorkerKey) -> sqlx::Result<bool> {
     let pool = &engine.pools.background;
     let ended = end_leases(engine, pool, key, &Ending::LeaseExpired).await?;
     // Last, so that an interrupted pass is repeated.
     let mut conn = pool.acquire().await?;
-    if store::workers::mark_lost(&mut conn, key.0, &key.1, WORKER_SILENCE_SECONDS).await? {
+    let is_lost =
+        store::workers::mark_lost(&mut conn, key.0, &key.1, WORKER_SILENCE_SECONDS).await?;
+    if is_lost {
         counter!(telemetry::WORKERS_LOST).increment(1);
         tracing::info!(leases = ended, "worker timed out; leases expired");
     }
-    isolate::succeeded(engine, &mut conn, Work::LostWorker, (key.0, &key.1)).await
+    isolate::succeeded(engine, &mut conn, Work::LostWorker, (key.0, &key.1)).await?;
+    Ok(is_lost)
 }

@@ -236,11 +236,13 @@ pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Res
 
 /// The running jobs of one worker, locked in the order of their ids: at most `limit`, and at most
 /// 500. They are found before they are ordered: ordering by id would invite a scan over the key.
+/// With `silence_seconds` only those that were not claimed or renewed for that long.
 pub async fn lock_held_by(
     conn: &mut PgConnection,
     project_id: ProjectId,
     worker_id: &str,
     limit: i64,
+    silence_seconds: Option<i32>,
 ) -> sqlx::Result<Vec<Held>> {
     sqlx::query_as!(
         Held,
@@ -249,6 +251,9 @@ pub async fn lock_held_by(
             select id
             from jobs
             where project_id = $1 and state = 'processing' and worker_id = $2
+                and ($4::int is null or greatest(
+                    claimed_at, lease_expires_at - make_interval(secs => lease_seconds)
+                ) <= now() - make_interval(secs => $4::int))
             limit $3
         ), held as materialized (
             select jobs.project_id, jobs.id, jobs.attempt, jobs.failures, jobs.max_attempts,
@@ -256,6 +261,10 @@ pub async fn lock_held_by(
             from mine
             join jobs on jobs.project_id = $1 and jobs.id = mine.id
             where jobs.worker_id = $2
+                and ($4::int is null or greatest(
+                    jobs.claimed_at,
+                    jobs.lease_expires_at - make_interval(secs => jobs.lease_seconds)
+                ) <= now() - make_interval(secs => $4::int))
             order by jobs.id
             limit 500
             for update of jobs
@@ -271,6 +280,7 @@ pub async fn lock_held_by(
         project_id.0,
         worker_id,
         limit,
+        silence_seconds,
     )
     .fetch_all(conn)
     .await

@@ -46,13 +46,8 @@ pub async fn upsert(
             concurrency = excluded.concurrency,
             pid = excluded.pid,
             labels = excluded.labels,
-            state = 'running',
-            lost_at = null,
-            last_beat_at = null,
-            is_registered = true,
-            registered_at = now(),
-            last_seen_at = now(),
-            changed_at = now()
+            state = 'running', lost_at = null, last_beat_at = null, is_registered = true,
+            registered_at = now(), last_seen_at = now(), changed_at = now()
         ",
         project_id.0,
         worker.worker_id,
@@ -273,8 +268,7 @@ pub async fn lock_silent(
 ) -> sqlx::Result<bool> {
     let silent = sqlx::query_scalar!(
         "
-        select worker_id
-        from workers
+        select worker_id from workers
         where project_id = $1 and worker_id = $2 and lost_at is null
             and last_beat_at <= now() - make_interval(secs => $3::int)
             and last_seen_at <= now() - make_interval(secs => $3::int)
@@ -289,7 +283,8 @@ pub async fn lock_silent(
     Ok(silent.is_some())
 }
 
-/// Marks a worker as lost, unless it was heard again; returns whether it is.
+/// Marks a worker as lost, unless it was heard again; returns whether it is. One that got or
+/// renewed a lease since is not silent: that it was heard is written a little later.
 pub async fn mark_lost(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -302,6 +297,12 @@ pub async fn mark_lost(
         where project_id = $1 and worker_id = $2 and lost_at is null
             and last_beat_at <= now() - make_interval(secs => $3::int)
             and last_seen_at <= now() - make_interval(secs => $3::int)
+            and not exists (
+                select from jobs
+                where project_id = $1 and state = 'processing' and worker_id = $2 and greatest(
+                    claimed_at, lease_expires_at - make_interval(secs => lease_seconds)
+                ) > now() - make_interval(secs => $3::int)
+            )
         ",
         project_id.0,
         worker_id,

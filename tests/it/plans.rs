@@ -366,7 +366,7 @@ async fn pass_gates(conn: &mut PgConnection) {
     .await;
     assert_eq!(leased.len(), 50);
     let held = costs(conn, "leases of one worker", 600 * 5, async |conn| {
-        settle_failure::lock_held_by(conn, PROJECT, "w", 500).await.expect("it runs")
+        settle_failure::lock_held_by(conn, PROJECT, "w", 500, None).await.expect("it runs")
     })
     .await;
     assert!(held.len() >= 50);

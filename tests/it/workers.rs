@@ -193,7 +193,9 @@ fn a_worker_that_beats_and_falls_silent_loses_its_leases_as_failures() {
         t.database
             .execute(
                 "update workers set last_seen_at = now() - interval '31 s',
-                     last_beat_at = last_beat_at - interval '31 s'",
+                     last_beat_at = last_beat_at - interval '31 s';
+                 update jobs set claimed_at = claimed_at - interval '31 s',
+                     lease_expires_at = lease_expires_at - interval '31 s'",
             )
             .await;
         let job = t.wait_and_lease("other").await;
@@ -209,6 +211,43 @@ fn a_worker_that_beats_and_falls_silent_loses_its_leases_as_failures() {
         assert_eq!((&back["alive"], &back["state"]), (&json!(true), &json!("running")), "back");
         t.enqueue(json!({})).await;
         t.lease("beats").await;
+    });
+}
+
+#[test]
+fn a_worker_that_is_back_keeps_its_new_leases() {
+    run(async |t| {
+        let lease = async |worker: &str| {
+            let poll = json!({"worker_id": worker, "queues": [worker], "lease_seconds": 300});
+            t.polled(poll).await.remove(0)
+        };
+        for worker in ["back", "gone"] {
+            t.enqueue(json!({"queue": worker})).await;
+            lease(worker).await;
+            beat(t, worker, &[]).await;
+        }
+        t.database
+            .execute(
+                "update jobs set claimed_at = claimed_at - interval '31 s',
+                     lease_expires_at = lease_expires_at - interval '31 s'",
+            )
+            .await;
+        t.enqueue(json!({"queue": "back"})).await;
+        let new = lease("back").await;
+        // What both did is in the store once a third one is. Then it is as if what `back` did
+        // since were not yet written.
+        t.enqueue(json!({"queue": "seen"})).await;
+        lease("seen").await;
+        while worker(t, "seen").await == Value::Null {}
+        let silent = "update workers set last_seen_at = now() - interval '31 s',
+                          last_beat_at = now() - interval '31 s'
+                      where worker_id <> 'seen'";
+        t.database.execute(silent).await;
+        while worker(t, "gone").await["state"] != "terminated" {}
+        let id = new["id"].as_str().expect("an id");
+        let shown = t.job(id).await;
+        assert_eq!(shown["failures"], 0, "it was heard when it got the lease: {shown}");
+        assert_eq!(worker(t, "back").await["state"], "running");
     });
 }
 

@@ -5,6 +5,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 use anyhow::Context;
 use futures_util::{FutureExt, future::BoxFuture};
 use metrics_exporter_prometheus::PrometheusHandle;
+use sqlx::postgres::{PgDatabaseError, PgSeverity};
 use tokio::{
     net::TcpListener,
     time::{Instant, sleep, timeout, timeout_at},
@@ -313,15 +314,20 @@ fn is_missing(error: &sqlx::Error) -> bool {
 fn may_pass(error: &sqlx::Error) -> bool {
     use sqlx::Error::{Io, PoolTimedOut, Protocol};
     match error.as_database_error() {
-        Some(it) => it.code().is_some_and(|it| is_passing_code(&it)),
+        Some(it) => {
+            // It ends all sessions, and recovers: its log may have no room.
+            let postgres = it.try_downcast_ref::<PgDatabaseError>();
+            let panics = postgres.is_some_and(|it| it.severity() == PgSeverity::Panic);
+            panics || it.code().is_some_and(|it| is_passing_code(&it))
+        }
         None => matches!(error, Io(_) | PoolTimedOut | Protocol(_)),
     }
 }
 
 /// The database is out of reach (class 08, also from a pooler), stopping or starting (57P), without
-/// room (53), or a standby (25006).
+/// room (53), has a failing disk (58), or is a standby (25006).
 fn is_passing_code(code: &str) -> bool {
-    ["08", "53", "57P"].iter().any(|it| code.starts_with(it)) || code == "25006"
+    ["08", "53", "57P", "58"].iter().any(|it| code.starts_with(it)) || code == "25006"
 }
 
 /// Waits for requests, undelivered jobs and loops, in this order and within [`DRAIN_TIMEOUT`].
@@ -445,7 +451,7 @@ mod tests {
 
     #[test]
     fn a_node_waits_for_what_passes_by_itself_alone() {
-        for code in ["08006", "08P01", "53300", "57P01", "57P03", "25006"] {
+        for code in ["08006", "08P01", "53300", "57P01", "57P03", "58030", "25006"] {
             assert!(is_passing_code(code), "{code}");
         }
         for code in ["28P01", "3D000", "42P01", "57014", "25001", "XX000"] {

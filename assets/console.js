@@ -460,12 +460,14 @@ function draw(box) {
   const place = { minute: "{HH}:{mm}", hour: "{MMM} {D}, {HH}:{mm}", day: "{MMM} {D}" }[data.slot];
   const mark = data.slot === "minute" ? "{HH}:{mm}" : null;
   const axis = { stroke: colour("soft"), grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line"), width: 1 }, font: "12px system-ui" };
+  // As wide as its longest mark.
+  const room = (_, marks) => Math.max(62, ...(marks || []).map((it) => 16 + 7 * it.length));
   box.plot = new uPlot({
     width,
     height: 190,
     cursor: { drag: { x: false, y: false } },
     tzDate: (seconds) => (times.isLocal ? new Date(seconds * 1000) : uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC")),
-    axes: [mark ? { ...axis, values: mark } : axis, { ...axis, size: 62, values: (_, marks) => marks.map(word) }],
+    axes: [mark ? { ...axis, values: mark } : axis, { ...axis, size: room, values: (_, marks) => marks.map(word) }],
     scales: { y: { range: (_, low, high) => [0, Math.max(high || 0, 10)] } },
     series: [{ label: times.isLocal ? "Time" : "UTC", value: place }, ...data.series.map((it) => ({ label: it.name, stroke: colour(it.tone), width: 1.75, spanGaps: false, points: { show: true, size: 4 }, value: (_, value) => word(value) }))],
   }, values, box);

@@ -14,6 +14,10 @@ pub const DONE: &str = "done";
 /// Shown when a submitted form has changed nothing.
 pub const NOTHING: &str = "nothing";
 
+/// Shown when the first job of a replay was to be cancelled, and has begun or ended meanwhile.
+pub const FIRST_RUNS: &str = "first_runs";
+pub const FIRST_ENDED: &str = "first_ended";
+
 /// A login provider was linked to the account.
 pub const LINKED: &str = "provider_linked";
 
@@ -430,7 +434,15 @@ pub fn find(operation: &str, plane: Plane) -> Option<&'static Action> {
 pub fn said(operation: &str) -> Option<&'static str> {
     let done = ACTIONS.iter().map(|it| (it.operation, it.done));
     let others = OTHERS.iter().map(|(operation, _, said)| (*operation, *said));
-    let more = [(NOTHING, "Nothing was changed."), (LINKED, "You can log in with it from now on.")];
+    let more = [
+        (NOTHING, "Nothing was changed."),
+        (LINKED, "You can log in with it from now on."),
+        (
+            FIRST_RUNS,
+            "This is the new job. The first one is running: its worker was asked to stop.",
+        ),
+        (FIRST_ENDED, "This is the new job. The first one had ended before it could be cancelled."),
+    ];
     let said = done.chain(others).chain(more).find(|it| it.0 == operation).map(|it| it.1);
     said.filter(|it| !it.is_empty())
 }

@@ -175,16 +175,18 @@ pub async fn replay(
     let path = here.at(&format!("/jobs/{}/replay", segment(&id)));
     let once = form.get(action_table::ONCE);
     let made: Job = here.api.send_once(Method::POST, &path, Some(body), once).await?;
+    let mut done = "jobs_replay";
     if form.get("cancel").is_some() {
         let path = here.at(&format!("/jobs/{}/cancel", segment(&id)));
         match here.api.send::<Job>(Method::POST, &path, None).await {
-            // It has ended meanwhile.
-            Ok(_) | Err(Error::InvalidState(_)) => (),
+            Ok(job) if job.state == JobState::Cancelled => (),
+            Ok(job) if job.state == JobState::Processing => done = action_table::FIRST_RUNS,
+            Ok(_) | Err(Error::InvalidState(_)) => done = action_table::FIRST_ENDED,
             Err(other) => return Err(other),
         }
     }
     let to = here.frame.to(&format!("/jobs/{}", segment(&made.id)));
-    Ok(go(headers.contains_key(HX_REQUEST), &action_table::saying(&to, "jobs_replay")))
+    Ok(go(headers.contains_key(HX_REQUEST), &action_table::saying(&to, done)))
 }
 
 /// A job's payload, byte for byte, as a file.

@@ -55,6 +55,15 @@ impl InvalidSchedule {
 /// assert!(error.starts_with("must have five fields"));
 /// let told = parse("0 25 * * *").unwrap_err().to_string();
 /// assert_eq!(told, "the hour cannot be `25`: it must be within 0 to 23");
+/// let told = parse("0 noon * * *").unwrap_err().to_string();
+/// let forms = "it may be a number from 0 to 23, `*`, a list such as 1,4, a range such as 1-4, \
+///              a step such as */2";
+/// assert_eq!(told, format!("the hour cannot be `noon`: {forms}"));
+/// let told = parse("0 0 * * moon").unwrap_err().to_string();
+/// assert!(told.ends_with("a name such as mon, 5L for the last, or 2#1 for the first"), "{told}");
+/// for allowed in ["0 0 L * *", "0 0 15W * *", "0 0 * jan mon", "0 0 * * 5L", "0 0 * * 2#1"] {
+///     assert!(parse(allowed).is_ok(), "{allowed}");
+/// }
 /// ```
 pub fn parse(expression: &str) -> Result<Cron, InvalidSchedule> {
     let expression = match expression.trim() {
@@ -80,8 +89,19 @@ pub fn parse(expression: &str) -> Result<Cron, InvalidSchedule> {
             Some((_, (field, (name, min, max)))) if has_number_beyond(field, *min, *max) => {
                 format!("the {name} cannot be `{field}`: it must be within {min} to {max}")
             }
-            Some((_, (field, (name, ..)))) => format!("the {name} cannot be `{field}`: {error}"),
-            None => error.to_string(),
+            Some((_, (field, (name, min, max)))) => {
+                let more = match *name {
+                    "month" => ", or a name such as jan",
+                    "day of the month" => ", L for the last day, or 15W for the nearest weekday",
+                    "day of the week" => ", a name such as mon, 5L for the last, or 2#1 for the first",
+                    _ => "",
+                };
+                format!(
+                    "the {name} cannot be `{field}`: it may be a number from {min} to {max}, `*`, a \
+                     list such as 1,4, a range such as 1-4, a step such as */2{more}"
+                )
+            }
+            None => format!("cannot be read: {error}"),
         })
     })
 }

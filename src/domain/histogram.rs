@@ -67,7 +67,8 @@ impl Histogram {
     }
 
     /// The percentile `share` (0.95: p95), in milliseconds: exact to its bucket, in which times are
-    /// assumed to be spread evenly. Beyond the last bound: that bound.
+    /// assumed to be spread evenly, but not above what their sum allows. Beyond the last bound:
+    /// that bound.
     ///
     /// ```
     /// # use fencepost::domain::histogram::Histogram;
@@ -78,15 +79,26 @@ impl Histogram {
     /// }
     /// assert_eq!(times.quantile_ms(0.5), Some(75), "the middle of the bucket from 50 to 100");
     /// assert_eq!(times.quantile_ms(1.0), Some(100));
+    /// times.add(4_000);
+    /// assert_eq!(times.quantile_ms(1.0), Some(5_000), "the sum allows it");
+    /// let mut one = Histogram::default();
+    /// one.add(70_000);
+    /// assert_eq!(one.quantile_ms(0.95), Some(70_000), "and not 120,000");
     /// ```
     #[must_use]
     pub fn quantile_ms(&self, share: f64) -> Option<i64> {
         let wanted = (share * self.count() as f64).max(1.0);
+        let lower_bound = |number: usize| number.checked_sub(1).map_or(0, |it| BOUNDS_MS[it]);
+        let numbered = || self.buckets.iter().enumerate();
+        let least = numbered().map(|(number, many)| lower_bound(number).saturating_mul(*many));
+        // No time exceeds its lower bound by more than all of them do together.
+        let beyond = self.sum_ms.saturating_sub(least.fold(0, i64::saturating_add)).max(0);
         let mut before = 0;
-        for (number, many) in self.buckets.iter().enumerate().filter(|(_, many)| **many > 0) {
+        for (number, many) in numbered().filter(|(_, many)| **many > 0) {
             if (before + many) as f64 >= wanted {
-                let lower = number.checked_sub(1).map_or(0, |it| BOUNDS_MS[it]);
+                let lower = lower_bound(number);
                 let upper = BOUNDS_MS.get(number).copied().unwrap_or(lower);
+                let upper = upper.min(lower.saturating_add(beyond));
                 let inside = (wanted - before as f64) / *many as f64;
                 return Some(lower + ((upper - lower) as f64 * inside).round() as i64);
             }

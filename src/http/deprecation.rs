@@ -115,6 +115,22 @@ mod tests {
     }
 
     #[test]
+    fn what_is_deprecated_is_an_operation() {
+        let paths = crate::http::openapi::document()["paths"].as_object().expect("paths");
+        let is_operation = |it: &Deprecated| {
+            paths.iter().any(|(path, methods)| {
+                let mut own = methods.as_object().into_iter().flatten();
+                own.any(|(method, _)| it.matches(method, path))
+            })
+        };
+        assert!(is_operation(&ALL[0]));
+        assert!(!is_operation(&Deprecated { path: "/jobs/{id}", ..ALL[0] }), "misspelt");
+        for it in DEPRECATED {
+            assert!(is_operation(it), "{} {} is no operation", it.method, it.path);
+        }
+    }
+
+    #[test]
     fn dates_are_as_the_standards_want_them() {
         let mut headers = HeaderMap::new();
         ALL[0].write_headers(&mut headers, "https://queue.example").expect("headers");

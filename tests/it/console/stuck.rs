@@ -44,5 +44,15 @@ fn a_stuck_job_is_one_click_from_the_first_page_and_a_search_without_a_name_is_e
         assert_eq!(t.job(&stuck).await["state"], "cancelled");
         let again = browser.post(&mend, &form).await;
         assert_eq!(again.status, 303, "a job that has ended is not cancelled: {}", again.text);
+        // One that has begun, or ended, since the page was shown.
+        let poll = json!({"worker_id": "w", "queues": ["billing"], "job_types": ["invoice.send"]});
+        let runs = t.polled(poll).await.remove(0);
+        let mend = format!("{page}/jobs/{}/replay", runs["id"].as_str().expect("an id"));
+        for said in ["its worker was asked to stop", "had ended before it could be cancelled"] {
+            let made = browser.post(&mend, &form).await;
+            let place = made.headers["location"].to_str().expect("text");
+            browser.get(place).await.says(200, said);
+            t.ack(&runs, "w", "succeeded").await;
+        }
     });
 }

@@ -57,32 +57,33 @@ deadlocks: setup-test ## Try for SECONDS (600) to make operations on the same ro
 	FENCEPOST_DEADLOCK_SECONDS=$(or $(SECONDS),600) \
 		$(CARGO) test --locked --test it -- --nocapture never_deadlock
 
-model: ## Check the lease protocol in every order of events, at full size (about 5 minutes)
+model: ## Check the lease protocol in every order of events, at full size (about 12 minutes)
 	FENCEPOST_MODEL_FULL=1 $(CARGO) test --locked -p fencepost-proof -- --nocapture --test-threads 1
 
 interleavings: ## Run the server's synchronisation in 50,000 random orders of each test
 	FENCEPOST_SCHEDULES=50000 $(CARGO) test --locked -p fencepost-interleavings -- --nocapture
 
 CHAOS = ./target/debug/fencepost-chaos
+CHAOS_RUN = $(CHAOS) run $(if $(PREVIOUS),--previous $(PREVIOUS))
 
-chaos: chaos-build ## Run clients and faults: SEED and SECONDS (120), REPEAT times (1); without SEED five runs, two of them new
+chaos: chaos-build ## Run clients and faults: SEED and SECONDS (120), REPEAT times (1); without SEED five runs, two of them new; PREVIOUS, the server of an earlier release
 	@if [ -n "$(SEED)" ]; then \
-		$(CHAOS) run --seed $(SEED) --seconds $(or $(SECONDS),120) --repeat $(or $(REPEAT),1); \
+		$(CHAOS_RUN) --seed $(SEED) --seconds $(or $(SECONDS),120) --repeat $(or $(REPEAT),1); \
 	else \
-		for seed in 1 2 3; do $(CHAOS) run --seed $$seed --seconds $(or $(SECONDS),60) || exit 1; done; \
-		for run in 1 2; do $(CHAOS) run --seconds $(or $(SECONDS),60) || exit 1; done; \
+		for seed in 1 2 3; do $(CHAOS_RUN) --seed $$seed --seconds $(or $(SECONDS),60) || exit 1; done; \
+		for run in 1 2; do $(CHAOS_RUN) --seconds $(or $(SECONDS),60) || exit 1; done; \
 	fi
 
 chaos-long: chaos-build ## The same for HOURS (1) in pieces of 20 minutes; results go to docs/proof.md
 	@end=$$(( $$(date +%s) + $(or $(HOURS),1) * 3600 )); \
 	while [ $$(date +%s) -lt $$end ]; do \
-		$(CHAOS) run --seconds 1200 --results docs/proof.jsonl || exit 1; \
+		$(CHAOS_RUN) --seconds 1200 --results docs/proof.jsonl || exit 1; \
 	done
 	$(CHAOS) page --results docs/proof.jsonl --page docs/proof.md
 
 chaos-patroni: chaos-build ## The same for SECONDS (600) while Patroni leads PostgreSQL, with etcd and HAProxy
 	@sh scripts/setup.sh patroni
-	$(CHAOS) run --patroni --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
+	$(CHAOS_RUN) --patroni --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 
 mutants: chaos-build ## Plant each bug of src/faults.rs in nodes, and run until it is caught: ONLY=1,2 or all
 	$(CHAOS) mutants $(if $(ONLY),--only $(ONLY)) --results docs/proof.jsonl

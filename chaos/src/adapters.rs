@@ -16,7 +16,7 @@ use crate::{
     stage::slug,
 };
 
-/// Of a hundred attempts, those that fail, those whose worker dies, and those that send a heartbeat.
+/// Of a hundred attempts, those that fail, those whose worker dies, and those with a heartbeat.
 const FAIL_PERCENT: u32 = 15;
 const DIE_PERCENT: u32 = 4;
 const BEAT_PERCENT: u32 = 12;
@@ -24,11 +24,6 @@ const BEAT_PERCENT: u32 = 12;
 const LONG_PERCENT: u32 = 20;
 /// Heartbeats of it, two in the time of a lease.
 const LONG_BEATS: u32 = 3;
-/// Of a hundred acks, those that are repeated, those that are followed by another outcome, and by a
-/// heartbeat.
-const REPEAT_PERCENT: u32 = 5;
-const CONTRADICT_PERCENT: u32 = 5;
-const LATE_BEAT_PERCENT: u32 = 3;
 /// How long work takes, in milliseconds.
 const WORK_MS: std::ops::Range<u64> = 0..80;
 /// The pause after a poll without a job; these polls do not wait.
@@ -171,12 +166,12 @@ impl Protocol {
         }
     }
 
-    /// What a heartbeat was answered: Open Job Spec lists the jobs that it has renewed.
-    fn beaten(self, task: &Task, answered: Option<&(u16, Value)>) -> Answer {
+    /// What a heartbeat of this job was answered: Open Job Spec lists the jobs that it has renewed.
+    pub fn heartbeat_answer(self, id: &str, answered: Option<&(u16, Value)>) -> Answer {
         match (self, answered) {
             (Self::OpenJobSpec, Some((200, body))) => {
                 let renewed = body["jobs_extended"].as_array();
-                let is_renewed = renewed.is_some_and(|it| it.contains(&json!(task.id)));
+                let is_renewed = renewed.is_some_and(|it| it.contains(&json!(id)));
                 if is_renewed { Answer::Yes } else { Answer::Stale }
             }
             _ => answer_of(answered),
@@ -277,52 +272,52 @@ impl Client {
             let is_shown = protocol != Protocol::WorkflowGraph;
             let of = task.tenant.unwrap_or(if is_shown { usize::MAX } else { tenant });
             self.world.history.note(Event::Leased { tenant, held: held.clone(), of });
-            self.run_over(protocol, &task, &held).await;
+            self.run_task(protocol, &task, &held).await;
         }
     }
 
     /// Runs a job, and ends its attempt unless the worker dies.
-    async fn run_over(&mut self, protocol: Protocol, task: &Task, held: &Held) {
+    async fn run_task(&mut self, protocol: Protocol, task: &Task, held: &Held) {
         sleep(Duration::from_millis(self.rng.random_range(WORK_MS))).await;
         if self.is_healing() {
-            self.ack_over(protocol, task, held, End::Succeeded).await;
+            self.send_end(protocol, task, held, End::Succeeded).await;
             return;
         }
         if protocol.has_short_leases() && self.happens(DIE_PERCENT) {
             return;
         }
         if self.happens(BEAT_PERCENT) {
-            self.beat_over(protocol, task, held).await;
+            self.send_heartbeat(protocol, task, held).await;
             if protocol.has_short_leases() && self.happens(LONG_PERCENT) {
                 for _ in 0..LONG_BEATS {
                     sleep(Duration::from_secs(protocol.lease_seconds()) / 2).await;
-                    self.beat_over(protocol, task, held).await;
+                    self.send_heartbeat(protocol, task, held).await;
                 }
             }
         }
         let end = if self.happens(FAIL_PERCENT) { End::Failed } else { End::Succeeded };
-        self.ack_over(protocol, task, held, end).await;
-        if protocol.has_attempts() && self.happens(REPEAT_PERCENT) {
-            self.ack_over(protocol, task, held, end).await;
+        self.send_end(protocol, task, held, end).await;
+        let after = self.after_ack(end);
+        if after.repeats && protocol.has_attempts() {
+            self.send_end(protocol, task, held, end).await;
         }
-        if self.happens(CONTRADICT_PERCENT) {
-            let other = if end == End::Succeeded { End::Failed } else { End::Succeeded };
-            self.ack_over(protocol, task, held, other).await;
+        if let Some(other) = after.contradicts {
+            self.send_end(protocol, task, held, other).await;
         }
-        if self.happens(LATE_BEAT_PERCENT) {
-            self.beat_over(protocol, task, held).await;
+        if after.beats {
+            self.send_heartbeat(protocol, task, held).await;
         }
     }
 
-    async fn beat_over(&mut self, protocol: Protocol, task: &Task, held: &Held) {
+    async fn send_heartbeat(&mut self, protocol: Protocol, task: &Task, held: &Held) {
         let (path, body) = protocol.beat(self.tenant, task, &held.worker);
         let sent = now();
         let answered = self.post(Call { path: &path, body: &body, key: None }).await;
-        let answer = protocol.beaten(task, answered.as_ref());
+        let answer = protocol.heartbeat_answer(&task.id, answered.as_ref());
         self.world.history.note(Event::Beat { held: held.clone(), answer, sent });
     }
 
-    async fn ack_over(&mut self, protocol: Protocol, task: &Task, held: &Held, end: End) {
+    async fn send_end(&mut self, protocol: Protocol, task: &Task, held: &Held, end: End) {
         let (path, body) = protocol.ack(self.tenant, task, &held.worker, end);
         let call = Call { path: &path, body: &body, key: None };
         let tries = if protocol.has_attempts() { MAX_ACK_TRIES } else { 1 };

@@ -25,6 +25,8 @@ pub use self::{families::callbacks, servers::unavailable, times::running};
 
 /// Failures after which a job is a dead letter.
 pub const MAX_ATTEMPTS: i64 = 3;
+/// The state of a job that was cancelled, and the outcome of its last attempt.
+const CANCELLED: &str = "cancelled";
 /// Times of the API are rounded.
 const ROUNDING_MS: i64 = 2;
 
@@ -41,7 +43,7 @@ pub enum Invariant {
     /// I4: an ack that was accepted is what the book says of its attempt; a heartbeat that was
     /// accepted was sent before the end of its lease was known.
     AcceptedIsRecorded,
-    /// I4: a worker has sent what the book has as its end.
+    /// I4: a success or failure in the book was sent by its worker.
     NoEndAppears,
     /// I5: after a success there is no further attempt, and no lease.
     SuccessIsFinal,
@@ -253,8 +255,11 @@ fn job_violations(job: &BookJob, seen: Option<&Seen<'_>>, found: &mut Found) {
         |it: &&BookAttempt| ["failed", "timeout", "lease_expired"].contains(&&*it.outcome);
     let counted = job.attempts.iter().filter(is_counted).count();
     let counted = i64::try_from(counted).unwrap_or(i64::MAX);
-    let is_used_up = (state == "dead_letter") == (*failures >= MAX_ATTEMPTS);
-    if counted != *failures || *failures > MAX_ATTEMPTS || !is_used_up {
+    // An attempt that ends after it was to be cancelled may have failed, too.
+    let cancelled = job.attempts.iter().filter(|it| it.outcome == CANCELLED).count();
+    let most = counted.saturating_add(i64::try_from(cancelled).unwrap_or(i64::MAX));
+    let is_used_up = state == CANCELLED || (state == "dead_letter") == (*failures >= MAX_ATTEMPTS);
+    if !(counted..=most).contains(failures) || *failures > MAX_ATTEMPTS || !is_used_up {
         let detail = format!("{id} is {state} with {failures} failures, {counted} in its attempts");
         found.add(Invariant::FailuresAreCounted, detail);
     }
@@ -280,6 +285,11 @@ fn job_violations(job: &BookJob, seen: Option<&Seen<'_>>, found: &mut Found) {
     lease_violations(job, seen, found);
 }
 
+/// Whether an end that does not succeed is recorded as that of a job that was to be cancelled.
+fn is_cancelled(recorded: Option<&str>, end: End) -> bool {
+    recorded == Some(CANCELLED) && end != End::Succeeded
+}
+
 fn ack_violations(job: &BookJob, seen: &Seen<'_>, found: &mut Found) {
     let id = &job.id;
     for SeenAck { held, end, answer, .. } in &seen.acks {
@@ -287,7 +297,7 @@ fn ack_violations(job: &BookJob, seen: &Seen<'_>, found: &mut Found) {
         let recorded = outcome_of(job, *attempt);
         let is_recorded = recorded == Some(end.outcome());
         match answer {
-            Answer::Yes if !is_recorded => {
+            Answer::Yes if !is_recorded && !is_cancelled(recorded, *end) => {
                 let detail =
                     format!("{end:?} of attempt {attempt} of {id} by {lease} is {recorded:?}");
                 found.add(Invariant::AcceptedIsRecorded, detail);
@@ -304,20 +314,21 @@ fn ack_violations(job: &BookJob, seen: &Seen<'_>, found: &mut Found) {
 
 /// What is recorded as a worker's end was sent by it.
 fn end_violations(job: &BookJob, seen: &Seen<'_>, found: &mut Found) {
-    // Those say what they were given, and not how they ended it.
+    // Workers of the libraries note the jobs that they get, and not how they end them.
     if foreign::LANGUAGES.contains(&job.queue.as_str()) {
         return;
     }
-    // Of a URL that does not answer, the server says that it has failed.
-    let is_pushed = job.queue == pushed::QUEUE;
-    for end in
-        [End::Succeeded, End::Failed].into_iter().filter(|it| !is_pushed || *it == End::Succeeded)
-    {
+    // Of a URL that does not answer, the server records that it has failed.
+    let ends: &[End] = match job.queue == pushed::QUEUE {
+        true => &[End::Succeeded],
+        false => &[End::Succeeded, End::Failed],
+    };
+    for end in ends {
         let was_sent =
-            |attempt: i64| seen.acks.iter().any(|it| it.held.attempt == attempt && it.end == end);
+            |attempt: i64| seen.acks.iter().any(|it| (it.held.attempt, it.end) == (attempt, *end));
         let recorded = (1..=job.attempt).filter(|it| outcome_of(job, *it) == Some(end.outcome()));
         for attempt in recorded.filter(|it| !was_sent(*it)) {
-            let detail = format!("attempt {attempt} of {} has {end:?}, and none sent it", job.id);
+            let detail = format!("attempt {attempt} of {} is {end:?}, which none sent", job.id);
             found.add(Invariant::NoEndAppears, detail);
         }
     }
@@ -327,8 +338,7 @@ fn end_violations(job: &BookJob, seen: &Seen<'_>, found: &mut Found) {
 fn lease_violations(job: &BookJob, seen: &Seen<'_>, found: &mut Found) {
     let seconds = match Protocol::of_queue(&job.queue) {
         Some(protocol) => protocol.lease_seconds(),
-        // And some time more, which is the server's.
-        None if job.queue == pushed::QUEUE => pushed::TIMEOUT_SECONDS,
+        None if job.queue == pushed::QUEUE => pushed::LEASE_SECONDS,
         None => LEASE_SECONDS,
     };
     let length = seconds.cast_signed() * 1_000 - ROUNDING_MS;

@@ -109,6 +109,13 @@ pub struct Client {
     timeout: Duration,
 }
 
+/// What follows an ack, though nothing should.
+pub struct AfterAck {
+    pub repeats: bool,
+    pub contradicts: Option<End>,
+    pub beats: bool,
+}
+
 /// A call of the API.
 #[derive(Clone, Copy)]
 pub struct Call<'a> {
@@ -282,15 +289,25 @@ impl Client {
         let end = ENDS.choose_weighted(&mut self.rng, |it| it.1);
         let end = end.map_or(End::Succeeded, |it| it.0);
         self.ack(held, end).await;
-        if self.happens(REPEAT_PERCENT) {
+        let after = self.after_ack(end);
+        if after.repeats {
             self.ack(held, end).await;
         }
-        if self.happens(CONTRADICT_PERCENT) {
-            let other = if end == End::Succeeded { End::Failed } else { End::Succeeded };
+        if let Some(other) = after.contradicts {
             self.ack(held, other).await;
         }
-        if self.happens(LATE_BEAT_PERCENT) {
+        if after.beats {
             self.beat(held).await;
+        }
+    }
+
+    /// What a worker does after an ack.
+    pub fn after_ack(&mut self, end: End) -> AfterAck {
+        let other = if end == End::Succeeded { End::Failed } else { End::Succeeded };
+        AfterAck {
+            repeats: self.happens(REPEAT_PERCENT),
+            contradicts: self.happens(CONTRADICT_PERCENT).then_some(other),
+            beats: self.happens(LATE_BEAT_PERCENT),
         }
     }
 

@@ -174,6 +174,12 @@ fn main() -> anyhow::Result<()> {
             previous,
         } => {
             let programs = place.programs(previous)?;
+            ensure!(
+                programs.previous.is_none()
+                    || only.is_empty()
+                    || only.iter().any(|it| it.changes_release()),
+                "with --previous, --only must name node_stopped or rolled_out"
+            );
             let seed = seed.unwrap_or_else(|| u64::from(rand::random::<u32>()));
             let planted = Planted { mutant: None, fail_percent };
             ensure!(

@@ -234,6 +234,12 @@ impl Fault {
         self.weight(under_patroni) > 0 && (self != Self::ClockWrong || Stage::faketime().is_some())
     }
 
+    /// Whether nodes start with the other release after it, if there are two.
+    #[must_use]
+    pub const fn changes_release(self) -> bool {
+        matches!(self, Self::NodeStopped | Self::RolledOut)
+    }
+
     /// The kind of this name, as results have it.
     ///
     /// # Errors

@@ -106,7 +106,7 @@ fn runs_table(runs: &[&Report]) -> String {
 /// What runs in it.
 fn servers(run: &Report) -> String {
     let postgres = if run.under_patroni { "Patroni" } else { "pair" };
-    format!("{postgres}{}", if run.has_previous { ", two releases" } else { "" })
+    format!("{postgres}{}", if run.previous.is_some() { ", two releases" } else { "" })
 }
 
 fn totals(runs: &[&Report]) -> String {

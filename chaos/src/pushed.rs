@@ -22,6 +22,8 @@ use crate::{
 pub const QUEUE: &str = "pushed";
 /// How long its URL may take.
 pub const TIMEOUT_SECONDS: u64 = 3;
+/// How long the lease of a request is: the server adds this time for its ack.
+pub const LEASE_SECONDS: u64 = TIMEOUT_SECONDS + 20;
 /// Jobs that one node sends at a time.
 const MAX_IN_FLIGHT: u64 = 8;
 /// How the names of its workers begin: they are the nodes that send.
@@ -34,12 +36,15 @@ const WORK: Duration = Duration::from_millis(800);
 /// How a request is answered.
 #[derive(Debug, Clone, Copy)]
 enum Reply {
+    /// 200.
     Done,
+    /// 500.
     Refused,
-    /// The job goes back, and comes again in a second.
+    /// 503: the job goes back, and comes again in a second.
     Busy,
+    /// None in time.
     Late,
-    /// It works on, and sends a heartbeat and the ack itself.
+    /// 202: it works on, and sends a heartbeat and the ack itself.
     Taken,
 }
 
@@ -94,11 +99,12 @@ pub async fn take(
             return StatusCode::ACCEPTED.into_response();
         }
     };
+    // The node ends a request that comes too late, and this function with it.
+    let (answer, sent) = (Answer::Unknown, now());
+    world.history.note(Event::Acked { tenant, held, end, answer, sent });
     if matches!(reply, Reply::Late) {
         sleep(Duration::from_secs(TIMEOUT_SECONDS) + LATE).await;
     }
-    let (answer, sent) = (Answer::Unknown, now());
-    world.history.note(Event::Acked { tenant, held, end, answer, sent });
     match reply {
         Reply::Busy => (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, "1")]).into_response(),
         Reply::Refused => StatusCode::INTERNAL_SERVER_ERROR.into_response(),

@@ -14,7 +14,7 @@ use crate::{
     book::{Book, BookJob},
     check::{self, Violation},
     clients::MAX_CONCURRENCY,
-    history::{Answer, End, Event, Held, Line},
+    history::{Answer, End, Event, Line},
     nemesis::Fault,
     producers::{BACKOFF_MS, NOT_BEFORE},
     pushed,
@@ -40,9 +40,9 @@ pub struct Report {
     /// Whether Patroni led PostgreSQL.
     #[serde(default)]
     pub under_patroni: bool,
-    /// Whether nodes changed between two releases.
+    /// The earlier release, if nodes changed between two.
     #[serde(default)]
-    pub has_previous: bool,
+    pub previous: Option<String>,
     pub jobs: usize,
     /// By call and outcome.
     pub operations: BTreeMap<String, u64>,
@@ -54,7 +54,7 @@ pub struct Report {
     pub sometimes: BTreeMap<String, u64>,
     /// From when nothing was broken any more until all jobs had ended.
     pub drained_ms: Option<u64>,
-    /// Jobs that ended last.
+    /// Up to five of the jobs that were open when it was last looked.
     #[serde(default)]
     pub last_open: String,
     pub violations: Vec<Violation>,
@@ -74,6 +74,9 @@ impl Report {
             let names = points.flat_map(|it| FAIL_SIDES.map(|side| format!("{it}.{side}")));
             let is_missing = |it: &String| !self.fail_points.contains_key(it);
             missing.extend(names.filter(is_missing).map(|it| format!("a failure at {it}")));
+        }
+        if self.previous.is_some() && !self.faults.keys().any(|it| it.changes_release()) {
+            missing.push("a node changes its release".to_owned());
         }
         let (accepted, unknown) = (number("accepted"), number("unknown"));
         if accepted * 100 < (accepted + unknown) * MIN_ACCEPTED_PERCENT {
@@ -100,7 +103,9 @@ impl Report {
             Some(ms) => say(format!("\nAll jobs had ended {ms} ms after all was healed.")),
             None => say("\nJobs did not end.".to_owned()),
         }
-        say(format!("The last were: {}", self.last_open));
+        if !self.last_open.is_empty() {
+            say(format!("Open last: {}", self.last_open));
+        }
         say(format!("{} violations", self.violations.len()));
         self.violations.iter().for_each(|it| say(format!("{:?}: {}", it.invariant, it.detail)));
     }
@@ -120,6 +125,7 @@ pub fn operations(lines: &[Line]) -> BTreeMap<String, u64> {
             Event::Enqueued { job: None, .. } => ("enqueue", "unknown"),
             Event::Workflow { .. } => ("workflow", "accepted"),
             Event::Batch { .. } => ("batch", "accepted"),
+            Event::Leased { held, .. } if pushed::is_pushed(held) => ("push", "sent"),
             Event::Leased { .. } => ("lease", "accepted"),
             Event::Acked { held, answer: Answer::Unknown, .. } if pushed::is_pushed(held) => {
                 ("push", "answered")
@@ -153,88 +159,131 @@ pub fn faults(lines: &[Line]) -> BTreeMap<Fault, u64> {
 /// How often something happened that a run must have met.
 pub fn sometimes(lines: &[Line], book: &Book) -> BTreeMap<String, u64> {
     let mut all = BTreeMap::new();
-    let mut set = |name: &str, number: usize| {
+    let met = [of_calls(lines), of_acks(lines), of_jobs(lines, book)];
+    for (name, number) in met.into_iter().flatten() {
         all.insert(name.to_owned(), number as u64);
-    };
-    let events = |is: &dyn Fn(&Event) -> bool| lines.iter().filter(|it| is(&it.event)).count();
-    let acks = |wanted: fn(&Held, End, Answer) -> bool| {
-        events(
-            &|it| matches!(it, Event::Acked { held, end, answer, .. } if wanted(held, *end, *answer)),
-        )
-    };
+    }
+    for protocol in Protocol::ALL {
+        let name = protocol.name();
+        let acks = |wanted: Answer| {
+            count(lines, |it| match it {
+                Event::Acked { held, answer, .. } => {
+                    *answer == wanted && held.worker.starts_with(name)
+                }
+                _ => false,
+            })
+        };
+        let renewals = count(lines, |it| match it {
+            Event::Beat { held, answer: Answer::Yes, .. } => held.worker.starts_with(name),
+            _ => false,
+        });
+        all.insert(format!("an ack comes over {name}"), acks(Answer::Yes) as u64);
+        all.insert(format!("an ack over {name} is refused"), acks(Answer::Stale) as u64);
+        all.insert(format!("a heartbeat over {name} renews a lease"), renewals as u64);
+    }
+    all
+}
+
+/// What was met, and how often.
+type Met = Vec<(&'static str, usize)>;
+
+fn count(lines: &[Line], is: impl Fn(&Event) -> bool) -> usize {
+    lines.iter().filter(|it| is(&it.event)).count()
+}
+
+fn of_calls(lines: &[Line]) -> Met {
+    let events = |is: &dyn Fn(&Event) -> bool| count(lines, is);
     let beats = |wanted: Answer| {
         events(&|it| matches!(it, Event::Beat { answer, .. } if *answer == wanted))
     };
-    let refused =
-        |wanted: &str| events(&|it| matches!(it, Event::Refused { code, .. } if code == wanted));
-    set(
-        "an enqueue without an answer is repeated",
-        events(&|it| matches!(it, Event::Enqueued { job: None, .. })),
-    );
-    set("a key is busy", refused("idempotency_in_progress"));
-    set(
-        "a node refuses a call for a while",
-        events(&|it| matches!(it, Event::Refused { status: 503, .. })),
-    );
-    let is_lost = |it: &Held, _, answer| answer == Answer::Unknown && !pushed::is_pushed(it);
-    set("an ack without an answer is repeated", acks(is_lost));
-    set("a stale ack is refused", acks(|_, _, it| it == Answer::Stale));
-    set(
-        "a URL does a pushed job",
-        acks(|it, end, _| pushed::is_pushed(it) && end == End::Succeeded),
-    );
-    set(
-        "a URL refuses a pushed job",
-        acks(|it, end, _| pushed::is_pushed(it) && end == End::Failed),
-    );
-    set("a URL is busy", acks(|it, end, _| pushed::is_pushed(it) && end == End::Released));
-    set(
-        "a URL works on after its answer",
-        acks(|it, _, answer| pushed::is_pushed(it) && answer != Answer::Unknown),
-    );
-    set("a late ack is accepted", late_acks(lines));
-    set("a worker releases a lease", acks(|_, end, it| end == End::Released && it == Answer::Yes));
-    set("a heartbeat renews a lease", beats(Answer::Yes));
-    set("a heartbeat is refused", beats(Answer::Stale));
-    set("a poll is repeated and gets its leases again", repeated_leases(lines));
+    let is_busy =
+        |it: &Event| matches!(it, Event::Refused { code, .. } if code == "idempotency_in_progress");
+    vec![
+        (
+            "an enqueue without an answer is repeated",
+            events(&|it| matches!(it, Event::Enqueued { job: None, .. })),
+        ),
+        ("a key is busy", events(&is_busy)),
+        (
+            "a node refuses a call for a while",
+            events(&|it| matches!(it, Event::Refused { status: 503, .. })),
+        ),
+        ("a heartbeat renews a lease", beats(Answer::Yes)),
+        ("a heartbeat is refused", beats(Answer::Stale)),
+        (
+            "a URL that works on renews its lease",
+            events(&|it| match it {
+                Event::Beat { held, answer: Answer::Yes, .. } => pushed::is_pushed(held),
+                _ => false,
+            }),
+        ),
+        ("a poll is repeated and gets its leases again", repeated_leases(lines)),
+        ("a waiting job is cancelled", events(&|it| matches!(it, Event::Cancelled { .. }))),
+        ("a queue is paused", events(&|it| matches!(it, Event::Paused { .. }))),
+        (
+            "an endpoint refuses a delivery",
+            events(&|it| matches!(it, Event::Delivered { is_taken: false, .. })),
+        ),
+        ("an end is told again", told_again(lines)),
+    ]
+}
+
+fn of_acks(lines: &[Line]) -> Met {
+    let acks = |wanted: fn(bool, End, Answer) -> bool| {
+        count(lines, |it| match it {
+            Event::Acked { held, end, answer, .. } => {
+                wanted(pushed::is_pushed(held), *end, *answer)
+            }
+            _ => false,
+        })
+    };
+    vec![
+        (
+            "an ack without an answer is repeated",
+            acks(|is_pushed, _, answer| !is_pushed && answer == Answer::Unknown),
+        ),
+        ("a stale ack is refused", acks(|_, _, answer| answer == Answer::Stale)),
+        ("a late ack is accepted", late_acks(lines)),
+        (
+            "a worker releases a lease",
+            acks(|_, end, answer| end == End::Released && answer == Answer::Yes),
+        ),
+        ("a URL does a pushed job", acks(|is_pushed, end, _| is_pushed && end == End::Succeeded)),
+        ("a URL refuses a pushed job", acks(|is_pushed, end, _| is_pushed && end == End::Failed)),
+        ("a URL is busy", acks(|is_pushed, end, _| is_pushed && end == End::Released)),
+        (
+            "a URL works on after its answer",
+            acks(|is_pushed, _, answer| is_pushed && answer != Answer::Unknown),
+        ),
+    ]
+}
+
+fn of_jobs(lines: &[Line], book: &Book) -> Met {
     let outcomes = |name: &str| {
         let attempts = book.jobs.iter().flat_map(|it| &it.attempts);
         attempts.filter(|it| it.outcome == name).count()
     };
-    set("an attempt fails", outcomes("failed"));
-    set("a lease expires", outcomes("lease_expired"));
-    set("a lease is released", outcomes("released"));
-    let jobs = |state: &str| book.jobs.iter().filter(|it| it.state == state).count();
-    set("a job is a dead letter", jobs("dead_letter"));
-    set("a waiting job is cancelled", events(&|it| matches!(it, Event::Cancelled { .. })));
     let children = book.jobs.iter().filter(|it| !it.parents.is_empty());
-    set("a child is cancelled", children.filter(|it| it.state == "cancelled").count());
     let with = |name: &'static str| book.jobs.iter().filter(move |it| !it.payload[name].is_null());
-    set("a job waits for its time", with(NOT_BEFORE).filter(|it| it.attempt > 0).count());
     let failed = |it: &&BookJob| {
         it.attempts.iter().any(|own| own.outcome == "failed" && own.attempt < it.attempt)
     };
-    set("a job waits after a failure", with(BACKOFF_MS).filter(failed).count());
-    set("a queue is paused", events(&|it| matches!(it, Event::Paused { .. })));
     let full = check::running(book).into_values().filter(|it| it.most >= MAX_CONCURRENCY);
-    set("a queue is at its limit", full.count());
-    set("a job needs a third attempt", book.jobs.iter().filter(|it| it.attempt >= 3).count());
-    set("a batch calls back", check::callbacks(lines, book).count());
     let fires = book.fires.values().flatten();
-    set("a schedule fires", fires.filter(|it| it.outcome == "fired").count());
-    set(
-        "an endpoint refuses a delivery",
-        events(&|it| matches!(it, Event::Delivered { is_taken: false, .. })),
-    );
-    set("an end is told again", told_again(lines));
-    for protocol in Protocol::ALL {
-        let is_its = |it: &Event| {
-            let Event::Acked { held, answer: Answer::Yes, .. } = it else { return false };
-            held.worker.starts_with(protocol.name())
-        };
-        set(&format!("an ack comes over {}", protocol.name()), events(&is_its));
-    }
-    all
+    vec![
+        ("an attempt fails", outcomes("failed")),
+        ("a lease expires", outcomes("lease_expired")),
+        ("a lease is released", outcomes("released")),
+        ("a job is a dead letter", book.jobs.iter().filter(|it| it.state == "dead_letter").count()),
+        ("a child is cancelled", children.filter(|it| it.state == "cancelled").count()),
+        ("a job waits for its time", with(NOT_BEFORE).filter(|it| it.attempt > 0).count()),
+        ("a job waits after a failure", with(BACKOFF_MS).filter(failed).count()),
+        ("a queue is at its limit", full.count()),
+        ("a job needs a third attempt", book.jobs.iter().filter(|it| it.attempt >= 3).count()),
+        ("a batch calls back", check::callbacks(lines, book).count()),
+        ("a schedule fires", fires.filter(|it| it.outcome == "fired").count()),
+        ("a URL answers too late", late_answers(lines, book)),
+    ]
 }
 
 /// Acks that were accepted after their leases had run out, before these were reaped.
@@ -256,6 +305,19 @@ fn late_acks(lines: &[Line]) -> usize {
         }
     }
     late
+}
+
+/// Pushed attempts that have failed although their URL had done the job.
+fn late_answers(lines: &[Line], book: &Book) -> usize {
+    let done = lines.iter().filter_map(|it| match &it.event {
+        Event::Acked { held, end: End::Succeeded, .. } => Some((held.job.as_str(), held.attempt)),
+        _ => None,
+    });
+    let done: BTreeSet<_> = done.collect();
+    let pushed = book.jobs.iter().filter(|it| it.queue == pushed::QUEUE);
+    let attempts = pushed.flat_map(|job| job.attempts.iter().map(move |it| (job, it)));
+    let failed = attempts.filter(|it| it.1.outcome == "failed");
+    failed.filter(|(job, it)| done.contains(&(job.id.as_str(), it.attempt))).count()
 }
 
 fn repeated_leases(lines: &[Line]) -> usize {

@@ -11,8 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::ensure;
-use sqlx::Connection;
+use anyhow::{Context, ensure};
+use sqlx::{Connection, PgConnection};
 use tokio::{net::TcpListener, task::JoinSet, time::sleep};
 
 use crate::{
@@ -37,9 +37,9 @@ const PRODUCER_SEEDS: u64 = 1 << 63;
 const PROBE_SEEDS: u64 = 1 << 62;
 const ADAPTER_SEEDS: u64 = 1 << 61;
 const PAUSE_SEEDS: u64 = 1 << 60;
-/// How long it may take until all jobs have ended and all is told, once nothing is broken.
-/// The longest lease is one of Mobius, 90 s; refused deliveries are tried again later and later.
-pub const DRAIN: Duration = Duration::from_secs(200);
+/// How long it may take until all jobs have ended and all is told, once nothing is broken. The
+/// longest lease is one of Mobius, 90 s; a delivery that failed five times comes again after 405 s.
+pub const DRAIN: Duration = Duration::from_secs(450);
 
 const LOOK_PERIOD: Duration = Duration::from_millis(50);
 
@@ -60,7 +60,7 @@ pub struct Plan {
 pub async fn run(dir: &Path, programs: Programs, plan: &Plan) -> anyhow::Result<Report> {
     std::fs::create_dir_all(dir)?;
     let faults = &plan.faults;
-    let has_previous = programs.previous.is_some();
+    let previous = programs.previous.as_deref().map(version).transpose()?;
     let mut stage = Stage::start(dir, programs, plan.planted.clone(), faults.under_patroni).await?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
@@ -91,8 +91,7 @@ pub async fn run(dir: &Path, programs: Programs, plan: &Plan) -> anyhow::Result<
     world.is_healing.store(true, Ordering::Relaxed);
     while producers.join_next().await.is_some() {}
     setup::resume(&world).await?;
-    let mut last_open = String::new();
-    let drained = drain(&stage, healed, plan.drain, &mut last_open).await;
+    let Drained { took, last_open } = drain(&stage, healed, plan.drain).await;
     world.has_ended.store(true, Ordering::Relaxed);
     while workers.join_next().await.is_some() {}
     drop(foreign);
@@ -106,7 +105,7 @@ pub async fn run(dir: &Path, programs: Programs, plan: &Plan) -> anyhow::Result<
     drop(stage);
     let lines = world.history.end()?;
     let mut violations = check::violations(&lines, &book, plan.patience);
-    if let Err(error) = &drained {
+    if let Err(error) = &took {
         let detail = format!("not all had ended in time: {error:#}");
         violations.push(Violation { invariant: Invariant::EndsInTime, detail });
     }
@@ -116,7 +115,7 @@ pub async fn run(dir: &Path, programs: Programs, plan: &Plan) -> anyhow::Result<
         seed: faults.seed,
         seconds: faults.during.as_secs(),
         under_patroni: faults.under_patroni,
-        has_previous,
+        previous,
         jobs: book.jobs.len(),
         operations: report::operations(&lines),
         faults: report::faults(&lines),
@@ -124,7 +123,7 @@ pub async fn run(dir: &Path, programs: Programs, plan: &Plan) -> anyhow::Result<
         unavailable_ms: check::unavailable(&lines),
         sometimes: report::sometimes(&lines, &book),
         last_open,
-        drained_ms: drained.ok().and_then(|it| u64::try_from(it.as_millis()).ok()),
+        drained_ms: took.ok().and_then(|it| u64::try_from(it.as_millis()).ok()),
         violations,
     })
 }
@@ -163,33 +162,42 @@ fn start_clients(
     (producers, workers)
 }
 
-/// Waits until every job has ended, and endpoints were told. Returns how long it took since nothing
-/// was broken any more. `last_open` becomes the jobs that were the last.
-async fn drain(
-    stage: &Stage,
-    healed: Instant,
-    longest: Duration,
-    last_open: &mut String,
-) -> anyhow::Result<Duration> {
-    let mut conn = stage.database.connect().await?;
+/// How jobs ended once nothing was broken.
+struct Drained {
+    took: anyhow::Result<Duration>,
+    /// Up to five of the jobs that were open when it was last looked.
+    last_open: String,
+}
+
+/// Waits until every job has ended, and endpoints were told.
+async fn drain(stage: &Stage, healed: Instant, longest: Duration) -> Drained {
+    let mut last_open = String::new();
+    let ended = async {
+        let mut conn = stage.database.connect().await?;
+        while let Some(open) = look(&mut conn, &mut last_open).await? {
+            ensure!(healed.elapsed() < longest, "{open} are open");
+            sleep(LOOK_PERIOD).await;
+        }
+        conn.close().await?;
+        Ok(healed.elapsed())
+    };
+    let took = ended.await;
+    Drained { took, last_open }
+}
+
+/// How much is open, if anything is.
+async fn look(conn: &mut PgConnection, last_open: &mut String) -> sqlx::Result<Option<i64>> {
+    let named = "select string_agg(format('%s %s, attempt %s', queue, state, attempt), '; ')
+                 from (select * from jobs where completed_at is null limit 5) it";
+    if let Some(named) = sqlx::query_scalar(named).fetch_one(&mut *conn).await? {
+        *last_open = named;
+    }
     // Ends of jobs that lead on, events and deliveries are rows, too: deliveries are jobs.
     let sql = "select (select count(*) from jobs where completed_at is null)
                    + (select count(*) from outbound_events) + (select count(*) from job_ends)
                    + (select count(*) from ended_parents)";
-    let named = "select string_agg(format('%s %s, attempt %s', queue, state, attempt), '; ')
-                 from (select * from jobs where completed_at is null limit 5) it";
-    loop {
-        if let Some(named) = sqlx::query_scalar(named).fetch_one(&mut conn).await? {
-            *last_open = named;
-        }
-        let open: i64 = sqlx::query_scalar(sql).fetch_one(&mut conn).await?;
-        if open == 0 {
-            conn.close().await?;
-            return Ok(healed.elapsed());
-        }
-        ensure!(healed.elapsed() < longest, "{open} are open");
-        sleep(LOOK_PERIOD).await;
-    }
+    let open: i64 = sqlx::query_scalar(sql).fetch_one(conn).await?;
+    Ok((open > 0).then_some(open))
 }
 
 /// Fail points that were hit. Panics are noted in the history.
@@ -213,6 +221,13 @@ fn read_logs(stage: &Stage, history: &History) -> anyhow::Result<BTreeMap<String
         }
     }
     Ok(hit)
+}
+
+/// What a program says of itself.
+fn version(program: &Path) -> anyhow::Result<String> {
+    let told = Command::new(program).arg("--version").output();
+    let told = told.with_context(|| program.display().to_string())?;
+    Ok(String::from_utf8_lossy(&told.stdout).trim().to_owned())
 }
 
 fn commit() -> String {

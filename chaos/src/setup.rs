@@ -1,5 +1,5 @@
-//! What each tenant has before clients begin: an endpoint, a queue with a limit, one that is pushed,
-//! and a schedule that fires often.
+//! What each tenant has before clients begin: an endpoint, a queue with a limit, another that is
+//! pushed, and a schedule that fires often.
 
 use std::time::{Duration, Instant};
 

@@ -3,6 +3,7 @@
 
 use std::{
     fmt::Write as _,
+    net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -22,7 +23,7 @@ use crate::{clients::CALL_TIMEOUT, database::Database, patroni, signal};
 pub const NODES: usize = 3;
 /// Tenants of a run.
 pub const TENANTS: usize = 2;
-/// The first port of a node, if the process has a number of zero.
+/// The first port that a run may have.
 const FIRST_PORT: u16 = 21_000;
 /// Ports that runs on one machine share.
 const PORTS: u16 = 9_000;
@@ -35,6 +36,10 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(40);
 /// Longest start of a node.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 const LOOK_PERIOD: Duration = Duration::from_millis(50);
+/// Commits that come seldom, how many times more often they fail, and how often at most.
+const RARE_POINTS: [&str; 6] = ["succeed_parents", "reap", "promote", "fire", "cascade", "ends"];
+const RARE_FACTOR: f64 = 10.0;
+const MAX_RARE_PERCENT: f64 = 20.0;
 /// What gives a process another clock, below a folder for each kind of machine.
 const FAKETIME: &str = "faketime/libfaketimeMT.so.1";
 
@@ -77,16 +82,12 @@ pub struct Planted {
     pub fail_percent: f64,
 }
 
-/// Commits that come seldom, and how many times more often they fail.
-const RARE_POINTS: [&str; 6] = ["succeed_parents", "reap", "promote", "fire", "cascade", "ends"];
-const RARE_TIMES: f64 = 10.0;
-
 /// All processes. They are started from the main thread, and end with it.
 pub struct Stage {
     dir: PathBuf,
     programs: Programs,
     /// Which nodes run the earlier release.
-    are_previous: [bool; NODES],
+    run_previous: [bool; NODES],
     planted: Planted,
     pub database: Database,
     redis: Option<Redis>,
@@ -110,15 +111,14 @@ impl Stage {
         for program in [false, true].map(|it| programs.of(it)) {
             ensure!(program.exists(), "{} is missing: build it first", program.display());
         }
+        let run_previous = [programs.previous.is_some(); NODES];
         let redis = Redis::start(&Redis::dir(std::process::id()))?;
-        let runs = u32::from(PORTS / RUN_PORTS);
-        let number = u16::try_from(std::process::id() % runs).unwrap_or_default();
-        let first_port = FIRST_PORT + RUN_PORTS * number;
+        let first_port = free_ports().context("no ports are free for three nodes")?;
         let patroni_port = under_patroni.then_some(first_port + NODE_PORTS);
         let mut stage = Self {
             dir: dir.to_owned(),
             programs,
-            are_previous: [true; NODES],
+            run_previous,
             planted,
             database: Database::start(dir, patroni_port).await?,
             redis: Some(redis),
@@ -174,7 +174,7 @@ impl Stage {
         let redis_url =
             format!("redis+unix://{}/redis.sock", Redis::dir(std::process::id()).display());
         let operator = self.first_port + NODES as u16 + node as u16;
-        let program = self.programs.of(self.are_previous[node]);
+        let program = self.programs.of(self.run_previous[node]);
         let mut command = Command::new(program);
         command
             .args(["serve", "--listen", &self.urls()[node].replace("http://", "")])
@@ -205,8 +205,10 @@ impl Stage {
         let mut all = String::new();
         if percent > 0.0 {
             for point in faults::FAIL_POINTS {
-                let times = if RARE_POINTS.contains(&point) { RARE_TIMES } else { 1.0 };
-                let percent = percent * times;
+                let percent = match RARE_POINTS.contains(&point) {
+                    true => percent.max((percent * RARE_FACTOR).min(MAX_RARE_PERCENT)),
+                    false => percent,
+                };
                 for side in FAIL_SIDES {
                     let _ = write!(all, "{point}.{side}={percent}%return;");
                 }
@@ -229,7 +231,7 @@ impl Stage {
     /// Stops a node in order, as a deploy does: it starts with the other release, if there are two.
     /// Returns whether it ran until then and ended well.
     pub async fn stop_node(&mut self, node: usize) -> bool {
-        self.are_previous[node] = !self.are_previous[node];
+        self.run_previous[node] = self.programs.previous.is_some() && !self.run_previous[node];
         let ran = !self.dead_nodes().contains(&node);
         self.signal(node, "TERM");
         let Some(mut child) = self.nodes[node].take() else { return false };
@@ -309,9 +311,28 @@ impl Stage {
     }
 }
 
+/// The first of the ports of this run: runs on one machine must not share them.
+fn free_ports() -> Option<u16> {
+    let runs = PORTS / RUN_PORTS;
+    let own = u16::try_from(std::process::id() % u32::from(runs)).unwrap_or_default();
+    let firsts = (0..runs).map(|it| FIRST_PORT + RUN_PORTS * ((own + it) % runs));
+    let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
+    firsts.into_iter().find(|first| (*first..first + RUN_PORTS).all(is_free))
+}
+
 impl Drop for Stage {
     fn drop(&mut self) {
         self.freeze_redis(false);
         (0..NODES).for_each(|it| _ = self.kill_node(it));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rare_commits_have_fail_points() {
+        assert!(RARE_POINTS.iter().all(|it| faults::FAIL_POINTS.contains(it)));
     }
 }

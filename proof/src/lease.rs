@@ -125,8 +125,9 @@ pub enum Event {
 pub enum Message {
     /// Asks for a job. The number is the same when it is repeated.
     Poll(u8),
-    /// The node has looked for an earlier lease of this poll, found none, and will claim.
-    Claim(u8),
+    /// A node has looked for an earlier lease of this poll, and will claim. Whether there was one
+    /// is known to the properties alone.
+    Claim(u8, bool),
     Ack(usize, Fence, Outcome),
     Heartbeat(usize, Fence),
     /// The answer to the poll of this number.
@@ -213,7 +214,12 @@ impl Protocol {
     /// What a broken variant needs to show itself.
     #[must_use]
     pub fn broken(variant: Variant) -> Self {
-        Self { variant, promotes: variant == Variant::AckByAttempt, ..Self::one_job() }
+        Self {
+            variant,
+            jobs: if variant == Variant::PollForgets { 2 } else { 1 },
+            promotes: variant == Variant::AckByAttempt,
+            ..Self::one_job()
+        }
     }
 }
 
@@ -281,7 +287,7 @@ fn always() -> Vec<Property<Protocol>> {
         Property::always("what succeeded is not leased again", |_, it: &State| {
             is_free_of(it, Event::LeaseAfterSuccess)
         }),
-        Property::always("a repeated poll gets the same lease", |_, it: &State| {
+        Property::always("a poll gets its earlier lease", |_, it: &State| {
             is_free_of(it, Event::LostLease)
         }),
         Property::always("failures are within their bound", |_, it: &State| {

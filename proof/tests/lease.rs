@@ -81,7 +81,7 @@ fn a_repeated_ack_must_be_known() {
 
 #[test]
 fn a_repeated_poll_must_be_known() {
-    fails(Variant::PollForgets, "a repeated poll gets the same lease");
+    fails(Variant::PollForgets, "a poll gets its earlier lease");
 }
 
 #[test]

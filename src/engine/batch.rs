@@ -42,7 +42,7 @@ const MAX_BATCHES_IN_FLIGHT: usize = 2;
 const MAX_BATCH_BYTES: usize = 1024 * 1024;
 /// Tries of a batch that met a deadlock or lost its connection.
 const MAX_TRIES: u32 = 3;
-/// After this a batch is not tried again: its callers must be answered.
+/// After this a batch is tried again only after a duplicate id: its callers must be answered.
 const RETRY_TIME: Duration = Duration::from_secs(1);
 /// The longest pause before the next try, in milliseconds.
 const MAX_RETRY_PAUSE_MS: u64 = 50;
@@ -299,11 +299,11 @@ async fn flush_apart<B: Batch>(
     answers.into_iter().map(|it| it.unwrap_or_else(|| Err(end.clone()))).collect()
 }
 
-/// What the callers are told. A statement that waited for a lock or met its own rows was not
-/// written, but an earlier try may have been.
+/// What the callers are told. A statement that timed out on a lock or met a duplicate id wrote
+/// nothing, but an earlier try may have been written.
 fn failure(error: sqlx::Error, is_in_doubt: bool) -> Error {
-    let says_nothing = is_lock_timeout(&error) || is_unique_violation(&error);
-    if is_in_doubt && says_nothing { Error::InDoubt } else { error.into() }
+    let wrote_nothing = is_lock_timeout(&error) || is_unique_violation(&error);
+    if is_in_doubt && wrote_nothing { Error::InDoubt } else { error.into() }
 }
 
 /// The result of a flush, after its last try.
@@ -327,7 +327,7 @@ async fn flush<B: Batch>(
         let Err(error) = flushed else { break flushed };
         is_in_doubt |= leaves_doubt(&error);
         counter!(telemetry::STORE_ERRORS, "kind" => B::KIND).increment(1);
-        // After a duplicate id the next try finds the rows, so it is not one more wait.
+        // The next try looks a duplicate id up, and waits for no lock: it is never too late.
         let is_late = started.elapsed() > RETRY_TIME && !is_unique_violation(&error);
         let may_retry = !is_lock_timeout(&error) && is_worth_another_try(&error);
         if is_late || tries == MAX_TRIES || !may_retry {

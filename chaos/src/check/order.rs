@@ -8,7 +8,9 @@ use std::{
 
 use todc_utils::{Action, History, Specification, WGLChecker};
 
-use super::{Answer, BookJob, Found, Invariant, Seen, SeenAck, SeenBeat};
+use super::{
+    Answer, BookJob, CANCELLED, Found, Invariant, Seen, SeenAck, SeenBeat, is_cancelled, outcome_of,
+};
 
 /// Jobs that are looked at: those with most calls.
 const MAX_JOBS: usize = 5_000;
@@ -127,7 +129,11 @@ fn calls(job: &BookJob, seen: &Seen<'_>) -> Vec<Call> {
             continue;
         }
         let to = Some(*at).filter(|_| !is_unknown);
-        calls.push(Call { from, to, attempt, does: Does::Ack(end.outcome().to_owned(), *answer) });
+        let outcome = match is_cancelled(outcome_of(job, attempt), *end) {
+            true if *answer != Answer::Stale => CANCELLED,
+            _ => end.outcome(),
+        };
+        calls.push(Call { from, to, attempt, does: Does::Ack(outcome.to_owned(), *answer) });
     }
     for SeenBeat { held, answer, sent, at } in &seen.beats {
         if *answer == Answer::Yes {

@@ -7,11 +7,12 @@ use crate::{
     book::Book,
     history::{Event, Line},
     nemesis::Fault,
+    pushed,
 };
 
 pub(super) fn violations(lines: &[Line], book: &Book, patience: u32, found: &mut Found) {
     count_violations(book, found);
-    for (fault, ms) in unavailable(lines) {
+    for (fault, ms) in judged(lines) {
         let bound = fault.bound_seconds() * u64::from(patience);
         if ms > bound.cast_signed() * 1_000 {
             let detail = format!("{}: {ms} ms, more than {bound} s", fault.name());
@@ -55,14 +56,53 @@ struct Injected {
     to: i64,
 }
 
-/// By kind of fault: the longest time in milliseconds without an accepted call. The time in which
+/// By kind of fault: the longest pause in milliseconds without an accepted call. The time in which
 /// PostgreSQL took no calls does not count. Of several faults, the one is named that allows most.
-/// A fault that comes before calls are accepted again has its own time; but the whole pause counts
-/// half, so that a server that stays away does not pass.
 pub fn unavailable(lines: &[Line]) -> BTreeMap<Fault, i64> {
-    let faults = faults(lines);
-    let Some(end) = faults.iter().map(|it| it.to).max() else { return BTreeMap::new() };
+    longest_by_fault(pauses(lines).into_iter().map(|it| (it.fault, it.to - it.from)))
+}
+
+/// By kind of fault: the longest time in milliseconds that its bound is about. It begins anew with
+/// each fault that allows as much; but of a whole pause, half counts, so that a server that stays
+/// away does not pass.
+pub fn judged(lines: &[Line]) -> BTreeMap<Fault, i64> {
+    let pauses = pauses(lines);
+    let half = pauses.iter().map(|it| (it.fault, (it.to - it.from) / 2));
+    let parts = pauses.iter().flat_map(|it| it.parts().into_iter().map(|ms| (it.fault, ms)));
+    longest_by_fault(half.chain(parts))
+}
+
+fn longest_by_fault(times: impl Iterator<Item = (Fault, i64)>) -> BTreeMap<Fault, i64> {
     let mut longest: BTreeMap<Fault, i64> = BTreeMap::new();
+    for (fault, ms) in times {
+        let longest = longest.entry(fault).or_default();
+        *longest = ms.max(*longest);
+    }
+    longest
+}
+
+/// A time without an accepted call.
+struct Pause {
+    from: i64,
+    to: i64,
+    /// The fault near it that allows most.
+    fault: Fault,
+    /// When faults began in it that allow as much.
+    begins: Vec<i64>,
+}
+
+impl Pause {
+    /// The lengths of its parts, from one of these faults to the next one.
+    fn parts(&self) -> Vec<i64> {
+        let cuts = [&[self.from], &self.begins[..], &[self.to]].concat();
+        cuts.windows(2).map(|it| it[1] - it[0]).collect()
+    }
+}
+
+fn pauses(lines: &[Line]) -> Vec<Pause> {
+    let faults = faults(lines);
+    let Some(end) = faults.iter().map(|it| it.to).max() else { return Vec::new() };
+    let mut pauses = Vec::new();
     let mut accepted_at = lines.first().map_or(0, |it| it.at);
     for line in lines.iter().filter(|it| is_accepted(&it.event)) {
         let (from, to) = (accepted_at, line.at);
@@ -71,27 +111,17 @@ pub fn unavailable(lines: &[Line]) -> BTreeMap<Fault, i64> {
         if to - from < SHORT_MS || from > end {
             continue;
         }
-        let pause = longest_part(&faults, from, to);
-        let mut note = |(from, to): (i64, i64), share: i64| {
-            let near = faults.iter().filter(|it| it.from < to && it.to + AFTER_MS > pause.0);
-            if let Some(it) = near.max_by_key(|it| it.fault.bound_seconds()) {
-                let longest = longest.entry(it.fault).or_default();
-                *longest = ((to - from) / share).max(*longest);
-            }
-        };
-        note(pause, 2);
-        parts(&faults, pause).into_iter().for_each(|it| note(it, 1));
+        let (from, to) = longest_part(&faults, from, to);
+        let near = faults.iter().filter(|it| it.from < to && it.to + AFTER_MS > from);
+        let Some(most) = near.max_by_key(|it| it.fault.bound_seconds()) else { continue };
+        let bound = most.fault.bound_seconds();
+        let as_much = faults.iter().filter(|it| it.fault.bound_seconds() >= bound);
+        let mut begins: Vec<_> =
+            as_much.map(|it| it.from).filter(|it| from < *it && *it < to).collect();
+        begins.sort_unstable();
+        pauses.push(Pause { from, to, fault: most.fault, begins });
     }
-    longest
-}
-
-/// A pause from one begin of a fault to the next one.
-fn parts(faults: &[Injected], (from, to): (i64, i64)) -> Vec<(i64, i64)> {
-    let mut cuts: Vec<_> =
-        faults.iter().map(|it| it.from).filter(|it| from < *it && *it < to).collect();
-    cuts.extend([from, to]);
-    cuts.sort_unstable();
-    cuts.windows(2).map(|it| (it[0], it[1])).collect()
+    pauses
 }
 
 /// The longest part of a pause in which no fault stopped all.
@@ -128,7 +158,8 @@ fn faults(lines: &[Line]) -> Vec<Injected> {
 fn is_accepted(event: &Event) -> bool {
     match event {
         Event::Enqueued { job, .. } => job.is_some(),
-        Event::Leased { .. } => true,
+        // What nodes send to a URL is no call of a client.
+        Event::Leased { held, .. } => !pushed::is_pushed(held),
         Event::Acked { answer, .. } | Event::Beat { answer, .. } => *answer == Answer::Yes,
         _ => false,
     }

@@ -85,6 +85,7 @@ fn book(jobs: &[BookJob]) -> Book {
 /// One job that was sent, with these events. Its end is told.
 fn of_one(events: &[Event], job: BookJob) -> Vec<Invariant> {
     let mut all = vec![enqueued("k", Some(JOB)), told("job.succeeded"), told("job.dead_lettered")];
+    all.push(told("job.cancelled"));
     all.extend_from_slice(events);
     found(&all, &book(&[job]))
 }
@@ -137,6 +138,15 @@ fn odd_histories_that_are_good_pass() {
         // A poll that was repeated has the same lease twice.
         (&[leased(1, "x"), leased(1, "x")], job("succeeded", &["succeeded"])),
         (&[acked(3, "z", Failed, Yes)], job("dead_letter", &["failed", "lease_expired", "failed"])),
+        // Its worker was asked to stop, and failed.
+        (
+            &[leased(1, "x"), acked(1, "x", Failed, Yes)],
+            BookJob { failures: 1, ..job("cancelled", &["cancelled"]) },
+        ),
+        (
+            &[leased(1, "x"), acked(1, "x", Released, Yes)],
+            BookJob { failures: 0, ..job("cancelled", &["cancelled"]) },
+        ),
     ];
     for (events, job) in fine {
         assert_eq!(of_one(events, job.clone()), [], "{events:?} {job:?}");
@@ -172,6 +182,7 @@ fn acks_that_contradict_the_book_are_found() {
             &[AcceptedIsRecorded],
         ),
         (&[acked(1, "x", Failed, Yes)], succeeded(), &[AcceptedIsRecorded]),
+        (&[acked(1, "x", Succeeded, Yes)], job("cancelled", &["cancelled"]), &[AcceptedIsRecorded]),
         // Both of two different acks counted.
         (
             &[acked(1, "x", Succeeded, Yes), acked(1, "x", Failed, Yes)],

@@ -114,6 +114,12 @@ impl Database {
         Some((place, fence))
     }
 
+    /// Whether a job has a lease of this poll that still runs.
+    pub(super) fn has_lease_of(&self, poll: (usize, u8)) -> bool {
+        let mut leases = self.jobs.iter().filter_map(|it| it.lease);
+        leases.any(|it| it.poll == poll && it.expires_at > self.now)
+    }
+
     /// What an earlier try of this poll has leased, if it still runs.
     pub(super) fn leased_by(&self, poll: (usize, u8)) -> Option<(usize, Fence)> {
         let runs = |it: &Lease| it.poll == poll && it.expires_at > self.now;

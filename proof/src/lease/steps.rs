@@ -106,7 +106,7 @@ impl Protocol {
     fn on_wire(&self, state: &State, (worker, node): (usize, usize), steps: &mut Vec<Step>) {
         match state.wires[worker][node] {
             Some(Message::Poll(_)) => steps.push(Step::Run(worker, node)),
-            Some(Message::Claim(_)) => {
+            Some(Message::Claim(..)) => {
                 steps.extend([Step::Run, Step::RunTwice].map(|it| it(worker, node)));
             }
             Some(Message::Ack(..) | Message::Heartbeat(..)) => {
@@ -173,17 +173,7 @@ impl Protocol {
             Step::Die(worker) => {
                 state.workers[worker] = Worker::Idle { polls: state.workers[worker].polls() };
             }
-            Step::Run(worker, node) => {
-                let request = state.wires[worker][node].take();
-                if let Some(answer) = self.run(state, worker, request) {
-                    match answer {
-                        Answer::Leased(..) | Answer::NotYet(_) => {
-                            state.wires[worker][node] = answer.on_wire();
-                        }
-                        _ => hear(&mut state.workers[worker], answer),
-                    }
-                }
-            }
+            Step::Run(worker, node) => self.run_and_answer(state, (worker, node)),
             Step::RunUnheard(worker, node) => {
                 let request = state.wires[worker][node].take();
                 self.run(state, worker, request);
@@ -220,11 +210,23 @@ impl Protocol {
         }
     }
 
+    /// Runs the statement of a request. What follows is under way, or its worker hears it.
+    fn run_and_answer(&self, state: &mut State, (worker, node): (usize, usize)) {
+        let request = state.wires[worker][node].take();
+        let Some(answer) = self.run(state, worker, request) else { return };
+        match answer {
+            Answer::Leased(..) | Answer::NotYet(..) => {
+                state.wires[worker][node] = answer.on_wire();
+            }
+            _ => hear(&mut state.workers[worker], answer),
+        }
+    }
+
     /// Runs the statement of a request, and returns its answer.
     fn run(&self, state: &mut State, worker: usize, request: Option<Message>) -> Option<Answer> {
         match request? {
             Message::Poll(poll) => Some(self.look(state, worker, poll)),
-            Message::Claim(poll) => Some(self.claim(state, worker, poll)),
+            Message::Claim(poll, had_lease) => Some(self.claim(state, worker, (poll, had_lease))),
             Message::Ack(job, fence, outcome) => Some(self.ack(state, job, fence, outcome)),
             Message::Heartbeat(place, fence) => {
                 let now = state.database.now;
@@ -241,20 +243,22 @@ impl Protocol {
 
     /// Looks for what an earlier try of this poll has leased.
     fn look(&self, state: &mut State, worker: usize, number: u8) -> Answer {
-        let Some((place, fence)) = state.database.leased_by((worker, number)) else {
-            return Answer::NotYet(number);
+        let poll = (worker, number);
+        let found = match self.variant {
+            Variant::PollForgets => None,
+            _ => state.database.leased_by(poll),
         };
-        if self.variant == Variant::PollForgets {
-            state.event = Some(Event::LostLease);
-            return Answer::NotYet(number);
-        }
+        let Some((place, fence)) = found else {
+            return Answer::NotYet(number, state.database.has_lease_of(poll));
+        };
         state.event = Some(Event::RepeatedPoll);
         Answer::Leased(number, place, fence)
     }
 
-    fn claim(&self, state: &mut State, worker: usize, number: u8) -> Answer {
+    /// `had_lease`: there was one when the node looked.
+    fn claim(&self, state: &mut State, worker: usize, (number, had_lease): (u8, bool)) -> Answer {
         let poll = (worker, number);
-        let is_second = state.database.leased_by(poll).is_some();
+        let is_second = state.database.has_lease_of(poll);
         let Some((place, fence)) = state.database.claim(poll, self.attempts) else {
             return Answer::Empty(number);
         };
@@ -263,6 +267,8 @@ impl Protocol {
             state.event = Some(Event::AttemptTwice);
         } else if book.iter().any(|it| it.1 == Outcome::Succeeded) {
             state.event = Some(Event::LeaseAfterSuccess);
+        } else if had_lease {
+            state.event = Some(Event::LostLease);
         } else if is_second {
             state.event = Some(Event::SecondLease);
         }
@@ -330,7 +336,7 @@ impl Protocol {
 enum Answer {
     Leased(u8, usize, Fence),
     /// To a look: the node claims next.
-    NotYet(u8),
+    NotYet(u8, bool),
     Empty(u8),
     Accepted(Fence),
     Refused(Fence),
@@ -342,7 +348,7 @@ impl Answer {
     const fn on_wire(self) -> Option<Message> {
         match self {
             Self::Leased(poll, job, fence) => Some(Message::Leased(poll, job, fence)),
-            Self::NotYet(poll) => Some(Message::Claim(poll)),
+            Self::NotYet(poll, had_lease) => Some(Message::Claim(poll, had_lease)),
             _ => None,
         }
     }

@@ -6,9 +6,34 @@ use super::{
     intake::{MAX_WAITING_KIB, MAX_WAITING_KIB_OF_PROJECT},
     *,
 };
+use sqlx::error::{DatabaseError, ErrorKind};
 use tokio::sync::Mutex;
 
-/// Remembers its batches; fails like a bad statement if a batch contains a 13.
+/// What PostgreSQL answers to an id that exists.
+#[derive(Debug, thiserror::Error)]
+#[error("duplicate key value violates unique constraint")]
+struct DuplicateId;
+
+impl DatabaseError for DuplicateId {
+    fn message(&self) -> &str {
+        "duplicate key value violates unique constraint"
+    }
+    fn as_error(&self) -> &(dyn std::error::Error + Send + Sync + 'static) {
+        self
+    }
+    fn as_error_mut(&mut self) -> &mut (dyn std::error::Error + Send + Sync + 'static) {
+        self
+    }
+    fn into_error(self: Box<Self>) -> Box<dyn std::error::Error + Send + Sync + 'static> {
+        self
+    }
+    fn kind(&self) -> ErrorKind {
+        ErrorKind::UniqueViolation
+    }
+}
+
+/// Remembers its batches. Fails like a bad statement if a batch contains a 13. A 14 is written by
+/// an earlier try, and the next one finds it. A 15 is never found.
 #[derive(Clone, Default)]
 struct Recorder {
     batches: Arc<StdMutex<Vec<Vec<u32>>>>,
@@ -48,9 +73,15 @@ impl Batch for Recorder {
         &self,
         (): &mut (),
         items: &[u32],
-        _: bool,
+        is_in_doubt: bool,
     ) -> sqlx::Result<Vec<Result<u32, Error>>> {
         let _open = self.gate.lock().await;
+        if items.contains(&14) && !is_in_doubt {
+            return Err(sqlx::Error::Database(Box::new(DuplicateId)));
+        }
+        if items.contains(&15) {
+            return Err(sqlx::Error::Database(Box::new(DuplicateId)));
+        }
         if items.contains(&13) {
             return Err(sqlx::Error::Decode("thirteen".into()));
         }
@@ -105,6 +136,15 @@ async fn a_bad_item_harms_no_other() {
     let answers = submit_together(&recorder, &[3, 13, 4]).await;
     assert_eq!(answers.iter().filter(|it| it.is_ok()).count(), 2);
     assert!(matches!(answers[1], Err(Error::Internal(_))));
+}
+
+#[tokio::test]
+async fn what_an_earlier_try_has_written_is_looked_up() {
+    let recorder = Recorder::default();
+    let answers = submit_together(&recorder, &[14]).await;
+    assert!(matches!(answers[0], Ok(28)), "{answers:?}");
+    let answers = submit_together(&recorder, &[15]).await;
+    assert!(matches!(answers[0], Err(Error::InDoubt)), "{answers:?}");
 }
 
 #[tokio::test]

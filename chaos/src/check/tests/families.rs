@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::*;
+use super::{super::servers::judged, *};
 use crate::{book::BookFire, nemesis::Fault, producers::BATCH_END};
 
 fn named(id: &str, job: BookJob) -> BookJob {
@@ -151,9 +151,9 @@ fn each_end_is_told() {
     assert_eq!(of(foreign), [Invariant::NoForeignJob]);
 }
 
-/// The longest pause when these faults begin and end in these seconds, calls are accepted until
-/// second 10, and then again in this second.
-fn pause(faults: &[(Fault, i64, i64)], accepted: i64) -> BTreeMap<Fault, i64> {
+/// What happens when these faults begin and end in these seconds, calls are accepted until second
+/// 10, and then again in this second.
+fn paused(faults: &[(Fault, i64, i64)], accepted: i64) -> Vec<Line> {
     let line = |at: i64, event: Event| Line { at: at * 1_000, event };
     let mut lines = vec![line(10, leased(1, "x"))];
     for (fault, from, to) in faults {
@@ -163,7 +163,11 @@ fn pause(faults: &[(Fault, i64, i64)], accepted: i64) -> BTreeMap<Fault, i64> {
     lines.push(line(accepted, acked(1, "x", End::Succeeded, Answer::Unknown)));
     lines.push(line(accepted, acked(1, "x", End::Succeeded, Answer::Yes)));
     lines.sort_by_key(|it| it.at);
-    unavailable(&lines)
+    lines
+}
+
+fn pause(faults: &[(Fault, i64, i64)], accepted: i64) -> BTreeMap<Fault, i64> {
+    unavailable(&paused(faults, accepted))
 }
 
 #[test]
@@ -175,19 +179,37 @@ fn the_time_in_which_postgresql_takes_no_calls_is_no_pause() {
     assert_eq!(pause(&both, 22), [(PostgresKilled, 7_000)].into(), "the one that allows more");
     // A fault of its end does not hide what came before.
     let late = [(PostgresKilled, 10, 12), (PostgresSlow, 40, 43), (Promotion, 44, 45)];
-    assert_eq!(pause(&late, 46), [(PostgresKilled, 28_000), (PostgresSlow, 16_000)].into());
+    assert_eq!(pause(&late, 46), [(PostgresSlow, 32_000)].into());
     assert_eq!(pause(&[], 60), [].into(), "without faults there may be nothing to do");
 }
 
 #[test]
 fn a_fault_before_the_end_of_a_pause_has_its_own_time() {
-    use Fault::{EtcdKilled, LeaderKilled};
+    use Fault::{EtcdKilled, LeaderKilled, RedisFrozen};
+    let longest = |faults: &[(Fault, i64, i64)], accepted: i64| {
+        judged(&paused(faults, accepted)).into_values().max().unwrap_or_default() / 1_000
+    };
     let faults = [(LeaderKilled, 10, 33), (EtcdKilled, 38, 52)];
-    assert_eq!(pause(&faults, 56), [(LeaderKilled, 28_000), (EtcdKilled, 23_000)].into());
-    let longest = pause(&faults, 100).into_values().max();
-    assert_eq!(longest, Some(62_000), "no other fault comes");
+    assert_eq!(longest(&faults, 56), 28);
+    assert_eq!(longest(&faults, 100), 62, "no other fault comes");
+    assert_eq!(pause(&faults, 56), [(EtcdKilled, 46_000)].into(), "the whole is shown");
     let often: Vec<_> = (10..110).step_by(10).map(|it| (LeaderKilled, it, it + 1)).collect();
-    assert_eq!(pause(&often, 110), [(LeaderKilled, 50_000)].into(), "half of the whole");
+    assert_eq!(longest(&often, 110), 50, "half of the whole");
+    let harmless = [(LeaderKilled, 10, 12), (RedisFrozen, 49, 50)];
+    assert_eq!(longest(&harmless, 88), 78, "the second one allows less");
+}
+
+#[test]
+fn a_push_is_no_call_of_a_client() {
+    let mut lines = paused(&[(Fault::NodeKilled, 10, 15)], 15);
+    for second in 11..15 {
+        let worker = "fencepost-push-0".to_owned();
+        let held = Held { worker, ..held(1, "x") };
+        let event = Event::Leased { tenant: 0, held, of: 0 };
+        lines.push(Line { at: second * 1_000, event });
+    }
+    lines.sort_by_key(|it| it.at);
+    assert_eq!(unavailable(&lines), [(Fault::NodeKilled, 5_000)].into());
 }
 
 #[test]

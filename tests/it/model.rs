@@ -393,6 +393,12 @@ impl Run {
              where project_id = {project} and worker_id = '{worker}'"
         ))
         .await;
+        self.sql(format!(
+            "update jobs set claimed_at = claimed_at - interval '31 s',
+                 lease_expires_at = lease_expires_at - interval '31 s'
+             where project_id = {project} and worker_id = '{worker}' and state = 'processing'"
+        ))
+        .await;
         workers::pass(&self.engine).await.map_err(|it| it.to_string())?;
         for job in 0..self.jobs.len() {
             if self.jobs[job]

@@ -312,7 +312,10 @@ fn a_worker_killed_in_the_middle_of_a_thousand_jobs_loses_none_and_settles_none_
                 .execute(
                     "update workers set last_seen_at = now() - interval '31 s',
                          last_beat_at = now() - interval '31 s'
-                     where worker_id = 'w'",
+                     where worker_id = 'w';
+                     update jobs set claimed_at = claimed_at - interval '31 s',
+                         lease_expires_at = lease_expires_at - interval '31 s'
+                     where worker_id = 'w' and claimed_at > now() - interval '31 s'",
                 )
                 .await;
         }

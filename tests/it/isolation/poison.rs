@@ -259,6 +259,12 @@ fn a_lost_worker_whose_leases_cannot_end_stops_no_other() {
         good.poll("neighbour", 1).await;
         let neighbour = "select count(*) from workers where worker_id = 'neighbour'";
         bad.database.until(neighbour, 1).await;
+        bad.database
+            .execute(
+                "update jobs set claimed_at = claimed_at - interval '2 min',
+                     lease_expires_at = lease_expires_at - interval '2 min'",
+            )
+            .await;
         plant(&bad.database, ("jobs", "update"), "job_type", "poison").await;
         bad.database
             .execute(

@@ -239,8 +239,11 @@ fn a_worker_that_is_back_keeps_its_new_leases() {
         t.enqueue(json!({"queue": "seen"})).await;
         lease("seen").await;
         while worker(t, "seen").await == Value::Null {}
+        // Those that are silent for longest come first: `back` is looked at before `gone` is lost.
         let silent = "update workers set last_seen_at = now() - interval '31 s',
-                          last_beat_at = now() - interval '31 s'
+                          last_beat_at = now() - case worker_id
+                              when 'back' then interval '40 s' else interval '31 s'
+                          end
                       where worker_id <> 'seen'";
         t.database.execute(silent).await;
         while worker(t, "gone").await["state"] != "terminated" {}

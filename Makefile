@@ -63,8 +63,9 @@ model: ## Check the lease protocol in every order of events, at full size (about
 interleavings: ## Run the server's synchronisation in 50,000 random orders of each test
 	FENCEPOST_SCHEDULES=50000 $(CARGO) test --locked -p fencepost-interleavings -- --nocapture
 
-CHAOS = ./target/debug/fencepost-chaos
-CHAOS_RUN = $(CHAOS) run $(if $(PREVIOUS),--previous $(PREVIOUS))
+CHAOS_PROFILE = dev
+CHAOS = ./target/$(CHAOS_PROFILE:dev=debug)/fencepost-chaos
+CHAOS_RUN = $(CHAOS) run $(if $(PREVIOUS),--previous $(PREVIOUS)) $(if $(LOAD),--load $(LOAD))
 
 chaos: chaos-build ## Run clients and faults: SEED and SECONDS (120), REPEAT times (1); without SEED five runs, two of them new; PREVIOUS, the server of an earlier release
 	@if [ -n "$(SEED)" ]; then \
@@ -74,7 +75,8 @@ chaos: chaos-build ## Run clients and faults: SEED and SECONDS (120), REPEAT tim
 		for run in 1 2; do $(CHAOS_RUN) --seconds $(or $(SECONDS),60) || exit 1; done; \
 	fi
 
-chaos-long: chaos-build ## The same for HOURS (1) in pieces of 20 minutes; results go to docs/proof.md
+chaos-long chaos-patroni: CHAOS_PROFILE = chaos
+chaos-long: chaos-build ## The same for HOURS (1) in pieces of 20 minutes, LOAD percent (100) of the jobs; results go to docs/proof.md
 	@end=$$(( $$(date +%s) + $(or $(HOURS),1) * 3600 )); \
 	while [ $$(date +%s) -lt $$end ]; do \
 		$(CHAOS_RUN) --seconds 1200 --results docs/proof.jsonl || exit 1; \
@@ -91,7 +93,7 @@ mutants: chaos-build ## Plant each bug of src/faults.rs in nodes, and run until 
 
 chaos-build:
 	@sh scripts/setup.sh chaos
-	$(CARGO) build --locked -p fencepost -p fencepost-chaos
+	$(CARGO) build --locked --profile $(CHAOS_PROFILE) -p fencepost -p fencepost-chaos
 
 bench: ## Benchmark a private server over HTTP
 	$(CARGO) build --locked --release -p fencepost -p fencepost-bench

@@ -93,6 +93,8 @@ pub struct World {
     pub queues: Vec<&'static str>,
     pub tenants: Vec<Tenant>,
     pub client: reqwest::Client,
+    /// How many jobs producers send, in percent of the most.
+    pub load_percent: u32,
     /// No more jobs are sent, and workers succeed at once.
     pub is_healing: AtomicBool,
     /// Workers end.

@@ -41,6 +41,7 @@ use tokio::runtime::Runtime;
 
 use crate::{
     nemesis::{Fault, Faults},
+    producers::MAX_LOAD_PERCENT,
     run::Plan,
     stage::{Planted, Programs},
 };
@@ -81,6 +82,11 @@ enum Task {
         /// How many times longer pauses may be than their bounds, on a slow machine
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
         patience: u32,
+
+        /// How many jobs producers send, in percent of the most: less, beside other runs
+        #[arg(long, default_value_t = MAX_LOAD_PERCENT,
+              value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LOAD_PERCENT)))]
+        load: u32,
 
         /// Let Patroni lead PostgreSQL, with etcd and HAProxy; its faults are others
         #[arg(long)]
@@ -144,7 +150,8 @@ impl Place {
     fn keep(&self, result: &impl Serialize) -> anyhow::Result<()> {
         let Some(path) = &self.results else { return Ok(()) };
         let mut file = File::options().create(true).append(true).open(path)?;
-        writeln!(file, "{}", serde_json::to_string(result)?)?;
+        // In one write: runs beside each other append to the same file.
+        file.write_all(format!("{}\n", serde_json::to_string(result)?).as_bytes())?;
         Ok(())
     }
 
@@ -169,6 +176,7 @@ fn main() -> anyhow::Result<()> {
             repeat,
             fail_percent,
             patience,
+            load,
             patroni,
             only,
             previous,
@@ -195,7 +203,7 @@ fn main() -> anyhow::Result<()> {
                     under_patroni: patroni,
                     only: only.clone(),
                 };
-                let plan = Plan { faults, planted, drain, patience };
+                let plan = Plan { faults, planted, drain, patience, load_percent: load };
                 runtime.block_on(run_once((&place, &programs), &dir, &plan))?;
             }
         }

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     check::Invariant,
     nemesis::Faults,
+    producers::MAX_LOAD_PERCENT,
     run::{self, Plan},
     stage::{Planted, Programs},
 };
@@ -101,7 +102,7 @@ pub async fn hunt(dir: &Path, programs: &Programs, number: u8) -> anyhow::Result
         };
         let during = Duration::from_secs(seconds);
         let faults = Faults { seed, during, under_patroni: false, only: Vec::new() };
-        let plan = Plan { faults, planted, drain, patience };
+        let plan = Plan { faults, planted, drain, patience, load_percent: MAX_LOAD_PERCENT };
         let report = run::run(&dir, programs.clone(), &plan).await?;
         std::fs::remove_dir_all(&dir)?;
         let expected = broken_by(mutant);

@@ -11,7 +11,7 @@ use crate::{
     database::Database,
     foreign::Foreign,
     history::{Event, History},
-    stage::{NODES, Stage},
+    stage::{Clock, NODES, Stage},
 };
 
 /// The pause between two faults, in milliseconds.
@@ -54,6 +54,8 @@ pub enum Fault {
     NodeFrozen,
     /// A node is started again with a clock that is up to an hour wrong, and then with its own.
     ClockWrong,
+    /// A node is started again with a clock that stands still, and then with its own.
+    ClockFrozen,
     /// PostgreSQL is killed, and recovers.
     PostgresKilled,
     /// All processes of PostgreSQL are frozen: connections stay open and silent.
@@ -95,12 +97,13 @@ pub enum Fault {
 
 impl Fault {
     /// All, each with its part of a hundred: while the run leads PostgreSQL, and under Patroni.
-    pub const ALL: [(Self, u32, u32); 22] = [
-        (Self::NodeKilled, 15, 15),
+    pub const ALL: [(Self, u32, u32); 23] = [
+        (Self::NodeKilled, 13, 13),
         (Self::NodeStopped, 7, 8),
         (Self::NodeFrozen, 9, 10),
         (Self::RolledOut, 2, 2),
         (Self::ClockWrong, 5, 5),
+        (Self::ClockFrozen, 2, 2),
         (Self::PostgresKilled, 6, 0),
         (Self::DiskFull, 2, 0),
         (Self::MemoryShort, 2, 0),
@@ -127,6 +130,7 @@ impl Fault {
             Self::NodeStopped => "node stopped",
             Self::NodeFrozen => "node frozen",
             Self::ClockWrong => "node's clock wrong",
+            Self::ClockFrozen => "node's clock frozen",
             Self::PostgresKilled => "PostgreSQL killed",
             Self::PostgresSilent => "PostgreSQL silent",
             Self::PostgresReadOnly => "PostgreSQL read-only",
@@ -157,6 +161,7 @@ impl Fault {
             | Self::NodeStopped
             | Self::NodeFrozen
             | Self::ClockWrong
+            | Self::ClockFrozen
             | Self::RolledOut => 2,
             Self::RedisKilled | Self::RedisFrozen | Self::WorkerKilled => 1,
             Self::Promotion => 15,
@@ -194,9 +199,11 @@ impl Fault {
     /// What it is done to: two faults of one target would heal each other.
     const fn target(self, node: usize) -> Target {
         match self {
-            Self::NodeKilled | Self::NodeStopped | Self::NodeFrozen | Self::ClockWrong => {
-                Target::Node(node)
-            }
+            Self::NodeKilled
+            | Self::NodeStopped
+            | Self::NodeFrozen
+            | Self::ClockWrong
+            | Self::ClockFrozen => Target::Node(node),
             Self::RolledOut => Target::All,
             Self::RedisKilled | Self::RedisFrozen => Target::Redis,
             Self::WorkerKilled => Target::Worker,
@@ -214,7 +221,7 @@ impl Fault {
         let range = match self {
             Self::NodeFrozen if rng.random_range(0..100) < GONE_PERCENT => GONE_MS,
             Self::NodeFrozen => FROZEN_MS,
-            Self::ClockWrong => CLOCK_WRONG_MS,
+            Self::ClockWrong | Self::ClockFrozen => CLOCK_WRONG_MS,
             Self::LeaderKilled | Self::LeaderFrozen => LEADER_AWAY_MS,
             Self::EtcdKilled => ETCD_KILLED_MS,
             _ => LASTS_MS,
@@ -231,7 +238,11 @@ impl Fault {
     /// Whether it can come, while Patroni leads PostgreSQL or not.
     #[must_use]
     pub fn is_possible(self, under_patroni: bool) -> bool {
-        self.weight(under_patroni) > 0 && (self != Self::ClockWrong || Stage::faketime().is_some())
+        self.weight(under_patroni) > 0 && (!self.needs_faketime() || Stage::faketime().is_some())
+    }
+
+    const fn needs_faketime(self) -> bool {
+        matches!(self, Self::ClockWrong | Self::ClockFrozen)
     }
 
     /// Whether nodes start with the other release after it, if there are two.
@@ -290,7 +301,7 @@ impl Faults {
     fn next(&self, rng: &mut StdRng) -> Fault {
         let drawn = Fault::ALL.choose_weighted(rng, |it| self.weight(it.0));
         let drawn = drawn.map_or(Fault::NodeKilled, |it| it.0);
-        if drawn == Fault::ClockWrong && Stage::faketime().is_none() {
+        if drawn.needs_faketime() && Stage::faketime().is_none() {
             return Fault::NodeKilled;
         }
         drawn
@@ -369,7 +380,11 @@ async fn begin(
         Fault::NodeKilled => kill_node(stage, history, node),
         Fault::ClockWrong => {
             kill_node(stage, history, node);
-            stage.start_node(node, Some(how.clock_off))?;
+            stage.start_node(node, Some(Clock::Off(how.clock_off)))?;
+        }
+        Fault::ClockFrozen => {
+            kill_node(stage, history, node);
+            stage.start_node(node, Some(Clock::Frozen))?;
         }
         Fault::NodeStopped => stop_node(stage, history, node).await,
         Fault::NodeFrozen => stage.freeze_node(node, true),
@@ -401,7 +416,7 @@ async fn end(stage: &mut Stage, history: &History, begun: Begun) -> anyhow::Resu
     let Begun { fault, node, connections, leader } = begun;
     match fault {
         Fault::NodeKilled | Fault::NodeStopped => stage.start_node(node, None)?,
-        Fault::ClockWrong => {
+        Fault::ClockWrong | Fault::ClockFrozen => {
             kill_node(stage, history, node);
             stage.start_node(node, None)?;
         }

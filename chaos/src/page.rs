@@ -2,11 +2,11 @@
 
 use std::{collections::BTreeMap, fmt::Write, path::Path};
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use fencepost::faults;
 use serde::{Deserialize, Serialize};
 
-use crate::{mutants::Caught, nemesis::Fault, report::Report, stage::FAIL_SIDES};
+use crate::{mutants::Caught, nemesis::Fault, report::Report, stage::fail_points_of};
 
 const BEGIN: &str = "<!-- tables -->\n";
 const END: &str = "<!-- end of tables -->\n";
@@ -50,9 +50,11 @@ fn with_tables(page: &str, entries: &[Entry]) -> anyhow::Result<String> {
             mutants.insert(it.number, it);
         }
     }
-    ensure!(!runs.is_empty(), "there are no runs");
+    // A table says what holds of one commit: that of the last run.
+    let commit = &runs.last().context("there are no runs")?.commit;
+    let (runs, earlier): (Vec<_>, Vec<_>) = runs.into_iter().partition(|it| it.commit == *commit);
     let tables = [
-        runs_table(&runs),
+        format!("### Runs of {commit}\n\n{}", runs_table(&runs)),
         totals(&runs),
         faults_table(&runs),
         sometimes_table(&runs),
@@ -60,7 +62,11 @@ fn with_tables(page: &str, entries: &[Entry]) -> anyhow::Result<String> {
     ];
     let tables = tables.join("\n");
     let mutants = mutants_table(mutants.values().copied());
-    Ok(format!("{before}{BEGIN}{tables}\n{mutants}{END}{after}"))
+    let earlier = match earlier.is_empty() {
+        true => String::new(),
+        false => format!("\n### Earlier runs\n\n{}", runs_table(&earlier)),
+    };
+    Ok(format!("{before}{BEGIN}{tables}\n{mutants}{earlier}{END}{after}"))
 }
 
 /// A number with commas.
@@ -77,22 +83,22 @@ fn grouped(number: u64) -> String {
 }
 
 fn runs_table(runs: &[&Report]) -> String {
-    let mut table =
-        "### Runs\n\n| day | commit | PostgreSQL | seed | seconds | jobs | operations | faults | \
-                     failed commits | all ended after | violations |\n\
-                     |---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|\n"
-            .to_owned();
+    let mut table = "| day | commit | PostgreSQL | seed | seconds | load | jobs | operations | \
+                     faults | failed commits | all ended after | violations |\n\
+                     |---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n"
+        .to_owned();
     for it in runs {
         let of = |it: &mut dyn Iterator<Item = &u64>| grouped(it.sum());
         let drained = it.drained_ms.map_or("–".to_owned(), |ms| format!("{ms} ms"));
         let _ = writeln!(
             table,
-            "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {drained} | {} |",
+            "| {} | {} | {} | {} | {} | {} % | {} | {} | {} | {} | {drained} | {} |",
             it.day,
             it.commit,
             servers(it),
             it.seed,
             grouped(it.seconds),
+            it.load_percent,
             grouped(it.jobs as u64),
             of(&mut it.operations.values()),
             of(&mut it.faults.values()),
@@ -164,10 +170,8 @@ fn fail_points_table(runs: &[&Report]) -> String {
     let mut table =
         "### Failed commits\n\n| commit of | before | after |\n|---|---:|---:|\n".to_owned();
     for point in faults::FAIL_POINTS {
-        let [before, after] = FAIL_SIDES.map(|side| {
-            let name = format!("{point}.{side}");
-            grouped(runs.iter().filter_map(|it| it.fail_points.get(&name)).sum())
-        });
+        let [before, after] = fail_points_of(point)
+            .map(|name| grouped(runs.iter().filter_map(|it| it.fail_points.get(&name)).sum()));
         let _ = writeln!(table, "| `{point}` | {before} | {after} |");
     }
     table

@@ -37,8 +37,9 @@ pub const BACKOFF_MS: &str = "backoff_ms";
 /// How long a queue is resumed between two pauses, and how long it is paused, in milliseconds.
 const RESUMED_MS: std::ops::Range<u64> = 2_000..8_000;
 const PAUSED_MS: std::ops::Range<u64> = 200..1_500;
-/// The pause between two of them, in milliseconds.
+/// The pause between two jobs of a producer at full load, in milliseconds.
 const PAUSE_MS: std::ops::Range<u64> = 5..60;
+pub const MAX_LOAD_PERCENT: u32 = 100;
 /// Jobs of a batch, at most.
 const MAX_BATCH_JOBS: usize = 4;
 
@@ -57,7 +58,8 @@ impl Client {
             } else {
                 self.enqueue(json!({})).await;
             }
-            sleep(Duration::from_millis(self.rng.random_range(PAUSE_MS))).await;
+            let pause = Duration::from_millis(self.rng.random_range(PAUSE_MS));
+            sleep(pause * MAX_LOAD_PERCENT / self.world.load_percent).await;
         }
     }
 

@@ -22,8 +22,10 @@ use crate::{
 pub const QUEUE: &str = "pushed";
 /// How long its URL may take.
 pub const TIMEOUT_SECONDS: u64 = 3;
-/// How long the lease of a request is: the server adds this time for its ack.
-pub const LEASE_SECONDS: u64 = TIMEOUT_SECONDS + 20;
+/// The lease of a request lasts longer than its URL may take: the server adds this time for the
+/// ack.
+const ACK_SECONDS: u64 = 20;
+pub const LEASE_SECONDS: u64 = TIMEOUT_SECONDS + ACK_SECONDS;
 /// Jobs that one node sends at a time.
 const MAX_IN_FLIGHT: u64 = 8;
 /// How the names of its workers begin: they are the nodes that send.

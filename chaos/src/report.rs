@@ -16,9 +16,9 @@ use crate::{
     clients::MAX_CONCURRENCY,
     history::{Answer, End, Event, Line},
     nemesis::Fault,
-    producers::{BACKOFF_MS, NOT_BEFORE},
+    producers::{BACKOFF_MS, MAX_LOAD_PERCENT, NOT_BEFORE},
     pushed,
-    stage::FAIL_SIDES,
+    stage::fail_points_of,
 };
 
 /// Runs of at least this length must have met everything that is rare.
@@ -37,6 +37,9 @@ pub struct Report {
     pub day: String,
     pub seed: u64,
     pub seconds: u64,
+    /// How many jobs producers sent, in percent of the most.
+    #[serde(default = "full_load")]
+    pub load_percent: u32,
     /// Whether Patroni led PostgreSQL.
     #[serde(default)]
     pub under_patroni: bool,
@@ -60,6 +63,10 @@ pub struct Report {
     pub violations: Vec<Violation>,
 }
 
+const fn full_load() -> u32 {
+    MAX_LOAD_PERCENT
+}
+
 impl Report {
     /// What in a run of two minutes never happened, though it should.
     pub fn too_easy(&self) -> Vec<String> {
@@ -70,8 +77,7 @@ impl Report {
             of.map(|it| *it.1).sum::<u64>()
         };
         if self.seconds >= ALL_POINTS_DURATION.as_secs() && !self.fail_points.is_empty() {
-            let points = faults::FAIL_POINTS.into_iter();
-            let names = points.flat_map(|it| FAIL_SIDES.map(|side| format!("{it}.{side}")));
+            let names = faults::FAIL_POINTS.into_iter().flat_map(fail_points_of);
             let is_missing = |it: &String| !self.fail_points.contains_key(it);
             missing.extend(names.filter(is_missing).map(|it| format!("a failure at {it}")));
         }

@@ -51,6 +51,8 @@ pub struct Plan {
     pub drain: Duration,
     /// How many times longer pauses may be than their bounds.
     pub patience: u32,
+    /// How many jobs producers send, in percent of the most.
+    pub load_percent: u32,
 }
 
 /// Runs it in a new folder. To be called from the main thread.
@@ -75,6 +77,7 @@ pub async fn run(dir: &Path, programs: Programs, plan: &Plan) -> anyhow::Result<
             .chain([pushed::QUEUE])
             .collect(),
         tenants: stage.tenants.clone(),
+        load_percent: plan.load_percent,
         client: reqwest::Client::builder().timeout(CALL_TIMEOUT).build()?,
         is_healing: AtomicBool::new(false),
         has_ended: AtomicBool::new(false),
@@ -114,6 +117,7 @@ pub async fn run(dir: &Path, programs: Programs, plan: &Plan) -> anyhow::Result<
         day: history::now_utc().format("%Y-%m-%d").to_string(),
         seed: faults.seed,
         seconds: faults.during.as_secs(),
+        load_percent: plan.load_percent,
         under_patroni: faults.under_patroni,
         previous,
         jobs: book.jobs.len(),

@@ -17,7 +17,7 @@ use fencepost::{
 };
 use sqlx::Connection;
 
-use crate::{clients::CALL_TIMEOUT, database::Database, patroni, signal};
+use crate::{clients::CALL_TIMEOUT, database::Database, history, patroni, signal};
 
 /// Nodes of a run.
 pub const NODES: usize = 3;
@@ -43,8 +43,11 @@ const MAX_RARE_PERCENT: f64 = 20.0;
 /// What gives a process another clock, below a folder for each kind of machine.
 const FAKETIME: &str = "faketime/libfaketimeMT.so.1";
 
-/// The two points of a commit.
-pub const FAIL_SIDES: [&str; 2] = ["before", "after"];
+/// The names of the two fail points of a commit: before and after it.
+#[must_use]
+pub fn fail_points_of(commit: &str) -> [String; 2] {
+    ["before", "after"].map(|side| format!("{commit}.{side}"))
+}
 
 /// A project with its key.
 #[derive(Clone)]
@@ -69,6 +72,25 @@ pub struct Programs {
 impl Programs {
     fn of(&self, is_previous: bool) -> &Path {
         self.previous.as_deref().filter(|_| is_previous).unwrap_or(&self.server)
+    }
+}
+
+/// A clock of a node that is wrong.
+#[derive(Debug, Clone, Copy)]
+pub enum Clock {
+    /// By this many seconds.
+    Off(i64),
+    /// It stands still.
+    Frozen,
+}
+
+impl Clock {
+    /// As `faketime` reads it: a date without a sign is a moment that does not pass.
+    fn faketime(self) -> String {
+        match self {
+            Self::Off(seconds) => format!("{seconds:+}"),
+            Self::Frozen => history::now_utc().format("%Y-%m-%d %H:%M:%S").to_string(),
+        }
     }
 }
 
@@ -161,11 +183,11 @@ impl Stage {
         folders.map(|it| it.path().join(FAKETIME)).find(|it| it.exists())
     }
 
-    /// Starts a node, with a clock that is this many seconds off.
+    /// Starts a node, with its own clock or with another one.
     ///
     /// # Errors
     /// When the program cannot be started.
-    pub fn start_node(&mut self, node: usize, clock_off: Option<i64>) -> anyhow::Result<()> {
+    pub fn start_node(&mut self, node: usize, clock: Option<Clock>) -> anyhow::Result<()> {
         if self.nodes[node].is_some() {
             return Ok(());
         }
@@ -189,8 +211,8 @@ impl Stage {
         if let Some(mutant) = self.planted.mutant {
             command.env(faults::MUTANT_VARIABLE, mutant.to_string());
         }
-        if let Some((seconds, library)) = clock_off.zip(Self::faketime()) {
-            command.env("LD_PRELOAD", library).env("FAKETIME", format!("{seconds:+}"));
+        if let Some((clock, library)) = clock.zip(Self::faketime()) {
+            command.env("LD_PRELOAD", library).env("FAKETIME", clock.faketime()).env("TZ", "UTC");
             command.env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
@@ -209,8 +231,8 @@ impl Stage {
                     true => percent.max((percent * RARE_FACTOR).min(MAX_RARE_PERCENT)),
                     false => percent,
                 };
-                for side in FAIL_SIDES {
-                    let _ = write!(all, "{point}.{side}={percent}%return;");
+                for name in fail_points_of(point) {
+                    let _ = write!(all, "{name}={percent}%return;");
                 }
             }
         }

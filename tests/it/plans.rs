@@ -370,6 +370,7 @@ async fn pass_gates(conn: &mut PgConnection) {
     })
     .await;
     assert!(held.len() >= 50);
+    operator::look_at_silent_worker(conn).await;
 }
 
 async fn settle(conn: &mut PgConnection, leased: &[LeasedJob]) {

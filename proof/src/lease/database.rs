@@ -116,8 +116,7 @@ impl Database {
 
     /// Whether a job has a lease of this poll that still runs.
     pub(super) fn has_lease_of(&self, poll: (usize, u8)) -> bool {
-        let mut leases = self.jobs.iter().filter_map(|it| it.lease);
-        leases.any(|it| it.poll == poll && it.expires_at > self.now)
+        self.leased_by(poll).is_some()
     }
 
     /// What an earlier try of this poll has leased, if it still runs.

@@ -76,10 +76,8 @@ impl Batch for Recorder {
         is_in_doubt: bool,
     ) -> sqlx::Result<Vec<Result<u32, Error>>> {
         let _open = self.gate.lock().await;
-        if items.contains(&14) && !is_in_doubt {
-            return Err(sqlx::Error::Database(Box::new(DuplicateId)));
-        }
-        if items.contains(&15) {
+        let is_duplicate = items.contains(&15) || (items.contains(&14) && !is_in_doubt);
+        if is_duplicate {
             return Err(sqlx::Error::Database(Box::new(DuplicateId)));
         }
         if items.contains(&13) {

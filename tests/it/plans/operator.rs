@@ -6,7 +6,7 @@ use fencepost::{
     store::{
         counts, dead_letters, operations,
         sweep::{gauges, probe, prune, schedules},
-        workers::ALIVE_SECONDS,
+        workers::{self, ALIVE_SECONDS},
     },
 };
 
@@ -155,4 +155,27 @@ fn a_plan_made_while_no_job_was_due_reads_due_jobs_by_their_keys() {
         .await;
         assert_eq!(promoted.len(), sweep::MAX_SWEEP_ROWS);
     });
+}
+
+/// A worker that has sent no heartbeat for a minute, and got its leases since.
+pub async fn look_at_silent_worker(conn: &mut PgConnection) {
+    const SILENCE_SECONDS: i32 = 60;
+    conn.execute(
+        "insert into workers (project_id, worker_id, queues, job_types, concurrency, last_seen_at,
+                              last_beat_at)
+         values (1, 'w', '{gated}', '{}', 1, now() - interval '1 h', now() - interval '1 h')",
+    )
+    .await
+    .expect("it runs");
+    let held = costs(conn, "leases of a silent worker", 600 * 5, async |conn| {
+        let silence = Some(SILENCE_SECONDS);
+        settle_failure::lock_held_by(conn, PROJECT, "w", 500, silence).await.expect("it runs")
+    })
+    .await;
+    assert_eq!(held.len(), 0);
+    let is_lost = costs(conn, "a worker that may be lost", 600 * 5, async |conn| {
+        workers::mark_lost(conn, PROJECT, "w", SILENCE_SECONDS).await.expect("it runs")
+    })
+    .await;
+    assert!(!is_lost);
 }

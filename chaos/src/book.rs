@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::Context;
 use chrono::{DateTime, Utc};
 use futures_util::{StreamExt, stream};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::time::sleep;
 
@@ -17,7 +17,7 @@ const READS: usize = 16;
 const MAX_TRIES: usize = 30;
 
 /// A job, as the API shows it.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct BookJob {
     pub id: String,
     pub queue: String,
@@ -46,7 +46,7 @@ impl BookJob {
 }
 
 /// An attempt that has ended.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct BookAttempt {
     pub attempt: i64,
     pub outcome: String,
@@ -55,20 +55,22 @@ pub struct BookAttempt {
 }
 
 /// A tick of a schedule.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct BookFire {
     pub due_at: DateTime<Utc>,
+    /// When it was handled.
+    pub at: DateTime<Utc>,
     pub outcome: String,
     pub job_id: Option<String>,
     pub ticks: i64,
 }
 
 /// Everything.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Book {
     pub jobs: Vec<BookJob>,
     /// By tenant and queue: the number of its jobs in each state.
-    pub counts: BTreeMap<(usize, String), BTreeMap<String, i64>>,
+    pub counts: BTreeMap<usize, BTreeMap<String, BTreeMap<String, i64>>>,
     /// By tenant: the ticks of its schedule.
     pub fires: BTreeMap<usize, Vec<BookFire>>,
     /// From when until when the schedules fired, in milliseconds since 1970.
@@ -96,7 +98,7 @@ impl Book {
             for queue in &world.queues {
                 let read = reader.get(format!("/v1/queues/{queue}")).await?;
                 let counts = serde_json::from_value(read["counts"].clone())?;
-                book.counts.insert((tenant, (*queue).to_owned()), counts);
+                book.counts.entry(tenant).or_default().insert((*queue).to_owned(), counts);
             }
             let path = format!("/v1/recurring/{schedule}/fires");
             let fires = reader.all(&path, "fires").await?;

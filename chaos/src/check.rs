@@ -34,52 +34,52 @@ const ROUNDING_MS: i64 = 2;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Invariant {
-    /// I1: an accepted job is in the book, and has ended.
+    /// An accepted job is in the book, and has ended.
     EveryJobEnds,
-    /// I2: the book has no job that was not sent; a key has one job, and a job one key.
+    /// The book has no job that was not sent; a key has one job, and a job one key.
     NothingAppears,
-    /// I3: an attempt has one lease and one worker, and attempts count 1, 2, 3 without a gap.
+    /// An attempt has one lease and one worker, and attempts count 1, 2, 3 without a gap.
     OneLease,
-    /// I4: an ack that was accepted is what the book says of its attempt; a heartbeat that was
+    /// An ack that was accepted is what the book says of its attempt; a heartbeat that was
     /// accepted was sent before the end of its lease was known.
     AcceptedIsRecorded,
-    /// I4: a success or failure in the book was sent by its worker.
+    /// A success or failure in the book was sent by its worker.
     NoEndAppears,
-    /// I5: after a success there is no further attempt, and no lease.
+    /// After a success there is no further attempt, and no lease.
     SuccessIsFinal,
-    /// I6: an ack that is recorded is never refused when it is repeated.
+    /// An ack that is recorded is never refused when it is repeated.
     RepeatedIsTheSame,
-    /// I7: failures are within their bound, and a dead letter has used them up.
+    /// Failures are within their bound, and a dead letter has used them up.
     FailuresAreCounted,
-    /// I8: no job runs before its time, or before the pause after a failure has passed.
+    /// No job runs before its time, or before the pause after a failure has passed.
     NotBeforeItsTime,
-    /// I9: no lease expires before its time, which an accepted heartbeat lengthens.
+    /// No lease expires before its time, which an accepted heartbeat lengthens.
     NoEarlyEnd,
-    /// I10: no pause without an accepted call is longer than its faults allow.
+    /// No pause without an accepted call is longer than its faults allow.
     Available,
-    /// I10: once nothing is broken, all ends soon.
+    /// Once nothing is broken, all ends soon.
     EndsInTime,
-    /// I11: each tick of a schedule fires once, or is told as missed.
+    /// Each tick of a schedule fires once, or is told as missed.
     TicksFireOnce,
-    /// I12: no worker gets a job of another tenant.
+    /// No worker gets a job of another tenant.
     NoForeignJob,
-    /// I13: jobs that were cancelled while they waited, and those of paused queues, do not run.
+    /// Jobs that were cancelled while they waited, and those of paused queues, do not run.
     PausesAndCancelsHold,
-    /// I14: no more jobs of a queue run at once than its limit allows.
+    /// No more jobs of a queue run at once than its limit allows.
     LimitsAreKept,
-    /// I15: no job of a queue waits while jobs run that came much later.
+    /// No job of a queue waits while jobs run that came much later.
     OrderIsKept,
-    /// I16: no answer but those that the API documents for the call, and no panic.
+    /// No answer but those that the API documents for the call, and no panic.
     NoStrangeAnswer,
-    /// I17: the counts of a queue are the numbers of its jobs.
+    /// The counts of a queue are the numbers of its jobs.
     CountsAreRight,
-    /// I18: the endpoint is told of each end.
+    /// The endpoint is told of each end.
     EndsAreTold,
-    /// I19: a batch calls back once, after its last job.
+    /// A batch calls back once, after its last job.
     BatchesEndOnce,
     /// All calls about a job have an order in which every answer is right.
     CallsHaveAnOrder,
-    /// I21: a child runs if its parent has ended as it waits for, and is cancelled otherwise.
+    /// A child runs if its parent has ended as it waits for, and is cancelled otherwise.
     ChildrenFollow,
 }
 
@@ -160,7 +160,7 @@ fn seen<'a>(lines: &'a [Line], found: &mut Found) -> BTreeMap<&'a str, Seen<'a>>
     let mut seen: BTreeMap<&str, Seen<'_>> = BTreeMap::new();
     for line in lines {
         match &line.event {
-            Event::Leased { tenant, held, of } => {
+            Event::Leased { tenant, held, of, .. } => {
                 let job = seen.entry(&held.job).or_default();
                 let leases = job.leases.entry(held.attempt).or_default();
                 leases.insert((&held.lease, &held.worker));

@@ -220,18 +220,20 @@ impl Client {
             });
             let call = Call { path: POLL, body: &body, key: None };
             let mut answer = None;
-            for _ in 0..MAX_POLL_TRIES {
+            let mut tries = 0;
+            while tries < MAX_POLL_TRIES {
+                tries += 1;
                 answer = self.post(call).await;
                 if answer.is_some() {
                     break;
                 }
                 sleep(RETRY_PAUSE).await;
             }
-            let mut leases = self.leases(answer.as_ref(), &name);
+            let mut leases = self.leases(answer.as_ref(), &name, tries == 1);
             if !leases.is_empty() && self.happens(RESTART_PERCENT) {
                 // Its program is started again in this moment, and knows of the poll alone.
                 let again = self.post(call).await;
-                leases = self.leases(again.as_ref(), &name);
+                leases = self.leases(again.as_ref(), &name, false);
             }
             for held in leases {
                 self.run(&held).await;
@@ -240,12 +242,12 @@ impl Client {
     }
 
     /// The leases that a poll was answered.
-    fn leases(&self, answer: Option<&(u16, Value)>, worker: &str) -> Vec<Held> {
+    fn leases(&self, answer: Option<&(u16, Value)>, worker: &str, is_first: bool) -> Vec<Held> {
         let jobs = answer.and_then(|it| it.1["jobs"].as_array());
-        jobs.into_iter().flatten().filter_map(|it| self.leased(it, worker)).collect()
+        jobs.into_iter().flatten().filter_map(|it| self.leased(it, worker, is_first)).collect()
     }
 
-    fn leased(&self, job: &Value, worker: &str) -> Option<Held> {
+    fn leased(&self, job: &Value, worker: &str, is_first: bool) -> Option<Held> {
         let text = |name: &str| job[name].as_str().map(str::to_owned);
         let held = Held {
             job: text("id")?,
@@ -255,7 +257,7 @@ impl Client {
         };
         let of = job["payload"]["tenant"].as_u64().map_or(usize::MAX, |it| it as usize);
         let (tenant, held_too) = (self.tenant, held.clone());
-        self.world.history.note(Event::Leased { tenant, held: held_too, of });
+        self.world.history.note(Event::Leased { tenant, held: held_too, of, is_first });
         Some(held)
     }
 

@@ -65,12 +65,15 @@ pub enum Event {
     Workflow { tenant: usize, first: String, then: String, otherwise: String },
     /// A batch was sealed. Its callback has the same mark in its payload.
     Batch { tenant: usize, mark: String, jobs: Vec<String> },
-    /// A worker got a lease. `of` is the tenant whose mark the payload has.
-    Leased { tenant: usize, held: Held, of: usize },
-    /// A worker sent an ack.
+    /// A worker got a lease. `of` is the tenant whose mark the payload has. `is_first`: the first
+    /// try of its poll was answered with it.
+    Leased { tenant: usize, held: Held, of: usize, is_first: bool },
+    /// A worker sent an ack. Of those of a URL or a library, the answer is not known.
     Acked { tenant: usize, held: Held, end: End, answer: Answer, sent: i64 },
     /// A worker sent a heartbeat.
     Beat { held: Held, answer: Answer, sent: i64 },
+    /// A job that waits may be cancelled.
+    Cancelling { job: String },
     /// A job was cancelled while it waited.
     Cancelled { job: String },
     /// A queue was paused.
@@ -125,6 +128,15 @@ impl History {
         inner.1.flush()?;
         Ok(inner.0.clone())
     }
+}
+
+/// The history of a run that has ended.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn read(path: &Path) -> anyhow::Result<Vec<Line>> {
+    let text = std::fs::read_to_string(path)?;
+    text.lines().map(|it| Ok(serde_json::from_str(it)?)).collect()
 }
 
 /// Milliseconds since 1970, by the clock that PostgreSQL has as well.

@@ -42,6 +42,7 @@ use tokio::runtime::Runtime;
 use crate::{
     nemesis::{Fault, Faults},
     producers::MAX_LOAD_PERCENT,
+    report::Report,
     run::Plan,
     stage::{Planted, Programs},
 };
@@ -108,6 +109,19 @@ enum Task {
         /// Numbers of the bugs [default: all]
         #[arg(long, value_delimiter = ',')]
         only: Vec<u8>,
+    },
+    /// Judge a run again whose folder was kept
+    Check {
+        /// The folder of its history
+        dir: PathBuf,
+
+        /// How many times longer pauses may be than their bounds, on a slow machine
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
+        patience: u32,
+
+        /// File to which the result is appended, a line of JSON
+        #[arg(long)]
+        results: Option<PathBuf>,
     },
     /// Write the tables of a page of the documentation from the results
     Page {
@@ -214,6 +228,10 @@ fn main() -> anyhow::Result<()> {
                 place.keep(&page::Entry::Mutant(found))?;
             }
         }
+        Task::Check { dir, patience, results } => {
+            let place = Place { dir: None, program: None, results };
+            finish(&place, run::judge_again(&dir, patience)?, &dir)?;
+        }
         Task::Page { results, page } => page::write(&results, &page)?,
     }
     Ok(())
@@ -226,18 +244,26 @@ async fn run_once(
 ) -> anyhow::Result<()> {
     let seed = plan.faults.seed;
     let report = run::run(dir, programs.clone(), plan).await;
-    let report = report.with_context(|| format!("seed {seed}"))?;
+    finish(place, report.with_context(|| format!("seed {seed}"))?, dir)?;
+    place.clean(dir)
+}
+
+/// Prints and keeps the result of a run.
+///
+/// # Errors
+/// When there are violations, or the run was too easy.
+fn finish(place: &Place, report: Report, dir: &Path) -> anyhow::Result<()> {
     report.print();
     let violations = report.violations.len();
-    let missing = report.too_easy();
+    let (missing, seconds) = (report.too_easy(), report.seconds);
     place.keep(&page::Entry::Run(report))?;
     ensure!(violations == 0, "{violations} violations: see {}", dir.display());
     ensure!(
-        plan.faults.during < report::MIN_DURATION || missing.is_empty(),
+        seconds < report::MIN_DURATION.as_secs() || missing.is_empty(),
         "the run was too easy, these never happened: {}",
         missing.join("; ")
     );
-    place.clean(dir)
+    Ok(())
 }
 
 /// A command that runs as PostgreSQL does, which refuses to run as root, and ends with this

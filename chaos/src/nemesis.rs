@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
-use tokio::time::sleep;
+use tokio::time::{sleep, sleep_until};
 
 use crate::{
     database::Database,
@@ -329,7 +329,6 @@ pub async fn inject(
                 faults.push((second, node));
             }
         }
-        let lasts = faults.iter().map(|it| it.0.lasts(&mut rng)).max().unwrap_or_default();
         let how = How {
             clock_off: rng.random_range(-CLOCK_OFF_SECONDS..=CLOCK_OFF_SECONDS),
             slow: Duration::from_millis(rng.random_range(SLOW_MS)),
@@ -337,14 +336,17 @@ pub async fn inject(
         };
         let mut open = Vec::new();
         for (fault, node) in faults {
+            let lasts = fault.lasts(&mut rng);
             history.note(Event::Fault { fault });
-            open.push(begin(stage, foreign, history, (fault, node), how).await?);
+            let begun = begin(stage, foreign, history, (fault, node), how).await?;
             if fault.is_instant() {
                 history.note(Event::Healed { fault });
             }
+            open.push((Instant::now() + lasts, begun));
         }
-        sleep(lasts).await;
-        while let Some(it) = open.pop() {
+        open.sort_by_key(|it| it.0);
+        for (until, it) in open {
+            sleep_until(until.into()).await;
             let fault = it.fault;
             end(stage, history, it).await?;
             if !fault.is_instant() {

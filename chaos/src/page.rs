@@ -123,9 +123,10 @@ fn totals(runs: &[&Report]) -> String {
     let seconds: u64 = runs.iter().map(|it| it.seconds).sum();
     let all = grouped(operations.values().sum());
     let faults = grouped(runs.iter().flat_map(|it| it.faults.values()).sum());
+    let violations: usize = runs.iter().map(|it| it.violations.len()).sum();
     let mut table = format!(
-        "Together: {} minutes of faults, {all} operations, {faults} faults.\n\n\
-         | operation and outcome | number |\n|---|---:|\n",
+        "Together: {} minutes of faults, {all} operations, {faults} faults, \
+         {violations} violations.\n\n| operation and outcome | number |\n|---|---:|\n",
         seconds / 60
     );
     for (name, number) in operations {
@@ -199,6 +200,17 @@ mod tests {
         let page = std::fs::read_to_string(docs.join("proof.md")).expect("a page");
         let entries = read(&docs.join("proof.jsonl")).expect("results");
         assert_eq!(with_tables(&page, &entries).expect("marks"), page);
+    }
+
+    #[test]
+    fn the_page_names_each_fault() {
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+        let page = std::fs::read_to_string(docs.join("proof.md")).expect("a page");
+        for (fault, ..) in Fault::ALL {
+            let name = serde_json::to_value(fault).expect("a name");
+            let name = name.as_str().expect("a text");
+            assert!(page.contains(&format!("`{name}`")), "{name} is not explained");
+        }
     }
 
     #[test]

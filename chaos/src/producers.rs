@@ -101,6 +101,7 @@ impl Client {
         body["payload"][NOT_BEFORE] = json!(may_run.timestamp_millis());
         let Some(job) = self.send(body).await else { return };
         if self.happens(CANCEL_PERCENT) {
+            self.world.history.note(Event::Cancelling { job: job.clone() });
             let path = format!("/v1/jobs/{job}/cancel");
             let answer = self.post(Call { path: &path, body: &json!({}), key: None }).await;
             // One that has begun meanwhile runs to its end.

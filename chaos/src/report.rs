@@ -12,8 +12,9 @@ use serde::{Deserialize, Serialize};
 use crate::{
     adapters::Protocol,
     book::{Book, BookJob},
-    check::{self, Violation},
+    check::{self, Invariant, Violation},
     clients::MAX_CONCURRENCY,
+    foreign,
     history::{Answer, End, Event, Line},
     nemesis::Fault,
     producers::{BACKOFF_MS, MAX_LOAD_PERCENT, NOT_BEFORE},
@@ -29,7 +30,7 @@ const ALL_POINTS_DURATION: Duration = Duration::from_secs(600);
 const MIN_ACCEPTED_PERCENT: u64 = 60;
 
 /// A run.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Report {
     /// The commit of this program.
     pub commit: String,
@@ -68,6 +69,24 @@ const fn full_load() -> u32 {
 }
 
 impl Report {
+    /// The same run, with what its history and its book say.
+    #[must_use]
+    pub fn judged(self, lines: &[Line], book: &Book, patience: u32) -> Self {
+        let mut violations = check::violations(lines, book, patience);
+        // Seen while it ran.
+        let not_in_time = self.violations.into_iter();
+        violations.extend(not_in_time.filter(|it| it.invariant == Invariant::EndsInTime));
+        Self {
+            jobs: book.jobs.len(),
+            operations: operations(lines),
+            faults: faults(lines),
+            unavailable_ms: check::unavailable(lines),
+            sometimes: sometimes(lines, book),
+            violations,
+            ..self
+        }
+    }
+
     /// What in a run of two minutes never happened, though it should.
     pub fn too_easy(&self) -> Vec<String> {
         let never = self.sometimes.iter().filter(|it| *it.1 == 0);
@@ -132,6 +151,7 @@ pub fn operations(lines: &[Line]) -> BTreeMap<String, u64> {
             Event::Workflow { .. } => ("workflow", "accepted"),
             Event::Batch { .. } => ("batch", "accepted"),
             Event::Leased { held, .. } if pushed::is_pushed(held) => ("push", "sent"),
+            Event::Acked { held, .. } if foreign::is_foreign(held) => ("library", "ended"),
             Event::Leased { .. } => ("lease", "accepted"),
             Event::Acked { held, answer: Answer::Unknown, .. } if pushed::is_pushed(held) => {
                 ("push", "answered")
@@ -142,9 +162,12 @@ pub fn operations(lines: &[Line]) -> BTreeMap<String, u64> {
             Event::Delivered { is_taken: false, .. } => ("delivery", "refused"),
             Event::Cancelled { .. } => ("cancel", "accepted"),
             Event::Paused { .. } => ("pause", "accepted"),
-            Event::Resuming { .. } => continue,
             Event::Strange { .. } => ("call", "strange"),
-            Event::Refused { .. } | Event::Fault { .. } | Event::Healed { .. } => continue,
+            Event::Cancelling { .. }
+            | Event::Resuming { .. }
+            | Event::Refused { .. }
+            | Event::Fault { .. }
+            | Event::Healed { .. } => continue,
         };
         *operations.entry(format!("{call}, {outcome}")).or_default() += 1;
     }
@@ -246,7 +269,12 @@ fn of_acks(lines: &[Line]) -> Met {
     vec![
         (
             "an ack without an answer is repeated",
-            acks(|is_pushed, _, answer| !is_pushed && answer == Answer::Unknown),
+            count(lines, |it| match it {
+                Event::Acked { held, answer: Answer::Unknown, .. } => {
+                    !pushed::is_pushed(held) && !foreign::is_foreign(held)
+                }
+                _ => false,
+            }),
         ),
         ("a stale ack is refused", acks(|_, _, answer| answer == Answer::Stale)),
         ("a late ack is accepted", late_acks(lines)),

@@ -18,13 +18,13 @@ use tokio::{net::TcpListener, task::JoinSet, time::sleep};
 use crate::{
     adapters::Protocol,
     book::Book,
-    check::{self, Invariant, Violation},
+    check::{Invariant, Violation},
     clients::{CALL_TIMEOUT, Client, QUEUES, World},
     foreign::{self, Foreign},
     history::{self, Event, History},
     nemesis::{self, Faults},
     pushed, receiver,
-    report::{self, Report},
+    report::Report,
     setup,
     stage::{Planted, Programs, Stage},
 };
@@ -42,6 +42,11 @@ const PAUSE_SEEDS: u64 = 1 << 60;
 pub const DRAIN: Duration = Duration::from_secs(450);
 
 const LOOK_PERIOD: Duration = Duration::from_millis(50);
+
+/// What a run leaves in its folder.
+const HISTORY: &str = "history.jsonl";
+const BOOK: &str = "book.json";
+const REPORT: &str = "report.json";
 
 /// What a run does.
 pub struct Plan {
@@ -68,7 +73,7 @@ pub async fn run(dir: &Path, programs: Programs, plan: &Plan) -> anyhow::Result<
     let address = listener.local_addr()?;
     let protocols = Protocol::of_run(faults.during);
     let world = Arc::new(World {
-        history: History::new(&dir.join("history.jsonl"))?,
+        history: History::new(&dir.join(HISTORY))?,
         urls: stage.urls(),
         queues: QUEUES
             .into_iter()
@@ -94,7 +99,7 @@ pub async fn run(dir: &Path, programs: Programs, plan: &Plan) -> anyhow::Result<
     world.is_healing.store(true, Ordering::Relaxed);
     while producers.join_next().await.is_some() {}
     setup::resume(&world).await?;
-    let Drained { took, last_open } = drain(&stage, healed, plan.drain).await;
+    let drained = drain(&stage, healed, plan.drain).await;
     world.has_ended.store(true, Ordering::Relaxed);
     while workers.join_next().await.is_some() {}
     drop(foreign);
@@ -105,31 +110,51 @@ pub async fn run(dir: &Path, programs: Programs, plan: &Plan) -> anyhow::Result<
         plan.planted.fail_percent == 0.0 || !logs.is_empty(),
         "the server has no fail points: build the whole workspace, without --release"
     );
+    for node in stage.dead_nodes() {
+        let (call, text) = ("node".to_owned(), format!("node {node} ended by itself"));
+        world.history.note(Event::Strange { call, status: 0, text });
+    }
     drop(stage);
     let lines = world.history.end()?;
-    let mut violations = check::violations(&lines, &book, plan.patience);
-    if let Err(error) = &took {
-        let detail = format!("not all had ended in time: {error:#}");
-        violations.push(Violation { invariant: Invariant::EndsInTime, detail });
-    }
-    Ok(Report {
+    let report = Report { previous, fail_points: logs, ..report_of(plan, drained) };
+    let report = report.judged(&lines, &book, plan.patience);
+    std::fs::write(dir.join(BOOK), serde_json::to_vec(&book)?)?;
+    std::fs::write(dir.join(REPORT), serde_json::to_vec(&report)?)?;
+    Ok(report)
+}
+
+/// What is known of a run before it is judged.
+fn report_of(plan: &Plan, Drained { took, last_open }: Drained) -> Report {
+    let violations = match &took {
+        Ok(_) => Vec::new(),
+        Err(error) => {
+            let detail = format!("not all had ended in time: {error:#}");
+            vec![Violation { invariant: Invariant::EndsInTime, detail }]
+        }
+    };
+    Report {
         commit: commit(),
         day: history::now_utc().format("%Y-%m-%d").to_string(),
-        seed: faults.seed,
-        seconds: faults.during.as_secs(),
+        seed: plan.faults.seed,
+        seconds: plan.faults.during.as_secs(),
         load_percent: plan.load_percent,
-        under_patroni: faults.under_patroni,
-        previous,
-        jobs: book.jobs.len(),
-        operations: report::operations(&lines),
-        faults: report::faults(&lines),
-        fail_points: logs,
-        unavailable_ms: check::unavailable(&lines),
-        sometimes: report::sometimes(&lines, &book),
+        under_patroni: plan.faults.under_patroni,
         last_open,
         drained_ms: took.ok().and_then(|it| u64::try_from(it.as_millis()).ok()),
         violations,
-    })
+        ..Report::default()
+    }
+}
+
+/// Judges a run again whose folder was kept.
+///
+/// # Errors
+/// When its files cannot be read.
+pub fn judge_again(dir: &Path, patience: u32) -> anyhow::Result<Report> {
+    let read = |name: &str| std::fs::read(dir.join(name)).context(name.to_owned());
+    let report: Report = serde_json::from_slice(&read(REPORT)?)?;
+    let book = serde_json::from_slice(&read(BOOK)?)?;
+    Ok(report.judged(&history::read(&dir.join(HISTORY))?, &book, patience))
 }
 
 fn start_clients(

@@ -2,6 +2,7 @@
 //! processes.
 
 use std::{
+    ffi::OsString,
     fmt::Write as _,
     net::TcpListener,
     path::{Path, PathBuf},
@@ -75,7 +76,7 @@ impl Programs {
     }
 }
 
-/// A clock of a node that is wrong.
+/// A clock that is wrong.
 #[derive(Debug, Clone, Copy)]
 pub enum Clock {
     /// By this many seconds.
@@ -85,12 +86,20 @@ pub enum Clock {
 }
 
 impl Clock {
-    /// As `faketime` reads it: a date without a sign is a moment that does not pass.
-    fn faketime(self) -> String {
-        match self {
+    /// The variables that give it to a process; none if `faketime` is not installed.
+    pub fn variables(self) -> Vec<(&'static str, OsString)> {
+        let Some(library) = Stage::faketime() else { return Vec::new() };
+        // A date without a sign is a moment that does not pass.
+        let time = match self {
             Self::Off(seconds) => format!("{seconds:+}"),
             Self::Frozen => history::now_utc().format("%Y-%m-%d %H:%M:%S").to_string(),
-        }
+        };
+        vec![
+            ("LD_PRELOAD", library.into()),
+            ("FAKETIME", time.into()),
+            ("FAKETIME_DONT_FAKE_MONOTONIC", "1".into()),
+            ("TZ", "UTC".into()),
+        ]
     }
 }
 
@@ -211,10 +220,7 @@ impl Stage {
         if let Some(mutant) = self.planted.mutant {
             command.env(faults::MUTANT_VARIABLE, mutant.to_string());
         }
-        if let Some((clock, library)) = clock.zip(Self::faketime()) {
-            command.env("LD_PRELOAD", library).env("FAKETIME", clock.faketime()).env("TZ", "UTC");
-            command.env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
-        }
+        command.envs(clock.map(Clock::variables).unwrap_or_default());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let child = command.spawn().with_context(|| program.display().to_string())?;
         self.nodes[node] = Some(child);

@@ -1,4 +1,4 @@
-"""A worker of a run: it fails or works too long now and then, and says what it was given."""
+"""A worker of a run: it fails or works too long now and then, and says what it does."""
 
 import json
 import os
@@ -12,11 +12,16 @@ worker = Worker(queues=["python"], concurrency=2, lease_seconds=2)
 
 @worker.job("chaos")
 def work(job):
-    given = {**job.fence(), "tenant": job.payload["tenant"]}
-    print(json.dumps(given), flush=True)
+    def say(**more):
+        said = {**job.fence(), "tenant": job.payload["tenant"], **more}
+        print(json.dumps(said), flush=True)
+
+    say()
     time.sleep(3.5 if random.random() < 0.02 else random.random() * 0.04)
     if random.random() < 0.15 and not os.path.exists(os.environ["CHAOS_HEALING"]):
+        say(end="failed")
         raise RuntimeError("a failure")
+    say(end="succeeded")
     return {"attempt": job.attempt}
 
 

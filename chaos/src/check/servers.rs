@@ -30,7 +30,8 @@ fn count_violations(book: &Book, found: &mut Found) {
         let queue = actual.entry((job.tenant, &job.queue)).or_default();
         *queue.entry(&job.state).or_default() += 1;
     }
-    for ((tenant, queue), counts) in &book.counts {
+    let queues = book.counts.iter().flat_map(|(tenant, it)| it.iter().map(move |it| (tenant, it)));
+    for (tenant, (queue, counts)) in queues {
         let actual = actual.remove(&(*tenant, queue.as_str())).unwrap_or_default();
         for state in ENDED {
             let there = actual.get(state).copied().unwrap_or_default();

@@ -91,6 +91,7 @@ fn children_run_after_the_end_that_they_wait_for() {
 fn fires(ticks: &[(i64, i64, Option<&str>)]) -> Vec<Invariant> {
     let fire = |(due, ticks, job): &(i64, i64, Option<&str>)| BookFire {
         due_at: at(*due),
+        at: at(*due),
         outcome: if job.is_some() { "fired" } else { "missed" }.to_owned(),
         job_id: job.map(str::to_owned),
         ticks: *ticks,
@@ -120,7 +121,8 @@ fn each_tick_has_one_entry_and_one_job() {
 #[test]
 fn counts_are_the_numbers_of_jobs() {
     let counted = |number: i64| {
-        let counts = [((0, "q0".to_owned()), [("succeeded".to_owned(), number)].into())].into();
+        let states = [("succeeded".to_owned(), number)].into();
+        let counts = [(0, [("q0".to_owned(), states)].into())].into();
         let jobs = vec![job("succeeded", &["succeeded"])];
         found(&sent(JOB), &Book { jobs, counts, ..Book::default() })
     };
@@ -205,7 +207,7 @@ fn a_push_is_no_call_of_a_client() {
     for second in 11..15 {
         let worker = "fencepost-push-0".to_owned();
         let held = Held { worker, ..held(1, "x") };
-        let event = Event::Leased { tenant: 0, held, of: 0 };
+        let event = Event::Leased { tenant: 0, held, of: 0, is_first: true };
         lines.push(Line { at: second * 1_000, event });
     }
     lines.sort_by_key(|it| it.at);

@@ -55,6 +55,7 @@ mod roles;
 mod rolling;
 mod schedule_crashes;
 mod search;
+mod standby;
 mod statements;
 mod storage;
 mod surface;

@@ -441,15 +441,12 @@ fn whatever_happens_to_redis_no_call_fails_and_limits_keep_their_promise() {
             let mut conn = client.get_multiplexed_async_connection().await.expect("a connection");
             let _: () = ::redis::cmd("FLUSHALL").query_async(&mut conn).await.expect("flushed");
             pause().await;
-            let mut memory = async |bytes: &str| {
+            for bytes in ["1", "0"] {
                 let mut set = ::redis::cmd("CONFIG");
-                let set = set.arg(&["SET", "maxmemory", bytes]);
+                set.arg(&["SET", "maxmemory", bytes]);
                 let _: () = set.query_async(&mut conn).await.expect("set");
-            };
-            memory("1").await;
-            pause().await;
-            memory("0").await;
-            pause().await;
+                pause().await;
+            }
             drop(redis);
             pause().await;
             redis = Redis::start(&place).expect("it starts again");

@@ -1,0 +1,148 @@
+//! A standby that lacks the last commits takes over. What it lacks is lost, and nothing else: it is
+//! done again, and no ack counts for a lease that it does not know.
+
+use std::{fs, os::unix::fs::symlink, path::PathBuf, time::Duration};
+
+use crate::harness::{Database, Proxy, Reply, Stage, TestProject, TestServer, run_for};
+use fencepost::{
+    dev::cluster::{self, Cluster, Durability},
+    store::migrate,
+};
+use reqwest::Method;
+use serde_json::{Value, json};
+
+const LOOK_PERIOD: Duration = Duration::from_millis(20);
+
+/// A primary whose commits do not wait for its standby.
+struct Pair {
+    dir: PathBuf,
+    /// Leads to the socket of the server that is in use.
+    socket: PathBuf,
+    primary: Cluster,
+    standby: Cluster,
+}
+
+impl Pair {
+    fn start() -> Self {
+        let pid = std::process::id();
+        let dir = PathBuf::from(format!("/var/tmp/fencepost-standby-{pid}"));
+        fs::create_dir_all(&dir).expect("a folder");
+        let socket = |name: &str| cluster::socket_dir(pid).with_extension(name);
+        let start = |name: &str| {
+            Cluster::start_at(&dir.join(name), Durability::Fast, socket(name)).expect("PostgreSQL")
+        };
+        let primary = start("primary");
+        primary.copy_to(&dir.join("standby"), "standby").expect("a copy");
+        let standby = start("standby");
+        let in_use = socket("in-use");
+        let _ = fs::remove_file(&in_use);
+        symlink(socket("primary"), &in_use).expect("a link");
+        Self { dir, socket: in_use, primary, standby }
+    }
+
+    /// The database of the server that is in use.
+    fn database(&self) -> Database {
+        let url = self.primary.database_url("postgres");
+        let (before, _) = url.split_once("?host=").expect("a socket's folder");
+        Database { url: format!("{before}?host={}", self.socket.display()) }
+    }
+
+    fn standby(&self) -> Database {
+        Database { url: self.standby.database_url("postgres") }
+    }
+
+    /// Waits until the standby has all commits, and lets it get no more.
+    async fn cut_off(&self) {
+        let last = self.database().text("select pg_current_wal_lsn()::text").await;
+        let standby = self.standby();
+        let has_all = format!("select (pg_last_wal_replay_lsn() >= '{last}')::int::bigint");
+        standby.until(&has_all, 1).await;
+        standby.execute("alter system set primary_conninfo = ''").await;
+        standby.execute("select pg_reload_conf()").await;
+        standby.until("select count(*) from pg_stat_wal_receiver", 0).await;
+    }
+
+    /// Lets the standby take over. No node reaches the old primary any more.
+    async fn fail_over(&self, proxy: &Proxy) {
+        proxy.cut(true);
+        self.standby().execute("select pg_promote()").await;
+        self.standby().until("select pg_is_in_recovery()::int::bigint", 0).await;
+        fs::remove_file(&self.socket).expect("the link goes");
+        symlink(self.socket.with_extension("standby"), &self.socket).expect("a link");
+        proxy.cut(false);
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.socket);
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// Calls until the node has its new database.
+async fn patiently(call: impl AsyncFn() -> Reply) -> Reply {
+    loop {
+        let reply = call().await;
+        if reply.status != 503 {
+            return reply;
+        }
+        tokio::time::sleep(LOOK_PERIOD).await;
+    }
+}
+
+/// Sends a job with a key, as a producer that sends it again when it is not sure.
+async fn send(t: &TestProject, key: &str) -> Reply {
+    let request = t.request(Method::POST, "/v1/jobs").header("idempotency-key", key);
+    let request = request.json(&json!({"job_type": "t", "queue": "sent"}));
+    Reply::of(request.send().await.expect("an answer")).await
+}
+
+#[test]
+fn what_a_standby_lacks_is_done_again_and_no_ack_counts_for_another_lease() {
+    run_for(Duration::from_secs(90), async {
+        let pair = Pair::start();
+        migrate::migrate(&pair.database().url).await.expect("the migrations run");
+        let proxy = Proxy::start(&pair.database()).await;
+        let stage = Stage { roles: false, ..Stage::default() };
+        let server = TestServer::start_as(proxy.database(), stage).await;
+        let t = TestProject::at(&server.url, &pair.database(), "main").await;
+        let kept = t.enqueue(json!({})).await;
+        let kept_lease = t.lease("early").await;
+        let waiting = t.enqueue(json!({})).await;
+        pair.cut_off().await;
+        t.ack(&kept_lease, "early", "succeeded").await.is(200);
+        let lost_lease = t.lease("first").await;
+        assert_eq!((&lost_lease["id"], &lost_lease["attempt"]), (&json!(waiting), &json!(1)));
+        let lost = send(&t, "a-key").await.is(201);
+
+        pair.fail_over(&proxy).await;
+        // An ack that was lost is sent again, as after a lost answer.
+        let still = patiently(async || t.get(&path(&json!(kept))).await).await.is(200);
+        assert_eq!(still["state"], "processing");
+        patiently(async || t.ack(&kept_lease, "early", "succeeded").await).await.is(200);
+        assert_eq!(t.job(&kept).await["state"], "succeeded");
+        // A lost lease is given again with the same attempt, and is another one.
+        let again = patiently(async || {
+            let poll = json!({"worker_id": "second", "queues": ["default"], "wait_seconds": 0});
+            t.post("/v1/workers/poll", poll).await
+        });
+        let again = again.await.is(200)["jobs"][0].clone();
+        assert_eq!((&again["id"], &again["attempt"]), (&json!(waiting), &json!(1)));
+        assert_ne!(again["lease_id"], lost_lease["lease_id"]);
+        for (worker, code) in [("first", "worker_mismatch"), ("second", "stale_lease")] {
+            t.ack(&lost_lease, worker, "succeeded").await.is_error(409, code);
+            t.heartbeat(&lost_lease, worker).await.is_error(409, code);
+        }
+        t.ack(&again, "second", "succeeded").await.is(200);
+        // A lost job is gone as a whole: its key makes it again.
+        t.get(&path(&lost["id"])).await.is_error(404, "job_not_found");
+        let sent_again = patiently(async || send(&t, "a-key").await).await.is(201);
+        assert_eq!(t.get(&path(&sent_again["id"])).await.is(200)["state"], "pending");
+        server.stop().await;
+    });
+}
+
+fn path(job: &Value) -> String {
+    format!("/v1/jobs/{}", job.as_str().expect("an id"))
+}

@@ -1,6 +1,7 @@
 //! Whether what clients saw and what the server's book says fit together. Each attempt of a job is
 //! judged by itself, in one pass, since each ack names its lease.
 
+mod ends;
 mod families;
 mod order;
 mod servers;
@@ -16,7 +17,6 @@ use crate::{
     adapters::Protocol,
     book::{Book, BookAttempt, BookJob},
     clients::LEASE_SECONDS,
-    foreign,
     history::{Answer, End, Event, Held, Line},
     pushed,
 };
@@ -120,6 +120,8 @@ struct SeenBeat<'a> {
 #[derive(Default)]
 struct Seen<'a> {
     leases: BTreeMap<i64, BTreeSet<(&'a str, &'a str)>>,
+    /// Attempts whose lease was in the answer to the first try of a poll.
+    first_tries: BTreeSet<i64>,
     /// By attempt: when its worker first had it.
     leased_at: BTreeMap<i64, i64>,
     acks: Vec<SeenAck<'a>>,
@@ -144,9 +146,17 @@ pub fn violations(lines: &[Line], book: &Book, patience: u32) -> Vec<Violation> 
             None => found.add(Invariant::EveryJobEnds, format!("{id} was accepted and is gone")),
         }
     }
+    for line in lines {
+        let Event::Leased { tenant, held, .. } = &line.event else { continue };
+        if let Some(owner) = known.get(held.job.as_str()).filter(|it| it.tenant != *tenant) {
+            let detail = format!("{} of {} went to {tenant}", held.job, owner.tenant);
+            found.add(Invariant::NoForeignJob, detail);
+        }
+    }
     for id in seen.keys().filter(|it| !known.contains_key(*it)) {
         found.add(Invariant::NothingAppears, format!("{id} was leased and is not there"));
     }
+    ends::violations(lines, book, &seen, &mut found);
     let both = book.jobs.iter().filter_map(|it| Some((it, seen.get(it.id.as_str())?)));
     order::violations(both, &mut found);
     families::violations(lines, book, &known, &mut found);
@@ -160,8 +170,15 @@ fn seen<'a>(lines: &'a [Line], found: &mut Found) -> BTreeMap<&'a str, Seen<'a>>
     let mut seen: BTreeMap<&str, Seen<'_>> = BTreeMap::new();
     for line in lines {
         match &line.event {
-            Event::Leased { tenant, held, of, .. } => {
+            Event::Leased { tenant, held, of, is_first } => {
                 let job = seen.entry(&held.job).or_default();
+                let is_accepted =
+                    |it: &SeenAck<'_>| it.answer == Answer::Yes && it.held.lease == held.lease;
+                if job.acks.iter().any(is_accepted) {
+                    let detail = format!("{} was given again after its ack", held.lease);
+                    found.add(Invariant::SuccessIsFinal, detail);
+                }
+                job.first_tries.extend(is_first.then_some(held.attempt));
                 let leases = job.leases.entry(held.attempt).or_default();
                 leases.insert((&held.lease, &held.worker));
                 job.leased_at.entry(held.attempt).or_insert(line.at);
@@ -281,7 +298,6 @@ fn job_violations(job: &BookJob, seen: Option<&Seen<'_>>, found: &mut Found) {
         found.add(Invariant::OneLease, format!("attempt {attempt} of {id} has {leases:?}"));
     }
     ack_violations(job, seen, found);
-    end_violations(job, seen, found);
     lease_violations(job, seen, found);
 }
 
@@ -312,36 +328,19 @@ fn ack_violations(job: &BookJob, seen: &Seen<'_>, found: &mut Found) {
     }
 }
 
-/// What is recorded as a worker's end was sent by it.
-fn end_violations(job: &BookJob, seen: &Seen<'_>, found: &mut Found) {
-    // Workers of the libraries note the jobs that they get, and not how they end them.
-    if foreign::LANGUAGES.contains(&job.queue.as_str()) {
-        return;
-    }
-    // Of a URL that does not answer, the server records that it has failed.
-    let ends: &[End] = match job.queue == pushed::QUEUE {
-        true => &[End::Succeeded],
-        false => &[End::Succeeded, End::Failed],
-    };
-    for end in ends {
-        let was_sent =
-            |attempt: i64| seen.acks.iter().any(|it| (it.held.attempt, it.end) == (attempt, *end));
-        let recorded = (1..=job.attempt).filter(|it| outcome_of(job, *it) == Some(end.outcome()));
-        for attempt in recorded.filter(|it| !was_sent(*it)) {
-            let detail = format!("attempt {attempt} of {} is {end:?}, which none sent", job.id);
-            found.add(Invariant::NoEndAppears, detail);
-        }
-    }
-}
-
-/// Leases end in time, and not before.
-fn lease_violations(job: &BookJob, seen: &Seen<'_>, found: &mut Found) {
+/// How long the leases of a job are, in milliseconds.
+pub fn lease_ms(job: &BookJob) -> i64 {
     let seconds = match Protocol::of_queue(&job.queue) {
         Some(protocol) => protocol.lease_seconds(),
         None if job.queue == pushed::QUEUE => pushed::LEASE_SECONDS,
         None => LEASE_SECONDS,
     };
-    let length = seconds.cast_signed() * 1_000 - ROUNDING_MS;
+    seconds.cast_signed() * 1_000
+}
+
+/// Leases end in time, and not before.
+fn lease_violations(job: &BookJob, seen: &Seen<'_>, found: &mut Found) {
+    let length = lease_ms(job) - ROUNDING_MS;
     for it in job.attempts.iter().filter(|it| it.outcome == "lease_expired") {
         let ended = it.ended_at.timestamp_millis();
         let own = seen.beats.iter().filter(|beat| beat.held.attempt == it.attempt);

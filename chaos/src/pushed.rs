@@ -22,6 +22,8 @@ use crate::{
 pub const QUEUE: &str = "pushed";
 /// How long its URL may take.
 pub const TIMEOUT_SECONDS: u64 = 3;
+/// An attempt that ends within this time after its answer was sent had that answer in time.
+pub const IN_TIME_MS: i64 = TIMEOUT_SECONDS.cast_signed() * 1_000 - 100;
 /// The lease of a request lasts longer than its URL may take: the server adds this time for the
 /// ack.
 const ACK_SECONDS: u64 = 20;

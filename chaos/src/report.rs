@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     adapters::Protocol,
-    book::{Book, BookJob},
+    book::{Book, BookAttempt, BookJob},
     check::{self, Invariant, Violation},
     clients::MAX_CONCURRENCY,
     foreign,
@@ -91,9 +91,9 @@ impl Report {
     pub fn too_easy(&self) -> Vec<String> {
         let never = self.sometimes.iter().filter(|it| *it.1 == 0);
         let mut missing: Vec<_> = never.map(|it| it.0.clone()).collect();
-        let number = |ends: &str| {
-            let of = self.operations.iter().filter(|it| it.0.ends_with(ends));
-            of.map(|it| *it.1).sum::<u64>()
+        let number = |outcome: &str| -> u64 {
+            let of = |call: &str| self.operations.get(&format!("{call}, {outcome}"));
+            ["enqueue", "ack", "heartbeat"].into_iter().filter_map(of).sum()
         };
         if self.seconds >= ALL_POINTS_DURATION.as_secs() && !self.fail_points.is_empty() {
             let names = faults::FAIL_POINTS.into_iter().flat_map(fail_points_of);
@@ -222,14 +222,12 @@ fn count(lines: &[Line], is: impl Fn(&Event) -> bool) -> usize {
 
 fn of_calls(lines: &[Line]) -> Met {
     let events = |is: &dyn Fn(&Event) -> bool| count(lines, is);
-    let beats = |wanted: Answer| {
-        events(&|it| matches!(it, Event::Beat { answer, .. } if *answer == wanted))
-    };
+    let is_renewal = |it: &Event| matches!(it, Event::Beat { answer: Answer::Yes, .. });
     let is_busy =
         |it: &Event| matches!(it, Event::Refused { code, .. } if code == "idempotency_in_progress");
     vec![
         (
-            "an enqueue without an answer is repeated",
+            "an enqueue that was not accepted is sent again",
             events(&|it| matches!(it, Event::Enqueued { job: None, .. })),
         ),
         ("a key is busy", events(&is_busy)),
@@ -237,8 +235,8 @@ fn of_calls(lines: &[Line]) -> Met {
             "a node refuses a call for a while",
             events(&|it| matches!(it, Event::Refused { status: 503, .. })),
         ),
-        ("a heartbeat renews a lease", beats(Answer::Yes)),
-        ("a heartbeat is refused", beats(Answer::Stale)),
+        ("a heartbeat renews a lease", events(&is_renewal)),
+        ("a heartbeat of an ended lease is refused", refused(lines).1),
         (
             "a URL that works on renews its lease",
             events(&|it| match it {
@@ -268,7 +266,7 @@ fn of_acks(lines: &[Line]) -> Met {
     };
     vec![
         (
-            "an ack without an answer is repeated",
+            "an ack that was not accepted is sent again",
             count(lines, |it| match it {
                 Event::Acked { held, answer: Answer::Unknown, .. } => {
                     !pushed::is_pushed(held) && !foreign::is_foreign(held)
@@ -276,13 +274,11 @@ fn of_acks(lines: &[Line]) -> Met {
                 _ => false,
             }),
         ),
-        ("a stale ack is refused", acks(|_, _, answer| answer == Answer::Stale)),
-        ("a late ack is accepted", late_acks(lines)),
+        ("an ack of an ended lease is refused", refused(lines).0),
         (
             "a worker releases a lease",
             acks(|_, end, answer| end == End::Released && answer == Answer::Yes),
         ),
-        ("a URL does a pushed job", acks(|is_pushed, end, _| is_pushed && end == End::Succeeded)),
         ("a URL refuses a pushed job", acks(|is_pushed, end, _| is_pushed && end == End::Failed)),
         ("a URL is busy", acks(|is_pushed, end, _| is_pushed && end == End::Released)),
         (
@@ -304,36 +300,66 @@ fn of_jobs(lines: &[Line], book: &Book) -> Met {
     };
     let full = check::running(book).into_values().filter(|it| it.most >= MAX_CONCURRENCY);
     let fires = book.fires.values().flatten();
+    let waits = |it: &&BookJob| {
+        let until = it.payload[NOT_BEFORE].as_i64();
+        it.attempt > 0 && until.is_some_and(|until| it.enqueued_at.timestamp_millis() < until)
+    };
+    let is_done = |it: &&BookJob| it.queue == pushed::QUEUE && it.state == "succeeded";
     vec![
         ("an attempt fails", outcomes("failed")),
         ("a lease expires", outcomes("lease_expired")),
         ("a lease is released", outcomes("released")),
         ("a job is a dead letter", book.jobs.iter().filter(|it| it.state == "dead_letter").count()),
         ("a child is cancelled", children.filter(|it| it.state == "cancelled").count()),
-        ("a job waits for its time", with(NOT_BEFORE).filter(|it| it.attempt > 0).count()),
+        ("a job waits for its time", with(NOT_BEFORE).filter(waits).count()),
         ("a job waits after a failure", with(BACKOFF_MS).filter(failed).count()),
         ("a queue is at its limit", full.count()),
         ("a job needs a third attempt", book.jobs.iter().filter(|it| it.attempt >= 3).count()),
         ("a batch calls back", check::callbacks(lines, book).count()),
         ("a schedule fires", fires.filter(|it| it.outcome == "fired").count()),
+        ("a URL does a pushed job", book.jobs.iter().filter(is_done).count()),
         ("a URL answers too late", late_answers(lines, book)),
+        ("a late ack is accepted", late_acks(lines, book)),
     ]
 }
 
+/// Acks and heartbeats that were refused although their worker had not ended the lease itself.
+fn refused(lines: &[Line]) -> (usize, usize) {
+    let mut ended = BTreeSet::new();
+    let (mut acks, mut beats) = (0, 0);
+    for line in lines {
+        match &line.event {
+            Event::Acked { held, answer: Answer::Stale, .. } => {
+                acks += usize::from(!ended.contains(&held.lease));
+            }
+            Event::Beat { held, answer: Answer::Stale, .. } => {
+                beats += usize::from(!ended.contains(&held.lease));
+            }
+            Event::Acked { held, .. } => _ = ended.insert(&held.lease),
+            _ => (),
+        }
+    }
+    (acks, beats)
+}
+
 /// Acks that were accepted after their leases had run out, before these were reaped.
-fn late_acks(lines: &[Line]) -> usize {
+fn late_acks(lines: &[Line], book: &Book) -> usize {
+    let length = |it: &BookJob| (it.id.clone(), check::lease_ms(it));
+    let lengths: BTreeMap<_, _> = book.jobs.iter().map(length).collect();
     let mut since = BTreeMap::new();
     let mut late = 0;
     for line in lines {
         match &line.event {
             Event::Leased { held, .. } => _ = since.insert(held.lease.as_str(), line.at),
-            Event::Beat { held, answer: Answer::Yes, .. } => {
-                since.insert(held.lease.as_str(), line.at);
+            Event::Beat { held, answer: Answer::Yes, sent } => {
+                since.insert(held.lease.as_str(), *sent);
             }
-            Event::Acked { held, answer: Answer::Yes, sent, .. } => {
-                let length = crate::clients::LEASE_SECONDS.cast_signed() * 1_000;
-                let since = since.get(held.lease.as_str());
-                late += usize::from(since.is_some_and(|it| sent - it > length));
+            // The first of them: it may have been accepted before, and its answer lost.
+            Event::Acked { held, answer, sent, .. } => {
+                let since = since.remove(held.lease.as_str());
+                let length = lengths.get(&held.job).copied().unwrap_or(i64::MAX);
+                let is_late = since.is_some_and(|it| sent - it > length);
+                late += usize::from(is_late && *answer == Answer::Yes);
             }
             _ => (),
         }
@@ -344,14 +370,21 @@ fn late_acks(lines: &[Line]) -> usize {
 /// Pushed attempts that have failed although their URL had done the job.
 fn late_answers(lines: &[Line], book: &Book) -> usize {
     let done = lines.iter().filter_map(|it| match &it.event {
-        Event::Acked { held, end: End::Succeeded, .. } => Some((held.job.as_str(), held.attempt)),
+        Event::Acked { held, end: End::Succeeded, sent, .. } => {
+            Some(((held.job.as_str(), held.attempt), *sent))
+        }
         _ => None,
     });
-    let done: BTreeSet<_> = done.collect();
+    let done: BTreeMap<_, _> = done.collect();
     let pushed = book.jobs.iter().filter(|it| it.queue == pushed::QUEUE);
     let attempts = pushed.flat_map(|job| job.attempts.iter().map(move |it| (job, it)));
     let failed = attempts.filter(|it| it.1.outcome == "failed");
-    failed.filter(|(job, it)| done.contains(&(job.id.as_str(), it.attempt))).count()
+    let is_late = |(job, it): &(&BookJob, &BookAttempt)| {
+        let sent = done.get(&(job.id.as_str(), it.attempt));
+        let ended = it.ended_at.timestamp_millis();
+        sent.is_some_and(|sent| ended - sent >= pushed::IN_TIME_MS)
+    };
+    failed.filter(is_late).count()
 }
 
 fn repeated_leases(lines: &[Line]) -> usize {

@@ -13,7 +13,11 @@ use std::{
 
 use anyhow::{Context, ensure};
 use sqlx::{Connection, PgConnection};
-use tokio::{net::TcpListener, task::JoinSet, time::sleep};
+use tokio::{
+    net::TcpListener,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 
 use crate::{
     adapters::Protocol,
@@ -97,7 +101,8 @@ pub async fn run(dir: &Path, programs: Programs, plan: &Plan) -> anyhow::Result<
     let healed = Instant::now();
     let paused_at = setup::pause(&world, &schedules).await?;
     world.is_healing.store(true, Ordering::Relaxed);
-    while producers.join_next().await.is_some() {}
+    let sent_all = async { while producers.join_next().await.is_some() {} };
+    let are_accepted = timeout(plan.drain, sent_all).await.is_ok();
     setup::resume(&world).await?;
     let drained = drain(&stage, healed, plan.drain).await;
     world.has_ended.store(true, Ordering::Relaxed);
@@ -116,21 +121,25 @@ pub async fn run(dir: &Path, programs: Programs, plan: &Plan) -> anyhow::Result<
     }
     drop(stage);
     let lines = world.history.end()?;
-    let report = Report { previous, fail_points: logs, ..report_of(plan, drained) };
+    let mut report = Report { previous, fail_points: logs, ..report_of(plan, drained) };
+    if !are_accepted {
+        report.violations.push(not_in_time("a request was never accepted"));
+    }
     let report = report.judged(&lines, &book, plan.patience);
     std::fs::write(dir.join(BOOK), serde_json::to_vec(&book)?)?;
     std::fs::write(dir.join(REPORT), serde_json::to_vec(&report)?)?;
     Ok(report)
 }
 
+fn not_in_time(what: &str) -> Violation {
+    Violation { invariant: Invariant::EndsInTime, detail: what.to_owned() }
+}
+
 /// What is known of a run before it is judged.
 fn report_of(plan: &Plan, Drained { took, last_open }: Drained) -> Report {
     let violations = match &took {
         Ok(_) => Vec::new(),
-        Err(error) => {
-            let detail = format!("not all had ended in time: {error:#}");
-            vec![Violation { invariant: Invariant::EndsInTime, detail }]
-        }
+        Err(error) => vec![not_in_time(&format!("not all had ended in time: {error:#}"))],
     };
     Report {
         commit: commit(),

@@ -2,9 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use chrono::TimeDelta;
+use fencepost::domain::schedule::GRACE_SECONDS;
+
 use super::{Found, Invariant};
 use crate::{
-    book::{Book, BookJob},
+    book::{Book, BookFire, BookJob},
     history::{Event, Line},
     producers::BATCH_END,
     setup::TICK_SECONDS,
@@ -18,6 +21,12 @@ const EVENTS: [(&str, &str); 3] = [
 ];
 /// How late a tick may be that has no entry yet when its schedule is paused, in seconds.
 const LATE_SECONDS: i64 = 10;
+/// How late a tick may be handled and still fire.
+const GRACE_MS: i64 = GRACE_SECONDS * 1_000;
+/// What a tick may be later than that: the time until its commit.
+const SLACK_MS: i64 = 2_000;
+/// Times of ticks that are handled together differ by so much at most.
+const HANDLED_MS: i64 = 20;
 
 /// The callbacks of batches that were sealed.
 pub fn callbacks<'a>(lines: &'a [Line], book: &'a Book) -> impl Iterator<Item = &'a str> {
@@ -117,6 +126,7 @@ fn tick_violations(book: &Book, known: &BTreeMap<&str, &BookJob>, found: &mut Fo
                 found.add(Invariant::TicksFireOnce, detail);
             }
         }
+        missed_violations(fires, found);
         let mut jobs = BTreeSet::new();
         for fire in fires.iter().filter(|it| it.outcome == "fired") {
             let job = fire.job_id.as_deref().unwrap_or_default();
@@ -128,6 +138,28 @@ fn tick_violations(book: &Book, known: &BTreeMap<&str, &BookJob>, found: &mut Fo
     }
 }
 
+/// Ticks are missed when the first of those that are handled together is later than their grace,
+/// and no other tick is missed or that late.
+pub(super) fn missed_violations(fires: &[BookFire], found: &mut Found) {
+    let late_ms = |it: &BookFire| {
+        let first = it.due_at - TimeDelta::seconds((it.ticks - 1) * TICK_SECONDS);
+        (it.at - first).num_milliseconds()
+    };
+    for fire in fires {
+        let beside = |it: &&BookFire| (it.at - fire.at).num_milliseconds().abs() <= HANDLED_MS;
+        let latest = fires.iter().filter(beside).map(late_ms).max().unwrap_or_default();
+        let is_wrong = match fire.outcome.as_str() {
+            "missed" => latest < GRACE_MS - HANDLED_MS,
+            _ => late_ms(fire) > GRACE_MS + SLACK_MS,
+        };
+        if is_wrong {
+            let BookFire { due_at, outcome, .. } = fire;
+            let detail = format!("the tick at {due_at} is {outcome} after {} ms", late_ms(fire));
+            found.add(Invariant::TicksFireOnce, detail);
+        }
+    }
+}
+
 fn told_violations(
     lines: &[Line],
     book: &Book,
@@ -135,12 +167,21 @@ fn told_violations(
     found: &mut Found,
 ) {
     let mut told = BTreeSet::new();
+    // Jobs of a run end once.
+    let mut events: BTreeMap<&str, &str> = BTreeMap::new();
     for line in lines {
-        let Event::Delivered { tenant, kind, job, is_taken, .. } = &line.event else { continue };
-        let owner = known.get(job.as_str()).map(|it| it.tenant);
+        let Event::Delivered { tenant, event, kind, job, is_taken } = &line.event else { continue };
+        let of = known.get(job.as_str());
+        let owner = of.map(|it| it.tenant);
         if owner != Some(*tenant) {
             let detail = format!("{tenant} was told of {job} of {owner:?}");
             found.add(Invariant::NoForeignJob, detail);
+        }
+        let end = of.and_then(|job| EVENTS.into_iter().find(|it| it.0 == job.state));
+        let is_second = events.insert(job, event).is_some_and(|it| it != event);
+        if is_second || end.is_some_and(|it| it.1 != kind) {
+            let detail = format!("{event} told that {job} is {kind}: {end:?}");
+            found.add(Invariant::EndsAreTold, detail);
         }
         if *is_taken {
             told.insert((kind.as_str(), job.as_str()));

@@ -9,7 +9,8 @@ use std::{
 use todc_utils::{Action, History, Specification, WGLChecker};
 
 use super::{
-    Answer, BookJob, CANCELLED, Found, Invariant, Seen, SeenAck, SeenBeat, is_cancelled, outcome_of,
+    Answer, BookJob, CANCELLED, Found, Held, Invariant, ROUNDING_MS, Seen, SeenAck, SeenBeat,
+    is_cancelled, lease_ms, outcome_of,
 };
 
 /// Jobs that are looked at: those with most calls.
@@ -92,13 +93,46 @@ pub(super) fn violations<'a>(
     jobs: impl Iterator<Item = (&'a BookJob, &'a Seen<'a>)>,
     found: &mut Found,
 ) {
-    let with_calls = jobs.map(|(job, seen)| (job, calls(job, seen)));
+    let jobs: Vec<_> = jobs.collect();
+    for (job, seen) in &jobs {
+        refusal_violations(job, seen, found);
+    }
+    let with_calls = jobs.into_iter().map(|(job, seen)| (job, calls(job, seen)));
     let mut some: Vec<_> = with_calls.filter(|it| it.1.len() <= MAX_CALLS).collect();
     some.sort_by_key(|it| Reverse(it.1.len()));
     for (job, calls) in some.into_iter().take(MAX_JOBS) {
         if !is_ordered(calls) {
             let detail = format!("no order of the calls of {} fits their answers", job.id);
             found.add(Invariant::CallsHaveAnOrder, detail);
+        }
+    }
+}
+
+/// No ack is refused before its attempt has ended, and no heartbeat while its lease lasts.
+fn refusal_violations(job: &BookJob, seen: &Seen<'_>, found: &mut Found) {
+    let ended = |attempt: i64| {
+        let listed = job.attempts.iter().find(|it| it.attempt == attempt);
+        let last = job.completed_at.filter(|_| attempt == job.attempt);
+        let ended = listed.map(|it| it.ended_at).or(last)?.timestamp_millis();
+        Some((listed.map(|it| it.claimed_at).or(job.claimed_at)?.timestamp_millis(), ended))
+    };
+    let mut refused = |what: &str, held: &Held| {
+        let detail = format!("{what} of {} was refused while it ran", held.lease);
+        found.add(Invariant::CallsHaveAnOrder, detail);
+    };
+    for SeenAck { held, answer, at, .. } in &seen.acks {
+        let runs = ended(held.attempt).is_some_and(|it| *at < it.1 - ROUNDING_MS);
+        if *answer == Answer::Stale && runs {
+            refused("an ack", held);
+        }
+    }
+    for SeenBeat { held, answer, at, .. } in &seen.beats {
+        let Some((claimed, ended)) = ended(held.attempt) else { continue };
+        let own = seen.beats.iter().filter(|it| it.held.lease == held.lease && it.at < *at);
+        let renewed = own.filter(|it| it.answer == Answer::Yes).map(|it| it.sent).max();
+        let lasts_until = claimed.max(renewed.unwrap_or_default()) + lease_ms(job);
+        if *answer == Answer::Stale && *at < ended.min(lasts_until) - ROUNDING_MS {
+            refused("a heartbeat", held);
         }
     }
 }

@@ -33,6 +33,12 @@ fn count_violations(book: &Book, found: &mut Found) {
     let queues = book.counts.iter().flat_map(|(tenant, it)| it.iter().map(move |it| (tenant, it)));
     for (tenant, (queue, counts)) in queues {
         let actual = actual.remove(&(*tenant, queue.as_str())).unwrap_or_default();
+        let has_ended = actual.keys().all(|it| ENDED.contains(it));
+        let open = counts.iter().filter(|it| !ENDED.contains(&it.0.as_str()) && *it.1 != 0);
+        for (state, counted) in open.filter(|_| has_ended) {
+            let detail = format!("{queue} of {tenant} counts {counted} {state}, not 0");
+            found.add(Invariant::CountsAreRight, detail);
+        }
         for state in ENDED {
             let there = actual.get(state).copied().unwrap_or_default();
             let counted = counts.get(state).copied().unwrap_or_default();
@@ -67,9 +73,12 @@ pub fn unavailable(lines: &[Line]) -> BTreeMap<Fault, i64> {
 /// each fault that allows as much; but of a whole pause, half counts, so that a server that stays
 /// away does not pass.
 pub fn judged(lines: &[Line]) -> BTreeMap<Fault, i64> {
-    let pauses = pauses(lines);
-    let half = pauses.iter().map(|it| (it.fault, (it.to - it.from) / 2));
-    let parts = pauses.iter().flat_map(|it| it.parts().into_iter().map(|ms| (it.fault, ms)));
+    let faults = faults(lines);
+    let half = pauses(lines).into_iter().map(|it| (it.fault, (it.to - it.from) / 2));
+    let parts = gaps(lines, &faults).into_iter().flat_map(|(from, to)| {
+        let parts = parts(&faults, from, to);
+        parts.into_iter().flat_map(|(from, to)| cut_at_begins(&faults, from, to))
+    });
     longest_by_fault(half.chain(parts))
 }
 
@@ -88,55 +97,71 @@ struct Pause {
     to: i64,
     /// The fault near it that allows most.
     fault: Fault,
-    /// When faults began in it that allow as much.
-    begins: Vec<i64>,
-}
-
-impl Pause {
-    /// The lengths of its parts, from one of these faults to the next one.
-    fn parts(&self) -> Vec<i64> {
-        let cuts = [&[self.from], &self.begins[..], &[self.to]].concat();
-        cuts.windows(2).map(|it| it[1] - it[0]).collect()
-    }
 }
 
 fn pauses(lines: &[Line]) -> Vec<Pause> {
     let faults = faults(lines);
-    let Some(end) = faults.iter().map(|it| it.to).max() else { return Vec::new() };
     let mut pauses = Vec::new();
-    let mut accepted_at = lines.first().map_or(0, |it| it.at);
-    for line in lines.iter().filter(|it| is_accepted(&it.event)) {
-        let (from, to) = (accepted_at, line.at);
-        accepted_at = to;
-        // Once all is healed there is little to do: pauses are long.
-        if to - from < SHORT_MS || from > end {
-            continue;
-        }
-        let (from, to) = longest_part(&faults, from, to);
+    for (from, to) in gaps(lines, &faults) {
+        let longest = parts(&faults, from, to).into_iter().max_by_key(|it| it.1 - it.0);
+        let (from, to) = longest.unwrap_or((from, from));
         let near = faults.iter().filter(|it| it.from < to && it.to + AFTER_MS > from);
-        let Some(most) = near.max_by_key(|it| it.fault.bound_seconds()) else { continue };
-        let bound = most.fault.bound_seconds();
-        let as_much = faults.iter().filter(|it| it.fault.bound_seconds() >= bound);
-        let mut begins: Vec<_> =
-            as_much.map(|it| it.from).filter(|it| from < *it && *it < to).collect();
-        begins.sort_unstable();
-        pauses.push(Pause { from, to, fault: most.fault, begins });
+        let most = near.max_by_key(|it| it.fault.bound_seconds());
+        pauses.extend(most.map(|it| Pause { from, to, fault: it.fault }));
     }
     pauses
 }
 
-/// The longest part of a pause in which no fault stopped all.
-fn longest_part(faults: &[Injected], from: i64, to: i64) -> (i64, i64) {
+/// The times between two accepted calls that are not short.
+fn gaps(lines: &[Line], faults: &[Injected]) -> Vec<(i64, i64)> {
+    let Some(end) = faults.iter().map(|it| it.to).max() else { return Vec::new() };
+    let mut accepted_at = lines.first().map_or(0, |it| it.at);
+    let mut gaps = Vec::new();
+    for line in lines.iter().filter(|it| is_accepted(&it.event)) {
+        let (from, to) = (accepted_at, line.at);
+        accepted_at = to;
+        // Once all is healed there is little to do: pauses are long.
+        if to - from >= SHORT_MS && from <= end {
+            gaps.push((from, to));
+        }
+    }
+    gaps
+}
+
+/// The parts of a pause in which no fault stopped all.
+fn parts(faults: &[Injected], from: i64, to: i64) -> Vec<(i64, i64)> {
     let mut stops: Vec<_> = faults.iter().filter(|it| it.fault.stops_all()).collect();
     stops.sort_by_key(|it| it.from);
-    let (mut longest, mut since) = ((from, from), from);
+    let (mut parts, mut since) = (Vec::new(), from);
     for stop in stops.into_iter().filter(|it| it.from < to && it.to > from) {
-        if stop.from - since > longest.1 - longest.0 {
-            longest = (since, stop.from);
+        if stop.from > since {
+            parts.push((since, stop.from));
         }
         since = since.max(stop.to.min(to));
     }
-    if to - since > longest.1 - longest.0 { (since, to) } else { longest }
+    if to > since {
+        parts.push((since, to));
+    }
+    parts
+}
+
+/// A part, cut where a fault begins that allows as much as those before it: what had begun at the
+/// start of a piece says how long it may be.
+fn cut_at_begins(faults: &[Injected], from: i64, to: i64) -> Vec<(Fault, i64)> {
+    let mut pieces = Vec::new();
+    let mut since = from;
+    while since < to {
+        let bound_ms = |it: &Injected| it.fault.bound_seconds().cast_signed() * 1_000;
+        let had_begun = faults.iter().filter(|it| it.from <= since);
+        let near = had_begun.filter(|it| it.to + AFTER_MS.max(bound_ms(it)) > since);
+        let most = near.max_by_key(|it| bound_ms(it));
+        let least = most.map_or(0, bound_ms);
+        let begins = faults.iter().filter(|it| it.from > since && bound_ms(it) >= least);
+        let until = begins.map(|it| it.from).min().map_or(to, |it| it.min(to));
+        pieces.extend(most.map(|it| (it.fault, until - since)));
+        since = until;
+    }
+    pieces
 }
 
 fn faults(lines: &[Line]) -> Vec<Injected> {

@@ -2,7 +2,10 @@
 
 use serde_json::json;
 
-use super::{super::servers::judged, *};
+use super::{
+    super::{families::missed_violations, servers::judged},
+    *,
+};
 use crate::{book::BookFire, nemesis::Fault, producers::BATCH_END};
 
 fn named(id: &str, job: BookJob) -> BookJob {
@@ -63,13 +66,7 @@ fn workflow([first, then, otherwise]: [&str; 3], began: i64) -> Vec<Invariant> {
     let ids = ["job_first", "job_then", "job_otherwise"];
     let states = [first, then, otherwise];
     let jobs: Vec<_> = ids.iter().zip(states).map(|it| ended(it.0, it.1)).collect();
-    let mut events = Vec::new();
-    for job in &jobs {
-        for kind in ["job.succeeded", "job.dead_lettered", "job.cancelled"] {
-            let (event, kind, job) = ("evt".to_owned(), kind.to_owned(), job.id.clone());
-            events.push(Event::Delivered { tenant: 0, event, kind, job, is_taken: true });
-        }
-    }
+    let mut events: Vec<_> = jobs.iter().map(end_told).collect();
     let [first, then, otherwise] = ids.map(str::to_owned);
     events.push(Event::Workflow { tenant: 0, first, then, otherwise });
     found(&events, &book(&jobs))
@@ -92,7 +89,7 @@ fn fires(ticks: &[(i64, i64, Option<&str>)]) -> Vec<Invariant> {
     let fire = |(due, ticks, job): &(i64, i64, Option<&str>)| BookFire {
         due_at: at(*due),
         at: at(*due),
-        outcome: if job.is_some() { "fired" } else { "missed" }.to_owned(),
+        outcome: if job.is_some() { "fired" } else { "skipped_overlap" }.to_owned(),
         job_id: job.map(str::to_owned),
         ticks: *ticks,
     };
@@ -119,9 +116,30 @@ fn each_tick_has_one_entry_and_one_job() {
 }
 
 #[test]
+fn ticks_are_missed_when_one_is_late_by_more_than_its_grace() {
+    // Due in second 2 and every two seconds from then on; all are handled in this second.
+    let handled = |second: i64, outcomes: &[&str]| {
+        let fire = |(place, outcome): (i64, &&str)| BookFire {
+            due_at: at(2 + 2 * place),
+            at: at(second),
+            outcome: (*outcome).to_owned(),
+            job_id: None,
+            ticks: 1,
+        };
+        let mut found = Found(Vec::new());
+        missed_violations(&(0..).zip(outcomes).map(fire).collect::<Vec<_>>(), &mut found);
+        found.0.len()
+    };
+    assert_eq!(handled(32, &["fired", "fired"]), 0);
+    assert_eq!(handled(33, &["missed", "missed", "fired"]), 0);
+    assert_eq!(handled(31, &["missed", "fired"]), 1, "it was not too late");
+    assert_eq!(handled(36, &["fired", "fired"]), 1, "the first was too late");
+}
+
+#[test]
 fn counts_are_the_numbers_of_jobs() {
     let counted = |number: i64| {
-        let states = [("succeeded".to_owned(), number)].into();
+        let states = [("succeeded".to_owned(), number), ("pending".to_owned(), 0)].into();
         let counts = [(0, [("q0".to_owned(), states)].into())].into();
         let jobs = vec![job("succeeded", &["succeeded"])];
         found(&sent(JOB), &Book { jobs, counts, ..Book::default() })
@@ -129,6 +147,11 @@ fn counts_are_the_numbers_of_jobs() {
     assert_eq!(counted(1), []);
     assert_eq!(counted(2), [Invariant::CountsAreRight]);
     assert_eq!(counted(0), [Invariant::CountsAreRight]);
+    let states = [("succeeded".to_owned(), 1), ("scheduled".to_owned(), 1)].into();
+    let counts = [(0, [("q0".to_owned(), states)].into())].into();
+    let jobs = vec![job("succeeded", &["succeeded"])];
+    let broken = found(&sent(JOB), &Book { jobs, counts, ..Book::default() });
+    assert_eq!(broken, [Invariant::CountsAreRight], "none is scheduled");
 }
 
 #[test]
@@ -140,9 +163,20 @@ fn each_end_is_told() {
     let broken = [Invariant::EndsAreTold];
     assert_eq!(of(told("job.succeeded")), []);
     assert_eq!(of(told("job.dead_lettered")), broken);
-    let (event, kind, job) = ("evt".to_owned(), "job.succeeded".to_owned(), JOB.to_owned());
-    let refused = Event::Delivered { tenant: 0, event, kind, job, is_taken: false };
+    let (event, kind, id) = ("evt".to_owned(), "job.succeeded".to_owned(), JOB.to_owned());
+    let refused = Event::Delivered { tenant: 0, event, kind, job: id, is_taken: false };
     assert_eq!(of(refused), broken, "it was refused");
+    let both = |second: Event| {
+        let events = [enqueued.clone(), told("job.succeeded"), second];
+        found(&events, &book(&[job("succeeded", &["succeeded"])]))
+    };
+    assert_eq!(both(told("job.succeeded")), [], "the same event again");
+    assert_eq!(both(told("job.dead_lettered")), broken, "it did not end so");
+    let Event::Delivered { tenant, kind, job, is_taken, .. } = told("job.succeeded") else {
+        return;
+    };
+    let event = "evt_b".to_owned();
+    assert_eq!(both(Event::Delivered { tenant, event, kind, job, is_taken }), broken, "two events");
     let foreign = Event::Delivered {
         tenant: 1,
         event: "evt".to_owned(),
@@ -197,6 +231,12 @@ fn a_fault_before_the_end_of_a_pause_has_its_own_time() {
     assert_eq!(pause(&faults, 56), [(EtcdKilled, 46_000)].into(), "the whole is shown");
     let often: Vec<_> = (10..110).step_by(10).map(|it| (LeaderKilled, it, it + 1)).collect();
     assert_eq!(longest(&often, 110), 50, "half of the whole");
+    let slow = [(Fault::NodeKilled, 10, 12), (Fault::PostgresSlow, 19, 20)];
+    assert_eq!(
+        judged(&paused(&slow, 20))[&Fault::NodeKilled],
+        9_000,
+        "what came later excuses none"
+    );
     let harmless = [(LeaderKilled, 10, 12), (RedisFrozen, 49, 50)];
     assert_eq!(longest(&harmless, 88), 78, "the second one allows less");
 }

@@ -52,17 +52,80 @@ fn open_job_spec_says_which_leases_it_renews() {
     assert_eq!(Protocol::Orch8.heartbeat_answer("a", Some(&(409, body))), Answer::Stale);
 }
 
+/// Whether an end of this job is one that none has caused.
+fn appears(events: &[Event], job: BookJob) -> bool {
+    let mut all = vec![enqueued("k", Some(JOB))];
+    all.extend_from_slice(events);
+    let lines: Vec<_> = all.into_iter().map(|event| Line { at: 1, event }).collect();
+    let broken = violations(&lines, &book(&[job]), 1);
+    broken.iter().any(|it| it.invariant == Invariant::NoEndAppears)
+}
+
+#[test]
+fn cancels_that_none_asked_for_are_found() {
+    let job = job("cancelled", &["cancelled"]);
+    let id = JOB.to_owned();
+    assert!(appears(&[], job.clone()));
+    assert!(!appears(&[Event::Cancelling { job: id.clone() }], job.clone()));
+    let other = || "job_b".to_owned();
+    let (first, then, otherwise) = (other(), id, other());
+    assert!(!appears(&[Event::Workflow { tenant: 0, first, then, otherwise }], job), "a child");
+}
+
+#[test]
+fn releases_that_no_worker_has_sent_are_found() {
+    let job = |queue: &str| of_queue(queue, job("cancelled", &["released"]));
+    let asked = Event::Cancelling { job: JOB.to_owned() };
+    let of =
+        |events: &[Event], queue: &str| appears(&[&[asked.clone()], events].concat(), job(queue));
+    assert!(!of(&[], "q0"), "a node could not hand it over");
+    assert!(of(&[leased(1, "x")], "q0"));
+    assert!(!of(&[leased(1, "x")], "pushed"), "its URL was busy");
+    assert!(!of(&[leased(1, "x"), acked(1, "x", End::Released, Answer::Unknown)], "q0"));
+    let held = held(1, "x");
+    let again = Event::Leased { tenant: 0, held, of: 0, is_first: false };
+    assert!(!of(&[again], "q0"), "the node of the first try released it");
+}
+
+#[test]
+fn a_push_that_was_answered_in_time_has_not_failed() {
+    // The attempt lasts from second 10 to 15.
+    let failed = of_queue("pushed", job("succeeded", &["failed", "succeeded"]));
+    let fails = |end: End, sent: i64| {
+        let Event::Acked { tenant, held, answer, .. } = acked(1, "x", end, Answer::Unknown) else {
+            return false;
+        };
+        let sent = sent * 1_000;
+        let events = [leased(1, "x"), Event::Acked { tenant, held, end, answer, sent }];
+        of_one(&events, failed.clone()).contains(&Invariant::AcceptedIsRecorded)
+    };
+    assert!(fails(End::Succeeded, 14) && fails(End::Released, 14));
+    assert!(!fails(End::Failed, 14));
+    assert!(!fails(End::Succeeded, 11), "the answer came late");
+}
+
+#[test]
+fn refusals_of_a_lease_that_runs_are_found() {
+    // The attempt lasts from second 10 to 15, and its lease for two seconds.
+    let refused = |event: Event, second: i64| {
+        let line = |at: i64, event: Event| Line { at: at * 1_000, event };
+        let lines = [line(1, enqueued("k", Some(JOB))), line(second, event)];
+        let book = book(&[job("succeeded", &["lease_expired", "succeeded"])]);
+        let broken = violations(&lines, &book, 1);
+        let of_order = |it: &&Violation| it.invariant == Invariant::CallsHaveAnOrder;
+        broken.iter().filter(of_order).any(|it| it.detail.contains("while it ran"))
+    };
+    let ack = || acked(1, "x", End::Succeeded, Answer::Stale);
+    assert!(refused(ack(), 14));
+    assert!(!refused(ack(), 16));
+    assert!(refused(beat(1, 11, Answer::Stale), 11));
+    assert!(!refused(beat(1, 13, Answer::Stale), 13), "its lease had run out");
+}
+
 #[test]
 fn ends_that_no_worker_has_sent_are_found() {
     use Answer::Unknown;
     use End::{Failed, Released, Succeeded};
-    let appears = |acks: &[Event], job: BookJob| {
-        let mut events = vec![enqueued("k", Some(JOB))];
-        events.extend_from_slice(acks);
-        let lines: Vec<_> = events.into_iter().map(|event| Line { at: 1, event }).collect();
-        let broken = violations(&lines, &book(&[job]), 1);
-        broken.iter().any(|it| it.invariant == Invariant::NoEndAppears)
-    };
     let (done, failed) = (job("succeeded", &["succeeded"]), job("succeeded", &["failed"]));
     for queue in ["q0", "mobius", "pushed"] {
         let done = of_queue(queue, done.clone());
@@ -71,7 +134,8 @@ fn ends_that_no_worker_has_sent_are_found() {
         assert!(appears(&[acked(2, "x", Succeeded, Unknown)], done.clone()), "another attempt");
         assert!(appears(&[], done), "{queue}");
     }
-    assert!(!appears(&[], of_queue("python", done)), "it does not say how it ended it");
+    assert!(!appears(&[acked(1, "x", Succeeded, Unknown)], of_queue("python", done.clone())));
+    assert!(appears(&[], of_queue("python", done)));
     assert!(appears(&[acked(1, "x", Released, Unknown)], failed.clone()));
     assert!(!appears(&[acked(1, "x", Failed, Unknown)], failed.clone()));
     assert!(!appears(&[], of_queue("pushed", failed)), "the URL did not answer in time");

@@ -67,7 +67,7 @@ CHAOS_PROFILE = dev
 CHAOS = ./target/$(CHAOS_PROFILE:dev=debug)/fencepost-chaos
 CHAOS_RUN = $(CHAOS) run $(if $(PREVIOUS),--previous $(PREVIOUS)) $(if $(LOAD),--load $(LOAD))
 
-chaos: chaos-build ## Run clients and faults: SEED and SECONDS (120), REPEAT times (1); without SEED five runs, two of them new; PREVIOUS, the server of an earlier release
+chaos: chaos-build ## Run clients and faults: SEED and SECONDS (120), REPEAT times (1); without SEED five runs, two of them new; PREVIOUS, the server of an earlier release; LOAD percent of the jobs; CHAOS_PROFILE=chaos, the build of long runs
 	@if [ -n "$(SEED)" ]; then \
 		$(CHAOS_RUN) --seed $(SEED) --seconds $(or $(SECONDS),120) --repeat $(or $(REPEAT),1); \
 	else \
@@ -79,9 +79,10 @@ chaos-long chaos-patroni: CHAOS_PROFILE = chaos
 chaos-long: chaos-build ## The same for HOURS (1) in pieces of 20 minutes, LOAD percent (100) of the jobs; results go to docs/proof.md
 	@end=$$(( $$(date +%s) + $(or $(HOURS),1) * 3600 )); \
 	while [ $$(date +%s) -lt $$end ]; do \
-		$(CHAOS_RUN) --seconds 1200 --results docs/proof.jsonl || exit 1; \
+		$(CHAOS_RUN) --seconds 1200 --results docs/proof.jsonl || failed=1; \
+		$(CHAOS) page --results docs/proof.jsonl --page docs/proof.md || exit 1; \
+		[ -z "$$failed" ] || exit 1; \
 	done
-	$(CHAOS) page --results docs/proof.jsonl --page docs/proof.md
 
 chaos-patroni: chaos-build ## The same for SECONDS (600) while Patroni leads PostgreSQL, with etcd and HAProxy
 	@sh scripts/setup.sh patroni
@@ -136,6 +137,7 @@ sqlx: setup ## Check every statement against the migrations, and regenerate .sql
 	@sh scripts/sqlx.sh
 
 clean-test: ## Delete the tests' PostgreSQL, unless a test run is using it
+	@rm -rf /var/tmp/fencepost-standby-*
 	@for place in /var/tmp/fencepost-test-*; do \
 		[ ! -e "$$place/lock" ] || flock --nonblock "$$place/lock" rm -rf "$$place/postgres" || true; \
 	done

@@ -40,12 +40,14 @@ pub enum Invariant {
     NothingAppears,
     /// An attempt has one lease and one worker, and attempts count 1, 2, 3 without a gap.
     OneLease,
-    /// An ack that was accepted is what the book says of its attempt; a heartbeat that was
-    /// accepted was sent before the end of its lease was known.
+    /// An ack that was accepted is what the book says of its attempt, as is an answer of a URL in
+    /// time; a heartbeat that was accepted was sent before the end of its lease was known.
     AcceptedIsRecorded,
-    /// A success or failure in the book was sent by its worker.
+    /// A success or failure in the book was sent by its worker, who keeps its lease until then; a
+    /// cancel was asked for.
     NoEndAppears,
-    /// After a success there is no further attempt, and no lease.
+    /// After a success there is no further attempt, and no lease; after an ack its lease is not
+    /// given again.
     SuccessIsFinal,
     /// An ack that is recorded is never refused when it is repeated.
     RepeatedIsTheSame,
@@ -61,7 +63,7 @@ pub enum Invariant {
     EndsInTime,
     /// Each tick of a schedule fires once, or is told as missed.
     TicksFireOnce,
-    /// No worker gets a job of another tenant.
+    /// No worker gets a job of another tenant, and no endpoint is told of one.
     NoForeignJob,
     /// Jobs that were cancelled while they waited, and those of paused queues, do not run.
     PausesAndCancelsHold,
@@ -73,11 +75,12 @@ pub enum Invariant {
     NoStrangeAnswer,
     /// The counts of a queue are the numbers of its jobs.
     CountsAreRight,
-    /// The endpoint is told of each end.
+    /// The endpoint is told of each end, with one event, and of no other end.
     EndsAreTold,
     /// A batch calls back once, after its last job.
     BatchesEndOnce,
-    /// All calls about a job have an order in which every answer is right.
+    /// All calls about a job have an order in which every answer is right; none is refused while its
+    /// lease runs.
     CallsHaveAnOrder,
     /// A child runs if its parent has ended as it waits for, and is cancelled otherwise.
     ChildrenFollow,

@@ -93,7 +93,7 @@ pub struct World {
     pub queues: Vec<&'static str>,
     pub tenants: Vec<Tenant>,
     pub client: reqwest::Client,
-    /// How many jobs producers send, in percent of the most.
+    /// How many jobs producers send, in percent of the full load.
     pub load_percent: u32,
     /// No more jobs are sent, and workers succeed at once.
     pub is_healing: AtomicBool,

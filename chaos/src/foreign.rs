@@ -1,5 +1,5 @@
-//! Workers in other languages, with the libraries of `clients/`: they say what they were given,
-//! and are killed now and then.
+//! Workers in other languages, with the libraries of `clients/`: they say which jobs they get and how
+//! they end them, and are killed now and then.
 
 use std::{
     path::{Path, PathBuf},
@@ -23,8 +23,9 @@ use crate::{
 /// The languages: each has a queue of its name, and a program that takes the jobs of it.
 pub const LANGUAGES: [&str; 2] = ["python", "node"];
 
-/// The clock of one tenant's workers is fast by this time, in seconds.
+/// The tenant whose workers have a clock that is fast.
 const FAST_TENANT: usize = 1;
+/// By how much.
 const FAST_SECONDS: i64 = 3_600;
 
 /// A line of a worker: it was given a job, or will end it.

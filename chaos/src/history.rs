@@ -7,6 +7,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+use anyhow::Context;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
@@ -68,11 +69,12 @@ pub enum Event {
     /// A worker got a lease. `of` is the tenant whose mark the payload has. `is_first`: the first
     /// try of its poll was answered with it.
     Leased { tenant: usize, held: Held, of: usize, is_first: bool },
-    /// A worker sent an ack. Of those of a URL or a library, the answer is not known.
+    /// A worker sent an ack. Those of a URL or a library are
+    /// noted before they are sent, and their answers are not known.
     Acked { tenant: usize, held: Held, end: End, answer: Answer, sent: i64 },
     /// A worker sent a heartbeat.
     Beat { held: Held, answer: Answer, sent: i64 },
-    /// A job that waits may be cancelled.
+    /// A client is about to cancel a job.
     Cancelling { job: String },
     /// A job was cancelled while it waited.
     Cancelled { job: String },
@@ -135,7 +137,7 @@ impl History {
 /// # Errors
 /// When it cannot be read.
 pub fn read(path: &Path) -> anyhow::Result<Vec<Line>> {
-    let text = std::fs::read_to_string(path)?;
+    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
     text.lines().map(|it| Ok(serde_json::from_str(it)?)).collect()
 }
 

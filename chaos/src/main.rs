@@ -84,7 +84,7 @@ enum Task {
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
         patience: u32,
 
-        /// How many jobs producers send, in percent of the most: less, beside other runs
+        /// Load in percent of the full load: lower it when several runs share the machine
         #[arg(long, default_value_t = MAX_LOAD_PERCENT,
               value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LOAD_PERCENT)))]
         load: u32,
@@ -118,10 +118,6 @@ enum Task {
         /// How many times longer pauses may be than their bounds, on a slow machine
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
         patience: u32,
-
-        /// File to which the result is appended, a line of JSON
-        #[arg(long)]
-        results: Option<PathBuf>,
     },
     /// Write the tables of a page of the documentation from the results
     Page {
@@ -228,10 +224,7 @@ fn main() -> anyhow::Result<()> {
                 place.keep(&page::Entry::Mutant(found))?;
             }
         }
-        Task::Check { dir, patience, results } => {
-            let place = Place { dir: None, program: None, results };
-            finish(&place, run::judge_again(&dir, patience)?, &dir)?;
-        }
+        Task::Check { dir, patience } => finish(&run::judge_again(&dir, patience)?, &dir)?,
         Task::Page { results, page } => page::write(&results, &page)?,
     }
     Ok(())
@@ -244,19 +237,20 @@ async fn run_once(
 ) -> anyhow::Result<()> {
     let seed = plan.faults.seed;
     let report = run::run(dir, programs.clone(), plan).await;
-    finish(place, report.with_context(|| format!("seed {seed}"))?, dir)?;
+    let report = report.with_context(|| format!("seed {seed}"))?;
+    place.keep(&page::Entry::Run(report.clone()))?;
+    finish(&report, dir)?;
     place.clean(dir)
 }
 
-/// Prints and keeps the result of a run.
+/// Prints the result of a run.
 ///
 /// # Errors
 /// When there are violations, or the run was too easy.
-fn finish(place: &Place, report: Report, dir: &Path) -> anyhow::Result<()> {
+fn finish(report: &Report, dir: &Path) -> anyhow::Result<()> {
     report.print();
     let violations = report.violations.len();
     let (missing, seconds) = (report.too_easy(), report.seconds);
-    place.keep(&page::Entry::Run(report))?;
     ensure!(violations == 0, "{violations} violations: see {}", dir.display());
     ensure!(
         seconds < report::MIN_DURATION.as_secs() || missing.is_empty(),

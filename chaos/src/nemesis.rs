@@ -329,6 +329,8 @@ pub async fn inject(
                 faults.push((second, node));
             }
         }
+        // What takes time to begin comes first: the other one would last for that time, too.
+        faults.sort_by_key(|it| !(it.0.is_instant() || it.0 == Fault::NodeStopped));
         let how = How {
             clock_off: rng.random_range(-CLOCK_OFF_SECONDS..=CLOCK_OFF_SECONDS),
             slow: Duration::from_millis(rng.random_range(SLOW_MS)),

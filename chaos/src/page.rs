@@ -55,7 +55,8 @@ fn with_tables(page: &str, entries: &[Entry]) -> anyhow::Result<String> {
     let (runs, earlier): (Vec<_>, Vec<_>) = runs.into_iter().partition(|it| it.commit == *commit);
     let tables = [
         format!("### Runs of {commit}\n\n{}", runs_table(&runs)),
-        totals(&runs),
+        sum(&runs),
+        operations_table(&runs),
         faults_table(&runs),
         sometimes_table(&runs),
         fail_points_table(&runs),
@@ -64,7 +65,9 @@ fn with_tables(page: &str, entries: &[Entry]) -> anyhow::Result<String> {
     let mutants = mutants_table(mutants.values().copied());
     let earlier = match earlier.is_empty() {
         true => String::new(),
-        false => format!("\n### Earlier runs\n\n{}", runs_table(&earlier)),
+        false => {
+            format!("\n### Earlier runs\n\n{}\n{}", runs_table(&earlier), sum(&earlier))
+        }
     };
     Ok(format!("{before}{BEGIN}{tables}\n{mutants}{earlier}{END}{after}"))
 }
@@ -115,20 +118,25 @@ fn servers(run: &Report) -> String {
     format!("{postgres}{}", if run.previous.is_some() { ", two releases" } else { "" })
 }
 
-fn totals(runs: &[&Report]) -> String {
+/// What all of these runs did.
+fn sum(runs: &[&Report]) -> String {
+    let seconds: u64 = runs.iter().map(|it| it.seconds).sum();
+    let operations = grouped(runs.iter().flat_map(|it| it.operations.values()).sum());
+    let faults = grouped(runs.iter().flat_map(|it| it.faults.values()).sum());
+    let violations: usize = runs.iter().map(|it| it.violations.len()).sum();
+    format!(
+        "Together: {} minutes of faults, {operations} operations, {faults} faults, \
+         {violations} violations.\n",
+        seconds / 60
+    )
+}
+
+fn operations_table(runs: &[&Report]) -> String {
     let mut operations: BTreeMap<&str, u64> = BTreeMap::new();
     for (name, number) in runs.iter().flat_map(|it| &it.operations) {
         *operations.entry(name).or_default() += number;
     }
-    let seconds: u64 = runs.iter().map(|it| it.seconds).sum();
-    let all = grouped(operations.values().sum());
-    let faults = grouped(runs.iter().flat_map(|it| it.faults.values()).sum());
-    let violations: usize = runs.iter().map(|it| it.violations.len()).sum();
-    let mut table = format!(
-        "Together: {} minutes of faults, {all} operations, {faults} faults, \
-         {violations} violations.\n\n| operation and outcome | number |\n|---|---:|\n",
-        seconds / 60
-    );
+    let mut table = "| operation and outcome | number |\n|---|---:|\n".to_owned();
     for (name, number) in operations {
         let _ = writeln!(table, "| {name} | {} |", grouped(number));
     }

@@ -22,8 +22,9 @@ use crate::{
 pub const QUEUE: &str = "pushed";
 /// How long its URL may take.
 pub const TIMEOUT_SECONDS: u64 = 3;
-/// An attempt that ends within this time after its answer was sent had that answer in time.
-pub const IN_TIME_MS: i64 = TIMEOUT_SECONDS.cast_signed() * 1_000 - 100;
+/// An attempt that ends within this time after its answer was sent had it in time: a node that is
+/// frozen meanwhile may find both the answer and the end of its time.
+pub const IN_TIME_MS: i64 = TIMEOUT_SECONDS.cast_signed() * 1_000 - 1_000;
 /// The lease of a request lasts longer than its URL may take: the server adds this time for the
 /// ack.
 const ACK_SECONDS: u64 = 20;
@@ -103,12 +104,16 @@ pub async fn take(
             return StatusCode::ACCEPTED.into_response();
         }
     };
-    // The node ends a request that comes too late, and this function with it.
-    let (answer, sent) = (Answer::Unknown, now());
+    // The node ends a request that takes too long, and this function with it: what it will answer
+    // is noted before.
+    let pause = match reply {
+        Reply::Late => Duration::from_secs(TIMEOUT_SECONDS) + LATE,
+        _ => Duration::ZERO,
+    };
+    let sent = now() + i64::try_from(pause.as_millis()).unwrap_or_default();
+    let answer = Answer::Unknown;
     world.history.note(Event::Acked { tenant, held, end, answer, sent });
-    if matches!(reply, Reply::Late) {
-        sleep(Duration::from_secs(TIMEOUT_SECONDS) + LATE).await;
-    }
+    sleep(pause).await;
     match reply {
         Reply::Busy => (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, "1")]).into_response(),
         Reply::Refused => StatusCode::INTERNAL_SERVER_ERROR.into_response(),

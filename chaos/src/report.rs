@@ -38,7 +38,7 @@ pub struct Report {
     pub day: String,
     pub seed: u64,
     pub seconds: u64,
-    /// How many jobs producers sent, in percent of the most.
+    /// How many jobs producers sent, in percent of the full load.
     #[serde(default = "full_load")]
     pub load_percent: u32,
     /// Whether Patroni led PostgreSQL.
@@ -236,7 +236,7 @@ fn of_calls(lines: &[Line]) -> Met {
             events(&|it| matches!(it, Event::Refused { status: 503, .. })),
         ),
         ("a heartbeat renews a lease", events(&is_renewal)),
-        ("a heartbeat of an ended lease is refused", refused(lines).1),
+        ("a heartbeat of an ended lease is refused", refused(lines, false)),
         (
             "a URL that works on renews its lease",
             events(&|it| match it {
@@ -274,7 +274,7 @@ fn of_acks(lines: &[Line]) -> Met {
                 _ => false,
             }),
         ),
-        ("an ack of an ended lease is refused", refused(lines).0),
+        ("an ack of an ended lease is refused", refused(lines, true)),
         (
             "a worker releases a lease",
             acks(|_, end, answer| end == End::Released && answer == Answer::Yes),
@@ -323,23 +323,23 @@ fn of_jobs(lines: &[Line], book: &Book) -> Met {
     ]
 }
 
-/// Acks and heartbeats that were refused although their worker had not ended the lease itself.
-fn refused(lines: &[Line]) -> (usize, usize) {
-    let mut ended = BTreeSet::new();
-    let (mut acks, mut beats) = (0, 0);
+/// Leases whose worker was refused although it had not ended them itself: by acks, or by
+/// heartbeats.
+fn refused(lines: &[Line], by_ack: bool) -> usize {
+    let (mut ended, mut refused) = (BTreeSet::new(), BTreeSet::new());
     for line in lines {
         match &line.event {
-            Event::Acked { held, answer: Answer::Stale, .. } => {
-                acks += usize::from(!ended.contains(&held.lease));
+            Event::Acked { held, answer: Answer::Stale, .. } if !ended.contains(&held.lease) => {
+                refused.extend(by_ack.then_some(&held.lease));
             }
-            Event::Beat { held, answer: Answer::Stale, .. } => {
-                beats += usize::from(!ended.contains(&held.lease));
+            Event::Beat { held, answer: Answer::Stale, .. } if !ended.contains(&held.lease) => {
+                refused.extend((!by_ack).then_some(&held.lease));
             }
             Event::Acked { held, .. } => _ = ended.insert(&held.lease),
             _ => (),
         }
     }
-    (acks, beats)
+    refused.len()
 }
 
 /// Acks that were accepted after their leases had run out, before these were reaped.
@@ -382,7 +382,7 @@ fn late_answers(lines: &[Line], book: &Book) -> usize {
     let is_late = |(job, it): &(&BookJob, &BookAttempt)| {
         let sent = done.get(&(job.id.as_str(), it.attempt));
         let ended = it.ended_at.timestamp_millis();
-        sent.is_some_and(|sent| ended - sent >= pushed::IN_TIME_MS)
+        sent.is_some_and(|sent| ended < *sent || ended - sent >= pushed::IN_TIME_MS)
     };
     failed.filter(is_late).count()
 }

@@ -60,7 +60,7 @@ pub struct Plan {
     pub drain: Duration,
     /// How many times longer pauses may be than their bounds.
     pub patience: u32,
-    /// How many jobs producers send, in percent of the most.
+    /// How many jobs producers send, in percent of the full load.
     pub load_percent: u32,
 }
 
@@ -103,6 +103,7 @@ pub async fn run(dir: &Path, programs: Programs, plan: &Plan) -> anyhow::Result<
     world.is_healing.store(true, Ordering::Relaxed);
     let sent_all = async { while producers.join_next().await.is_some() {} };
     let are_accepted = timeout(plan.drain, sent_all).await.is_ok();
+    producers.abort_all();
     setup::resume(&world).await?;
     let drained = drain(&stage, healed, plan.drain).await;
     world.has_ended.store(true, Ordering::Relaxed);
@@ -125,10 +126,9 @@ pub async fn run(dir: &Path, programs: Programs, plan: &Plan) -> anyhow::Result<
     if !are_accepted {
         report.violations.push(not_in_time("a request was never accepted"));
     }
-    let report = report.judged(&lines, &book, plan.patience);
     std::fs::write(dir.join(BOOK), serde_json::to_vec(&book)?)?;
     std::fs::write(dir.join(REPORT), serde_json::to_vec(&report)?)?;
-    Ok(report)
+    Ok(report.judged(&lines, &book, plan.patience))
 }
 
 fn not_in_time(what: &str) -> Violation {
@@ -272,4 +272,31 @@ fn commit() -> String {
     let told = Command::new("git").args(["describe", "--always", "--dirty"]).output();
     let told = told.ok().filter(|it| it.status.success());
     told.map(|it| String::from_utf8_lossy(&it.stdout).trim().to_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_is_judged_again_from_its_folder() -> anyhow::Result<()> {
+        let dir =
+            std::env::temp_dir().join(format!("fencepost-chaos-again-{}", std::process::id()));
+        std::fs::create_dir_all(&dir)?;
+        let history = History::new(&dir.join(HISTORY))?;
+        let (key, job) = ("k".to_owned(), Some("job_a".to_owned()));
+        history.note(Event::Enqueued { tenant: 0, key, job });
+        history.end()?;
+        let counts = [(0, [("q0".to_owned(), BTreeMap::new())].into())].into();
+        let book = Book { counts, ..Book::default() };
+        let report = Report { seed: 7, violations: vec![not_in_time("late")], ..Report::default() };
+        std::fs::write(dir.join(BOOK), serde_json::to_vec(&book)?)?;
+        std::fs::write(dir.join(REPORT), serde_json::to_vec(&report)?)?;
+        let again = judge_again(&dir, 1)?;
+        std::fs::remove_dir_all(&dir)?;
+        let broken: Vec<_> = again.violations.iter().map(|it| it.invariant).collect();
+        assert_eq!(broken, [Invariant::EveryJobEnds, Invariant::EndsInTime]);
+        assert_eq!((again.seed, again.operations["enqueue, accepted"]), (7, 1));
+        Ok(())
+    }
 }

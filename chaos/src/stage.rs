@@ -36,6 +36,8 @@ const RUN_PORTS: u16 = NODE_PORTS + patroni::PORTS;
 const STOP_TIMEOUT: Duration = Duration::from_secs(40);
 /// Longest start of a node.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// Longest wait for the sockets of a node that starts.
+const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
 const LOOK_PERIOD: Duration = Duration::from_millis(50);
 /// Commits that come seldom, how many times more often they fail, and how often at most.
 const RARE_POINTS: [&str; 6] = ["succeed_parents", "reap", "promote", "fire", "cascade", "ends"];
@@ -260,6 +262,7 @@ impl Stage {
     /// Returns whether it ran until then and ended well.
     pub async fn stop_node(&mut self, node: usize) -> bool {
         self.run_previous[node] = self.programs.previous.is_some() && !self.run_previous[node];
+        self.until_listening(node).await;
         let ran = !self.dead_nodes().contains(&node);
         self.signal(node, "TERM");
         let Some(mut child) = self.nodes[node].take() else { return false };
@@ -273,6 +276,16 @@ impl Stage {
         let _ = child.kill();
         let _ = child.wait();
         false
+    }
+
+    /// Waits for a node that has just started: until it listens, a signal may come before its
+    /// program can handle it.
+    async fn until_listening(&self, node: usize) {
+        let address = self.urls()[node].replace("http://", "");
+        let began = Instant::now();
+        while began.elapsed() < LISTEN_TIMEOUT && std::net::TcpStream::connect(&address).is_err() {
+            tokio::time::sleep(LOOK_PERIOD).await;
+        }
     }
 
     /// Nodes that should run and do not.

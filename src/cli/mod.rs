@@ -196,18 +196,21 @@ impl Cli {
     pub async fn run(self) -> anyhow::Result<()> {
         match self.command {
             Command::Dev(args) => {
+                let stop = stop::on_signal()?;
                 telemetry::install_logs(&args.node.log)?;
                 traces::install(&args.node.traces)?;
-                let ended = dev::run(args, stop::on_signal()?).await;
+                let ended = dev::run(args, stop).await;
                 traces::finish();
                 ended
             }
             Command::Serve { database, node, linger_seconds } => {
+                // First: a signal that comes while it opens its sockets is an orderly stop, too.
+                let stop = stop::on_signal()?;
                 telemetry::install_logs(&node.log)?;
                 traces::install(&node.traces)?;
                 let linger = Duration::from_secs(linger_seconds);
                 let node = open(&database, node, linger).await?;
-                let ended = serve::serve(node, stop::on_signal()?).await;
+                let ended = serve::serve(node, stop).await;
                 traces::finish();
                 ended
             }

@@ -1,13 +1,10 @@
 //! Rate limits and quotas: exact over all nodes, apart for apart work, and kept within their
 //! promise whatever happens to Redis.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use fencepost::dev::redis::Redis;
 
@@ -428,8 +425,7 @@ fn whatever_happens_to_redis_no_call_fails_and_limits_keep_their_promise() {
             let mut redis = redis;
             let pause = || tokio::time::sleep(Duration::from_millis(700));
             let signal = |name: &str, pid: u32| {
-                let done =
-                    std::process::Command::new("kill").args([name, &pid.to_string()]).status();
+                let done = Command::new("kill").args([name, &pid.to_string()]).status();
                 assert!(done.expect("kill runs").success());
             };
             pause().await;
@@ -439,12 +435,13 @@ fn whatever_happens_to_redis_no_call_fails_and_limits_keep_their_promise() {
             pause().await;
             let client = ::redis::Client::open(redis.url()).expect("a URL");
             let mut conn = client.get_multiplexed_async_connection().await.expect("a connection");
-            let _: () = ::redis::cmd("FLUSHALL").query_async(&mut conn).await.expect("flushed");
+            ::redis::cmd("FLUSHALL").exec_async(&mut conn).await.expect("flushed");
             pause().await;
-            for bytes in ["1", "0"] {
-                let mut set = ::redis::cmd("CONFIG");
-                set.arg(&["SET", "maxmemory", bytes]);
-                let _: () = set.query_async(&mut conn).await.expect("set");
+            for (bytes, is_full) in [("1", true), ("0", false)] {
+                let limit = ["SET", "maxmemory", bytes];
+                ::redis::cmd("CONFIG").arg(&limit).exec_async(&mut conn).await.expect("it is set");
+                let wrote = ::redis::cmd("SET").arg(&["a", "b"]).exec_async(&mut conn).await;
+                assert_eq!(wrote.is_err(), is_full, "{wrote:?}");
                 pause().await;
             }
             drop(redis);
@@ -456,7 +453,7 @@ fn whatever_happens_to_redis_no_call_fails_and_limits_keep_their_promise() {
         let (flood, redis) = tokio::join!(flood(&t, &urls, Duration::from_secs(8)), nemesis);
         assert_eq!(flood.failed.load(Ordering::Relaxed), 0, "{flood:?}");
         // Once with what Redis knew, once after each time it forgot (flushed, restarted), and once
-        // by the nodes alone; and what comes back meanwhile, to Redis and to the nodes.
+        // by the nodes alone (full, gone); and what comes back meanwhile, to Redis and to the nodes.
         let back = started.elapsed().as_secs() as u32 * LIMIT / 60 + 1;
         let most = LIMIT * 4 + 2 * back + 3;
         let let_in = flood.let_in();

@@ -18,14 +18,16 @@ struct Pair {
     dir: PathBuf,
     /// Leads to the socket of the server that is in use.
     socket: PathBuf,
-    primary: Cluster,
-    standby: Cluster,
+    /// None once it is gone.
+    primary: Option<Cluster>,
+    standby: Option<Cluster>,
 }
 
 impl Pair {
     fn start() -> Self {
         let pid = std::process::id();
         let dir = PathBuf::from(format!("/var/tmp/fencepost-standby-{pid}"));
+        let _ = fs::remove_dir_all(&dir);
         fs::create_dir_all(&dir).expect("a folder");
         let socket = |name: &str| cluster::socket_dir(pid).with_extension(name);
         let start = |name: &str| {
@@ -37,18 +39,19 @@ impl Pair {
         let in_use = socket("in-use");
         let _ = fs::remove_file(&in_use);
         symlink(socket("primary"), &in_use).expect("a link");
-        Self { dir, socket: in_use, primary, standby }
+        Self { dir, socket: in_use, primary: Some(primary), standby: Some(standby) }
     }
 
     /// The database of the server that is in use.
     fn database(&self) -> Database {
-        let url = self.primary.database_url("postgres");
+        let url = self.standby().url;
         let (before, _) = url.split_once("?host=").expect("a socket's folder");
         Database { url: format!("{before}?host={}", self.socket.display()) }
     }
 
     fn standby(&self) -> Database {
-        Database { url: self.standby.database_url("postgres") }
+        let standby = self.standby.as_ref().expect("a standby");
+        Database { url: standby.database_url("postgres") }
     }
 
     /// Waits until the standby has all commits, and lets it get no more.
@@ -62,19 +65,25 @@ impl Pair {
         standby.until("select count(*) from pg_stat_wal_receiver", 0).await;
     }
 
-    /// Lets the standby take over. No node reaches the old primary any more.
-    async fn fail_over(&self, proxy: &Proxy) {
+    /// Lets the standby take over.
+    async fn fail_over(&mut self, proxy: &Proxy) {
         proxy.cut(true);
         self.standby().execute("select pg_promote()").await;
         self.standby().until("select pg_is_in_recovery()::int::bigint", 0).await;
-        fs::remove_file(&self.socket).expect("the link goes");
-        symlink(self.socket.with_extension("standby"), &self.socket).expect("a link");
+        // In one step: the proxy connects all the time.
+        let next = self.socket.with_extension("next");
+        symlink(self.socket.with_extension("standby"), &next).expect("a link");
+        fs::rename(&next, &self.socket).expect("the link is replaced");
+        // A connection that came before still leads to the old primary.
+        drop(self.primary.take());
         proxy.cut(false);
     }
 }
 
 impl Drop for Pair {
     fn drop(&mut self) {
+        // A running server would write into its folder again.
+        drop((self.primary.take(), self.standby.take()));
         let _ = fs::remove_file(&self.socket);
         let _ = fs::remove_dir_all(&self.dir);
     }
@@ -101,7 +110,7 @@ async fn send(t: &TestProject, key: &str) -> Reply {
 #[test]
 fn what_a_standby_lacks_is_done_again_and_no_ack_counts_for_another_lease() {
     run_for(Duration::from_secs(90), async {
-        let pair = Pair::start();
+        let mut pair = Pair::start();
         migrate::migrate(&pair.database().url).await.expect("the migrations run");
         let proxy = Proxy::start(&pair.database()).await;
         let stage = Stage { roles: false, ..Stage::default() };
@@ -118,27 +127,29 @@ fn what_a_standby_lacks_is_done_again_and_no_ack_counts_for_another_lease() {
 
         pair.fail_over(&proxy).await;
         // An ack that was lost is sent again, as after a lost answer.
-        let still = patiently(async || t.get(&path(&json!(kept))).await).await.is(200);
-        assert_eq!(still["state"], "processing");
-        patiently(async || t.ack(&kept_lease, "early", "succeeded").await).await.is(200);
-        assert_eq!(t.job(&kept).await["state"], "succeeded");
+        let get = async |id: &Value| patiently(async || t.get(&path(id)).await).await;
+        let ack = async |lease: &Value, worker: &str| {
+            patiently(async || t.ack(lease, worker, "succeeded").await).await
+        };
+        assert_eq!(get(&json!(kept)).await.is(200)["state"], "processing");
+        ack(&kept_lease, "early").await.is(200);
+        assert_eq!(get(&json!(kept)).await.is(200)["state"], "succeeded");
         // A lost lease is given again with the same attempt, and is another one.
-        let again = patiently(async || {
-            let poll = json!({"worker_id": "second", "queues": ["default"], "wait_seconds": 0});
-            t.post("/v1/workers/poll", poll).await
-        });
-        let again = again.await.is(200)["jobs"][0].clone();
+        let poll = json!({"worker_id": "second", "queues": ["default"], "wait_seconds": 0});
+        let again = patiently(async || t.post("/v1/workers/poll", poll.clone()).await).await;
+        let again = again.is(200)["jobs"][0].clone();
         assert_eq!((&again["id"], &again["attempt"]), (&json!(waiting), &json!(1)));
         assert_ne!(again["lease_id"], lost_lease["lease_id"]);
         for (worker, code) in [("first", "worker_mismatch"), ("second", "stale_lease")] {
-            t.ack(&lost_lease, worker, "succeeded").await.is_error(409, code);
-            t.heartbeat(&lost_lease, worker).await.is_error(409, code);
+            ack(&lost_lease, worker).await.is_error(409, code);
+            let beat = patiently(async || t.heartbeat(&lost_lease, worker).await).await;
+            beat.is_error(409, code);
         }
-        t.ack(&again, "second", "succeeded").await.is(200);
+        ack(&again, "second").await.is(200);
         // A lost job is gone as a whole: its key makes it again.
-        t.get(&path(&lost["id"])).await.is_error(404, "job_not_found");
+        get(&lost["id"]).await.is_error(404, "job_not_found");
         let sent_again = patiently(async || send(&t, "a-key").await).await.is(201);
-        assert_eq!(t.get(&path(&sent_again["id"])).await.is(200)["state"], "pending");
+        assert_eq!(get(&sent_again["id"]).await.is(200)["state"], "pending");
         server.stop().await;
     });
 }

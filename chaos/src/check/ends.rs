@@ -23,7 +23,7 @@ pub(super) fn violations(
         sent_violations(job, seen, found);
         release_violations(job, seen, found);
         push_violations(job, seen, found);
-        let is_cancelled = job.state == CANCELLED || has_outcome(job, CANCELLED).next().is_some();
+        let is_cancelled = job.state == CANCELLED || attempts_with(job, CANCELLED).next().is_some();
         if is_cancelled && !cancels.contains(job.id.as_str()) {
             let detail = format!("{} was cancelled, and none asked for it", job.id);
             found.add(Invariant::NoEndAppears, detail);
@@ -42,7 +42,7 @@ fn cancels(lines: &[Line]) -> BTreeSet<&str> {
     named.flatten().collect()
 }
 
-fn has_outcome(job: &BookJob, outcome: &str) -> impl Iterator<Item = i64> {
+fn attempts_with(job: &BookJob, outcome: &str) -> impl Iterator<Item = i64> {
     let own = job.attempts.iter().filter(move |it| it.outcome == outcome);
     own.map(|it| it.attempt)
 }
@@ -71,7 +71,7 @@ fn release_violations(job: &BookJob, seen: &Seen<'_>, found: &mut Found) {
     if job.queue == pushed::QUEUE || foreign::LANGUAGES.contains(&job.queue.as_str()) {
         return;
     }
-    for attempt in has_outcome(job, End::Released.outcome()) {
+    for attempt in attempts_with(job, End::Released.outcome()) {
         let mut acks = seen.acks.iter().filter(|it| it.held.attempt == attempt);
         if seen.first_tries.contains(&attempt) && !acks.any(|it| it.end == End::Released) {
             let detail = format!("attempt {attempt} of {} was released by none", job.id);
@@ -85,9 +85,12 @@ fn push_violations(job: &BookJob, seen: &Seen<'_>, found: &mut Found) {
     let failed = job.attempts.iter().filter(|it| it.outcome == End::Failed.outcome());
     for it in failed.filter(|_| job.queue == pushed::QUEUE) {
         let ended = it.ended_at.timestamp_millis();
-        let mut replies = seen.acks.iter().filter(|ack| ack.held.attempt == it.attempt).peekable();
-        if replies.peek().is_some()
-            && replies.all(|it| it.end != End::Failed && ended - it.sent < pushed::IN_TIME_MS)
+        let own = seen.acks.iter().filter(|ack| ack.held.attempt == it.attempt);
+        let in_time = 0..pushed::IN_TIME_MS;
+        // After 202, its worker sends acks until one is answered.
+        if let [reply] = &own.collect::<Vec<_>>()[..]
+            && reply.end != End::Failed
+            && in_time.contains(&(ended - reply.sent))
         {
             let detail = format!("attempt {} of {} failed after its answer", it.attempt, job.id);
             found.add(Invariant::AcceptedIsRecorded, detail);

@@ -109,8 +109,8 @@ pub(super) fn violations<'a>(
 }
 
 /// No ack is refused before its attempt has ended, and no heartbeat while its lease lasts.
-fn refusal_violations(job: &BookJob, seen: &Seen<'_>, found: &mut Found) {
-    let ended = |attempt: i64| {
+pub(super) fn refusal_violations(job: &BookJob, seen: &Seen<'_>, found: &mut Found) {
+    let span = |attempt: i64| {
         let listed = job.attempts.iter().find(|it| it.attempt == attempt);
         let last = job.completed_at.filter(|_| attempt == job.attempt);
         let ended = listed.map(|it| it.ended_at).or(last)?.timestamp_millis();
@@ -121,13 +121,13 @@ fn refusal_violations(job: &BookJob, seen: &Seen<'_>, found: &mut Found) {
         found.add(Invariant::CallsHaveAnOrder, detail);
     };
     for SeenAck { held, answer, at, .. } in &seen.acks {
-        let runs = ended(held.attempt).is_some_and(|it| *at < it.1 - ROUNDING_MS);
+        let runs = span(held.attempt).is_some_and(|it| *at < it.1 - ROUNDING_MS);
         if *answer == Answer::Stale && runs {
             refused("an ack", held);
         }
     }
     for SeenBeat { held, answer, at, .. } in &seen.beats {
-        let Some((claimed, ended)) = ended(held.attempt) else { continue };
+        let Some((claimed, ended)) = span(held.attempt) else { continue };
         let own = seen.beats.iter().filter(|it| it.held.lease == held.lease && it.at < *at);
         let renewed = own.filter(|it| it.answer == Answer::Yes).map(|it| it.sent).max();
         let lasts_until = claimed.max(renewed.unwrap_or_default()) + lease_ms(job);

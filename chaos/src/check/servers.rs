@@ -75,11 +75,10 @@ pub fn unavailable(lines: &[Line]) -> BTreeMap<Fault, i64> {
 pub fn judged(lines: &[Line]) -> BTreeMap<Fault, i64> {
     let faults = faults(lines);
     let half = pauses(lines).into_iter().map(|it| (it.fault, (it.to - it.from) / 2));
-    let parts = gaps(lines, &faults).into_iter().flat_map(|(from, to)| {
-        let parts = parts(&faults, from, to);
-        parts.into_iter().flat_map(|(from, to)| cut_at_begins(&faults, from, to))
-    });
-    longest_by_fault(half.chain(parts))
+    let gaps = gaps(lines, &faults).into_iter();
+    let serving = gaps.flat_map(|(from, to)| parts(&faults, from, to));
+    let pieces = serving.flat_map(|(from, to)| cut_at_starts(&faults, from, to));
+    longest_by_fault(half.chain(pieces))
 }
 
 fn longest_by_fault(times: impl Iterator<Item = (Fault, i64)>) -> BTreeMap<Fault, i64> {
@@ -147,7 +146,7 @@ fn parts(faults: &[Injected], from: i64, to: i64) -> Vec<(i64, i64)> {
 
 /// A part, cut where a fault begins that allows as much as those before it: what had begun at the
 /// start of a piece says how long it may be.
-fn cut_at_begins(faults: &[Injected], from: i64, to: i64) -> Vec<(Fault, i64)> {
+fn cut_at_starts(faults: &[Injected], from: i64, to: i64) -> Vec<(Fault, i64)> {
     let mut pieces = Vec::new();
     let mut since = from;
     while since < to {

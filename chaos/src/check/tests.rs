@@ -215,6 +215,11 @@ fn acks_that_contradict_the_book_are_found() {
         (&[], job("succeeded", &["succeeded", "succeeded"]), &[SuccessIsFinal]),
         // A worker got a lease after the success, of which the book says nothing.
         (&[acked(1, "x", Succeeded, Yes), leased(2, "y")], succeeded(), &[SuccessIsFinal]),
+        (
+            &[leased(1, "x"), acked(1, "x", Succeeded, Yes), leased(1, "x")],
+            succeeded(),
+            &[SuccessIsFinal],
+        ),
         // A heartbeat after the next attempt was known.
         (
             &[leased(2, "y"), beat(1, 60, Yes)],
@@ -228,6 +233,7 @@ fn acks_that_contradict_the_book_are_found() {
 fn leases_that_are_wrong_are_found() {
     use Invariant::{NoEarlyEnd, NoForeignJob, OneLease};
     let foreign = Event::Leased { tenant: 1, held: held(1, "x"), of: 0, is_first: true };
+    let foreign_too = Event::Leased { tenant: 1, held: held(1, "x"), of: 1, is_first: true };
     let other = Held { worker: "v".to_owned(), ..held(1, "x") };
     let other = Event::Leased { tenant: 0, held: other, of: 0, is_first: true };
     let soon = BookAttempt { ended_at: at(11), ..job("", &["lease_expired"]).attempts.remove(0) };
@@ -247,7 +253,9 @@ fn leases_that_are_wrong_are_found() {
             job("succeeded", &["lease_expired", "succeeded"]),
             &[NoEarlyEnd],
         ),
+        // By what the payload says, and by what the book says.
         (&[foreign], succeeded(), &[NoForeignJob]),
+        (&[foreign_too], succeeded(), &[NoForeignJob]),
     ]);
 }
 

@@ -101,25 +101,29 @@ fn a_push_that_was_answered_in_time_has_not_failed() {
     };
     assert!(fails(End::Succeeded, 14) && fails(End::Released, 14));
     assert!(!fails(End::Failed, 14));
-    assert!(!fails(End::Succeeded, 11), "the answer came late");
+    assert!(!fails(End::Succeeded, 16), "the answer came late");
+    assert!(!fails(End::Succeeded, 11), "its node was frozen");
 }
 
 #[test]
 fn refusals_of_a_lease_that_runs_are_found() {
     // The attempt lasts from second 10 to 15, and its lease for two seconds.
-    let refused = |event: Event, second: i64| {
-        let line = |at: i64, event: Event| Line { at: at * 1_000, event };
-        let lines = [line(1, enqueued("k", Some(JOB))), line(second, event)];
-        let book = book(&[job("succeeded", &["lease_expired", "succeeded"])]);
-        let broken = violations(&lines, &book, 1);
-        let of_order = |it: &&Violation| it.invariant == Invariant::CallsHaveAnOrder;
-        broken.iter().filter(of_order).any(|it| it.detail.contains("while it ran"))
+    let refused = |events: &[(i64, Event)]| {
+        let line = |(at, event): &(i64, Event)| Line { at: at * 1_000, event: event.clone() };
+        let lines: Vec<_> = events.iter().map(line).collect();
+        let mut found = Found(Vec::new());
+        let seen = seen(&lines, &mut found);
+        let job = job("succeeded", &["lease_expired", "succeeded"]);
+        order::refusal_violations(&job, &seen[JOB], &mut found);
+        !found.0.is_empty()
     };
     let ack = || acked(1, "x", End::Succeeded, Answer::Stale);
-    assert!(refused(ack(), 14));
-    assert!(!refused(ack(), 16));
-    assert!(refused(beat(1, 11, Answer::Stale), 11));
-    assert!(!refused(beat(1, 13, Answer::Stale), 13), "its lease had run out");
+    assert!(refused(&[(14, ack())]));
+    assert!(!refused(&[(16, ack())]));
+    let refused_beat = |second: i64| (second, beat(1, second, Answer::Stale));
+    assert!(refused(&[refused_beat(11)]));
+    assert!(!refused(&[refused_beat(13)]), "its lease had run out");
+    assert!(refused(&[(11, beat(1, 12, Answer::Yes)), refused_beat(13)]), "it was renewed");
 }
 
 #[test]

@@ -75,9 +75,8 @@ fn cancels_that_none_asked_for_are_found() {
 #[test]
 fn releases_that_no_worker_has_sent_are_found() {
     let job = |queue: &str| of_queue(queue, job("cancelled", &["released"]));
-    let asked = Event::Cancelling { job: JOB.to_owned() };
-    let of =
-        |events: &[Event], queue: &str| appears(&[&[asked.clone()], events].concat(), job(queue));
+    let asked = [Event::Cancelling { job: JOB.to_owned() }];
+    let of = |events: &[Event], queue: &str| appears(&[&asked, events].concat(), job(queue));
     assert!(!of(&[], "q0"), "a node could not hand it over");
     assert!(of(&[leased(1, "x")], "q0"));
     assert!(!of(&[leased(1, "x")], "pushed"), "its URL was busy");

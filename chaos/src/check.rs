@@ -79,8 +79,8 @@ pub enum Invariant {
     EndsAreTold,
     /// A batch calls back once, after its last job.
     BatchesEndOnce,
-    /// All calls about a job have an order in which every answer is right; none is refused while its
-    /// lease runs.
+    /// All calls about a job have an order in which every answer is right; none is refused while
+    /// its lease runs.
     CallsHaveAnOrder,
     /// A child runs if its parent has ended as it waits for, and is cancelled otherwise.
     ChildrenFollow,

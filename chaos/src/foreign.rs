@@ -1,5 +1,5 @@
-//! Workers in other languages, with the libraries of `clients/`: they say which jobs they get and how
-//! they end them, and are killed now and then.
+//! Workers in other languages, with the libraries of `clients/`: they say which jobs they get and
+//! how they end them, and are killed now and then.
 
 use std::{
     path::{Path, PathBuf},

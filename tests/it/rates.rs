@@ -453,7 +453,7 @@ fn whatever_happens_to_redis_no_call_fails_and_limits_keep_their_promise() {
         let (flood, redis) = tokio::join!(flood(&t, &urls, Duration::from_secs(8)), nemesis);
         assert_eq!(flood.failed.load(Ordering::Relaxed), 0, "{flood:?}");
         // Once with what Redis knew, once after each time it forgot (flushed, restarted), and once
-        // by the nodes alone (full, gone); and what comes back meanwhile, to Redis and to the nodes.
+        // by the nodes alone (full, gone); and what comes back, to Redis and to the nodes.
         let back = started.elapsed().as_secs() as u32 * LIMIT / 60 + 1;
         let most = LIMIT * 4 + 2 * back + 3;
         let let_in = flood.let_in();

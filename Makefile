@@ -137,7 +137,6 @@ sqlx: setup ## Check every statement against the migrations, and regenerate .sql
 	@sh scripts/sqlx.sh
 
 clean-test: ## Delete the tests' PostgreSQL, unless a test run is using it
-	@rm -rf /var/tmp/fencepost-standby-*
 	@for place in /var/tmp/fencepost-test-*; do \
-		[ ! -e "$$place/lock" ] || flock --nonblock "$$place/lock" rm -rf "$$place/postgres" || true; \
+		[ ! -e "$$place/lock" ] || flock --nonblock "$$place/lock" rm -rf "$$place"/postgres "$$place"/standby-* || true; \
 	done

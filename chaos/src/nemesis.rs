@@ -357,9 +357,7 @@ pub async fn inject(
         }
         stage.database.until_whole().await?;
     }
-    for node in stage.dead_nodes() {
-        strange(history, &format!("node {node} ended by itself"));
-    }
+    note_dead_nodes(stage, history);
     stage.until_ready().await
 }
 
@@ -474,6 +472,13 @@ async fn stop_node(stage: &mut Stage, history: &History, node: usize) {
 fn kill_node(stage: &mut Stage, history: &History, node: usize) {
     if !stage.kill_node(node) {
         strange(history, "a node ended by itself");
+    }
+}
+
+/// Notes the nodes that have ended by themselves.
+pub fn note_dead_nodes(stage: &mut Stage, history: &History) {
+    for node in stage.dead_nodes() {
+        strange(history, &format!("node {node} ended by itself"));
     }
 }
 

@@ -138,7 +138,7 @@ impl Report {
 }
 
 /// Calls by their outcome.
-pub fn operations(lines: &[Line]) -> BTreeMap<String, u64> {
+fn operations(lines: &[Line]) -> BTreeMap<String, u64> {
     let mut operations: BTreeMap<String, u64> = BTreeMap::new();
     let answered = |it: Answer| match it {
         Answer::Yes => "accepted",
@@ -176,7 +176,7 @@ pub fn operations(lines: &[Line]) -> BTreeMap<String, u64> {
 }
 
 /// Faults by their kind.
-pub fn faults(lines: &[Line]) -> BTreeMap<Fault, u64> {
+fn faults(lines: &[Line]) -> BTreeMap<Fault, u64> {
     let mut faults = BTreeMap::new();
     for line in lines {
         if let Event::Fault { fault } = &line.event {
@@ -187,7 +187,7 @@ pub fn faults(lines: &[Line]) -> BTreeMap<Fault, u64> {
 }
 
 /// How often something happened that a run must have met.
-pub fn sometimes(lines: &[Line], book: &Book) -> BTreeMap<String, u64> {
+fn sometimes(lines: &[Line], book: &Book) -> BTreeMap<String, u64> {
     let mut all = BTreeMap::new();
     let met = [of_calls(lines), of_acks(lines), of_jobs(lines, book)];
     for (name, number) in met.into_iter().flatten() {

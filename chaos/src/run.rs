@@ -116,10 +116,7 @@ pub async fn run(dir: &Path, programs: Programs, plan: &Plan) -> anyhow::Result<
         plan.planted.fail_percent == 0.0 || !logs.is_empty(),
         "the server has no fail points: build the whole workspace, without --release"
     );
-    for node in stage.dead_nodes() {
-        let (call, text) = ("node".to_owned(), format!("node {node} ended by itself"));
-        world.history.note(Event::Strange { call, status: 0, text });
-    }
+    nemesis::note_dead_nodes(&mut stage, &world.history);
     drop(stage);
     let lines = world.history.end()?;
     let mut report = Report { previous, fail_points: logs, ..report_of(plan, drained) };

@@ -3,7 +3,7 @@
 
 use std::{fs, os::unix::fs::symlink, path::PathBuf, time::Duration};
 
-use crate::harness::{Database, Proxy, Reply, Stage, TestProject, TestServer, run_for};
+use crate::harness::{Database, Proxy, Reply, Stage, TestProject, TestServer, home, run_for};
 use fencepost::{
     dev::cluster::{self, Cluster, Durability},
     store::migrate,
@@ -26,7 +26,7 @@ struct Pair {
 impl Pair {
     fn start() -> Self {
         let pid = std::process::id();
-        let dir = PathBuf::from(format!("/var/tmp/fencepost-standby-{pid}"));
+        let dir = home().join(format!("standby-{pid}"));
         let _ = fs::remove_dir_all(&dir);
         fs::create_dir_all(&dir).expect("a folder");
         let socket = |name: &str| cluster::socket_dir(pid).with_extension(name);

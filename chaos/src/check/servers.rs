@@ -66,7 +66,9 @@ struct Injected {
 /// By kind of fault: the longest pause in milliseconds without an accepted call. The time in which
 /// PostgreSQL took no calls does not count. Of several faults, the one is named that allows most.
 pub fn unavailable(lines: &[Line]) -> BTreeMap<Fault, i64> {
-    longest_by_fault(pauses(lines).into_iter().map(|it| (it.fault, it.to - it.from)))
+    let faults = faults(lines);
+    let pauses = pauses(&gaps(lines, &faults), &faults);
+    longest_by_fault(pauses.into_iter().map(|it| (it.fault, it.to - it.from)))
 }
 
 /// By kind of fault: the longest time in milliseconds that its bound is about. It begins anew with
@@ -74,9 +76,10 @@ pub fn unavailable(lines: &[Line]) -> BTreeMap<Fault, i64> {
 /// away does not pass.
 pub fn judged(lines: &[Line]) -> BTreeMap<Fault, i64> {
     let faults = faults(lines);
-    let half = pauses(lines).into_iter().map(|it| (it.fault, (it.to - it.from) / 2));
-    let gaps = gaps(lines, &faults).into_iter();
-    let serving = gaps.flat_map(|(from, to)| parts(&faults, from, to));
+    let gaps = gaps(lines, &faults);
+    let pauses = pauses(&gaps, &faults);
+    let half = pauses.into_iter().map(|it| (it.fault, (it.to - it.from) / 2));
+    let serving = gaps.iter().flat_map(|(from, to)| parts(&faults, *from, *to));
     let pieces = serving.flat_map(|(from, to)| cut_at_starts(&faults, from, to));
     longest_by_fault(half.chain(pieces))
 }
@@ -98,11 +101,10 @@ struct Pause {
     fault: Fault,
 }
 
-fn pauses(lines: &[Line]) -> Vec<Pause> {
-    let faults = faults(lines);
+fn pauses(gaps: &[(i64, i64)], faults: &[Injected]) -> Vec<Pause> {
     let mut pauses = Vec::new();
-    for (from, to) in gaps(lines, &faults) {
-        let longest = parts(&faults, from, to).into_iter().max_by_key(|it| it.1 - it.0);
+    for &(from, to) in gaps {
+        let longest = parts(faults, from, to).into_iter().max_by_key(|it| it.1 - it.0);
         let (from, to) = longest.unwrap_or((from, from));
         let near = faults.iter().filter(|it| it.from < to && it.to + AFTER_MS > from);
         let most = near.max_by_key(|it| it.fault.bound_seconds());

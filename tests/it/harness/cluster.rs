@@ -134,7 +134,7 @@ fn end_of_log() -> String {
 }
 
 /// The folder of this checkout's tests.
-fn home() -> PathBuf {
+pub fn home() -> PathBuf {
     let place = Sha256::digest(env!("CARGO_MANIFEST_DIR").as_bytes());
     PathBuf::from(format!("/var/tmp/fencepost-test-{:02x}{:02x}", place[0], place[1]))
 }

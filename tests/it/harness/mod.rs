@@ -12,7 +12,7 @@ mod sink;
 use std::time::Duration;
 
 pub use self::{
-    cluster::{Database, fresh_database, logins, redis_url, share_with},
+    cluster::{Database, fresh_database, home, logins, redis_url, share_with},
     process::{NodeProcess, Process, free_port, scratch, until_ready},
     project::{Stage, TestProject, TestServer},
     proxy::{Proxy, Silence},

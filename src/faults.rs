@@ -5,7 +5,10 @@
 #[cfg(all(feature = "faults", not(debug_assertions)))]
 compile_error!("the feature `faults` is for tests: a release must not have it");
 
-use std::future::Future;
+use std::{
+    future::Future,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 /// The variable that plants a bug, by its number in [`Mutant`].
 pub const MUTANT_VARIABLE: &str = "FENCEPOST_MUTANT";
@@ -73,11 +76,29 @@ pub enum Mutant {
     LeftBehind = 18,
     /// A URL that refuses a pushed job has done it.
     RefusedPushSucceeds = 19,
+    /// A repeated ack is refused.
+    RepeatRefused = 20,
+    /// One ack in twenty is refused although its lease runs.
+    AckRefused = 21,
+    /// One heartbeat in twenty releases its lease.
+    LeaseReleased = 22,
+    /// A cancel of a waiting job is answered and not written.
+    CancelNotWritten = 23,
+    /// One tick in ten passes without a trace.
+    TickLost = 24,
+    /// Children that wait for the failure of a parent run after its success.
+    SuccessIsFailure = 25,
+    /// One enqueue in a hundred is stored, and answered with 500.
+    StoredAndFailed = 26,
+    /// No node reaches the database in twenty seconds of each forty.
+    StandsStill = 27,
+    /// Jobs that are stored together get each other's payloads.
+    PayloadsMixed = 28,
 }
 
 impl Mutant {
     /// All of them, by their numbers.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 28] = [
         Self::NoFence,
         Self::AckBeforeCommit,
         Self::EnqueueBeforeCommit,
@@ -97,6 +118,15 @@ impl Mutant {
         Self::LimitIgnored,
         Self::LeftBehind,
         Self::RefusedPushSucceeds,
+        Self::RepeatRefused,
+        Self::AckRefused,
+        Self::LeaseReleased,
+        Self::CancelNotWritten,
+        Self::TickLost,
+        Self::SuccessIsFailure,
+        Self::StoredAndFailed,
+        Self::StandsStill,
+        Self::PayloadsMixed,
     ];
 
     /// Whether this bug was planted in this process.
@@ -108,9 +138,10 @@ impl Mutant {
     /// It strikes at one of this many opportunities.
     const fn parts(self) -> u32 {
         match self {
+            Self::StoredAndFailed => 100,
             Self::ForeignPoll => 50,
-            Self::AckNotWritten | Self::EventLost => 20,
-            Self::NotReaped | Self::LeftBehind => 10,
+            Self::AckNotWritten | Self::EventLost | Self::AckRefused | Self::LeaseReleased => 20,
+            Self::NotReaped | Self::LeftBehind | Self::TickLost => 10,
             _ => 1,
         }
     }
@@ -126,6 +157,16 @@ impl Mutant {
     pub fn strikes_at(self, job: uuid::Uuid) -> bool {
         self.is_planted() && job.as_u128().is_multiple_of(self.parts().into())
     }
+}
+
+/// Waits while no node reaches the database, as [`Mutant::StandsStill`] has it.
+#[expect(clippy::disallowed_methods, reason = "all nodes stand still at the same time")]
+pub async fn stand_still() {
+    const PERIOD_MS: u64 = 40_000;
+    const STILL_MS: u64 = 20_000;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let into = now.as_secs() * 1_000 % PERIOD_MS;
+    tokio::time::sleep(Duration::from_millis(STILL_MS.saturating_sub(into))).await;
 }
 
 /// A fail point before the statements of a commit.

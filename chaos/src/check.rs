@@ -18,6 +18,7 @@ use crate::{
     book::{Book, BookAttempt, BookJob},
     clients::LEASE_SECONDS,
     history::{Answer, End, Event, Held, Line},
+    producers::KEY,
     pushed,
 };
 
@@ -38,6 +39,8 @@ pub enum Invariant {
     EveryJobEnds,
     /// The book has no job that was not sent; a key has one job, and a job one key.
     NothingAppears,
+    /// An accepted job has the queue and the key that it was sent with.
+    StoredAsSent,
     /// An attempt has one lease and one worker, and attempts count 1, 2, 3 without a gap.
     OneLease,
     /// An ack that was accepted is what the book says of its attempt, as is an answer of a URL in
@@ -143,6 +146,7 @@ pub fn violations(lines: &[Line], book: &Book, patience: u32) -> Vec<Violation> 
     for id in known.keys().filter(|it| !sent.contains(*it)) {
         found.add(Invariant::NothingAppears, format!("{id} was never sent"));
     }
+    stored_violations(lines, &known, &mut found);
     for id in sent {
         match known.get(id) {
             Some(job) => job_violations(job, seen.get(id), &mut found),
@@ -223,7 +227,7 @@ fn sent<'a>(lines: &'a [Line], book: &'a Book, found: &mut Found) -> BTreeSet<&'
     let mut sent = BTreeSet::new();
     for line in lines {
         match &line.event {
-            Event::Enqueued { tenant, key, job } => {
+            Event::Enqueued { tenant, key, job, .. } => {
                 keys.entry((*tenant, key)).or_default().extend(job.as_deref());
                 sent.extend(job.as_deref());
             }
@@ -248,6 +252,19 @@ fn sent<'a>(lines: &'a [Line], book: &'a Book, found: &mut Found) -> BTreeSet<&'
     sent.extend(book.fires.values().flatten().filter_map(|it| it.job_id.as_deref()));
     sent.extend(families::callbacks(lines, book));
     sent
+}
+
+/// Jobs that are stored otherwise than they were sent: those of a batch may be mixed up.
+fn stored_violations(lines: &[Line], known: &BTreeMap<&str, &BookJob>, found: &mut Found) {
+    for line in lines {
+        let Event::Enqueued { tenant, key, queue, job: Some(id) } = &line.event else { continue };
+        let Some(job) = known.get(id.as_str()) else { continue };
+        let stored = (job.tenant, job.payload[KEY].as_str(), job.queue.as_str());
+        if stored != (*tenant, Some(key.as_str()), queue.as_str()) {
+            let detail = format!("{id} is {stored:?}, and {key} was sent to {queue} of {tenant}");
+            found.add(Invariant::StoredAsSent, detail);
+        }
+    }
 }
 
 /// The outcome that the book has for an attempt.

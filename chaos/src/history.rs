@@ -59,8 +59,9 @@ pub struct Held {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub enum Event {
-    /// A job was sent with this key. The id is known once it was accepted.
-    Enqueued { tenant: usize, key: String, job: Option<String> },
+    /// A job was sent to a queue with this key, which is in its payload, too. The id is known once
+    /// it was accepted.
+    Enqueued { tenant: usize, key: String, queue: String, job: Option<String> },
     /// A workflow was accepted: `then` waits for the success of `first`, `otherwise` for its
     /// failure.
     Workflow { tenant: usize, first: String, then: String, otherwise: String },
@@ -76,7 +77,7 @@ pub enum Event {
     Beat { held: Held, answer: Answer, sent: i64 },
     /// A client is about to cancel a job.
     Cancelling { job: String },
-    /// A job was cancelled while it waited.
+    /// A cancel of a job that waited was accepted.
     Cancelled { job: String },
     /// A queue was paused.
     Paused { tenant: usize, queue: String },

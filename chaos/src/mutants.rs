@@ -46,10 +46,10 @@ pub struct Caught {
 /// The invariants that a bug must break.
 const fn broken_by(mutant: Mutant) -> &'static [Invariant] {
     use Invariant::{
-        AcceptedIsRecorded, BatchesEndOnce, CallsHaveAnOrder, EndsAreTold, EveryJobEnds,
-        FailuresAreCounted, LimitsAreKept, NoEarlyEnd, NoEndAppears, NoForeignJob,
-        NotBeforeItsTime, NothingAppears, OneLease, OrderIsKept, PausesAndCancelsHold,
-        SuccessIsFinal,
+        AcceptedIsRecorded, Available, BatchesEndOnce, CallsHaveAnOrder, ChildrenFollow,
+        EndsAreTold, EveryJobEnds, FailuresAreCounted, LimitsAreKept, NoEarlyEnd, NoEndAppears,
+        NoForeignJob, NoStrangeAnswer, NotBeforeItsTime, NothingAppears, OneLease, OrderIsKept,
+        PausesAndCancelsHold, RepeatedIsTheSame, StoredAsSent, SuccessIsFinal, TicksFireOnce,
     };
     match mutant {
         Mutant::NoFence
@@ -66,10 +66,17 @@ const fn broken_by(mutant: Mutant) -> &'static [Invariant] {
         Mutant::BatchCallsTwice => &[BatchesEndOnce],
         Mutant::EventLost => &[EndsAreTold],
         Mutant::RetriedEarly => &[NotBeforeItsTime],
-        Mutant::PauseIgnored => &[PausesAndCancelsHold],
+        Mutant::PauseIgnored | Mutant::CancelNotWritten => &[PausesAndCancelsHold],
         Mutant::LimitIgnored => &[LimitsAreKept],
         Mutant::LeftBehind => &[OrderIsKept],
-        Mutant::RefusedPushSucceeds => &[NoEndAppears],
+        Mutant::RefusedPushSucceeds | Mutant::LeaseReleased => &[NoEndAppears],
+        Mutant::RepeatRefused => &[RepeatedIsTheSame],
+        Mutant::AckRefused => &[CallsHaveAnOrder],
+        Mutant::TickLost => &[TicksFireOnce],
+        Mutant::SuccessIsFailure => &[ChildrenFollow],
+        Mutant::StoredAndFailed => &[NoStrangeAnswer],
+        Mutant::StandsStill => &[Available],
+        Mutant::PayloadsMixed => &[StoredAsSent],
     }
 }
 

@@ -28,10 +28,14 @@ const BACKOFF_PERCENT: u32 = 5;
 const LATER_MS: std::ops::Range<i64> = 300..4_000;
 /// Of a hundred jobs for later, those that are cancelled.
 const CANCEL_PERCENT: u32 = 30;
+/// States in the answer to a cancel of a job that must not run any more. A waiting one is a fault,
+/// and the job shows it.
+const MUST_NOT_RUN: [&str; 3] = ["cancelled", "scheduled", "pending"];
 /// How long they wait after a failure.
 const BACKOFF_SECONDS: i64 = 1;
-/// Fields of payloads: when a job may run, in milliseconds since 1970, and how long it waits after
-/// a failure, in milliseconds.
+/// Fields of payloads: the idempotency key, when a job may run, in milliseconds since 1970, and how
+/// long it waits after a failure, in milliseconds.
+pub const KEY: &str = "key";
 pub const NOT_BEFORE: &str = "not_before";
 pub const BACKOFF_MS: &str = "backoff_ms";
 /// How long a queue is resumed between two pauses, and how long it is paused, in milliseconds.
@@ -105,7 +109,8 @@ impl Client {
             let path = format!("/v1/jobs/{job}/cancel");
             let answer = self.post(Call { path: &path, body: &json!({}), key: None }).await;
             // One that has begun meanwhile runs to its end.
-            if answer.is_some_and(|it| it.1["state"] == "cancelled") {
+            let state = answer.as_ref().and_then(|it| it.1["state"].as_str());
+            if state.is_some_and(|it| MUST_NOT_RUN.contains(&it)) {
                 self.world.history.note(Event::Cancelled { job });
             }
         }
@@ -146,8 +151,10 @@ impl Client {
         self.send(body).await
     }
 
-    async fn send(&mut self, body: Value) -> Option<String> {
+    async fn send(&mut self, mut body: Value) -> Option<String> {
         let key = self.uuid();
+        body["payload"][KEY] = json!(key);
+        let queue = body["queue"].as_str().unwrap_or_default().to_owned();
         let mut busy_since = None;
         loop {
             let call = Call { path: "/v1/jobs", body: &body, key: Some(&key) };
@@ -156,8 +163,8 @@ impl Client {
                 return None;
             }
             let job = answer.and_then(|it| it.1["id"].as_str().map(str::to_owned));
-            let (tenant, key) = (self.tenant, key.clone());
-            self.world.history.note(Event::Enqueued { tenant, key, job: job.clone() });
+            let (tenant, key, queue) = (self.tenant, key.clone(), queue.clone());
+            self.world.history.note(Event::Enqueued { tenant, key, queue, job: job.clone() });
             if job.is_some() {
                 return job;
             }

@@ -281,8 +281,8 @@ mod tests {
             std::env::temp_dir().join(format!("fencepost-chaos-again-{}", std::process::id()));
         std::fs::create_dir_all(&dir)?;
         let history = History::new(&dir.join(HISTORY))?;
-        let (key, job) = ("k".to_owned(), Some("job_a".to_owned()));
-        history.note(Event::Enqueued { tenant: 0, key, job });
+        let (key, queue, job) = ("k".to_owned(), "q0".to_owned(), Some("job_a".to_owned()));
+        history.note(Event::Enqueued { tenant: 0, key, queue, job });
         history.end()?;
         let counts = [(0, [("q0".to_owned(), BTreeMap::new())].into())].into();
         let book = Book { counts, ..Book::default() };

@@ -23,7 +23,12 @@ use super::{
     roles::{Logins, Role, is_refusal},
     shares::{Share, Shares},
 };
-use crate::{config::PoolArgs, ids::ProjectId, telemetry};
+use crate::{
+    config::PoolArgs,
+    faults::{self, Mutant},
+    ids::ProjectId,
+    telemetry,
+};
 
 /// How long a request may wait for a connection before it is shed.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -90,6 +95,9 @@ impl Pool {
     async fn acquire_since(&self, started: Instant) -> sqlx::Result<Connection> {
         // Before the connection: it may be older than it seems, but not newer.
         let loan = Loan::new(self.shared.max_silence, &self.shared.health);
+        if Mutant::StandsStill.is_planted() {
+            faults::stand_still().await;
+        }
         let acquired = self.current().acquire().await;
         histogram!(telemetry::POOL_WAIT_SECONDS, "pool" => self.name)
             .record(started.elapsed().as_secs_f64());

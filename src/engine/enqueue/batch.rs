@@ -41,7 +41,11 @@ pub(super) async fn enqueue(
     if Mutant::LeftBehind.is_planted() {
         jobs = jobs.iter().cloned().map(left_behind).collect();
     }
-    engine.enqueues.submit(jobs).await
+    let stored = engine.enqueues.submit(jobs).await?;
+    if Mutant::StoredAndFailed.strikes() {
+        return Err(Error::internal(std::io::Error::other("a planted bug")));
+    }
+    Ok(stored)
 }
 
 /// A job that may wait too long, as [`Mutant::LeftBehind`] stores it.
@@ -111,6 +115,11 @@ impl Batch for Enqueues {
                 latest.push(latest_run_at);
             }
         }
+        let mixed: Vec<_>;
+        if Mutant::PayloadsMixed.is_planted() {
+            mixed = mix_payloads(&jobs);
+            jobs = mixed.iter().collect();
+        }
         let mut matched = Matched::default();
         if !jobs.is_empty() {
             // Whether a try whose outcome is unknown has leased them is not known either.
@@ -138,6 +147,13 @@ impl Batch for Enqueues {
         matched.settle(&jobs, &stored);
         Ok(items.iter().map(|it| answer(it, &stored)).collect())
     }
+}
+
+/// Jobs with each other's payloads, as [`Mutant::PayloadsMixed`] stores them.
+fn mix_payloads(jobs: &[&NewJob]) -> Vec<NewJob> {
+    let others = jobs.iter().cycle().skip(1).map(|it| it.payload.clone());
+    let mixed = jobs.iter().copied().cloned().zip(others);
+    mixed.map(|(job, payload)| NewJob { payload, ..job }).collect()
 }
 
 /// A job that was not stored, as [`Mutant::EnqueueBeforeCommit`] answers it.

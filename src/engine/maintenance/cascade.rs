@@ -10,7 +10,7 @@ use crate::{
         cancel::{cancel_waiting, publish_cancelled},
         isolate::{self, Sweep},
     },
-    faults,
+    faults::{self, Mutant},
     ids::{JobKey, ProjectId},
     store::{
         cascade,
@@ -72,7 +72,10 @@ impl Sweep for EndedParents {
             if cascade::unmark_ended(tx, parent.project_id, &[parent.id]).await? == 0 {
                 continue;
             }
-            let Some(end) = cascade::find_end(tx, *parent).await? else { continue };
+            let Some(mut end) = cascade::find_end(tx, *parent).await? else { continue };
+            if Mutant::SuccessIsFailure.is_planted() {
+                end = ParentEnd::DeadLetter;
+            }
             // A success has met its dependencies in the ack's own statement.
             if end != ParentEnd::Succeeded {
                 all.freed.extend(cascade::meet(tx, *parent, end).await?);

@@ -28,7 +28,7 @@ use crate::{
         notify::job_event,
     },
     error::Error,
-    faults,
+    faults::{self, Mutant},
     ids::{JobId, JobKey, ProjectId, TickKey},
     store::{
         self,
@@ -206,6 +206,9 @@ async fn fire(tx: &mut PgConnection, key: &TickKey, due: &[DueSchedule]) -> sqlx
             Err(error) => (DueTicks::default(), stuck(it, error.to_string())),
         };
         advances.push(advance);
+        if Mutant::TickLost.strikes() {
+            continue;
+        }
         missed(key, it, &ticks, &mut fires);
         fires.extend(ticks.fire.iter().map(|tick| tick_of(key, it, *tick, FireOutcome::Fired)));
     }

@@ -7,7 +7,11 @@ use futures_util::future::try_join_all;
 use super::{HeldJob, Settling, explain_left};
 use crate::{
     domain::lease::{self, Fence, Refusal},
-    engine::{Engine, batch::Batch, settle},
+    engine::{
+        Engine,
+        batch::Batch,
+        settle::{self, EndRequest},
+    },
     error::Error,
     faults::Mutant,
     ids::{JobId, JobKey, ProjectId},
@@ -60,6 +64,11 @@ pub async fn heartbeat_all(engine: &Engine, beats: Vec<Beat>) -> Result<Leases, 
 /// [`Error::JobLocked`] when another transaction holds the job: the lease is not renewed.
 pub async fn heartbeat(engine: &Engine, beat: Beat) -> Result<Advice, Error> {
     let fence = beat.fence.clone();
+    if Mutant::LeaseReleased.strikes() {
+        let request = EndRequest { key: beat.key, fence, failure: None, duration_ms: None };
+        engine.endings.submit(request).await?;
+        return Ok(Advice::Continue);
+    }
     match renew(engine, beat).await? {
         Settling::Done(renewed) => Ok(Advice::of(&renewed)),
         Settling::NoJob => Err(Error::JobNotFound),

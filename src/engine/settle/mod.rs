@@ -27,7 +27,7 @@ pub use self::{
 use super::{Engine, batch::Coalescer};
 use crate::{
     domain::{
-        job::AttemptOutcome,
+        job::{AttemptOutcome, JobState},
         lease::{self, Fence, Refusal},
         limits,
         text::ErrorReport,
@@ -178,6 +178,10 @@ pub async fn ack(engine: &Engine, project_id: ProjectId, mut ack: Ack) -> Result
     if Mutant::NoFence.is_planted() {
         ack.fence = Fence::default();
     }
+    if Mutant::AckRefused.strikes() {
+        let attempt = ack.fence.attempt.unwrap_or_default();
+        return Err(Error::StaleLease(JobStatus { state: JobState::Processing, attempt }));
+    }
     let key = JobKey { project_id, id: ack.job_id };
     let outcome = match &ack.end {
         AttemptEnd::Succeeded { .. } => AttemptOutcome::Succeeded,
@@ -198,6 +202,9 @@ pub async fn ack(engine: &Engine, project_id: ProjectId, mut ack: Ack) -> Result
             Err(error) => return Err(error),
         };
         match lease::explain_ack(&fence, outcome, &found.standing) {
+            Ok(()) if Mutant::RepeatRefused.is_planted() => {
+                return Err(refused(Refusal::InvalidState, &found.standing));
+            }
             Ok(()) => {
                 return Ok(match found.retry_at {
                     Some(at) => Acked::Retry { at },

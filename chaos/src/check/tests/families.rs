@@ -277,3 +277,18 @@ fn a_pause_that_is_too_long_is_found() {
     assert_eq!(broken(1_900), []);
     assert_eq!(broken(2_500), [Invariant::Available]);
 }
+
+#[test]
+fn jobs_that_are_mixed_up_are_found() {
+    let stored = |job: BookJob, key: &str| {
+        let job = BookJob { payload: json!({"key": key}), ..job };
+        let lines = [Line { at: 1, event: enqueued("k", Some(JOB)) }];
+        let broken = violations(&lines, &book(&[job]), 1);
+        broken.iter().all(|it| it.invariant != Invariant::StoredAsSent)
+    };
+    let job = job("succeeded", &["succeeded"]);
+    assert!(stored(job.clone(), "k"));
+    assert!(!stored(job.clone(), "other"), "the payload of another one");
+    assert!(!stored(BookJob { queue: "q1".to_owned(), ..job.clone() }, "k"));
+    assert!(!stored(BookJob { tenant: 1, ..job }, "k"));
+}

@@ -45,6 +45,11 @@ impl Rate {
     pub const fn per_minute(count: u32) -> Self {
         Self { count, window_seconds: 60 }
     }
+
+    /// The time in which one call comes back.
+    fn interval(self) -> Duration {
+        Duration::from_secs(self.window_seconds.into()) / self.count.max(1)
+    }
 }
 
 /// A limit that applies to a call.
@@ -81,8 +86,8 @@ pub struct Standing {
 /// The result of checking a call's limits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
-    /// Refused: seconds until it may be repeated, at least 1.
-    pub retry_after_seconds: Option<u32>,
+    /// Refused: how long until it may be repeated.
+    pub wait: Option<Duration>,
     /// Which kind of permit was exhausted.
     pub full: Option<usize>,
     /// Each limit, after the call.
@@ -91,6 +96,12 @@ pub struct Verdict {
 }
 
 impl Verdict {
+    /// Refused: seconds until it may be repeated, at least 1.
+    #[must_use]
+    pub fn retry_after_seconds(&self) -> Option<u32> {
+        self.wait.map(whole_seconds)
+    }
+
     /// The limit with the fewest calls left.
     #[must_use]
     pub fn tightest(&self) -> Option<Standing> {
@@ -204,6 +215,15 @@ impl Limiter {
         self.ask(charges, &[], cost.get()).await
     }
 
+    /// The same for a call that has used 1 of its cost, which stays used. Its next try needs all of
+    /// the cost, so the wait is longer by 1.
+    pub async fn charge_rest(&self, charges: &[Charge], rest: NonZeroU32) -> Verdict {
+        let mut verdict = self.charge_many(charges, rest).await;
+        let one = verdict.standings.iter().map(|it| it.rate.interval()).max().unwrap_or_default();
+        verdict.wait = verdict.wait.map(|it| it + one);
+        verdict
+    }
+
     /// The state of limits, without using them; none without Redis.
     pub async fn peek(&self, charges: &[Charge]) -> Vec<Standing> {
         let verdict = self.ask(charges, &[], 0).await;
@@ -212,12 +232,7 @@ impl Limiter {
 
     async fn ask(&self, charges: &[Charge], permits: &[SharedPermit], cost: u32) -> Verdict {
         if charges.is_empty() && permits.is_empty() {
-            return Verdict {
-                retry_after_seconds: None,
-                full: None,
-                standings: Vec::new(),
-                is_local: false,
-            };
+            return Verdict { wait: None, full: None, standings: Vec::new(), is_local: false };
         }
         let mut script = SCRIPT.prepare_invoke();
         for name in charges.iter().map(|it| &it.name).chain(permits.iter().map(|it| &it.name)) {
@@ -239,7 +254,7 @@ impl Limiter {
         };
         if cost > 0 {
             let by = if verdict.is_local { "local" } else { "redis" };
-            let is_refused = verdict.retry_after_seconds.is_some() || verdict.full.is_some();
+            let is_refused = verdict.wait.is_some() || verdict.full.is_some();
             let outcome = if is_refused { "refused" } else { "allowed" };
             counter!(telemetry::LIMITER_DECISIONS, "by" => by, "outcome" => outcome).increment(1);
         }
@@ -310,12 +325,7 @@ impl Limiter {
 
     /// Counts on this node alone, at its share of each limit.
     fn ask_alone(&self, charges: &[Charge], cost: u32) -> Verdict {
-        let mut verdict = Verdict {
-            retry_after_seconds: None,
-            full: None,
-            standings: Vec::new(),
-            is_local: true,
-        };
+        let mut verdict = Verdict { wait: None, full: None, standings: Vec::new(), is_local: true };
         if self.bus.has_redis() && cost > 0 && !charges.is_empty() {
             counter!(telemetry::LIMITS_LOCAL).increment(1);
         }
@@ -324,10 +334,7 @@ impl Limiter {
             let share = share(charge.rate.count, self.bus.nodes());
             let rate = Rate { count: share, ..charge.rate };
             let (remaining, wait) = self.use_local(charge, rate, cost);
-            if let Some(wait) = wait {
-                let wait = whole_seconds(wait);
-                verdict.retry_after_seconds = verdict.retry_after_seconds.max(Some(wait));
-            }
+            verdict.wait = verdict.wait.max(wait);
             let used = share.saturating_sub(remaining);
             let reset = u64::from(used) * u64::from(rate.window_seconds) / u64::from(share.max(1));
             let reset_seconds = u32::try_from(reset).unwrap_or(u32::MAX);
@@ -391,7 +398,7 @@ fn read(charges: &[Charge], answer: &[i64]) -> Verdict {
         }
     });
     Verdict {
-        retry_after_seconds: (number(0) == 0).then(|| whole_seconds(wait)),
+        wait: (number(0) == 0).then_some(wait),
         full: usize::try_from(number(2)).ok().and_then(|it| it.checked_sub(1)),
         standings: standings.collect(),
         is_local: false,
@@ -425,66 +432,4 @@ pub fn client_of(address: IpAddr) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use uuid::Uuid;
-
-    use crate::redis_bus::DEFAULT_BUDGET;
-
-    fn alone() -> Limiter {
-        Limiter::new(Bus::new(None, Uuid::nil(), DEFAULT_BUDGET).expect("a bus"))
-    }
-
-    fn charge(count: u32, overdraft_windows: u32) -> Charge {
-        Charge { name: "x".to_owned(), rate: Rate::per_minute(count), overdraft_windows }
-    }
-
-    #[tokio::test]
-    async fn a_node_on_its_own_lets_through_what_the_limit_says_and_then_says_when_to_come_again() {
-        let limiter = alone();
-        for left in (0..3).rev() {
-            let verdict = limiter.charge(&[charge(3, 0)], &[]).await;
-            assert_eq!(verdict.retry_after_seconds, None);
-            assert_eq!(verdict.tightest().map(|it| it.remaining), Some(left));
-        }
-        let verdict = limiter.charge(&[charge(3, 0)], &[]).await;
-        assert!(verdict.retry_after_seconds.is_some_and(|it| (1..=20).contains(&it)));
-    }
-
-    #[tokio::test]
-    async fn an_overdraft_lets_more_through() {
-        let limiter = alone();
-        for _ in 0..6 {
-            assert_eq!(limiter.charge(&[charge(2, 2)], &[]).await.retry_after_seconds, None);
-        }
-        assert!(limiter.charge(&[charge(2, 2)], &[]).await.retry_after_seconds.is_some());
-        let without = limiter.charge(&[charge(2, 0)], &[]).await;
-        assert!(
-            without.retry_after_seconds.is_some(),
-            "one purse for all that is within the limit"
-        );
-    }
-
-    #[tokio::test]
-    async fn a_node_on_its_own_takes_a_cost_wholly_or_not_at_all() {
-        let limiter = alone();
-        let take = async |cost| {
-            let cost = NonZeroU32::new(cost).expect("a cost");
-            let verdict = limiter.charge_many(&[charge(10, 0)], cost).await;
-            (verdict.retry_after_seconds.is_none(), verdict.tightest().map(|it| it.remaining))
-        };
-        assert_eq!(take(6).await, (true, Some(4)));
-        let many = NonZeroU32::new(50).expect("a cost");
-        let other = || Charge { name: "y".to_owned(), ..charge(10, 0) };
-        let one = limiter.charge(&[other()], &[]).await;
-        let rest = limiter.charge_many(&[other()], many).await;
-        assert_eq!((one.retry_after_seconds, rest.retry_after_seconds), (None, None));
-        assert_eq!(take(5).await, (false, Some(0)));
-        assert_eq!(take(4).await, (true, Some(0)));
-    }
-
-    #[test]
-    fn a_share_of_a_limit_is_never_nothing() {
-        assert_eq!((share(600, 3), share(10, 3), share(1, 3), share(5, 0)), (200, 4, 1, 5));
-    }
-}
+mod tests;

@@ -39,7 +39,8 @@ pub enum Invariant {
     EveryJobEnds,
     /// The book has no job that was not sent; a key has one job, and a job one key.
     NothingAppears,
-    /// An accepted job has the queue and the key that it was sent with.
+    /// A job that was sent by itself or into a batch has the tenant, queue and key that it was sent
+    /// with.
     StoredAsSent,
     /// An attempt has one lease and one worker, and attempts count 1, 2, 3 without a gap.
     OneLease,
@@ -254,7 +255,8 @@ fn sent<'a>(lines: &'a [Line], book: &'a Book, found: &mut Found) -> BTreeSet<&'
     sent
 }
 
-/// Jobs that are stored otherwise than they were sent: those of a batch may be mixed up.
+/// Jobs that are stored otherwise than they were sent: those that are stored together may be mixed
+/// up.
 fn stored_violations(lines: &[Line], known: &BTreeMap<&str, &BookJob>, found: &mut Found) {
     for line in lines {
         let Event::Enqueued { tenant, key, queue, job: Some(id) } = &line.event else { continue };

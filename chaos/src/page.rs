@@ -10,6 +10,7 @@ use crate::{mutants::Caught, nemesis::Fault, report::Report, stage::fail_points_
 
 const BEGIN: &str = "<!-- tables -->\n";
 const END: &str = "<!-- end of tables -->\n";
+const TOGETHER: &str = "Together";
 
 /// A line of the results.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -55,7 +56,7 @@ fn with_tables(page: &str, entries: &[Entry]) -> anyhow::Result<String> {
     let (runs, earlier): (Vec<_>, Vec<_>) = runs.into_iter().partition(|it| it.commit == *commit);
     let tables = [
         format!("### Runs of {commit}\n\n{}", runs_table(&runs)),
-        sum(&runs),
+        sum(TOGETHER, &runs),
         operations_table(&runs),
         faults_table(&runs),
         sometimes_table(&runs),
@@ -66,7 +67,11 @@ fn with_tables(page: &str, entries: &[Entry]) -> anyhow::Result<String> {
     let earlier = match earlier.is_empty() {
         true => String::new(),
         false => {
-            format!("\n### Earlier runs\n\n{}\n{}", runs_table(&earlier), sum(&earlier))
+            let all: Vec<_> = earlier.iter().chain(&runs).copied().collect();
+            let table = runs_table(&earlier);
+            let (of_earlier, of_all) =
+                (sum(TOGETHER, &earlier), sum("All runs of this page", &all));
+            format!("\n### Earlier runs\n\n{table}\n{of_earlier}\n{of_all}")
         }
     };
     Ok(format!("{before}{BEGIN}{tables}\n{mutants}{earlier}{END}{after}"))
@@ -119,13 +124,13 @@ fn servers(run: &Report) -> String {
 }
 
 /// What all of these runs did.
-fn sum(runs: &[&Report]) -> String {
+fn sum(what: &str, runs: &[&Report]) -> String {
     let seconds: u64 = runs.iter().map(|it| it.seconds).sum();
     let operations = grouped(runs.iter().flat_map(|it| it.operations.values()).sum());
     let faults = grouped(runs.iter().flat_map(|it| it.faults.values()).sum());
     let violations: usize = runs.iter().map(|it| it.violations.len()).sum();
     format!(
-        "Together: {} minutes of faults, {operations} operations, {faults} faults, \
+        "{what}: {} minutes of faults, {operations} operations, {faults} faults, \
          {violations} violations.\n",
         seconds / 60
     )

@@ -28,10 +28,10 @@ const BACKOFF_PERCENT: u32 = 5;
 const LATER_MS: std::ops::Range<i64> = 300..4_000;
 /// Of a hundred jobs for later, those that are cancelled.
 const CANCEL_PERCENT: u32 = 30;
-/// States in the answer to a cancel of a job that must not run any more. A waiting one is a fault,
-/// and the job shows it.
+/// States in the answer to a cancel of a job that must not run any more. One that still waits was
+/// not cancelled, and will break an invariant when it runs.
 const MUST_NOT_RUN: [&str; 3] = ["cancelled", "scheduled", "pending"];
-/// How long they wait after a failure.
+/// How long jobs that wait after a failure do so.
 const BACKOFF_SECONDS: i64 = 1;
 /// Fields of payloads: the idempotency key, when a job may run, in milliseconds since 1970, and how
 /// long it waits after a failure, in milliseconds.

@@ -86,7 +86,7 @@ impl Accounts {
         let pair = charge("pair", &format!("{email} {}", client.address), TRIES_PER_PAIR);
         self.throttle(std::slice::from_ref(&pair)).await?;
         let tries = charge("tries", &email, TRIES_PER_EMAIL);
-        let is_late = self.limiter.charge(&[tries], &[]).await.retry_after_seconds.is_some();
+        let is_late = self.limiter.charge(&[tries], &[]).await.wait.is_some();
         if is_late {
             tokio::time::sleep(LATE).await;
         }

@@ -230,7 +230,7 @@ impl Accounts {
     }
 
     async fn throttle(&self, charges: &[Charge]) -> Result<(), Error> {
-        match self.limiter.charge(charges, &[]).await.retry_after_seconds {
+        match self.limiter.charge(charges, &[]).await.retry_after_seconds() {
             Some(retry_after_seconds) => Err(Error::RateLimited { retry_after_seconds }),
             None => Ok(()),
         }
@@ -292,7 +292,7 @@ impl Accounts {
         let is_allowed = async |rate: Rate| {
             let name = format!("mailed-{kind}-{}", rate.count);
             let verdict = self.limiter.charge(&[charge(&name, email, rate)], &[]).await;
-            verdict.retry_after_seconds.is_none()
+            verdict.wait.is_none()
         };
         let may = is_allowed(MAILS_TO_EMAIL).await || is_allowed(LATE_MAILS_TO_EMAIL).await;
         if !may {

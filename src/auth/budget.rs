@@ -227,7 +227,7 @@ pub(super) async fn charge_console(
         charge("all", Rate::per_minute(count))
     });
     let charges: Vec<_> = of_project.into_iter().chain([charge(&who.id(), rate)]).collect();
-    match app.accounts.limiter.charge(&charges, &[]).await.retry_after_seconds {
+    match app.accounts.limiter.charge(&charges, &[]).await.retry_after_seconds() {
         None => Ok(()),
         Some(retry_after_seconds) => {
             counter!(telemetry::LIMITED, "budget" => "console").increment(1);
@@ -256,14 +256,14 @@ pub(super) async fn charge<P: Permit>(
     let verdict = app.accounts.limiter.charge(&charges, &permits).await;
     report.record(budget.name(), verdict.tightest());
     // Without an answer, Redis may have taken them.
-    if !verdict.is_local && (verdict.retry_after_seconds.is_some() || verdict.full.is_some()) {
+    if !verdict.is_local && (verdict.wait.is_some() || verdict.full.is_some()) {
         parked.shared.clear();
     }
     let too_many = |max: u32| {
         counter!(telemetry::LIMITED, "budget" => "polls").increment(1);
         Error::QuotaExceeded { what: "parked polls", max: max.into() }
     };
-    if let Some(retry_after_seconds) = verdict.retry_after_seconds
+    if let Some(retry_after_seconds) = verdict.retry_after_seconds()
         && verdict.full.is_none()
     {
         counter!(telemetry::LIMITED, "budget" => budget.name()).increment(1);
@@ -327,9 +327,9 @@ pub(super) async fn charge_rest<P: Permit>(
     let Some(rest) = NonZeroU32::new(cost.calls() - 1).filter(|_| !charges.is_empty()) else {
         return Ok(());
     };
-    let verdict = app.accounts.limiter.charge_many(&charges, rest).await;
+    let verdict = app.accounts.limiter.charge_rest(&charges, rest).await;
     caller.report.record(budget.name(), verdict.tightest());
-    match verdict.retry_after_seconds {
+    match verdict.retry_after_seconds() {
         None => Ok(()),
         Some(retry_after_seconds) => {
             counter!(telemetry::LIMITED, "budget" => budget.name()).increment(1);
@@ -375,7 +375,7 @@ impl BodyMeter {
         let units = u32::try_from(units).ok().and_then(NonZeroU32::new);
         let Some(units) = units else { return Ok(()) };
         let charges = std::slice::from_ref(&self.charge);
-        match self.app.accounts.limiter.charge_many(charges, units).await.retry_after_seconds {
+        match self.app.accounts.limiter.charge_many(charges, units).await.retry_after_seconds() {
             None => Ok(()),
             Some(retry_after_seconds) => {
                 counter!(telemetry::LIMITED, "budget" => "bytes").increment(1);

@@ -65,7 +65,7 @@ impl FromRequestParts<App> for Person {
         let verdict = app.accounts.limiter.charge(&[charge], &[]).await;
         let report = parts.extensions.get::<CallReport>().cloned().unwrap_or_default();
         report.record("account", verdict.tightest());
-        if let Some(retry_after_seconds) = verdict.retry_after_seconds {
+        if let Some(retry_after_seconds) = verdict.retry_after_seconds() {
             counter!(telemetry::LIMITED, "budget" => "account").increment(1);
             return Err(Error::RateLimited { retry_after_seconds });
         }

@@ -23,12 +23,7 @@ use super::{
     roles::{Logins, Role, is_refusal},
     shares::{Share, Shares},
 };
-use crate::{
-    config::PoolArgs,
-    faults::{self, Mutant},
-    ids::ProjectId,
-    telemetry,
-};
+use crate::{config::PoolArgs, faults, ids::ProjectId, telemetry};
 
 /// How long a request may wait for a connection before it is shed.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -95,9 +90,7 @@ impl Pool {
     async fn acquire_since(&self, started: Instant) -> sqlx::Result<Connection> {
         // Before the connection: it may be older than it seems, but not newer.
         let loan = Loan::new(self.shared.max_silence, &self.shared.health);
-        if Mutant::StandsStill.is_planted() {
-            faults::stand_still().await;
-        }
+        faults::stand_still().await;
         let acquired = self.current().acquire().await;
         histogram!(telemetry::POOL_WAIT_SECONDS, "pool" => self.name)
             .record(started.elapsed().as_secs_f64());

@@ -87,9 +87,11 @@ fn push_violations(job: &BookJob, seen: &Seen<'_>, found: &mut Found) {
         let ended = it.ended_at.timestamp_millis();
         let own = seen.acks.iter().filter(|ack| ack.held.attempt == it.attempt);
         let in_time = 0..pushed::IN_TIME_MS;
-        // After 202, its worker sends acks until one is answered.
+        // After 202, its worker sends acks until one is answered. Only an answer that will come too
+        // late is noted before it is sent: a failure may be recorded after that.
         if let [reply] = &own.collect::<Vec<_>>()[..]
             && reply.end != End::Failed
+            && reply.sent <= reply.at
             && in_time.contains(&(ended - reply.sent))
         {
             let detail = format!("attempt {} of {} failed after its answer", it.attempt, job.id);

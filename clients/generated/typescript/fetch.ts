@@ -27,11 +27,12 @@ assert.deepEqual(done.data?.result, { greeting: "Hello" });
 const missing = await client.GET("/v1/jobs/{job_id}", { params: { path: { job_id: "job_01m7w3ha3aextt8pkwwdmxsmqw" } } });
 assert.equal(missing.error?.error.code, "job_not_found");
 if (process.argv.includes("refused")) {
-  // Twenty batches are more than the plan `free` allows in a minute, with what comes back meanwhile.
-  const jobs = Array.from({ length: 500 }, () => ({ job_type: "other", queue: "other" }));
+  // Together more than the plan `free` allows in a minute, with what comes back meanwhile.
+  const [batches, batchJobs] = [20, 500];
+  const jobs = Array.from({ length: batchJobs }, () => ({ job_type: "other", queue: "other" }));
   const enqueue = () => client.POST("/v1/jobs/batch", { body: { jobs } });
   let answer = await enqueue();
-  for (let left = 20; answer.data && left > 0; left--) answer = await enqueue();
+  for (let left = batches; answer.data && left > 0; left--) answer = await enqueue();
   assert.equal(answer.error?.error.code, "rate_limit_exceeded");
   await setTimeout(Number(answer.response.headers.get("retry-after")) * 1000);
   assert((await enqueue()).data);

@@ -73,7 +73,7 @@ impl Sweep for EndedParents {
                 continue;
             }
             let Some(mut end) = cascade::find_end(tx, *parent).await? else { continue };
-            if Mutant::SuccessIsFailure.is_planted() {
+            if end == ParentEnd::Succeeded && Mutant::SuccessIsFailure.is_planted() {
                 end = ParentEnd::DeadLetter;
             }
             // A success has met its dependencies in the ack's own statement.

@@ -65,9 +65,11 @@ pub async fn heartbeat_all(engine: &Engine, beats: Vec<Beat>) -> Result<Leases, 
 pub async fn heartbeat(engine: &Engine, beat: Beat) -> Result<Advice, Error> {
     let fence = beat.fence.clone();
     if Mutant::LeaseReleased.strikes() {
+        let fence = fence.clone();
         let request = EndRequest { key: beat.key, fence, failure: None, duration_ms: None };
-        engine.endings.submit(request).await?;
-        return Ok(Advice::Continue);
+        if let Settling::Done(_) = engine.endings.submit(request).await? {
+            return Ok(Advice::Continue);
+        }
     }
     match renew(engine, beat).await? {
         Settling::Done(renewed) => Ok(Advice::of(&renewed)),

@@ -215,6 +215,7 @@ async fn refused_and_patient(place: &Place, text: &str) {
             break reply;
         }
     };
+    assert_eq!(refused.status(), 429);
     let after = header(&refused, "retry-after");
     assert!(after.is_some_and(|it| (1..=60 / JOBS_PER_MINUTE).contains(&it)), "{refused:?}");
     let body: Value = refused.json().await.expect("a body");

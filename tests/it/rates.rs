@@ -37,8 +37,8 @@ impl Flood {
     }
 }
 
-/// Eight clients that enqueue on all nodes for a while.
-async fn flood(t: &TestProject, urls: &[String], time: Duration) -> Arc<Flood> {
+/// Eight clients that enqueue on all nodes for a while, and until `least` calls were refused.
+async fn flood(t: &TestProject, urls: &[String], time: Duration, least: u32) -> Arc<Flood> {
     const CLIENTS: usize = 8;
     let flood = Arc::new(Flood::default());
     let until = Instant::now() + time;
@@ -46,7 +46,7 @@ async fn flood(t: &TestProject, urls: &[String], time: Duration) -> Arc<Flood> {
         let (t, flood, urls) = (t.clone(), Arc::clone(&flood), urls.to_vec());
         tokio::spawn(async move {
             let mut turn = client;
-            while Instant::now() < until {
+            while Instant::now() < until || flood.refused.load(Ordering::Relaxed) < least {
                 let there = TestProject { url: urls[turn % urls.len()].clone(), ..t.clone() };
                 let reply = there.post("/v1/jobs", json!({"job_type": "t"})).await;
                 flood.count(reply.status.as_u16());
@@ -83,11 +83,11 @@ fn a_limit_is_exact_for_eight_clients_on_three_nodes_and_separate_from_others() 
         let t = nodes[0].project_with("hungry", "unlimited", limits).await;
         let other = nodes[0].project_with("other", "free", json!({})).await;
         let started = Instant::now();
-        let flood = flood(&t, &urls, Duration::from_secs(2)).await;
+        let flood = flood(&t, &urls, Duration::from_secs(2), LIMIT + 1).await;
         let back = started.elapsed().as_secs() as u32 * LIMIT / 60 + 1;
         let let_in = flood.let_in();
         assert!((LIMIT..=LIMIT + back).contains(&let_in), "{let_in} of {LIMIT} + {back}");
-        assert!(flood.refused.load(Ordering::Relaxed) > 0, "{flood:?}");
+        assert!(flood.refused.load(Ordering::Relaxed) > LIMIT, "{flood:?}");
         assert_eq!(flood.failed.load(Ordering::Relaxed), 0);
         let stored = t.database.number("select count(*) from jobs").await;
         assert_eq!(stored, i64::from(let_in), "what was refused was not stored");
@@ -393,7 +393,7 @@ fn without_redis_each_node_keeps_to_its_share() {
         let t =
             nodes[0].project_with("main", "unlimited", json!({"produce_per_minute": LIMIT})).await;
         until_all_know(&t.database).await;
-        let flood = flood(&t, &urls, Duration::from_secs(2)).await;
+        let flood = flood(&t, &urls, Duration::from_secs(2), 0).await;
         let let_in = flood.let_in();
         assert!((LIMIT..=LIMIT + 3 + 4).contains(&let_in), "{let_in}");
         assert_eq!(flood.failed.load(Ordering::Relaxed), 0);
@@ -450,7 +450,7 @@ fn whatever_happens_to_redis_no_call_fails_and_limits_keep_their_promise() {
             pause().await;
             redis
         };
-        let (flood, redis) = tokio::join!(flood(&t, &urls, Duration::from_secs(8)), nemesis);
+        let (flood, redis) = tokio::join!(flood(&t, &urls, Duration::from_secs(8), 0), nemesis);
         assert_eq!(flood.failed.load(Ordering::Relaxed), 0, "{flood:?}");
         // Once with what Redis knew, once after each time it forgot (flushed, restarted), and once
         // by the nodes alone (full, gone); and what comes back, to Redis and to the nodes.
@@ -480,7 +480,7 @@ fn one_tenants_flood_does_not_slow_another_to_a_halt() {
             fencepost::dev::make_project(&mut conn, "quiet", "k").await.expect("one");
         let quiet = TestProject { api_key: key, id: neighbour.public_id.to_string(), ..t.clone() };
         let urls = [t.url.clone()];
-        let flooding = flood(t, &urls, Duration::from_secs(3));
+        let flooding = flood(t, &urls, Duration::from_secs(3), 0);
         let working = async {
             let mut done = 0;
             let until = Instant::now() + Duration::from_secs(3);

@@ -1,7 +1,7 @@
 //! Within `/v1` changes only add: the API's document is compared with the last released one,
 //! `openapi/released.json`. What is deprecated says so. Released migrations never change.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
 
 use chrono::NaiveDate;
 use fencepost::http::deprecation::Deprecated;
@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     docs::read,
-    harness::{Stage, TestServer, fresh_database, run_for},
+    harness::{Stage, TestServer, fresh_database, limited},
 };
 
 /// What the side that was compiled against the older document would notice.
@@ -196,8 +196,6 @@ fn each_kind_of_a_breaking_change_is_found() {
     });
 }
 
-const TIME_LIMIT: Duration = Duration::from_secs(60);
-
 const DEPRECATED: &[Deprecated] = &[Deprecated {
     method: "GET",
     path: "/queues",
@@ -208,7 +206,7 @@ const DEPRECATED: &[Deprecated] = &[Deprecated {
 
 #[test]
 fn answers_say_that_an_operation_will_end_and_keys_count_its_calls() {
-    run_for(TIME_LIMIT, async {
+    limited(async {
         let stage = Stage { deprecated: DEPRECATED, ..Stage::default() };
         let server = TestServer::start_as(fresh_database().await, stage).await;
         let t = server.project("main").await;

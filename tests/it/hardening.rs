@@ -17,7 +17,7 @@ use fencepost::{
 use crate::{
     harness::{
         Proxy, Reply, Stage, TestProject, TestServer, fresh_database, limited, redis_url, run,
-        run_for, until_ready,
+        until_ready,
     },
     people::{PASSWORD, post_from},
 };
@@ -177,7 +177,7 @@ async fn talkative(database_url: &str) -> Talkative {
 
 #[test]
 fn lookups_that_the_database_did_not_answer_are_no_guesses() {
-    run_for(Duration::from_secs(90), async {
+    limited(async {
         let database = fresh_database().await;
         let proxy = Proxy::start(&database).await;
         let server = proxy.server().await;
@@ -236,7 +236,7 @@ fn a_neighbour_who_tries_keys_keeps_no_known_client_out() {
 
 #[test]
 fn no_log_tells_a_secret_however_talkative_it_is() {
-    run_for(Duration::from_secs(120), async {
+    limited(async {
         let database = fresh_database().await;
         let mut node = talkative(&database.url).await;
         let t = TestProject {

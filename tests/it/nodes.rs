@@ -10,7 +10,7 @@ use std::{
 
 use crate::harness::{
     Database, NodeProcess, Proxy, Stage, TestProject, TestServer, fresh_database, limited,
-    redis_url, run_for, until_ready,
+    redis_url, until_ready,
 };
 use serde_json::{Value, json};
 
@@ -141,7 +141,7 @@ async fn call(t: &TestProject, urls: &[String], first: usize, path: &str, body: 
 fn the_death_of_a_node_loses_nothing_and_its_clients_go_on_elsewhere() {
     const JOBS: usize = 300;
     const WORKERS: usize = 6;
-    run_for(Duration::from_secs(90), async {
+    limited(async {
         let database = fresh_database().await;
         let mut nodes: Vec<_> = (0..3).map(|_| NodeProcess::start(&database)).collect();
         let urls: Vec<_> = nodes.iter().map(NodeProcess::url).collect();
@@ -225,7 +225,7 @@ fn what_one_node_changes_of_a_project_the_others_obey() {
 fn five_nodes_without_redis_share_many_concurrency_keys() {
     const KEYS: usize = 400;
     const JOBS: i64 = 2 * KEYS as i64;
-    run_for(Duration::from_secs(90), async {
+    limited(async {
         let database = fresh_database().await;
         let stage = Stage { redis: None, ..Stage::default() };
         let mut nodes = Vec::new();

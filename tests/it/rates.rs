@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use fencepost::dev::redis::Redis;
 
 use crate::{
-    harness::{Reply, Stage, TestProject, TestServer, fresh_database, limited, run, run_for},
+    harness::{Reply, Stage, TestProject, TestServer, fresh_database, limited, run},
     nodes::until_all_know,
 };
 use serde_json::{Value, json};
@@ -405,7 +405,7 @@ fn without_redis_each_node_keeps_to_its_share() {
 
 #[test]
 fn whatever_happens_to_redis_no_call_fails_and_limits_keep_their_promise() {
-    run_for(Duration::from_secs(90), async {
+    limited(async {
         const LIMIT: u32 = 60;
         let place = Redis::dir(std::process::id() + 4_000_000);
         let redis = Redis::start(&place).expect("Redis starts");

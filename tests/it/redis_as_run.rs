@@ -17,9 +17,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::harness::{
-    Stage, TestProject, TestServer, free_port, fresh_database, limited, run_for, scratch,
-};
+use crate::harness::{Stage, TestProject, TestServer, free_port, fresh_database, limited, scratch};
 
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 const BUDGET: Duration = Duration::from_secs(2);
@@ -257,7 +255,7 @@ impl Watched {
 fn a_replica_that_is_promoted_takes_over_without_a_failed_call() {
     const LIMIT: u32 = 60;
     const SOON: Duration = Duration::from_secs(5);
-    run_for(Duration::from_secs(90), async {
+    limited(async {
         let mut watched = Watched::start().await;
         let place = RedisPlace::from(watched.url());
         heard(place.clone()).await;

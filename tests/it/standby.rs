@@ -3,7 +3,7 @@
 
 use std::{fs, os::unix::fs::symlink, path::PathBuf, time::Duration};
 
-use crate::harness::{Database, Proxy, Reply, Stage, TestProject, TestServer, home, run_for};
+use crate::harness::{Database, Proxy, Reply, Stage, TestProject, TestServer, home, limited};
 use fencepost::{
     dev::cluster::{self, Cluster, Durability},
     store::migrate,
@@ -109,7 +109,7 @@ async fn send(t: &TestProject, key: &str) -> Reply {
 
 #[test]
 fn what_a_standby_lacks_is_done_again_and_no_ack_counts_for_another_lease() {
-    run_for(Duration::from_secs(90), async {
+    limited(async {
         let mut pair = Pair::start();
         migrate::migrate(&pair.database().url).await.expect("the migrations run");
         let proxy = Proxy::start(&pair.database()).await;

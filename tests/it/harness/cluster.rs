@@ -157,6 +157,11 @@ fn shared_by_parent() -> Option<Shared> {
     Some(Shared { redis_url: lines.next()?, url: lines.next()?, template: lines.next()? })
 }
 
+/// Waits until the servers of all tests run; the first test that asks starts them.
+pub fn start_servers() {
+    shared();
+}
+
 fn shared() -> &'static Shared {
     static SHARED: OnceLock<Shared> = OnceLock::new();
     SHARED.get_or_init(|| {

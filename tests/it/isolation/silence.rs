@@ -2,9 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::harness::{
-    Proxy, Reply, Silence, TestProject, TestServer, fresh_database, limited, run_for,
-};
+use crate::harness::{Proxy, Reply, Silence, TestProject, TestServer, fresh_database, limited};
 use serde_json::{Value, json};
 
 /// A request is answered within this time, whatever the database does.
@@ -84,7 +82,7 @@ fn connections_that_fall_silent_are_replaced() {
 
 #[test]
 fn a_silent_database_is_told_in_time_and_used_again_when_it_is_back() {
-    run_for(Duration::from_secs(90), async {
+    limited(async {
         let (proxy, server, t) = stage().await;
         let held = some_work(&t).await;
         proxy.silence(Silence::OfAll);
@@ -100,7 +98,7 @@ fn a_silent_database_is_told_in_time_and_used_again_when_it_is_back() {
 
 #[test]
 fn a_node_stops_within_its_grace_while_the_database_is_silent() {
-    run_for(Duration::from_secs(90), async {
+    limited(async {
         let (proxy, server, t) = stage().await;
         some_work(&t).await;
         proxy.silence(Silence::OfAll);

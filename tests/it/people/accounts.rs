@@ -17,9 +17,7 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 use super::{PASSWORD, Person, address_of, post_from};
-use crate::harness::{
-    Database, Stage, TestProject, TestServer, fresh_database, limited, run, run_for,
-};
+use crate::harness::{Database, Stage, TestProject, TestServer, fresh_database, limited, run};
 use tokio::sync::mpsc;
 
 /// The secret in a mail.
@@ -291,7 +289,7 @@ fn who_may_sign_up_is_for_the_operator_to_say() {
 
 #[test]
 fn a_deleted_account_leaves_nothing_and_a_project_keeps_an_owner() {
-    run_for(Duration::from_secs(90), async {
+    limited(async {
         let (server, t) = open_server(Stage::default()).await;
         let ada = Person::sign_up(&t, "ada@example.com").await;
         let bob = Person::sign_up(&t, "bob@example.com").await;
@@ -392,7 +390,7 @@ const MAX_DIFFERENCE_PERCENT: u128 = 40;
 
 #[test]
 fn a_login_takes_as_long_for_an_unknown_address() {
-    run_for(Duration::from_secs(90), async {
+    limited(async {
         let database = fresh_database().await;
         let pools =
             Pools::new(&database.url, fencepost::config::PoolArgs::default(), None).expect("pools");

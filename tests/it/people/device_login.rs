@@ -1,15 +1,12 @@
 //! The login of a terminal: a code that its person approves, and a key.
 
-use std::time::Duration;
-
 use fencepost::{accounts, domain::access::Role, store::sweep::purge};
 
 use super::{PASSWORD, Person, post_from, second_factor::age_sessions};
-use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run, run_for};
+use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run};
 use serde_json::{Value, json};
 
 const TERMINAL: &str = "192.0.2.50";
-const TIME_LIMIT: Duration = Duration::from_secs(90);
 /// Accounts that are deleted while their key is collected; fewer than an address may log in.
 const RACES: u32 = 8;
 
@@ -223,7 +220,7 @@ fn logins_that_have_expired_are_deleted_and_no_other_ones() {
 
 #[test]
 fn a_key_is_collected_or_not_when_its_account_goes_at_that_moment() {
-    run_for(TIME_LIMIT, async {
+    limited(async {
         let server = TestServer::start(fresh_database().await).await;
         let t = server.project("main").await;
         for number in 0..RACES {

@@ -274,6 +274,14 @@ fn as_postgres(program: &str) -> anyhow::Result<Command> {
     Ok(command)
 }
 
+/// A command that is killed when this program ends, even if a signal ends it: a node that is left
+/// takes ports and time from later runs. To be started from the main thread.
+fn killed_with_this(program: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+    command
+}
+
 /// Signals processes.
 fn signal(name: &str, pids: &[&str]) {
     // A process may have ended in this moment.

@@ -6,7 +6,7 @@ use std::{
     fmt::Write as _,
     net::TcpListener,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     time::{Duration, Instant},
 };
 
@@ -18,7 +18,9 @@ use fencepost::{
 };
 use sqlx::Connection;
 
-use crate::{clients::CALL_TIMEOUT, database::Database, history, patroni, signal};
+use crate::{
+    clients::CALL_TIMEOUT, database::Database, history, killed_with_this, patroni, signal,
+};
 
 /// Nodes of a run.
 pub const NODES: usize = 3;
@@ -208,7 +210,8 @@ impl Stage {
             format!("redis+unix://{}/redis.sock", Redis::dir(std::process::id()).display());
         let operator = self.first_port + NODES as u16 + node as u16;
         let program = self.programs.of(self.run_previous[node]);
-        let mut command = Command::new(program);
+        ensure!(program.exists(), "{} is missing", program.display());
+        let mut command = killed_with_this(program);
         command
             .args(["serve", "--listen", &self.urls()[node].replace("http://", "")])
             .args(["--metrics-listen", &format!("127.0.0.1:{operator}")])

@@ -1,7 +1,6 @@
 //! Rate limits and quotas: exact over all nodes, apart for apart work, and kept within their
 //! promise whatever happens to Redis.
 
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -13,6 +12,7 @@ use crate::{
     nodes::until_all_know,
 };
 use serde_json::{Value, json};
+use tokio::task::JoinHandle;
 
 /// What a flood brought about.
 #[derive(Debug, Default)]
@@ -279,6 +279,7 @@ fn polls_that_wait_are_counted_on_all_nodes_together() {
             all.iter().find(|it| it["name"] == "parked_polls").expect("one")["used"].clone()
         };
         while used().await != 3 {
+            assert!(!parked.iter().any(JoinHandle::is_finished), "a poll did not wait");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         for url in &urls {
@@ -425,8 +426,8 @@ fn whatever_happens_to_redis_no_call_fails_and_limits_keep_their_promise() {
             let mut redis = redis;
             let pause = || tokio::time::sleep(Duration::from_millis(700));
             let signal = |name: &str, pid: u32| {
-                let done = Command::new("kill").args([name, &pid.to_string()]).status();
-                assert!(done.expect("kill runs").success());
+                let mut kill = std::process::Command::new("kill");
+                assert!(kill.args([name, &pid.to_string()]).status().expect("it runs").success());
             };
             pause().await;
             signal("-STOP", redis.pid());

@@ -38,8 +38,8 @@ pub fn limited(test: impl Future<Output = ()>) {
     run_for(TIME_LIMIT, test);
 }
 
-/// Runs a test that takes longer than others. The time counts once the tests' servers run: the first
-/// tests wait for them, and none is to blame for a machine that starts them slowly.
+/// Runs a test that takes longer than others. The time counts once the tests' servers run: the
+/// first tests wait for them, and none is to blame for a machine that starts them slowly.
 pub fn run_for(time_limit: Duration, test: impl Future<Output = ()>) {
     fencepost::tls::install();
     cluster::start_servers();

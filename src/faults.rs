@@ -94,11 +94,17 @@ pub enum Mutant {
     StandsStill = 27,
     /// Jobs that are stored together get each other's payloads.
     PayloadsMixed = 28,
+    /// One heartbeat in twenty is refused, whatever its lease.
+    HeartbeatRefused = 29,
+    /// One attempt in twenty that does not succeed cancels its job.
+    FailureCancels = 30,
+    /// Queues count one success less than they had.
+    CountTooLow = 31,
 }
 
 impl Mutant {
     /// All of them, by their numbers.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 31] = [
         Self::NoFence,
         Self::AckBeforeCommit,
         Self::EnqueueBeforeCommit,
@@ -127,6 +133,9 @@ impl Mutant {
         Self::StoredAndFailed,
         Self::StandsStill,
         Self::PayloadsMixed,
+        Self::HeartbeatRefused,
+        Self::FailureCancels,
+        Self::CountTooLow,
     ];
 
     /// Whether this bug was planted in this process.
@@ -140,7 +149,12 @@ impl Mutant {
         match self {
             Self::StoredAndFailed => 100,
             Self::ForeignPoll => 50,
-            Self::AckNotWritten | Self::EventLost | Self::AckRefused | Self::LeaseReleased => 20,
+            Self::AckNotWritten
+            | Self::EventLost
+            | Self::AckRefused
+            | Self::LeaseReleased
+            | Self::HeartbeatRefused
+            | Self::FailureCancels => 20,
             Self::NotReaped | Self::LeftBehind | Self::TickLost => 10,
             _ => 1,
         }

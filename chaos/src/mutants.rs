@@ -47,9 +47,10 @@ pub struct Caught {
 const fn broken_by(mutant: Mutant) -> &'static [Invariant] {
     use Invariant::{
         AcceptedIsRecorded, Available, BatchesEndOnce, CallsHaveAnOrder, ChildrenFollow,
-        EndsAreTold, EveryJobEnds, FailuresAreCounted, LimitsAreKept, NoEarlyEnd, NoEndAppears,
-        NoForeignJob, NoStrangeAnswer, NotBeforeItsTime, NothingAppears, OneLease, OrderIsKept,
-        PausesAndCancelsHold, RepeatedIsTheSame, StoredAsSent, SuccessIsFinal, TicksFireOnce,
+        CountsAreRight, EndsAreTold, EveryJobEnds, FailuresAreCounted, LimitsAreKept, NoEarlyEnd,
+        NoEndAppears, NoForeignJob, NoStrangeAnswer, NotBeforeItsTime, NothingAppears, OneLease,
+        OrderIsKept, PausesAndCancelsHold, RepeatedIsTheSame, StoredAsSent, SuccessIsFinal,
+        TicksFireOnce,
     };
     match mutant {
         Mutant::NoFence | Mutant::AckBeforeCommit | Mutant::StaleAckAccepted => {
@@ -69,14 +70,17 @@ const fn broken_by(mutant: Mutant) -> &'static [Invariant] {
         Mutant::PauseIgnored | Mutant::CancelNotWritten => &[PausesAndCancelsHold],
         Mutant::LimitIgnored => &[LimitsAreKept],
         Mutant::LeftBehind => &[OrderIsKept],
-        Mutant::RefusedPushSucceeds | Mutant::LeaseReleased => &[NoEndAppears],
+        Mutant::RefusedPushSucceeds | Mutant::LeaseReleased | Mutant::FailureCancels => {
+            &[NoEndAppears]
+        }
         Mutant::RepeatRefused => &[RepeatedIsTheSame],
-        Mutant::AckRefused => &[CallsHaveAnOrder],
+        Mutant::AckRefused | Mutant::HeartbeatRefused => &[CallsHaveAnOrder],
         Mutant::TickLost => &[TicksFireOnce],
         Mutant::SuccessIsFailure => &[ChildrenFollow],
         Mutant::StoredAndFailed => &[NoStrangeAnswer],
         Mutant::StandsStill => &[Available],
         Mutant::PayloadsMixed => &[StoredAsSent],
+        Mutant::CountTooLow => &[CountsAreRight],
     }
 }
 
@@ -141,8 +145,8 @@ mod tests {
 
     use super::*;
 
-    /// Those that the page says no planted bug aims at.
-    const WITHOUT_A_BUG: [&str; 2] = ["CountsAreRight", "EndsInTime"];
+    /// The page says so: it is measured while a run ends.
+    const WITHOUT_A_BUG: &str = "EndsInTime";
 
     #[test]
     fn each_other_invariant_of_the_page_has_a_bug_that_must_break_it() {
@@ -155,6 +159,6 @@ mod tests {
             [only] => Some(format!("{only:?}")),
             _ => None,
         });
-        assert_eq!(alone.chain(WITHOUT_A_BUG.map(str::to_owned)).collect::<BTreeSet<_>>(), named);
+        assert_eq!(alone.chain([WITHOUT_A_BUG.to_owned()]).collect::<BTreeSet<_>>(), named);
     }
 }

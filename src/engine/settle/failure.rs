@@ -32,7 +32,7 @@ pub(in crate::engine) fn decide(
         attempt: held.attempt,
         failures: held.failures,
         max_attempts: held.max_attempts + i32::from(Mutant::LateDeadLetter.is_planted()),
-        cancel_requested: held.cancel_requested,
+        cancel_requested: held.cancel_requested || Mutant::FailureCancels.strikes(),
         policy: &policy,
     };
     let jitter = Jitter::new(rand::random());

@@ -6,13 +6,16 @@ use futures_util::future::try_join_all;
 
 use super::{HeldJob, Settling, explain_left};
 use crate::{
-    domain::lease::{self, Fence, Refusal},
+    domain::{
+        job::JobState,
+        lease::{self, Fence, Refusal},
+    },
     engine::{
         Engine,
         batch::Batch,
         settle::{self, EndRequest},
     },
-    error::Error,
+    error::{Error, JobStatus},
     faults::Mutant,
     ids::{JobId, JobKey, ProjectId},
     store::{
@@ -70,6 +73,10 @@ pub async fn heartbeat(engine: &Engine, beat: Beat) -> Result<Advice, Error> {
         if let Settling::Done(_) = engine.endings.submit(request).await? {
             return Ok(Advice::Continue);
         }
+    }
+    if Mutant::HeartbeatRefused.strikes() {
+        let attempt = fence.attempt.unwrap_or_default();
+        return Err(Error::StaleLease(JobStatus { state: JobState::Processing, attempt }));
     }
     match renew(engine, beat).await? {
         Settling::Done(renewed) => Ok(Advice::of(&renewed)),

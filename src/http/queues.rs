@@ -23,6 +23,7 @@ use crate::{
     domain::{backoff::RetryPolicy, explain::Reason, limits},
     engine::{jobs::explain, queues},
     error::Error,
+    faults::Mutant,
     ids::{JobId, ProjectId},
     store::{
         self,
@@ -199,8 +200,7 @@ impl Queue {
                 backoff: row.backoff,
                 processing: row.processing,
                 dead_letter: row.dead_letter,
-                succeeded: row.succeeded
-                    - i64::from(crate::faults::Mutant::CountTooLow.is_planted()),
+                succeeded: row.succeeded - i64::from(Mutant::CountTooLow.is_planted()),
                 cancelled: row.cancelled,
             },
             oldest_ready_at: row.oldest_ready_at,
@@ -445,9 +445,8 @@ pub async fn change(
     let before = one(&app, caller.project_id, queue.clone()).await?.0.settings();
     queues::change_settings(&app.engine, caller.project_id, &queue, &change).await?;
     let after = one(&app, caller.project_id, queue.clone()).await?;
-    let (before, settings) = (Some(before), Some(after.0.settings()));
-    let entry =
-        NewAuditEntry { before, after: settings, ..NewAuditEntry::to("queue.changed", queue) };
+    let entry = NewAuditEntry::to("queue.changed", queue);
+    let entry = NewAuditEntry { before: Some(before), after: Some(after.0.settings()), ..entry };
     audit::note(&app, &caller, entry).await;
     Ok(after)
 }

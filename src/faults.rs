@@ -98,7 +98,7 @@ pub enum Mutant {
     HeartbeatRefused = 29,
     /// One attempt in twenty that does not succeed cancels its job.
     FailureCancels = 30,
-    /// Queues count one success less than they had.
+    /// Queues count one success less than there are.
     CountTooLow = 31,
 }
 

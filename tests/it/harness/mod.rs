@@ -20,7 +20,7 @@ pub use self::{
     sink::Sink,
 };
 
-/// A test that takes longer has hung: twice as long as the slowest one on a slow machine.
+/// A test that takes longer has hung: on a slow machine, none has taken half of it.
 const TIME_LIMIT: Duration = Duration::from_secs(120);
 
 /// Runs a test against a project on a server and a database of its own.

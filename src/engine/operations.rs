@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use metrics::counter;
 use sqlx::{Acquire, PgConnection};
-use uuid::Uuid;
 
 use super::{
     Engine,
@@ -227,7 +226,7 @@ async fn purge_queue(
 ) -> Result<(Progress, bool), Error> {
     let DueOperation { project_id, created_at, .. } = due;
     let queue = filter.queue.as_deref().unwrap_or_default();
-    let after = due.after_id.unwrap_or(Uuid::nil());
+    let after = due.after_id.unwrap_or_default();
     let found =
         operations::waiting_jobs(tx, *project_id, queue, after, *created_at, wanted).await?;
     let keys: Vec<_> =

@@ -6,7 +6,10 @@ mod contents;
 mod reference;
 mod render;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, LazyLock},
+};
 
 use axum::{
     Router,
@@ -69,6 +72,12 @@ pub fn names() -> impl Iterator<Item = String> {
 /// `/docs/errors` and similar, also with the suffix that links between pages have; the examples,
 /// the libraries, and what the site needs.
 pub fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
+    // Every node of this process serves the same site.
+    static ROUTES: LazyLock<Router> = LazyLock::new(rendered);
+    ROUTES.clone().with_state(())
+}
+
+fn rendered() -> Router {
     let site = Site::read();
     let text = |kind: &'static str, text: Bytes| {
         routing::get(move || async move { ([(CONTENT_TYPE, kind)], text) })
@@ -113,7 +122,7 @@ impl Site {
         Self { pages: pages.chain(reference).collect() }
     }
 
-    fn pages<S: Clone + Send + Sync + 'static>(&self) -> Router<S> {
+    fn pages(&self) -> Router {
         let mut router = Router::new();
         for path in Pages::iter() {
             let kind = match path.rsplit('.').next() {
@@ -135,7 +144,7 @@ impl Site {
     }
 
     /// The pages of other folders; all else as the text that it is, so that a browser shows it.
-    fn files<S: Clone + Send + Sync + 'static>(&self, mut router: Router<S>) -> Router<S> {
+    fn files(&self, mut router: Router) -> Router {
         let examples = Examples::iter().map(|it| (format!("/examples/{it}"), Examples::get(&it)));
         let libraries = Libraries::iter().map(|it| (format!("/clients/{it}"), Libraries::get(&it)));
         for (path, file) in examples.chain(libraries) {

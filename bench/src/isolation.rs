@@ -41,6 +41,9 @@ const MARGIN: Duration = Duration::from_secs(2);
 const NICENESS: &str = "10";
 /// The bound: twice the time when it is quiet, or this much more, whichever is larger.
 const MAX_MORE_MS: f64 = 25.0;
+/// An attack that misses the bound this many times in a row has missed it: what else a shared machine
+/// does shows in single measurements.
+const MAX_MEASUREMENTS: usize = 3;
 
 /// The kinds of requests that are timed.
 const KINDS: [&str; 6] = ["pickup", "due", "ack", "enqueue", "heartbeat", "read"];
@@ -208,13 +211,25 @@ impl Drop for Attacking {
     }
 }
 
-/// Measures all attacks of one kind (those of a free account, or the others), or those of it whose
-/// name contains `only`, each on a server of its own: by another tenant, and by the same one for
-/// comparison.
+/// The attacks to measure.
+#[derive(Debug)]
+pub struct Selection<'a> {
+    /// Those whose name contains it.
+    pub only: Option<&'a str>,
+    /// Those of a free account, or else those of another tenant.
+    pub is_abuse: bool,
+    /// Another tenant's attacks are compared with the same ones by the victim itself.
+    pub is_compared: bool,
+}
+
+/// Measures attacks, each on a server of its own.
 ///
 /// # Errors
-/// When a server does not start, or does not answer at all.
-pub async fn run(only: Option<&str>, is_abuse: bool, time: Duration) -> anyhow::Result<()> {
+/// When a server does not start, or does not answer at all; or when an attack by another has
+/// missed the bound in [`MAX_MEASUREMENTS`].
+pub async fn run(selection: &Selection<'_>, time: Duration) -> anyhow::Result<()> {
+    let Selection { only, is_abuse, is_compared } = *selection;
+    let mut missed = Vec::new();
     let kinds = KINDS.join(" | ");
     let line = "---|".repeat(KINDS.len() + 6);
     print(&format!("| attack | by | {kinds} | failed | bound | load | MiB |\n|{line}\n"))?;
@@ -223,21 +238,41 @@ pub async fn run(only: Option<&str>, is_abuse: bool, time: Duration) -> anyhow::
         if only.is_some_and(|it| !name.contains(it)) || attack.is_abuse() != is_abuse {
             continue;
         }
+        let mut is_held = false;
+        for _ in 0..MAX_MEASUREMENTS {
+            is_held = measured(*attack, &name, true, time).await?;
+            if is_held {
+                break;
+            }
+        }
+        if !is_held {
+            missed.push(name.clone());
+        }
         // A free account has no comparison by the victim itself.
-        let by: &[bool] = if is_abuse { &[true] } else { &[true, false] };
-        for by_another in by.iter().copied() {
-            let (quiet, beside, load, mib) = measure(*attack, by_another, time).await?;
-            let pairs = || quiet.ms.into_iter().zip(beside.ms);
-            let times: String =
-                pairs().map(|it| format!(" {} → {} |", shown(it.0), shown(it.1))).collect();
-            let is_within = |quiet: f64, beside| beside <= (2.0 * quiet).max(quiet + MAX_MORE_MS);
-            let is_held = beside.failed == 0 && pairs().all(|it| is_within(it.0, it.1));
-            let by = if by_another { "another" } else { "itself" };
-            let (failed, bound) = (beside.failed, if is_held { "held" } else { "missed" });
-            print(&format!("| {name} | {by} |{times} {failed} | {bound} | {load} | {mib} |\n"))?;
+        if is_compared && !is_abuse {
+            measured(*attack, &name, false, time).await?;
         }
     }
+    ensure!(missed.is_empty(), "the bound was missed each time: {}", missed.join(", "));
     Ok(())
+}
+
+/// Measures an attack and prints its row. Returns whether the bound was held.
+async fn measured(
+    attack: Attack,
+    name: &str,
+    by_another: bool,
+    time: Duration,
+) -> anyhow::Result<bool> {
+    let (quiet, beside, load, mib) = measure(attack, by_another, time).await?;
+    let pairs = || quiet.ms.into_iter().zip(beside.ms);
+    let times: String = pairs().map(|it| format!(" {} → {} |", shown(it.0), shown(it.1))).collect();
+    let is_within = |quiet: f64, beside| beside <= (2.0 * quiet).max(quiet + MAX_MORE_MS);
+    let is_held = beside.failed == 0 && pairs().all(|it| is_within(it.0, it.1));
+    let by = if by_another { "another" } else { "itself" };
+    let (failed, bound) = (beside.failed, if is_held { "held" } else { "missed" });
+    print(&format!("| {name} | {by} |{times} {failed} | {bound} | {load} | {mib} |\n"))?;
+    Ok(is_held)
 }
 
 /// Without a number: no such request was answered.

@@ -115,6 +115,10 @@ struct BenchArgs {
     #[arg(long, conflicts_with_all = ["data_dir", "url", "isolation"])]
     abuse: bool,
 
+    /// With --isolation: without the same attacks by the victim itself
+    #[arg(long)]
+    without_comparison: bool,
+
     /// One of these attacks, until this process is killed: for --isolation
     #[arg(long, hide = true, requires = "data_dir", requires = "api_key")]
     attack: Option<Attack>,
@@ -164,7 +168,12 @@ async fn run(args: BenchArgs) -> anyhow::Result<()> {
     }
     if args.isolation || args.abuse {
         let time = Duration::from_secs(args.seconds);
-        return isolation::run(args.only.as_deref(), args.abuse, time).await;
+        let selection = isolation::Selection {
+            only: args.only.as_deref(),
+            is_abuse: args.abuse,
+            is_compared: !args.without_comparison,
+        };
+        return isolation::run(&selection, time).await;
     }
     if let (Some(attack), Some(api_key)) = (args.attack, args.api_key.clone()) {
         let attacker = Attacker::of(&Ready::of_running(args.data_dir)?, api_key)?;

@@ -1,6 +1,6 @@
 //! Success, failure, release; the fence; retries and the dead letter.
 
-use crate::harness::{TestProject, run};
+use crate::harness::{TestProject, run, run_alone};
 use serde_json::{Value, json};
 
 fn seconds_between(earlier: &Value, later: &Value) -> f64 {
@@ -31,7 +31,7 @@ fn a_success_ends_the_job_and_keeps_its_result() {
 
 #[test]
 fn failures_wait_longer_each_time_and_the_last_goes_to_the_dead_letter() {
-    run(async |t| {
+    run_alone(async |t| {
         let id = t.enqueue(json!({"max_attempts": 3})).await;
         let mut job = t.lease("w").await;
         for (failures, base) in [(1, 15.0), (2, 30.0)] {
@@ -149,7 +149,7 @@ fn a_lease_is_fenced_by_its_worker_its_attempt_and_its_id() {
 
 #[test]
 fn a_worker_that_lost_its_lease_cannot_ack() {
-    run(async |t| {
+    run_alone(async |t| {
         let id = t.enqueue(json!({})).await;
         let slow = t.lease("slow").await;
         t.expire_leases().await;
@@ -168,7 +168,7 @@ fn a_worker_that_lost_its_lease_cannot_ack() {
 
 #[test]
 fn a_repeated_ack_is_answered_as_the_first_time() {
-    run(async |t| {
+    run_alone(async |t| {
         t.enqueue(json!({})).await;
         let job = t.lease("w").await;
         t.ack(&job, "w", "succeeded").await.is(200);
@@ -200,7 +200,7 @@ fn a_repeated_ack_is_answered_as_the_first_time() {
 
 #[test]
 fn an_ack_with_the_current_fence_counts_until_the_job_was_reaped() {
-    run(async |t| {
+    run_alone(async |t| {
         let id = t.enqueue(json!({})).await;
         let job = t.lease("w").await;
         t.database
@@ -267,7 +267,7 @@ fn acks_in_a_batch_succeed_or_fail_each_for_itself() {
 
 #[test]
 fn a_bare_ack_counts_unless_its_worker_lost_an_earlier_attempt() {
-    run(async |t| {
+    run_alone(async |t| {
         let id = t.enqueue(json!({"retry": {"initial_seconds": 0, "jitter_seconds": 0}})).await;
         let bare = |status: &str| json!({"job_id": id, "worker_id": "w", "status": status});
         let beat = json!({"job_id": id, "worker_id": "w"});
@@ -299,7 +299,7 @@ fn a_bare_ack_counts_unless_its_worker_lost_an_earlier_attempt() {
 
 #[test]
 fn a_bare_ack_of_a_worker_that_lost_nothing_is_not_held_up_by_others() {
-    run(async |t| {
+    run_alone(async |t| {
         let id = t.enqueue(json!({})).await;
         t.lease("lost").await;
         t.expire_leases().await;
@@ -317,7 +317,7 @@ fn a_project_or_a_key_may_require_that_every_ack_shows_its_attempt() {
         let strict = t.post("/v1/keys", made).await.is(201);
         assert_eq!(strict["key"]["require_fence"], "always");
         let secret = strict["secret"].as_str().expect("a key").to_owned();
-        let strict = TestProject { api_key: secret, ..t.clone() };
+        let strict = t.with_key(secret);
         let id = t.enqueue(json!({})).await;
         let leased = t.lease("w").await;
         let bare = json!({"job_id": id, "worker_id": "w", "status": "failed"});
@@ -339,7 +339,7 @@ fn a_project_or_a_key_may_require_that_every_ack_shows_its_attempt() {
 #[test]
 fn a_job_that_changes_while_it_succeeds_is_not_kept_beside_its_success() {
     const JOBS: usize = 400;
-    run(async |t| {
+    run_alone(async |t| {
         let job = json!({"job_type": "t", "queue": "default"});
         t.post("/v1/jobs/batch", json!({"jobs": vec![job; JOBS]})).await.is(201);
         let mut leased = Vec::new();

@@ -4,7 +4,9 @@ use fencepost::mail::Mail;
 use serde_json::{Value, json};
 
 use crate::{
-    harness::{Sink, Stage, TestProject, TestServer, fresh_database, limited, run},
+    harness::{
+        Sink, Stage, TestProject, TestServer, eventually, fresh_database, limited, run_alone,
+    },
     people::Person,
 };
 
@@ -42,14 +44,12 @@ const SILENCE: &str = "update dead_letter_groups set last_seen_at = now() - inte
 
 /// The incidents of a project once there are as many in this state, newest first.
 async fn incidents(t: &TestProject, state: &str, count: usize) -> Vec<Value> {
-    loop {
+    eventually(format!("{count} incidents that are {state}"), async || {
         let page = t.get(&format!("/v1/incidents?state={state}")).await.is(200);
         let found = page["incidents"].as_array().expect("a list").clone();
-        if found.len() == count {
-            return found;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    }
+        (found.len() == count).then_some(found)
+    })
+    .await
 }
 
 /// The next mail of either node.
@@ -85,10 +85,7 @@ fn a_new_kind_of_dead_letter_is_told_once_by_any_number_of_nodes() {
         let second = TestServer::start(server.database.clone()).await;
         let other = server.project("other").await;
         let ada = Person::sign_up(&other, "ada@example.com").await;
-        let t = TestProject {
-            api_key: ada.made["api_key"]["secret"].as_str().expect("a key").to_owned(),
-            ..other.clone()
-        };
+        let t = other.with_key(ada.made["api_key"]["secret"].as_str().expect("a key"));
         let slug = ada.made["project"]["slug"].as_str().expect("a slug");
         let sink = Sink::start().await;
         let body = json!({"url": sink.url, "events": ["alarm.*"]});
@@ -147,7 +144,7 @@ fn a_new_kind_of_dead_letter_is_told_once_by_any_number_of_nodes() {
 
 #[test]
 fn every_rule_finds_what_it_is_for_and_sees_its_end() {
-    run(async |t| {
+    run_alone(async |t| {
         let sink = told_of_alarms(t).await;
         t.put("/v1/queues/pushed/push", json!({"url": sink.url})).await.is(201);
         let schedule = json!({"job_type": "t", "cron_expression": "0 0 1 1 *"});
@@ -174,7 +171,7 @@ fn every_rule_finds_what_it_is_for_and_sees_its_end() {
         assert_eq!(disabled["details"]["name"], "https://example.com/", "no more of the URL");
         let reader = t.post("/v1/keys", json!({"name": "r", "scopes": ["read"]})).await.is(201);
         let secret = reader["secret"].as_str().expect("a key").to_owned();
-        let reader = TestProject { api_key: secret, ..t.clone() };
+        let reader = t.with_key(secret);
         let seen = incidents(&reader, "open", 6).await;
         let names: Vec<_> = seen.iter().filter(|it| it["details"]["name"] != Value::Null).collect();
         assert_eq!(names.len(), 1, "that of the schedule: {names:?}");
@@ -260,7 +257,7 @@ fn a_project_changes_its_alarms_and_no_other() {
 
 #[test]
 fn a_muted_incident_is_listed_and_not_told() {
-    run(async |t| {
+    run_alone(async |t| {
         let sink = told_of_alarms(t).await;
         fail(t, "t").await;
         let first = sink.next().await.body()["data"]["incident"].clone();

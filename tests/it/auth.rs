@@ -9,7 +9,7 @@ use fencepost::{
 };
 
 use crate::{
-    harness::{Reply, TestProject, TestServer, fresh_database, limited, run},
+    harness::{Reply, TestProject, TestServer, fresh_database, limited, run, run_alone},
     people::Person,
     surface::{Named, Operation, operations, operations_on},
 };
@@ -45,7 +45,7 @@ fn with_key(t: &TestProject, operation: &Operation) -> Operation {
 
 #[test]
 fn no_operation_lets_anybody_in_without_a_live_credential() {
-    run(async |t| {
+    run_alone(async |t| {
         let id = t.enqueue(json!({})).await;
         let stranger = key::generate("live");
         let revoked = t.post("/v1/keys", json!({"name": "k"})).await.is(201);
@@ -140,7 +140,7 @@ fn a_key_may_do_what_its_scopes_say_and_nothing_else() {
 
 #[test]
 fn a_member_may_do_what_their_role_says_and_nothing_else() {
-    run(async |t| {
+    run_alone(async |t| {
         let id = t.enqueue(json!({})).await;
         for role in Role::ALL {
             let person = Person::sign_up(t, &format!("{}@example.com", role.name())).await;
@@ -168,7 +168,7 @@ fn a_member_may_do_what_their_role_says_and_nothing_else() {
 
 #[test]
 fn a_session_must_name_a_project_and_opens_only_those_of_its_account() {
-    run(async |t| {
+    run_alone(async |t| {
         let id = t.enqueue(json!({"payload": "canary-of-ours"})).await;
         let person = Person::sign_up(t, "stranger@example.com").await;
         for operation in operations(&id) {

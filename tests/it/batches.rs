@@ -1,8 +1,10 @@
 //! Callbacks of jobs and of batches: what an end enqueues, exactly once.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
-use crate::harness::{TestProject, TestServer, fresh_database, limited, run};
+use crate::harness::{
+    LoneProject, TestProject, TestServer, fresh_database, limited, run, run_alone, until,
+};
 use serde_json::{Value, json};
 
 async fn lease_from(t: &TestProject, queue: &str) -> Value {
@@ -25,7 +27,7 @@ async fn end(t: &TestProject, queue: &str, status: &str) -> Value {
 }
 
 /// The number of jobs of each type that were ever stored.
-async fn stored(t: &TestProject) -> BTreeMap<String, i64> {
+async fn stored(t: &LoneProject) -> BTreeMap<String, i64> {
     let mut counts = BTreeMap::new();
     for job_type in ["success", "failure", "complete"] {
         let stored = format!(
@@ -38,10 +40,8 @@ async fn stored(t: &TestProject) -> BTreeMap<String, i64> {
 }
 
 /// Waits until the loop has nothing to do.
-async fn settled(t: &TestProject) {
-    while t.database.number("select count(*) from job_ends").await > 0 {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+async fn settled(t: &LoneProject) {
+    t.database.until("select count(*) from job_ends", 0).await;
 }
 
 fn callbacks() -> Value {
@@ -59,7 +59,7 @@ fn with(mut object: Value, more: &Value) -> Value {
 
 #[test]
 fn the_end_of_a_job_enqueues_its_callbacks_with_what_it_left() {
-    run(async |t| {
+    run_alone(async |t| {
         let id = t.enqueue(with(json!({"queue": "q"}), &callbacks())).await;
         let shown = |it: &Value| json!([it["on"], it["queue"]]);
         let listed = t.job(&id).await["callbacks"].as_array().expect("a list").clone();
@@ -87,7 +87,7 @@ fn the_end_of_a_job_enqueues_its_callbacks_with_what_it_left() {
 
 #[test]
 fn each_end_of_a_retried_job_enqueues_them_once() {
-    run(async |t| {
+    run_alone(async |t| {
         let id = t.enqueue(with(json!({"queue": "q"}), &callbacks())).await;
         for number in 1..=2 {
             end(t, "q", "failed").await;
@@ -145,7 +145,7 @@ async fn make_batch(t: &TestProject) -> String {
 
 #[test]
 fn a_batch_completes_when_it_is_sealed_and_its_last_job_has_ended() {
-    run(async |t| {
+    run_alone(async |t| {
         let id = make_batch(t).await;
         let path = format!("/v1/batches/{id}");
         let job = t.enqueue(json!({"queue": "q", "batch_id": id})).await;
@@ -186,7 +186,7 @@ fn a_batch_completes_when_it_is_sealed_and_its_last_job_has_ended() {
 
 #[test]
 fn a_batch_with_failures_succeeds_when_they_are_retried() {
-    run(async |t| {
+    run_alone(async |t| {
         let id = make_batch(t).await;
         let path = format!("/v1/batches/{id}");
         let job = json!({"job_type": "t", "queue": "q", "batch_id": id});
@@ -217,7 +217,7 @@ fn a_batch_with_failures_succeeds_when_they_are_retried() {
 
 #[test]
 fn a_job_that_was_not_needed_fails_no_batch() {
-    run(async |t| {
+    run_alone(async |t| {
         let id = make_batch(t).await;
         let parent = t.enqueue(json!({"queue": "q", "batch_id": id})).await;
         let handler = json!({
@@ -352,7 +352,10 @@ fn the_jobs_of_a_batch_are_listed_counted_and_cancelled_together() {
             t.post("/v1/jobs/cancel", json!({"filter": {"batch_id": id}})).await.is(202);
         let operation = cancelled["operation"]["id"].as_str().expect("an id");
         let operation = format!("/v1/operations/{operation}");
-        while t.get(&operation).await.is(200)["state"] == "running" {}
+        until("the operation to end", async || {
+            t.get(&operation).await.is(200)["state"] != "running"
+        })
+        .await;
         assert_eq!(t.job(&waiting).await["state"], "cancelled");
         assert_eq!(t.job(&other).await["state"], "pending");
         t.get("/v1/jobs?batch_id=job_01m7w3ha3aextt8pkwwdmxsmqw").await.refuses("batch_id");

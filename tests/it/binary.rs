@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::harness::{fresh_database, limited};
+use crate::harness::{fresh_database, limited, until};
 use serde_json::{Value, json};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_fencepost");
@@ -168,9 +168,7 @@ fn dev_that_was_killed_leaves_nothing_running_and_starts_again() {
         let postmaster = postmaster(&folder);
         dev.signal("-KILL");
         dev.child.wait().expect("it ends");
-        while is_alive(&postmaster) {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        until("PostgreSQL to end", async || !is_alive(&postmaster)).await;
         let dev = Dev::start(&folder, &[]);
         let id = job["id"].as_str().expect("an id");
         assert_eq!(curl(&dev, &format!("/jobs/{id}"), None)["state"], "pending");
@@ -285,9 +283,8 @@ fn keys_are_made_listed_and_revoked_from_the_terminal() {
         assert!(
             fencepost(&["keys", "revoke", &id, "--project", "my-shop"], &folder.0).status.success()
         );
-        while with_key(&key)["error"]["code"] != "unauthorized" {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
+        until("the key to be refused", async || with_key(&key)["error"]["code"] == "unauthorized")
+            .await;
         dev.stop();
     });
 }
@@ -366,7 +363,7 @@ fn serve_and_migrate_take_a_database_from_their_environment() {
         std::io::BufRead::read_line(&mut log, &mut line).expect("a line");
         let line: Value = serde_json::from_str(&line).expect("logs are JSON");
         let url = format!("http://{}/readyz", line["api.address"].as_str().expect("an address"));
-        let ready = reqwest::get(url).await.expect("an answer");
+        let ready = crate::harness::client().get(url).send().await.expect("an answer");
         assert_eq!(ready.text().await.expect("a body"), "ok\n");
         assert!(kill("-TERM", &serving.id().to_string()));
         assert!(serving.wait().expect("it ends").success());

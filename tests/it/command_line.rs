@@ -6,7 +6,7 @@ use std::{
     process::{Output, Stdio},
 };
 
-use crate::harness::{TestProject, run};
+use crate::harness::{TestProject, run, run_alone};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt},
@@ -37,7 +37,7 @@ async fn printed(t: &TestProject, args: &[&str]) -> String {
 
 #[test]
 fn a_queue_is_seen_paused_and_explained() {
-    run(async |t| {
+    run_alone(async |t| {
         let job = t.enqueue(json!({"queue": "mail", "job_type": "welcome"})).await;
         let table = printed(t, &["queues", "list"]).await;
         let lines: Vec<_> = table.lines().collect();
@@ -58,7 +58,7 @@ fn a_queue_is_seen_paused_and_explained() {
 
 #[test]
 fn dead_letters_are_grouped_counted_and_retried() {
-    run(async |t| {
+    run_alone(async |t| {
         for _ in 0..2 {
             t.enqueue(json!({"job_type": "welcome", "max_attempts": 1})).await;
             let job = t.wait_and_lease("w").await;
@@ -87,7 +87,7 @@ fn dead_letters_are_grouped_counted_and_retried() {
 
 #[test]
 fn logs_are_followed_until_the_job_has_ended() {
-    run(async |t| {
+    run_alone(async |t| {
         t.enqueue(json!({"job_type": "long"})).await;
         let job = t.wait_and_lease("w").await;
         let id = job["id"].as_str().expect("an id");
@@ -112,7 +112,7 @@ fn logs_are_followed_until_the_job_has_ended() {
 
 #[test]
 fn jobs_are_found_shown_and_cancelled_by_a_search() {
-    run(async |t| {
+    run_alone(async |t| {
         let first = printed(
             t,
             &[
@@ -231,7 +231,7 @@ fn a_login_is_kept_for_its_owner_and_its_server_only() {
 
 #[test]
 fn any_request_is_sent_and_its_answer_printed() {
-    run(async |t| {
+    run_alone(async |t| {
         let job = printed(t, &["api", "POST", "/v1/jobs", r#"{"job_type": "t"}"#]).await;
         let job: Value = serde_json::from_str(&job).expect("JSON");
         let id = job["id"].as_str().expect("an id");
@@ -247,7 +247,7 @@ fn any_request_is_sent_and_its_answer_printed() {
 
 #[test]
 fn workers_schedules_and_workflows_are_listed_and_controlled() {
-    run(async |t| {
+    run_alone(async |t| {
         let worker = json!({"worker_id": "w", "queues": ["q"], "job_types": []});
         t.post("/v1/workers/register", worker).await.is(200);
         printed(t, &["workers", "quiet", "w"]).await;
@@ -270,7 +270,7 @@ fn workers_schedules_and_workflows_are_listed_and_controlled() {
 
 #[test]
 fn shells_complete_and_every_command_has_a_manual_page() {
-    run(async |t| {
+    run_alone(async |t| {
         for (shell, begin) in
             [("bash", "_fencepost()"), ("zsh", "#compdef fencepost"), ("fish", "")]
         {

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     docs::read,
-    harness::{Stage, TestServer, fresh_database, limited},
+    harness::{Stage, TestServer, eventually, fresh_database, limited},
 };
 
 /// What the side that was compiled against the older document would notice.
@@ -222,12 +222,11 @@ fn answers_say_that_an_operation_will_end_and_keys_count_its_calls() {
             let answer = t.request(Method::GET, path).send().await.expect("an answer");
             assert!(answer.headers().get("deprecation").is_none(), "{path}");
         }
-        let key = loop {
+        let key = eventually("two deprecated calls to be counted", async || {
             let key = t.get("/v1/keys").await.is(200)["keys"][0].clone();
-            if key["deprecated_calls"] == 2 {
-                break key;
-            }
-        };
+            (key["deprecated_calls"] == 2).then_some(key)
+        })
+        .await;
         assert!(key["deprecated_call_at"].is_string(), "{key}");
         let unused = other.get("/v1/keys").await.is(200)["keys"][0].clone();
         assert_eq!(unused["deprecated_calls"], 0);

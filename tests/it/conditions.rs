@@ -1,8 +1,6 @@
 //! Dependencies on a failure or on any end, and what handled failures mean for a workflow.
 
-use std::time::Duration;
-
-use crate::harness::{TestProject, run};
+use crate::harness::{TestProject, run, run_alone, until};
 use serde_json::{Value, json};
 
 async fn end(t: &TestProject, status: &str) -> Value {
@@ -188,7 +186,7 @@ fn wrong_dependencies_are_named() {
 #[test]
 fn the_database_and_the_rules_decide_alike() {
     use fencepost::domain::dependency::{ParentEnd, When};
-    run(async |t| {
+    run_alone(async |t| {
         let ends = [
             ("succeeded", ParentEnd::Succeeded),
             ("skipped", ParentEnd::Skipped),
@@ -212,7 +210,7 @@ fn the_database_and_the_rules_decide_alike() {
 /// are retried: every child runs once or is cancelled, as its conditions say.
 #[test]
 fn no_condition_is_lost_or_met_twice_in_a_race() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut tasks = tokio::task::JoinSet::new();
         for number in 0..24 {
             let t = t.clone();
@@ -256,9 +254,10 @@ fn no_condition_is_lost_or_met_twice_in_a_race() {
         for (ended, failed) in &made {
             t.job_becomes(ended, "pending").await;
             if let Some(failed) = failed {
-                while t.job(failed).await["state"] == "scheduled" {
-                    tokio::time::sleep(Duration::from_millis(10)).await;
-                }
+                until("the retry of the failed job", async || {
+                    t.job(failed).await["state"] != "scheduled"
+                })
+                .await;
             }
         }
         let open = "select count(*) from jobs where unfinished_parents <> 0";

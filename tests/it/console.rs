@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use fencepost::domain::access::Role;
 
 use crate::{
-    harness::{Reply, TestProject},
+    harness::{LoneProject, Reply, TestProject},
     people::{PASSWORD, Person, address_of},
 };
 use reqwest::{Method, StatusCode, header::SET_COOKIE};
@@ -32,13 +32,13 @@ impl Browser {
     /// One without a session.
     pub fn new(t: &TestProject, email: &str) -> Self {
         let never = reqwest::redirect::Policy::none();
-        let client = reqwest::Client::builder().redirect(never).build().expect("a client");
+        let client = crate::harness::client_builder().redirect(never).build().expect("a client");
         let (url, address) = (t.url.clone(), address_of(email));
         Self { url, address, cookies: BTreeMap::new(), site: Some("same-origin"), client }
     }
 
     /// One whose visitor is a member of the project.
-    pub async fn of_member(t: &TestProject, email: &str, role: Role) -> Self {
+    pub async fn of_member(t: &LoneProject, email: &str, role: Role) -> Self {
         let person = Person::sign_up(t, email).await;
         person.join(t, role).await;
         let mut browser = Self::new(t, email);

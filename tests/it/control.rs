@@ -1,6 +1,6 @@
 //! Cancel, change, retry.
 
-use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run};
+use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run, run_alone};
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -73,7 +73,7 @@ fn the_worker_of_a_cancelled_job_is_told_and_its_ack_decides() {
 
 #[test]
 fn a_cancelled_job_whose_worker_falls_silent_is_not_run_again() {
-    run(async |t| {
+    run_alone(async |t| {
         let id = t.enqueue(json!({})).await;
         t.lease("w").await;
         act(t, &id, "cancel").await.is(200);
@@ -208,7 +208,7 @@ fn a_race_of_cancel_claim_and_ack_ends_in_exactly_one_way() {
 
 #[test]
 fn a_job_that_was_not_begun_in_time_is_cancelled_by_parent() {
-    run(async |t| {
+    run_alone(async |t| {
         let soon = (chrono::DateTime::UNIX_EPOCH).to_rfc3339();
         let late = t.enqueue(json!({"expires_at": soon})).await;
         let job = t.job_becomes(&late, "cancelled").await;

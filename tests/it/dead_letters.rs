@@ -1,6 +1,6 @@
 //! Dead letters: listed, grouped, retried, deleted; and the circuit breaker.
 
-use crate::harness::{TestProject, run};
+use crate::harness::{TestProject, run, run_alone};
 use serde_json::{Value, json};
 
 /// A job of this shape that was dead-lettered after one failure with this error.
@@ -60,7 +60,7 @@ fn dead_letters_are_listed_newest_first_with_their_errors() {
 
 #[test]
 fn what_failed_alike_is_one_group() {
-    run(async |t| {
+    run_alone(async |t| {
         let first = die(t, json!({}), error("no answer from 10.0.0.7 after 30 s")).await;
         let second = die(t, json!({}), error("no answer from 10.0.0.8 after 5 s")).await;
         die(t, json!({}), error("no route")).await;
@@ -109,7 +109,7 @@ fn a_dead_letter_that_comes_back_keeps_its_history_and_starts_its_failures_anew(
 
 #[test]
 fn a_deleted_dead_letter_leaves_nothing_behind() {
-    run(async |t| {
+    run_alone(async |t| {
         let id = die(t, json!({"payload": {"a": 1}}), error("no")).await;
         let waiting = t.enqueue(json!({})).await;
         t.delete(&format!("/v1/dead-letters/{waiting}")).await.is_error(409, "invalid_state");

@@ -1,8 +1,6 @@
 //! Parents, children, workflows.
 
-use std::time::Duration;
-
-use crate::harness::{TestProject, run};
+use crate::harness::{TestProject, run, run_alone, until};
 use serde_json::{Value, json};
 
 async fn fail_for_good(t: &TestProject, job: &Value) {
@@ -91,7 +89,7 @@ fn a_dead_letter_cancels_all_descendants_and_its_retry_retries_them() {
 
 #[test]
 fn parents_must_exist_and_be_named_well() {
-    run(async |t| {
+    run_alone(async |t| {
         let id = t.enqueue(json!({})).await;
         let with = async |more: Value| {
             let mut job = json!({"job_type": "t"});
@@ -198,7 +196,7 @@ fn a_workflow_that_fails_or_is_cancelled_leaves_nothing_to_run() {
 
 #[test]
 fn a_graph_that_cannot_run_is_refused_with_the_path_that_is_wrong() {
-    run(async |t| {
+    run_alone(async |t| {
         let post = async |jobs: Value| t.post("/v1/workflows", json!({"jobs": jobs})).await;
         let job = |key: &str, on: Value| json!({"key": key, "job_type": "t", "depends_on": on});
         let circle = json!([job("a", json!(["b"])), job("b", json!(["a"]))]);
@@ -223,7 +221,7 @@ fn a_graph_that_cannot_run_is_refused_with_the_path_that_is_wrong() {
 
 #[test]
 fn a_child_that_is_stored_while_its_parents_ack_waits_for_the_lock_is_let_go() {
-    run(async |t| {
+    run_alone(async |t| {
         let parent = t.enqueue(json!({"job_type": "parent"})).await;
         let child = t.enqueue(json!({"delay_seconds": 3600})).await;
         let other = t.enqueue(json!({"job_type": "other"})).await;
@@ -328,7 +326,7 @@ async fn children_of(t: &TestProject, parents: &[String], more: Value) -> Vec<St
 #[test]
 fn a_large_family_is_retried_step_by_step() {
     const CHILDREN: usize = 700;
-    run(async |t| {
+    run_alone(async |t| {
         let root = t.enqueue(json!({"max_attempts": 1})).await;
         let children = children_of(t, &vec![root.clone(); CHILDREN], json!({})).await;
         children_of(t, &children, json!({"queue": "grandchildren"})).await;
@@ -338,9 +336,8 @@ fn a_large_family_is_retried_step_by_step() {
             t.database.number(&format!("select count(*) from {condition}")).await as usize
         };
         let until = async |condition: &str, number: usize| {
-            while count(condition).await != number {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
+            until(format!("{number} jobs {condition}"), async || count(condition).await == number)
+                .await;
         };
         let job = t.lease("w").await;
         t.ack(&job, "w", "failed").await.is(200);
@@ -361,7 +358,7 @@ fn a_large_family_is_retried_step_by_step() {
 
 #[test]
 fn a_workflow_is_cancelled_wholly_or_not_at_all() {
-    run(async |t| {
+    run_alone(async |t| {
         let job = |key: &str| json!({"key": key, "job_type": key});
         let graph = json!({"jobs": [job("a"), job("b"), job("c")]});
         let workflow = t.post("/v1/workflows", graph).await.is(201);

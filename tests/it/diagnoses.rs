@@ -5,7 +5,7 @@ use std::time::Duration;
 use fencepost::{domain::explain::Reason, store::workers::ALIVE_SECONDS};
 use serde_json::{Value, json};
 
-use crate::harness::{TestProject, run, run_for, scratch};
+use crate::harness::{TestProject, run_alone, run_for, scratch};
 
 /// A cause: it makes a job wait in the queue of this name, and returns its id.
 struct Cause {
@@ -170,7 +170,7 @@ async fn run_planted() {
 
 #[test]
 fn a_list_explains_the_queues_whose_jobs_wait_longest() {
-    run(async |t| {
+    run_alone(async |t| {
         for queue in ["slow", "fresh"] {
             enqueue(t, queue, json!({})).await;
         }
@@ -231,7 +231,7 @@ fn rule_test(series: &[&str]) -> String {
 
 #[test]
 fn six_planted_troubles_each_fire_one_alert_of_the_project_with_its_reason() {
-    run(async |t| {
+    run_alone(async |t| {
         for queue in ["unpolled", "labels", "busy", "brake", "full", "rate"] {
             plant(t, queue).await;
         }

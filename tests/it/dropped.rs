@@ -1,7 +1,7 @@
 //! Clients that disconnect while a statement for their request runs: the statement completes, its
 //! connection serves others, and nothing is lost.
 
-use crate::harness::{TestProject, run};
+use crate::harness::{LoneProject, TestProject, run_alone, until};
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -28,7 +28,7 @@ fn slow(table: &str, event: &str) -> String {
 }
 
 /// Sends a request, and disconnects when one more statement is held than before.
-async fn drop_in_the_middle(t: &TestProject, path: &str, body: Value) {
+async fn drop_in_the_middle(t: &LoneProject, path: &str, body: Value) {
     let before = t.database.number(HELD).await;
     let sending = tokio::spawn(t.request(Method::POST, path).json(&body).send());
     while t.database.number(HELD).await <= before {
@@ -39,12 +39,12 @@ async fn drop_in_the_middle(t: &TestProject, path: &str, body: Value) {
 }
 
 /// Waits until no statement is held.
-async fn complete(t: &TestProject) {
-    while t.database.number(HELD).await > 0 {}
+async fn complete(t: &LoneProject) {
+    t.database.until(HELD, 0).await;
 }
 
 /// All leases are given, and the server answers as before.
-async fn serves(t: &TestProject) {
+async fn serves(t: &LoneProject) {
     t.database.execute("drop function slow() cascade").await;
     for _ in 0..TIMES {
         t.enqueue(json!({"queue": "after"})).await;
@@ -56,7 +56,7 @@ async fn serves(t: &TestProject) {
 
 #[test]
 fn jobs_of_dropped_enqueues_are_stored() {
-    run(async |t| {
+    run_alone(async |t| {
         t.database.execute(&slow("job_bodies", "insert")).await;
         for _ in 0..TIMES {
             drop_in_the_middle(t, "/v1/jobs", json!({"job_type": "t"})).await;
@@ -67,7 +67,7 @@ fn jobs_of_dropped_enqueues_are_stored() {
         complete(t).await;
         drop_in_the_middle(t, "/v1/jobs", json!({"job_type": "t", "unique": {"key": "u"}})).await;
         let stored = "select count(*) from jobs";
-        while t.database.number(stored).await < TIMES as i64 + 2 {}
+        t.database.until_at_least(stored, TIMES as i64 + 2).await;
         serves(t).await;
         t.post("/v1/jobs", with_key).await.is(201);
         assert_eq!(t.database.number(stored).await, TIMES as i64 + 2, "the key was kept");
@@ -76,7 +76,7 @@ fn jobs_of_dropped_enqueues_are_stored() {
 
 #[test]
 fn dropped_acks_are_recorded() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut jobs = Vec::new();
         for _ in 0..TIMES + 4 {
             t.enqueue(json!({})).await;
@@ -99,14 +99,14 @@ fn dropped_acks_are_recorded() {
             .collect();
         drop_in_the_middle(t, "/v1/workers/ack/batch", json!({"acks": acks})).await;
         let done = "select count(*) from finished_jobs";
-        while t.database.number(done).await < jobs.len() as i64 {}
+        t.database.until_at_least(done, jobs.len() as i64).await;
         serves(t).await;
     });
 }
 
 #[test]
 fn jobs_of_dropped_polls_are_released() {
-    run(async |t| {
+    run_alone(async |t| {
         for _ in 0..TIMES {
             t.enqueue(json!({})).await;
         }
@@ -135,14 +135,14 @@ fn jobs_of_dropped_polls_are_released() {
 
 #[test]
 fn dropped_lookups_of_keys_leave_the_pool_whole() {
-    run(async |t| {
+    run_alone(async |t| {
         for _ in 0..TIMES {
             let mut holder = t.database.connect().await;
             for sql in ["begin", "lock table api_keys in access exclusive mode"] {
                 sqlx::query(sql).execute(&mut holder).await.expect("it runs");
             }
             let api_key = fencepost::accounts::key::generate("live");
-            let unknown = TestProject { api_key, ..t.clone() };
+            let unknown = t.with_key(api_key);
             drop_in_the_middle(&unknown, "/v1/jobs", json!({"job_type": "t"})).await;
             sqlx::query("commit").execute(&mut holder).await.expect("it runs");
         }
@@ -153,7 +153,7 @@ fn dropped_lookups_of_keys_leave_the_pool_whole() {
 
 #[test]
 fn a_job_that_was_leased_to_a_dropped_poll_as_it_was_stored_is_released() {
-    run(async |t| {
+    run_alone(async |t| {
         t.database
             .execute(
                 "create function slow() returns trigger language plpgsql as $$
@@ -173,7 +173,10 @@ fn a_job_that_was_leased_to_a_dropped_poll_as_it_was_stored_is_released() {
                 let t = t.clone();
                 tokio::spawn(async move { t.enqueue(json!({})).await })
             };
-            while t.database.number(HELD).await == 0 && !polling.is_finished() {}
+            until("the enqueue to be held, or the poll to be answered", async || {
+                t.database.number(HELD).await > 0 || polling.is_finished()
+            })
+            .await;
             let was_matched = !polling.is_finished();
             polling.abort();
             let id = sending.await.expect("no panic");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::harness::{TestProject, TestServer, fresh_database, limited, run};
+use crate::harness::{TestProject, TestServer, fresh_database, limited, run, run_alone};
 use futures_util::StreamExt;
 use reqwest::{Method, Response};
 use serde_json::{Value, json};
@@ -134,7 +134,7 @@ fn a_watcher_on_another_node_hears_of_it_too() {
         let (server, other) =
             (TestServer::start(database.clone()).await, TestServer::start(database).await);
         let t = server.project("main").await;
-        let there = TestProject { url: other.url.clone(), ..t.clone() };
+        let there = t.through(&other.url);
         let id = t.enqueue(json!({})).await;
         let path = format!("/v1/jobs/{id}");
         let mut stream = Stream::open(&there, &format!("{path}/events/stream"), None).await;
@@ -315,7 +315,7 @@ fn logs_are_kept_in_order_duplicates_ignored_and_gaps_shown() {
 
 #[test]
 fn an_attempts_logs_are_cut_at_their_bound_and_marked() {
-    run(async |t| {
+    run_alone(async |t| {
         let id = t.enqueue(json!({})).await;
         let job = t.lease("w").await;
         let text = "x".repeat(60_000);

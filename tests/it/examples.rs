@@ -5,7 +5,7 @@ use std::{
     process::Stdio,
 };
 
-use crate::harness::{TestProject, run};
+use crate::harness::{TestProject, eventually, run};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
@@ -57,12 +57,11 @@ pub async fn does_its_duties(t: &TestProject, command: &mut Command) {
     assert_eq!(job["result"], json!({"greeting": "Hello, Ada!"}));
 
     let bad = greet(t, json!({"fail": true})).await;
-    let job = loop {
+    let job = eventually("the first failure", async || {
         let job = t.job(&bad).await;
-        if job["failures"] == 1 {
-            break job;
-        }
-    };
+        (job["failures"] == 1).then_some(job)
+    })
+    .await;
     let message = job["last_error"]["message"].as_str().expect("a message").trim();
     assert_eq!(message, "asked to fail");
 

@@ -85,7 +85,8 @@ fn what_the_guides_show_runs() {
         for name in guides {
             let database = crate::harness::fresh_database().await;
             let server = crate::harness::TestServer::start(database).await;
-            let ran = runs(&server.project("main").await, &name).await;
+            let project = server.project("main").await;
+            let ran = runs(&project, &name).await;
             assert!(ran > 0 || name.starts_with("migrate/"), "{name}");
             server.stop().await;
         }

@@ -16,8 +16,8 @@ use fencepost::{
 
 use crate::{
     harness::{
-        Proxy, Reply, Stage, TestProject, TestServer, fresh_database, limited, redis_url, run,
-        until_ready,
+        LoneProject, Proxy, Reply, Stage, TestProject, TestServer, eventually, fresh_database,
+        limited, redis_url, repeatedly, run, until, until_ready,
     },
     people::{PASSWORD, post_from},
 };
@@ -92,7 +92,7 @@ fn connections_of_one_address_are_bounded() {
         assert!(!talk().await.1, "one too many");
         drop(open.pop());
         // The server notices that the connection is closed.
-        while !talk().await.1 {}
+        until("the budget of the connection to be used up", async || talk().await.1).await;
         drop(open);
         server.stop().await;
     });
@@ -125,17 +125,19 @@ fn large_bodies_of_one_project_wait_for_each_other_and_for_no_other_project() {
         drop(announced);
         let held: Vec<_> = (0..BODIES).map(|_| hold(BYTES - 1)).collect();
         // Until the server has read them.
-        let refused = loop {
+        let refused = eventually("the bodies of the greedy project to be too many", async || {
             let reply = greedy.post("/v1/jobs/batch", large.clone()).await;
-            if reply.status != 201 {
-                break reply;
-            }
-        };
+            (reply.status != 201).then_some(reply)
+        })
+        .await;
         refused.is_error(503, "overloaded");
         other.post("/v1/jobs/batch", large.clone()).await.is(201);
         greedy.enqueue(json!({"job_type": "small"})).await;
         drop(held);
-        while greedy.post("/v1/jobs/batch", large.clone()).await.status != 201 {}
+        until("room for the bodies of the greedy project", async || {
+            greedy.post("/v1/jobs/batch", large.clone()).await.status == 201
+        })
+        .await;
         server.stop().await;
     });
 }
@@ -169,9 +171,14 @@ async fn talkative(database_url: &str) -> Talkative {
         text
     });
     let url = format!("http://{free}");
-    while reqwest::get(format!("{url}/readyz")).await.map_or(true, |it| it.status() != 200) {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    until("the node to be ready", async || {
+        crate::harness::client()
+            .get(format!("{url}/readyz"))
+            .send()
+            .await
+            .map_or(true, |it| it.status() == 200)
+    })
+    .await;
     Talkative { child, url, reading }
 }
 
@@ -182,7 +189,7 @@ fn lookups_that_the_database_did_not_answer_are_no_guesses() {
         let proxy = Proxy::start(&database).await;
         let server = proxy.server().await;
         until_ready(&server.url).await;
-        let t = TestProject::at(&server.url, &database, "main").await;
+        let t = LoneProject::at(&server.url, &database, "main").await;
         proxy.cut(true);
         let mut calls = JoinSet::new();
         for _ in 0..=LOOKUPS_PER_ADDRESS.count {
@@ -192,12 +199,11 @@ fn lookups_that_the_database_did_not_answer_are_no_guesses() {
         let statuses = calls.join_all().await;
         assert!(statuses.iter().all(|it| *it == 503), "{statuses:?}");
         proxy.cut(false);
-        let answered = loop {
+        let answered = eventually("the database to answer again", async || {
             let reply = t.get("/v1/limits").await;
-            if reply.status != 503 {
-                break reply;
-            }
-        };
+            (reply.status != 503).then_some(reply)
+        })
+        .await;
         answered.is(200);
         server.stop().await;
     });
@@ -213,21 +219,21 @@ fn a_neighbour_who_tries_keys_keeps_no_known_client_out() {
             others.push(server.project(&format!("other{place}")).await);
         }
         t.get("/v1/limits").await.is(200);
-        let junk = async || {
-            let junk = TestProject { api_key: key::generate("live"), ..t.clone() };
-            junk.get("/v1/limits").await.status.as_u16()
+        let limited_junk = async || {
+            let junk = t.with_key(key::generate("live"));
+            (junk.get("/v1/limits").await.status != 401).then_some(())
         };
-        while junk().await == 401 {}
+        repeatedly("the junk to be limited", limited_junk).await;
         // Long enough for its key to be looked up again and again.
-        let until = Instant::now() + CREDENTIAL_TTL * 2;
-        while Instant::now() < until {
+        let end = Instant::now() + CREDENTIAL_TTL * 2;
+        while Instant::now() < end {
             t.get("/v1/limits").await.is(200);
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         // A key that is not known yet waits with the others of its address, a second at a time.
         let mut refused = 0;
         for other in others {
-            while junk().await == 401 {}
+            repeatedly("the junk to be limited again", limited_junk).await;
             refused += u32::from(other.get("/v1/limits").await.status == 429);
         }
         assert!(refused > 0, "look-ups of unknown keys are counted");
@@ -242,10 +248,9 @@ fn no_log_tells_a_secret_however_talkative_it_is() {
         let t = TestProject {
             url: node.url.clone(),
             id: String::new(),
+            slug: String::new(),
             api_key: String::new(),
-            database: database.clone(),
-            client: reqwest::Client::new(),
-            stopping: tokio_util::sync::CancellationToken::new(),
+            client: crate::harness::client(),
         };
         let mut secrets = vec![PASSWORD.to_owned()];
         let body = json!({"email": "canary-mail@example.com", "password": PASSWORD});
@@ -268,9 +273,9 @@ fn no_log_tells_a_secret_however_talkative_it_is() {
         post_from(&t, "/v1/auth/login", wrong, "192.0.2.78")
             .await
             .is_error(401, "invalid_credentials");
-        let t = TestProject { api_key: text(&made["api_key"]["secret"]), ..t };
+        let t = t.with_key(text(&made["api_key"]["secret"]));
         secrets.push(t.api_key.clone());
-        let person = TestProject { api_key: access, ..t.clone() };
+        let person = t.with_key(access);
         let keys = format!("/v1/projects/{}/keys", text(&made["project"]["slug"]));
         let key = person.post(&keys, json!({"name": "k"})).await.is(201);
         secrets.push(text(&key["secret"]));

@@ -1,6 +1,6 @@
 //! Signs of life, and how long they last.
 
-use crate::harness::{TestProject, run};
+use crate::harness::{TestProject, run, run_alone};
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ async fn lease_seconds_left(t: &TestProject, id: &Value) -> f64 {
 
 #[test]
 fn a_heartbeat_renews_the_lease_by_its_own_length() {
-    run(async |t| {
+    run_alone(async |t| {
         t.enqueue(json!({"timeout_seconds": 600})).await;
         let poll = json!({"worker_id": "w", "queues": ["default"], "lease_seconds": 40});
         let job = t.polled(poll).await.pop().expect("a job");
@@ -79,7 +79,7 @@ fn progress_is_kept_until_it_is_told_anew() {
 
 #[test]
 fn an_expired_lease_cannot_be_renewed() {
-    run(async |t| {
+    run_alone(async |t| {
         t.enqueue(json!({})).await;
         let job = t.lease("w").await;
         // The reaper looks after a gap first, so the lease stays as it is for this moment.

@@ -1,6 +1,6 @@
 //! What happens once: requests with an idempotency key, jobs with a unique key.
 
-use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run};
+use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run, run_alone};
 use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};
 use sqlx::Executor;
@@ -15,7 +15,7 @@ async fn post_once(t: &TestProject, path: &str, key: &str, body: &Value) -> Repl
 
 #[test]
 fn a_repeated_request_is_answered_as_the_first_time_and_stores_nothing_more() {
-    run(async |t| {
+    run_alone(async |t| {
         let job = json!({"job_type": "t", "payload": [1, 2]});
         let batch = json!({"jobs": [job, job]});
         let workflow = json!({"jobs": [{"key": "a", "job_type": "t"}]});
@@ -66,7 +66,7 @@ fn the_key_may_come_in_the_body_and_lives_for_a_day_in_its_project() {
 
 #[test]
 fn many_at_once_with_one_key_store_one_job() {
-    run(async |t| {
+    run_alone(async |t| {
         let body = json!({"job_type": "t"});
         let calls = (0..20).map(|_| post_once(t, "/v1/jobs", "k", &body));
         let replies = futures_util::future::join_all(calls).await;
@@ -83,7 +83,7 @@ fn many_at_once_with_one_key_store_one_job() {
 
 #[test]
 fn a_request_that_broke_off_finds_what_it_had_stored() {
-    run(async |t| {
+    run_alone(async |t| {
         let parent = t.enqueue(json!({"delay_seconds": 60})).await;
         let tied = json!({"job_type": "t", "parent_job_id": parent});
         for (key, body) in [("plain", json!({"job_type": "t"})), ("tied", tied)] {
@@ -106,7 +106,7 @@ fn a_request_that_broke_off_finds_what_it_had_stored() {
 
 #[test]
 fn a_request_finds_what_an_earlier_try_commits_late() {
-    run(async |t| {
+    run_alone(async |t| {
         let job = json!({"job_type": "t"});
         let first = post_once(t, "/v1/jobs", "k", &job).await.is(201);
         // As if the node had been cut off from its database before the commit.
@@ -137,7 +137,7 @@ fn a_request_finds_what_an_earlier_try_commits_late() {
 
 #[test]
 fn a_request_that_could_not_free_its_key_may_be_repeated_once_the_database_answers() {
-    run(async |t| {
+    run_alone(async |t| {
         let refuse = "create function refuse() returns trigger language plpgsql as $$
                       begin raise exception 'refused' using errcode = '57P01'; end $$;
                       create trigger refuse before insert on jobs for each row
@@ -159,7 +159,7 @@ fn a_request_that_could_not_free_its_key_may_be_repeated_once_the_database_answe
 
 #[test]
 fn a_request_whose_node_is_gone_may_be_repeated_at_once() {
-    run(async |t| {
+    run_alone(async |t| {
         let body = json!({"job_type": "t"});
         let first = post_once(t, "/v1/jobs", "k", &body).await.is(201);
         let broken_off = "update idempotency_keys set status = null, body = null,";
@@ -187,7 +187,7 @@ fn a_request_whose_node_is_gone_may_be_repeated_at_once() {
 
 #[test]
 fn only_answers_that_depend_on_the_request_alone_are_kept() {
-    run(async |t| {
+    run_alone(async |t| {
         let wrong = json!({"job_type": ""});
         let first = post_once(t, "/v1/jobs", "bad", &wrong).await;
         first.is_error(400, "invalid_request");
@@ -251,7 +251,7 @@ fn a_unique_key_belongs_to_one_live_job() {
 
 #[test]
 fn a_batch_with_a_taken_key_is_refused_whole_or_answers_with_the_job_that_has_it() {
-    run(async |t| {
+    run_alone(async |t| {
         let first = t.post("/v1/jobs", unique("k", "reject")).await.is(201);
         let batch = |it: Value| json!({"jobs": [{"job_type": "t"}, it]});
         let reply = t.post("/v1/jobs/batch", batch(unique("k", "reject"))).await;
@@ -267,7 +267,7 @@ fn a_batch_with_a_taken_key_is_refused_whole_or_answers_with_the_job_that_has_it
 
 #[test]
 fn a_race_for_a_unique_key_has_one_winner() {
-    run(async |t| {
+    run_alone(async |t| {
         for (on_conflict, losers) in [("reject", 409), ("return_existing", 200)] {
             let body = unique(on_conflict, on_conflict);
             let calls = (0..24).map(|_| t.post("/v1/jobs", body.clone()));
@@ -282,7 +282,7 @@ fn a_race_for_a_unique_key_has_one_winner() {
 
 #[test]
 fn a_batch_that_broke_off_finds_what_it_had_stored_and_what_was_there_before() {
-    run(async |t| {
+    run_alone(async |t| {
         let first = t.post("/v1/jobs", unique("k", "reject")).await.is(201);
         let batch = json!({"jobs": [{"job_type": "t"}, unique("k", "return_existing")]});
         let stored = post_once(t, "/v1/jobs/batch", "b", &batch).await.is(201);

@@ -1,6 +1,6 @@
 //! Schemas of job types: stored, compared with payloads, and kept apart by project.
 
-use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run};
+use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run, run_alone};
 use fencepost::domain::limits;
 use serde_json::{Value, json};
 
@@ -36,7 +36,7 @@ fn a_schema_is_stored_shown_and_removed() {
 
 #[test]
 fn payloads_are_compared_with_the_schema_where_it_is_asked() {
-    run(async |t| {
+    run_alone(async |t| {
         describe(t, "mail", schema()).await;
         let job = |payload: Value| json!({"job_type": "mail", "payload": payload});
         let checked = |payload| {
@@ -92,7 +92,7 @@ fn a_key_that_is_bound_to_other_types_learns_nothing_of_a_schema() {
         let key = json!({"name": "bound", "scopes": ["produce"], "job_types": ["other"]});
         let key =
             t.post("/v1/keys", key).await.is(201)["secret"].as_str().expect("a key").to_owned();
-        let bound = TestProject { api_key: key, ..t.clone() };
+        let bound = t.with_key(key);
         let job = json!({"job_type": "mail", "payload": {}, "check_payload": true});
         let reply = bound.post("/v1/jobs", job).await;
         assert!(!reply.text.contains("payload"), "{}", reply.text);

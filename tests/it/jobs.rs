@@ -2,7 +2,7 @@
 
 use crate::{
     console::Browser,
-    harness::{TestServer, fresh_database, limited, run},
+    harness::{TestServer, fresh_database, limited, run, run_alone},
 };
 use chrono::{DateTime, Utc};
 use fencepost::domain::{access::Role, limits};
@@ -125,7 +125,7 @@ fn a_job_for_later_is_scheduled() {
 
 #[test]
 fn a_batch_is_stored_whole_and_in_order() {
-    run(async |t| {
+    run_alone(async |t| {
         let jobs: Vec<_> = (0..500).map(|it| json!({"job_type": format!("t{it}")})).collect();
         let stored = t.post("/v1/jobs/batch", json!({"jobs": jobs})).await.is(201);
         let stored = stored["jobs"].as_array().expect("jobs");
@@ -137,7 +137,7 @@ fn a_batch_is_stored_whole_and_in_order() {
 
 #[test]
 fn a_batch_with_one_bad_job_stores_nothing_and_names_it() {
-    run(async |t| {
+    run_alone(async |t| {
         let post = async |bad: Value| {
             let jobs = json!([{"job_type": "a"}, bad, {"job_type": "c"}]);
             t.post("/v1/jobs/batch", json!({"jobs": jobs})).await
@@ -217,7 +217,7 @@ fn a_list_shows_only_what_was_asked_for() {
 
 #[test]
 fn a_filtered_page_looks_at_a_bounded_number_of_jobs_and_says_that_there_may_be_more() {
-    run(async |t| {
+    run_alone(async |t| {
         let oldest = t.enqueue(json!({"job_type": "rare"})).await;
         t.database
             .execute(
@@ -247,7 +247,7 @@ fn a_filtered_page_looks_at_a_bounded_number_of_jobs_and_says_that_there_may_be_
 
 #[test]
 fn what_is_ready_is_found_however_much_has_finished_since() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut ready = Vec::new();
         for _ in 0..3 {
             ready.insert(0, t.enqueue(json!({"queue": "invoices"})).await);

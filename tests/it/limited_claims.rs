@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicI64, Ordering},
 };
 
-use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run};
+use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run, run_alone};
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -177,7 +177,7 @@ fn sixty_four_workers_never_exceed_the_limit_of_a_key() {
         let server = TestServer::start(database.clone()).await;
         let other = TestServer::start(database.clone()).await;
         let t = server.project("main").await;
-        let there = TestProject { url: other.url.clone(), ..t.clone() };
+        let there = t.through(&other.url);
         for number in 0..120 {
             let job_type = format!("type-{}", number % 3);
             let job = json!({
@@ -200,7 +200,7 @@ fn sixty_four_workers_never_exceed_the_limit_of_a_queue() {
         let server = TestServer::start(database.clone()).await;
         let other = TestServer::start(database.clone()).await;
         let t = server.project("main").await;
-        let there = TestProject { url: other.url.clone(), ..t.clone() };
+        let there = t.through(&other.url);
         assert_eq!(limit(&t, "default", json!(4)).await.is(200)["max_concurrency"], 4);
         for number in 0..120 {
             let labels = if number % 4 == 0 { json!([]) } else { json!(null) };
@@ -258,7 +258,7 @@ fn more_keys_than_a_page_holds_are_all_served() {
 fn a_claim_locks_few_keys_however_many_there_are() {
     const WANTED: usize = 5;
     const MAX_LOCKS: i64 = 25;
-    run(async |t| {
+    run_alone(async |t| {
         t.database
             .execute(
                 "create table locks (held bigint);
@@ -290,7 +290,7 @@ fn a_claim_locks_few_keys_however_many_there_are() {
 
 #[test]
 fn bad_gates_are_refused_by_name() {
-    run(async |t| {
+    run_alone(async |t| {
         let with = async |more: Value| {
             let mut job = json!({"job_type": "t"});
             job.as_object_mut().expect("an object").extend(more.as_object().expect("it").clone());

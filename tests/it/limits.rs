@@ -2,7 +2,7 @@
 
 use fencepost::domain::limits;
 
-use crate::harness::{TestProject, TestServer, fresh_database, limited, run};
+use crate::harness::{TestProject, TestServer, eventually, fresh_database, limited, run};
 use serde_json::{Value, json};
 
 fn text(chars: usize) -> String {
@@ -306,13 +306,12 @@ fn a_plan_bounds_the_queues_of_a_project() {
         let id = t.enqueue(job("q0")).await;
         // The number may be a second old.
         let mut names = 0;
-        let refused = loop {
+        let refused = eventually("the limit of queues", async || {
             names += 1;
             let reply = t.post("/v1/jobs", job(&format!("q{names}"))).await;
-            if reply.status != 201 {
-                break reply;
-            }
-        };
+            (reply.status != 201).then_some(reply)
+        })
+        .await;
         let error = refused.is_error(429, "quota_exceeded");
         assert_eq!(error["message"], "at most 2 queues are allowed");
         t.post("/v1/jobs", job("q0")).await.is(201);

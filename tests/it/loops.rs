@@ -9,7 +9,7 @@ use fencepost::{
     store::{pools::Pools, sweep::prune},
 };
 
-use crate::harness::{TestProject, TestServer, fresh_database, limited, run};
+use crate::harness::{LoneProject, TestServer, fresh_database, limited, run, run_alone};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -45,7 +45,7 @@ fn an_earlier_job_that_comes_later_is_not_kept_waiting() {
 
 #[test]
 fn a_silent_worker_costs_a_failure_but_no_wait() {
-    run(async |t| {
+    run_alone(async |t| {
         let id = t.enqueue(json!({"max_attempts": 2})).await;
         t.lease("silent").await;
         t.expire_leases().await;
@@ -69,7 +69,7 @@ fn a_silent_worker_costs_a_failure_but_no_wait() {
 
 #[test]
 fn an_attempt_that_outlives_its_timeout_is_retried_with_a_backoff() {
-    run(async |t| {
+    run_alone(async |t| {
         let id = t.enqueue(json!({"timeout_seconds": 60})).await;
         t.lease("slow").await;
         t.database
@@ -104,7 +104,7 @@ fn leases_that_expired_while_no_node_could_reap_are_extended_once() {
             )
             .await;
         let server = TestServer::start(database.clone()).await;
-        let t = crate::harness::TestProject { url: server.url.clone(), ..t };
+        let t = t.through(&server.url);
         // The first pass has happened when its time is written down.
         while database
             .number("select count(*) from reaper_state where last_pass_at < now() - interval '5 s'")
@@ -123,7 +123,7 @@ fn leases_that_expired_while_no_node_could_reap_are_extended_once() {
 
 #[test]
 fn a_job_that_is_only_ever_released_does_not_circle_for_ever() {
-    run(async |t| {
+    run_alone(async |t| {
         let id = t.enqueue(json!({})).await;
         t.database.execute("update jobs set attempt = 999").await;
         let job = t.lease("w").await;
@@ -135,7 +135,7 @@ fn a_job_that_is_only_ever_released_does_not_circle_for_ever() {
 
 #[test]
 fn a_retry_policy_of_a_newer_version_does_not_stop_retries() {
-    run(async |t| {
+    run_alone(async |t| {
         let id = t.enqueue(json!({"retry": {"strategy": "linear"}})).await;
         t.database.execute(r#"update job_bodies set retry = '{"strategy": "lunar"}'"#).await;
         let job = t.lease("w").await;
@@ -247,8 +247,8 @@ fn an_empty_queue_without_settings_is_forgotten() {
 }
 
 /// Runs a test with an engine of its own beside the server's, to make steps of loops when it wants.
-fn with_engine_of(test: impl AsyncFnOnce(&TestProject, &Engine)) {
-    run(async |t| {
+fn with_engine_of(test: impl AsyncFnOnce(&LoneProject, &Engine)) {
+    run_alone(async |t| {
         let pools = Pools::new(&t.database.url, PoolArgs::default(), None).expect("a URL");
         let engine = Engine::start(pools, TickKey::new(b"test"), CancellationToken::new());
         test(t, &engine).await;

@@ -1,17 +1,18 @@
 //! A project's own numbers: as JSON, for its Prometheus, and what its people import.
 
-use crate::harness::{TestProject, TestServer, fresh_database, limited, run, scratch};
+use crate::harness::{
+    LoneProject, TestProject, TestServer, eventually, fresh_database, limited, run, run_alone,
+    scratch, until,
+};
 use serde_json::{Value, json};
 
 /// Waits until a node has written down what it has counted, and answers with the summary.
 async fn summary_with(t: &TestProject, field: &str, wanted: i64) -> Value {
-    loop {
+    eventually(format!("{field} to be {wanted}"), async || {
         let summary = t.get("/v1/metrics/summary?period=1h").await.is(200);
-        if summary[field] == wanted {
-            return summary;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    }
+        (summary[field] == wanted).then_some(summary)
+    })
+    .await
 }
 
 /// One job that succeeds, one that fails and is retried, one that is dead-lettered, one that is
@@ -74,14 +75,12 @@ fn jobs_of_a_schedule_are_counted_as_enqueued() {
     run(async |t| {
         let every_second = json!({"job_type": "tick", "cron_expression": "* * * * * *"});
         t.put("/v1/recurring/ticks", every_second).await.is(200);
-        loop {
+        until("a tick to be counted", async || {
             let seen = t.get("/v1/metrics/throughput?period=1h&job_type=tick").await.is(200);
             let buckets = seen["buckets"].as_array().expect("buckets");
-            if buckets.iter().any(|it| it["enqueued"].as_i64() > Some(0)) {
-                return;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
+            buckets.iter().any(|it| it["enqueued"].as_i64() > Some(0))
+        })
+        .await;
     });
 }
 
@@ -98,7 +97,7 @@ fn a_job_whose_time_is_long_past_waits_since_it_was_stored() {
 
 #[test]
 fn an_operator_finds_the_queue_that_is_stuck_and_why() {
-    run(async |t| {
+    run_alone(async |t| {
         let stuck = async || {
             let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_fencepost"));
             let run = command.args(["stuck", "--database-url", &t.database.url]).output().await;
@@ -108,19 +107,21 @@ fn an_operator_finds_the_queue_that_is_stuck_and_why() {
         t.enqueue(json!({"queue": "mail"})).await;
         t.enqueue(json!({"queue": "mail", "priority": 5, "run_at": "2001-01-01T00:00:00Z"})).await;
         // Counters are added up within a second.
-        let alone = loop {
+        let alone = eventually("the job type to be stuck", async || {
             let said = stuck().await;
-            if said.contains("mail") {
-                break said;
-            }
-        };
+            said.contains("mail").then_some(said)
+        })
+        .await;
         assert!(alone.contains("main  mail  (no worker polls it)"), "{alone}");
         let seconds: i64 =
             alone.split_whitespace().next().and_then(|it| it.parse().ok()).expect("a time");
         assert!(seconds < 60, "{alone}");
         t.polled(json!({"worker_id": "w", "queues": ["mail"], "wait_seconds": 0})).await;
         // Workers are written down a moment later.
-        while !stuck().await.contains("(1 live worker with 1 job, and not all have told") {}
+        until("a worker that has not said what it takes", async || {
+            stuck().await.contains("(1 live worker with 1 job, and not all have told")
+        })
+        .await;
         t.act("/v1/queues/mail/pause").await.is(200);
         assert!(stuck().await.contains("(paused)"));
     });
@@ -202,7 +203,7 @@ fn an_autoscaler_sees_the_backlog_of_a_queue_even_before_its_first_job() {
 
 #[test]
 fn job_types_are_listed_by_what_they_did_in_the_last_day() {
-    run(async |t| {
+    run_alone(async |t| {
         for (queue, number) in [("a", 0), ("b", 1), ("a", 2)] {
             t.enqueue(json!({"job_type": "mail", "queue": queue, "payload": number})).await;
         }
@@ -212,14 +213,13 @@ fn job_types_are_listed_by_what_they_did_in_the_last_day() {
             let job = t.polled(poll).await.remove(0);
             t.ack(&job, "w", status).await.is(200);
         }
-        let theirs = TestProject::at(&t.url, &t.database, "theirs").await;
+        let theirs = LoneProject::at(&t.url, &t.database, "theirs").await;
         theirs.enqueue(json!({"job_type": "secret"})).await;
-        let types = loop {
+        let types = eventually("the counts of both types", async || {
             let seen = t.get("/v1/job-types").await.is(200)["job_types"].clone();
-            if seen[1]["dead_letter"] == 1 && seen[0]["succeeded"] == 2 {
-                break seen;
-            }
-        };
+            (seen[1]["dead_letter"] == 1 && seen[0]["succeeded"] == 2).then_some(seen)
+        })
+        .await;
         assert_eq!(types.as_array().expect("types").len(), 2, "{types}");
         assert_eq!((&types[0]["job_type"], &types[0]["enqueued"]), (&json!("mail"), &json!(3)));
         assert_eq!(types[0]["queues"], json!(["a", "b"]));
@@ -233,16 +233,17 @@ fn the_dashboard_and_the_rules_are_of_the_project_and_hold_for_later_queues() {
     run(async |t| {
         let dashboard = t.get("/v1/grafana-dashboard.json").await.is(200);
         let variable = &dashboard["templating"]["list"][1];
-        let values = "label_values(fencepost_project_queue_jobs{project=\"main\"}, queue)";
+        let project = format!("{{project=\"{}\"}}", t.slug);
+        let values = format!("label_values(fencepost_project_queue_jobs{project}, queue)");
         assert_eq!(variable["query"]["query"], values);
-        assert_eq!(dashboard["title"], "Fencepost: main");
+        assert_eq!(dashboard["title"], format!("Fencepost: {}", t.slug));
         assert!(!dashboard.to_string().contains("PROJECT_SLUG"));
         let rules = t.get("/v1/alert-rules.yaml").await;
         assert_eq!(rules.status, 200);
         assert_eq!(rules.headers["content-type"], "text/plain; charset=utf-8");
         for part in [
             "- alert: FencepostQueueStuck",
-            "project=\\\"main\\\"",
+            &format!("project=\\\"{}\\\"", t.slug),
             &format!("{}/docs/runbooks/queue-stuck", t.url),
         ] {
             assert!(rules.text.contains(part), "{part}\n{}", rules.text);

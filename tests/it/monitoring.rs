@@ -21,8 +21,8 @@ use fencepost::{
 use crate::{
     docs::read,
     harness::{
-        NodeProcess, Process, Sink, TestProject, free_port, fresh_database, limited, run_for,
-        scratch,
+        LoneProject, NodeProcess, Process, Sink, TestProject, free_port, fresh_database, limited,
+        run_for, scratch, until,
     },
 };
 use reqwest::StatusCode;
@@ -145,7 +145,8 @@ impl Watcher {
     /// How many series an expression has now.
     async fn series(&self, expr: &str) -> usize {
         let query = [("query", expr)];
-        let asked = reqwest::Client::new().get(format!("{}/api/v1/query", self.url)).query(&query);
+        let asked =
+            crate::harness::client().get(format!("{}/api/v1/query", self.url)).query(&query);
         let Ok(answer) = asked.send().await else { return 0 };
         // Its port is open before it can answer.
         if answer.status() == StatusCode::SERVICE_UNAVAILABLE {
@@ -158,7 +159,7 @@ impl Watcher {
 }
 
 /// Everything that leaves a trace in the metrics, over and over.
-async fn live(t: &TestProject, round: usize) {
+async fn live(t: &LoneProject, round: usize) {
     for number in 0..4 {
         let job = json!({"job_type": format!("type{number}"), "max_attempts": 1 + number % 2});
         t.enqueue(job).await;
@@ -202,7 +203,7 @@ fn every_expression_of_every_dashboard_and_rule_returns_data() {
         let args = ["--canary-seconds", "1", "--outbound-allow", "127.0.0.1"];
         let mut node = NodeProcess::start_at(&database, free_port(), &args);
         node.until_ready().await;
-        let t = TestProject::at(&node.url(), &database, "main").await;
+        let t = LoneProject::at(&node.url(), &database, "main").await;
         let sink = Sink::start().await;
         let told = json!({"url": sink.url, "events": ["*"]});
         t.post("/v1/webhooks", told).await.is(201);
@@ -240,7 +241,14 @@ fn what_the_operator_scrapes_is_well_formed_and_complete() {
         let mut node = NodeProcess::start(&database);
         node.until_ready().await;
         let url = format!("http://127.0.0.1:{}/metrics", node.operator_port);
-        let text = reqwest::get(url).await.expect("an answer").text().await.expect("text");
+        let text = crate::harness::client()
+            .get(url)
+            .send()
+            .await
+            .expect("an answer")
+            .text()
+            .await
+            .expect("text");
         let file = scratch("metrics").join("metrics.txt");
         std::fs::write(&file, &text).expect("it is written");
         let sh = format!("promtool check metrics < {}", file.display());
@@ -255,15 +263,23 @@ fn what_the_operator_scrapes_is_well_formed_and_complete() {
 /// The value of a metric, as a scrape shows it.
 async fn scraped(node: &NodeProcess, series: &str) -> Option<f64> {
     let url = format!("http://127.0.0.1:{}/metrics", node.operator_port);
-    let text = reqwest::get(url).await.expect("an answer").text().await.expect("text");
+    let text = crate::harness::client()
+        .get(url)
+        .send()
+        .await
+        .expect("an answer")
+        .text()
+        .await
+        .expect("text");
     let line = text.lines().find_map(|it| it.strip_prefix(series)?.strip_prefix(' '));
     line.map(|it| it.trim().parse().expect("a number"))
 }
 
 async fn becomes(node: &NodeProcess, series: &str, is_wanted: fn(f64) -> bool) {
-    while !scraped(node, series).await.is_some_and(is_wanted) {
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    until(format!("{series} to be as wanted"), async || {
+        scraped(node, series).await.is_some_and(is_wanted)
+    })
+    .await;
 }
 
 #[test]

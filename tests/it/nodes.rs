@@ -9,8 +9,8 @@ use std::{
 };
 
 use crate::harness::{
-    Database, NodeProcess, Proxy, Stage, TestProject, TestServer, fresh_database, limited,
-    redis_url, until_ready,
+    Database, LoneProject, NodeProcess, Proxy, Stage, TestProject, TestServer, fresh_database,
+    limited, redis_url, until, until_ready,
 };
 use serde_json::{Value, json};
 
@@ -35,7 +35,7 @@ async fn pickups(redis: bool, rounds: u32) -> Vec<Duration> {
     let one = TestServer::start_as(database.clone(), stage()).await;
     let other = TestServer::start_as(database, stage()).await;
     let here = one.project("main").await;
-    let there = TestProject { url: other.url.clone(), ..here.clone() };
+    let there = here.through(&other.url);
     until_ready(&one.url).await;
     until_ready(&other.url).await;
     until_all_know(&here.database).await;
@@ -83,7 +83,7 @@ fn hints_of_a_project_go_only_to_nodes_where_its_polls_were_parked() {
         let one = TestServer::start(database.clone()).await;
         let other = TestServer::start(database.clone()).await;
         let here = one.project("main").await;
-        let there = TestProject { url: other.url.clone(), ..here.clone() };
+        let there = here.through(&other.url);
         let channel = database
             .text(
                 "select 'fencepost:' || replace(instance.public_id::text, '-', '')
@@ -94,13 +94,13 @@ fn hints_of_a_project_go_only_to_nodes_where_its_polls_were_parked() {
             .await;
         let client = ::redis::Client::open(redis_url()).expect("a URL");
         let mut conn = client.get_multiplexed_async_connection().await.expect("a connection");
-        let mut until_heard_by = async |nodes: i64| loop {
-            let ask = ::redis::cmd("PUBSUB").arg("NUMSUB").arg(&channel).to_owned();
-            let (_, heard_by): (String, i64) = ask.query_async(&mut conn).await.expect("a number");
-            if heard_by == nodes {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
+        let mut until_heard_by = async |nodes: i64| {
+            until(format!("{nodes} nodes that listen"), async || {
+                let ask = ::redis::cmd("PUBSUB").arg("NUMSUB").arg(&channel).to_owned();
+                let heard_by: (String, i64) = ask.query_async(&mut conn).await.expect("a number");
+                heard_by.1 == nodes
+            })
+            .await;
         };
         until_heard_by(0).await;
         let poll = json!({"worker_id": "w", "queues": ["default"], "wait_seconds": 0});
@@ -148,7 +148,7 @@ fn the_death_of_a_node_loses_nothing_and_its_clients_go_on_elsewhere() {
         for url in &urls {
             until_ready(url).await;
         }
-        let t = TestProject::at(&urls[1], &database, "main").await;
+        let t = LoneProject::at(&urls[1], &database, "main").await;
         let done = Arc::new(AtomicUsize::new(0));
         let workers: Vec<_> = (0..WORKERS)
             .map(|number| {
@@ -204,7 +204,7 @@ fn what_one_node_changes_of_a_project_the_others_obey() {
         let one = TestServer::start(database.clone()).await;
         let other = TestServer::start(database).await;
         let here = one.project("main").await;
-        let there = TestProject { url: other.url.clone(), ..here.clone() };
+        let there = here.through(&other.url);
         there.get("/v1/jobs").await.is(200);
         // A pause on one node keeps jobs from polls on the other.
         here.act("/v1/queues/default/pause").await.is(200);
@@ -258,7 +258,7 @@ fn five_nodes_without_redis_share_many_concurrency_keys() {
             t.post("/v1/jobs/batch", json!({"jobs": jobs})).await.is(201);
         }
         let workers = nodes.iter().enumerate().flat_map(|(number, node)| {
-            let t = TestProject { url: node.url.clone(), ..t.clone() };
+            let t = t.through(&node.url);
             (0..3).map(move |each| (t.clone(), format!("w{number}-{each}")))
         });
         let workers: Vec<_> = workers

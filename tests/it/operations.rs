@@ -1,12 +1,13 @@
 //! Bulk operations in the background: purges and retries, their progress, and their end.
 
-use std::time::Duration;
-
-use crate::harness::{TestProject, TestServer, fresh_database, limited, run};
+use crate::harness::{
+    LoneProject, TestProject, TestServer, eventually, fresh_database, limited, run, run_alone,
+    until,
+};
 use serde_json::{Value, json};
 
 /// This many dead letters.
-async fn dead_letter(t: &TestProject, jobs: usize, job_type: &str) {
+async fn dead_letter(t: &LoneProject, jobs: usize, job_type: &str) {
     t.database
         .execute(&format!(
             "with new as (
@@ -41,13 +42,11 @@ async fn begun(t: &TestProject, what: &str, request: Value) -> Value {
 
 pub async fn ends(t: &TestProject, operation: &Value) -> Value {
     let id = operation["id"].as_str().expect("an id");
-    loop {
+    eventually(format!("the end of operation {id}"), async || {
         let seen = t.get(&format!("/v1/operations/{id}")).await.is(200);
-        if seen["state"] != "running" {
-            return seen;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+        (seen["state"] != "running").then_some(seen)
+    })
+    .await
 }
 
 #[test]
@@ -93,7 +92,7 @@ fn a_purge_cancels_waiting_jobs_only() {
 
 #[test]
 fn dead_letters_are_retried_by_filter_and_counted_first() {
-    run(async |t| {
+    run_alone(async |t| {
         dead_letter(t, 230, "mail").await;
         dead_letter(t, 5, "report").await;
         let by_type = json!({"filter": {"job_type": "mail"}, "dry_run": true});
@@ -125,7 +124,7 @@ fn dead_letters_are_retried_by_filter_and_counted_first() {
 
 #[test]
 fn dead_letters_are_purged_only_when_that_is_confirmed() {
-    run(async |t| {
+    run_alone(async |t| {
         dead_letter(t, 120, "mail").await;
         let path = "/v1/dead-letters/purge";
         t.post(path, json!({"filter": {}})).await.refuses("confirm");
@@ -146,21 +145,19 @@ fn dead_letters_are_purged_only_when_that_is_confirmed() {
 
 #[test]
 fn an_operation_goes_no_faster_than_it_was_told_and_ends_when_it_is_aborted() {
-    run(async |t| {
+    run_alone(async |t| {
         dead_letter(t, 500, "mail").await;
         let slowly = json!({"filter": {}, "rate_per_second": 20});
         let operation = begun(t, "retry", slowly).await;
         let path = format!("/v1/operations/{}", operation["id"].as_str().expect("an id"));
         let started = std::time::Instant::now();
-        loop {
+        until("15 jobs to be done", async || {
             let seen = t.get(&path).await.is(200);
             let most = (started.elapsed().as_secs_f64() + 1.0) * 20.0;
             assert!(seen["done"].as_f64().expect("a number") <= most, "{seen}");
-            if seen["done"].as_i64().expect("a number") >= 15 {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+            seen["done"].as_i64().expect("a number") >= 15
+        })
+        .await;
         let aborted = t.act(&format!("{path}/abort")).await.is(200);
         assert_eq!(aborted["state"], "aborted");
         let again = t.act(&format!("{path}/abort")).await.is(200);
@@ -180,16 +177,14 @@ fn an_operation_survives_a_restart_and_another_node_continues_it() {
         dead_letter(&t, 300, "mail").await;
         let slowly = json!({"filter": {}, "rate_per_second": 60});
         let operation = begun(&t, "retry", slowly).await;
-        while database.number("select done from operations").await == 0 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        database.until_at_least("select done from operations", 1).await;
         server.stop().await;
         let done = database.number("select done from operations").await;
         assert!((1..300).contains(&done), "{done}");
         let back = "select count(*) from jobs where state = 'pending'";
         assert_eq!(database.number(back).await, done, "what is done is written down");
         let server = TestServer::start(database.clone()).await;
-        let t = TestProject { url: server.url.clone(), ..t };
+        let t = t.through(&server.url);
         database.execute("update operations set rate_per_second = null").await;
         let ended = ends(&t, &operation).await;
         assert_eq!((&ended["done"], &ended["state"]), (&json!(300), &json!("succeeded")));
@@ -199,7 +194,7 @@ fn an_operation_survives_a_restart_and_another_node_continues_it() {
 
 #[test]
 fn a_repeated_request_begins_no_second_operation() {
-    run(async |t| {
+    run_alone(async |t| {
         dead_letter(t, 3, "mail").await;
         let retry = async || {
             let request = t.request(reqwest::Method::POST, "/v1/dead-letters/retry");
@@ -213,7 +208,7 @@ fn a_repeated_request_begins_no_second_operation() {
 
 #[test]
 fn a_step_that_fails_again_and_again_ends_its_operation_and_says_why() {
-    run(async |t| {
+    run_alone(async |t| {
         dead_letter(t, 3, "mail").await;
         t.database
             .execute(
@@ -225,13 +220,11 @@ fn a_step_that_fails_again_and_again_ends_its_operation_and_says_why() {
             .await;
         let operation = begun(t, "retry", json!({"filter": {}})).await;
         let path = format!("/v1/operations/{}", operation["id"].as_str().expect("an id"));
-        let failing = loop {
+        let failing = eventually("the operation to fail", async || {
             let seen = t.get(&path).await.is(200);
-            if seen["last_error"].is_string() {
-                break seen;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        };
+            seen["last_error"].is_string().then_some(seen)
+        })
+        .await;
         assert_eq!(failing["state"], "running", "once is not always");
         t.database.execute("update operations set failed_steps = 9, next_step_at = now()").await;
         let ended = ends(t, &operation).await;
@@ -241,7 +234,7 @@ fn a_step_that_fails_again_and_again_ends_its_operation_and_says_why() {
 
 #[test]
 fn an_operation_that_only_a_newer_release_can_read_keeps_no_other_waiting() {
-    run(async |t| {
+    run_alone(async |t| {
         dead_letter(t, 3, "mail").await;
         t.database
             .execute(
@@ -263,7 +256,7 @@ fn an_operation_that_only_a_newer_release_can_read_keeps_no_other_waiting() {
 
 #[test]
 fn running_operations_of_a_project_are_bounded() {
-    run(async |t| {
+    run_alone(async |t| {
         dead_letter(t, 1, "mail").await;
         let max = fencepost::domain::limits::MAX_RUNNING_OPERATIONS;
         t.database
@@ -389,7 +382,7 @@ fn what_was_cancelled_together_comes_back_together_however_slowly() {
 
 #[test]
 fn a_walk_continues_where_its_bound_stopped_it() {
-    run(async |t| {
+    run_alone(async |t| {
         let first = t.enqueue(json!({"queue": "rare"})).await;
         // More than one step looks at, made as old as their ids say.
         t.database

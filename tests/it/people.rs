@@ -2,7 +2,7 @@
 
 use fencepost::domain::access::Role;
 
-use crate::harness::{Reply, TestProject};
+use crate::harness::{LoneProject, Reply, TestProject};
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -23,7 +23,7 @@ pub struct Person {
 
 impl Person {
     /// Signs up, verifies the address and logs in, from an address of their own.
-    pub async fn sign_up(t: &TestProject, email: &str) -> Self {
+    pub async fn sign_up(t: &LoneProject, email: &str) -> Self {
         let person = Self::sign_up_unverified(t, email).await;
         let id = person.id().0;
         let verify = format!("update accounts set verified_at = now() where id = '{id}'");
@@ -85,12 +85,12 @@ impl Person {
     }
 
     /// Is a member of the project from now on, by the database's word.
-    pub async fn join(&self, t: &TestProject, role: Role) {
+    pub async fn join(&self, t: &LoneProject, role: Role) {
         self.join_project(t, "main", role).await;
     }
 
     /// Becomes a member of the project with this slug.
-    pub async fn join_project(&self, t: &TestProject, slug: &str, role: Role) {
+    pub async fn join_project(&self, t: &LoneProject, slug: &str, role: Role) {
         let sql = format!(
             "insert into members (project_id, account_id, role)
              select id, '{}', '{}' from projects where slug = '{slug}'",

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::harness::{TestServer, fresh_database, limited, run};
+use crate::harness::{TestServer, fresh_database, limited, run, run_alone};
 use serde_json::{Value, json};
 
 /// By then a claim for the worker `slow` is under way, and not over.
@@ -109,7 +109,7 @@ fn a_poll_fills_its_capacity_over_its_queues_in_their_order() {
 
 #[test]
 fn a_claim_for_a_further_queue_is_awaited_and_released_if_the_client_is_gone() {
-    run(async |t| {
+    run_alone(async |t| {
         t.database.execute(SLOW_CLAIMS).await;
         let slow_b = "create or replace function slow() returns trigger language plpgsql as $$
                       begin
@@ -147,7 +147,7 @@ fn a_poll_that_names_types_gets_only_those_best_first() {
 
 #[test]
 fn a_parked_poll_wakes_for_its_job_and_need_not_look_for_it() {
-    run(async |t| {
+    run_alone(async |t| {
         for types in [json!([]), json!(["test"])] {
             let poll = json!({"worker_id": "w", "queues": ["default"], "job_types": types});
             // A look that finds nothing: from now on only a wake or the fallback look finds a job.
@@ -223,7 +223,7 @@ fn a_newer_poll_with_the_same_id_replaces_the_parked_one() {
 
 #[test]
 fn the_last_of_many_polls_with_one_id_gets_the_job_though_a_claim_was_under_way() {
-    run(async |t| {
+    run_alone(async |t| {
         t.database.execute(SLOW_CLAIMS).await;
         let id = t.enqueue(json!({})).await;
         let poll = json!({
@@ -284,7 +284,7 @@ fn jobs_claimed_for_a_disconnected_client_are_released() {
 
 #[test]
 fn a_repeated_poll_gets_no_job_that_is_being_released() {
-    run(async |t| {
+    run_alone(async |t| {
         t.database.execute(SLOW_CLAIMS).await;
         t.database
             .execute(
@@ -306,9 +306,7 @@ fn a_repeated_poll_gets_no_job_that_is_being_released() {
         let request = t.request(reqwest::Method::POST, "/v1/workers/poll").json(&poll);
         assert!(tokio::time::timeout(IN_THE_CLAIM, request.send()).await.is_err());
         let claimed = "select count(*) from jobs where state = 'processing'";
-        while t.database.number(claimed).await == 0 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        t.database.until_at_least(claimed, 1).await;
         let jobs = t.polled(poll).await;
         assert_eq!(jobs[0]["attempt"], 2, "the first was not delivered");
         t.ack(&jobs[0], "slow", "succeeded").await.is(200);
@@ -373,7 +371,7 @@ fn a_server_that_stops_answers_its_parked_polls() {
 
 #[test]
 fn a_revoked_key_ends_its_parked_polls_and_opens_nothing() {
-    run(async |t| {
+    run_alone(async |t| {
         let parked = tokio::spawn({
             let t = t.clone();
             async move { t.post("/v1/workers/poll", json!({"worker_id": "w", "queues": ["q"]})).await }
@@ -390,7 +388,7 @@ fn a_revoked_key_ends_its_parked_polls_and_opens_nothing() {
 
 #[test]
 fn a_worker_may_introduce_itself() {
-    run(async |t| {
+    run_alone(async |t| {
         let worker = json!({
             "worker_id": "w", "queues": ["a"], "job_types": ["t"], "hostname": "h",
             "sdk_version": "1", "concurrency": 5, "pid": 77,

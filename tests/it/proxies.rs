@@ -5,13 +5,15 @@ use std::{
     collections::HashMap,
     net::TcpStream,
     process::Command,
-    sync::{Arc, Mutex},
+    sync::Mutex,
     time::{Duration, Instant},
 };
 
 use crate::harness::{
-    NodeProcess, Process, TestProject, free_port, fresh_database, run_for, scratch,
+    LoneProject, NodeProcess, Process, TestProject, eventually, free_port, fresh_database, run_for,
+    scratch, until,
 };
+use futures_util::future::join_all;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -79,9 +81,8 @@ impl Proxy {
     }
 
     async fn until_open(&self) {
-        while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        until("the proxy to listen", async || TcpStream::connect(("127.0.0.1", self.port)).is_ok())
+            .await;
     }
 
     fn url(&self) -> String {
@@ -89,36 +90,40 @@ impl Proxy {
     }
 }
 
+/// The answer to a call, if it was accepted and its answer has arrived.
+async fn call(t: &TestProject, path: &str, body: &Value) -> Option<Value> {
+    let sent = t.request(reqwest::Method::POST, path).json(body).send().await.ok()?;
+    sent.error_for_status().ok()?.json().await.ok()
+}
+
 /// One worker: it repeats its poll with its id until it has a job, and acks it.
-async fn work(t: TestProject, number: usize, given: Arc<Mutex<HashMap<String, Vec<String>>>>) {
+async fn work(t: &TestProject, number: usize, given: &Mutex<HashMap<String, Vec<String>>>) {
     let worker = format!("w{number}");
     let poll = json!({
         "worker_id": worker, "queues": ["default"], "wait_seconds": 30, "capacity": 1,
         "poll_id": Uuid::now_v7(), "lease_seconds": LEASE.as_secs(),
     });
-    let call = async |path: &str, body: &Value| -> Option<Value> {
-        let sent = t.request(reqwest::Method::POST, path).json(body).send().await.ok()?;
-        sent.error_for_status().ok()?.json().await.ok()
-    };
-    let job = loop {
-        let answer = call("/v1/workers/poll", &poll).await;
-        let jobs = answer.as_ref().and_then(|it| it["jobs"].as_array());
-        match jobs.and_then(|it| it.first()) {
-            Some(job) => break job.clone(),
-            None => tokio::time::sleep(Duration::from_millis(50)).await,
-        }
-    };
+    let job = eventually("a job", async || {
+        let answer = call(t, "/v1/workers/poll", &poll).await;
+        answer.and_then(|it| it["jobs"].as_array()?.first().cloned())
+    })
+    .await;
     let id = job["id"].as_str().expect("an id").to_owned();
     given.lock().expect("no panic").entry(id).or_default().push(worker.clone());
     let ack = TestProject::ack_body(&job, &worker, "succeeded");
-    while call("/v1/workers/ack", &ack).await.is_none() {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    until("an answer to the ack", async || call(t, "/v1/workers/ack", &ack).await.is_some()).await;
 }
 
 async fn parked(node: &NodeProcess) -> usize {
     let url = format!("http://127.0.0.1:{}/metrics", node.operator_port);
-    let text = reqwest::get(url).await.expect("an answer").text().await.expect("text");
+    let text = crate::harness::client()
+        .get(url)
+        .send()
+        .await
+        .expect("an answer")
+        .text()
+        .await
+        .expect("text");
     let line = text.lines().find_map(|it| it.strip_prefix("fencepost_polls_parked "));
     line.and_then(|it| it.parse::<f64>().ok()).unwrap_or(0.0) as usize
 }
@@ -129,25 +134,22 @@ fn survives(proxy: impl AsyncFnOnce(u16) -> Proxy) {
         let mut node = NodeProcess::start_at(&database, free_port(), &["--trusted-hops", "1"]);
         node.until_ready().await;
         let mut proxy = proxy(node.port).await;
-        let direct = TestProject::at(&node.url(), &database, "main").await;
-        let behind = TestProject { url: proxy.url(), ..direct.clone() };
-        let given = Arc::new(Mutex::new(HashMap::new()));
-        let workers: Vec<_> = (0..POLLS)
-            .map(|it| tokio::spawn(work(behind.clone(), it, Arc::clone(&given))))
-            .collect();
-        while parked(&node).await < POLLS {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        proxy.running.kill();
-        // Some are leased to polls whose end the node has not noticed yet.
-        let begun = Instant::now();
-        let jobs = vec![json!({"job_type": "test"}); POLLS];
-        direct.post("/v1/jobs/batch", json!({"jobs": jobs})).await.is(201);
-        proxy.running = (proxy.start)();
-        proxy.until_open().await;
-        for worker in workers {
-            worker.await.expect("no panic");
-        }
+        let direct = LoneProject::at(&node.url(), &database, "main").await;
+        let behind = direct.through(&proxy.url());
+        let given = Mutex::new(HashMap::new());
+        let workers = (0..POLLS).map(|number| work(&behind, number, &given));
+        let outage = async {
+            until("all polls to be parked", async || parked(&node).await >= POLLS).await;
+            proxy.running.kill();
+            // Some are leased to polls whose end the node has not noticed yet.
+            let begun = Instant::now();
+            let jobs = vec![json!({"job_type": "test"}); POLLS];
+            direct.post("/v1/jobs/batch", json!({"jobs": jobs})).await.is(201);
+            proxy.running = (proxy.start)();
+            proxy.until_open().await;
+            begun
+        };
+        let (begun, _) = tokio::join!(outage, join_all(workers));
         let took = begun.elapsed();
         assert!(took < LEASE, "a job waited for a lease: {took:?}");
         let given = given.lock().expect("no panic").clone();

@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::harness::{TestProject, TestServer, fresh_database, limited, run};
+use crate::harness::{
+    LoneProject, TestProject, TestServer, eventually, fresh_database, limited, run, run_alone,
+};
 use serde_json::{Value, json};
 use sqlx::Executor;
 
@@ -55,7 +57,7 @@ fn a_queue_shows_how_many_jobs_are_where() {
 
 #[test]
 fn what_was_added_up_and_what_was_not_yet_are_counted_once() {
-    run(async |t| {
+    run_alone(async |t| {
         t.enqueue(json!({})).await;
         assert_eq!(merged(t).await, 1);
         t.enqueue(json!({})).await;
@@ -66,16 +68,14 @@ fn what_was_added_up_and_what_was_not_yet_are_counted_once() {
 }
 
 /// Waits until all deltas are merged, and says how many jobs are active.
-async fn merged(t: &TestProject) -> i64 {
-    while t.database.number("select count(*) from queue_deltas").await > 0 {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+async fn merged(t: &LoneProject) -> i64 {
+    t.database.until("select count(*) from queue_deltas", 0).await;
     t.database.number("select sum(active)::bigint from queue_counts").await
 }
 
 #[test]
 fn a_change_that_commits_late_is_counted() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut conn = t.database.connect().await;
         let late = "begin;
                     insert into queue_deltas (project_id, queue, active)
@@ -91,7 +91,7 @@ fn a_change_that_commits_late_is_counted() {
 
 #[test]
 fn a_database_restored_from_a_dump_counts_on() {
-    run(async |t| {
+    run_alone(async |t| {
         // Transactions are numbered anew there.
         t.database.execute("update merged_deltas set merged_before = 1000000000000").await;
         t.enqueue(json!({})).await;
@@ -104,7 +104,7 @@ fn a_database_restored_from_a_dump_counts_on() {
 
 #[test]
 fn the_oldest_ready_job_is_found_whatever_its_priority_and_behind_a_gate_too() {
-    run(async |t| {
+    run_alone(async |t| {
         for priority in [5, 0, -5] {
             t.enqueue(json!({"priority": priority})).await;
         }
@@ -134,13 +134,11 @@ fn queues_are_listed_by_name_page_by_page() {
             queues.map(|it| it["queue"].as_str().expect("a name").to_owned()).collect::<Vec<_>>()
         };
         // A worker is written down a moment after its poll.
-        let all = loop {
+        let all = eventually("three queues", async || {
             let all = t.get("/v1/queues").await.is(200);
-            if names(&all).len() == 3 {
-                break all;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        };
+            (names(&all).len() == 3).then_some(all)
+        })
+        .await;
         assert_eq!(names(&all), ["a", "b", "c"]);
         assert_eq!(all["queues"][2]["workers"], 1);
         let workers = t.get("/v1/workers?queue=c").await.is(200);
@@ -289,7 +287,7 @@ fn a_paused_type_waits_while_all_others_go_on() {
 
 #[test]
 fn a_queue_hands_out_no_more_than_its_rate_and_a_parked_poll_gets_the_next_in_time() {
-    run(async |t| {
+    run_alone(async |t| {
         t.patch("/v1/queues/default", json!({"rate_limit": {"count": 2, "per_seconds": 1}}))
             .await
             .is(200);
@@ -345,7 +343,7 @@ fn a_pause_on_one_node_is_obeyed_by_another_and_so_is_the_end_of_it() {
         let (one, other) =
             (TestServer::start(database.clone()).await, TestServer::start(database).await);
         let t = one.project("main").await;
-        let there = TestProject { url: other.url.clone(), ..t.clone() };
+        let there = t.through(&other.url);
         // What the other node believes of the queue is as old as can be.
         assert!(there.poll("w", 1).await.is_empty());
         t.act("/v1/queues/default/pause").await.is(200);
@@ -363,7 +361,7 @@ fn a_pause_on_one_node_is_obeyed_by_another_and_so_is_the_end_of_it() {
 
 #[test]
 fn two_who_pause_types_of_one_queue_at_once_both_do() {
-    run(async |t| {
+    run_alone(async |t| {
         let pause = async |job_type: String| {
             t.post("/v1/queues/default/pause", json!({"job_type": job_type})).await.is(200);
         };

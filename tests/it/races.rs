@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::harness::{TestServer, fresh_database, limited, run};
+use crate::harness::{TestServer, fresh_database, limited, run, run_alone};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
@@ -39,7 +39,7 @@ fn two_nodes_share_a_queue_and_lease_each_job_once() {
         let (one, two) =
             (TestServer::start(database.clone()).await, TestServer::start(database).await);
         let t = one.project("main").await;
-        let on_two = crate::harness::TestProject { url: two.url.clone(), ..t.clone() };
+        let on_two = t.through(&two.url);
         let jobs: Vec<_> = (0..300).map(|_| json!({"job_type": "t"})).collect();
         t.post("/v1/jobs/batch", json!({"jobs": jobs})).await.is(201);
         let mut workers = JoinSet::new();
@@ -76,7 +76,7 @@ fn two_nodes_share_a_queue_and_lease_each_job_once() {
 
 #[test]
 fn of_many_acks_of_one_lease_with_different_outcomes_one_counts() {
-    run(async |t| {
+    run_alone(async |t| {
         for _ in 0..10 {
             let id = t.enqueue(json!({})).await;
             let job = t.lease("w").await;
@@ -116,7 +116,7 @@ fn of_many_acks_of_one_lease_with_different_outcomes_one_counts() {
 
 #[test]
 fn a_reaper_and_an_ack_that_meet_settle_the_attempt_once() {
-    run(async |t| {
+    run_alone(async |t| {
         for _ in 0..5 {
             let id = t.enqueue(json!({"max_attempts": 1})).await;
             let job = t.lease("w").await;
@@ -131,7 +131,7 @@ fn a_reaper_and_an_ack_that_meet_settle_the_attempt_once() {
 
 #[test]
 fn acks_heartbeats_and_releases_of_the_same_jobs_in_any_order_never_deadlock() {
-    run(async |t| {
+    run_alone(async |t| {
         let jobs: Vec<_> = (0..50).map(|_| json!({"job_type": "t"})).collect();
         t.post("/v1/jobs/batch", json!({"jobs": jobs})).await.is(201);
         let leased = t.poll("w", 50).await;

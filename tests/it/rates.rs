@@ -8,7 +8,10 @@ use std::time::{Duration, Instant};
 use fencepost::dev::redis::Redis;
 
 use crate::{
-    harness::{Reply, Stage, TestProject, TestServer, fresh_database, limited, run},
+    harness::{
+        Reply, Stage, TestProject, TestServer, eventually, fresh_database, limited, repeatedly,
+        run_alone, until,
+    },
     nodes::until_all_know,
 };
 use serde_json::{Value, json};
@@ -47,7 +50,7 @@ async fn flood(t: &TestProject, urls: &[String], time: Duration, least: u32) -> 
         tokio::spawn(async move {
             let mut turn = client;
             while Instant::now() < until || flood.refused.load(Ordering::Relaxed) < least {
-                let there = TestProject { url: urls[turn % urls.len()].clone(), ..t.clone() };
+                let there = t.through(&urls[turn % urls.len()]);
                 let reply = there.post("/v1/jobs", json!({"job_type": "t"})).await;
                 flood.count(reply.status.as_u16());
                 turn += 1;
@@ -68,7 +71,11 @@ async fn three_nodes(stage: &Stage) -> (Vec<TestServer>, Vec<String>) {
     }
     let urls = nodes.iter().map(|it| it.url.clone()).collect();
     for node in &nodes {
-        let ready = reqwest::get(format!("{}/readyz", node.url)).await.expect("an answer");
+        let ready = crate::harness::client()
+            .get(format!("{}/readyz", node.url))
+            .send()
+            .await
+            .expect("an answer");
         assert_eq!(ready.status(), 200);
     }
     (nodes, urls)
@@ -149,7 +156,7 @@ fn a_key_with_a_limit_of_its_own_leaves_the_rest_to_others() {
         let body = json!({"name": "k", "rate_limits": {"produce_per_minute": 3}});
         let made = t.post("/v1/keys", body).await.is(201);
         let secret = made["secret"].as_str().expect("a key").to_owned();
-        let small = TestProject { api_key: secret, ..t.clone() };
+        let small = t.with_key(secret);
         let enqueue = async |t: &TestProject| {
             t.post("/v1/jobs", json!({"job_type": "t"})).await.status.as_u16()
         };
@@ -179,7 +186,11 @@ fn an_ack_is_never_refused_for_a_limit_that_a_claim_has_passed() {
         let jobs = t.poll("w", 50).await;
         assert_eq!(jobs.len(), 50);
         let poll = json!({"worker_id": "w", "queues": ["default"], "wait_seconds": 0});
-        while t.post("/v1/workers/poll", poll.clone()).await.status != 429 {}
+        repeatedly("the polls to be limited", async || {
+            let reply = t.post("/v1/workers/poll", poll.clone()).await;
+            (reply.status == 429).then_some(())
+        })
+        .await;
         for job in &jobs[..10] {
             t.heartbeat(job, "w").await.is(200);
         }
@@ -268,7 +279,7 @@ fn polls_that_wait_are_counted_on_all_nodes_together() {
         let poll = |wait: u32| json!({"worker_id": "w", "queues": ["q"], "wait_seconds": wait});
         let mut parked = Vec::new();
         for url in &urls {
-            let there = TestProject { url: url.clone(), ..t.clone() };
+            let there = t.through(url);
             parked.push(tokio::spawn(async move {
                 there.post("/v1/workers/poll", poll(20)).await.is(200)
             }));
@@ -278,12 +289,13 @@ fn polls_that_wait_are_counted_on_all_nodes_together() {
             let all = limits["limits"].as_array().expect("limits").clone();
             all.iter().find(|it| it["name"] == "parked_polls").expect("one")["used"].clone()
         };
-        while used().await != 3 {
+        until("three counted polls", async || {
             assert!(!parked.iter().any(JoinHandle::is_finished), "a poll did not wait");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+            used().await == 3
+        })
+        .await;
         for url in &urls {
-            let there = TestProject { url: url.clone(), ..t.clone() };
+            let there = t.through(url);
             let refused = there.post("/v1/workers/poll", poll(0)).await;
             let error = refused.is_error(429, "quota_exceeded");
             assert!(error["message"].as_str().expect("words").contains("3 parked polls"));
@@ -295,9 +307,7 @@ fn polls_that_wait_are_counted_on_all_nodes_together() {
         for parked in parked {
             assert_eq!(parked.await.expect("an answer")["jobs"].as_array().map(Vec::len), Some(1));
         }
-        while used().await != 0 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        until("the counts to end", async || used().await == 0).await;
         t.post("/v1/workers/poll", poll(0)).await.is(200);
         for node in nodes {
             node.stop().await;
@@ -322,9 +332,10 @@ fn a_project_has_as_many_jobs_waiting_as_its_plan_allows() {
         t.post("/v1/workflows", graph).await.is_error(429, "quota_exceeded");
         let job = t.lease("w").await;
         t.ack(&job, "w", "succeeded").await.is(200);
-        while t.post("/v1/jobs", json!({"job_type": "test"})).await.status == 429 {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        until("the rate to have room", async || {
+            t.post("/v1/jobs", json!({"job_type": "test"})).await.status != 429
+        })
+        .await;
         let large = json!({"job_type": "t", "payload": "12345678901"});
         t.post("/v1/jobs", large).await.is_error(413, "payload_too_large");
         t.patch("/v1/queues/q", json!({"retention_days": 4})).await.refuses("retention_days");
@@ -334,7 +345,7 @@ fn a_project_has_as_many_jobs_waiting_as_its_plan_allows() {
 
 #[test]
 fn settings_of_queues_are_bounded_as_their_number_is() {
-    run(async |t| {
+    run_alone(async |t| {
         let fill = format!(
             "insert into queues (project_id, name)
              select id, 'q' || n from projects, generate_series(1, {}) n where slug = 'main'",
@@ -358,7 +369,7 @@ fn settings_of_queues_are_bounded_as_their_number_is() {
 
 #[test]
 fn a_project_with_all_its_queues_stores_jobs_in_these_only() {
-    run(async |t| {
+    run_alone(async |t| {
         let fill = format!(
             "insert into queue_counts (project_id, queue)
              select id, 'q' || n from projects, generate_series(1, {}) n where slug = 'main'",
@@ -368,21 +379,21 @@ fn a_project_with_all_its_queues_stores_jobs_in_these_only() {
         let job = |queue: &str| json!({"job_type": "t", "queue": queue});
         // The number may be a second old.
         let mut names = 0;
-        let refused = loop {
+        let refused = eventually("the limit of queues", async || {
             names += 1;
             let jobs = json!({"jobs": [job("q2"), job(&format!("new{names}"))]});
             let reply = t.post("/v1/jobs/batch", jobs).await;
-            if reply.status != 201 {
-                break reply;
-            }
-        };
+            (reply.status != 201).then_some(reply)
+        })
+        .await;
         let error = refused.is_error(429, "quota_exceeded");
         assert_eq!(error["message"], "at most 100000 queues are allowed");
         t.post("/v1/jobs", job("q2")).await.is(201);
         t.database.execute("delete from queue_counts where queue like 'q7%'").await;
-        while t.post("/v1/jobs", job("newer")).await.status == 429 {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        until("the rate to have room", async || {
+            t.post("/v1/jobs", job("newer")).await.status != 429
+        })
+        .await;
     });
 }
 
@@ -468,20 +479,13 @@ fn whatever_happens_to_redis_no_call_fails_and_limits_keep_their_promise() {
 
 #[test]
 fn one_tenants_flood_does_not_slow_another_to_a_halt() {
-    run(async |t| {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
         let limits = json!({"produce_per_minute": 30, "waiting_jobs": 50});
-        t.database.execute("update projects set plan = 'free'").await;
-        let mut conn = t.database.connect().await;
-        let project = fencepost::store::projects::find(&mut conn, "main", None).await;
-        let id = project.expect("an answer").expect("the project").id;
-        fencepost::store::projects::set_plan(&mut conn, id, "free", Some(&limits))
-            .await
-            .expect("a plan");
-        let (neighbour, key) =
-            fencepost::dev::make_project(&mut conn, "quiet", "k").await.expect("one");
-        let quiet = TestProject { api_key: key, id: neighbour.public_id.to_string(), ..t.clone() };
+        let t = server.project_with("main", "free", limits).await;
+        let quiet = server.project("quiet").await;
         let urls = [t.url.clone()];
-        let flooding = flood(t, &urls, Duration::from_secs(3), 0);
+        let flooding = flood(&t, &urls, Duration::from_secs(3), 0);
         let working = async {
             let mut done = 0;
             let until = Instant::now() + Duration::from_secs(3);
@@ -496,5 +500,6 @@ fn one_tenants_flood_does_not_slow_another_to_a_halt() {
         let (flood, done) = tokio::join!(flooding, working);
         assert!(flood.let_in() <= 30 + 3, "{flood:?}");
         assert!(done >= 10, "the other went on: {done} jobs");
+        server.stop().await;
     });
 }

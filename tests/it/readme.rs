@@ -1,8 +1,8 @@
 //! What the README shows works as shown.
 
-use std::{path::PathBuf, time::Duration};
+use std::path::PathBuf;
 
-use crate::harness::{TestProject, run};
+use crate::harness::{TestProject, run, run_alone};
 use serde_json::json;
 use tokio::process::{Child, Command};
 
@@ -59,7 +59,7 @@ fn the_worker_in_python_is_short() {
 
 #[test]
 fn the_worker_in_python_works_a_thousand_jobs() {
-    run(async |t| {
+    run_alone(async |t| {
         let program =
             std::env::temp_dir().join(format!("fencepost-worker-{}.py", std::process::id()));
         std::fs::write(&program, worker()).expect("the program is written");
@@ -72,9 +72,7 @@ fn the_worker_in_python_works_a_thousand_jobs() {
         }
         let done = "select count(*) from finished_jobs
                     where state = 'succeeded' and attempt = 1 and result like '{\"hello\": %}'";
-        while t.database.number(done).await < JOBS as i64 {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        t.database.until_at_least(done, JOBS as i64).await;
         assert_eq!(t.database.number("select count(*) from jobs").await, 0);
         assert_eq!(t.database.number("select count(*) from workers").await, WORKERS as i64);
         drop(workers);

@@ -1,10 +1,11 @@
 //! Recurring schedules over HTTP: keeping them, and what becomes of their ticks.
 
-use std::time::Duration;
-
 use fencepost::domain::limits;
 
-use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run};
+use crate::harness::{
+    LoneProject, Reply, TestProject, TestServer, eventually, fresh_database, limited, run,
+    run_alone,
+};
 use serde_json::{Value, json};
 
 async fn put(t: &TestProject, id: &str, more: Value) -> Reply {
@@ -20,17 +21,15 @@ async fn fires(t: &TestProject, id: &str) -> Vec<Value> {
 
 /// Waits until a schedule has this many fires; returns them, newest first.
 async fn wait_for_fires(t: &TestProject, id: &str, count: usize) -> Vec<Value> {
-    loop {
+    eventually(format!("{count} ticks"), async || {
         let seen = fires(t, id).await;
-        if seen.len() >= count {
-            return seen;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+        (seen.len() >= count).then_some(seen)
+    })
+    .await
 }
 
 /// Moves the next tick of a daily schedule this far into the past.
-async fn neglect(t: &TestProject, id: &str, days: u32) {
+async fn neglect(t: &LoneProject, id: &str, days: u32) {
     t.database
         .execute(&format!(
             "update recurring_schedules
@@ -134,7 +133,7 @@ fn a_registration_needs_the_scope_and_never_changes_what_a_person_wrote() {
         let key = async |preset: &str| {
             let made = t.post("/v1/keys", json!({"name": preset, "preset": preset})).await.is(201);
             let api_key = made["secret"].as_str().expect("a key").to_owned();
-            (TestProject { api_key, ..t.clone() }, made["key"]["id"].clone())
+            (t.with_key(api_key), made["key"]["id"].clone())
         };
         let (worker, _) = key("worker").await;
         let (scheduler, scheduler_id) = key("worker_with_schedules").await;
@@ -228,7 +227,7 @@ fn a_schedule_that_cannot_be_kept_is_refused_with_the_reason() {
 
 #[test]
 fn every_tick_has_one_job_and_its_lateness_is_told() {
-    run(async |t| {
+    run_alone(async |t| {
         let more = json!({"cron_expression": "* * * * * *", "payload": {"n": 1}, "priority": 3});
         put(t, "second", more).await.is(200);
         let seen = wait_for_fires(t, "second", 3).await;
@@ -269,7 +268,7 @@ fn a_parked_poll_gets_the_job_of_a_tick_when_it_is_due() {
 
 #[test]
 fn a_run_that_broke_off_finds_the_job_that_it_had_stored() {
-    run(async |t| {
+    run_alone(async |t| {
         put(t, "daily", json!({})).await.is(200);
         let run_once = async || {
             let request = t.request(reqwest::Method::POST, "/v1/recurring/daily/run");
@@ -316,7 +315,7 @@ fn a_schedule_runs_on_request() {
 }
 
 /// The outcomes of a schedule's ticks, newest first, after one more was due.
-async fn after_a_tick(t: &TestProject, id: &str) -> Vec<Value> {
+async fn after_a_tick(t: &LoneProject, id: &str) -> Vec<Value> {
     let before = fires(t, id).await.len();
     t.database
         .execute(&format!(
@@ -330,7 +329,7 @@ async fn after_a_tick(t: &TestProject, id: &str) -> Vec<Value> {
 
 #[test]
 fn a_tick_is_skipped_while_the_last_job_is_not_done() {
-    run(async |t| {
+    run_alone(async |t| {
         put(t, "s", json!({"overlap": "skip"})).await.is(200);
         t.act("/v1/recurring/s/run").await.is(201);
         assert_eq!(
@@ -351,7 +350,7 @@ fn a_tick_is_skipped_while_the_last_job_is_not_done() {
 
 #[test]
 fn one_job_waits_for_the_last_one_and_no_more() {
-    run(async |t| {
+    run_alone(async |t| {
         put(t, "s", json!({"overlap": "queue_one"})).await.is(200);
         after_a_tick(t, "s").await;
         let first = t.lease("w").await;
@@ -365,7 +364,7 @@ fn one_job_waits_for_the_last_one_and_no_more() {
 
 #[test]
 fn the_last_job_is_cancelled_for_the_next_one() {
-    run(async |t| {
+    run_alone(async |t| {
         put(t, "s", json!({"overlap": "cancel_previous"})).await.is(200);
         after_a_tick(t, "s").await;
         let running = t.lease("w").await;
@@ -400,7 +399,7 @@ fn missed_ticks_are_caught_up_as_the_schedule_says() {
             neglect(&t, policy, 5).await;
         }
         let server = TestServer::start(database).await;
-        let t = TestProject { url: server.url.clone(), ..t };
+        let t = t.through(&server.url);
         let outcomes = async |id: &str| {
             let seen = wait_for_fires(&t, id, 5).await;
             seen.iter()

@@ -17,7 +17,9 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::harness::{Stage, TestProject, TestServer, free_port, fresh_database, limited, scratch};
+use crate::harness::{
+    Stage, TestProject, TestServer, free_port, fresh_database, limited, scratch, until,
+};
 
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 const BUDGET: Duration = Duration::from_secs(2);
@@ -238,9 +240,7 @@ impl Watched {
             (count(replicas), count(others)) == (1, 2)
         };
         for sentinel in &this.sentinels {
-            while !knows(sentinel).await {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
+            until("the sentinel to know the replica", async || knows(sentinel).await).await;
         }
         this
     }
@@ -270,15 +270,13 @@ fn a_replica_that_is_promoted_takes_over_without_a_failed_call() {
         let t = one.project_with("main", "unlimited", json!({"produce_per_minute": LIMIT})).await;
         let failover = async {
             drop(watched.master.take());
-            loop {
+            until("the replica to be promoted", async || {
                 let role = watched.replica.ask(&["ROLE"]).await;
-                if matches!(role, Ok(redis::Value::Array(it)) if
+                matches!(role, Ok(redis::Value::Array(it)) if
                     it.first() == Some(&redis::Value::BulkString(b"master".to_vec())))
-                {
-                    return Instant::now();
-                }
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
+            })
+            .await;
+            Instant::now()
         };
         let started = Instant::now();
         let mut let_in = 0;
@@ -310,7 +308,7 @@ fn a_replica_that_is_promoted_takes_over_without_a_failed_call() {
         assert!(let_in <= 2 * LIMIT + back, "{let_in}");
         // Messages go over it, too.
         let quiet = one.project_with("quiet", "unlimited", json!({})).await;
-        let there = TestProject { url: other.url.clone(), ..quiet.clone() };
+        let there = quiet.through(&other.url);
         let parked = tokio::spawn(async move { there.wait_and_lease("w").await });
         let id = quiet.enqueue(json!({})).await;
         let since = Instant::now();

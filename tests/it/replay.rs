@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::{
-    harness::{Reply, TestProject, TestServer, fresh_database, limited, run},
+    harness::{Reply, TestServer, eventually, fresh_database, limited, run},
     operations::ends,
 };
 
@@ -84,10 +84,7 @@ fn a_replay_can_be_repeated_and_is_refused_by_field() {
         t.post(unknown, json!({})).await.is_error(404, "job_not_found");
         let key = json!({"name": "k", "scopes": ["produce", "read"]});
         let both = t.post("/v1/keys", key).await.is(201);
-        let both = TestProject {
-            api_key: both["secret"].as_str().expect("a key").to_owned(),
-            ..t.clone()
-        };
+        let both = t.with_key(both["secret"].as_str().expect("a key"));
         both.post(&path, json!({})).await.is(201);
     });
 }
@@ -127,13 +124,11 @@ fn ended_jobs_are_replayed_in_bulk_each_once_within_the_quota() {
         t.post("/v1/jobs/replay", live).await.refuses("filter.state");
         let all = json!({"filter": {"tag": "batch:x"}});
         // The node goes by the count of before the acks for a moment.
-        let begun = loop {
+        let begun = eventually("the replay to be accepted", async || {
             let reply = t.post("/v1/jobs/replay", all.clone()).await;
-            if reply.status != 429 {
-                break reply.is(202);
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        };
+            (reply.status != 429).then(|| reply.is(202))
+        })
+        .await;
         let ended = ends(&t, &begun["operation"]).await;
         assert_eq!((&ended["state"], &ended["done"]), (&json!("succeeded"), &json!(2)));
         let replayed = t.get("/v1/jobs?state=pending&tag=batch:x").await.is(200);

@@ -3,12 +3,14 @@
 
 use std::{path::Path, process::Command};
 
-use crate::harness::{Process, TestProject, TestServer, fresh_database, limited, logins, scratch};
+use crate::harness::{
+    LoneProject, Process, TestServer, eventually, fresh_database, limited, logins, scratch, until,
+};
 use fencepost::{dev::Ready, store::roles::Role};
 use serde_json::json;
 use sqlx::{ConnectOptions, Executor, PgConnection, Row, postgres::PgConnectOptions};
 
-async fn as_role(t: &TestProject, role: Role) -> PgConnection {
+async fn as_role(t: &LoneProject, role: Role) -> PgConnection {
     let options: PgConnectOptions = t.database.url.parse().expect("a URL");
     logins().log_in(&options, role).connect().await.expect("a connection")
 }
@@ -103,24 +105,21 @@ fn each_role_logs_in_with_its_password_and_a_refused_one_is_named() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fencepost"));
         command.args(["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"]);
         let _dev = Process::start(command.args(["--data-dir", data_dir]));
-        let ready = loop {
-            match Ready::of_running(Some(dir.clone())) {
-                Ok(ready) => break ready,
-                Err(_) => tokio::time::sleep(std::time::Duration::from_millis(50)).await,
-            }
-        };
+        let ready =
+            eventually("the node", async || Ready::of_running(Some(dir.clone())).ok()).await;
         let readyz = async || {
-            let answer = reqwest::get(format!("{}/readyz", ready.url)).await.ok()?;
+            let answer =
+                crate::harness::client().get(format!("{}/readyz", ready.url)).send().await.ok()?;
             let status = answer.status().as_u16();
             Some((status, answer.text().await.ok()?))
         };
-        let until = async |wanted: u16| loop {
-            if let Some((status, text)) = readyz().await.filter(|it| it.0 == wanted) {
-                return (status, text);
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        let answers = async |wanted: u16| {
+            eventually(format!("{wanted} from /readyz"), async || {
+                readyz().await.filter(|it| it.0 == wanted)
+            })
+            .await
         };
-        until(200).await;
+        answers(200).await;
         ask_for_passwords(&dir);
         let options: PgConnectOptions = ready.database_url.parse().expect("a URL");
         let mut owner = options.connect().await.expect("a connection");
@@ -144,19 +143,19 @@ fn each_role_logs_in_with_its_password_and_a_refused_one_is_named() {
                 roles,
             ])
         };
-        while !check().1.contains("each can log in") {}
+        until("each role to log in", async || check().1.contains("each can log in")).await;
         let renew = "select pg_terminate_backend(pid) from pg_stat_activity
                      where usename = 'fencepost_maint'";
         tell("alter role fencepost_maint password 'another-password-now'").await;
         tell(renew).await;
-        let (_, refused) = until(503).await;
+        let (_, refused) = answers(503).await;
         assert!(refused.contains("the login of fencepost_maint"), "{refused}");
         let (is_good, told) = check();
         assert!(!is_good && told.contains("fencepost_maint cannot log in"), "{told}");
         let migrate = ["migrate", "--database-url", &ready.database_url];
         let (is_done, told) = operate(&[&migrate[..], &["--database-roles", roles]].concat());
         assert!(is_done, "{told}");
-        until(200).await;
+        answers(200).await;
         assert!(check().1.contains("each can log in"));
         std::fs::remove_file(dir.join("roles/hot")).expect("it goes");
         let (is_done, told) = operate(&[&migrate[..], &["--database-roles", roles]].concat());

@@ -11,7 +11,8 @@ use std::{
 };
 
 use crate::harness::{
-    NodeProcess, Process, Reply, TestProject, free_port, fresh_database, limited, run_for, scratch,
+    LoneProject, NodeProcess, Process, Reply, TestProject, free_port, fresh_database, limited,
+    run_for, scratch, until,
 };
 use serde_json::{Value, json};
 use tokio::{
@@ -62,17 +63,16 @@ impl Balancer {
 
     /// Waits until it sends to this node.
     async fn until_up(&self, node: u16) {
-        loop {
-            if let Ok(answer) = reqwest::get(&self.stats).await {
-                let text = answer.text().await.unwrap_or_default();
-                let row = text.lines().find(|it| it.starts_with(&format!("nodes,node-{node},")));
-                // "UP", but not "UP 1/2": on its way down.
-                if row.is_some_and(|it| it.split(',').any(|it| it == "UP")) {
-                    return;
-                }
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        until(format!("node {node} to be up"), async || {
+            let Ok(answer) = crate::harness::client().get(&self.stats).send().await else {
+                return false;
+            };
+            let text = answer.text().await.unwrap_or_default();
+            let row = text.lines().find(|it| it.starts_with(&format!("nodes,node-{node},")));
+            // "UP", but not "UP 1/2": on its way down.
+            row.is_some_and(|it| it.split(',').any(|it| it == "UP"))
+        })
+        .await;
     }
 }
 
@@ -106,7 +106,11 @@ fn a_client_of_the_proxy_holds_256_connections_each_for_the_time_of_a_head() {
             held += usize::from(!text.is_empty());
         }
         assert_eq!(held, 256);
-        let answer = reqwest::get(&proxy.url).await.expect("a connection is free again");
+        let answer = crate::harness::client()
+            .get(&proxy.url)
+            .send()
+            .await
+            .expect("a connection is free again");
         assert_eq!(answer.status(), 503, "there are no nodes");
     });
 }
@@ -156,13 +160,16 @@ fn a_rolling_restart_fails_no_request_loses_no_job_and_burns_no_attempt() {
             node.until_ready().await;
         }
         let balancer = Balancer::start(&ports).await;
-        let t = TestProject::at(&balancer.url, &database, "main").await;
+        let t = LoneProject::at(&balancer.url, &database, "main").await;
         let (idle, stop) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let done = Arc::new(AtomicUsize::new(0));
-        let producers: Vec<_> =
-            (0..PRODUCERS).map(|_| tokio::spawn(produce(t.clone(), Arc::clone(&idle)))).collect();
+        let producers: Vec<_> = (0..PRODUCERS)
+            .map(|_| tokio::spawn(produce(t.project.clone(), Arc::clone(&idle))))
+            .collect();
         let workers: Vec<_> = (0..WORKERS)
-            .map(|it| tokio::spawn(work(t.clone(), it, Arc::clone(&stop), Arc::clone(&done))))
+            .map(|it| {
+                tokio::spawn(work(t.project.clone(), it, Arc::clone(&stop), Arc::clone(&done)))
+            })
             .collect();
         for node in &mut nodes {
             let before = done.load(Ordering::Relaxed);
@@ -178,10 +185,11 @@ fn a_rolling_restart_fails_no_request_loses_no_job_and_burns_no_attempt() {
         for producer in producers {
             stored += producer.await.expect("no request of a producer fails");
         }
-        while done.load(Ordering::Relaxed) < stored {
+        until(format!("{stored} jobs to be done"), async || {
             assert!(workers.iter().all(|it| !it.is_finished()), "no request of a worker fails");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+            done.load(Ordering::Relaxed) >= stored
+        })
+        .await;
         stop.store(true, Ordering::Relaxed);
         for worker in workers {
             worker.await.expect("no request of a worker fails");

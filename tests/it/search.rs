@@ -1,7 +1,7 @@
 //! The search line of jobs: in lists, in bulk operations, and on the command line.
 
 use crate::{
-    harness::{TestProject, run},
+    harness::{LoneProject, TestProject, run, run_alone},
     operations::ends,
 };
 use serde_json::{Value, json};
@@ -28,7 +28,7 @@ async fn failed(t: &TestProject, queue: &str, error: Value) -> String {
 
 #[test]
 fn a_search_combines_its_conditions() {
-    run(async |t| {
+    run_alone(async |t| {
         let old = t.enqueue(json!({"queue": "mail", "tags": {"customer": "3", "eu": "1"}})).await;
         t.database.execute("update jobs set created_at = now() - interval '10 min'").await;
         let new = t.enqueue(json!({"queue": "mail", "tags": {"customer": "3"}})).await;
@@ -187,7 +187,7 @@ fn who_may_not_read_errors_may_not_search_them_either() {
         let key = json!({"name": "reader", "scopes": ["read", "manage"]});
         let key =
             t.post("/v1/keys", key).await.is(201)["secret"].as_str().expect("a secret").to_owned();
-        let reader = TestProject { api_key: key, ..t.clone() };
+        let reader = t.with_key(key);
         assert_eq!(found(&reader, "queue:q").await, [&*dead]);
         reader.get("/v1/jobs?q=error:secret").await.is_error(403, "forbidden");
         let bulk = json!({"filter": {"q": "error:secret"}, "dry_run": true});
@@ -212,7 +212,7 @@ fn an_empty_line_selects_nothing_in_bulk_and_a_tag_has_one_value() {
 
 #[test]
 fn a_dead_letter_is_found_behind_any_number_of_newer_jobs() {
-    run(async |t| {
+    run_alone(async |t| {
         let dead = failed(t, "q", json!({"message": "refused"})).await;
         t.database
             .execute(
@@ -233,8 +233,8 @@ fn a_dead_letter_is_found_behind_any_number_of_newer_jobs() {
 
 #[test]
 fn another_projects_jobs_are_never_found() {
-    run(async |t| {
-        let theirs = TestProject::at(&t.url, &t.database, "theirs").await;
+    run_alone(async |t| {
+        let theirs = LoneProject::at(&t.url, &t.database, "theirs").await;
         let id = theirs.enqueue(json!({"tags": {"a": "1"}})).await;
         assert_eq!(found(t, &id).await, [""; 0]);
         assert_eq!(found(t, &id[id.len() - 8..]).await, [""; 0]);

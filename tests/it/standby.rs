@@ -1,17 +1,17 @@
 //! A standby that lacks the last commits takes over. What it lacks is lost, and nothing else: it is
 //! done again, and no ack counts for a lease that it does not know.
 
-use std::{fs, os::unix::fs::symlink, path::PathBuf, time::Duration};
+use std::{fs, os::unix::fs::symlink, path::PathBuf};
 
-use crate::harness::{Database, Proxy, Reply, Stage, TestProject, TestServer, home, limited};
+use crate::harness::{
+    Database, LoneProject, Proxy, Reply, Stage, TestProject, TestServer, eventually, home, limited,
+};
 use fencepost::{
     dev::cluster::{self, Cluster, Durability},
     store::migrate,
 };
 use reqwest::Method;
 use serde_json::{Value, json};
-
-const LOOK_PERIOD: Duration = Duration::from_millis(20);
 
 /// A primary whose commits do not wait for its standby.
 struct Pair {
@@ -91,13 +91,11 @@ impl Drop for Pair {
 
 /// Calls until the node has its new database.
 async fn patiently(call: impl AsyncFn() -> Reply) -> Reply {
-    loop {
+    eventually("an answer other than 503", async || {
         let reply = call().await;
-        if reply.status != 503 {
-            return reply;
-        }
-        tokio::time::sleep(LOOK_PERIOD).await;
-    }
+        (reply.status != 503).then_some(reply)
+    })
+    .await
 }
 
 /// Sends a job with a key, as a producer that sends it again when it is not sure.
@@ -115,7 +113,7 @@ fn what_a_standby_lacks_is_done_again_and_no_ack_counts_for_another_lease() {
         let proxy = Proxy::start(&pair.database()).await;
         let stage = Stage { roles: false, ..Stage::default() };
         let server = TestServer::start_as(proxy.database(), stage).await;
-        let t = TestProject::at(&server.url, &pair.database(), "main").await;
+        let t = LoneProject::at(&server.url, &pair.database(), "main").await;
         let kept = t.enqueue(json!({})).await;
         let kept_lease = t.lease("early").await;
         let waiting = t.enqueue(json!({})).await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fencepost::{config::PoolArgs, ids::JobId, store::pools::Pools};
 
-use crate::harness::{Proxy, TestProject, TestServer, fresh_database, limited, run};
+use crate::harness::{LoneProject, Proxy, TestServer, fresh_database, limited, run_alone};
 use serde_json::{Value, json};
 use sqlx::Acquire;
 use tokio::time::timeout;
@@ -32,7 +32,7 @@ fn a_transaction_begun_by_a_future_that_was_dropped_swallows_nobodys_write() {
 
 #[test]
 fn a_connection_lost_in_the_middle_costs_a_retry_and_no_job() {
-    run(async |t| {
+    run_alone(async |t| {
         t.database
             .execute(
                 "create sequence kills;
@@ -58,16 +58,16 @@ fn a_connection_lost_in_the_middle_costs_a_retry_and_no_job() {
 }
 
 /// A project on a server whose database is behind a proxy.
-async fn behind_a_proxy(t: &TestProject) -> (Proxy, TestServer, TestProject) {
+async fn behind_a_proxy(t: &LoneProject) -> (Proxy, TestServer, LoneProject) {
     let proxy = Proxy::start(&t.database).await;
     let server = proxy.server().await;
-    let t = TestProject { url: server.url.clone(), ..t.clone() };
+    let t = t.through(&server.url);
     (proxy, server, t)
 }
 
 #[test]
 fn a_commit_whose_answer_was_lost_stores_its_job_once() {
-    run(async |t| {
+    run_alone(async |t| {
         let (proxy, server, t) = behind_a_proxy(t).await;
         t.enqueue(json!({"queue": "warm"})).await;
         proxy.swallow_answer_to(b"whose answer is lost");
@@ -87,7 +87,7 @@ fn uuid_of(job: &Value) -> [u8; 16] {
 
 #[test]
 fn an_ack_whose_answer_was_lost_is_recorded_once_and_answered() {
-    run(async |t| {
+    run_alone(async |t| {
         let (proxy, server, t) = behind_a_proxy(t).await;
         for _ in 0..2 {
             t.enqueue(json!({})).await;
@@ -112,7 +112,7 @@ fn an_ack_whose_answer_was_lost_is_recorded_once_and_answered() {
 
 #[test]
 fn jobs_of_a_lost_claim_are_released_without_a_failure() {
-    run(async |t| {
+    run_alone(async |t| {
         let (proxy, server, t) = behind_a_proxy(t).await;
         let id = t.enqueue(json!({"payload": "swallow-me"})).await;
         proxy.swallow_next("swallow-me");
@@ -128,7 +128,7 @@ fn jobs_of_a_lost_claim_are_released_without_a_failure() {
 
 #[test]
 fn a_store_that_is_away_is_told_with_a_time_to_come_back() {
-    run(async |t| {
+    run_alone(async |t| {
         let (proxy, server, t) = behind_a_proxy(t).await;
         t.enqueue(json!({})).await;
         let job = t.lease("w").await;
@@ -153,7 +153,7 @@ fn a_store_that_is_away_is_told_with_a_time_to_come_back() {
 
 #[test]
 fn what_the_store_refuses_is_our_mistake_and_tells_nothing_of_it() {
-    run(async |t| {
+    run_alone(async |t| {
         t.database.execute("alter table jobs rename to elsewhere").await;
         let error = t.post("/v1/jobs", json!({"job_type": "t"})).await.is_error(500, "internal");
         assert!(!error.to_string().contains("relation"), "{error}");

@@ -13,7 +13,9 @@ use fencepost::{
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::harness::{TestProject, TestServer, fresh_database, limited, run};
+use crate::harness::{
+    TestProject, TestServer, eventually, fresh_database, limited, run, run_alone, until,
+};
 
 async fn used(t: &TestProject, name: &str) -> i64 {
     let limits = t.get("/v1/limits").await.is(200);
@@ -24,13 +26,11 @@ async fn used(t: &TestProject, name: &str) -> i64 {
 
 /// Counts of queues are merged within a second; what a trigger notes is exact at once.
 async fn until_stored(t: &TestProject, is: impl Fn(i64) -> bool) -> i64 {
-    loop {
+    eventually("the bytes to be as wanted", async || {
         let stored = used(t, "stored_bytes").await;
-        if is(stored) {
-            return stored;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    }
+        is(stored).then_some(stored)
+    })
+    .await
 }
 
 fn job(bytes: usize) -> Value {
@@ -39,7 +39,7 @@ fn job(bytes: usize) -> Value {
 
 #[test]
 fn what_a_project_stores_is_counted_with_all_that_belongs_to_its_jobs_and_freed() {
-    run(async |t| {
+    run_alone(async |t| {
         assert_eq!(used(t, "stored_bytes").await, 0);
         t.enqueue(json!({"job_type": "a"})).await;
         until_stored(t, |it| it == 1_024).await;
@@ -71,9 +71,7 @@ fn what_a_project_stores_is_counted_with_all_that_belongs_to_its_jobs_and_freed(
         until_stored(t, |it| it == 1_024).await;
         // Merged by a loop; the sum stays the same.
         let left = "select count(*) from stored_byte_deltas";
-        while t.database.number(left).await > 0 {
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
+        t.database.until(left, 0).await;
         assert_eq!(used(t, "stored_bytes").await, 1_024);
     });
 }
@@ -85,12 +83,11 @@ fn a_project_that_has_stored_its_share_enqueues_no_more_and_settles_all_the_same
         let t = server.project_with("small", "free", json!({"stored_bytes": 60_000})).await;
         let id = t.enqueue(job(50_000)).await;
         t.enqueue(job(20_000)).await;
-        let refused = loop {
+        let refused = eventually("the storage to be full", async || {
             let reply = t.post("/v1/jobs", json!({"job_type": "a"})).await;
-            if reply.status != 201 {
-                break reply;
-            }
-        };
+            (reply.status != 201).then_some(reply)
+        })
+        .await;
         let error = refused.is_error(429, "quota_exceeded");
         assert!(error["message"].as_str().is_some_and(|it| it.contains("stored bytes")), "{error}");
         let leased = t.lease("w").await;
@@ -159,13 +156,9 @@ fn a_queue_holds_no_more_than_its_max_waiting() {
         let leased = t.polled(json!({"worker_id": "w", "queues": ["mail"]})).await.remove(0);
         t.post("/v1/jobs", mail()).await.is_error(429, "queue_full");
         t.ack(&leased, "w", "succeeded").await.is(200);
-        while t.post("/v1/jobs", mail()).await.status != 201 {
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
+        until("room for a mail", async || t.post("/v1/jobs", mail()).await.status == 201).await;
         t.patch("/v1/queues/mail", json!({"max_waiting": null})).await.is(200);
-        while t.post("/v1/jobs", mail()).await.status != 201 {
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
+        until("room for a mail", async || t.post("/v1/jobs", mail()).await.status == 201).await;
     });
 }
 
@@ -175,13 +168,11 @@ fn usage_is_added_up_by_month() {
         t.enqueue(json!({"job_type": "a"})).await;
         let leased = t.lease("w").await;
         t.ack(&leased, "w", "succeeded").await.is(200);
-        let usage = loop {
+        let usage = eventually("the finished job to be counted", async || {
             let usage = t.get("/v1/usage").await.is(200);
-            if usage["jobs_succeeded"] == 1 && usage["live_jobs"] == 0 {
-                break usage;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-        };
+            (usage["jobs_succeeded"] == 1 && usage["live_jobs"] == 0).then_some(usage)
+        })
+        .await;
         assert_eq!((&usage["jobs_enqueued"], &usage["attempts"]), (&json!(1), &json!(1)));
         let month = usage["month"].as_str().expect("a month");
         let same = t.get(&format!("/v1/usage?month={month}")).await.is(200);
@@ -219,15 +210,13 @@ fn old_dead_letters_go_after_as_many_days_as_the_plan_keeps_them() {
             dead_letter_age::pass(&engine, &plans).await.expect("a pass");
         }
         engine.finish().await;
-        let done = loop {
+        let done = eventually("the operation to succeed", async || {
             let page = t.get("/v1/operations").await.is(200);
             let operations = page["operations"].as_array().expect("operations").clone();
             assert_eq!(operations.len(), 1, "once a day: {page}");
-            if operations[0]["state"] == "succeeded" {
-                break operations[0]["done"].clone();
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        };
+            (operations[0]["state"] == "succeeded").then(|| operations[0]["done"].clone())
+        })
+        .await;
         assert_eq!(done, 1);
         let left = async |t: &TestProject| {
             let letters = t.get("/v1/dead-letters").await.is(200);

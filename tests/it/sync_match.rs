@@ -5,7 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::harness::{Proxy, TestProject, TestServer, fresh_database, limited, run};
+use crate::harness::{
+    LoneProject, Proxy, TestProject, TestServer, fresh_database, limited, run_alone,
+};
 use fencepost::{
     ids::{JobId, LeaseId, ProjectId},
     store::{
@@ -20,7 +22,7 @@ use uuid::Uuid;
 /// Such a job was leased in the transaction that stored it.
 const MATCHED: &str = "claimed_at = created_at";
 
-async fn is_matched(t: &TestProject, id: &str) -> bool {
+async fn is_matched(t: &LoneProject, id: &str) -> bool {
     let id: JobId = id.parse().expect("an id");
     let of = |table| format!("select count(*) from {table} where id = '{}' and {MATCHED}", id.0);
     t.database.number(&of("jobs")).await + t.database.number(&of("finished_jobs")).await > 0
@@ -48,7 +50,7 @@ fn work(t: &TestProject, worker: &str) -> JoinHandle<HashMap<String, Vec<Value>>
 }
 
 /// Stores jobs one by one, each when the one before is done, until one of them was matched.
-async fn until_matched(t: &TestProject) -> String {
+async fn until_matched(t: &LoneProject) -> String {
     loop {
         let id = t.enqueue(json!({})).await;
         t.job_becomes(&id, "succeeded").await;
@@ -60,7 +62,7 @@ async fn until_matched(t: &TestProject) -> String {
 
 #[test]
 fn a_parked_poll_gets_a_job_from_the_statement_that_stores_it() {
-    run(async |t| {
+    run_alone(async |t| {
         let working = work(t, "w");
         let matched = until_matched(t).await;
         t.enqueue(json!({"payload": "last"})).await;
@@ -84,7 +86,7 @@ fn a_parked_poll_gets_a_job_from_the_statement_that_stores_it() {
 
 #[test]
 fn a_matched_job_has_all_that_its_worker_may_ask_for() {
-    run(async |t| {
+    run_alone(async |t| {
         let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
         let polling = {
             let t = t.clone();
@@ -125,7 +127,7 @@ fn a_matched_job_has_all_that_its_worker_may_ask_for() {
 
 #[test]
 fn a_job_is_leased_when_it_is_stored_only_where_nothing_limits_claims() {
-    run(async |t| {
+    run_alone(async |t| {
         for (queue, column, value) in [
             ("paused", "paused_at", "now()"),
             ("paused-type", "paused_types", "'{t}'"),
@@ -191,7 +193,7 @@ fn a_job_is_leased_when_it_is_stored_only_where_nothing_limits_claims() {
 
 #[test]
 fn a_queue_that_was_paused_elsewhere_hands_out_nothing_to_parked_polls() {
-    run(async |t| {
+    run_alone(async |t| {
         let working = work(t, "w");
         for _ in 0..10 {
             until_matched(t).await;
@@ -223,7 +225,7 @@ fn a_match_whose_commit_is_in_doubt_is_released_and_loses_no_job() {
         let database = fresh_database().await;
         let proxy = Proxy::start(&database).await;
         let server = proxy.server().await;
-        let t = TestProject::at(&server.url, &database, "main").await;
+        let t = LoneProject::at(&server.url, &database, "main").await;
         let working = work(&t, "w");
         until_matched(&t).await;
         let mut was_matched = false;
@@ -245,7 +247,7 @@ fn a_match_whose_commit_is_in_doubt_is_released_and_loses_no_job() {
 
 #[test]
 fn a_statement_that_fails_frees_the_polls_that_were_reserved_for_it() {
-    run(async |t| {
+    run_alone(async |t| {
         let working = work(t, "w");
         until_matched(t).await;
         t.database
@@ -278,7 +280,7 @@ fn workers_of_two_nodes_get_each_job_once() {
         let (one, two) =
             (TestServer::start(database.clone()).await, TestServer::start(database).await);
         let t = one.project("main").await;
-        let on_two = TestProject { url: two.url.clone(), ..t.clone() };
+        let on_two = t.through(&two.url);
         let workers: Vec<_> = (0..8)
             .map(|number| work(if number % 2 == 0 { &t } else { &on_two }, &format!("w{number}")))
             .collect();

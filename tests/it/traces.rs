@@ -2,7 +2,9 @@
 
 use std::process::Command;
 
-use crate::harness::{NodeProcess, TestProject, free_port, fresh_database, limited, run};
+use crate::harness::{
+    LoneProject, NodeProcess, TestProject, free_port, fresh_database, limited, run,
+};
 use axum::{Router, body::Bytes, routing};
 use opentelemetry_proto::tonic::{
     collector::trace::v1::ExportTraceServiceRequest, trace::v1::Span,
@@ -67,7 +69,7 @@ fn a_trace_goes_from_the_producer_over_the_first_lease_to_the_ack_and_a_retry_is
         let args = ["--otlp-endpoint", &collector.url, "--trace-ratio", "0"];
         let mut node = NodeProcess::start_at(&database, free_port(), &args);
         node.until_ready().await;
-        let t = TestProject::at(&node.url(), &database, "main").await;
+        let t = LoneProject::at(&node.url(), &database, "main").await;
         let retry = json!({"strategy": "constant", "initial_seconds": 0, "jitter_seconds": 0});
         let enqueue = t
             .request(reqwest::Method::POST, "/v1/jobs")

@@ -9,7 +9,10 @@ mod push_requests;
 mod settings;
 mod verifiers;
 
-use crate::harness::{Reply, Sink, Stage, TestProject, TestServer, fresh_database, limited, run};
+use crate::harness::{
+    LoneProject, Reply, Sink, Stage, TestProject, TestServer, eventually, fresh_database, limited,
+    run, run_alone, until,
+};
 use reqwest::header::{LOCATION, RETRY_AFTER};
 
 use serde_json::{Value, json};
@@ -36,37 +39,33 @@ fn path(endpoint: &Value, below: &str) -> String {
 
 /// Waits until the newest delivery of an endpoint is in this state.
 async fn delivery_becomes(t: &TestProject, endpoint: &Value, state: &str) -> Value {
-    loop {
+    eventually(format!("a delivery that is {state}"), async || {
         let list = t.get(&path(endpoint, "/deliveries")).await.is(200);
-        let newest = &list["deliveries"][0];
-        if newest["state"] == state {
-            let id = newest["id"].as_str().expect("an id");
-            let shown = t.get(&path(endpoint, &format!("/deliveries/{id}"))).await.is(200);
-            return merged(shown, "delivery");
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-    }
+        let newest = Some(&list["deliveries"][0]).filter(|newest| newest["state"] == state)?;
+        let id = newest["id"].as_str().expect("an id");
+        let shown = t.get(&path(endpoint, &format!("/deliveries/{id}"))).await.is(200);
+        Some(merged(shown, "delivery"))
+    })
+    .await
 }
 
 /// Waits until an endpoint is in this state.
 async fn endpoint_becomes(t: &TestProject, endpoint: &Value, state: &str) -> Value {
-    loop {
+    eventually(format!("the endpoint to be {state}"), async || {
         let now = t.get(&path(endpoint, "")).await.is(200);
-        if now["state"] == state {
-            return now;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-    }
+        (now["state"] == state).then_some(now)
+    })
+    .await
 }
 
 /// Tries that wait are due now.
-async fn hurry(t: &TestProject) {
+async fn hurry(t: &LoneProject) {
     t.database.execute("update jobs set run_at = now() where state = 'backoff'").await;
 }
 
 #[test]
 fn an_end_is_told_once_with_a_signature_that_fits() {
-    run(async |t| {
+    run_alone(async |t| {
         let sink = Sink::start().await;
         let made = endpoint(t, &sink, json!({"description": "orders"})).await;
         assert_eq!(made["state"], "enabled");
@@ -167,7 +166,7 @@ fn an_endpoint_is_told_what_it_asked_for_alone() {
 
 #[test]
 fn a_refused_delivery_is_tried_again_with_the_same_event_id() {
-    run(async |t| {
+    run_alone(async |t| {
         let sink = Sink::start().await;
         let made = endpoint(t, &sink, json!({})).await;
         sink.answer_with((
@@ -205,18 +204,17 @@ fn a_refused_delivery_is_tried_again_with_the_same_event_id() {
 }
 
 /// Waits until a delivery has had this many tries, and makes its next try due.
-async fn hurry_until(t: &TestProject, endpoint: &Value, tries: i64) {
-    loop {
-        let now = delivery_becomes(t, endpoint, "waiting").await;
-        if now["tries"] == tries {
-            return hurry(t).await;
-        }
-    }
+async fn hurry_until(t: &LoneProject, endpoint: &Value, tries: i64) {
+    until(format!("{tries} tries"), async || {
+        delivery_becomes(t, endpoint, "waiting").await["tries"] == tries
+    })
+    .await;
+    hurry(t).await;
 }
 
 #[test]
 fn an_endpoint_that_is_gone_is_disabled_and_can_be_enabled_again() {
-    run(async |t| {
+    run_alone(async |t| {
         let sink = Sink::start().await;
         let made = endpoint(t, &sink, json!({})).await;
         sink.answer([(410, "moved on")]);
@@ -250,7 +248,7 @@ fn an_endpoint_that_is_gone_is_disabled_and_can_be_enabled_again() {
 
 #[test]
 fn an_endpoint_that_fails_for_three_days_is_disabled() {
-    run(async |t| {
+    run_alone(async |t| {
         let sink = Sink::start().await;
         let made = endpoint(t, &sink, json!({})).await;
         t.database
@@ -263,9 +261,7 @@ fn an_endpoint_that_fails_for_three_days_is_disabled() {
         t.act(&path(&made, "/test")).await.is(202);
         sink.next().await;
         let failing = "select failures::bigint from webhook_endpoints";
-        while t.database.number(failing).await < 10 {
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-        }
+        t.database.until_at_least(failing, 10).await;
         assert_eq!(t.get(&path(&made, "")).await.is(200)["state"], "enabled");
         let older = "update webhook_endpoints set failing_since = now() - interval '73 hours'";
         t.database.execute(older).await;
@@ -279,7 +275,7 @@ fn an_endpoint_that_fails_for_three_days_is_disabled() {
 
 #[test]
 fn a_rotated_secret_signs_beside_the_new_one_while_both_are_valid() {
-    run(async |t| {
+    run_alone(async |t| {
         let sink = Sink::start().await;
         let made = endpoint(t, &sink, json!({})).await;
         let rotated = t.post(&path(&made, "/secret/rotate"), json!({})).await.is(200);
@@ -314,7 +310,7 @@ fn a_rotated_secret_signs_beside_the_new_one_while_both_are_valid() {
 
 #[test]
 fn a_deleted_endpoint_is_told_nothing_more() {
-    run(async |t| {
+    run_alone(async |t| {
         let sink = Sink::start().await;
         let made = endpoint(t, &sink, json!({})).await;
         sink.answer([(500, "")]);
@@ -324,9 +320,7 @@ fn a_deleted_endpoint_is_told_nothing_more() {
         t.delete(&path(&made, "")).await.is_empty(204);
         t.get(&path(&made, "")).await.is_error(404, "endpoint_not_found");
         let cancelled = "select count(*) from finished_jobs where state = 'cancelled'";
-        while t.database.number(cancelled).await == 0 {
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-        }
+        t.database.until_at_least(cancelled, 1).await;
         let left = t.database.number("select count(*) from event_subscriptions").await;
         assert_eq!(left, 0);
         assert!(!sink.has_more().await);
@@ -335,7 +329,7 @@ fn a_deleted_endpoint_is_told_nothing_more() {
 
 #[test]
 fn a_request_that_breaks_a_rule_is_told_which() {
-    run(async |t| {
+    run_alone(async |t| {
         let with = |more: Value| {
             let mut body = json!({"url": "https://example.com/hook", "events": ["job.*"]});
             body.as_object_mut().expect("an object").extend(more.as_object().expect("one").clone());
@@ -399,7 +393,7 @@ fn endpoints_and_deliveries_belong_to_their_project() {
         let key = json!({"name": "k", "scopes": ["produce", "work", "read", "payload:read",
                          "manage", "schedules"]});
         let key = t.post("/v1/keys", key).await.is(201)["secret"].as_str().expect("one").to_owned();
-        let lesser = TestProject { api_key: key, ..t.clone() };
+        let lesser = t.with_key(key);
         lesser.get("/v1/webhooks").await.is_error(403, "forbidden");
         lesser.get(&path(&mine, "/deliveries")).await.is_error(403, "forbidden");
         server.stop().await;
@@ -445,7 +439,7 @@ fn an_endpoint_outside_of_what_the_operator_allows_is_never_called() {
             ..Stage::default()
         };
         let server = TestServer::start_as(database, strict).await;
-        let t = TestProject { url: server.url.clone(), ..t };
+        let t = t.through(&server.url);
         t.act(&path(&made, "/test")).await.is(202);
         let events = json!({"url": sink.url});
         let refused: Reply = t.patch(&path(&made, ""), events).await;

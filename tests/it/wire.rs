@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use fencepost::{http::server, wire::extract::BODY_TIMEOUT};
 
-use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run};
+use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run, run_alone};
 use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::{
@@ -174,7 +174,7 @@ fn a_key_that_is_not_strict_may_send_more_than_this_api_knows() {
         let made = t.post("/v1/keys", lenient).await.is(201);
         assert_eq!(made["key"]["strict"], false);
         let secret = made["secret"].as_str().expect("a key").to_owned();
-        let lenient = TestProject { api_key: secret, ..t.clone() };
+        let lenient = t.with_key(secret);
         let job = json!({"job_type": "a", "payload": {"x": 1.50, "y": {}}, "sdk": {"v": [1]},
             "retry": {"initial_seconds": 0, "sdk": 1}});
         t.post("/v1/jobs", job.clone()).await.refuses("retry.sdk");
@@ -248,7 +248,7 @@ fn a_node_is_ready_until_it_stops() {
         assert_eq!(t.get("/readyz").await.text, "ok\n");
         t.stopping.cancel();
         // A load balancer that connects now is told, and requests that still come are served.
-        let fresh = reqwest::Client::new().get(format!("{}/readyz", t.url)).send().await;
+        let fresh = crate::harness::client().get(format!("{}/readyz", t.url)).send().await;
         let reply = Reply::of(fresh.expect("an answer")).await;
         reply.is_error(503, "unavailable");
         assert_eq!(reply.headers["retry-after"], "1");
@@ -259,7 +259,7 @@ fn a_node_is_ready_until_it_stops() {
 
 #[test]
 fn a_node_whose_schema_is_too_old_is_not_ready() {
-    run(async |t| {
+    run_alone(async |t| {
         t.database.execute("delete from _sqlx_migrations").await;
         t.get("/readyz").await.is_error(503, "unavailable");
     });
@@ -267,7 +267,7 @@ fn a_node_whose_schema_is_too_old_is_not_ready() {
 
 #[test]
 fn a_request_under_way_is_finished_when_the_server_stops() {
-    run(async |t| {
+    run_alone(async |t| {
         t.database
             .execute(
                 "create function slow() returns trigger language plpgsql as

@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use crate::harness::{TestProject, run};
+use crate::harness::{TestProject, eventually, run, run_alone, until};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, BufReader, Lines},
@@ -96,12 +96,11 @@ fn exit_codes_and_signals_are_outcomes() {
             (65, "dead_letter", "exit.65"),
         ] {
             let id = t.enqueue(json!({"payload": code})).await;
-            let job = loop {
+            let job = eventually("the first failure", async || {
                 let job = t.job(&id).await;
-                if job["failures"] == 1 {
-                    break job;
-                }
-            };
+                (job["failures"] == 1).then_some(job)
+            })
+            .await;
             assert_eq!((&job["state"], &job["last_error"]["type"]), (&json!(state), &json!(kind)));
             let message = job["last_error"]["message"].as_str().expect("text");
             assert!(message.ends_with("because"), "{message}");
@@ -111,7 +110,7 @@ fn exit_codes_and_signals_are_outcomes() {
 
 #[test]
 fn a_cancelled_job_is_stopped_and_what_lost_its_lease_says_nothing() {
-    run(async |t| {
+    run_alone(async |t| {
         let exec = "trap 'exit 3' TERM; while :; do sleep 0.05; done";
         let _worker = Worker::start(t, exec, &["--concurrency", "2"]).await;
         let cancelled = t.enqueue(json!({})).await;
@@ -145,9 +144,7 @@ impl Marker {
     }
 
     async fn is_set(&self) {
-        while !self.0.exists() {
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-        }
+        until("the file", async || self.0.exists()).await;
     }
 }
 
@@ -242,14 +239,13 @@ fn a_command_that_leaves_a_child_behind_or_prints_too_much_is_acknowledged_all_t
 
 /// Enqueues jobs until one is not claimed any more, and returns it.
 async fn left_waiting(t: &TestProject) -> String {
-    loop {
+    eventually("a job that stays pending", async || {
         let id = t.enqueue(json!({})).await;
         let job = t.get(&format!("/v1/jobs/{id}?wait_seconds=1")).await.is(200);
         assert_eq!(job["failures"], 0);
-        if job["state"] == "pending" {
-            return id;
-        }
-    }
+        (job["state"] == "pending").then_some(id)
+    })
+    .await
 }
 
 #[test]
@@ -276,13 +272,13 @@ fn a_worker_can_be_quieted_and_woken_by_signals_and_by_the_server() {
 
 #[test]
 fn a_worker_never_takes_more_than_it_has_room_for() {
-    run(async |t| {
+    run_alone(async |t| {
         let _worker = Worker::start(t, "sleep 60", &["--concurrency", "3"]).await;
         for _ in 0..6 {
             t.enqueue(json!({})).await;
         }
         let running = "select count(*) from jobs where state = 'processing'";
-        while t.database.number(running).await < 3 {}
+        t.database.until_at_least(running, 3).await;
         let registered = t.get("/v1/workers").await.is(200);
         assert_eq!(registered["workers"][0]["concurrency"], 3);
         assert_eq!(t.database.number(running).await, 3);
@@ -291,7 +287,7 @@ fn a_worker_never_takes_more_than_it_has_room_for() {
 
 #[test]
 fn a_worker_killed_in_the_middle_of_a_thousand_jobs_loses_none_and_settles_none_twice() {
-    run(async |t| {
+    run_alone(async |t| {
         let jobs: Vec<_> = (0..500).map(|it| json!({"job_type": "t", "payload": it})).collect();
         for _ in 0..2 {
             t.post("/v1/jobs/batch", json!({"jobs": jobs})).await.is(201);
@@ -300,7 +296,7 @@ fn a_worker_killed_in_the_middle_of_a_thousand_jobs_loses_none_and_settles_none_
         // Two of the first are under way whenever it is killed.
         let exec = "read n; case $n in 7|8) sleep 600;; *) sleep 0.01;; esac";
         let mut first = Worker::start(t, exec, &["--concurrency", "16"]).await;
-        while t.database.number(settled).await < 300 {}
+        t.database.until_at_least(settled, 300).await;
         first.child.kill().await.expect("it is killed");
         let more = ["--concurrency", "16", "--worker-id", "second"];
         let mut command = command(t, "worker");
@@ -366,7 +362,7 @@ fn jobs_are_stored_listed_shown_cancelled_and_retried_from_the_terminal() {
         assert_eq!(jobs(&["retry", &id]).await.0, Some(4));
         assert_eq!(jobs(&["get", "job_01m7w3ha3aextt8pkwwdmxsmqw"]).await.0, Some(3));
         assert_eq!(jobs(&["get"]).await.0, Some(2));
-        let away = TestProject { url: "http://127.0.0.1:1".into(), ..t.clone() };
+        let away = t.through("http://127.0.0.1:1");
         assert_eq!(output(command(&away, "jobs").args(["get", &id])).await.0, Some(5));
         let mut bad = command(t, "enqueue");
         let (code, error) = output(bad.args(["--job-type", "t", "--payload", "{"])).await;

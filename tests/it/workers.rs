@@ -1,6 +1,8 @@
 //! Workers: registration, directives, and timeouts.
 
-use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run};
+use crate::harness::{
+    Reply, TestProject, TestServer, eventually, fresh_database, limited, run, run_alone, until,
+};
 use fencepost::domain::limits;
 use serde_json::{Value, json};
 
@@ -31,7 +33,7 @@ async fn register(t: &TestProject, name: &str, more: Value) -> Value {
 
 #[test]
 fn one_heartbeat_renews_all_jobs_of_a_worker_and_says_what_became_of_each() {
-    run(async |t| {
+    run_alone(async |t| {
         for _ in 0..3 {
             t.enqueue(json!({"timeout_seconds": 600})).await;
         }
@@ -101,7 +103,8 @@ fn a_directive_reaches_the_worker_with_its_next_heartbeat_and_its_polls_get_noth
             tokio::spawn(async move { t.post("/v1/workers/poll", poll).await.is(200) })
         };
         // The poll is parked when its worker was seen.
-        while worker(t, "w").await["queues"] == Value::Null {}
+        until("the queues of the worker", async || worker(t, "w").await["queues"] != Value::Null)
+            .await;
         for (what, state) in [("quiet", "quiet"), ("terminate", "terminate")] {
             let reply = tell(t, "w", what).await.is(200);
             assert_eq!(reply, json!({"worker_id": "w", "directive": state}));
@@ -183,13 +186,13 @@ fn a_worker_that_goes_hands_its_jobs_back_and_stays_gone_until_it_registers() {
 
 #[test]
 fn a_worker_that_beats_and_falls_silent_loses_its_leases_as_failures() {
-    run(async |t| {
+    run_alone(async |t| {
         let (id, spared) = (t.enqueue(json!({})).await, t.enqueue(json!({})).await);
         t.lease("beats").await;
         t.lease("does-not").await;
         beat(t, "beats", &[]).await;
         // What it did before is in the store once its neighbour is.
-        while worker(t, "does-not").await == Value::Null {}
+        until("the worker to be listed", async || worker(t, "does-not").await != Value::Null).await;
         t.database
             .execute(
                 "update workers set last_seen_at = now() - interval '31 s',
@@ -204,7 +207,10 @@ fn a_worker_that_beats_and_falls_silent_loses_its_leases_as_failures() {
         assert_eq!(read["attempts"][0]["outcome"], "lease_expired");
         assert_eq!(t.job(&spared).await["state"], "processing", "its silence means nothing");
         // It is marked after its leases have ended.
-        while worker(t, "beats").await["state"] != "terminated" {}
+        until("the worker to be terminated", async || {
+            worker(t, "beats").await["state"] == "terminated"
+        })
+        .await;
         assert_eq!(worker(t, "beats").await["alive"], false);
         beat(t, "beats", &[]).await;
         let back = worker(t, "beats").await;
@@ -216,7 +222,7 @@ fn a_worker_that_beats_and_falls_silent_loses_its_leases_as_failures() {
 
 #[test]
 fn a_worker_that_is_back_keeps_its_new_leases() {
-    run(async |t| {
+    run_alone(async |t| {
         let lease = async |worker: &str| {
             let poll = json!({"worker_id": worker, "queues": [worker], "lease_seconds": 300});
             t.polled(poll).await.remove(0)
@@ -238,7 +244,7 @@ fn a_worker_that_is_back_keeps_its_new_leases() {
         // since were not yet written.
         t.enqueue(json!({"queue": "seen"})).await;
         lease("seen").await;
-        while worker(t, "seen").await == Value::Null {}
+        until("the worker to be listed", async || worker(t, "seen").await != Value::Null).await;
         // Those that are silent for longest come first: `back` is looked at before `gone` is lost.
         let silent = "update workers set last_seen_at = now() - interval '31 s',
                           last_beat_at = now() - case worker_id
@@ -246,7 +252,10 @@ fn a_worker_that_is_back_keeps_its_new_leases() {
                           end
                       where worker_id <> 'seen'";
         t.database.execute(silent).await;
-        while worker(t, "gone").await["state"] != "terminated" {}
+        until("the worker to be terminated", async || {
+            worker(t, "gone").await["state"] == "terminated"
+        })
+        .await;
         let id = new["id"].as_str().expect("an id");
         let shown = t.job(id).await;
         assert_eq!(shown["failures"], 0, "it was heard when it got the lease: {shown}");
@@ -307,12 +316,11 @@ fn a_worker_that_only_polls_is_known_too() {
         let poll =
             json!({"worker_id": "p", "queues": ["q"], "job_types": ["x"], "wait_seconds": 0});
         t.post("/v1/workers/poll", poll).await.is(200);
-        let seen = loop {
+        let seen = eventually("the worker to be listed", async || {
             let seen = worker(t, "p").await;
-            if seen != Value::Null {
-                break seen;
-            }
-        };
+            (seen != Value::Null).then_some(seen)
+        })
+        .await;
         assert_eq!((&seen["queues"], &seen["job_types"]), (&json!(["q"]), &json!(["x"])));
         assert_eq!(seen["alive"], true);
     });
@@ -320,7 +328,7 @@ fn a_worker_that_only_polls_is_known_too() {
 
 #[test]
 fn schedules_that_a_worker_brings_are_kept_and_bad_ones_told() {
-    run(async |t| {
+    run_alone(async |t| {
         let schedules = json!({"recurring_schedules": [
             {"job_type": "MyApp.Jobs.Cleanup", "cron_expression": "0 3 * * *", "queue": "night", "timezone": "Europe/Paris"},
             {"job_type": "Report", "cron_expression": "61 * * * *"},
@@ -380,7 +388,10 @@ fn one_bad_name_does_not_hide_the_others_and_a_refused_worker_is_not_registered(
             let poll = json!({"worker_id": "p", "queues": queues, "wait_seconds": 0});
             t.post("/v1/workers/poll", poll).await.is(200);
         }
-        while worker(t, "p").await["queues"] != json!(["one", "two"]) {}
+        until("both queues of the worker", async || {
+            worker(t, "p").await["queues"] == json!(["one", "two"])
+        })
+        .await;
         assert_eq!(worker(t, "stranger").await, Value::Null);
     });
 }

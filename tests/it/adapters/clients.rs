@@ -71,7 +71,7 @@ fn mobius_calls_in_curl() {
         let id = t.enqueue(json!({"job_type": "summarize", "payload": {"page": 1}})).await;
         let mut script = Command::new("sh");
         script.arg(program("mobius.sh")).env("API_BASE", format!("{}/mobius", t.url));
-        script.env("PROJECT", "main").env("MOBIUS_API_KEY", &t.api_key);
+        script.env("PROJECT", &t.slug).env("MOBIUS_API_KEY", &t.api_key);
         let said = output(&mut script).await;
         assert!(
             said.contains(&format!("claimed {id}-1: summarize summarize, heartbeat every 30 s"))

@@ -1,6 +1,6 @@
 //! Five protocols, one job: whichever leases it, whichever settles it, all show the same.
 
-use crate::harness::{TestProject, run};
+use crate::harness::{LoneProject, TestProject, run_alone, until};
 use serde_json::{Value, json};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +57,7 @@ fn text(value: &Value) -> String {
 }
 
 /// The lease that a job has now.
-async fn lease_of(t: &TestProject, job_id: String) -> Lease {
+async fn lease_of(t: &LoneProject, job_id: String) -> Lease {
     let attempt = t.job(&job_id).await["attempt"].as_i64().expect("a number");
     let id = uuid_of(&job_id);
     let lease_id =
@@ -66,7 +66,7 @@ async fn lease_of(t: &TestProject, job_id: String) -> Lease {
 }
 
 /// Claims the one job that is there, and answers with its lease.
-async fn claim(t: &TestProject, adapter: Adapter) -> Lease {
+async fn claim(t: &LoneProject, adapter: Adapter) -> Lease {
     let job_id = match adapter {
         Adapter::Native => text(&t.lease(WORKER).await["id"]),
         Adapter::Mobius => {
@@ -215,14 +215,13 @@ async fn enqueue(t: &TestProject, max_attempts: i32) -> String {
 
 /// A failure without a wait makes a job claimable again a moment later.
 async fn claimable(t: &TestProject, job_id: &str) {
-    while t.job(job_id).await["waiting_for"] != "worker" {
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-    }
+    until("the job to wait for a worker", async || t.job(job_id).await["waiting_for"] == "worker")
+        .await;
 }
 
 #[test]
 fn a_job_is_worked_through_any_door_and_shown_alike_by_all() {
-    run(async |t| {
+    run_alone(async |t| {
         let result = json!({"answer": "42"});
         for worker in ALL {
             let id = enqueue(t, 3).await;
@@ -248,7 +247,7 @@ fn a_job_is_worked_through_any_door_and_shown_alike_by_all() {
 
 #[test]
 fn a_lease_from_any_door_is_settled_through_any_other() {
-    run(async |t| {
+    run_alone(async |t| {
         for giver in ALL {
             for taker in ALL {
                 let id = enqueue(t, 2).await;
@@ -268,7 +267,7 @@ fn a_lease_from_any_door_is_settled_through_any_other() {
 
 #[test]
 fn a_job_made_at_any_door_is_worked_through_every_other() {
-    run(async |t| {
+    run_alone(async |t| {
         let result = json!({"answer": "42"});
         for worker in ALL {
             let native = enqueue(t, 1).await;
@@ -308,7 +307,7 @@ fn a_job_made_at_any_door_is_worked_through_every_other() {
 
 #[test]
 fn workers_of_all_doors_share_a_queue_side_by_side() {
-    run(async |t| {
+    run_alone(async |t| {
         const EACH: usize = 8;
         let mut wanted = Vec::new();
         for _ in 0..EACH * ALL.len() {

@@ -1,6 +1,6 @@
 //! Mobius workers.
 
-use crate::harness::{TestProject, run};
+use crate::harness::{TestProject, run_alone};
 use serde_json::{Value, json};
 
 const JOBS: &str = "/mobius/v1/projects/main/jobs";
@@ -21,7 +21,7 @@ async fn say(t: &TestProject, job: &Value, what: &str, more: Value) -> crate::ha
 
 #[test]
 fn a_job_is_claimed_kept_and_completed() {
-    run(async |t| {
+    run_alone(async |t| {
         let nothing = json!({"worker_id": "worker-1", "queues": ["default"], "wait_seconds": 0});
         t.post(&format!("{JOBS}/claim"), nothing).await.is_empty(204);
         let id = t.enqueue(json!({"job_type": "render", "payload": {"page": 1.50}})).await;
@@ -50,7 +50,7 @@ fn a_job_is_claimed_kept_and_completed() {
 
 #[test]
 fn a_retry_is_a_new_job_and_the_old_one_reads_failed() {
-    run(async |t| {
+    run_alone(async |t| {
         let id = t.enqueue(json!({"retry": {"initial_seconds": 0, "jitter_seconds": 0}})).await;
         let job = claim(t).await;
         let failed = json!({"status": "failed", "error_type": "Oops", "error_message": "it broke"});
@@ -77,7 +77,7 @@ fn a_retry_is_a_new_job_and_the_old_one_reads_failed() {
 
 #[test]
 fn a_run_lists_its_jobs_and_what_was_done() {
-    run(async |t| {
+    run_alone(async |t| {
         let retry = json!({"initial_seconds": 0, "jitter_seconds": 0});
         let work = json!({"name": "import", "jobs": [
             {"key": "fetch", "job_type": "http.get", "payload": {"n": 1}, "retry": retry},
@@ -121,7 +121,7 @@ fn a_run_lists_its_jobs_and_what_was_done() {
 
 #[test]
 fn a_job_without_a_workflow_is_a_run_of_its_own() {
-    run(async |t| {
+    run_alone(async |t| {
         let id = t.enqueue(json!({})).await;
         let run = format!("/mobius/v1/projects/main/runs/{id}");
         assert_eq!(t.get(&format!("{run}/action-log")).await.is(200)["items"], json!([]));
@@ -138,7 +138,7 @@ fn a_job_without_a_workflow_is_a_run_of_its_own() {
 
 #[test]
 fn a_cancelled_job_is_told_and_reads_failed() {
-    run(async |t| {
+    run_alone(async |t| {
         let id = t.enqueue(json!({})).await;
         let job = claim(t).await;
         t.act(&format!("/v1/jobs/{id}/cancel")).await.is(200);
@@ -156,7 +156,7 @@ fn a_cancelled_job_is_told_and_reads_failed() {
 
 #[test]
 fn any_queue_is_looked_at_when_none_is_named_and_a_new_one_is_found() {
-    run(async |t| {
+    run_alone(async |t| {
         let waiting = tokio::spawn({
             let t = t.clone();
             async move {
@@ -174,7 +174,7 @@ fn any_queue_is_looked_at_when_none_is_named_and_a_new_one_is_found() {
 
 #[test]
 fn a_childs_parameters_hold_what_its_parents_made() {
-    run(async |t| {
+    run_alone(async |t| {
         let jobs = json!({"name": "nightly", "jobs": [
             {"key": "fetch", "job_type": "fetch", "payload": [1]},
             {"key": "send", "job_type": "send", "payload": {"to": "ada"}, "depends_on": ["fetch"]},
@@ -200,7 +200,7 @@ fn a_childs_parameters_hold_what_its_parents_made() {
 
 #[test]
 fn events_are_kept_all_or_none() {
-    run(async |t| {
+    run_alone(async |t| {
         let id = t.enqueue(json!({})).await;
         let job = claim(t).await;
         let event = |kind: &str| json!({"type": kind, "payload": {"n": 1}});
@@ -220,7 +220,7 @@ fn events_are_kept_all_or_none() {
 
 #[test]
 fn bad_requests_are_told_in_its_own_words() {
-    run(async |t| {
+    run_alone(async |t| {
         t.enqueue(json!({})).await;
         let job = claim(t).await;
         let code = async |body: Value, what: &str| {

@@ -1,8 +1,6 @@
 //! Orch8 workers.
 
-use std::time::Duration;
-
-use crate::harness::{Reply, TestProject, run};
+use crate::harness::{Reply, TestProject, eventually, run, run_alone};
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -138,13 +136,11 @@ fn a_fallback_that_was_not_needed_is_cancelled() {
         let at = format!("/orch8/instances/{}", made["id"].as_str().expect("an id"));
         let task = poll(t, json!({})).await;
         say(t, &task, "complete", json!({"output": {}})).await.is(200);
-        let ended = loop {
+        let ended = eventually("the instance to end", async || {
             let seen = t.get(&at).await.is(200);
-            if seen["state"] != "running" {
-                break seen;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        };
+            (seen["state"] != "running").then_some(seen)
+        })
+        .await;
         assert_eq!(ended["state"], "completed");
         assert_eq!(ended["steps"][1]["state"], "cancelled");
     });
@@ -323,7 +319,7 @@ fn output_that_comes_with_the_end_is_kept_and_the_end_can_be_repeated() {
 
 #[test]
 fn workers_handlers_and_health_are_told() {
-    run(async |t| {
+    run_alone(async |t| {
         let body = json!({"worker_id": "img", "queues": ["default"], "job_types": ["resize"]});
         t.post("/v1/workers/register", body).await.is(200);
         let workers = t.get("/orch8/workers").await.is(200);

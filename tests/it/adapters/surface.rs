@@ -95,7 +95,7 @@ async fn held(t: &TestProject, project: &str) -> Named {
 #[test]
 fn no_call_passes_without_a_key_or_with_too_few_rights() {
     run(async |t| {
-        let named = held(t, "main").await;
+        let named = held(t, &t.slug).await;
         let reader = json!({"name": "reader", "scopes": ["read"]});
         let reader = t.post("/v1/keys", reader).await.is(201);
         let reader = reader["secret"].as_str().expect("a key");

@@ -2,7 +2,7 @@
 
 use fencepost::store::sweep::prune;
 
-use crate::harness::{Reply, TestProject, run};
+use crate::harness::{Reply, TestProject, eventually, run, run_alone};
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -27,7 +27,7 @@ async fn status(t: &TestProject, workflow: &str) -> Vec<(String, String)> {
 
 #[test]
 fn a_command_is_claimed_logged_and_completed() {
-    run(async |t| {
+    run_alone(async |t| {
         let worker = json!({"worker_id": "w1", "labels": ["docker"]});
         t.post(&format!("{API}/workers/register"), worker).await.is_empty(200);
         assert_eq!(claim(t, json!(["docker"])).await, Value::Null);
@@ -61,7 +61,7 @@ fn a_command_is_claimed_logged_and_completed() {
 
 #[test]
 fn a_lease_that_is_settled_or_unknown_is_a_conflict_and_never_missing() {
-    run(async |t| {
+    run_alone(async |t| {
         t.enqueue(json!({"payload": "true"})).await;
         let claimed = claim(t, json!([])).await;
         let failed = json!({"error": "", "retryable": false});
@@ -82,7 +82,7 @@ fn a_lease_that_is_settled_or_unknown_is_a_conflict_and_never_missing() {
 
 #[test]
 fn only_jobs_with_a_command_are_offered_and_the_others_are_left_alone() {
-    run(async |t| {
+    run_alone(async |t| {
         let other = t.enqueue(json!({"payload": {"to": "ada"}, "priority": 9})).await;
         for payload in [json!(null), json!([1]), json!({"command": 7}), json!("\u{0}x")] {
             t.enqueue(json!({"payload": payload, "priority": 5, "labels": ["docker"]})).await;
@@ -103,7 +103,7 @@ fn only_jobs_with_a_command_are_offered_and_the_others_are_left_alone() {
 
 #[test]
 fn a_command_is_found_behind_any_number_of_other_jobs() {
-    run(async |t| {
+    run_alone(async |t| {
         let others = |n: usize| json!({"jobs": vec![json!({"job_type": "t", "priority": 1}); n]});
         for _ in 0..3 {
             t.post("/v1/jobs/batch", others(100)).await.is(201);
@@ -122,7 +122,7 @@ fn a_command_is_found_behind_any_number_of_other_jobs() {
 
 #[test]
 fn a_payload_that_no_program_can_hold_is_a_command_all_the_same_or_is_left_alone() {
-    run(async |t| {
+    run_alone(async |t| {
         let enqueue = async |payload: &str| {
             let body = format!(r#"{{"job_type": "t", "payload": {payload}}}"#);
             let reply = t.post_text("/v1/jobs", body).await;
@@ -149,7 +149,7 @@ fn a_payload_that_no_program_can_hold_is_a_command_all_the_same_or_is_left_alone
 
 #[test]
 fn a_workflow_that_was_run_again_outlives_the_jobs_of_its_first_run() {
-    run(async |t| {
+    run_alone(async |t| {
         let jobs = json!([{"id": "a", "command": "true"}]);
         let stored =
             t.post(&format!("{API}/workflows"), json!({"name": "n", "jobs": jobs})).await.is(201);
@@ -185,7 +185,7 @@ fn a_workflow_that_was_run_again_outlives_the_jobs_of_its_first_run() {
 
 #[test]
 fn a_workflow_that_was_cancelled_before_it_ran_can_be_run() {
-    run(async |t| {
+    run_alone(async |t| {
         let sample = t.act(&format!("{API}/workflows/sample")).await.is(201);
         let id = sample["id"].as_str().expect("an id");
         t.act(&format!("{API}/workflows/{id}/cancel")).await.is_empty(202);
@@ -197,7 +197,7 @@ fn a_workflow_that_was_cancelled_before_it_ran_can_be_run() {
 
 #[test]
 fn a_workflow_waits_until_it_is_run_and_can_be_run_again() {
-    run(async |t| {
+    run_alone(async |t| {
         let job = |id: &str, on: &[&str]| {
             json!({"id": id, "name": id.to_uppercase(), "command": format!("run {id}"),
                    "depends_on": on, "metadata": {"k": 1.50}})
@@ -243,12 +243,11 @@ fn a_workflow_waits_until_it_is_run_and_can_be_run_again() {
         assert_eq!(again["job"]["command"], "run build");
         say(t, &again, "fail", json!({"error": "no", "retryable": true})).await.is_empty(200);
         // Its retries are used up; nothing was cancelled by request.
-        let skipped = loop {
+        let skipped = eventually("the second step to leave the queue", async || {
             let seen = status(t, &id).await;
-            if seen[1].1 != "queued" {
-                break seen;
-            }
-        };
+            (seen[1].1 != "queued").then_some(seen)
+        })
+        .await;
         assert_eq!(
             skipped,
             [("build".into(), "failure".into()), ("test".into(), "skipped".into())]
@@ -260,7 +259,7 @@ fn a_workflow_waits_until_it_is_run_and_can_be_run_again() {
 
 #[test]
 fn a_cancelled_workflow_tells_its_worker() {
-    run(async |t| {
+    run_alone(async |t| {
         let sample = t.act(&format!("{API}/workflows/sample")).await.is(201);
         let id = sample["id"].as_str().expect("an id");
         t.act(&format!("{API}/workflows/{id}/run")).await.is_empty(202);
@@ -279,7 +278,7 @@ fn a_cancelled_workflow_tells_its_worker() {
 
 #[test]
 fn what_a_job_prints_is_streamed_from_its_beginning() {
-    run(async |t| {
+    run_alone(async |t| {
         let id = t.enqueue(json!({"payload": "make"})).await;
         let claimed = claim(t, json!([])).await;
         let chunk = |n: i64| json!({"sequence": n, "data": format!("line {n}"), "timestamp_ms": 1, "stream": "stdout"});

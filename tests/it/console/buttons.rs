@@ -1,19 +1,19 @@
 //! Every button of the table, pressed once: where it leads, and what the API says afterwards.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
 
 use fencepost::{console::action_table::ACTIONS, domain::access::Role};
 
 use super::Browser;
 use crate::{
-    harness::{Sink, TestProject, run},
+    harness::{LoneProject, Sink, TestProject, eventually, run_alone, until},
     people::{PASSWORD, Person},
 };
 use serde_json::{Value, json};
 
 /// Presses buttons of one visitor, and notes which.
 struct Presser<'a> {
-    t: &'a TestProject,
+    t: &'a LoneProject,
     browser: Browser,
     pressed: BTreeSet<&'static str>,
 }
@@ -41,13 +41,11 @@ impl Presser<'_> {
     async fn press_many(&mut self, operation: &str, form: &[(&str, &str)]) -> Value {
         let place = self.press(operation, form).await;
         let id = place.split(['/', '?']).find(|it| it.starts_with("op_")).expect("an operation");
-        loop {
+        eventually(format!("the end of operation {id}"), async || {
             let seen = self.t.get(&format!("/v1/operations/{id}")).await.is(200);
-            if seen["state"] != "running" {
-                return seen;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+            (seen["state"] != "running").then_some(seen)
+        })
+        .await
     }
 
     /// The project's, of the API, to the visitor.
@@ -209,13 +207,11 @@ async fn work_with_alarms(p: &mut Presser<'_>) {
     p.press("alarms_delete", &[("alarm", "dead_letters")]).await;
     assert_eq!(p.get("/v1/alarms/dead_letters").await["threshold"], 10);
     dead_letter(p.t, "alarming").await;
-    let id = loop {
+    let id = eventually("an incident", async || {
         let found = p.get("/v1/incidents?state=open").await["incidents"][0]["id"].clone();
-        if found.is_string() {
-            break text(&found);
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    };
+        found.is_string().then(|| text(&found))
+    })
+    .await;
     p.press("incidents_mute", &[("incident_id", &id), ("seconds", "60")]).await;
     assert!(p.get(&format!("/v1/incidents/{id}")).await["muted_until"].is_string());
     let letters =
@@ -234,9 +230,8 @@ async fn work_with_webhooks(p: &mut Presser<'_>) {
     sink.next().await;
     let path = format!("/v1/webhooks/{id}");
     let becomes = async |p: &mut Presser<'_>, state: &str| {
-        while p.get(&path).await["state"] != state {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        until(format!("the job to be {state}"), async || p.get(&path).await["state"] == state)
+            .await;
     };
     becomes(p, "disabled").await;
     let kept = [("was.events", ""), ("was.queues", ""), ("was.job_types", "")];
@@ -259,9 +254,10 @@ async fn work_with_webhooks(p: &mut Presser<'_>) {
     p.press("webhooks_retry", &[("endpoint_id", id), ("delivery_id", &sent)]).await;
     assert_eq!(sink.next().await.header("fencepost-delivery"), sent);
     // Only what has ended is sent again.
-    while p.get(&format!("{path}/deliveries")).await["deliveries"][0]["state"] != "delivered" {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    until("the delivery", async || {
+        p.get(&format!("{path}/deliveries")).await["deliveries"][0]["state"] == "delivered"
+    })
+    .await;
     let again = [("endpoint_id", id), ("since", "2020-01-01T00:00"), ("which", "all")];
     p.press("webhooks_replay", &again).await;
     assert!(!sink.next().await.header("webhook-id").is_empty());
@@ -280,7 +276,7 @@ async fn work_with_people(p: &mut Presser<'_>, owner: &Person) {
     let keys = p.get("/v1/keys").await["keys"].clone();
     assert!(keys.as_array().expect("keys").iter().any(|it| it["name"] == "new"), "{keys}");
     p.press("keys_revoke", &[("key_id", &id), ("revoke_keys", "true")]).await;
-    let revoked = TestProject { api_key: secret, ..t.clone() };
+    let revoked = t.with_key(secret);
     revoked.get("/v1/jobs").await.is_error(401, "unauthorized");
     let vic = Person::sign_up(t, "vic@example.com").await;
     vic.join(t, Role::Viewer).await;
@@ -359,7 +355,7 @@ async fn work_with_oneself(p: &mut Presser<'_>, owner: &Person) {
 
 #[test]
 fn every_button_does_what_it_says() {
-    run(async |t| {
+    run_alone(async |t| {
         let owner = Person::sign_up(t, "owner@example.com").await;
         owner.join(t, Role::Owner).await;
         let mut browser = Browser::new(t, "owner@example.com");

@@ -11,7 +11,7 @@ use tokio::{
 
 use super::Browser;
 use crate::{
-    harness::{TestProject, run, scratch},
+    harness::{TestProject, run_alone, scratch},
     people::{PASSWORD, second_factor::age_sessions},
 };
 
@@ -67,7 +67,7 @@ async fn printed(t: &TestProject, home: &std::path::Path, args: &[&str]) -> Stri
 
 #[test]
 fn a_terminal_is_logged_in_and_manages_keys() {
-    run(async |t| {
+    run_alone(async |t| {
         let home = scratch("login");
         let login = logging_in(t, &home).await;
         let (page, code) = (login.page.clone(), login.code.clone());
@@ -118,7 +118,7 @@ fn a_terminal_is_logged_in_and_manages_keys() {
 
 #[test]
 fn a_terminal_that_is_refused_or_gets_no_key_says_so() {
-    run(async |t| {
+    run_alone(async |t| {
         let home = scratch("refused-login");
         let mut browser = Browser::of_member(t, ADA, Role::Admin).await;
         let login = logging_in(t, &home).await;

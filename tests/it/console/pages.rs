@@ -3,7 +3,7 @@
 use fencepost::domain::access::Role;
 
 use super::{Browser, form_with, pairs};
-use crate::harness::{TestProject, run};
+use crate::harness::{TestProject, run, run_alone};
 use crate::people::Person;
 use serde_json::{Value, json};
 
@@ -92,7 +92,7 @@ pub fn is_clean(page: &str) {
 
 #[test]
 fn every_page_shows_what_others_wrote_as_text_under_a_policy_without_exceptions() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Owner).await;
         let mut pages: Vec<String> = PAGES.iter().map(|it| (*it).to_owned()).collect();
         for text in CORPUS {
@@ -147,7 +147,7 @@ fn every_page_shows_what_others_wrote_as_text_under_a_policy_without_exceptions(
 
 #[test]
 fn a_viewer_sees_and_cannot_act() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut browser = Browser::of_member(t, "eve@example.com", Role::Viewer).await;
         let job = dead_letter(t, "email.send").await;
         for path in
@@ -189,7 +189,7 @@ fn a_project_of_others_is_not_there() {
 
 #[test]
 fn a_person_on_call_finds_and_fixes_what_is_stuck() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Member).await;
         let page = format!("/console/p/{}", t.id);
         let idle = t.enqueue(json!({"queue": "idle"})).await;
@@ -234,7 +234,7 @@ fn a_person_on_call_finds_and_fixes_what_is_stuck() {
 
 #[test]
 fn a_job_is_replayed_byte_for_byte_or_edited_and_run_now() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Member).await;
         let page = format!("/console/p/{}", t.id);
         let body = r#"{"job_type":"t","queue":"q","payload":{"n": 12345678901234567890.10},"tags":{"a":"b"},"delay_seconds":600}"#;
@@ -265,7 +265,7 @@ fn a_job_is_replayed_byte_for_byte_or_edited_and_run_now() {
 
 #[test]
 fn a_schedule_is_previewed_made_and_changed_without_losing_what_the_form_does_not_show() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Member).await;
         let page = format!("/console/p/{}", t.id);
         let form = [("cron_expression", "30 2 * * *"), ("timezone", "Europe/Berlin")];
@@ -312,7 +312,7 @@ fn a_schedule_is_previewed_made_and_changed_without_losing_what_the_form_does_no
 
 #[test]
 fn a_job_is_found_by_its_id_and_what_it_carries_is_kept_byte_for_byte() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Member).await;
         let body = r#"{"job_type":"t","payload":{"n": 12345678901234567890.10}}"#;
         let id = t.post_text("/v1/jobs", body).await.is(201)["id"].as_str().map(str::to_owned);
@@ -338,7 +338,7 @@ fn a_job_is_found_by_its_id_and_what_it_carries_is_kept_byte_for_byte() {
 
 #[test]
 fn the_audit_log_knows_members_by_their_addresses_and_is_kept_as_it_is_shown() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut ada = Browser::of_member(t, "ada@example.com", Role::Owner).await;
         let mut bob = Browser::of_member(t, "bob@example.com", Role::Owner).await;
         t.enqueue(json!({})).await;
@@ -357,7 +357,7 @@ fn the_audit_log_knows_members_by_their_addresses_and_is_kept_as_it_is_shown() {
 
 #[test]
 fn what_a_form_has_not_changed_is_not_undone_by_it() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Member).await;
         t.enqueue(json!({})).await;
         let queue = format!("/console/p/{}/queues/default", t.id);
@@ -410,7 +410,7 @@ fn pages_work_when_the_project_has_used_up_its_own_calls() {
 
 #[test]
 fn what_happens_is_streamed_to_the_page_that_shows_it() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Viewer).await;
         let cookies: Vec<_> =
             browser.cookies.iter().map(|(name, value)| format!("{name}={value}")).collect();
@@ -453,7 +453,7 @@ fn what_pages_load_is_kept_for_good_and_found_by_its_hash() {
 
 #[test]
 fn who_removes_a_member_sees_their_keys_and_keeps_those_in_use_by_default() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Owner).await;
         let vic = Person::sign_up(t, "vic@example.com").await;
         vic.join(t, Role::Admin).await;
@@ -476,7 +476,7 @@ fn who_removes_a_member_sees_their_keys_and_keeps_those_in_use_by_default() {
 
 #[test]
 fn a_viewer_sees_that_payloads_are_hidden() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Viewer).await;
         let id = t.enqueue(json!({"payload": "s3cret-of-a-customer"})).await;
         let page = browser.get(&format!("/console/p/main/jobs/{id}")).await;

@@ -4,7 +4,7 @@ use fencepost::domain::access::Role;
 
 use super::Browser;
 use crate::{
-    harness::{Reply, run},
+    harness::{Reply, run_alone},
     people::{
         PASSWORD,
         second_factor::{age_sessions, let_time_pass, shown},
@@ -22,7 +22,7 @@ fn hidden(page: &Reply, name: &str) -> String {
 
 #[test]
 fn an_app_is_added_by_its_picture_and_asked_for_at_login() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut browser = Browser::of_member(t, ADA, Role::Owner).await;
         browser.get("/console/account").await.says(200, "Add an authenticator app");
         let page = browser.post("/console/account/totp", &[]).await;
@@ -79,7 +79,7 @@ fn an_app_is_added_by_its_picture_and_asked_for_at_login() {
 
 #[test]
 fn an_old_session_must_give_the_password_before_it_makes_a_key() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut browser = Browser::of_member(t, ADA, Role::Owner).await;
         age_sessions(t).await;
         let keys = format!("/console/p/{}/keys", t.id);

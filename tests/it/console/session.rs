@@ -7,14 +7,14 @@ use super::{
     pages::{CORPUS, is_clean},
 };
 use crate::{
-    harness::{TestProject, run},
+    harness::{run, run_alone},
     people::{PASSWORD, Person, post_from},
 };
 use serde_json::json;
 
 #[test]
 fn a_stranger_signs_up_and_sees_a_key_once_that_works_at_once() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut browser = Browser::new(t, "ada@example.com");
         browser.get("/").await.goes_temporarily("/console");
         browser.get("/console").await.goes("/console/login");
@@ -29,7 +29,7 @@ fn a_stranger_signs_up_and_sees_a_key_once_that_works_at_once() {
         let at = page.text.find("fp_live_").expect("a key");
         let key = &page.text[at..at + "fp_live_".len() + 49];
         assert_eq!(browser.cookies.len(), 2, "there is a session");
-        let ada = TestProject { api_key: key.to_owned(), ..t.clone() };
+        let ada = t.with_key(key);
         let job = ada.enqueue(json!({"job_type": "greet"})).await;
         let slug = t.database.text("select slug from projects where name = 'Acme <Inc>'").await;
         let page = format!("/console/p/{slug}");
@@ -47,7 +47,7 @@ fn a_stranger_signs_up_and_sees_a_key_once_that_works_at_once() {
 
 #[test]
 fn a_login_leads_to_the_requested_page_and_no_other_site() {
-    run(async |t| {
+    run_alone(async |t| {
         Person::sign_up(t, "ada@example.com").await;
         let mut browser = Browser::new(t, "ada@example.com");
         let wanted = format!("/console/p/{}/jobs?state=pending", t.id);
@@ -72,7 +72,7 @@ fn a_login_leads_to_the_requested_page_and_no_other_site() {
 
 #[test]
 fn an_invitation_says_where_it_leads_and_when_it_is_void() {
-    run(async |t| {
+    run_alone(async |t| {
         let owner = Person::sign_up(t, "owner@example.com").await;
         owner.join(t, Role::Owner).await;
         let body = json!({"email": "zed@example.com", "role": "member"});
@@ -108,7 +108,7 @@ fn an_invitation_says_where_it_leads_and_when_it_is_void() {
 
 #[test]
 fn what_cannot_be_undone_is_asked_for_once_more_without_scripts() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Owner).await;
         let job = t.enqueue(json!({"max_attempts": 1})).await;
         let leased = t.lease("w").await;
@@ -127,7 +127,7 @@ fn what_cannot_be_undone_is_asked_for_once_more_without_scripts() {
 
 #[test]
 fn a_member_leaves_by_a_button() {
-    run(async |t| {
+    run_alone(async |t| {
         let person = Person::sign_up(t, "vic@example.com").await;
         person.join(t, Role::Viewer).await;
         let mut browser = Browser::new(t, "vic@example.com");
@@ -147,7 +147,7 @@ fn a_member_leaves_by_a_button() {
 
 #[test]
 fn no_other_site_can_send_a_form() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Owner).await;
         t.enqueue(json!({})).await;
         for site in [Some("cross-site"), Some("same-site"), Some("none"), None] {
@@ -182,7 +182,7 @@ fn a_browser_that_says_less_names_the_origin_of_its_form() {
 
 #[test]
 fn cookies_are_nothing_to_the_api_and_keys_are_nothing_to_the_console() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Owner).await;
         let jobs = format!("/v1/projects/{}/jobs", t.id);
         browser.get(&jobs).await.is_error(401, "unauthorized");
@@ -193,7 +193,7 @@ fn cookies_are_nothing_to_the_api_and_keys_are_nothing_to_the_console() {
 
 #[test]
 fn tabs_share_a_session_and_a_stolen_cookie_ends_it() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Viewer).await;
         let page = format!("/console/p/{}", t.id);
         browser.cookies.remove("__Host-fencepost-access");
@@ -219,7 +219,7 @@ fn tabs_share_a_session_and_a_stolen_cookie_ends_it() {
 
 #[test]
 fn a_token_of_a_program_gains_nothing_as_a_cookie() {
-    run(async |t| {
+    run_alone(async |t| {
         let person = Person::sign_up(t, "ada@example.com").await;
         person.join(t, Role::Viewer).await;
         let refresh = json!({"refresh_token": person.refresh_token});
@@ -234,7 +234,7 @@ fn a_token_of_a_program_gains_nothing_as_a_cookie() {
 
 #[test]
 fn a_session_that_was_ended_leads_to_the_login() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Admin).await;
         let account = browser.get("/console/account").await;
         let at = account.text.find("sess_").expect("a session");
@@ -271,7 +271,7 @@ fn a_link_from_elsewhere_is_asked_for_again_by_the_console_itself() {
 
 #[test]
 fn a_failure_takes_no_session_with_it() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Viewer).await;
         let page = format!("/console/p/{}", t.id);
         let before = browser.cookies.remove("__Host-fencepost-access");
@@ -286,7 +286,7 @@ fn a_failure_takes_no_session_with_it() {
 
 #[test]
 fn a_password_may_begin_and_end_with_a_space() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Viewer).await;
         let next = " loud herons lend galoshes ";
         let form =
@@ -320,7 +320,7 @@ fn a_visitor_without_a_session_stays_on_the_page_with_the_key() {
 
 #[test]
 fn a_second_signup_leads_to_its_own_project() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut browser = Browser::new(t, "ada@example.com");
         browser.sign_up("ada@example.com", "First").await.says(200, "fp_live_");
         browser.cookies.clear();
@@ -337,7 +337,7 @@ fn a_second_signup_leads_to_its_own_project() {
 
 #[test]
 fn pages_of_accounts_show_what_links_and_providers_bring_as_text() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Owner).await;
         for text in CORPUS {
             let sql = format!(

@@ -4,11 +4,11 @@ use fencepost::domain::access::Role;
 use serde_json::json;
 
 use super::Browser;
-use crate::harness::run;
+use crate::harness::run_alone;
 
 #[test]
 fn a_stuck_job_is_one_click_from_the_first_page_and_a_search_without_a_name_is_explained() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Member).await;
         let page = "/console/p/main";
         let worker =

@@ -5,10 +5,9 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::atomic::{AtomicU32, Ordering},
-    time::Duration,
 };
 
-use super::{Database, redis_url};
+use super::{Database, client, eventually, redis_url, until};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_fencepost");
 
@@ -57,12 +56,7 @@ impl Process {
 
     /// Waits until it has ended.
     async fn ended(&mut self) -> ExitStatus {
-        loop {
-            if let Some(status) = self.0.try_wait().expect("a child") {
-                return status;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        eventually("a process to end", async || self.0.try_wait().expect("a child")).await
     }
 
     /// Ends it as a crash would.
@@ -136,11 +130,10 @@ impl NodeProcess {
 
 /// Waits until a server can serve.
 pub async fn until_ready(url: &str) {
-    loop {
-        let ready = reqwest::get(format!("{url}/readyz")).await;
-        if ready.is_ok_and(|it| it.status() == 200) {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let client = client();
+    until(format!("{url} to be ready"), async || {
+        let ready = client.get(format!("{url}/readyz")).send().await;
+        ready.is_ok_and(|answer| answer.status() == 200)
+    })
+    .await;
 }

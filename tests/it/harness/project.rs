@@ -1,6 +1,6 @@
 //! A server, and a project on it with a key: what a user has.
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::Deref, sync::Arc, time::Duration};
 
 use fencepost::{
     accounts::{oidc::Providers, password::lists::BreachedPasswords, scanners::ScannerKeys},
@@ -15,7 +15,7 @@ use fencepost::{
     store,
 };
 
-use super::{Database, Reply, logins, redis_url};
+use super::{Database, Reply, eventually, logins, redis_url};
 use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};
 use sqlx::Connection;
@@ -165,13 +165,13 @@ impl TestServer {
     }
 
     /// Makes a project without limits, with a key that may do everything.
-    pub async fn project(&self, slug: &str) -> TestProject {
-        let project = TestProject::at(&self.url, &self.database, slug).await;
-        TestProject { stopping: self.stopping.clone(), ..project }
+    pub async fn project(&self, slug: &str) -> LoneProject {
+        let project = LoneProject::at(&self.url, &self.database, slug).await;
+        LoneProject { stopping: self.stopping.clone(), ..project }
     }
 
     /// Makes a project on a plan, with single limits of its own.
-    pub async fn project_with(&self, slug: &str, plan: &str, limits: Value) -> TestProject {
+    pub async fn project_with(&self, slug: &str, plan: &str, limits: Value) -> LoneProject {
         let project = self.project(slug).await;
         let mut conn = self.database.connect().await;
         let row = store::projects::find(&mut conn, slug, None).await.expect("an answer");
@@ -189,31 +189,92 @@ impl TestServer {
     /// Stops the server and waits for its end.
     pub async fn stop(self) {
         self.stopping.cancel();
+        self.ended().await;
+    }
+
+    /// Waits for the server's end.
+    pub async fn ended(self) {
         self.running.await.expect("the server does not panic").expect("the server ends well");
     }
 }
 
-/// A project, seen with its key.
+/// A project, seen with its key, as a tenant sees it.
 #[derive(Clone)]
 pub struct TestProject {
     /// The server's base URL.
     pub url: String,
     /// The project's public id.
     pub id: String,
+    /// Its name in paths.
+    pub slug: String,
     /// Its key.
     pub api_key: String,
-    /// The server's database.
-    pub database: Database,
     /// For requests that no verb makes.
     pub client: reqwest::Client,
+}
+
+/// A project on a server of its own: the test may also look into the database, and stop the server.
+#[derive(Clone)]
+pub struct LoneProject {
+    pub project: TestProject,
+    /// The server's database.
+    pub database: Database,
     /// Cancel it to stop the server.
     pub stopping: CancellationToken,
+}
+
+impl Deref for LoneProject {
+    type Target = TestProject;
+
+    fn deref(&self) -> &TestProject {
+        &self.project
+    }
+}
+
+impl LoneProject {
+    /// Makes a project without limits, with a key that may do everything, and sees it through this
+    /// server.
+    pub async fn at(url: &str, database: &Database, slug: &str) -> Self {
+        let project = TestProject::make(url, database, slug, client()).await;
+        Self { project, database: database.clone(), stopping: CancellationToken::new() }
+    }
+
+    /// The same project, seen through another server.
+    pub fn through(&self, url: &str) -> Self {
+        Self { project: self.project.through(url), ..self.clone() }
+    }
+
+    /// The same project, seen with another key.
+    pub fn with_key(&self, api_key: impl Into<String>) -> Self {
+        Self { project: self.project.with_key(api_key), ..self.clone() }
+    }
+
+    /// Makes every running lease a thing of the past.
+    pub async fn expire_leases(&self) {
+        self.database
+            .execute(
+                "update jobs set lease_expires_at = now() - interval '1 ms'
+                 where state = 'processing'",
+            )
+            .await;
+    }
+}
+
+/// A client for servers on this machine. It reads no certificates of the system: that costs more
+/// than most tests.
+pub fn client() -> reqwest::Client {
+    client_builder().build().expect("a client")
+}
+
+/// The same, to be changed.
+pub fn client_builder() -> reqwest::ClientBuilder {
+    reqwest::Client::builder().tls_certs_only([])
 }
 
 impl TestProject {
     /// Makes a project without limits, with a key that may do everything, and sees it through this
     /// server.
-    pub async fn at(url: &str, database: &Database, slug: &str) -> Self {
+    pub async fn make(url: &str, database: &Database, slug: &str, client: reqwest::Client) -> Self {
         let mut conn = database.connect().await;
         let (project, api_key) =
             dev::make_project(&mut conn, slug, "test").await.expect("a project");
@@ -221,11 +282,20 @@ impl TestProject {
         Self {
             url: url.to_owned(),
             id: project.public_id.to_string(),
+            slug: slug.to_owned(),
             api_key,
-            database: database.clone(),
-            client: reqwest::Client::new(),
-            stopping: CancellationToken::new(),
+            client,
         }
+    }
+
+    /// The same project, seen through another server.
+    pub fn through(&self, url: &str) -> Self {
+        Self { url: url.to_owned(), ..self.clone() }
+    }
+
+    /// The same project, seen with another key.
+    pub fn with_key(&self, api_key: impl Into<String>) -> Self {
+        Self { api_key: api_key.into(), ..self.clone() }
     }
 
     /// A request with the key.
@@ -340,22 +410,9 @@ impl TestProject {
 
     /// Looks at a job until it is in this state.
     pub async fn job_becomes(&self, id: &str, state: &str) -> Value {
-        loop {
-            let job = self.job(id).await;
-            if job["state"] == state {
-                return job;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    }
-
-    /// Makes every running lease a thing of the past.
-    pub async fn expire_leases(&self) {
-        self.database
-            .execute(
-                "update jobs set lease_expires_at = now() - interval '1 ms'
-                 where state = 'processing'",
-            )
-            .await;
+        eventually(format!("job {id} to be {state}"), async || {
+            Some(self.job(id).await).filter(|job| job["state"] == state)
+        })
+        .await
     }
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use fencepost::config::PoolArgs;
 
-use crate::harness::{Database, TestProject, TestServer, fresh_database, limited};
+use crate::harness::{Database, LoneProject, TestServer, fresh_database, limited, until};
 use serde_json::json;
 use sqlx::{Connection, Executor, PgConnection};
 
@@ -23,7 +23,7 @@ async fn let_go(holder: PgConnection) {
     holder.close().await.expect("the connection closes");
 }
 
-fn with_two_tenants(test: impl AsyncFnOnce(&TestProject, &TestProject)) {
+fn with_two_tenants(test: impl AsyncFnOnce(&LoneProject, &LoneProject)) {
     limited(async {
         let server = TestServer::start(fresh_database().await).await;
         let (one, other) = (server.project("one").await, server.project("other").await);
@@ -128,18 +128,14 @@ fn a_job_that_fails_while_its_workflow_is_cancelled_does_not_survive() {
         };
         let waits = "select count(*) from pg_stat_activity
                      where wait_event_type = 'Lock' and datname = current_database()";
-        while t.database.number(waits).await == 0 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        t.database.until_at_least(waits, 1).await;
         let failing = {
             let (t, running) = (t.clone(), running.clone());
             tokio::spawn(async move { t.ack(&running, "w", "failed").await })
         };
         // Time for the ack, if nothing holds it back.
         let _ = tokio::time::timeout(AT_ONCE / 4, async {
-            while !failing.is_finished() {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
+            until("the call to fail", async || failing.is_finished()).await;
         })
         .await;
         let_go(holder).await;
@@ -165,9 +161,7 @@ fn enqueues_that_wait_for_a_held_job_leave_connections_to_others() {
         let share = i64::from(PoolArgs::default().enqueue_connections / 2);
         let waits = "select count(*) from pg_stat_activity
                      where datname = current_database() and wait_event_type = 'Lock'";
-        while one.database.number(waits).await < share {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        one.database.until_at_least(waits, share).await;
         for key in ["a", "b", "c"] {
             let since = Instant::now();
             other.enqueue(json!({"unique": unique(key)})).await;
@@ -194,9 +188,7 @@ fn cancels_that_wait_for_a_held_job_leave_reads_to_others() {
         let share = i64::from(PoolArgs::default().read_connections / 2);
         let waits = "select count(*) from pg_stat_activity
                      where datname = current_database() and wait_event_type = 'Lock'";
-        while one.database.number(waits).await < share {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        one.database.until_at_least(waits, share).await;
         for path in ["/v1/jobs", "/v1/keys", "/v1/queues"] {
             let since = Instant::now();
             other.get(path).await.is(200);

@@ -1,11 +1,11 @@
 //! What happens when a node misses a hint.
 
-use crate::harness::run;
+use crate::harness::run_alone;
 use serde_json::json;
 
 #[test]
 fn a_rate_limit_that_was_lifted_without_a_hint_does_not_keep_a_poll_waiting() {
-    run(async |t| {
+    run_alone(async |t| {
         let limit = json!({"rate_limit": {"count": 1, "per_seconds": 86_400}});
         t.patch("/v1/queues/default", limit).await.is(200);
         for _ in 0..2 {
@@ -25,7 +25,7 @@ fn a_rate_limit_that_was_lifted_without_a_hint_does_not_keep_a_poll_waiting() {
         let asks = "select count(*) from pg_stat_activity
                     where datname = current_database() and wait_event_type = 'Lock'
                         and query like '%statement_timestamp()%'";
-        while t.database.number(asks).await == 0 {}
+        t.database.until_at_least(asks, 1).await;
         t.database
             .execute("update queues set rate_limit_count = null, rate_limit_per_seconds = null")
             .await;

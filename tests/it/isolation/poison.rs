@@ -8,7 +8,9 @@ use fencepost::{
     store::pools::Pools,
 };
 
-use crate::harness::{Database, TestProject, TestServer, fresh_database, limited};
+use crate::harness::{
+    Database, LoneProject, TestProject, TestServer, eventually, fresh_database, limited,
+};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
@@ -41,7 +43,7 @@ async fn set_aside_and_tried_again(database: &Database, work: &str, item: &str) 
 }
 
 /// A server with two tenants: one whose row fails, and one that must not notice.
-fn with_two_tenants(test: impl AsyncFnOnce(&TestProject, &TestProject)) {
+fn with_two_tenants(test: impl AsyncFnOnce(&LoneProject, &LoneProject)) {
     limited(async {
         let server = TestServer::start(fresh_database().await).await;
         let (bad, good) = (server.project("bad").await, server.project("good").await);
@@ -51,7 +53,7 @@ fn with_two_tenants(test: impl AsyncFnOnce(&TestProject, &TestProject)) {
 }
 
 /// The id of a job as a UUID.
-async fn uuid_of(t: &TestProject, job_type: &str) -> String {
+async fn uuid_of(t: &LoneProject, job_type: &str) -> String {
     t.database
         .text(&format!(
             "select id::text from jobs where job_type = '{job_type}'
@@ -211,17 +213,15 @@ fn a_callback_that_cannot_be_stored_stops_no_other() {
 
 /// The id of the job of this type, once it is stored.
 async fn stored(t: &TestProject, job_type: &str) -> String {
-    loop {
+    eventually(format!("a job of type {job_type}"), async || {
         let listed = t.get(&format!("/v1/jobs?job_type={job_type}")).await.is(200);
-        if let Some(id) = listed["jobs"][0]["id"].as_str() {
-            return id.to_owned();
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-    }
+        listed["jobs"][0]["id"].as_str().map(|id| id.to_owned())
+    })
+    .await
 }
 
 /// The parent of the child that cannot be cancelled.
-async fn uuid_of_dead_letter(t: &TestProject) -> String {
+async fn uuid_of_dead_letter(t: &LoneProject) -> String {
     t.database
         .text(
             "select parent_id::text from job_edges

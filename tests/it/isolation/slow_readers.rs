@@ -12,7 +12,7 @@ use socket2::{Domain, Socket, Type};
 
 use crate::{
     events::Stream,
-    harness::{TestProject, TestServer, fresh_database, limited, run},
+    harness::{TestProject, TestServer, fresh_database, limited, run, until},
 };
 
 /// Bytes that the reader's kernel takes for it: else it would take a whole answer.
@@ -82,9 +82,7 @@ fn readers_that_do_not_read_hold_a_bounded_number_of_bytes_of_one_project() {
         assert_eq!(ask(&other).await.1, 200, "another project is not concerned");
         drop(held);
         // The server notices that the connections are closed.
-        while ask(&one).await.1 != 200 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        until("room for the answers of the project", async || ask(&one).await.1 == 200).await;
         server.stop().await;
     });
 }

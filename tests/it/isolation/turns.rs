@@ -56,9 +56,7 @@ fn a_slow_claim_delays_no_other_of_the_same_flight() {
         let server = TestServer::start(fresh_database().await).await;
         let (slow, other) = (server.project("slow").await, server.project("other").await);
         let (slow_poll, other_poll) = (parked(&slow), parked(&other));
-        while server.database.number("select count(distinct project_id) from workers").await < 2 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        server.database.until_at_least("select count(distinct project_id) from workers", 2).await;
         // Stored without a hint, so that the next look for work finds both at once.
         server
             .database

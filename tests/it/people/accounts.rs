@@ -17,7 +17,10 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 use super::{PASSWORD, Person, address_of, post_from};
-use crate::harness::{Database, Stage, TestProject, TestServer, fresh_database, limited, run};
+use crate::harness::{
+    Database, LoneProject, Stage, TestProject, TestServer, eventually, fresh_database, limited,
+    run_alone,
+};
 use tokio::sync::mpsc;
 
 /// The secret in a mail.
@@ -26,7 +29,7 @@ pub fn secret_in(mail: &Mail) -> String {
     mail.text[at..].chars().take_while(|it| it.is_ascii_alphanumeric() || *it == '_').collect()
 }
 
-pub async fn open_server(stage: Stage) -> (TestServer, TestProject) {
+pub async fn open_server(stage: Stage) -> (TestServer, LoneProject) {
     let server = TestServer::start_as(fresh_database().await, stage).await;
     let project = server.project("main").await;
     (server, project)
@@ -34,7 +37,7 @@ pub async fn open_server(stage: Stage) -> (TestServer, TestProject) {
 
 #[test]
 fn a_stranger_signs_up_and_the_first_key_works_at_once_at_the_free_plans_limits() {
-    run(async |t| {
+    run_alone(async |t| {
         let body =
             json!({"email": "Ada@Example.com", "password": PASSWORD, "project_name": "Acme Inc"});
         let made = post_from(t, "/v1/auth/signup", body, "192.0.2.1").await.is(201);
@@ -48,19 +51,17 @@ fn a_stranger_signs_up_and_the_first_key_works_at_once_at_the_free_plans_limits(
             json!(["produce", "work", "read", "payload:read", "manage", "schedules"])
         );
         let secret = made["api_key"]["secret"].as_str().expect("a key");
-        let ada = TestProject { api_key: secret.to_owned(), ..t.clone() };
+        let ada = t.with_key(secret);
         let tenth = ada.post("/v1/jobs", json!({"job_type": "hello"})).await;
         assert_eq!(tenth.headers["x-ratelimit-limit"], "300", "until the address is verified");
         ada.lease("w").await;
         t.database.execute("update accounts set verified_at = now()").await;
-        let reply = loop {
+        let reply = eventually("the new plan to count", async || {
             let reply = ada.post("/v1/jobs", json!({"job_type": "hello"})).await;
             reply.is(201);
-            if reply.headers["x-ratelimit-limit"] == "3000" {
-                break reply;
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        };
+            (reply.headers["x-ratelimit-limit"] == "3000").then_some(reply)
+        })
+        .await;
         assert_eq!(reply.headers["ratelimit-policy"], "\"produce\";q=3000;w=60");
         assert!(reply.headers["ratelimit"].to_str().expect("text").starts_with("\"produce\";r=29"));
         let job = ada.lease("w").await;
@@ -71,7 +72,7 @@ fn a_stranger_signs_up_and_the_first_key_works_at_once_at_the_free_plans_limits(
 
 #[test]
 fn a_sign_up_that_cannot_be_is_refused_with_the_reason() {
-    run(async |t| {
+    run_alone(async |t| {
         let refuse = async |field: &str, body: Value| {
             post_from(t, "/v1/auth/signup", body, "192.0.2.2").await.refuses(field)
         };
@@ -175,7 +176,7 @@ fn a_forgotten_password_is_replaced_by_mail_and_every_session_ends() {
 
 #[test]
 fn a_refresh_token_is_used_once_and_one_that_comes_twice_ends_the_session() {
-    run(async |t| {
+    run_alone(async |t| {
         let ada = Person::sign_up(t, "ada@example.com").await;
         let refresh = async |token: &str| {
             post_from(t, "/v1/auth/refresh", json!({"refresh_token": token}), "192.0.2.1").await
@@ -195,7 +196,7 @@ fn a_refresh_token_is_used_once_and_one_that_comes_twice_ends_the_session() {
 
 #[test]
 fn sessions_are_listed_and_ended_and_a_new_password_ends_the_others() {
-    run(async |t| {
+    run_alone(async |t| {
         let one = Person::sign_up(t, "ada@example.com").await;
         let two = Person::log_in(t, "ada@example.com", PASSWORD, Value::Null).await;
         let three = Person::log_in(t, "ada@example.com", PASSWORD, Value::Null).await;
@@ -225,7 +226,7 @@ fn sessions_are_listed_and_ended_and_a_new_password_ends_the_others() {
 
 #[test]
 fn guesses_are_delayed_by_address_and_pair_without_a_lockout() {
-    run(async |t| {
+    run_alone(async |t| {
         Person::sign_up(t, "ada@example.com").await;
         let guess = async |email: &str, password: &str, address: &str| {
             let body = json!({"email": email, "password": password});
@@ -294,7 +295,7 @@ fn a_deleted_account_leaves_nothing_and_a_project_keeps_an_owner() {
         let ada = Person::sign_up(&t, "ada@example.com").await;
         let bob = Person::sign_up(&t, "bob@example.com").await;
         let key = ada.made["api_key"]["secret"].as_str().expect("a key").to_owned();
-        let of_ada = TestProject { api_key: key, ..t.clone() };
+        let of_ada = t.with_key(key);
         fill(&of_ada).await;
         let slug = ada.made["project"]["slug"].as_str().expect("a slug").to_owned();
         let invited = ada
@@ -322,9 +323,7 @@ fn a_deleted_account_leaves_nothing_and_a_project_keeps_an_owner() {
         t.database.execute("update projects set deleted_at = now() - interval '1 hour' where deleted_at is not null").await;
         let left =
             "select count(*) from projects where deleted_at is not null and purged_at is null";
-        while t.database.number(left).await > 0 {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        t.database.until(left, 0).await;
         let purged = "(select id from projects where purged_at is not null)";
         for (table, _) in rows {
             let left = format!("select count(*) from {table} where project_id in {purged}");
@@ -453,7 +452,7 @@ fn a_login_takes_as_long_for_an_unknown_address() {
 
 #[test]
 fn an_account_is_exported_ten_times_a_day() {
-    run(async |t| {
+    run_alone(async |t| {
         let ada = Person::sign_up(t, "ada@example.com").await;
         for _ in 0..accounts::EXPORTS_PER_ACCOUNT.count {
             ada.get("/v1/me/export").await.is(200);

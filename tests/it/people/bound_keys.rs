@@ -4,7 +4,7 @@ use fencepost::domain::binding::KeyBinding;
 use serde_json::{Value, json};
 
 use crate::{
-    harness::{Reply, TestProject, run},
+    harness::{Reply, TestProject, run, run_alone},
     surface,
 };
 
@@ -37,7 +37,7 @@ async fn bound(t: &TestProject, queues: &[&str], job_types: &[&str]) -> TestProj
 }
 
 fn with(t: &TestProject, made: &Value) -> TestProject {
-    TestProject { api_key: made["secret"].as_str().expect("a key").to_owned(), ..t.clone() }
+    t.with_key(made["secret"].as_str().expect("a key"))
 }
 
 /// Leases the one job of a queue.
@@ -137,7 +137,7 @@ fn a_bound_key_enqueues_into_its_queues_alone_by_whatever_way() {
 
 #[test]
 fn a_bound_worker_touches_the_jobs_of_its_queues_alone() {
-    run(async |t| {
+    run_alone(async |t| {
         let key = bound(t, &["mail"], &["send"]).await;
         let poll = |queues: Value, types: Value| json!({"worker_id": "w", "queues": queues, "job_types": types, "wait_seconds": 0});
         t.enqueue(json!({"queue": "mail", "job_type": "pay"})).await;
@@ -191,7 +191,7 @@ fn a_bound_worker_touches_the_jobs_of_its_queues_alone() {
 
 #[test]
 fn a_bound_key_cannot_name_the_worker_of_another_key() {
-    run(async |t| {
+    run_alone(async |t| {
         let key = bound(t, &["mail"], &["send"]).await;
         t.enqueue(json!({"queue": "billing", "job_type": "send"})).await;
         let foreign = lease_of(t, "w", "billing").await;

@@ -8,7 +8,7 @@ use super::{
     accounts::{open_server, secret_in},
     post_from,
 };
-use crate::harness::{Stage, TestProject, limited};
+use crate::harness::{Stage, limited};
 
 #[test]
 fn a_link_verifies_only_the_account_that_its_reader_is_logged_in_to() {
@@ -119,7 +119,7 @@ fn a_sign_up_with_a_known_address_is_told_by_mail_and_goes_if_it_is_not_used() {
         assert!(!mail.text.contains("fp_mail_"), "there is nothing to verify: {}", mail.text);
         let used = sign_up("used").await;
         let key = used["api_key"]["secret"].as_str().expect("a key").to_owned();
-        let of_used = TestProject { api_key: key, ..t.clone() };
+        let of_used = t.with_key(key);
         of_used.enqueue(json!({"job_type": "a"})).await;
         while t
             .database

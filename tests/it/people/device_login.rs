@@ -3,7 +3,9 @@
 use fencepost::{accounts, domain::access::Role, store::sweep::purge};
 
 use super::{PASSWORD, Person, post_from, second_factor::age_sessions};
-use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run};
+use crate::harness::{
+    LoneProject, Reply, TestProject, TestServer, fresh_database, limited, run_alone,
+};
 use serde_json::{Value, json};
 
 const TERMINAL: &str = "192.0.2.50";
@@ -35,7 +37,7 @@ async fn approved(t: &TestProject, by: &Person) -> Value {
     begun
 }
 
-async fn keys_of_terminals(t: &TestProject) -> i64 {
+async fn keys_of_terminals(t: &LoneProject) -> i64 {
     t.database.number("select count(*) from api_keys where name = 'cli@lovelace'").await
 }
 
@@ -46,7 +48,7 @@ fn devices(person: &Person) -> String {
 
 #[test]
 fn a_terminal_gets_a_key_once_its_person_has_approved_it() {
-    run(async |t| {
+    run_alone(async |t| {
         let ada = Person::sign_up(t, "ada@example.com").await;
         let begun = begin(t).await;
         let page = begun["verification_uri"].as_str().expect("a page");
@@ -86,7 +88,7 @@ fn a_terminal_gets_a_key_once_its_person_has_approved_it() {
 
 #[test]
 fn a_code_is_approved_by_those_who_may_create_keys_and_have_proved_who_they_are() {
-    run(async |t| {
+    run_alone(async |t| {
         let ada = Person::sign_up(t, "ada@example.com").await;
         let begun = begin(t).await;
         t.post("/v1/auth/device/preview", shown(&begun)).await.is_error(403, "forbidden");
@@ -106,7 +108,7 @@ fn a_code_is_approved_by_those_who_may_create_keys_and_have_proved_who_they_are(
 
 #[test]
 fn an_approval_ends_with_the_rights_and_the_session_of_its_user() {
-    run(async |t| {
+    run_alone(async |t| {
         let ada = Person::sign_up(t, "ada@example.com").await;
         ada.join(t, Role::Admin).await;
         let begun = approved(t, &ada).await;
@@ -133,7 +135,7 @@ fn an_approval_ends_with_the_rights_and_the_session_of_its_user() {
 
 #[test]
 fn terminals_that_collect_at_once_get_one_key() {
-    run(async |t| {
+    run_alone(async |t| {
         let ada = Person::sign_up(t, "ada@example.com").await;
         ada.join(t, Role::Admin).await;
         let begun = approved(t, &ada).await;
@@ -174,7 +176,7 @@ fn a_refused_terminal_gets_no_key_and_an_approval_is_told() {
 
 #[test]
 fn codes_are_bounded_and_cannot_be_guessed() {
-    run(async |t| {
+    run_alone(async |t| {
         let ada = Person::sign_up(t, "ada@example.com").await;
         for wrong in ["", "BCDF-GHJK", "nonsense", "BCDF-GHJK-LMNP"] {
             let body = json!({"user_code": wrong});
@@ -205,7 +207,7 @@ fn codes_are_bounded_and_cannot_be_guessed() {
 
 #[test]
 fn logins_that_have_expired_are_deleted_and_no_other_ones() {
-    run(async |t| {
+    run_alone(async |t| {
         let (old, new) = (begin(t).await, begin(t).await);
         let expire = "update device_logins set expires_at = now() - interval '1 second'
                       where ctid = (select min(ctid) from device_logins)";

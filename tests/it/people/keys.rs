@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use super::{Person, post_from};
 use crate::harness::{
-    Reply, Stage, TestProject, TestServer, fresh_database, limited, redis_url, run,
+    LoneProject, Reply, Stage, TestProject, TestServer, fresh_database, limited, redis_url, run,
+    run_alone, until,
 };
 
 fn with(t: &TestProject, made: &Value) -> TestProject {
-    TestProject { api_key: made["secret"].as_str().expect("a key").to_owned(), ..t.clone() }
+    t.with_key(made["secret"].as_str().expect("a key"))
 }
 
 fn id_of(made: &Value) -> String {
@@ -48,7 +49,7 @@ fn a_key_is_made_listed_renamed_and_revoked_and_is_seen_once() {
 
 #[test]
 fn no_key_has_more_rights_or_a_longer_life_than_its_creator() {
-    run(async |t| {
+    run_alone(async |t| {
         let ahead =
             json!({"name": "m", "scopes": ["keys", "read"], "expires_at": ahead(t, 3_600).await});
         let manager = with(t, &t.post("/v1/keys", ahead.clone()).await.is(201));
@@ -88,7 +89,7 @@ fn no_key_has_more_rights_or_a_longer_life_than_its_creator() {
 }
 
 /// A time ahead of the database's clock.
-async fn ahead(t: &TestProject, seconds: i64) -> String {
+async fn ahead(t: &LoneProject, seconds: i64) -> String {
     let sql = format!("select (extract(epoch from now())::bigint + {seconds})");
     let at = t.database.number(&sql).await;
     chrono::DateTime::from_timestamp(at, 0)
@@ -136,24 +137,20 @@ const REVOKED_WITHIN: Duration = Duration::from_secs(5);
 
 /// Waits until this many nodes are subscribed: a node serves before it subscribes, and what it
 /// missed it finds out when its cache is old.
-async fn until_subscribed(t: &TestProject, nodes: i64) {
+async fn until_subscribed(t: &LoneProject, nodes: i64) {
     let instance = t.database.text("select replace(public_id::text, '-', '') from instance").await;
     let client = ::redis::Client::open(redis_url()).expect("a URL");
     let mut conn = client.get_multiplexed_async_connection().await.expect("a connection");
-    loop {
+    until(format!("{nodes} nodes that listen"), async || {
         let ask = ["CHANNELS".to_owned(), format!("*{instance}*forget*")];
         let channels: Vec<String> =
             ::redis::cmd("PUBSUB").arg(&ask).query_async(&mut conn).await.expect("channels");
-        if let [channel] = channels.as_slice() {
-            let asked = ::redis::cmd("PUBSUB").arg("NUMSUB").arg(channel).to_owned();
-            let (_, heard_by): (String, i64) =
-                asked.query_async(&mut conn).await.expect("a number");
-            if heard_by >= nodes {
-                return;
-            }
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+        let [channel] = channels.as_slice() else { return false };
+        let asked = ::redis::cmd("PUBSUB").arg("NUMSUB").arg(channel).to_owned();
+        let heard_by: (String, i64) = asked.query_async(&mut conn).await.expect("a number");
+        heard_by.1 >= nodes
+    })
+    .await;
 }
 
 async fn revocation_on_another_node(redis: bool) -> Duration {
@@ -166,16 +163,17 @@ async fn revocation_on_another_node(redis: bool) -> Duration {
     let other = TestServer::start_as(database, stage()).await;
     let t = one.project("main").await;
     let made = t.post("/v1/keys", json!({"name": "k"})).await.is(201);
-    let there = TestProject { url: other.url.clone(), ..with(&t, &made) };
+    let there = with(&t, &made).through(&other.url);
     there.get("/v1/jobs").await.is(200);
     let poll = json!({"worker_id": "w", "queues": ["q"], "wait_seconds": 30});
     let parked = tokio::spawn({
         let there = there.clone();
         async move { there.post("/v1/workers/poll", poll).await }
     });
-    while there.get("/v1/workers").await.is(200)["workers"].as_array().is_some_and(Vec::is_empty) {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    until("the worker to be listed", async || {
+        !there.get("/v1/workers").await.is(200)["workers"].as_array().is_some_and(Vec::is_empty)
+    })
+    .await;
     if redis {
         until_subscribed(&t, 2).await;
     }
@@ -226,7 +224,7 @@ fn a_busy_stream_ends_when_its_key_is_revoked() {
 
 #[test]
 fn a_test_projects_keys_are_test_keys_and_use_is_noted() {
-    run(async |t| {
+    run_alone(async |t| {
         let ada = Person::sign_up(t, "ada@example.com").await;
         let project =
             ada.post("/v1/projects", json!({"name": "Trying", "mode": "test"})).await.is(201);
@@ -238,9 +236,10 @@ fn a_test_projects_keys_are_test_keys_and_use_is_noted() {
         assert_eq!(made["key"]["created_by"], json!(ada.account_id));
         with(t, &made).get("/v1/jobs").await.is(200);
         let path = format!("{keys}/{}", id_of(&made));
-        while ada.get(&path).await.is(200)["last_used_at"].is_null() {
-            tokio::time::sleep(Duration::from_millis(200)).await;
-        }
+        until("the key to be marked as used", async || {
+            !ada.get(&path).await.is(200)["last_used_at"].is_null()
+        })
+        .await;
         let bad = ada.post("/v1/projects", json!({"name": "x", "mode": "prod"})).await;
         bad.refuses("mode");
     });
@@ -248,7 +247,7 @@ fn a_test_projects_keys_are_test_keys_and_use_is_noted() {
 
 #[test]
 fn the_audit_log_says_who_did_what_and_how_it_was_before() {
-    run(async |t| {
+    run_alone(async |t| {
         let made = t.post("/v1/keys", json!({"name": "canary-name"})).await.is(201);
         t.patch("/v1/queues/mail", json!({"max_concurrency": 5})).await.is(200);
         t.patch("/v1/queues/mail", json!({"max_concurrency": 7})).await.is(200);
@@ -301,7 +300,7 @@ fn the_audit_log_says_who_did_what_and_how_it_was_before() {
 }
 
 /// Exports what comes after an entry, as a SIEM does. `known` are all entries, newest first.
-async fn follow_the_log(t: &TestProject, known: &[Value]) {
+async fn follow_the_log(t: &LoneProject, known: &[Value]) {
     let after = async |id: &str, more: &str| {
         let export = t.get(&format!("/v1/audit-log/export?after={id}{more}")).await;
         assert_eq!(export.status, 200, "{}", export.text);
@@ -368,7 +367,7 @@ fn the_keys_that_a_key_has_made_are_named_before_it_goes() {
 
 #[test]
 fn the_keys_of_a_member_who_goes_end_unless_they_are_kept() {
-    run(async |t| {
+    run_alone(async |t| {
         let owner = Person::sign_up(t, "owner@example.com").await;
         owner.join(t, Role::Owner).await;
         let mut keys = Vec::new();

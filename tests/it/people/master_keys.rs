@@ -33,7 +33,7 @@ async fn start(database: &Database, master_keys: &str) -> TestServer {
 
 /// The status of the account's page with this token, and what `/readyz` says.
 async fn answers(server: &TestServer, token: &str) -> (u16, String) {
-    let client = reqwest::Client::new();
+    let client = crate::harness::client();
     let me = client.get(format!("{}/v1/me", server.url)).bearer_auth(token).send().await;
     let ready = client.get(format!("{}/readyz", server.url)).send().await.expect("an answer");
     (me.expect("an answer").status().as_u16(), ready.text().await.expect("text"))

@@ -3,7 +3,7 @@
 use fencepost::domain::access::Role;
 
 use super::{PASSWORD, Person, accounts::secret_in, post_from};
-use crate::harness::{Stage, TestServer, fresh_database, limited, run};
+use crate::harness::{Stage, TestServer, fresh_database, limited, run_alone};
 use serde_json::json;
 
 #[test]
@@ -58,7 +58,7 @@ fn an_invited_person_signs_up_and_is_a_member() {
 
 #[test]
 fn no_member_grants_more_than_they_have_and_the_last_owner_stays() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut people = Vec::new();
         for role in [Role::Owner, Role::Admin, Role::Viewer] {
             let person = Person::sign_up(t, &format!("{}@example.com", role.name())).await;
@@ -90,7 +90,7 @@ fn no_member_grants_more_than_they_have_and_the_last_owner_stays() {
 
 #[test]
 fn a_demoted_member_cannot_return_by_their_own_invitation() {
-    run(async |t| {
+    run_alone(async |t| {
         let owner = Person::sign_up(t, "owner@example.com").await;
         owner.join(t, Role::Owner).await;
         let admin = Person::sign_up(t, "admin@example.com").await;
@@ -126,7 +126,7 @@ fn verifying_an_address_revokes_what_a_stranger_made_with_it() {
         server.next_mail().await;
         let later = json!({"token": later["token"]});
         let key = thief.made["api_key"]["secret"].as_str().expect("a key").to_owned();
-        let with_key = crate::harness::TestProject { api_key: key, ..t.clone() };
+        let with_key = t.with_key(key);
         with_key.get("/v1/jobs").await.is(200);
         // Ada, who reads the mail, asks for a new password.
         let reset = json!({"email": "ada@example.com"});
@@ -148,7 +148,7 @@ fn verifying_an_address_revokes_what_a_stranger_made_with_it() {
 
 #[test]
 fn an_invitation_can_be_looked_at_until_it_is_used() {
-    run(async |t| {
+    run_alone(async |t| {
         let owner = Person::sign_up(t, "owner@example.com").await;
         owner.join(t, Role::Owner).await;
         let body = json!({"email": "zed@example.com", "role": "admin"});
@@ -179,7 +179,7 @@ fn an_invitation_can_be_looked_at_until_it_is_used() {
 
 #[test]
 fn a_plan_bounds_members_and_keys_and_a_full_project_can_still_rotate() {
-    run(async |t| {
+    run_alone(async |t| {
         let ada = Person::sign_up(t, "ada@example.com").await;
         let slug = ada.made["project"]["slug"].as_str().expect("a slug").to_owned();
         let keys = format!("/v1/projects/{slug}/keys");
@@ -207,7 +207,7 @@ fn a_plan_bounds_members_and_keys_and_a_full_project_can_still_rotate() {
 
 #[test]
 fn an_address_has_one_invitation_and_it_is_used_up_with_all_that_were_there() {
-    run(async |t| {
+    run_alone(async |t| {
         let owner = Person::sign_up(t, "owner@example.com").await;
         owner.join(t, Role::Owner).await;
         let zed = Person::sign_up(t, "zed@example.com").await;
@@ -237,7 +237,7 @@ fn an_address_has_one_invitation_and_it_is_used_up_with_all_that_were_there() {
 
 #[test]
 fn the_name_of_a_project_is_no_link_and_hides_nothing() {
-    run(async |t| {
+    run_alone(async |t| {
         let ada = Person::sign_up(t, "ada@example.com").await;
         let slug = ada.made["project"]["slug"].as_str().expect("a slug");
         for name in ["locked: go to https://evil.example", "a\u{202e}b", "a\u{2028}b"] {

@@ -16,7 +16,7 @@ use super::{
     address_of, post_from,
     second_factor::age_sessions,
 };
-use crate::harness::{Reply, Stage, TestProject, TestServer, limited};
+use crate::harness::{LoneProject, Reply, Stage, TestProject, TestServer, limited};
 
 const ADA: &str = "ada@example.com";
 const DOMAIN: &str = "queue.example.com";
@@ -155,7 +155,7 @@ impl Authenticator {
     }
 }
 
-async fn start() -> (TestServer, TestProject, Person) {
+async fn start() -> (TestServer, LoneProject, Person) {
     let public_url = Some(ORIGIN.to_owned());
     let (server, t) = open_server(Stage { public_url, ..Stage::default() }).await;
     let ada = Person::sign_up(&t, ADA).await;

@@ -5,14 +5,14 @@ use fencepost::domain::access::Role;
 use serde_json::{Value, json};
 
 use super::Person;
-use crate::harness::{TestProject, run};
+use crate::harness::{TestProject, run, run_alone};
 
 /// What must not be seen.
 const SECRET: &str = "s3cret-of-a-customer";
 
 async fn key(t: &TestProject, scopes: &[&str]) -> TestProject {
     let made = t.post("/v1/keys", json!({"name": "k", "scopes": scopes})).await.is(201);
-    TestProject { api_key: made["secret"].as_str().expect("a key").to_owned(), ..t.clone() }
+    t.with_key(made["secret"].as_str().expect("a key"))
 }
 
 /// A dead letter with the secret in each place that can hold it, and a job that has succeeded.
@@ -121,7 +121,7 @@ fn streams_show_no_payloads_without_the_scope() {
 
 #[test]
 fn answers_to_changes_show_no_payloads_without_the_scope_and_replays_only_with_it() {
-    run(async |t| {
+    run_alone(async |t| {
         let (dead, _) = fill(t).await;
         let producer = key(t, &["produce", "manage"]).await;
         let retried = producer.act(&format!("/v1/dead-letters/{dead}/retry")).await.is(200);
@@ -159,7 +159,7 @@ fn answers_to_changes_show_no_payloads_without_the_scope_and_replays_only_with_i
 
 #[test]
 fn a_viewer_sees_no_payloads_and_adapters_refuse_what_shows_them() {
-    run(async |t| {
+    run_alone(async |t| {
         let (dead, _) = fill(t).await;
         let ada = Person::sign_up(t, "ada@example.com").await;
         ada.join_project(t, "main", Role::Viewer).await;

@@ -17,7 +17,7 @@ use super::{PASSWORD, Person, accounts::secret_in, address_of, post_from, second
 use crate::{
     console::Browser,
     harness::{
-        Process, Stage, TestProject, TestServer, free_port, fresh_database, run_for, scratch,
+        LoneProject, Process, Stage, TestServer, free_port, fresh_database, run_for, scratch,
         until_ready,
     },
 };
@@ -45,7 +45,7 @@ async fn packages() -> &'static Path {
 
 /// A server with a provider.
 struct Set {
-    t: TestProject,
+    t: LoneProject,
     server: TestServer,
     provider: String,
     _process: Process,
@@ -89,7 +89,7 @@ impl Set {
     /// What the provider's pages lead to: our own URL, with its query.
     async fn visit(&self, url: &str) -> String {
         let never = reqwest::redirect::Policy::none();
-        let client = reqwest::Client::builder().redirect(never).build().expect("a client");
+        let client = crate::harness::client_builder().redirect(never).build().expect("a client");
         let (mut at, mut cookies) = (url.parse::<Url>().expect("a URL"), Vec::<String>::new());
         loop {
             let request = client.get(at.clone()).header("cookie", cookies.join("; "));

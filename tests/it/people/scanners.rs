@@ -59,7 +59,7 @@ fn keys_that_a_known_scanner_has_found_end_at_once() {
         for name in ["a", "b"] {
             let made = t.post("/v1/keys", json!({"name": name})).await.is(201);
             let key = made["secret"].as_str().expect("a key").to_owned();
-            leaked.push(TestProject { api_key: key, ..t.clone() });
+            leaked.push(t.with_key(key));
         }
         let body = json!([
             {"token": leaked[0].api_key, "type": "fencepost_api_key", "url": "https://example.com"},

@@ -16,7 +16,8 @@ use super::{
     security::printed,
 };
 use crate::harness::{
-    Reply, Stage, TestProject, TestServer, fresh_database, limited, run, scratch,
+    LoneProject, Reply, Stage, TestProject, TestServer, fresh_database, limited, run_alone,
+    scratch, until,
 };
 
 const ADA: &str = "ada@example.com";
@@ -37,12 +38,12 @@ fn wrong(secret: &str) -> String {
 }
 
 /// Codes of the present may be used once more, as if the time had gone on.
-pub async fn let_time_pass(t: &TestProject) {
+pub async fn let_time_pass(t: &LoneProject) {
     t.database.execute("update totp set last_step = 0").await;
 }
 
 /// Adds an app. Returns its secret and the recovery codes.
-pub async fn add_app(t: &TestProject, person: &Person) -> (String, Vec<String>) {
+pub async fn add_app(t: &LoneProject, person: &Person) -> (String, Vec<String>) {
     let new = person.post("/v1/me/second-factors/totp", json!({})).await.is(201);
     let secret = new["secret"].as_str().expect("a secret").to_owned();
     let body = json!({"code": shown(&secret)});
@@ -73,7 +74,7 @@ async fn complete_from(t: &TestProject, token: &str, code: &str, address: &str) 
 }
 
 /// As if all sessions had begun, or been stepped up, more than 15 minutes ago.
-pub async fn age_sessions(t: &TestProject) {
+pub async fn age_sessions(t: &LoneProject) {
     let sql = "update sessions set stepped_up_at = now() - interval '901 s'";
     t.database.execute(sql).await;
 }
@@ -86,7 +87,7 @@ async fn actions(person: &Person) -> Vec<String> {
 
 #[test]
 fn a_login_with_an_app_needs_password_and_code_and_no_code_twice() {
-    run(async |t| {
+    run_alone(async |t| {
         let ada = Person::sign_up(t, ADA).await;
         let none = ada.get("/v1/me/second-factors").await.is(200);
         assert_eq!(
@@ -132,7 +133,7 @@ fn a_login_with_an_app_needs_password_and_code_and_no_code_twice() {
 
 #[test]
 fn half_of_a_login_is_worth_nothing() {
-    run(async |t| {
+    run_alone(async |t| {
         let ada = Person::sign_up(t, ADA).await;
         let eve = Person::sign_up(t, "eve@example.com").await;
         let (secret, _) = add_app(t, &ada).await;
@@ -168,7 +169,7 @@ fn half_of_a_login_is_worth_nothing() {
 
 #[test]
 fn of_two_logins_with_the_same_code_one_succeeds() {
-    run(async |t| {
+    run_alone(async |t| {
         let ada = Person::sign_up(t, ADA).await;
         let (secret, recovery) = add_app(t, &ada).await;
         for code in [shown(&secret), recovery[3].clone()] {
@@ -195,7 +196,7 @@ fn of_two_logins_with_the_same_code_one_succeeds() {
 
 #[test]
 fn keys_members_and_deletion_need_a_session_that_was_stepped_up() {
-    run(async |t| {
+    run_alone(async |t| {
         let ada = Person::sign_up(t, ADA).await;
         ada.join(t, Role::Owner).await;
         let zed = Person::sign_up(t, "zed@example.com").await;
@@ -239,7 +240,7 @@ fn keys_members_and_deletion_need_a_session_that_was_stepped_up() {
 
 #[test]
 fn an_account_with_an_app_is_stepped_up_by_codes_alone() {
-    run(async |t| {
+    run_alone(async |t| {
         let ada = Person::sign_up(t, ADA).await;
         let (secret, recovery) = add_app(t, &ada).await;
         age_sessions(t).await;
@@ -268,16 +269,14 @@ fn an_account_with_an_app_is_stepped_up_by_codes_alone() {
 
 #[test]
 fn an_operator_lets_an_owner_in_who_has_lost_the_app() {
-    run(async |t| {
+    run_alone(async |t| {
         let ada = Person::sign_up(t, ADA).await;
         let none = printed(t, &["accounts", "reset-second-factor", ADA]);
         assert!(none.ends_with(": none\n"), "{none}");
         add_app(t, &ada).await;
         half(t).await;
         printed(t, &["accounts", "reset-second-factor", ADA]);
-        while ada.get("/v1/me").await.status != 401 {
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
+        until("the session to end", async || ada.get("/v1/me").await.status == 401).await;
         let again = Person::log_in(t, ADA, PASSWORD, Value::Null).await;
         let log = actions(&again).await;
         assert!(log.iter().any(|it| it == "operator.second_factor_reset"), "{log:?}");
@@ -336,12 +335,12 @@ fn secrets_of_apps_are_encrypted_and_a_node_with_another_key_says_so() {
         let told = printed(&t, &["keys", "seal", "--master-key-file", file]);
         assert!(told.contains("1 secrets of authenticator apps encrypted\n"), "{told}");
         let server = TestServer::start_as(database.clone(), stage(&key)).await;
-        let t = TestProject { url: server.url.clone(), ..t };
+        let t = t.through(&server.url);
         let plain = "select count(*) from totp where octet_length(secret) = 20";
         assert_eq!(database.number(plain).await, 0);
         let token = half(&t).await;
         let other = TestServer::start_as(database.clone(), stage(&new_master_key())).await;
-        let there = TestProject { url: other.url.clone(), ..t.clone() };
+        let there = t.through(&other.url);
         let refused = complete(&there, &token, &shown(&secret)).await;
         refused.is_error(503, "unavailable");
         complete(&t, &token, &shown(&secret)).await.is(200);
@@ -352,7 +351,7 @@ fn secrets_of_apps_are_encrypted_and_a_node_with_another_key_says_so() {
 
 #[test]
 fn an_earlier_session_cannot_remove_an_app_with_the_password_alone() {
-    run(async |t| {
+    run_alone(async |t| {
         let thief = Person::sign_up(t, ADA).await;
         let ada = Person::log_in(t, ADA, PASSWORD, Value::Null).await;
         add_app(t, &ada).await;
@@ -363,7 +362,7 @@ fn an_earlier_session_cannot_remove_an_app_with_the_password_alone() {
 
 #[test]
 fn an_app_must_show_its_first_code_in_time_and_is_forgotten_otherwise() {
-    run(async |t| {
+    run_alone(async |t| {
         let ada = Person::sign_up(t, ADA).await;
         let new = ada.post("/v1/me/second-factors/totp", json!({})).await.is(201);
         t.database.execute("update totp set pending_until = now() - interval '1 s'").await;
@@ -378,7 +377,7 @@ fn an_app_must_show_its_first_code_in_time_and_is_forgotten_otherwise() {
 
 #[test]
 fn a_suspended_account_cannot_complete_a_login() {
-    run(async |t| {
+    run_alone(async |t| {
         let ada = Person::sign_up(t, ADA).await;
         let (secret, _) = add_app(t, &ada).await;
         let token = half(t).await;
@@ -390,7 +389,7 @@ fn a_suspended_account_cannot_complete_a_login() {
 
 #[test]
 fn codes_from_all_clients_together_are_counted_by_account() {
-    run(async |t| {
+    run_alone(async |t| {
         let ada = Person::sign_up(t, ADA).await;
         let (secret, recovery) = add_app(t, &ada).await;
         let mut tries = 0;

@@ -9,10 +9,12 @@ use super::{
     accounts::{open_server, secret_in},
     address_of, post_from,
 };
-use crate::harness::{Stage, TestProject, TestServer, fresh_database, limited, run};
+use crate::harness::{
+    LoneProject, Stage, TestProject, TestServer, fresh_database, limited, run_alone, until,
+};
 
 /// Runs a command of the operator.
-pub fn operate(t: &TestProject, args: &[&str]) -> Output {
+pub fn operate(t: &LoneProject, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_fencepost"))
         .args(args)
         .env_clear()
@@ -21,7 +23,7 @@ pub fn operate(t: &TestProject, args: &[&str]) -> Output {
         .expect("it runs")
 }
 
-pub fn printed(t: &TestProject, args: &[&str]) -> String {
+pub fn printed(t: &LoneProject, args: &[&str]) -> String {
     let run = operate(t, args);
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
     assert!(run.status.success(), "{args:?}: {}", text(run.stderr));
@@ -30,14 +32,15 @@ pub fn printed(t: &TestProject, args: &[&str]) -> String {
 
 /// Nodes learn of it within seconds.
 async fn until_status(t: &TestProject, path: &str, status: u16) {
-    while t.get(path).await.status.as_u16() != status {
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    }
+    until(format!("{path} to answer with {status}"), async || {
+        t.get(path).await.status.as_u16() == status
+    })
+    .await;
 }
 
 #[test]
 fn workers_of_a_suspended_project_can_drain_and_nothing_else_is_answered() {
-    run(async |t| {
+    run_alone(async |t| {
         let ada = Person::sign_up(t, "ada@example.com").await;
         ada.join_project(t, "main", Role::Owner).await;
         t.enqueue(json!({"job_type": "a"})).await;
@@ -48,9 +51,7 @@ fn workers_of_a_suspended_project_can_drain_and_nothing_else_is_answered() {
         let poll = json!({"worker_id": "p", "queues": ["other"], "wait_seconds": 30});
         let suspend = async {
             let seen = "select count(*) from workers where worker_id = 'p'";
-            while t.database.number(seen).await == 0 {
-                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-            }
+            t.database.until_at_least(seen, 1).await;
             printed(t, &["projects", "suspend", "main", "--reason", "it sends spam"])
         };
         let (parked, _) = tokio::join!(t.post("/v1/workers/poll", poll.clone()), suspend);
@@ -73,9 +74,7 @@ fn workers_of_a_suspended_project_can_drain_and_nothing_else_is_answered() {
         assert!(line.contains("suspended"), "{line}");
         // From here on no tick creates a job.
         let missed = "select count(*) from schedule_fires where outcome = 'missed'";
-        while t.database.number(missed).await == 0 {
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
+        t.database.until_at_least(missed, 1).await;
         printed(t, &["projects", "resume", "main"]);
         until_status(t, "/v1/jobs", 200).await;
         t.delete("/v1/recurring/often").await.is_empty(204);
@@ -87,7 +86,7 @@ fn workers_of_a_suspended_project_can_drain_and_nothing_else_is_answered() {
 
 #[test]
 fn a_suspended_account_has_no_session_and_gets_none() {
-    run(async |t| {
+    run_alone(async |t| {
         let ada = Person::sign_up(t, "ada@example.com").await;
         let eve = Person::sign_up_unverified(t, "eve@example.com").await;
         let list = printed(t, &["accounts", "list"]);
@@ -96,9 +95,7 @@ fn a_suspended_account_has_no_session_and_gets_none() {
         assert!(line("eve@example.com").is_some_and(|it| it.contains(" not verified, ")), "{list}");
         let done = printed(t, &["accounts", "suspend", "ada@example.com"]);
         assert!(done.contains("1 sessions ended") || done.contains("2 sessions ended"), "{done}");
-        while ada.get("/v1/me").await.status != 401 {
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
+        until("the session to end", async || ada.get("/v1/me").await.status == 401).await;
         let login = |password: &str| json!({"email": "ada@example.com", "password": password});
         let address = address_of("ada@example.com");
         let refused = post_from(t, "/v1/auth/login", login(PASSWORD), &address).await;
@@ -109,9 +106,7 @@ fn a_suspended_account_has_no_session_and_gets_none() {
         printed(t, &["accounts", "resume", "ada@example.com"]);
         post_from(t, "/v1/auth/login", login(PASSWORD), &address).await.is(200);
         printed(t, &["accounts", "end-sessions", "--all"]);
-        while eve.get("/v1/me").await.status != 401 {
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
+        until("the session to end", async || eve.get("/v1/me").await.status == 401).await;
         for junk in ["unknown@example.com", "x", "acct_01m7w3ha3aextt8pkwwdmxsmqw"] {
             assert!(!operate(t, &["accounts", "suspend", junk]).status.success(), "{junk}");
         }
@@ -177,9 +172,7 @@ fn an_account_has_a_log_of_logins_and_changes_and_its_owner_gets_mail() {
             Person::log_in(&t, "ada@example.com", "eight purple elephants", Value::Null).await;
         assert_eq!(login("curl", "wrong again, sorry").await.expect("one").status(), 401);
         let failed = "select count(*) from account_log where action = 'login.failed'";
-        while t.database.number(failed).await < 2 {
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
+        t.database.until_at_least(failed, 2).await;
         let seen = claimant.get("/v1/me/security-log").await.is(200).to_string();
         assert!(!seen.contains("login.failed"), "{seen}");
         let eve = Person::sign_up(&t, "eve@example.com").await;
@@ -191,7 +184,7 @@ fn an_account_has_a_log_of_logins_and_changes_and_its_owner_gets_mail() {
 
 #[test]
 fn the_audit_log_of_a_deleted_project_stays_and_says_who_deleted_it() {
-    run(async |t| {
+    run_alone(async |t| {
         let ada = Person::sign_up(t, "ada@example.com").await;
         let project = ada.made["project"].clone();
         let text = |name: &str| project[name].as_str().expect("a text");
@@ -202,9 +195,7 @@ fn the_audit_log_of_a_deleted_project_stays_and_says_who_deleted_it() {
         let long_ago = "update projects set deleted_at = deleted_at - interval '1 hour'";
         t.database.execute(long_ago).await;
         let purged = "select count(*) from projects where purged_at is not null";
-        while t.database.number(purged).await == 0 {
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
+        t.database.until_at_least(purged, 1).await;
         let left = "select count(*) from api_keys
                     where project_id in (select id from projects where purged_at is not null)";
         assert_eq!(t.database.number(left).await, 0);
@@ -219,7 +210,7 @@ fn the_audit_log_of_a_deleted_project_stays_and_says_who_deleted_it() {
 
 #[test]
 fn a_bulk_operation_of_a_suspended_project_waits_until_it_is_resumed() {
-    run(async |t| {
+    run_alone(async |t| {
         let id = t.enqueue(json!({"job_type": "a"})).await;
         t.database.execute("update projects set suspended_at = now() where slug = 'main'").await;
         let row = "insert into operations (project_id, id, kind, filter, expected)
@@ -227,9 +218,7 @@ fn a_bulk_operation_of_a_suspended_project_waits_until_it_is_resumed() {
                    from projects where slug = 'main'";
         t.database.execute(row).await;
         let waits = "select count(*) from operations where next_step_at > now() + interval '9 s'";
-        while t.database.number(waits).await == 0 {
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
+        t.database.until_at_least(waits, 1).await;
         assert_eq!(t.database.number("select count(*) from jobs").await, 1, "nothing is cancelled");
         t.database.execute("update projects set suspended_at = null").await;
         t.database.execute("update operations set next_step_at = now()").await;
@@ -258,14 +247,10 @@ fn callbacks_of_a_suspended_project_wait_until_it_is_resumed() {
                         (select id from projects where slug = ";
             t.database.number(&format!("{next}'{slug}')")).await
         };
-        while next("other").await == 0 {
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
+        until("the first purge of the other project", async || next("other").await != 0).await;
         assert_eq!(next("main").await, 0, "a pass serves both, by the order of their ids");
         t.database.execute("update projects set suspended_at = null").await;
-        while next("main").await == 0 {
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
+        until("the first purge of the main project", async || next("main").await != 0).await;
         server.stop().await;
     });
 }

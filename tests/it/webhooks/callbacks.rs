@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{endpoint, path};
-use crate::harness::{Sink, TestProject, TestServer, fresh_database, limited, run};
+use crate::harness::{Sink, TestProject, TestServer, fresh_database, limited, run, run_alone};
 
 /// Runs the next job.
 async fn work(t: &TestProject, status: &str) {
@@ -13,7 +13,7 @@ async fn work(t: &TestProject, status: &str) {
 
 #[test]
 fn a_url_that_a_job_names_is_told_of_its_end_and_no_other_endpoint() {
-    run(async |t| {
+    run_alone(async |t| {
         let (sink, other) = (Sink::start().await, Sink::start().await);
         let takes = json!({"events": [], "callbacks": true});
         let made = endpoint(t, &sink, takes).await;
@@ -136,7 +136,7 @@ fn two_jobs(more: Value) -> Value {
 
 #[test]
 fn the_end_of_a_workflow_is_told_to_who_asked_and_to_its_url() {
-    run(async |t| {
+    run_alone(async |t| {
         let (asked, named) = listeners(t).await;
         let nightly = two_jobs(json!({"name": "nightly", "callback_url": named.url}));
         let made = t.post("/v1/workflows", nightly).await.is(201);
@@ -169,7 +169,7 @@ fn the_end_of_a_workflow_is_told_to_who_asked_and_to_its_url() {
 
 #[test]
 fn a_workflow_that_fails_and_whose_job_is_retried_is_told_twice() {
-    run(async |t| {
+    run_alone(async |t| {
         let (asked, named) = listeners(t).await;
         let nightly = two_jobs(json!({"callback_url": format!("{}/7", named.url)}));
         t.post("/v1/workflows", nightly).await.is(201);
@@ -195,7 +195,7 @@ fn a_workflow_that_fails_and_whose_job_is_retried_is_told_twice() {
 
 #[test]
 fn a_project_without_listeners_notes_no_end_of_a_workflow() {
-    run(async |t| {
+    run_alone(async |t| {
         let sink = Sink::start().await;
         endpoint(t, &sink, json!({"events": ["job.dead_lettered"]})).await;
         t.post("/v1/workflows", two_jobs(json!({}))).await.is(201);
@@ -213,7 +213,7 @@ fn a_project_without_listeners_notes_no_end_of_a_workflow() {
 
 #[test]
 fn a_workflow_ends_when_its_last_job_does_also_one_that_ran_while_it_was_cancelled() {
-    run(async |t| {
+    run_alone(async |t| {
         let (asked, _) = listeners(t).await;
         let made = t.post("/v1/workflows", two_jobs(json!({}))).await.is(201);
         let job = t.lease("w").await;
@@ -244,7 +244,7 @@ fn a_handled_failure_is_a_success_and_an_end_is_told_to_who_asked_later() {
 
 #[test]
 fn an_end_that_no_endpoint_asked_for_is_told_when_it_comes_again() {
-    run(async |t| {
+    run_alone(async |t| {
         let sink = Sink::start().await;
         let made = endpoint(t, &sink, json!({"events": ["workflow.cancelled"]})).await;
         t.post("/v1/workflows", two_jobs(json!({}))).await.is(201);
@@ -261,7 +261,7 @@ fn an_end_that_no_endpoint_asked_for_is_told_when_it_comes_again() {
 
 #[test]
 fn a_loop_of_deliveries_and_jobs_ends() {
-    run(async |t| {
+    run_alone(async |t| {
         let sink = Sink::start().await;
         let made = endpoint(t, &sink, json!({"events": ["job.succeeded"]})).await;
         let enqueue = async |hop: &str| {

@@ -8,7 +8,9 @@ use std::{
 use serde_json::json;
 
 use super::endpoint;
-use crate::harness::{NodeProcess, Sink, TestProject, free_port, fresh_database, run_for};
+use crate::harness::{
+    LoneProject, NodeProcess, Sink, TestProject, free_port, fresh_database, run_for,
+};
 
 /// Jobs that end before the kill: some in each step.
 const JOBS: usize = 12;
@@ -29,7 +31,7 @@ fn a_node_that_is_killed_between_any_two_steps_loses_no_event() {
         let start = || NodeProcess::start_at(&database, port, &["--outbound-allow", "127.0.0.1"]);
         let mut node = start();
         node.until_ready().await;
-        let t = TestProject::at(&node.url(), &database, "main").await;
+        let t = LoneProject::at(&node.url(), &database, "main").await;
         endpoint(&t, &sink, json!({"events": ["job.succeeded"], "max_in_flight": 1})).await;
         // One is sent and not answered, so that others wait behind it.
         sink.hold(true);
@@ -39,9 +41,7 @@ fn a_node_that_is_killed_between_any_two_steps_loses_no_event() {
             ended.insert(succeeds(&t).await);
         }
         let waiting = "select count(*) from jobs where state = 'pending'";
-        while database.number(waiting).await == 0 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        database.until_at_least(waiting, 1).await;
         // The last one ends in the moment of the kill.
         ended.insert(succeeds(&t).await);
         node.kill();

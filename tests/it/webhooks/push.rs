@@ -14,7 +14,10 @@ use super::{endpoint, path};
 use crate::{
     docs::read,
     guides::blocks,
-    harness::{Sink, TestProject, TestServer, free_port, fresh_database, limited, run, run_for},
+    harness::{
+        Sink, TestProject, TestServer, eventually, free_port, fresh_database, limited, run,
+        run_alone, run_for, until,
+    },
     libraries::{build, typescript_folder},
 };
 
@@ -139,7 +142,7 @@ fn a_handler_that_takes_a_job_acks_it_itself() {
 
 #[test]
 fn a_paused_push_leaves_the_jobs_to_workers_and_an_ended_one_is_gone() {
-    run(async |t| {
+    run_alone(async |t| {
         let sink = Sink::start().await;
         push(t, &sink, json!({"paused": true})).await;
         let id = enqueue(t, json!({})).await;
@@ -187,14 +190,14 @@ fn a_push_is_checked_and_belongs_to_its_project() {
         with(json!({})).await.refuses("url");
         let key = json!({"name": "k", "scopes": ["manage", "read"]});
         let key = t.post("/v1/keys", key).await.is(201)["secret"].as_str().expect("one").to_owned();
-        let lesser = TestProject { api_key: key, ..t.clone() };
+        let lesser = t.with_key(key);
         lesser.get(PUSH).await.is_error(403, "forbidden");
         lesser.put(PUSH, json!({"url": sink.url})).await.is_error(403, "forbidden");
         // Who sends jobs somewhere reads payloads and settles jobs.
         for scopes in [["webhooks", "manage"], ["webhooks", "work"], ["manage", "work"]] {
             let key = t.post("/v1/keys", json!({"name": "k", "scopes": scopes})).await.is(201);
             let api_key = key["secret"].as_str().expect("one").to_owned();
-            let lesser = TestProject { api_key, ..t.clone() };
+            let lesser = t.with_key(api_key);
             lesser.put(PUSH, json!({"url": sink.url})).await.is_error(403, "forbidden");
         }
         // The other project's jobs of a queue with this name are not sent.
@@ -268,9 +271,10 @@ fn a_url_that_takes_no_connection_costs_a_job_no_failure() {
         let body = json!({"url": format!("http://127.0.0.1:{}/", free_port())});
         t.put(PUSH, body).await.is(201);
         let id = enqueue(t, json!({"max_attempts": 1})).await;
-        while t.get(PUSH).await.is(200)["last_error"] != "not_connected" {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        until("the push to fail", async || {
+            t.get(PUSH).await.is(200)["last_error"] == "not_connected"
+        })
+        .await;
         let job = t.job(&id).await;
         assert_eq!((&job["state"], &job["failures"]), (&json!("pending"), &json!(0)));
     });
@@ -307,13 +311,11 @@ fn a_job_is_explained_by_its_failing_push_unless_a_worker_polls() {
         let first = enqueue(t, json!({})).await;
         sink.next().await;
         let explained = async |id: &str| t.get(&format!("/v1/jobs/{id}/explain")).await.is(200);
-        let told = loop {
+        let told = eventually("the push to be shown as failing", async || {
             let told = explained(&first).await;
-            if told["reason"] == "push_failing" {
-                break told;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        };
+            (told["reason"] == "push_failing").then_some(told)
+        })
+        .await;
         let summary = told["summary"].as_str().expect("a text");
         assert!(summary.ends_with(": http_503"), "{summary}");
         assert_eq!(told["waiting_for"], "worker");
@@ -321,9 +323,7 @@ fn a_job_is_explained_by_its_failing_push_unless_a_worker_polls() {
         let poll = json!({"worker_id": "w", "queues": ["functions"], "capacity": 1});
         let taken = t.polled(poll).await.remove(0);
         let left = if taken["id"] == first.as_str() { &second } else { &first };
-        while explained(left).await["reason"] == "push_failing" {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        until("the push to work", async || explained(left).await["reason"] != "push_failing").await;
     });
 }
 
@@ -341,7 +341,7 @@ fn the_server_never_calls_itself() {
 
 #[test]
 fn headers_of_the_user_are_sent_and_never_shown_and_go_to_no_other_host() {
-    run(async |t| {
+    run_alone(async |t| {
         let (sink, other) = (Sink::start().await, Sink::start().await);
         let headers = json!({"Authorization": "Bearer hidden", "X-Region": "eu"});
         let made = push(t, &sink, json!({"headers": headers})).await;

@@ -7,7 +7,7 @@ use axum::http::{StatusCode, header};
 use serde_json::{Value, json};
 
 use super::push::{PUSH, enqueue};
-use crate::harness::{Sink, TestProject, TestServer, fresh_database, limited, run};
+use crate::harness::{Sink, TestServer, fresh_database, limited, run};
 
 #[test]
 fn two_nodes_push_each_job_once_and_both_take_part() {
@@ -60,7 +60,7 @@ fn a_node_that_stops_during_a_request_gives_the_job_to_another() {
         one.stop().await;
         sink.hold(false);
         assert_eq!(sink.next().await.header("fencepost-attempt"), "2");
-        let t = TestProject { url: two.url.clone(), ..t };
+        let t = t.through(&two.url);
         assert_eq!(t.job_becomes(&id, "succeeded").await["failures"], 0);
         two.stop().await;
     });

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use sqlx::Connection;
 
 use super::{delivery_becomes, endpoint, path};
-use crate::harness::{Sink, Stage, TestProject, TestServer, fresh_database, limited, run};
+use crate::harness::{Sink, Stage, TestServer, fresh_database, limited, run, run_alone, until};
 
 #[test]
 fn secrets_are_stored_encrypted_and_the_master_key_can_be_replaced() {
@@ -38,7 +38,7 @@ fn secrets_are_stored_encrypted_and_the_master_key_can_be_replaced() {
         conn.close().await.expect("the connection closes");
         let stage = Stage { master_keys: Arc::new(parse(new)), ..Stage::default() };
         let server = TestServer::start_as(database, stage).await;
-        let t = TestProject { url: server.url.clone(), ..t };
+        let t = t.through(&server.url);
         t.act(&path(&made, "/test")).await.is(202);
         assert!(sink.next().await.is_signed_with(made["secret"].as_str().expect("one")));
         t.enqueue(json!({"queue": "functions"})).await;
@@ -67,9 +67,10 @@ fn what_was_sent_under_other_settings_does_not_disable_an_endpoint() {
                 _ = sink.next() => (),
             }
         }
-        while t.get(&path(&made, "")).await.is(200)["last_success_at"].is_null() {
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-        }
+        until("the success to be noted", async || {
+            !t.get(&path(&made, "")).await.is(200)["last_success_at"].is_null()
+        })
+        .await;
         assert_eq!(t.get(&path(&made, "")).await.is(200)["state"], "enabled");
     });
 }
@@ -103,7 +104,7 @@ fn an_endpoint_is_told_of_what_happens_after_it_asked() {
 
 #[test]
 fn an_endpoint_with_too_many_waiting_deliveries_is_told_no_more_and_holds_up_no_other() {
-    run(async |t| {
+    run_alone(async |t| {
         let (full, other) = (Sink::start().await, Sink::start().await);
         let made = endpoint(t, &full, json!({"max_in_flight": 1})).await;
         endpoint(t, &other, json!({})).await;
@@ -132,7 +133,7 @@ fn a_key_that_may_not_read_payloads_sees_no_bodies() {
         delivery_becomes(t, &made, "waiting").await;
         let key = json!({"name": "k", "scopes": ["webhooks"]});
         let key = t.post("/v1/keys", key).await.is(201)["secret"].as_str().expect("one").to_owned();
-        let lesser = TestProject { api_key: key, ..t.clone() };
+        let lesser = t.with_key(key);
         let delivery = path(&made, &format!("/deliveries/{}", sent["id"].as_str().expect("one")));
         let shown = lesser.get(&delivery).await;
         assert!(!shown.text.contains("their secret"), "{}", shown.text);

@@ -1,7 +1,7 @@
 //! Open Job Spec: jobs that run later, again and again, or after each other.
 
 use super::{OJS, enqueue, fetch, fetch_one, read, refused, settle};
-use crate::harness::{TestProject, run};
+use crate::harness::{TestProject, eventually, run, until};
 use serde_json::{Value, json};
 
 #[test]
@@ -21,9 +21,8 @@ fn a_job_can_wait_for_a_time_or_a_while() {
         assert_eq!(past["state"], "available");
         assert_eq!(fetch_one(t, "default").await["id"], past["id"]);
         let soon = enqueue(t, job(json!({"scheduled_at": "+PT1S"}))).await;
-        while read(t, &soon).await["state"] != "available" {
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
+        until("the job to be available", async || read(t, &soon).await["state"] == "available")
+            .await;
         refused(
             &t.post(&format!("{OJS}/jobs"), job(json!({"delay_until": "soon"}))).await,
             400,
@@ -41,13 +40,11 @@ fn a_job_that_did_not_start_in_time_is_discarded() {
         fetch_one(t, "default").await;
         settle(t, "ack", &far, json!({})).await.is(200);
         let near = enqueue(t, job("+PT1S")).await;
-        let over = loop {
+        let over = eventually("the job to end", async || {
             let seen = read(t, &near).await;
-            if seen["state"] != "available" {
-                break seen;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        };
+            (seen["state"] != "available").then_some(seen)
+        })
+        .await;
         assert_eq!((&over["state"], &over["completed_at"]), (&json!("discarded"), &Value::Null));
         assert!(fetch(t, "default", 1).await.is_empty());
     });
@@ -110,12 +107,7 @@ fn a_schedules_job_is_fetched_like_any_other() {
             "job_template": {"type": "tick", "args": [{"action": "tick"}]},
         });
         t.post(&format!("{OJS}/cron"), cron).await.is(201);
-        let job = loop {
-            if let Some(job) = fetch(t, "default", 1).await.pop() {
-                break job;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        };
+        let job = eventually("a job", async || fetch(t, "default", 1).await.pop()).await;
         assert_eq!((&job["type"], &job["args"][0]["action"]), (&json!("tick"), &json!("tick")));
         t.delete(&format!("{OJS}/cron/often")).await.is(200);
     });
@@ -154,9 +146,7 @@ fn a_chain_runs_step_by_step_and_hands_results_on() {
             (&json!("b"), &json!([{"report_id": 7}]))
         );
         settle(t, "nack", &second, json!({"error": {"code": "x", "message": "y"}})).await.is(200);
-        while look(t, &workflow).await["state"] == "running" {
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-        }
+        until("the workflow to end", async || look(t, &workflow).await["state"] != "running").await;
         let over = look(t, &workflow).await;
         assert_eq!((&over["state"], &over["steps_completed"]), (&json!("failed"), &json!(1)));
         assert!(fetch(t, "flow", 1).await.is_empty());
@@ -216,12 +206,7 @@ fn a_batch_is_followed_by_what_its_failure_calls_for() {
 
 /// Callbacks are stored a moment after the end.
 async fn until_fetched(t: &TestProject, queue: &str) -> Value {
-    loop {
-        if let Some(job) = fetch(t, queue, 1).await.pop() {
-            return job;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-    }
+    eventually("a job", async || fetch(t, queue, 1).await.pop()).await
 }
 
 #[test]

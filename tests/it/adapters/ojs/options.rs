@@ -1,7 +1,7 @@
 //! Open Job Spec: options of a job that bound its reservations, and the rate of its queue.
 
 use super::{OJS, enqueue, fetch, fetch_one, read};
-use crate::harness::{TestProject, run};
+use crate::harness::{LoneProject, eventually, run, run_alone};
 use serde_json::{Value, json};
 
 fn with_options(options: Value) -> Value {
@@ -9,7 +9,7 @@ fn with_options(options: Value) -> Value {
 }
 
 /// The length of the lease of the job that is active, from its claim, and as it is renewed.
-async fn lease_seconds(t: &TestProject) -> (i64, i64) {
+async fn lease_seconds(t: &LoneProject) -> (i64, i64) {
     let lasts = "select extract(epoch from lease_expires_at - claimed_at)::bigint from jobs";
     let renewed = "select lease_seconds::bigint from jobs";
     (t.database.number(lasts).await, t.database.number(renewed).await)
@@ -17,7 +17,7 @@ async fn lease_seconds(t: &TestProject) -> (i64, i64) {
 
 #[test]
 fn a_reservation_is_as_long_as_the_job_the_fetch_and_the_timeout_permit() {
-    run(async |t| {
+    run_alone(async |t| {
         let cases = [
             (json!({}), None, 1_800),
             (json!({"visibility_timeout_ms": 3_000}), None, 3),
@@ -44,7 +44,7 @@ fn a_reservation_is_as_long_as_the_job_the_fetch_and_the_timeout_permit() {
 
 #[test]
 fn a_run_that_exceeds_its_timeout_is_a_failed_attempt_without_grace() {
-    run(async |t| {
+    run_alone(async |t| {
         let retry = json!({"max_attempts": 2, "initial_interval": "PT9S", "jitter": false});
         let job = enqueue(t, with_options(json!({"timeout_ms": 2_000, "retry": retry}))).await;
         fetch_one(t, "default").await;
@@ -54,12 +54,11 @@ fn a_run_that_exceeds_its_timeout_is_a_failed_attempt_without_grace() {
                                  lease_expires_at = lease_expires_at - interval '2 s'",
             )
             .await;
-        let seen = loop {
+        let seen = eventually("the attempt to end", async || {
             let seen = read(t, &job).await;
-            if seen["state"] != "active" {
-                break seen;
-            }
-        };
+            (seen["state"] != "active").then_some(seen)
+        })
+        .await;
         assert_eq!(
             (&seen["state"], &seen["error"]["type"]),
             (&json!("retryable"), &json!("timeout"))
@@ -69,7 +68,7 @@ fn a_run_that_exceeds_its_timeout_is_a_failed_attempt_without_grace() {
 
 #[test]
 fn a_job_may_set_the_rate_limit_of_its_queue_if_its_key_may() {
-    run(async |t| {
+    run_alone(async |t| {
         let job = with_options(json!({"queue": "slow", "rate_limit": {"max_per_second": 1}}));
         let producer = json!({"name": "producer", "scopes": ["produce", "read"]});
         let key = t.post("/v1/keys", producer).await.is(201)["secret"].clone();
@@ -98,7 +97,7 @@ fn a_job_may_set_the_rate_limit_of_its_queue_if_its_key_may() {
 
 #[test]
 fn a_job_may_direct_its_worker_in_a_test_project_only() {
-    run(async |t| {
+    run_alone(async |t| {
         for mode in ["live", "test"] {
             t.database.execute(&format!("update projects set mode = '{mode}'")).await;
             for directive in ["quiet", "terminate", "running", "nonsense"] {

@@ -1,7 +1,7 @@
 //! Open Job Spec: failures, retries, the dead letter, jobs that are unique, queues that are paused.
 
 use super::{OJS, enqueue, fetch, fetch_one, read, refused, settle};
-use crate::harness::{TestProject, run};
+use crate::harness::{LoneProject, eventually, run, run_alone};
 use serde_json::{Value, json};
 
 fn with_retry(retry: Value) -> Value {
@@ -13,26 +13,21 @@ fn broken(message: &str) -> Value {
 }
 
 /// Lets jobs go whose backoff has just been looked at.
-async fn end_backoffs(t: &TestProject) {
+async fn end_backoffs(t: &LoneProject) {
     t.database
         .execute("update jobs set run_at = now() - interval '1 ms' where state = 'backoff'")
         .await;
 }
 
 /// Waits until there is a job to fetch.
-async fn fetch_when_there(t: &TestProject) -> Value {
+async fn fetch_when_there(t: &LoneProject) -> Value {
     end_backoffs(t).await;
-    loop {
-        if let Some(job) = fetch(t, "default", 1).await.pop() {
-            return job;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-    }
+    eventually("a job", async || fetch(t, "default", 1).await.pop()).await
 }
 
 #[test]
 fn waits_grow_as_the_policy_says_and_are_told() {
-    run(async |t| {
+    run_alone(async |t| {
         let policies = [
             (json!({"backoff_coefficient": 10.0, "max_interval": "PT20S"}), [2_000, 20_000]),
             (json!({"backoff_strategy": "linear", "max_interval": "PT30S"}), [2_000, 4_000]),
@@ -70,7 +65,7 @@ fn waits_grow_as_the_policy_says_and_are_told() {
 
 #[test]
 fn a_history_of_errors_is_kept_until_the_job_is_discarded() {
-    run(async |t| {
+    run_alone(async |t| {
         let policy =
             json!({"max_attempts": 2, "initial_interval": "PT1S", "on_exhaustion": "dead_letter"});
         let job = enqueue(t, with_retry(policy)).await;
@@ -191,7 +186,7 @@ fn an_id_that_is_used_again_refuses_the_attempts_of_the_deleted_job() {
 
 #[test]
 fn a_job_under_a_used_id_that_never_ran_keeps_its_time() {
-    run(async |t| {
+    run_alone(async |t| {
         let id = uuid::Uuid::now_v7();
         t.database
             .execute(&format!(
@@ -213,18 +208,16 @@ fn a_job_under_a_used_id_that_never_ran_keeps_its_time() {
 
 #[test]
 fn a_reservation_that_runs_out_is_a_failed_attempt() {
-    run(async |t| {
+    run_alone(async |t| {
         let job = enqueue(t, json!({"type": "a", "args": []})).await;
         let wanted = json!({"queues": ["default"], "visibility_timeout_ms": 60_000});
         t.post(&format!("{OJS}/workers/fetch"), wanted).await.is(200);
         t.expire_leases().await;
-        let seen = loop {
+        let seen = eventually("the attempt to end", async || {
             let seen = read(t, &job).await;
-            if seen["state"] != "active" {
-                break seen;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        };
+            (seen["state"] != "active").then_some(seen)
+        })
+        .await;
         assert_eq!((&seen["state"], &seen["attempt"]), (&json!("available"), &json!(1)));
         assert_eq!(seen["error"]["type"], "lease_expired");
     });
@@ -266,7 +259,7 @@ fn jobs_that_are_the_same_are_rejected_ignored_or_replaced() {
 
 #[test]
 fn a_period_lets_a_job_be_stored_again_although_its_like_is_live() {
-    run(async |t| {
+    run_alone(async |t| {
         let unique = json!({"keys": ["type"], "period": "PT1H"});
         let job = json!({"type": "a", "args": [], "options": {"unique": unique}});
         let first = enqueue(t, job.clone()).await;

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{
-    Person, Stage, TestProject, TestServer, config, fresh_database,
+    LoneProject, Person, Stage, TestServer, config, fresh_database,
     liar::{Liar, now},
     post_from, with_provider,
 };
@@ -12,7 +12,7 @@ const PATH: &str = "/v1/keys/exchange";
 const SUBJECT: &str = "repo:acme/app:ref:refs/heads/main";
 
 /// A server that accepts tokens of `/ci`, and of `/cluster` with keys in a file.
-async fn served(name: &str) -> (Liar, TestServer, TestProject) {
+async fn served(name: &str) -> (Liar, TestServer, LoneProject) {
     let liar = Liar::start().await;
     let keys = std::env::temp_dir().join(format!("{name}-{}.json", std::process::id()));
     std::fs::write(&keys, liar.keys().to_string()).expect("a file");
@@ -31,7 +31,7 @@ async fn served(name: &str) -> (Liar, TestServer, TestProject) {
 }
 
 /// A token of the CI service.
-fn token(liar: &Liar, t: &TestProject, told: &[(&str, Value)]) -> String {
+fn token(liar: &Liar, t: &LoneProject, told: &[(&str, Value)]) -> String {
     let mut claims = json!({
         "iss": format!("{}/ci", liar.url), "aud": t.url, "sub": SUBJECT,
         "iat": now() - 3_000, "exp": now() + 3_600,
@@ -43,7 +43,7 @@ fn token(liar: &Liar, t: &TestProject, told: &[(&str, Value)]) -> String {
 }
 
 /// A key that trusts such tokens.
-async fn trusting(t: &TestProject, issuer: String, subject: &str) -> Value {
+async fn trusting(t: &LoneProject, issuer: String, subject: &str) -> Value {
     let trusts = json!({"issuer": issuer, "subject": subject});
     let scopes = ["produce", "read"];
     let body = json!({"name": "deploy", "scopes": scopes, "trusts": trusts});
@@ -52,12 +52,12 @@ async fn trusting(t: &TestProject, issuer: String, subject: &str) -> Value {
     made["key"].clone()
 }
 
-fn body(t: &TestProject, key: &Value, token: &str) -> Value {
+fn body(t: &LoneProject, key: &Value, token: &str) -> Value {
     json!({"project": t.id, "key_id": key["id"], "token": token})
 }
 
-fn with(t: &TestProject, made: &Value) -> TestProject {
-    TestProject { api_key: made["secret"].as_str().expect("a key").to_owned(), ..t.clone() }
+fn with(t: &LoneProject, made: &Value) -> LoneProject {
+    t.with_key(made["secret"].as_str().expect("a key"))
 }
 
 fn end_of(made: &Value) -> u64 {

@@ -1,14 +1,10 @@
-//! Short runs of clients and faults, one of them with a new seed, are without violations, and
-//! planted bugs are caught.
+//! A short run of clients and faults is without violations. `make nightly` runs longer ones, also
+//! with new seeds, and plants every bug.
 
 use std::{
     path::Path,
     process::{Command, Output},
 };
-
-/// Bugs that are planted: a fence that is missing, an ack before its commit, and another tenant's
-/// jobs. `make mutants` plants all.
-const MUTANTS: &str = "1,2,9";
 
 fn chaos(args: &[&str]) -> Output {
     let program = env!("CARGO_BIN_EXE_fencepost-chaos");
@@ -22,14 +18,9 @@ fn said(output: &Output) -> String {
     texts.concat()
 }
 
-/// One after the other: the machine must not be slower than faults allow.
 #[test]
-fn faults_break_no_promise_and_planted_bugs_do() {
+fn faults_break_no_promise() {
     // A machine that tests share may pause by itself.
-    for seed in [&["--seed", "1"][..], &[]] {
-        let ran = chaos(&[&["run", "--seconds", "30", "--patience", "10"], seed].concat());
-        assert!(ran.status.success(), "{}", said(&ran));
-    }
-    let caught = chaos(&["mutants", "--only", MUTANTS]);
-    assert!(caught.status.success(), "{}", said(&caught));
+    let ran = chaos(&["run", "--seconds", "20", "--patience", "10", "--seed", "1"]);
+    assert!(ran.status.success(), "{}", said(&ran));
 }

@@ -1,6 +1,6 @@
 # `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test fmt lint deny audit advisories doc unit soak fuzz deadlocks model interleavings chaos chaos-long chaos-patroni chaos-build mutants bench isolation abuse openapi clients pictures console-pictures e2e vitals configuration dashboards sqlx clean-test
+.PHONY: help setup setup-test run test nightly slowest fmt lint deny audit advisories doc unit soak fuzz deadlocks model interleavings chaos chaos-long chaos-patroni chaos-build mutants bench isolation abuse openapi clients pictures console-pictures e2e vitals configuration dashboards sqlx clean-test
 
 CARGO ?= cargo
 
@@ -16,7 +16,14 @@ run: setup ## Set up, build without optimisation, and run everything here with `
 setup-test: ## Install dependencies of the tests (Go, Node, Java, pip, jq, Prometheus, HAProxy, Chromium)
 	@sh scripts/setup.sh test
 
-test: setup-test fmt lint doc unit e2e ## Set up, and run all checks and tests
+test: setup ## Set up, and run all checks and tests of a change; prints the time of each step
+	@python3 scripts/checks.py day
+
+nightly: setup ## Run what takes longer than a change can wait: FROM a step, or all that has not passed
+	@python3 scripts/checks.py night $(FROM)
+
+slowest: ## Print the slowest steps and tests of the last `make test`
+	@python3 scripts/checks.py slowest
 
 fmt: ## Check the formatting
 	$(CARGO) fmt --all --check
@@ -137,6 +144,6 @@ sqlx: setup ## Check every statement against the migrations, and regenerate .sql
 	@sh scripts/sqlx.sh
 
 clean-test: ## Delete the tests' PostgreSQL, unless a test run is using it
-	@for place in /var/tmp/fencepost-test-*; do \
+	@for place in /var/tmp/fencepost-test-* /dev/shm/fencepost-test-*; do \
 		[ ! -e "$$place/lock" ] || flock --nonblock "$$place/lock" rm -rf "$$place"/postgres "$$place"/standby-* || true; \
 	done

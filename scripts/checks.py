@@ -1,0 +1,317 @@
+#!/usr/bin/env python3
+"""Runs the checks of a change, or of a night, and prints the time of each step.
+
+  checks.py day           what a change must pass: `make test`
+  checks.py night [FROM]  what takes longer: `make nightly`. Steps that have passed on this code are
+                          not run again. With the name of a step, only it and later ones are run.
+  checks.py slowest       the slowest steps and tests of the last `day` in this clone
+
+Steps run in two lanes, side by side. The main lane compiles and tests. The side lane installs,
+lints, or uses one core where the main lane uses the other.
+"""
+
+import dataclasses
+import datetime
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "target" / "checks"
+STEP_TIMES, TEST_TIMES = RESULTS / "steps.tsv", RESULTS / "tests.tsv"
+# What has passed at night, by the code that passed. It outlives the clone.
+NIGHTS = pathlib.Path("/var/tmp/fencepost-nights")
+PAGE = ROOT / "docs" / "proof.md"
+TABLE_BEGINS, TABLE_ENDS = "<!-- night begins -->\n", "<!-- night ends -->\n"
+
+# Machines differ by a factor of two, so a slow run is said and does not fail.
+WARN_ABOVE_SECONDS = 36 * 60
+SHOWN_SLOWEST = 20
+
+# Clippy's driver also compiles: lints and code come from one pass of the compiler. It is named on
+# the command line, since tests compile programs of users, which must not inherit it.
+CARGO = 'cargo {} --config build.rustc-workspace-wrapper=\\"clippy-driver\\" --locked --workspace'
+BUILD, TEST = CARGO.format("build"), CARGO.format("test")
+LINTS = {"CLIPPY_ARGS": "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__"}
+# Many tests wait, so two cores have time for three.
+IT = f"{TEST} --test it -- --test-threads 3"
+INTERLEAVINGS = f"{TEST} --test coalescer --test pump --test relay --test wakeups"
+CHAOS = "target/debug/fencepost-chaos"
+# A release without its slowest optimisation.
+RELEASE = {"CARGO_PROFILE_RELEASE_LTO": "off", "CARGO_PROFILE_RELEASE_CODEGEN_UNITS": "32"}
+BENCH = "target/release/fencepost-bench --without-comparison --seconds 6"
+
+
+@dataclasses.dataclass
+class Step:
+    """A command of the shell that runs after others."""
+
+    name: str
+    command: str
+    after: tuple = ()
+    lane: str = "main"
+    env: dict = dataclasses.field(default_factory=dict)
+    about: str = ""
+
+
+PREPARE = [
+    Step("install", "sh scripts/setup.sh test", lane="side"),
+    Step("format", "cargo fmt --all --check"),
+    Step("restore", "python3 scripts/dependencies.py restore"),
+    Step("build", f"{TEST} --no-run", ("restore",)),
+    Step("keep", "python3 scripts/dependencies.py keep", ("build",), "side"),
+]
+
+DAY = PREPARE + [
+    Step("openapi", "sh scripts/lint_openapi.sh", ("install",), "side"),
+    Step("deny", "sh scripts/deny.sh", ("install",), "side"),
+    Step("browser", "sh scripts/e2e.sh install", ("install",), "side"),
+    Step("unit", f"{TEST} --lib --bins --examples", ("build",)),
+    Step("interleavings", INTERLEAVINGS, ("build",)),
+    Step("model", f"{TEST} --test lease", ("build",)),
+    Step("doctests", f"{TEST} --doc", ("build",)),
+    Step("it", IT, ("build", "install", "deny", "openapi")),
+    Step("chaos", f"{TEST} --test run", ("build", "install")),
+    Step("e2e", "sh scripts/e2e.sh", ("build", "browser")),
+    Step("clean", "make --no-print-directory clean-test", ("it",), "side"),
+]
+
+NIGHT = PREPARE + [
+    Step("install-chaos", "sh scripts/setup.sh chaos", ("install",), "side"),
+    Step("model", f"{TEST} --test lease -- --test-threads 1", ("build",), "side",
+         {"FENCEPOST_MODEL_FULL": "1"}, "the lease protocol in every order of events"),
+    Step("interleavings", INTERLEAVINGS, ("build",), env={"FENCEPOST_SCHEDULES": "50000"},
+         about="the server's tasks in 50,000 random orders of each test"),
+    Step("long-tests", f"{IT} --ignored", ("build", "install"),
+         about="newcomers in five languages, generated clients, libraries that lose answers, "
+         "a silent database"),
+    Step("histories", f"{IT} --exact model::whatever_happens_the_store_is_where_the_model_says",
+         ("build",), env={"FENCEPOST_MODEL_SEEDS": "80", "FENCEPOST_MODEL_FIRST_SEED": "@day"},
+         about="80 new random histories beside the model"),
+    Step("deadlocks", f"{IT} never_deadlock", ("build",),
+         env={"FENCEPOST_DEADLOCK_SECONDS": "300"},
+         about="operations on the same rows, for 300 s"),
+    Step("soak", f"{IT} nodes_that_are_killed_at_random", ("build",),
+         env={"FENCEPOST_DUEL_SECONDS": "60", "FENCEPOST_DUEL_ROUNDS": "5"},
+         about="schedules of every second on nodes that are killed, 5 rounds of 60 s"),
+    Step("chaos", f"for seed in 1 2 3; do {CHAOS} run --seed $seed --seconds 60 || exit 1; done; "
+         f"{CHAOS} run --seconds 60 && {CHAOS} run --seconds 60",
+         ("build", "model", "install-chaos"),
+         about="clients and faults, with three fixed seeds and two new ones, 60 s each"),
+    Step("mutants", f"{CHAOS} mutants --results docs/proof.jsonl && "
+         f"{CHAOS} page --results docs/proof.jsonl --page docs/proof.md",
+         ("build", "model", "install-chaos"), about="every planted bug is caught"),
+    Step("upgrade", "sh scripts/upgrade.sh", ("build", "install-chaos"),
+         about="nodes of the last release and of this code on one database, 120 s of faults"),
+    Step("clients", "bash scripts/clients.sh", ("install",),
+         about="clients of six generators work a job each"),
+    Step("fuzz", "sh scripts/fuzz.sh", ("install",),
+         about="20,000 valid and invalid requests made from the OpenAPI file"),
+    Step("documentation", "cargo doc --locked --workspace --no-deps --document-private-items",
+         ("restore",), env={"RUSTDOCFLAGS": "-D warnings"},
+         about="the API reference of all crates, without warnings"),
+    Step("lints", "cargo clippy --locked -p fencepost -- -D warnings", ("restore",),
+         about="the server as it is released, without fail points"),
+    Step("release", "cargo build --locked --release -p fencepost -p fencepost-bench",
+         env=RELEASE, about="a release without link-time optimisation"),
+    Step("isolation", f"{BENCH} --isolation", ("release",),
+         about="ten attacks by another tenant stay within the bound"),
+    Step("abuse", f"{BENCH} --abuse", ("release",),
+         about="ten attacks by a stranger stay within the bound"),
+]
+
+
+class Run:
+    """Steps in their lanes, until all have ended or one has failed."""
+
+    def __init__(self, steps, stops_at_failure):
+        self.waiting = list(steps)
+        self.names = {step.name for step in steps}
+        self.stops_at_failure = stops_at_failure
+        self.running = {}
+        self.ended = set()
+        self.failed = set()
+
+    def results(self):
+        """Each step as it ends, with whether it passed and its seconds."""
+        while self.waiting or self.running:
+            for step in [step for step in self.waiting if self.may_start(step)]:
+                if step.lane not in self.running:
+                    self.waiting.remove(step)
+                    self.running[step.lane] = (step, start(step), time.monotonic())
+            for lane, (step, process, since) in list(self.running.items()):
+                if process.poll() is None:
+                    continue
+                del self.running[lane]
+                self.ended.add(step.name)
+                has_passed = process.returncode == 0
+                if not has_passed:
+                    show_failure(step)
+                    self.drop_those_after(step)
+                yield step, has_passed, time.monotonic() - since
+                if not has_passed and self.stops_at_failure:
+                    self.stop()
+                    return
+            time.sleep(0.1)
+
+    def may_start(self, step):
+        return all(name in self.ended or name not in self.names for name in step.after)
+
+    def drop_those_after(self, failed):
+        self.failed.add(failed.name)
+        for step in [step for step in self.waiting if self.failed.intersection(step.after)]:
+            if step in self.waiting:
+                say(f"{step.name} is not run, since {failed.name} failed")
+                self.waiting.remove(step)
+                self.drop_those_after(step)
+
+    def stop(self):
+        for _, process, _ in self.running.values():
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
+
+
+def log_of(step):
+    return RESULTS / f"{step.name}.log"
+
+
+def start(step):
+    say(f"{step.name}: {step.command}")
+    own = {name: today() if value == "@day" else value for name, value in step.env.items()}
+    env = {**os.environ, **LINTS, "FENCEPOST_TEST_TIMES": str(TEST_TIMES), **own}
+    # Only the main lane writes to the terminal: two at once cannot be read.
+    out = None if step.lane == "main" else log_of(step).open("w")
+    return subprocess.Popen(
+        step.command, shell=True, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=out,
+        stderr=out and subprocess.STDOUT, start_new_session=True,
+    )
+
+
+def show_failure(step):
+    if step.lane != "main":
+        print(log_of(step).read_text(errors="replace"), flush=True)
+    say(f"{step.name} FAILED")
+
+
+def say(text):
+    print(f"checks: {text}", flush=True)
+
+
+def clock(seconds):
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+
+
+def today():
+    """The day as a number, which is another seed each night."""
+    return datetime.date.today().strftime("%Y%m%d")
+
+
+def day():
+    shutil.rmtree(RESULTS, ignore_errors=True)
+    RESULTS.mkdir(parents=True)
+    began, rows = time.monotonic(), []
+    for step, has_passed, seconds in Run(DAY, stops_at_failure=True).results():
+        rows.append((step.name, has_passed, seconds))
+    took, is_good = time.monotonic() - began, all(row[1] for row in rows)
+    STEP_TIMES.write_text("".join(f"{seconds:.1f}\t{name}\n" for name, _, seconds in rows))
+    for name, has_passed, seconds in rows:
+        say(f"{clock(seconds):>6}  {name}{'' if has_passed else '  FAILED'}")
+    say(f"{clock(took):>6}  in all: {'passed' if is_good else 'FAILED'}")
+    if took > WARN_ABOVE_SECONDS:
+        say(f"WARNING: more than {WARN_ABOVE_SECONDS // 60} minutes; `make slowest` shows where")
+    return is_good
+
+
+def slowest():
+    for file, what in ((STEP_TIMES, "step"), (TEST_TIMES, "test of `it`")):
+        rows = [line.split("\t") for line in file.read_text().splitlines()]
+        rows.sort(key=lambda row: -float(row[0]))
+        print(f"| {what} | seconds |\n|---|---:|")
+        for seconds, name in rows[:SHOWN_SLOWEST]:
+            print(f"| {name} | {float(seconds):.0f} |")
+        print()
+    return True
+
+
+def git(*arguments):
+    command = ["git", *arguments]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
+def code():
+    """A name for the code of this clone, whatever its documents say."""
+    tracked = [line for line in git("ls-tree", "-r", "HEAD").splitlines() if is_code(line)]
+    changed = git("diff", "HEAD", "--", ".", ":!docs", ":!*.md")
+    text = "\n".join(tracked) + changed
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def is_code(line):
+    path = line.partition("\t")[2]
+    return not path.startswith("docs/") and not path.endswith(".md")
+
+
+def night(first=None):
+    names = [step.name for step in NIGHT]
+    if first is not None and first not in names:
+        sys.exit(f"there is no step {first}: {', '.join(names)}")
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    state = NIGHTS / f"{code()}.json"
+    for other in NIGHTS.glob("*.json"):
+        if other != state:
+            other.unlink()
+    passed = json.loads(state.read_text()) if state.exists() else {}
+    steps = list(PREPARE)
+    for step in NIGHT[len(PREPARE):]:
+        is_asked = first is None or names.index(step.name) >= names.index(first)
+        if is_asked and (first is not None or step.name not in passed):
+            steps.append(step)
+    has_failed = False
+    for step, has_passed, seconds in Run(steps, stops_at_failure=False).results():
+        has_failed = has_failed or not has_passed
+        passed.pop(step.name, None)
+        if has_passed:
+            passed[step.name] = {"seconds": seconds, "day": str(datetime.date.today())}
+        NIGHTS.mkdir(parents=True, exist_ok=True)
+        state.write_text(json.dumps(passed))
+        say(f"{clock(seconds):>6}  {step.name}{'' if has_passed else '  FAILED'}")
+    write_table(passed)
+    return not has_failed
+
+
+def write_table(passed):
+    """Prints the table of the night, and writes it into the page."""
+    commit = git("rev-parse", "--short", "HEAD").strip()
+    rows = [f"| step at {commit} | what it does | day | min:s |\n", "|---|---|---|---:|\n"]
+    total = 0
+    for step in NIGHT:
+        found = passed.get(step.name)
+        if step.about:
+            shown = f"{found['day']} | {clock(found['seconds'])}" if found else "not passed | "
+            rows.append(f"| `{step.name}` | {step.about} | {shown} |\n")
+        total += found["seconds"] if found else 0
+    rows.append(f"| all, with the build | | | {clock(total)} |\n")
+    print("".join(rows))
+    page = PAGE.read_text()
+    head, rest = page.split(TABLE_BEGINS)
+    tail = rest.split(TABLE_ENDS)[1]
+    PAGE.write_text(head + TABLE_BEGINS + "".join(rows) + TABLE_ENDS + tail)
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["day"]:
+            is_good = day()
+        case ["night", *first] if len(first) <= 1:
+            is_good = night(*first)
+        case ["slowest"]:
+            is_good = slowest()
+        case _:
+            sys.exit(__doc__)
+    sys.exit(0 if is_good else 1)

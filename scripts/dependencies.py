@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""Keeps the compiled dependencies of debug builds outside of the clone, for the next clone.
+
+  dependencies.py restore   puts them into an empty target/
+  dependencies.py keep      keeps those of target/, instead of any others
+
+Crates of the registry compile to the same in each clone. Those of the workspace are not kept.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TARGET = ROOT / "target" / "debug"
+PARTS = (".fingerprint", "build", "deps")
+CACHE = pathlib.Path(os.environ.get("FENCEPOST_CACHE", pathlib.Path.home() / ".cache/fencepost"))
+# One build has less than 2 GB of them; more are not kept.
+MAX_BYTES = 4 * 1024**3
+
+
+def folder():
+    """Where the dependencies of this lock file and this compiler are."""
+    rustc = subprocess.run(["rustc", "-vV"], check=True, capture_output=True).stdout
+    key = hashlib.sha256(rustc)
+    for file in ("Cargo.lock", "Cargo.toml"):
+        key.update((ROOT / file).read_bytes())
+    return CACHE / "dependencies" / key.hexdigest()[:16]
+
+
+def restore():
+    kept = folder()
+    if not (kept / "complete").exists() or (TARGET / "deps").exists():
+        return
+    for part in PARTS:
+        shutil.copytree(kept / part, TARGET / part, symlinks=True)
+    print(f"dependencies: compiled ones are in {kept}")
+
+
+def of_workspace():
+    """Names that files of the workspace's own crates begin with."""
+    command = "cargo metadata --no-deps --format-version 1 --locked --offline"
+    found = subprocess.run(command.split(), cwd=ROOT, check=True, capture_output=True)
+    names = set()
+    for package in json.loads(found.stdout)["packages"]:
+        names.add(package["name"])
+        names.update(target["name"] for target in package["targets"])
+    return names | {name.replace("-", "_") for name in names}
+
+
+def size(path):
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def keep():
+    kept = folder()
+    if (kept / "complete").exists():
+        return
+    own = of_workspace() | {"build_script_build", "build_script_main"}
+    taken = []
+    for part in PARTS:
+        for path in (TARGET / part).iterdir():
+            # The folder `NAME-HASH`, or the file `libNAME-HASH.rlib` or `NAME-HASH.d`.
+            name = path.name.split(".")[0].rpartition("-")[0]
+            if name and name not in own and name.removeprefix("lib") not in own:
+                taken.append(path)
+    bytes_taken = sum(size(path) for path in taken)
+    if bytes_taken > MAX_BYTES:
+        print(f"dependencies: not kept, {bytes_taken / 1e9:.1f} GB are too many")
+        return
+    shutil.rmtree(kept.parent, ignore_errors=True)
+    for path in taken:
+        copy = kept / path.relative_to(TARGET)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            shutil.copytree(path, copy, symlinks=True)
+        else:
+            shutil.copy2(path, copy)
+    (kept / "complete").touch()
+    print(f"dependencies: kept {bytes_taken / 1e9:.1f} GB in {kept}")
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["restore"]:
+            restore()
+        case ["keep"]:
+            keep()
+        case _:
+            sys.exit(__doc__)

@@ -14,7 +14,7 @@ use reqwest::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::{
-    signal::unix::{SignalKind, signal},
+    signal::unix::{self, SignalKind, signal},
     sync::watch,
     task::JoinSet,
     time::{Instant, sleep, timeout},
@@ -70,6 +70,25 @@ pub struct Worker {
 impl fmt::Debug for Worker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Worker").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// The signals of a worker.
+struct Signals {
+    term: unix::Signal,
+    int: unix::Signal,
+    pause: unix::Signal,
+    resume: unix::Signal,
+}
+
+impl Signals {
+    fn install() -> std::io::Result<Self> {
+        Ok(Self {
+            term: signal(SignalKind::terminate())?,
+            int: signal(SignalKind::interrupt())?,
+            pause: signal(SignalKind::from_raw(Signal::SIGTSTP as i32))?,
+            resume: signal(SignalKind::from_raw(Signal::SIGCONT as i32))?,
+        })
     }
 }
 
@@ -157,7 +176,9 @@ impl Worker {
             "sdk_version": "fencepost-rust/0.2.0", "concurrency": worker.concurrency,
         }));
         worker.client.request::<Value>(Request::post("/v1/workers/register", about)).await?;
-        let signals = tokio::spawn(Arc::clone(&worker).listen());
+        // Before it is ready: a signal that nothing handles ends or stops the process.
+        let signals = Signals::install().map_err(|_| Error::Setup("signals cannot be handled"))?;
+        let signals = tokio::spawn(Arc::clone(&worker).listen(signals));
         let beats = tokio::spawn(Arc::clone(&worker).beat());
         let mut slots = JoinSet::new();
         for _ in 0..worker.concurrency {
@@ -204,17 +225,13 @@ impl Worker {
         first
     }
 
-    async fn listen(self: Arc<Self>) -> std::io::Result<()> {
-        let (mut term, mut int) =
-            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        let mut pause = signal(SignalKind::from_raw(Signal::SIGTSTP as i32))?;
-        let mut resume = signal(SignalKind::from_raw(Signal::SIGCONT as i32))?;
+    async fn listen(self: Arc<Self>, mut signals: Signals) {
         loop {
             tokio::select! {
-                _ = term.recv() => self.stop_or_exit(),
-                _ = int.recv() => self.stop_or_exit(),
-                _ = pause.recv() => self.rest.send_modify(|it| it.by_signal = true),
-                _ = resume.recv() => self.rest.send_modify(|it| it.by_signal = false),
+                _ = signals.term.recv() => self.stop_or_exit(),
+                _ = signals.int.recv() => self.stop_or_exit(),
+                _ = signals.pause.recv() => self.rest.send_modify(|it| it.by_signal = true),
+                _ = signals.resume.recv() => self.rest.send_modify(|it| it.by_signal = false),
             }
         }
     }

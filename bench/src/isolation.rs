@@ -41,8 +41,8 @@ const MARGIN: Duration = Duration::from_secs(2);
 const NICENESS: &str = "10";
 /// The bound: twice the time when it is quiet, or this much more, whichever is larger.
 const MAX_MORE_MS: f64 = 25.0;
-/// An attack that misses the bound this many times in a row has missed it: what else a shared machine
-/// does shows in single measurements.
+/// An attack has missed the bound after this many misses in a row: single measurements also show
+/// what else the machine does.
 const MAX_MEASUREMENTS: usize = 3;
 
 /// The kinds of requests that are timed.

@@ -57,10 +57,7 @@ const SCHEDULES: u32 = 10_000;
 const IDLE_TIME: Duration = Duration::from_secs(8);
 
 #[derive(Debug, Parser)]
-#[command(
-    version,
-    about = "Benchmark a Fencepost server over HTTP: its own `dev`, or a running one"
-)]
+#[command(version, about = "Benchmark a Fencepost server over HTTP: its own, or a running one")]
 struct BenchArgs {
     /// Folder of a running `fencepost dev` to measure [default: start one in a temporary folder]
     #[arg(long, value_name = "DIR")]
@@ -167,13 +164,9 @@ async fn run(args: BenchArgs) -> anyhow::Result<()> {
         return ceiling::serve().await;
     }
     if args.isolation || args.abuse {
-        let time = Duration::from_secs(args.seconds);
-        let selection = isolation::Selection {
-            only: args.only.as_deref(),
-            is_abuse: args.abuse,
-            is_compared: !args.without_comparison,
-        };
-        return isolation::run(&selection, time).await;
+        let (only, is_compared) = (args.only.as_deref(), !args.without_comparison);
+        let selection = isolation::Selection { only, is_abuse: args.abuse, is_compared };
+        return isolation::run(&selection, Duration::from_secs(args.seconds)).await;
     }
     if let (Some(attack), Some(api_key)) = (args.attack, args.api_key.clone()) {
         let attacker = Attacker::of(&Ready::of_running(args.data_dir)?, api_key)?;

@@ -176,7 +176,7 @@ async fn talkative(database_url: &str) -> Talkative {
             .get(format!("{url}/readyz"))
             .send()
             .await
-            .map_or(true, |it| it.status() == 200)
+            .is_ok_and(|answer| answer.status() == 200)
     })
     .await;
     Talkative { child, url, reading }

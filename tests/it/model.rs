@@ -448,8 +448,7 @@ fn with_engine(test: impl AsyncFnOnce(&Engine, &Database)) {
 
 /// A number that the environment asks for.
 fn asked(variable: &str) -> Option<u64> {
-    let text = std::env::var(variable).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{variable} is no number")))
+    std::env::var(variable).ok().map(|text| text.parse().expect("a number"))
 }
 
 #[test]

@@ -19,7 +19,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use uuid::Uuid;
 
 use crate::{
@@ -152,7 +152,7 @@ impl Worker {
     /// Works until SIGTERM, SIGINT, or [`Self::stopping`] is cancelled.
     ///
     /// # Errors
-    /// When the server refuses the worker.
+    /// When the server refuses the worker, or signals cannot be handled.
     pub async fn run(self) -> Result<(), Error> {
         self.run_with(|| ()).await
     }
@@ -160,7 +160,7 @@ impl Worker {
     /// The same; `on_ready` is called when the worker has registered.
     ///
     /// # Errors
-    /// When the server refuses the worker.
+    /// When the server refuses the worker, or signals cannot be handled.
     pub async fn run_with(self, on_ready: impl FnOnce()) -> Result<(), Error> {
         if !(1..=MAX_CONCURRENCY).contains(&self.concurrency) {
             return Err(Error::Setup("concurrency must be between 1 and 100"));
@@ -175,10 +175,14 @@ impl Worker {
             "worker_id": worker.id, "hostname": host(), "pid": std::process::id(),
             "sdk_version": "fencepost-rust/0.2.0", "concurrency": worker.concurrency,
         }));
-        worker.client.request::<Value>(Request::post("/v1/workers/register", about)).await?;
-        // Before it is ready: a signal that nothing handles ends or stops the process.
+        // Before it registers: a signal that nothing handles ends or stops the process.
         let signals = Signals::install().map_err(|_| Error::Setup("signals cannot be handled"))?;
-        let signals = tokio::spawn(Arc::clone(&worker).listen(signals));
+        let signals = AbortOnDropHandle::new(tokio::spawn(Arc::clone(&worker).listen(signals)));
+        let register = Request::post("/v1/workers/register", about);
+        tokio::select! {
+            registered = worker.client.request::<Value>(register) => drop(registered?),
+            () = worker.stopping.cancelled() => return Ok(()),
+        }
         let beats = tokio::spawn(Arc::clone(&worker).beat());
         let mut slots = JoinSet::new();
         for _ in 0..worker.concurrency {

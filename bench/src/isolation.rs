@@ -214,11 +214,11 @@ impl Drop for Attacking {
 /// The attacks to measure.
 #[derive(Debug)]
 pub struct Selection<'a> {
-    /// Those whose name contains it.
+    /// Only attacks whose name contains this text.
     pub only: Option<&'a str>,
-    /// Those of a free account, or else those of another tenant.
+    /// True for attacks of a free account, false for attacks of another tenant.
     pub is_abuse: bool,
-    /// Another tenant's attacks are compared with the same ones by the victim itself.
+    /// True to repeat each attack by the victim itself, for comparison.
     pub is_compared: bool,
 }
 

@@ -92,7 +92,7 @@ fn connections_of_one_address_are_bounded() {
         assert!(!talk().await.1, "one too many");
         drop(open.pop());
         // The server notices that the connection is closed.
-        until("the budget of the connection to be used up", async || talk().await.1).await;
+        until("the server to notice the closed connection", async || talk().await.1).await;
         drop(open);
         server.stop().await;
     });
@@ -352,7 +352,7 @@ fn check_says_what_is_wrong_and_how_to_mend_it() {
 
 #[test]
 fn a_client_that_is_refused_again_and_again_is_told_late() {
-    run(async |t| {
+    run_alone(async |t| {
         let refused = async || {
             let began = Instant::now();
             let request = t.client.get(format!("{}/v1/jobs", t.url)).bearer_auth("junk");

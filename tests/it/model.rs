@@ -48,7 +48,7 @@ use crate::harness::{Database, fresh_database, run_for};
 
 const WORKERS: [&str; 3] = ["ann", "bob", "cy"];
 /// All histories of one test.
-const TIME_LIMIT: Duration = Duration::from_secs(180);
+const TIME_LIMIT: Duration = Duration::from_secs(400);
 const SEEDS: u64 = 10;
 const STEPS: usize = 70;
 const MAX_JOBS: usize = 7;

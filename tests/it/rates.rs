@@ -332,7 +332,7 @@ fn a_project_has_as_many_jobs_waiting_as_its_plan_allows() {
         t.post("/v1/workflows", graph).await.is_error(429, "quota_exceeded");
         let job = t.lease("w").await;
         t.ack(&job, "w", "succeeded").await.is(200);
-        until("the rate to have room", async || {
+        until("room for a waiting job", async || {
             t.post("/v1/jobs", json!({"job_type": "test"})).await.status != 429
         })
         .await;
@@ -390,10 +390,8 @@ fn a_project_with_all_its_queues_stores_jobs_in_these_only() {
         assert_eq!(error["message"], "at most 100000 queues are allowed");
         t.post("/v1/jobs", job("q2")).await.is(201);
         t.database.execute("delete from queue_counts where queue like 'q7%'").await;
-        until("the rate to have room", async || {
-            t.post("/v1/jobs", job("newer")).await.status != 429
-        })
-        .await;
+        until("room for a queue", async || t.post("/v1/jobs", job("newer")).await.status != 429)
+            .await;
     });
 }
 

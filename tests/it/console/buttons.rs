@@ -230,7 +230,7 @@ async fn work_with_webhooks(p: &mut Presser<'_>) {
     sink.next().await;
     let path = format!("/v1/webhooks/{id}");
     let becomes = async |p: &mut Presser<'_>, state: &str| {
-        until(format!("the job to be {state}"), async || p.get(&path).await["state"] == state)
+        until(format!("the endpoint to be {state}"), async || p.get(&path).await["state"] == state)
             .await;
     };
     becomes(p, "disabled").await;

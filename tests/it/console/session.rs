@@ -304,7 +304,7 @@ fn a_password_may_begin_and_end_with_a_space() {
 
 #[test]
 fn a_visitor_without_a_session_stays_on_the_page_with_the_key() {
-    run(async |t| {
+    run_alone(async |t| {
         let mut browser = Browser::new(t, "ada@example.com");
         browser.sign_up("ada@example.com", "Acme").await.says(200, "fp_live_");
         browser.cookies.clear();

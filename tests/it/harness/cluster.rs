@@ -33,8 +33,7 @@ use sqlx::{ConnectOptions, Connection, Executor, PgConnection, postgres::PgConne
 const MAX_LEFTOVERS: i64 = 100;
 /// Where Linux keeps files in memory.
 const MEMORY: &str = "/dev/shm";
-/// The databases of all tests take about 6 GiB. With half of the memory for files, this much is
-/// free on a machine with 20 GiB.
+/// The databases of all tests take about 6 GiB.
 const MEMORY_KIB: u64 = 9 * 1024 * 1024;
 /// Lines of PostgreSQL's log that a test prints which cannot connect.
 const SHOWN_LOG_LINES: usize = 20;
@@ -145,15 +144,27 @@ pub fn home() -> PathBuf {
     static HOME: LazyLock<PathBuf> = LazyLock::new(|| {
         let place = Sha256::digest(env!("CARGO_MANIFEST_DIR").as_bytes());
         let name = format!("fencepost-test-{:02x}{:02x}", place[0], place[1]);
-        let free = Command::new("df").args(["-Pk", MEMORY]).output();
-        let free = free.ok().and_then(|it| {
-            let text = String::from_utf8(it.stdout).ok()?;
-            text.lines().nth(1)?.split_whitespace().nth(3)?.parse::<u64>().ok()
-        });
-        let has_room = free.is_some_and(|it| it >= MEMORY_KIB);
-        Path::new(if has_room { MEMORY } else { "/var/tmp" }).join(name)
+        let in_memory = Path::new(MEMORY).join(&name);
+        match in_memory.exists() || has_memory() {
+            true => in_memory,
+            false => Path::new("/var/tmp").join(name),
+        }
     });
     HOME.clone()
+}
+
+/// Whether files may take this much memory, and it is free.
+fn has_memory() -> bool {
+    let files = Command::new("df").args(["-Pk", MEMORY]).output();
+    let files =
+        files.map_or_else(|_| String::new(), |df| String::from_utf8_lossy(&df.stdout).into());
+    let files = files.lines().nth(1).and_then(|line| line.split_whitespace().nth(3));
+    let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let memory = memory.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let memory = memory.and_then(|text| text.split_whitespace().next());
+    [files, memory]
+        .iter()
+        .all(|kib| kib.and_then(|kib| kib.parse::<u64>().ok()).is_some_and(|kib| kib >= MEMORY_KIB))
 }
 
 async fn clone_template(conn: &mut PgConnection, name: &str, template: &str) {

@@ -266,7 +266,7 @@ pub fn client() -> reqwest::Client {
     client_builder().build().expect("a client")
 }
 
-/// The same, to be changed.
+/// A builder of [`client`], for tests that change a setting.
 pub fn client_builder() -> reqwest::ClientBuilder {
     reqwest::Client::builder().tls_certs_only([])
 }

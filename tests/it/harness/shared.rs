@@ -19,7 +19,7 @@ use sqlx::Connection;
 /// The first of the addresses that requests of tests come from, as the server sees them.
 const FIRST_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 
-/// Says whom the caller speaks for: the server believes this machine.
+/// The header that names the client: the server trusts it from this machine.
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 struct Shared {
@@ -27,7 +27,7 @@ struct Shared {
     database: Database,
 }
 
-/// Runs in a thread of its own: the runtimes of tests end with them.
+/// The server runs in a thread of its own: the runtimes of tests end with them.
 fn shared() -> &'static Shared {
     static SHARED: OnceLock<Shared> = OnceLock::new();
     SHARED.get_or_init(|| {

@@ -135,7 +135,7 @@ fn a_job_that_fails_while_its_workflow_is_cancelled_does_not_survive() {
         };
         // Time for the ack, if nothing holds it back.
         let _ = tokio::time::timeout(AT_ONCE / 4, async {
-            until("the call to fail", async || failing.is_finished()).await;
+            until("the ack to be answered", async || failing.is_finished()).await;
         })
         .await;
         let_go(holder).await;

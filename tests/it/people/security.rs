@@ -247,10 +247,10 @@ fn callbacks_of_a_suspended_project_wait_until_it_is_resumed() {
                         (select id from projects where slug = ";
             t.database.number(&format!("{next}'{slug}')")).await
         };
-        until("the first purge of the other project", async || next("other").await != 0).await;
+        until("the next callback of the other project", async || next("other").await != 0).await;
         assert_eq!(next("main").await, 0, "a pass serves both, by the order of their ids");
         t.database.execute("update projects set suspended_at = null").await;
-        until("the first purge of the main project", async || next("main").await != 0).await;
+        until("the next callback of the main project", async || next("main").await != 0).await;
         server.stop().await;
     });
 }

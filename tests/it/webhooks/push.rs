@@ -323,7 +323,10 @@ fn a_job_is_explained_by_its_failing_push_unless_a_worker_polls() {
         let poll = json!({"worker_id": "w", "queues": ["functions"], "capacity": 1});
         let taken = t.polled(poll).await.remove(0);
         let left = if taken["id"] == first.as_str() { &second } else { &first };
-        until("the push to work", async || explained(left).await["reason"] != "push_failing").await;
+        until("the job to have another reason", async || {
+            explained(left).await["reason"] != "push_failing"
+        })
+        .await;
     });
 }
 

@@ -27,6 +27,7 @@ RESULTS = ROOT / "target" / "checks"
 STEP_TIMES, TEST_TIMES = RESULTS / "steps.tsv", RESULTS / "tests.tsv"
 # What has passed at night, by the code that passed. It outlives the clone.
 NIGHTS = pathlib.Path("/var/tmp/fencepost-nights")
+MAX_NIGHTS = 5
 PAGE = ROOT / "docs" / "proof.md"
 TABLE_BEGINS, TABLE_ENDS = "<!-- night begins -->\n", "<!-- night ends -->\n"
 
@@ -37,7 +38,7 @@ SHOWN_SLOWEST = 20
 # Clippy's driver also compiles: lints and code come from one pass of the compiler. It is named on
 # the command line, since tests compile programs of users, which must not inherit it.
 CARGO = 'cargo {} --config build.rustc-workspace-wrapper=\\"clippy-driver\\" --locked --workspace'
-BUILD, TEST = CARGO.format("build"), CARGO.format("test")
+TEST = CARGO.format("test")
 LINTS = {"CLIPPY_ARGS": "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__"}
 # Many tests wait, so two cores have time for three.
 IT = f"{TEST} --test it -- --test-threads 3"
@@ -50,14 +51,18 @@ BENCH = "target/release/fencepost-bench --without-comparison --seconds 6"
 
 @dataclasses.dataclass
 class Step:
-    """A command of the shell that runs after others."""
+    """A command of the shell."""
 
     name: str
     command: str
+    # It runs once these have passed, and not at all if one has failed.
     after: tuple = ()
     lane: str = "main"
     env: dict = dataclasses.field(default_factory=dict)
+    # What the table of the night says. Steps without it prepare others, and run each time.
     about: str = ""
+    # It runs once these have ended: both need the same files, or all of the machine.
+    apart_from: tuple = ()
 
 
 PREPARE = [
@@ -79,7 +84,6 @@ DAY = PREPARE + [
     Step("it", IT, ("build", "install", "deny", "openapi")),
     Step("chaos", f"{TEST} --test run", ("build", "install")),
     Step("e2e", "sh scripts/e2e.sh", ("build", "browser")),
-    Step("clean", "make --no-print-directory clean-test", ("it",), "side"),
 ]
 
 NIGHT = PREPARE + [
@@ -102,24 +106,29 @@ NIGHT = PREPARE + [
          about="schedules of every second on nodes that are killed, 5 rounds of 60 s"),
     Step("chaos", f"for seed in 1 2 3; do {CHAOS} run --seed $seed --seconds 60 || exit 1; done; "
          f"{CHAOS} run --seconds 60 && {CHAOS} run --seconds 60",
-         ("build", "model", "install-chaos"),
+         ("build", "install-chaos"), apart_from=("model",),
          about="clients and faults, with three fixed seeds and two new ones, 60 s each"),
     Step("mutants", f"{CHAOS} mutants --results docs/proof.jsonl && "
          f"{CHAOS} page --results docs/proof.jsonl --page docs/proof.md",
-         ("build", "model", "install-chaos"), about="every planted bug is caught"),
+         ("build", "install-chaos"), apart_from=("model",), about="every planted bug is caught"),
     Step("upgrade", "sh scripts/upgrade.sh", ("build", "install-chaos"),
          about="nodes of the last release and of this code on one database, 120 s of faults"),
-    Step("clients", "bash scripts/clients.sh", ("install",),
+    # These two build the server without its fail points.
+    Step("clients", "sh scripts/setup.sh clients && bash scripts/clients.sh", ("install",),
+         apart_from=("chaos", "mutants", "upgrade"),
          about="clients of six generators work a job each"),
-    Step("fuzz", "sh scripts/fuzz.sh", ("install",),
+    Step("fuzz", "sh scripts/fuzz.sh", ("install",), apart_from=("chaos", "mutants", "upgrade"),
          about="20,000 valid and invalid requests made from the OpenAPI file"),
     Step("documentation", "cargo doc --locked --workspace --no-deps --document-private-items",
          ("restore",), env={"RUSTDOCFLAGS": "-D warnings"},
          about="the API reference of all crates, without warnings"),
     Step("lints", "cargo clippy --locked -p fencepost -- -D warnings", ("restore",),
          about="the server as it is released, without fail points"),
-    Step("release", "cargo build --locked --release -p fencepost -p fencepost-bench",
-         env=RELEASE, about="a release without link-time optimisation"),
+    # Databases in memory would slow the measurements down.
+    Step("clean", "make --no-print-directory clean-test",
+         apart_from=("long-tests", "histories", "deadlocks", "soak")),
+    Step("release", "cargo build --locked --release -p fencepost -p fencepost-bench", ("clean",),
+         env=RELEASE),
     Step("isolation", f"{BENCH} --isolation", ("release",),
          about="ten attacks by another tenant stay within the bound"),
     Step("abuse", f"{BENCH} --abuse", ("release",),
@@ -137,9 +146,16 @@ class Run:
         self.running = {}
         self.ended = set()
         self.failed = set()
+        self.dropped = set()
 
     def results(self):
         """Each step as it ends, with whether it passed and its seconds."""
+        try:
+            yield from self.ends()
+        finally:
+            self.stop()
+
+    def ends(self):
         while self.waiting or self.running:
             for step in [step for step in self.waiting if self.may_start(step)]:
                 if step.lane not in self.running:
@@ -151,17 +167,17 @@ class Run:
                 del self.running[lane]
                 self.ended.add(step.name)
                 has_passed = process.returncode == 0
+                show_end(step, has_passed)
                 if not has_passed:
-                    show_failure(step)
                     self.drop_those_after(step)
                 yield step, has_passed, time.monotonic() - since
                 if not has_passed and self.stops_at_failure:
-                    self.stop()
                     return
             time.sleep(0.1)
 
     def may_start(self, step):
-        return all(name in self.ended or name not in self.names for name in step.after)
+        awaited = self.names.intersection(step.after + step.apart_from)
+        return awaited <= self.ended | self.dropped
 
     def drop_those_after(self, failed):
         self.failed.add(failed.name)
@@ -169,12 +185,14 @@ class Run:
             if step in self.waiting:
                 say(f"{step.name} is not run, since {failed.name} failed")
                 self.waiting.remove(step)
+                self.dropped.add(step.name)
                 self.drop_those_after(step)
 
     def stop(self):
         for _, process, _ in self.running.values():
             os.killpg(process.pid, signal.SIGTERM)
             process.wait()
+        self.running.clear()
 
 
 def log_of(step):
@@ -184,7 +202,7 @@ def log_of(step):
 def start(step):
     say(f"{step.name}: {step.command}")
     own = {name: today() if value == "@day" else value for name, value in step.env.items()}
-    env = {**os.environ, **LINTS, "FENCEPOST_TEST_TIMES": str(TEST_TIMES), **own}
+    env = {**os.environ, **LINTS, **own}
     # Only the main lane writes to the terminal: two at once cannot be read.
     out = None if step.lane == "main" else log_of(step).open("w")
     return subprocess.Popen(
@@ -193,10 +211,12 @@ def start(step):
     )
 
 
-def show_failure(step):
-    if step.lane != "main":
-        print(log_of(step).read_text(errors="replace"), flush=True)
-    say(f"{step.name} FAILED")
+def show_end(step, has_passed):
+    lines = log_of(step).read_text(errors="replace").splitlines() if step.lane != "main" else []
+    for line in lines[-1:] if has_passed else lines:
+        print(line, flush=True)
+    if not has_passed:
+        say(f"{step.name} FAILED")
 
 
 def say(text):
@@ -215,11 +235,16 @@ def today():
 def day():
     shutil.rmtree(RESULTS, ignore_errors=True)
     RESULTS.mkdir(parents=True)
+    os.environ["FENCEPOST_TEST_TIMES"] = str(TEST_TIMES)
     began, rows = time.monotonic(), []
-    for step, has_passed, seconds in Run(DAY, stops_at_failure=True).results():
-        rows.append((step.name, has_passed, seconds))
+    try:
+        for step, has_passed, seconds in Run(DAY, stops_at_failure=True).results():
+            rows.append((step.name, has_passed, seconds))
+            with STEP_TIMES.open("a") as file:
+                file.write(f"{seconds:.1f}\t{step.name}\n")
+    finally:
+        delete_databases()
     took, is_good = time.monotonic() - began, all(row[1] for row in rows)
-    STEP_TIMES.write_text("".join(f"{seconds:.1f}\t{name}\n" for name, _, seconds in rows))
     for name, has_passed, seconds in rows:
         say(f"{clock(seconds):>6}  {name}{'' if has_passed else '  FAILED'}")
     say(f"{clock(took):>6}  in all: {'passed' if is_good else 'FAILED'}")
@@ -228,7 +253,14 @@ def day():
     return is_good
 
 
+def delete_databases():
+    """They are in memory, which nothing else frees."""
+    subprocess.run(["make", "--no-print-directory", "clean-test"], cwd=ROOT, check=False)
+
+
 def slowest():
+    if not TEST_TIMES.exists():
+        sys.exit("no tests ran here: run `make test` first")
     for file, what in ((STEP_TIMES, "step"), (TEST_TIMES, "test of `it`")):
         rows = [line.split("\t") for line in file.read_text().splitlines()]
         rows.sort(key=lambda row: -float(row[0]))
@@ -248,7 +280,9 @@ def code():
     """A name for the code of this clone, whatever its documents say."""
     tracked = [line for line in git("ls-tree", "-r", "HEAD").splitlines() if is_code(line)]
     changed = git("diff", "HEAD", "--", ".", ":!docs", ":!*.md")
-    text = "\n".join(tracked) + changed
+    others = git("ls-files", "--others", "--exclude-standard").splitlines()
+    new = [git("hash-object", path) + path for path in others if is_code("\t" + path)]
+    text = "\n".join(tracked + new) + changed
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -263,31 +297,50 @@ def night(first=None):
         sys.exit(f"there is no step {first}: {', '.join(names)}")
     RESULTS.mkdir(parents=True, exist_ok=True)
     state = NIGHTS / f"{code()}.json"
-    for other in NIGHTS.glob("*.json"):
-        if other != state:
-            other.unlink()
+    NIGHTS.mkdir(parents=True, exist_ok=True)
+    newest_first = sorted(NIGHTS.glob("*.json"), key=lambda file: -file.stat().st_mtime)
+    for old in newest_first[MAX_NIGHTS:]:
+        old.unlink()
     passed = json.loads(state.read_text()) if state.exists() else {}
-    steps = list(PREPARE)
-    for step in NIGHT[len(PREPARE):]:
-        is_asked = first is None or names.index(step.name) >= names.index(first)
-        if is_asked and (first is not None or step.name not in passed):
-            steps.append(step)
+    if first is None:
+        asked = [step for step in NIGHT if step.about and step.name not in passed]
+    else:
+        asked = [step for step in NIGHT[names.index(first):] if step.about]
     has_failed = False
-    for step, has_passed, seconds in Run(steps, stops_at_failure=False).results():
-        has_failed = has_failed or not has_passed
-        passed.pop(step.name, None)
-        if has_passed:
-            passed[step.name] = {"seconds": seconds, "day": str(datetime.date.today())}
-        NIGHTS.mkdir(parents=True, exist_ok=True)
-        state.write_text(json.dumps(passed))
-        say(f"{clock(seconds):>6}  {step.name}{'' if has_passed else '  FAILED'}")
-    write_table(passed)
+    try:
+        for step, has_passed, seconds in Run(with_preparation(asked), False).results():
+            has_failed = has_failed or not has_passed
+            passed.pop(step.name, None)
+            if has_passed:
+                passed[step.name] = {"seconds": seconds, "day": str(datetime.date.today())}
+            part = state.with_suffix(".part")
+            part.write_text(json.dumps(passed))
+            part.replace(state)
+            say(f"{clock(seconds):>6}  {step.name}{'' if has_passed else '  FAILED'}")
+    finally:
+        delete_databases()
+        write_table(passed)
     return not has_failed
+
+
+def with_preparation(steps):
+    """These steps, and those that they come after, in the order of the night."""
+    needed, names = {step.name for step in steps}, set()
+    while needed != names:
+        names = set(needed)
+        needed.update(name for step in NIGHT if step.name in names for name in step.after)
+    return [step for step in NIGHT if step.name in needed]
+
+
+def code_is_committed():
+    changed = git("status", "--porcelain").splitlines()
+    return not any(is_code("\t" + line[3:]) for line in changed)
 
 
 def write_table(passed):
     """Prints the table of the night, and writes it into the page."""
     commit = git("rev-parse", "--short", "HEAD").strip()
+    commit += "" if code_is_committed() else ", with changes"
     rows = [f"| step at {commit} | what it does | day | min:s |\n", "|---|---|---|---:|\n"]
     total = 0
     for step in NIGHT:
@@ -305,6 +358,8 @@ def write_table(passed):
 
 
 if __name__ == "__main__":
+    # Ends the steps, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     match sys.argv[1:]:
         case ["day"]:
             is_good = day()

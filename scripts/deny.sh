@@ -50,9 +50,11 @@ work=$PWD/target/advisories
 mkdir -p "$work"
 # Outside of the clone, by version. Not optimised: it compiles in a third of the time, and runs for
 # seconds.
-tools=${FENCEPOST_CACHE:-$HOME/.cache/fencepost}/cargo-deny-$VERSION
+cache=${FENCEPOST_CACHE:-$HOME/.cache/fencepost}
+tools=$cache/cargo-deny-$VERSION
 if [ ! -x "$tools/bin/cargo-deny" ]; then
     say "installing cargo-deny $VERSION"
+    rm -rf "$cache"/cargo-deny-*
     cargo install --locked --quiet --debug --root "$tools" "cargo-deny@$VERSION" ||
         fail "cargo-deny could not be installed"
 fi

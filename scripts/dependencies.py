@@ -7,6 +7,7 @@
 Crates of the registry compile to the same in each clone. Those of the workspace are not kept.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -34,11 +35,14 @@ def folder():
 
 def restore():
     kept = folder()
-    if not (kept / "complete").exists() or (TARGET / "deps").exists():
+    if not kept.exists() or TARGET.exists():
         return
-    for part in PARTS:
-        shutil.copytree(kept / part, TARGET / part, symlinks=True)
-    print(f"dependencies: compiled ones are in {kept}")
+    # Under another name until it is complete: Cargo trusts what it finds.
+    part = TARGET.with_name("debug.part")
+    shutil.rmtree(part, ignore_errors=True)
+    shutil.copytree(kept, part, symlinks=True)
+    part.rename(TARGET)
+    print(f"dependencies: compiled ones are those of {kept}")
 
 
 def of_workspace():
@@ -59,7 +63,7 @@ def size(path):
 
 def keep():
     kept = folder()
-    if (kept / "complete").exists():
+    if kept.exists():
         return
     own = of_workspace() | {"build_script_build", "build_script_main"}
     taken = []
@@ -74,22 +78,27 @@ def keep():
         print(f"dependencies: not kept, {bytes_taken / 1e9:.1f} GB are too many")
         return
     shutil.rmtree(kept.parent, ignore_errors=True)
+    part = kept.with_name("part")
     for path in taken:
-        copy = kept / path.relative_to(TARGET)
+        copy = part / path.relative_to(TARGET)
         copy.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             shutil.copytree(path, copy, symlinks=True)
         else:
             shutil.copy2(path, copy)
-    (kept / "complete").touch()
+    part.rename(kept)
     print(f"dependencies: kept {bytes_taken / 1e9:.1f} GB in {kept}")
 
 
 if __name__ == "__main__":
-    match sys.argv[1:]:
-        case ["restore"]:
-            restore()
-        case ["keep"]:
-            keep()
-        case _:
-            sys.exit(__doc__)
+    commands = {"restore": restore, "keep": keep}
+    if len(sys.argv) != 2 or sys.argv[1] not in commands:
+        sys.exit(__doc__)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    try:
+        with (CACHE / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            commands[sys.argv[1]]()
+    except OSError as error:
+        # Without them a build takes longer, and no more than that.
+        print(f"dependencies: {error}")

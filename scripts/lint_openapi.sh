@@ -11,13 +11,17 @@ say() { printf 'openapi: %s\n' "$*" >&2; }
 
 # Outside of the clone, by version: they are the same for each.
 version=$(sha256sum "$rules/package-lock.json" | cut -c1-16)
-tools=${FENCEPOST_CACHE:-$HOME/.cache/fencepost}/openapi-$version
-if [ ! -e "$tools/complete" ]; then
+cache=${FENCEPOST_CACHE:-$HOME/.cache/fencepost}
+tools=$cache/openapi-$version
+if [ ! -e "$tools" ]; then
     say "installing Redocly and Spectral"
-    mkdir -p "$tools"
-    cp "$rules/package.json" "$rules/package-lock.json" "$tools"
-    npm --prefix "$tools" ci --no-audit --no-fund --ignore-scripts >"$log" 2>&1 || { cat "$log" >&2; exit 1; }
-    touch "$tools/complete"
+    rm -rf "$cache"/openapi-*
+    mkdir -p "$cache"
+    part=$(mktemp -d "$cache/openapi-XXXXXX")
+    cp "$rules/package.json" "$rules/package-lock.json" "$part"
+    npm --prefix "$part" ci --no-audit --no-fund --ignore-scripts >"$log" 2>&1 ||
+        { cat "$log" >&2; exit 1; }
+    mv -T "$part" "$tools"
 fi
 # The document of the last release was checked then.
 documents=$(ls openapi/*.json | grep -v /released.json)

@@ -1,11 +1,15 @@
 #!/bin/sh
 # Runs clients and faults for two minutes against nodes of the last release and of this code, which
 # share one database. The last release is the commit that last changed migrations/released.
-# Requires target/debug/fencepost-chaos.
+# Requires target/debug/fencepost and target/debug/fencepost-chaos, built with the workspace.
 set -eu
 cd "$(dirname "$0")/.."
 SECONDS_OF_FAULTS=120
 
+[ "$(git rev-parse --is-shallow-repository)" = false ] || {
+    echo "upgrade: the last release is not in this shallow clone" >&2
+    exit 1
+}
 commit=$(git log -1 --format=%H -- migrations/released)
 place=$PWD/target/previous
 if [ "$(cat "$place/commit" 2>/dev/null)" != "$commit" ]; then

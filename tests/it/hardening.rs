@@ -17,7 +17,7 @@ use fencepost::{
 use crate::{
     harness::{
         LoneProject, Proxy, Reply, Stage, TestProject, TestServer, eventually, fresh_database,
-        limited, redis_url, repeatedly, run, until, until_ready,
+        limited, redis_url, repeatedly, run, run_alone, until, until_ready,
     },
     people::{PASSWORD, post_from},
 };

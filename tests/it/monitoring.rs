@@ -240,15 +240,7 @@ fn what_the_operator_scrapes_is_well_formed_and_complete() {
         let database = fresh_database().await;
         let mut node = NodeProcess::start(&database);
         node.until_ready().await;
-        let url = format!("http://127.0.0.1:{}/metrics", node.operator_port);
-        let text = crate::harness::client()
-            .get(url)
-            .send()
-            .await
-            .expect("an answer")
-            .text()
-            .await
-            .expect("text");
+        let text = node.metrics().await;
         let file = scratch("metrics").join("metrics.txt");
         std::fs::write(&file, &text).expect("it is written");
         let sh = format!("promtool check metrics < {}", file.display());
@@ -262,15 +254,7 @@ fn what_the_operator_scrapes_is_well_formed_and_complete() {
 
 /// The value of a metric, as a scrape shows it.
 async fn scraped(node: &NodeProcess, series: &str) -> Option<f64> {
-    let url = format!("http://127.0.0.1:{}/metrics", node.operator_port);
-    let text = crate::harness::client()
-        .get(url)
-        .send()
-        .await
-        .expect("an answer")
-        .text()
-        .await
-        .expect("text");
+    let text = node.metrics().await;
     let line = text.lines().find_map(|it| it.strip_prefix(series)?.strip_prefix(' '));
     line.map(|it| it.trim().parse().expect("a number"))
 }

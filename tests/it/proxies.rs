@@ -115,15 +115,7 @@ async fn work(t: &TestProject, number: usize, given: &Mutex<HashMap<String, Vec<
 }
 
 async fn parked(node: &NodeProcess) -> usize {
-    let url = format!("http://127.0.0.1:{}/metrics", node.operator_port);
-    let text = crate::harness::client()
-        .get(url)
-        .send()
-        .await
-        .expect("an answer")
-        .text()
-        .await
-        .expect("text");
+    let text = node.metrics().await;
     let line = text.lines().find_map(|it| it.strip_prefix("fencepost_polls_parked "));
     line.and_then(|it| it.parse::<f64>().ok()).unwrap_or(0.0) as usize
 }

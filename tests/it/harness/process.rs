@@ -108,6 +108,13 @@ impl NodeProcess {
         format!("http://127.0.0.1:{}", self.port)
     }
 
+    /// Its metrics, as an operator scrapes them.
+    pub async fn metrics(&self) -> String {
+        let url = format!("http://127.0.0.1:{}/metrics", self.operator_port);
+        let answer = client().get(url).send().await.expect("an answer");
+        answer.text().await.expect("text")
+    }
+
     /// Waits until it can serve.
     pub async fn until_ready(&mut self) {
         let url = self.url();

@@ -31,14 +31,15 @@ MAX_NIGHTS = 5
 PAGE = ROOT / "docs" / "proof.md"
 TABLE_BEGINS, TABLE_ENDS = "<!-- night begins -->\n", "<!-- night ends -->\n"
 
-# Machines differ by a factor of two, so a slow run is said and does not fail.
+# Machines differ by a factor of two, so a slow run is reported and does not fail.
 WARN_ABOVE_SECONDS = 36 * 60
 SHOWN_SLOWEST = 20
+# The pause between two looks at running steps.
+LOOK_SECONDS = 0.1
 
 # Clippy's driver also compiles: lints and code come from one pass of the compiler. It is named on
 # the command line, since tests compile programs of users, which must not inherit it.
-CARGO = 'cargo {} --config build.rustc-workspace-wrapper=\\"clippy-driver\\" --locked --workspace'
-TEST = CARGO.format("test")
+TEST = 'cargo test --config build.rustc-workspace-wrapper=\\"clippy-driver\\" --locked --workspace'
 LINTS = {"CLIPPY_ARGS": "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__"}
 # Many tests wait, so two cores have time for three.
 IT = f"{TEST} --test it -- --test-threads 3"
@@ -148,8 +149,8 @@ class Run:
         self.stops_at_failure = stops_at_failure
         self.running = {}
         self.ended = set()
+        # Steps that failed, or were not run since an earlier one failed.
         self.failed = set()
-        self.dropped = set()
 
     def results(self):
         """Each step as it ends, with whether it passed and its seconds."""
@@ -176,20 +177,20 @@ class Run:
                 yield step, has_passed, time.monotonic() - since
                 if not has_passed and self.stops_at_failure:
                     return
-            time.sleep(0.1)
+            time.sleep(LOOK_SECONDS)
 
     def may_start(self, step):
         awaited = self.names.intersection(step.after + step.apart_from)
-        return awaited <= self.ended | self.dropped
+        return awaited <= self.ended | self.failed
 
     def drop_those_after(self, failed):
         self.failed.add(failed.name)
-        for step in [step for step in self.waiting if self.failed.intersection(step.after)]:
-            if step in self.waiting:
+        # One pass is enough: steps are listed after those that they come after.
+        for step in list(self.waiting):
+            if self.failed.intersection(step.after):
                 say(f"{step.name} is not run, since {failed.name} failed")
                 self.waiting.remove(step)
-                self.dropped.add(step.name)
-                self.drop_those_after(step)
+                self.failed.add(step.name)
 
     def stop(self):
         for _, process, _ in self.running.values():

@@ -48,8 +48,7 @@ check_advisories() {
 
 work=$PWD/target/advisories
 mkdir -p "$work"
-# Outside of the clone, by version. Not optimised: it compiles in a third of the time, and runs for
-# seconds.
+# Outside of the clone, by version. Not optimised, since it runs for seconds.
 cache=${FENCEPOST_CACHE:-$HOME/.cache/fencepost}
 tools=$cache/cargo-deny-$VERSION
 if [ ! -x "$tools/bin/cargo-deny" ]; then

@@ -65,7 +65,7 @@ def keep():
     kept = folder()
     if kept.exists():
         return
-    own = of_workspace() | {"build_script_build", "build_script_main"}
+    own = of_workspace()
     taken = []
     for part in PARTS:
         for path in (TARGET / part).iterdir():

@@ -240,7 +240,7 @@ pub async fn run(selection: &Selection<'_>, time: Duration) -> anyhow::Result<()
         }
         let mut is_held = false;
         for _ in 0..MAX_MEASUREMENTS {
-            is_held = measured(*attack, &name, true, time).await?;
+            is_held = measure_and_print(*attack, &name, true, time).await?;
             if is_held {
                 break;
             }
@@ -250,7 +250,7 @@ pub async fn run(selection: &Selection<'_>, time: Duration) -> anyhow::Result<()
         }
         // A free account has no comparison by the victim itself.
         if is_compared && !is_abuse {
-            measured(*attack, &name, false, time).await?;
+            measure_and_print(*attack, &name, false, time).await?;
         }
     }
     ensure!(missed.is_empty(), "the bound was missed each time: {}", missed.join(", "));
@@ -258,7 +258,7 @@ pub async fn run(selection: &Selection<'_>, time: Duration) -> anyhow::Result<()
 }
 
 /// Measures an attack and prints its row. Returns whether the bound was held.
-async fn measured(
+async fn measure_and_print(
     attack: Attack,
     name: &str,
     by_another: bool,

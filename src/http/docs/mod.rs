@@ -161,7 +161,7 @@ impl Site {
         router
     }
 
-    fn serve<S: Clone + Send + Sync + 'static>(&self, page: &DocsPage) -> MethodRouter<S> {
+    fn serve(&self, page: &DocsPage) -> MethodRouter {
         let html = SITE
             .replace("{title} · Fencepost", &full_title(&page.title))
             .replace("{contents}", &self.contents(&page.path))

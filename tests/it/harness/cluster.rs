@@ -138,8 +138,8 @@ fn end_of_log() -> String {
     lines[lines.len().saturating_sub(SHOWN_LOG_LINES)..].join("\n")
 }
 
-/// The folder of this checkout's tests: in memory if there is room, since making and deleting the
-/// files of a database costs more than half of the time on a disk.
+/// The folder of this checkout's tests: in memory if there is room. On a disk, deleting the databases
+/// of a run took most of a minute.
 pub fn home() -> PathBuf {
     static HOME: LazyLock<PathBuf> = LazyLock::new(|| {
         let place = Sha256::digest(env!("CARGO_MANIFEST_DIR").as_bytes());
@@ -153,7 +153,7 @@ pub fn home() -> PathBuf {
     HOME.clone()
 }
 
-/// Whether files may take this much memory, and it is free.
+/// True if files may take this much memory, and it is free.
 fn has_memory() -> bool {
     let files = Command::new("df").args(["-Pk", MEMORY]).output();
     let files =

@@ -108,7 +108,7 @@ impl NodeProcess {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    /// Its metrics, as an operator scrapes them.
+    /// Reads the metrics of the node, as an operator scrapes them.
     pub async fn metrics(&self) -> String {
         let url = format!("http://127.0.0.1:{}/metrics", self.operator_port);
         let answer = client().get(url).send().await.expect("an answer");

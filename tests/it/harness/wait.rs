@@ -13,7 +13,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const MAX_PAUSE: Duration = Duration::from_millis(160);
 /// A wait, or a test, that lasts longer is named on standard error while it lasts.
 pub const NAMED_AFTER: Duration = Duration::from_secs(10);
-/// A wait that lasts longer has failed. On a machine with two more busy programs, none took half.
+/// A wait that lasts longer has failed.
 const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
 /// Looks until there is an answer, and returns it. `what` completes "waited for".

@@ -311,14 +311,14 @@ fn a_job_is_explained_by_its_failing_push_unless_a_worker_polls() {
         let first = enqueue(t, json!({})).await;
         sink.next().await;
         let explained = async |id: &str| t.get(&format!("/v1/jobs/{id}/explain")).await.is(200);
-        let told = eventually("the push to be shown as failing", async || {
-            let told = explained(&first).await;
-            (told["reason"] == "push_failing").then_some(told)
+        let explanation = eventually("the push to be shown as failing", async || {
+            let explanation = explained(&first).await;
+            (explanation["reason"] == "push_failing").then_some(explanation)
         })
         .await;
-        let summary = told["summary"].as_str().expect("a text");
+        let summary = explanation["summary"].as_str().expect("a text");
         assert!(summary.ends_with(": http_503"), "{summary}");
-        assert_eq!(told["waiting_for"], "worker");
+        assert_eq!(explanation["waiting_for"], "worker");
         let second = enqueue(t, json!({})).await;
         let poll = json!({"worker_id": "w", "queues": ["functions"], "capacity": 1});
         let taken = t.polled(poll).await.remove(0);

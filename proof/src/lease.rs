@@ -179,10 +179,10 @@ impl Protocol {
         }
     }
 
-    /// The same with two attempts and no retry by a person.
+    /// The same with two attempts, one poll of each worker, and no retry by a person.
     #[must_use]
     pub const fn one_job_quickly() -> Self {
-        Self { attempts: 2, retries: 0, ..Self::one_job() }
+        Self { attempts: 2, polls: 1, retries: 0, ..Self::one_job() }
     }
 
     /// One job, while a standby takes over that lacks the last statements.
@@ -199,16 +199,22 @@ impl Protocol {
         }
     }
 
+    /// The same with one attempt, and a dead letter after one failure.
+    #[must_use]
+    pub const fn promotion_quickly() -> Self {
+        Self { attempts: 1, max_failures: 1, ..Self::promotion() }
+    }
+
     /// Two jobs, followed less far.
     #[must_use]
     pub const fn two_jobs() -> Self {
         Self { jobs: 2, attempts: 2, polls: 1, retries: 0, heartbeats: false, ..Self::one_job() }
     }
 
-    /// The same with less time, and a dead letter after one failure.
+    /// The same with one attempt, less time, and a dead letter after one failure.
     #[must_use]
     pub const fn two_jobs_quickly() -> Self {
-        Self { ticks: 1, max_failures: 1, ..Self::two_jobs() }
+        Self { attempts: 1, ticks: 1, max_failures: 1, ..Self::two_jobs() }
     }
 
     /// What a broken variant needs to show itself.
@@ -257,6 +263,14 @@ impl Model for Protocol {
         if self.jobs > 1 {
             all.push(Property::sometimes("a poll gets two leases", |_, it: &State| {
                 it.event == Some(Event::SecondLease)
+            }));
+        }
+        // One worker is left with a lease that has ended, and the other gets the next attempt; or
+        // both get the same one, on both sides of a promotion.
+        if self.attempts > 1 || self.promotes {
+            all.push(Property::sometimes("two workers believe in one job", |_, it: &State| {
+                let mut jobs = it.workers.iter().filter_map(Worker::job);
+                jobs.next().is_some_and(|first| jobs.any(|it| it == first))
             }));
         }
         all
@@ -321,9 +335,5 @@ fn sometimes() -> Vec<Property<Protocol>> {
             is(it, Event::LateRelease)
         }),
         Property::sometimes("a lease is reaped", |_, it: &State| is(it, Event::Reaped)),
-        Property::sometimes("two workers believe in one job", |_, it: &State| {
-            let mut jobs = it.workers.iter().filter_map(Worker::job);
-            jobs.next().is_some_and(|first| jobs.any(|it| it == first))
-        }),
     ]
 }

@@ -2,12 +2,12 @@
 
 use std::{ops::Deref, sync::Arc};
 
+use fencepost_domain::limits::MAX_STREAMS;
 use tokio::sync::Semaphore;
 
 use crate::{
     accounts::Accounts,
     credentials::{Credentials, LocalPermits, Newcomers, UsedKeys, bodies::Bodies},
-    domain::limits::MAX_STREAMS,
     engine::Engine,
     outbound::Outbound,
     redis_bus::Bus,

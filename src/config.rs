@@ -12,13 +12,13 @@ use std::{
 
 use anyhow::Context;
 use clap::Args;
+use fencepost_domain::plan::{self, Plans};
 use ipnet::IpNet;
 use secrecy::SecretString;
 
 pub use self::stores::{DatabaseArgs, MasterKeyArgs, RedisArgs, RedisPlace, RoleArgs, read_secret};
 
 use self::stores::secret;
-use crate::domain::plan::{self, Plans};
 
 /// Who may sign up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

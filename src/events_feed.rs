@@ -14,9 +14,9 @@ use std::{
 
 use tokio::sync::{Notify, broadcast};
 
-use crate::{
-    domain::limits,
+use fencepost_domain::{
     ids::{EventId, JobId, ProjectId},
+    limits,
 };
 
 /// Events that a slow listener may lag behind; then it is told that it has missed some.

@@ -7,13 +7,16 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use fencepost_domain::{
+    error::chain,
+    limits::{AUDIT_KEEP_DAYS, SECURITY_LOG_KEEP_DAYS, UNUSED_ACCOUNT_DAYS},
+};
 use metrics::{counter, gauge, histogram};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     accounts::token::KEY_SETTLE_SECONDS,
     app::App,
-    domain::limits::{AUDIT_KEEP_DAYS, SECURITY_LOG_KEEP_DAYS, UNUSED_ACCOUNT_DAYS},
     engine::{
         Engine,
         alarms::Alarms,
@@ -34,7 +37,6 @@ use crate::{
         },
         workers,
     },
-    error::chain,
     store::{deadline::bounded_query, stored_bytes, sweep::purge},
     telemetry,
     wakeups::BackgroundTask,

@@ -135,7 +135,7 @@ impl Smtp {
                 // The server's message may name the recipient: it is not logged.
                 let status = error.status().map(u16::from);
                 tracing::warn!(smtp.status = status, "mail was not accepted");
-                let message = crate::error::chain(&error);
+                let message = fencepost_domain::error::chain(&error);
                 let mut words = message.split(|it: char| it.is_whitespace() || it == '-');
                 match error.is_permanent() && words.any(|it| REFUSALS.contains(&it)) {
                     true => Outcome::Refused,

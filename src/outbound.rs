@@ -11,6 +11,7 @@ use std::{
 
 use anyhow::{Context, ensure};
 use bytes::Bytes;
+use fencepost_domain::outbound::Allowed;
 use http_body_util::{BodyExt, Full};
 use hyper::{
     Request, Response,
@@ -35,7 +36,7 @@ use self::{
     addresses::{NameServers, NoNameServers, Resolver},
     connect::{HttpClient, ProxyConnector},
 };
-use crate::{config::OutboundArgs, domain::outbound::Allowed};
+use crate::config::OutboundArgs;
 
 pub use self::{addresses::Lookup, connect::Proxy};
 

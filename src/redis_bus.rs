@@ -14,6 +14,7 @@ use std::{
 };
 
 use anyhow::Context;
+use fencepost_domain::ids::NodeId;
 use futures_util::StreamExt;
 use metrics::{counter, gauge};
 use redis::{FromRedisValue, RedisResult, ScriptInvocation};
@@ -25,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use self::connection::{RESPONSE_TIMEOUT, Servers};
-use crate::{config::RedisPlace, ids::NodeId, telemetry};
+use crate::{config::RedisPlace, telemetry};
 
 /// Default budget of a call, after which the caller continues without Redis.
 pub const DEFAULT_BUDGET: Duration = Duration::from_millis(25);

@@ -3,6 +3,7 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::Context;
+use fencepost_domain::{ids::TickKey, plan::Plans};
 use futures_util::{FutureExt, future::BoxFuture};
 use metrics_exporter_prometheus::PrometheusHandle;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
@@ -24,14 +25,12 @@ use crate::{
     app::App,
     config::{ConnectionLimits, PoolArgs, RedisPlace, Signup, TrustedProxies},
     console,
-    domain::plan::Plans,
     engine::{
         self, Engine,
         notify::relay,
         webhooks::{deliver::Deliverer, pusher::Pusher, sender::Sender},
     },
     http::{self, deprecation::Deprecated},
-    ids::TickKey,
     limiter::Limiter,
     loops,
     mail::Mailer,

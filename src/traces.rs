@@ -13,6 +13,10 @@ use std::{
 
 use anyhow::Context;
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    ids::ProjectId,
+    trace::{AttemptTrace, TraceContext},
+};
 use metrics::counter;
 use opentelemetry::{
     InstrumentationScope, KeyValue, SpanId, TraceFlags, TraceId,
@@ -24,12 +28,7 @@ use opentelemetry_sdk::{
     trace::{BatchSpanProcessor, SpanData, SpanEvents, SpanLinks, SpanProcessor},
 };
 
-use crate::{
-    config::TraceArgs,
-    domain::trace::{AttemptTrace, TraceContext},
-    ids::ProjectId,
-    telemetry,
-};
+use crate::{config::TraceArgs, telemetry};
 
 /// Timeout of the last export.
 pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);

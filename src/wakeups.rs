@@ -10,10 +10,10 @@ use std::sync::{
 };
 
 use chrono::{DateTime, Utc};
+use fencepost_domain::ids::ProjectId;
 use tokio::sync::{Notify, mpsc};
 
 use self::interest::Interest;
-use crate::ids::ProjectId;
 
 /// Hints that may wait for the pump; beyond that it claims everywhere.
 const MAX_WAITING_HINTS: usize = 4_096;

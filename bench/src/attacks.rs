@@ -12,7 +12,8 @@ use super::{
     abuse::Abuse,
     client::{self, Client, SMALL_PAYLOAD_BYTES, Target},
 };
-use fencepost::{dev::Ready, ids::JobId};
+use fencepost::dev::Ready;
+use fencepost_domain::ids::JobId;
 
 /// The line that tells that an attack has begun.
 pub const HAS_BEGUN: &str = "has begun";

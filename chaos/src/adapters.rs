@@ -3,7 +3,7 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
-use fencepost::ids::JobId;
+use fencepost_domain::ids::JobId;
 use rand::RngExt;
 use serde_json::{Value, json};
 use tokio::time::sleep;

@@ -11,7 +11,8 @@ mod tokio_util;
 
 use std::cell::Cell;
 
-pub use fencepost::{domain, events_feed, faults, ids, telemetry, traces};
+pub use fencepost::{events_feed, faults, telemetry, traces};
+
 
 thread_local! {
     static HAS_BUG: Cell<bool> = const { Cell::new(false) };
@@ -30,7 +31,6 @@ pub fn set_bug(is_on: bool) {
 
 /// The server's errors.
 pub mod error {
-    pub use fencepost::error::*;
 }
 
 /// The store without its database.

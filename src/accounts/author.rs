@@ -1,13 +1,13 @@
 //! Who changes a project's members, invitations or keys.
 
-use sqlx::PgConnection;
-
-use crate::{
-    domain::access::{Role, Scope},
+use fencepost_domain::{
+    access::{Role, Scope},
     error::Error,
     ids::{AccountId, KeyId, ProjectId},
-    store::{self, audit::Actor},
 };
+use sqlx::PgConnection;
+
+use crate::store::{self, audit::Actor};
 
 /// The author of a change.
 #[derive(Debug)]

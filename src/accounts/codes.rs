@@ -1,18 +1,17 @@
 //! Codes of second factors: those of authenticator apps (TOTP, RFC 6238), and recovery codes.
 
+use fencepost_domain::{
+    error::Error,
+    ids::AccountId,
+    limits::{MAX_CODE_CHARS, RECOVERY_CODES},
+};
 use rand::RngExt;
 use secrecy::{ExposeSecret, SecretString};
 use sqlx::PgConnection;
 use totp_rs::{Builder, Secret, Totp};
 
 use super::{Accounts, CODES_PER_ACCOUNT, Client, TRIES_PER_PAIR, charge, secret};
-use crate::{
-    domain::limits::{MAX_CODE_CHARS, RECOVERY_CODES},
-    error::Error,
-    ids::AccountId,
-    limiter::Charge,
-    store,
-};
+use crate::{limiter::Charge, store};
 
 /// Bytes of a secret that an app shares: as long as the hash (RFC 4226, section 4).
 pub(super) const TOTP_SECRET_BYTES: usize = 20;

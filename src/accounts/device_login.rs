@@ -4,6 +4,12 @@
 //! The key is created when it is collected, so that it is stored nowhere. If that answer is lost, a
 //! key remains whose secret is unknown; the console lists it.
 
+use fencepost_domain::{
+    access::Scope,
+    error::Error,
+    ids::ProjectId,
+    limits::{DEVICE_KEY_SECONDS, DEVICE_LOGIN_SECONDS},
+};
 use rand::RngExt;
 use secrecy::SecretString;
 use serde_json::json;
@@ -20,19 +26,11 @@ use super::{
     security::{self, AccountEvent},
     token::Bearer,
 };
-use crate::{
-    domain::{
-        access::Scope,
-        limits::{DEVICE_KEY_SECONDS, DEVICE_LOGIN_SECONDS},
-    },
-    error::Error,
-    ids::ProjectId,
-    store::{
-        self,
-        audit::NewAuditEntry,
-        device_logins::{DeviceLogin, Pending},
-        projects::Project,
-    },
+use crate::store::{
+    self,
+    audit::NewAuditEntry,
+    device_logins::{DeviceLogin, Pending},
+    projects::Project,
 };
 
 /// Characters of a user code.

@@ -1,6 +1,10 @@
 //! Changing the e-mail address of an account: the new address and the old one confirm it, so that
 //! neither a stolen session nor a mistyped address takes the account away.
 
+use fencepost_domain::{
+    error::{Error, is_unique_violation},
+    limits::VERIFY_SECONDS,
+};
 use secrecy::SecretString;
 use sqlx::Acquire;
 
@@ -12,11 +16,7 @@ use super::{
     security::{self, AccountEvent},
     token::Bearer,
 };
-use crate::{
-    domain::limits::VERIFY_SECONDS,
-    error::{Error, is_unique_violation},
-    store,
-};
+use crate::store;
 
 impl Accounts {
     /// Mails a link to the new address and, if the old one is verified, to that. The answer does
@@ -117,7 +117,7 @@ impl Accounts {
         let subject = "The e-mail address of your account was changed";
         // It is changed, whether or not the mail can be stored.
         if let Err(error) = self.mail_security(&old, subject, client).await {
-            let error = crate::error::chain(&error);
+            let error = fencepost_domain::error::chain(&error);
             tracing::error!(error, "the owner of an account was not told what happened");
         }
         Ok(true)

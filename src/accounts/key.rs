@@ -2,10 +2,10 @@
 //! characters of CRC-32 over all before them. So scanners and this server recognise junk without a
 //! lookup. Only the SHA-256 of a key is stored.
 
+use fencepost_domain::plan::TEST_MODE;
 use sha2::{Digest, Sha256};
 
 use super::secret::{BASE62, RANDOM_CHARS, random_chars};
-use crate::domain::plan::TEST_MODE;
 
 /// SHA-256 of an API key.
 pub type SecretHash = [u8; 32];

@@ -7,6 +7,15 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    access::{Permission, Scope, may_grant, role_may},
+    binding::KeyBinding,
+    error::{Error, RemainingKey},
+    ids::{KeyId, ProjectId},
+    lease::RequireFence,
+    limits::MAX_KEY_SECONDS,
+    networks,
+};
 use ipnet::IpNet;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
@@ -17,21 +26,10 @@ use super::{
     author::{Author, Rights, Roles},
     key::{self, SecretHash},
 };
-use crate::{
-    domain::{
-        access::{Permission, Scope, may_grant, role_may},
-        binding::KeyBinding,
-        lease::RequireFence,
-        limits::MAX_KEY_SECONDS,
-        networks,
-    },
-    error::{Error, RemainingKey},
-    ids::{KeyId, ProjectId},
-    store::{
-        self,
-        audit::{Actor, NewAuditEntry},
-        keys::{ListedKey, NewKey},
-    },
+use crate::store::{
+    self,
+    audit::{Actor, NewAuditEntry},
+    keys::{ListedKey, NewKey},
 };
 
 /// A key to create.

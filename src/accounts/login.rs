@@ -4,6 +4,11 @@
 //! valid once; a second use means that it was stolen, so its session is revoked. Tabs of a browser
 //! share one, so there a second use is allowed for a moment ([`Reuse::Tabs`]).
 
+use fencepost_domain::{
+    error::{Error, is_unique_violation},
+    ids::{AccountId, ProjectId, SessionId},
+    limits::{SESSION_IDLE_SECONDS, SESSION_SECONDS},
+};
 use secrecy::SecretString;
 use sqlx::{Acquire, PgConnection};
 
@@ -19,12 +24,7 @@ use super::{
     signup::VERIFICATIONS,
     token::Bearer,
 };
-use crate::{
-    domain::limits::{SESSION_IDLE_SECONDS, SESSION_SECONDS},
-    error::{Error, is_unique_violation},
-    ids::{AccountId, ProjectId, SessionId},
-    store::{self, accounts::Purpose, audit::NewAuditEntry, deadline::bounded},
-};
+use crate::store::{self, accounts::Purpose, audit::NewAuditEntry, deadline::bounded};
 
 /// The kind of client that presents a refresh token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,7 +134,7 @@ impl Accounts {
                 security::note(&mut conn, id, AccountEvent::LoginFailed, Some(&client)).await
             };
             if let Err(error) = noted.await {
-                let error = crate::error::chain(&error);
+                let error = fencepost_domain::error::chain(&error);
                 tracing::error!(error, "a failed login was not noted");
             }
         }));
@@ -302,7 +302,7 @@ impl Accounts {
         let this = self.clone();
         tokio::spawn(bounded(async move {
             if let Err(error) = this.mail_reset(&email).await {
-                let error = crate::error::chain(&error);
+                let error = fencepost_domain::error::chain(&error);
                 tracing::error!(error, "password reset failed");
             }
         }));

@@ -8,6 +8,11 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    error::{Error, chain},
+    ids::{AccountId, IncidentId, InvitationId, ProjectId},
+    limits::{INVITATION_SECONDS, MAIL_SECONDS, MAX_WAITING_MAILS, RESET_SECONDS, VERIFY_SECONDS},
+};
 use futures_util::future::join_all;
 use metrics::counter;
 use secrecy::SecretString;
@@ -20,11 +25,6 @@ use super::{
     secret::{self, MAIL_PREFIX},
 };
 use crate::{
-    domain::limits::{
-        INVITATION_SECONDS, MAIL_SECONDS, MAX_WAITING_MAILS, RESET_SECONDS, VERIFY_SECONDS,
-    },
-    error::{Error, chain},
-    ids::{AccountId, IncidentId, InvitationId, ProjectId},
     mail::{Mail, Outcome, SEND_TIMEOUT},
     store::{self, accounts::Purpose, mails::TakenMail},
     telemetry,

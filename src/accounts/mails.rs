@@ -2,11 +2,10 @@
 
 use askama::Template;
 use chrono::{DateTime, Utc};
+use fencepost_domain::{alarm::summary, error::Error};
 use secrecy::{ExposeSecret, SecretString};
 
 use crate::{
-    domain::alarm::summary,
-    error::Error,
     mail::Mail,
     store::{accounts::Account, incidents::IncidentRow},
 };

@@ -1,5 +1,11 @@
 //! Members and invitations of a project.
 
+use fencepost_domain::{
+    access::{Permission, Role, may_change_member, role_may},
+    error::Error,
+    ids::{AccountId, InvitationId},
+    limits::INVITATION_SECONDS,
+};
 use secrecy::SecretString;
 use serde_json::json;
 use sqlx::{Acquire, PgConnection};
@@ -11,19 +17,11 @@ use super::{
     keys,
     secret::{self, MAIL_PREFIX},
 };
-use crate::{
-    domain::{
-        access::{Permission, Role, may_change_member, role_may},
-        limits::INVITATION_SECONDS,
-    },
-    error::Error,
-    ids::{AccountId, InvitationId},
-    store::{
-        self,
-        audit::NewAuditEntry,
-        invitations::{self, Invitation},
-        members,
-    },
+use crate::store::{
+    self,
+    audit::NewAuditEntry,
+    invitations::{self, Invitation},
+    members,
 };
 
 /// Changes a member's role, or ends the membership (`to`: none).

@@ -28,6 +28,12 @@ mod turns;
 
 use std::{sync::Arc, time::Duration};
 
+use fencepost_domain::{
+    error::Error,
+    ids::{AccountId, InvitationId, ProjectId},
+    limits::{ACCESS_TOKEN_SECONDS, MAX_EMAIL_CHARS},
+    plan::Plans,
+};
 use lettre::Address;
 use secrecy::SecretString;
 use sha2::{Digest, Sha256};
@@ -43,12 +49,6 @@ use self::{
 };
 use crate::{
     config::Signup,
-    domain::{
-        limits::{ACCESS_TOKEN_SECONDS, MAX_EMAIL_CHARS},
-        plan::Plans,
-    },
-    error::Error,
-    ids::{AccountId, InvitationId, ProjectId},
     limiter::{Charge, Limiter, Rate},
     mail::Mailer,
     seal::{MasterKeys, OtherMasterKey},

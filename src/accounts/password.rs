@@ -10,6 +10,10 @@ use argon2::{
     Argon2,
     password_hash::{PasswordHasher, PasswordVerifier},
 };
+use fencepost_domain::{
+    error::Error,
+    limits::{MAX_PASSWORD_CHARS, MIN_PASSWORD_CHARS},
+};
 use secrecy::{ExposeSecret, SecretString};
 use zxcvbn::{Score, zxcvbn};
 
@@ -17,10 +21,6 @@ pub use super::turns::{MAX_HASHING, MAX_WAITING};
 
 use self::lists::{BreachedPasswords, is_common};
 use super::turns::Turns;
-use crate::{
-    domain::limits::{MAX_PASSWORD_CHARS, MIN_PASSWORD_CHARS},
-    error::Error,
-};
 
 /// Characters of a password that are rated.
 const JUDGED_CHARS: usize = 36;

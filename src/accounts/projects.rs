@@ -1,18 +1,21 @@
 //! Creating and changing projects, and their plans.
 
+use fencepost_domain::{
+    access::Role,
+    error::Error,
+    ids::{AccountId, ProjectPublicId},
+    lease::RequireFence,
+    plan::UNLIMITED,
+    text,
+};
 use serde_json::{Value, json};
 use sqlx::{Acquire, PgConnection};
 
 use super::{Accounts, Client, author::Author};
-use crate::{
-    domain::{access::Role, lease::RequireFence, plan::UNLIMITED, text},
-    error::Error,
-    ids::{AccountId, ProjectPublicId},
-    store::{
-        self,
-        audit::{Actor, NewAuditEntry},
-        projects::{self, NewProject, Project},
-    },
+use crate::store::{
+    self,
+    audit::{Actor, NewAuditEntry},
+    projects::{self, NewProject, Project},
 };
 
 /// Tries to find a free slug.

@@ -4,6 +4,11 @@
 //! account's app remembers the step of its last code, and a recovery code is deleted by its use. A
 //! passkey does without the password, too: `passkeys/`.
 
+use fencepost_domain::{
+    error::Error,
+    ids::AccountId,
+    limits::{LOGIN_CHALLENGE_SECONDS, MAX_CODE_TRIES, STEP_UP_SECONDS},
+};
 use secrecy::SecretString;
 use sqlx::{Acquire, PgConnection};
 
@@ -16,12 +21,7 @@ use super::{
     security::{self, AccountEvent},
     token::Bearer,
 };
-use crate::{
-    domain::limits::{LOGIN_CHALLENGE_SECONDS, MAX_CODE_TRIES, STEP_UP_SECONDS},
-    error::Error,
-    ids::AccountId,
-    store,
-};
+use crate::store;
 
 /// Refused codes of an account within a day, at which its owner gets a mail.
 const TOLD_AFTER: i64 = 5;

@@ -6,7 +6,7 @@ use rand::RngExt;
 use secrecy::{ExposeSecret, SecretString};
 use sha2::{Digest, Sha256};
 
-use crate::domain::limits;
+use fencepost_domain::limits;
 
 /// Characters of base62 that hold 256 bits.
 pub const RANDOM_CHARS: usize = 43;

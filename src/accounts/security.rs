@@ -1,17 +1,14 @@
 //! The security log of an account, and the mails about what its owner should notice.
 
+use fencepost_domain::{error::Error, ids::AccountId};
 use sqlx::{Acquire, PgConnection};
 
 use super::{Accounts, Client, codes, mailing::Content};
-use crate::{
-    error::Error,
-    ids::AccountId,
-    store::{
-        self,
-        account_log::{self, NewAccountEntry},
-        accounts::Account,
-        deadline::bounded,
-    },
+use crate::store::{
+    self,
+    account_log::{self, NewAccountEntry},
+    accounts::Account,
+    deadline::bounded,
 };
 
 /// Entries of one action that an account gets within a day: strangers cause failed logins, which
@@ -186,7 +183,7 @@ impl Accounts {
         let (this, client) = (self.clone(), client.clone());
         tokio::spawn(bounded(async move {
             if let Err(error) = this.mail_owner(account_id, subject, &client).await {
-                let error = crate::error::chain(&error);
+                let error = fencepost_domain::error::chain(&error);
                 tracing::error!(error, "the owner of an account was not told what happened");
             }
         }));

@@ -3,6 +3,13 @@
 //! The answer is the same whether or not the address is known: an account with an unverified
 //! address works, and the owner of the address is told by mail.
 
+use fencepost_domain::{
+    access::{Role, Scope},
+    error::Error,
+    ids::AccountId,
+    limits::MAX_NAME_CHARS,
+    text,
+};
 use secrecy::SecretString;
 use sqlx::{Acquire, PgConnection};
 
@@ -17,13 +24,6 @@ use super::{
 };
 use crate::{
     config::Signup,
-    domain::{
-        access::{Role, Scope},
-        limits::MAX_NAME_CHARS,
-        text,
-    },
-    error::Error,
-    ids::AccountId,
     store::{
         self, accounts::Account, audit::NewAuditEntry, invitations::Invited, projects::Project,
     },

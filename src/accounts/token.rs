@@ -3,6 +3,11 @@
 
 use std::sync::{Arc, RwLock};
 
+use fencepost_domain::{
+    error::Error,
+    ids::{AccountId, SessionId},
+    limits::ACCESS_TOKEN_SECONDS,
+};
 use jsonwebtoken::{
     Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, decode_header, encode,
     get_current_timestamp,
@@ -11,12 +16,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use uuid::Uuid;
 
 use super::token_crypto;
-use crate::{
-    domain::limits::ACCESS_TOKEN_SECONDS,
-    error::Error,
-    ids::{AccountId, SessionId},
-    store::nodes::SigningKey,
-};
+use crate::store::nodes::SigningKey;
 
 /// The algorithm of every token.
 const ALGORITHM: Algorithm = Algorithm::HS256;

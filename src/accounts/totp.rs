@@ -1,5 +1,6 @@
 //! Adding and removing an authenticator app and its recovery codes.
 
+use fencepost_domain::{error::Error, ids::AccountId, limits::PENDING_TOTP_SECONDS};
 use secrecy::SecretString;
 use sqlx::{Acquire, PgConnection};
 use totp_rs::Secret;
@@ -15,9 +16,6 @@ use super::{
     token::Bearer,
 };
 use crate::{
-    domain::limits::PENDING_TOTP_SECONDS,
-    error::Error,
-    ids::AccountId,
     seal::MasterKeys,
     store::{self, passkeys::PasskeyRow, second_factors::Overview},
 };

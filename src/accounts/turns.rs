@@ -15,7 +15,7 @@ use std::{
 use moka::sync::Cache;
 use tokio::{sync::oneshot, time::timeout};
 
-use crate::error::Error;
+use fencepost_domain::error::Error;
 
 /// Passwords hashed at the same time: each takes a core and 19 MiB. Never on more than half of the
 /// cores: the others are left to all other requests.

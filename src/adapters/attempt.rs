@@ -2,15 +2,14 @@
 
 use std::{fmt, str::FromStr};
 
-use crate::{
-    domain::{
-        job::{AttemptOutcome, StoredState},
-        lease::Fence,
-    },
-    engine::jobs::{AttemptRow, JobRow},
+use fencepost_domain::{
     error::Error,
     ids::{JobId, JobKey, ProjectId},
+    job::{AttemptOutcome, StoredState},
+    lease::Fence,
 };
+
+use crate::engine::jobs::{AttemptRow, JobRow};
 
 /// A job and one of its attempts, as one id that is a fence: `job_…-2`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -16,9 +16,10 @@ mod work;
 pub mod workflow_graph;
 
 use axum::{Router, middleware};
+use fencepost_domain::error::Error;
 use utoipa_axum::router::OpenApiRouter;
 
-use crate::{app::App, error::Error, wire::errors};
+use crate::{app::App, wire::errors};
 
 /// An adapter: its path, its routes, how it renders errors, and its document.
 struct Adapter {

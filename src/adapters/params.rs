@@ -7,7 +7,7 @@ use axum::{
     http::request::Parts,
 };
 
-use crate::error::Error;
+use fencepost_domain::error::Error;
 
 /// The parameters of a path.
 #[derive(Debug)]

@@ -1,13 +1,11 @@
 //! Errors for protocols that have no error codes: a status, and a message for people.
 
 use axum::{Json as Reply, http::StatusCode, response::Response};
+use fencepost_domain::error::{Class, Error};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::{
-    error::{Class, Error},
-    wire::errors,
-};
+use crate::wire::errors;
 
 /// The default status of each class of errors.
 #[must_use]

@@ -1,12 +1,11 @@
 //! Payloads and parents' results of leased jobs, as JSON objects.
 
+use fencepost_domain::{error::Error, job::JobState};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::{
-    domain::job::JobState,
     engine::{dispatch::LeasedDelivery, enqueue::dependencies::ParentResult},
-    error::Error,
     wire::validate::stored_json,
 };
 

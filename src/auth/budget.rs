@@ -6,6 +6,12 @@ use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
+use fencepost_domain::{
+    error::Error,
+    ids::{KeyId, ProjectId},
+    limits::MAX_POLL_WAIT_SECONDS,
+    plan::Limits,
+};
 use metrics::counter;
 use uuid::Uuid;
 
@@ -13,9 +19,6 @@ use super::{Bound, Caller, Permit, Polling, Settling, Who};
 use crate::{
     app::App,
     credentials::LocalPermit,
-    domain::{limits::MAX_POLL_WAIT_SECONDS, plan::Limits},
-    error::Error,
-    ids::{KeyId, ProjectId},
     limiter::{Charge, Rate, SharedPermit, Standing, share},
     telemetry,
 };
@@ -427,8 +430,9 @@ pub async fn project_limits(
 
 #[cfg(test)]
 mod tests {
+    use fencepost_domain::{limits, plan::Plans};
+
     use super::*;
-    use crate::domain::{limits, plan::Plans};
 
     #[test]
     fn every_plan_allows_its_own_largest_calls() {

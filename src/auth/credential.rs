@@ -2,9 +2,9 @@
 
 use axum::http::{HeaderMap, header::AUTHORIZATION};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
+use fencepost_domain::error::Error;
 
 use super::key;
-use crate::error::Error;
 
 /// A key may be sent in this header instead of `Authorization`.
 const API_KEY_HEADER: &str = "x-api-key";

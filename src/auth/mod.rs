@@ -25,6 +25,16 @@ pub use self::{
 };
 pub use crate::accounts::key;
 
+use fencepost_domain::{
+    access::{Permission, Role, Scope, key_may, role_may},
+    binding::KeyBinding,
+    error::Error,
+    ids::{AccountId, KeyId, ProjectId, ProjectPublicId},
+    lease::RequireFence,
+    networks,
+    plan::{Limits, Tenant},
+};
+
 use self::credential::{check_form, presented};
 
 use crate::{
@@ -39,15 +49,6 @@ use crate::{
         bodies::{BodyRoom, SMALL_BODY_BYTES},
         watch_key,
     },
-    domain::{
-        access::{Permission, Role, Scope, key_may, role_may},
-        binding::KeyBinding,
-        lease::RequireFence,
-        networks,
-        plan::{Limits, Tenant},
-    },
-    error::Error,
-    ids::{AccountId, KeyId, ProjectId, ProjectPublicId},
     store::{audit::Actor, deadline::bounded},
 };
 

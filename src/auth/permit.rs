@@ -2,8 +2,9 @@
 
 use std::marker::PhantomData;
 
+use fencepost_domain::access::Permission;
+
 use super::Budget;
-use crate::domain::access::Permission;
 
 /// Acks may overdraw the budget by this many windows: jobs that were polled within the limits can
 /// always be settled, and later polls pay for it.

@@ -6,6 +6,7 @@ use axum::{
     extract::FromRequestParts,
     http::{Extensions, HeaderMap, header::USER_AGENT, request::Parts},
 };
+use fencepost_domain::{error::Error, text};
 use metrics::counter;
 
 use super::{
@@ -15,8 +16,6 @@ use super::{
 use crate::{
     accounts::{Client, token::Bearer},
     app::App,
-    domain::text,
-    error::Error,
     limiter::{Charge, Rate, client_of},
     telemetry,
 };

@@ -5,13 +5,13 @@ use std::io::Write;
 use anyhow::{Context, bail};
 use chrono::{DateTime, SecondsFormat, Utc};
 use clap::{Args, Subcommand};
+use fencepost_domain::ids::AccountId;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::target::TargetArgs;
 use crate::{
     accounts::{read_email, security},
-    ids::AccountId,
     store::{self, accounts::ListedAccount},
 };
 

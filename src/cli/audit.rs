@@ -4,15 +4,13 @@ use std::io::Write;
 
 use anyhow::Context;
 use clap::Args;
+use fencepost_domain::ids::ProjectPublicId;
 use serde_json::{Value, json};
 
 use super::target::TargetArgs;
-use crate::{
-    ids::ProjectPublicId,
-    store::{
-        self,
-        audit::{AuditFilter, AuditRow, Place},
-    },
+use crate::store::{
+    self,
+    audit::{AuditFilter, AuditRow, Place},
 };
 
 /// Entries read at a time.

@@ -7,15 +7,13 @@ use std::io::{IsTerminal, Write};
 
 use anyhow::Context;
 use clap::{Args, Subcommand, ValueEnum};
+use fencepost_domain::{explain::Reason, limits};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use self::bulk::Which;
 use super::table::{self, Columns, Page};
-use crate::{
-    client::{Client, ClientArgs, Reply},
-    domain::{explain::Reason, limits},
-};
+use crate::client::{Client, ClientArgs, Reply};
 
 const COLUMNS: Columns = &[
     ("JOB", "/id"),

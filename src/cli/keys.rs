@@ -5,6 +5,14 @@ use std::io::Write;
 use anyhow::{Context, bail, ensure};
 use chrono::{DateTime, SecondsFormat, Utc};
 use clap::{Args, Subcommand};
+use fencepost_domain::{
+    access::{self, Scope},
+    binding::KeyBinding,
+    error::{Error, RemainingKey},
+    ids::{KeyId, ProjectPublicId},
+    limits::{self, MAX_KEY_SECONDS, MAX_LIVE_KEYS},
+    networks, text,
+};
 use ipnet::IpNet;
 use secrecy::ExposeSecret;
 use sqlx::PgConnection;
@@ -17,15 +25,7 @@ use crate::{
         projects, seal_signing_keys, seal_totp_secrets,
     },
     config::MasterKeyArgs,
-    domain::{
-        access::{self, Scope},
-        binding::KeyBinding,
-        limits::{self, MAX_KEY_SECONDS, MAX_LIVE_KEYS},
-        networks, text,
-    },
     engine::webhooks,
-    error::{Error, RemainingKey},
-    ids::{KeyId, ProjectPublicId},
     seal::MasterKeys,
     store::{self, projects::Project},
 };

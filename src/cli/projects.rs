@@ -5,6 +5,11 @@ use std::{io::Write, path::PathBuf};
 use anyhow::{Context, bail, ensure};
 use chrono::SecondsFormat;
 use clap::{Args, Subcommand};
+use fencepost_domain::{
+    access::Role,
+    ids::ProjectId,
+    plan::{self, Limits, Plans},
+};
 use secrecy::ExposeSecret;
 use serde_json::{Map, Value};
 use sqlx::PgConnection;
@@ -12,11 +17,6 @@ use sqlx::PgConnection;
 use super::{keys::find, target::TargetArgs};
 use crate::{
     accounts::{author::Author, members, projects, read_email},
-    domain::{
-        access::Role,
-        plan::{self, Limits, Plans},
-    },
-    ids::ProjectId,
     store::{self, projects::Project},
 };
 

@@ -6,6 +6,7 @@ use axum::{
     http::{HeaderMap, Method},
     response::Response,
 };
+use fencepost_domain::error::Error;
 use serde::{Deserialize, de::IgnoredAny};
 
 use super::{
@@ -16,7 +17,6 @@ use super::{
     page::render,
     session,
 };
-use crate::error::Error;
 
 /// In a form: the page that contains it.
 const BACK: &str = "back";

@@ -2,19 +2,19 @@
 
 use askama::Template;
 use axum::response::Response;
+use fencepost_domain::{
+    alarm::{MAX_ALARM_NAME_CHARS, MailTo, Rule},
+    error::Error,
+};
 
 use super::{
     format,
     location::segment,
     page::{Frame, Here, render},
 };
-use crate::{
-    domain::alarm::{MAX_ALARM_NAME_CHARS, MailTo, Rule},
-    error::Error,
-    http::{
-        alarms::{Alarm, AlarmList},
-        incidents::{Incident, IncidentPage, IncidentState},
-    },
+use crate::http::{
+    alarms::{Alarm, AlarmList},
+    incidents::{Incident, IncidentPage, IncidentState},
 };
 
 /// For how many seconds a button mutes.

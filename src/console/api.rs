@@ -13,6 +13,7 @@ use axum::{
     },
     response::Response,
 };
+use fencepost_domain::error::Error;
 use secrecy::{ExposeSecret, SecretString};
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
@@ -22,7 +23,6 @@ use crate::{
     accounts::Client,
     app::App,
     auth::FromConsole,
-    error::Error,
     wire::{ClientGone, RequestId},
 };
 

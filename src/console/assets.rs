@@ -15,7 +15,7 @@ use axum::{
 use rust_embed::RustEmbed;
 use sha2::{Digest, Sha256};
 
-use crate::error::Error;
+use fencepost_domain::error::Error;
 
 #[derive(RustEmbed)]
 #[folder = "assets/"]

@@ -2,6 +2,7 @@
 
 use askama::Template;
 use axum::{extract::Path, response::Response};
+use fencepost_domain::error::Error;
 
 use super::{
     form::encode,
@@ -9,10 +10,7 @@ use super::{
     location::segment,
     page::{Frame, Here, render},
 };
-use crate::{
-    error::Error,
-    http::batches::{BatchPage, BatchView},
-};
+use crate::http::batches::{BatchPage, BatchView};
 
 #[derive(Template)]
 #[template(path = "batches.html")]

@@ -2,6 +2,7 @@
 
 use askama::Template;
 use axum::{extract::Path, http::Method, response::Response};
+use fencepost_domain::error::Error;
 
 use super::{
     action_table::{self, Plane},
@@ -10,7 +11,7 @@ use super::{
     format, job_list,
     page::{Frame, Here, render},
 };
-use crate::{error::Error, http::bulk::BulkResult};
+use crate::http::bulk::BulkResult;
 
 /// A kind of bulk operation.
 struct Bulk {

@@ -2,17 +2,14 @@
 
 use askama::Template;
 use axum::response::Response;
+use fencepost_domain::{error::Error, limits::MAX_PAGE_DEAD_LETTERS};
 
 use super::{
     form::Fields,
     format,
     page::{Frame, Here, render},
 };
-use crate::{
-    domain::limits::MAX_PAGE_DEAD_LETTERS,
-    error::Error,
-    http::dead_letters::{DeadLetter, DeadLetterGroup, DeadLetterPage, GroupPage},
-};
+use crate::http::dead_letters::{DeadLetter, DeadLetterGroup, DeadLetterPage, GroupPage};
 
 /// The filters of the list, as the API names them.
 pub const FILTERS: [&str; 3] = ["fingerprint", "queue", "job_type"];

@@ -7,6 +7,10 @@ use axum::{
     response::Response,
 };
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    access::{KeyPreset, Permission, role_may},
+    error::Error,
+};
 use serde_json::json;
 
 use super::{
@@ -20,8 +24,6 @@ use super::{
 };
 use crate::{
     accounts::{Client, device_login},
-    domain::access::{KeyPreset, Permission, role_may},
-    error::Error,
     http::{
         auth::device::PendingDevice,
         projects::{Project, ProjectList},

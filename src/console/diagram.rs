@@ -4,14 +4,12 @@
 use std::collections::{HashMap, HashSet};
 
 use chrono::{DateTime, Utc};
+use fencepost_domain::job::{AttemptOutcome, JobState};
 
 use super::format;
-use crate::{
-    domain::job::{AttemptOutcome, JobState},
-    http::{
-        jobs::{Job, JobError},
-        workflows::{Workflow, WorkflowJob},
-    },
+use crate::http::{
+    jobs::{Job, JobError},
+    workflows::{Workflow, WorkflowJob},
 };
 
 /// Width of the whole timeline, in the diagram's units.

@@ -6,10 +6,11 @@ use axum::{
     extract::{FromRequest, FromRequestParts, Request},
     http::request::Parts,
 };
+use fencepost_domain::error::Error;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::{error::Error, wire::extract};
+use crate::wire::extract;
 
 /// Maximum bytes of a form: the largest payload, with every byte escaped, and some overhead.
 const MAX_FORM_BYTES: usize = 1024 * 1024;

@@ -6,7 +6,7 @@ use askama::filters::{Escaper, Html, Safe};
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::Serialize;
 
-use crate::domain::job::WaitingFor;
+use fencepost_domain::job::WaitingFor;
 
 /// Spaces of indentation per level of JSON.
 const INDENT: usize = 2;

@@ -1,9 +1,8 @@
 //! Which queues need attention, and why: pure, so that the order is predictable at 3 am.
 
-use crate::{
-    domain::explain::Reason,
-    http::queues::{LONG_WAIT_SECONDS, Queue},
-};
+use fencepost_domain::explain::Reason;
+
+use crate::http::queues::{LONG_WAIT_SECONDS, Queue};
 
 /// A failure rate of the last hour, in percent, from which it is a problem.
 const MANY_FAILURES_PERCENT: i64 = 10;

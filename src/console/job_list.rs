@@ -5,6 +5,14 @@ use std::collections::BTreeSet;
 
 use askama::Template;
 use axum::response::Response;
+use fencepost_domain::{
+    error::Error,
+    explain::Reason,
+    ids::JobId,
+    job::JobState,
+    operation::Kind,
+    search::{self, Search},
+};
 
 use super::{
     form::{self, encode},
@@ -14,21 +22,11 @@ use super::{
     payload_form::{self, PayloadField},
     session::go,
 };
-use crate::{
-    domain::{
-        explain::Reason,
-        job::JobState,
-        operation::Kind,
-        search::{self, Search},
-    },
-    error::Error,
-    http::{
-        job_types::{JobTypeList, schema::JobType},
-        jobs::read::JobPage,
-        metrics::{MetricsSummary, StateCounts},
-        queues::{Queue, QueuePage},
-    },
-    ids::JobId,
+use crate::http::{
+    job_types::{JobTypeList, schema::JobType},
+    jobs::read::JobPage,
+    metrics::{MetricsSummary, StateCounts},
+    queues::{Queue, QueuePage},
 };
 
 /// The filters of bulk operations on jobs, as the API names them.

@@ -2,6 +2,7 @@
 
 use askama::Template;
 use axum::{extract::Path, response::Response};
+use fencepost_domain::{error::Error, search};
 
 use super::{
     form::encode,
@@ -9,11 +10,7 @@ use super::{
     location::segment,
     page::{Frame, Here, render},
 };
-use crate::{
-    domain::search,
-    error::Error,
-    http::job_types::{JobTypeList, JobTypeStats, schema::JobType},
-};
+use crate::http::job_types::{JobTypeList, JobTypeStats, schema::JobType};
 
 #[derive(Template)]
 #[template(path = "job_types.html")]

@@ -6,6 +6,7 @@ use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, Method, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
 };
+use fencepost_domain::{error::Error, job::JobState};
 use serde_json::{Value, json, value::RawValue};
 
 use super::{
@@ -19,8 +20,6 @@ use super::{
 };
 use crate::{
     app::App,
-    domain::job::JobState,
-    error::Error,
     http::jobs::{
         Job,
         events::{EventView, JobHistory},

@@ -8,6 +8,7 @@ use axum::{
     http::{HeaderMap, Method},
     response::Response,
 };
+use fencepost_domain::error::Error;
 use serde_json::json;
 
 use super::{
@@ -20,7 +21,6 @@ use super::{
 };
 use crate::{
     accounts::secret::{MAIL_PREFIX, RANDOM_CHARS},
-    error::Error,
     http::{invitations::InvitationPreview, me::email::EmailConfirmed},
 };
 

@@ -44,6 +44,7 @@ mod workers;
 mod workflows;
 
 use axum::{Extension, Router, middleware};
+use fencepost_domain::error::Error;
 
 pub use self::{
     diagram::MAX_SHOWN_ATTEMPTS, format::MAX_SHOWN_BYTES, jobs::SHOWN_EVENTS,
@@ -52,7 +53,6 @@ pub use self::{
 
 use crate::{
     app::App,
-    error::Error,
     wire::{
         compressed,
         routes::{get, post},

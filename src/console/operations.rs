@@ -2,17 +2,14 @@
 
 use askama::Template;
 use axum::{extract::Path, response::Response};
+use fencepost_domain::{error::Error, operation::State as OperationState};
 
 use super::{
     format,
     location::segment,
     page::{Frame, Here, render},
 };
-use crate::{
-    domain::operation::State as OperationState,
-    error::Error,
-    http::operations::{Operation, OperationPage},
-};
+use crate::http::operations::{Operation, OperationPage};
 
 #[derive(Template)]
 #[template(path = "operations.html")]

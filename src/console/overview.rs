@@ -2,6 +2,10 @@
 
 use askama::Template;
 use axum::response::Response;
+use fencepost_domain::{
+    error::Error,
+    limits::{MAX_PAGE_QUEUES, MAX_PAGE_WORKERS},
+};
 
 use super::{
     chart::{self, Chart, Range},
@@ -9,14 +13,10 @@ use super::{
     health::{self, ready},
     page::{Frame, Here, render},
 };
-use crate::{
-    domain::limits::{MAX_PAGE_QUEUES, MAX_PAGE_WORKERS},
-    error::Error,
-    http::{
-        metrics::{MetricsSummary, Throughput},
-        queues::{Queue, QueuePage},
-        workers::registry::WorkerPage,
-    },
+use crate::http::{
+    metrics::{MetricsSummary, Throughput},
+    queues::{Queue, QueuePage},
+    workers::registry::WorkerPage,
 };
 
 #[derive(Template)]

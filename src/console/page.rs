@@ -13,6 +13,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    access::{Permission, Role, role_may},
+    error::Error,
+};
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
@@ -25,8 +29,6 @@ use super::{
 };
 use crate::{
     app::App,
-    domain::access::{Permission, Role, role_may},
-    error::Error,
     http::{error, metrics::MetricsSummary, projects::Project},
     wire::errors::ErrorResponse,
 };

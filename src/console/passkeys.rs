@@ -5,6 +5,7 @@ use axum::{
     http::{HeaderMap, Method},
     response::Response,
 };
+use fencepost_domain::error::Error;
 use serde_json::{Value, json};
 
 use super::{
@@ -16,12 +17,9 @@ use super::{
     recovery_codes::Codes,
     session::{self, go},
 };
-use crate::{
-    error::Error,
-    http::{
-        auth::{SessionReply, passkeys::PasskeyChallenge},
-        me::passkeys::AddedPasskey,
-    },
+use crate::http::{
+    auth::{SessionReply, passkeys::PasskeyChallenge},
+    me::passkeys::AddedPasskey,
 };
 
 /// In the query of the login, after [`REFUSED`].

@@ -7,6 +7,7 @@ use axum::{
     http::{HeaderMap, HeaderName, HeaderValue},
     response::Response,
 };
+use fencepost_domain::error::Error;
 use secrecy::ExposeSecret;
 
 use super::{
@@ -25,7 +26,6 @@ use crate::{
         token::Bearer,
     },
     app::App,
-    error::Error,
 };
 
 const ACCOUNT: &str = "/console/account";

@@ -2,6 +2,7 @@
 
 use askama::Template;
 use axum::{extract::Path, http::Method, response::Response};
+use fencepost_domain::{error::Error, limits};
 
 use super::{
     form::{self, Field, Fields},
@@ -9,11 +10,7 @@ use super::{
     location::segment,
     page::{Frame, Here, render},
 };
-use crate::{
-    domain::limits,
-    error::Error,
-    http::queues::push::{Push, PushWithSecret},
-};
+use crate::http::queues::push::{Push, PushWithSecret};
 
 #[derive(Template)]
 #[template(path = "push.html")]

@@ -9,6 +9,10 @@ use axum::{
     },
     response::{IntoResponse, Response},
 };
+use fencepost_domain::{
+    error::Error,
+    limits::{self, MAX_CONCURRENCY},
+};
 
 use super::{
     chart::{self, Chart, Range},
@@ -18,14 +22,10 @@ use super::{
     overview,
     page::{Frame, Here, render},
 };
-use crate::{
-    domain::limits::{self, MAX_CONCURRENCY},
-    error::Error,
-    http::{
-        metrics::Throughput,
-        queues::Queue,
-        workers::registry::{WorkerPage, WorkerView},
-    },
+use crate::http::{
+    metrics::Throughput,
+    queues::Queue,
+    workers::registry::{WorkerPage, WorkerView},
 };
 
 /// Workers of a queue that its page shows.

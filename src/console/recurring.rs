@@ -7,6 +7,7 @@ use axum::{
     response::Response,
 };
 use chrono::DateTime;
+use fencepost_domain::{error::Error, schedule::Schedule};
 
 use super::{
     action_table,
@@ -16,14 +17,10 @@ use super::{
     page::{Frame, Here, render},
     session::go,
 };
-use crate::{
-    domain::schedule::Schedule,
-    error::Error,
-    http::recurring::{
-        RecurringPage, RecurringSchedule,
-        control::{Fire, FirePage},
-        times::{CronPreview, FireTime, NextTimes},
-    },
+use crate::http::recurring::{
+    RecurringPage, RecurringSchedule,
+    control::{Fire, FirePage},
+    times::{CronPreview, FireTime, NextTimes},
 };
 
 /// Number of future ticks on the page.

@@ -6,6 +6,7 @@ use axum::{
     http::{HeaderMap, Method},
     response::Response,
 };
+use fencepost_domain::error::Error;
 use qrcode::{QrCode, render::svg};
 use secrecy::SecretString;
 use serde_json::json;
@@ -20,12 +21,9 @@ use super::{
     recovery_codes::Codes,
     session::{self, go},
 };
-use crate::{
-    error::Error,
-    http::{
-        auth::SessionReply,
-        me::second_factors::{NewRecoveryCodes, NewTotp, SecondFactors},
-    },
+use crate::http::{
+    auth::SessionReply,
+    me::second_factors::{NewRecoveryCodes, NewTotp, SecondFactors},
 };
 
 /// Pixels of a square of the QR code: phones read it, and it fits on them.

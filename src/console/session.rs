@@ -15,6 +15,10 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
+use fencepost_domain::{
+    error::Error,
+    limits::{LOGIN_CHALLENGE_SECONDS, SESSION_IDLE_SECONDS},
+};
 use secrecy::{ExposeSecret, SecretString};
 
 use super::{
@@ -26,8 +30,6 @@ use crate::{
     accounts::{Client, Reuse, SignedIn, oidc::LOGIN_SECONDS},
     app::App,
     credentials::Evict,
-    domain::limits::{LOGIN_CHALLENGE_SECONDS, SESSION_IDLE_SECONDS},
-    error::Error,
     http::auth::SessionReply,
     wire::{RequestId, errors::ErrorResponse},
 };

@@ -9,6 +9,12 @@ use axum::{
     response::Response,
 };
 use chrono::{DateTime, TimeDelta, Utc};
+use fencepost_domain::{
+    access::{Role, Scope, may_change_member},
+    error::Error,
+    lease::RequireFence,
+    limits::MAX_PAGE_KEYS,
+};
 use serde_json::value::RawValue;
 
 use super::{
@@ -19,12 +25,6 @@ use super::{
 };
 use crate::{
     app::App,
-    domain::{
-        access::{Role, Scope, may_change_member},
-        lease::RequireFence,
-        limits::MAX_PAGE_KEYS,
-    },
-    error::Error,
     http::{
         audit::{AuditEntry, AuditPage},
         keys::{ApiKey, CreatedApiKey, KeyPage, KeyState},

@@ -3,6 +3,7 @@
 
 use askama::Template;
 use axum::{extract::State, http::HeaderMap, response::Response};
+use fencepost_domain::error::Error;
 
 use super::{
     format,
@@ -11,7 +12,6 @@ use super::{
 };
 use crate::{
     app::App,
-    error::Error,
     http::{
         jobs::{Job, read::JobPage},
         projects::Project,

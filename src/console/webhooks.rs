@@ -2,6 +2,11 @@
 
 use askama::Template;
 use axum::{extract::Path, http::Method, response::Response};
+use fencepost_domain::{
+    error::Error,
+    limits,
+    webhook::{EVENT_TYPES, named_by},
+};
 
 use super::{
     action_fields::ENDPOINT,
@@ -10,16 +15,9 @@ use super::{
     location::segment,
     page::{Frame, Here, render},
 };
-use crate::{
-    domain::{
-        limits,
-        webhook::{EVENT_TYPES, named_by},
-    },
-    error::Error,
-    http::webhooks::{
-        Endpoint, EndpointPage, EndpointState, EndpointWithSecret,
-        deliveries::{DeliveryDetails, DeliveryPage, DeliveryState},
-    },
+use crate::http::webhooks::{
+    Endpoint, EndpointPage, EndpointState, EndpointWithSecret,
+    deliveries::{DeliveryDetails, DeliveryPage, DeliveryState},
 };
 
 /// States of deliveries that have a tab; the first shows all.

@@ -2,16 +2,14 @@
 
 use askama::Template;
 use axum::response::Response;
+use fencepost_domain::error::Error;
 
 use super::{
     form::Fields,
     format,
     page::{Frame, Here, render},
 };
-use crate::{
-    error::Error,
-    http::workers::registry::{WorkerPage, WorkerView},
-};
+use crate::http::workers::registry::{WorkerPage, WorkerView};
 
 #[derive(Template)]
 #[template(path = "workers.html")]

@@ -2,6 +2,7 @@
 
 use askama::Template;
 use axum::{extract::Path, response::Response};
+use fencepost_domain::{error::Error, job::JobState, limits::MAX_PAGE_JOBS};
 
 use super::{
     diagram::{self, Graph},
@@ -9,11 +10,7 @@ use super::{
     location::segment,
     page::{Frame, Here, render},
 };
-use crate::{
-    domain::{job::JobState, limits::MAX_PAGE_JOBS},
-    error::Error,
-    http::workflows::{Workflow, WorkflowJob, WorkflowPage, WorkflowSummary},
-};
+use crate::http::workflows::{Workflow, WorkflowJob, WorkflowPage, WorkflowSummary};
 
 #[derive(Template)]
 #[template(path = "workflows.html")]

@@ -6,13 +6,10 @@ use std::{
     time::Duration,
 };
 
+use fencepost_domain::{error::Error, ids::ProjectId};
 use tokio::time::timeout;
 
-use crate::{
-    error::Error,
-    ids::ProjectId,
-    store::shares::{Memory, Room},
-};
+use crate::store::shares::{Memory, Room};
 
 /// Bodies below this many bytes are not counted.
 pub const SMALL_BODY_BYTES: u64 = 64 * 1024;

@@ -12,6 +12,13 @@ use std::{
     time::Duration,
 };
 
+use fencepost_domain::{
+    access::{Role, Scope},
+    binding::KeyBinding,
+    error::Error,
+    ids::{AccountId, ProjectPublicId, SessionId},
+    plan::{Limits, Plans},
+};
 use ipnet::IpNet;
 use moka::future::Cache;
 use tokio::sync::Notify;
@@ -24,13 +31,6 @@ pub use self::{
 
 use crate::{
     accounts::{key::SecretHash, keys::read_networks, token::Bearer},
-    domain::{
-        access::{Role, Scope},
-        binding::KeyBinding,
-        plan::{Limits, Plans},
-    },
-    error::Error,
-    ids::{AccountId, ProjectPublicId, SessionId},
     redis_bus::{Bus, Topic},
     store::{self, deadline::detached_query, keys::KeyOwner, members::Membership, pools::Pool},
     wakeups::keyed::KeyedNotify,

@@ -2,11 +2,10 @@
 
 use std::{collections::HashMap, sync::Mutex};
 
+use fencepost_domain::ids::{KeyId, ProjectId};
+
 use super::lock;
-use crate::{
-    ids::{KeyId, ProjectId},
-    store::{self, pools::Pool},
-};
+use crate::store::{self, pools::Pool};
 
 /// Keys whose use is not written to the database yet.
 const MAX_USED_KEYS: usize = 10_000;

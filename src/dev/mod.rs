@@ -14,6 +14,10 @@ use std::{
 };
 
 use anyhow::Context;
+use fencepost_domain::{
+    access::{Role, Scope},
+    limits::MAX_LIVE_KEYS,
+};
 use secrecy::{ExposeSecret, SecretString};
 use sqlx::{ConnectOptions, Connection, PgConnection, postgres::PgConnectOptions};
 use tokio::net::TcpListener;
@@ -33,10 +37,6 @@ use crate::{
         members, projects,
     },
     config::{DEFAULT_METRICS_LISTEN, DEV_PLAN, NodeArgs, OutboundArgs, RedisPlace, Signup},
-    domain::{
-        access::{Role, Scope},
-        limits::MAX_LIVE_KEYS,
-    },
     http::deprecation::DEPRECATED,
     mail::Mailer,
     outbound::Outbound,

@@ -351,7 +351,7 @@ mod tests {
             let waits = (1..MAX_DELIVERY_ATTEMPTS).map(|it| policy.delay(it, jitter));
             waits.map(|it| it.as_secs_f64()).sum::<f64>() / 3_600.0
         };
-        let longest = hours(crate::domain::backoff::Jitter::FULL);
+        let longest = hours(crate::backoff::Jitter::FULL);
         assert!((60.0..75.0).contains(&longest), "{longest}");
     }
 }

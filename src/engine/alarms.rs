@@ -7,6 +7,12 @@ use std::{
     sync::atomic::{AtomicI32, Ordering},
 };
 
+use fencepost_domain::{
+    alarm::{Changes, Details, Finding, MAX_OPEN_INCIDENTS, Name, Open, Rule, judge},
+    ids::{EndpointId, JobId, KeyId, ProjectId},
+    outbound::shown_host,
+    webhook::{ALARM_RESOLVED, ALARM_TRIGGERED},
+};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -15,12 +21,6 @@ use super::{
     isolate::{self, Sweep},
 };
 use crate::{
-    domain::{
-        alarm::{Changes, Details, Finding, MAX_OPEN_INCIDENTS, Name, Open, Rule, judge},
-        outbound::shown_host,
-        webhook::{ALARM_RESOLVED, ALARM_TRIGGERED},
-    },
-    ids::{EndpointId, JobId, KeyId, ProjectId},
     store::{
         incidents::{self, NewIncident, OpenIncident},
         sweep::{

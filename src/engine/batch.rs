@@ -17,6 +17,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use fencepost_domain::{
+    error::{Error, is_faulty_statement, is_lock_timeout, is_unique_violation},
+    ids::ProjectId,
+};
 use metrics::{counter, histogram};
 use tokio::{
     sync::{mpsc, oneshot},
@@ -25,9 +29,7 @@ use tokio::{
 
 use self::intake::{Cut, Entry, Intake, Room, Waiter};
 use crate::{
-    error::{Error, is_faulty_statement, is_lock_timeout, is_unique_violation},
     faults,
-    ids::ProjectId,
     store::{deadline::bounded_query, pools::Kept},
     telemetry,
 };

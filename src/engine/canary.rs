@@ -7,6 +7,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use fencepost_domain::{
+    error::Error,
+    ids::{JobId, ProjectId},
+    lease::Fence,
+    plan::{Limits, Tenant},
+};
 use metrics::{counter, gauge, histogram};
 use tokio::{sync::OnceCell, time::timeout};
 use tokio_util::sync::CancellationToken;
@@ -21,15 +27,7 @@ use super::{
     },
     settle::{self, Ack, AttemptEnd},
 };
-use crate::{
-    domain::{
-        lease::Fence,
-        plan::{Limits, Tenant},
-    },
-    error::Error,
-    ids::{JobId, ProjectId},
-    store, telemetry,
-};
+use crate::{store, telemetry};
 
 /// A canary that takes longer is a miss.
 const TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,12 +1,11 @@
 //! Cancelling waiting jobs, shared by all paths that end a job as cancelled.
 
+use fencepost_domain::{history, ids::JobKey};
 use metrics::counter;
 use sqlx::PgConnection;
 
 use super::{Engine, notify::job_event};
 use crate::{
-    domain::history,
-    ids::JobKey,
     store::{
         cascade,
         control::{self, CancelledJob},

@@ -6,12 +6,14 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
+use fencepost_domain::{
+    error::chain,
+    ids::{JobKey, ProjectId},
+};
 use sqlx::{Acquire, PgConnection};
 
 use crate::{
     engine::Engine,
-    error::chain,
-    ids::{JobKey, ProjectId},
     store::sweep::set_aside::{self, Failed, Work},
 };
 

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, sync::RwLock};
 
-use crate::ids::ProjectId;
+use fencepost_domain::ids::ProjectId;
 
 #[derive(Debug, Default)]
 pub struct KnownProjects(RwLock<HashSet<ProjectId>>);

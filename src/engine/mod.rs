@@ -33,6 +33,7 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
+use fencepost_domain::{error::Error, ids::TickKey};
 use metrics::counter;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -57,8 +58,6 @@ use self::{
     workers::{Registry, WorkerBeats, WorkerLookups},
 };
 use crate::{
-    error::Error,
-    ids::TickKey,
     store::{self, pools::Pools, shares::PerProject},
     telemetry, wakeups,
 };

@@ -4,6 +4,14 @@
 
 use std::time::Duration;
 
+use fencepost_domain::{
+    error::{self, Error},
+    history,
+    ids::{JobId, JobKey, OperationId, ProjectId},
+    limits::MAX_RUNNING_OPERATIONS,
+    operation::{Filter, JobFilter, Kind, MAX_FAILED_STEPS, Which, pause_ms, step_jobs},
+    plan::Tenant,
+};
 use metrics::counter;
 use sqlx::{Acquire, PgConnection};
 
@@ -14,14 +22,6 @@ use super::{
     jobs::{control, dead_letters, replay},
 };
 use crate::{
-    domain::{
-        history,
-        limits::MAX_RUNNING_OPERATIONS,
-        operation::{Filter, JobFilter, Kind, MAX_FAILED_STEPS, Which, pause_ms, step_jobs},
-        plan::Tenant,
-    },
-    error::{self, Error},
-    ids::{JobId, JobKey, OperationId, ProjectId},
     store::{
         self, TimePosition,
         events::{self, NewEvent},

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
+use fencepost_domain::{
+    error::Error,
+    ids::ProjectId,
+    limits::{MAX_PAUSED_TYPES, MAX_PROJECT_QUEUES},
+};
 use moka::sync::Cache;
 use sqlx::{Acquire, PgConnection};
 
 use super::Engine;
-use crate::{
-    domain::limits::{MAX_PAUSED_TYPES, MAX_PROJECT_QUEUES},
-    error::Error,
-    ids::ProjectId,
-    store::{counts, deadline::detached_query, queues},
-};
+use crate::store::{counts, deadline::detached_query, queues};
 
 pub use crate::store::{
     counts::{QueueRow, Totals},

@@ -13,16 +13,14 @@ use std::{
     time::Duration,
 };
 
+use fencepost_domain::ids::{LeaseId, ProjectId};
 use tokio::{
     sync::{mpsc, oneshot},
     time::timeout,
 };
 use uuid::Uuid;
 
-use crate::{
-    ids::{LeaseId, ProjectId},
-    store::claims::{LeaseRequest, LeasedJob},
-};
+use crate::store::claims::{LeaseRequest, LeasedJob};
 
 /// How long a batch of enqueues waits for the pump; then its jobs are stored without a lease.
 const MATCH_TIMEOUT: Duration = Duration::from_millis(10);

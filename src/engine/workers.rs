@@ -6,6 +6,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use fencepost_domain::{
+    error::{Error, is_faulty_statement},
+    ids::{ANONYMOUS, ProjectId},
+    job::Ending,
+    limits::WORKER_SILENCE_SECONDS,
+    plan::TEST_MODE,
+    worker::WorkerState,
+};
 use metrics::counter;
 use moka::sync::Cache;
 use sqlx::Acquire;
@@ -17,9 +25,6 @@ use super::{
     settle::{failure, heartbeat},
 };
 use crate::{
-    domain::{job::Ending, limits::WORKER_SILENCE_SECONDS, plan::TEST_MODE, worker::WorkerState},
-    error::{Error, is_faulty_statement},
-    ids::{ANONYMOUS, ProjectId},
     store::{
         self,
         pools::{self, Pool},

@@ -2,6 +2,11 @@
 
 use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    alarm::{MAX_ALARM_NAME_CHARS, MAX_ALARM_QUEUES, MAX_ALARMS, MailTo, Rule},
+    error::Error,
+    limits,
+};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -12,11 +17,6 @@ use super::{
 use crate::{
     app::App,
     auth::{Caller, Manage, Read},
-    domain::{
-        alarm::{MAX_ALARM_NAME_CHARS, MAX_ALARM_QUEUES, MAX_ALARMS, MailTo, Rule},
-        limits,
-    },
-    error::Error,
     store::alarms::{self, AlarmRow, AlarmSettings, DefaultAlarm},
     wire::{
         extract::{Json, NameInPath, RequestBody},

@@ -8,12 +8,11 @@ use axum::{
     http::{HeaderValue, header::CONTENT_LENGTH},
     response::{IntoResponse, Response},
 };
+use fencepost_domain::{error::Error, ids::ProjectId};
 use http_body_util::BodyExt;
 
 use super::least_rate::IsLarge;
 use crate::{
-    error::Error,
-    ids::ProjectId,
     store::shares::{Memory, Room},
     wire::delivery::MayBeRefused,
 };

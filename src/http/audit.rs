@@ -9,6 +9,12 @@ use axum::{
     response::Response,
 };
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    error::{Error, chain},
+    formats,
+    ids::AuditId,
+    limits::{self, MAX_EXPORTED_AUDIT},
+};
 use futures_util::stream;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -21,12 +27,6 @@ use super::{
 use crate::{
     app::App,
     auth::{Audit, Caller},
-    domain::{
-        formats,
-        limits::{self, MAX_EXPORTED_AUDIT},
-    },
-    error::{Error, chain},
-    ids::AuditId,
     store::{
         self,
         audit::{AuditFilter, AuditRow, Place},

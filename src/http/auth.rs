@@ -7,6 +7,7 @@ pub(crate) mod second_factor;
 
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{error::Error, limits};
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -20,8 +21,6 @@ use crate::{
     app::App,
     auth::Person,
     credentials::Evict,
-    domain::limits,
-    error::Error,
     store,
     wire::{
         extract::{Json, RequestBody},

@@ -7,6 +7,7 @@ use axum::{
     response::Response,
 };
 use chrono::{DateTime, Utc};
+use fencepost_domain::{error::Error, ids::BatchId, limits, outbound};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -23,14 +24,11 @@ use super::{
 use crate::{
     app::App,
     auth::{Caller, Produce, Read},
-    domain::{limits, outbound},
     engine::{
         batches::{self, BatchRow, NewBatch},
         enqueue::Extras,
         jobs::callback_url::check_callback_urls,
     },
-    error::Error,
-    ids::BatchId,
     wire::{
         extract::{BatchInPath, Object, Query, RequestBody},
         openapi::chars,

@@ -1,6 +1,11 @@
 //! Bulk requests: they count matching jobs first, and then start an operation.
 
 use axum::http::StatusCode;
+use fencepost_domain::{
+    error::Error,
+    limits,
+    operation::{Kind, Which},
+};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -13,12 +18,7 @@ use super::{
 use crate::{
     app::App,
     auth::Caller,
-    domain::{
-        limits,
-        operation::{Kind, Which},
-    },
     engine::operations::{self, NewOperation},
-    error::Error,
     wire::validate::Check,
 };
 

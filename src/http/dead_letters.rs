@@ -7,6 +7,7 @@ use std::collections::HashMap;
 
 use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{error::Error, formats, ids::JobKey, limits, operation::Filter};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
@@ -22,10 +23,7 @@ use super::{
 use crate::{
     app::App,
     auth::{Caller, Manage, Read},
-    domain::{formats, limits, operation::Filter},
     engine::jobs::{control, dead_letters},
-    error::Error,
-    ids::JobKey,
     store::{
         self, TimePosition,
         dead_letters::{GroupRow, LetterRow},

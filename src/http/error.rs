@@ -6,15 +6,15 @@ use axum::{
     response::Response,
 };
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    error::{self, Error, FieldError, JobStatus},
+    job::JobState,
+};
 use secrecy::ExposeSecret;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::{
-    domain::job::JobState,
-    error::{self, Error, FieldError, JobStatus},
-    wire::errors,
-};
+use crate::wire::errors;
 
 /// The page with a section for each code.
 const ERROR_DOCS: &str = "/docs/errors";

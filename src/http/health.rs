@@ -1,10 +1,10 @@
 //! `/livez` and `/readyz`: for load balancers, without a key.
 
 use axum::extract::State;
+use fencepost_domain::error::Error;
 
 use crate::{
     app::App,
-    error::Error,
     store::{
         migrate::{self, Schema},
         roles::Role,

@@ -12,6 +12,11 @@ use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, StatusCode, request::Parts},
     response::Response,
 };
+use fencepost_domain::{
+    error::Error,
+    ids::{BatchId, JobId, OperationId, ScheduleId, WorkflowId},
+    limits::MAX_IDEMPOTENCY_KEY_CHARS,
+};
 use sha2::{Digest, Sha256};
 use utoipa::IntoParams;
 use uuid::Uuid;
@@ -23,10 +28,7 @@ use super::error::{self, ErrorBody};
 use crate::{
     app::App,
     auth::{Caller, Permit},
-    domain::limits::MAX_IDEMPOTENCY_KEY_CHARS,
-    error::Error,
     faults::{self, Mutant},
-    ids::{BatchId, JobId, OperationId, ScheduleId, WorkflowId},
     store::idempotency::{self, Presented, StoredAnswer, StoredBody},
     wire::{
         RequestId,

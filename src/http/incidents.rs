@@ -2,6 +2,12 @@
 
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    alarm::{Details, MAX_MUTE_SECONDS, Rule, summary},
+    error::Error,
+    ids::IncidentId,
+    limits,
+};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -13,12 +19,6 @@ use super::{
 use crate::{
     app::App,
     auth::{Caller, Manage, Read, Who},
-    domain::{
-        alarm::{Details, MAX_MUTE_SECONDS, Rule, summary},
-        limits,
-    },
-    error::Error,
-    ids::IncidentId,
     store::incidents::{self, IncidentRow},
     wire::{
         extract::{IncidentInPath, Json, Query, RequestBody},

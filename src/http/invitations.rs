@@ -3,6 +3,7 @@
 
 use axum::{Extension, Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{access::Role, error::Error, limits};
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -13,8 +14,6 @@ use crate::{
     app::App,
     auth::Person,
     credentials::Evict,
-    domain::{access::Role, limits},
-    error::Error,
     store::invitations::Invited,
     wire::{
         extract::{Json, RequestBody},

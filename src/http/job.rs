@@ -3,19 +3,19 @@
 use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    backoff::RetryPolicy,
+    callbacks::{CallbackEnd, CallbackJob, Callbacks},
+    error::Error,
+    explain::Reason,
+    job::{AttemptOutcome, JobState, StoredState, WaitingFor},
+    text::ErrorReport,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use crate::{
-    domain::{
-        backoff::RetryPolicy,
-        callbacks::{CallbackEnd, CallbackJob, Callbacks},
-        explain::Reason,
-        job::{AttemptOutcome, JobState, StoredState, WaitingFor},
-        text::ErrorReport,
-    },
-    error::Error,
     http::redact::{self, Redact},
     store::jobs::{AttemptRow, JobRow},
     wire::validate::stored_json,

@@ -3,14 +3,13 @@
 pub mod schema;
 
 use axum::{Json as Reply, extract::State};
+use fencepost_domain::{error::Error, limits, stats::Counts};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{
     app::App,
     auth::{Caller, Read},
-    domain::{limits, stats::Counts},
-    error::Error,
     http::metrics::Percentiles,
     store::{self, stats::TypeStats},
 };

@@ -7,6 +7,16 @@ pub mod scanners;
 
 use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    access::{KeyPreset, Scope},
+    binding::KeyBinding,
+    error::Error,
+    formats,
+    ids::KeyId,
+    lease::RequireFence,
+    limits::{self, MAX_KEY_CALLS_PER_MINUTE},
+    networks,
+};
 use ipnet::IpNet;
 use secrecy::ExposeSecret;
 use serde::{Deserialize, Serialize};
@@ -24,16 +34,6 @@ use crate::{
     },
     app::App,
     auth::{Administer, Caller},
-    domain::{
-        access::{KeyPreset, Scope},
-        binding::KeyBinding,
-        formats,
-        lease::RequireFence,
-        limits::{self, MAX_KEY_CALLS_PER_MINUTE},
-        networks,
-    },
-    error::Error,
-    ids::KeyId,
     store::{self, keys::ListedKey},
     wire::{
         extract::{Json, KeyInPath, Object, Query, RequestBody},

@@ -4,13 +4,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::sync::Semaphore;
-
-use crate::{
+use fencepost_domain::{
     error::{Class, Error},
     ids::ProjectId,
-    limiter::{Limiter, Rate},
 };
+use tokio::sync::Semaphore;
+
+use crate::limiter::{Limiter, Rate};
 
 /// Refusals of one node above which some are late.
 pub const CALM_REFUSALS: Rate = Rate { count: 400, window_seconds: 2 };

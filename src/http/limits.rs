@@ -2,16 +2,14 @@
 //! again.
 
 use axum::{Json as Reply, extract::State};
+use fencepost_domain::{error::Error, ids::ProjectId, limits as bounds, plan::Limits};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{
     app::App,
     auth::{Anybody, Bound, Budget, Caller, Who, body_bytes, project_limits},
-    domain::{limits as bounds, plan::Limits},
     engine::enqueue::quota,
-    error::Error,
-    ids::ProjectId,
     store,
     wire::streams,
 };

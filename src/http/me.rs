@@ -7,6 +7,10 @@ pub(crate) mod second_factors;
 
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    error::Error,
+    limits::{self, MAX_SHOWN_SESSIONS, SESSION_IDLE_SECONDS},
+};
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -24,8 +28,6 @@ use crate::{
     app::App,
     auth::Person,
     credentials::Evict,
-    domain::limits::{self, MAX_SHOWN_SESSIONS, SESSION_IDLE_SECONDS},
-    error::Error,
     store::{
         self,
         account_log::{self, AccountLogRow},

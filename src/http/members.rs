@@ -2,6 +2,11 @@
 
 use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    access::Role,
+    error::{Error, chain},
+    limits::{self, MAX_MEMBERS},
+};
 use secrecy::ExposeSecret;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -12,11 +17,6 @@ use crate::{
     app::App,
     auth::{Anybody, Caller, Govern, Who},
     credentials::Evict,
-    domain::{
-        access::Role,
-        limits::{self, MAX_MEMBERS},
-    },
-    error::{Error, chain},
     store,
     wire::{
         extract::{AccountInPath, InvitationInPath, Json, Query, RequestBody},

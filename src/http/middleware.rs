@@ -19,6 +19,11 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
+use fencepost_domain::{
+    error::Error,
+    ids,
+    trace::{TraceContext, trace_id_text},
+};
 use futures_util::FutureExt;
 use metrics::counter;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -35,9 +40,6 @@ use crate::{
     app::App,
     auth::{CallReport, ClientAddress, client_of_request},
     config::TrustedProxies,
-    domain::trace::{TraceContext, trace_id_text},
-    error::Error,
-    ids,
     limiter::Standing,
     store::deadline::{bounded, without_connections},
     telemetry,
@@ -422,7 +424,7 @@ fn log(about: &About<'_>, failure: Option<&Error>) {
             http.method = method,
             http.status = status,
             duration_ms,
-            error = crate::error::chain(error),
+            error = fencepost_domain::error::chain(error),
             "request failed"
         ),
         Some(error) => tracing::info!(

@@ -17,6 +17,7 @@ use axum::{
     },
     response::Redirect,
 };
+use fencepost_domain::error::{Error, KEY_PREFIX};
 use serde_json::{Map, Value, json};
 use utoipa::{
     Modify, OpenApi,
@@ -30,7 +31,6 @@ use utoipa_swagger_ui::{Config, SwaggerUi};
 
 use super::{data_plane, deprecation, people_plane, project_plane};
 use crate::app::App;
-use crate::error::{Error, KEY_PREFIX};
 use crate::store::jobs::Order;
 use crate::wire::openapi::{Applies, DerivedResponse, OF_BODIES, add_responses, lift_bounds};
 

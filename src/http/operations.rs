@@ -3,6 +3,12 @@
 
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    error::Error,
+    ids::OperationId,
+    limits,
+    operation::{Kind, State as OperationState, Which},
+};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -16,13 +22,7 @@ use super::{
 use crate::{
     app::App,
     auth::{Caller, Manage, Read},
-    domain::{
-        limits,
-        operation::{Kind, State as OperationState, Which},
-    },
     engine::operations::{self, OperationRow},
-    error::Error,
-    ids::OperationId,
     store,
     wire::{
         extract::{OperationInPath, Query},

@@ -1,6 +1,8 @@
 //! Lists in pages: how many rows a page has, and the shape of its answer.
 
-use crate::{domain::limits::MAX_PAGE_BYTES, wire::validate::Check};
+use fencepost_domain::limits::MAX_PAGE_BYTES;
+
+use crate::wire::validate::Check;
 
 /// Defines the answer of a list: a page with `has_more` and `next_cursor`.
 macro_rules! page {

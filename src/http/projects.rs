@@ -2,6 +2,7 @@
 
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{access::Role, error::Error, lease::RequireFence, limits};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -14,8 +15,6 @@ use crate::{
     app::App,
     auth::{Anybody, Caller, Govern, Own, Person},
     credentials::Evict,
-    domain::{access::Role, lease::RequireFence, limits},
-    error::Error,
     store::{self, members::Membership},
     wire::{
         extract::{Json, Query, RequestBody},

@@ -8,6 +8,13 @@ use std::cmp::Reverse;
 
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    backoff::RetryPolicy,
+    error::Error,
+    explain::Reason,
+    ids::{JobId, ProjectId},
+    limits,
+};
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -20,11 +27,8 @@ use super::{
 use crate::{
     app::App,
     auth::{Caller, Manage, Read},
-    domain::{backoff::RetryPolicy, explain::Reason, limits},
     engine::{jobs::explain, queues},
-    error::Error,
     faults::Mutant,
-    ids::{JobId, ProjectId},
     store::{
         self,
         counts::QueueRow,

@@ -6,6 +6,13 @@ pub mod times;
 
 use axum::{Json as Reply, extract::State, http::StatusCode, response::Response};
 use chrono::{DateTime, SecondsFormat, Utc};
+use fencepost_domain::{
+    backoff::RetryPolicy,
+    error::Error,
+    job::DEFAULT_QUEUE,
+    limits,
+    schedule::{CatchUp, OverlapPolicy},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
@@ -21,14 +28,7 @@ use super::{
 use crate::{
     app::App,
     auth::{Caller, Read, Schedule},
-    domain::{
-        backoff::RetryPolicy,
-        job::DEFAULT_QUEUE,
-        limits,
-        schedule::{CatchUp, OverlapPolicy},
-    },
     engine::schedules::{self, ScheduleRow, WrittenSchedule},
-    error::Error,
     wire::{
         extract::{Json, NameInPath, Object, Query, RequestBody},
         openapi::{chars, range},

@@ -1,15 +1,13 @@
 //! Retry policies of jobs, queues and schedules.
 
+use fencepost_domain::{
+    backoff::{JitterKind, RetryPolicy, RetryStrategy},
+    limits,
+};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use crate::{
-    domain::{
-        backoff::{JitterKind, RetryPolicy, RetryStrategy},
-        limits,
-    },
-    wire::{openapi::range, validate::Check},
-};
+use crate::wire::{openapi::range, validate::Check};
 
 /// A retry policy. Omitted fields have their defaults.
 #[derive(Debug, Deserialize, ToSchema)]

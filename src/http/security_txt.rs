@@ -6,8 +6,9 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use chrono::{SecondsFormat, TimeDelta, Utc};
+use fencepost_domain::error::Error;
 
-use crate::{app::App, error::Error};
+use crate::app::App;
 
 /// How long readers may keep the file. The RFC recommends less than a year.
 const VALID_DAYS: i64 = 90;

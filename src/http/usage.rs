@@ -2,6 +2,7 @@
 
 use axum::{Json as Reply, extract::State};
 use chrono::NaiveDate;
+use fencepost_domain::error::Error;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -9,7 +10,6 @@ use crate::{
     app::App,
     auth::{Caller, Read},
     engine::enqueue::quota,
-    error::Error,
     http::error::ErrorBody,
     store,
     wire::extract::Query,

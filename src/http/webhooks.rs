@@ -5,6 +5,12 @@ mod endpoint;
 pub mod replay;
 
 use axum::{Json as Reply, extract::State, http::StatusCode};
+use fencepost_domain::{
+    error::Error,
+    ids::EndpointId,
+    limits, outbound,
+    webhook::{self, EVENT_TYPES},
+};
 use serde::Deserialize;
 use serde_json::json;
 use sha2::{Digest, Sha256};
@@ -21,13 +27,7 @@ use super::{
 use crate::{
     app::App,
     auth::{Caller, Webhooks},
-    domain::{
-        limits, outbound,
-        webhook::{self, EVENT_TYPES},
-    },
     engine::webhooks::{self, EndpointChange, NewEndpoint},
-    error::Error,
-    ids::EndpointId,
     wire::{
         extract::{EndpointInPath, Json, Query, RequestBody},
         openapi::{chars, items},

@@ -7,6 +7,15 @@ use axum::{
     response::Response,
 };
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    dependency::{Dependency, When},
+    error::Error,
+    ids::WorkflowId,
+    job::{JobState, StoredState},
+    limits, outbound,
+    plan::Tenant,
+    workflow::{self, BrokenGraph, Node, WorkflowState},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
@@ -22,20 +31,11 @@ use super::{
 use crate::{
     app::App,
     auth::{Bound, Caller, Control, Cost, Produce, Read},
-    domain::{
-        dependency::{Dependency, When},
-        job::{JobState, StoredState},
-        limits, outbound,
-        plan::Tenant,
-        workflow::{self, BrokenGraph, Node, WorkflowState},
-    },
     engine::jobs::{
         bound::check_enqueue,
         callback_url::check_callback_urls,
         workflows::{self, JobGraph, StateCount, WorkflowJobRow, WorkflowRow},
     },
-    error::Error,
-    ids::WorkflowId,
     wire::{
         extract::{Object, Query, RequestBody, WorkflowInPath},
         openapi::chars,

@@ -10,12 +10,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use fencepost_domain::outbound::Allowed;
 use hickory_resolver::{TokioResolver, config::LookupIpStrategy};
 use tokio::time::timeout;
 use url::Host;
 
 use super::CallError;
-use crate::domain::outbound::Allowed;
 
 /// Longest look-up of a host's addresses.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);

@@ -16,6 +16,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
+use fencepost_domain::{error, outbound::Allowed};
 use http_body_util::Full;
 use hyper::{Uri, http::HeaderValue};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
@@ -37,7 +38,6 @@ use super::{
     CallError,
     addresses::{Lookup, Resolver},
 };
-use crate::{domain::outbound::Allowed, error};
 
 /// Longest set-up of a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use crate::ids::{AccountId, AuditId};
+use fencepost_domain::ids::{AccountId, AuditId};
 
 /// What happened, and from where.
 #[derive(Debug, Clone, Default)]

@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use crate::ids::{AccountId, ProjectId};
+use fencepost_domain::ids::{AccountId, ProjectId};
 
 #[derive(Debug, Clone)]
 pub struct Account {

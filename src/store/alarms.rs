@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use crate::ids::ProjectId;
+use fencepost_domain::ids::ProjectId;
 
 /// An alarm.
 #[derive(Debug, Clone)]

@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Postgres, QueryBuilder};
 
-use crate::ids::{AuditId, ProjectId};
+use fencepost_domain::ids::{AuditId, ProjectId};
 
 /// Who made the change.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::ids::{BatchId, ProjectId};
+use fencepost_domain::ids::{BatchId, ProjectId};
 
 /// A batch to store.
 #[derive(Debug, Clone)]

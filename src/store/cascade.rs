@@ -2,14 +2,15 @@
 //! `expires_at`, are stored beside the jobs, and read by loops.
 
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    dependency::ParentEnd,
+    ids::{JobId, JobKey, ProjectId},
+    job::StoredState,
+};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::settle_success::WaitingJob;
-use crate::{
-    domain::{dependency::ParentEnd, job::StoredState},
-    ids::{JobId, JobKey, ProjectId},
-};
 
 /// Marks jobs that ended without success: their children must be cancelled, or may run.
 pub async fn mark_ended(conn: &mut PgConnection, parents: &[JobKey]) -> sqlx::Result<()> {

@@ -9,9 +9,9 @@ use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::{
-    domain::lease::{MIN_DEFAULT_LEASE_SECONDS, TIMEOUT_GRACE_SECONDS},
+use fencepost_domain::{
     ids::{JobId, LeaseId, ProjectId, WorkflowId},
+    lease::{MIN_DEFAULT_LEASE_SECONDS, TIMEOUT_GRACE_SECONDS},
 };
 
 /// Jobs that one claim statement leases at most. The statements carry the same number as a literal.

@@ -2,13 +2,13 @@
 //! locked what it changes.
 
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    ids::{JobId, JobKey, ProjectId},
+    job::StoredState,
+};
 use sqlx::PgConnection;
 
 use super::settle_success::WaitingJob;
-use crate::{
-    domain::job::StoredState,
-    ids::{JobId, JobKey, ProjectId},
-};
 
 /// A job, locked until the end of the transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

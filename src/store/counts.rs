@@ -5,10 +5,10 @@
 //! (`unmerged_deltas`), so its result is exact for its snapshot.
 
 use chrono::{DateTime, Utc};
+use fencepost_domain::ids::{JobId, ProjectId};
 use sqlx::PgConnection;
 
 use super::workers::ALIVE_SECONDS;
-use crate::ids::{JobId, ProjectId};
 
 /// Running jobs are counted in their index, up to this number. The statement carries it as a
 /// literal.

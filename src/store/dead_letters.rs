@@ -2,14 +2,14 @@
 //! retried or deleted.
 
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    ids::{JobId, JobKey, ProjectId},
+    operation::Filter,
+};
 use sqlx::{PgConnection, Postgres, QueryBuilder};
 use uuid::Uuid;
 
 use super::TimePosition;
-use crate::{
-    domain::operation::Filter,
-    ids::{JobId, JobKey, ProjectId},
-};
 
 /// Dead letters that one query examines at most.
 pub const MAX_EXAMINED: i64 = 2_000;

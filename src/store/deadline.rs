@@ -24,7 +24,7 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 
-use crate::error::Error;
+use fencepost_domain::error::Error;
 
 tokio::task_local! {
     /// The work that runs in this task, if it is bounded.

@@ -3,14 +3,12 @@
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::{
-    domain::{
-        dependency::{ParentEnd, When},
-        job::StoredState,
-        limits::MAX_PARENT_RESULTS_BYTES,
-        text::ErrorReport,
-    },
+use fencepost_domain::{
+    dependency::{ParentEnd, When},
     ids::{JobId, JobKey, ProjectId},
+    job::StoredState,
+    limits::MAX_PARENT_RESULTS_BYTES,
+    text::ErrorReport,
 };
 
 /// A job that others will wait for.

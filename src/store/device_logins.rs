@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use crate::ids::{AccountId, ProjectId, SessionId};
+use fencepost_domain::ids::{AccountId, ProjectId, SessionId};
 
 /// A login that is not approved yet.
 #[derive(Debug, Clone)]

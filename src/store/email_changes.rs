@@ -2,7 +2,7 @@
 
 use sqlx::PgConnection;
 
-use crate::ids::AccountId;
+use fencepost_domain::ids::AccountId;
 
 /// A change that an address has confirmed.
 #[derive(Debug, Clone)]

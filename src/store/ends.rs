@@ -3,7 +3,7 @@
 
 use sqlx::PgConnection;
 
-use crate::ids::{BatchId, JobId, ProjectId, WorkflowId};
+use fencepost_domain::ids::{BatchId, JobId, ProjectId, WorkflowId};
 
 /// Something that happened to a job or a batch.
 #[derive(Debug, Clone)]

@@ -1,24 +1,22 @@
 //! Storing new jobs.
 
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    backoff::RetryPolicy,
+    callbacks::Callbacks,
+    dependency::Dependency,
+    ids::{BatchId, JobId, LeaseId, ProjectId, WorkflowId},
+    job::{self, StoredState},
+    lease::{MIN_DEFAULT_LEASE_SECONDS, TIMEOUT_GRACE_SECONDS},
+    limits,
+};
 use serde::Serialize;
 use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
 
-use crate::{
-    domain::{
-        backoff::RetryPolicy,
-        callbacks::Callbacks,
-        dependency::Dependency,
-        job::{self, StoredState},
-        lease::{MIN_DEFAULT_LEASE_SECONDS, TIMEOUT_GRACE_SECONDS},
-        limits,
-    },
-    ids::{BatchId, JobId, LeaseId, ProjectId, WorkflowId},
-    store::{
-        claims::{LeaseRequest, LeasedJob},
-        jobs::JobRow,
-    },
+use crate::store::{
+    claims::{LeaseRequest, LeasedJob},
+    jobs::JobRow,
 };
 
 /// When a new job may run.
@@ -61,7 +59,7 @@ pub struct NewJob {
 pub struct Extras {
     /// Labels that its worker must have, sorted.
     pub labels: Vec<String>,
-    /// See [`crate::domain::constraint_key`].
+    /// See [`fencepost_domain::constraint_key`].
     pub constraint_key: Option<Uuid>,
     /// At most `concurrency_limit` jobs with the same key run at a time.
     pub concurrency_key: Option<String>,

@@ -4,9 +4,9 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::{
-    domain::lease::Fence,
+use fencepost_domain::{
     ids::{EventId, JobId, JobKey, LeaseId, ProjectId},
+    lease::Fence,
 };
 
 /// An event of a job.
@@ -72,7 +72,7 @@ pub async fn count(conn: &mut PgConnection, key: JobKey, limit: i64) -> sqlx::Re
 }
 
 /// The payload of a job's latest event of this type. A job has at most
-/// [`MAX_JOB_EVENTS`](crate::domain::limits::MAX_JOB_EVENTS).
+/// [`MAX_JOB_EVENTS`](fencepost_domain::limits::MAX_JOB_EVENTS).
 pub async fn last_of_kind(
     conn: &mut PgConnection,
     key: JobKey,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sqlx::PgConnection;
 
-use crate::ids::JobKey;
+use fencepost_domain::ids::JobKey;
 
 /// A worker that says that it holds a job.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,13 +1,13 @@
 //! Renewing leases.
 
+use fencepost_domain::{
+    ids::{ANONYMOUS, JobId, JobKey, LeaseId, ProjectId},
+    lease::{Fence, TIMEOUT_GRACE_SECONDS},
+};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::settle_success::FenceColumns;
-use crate::{
-    domain::lease::{Fence, TIMEOUT_GRACE_SECONDS},
-    ids::{ANONYMOUS, JobId, JobKey, LeaseId, ProjectId},
-};
 
 /// A heartbeat of one job.
 #[derive(Debug, Clone, PartialEq)]

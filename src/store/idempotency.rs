@@ -1,13 +1,13 @@
 //! Answers that are repeated, by the idempotency key of the first request.
 
+use fencepost_domain::{
+    ids::{NodeId, ProjectId},
+    limits::{IDEMPOTENCY_KEEP_SECONDS, IDEMPOTENCY_LOCK_SECONDS},
+};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::nodes::NODE_SILENCE_SECONDS;
-use crate::{
-    domain::limits::{IDEMPOTENCY_KEEP_SECONDS, IDEMPOTENCY_LOCK_SECONDS},
-    ids::{NodeId, ProjectId},
-};
 
 /// The idempotency key of a request.
 #[derive(Debug, Clone, Copy)]

@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use crate::ids::{AccountId, IdentityId};
+use fencepost_domain::ids::{AccountId, IdentityId};
 
 /// A person, as a provider knows them.
 #[derive(Debug, Clone)]

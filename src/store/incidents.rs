@@ -4,14 +4,10 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::{
-    domain::{
-        alarm::{
-            Details, MAX_ALARM_MAILS_A_DAY, MAX_INCIDENTS_A_DAY, MAX_MAILED_MEMBERS, Name, Rule,
-        },
-        limits::{MAIL_SECONDS, MAX_WAITING_MAILS},
-    },
+use fencepost_domain::{
+    alarm::{Details, MAX_ALARM_MAILS_A_DAY, MAX_INCIDENTS_A_DAY, MAX_MAILED_MEMBERS, Name, Rule},
     ids::{IncidentId, ProjectId},
+    limits::{MAIL_SECONDS, MAX_WAITING_MAILS},
 };
 
 /// An incident.

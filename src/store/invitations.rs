@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use crate::ids::{AccountId, InvitationId, ProjectId};
+use fencepost_domain::ids::{AccountId, InvitationId, ProjectId};
 
 #[derive(Debug, Clone)]
 pub struct Invitation {

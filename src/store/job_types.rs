@@ -1,10 +1,10 @@
 //! What a project says about its job types.
 
 use chrono::{DateTime, Utc};
+use fencepost_domain::ids::ProjectId;
 use sqlx::PgConnection;
 
 use super::workers::ALIVE_SECONDS;
-use crate::ids::ProjectId;
 
 /// The schema of a job type's payloads.
 #[derive(Debug, Clone)]

@@ -10,13 +10,11 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::{
-    domain::{
-        job::{AttemptOutcome, Closed, StoredState},
-        limits,
-        text::ErrorReport,
-    },
+use fencepost_domain::{
     ids::{BatchId, JobId, JobKey, LeaseId, ProjectId, WorkflowId},
+    job::{AttemptOutcome, Closed, StoredState},
+    limits,
+    text::ErrorReport,
 };
 
 pub use self::{
@@ -106,7 +104,7 @@ pub struct JobRow {
     pub workflow_key: Option<String>,
     pub envelope: Option<String>,
     pub batch_id: Option<BatchId>,
-    /// The jobs that its end enqueues, as [`crate::domain::callbacks::Callbacks`]; left out as
+    /// The jobs that its end enqueues, as [`fencepost_domain::callbacks::Callbacks`]; left out as
     /// payloads are.
     pub callbacks: Option<String>,
     /// The earlier job whose work it repeats.

@@ -5,7 +5,7 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::ids::{KeyId, ProjectId, ProjectPublicId};
+use fencepost_domain::ids::{KeyId, ProjectId, ProjectPublicId};
 
 /// What a key gives access to.
 #[derive(Debug, Clone, PartialEq)]

@@ -6,14 +6,14 @@
 //! a statement that began after it had the lock. Locks are tried, never awaited.
 
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    ids::{JobId, LeaseId, ProjectId, WorkflowId},
+    lease::{MIN_DEFAULT_LEASE_SECONDS, TIMEOUT_GRACE_SECONDS},
+};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::claims::{Columns, LeasedJob, QueueClaim, leased_jobs};
-use crate::{
-    domain::lease::{MIN_DEFAULT_LEASE_SECONDS, TIMEOUT_GRACE_SECONDS},
-    ids::{JobId, LeaseId, ProjectId, WorkflowId},
-};
 
 /// Constraint keys of one page. The statement carries the same number as a literal.
 pub const MAX_PAGE_CONSTRAINT_KEYS: usize = 200;

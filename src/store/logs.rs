@@ -2,9 +2,9 @@
 
 use sqlx::PgConnection;
 
-use crate::{
-    domain::limits::{MAX_LOG_BYTES, MAX_LOG_CHUNKS_KEPT},
+use fencepost_domain::{
     ids::JobKey,
+    limits::{MAX_LOG_BYTES, MAX_LOG_CHUNKS_KEPT},
 };
 
 /// A chunk of an attempt's output.

@@ -3,7 +3,7 @@
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::ids::{AccountId, ProjectId};
+use fencepost_domain::ids::{AccountId, ProjectId};
 
 /// A mail that this node has taken to send.
 #[derive(Clone)]

@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use crate::ids::{AccountId, ProjectId, ProjectPublicId};
+use fencepost_domain::ids::{AccountId, ProjectId, ProjectPublicId};
 
 /// A member of a project.
 #[derive(Debug, Clone)]

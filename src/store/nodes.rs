@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::ids::NodeId;
+use fencepost_domain::ids::NodeId;
 
 /// A node counts as gone after this many seconds without a sign of life.
 pub const NODE_SILENCE_SECONDS: f64 = 15.0;

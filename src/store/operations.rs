@@ -1,14 +1,14 @@
 //! Bulk operations in the background.
 
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    ids::{JobId, OperationId, ProjectId},
+    operation::{Kind, State, Which},
+};
 use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
 
 use super::TimePosition;
-use crate::{
-    domain::operation::{Kind, State, Which},
-    ids::{JobId, OperationId, ProjectId},
-};
 
 /// Characters of an operation's `sample_error`.
 const MAX_SAMPLE_ERROR_CHARS: i32 = 300;

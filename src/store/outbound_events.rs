@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use crate::ids::{BatchId, EndpointId, IncidentId, JobId, ProjectId, WorkflowId};
+use fencepost_domain::ids::{BatchId, EndpointId, IncidentId, JobId, ProjectId, WorkflowId};
 
 /// An event, by its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

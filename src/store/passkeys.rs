@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use crate::ids::{AccountId, PasskeyId};
+use fencepost_domain::ids::{AccountId, PasskeyId};
 
 /// A passkey of an account.
 #[derive(Debug, Clone)]

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use fencepost_domain::ids::{JobId, LeaseId, ProjectId, WorkflowId};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::claims::LeasedJob;
-use crate::ids::{JobId, LeaseId, ProjectId, WorkflowId};
 
 /// The id that a worker gave a poll.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::ids::{ProjectId, ProjectPublicId};
+use fencepost_domain::ids::{ProjectId, ProjectPublicId};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Project {

@@ -1,10 +1,10 @@
 //! Push: queues whose jobs are sent to a URL.
 
 use chrono::{DateTime, Utc};
+use fencepost_domain::ids::ProjectId;
 use sqlx::PgConnection;
 
 use super::workers::ALIVE_SECONDS;
-use crate::ids::ProjectId;
 
 /// Where a queue's jobs are sent.
 #[derive(Debug, Clone)]

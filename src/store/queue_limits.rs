@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use crate::{domain::rate::Handout, ids::ProjectId};
+use fencepost_domain::{ids::ProjectId, rate::Handout};
 
 /// Job types that are claimed separately in a queue with paused types. The statement carries the
 /// same number as a literal.

@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, types::Json};
 
-use crate::{domain::backoff::RetryPolicy, ids::ProjectId};
+use fencepost_domain::{backoff::RetryPolicy, ids::ProjectId};
 
 /// Changes to a queue's settings. The outer none: keep it. The inner none: remove it.
 #[derive(Debug, Clone, Default, PartialEq)]

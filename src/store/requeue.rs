@@ -1,14 +1,14 @@
 //! Retrying ended jobs by request. Each statement runs in a transaction that has locked what it
 //! changes.
 
+use fencepost_domain::{
+    ids::{JobId, JobKey, ProjectId},
+    job::StoredState,
+};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::settle_success::WaitingJob;
-use crate::{
-    domain::job::StoredState,
-    ids::{JobId, JobKey, ProjectId},
-};
 
 /// Retries a dead letter: failures count from 0, attempts continue. None if it is not a dead
 /// letter.

@@ -3,12 +3,10 @@
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, types::Json};
 
-use crate::{
-    domain::{
-        backoff::RetryPolicy,
-        schedule::{CatchUp, FireOutcome, OverlapPolicy},
-    },
+use fencepost_domain::{
+    backoff::RetryPolicy,
     ids::{JobId, ProjectId},
+    schedule::{CatchUp, FireOutcome, OverlapPolicy},
 };
 
 /// A schedule as a worker registers it. None keeps the value, or uses the default.

@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use crate::ids::{AccountId, SessionId};
+use fencepost_domain::ids::{AccountId, SessionId};
 
 #[derive(Debug, Clone)]
 pub struct Session {

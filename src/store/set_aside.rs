@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use crate::ids::{JobId, ProjectId};
+use fencepost_domain::ids::{JobId, ProjectId};
 
 /// Work on a row that fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,18 +4,16 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    ids::{JobId, JobKey, ProjectId},
+    job::{AttemptOutcome, StoredState},
+    lease::Fence,
+    text::ErrorReport,
+};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::settle_success::{FenceColumns, WaitingJob};
-use crate::{
-    domain::{
-        job::{AttemptOutcome, StoredState},
-        lease::Fence,
-        text::ErrorReport,
-    },
-    ids::{JobId, JobKey, ProjectId},
-};
 
 /// A running job, locked, with what the rules need.
 #[derive(Debug, Clone)]

@@ -4,12 +4,10 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::{
-    domain::{
-        job::{AttemptOutcome, StoredState},
-        lease::{Fence, Holder, Standing},
-    },
+use fencepost_domain::{
     ids::{JobId, JobKey, LeaseId, ProjectId},
+    job::{AttemptOutcome, StoredState},
+    lease::{Fence, Holder, Standing},
 };
 
 /// A success to record, if its fence still holds.

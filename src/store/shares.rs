@@ -8,7 +8,7 @@ use std::{
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::ids::ProjectId;
+use fencepost_domain::ids::ProjectId;
 
 /// Those that hold nothing are forgotten when this many are known.
 const MAX_KNOWN: usize = 1_000;

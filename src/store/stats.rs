@@ -3,12 +3,10 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use crate::{
-    domain::{
-        histogram::Histogram,
-        stats::{Counted, Counts},
-    },
+use fencepost_domain::{
+    histogram::Histogram,
     ids::ProjectId,
+    stats::{Counted, Counts},
 };
 
 /// Rows that one statement adds, each to its minute, its hour and its total.
@@ -92,7 +90,7 @@ pub async fn add(conn: &mut PgConnection, counted: &[Counted]) -> sqlx::Result<(
         &column(|it| it.run.sum_ms),
         &flat(|it| &it.wait),
         &flat(|it| &it.run),
-        crate::domain::histogram::BUCKETS as i64,
+        fencepost_domain::histogram::BUCKETS as i64,
     )
     .execute(conn)
     .await?;

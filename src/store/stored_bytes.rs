@@ -2,7 +2,7 @@
 
 use sqlx::PgConnection;
 
-use crate::ids::ProjectId;
+use fencepost_domain::ids::ProjectId;
 
 /// Changes that one pass merges at most. The statement carries the same number as a literal.
 pub const MAX_MERGED_DELTAS: u64 = 20_000;

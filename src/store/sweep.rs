@@ -16,14 +16,16 @@ pub mod set_aside;
 pub mod webhooks;
 pub mod workers;
 
+use fencepost_domain::{
+    ids::{JobId, JobKey, LeaseId, ProjectId},
+    job::StoredState,
+    lease::TIMEOUT_GRACE_SECONDS,
+    limits::IDEMPOTENCY_KEEP_SECONDS,
+};
 use sqlx::{Executor, PgConnection};
 use uuid::Uuid;
 
 use super::{settle_failure::Held, settle_success::WaitingJob};
-use crate::{
-    domain::{job::StoredState, lease::TIMEOUT_GRACE_SECONDS, limits::IDEMPOTENCY_KEEP_SECONDS},
-    ids::{JobId, JobKey, LeaseId, ProjectId},
-};
 
 /// Jobs that one pass of a loop touches at most. The statements carry the same number as a literal.
 pub const MAX_SWEEP_ROWS: usize = 500;

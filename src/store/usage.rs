@@ -3,7 +3,7 @@
 use chrono::NaiveDate;
 use sqlx::PgConnection;
 
-use crate::{domain::stats::Counted, ids::ProjectId};
+use fencepost_domain::{ids::ProjectId, stats::Counted};
 
 /// What happened in a month.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

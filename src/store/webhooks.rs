@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use crate::ids::{EndpointId, ProjectId, ProjectPublicId};
+use fencepost_domain::ids::{EndpointId, ProjectId, ProjectPublicId};
 
 /// An endpoint.
 #[derive(Debug, Clone)]

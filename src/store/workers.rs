@@ -5,9 +5,9 @@ use std::sync::Arc;
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, types::Json};
 
-use crate::{
-    domain::worker::WorkerState,
+use fencepost_domain::{
     ids::{JobId, ProjectId},
+    worker::WorkerState,
 };
 
 /// A worker's registration.

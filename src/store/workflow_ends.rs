@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use crate::ids::{ProjectId, WorkflowId};
+use fencepost_domain::ids::{ProjectId, WorkflowId};
 
 /// Whether some job of a workflow has not ended.
 pub async fn has_open_jobs(

@@ -1,18 +1,16 @@
 //! Workflows: their rows, and starting them.
 
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    dependency::{Dependency, When},
+    ids::{JobId, ProjectId, WorkflowId},
+    job::StoredState,
+    workflow::Member,
+};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{batches::NewBatch, dependencies::Edge, settle_success::WaitingJob};
-use crate::{
-    domain::{
-        dependency::{Dependency, When},
-        job::StoredState,
-        workflow::Member,
-    },
-    ids::{JobId, ProjectId, WorkflowId},
-};
 
 /// A workflow to store with its jobs.
 #[derive(Debug, Clone)]

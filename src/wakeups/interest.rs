@@ -8,7 +8,7 @@ use std::{
 
 use tokio::sync::watch;
 
-use crate::{domain::limits::MAX_POLL_WAIT_SECONDS, ids::ProjectId};
+use fencepost_domain::{ids::ProjectId, limits::MAX_POLL_WAIT_SECONDS};
 
 /// The hints of all projects are spread over this many shards, each with a channel in Redis.
 pub const SHARDS: u32 = 256;

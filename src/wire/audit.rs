@@ -1,6 +1,8 @@
 //! Audit entries, for the native API and all adapters.
 
-use crate::{app::App, auth::Caller, error::chain, store};
+use fencepost_domain::error::chain;
+
+use crate::{app::App, auth::Caller, store};
 
 pub use crate::store::audit::NewAuditEntry;
 

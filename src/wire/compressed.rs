@@ -20,7 +20,7 @@ use moka::future::Cache;
 use percent_encoding::percent_decode_str;
 use tokio::sync::Semaphore;
 
-use crate::error::Error;
+use fencepost_domain::error::Error;
 
 /// Files that are remembered: about three times as many as there are.
 const MAX_FILES: u64 = 500;

@@ -10,10 +10,11 @@ use axum::{
     http::{HeaderValue, header::CONTENT_TYPE},
     response::Response,
 };
+use fencepost_domain::error::Error;
 use hyper::body::{Frame, SizeHint};
 use serde::Serialize;
 
-use crate::{engine::dispatch::Delivery, error::Error};
+use crate::engine::dispatch::Delivery;
 
 /// In the extensions of an answer that may be replaced by a refusal: nothing of it is lost.
 #[derive(Debug, Clone, Copy)]

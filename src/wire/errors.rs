@@ -3,13 +3,13 @@
 
 use axum::{
     extract::{Request, State},
-    http::{HeaderValue, StatusCode, header::RETRY_AFTER},
+    http::{HeaderValue, header::RETRY_AFTER},
     middleware::Next,
     response::{IntoResponse, Response},
 };
+use fencepost_domain::error::{Error, FieldError};
 
 use super::RequestId;
-use crate::error::{Error, FieldError};
 
 /// Seconds until a retry, if nothing better is known.
 const RETRY_AFTER_SECONDS: u32 = 1;
@@ -20,15 +20,6 @@ pub struct ErrorResponse(pub Error);
 
 /// How an API or adapter renders an error, given the id of the request and the response so far.
 pub type RenderError = fn(&Error, &str, Response) -> Response;
-
-/// The layer of the wire renders the body, and replaces the status.
-impl IntoResponse for Error {
-    fn into_response(self) -> Response {
-        let mut response = StatusCode::INTERNAL_SERVER_ERROR.into_response();
-        response.extensions_mut().insert(self);
-        response
-    }
-}
 
 /// The layer that renders the errors of handlers.
 pub async fn render(

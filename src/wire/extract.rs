@@ -8,6 +8,14 @@ use axum::{
     http::{HeaderMap, header::CONTENT_TYPE, request::Parts},
 };
 use bytes::{Bytes, BytesMut};
+use fencepost_domain::{
+    error::Error,
+    ids::{
+        AccountId, BatchId, DeliveryId, EndpointId, IdentityId, IncidentId, InvitationId, JobId,
+        KeyId, OperationId, PasskeyId, SessionId, WorkflowId,
+    },
+    limits,
+};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::{
     Deserialize, Deserializer,
@@ -20,12 +28,6 @@ use tokio::{sync::Semaphore, time::timeout};
 use crate::{
     auth::{BodyMeter, IgnoresUnknownFields},
     credentials::bodies::BodyRoom,
-    domain::limits,
-    error::Error,
-    ids::{
-        AccountId, BatchId, DeliveryId, EndpointId, IdentityId, IncidentId, InvitationId, JobId,
-        KeyId, OperationId, PasskeyId, SessionId, WorkflowId,
-    },
     wire::{json_words, unknown_fields::KnownFields},
 };
 

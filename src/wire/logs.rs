@@ -2,15 +2,13 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use fencepost_domain::{error::Error, ids::JobKey, job::StoredState, limits};
 use serde::Serialize;
 
 use super::streams::{Ended, Writer};
 use crate::{
     app::App,
-    domain::{job::StoredState, limits},
     engine::jobs::{self, LogPlace, LogRow},
-    error::Error,
-    ids::JobKey,
 };
 
 /// The output streams.

@@ -10,6 +10,7 @@ use axum::{
         sse::{Event, KeepAlive, Sse},
     },
 };
+use fencepost_domain::{error::Error, ids::ProjectId, limits::RESERVED_STREAMS};
 use futures_util::stream;
 use serde::Serialize;
 use tokio::sync::mpsc;
@@ -17,9 +18,6 @@ use tokio::sync::mpsc;
 use crate::{
     app::App,
     auth::{Caller, Permit},
-    domain::limits::RESERVED_STREAMS,
-    error::Error,
-    ids::ProjectId,
     store::deadline::bounded,
 };
 
@@ -76,7 +74,7 @@ fn permit_name(project_id: ProjectId) -> String {
 /// Starts a stream, written by a task of its own.
 ///
 /// # Errors
-/// [`Error::Overloaded`] when this node serves [`MAX_STREAMS`](crate::domain::limits::MAX_STREAMS)
+/// [`Error::Overloaded`] when this node serves [`MAX_STREAMS`](fencepost_domain::limits::MAX_STREAMS)
 /// already, but for the [`RESERVED_STREAMS`] of projects that have none; [`Error::QuotaExceeded`]
 /// when it serves as many of the project as its plan allows.
 pub fn start<P: Permit + Clone, Writing>(

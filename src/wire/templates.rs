@@ -1,18 +1,15 @@
 //! Templates of new workflows: the input that they name, and what is filled when they are stored.
 
+use fencepost_domain::{
+    dependency::Dependency,
+    error::Error,
+    limits,
+    plan::Tenant,
+    template::{self, Place, TemplateError, TemplateMode},
+};
 use serde_json::{Value, value::RawValue};
 
-use crate::{
-    domain::{
-        dependency::Dependency,
-        limits,
-        plan::Tenant,
-        template::{self, Place, TemplateError, TemplateMode},
-    },
-    engine::enqueue::NewJob,
-    error::Error,
-    wire::validate::Check,
-};
+use crate::{engine::enqueue::NewJob, wire::validate::Check};
 
 const UNREADABLE: &str = "has a number or text that a template cannot have";
 

@@ -2,16 +2,14 @@
 //! names the field and the bound.
 
 use chrono::{DateTime, Datelike, Utc};
+use fencepost_domain::{
+    error::{Error, FieldError},
+    limits,
+    text::{self, json_depth},
+};
 use serde_json::value::RawValue;
 
-use crate::{
-    domain::{
-        limits,
-        text::{self, json_depth},
-    },
-    engine::dispatch::Poll,
-    error::{Error, FieldError},
-};
+use crate::engine::dispatch::Poll;
 
 /// Collects broken rules, below one path.
 #[derive(Debug, Default)]

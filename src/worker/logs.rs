@@ -7,6 +7,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use fencepost_domain::text::cut;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncRead, AsyncReadExt},
@@ -14,7 +15,7 @@ use tokio::{
     time::{Instant, sleep, timeout_at},
 };
 
-use crate::{client::Client, domain::text::cut};
+use crate::client::Client;
 
 /// Lines are sent together, at the latest after this time.
 const FLUSH_PERIOD: Duration = Duration::from_secs(1);

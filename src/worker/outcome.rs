@@ -8,7 +8,7 @@ use std::{
 use serde_json::{Value, value::RawValue};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use crate::domain::{
+use fencepost_domain::{
     limits::{MAX_JSON_DEPTH, MAX_RESULT_BYTES},
     text::json_depth,
 };

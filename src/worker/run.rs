@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+use fencepost_domain::limits::MAX_POLL_CAPACITY;
 use serde_json::json;
 use tokio::{
     sync::{mpsc, watch},
@@ -21,10 +22,7 @@ use super::{
     outcome::{CommandEnd, Wanted},
     signals::{self, SignalRequest},
 };
-use crate::{
-    client::{Client, Failure, Reply},
-    domain::limits::MAX_POLL_CAPACITY,
-};
+use crate::client::{Client, Failure, Reply};
 
 /// Pauses after a failed poll; they double up to the last.
 const POLL_PAUSES_MS: [u64; 5] = [250, 500, 1_000, 2_000, 5_000];

@@ -3,10 +3,8 @@
 
 use std::collections::HashMap;
 
-use fencepost::{
-    accounts::key,
-    domain::access::{Role, Scope},
-};
+use fencepost::accounts::key;
+use fencepost_domain::access::{Role, Scope};
 
 use crate::{
     harness::{Reply, TestProject, TestServer, fresh_database, limited, run, run_alone},

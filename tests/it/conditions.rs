@@ -185,7 +185,7 @@ fn wrong_dependencies_are_named() {
 
 #[test]
 fn the_database_and_the_rules_decide_alike() {
-    use fencepost::domain::dependency::{ParentEnd, When};
+    use fencepost_domain::dependency::{ParentEnd, When};
     run_alone(async |t| {
         let ends = [
             ("succeeded", ParentEnd::Succeeded),

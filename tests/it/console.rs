@@ -11,7 +11,7 @@ mod stuck;
 
 use std::collections::BTreeMap;
 
-use fencepost::domain::access::Role;
+use fencepost_domain::access::Role;
 
 use crate::{
     harness::{LoneProject, Reply, TestProject},

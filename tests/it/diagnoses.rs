@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use fencepost::{domain::explain::Reason, store::workers::ALIVE_SECONDS};
+use fencepost::store::workers::ALIVE_SECONDS;
+use fencepost_domain::explain::Reason;
 use serde_json::{Value, json};
 
 use crate::harness::{TestProject, run_alone, run_for, scratch};

@@ -7,10 +7,10 @@ use clap::{Command, CommandFactory};
 use fencepost::{
     adapters,
     cli::{Cli, settings},
-    domain::{access::Scope, limits, schedule::Schedule},
     http::{error::CODES, openapi},
     telemetry::{Kind, METRICS},
 };
+use fencepost_domain::{access::Scope, limits, schedule::Schedule};
 
 use crate::limits_page;
 

@@ -1,7 +1,7 @@
 //! Schemas of job types: stored, compared with payloads, and kept apart by project.
 
 use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run, run_alone};
-use fencepost::domain::limits;
+use fencepost_domain::limits;
 use serde_json::{Value, json};
 
 fn schema() -> Value {

@@ -5,7 +5,7 @@ use crate::{
     harness::{TestServer, fresh_database, limited, run, run_alone},
 };
 use chrono::{DateTime, Utc};
-use fencepost::domain::{access::Role, limits};
+use fencepost_domain::{access::Role, limits};
 use serde_json::{Value, json};
 
 #[test]

@@ -1,6 +1,6 @@
 //! Every bound, at both ends; and what no bound would stop.
 
-use fencepost::domain::limits;
+use fencepost_domain::limits;
 
 use crate::harness::{TestProject, TestServer, eventually, fresh_database, limited, run};
 use serde_json::{Value, json};

@@ -3,17 +3,17 @@
 use fencepost::{
     config,
     credentials::bodies::{MAX_NODE_BODY_KIB, MAX_PROJECT_BODY_KIB},
-    domain::{
-        job, limits, payload_schema,
-        plan::{Limits, Plans},
-        schedule, search,
-    },
     engine::{dispatch::MAX_PARKED_POLLS, enqueue::quota},
     http::{answers, least_rate, server},
     redis_bus,
     serve::DRAIN_TIMEOUT,
     store::{counts, dead_letters, queue_limits},
     wire::extract::BODY_TIMEOUT,
+};
+use fencepost_domain::{
+    job, limits, payload_schema,
+    plan::{Limits, Plans},
+    schedule, search,
 };
 
 use crate::docs::read;

@@ -5,9 +5,9 @@ use chrono::{DateTime, Utc};
 use fencepost::{
     config::PoolArgs,
     engine::{Engine, maintenance},
-    ids::TickKey,
     store::{pools::Pools, sweep::prune},
 };
+use fencepost_domain::ids::TickKey;
 
 use crate::harness::{LoneProject, TestServer, fresh_database, limited, run, run_alone};
 use serde_json::{Value, json};

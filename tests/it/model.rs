@@ -7,14 +7,6 @@ use std::time::Duration;
 use fencepost::{
     config::PoolArgs,
     dev,
-    domain::{
-        dependency::{Dependency, When},
-        job::{AttemptOutcome, StoredState},
-        lease::Fence,
-        plan::{Limits, Tenant},
-        text::ErrorReport,
-        worker::WorkerState,
-    },
     engine::{
         Engine, dispatch,
         enqueue::{
@@ -25,9 +17,17 @@ use fencepost::{
         settle::{self, Ack, Acked, AttemptEnd, Failure},
         workers,
     },
+    store::{self, pools::Pools, settle_failure::Ended},
+};
+use fencepost_domain::{
+    dependency::{Dependency, When},
     error::Error,
     ids::{JobId, JobKey, LeaseId, ProjectId, TickKey},
-    store::{self, pools::Pools, settle_failure::Ended},
+    job::{AttemptOutcome, StoredState},
+    lease::Fence,
+    plan::{Limits, Tenant},
+    text::ErrorReport,
+    worker::WorkerState,
 };
 
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
@@ -232,7 +232,7 @@ impl Run {
             queues: vec!["default".into()],
             ..dispatch::Poll::new(self.project_id)
         };
-        let never = std::future::pending::<fencepost::error::Error>();
+        let never = std::future::pending::<fencepost_domain::error::Error>();
         let gone = CancellationToken::new();
         let delivery = dispatch::poll(&self.engine, poll, &gone, never).await;
         let delivery = delivery.map_err(|error| format!("poll: {error}"))?;

@@ -10,13 +10,13 @@ use std::{
 
 use fencepost::{
     http::docs,
-    ids::ProjectId,
     store::{
         projects,
         sweep::gauges::{self, ByState},
     },
     telemetry::METRICS,
 };
+use fencepost_domain::ids::ProjectId;
 
 use crate::{
     docs::read,

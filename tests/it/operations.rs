@@ -258,7 +258,7 @@ fn an_operation_that_only_a_newer_release_can_read_keeps_no_other_waiting() {
 fn running_operations_of_a_project_are_bounded() {
     run_alone(async |t| {
         dead_letter(t, 1, "mail").await;
-        let max = fencepost::domain::limits::MAX_RUNNING_OPERATIONS;
+        let max = fencepost_domain::limits::MAX_RUNNING_OPERATIONS;
         t.database
             .execute(&format!(
                 "insert into operations (project_id, id, kind, filter, next_step_at)

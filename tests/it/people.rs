@@ -1,6 +1,6 @@
 //! People: signing up, logging in and out, passwords, members, and the end of an account.
 
-use fencepost::domain::access::Role;
+use fencepost_domain::access::Role;
 
 use crate::harness::{LoneProject, Reply, TestProject};
 use reqwest::Method;
@@ -100,7 +100,7 @@ impl Person {
         t.database.execute(&sql).await;
     }
 
-    fn id(&self) -> fencepost::ids::AccountId {
+    fn id(&self) -> fencepost_domain::ids::AccountId {
         self.account_id.parse().expect("an id")
     }
 }

@@ -12,12 +12,6 @@ use std::{
 
 use fencepost::{
     config::PoolArgs,
-    domain::{
-        job::{AttemptOutcome, StoredState},
-        lease::Fence,
-        text::ErrorReport,
-    },
-    ids::{JobId, JobKey, LeaseId, ProjectId},
     store::{
         claims::{self, ClaimKey, LeaseRequest, LeasedJob, QueueClaim},
         counts,
@@ -31,6 +25,12 @@ use fencepost::{
         settle_success::{self, Success},
         sweep,
     },
+};
+use fencepost_domain::{
+    ids::{JobId, JobKey, LeaseId, ProjectId},
+    job::{AttemptOutcome, StoredState},
+    lease::Fence,
+    text::ErrorReport,
 };
 
 use crate::harness::{Database, fresh_database, limited};

@@ -349,7 +349,7 @@ fn settings_of_queues_are_bounded_as_their_number_is() {
         let fill = format!(
             "insert into queues (project_id, name)
              select id, 'q' || n from projects, generate_series(1, {}) n where slug = 'main'",
-            fencepost::domain::limits::MAX_PROJECT_QUEUES
+            fencepost_domain::limits::MAX_PROJECT_QUEUES
         );
         t.database.execute(&fill).await;
         let limit = json!({"max_concurrency": 1});
@@ -373,7 +373,7 @@ fn a_project_with_all_its_queues_stores_jobs_in_these_only() {
         let fill = format!(
             "insert into queue_counts (project_id, queue)
              select id, 'q' || n from projects, generate_series(1, {}) n where slug = 'main'",
-            fencepost::domain::limits::MAX_PROJECT_QUEUES
+            fencepost_domain::limits::MAX_PROJECT_QUEUES
         );
         t.database.execute(&fill).await;
         let job = |queue: &str| json!({"job_type": "t", "queue": queue});

@@ -1,6 +1,6 @@
 //! Recurring schedules over HTTP: keeping them, and what becomes of their ticks.
 
-use fencepost::domain::limits;
+use fencepost_domain::limits;
 
 use crate::harness::{
     LoneProject, Reply, TestProject, TestServer, eventually, fresh_database, limited, run,

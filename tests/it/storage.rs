@@ -2,14 +2,13 @@
 
 use fencepost::{
     config::PoolArgs,
-    domain::plan::Plans,
     engine::{
         Engine,
         maintenance::{dead_letter_age, excess_workers},
     },
-    ids::TickKey,
     store::pools::Pools,
 };
+use fencepost_domain::{ids::TickKey, plan::Plans};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -195,7 +194,7 @@ fn old_dead_letters_go_after_as_many_days_as_the_plan_keeps_them() {
                 let leased = t.lease("w").await;
                 t.ack(&leased, "w", "failed").await.is(200);
                 t.job_becomes(&id, "dead_letter").await;
-                let uuid = id.parse::<fencepost::ids::JobId>().expect("an id").0;
+                let uuid = id.parse::<fencepost_domain::ids::JobId>().expect("an id").0;
                 let age = format!(
                     "update dead_letters set died_at = died_at - interval '{days} days'
                      where job_id = '{uuid}'"

@@ -1,9 +1,9 @@
 //! Every operation of the OpenAPI file, with a request that passes its checks. A new route without
 //! a row here fails the tests that walk over all of them.
 
-use fencepost::{
-    domain::access::{Role, Scope},
-    http::openapi,
+use fencepost::http::openapi;
+use fencepost_domain::{
+    access::{Role, Scope},
     ids::{
         AccountId, BatchId, DeliveryId, EndpointId, InvitationId, KeyId, OperationId, SessionId,
         WorkflowId,

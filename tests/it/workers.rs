@@ -3,7 +3,7 @@
 use crate::harness::{
     Reply, TestProject, TestServer, eventually, fresh_database, limited, run, run_alone, until,
 };
-use fencepost::domain::limits;
+use fencepost_domain::limits;
 use serde_json::{Value, json};
 
 async fn beat(t: &TestProject, worker: &str, jobs: &[&Value]) -> Value {

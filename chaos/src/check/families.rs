@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::TimeDelta;
-use fencepost::domain::schedule::GRACE_SECONDS;
+use fencepost_domain::schedule::GRACE_SECONDS;
 
 use super::{Found, Invariant};
 use crate::{

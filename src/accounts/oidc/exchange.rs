@@ -2,6 +2,15 @@
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    access::Scope,
+    binding::KeyBinding,
+    error::Error,
+    ids::{KeyId, ProjectId, ProjectPublicId},
+    lease::RequireFence,
+    limits::{EXCHANGED_KEY_SECONDS, MAX_EXCHANGED_KEYS, MAX_NAME_CHARS},
+    text,
+};
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use serde_json::json;
@@ -14,15 +23,6 @@ use crate::{
         Accounts, Client, EXCHANGES_PER_ADDRESS, EXCHANGES_PER_SUBJECT, charge,
         keys::{self, KeyOrigin, KeyRequest, MadeKey, TrustedTokens},
     },
-    domain::{
-        access::Scope,
-        binding::KeyBinding,
-        lease::RequireFence,
-        limits::{EXCHANGED_KEY_SECONDS, MAX_EXCHANGED_KEYS, MAX_NAME_CHARS},
-        text,
-    },
-    error::Error,
-    ids::{KeyId, ProjectId, ProjectPublicId},
     store::{self, audit::NewAuditEntry, keys::ListedKey},
 };
 
@@ -116,7 +116,7 @@ impl Accounts {
             Ok(Ok(claims)) => Ok((known, claims)),
             Ok(Err(OidcError::Token(why))) => Err(refused(why)),
             Ok(Err(error)) => {
-                let (issuer, error) = (known.issuer.url(), crate::error::chain(&error));
+                let (issuer, error) = (known.issuer.url(), fencepost_domain::error::chain(&error));
                 tracing::warn!(issuer, error, "a token cannot be checked");
                 Err(Error::NotReady("the issuer of the token does not answer"))
             }

@@ -1,5 +1,10 @@
 //! The identities of accounts.
 
+use fencepost_domain::{
+    error::{Error, is_unique_violation},
+    ids::{AccountId, IdentityId},
+    limits::{MAX_IDENTITIES, STEP_UP_SECONDS},
+};
 use sqlx::Acquire;
 
 use super::{Arrival, Refusal};
@@ -9,9 +14,6 @@ use crate::{
         security::{self, AccountEvent},
         token::Bearer,
     },
-    domain::limits::{MAX_IDENTITIES, STEP_UP_SECONDS},
-    error::{Error, is_unique_violation},
-    ids::{AccountId, IdentityId},
     store::{
         self,
         identities::{IdentityRow, Subject},

@@ -8,6 +8,7 @@ use std::{
 };
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
+use fencepost_domain::limits::MAX_SUBJECT_CHARS;
 use jsonwebtoken::{
     Algorithm, DecodingKey, Validation, decode, decode_header,
     jwk::{JwkSet, PublicKeyUse},
@@ -18,12 +19,9 @@ use serde::{Deserialize, de::DeserializeOwned};
 use tokio::sync::{Mutex, Semaphore};
 
 use super::config::{ProviderConfig, check_url};
-use crate::{
-    accounts::{
-        public_key::{ALGORITHMS, PublicKey},
-        read_email, token_crypto,
-    },
-    domain::limits::MAX_SUBJECT_CHARS,
+use crate::accounts::{
+    public_key::{ALGORITHMS, PublicKey},
+    read_email, token_crypto,
 };
 
 /// The deadline of a call.

@@ -13,6 +13,7 @@ mod issuer;
 use std::{path::Path, time::Duration};
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use fencepost_domain::{error::Error, ids::SessionId};
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -23,11 +24,7 @@ use self::{
     issuer::{IdClaims, Issuer, OidcError, authorization_url},
 };
 use super::{Accounts, Client, SignedIn, login::Login, token::Bearer};
-use crate::{
-    error::Error,
-    ids::SessionId,
-    store::{self, identities::Subject},
-};
+use crate::store::{self, identities::Subject};
 
 /// How long a person may take at the provider, in seconds.
 pub const LOGIN_SECONDS: u64 = 600;
@@ -103,7 +100,7 @@ impl Providers {
         let token_issuers = self.token_issuers.iter().map(|it| (it.issuer.url(), &it.issuer));
         for (name, issuer) in logins.chain(token_issuers) {
             let fault = issuer.check_keys().await.err();
-            checked.push((name, fault.map(|it| crate::error::chain(&it))));
+            checked.push((name, fault.map(|it| fencepost_domain::error::chain(&it))));
         }
         checked
     }
@@ -346,6 +343,6 @@ impl Accounts {
 const SILENT: &str = "the login provider does not answer: try again, or log in with your password";
 
 fn note_failure(provider: &Provider, error: &OidcError) {
-    let (provider, error) = (&provider.config.name, crate::error::chain(error));
+    let (provider, error) = (&provider.config.name, fencepost_domain::error::chain(error));
     tracing::warn!(provider, error, "a login with a provider has failed");
 }

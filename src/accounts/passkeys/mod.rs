@@ -7,6 +7,11 @@
 mod ceremony;
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use fencepost_domain::{
+    error::{Error, is_unique_violation},
+    ids::{AccountId, PasskeyId},
+    limits::{MAX_PASSKEYS, PASSKEY_SECONDS},
+};
 use reqwest::Url;
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
@@ -21,12 +26,7 @@ use super::{
     security::{self, AccountEvent},
     token::Bearer,
 };
-use crate::{
-    domain::limits::{MAX_PASSKEYS, PASSKEY_SECONDS},
-    error::{Error, is_unique_violation},
-    ids::{AccountId, PasskeyId},
-    store::{self, passkeys::PasskeyRow},
-};
+use crate::store::{self, passkeys::PasskeyRow};
 
 /// The audience of signed challenges.
 const PURPOSE: &str = "passkey";

@@ -5,6 +5,11 @@ use base64::{
     Engine as _, alphabet,
     engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
 };
+use fencepost_domain::{
+    error::Error,
+    history, limits,
+    text::{ErrorReport, json_depth},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -14,16 +19,11 @@ use crate::{
     adapters::params::PathParams,
     app::App,
     auth::{Beating, Caller, Settling, Work},
-    domain::{
-        history, limits,
-        text::{ErrorReport, json_depth},
-    },
     engine::settle::{
         self, Ack, AttemptEnd, Failure,
         attempt_reports::{self, NewEvent, ShownFence},
         heartbeat::{self, Advice, Beat},
     },
-    error::Error,
     wire::{
         extract::{Json, RequestBody},
         openapi::chars,

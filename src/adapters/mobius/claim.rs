@@ -8,6 +8,7 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
+use fencepost_domain::{error::Error, ids::ProjectId, limits};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -17,14 +18,11 @@ use crate::{
     adapters::{attempt::AttemptId, work},
     app::App,
     auth::{Caller, Polling},
-    domain::limits,
     engine::{
         dispatch::{self, LeasedDelivery, Poll},
         jobs::workflows,
         workers::{self, Registration},
     },
-    error::Error,
-    ids::ProjectId,
     wire::{
         ClientGone, delivery,
         extract::{Json, RequestBody},

@@ -11,6 +11,11 @@ mod read;
 mod runs;
 
 use axum::{Json as Reply, response::Response};
+use fencepost_domain::{
+    error::{Class, Error},
+    ids::ProjectId,
+    limits,
+};
 use serde::Serialize;
 use utoipa::{OpenApi, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -18,9 +23,6 @@ use utoipa_axum::router::OpenApiRouter;
 use super::{Adapter, attempt::AttemptId, params::PathParams, plain_errors};
 use crate::{
     app::App,
-    domain::limits,
-    error::{Class, Error},
-    ids::ProjectId,
     wire::{errors, routes::routes, validate::Check},
 };
 

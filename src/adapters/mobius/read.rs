@@ -2,6 +2,7 @@
 
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, TimeDelta, Utc};
+use fencepost_domain::{error::Error, ids::JobKey, limits};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -15,13 +16,10 @@ use crate::{
     },
     app::App,
     auth::{Caller, Read, ReadPayloads},
-    domain::limits,
     engine::{
         jobs::{self, AttemptRow, JobRow, Payloads},
         workers::{self, WorkerRow},
     },
-    error::Error,
-    ids::JobKey,
     wire::validate::stored_json,
 };
 

@@ -2,6 +2,7 @@
 
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{error::Error, ids::JobId, job::StoredState, limits};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -13,10 +14,7 @@ use crate::{
     },
     app::App,
     auth::{Caller, ReadPayloads},
-    domain::{job::StoredState, limits},
     engine::jobs::{self, AttemptRow, JobRow, Payloads, workflows},
-    error::Error,
-    ids::JobId,
 };
 
 /// Attempts read for each job of a list: the latest, and the one before it, which says when the

@@ -1,6 +1,16 @@
 //! New jobs: validation, and what is stored natively.
 
 use chrono::{DateTime, TimeDelta, Utc};
+use fencepost_domain::{
+    backoff::{JitterKind, RetryPolicy, RetryStrategy},
+    constraint_key,
+    error::Error,
+    formats::whole_seconds,
+    ids::JobId,
+    job::{DEFAULT_QUEUE, StoredState},
+    limits,
+    plan::{Limits, Tenant},
+};
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 use sqlx::types::Json as Stored;
@@ -11,14 +21,6 @@ use super::{
     fields::{Fields, StoredEnvelope, When, duration_ms, is_queue_name, is_type_name, when},
 };
 use crate::{
-    domain::{
-        backoff::{JitterKind, RetryPolicy, RetryStrategy},
-        constraint_key,
-        formats::whole_seconds,
-        job::{DEFAULT_QUEUE, StoredState},
-        limits,
-        plan::{Limits, Tenant},
-    },
     engine::{
         enqueue::{
             Extras, NewJob, Start,
@@ -26,8 +28,6 @@ use crate::{
         },
         jobs::JobRow,
     },
-    error::Error,
-    ids::JobId,
     wire::validate::Check,
 };
 

@@ -1,6 +1,12 @@
 //! Cron jobs. A schedule's name is its id among the project's recurring schedules.
 
 use axum::{extract::State, http::StatusCode};
+use fencepost_domain::{
+    error::Error,
+    limits,
+    plan::Limits,
+    schedule::{CatchUp, OverlapPolicy},
+};
 use serde::Serialize;
 use serde_json::{Value, json, value::RawValue};
 use utoipa::ToSchema;
@@ -14,13 +20,7 @@ use crate::{
     adapters::params::PathParams,
     app::App,
     auth::{Caller, ReadPayloads, Schedule},
-    domain::{
-        limits,
-        plan::Limits,
-        schedule::{CatchUp, OverlapPolicy},
-    },
     engine::schedules::{self, ScheduleRow, WrittenSchedule},
-    error::Error,
     wire::{
         audit::{self, NewAuditEntry},
         extract::Json,

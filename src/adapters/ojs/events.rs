@@ -2,6 +2,7 @@
 
 use axum::extract::State;
 use chrono::{DateTime, Utc};
+use fencepost_domain::{error::Error, job::StoredState, limits};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::{IntoParams, ToSchema};
@@ -13,9 +14,7 @@ use super::{
 use crate::{
     app::App,
     auth::{Caller, Read},
-    domain::{job::StoredState, limits},
     engine::jobs::{self, Filter, JobRow, Payloads},
-    error::Error,
     wire::{extract::Query, validate::Check},
 };
 

@@ -3,16 +3,13 @@
 use std::collections::BTreeMap;
 
 use chrono::{DateTime, SecondsFormat, Utc};
+use fencepost_domain::{error::Error, limits};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
-use crate::{
-    domain::limits,
-    error::Error,
-    wire::{
-        extract::RequestBody,
-        validate::{Check, stored_json},
-    },
+use crate::wire::{
+    extract::RequestBody,
+    validate::{Check, stored_json},
 };
 
 /// An object whose fields are read one by one, and kept as they came.

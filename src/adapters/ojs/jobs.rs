@@ -8,6 +8,15 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use chrono::TimeDelta;
+use fencepost_domain::{
+    access::Permission,
+    error::{Error, JobStatus},
+    ids::JobKey,
+    job::StoredState,
+    lease::Fence,
+    limits,
+    plan::Tenant,
+};
 use serde::Serialize;
 use serde_json::json;
 use utoipa::ToSchema;
@@ -23,15 +32,12 @@ use crate::{
     adapters::params::PathParams,
     app::App,
     auth::{Caller, Control, Cost, Produce, ReadPayloads, Who},
-    domain::{access::Permission, job::StoredState, lease::Fence, limits, plan::Tenant},
     engine::{
         enqueue::{self, Enqueued, dependencies::TiedJob},
         jobs::{self, AttemptRow, JobRow, control},
         queues::{self, SettingsChange},
         settle::{self, Ack, AttemptEnd},
     },
-    error::{Error, JobStatus},
-    ids::JobKey,
     wire::{
         audit::{self, NewAuditEntry},
         extract::Json,

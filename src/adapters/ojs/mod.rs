@@ -26,6 +26,11 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{MethodRouter, post},
 };
+use fencepost_domain::{
+    error::{Class, Error},
+    ids::JobId,
+    job::StoredState,
+};
 use serde::Serialize;
 use serde_json::json;
 use utoipa::{
@@ -41,9 +46,6 @@ use uuid::Uuid;
 use super::Adapter;
 use crate::{
     app::App,
-    domain::job::StoredState,
-    error::{Class, Error},
-    ids::JobId,
     wire::{errors, routes::routes},
 };
 

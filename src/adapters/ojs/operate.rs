@@ -1,6 +1,7 @@
 //! The manifest, queues, and dead letters.
 
 use axum::extract::State;
+use fencepost_domain::{error::Error, ids::JobKey, limits};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::{IntoParams, ToSchema};
@@ -16,13 +17,10 @@ use crate::{
     adapters::params::PathParams,
     app::App,
     auth::{Caller, Manage, Read, ReadPayloads},
-    domain::limits,
     engine::{
         jobs::{self, control, dead_letters},
         queues::{self, QueueRow},
     },
-    error::Error,
-    ids::JobKey,
     wire::{
         audit::{self, NewAuditEntry},
         extract::Query,

@@ -2,6 +2,12 @@
 
 use axum::extract::State;
 use chrono::TimeDelta;
+use fencepost_domain::{
+    error::{Error, JobStatus},
+    ids::JobKey,
+    lease::Fence,
+    limits,
+};
 use serde::Serialize;
 use serde_json::json;
 use utoipa::ToSchema;
@@ -11,7 +17,6 @@ use crate::{
     adapters::params::PathParams,
     app::App,
     auth::{Beating, Caller, Control, Read},
-    domain::{lease::Fence, limits},
     engine::{
         enqueue::Start,
         jobs::{
@@ -23,8 +28,6 @@ use crate::{
             heartbeat::{self, Beat},
         },
     },
-    error::{Error, JobStatus},
-    ids::JobKey,
     wire::{extract::Json, validate::Check},
 };
 

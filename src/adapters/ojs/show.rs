@@ -2,6 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use fencepost_domain::{
+    backoff::{Jitter, RetryPolicy},
+    error::Error,
+    job::{AttemptOutcome, StoredState},
+    worker::WorkerState,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -12,16 +18,10 @@ use super::{
     state_name,
 };
 use crate::{
-    domain::{
-        backoff::{Jitter, RetryPolicy},
-        job::{AttemptOutcome, StoredState},
-        worker::WorkerState,
-    },
     engine::{
         dispatch::LeasedDelivery,
         jobs::{AttemptRow, JobRow},
     },
-    error::Error,
     wire::validate::{Check, stored_json},
 };
 
@@ -204,7 +204,7 @@ impl JobView {
             result: None,
             parent_results: job.has_parents.then(results).transpose()?,
             worker_id: Some(handed.worker_id.to_string())
-                .filter(|it| !it.starts_with(crate::ids::ANONYMOUS)),
+                .filter(|it| !it.starts_with(fencepost_domain::ids::ANONYMOUS)),
             kept,
         })
     }
@@ -265,7 +265,7 @@ impl JobView {
             errors: all,
             result: row.result.map(stored_json).transpose()?,
             parent_results: None,
-            worker_id: row.worker_id.filter(|it| !it.starts_with(crate::ids::ANONYMOUS)),
+            worker_id: row.worker_id.filter(|it| !it.starts_with(fencepost_domain::ids::ANONYMOUS)),
             kept,
         })
     }

@@ -1,6 +1,15 @@
 //! Fetching and settling jobs, by the paths of the worker protocol and of the HTTP binding.
 
 use axum::{Extension, extract::State, response::Response};
+use fencepost_domain::{
+    error::Error,
+    formats::whole_seconds,
+    ids::{JobKey, ProjectId},
+    job::StoredState,
+    lease::Fence,
+    limits,
+    text::ErrorReport,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -12,7 +21,6 @@ use crate::{
     adapters::params::PathParams,
     app::App,
     auth::{Caller, Polling, Settling},
-    domain::{formats::whole_seconds, job::StoredState, lease::Fence, limits, text::ErrorReport},
     engine::{
         dispatch::{self, LeasedJob, Poll},
         jobs,
@@ -22,8 +30,6 @@ use crate::{
         },
         workers,
     },
-    error::Error,
-    ids::{JobKey, ProjectId},
     wire::{
         ClientGone, delivery,
         extract::{Json, OptionalJson, RequestBody},

@@ -1,6 +1,13 @@
 //! Workers: registration, heartbeats, directives.
 
 use axum::extract::State;
+use fencepost_domain::{
+    error::Error,
+    ids::{JobId, JobKey},
+    lease::Fence,
+    limits,
+    worker::WorkerState,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -9,13 +16,10 @@ use super::{ErrorBody, Reply, VISIBILITY_SECONDS, fields::time, job_id};
 use crate::{
     app::App,
     auth::{Beating, Caller, Cost, Registering, Work},
-    domain::{lease::Fence, limits, worker::WorkerState},
     engine::{
         settle::heartbeat::{self, Advice, Beat},
         workers::{self, Registration},
     },
-    error::Error,
-    ids::{JobId, JobKey},
     wire::{
         extract::{Json, RequestBody},
         openapi::{chars, items, range},

@@ -1,6 +1,16 @@
 //! Workflows: a chain, a group, a batch with callbacks, or steps with dependencies.
 
 use axum::{extract::State, http::StatusCode};
+use fencepost_domain::{
+    callbacks::Callbacks,
+    dependency::Dependency,
+    error::{Error, JobStatus},
+    ids::{BatchId, JobKey, ProjectId, WorkflowId},
+    job::StoredState,
+    limits,
+    plan::Tenant,
+    workflow::{self, BrokenGraph, Node, WorkflowState},
+};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -17,14 +27,6 @@ use crate::{
     adapters::params::PathParams,
     app::App,
     auth::{Caller, Control, Cost, Produce, ReadPayloads},
-    domain::{
-        callbacks::Callbacks,
-        dependency::Dependency,
-        job::StoredState,
-        limits,
-        plan::Tenant,
-        workflow::{self, BrokenGraph, Node, WorkflowState},
-    },
     engine::{
         batches::NewBatch,
         enqueue::{self, Extras, Start},
@@ -33,8 +35,6 @@ use crate::{
             workflows::{self, JobGraph, WorkflowJobRow, WorkflowRow},
         },
     },
-    error::{Error, JobStatus},
-    ids::{BatchId, JobKey, ProjectId, WorkflowId},
     wire::{extract::Json, validate::Check},
 };
 
@@ -323,7 +323,7 @@ pub async fn cancel(
     let (row, parts) = workflows::find(&app.engine, project_id, id).await?;
     let is_running = |it: &WorkflowJobRow| it.state == Some(StoredState::Processing);
     if workflows::state(&row, &parts) != WorkflowState::Running {
-        let state = crate::domain::job::JobState::Cancelled;
+        let state = fencepost_domain::job::JobState::Cancelled;
         return Err(Error::InvalidState(JobStatus { state, attempt: 0 }));
     }
     workflows::cancel(&app.engine, project_id, id).await?;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, TimeDelta, Utc};
+use fencepost_domain::{error::Error, ids::ProjectId, limits, worker::WorkerState};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -11,10 +12,7 @@ use crate::{
     adapters::plain_errors::ErrorBody,
     app::App,
     auth::{Caller, Read},
-    domain::{limits, worker::WorkerState},
     engine::workers::{self, WorkerRow},
-    error::Error,
-    ids::ProjectId,
     wire::{extract::Query, validate::Check},
 };
 

@@ -2,6 +2,19 @@
 
 use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    backoff::{JitterKind, RetryPolicy, RetryStrategy},
+    constraint_key,
+    dependency::{Dependency, When},
+    error::Error,
+    formats::whole_seconds,
+    ids::{JobId, WorkflowId},
+    job::{DEFAULT_QUEUE, DEFAULT_TIMEOUT_SECONDS, JobState},
+    limits,
+    plan::Tenant,
+    template::TemplateMode,
+    workflow::{self, BrokenGraph, Node, WorkflowState},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use sqlx::types::Json as Stored;
@@ -11,17 +24,6 @@ use crate::{
     adapters::{params::PathParams, plain_errors::ErrorBody},
     app::App,
     auth::{Caller, Cost, Produce, ReadPayloads},
-    domain::{
-        backoff::{JitterKind, RetryPolicy, RetryStrategy},
-        constraint_key,
-        dependency::{Dependency, When},
-        formats::whole_seconds,
-        job::{DEFAULT_QUEUE, DEFAULT_TIMEOUT_SECONDS, JobState},
-        limits,
-        plan::Tenant,
-        template::TemplateMode,
-        workflow::{self, BrokenGraph, Node, WorkflowState},
-    },
     engine::{
         enqueue::{
             Extras, NewJob, Start,
@@ -29,8 +31,6 @@ use crate::{
         },
         jobs::workflows::{self, JobGraph, WorkflowJobRow},
     },
-    error::Error,
-    ids::{JobId, WorkflowId},
     wire::{
         extract::{Json, Object, RequestBody},
         openapi::{chars, range},

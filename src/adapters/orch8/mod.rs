@@ -15,12 +15,13 @@ mod read;
 mod settle;
 mod work;
 
+use fencepost_domain::{error::Error, ids::JobId, job::JobState};
 pub use instances::MAX_STEPS;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
 use super::{Adapter, attempt::AttemptId, plain_errors};
-use crate::{app::App, domain::job::JobState, error::Error, ids::JobId, wire::routes::routes};
+use crate::{app::App, wire::routes::routes};
 
 /// Length of a lease without heartbeats: the protocol's own number.
 pub const LEASE_SECONDS: i32 = 60;

@@ -4,6 +4,11 @@ use std::collections::BTreeMap;
 
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    error::Error,
+    job::{AttemptOutcome, JobState},
+    limits,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
@@ -13,15 +18,10 @@ use crate::{
     adapters::{attempt, params::PathParams, plain_errors::ErrorBody, work},
     app::App,
     auth::{Caller, Read, ReadPayloads},
-    domain::{
-        job::{AttemptOutcome, JobState},
-        limits,
-    },
     engine::{
         jobs::{self, AttemptRow, Filter, JobRow, Payloads},
         queues, workers,
     },
-    error::Error,
     wire::{
         extract::Query,
         validate::{Check, stored_json},

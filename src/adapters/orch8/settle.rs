@@ -2,6 +2,12 @@
 
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    error::{Class, Error},
+    limits,
+    plan::Tenant,
+    text::{self, ErrorReport},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, value::RawValue};
 use utoipa::ToSchema;
@@ -14,16 +20,10 @@ use crate::{
     adapters::{params::PathParams, plain_errors::ErrorBody},
     app::App,
     auth::{Caller, Settling},
-    domain::{
-        limits,
-        plan::Tenant,
-        text::{self, ErrorReport},
-    },
     engine::settle::{
         self, Ack, AttemptEnd, Failure,
         attempt_reports::{self, AttemptLogs, LogChunk, ShownFence},
     },
-    error::{Class, Error},
     wire::{
         extract::{Json, RequestBody},
         validate::Check,

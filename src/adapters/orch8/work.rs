@@ -12,6 +12,12 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    error::Error,
+    ids::{ProjectId, WorkflowId},
+    job::{DEFAULT_QUEUE, JobState},
+    limits,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -21,17 +27,11 @@ use crate::{
     adapters::{params::PathParams, plain_errors::ErrorBody, work},
     app::App,
     auth::{Beating, Caller, Polling},
-    domain::{
-        job::{DEFAULT_QUEUE, JobState},
-        limits,
-    },
     engine::{
         dispatch::{self, LeasedDelivery, Poll},
         jobs::workflows,
         settle::heartbeat::{self as beats, Advice, Beat},
     },
-    error::Error,
-    ids::{ProjectId, WorkflowId},
     wire::{
         ClientGone, delivery,
         extract::{Json, OptionalJson, RequestBody},

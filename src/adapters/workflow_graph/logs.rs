@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use axum::{Json as Reply, extract::State, http::HeaderMap, response::Response};
+use fencepost_domain::{error::Error, limits, text};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -11,12 +12,10 @@ use crate::{
     adapters::{params::PathParams, plain_errors::ErrorBody},
     app::App,
     auth::{Caller, ReadPayloads, Work},
-    domain::{limits, text},
     engine::{
         jobs::{self, LogPlace, LogRow},
         settle::attempt_reports::{self, AttemptLogs, LogChunk, ShownFence},
     },
-    error::Error,
     wire::{
         extract::{Json, RequestBody},
         logs::{self, STREAMS},

@@ -1,6 +1,17 @@
 //! Storing workflows.
 
 use axum::{Json as Reply, extract::State, http::StatusCode};
+use fencepost_domain::{
+    backoff::{JitterKind, RetryPolicy, RetryStrategy},
+    constraint_key,
+    dependency::Dependency,
+    error::Error,
+    ids::{JobId, WorkflowId},
+    job::DEFAULT_QUEUE,
+    limits,
+    plan::Tenant,
+    workflow::{self, BrokenGraph, Node},
+};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use sqlx::types::Json as Stored;
@@ -10,15 +21,6 @@ use super::workflows::{Envelope, StoredEnvelope, Workflow, view};
 use crate::{
     app::App,
     auth::{Caller, Cost, Produce},
-    domain::{
-        backoff::{JitterKind, RetryPolicy, RetryStrategy},
-        constraint_key,
-        dependency::Dependency,
-        job::DEFAULT_QUEUE,
-        limits,
-        plan::Tenant,
-        workflow::{self, BrokenGraph, Node},
-    },
     engine::{
         enqueue::{
             Extras, NewJob, Start,
@@ -26,8 +28,6 @@ use crate::{
         },
         jobs::workflows::{self, JobGraph},
     },
-    error::Error,
-    ids::{JobId, WorkflowId},
     wire::{
         extract::{Json, RequestBody},
         openapi::{chars, items, range},

@@ -16,6 +16,12 @@ mod workflows;
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
+use fencepost_domain::{
+    error::{Error, JobStatus},
+    ids::{JobId, JobKey, LeaseId, ProjectId, WorkflowId},
+    job::JobState,
+    lease::Fence,
+};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::{OpenApi, ToSchema};
@@ -25,10 +31,7 @@ use uuid::Uuid;
 use super::{Adapter, plain_errors};
 use crate::{
     app::App,
-    domain::{job::JobState, lease::Fence},
     engine::{Engine, jobs},
-    error::{Error, JobStatus},
-    ids::{JobId, JobKey, LeaseId, ProjectId, WorkflowId},
     wire::routes::routes,
 };
 

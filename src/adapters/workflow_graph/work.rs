@@ -7,6 +7,13 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response},
 };
+use fencepost_domain::{
+    backoff::{RetryPolicy, RetryStrategy},
+    error::Error,
+    ids::ProjectId,
+    limits,
+    text::ErrorReport,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, value::RawValue};
 use utoipa::ToSchema;
@@ -16,11 +23,6 @@ use crate::{
     adapters::{params::PathParams, plain_errors::ErrorBody, work},
     app::App,
     auth::{Beating, Caller, Follow, Polling, Settling},
-    domain::{
-        backoff::{RetryPolicy, RetryStrategy},
-        limits,
-        text::ErrorReport,
-    },
     engine::{
         dispatch::{self, LeasedDelivery, Poll},
         jobs::control,
@@ -29,8 +31,6 @@ use crate::{
             heartbeat::{self as beats, Beat},
         },
     },
-    error::Error,
-    ids::ProjectId,
     wire::{
         ClientGone, delivery,
         extract::{Json, RequestBody},

@@ -1,6 +1,7 @@
 //! Workers.
 
 use axum::{Json as Reply, extract::State};
+use fencepost_domain::{error::Error, limits};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -8,9 +9,7 @@ use crate::{
     adapters::{params::PathParams, plain_errors::ErrorBody},
     app::App,
     auth::{Caller, Read, Registering, Work},
-    domain::limits,
     engine::workers::{self, Registration, WorkerRow},
-    error::Error,
     wire::{
         extract::{Json, RequestBody},
         openapi::{chars, items},

@@ -3,6 +3,11 @@
 use std::collections::HashMap;
 
 use axum::{Json as Reply, extract::State, http::StatusCode};
+use fencepost_domain::{
+    error::Error,
+    ids::{JobId, JobKey, ProjectId, WorkflowId},
+    workflow::WorkflowState,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
@@ -12,13 +17,10 @@ use crate::{
     adapters::{params::PathParams, plain_errors::ErrorBody},
     app::App,
     auth::{Caller, Control, Cost, Produce, ReadPayloads},
-    domain::workflow::WorkflowState,
     engine::jobs::{
         self, JobRow, control,
         workflows::{self, WorkflowJobRow, WorkflowRow},
     },
-    error::Error,
-    ids::{JobId, JobKey, ProjectId, WorkflowId},
     wire::{extract::Query, validate::Check},
 };
 

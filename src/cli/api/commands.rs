@@ -1,10 +1,11 @@
 //! What each command asks.
 
 use clap::Subcommand;
+use fencepost_domain::limits;
 use serde_json::json;
 
 use super::{Call, encoded, of_type};
-use crate::{cli::table::Page, domain::limits};
+use crate::cli::table::Page;
 
 /// Jobs per second of a bulk retry, unless the command says otherwise.
 const DEFAULT_RETRY_RATE: u32 = 50;

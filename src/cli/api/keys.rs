@@ -2,14 +2,12 @@
 
 use chrono::{DateTime, Utc};
 use clap::Subcommand;
+use fencepost_domain::limits;
 use reqwest::Method;
 use serde_json::json;
 
 use super::{Call, encoded};
-use crate::{
-    cli::{keys::PresetArg, table::Page},
-    domain::limits,
-};
+use crate::cli::{keys::PresetArg, table::Page};
 
 /// API keys of the project, with a key that has the scope `keys`.
 #[derive(Debug, Subcommand)]

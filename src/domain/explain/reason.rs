@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::domain::job::WaitingFor;
+use crate::job::WaitingFor;
 
 /// Why a waiting job has not started. The most urgent first: those that need a person, then those
 /// that a person has asked for, then those that end by themselves.

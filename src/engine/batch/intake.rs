@@ -7,10 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use fencepost_domain::{error::Error, ids::ProjectId};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Batch, MAX_BATCH_BYTES};
-use crate::{error::Error, ids::ProjectId};
 
 /// Room for waiting items, in KiB; an item takes one and its bytes.
 pub(super) const MAX_WAITING_KIB: usize = 64 * 1024;

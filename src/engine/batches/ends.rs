@@ -4,21 +4,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use fencepost_domain::{
+    callbacks::{self, CallbackJob, Callbacks, EndedBatch, EndedJob},
+    constraint_key,
+    dependency::{ParentEnd, When},
+    ids::{BatchId, JobId, ProjectId},
+    job::StoredState,
+    webhook::{BATCH_FAILED, BATCH_SUCCEEDED},
+};
 use metrics::counter;
 use sqlx::PgConnection;
 
 use super::workflow_end;
 use crate::{
-    domain::{
-        callbacks::{self, CallbackJob, Callbacks, EndedBatch, EndedJob},
-        constraint_key,
-        dependency::{ParentEnd, When},
-        job::StoredState,
-        webhook::{BATCH_FAILED, BATCH_SUCCEEDED},
-    },
     engine::enqueue::{Extras, NewJob, NewlyStored, Start, store_in},
     faults::Mutant,
-    ids::{BatchId, JobId, ProjectId},
     store::{
         batches::{self, BatchRow, Delta},
         dependencies::{self, Edge},

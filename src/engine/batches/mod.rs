@@ -4,15 +4,16 @@
 pub mod ends;
 mod workflow_end;
 
+use fencepost_domain::{
+    error::Error,
+    ids::{BatchId, ProjectId},
+    limits::MAX_OPEN_BATCHES,
+    plan::Tenant,
+};
 use sqlx::Acquire;
 
 use super::{Engine, enqueue::quota};
-use crate::{
-    domain::{limits::MAX_OPEN_BATCHES, plan::Tenant},
-    error::Error,
-    ids::{BatchId, ProjectId},
-    store::batches,
-};
+use crate::store::batches;
 
 pub use crate::store::batches::{BatchRow, NewBatch};
 

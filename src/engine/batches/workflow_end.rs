@@ -1,14 +1,14 @@
 //! Telling endpoints that a workflow has ended: once, and again if retried jobs change how.
 
+use fencepost_domain::{
+    ids::{ProjectId, WorkflowId},
+    workflow::{self, WorkflowState},
+};
 use sqlx::PgConnection;
 
-use crate::{
-    domain::workflow::{self, WorkflowState},
-    ids::{ProjectId, WorkflowId},
-    store::{
-        outbound_events, workflow_ends,
-        workflows::{self, StateCount},
-    },
+use crate::store::{
+    outbound_events, workflow_ends,
+    workflows::{self, StateCount},
 };
 
 /// Writes the event, if the workflow has ended and this end was not told.

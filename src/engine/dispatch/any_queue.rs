@@ -2,6 +2,7 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
+use fencepost_domain::{error::Error, ids::ProjectId};
 use moka::sync::Cache;
 use rand::seq::SliceRandom;
 use tokio::{
@@ -15,7 +16,7 @@ use super::{
     park::{self, Delivery},
     request::PollSpec,
 };
-use crate::{engine::Engine, error::Error, ids::ProjectId, store};
+use crate::{engine::Engine, store};
 
 /// Maximum number of queues that such a poll searches; queues with jobs come first.
 pub const MAX_QUEUES: i64 = 100;

@@ -7,6 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use fencepost_domain::{
+    error::is_faulty_statement,
+    ids::{LeaseId, ProjectId},
+};
 use futures_util::FutureExt;
 use metrics::{counter, histogram};
 use sqlx::PgConnection;
@@ -19,9 +23,7 @@ use super::{
     limited_claim::{self, LimitedClaimed},
 };
 use crate::{
-    error::is_faulty_statement,
     faults::{self, Mutant},
-    ids::{LeaseId, ProjectId},
     store::{
         self,
         claims::{LeaseRequest, LeasedJob, QueueClaim},

@@ -5,17 +5,17 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use fencepost_domain::{
+    ids::LeaseId,
+    template::{self, Place},
+    text::ErrorReport,
+    trace::{self, AttemptTrace},
+};
 use serde_json::Value;
 use sqlx::PgConnection;
 
 use crate::{
-    domain::{
-        template::{self, Place},
-        text::ErrorReport,
-        trace::{self, AttemptTrace},
-    },
     engine::enqueue::dependencies::ParentResult,
-    ids::LeaseId,
     store::{self, claims::LeasedJob},
     traces,
 };

@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
+use fencepost_domain::rate::{Handout, RateLimit};
 use rand::{Rng, seq::SliceRandom};
 use sqlx::{Acquire, PgConnection};
 use uuid::Uuid;
 
 use crate::{
-    domain::rate::{Handout, RateLimit},
     faults::Mutant,
     store::{
         claims::{LeasedJob, QueueClaim},

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use fencepost_domain::ids::{JobKey, LeaseId};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -10,7 +11,6 @@ use crate::{
         batch::Coalescer,
         settle::{self, Endings},
     },
-    ids::{JobKey, LeaseId},
     store::{
         deadline::bounded_query,
         pools::Pool,

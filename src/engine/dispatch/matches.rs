@@ -7,13 +7,13 @@ use std::{
     time::Instant,
 };
 
+use fencepost_domain::ids::LeaseId;
 use metrics::counter;
 use uuid::Uuid;
 
 use super::{claim, delivery::LeasedDelivery, lanes::WaiterId, pump::Pump};
 use crate::{
     engine::sync_match::{Candidate, Message, ReservedPoll, Settled},
-    ids::LeaseId,
     telemetry,
 };
 

@@ -14,10 +14,11 @@ mod request;
 
 use std::{future::Future, sync::Arc};
 
+use fencepost_domain::error::Error;
 use tokio_util::sync::CancellationToken;
 
 use super::{Engine, workers};
-use crate::{error::Error, faults::Mutant};
+use crate::faults::Mutant;
 
 pub use self::{
     any_queue::MAX_QUEUES,

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use fencepost_domain::{error::Error, ids::ProjectId, worker::WorkerState};
 use metrics::gauge;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -23,10 +24,7 @@ use super::{
     request::PollSpec,
 };
 use crate::{
-    domain::worker::WorkerState,
     engine::{Engine, batch::Batch, workers},
-    error::Error,
-    ids::ProjectId,
     store::{
         self,
         polls::PollKey,

@@ -10,6 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use fencepost_domain::{
+    history,
+    ids::{JobKey, LeaseId, ProjectId},
+};
 use metrics::counter;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -26,7 +30,6 @@ use super::{
     request::PollSpec,
 };
 use crate::{
-    domain::history,
     engine::{
         batch::Coalescer,
         notify::Notifier,
@@ -34,7 +37,6 @@ use crate::{
         sync_match::{self, Matcher},
     },
     events_feed::JobEvent,
-    ids::{JobKey, LeaseId, ProjectId},
     store::{
         polls::PollKey,
         pools::{Connection, Pool, Pools},

@@ -2,12 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
+use fencepost_domain::ids::{ProjectId, anonymous_worker};
 use uuid::Uuid;
 
-use crate::{
-    ids::{ProjectId, anonymous_worker},
-    store::polls::PollKey,
-};
+use crate::store::polls::PollKey;
 
 /// A poll, in any protocol.
 #[derive(Debug, Clone)]

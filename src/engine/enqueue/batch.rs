@@ -3,20 +3,24 @@
 use std::{collections::HashMap, sync::Arc};
 
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    error::Error,
+    history,
+    ids::{JobId, ProjectId},
+    job::StoredState,
+    limits,
+};
 use metrics::counter;
 
 use crate::{
-    domain::{history, job::StoredState, limits},
     engine::{
         Engine,
         batch::{Batch, leaves_doubt},
         notify::Notifier,
         sync_match::{Candidate, Matcher, Reservation, ReservedPoll},
     },
-    error::Error,
     events_feed::JobEvent,
     faults::Mutant,
-    ids::{JobId, ProjectId},
     store::{
         self,
         claims::LeaseRequest,

@@ -3,18 +3,22 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use fencepost_domain::{
+    dependency::Dependency,
+    error::{Error, FieldError, is_unique_violation},
+    history,
+    ids::{BatchId, JobId, JobKey, ProjectId},
+    limits,
+};
 use sqlx::{Acquire, PgConnection};
 
 use super::batch::{NewJob, latest_run_at, tell, too_far_ahead};
 use crate::{
-    domain::{dependency::Dependency, history, limits},
     engine::{
         Engine,
         cancel::{cancel_waiting, publish_cancelled},
     },
-    error::{Error, FieldError, is_unique_violation},
     faults,
-    ids::{BatchId, JobId, JobKey, ProjectId},
     store::{
         self, batches, cascade,
         control::{CancelReason, CancelledJob},

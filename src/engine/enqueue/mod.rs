@@ -6,21 +6,22 @@ pub mod quota;
 
 use std::{collections::HashMap, sync::Arc};
 
+use fencepost_domain::{
+    callbacks::CallbackJob,
+    error::Error,
+    ids::{JobId, ProjectId},
+    plan::Tenant,
+};
 use sqlx::PgConnection;
 
 use self::dependencies::{EnqueueOutcome, TiedJob};
 use super::Engine;
-use crate::{
-    domain::{callbacks::CallbackJob, plan::Tenant},
-    error::Error,
-    ids::{JobId, ProjectId},
-    store::{
-        self,
-        deadline::{detached_in, detached_query},
-        enqueue::StoredJob,
-        jobs::{JobRow, Payloads},
-        workflows::NewWorkflow,
-    },
+use crate::store::{
+    self,
+    deadline::{detached_in, detached_query},
+    enqueue::StoredJob,
+    jobs::{JobRow, Payloads},
+    workflows::NewWorkflow,
 };
 
 pub(super) use self::batch::too_far_ahead;

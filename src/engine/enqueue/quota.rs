@@ -9,12 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use fencepost_domain::{error::Error, ids::ProjectId, plan::Tenant};
+
 use super::NewJob;
 use crate::{
-    domain::plan::Tenant,
     engine::Engine,
-    error::Error,
-    ids::ProjectId,
     store::{
         self,
         deadline::{detached, detached_query},

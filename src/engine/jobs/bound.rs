@@ -3,18 +3,21 @@
 
 use std::collections::{HashMap, HashSet};
 
+use fencepost_domain::{
+    binding::KeyBinding,
+    callbacks::Callbacks,
+    error::Error,
+    ids::{JobId, JobKey, ProjectId},
+};
 use futures_util::future::try_join_all;
 
 use super::callback_url::check_callback_urls;
 use crate::{
-    domain::{binding::KeyBinding, callbacks::Callbacks},
     engine::{
         Engine,
         batch::Batch,
         enqueue::dependencies::{TiedJob, no_parent},
     },
-    error::Error,
-    ids::{JobId, JobKey, ProjectId},
     store::{
         self,
         pools::{self, Pool},

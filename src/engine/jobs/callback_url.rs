@@ -1,10 +1,14 @@
 //! `callback_url`: only endpoints that a project has set up are called back.
 
-use crate::{
-    domain::{limits::MAX_ENDPOINTS, outbound::is_below},
-    engine::Engine,
+use fencepost_domain::{
     error::{Error, FieldError},
     ids::ProjectId,
+    limits::MAX_ENDPOINTS,
+    outbound::is_below,
+};
+
+use crate::{
+    engine::Engine,
     store::{self, deadline::detached_in},
 };
 

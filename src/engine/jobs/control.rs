@@ -1,26 +1,26 @@
 //! What users do to jobs: cancel, change, retry.
 
 use chrono::{DateTime, TimeDelta, Utc};
+use fencepost_domain::{
+    error::{self, Error, JobStatus, is_unique_violation},
+    history,
+    ids::{JobId, JobKey, ProjectId},
+    job::{self, CancelDecision, StoredState},
+    limits,
+    operation::Kind,
+    plan::Tenant,
+};
 use sqlx::{Acquire, PgConnection, Postgres, Transaction};
 use uuid::Uuid;
 
 use crate::{
-    domain::{
-        history,
-        job::{self, CancelDecision, StoredState},
-        limits,
-        operation::Kind,
-        plan::Tenant,
-    },
     engine::{
         Engine,
         cancel::{CancelReason, Cancelled, cancel_waiting},
         enqueue::{quota, too_far_ahead},
         notify::job_event,
     },
-    error::{self, Error, JobStatus, is_unique_violation},
     faults::Mutant,
-    ids::{JobId, JobKey, ProjectId},
     store::{
         cascade,
         control::{self, LockedJob},

@@ -1,14 +1,18 @@
 //! Dead letters: recording them, pausing job types by the circuit breaker, and deleting them.
 
+use fencepost_domain::{
+    error::Error,
+    fingerprint::fingerprint,
+    ids::{JobId, JobKey, ProjectId},
+    job::StoredState,
+    operation::Filter,
+};
 use metrics::counter;
 use sqlx::{Acquire, PgConnection};
 
 use super::control;
 use crate::{
-    domain::{fingerprint::fingerprint, job::StoredState, operation::Filter},
     engine::Engine,
-    error::Error,
-    ids::{JobId, JobKey, ProjectId},
     store::{
         dead_letters::{self, NewDeadLetter},
         queues,

@@ -3,20 +3,18 @@
 use std::collections::HashMap;
 
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    error::Error,
+    explain::{self, Crowd, Explanation, Facts, FailingPush, RateUse, Reason, Slots, TypePause},
+    ids::{JobId, JobKey, ProjectId},
+    job::{StoredState, WaitingFor},
+    limits,
+    rate::{Handout, RateLimit},
+};
 use sqlx::PgConnection;
 
 use crate::{
-    domain::{
-        explain::{
-            self, Crowd, Explanation, Facts, FailingPush, RateUse, Reason, Slots, TypePause,
-        },
-        job::{StoredState, WaitingFor},
-        limits,
-        rate::{Handout, RateLimit},
-    },
     engine::Engine,
-    error::Error,
-    ids::{JobId, JobKey, ProjectId},
     store::{
         self,
         jobs::{JobRow, Payloads},

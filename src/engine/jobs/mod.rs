@@ -9,12 +9,13 @@ pub mod replay;
 pub mod wait;
 pub mod workflows;
 
-use super::Engine;
-use crate::{
+use fencepost_domain::{
     error::Error,
     ids::{JobId, JobKey, ProjectId, WorkflowId},
-    store,
 };
+
+use super::Engine;
+use crate::store;
 
 pub use crate::store::{
     jobs::{AttemptRow, Filter, JobRow, Order, Payloads, Place},
@@ -58,7 +59,7 @@ pub async fn find_all(
 
 /// Those of these jobs that exist, in no order, without payloads and results; and their past
 /// attempts that did not succeed, oldest first, without stack traces. At most `per_job` of each are
-/// returned, and the newest [`MAX_SHOWN_ATTEMPTS`](crate::domain::limits::MAX_SHOWN_ATTEMPTS) of
+/// returned, and the newest [`MAX_SHOWN_ATTEMPTS`](fencepost_domain::limits::MAX_SHOWN_ATTEMPTS) of
 /// all.
 pub async fn find_all_with_attempts(
     engine: &Engine,

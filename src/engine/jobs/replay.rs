@@ -2,10 +2,16 @@
 
 use std::collections::HashMap;
 
+use fencepost_domain::{
+    backoff::RetryPolicy,
+    constraint_key,
+    error::Error,
+    ids::{JobId, JobKey, ProjectId},
+    plan::Tenant,
+};
 use sqlx::PgConnection;
 
 use crate::{
-    domain::{backoff::RetryPolicy, constraint_key, plan::Tenant},
     engine::{
         Engine,
         enqueue::{
@@ -13,8 +19,6 @@ use crate::{
             dependencies::{OnConflict, TiedJob},
         },
     },
-    error::Error,
-    ids::{JobId, JobKey, ProjectId},
     store::{
         self,
         jobs::{JobRow, Payloads},

@@ -2,13 +2,15 @@
 
 use std::{collections::HashMap, future::Future, sync::Mutex, time::Duration};
 
+use fencepost_domain::{
+    error::Error,
+    ids::{JobId, JobKey, ProjectId},
+    job::StoredState,
+};
 use tokio::time::{Instant, sleep_until};
 
 use crate::{
-    domain::job::StoredState,
     engine::{Engine, jobs},
-    error::Error,
-    ids::{JobId, JobKey, ProjectId},
     store::{self, jobs::Version},
 };
 

@@ -1,14 +1,16 @@
 //! Workflows: building their graph, reading, starting, re-running and cancelling them.
 
+use fencepost_domain::{
+    dependency::Dependency,
+    error::Error,
+    ids::{JobId, JobKey, ProjectId, WorkflowId},
+    job::StoredState,
+    plan::Tenant,
+    workflow::{self, Member, WorkflowState},
+};
 use sqlx::Acquire;
 
 use crate::{
-    domain::{
-        dependency::Dependency,
-        job::StoredState,
-        plan::Tenant,
-        workflow::{self, Member, WorkflowState},
-    },
     engine::{
         Engine, cancel,
         enqueue::{
@@ -17,8 +19,6 @@ use crate::{
         },
         jobs::{self, replay},
     },
-    error::Error,
-    ids::{JobId, JobKey, ProjectId, WorkflowId},
     store::{batches::NewBatch, jobs::JobRow, workflows},
 };
 
@@ -261,7 +261,7 @@ fn anew(project_id: ProjectId, row: &JobRow) -> TiedJob {
 }
 
 /// Cancels every job of a workflow that has not ended, in one transaction: it has at most
-/// [`MAX_WORKFLOW_JOBS`](crate::domain::limits::MAX_WORKFLOW_JOBS).
+/// [`MAX_WORKFLOW_JOBS`](fencepost_domain::limits::MAX_WORKFLOW_JOBS).
 ///
 /// # Errors
 /// [`Error::WorkflowNotFound`].

@@ -1,17 +1,20 @@
 //! What the end of a job means for its children: they may run, or are cancelled. And cancelling
 //! jobs whose `expires_at` has passed.
 
+use fencepost_domain::{
+    dependency::ParentEnd,
+    history,
+    ids::{JobKey, ProjectId},
+};
 use sqlx::PgConnection;
 
 use crate::{
-    domain::{dependency::ParentEnd, history},
     engine::{
         Engine,
         cancel::{cancel_waiting, publish_cancelled},
         isolate::{self, Sweep},
     },
     faults::{self, Mutant},
-    ids::{JobKey, ProjectId},
     store::{
         cascade,
         control::{CancelReason, CancelledJob},

@@ -1,5 +1,6 @@
 //! Merging the deltas of queue counts.
 
+use fencepost_domain::ids::ProjectId;
 use sqlx::PgConnection;
 
 use crate::{
@@ -7,7 +8,6 @@ use crate::{
         Engine,
         isolate::{self, Sweep},
     },
-    ids::ProjectId,
     store::sweep::{
         counts::{self, MAX_COUNTED_ROWS},
         set_aside::Work,

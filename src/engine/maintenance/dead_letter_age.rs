@@ -2,20 +2,20 @@
 //! project, which it sees like any other, once a day.
 
 use chrono::{DateTime, Days, NaiveTime, Utc};
+use fencepost_domain::{
+    error::{self, Error},
+    ids::{OperationId, ProjectId},
+    limits::{FAILED_DELIVERY_DAYS, MAX_DEAD_LETTER_DAYS},
+    operation::{Filter, Kind, Which},
+    plan::{Limits, Plans, Tenant},
+};
 use uuid::Builder;
 
 use crate::{
-    domain::{
-        limits::{FAILED_DELIVERY_DAYS, MAX_DEAD_LETTER_DAYS},
-        operation::{Filter, Kind, Which},
-        plan::{Limits, Plans, Tenant},
-    },
     engine::{
         Engine,
         operations::{self, NewOperation},
     },
-    error::{self, Error},
-    ids::{OperationId, ProjectId},
     store::{self, dead_letters},
 };
 

@@ -1,5 +1,6 @@
 //! The loop over the ends of jobs with callbacks, a batch or a workflow that is told.
 
+use fencepost_domain::ids::ProjectId;
 use sqlx::PgConnection;
 
 use crate::{
@@ -9,7 +10,6 @@ use crate::{
         isolate::{self, Sweep},
     },
     faults,
-    ids::ProjectId,
     store::{
         ends::{self, EndKey},
         sweep::{self, set_aside::Work},

@@ -1,8 +1,9 @@
 //! Forgetting workers of projects that have more than their plan allows: names that are used once
 //! must not fill the table.
 
+use fencepost_domain::{limits::MIN_PROJECT_WORKERS, plan::Plans};
+
 use crate::{
-    domain::{limits::MIN_PROJECT_WORKERS, plan::Plans},
     engine::Engine,
     store::{self, sweep},
 };

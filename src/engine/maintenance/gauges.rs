@@ -3,10 +3,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use fencepost_domain::explain::Reason;
 use metrics::{counter, gauge};
 
 use crate::{
-    domain::explain::Reason,
     engine::{Engine, jobs::explain},
     store::{
         pools::Pools,

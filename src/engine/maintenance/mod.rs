@@ -14,13 +14,15 @@ pub mod revive;
 
 use std::{sync::atomic::Ordering, time::Duration};
 
+use fencepost_domain::{
+    alarm::INCIDENT_KEEP_DAYS,
+    limits::{EVENT_KEEP_HOURS, FIRE_KEEP_DAYS, OPERATION_KEEP_DAYS},
+};
 use metrics::counter;
 use sqlx::{Acquire, PgConnection};
 
 use super::Engine;
 use crate::{
-    domain::alarm::INCIDENT_KEEP_DAYS,
-    domain::limits::{EVENT_KEEP_HOURS, FIRE_KEEP_DAYS, OPERATION_KEEP_DAYS},
     store::sweep::{
         self, alarms, counts as stored, operations, probe, prune, purge, schedules, set_aside,
         webhooks,

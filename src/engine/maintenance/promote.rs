@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use fencepost_domain::ids::{JobKey, ProjectId};
 use metrics::counter;
 use sqlx::PgConnection;
 
@@ -11,7 +12,6 @@ use crate::{
         isolate::{self, Sweep},
     },
     faults,
-    ids::{JobKey, ProjectId},
     store::{
         settle_success::WaitingJob,
         sweep::{self, MAX_SWEEP_ROWS, set_aside::Work},

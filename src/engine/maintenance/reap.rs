@@ -2,18 +2,17 @@
 
 use std::collections::HashSet;
 
+use fencepost_domain::{ids::ProjectId, job::Ending, text::ErrorReport};
 use metrics::counter;
 use sqlx::{Acquire, PgConnection};
 
 use crate::{
-    domain::{job::Ending, text::ErrorReport},
     engine::{
         Engine,
         isolate::{self, Sweep},
         settle::failure,
     },
     faults::{self, Mutant},
-    ids::ProjectId,
     store::{
         settle_failure::{AfterEnd, Ended},
         sweep::{self, set_aside::Work},

@@ -1,15 +1,17 @@
 //! Deleting finished jobs past their queue's retention.
 
+use fencepost_domain::{
+    ids::{JobKey, ProjectId},
+    limits::DEFAULT_RETENTION_DAYS,
+};
 use metrics::counter;
 use sqlx::PgConnection;
 
 use crate::{
-    domain::limits::DEFAULT_RETENTION_DAYS,
     engine::{
         Engine,
         isolate::{self, Sweep},
     },
-    ids::{JobKey, ProjectId},
     store::sweep::{
         prune::{self, MAX_PRUNED_CHUNKS, MAX_PRUNED_JOBS, OldQueue},
         set_aside::Work,

@@ -1,17 +1,19 @@
 //! Retrying large families: the descendants that were cancelled with a retried job, step by step.
 
+use fencepost_domain::{
+    error::is_unique_violation,
+    history,
+    ids::{JobId, JobKey, ProjectId},
+};
 use sqlx::{Acquire, PgConnection};
 
 use crate::{
-    domain::history,
     engine::{
         Engine,
         isolate::{self, Sweep},
         jobs::control::requeue_children,
         notify::job_event,
     },
-    error::is_unique_violation,
-    ids::{JobId, JobKey, ProjectId},
     store::{
         cascade,
         settle_success::WaitingJob,

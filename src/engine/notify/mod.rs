@@ -4,11 +4,15 @@ pub mod relay;
 
 use std::sync::Arc;
 
+use fencepost_domain::{
+    history,
+    ids::{JobKey, ProjectId},
+    job::StoredState,
+};
+
 use super::{known::KnownProjects, stats::recorder::StatsRecorder};
 use crate::{
-    domain::{history, job::StoredState},
     events_feed::{EventFeed, JobEvent},
-    ids::{JobKey, ProjectId},
     store::{
         settle_failure::{AfterEnd, Ended},
         settle_success::WaitingJob,

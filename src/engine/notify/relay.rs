@@ -6,13 +6,13 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use chrono::{DateTime, Utc};
+use fencepost_domain::ids::ProjectId;
 use metrics::counter;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     engine::Engine,
-    ids::ProjectId,
     redis_bus::{Bus, Topic},
     store::claims::MAX_CLAIM_SLOTS,
     telemetry,

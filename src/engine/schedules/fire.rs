@@ -10,26 +10,27 @@ use std::{
 };
 
 use chrono::{DateTime, TimeDelta, Utc};
+use fencepost_domain::{
+    constraint_key,
+    error::Error,
+    history,
+    ids::{JobId, JobKey, ProjectId, TickKey},
+    job::StoredState,
+    schedule::{
+        DueTicks, Earlier, FireOutcome, GRACE_SECONDS, OverlapPolicy, Schedule, offset_seconds,
+    },
+};
 use metrics::{counter, histogram};
 use sqlx::{Acquire, PgConnection};
 
 use crate::{
-    domain::{
-        constraint_key, history,
-        job::StoredState,
-        schedule::{
-            DueTicks, Earlier, FireOutcome, GRACE_SECONDS, OverlapPolicy, Schedule, offset_seconds,
-        },
-    },
     engine::{
         Engine,
         cancel::{cancel_waiting, publish_cancelled},
         isolate::{self, Sweep},
         notify::job_event,
     },
-    error::Error,
     faults::{self, Mutant},
-    ids::{JobId, JobKey, ProjectId, TickKey},
     store::{
         self,
         control::{CancelReason, CancelledJob},

@@ -5,14 +5,18 @@ pub mod fire;
 use std::{collections::HashMap, sync::LazyLock, time::Duration};
 
 use chrono::{DateTime, TimeDelta, Utc};
+use fencepost_domain::{
+    cron::InvalidSchedule,
+    error::{Error, FieldError},
+    ids::ProjectId,
+    plan::Limits,
+    schedule::Schedule,
+};
 use sqlx::{Acquire, PgConnection};
 use tokio::{sync::Semaphore, time::timeout};
 
 use super::Engine;
 use crate::{
-    domain::{cron::InvalidSchedule, plan::Limits, schedule::Schedule},
-    error::{Error, FieldError},
-    ids::ProjectId,
     store::{
         schedules::{self, ScheduleCount},
         shares::PerProject,

@@ -2,14 +2,18 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use fencepost_domain::{
+    error::Error,
+    ids::{EventId, JobKey, ProjectId},
+    lease, limits, logs,
+    plan::Tenant,
+    text,
+};
 use sqlx::Acquire;
 
 use crate::{
-    domain::{lease, limits, logs, plan::Tenant, text},
     engine::{Engine, enqueue::quota, settle},
-    error::Error,
     events_feed::JobEvent,
-    ids::{EventId, JobKey, ProjectId},
     store::{self, events, logs::LogTotals},
 };
 

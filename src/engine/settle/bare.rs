@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
+use fencepost_domain::{
+    error::{Error, JobStatus},
+    ids::{JobKey, ProjectId},
+    job::JobState,
+    lease::{Fence, RequireFence},
+};
 use metrics::counter;
 
 use crate::{
-    domain::{
-        job::JobState,
-        lease::{Fence, RequireFence},
-    },
     engine::{Engine, batch::Batch},
-    error::{Error, JobStatus},
-    ids::{JobKey, ProjectId},
     store::{
         fences::{self, AskedHolder, HeldAttempt},
         pools::{self, Pool},

@@ -2,15 +2,18 @@
 
 use std::collections::HashMap;
 
+use fencepost_domain::{
+    error::Error,
+    ids::{JobKey, ProjectId},
+    job::Ending,
+    lease::Fence,
+};
 use sqlx::Acquire;
 
 use super::{Acked, Failure, Settling, explain_left, failure, may_write};
 use crate::{
-    domain::{job::Ending, lease::Fence},
     engine::{batch::Batch, notify::Notifier},
-    error::Error,
     faults::Mutant,
-    ids::{JobKey, ProjectId},
     store::{
         self,
         pools::{self, Pool},

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
+use fencepost_domain::{
+    backoff::{Jitter, RetryPolicy},
+    job::{self, AfterAttempt, AttemptOutcome, Ending, Next, Running, StoredState},
+    text::ErrorReport,
+};
 use metrics::{counter, histogram};
 use sqlx::PgConnection;
 
 use crate::{
-    domain::{
-        backoff::{Jitter, RetryPolicy},
-        job::{self, AfterAttempt, AttemptOutcome, Ending, Next, Running, StoredState},
-        text::ErrorReport,
-    },
     engine::{cancel, jobs::dead_letters, notify::Notifier},
     faults::Mutant,
     store::{

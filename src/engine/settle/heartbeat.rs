@@ -2,22 +2,22 @@
 
 use std::collections::HashMap;
 
+use fencepost_domain::{
+    error::{Error, JobStatus},
+    ids::{JobId, JobKey, ProjectId},
+    job::JobState,
+    lease::{self, Fence, Refusal},
+};
 use futures_util::future::try_join_all;
 
 use super::{HeldJob, Settling, explain_left};
 use crate::{
-    domain::{
-        job::JobState,
-        lease::{self, Fence, Refusal},
-    },
     engine::{
         Engine,
         batch::Batch,
         settle::{self, EndRequest},
     },
-    error::{Error, JobStatus},
     faults::Mutant,
-    ids::{JobId, JobKey, ProjectId},
     store::{
         self,
         pools::{self, Pool},

@@ -15,6 +15,14 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    error::{Error, JobStatus},
+    ids::{JobId, JobKey, LeaseId, ProjectId},
+    job::{AttemptOutcome, JobState},
+    lease::{self, Fence, Refusal},
+    limits,
+    text::ErrorReport,
+};
 use metrics::counter;
 use sqlx::PgConnection;
 use tokio::time::timeout;
@@ -26,15 +34,7 @@ pub use self::{
 };
 use super::{Engine, batch::Coalescer};
 use crate::{
-    domain::{
-        job::{AttemptOutcome, JobState},
-        lease::{self, Fence, Refusal},
-        limits,
-        text::ErrorReport,
-    },
-    error::{Error, JobStatus},
     faults::Mutant,
-    ids::{JobId, JobKey, LeaseId, ProjectId},
     store::{
         self,
         settle_success::{SettledAttempt, Success},

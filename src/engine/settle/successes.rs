@@ -8,20 +8,22 @@ use std::{
     },
 };
 
+use fencepost_domain::{
+    error::{self, Error},
+    history,
+    ids::{JobKey, ProjectId},
+};
 use metrics::{counter, histogram};
 use sqlx::Acquire;
 
 use super::{Settling, explain_left, may_write};
 use crate::{
-    domain::history,
     engine::{
         batch::Batch,
         known::KnownProjects,
         notify::{Notifier, job_event},
     },
-    error::{self, Error},
     faults::Mutant,
-    ids::{JobKey, ProjectId},
     store::{
         self,
         pools::{self, Pool},

@@ -7,20 +7,19 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use crate::{
-    domain::{
-        job::{AttemptOutcome, StoredState},
-        limits::{MAX_COUNTED_NAMES, MAX_COUNTED_PAIRS},
-        stats::{Counted, Counts},
-    },
+use fencepost_domain::{
     ids::ProjectId,
-    store::{
-        claims::LeasedJob,
-        control::CancelledJob,
-        enqueue::NewJob,
-        settle_failure::{AfterEnd, Ended},
-        settle_success::{Settled, WaitingJob},
-    },
+    job::{AttemptOutcome, StoredState},
+    limits::{MAX_COUNTED_NAMES, MAX_COUNTED_PAIRS},
+    stats::{Counted, Counts},
+};
+
+use crate::store::{
+    claims::LeasedJob,
+    control::CancelledJob,
+    enqueue::NewJob,
+    settle_failure::{AfterEnd, Ended},
+    settle_success::{Settled, WaitingJob},
 };
 
 /// The name under which everything beyond the limit is counted.

@@ -6,6 +6,16 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    backoff::Jitter,
+    ids::{DeliveryId, EndpointId, ProjectId},
+    limits::MAX_ENDPOINT_TIMEOUT_SECONDS,
+    outbound::is_below,
+    text::ErrorReport,
+    webhook::{
+        FAILING_DELIVERIES, FAILING_HOURS, HOP_HEADER, Verdict, retry_policy, signatures, verdict,
+    },
+};
 use metrics::{gauge, histogram};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use serde_json::json;
@@ -25,22 +35,11 @@ use super::{
     turns::Turn,
 };
 use crate::{
-    domain::{
-        backoff::Jitter,
-        limits::MAX_ENDPOINT_TIMEOUT_SECONDS,
-        outbound::is_below,
-        text::ErrorReport,
-        webhook::{
-            FAILING_DELIVERIES, FAILING_HOURS, HOP_HEADER, Verdict, retry_policy, signatures,
-            verdict,
-        },
-    },
     engine::{
         Engine,
         dispatch::{LeasedDelivery, LeasedJob},
         settle::{AttemptEnd, Failure},
     },
-    ids::{DeliveryId, EndpointId, ProjectId},
     outbound::MAX_KEPT_BYTES,
     store::{
         audit::{self, Actor, NewAuditEntry},

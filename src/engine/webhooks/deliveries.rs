@@ -1,6 +1,14 @@
 //! Deliveries, as their project sees them: it never sees the jobs of its outbox.
 
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    error::Error,
+    ids::{DeliveryId, EndpointId, EventId, JobId, JobKey, OperationId, ProjectId},
+    job::{JobState, StoredState},
+    operation::{JobFilter, Kind, Which},
+    plan::{Limits, Tenant},
+    webhook::{TEST_EVENT, WebhookData, WebhookEvent, WebhookProject},
+};
 
 use super::{
     EndpointRow, find,
@@ -8,13 +16,6 @@ use super::{
     tell,
 };
 use crate::{
-    domain::{
-        job::JobState,
-        job::StoredState,
-        operation::{JobFilter, Kind, Which},
-        plan::{Limits, Tenant},
-        webhook::{TEST_EVENT, WebhookData, WebhookEvent, WebhookProject},
-    },
     engine::{
         Engine,
         enqueue::{
@@ -24,8 +25,6 @@ use crate::{
         jobs::{AttemptRow, Filter, JobRow, Order, Payloads, Place, control},
         operations::{self, NewOperation},
     },
-    error::Error,
-    ids::{DeliveryId, EndpointId, EventId, JobId, JobKey, OperationId, ProjectId},
     store,
 };
 

@@ -1,15 +1,15 @@
 //! The loop that cancels what waits for endpoints that were deleted, or disabled long ago: an
 //! operation of the outbox for each.
 
+use fencepost_domain::{
+    ids::OperationId,
+    limits::EMPTY_HOURS,
+    operation::{JobFilter, Kind, Which},
+};
 use sqlx::Acquire;
 
 use crate::{
-    domain::{
-        limits::EMPTY_HOURS,
-        operation::{JobFilter, Kind, Which},
-    },
     engine::Engine,
-    ids::OperationId,
     store::{
         operations::{self, NewOperation},
         sweep::webhooks,

@@ -13,6 +13,12 @@ mod targets;
 pub mod tell;
 mod turns;
 
+use fencepost_domain::{
+    error::Error,
+    ids::{EndpointId, ProjectId},
+    plan::Tenant,
+    webhook::SECRET_BYTES,
+};
 use sqlx::{Acquire, PgConnection};
 use uuid::Uuid;
 
@@ -22,9 +28,6 @@ pub use self::deliveries::{
 use super::Engine;
 pub use crate::store::webhooks::{EndpointChange, EndpointRow, NewEndpoint};
 use crate::{
-    domain::{plan::Tenant, webhook::SECRET_BYTES},
-    error::Error,
-    ids::{EndpointId, ProjectId},
     seal::{MasterKeys, OtherMasterKey},
     store::{
         sweep::webhooks::{replace_secrets, secrets},

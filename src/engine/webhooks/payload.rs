@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::{domain::webhook::WebhookEvent, ids::EventId};
+use fencepost_domain::{ids::EventId, webhook::WebhookEvent};
 
 /// See above.
 #[derive(Debug, Serialize, Deserialize)]

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use fencepost_domain::{
+    error::Error, ids::ProjectId, outbound::is_same_origin, plan::Tenant, webhook::SECRET_BYTES,
+};
 use secrecy::{ExposeSecret, SecretString};
 use sqlx::{Acquire, PgConnection};
 
 use super::{SEALED_AT_ONCE, seal_again};
 use crate::{
-    domain::{outbound::is_same_origin, plan::Tenant, webhook::SECRET_BYTES},
     engine::Engine,
-    error::Error,
-    ids::ProjectId,
     seal::{MasterKeys, OtherMasterKey},
     store::{
         pushes::{self, PushHeaders},

@@ -7,6 +7,13 @@ use std::{
 };
 
 use chrono::{DateTime, TimeDelta, Utc};
+use fencepost_domain::{
+    ids::ProjectId,
+    limits::{MAX_JSON_DEPTH, MAX_RESULT_BYTES},
+    push::{JobVerdict, Window, verdict},
+    text::{ErrorReport, json_depth},
+    webhook::signatures,
+};
 use metrics::histogram;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use tokio::time::{sleep_until, timeout};
@@ -20,18 +27,11 @@ use super::{
     turns::Turn,
 };
 use crate::{
-    domain::{
-        limits::{MAX_JSON_DEPTH, MAX_RESULT_BYTES},
-        push::{JobVerdict, Window, verdict},
-        text::{ErrorReport, json_depth},
-        webhook::signatures,
-    },
     engine::{
         dispatch::LeasedDelivery,
         settle::{AttemptEnd, Failure},
     },
     faults::Mutant,
-    ids::ProjectId,
     outbound::{Answer, CallError, MAX_BODY_BYTES},
     store::sweep::pushes::{
         MAX_PAGE_PUSHED, PushOutcomes, PushedQueue, note_outcomes, pushed_queues,

@@ -11,6 +11,10 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    error, ids::ProjectId, lease::Fence, limits::MAX_POLL_CAPACITY, outbound::read_url,
+    webhook::SECRET_BYTES,
+};
 use metrics::{counter, gauge};
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use tokio::{
@@ -21,14 +25,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::turns::{Turn, Turns};
 use crate::{
-    domain::{lease::Fence, limits::MAX_POLL_CAPACITY, outbound::read_url, webhook::SECRET_BYTES},
     engine::{
         Engine,
         dispatch::{self, LeasedDelivery, Poll},
         settle::{self, Ack, AttemptEnd},
     },
-    error,
-    ids::ProjectId,
     outbound::{CallError, Destination, Outbound},
     seal::MasterKeys,
     telemetry,

@@ -4,30 +4,30 @@
 
 use std::collections::HashMap;
 
+use fencepost_domain::{
+    alarm::summary,
+    ids::{BatchId, EndpointId, EventId, JobId, ProjectId, WorkflowId},
+    job::StoredState,
+    limits::MAX_ENDPOINTS,
+    outbound::is_below,
+    webhook::{
+        MAX_DELIVERY_ATTEMPTS, MAX_EVENT_MESSAGE_CHARS, MAX_HOPS, WebhookBatch, WebhookData,
+        WebhookError, WebhookEvent, WebhookIncident, WebhookJob, WebhookProject, WebhookWorkflow,
+        includes, retry_policy,
+    },
+};
 use metrics::counter;
 use serde_json::value::RawValue;
 use sqlx::{PgConnection, types::Json};
 
 use super::{deliver::DELIVERY_SECONDS, payload::Payload};
 use crate::{
-    domain::{
-        alarm::summary,
-        job::StoredState,
-        limits::MAX_ENDPOINTS,
-        outbound::is_below,
-        webhook::{
-            MAX_DELIVERY_ATTEMPTS, MAX_EVENT_MESSAGE_CHARS, MAX_HOPS, WebhookBatch, WebhookData,
-            WebhookError, WebhookEvent, WebhookIncident, WebhookJob, WebhookProject,
-            WebhookWorkflow, includes, retry_policy,
-        },
-    },
     engine::{
         Engine,
         enqueue::{NewJob, NewlyStored, Start, store_in},
         isolate::{self, Sweep},
     },
     faults::{self, Mutant},
-    ids::{BatchId, EndpointId, EventId, JobId, ProjectId, WorkflowId},
     store::{
         self,
         batches::{self, BatchRow},

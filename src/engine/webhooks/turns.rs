@@ -3,15 +3,13 @@
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
+use fencepost_domain::ids::ProjectId;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::sleep,
 };
 
-use crate::{
-    ids::ProjectId,
-    store::shares::{Each, PerProject},
-};
+use crate::store::shares::{Each, PerProject};
 
 /// Requests that one node sends at a time.
 pub const MAX_IN_FLIGHT: usize = 2_000;

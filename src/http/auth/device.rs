@@ -2,6 +2,11 @@
 
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    access::KeyPreset,
+    error::Error,
+    limits::{self, DEVICE_LOGIN_SECONDS, DEVICE_POLL_SECONDS},
+};
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -13,11 +18,6 @@ use crate::{
     },
     app::App,
     auth::{Caller, Govern, Person, Who},
-    domain::{
-        access::KeyPreset,
-        limits::{self, DEVICE_LOGIN_SECONDS, DEVICE_POLL_SECONDS},
-    },
-    error::Error,
     http::{error::ErrorBody, keys::CreatedApiKey, projects::Project},
     store,
     wire::{

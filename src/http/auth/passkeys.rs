@@ -2,6 +2,7 @@
 //! same origin.
 
 use axum::{Extension, Json as Reply, extract::State};
+use fencepost_domain::{error::Error, limits};
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, value::RawValue};
@@ -14,8 +15,6 @@ use crate::{
         passkeys::{self, PasskeyAnswer},
     },
     app::App,
-    domain::limits,
-    error::Error,
     http::error::ErrorBody,
     wire::{
         extract::{Json, RequestBody},

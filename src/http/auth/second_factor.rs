@@ -1,6 +1,7 @@
 //! The second step of a login, and the step-up of a session.
 
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
+use fencepost_domain::{error::Error, limits};
 use secrecy::SecretString;
 use serde::Deserialize;
 use utoipa::ToSchema;
@@ -10,8 +11,6 @@ use crate::{
     accounts::{Client, Proof, SecondStep},
     app::App,
     auth::Person,
-    domain::limits,
-    error::Error,
     http::error::ErrorBody,
     wire::{
         extract::{Json, Object, RequestBody},

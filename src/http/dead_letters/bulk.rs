@@ -2,6 +2,11 @@
 //! letters.
 
 use axum::{extract::State, response::Response};
+use fencepost_domain::{
+    error::Error,
+    limits,
+    operation::{Filter, Kind, Which},
+};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
@@ -9,11 +14,6 @@ use super::check_filter;
 use crate::{
     app::App,
     auth::{Caller, Manage},
-    domain::{
-        limits,
-        operation::{Filter, Kind, Which},
-    },
-    error::Error,
     http::{
         bulk::{self, BulkRequest, BulkResult},
         idempotency::{self, Answer, Ids, Once},

@@ -11,18 +11,17 @@ use axum::{
     },
     response::Response,
 };
+use fencepost_domain::{error::Error, ids::ProjectId};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     app::App,
     auth::Caller,
     engine::jobs,
-    error::Error,
     http::{
         job::Job,
         redact::{hidden, shown},
     },
-    ids::ProjectId,
     store::idempotency::StoredBody,
     wire::validate::stored_json,
 };

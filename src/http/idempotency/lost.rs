@@ -3,12 +3,12 @@
 
 use std::{sync::LazyLock, time::Duration};
 
+use fencepost_domain::ids::ProjectId;
 use tokio::{sync::Semaphore, time::sleep};
 use uuid::Uuid;
 
 use crate::{
     app::App,
-    ids::ProjectId,
     store::{deadline::bounded_query, idempotency},
 };
 

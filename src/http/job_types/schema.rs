@@ -4,6 +4,12 @@ use std::collections::HashMap;
 
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    error::{Error, FieldError},
+    ids::ProjectId,
+    limits,
+    payload_schema::{MAX_SCHEMA_BYTES, PayloadSchema},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, value::RawValue};
 use utoipa::ToSchema;
@@ -11,16 +17,10 @@ use utoipa::ToSchema;
 use crate::{
     app::App,
     auth::{Caller, Manage, Read},
-    domain::{
-        limits,
-        payload_schema::{MAX_SCHEMA_BYTES, PayloadSchema},
-    },
-    error::{Error, FieldError},
     http::{
         audit::{self, NewAuditEntry},
         error::ErrorBody,
     },
-    ids::ProjectId,
     store::{self, deadline::detached_in, job_types::TypeSchema},
     wire::{
         extract::{Json, NameInPath, RequestBody},

@@ -1,6 +1,11 @@
 //! `POST /v1/jobs/cancel`, `…/retry` and `…/replay`: bulk operations on listed jobs.
 
 use axum::{extract::State, response::Response};
+use fencepost_domain::{
+    error::Error,
+    limits,
+    operation::{JobFilter, Kind, Which},
+};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
@@ -8,11 +13,6 @@ use super::read::{MAX_TAG_FILTER_CHARS, may_search};
 use crate::{
     app::App,
     auth::{Caller, Manage, Permit, Replay},
-    domain::{
-        limits,
-        operation::{JobFilter, Kind, Which},
-    },
-    error::Error,
     http::{
         bulk::{self, BulkRequest, BulkResult},
         idempotency::{self, Once},

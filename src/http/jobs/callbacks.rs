@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use fencepost_domain::limits;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use crate::{
-    domain::limits,
     http::retry::RetryRequest,
     wire::{
         extract::Object,

@@ -3,6 +3,7 @@
 
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, TimeDelta, Utc};
+use fencepost_domain::{error::Error, formats, ids::JobKey, limits};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -10,11 +11,8 @@ use super::{Job, read};
 use crate::{
     app::App,
     auth::{Caller, Control, Follow},
-    domain::{formats, limits},
     engine::jobs::control::{self, Change, Timing},
-    error::Error,
     http::error::ErrorBody,
-    ids::JobKey,
     wire::{
         extract::{JobInPath, Json, RequestBody},
         openapi::{chars, range},

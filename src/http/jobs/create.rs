@@ -5,6 +5,7 @@ use axum::{
     http::{HeaderMap, StatusCode},
     response::Response,
 };
+use fencepost_domain::{error::Error, limits, plan::Tenant};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -15,12 +16,10 @@ use super::{
 use crate::{
     app::App,
     auth::{Bound, Caller, Cost, Produce},
-    domain::{limits, plan::Tenant},
     engine::{
         enqueue::{self, Enqueued, dependencies::TiedJob},
         jobs::bound::check_enqueue,
     },
-    error::Error,
     http::{
         error::ErrorBody,
         idempotency::{self, Answer, Ids, Once, Repeat},

@@ -2,16 +2,14 @@
 
 use std::fmt;
 
+use fencepost_domain::dependency::{Dependency, When};
 use serde::{
     Deserialize, Deserializer, Serialize,
     de::{MapAccess, Visitor, value::MapAccessDeserializer},
 };
 use utoipa::ToSchema;
 
-use crate::{
-    domain::dependency::{Dependency, When},
-    wire::validate::Check,
-};
+use crate::wire::validate::Check;
 
 /// A parent: its id, or in a workflow its key, or an object with the end to wait for.
 #[derive(Debug, Serialize, ToSchema)]

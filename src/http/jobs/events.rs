@@ -2,6 +2,14 @@
 
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    error::Error,
+    history,
+    ids::{JobId, ProjectId},
+    job::{AttemptOutcome, StoredState},
+    limits,
+    text::ErrorReport,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use utoipa::{IntoParams, ToSchema};
@@ -10,18 +18,10 @@ use super::JobError;
 use crate::{
     app::App,
     auth::{Caller, Read},
-    domain::{
-        history,
-        job::{AttemptOutcome, StoredState},
-        limits,
-        text::ErrorReport,
-    },
-    error::Error,
     http::{
         error::ErrorBody,
         redact::{Redact, shown},
     },
-    ids::{JobId, ProjectId},
     store::{
         self,
         events::EventRow,
@@ -249,8 +249,9 @@ fn history(
 
 #[cfg(test)]
 mod tests {
+    use fencepost_domain::ids::EventId;
+
     use super::*;
-    use crate::ids::EventId;
 
     fn event(id: &str, second: i64, bytes: usize) -> EventView {
         let text = format!("\"{}\"", "x".repeat(bytes));

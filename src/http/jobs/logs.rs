@@ -3,20 +3,18 @@
 use std::collections::BTreeMap;
 
 use axum::{Json as Reply, extract::State, http::HeaderMap, response::Response};
+use fencepost_domain::{error::Error, ids::JobKey, limits, logs};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::{
     app::App,
     auth::{Caller, Read},
-    domain::{limits, logs},
-    error::Error,
     http::{
         error::ErrorBody,
         page::PageSize,
         redact::{Redact, shown},
     },
-    ids::JobKey,
     store::{
         self,
         logs::{LogPlace, LogRow},

@@ -4,6 +4,14 @@ use std::time::Duration;
 
 use axum::{Extension, Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    access::Permission,
+    error::Error,
+    formats,
+    ids::{BatchId, JobId, JobKey},
+    job::JobState,
+    limits, search,
+};
 use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
 use utoipa::{IntoParams, ToSchema};
@@ -12,15 +20,12 @@ use super::{Job, JobError};
 use crate::{
     app::App,
     auth::{Caller, Read, Who},
-    domain::{access::Permission, formats, job::JobState, limits, search},
     engine::jobs::{self, explain, wait},
-    error::Error,
     http::{
         cursor::{self, List},
         error::ErrorBody,
         redact::shown,
     },
-    ids::{BatchId, JobId, JobKey},
     store::{
         self,
         jobs::{JobRow, Order},

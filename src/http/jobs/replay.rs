@@ -6,6 +6,7 @@ use axum::{
     response::Response,
 };
 use chrono::{DateTime, Utc};
+use fencepost_domain::{error::Error, formats, limits};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -17,9 +18,7 @@ use super::{
 use crate::{
     app::App,
     auth::{Caller, Replay},
-    domain::{formats, limits},
     engine::jobs::replay::{self, Changes},
-    error::Error,
     http::{
         error::ErrorBody,
         idempotency::{self, Answer, Ids, Once},

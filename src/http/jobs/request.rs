@@ -4,6 +4,20 @@ use std::collections::BTreeMap;
 
 use axum::http::HeaderMap;
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    callbacks::Callbacks,
+    constraint_key,
+    dependency::Dependency,
+    error::Error,
+    formats,
+    ids::JobId,
+    job::{DEFAULT_QUEUE, DEFAULT_TIMEOUT_SECONDS},
+    limits, outbound,
+    plan::Tenant,
+    template::TemplateMode,
+    trace::TraceContext,
+    webhook::{HOP_HEADER, MAX_HOPS},
+};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use sqlx::types::Json as Stored;
@@ -14,25 +28,11 @@ use super::{
     depends_on::DependsOn,
 };
 use crate::{
-    domain::{
-        callbacks::Callbacks,
-        constraint_key,
-        dependency::Dependency,
-        formats,
-        job::{DEFAULT_QUEUE, DEFAULT_TIMEOUT_SECONDS},
-        limits, outbound,
-        plan::Tenant,
-        template::TemplateMode,
-        trace::TraceContext,
-        webhook::{HOP_HEADER, MAX_HOPS},
-    },
     engine::enqueue::{
         self, Extras, NewJob, Start,
         dependencies::{OnConflict, TiedJob},
     },
-    error::Error,
     http::{job_types::schema::ToCheck, retry::RetryRequest},
-    ids::JobId,
     wire::{
         extract::{Object, RequestBody},
         openapi::{chars, items, range},
@@ -456,7 +456,7 @@ fn accept_tags(
     }
     for (key, value) in &tags {
         check.name("tags", key, limits::MAX_TAG_KEY_CHARS);
-        if let Err(error) = crate::domain::text::check_text(value, limits::MAX_TAG_VALUE_CHARS) {
+        if let Err(error) = fencepost_domain::text::check_text(value, limits::MAX_TAG_VALUE_CHARS) {
             check.refuse(&format!("tags.{key}"), error.to_string());
         }
     }

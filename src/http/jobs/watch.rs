@@ -9,6 +9,13 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    error::Error,
+    explain::{Condition, Reason},
+    history,
+    ids::{EventId, JobId, JobKey},
+    job::{JobState, StoredState, WaitingFor},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::sync::broadcast::error::RecvError;
@@ -18,16 +25,9 @@ use super::events::{self, EventView};
 use crate::{
     app::App,
     auth::{Caller, Read},
-    domain::{
-        explain::{Condition, Reason},
-        history,
-        job::{JobState, StoredState, WaitingFor},
-    },
     engine::jobs::explain,
-    error::Error,
     events_feed::{JobEvent, Listening},
     http::{error::ErrorBody, redact::shown},
-    ids::{EventId, JobId, JobKey},
     wire::{
         extract::JobInPath,
         streams::{self, Ended, Writer},

@@ -1,6 +1,7 @@
 //! Exchanging tokens of CI services and clusters for keys.
 
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
+use fencepost_domain::{error::Error, ids::KeyId, limits};
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use utoipa::ToSchema;
@@ -9,10 +10,7 @@ use super::CreatedApiKey;
 use crate::{
     accounts::Client,
     app::App,
-    domain::limits,
-    error::Error,
     http::error::ErrorBody,
-    ids::KeyId,
     wire::{
         extract::{Json, RequestBody},
         openapi::chars,

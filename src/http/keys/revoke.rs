@@ -1,6 +1,10 @@
 //! Rotating and revoking keys, and reports of leaked keys.
 
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
+use fencepost_domain::{
+    error::Error,
+    limits::{self, MAX_KEY_OVERLAP_SECONDS},
+};
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use utoipa::ToSchema;
@@ -15,8 +19,6 @@ use crate::{
     app::App,
     auth::{Administer, Caller},
     credentials::Evict,
-    domain::limits::{self, MAX_KEY_OVERLAP_SECONDS},
-    error::Error,
     http::{error::ErrorBody, members::RevokeKeysQuery},
     wire::{
         extract::{Json, KeyInPath, OptionalJson, Query, RequestBody},

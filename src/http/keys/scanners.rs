@@ -5,6 +5,10 @@ use axum::{
     extract::{FromRequest, Request, State},
     http::{HeaderMap, StatusCode},
 };
+use fencepost_domain::{
+    error::Error,
+    limits::{self, MAX_REPORT_BYTES, MAX_REPORTED_KEYS},
+};
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use utoipa::ToSchema;
@@ -13,8 +17,6 @@ use super::revoke::evict;
 use crate::{
     accounts::{Client, key, keys},
     app::App,
-    domain::limits::{self, MAX_REPORT_BYTES, MAX_REPORTED_KEYS},
-    error::Error,
     http::error::ErrorBody,
     wire::{
         extract::{self, is_json},

@@ -1,6 +1,7 @@
 //! `/v1/me/email`: changing the address of the caller's account.
 
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
+use fencepost_domain::{error::Error, limits};
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -9,8 +10,6 @@ use crate::{
     accounts::Client,
     app::App,
     auth::Person,
-    domain::limits,
-    error::Error,
     http::error::ErrorBody,
     wire::{
         extract::{Json, RequestBody},

@@ -3,12 +3,12 @@
 
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
+use fencepost_domain::error::Error;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{
-    accounts::Client, app::App, auth::Person, error::Error, http::error::ErrorBody,
-    wire::extract::IdentityInPath,
+    accounts::Client, app::App, auth::Person, http::error::ErrorBody, wire::extract::IdentityInPath,
 };
 
 /// An account at an OpenID Connect provider.

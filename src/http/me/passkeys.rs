@@ -2,6 +2,7 @@
 
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{error::Error, limits};
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -11,8 +12,6 @@ use crate::{
     accounts::Client,
     app::App,
     auth::Person,
-    domain::limits,
-    error::Error,
     http::{
         auth::passkeys::{PasskeyChallenge, unreadable},
         error::ErrorBody,

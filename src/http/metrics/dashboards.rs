@@ -8,12 +8,12 @@ use axum::{
     extract::State,
     http::header::{CONTENT_TYPE, HeaderName},
 };
+use fencepost_domain::error::Error;
 use serde_json::{Value, json};
 
 use crate::{
     app::App,
     auth::{Caller, Read},
-    error::Error,
 };
 
 /// The dashboard template: made by `scripts/dashboards.py`.

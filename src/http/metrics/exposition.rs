@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::domain::histogram::{BOUNDS_MS, Histogram};
+use fencepost_domain::histogram::{BOUNDS_MS, Histogram};
 
 /// Metrics of a project as text, one after the other.
 #[derive(Debug)]

@@ -6,15 +6,15 @@ pub mod prometheus;
 
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    error::Error, histogram::Histogram, ids::ProjectId, job::JobState, limits, stats::Counts,
+};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::{
     app::App,
     auth::{Caller, Read},
-    domain::{histogram::Histogram, job::JobState, limits, stats::Counts},
-    error::Error,
-    ids::ProjectId,
     store::{
         self,
         stats::{Span, StatsBucket},

@@ -8,20 +8,20 @@ use axum::{
     extract::State,
     http::header::{CONTENT_TYPE, HeaderName},
 };
+use fencepost_domain::{
+    error::Error,
+    explain::Reason,
+    histogram::Histogram,
+    ids::{JobId, ProjectId},
+    limits::MAX_LABEL_VALUES,
+    stats::{Counted, Counts},
+};
 
 use super::exposition::Exposition;
 use crate::{
     app::App,
     auth::{Caller, Read},
-    domain::explain::Reason,
-    domain::{
-        histogram::Histogram,
-        limits::MAX_LABEL_VALUES,
-        stats::{Counted, Counts},
-    },
     engine::{jobs::explain, stats::recorder::OTHER},
-    error::Error,
-    ids::{JobId, ProjectId},
     store::{
         self,
         counts::{Depth, QueueRow},

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::domain::webhook::{EVENT_TYPES, TEST_EVENT};
+use fencepost_domain::webhook::{EVENT_TYPES, TEST_EVENT};
 
 /// Adds a webhook for each type of event. All have the same body.
 pub fn add(document: &mut Value) {

@@ -2,14 +2,13 @@
 
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{error::Error, limits};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::{
     app::App,
     auth::{Caller, Read},
-    domain::limits,
-    error::Error,
     http::error::ErrorBody,
     store,
     wire::{extract::NameInPath, validate::Check},

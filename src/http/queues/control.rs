@@ -1,6 +1,11 @@
 //! `POST /v1/queues/{queue}/pause`, `POST …/resume` and `POST …/purge`.
 
 use axum::{Json as Reply, extract::State, http::StatusCode, response::Response};
+use fencepost_domain::{
+    error::Error,
+    limits,
+    operation::{Filter, Kind, Which},
+};
 use serde::{Deserialize, Deserializer};
 use utoipa::ToSchema;
 
@@ -8,15 +13,10 @@ use super::{Queue, known, one};
 use crate::{
     app::App,
     auth::{Caller, Manage},
-    domain::{
-        limits,
-        operation::{Filter, Kind, Which},
-    },
     engine::{
         operations::{self, NewOperation},
         queues,
     },
-    error::Error,
     http::{
         audit::{self, NewAuditEntry},
         error::ErrorBody,

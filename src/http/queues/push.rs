@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{error::Error, limits, outbound, push::header_problem, webhook};
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -12,9 +13,7 @@ use utoipa::ToSchema;
 use crate::{
     app::App,
     auth::{Caller, Pushing, Webhooks},
-    domain::{limits, outbound, push::header_problem, webhook},
     engine::webhooks::push::{self, PushRow, PushSettings},
-    error::Error,
     http::{
         audit::{self, NewAuditEntry},
         error::ErrorBody,

@@ -2,6 +2,7 @@
 
 use axum::{Json as Reply, extract::State, http::StatusCode, response::Response};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{error::Error, limits, schedule::FireOutcome};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
@@ -10,9 +11,7 @@ use super::RecurringSchedule;
 use crate::{
     app::App,
     auth::{Caller, Read, Schedule},
-    domain::{limits, schedule::FireOutcome},
     engine::schedules::{self, FireRow, fire},
-    error::Error,
     http::{
         audit::{self, NewAuditEntry},
         cursor::{self, List},

@@ -2,6 +2,11 @@
 
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    error::Error,
+    limits,
+    schedule::{PreviewedTick, Schedule},
+};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -9,12 +14,7 @@ use super::DEFAULT_TIMEZONE;
 use crate::{
     app::App,
     auth::{Caller, Read},
-    domain::{
-        limits,
-        schedule::{PreviewedTick, Schedule},
-    },
     engine::schedules,
-    error::Error,
     http::error::ErrorBody,
     wire::{
         extract::{Json, NameInPath, Query, RequestBody},

@@ -2,6 +2,14 @@
 
 use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    error::Error,
+    formats,
+    ids::DeliveryId,
+    job::{JobState, StoredState},
+    limits,
+    webhook::{TEST_EVENT, WebhookEvent, WebhookProject, named_by},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
@@ -9,24 +17,16 @@ use utoipa::{IntoParams, ToSchema};
 use crate::{
     app::App,
     auth::{Caller, Webhooks},
-    domain::{
-        formats,
-        job::{JobState, StoredState},
-        limits,
-        webhook::{TEST_EVENT, WebhookEvent, WebhookProject, named_by},
-    },
     engine::{
         jobs::AttemptRow,
         webhooks::{self, DeliveryRow, Wanted},
     },
-    error::Error,
     http::{
         cursor::{self, List},
         error::ErrorBody,
         page::{PageSize, page},
         redact::{Redact, hidden, shown},
     },
-    ids::DeliveryId,
     wire::{
         extract::{DeliveryInPath, EndpointInPath, Query},
         validate::Check,

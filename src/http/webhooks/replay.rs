@@ -2,15 +2,14 @@
 
 use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{error::Error, formats, limits};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{
     app::App,
     auth::{Caller, Webhooks},
-    domain::{formats, limits},
     engine::webhooks::{self, ReplayRequest},
-    error::Error,
     http::{
         audit::{self, NewAuditEntry},
         error::ErrorBody,

@@ -6,6 +6,12 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    error::Error,
+    ids::{JobKey, LeaseId},
+    limits,
+    text::ErrorReport,
+};
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -18,14 +24,11 @@ use super::{
 use crate::{
     app::App,
     auth::{Bound, Caller, Cost, Settling, Who},
-    domain::{limits, text::ErrorReport},
     engine::{
         jobs::bound::Reach,
         settle::{self, Ack, Acked, AttemptEnd, Failure},
     },
-    error::Error,
     http::error::{self, ApiError, ErrorBody},
-    ids::{JobKey, LeaseId},
     wire::{
         ClientGone, RequestId,
         extract::{Json, Object, RequestBody},

@@ -3,6 +3,13 @@
 use std::collections::HashMap;
 
 use axum::{Json as Reply, extract::State};
+use fencepost_domain::{
+    error::Error,
+    ids::{JobId, JobKey, LeaseId},
+    lease::RequireFence,
+    limits,
+    worker::WorkerState,
+};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -10,7 +17,6 @@ use super::{accept_fence, accept_job_id};
 use crate::{
     app::App,
     auth::{Beating, Bound, Caller, Cost},
-    domain::{lease::RequireFence, limits, worker::WorkerState},
     engine::{
         jobs::bound::Reach,
         settle::{
@@ -19,9 +25,7 @@ use crate::{
         },
         workers,
     },
-    error::Error,
     http::error::ErrorBody,
-    ids::{JobId, JobKey, LeaseId},
     wire::{
         extract::{Json, Object, RequestBody},
         openapi::{at_least, chars, items, range},

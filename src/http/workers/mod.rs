@@ -8,14 +8,13 @@ pub mod registry;
 pub mod report;
 pub mod then_poll;
 
-use crate::{
-    app::App,
-    auth::Who,
-    domain::{lease::Fence, limits},
-    engine::queues,
+use fencepost_domain::{
     ids::{JobId, LeaseId, ProjectId},
-    wire::validate::Check,
+    lease::Fence,
+    limits,
 };
+
+use crate::{app::App, auth::Who, engine::queues, wire::validate::Check};
 
 /// Reads the fields of a fence of this caller's worker.
 fn accept_fence(
@@ -33,8 +32,8 @@ fn accept_fence(
 }
 
 /// A malformed id is answered like an unknown one.
-fn accept_job_id(job_id: &str) -> Result<JobId, crate::error::Error> {
-    job_id.parse().map_err(|_| crate::error::Error::JobNotFound.naming(job_id))
+fn accept_job_id(job_id: &str) -> Result<JobId, fencepost_domain::error::Error> {
+    job_id.parse().map_err(|_| fencepost_domain::error::Error::JobNotFound.naming(job_id))
 }
 
 /// Advice about queues whose names may be misspelt.

@@ -4,6 +4,15 @@ use std::{collections::BTreeMap, time::Duration};
 
 use axum::{Extension, extract::State, response::Response};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    binding::KeyBinding,
+    error::Error,
+    ids::{PollId, ProjectId},
+    job::JobState,
+    lease::heartbeat_interval_seconds,
+    limits,
+    worker::WorkerState,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio_util::sync::CancellationToken;
@@ -13,17 +22,11 @@ use uuid::Uuid;
 use crate::{
     app::App,
     auth::{Bound, Caller, Polling},
-    domain::{
-        binding::KeyBinding, job::JobState, lease::heartbeat_interval_seconds, limits,
-        worker::WorkerState,
-    },
     engine::{
         dispatch::{self, Delivery, LeasedDelivery, Poll},
         enqueue::dependencies::ParentResult,
     },
-    error::Error,
     http::jobs::JobError,
-    ids::{PollId, ProjectId},
     wire::{
         ClientGone, delivery,
         extract::{Json, RequestBody},

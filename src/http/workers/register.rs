@@ -1,18 +1,17 @@
 //! `POST /v1/workers/register`.
 
 use axum::{Json as Reply, extract::State};
+use fencepost_domain::{access::Permission, cron, error::Error, limits};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{
     app::App,
     auth::{Bound, Caller, Registering},
-    domain::{access::Permission, cron, limits},
     engine::{
         schedules::{self, RegisteredSchedule},
         workers::{self, Registration},
     },
-    error::Error,
     http::recurring::facts,
     wire::{
         audit::{self, NewAuditEntry},

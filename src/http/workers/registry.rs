@@ -3,15 +3,14 @@
 
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
+use fencepost_domain::{error::Error, limits, worker::WorkerState};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::{
     app::App,
     auth::{Bound, Caller, Manage, Read, Work},
-    domain::{limits, worker::WorkerState},
     engine::workers::{self, WorkerKey, WorkerRow},
-    error::Error,
     http::{
         audit::{self, NewAuditEntry},
         error::ErrorBody,

@@ -3,6 +3,12 @@
 use std::collections::HashSet;
 
 use axum::{Json as Reply, extract::State};
+use fencepost_domain::{
+    error::Error,
+    history,
+    ids::{JobId, JobKey},
+    limits, text,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -11,14 +17,11 @@ use super::accept_job_id;
 use crate::{
     app::App,
     auth::{Bound, Caller, Cost, Work},
-    domain::{history, limits, text},
     engine::{
         jobs::bound::Reach,
         settle::attempt_reports::{self, AttemptLogs, LogChunk, NewEvent, ShownFence},
     },
-    error::Error,
     http::error::ErrorBody,
-    ids::{JobId, JobKey},
     wire::{
         extract::{Json, Object, RequestBody},
         openapi::{at_least, chars},

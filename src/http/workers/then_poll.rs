@@ -4,6 +4,7 @@ use axum::{
     Json,
     response::{IntoResponse, Response},
 };
+use fencepost_domain::{error::Error, ids::PollId, limits, worker::WorkerState};
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use utoipa::ToSchema;
@@ -12,11 +13,8 @@ use super::poll::{PollReply, PollRequest, PolledJob, poll_for};
 use crate::{
     app::App,
     auth::{Bound, Caller, Polling, Settling},
-    domain::{limits, worker::WorkerState},
     engine::dispatch::Poll,
-    error::Error,
     http::error::{self, ApiError},
-    ids::PollId,
     wire::{
         RequestId, delivery,
         openapi::{items, range},

@@ -4,13 +4,11 @@ use chrono::{DateTime, Utc};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
-use crate::{
-    domain::{
-        job::JobState,
-        operation::{JobFilter, Kind},
-        search::{self, IdPart, Search},
-    },
+use fencepost_domain::{
     ids::{BatchId, JobId},
+    job::JobState,
+    operation::{JobFilter, Kind},
+    search::{self, IdPart, Search},
 };
 
 /// Which jobs a list shows. Conditions are combined with "and".

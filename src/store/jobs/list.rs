@@ -1,5 +1,9 @@
 //! Listing and counting jobs: a bounded number of rows is examined, whatever the filter.
 
+use fencepost_domain::{
+    ids::{JobId, ProjectId},
+    limits,
+};
 use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
 use utoipa::ToSchema;
@@ -8,10 +12,6 @@ use uuid::Uuid;
 use super::{
     JobRow, Payloads,
     filter::{Filter, next},
-};
-use crate::{
-    domain::limits,
-    ids::{JobId, ProjectId},
 };
 
 /// Which jobs come first: those that were stored last, or those that were stored first.

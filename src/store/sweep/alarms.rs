@@ -4,7 +4,7 @@
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::{domain::alarm::MISSED_MINUTES, ids::ProjectId};
+use fencepost_domain::{alarm::MISSED_MINUTES, ids::ProjectId};
 
 /// Projects of one page.
 pub const MAX_PAGE_PROJECTS: i64 = 200;

@@ -2,7 +2,7 @@
 
 use sqlx::{Executor, PgConnection};
 
-use crate::ids::ProjectId;
+use fencepost_domain::ids::ProjectId;
 
 /// Rows that one pass merges at most. The statement carries the same number as a literal.
 pub const MAX_COUNTED_ROWS: i64 = 20_000;

@@ -1,8 +1,9 @@
 //! Ends of jobs that wait to be processed, across projects.
 
+use fencepost_domain::{ids::ProjectId, limits::BATCH_KEEP_DAYS};
 use sqlx::PgConnection;
 
-use crate::{domain::limits::BATCH_KEEP_DAYS, ids::ProjectId, store::ends::EndKey};
+use crate::store::ends::EndKey;
 
 /// Ends of one project that one pass processes at most. The statement carries the same number as a
 /// literal.

@@ -2,7 +2,7 @@
 
 use sqlx::{PgConnection, Row};
 
-use crate::ids::{JobId, ProjectId};
+use fencepost_domain::ids::{JobId, ProjectId};
 
 /// Queues that one query visits at most; of one project [`MAX_PLACES_OF_PROJECT`]. The statement
 /// carries the same numbers as literals.

@@ -1,11 +1,9 @@
 //! Operations whose next step is due.
 
+use fencepost_domain::ids::{OperationId, ProjectId};
 use sqlx::PgConnection;
 
-use crate::{
-    ids::{OperationId, ProjectId},
-    store::operations::DueOperation,
-};
+use crate::store::operations::DueOperation;
 
 /// Locks the operation whose next step has been due longest, until the end of the transaction.
 /// Those locked by another node are skipped.

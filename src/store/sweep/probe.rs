@@ -2,7 +2,7 @@
 
 use sqlx::PgConnection;
 
-use crate::ids::ProjectId;
+use fencepost_domain::ids::ProjectId;
 
 /// What is due, on any node.
 #[derive(Debug, Clone, PartialEq)]

@@ -3,9 +3,9 @@
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::{
-    domain::limits::DELETED_KEEP_SECONDS,
+use fencepost_domain::{
     ids::{JobId, ProjectId},
+    limits::DELETED_KEEP_SECONDS,
 };
 
 /// Finished jobs of a queue that one pass deletes, each with everything that belongs to it. The

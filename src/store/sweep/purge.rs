@@ -2,7 +2,7 @@
 
 use sqlx::{Executor, PgConnection};
 
-use crate::ids::ProjectId;
+use fencepost_domain::ids::ProjectId;
 
 /// Rows of one statement.
 pub const MAX_PURGED_ROWS: u64 = 2_000;

@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use crate::ids::ProjectId;
+use fencepost_domain::ids::ProjectId;
 
 /// Queues of one page. The statement carries the same number as a literal.
 pub const MAX_PAGE_PUSHED: usize = 500;

@@ -4,17 +4,15 @@
 //! job's id is derived from both.
 
 use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    ids::{JobId, ProjectId},
+    job::StoredState,
+    schedule::{CatchUp, FireOutcome, GRACE_SECONDS, OverlapPolicy},
+};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::{
-    domain::{
-        job::StoredState,
-        schedule::{CatchUp, FireOutcome, GRACE_SECONDS, OverlapPolicy},
-    },
-    ids::{JobId, ProjectId},
-    store::settle_success::WaitingJob,
-};
+use crate::store::settle_success::WaitingJob;
 
 /// Payload bytes of one transaction, without the last payload.
 const MAX_FIRED_BYTES: i64 = 64 * 1024 * 1024;

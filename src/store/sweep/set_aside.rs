@@ -2,7 +2,7 @@
 
 use sqlx::PgConnection;
 
-use crate::ids::ProjectId;
+use fencepost_domain::ids::ProjectId;
 
 /// The first pause before an item is tried again, in seconds. It doubles with each try.
 const FIRST_PAUSE_SECONDS: f64 = 10.0;

@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use crate::ids::{EndpointId, ProjectId};
+use fencepost_domain::ids::{EndpointId, ProjectId};
 
 /// Events of one project that one pass tells at most. The statement carries the same number as a
 /// literal.

@@ -1,12 +1,12 @@
 //! Workers that are silent or too many, across projects.
 
+use fencepost_domain::{
+    ids::ProjectId,
+    limits::{WORKER_KEEP_SECONDS, WORKER_SILENCE_SECONDS},
+};
 use sqlx::PgConnection;
 
 use super::REAPER_GAP_SECONDS;
-use crate::{
-    domain::limits::{WORKER_KEEP_SECONDS, WORKER_SILENCE_SECONDS},
-    ids::ProjectId,
-};
 
 /// Silent workers that one query finds at most. The statement carries the same number as a literal.
 pub const MAX_SILENT_WORKERS: usize = 20;

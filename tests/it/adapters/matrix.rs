@@ -49,7 +49,7 @@ impl Lease {
 }
 
 fn uuid_of(job_id: &str) -> String {
-    job_id.parse::<fencepost::ids::JobId>().expect("an id").0.to_string()
+    job_id.parse::<fencepost_domain::ids::JobId>().expect("an id").0.to_string()
 }
 
 fn text(value: &Value) -> String {
@@ -84,7 +84,7 @@ async fn claim(t: &LoneProject, adapter: Adapter) -> Lease {
             let wanted = json!({"queues": ["default"], "worker_id": WORKER});
             let jobs = t.post("/ojs/v1/jobs/fetch", wanted).await.is(200)["jobs"].clone();
             let id = text(&jobs[0]["id"]).parse().expect("a uuid");
-            fencepost::ids::JobId(id).to_string()
+            fencepost_domain::ids::JobId(id).to_string()
         }
         Adapter::WorkflowGraph => {
             let wanted = json!({"worker_id": WORKER, "labels": []});

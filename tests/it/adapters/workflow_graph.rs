@@ -69,7 +69,7 @@ fn a_lease_that_is_settled_or_unknown_is_a_conflict_and_never_missing() {
         for lease in [
             claimed["lease"]["lease_id"].as_str().expect("an id"),
             "nonsense",
-            &format!("{}.1.{}", fencepost::ids::JobId::generate(), uuid::Uuid::nil()),
+            &format!("{}.1.{}", fencepost_domain::ids::JobId::generate(), uuid::Uuid::nil()),
         ] {
             let path = format!("{API}/jobs/{lease}");
             t.act(&format!("{path}/heartbeat")).await.is(409);
@@ -159,10 +159,10 @@ fn a_workflow_that_was_run_again_outlives_the_jobs_of_its_first_run() {
             let claimed = claim(t, json!([])).await;
             say(t, &claimed, "complete", json!({})).await.is_empty(200);
         }
-        let project = fencepost::ids::ProjectId(
+        let project = fencepost_domain::ids::ProjectId(
             t.database.number("select id::bigint from projects where slug = 'main'").await as i32,
         );
-        let original: fencepost::ids::WorkflowId = id.parse().expect("an id");
+        let original: fencepost_domain::ids::WorkflowId = id.parse().expect("an id");
         let first =
             format!("select job_id from workflow_jobs where workflow_id = '{}'", original.0);
         t.database.execute(&format!("delete from finished_jobs where id in ({first})")).await;

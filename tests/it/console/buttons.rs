@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use fencepost::{console::action_table::ACTIONS, domain::access::Role};
+use fencepost::console::action_table::ACTIONS;
+use fencepost_domain::access::Role;
 
 use super::Browser;
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use fencepost::domain::access::Role;
+use fencepost_domain::access::Role;
 use serde_json::Value;
 use tokio::{
     io::{AsyncBufReadExt, BufReader, Lines},

@@ -1,6 +1,6 @@
 //! What pages show, and what their buttons do.
 
-use fencepost::domain::access::Role;
+use fencepost_domain::access::Role;
 
 use super::{Browser, form_with, pairs};
 use crate::harness::{TestProject, run, run_alone};

@@ -7,9 +7,9 @@ use fencepost::{
         self,
         action_table::{ACTIONS, OTHERS, Plane},
     },
-    domain::limits,
     http::openapi,
 };
+use fencepost_domain::limits;
 
 use serde_json::Value;
 

@@ -1,6 +1,6 @@
 //! Adding an authenticator app in the console, logging in with it, and stepping up.
 
-use fencepost::domain::access::Role;
+use fencepost_domain::access::Role;
 
 use super::Browser;
 use crate::{

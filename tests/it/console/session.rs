@@ -1,6 +1,6 @@
 //! Signing up, logging in, and who may send a form.
 
-use fencepost::domain::access::Role;
+use fencepost_domain::access::Role;
 
 use super::{
     Browser,

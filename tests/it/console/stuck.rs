@@ -1,6 +1,6 @@
 //! The way of a person on call to a job that does not run, and to the reason.
 
-use fencepost::domain::access::Role;
+use fencepost_domain::access::Role;
 use serde_json::json;
 
 use super::Browser;

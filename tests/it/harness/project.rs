@@ -6,7 +6,6 @@ use fencepost::{
     accounts::{oidc::Providers, password::lists::BreachedPasswords, scanners::ScannerKeys},
     config::{ConnectionLimits, PoolArgs, RedisPlace, Signup, TrustedProxies},
     dev,
-    domain::{outbound::Allowed, plan::Plans},
     http::deprecation::Deprecated,
     mail::{Mail, Mailer},
     outbound::Outbound,
@@ -14,6 +13,7 @@ use fencepost::{
     serve::{self, Node, People},
     store,
 };
+use fencepost_domain::{outbound::Allowed, plan::Plans};
 
 use super::{Database, Reply, eventually, logins, redis_url};
 use reqwest::{Method, RequestBuilder};

@@ -13,7 +13,7 @@ use axum::{
     routing::post,
 };
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use fencepost::domain::webhook;
+use fencepost_domain::webhook;
 use serde_json::Value;
 use tokio::{
     net::TcpListener,

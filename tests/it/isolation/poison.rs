@@ -4,9 +4,9 @@
 use fencepost::{
     config::PoolArgs,
     engine::{Engine, maintenance},
-    ids::TickKey,
     store::pools::Pools,
 };
+use fencepost_domain::ids::TickKey;
 
 use crate::harness::{
     Database, LoneProject, TestProject, TestServer, eventually, fresh_database, limited,
@@ -339,9 +339,9 @@ fn a_client_cannot_take_the_id_of_a_tick() {
         let first = bad.job(first["id"].as_str().expect("an id")).await;
         let run_at = first["run_at"].as_str().expect("a time");
         let tick: chrono::DateTime<chrono::Utc> = run_at.parse().expect("a time");
-        let guessed = fencepost::ids::JobId::of_tick(
+        let guessed = fencepost_domain::ids::JobId::of_tick(
             &TickKey::new(b""),
-            fencepost::ids::ProjectId(project),
+            fencepost_domain::ids::ProjectId(project),
             "each_second",
             tick.timestamp_millis(),
         );

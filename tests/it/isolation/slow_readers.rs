@@ -6,7 +6,8 @@ use std::{
     time::Duration,
 };
 
-use fencepost::{domain::limits, http::answers::MAX_PROJECT_KIB};
+use fencepost::http::answers::MAX_PROJECT_KIB;
+use fencepost_domain::limits;
 use serde_json::json;
 use socket2::{Domain, Socket, Type};
 

@@ -1,6 +1,6 @@
 //! The rows about alarms.
 
-use fencepost::domain::{alarm, limits};
+use fencepost_domain::{alarm, limits};
 
 /// The rows of "An alarm".
 pub fn alarm_limits() -> Vec<(&'static str, String)> {

@@ -3,9 +3,9 @@
 use fencepost::{
     accounts::{self, password},
     auth,
-    domain::limits,
     http::late_refusals,
 };
+use fencepost_domain::limits;
 
 /// The rows of "People and keys".
 pub fn people_limits() -> Vec<(&'static str, String)> {

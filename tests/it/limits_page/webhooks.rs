@@ -1,10 +1,10 @@
 //! The rows about webhooks.
 
 use fencepost::{
-    domain::{limits, outbound, webhook},
     engine::webhooks::{deliver, push, pusher, tell},
     outbound::{MAX_BODY_BYTES, MAX_KEPT_BYTES},
 };
+use fencepost_domain::{limits, outbound, webhook};
 
 /// The rows of "A webhook".
 pub fn webhook_limits() -> Vec<(&'static str, String)> {

@@ -2,13 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use fencepost::{
-    domain::callbacks::Callbacks,
-    engine::{
-        enqueue::{self, Extras, NewJob},
-        maintenance,
-    },
+use fencepost::engine::{
+    enqueue::{self, Extras, NewJob},
+    maintenance,
 };
+use fencepost_domain::callbacks::Callbacks;
 
 use super::{Checked, Plant, Run, again};
 use uuid::Uuid;

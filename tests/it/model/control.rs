@@ -2,19 +2,19 @@
 //! the retention deletes.
 
 use fencepost::{
-    domain::{
-        job::StoredState,
-        operation::{Filter, Kind, Which},
-        plan::{Limits, Tenant},
-    },
     engine::{
         jobs::{control, dead_letters},
         maintenance::{counts, retention},
         operations::{self, NewOperation},
     },
+    store,
+};
+use fencepost_domain::{
     error::Error,
     ids::OperationId,
-    store,
+    job::StoredState,
+    operation::{Filter, Kind, Which},
+    plan::{Limits, Tenant},
 };
 
 use super::{

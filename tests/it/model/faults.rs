@@ -2,10 +2,8 @@
 
 use std::process::Command;
 
-use fencepost::{
-    error::Error,
-    faults::{self, FAIL_POINTS, FAIL_POINTS_VARIABLE},
-};
+use fencepost::faults::{self, FAIL_POINTS, FAIL_POINTS_VARIABLE};
+use fencepost_domain::error::Error;
 
 use crate::harness::share_with;
 

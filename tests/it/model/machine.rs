@@ -1,12 +1,10 @@
 //! The model: what each thing that happens leads to, in plain data.
 
-use fencepost::{
-    domain::{
-        dependency::{ParentEnd, When},
-        job::{AttemptOutcome, StoredState},
-        lease::Fence,
-    },
+use fencepost_domain::{
+    dependency::{ParentEnd, When},
     ids::JobId,
+    job::{AttemptOutcome, StoredState},
+    lease::Fence,
 };
 
 use super::Run;

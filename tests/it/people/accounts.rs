@@ -3,13 +3,12 @@
 use fencepost::{
     accounts::{self, Accounts, Client, password::Passwords, token::Tokens},
     config::Signup,
-    domain::plan::Plans,
-    error::Error,
     limiter::Limiter,
     mail::{Mail, Mailer},
     redis_bus::{Bus, DEFAULT_BUDGET},
     store::pools::Pools,
 };
+use fencepost_domain::{error::Error, plan::Plans};
 
 use secrecy::SecretString;
 use serde_json::{Value, json};

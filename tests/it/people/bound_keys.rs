@@ -1,6 +1,6 @@
 //! Keys that are bound to queues and job types: they reach those alone, and nothing else.
 
-use fencepost::domain::binding::KeyBinding;
+use fencepost_domain::binding::KeyBinding;
 use serde_json::{Value, json};
 
 use crate::{

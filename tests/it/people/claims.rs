@@ -1,6 +1,7 @@
 //! Addresses that several accounts claim: who proves one, and what strangers cannot do with it.
 
-use fencepost::{domain::limits, store::sweep::purge};
+use fencepost::store::sweep::purge;
+use fencepost_domain::limits;
 use serde_json::{Value, json};
 
 use super::{
@@ -137,7 +138,7 @@ fn a_sign_up_with_a_known_address_is_told_by_mail_and_goes_if_it_is_not_used() {
         assert_eq!(pruned.expect("it runs"), 1);
         let left = |made: &Value| {
             let id = made["account"]["id"].as_str().expect("an id").to_owned();
-            let id = id.parse::<fencepost::ids::AccountId>().expect("an id").0;
+            let id = id.parse::<fencepost_domain::ids::AccountId>().expect("an id").0;
             format!("select count(*) from accounts where id = '{id}'")
         };
         assert_eq!(t.database.number(&left(&unused)).await, 0);

@@ -1,6 +1,7 @@
 //! The login of a terminal: a code that its person approves, and a key.
 
-use fencepost::{accounts, domain::access::Role, store::sweep::purge};
+use fencepost::{accounts, store::sweep::purge};
+use fencepost_domain::access::Role;
 
 use super::{PASSWORD, Person, post_from, second_factor::age_sessions};
 use crate::harness::{

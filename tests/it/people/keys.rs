@@ -1,6 +1,6 @@
 //! Keys: what they may, how long they last, and who hears when they end; and the audit log.
 
-use fencepost::domain::access::Role;
+use fencepost_domain::access::Role;
 use serde_json::{Value, json};
 
 use std::time::{Duration, Instant};

@@ -1,6 +1,6 @@
 //! Members: invited, given roles, and gone.
 
-use fencepost::domain::access::Role;
+use fencepost_domain::access::Role;
 
 use super::{PASSWORD, Person, accounts::secret_in, post_from};
 use crate::harness::{Stage, TestServer, fresh_database, limited, run_alone};

@@ -1,7 +1,7 @@
 //! Payloads are a right of their own: callers without it see the same objects, without payloads,
 //! results, error messages and logs.
 
-use fencepost::domain::access::Role;
+use fencepost_domain::access::Role;
 use serde_json::{Value, json};
 
 use super::Person;
@@ -167,7 +167,7 @@ fn a_viewer_sees_no_payloads_and_adapters_refuse_what_shows_them() {
         assert!(!seen.to_string().contains(SECRET), "{seen}");
         t.database.execute("update members set role = 'member'").await;
         let (reader, full) = (key(t, &["read"]).await, key(t, &["read", "payload:read"]).await);
-        let uuid = dead.parse::<fencepost::ids::JobId>().expect("an id").0;
+        let uuid = dead.parse::<fencepost_domain::ids::JobId>().expect("an id").0;
         for path in [
             format!("/ojs/v1/jobs/{uuid}"),
             "/ojs/v1/dead-letter".to_owned(),

@@ -2,10 +2,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use fencepost::{
-    domain::access::Role,
-    seal::{MasterKeys, new_master_key},
-};
+use fencepost::seal::{MasterKeys, new_master_key};
+use fencepost_domain::access::Role;
 use serde_json::{Value, json};
 use totp_rs::{Builder, Secret};
 

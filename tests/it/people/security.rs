@@ -1,6 +1,6 @@
 //! What operators do about a project or an account, and what the owner of an account is told.
 
-use fencepost::domain::access::Role;
+use fencepost_domain::access::Role;
 use serde_json::{Value, json};
 use std::process::{Command, Output};
 

@@ -1,12 +1,10 @@
 //! A few jobs among many, that an index of their own holds: commands, and the jobs of a batch.
 
-use fencepost::{
-    ids::BatchId,
-    store::{
-        audit::{self, AuditFilter, Place},
-        jobs::{Order, Payloads},
-    },
+use fencepost::store::{
+    audit::{self, AuditFilter, Place},
+    jobs::{Order, Payloads},
 };
+use fencepost_domain::ids::BatchId;
 
 use super::*;
 

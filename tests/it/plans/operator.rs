@@ -1,14 +1,12 @@
 //! The same for what operators ask and what loops do for them: queues, dead letters, purges,
 //! schedules, and forgetting.
 
-use fencepost::{
-    domain::operation::Filter,
-    store::{
-        counts, dead_letters, operations,
-        sweep::{gauges, probe, prune, schedules},
-        workers::{self, ALIVE_SECONDS},
-    },
+use fencepost::store::{
+    counts, dead_letters, operations,
+    sweep::{gauges, probe, prune, schedules},
+    workers::{self, ALIVE_SECONDS},
 };
+use fencepost_domain::operation::Filter;
 
 use super::*;
 use sqlx::Connection;

@@ -12,10 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fencepost::{
-    domain::outbound::{Allowed, is_public, read_url},
-    outbound::{Answer, CallError, Lookup, Outbound},
-};
+use fencepost::outbound::{Answer, CallError, Lookup, Outbound};
+use fencepost_domain::outbound::{Allowed, is_public, read_url};
 use reqwest::header::HeaderMap;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

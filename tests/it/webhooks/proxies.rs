@@ -7,10 +7,8 @@ use std::{
     time::Duration,
 };
 
-use fencepost::{
-    domain::outbound::Allowed,
-    outbound::{Answer, CallError, Outbound, Proxy},
-};
+use fencepost::outbound::{Answer, CallError, Outbound, Proxy};
+use fencepost_domain::outbound::Allowed;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use reqwest::header::HeaderMap;
 use tokio::{

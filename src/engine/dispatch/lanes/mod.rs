@@ -13,10 +13,11 @@ use std::{
 
 mod lane;
 
+use fencepost_domain::ids::ProjectId;
+
 use self::lane::{Lane, Signature, Supply};
 use super::request::{PollSpec, share_slots};
 use crate::{
-    ids::ProjectId,
     store::claims::{ClaimKey, MAX_CLAIM_SLOTS},
     wakeups::Arrival,
 };

@@ -211,7 +211,7 @@ fn keys_of_tokens_end_with_the_key_that_trusts_them() {
 
         // A suspended project exchanges none.
         let person = Person::sign_up(&t, "ada@example.com").await;
-        person.join(&t, fencepost::domain::access::Role::Owner).await;
+        person.join(&t, fencepost_domain::access::Role::Owner).await;
         let trusts = json!({"issuer": format!("{}/ci", liar.url), "subject": "repo:acme/*"});
         let made = person.post("/v1/projects/main/keys", json!({"name": "x", "trusts": trusts}));
         let key = made.await.is(201)["key"].clone();

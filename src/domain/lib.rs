@@ -11,11 +11,15 @@ pub mod callbacks;
 pub mod constraint_key;
 pub mod cron;
 pub mod dependency;
+#[expect(missing_docs, reason = "the message of a variant says what it means")]
+pub mod error;
 pub mod explain;
 pub mod fingerprint;
 pub mod formats;
 pub mod histogram;
 pub mod history;
+#[expect(missing_docs, reason = "the name of an identifier says what it identifies")]
+pub mod ids;
 pub mod job;
 pub mod lease;
 pub mod limits;

@@ -2,6 +2,7 @@
 //! exhaustive match; nothing here knows HTTP.
 
 mod database;
+mod response;
 
 use std::sync::Arc;
 
@@ -11,8 +12,9 @@ use chrono::{DateTime, Utc};
 use secrecy::SecretString;
 
 use crate::{
-    domain::{binding::OutOfBounds, job::JobState},
+    binding::OutOfBounds,
     ids::{BatchId, JobId, KeyId},
+    job::JobState,
 };
 
 /// An error with its causes in one line, for logs.

@@ -8,7 +8,6 @@ pub mod app;
 pub mod auth;
 pub mod cli;
 pub mod client;
-pub mod config;
 pub mod console;
 pub mod credentials;
 pub mod dev;

@@ -11,6 +11,7 @@ use std::{
 
 use anyhow::{Context, ensure};
 use bytes::Bytes;
+use fencepost_config::OutboundArgs;
 use fencepost_domain::outbound::Allowed;
 use http_body_util::{BodyExt, Full};
 use hyper::{
@@ -36,7 +37,6 @@ use self::{
     addresses::{NameServers, NoNameServers, Resolver},
     connect::{HttpClient, ProxyConnector},
 };
-use crate::config::OutboundArgs;
 
 pub use self::{addresses::Lookup, connect::Proxy};
 

@@ -14,6 +14,7 @@ use std::{
 };
 
 use anyhow::Context;
+use fencepost_config::RedisPlace;
 use fencepost_domain::ids::NodeId;
 use futures_util::StreamExt;
 use metrics::{counter, gauge};
@@ -26,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use self::connection::{RESPONSE_TIMEOUT, Servers};
-use crate::{config::RedisPlace, telemetry};
+use crate::telemetry;
 
 /// Default budget of a call, after which the caller continues without Redis.
 pub const DEFAULT_BUDGET: Duration = Duration::from_millis(25);

@@ -3,6 +3,7 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::Context;
+use fencepost_config::{ConnectionLimits, PoolArgs, RedisPlace, Signup, TrustedProxies};
 use fencepost_domain::{ids::TickKey, plan::Plans};
 use futures_util::{FutureExt, future::BoxFuture};
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -23,7 +24,6 @@ use crate::{
     },
     adapters,
     app::App,
-    config::{ConnectionLimits, PoolArgs, RedisPlace, Signup, TrustedProxies},
     console,
     engine::{
         self, Engine,

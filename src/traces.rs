@@ -13,6 +13,7 @@ use std::{
 
 use anyhow::Context;
 use chrono::{DateTime, Utc};
+use fencepost_config::TraceArgs;
 use fencepost_domain::{
     ids::ProjectId,
     trace::{AttemptTrace, TraceContext},
@@ -28,7 +29,7 @@ use opentelemetry_sdk::{
     trace::{BatchSpanProcessor, SpanData, SpanEvents, SpanLinks, SpanProcessor},
 };
 
-use crate::{config::TraceArgs, telemetry};
+use crate::telemetry;
 
 /// Timeout of the last export.
 pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);

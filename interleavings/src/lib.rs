@@ -13,7 +13,6 @@ use std::cell::Cell;
 
 pub use fencepost::{events_feed, faults, telemetry, traces};
 
-
 thread_local! {
     static HAS_BUG: Cell<bool> = const { Cell::new(false) };
 }
@@ -27,10 +26,6 @@ pub fn has_bug() -> bool {
 /// Switches the bug of this thread's scenario on or off.
 pub fn set_bug(is_on: bool) {
     HAS_BUG.set(is_on);
-}
-
-/// The server's errors.
-pub mod error {
 }
 
 /// The store without its database.

@@ -28,6 +28,7 @@ mod turns;
 
 use std::{sync::Arc, time::Duration};
 
+use fencepost_config::Signup;
 use fencepost_domain::{
     error::Error,
     ids::{AccountId, InvitationId, ProjectId},
@@ -48,7 +49,6 @@ use self::{
     token::{Bearer, KEY_BYTES, KNOWN_KEYS, Tokens},
 };
 use crate::{
-    config::Signup,
     limiter::{Charge, Limiter, Rate},
     mail::Mailer,
     seal::{MasterKeys, OtherMasterKey},

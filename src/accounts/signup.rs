@@ -3,6 +3,7 @@
 //! The answer is the same whether or not the address is known: an account with an unverified
 //! address works, and the owner of the address is told by mail.
 
+use fencepost_config::Signup;
 use fencepost_domain::{
     access::{Role, Scope},
     error::Error,
@@ -22,11 +23,8 @@ use super::{
     read_email, secret,
     security::{self, AccountEvent},
 };
-use crate::{
-    config::Signup,
-    store::{
-        self, accounts::Account, audit::NewAuditEntry, invitations::Invited, projects::Project,
-    },
+use crate::store::{
+    self, accounts::Account, audit::NewAuditEntry, invitations::Invited, projects::Project,
 };
 
 /// Name of the first key.

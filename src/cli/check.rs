@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::Context as _;
 use clap::Args;
+use fencepost_config::{DEFAULT_PLAN, DatabaseArgs, NodeArgs, Signup};
 use ipnet::IpNet;
 use sqlx::{
     ConnectOptions, PgConnection,
@@ -18,7 +19,6 @@ use tokio::{net::TcpListener, time::timeout};
 use uuid::Uuid;
 
 use crate::{
-    config::{DEFAULT_PLAN, DatabaseArgs, NodeArgs, Signup},
     limiter::Limiter,
     mail::Mailer,
     outbound::Outbound,

@@ -5,6 +5,7 @@ use std::io::Write;
 use anyhow::{Context, bail, ensure};
 use chrono::{DateTime, SecondsFormat, Utc};
 use clap::{Args, Subcommand};
+use fencepost_config::MasterKeyArgs;
 use fencepost_domain::{
     access::{self, Scope},
     binding::KeyBinding,
@@ -24,7 +25,6 @@ use crate::{
         keys::{self, KeyRequest},
         projects, seal_signing_keys, seal_totp_secrets,
     },
-    config::MasterKeyArgs,
     engine::webhooks,
     seal::MasterKeys,
     store::{self, projects::Project},

@@ -28,16 +28,16 @@ use std::{
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand, builder::PossibleValuesParser};
+use fencepost_config::{
+    DEFAULT_CANARY_SECONDS, DEFAULT_CONNECTIONS_PER_ADDRESS, DEFAULT_PLAN, DatabaseArgs,
+    MasterKeyArgs, NodeArgs, RoleArgs, Signup,
+};
 use tokio::net::TcpListener;
 
 use self::target::TargetArgs;
 use crate::{
     adapters,
     client::Failure,
-    config::{
-        DEFAULT_CANARY_SECONDS, DEFAULT_CONNECTIONS_PER_ADDRESS, DEFAULT_PLAN, DatabaseArgs,
-        MasterKeyArgs, NodeArgs, RoleArgs, Signup,
-    },
     dev::{self, DevArgs},
     http::{deprecation::DEPRECATED, openapi},
     mail::Mailer,

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
+use fencepost_config::DatabaseArgs;
 use sqlx::{ConnectOptions, PgConnection, postgres::PgConnectOptions};
 
-use crate::{config::DatabaseArgs, dev::Ready};
+use crate::dev::Ready;
 
 /// The database.
 #[derive(Debug, Args)]

@@ -8,6 +8,7 @@ use axum::{
     response::Response,
 };
 use chrono::{DateTime, Utc};
+use fencepost_config::Signup;
 use fencepost_domain::error::Error;
 use secrecy::ExposeSecret;
 use serde_json::json;
@@ -29,7 +30,6 @@ use super::{
 use crate::{
     accounts::{Client, SignUp},
     app::App,
-    config::Signup,
     http::{
         auth::SessionReply,
         error::ApiError,

@@ -8,12 +8,12 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+use fencepost_config::read_secret;
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 
 use super::cluster;
 use crate::{
-    config::read_secret,
     seal,
     store::roles::{Logins, Role},
 };

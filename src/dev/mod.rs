@@ -14,6 +14,9 @@ use std::{
 };
 
 use anyhow::Context;
+use fencepost_config::{
+    DEFAULT_METRICS_LISTEN, DEV_PLAN, NodeArgs, OutboundArgs, RedisPlace, Signup,
+};
 use fencepost_domain::{
     access::{Role, Scope},
     limits::MAX_LIVE_KEYS,
@@ -36,7 +39,6 @@ use crate::{
         keys::{self, KeyRequest},
         members, projects,
     },
-    config::{DEFAULT_METRICS_LISTEN, DEV_PLAN, NodeArgs, OutboundArgs, RedisPlace, Signup},
     http::deprecation::DEPRECATED,
     mail::Mailer,
     outbound::Outbound,

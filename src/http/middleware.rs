@@ -19,6 +19,7 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
+use fencepost_config::TrustedProxies;
 use fencepost_domain::{
     error::Error,
     ids,
@@ -39,7 +40,6 @@ use super::{
 use crate::{
     app::App,
     auth::{CallReport, ClientAddress, client_of_request},
-    config::TrustedProxies,
     limiter::Standing,
     store::deadline::{bounded, without_connections},
     telemetry,

@@ -10,6 +10,7 @@ use std::{
 };
 
 use axum::Router;
+use fencepost_config::ConnectionLimits;
 use hyper::{Request, body::Incoming, server::conn::http1, service::Service};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
@@ -29,7 +30,7 @@ use super::{
     least_rate::{IsLarge, LeastRate},
     middleware::Proxies,
 };
-use crate::{auth::ClientAddress, config::ConnectionLimits, limiter::client_of, telemetry};
+use crate::{auth::ClientAddress, limiter::client_of, telemetry};
 
 /// A connection is closed if it has sent no byte by then.
 pub const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);

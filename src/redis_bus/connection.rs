@@ -20,7 +20,7 @@ use redis::{
 use secrecy::ExposeSecret;
 use tokio::time::timeout;
 
-use crate::config::RedisPlace;
+use fencepost_config::RedisPlace;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(200);
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_millis(100);

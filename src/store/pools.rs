@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use fencepost_config::PoolArgs;
 use fencepost_domain::ids::ProjectId;
 use metrics::{counter, histogram};
 use sqlx::{
@@ -24,7 +25,7 @@ use super::{
     roles::{Logins, Role, is_refusal},
     shares::{Share, Shares},
 };
-use crate::{config::PoolArgs, faults, telemetry};
+use crate::{faults, telemetry};
 
 /// How long a request may wait for a connection before it is shed.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);

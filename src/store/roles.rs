@@ -4,13 +4,13 @@ use std::path::Path;
 
 use anyhow::{Context, ensure};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
+use fencepost_config::read_secret;
 use hmac::{Hmac, KeyInit, Mac};
 use secrecy::{ExposeSecret, SecretString};
 use sha2::{Digest, Sha256};
 use sqlx::{ConnectOptions, Executor, PgConnection, postgres::PgConnectOptions};
 
 use super::migrate;
-use crate::config::read_secret;
 
 /// Creates the roles and their rights. It can be run again at any time.
 const ROLES_SQL: &str = include_str!("../../ops/roles.sql");

@@ -1,7 +1,6 @@
 //! The rows of the page of limits, as the code has them.
 
 use fencepost::{
-    config,
     credentials::bodies::{MAX_NODE_BODY_KIB, MAX_PROJECT_BODY_KIB},
     engine::{dispatch::MAX_PARKED_POLLS, enqueue::quota},
     http::{answers, least_rate, server},
@@ -10,6 +9,7 @@ use fencepost::{
     store::{counts, dead_letters, queue_limits},
     wire::extract::BODY_TIMEOUT,
 };
+use fencepost_config as config;
 use fencepost_domain::{
     job, limits, payload_schema,
     plan::{Limits, Plans},

@@ -3,10 +3,10 @@
 use chrono::{DateTime, Utc};
 
 use fencepost::{
-    config::PoolArgs,
     engine::{Engine, maintenance},
     store::{pools::Pools, sweep::prune},
 };
+use fencepost_config::PoolArgs;
 use fencepost_domain::ids::TickKey;
 
 use crate::harness::{LoneProject, TestServer, fresh_database, limited, run, run_alone};

@@ -5,7 +5,6 @@
 use std::time::Duration;
 
 use fencepost::{
-    config::PoolArgs,
     dev,
     engine::{
         Engine, dispatch,
@@ -19,6 +18,7 @@ use fencepost::{
     },
     store::{self, pools::Pools, settle_failure::Ended},
 };
+use fencepost_config::PoolArgs;
 use fencepost_domain::{
     dependency::{Dependency, When},
     error::Error,

@@ -10,22 +10,20 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use fencepost::{
-    config::PoolArgs,
-    store::{
-        claims::{self, ClaimKey, LeaseRequest, LeasedJob, QueueClaim},
-        counts,
-        enqueue::{self, NewJob, Start},
-        heartbeats::{self, Beat},
-        jobs, limited_claims,
-        polls::{self, PollKey},
-        pools::Pools,
-        queue_limits,
-        settle_failure::{self, Ended},
-        settle_success::{self, Success},
-        sweep,
-    },
+use fencepost::store::{
+    claims::{self, ClaimKey, LeaseRequest, LeasedJob, QueueClaim},
+    counts,
+    enqueue::{self, NewJob, Start},
+    heartbeats::{self, Beat},
+    jobs, limited_claims,
+    polls::{self, PollKey},
+    pools::Pools,
+    queue_limits,
+    settle_failure::{self, Ended},
+    settle_success::{self, Success},
+    sweep,
 };
+use fencepost_config::PoolArgs;
 use fencepost_domain::{
     ids::{JobId, JobKey, LeaseId, ProjectId},
     job::{AttemptOutcome, StoredState},

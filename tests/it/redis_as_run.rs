@@ -9,10 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fencepost::{
-    config::RedisPlace,
-    redis_bus::{Bus, Heard, Topic},
-};
+use fencepost::redis_bus::{Bus, Heard, Topic};
+use fencepost_config::RedisPlace;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use fencepost::{config::PoolArgs, store::pools::Pools};
+use fencepost::store::pools::Pools;
+use fencepost_config::PoolArgs;
 use fencepost_domain::ids::JobId;
 
 use crate::harness::{LoneProject, Proxy, TestServer, fresh_database, limited, run_alone};

@@ -1,13 +1,13 @@
 //! How much a project may send and store, and how much a queue may hold.
 
 use fencepost::{
-    config::PoolArgs,
     engine::{
         Engine,
         maintenance::{dead_letter_age, excess_workers},
     },
     store::pools::Pools,
 };
+use fencepost_config::PoolArgs;
 use fencepost_domain::{ids::TickKey, plan::Plans};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;

@@ -8,7 +8,7 @@ use reqwest::Url;
 use secrecy::SecretString;
 use serde::Deserialize;
 
-use crate::config::read_secret;
+use fencepost_config::read_secret;
 
 /// Providers of one server: each is a button of the login page.
 const MAX_PROVIDERS: usize = 20;

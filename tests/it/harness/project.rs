@@ -4,7 +4,6 @@ use std::{ops::Deref, sync::Arc, time::Duration};
 
 use fencepost::{
     accounts::{oidc::Providers, password::lists::BreachedPasswords, scanners::ScannerKeys},
-    config::{ConnectionLimits, PoolArgs, RedisPlace, Signup, TrustedProxies},
     dev,
     http::deprecation::Deprecated,
     mail::{Mail, Mailer},
@@ -13,6 +12,7 @@ use fencepost::{
     serve::{self, Node, People},
     store,
 };
+use fencepost_config::{ConnectionLimits, PoolArgs, RedisPlace, Signup, TrustedProxies};
 use fencepost_domain::{outbound::Allowed, plan::Plans};
 
 use super::{Database, Reply, eventually, logins, redis_url};

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use fencepost::config::PoolArgs;
+use fencepost_config::PoolArgs;
 
 use crate::harness::{Database, LoneProject, TestServer, fresh_database, limited, until};
 use serde_json::json;

@@ -2,10 +2,10 @@
 //! again.
 
 use fencepost::{
-    config::PoolArgs,
     engine::{Engine, maintenance},
     store::pools::Pools,
 };
+use fencepost_config::PoolArgs;
 use fencepost_domain::ids::TickKey;
 
 use crate::harness::{

@@ -2,12 +2,12 @@
 
 use fencepost::{
     accounts::{self, Accounts, Client, password::Passwords, token::Tokens},
-    config::Signup,
     limiter::Limiter,
     mail::{Mail, Mailer},
     redis_bus::{Bus, DEFAULT_BUDGET},
     store::pools::Pools,
 };
+use fencepost_config::Signup;
 use fencepost_domain::{error::Error, plan::Plans};
 
 use secrecy::SecretString;
@@ -391,7 +391,7 @@ fn a_login_takes_as_long_for_an_unknown_address() {
     limited(async {
         let database = fresh_database().await;
         let pools =
-            Pools::new(&database.url, fencepost::config::PoolArgs::default(), None).expect("pools");
+            Pools::new(&database.url, fencepost_config::PoolArgs::default(), None).expect("pools");
         let bus = Bus::new(None, uuid::Uuid::nil(), DEFAULT_BUDGET).expect("a bus");
         let (mailer, _mails) = mpsc::unbounded_channel();
         let accounts = Accounts {

@@ -9,7 +9,7 @@ use serde_json::json;
 #[test]
 fn an_invited_person_signs_up_and_is_a_member() {
     limited(async {
-        let stage = Stage { signup: fencepost::config::Signup::Invite, ..Stage::default() };
+        let stage = Stage { signup: fencepost_config::Signup::Invite, ..Stage::default() };
         let database = fresh_database().await;
         let open = TestServer::start(database.clone()).await;
         let ada = Person::sign_up(&open.project("main").await, "ada@example.com").await;

@@ -6,7 +6,7 @@ use std::{env, error::Error, fs, path::Path};
 /// The files, below `src`, with the names of their texts.
 const FILES: [(&str, &str); 9] = [
     ("engine/batch.rs", "batch.rs"),
-    ("wakeups.rs", "wakeups.rs"),
+    ("signals/wakeups.rs", "wakeups.rs"),
     ("engine/sync_match.rs", "sync_match.rs"),
     ("engine/notify/relay.rs", "relay.rs"),
     ("engine/dispatch/delivery.rs", "delivery.rs"),
@@ -50,6 +50,10 @@ const BUGS: [(&str, &str, &str); 4] = [
 /// Modules in which no task waits: the server's own are used.
 const AS_THEY_ARE: [&str; 2] = ["pub mod interest;", "pub mod keyed;"];
 
+/// In their place this crate has some whose tasks shuttle schedules.
+const REPLACED: [(&str, &str); 2] =
+    [("use tokio_util::", "use crate::tokio_util::"), ("fencepost_signals::", "crate::")];
+
 fn main() -> Result<(), Box<dyn Error>> {
     let source = Path::new(&env::var("CARGO_MANIFEST_DIR")?).join("../src");
     let out = env::var("OUT_DIR")?;
@@ -80,7 +84,7 @@ fn text(path: &Path) -> Result<String, Box<dyn Error>> {
             continue;
         }
         if AS_THEY_ARE.contains(&line) {
-            text += &line.replace("pub mod ", "pub use fencepost::wakeups::");
+            text += &line.replace("pub mod ", "pub use crate::servers_wakeups::");
             text += "\n";
             continue;
         }
@@ -105,8 +109,10 @@ fn text(path: &Path) -> Result<String, Box<dyn Error>> {
             None => text += &format!("{line}\n"),
         }
     }
-    // In its place the crate has one whose tasks shuttle schedules.
-    Ok(text.replace("use tokio_util::", "use crate::tokio_util::"))
+    for (theirs, ours) in REPLACED {
+        text = text.replace(theirs, ours);
+    }
+    Ok(text)
 }
 
 fn text_of(folder: &Path, name: &str) -> Result<String, Box<dyn Error>> {

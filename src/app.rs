@@ -3,6 +3,7 @@
 use std::{ops::Deref, sync::Arc};
 
 use fencepost_domain::limits::MAX_STREAMS;
+use fencepost_signals::redis_bus::Bus;
 use tokio::sync::Semaphore;
 
 use crate::{
@@ -10,7 +11,6 @@ use crate::{
     credentials::{Credentials, LocalPermits, Newcomers, UsedKeys, bodies::Bodies},
     engine::Engine,
     outbound::Outbound,
-    redis_bus::Bus,
     store,
 };
 

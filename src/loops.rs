@@ -11,6 +11,7 @@ use fencepost_domain::{
     error::chain,
     limits::{AUDIT_KEEP_DAYS, SECURITY_LOG_KEEP_DAYS, UNUSED_ACCOUNT_DAYS},
 };
+use fencepost_signals::{telemetry, wakeups::BackgroundTask};
 use metrics::{counter, gauge, histogram};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -38,8 +39,6 @@ use crate::{
         workers,
     },
     store::{deadline::bounded_query, stored_bytes, sweep::purge},
-    telemetry,
-    wakeups::BackgroundTask,
 };
 
 /// Expired leases are reaped within two seconds: this period and the time of a pass.

@@ -5,6 +5,11 @@ use std::{path::Path, sync::Arc, time::Duration};
 use anyhow::Context;
 use fencepost_config::{ConnectionLimits, PoolArgs, RedisPlace, Signup, TrustedProxies};
 use fencepost_domain::{ids::TickKey, plan::Plans};
+use fencepost_signals::{
+    limiter::Limiter,
+    redis_bus::{Bus, Heard, Topic},
+    telemetry,
+};
 use futures_util::{FutureExt, future::BoxFuture};
 use metrics_exporter_prometheus::PrometheusHandle;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
@@ -31,14 +36,11 @@ use crate::{
         webhooks::{deliver::Deliverer, pusher::Pusher, sender::Sender},
     },
     http::{self, deprecation::Deprecated},
-    limiter::Limiter,
     loops,
     mail::Mailer,
     outbound::Outbound,
-    redis_bus::{Bus, Heard, Topic},
     seal::MasterKeys,
     store::{self, deadline::bounded, pools::Pools, projects::Instance, roles::Logins},
-    telemetry,
 };
 
 /// Running requests may finish within this time at shutdown.

@@ -21,7 +21,8 @@ pub struct Engine {
 
 /// What the pump tells others.
 pub mod notify {
-    use fencepost::{events_feed::JobEvent, store::claims::LeasedJob};
+    use fencepost::store::claims::LeasedJob;
+    use fencepost_signals::events_feed::JobEvent;
 
     use crate::wakeups::Wake;
 
@@ -53,10 +54,13 @@ pub mod notify {
 pub mod settle {
     use std::future::Future;
 
-    use crate::{
-        engine::batch::{Batch, Coalescer},
+    use fencepost_domain::{
         error::Error,
         ids::{JobKey, LeaseId, ProjectId},
+    };
+
+    use crate::{
+        engine::batch::{Batch, Coalescer},
         store::pools::{Connection, Pool},
         wakeups::Wake,
     };
@@ -143,9 +147,10 @@ pub mod dispatch {
 
     /// Leases of claims whose outcome is unknown: no claim of these tests is.
     mod lost_claims {
+        use fencepost_domain::ids::LeaseId;
+
         use crate::{
             engine::{batch::Coalescer, settle::Endings},
-            ids::LeaseId,
             store::pools::Pool,
             tokio_util::sync::CancellationToken,
         };

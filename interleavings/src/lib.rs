@@ -11,7 +11,8 @@ mod tokio_util;
 
 use std::cell::Cell;
 
-pub use fencepost::{events_feed, faults, telemetry, traces};
+pub use fencepost::faults;
+pub use fencepost_signals::{events_feed, telemetry, traces, wakeups as servers_wakeups};
 
 thread_local! {
     static HAS_BUG: Cell<bool> = const { Cell::new(false) };

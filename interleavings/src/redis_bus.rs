@@ -2,7 +2,7 @@
 
 use tokio::sync::mpsc;
 
-use crate::ids::NodeId;
+use fencepost_domain::ids::NodeId;
 
 /// A channel of Redis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

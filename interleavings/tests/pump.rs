@@ -1,6 +1,7 @@
 //! A parked poll gets a job that has arrived, in every order of polls, hints and claims.
 
-use fencepost_interleavings::{engine::dispatch::node::Node, ids::JobId};
+use fencepost_domain::ids::JobId;
+use fencepost_interleavings::engine::dispatch::node::Node;
 use tokio::task::{JoinHandle, yield_now};
 
 mod schedules;

@@ -2,9 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use fencepost_interleavings::{
-    engine::notify::pair::Pair, ids::ProjectId, store::pools::Table, wakeups::Hint,
-};
+use fencepost_domain::ids::ProjectId;
+use fencepost_interleavings::{engine::notify::pair::Pair, store::pools::Table, wakeups::Hint};
 
 mod schedules;
 

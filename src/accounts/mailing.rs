@@ -13,6 +13,7 @@ use fencepost_domain::{
     ids::{AccountId, IncidentId, InvitationId, ProjectId},
     limits::{INVITATION_SECONDS, MAIL_SECONDS, MAX_WAITING_MAILS, RESET_SECONDS, VERIFY_SECONDS},
 };
+use fencepost_signals::{telemetry, wakeups::BackgroundTask};
 use futures_util::future::join_all;
 use metrics::counter;
 use secrecy::SecretString;
@@ -27,8 +28,6 @@ use super::{
 use crate::{
     mail::{Mail, Outcome, SEND_TIMEOUT},
     store::{self, accounts::Purpose, mails::TakenMail},
-    telemetry,
-    wakeups::BackgroundTask,
 };
 
 /// Mails that a node sends at a time.

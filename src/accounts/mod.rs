@@ -35,6 +35,10 @@ use fencepost_domain::{
     limits::{ACCESS_TOKEN_SECONDS, MAX_EMAIL_CHARS},
     plan::Plans,
 };
+use fencepost_signals::{
+    limiter::{Charge, Limiter, Rate},
+    wakeups::Wake,
+};
 use lettre::Address;
 use secrecy::SecretString;
 use sha2::{Digest, Sha256};
@@ -49,11 +53,9 @@ use self::{
     token::{Bearer, KEY_BYTES, KNOWN_KEYS, Tokens},
 };
 use crate::{
-    limiter::{Charge, Limiter, Rate},
     mail::Mailer,
     seal::{MasterKeys, OtherMasterKey},
     store::{self, audit::Actor, nodes::SigningKey, pools::Pool, sessions::Origin},
-    wakeups::Wake,
 };
 
 pub use self::{

@@ -12,16 +12,15 @@ use fencepost_domain::{
     limits::MAX_POLL_WAIT_SECONDS,
     plan::Limits,
 };
+use fencepost_signals::{
+    limiter::{Charge, Rate, SharedPermit, Standing, share},
+    telemetry,
+};
 use metrics::counter;
 use uuid::Uuid;
 
 use super::{Bound, Caller, Permit, Polling, Settling, Who};
-use crate::{
-    app::App,
-    credentials::LocalPermit,
-    limiter::{Charge, Rate, SharedPermit, Standing, share},
-    telemetry,
-};
+use crate::{app::App, credentials::LocalPermit};
 
 /// Added to a poll's wait: the permit of a crashed node expires after both.
 const PERMIT_GRACE_SECONDS: u32 = 15;

@@ -7,6 +7,10 @@ use axum::{
     http::{Extensions, HeaderMap, header::USER_AGENT, request::Parts},
 };
 use fencepost_domain::{error::Error, text};
+use fencepost_signals::{
+    limiter::{Charge, Rate, client_of},
+    telemetry,
+};
 use metrics::counter;
 
 use super::{
@@ -16,8 +20,6 @@ use super::{
 use crate::{
     accounts::{Client, token::Bearer},
     app::App,
-    limiter::{Charge, Rate, client_of},
-    telemetry,
 };
 
 /// Calls per minute of one account to routes about itself.

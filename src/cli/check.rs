@@ -10,6 +10,7 @@ use std::{
 use anyhow::Context as _;
 use clap::Args;
 use fencepost_config::{DEFAULT_PLAN, DatabaseArgs, NodeArgs, Signup};
+use fencepost_signals::{limiter::Limiter, redis_bus::Bus, traces};
 use ipnet::IpNet;
 use sqlx::{
     ConnectOptions, PgConnection,
@@ -19,10 +20,8 @@ use tokio::{net::TcpListener, time::timeout};
 use uuid::Uuid;
 
 use crate::{
-    limiter::Limiter,
     mail::Mailer,
     outbound::Outbound,
-    redis_bus::Bus,
     seal::MasterKeys,
     serve,
     store::{
@@ -30,7 +29,6 @@ use crate::{
         roles::{Logins, Role},
         server,
     },
-    traces,
 };
 
 /// The oldest PostgreSQL that the statements support, as it numbers itself.

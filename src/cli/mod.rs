@@ -32,6 +32,7 @@ use fencepost_config::{
     DEFAULT_CANARY_SECONDS, DEFAULT_CONNECTIONS_PER_ADDRESS, DEFAULT_PLAN, DatabaseArgs,
     MasterKeyArgs, NodeArgs, RoleArgs, Signup,
 };
+use fencepost_signals::{telemetry, traces};
 use tokio::net::TcpListener;
 
 use self::target::TargetArgs;
@@ -48,7 +49,6 @@ use crate::{
         self,
         roles::{self, Logins},
     },
-    telemetry, traces,
     worker::{self, WorkerArgs},
 };
 

@@ -19,6 +19,10 @@ use fencepost_domain::{
     ids::{AccountId, ProjectPublicId, SessionId},
     plan::{Limits, Plans},
 };
+use fencepost_signals::{
+    redis_bus::{Bus, Topic},
+    wakeups::keyed::KeyedNotify,
+};
 use ipnet::IpNet;
 use moka::future::Cache;
 use tokio::sync::Notify;
@@ -31,9 +35,7 @@ pub use self::{
 
 use crate::{
     accounts::{key::SecretHash, keys::read_networks, token::Bearer},
-    redis_bus::{Bus, Topic},
     store::{self, deadline::detached_query, keys::KeyOwner, members::Membership, pools::Pool},
-    wakeups::keyed::KeyedNotify,
 };
 
 /// TTL of cached credentials. Parked polls check as often, so even without Redis a revoked key is

@@ -21,6 +21,7 @@ use fencepost_domain::{
     access::{Role, Scope},
     limits::MAX_LIVE_KEYS,
 };
+use fencepost_signals::telemetry;
 use secrecy::{ExposeSecret, SecretString};
 use sqlx::{ConnectOptions, Connection, PgConnection, postgres::PgConnectOptions};
 use tokio::net::TcpListener;
@@ -49,7 +50,6 @@ use crate::{
         projects::Project,
         roles::{self, Logins},
     },
-    telemetry,
 };
 
 const DATABASE: &str = "fencepost";

@@ -13,6 +13,7 @@ use fencepost_domain::{
     outbound::shown_host,
     webhook::{ALARM_RESOLVED, ALARM_TRIGGERED},
 };
+use fencepost_signals::wakeups::BackgroundTask;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -20,16 +21,13 @@ use super::{
     Engine,
     isolate::{self, Sweep},
 };
-use crate::{
-    store::{
-        incidents::{self, NewIncident, OpenIncident},
-        sweep::{
-            self,
-            alarms::{self as looks, Found, MAX_PAGE_PROJECTS},
-            set_aside::Work,
-        },
+use crate::store::{
+    incidents::{self, NewIncident, OpenIncident},
+    sweep::{
+        self,
+        alarms::{self as looks, Found, MAX_PAGE_PROJECTS},
+        set_aside::Work,
     },
-    wakeups::BackgroundTask,
 };
 
 /// Longest time of one statement of a look, in milliseconds.

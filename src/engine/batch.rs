@@ -21,6 +21,7 @@ use fencepost_domain::{
     error::{Error, is_faulty_statement, is_lock_timeout, is_unique_violation},
     ids::ProjectId,
 };
+use fencepost_signals::telemetry;
 use metrics::{counter, histogram};
 use tokio::{
     sync::{mpsc, oneshot},
@@ -31,7 +32,6 @@ use self::intake::{Cut, Entry, Intake, Room, Waiter};
 use crate::{
     faults,
     store::{deadline::bounded_query, pools::Kept},
-    telemetry,
 };
 
 /// A second batch starts beside one in flight only if at least this many items wait: two small

@@ -13,6 +13,7 @@ use fencepost_domain::{
     lease::Fence,
     plan::{Limits, Tenant},
 };
+use fencepost_signals::telemetry;
 use metrics::{counter, gauge, histogram};
 use tokio::{sync::OnceCell, time::timeout};
 use tokio_util::sync::CancellationToken;
@@ -27,7 +28,7 @@ use super::{
     },
     settle::{self, Ack, AttemptEnd},
 };
-use crate::{store, telemetry};
+use crate::store;
 
 /// A canary that takes longer is a miss.
 const TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,18 +1,15 @@
 //! Cancelling waiting jobs, shared by all paths that end a job as cancelled.
 
 use fencepost_domain::{history, ids::JobKey};
+use fencepost_signals::{telemetry, wakeups::BackgroundTask};
 use metrics::counter;
 use sqlx::PgConnection;
 
 use super::{Engine, notify::job_event};
-use crate::{
-    store::{
-        cascade,
-        control::{self, CancelledJob},
-        events::{self, NewEvent},
-    },
-    telemetry,
-    wakeups::BackgroundTask,
+use crate::store::{
+    cascade,
+    control::{self, CancelledJob},
+    events::{self, NewEvent},
 };
 
 pub(super) use crate::store::control::CancelReason;

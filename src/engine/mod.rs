@@ -34,6 +34,7 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, ids::TickKey};
+use fencepost_signals::{telemetry, wakeups};
 use metrics::counter;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -57,10 +58,7 @@ use self::{
     settle::{BareFences, Endings, Parents, SuccessNotes, Successes, heartbeat::Beats},
     workers::{Registry, WorkerBeats, WorkerLookups},
 };
-use crate::{
-    store::{self, pools::Pools, shares::PerProject},
-    telemetry, wakeups,
-};
+use crate::store::{self, pools::Pools, shares::PerProject};
 
 /// One node's engine. Cheap to clone.
 #[derive(Clone)]

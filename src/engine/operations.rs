@@ -12,6 +12,7 @@ use fencepost_domain::{
     operation::{Filter, JobFilter, Kind, MAX_FAILED_STEPS, Which, pause_ms, step_jobs},
     plan::Tenant,
 };
+use fencepost_signals::{telemetry, wakeups::BackgroundTask};
 use metrics::counter;
 use sqlx::{Acquire, PgConnection};
 
@@ -21,17 +22,13 @@ use super::{
     enqueue::{NewlyStored, quota},
     jobs::{control, dead_letters, replay},
 };
-use crate::{
-    store::{
-        self, TimePosition,
-        events::{self, NewEvent},
-        jobs::{self, MAX_COUNTED},
-        operations::{self, DueOperation, MAX_EXAMINED_JOBS, Progress},
-        settle_success::WaitingJob,
-        sweep,
-    },
-    telemetry,
-    wakeups::BackgroundTask,
+use crate::store::{
+    self, TimePosition,
+    events::{self, NewEvent},
+    jobs::{self, MAX_COUNTED},
+    operations::{self, DueOperation, MAX_EXAMINED_JOBS, Progress},
+    settle_success::WaitingJob,
+    sweep,
 };
 
 pub use crate::store::operations::{NewOperation, OperationRow};

@@ -14,6 +14,7 @@ use fencepost_domain::{
     plan::TEST_MODE,
     worker::WorkerState,
 };
+use fencepost_signals::{telemetry, wakeups::keyed::KeyedNotify};
 use metrics::counter;
 use moka::sync::Cache;
 use sqlx::Acquire;
@@ -24,15 +25,11 @@ use super::{
     isolate,
     settle::{failure, heartbeat},
 };
-use crate::{
-    store::{
-        self,
-        pools::{self, Pool},
-        sweep::{self, set_aside::Work},
-        workers::Sighting,
-    },
-    telemetry,
-    wakeups::keyed::KeyedNotify,
+use crate::store::{
+    self,
+    pools::{self, Pool},
+    sweep::{self, set_aside::Work},
+    workers::Sighting,
 };
 
 pub use crate::store::workers::{Facts, Registration, WorkerBeat, WorkerRow};

@@ -10,7 +10,7 @@ use fencepost_domain::{
 };
 use tokio::sync::Semaphore;
 
-use crate::limiter::{Limiter, Rate};
+use fencepost_signals::limiter::{Limiter, Rate};
 
 /// Refusals of one node above which some are late.
 pub const CALM_REFUSALS: Rate = Rate { count: 400, window_seconds: 2 };
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
     use uuid::Uuid;
 
-    use crate::redis_bus::{Bus, DEFAULT_BUDGET};
+    use fencepost_signals::redis_bus::{Bus, DEFAULT_BUDGET};
 
     #[test]
     fn a_refusal_is_late_if_its_client_gets_many_and_so_does_the_node() {

@@ -25,6 +25,11 @@ use fencepost_domain::{
     ids,
     trace::{TraceContext, trace_id_text},
 };
+use fencepost_signals::{
+    limiter::Standing,
+    telemetry,
+    traces::{self, Answered},
+};
 use futures_util::FutureExt;
 use metrics::counter;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -40,10 +45,7 @@ use super::{
 use crate::{
     app::App,
     auth::{CallReport, ClientAddress, client_of_request},
-    limiter::Standing,
     store::deadline::{bounded, without_connections},
-    telemetry,
-    traces::{self, Answered},
     wire::{ClientGone, RequestId, errors::ErrorResponse},
 };
 

@@ -52,12 +52,12 @@ use axum::{
     middleware::{from_fn, from_fn_with_state},
     routing,
 };
+use fencepost_signals::telemetry;
 use tokio_util::task::TaskTracker;
 
 use self::{deprecation::Deprecated, middleware::Passage};
 use crate::{
     app::App,
-    telemetry,
     wire::{
         compressed,
         routes::{Routes, routes},

@@ -63,8 +63,9 @@ pub fn label(route: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use fencepost_signals::telemetry;
+
     use super::*;
-    use crate::telemetry;
 
     /// All groups.
     const GROUPS: [&str; 11] = [

@@ -4,10 +4,10 @@
 use std::{cell::RefCell, collections::HashMap, time::Duration};
 
 use axum::http::StatusCode;
+use fencepost_signals::telemetry;
 use metrics::{Counter, Histogram, counter, histogram};
 
 use super::route_group;
-use crate::telemetry;
 
 /// The handles of one route.
 struct Route {

@@ -11,6 +11,7 @@ use std::{
 
 use fencepost_config::PoolArgs;
 use fencepost_domain::ids::ProjectId;
+use fencepost_signals::telemetry;
 use metrics::{counter, histogram};
 use sqlx::{
     ConnectOptions, Executor, PgConnection, PgPool, Postgres, Row,
@@ -25,7 +26,7 @@ use super::{
     roles::{Logins, Role, is_refusal},
     shares::{Share, Shares},
 };
-use crate::{faults, telemetry};
+use crate::faults;
 
 /// How long a request may wait for a connection before it is shed.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);

@@ -9,8 +9,8 @@ use std::{
 use fencepost::{
     serve::{CLOSE_TIMEOUT, DRAIN_TIMEOUT},
     store::roles::Role,
-    traces::SHUTDOWN_TIMEOUT,
 };
+use fencepost_signals::traces::SHUTDOWN_TIMEOUT;
 
 use crate::docs::read;
 use serde::Deserialize;

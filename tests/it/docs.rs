@@ -8,9 +8,9 @@ use fencepost::{
     adapters,
     cli::{Cli, settings},
     http::{error::CODES, openapi},
-    telemetry::{Kind, METRICS},
 };
 use fencepost_domain::{access::Scope, limits, schedule::Schedule};
+use fencepost_signals::telemetry::{Kind, METRICS};
 
 use crate::limits_page;
 

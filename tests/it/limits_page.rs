@@ -4,7 +4,6 @@ use fencepost::{
     credentials::bodies::{MAX_NODE_BODY_KIB, MAX_PROJECT_BODY_KIB},
     engine::{dispatch::MAX_PARKED_POLLS, enqueue::quota},
     http::{answers, least_rate, server},
-    redis_bus,
     serve::DRAIN_TIMEOUT,
     store::{counts, dead_letters, queue_limits},
     wire::extract::BODY_TIMEOUT,
@@ -15,6 +14,7 @@ use fencepost_domain::{
     plan::{Limits, Plans},
     schedule, search,
 };
+use fencepost_signals::redis_bus;
 
 use crate::docs::read;
 

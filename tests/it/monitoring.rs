@@ -14,9 +14,9 @@ use fencepost::{
         projects,
         sweep::gauges::{self, ByState},
     },
-    telemetry::METRICS,
 };
 use fencepost_domain::ids::ProjectId;
+use fencepost_signals::telemetry::METRICS;
 
 use crate::{
     docs::read,

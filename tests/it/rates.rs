@@ -422,7 +422,7 @@ fn whatever_happens_to_redis_no_call_fails_and_limits_keep_their_promise() {
         // As it is in earnest: what takes longer is done without.
         let stage = Stage {
             redis: Some(redis.url().into()),
-            redis_budget: fencepost::redis_bus::DEFAULT_BUDGET,
+            redis_budget: fencepost_signals::redis_bus::DEFAULT_BUDGET,
             ..Stage::default()
         };
         let (nodes, urls) = three_nodes(&stage).await;

@@ -9,8 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fencepost::redis_bus::{Bus, Heard, Topic};
 use fencepost_config::RedisPlace;
+use fencepost_signals::redis_bus::{Bus, Heard, Topic};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -93,7 +93,7 @@ async fn heard(place: RedisPlace) {
     let bus = Bus::new(Some(&place), Uuid::new_v4(), BUDGET).expect("a bus");
     let facts = bus.inspect().await.unwrap_or_else(|error| panic!("{error:#}"));
     assert!(facts.is_some_and(|it| it.version.starts_with(|it: char| it.is_ascii_digit())));
-    fencepost::limiter::Limiter::rehearse(&bus).await.expect("the counters work");
+    fencepost_signals::limiter::Limiter::rehearse(&bus).await.expect("the counters work");
     let (stop, (told, mut hears)) =
         (CancellationToken::new(), tokio::sync::mpsc::unbounded_channel());
     let (wants, wanted) = tokio::sync::watch::channel(BTreeSet::from([1]));
@@ -259,7 +259,7 @@ fn a_replica_that_is_promoted_takes_over_without_a_failed_call() {
         heard(place.clone()).await;
         let stage = Stage {
             redis: Some(place),
-            redis_budget: fencepost::redis_bus::DEFAULT_BUDGET,
+            redis_budget: fencepost_signals::redis_bus::DEFAULT_BUDGET,
             ..Stage::default()
         };
         let database = fresh_database().await;

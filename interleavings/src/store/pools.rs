@@ -8,12 +8,10 @@ use std::{
 use chrono::DateTime;
 use fencepost::store::claims::LeasedJob;
 pub use fencepost::store::pools::Kept;
+use fencepost_domain::ids::{JobId, JobKey, LeaseId, ProjectId};
 use tokio::task::yield_now;
 
-use crate::{
-    ids::{JobId, JobKey, LeaseId, ProjectId},
-    wakeups::Arrival,
-};
+use crate::wakeups::Arrival;
 
 /// The pools of a node.
 pub struct Pools {

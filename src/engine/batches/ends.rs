@@ -12,6 +12,7 @@ use fencepost_domain::{
     job::StoredState,
     webhook::{BATCH_FAILED, BATCH_SUCCEEDED},
 };
+use fencepost_signals::telemetry;
 use metrics::counter;
 use sqlx::PgConnection;
 
@@ -25,7 +26,6 @@ use crate::{
         ends::{self, JobEnd},
         outbound_events,
     },
-    telemetry,
 };
 
 /// Stores what these ends enqueue. They were taken in the same transaction.

@@ -11,6 +11,10 @@ use fencepost_domain::{
     error::is_faulty_statement,
     ids::{LeaseId, ProjectId},
 };
+use fencepost_signals::{
+    telemetry,
+    traces::{self, Leased},
+};
 use futures_util::FutureExt;
 use metrics::{counter, histogram};
 use sqlx::PgConnection;
@@ -30,8 +34,6 @@ use crate::{
         deadline::{bounded, bounded_query},
         pools::{self, Kept, Pool},
     },
-    telemetry,
-    traces::{self, Leased},
 };
 
 /// Time for queue claims that run one by one after their common statement failed.

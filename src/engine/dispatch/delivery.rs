@@ -11,13 +11,13 @@ use fencepost_domain::{
     text::ErrorReport,
     trace::{self, AttemptTrace},
 };
+use fencepost_signals::traces;
 use serde_json::Value;
 use sqlx::PgConnection;
 
 use crate::{
     engine::enqueue::dependencies::ParentResult,
     store::{self, claims::LeasedJob},
-    traces,
 };
 
 /// A job as a worker is given it.

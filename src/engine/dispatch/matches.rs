@@ -8,14 +8,12 @@ use std::{
 };
 
 use fencepost_domain::ids::LeaseId;
+use fencepost_signals::telemetry;
 use metrics::counter;
 use uuid::Uuid;
 
 use super::{claim, delivery::LeasedDelivery, lanes::WaiterId, pump::Pump};
-use crate::{
-    engine::sync_match::{Candidate, Message, ReservedPoll, Settled},
-    telemetry,
-};
+use crate::engine::sync_match::{Candidate, Message, ReservedPoll, Settled};
 
 impl Pump {
     /// Answers the messages that have come since the last time.

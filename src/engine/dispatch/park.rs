@@ -10,6 +10,7 @@ use std::{
 };
 
 use fencepost_domain::{error::Error, ids::ProjectId, worker::WorkerState};
+use fencepost_signals::telemetry;
 use metrics::gauge;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -30,7 +31,6 @@ use crate::{
         polls::PollKey,
         pools::{self, Pool},
     },
-    telemetry,
 };
 
 /// Polls that one node parks at most.

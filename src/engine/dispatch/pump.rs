@@ -14,6 +14,11 @@ use fencepost_domain::{
     history,
     ids::{JobKey, LeaseId, ProjectId},
 };
+use fencepost_signals::{
+    events_feed::JobEvent,
+    telemetry,
+    wakeups::{Hint, Hints},
+};
 use metrics::counter;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -36,13 +41,10 @@ use crate::{
         settle::{self, Endings},
         sync_match::{self, Matcher},
     },
-    events_feed::JobEvent,
     store::{
         polls::PollKey,
         pools::{Connection, Pool, Pools},
     },
-    telemetry,
-    wakeups::{Hint, Hints},
 };
 
 /// Claims in flight at most, when the backlog is deep.

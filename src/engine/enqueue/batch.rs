@@ -10,6 +10,11 @@ use fencepost_domain::{
     job::StoredState,
     limits,
 };
+use fencepost_signals::{
+    events_feed::JobEvent,
+    telemetry,
+    wakeups::{Arrival, BackgroundTask},
+};
 use metrics::counter;
 
 use crate::{
@@ -19,15 +24,12 @@ use crate::{
         notify::Notifier,
         sync_match::{Candidate, Matcher, Reservation, ReservedPoll},
     },
-    events_feed::JobEvent,
     faults::Mutant,
     store::{
         self,
         claims::LeaseRequest,
         pools::{self, Pool},
     },
-    telemetry,
-    wakeups::{Arrival, BackgroundTask},
 };
 
 use crate::store::enqueue::StoredJob;

@@ -10,6 +10,7 @@ use fencepost_domain::{
     operation::Kind,
     plan::Tenant,
 };
+use fencepost_signals::wakeups::BackgroundTask;
 use sqlx::{Acquire, PgConnection, Postgres, Transaction};
 use uuid::Uuid;
 
@@ -29,7 +30,6 @@ use crate::{
         requeue,
         settle_success::WaitingJob,
     },
-    wakeups::BackgroundTask,
 };
 
 pub use crate::store::control::Change;

@@ -7,6 +7,7 @@ use fencepost_domain::{
     job::StoredState,
     operation::Filter,
 };
+use fencepost_signals::telemetry;
 use metrics::counter;
 use sqlx::{Acquire, PgConnection};
 
@@ -18,7 +19,6 @@ use crate::{
         queues,
         settle_failure::{AfterEnd, Ended},
     },
-    telemetry,
 };
 
 /// Records the dead letters among ended attempts, in their transaction, and opens the circuit

@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fencepost_domain::explain::Reason;
+use fencepost_signals::telemetry;
 use metrics::{counter, gauge};
 
 use crate::{
@@ -16,7 +17,6 @@ use crate::{
         },
         workers::ALIVE_SECONDS,
     },
-    telemetry,
 };
 
 /// Queues whose oldest job is explained in one pass, the longest-waiting ones first; not counting

@@ -18,17 +18,16 @@ use fencepost_domain::{
     alarm::INCIDENT_KEEP_DAYS,
     limits::{EVENT_KEEP_HOURS, FIRE_KEEP_DAYS, OPERATION_KEEP_DAYS},
 };
+use fencepost_signals::{
+    telemetry,
+    wakeups::{BackgroundTask, Hint},
+};
 use metrics::counter;
 use sqlx::{Acquire, PgConnection};
 
 use super::Engine;
-use crate::{
-    store::sweep::{
-        self, alarms, counts as stored, operations, probe, prune, purge, schedules, set_aside,
-        webhooks,
-    },
-    telemetry,
-    wakeups::{BackgroundTask, Hint},
+use crate::store::sweep::{
+    self, alarms, counts as stored, operations, probe, prune, purge, schedules, set_aside, webhooks,
 };
 
 /// How often due work is probed for: the longest delay before another node continues it.

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use fencepost_domain::ids::{JobKey, ProjectId};
+use fencepost_signals::telemetry;
 use metrics::counter;
 use sqlx::PgConnection;
 
@@ -16,7 +17,6 @@ use crate::{
         settle_success::WaitingJob,
         sweep::{self, MAX_SWEEP_ROWS, set_aside::Work},
     },
-    telemetry,
 };
 
 /// The longest sleep: another node may have stored a job that is due earlier.

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use fencepost_domain::{ids::ProjectId, job::Ending, text::ErrorReport};
+use fencepost_signals::telemetry;
 use metrics::counter;
 use sqlx::{Acquire, PgConnection};
 
@@ -17,7 +18,6 @@ use crate::{
         settle_failure::{AfterEnd, Ended},
         sweep::{self, set_aside::Work},
     },
-    telemetry,
 };
 
 /// One pass: ends the attempts whose leases have expired. Returns whether there may be more.

@@ -4,6 +4,7 @@ use fencepost_domain::{
     ids::{JobKey, ProjectId},
     limits::DEFAULT_RETENTION_DAYS,
 };
+use fencepost_signals::telemetry;
 use metrics::counter;
 use sqlx::PgConnection;
 
@@ -16,7 +17,6 @@ use crate::{
         prune::{self, MAX_PRUNED_CHUNKS, MAX_PRUNED_JOBS, OldQueue},
         set_aside::Work,
     },
-    telemetry,
 };
 
 /// One pass over queues with old jobs. Returns whether there may be more. A queue that fails does

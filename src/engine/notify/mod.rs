@@ -9,15 +9,15 @@ use fencepost_domain::{
     ids::{JobKey, ProjectId},
     job::StoredState,
 };
+use fencepost_signals::{
+    events_feed::{EventFeed, JobEvent},
+    wakeups::{Arrival, BackgroundTask, Wake},
+};
 
 use super::{known::KnownProjects, stats::recorder::StatsRecorder};
-use crate::{
-    events_feed::{EventFeed, JobEvent},
-    store::{
-        settle_failure::{AfterEnd, Ended},
-        settle_success::WaitingJob,
-    },
-    wakeups::{Arrival, BackgroundTask, Wake},
+use crate::store::{
+    settle_failure::{AfterEnd, Ended},
+    settle_success::WaitingJob,
 };
 
 /// Wakes, publishes and counts. Cheap to clone.

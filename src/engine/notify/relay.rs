@@ -7,17 +7,16 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use chrono::{DateTime, Utc};
 use fencepost_domain::ids::ProjectId;
+use fencepost_signals::{
+    redis_bus::{Bus, Topic},
+    telemetry,
+    wakeups::{Arrival, Hint, Hints, interest},
+};
 use metrics::counter;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    engine::Engine,
-    redis_bus::{Bus, Topic},
-    store::claims::MAX_CLAIM_SLOTS,
-    telemetry,
-    wakeups::{Arrival, Hint, Hints, interest},
-};
+use crate::{engine::Engine, store::claims::MAX_CLAIM_SLOTS};
 
 /// Debounce time: at most one message per queue in this time. A poll of another node waits so much
 /// longer for its job.

@@ -20,6 +20,7 @@ use fencepost_domain::{
         DueTicks, Earlier, FireOutcome, GRACE_SECONDS, OverlapPolicy, Schedule, offset_seconds,
     },
 };
+use fencepost_signals::{telemetry, wakeups::BackgroundTask};
 use metrics::{counter, histogram};
 use sqlx::{Acquire, PgConnection};
 
@@ -41,8 +42,6 @@ use crate::{
             set_aside::Work,
         },
     },
-    telemetry,
-    wakeups::BackgroundTask,
 };
 
 /// How long before a tick its jobs are written: less than the limit for slow statements.

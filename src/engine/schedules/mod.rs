@@ -12,16 +12,14 @@ use fencepost_domain::{
     plan::Limits,
     schedule::Schedule,
 };
+use fencepost_signals::wakeups::BackgroundTask;
 use sqlx::{Acquire, PgConnection};
 use tokio::{sync::Semaphore, time::timeout};
 
 use super::Engine;
-use crate::{
-    store::{
-        schedules::{self, ScheduleCount},
-        shares::PerProject,
-    },
-    wakeups::BackgroundTask,
+use crate::store::{
+    schedules::{self, ScheduleCount},
+    shares::PerProject,
 };
 
 pub use crate::store::schedules::{FireRow, RegisteredSchedule, ScheduleRow, WrittenSchedule};

@@ -9,11 +9,11 @@ use fencepost_domain::{
     plan::Tenant,
     text,
 };
+use fencepost_signals::events_feed::JobEvent;
 use sqlx::Acquire;
 
 use crate::{
     engine::{Engine, enqueue::quota, settle},
-    events_feed::JobEvent,
     store::{self, events, logs::LogTotals},
 };
 

@@ -8,6 +8,7 @@ use fencepost_domain::{
     job::JobState,
     lease::{Fence, RequireFence},
 };
+use fencepost_signals::telemetry;
 use metrics::counter;
 
 use crate::{
@@ -16,7 +17,6 @@ use crate::{
         fences::{self, AskedHolder, HeldAttempt},
         pools::{self, Pool},
     },
-    telemetry,
 };
 
 /// Attempts are counted from 1.

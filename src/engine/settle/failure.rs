@@ -7,6 +7,7 @@ use fencepost_domain::{
     job::{self, AfterAttempt, AttemptOutcome, Ending, Next, Running, StoredState},
     text::ErrorReport,
 };
+use fencepost_signals::telemetry;
 use metrics::{counter, histogram};
 use sqlx::PgConnection;
 
@@ -17,7 +18,6 @@ use crate::{
         self,
         settle_failure::{AfterEnd, Ended, Held},
     },
-    telemetry,
 };
 
 /// Decides what the end of a locked job's attempt leads to. Draws the jitter.

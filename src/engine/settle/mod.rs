@@ -23,6 +23,7 @@ use fencepost_domain::{
     limits,
     text::ErrorReport,
 };
+use fencepost_signals::telemetry;
 use metrics::counter;
 use sqlx::PgConnection;
 use tokio::time::timeout;
@@ -39,7 +40,6 @@ use crate::{
         self,
         settle_success::{SettledAttempt, Success},
     },
-    telemetry,
 };
 
 /// A worker's ack.

@@ -13,6 +13,7 @@ use fencepost_domain::{
     history,
     ids::{JobKey, ProjectId},
 };
+use fencepost_signals::{telemetry, wakeups::BackgroundTask};
 use metrics::{counter, histogram};
 use sqlx::Acquire;
 
@@ -29,8 +30,6 @@ use crate::{
         pools::{self, Pool},
         settle_success::{Moved, Success},
     },
-    telemetry,
-    wakeups::BackgroundTask,
 };
 
 /// What follows a success.

@@ -16,6 +16,7 @@ use fencepost_domain::{
         FAILING_DELIVERIES, FAILING_HOURS, HOP_HEADER, Verdict, retry_policy, signatures, verdict,
     },
 };
+use fencepost_signals::telemetry;
 use metrics::{gauge, histogram};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use serde_json::json;
@@ -48,7 +49,6 @@ use crate::{
         },
         webhooks,
     },
-    telemetry,
 };
 
 /// How often a node looks for endpoints that are new or have changed, and writes what it saw.

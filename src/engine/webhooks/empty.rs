@@ -6,6 +6,7 @@ use fencepost_domain::{
     limits::EMPTY_HOURS,
     operation::{JobFilter, Kind, Which},
 };
+use fencepost_signals::wakeups::BackgroundTask;
 use sqlx::Acquire;
 
 use crate::{
@@ -14,7 +15,6 @@ use crate::{
         operations::{self, NewOperation},
         sweep::webhooks,
     },
-    wakeups::BackgroundTask,
 };
 
 /// One pass. An operation is begun in the transaction that notes it, so each is begun once.

@@ -14,6 +14,7 @@ use fencepost_domain::{
     text::{ErrorReport, json_depth},
     webhook::signatures,
 };
+use fencepost_signals::telemetry;
 use metrics::histogram;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use tokio::time::{sleep_until, timeout};
@@ -36,7 +37,6 @@ use crate::{
     store::sweep::pushes::{
         MAX_PAGE_PUSHED, PushOutcomes, PushedQueue, note_outcomes, pushed_queues,
     },
-    telemetry,
 };
 
 /// Queues that one node pushes at most. Each has a parked poll, of which a node has 20,000, and

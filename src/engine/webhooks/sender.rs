@@ -15,6 +15,7 @@ use fencepost_domain::{
     error, ids::ProjectId, lease::Fence, limits::MAX_POLL_CAPACITY, outbound::read_url,
     webhook::SECRET_BYTES,
 };
+use fencepost_signals::telemetry;
 use metrics::{counter, gauge};
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use tokio::{
@@ -32,7 +33,6 @@ use crate::{
     },
     outbound::{CallError, Destination, Outbound},
     seal::MasterKeys,
-    telemetry,
 };
 
 /// The wait of one poll.

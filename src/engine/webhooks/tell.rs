@@ -16,6 +16,7 @@ use fencepost_domain::{
         includes, retry_policy,
     },
 };
+use fencepost_signals::telemetry;
 use metrics::counter;
 use serde_json::value::RawValue;
 use sqlx::{PgConnection, types::Json};
@@ -39,7 +40,6 @@ use crate::{
         },
         workflows,
     },
-    telemetry,
 };
 
 /// Deliveries to one endpoint that may wait. Of further events it is not told.

@@ -16,6 +16,7 @@ use fencepost_domain::{
     ids::{EventId, JobId, JobKey},
     job::{JobState, StoredState, WaitingFor},
 };
+use fencepost_signals::events_feed::{JobEvent, Listening};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::sync::broadcast::error::RecvError;
@@ -26,7 +27,6 @@ use crate::{
     app::App,
     auth::{Caller, Read},
     engine::jobs::explain,
-    events_feed::{JobEvent, Listening},
     http::{error::ErrorBody, redact::shown},
     wire::{
         extract::JobInPath,

@@ -129,7 +129,8 @@ fn log_limits() -> Vec<(&'static str, String)> {
 
 /// How often people may do things.
 fn people_rates() -> Vec<(&'static str, String)> {
-    let rate = |it: fencepost::limiter::Rate| format!("{} in {} s", it.count, it.window_seconds);
+    let rate =
+        |it: fencepost_signals::limiter::Rate| format!("{} in {} s", it.count, it.window_seconds);
     vec![
         (
             "sign-up, login, reset and mailed links, per IP address",

@@ -2,13 +2,15 @@
 
 use fencepost::{
     accounts::{self, Accounts, Client, password::Passwords, token::Tokens},
-    limiter::Limiter,
     mail::{Mail, Mailer},
-    redis_bus::{Bus, DEFAULT_BUDGET},
     store::pools::Pools,
 };
 use fencepost_config::Signup;
 use fencepost_domain::{error::Error, plan::Plans};
+use fencepost_signals::{
+    limiter::Limiter,
+    redis_bus::{Bus, DEFAULT_BUDGET},
+};
 
 use secrecy::SecretString;
 use serde_json::{Value, json};
@@ -409,7 +411,7 @@ fn a_login_takes_as_long_for_an_unknown_address() {
             providers: std::sync::Arc::default(),
             default_plan: "free".to_owned(),
             plans: Plans::built_in(),
-            wake: fencepost::wakeups::channel().0,
+            wake: fencepost_signals::wakeups::channel().0,
         };
         let client =
             |number: u32| Client { address: format!("c{number}").into(), ..Client::default() };

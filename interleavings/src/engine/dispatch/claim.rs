@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use fencepost_domain::ids::{LeaseId, ProjectId};
 use tokio::{sync::mpsc, task::yield_now};
 use uuid::Uuid;
 
@@ -9,12 +10,9 @@ use super::{
     delivery::LeasedDelivery,
     lanes::{Claimed, PlannedClaim},
 };
-use crate::{
-    ids::{LeaseId, ProjectId},
-    store::{
-        claims::LeasedJob,
-        pools::{Connection, Pool},
-    },
+use crate::store::{
+    claims::LeasedJob,
+    pools::{Connection, Pool},
 };
 
 pub(in crate::engine) struct Claim {

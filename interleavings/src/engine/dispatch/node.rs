@@ -1,5 +1,6 @@
 //! A node of the tests: polls park at its pump, and jobs arrive in its table.
 
+use fencepost_domain::ids::{JobId, ProjectId};
 use tokio::{
     sync::{mpsc, oneshot},
     task::yield_now,
@@ -17,7 +18,6 @@ use crate::{
         settle::Endings,
         sync_match::{self, Candidate, Matcher},
     },
-    ids::{JobId, ProjectId},
     store::pools::{Pool, Pools, Table},
     tokio_util::{sync::CancellationToken, task::TaskTracker},
     wakeups::{self, Wake},

@@ -1,9 +1,10 @@
 //! Two nodes: what the first one has to tell, the second one hears.
 
+use fencepost_domain::ids::NodeId;
+
 use super::{NoListeners, Notifier, relay};
 use crate::{
     engine::Engine,
-    ids::NodeId,
     redis_bus::Bus,
     tokio_util::sync::CancellationToken,
     wakeups::{self, Hint, Hints, Wake},

@@ -14,13 +14,11 @@ use std::{
 mod lane;
 
 use fencepost_domain::ids::ProjectId;
+use fencepost_signals::wakeups::Arrival;
 
 use self::lane::{Lane, Signature, Supply};
 use super::request::{PollSpec, share_slots};
-use crate::{
-    store::claims::{ClaimKey, MAX_CLAIM_SLOTS},
-    wakeups::Arrival,
-};
+use crate::store::claims::{ClaimKey, MAX_CLAIM_SLOTS};
 
 pub use self::lane::Claimed;
 

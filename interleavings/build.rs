@@ -51,8 +51,11 @@ const BUGS: [(&str, &str, &str); 4] = [
 const AS_THEY_ARE: [&str; 2] = ["pub mod interest;", "pub mod keyed;"];
 
 /// In their place this crate has some whose tasks shuttle schedules.
-const REPLACED: [(&str, &str); 2] =
-    [("use tokio_util::", "use crate::tokio_util::"), ("fencepost_signals::", "crate::")];
+const REPLACED: [(&str, &str); 3] = [
+    ("use tokio_util::", "use crate::tokio_util::"),
+    ("fencepost_signals::", "crate::"),
+    ("fencepost_store::", "crate::store::"),
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let source = Path::new(&env::var("CARGO_MANIFEST_DIR")?).join("../src");

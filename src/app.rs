@@ -3,15 +3,15 @@
 use std::{ops::Deref, sync::Arc};
 
 use fencepost_domain::limits::MAX_STREAMS;
+use fencepost_net::outbound::Outbound;
 use fencepost_signals::redis_bus::Bus;
+use fencepost_store as store;
 use tokio::sync::Semaphore;
 
 use crate::{
     accounts::Accounts,
     credentials::{Credentials, LocalPermits, Newcomers, UsedKeys, bodies::Bodies},
     engine::Engine,
-    outbound::Outbound,
-    store,
 };
 
 /// The handles of one node. Cheap to clone.

@@ -12,6 +12,7 @@ use fencepost_domain::{
     limits::{AUDIT_KEEP_DAYS, SECURITY_LOG_KEEP_DAYS, UNUSED_ACCOUNT_DAYS},
 };
 use fencepost_signals::{telemetry, wakeups::BackgroundTask};
+use fencepost_store::{deadline::bounded_query, stored_bytes, sweep::purge};
 use metrics::{counter, gauge, histogram};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -38,7 +39,6 @@ use crate::{
         },
         workers,
     },
-    store::{deadline::bounded_query, stored_bytes, sweep::purge},
 };
 
 /// Expired leases are reaped within two seconds: this period and the time of a pass.

@@ -2,10 +2,9 @@
 
 use std::process::ExitCode;
 
-use fencepost::{
-    cli::{self, Cli},
-    faults, tls,
-};
+use fencepost::cli::{self, Cli};
+use fencepost_net::tls;
+use fencepost_store::faults;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

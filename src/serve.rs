@@ -5,10 +5,14 @@ use std::{path::Path, sync::Arc, time::Duration};
 use anyhow::Context;
 use fencepost_config::{ConnectionLimits, PoolArgs, RedisPlace, Signup, TrustedProxies};
 use fencepost_domain::{ids::TickKey, plan::Plans};
+use fencepost_net::{mail::Mailer, outbound::Outbound, seal::MasterKeys};
 use fencepost_signals::{
     limiter::Limiter,
     redis_bus::{Bus, Heard, Topic},
     telemetry,
+};
+use fencepost_store::{
+    self as store, deadline::bounded, pools::Pools, projects::Instance, roles::Logins,
 };
 use futures_util::{FutureExt, future::BoxFuture};
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -37,10 +41,6 @@ use crate::{
     },
     http::{self, deprecation::Deprecated},
     loops,
-    mail::Mailer,
-    outbound::Outbound,
-    seal::MasterKeys,
-    store::{self, deadline::bounded, pools::Pools, projects::Instance, roles::Logins},
 };
 
 /// Running requests may finish within this time at shutdown.

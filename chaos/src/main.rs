@@ -175,7 +175,7 @@ impl Place {
 }
 
 fn main() -> anyhow::Result<()> {
-    fencepost::tls::install();
+    fencepost_net::tls::install();
     // What the main thread has started ends with it: it does not change.
     let runtime = Runtime::new()?;
     match Cli::parse().command {

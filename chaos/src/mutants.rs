@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
-use fencepost::faults::Mutant;
+use fencepost_store::faults::Mutant;
 use serde::{Deserialize, Serialize};
 
 use crate::{

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt::Write, path::Path};
 
 use anyhow::Context;
-use fencepost::faults;
+use fencepost_store::faults;
 use serde::{Deserialize, Serialize};
 
 use crate::{mutants::Caught, nemesis::Fault, report::Report, stage::fail_points_of};

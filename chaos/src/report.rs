@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use fencepost::faults;
+use fencepost_store::faults;
 use serde::{Deserialize, Serialize};
 
 use crate::{

@@ -11,11 +11,9 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
-use fencepost::{
-    dev::{self, redis::Redis},
-    faults, seal,
-    store::migrate,
-};
+use fencepost::dev::{self, redis::Redis};
+use fencepost_net::seal;
+use fencepost_store::{faults, migrate};
 use sqlx::Connection;
 
 use crate::{

@@ -21,8 +21,8 @@ pub struct Engine {
 
 /// What the pump tells others.
 pub mod notify {
-    use fencepost::store::claims::LeasedJob;
     use fencepost_signals::events_feed::JobEvent;
+    use fencepost_store::claims::LeasedJob;
 
     use crate::wakeups::Wake;
 

@@ -11,8 +11,8 @@ mod tokio_util;
 
 use std::cell::Cell;
 
-pub use fencepost::faults;
 pub use fencepost_signals::{events_feed, telemetry, traces, wakeups as servers_wakeups};
+pub use fencepost_store::faults;
 
 thread_local! {
     static HAS_BUG: Cell<bool> = const { Cell::new(false) };
@@ -31,7 +31,7 @@ pub fn set_bug(is_on: bool) {
 
 /// The store without its database.
 pub mod store {
-    pub use fencepost::store::*;
+    pub use fencepost_store::*;
 
     pub mod pools;
 

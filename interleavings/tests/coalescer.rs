@@ -2,10 +2,9 @@
 
 use std::sync::{Arc, Mutex};
 
+use fencepost_domain::{error::Error, ids::ProjectId};
 use fencepost_interleavings::{
     engine::batch::{Batch, Coalescer},
-    error::Error,
-    ids::ProjectId,
     store::pools::Connection,
 };
 use tokio::task::yield_now;

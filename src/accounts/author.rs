@@ -7,7 +7,7 @@ use fencepost_domain::{
 };
 use sqlx::PgConnection;
 
-use crate::store::{self, audit::Actor};
+use fencepost_store::{self as store, audit::Actor};
 
 /// The author of a change.
 #[derive(Debug)]

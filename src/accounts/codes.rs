@@ -6,13 +6,13 @@ use fencepost_domain::{
     limits::{MAX_CODE_CHARS, RECOVERY_CODES},
 };
 use fencepost_signals::limiter::Charge;
+use fencepost_store as store;
 use rand::RngExt;
 use secrecy::{ExposeSecret, SecretString};
 use sqlx::PgConnection;
 use totp_rs::{Builder, Secret, Totp};
 
 use super::{Accounts, CODES_PER_ACCOUNT, Client, TRIES_PER_PAIR, charge, secret};
-use crate::store;
 
 /// Bytes of a secret that an app shares: as long as the hash (RFC 4226, section 4).
 pub(super) const TOTP_SECRET_BYTES: usize = 20;

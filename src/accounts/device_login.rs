@@ -10,6 +10,12 @@ use fencepost_domain::{
     ids::ProjectId,
     limits::{DEVICE_KEY_SECONDS, DEVICE_LOGIN_SECONDS},
 };
+use fencepost_store::{
+    self as store,
+    audit::NewAuditEntry,
+    device_logins::{DeviceLogin, Pending},
+    projects::Project,
+};
 use rand::RngExt;
 use secrecy::SecretString;
 use serde_json::json;
@@ -25,12 +31,6 @@ use super::{
     secret::{self, DEVICE_PREFIX},
     security::{self, AccountEvent},
     token::Bearer,
-};
-use crate::store::{
-    self,
-    audit::NewAuditEntry,
-    device_logins::{DeviceLogin, Pending},
-    projects::Project,
 };
 
 /// Characters of a user code.

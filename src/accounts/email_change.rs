@@ -5,6 +5,7 @@ use fencepost_domain::{
     error::{Error, is_unique_violation},
     limits::VERIFY_SECONDS,
 };
+use fencepost_store as store;
 use secrecy::SecretString;
 use sqlx::Acquire;
 
@@ -16,7 +17,6 @@ use super::{
     security::{self, AccountEvent},
     token::Bearer,
 };
-use crate::store;
 
 impl Accounts {
     /// Mails a link to the new address and, if the old one is verified, to that. The answer does

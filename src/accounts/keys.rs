@@ -16,6 +16,11 @@ use fencepost_domain::{
     limits::MAX_KEY_SECONDS,
     networks,
 };
+use fencepost_store::{
+    self as store,
+    audit::{Actor, NewAuditEntry},
+    keys::{ListedKey, NewKey},
+};
 use ipnet::IpNet;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
@@ -25,11 +30,6 @@ use super::{
     Client,
     author::{Author, Rights, Roles},
     key::{self, SecretHash},
-};
-use crate::store::{
-    self,
-    audit::{Actor, NewAuditEntry},
-    keys::{ListedKey, NewKey},
 };
 
 /// A key to create.

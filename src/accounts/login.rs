@@ -9,6 +9,7 @@ use fencepost_domain::{
     ids::{AccountId, ProjectId, SessionId},
     limits::{SESSION_IDLE_SECONDS, SESSION_SECONDS},
 };
+use fencepost_store::{self as store, accounts::Purpose, audit::NewAuditEntry, deadline::bounded};
 use secrecy::SecretString;
 use sqlx::{Acquire, PgConnection};
 
@@ -24,7 +25,6 @@ use super::{
     signup::VERIFICATIONS,
     token::Bearer,
 };
-use crate::store::{self, accounts::Purpose, audit::NewAuditEntry, deadline::bounded};
 
 /// The kind of client that presents a refresh token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

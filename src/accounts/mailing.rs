@@ -13,7 +13,9 @@ use fencepost_domain::{
     ids::{AccountId, IncidentId, InvitationId, ProjectId},
     limits::{INVITATION_SECONDS, MAIL_SECONDS, MAX_WAITING_MAILS, RESET_SECONDS, VERIFY_SECONDS},
 };
+use fencepost_net::mail::{Mail, Outcome, SEND_TIMEOUT};
 use fencepost_signals::{telemetry, wakeups::BackgroundTask};
+use fencepost_store::{self as store, accounts::Purpose, mails::TakenMail};
 use futures_util::future::join_all;
 use metrics::counter;
 use secrecy::SecretString;
@@ -24,10 +26,6 @@ use uuid::Uuid;
 use super::{
     Accounts, mails,
     secret::{self, MAIL_PREFIX},
-};
-use crate::{
-    mail::{Mail, Outcome, SEND_TIMEOUT},
-    store::{self, accounts::Purpose, mails::TakenMail},
 };
 
 /// Mails that a node sends at a time.

@@ -3,12 +3,10 @@
 use askama::Template;
 use chrono::{DateTime, Utc};
 use fencepost_domain::{alarm::summary, error::Error};
+use fencepost_store::{accounts::Account, incidents::IncidentRow};
 use secrecy::{ExposeSecret, SecretString};
 
-use crate::{
-    mail::Mail,
-    store::{accounts::Account, incidents::IncidentRow},
-};
+use fencepost_net::mail::Mail;
 
 #[derive(Template)]
 #[template(path = "mail/verification.txt")]

@@ -6,6 +6,12 @@ use fencepost_domain::{
     ids::{AccountId, InvitationId},
     limits::INVITATION_SECONDS,
 };
+use fencepost_store::{
+    self as store,
+    audit::NewAuditEntry,
+    invitations::{self, Invitation},
+    members,
+};
 use secrecy::SecretString;
 use serde_json::json;
 use sqlx::{Acquire, PgConnection};
@@ -16,12 +22,6 @@ use super::{
     key::SecretHash,
     keys,
     secret::{self, MAIL_PREFIX},
-};
-use crate::store::{
-    self,
-    audit::NewAuditEntry,
-    invitations::{self, Invitation},
-    members,
 };
 
 /// Changes a member's role, or ends the membership (`to`: none).

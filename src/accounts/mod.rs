@@ -35,9 +35,16 @@ use fencepost_domain::{
     limits::{ACCESS_TOKEN_SECONDS, MAX_EMAIL_CHARS},
     plan::Plans,
 };
+use fencepost_net::{
+    mail::Mailer,
+    seal::{MasterKeys, OtherMasterKey},
+};
 use fencepost_signals::{
     limiter::{Charge, Limiter, Rate},
     wakeups::Wake,
+};
+use fencepost_store::{
+    self as store, audit::Actor, nodes::SigningKey, pools::Pool, sessions::Origin,
 };
 use lettre::Address;
 use secrecy::SecretString;
@@ -51,11 +58,6 @@ use self::{
     password::Passwords,
     scanners::ScannerKeys,
     token::{Bearer, KEY_BYTES, KNOWN_KEYS, Tokens},
-};
-use crate::{
-    mail::Mailer,
-    seal::{MasterKeys, OtherMasterKey},
-    store::{self, audit::Actor, nodes::SigningKey, pools::Pool, sessions::Origin},
 };
 
 pub use self::{

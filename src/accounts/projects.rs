@@ -8,15 +8,15 @@ use fencepost_domain::{
     plan::UNLIMITED,
     text,
 };
+use fencepost_store::{
+    self as store,
+    audit::{Actor, NewAuditEntry},
+    projects::{self, NewProject, Project},
+};
 use serde_json::{Value, json};
 use sqlx::{Acquire, PgConnection};
 
 use super::{Accounts, Client, author::Author};
-use crate::store::{
-    self,
-    audit::{Actor, NewAuditEntry},
-    projects::{self, NewProject, Project},
-};
 
 /// Tries to find a free slug.
 const MAX_SLUG_TRIES: usize = 5;

@@ -9,6 +9,7 @@ use fencepost_domain::{
     ids::AccountId,
     limits::{LOGIN_CHALLENGE_SECONDS, MAX_CODE_TRIES, STEP_UP_SECONDS},
 };
+use fencepost_store as store;
 use secrecy::SecretString;
 use sqlx::{Acquire, PgConnection};
 
@@ -21,7 +22,6 @@ use super::{
     security::{self, AccountEvent},
     token::Bearer,
 };
-use crate::store;
 
 /// Refused codes of an account within a day, at which its owner gets a mail.
 const TOLD_AFTER: i64 = 5;

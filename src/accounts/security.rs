@@ -1,15 +1,15 @@
 //! The security log of an account, and the mails about what its owner should notice.
 
 use fencepost_domain::{error::Error, ids::AccountId};
-use sqlx::{Acquire, PgConnection};
-
-use super::{Accounts, Client, codes, mailing::Content};
-use crate::store::{
-    self,
+use fencepost_store::{
+    self as store,
     account_log::{self, NewAccountEntry},
     accounts::Account,
     deadline::bounded,
 };
+use sqlx::{Acquire, PgConnection};
+
+use super::{Accounts, Client, codes, mailing::Content};
 
 /// Entries of one action that an account gets within a day: strangers cause failed logins, which
 /// must not hide the others.

@@ -11,6 +11,9 @@ use fencepost_domain::{
     limits::MAX_NAME_CHARS,
     text,
 };
+use fencepost_store::{
+    self as store, accounts::Account, audit::NewAuditEntry, invitations::Invited, projects::Project,
+};
 use secrecy::SecretString;
 use sqlx::{Acquire, PgConnection};
 
@@ -22,9 +25,6 @@ use super::{
     projects::LIVE,
     read_email, secret,
     security::{self, AccountEvent},
-};
-use crate::store::{
-    self, accounts::Account, audit::NewAuditEntry, invitations::Invited, projects::Project,
 };
 
 /// Name of the first key.

@@ -8,6 +8,7 @@ use fencepost_domain::{
     ids::{AccountId, SessionId},
     limits::ACCESS_TOKEN_SECONDS,
 };
+use fencepost_store::nodes::SigningKey;
 use jsonwebtoken::{
     Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, decode_header, encode,
     get_current_timestamp,
@@ -16,7 +17,6 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use uuid::Uuid;
 
 use super::token_crypto;
-use crate::store::nodes::SigningKey;
 
 /// The algorithm of every token.
 const ALGORITHM: Algorithm = Algorithm::HS256;

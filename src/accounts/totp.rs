@@ -1,6 +1,8 @@
 //! Adding and removing an authenticator app and its recovery codes.
 
 use fencepost_domain::{error::Error, ids::AccountId, limits::PENDING_TOTP_SECONDS};
+use fencepost_net::seal::MasterKeys;
+use fencepost_store::{self as store, passkeys::PasskeyRow, second_factors::Overview};
 use secrecy::SecretString;
 use sqlx::{Acquire, PgConnection};
 use totp_rs::Secret;
@@ -14,10 +16,6 @@ use super::{
     second_factor::note_refused,
     security::{self, AccountEvent},
     token::Bearer,
-};
-use crate::{
-    seal::MasterKeys,
-    store::{self, passkeys::PasskeyRow, second_factors::Overview},
 };
 
 /// Secrets that one statement reads while all are encrypted.

@@ -34,6 +34,7 @@ use fencepost_domain::{
     networks,
     plan::{Limits, Tenant},
 };
+use fencepost_store::{audit::Actor, deadline::bounded};
 
 use self::credential::{check_form, presented};
 
@@ -49,7 +50,6 @@ use crate::{
         bodies::{BodyRoom, SMALL_BODY_BYTES},
         watch_key,
     },
-    store::{audit::Actor, deadline::bounded},
 };
 
 /// Maximum bytes of a project's id or slug.

@@ -5,13 +5,13 @@ use std::io::Write;
 use anyhow::Context;
 use clap::Args;
 use fencepost_domain::ids::ProjectPublicId;
+use fencepost_store::{
+    self as store,
+    audit::{AuditFilter, AuditRow, Place},
+};
 use serde_json::{Value, json};
 
 use super::target::TargetArgs;
-use crate::store::{
-    self,
-    audit::{AuditFilter, AuditRow, Place},
-};
 
 /// Entries read at a time.
 const PAGE: i64 = 500;

@@ -10,7 +10,13 @@ use std::{
 use anyhow::Context as _;
 use clap::Args;
 use fencepost_config::{DEFAULT_PLAN, DatabaseArgs, NodeArgs, Signup};
+use fencepost_net::{mail::Mailer, outbound::Outbound, seal::MasterKeys};
 use fencepost_signals::{limiter::Limiter, redis_bus::Bus, traces};
+use fencepost_store::{
+    migrate::{self, Schema},
+    roles::{Logins, Role},
+    server,
+};
 use ipnet::IpNet;
 use sqlx::{
     ConnectOptions, PgConnection,
@@ -19,17 +25,7 @@ use sqlx::{
 use tokio::{net::TcpListener, time::timeout};
 use uuid::Uuid;
 
-use crate::{
-    mail::Mailer,
-    outbound::Outbound,
-    seal::MasterKeys,
-    serve,
-    store::{
-        migrate::{self, Schema},
-        roles::{Logins, Role},
-        server,
-    },
-};
+use crate::serve;
 
 /// The oldest PostgreSQL that the statements support, as it numbers itself.
 const MIN_POSTGRES: i32 = 150_000;

@@ -14,6 +14,8 @@ use fencepost_domain::{
     limits::{self, MAX_KEY_SECONDS, MAX_LIVE_KEYS},
     networks, text,
 };
+use fencepost_net::seal::MasterKeys;
+use fencepost_store::{self as store, projects::Project};
 use ipnet::IpNet;
 use secrecy::ExposeSecret;
 use sqlx::PgConnection;
@@ -26,8 +28,6 @@ use crate::{
         projects, seal_signing_keys, seal_totp_secrets,
     },
     engine::webhooks,
-    seal::MasterKeys,
-    store::{self, projects::Project},
 };
 
 const DAY_SECONDS: i64 = 86_400;

@@ -32,7 +32,12 @@ use fencepost_config::{
     DEFAULT_CANARY_SECONDS, DEFAULT_CONNECTIONS_PER_ADDRESS, DEFAULT_PLAN, DatabaseArgs,
     MasterKeyArgs, NodeArgs, RoleArgs, Signup,
 };
+use fencepost_net::{mail::Mailer, outbound::Outbound, seal::MasterKeys};
 use fencepost_signals::{telemetry, traces};
+use fencepost_store::{
+    self as store,
+    roles::{self, Logins},
+};
 use tokio::net::TcpListener;
 
 use self::target::TargetArgs;
@@ -41,14 +46,7 @@ use crate::{
     client::Failure,
     dev::{self, DevArgs},
     http::{deprecation::DEPRECATED, openapi},
-    mail::Mailer,
-    outbound::Outbound,
-    seal::MasterKeys,
     serve::{self, Node, People},
-    store::{
-        self,
-        roles::{self, Logins},
-    },
     worker::{self, WorkerArgs},
 };
 

@@ -3,13 +3,11 @@
 use std::io::Write;
 
 use anyhow::Context;
+use fencepost_store::{sweep::gauges, workers::ALIVE_SECONDS};
 use sqlx::Connection;
 
 use super::target::TargetArgs;
-use crate::{
-    engine::jobs::explain,
-    store::{sweep::gauges, workers::ALIVE_SECONDS},
-};
+use crate::engine::jobs::explain;
 
 /// Number of queues listed.
 const MAX_LISTED: usize = 20;

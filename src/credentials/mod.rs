@@ -23,6 +23,9 @@ use fencepost_signals::{
     redis_bus::{Bus, Topic},
     wakeups::keyed::KeyedNotify,
 };
+use fencepost_store::{
+    self as store, deadline::detached_query, keys::KeyOwner, members::Membership, pools::Pool,
+};
 use ipnet::IpNet;
 use moka::future::Cache;
 use tokio::sync::Notify;
@@ -33,10 +36,7 @@ pub use self::{
     watched_keys::{WatchedKey, watch_key},
 };
 
-use crate::{
-    accounts::{key::SecretHash, keys::read_networks, token::Bearer},
-    store::{self, deadline::detached_query, keys::KeyOwner, members::Membership, pools::Pool},
-};
+use crate::accounts::{key::SecretHash, keys::read_networks, token::Bearer};
 
 /// TTL of cached credentials. Parked polls check as often, so even without Redis a revoked key is
 /// refused everywhere after twice this time.

@@ -3,9 +3,9 @@
 use std::{collections::HashMap, sync::Mutex};
 
 use fencepost_domain::ids::{KeyId, ProjectId};
+use fencepost_store::{self as store, pools::Pool};
 
 use super::lock;
-use crate::store::{self, pools::Pool};
 
 /// Keys whose use is not written to the database yet.
 const MAX_USED_KEYS: usize = 10_000;

@@ -9,14 +9,12 @@ use std::{
 
 use anyhow::{Context, bail};
 use fencepost_config::read_secret;
+use fencepost_net::seal;
+use fencepost_store::roles::{Logins, Role};
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 
 use super::cluster;
-use crate::{
-    seal,
-    store::roles::{Logins, Role},
-};
 
 const DEFAULT_DIR: &str = ".fencepost";
 /// The default for root, when the database's user cannot reach the usual one.

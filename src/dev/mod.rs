@@ -21,7 +21,13 @@ use fencepost_domain::{
     access::{Role, Scope},
     limits::MAX_LIVE_KEYS,
 };
+use fencepost_net::{mail::Mailer, outbound::Outbound, seal::MasterKeys};
 use fencepost_signals::telemetry;
+use fencepost_store::{
+    self as store,
+    projects::Project,
+    roles::{self, Logins},
+};
 use secrecy::{ExposeSecret, SecretString};
 use sqlx::{ConnectOptions, Connection, PgConnection, postgres::PgConnectOptions};
 use tokio::net::TcpListener;
@@ -41,15 +47,7 @@ use crate::{
         members, projects,
     },
     http::deprecation::DEPRECATED,
-    mail::Mailer,
-    outbound::Outbound,
-    seal::MasterKeys,
     serve::{self, Node, People},
-    store::{
-        self,
-        projects::Project,
-        roles::{self, Logins},
-    },
 };
 
 const DATABASE: &str = "fencepost";

@@ -14,20 +14,20 @@ use fencepost_domain::{
     webhook::{ALARM_RESOLVED, ALARM_TRIGGERED},
 };
 use fencepost_signals::wakeups::BackgroundTask;
-use sqlx::PgConnection;
-use uuid::Uuid;
-
-use super::{
-    Engine,
-    isolate::{self, Sweep},
-};
-use crate::store::{
+use fencepost_store::{
     incidents::{self, NewIncident, OpenIncident},
     sweep::{
         self,
         alarms::{self as looks, Found, MAX_PAGE_PROJECTS},
         set_aside::Work,
     },
+};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::{
+    Engine,
+    isolate::{self, Sweep},
 };
 
 /// Longest time of one statement of a look, in milliseconds.

@@ -22,6 +22,7 @@ use fencepost_domain::{
     ids::ProjectId,
 };
 use fencepost_signals::telemetry;
+use fencepost_store::{deadline::bounded_query, faults, pools::Kept};
 use metrics::{counter, histogram};
 use tokio::{
     sync::{mpsc, oneshot},
@@ -29,10 +30,6 @@ use tokio::{
 };
 
 use self::intake::{Cut, Entry, Intake, Room, Waiter};
-use crate::{
-    faults,
-    store::{deadline::bounded_query, pools::Kept},
-};
 
 /// A second batch starts beside one in flight only if at least this many items wait: two small
 /// batches cost more than one.

@@ -14,6 +14,7 @@ use fencepost_domain::{
     plan::{Limits, Tenant},
 };
 use fencepost_signals::telemetry;
+use fencepost_store as store;
 use metrics::{counter, gauge, histogram};
 use tokio::{sync::OnceCell, time::timeout};
 use tokio_util::sync::CancellationToken;
@@ -28,7 +29,6 @@ use super::{
     },
     settle::{self, Ack, AttemptEnd},
 };
-use crate::store;
 
 /// A canary that takes longer is a miss.
 const TIMEOUT: Duration = Duration::from_secs(5);

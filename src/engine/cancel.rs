@@ -2,17 +2,17 @@
 
 use fencepost_domain::{history, ids::JobKey};
 use fencepost_signals::{telemetry, wakeups::BackgroundTask};
-use metrics::counter;
-use sqlx::PgConnection;
-
-use super::{Engine, notify::job_event};
-use crate::store::{
+use fencepost_store::{
     cascade,
     control::{self, CancelledJob},
     events::{self, NewEvent},
 };
+use metrics::counter;
+use sqlx::PgConnection;
 
-pub(super) use crate::store::control::CancelReason;
+use super::{Engine, notify::job_event};
+
+pub(super) use fencepost_store::control::CancelReason;
 
 /// Cancels waiting jobs, and marks those with children for the cascade.
 pub(super) async fn cancel_waiting(

@@ -10,12 +10,10 @@ use fencepost_domain::{
     error::chain,
     ids::{JobKey, ProjectId},
 };
+use fencepost_store::sweep::set_aside::{self, Failed, Work};
 use sqlx::{Acquire, PgConnection};
 
-use crate::{
-    engine::Engine,
-    store::sweep::set_aside::{self, Failed, Work},
-};
+use crate::engine::Engine;
 
 /// SQLSTATE classes of errors that one row causes: data (22), integrity (23), limits of the program
 /// (54), triggers (P0), and corruption (XX). Others concern the database, and every row with it.

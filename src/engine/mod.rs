@@ -35,6 +35,7 @@ use std::{
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, ids::TickKey};
 use fencepost_signals::{telemetry, wakeups};
+use fencepost_store::{self as store, pools::Pools, shares::PerProject};
 use metrics::counter;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -58,7 +59,6 @@ use self::{
     settle::{BareFences, Endings, Parents, SuccessNotes, Successes, heartbeat::Beats},
     workers::{Registry, WorkerBeats, WorkerLookups},
 };
-use crate::store::{self, pools::Pools, shares::PerProject};
 
 /// One node's engine. Cheap to clone.
 #[derive(Clone)]

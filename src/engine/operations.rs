@@ -13,6 +13,14 @@ use fencepost_domain::{
     plan::Tenant,
 };
 use fencepost_signals::{telemetry, wakeups::BackgroundTask};
+use fencepost_store::{
+    self as store, TimePosition,
+    events::{self, NewEvent},
+    jobs::{self, MAX_COUNTED},
+    operations::{self, DueOperation, MAX_EXAMINED_JOBS, Progress},
+    settle_success::WaitingJob,
+    sweep,
+};
 use metrics::counter;
 use sqlx::{Acquire, PgConnection};
 
@@ -22,16 +30,8 @@ use super::{
     enqueue::{NewlyStored, quota},
     jobs::{control, dead_letters, replay},
 };
-use crate::store::{
-    self, TimePosition,
-    events::{self, NewEvent},
-    jobs::{self, MAX_COUNTED},
-    operations::{self, DueOperation, MAX_EXAMINED_JOBS, Progress},
-    settle_success::WaitingJob,
-    sweep,
-};
 
-pub use crate::store::operations::{NewOperation, OperationRow};
+pub use fencepost_store::operations::{NewOperation, OperationRow};
 
 /// Pause after a failed step.
 const FAILURE_PAUSE_SECONDS: i32 = 5;

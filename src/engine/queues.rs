@@ -7,13 +7,13 @@ use fencepost_domain::{
     ids::ProjectId,
     limits::{MAX_PAUSED_TYPES, MAX_PROJECT_QUEUES},
 };
+use fencepost_store::{counts, deadline::detached_query, queues};
 use moka::sync::Cache;
 use sqlx::{Acquire, PgConnection};
 
 use super::Engine;
-use crate::store::{counts, deadline::detached_query, queues};
 
-pub use crate::store::{
+pub use fencepost_store::{
     counts::{QueueRow, Totals},
     queues::SettingsChange,
 };

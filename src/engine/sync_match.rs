@@ -20,7 +20,7 @@ use tokio::{
 };
 use uuid::Uuid;
 
-use crate::store::claims::{LeaseRequest, LeasedJob};
+use fencepost_store::claims::{LeaseRequest, LeasedJob};
 
 /// How long a batch of enqueues waits for the pump; then its jobs are stored without a lease.
 const MATCH_TIMEOUT: Duration = Duration::from_millis(10);

@@ -15,6 +15,12 @@ use fencepost_domain::{
     worker::WorkerState,
 };
 use fencepost_signals::{telemetry, wakeups::keyed::KeyedNotify};
+use fencepost_store::{
+    self as store,
+    pools::{self, Pool},
+    sweep::{self, set_aside::Work},
+    workers::Sighting,
+};
 use metrics::counter;
 use moka::sync::Cache;
 use sqlx::Acquire;
@@ -25,14 +31,8 @@ use super::{
     isolate,
     settle::{failure, heartbeat},
 };
-use crate::store::{
-    self,
-    pools::{self, Pool},
-    sweep::{self, set_aside::Work},
-    workers::Sighting,
-};
 
-pub use crate::store::workers::{Facts, Registration, WorkerBeat, WorkerRow};
+pub use fencepost_store::workers::{Facts, Registration, WorkerBeat, WorkerRow};
 
 /// Workers that one node caches.
 const MAX_KNOWN: u64 = 100_000;

@@ -7,6 +7,7 @@ use fencepost_domain::{
     error::Error,
     limits,
 };
+use fencepost_store::alarms::{self, AlarmRow, AlarmSettings, DefaultAlarm};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -17,7 +18,6 @@ use super::{
 use crate::{
     app::App,
     auth::{Caller, Manage, Read},
-    store::alarms::{self, AlarmRow, AlarmSettings, DefaultAlarm},
     wire::{
         extract::{Json, NameInPath, RequestBody},
         openapi::items,

@@ -9,13 +9,11 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use fencepost_domain::{error::Error, ids::ProjectId};
+use fencepost_store::shares::{Memory, Room};
 use http_body_util::BodyExt;
 
 use super::least_rate::IsLarge;
-use crate::{
-    store::shares::{Memory, Room},
-    wire::delivery::MayBeRefused,
-};
+use crate::wire::delivery::MayBeRefused;
 
 /// Answers below this many bytes are not counted.
 const SMALL_BYTES: u64 = 64 * 1024;

@@ -15,6 +15,11 @@ use fencepost_domain::{
     ids::AuditId,
     limits::{self, MAX_EXPORTED_AUDIT},
 };
+use fencepost_store::{
+    self as store,
+    audit::{AuditFilter, AuditRow, Place},
+    deadline::bounded,
+};
 use futures_util::stream;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -27,11 +32,6 @@ use super::{
 use crate::{
     app::App,
     auth::{Audit, Caller},
-    store::{
-        self,
-        audit::{AuditFilter, AuditRow, Place},
-        deadline::bounded,
-    },
     wire::{
         extract::Query,
         validate::{Check, stored_json},

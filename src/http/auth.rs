@@ -8,6 +8,7 @@ pub(crate) mod second_factor;
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, limits};
+use fencepost_store as store;
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -21,7 +22,6 @@ use crate::{
     app::App,
     auth::Person,
     credentials::Evict,
-    store,
     wire::{
         extract::{Json, RequestBody},
         openapi::chars,

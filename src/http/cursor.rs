@@ -4,11 +4,12 @@
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use chrono::DateTime;
 use fencepost_domain::{error::Error, ids::ProjectId};
+use fencepost_store::TimePosition;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use uuid::Uuid;
 
-use crate::{app::App, store::TimePosition};
+use crate::app::App;
 
 /// Bytes of a cursor's signature.
 const SIGNATURE_BYTES: usize = 16;

@@ -8,6 +8,11 @@ use std::collections::HashMap;
 use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, formats, ids::JobKey, limits, operation::Filter};
+use fencepost_store::{
+    self as store, TimePosition,
+    dead_letters::{GroupRow, LetterRow},
+    jobs::Payloads,
+};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
@@ -24,11 +29,6 @@ use crate::{
     app::App,
     auth::{Caller, Manage, Read},
     engine::jobs::{control, dead_letters},
-    store::{
-        self, TimePosition,
-        dead_letters::{GroupRow, LetterRow},
-        jobs::Payloads,
-    },
     wire::{
         extract::{JobInPath, Query},
         validate::Check,

@@ -2,14 +2,12 @@
 
 use axum::extract::State;
 use fencepost_domain::error::Error;
-
-use crate::{
-    app::App,
-    store::{
-        migrate::{self, Schema},
-        roles::Role,
-    },
+use fencepost_store::{
+    migrate::{self, Schema},
+    roles::Role,
 };
+
+use crate::app::App;
 
 /// Liveness: the process runs.
 pub async fn live() -> &'static str {

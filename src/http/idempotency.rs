@@ -17,6 +17,10 @@ use fencepost_domain::{
     ids::{BatchId, JobId, OperationId, ScheduleId, WorkflowId},
     limits::MAX_IDEMPOTENCY_KEY_CHARS,
 };
+use fencepost_store::{
+    faults::{self, Mutant},
+    idempotency::{self, Presented, StoredAnswer, StoredBody},
+};
 use sha2::{Digest, Sha256};
 use utoipa::IntoParams;
 use uuid::Uuid;
@@ -28,8 +32,6 @@ use super::error::{self, ErrorBody};
 use crate::{
     app::App,
     auth::{Caller, Permit},
-    faults::{self, Mutant},
-    store::idempotency::{self, Presented, StoredAnswer, StoredBody},
     wire::{
         RequestId,
         extract::{BarePath, Fingerprinted, RequestBody},

@@ -8,6 +8,7 @@ use fencepost_domain::{
     ids::IncidentId,
     limits,
 };
+use fencepost_store::incidents::{self, IncidentRow};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -19,7 +20,6 @@ use super::{
 use crate::{
     app::App,
     auth::{Caller, Manage, Read, Who},
-    store::incidents::{self, IncidentRow},
     wire::{
         extract::{IncidentInPath, Json, Query, RequestBody},
         openapi::range,

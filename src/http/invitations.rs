@@ -4,6 +4,7 @@
 use axum::{Extension, Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{access::Role, error::Error, limits};
+use fencepost_store::invitations::Invited;
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -14,7 +15,6 @@ use crate::{
     app::App,
     auth::Person,
     credentials::Evict,
-    store::invitations::Invited,
     wire::{
         extract::{Json, RequestBody},
         openapi::chars,

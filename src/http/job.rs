@@ -11,13 +11,13 @@ use fencepost_domain::{
     job::{AttemptOutcome, JobState, StoredState, WaitingFor},
     text::ErrorReport,
 };
+use fencepost_store::jobs::{AttemptRow, JobRow};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use crate::{
     http::redact::{self, Redact},
-    store::jobs::{AttemptRow, JobRow},
     wire::validate::stored_json,
 };
 

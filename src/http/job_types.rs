@@ -4,6 +4,7 @@ pub mod schema;
 
 use axum::{Json as Reply, extract::State};
 use fencepost_domain::{error::Error, limits, stats::Counts};
+use fencepost_store::{self as store, stats::TypeStats};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -11,7 +12,6 @@ use crate::{
     app::App,
     auth::{Caller, Read},
     http::metrics::Percentiles,
-    store::{self, stats::TypeStats},
 };
 
 /// Types that are listed: a node counts later ones as `other`.

@@ -17,6 +17,7 @@ use fencepost_domain::{
     limits::{self, MAX_KEY_CALLS_PER_MINUTE},
     networks,
 };
+use fencepost_store::{self as store, keys::ListedKey};
 use ipnet::IpNet;
 use secrecy::ExposeSecret;
 use serde::{Deserialize, Serialize};
@@ -34,7 +35,6 @@ use crate::{
     },
     app::App,
     auth::{Administer, Caller},
-    store::{self, keys::ListedKey},
     wire::{
         extract::{Json, KeyInPath, Object, Query, RequestBody},
         openapi::{chars, items, range},

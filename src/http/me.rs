@@ -11,6 +11,13 @@ use fencepost_domain::{
     error::Error,
     limits::{self, MAX_SHOWN_SESSIONS, SESSION_IDLE_SECONDS},
 };
+use fencepost_store::{
+    self as store,
+    account_log::{self, AccountLogRow},
+    audit::{AuditFilter, Place},
+    members::Membership,
+    sessions,
+};
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -28,13 +35,6 @@ use crate::{
     app::App,
     auth::Person,
     credentials::Evict,
-    store::{
-        self,
-        account_log::{self, AccountLogRow},
-        audit::{AuditFilter, Place},
-        members::Membership,
-        sessions,
-    },
     wire::{
         extract::{Json, RequestBody, SessionInPath},
         openapi::chars,

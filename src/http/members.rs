@@ -7,6 +7,7 @@ use fencepost_domain::{
     error::{Error, chain},
     limits::{self, MAX_MEMBERS},
 };
+use fencepost_store as store;
 use secrecy::ExposeSecret;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -17,7 +18,6 @@ use crate::{
     app::App,
     auth::{Anybody, Caller, Govern, Who},
     credentials::Evict,
-    store,
     wire::{
         extract::{AccountInPath, InvitationInPath, Json, Query, RequestBody},
         openapi::chars,

@@ -30,6 +30,7 @@ use fencepost_signals::{
     telemetry,
     traces::{self, Answered},
 };
+use fencepost_store::deadline::{bounded, without_connections};
 use futures_util::FutureExt;
 use metrics::counter;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -45,7 +46,6 @@ use super::{
 use crate::{
     app::App,
     auth::{CallReport, ClientAddress, client_of_request},
-    store::deadline::{bounded, without_connections},
     wire::{ClientGone, RequestId, errors::ErrorResponse},
 };
 

@@ -18,6 +18,7 @@ use axum::{
     response::Redirect,
 };
 use fencepost_domain::error::{Error, KEY_PREFIX};
+use fencepost_store::jobs::Order;
 use serde_json::{Map, Value, json};
 use utoipa::{
     Modify, OpenApi,
@@ -31,7 +32,6 @@ use utoipa_swagger_ui::{Config, SwaggerUi};
 
 use super::{data_plane, deprecation, people_plane, project_plane};
 use crate::app::App;
-use crate::store::jobs::Order;
 use crate::wire::openapi::{Applies, DerivedResponse, OF_BODIES, add_responses, lift_bounds};
 
 #[derive(OpenApi)]

@@ -3,6 +3,7 @@
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{access::Role, error::Error, lease::RequireFence, limits};
+use fencepost_store::{self as store, members::Membership};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -15,7 +16,6 @@ use crate::{
     app::App,
     auth::{Anybody, Caller, Govern, Own, Person},
     credentials::Evict,
-    store::{self, members::Membership},
     wire::{
         extract::{Json, Query, RequestBody},
         openapi::chars,

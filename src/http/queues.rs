@@ -15,6 +15,12 @@ use fencepost_domain::{
     ids::{JobId, ProjectId},
     limits,
 };
+use fencepost_store::{
+    self as store,
+    counts::QueueRow,
+    faults::Mutant,
+    queues::{SettingsChange, TypeRow},
+};
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -28,12 +34,6 @@ use crate::{
     app::App,
     auth::{Caller, Manage, Read},
     engine::{jobs::explain, queues},
-    faults::Mutant,
-    store::{
-        self,
-        counts::QueueRow,
-        queues::{SettingsChange, TypeRow},
-    },
     wire::{
         extract::{Json, NameInPath, Object, Query, RequestBody},
         openapi::range,

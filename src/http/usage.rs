@@ -3,6 +3,7 @@
 use axum::{Json as Reply, extract::State};
 use chrono::NaiveDate;
 use fencepost_domain::error::Error;
+use fencepost_store as store;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -11,7 +12,6 @@ use crate::{
     auth::{Caller, Read},
     engine::enqueue::quota,
     http::error::ErrorBody,
-    store,
     wire::extract::Query,
 };
 

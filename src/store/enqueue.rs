@@ -14,7 +14,7 @@ use serde::Serialize;
 use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
 
-use crate::store::{
+use crate::{
     claims::{LeaseRequest, LeasedJob},
     jobs::JobRow,
 };

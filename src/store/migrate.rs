@@ -13,7 +13,7 @@ const TRY_MIGRATION_LOCK: &str = "select pg_try_advisory_lock(731946205)";
 const MAX_TRIES: u32 = 10;
 const PAUSE: Duration = Duration::from_secs(3);
 
-static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!();
+static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../../migrations");
 
 /// What `migrate` says of a database whose migrations are not ours.
 const OTHER_HISTORY: &str = "this database was made by a version before the first release, and \

@@ -1,10 +1,11 @@
 //! Audit entries, for the native API and all adapters.
 
 use fencepost_domain::error::chain;
+use fencepost_store as store;
 
-use crate::{app::App, auth::Caller, store};
+use crate::{app::App, auth::Caller};
 
-pub use crate::store::audit::NewAuditEntry;
+pub use fencepost_store::audit::NewAuditEntry;
 
 /// Writes an audit entry. The change has happened already: if the entry cannot be written, an error
 /// is logged, and the caller is answered all the same.

@@ -11,6 +11,7 @@ use axum::{
     },
 };
 use fencepost_domain::{error::Error, ids::ProjectId, limits::RESERVED_STREAMS};
+use fencepost_store::deadline::bounded;
 use futures_util::stream;
 use serde::Serialize;
 use tokio::sync::mpsc;
@@ -18,7 +19,6 @@ use tokio::sync::mpsc;
 use crate::{
     app::App,
     auth::{Caller, Permit},
-    store::deadline::bounded,
 };
 
 /// Interval of keep-alive comments on a silent stream.

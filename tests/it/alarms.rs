@@ -1,6 +1,6 @@
 //! Alarms: what is found, whom it is told, and how often.
 
-use fencepost::mail::Mail;
+use fencepost_net::mail::Mail;
 use serde_json::{Value, json};
 
 use crate::{

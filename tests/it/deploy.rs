@@ -6,11 +6,9 @@ use std::{
     process::{Command, Stdio},
 };
 
-use fencepost::{
-    serve::{CLOSE_TIMEOUT, DRAIN_TIMEOUT},
-    store::roles::Role,
-};
+use fencepost::serve::{CLOSE_TIMEOUT, DRAIN_TIMEOUT};
 use fencepost_signals::traces::SHUTDOWN_TIMEOUT;
+use fencepost_store::roles::Role;
 
 use crate::docs::read;
 use serde::Deserialize;

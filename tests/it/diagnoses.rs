@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use fencepost::store::workers::ALIVE_SECONDS;
 use fencepost_domain::explain::Reason;
+use fencepost_store::workers::ALIVE_SECONDS;
 use serde_json::{Value, json};
 
 use crate::harness::{TestProject, run_alone, run_for, scratch};

@@ -5,7 +5,6 @@ use fencepost::{
     engine::{dispatch::MAX_PARKED_POLLS, enqueue::quota},
     http::{answers, least_rate, server},
     serve::DRAIN_TIMEOUT,
-    store::{counts, dead_letters, queue_limits},
     wire::extract::BODY_TIMEOUT,
 };
 use fencepost_config as config;
@@ -15,6 +14,7 @@ use fencepost_domain::{
     schedule, search,
 };
 use fencepost_signals::redis_bus;
+use fencepost_store::{counts, dead_letters, queue_limits};
 
 use crate::docs::read;
 

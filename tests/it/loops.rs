@@ -2,12 +2,10 @@
 
 use chrono::{DateTime, Utc};
 
-use fencepost::{
-    engine::{Engine, maintenance},
-    store::{pools::Pools, sweep::prune},
-};
+use fencepost::engine::{Engine, maintenance};
 use fencepost_config::PoolArgs;
 use fencepost_domain::ids::TickKey;
+use fencepost_store::{pools::Pools, sweep::prune};
 
 use crate::harness::{LoneProject, TestServer, fresh_database, limited, run, run_alone};
 use serde_json::{Value, json};

@@ -16,7 +16,6 @@ use fencepost::{
         settle::{self, Ack, Acked, AttemptEnd, Failure},
         workers,
     },
-    store::{self, pools::Pools, settle_failure::Ended},
 };
 use fencepost_config::PoolArgs;
 use fencepost_domain::{
@@ -29,6 +28,7 @@ use fencepost_domain::{
     text::ErrorReport,
     worker::WorkerState,
 };
+use fencepost_store::{self as store, pools::Pools, settle_failure::Ended};
 
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use sqlx::PgConnection;

@@ -8,15 +8,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fencepost::{
-    http::docs,
-    store::{
-        projects,
-        sweep::gauges::{self, ByState},
-    },
-};
+use fencepost::http::docs;
 use fencepost_domain::ids::ProjectId;
 use fencepost_signals::telemetry::METRICS;
+use fencepost_store::{
+    projects,
+    sweep::gauges::{self, ByState},
+};
 
 use crate::{
     docs::read,

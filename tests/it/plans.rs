@@ -10,7 +10,14 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use fencepost::store::{
+use fencepost_config::PoolArgs;
+use fencepost_domain::{
+    ids::{JobId, JobKey, LeaseId, ProjectId},
+    job::{AttemptOutcome, StoredState},
+    lease::Fence,
+    text::ErrorReport,
+};
+use fencepost_store::{
     claims::{self, ClaimKey, LeaseRequest, LeasedJob, QueueClaim},
     counts,
     enqueue::{self, NewJob, Start},
@@ -22,13 +29,6 @@ use fencepost::store::{
     settle_failure::{self, Ended},
     settle_success::{self, Success},
     sweep,
-};
-use fencepost_config::PoolArgs;
-use fencepost_domain::{
-    ids::{JobId, JobKey, LeaseId, ProjectId},
-    job::{AttemptOutcome, StoredState},
-    lease::Fence,
-    text::ErrorReport,
 };
 
 use crate::harness::{Database, fresh_database, limited};
@@ -472,7 +472,7 @@ async fn sweep_and_read(conn: &mut PgConnection, leased: &[LeasedJob]) {
     .await;
     let seen: Vec<_> = leased.iter().map(|it| it.id).collect();
     costs(conn, "workers of a list", 2_000, async |conn| {
-        fencepost::store::workers::serving(conn, PROJECT, &seen).await.expect("it runs")
+        fencepost_store::workers::serving(conn, PROJECT, &seen).await.expect("it runs")
     })
     .await;
 }

@@ -6,7 +6,8 @@ use std::{path::Path, process::Command};
 use crate::harness::{
     LoneProject, Process, TestServer, eventually, fresh_database, limited, logins, scratch, until,
 };
-use fencepost::{dev::Ready, store::roles::Role};
+use fencepost::dev::Ready;
+use fencepost_store::roles::Role;
 use serde_json::json;
 use sqlx::{ConnectOptions, Executor, PgConnection, Row, postgres::PgConnectOptions};
 

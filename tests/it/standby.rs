@@ -6,10 +6,8 @@ use std::{fs, os::unix::fs::symlink, path::PathBuf};
 use crate::harness::{
     Database, LoneProject, Proxy, Reply, Stage, TestProject, TestServer, eventually, home, limited,
 };
-use fencepost::{
-    dev::cluster::{self, Cluster, Durability},
-    store::migrate,
-};
+use fencepost::dev::cluster::{self, Cluster, Durability};
+use fencepost_store::migrate;
 use reqwest::Method;
 use serde_json::{Value, json};
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use fencepost::store::pools::Pools;
 use fencepost_config::PoolArgs;
 use fencepost_domain::ids::JobId;
+use fencepost_store::pools::Pools;
 
 use crate::harness::{LoneProject, Proxy, TestServer, fresh_database, limited, run_alone};
 use serde_json::{Value, json};

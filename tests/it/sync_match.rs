@@ -8,11 +8,11 @@ use std::{
 use crate::harness::{
     LoneProject, Proxy, TestProject, TestServer, fresh_database, limited, run_alone,
 };
-use fencepost::store::{
+use fencepost_domain::ids::{JobId, LeaseId, ProjectId};
+use fencepost_store::{
     claims::LeaseRequest,
     enqueue::{NewJob, Start, insert_jobs},
 };
-use fencepost_domain::ids::{JobId, LeaseId, ProjectId};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use uuid::Uuid;

@@ -435,7 +435,8 @@ fn an_endpoint_outside_of_what_the_operator_allows_is_never_called() {
         let made = endpoint(&t, &sink, json!({})).await;
         server.stop().await;
         let strict = Stage {
-            outbound: fencepost::outbound::Outbound::new(Default::default(), None).expect("none"),
+            outbound: fencepost_net::outbound::Outbound::new(Default::default(), None)
+                .expect("none"),
             ..Stage::default()
         };
         let server = TestServer::start_as(database, strict).await;

@@ -6,9 +6,9 @@ use std::{
 };
 
 use chrono::DateTime;
-use fencepost::store::claims::LeasedJob;
-pub use fencepost::store::pools::Kept;
 use fencepost_domain::ids::{JobId, JobKey, LeaseId, ProjectId};
+use fencepost_store::claims::LeasedJob;
+pub use fencepost_store::pools::Kept;
 use tokio::task::yield_now;
 
 use crate::wakeups::Arrival;

@@ -11,6 +11,7 @@ use fencepost_domain::{
     limits::{EXCHANGED_KEY_SECONDS, MAX_EXCHANGED_KEYS, MAX_NAME_CHARS},
     text,
 };
+use fencepost_store::{self as store, audit::NewAuditEntry, keys::ListedKey};
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use serde_json::json;
@@ -18,12 +19,9 @@ use sqlx::{Acquire, PgConnection};
 use tokio::time::timeout;
 
 use super::{PROVIDER_TIMEOUT, TokenIssuer, issuer::OidcError};
-use crate::{
-    accounts::{
-        Accounts, Client, EXCHANGES_PER_ADDRESS, EXCHANGES_PER_SUBJECT, charge,
-        keys::{self, KeyOrigin, KeyRequest, MadeKey, TrustedTokens},
-    },
-    store::{self, audit::NewAuditEntry, keys::ListedKey},
+use crate::accounts::{
+    Accounts, Client, EXCHANGES_PER_ADDRESS, EXCHANGES_PER_SUBJECT, charge,
+    keys::{self, KeyOrigin, KeyRequest, MadeKey, TrustedTokens},
 };
 
 /// What a token says of its bearer.

@@ -5,19 +5,17 @@ use fencepost_domain::{
     ids::{AccountId, IdentityId},
     limits::{MAX_IDENTITIES, STEP_UP_SECONDS},
 };
+use fencepost_store::{
+    self as store,
+    identities::{IdentityRow, Subject},
+};
 use sqlx::Acquire;
 
 use super::{Arrival, Refusal};
-use crate::{
-    accounts::{
-        Accounts, Client,
-        security::{self, AccountEvent},
-        token::Bearer,
-    },
-    store::{
-        self,
-        identities::{IdentityRow, Subject},
-    },
+use crate::accounts::{
+    Accounts, Client,
+    security::{self, AccountEvent},
+    token::Bearer,
 };
 
 impl Accounts {

@@ -14,6 +14,7 @@ use std::{path::Path, time::Duration};
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use fencepost_domain::{error::Error, ids::SessionId};
+use fencepost_store::{self as store, identities::Subject};
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -24,7 +25,6 @@ use self::{
     issuer::{IdClaims, Issuer, OidcError, authorization_url},
 };
 use super::{Accounts, Client, SignedIn, login::Login, token::Bearer};
-use crate::store::{self, identities::Subject};
 
 /// How long a person may take at the provider, in seconds.
 pub const LOGIN_SECONDS: u64 = 600;

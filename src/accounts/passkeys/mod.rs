@@ -12,6 +12,7 @@ use fencepost_domain::{
     ids::{AccountId, PasskeyId},
     limits::{MAX_PASSKEYS, PASSKEY_SECONDS},
 };
+use fencepost_store::{self as store, passkeys::PasskeyRow};
 use reqwest::Url;
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
@@ -26,7 +27,6 @@ use super::{
     security::{self, AccountEvent},
     token::Bearer,
 };
-use crate::store::{self, passkeys::PasskeyRow};
 
 /// The audience of signed challenges.
 const PURPOSE: &str = "passkey";

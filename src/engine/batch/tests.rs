@@ -40,7 +40,9 @@ struct Recorder {
     gate: Arc<Mutex<()>>,
 }
 
-impl Kept for () {
+struct NoConnection;
+
+impl Kept for NoConnection {
     fn reuse(self) -> Option<Self> {
         Some(self)
     }
@@ -50,7 +52,7 @@ impl Batch for Recorder {
     type Item = u32;
     type Answer = u32;
     type Key = u32;
-    type Connection = ();
+    type Connection = NoConnection;
     const KIND: &'static str = "test";
     const MAX_ROWS: usize = 4;
 
@@ -66,12 +68,12 @@ impl Batch for Recorder {
     fn is_same(one: &u32, other: &u32) -> bool {
         one == other
     }
-    async fn connect(&self) -> sqlx::Result<()> {
-        Ok(())
+    async fn connect(&self) -> sqlx::Result<NoConnection> {
+        Ok(NoConnection)
     }
     async fn flush(
         &self,
-        (): &mut (),
+        _: &mut NoConnection,
         items: &[u32],
         is_in_doubt: bool,
     ) -> sqlx::Result<Vec<Result<u32, Error>>> {

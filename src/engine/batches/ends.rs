@@ -13,20 +13,18 @@ use fencepost_domain::{
     webhook::{BATCH_FAILED, BATCH_SUCCEEDED},
 };
 use fencepost_signals::telemetry;
+use fencepost_store::{
+    batches::{self, BatchRow, Delta},
+    dependencies::{self, Edge},
+    ends::{self, JobEnd},
+    faults::Mutant,
+    outbound_events,
+};
 use metrics::counter;
 use sqlx::PgConnection;
 
 use super::workflow_end;
-use crate::{
-    engine::enqueue::{Extras, NewJob, NewlyStored, Start, store_in},
-    faults::Mutant,
-    store::{
-        batches::{self, BatchRow, Delta},
-        dependencies::{self, Edge},
-        ends::{self, JobEnd},
-        outbound_events,
-    },
-};
+use crate::engine::enqueue::{Extras, NewJob, NewlyStored, Start, store_in};
 
 /// Stores what these ends enqueue. They were taken in the same transaction.
 pub(in crate::engine) async fn process(
@@ -39,7 +37,7 @@ pub(in crate::engine) async fn process(
     let workflows: BTreeSet<_> = taken.iter().filter_map(|it| it.workflow_id).collect();
     for end in taken {
         if let Some(batch_id) = end.batch_id {
-            deltas.entry(batch_id).or_default().add(&end);
+            add(deltas.entry(batch_id).or_default(), &end);
         }
         callbacks_of_job(tx, end, &mut jobs, &mut edges).await?;
     }
@@ -63,14 +61,12 @@ pub(in crate::engine) async fn process(
     Ok(enqueued)
 }
 
-impl Delta {
-    fn add(&mut self, end: &JobEnd) {
-        self.jobs += i64::from(end.jobs);
-        self.succeeded += i64::from(end.succeeded);
-        self.dead_letter += i64::from(end.dead_letter);
-        self.cancelled += i64::from(end.cancelled);
-        self.skipped += i64::from(end.skipped);
-    }
+fn add(delta: &mut Delta, end: &JobEnd) {
+    delta.jobs += i64::from(end.jobs);
+    delta.succeeded += i64::from(end.succeeded);
+    delta.dead_letter += i64::from(end.dead_letter);
+    delta.cancelled += i64::from(end.cancelled);
+    delta.skipped += i64::from(end.skipped);
 }
 
 /// What an endpoint is told of an end.

@@ -6,7 +6,7 @@ use fencepost_domain::{
 };
 use sqlx::PgConnection;
 
-use crate::store::{
+use fencepost_store::{
     outbound_events, workflow_ends,
     workflows::{self, StateCount},
 };

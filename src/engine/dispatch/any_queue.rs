@@ -3,6 +3,7 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
 use fencepost_domain::{error::Error, ids::ProjectId};
+use fencepost_store as store;
 use moka::sync::Cache;
 use rand::seq::SliceRandom;
 use tokio::{
@@ -16,7 +17,7 @@ use super::{
     park::{self, Delivery},
     request::PollSpec,
 };
-use crate::{engine::Engine, store};
+use crate::engine::Engine;
 
 /// Maximum number of queues that such a poll searches; queues with jobs come first.
 pub const MAX_QUEUES: i64 = 100;

@@ -15,6 +15,13 @@ use fencepost_signals::{
     telemetry,
     traces::{self, Leased},
 };
+use fencepost_store::{
+    self as store,
+    claims::{LeaseRequest, LeasedJob, QueueClaim},
+    deadline::{bounded, bounded_query},
+    faults::{self, Mutant},
+    pools::{self, Kept, Pool},
+};
 use futures_util::FutureExt;
 use metrics::{counter, histogram};
 use sqlx::PgConnection;
@@ -25,15 +32,6 @@ use super::{
     delivery::{self, LeasedDelivery, trace_of},
     lanes::{Claimed, PlannedClaim},
     limited_claim::{self, LimitedClaimed},
-};
-use crate::{
-    faults::{self, Mutant},
-    store::{
-        self,
-        claims::{LeaseRequest, LeasedJob, QueueClaim},
-        deadline::{bounded, bounded_query},
-        pools::{self, Kept, Pool},
-    },
 };
 
 /// Time for queue claims that run one by one after their common statement failed.

@@ -12,13 +12,11 @@ use fencepost_domain::{
     trace::{self, AttemptTrace},
 };
 use fencepost_signals::traces;
+use fencepost_store::{self as store, claims::LeasedJob};
 use serde_json::Value;
 use sqlx::PgConnection;
 
-use crate::{
-    engine::enqueue::dependencies::ParentResult,
-    store::{self, claims::LeasedJob},
-};
+use crate::engine::enqueue::dependencies::ParentResult;
 
 /// A job as a worker is given it.
 #[derive(Debug, Clone)]

@@ -8,13 +8,11 @@ use rand::{Rng, seq::SliceRandom};
 use sqlx::{Acquire, PgConnection};
 use uuid::Uuid;
 
-use crate::{
+use fencepost_store::{
+    claims::{LeasedJob, QueueClaim},
     faults::Mutant,
-    store::{
-        claims::{LeasedJob, QueueClaim},
-        limited_claims::{self, ClaimLimits, ConstraintKey, MAX_PAGE_CONSTRAINT_KEYS},
-        queue_limits::{self, Handouts, QueueRules},
-    },
+    limited_claims::{self, ClaimLimits, ConstraintKey, MAX_PAGE_CONSTRAINT_KEYS},
+    queue_limits::{self, Handouts, QueueRules},
 };
 
 /// Further pages of constraint keys that one claim reads at most.

@@ -4,18 +4,16 @@
 use std::time::Duration;
 
 use fencepost_domain::ids::{JobKey, LeaseId};
+use fencepost_store::{
+    deadline::bounded_query,
+    pools::Pool,
+    sweep::{self, LostLease},
+};
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    engine::{
-        batch::Coalescer,
-        settle::{self, Endings},
-    },
-    store::{
-        deadline::bounded_query,
-        pools::Pool,
-        sweep::{self, LostLease},
-    },
+use crate::engine::{
+    batch::Coalescer,
+    settle::{self, Endings},
 };
 
 /// Pauses between tries: the lost commit may still be in progress. Leases that appear later simply

@@ -15,10 +15,10 @@ mod request;
 use std::{future::Future, sync::Arc};
 
 use fencepost_domain::error::Error;
+use fencepost_store::faults::Mutant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Engine, workers};
-use crate::faults::Mutant;
 
 pub use self::{
     any_queue::MAX_QUEUES,
@@ -27,7 +27,7 @@ pub use self::{
     request::Poll,
 };
 pub(super) use self::{any_queue::QueueLists, delivery::Releasing};
-pub use crate::store::claims::LeasedJob;
+pub use fencepost_store::claims::LeasedJob;
 
 /// Waits for jobs and leases them; tells whether the worker should take more. No jobs is an
 /// ordinary answer.

@@ -11,6 +11,11 @@ use std::{
 
 use fencepost_domain::{error::Error, ids::ProjectId, worker::WorkerState};
 use fencepost_signals::telemetry;
+use fencepost_store::{
+    self as store,
+    polls::PollKey,
+    pools::{self, Pool},
+};
 use metrics::gauge;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -24,14 +29,7 @@ use super::{
     pump::{Message, Patience},
     request::PollSpec,
 };
-use crate::{
-    engine::{Engine, batch::Batch, workers},
-    store::{
-        self,
-        polls::PollKey,
-        pools::{self, Pool},
-    },
-};
+use crate::engine::{Engine, batch::Batch, workers};
 
 /// Polls that one node parks at most.
 pub const MAX_PARKED_POLLS: usize = 20_000;

@@ -19,6 +19,10 @@ use fencepost_signals::{
     telemetry,
     wakeups::{Hint, Hints},
 };
+use fencepost_store::{
+    polls::PollKey,
+    pools::{Connection, Pool, Pools},
+};
 use metrics::counter;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -34,17 +38,11 @@ use super::{
     lost_claims,
     request::PollSpec,
 };
-use crate::{
-    engine::{
-        batch::Coalescer,
-        notify::Notifier,
-        settle::{self, Endings},
-        sync_match::{self, Matcher},
-    },
-    store::{
-        polls::PollKey,
-        pools::{Connection, Pool, Pools},
-    },
+use crate::engine::{
+    batch::Coalescer,
+    notify::Notifier,
+    settle::{self, Endings},
+    sync_match::{self, Matcher},
 };
 
 /// Claims in flight at most, when the backlog is deep.

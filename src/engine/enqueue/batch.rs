@@ -15,25 +15,23 @@ use fencepost_signals::{
     telemetry,
     wakeups::{Arrival, BackgroundTask},
 };
+use fencepost_store::{
+    self as store,
+    claims::LeaseRequest,
+    faults::Mutant,
+    pools::{self, Pool},
+};
 use metrics::counter;
 
-use crate::{
-    engine::{
-        Engine,
-        batch::{Batch, leaves_doubt},
-        notify::Notifier,
-        sync_match::{Candidate, Matcher, Reservation, ReservedPoll},
-    },
-    faults::Mutant,
-    store::{
-        self,
-        claims::LeaseRequest,
-        pools::{self, Pool},
-    },
+use crate::engine::{
+    Engine,
+    batch::{Batch, leaves_doubt},
+    notify::Notifier,
+    sync_match::{Candidate, Matcher, Reservation, ReservedPoll},
 };
 
-use crate::store::enqueue::StoredJob;
-pub use crate::store::enqueue::{Extras, NewJob, Start};
+use fencepost_store::enqueue::StoredJob;
+pub use fencepost_store::enqueue::{Extras, NewJob, Start};
 
 /// Stores the jobs of one request, all or none, and returns them in their order.
 ///

@@ -10,26 +10,23 @@ use fencepost_domain::{
     ids::{BatchId, JobId, JobKey, ProjectId},
     limits,
 };
+use fencepost_store::{
+    self as store, batches, cascade,
+    control::{CancelReason, CancelledJob},
+    dependencies::{self, Parent, UniqueHolder},
+    enqueue::StoredJob,
+    events::{self, NewEvent},
+    faults, workflows,
+};
 use sqlx::{Acquire, PgConnection};
 
 use super::batch::{NewJob, latest_run_at, tell, too_far_ahead};
-use crate::{
-    engine::{
-        Engine,
-        cancel::{cancel_waiting, publish_cancelled},
-    },
-    faults,
-    store::{
-        self, batches, cascade,
-        control::{CancelReason, CancelledJob},
-        dependencies::{self, Parent, UniqueHolder},
-        enqueue::StoredJob,
-        events::{self, NewEvent},
-        workflows,
-    },
+use crate::engine::{
+    Engine,
+    cancel::{cancel_waiting, publish_cancelled},
 };
 
-pub use crate::store::{
+pub use fencepost_store::{
     dependencies::{Edge, ParentResult},
     workflows::{NewWorkflow, Rerun},
 };

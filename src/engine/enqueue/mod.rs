@@ -12,17 +12,17 @@ use fencepost_domain::{
     ids::{JobId, ProjectId},
     plan::Tenant,
 };
-use sqlx::PgConnection;
-
-use self::dependencies::{EnqueueOutcome, TiedJob};
-use super::Engine;
-use crate::store::{
-    self,
+use fencepost_store::{
+    self as store,
     deadline::{detached_in, detached_query},
     enqueue::StoredJob,
     jobs::{JobRow, Payloads},
     workflows::NewWorkflow,
 };
+use sqlx::PgConnection;
+
+use self::dependencies::{EnqueueOutcome, TiedJob};
+use super::Engine;
 
 pub(super) use self::batch::too_far_ahead;
 pub use self::batch::{Enqueues, Extras, NewJob, Start};

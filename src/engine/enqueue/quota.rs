@@ -10,15 +10,13 @@ use std::{
 };
 
 use fencepost_domain::{error::Error, ids::ProjectId, plan::Tenant};
+use fencepost_store::{
+    self as store,
+    deadline::{detached, detached_query},
+};
 
 use super::NewJob;
-use crate::{
-    engine::Engine,
-    store::{
-        self,
-        deadline::{detached, detached_query},
-    },
-};
+use crate::engine::Engine;
 
 /// How long a count is trusted.
 const COUNT_KEEP: Duration = Duration::from_secs(1);

@@ -9,19 +9,17 @@ use fencepost_domain::{
     error::Error,
     ids::{JobId, JobKey, ProjectId},
 };
+use fencepost_store::{
+    self as store,
+    pools::{self, Pool},
+};
 use futures_util::future::try_join_all;
 
 use super::callback_url::check_callback_urls;
-use crate::{
-    engine::{
-        Engine,
-        batch::Batch,
-        enqueue::dependencies::{TiedJob, no_parent},
-    },
-    store::{
-        self,
-        pools::{self, Pool},
-    },
+use crate::engine::{
+    Engine,
+    batch::Batch,
+    enqueue::dependencies::{TiedJob, no_parent},
 };
 
 /// Why a bound key may not use what all jobs of a project share.

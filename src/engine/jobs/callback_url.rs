@@ -6,11 +6,9 @@ use fencepost_domain::{
     limits::MAX_ENDPOINTS,
     outbound::is_below,
 };
+use fencepost_store::{self as store, deadline::detached_in};
 
-use crate::{
-    engine::Engine,
-    store::{self, deadline::detached_in},
-};
+use crate::engine::Engine;
 
 /// Why a URL is refused.
 const NOT_TAKEN: &str = "must be the URL of an endpoint with `callbacks`, or one below it";

@@ -11,28 +11,26 @@ use fencepost_domain::{
     plan::Tenant,
 };
 use fencepost_signals::wakeups::BackgroundTask;
+use fencepost_store::{
+    cascade,
+    control::{self, LockedJob},
+    dead_letters, dependencies,
+    events::{self, NewEvent},
+    faults::Mutant,
+    requeue,
+    settle_success::WaitingJob,
+};
 use sqlx::{Acquire, PgConnection, Postgres, Transaction};
 use uuid::Uuid;
 
-use crate::{
-    engine::{
-        Engine,
-        cancel::{CancelReason, Cancelled, cancel_waiting},
-        enqueue::{quota, too_far_ahead},
-        notify::job_event,
-    },
-    faults::Mutant,
-    store::{
-        cascade,
-        control::{self, LockedJob},
-        dead_letters, dependencies,
-        events::{self, NewEvent},
-        requeue,
-        settle_success::WaitingJob,
-    },
+use crate::engine::{
+    Engine,
+    cancel::{CancelReason, Cancelled, cancel_waiting},
+    enqueue::{quota, too_far_ahead},
+    notify::job_event,
 };
 
-pub use crate::store::control::Change;
+pub use fencepost_store::control::Change;
 
 /// Descendants that are retried in one transaction, with their ancestor.
 pub const MAX_RETRIED_AT_ONCE: usize = 500;

@@ -8,18 +8,16 @@ use fencepost_domain::{
     operation::Filter,
 };
 use fencepost_signals::telemetry;
+use fencepost_store::{
+    dead_letters::{self, NewDeadLetter},
+    queues,
+    settle_failure::{AfterEnd, Ended},
+};
 use metrics::counter;
 use sqlx::{Acquire, PgConnection};
 
 use super::control;
-use crate::{
-    engine::Engine,
-    store::{
-        dead_letters::{self, NewDeadLetter},
-        queues,
-        settle_failure::{AfterEnd, Ended},
-    },
-};
+use crate::engine::Engine;
 
 /// Records the dead letters among ended attempts, in their transaction, and opens the circuit
 /// breaker of their types.

@@ -11,17 +11,15 @@ use fencepost_domain::{
     limits,
     rate::{Handout, RateLimit},
 };
+use fencepost_store::{
+    self as store,
+    jobs::{JobRow, Payloads},
+    queues::QueueState,
+    sweep::gauges::ReadyQueue,
+};
 use sqlx::PgConnection;
 
-use crate::{
-    engine::Engine,
-    store::{
-        self,
-        jobs::{JobRow, Payloads},
-        queues::QueueState,
-        sweep::gauges::ReadyQueue,
-    },
-};
+use crate::engine::Engine;
 
 fn type_pause(queue: &QueueState) -> Option<TypePause> {
     let is_brake = queue.type_paused_by.as_deref() == Some("brake");

@@ -13,11 +13,11 @@ use fencepost_domain::{
     error::Error,
     ids::{JobId, JobKey, ProjectId, WorkflowId},
 };
+use fencepost_store as store;
 
 use super::Engine;
-use crate::store;
 
-pub use crate::store::{
+pub use fencepost_store::{
     jobs::{AttemptRow, Filter, JobRow, Order, Payloads, Place},
     logs::{LogPlace, LogRow},
 };

@@ -9,19 +9,17 @@ use fencepost_domain::{
     ids::{JobId, JobKey, ProjectId},
     plan::Tenant,
 };
+use fencepost_store::{
+    self as store,
+    jobs::{JobRow, Payloads},
+};
 use sqlx::PgConnection;
 
-use crate::{
-    engine::{
-        Engine,
-        enqueue::{
-            self, Extras, NewJob, NewlyStored, Start,
-            dependencies::{OnConflict, TiedJob},
-        },
-    },
-    store::{
-        self,
-        jobs::{JobRow, Payloads},
+use crate::engine::{
+    Engine,
+    enqueue::{
+        self, Extras, NewJob, NewlyStored, Start,
+        dependencies::{OnConflict, TiedJob},
     },
 };
 

@@ -7,12 +7,10 @@ use fencepost_domain::{
     ids::{JobId, JobKey, ProjectId},
     job::StoredState,
 };
+use fencepost_store::{self as store, jobs::Version};
 use tokio::time::{Instant, sleep_until};
 
-use crate::{
-    engine::{Engine, jobs},
-    store::{self, jobs::Version},
-};
+use crate::engine::{Engine, jobs};
 
 /// Jobs of one query for changes.
 const MAX_LOOKED_AT: usize = 500;

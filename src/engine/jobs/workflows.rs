@@ -8,22 +8,20 @@ use fencepost_domain::{
     plan::Tenant,
     workflow::{self, Member, WorkflowState},
 };
+use fencepost_store::{batches::NewBatch, jobs::JobRow, workflows};
 use sqlx::Acquire;
 
-use crate::{
-    engine::{
-        Engine, cancel,
-        enqueue::{
-            self,
-            dependencies::{Edge, OnConflict, TiedJob},
-        },
-        jobs::{self, replay},
+use crate::engine::{
+    Engine, cancel,
+    enqueue::{
+        self,
+        dependencies::{Edge, OnConflict, TiedJob},
     },
-    store::{batches::NewBatch, jobs::JobRow, workflows},
+    jobs::{self, replay},
 };
 
-use crate::store::workflows::{NewWorkflow, Rerun};
-pub use crate::store::workflows::{StateCount, WorkflowJobRow, WorkflowRow};
+use fencepost_store::workflows::{NewWorkflow, Rerun};
+pub use fencepost_store::workflows::{StateCount, WorkflowJobRow, WorkflowRow};
 
 /// A workflow to store.
 #[derive(Debug)]

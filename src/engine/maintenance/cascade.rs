@@ -6,22 +6,20 @@ use fencepost_domain::{
     history,
     ids::{JobKey, ProjectId},
 };
+use fencepost_store::{
+    cascade,
+    control::{CancelReason, CancelledJob},
+    events::{self, NewEvent},
+    faults::{self, Mutant},
+    settle_success::WaitingJob,
+    sweep::{self, set_aside::Work},
+};
 use sqlx::PgConnection;
 
-use crate::{
-    engine::{
-        Engine,
-        cancel::{cancel_waiting, publish_cancelled},
-        isolate::{self, Sweep},
-    },
-    faults::{self, Mutant},
-    store::{
-        cascade,
-        control::{CancelReason, CancelledJob},
-        events::{self, NewEvent},
-        settle_success::WaitingJob,
-        sweep::{self, set_aside::Work},
-    },
+use crate::engine::{
+    Engine,
+    cancel::{cancel_waiting, publish_cancelled},
+    isolate::{self, Sweep},
 };
 
 /// Seconds until a job that runs past its `expires_at` is checked again.

@@ -1,17 +1,15 @@
 //! Merging the deltas of queue counts.
 
 use fencepost_domain::ids::ProjectId;
+use fencepost_store::sweep::{
+    counts::{self, MAX_COUNTED_ROWS},
+    set_aside::Work,
+};
 use sqlx::PgConnection;
 
-use crate::{
-    engine::{
-        Engine,
-        isolate::{self, Sweep},
-    },
-    store::sweep::{
-        counts::{self, MAX_COUNTED_ROWS},
-        set_aside::Work,
-    },
+use crate::engine::{
+    Engine,
+    isolate::{self, Sweep},
 };
 
 /// One pass. Returns whether there may be more.

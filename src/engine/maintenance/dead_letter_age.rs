@@ -9,14 +9,12 @@ use fencepost_domain::{
     operation::{Filter, Kind, Which},
     plan::{Limits, Plans, Tenant},
 };
+use fencepost_store::{self as store, dead_letters};
 use uuid::Builder;
 
-use crate::{
-    engine::{
-        Engine,
-        operations::{self, NewOperation},
-    },
-    store::{self, dead_letters},
+use crate::engine::{
+    Engine,
+    operations::{self, NewOperation},
 };
 
 /// Projects of one page.

@@ -1,19 +1,17 @@
 //! The loop over the ends of jobs with callbacks, a batch or a workflow that is told.
 
 use fencepost_domain::ids::ProjectId;
+use fencepost_store::{
+    ends::{self, EndKey},
+    faults,
+    sweep::{self, set_aside::Work},
+};
 use sqlx::PgConnection;
 
-use crate::{
-    engine::{
-        Engine, batches,
-        enqueue::NewlyStored,
-        isolate::{self, Sweep},
-    },
-    faults,
-    store::{
-        ends::{self, EndKey},
-        sweep::{self, set_aside::Work},
-    },
+use crate::engine::{
+    Engine, batches,
+    enqueue::NewlyStored,
+    isolate::{self, Sweep},
 };
 
 /// One pass: projects take turns. Returns whether there may be more.

@@ -2,11 +2,9 @@
 //! must not fill the table.
 
 use fencepost_domain::{limits::MIN_PROJECT_WORKERS, plan::Plans};
+use fencepost_store::{self as store, sweep};
 
-use crate::{
-    engine::Engine,
-    store::{self, sweep},
-};
+use crate::engine::Engine;
 
 /// Workers that one statement forgets at most.
 const MAX_FORGOTTEN: i64 = 5_000;

@@ -5,19 +5,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fencepost_domain::explain::Reason;
 use fencepost_signals::telemetry;
+use fencepost_store::{
+    pools::Pools,
+    sweep::{
+        gauges::{self, ReadyQueue, Server, Table},
+        set_aside::{self, Work},
+    },
+    workers::ALIVE_SECONDS,
+};
 use metrics::{counter, gauge};
 
-use crate::{
-    engine::{Engine, jobs::explain},
-    store::{
-        pools::Pools,
-        sweep::{
-            gauges::{self, ReadyQueue, Server, Table},
-            set_aside::{self, Work},
-        },
-        workers::ALIVE_SECONDS,
-    },
-};
+use crate::engine::{Engine, jobs::explain};
 
 /// Queues whose oldest job is explained in one pass, the longest-waiting ones first; not counting
 /// those that are paused or have no workers.

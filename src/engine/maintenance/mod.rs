@@ -22,13 +22,13 @@ use fencepost_signals::{
     telemetry,
     wakeups::{BackgroundTask, Hint},
 };
+use fencepost_store::sweep::{
+    self, alarms, counts as stored, operations, probe, prune, purge, schedules, set_aside, webhooks,
+};
 use metrics::counter;
 use sqlx::{Acquire, PgConnection};
 
 use super::Engine;
-use crate::store::sweep::{
-    self, alarms, counts as stored, operations, probe, prune, purge, schedules, set_aside, webhooks,
-};
 
 /// How often due work is probed for: the longest delay before another node continues it.
 pub const PROBE_PERIOD: Duration = Duration::from_millis(750);

@@ -4,19 +4,17 @@ use std::time::{Duration, Instant};
 
 use fencepost_domain::ids::{JobKey, ProjectId};
 use fencepost_signals::telemetry;
+use fencepost_store::{
+    faults,
+    settle_success::WaitingJob,
+    sweep::{self, MAX_SWEEP_ROWS, set_aside::Work},
+};
 use metrics::counter;
 use sqlx::PgConnection;
 
-use crate::{
-    engine::{
-        Engine,
-        isolate::{self, Sweep},
-    },
-    faults,
-    store::{
-        settle_success::WaitingJob,
-        sweep::{self, MAX_SWEEP_ROWS, set_aside::Work},
-    },
+use crate::engine::{
+    Engine,
+    isolate::{self, Sweep},
 };
 
 /// The longest sleep: another node may have stored a job that is due earlier.

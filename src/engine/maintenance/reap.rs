@@ -4,20 +4,18 @@ use std::collections::HashSet;
 
 use fencepost_domain::{ids::ProjectId, job::Ending, text::ErrorReport};
 use fencepost_signals::telemetry;
+use fencepost_store::{
+    faults::{self, Mutant},
+    settle_failure::{AfterEnd, Ended},
+    sweep::{self, set_aside::Work},
+};
 use metrics::counter;
 use sqlx::{Acquire, PgConnection};
 
-use crate::{
-    engine::{
-        Engine,
-        isolate::{self, Sweep},
-        settle::failure,
-    },
-    faults::{self, Mutant},
-    store::{
-        settle_failure::{AfterEnd, Ended},
-        sweep::{self, set_aside::Work},
-    },
+use crate::engine::{
+    Engine,
+    isolate::{self, Sweep},
+    settle::failure,
 };
 
 /// One pass: ends the attempts whose leases have expired. Returns whether there may be more.

@@ -5,18 +5,16 @@ use fencepost_domain::{
     limits::DEFAULT_RETENTION_DAYS,
 };
 use fencepost_signals::telemetry;
+use fencepost_store::sweep::{
+    prune::{self, MAX_PRUNED_CHUNKS, MAX_PRUNED_JOBS, OldQueue},
+    set_aside::Work,
+};
 use metrics::counter;
 use sqlx::PgConnection;
 
-use crate::{
-    engine::{
-        Engine,
-        isolate::{self, Sweep},
-    },
-    store::sweep::{
-        prune::{self, MAX_PRUNED_CHUNKS, MAX_PRUNED_JOBS, OldQueue},
-        set_aside::Work,
-    },
+use crate::engine::{
+    Engine,
+    isolate::{self, Sweep},
 };
 
 /// One pass over queues with old jobs. Returns whether there may be more. A queue that fails does

@@ -5,20 +5,18 @@ use fencepost_domain::{
     history,
     ids::{JobId, JobKey, ProjectId},
 };
+use fencepost_store::{
+    cascade,
+    settle_success::WaitingJob,
+    sweep::{self, set_aside::Work},
+};
 use sqlx::{Acquire, PgConnection};
 
-use crate::{
-    engine::{
-        Engine,
-        isolate::{self, Sweep},
-        jobs::control::requeue_children,
-        notify::job_event,
-    },
-    store::{
-        cascade,
-        settle_success::WaitingJob,
-        sweep::{self, set_aside::Work},
-    },
+use crate::engine::{
+    Engine,
+    isolate::{self, Sweep},
+    jobs::control::requeue_children,
+    notify::job_event,
 };
 
 /// Children of one step.

@@ -13,12 +13,12 @@ use fencepost_signals::{
     events_feed::{EventFeed, JobEvent},
     wakeups::{Arrival, BackgroundTask, Wake},
 };
-
-use super::{known::KnownProjects, stats::recorder::StatsRecorder};
-use crate::store::{
+use fencepost_store::{
     settle_failure::{AfterEnd, Ended},
     settle_success::WaitingJob,
 };
+
+use super::{known::KnownProjects, stats::recorder::StatsRecorder};
 
 /// Wakes, publishes and counts. Cheap to clone.
 #[derive(Clone)]

@@ -12,11 +12,12 @@ use fencepost_signals::{
     telemetry,
     wakeups::{Arrival, Hint, Hints, interest},
 };
+use fencepost_store::claims::MAX_CLAIM_SLOTS;
 use metrics::counter;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
-use crate::{engine::Engine, store::claims::MAX_CLAIM_SLOTS};
+use crate::engine::Engine;
 
 /// Debounce time: at most one message per queue in this time. A poll of another node waits so much
 /// longer for its job.

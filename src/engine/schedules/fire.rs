@@ -21,27 +21,25 @@ use fencepost_domain::{
     },
 };
 use fencepost_signals::{telemetry, wakeups::BackgroundTask};
+use fencepost_store::{
+    self as store,
+    control::{CancelReason, CancelledJob},
+    events::{self, NewEvent},
+    faults::{self, Mutant},
+    settle_success::WaitingJob,
+    sweep::{
+        schedules::{self, Advance, DueSchedule, EarlierJob, Fire, MAX_PLANNED},
+        set_aside::Work,
+    },
+};
 use metrics::{counter, histogram};
 use sqlx::{Acquire, PgConnection};
 
-use crate::{
-    engine::{
-        Engine,
-        cancel::{cancel_waiting, publish_cancelled},
-        isolate::{self, Sweep},
-        notify::job_event,
-    },
-    faults::{self, Mutant},
-    store::{
-        self,
-        control::{CancelReason, CancelledJob},
-        events::{self, NewEvent},
-        settle_success::WaitingJob,
-        sweep::{
-            schedules::{self, Advance, DueSchedule, EarlierJob, Fire, MAX_PLANNED},
-            set_aside::Work,
-        },
-    },
+use crate::engine::{
+    Engine,
+    cancel::{cancel_waiting, publish_cancelled},
+    isolate::{self, Sweep},
+    notify::job_event,
 };
 
 /// How long before a tick its jobs are written: less than the limit for slow statements.

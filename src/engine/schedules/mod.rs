@@ -13,16 +13,16 @@ use fencepost_domain::{
     schedule::Schedule,
 };
 use fencepost_signals::wakeups::BackgroundTask;
+use fencepost_store::{
+    schedules::{self, ScheduleCount},
+    shares::PerProject,
+};
 use sqlx::{Acquire, PgConnection};
 use tokio::{sync::Semaphore, time::timeout};
 
 use super::Engine;
-use crate::store::{
-    schedules::{self, ScheduleCount},
-    shares::PerProject,
-};
 
-pub use crate::store::schedules::{FireRow, RegisteredSchedule, ScheduleRow, WrittenSchedule};
+pub use fencepost_store::schedules::{FireRow, RegisteredSchedule, ScheduleRow, WrittenSchedule};
 
 /// Expressions that a node reads at the same time, one of each project.
 static READERS: Semaphore = Semaphore::const_new(2);

@@ -10,14 +10,12 @@ use fencepost_domain::{
     text,
 };
 use fencepost_signals::events_feed::JobEvent;
+use fencepost_store::{self as store, events, logs::LogTotals};
 use sqlx::Acquire;
 
-use crate::{
-    engine::{Engine, enqueue::quota, settle},
-    store::{self, events, logs::LogTotals},
-};
+use crate::engine::{Engine, enqueue::quota, settle};
 
-pub use crate::store::{
+pub use fencepost_store::{
     events::{NewEvent, ShownFence},
     logs::LogChunk,
 };

@@ -9,15 +9,13 @@ use fencepost_domain::{
     lease::{Fence, RequireFence},
 };
 use fencepost_signals::telemetry;
+use fencepost_store::{
+    fences::{self, AskedHolder, HeldAttempt},
+    pools::{self, Pool},
+};
 use metrics::counter;
 
-use crate::{
-    engine::{Engine, batch::Batch},
-    store::{
-        fences::{self, AskedHolder, HeldAttempt},
-        pools::{self, Pool},
-    },
-};
+use crate::engine::{Engine, batch::Batch};
 
 /// Attempts are counted from 1.
 const NO_ATTEMPT: i32 = 0;

@@ -8,18 +8,16 @@ use fencepost_domain::{
     job::Ending,
     lease::Fence,
 };
+use fencepost_store::{
+    self as store,
+    faults::Mutant,
+    pools::{self, Pool},
+    settle_failure::AfterEnd,
+};
 use sqlx::Acquire;
 
 use super::{Acked, Failure, Settling, explain_left, failure, may_write};
-use crate::{
-    engine::{batch::Batch, notify::Notifier},
-    faults::Mutant,
-    store::{
-        self,
-        pools::{self, Pool},
-        settle_failure::AfterEnd,
-    },
-};
+use crate::engine::{batch::Batch, notify::Notifier};
 
 /// A failure or release to record, if its fence still holds.
 #[derive(Debug, Clone)]

@@ -8,17 +8,15 @@ use fencepost_domain::{
     text::ErrorReport,
 };
 use fencepost_signals::telemetry;
+use fencepost_store::{
+    self as store,
+    faults::Mutant,
+    settle_failure::{AfterEnd, Ended, Held},
+};
 use metrics::{counter, histogram};
 use sqlx::PgConnection;
 
-use crate::{
-    engine::{cancel, jobs::dead_letters, notify::Notifier},
-    faults::Mutant,
-    store::{
-        self,
-        settle_failure::{AfterEnd, Ended, Held},
-    },
-};
+use crate::engine::{cancel, jobs::dead_letters, notify::Notifier};
 
 /// Decides what the end of a locked job's attempt leads to. Draws the jitter.
 pub(in crate::engine) fn decide(

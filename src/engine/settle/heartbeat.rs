@@ -8,23 +8,21 @@ use fencepost_domain::{
     job::JobState,
     lease::{self, Fence, Refusal},
 };
+use fencepost_store::{
+    self as store,
+    faults::Mutant,
+    pools::{self, Pool},
+};
 use futures_util::future::try_join_all;
 
 use super::{HeldJob, Settling, explain_left};
-use crate::{
-    engine::{
-        Engine,
-        batch::Batch,
-        settle::{self, EndRequest},
-    },
-    faults::Mutant,
-    store::{
-        self,
-        pools::{self, Pool},
-    },
+use crate::engine::{
+    Engine,
+    batch::Batch,
+    settle::{self, EndRequest},
 };
 
-pub use crate::store::heartbeats::{Beat, Renewed, ShorterLease};
+pub use fencepost_store::heartbeats::{Beat, Renewed, ShorterLease};
 
 /// What a worker should do after its heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -24,6 +24,11 @@ use fencepost_domain::{
     text::ErrorReport,
 };
 use fencepost_signals::telemetry;
+use fencepost_store::{
+    self as store,
+    faults::Mutant,
+    settle_success::{SettledAttempt, Success},
+};
 use metrics::counter;
 use sqlx::PgConnection;
 use tokio::time::timeout;
@@ -34,13 +39,6 @@ pub use self::{
     successes::{Parents, SuccessNotes, Successes},
 };
 use super::{Engine, batch::Coalescer};
-use crate::{
-    faults::Mutant,
-    store::{
-        self,
-        settle_success::{SettledAttempt, Success},
-    },
-};
 
 /// A worker's ack.
 #[derive(Debug, Clone)]

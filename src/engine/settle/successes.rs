@@ -14,22 +14,20 @@ use fencepost_domain::{
     ids::{JobKey, ProjectId},
 };
 use fencepost_signals::{telemetry, wakeups::BackgroundTask};
+use fencepost_store::{
+    self as store,
+    faults::Mutant,
+    pools::{self, Pool},
+    settle_success::{Moved, Success},
+};
 use metrics::{counter, histogram};
 use sqlx::Acquire;
 
 use super::{Settling, explain_left, may_write};
-use crate::{
-    engine::{
-        batch::Batch,
-        known::KnownProjects,
-        notify::{Notifier, job_event},
-    },
-    faults::Mutant,
-    store::{
-        self,
-        pools::{self, Pool},
-        settle_success::{Moved, Success},
-    },
+use crate::engine::{
+    batch::Batch,
+    known::KnownProjects,
+    notify::{Notifier, job_event},
 };
 
 /// What follows a success.

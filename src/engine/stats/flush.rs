@@ -1,14 +1,12 @@
 //! Writing this node's counters to the database.
 
+use fencepost_store::{
+    stats::{self, MAX_ADDED_ROWS},
+    usage,
+};
 use sqlx::Acquire;
 
-use crate::{
-    engine::Engine,
-    store::{
-        stats::{self, MAX_ADDED_ROWS},
-        usage,
-    },
-};
+use crate::engine::Engine;
 
 /// Adds the counters since the last flush to the shared statistics. If that fails, they are kept
 /// for the next flush.

@@ -14,7 +14,7 @@ use fencepost_domain::{
     stats::{Counted, Counts},
 };
 
-use crate::store::{
+use fencepost_store::{
     claims::LeasedJob,
     control::CancelledJob,
     enqueue::NewJob,

@@ -16,7 +16,15 @@ use fencepost_domain::{
         FAILING_DELIVERIES, FAILING_HOURS, HOP_HEADER, Verdict, retry_policy, signatures, verdict,
     },
 };
+use fencepost_net::outbound::MAX_KEPT_BYTES;
 use fencepost_signals::telemetry;
+use fencepost_store::{
+    audit::{self, Actor, NewAuditEntry},
+    sweep::webhooks::{
+        Disabled, MAX_PAGE_SERVED, Outcomes, ServedEndpoint, note_outcomes, served_endpoints,
+    },
+    webhooks,
+};
 use metrics::{gauge, histogram};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use serde_json::json;
@@ -35,20 +43,10 @@ use super::{
     targets::Targets,
     turns::Turn,
 };
-use crate::{
-    engine::{
-        Engine,
-        dispatch::{LeasedDelivery, LeasedJob},
-        settle::{AttemptEnd, Failure},
-    },
-    outbound::MAX_KEPT_BYTES,
-    store::{
-        audit::{self, Actor, NewAuditEntry},
-        sweep::webhooks::{
-            Disabled, MAX_PAGE_SERVED, Outcomes, ServedEndpoint, note_outcomes, served_endpoints,
-        },
-        webhooks,
-    },
+use crate::engine::{
+    Engine,
+    dispatch::{LeasedDelivery, LeasedJob},
+    settle::{AttemptEnd, Failure},
 };
 
 /// How often a node looks for endpoints that are new or have changed, and writes what it saw.

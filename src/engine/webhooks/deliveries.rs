@@ -9,23 +9,21 @@ use fencepost_domain::{
     plan::{Limits, Tenant},
     webhook::{TEST_EVENT, WebhookData, WebhookEvent, WebhookProject},
 };
+use fencepost_store as store;
 
 use super::{
     EndpointRow, find,
     payload::{Delivered, Payload, first_hop},
     tell,
 };
-use crate::{
-    engine::{
-        Engine,
-        enqueue::{
-            self,
-            dependencies::{OnConflict, TiedJob},
-        },
-        jobs::{AttemptRow, Filter, JobRow, Order, Payloads, Place, control},
-        operations::{self, NewOperation},
+use crate::engine::{
+    Engine,
+    enqueue::{
+        self,
+        dependencies::{OnConflict, TiedJob},
     },
-    store,
+    jobs::{AttemptRow, Filter, JobRow, Order, Payloads, Place, control},
+    operations::{self, NewOperation},
 };
 
 /// A delivery.

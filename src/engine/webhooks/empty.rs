@@ -7,15 +7,13 @@ use fencepost_domain::{
     operation::{JobFilter, Kind, Which},
 };
 use fencepost_signals::wakeups::BackgroundTask;
+use fencepost_store::{
+    operations::{self, NewOperation},
+    sweep::webhooks,
+};
 use sqlx::Acquire;
 
-use crate::{
-    engine::Engine,
-    store::{
-        operations::{self, NewOperation},
-        sweep::webhooks,
-    },
-};
+use crate::engine::Engine;
 
 /// One pass. An operation is begun in the transaction that notes it, so each is begun once.
 ///

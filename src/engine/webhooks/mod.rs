@@ -26,13 +26,11 @@ pub use self::deliveries::{
     DeliveryRow, ReplayRequest, Wanted, deliveries, delivery, replay, retry, send_test,
 };
 use super::Engine;
-pub use crate::store::webhooks::{EndpointChange, EndpointRow, NewEndpoint};
-use crate::{
-    seal::{MasterKeys, OtherMasterKey},
-    store::{
-        sweep::webhooks::{replace_secrets, secrets},
-        webhooks,
-    },
+use fencepost_net::seal::{MasterKeys, OtherMasterKey};
+pub use fencepost_store::webhooks::{EndpointChange, EndpointRow, NewEndpoint};
+use fencepost_store::{
+    sweep::webhooks::{replace_secrets, secrets},
+    webhooks,
 };
 
 /// Secrets that one statement reads while all are encrypted.

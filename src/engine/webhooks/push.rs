@@ -5,20 +5,18 @@ use std::collections::BTreeMap;
 use fencepost_domain::{
     error::Error, ids::ProjectId, outbound::is_same_origin, plan::Tenant, webhook::SECRET_BYTES,
 };
+use fencepost_net::seal::{MasterKeys, OtherMasterKey};
+use fencepost_store::{
+    pushes::{self, PushHeaders},
+    sweep::pushes::{replace_secrets, secrets},
+};
 use secrecy::{ExposeSecret, SecretString};
 use sqlx::{Acquire, PgConnection};
 
 use super::{SEALED_AT_ONCE, seal_again};
-use crate::{
-    engine::Engine,
-    seal::{MasterKeys, OtherMasterKey},
-    store::{
-        pushes::{self, PushHeaders},
-        sweep::pushes::{replace_secrets, secrets},
-    },
-};
+use crate::engine::Engine;
 
-pub use crate::store::pushes::{PushRow, PushSettings};
+pub use fencepost_store::pushes::{PushRow, PushSettings};
 
 /// Queues of one project that are pushed.
 pub const MAX_PROJECT_PUSHED_QUEUES: i64 = 50;

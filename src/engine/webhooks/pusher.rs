@@ -14,7 +14,12 @@ use fencepost_domain::{
     text::{ErrorReport, json_depth},
     webhook::signatures,
 };
+use fencepost_net::outbound::{Answer, CallError, MAX_BODY_BYTES};
 use fencepost_signals::telemetry;
+use fencepost_store::{
+    faults::Mutant,
+    sweep::pushes::{MAX_PAGE_PUSHED, PushOutcomes, PushedQueue, note_outcomes, pushed_queues},
+};
 use metrics::histogram;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use tokio::time::{sleep_until, timeout};
@@ -27,16 +32,9 @@ use super::{
     targets::Targets,
     turns::Turn,
 };
-use crate::{
-    engine::{
-        dispatch::LeasedDelivery,
-        settle::{AttemptEnd, Failure},
-    },
-    faults::Mutant,
-    outbound::{Answer, CallError, MAX_BODY_BYTES},
-    store::sweep::pushes::{
-        MAX_PAGE_PUSHED, PushOutcomes, PushedQueue, note_outcomes, pushed_queues,
-    },
+use crate::engine::{
+    dispatch::LeasedDelivery,
+    settle::{AttemptEnd, Failure},
 };
 
 /// Queues that one node pushes at most. Each has a parked poll, of which a node has 20,000, and

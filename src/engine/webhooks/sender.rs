@@ -15,6 +15,10 @@ use fencepost_domain::{
     error, ids::ProjectId, lease::Fence, limits::MAX_POLL_CAPACITY, outbound::read_url,
     webhook::SECRET_BYTES,
 };
+use fencepost_net::{
+    outbound::{CallError, Destination, Outbound},
+    seal::MasterKeys,
+};
 use fencepost_signals::telemetry;
 use metrics::{counter, gauge};
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
@@ -25,14 +29,10 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::turns::{Turn, Turns};
-use crate::{
-    engine::{
-        Engine,
-        dispatch::{self, LeasedDelivery, Poll},
-        settle::{self, Ack, AttemptEnd},
-    },
-    outbound::{CallError, Destination, Outbound},
-    seal::MasterKeys,
+use crate::engine::{
+    Engine,
+    dispatch::{self, LeasedDelivery, Poll},
+    settle::{self, Ack, AttemptEnd},
 };
 
 /// The wait of one poll.

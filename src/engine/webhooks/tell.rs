@@ -17,29 +17,27 @@ use fencepost_domain::{
     },
 };
 use fencepost_signals::telemetry;
+use fencepost_store::{
+    self as store,
+    batches::{self, BatchRow},
+    faults::{self, Mutant},
+    incidents::{self, IncidentRow},
+    outbound_events::{self, Subscriber, TakenEvent},
+    sweep::{
+        set_aside::Work,
+        webhooks::{self, MAX_EVENTS, MAX_EVENTS_OF_PROJECT, WaitingEvent},
+    },
+    workflows,
+};
 use metrics::counter;
 use serde_json::value::RawValue;
 use sqlx::{PgConnection, types::Json};
 
 use super::{deliver::DELIVERY_SECONDS, payload::Payload};
-use crate::{
-    engine::{
-        Engine,
-        enqueue::{NewJob, NewlyStored, Start, store_in},
-        isolate::{self, Sweep},
-    },
-    faults::{self, Mutant},
-    store::{
-        self,
-        batches::{self, BatchRow},
-        incidents::{self, IncidentRow},
-        outbound_events::{self, Subscriber, TakenEvent},
-        sweep::{
-            set_aside::Work,
-            webhooks::{self, MAX_EVENTS, MAX_EVENTS_OF_PROJECT, WaitingEvent},
-        },
-        workflows,
-    },
+use crate::engine::{
+    Engine,
+    enqueue::{NewJob, NewlyStored, Start, store_in},
+    isolate::{self, Sweep},
 };
 
 /// Deliveries to one endpoint that may wait. Of further events it is not told.

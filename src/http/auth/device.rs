@@ -7,6 +7,7 @@ use fencepost_domain::{
     error::Error,
     limits::{self, DEVICE_LOGIN_SECONDS, DEVICE_POLL_SECONDS},
 };
+use fencepost_store as store;
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -19,7 +20,6 @@ use crate::{
     app::App,
     auth::{Caller, Govern, Person, Who},
     http::{error::ErrorBody, keys::CreatedApiKey, projects::Project},
-    store,
     wire::{
         extract::{Json, RequestBody},
         openapi::chars,

@@ -7,6 +7,7 @@ use fencepost_domain::{
     limits,
     operation::{Filter, Kind, Which},
 };
+use fencepost_store as store;
 use serde::Deserialize;
 use utoipa::ToSchema;
 
@@ -18,7 +19,6 @@ use crate::{
         bulk::{self, BulkRequest, BulkResult},
         idempotency::{self, Answer, Ids, Once},
     },
-    store,
     wire::{
         extract::{Object, RequestBody},
         openapi::range,

@@ -12,6 +12,7 @@ use axum::{
     response::Response,
 };
 use fencepost_domain::{error::Error, ids::ProjectId};
+use fencepost_store::idempotency::StoredBody;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -22,7 +23,6 @@ use crate::{
         job::Job,
         redact::{hidden, shown},
     },
-    store::idempotency::StoredBody,
     wire::validate::stored_json,
 };
 

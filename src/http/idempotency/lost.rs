@@ -4,13 +4,11 @@
 use std::{sync::LazyLock, time::Duration};
 
 use fencepost_domain::ids::ProjectId;
+use fencepost_store::{deadline::bounded_query, idempotency};
 use tokio::{sync::Semaphore, time::sleep};
 use uuid::Uuid;
 
-use crate::{
-    app::App,
-    store::{deadline::bounded_query, idempotency},
-};
+use crate::app::App;
 
 /// Pauses between tries: a database that was killed is back within seconds, and a lost commit may
 /// still be in progress. A lock that stays ends by its age.

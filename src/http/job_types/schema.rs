@@ -10,6 +10,7 @@ use fencepost_domain::{
     limits,
     payload_schema::{MAX_SCHEMA_BYTES, PayloadSchema},
 };
+use fencepost_store::{self as store, deadline::detached_in, job_types::TypeSchema};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, value::RawValue};
 use utoipa::ToSchema;
@@ -21,7 +22,6 @@ use crate::{
         audit::{self, NewAuditEntry},
         error::ErrorBody,
     },
-    store::{self, deadline::detached_in, job_types::TypeSchema},
     wire::{
         extract::{Json, NameInPath, RequestBody},
         validate::{Check, stored_json},

@@ -6,6 +6,7 @@ use fencepost_domain::{
     limits,
     operation::{JobFilter, Kind, Which},
 };
+use fencepost_store as store;
 use serde::Deserialize;
 use utoipa::ToSchema;
 
@@ -17,7 +18,6 @@ use crate::{
         bulk::{self, BulkRequest, BulkResult},
         idempotency::{self, Once},
     },
-    store,
     wire::{
         extract::{Object, RequestBody},
         openapi::range,

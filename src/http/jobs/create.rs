@@ -6,6 +6,7 @@ use axum::{
     response::Response,
 };
 use fencepost_domain::{error::Error, limits, plan::Tenant};
+use fencepost_store::deadline::detached_in;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -25,7 +26,6 @@ use crate::{
         idempotency::{self, Answer, Ids, Once, Repeat},
         job_types::schema::fits_schema,
     },
-    store::deadline::detached_in,
     wire::{
         extract::{Object, RequestBody},
         validate::Check,

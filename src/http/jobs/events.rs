@@ -10,6 +10,11 @@ use fencepost_domain::{
     limits,
     text::ErrorReport,
 };
+use fencepost_store::{
+    self as store,
+    events::EventRow,
+    jobs::{AttemptRow, JobRow},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use utoipa::{IntoParams, ToSchema};
@@ -21,11 +26,6 @@ use crate::{
     http::{
         error::ErrorBody,
         redact::{Redact, shown},
-    },
-    store::{
-        self,
-        events::EventRow,
-        jobs::{AttemptRow, JobRow},
     },
     wire::{
         extract::{JobInPath, Query},

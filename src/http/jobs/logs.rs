@@ -4,6 +4,10 @@ use std::collections::BTreeMap;
 
 use axum::{Json as Reply, extract::State, http::HeaderMap, response::Response};
 use fencepost_domain::{error::Error, ids::JobKey, limits, logs};
+use fencepost_store::{
+    self as store,
+    logs::{LogPlace, LogRow},
+};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -14,10 +18,6 @@ use crate::{
         error::ErrorBody,
         page::PageSize,
         redact::{Redact, shown},
-    },
-    store::{
-        self,
-        logs::{LogPlace, LogRow},
     },
     wire::{
         extract::{JobInPath, Query},

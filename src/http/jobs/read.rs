@@ -12,6 +12,10 @@ use fencepost_domain::{
     job::JobState,
     limits, search,
 };
+use fencepost_store::{
+    self as store,
+    jobs::{JobRow, Order},
+};
 use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
 use utoipa::{IntoParams, ToSchema};
@@ -25,10 +29,6 @@ use crate::{
         cursor::{self, List},
         error::ErrorBody,
         redact::shown,
-    },
-    store::{
-        self,
-        jobs::{JobRow, Order},
     },
     wire::{
         ClientGone,

@@ -3,6 +3,7 @@
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, limits};
+use fencepost_store::passkeys::PasskeyRow;
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -16,7 +17,6 @@ use crate::{
         auth::passkeys::{PasskeyChallenge, unreadable},
         error::ErrorBody,
     },
-    store::passkeys::PasskeyRow,
     wire::{
         extract::{Json, PasskeyInPath, RequestBody},
         openapi::chars,

@@ -9,16 +9,16 @@ use chrono::{DateTime, Utc};
 use fencepost_domain::{
     error::Error, histogram::Histogram, ids::ProjectId, job::JobState, limits, stats::Counts,
 };
+use fencepost_store::{
+    self as store,
+    stats::{Span, StatsBucket},
+};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::{
     app::App,
     auth::{Caller, Read},
-    store::{
-        self,
-        stats::{Span, StatsBucket},
-    },
     wire::{extract::Query, validate::Check},
 };
 

@@ -16,16 +16,16 @@ use fencepost_domain::{
     limits::MAX_LABEL_VALUES,
     stats::{Counted, Counts},
 };
+use fencepost_store::{
+    self as store,
+    counts::{Depth, QueueRow},
+};
 
 use super::exposition::Exposition;
 use crate::{
     app::App,
     auth::{Caller, Read},
     engine::{jobs::explain, stats::recorder::OTHER},
-    store::{
-        self,
-        counts::{Depth, QueueRow},
-    },
 };
 
 /// Queues that are searched for the busiest.

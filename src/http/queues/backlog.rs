@@ -3,6 +3,7 @@
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, limits};
+use fencepost_store as store;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -10,7 +11,6 @@ use crate::{
     app::App,
     auth::{Caller, Read},
     http::error::ErrorBody,
-    store,
     wire::{extract::NameInPath, validate::Check},
 };
 

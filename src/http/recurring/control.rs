@@ -3,6 +3,7 @@
 use axum::{Json as Reply, extract::State, http::StatusCode, response::Response};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, limits, schedule::FireOutcome};
+use fencepost_store::{self as store, TimePosition};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
@@ -21,7 +22,6 @@ use crate::{
         page::{PageSize, page},
         redact::shown,
     },
-    store::{self, TimePosition},
     wire::{
         extract::{NameInPath, Query},
         validate::Check,

@@ -3,7 +3,7 @@
 use fencepost_domain::ids::{OperationId, ProjectId};
 use sqlx::PgConnection;
 
-use crate::store::operations::DueOperation;
+use crate::operations::DueOperation;
 
 /// Locks the operation whose next step has been due longest, until the end of the transaction.
 /// Those locked by another node are skipped.

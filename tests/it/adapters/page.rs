@@ -3,8 +3,8 @@
 use fencepost::{
     adapters::{mobius, ojs, orch8, workflow_graph},
     engine::dispatch,
-    store::limited_claims,
 };
+use fencepost_store::limited_claims;
 
 use crate::docs::read;
 

@@ -1,6 +1,6 @@
 //! workflow-graph workers.
 
-use fencepost::store::sweep::prune;
+use fencepost_store::sweep::prune;
 
 use crate::harness::{Reply, TestProject, eventually, run, run_alone};
 use reqwest::Method;

@@ -14,15 +14,13 @@ use std::{
     },
 };
 
-use fencepost::{
-    dev::{
-        cluster::{self, Cluster, Durability},
-        redis::Redis,
-    },
-    store::{
-        migrate,
-        roles::{self, Logins, Role},
-    },
+use fencepost::dev::{
+    cluster::{self, Cluster, Durability},
+    redis::Redis,
+};
+use fencepost_store::{
+    migrate,
+    roles::{self, Logins, Role},
 };
 
 use super::{scratch, until};

@@ -61,7 +61,7 @@ pub fn limited(test: impl Future<Output = ()>) {
 /// Runs a test that takes longer than others. The time counts once the tests' servers run: the
 /// first tests wait for them, and none is to blame for a machine that starts them slowly.
 pub fn run_for(time_limit: Duration, test: impl Future<Output = ()>) {
-    fencepost::tls::install();
+    fencepost_net::tls::install();
     cluster::start_servers();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)

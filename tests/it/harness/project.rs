@@ -6,14 +6,16 @@ use fencepost::{
     accounts::{oidc::Providers, password::lists::BreachedPasswords, scanners::ScannerKeys},
     dev,
     http::deprecation::Deprecated,
-    mail::{Mail, Mailer},
-    outbound::Outbound,
-    seal::MasterKeys,
     serve::{self, Node, People},
-    store,
 };
 use fencepost_config::{ConnectionLimits, PoolArgs, RedisPlace, Signup, TrustedProxies};
 use fencepost_domain::{outbound::Allowed, plan::Plans};
+use fencepost_net::{
+    mail::{Mail, Mailer},
+    outbound::Outbound,
+    seal::MasterKeys,
+};
+use fencepost_store as store;
 
 use super::{Database, Reply, eventually, logins, redis_url};
 use reqwest::{Method, RequestBuilder};

@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use fencepost::store;
+use fencepost_store as store;
 
 use super::{Database, TestProject, TestServer, client_builder, fresh_database};
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};

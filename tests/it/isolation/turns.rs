@@ -1,6 +1,6 @@
 //! Projects take turns.
 
-use fencepost::store::sweep;
+use fencepost_store::sweep;
 
 use std::time::{Duration, Instant};
 

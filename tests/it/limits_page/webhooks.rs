@@ -1,10 +1,8 @@
 //! The rows about webhooks.
 
-use fencepost::{
-    engine::webhooks::{deliver, push, pusher, tell},
-    outbound::{MAX_BODY_BYTES, MAX_KEPT_BYTES},
-};
+use fencepost::engine::webhooks::{deliver, push, pusher, tell};
 use fencepost_domain::{limits, outbound, webhook};
+use fencepost_net::outbound::{MAX_BODY_BYTES, MAX_KEPT_BYTES};
 
 /// The rows of "A webhook".
 pub fn webhook_limits() -> Vec<(&'static str, String)> {

@@ -1,13 +1,10 @@
 //! What operators do: cancel, retry, purge a queue, bring all dead letters back, delete; and what
 //! the retention deletes.
 
-use fencepost::{
-    engine::{
-        jobs::{control, dead_letters},
-        maintenance::{counts, retention},
-        operations::{self, NewOperation},
-    },
-    store,
+use fencepost::engine::{
+    jobs::{control, dead_letters},
+    maintenance::{counts, retention},
+    operations::{self, NewOperation},
 };
 use fencepost_domain::{
     error::Error,
@@ -16,6 +13,7 @@ use fencepost_domain::{
     operation::{Filter, Kind, Which},
     plan::{Limits, Tenant},
 };
+use fencepost_store as store;
 
 use super::{
     Checked, Plant, Run,

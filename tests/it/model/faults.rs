@@ -2,8 +2,8 @@
 
 use std::process::Command;
 
-use fencepost::faults::{self, FAIL_POINTS, FAIL_POINTS_VARIABLE};
 use fencepost_domain::error::Error;
+use fencepost_store::faults::{self, FAIL_POINTS, FAIL_POINTS_VARIABLE};
 
 use crate::harness::share_with;
 

@@ -1,16 +1,14 @@
 //! Accounts: from the first mail to the last row.
 
-use fencepost::{
-    accounts::{self, Accounts, Client, password::Passwords, token::Tokens},
-    mail::{Mail, Mailer},
-    store::pools::Pools,
-};
+use fencepost::accounts::{self, Accounts, Client, password::Passwords, token::Tokens};
 use fencepost_config::Signup;
 use fencepost_domain::{error::Error, plan::Plans};
+use fencepost_net::mail::{Mail, Mailer};
 use fencepost_signals::{
     limiter::Limiter,
     redis_bus::{Bus, DEFAULT_BUDGET},
 };
+use fencepost_store::pools::Pools;
 
 use secrecy::SecretString;
 use serde_json::{Value, json};

@@ -1,7 +1,7 @@
 //! Addresses that several accounts claim: who proves one, and what strangers cannot do with it.
 
-use fencepost::store::sweep::purge;
 use fencepost_domain::limits;
+use fencepost_store::sweep::purge;
 use serde_json::{Value, json};
 
 use super::{

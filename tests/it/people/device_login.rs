@@ -1,7 +1,8 @@
 //! The login of a terminal: a code that its person approves, and a key.
 
-use fencepost::{accounts, store::sweep::purge};
+use fencepost::accounts;
 use fencepost_domain::access::Role;
+use fencepost_store::sweep::purge;
 
 use super::{PASSWORD, Person, post_from, second_factor::age_sessions};
 use crate::harness::{

@@ -1,6 +1,6 @@
 //! Mails wait in the database until a mail server has accepted them.
 
-use fencepost::mail::Mailer;
+use fencepost_net::mail::Mailer;
 use secrecy::SecretString;
 use serde_json::json;
 use tokio::{

@@ -2,7 +2,7 @@
 
 use std::{path::Path, process::Command};
 
-use fencepost::seal::{MasterKeys, new_master_key};
+use fencepost_net::seal::{MasterKeys, new_master_key};
 
 use super::Person;
 use crate::harness::{Database, Stage, TestServer, fresh_database, limited, scratch};

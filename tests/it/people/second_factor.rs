@@ -2,8 +2,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use fencepost::seal::{MasterKeys, new_master_key};
 use fencepost_domain::access::Role;
+use fencepost_net::seal::{MasterKeys, new_master_key};
 use serde_json::{Value, json};
 use totp_rs::{Builder, Secret};
 
@@ -368,7 +368,7 @@ fn an_app_must_show_its_first_code_in_time_and_is_forgotten_otherwise() {
         let late = ada.post("/v1/me/second-factors/totp/confirm", code).await;
         late.is_error(401, "invalid_code");
         let mut conn = t.database.connect().await;
-        fencepost::store::sweep::purge::prune_people(&mut conn, 400, 90).await.expect("pruned");
+        fencepost_store::sweep::purge::prune_people(&mut conn, 400, 90).await.expect("pruned");
         assert_eq!(t.database.number("select count(*) from totp").await, 0);
     });
 }

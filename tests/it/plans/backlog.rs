@@ -2,7 +2,7 @@
 
 use std::sync::PoisonError;
 
-use fencepost::store::sweep;
+use fencepost_store::sweep;
 
 use super::{ONE_AT_A_TIME, costs};
 use crate::harness::{fresh_database, limited};

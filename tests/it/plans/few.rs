@@ -1,10 +1,10 @@
 //! A few jobs among many, that an index of their own holds: commands, and the jobs of a batch.
 
-use fencepost::store::{
+use fencepost_domain::ids::BatchId;
+use fencepost_store::{
     audit::{self, AuditFilter, Place},
     jobs::{Order, Payloads},
 };
-use fencepost_domain::ids::BatchId;
 
 use super::*;
 

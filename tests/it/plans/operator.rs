@@ -1,12 +1,12 @@
 //! The same for what operators ask and what loops do for them: queues, dead letters, purges,
 //! schedules, and forgetting.
 
-use fencepost::store::{
+use fencepost_domain::operation::Filter;
+use fencepost_store::{
     counts, dead_letters, operations,
     sweep::{gauges, probe, prune, schedules},
     workers::{self, ALIVE_SECONDS},
 };
-use fencepost_domain::operation::Filter;
 
 use super::*;
 use sqlx::Connection;

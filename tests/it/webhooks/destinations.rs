@@ -12,8 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fencepost::outbound::{Answer, CallError, Lookup, Outbound};
 use fencepost_domain::outbound::{Allowed, is_public, read_url};
+use fencepost_net::outbound::{Answer, CallError, Lookup, Outbound};
 use reqwest::header::HeaderMap;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

@@ -7,8 +7,8 @@ use std::{
     time::Duration,
 };
 
-use fencepost::outbound::{Answer, CallError, Outbound, Proxy};
 use fencepost_domain::outbound::Allowed;
+use fencepost_net::outbound::{Answer, CallError, Outbound, Proxy};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use reqwest::header::HeaderMap;
 use tokio::{

@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use fencepost::{
-    engine::webhooks,
-    seal::{MasterKeys, new_master_key},
-};
+use fencepost::engine::webhooks;
+use fencepost_net::seal::{MasterKeys, new_master_key};
 use serde_json::{Value, json};
 use sqlx::Connection;
 

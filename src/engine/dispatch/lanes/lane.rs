@@ -8,9 +8,9 @@ use std::{
 
 use chrono::TimeDelta;
 use fencepost_signals::wakeups::Arrival;
+use fencepost_store::claims::ClaimKey;
 
 use super::{PlannedClaim, QueueKey, WaiterId};
-use crate::store::claims::ClaimKey;
 
 /// After a short claim from the low-water mark, the next claim begins at the start of the queue,
 /// but not sooner than this.

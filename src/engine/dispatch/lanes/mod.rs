@@ -15,10 +15,10 @@ mod lane;
 
 use fencepost_domain::ids::ProjectId;
 use fencepost_signals::wakeups::Arrival;
+use fencepost_store::claims::{ClaimKey, MAX_CLAIM_SLOTS};
 
 use self::lane::{Lane, Signature, Supply};
 use super::request::{PollSpec, share_slots};
-use crate::store::claims::{ClaimKey, MAX_CLAIM_SLOTS};
 
 pub use self::lane::Claimed;
 

@@ -114,7 +114,7 @@ fn a_job_of_a_ci_service_gets_a_key_of_minutes_for_its_token() {
         let sql = "update api_keys set expires_at = now() - interval '25 h' where is_exchanged";
         t.database.execute(sql).await;
         let mut conn = t.database.connect().await;
-        fencepost::store::sweep::purge::prune_people(&mut conn, 400, 90).await.expect("pruned");
+        fencepost_store::sweep::purge::prune_people(&mut conn, 400, 90).await.expect("pruned");
         assert_eq!(t.database.number("select count(*) from api_keys").await, 3);
         server.stop().await;
     });

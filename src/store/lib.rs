@@ -21,6 +21,7 @@ pub mod email_changes;
 pub mod ends;
 pub mod enqueue;
 pub mod events;
+pub mod faults;
 pub mod fences;
 pub mod heartbeats;
 pub mod idempotency;

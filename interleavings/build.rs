@@ -50,8 +50,10 @@ const BUGS: [(&str, &str, &str); 4] = [
 /// Modules in which no task waits: the server's own are used.
 const AS_THEY_ARE: [&str; 2] = ["pub mod interest;", "pub mod keyed;"];
 
-/// In their place this crate has some whose tasks shuttle schedules.
-const REPLACED: [(&str, &str); 3] = [
+/// The engine is a module here. In place of the others this crate has some whose tasks shuttle
+/// schedules.
+const REPLACED: [(&str, &str); 4] = [
+    ("crate::", "crate::engine::"),
     ("use tokio_util::", "use crate::tokio_util::"),
     ("fencepost_signals::", "crate::"),
     ("fencepost_store::", "crate::store::"),
@@ -63,6 +65,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed={}", source.display());
     for (file, name) in FILES {
         let mut text = text(&source.join(file))?;
+        for (theirs, ours) in REPLACED {
+            text = text.replace(theirs, ours);
+        }
         for (_, from, to) in BUGS.iter().filter(|it| it.0 == name) {
             if text.matches(from).count() != 1 {
                 return Err(format!("{file} has no single place for the bug: {from}").into());
@@ -87,7 +92,7 @@ fn text(path: &Path) -> Result<String, Box<dyn Error>> {
             continue;
         }
         if AS_THEY_ARE.contains(&line) {
-            text += &line.replace("pub mod ", "pub use crate::servers_wakeups::");
+            text += &line.replace("pub mod ", "pub use super::servers_wakeups::");
             text += "\n";
             continue;
         }
@@ -111,9 +116,6 @@ fn text(path: &Path) -> Result<String, Box<dyn Error>> {
             }
             None => text += &format!("{line}\n"),
         }
-    }
-    for (theirs, ours) in REPLACED {
-        text = text.replace(theirs, ours);
     }
     Ok(text)
 }

@@ -3,6 +3,7 @@
 use std::{ops::Deref, sync::Arc};
 
 use fencepost_domain::limits::MAX_STREAMS;
+use fencepost_engine::Engine;
 use fencepost_net::outbound::Outbound;
 use fencepost_signals::redis_bus::Bus;
 use fencepost_store as store;
@@ -11,7 +12,6 @@ use tokio::sync::Semaphore;
 use crate::{
     accounts::Accounts,
     credentials::{Credentials, LocalPermits, Newcomers, UsedKeys, bodies::Bodies},
-    engine::Engine,
 };
 
 /// The handles of one node. Cheap to clone.

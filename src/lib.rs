@@ -11,7 +11,6 @@ pub mod client;
 pub mod console;
 pub mod credentials;
 pub mod dev;
-pub mod engine;
 pub mod http;
 pub mod loops;
 pub mod serve;

@@ -11,35 +11,32 @@ use fencepost_domain::{
     error::chain,
     limits::{AUDIT_KEEP_DAYS, SECURITY_LOG_KEEP_DAYS, UNUSED_ACCOUNT_DAYS},
 };
+use fencepost_engine::{
+    Engine,
+    alarms::Alarms,
+    canary::Canary,
+    jobs::wait,
+    maintenance::{
+        self, PROBE_PERIOD, cascade, counts, dead_letter_age, ends, excess_workers, gauges,
+        promote, reap, retention, revive,
+    },
+    operations,
+    schedules::fire,
+    stats::flush,
+    webhooks::{
+        deliver::{Deliverer, REFRESH_PERIOD},
+        empty,
+        pusher::Pusher,
+        tell,
+    },
+    workers,
+};
 use fencepost_signals::{telemetry, wakeups::BackgroundTask};
 use fencepost_store::{deadline::bounded_query, stored_bytes, sweep::purge};
 use metrics::{counter, gauge, histogram};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{
-    accounts::token::KEY_SETTLE_SECONDS,
-    app::App,
-    engine::{
-        Engine,
-        alarms::Alarms,
-        canary::Canary,
-        jobs::wait,
-        maintenance::{
-            self, PROBE_PERIOD, cascade, counts, dead_letter_age, ends, excess_workers, gauges,
-            promote, reap, retention, revive,
-        },
-        operations,
-        schedules::fire,
-        stats::flush,
-        webhooks::{
-            deliver::{Deliverer, REFRESH_PERIOD},
-            empty,
-            pusher::Pusher,
-            tell,
-        },
-        workers,
-    },
-};
+use crate::{accounts::token::KEY_SETTLE_SECONDS, app::App};
 
 /// Expired leases are reaped within two seconds: this period and the time of a pass.
 const REAP_PERIOD: Duration = Duration::from_millis(1_500);

@@ -5,6 +5,11 @@ use std::{path::Path, sync::Arc, time::Duration};
 use anyhow::Context;
 use fencepost_config::{ConnectionLimits, PoolArgs, RedisPlace, Signup, TrustedProxies};
 use fencepost_domain::{ids::TickKey, plan::Plans};
+use fencepost_engine::{
+    self as engine, Engine,
+    notify::relay,
+    webhooks::{deliver::Deliverer, pusher::Pusher, sender::Sender},
+};
 use fencepost_net::{mail::Mailer, outbound::Outbound, seal::MasterKeys};
 use fencepost_signals::{
     limiter::Limiter,
@@ -34,11 +39,6 @@ use crate::{
     adapters,
     app::App,
     console,
-    engine::{
-        self, Engine,
-        notify::relay,
-        webhooks::{deliver::Deliverer, pusher::Pusher, sender::Sender},
-    },
     http::{self, deprecation::Deprecated},
     loops,
 };

@@ -121,7 +121,7 @@ pub mod settle {
 pub mod enqueue {
     /// Their type.
     pub mod dependencies {
-        pub use fencepost::engine::enqueue::dependencies::ParentResult;
+        pub use fencepost_engine::enqueue::dependencies::ParentResult;
     }
 }
 

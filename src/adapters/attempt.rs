@@ -9,7 +9,7 @@ use fencepost_domain::{
     lease::Fence,
 };
 
-use crate::engine::jobs::{AttemptRow, JobRow};
+use fencepost_engine::jobs::{AttemptRow, JobRow};
 
 /// A job and one of its attempts, as one id that is a fence: `job_…-2`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

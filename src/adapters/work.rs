@@ -1,13 +1,11 @@
 //! Payloads and parents' results of leased jobs, as JSON objects.
 
 use fencepost_domain::{error::Error, job::JobState};
+use fencepost_engine::{dispatch::LeasedDelivery, enqueue::dependencies::ParentResult};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::{
-    engine::{dispatch::LeasedDelivery, enqueue::dependencies::ParentResult},
-    wire::validate::stored_json,
-};
+use crate::wire::validate::stored_json;
 
 /// A payload or result for protocols with objects only: the same bytes, or `{"value": …}` around
 /// them.

@@ -14,6 +14,7 @@ use fencepost_domain::{
     limits::{self, MAX_KEY_SECONDS, MAX_LIVE_KEYS},
     networks, text,
 };
+use fencepost_engine::webhooks;
 use fencepost_net::seal::MasterKeys;
 use fencepost_store::{self as store, projects::Project};
 use ipnet::IpNet;
@@ -21,13 +22,10 @@ use secrecy::ExposeSecret;
 use sqlx::PgConnection;
 
 use super::target::TargetArgs;
-use crate::{
-    accounts::{
-        author::Author,
-        keys::{self, KeyRequest},
-        projects, seal_signing_keys, seal_totp_secrets,
-    },
-    engine::webhooks,
+use crate::accounts::{
+    author::Author,
+    keys::{self, KeyRequest},
+    projects, seal_signing_keys, seal_totp_secrets,
 };
 
 const DAY_SECONDS: i64 = 86_400;

@@ -3,11 +3,11 @@
 use std::io::Write;
 
 use anyhow::Context;
+use fencepost_engine::maintenance;
 use fencepost_store::sweep::counts;
 use sqlx::Connection;
 
 use super::target::TargetArgs;
-use crate::engine::maintenance;
 
 /// Corrects the counts of queues and the list of dead letters, and prints how many were wrong.
 pub async fn run(target: &TargetArgs) -> anyhow::Result<()> {

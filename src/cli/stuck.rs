@@ -3,11 +3,11 @@
 use std::io::Write;
 
 use anyhow::Context;
+use fencepost_engine::jobs::explain;
 use fencepost_store::{sweep::gauges, workers::ALIVE_SECONDS};
 use sqlx::Connection;
 
 use super::target::TargetArgs;
-use crate::engine::jobs::explain;
 
 /// Number of queues listed.
 const MAX_LISTED: usize = 20;

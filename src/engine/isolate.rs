@@ -13,7 +13,7 @@ use fencepost_domain::{
 use fencepost_store::sweep::set_aside::{self, Failed, Work};
 use sqlx::{Acquire, PgConnection};
 
-use crate::engine::Engine;
+use crate::Engine;
 
 /// SQLSTATE classes of errors that one row causes: data (22), integrity (23), limits of the program
 /// (54), triggers (P0), and corruption (XX). Others concern the database, and every row with it.

@@ -8,6 +8,11 @@ use axum::{
 };
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, ids::BatchId, limits, outbound};
+use fencepost_engine::{
+    batches::{self, BatchRow, NewBatch},
+    enqueue::Extras,
+    jobs::callback_url::check_callback_urls,
+};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -24,11 +29,6 @@ use super::{
 use crate::{
     app::App,
     auth::{Caller, Produce, Read},
-    engine::{
-        batches::{self, BatchRow, NewBatch},
-        enqueue::Extras,
-        jobs::callback_url::check_callback_urls,
-    },
     wire::{
         extract::{BatchInPath, Object, Query, RequestBody},
         openapi::chars,

@@ -6,6 +6,7 @@ use fencepost_domain::{
     limits,
     operation::{Kind, Which},
 };
+use fencepost_engine::operations::{self, NewOperation};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -15,12 +16,7 @@ use super::{
     operations::Operation,
     redact::shown,
 };
-use crate::{
-    app::App,
-    auth::Caller,
-    engine::operations::{self, NewOperation},
-    wire::validate::Check,
-};
+use crate::{app::App, auth::Caller, wire::validate::Check};
 
 /// Number of matching jobs, and the operation that processes them.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]

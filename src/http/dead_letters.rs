@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, formats, ids::JobKey, limits, operation::Filter};
+use fencepost_engine::jobs::{control, dead_letters};
 use fencepost_store::{
     self as store, TimePosition,
     dead_letters::{GroupRow, LetterRow},
@@ -28,7 +29,6 @@ use super::{
 use crate::{
     app::App,
     auth::{Caller, Manage, Read},
-    engine::jobs::{control, dead_letters},
     wire::{
         extract::{JobInPath, Query},
         validate::Check,

@@ -3,6 +3,7 @@
 
 use axum::{Json as Reply, extract::State};
 use fencepost_domain::{error::Error, ids::ProjectId, limits as bounds, plan::Limits};
+use fencepost_engine::enqueue::quota;
 use fencepost_store as store;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -10,7 +11,6 @@ use utoipa::ToSchema;
 use crate::{
     app::App,
     auth::{Anybody, Bound, Budget, Caller, Who, body_bytes, project_limits},
-    engine::enqueue::quota,
     wire::streams,
 };
 

@@ -9,6 +9,7 @@ use fencepost_domain::{
     limits,
     operation::{Kind, State as OperationState, Which},
 };
+use fencepost_engine::operations::{self, OperationRow};
 use fencepost_store as store;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -23,7 +24,6 @@ use super::{
 use crate::{
     app::App,
     auth::{Caller, Manage, Read},
-    engine::operations::{self, OperationRow},
     wire::{
         extract::{OperationInPath, Query},
         validate::Check,

@@ -15,6 +15,7 @@ use fencepost_domain::{
     ids::{JobId, ProjectId},
     limits,
 };
+use fencepost_engine::{jobs::explain, queues};
 use fencepost_store::{
     self as store,
     counts::QueueRow,
@@ -33,7 +34,6 @@ use super::{
 use crate::{
     app::App,
     auth::{Caller, Manage, Read},
-    engine::{jobs::explain, queues},
     wire::{
         extract::{Json, NameInPath, Object, Query, RequestBody},
         openapi::range,

@@ -13,6 +13,7 @@ use fencepost_domain::{
     limits,
     schedule::{CatchUp, OverlapPolicy},
 };
+use fencepost_engine::schedules::{self, ScheduleRow, WrittenSchedule};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
@@ -28,7 +29,6 @@ use super::{
 use crate::{
     app::App,
     auth::{Caller, Read, Schedule},
-    engine::schedules::{self, ScheduleRow, WrittenSchedule},
     wire::{
         extract::{Json, NameInPath, Object, Query, RequestBody},
         openapi::{chars, range},

@@ -3,6 +3,7 @@
 use axum::{Json as Reply, extract::State};
 use chrono::NaiveDate;
 use fencepost_domain::error::Error;
+use fencepost_engine::enqueue::quota;
 use fencepost_store as store;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -10,7 +11,6 @@ use utoipa::{IntoParams, ToSchema};
 use crate::{
     app::App,
     auth::{Caller, Read},
-    engine::enqueue::quota,
     http::error::ErrorBody,
     wire::extract::Query,
 };

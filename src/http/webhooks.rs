@@ -11,6 +11,7 @@ use fencepost_domain::{
     limits, outbound,
     webhook::{self, EVENT_TYPES},
 };
+use fencepost_engine::webhooks::{self, EndpointChange, NewEndpoint};
 use serde::Deserialize;
 use serde_json::json;
 use sha2::{Digest, Sha256};
@@ -27,7 +28,6 @@ use super::{
 use crate::{
     app::App,
     auth::{Caller, Webhooks},
-    engine::webhooks::{self, EndpointChange, NewEndpoint},
     wire::{
         extract::{EndpointInPath, Json, Query, RequestBody},
         openapi::{chars, items},

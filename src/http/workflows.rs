@@ -16,6 +16,11 @@ use fencepost_domain::{
     plan::Tenant,
     workflow::{self, BrokenGraph, Node, WorkflowState},
 };
+use fencepost_engine::jobs::{
+    bound::check_enqueue,
+    callback_url::check_callback_urls,
+    workflows::{self, JobGraph, StateCount, WorkflowJobRow, WorkflowRow},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
@@ -31,11 +36,6 @@ use super::{
 use crate::{
     app::App,
     auth::{Bound, Caller, Control, Cost, Produce, Read},
-    engine::jobs::{
-        bound::check_enqueue,
-        callback_url::check_callback_urls,
-        workflows::{self, JobGraph, StateCount, WorkflowJobRow, WorkflowRow},
-    },
     wire::{
         extract::{Object, Query, RequestBody, WorkflowInPath},
         openapi::chars,

@@ -14,7 +14,7 @@ use fencepost_domain::error::Error;
 use hyper::body::{Frame, SizeHint};
 use serde::Serialize;
 
-use crate::engine::dispatch::Delivery;
+use fencepost_engine::dispatch::Delivery;
 
 /// In the extensions of an answer that may be replaced by a refusal: nothing of it is lost.
 #[derive(Debug, Clone, Copy)]

@@ -3,13 +3,11 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use fencepost_domain::{error::Error, ids::JobKey, job::StoredState, limits};
+use fencepost_engine::jobs::{self, LogPlace, LogRow};
 use serde::Serialize;
 
 use super::streams::{Ended, Writer};
-use crate::{
-    app::App,
-    engine::jobs::{self, LogPlace, LogRow},
-};
+use crate::app::App;
 
 /// The output streams.
 pub const STREAMS: [&str; 3] = ["stdout", "stderr", "system"];

@@ -7,9 +7,10 @@ use fencepost_domain::{
     plan::Tenant,
     template::{self, Place, TemplateError, TemplateMode},
 };
+use fencepost_engine::enqueue::NewJob;
 use serde_json::{Value, value::RawValue};
 
-use crate::{engine::enqueue::NewJob, wire::validate::Check};
+use crate::wire::validate::Check;
 
 const UNREADABLE: &str = "has a number or text that a template cannot have";
 

@@ -9,7 +9,7 @@ use fencepost_domain::{
 };
 use serde_json::value::RawValue;
 
-use crate::engine::dispatch::Poll;
+use fencepost_engine::dispatch::Poll;
 
 /// Collects broken rules, below one path.
 #[derive(Debug, Default)]

@@ -2,7 +2,6 @@
 
 use fencepost::{
     credentials::bodies::{MAX_NODE_BODY_KIB, MAX_PROJECT_BODY_KIB},
-    engine::{dispatch::MAX_PARKED_POLLS, enqueue::quota},
     http::{answers, least_rate, server},
     serve::DRAIN_TIMEOUT,
     wire::extract::BODY_TIMEOUT,
@@ -13,6 +12,7 @@ use fencepost_domain::{
     plan::{Limits, Plans},
     schedule, search,
 };
+use fencepost_engine::{dispatch::MAX_PARKED_POLLS, enqueue::quota};
 use fencepost_signals::redis_bus;
 use fencepost_store::{counts, dead_letters, queue_limits};
 

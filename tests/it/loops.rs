@@ -2,9 +2,9 @@
 
 use chrono::{DateTime, Utc};
 
-use fencepost::engine::{Engine, maintenance};
 use fencepost_config::PoolArgs;
 use fencepost_domain::ids::TickKey;
+use fencepost_engine::{Engine, maintenance};
 use fencepost_store::{pools::Pools, sweep::prune};
 
 use crate::harness::{LoneProject, TestServer, fresh_database, limited, run, run_alone};

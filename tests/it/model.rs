@@ -4,19 +4,7 @@
 
 use std::time::Duration;
 
-use fencepost::{
-    dev,
-    engine::{
-        Engine, dispatch,
-        enqueue::{
-            self, Extras, NewJob, Start,
-            dependencies::{OnConflict, TiedJob},
-        },
-        maintenance::{self, cascade, promote, reap},
-        settle::{self, Ack, Acked, AttemptEnd, Failure},
-        workers,
-    },
-};
+use fencepost::dev;
 use fencepost_config::PoolArgs;
 use fencepost_domain::{
     dependency::{Dependency, When},
@@ -27,6 +15,16 @@ use fencepost_domain::{
     plan::{Limits, Tenant},
     text::ErrorReport,
     worker::WorkerState,
+};
+use fencepost_engine::{
+    Engine, dispatch,
+    enqueue::{
+        self, Extras, NewJob, Start,
+        dependencies::{OnConflict, TiedJob},
+    },
+    maintenance::{self, cascade, promote, reap},
+    settle::{self, Ack, Acked, AttemptEnd, Failure},
+    workers,
 };
 use fencepost_store::{self as store, pools::Pools, settle_failure::Ended};
 

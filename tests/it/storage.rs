@@ -1,11 +1,11 @@
 //! How much a project may send and store, and how much a queue may hold.
 
-use fencepost::engine::{
+use fencepost_config::PoolArgs;
+use fencepost_domain::{ids::TickKey, plan::Plans};
+use fencepost_engine::{
     Engine,
     maintenance::{dead_letter_age, excess_workers},
 };
-use fencepost_config::PoolArgs;
-use fencepost_domain::{ids::TickKey, plan::Plans};
 use fencepost_store::pools::Pools;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;

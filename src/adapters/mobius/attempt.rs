@@ -10,6 +10,11 @@ use fencepost_domain::{
     history, limits,
     text::{ErrorReport, json_depth},
 };
+use fencepost_engine::settle::{
+    self, Ack, AttemptEnd, Failure,
+    attempt_reports::{self, NewEvent, ShownFence},
+    heartbeat::{self, Advice, Beat},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -19,11 +24,6 @@ use crate::{
     adapters::params::PathParams,
     app::App,
     auth::{Beating, Caller, Settling, Work},
-    engine::settle::{
-        self, Ack, AttemptEnd, Failure,
-        attempt_reports::{self, NewEvent, ShownFence},
-        heartbeat::{self, Advice, Beat},
-    },
     wire::{
         extract::{Json, RequestBody},
         openapi::chars,

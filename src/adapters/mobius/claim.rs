@@ -9,6 +9,11 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use fencepost_domain::{error::Error, ids::ProjectId, limits};
+use fencepost_engine::{
+    dispatch::{self, LeasedDelivery, Poll},
+    jobs::workflows,
+    workers::{self, Registration},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -18,11 +23,6 @@ use crate::{
     adapters::{attempt::AttemptId, work},
     app::App,
     auth::{Caller, Polling},
-    engine::{
-        dispatch::{self, LeasedDelivery, Poll},
-        jobs::workflows,
-        workers::{self, Registration},
-    },
     wire::{
         ClientGone, delivery,
         extract::{Json, RequestBody},

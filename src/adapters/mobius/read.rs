@@ -3,6 +3,10 @@
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, TimeDelta, Utc};
 use fencepost_domain::{error::Error, ids::JobKey, limits};
+use fencepost_engine::{
+    jobs::{self, AttemptRow, JobRow, Payloads},
+    workers::{self, WorkerRow},
+};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -16,10 +20,6 @@ use crate::{
     },
     app::App,
     auth::{Caller, Read, ReadPayloads},
-    engine::{
-        jobs::{self, AttemptRow, JobRow, Payloads},
-        workers::{self, WorkerRow},
-    },
     wire::validate::stored_json,
 };
 

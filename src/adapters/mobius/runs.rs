@@ -3,6 +3,7 @@
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, ids::JobId, job::StoredState, limits};
+use fencepost_engine::jobs::{self, AttemptRow, JobRow, Payloads, workflows};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -14,7 +15,6 @@ use crate::{
     },
     app::App,
     auth::{Caller, ReadPayloads},
-    engine::jobs::{self, AttemptRow, JobRow, Payloads, workflows},
 };
 
 /// Attempts read for each job of a list: the latest, and the one before it, which says when the

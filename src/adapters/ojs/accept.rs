@@ -11,6 +11,13 @@ use fencepost_domain::{
     limits,
     plan::{Limits, Tenant},
 };
+use fencepost_engine::{
+    enqueue::{
+        Extras, NewJob, Start,
+        dependencies::{OnConflict, TiedJob},
+    },
+    jobs::JobRow,
+};
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 use sqlx::types::Json as Stored;
@@ -20,16 +27,7 @@ use super::{
     MAX_ENVELOPE_BYTES, RETRY_FIELD, VISIBILITY_SECONDS,
     fields::{Fields, StoredEnvelope, When, duration_ms, is_queue_name, is_type_name, when},
 };
-use crate::{
-    engine::{
-        enqueue::{
-            Extras, NewJob, Start,
-            dependencies::{OnConflict, TiedJob},
-        },
-        jobs::JobRow,
-    },
-    wire::validate::Check,
-};
+use crate::wire::validate::Check;
 
 /// Maximum characters of a job's type.
 const MAX_TYPE_CHARS: usize = 255;

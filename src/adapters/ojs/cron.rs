@@ -7,6 +7,7 @@ use fencepost_domain::{
     plan::Limits,
     schedule::{CatchUp, OverlapPolicy},
 };
+use fencepost_engine::schedules::{self, ScheduleRow, WrittenSchedule};
 use serde::Serialize;
 use serde_json::{Value, json, value::RawValue};
 use utoipa::ToSchema;
@@ -20,7 +21,6 @@ use crate::{
     adapters::params::PathParams,
     app::App,
     auth::{Caller, ReadPayloads, Schedule},
-    engine::schedules::{self, ScheduleRow, WrittenSchedule},
     wire::{
         audit::{self, NewAuditEntry},
         extract::Json,

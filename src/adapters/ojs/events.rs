@@ -3,6 +3,7 @@
 use axum::extract::State;
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, job::StoredState, limits};
+use fencepost_engine::jobs::{self, Filter, JobRow, Payloads};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::{IntoParams, ToSchema};
@@ -14,7 +15,6 @@ use super::{
 use crate::{
     app::App,
     auth::{Caller, Read},
-    engine::jobs::{self, Filter, JobRow, Payloads},
     wire::{extract::Query, validate::Check},
 };
 

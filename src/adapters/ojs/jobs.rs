@@ -17,6 +17,12 @@ use fencepost_domain::{
     limits,
     plan::Tenant,
 };
+use fencepost_engine::{
+    enqueue::{self, Enqueued, dependencies::TiedJob},
+    jobs::{self, AttemptRow, JobRow, control},
+    queues::{self, SettingsChange},
+    settle::{self, Ack, AttemptEnd},
+};
 use serde::Serialize;
 use serde_json::json;
 use utoipa::ToSchema;
@@ -32,12 +38,6 @@ use crate::{
     adapters::params::PathParams,
     app::App,
     auth::{Caller, Control, Cost, Produce, ReadPayloads, Who},
-    engine::{
-        enqueue::{self, Enqueued, dependencies::TiedJob},
-        jobs::{self, AttemptRow, JobRow, control},
-        queues::{self, SettingsChange},
-        settle::{self, Ack, AttemptEnd},
-    },
     wire::{
         audit::{self, NewAuditEntry},
         extract::Json,

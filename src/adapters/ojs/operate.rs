@@ -2,6 +2,10 @@
 
 use axum::extract::State;
 use fencepost_domain::{error::Error, ids::JobKey, limits};
+use fencepost_engine::{
+    jobs::{self, control, dead_letters},
+    queues::{self, QueueRow},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::{IntoParams, ToSchema};
@@ -17,10 +21,6 @@ use crate::{
     adapters::params::PathParams,
     app::App,
     auth::{Caller, Manage, Read, ReadPayloads},
-    engine::{
-        jobs::{self, control, dead_letters},
-        queues::{self, QueueRow},
-    },
     wire::{
         audit::{self, NewAuditEntry},
         extract::Query,

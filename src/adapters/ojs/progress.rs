@@ -8,6 +8,17 @@ use fencepost_domain::{
     lease::Fence,
     limits,
 };
+use fencepost_engine::{
+    enqueue::Start,
+    jobs::{
+        self,
+        control::{self, Change, Timing},
+    },
+    settle::{
+        attempt_reports::{NewEvent, ShownFence, record_events},
+        heartbeat::{self, Beat},
+    },
+};
 use serde::Serialize;
 use serde_json::json;
 use utoipa::ToSchema;
@@ -17,17 +28,6 @@ use crate::{
     adapters::params::PathParams,
     app::App,
     auth::{Beating, Caller, Control, Read},
-    engine::{
-        enqueue::Start,
-        jobs::{
-            self,
-            control::{self, Change, Timing},
-        },
-        settle::{
-            attempt_reports::{NewEvent, ShownFence, record_events},
-            heartbeat::{self, Beat},
-        },
-    },
     wire::{extract::Json, validate::Check},
 };
 

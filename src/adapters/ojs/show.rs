@@ -8,6 +8,10 @@ use fencepost_domain::{
     job::{AttemptOutcome, StoredState},
     worker::WorkerState,
 };
+use fencepost_engine::{
+    dispatch::LeasedDelivery,
+    jobs::{AttemptRow, JobRow},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -17,13 +21,7 @@ use super::{
     fields::{Fields, StoredEnvelope, args, time},
     state_name,
 };
-use crate::{
-    engine::{
-        dispatch::LeasedDelivery,
-        jobs::{AttemptRow, JobRow},
-    },
-    wire::validate::{Check, stored_json},
-};
+use crate::wire::validate::{Check, stored_json};
 
 /// Fields that the server sets, so that clients cannot store their own under these names.
 const SYSTEM_FIELDS: [&str; 24] = [

@@ -10,6 +10,15 @@ use fencepost_domain::{
     limits,
     text::ErrorReport,
 };
+use fencepost_engine::{
+    dispatch::{self, LeasedJob, Poll},
+    jobs,
+    settle::{
+        self, Ack, Acked, AttemptEnd, Failure,
+        heartbeat::{self, ShorterLease},
+    },
+    workers,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -21,15 +30,6 @@ use crate::{
     adapters::params::PathParams,
     app::App,
     auth::{Caller, Polling, Settling},
-    engine::{
-        dispatch::{self, LeasedJob, Poll},
-        jobs,
-        settle::{
-            self, Ack, Acked, AttemptEnd, Failure,
-            heartbeat::{self, ShorterLease},
-        },
-        workers,
-    },
     wire::{
         ClientGone, delivery,
         extract::{Json, OptionalJson, RequestBody},

@@ -8,6 +8,10 @@ use fencepost_domain::{
     limits,
     worker::WorkerState,
 };
+use fencepost_engine::{
+    settle::heartbeat::{self, Advice, Beat},
+    workers::{self, Registration},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -16,10 +20,6 @@ use super::{ErrorBody, Reply, VISIBILITY_SECONDS, fields::time, job_id};
 use crate::{
     app::App,
     auth::{Beating, Caller, Cost, Registering, Work},
-    engine::{
-        settle::heartbeat::{self, Advice, Beat},
-        workers::{self, Registration},
-    },
     wire::{
         extract::{Json, RequestBody},
         openapi::{chars, items, range},

@@ -11,6 +11,14 @@ use fencepost_domain::{
     plan::Tenant,
     workflow::{self, BrokenGraph, Node, WorkflowState},
 };
+use fencepost_engine::{
+    batches::NewBatch,
+    enqueue::{self, Extras, Start},
+    jobs::{
+        self,
+        workflows::{self, JobGraph, WorkflowJobRow, WorkflowRow},
+    },
+};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -27,14 +35,6 @@ use crate::{
     adapters::params::PathParams,
     app::App,
     auth::{Caller, Control, Cost, Produce, ReadPayloads},
-    engine::{
-        batches::NewBatch,
-        enqueue::{self, Extras, Start},
-        jobs::{
-            self,
-            workflows::{self, JobGraph, WorkflowJobRow, WorkflowRow},
-        },
-    },
     wire::{extract::Json, validate::Check},
 };
 

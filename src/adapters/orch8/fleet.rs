@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, TimeDelta, Utc};
 use fencepost_domain::{error::Error, ids::ProjectId, limits, worker::WorkerState};
+use fencepost_engine::workers::{self, WorkerRow};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -12,7 +13,6 @@ use crate::{
     adapters::plain_errors::ErrorBody,
     app::App,
     auth::{Caller, Read},
-    engine::workers::{self, WorkerRow},
     wire::{extract::Query, validate::Check},
 };
 

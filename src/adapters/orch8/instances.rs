@@ -15,6 +15,13 @@ use fencepost_domain::{
     template::TemplateMode,
     workflow::{self, BrokenGraph, Node, WorkflowState},
 };
+use fencepost_engine::{
+    enqueue::{
+        Extras, NewJob, Start,
+        dependencies::{OnConflict, TiedJob},
+    },
+    jobs::workflows::{self, JobGraph, WorkflowJobRow},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use sqlx::types::Json as Stored;
@@ -24,13 +31,6 @@ use crate::{
     adapters::{params::PathParams, plain_errors::ErrorBody},
     app::App,
     auth::{Caller, Cost, Produce, ReadPayloads},
-    engine::{
-        enqueue::{
-            Extras, NewJob, Start,
-            dependencies::{OnConflict, TiedJob},
-        },
-        jobs::workflows::{self, JobGraph, WorkflowJobRow},
-    },
     wire::{
         extract::{Json, Object, RequestBody},
         openapi::{chars, range},

@@ -9,6 +9,10 @@ use fencepost_domain::{
     job::{AttemptOutcome, JobState},
     limits,
 };
+use fencepost_engine::{
+    jobs::{self, AttemptRow, Filter, JobRow, Payloads},
+    queues, workers,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
@@ -18,10 +22,6 @@ use crate::{
     adapters::{attempt, params::PathParams, plain_errors::ErrorBody, work},
     app::App,
     auth::{Caller, Read, ReadPayloads},
-    engine::{
-        jobs::{self, AttemptRow, Filter, JobRow, Payloads},
-        queues, workers,
-    },
     wire::{
         extract::Query,
         validate::{Check, stored_json},

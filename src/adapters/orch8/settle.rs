@@ -8,6 +8,10 @@ use fencepost_domain::{
     plan::Tenant,
     text::{self, ErrorReport},
 };
+use fencepost_engine::settle::{
+    self, Ack, AttemptEnd, Failure,
+    attempt_reports::{self, AttemptLogs, LogChunk, ShownFence},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, value::RawValue};
 use utoipa::ToSchema;
@@ -20,10 +24,6 @@ use crate::{
     adapters::{params::PathParams, plain_errors::ErrorBody},
     app::App,
     auth::{Caller, Settling},
-    engine::settle::{
-        self, Ack, AttemptEnd, Failure,
-        attempt_reports::{self, AttemptLogs, LogChunk, ShownFence},
-    },
     wire::{
         extract::{Json, RequestBody},
         validate::Check,

@@ -18,6 +18,11 @@ use fencepost_domain::{
     job::{DEFAULT_QUEUE, JobState},
     limits,
 };
+use fencepost_engine::{
+    dispatch::{self, LeasedDelivery, Poll},
+    jobs::workflows,
+    settle::heartbeat::{self as beats, Advice, Beat},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -27,11 +32,6 @@ use crate::{
     adapters::{params::PathParams, plain_errors::ErrorBody, work},
     app::App,
     auth::{Beating, Caller, Polling},
-    engine::{
-        dispatch::{self, LeasedDelivery, Poll},
-        jobs::workflows,
-        settle::heartbeat::{self as beats, Advice, Beat},
-    },
     wire::{
         ClientGone, delivery,
         extract::{Json, OptionalJson, RequestBody},

@@ -4,6 +4,10 @@ use std::collections::HashSet;
 
 use axum::{Json as Reply, extract::State, http::HeaderMap, response::Response};
 use fencepost_domain::{error::Error, limits, text};
+use fencepost_engine::{
+    jobs::{self, LogPlace, LogRow},
+    settle::attempt_reports::{self, AttemptLogs, LogChunk, ShownFence},
+};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -12,10 +16,6 @@ use crate::{
     adapters::{params::PathParams, plain_errors::ErrorBody},
     app::App,
     auth::{Caller, ReadPayloads, Work},
-    engine::{
-        jobs::{self, LogPlace, LogRow},
-        settle::attempt_reports::{self, AttemptLogs, LogChunk, ShownFence},
-    },
     wire::{
         extract::{Json, RequestBody},
         logs::{self, STREAMS},

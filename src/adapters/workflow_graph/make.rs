@@ -12,6 +12,13 @@ use fencepost_domain::{
     plan::Tenant,
     workflow::{self, BrokenGraph, Node},
 };
+use fencepost_engine::{
+    enqueue::{
+        Extras, NewJob, Start,
+        dependencies::{OnConflict, TiedJob},
+    },
+    jobs::workflows::{self, JobGraph},
+};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use sqlx::types::Json as Stored;
@@ -21,13 +28,6 @@ use super::workflows::{Envelope, StoredEnvelope, Workflow, view};
 use crate::{
     app::App,
     auth::{Caller, Cost, Produce},
-    engine::{
-        enqueue::{
-            Extras, NewJob, Start,
-            dependencies::{OnConflict, TiedJob},
-        },
-        jobs::workflows::{self, JobGraph},
-    },
     wire::{
         extract::{Json, RequestBody},
         openapi::{chars, items, range},

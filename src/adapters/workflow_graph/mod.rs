@@ -22,6 +22,7 @@ use fencepost_domain::{
     job::JobState,
     lease::Fence,
 };
+use fencepost_engine::{Engine, jobs};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::{OpenApi, ToSchema};
@@ -29,11 +30,7 @@ use utoipa_axum::router::OpenApiRouter;
 use uuid::Uuid;
 
 use super::{Adapter, plain_errors};
-use crate::{
-    app::App,
-    engine::{Engine, jobs},
-    wire::routes::routes,
-};
+use crate::{app::App, wire::routes::routes};
 
 /// Default length of a lease: the protocol's own number.
 pub const DEFAULT_LEASE_SECONDS: i32 = 30;

@@ -14,6 +14,14 @@ use fencepost_domain::{
     limits,
     text::ErrorReport,
 };
+use fencepost_engine::{
+    dispatch::{self, LeasedDelivery, Poll},
+    jobs::control,
+    settle::{
+        self, Ack, AttemptEnd, Failure,
+        heartbeat::{self as beats, Beat},
+    },
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, value::RawValue};
 use utoipa::ToSchema;
@@ -23,14 +31,6 @@ use crate::{
     adapters::{params::PathParams, plain_errors::ErrorBody, work},
     app::App,
     auth::{Beating, Caller, Follow, Polling, Settling},
-    engine::{
-        dispatch::{self, LeasedDelivery, Poll},
-        jobs::control,
-        settle::{
-            self, Ack, AttemptEnd, Failure,
-            heartbeat::{self as beats, Beat},
-        },
-    },
     wire::{
         ClientGone, delivery,
         extract::{Json, RequestBody},

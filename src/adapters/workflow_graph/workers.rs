@@ -2,6 +2,7 @@
 
 use axum::{Json as Reply, extract::State};
 use fencepost_domain::{error::Error, limits};
+use fencepost_engine::workers::{self, Registration, WorkerRow};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -9,7 +10,6 @@ use crate::{
     adapters::{params::PathParams, plain_errors::ErrorBody},
     app::App,
     auth::{Caller, Read, Registering, Work},
-    engine::workers::{self, Registration, WorkerRow},
     wire::{
         extract::{Json, RequestBody},
         openapi::{chars, items},

@@ -8,6 +8,10 @@ use fencepost_domain::{
     ids::{JobId, JobKey, ProjectId, WorkflowId},
     workflow::WorkflowState,
 };
+use fencepost_engine::jobs::{
+    self, JobRow, control,
+    workflows::{self, WorkflowJobRow, WorkflowRow},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
@@ -17,10 +21,6 @@ use crate::{
     adapters::{params::PathParams, plain_errors::ErrorBody},
     app::App,
     auth::{Caller, Control, Cost, Produce, ReadPayloads},
-    engine::jobs::{
-        self, JobRow, control,
-        workflows::{self, WorkflowJobRow, WorkflowRow},
-    },
     wire::{extract::Query, validate::Check},
 };
 

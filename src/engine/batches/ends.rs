@@ -24,10 +24,10 @@ use metrics::counter;
 use sqlx::PgConnection;
 
 use super::workflow_end;
-use crate::engine::enqueue::{Extras, NewJob, NewlyStored, Start, store_in};
+use crate::enqueue::{Extras, NewJob, NewlyStored, Start, store_in};
 
 /// Stores what these ends enqueue. They were taken in the same transaction.
-pub(in crate::engine) async fn process(
+pub(crate) async fn process(
     tx: &mut PgConnection,
     project_id: ProjectId,
     taken: Vec<JobEnd>,
@@ -147,7 +147,7 @@ async fn callbacks_of_batch(
 ///
 /// # Errors
 /// When the database fails. None: there is no such batch.
-pub(in crate::engine) async fn seal(
+pub(crate) async fn seal(
     tx: &mut PgConnection,
     project_id: ProjectId,
     id: BatchId,

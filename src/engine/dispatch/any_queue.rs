@@ -17,7 +17,7 @@ use super::{
     park::{self, Delivery},
     request::PollSpec,
 };
-use crate::engine::Engine;
+use crate::Engine;
 
 /// Maximum number of queues that such a poll searches; queues with jobs come first.
 pub const MAX_QUEUES: i64 = 100;
@@ -32,7 +32,7 @@ const MAX_KNOWN_PROJECTS: u64 = 10_000;
 
 /// Lists of queues by project, with or without empty ones. A list may take a second to read in a
 /// project with many queues: each project reads one at a time, for all polls that wait for it.
-pub(in crate::engine) struct QueueLists(Cache<(ProjectId, bool), Arc<Mutex<Option<Listed>>>>);
+pub(crate) struct QueueLists(Cache<(ProjectId, bool), Arc<Mutex<Option<Listed>>>>);
 
 impl Default for QueueLists {
     fn default() -> Self {

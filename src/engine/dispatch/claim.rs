@@ -42,7 +42,7 @@ const FAIL_POINT: &str = "claim";
 const MAX_FALLBACK_QUEUES: usize = 500;
 
 /// A claim that is ready to run.
-pub(in crate::engine) struct Claim {
+pub(crate) struct Claim {
     /// Each queue claim, with a lease id for each of its lease requests.
     claims: Vec<(PlannedClaim, Vec<LeaseId>)>,
     pool: Pool,
@@ -51,19 +51,19 @@ pub(in crate::engine) struct Claim {
 
 /// What completed last, and the connection if it can be reused.
 #[derive(Default)]
-pub(in crate::engine) struct CompletedClaims {
+pub(crate) struct CompletedClaims {
     pub conn: Option<pools::Connection>,
     pub completed: Vec<CompletedClaim>,
 }
 
 /// A completed queue claim.
-pub(in crate::engine) struct CompletedClaim {
+pub(crate) struct CompletedClaim {
     pub claim: PlannedClaim,
     pub outcome: ClaimOutcome,
 }
 
 /// The result of a queue claim.
-pub(in crate::engine) enum ClaimOutcome {
+pub(crate) enum ClaimOutcome {
     /// Jobs, each with the index of its lease request.
     Found { jobs: Vec<(usize, LeasedDelivery)>, finding: Claimed },
     /// The database refused the statement: nothing was leased.
@@ -120,7 +120,7 @@ impl Claim {
 }
 
 /// Where completed queue claims go.
-pub(in crate::engine) type Landing = mpsc::UnboundedSender<Vec<CompletedClaim>>;
+pub(crate) type Landing = mpsc::UnboundedSender<Vec<CompletedClaim>>;
 
 /// Queue claims that are not complete yet.
 struct Left {
@@ -437,7 +437,7 @@ async fn add_background(conn: &mut PgConnection, completed: &mut [CompletedClaim
 }
 
 /// Which of these queues have work. Queues whose query fails are left out.
-pub(in crate::engine) async fn find_queues_with_work(
+pub(crate) async fn find_queues_with_work(
     pool: Pool,
     queues: Vec<(ProjectId, Arc<str>)>,
 ) -> Vec<(ProjectId, Arc<str>)> {

@@ -16,7 +16,7 @@ use fencepost_store::{self as store, claims::LeasedJob};
 use serde_json::Value;
 use sqlx::PgConnection;
 
-use crate::engine::enqueue::dependencies::ParentResult;
+use crate::enqueue::dependencies::ParentResult;
 
 /// A job as a worker is given it.
 #[derive(Debug, Clone)]
@@ -46,7 +46,7 @@ impl LeasedDelivery {
 /// Leases that are being released, because their jobs were not delivered: no repeated poll may get
 /// them any more.
 #[derive(Debug, Clone, Default)]
-pub(in crate::engine) struct Releasing(Arc<Mutex<HashSet<LeaseId>>>);
+pub(crate) struct Releasing(Arc<Mutex<HashSet<LeaseId>>>);
 
 impl Releasing {
     fn leases(&self) -> MutexGuard<'_, HashSet<LeaseId>> {

@@ -27,7 +27,7 @@ const MAX_REST: Duration = Duration::from_secs(5);
 
 /// What such a claim found.
 #[derive(Debug, Default)]
-pub(in crate::engine) struct LimitedClaimed {
+pub(crate) struct LimitedClaimed {
     pub jobs: Vec<LeasedJob>,
     /// How many jobs were selected; other claims may have locked some of them.
     pub chosen: usize,
@@ -39,7 +39,7 @@ pub(in crate::engine) struct LimitedClaimed {
 
 /// Claims the best jobs whose constraint keys have capacity, as far as the queue's own limits
 /// allow.
-pub(in crate::engine) async fn claim(
+pub(crate) async fn claim(
     conn: &mut PgConnection,
     claim: &QueueClaim<'_>,
 ) -> sqlx::Result<LimitedClaimed> {

@@ -11,7 +11,7 @@ use fencepost_store::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::engine::{
+use crate::{
     batch::Coalescer,
     settle::{self, Endings},
 };
@@ -21,7 +21,7 @@ use crate::engine::{
 const PAUSES_SECONDS: [u64; 5] = [1, 2, 4, 8, 15];
 
 /// Releases those of these leases that were given after all.
-pub(in crate::engine) async fn release(
+pub(crate) async fn release(
     pool: Pool,
     endings: Coalescer<Endings>,
     lease_ids: Vec<LeaseId>,

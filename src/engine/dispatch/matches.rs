@@ -13,7 +13,7 @@ use metrics::counter;
 use uuid::Uuid;
 
 use super::{claim, delivery::LeasedDelivery, lanes::WaiterId, pump::Pump};
-use crate::engine::sync_match::{Candidate, Message, ReservedPoll, Settled};
+use crate::sync_match::{Candidate, Message, ReservedPoll, Settled};
 
 impl Pump {
     /// Answers the messages that have come since the last time.

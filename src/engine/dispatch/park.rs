@@ -29,7 +29,7 @@ use super::{
     pump::{Message, Patience},
     request::PollSpec,
 };
-use crate::engine::{Engine, batch::Batch, workers};
+use crate::{Engine, batch::Batch, workers};
 
 /// Polls that one node parks at most.
 pub const MAX_PARKED_POLLS: usize = 20_000;
@@ -48,7 +48,7 @@ const HALTED_PAUSE: Duration = Duration::from_secs(1);
 
 /// The polls' side of the pump.
 #[derive(Debug)]
-pub(in crate::engine) struct Parking {
+pub(crate) struct Parking {
     pub messages: mpsc::UnboundedSender<Message>,
     releasing: Releasing,
     next_id: AtomicU64,
@@ -272,8 +272,8 @@ async fn stop(engine: &Engine) {
 
 /// The batch of repeated polls: what each was given before and still holds.
 pub struct Repeats {
-    pub(in crate::engine) pool: Pool,
-    pub(in crate::engine) releasing: Releasing,
+    pub(crate) pool: Pool,
+    pub(crate) releasing: Releasing,
 }
 
 impl Batch for Repeats {

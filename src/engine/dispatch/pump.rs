@@ -38,7 +38,7 @@ use super::{
     lost_claims,
     request::PollSpec,
 };
-use crate::engine::{
+use crate::{
     batch::Coalescer,
     notify::Notifier,
     settle::{self, Endings},
@@ -53,7 +53,7 @@ const FALLBACK_PERIOD: Duration = Duration::from_secs(2);
 const MAX_DRAINED: usize = 1_000;
 
 /// Messages from polls to the pump.
-pub(in crate::engine) enum Message {
+pub(crate) enum Message {
     /// A poll parks.
     Park { id: WaiterId, spec: Box<PollSpec>, patience: Patience, answer: Answer },
     /// A poll wants its answer now, with or without jobs.
@@ -66,7 +66,7 @@ pub(in crate::engine) enum Message {
 
 /// How long a poll stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::engine) enum Patience {
+pub(crate) enum Patience {
     /// Until there are jobs.
     Waits,
     /// Until its queues were claimed from.
@@ -76,7 +76,7 @@ pub(in crate::engine) enum Patience {
 }
 
 /// The answer to a parked poll; none: its claim failed.
-pub(in crate::engine) type Answer = oneshot::Sender<Option<Vec<LeasedDelivery>>>;
+pub(crate) type Answer = oneshot::Sender<Option<Vec<LeasedDelivery>>>;
 
 pub(super) struct Pump {
     pool: Pool,
@@ -111,7 +111,7 @@ pub(super) struct Pump {
 }
 
 /// Runs until told to finish, or until all senders are gone. Claims in flight complete first.
-pub(in crate::engine) async fn run(
+pub(crate) async fn run(
     pools: Pools,
     (endings, releasing): (Coalescer<Endings>, Releasing),
     (tasks, stopping): (TaskTracker, CancellationToken),

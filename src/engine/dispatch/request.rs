@@ -78,7 +78,7 @@ impl Poll {
 
 /// A poll as the pump sees it.
 #[derive(Debug, Clone)]
-pub(in crate::engine) struct PollSpec {
+pub(crate) struct PollSpec {
     pub project_id: ProjectId,
     /// Queues to claim from, in this order.
     pub queues: Vec<Arc<str>>,
@@ -108,7 +108,7 @@ impl PollSpec {
 
 /// One lease request for each poll, then a second for each with capacity, and so on. Those that a
 /// poll was `given` before count.
-pub(in crate::engine) fn share_slots<Taker: Copy>(
+pub(crate) fn share_slots<Taker: Copy>(
     takers: &[(Taker, Arc<PollSpec>)],
     max_slots: usize,
     given: impl Fn(Taker) -> u32,

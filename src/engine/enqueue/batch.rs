@@ -23,7 +23,7 @@ use fencepost_store::{
 };
 use metrics::counter;
 
-use crate::engine::{
+use crate::{
     Engine,
     batch::{Batch, leaves_doubt},
     notify::Notifier,
@@ -63,9 +63,9 @@ fn left_behind(mut job: NewJob) -> NewJob {
 
 /// The batch of new jobs.
 pub struct Enqueues {
-    pub(in crate::engine) pool: Pool,
-    pub(in crate::engine) notifier: Notifier,
-    pub(in crate::engine) matcher: Matcher,
+    pub(crate) pool: Pool,
+    pub(crate) notifier: Notifier,
+    pub(crate) matcher: Matcher,
 }
 
 impl Batch for Enqueues {
@@ -245,7 +245,7 @@ impl Matched {
 }
 
 /// Counts and notifies. Call it after the commit.
-pub(in crate::engine) fn tell<'a>(
+pub(crate) fn tell<'a>(
     notifier: &Notifier,
     jobs: impl Iterator<Item = &'a NewJob> + Clone,
     stored: &HashMap<JobId, StoredJob>,
@@ -292,7 +292,7 @@ fn bytes_of(job: &NewJob) -> usize {
     ROW_BYTES + texts + tags.sum::<usize>() + types.sum::<usize>() + extras
 }
 
-pub(in crate::engine) fn latest_run_at(jobs: &[NewJob]) -> Option<DateTime<Utc>> {
+pub(crate) fn latest_run_at(jobs: &[NewJob]) -> Option<DateTime<Utc>> {
     jobs.iter()
         .filter_map(|it| match it.start {
             Start::At(run_at) => Some(run_at),
@@ -309,7 +309,7 @@ fn answer(jobs: &[NewJob], stored: &HashMap<JobId, StoredJob>) -> Result<Vec<Sto
 }
 
 /// The error for a `run_at` beyond [`limits::MAX_RUN_AT_SECONDS`].
-pub(in crate::engine) fn too_far_ahead() -> Error {
+pub(crate) fn too_far_ahead() -> Error {
     let years = limits::MAX_RUN_AT_YEARS;
     Error::invalid("run_at", format!("must be at most {years} years ahead"))
 }

@@ -21,7 +21,7 @@ use fencepost_store::{
 use sqlx::{Acquire, PgConnection};
 
 use super::batch::{NewJob, latest_run_at, tell, too_far_ahead};
-use crate::engine::{
+use crate::{
     Engine,
     cancel::{cancel_waiting, publish_cancelled},
 };

@@ -16,7 +16,7 @@ use fencepost_store::{
 };
 
 use super::NewJob;
-use crate::engine::Engine;
+use crate::Engine;
 
 /// How long a count is trusted.
 const COUNT_KEEP: Duration = Duration::from_secs(1);

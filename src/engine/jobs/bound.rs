@@ -16,7 +16,7 @@ use fencepost_store::{
 use futures_util::future::try_join_all;
 
 use super::callback_url::check_callback_urls;
-use crate::engine::{
+use crate::{
     Engine,
     batch::Batch,
     enqueue::dependencies::{TiedJob, no_parent},
@@ -120,7 +120,7 @@ fn check_callbacks(binding: &KeyBinding, callbacks: &Callbacks) -> Result<(), Er
 
 /// The batch that looks up the queue and the job type of jobs.
 pub struct JobKinds {
-    pub(in crate::engine) pool: Pool,
+    pub(crate) pool: Pool,
 }
 
 impl Batch for JobKinds {

@@ -8,7 +8,7 @@ use fencepost_domain::{
 };
 use fencepost_store::{self as store, deadline::detached_in};
 
-use crate::engine::Engine;
+use crate::Engine;
 
 /// Why a URL is refused.
 const NOT_TAKEN: &str = "must be the URL of an endpoint with `callbacks`, or one below it";

@@ -23,7 +23,7 @@ use fencepost_store::{
 use sqlx::{Acquire, PgConnection, Postgres, Transaction};
 use uuid::Uuid;
 
-use crate::engine::{
+use crate::{
     Engine,
     cancel::{CancelReason, Cancelled, cancel_waiting},
     enqueue::{quota, too_far_ahead},
@@ -77,7 +77,7 @@ async fn cancel_in(tx: &mut PgConnection, key: JobKey) -> Result<Cancelled, Erro
 
 /// Ends a transaction before its outcome is answered. One that is dropped is rolled back a moment
 /// later; until then claims would pass over the jobs that it has locked.
-pub(in crate::engine) async fn finish<T>(
+pub(crate) async fn finish<T>(
     tx: Transaction<'_, Postgres>,
     done: Result<T, Error>,
 ) -> Result<T, Error> {
@@ -207,7 +207,7 @@ async fn retry_from(engine: &Engine, key: JobKey, kind: Kind) -> Result<(), Erro
 }
 
 /// The jobs that a retry has made live again.
-pub(in crate::engine) struct RetriedJobs {
+pub(crate) struct RetriedJobs {
     pub jobs: Vec<WaitingJob>,
     /// Whether the job must be deleted from the dead letters at the end of the transaction.
     pub was_dead_letter: bool,
@@ -215,7 +215,7 @@ pub(in crate::engine) struct RetriedJobs {
 
 /// Retries a job in one of the states that this operation handles. The caller owns the transaction
 /// and does what [`RetriedJobs`] says.
-pub(in crate::engine) async fn retry_in(
+pub(crate) async fn retry_in(
     tx: &mut PgConnection,
     key: JobKey,
     kind: Kind,
@@ -256,7 +256,7 @@ async fn requeue_with_descendants(
 }
 
 /// Notifies about a retried job and its descendants. Call it after the commit.
-pub(in crate::engine) fn publish_retried(engine: &Engine, key: JobKey, requeued: &[WaitingJob]) {
+pub(crate) fn publish_retried(engine: &Engine, key: JobKey, requeued: &[WaitingJob]) {
     engine.notifier.waiting(requeued.iter());
     // A large family follows.
     engine.notifier.wake.ask(BackgroundTask::Revive);
@@ -296,7 +296,7 @@ async fn requeue_descendants(
 
 /// Retries cancelled jobs whose parents permit it. The others are found again as children of those
 /// of their parents that are retried later.
-pub(in crate::engine) async fn requeue_children(
+pub(crate) async fn requeue_children(
     tx: &mut PgConnection,
     project_id: ProjectId,
     children: &[JobId],
@@ -329,10 +329,7 @@ async fn requeue(
 }
 
 /// Locks a job, in whichever table it is.
-pub(in crate::engine) async fn lock(
-    tx: &mut PgConnection,
-    key: JobKey,
-) -> Result<LockedJob, Error> {
+pub(crate) async fn lock(tx: &mut PgConnection, key: JobKey) -> Result<LockedJob, Error> {
     for _ in 0..MAX_LOCK_TRIES {
         if let Some(seen) = control::lock_live(tx, key).await? {
             return Ok(seen);

@@ -17,11 +17,11 @@ use metrics::counter;
 use sqlx::{Acquire, PgConnection};
 
 use super::control;
-use crate::engine::Engine;
+use crate::Engine;
 
 /// Records the dead letters among ended attempts, in their transaction, and opens the circuit
 /// breaker of their types.
-pub(in crate::engine) async fn write(
+pub(crate) async fn write(
     tx: &mut PgConnection,
     ends: &[Ended],
     after: &[AfterEnd],
@@ -77,7 +77,7 @@ pub async fn delete(engine: &Engine, key: JobKey) -> Result<(), Error> {
 }
 
 /// Deletes those of these jobs that are dead letters, and returns how many.
-pub(in crate::engine) async fn delete_in(
+pub(crate) async fn delete_in(
     tx: &mut PgConnection,
     project_id: ProjectId,
     jobs: &[JobId],

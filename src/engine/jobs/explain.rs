@@ -19,7 +19,7 @@ use fencepost_store::{
 };
 use sqlx::PgConnection;
 
-use crate::engine::Engine;
+use crate::Engine;
 
 fn type_pause(queue: &QueueState) -> Option<TypePause> {
     let is_brake = queue.type_paused_by.as_deref() == Some("brake");

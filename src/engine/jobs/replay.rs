@@ -15,7 +15,7 @@ use fencepost_store::{
 };
 use sqlx::PgConnection;
 
-use crate::engine::{
+use crate::{
     Engine,
     enqueue::{
         self, Extras, NewJob, NewlyStored, Start,
@@ -72,7 +72,7 @@ pub async fn replay(
 
 /// Stores replays of these jobs, in a transaction of the caller. Jobs that are gone, and those
 /// whose payload is a template, are skipped.
-pub(in crate::engine) async fn replay_in(
+pub(crate) async fn replay_in(
     tx: &mut PgConnection,
     project_id: ProjectId,
     ids: &[JobId],

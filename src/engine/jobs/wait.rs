@@ -10,7 +10,7 @@ use fencepost_domain::{
 use fencepost_store::{self as store, jobs::Version};
 use tokio::time::{Instant, sleep_until};
 
-use crate::engine::{Engine, jobs};
+use crate::{Engine, jobs};
 
 /// Jobs of one query for changes.
 const MAX_LOOKED_AT: usize = 500;

@@ -11,7 +11,7 @@ use fencepost_domain::{
 use fencepost_store::{batches::NewBatch, jobs::JobRow, workflows};
 use sqlx::Acquire;
 
-use crate::engine::{
+use crate::{
     Engine, cancel,
     enqueue::{
         self,

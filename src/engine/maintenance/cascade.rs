@@ -16,7 +16,7 @@ use fencepost_store::{
 };
 use sqlx::PgConnection;
 
-use crate::engine::{
+use crate::{
     Engine,
     cancel::{cancel_waiting, publish_cancelled},
     isolate::{self, Sweep},

@@ -7,7 +7,7 @@ use fencepost_store::sweep::{
 };
 use sqlx::PgConnection;
 
-use crate::engine::{
+use crate::{
     Engine,
     isolate::{self, Sweep},
 };

@@ -12,7 +12,7 @@ use fencepost_domain::{
 use fencepost_store::{self as store, dead_letters};
 use uuid::Builder;
 
-use crate::engine::{
+use crate::{
     Engine,
     operations::{self, NewOperation},
 };

@@ -8,7 +8,7 @@ use fencepost_store::{
 };
 use sqlx::PgConnection;
 
-use crate::engine::{
+use crate::{
     Engine, batches,
     enqueue::NewlyStored,
     isolate::{self, Sweep},

@@ -4,7 +4,7 @@
 use fencepost_domain::{limits::MIN_PROJECT_WORKERS, plan::Plans};
 use fencepost_store::{self as store, sweep};
 
-use crate::engine::Engine;
+use crate::Engine;
 
 /// Workers that one statement forgets at most.
 const MAX_FORGOTTEN: i64 = 5_000;

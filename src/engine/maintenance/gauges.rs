@@ -15,7 +15,7 @@ use fencepost_store::{
 };
 use metrics::{counter, gauge};
 
-use crate::engine::{Engine, jobs::explain};
+use crate::{Engine, jobs::explain};
 
 /// Queues whose oldest job is explained in one pass, the longest-waiting ones first; not counting
 /// those that are paused or have no workers.

@@ -12,7 +12,7 @@ use fencepost_store::{
 };
 use sqlx::{Acquire, PgConnection};
 
-use crate::engine::{
+use crate::{
     Engine,
     isolate::{self, Sweep},
     jobs::control::requeue_children,

@@ -17,7 +17,7 @@ use metrics::counter;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
-use crate::engine::Engine;
+use crate::Engine;
 
 /// Debounce time: at most one message per queue in this time. A poll of another node waits so much
 /// longer for its job.

@@ -35,7 +35,7 @@ use fencepost_store::{
 use metrics::{counter, histogram};
 use sqlx::{Acquire, PgConnection};
 
-use crate::engine::{
+use crate::{
     Engine,
     cancel::{cancel_waiting, publish_cancelled},
     isolate::{self, Sweep},

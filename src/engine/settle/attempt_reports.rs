@@ -13,7 +13,7 @@ use fencepost_signals::events_feed::JobEvent;
 use fencepost_store::{self as store, events, logs::LogTotals};
 use sqlx::Acquire;
 
-use crate::engine::{Engine, enqueue::quota, settle};
+use crate::{Engine, enqueue::quota, settle};
 
 pub use fencepost_store::{
     events::{NewEvent, ShownFence},

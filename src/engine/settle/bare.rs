@@ -15,7 +15,7 @@ use fencepost_store::{
 };
 use metrics::counter;
 
-use crate::engine::{Engine, batch::Batch};
+use crate::{Engine, batch::Batch};
 
 /// Attempts are counted from 1.
 const NO_ATTEMPT: i32 = 0;
@@ -50,7 +50,7 @@ pub async fn name_attempt(
 
 /// The batch of such fences.
 pub struct BareFences {
-    pub(in crate::engine) pool: Pool,
+    pub(crate) pool: Pool,
 }
 
 impl Batch for BareFences {

@@ -17,16 +17,16 @@ use fencepost_store::{
 use sqlx::Acquire;
 
 use super::{Acked, Failure, Settling, explain_left, failure, may_write};
-use crate::engine::{batch::Batch, notify::Notifier};
+use crate::{batch::Batch, notify::Notifier};
 
 /// A failure or release to record, if its fence still holds.
 #[derive(Debug, Clone)]
 pub struct EndRequest {
-    pub(in crate::engine) key: JobKey,
-    pub(in crate::engine) fence: Fence,
+    pub(crate) key: JobKey,
+    pub(crate) fence: Fence,
     /// None: a release.
-    pub(in crate::engine) failure: Option<Failure>,
-    pub(in crate::engine) duration_ms: Option<i64>,
+    pub(crate) failure: Option<Failure>,
+    pub(crate) duration_ms: Option<i64>,
 }
 
 impl EndRequest {
@@ -42,8 +42,8 @@ impl EndRequest {
 
 /// The batch of failures and releases.
 pub struct Endings {
-    pub(in crate::engine) pool: Pool,
-    pub(in crate::engine) notifier: Notifier,
+    pub(crate) pool: Pool,
+    pub(crate) notifier: Notifier,
 }
 
 impl Batch for Endings {

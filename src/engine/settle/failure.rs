@@ -16,10 +16,10 @@ use fencepost_store::{
 use metrics::{counter, histogram};
 use sqlx::PgConnection;
 
-use crate::engine::{cancel, jobs::dead_letters, notify::Notifier};
+use crate::{cancel, jobs::dead_letters, notify::Notifier};
 
 /// Decides what the end of a locked job's attempt leads to. Draws the jitter.
-pub(in crate::engine) fn decide(
+pub(crate) fn decide(
     held: &Held,
     ending: &Ending<'_>,
     error: ErrorReport,
@@ -51,10 +51,7 @@ pub(in crate::engine) fn decide(
 }
 
 /// Writes what was decided, in the transaction that holds the locks.
-pub(in crate::engine) async fn write(
-    tx: &mut PgConnection,
-    ends: &[Ended],
-) -> sqlx::Result<Vec<AfterEnd>> {
+pub(crate) async fn write(tx: &mut PgConnection, ends: &[Ended]) -> sqlx::Result<Vec<AfterEnd>> {
     if ends.is_empty() {
         return Ok(Vec::new());
     }
@@ -80,7 +77,7 @@ pub(in crate::engine) async fn write(
 }
 
 /// Counts and notifies. Call it after the commit.
-pub(in crate::engine) fn tell(notifier: &Notifier, ends: &[Ended], after: &[AfterEnd]) {
+pub(crate) fn tell(notifier: &Notifier, ends: &[Ended], after: &[AfterEnd]) {
     for end in ends {
         let outcome = end.outcome.as_str();
         counter!(telemetry::JOBS_SETTLED, "outcome" => outcome).increment(1);

@@ -16,7 +16,7 @@ use fencepost_store::{
 use futures_util::future::try_join_all;
 
 use super::{HeldJob, Settling, explain_left};
-use crate::engine::{
+use crate::{
     Engine,
     batch::Batch,
     settle::{self, EndRequest},
@@ -129,7 +129,7 @@ pub async fn adopt(
 
 /// The batch of heartbeats.
 pub struct Beats {
-    pub(in crate::engine) pool: Pool,
+    pub(crate) pool: Pool,
 }
 
 impl Batch for Beats {

@@ -24,7 +24,7 @@ use metrics::{counter, histogram};
 use sqlx::Acquire;
 
 use super::{Settling, explain_left, may_write};
-use crate::engine::{
+use crate::{
     batch::Batch,
     known::KnownProjects,
     notify::{Notifier, job_event},

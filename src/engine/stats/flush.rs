@@ -6,7 +6,7 @@ use fencepost_store::{
 };
 use sqlx::Acquire;
 
-use crate::engine::Engine;
+use crate::Engine;
 
 /// Adds the counters since the last flush to the shared statistics. If that fails, they are kept
 /// for the next flush.

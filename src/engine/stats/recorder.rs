@@ -108,7 +108,7 @@ impl StatsRecorder {
     }
 
     /// Jobs were stored.
-    pub(in crate::engine) fn enqueued<'a>(&self, jobs: impl Iterator<Item = &'a NewJob>) {
+    pub(crate) fn enqueued<'a>(&self, jobs: impl Iterator<Item = &'a NewJob>) {
         let mut book = self.book();
         for it in jobs {
             book.of(it.project_id, &it.queue, &it.job_type).enqueued += 1;
@@ -116,7 +116,7 @@ impl StatsRecorder {
     }
 
     /// Jobs of schedules were stored.
-    pub(in crate::engine) fn fired(&self, jobs: &[WaitingJob]) {
+    pub(crate) fn fired(&self, jobs: &[WaitingJob]) {
         let mut book = self.book();
         for it in jobs {
             book.of(it.project_id, &it.queue, &it.job_type).enqueued += 1;
@@ -124,7 +124,7 @@ impl StatsRecorder {
     }
 
     /// Jobs were leased.
-    pub(in crate::engine) fn claimed<'a>(&self, jobs: impl Iterator<Item = &'a LeasedJob>) {
+    pub(crate) fn claimed<'a>(&self, jobs: impl Iterator<Item = &'a LeasedJob>) {
         let mut book = self.book();
         for it in jobs {
             let counts = book.of(it.project_id, &it.queue, &it.job_type);
@@ -136,7 +136,7 @@ impl StatsRecorder {
     }
 
     /// Jobs have succeeded.
-    pub(in crate::engine) fn succeeded<'a>(&self, jobs: impl Iterator<Item = &'a Settled>) {
+    pub(crate) fn succeeded<'a>(&self, jobs: impl Iterator<Item = &'a Settled>) {
         let mut book = self.book();
         for it in jobs {
             let counts = book.of(it.key.project_id, &it.queue, &it.job_type);
@@ -145,7 +145,7 @@ impl StatsRecorder {
     }
 
     /// Attempts ended without success.
-    pub(in crate::engine) fn ended(&self, ends: &[Ended], after: &[AfterEnd]) {
+    pub(crate) fn ended(&self, ends: &[Ended], after: &[AfterEnd]) {
         let jobs: HashMap<_, _> = after.iter().map(|it| (it.job.key(), &it.job)).collect();
         let mut book = self.book();
         for end in ends {
@@ -161,7 +161,7 @@ impl StatsRecorder {
     }
 
     /// Waiting jobs were cancelled.
-    pub(in crate::engine) fn cancelled(&self, gone: &[CancelledJob]) {
+    pub(crate) fn cancelled(&self, gone: &[CancelledJob]) {
         let mut book = self.book();
         for it in gone {
             book.of(it.key.project_id, &it.queue, &it.job_type).cancelled += 1;
@@ -170,12 +170,12 @@ impl StatsRecorder {
 
     /// Takes what was counted since the last call.
     #[must_use]
-    pub(in crate::engine) fn take(&self) -> Vec<Counted> {
+    pub(crate) fn take(&self) -> Vec<Counted> {
         self.book().take()
     }
 
     /// Adds back what could not be written.
-    pub(in crate::engine) fn put_back(&self, counted: Vec<Counted>) {
+    pub(crate) fn put_back(&self, counted: Vec<Counted>) {
         let mut book = self.book();
         for it in counted {
             book.of(it.project_id, &it.queue, &it.job_type).merge(&it.counts);

@@ -43,7 +43,7 @@ use super::{
     targets::Targets,
     turns::Turn,
 };
-use crate::engine::{
+use crate::{
     Engine,
     dispatch::{LeasedDelivery, LeasedJob},
     settle::{AttemptEnd, Failure},

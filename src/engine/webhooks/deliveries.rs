@@ -16,7 +16,7 @@ use super::{
     payload::{Delivered, Payload, first_hop},
     tell,
 };
-use crate::engine::{
+use crate::{
     Engine,
     enqueue::{
         self,

@@ -13,7 +13,7 @@ use fencepost_store::{
 };
 use sqlx::Acquire;
 
-use crate::engine::Engine;
+use crate::Engine;
 
 /// One pass. An operation is begun in the transaction that notes it, so each is begun once.
 ///

@@ -14,7 +14,7 @@ use secrecy::{ExposeSecret, SecretString};
 use sqlx::{Acquire, PgConnection};
 
 use super::{SEALED_AT_ONCE, seal_again};
-use crate::engine::Engine;
+use crate::Engine;
 
 pub use fencepost_store::pushes::{PushRow, PushSettings};
 

@@ -32,7 +32,7 @@ use super::{
     targets::Targets,
     turns::Turn,
 };
-use crate::engine::{
+use crate::{
     dispatch::LeasedDelivery,
     settle::{AttemptEnd, Failure},
 };

@@ -29,7 +29,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::turns::{Turn, Turns};
-use crate::engine::{
+use crate::{
     Engine,
     dispatch::{self, LeasedDelivery, Poll},
     settle::{self, Ack, AttemptEnd},

@@ -34,7 +34,7 @@ use serde_json::value::RawValue;
 use sqlx::{PgConnection, types::Json};
 
 use super::{deliver::DELIVERY_SECONDS, payload::Payload};
-use crate::engine::{
+use crate::{
     Engine,
     enqueue::{NewJob, NewlyStored, Start, store_in},
     isolate::{self, Sweep},

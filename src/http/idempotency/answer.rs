@@ -12,13 +12,13 @@ use axum::{
     response::Response,
 };
 use fencepost_domain::{error::Error, ids::ProjectId};
+use fencepost_engine::jobs;
 use fencepost_store::idempotency::StoredBody;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     app::App,
     auth::Caller,
-    engine::jobs,
     http::{
         job::Job,
         redact::{hidden, shown},

@@ -4,6 +4,7 @@
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, TimeDelta, Utc};
 use fencepost_domain::{error::Error, formats, ids::JobKey, limits};
+use fencepost_engine::jobs::control::{self, Change, Timing};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -11,7 +12,6 @@ use super::{Job, read};
 use crate::{
     app::App,
     auth::{Caller, Control, Follow},
-    engine::jobs::control::{self, Change, Timing},
     http::error::ErrorBody,
     wire::{
         extract::{JobInPath, Json, RequestBody},

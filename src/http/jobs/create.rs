@@ -6,6 +6,10 @@ use axum::{
     response::Response,
 };
 use fencepost_domain::{error::Error, limits, plan::Tenant};
+use fencepost_engine::{
+    enqueue::{self, Enqueued, dependencies::TiedJob},
+    jobs::bound::check_enqueue,
+};
 use fencepost_store::deadline::detached_in;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -17,10 +21,6 @@ use super::{
 use crate::{
     app::App,
     auth::{Bound, Caller, Cost, Produce},
-    engine::{
-        enqueue::{self, Enqueued, dependencies::TiedJob},
-        jobs::bound::check_enqueue,
-    },
     http::{
         error::ErrorBody,
         idempotency::{self, Answer, Ids, Once, Repeat},

@@ -12,6 +12,7 @@ use fencepost_domain::{
     job::JobState,
     limits, search,
 };
+use fencepost_engine::jobs::{self, explain, wait};
 use fencepost_store::{
     self as store,
     jobs::{JobRow, Order},
@@ -24,7 +25,6 @@ use super::{Job, JobError};
 use crate::{
     app::App,
     auth::{Caller, Read, Who},
-    engine::jobs::{self, explain, wait},
     http::{
         cursor::{self, List},
         error::ErrorBody,

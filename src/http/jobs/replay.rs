@@ -7,6 +7,7 @@ use axum::{
 };
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, formats, limits};
+use fencepost_engine::jobs::replay::{self, Changes};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -18,7 +19,6 @@ use super::{
 use crate::{
     app::App,
     auth::{Caller, Replay},
-    engine::jobs::replay::{self, Changes},
     http::{
         error::ErrorBody,
         idempotency::{self, Answer, Ids, Once},

@@ -18,6 +18,10 @@ use fencepost_domain::{
     trace::TraceContext,
     webhook::{HOP_HEADER, MAX_HOPS},
 };
+use fencepost_engine::enqueue::{
+    self, Extras, NewJob, Start,
+    dependencies::{OnConflict, TiedJob},
+};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use sqlx::types::Json as Stored;
@@ -28,10 +32,6 @@ use super::{
     depends_on::DependsOn,
 };
 use crate::{
-    engine::enqueue::{
-        self, Extras, NewJob, Start,
-        dependencies::{OnConflict, TiedJob},
-    },
     http::{job_types::schema::ToCheck, retry::RetryRequest},
     wire::{
         extract::{Object, RequestBody},

@@ -16,6 +16,7 @@ use fencepost_domain::{
     ids::{EventId, JobId, JobKey},
     job::{JobState, StoredState, WaitingFor},
 };
+use fencepost_engine::jobs::explain;
 use fencepost_signals::events_feed::{JobEvent, Listening};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -26,7 +27,6 @@ use super::events::{self, EventView};
 use crate::{
     app::App,
     auth::{Caller, Read},
-    engine::jobs::explain,
     http::{error::ErrorBody, redact::shown},
     wire::{
         extract::JobInPath,

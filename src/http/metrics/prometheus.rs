@@ -16,6 +16,7 @@ use fencepost_domain::{
     limits::MAX_LABEL_VALUES,
     stats::{Counted, Counts},
 };
+use fencepost_engine::{jobs::explain, stats::recorder::OTHER};
 use fencepost_store::{
     self as store,
     counts::{Depth, QueueRow},
@@ -25,7 +26,6 @@ use super::exposition::Exposition;
 use crate::{
     app::App,
     auth::{Caller, Read},
-    engine::{jobs::explain, stats::recorder::OTHER},
 };
 
 /// Queues that are searched for the busiest.

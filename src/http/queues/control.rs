@@ -6,6 +6,10 @@ use fencepost_domain::{
     limits,
     operation::{Filter, Kind, Which},
 };
+use fencepost_engine::{
+    operations::{self, NewOperation},
+    queues,
+};
 use serde::{Deserialize, Deserializer};
 use utoipa::ToSchema;
 
@@ -13,10 +17,6 @@ use super::{Queue, known, one};
 use crate::{
     app::App,
     auth::{Caller, Manage},
-    engine::{
-        operations::{self, NewOperation},
-        queues,
-    },
     http::{
         audit::{self, NewAuditEntry},
         error::ErrorBody,

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, limits, outbound, push::header_problem, webhook};
+use fencepost_engine::webhooks::push::{self, PushRow, PushSettings};
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -13,7 +14,6 @@ use utoipa::ToSchema;
 use crate::{
     app::App,
     auth::{Caller, Pushing, Webhooks},
-    engine::webhooks::push::{self, PushRow, PushSettings},
     http::{
         audit::{self, NewAuditEntry},
         error::ErrorBody,

@@ -3,6 +3,7 @@
 use axum::{Json as Reply, extract::State, http::StatusCode, response::Response};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, limits, schedule::FireOutcome};
+use fencepost_engine::schedules::{self, FireRow, fire};
 use fencepost_store::{self as store, TimePosition};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -12,7 +13,6 @@ use super::RecurringSchedule;
 use crate::{
     app::App,
     auth::{Caller, Read, Schedule},
-    engine::schedules::{self, FireRow, fire},
     http::{
         audit::{self, NewAuditEntry},
         cursor::{self, List},

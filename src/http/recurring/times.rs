@@ -7,6 +7,7 @@ use fencepost_domain::{
     limits,
     schedule::{PreviewedTick, Schedule},
 };
+use fencepost_engine::schedules;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -14,7 +15,6 @@ use super::DEFAULT_TIMEZONE;
 use crate::{
     app::App,
     auth::{Caller, Read},
-    engine::schedules,
     http::error::ErrorBody,
     wire::{
         extract::{Json, NameInPath, Query, RequestBody},

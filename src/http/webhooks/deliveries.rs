@@ -10,6 +10,10 @@ use fencepost_domain::{
     limits,
     webhook::{TEST_EVENT, WebhookEvent, WebhookProject, named_by},
 };
+use fencepost_engine::{
+    jobs::AttemptRow,
+    webhooks::{self, DeliveryRow, Wanted},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
@@ -17,10 +21,6 @@ use utoipa::{IntoParams, ToSchema};
 use crate::{
     app::App,
     auth::{Caller, Webhooks},
-    engine::{
-        jobs::AttemptRow,
-        webhooks::{self, DeliveryRow, Wanted},
-    },
     http::{
         cursor::{self, List},
         error::ErrorBody,

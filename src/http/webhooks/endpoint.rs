@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::engine::webhooks::EndpointRow;
+use fencepost_engine::webhooks::EndpointRow;
 
 /// Whether an endpoint is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

@@ -3,13 +3,13 @@
 use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, formats, limits};
+use fencepost_engine::webhooks::{self, ReplayRequest};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{
     app::App,
     auth::{Caller, Webhooks},
-    engine::webhooks::{self, ReplayRequest},
     http::{
         audit::{self, NewAuditEntry},
         error::ErrorBody,

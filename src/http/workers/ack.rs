@@ -12,6 +12,10 @@ use fencepost_domain::{
     limits,
     text::ErrorReport,
 };
+use fencepost_engine::{
+    jobs::bound::Reach,
+    settle::{self, Ack, Acked, AttemptEnd, Failure},
+};
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -24,10 +28,6 @@ use super::{
 use crate::{
     app::App,
     auth::{Bound, Caller, Cost, Settling, Who},
-    engine::{
-        jobs::bound::Reach,
-        settle::{self, Ack, Acked, AttemptEnd, Failure},
-    },
     http::error::{self, ApiError, ErrorBody},
     wire::{
         ClientGone, RequestId,

@@ -10,6 +10,14 @@ use fencepost_domain::{
     limits,
     worker::WorkerState,
 };
+use fencepost_engine::{
+    jobs::bound::Reach,
+    settle::{
+        self,
+        heartbeat::{self, Advice, Beat},
+    },
+    workers,
+};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -17,14 +25,6 @@ use super::{accept_fence, accept_job_id};
 use crate::{
     app::App,
     auth::{Beating, Bound, Caller, Cost},
-    engine::{
-        jobs::bound::Reach,
-        settle::{
-            self,
-            heartbeat::{self, Advice, Beat},
-        },
-        workers,
-    },
     http::error::ErrorBody,
     wire::{
         extract::{Json, Object, RequestBody},

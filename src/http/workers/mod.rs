@@ -13,8 +13,9 @@ use fencepost_domain::{
     lease::Fence,
     limits,
 };
+use fencepost_engine::queues;
 
-use crate::{app::App, auth::Who, engine::queues, wire::validate::Check};
+use crate::{app::App, auth::Who, wire::validate::Check};
 
 /// Reads the fields of a fence of this caller's worker.
 fn accept_fence(

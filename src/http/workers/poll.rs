@@ -13,6 +13,10 @@ use fencepost_domain::{
     limits,
     worker::WorkerState,
 };
+use fencepost_engine::{
+    dispatch::{self, Delivery, LeasedDelivery, Poll},
+    enqueue::dependencies::ParentResult,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio_util::sync::CancellationToken;
@@ -22,10 +26,6 @@ use uuid::Uuid;
 use crate::{
     app::App,
     auth::{Bound, Caller, Polling},
-    engine::{
-        dispatch::{self, Delivery, LeasedDelivery, Poll},
-        enqueue::dependencies::ParentResult,
-    },
     http::jobs::JobError,
     wire::{
         ClientGone, delivery,

@@ -2,16 +2,16 @@
 
 use axum::{Json as Reply, extract::State};
 use fencepost_domain::{access::Permission, cron, error::Error, limits};
+use fencepost_engine::{
+    schedules::{self, RegisteredSchedule},
+    workers::{self, Registration},
+};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{
     app::App,
     auth::{Bound, Caller, Registering},
-    engine::{
-        schedules::{self, RegisteredSchedule},
-        workers::{self, Registration},
-    },
     http::recurring::facts,
     wire::{
         audit::{self, NewAuditEntry},

@@ -4,13 +4,13 @@
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, limits, worker::WorkerState};
+use fencepost_engine::workers::{self, WorkerKey, WorkerRow};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::{
     app::App,
     auth::{Bound, Caller, Manage, Read, Work},
-    engine::workers::{self, WorkerKey, WorkerRow},
     http::{
         audit::{self, NewAuditEntry},
         error::ErrorBody,

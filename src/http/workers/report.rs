@@ -9,6 +9,10 @@ use fencepost_domain::{
     ids::{JobId, JobKey},
     limits, text,
 };
+use fencepost_engine::{
+    jobs::bound::Reach,
+    settle::attempt_reports::{self, AttemptLogs, LogChunk, NewEvent, ShownFence},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -17,10 +21,6 @@ use super::accept_job_id;
 use crate::{
     app::App,
     auth::{Bound, Caller, Cost, Work},
-    engine::{
-        jobs::bound::Reach,
-        settle::attempt_reports::{self, AttemptLogs, LogChunk, NewEvent, ShownFence},
-    },
     http::error::ErrorBody,
     wire::{
         extract::{Json, Object, RequestBody},

@@ -5,6 +5,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use fencepost_domain::{error::Error, ids::PollId, limits, worker::WorkerState};
+use fencepost_engine::dispatch::Poll;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use utoipa::ToSchema;
@@ -13,7 +14,6 @@ use super::poll::{PollReply, PollRequest, PolledJob, poll_for};
 use crate::{
     app::App,
     auth::{Bound, Caller, Polling, Settling},
-    engine::dispatch::Poll,
     http::error::{self, ApiError},
     wire::{
         RequestId, delivery,

@@ -1,9 +1,7 @@
 //! `docs/protocols.md` tells the numbers that the code has.
 
-use fencepost::{
-    adapters::{mobius, ojs, orch8, workflow_graph},
-    engine::dispatch,
-};
+use fencepost::adapters::{mobius, ojs, orch8, workflow_graph};
+use fencepost_engine::dispatch;
 use fencepost_store::limited_claims;
 
 use crate::docs::read;

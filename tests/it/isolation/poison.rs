@@ -1,9 +1,9 @@
 //! A row that fails in a loop's statement: all others are served, it is set aside, and it is tried
 //! again.
 
-use fencepost::engine::{Engine, maintenance};
 use fencepost_config::PoolArgs;
 use fencepost_domain::ids::TickKey;
+use fencepost_engine::{Engine, maintenance};
 use fencepost_store::pools::Pools;
 
 use crate::harness::{

@@ -1,7 +1,7 @@
 //! The rows about webhooks.
 
-use fencepost::engine::webhooks::{deliver, push, pusher, tell};
 use fencepost_domain::{limits, outbound, webhook};
+use fencepost_engine::webhooks::{deliver, push, pusher, tell};
 use fencepost_net::outbound::{MAX_BODY_BYTES, MAX_KEPT_BYTES};
 
 /// The rows of "A webhook".

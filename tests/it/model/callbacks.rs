@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use fencepost::engine::{
+use fencepost_domain::callbacks::Callbacks;
+use fencepost_engine::{
     enqueue::{self, Extras, NewJob},
     maintenance,
 };
-use fencepost_domain::callbacks::Callbacks;
 
 use super::{Checked, Plant, Run, again};
 use uuid::Uuid;

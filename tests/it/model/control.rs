@@ -1,17 +1,17 @@
 //! What operators do: cancel, retry, purge a queue, bring all dead letters back, delete; and what
 //! the retention deletes.
 
-use fencepost::engine::{
-    jobs::{control, dead_letters},
-    maintenance::{counts, retention},
-    operations::{self, NewOperation},
-};
 use fencepost_domain::{
     error::Error,
     ids::OperationId,
     job::StoredState,
     operation::{Filter, Kind, Which},
     plan::{Limits, Tenant},
+};
+use fencepost_engine::{
+    jobs::{control, dead_letters},
+    maintenance::{counts, retention},
+    operations::{self, NewOperation},
 };
 use fencepost_store as store;
 

@@ -3,7 +3,7 @@
 use std::{process::Stdio, time::Duration};
 
 use axum::http::{StatusCode, header};
-use fencepost::engine::webhooks::deliver::MAX_PROJECT_ADDRESS_IN_FLIGHT;
+use fencepost_engine::webhooks::deliver::MAX_PROJECT_ADDRESS_IN_FLIGHT;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fencepost::engine::webhooks;
+use fencepost_engine::webhooks;
 use fencepost_net::seal::{MasterKeys, new_master_key};
 use serde_json::{Value, json};
 use sqlx::Connection;

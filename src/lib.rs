@@ -2,14 +2,12 @@
 //!
 //! `ARCHITECTURE.md` is the map of the code. A module imports only from lower layers.
 
-pub mod accounts;
 pub mod adapters;
 pub mod app;
 pub mod auth;
 pub mod cli;
 pub mod client;
 pub mod console;
-pub mod credentials;
 pub mod dev;
 pub mod http;
 pub mod loops;

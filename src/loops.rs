@@ -31,12 +31,13 @@ use fencepost_engine::{
     },
     workers,
 };
+use fencepost_identity::accounts::token::KEY_SETTLE_SECONDS;
 use fencepost_signals::{telemetry, wakeups::BackgroundTask};
 use fencepost_store::{deadline::bounded_query, stored_bytes, sweep::purge};
 use metrics::{counter, gauge, histogram};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{accounts::token::KEY_SETTLE_SECONDS, app::App};
+use crate::app::App;
 
 /// Expired leases are reaped within two seconds: this period and the time of a pass.
 const REAP_PERIOD: Duration = Duration::from_millis(1_500);

@@ -10,6 +10,13 @@ use fencepost_engine::{
     notify::relay,
     webhooks::{deliver::Deliverer, pusher::Pusher, sender::Sender},
 };
+use fencepost_identity::accounts::{
+    Accounts,
+    oidc::Providers,
+    password::{Passwords, lists::BreachedPasswords},
+    scanners::ScannerKeys,
+    token::Tokens,
+};
 use fencepost_net::{mail::Mailer, outbound::Outbound, seal::MasterKeys};
 use fencepost_signals::{
     limiter::Limiter,
@@ -29,13 +36,6 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    accounts::{
-        Accounts,
-        oidc::Providers,
-        password::{Passwords, lists::BreachedPasswords},
-        scanners::ScannerKeys,
-        token::Tokens,
-    },
     adapters,
     app::App,
     console,

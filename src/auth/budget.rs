@@ -12,6 +12,7 @@ use fencepost_domain::{
     limits::MAX_POLL_WAIT_SECONDS,
     plan::Limits,
 };
+use fencepost_identity::credentials::LocalPermit;
 use fencepost_signals::{
     limiter::{Charge, Rate, SharedPermit, Standing, share},
     telemetry,
@@ -20,7 +21,7 @@ use metrics::counter;
 use uuid::Uuid;
 
 use super::{Bound, Caller, Permit, Polling, Settling, Who};
-use crate::{app::App, credentials::LocalPermit};
+use crate::app::App;
 
 /// Added to a poll's wait: the permit of a crashed node expires after both.
 const PERMIT_GRACE_SECONDS: u32 = 15;

@@ -23,7 +23,7 @@ pub use self::{
     permit::*,
     person::{CALLS_PER_ACCOUNT, ClientAddress, Person, client_of_request},
 };
-pub use crate::accounts::key;
+pub use fencepost_identity::accounts::key;
 
 use fencepost_domain::{
     access::{Permission, Role, Scope, key_may, role_may},
@@ -34,23 +34,23 @@ use fencepost_domain::{
     networks,
     plan::{Limits, Tenant},
 };
-use fencepost_store::{audit::Actor, deadline::bounded};
-
-use self::credential::{check_form, presented};
-
-use crate::{
+use fencepost_identity::{
     accounts::{
         Client, LOOKUPS_PER_ADDRESS,
         author::{Author, Rights},
         token::Bearer,
     },
-    app::App,
     credentials::{
         KeyGrant, MemberGrant,
         bodies::{BodyRoom, SMALL_BODY_BYTES},
         watch_key,
     },
 };
+use fencepost_store::{audit::Actor, deadline::bounded};
+
+use self::credential::{check_form, presented};
+
+use crate::app::App;
 
 /// Maximum bytes of a project's id or slug.
 const MAX_PROJECT_BYTES: usize = 100;

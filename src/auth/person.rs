@@ -7,6 +7,7 @@ use axum::{
     http::{Extensions, HeaderMap, header::USER_AGENT, request::Parts},
 };
 use fencepost_domain::{error::Error, text};
+use fencepost_identity::accounts::{Client, token::Bearer};
 use fencepost_signals::{
     limiter::{Charge, Rate, client_of},
     telemetry,
@@ -17,10 +18,7 @@ use super::{
     CallReport,
     credential::{check_form, presented},
 };
-use crate::{
-    accounts::{Client, token::Bearer},
-    app::App,
-};
+use crate::app::App;
 
 /// Calls per minute of one account to routes about itself.
 pub const CALLS_PER_ACCOUNT: Rate = Rate::per_minute(120);

@@ -6,12 +6,12 @@ use anyhow::{Context, bail};
 use chrono::{DateTime, SecondsFormat, Utc};
 use clap::{Args, Subcommand};
 use fencepost_domain::ids::AccountId;
+use fencepost_identity::accounts::{read_email, security};
 use fencepost_store::{self as store, accounts::ListedAccount};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::target::TargetArgs;
-use crate::accounts::{read_email, security};
 
 /// Accounts read at a time.
 const PAGE: i64 = 500;

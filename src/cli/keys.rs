@@ -15,6 +15,11 @@ use fencepost_domain::{
     networks, text,
 };
 use fencepost_engine::webhooks;
+use fencepost_identity::accounts::{
+    author::Author,
+    keys::{self, KeyRequest},
+    projects, seal_signing_keys, seal_totp_secrets,
+};
 use fencepost_net::seal::MasterKeys;
 use fencepost_store::{self as store, projects::Project};
 use ipnet::IpNet;
@@ -22,11 +27,6 @@ use secrecy::ExposeSecret;
 use sqlx::PgConnection;
 
 use super::target::TargetArgs;
-use crate::accounts::{
-    author::Author,
-    keys::{self, KeyRequest},
-    projects, seal_signing_keys, seal_totp_secrets,
-};
 
 const DAY_SECONDS: i64 = 86_400;
 /// Keys that a list shows.

@@ -10,13 +10,13 @@ use fencepost_domain::{
     ids::ProjectId,
     plan::{self, Limits, Plans},
 };
+use fencepost_identity::accounts::{author::Author, members, projects, read_email};
 use fencepost_store::{self as store, projects::Project};
 use secrecy::ExposeSecret;
 use serde_json::{Map, Value};
 use sqlx::PgConnection;
 
 use super::{keys::find, target::TargetArgs};
-use crate::accounts::{author::Author, members, projects, read_email};
 
 /// Projects read at a time.
 const PAGE: i64 = 500;

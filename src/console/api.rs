@@ -14,13 +14,13 @@ use axum::{
     response::Response,
 };
 use fencepost_domain::error::Error;
+use fencepost_identity::accounts::Client;
 use secrecy::{ExposeSecret, SecretString};
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 use tower::ServiceExt;
 
 use crate::{
-    accounts::Client,
     app::App,
     auth::FromConsole,
     wire::{ClientGone, RequestId},

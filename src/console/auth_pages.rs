@@ -10,6 +10,7 @@ use axum::{
 use chrono::{DateTime, Utc};
 use fencepost_config::Signup;
 use fencepost_domain::error::Error;
+use fencepost_identity::accounts::{Client, SignUp};
 use secrecy::ExposeSecret;
 use serde_json::json;
 
@@ -28,7 +29,6 @@ use super::{
     start::Start,
 };
 use crate::{
-    accounts::{Client, SignUp},
     app::App,
     http::{
         auth::SessionReply,

@@ -11,6 +11,7 @@ use fencepost_domain::{
     access::{KeyPreset, Permission, role_may},
     error::Error,
 };
+use fencepost_identity::accounts::{Client, device_login};
 use serde_json::json;
 
 use super::{
@@ -22,12 +23,9 @@ use super::{
     page::{refused_page, render},
     session::go,
 };
-use crate::{
-    accounts::{Client, device_login},
-    http::{
-        auth::device::PendingDevice,
-        projects::{Project, ProjectList},
-    },
+use crate::http::{
+    auth::device::PendingDevice,
+    projects::{Project, ProjectList},
 };
 
 const PAGE: &str = "/console/device";

@@ -9,6 +9,7 @@ use axum::{
     response::Response,
 };
 use fencepost_domain::error::Error;
+use fencepost_identity::accounts::secret::{MAIL_PREFIX, RANDOM_CHARS};
 use serde_json::json;
 
 use super::{
@@ -19,10 +20,7 @@ use super::{
     page::render,
     session::{self, go},
 };
-use crate::{
-    accounts::secret::{MAIL_PREFIX, RANDOM_CHARS},
-    http::{invitations::InvitationPreview, me::email::EmailConfirmed},
-};
+use crate::http::{invitations::InvitationPreview, me::email::EmailConfirmed};
 
 /// In the query of the sign-up page: it is for the invitation whose link was opened.
 pub const INVITED: &str = "invited";

@@ -8,6 +8,11 @@ use axum::{
     response::Response,
 };
 use fencepost_domain::error::Error;
+use fencepost_identity::accounts::{
+    Client,
+    oidc::{Answer, Arrival, Departure, Refusal},
+    token::Bearer,
+};
 use secrecy::ExposeSecret;
 
 use super::{
@@ -19,14 +24,7 @@ use super::{
     second_factor::ask_code,
     session::{self, go},
 };
-use crate::{
-    accounts::{
-        Client,
-        oidc::{Answer, Arrival, Departure, Refusal},
-        token::Bearer,
-    },
-    app::App,
-};
+use crate::app::App;
 
 const ACCOUNT: &str = "/console/account";
 /// Sends a browser on. A form must not be redirected to another site: the content policy of our

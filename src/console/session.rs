@@ -19,6 +19,10 @@ use fencepost_domain::{
     error::Error,
     limits::{LOGIN_CHALLENGE_SECONDS, SESSION_IDLE_SECONDS},
 };
+use fencepost_identity::{
+    accounts::{Client, Reuse, SignedIn, oidc::LOGIN_SECONDS},
+    credentials::Evict,
+};
 use secrecy::{ExposeSecret, SecretString};
 
 use super::{
@@ -27,9 +31,7 @@ use super::{
     page::{self, Frame, Framed},
 };
 use crate::{
-    accounts::{Client, Reuse, SignedIn, oidc::LOGIN_SECONDS},
     app::App,
-    credentials::Evict,
     http::auth::SessionReply,
     wire::{RequestId, errors::ErrorResponse},
 };

@@ -21,6 +21,12 @@ use fencepost_domain::{
     access::{Role, Scope},
     limits::MAX_LIVE_KEYS,
 };
+use fencepost_identity::accounts::{
+    author::Author,
+    key,
+    keys::{self, KeyRequest},
+    members, projects,
+};
 use fencepost_net::{mail::Mailer, outbound::Outbound, seal::MasterKeys};
 use fencepost_signals::telemetry;
 use fencepost_store::{
@@ -40,12 +46,6 @@ use self::{
     redis::Redis,
 };
 use crate::{
-    accounts::{
-        author::Author,
-        key,
-        keys::{self, KeyRequest},
-        members, projects,
-    },
     http::deprecation::DEPRECATED,
     serve::{self, Node, People},
 };

@@ -8,6 +8,13 @@ pub(crate) mod second_factor;
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, limits};
+use fencepost_identity::{
+    accounts::{
+        Client, Reuse, SignUp, SignedIn,
+        security::{self, AccountEvent},
+    },
+    credentials::Evict,
+};
 use fencepost_store as store;
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
@@ -15,13 +22,8 @@ use utoipa::ToSchema;
 
 use super::{error::ErrorBody, keys::CreatedApiKey, projects::Project};
 use crate::{
-    accounts::{
-        Client, Reuse, SignUp, SignedIn,
-        security::{self, AccountEvent},
-    },
     app::App,
     auth::Person,
-    credentials::Evict,
     wire::{
         extract::{Json, RequestBody},
         openapi::chars,

@@ -4,6 +4,7 @@
 use axum::{Extension, Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{access::Role, error::Error, limits};
+use fencepost_identity::{accounts::Client, credentials::Evict};
 use fencepost_store::invitations::Invited;
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
@@ -11,10 +12,8 @@ use utoipa::ToSchema;
 
 use super::{error::ErrorBody, projects::Project};
 use crate::{
-    accounts::Client,
     app::App,
     auth::Person,
-    credentials::Evict,
     wire::{
         extract::{Json, RequestBody},
         openapi::chars,

@@ -17,6 +17,10 @@ use fencepost_domain::{
     limits::{self, MAX_KEY_CALLS_PER_MINUTE},
     networks,
 };
+use fencepost_identity::accounts::{
+    keys::{self, KeyOrigin, KeyRequest, MadeKey},
+    oidc::Providers,
+};
 use fencepost_store::{self as store, keys::ListedKey};
 use ipnet::IpNet;
 use secrecy::ExposeSecret;
@@ -29,10 +33,6 @@ use super::{
     page::{PageSize, page},
 };
 use crate::{
-    accounts::{
-        keys::{self, KeyOrigin, KeyRequest, MadeKey},
-        oidc::Providers,
-    },
     app::App,
     auth::{Administer, Caller},
     wire::{

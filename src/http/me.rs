@@ -11,6 +11,13 @@ use fencepost_domain::{
     error::Error,
     limits::{self, MAX_SHOWN_SESSIONS, SESSION_IDLE_SECONDS},
 };
+use fencepost_identity::{
+    accounts::{
+        Client,
+        security::{self, AccountEvent},
+    },
+    credentials::Evict,
+};
 use fencepost_store::{
     self as store,
     account_log::{self, AccountLogRow},
@@ -28,13 +35,8 @@ use self::{
 };
 use super::{audit::AuditEntry, auth::Account, error::ErrorBody, projects::Project};
 use crate::{
-    accounts::{
-        Client,
-        security::{self, AccountEvent},
-    },
     app::App,
     auth::Person,
-    credentials::Evict,
     wire::{
         extract::{Json, RequestBody, SessionInPath},
         openapi::chars,

@@ -7,6 +7,10 @@ use fencepost_domain::{
     error::{Error, chain},
     limits::{self, MAX_MEMBERS},
 };
+use fencepost_identity::{
+    accounts::{members, read_email},
+    credentials::Evict,
+};
 use fencepost_store as store;
 use secrecy::ExposeSecret;
 use serde::{Deserialize, Serialize};
@@ -14,10 +18,8 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::error::ErrorBody;
 use crate::{
-    accounts::{members, read_email},
     app::App,
     auth::{Anybody, Caller, Govern, Who},
-    credentials::Evict,
     wire::{
         extract::{AccountInPath, InvitationInPath, Json, Query, RequestBody},
         openapi::chars,

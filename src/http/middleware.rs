@@ -273,7 +273,7 @@ fn read_address(text: &str) -> Option<IpAddr> {
     text.parse().ok().or_else(socket).or_else(bracketed)
 }
 
-/// Finds the client of a request: see [`crate::accounts::Client`]. Returns its address.
+/// Finds the client of a request: see [`fencepost_identity::accounts::Client`]. Returns its address.
 fn find_client(request: &mut Request, request_id: &str) -> Arc<str> {
     let proxies = request.extensions().get::<Proxies>().cloned().unwrap_or_default();
     if let Some(ClientAddress(peer)) = request.extensions().get().copied() {

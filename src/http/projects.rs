@@ -3,19 +3,21 @@
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{access::Role, error::Error, lease::RequireFence, limits};
+use fencepost_identity::{
+    accounts::{
+        Client,
+        projects::{self, ProjectChange},
+    },
+    credentials::Evict,
+};
 use fencepost_store::{self as store, members::Membership};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::error::ErrorBody;
 use crate::{
-    accounts::{
-        Client,
-        projects::{self, ProjectChange},
-    },
     app::App,
     auth::{Anybody, Caller, Govern, Own, Person},
-    credentials::Evict,
     wire::{
         extract::{Json, Query, RequestBody},
         openapi::chars,

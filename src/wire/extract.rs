@@ -16,6 +16,7 @@ use fencepost_domain::{
     },
     limits,
 };
+use fencepost_identity::credentials::bodies::BodyRoom;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::{
     Deserialize, Deserializer,
@@ -27,7 +28,6 @@ use tokio::{sync::Semaphore, time::timeout};
 
 use crate::{
     auth::{BodyMeter, IgnoresUnknownFields},
-    credentials::bodies::BodyRoom,
     wire::{json_words, unknown_fields::KnownFields},
 };
 

@@ -3,8 +3,8 @@
 
 use std::collections::HashMap;
 
-use fencepost::accounts::key;
 use fencepost_domain::access::{Role, Scope};
+use fencepost_identity::accounts::key;
 
 use crate::{
     harness::{Reply, TestProject, TestServer, fresh_database, limited, run, run_alone},

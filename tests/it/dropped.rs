@@ -141,7 +141,7 @@ fn dropped_lookups_of_keys_leave_the_pool_whole() {
             for sql in ["begin", "lock table api_keys in access exclusive mode"] {
                 sqlx::query(sql).execute(&mut holder).await.expect("it runs");
             }
-            let api_key = fencepost::accounts::key::generate("live");
+            let api_key = fencepost_identity::accounts::key::generate("live");
             let unknown = t.with_key(api_key);
             drop_in_the_middle(&unknown, "/v1/jobs", json!({"job_type": "t"})).await;
             sqlx::query("commit").execute(&mut holder).await.expect("it runs");

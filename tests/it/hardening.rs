@@ -8,10 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fencepost::{
+use fencepost::http::late_refusals::{CALM_REFUSALS, LATENESS};
+use fencepost_identity::{
     accounts::{LOOKUPS_PER_ADDRESS, key},
     credentials::{CREDENTIAL_TTL, bodies::MAX_PROJECT_BODY_KIB},
-    http::late_refusals::{CALM_REFUSALS, LATENESS},
 };
 
 use crate::{

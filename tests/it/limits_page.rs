@@ -1,7 +1,6 @@
 //! The rows of the page of limits, as the code has them.
 
 use fencepost::{
-    credentials::bodies::{MAX_NODE_BODY_KIB, MAX_PROJECT_BODY_KIB},
     http::{answers, least_rate, server},
     serve::DRAIN_TIMEOUT,
     wire::extract::BODY_TIMEOUT,
@@ -13,6 +12,7 @@ use fencepost_domain::{
     schedule, search,
 };
 use fencepost_engine::{dispatch::MAX_PARKED_POLLS, enqueue::quota};
+use fencepost_identity::credentials::bodies::{MAX_NODE_BODY_KIB, MAX_PROJECT_BODY_KIB};
 use fencepost_signals::redis_bus;
 use fencepost_store::{counts, dead_letters, queue_limits};
 
@@ -379,7 +379,7 @@ fn connection_limits() -> Vec<(&'static str, String)> {
         ),
         (
             "time for which a credential is cached",
-            format!("{} s", fencepost::credentials::CREDENTIAL_TTL.as_secs()),
+            format!("{} s", fencepost_identity::credentials::CREDENTIAL_TTL.as_secs()),
         ),
         (
             "timeout of a Redis call, and pause after a failed call",

@@ -121,7 +121,7 @@ fn what_is_wrong_with_a_key_is_told_as_far_as_it_is_no_secret() {
             assert!(told(name, &value).await.contains("checksum does not match"));
         }
         assert!(told("x-api-key", "secret").await.starts_with("this is not an API key"));
-        let unknown = fencepost::accounts::key::generate("live");
+        let unknown = fencepost_identity::accounts::key::generate("live");
         assert!(told("x-api-key", &unknown).await.contains("unknown, revoked or expired"));
     });
 }

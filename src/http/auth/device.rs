@@ -7,16 +7,16 @@ use fencepost_domain::{
     error::Error,
     limits::{self, DEVICE_LOGIN_SECONDS, DEVICE_POLL_SECONDS},
 };
+use fencepost_identity::accounts::{
+    Client,
+    device_login::{CollectedKey, NewDeviceLogin},
+};
 use fencepost_store as store;
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{
-    accounts::{
-        Client,
-        device_login::{CollectedKey, NewDeviceLogin},
-    },
     app::App,
     auth::{Caller, Govern, Person, Who},
     http::{error::ErrorBody, keys::CreatedApiKey, projects::Project},

@@ -3,6 +3,10 @@
 
 use axum::{Extension, Json as Reply, extract::State};
 use fencepost_domain::{error::Error, limits};
+use fencepost_identity::accounts::{
+    Client, SecondStep,
+    passkeys::{self, PasskeyAnswer},
+};
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, value::RawValue};
@@ -10,10 +14,6 @@ use utoipa::ToSchema;
 
 use super::SessionReply;
 use crate::{
-    accounts::{
-        Client, SecondStep,
-        passkeys::{self, PasskeyAnswer},
-    },
     app::App,
     http::error::ErrorBody,
     wire::{

@@ -2,13 +2,13 @@
 
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use fencepost_domain::{error::Error, limits};
+use fencepost_identity::accounts::{Client, Proof, SecondStep};
 use secrecy::SecretString;
 use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::{SessionReply, check_length, passkeys::PasskeyProof};
 use crate::{
-    accounts::{Client, Proof, SecondStep},
     app::App,
     auth::Person,
     http::error::ErrorBody,

@@ -2,13 +2,13 @@
 
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use fencepost_domain::{error::Error, ids::KeyId, limits};
+use fencepost_identity::accounts::Client;
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::CreatedApiKey;
 use crate::{
-    accounts::Client,
     app::App,
     http::error::ErrorBody,
     wire::{

@@ -5,20 +5,22 @@ use fencepost_domain::{
     error::Error,
     limits::{self, MAX_KEY_OVERLAP_SECONDS},
 };
+use fencepost_identity::{
+    accounts::{
+        Client,
+        key::{self, SecretHash},
+        keys,
+    },
+    credentials::Evict,
+};
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::CreatedApiKey;
 use crate::{
-    accounts::{
-        Client,
-        key::{self, SecretHash},
-        keys,
-    },
     app::App,
     auth::{Administer, Caller},
-    credentials::Evict,
     http::{error::ErrorBody, members::RevokeKeysQuery},
     wire::{
         extract::{Json, KeyInPath, OptionalJson, Query, RequestBody},

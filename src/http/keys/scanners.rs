@@ -9,13 +9,13 @@ use fencepost_domain::{
     error::Error,
     limits::{self, MAX_REPORT_BYTES, MAX_REPORTED_KEYS},
 };
+use fencepost_identity::accounts::{Client, key, keys};
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::revoke::evict;
 use crate::{
-    accounts::{Client, key, keys},
     app::App,
     http::error::ErrorBody,
     wire::{

@@ -2,12 +2,12 @@
 
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use fencepost_domain::{error::Error, limits};
+use fencepost_identity::accounts::Client;
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{
-    accounts::Client,
     app::App,
     auth::Person,
     http::error::ErrorBody,

@@ -4,12 +4,11 @@
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
 use fencepost_domain::error::Error;
+use fencepost_identity::accounts::Client;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{
-    accounts::Client, app::App, auth::Person, http::error::ErrorBody, wire::extract::IdentityInPath,
-};
+use crate::{app::App, auth::Person, http::error::ErrorBody, wire::extract::IdentityInPath};
 
 /// An account at an OpenID Connect provider.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]

@@ -3,6 +3,7 @@
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, limits};
+use fencepost_identity::accounts::Client;
 use fencepost_store::passkeys::PasskeyRow;
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
@@ -10,7 +11,6 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use crate::{
-    accounts::Client,
     app::App,
     auth::Person,
     http::{

@@ -3,13 +3,13 @@
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, limits};
+use fencepost_identity::accounts::Client;
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::passkeys::Passkey;
 use crate::{
-    accounts::Client,
     app::App,
     auth::Person,
     http::error::ErrorBody,

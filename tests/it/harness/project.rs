@@ -3,13 +3,15 @@
 use std::{ops::Deref, sync::Arc, time::Duration};
 
 use fencepost::{
-    accounts::{oidc::Providers, password::lists::BreachedPasswords, scanners::ScannerKeys},
     dev,
     http::deprecation::Deprecated,
     serve::{self, Node, People},
 };
 use fencepost_config::{ConnectionLimits, PoolArgs, RedisPlace, Signup, TrustedProxies};
 use fencepost_domain::{outbound::Allowed, plan::Plans};
+use fencepost_identity::accounts::{
+    oidc::Providers, password::lists::BreachedPasswords, scanners::ScannerKeys,
+};
 use fencepost_net::{
     mail::{Mail, Mailer},
     outbound::Outbound,

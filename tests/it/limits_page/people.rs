@@ -1,11 +1,8 @@
 //! The rows about people and keys.
 
-use fencepost::{
-    accounts::{self, password},
-    auth,
-    http::late_refusals,
-};
+use fencepost::{auth, http::late_refusals};
 use fencepost_domain::limits;
+use fencepost_identity::accounts::{self, password};
 
 /// The rows of "People and keys".
 pub fn people_limits() -> Vec<(&'static str, String)> {

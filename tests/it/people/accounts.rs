@@ -1,8 +1,8 @@
 //! Accounts: from the first mail to the last row.
 
-use fencepost::accounts::{self, Accounts, Client, password::Passwords, token::Tokens};
 use fencepost_config::Signup;
 use fencepost_domain::{error::Error, plan::Plans};
+use fencepost_identity::accounts::{self, Accounts, Client, password::Passwords, token::Tokens};
 use fencepost_net::mail::{Mail, Mailer};
 use fencepost_signals::{
     limiter::Limiter,
@@ -417,7 +417,7 @@ fn a_login_takes_as_long_for_an_unknown_address() {
         // Each is met so seldom that none is answered late.
         const KNOWN: u32 = 6;
         for number in 0..KNOWN {
-            let sign_up = fencepost::accounts::SignUp {
+            let sign_up = fencepost_identity::accounts::SignUp {
                 email: known(number),
                 password: SecretString::from(PASSWORD),
                 project_name: None,

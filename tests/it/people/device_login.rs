@@ -1,7 +1,7 @@
 //! The login of a terminal: a code that its person approves, and a key.
 
-use fencepost::accounts;
 use fencepost_domain::access::Role;
+use fencepost_identity::accounts;
 use fencepost_store::sweep::purge;
 
 use super::{PASSWORD, Person, post_from, second_factor::age_sessions};

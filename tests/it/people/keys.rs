@@ -123,7 +123,7 @@ fn a_leaked_key_can_be_revoked_by_its_finder() {
             post_from(t, "/v1/keys/report", json!({"key": key}), "192.0.2.1").await.is_empty(204);
         };
         report("junk").await;
-        report(&fencepost::accounts::key::generate("live")).await;
+        report(&fencepost_identity::accounts::key::generate("live")).await;
         with(t, &made).get("/v1/jobs").await.is(200);
         report(made["secret"].as_str().expect("a key")).await;
         with(t, &made).get("/v1/jobs").await.is_error(401, "unauthorized");

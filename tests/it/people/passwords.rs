@@ -1,6 +1,6 @@
 //! New passwords: what they must not be.
 
-use fencepost::accounts::password::lists::BreachedPasswords;
+use fencepost_identity::accounts::password::lists::BreachedPasswords;
 use serde_json::{Value, json};
 
 use super::{PASSWORD, Person, accounts::open_server, post_from};

@@ -5,7 +5,7 @@ mod liar;
 
 use std::{path::Path, process::Command, sync::Arc, time::Duration};
 
-use fencepost::accounts::oidc::Providers;
+use fencepost_identity::accounts::oidc::Providers;
 use reqwest::{
     Url,
     header::{LOCATION, SET_COOKIE},

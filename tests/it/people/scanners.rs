@@ -1,7 +1,7 @@
 //! Reports of secret scanners: signed by a known key, or refused.
 
 use base64::{Engine as _, prelude::BASE64_STANDARD as BASE64};
-use fencepost::accounts::scanners::ScannerKeys;
+use fencepost_identity::accounts::scanners::ScannerKeys;
 use ring::{
     rand::SystemRandom,
     signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair},

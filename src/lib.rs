@@ -3,8 +3,6 @@
 //! `ARCHITECTURE.md` is the map of the code. A module imports only from lower layers.
 
 pub mod adapters;
-pub mod app;
-pub mod auth;
 pub mod cli;
 pub mod client;
 pub mod console;
@@ -12,5 +10,4 @@ pub mod dev;
 pub mod http;
 pub mod loops;
 pub mod serve;
-pub mod wire;
 pub mod worker;

@@ -37,7 +37,7 @@ use fencepost_store::{deadline::bounded_query, stored_bytes, sweep::purge};
 use metrics::{counter, gauge, histogram};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::app::App;
+use fencepost_web::app::App;
 
 /// Expired leases are reaped within two seconds: this period and the time of a pass.
 const REAP_PERIOD: Duration = Duration::from_millis(1_500);

@@ -26,6 +26,7 @@ use fencepost_signals::{
 use fencepost_store::{
     self as store, deadline::bounded, pools::Pools, projects::Instance, roles::Logins,
 };
+use fencepost_web::app::App;
 use futures_util::{FutureExt, future::BoxFuture};
 use metrics_exporter_prometheus::PrometheusHandle;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
@@ -36,9 +37,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    adapters,
-    app::App,
-    console,
+    adapters, console,
     http::{self, deprecation::Deprecated},
     loops,
 };

@@ -177,7 +177,7 @@ impl Abuse<'_> {
 
     /// Keys that do not exist.
     fn unknown_keys(&mut self) {
-        let key = fencepost::auth::key::generate("live");
+        let key = fencepost_web::auth::key::generate("live");
         self.flood(ADDRESSES, &Call::get("/v1/jobs").by(key));
     }
 

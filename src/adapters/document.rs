@@ -1,17 +1,17 @@
 //! The OpenAPI documents of the adapters, made from their handlers, separate from the native API.
 
 use axum::{Router, http::header::CONTENT_TYPE, middleware::from_fn, routing};
-use serde_json::{Map, Value, json};
-use utoipa_axum::router::OpenApiRouter;
-
-use super::{ADAPTERS, Adapter};
-use crate::{
+use fencepost_web::{
     app::App,
     wire::{
         compressed,
         openapi::{Applies, DerivedResponse, OF_BODIES, add_responses, lift_bounds},
     },
 };
+use serde_json::{Map, Value, json};
+use utoipa_axum::router::OpenApiRouter;
+
+use super::{ADAPTERS, Adapter};
 
 /// Responses that need no line at each operation.
 const DERIVED: [DerivedResponse; 5] = [

@@ -19,7 +19,7 @@ use axum::{Router, middleware};
 use fencepost_domain::error::Error;
 use utoipa_axum::router::OpenApiRouter;
 
-use crate::{app::App, wire::errors};
+use fencepost_web::{app::App, wire::errors};
 
 /// An adapter: its path, its routes, how it renders errors, and its document.
 struct Adapter {

@@ -5,7 +5,7 @@ use fencepost_domain::error::{Class, Error};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::wire::errors;
+use fencepost_web::wire::errors;
 
 /// The default status of each class of errors.
 #[must_use]

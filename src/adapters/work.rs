@@ -5,7 +5,7 @@ use fencepost_engine::{dispatch::LeasedDelivery, enqueue::dependencies::ParentRe
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::wire::validate::stored_json;
+use fencepost_web::wire::validate::stored_json;
 
 /// A payload or result for protocols with objects only: the same bytes, or `{"value": …}` around
 /// them.

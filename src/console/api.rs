@@ -20,7 +20,7 @@ use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 use tower::ServiceExt;
 
-use crate::{
+use fencepost_web::{
     app::App,
     auth::FromConsole,
     wire::{ClientGone, RequestId},

@@ -11,6 +11,7 @@ use chrono::{DateTime, Utc};
 use fencepost_config::Signup;
 use fencepost_domain::error::Error;
 use fencepost_identity::accounts::{Client, SignUp};
+use fencepost_web::app::App;
 use secrecy::ExposeSecret;
 use serde_json::json;
 
@@ -28,19 +29,16 @@ use super::{
     session::{self, go},
     start::Start,
 };
-use crate::{
-    app::App,
-    http::{
-        auth::SessionReply,
-        error::ApiError,
-        invitations::InvitationPreview,
-        me::{
-            Me, SecurityEntry, SecurityLog, Session, SessionList,
-            identities::{Identity, IdentityList},
-            second_factors::SecondFactors,
-        },
-        projects::{Project, ProjectList},
+use crate::http::{
+    auth::SessionReply,
+    error::ApiError,
+    invitations::InvitationPreview,
+    me::{
+        Me, SecurityEntry, SecurityLog, Session, SessionList,
+        identities::{Identity, IdentityList},
+        second_factors::SecondFactors,
     },
+    projects::{Project, ProjectList},
 };
 
 /// In the query of the page after a login: a visitor without a session then has a browser that

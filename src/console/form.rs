@@ -10,7 +10,7 @@ use fencepost_domain::error::Error;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::wire::extract;
+use fencepost_web::wire::extract;
 
 /// Maximum bytes of a form: the largest payload, with every byte escaped, and some overhead.
 const MAX_FORM_BYTES: usize = 1024 * 1024;

@@ -7,6 +7,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use fencepost_domain::{error::Error, job::JobState};
+use fencepost_web::{
+    app::App,
+    wire::logs::{Sent, write_sent},
+};
 use serde_json::{Value, json, value::RawValue};
 
 use super::{
@@ -18,15 +22,11 @@ use super::{
     page::{Frame, Here, as_file, render},
     session::go,
 };
-use crate::{
-    app::App,
-    http::jobs::{
-        Job,
-        events::{EventView, JobHistory},
-        logs::{LogPage, LogView},
-        watch::ExplainReply,
-    },
-    wire::logs::{Sent, write_sent},
+use crate::http::jobs::{
+    Job,
+    events::{EventView, JobHistory},
+    logs::{LogPage, LogView},
+    watch::ExplainReply,
 };
 
 /// Prefix of the server's event types.

@@ -51,7 +51,7 @@ pub use self::{
     overview::MAX_QUEUE_PAGES, session::KEY_SECONDS,
 };
 
-use crate::{
+use fencepost_web::{
     app::App,
     wire::{
         compressed,

@@ -17,6 +17,7 @@ use fencepost_domain::{
     access::{Permission, Role, role_may},
     error::Error,
 };
+use fencepost_web::{app::App, wire::errors::ErrorResponse};
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
@@ -27,11 +28,7 @@ use super::{
     format,
     location::{HX_REQUEST, LOGIN, path_and_query, segment},
 };
-use crate::{
-    app::App,
-    http::{error, metrics::MetricsSummary, projects::Project},
-    wire::errors::ErrorResponse,
-};
+use crate::http::{error, metrics::MetricsSummary, projects::Project};
 
 const HTML: &str = "text/html; charset=utf-8";
 
@@ -447,7 +444,7 @@ pub fn problem(
     };
     let mut response = rendered.unwrap_or_else(|_| info.message.into_response());
     *response.status_mut() = status;
-    crate::wire::errors::add_retry_after(failure, &mut response);
+    fencepost_web::wire::errors::add_retry_after(failure, &mut response);
     response
 }
 

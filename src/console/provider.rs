@@ -13,6 +13,7 @@ use fencepost_identity::accounts::{
     oidc::{Answer, Arrival, Departure, Refusal},
     token::Bearer,
 };
+use fencepost_web::app::App;
 use secrecy::ExposeSecret;
 
 use super::{
@@ -24,7 +25,6 @@ use super::{
     second_factor::ask_code,
     session::{self, go},
 };
-use crate::app::App;
 
 const ACCOUNT: &str = "/console/account";
 /// Sends a browser on. A form must not be redirected to another site: the content policy of our

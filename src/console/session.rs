@@ -23,6 +23,10 @@ use fencepost_identity::{
     accounts::{Client, Reuse, SignedIn, oidc::LOGIN_SECONDS},
     credentials::Evict,
 };
+use fencepost_web::{
+    app::App,
+    wire::{RequestId, errors::ErrorResponse},
+};
 use secrecy::{ExposeSecret, SecretString};
 
 use super::{
@@ -30,11 +34,7 @@ use super::{
     location::{HX_REQUEST, LOGIN, Link, is_own_page, path_and_query},
     page::{self, Frame, Framed},
 };
-use crate::{
-    app::App,
-    http::auth::SessionReply,
-    wire::{RequestId, errors::ErrorResponse},
-};
+use crate::http::auth::SessionReply;
 
 const ACCESS_COOKIE: &str = "__Host-fencepost-access";
 const REFRESH_COOKIE: &str = "__Host-fencepost-refresh";

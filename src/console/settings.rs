@@ -15,6 +15,7 @@ use fencepost_domain::{
     lease::RequireFence,
     limits::MAX_PAGE_KEYS,
 };
+use fencepost_web::app::App;
 use serde_json::value::RawValue;
 
 use super::{
@@ -23,15 +24,12 @@ use super::{
     location::segment,
     page::{Frame, Here, as_file, render},
 };
-use crate::{
-    app::App,
-    http::{
-        audit::{AuditEntry, AuditPage},
-        keys::{ApiKey, CreatedApiKey, KeyPage, KeyState},
-        limits::{LimitKind, LimitList, LimitStatus},
-        me::Me,
-        members::{CreatedInvitation, Invitation, InvitationList, Member, MemberList},
-    },
+use crate::http::{
+    audit::{AuditEntry, AuditPage},
+    keys::{ApiKey, CreatedApiKey, KeyPage, KeyState},
+    limits::{LimitKind, LimitList, LimitStatus},
+    me::Me,
+    members::{CreatedInvitation, Invitation, InvitationList, Member, MemberList},
 };
 
 #[derive(Template)]

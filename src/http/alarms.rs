@@ -8,14 +8,7 @@ use fencepost_domain::{
     limits,
 };
 use fencepost_store::alarms::{self, AlarmRow, AlarmSettings, DefaultAlarm};
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
-
-use super::{
-    audit::{self, NewAuditEntry},
-    error::ErrorBody,
-};
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Caller, Manage, Read},
     wire::{
@@ -23,6 +16,13 @@ use crate::{
         openapi::items,
         validate::Check,
     },
+};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{
+    audit::{self, NewAuditEntry},
+    error::ErrorBody,
 };
 
 /// Alarms of one answer: those of a project, and those that each has.

@@ -10,10 +10,10 @@ use axum::{
 };
 use fencepost_domain::{error::Error, ids::ProjectId};
 use fencepost_store::shares::{Memory, Room};
+use fencepost_web::wire::delivery::MayBeRefused;
 use http_body_util::BodyExt;
 
 use super::least_rate::IsLarge;
-use crate::wire::delivery::MayBeRefused;
 
 /// Answers below this many bytes are not counted.
 const SMALL_BYTES: u64 = 64 * 1024;

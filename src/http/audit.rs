@@ -20,6 +20,14 @@ use fencepost_store::{
     audit::{AuditFilter, AuditRow, Place},
     deadline::bounded,
 };
+use fencepost_web::{
+    app::App,
+    auth::{Audit, Caller},
+    wire::{
+        extract::Query,
+        validate::{Check, stored_json},
+    },
+};
 use futures_util::stream;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -29,16 +37,8 @@ use super::{
     cursor::{self, List},
     page::{PageSize, page},
 };
-use crate::{
-    app::App,
-    auth::{Audit, Caller},
-    wire::{
-        extract::Query,
-        validate::{Check, stored_json},
-    },
-};
 
-pub use crate::wire::audit::{NewAuditEntry, note};
+pub use fencepost_web::wire::audit::{NewAuditEntry, note};
 
 const DEFAULT_PAGE_AUDIT: u32 = 50;
 /// Rows of one query of an export.

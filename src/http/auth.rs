@@ -16,12 +16,7 @@ use fencepost_identity::{
     credentials::Evict,
 };
 use fencepost_store as store;
-use secrecy::{ExposeSecret, SecretString};
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
-
-use super::{error::ErrorBody, keys::CreatedApiKey, projects::Project};
-use crate::{
+use fencepost_web::{
     app::App,
     auth::Person,
     wire::{
@@ -29,6 +24,11 @@ use crate::{
         openapi::chars,
     },
 };
+use secrecy::{ExposeSecret, SecretString};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{error::ErrorBody, keys::CreatedApiKey, projects::Project};
 
 /// Sign-up request.
 #[derive(Debug, Deserialize, ToSchema)]

@@ -13,6 +13,15 @@ use fencepost_engine::{
     enqueue::Extras,
     jobs::callback_url::check_callback_urls,
 };
+use fencepost_web::{
+    app::App,
+    auth::{Caller, Produce, Read},
+    wire::{
+        extract::{BatchInPath, Object, Query, RequestBody},
+        openapi::chars,
+        validate::Check,
+    },
+};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -25,15 +34,6 @@ use super::{
         request::{accept_callbacks, traceparent},
     },
     page::{PageSize, page},
-};
-use crate::{
-    app::App,
-    auth::{Caller, Produce, Read},
-    wire::{
-        extract::{BatchInPath, Object, Query, RequestBody},
-        openapi::chars,
-        validate::Check,
-    },
 };
 
 const DEFAULT_PAGE_BATCHES: u32 = 20;

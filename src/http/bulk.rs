@@ -7,6 +7,7 @@ use fencepost_domain::{
     operation::{Kind, Which},
 };
 use fencepost_engine::operations::{self, NewOperation};
+use fencepost_web::{app::App, auth::Caller, wire::validate::Check};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -16,7 +17,6 @@ use super::{
     operations::Operation,
     redact::shown,
 };
-use crate::{app::App, auth::Caller, wire::validate::Check};
 
 /// Number of matching jobs, and the operation that processes them.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]

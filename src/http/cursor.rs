@@ -9,7 +9,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use uuid::Uuid;
 
-use crate::app::App;
+use fencepost_web::app::App;
 
 /// Bytes of a cursor's signature.
 const SIGNATURE_BYTES: usize = 16;

@@ -14,6 +14,14 @@ use fencepost_store::{
     dead_letters::{GroupRow, LetterRow},
     jobs::Payloads,
 };
+use fencepost_web::{
+    app::App,
+    auth::{Caller, Manage, Read},
+    wire::{
+        extract::{JobInPath, Query},
+        validate::Check,
+    },
+};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
@@ -25,14 +33,6 @@ use super::{
     jobs::{Job, JobError, read},
     page::{PageSize, page},
     redact::{Redact, shown},
-};
-use crate::{
-    app::App,
-    auth::{Caller, Manage, Read},
-    wire::{
-        extract::{JobInPath, Query},
-        validate::Check,
-    },
 };
 
 const DEFAULT_PAGE_DEAD_LETTERS: u32 = 50;

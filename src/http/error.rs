@@ -14,7 +14,7 @@ use secrecy::ExposeSecret;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::wire::errors;
+use fencepost_web::wire::errors;
 
 /// The page with a section for each code.
 const ERROR_DOCS: &str = "/docs/errors";

@@ -7,7 +7,7 @@ use fencepost_store::{
     roles::Role,
 };
 
-use crate::app::App;
+use fencepost_web::app::App;
 
 /// Liveness: the process runs.
 pub async fn live() -> &'static str {

@@ -21,6 +21,14 @@ use fencepost_store::{
     faults::{self, Mutant},
     idempotency::{self, Presented, StoredAnswer, StoredBody},
 };
+use fencepost_web::{
+    app::App,
+    auth::{Caller, Permit},
+    wire::{
+        RequestId,
+        extract::{BarePath, Fingerprinted, RequestBody},
+    },
+};
 use sha2::{Digest, Sha256};
 use utoipa::IntoParams;
 use uuid::Uuid;
@@ -29,14 +37,6 @@ pub use self::answer::Answer;
 use self::lost::Lock;
 
 use super::error::{self, ErrorBody};
-use crate::{
-    app::App,
-    auth::{Caller, Permit},
-    wire::{
-        RequestId,
-        extract::{BarePath, Fingerprinted, RequestBody},
-    },
-};
 
 /// See [`faults::FAIL_POINTS`].
 const FAIL_POINT: &str = "idempotency";

@@ -9,15 +9,7 @@ use fencepost_domain::{
     limits,
 };
 use fencepost_store::incidents::{self, IncidentRow};
-use serde::{Deserialize, Serialize};
-use utoipa::{IntoParams, ToSchema};
-
-use super::{
-    cursor::{self, List},
-    error::ErrorBody,
-    page::{PageSize, page},
-};
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Caller, Manage, Read, Who},
     wire::{
@@ -25,6 +17,14 @@ use crate::{
         openapi::range,
         validate::Check,
     },
+};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::{
+    cursor::{self, List},
+    error::ErrorBody,
+    page::{PageSize, page},
 };
 
 const DEFAULT_PAGE_INCIDENTS: u32 = 50;

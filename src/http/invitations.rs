@@ -6,12 +6,7 @@ use chrono::{DateTime, Utc};
 use fencepost_domain::{access::Role, error::Error, limits};
 use fencepost_identity::{accounts::Client, credentials::Evict};
 use fencepost_store::invitations::Invited;
-use secrecy::SecretString;
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
-
-use super::{error::ErrorBody, projects::Project};
-use crate::{
+use fencepost_web::{
     app::App,
     auth::Person,
     wire::{
@@ -19,6 +14,11 @@ use crate::{
         openapi::chars,
     },
 };
+use secrecy::SecretString;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{error::ErrorBody, projects::Project};
 
 /// Token of an invitation.
 #[derive(Debug, Deserialize, ToSchema)]

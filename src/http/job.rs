@@ -12,14 +12,12 @@ use fencepost_domain::{
     text::ErrorReport,
 };
 use fencepost_store::jobs::{AttemptRow, JobRow};
+use fencepost_web::wire::validate::stored_json;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::{
-    http::redact::{self, Redact},
-    wire::validate::stored_json,
-};
+use crate::http::redact::{self, Redact};
 
 /// A job.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]

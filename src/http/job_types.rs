@@ -5,14 +5,14 @@ pub mod schema;
 use axum::{Json as Reply, extract::State};
 use fencepost_domain::{error::Error, limits, stats::Counts};
 use fencepost_store::{self as store, stats::TypeStats};
+use fencepost_web::{
+    app::App,
+    auth::{Caller, Read},
+};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{
-    app::App,
-    auth::{Caller, Read},
-    http::metrics::Percentiles,
-};
+use crate::http::metrics::Percentiles;
 
 /// Types that are listed: a node counts later ones as `other`.
 const MAX_JOB_TYPES: i64 = 500;

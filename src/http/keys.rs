@@ -22,6 +22,15 @@ use fencepost_identity::accounts::{
     oidc::Providers,
 };
 use fencepost_store::{self as store, keys::ListedKey};
+use fencepost_web::{
+    app::App,
+    auth::{Administer, Caller},
+    wire::{
+        extract::{Json, KeyInPath, Object, Query, RequestBody},
+        openapi::{chars, items, range},
+        validate::Check,
+    },
+};
 use ipnet::IpNet;
 use secrecy::ExposeSecret;
 use serde::{Deserialize, Serialize};
@@ -31,15 +40,6 @@ use super::{
     cursor::{self, List},
     error::ErrorBody,
     page::{PageSize, page},
-};
-use crate::{
-    app::App,
-    auth::{Administer, Caller},
-    wire::{
-        extract::{Json, KeyInPath, Object, Query, RequestBody},
-        openapi::{chars, items, range},
-        validate::Check,
-    },
 };
 
 const DEFAULT_PAGE_KEYS: u32 = 50;

@@ -8,7 +8,7 @@ use fencepost_store as store;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Anybody, Bound, Budget, Caller, Who, body_bytes, project_limits},
     wire::streams,

@@ -25,6 +25,14 @@ use fencepost_store::{
     members::Membership,
     sessions,
 };
+use fencepost_web::{
+    app::App,
+    auth::Person,
+    wire::{
+        extract::{Json, RequestBody, SessionInPath},
+        openapi::chars,
+    },
+};
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -34,14 +42,6 @@ use self::{
     passkeys::Passkey,
 };
 use super::{audit::AuditEntry, auth::Account, error::ErrorBody, projects::Project};
-use crate::{
-    app::App,
-    auth::Person,
-    wire::{
-        extract::{Json, RequestBody, SessionInPath},
-        openapi::chars,
-    },
-};
 
 /// Maximum number of projects in one answer, oldest first.
 const MAX_SHOWN_PROJECTS: i64 = 1_000;

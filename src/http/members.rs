@@ -12,12 +12,7 @@ use fencepost_identity::{
     credentials::Evict,
 };
 use fencepost_store as store;
-use secrecy::ExposeSecret;
-use serde::{Deserialize, Serialize};
-use utoipa::{IntoParams, ToSchema};
-
-use super::error::ErrorBody;
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Anybody, Caller, Govern, Who},
     wire::{
@@ -25,6 +20,11 @@ use crate::{
         openapi::chars,
     },
 };
+use secrecy::ExposeSecret;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::error::ErrorBody;
 
 /// A member.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]

@@ -31,6 +31,11 @@ use fencepost_signals::{
     traces::{self, Answered},
 };
 use fencepost_store::deadline::{bounded, without_connections};
+use fencepost_web::{
+    app::App,
+    auth::{CallReport, ClientAddress, client_of_request},
+    wire::{ClientGone, RequestId, errors::ErrorResponse},
+};
 use futures_util::FutureExt;
 use metrics::counter;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -42,11 +47,6 @@ use super::{
     late_refusals::LateRefusals,
     least_rate::IsLarge,
     route_group, route_metrics,
-};
-use crate::{
-    app::App,
-    auth::{CallReport, ClientAddress, client_of_request},
-    wire::{ClientGone, RequestId, errors::ErrorResponse},
 };
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");

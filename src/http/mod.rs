@@ -53,16 +53,16 @@ use axum::{
     routing,
 };
 use fencepost_signals::telemetry;
-use tokio_util::task::TaskTracker;
-
-use self::{deprecation::Deprecated, middleware::Passage};
-use crate::{
+use fencepost_web::{
     app::App,
     wire::{
         compressed,
         routes::{Routes, routes},
     },
 };
+use tokio_util::task::TaskTracker;
+
+use self::{deprecation::Deprecated, middleware::Passage};
 
 /// Routes of the data plane. Each answers twice: under `/v1`, and under `/v1/projects/{project}`,
 /// where the project must agree with the key.

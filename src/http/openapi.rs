@@ -19,6 +19,10 @@ use axum::{
 };
 use fencepost_domain::error::{Error, KEY_PREFIX};
 use fencepost_store::jobs::Order;
+use fencepost_web::{
+    app::App,
+    wire::openapi::{Applies, DerivedResponse, OF_BODIES, add_responses, lift_bounds},
+};
 use serde_json::{Map, Value, json};
 use utoipa::{
     Modify, OpenApi,
@@ -31,8 +35,6 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_swagger_ui::{Config, SwaggerUi};
 
 use super::{data_plane, deprecation, people_plane, project_plane};
-use crate::app::App;
-use crate::wire::openapi::{Applies, DerivedResponse, OF_BODIES, add_responses, lift_bounds};
 
 #[derive(OpenApi)]
 #[openapi(

@@ -11,6 +11,14 @@ use fencepost_domain::{
 };
 use fencepost_engine::operations::{self, OperationRow};
 use fencepost_store as store;
+use fencepost_web::{
+    app::App,
+    auth::{Caller, Manage, Read},
+    wire::{
+        extract::{OperationInPath, Query},
+        validate::Check,
+    },
+};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -20,14 +28,6 @@ use super::{
     error::ErrorBody,
     page::{PageSize, page},
     redact::{Redact, shown},
-};
-use crate::{
-    app::App,
-    auth::{Caller, Manage, Read},
-    wire::{
-        extract::{OperationInPath, Query},
-        validate::Check,
-    },
 };
 
 const DEFAULT_PAGE_OPERATIONS: u32 = 20;

@@ -2,7 +2,7 @@
 
 use fencepost_domain::limits::MAX_PAGE_BYTES;
 
-use crate::wire::validate::Check;
+use fencepost_web::wire::validate::Check;
 
 /// Defines the answer of a list: a page with `has_more` and `next_cursor`.
 macro_rules! page {

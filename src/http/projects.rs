@@ -11,11 +11,7 @@ use fencepost_identity::{
     credentials::Evict,
 };
 use fencepost_store::{self as store, members::Membership};
-use serde::{Deserialize, Serialize};
-use utoipa::{IntoParams, ToSchema};
-
-use super::error::ErrorBody;
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Anybody, Caller, Govern, Own, Person},
     wire::{
@@ -24,6 +20,10 @@ use crate::{
         validate::Check,
     },
 };
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::error::ErrorBody;
 
 /// Maximum number of projects in one answer, oldest first.
 const MAX_SHOWN_PROJECTS: i64 = 1_000;

@@ -22,6 +22,15 @@ use fencepost_store::{
     faults::Mutant,
     queues::{SettingsChange, TypeRow},
 };
+use fencepost_web::{
+    app::App,
+    auth::{Caller, Manage, Read},
+    wire::{
+        extract::{Json, NameInPath, Object, Query, RequestBody},
+        openapi::range,
+        validate::Check,
+    },
+};
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -30,15 +39,6 @@ use super::{
     error::ErrorBody,
     page::{PageSize, page},
     retry::RetryRequest,
-};
-use crate::{
-    app::App,
-    auth::{Caller, Manage, Read},
-    wire::{
-        extract::{Json, NameInPath, Object, Query, RequestBody},
-        openapi::range,
-        validate::Check,
-    },
 };
 
 const DEFAULT_PAGE_QUEUES: u32 = 50;

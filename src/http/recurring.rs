@@ -14,6 +14,15 @@ use fencepost_domain::{
     schedule::{CatchUp, OverlapPolicy},
 };
 use fencepost_engine::schedules::{self, ScheduleRow, WrittenSchedule};
+use fencepost_web::{
+    app::App,
+    auth::{Caller, Read, Schedule},
+    wire::{
+        extract::{Json, NameInPath, Object, Query, RequestBody},
+        openapi::{chars, range},
+        validate::{Check, stored_json},
+    },
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
@@ -25,15 +34,6 @@ use super::{
     page::{PageSize, page},
     redact::{self, Redact, shown},
     retry::RetryRequest,
-};
-use crate::{
-    app::App,
-    auth::{Caller, Read, Schedule},
-    wire::{
-        extract::{Json, NameInPath, Object, Query, RequestBody},
-        openapi::{chars, range},
-        validate::{Check, stored_json},
-    },
 };
 
 const DEFAULT_TIMEZONE: &str = "UTC";

@@ -3,7 +3,7 @@
 
 use serde_json::value::RawValue;
 
-use crate::auth::Who;
+use fencepost_web::auth::Who;
 
 /// An object of the API of which a part is shown only to callers that may read payloads.
 pub trait Redact {

@@ -7,7 +7,7 @@ use fencepost_domain::{
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use crate::wire::{openapi::range, validate::Check};
+use fencepost_web::wire::{openapi::range, validate::Check};
 
 /// A retry policy. Omitted fields have their defaults.
 #[derive(Debug, Deserialize, ToSchema)]

@@ -8,7 +8,7 @@ use axum::{
 use chrono::{SecondsFormat, TimeDelta, Utc};
 use fencepost_domain::error::Error;
 
-use crate::app::App;
+use fencepost_web::app::App;
 
 /// How long readers may keep the file. The RFC recommends less than a year.
 const VALID_DAYS: i64 = 90;

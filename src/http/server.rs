@@ -12,6 +12,7 @@ use std::{
 use axum::Router;
 use fencepost_config::ConnectionLimits;
 use fencepost_signals::{limiter::client_of, telemetry};
+use fencepost_web::auth::ClientAddress;
 use hyper::{Request, body::Incoming, server::conn::http1, service::Service};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
@@ -31,7 +32,6 @@ use super::{
     least_rate::{IsLarge, LeastRate},
     middleware::Proxies,
 };
-use crate::auth::ClientAddress;
 
 /// A connection is closed if it has sent no byte by then.
 pub const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);

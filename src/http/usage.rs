@@ -5,15 +5,15 @@ use chrono::NaiveDate;
 use fencepost_domain::error::Error;
 use fencepost_engine::enqueue::quota;
 use fencepost_store as store;
+use fencepost_web::{
+    app::App,
+    auth::{Caller, Read},
+    wire::extract::Query,
+};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::{
-    app::App,
-    auth::{Caller, Read},
-    http::error::ErrorBody,
-    wire::extract::Query,
-};
+use crate::http::error::ErrorBody;
 
 /// Which month.
 #[derive(Debug, Deserialize, IntoParams)]

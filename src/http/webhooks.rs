@@ -12,6 +12,15 @@ use fencepost_domain::{
     webhook::{self, EVENT_TYPES},
 };
 use fencepost_engine::webhooks::{self, EndpointChange, NewEndpoint};
+use fencepost_web::{
+    app::App,
+    auth::{Caller, Webhooks},
+    wire::{
+        extract::{EndpointInPath, Json, Query, RequestBody},
+        openapi::{chars, items},
+        validate::Check,
+    },
+};
 use serde::Deserialize;
 use serde_json::json;
 use sha2::{Digest, Sha256};
@@ -24,15 +33,6 @@ use super::{
     cursor::{self, List},
     error::ErrorBody,
     page::{PageSize, page},
-};
-use crate::{
-    app::App,
-    auth::{Caller, Webhooks},
-    wire::{
-        extract::{EndpointInPath, Json, Query, RequestBody},
-        openapi::{chars, items},
-        validate::Check,
-    },
 };
 
 const DEFAULT_PAGE_ENDPOINTS: u32 = 20;

@@ -21,6 +21,16 @@ use fencepost_engine::jobs::{
     callback_url::check_callback_urls,
     workflows::{self, JobGraph, StateCount, WorkflowJobRow, WorkflowRow},
 };
+use fencepost_web::{
+    app::App,
+    auth::{Bound, Caller, Control, Cost, Produce, Read},
+    wire::{
+        extract::{Object, Query, RequestBody, WorkflowInPath},
+        openapi::chars,
+        templates::{self, Templates},
+        validate::{Check, stored_json},
+    },
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
@@ -32,16 +42,6 @@ use super::{
     jobs::request::{EnqueueRequest, accept, carry_hop, hop, traceparent},
     page::{PageSize, page},
     redact::{Redact, shown},
-};
-use crate::{
-    app::App,
-    auth::{Bound, Caller, Control, Cost, Produce, Read},
-    wire::{
-        extract::{Object, Query, RequestBody, WorkflowInPath},
-        openapi::chars,
-        templates::{self, Templates},
-        validate::{Check, stored_json},
-    },
 };
 
 const DEFAULT_PAGE_WORKFLOWS: u32 = 20;

@@ -3,7 +3,6 @@
 use fencepost::{
     http::{answers, least_rate, server},
     serve::DRAIN_TIMEOUT,
-    wire::extract::BODY_TIMEOUT,
 };
 use fencepost_config as config;
 use fencepost_domain::{
@@ -15,6 +14,7 @@ use fencepost_engine::{dispatch::MAX_PARKED_POLLS, enqueue::quota};
 use fencepost_identity::credentials::bodies::{MAX_NODE_BODY_KIB, MAX_PROJECT_BODY_KIB};
 use fencepost_signals::redis_bus;
 use fencepost_store::{counts, dead_letters, queue_limits};
+use fencepost_web::wire::extract::BODY_TIMEOUT;
 
 use crate::docs::read;
 

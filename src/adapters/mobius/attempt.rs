@@ -15,13 +15,7 @@ use fencepost_engine::settle::{
     attempt_reports::{self, NewEvent, ShownFence},
     heartbeat::{self, Advice, Beat},
 };
-use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
-use utoipa::ToSchema;
-
-use super::{ErrorBody, accept};
-use crate::{
-    adapters::params::PathParams,
+use fencepost_web::{
     app::App,
     auth::{Beating, Caller, Settling, Work},
     wire::{
@@ -30,6 +24,12 @@ use crate::{
         validate::Check,
     },
 };
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+
+use super::{ErrorBody, accept};
+use crate::adapters::params::PathParams;
 
 /// Prefix of the protocol's own event types.
 const RESERVED_PREFIX: &str = "mobius.";

@@ -14,13 +14,7 @@ use fencepost_engine::{
     jobs::workflows,
     workers::{self, Registration},
 };
-use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
-use utoipa::ToSchema;
-
-use super::{ErrorBody, HEARTBEAT_INTERVAL_SECONDS, LEASE_SECONDS};
-use crate::{
-    adapters::{attempt::AttemptId, work},
+use fencepost_web::{
     app::App,
     auth::{Caller, Polling},
     wire::{
@@ -30,6 +24,12 @@ use crate::{
         validate::Check,
     },
 };
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+
+use super::{ErrorBody, HEARTBEAT_INTERVAL_SECONDS, LEASE_SECONDS};
+use crate::adapters::{attempt::AttemptId, work};
 
 /// A claim.
 #[derive(Debug, Deserialize, ToSchema)]

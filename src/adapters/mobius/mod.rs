@@ -16,15 +16,15 @@ use fencepost_domain::{
     ids::ProjectId,
     limits,
 };
+use fencepost_web::{
+    app::App,
+    wire::{errors, routes::routes, validate::Check},
+};
 use serde::Serialize;
 use utoipa::{OpenApi, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 
 use super::{Adapter, attempt::AttemptId, params::PathParams, plain_errors};
-use crate::{
-    app::App,
-    wire::{errors, routes::routes, validate::Check},
-};
 
 /// Interval of heartbeats: the protocol's own number.
 pub const HEARTBEAT_INTERVAL_SECONDS: i32 = 30;

@@ -7,20 +7,20 @@ use fencepost_engine::{
     jobs::{self, AttemptRow, JobRow, Payloads},
     workers::{self, WorkerRow},
 };
+use fencepost_web::{
+    app::App,
+    auth::{Caller, Read, ReadPayloads},
+    wire::validate::stored_json,
+};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use super::ErrorBody;
-use crate::{
-    adapters::{
-        attempt::{self, AttemptId, Stage},
-        params::PathParams,
-        work,
-    },
-    app::App,
-    auth::{Caller, Read, ReadPayloads},
-    wire::validate::stored_json,
+use crate::adapters::{
+    attempt::{self, AttemptId, Stage},
+    params::PathParams,
+    work,
 };
 
 /// A worker counts as stale after this time without a call: the protocol's own number.

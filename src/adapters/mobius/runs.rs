@@ -4,17 +4,17 @@ use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, ids::JobId, job::StoredState, limits};
 use fencepost_engine::jobs::{self, AttemptRow, JobRow, Payloads, workflows};
+use fencepost_web::{
+    app::App,
+    auth::{Caller, ReadPayloads},
+};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::{ErrorBody, read::Job};
-use crate::{
-    adapters::{
-        attempt::{self, AttemptId},
-        params::PathParams,
-    },
-    app::App,
-    auth::{Caller, ReadPayloads},
+use crate::adapters::{
+    attempt::{self, AttemptId},
+    params::PathParams,
 };
 
 /// Attempts read for each job of a list: the latest, and the one before it, which says when the

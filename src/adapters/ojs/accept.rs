@@ -18,6 +18,7 @@ use fencepost_engine::{
     },
     jobs::JobRow,
 };
+use fencepost_web::wire::validate::Check;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 use sqlx::types::Json as Stored;
@@ -27,7 +28,6 @@ use super::{
     MAX_ENVELOPE_BYTES, RETRY_FIELD, VISIBILITY_SECONDS,
     fields::{Fields, StoredEnvelope, When, duration_ms, is_queue_name, is_type_name, when},
 };
-use crate::wire::validate::Check;
 
 /// Maximum characters of a job's type.
 const MAX_TYPE_CHARS: usize = 255;

@@ -8,6 +8,15 @@ use fencepost_domain::{
     schedule::{CatchUp, OverlapPolicy},
 };
 use fencepost_engine::schedules::{self, ScheduleRow, WrittenSchedule};
+use fencepost_web::{
+    app::App,
+    auth::{Caller, ReadPayloads, Schedule},
+    wire::{
+        audit::{self, NewAuditEntry},
+        extract::Json,
+        validate::Check,
+    },
+};
 use serde::Serialize;
 use serde_json::{Value, json, value::RawValue};
 use utoipa::ToSchema;
@@ -17,16 +26,7 @@ use super::{
     accept::{accept_args, accept_queue, accept_rank, accept_retry, accept_timeout, check_type},
     fields::{Fields, args, time},
 };
-use crate::{
-    adapters::params::PathParams,
-    app::App,
-    auth::{Caller, ReadPayloads, Schedule},
-    wire::{
-        audit::{self, NewAuditEntry},
-        extract::Json,
-        validate::Check,
-    },
-};
+use crate::adapters::params::PathParams;
 
 const DEFAULT_TIMEZONE: &str = "UTC";
 

@@ -4,6 +4,11 @@ use axum::extract::State;
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, job::StoredState, limits};
 use fencepost_engine::jobs::{self, Filter, JobRow, Payloads};
+use fencepost_web::{
+    app::App,
+    auth::{Caller, Read},
+    wire::{extract::Query, validate::Check},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::{IntoParams, ToSchema};
@@ -11,11 +16,6 @@ use utoipa::{IntoParams, ToSchema};
 use super::{
     Reply, SPEC_VERSION,
     fields::{listed, time},
-};
-use crate::{
-    app::App,
-    auth::{Caller, Read},
-    wire::{extract::Query, validate::Check},
 };
 
 /// Filter of events.

@@ -7,7 +7,7 @@ use fencepost_domain::{error::Error, limits};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
-use crate::wire::{
+use fencepost_web::wire::{
     extract::RequestBody,
     validate::{Check, stored_json},
 };

@@ -23,6 +23,15 @@ use fencepost_engine::{
     queues::{self, SettingsChange},
     settle::{self, Ack, AttemptEnd},
 };
+use fencepost_web::{
+    app::App,
+    auth::{Caller, Control, Cost, Produce, ReadPayloads, Who},
+    wire::{
+        audit::{self, NewAuditEntry},
+        extract::Json,
+        validate::Check,
+    },
+};
 use serde::Serialize;
 use serde_json::json;
 use utoipa::ToSchema;
@@ -34,16 +43,7 @@ use super::{
     job_id,
     show::JobView,
 };
-use crate::{
-    adapters::params::PathParams,
-    app::App,
-    auth::{Caller, Control, Cost, Produce, ReadPayloads, Who},
-    wire::{
-        audit::{self, NewAuditEntry},
-        extract::Json,
-        validate::Check,
-    },
-};
+use crate::adapters::params::PathParams;
 
 /// One job.
 #[derive(Debug, Serialize, ToSchema)]

@@ -31,6 +31,10 @@ use fencepost_domain::{
     ids::JobId,
     job::StoredState,
 };
+use fencepost_web::{
+    app::App,
+    wire::{errors, routes::routes},
+};
 use serde::Serialize;
 use serde_json::json;
 use utoipa::{
@@ -44,10 +48,6 @@ use utoipa_axum::router::OpenApiRouter;
 use uuid::Uuid;
 
 use super::Adapter;
-use crate::{
-    app::App,
-    wire::{errors, routes::routes},
-};
 
 /// The version of the specification, in each answer.
 const SPEC_VERSION: &str = "1.0";

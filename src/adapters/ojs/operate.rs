@@ -6,6 +6,15 @@ use fencepost_engine::{
     jobs::{self, control, dead_letters},
     queues::{self, QueueRow},
 };
+use fencepost_web::{
+    app::App,
+    auth::{Caller, Manage, Read, ReadPayloads},
+    wire::{
+        audit::{self, NewAuditEntry},
+        extract::Query,
+        validate::Check,
+    },
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::{IntoParams, ToSchema};
@@ -17,16 +26,7 @@ use super::{
     jobs::{self as found, JobReply},
     show::JobView,
 };
-use crate::{
-    adapters::params::PathParams,
-    app::App,
-    auth::{Caller, Manage, Read, ReadPayloads},
-    wire::{
-        audit::{self, NewAuditEntry},
-        extract::Query,
-        validate::Check,
-    },
-};
+use crate::adapters::params::PathParams;
 
 /// The highest level of the specification that is supported completely.
 const CONFORMANCE_LEVEL: u8 = 0;

@@ -19,17 +19,17 @@ use fencepost_engine::{
         heartbeat::{self, Beat},
     },
 };
+use fencepost_web::{
+    app::App,
+    auth::{Beating, Caller, Control, Read},
+    wire::{extract::Json, validate::Check},
+};
 use serde::Serialize;
 use serde_json::json;
 use utoipa::ToSchema;
 
 use super::{ErrorBody, Reply, accept, fields::Fields, job_id, jobs as ojs_jobs};
-use crate::{
-    adapters::params::PathParams,
-    app::App,
-    auth::{Beating, Caller, Control, Read},
-    wire::{extract::Json, validate::Check},
-};
+use crate::adapters::params::PathParams;
 
 /// The type of the events that keep messages about progress.
 const PROGRESS_EVENT: &str = "ojs.progress";

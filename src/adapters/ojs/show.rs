@@ -12,6 +12,7 @@ use fencepost_engine::{
     dispatch::LeasedDelivery,
     jobs::{AttemptRow, JobRow},
 };
+use fencepost_web::wire::validate::{Check, stored_json};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -21,7 +22,6 @@ use super::{
     fields::{Fields, StoredEnvelope, args, time},
     state_name,
 };
-use crate::wire::validate::{Check, stored_json};
 
 /// Fields that the server sets, so that clients cannot store their own under these names.
 const SYSTEM_FIELDS: [&str; 24] = [

@@ -19,15 +19,7 @@ use fencepost_engine::{
     },
     workers,
 };
-use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
-use utoipa::ToSchema;
-
-use super::{
-    ErrorBody, Reply, VISIBILITY_SECONDS, fields::time, job_id, label, show::JobView, state_name,
-};
-use crate::{
-    adapters::params::PathParams,
+use fencepost_web::{
     app::App,
     auth::{Caller, Polling, Settling},
     wire::{
@@ -37,6 +29,14 @@ use crate::{
         validate::Check,
     },
 };
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+
+use super::{
+    ErrorBody, Reply, VISIBILITY_SECONDS, fields::time, job_id, label, show::JobView, state_name,
+};
+use crate::adapters::params::PathParams;
 
 /// A fetch.
 #[derive(Debug, Deserialize, ToSchema)]

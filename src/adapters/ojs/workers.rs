@@ -12,12 +12,7 @@ use fencepost_engine::{
     settle::heartbeat::{self, Advice, Beat},
     workers::{self, Registration},
 };
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
-use utoipa::ToSchema;
-
-use super::{ErrorBody, Reply, VISIBILITY_SECONDS, fields::time, job_id};
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Beating, Caller, Cost, Registering, Work},
     wire::{
@@ -26,6 +21,11 @@ use crate::{
         validate::Check,
     },
 };
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use super::{ErrorBody, Reply, VISIBILITY_SECONDS, fields::time, job_id};
 
 /// Registration of a worker.
 #[derive(Debug, Deserialize, ToSchema)]

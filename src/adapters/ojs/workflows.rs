@@ -19,6 +19,11 @@ use fencepost_engine::{
         workflows::{self, JobGraph, WorkflowJobRow, WorkflowRow},
     },
 };
+use fencepost_web::{
+    app::App,
+    auth::{Caller, Control, Cost, Produce, ReadPayloads},
+    wire::{extract::Json, validate::Check},
+};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -31,12 +36,7 @@ use super::{
     jobs::{cancel_waiting, set_expiries},
     state_name,
 };
-use crate::{
-    adapters::params::PathParams,
-    app::App,
-    auth::{Caller, Control, Cost, Produce, ReadPayloads},
-    wire::{extract::Json, validate::Check},
-};
+use crate::adapters::params::PathParams;
 
 /// Where the kind of a workflow is stored: in the envelopes of its jobs.
 const KIND_FIELD: &str = "x_workflow_type";

@@ -6,15 +6,15 @@ use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, TimeDelta, Utc};
 use fencepost_domain::{error::Error, ids::ProjectId, limits, worker::WorkerState};
 use fencepost_engine::workers::{self, WorkerRow};
-use serde::{Deserialize, Serialize};
-use utoipa::{IntoParams, ToSchema};
-
-use crate::{
-    adapters::plain_errors::ErrorBody,
+use fencepost_web::{
     app::App,
     auth::{Caller, Read},
     wire::{extract::Query, validate::Check},
 };
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use crate::adapters::plain_errors::ErrorBody;
 
 /// A worker counts as live for this long unless the query says otherwise.
 const ALIVE_SECONDS: i64 = 60;

@@ -22,13 +22,7 @@ use fencepost_engine::{
     },
     jobs::workflows::{self, JobGraph, WorkflowJobRow},
 };
-use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
-use sqlx::types::Json as Stored;
-use utoipa::ToSchema;
-
-use crate::{
-    adapters::{params::PathParams, plain_errors::ErrorBody},
+use fencepost_web::{
     app::App,
     auth::{Caller, Cost, Produce, ReadPayloads},
     wire::{
@@ -38,6 +32,12 @@ use crate::{
         validate::{Check, stored_json},
     },
 };
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use sqlx::types::Json as Stored;
+use utoipa::ToSchema;
+
+use crate::adapters::{params::PathParams, plain_errors::ErrorBody};
 
 /// The only kind of block: a sequence runs its steps one after another.
 const STEP: &str = "step";

@@ -16,12 +16,12 @@ mod settle;
 mod work;
 
 use fencepost_domain::{error::Error, ids::JobId, job::JobState};
+use fencepost_web::{app::App, wire::routes::routes};
 pub use instances::MAX_STEPS;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
 use super::{Adapter, attempt::AttemptId, plain_errors};
-use crate::{app::App, wire::routes::routes};
 
 /// Length of a lease without heartbeats: the protocol's own number.
 pub const LEASE_SECONDS: i32 = 60;

@@ -13,13 +13,7 @@ use fencepost_engine::{
     jobs::{self, AttemptRow, Filter, JobRow, Payloads},
     queues, workers,
 };
-use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
-use utoipa::{IntoParams, ToSchema};
-
-use super::{read_task_id, state_name, task_id};
-use crate::{
-    adapters::{attempt, params::PathParams, plain_errors::ErrorBody, work},
+use fencepost_web::{
     app::App,
     auth::{Caller, Read, ReadPayloads},
     wire::{
@@ -27,6 +21,12 @@ use crate::{
         validate::{Check, stored_json},
     },
 };
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::{IntoParams, ToSchema};
+
+use super::{read_task_id, state_name, task_id};
+use crate::adapters::{attempt, params::PathParams, plain_errors::ErrorBody, work};
 
 /// Filter and page of tasks.
 #[derive(Debug, Deserialize, IntoParams)]

@@ -12,6 +12,14 @@ use fencepost_engine::settle::{
     self, Ack, AttemptEnd, Failure,
     attempt_reports::{self, AttemptLogs, LogChunk, ShownFence},
 };
+use fencepost_web::{
+    app::App,
+    auth::{Caller, Settling},
+    wire::{
+        extract::{Json, RequestBody},
+        validate::Check,
+    },
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, value::RawValue};
 use utoipa::ToSchema;
@@ -20,15 +28,7 @@ use super::{
     read_task_id,
     work::{named, record_seen},
 };
-use crate::{
-    adapters::{params::PathParams, plain_errors::ErrorBody},
-    app::App,
-    auth::{Caller, Settling},
-    wire::{
-        extract::{Json, RequestBody},
-        validate::Check,
-    },
-};
+use crate::adapters::{params::PathParams, plain_errors::ErrorBody};
 
 /// Levels whose lines are shown as standard error.
 const ERROR_LEVELS: [&str; 4] = ["warn", "warning", "error", "fatal"];

@@ -23,13 +23,7 @@ use fencepost_engine::{
     jobs::workflows,
     settle::heartbeat::{self as beats, Advice, Beat},
 };
-use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
-use utoipa::ToSchema;
-
-use super::{LEASE_SECONDS, WAIT_SECONDS, read_task_id, state_name, task_id};
-use crate::{
-    adapters::{params::PathParams, plain_errors::ErrorBody, work},
+use fencepost_web::{
     app::App,
     auth::{Beating, Caller, Polling},
     wire::{
@@ -39,6 +33,12 @@ use crate::{
         validate::{Check, stored_json},
     },
 };
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+
+use super::{LEASE_SECONDS, WAIT_SECONDS, read_task_id, state_name, task_id};
+use crate::adapters::{params::PathParams, plain_errors::ErrorBody, work};
 
 /// Maximum `limit` that clients may send.
 const MAX_LIMIT: u32 = 1_000;

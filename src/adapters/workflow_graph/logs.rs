@@ -8,12 +8,7 @@ use fencepost_engine::{
     jobs::{self, LogPlace, LogRow},
     settle::attempt_reports::{self, AttemptLogs, LogChunk, ShownFence},
 };
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
-
-use super::{LeaseName, find_job, or_lost};
-use crate::{
-    adapters::{params::PathParams, plain_errors::ErrorBody},
+use fencepost_web::{
     app::App,
     auth::{Caller, ReadPayloads, Work},
     wire::{
@@ -24,6 +19,11 @@ use crate::{
         validate::Check,
     },
 };
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{LeaseName, find_job, or_lost};
+use crate::adapters::{params::PathParams, plain_errors::ErrorBody};
 
 /// Output of a running job.
 #[derive(Debug, Deserialize, ToSchema)]

@@ -19,13 +19,7 @@ use fencepost_engine::{
     },
     jobs::workflows::{self, JobGraph},
 };
-use serde::Deserialize;
-use serde_json::value::RawValue;
-use sqlx::types::Json as Stored;
-use utoipa::ToSchema;
-
-use super::workflows::{Envelope, StoredEnvelope, Workflow, view};
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Caller, Cost, Produce},
     wire::{
@@ -34,6 +28,12 @@ use crate::{
         validate::Check,
     },
 };
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use sqlx::types::Json as Stored;
+use utoipa::ToSchema;
+
+use super::workflows::{Envelope, StoredEnvelope, Workflow, view};
 
 /// The type of jobs created here.
 const JOB_TYPE: &str = "command";

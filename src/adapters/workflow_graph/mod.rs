@@ -23,6 +23,7 @@ use fencepost_domain::{
     lease::Fence,
 };
 use fencepost_engine::{Engine, jobs};
+use fencepost_web::{app::App, wire::routes::routes};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::{OpenApi, ToSchema};
@@ -30,7 +31,6 @@ use utoipa_axum::router::OpenApiRouter;
 use uuid::Uuid;
 
 use super::{Adapter, plain_errors};
-use crate::{app::App, wire::routes::routes};
 
 /// Default length of a lease: the protocol's own number.
 pub const DEFAULT_LEASE_SECONDS: i32 = 30;

@@ -22,13 +22,7 @@ use fencepost_engine::{
         heartbeat::{self as beats, Beat},
     },
 };
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, value::RawValue};
-use utoipa::ToSchema;
-
-use super::{DEFAULT_LEASE_SECONDS, LeaseName, command, find_job, or_lost, params};
-use crate::{
-    adapters::{params::PathParams, plain_errors::ErrorBody, work},
+use fencepost_web::{
     app::App,
     auth::{Beating, Caller, Follow, Polling, Settling},
     wire::{
@@ -38,6 +32,12 @@ use crate::{
         validate::Check,
     },
 };
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, value::RawValue};
+use utoipa::ToSchema;
+
+use super::{DEFAULT_LEASE_SECONDS, LeaseName, command, find_job, or_lost, params};
+use crate::adapters::{params::PathParams, plain_errors::ErrorBody, work};
 
 /// A claim.
 #[derive(Debug, Deserialize, ToSchema)]

@@ -3,11 +3,7 @@
 use axum::{Json as Reply, extract::State};
 use fencepost_domain::{error::Error, limits};
 use fencepost_engine::workers::{self, Registration, WorkerRow};
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
-
-use crate::{
-    adapters::{params::PathParams, plain_errors::ErrorBody},
+use fencepost_web::{
     app::App,
     auth::{Caller, Read, Registering, Work},
     wire::{
@@ -16,6 +12,10 @@ use crate::{
         validate::Check,
     },
 };
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::adapters::{params::PathParams, plain_errors::ErrorBody};
 
 /// Registration of a worker.
 #[derive(Debug, Deserialize, ToSchema)]

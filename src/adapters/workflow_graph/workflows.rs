@@ -12,17 +12,17 @@ use fencepost_engine::jobs::{
     self, JobRow, control,
     workflows::{self, WorkflowJobRow, WorkflowRow},
 };
+use fencepost_web::{
+    app::App,
+    auth::{Caller, Control, Cost, Produce, ReadPayloads},
+    wire::{extract::Query, validate::Check},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
 use super::Status;
-use crate::{
-    adapters::{params::PathParams, plain_errors::ErrorBody},
-    app::App,
-    auth::{Caller, Control, Cost, Produce, ReadPayloads},
-    wire::{extract::Query, validate::Check},
-};
+use crate::adapters::{params::PathParams, plain_errors::ErrorBody};
 
 /// Default trigger of a workflow.
 const DEFAULT_TRIGGER: &str = "manual";

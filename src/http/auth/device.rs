@@ -12,20 +12,20 @@ use fencepost_identity::accounts::{
     device_login::{CollectedKey, NewDeviceLogin},
 };
 use fencepost_store as store;
-use secrecy::{ExposeSecret, SecretString};
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
-
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Caller, Govern, Person, Who},
-    http::{error::ErrorBody, keys::CreatedApiKey, projects::Project},
     wire::{
         extract::{Json, RequestBody},
         openapi::chars,
         validate::Check,
     },
 };
+use secrecy::{ExposeSecret, SecretString};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::http::{error::ErrorBody, keys::CreatedApiKey, projects::Project};
 
 /// A terminal that logs in.
 #[derive(Debug, Deserialize, ToSchema)]

@@ -7,20 +7,20 @@ use fencepost_identity::accounts::{
     Client, SecondStep,
     passkeys::{self, PasskeyAnswer},
 };
+use fencepost_web::{
+    app::App,
+    wire::{
+        extract::{Json, RequestBody},
+        openapi::chars,
+    },
+};
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, value::RawValue};
 use utoipa::ToSchema;
 
 use super::SessionReply;
-use crate::{
-    app::App,
-    http::error::ErrorBody,
-    wire::{
-        extract::{Json, RequestBody},
-        openapi::chars,
-    },
-};
+use crate::http::error::ErrorBody;
 
 /// A challenge for a browser, to be answered within five minutes.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]

@@ -3,20 +3,20 @@
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use fencepost_domain::{error::Error, limits};
 use fencepost_identity::accounts::{Client, Proof, SecondStep};
-use secrecy::SecretString;
-use serde::Deserialize;
-use utoipa::ToSchema;
-
-use super::{SessionReply, check_length, passkeys::PasskeyProof};
-use crate::{
+use fencepost_web::{
     app::App,
     auth::Person,
-    http::error::ErrorBody,
     wire::{
         extract::{Json, Object, RequestBody},
         openapi::chars,
     },
 };
+use secrecy::SecretString;
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+use super::{SessionReply, check_length, passkeys::PasskeyProof};
+use crate::http::error::ErrorBody;
 
 /// A login's token and a code.
 #[derive(Debug, Deserialize, ToSchema)]

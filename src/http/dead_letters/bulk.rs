@@ -8,22 +8,22 @@ use fencepost_domain::{
     operation::{Filter, Kind, Which},
 };
 use fencepost_store as store;
-use serde::Deserialize;
-use utoipa::ToSchema;
-
-use super::check_filter;
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Caller, Manage},
-    http::{
-        bulk::{self, BulkRequest, BulkResult},
-        idempotency::{self, Answer, Ids, Once},
-    },
     wire::{
         extract::{Object, RequestBody},
         openapi::range,
         validate::Check,
     },
+};
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+use super::check_filter;
+use crate::http::{
+    bulk::{self, BulkRequest, BulkResult},
+    idempotency::{self, Answer, Ids, Once},
 };
 
 /// The value of `confirm` that a purge needs.

@@ -14,16 +14,12 @@ use axum::{
 use fencepost_domain::{error::Error, ids::ProjectId};
 use fencepost_engine::jobs;
 use fencepost_store::idempotency::StoredBody;
+use fencepost_web::{app::App, auth::Caller, wire::validate::stored_json};
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    app::App,
-    auth::Caller,
-    http::{
-        job::Job,
-        redact::{hidden, shown},
-    },
-    wire::validate::stored_json,
+use crate::http::{
+    job::Job,
+    redact::{hidden, shown},
 };
 
 /// An answer that can be stored.

@@ -8,7 +8,7 @@ use fencepost_store::{deadline::bounded_query, idempotency};
 use tokio::{sync::Semaphore, time::sleep};
 use uuid::Uuid;
 
-use crate::app::App;
+use fencepost_web::app::App;
 
 /// Pauses between tries: a database that was killed is back within seconds, and a lost commit may
 /// still be in progress. A lock that stays ends by its age.

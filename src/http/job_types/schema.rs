@@ -11,21 +11,21 @@ use fencepost_domain::{
     payload_schema::{MAX_SCHEMA_BYTES, PayloadSchema},
 };
 use fencepost_store::{self as store, deadline::detached_in, job_types::TypeSchema};
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, value::RawValue};
-use utoipa::ToSchema;
-
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Caller, Manage, Read},
-    http::{
-        audit::{self, NewAuditEntry},
-        error::ErrorBody,
-    },
     wire::{
         extract::{Json, NameInPath, RequestBody},
         validate::{Check, stored_json},
     },
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, value::RawValue};
+use utoipa::ToSchema;
+
+use crate::http::{
+    audit::{self, NewAuditEntry},
+    error::ErrorBody,
 };
 
 /// Such values are stored and leased byte for byte, but a schema cannot describe them.

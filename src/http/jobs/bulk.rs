@@ -7,22 +7,22 @@ use fencepost_domain::{
     operation::{JobFilter, Kind, Which},
 };
 use fencepost_store as store;
-use serde::Deserialize;
-use utoipa::ToSchema;
-
-use super::read::{MAX_TAG_FILTER_CHARS, may_search};
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Caller, Manage, Permit, Replay},
-    http::{
-        bulk::{self, BulkRequest, BulkResult},
-        idempotency::{self, Once},
-    },
     wire::{
         extract::{Object, RequestBody},
         openapi::range,
         validate::Check,
     },
+};
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+use super::read::{MAX_TAG_FILTER_CHARS, may_search};
+use crate::http::{
+    bulk::{self, BulkRequest, BulkResult},
+    idempotency::{self, Once},
 };
 
 /// Bulk request about jobs.

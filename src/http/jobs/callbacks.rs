@@ -3,17 +3,15 @@
 use std::collections::BTreeMap;
 
 use fencepost_domain::limits;
+use fencepost_web::wire::{
+    extract::Object,
+    openapi::{chars, items, range},
+};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::{
-    http::retry::RetryRequest,
-    wire::{
-        extract::Object,
-        openapi::{chars, items, range},
-    },
-};
+use crate::http::retry::RetryRequest;
 
 /// A job that an end enqueues. An object payload gets the field `ended`, which says what has ended.
 #[derive(Debug, Deserialize, ToSchema)]

@@ -5,20 +5,20 @@ use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, TimeDelta, Utc};
 use fencepost_domain::{error::Error, formats, ids::JobKey, limits};
 use fencepost_engine::jobs::control::{self, Change, Timing};
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
-
-use super::{Job, read};
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Caller, Control, Follow},
-    http::error::ErrorBody,
     wire::{
         extract::{JobInPath, Json, RequestBody},
         openapi::{chars, range},
         validate::Check,
     },
 };
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{Job, read};
+use crate::http::error::ErrorBody;
 
 /// Cancel a job.
 ///

@@ -11,6 +11,14 @@ use fencepost_engine::{
     jobs::bound::check_enqueue,
 };
 use fencepost_store::deadline::detached_in;
+use fencepost_web::{
+    app::App,
+    auth::{Bound, Caller, Cost, Produce},
+    wire::{
+        extract::{Object, RequestBody},
+        validate::Check,
+    },
+};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -18,18 +26,10 @@ use super::{
     Job,
     request::{EnqueueRequest, accept, carry_hop, hop, traceparent},
 };
-use crate::{
-    app::App,
-    auth::{Bound, Caller, Cost, Produce},
-    http::{
-        error::ErrorBody,
-        idempotency::{self, Answer, Ids, Once, Repeat},
-        job_types::schema::fits_schema,
-    },
-    wire::{
-        extract::{Object, RequestBody},
-        validate::Check,
-    },
+use crate::http::{
+    error::ErrorBody,
+    idempotency::{self, Answer, Ids, Once, Repeat},
+    job_types::schema::fits_schema,
 };
 
 /// Jobs to enqueue together, all or none.

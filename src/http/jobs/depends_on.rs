@@ -9,7 +9,7 @@ use serde::{
 };
 use utoipa::ToSchema;
 
-use crate::wire::validate::Check;
+use fencepost_web::wire::validate::Check;
 
 /// A parent: its id, or in a workflow its key, or an object with the end to wait for.
 #[derive(Debug, Serialize, ToSchema)]

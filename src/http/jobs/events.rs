@@ -15,22 +15,22 @@ use fencepost_store::{
     events::EventRow,
     jobs::{AttemptRow, JobRow},
 };
+use fencepost_web::{
+    app::App,
+    auth::{Caller, Read},
+    wire::{
+        extract::{JobInPath, Query},
+        validate::Check,
+    },
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use utoipa::{IntoParams, ToSchema};
 
 use super::JobError;
-use crate::{
-    app::App,
-    auth::{Caller, Read},
-    http::{
-        error::ErrorBody,
-        redact::{Redact, shown},
-    },
-    wire::{
-        extract::{JobInPath, Query},
-        validate::Check,
-    },
+use crate::http::{
+    error::ErrorBody,
+    redact::{Redact, shown},
 };
 
 /// An event of a job.

@@ -8,22 +8,22 @@ use fencepost_store::{
     self as store,
     logs::{LogPlace, LogRow},
 };
-use serde::{Deserialize, Serialize};
-use utoipa::{IntoParams, ToSchema};
-
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Caller, Read},
-    http::{
-        error::ErrorBody,
-        page::PageSize,
-        redact::{Redact, shown},
-    },
     wire::{
         extract::{JobInPath, Query},
         logs as printed, streams,
         validate::Check,
     },
+};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use crate::http::{
+    error::ErrorBody,
+    page::PageSize,
+    redact::{Redact, shown},
 };
 
 const DEFAULT_PAGE_LOGS: u32 = 500;

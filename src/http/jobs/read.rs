@@ -17,24 +17,24 @@ use fencepost_store::{
     self as store,
     jobs::{JobRow, Order},
 };
-use serde::{Deserialize, Serialize};
-use sqlx::PgConnection;
-use utoipa::{IntoParams, ToSchema};
-
-use super::{Job, JobError};
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Caller, Read, Who},
-    http::{
-        cursor::{self, List},
-        error::ErrorBody,
-        redact::shown,
-    },
     wire::{
         ClientGone,
         extract::{JobInPath, Query},
         validate::Check,
     },
+};
+use serde::{Deserialize, Serialize};
+use sqlx::PgConnection;
+use utoipa::{IntoParams, ToSchema};
+
+use super::{Job, JobError};
+use crate::http::{
+    cursor::{self, List},
+    error::ErrorBody,
+    redact::shown,
 };
 
 const DEFAULT_PAGE_JOBS: u32 = 50;

@@ -8,6 +8,15 @@ use axum::{
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, formats, limits};
 use fencepost_engine::jobs::replay::{self, Changes};
+use fencepost_web::{
+    app::App,
+    auth::{Caller, Replay},
+    wire::{
+        extract::{JobInPath, RequestBody},
+        openapi::{chars, range},
+        validate::Check,
+    },
+};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -16,18 +25,9 @@ use super::{
     Job,
     request::{start, traceparent},
 };
-use crate::{
-    app::App,
-    auth::{Caller, Replay},
-    http::{
-        error::ErrorBody,
-        idempotency::{self, Answer, Ids, Once},
-    },
-    wire::{
-        extract::{JobInPath, RequestBody},
-        openapi::{chars, range},
-        validate::Check,
-    },
+use crate::http::{
+    error::ErrorBody,
+    idempotency::{self, Answer, Ids, Once},
 };
 
 /// Changes to the earlier job's work. Everything is optional.

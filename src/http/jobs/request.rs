@@ -22,6 +22,11 @@ use fencepost_engine::enqueue::{
     self, Extras, NewJob, Start,
     dependencies::{OnConflict, TiedJob},
 };
+use fencepost_web::wire::{
+    extract::{Object, RequestBody},
+    openapi::{chars, items, range},
+    validate::Check,
+};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use sqlx::types::Json as Stored;
@@ -31,14 +36,7 @@ use super::{
     callbacks::{CallbackRequest, SentCallbacks},
     depends_on::DependsOn,
 };
-use crate::{
-    http::{job_types::schema::ToCheck, retry::RetryRequest},
-    wire::{
-        extract::{Object, RequestBody},
-        openapi::{chars, items, range},
-        validate::Check,
-    },
-};
+use crate::http::{job_types::schema::ToCheck, retry::RetryRequest};
 
 const DEFAULT_CONCURRENCY_LIMIT: i32 = 1;
 /// With fewer than one failure a job would never be retried nor dead-lettered.

@@ -18,21 +18,21 @@ use fencepost_domain::{
 };
 use fencepost_engine::jobs::explain;
 use fencepost_signals::events_feed::{JobEvent, Listening};
+use fencepost_web::{
+    app::App,
+    auth::{Caller, Read},
+    wire::{
+        extract::JobInPath,
+        streams::{self, Ended, Writer},
+    },
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::sync::broadcast::error::RecvError;
 use utoipa::ToSchema;
 
 use super::events::{self, EventView};
-use crate::{
-    app::App,
-    auth::{Caller, Read},
-    http::{error::ErrorBody, redact::shown},
-    wire::{
-        extract::JobInPath,
-        streams::{self, Ended, Writer},
-    },
-};
+use crate::http::{error::ErrorBody, redact::shown};
 
 /// A busy job is read at most this often for one stream.
 const READ_PAUSE: Duration = Duration::from_millis(100);

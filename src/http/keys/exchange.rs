@@ -3,19 +3,19 @@
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use fencepost_domain::{error::Error, ids::KeyId, limits};
 use fencepost_identity::accounts::Client;
-use secrecy::{ExposeSecret, SecretString};
-use serde::Deserialize;
-use utoipa::ToSchema;
-
-use super::CreatedApiKey;
-use crate::{
+use fencepost_web::{
     app::App,
-    http::error::ErrorBody,
     wire::{
         extract::{Json, RequestBody},
         openapi::chars,
     },
 };
+use secrecy::{ExposeSecret, SecretString};
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+use super::CreatedApiKey;
+use crate::http::error::ErrorBody;
 
 /// A token, and the key that trusts it.
 #[derive(Debug, Deserialize, ToSchema)]

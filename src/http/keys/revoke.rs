@@ -13,21 +13,21 @@ use fencepost_identity::{
     },
     credentials::Evict,
 };
-use secrecy::{ExposeSecret, SecretString};
-use serde::Deserialize;
-use utoipa::ToSchema;
-
-use super::CreatedApiKey;
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Administer, Caller},
-    http::{error::ErrorBody, members::RevokeKeysQuery},
     wire::{
         extract::{Json, KeyInPath, OptionalJson, Query, RequestBody},
         openapi::{chars, range},
         validate::Check,
     },
 };
+use secrecy::{ExposeSecret, SecretString};
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+use super::CreatedApiKey;
+use crate::http::{error::ErrorBody, members::RevokeKeysQuery};
 
 /// Default overlap of a rotation, in seconds.
 const DEFAULT_OVERLAP_SECONDS: i64 = 86_400;

@@ -10,19 +10,19 @@ use fencepost_domain::{
     limits::{self, MAX_REPORT_BYTES, MAX_REPORTED_KEYS},
 };
 use fencepost_identity::accounts::{Client, key, keys};
-use secrecy::{ExposeSecret, SecretString};
-use serde::Deserialize;
-use utoipa::ToSchema;
-
-use super::revoke::evict;
-use crate::{
+use fencepost_web::{
     app::App,
-    http::error::ErrorBody,
     wire::{
         extract::{self, is_json},
         openapi::chars,
     },
 };
+use secrecy::{ExposeSecret, SecretString};
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+use super::revoke::evict;
+use crate::http::error::ErrorBody;
 
 const KEY_HEADER: &str = "github-public-key-identifier";
 const SIGNATURE_HEADER: &str = "github-public-key-signature";

@@ -3,19 +3,19 @@
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use fencepost_domain::{error::Error, limits};
 use fencepost_identity::accounts::Client;
-use secrecy::SecretString;
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
-
-use crate::{
+use fencepost_web::{
     app::App,
     auth::Person,
-    http::error::ErrorBody,
     wire::{
         extract::{Json, RequestBody},
         openapi::chars,
     },
 };
+use secrecy::SecretString;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::http::error::ErrorBody;
 
 /// A new address.
 #[derive(Debug, Deserialize, ToSchema)]

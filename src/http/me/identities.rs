@@ -5,10 +5,11 @@ use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
 use fencepost_domain::error::Error;
 use fencepost_identity::accounts::Client;
+use fencepost_web::{app::App, auth::Person, wire::extract::IdentityInPath};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{app::App, auth::Person, http::error::ErrorBody, wire::extract::IdentityInPath};
+use crate::http::error::ErrorBody;
 
 /// An account at an OpenID Connect provider.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]

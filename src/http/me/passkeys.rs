@@ -5,23 +5,23 @@ use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, limits};
 use fencepost_identity::accounts::Client;
 use fencepost_store::passkeys::PasskeyRow;
-use secrecy::SecretString;
-use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
-use utoipa::ToSchema;
-
-use crate::{
+use fencepost_web::{
     app::App,
     auth::Person,
-    http::{
-        auth::passkeys::{PasskeyChallenge, unreadable},
-        error::ErrorBody,
-    },
     wire::{
         extract::{Json, PasskeyInPath, RequestBody},
         openapi::chars,
         validate::Check,
     },
+};
+use secrecy::SecretString;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+
+use crate::http::{
+    auth::passkeys::{PasskeyChallenge, unreadable},
+    error::ErrorBody,
 };
 
 /// A passkey.

@@ -4,20 +4,20 @@ use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, limits};
 use fencepost_identity::accounts::Client;
-use secrecy::{ExposeSecret, SecretString};
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
-
-use super::passkeys::Passkey;
-use crate::{
+use fencepost_web::{
     app::App,
     auth::Person,
-    http::error::ErrorBody,
     wire::{
         extract::{Json, RequestBody},
         openapi::chars,
     },
 };
+use secrecy::{ExposeSecret, SecretString};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::passkeys::Passkey;
+use crate::http::error::ErrorBody;
 
 /// Second factors of an account.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]

@@ -11,7 +11,7 @@ use axum::{
 use fencepost_domain::error::Error;
 use serde_json::{Value, json};
 
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Caller, Read},
 };

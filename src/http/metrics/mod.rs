@@ -16,7 +16,7 @@ use fencepost_store::{
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Caller, Read},
     wire::{extract::Query, validate::Check},

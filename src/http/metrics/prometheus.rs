@@ -21,12 +21,12 @@ use fencepost_store::{
     self as store,
     counts::{Depth, QueueRow},
 };
-
-use super::exposition::Exposition;
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Caller, Read},
 };
+
+use super::exposition::Exposition;
 
 /// Queues that are searched for the busiest.
 const MAX_DEPTHS: i64 = 10_000;

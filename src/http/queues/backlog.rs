@@ -4,15 +4,15 @@ use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, limits};
 use fencepost_store as store;
+use fencepost_web::{
+    app::App,
+    auth::{Caller, Read},
+    wire::{extract::NameInPath, validate::Check},
+};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::{
-    app::App,
-    auth::{Caller, Read},
-    http::error::ErrorBody,
-    wire::{extract::NameInPath, validate::Check},
-};
+use crate::http::error::ErrorBody;
 
 /// Backlog of a queue.
 #[derive(Debug, Serialize, ToSchema)]

@@ -10,25 +10,25 @@ use fencepost_engine::{
     operations::{self, NewOperation},
     queues,
 };
-use serde::{Deserialize, Deserializer};
-use utoipa::ToSchema;
-
-use super::{Queue, known, one};
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Caller, Manage},
-    http::{
-        audit::{self, NewAuditEntry},
-        error::ErrorBody,
-        idempotency::{self, Answer, Ids, Once},
-        operations::Operation,
-        redact::shown,
-    },
     wire::{
         extract::{NameInPath, OptionalJson, RequestBody},
         openapi::chars,
         validate::Check,
     },
+};
+use serde::{Deserialize, Deserializer};
+use utoipa::ToSchema;
+
+use super::{Queue, known, one};
+use crate::http::{
+    audit::{self, NewAuditEntry},
+    error::ErrorBody,
+    idempotency::{self, Answer, Ids, Once},
+    operations::Operation,
+    redact::shown,
 };
 
 /// What to pause or resume. No body, or an empty object: the whole queue.

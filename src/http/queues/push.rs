@@ -6,24 +6,24 @@ use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, limits, outbound, push::header_problem, webhook};
 use fencepost_engine::webhooks::push::{self, PushRow, PushSettings};
-use secrecy::{ExposeSecret, SecretString};
-use serde::{Deserialize, Serialize};
-use serde_json::json;
-use utoipa::ToSchema;
-
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Caller, Pushing, Webhooks},
-    http::{
-        audit::{self, NewAuditEntry},
-        error::ErrorBody,
-        webhooks::{RotateSecretRequest, read_url},
-    },
     wire::{
         extract::{Json, NameInPath, RequestBody},
         openapi::{chars, range},
         validate::Check,
     },
+};
+use secrecy::{ExposeSecret, SecretString};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use utoipa::ToSchema;
+
+use crate::http::{
+    audit::{self, NewAuditEntry},
+    error::ErrorBody,
+    webhooks::{RotateSecretRequest, read_url},
 };
 
 const DEFAULT_TIMEOUT_SECONDS: i32 = 30;

@@ -5,27 +5,27 @@ use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, limits, schedule::FireOutcome};
 use fencepost_engine::schedules::{self, FireRow, fire};
 use fencepost_store::{self as store, TimePosition};
+use fencepost_web::{
+    app::App,
+    auth::{Caller, Read, Schedule},
+    wire::{
+        extract::{NameInPath, Query},
+        validate::Check,
+    },
+};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
 use super::RecurringSchedule;
-use crate::{
-    app::App,
-    auth::{Caller, Read, Schedule},
-    http::{
-        audit::{self, NewAuditEntry},
-        cursor::{self, List},
-        error::ErrorBody,
-        idempotency::{self, Answer, Ids, Repeat},
-        jobs::{Job, read},
-        page::{PageSize, page},
-        redact::shown,
-    },
-    wire::{
-        extract::{NameInPath, Query},
-        validate::Check,
-    },
+use crate::http::{
+    audit::{self, NewAuditEntry},
+    cursor::{self, List},
+    error::ErrorBody,
+    idempotency::{self, Answer, Ids, Repeat},
+    jobs::{Job, read},
+    page::{PageSize, page},
+    redact::shown,
 };
 
 const DEFAULT_PAGE_FIRES: u32 = 50;

@@ -8,20 +8,20 @@ use fencepost_domain::{
     schedule::{PreviewedTick, Schedule},
 };
 use fencepost_engine::schedules;
-use serde::{Deserialize, Serialize};
-use utoipa::{IntoParams, ToSchema};
-
-use super::DEFAULT_TIMEZONE;
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Caller, Read},
-    http::error::ErrorBody,
     wire::{
         extract::{Json, NameInPath, Query, RequestBody},
         openapi::{chars, range},
         validate::Check,
     },
 };
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::DEFAULT_TIMEZONE;
+use crate::http::error::ErrorBody;
 
 const DEFAULT_TIMES: u32 = 5;
 

@@ -14,23 +14,23 @@ use fencepost_engine::{
     jobs::AttemptRow,
     webhooks::{self, DeliveryRow, Wanted},
 };
-use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
-use utoipa::{IntoParams, ToSchema};
-
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Caller, Webhooks},
-    http::{
-        cursor::{self, List},
-        error::ErrorBody,
-        page::{PageSize, page},
-        redact::{Redact, hidden, shown},
-    },
     wire::{
         extract::{DeliveryInPath, EndpointInPath, Query},
         validate::Check,
     },
+};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::{IntoParams, ToSchema};
+
+use crate::http::{
+    cursor::{self, List},
+    error::ErrorBody,
+    page::{PageSize, page},
+    redact::{Redact, hidden, shown},
 };
 
 const DEFAULT_PAGE_DELIVERIES: u32 = 50;

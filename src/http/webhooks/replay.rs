@@ -4,21 +4,21 @@ use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, formats, limits};
 use fencepost_engine::webhooks::{self, ReplayRequest};
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
-
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Caller, Webhooks},
-    http::{
-        audit::{self, NewAuditEntry},
-        error::ErrorBody,
-    },
     wire::{
         extract::{EndpointInPath, Json, RequestBody},
         openapi::range,
         validate::Check,
     },
+};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::http::{
+    audit::{self, NewAuditEntry},
+    error::ErrorBody,
 };
 
 /// Which deliveries are sent again.

@@ -16,6 +16,16 @@ use fencepost_engine::{
     jobs::bound::Reach,
     settle::{self, Ack, Acked, AttemptEnd, Failure},
 };
+use fencepost_web::{
+    app::App,
+    auth::{Bound, Caller, Cost, Settling, Who},
+    wire::{
+        ClientGone, RequestId,
+        extract::{Json, Object, RequestBody},
+        openapi::{at_least, chars, range},
+        validate::Check,
+    },
+};
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -25,17 +35,7 @@ use super::{
     accept_fence, accept_job_id,
     then_poll::{self, ThenPollReply, ThenPollRequest},
 };
-use crate::{
-    app::App,
-    auth::{Bound, Caller, Cost, Settling, Who},
-    http::error::{self, ApiError, ErrorBody},
-    wire::{
-        ClientGone, RequestId,
-        extract::{Json, Object, RequestBody},
-        openapi::{at_least, chars, range},
-        validate::Check,
-    },
-};
+use crate::http::error::{self, ApiError, ErrorBody};
 
 /// The end of an attempt.
 #[derive(Debug, Deserialize, ToSchema)]

@@ -18,20 +18,20 @@ use fencepost_engine::{
     },
     workers,
 };
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
-
-use super::{accept_fence, accept_job_id};
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Beating, Bound, Caller, Cost},
-    http::error::ErrorBody,
     wire::{
         extract::{Json, Object, RequestBody},
         openapi::{at_least, chars, items, range},
         validate::Check,
     },
 };
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{accept_fence, accept_job_id};
+use crate::http::error::ErrorBody;
 
 /// Why an entry without a fence is refused, where every fence must show an attempt.
 const ATTEMPT_REQUIRED: &str =

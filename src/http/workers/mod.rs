@@ -15,7 +15,7 @@ use fencepost_domain::{
 };
 use fencepost_engine::queues;
 
-use crate::{app::App, auth::Who, wire::validate::Check};
+use fencepost_web::{app::App, auth::Who, wire::validate::Check};
 
 /// Reads the fields of a fence of this caller's worker.
 fn accept_fence(

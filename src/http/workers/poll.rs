@@ -17,16 +17,9 @@ use fencepost_engine::{
     dispatch::{self, Delivery, LeasedDelivery, Poll},
     enqueue::dependencies::ParentResult,
 };
-use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
-use tokio_util::sync::CancellationToken;
-use utoipa::ToSchema;
-use uuid::Uuid;
-
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Bound, Caller, Polling},
-    http::jobs::JobError,
     wire::{
         ClientGone, delivery,
         extract::{Json, RequestBody},
@@ -34,6 +27,13 @@ use crate::{
         validate::{Check, stored_json},
     },
 };
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use tokio_util::sync::CancellationToken;
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use crate::http::jobs::JobError;
 
 /// A poll.
 #[derive(Debug, Deserialize, ToSchema)]

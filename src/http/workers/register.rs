@@ -6,13 +6,9 @@ use fencepost_engine::{
     schedules::{self, RegisteredSchedule},
     workers::{self, Registration},
 };
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
-
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Bound, Caller, Registering},
-    http::recurring::facts,
     wire::{
         audit::{self, NewAuditEntry},
         extract::{Json, Object, RequestBody},
@@ -20,6 +16,10 @@ use crate::{
         validate::Check,
     },
 };
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::http::recurring::facts;
 
 const DEFAULT_CONCURRENCY: i32 = 10;
 

@@ -5,22 +5,22 @@ use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, limits, worker::WorkerState};
 use fencepost_engine::workers::{self, WorkerKey, WorkerRow};
-use serde::{Deserialize, Serialize};
-use utoipa::{IntoParams, ToSchema};
-
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Bound, Caller, Manage, Read, Work},
-    http::{
-        audit::{self, NewAuditEntry},
-        error::ErrorBody,
-        page::{PageSize, page},
-    },
     wire::{
         extract::{Json, NameInPath, Query, RequestBody},
         openapi::chars,
         validate::Check,
     },
+};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use crate::http::{
+    audit::{self, NewAuditEntry},
+    error::ErrorBody,
+    page::{PageSize, page},
 };
 
 const DEFAULT_PAGE_WORKERS: u32 = 50;

@@ -13,21 +13,21 @@ use fencepost_engine::{
     jobs::bound::Reach,
     settle::attempt_reports::{self, AttemptLogs, LogChunk, NewEvent, ShownFence},
 };
-use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
-use utoipa::ToSchema;
-
-use super::accept_job_id;
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Bound, Caller, Cost, Work},
-    http::error::ErrorBody,
     wire::{
         extract::{Json, Object, RequestBody},
         openapi::{at_least, chars},
         validate::Check,
     },
 };
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+
+use super::accept_job_id;
+use crate::http::error::ErrorBody;
 
 /// Events of running attempts, stored all or none.
 #[derive(Debug, Deserialize, ToSchema)]

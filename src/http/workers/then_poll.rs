@@ -6,21 +6,21 @@ use axum::{
 };
 use fencepost_domain::{error::Error, ids::PollId, limits, worker::WorkerState};
 use fencepost_engine::dispatch::Poll;
-use serde::{Deserialize, Serialize};
-use tokio_util::sync::CancellationToken;
-use utoipa::ToSchema;
-
-use super::poll::{PollReply, PollRequest, PolledJob, poll_for};
-use crate::{
+use fencepost_web::{
     app::App,
     auth::{Bound, Caller, Polling, Settling},
-    http::error::{self, ApiError},
     wire::{
         RequestId, delivery,
         openapi::{items, range},
         validate::Check,
     },
 };
+use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
+use utoipa::ToSchema;
+
+use super::poll::{PollReply, PollRequest, PolledJob, poll_for};
+use crate::http::error::{self, ApiError};
 
 /// Why an ack without a fence may not be followed by a poll: repeating it could settle another
 /// attempt.

@@ -1,8 +1,9 @@
 //! The rows about people and keys.
 
-use fencepost::{auth, http::late_refusals};
+use fencepost::http::late_refusals;
 use fencepost_domain::limits;
 use fencepost_identity::accounts::{self, password};
+use fencepost_web::auth;
 
 /// The rows of "People and keys".
 pub fn people_limits() -> Vec<(&'static str, String)> {

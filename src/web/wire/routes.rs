@@ -77,6 +77,7 @@ impl Routes {
 
 /// The routes of documented handlers with the same path, and their part of the document: as
 /// [`utoipa_axum::routes`], of which this uses the inner part.
+#[macro_export]
 macro_rules! routes {
     ($($handler:path),+ $(,)?) => {{
         use utoipa_axum::PathItemExt;
@@ -94,4 +95,4 @@ macro_rules! routes {
         (schemas, paths, router)
     }};
 }
-pub(crate) use routes;
+pub use crate::routes;

@@ -2,7 +2,6 @@
 //!
 //! `ARCHITECTURE.md` is the map of the code. A module imports only from lower layers.
 
-pub mod adapters;
 pub mod cli;
 pub mod client;
 pub mod console;

@@ -3,6 +3,7 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::Context;
+use fencepost_adapters as adapters;
 use fencepost_config::{ConnectionLimits, PoolArgs, RedisPlace, Signup, TrustedProxies};
 use fencepost_domain::{ids::TickKey, plan::Plans};
 use fencepost_engine::{
@@ -37,7 +38,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    adapters, console,
+    console,
     http::{self, deprecation::Deprecated},
     loops,
 };

@@ -28,6 +28,7 @@ use std::{
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand, builder::PossibleValuesParser};
+use fencepost_adapters as adapters;
 use fencepost_config::{
     DEFAULT_CANARY_SECONDS, DEFAULT_CONNECTIONS_PER_ADDRESS, DEFAULT_PLAN, DatabaseArgs,
     MasterKeyArgs, NodeArgs, RoleArgs, Signup,
@@ -42,7 +43,6 @@ use tokio::net::TcpListener;
 
 use self::target::TargetArgs;
 use crate::{
-    adapters,
     client::Failure,
     dev::{self, DevArgs},
     http::{deprecation::DEPRECATED, openapi},

@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use clap::{Command, CommandFactory};
 
 use fencepost::{
-    adapters,
     cli::{Cli, settings},
     http::{error::CODES, openapi},
 };
+use fencepost_adapters as adapters;
 use fencepost_domain::{access::Scope, limits, schedule::Schedule};
 use fencepost_signals::telemetry::{Kind, METRICS};
 

@@ -29,7 +29,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use super::{ErrorBody, accept};
-use crate::adapters::params::PathParams;
+use crate::params::PathParams;
 
 /// Prefix of the protocol's own event types.
 const RESERVED_PREFIX: &str = "mobius.";

@@ -29,7 +29,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use super::{ErrorBody, HEARTBEAT_INTERVAL_SECONDS, LEASE_SECONDS};
-use crate::adapters::{attempt::AttemptId, work};
+use crate::{attempt::AttemptId, work};
 
 /// A claim.
 #[derive(Debug, Deserialize, ToSchema)]

@@ -17,7 +17,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use super::ErrorBody;
-use crate::adapters::{
+use crate::{
     attempt::{self, AttemptId, Stage},
     params::PathParams,
     work,

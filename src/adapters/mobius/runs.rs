@@ -12,7 +12,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::{ErrorBody, read::Job};
-use crate::adapters::{
+use crate::{
     attempt::{self, AttemptId},
     params::PathParams,
 };

@@ -26,7 +26,7 @@ use super::{
     accept::{accept_args, accept_queue, accept_rank, accept_retry, accept_timeout, check_type},
     fields::{Fields, args, time},
 };
-use crate::adapters::params::PathParams;
+use crate::params::PathParams;
 
 const DEFAULT_TIMEZONE: &str = "UTC";
 

@@ -43,7 +43,7 @@ use super::{
     job_id,
     show::JobView,
 };
-use crate::adapters::params::PathParams;
+use crate::params::PathParams;
 
 /// One job.
 #[derive(Debug, Serialize, ToSchema)]

@@ -26,7 +26,7 @@ use super::{
     jobs::{self as found, JobReply},
     show::JobView,
 };
-use crate::adapters::params::PathParams;
+use crate::params::PathParams;
 
 /// The highest level of the specification that is supported completely.
 const CONFORMANCE_LEVEL: u8 = 0;

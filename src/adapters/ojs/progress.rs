@@ -29,7 +29,7 @@ use serde_json::json;
 use utoipa::ToSchema;
 
 use super::{ErrorBody, Reply, accept, fields::Fields, job_id, jobs as ojs_jobs};
-use crate::adapters::params::PathParams;
+use crate::params::PathParams;
 
 /// The type of the events that keep messages about progress.
 const PROGRESS_EVENT: &str = "ojs.progress";

@@ -36,7 +36,7 @@ use utoipa::ToSchema;
 use super::{
     ErrorBody, Reply, VISIBILITY_SECONDS, fields::time, job_id, label, show::JobView, state_name,
 };
-use crate::adapters::params::PathParams;
+use crate::params::PathParams;
 
 /// A fetch.
 #[derive(Debug, Deserialize, ToSchema)]

@@ -36,7 +36,7 @@ use super::{
     jobs::{cancel_waiting, set_expiries},
     state_name,
 };
-use crate::adapters::params::PathParams;
+use crate::params::PathParams;
 
 /// Where the kind of a workflow is stored: in the envelopes of its jobs.
 const KIND_FIELD: &str = "x_workflow_type";

@@ -14,7 +14,7 @@ use fencepost_web::{
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::adapters::plain_errors::ErrorBody;
+use crate::plain_errors::ErrorBody;
 
 /// A worker counts as live for this long unless the query says otherwise.
 const ALIVE_SECONDS: i64 = 60;

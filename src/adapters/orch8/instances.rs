@@ -37,7 +37,7 @@ use serde_json::value::RawValue;
 use sqlx::types::Json as Stored;
 use utoipa::ToSchema;
 
-use crate::adapters::{params::PathParams, plain_errors::ErrorBody};
+use crate::{params::PathParams, plain_errors::ErrorBody};
 
 /// The only kind of block: a sequence runs its steps one after another.
 const STEP: &str = "step";

@@ -26,7 +26,7 @@ use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
 use super::{read_task_id, state_name, task_id};
-use crate::adapters::{attempt, params::PathParams, plain_errors::ErrorBody, work};
+use crate::{attempt, params::PathParams, plain_errors::ErrorBody, work};
 
 /// Filter and page of tasks.
 #[derive(Debug, Deserialize, IntoParams)]

@@ -28,7 +28,7 @@ use super::{
     read_task_id,
     work::{named, record_seen},
 };
-use crate::adapters::{params::PathParams, plain_errors::ErrorBody};
+use crate::{params::PathParams, plain_errors::ErrorBody};
 
 /// Levels whose lines are shown as standard error.
 const ERROR_LEVELS: [&str; 4] = ["warn", "warning", "error", "fatal"];

@@ -38,7 +38,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use super::{LEASE_SECONDS, WAIT_SECONDS, read_task_id, state_name, task_id};
-use crate::adapters::{params::PathParams, plain_errors::ErrorBody, work};
+use crate::{params::PathParams, plain_errors::ErrorBody, work};
 
 /// Maximum `limit` that clients may send.
 const MAX_LIMIT: u32 = 1_000;

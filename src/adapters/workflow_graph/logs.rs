@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{LeaseName, find_job, or_lost};
-use crate::adapters::{params::PathParams, plain_errors::ErrorBody};
+use crate::{params::PathParams, plain_errors::ErrorBody};
 
 /// Output of a running job.
 #[derive(Debug, Deserialize, ToSchema)]

@@ -37,7 +37,7 @@ use serde_json::{Value, value::RawValue};
 use utoipa::ToSchema;
 
 use super::{DEFAULT_LEASE_SECONDS, LeaseName, command, find_job, or_lost, params};
-use crate::adapters::{params::PathParams, plain_errors::ErrorBody, work};
+use crate::{params::PathParams, plain_errors::ErrorBody, work};
 
 /// A claim.
 #[derive(Debug, Deserialize, ToSchema)]

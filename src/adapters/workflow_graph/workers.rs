@@ -15,7 +15,7 @@ use fencepost_web::{
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::adapters::{params::PathParams, plain_errors::ErrorBody};
+use crate::{params::PathParams, plain_errors::ErrorBody};
 
 /// Registration of a worker.
 #[derive(Debug, Deserialize, ToSchema)]

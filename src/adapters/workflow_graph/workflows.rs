@@ -22,7 +22,7 @@ use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
 use super::Status;
-use crate::adapters::{params::PathParams, plain_errors::ErrorBody};
+use crate::{params::PathParams, plain_errors::ErrorBody};
 
 /// Default trigger of a workflow.
 const DEFAULT_TRIGGER: &str = "manual";

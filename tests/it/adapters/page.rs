@@ -1,6 +1,6 @@
 //! `docs/protocols.md` tells the numbers that the code has.
 
-use fencepost::adapters::{mobius, ojs, orch8, workflow_graph};
+use fencepost_adapters::{mobius, ojs, orch8, workflow_graph};
 use fencepost_engine::dispatch;
 use fencepost_store::limited_claims;
 

@@ -1,7 +1,7 @@
 //! Every operation of every adapter's document: no call passes without a key, with too few rights,
 //! or with another project's.
 
-use fencepost::adapters;
+use fencepost_adapters as adapters;
 use fencepost_domain::ids::JobId;
 
 use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run};

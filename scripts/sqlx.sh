@@ -25,6 +25,6 @@ done
 rm -rf .sqlx
 mkdir .sqlx
 # The macros run only when the crate is compiled: force a compilation.
-touch src/lib.rs
+touch src/store/lib.rs
 SQLX_OFFLINE=false SQLX_OFFLINE_DIR="$PWD/.sqlx" \
-    DATABASE_URL="postgres://fencepost@localhost/postgres?host=$dir" cargo check --locked
+    DATABASE_URL="postgres://fencepost@localhost/postgres?host=$dir" cargo check --locked -p fencepost-store

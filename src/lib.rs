@@ -4,9 +4,7 @@
 
 pub mod cli;
 pub mod client;
-pub mod console;
 pub mod dev;
-pub mod http;
 pub mod loops;
 pub mod serve;
 pub mod worker;

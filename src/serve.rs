@@ -5,12 +5,14 @@ use std::{path::Path, sync::Arc, time::Duration};
 use anyhow::Context;
 use fencepost_adapters as adapters;
 use fencepost_config::{ConnectionLimits, PoolArgs, RedisPlace, Signup, TrustedProxies};
+use fencepost_console as console;
 use fencepost_domain::{ids::TickKey, plan::Plans};
 use fencepost_engine::{
     self as engine, Engine,
     notify::relay,
     webhooks::{deliver::Deliverer, pusher::Pusher, sender::Sender},
 };
+use fencepost_http::{self as http, deprecation::Deprecated};
 use fencepost_identity::accounts::{
     Accounts,
     oidc::Providers,
@@ -37,11 +39,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{
-    console,
-    http::{self, deprecation::Deprecated},
-    loops,
-};
+use crate::loops;
 
 /// Running requests may finish within this time at shutdown.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(25);

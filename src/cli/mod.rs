@@ -33,6 +33,7 @@ use fencepost_config::{
     DEFAULT_CANARY_SECONDS, DEFAULT_CONNECTIONS_PER_ADDRESS, DEFAULT_PLAN, DatabaseArgs,
     MasterKeyArgs, NodeArgs, RoleArgs, Signup,
 };
+use fencepost_http::{deprecation::DEPRECATED, openapi};
 use fencepost_net::{mail::Mailer, outbound::Outbound, seal::MasterKeys};
 use fencepost_signals::{telemetry, traces};
 use fencepost_store::{
@@ -45,7 +46,6 @@ use self::target::TargetArgs;
 use crate::{
     client::Failure,
     dev::{self, DevArgs},
-    http::{deprecation::DEPRECATED, openapi},
     serve::{self, Node, People},
     worker::{self, WorkerArgs},
 };

@@ -6,15 +6,15 @@ use fencepost_domain::{
     alarm::{MAX_ALARM_NAME_CHARS, MailTo, Rule},
     error::Error,
 };
+use fencepost_http::{
+    alarms::{Alarm, AlarmList},
+    incidents::{Incident, IncidentPage, IncidentState},
+};
 
 use super::{
     format,
     location::segment,
     page::{Frame, Here, render},
-};
-use crate::http::{
-    alarms::{Alarm, AlarmList},
-    incidents::{Incident, IncidentPage, IncidentState},
 };
 
 /// For how many seconds a button mutes.
@@ -69,7 +69,14 @@ struct Number {
     value: Option<i32>,
 }
 
-impl Incident {
+/// What pages show of [`Incident`].
+trait IncidentExt {
+    fn is_muted(&self, frame: &Frame) -> bool;
+
+    fn is_open(&self) -> bool;
+}
+
+impl IncidentExt for Incident {
     fn is_muted(&self, frame: &Frame) -> bool {
         self.muted_until.is_some_and(|it| it > frame.now)
     }
@@ -79,8 +86,18 @@ impl Incident {
     }
 }
 
-impl Alarm {
+/// What pages show of [`Alarm`].
+trait AlarmExt {
     /// What its settings say, for people.
+    fn says(&self) -> String;
+
+    /// The numbers that its rule has.
+    fn numbers(&self) -> Vec<Number>;
+
+    fn is_mailed_to(&self, who: MailTo) -> bool;
+}
+
+impl AlarmExt for Alarm {
     fn says(&self) -> String {
         let threshold = self.threshold.unwrap_or_default();
         let for_seconds = self.for_seconds.unwrap_or_default();
@@ -101,7 +118,6 @@ impl Alarm {
         }
     }
 
-    /// The numbers that its rule has.
     fn numbers(&self) -> Vec<Number> {
         let (threshold, period) = match self.rule {
             Rule::DeadLetters => ("Dead letters", "Within these seconds"),

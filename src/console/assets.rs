@@ -18,14 +18,14 @@ use sha2::{Digest, Sha256};
 use fencepost_domain::error::Error;
 
 #[derive(RustEmbed)]
-#[folder = "assets/"]
+#[folder = "../../assets/"]
 #[include = "*.js"]
 #[include = "*.css"]
 #[include = "*.svg"]
 struct Files;
 
 #[derive(RustEmbed)]
-#[folder = "examples/"]
+#[folder = "../../examples/"]
 #[include = "*/worker.py"]
 #[include = "*/worker.ts"]
 #[include = "*/worker.sh"]

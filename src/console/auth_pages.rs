@@ -10,6 +10,17 @@ use axum::{
 use chrono::{DateTime, Utc};
 use fencepost_config::Signup;
 use fencepost_domain::error::Error;
+use fencepost_http::{
+    auth::SessionReply,
+    error::ApiError,
+    invitations::InvitationPreview,
+    me::{
+        Me, SecurityEntry, SecurityLog, Session, SessionList,
+        identities::{Identity, IdentityList},
+        second_factors::SecondFactors,
+    },
+    projects::{Project, ProjectList},
+};
 use fencepost_identity::accounts::{Client, SignUp};
 use fencepost_web::app::App;
 use secrecy::ExposeSecret;
@@ -20,7 +31,7 @@ use super::{
     api::Api,
     form::{AskedFields, Fields, encode},
     format, links,
-    links::look_at,
+    links::{InvitationPreviewExt, look_at},
     location::{HX_REQUEST, LOGIN, Link, REFUSED, is_own_page, segment},
     page::{as_file, in_words, refused_page, render},
     passkeys::{self, PasskeyForm},
@@ -28,17 +39,6 @@ use super::{
     second_factor,
     session::{self, go},
     start::Start,
-};
-use crate::http::{
-    auth::SessionReply,
-    error::ApiError,
-    invitations::InvitationPreview,
-    me::{
-        Me, SecurityEntry, SecurityLog, Session, SessionList,
-        identities::{Identity, IdentityList},
-        second_factors::SecondFactors,
-    },
-    projects::{Project, ProjectList},
 };
 
 /// In the query of the page after a login: a visitor without a session then has a browser that

@@ -3,6 +3,7 @@
 use askama::Template;
 use axum::{extract::Path, response::Response};
 use fencepost_domain::error::Error;
+use fencepost_http::batches::{BatchPage, BatchView};
 
 use super::{
     form::encode,
@@ -10,7 +11,6 @@ use super::{
     location::segment,
     page::{Frame, Here, render},
 };
-use crate::http::batches::{BatchPage, BatchView};
 
 #[derive(Template)]
 #[template(path = "batches.html")]

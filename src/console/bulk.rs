@@ -3,6 +3,7 @@
 use askama::Template;
 use axum::{extract::Path, http::Method, response::Response};
 use fencepost_domain::error::Error;
+use fencepost_http::bulk::BulkResult;
 
 use super::{
     action_table::{self, Plane},
@@ -11,7 +12,6 @@ use super::{
     format, job_list,
     page::{Frame, Here, render},
 };
-use crate::http::bulk::BulkResult;
 
 /// A kind of bulk operation.
 struct Bulk {

@@ -1,10 +1,10 @@
 //! Time series: as a chart, and as a table for visitors without scripts or with screen readers.
 
 use chrono::{DateTime, Utc};
+use fencepost_http::metrics::{Granularity, Throughput, ThroughputBucket};
 use serde::Serialize;
 
 use super::{form::Fields, format, page::Frame};
-use crate::http::metrics::{Granularity, Throughput, ThroughputBucket};
 
 /// Width and height of a sparkline.
 const SPARK_SIZE: (i64, i64) = (120, 24);

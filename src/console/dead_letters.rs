@@ -3,13 +3,13 @@
 use askama::Template;
 use axum::response::Response;
 use fencepost_domain::{error::Error, limits::MAX_PAGE_DEAD_LETTERS};
+use fencepost_http::dead_letters::{DeadLetter, DeadLetterGroup, DeadLetterPage, GroupPage};
 
 use super::{
     form::Fields,
     format,
     page::{Frame, Here, render},
 };
-use crate::http::dead_letters::{DeadLetter, DeadLetterGroup, DeadLetterPage, GroupPage};
 
 /// The filters of the list, as the API names them.
 pub const FILTERS: [&str; 3] = ["fingerprint", "queue", "job_type"];
@@ -44,8 +44,13 @@ pub async fn groups(here: Here) -> Result<Response, Error> {
     render(&Groups { frame: here.frame, groups, left_out, has_more, is_by_time })
 }
 
-impl DeadLetterGroup {
+/// What pages show of [`DeadLetterGroup`].
+trait DeadLetterGroupExt {
     /// The first line of its message: what people recognize it by.
+    fn title(&self) -> &str;
+}
+
+impl DeadLetterGroupExt for DeadLetterGroup {
     fn title(&self) -> &str {
         let message = self.sample_message.as_deref().unwrap_or_default().trim();
         let line = message.lines().next().filter(|it| !it.is_empty());
@@ -75,8 +80,13 @@ pub async fn group_words(here: &Here) -> Result<Option<String>, Error> {
     Ok(page.dead_letters.first().map(DeadLetter::words))
 }
 
-impl DeadLetter {
+/// What pages show of [`DeadLetter`].
+trait DeadLetterExt {
     /// The error: the same for the whole group.
+    fn words(&self) -> String;
+}
+
+impl DeadLetterExt for DeadLetter {
     fn words(&self) -> String {
         let kind = self.job.last_error.as_ref().and_then(|it| it.kind.as_deref());
         format!("{} in {}", kind.unwrap_or("error"), self.job.job_type)

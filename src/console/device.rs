@@ -11,6 +11,10 @@ use fencepost_domain::{
     access::{KeyPreset, Permission, role_may},
     error::Error,
 };
+use fencepost_http::{
+    auth::device::PendingDevice,
+    projects::{Project, ProjectList},
+};
 use fencepost_identity::accounts::{Client, device_login};
 use serde_json::json;
 
@@ -22,10 +26,6 @@ use super::{
     location::{HX_REQUEST, segment},
     page::{refused_page, render},
     session::go,
-};
-use crate::http::{
-    auth::device::PendingDevice,
-    projects::{Project, ProjectList},
 };
 
 const PAGE: &str = "/console/device";

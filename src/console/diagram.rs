@@ -5,12 +5,12 @@ use std::collections::{HashMap, HashSet};
 
 use chrono::{DateTime, Utc};
 use fencepost_domain::job::{AttemptOutcome, JobState};
-
-use super::format;
-use crate::http::{
+use fencepost_http::{
     jobs::{Job, JobError},
     workflows::{Workflow, WorkflowJob},
 };
+
+use super::format;
 
 /// Width of the whole timeline, in the diagram's units.
 pub const LIFE: i64 = 1_000;

@@ -13,6 +13,12 @@ use fencepost_domain::{
     operation::Kind,
     search::{self, Search},
 };
+use fencepost_http::{
+    job_types::{JobTypeList, schema::JobType},
+    jobs::read::JobPage,
+    metrics::{MetricsSummary, StateCounts},
+    queues::{Queue, QueuePage},
+};
 
 use super::{
     form::{self, encode},
@@ -21,12 +27,6 @@ use super::{
     page::{Frame, Here, refused_page, render},
     payload_form::{self, PayloadField},
     session::go,
-};
-use crate::http::{
-    job_types::{JobTypeList, schema::JobType},
-    jobs::read::JobPage,
-    metrics::{MetricsSummary, StateCounts},
-    queues::{Queue, QueuePage},
 };
 
 /// The filters of bulk operations on jobs, as the API names them.

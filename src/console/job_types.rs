@@ -3,6 +3,7 @@
 use askama::Template;
 use axum::{extract::Path, response::Response};
 use fencepost_domain::{error::Error, search};
+use fencepost_http::job_types::{JobTypeList, JobTypeStats, schema::JobType};
 
 use super::{
     form::encode,
@@ -10,7 +11,6 @@ use super::{
     location::segment,
     page::{Frame, Here, render},
 };
-use crate::http::job_types::{JobTypeList, JobTypeStats, schema::JobType};
 
 #[derive(Template)]
 #[template(path = "job_types.html")]

@@ -7,6 +7,12 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use fencepost_domain::{error::Error, job::JobState};
+use fencepost_http::jobs::{
+    Job,
+    events::{EventView, JobHistory},
+    logs::{LogPage, LogView},
+    watch::ExplainReply,
+};
 use fencepost_web::{
     app::App,
     wire::logs::{Sent, write_sent},
@@ -22,12 +28,6 @@ use super::{
     page::{Frame, Here, as_file, render},
     session::go,
 };
-use crate::http::jobs::{
-    Job,
-    events::{EventView, JobHistory},
-    logs::{LogPage, LogView},
-    watch::ExplainReply,
-};
 
 /// Prefix of the server's event types.
 const OWN_EVENTS: &str = "fencepost.";
@@ -37,13 +37,20 @@ const SHOWN_LOGS: u32 = 500;
 /// Newest events of a job that its page shows.
 pub const SHOWN_EVENTS: u32 = 100;
 
-impl EventView {
+/// What pages show of [`EventView`].
+trait EventViewExt {
     /// The type of an event: ours in words, others as workers name them.
+    fn shown_kind(&self) -> String;
+
+    /// Its details, unless the table of attempts shows them already.
+    fn told(&self) -> Option<&str>;
+}
+
+impl EventViewExt for EventView {
     fn shown_kind(&self) -> String {
         self.kind.strip_prefix(OWN_EVENTS).map_or_else(|| self.kind.clone(), format::words)
     }
 
-    /// Its details, unless the table of attempts shows them already.
     fn told(&self) -> Option<&str> {
         let is_of_attempt = self.attempt.is_some() && self.kind.starts_with(OWN_EVENTS);
         self.payload.as_ref().filter(|_| !is_of_attempt).map(|it| it.get())

@@ -9,6 +9,7 @@ use axum::{
     response::Response,
 };
 use fencepost_domain::error::Error;
+use fencepost_http::{invitations::InvitationPreview, me::email::EmailConfirmed};
 use fencepost_identity::accounts::secret::{MAIL_PREFIX, RANDOM_CHARS};
 use serde_json::json;
 
@@ -20,7 +21,6 @@ use super::{
     page::render,
     session::{self, go},
 };
-use crate::http::{invitations::InvitationPreview, me::email::EmailConfirmed};
 
 /// In the query of the sign-up page: it is for the invitation whose link was opened.
 pub const INVITED: &str = "invited";
@@ -64,10 +64,15 @@ impl LinkPage {
     }
 }
 
-impl InvitationPreview {
+/// What pages show of [`InvitationPreview`].
+pub trait InvitationPreviewExt {
     /// The invited address; addresses below `.invalid` (RFC 2606) belong to no one, like the demo
     /// owner's.
-    pub fn address(&self) -> Option<&str> {
+    fn address(&self) -> Option<&str>;
+}
+
+impl InvitationPreviewExt for InvitationPreview {
+    fn address(&self) -> Option<&str> {
         Some(self.email.as_str()).filter(|it| !it.ends_with(".invalid"))
     }
 }

@@ -3,13 +3,13 @@
 use askama::Template;
 use axum::{extract::Path, response::Response};
 use fencepost_domain::{error::Error, operation::State as OperationState};
+use fencepost_http::operations::{Operation, OperationPage};
 
 use super::{
     format,
     location::segment,
     page::{Frame, Here, render},
 };
-use crate::http::operations::{Operation, OperationPage};
 
 #[derive(Template)]
 #[template(path = "operations.html")]
@@ -39,13 +39,26 @@ pub async fn detail(here: Here, Path((_, id)): Path<(String, String)>) -> Result
     render(&Detail { frame: here.frame, operation })
 }
 
-impl Operation {
+/// What pages show of [`Operation`].
+trait OperationExt {
     /// Whether it is running.
+    fn is_running(&self) -> bool;
+
+    /// Its progress in percent; none: its total is unknown.
+    fn percent(&self) -> Option<i64>;
+
+    /// Its kind, in words.
+    fn verb(&self) -> &'static str;
+
+    /// Its filter, in words.
+    fn filter_words(&self) -> String;
+}
+
+impl OperationExt for Operation {
     fn is_running(&self) -> bool {
         self.state == OperationState::Running
     }
 
-    /// Its progress in percent; none: its total is unknown.
     fn percent(&self) -> Option<i64> {
         let whole = self.expected.or(self.max)?;
         let processed = self.done + self.skipped;
@@ -56,7 +69,6 @@ impl Operation {
         })
     }
 
-    /// Its kind, in words.
     fn verb(&self) -> &'static str {
         match self.kind.as_str() {
             "queue_purge" => "Purge a queue",
@@ -69,7 +81,6 @@ impl Operation {
         }
     }
 
-    /// Its filter, in words.
     fn filter_words(&self) -> String {
         let parts = self.filter.as_object().into_iter().flatten().map(|(name, value)| {
             if let ("fingerprint", Some(error)) = (name.as_str(), &self.sample_error) {

@@ -6,17 +6,17 @@ use fencepost_domain::{
     error::Error,
     limits::{MAX_PAGE_QUEUES, MAX_PAGE_WORKERS},
 };
+use fencepost_http::{
+    metrics::{MetricsSummary, Throughput},
+    queues::{Queue, QueuePage},
+    workers::registry::WorkerPage,
+};
 
 use super::{
     chart::{self, Chart, Range},
     format,
     health::{self, ready},
     page::{Frame, Here, render},
-};
-use crate::http::{
-    metrics::{MetricsSummary, Throughput},
-    queues::{Queue, QueuePage},
-    workers::registry::WorkerPage,
 };
 
 #[derive(Template)]

@@ -17,6 +17,7 @@ use fencepost_domain::{
     access::{Permission, Role, role_may},
     error::Error,
 };
+use fencepost_http::{error, metrics::MetricsSummary, projects::Project};
 use fencepost_web::{app::App, wire::errors::ErrorResponse};
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
@@ -28,7 +29,6 @@ use super::{
     format,
     location::{HX_REQUEST, LOGIN, path_and_query, segment},
 };
-use crate::http::{error, metrics::MetricsSummary, projects::Project};
 
 const HTML: &str = "text/html; charset=utf-8";
 

@@ -6,6 +6,10 @@ use axum::{
     response::Response,
 };
 use fencepost_domain::error::Error;
+use fencepost_http::{
+    auth::{SessionReply, passkeys::PasskeyChallenge},
+    me::passkeys::AddedPasskey,
+};
 use serde_json::{Value, json};
 
 use super::{
@@ -16,10 +20,6 @@ use super::{
     page::render,
     recovery_codes::Codes,
     session::{self, go},
-};
-use crate::http::{
-    auth::{SessionReply, passkeys::PasskeyChallenge},
-    me::passkeys::AddedPasskey,
 };
 
 /// In the query of the login, after [`REFUSED`].

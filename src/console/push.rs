@@ -3,6 +3,7 @@
 use askama::Template;
 use axum::{extract::Path, http::Method, response::Response};
 use fencepost_domain::{error::Error, limits};
+use fencepost_http::queues::push::{Push, PushWithSecret};
 
 use super::{
     form::{self, Field, Fields},
@@ -10,7 +11,6 @@ use super::{
     location::segment,
     page::{Frame, Here, render},
 };
-use crate::http::queues::push::{Push, PushWithSecret};
 
 #[derive(Template)]
 #[template(path = "push.html")]

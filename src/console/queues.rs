@@ -13,6 +13,11 @@ use fencepost_domain::{
     error::Error,
     limits::{self, MAX_CONCURRENCY},
 };
+use fencepost_http::{
+    metrics::Throughput,
+    queues::Queue,
+    workers::registry::{WorkerPage, WorkerView},
+};
 
 use super::{
     chart::{self, Chart, Range},
@@ -21,11 +26,6 @@ use super::{
     location::segment,
     overview,
     page::{Frame, Here, render},
-};
-use crate::http::{
-    metrics::Throughput,
-    queues::Queue,
-    workers::registry::{WorkerPage, WorkerView},
 };
 
 /// Workers of a queue that its page shows.
@@ -105,8 +105,17 @@ pub async fn spark(here: Here, Path((_, name)): Path<(String, String)>) -> Resul
         .into_response())
 }
 
-impl Queue {
+/// What pages show of [`Queue`].
+trait QueueExt {
     /// Used share of the concurrency limit, in percent; none: unlimited.
+    fn utilisation(&self) -> Option<i64>;
+
+    fn rate_count(&self) -> Option<i32>;
+
+    fn rate_seconds(&self) -> Option<i32>;
+}
+
+impl QueueExt for Queue {
     fn utilisation(&self) -> Option<i64> {
         let max = self.max_concurrency.filter(|it| *it <= MAX_CONCURRENCY)?;
         Some(format::percent(self.counts.processing, max.into()))

@@ -8,6 +8,11 @@ use axum::{
 };
 use chrono::DateTime;
 use fencepost_domain::{error::Error, schedule::Schedule};
+use fencepost_http::recurring::{
+    RecurringPage, RecurringSchedule,
+    control::{Fire, FirePage},
+    times::{CronPreview, FireTime, NextTimes},
+};
 
 use super::{
     action_table,
@@ -16,11 +21,6 @@ use super::{
     location::{HX_REQUEST, segment},
     page::{Frame, Here, render},
     session::go,
-};
-use crate::http::recurring::{
-    RecurringPage, RecurringSchedule,
-    control::{Fire, FirePage},
-    times::{CronPreview, FireTime, NextTimes},
 };
 
 /// Number of future ticks on the page.
@@ -72,8 +72,13 @@ pub async fn detail(here: Here, Path((_, id)): Path<(String, String)>) -> Result
     render(&Detail { frame: here.frame, schedule, times, fires: history.fires, payload })
 }
 
-impl FireTime {
+/// What pages show of [`FireTime`].
+trait FireTimeExt {
     /// The time in the schedule's zone, for people.
+    fn local_words(&self) -> String;
+}
+
+impl FireTimeExt for FireTime {
     fn local_words(&self) -> String {
         let read = DateTime::parse_from_rfc3339(&self.local);
         read.map_or_else(

@@ -7,6 +7,10 @@ use axum::{
     response::Response,
 };
 use fencepost_domain::error::Error;
+use fencepost_http::{
+    auth::SessionReply,
+    me::second_factors::{NewRecoveryCodes, NewTotp, SecondFactors},
+};
 use qrcode::{QrCode, render::svg};
 use secrecy::SecretString;
 use serde_json::json;
@@ -20,10 +24,6 @@ use super::{
     passkeys::{self, PasskeyForm},
     recovery_codes::Codes,
     session::{self, go},
-};
-use crate::http::{
-    auth::SessionReply,
-    me::second_factors::{NewRecoveryCodes, NewTotp, SecondFactors},
 };
 
 /// Pixels of a square of the QR code: phones read it, and it fits on them.

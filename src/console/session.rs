@@ -19,6 +19,7 @@ use fencepost_domain::{
     error::Error,
     limits::{LOGIN_CHALLENGE_SECONDS, SESSION_IDLE_SECONDS},
 };
+use fencepost_http::auth::SessionReply;
 use fencepost_identity::{
     accounts::{Client, Reuse, SignedIn, oidc::LOGIN_SECONDS},
     credentials::Evict,
@@ -34,7 +35,6 @@ use super::{
     location::{HX_REQUEST, LOGIN, Link, is_own_page, path_and_query},
     page::{self, Frame, Framed},
 };
-use crate::http::auth::SessionReply;
 
 const ACCESS_COOKIE: &str = "__Host-fencepost-access";
 const REFRESH_COOKIE: &str = "__Host-fencepost-refresh";

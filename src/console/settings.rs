@@ -15,6 +15,13 @@ use fencepost_domain::{
     lease::RequireFence,
     limits::MAX_PAGE_KEYS,
 };
+use fencepost_http::{
+    audit::{AuditEntry, AuditPage},
+    keys::{ApiKey, CreatedApiKey, KeyPage, KeyState},
+    limits::{LimitKind, LimitList, LimitStatus},
+    me::Me,
+    members::{CreatedInvitation, Invitation, InvitationList, Member, MemberList},
+};
 use fencepost_web::app::App;
 use serde_json::value::RawValue;
 
@@ -23,13 +30,6 @@ use super::{
     format,
     location::segment,
     page::{Frame, Here, as_file, render},
-};
-use crate::http::{
-    audit::{AuditEntry, AuditPage},
-    keys::{ApiKey, CreatedApiKey, KeyPage, KeyState},
-    limits::{LimitKind, LimitList, LimitStatus},
-    me::Me,
-    members::{CreatedInvitation, Invitation, InvitationList, Member, MemberList},
 };
 
 #[derive(Template)]
@@ -174,7 +174,12 @@ impl Members {
     }
 }
 
-impl ApiKey {
+/// What pages show of [`ApiKey`].
+trait ApiKeyExt {
+    fn scope_names(&self) -> String;
+}
+
+impl ApiKeyExt for ApiKey {
     fn scope_names(&self) -> String {
         let names: Vec<_> = self.scopes.iter().map(|it| it.name()).collect();
         names.join(", ")
@@ -245,7 +250,14 @@ pub async fn limits(here: Here) -> Result<Response, Error> {
     render(&Limits { frame: here.frame, list })
 }
 
-impl LimitStatus {
+/// What pages show of [`LimitStatus`].
+trait LimitStatusExt {
+    fn kind_words(&self) -> &'static str;
+
+    fn percent(&self) -> Option<i64>;
+}
+
+impl LimitStatusExt for LimitStatus {
     fn kind_words(&self) -> &'static str {
         match self.kind {
             LimitKind::Rate => "calls a minute",

@@ -4,16 +4,16 @@
 use askama::Template;
 use axum::{extract::State, http::HeaderMap, response::Response};
 use fencepost_domain::error::Error;
+use fencepost_http::{
+    jobs::{Job, read::JobPage},
+    projects::Project,
+};
 use fencepost_web::app::App;
 
 use super::{
     format,
     page::{Frame, Here, render},
     session,
-};
-use crate::http::{
-    jobs::{Job, read::JobPage},
-    projects::Project,
 };
 
 /// Shown in place of the key.

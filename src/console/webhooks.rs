@@ -7,6 +7,10 @@ use fencepost_domain::{
     limits,
     webhook::{EVENT_TYPES, named_by},
 };
+use fencepost_http::webhooks::{
+    Endpoint, EndpointPage, EndpointState, EndpointWithSecret,
+    deliveries::{DeliveryDetails, DeliveryPage, DeliveryState},
+};
 
 use super::{
     action_fields::ENDPOINT,
@@ -14,10 +18,6 @@ use super::{
     format,
     location::segment,
     page::{Frame, Here, render},
-};
-use crate::http::webhooks::{
-    Endpoint, EndpointPage, EndpointState, EndpointWithSecret,
-    deliveries::{DeliveryDetails, DeliveryPage, DeliveryState},
 };
 
 /// States of deliveries that have a tab; the first shows all.
@@ -113,12 +113,19 @@ impl One {
     }
 }
 
-impl Endpoint {
+/// What pages show of [`Endpoint`].
+trait EndpointExt {
+    fn is_enabled(&self) -> bool;
+
+    /// Whether it is told of events of this type.
+    fn wants(&self, kind: &str) -> bool;
+}
+
+impl EndpointExt for Endpoint {
     fn is_enabled(&self) -> bool {
         self.state == EndpointState::Enabled
     }
 
-    /// Whether it is told of events of this type.
     fn wants(&self, kind: &str) -> bool {
         self.events.iter().any(|it| named_by(it).contains(&kind))
     }

@@ -3,13 +3,13 @@
 use askama::Template;
 use axum::response::Response;
 use fencepost_domain::error::Error;
+use fencepost_http::workers::registry::{WorkerPage, WorkerView};
 
 use super::{
     form::Fields,
     format,
     page::{Frame, Here, render},
 };
-use crate::http::workers::registry::{WorkerPage, WorkerView};
 
 #[derive(Template)]
 #[template(path = "workers.html")]
@@ -28,8 +28,13 @@ pub async fn list(here: Here) -> Result<Response, Error> {
     render(&Workers { frame, workers: page.workers, asked, next })
 }
 
-impl WorkerView {
+/// What pages show of [`WorkerView`].
+trait WorkerViewExt {
     /// The state in words: what it reports counts only while it is heard.
+    fn shown_state(&self) -> String;
+}
+
+impl WorkerViewExt for WorkerView {
     fn shown_state(&self) -> String {
         if self.alive { format::word(&self.state) } else { "gone".to_owned() }
     }

@@ -3,6 +3,7 @@
 use askama::Template;
 use axum::{extract::Path, response::Response};
 use fencepost_domain::{error::Error, job::JobState, limits::MAX_PAGE_JOBS};
+use fencepost_http::workflows::{Workflow, WorkflowJob, WorkflowPage, WorkflowSummary};
 
 use super::{
     diagram::{self, Graph},
@@ -10,7 +11,6 @@ use super::{
     location::segment,
     page::{Frame, Here, render},
 };
-use crate::http::workflows::{Workflow, WorkflowJob, WorkflowPage, WorkflowSummary};
 
 #[derive(Template)]
 #[template(path = "workflows.html")]

@@ -21,6 +21,7 @@ use fencepost_domain::{
     access::{Role, Scope},
     limits::MAX_LIVE_KEYS,
 };
+use fencepost_http::deprecation::DEPRECATED;
 use fencepost_identity::accounts::{
     author::Author,
     key,
@@ -45,10 +46,7 @@ use self::{
     cluster::{Cluster, Durability},
     redis::Redis,
 };
-use crate::{
-    http::deprecation::DEPRECATED,
-    serve::{self, Node, People},
-};
+use crate::serve::{self, Node, People};
 
 const DATABASE: &str = "fencepost";
 const PROJECT: &str = "demo";

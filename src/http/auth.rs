@@ -1,9 +1,9 @@
 //! `/v1/auth/…`: sign-up, login and logout, passwords, verification of addresses, and logins of
 //! terminals. What needs no session is counted by IP address, but for the challenge for a passkey.
 
-pub(crate) mod device;
-pub(crate) mod passkeys;
-pub(crate) mod second_factor;
+pub mod device;
+pub mod passkeys;
+pub mod second_factor;
 
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};

@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn what_is_deprecated_is_an_operation() {
-        let paths = crate::http::openapi::document()["paths"].as_object().expect("paths");
+        let paths = crate::openapi::document()["paths"].as_object().expect("paths");
         let is_operation = |it: &Deprecated| {
             paths.iter().any(|(path, methods)| {
                 let mut own = methods.as_object().into_iter().flatten();

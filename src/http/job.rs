@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::http::redact::{self, Redact};
+use crate::redact::{self, Redact};
 
 /// A job.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]

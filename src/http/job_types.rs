@@ -12,7 +12,7 @@ use fencepost_web::{
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::http::metrics::Percentiles;
+use crate::metrics::Percentiles;
 
 /// Types that are listed: a node counts later ones as `other`.
 const MAX_JOB_TYPES: i64 = 500;

@@ -1,9 +1,9 @@
 //! `/v1/me`: the caller's account, its sessions, export and deletion. For sessions only.
 
-pub(crate) mod email;
-pub(crate) mod identities;
-pub(crate) mod passkeys;
-pub(crate) mod second_factors;
+pub mod email;
+pub mod identities;
+pub mod passkeys;
+pub mod second_factors;
 
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};

@@ -13,7 +13,7 @@ use fencepost_web::{
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::http::error::ErrorBody;
+use crate::error::ErrorBody;
 
 /// Which month.
 #[derive(Debug, Deserialize, IntoParams)]

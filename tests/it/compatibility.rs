@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use chrono::NaiveDate;
-use fencepost::http::deprecation::Deprecated;
+use fencepost_http::deprecation::Deprecated;
 use reqwest::Method;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};

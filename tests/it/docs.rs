@@ -4,12 +4,10 @@ use std::collections::BTreeSet;
 
 use clap::{Command, CommandFactory};
 
-use fencepost::{
-    cli::{Cli, settings},
-    http::{error::CODES, openapi},
-};
+use fencepost::cli::{Cli, settings};
 use fencepost_adapters as adapters;
 use fencepost_domain::{access::Scope, limits, schedule::Schedule};
+use fencepost_http::{error::CODES, openapi};
 use fencepost_signals::telemetry::{Kind, METRICS};
 
 use crate::limits_page;

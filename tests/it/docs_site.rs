@@ -6,7 +6,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use fencepost::http::{docs, error::CODES};
+use fencepost_http::{docs, error::CODES};
 
 use crate::{
     docs::read,

@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{docs::read, harness::TestProject};
-use fencepost::http::docs;
+use fencepost_http::docs;
 use tokio::process::{Child, Command};
 
 /// Ends of programs that work in the background.

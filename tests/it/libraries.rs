@@ -342,7 +342,7 @@ fn each_library_waits_as_a_rate_limit_tells() {
 
 #[test]
 fn each_library_has_all_codes_of_errors() {
-    let document = fencepost::http::openapi::document();
+    let document = fencepost_http::openapi::document();
     let document = serde_json::to_value(document).expect("JSON");
     let codes = document["components"]["schemas"]["ErrorCode"]["enum"].as_array().expect("codes");
     let codes: Vec<_> = codes.iter().filter_map(Value::as_str).collect();

@@ -1,9 +1,6 @@
 //! The rows of the page of limits, as the code has them.
 
-use fencepost::{
-    http::{answers, least_rate, server},
-    serve::DRAIN_TIMEOUT,
-};
+use fencepost::serve::DRAIN_TIMEOUT;
 use fencepost_config as config;
 use fencepost_domain::{
     job, limits, payload_schema,
@@ -11,6 +8,7 @@ use fencepost_domain::{
     schedule, search,
 };
 use fencepost_engine::{dispatch::MAX_PARKED_POLLS, enqueue::quota};
+use fencepost_http::{answers, least_rate, server};
 use fencepost_identity::credentials::bodies::{MAX_NODE_BODY_KIB, MAX_PROJECT_BODY_KIB};
 use fencepost_signals::redis_bus;
 use fencepost_store::{counts, dead_letters, queue_limits};

@@ -8,8 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fencepost::http::docs;
 use fencepost_domain::ids::ProjectId;
+use fencepost_http::docs;
 use fencepost_signals::telemetry::METRICS;
 use fencepost_store::{
     projects,

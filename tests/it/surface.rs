@@ -1,7 +1,6 @@
 //! Every operation of the OpenAPI file, with a request that passes its checks. A new route without
 //! a row here fails the tests that walk over all of them.
 
-use fencepost::http::openapi;
 use fencepost_domain::{
     access::{Role, Scope},
     ids::{
@@ -9,6 +8,7 @@ use fencepost_domain::{
         WorkflowId,
     },
 };
+use fencepost_http::openapi;
 
 use crate::harness::{Reply, TestProject};
 use reqwest::Method;

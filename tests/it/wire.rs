@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use fencepost::http::server;
+use fencepost_http::server;
 use fencepost_web::wire::extract::BODY_TIMEOUT;
 
 use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run, run_alone};

@@ -25,7 +25,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::http::{error::ErrorBody, keys::CreatedApiKey, projects::Project};
+use crate::{error::ErrorBody, keys::CreatedApiKey, projects::Project};
 
 /// A terminal that logs in.
 #[derive(Debug, Deserialize, ToSchema)]

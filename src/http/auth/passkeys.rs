@@ -20,7 +20,7 @@ use serde_json::{Value, value::RawValue};
 use utoipa::ToSchema;
 
 use super::SessionReply;
-use crate::http::error::ErrorBody;
+use crate::error::ErrorBody;
 
 /// A challenge for a browser, to be answered within five minutes.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]

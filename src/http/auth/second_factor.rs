@@ -16,7 +16,7 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::{SessionReply, check_length, passkeys::PasskeyProof};
-use crate::http::error::ErrorBody;
+use crate::error::ErrorBody;
 
 /// A login's token and a code.
 #[derive(Debug, Deserialize, ToSchema)]

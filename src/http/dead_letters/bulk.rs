@@ -21,7 +21,7 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::check_filter;
-use crate::http::{
+use crate::{
     bulk::{self, BulkRequest, BulkResult},
     idempotency::{self, Answer, Ids, Once},
 };

@@ -31,7 +31,7 @@ use self::{
 
 /// The pages in docs/ and their pictures, by path.
 #[derive(RustEmbed)]
-#[folder = "docs/"]
+#[folder = "../../docs/"]
 #[include = "*.md"]
 #[include = "*.png"]
 #[include = "*.svg"]
@@ -39,7 +39,7 @@ struct Pages;
 
 /// The examples that pages link to, by path.
 #[derive(RustEmbed)]
-#[folder = "examples/"]
+#[folder = "../../examples/"]
 #[include = "README.md"]
 #[include = "adapters/*.mjs"]
 #[include = "adapters/*.py"]
@@ -49,7 +49,7 @@ struct Examples;
 
 /// The pages of the libraries.
 #[derive(RustEmbed)]
-#[folder = "clients/"]
+#[folder = "../../clients/"]
 #[include = "*/README.md"]
 struct Libraries;
 

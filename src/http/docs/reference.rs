@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::http::openapi;
+use crate::openapi;
 
 /// Objects in fields of a request are listed down to this depth.
 const MAX_DEPTH: usize = 2;

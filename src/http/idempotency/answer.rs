@@ -17,7 +17,7 @@ use fencepost_store::idempotency::StoredBody;
 use fencepost_web::{app::App, auth::Caller, wire::validate::stored_json};
 use serde::{Deserialize, Serialize};
 
-use crate::http::{
+use crate::{
     job::Job,
     redact::{hidden, shown},
 };

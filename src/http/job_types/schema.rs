@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, value::RawValue};
 use utoipa::ToSchema;
 
-use crate::http::{
+use crate::{
     audit::{self, NewAuditEntry},
     error::ErrorBody,
 };
@@ -150,6 +150,7 @@ async fn find(app: &App, project_id: ProjectId, job_type: String) -> Result<JobT
 pub struct ToCheck {
     /// Where the job is in its request, as `jobs[3].`.
     pub path: String,
+    /// Whose schema it is compared with.
     pub job_type: String,
     /// JSON.
     pub payload: String,

@@ -20,7 +20,7 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::read::{MAX_TAG_FILTER_CHARS, may_search};
-use crate::http::{
+use crate::{
     bulk::{self, BulkRequest, BulkResult},
     idempotency::{self, Once},
 };

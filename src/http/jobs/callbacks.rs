@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::http::retry::RetryRequest;
+use crate::retry::RetryRequest;
 
 /// A job that an end enqueues. An object payload gets the field `ended`, which says what has ended.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -59,8 +59,12 @@ pub struct CallbackRequest {
 /// The callbacks of a request, as they were sent.
 #[derive(Debug, Default)]
 pub struct SentCallbacks {
+    /// Enqueued when the job succeeds.
     pub on_success: Option<Box<Object<CallbackRequest>>>,
+    /// Enqueued when the job is dead-lettered or cancelled.
     pub on_failure: Option<Box<Object<CallbackRequest>>>,
+    /// Enqueued when the job ends, in whatever way.
     pub on_complete: Option<Box<Object<CallbackRequest>>>,
+    /// Called when the job ends, in whatever way.
     pub url: Option<String>,
 }

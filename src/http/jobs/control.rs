@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{Job, read};
-use crate::http::error::ErrorBody;
+use crate::error::ErrorBody;
 
 /// Cancel a job.
 ///

@@ -26,7 +26,7 @@ use super::{
     Job,
     request::{EnqueueRequest, accept, carry_hop, hop, traceparent},
 };
-use crate::http::{
+use crate::{
     error::ErrorBody,
     idempotency::{self, Answer, Ids, Once, Repeat},
     job_types::schema::fits_schema,

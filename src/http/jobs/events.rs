@@ -28,7 +28,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use utoipa::{IntoParams, ToSchema};
 
 use super::JobError;
-use crate::http::{
+use crate::{
     error::ErrorBody,
     redact::{Redact, shown},
 };

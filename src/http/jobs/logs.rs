@@ -20,7 +20,7 @@ use fencepost_web::{
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::http::{
+use crate::{
     error::ErrorBody,
     page::PageSize,
     redact::{Redact, shown},

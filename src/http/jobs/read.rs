@@ -31,7 +31,7 @@ use sqlx::PgConnection;
 use utoipa::{IntoParams, ToSchema};
 
 use super::{Job, JobError};
-use crate::http::{
+use crate::{
     cursor::{self, List},
     error::ErrorBody,
     redact::shown,
@@ -74,11 +74,7 @@ pub async fn get(
 }
 
 /// A job with its attempts.
-pub(in crate::http) async fn find<P>(
-    app: &App,
-    caller: &Caller<P>,
-    id: JobId,
-) -> Result<Job, Error> {
+pub(crate) async fn find<P>(app: &App, caller: &Caller<P>, id: JobId) -> Result<Job, Error> {
     let key = JobKey { project_id: caller.project_id, id };
     let (row, attempts) = jobs::find_with_attempts(&app.engine, key).await?;
     let (state, duration_ms) = (row.state, row.duration_ms);

@@ -25,7 +25,7 @@ use super::{
     Job,
     request::{start, traceparent},
 };
-use crate::http::{
+use crate::{
     error::ErrorBody,
     idempotency::{self, Answer, Ids, Once},
 };

@@ -36,7 +36,7 @@ use super::{
     callbacks::{CallbackRequest, SentCallbacks},
     depends_on::DependsOn,
 };
-use crate::http::{job_types::schema::ToCheck, retry::RetryRequest};
+use crate::{job_types::schema::ToCheck, retry::RetryRequest};
 
 const DEFAULT_CONCURRENCY_LIMIT: i32 = 1;
 /// With fewer than one failure a job would never be retried nor dead-lettered.
@@ -92,16 +92,16 @@ pub struct EnqueueRequest {
     concurrency_limit: Option<i32>,
     /// Makes it the only live job with its key.
     #[schema(value_type = Option<UniqueRequest>)]
-    pub(in crate::http) unique: Option<Object<UniqueRequest>>,
+    pub(crate) unique: Option<Object<UniqueRequest>>,
     /// Cancelled if it has not started by this time. Must be later than `run_at`.
     #[serde(default, deserialize_with = "formats::optional_time")]
     expires_at: Option<DateTime<Utc>>,
     /// The parent of the job. Alternative to `depends_on`.
-    pub(in crate::http) parent_job_id: Option<String>,
+    pub(crate) parent_job_id: Option<String>,
     /// Parents of the job, at most 100. It runs when all have succeeded, or have ended as `when`
     /// says. In a workflow, their keys.
     #[schema(extensions(("bounds" = json!(items(0, limits::MAX_PARENTS)))))]
-    pub(in crate::http) depends_on: Option<Vec<DependsOn>>,
+    pub(crate) depends_on: Option<Vec<DependsOn>>,
     /// The batch that counts its end.
     #[schema(example = "batch_01m7w3ha3aextt8pkwwdmxsmqw")]
     batch_id: Option<String>,
@@ -123,12 +123,12 @@ pub struct EnqueueRequest {
     check_payload: bool,
     /// In a workflow, and only there: its key, unique in the workflow.
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_NAME_CHARS)))))]
-    pub(in crate::http) key: Option<String>,
+    pub(crate) key: Option<String>,
     /// In a workflow, and only there: the payload is a template.
-    pub(in crate::http) template: Option<TemplateMode>,
+    pub(crate) template: Option<TemplateMode>,
     /// Older spelling of the header `Idempotency-Key`.
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_IDEMPOTENCY_KEY_CHARS)))))]
-    pub(in crate::http) idempotency_key: Option<String>,
+    pub(crate) idempotency_key: Option<String>,
 }
 
 impl EnqueueRequest {

@@ -32,7 +32,7 @@ use tokio::sync::broadcast::error::RecvError;
 use utoipa::ToSchema;
 
 use super::events::{self, EventView};
-use crate::http::{error::ErrorBody, redact::shown};
+use crate::{error::ErrorBody, redact::shown};
 
 /// A busy job is read at most this often for one stream.
 const READ_PAUSE: Duration = Duration::from_millis(100);

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::CreatedApiKey;
-use crate::http::error::ErrorBody;
+use crate::error::ErrorBody;
 
 /// A token, and the key that trusts it.
 #[derive(Debug, Deserialize, ToSchema)]

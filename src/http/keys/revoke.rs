@@ -27,7 +27,7 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::CreatedApiKey;
-use crate::http::{error::ErrorBody, members::RevokeKeysQuery};
+use crate::{error::ErrorBody, members::RevokeKeysQuery};
 
 /// Default overlap of a rotation, in seconds.
 const DEFAULT_OVERLAP_SECONDS: i64 = 86_400;

@@ -22,7 +22,7 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::revoke::evict;
-use crate::http::error::ErrorBody;
+use crate::error::ErrorBody;
 
 const KEY_HEADER: &str = "github-public-key-identifier";
 const SIGNATURE_HEADER: &str = "github-public-key-signature";

@@ -15,7 +15,7 @@ use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::http::error::ErrorBody;
+use crate::error::ErrorBody;
 
 /// A new address.
 #[derive(Debug, Deserialize, ToSchema)]

@@ -9,7 +9,7 @@ use fencepost_web::{app::App, auth::Person, wire::extract::IdentityInPath};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::http::error::ErrorBody;
+use crate::error::ErrorBody;
 
 /// An account at an OpenID Connect provider.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]

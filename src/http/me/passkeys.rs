@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::http::{
+use crate::{
     auth::passkeys::{PasskeyChallenge, unreadable},
     error::ErrorBody,
 };

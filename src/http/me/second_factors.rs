@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::passkeys::Passkey;
-use crate::http::error::ErrorBody;
+use crate::error::ErrorBody;
 
 /// Second factors of an account.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]

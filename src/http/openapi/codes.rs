@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use crate::http::error::CODES;
+use crate::error::CODES;
 
 /// Codes that an operation has whenever it has their status.
 const OF_STATUS: [&str; 9] = [

@@ -12,7 +12,7 @@ use fencepost_web::{
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::http::error::ErrorBody;
+use crate::error::ErrorBody;
 
 /// Backlog of a queue.
 #[derive(Debug, Serialize, ToSchema)]

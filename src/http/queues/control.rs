@@ -23,7 +23,7 @@ use serde::{Deserialize, Deserializer};
 use utoipa::ToSchema;
 
 use super::{Queue, known, one};
-use crate::http::{
+use crate::{
     audit::{self, NewAuditEntry},
     error::ErrorBody,
     idempotency::{self, Answer, Ids, Once},

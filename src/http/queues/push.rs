@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
 
-use crate::http::{
+use crate::{
     audit::{self, NewAuditEntry},
     error::ErrorBody,
     webhooks::{RotateSecretRequest, read_url},

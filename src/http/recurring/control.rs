@@ -18,7 +18,7 @@ use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
 use super::RecurringSchedule;
-use crate::http::{
+use crate::{
     audit::{self, NewAuditEntry},
     cursor::{self, List},
     error::ErrorBody,

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::DEFAULT_TIMEZONE;
-use crate::http::error::ErrorBody;
+use crate::error::ErrorBody;
 
 const DEFAULT_TIMES: u32 = 5;
 

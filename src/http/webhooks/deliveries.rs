@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
-use crate::http::{
+use crate::{
     cursor::{self, List},
     error::ErrorBody,
     page::{PageSize, page},

@@ -16,7 +16,7 @@ use fencepost_web::{
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::http::{
+use crate::{
     audit::{self, NewAuditEntry},
     error::ErrorBody,
 };

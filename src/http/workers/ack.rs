@@ -35,7 +35,7 @@ use super::{
     accept_fence, accept_job_id,
     then_poll::{self, ThenPollReply, ThenPollRequest},
 };
-use crate::http::error::{self, ApiError, ErrorBody};
+use crate::error::{self, ApiError, ErrorBody};
 
 /// The end of an attempt.
 #[derive(Debug, Deserialize, ToSchema)]

@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{accept_fence, accept_job_id};
-use crate::http::error::ErrorBody;
+use crate::error::ErrorBody;
 
 /// Why an entry without a fence is refused, where every fence must show an attempt.
 const ATTEMPT_REQUIRED: &str =

@@ -33,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::http::jobs::JobError;
+use crate::jobs::JobError;
 
 /// A poll.
 #[derive(Debug, Deserialize, ToSchema)]

@@ -19,7 +19,7 @@ use fencepost_web::{
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::http::recurring::facts;
+use crate::recurring::facts;
 
 const DEFAULT_CONCURRENCY: i32 = 10;
 

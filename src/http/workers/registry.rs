@@ -17,7 +17,7 @@ use fencepost_web::{
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::http::{
+use crate::{
     audit::{self, NewAuditEntry},
     error::ErrorBody,
     page::{PageSize, page},

@@ -27,7 +27,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use super::accept_job_id;
-use crate::http::error::ErrorBody;
+use crate::error::ErrorBody;
 
 /// Events of running attempts, stored all or none.
 #[derive(Debug, Deserialize, ToSchema)]

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use utoipa::ToSchema;
 
 use super::poll::{PollReply, PollRequest, PolledJob, poll_for};
-use crate::http::error::{self, ApiError};
+use crate::error::{self, ApiError};
 
 /// Why an ack without a fence may not be followed by a poll: repeating it could settle another
 /// attempt.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use fencepost::console::action_table::ACTIONS;
+use fencepost_console::action_table::ACTIONS;
 use fencepost_domain::access::Role;
 
 use super::Browser;

@@ -1,6 +1,6 @@
 //! Every error that any test sees must be one that the document lists for an operation of its path.
 
-use fencepost::http::openapi;
+use fencepost_http::openapi;
 
 use reqwest::{StatusCode, Url};
 use serde_json::{Map, Value};

@@ -4,11 +4,11 @@ use std::{ops::Deref, sync::Arc, time::Duration};
 
 use fencepost::{
     dev,
-    http::deprecation::Deprecated,
     serve::{self, Node, People},
 };
 use fencepost_config::{ConnectionLimits, PoolArgs, RedisPlace, Signup, TrustedProxies};
 use fencepost_domain::{outbound::Allowed, plan::Plans};
+use fencepost_http::deprecation::Deprecated;
 use fencepost_identity::accounts::{
     oidc::Providers, password::lists::BreachedPasswords, scanners::ScannerKeys,
 };

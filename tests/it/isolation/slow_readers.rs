@@ -6,8 +6,8 @@ use std::{
     time::Duration,
 };
 
-use fencepost::http::answers::MAX_PROJECT_KIB;
 use fencepost_domain::limits;
+use fencepost_http::answers::MAX_PROJECT_KIB;
 use serde_json::json;
 use socket2::{Domain, Socket, Type};
 

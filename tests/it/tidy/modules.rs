@@ -1,22 +1,31 @@
 //! No import cycles: inside a folder, modules import one another in one direction.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-/// Folders in which no import cycle is allowed, at any depth.
-const FOLDERS: &[&str] = &["engine", "console", "store", "http", "adapters"];
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
 /// The module of a file, as a path: `src/engine/lanes/lane.rs` is `engine`, `lanes`, `lane`.
-pub fn module_path(file: &str) -> Vec<String> {
+fn module_path(file: &str) -> Vec<String> {
     let path = file.trim_start_matches("src/").trim_end_matches(".rs");
     let mut parts: Vec<_> = path.split('/').map(str::to_owned).collect();
-    if parts.last().is_some_and(|it| it == "mod") {
+    if parts.last().is_some_and(|it| it == "mod" || it == "lib") {
         parts.pop();
     }
     parts
 }
 
+/// The crate of a module, as a path: a folder of `src`, or `src` itself.
+fn crate_of(module: &[String]) -> &[String] {
+    let is_crate = |name: &String| {
+        let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        src.join(name).join("Cargo.toml").exists()
+    };
+    &module[..usize::from(module.first().is_some_and(is_crate))]
+}
+
 /// Every path that a file names from `crate`, `super` or `self`, with braces written out.
-pub fn named_paths(module: &[String], code: &str) -> Vec<Vec<String>> {
+fn named_paths(module: &[String], code: &str) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     for root in ["crate", "super", "self"] {
         for (at, _) in code.match_indices(&format!("{root}::")) {
@@ -24,7 +33,8 @@ pub fn named_paths(module: &[String], code: &str) -> Vec<Vec<String>> {
             if before.is_some_and(|it| it.is_alphanumeric() || it == '_' || it == ':') {
                 continue;
             }
-            let mut base = if root == "crate" { Vec::new() } else { module.to_vec() };
+            let base = if root == "crate" { crate_of(module) } else { module };
+            let mut base = base.to_vec();
             if root == "super" {
                 base.pop();
             }
@@ -83,11 +93,8 @@ fn without_comments(code: &str) -> String {
 
 /// Which children of which folder import which others.
 fn imports() -> BTreeMap<String, BTreeMap<String, BTreeSet<String>>> {
-    let files: Vec<_> = super::files("src")
-        .into_iter()
-        .filter(|(file, _)| FOLDERS.iter().any(|it| file.starts_with(&format!("src/{it}/"))))
-        .map(|(file, text)| (module_path(&file), text))
-        .collect();
+    let files: Vec<_> =
+        super::files("src").into_iter().map(|(file, text)| (module_path(&file), text)).collect();
     let modules: BTreeSet<_> = files.iter().map(|(module, _)| module.clone()).collect();
     let mut found: BTreeMap<String, BTreeMap<String, BTreeSet<String>>> = BTreeMap::new();
     for (module, text) in &files {
@@ -95,7 +102,7 @@ fn imports() -> BTreeMap<String, BTreeMap<String, BTreeSet<String>>> {
         for path in named_paths(module, &without_comments(code)) {
             let shared = module.iter().zip(&path).take_while(|(a, b)| a == b).count();
             // A folder's own file is the entry to its children, and names them.
-            if shared == 0 || module.len() == shared || path.len() == shared {
+            if module.len() == shared || path.len() == shared {
                 continue;
             }
             if !modules.contains(&path[..=shared]) {

@@ -16,7 +16,6 @@ const PLACES: &[&str] = &[
     "interleavings",
     "proof",
     "docs",
-    "templates",
     "assets",
     "scripts",
     "examples",
@@ -194,7 +193,7 @@ fn names_with(text: &str, name: &str) -> Vec<usize> {
 /// Lines of comments, paragraphs and templates that do not fit.
 fn long_lines(file: &str, text: &str) -> Vec<String> {
     let (is_rust, is_markdown) = (file.ends_with(".rs"), file.ends_with(".md"));
-    let is_template = file.starts_with("templates/");
+    let is_template = file.starts_with("src/console/templates/");
     let mut in_fence = false;
     let mut found = Vec::new();
     for (at, line) in text.lines().enumerate() {

@@ -95,8 +95,9 @@ chaos-patroni: chaos-build ## The same for SECONDS (600) while Patroni leads Pos
 	@sh scripts/setup.sh patroni
 	$(CHAOS_RUN) --patroni --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 
-mutants: chaos-build ## Plant each bug of src/faults.rs in nodes, and run until it is caught: ONLY=1,2 or all
-	$(CHAOS) mutants $(if $(ONLY),--only $(ONLY)) --results docs/proof.jsonl
+mutants: chaos-build ## Run nodes with each bug of chaos/bugs.toml until it is caught: ONLY=1,2 or all
+	@sh scripts/planted.sh
+	$(CHAOS) mutants --program target/planted/fencepost $(if $(ONLY),--only $(ONLY)) --results docs/proof.jsonl
 	$(CHAOS) page --results docs/proof.jsonl --page docs/proof.md
 
 chaos-build:

@@ -6,6 +6,7 @@
 
 mod adapters;
 mod book;
+mod bugs;
 mod check;
 mod clients;
 mod database;
@@ -101,7 +102,7 @@ enum Task {
         #[arg(long)]
         previous: Option<PathBuf>,
     },
-    /// Plant bugs in the nodes, one after the other, and run until each is caught
+    /// Run nodes with a planted bug until it is caught, one bug after the other
     Mutants {
         #[command(flatten)]
         place: Place,
@@ -109,6 +110,11 @@ enum Task {
         /// Numbers of the bugs [default: all]
         #[arg(long, value_delimiter = ',')]
         only: Vec<u8>,
+    },
+    /// Plant all bugs in a copy of the source, which `scripts/planted.sh` then builds
+    Plant {
+        /// The root of the copy
+        copy: PathBuf,
     },
     /// Judge a run again whose folder was kept
     Check {
@@ -199,7 +205,7 @@ fn main() -> anyhow::Result<()> {
                 "with --previous, --only must name node_stopped or rolled_out"
             );
             let seed = seed.unwrap_or_else(|| u64::from(rand::random::<u32>()));
-            let planted = Planted { mutant: None, fail_percent };
+            let planted = Planted { bug: None, fail_percent };
             ensure!(
                 only.iter().all(|it| it.is_possible(patroni)),
                 "--only names a fault that cannot come in this run"
@@ -219,11 +225,12 @@ fn main() -> anyhow::Result<()> {
         }
         Task::Mutants { place, only } => {
             let programs = place.programs(None)?;
-            for number in mutants::numbers(&only)? {
-                let found = runtime.block_on(mutants::hunt(&place.dir(), &programs, number))?;
+            for bug in mutants::asked(&only)? {
+                let found = runtime.block_on(mutants::hunt(&place.dir(), &programs, &bug))?;
                 place.keep(&page::Entry::Mutant(found))?;
             }
         }
+        Task::Plant { copy } => bugs::plant(&copy)?,
         Task::Check { dir, patience } => finish(&run::judge_again(&dir, patience)?, &dir)?,
         Task::Page { results, page } => page::write(&results, &page)?,
     }

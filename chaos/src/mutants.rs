@@ -6,11 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, ensure};
-use fencepost_store::faults::Mutant;
+use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    bugs::{self, Bug},
     check::Invariant,
     nemesis::Faults,
     producers::MAX_LOAD_PERCENT,
@@ -43,85 +43,42 @@ pub struct Caught {
     pub detail: String,
 }
 
-/// The invariants that a bug must break.
-const fn broken_by(mutant: Mutant) -> &'static [Invariant] {
-    use Invariant::{
-        AcceptedIsRecorded, Available, BatchesEndOnce, CallsHaveAnOrder, ChildrenFollow,
-        CountsAreRight, EndsAreTold, EveryJobEnds, FailuresAreCounted, LimitsAreKept, NoEarlyEnd,
-        NoEndAppears, NoForeignJob, NoStrangeAnswer, NotBeforeItsTime, NothingAppears, OneLease,
-        OrderIsKept, PausesAndCancelsHold, RepeatedIsTheSame, StoredAsSent, SuccessIsFinal,
-        TicksFireOnce,
-    };
-    match mutant {
-        Mutant::NoFence | Mutant::AckBeforeCommit | Mutant::StaleAckAccepted => {
-            &[AcceptedIsRecorded, SuccessIsFinal, CallsHaveAnOrder]
-        }
-        Mutant::FailureAsRelease => &[AcceptedIsRecorded],
-        Mutant::AckNotWritten => &[SuccessIsFinal],
-        Mutant::EnqueueBeforeCommit | Mutant::NotReaped => &[EveryJobEnds],
-        Mutant::NewSeed => &[NothingAppears],
-        Mutant::DeliveredTwice => &[OneLease],
-        Mutant::HeartbeatNotWritten => &[NoEarlyEnd],
-        Mutant::ForeignPoll => &[NoForeignJob],
-        Mutant::LateDeadLetter => &[FailuresAreCounted],
-        Mutant::BatchCallsTwice => &[BatchesEndOnce],
-        Mutant::EventLost => &[EndsAreTold],
-        Mutant::RetriedEarly => &[NotBeforeItsTime],
-        Mutant::PauseIgnored | Mutant::CancelNotWritten => &[PausesAndCancelsHold],
-        Mutant::LimitIgnored => &[LimitsAreKept],
-        Mutant::LeftBehind => &[OrderIsKept],
-        Mutant::RefusedPushSucceeds | Mutant::LeaseReleased | Mutant::FailureCancels => {
-            &[NoEndAppears]
-        }
-        Mutant::RepeatRefused => &[RepeatedIsTheSame],
-        Mutant::AckRefused | Mutant::HeartbeatRefused => &[CallsHaveAnOrder],
-        Mutant::TickLost => &[TicksFireOnce],
-        Mutant::SuccessIsFailure => &[ChildrenFollow],
-        Mutant::StoredAndFailed => &[NoStrangeAnswer],
-        Mutant::StandsStill => &[Available],
-        Mutant::PayloadsMixed => &[StoredAsSent],
-        Mutant::CountTooLow => &[CountsAreRight],
-    }
-}
-
-/// The numbers that were asked for.
+/// The bugs that were asked for, by their numbers; without a number, all.
 ///
 /// # Errors
 /// When there is no such bug.
-pub fn numbers(only: &[u8]) -> anyhow::Result<Vec<u8>> {
-    let all = Mutant::ALL.map(|it| it as u8);
+pub fn asked(only: &[u8]) -> anyhow::Result<Vec<Bug>> {
+    let mut all = bugs::all()?;
     for number in only {
-        ensure!(all.contains(number), "there is no planted bug {number}");
+        ensure!(all.iter().any(|it| it.number == *number), "there is no planted bug {number}");
     }
-    Ok(if only.is_empty() { all.to_vec() } else { only.to_vec() })
+    all.retain(|it| only.is_empty() || only.contains(&it.number));
+    Ok(all)
 }
 
 /// Runs nodes with this bug until it is caught.
 ///
 /// # Errors
 /// When it is not.
-pub async fn hunt(dir: &Path, programs: &Programs, number: u8) -> anyhow::Result<Caught> {
-    let mutant = Mutant::ALL.into_iter().find(|it| *it as u8 == number).context("a bug")?;
+pub async fn hunt(dir: &Path, programs: &Programs, bug: &Bug) -> anyhow::Result<Caught> {
+    let Bug { number, name, .. } = bug;
     let began = Instant::now();
     for seed in 1.. {
         let dir = dir.join(format!("mutant-{number}-{seed}"));
-        let planted = Planted { mutant: Some(number), fail_percent: 0.0 };
+        let planted = Planted { bug: Some(*number), fail_percent: 0.0 };
         let (drain, patience) = (DRAIN, 1);
-        let seconds = match mutant {
-            Mutant::LeftBehind => LONG_RUN_SECONDS,
-            _ => RUN_SECONDS,
-        };
+        let is_slow = bug.breaks.contains(&Invariant::OrderIsKept);
+        let seconds = if is_slow { LONG_RUN_SECONDS } else { RUN_SECONDS };
         let during = Duration::from_secs(seconds);
         let faults = Faults { seed, during, under_patroni: false, only: Vec::new() };
         let plan = Plan { faults, planted, drain, patience, load_percent: MAX_LOAD_PERCENT };
         let report = run::run(&dir, programs.clone(), &plan).await?;
         std::fs::remove_dir_all(&dir)?;
-        let expected = broken_by(mutant);
         let mut violations = report.violations.iter();
-        if let Some(worst) = violations.find(|it| expected.contains(&it.invariant)) {
+        if let Some(worst) = violations.find(|it| bug.breaks.contains(&it.invariant)) {
             let caught = Caught {
-                number,
-                name: format!("{mutant:?}"),
+                number: *number,
+                name: name.clone(),
                 commit: report.commit.clone(),
                 day: report.day.clone(),
                 seconds: began.elapsed().as_secs(),
@@ -130,11 +87,10 @@ pub async fn hunt(dir: &Path, programs: &Programs, number: u8) -> anyhow::Result
                 detail: worst.detail.clone(),
             };
             let Caught { invariant, seconds, .. } = &caught;
-            let _ =
-                writeln!(std::io::stdout(), "{number} {mutant:?}: {invariant:?} after {seconds} s");
+            let _ = writeln!(std::io::stdout(), "{number} {name}: {invariant:?} after {seconds} s");
             return Ok(caught);
         }
-        ensure!(began.elapsed() < HUNT_TIMEOUT, "{mutant:?} was not caught in {HUNT_TIMEOUT:?}");
+        ensure!(began.elapsed() < HUNT_TIMEOUT, "{name} was not caught in {HUNT_TIMEOUT:?}");
     }
     anyhow::bail!("no seed is left")
 }
@@ -155,7 +111,8 @@ mod tests {
         let (_, table) = page.split_once("| invariant | |\n").expect("the table");
         let name = |line: &str| Some(line.strip_prefix("| `")?.split('`').next()?.to_owned());
         let named: BTreeSet<_> = table.lines().skip(1).map_while(name).collect();
-        let alone = Mutant::ALL.into_iter().filter_map(|it| match broken_by(it) {
+        let all = bugs::all().expect("a table");
+        let alone = all.iter().filter_map(|it| match it.breaks.as_slice() {
             [only] => Some(format!("{only:?}")),
             _ => None,
         });

@@ -17,7 +17,7 @@ use fencepost_store::{faults, migrate};
 use sqlx::Connection;
 
 use crate::{
-    clients::CALL_TIMEOUT, database::Database, history, killed_with_this, patroni, signal,
+    bugs, clients::CALL_TIMEOUT, database::Database, history, killed_with_this, patroni, signal,
 };
 
 /// Nodes of a run.
@@ -108,8 +108,8 @@ impl Clock {
 /// What is wrong with the nodes on purpose.
 #[derive(Debug, Clone, Default)]
 pub struct Planted {
-    /// The number of a bug.
-    pub mutant: Option<u8>,
+    /// The number of a bug; the program must have it.
+    pub bug: Option<u8>,
     /// Commits that fail, in percent, on each side of each fail point; of those that are rare,
     /// more.
     pub fail_percent: f64,
@@ -220,8 +220,8 @@ impl Stage {
             .env("FENCEPOST_CANARY_SECONDS", "0")
             .env("FENCEPOST_LOG", std::env::var("FENCEPOST_LOG").unwrap_or("warn".to_owned()))
             .env(faults::FAIL_POINTS_VARIABLE, self.fail_points());
-        if let Some(mutant) = self.planted.mutant {
-            command.env(faults::MUTANT_VARIABLE, mutant.to_string());
+        if let Some(number) = self.planted.bug {
+            command.env(bugs::VARIABLE, number.to_string());
         }
         command.envs(clock.map(Clock::variables).unwrap_or_default());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);

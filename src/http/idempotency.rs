@@ -18,7 +18,7 @@ use fencepost_domain::{
     limits::MAX_IDEMPOTENCY_KEY_CHARS,
 };
 use fencepost_store::{
-    faults::{self, Mutant},
+    faults,
     idempotency::{self, Presented, StoredAnswer, StoredBody},
 };
 use fencepost_web::{
@@ -303,7 +303,6 @@ async fn begin(app: &App, presented: Presented<'_>, lock: &mut Lock<'_>) -> Resu
         lock.freed();
         return Err(Error::IdempotencyInProgress);
     };
-    let seed = if Mutant::NewSeed.is_planted() { Uuid::new_v4() } else { seed };
     Ok(Begun::Run(seed))
 }
 

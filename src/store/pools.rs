@@ -93,7 +93,6 @@ impl Pool {
     async fn acquire_since(&self, started: Instant) -> sqlx::Result<Connection> {
         // Before the connection: it may be older than it seems, but not newer.
         let loan = Loan::new(self.shared.max_silence, &self.shared.health);
-        faults::stand_still().await;
         let acquired = self.current().acquire().await;
         histogram!(telemetry::POOL_WAIT_SECONDS, "pool" => self.name)
             .record(started.elapsed().as_secs_f64());

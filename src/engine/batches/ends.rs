@@ -17,7 +17,6 @@ use fencepost_store::{
     batches::{self, BatchRow, Delta},
     dependencies::{self, Edge},
     ends::{self, JobEnd},
-    faults::Mutant,
     outbound_events,
 };
 use metrics::counter;
@@ -44,10 +43,6 @@ pub(crate) async fn process(
     for (batch_id, delta) in deltas {
         if batches::merge(tx, project_id, batch_id, &delta).await? {
             let callbacks = callbacks_of_batch(tx, project_id, batch_id).await?;
-            if Mutant::BatchCallsTwice.is_planted() {
-                let again = |it: &NewJob| NewJob { id: JobId::generate(), ..it.clone() };
-                jobs.extend(callbacks.iter().map(again));
-            }
             jobs.extend(callbacks);
         }
     }

@@ -19,7 +19,7 @@ use fencepost_store::{
     self as store,
     claims::{LeaseRequest, LeasedJob, QueueClaim},
     deadline::{bounded, bounded_query},
-    faults::{self, Mutant},
+    faults,
     pools::{self, Kept, Pool},
 };
 use futures_util::FutureExt;
@@ -417,13 +417,7 @@ fn assign_one(claim: PlannedClaim, found: Vec<LeasedJob>, chosen: Option<usize>)
         let worker_id = Arc::clone(&claim.slots.get(slot)?.1.worker_id);
         Some((slot, LeasedDelivery::new(job, worker_id)))
     });
-    let mut jobs: Vec<_> = jobs.collect();
-    if Mutant::DeliveredTwice.is_planted()
-        && let [(slot, job)] = jobs.as_slice()
-        && let Some(other) = (0..wanted).find(|it| it != slot)
-    {
-        jobs.push((other, job.clone()));
-    }
+    let jobs: Vec<_> = jobs.collect();
     CompletedClaim { claim, outcome: ClaimOutcome::Found { jobs, finding } }
 }
 

@@ -10,7 +10,6 @@ use uuid::Uuid;
 
 use fencepost_store::{
     claims::{LeasedJob, QueueClaim},
-    faults::Mutant,
     limited_claims::{self, ClaimLimits, ConstraintKey, MAX_PAGE_CONSTRAINT_KEYS},
     queue_limits::{self, Handouts, QueueRules},
 };
@@ -49,7 +48,7 @@ pub(crate) async fn claim(
         tx.rollback().await?;
         return Ok(LimitedClaimed { was_contended: true, ..LimitedClaimed::default() });
     }
-    if rules.as_ref().is_some_and(|it| it.is_paused) && !Mutant::PauseIgnored.is_planted() {
+    if rules.as_ref().is_some_and(|it| it.is_paused) {
         tx.rollback().await?;
         return Ok(LimitedClaimed { pause_for: Some(MAX_REST), ..LimitedClaimed::default() });
     }
@@ -72,10 +71,7 @@ pub(crate) async fn claim(
     let limits = ClaimLimits {
         constraint_keys: &open,
         job_types: job_types.as_deref(),
-        max_concurrency: rules
-            .as_ref()
-            .and_then(|it| it.max_concurrency)
-            .filter(|_| !Mutant::LimitIgnored.is_planted()),
+        max_concurrency: rules.as_ref().and_then(|it| it.max_concurrency),
         default_lease_seconds: rules.as_ref().and_then(|it| it.default_lease_seconds),
         max_jobs: rate.as_ref().map_or(slots, |it| slots.min(it.allowed().into())),
     };

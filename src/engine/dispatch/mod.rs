@@ -15,7 +15,6 @@ mod request;
 use std::{future::Future, sync::Arc};
 
 use fencepost_domain::error::Error;
-use fencepost_store::faults::Mutant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Engine, workers};
@@ -44,13 +43,10 @@ pub use fencepost_store::claims::LeasedJob;
 /// answer. Jobs leased by a claim in flight are released.
 pub async fn poll(
     engine: &Engine,
-    mut poll: Poll,
+    poll: Poll,
     gone: &CancellationToken,
     revoked: impl Future<Output = Error>,
 ) -> Result<Delivery, Error> {
-    if Mutant::ForeignPoll.strikes() {
-        poll.project_id.0 += 1;
-    }
     let wait = poll.wait;
     let registered = match &poll.worker_id {
         Some(name) => workers::facts(engine, &(poll.project_id, name.as_str().into())).await?,

@@ -18,7 +18,6 @@ use fencepost_signals::{
 use fencepost_store::{
     self as store,
     claims::LeaseRequest,
-    faults::Mutant,
     pools::{self, Pool},
 };
 use metrics::counter;
@@ -38,27 +37,8 @@ pub use fencepost_store::enqueue::{Extras, NewJob, Start};
 /// # Errors
 /// [`Error::Invalid`] when a `run_at` lies too far ahead, and [`Error::Overloaded`] when too many
 /// requests wait: nothing is stored. [`Error::Unavailable`] when the database did not answer.
-pub(super) async fn enqueue(
-    engine: &Engine,
-    mut jobs: Arc<[NewJob]>,
-) -> Result<Vec<StoredJob>, Error> {
-    if Mutant::LeftBehind.is_planted() {
-        jobs = jobs.iter().cloned().map(left_behind).collect();
-    }
-    let stored = engine.enqueues.submit(jobs).await?;
-    if Mutant::StoredAndFailed.strikes() {
-        return Err(Error::internal(std::io::Error::other("a planted bug")));
-    }
-    Ok(stored)
-}
-
-/// A job that may wait too long, as [`Mutant::LeftBehind`] stores it.
-fn left_behind(mut job: NewJob) -> NewJob {
-    const WAIT_SECONDS: i32 = 45;
-    if job.start == Start::After(0) && Mutant::LeftBehind.strikes_at(job.id.0) {
-        job.start = Start::After(WAIT_SECONDS);
-    }
-    job
+pub(super) async fn enqueue(engine: &Engine, jobs: Arc<[NewJob]>) -> Result<Vec<StoredJob>, Error> {
+    engine.enqueues.submit(jobs).await
 }
 
 /// The batch of new jobs.
@@ -119,11 +99,6 @@ impl Batch for Enqueues {
                 latest.push(latest_run_at);
             }
         }
-        let mixed: Vec<_>;
-        if Mutant::PayloadsMixed.is_planted() {
-            mixed = mix_payloads(&jobs);
-            jobs = mixed.iter().collect();
-        }
         let mut matched = Matched::default();
         if !jobs.is_empty() {
             // Whether a try whose outcome is unknown has leased them is not known either.
@@ -133,12 +108,6 @@ impl Batch for Enqueues {
             let leases = matched.leases(jobs.len());
             let inserted = match store::enqueue::insert_jobs(conn, &jobs, &latest, &leases).await {
                 Ok(inserted) => inserted,
-                Err(_) if Mutant::EnqueueBeforeCommit.is_planted() => {
-                    return Ok(items
-                        .iter()
-                        .map(|it| Ok(it.iter().map(unwritten).collect()))
-                        .collect());
-                }
                 Err(error) => {
                     drop(leases);
                     matched.fail(&error);
@@ -150,31 +119,6 @@ impl Batch for Enqueues {
         tell(&self.notifier, items.iter().flat_map(|it| it.iter()), &stored);
         matched.settle(&jobs, &stored);
         Ok(items.iter().map(|it| answer(it, &stored)).collect())
-    }
-}
-
-/// Jobs with each other's payloads, as [`Mutant::PayloadsMixed`] stores them.
-fn mix_payloads(jobs: &[&NewJob]) -> Vec<NewJob> {
-    let others = jobs.iter().cycle().skip(1).map(|it| it.payload.clone());
-    let mixed = jobs.iter().copied().cloned().zip(others);
-    mixed.map(|(job, payload)| NewJob { payload, ..job }).collect()
-}
-
-/// A job that was not stored, as [`Mutant::EnqueueBeforeCommit`] answers it.
-fn unwritten(job: &NewJob) -> StoredJob {
-    StoredJob {
-        id: job.id,
-        state: StoredState::Pending,
-        run_at: DateTime::UNIX_EPOCH,
-        created_at: DateTime::UNIX_EPOCH,
-        attempt: 0,
-        max_attempts: 1,
-        retry: None,
-        is_queue_paused: false,
-        is_type_paused: false,
-        is_leased: false,
-        lease_seconds: 0,
-        claimed_at: DateTime::UNIX_EPOCH,
     }
 }
 

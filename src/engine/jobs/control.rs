@@ -16,7 +16,6 @@ use fencepost_store::{
     control::{self, LockedJob},
     dead_letters, dependencies,
     events::{self, NewEvent},
-    faults::Mutant,
     requeue,
     settle_success::WaitingJob,
 };
@@ -63,9 +62,6 @@ async fn cancel_in(tx: &mut PgConnection, key: JobKey) -> Result<Cancelled, Erro
                 record(tx, key, history::CANCEL_REQUESTED, Some(seen.attempt), None).await?;
             }
             Ok(Cancelled { asked: vec![key], ..Cancelled::default() })
-        }
-        CancelDecision::CancelNow if Mutant::CancelNotWritten.is_planted() => {
-            Ok(Cancelled::default())
         }
         CancelDecision::CancelNow => {
             let gone = cancel_waiting(tx, &[key], CancelReason::Asked).await?;

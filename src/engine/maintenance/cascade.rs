@@ -10,7 +10,7 @@ use fencepost_store::{
     cascade,
     control::{CancelReason, CancelledJob},
     events::{self, NewEvent},
-    faults::{self, Mutant},
+    faults,
     settle_success::WaitingJob,
     sweep::{self, set_aside::Work},
 };
@@ -73,10 +73,7 @@ impl Sweep for EndedParents {
             if cascade::unmark_ended(tx, parent.project_id, &[parent.id]).await? == 0 {
                 continue;
             }
-            let Some(mut end) = cascade::find_end(tx, *parent).await? else { continue };
-            if end == ParentEnd::Succeeded && Mutant::SuccessIsFailure.is_planted() {
-                end = ParentEnd::DeadLetter;
-            }
+            let Some(end) = cascade::find_end(tx, *parent).await? else { continue };
             // A success has met its dependencies in the ack's own statement.
             if end != ParentEnd::Succeeded {
                 all.freed.extend(cascade::meet(tx, *parent, end).await?);

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use fencepost_domain::{ids::ProjectId, job::Ending, text::ErrorReport};
 use fencepost_signals::telemetry;
 use fencepost_store::{
-    faults::{self, Mutant},
+    faults,
     settle_failure::{AfterEnd, Ended},
     sweep::{self, set_aside::Work},
 };
@@ -32,8 +32,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     }
     faults::before_commit("reap")?;
     let mut tx = conn.begin().await?;
-    let mut held = sweep::lock_expired(&mut tx).await?;
-    held.retain(|it| !Mutant::NotReaped.strikes_at(it.key().id.0));
+    let held = sweep::lock_expired(&mut tx).await?;
     let mut ends: Vec<_> = held
         .iter()
         .map(|it| {

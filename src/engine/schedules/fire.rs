@@ -25,7 +25,7 @@ use fencepost_store::{
     self as store,
     control::{CancelReason, CancelledJob},
     events::{self, NewEvent},
-    faults::{self, Mutant},
+    faults,
     settle_success::WaitingJob,
     sweep::{
         schedules::{self, Advance, DueSchedule, EarlierJob, Fire, MAX_PLANNED},
@@ -204,9 +204,6 @@ async fn fire(tx: &mut PgConnection, key: &TickKey, due: &[DueSchedule]) -> sqlx
             Err(error) => (DueTicks::default(), stuck(it, error.to_string())),
         };
         advances.push(advance);
-        if Mutant::TickLost.strikes() {
-            continue;
-        }
         missed(key, it, &ticks, &mut fires);
         fires.extend(ticks.fire.iter().map(|tick| tick_of(key, it, *tick, FireOutcome::Fired)));
     }

@@ -10,7 +10,6 @@ use fencepost_domain::{
 };
 use fencepost_store::{
     self as store,
-    faults::Mutant,
     pools::{self, Pool},
     settle_failure::AfterEnd,
 };
@@ -31,8 +30,7 @@ pub struct EndRequest {
 
 impl EndRequest {
     fn ending(&self) -> Ending<'_> {
-        let failure = self.failure.as_ref().filter(|_| !Mutant::FailureAsRelease.is_planted());
-        failure.map_or(Ending::Released, |it| Ending::Failed {
+        self.failure.as_ref().map_or(Ending::Released, |it| Ending::Failed {
             retryable: it.retryable,
             error_kind: it.error.kind.as_deref(),
             retry_after_seconds: it.retry_after_seconds,

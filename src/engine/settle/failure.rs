@@ -10,7 +10,6 @@ use fencepost_domain::{
 use fencepost_signals::telemetry;
 use fencepost_store::{
     self as store,
-    faults::Mutant,
     settle_failure::{AfterEnd, Ended, Held},
 };
 use metrics::{counter, histogram};
@@ -29,17 +28,14 @@ pub(crate) fn decide(
     let running = Running {
         attempt: held.attempt,
         failures: held.failures,
-        max_attempts: held.max_attempts + i32::from(Mutant::LateDeadLetter.is_planted()),
-        cancel_requested: held.cancel_requested || Mutant::FailureCancels.strikes(),
+        max_attempts: held.max_attempts,
+        cancel_requested: held.cancel_requested,
         policy: &policy,
     };
     let jitter = Jitter::new(rand::random());
     let AfterAttempt { next, failures } = job::after_attempt(&running, ending, jitter);
     let (state, wait) = match next {
         Next::Pending => (StoredState::Pending, Duration::ZERO),
-        Next::RetryAfter(_) if Mutant::RetriedEarly.is_planted() => {
-            (StoredState::Pending, Duration::ZERO)
-        }
         Next::RetryAfter(wait) => (StoredState::Backoff, wait),
         Next::DeadLetter => (StoredState::DeadLetter, Duration::ZERO),
         Next::Cancelled => (StoredState::Cancelled, Duration::ZERO),

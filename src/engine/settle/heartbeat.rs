@@ -10,7 +10,6 @@ use fencepost_domain::{
 };
 use fencepost_store::{
     self as store,
-    faults::Mutant,
     pools::{self, Pool},
 };
 use futures_util::future::try_join_all;
@@ -65,17 +64,6 @@ pub async fn heartbeat_all(engine: &Engine, beats: Vec<Beat>) -> Result<Leases, 
 /// [`Error::JobLocked`] when another transaction holds the job: the lease is not renewed.
 pub async fn heartbeat(engine: &Engine, beat: Beat) -> Result<Advice, Error> {
     let fence = beat.fence.clone();
-    if Mutant::LeaseReleased.strikes() {
-        let fence = fence.clone();
-        let request = EndRequest { key: beat.key, fence, failure: None, duration_ms: None };
-        if let Settling::Done(_) = engine.endings.submit(request).await? {
-            return Ok(Advice::Continue);
-        }
-    }
-    if Mutant::HeartbeatRefused.strikes() {
-        let attempt = fence.attempt.unwrap_or_default();
-        return Err(Error::StaleLease(JobStatus { state: JobState::Processing, attempt }));
-    }
     match renew(engine, beat).await? {
         Settling::Done(renewed) => Ok(Advice::of(&renewed)),
         Settling::NoJob => Err(Error::JobNotFound),
@@ -87,10 +75,7 @@ pub async fn heartbeat(engine: &Engine, beat: Beat) -> Result<Advice, Error> {
 }
 
 /// Tries until the job is not held by another transaction.
-async fn renew(engine: &Engine, mut beat: Beat) -> Result<Settling<Renewed>, Error> {
-    if Mutant::NoFence.is_planted() {
-        beat.fence = Fence::default();
-    }
+async fn renew(engine: &Engine, beat: Beat) -> Result<Settling<Renewed>, Error> {
     let mut held = HeldJob::new();
     loop {
         match engine.beats.submit(beat.clone()).await {
@@ -167,13 +152,7 @@ impl Batch for Beats {
         items: &[Beat],
         _: bool,
     ) -> sqlx::Result<Vec<Result<Self::Answer, Error>>> {
-        let renewed = match Mutant::HeartbeatNotWritten.is_planted() {
-            true => items
-                .iter()
-                .map(|it| Renewed { key: it.key, cancel_requested: false, lease_seconds: 1 })
-                .collect(),
-            false => store::heartbeats::renew(conn, items).await?,
-        };
+        let renewed = store::heartbeats::renew(conn, items).await?;
         let done: HashMap<_, _> = renewed.into_iter().map(|it| (it.key, it)).collect();
         let left = items.iter().filter(|it| !done.contains_key(&it.key));
         let mut left = explain_left(conn, left.map(|it| (it.key, &it.fence))).await?;

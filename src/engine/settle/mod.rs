@@ -26,7 +26,6 @@ use fencepost_domain::{
 use fencepost_signals::telemetry;
 use fencepost_store::{
     self as store,
-    faults::Mutant,
     settle_success::{SettledAttempt, Success},
 };
 use metrics::counter;
@@ -172,14 +171,7 @@ pub async fn take_turn(
 /// [`Error::JobNotFound`], [`Error::InvalidState`], [`Error::WorkerMismatch`] or
 /// [`Error::StaleLease`] when this worker may not settle the job: nothing is written.
 /// [`Error::JobLocked`] when another transaction holds the job: nothing is written.
-pub async fn ack(engine: &Engine, project_id: ProjectId, mut ack: Ack) -> Result<Acked, Error> {
-    if Mutant::NoFence.is_planted() {
-        ack.fence = Fence::default();
-    }
-    if Mutant::AckRefused.strikes() {
-        let attempt = ack.fence.attempt.unwrap_or_default();
-        return Err(Error::StaleLease(JobStatus { state: JobState::Processing, attempt }));
-    }
+pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Acked, Error> {
     let key = JobKey { project_id, id: ack.job_id };
     let outcome = match &ack.end {
         AttemptEnd::Succeeded { .. } => AttemptOutcome::Succeeded,
@@ -200,9 +192,6 @@ pub async fn ack(engine: &Engine, project_id: ProjectId, mut ack: Ack) -> Result
             Err(error) => return Err(error),
         };
         match lease::explain_ack(&fence, outcome, &found.standing) {
-            Ok(()) if Mutant::RepeatRefused.is_planted() => {
-                return Err(refused(Refusal::InvalidState, &found.standing));
-            }
             Ok(()) => {
                 return Ok(match found.retry_at {
                     Some(at) => Acked::Retry { at },
@@ -211,9 +200,6 @@ pub async fn ack(engine: &Engine, project_id: ProjectId, mut ack: Ack) -> Result
             }
             Err(Refusal::Moved) if found.leads_on && !leads_on => leads_on = true,
             Err(Refusal::Moved) => held.wait().await?,
-            Err(_) if Mutant::StaleAckAccepted.is_planted() => {
-                return Ok(Acked::Done { children_activated: None });
-            }
             Err(refusal) => return Err(refused(refusal, &found.standing)),
         }
     }

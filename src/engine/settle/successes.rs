@@ -16,7 +16,6 @@ use fencepost_domain::{
 use fencepost_signals::{telemetry, wakeups::BackgroundTask};
 use fencepost_store::{
     self as store,
-    faults::Mutant,
     pools::{self, Pool},
     settle_success::{Moved, Success},
 };
@@ -134,16 +133,8 @@ impl Batch for Successes {
         items: &[Success],
         is_in_doubt: bool,
     ) -> sqlx::Result<Vec<Result<Self::Answer, Error>>> {
-        if Mutant::AckNotWritten.strikes() {
-            return Ok(items.iter().map(|_| Ok(Settling::Done(None))).collect());
-        }
         let sure: Vec<_> = items.iter().filter(|it| may_write(&it.fence, is_in_doubt)).collect();
-        let moved = match store::settle_success::succeed(conn, &sure).await {
-            Err(_) if Mutant::AckBeforeCommit.is_planted() => {
-                return Ok(items.iter().map(|_| Ok(Settling::Done(None))).collect());
-            }
-            moved => moved?,
-        };
+        let moved = store::settle_success::succeed(conn, &sure).await?;
         let done = self.notes.tell(&moved);
         let left = sure.iter().filter(|it| !done.contains_key(&it.key()));
         // What was committed stays, whatever becomes of the explanations.

@@ -16,9 +16,8 @@ use fencepost_domain::{
 };
 use fencepost_net::outbound::{Answer, CallError, MAX_BODY_BYTES};
 use fencepost_signals::telemetry;
-use fencepost_store::{
-    faults::Mutant,
-    sweep::pushes::{MAX_PAGE_PUSHED, PushOutcomes, PushedQueue, note_outcomes, pushed_queues},
+use fencepost_store::sweep::pushes::{
+    MAX_PAGE_PUSHED, PushOutcomes, PushedQueue, note_outcomes, pushed_queues,
 };
 use metrics::histogram;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
@@ -282,9 +281,6 @@ impl Pushed {
                 None
             }
             JobVerdict::Released(asked) => Some(self.slowed(asked, &kind)),
-            JobVerdict::Failed { .. } if Mutant::RefusedPushSucceeds.is_planted() => {
-                Some(AttemptEnd::Succeeded { result: None })
-            }
             JobVerdict::Failed { retryable } => {
                 // What no retry can mend is about the job, and says that the URL works.
                 if retryable {

@@ -20,7 +20,7 @@ use fencepost_signals::telemetry;
 use fencepost_store::{
     self as store,
     batches::{self, BatchRow},
-    faults::{self, Mutant},
+    faults,
     incidents::{self, IncidentRow},
     outbound_events::{self, Subscriber, TakenEvent},
     sweep::{
@@ -138,7 +138,7 @@ impl Sweep for Events {
                 let (events, about_work) = dropped.entry(id).or_default();
                 (*events, *about_work) = (*events + 1, *about_work + of_work);
             }
-            if has_room.is_empty() || Mutant::EventLost.strikes() {
+            if has_room.is_empty() {
                 continue;
             }
             let (kind, url) = (event.kind.clone(), event.callback_url.clone());

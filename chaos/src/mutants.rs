@@ -87,7 +87,8 @@ pub async fn hunt(dir: &Path, programs: &Programs, bug: &Bug) -> anyhow::Result<
                 detail: worst.detail.clone(),
             };
             let Caught { invariant, seconds, .. } = &caught;
-            let _ = writeln!(std::io::stdout(), "{number} {name}: {invariant:?} after {seconds} s");
+            let line = format!("{number} {name}: {invariant:?} after {seconds} s: {}", bug.about);
+            let _ = writeln!(std::io::stdout(), "{line}");
             return Ok(caught);
         }
         ensure!(began.elapsed() < HUNT_TIMEOUT, "{name} was not caught in {HUNT_TIMEOUT:?}");

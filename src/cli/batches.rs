@@ -5,7 +5,10 @@ use std::io::Write;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use super::jobs::{Output, coloured, encoded, show, word};
+use super::{
+    jobs::{Output, show},
+    words::{coloured, encoded, word},
+};
 use crate::client::{Client, ClientArgs};
 
 /// Options of `batches`.

@@ -9,7 +9,10 @@ use anyhow::Context;
 use clap::Args;
 use serde_json::{Map, json, value::RawValue};
 
-use super::jobs::{Output, job_view, succeeded, word};
+use super::{
+    jobs::{Output, job_view, succeeded},
+    words::word,
+};
 use crate::client::{Client, ClientArgs};
 
 /// Options of `enqueue`.

@@ -3,7 +3,7 @@
 mod bulk;
 pub(super) mod job_view;
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 
 use anyhow::Context;
 use clap::{Args, Subcommand, ValueEnum};
@@ -12,7 +12,10 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use self::bulk::Which;
-use super::table::{self, Columns, Page};
+use super::{
+    table::{self, Columns, Page},
+    words::{coloured, encoded, word},
+};
 use crate::client::{Client, ClientArgs, Reply};
 
 const COLUMNS: Columns = &[
@@ -168,14 +171,6 @@ async fn get(
     if wait_seconds.is_some() { succeeded(&job) } else { Ok(()) }
 }
 
-/// A value as part of a path or query.
-pub(super) fn encoded(text: &str) -> String {
-    let plain = |it: u8| it.is_ascii_alphanumeric() || b"_-.~".contains(&it);
-    text.bytes()
-        .map(|it| if plain(it) { char::from(it).to_string() } else { format!("%{it:02X}") })
-        .collect()
-}
-
 /// Pages without a job that are read before a filter counts as matching none.
 const MAX_EMPTY_PAGES: usize = 20;
 
@@ -234,34 +229,4 @@ pub(super) fn show(out: &mut impl Write, job: &Value) -> anyhow::Result<()> {
         }
     }
     Ok(())
-}
-
-pub(super) fn word(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
-}
-
-/// The state in twelve columns; coloured on a terminal, unless `NO_COLOR` is set (no-color.org).
-pub(super) fn coloured(state: &str) -> String {
-    let padded = format!("{state:<12}");
-    let is_plain = !std::io::stdout().is_terminal()
-        || std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty());
-    let colour = match state {
-        _ if is_plain => return padded,
-        "succeeded" => 32,
-        "dead_letter" => 31,
-        "cancelled" => 90,
-        "processing" => 36,
-        _ => 33,
-    };
-    format!("\x1b[{colour}m{padded}\x1b[0m")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_a_person_types_is_fit_for_a_url() {
-        assert_eq!(encoded("a b/c?ä"), "a%20b%2Fc%3F%C3%A4");
-    }
 }

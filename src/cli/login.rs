@@ -10,7 +10,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use super::{api::printable, jobs::word};
+use super::{api::printable, words::word};
 use crate::client::{
     Client, ClientArgs, Failure,
     profile::{self, Profile, Profiles},

@@ -18,6 +18,7 @@ mod stop;
 mod stuck;
 mod table;
 mod target;
+mod words;
 
 use std::{
     io::Write,

@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use clap::Args;
 use serde_json::Value;
 
-use super::jobs::{encoded, word};
+use super::words::{encoded, word};
 
 /// Head and place of each column; a place is a JSON pointer in a row.
 pub type Columns = &'static [(&'static str, &'static str)];

@@ -25,11 +25,7 @@ use fencepost_domain::{
     ids,
     trace::{TraceContext, trace_id_text},
 };
-use fencepost_signals::{
-    limiter::Standing,
-    telemetry,
-    traces::{self, Answered},
-};
+use fencepost_signals::{limiter::Standing, telemetry, traces};
 use fencepost_store::deadline::{bounded, without_connections};
 use fencepost_web::{
     app::App,
@@ -149,7 +145,7 @@ pub async fn pass(
     let status = response.status();
     route_metrics::record(route, method, status, started.elapsed());
     if let Some(own) = trace {
-        traces::request(&Answered {
+        traces::request(&traces::Answered {
             own,
             parent,
             project: report.project(),
@@ -273,7 +269,7 @@ fn read_address(text: &str) -> Option<IpAddr> {
     text.parse().ok().or_else(socket).or_else(bracketed)
 }
 
-/// Finds the client of a request: see [`fencepost_identity::accounts::Client`]. Returns its address.
+/// Finds the [`fencepost_identity::accounts::Client`] of a request. Returns its address.
 fn find_client(request: &mut Request, request_id: &str) -> Arc<str> {
     let proxies = request.extensions().get::<Proxies>().cloned().unwrap_or_default();
     if let Some(ClientAddress(peer)) = request.extensions().get().copied() {

@@ -16,11 +16,7 @@ use fencepost_domain::{
     limits,
 };
 use fencepost_engine::{jobs::explain, queues};
-use fencepost_store::{
-    self as store,
-    counts::QueueRow,
-    queues::{SettingsChange, TypeRow},
-};
+use fencepost_store::{self as store, counts::QueueRow, queues::TypeRow};
 use fencepost_web::{
     app::App,
     auth::{Caller, Manage, Read},
@@ -382,7 +378,7 @@ fn some<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Optio
 }
 
 impl ChangeQueueRequest {
-    fn accept(self, max_retention_days: i32, check: &mut Check) -> SettingsChange {
+    fn accept(self, max_retention_days: i32, check: &mut Check) -> store::queues::SettingsChange {
         let bounds = [
             ("max_concurrency", self.max_concurrency, 0, limits::MAX_CONCURRENCY),
             ("default_lease_seconds", self.default_lease_seconds, 1, limits::MAX_LEASE_SECONDS),
@@ -401,7 +397,7 @@ impl ChangeQueueRequest {
             let max = limits::MAX_RATE_LIMIT_SECONDS;
             check.range("rate_limit.per_seconds", it.per_seconds, 1, max);
         }
-        let change = SettingsChange {
+        let change = store::queues::SettingsChange {
             max_concurrency: self.max_concurrency,
             rate_limit: self
                 .rate_limit
@@ -415,7 +411,7 @@ impl ChangeQueueRequest {
             brake_after: self.brake_after,
             max_waiting: self.max_waiting,
         };
-        if change == SettingsChange::default() {
+        if change == store::queues::SettingsChange::default() {
             check.refuse("body", "must change at least one setting");
         }
         change

@@ -1,4 +1,4 @@
-//! Calls to the outside: URLs of users, mail and TLS; and secrets as they are sealed for the database.
+//! Calls to the outside: URLs of users, mail and TLS; and secrets as the database has them, sealed.
 
 pub mod mail;
 pub mod outbound;

@@ -26,7 +26,6 @@ use super::{
     roles::{Logins, Role, is_refusal},
     shares::{Share, Shares},
 };
-use crate::faults;
 
 /// How long a request may wait for a connection before it is shed.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);

@@ -4,8 +4,8 @@ use clap::Subcommand;
 use fencepost_domain::limits;
 use serde_json::json;
 
-use super::{Call, encoded, of_type};
-use crate::cli::table::Page;
+use super::{Call, of_type};
+use crate::cli::{table::Page, words::encoded};
 
 /// Jobs per second of a bulk retry, unless the command says otherwise.
 const DEFAULT_RETRY_RATE: u32 = 50;

@@ -6,8 +6,8 @@ use fencepost_domain::limits;
 use reqwest::Method;
 use serde_json::json;
 
-use super::{Call, encoded};
-use crate::cli::{keys::PresetArg, table::Page};
+use super::Call;
+use crate::cli::{keys::PresetArg, table::Page, words::encoded};
 
 /// API keys of the project, with a key that has the scope `keys`.
 #[derive(Debug, Subcommand)]

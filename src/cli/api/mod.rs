@@ -20,8 +20,9 @@ pub use self::{
     keys::ApiKeys,
 };
 use super::{
-    jobs::{Output, encoded, show, word},
+    jobs::{Output, show},
     table,
+    words::{encoded, word},
 };
 use crate::client::{Client, ClientArgs, Failure};
 

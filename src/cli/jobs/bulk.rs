@@ -9,8 +9,11 @@ use anyhow::bail;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::{Output, encoded, job_view, show, word};
-use crate::client::Client;
+use super::{Output, job_view, show};
+use crate::{
+    cli::words::{encoded, word},
+    client::Client,
+};
 
 /// Between two looks at a bulk operation.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);

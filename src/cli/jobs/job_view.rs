@@ -6,9 +6,11 @@ use chrono::{DateTime, Utc};
 use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
 
-use super::{coloured, word};
 use crate::{
-    cli::table::{self, Columns},
+    cli::{
+        table::{self, Columns},
+        words::{coloured, word},
+    },
     client::Reply,
 };
 

@@ -3,10 +3,9 @@
 use std::collections::HashMap;
 
 use fencepost_domain::{
-    error::{Error, JobStatus},
+    error::Error,
     ids::{JobId, JobKey, ProjectId},
-    job::JobState,
-    lease::{self, Fence, Refusal},
+    lease::{self, Refusal},
 };
 use fencepost_store::{
     self as store,
@@ -15,11 +14,7 @@ use fencepost_store::{
 use futures_util::future::try_join_all;
 
 use super::{HeldJob, Settling, explain_left};
-use crate::{
-    Engine,
-    batch::Batch,
-    settle::{self, EndRequest},
-};
+use crate::{Engine, batch::Batch, settle};
 
 pub use fencepost_store::heartbeats::{Beat, Renewed, ShorterLease};
 

@@ -18,7 +18,7 @@ use chrono::{DateTime, Utc};
 use fencepost_domain::{
     error::{Error, JobStatus},
     ids::{JobId, JobKey, LeaseId, ProjectId},
-    job::{AttemptOutcome, JobState},
+    job::AttemptOutcome,
     lease::{self, Fence, Refusal},
     limits,
     text::ErrorReport,

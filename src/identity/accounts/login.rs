@@ -22,9 +22,11 @@ use super::{
     read_email,
     secret::{self, MAIL_PREFIX, REFRESH_PREFIX},
     security::{self, AccountEvent},
-    signup::VERIFICATIONS,
     token::Bearer,
 };
+
+/// How mails that verify addresses are counted.
+pub(super) const VERIFICATIONS: &str = "verifications";
 
 /// The kind of client that presents a refresh token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -20,7 +20,7 @@ use sqlx::{Acquire, PgConnection};
 use super::{
     Accounts, Client, MAILS_PER_EMAIL, SIGNUPS_PER_ADDRESS, SignedIn, charge,
     keys::{KeyRequest, MadeKey, insert_first},
-    login::Login,
+    login::{Login, VERIFICATIONS},
     mailing::Content,
     projects::LIVE,
     read_email, secret,
@@ -31,8 +31,6 @@ use super::{
 const FIRST_KEY: &str = "first";
 /// Name of a project without a name.
 const DEFAULT_PROJECT: &str = "default";
-/// How mails that verify addresses are counted.
-pub(super) const VERIFICATIONS: &str = "verifications";
 
 /// A sign-up.
 #[derive(Debug)]

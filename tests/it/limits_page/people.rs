@@ -3,6 +3,7 @@
 use fencepost_domain::limits;
 use fencepost_http::late_refusals;
 use fencepost_identity::accounts::{self, password};
+use fencepost_signals::limiter::Rate;
 use fencepost_web::auth;
 
 /// The rows of "People and keys".
@@ -127,8 +128,7 @@ fn log_limits() -> Vec<(&'static str, String)> {
 
 /// How often people may do things.
 fn people_rates() -> Vec<(&'static str, String)> {
-    let rate =
-        |it: fencepost_signals::limiter::Rate| format!("{} in {} s", it.count, it.window_seconds);
+    let rate = |it: Rate| format!("{} in {} s", it.count, it.window_seconds);
     vec![
         (
             "sign-up, login, reset and mailed links, per IP address",

@@ -16,13 +16,13 @@ pub fn is(number: u8) -> bool {
     *planted == Some(number)
 }
 
-/// Whether it is planted and strikes now: at one of so many opportunities.
+/// Whether it is planted and strikes now, as at one of this many opportunities.
 #[must_use]
 pub fn strikes(number: u8, opportunities: u64) -> bool {
     is(number) && RandomState::new().hash_one(number).is_multiple_of(opportunities)
 }
 
-/// Whether it is planted and strikes at this job, now and later: at one of so many jobs.
+/// Whether it is planted and strikes at this job, now and later, as at one of this many jobs.
 #[must_use]
 pub fn strikes_at(number: u8, jobs: u128, job: uuid::Uuid) -> bool {
     is(number) && job.as_u128().is_multiple_of(jobs)

@@ -24,7 +24,7 @@ use super::{
     Engine,
     dispatch::{self, Poll},
     enqueue::{
-        self, NewJob, Start,
+        self, NewJob, Origin, Start,
         dependencies::{OnConflict, TiedJob},
     },
     settle::{self, Ack, AttemptEnd},
@@ -91,7 +91,7 @@ impl Canary {
         let id = JobId::generate();
         let tenant = Tenant { project_id, limits: Limits::default() };
         let tied = TiedJob::new(self.job(project_id, id), OnConflict::Reject);
-        enqueue::store(engine, tenant, vec![tied]).await?;
+        enqueue::store(engine, tenant, Origin::server(), vec![tied]).await?;
         loop {
             let poll = Poll {
                 queues: vec![self.queue.clone()],

@@ -17,6 +17,7 @@ pub mod maintenance;
 pub mod notify;
 pub mod operations;
 pub mod queues;
+pub mod reach;
 pub mod schedules;
 pub mod settle;
 pub mod stats;
@@ -52,10 +53,10 @@ use self::{
     },
     enqueue::Enqueues,
     isolate::SetAside,
-    jobs::bound::JobKinds,
     known::KnownProjects,
     notify::Notifier,
     queues::UsedQueues,
+    reach::JobKinds,
     settle::{BareFences, Endings, Parents, SuccessNotes, Successes, heartbeat::Beats},
     workers::{Registry, WorkerBeats, WorkerLookups},
 };

@@ -11,7 +11,7 @@ use fencepost_domain::{error::Error, ids::BatchId, limits, outbound};
 use fencepost_engine::{
     batches::{self, BatchRow, NewBatch},
     enqueue::Extras,
-    jobs::callback_url::check_callback_urls,
+    enqueue::callback_url::check_callback_urls,
 };
 use fencepost_web::{
     app::App,

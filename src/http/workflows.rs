@@ -16,11 +16,7 @@ use fencepost_domain::{
     plan::Tenant,
     workflow::{self, BrokenGraph, Node, WorkflowState},
 };
-use fencepost_engine::jobs::{
-    bound::check_enqueue,
-    callback_url::check_callback_urls,
-    workflows::{self, JobGraph, StateCount, WorkflowJobRow, WorkflowRow},
-};
+use fencepost_engine::jobs::workflows::{self, JobGraph, StateCount, WorkflowJobRow, WorkflowRow};
 use fencepost_web::{
     app::App,
     auth::{Bound, Caller, Control, Cost, Produce, Read},
@@ -39,7 +35,7 @@ use super::{
     cursor::{self, List},
     error::ErrorBody,
     idempotency::{self, Answer, Ids, Once},
-    jobs::request::{EnqueueRequest, accept, carry_hop, hop, traceparent},
+    jobs::request::{EnqueueRequest, accept, traceparent},
     page::{PageSize, page},
     redact::{Redact, shown},
 };
@@ -205,18 +201,13 @@ pub async fn create(
     Once { request, repeat }: Once<CreateWorkflowRequest>,
 ) -> Result<Response, Error> {
     caller.charge(&app, "jobs", Cost::Items(request.jobs.len())).await?;
-    let (trace, hop) = (traceparent(&headers).map(str::to_owned), hop(&headers));
+    let trace = traceparent(&headers).map(str::to_owned);
     let (running, by) = (app.clone(), caller.clone());
     repeat
         .once(&app, &caller, async move |ids: Ids| {
             let (id, tenant) = (ids.workflow(), by.tenant());
-            let mut graph = accept_graph(tenant, ids, request, trace.as_deref())?;
-            carry_hop(&mut graph.jobs, hop);
-            let urls = graph.callback_url.iter().map(|it| (String::new(), it.clone())).collect();
-            check_callback_urls(&running.engine, tenant.project_id, urls).await?;
-            let binding = by.who.binding();
-            check_enqueue(&running.engine, tenant.project_id, binding, &graph.jobs).await?;
-            workflows::create(&running.engine, tenant, id, graph).await?;
+            let graph = accept_graph(tenant, ids, request, trace.as_deref())?;
+            workflows::create(&running.engine, tenant, by.origin(), id, graph).await?;
             let workflow = Workflow::find(&running, &by, id).await?;
             let location = Some(format!("/v1/workflows/{id}"));
             Answer::new(StatusCode::CREATED, location, &workflow)

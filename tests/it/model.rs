@@ -19,7 +19,7 @@ use fencepost_domain::{
 use fencepost_engine::{
     Engine, dispatch,
     enqueue::{
-        self, Extras, NewJob, Start,
+        self, Extras, NewJob, Origin, Start,
         dependencies::{OnConflict, TiedJob},
     },
     maintenance::{self, cascade, promote, reap},
@@ -201,9 +201,11 @@ impl Run {
         };
         let id = tied.job.id;
         let tenant = Tenant { project_id: self.project_id, limits: Limits::default() };
-        patiently(async || enqueue::store(&self.engine, tenant, vec![tied.clone()]).await)
-            .await
-            .map_err(|error| format!("enqueue: {error}"))?;
+        patiently(async || {
+            enqueue::store(&self.engine, tenant, Origin::server(), vec![tied.clone()]).await
+        })
+        .await
+        .map_err(|error| format!("enqueue: {error}"))?;
         let waits = parents.iter().any(|it| !it.is_met);
         self.jobs.push(Model {
             id,

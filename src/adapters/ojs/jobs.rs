@@ -15,7 +15,6 @@ use fencepost_domain::{
     job::StoredState,
     lease::Fence,
     limits,
-    plan::Tenant,
 };
 use fencepost_engine::{
     enqueue::{self, Enqueued, dependencies::TiedJob},
@@ -95,7 +94,7 @@ pub async fn create(
     check.finish()?;
     limit_queues(&app, &caller, std::slice::from_ref(&accepted)).await?;
     set_expiries(&app, std::slice::from_mut(&mut accepted)).await?;
-    let Enqueued { row, is_new } = store(&app, tenant, &accepted).await?;
+    let Enqueued { row, is_new } = store(&app, &caller, &accepted).await?;
     let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
     let job = JobReply { job: shown(&app, &caller, row, is_new).await? };
     let location = HeaderValue::from_str(&format!("/ojs/v1/jobs/{}", job.job.id));
@@ -169,10 +168,15 @@ async fn shown(
 
 /// Stores a job. A duplicate that is older than the policy's period does not count: it loses its
 /// unique key, and stays live.
-async fn store(app: &App, tenant: Tenant, accepted: &Accepted) -> Result<Enqueued, Error> {
+async fn store(
+    app: &App,
+    caller: &Caller<Produce>,
+    accepted: &Accepted,
+) -> Result<Enqueued, Error> {
     let Accepted { tied, unique_ms, .. } = accepted;
     let once = async || {
-        let stored = enqueue::store(&app.engine, tenant, vec![tied.clone()]);
+        let stored =
+            enqueue::store(&app.engine, caller.tenant(), caller.origin(), vec![tied.clone()]);
         stored.await?.pop().ok_or(Error::InDoubt)
     };
     let outcome = once().await;
@@ -182,7 +186,7 @@ async fn store(app: &App, tenant: Tenant, accepted: &Accepted) -> Result<Enqueue
         _ => None,
     };
     let (Some(holder), Some(period_ms)) = (holder, unique_ms) else { return outcome };
-    let key = JobKey { project_id: tenant.project_id, id: holder };
+    let key = JobKey { project_id: caller.project_id, id: holder };
     let stored_at = match jobs::find(&app.engine, key).await {
         Ok(row) => row.created_at,
         // It was deleted meanwhile.
@@ -230,7 +234,9 @@ pub async fn create_batch(
     set_expiries(&app, &mut all).await?;
     let tied: Vec<TiedJob> = all.into_iter().map(|it| it.tied).collect();
     let mut jobs = Vec::with_capacity(tied.len());
-    for Enqueued { row, is_new } in enqueue::store(&app.engine, tenant, tied).await? {
+    for Enqueued { row, is_new } in
+        enqueue::store(&app.engine, tenant, caller.origin(), tied).await?
+    {
         jobs.push(shown(&app, &caller, row, is_new).await?);
     }
     let count = jobs.len();

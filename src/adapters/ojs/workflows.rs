@@ -252,7 +252,7 @@ pub async fn create(
     }
     let callback_url = None;
     let graph = JobGraph { name, input: None, callback_url, is_held: false, jobs, parents, batch };
-    workflows::create(&app.engine, tenant, id, graph).await?;
+    workflows::create(&app.engine, tenant, caller.origin(), id, graph).await?;
     let workflow = find(&app, tenant.project_id, id).await?;
     Ok(Reply(StatusCode::CREATED, WorkflowReply { workflow }))
 }

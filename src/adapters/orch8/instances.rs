@@ -231,7 +231,7 @@ pub async fn create(
     let graph = accept(caller.tenant(), request)?;
     caller.charge(&app, "sequence.blocks", Cost::Items(graph.jobs.len())).await?;
     let id = WorkflowId::generate();
-    workflows::create(&app.engine, caller.tenant(), id, graph).await?;
+    workflows::create(&app.engine, caller.tenant(), caller.origin(), id, graph).await?;
     let created = CreatedInstance { id: id.to_string(), deduplicated: false };
     Ok((StatusCode::CREATED, Reply(created)))
 }

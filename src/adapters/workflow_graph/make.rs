@@ -176,7 +176,7 @@ async fn store(
         parents,
         batch: None,
     };
-    workflows::create(&app.engine, tenant, id, graph).await?;
+    workflows::create(&app.engine, tenant, caller.origin(), id, graph).await?;
     Ok(id)
 }
 

@@ -1,7 +1,10 @@
 //! Storing the jobs of one request, with or without dependencies.
 
 mod batch;
+pub mod callback_url;
 pub mod dependencies;
+mod origin;
+mod payloads;
 pub mod quota;
 
 use std::{collections::HashMap, sync::Arc};
@@ -25,7 +28,11 @@ use self::dependencies::{EnqueueOutcome, TiedJob};
 use super::Engine;
 
 pub(super) use self::batch::too_far_ahead;
-pub use self::batch::{Enqueues, Extras, NewJob, Start};
+pub use self::{
+    batch::{Enqueues, Extras, NewJob, Start},
+    origin::Origin,
+    payloads::{ToCheck, UNREADABLE},
+};
 
 /// A job after its enqueue.
 #[derive(Debug, Clone)]
@@ -40,16 +47,18 @@ pub struct Enqueued {
 /// with other requests.
 ///
 /// # Errors
-/// [`Error::QuotaExceeded`]. [`Error::Invalid`] when a `run_at` lies too far ahead, or a parent
-/// does not exist or has too many children. [`Error::ParentTerminal`], [`Error::UniqueConflict`],
+/// Those of its origin. [`Error::QuotaExceeded`]. [`Error::Invalid`] when a `run_at` lies too far
+/// ahead, or a parent does not exist or has too many children. [`Error::ParentTerminal`], [`Error::UniqueConflict`],
 /// and [`Error::Overloaded`] when too many requests wait. Nothing is stored then. Existing jobs are
 /// read after the commit: if that fails, or one was deleted meanwhile ([`Error::JobNotFound`]), the
 /// new ones are stored.
 pub async fn store(
     engine: &Engine,
     tenant: Tenant,
-    jobs: Vec<TiedJob>,
+    origin: Origin,
+    mut jobs: Vec<TiedJob>,
 ) -> Result<Vec<Enqueued>, Error> {
+    origin.admit(engine, tenant.project_id, &mut jobs).await?;
     quota::admit(engine, tenant, jobs.iter().map(|it| &it.job)).await?;
     let project_id = tenant.project_id;
     let outcomes = if jobs.iter().any(is_tied) {
@@ -110,11 +119,13 @@ async fn find_all(
 pub async fn store_workflow(
     engine: &Engine,
     tenant: Tenant,
+    origin: Origin,
     workflow: &NewWorkflow,
-    jobs: &[TiedJob],
+    mut jobs: Vec<TiedJob>,
 ) -> Result<(), Error> {
+    origin.admit(engine, tenant.project_id, &mut jobs).await?;
     quota::admit(engine, tenant, jobs.iter().map(|it| &it.job)).await?;
-    let stored = dependencies::store(engine, tenant.project_id, jobs, Some(workflow)).await;
+    let stored = dependencies::store(engine, tenant.project_id, &jobs, Some(workflow)).await;
     if stored.is_err() {
         engine.backlogs.refund(tenant.project_id, quota::cost(jobs.iter().map(|it| &it.job)));
     }

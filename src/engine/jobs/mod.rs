@@ -1,7 +1,5 @@
 //! Reading jobs, for the native API and all adapters.
 
-pub mod bound;
-pub mod callback_url;
 pub mod control;
 pub mod dead_letters;
 pub mod explain;

@@ -18,7 +18,7 @@ use sqlx::PgConnection;
 use crate::{
     Engine,
     enqueue::{
-        self, Extras, NewJob, NewlyStored, Start,
+        self, Extras, NewJob, NewlyStored, Origin, Start,
         dependencies::{OnConflict, TiedJob},
     },
 };
@@ -66,7 +66,7 @@ pub async fn replay(
     job.start = changes.start;
     job.extras.get_or_insert_default().traceparent = changes.traceparent;
     let tied = TiedJob::new(job, OnConflict::Reject);
-    let mut stored = enqueue::store(engine, tenant, vec![tied]).await?;
+    let mut stored = enqueue::store(engine, tenant, Origin::server(), vec![tied]).await?;
     stored.pop().map(|it| it.row).ok_or(Error::InDoubt)
 }
 

@@ -14,7 +14,8 @@ use sqlx::Acquire;
 use crate::{
     Engine, cancel,
     enqueue::{
-        self,
+        self, Origin,
+        callback_url::check_callback_urls,
         dependencies::{Edge, OnConflict, TiedJob},
     },
     jobs::{self, replay},
@@ -44,27 +45,31 @@ pub struct JobGraph {
 /// Stores a workflow with its jobs, all or none, if the project's quota permits.
 ///
 /// # Errors
-/// Those of [`enqueue::store_workflow`]. Nothing is stored then.
+/// [`Error::Invalid`] when no endpoint takes its `callback_url`. Those of
+/// [`enqueue::store_workflow`]. Nothing is stored then.
 pub async fn create(
     engine: &Engine,
     tenant: Tenant,
+    origin: Origin,
     id: WorkflowId,
     graph: JobGraph,
 ) -> Result<(), Error> {
-    store(engine, tenant, id, graph, None).await
+    let urls = graph.callback_url.iter().map(|it| (String::new(), it.clone())).collect();
+    check_callback_urls(engine, tenant.project_id, urls).await?;
+    store(engine, tenant, origin, id, (graph, None)).await
 }
 
 async fn store(
     engine: &Engine,
     tenant: Tenant,
+    origin: Origin,
     id: WorkflowId,
-    graph: JobGraph,
-    rerun: Option<Rerun>,
+    (graph, rerun): (JobGraph, Option<Rerun>),
 ) -> Result<(), Error> {
     let JobGraph { name, input, callback_url, is_held, mut jobs, parents, batch } = graph;
     let edges = tie(id, is_held, &mut jobs, &parents);
     let workflow = NewWorkflow { id, name, input, callback_url, edges, is_held, batch, rerun };
-    enqueue::store_workflow(engine, tenant, &workflow, &jobs).await
+    enqueue::store_workflow(engine, tenant, origin, &workflow, jobs).await
 }
 
 /// Turns parents, given as indexes of jobs, into dependencies.
@@ -230,7 +235,7 @@ pub async fn run(engine: &Engine, tenant: Tenant, id: WorkflowId) -> Result<(), 
         batch: None,
     };
     let rerun = Some(Rerun { original: id, replaced });
-    match store(engine, tenant, WorkflowId::generate(), graph, rerun).await {
+    match store(engine, tenant, Origin::server(), WorkflowId::generate(), (graph, rerun)).await {
         // Another request has re-run it at the same moment: one run is enough.
         Err(Error::Overloaded) => Ok(()),
         stored => stored,

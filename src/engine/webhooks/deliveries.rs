@@ -19,7 +19,7 @@ use super::{
 use crate::{
     Engine,
     enqueue::{
-        self,
+        self, Origin,
         dependencies::{OnConflict, TiedJob},
     },
     jobs::{AttemptRow, Filter, JobRow, Order, Payloads, Place, control},
@@ -161,7 +161,8 @@ pub async fn send_test(
     let delivery = DeliveryId(job.id.0);
     // What its owner has stored does not matter here: calls are counted.
     let outbox = Tenant { project_id: endpoint.outbox, limits: Limits::default() };
-    enqueue::store(engine, outbox, vec![TiedJob::new(job, OnConflict::Reject)]).await?;
+    let tied = TiedJob::new(job, OnConflict::Reject);
+    enqueue::store(engine, outbox, Origin::server(), vec![tied]).await?;
     Ok(delivery)
 }
 

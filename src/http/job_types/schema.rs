@@ -1,16 +1,15 @@
 //! `GET` and `PUT /v1/job-types/{job_type}`: the schema of a job type's payloads.
 
-use std::collections::HashMap;
-
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
-    error::{Error, FieldError},
+    error::Error,
     ids::ProjectId,
     limits,
     payload_schema::{MAX_SCHEMA_BYTES, PayloadSchema},
 };
-use fencepost_store::{self as store, deadline::detached_in, job_types::TypeSchema};
+use fencepost_engine::enqueue::UNREADABLE;
+use fencepost_store as store;
 use fencepost_web::{
     app::App,
     auth::{Caller, Manage, Read},
@@ -27,12 +26,6 @@ use crate::{
     audit::{self, NewAuditEntry},
     error::ErrorBody,
 };
-
-/// Such values are stored and leased byte for byte, but a schema cannot describe them.
-const UNREADABLE: &str =
-    "has a number or a text that cannot be compared: 1e999, or half a character";
-
-const NO_SCHEMA: &str = "the job type has no schema: store one, or leave this out";
 
 /// A job type.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
@@ -143,75 +136,4 @@ async fn find(app: &App, project_id: ProjectId, job_type: String) -> Result<JobT
     let found = store::job_types::schemas_of(&mut conn, project_id, named).await?.pop();
     let (schema, updated_at) = found.map(|it| (it.schema, it.updated_at)).unzip();
     Ok(JobType { job_type, schema: schema.map(stored_json).transpose()?, updated_at })
-}
-
-/// A payload to compare with the schema of its job type.
-#[derive(Debug)]
-pub struct ToCheck {
-    /// Where the job is in its request, as `jobs[3].`.
-    pub path: String,
-    /// Whose schema it is compared with.
-    pub job_type: String,
-    /// JSON.
-    pub payload: String,
-}
-
-/// Compares payloads with the schemas of their types.
-///
-/// # Errors
-/// [`Error::Invalid`], with the place of each mistake.
-pub async fn fits_schema(
-    app: &App,
-    project_id: ProjectId,
-    payloads: Vec<ToCheck>,
-) -> Result<(), Error> {
-    if payloads.is_empty() {
-        return Ok(());
-    }
-    let mut job_types: Vec<_> = payloads.iter().map(|it| it.job_type.clone()).collect();
-    job_types.sort();
-    job_types.dedup();
-    if job_types.len() > limits::MAX_CHECKED_TYPES {
-        let max = limits::MAX_CHECKED_TYPES;
-        let message = format!("must not check payloads of more than {max} job types");
-        return Err(Error::invalid("jobs", message));
-    }
-    let pools = app.engine.pools.clone();
-    let read = async move {
-        let mut conn = pools.read_for(project_id).await?;
-        store::job_types::schemas_of(&mut conn, project_id, &job_types).await
-    };
-    let schemas = detached_in(&app.engine.tasks, read).await??;
-    // Patterns are compiled, and a batch can be large.
-    let checked = tokio::task::spawn_blocking(move || mistakes(&schemas, &payloads));
-    let mistakes = checked.await.map_err(Error::internal)??;
-    if mistakes.is_empty() { Ok(()) } else { Err(Error::Invalid(mistakes)) }
-}
-
-fn mistakes(schemas: &[TypeSchema], payloads: &[ToCheck]) -> Result<Vec<FieldError>, Error> {
-    let mut read = HashMap::new();
-    for TypeSchema { job_type, schema, .. } in schemas {
-        let schema = serde_json::from_str(schema).map_err(Error::internal)?;
-        read.insert(job_type.as_str(), PayloadSchema::read(&schema));
-    }
-    let compared = payloads.iter().flat_map(|it| compare(read.get(it.job_type.as_str()), it));
-    Ok(compared.collect())
-}
-
-/// What is wrong with one payload.
-fn compare(schema: Option<&Result<PayloadSchema, String>>, job: &ToCheck) -> Vec<FieldError> {
-    let told =
-        |field: &str, message: &str| vec![FieldError::new(format!("{}{field}", job.path), message)];
-    let schema = match schema {
-        Some(Ok(schema)) => schema,
-        Some(Err(message)) => return told("check_payload", message),
-        None => return told("check_payload", NO_SCHEMA),
-    };
-    let Ok(payload) = serde_json::from_str(&job.payload) else {
-        return told("payload", UNREADABLE);
-    };
-    let mistakes = schema.mistakes(&payload).into_iter();
-    let told =
-        mistakes.map(|it| FieldError::new(format!("{}payload{}", job.path, it.place), it.message));
-    told.collect()
 }

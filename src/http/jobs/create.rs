@@ -6,10 +6,7 @@ use axum::{
     response::Response,
 };
 use fencepost_domain::{error::Error, limits, plan::Tenant};
-use fencepost_engine::{
-    enqueue::{self, Enqueued, dependencies::TiedJob},
-    jobs::bound::check_enqueue,
-};
+use fencepost_engine::enqueue::{self, Enqueued, dependencies::TiedJob};
 use fencepost_store::deadline::detached_in;
 use fencepost_web::{
     app::App,
@@ -24,12 +21,11 @@ use utoipa::ToSchema;
 
 use super::{
     Job,
-    request::{EnqueueRequest, accept, carry_hop, hop, traceparent},
+    request::{EnqueueRequest, accept, traceparent},
 };
 use crate::{
     error::ErrorBody,
     idempotency::{self, Answer, Ids, Once, Repeat},
-    job_types::schema::fits_schema,
 };
 
 /// Jobs to enqueue together, all or none.
@@ -81,13 +77,12 @@ pub async fn create(
 ) -> Result<Response, Error> {
     let repeat = repeat.or_key(request.idempotency_key.take())?;
     let trace = traceparent(&headers).map(str::to_owned);
-    let from = (trace, hop(&headers));
     if repeat.has_key() {
         // Its key is written with statements of its own.
         let tasks = app.engine.tasks.clone();
-        return detached_in(&tasks, create_once(caller, app, request, repeat, from)).await?;
+        return detached_in(&tasks, create_once(caller, app, request, repeat, trace)).await?;
     }
-    create_once(caller, app, request, repeat, from).await
+    create_once(caller, app, request, repeat, trace).await
 }
 
 async fn create_once(
@@ -95,20 +90,17 @@ async fn create_once(
     app: App,
     mut request: EnqueueRequest,
     repeat: Repeat,
-    (trace, hop): (Option<String>, Option<i16>),
+    trace: Option<String>,
 ) -> Result<Response, Error> {
-    let (running, by, tenant) = (app.clone(), caller.who.clone(), caller.tenant());
+    let (running, origin, tenant) = (app.clone(), caller.origin(), caller.tenant());
     repeat
         .once(&app, &caller, async move |ids: Ids| {
             let mut check = Check::default();
             let to_check = request.take_check(String::new());
             let tied = accept(tenant, ids.job(0), request, trace.as_deref(), &mut check)?;
             check.finish()?;
-            let mut jobs = vec![tied];
-            carry_hop(&mut jobs, hop);
-            check_enqueue(&running.engine, tenant.project_id, by.binding(), &jobs).await?;
-            fits_schema(&running, tenant.project_id, to_check.into_iter().collect()).await?;
-            let mut stored = enqueue::store(&running.engine, tenant, jobs).await?;
+            let origin = origin.checking(to_check.into_iter().collect());
+            let mut stored = enqueue::store(&running.engine, tenant, origin, vec![tied]).await?;
             let Enqueued { row, is_new } = stored.pop().ok_or(Error::InDoubt)?;
             let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
             Ok(Answer::job(status, Job::read(row)?))
@@ -141,18 +133,15 @@ pub async fn create_batch(
     Once { mut request, repeat }: Once<EnqueueBatchRequest>,
 ) -> Result<Response, Error> {
     caller.charge(&app, "jobs", Cost::Items(request.jobs.len())).await?;
-    let (trace, hop) = (traceparent(&headers).map(str::to_owned), hop(&headers));
-    let (running, by, tenant) = (app.clone(), caller.who.clone(), caller.tenant());
+    let trace = traceparent(&headers).map(str::to_owned);
+    let (running, origin, tenant) = (app.clone(), caller.origin(), caller.tenant());
     repeat
         .once(&app, &caller, async move |ids: Ids| {
             let sent = request.jobs.iter_mut().enumerate();
             let to_check = sent.filter_map(|(at, it)| it.0.take_check(format!("jobs[{at}].")));
-            let to_check = to_check.collect();
-            let mut jobs = accept_batch(tenant, ids, request, trace.as_deref())?;
-            carry_hop(&mut jobs, hop);
-            check_enqueue(&running.engine, tenant.project_id, by.binding(), &jobs).await?;
-            fits_schema(&running, tenant.project_id, to_check).await?;
-            let stored = enqueue::store(&running.engine, tenant, jobs).await?;
+            let origin = origin.checking(to_check.collect());
+            let jobs = accept_batch(tenant, ids, request, trace.as_deref())?;
+            let stored = enqueue::store(&running.engine, tenant, origin, jobs).await?;
             let jobs =
                 stored.into_iter().map(|it| Job::read(it.row)).collect::<Result<_, Error>>()?;
             Ok(Answer::jobs(StatusCode::CREATED, jobs))

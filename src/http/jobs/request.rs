@@ -16,10 +16,9 @@ use fencepost_domain::{
     plan::Tenant,
     template::TemplateMode,
     trace::TraceContext,
-    webhook::{HOP_HEADER, MAX_HOPS},
 };
 use fencepost_engine::enqueue::{
-    self, Extras, NewJob, Start,
+    self, Extras, NewJob, Start, ToCheck,
     dependencies::{OnConflict, TiedJob},
 };
 use fencepost_web::wire::{
@@ -36,7 +35,7 @@ use super::{
     callbacks::{CallbackRequest, SentCallbacks},
     depends_on::DependsOn,
 };
-use crate::{job_types::schema::ToCheck, retry::RetryRequest};
+use crate::retry::RetryRequest;
 
 const DEFAULT_CONCURRENCY_LIMIT: i32 = 1;
 /// With fewer than one failure a job would never be retried nor dead-lettered.
@@ -402,22 +401,6 @@ fn accept_parents(request: &mut EnqueueRequest, check: &mut Check) -> Vec<Depend
 pub fn traceparent(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get("traceparent")?.to_str().ok()?;
     TraceContext::parse(value).map(|_| value)
-}
-
-/// How many deliveries of webhooks have led to a request, as its header says. A malformed one is
-/// ignored, like a trace context.
-#[must_use]
-pub fn hop(headers: &HeaderMap) -> Option<i16> {
-    let value: i16 = headers.get(HOP_HEADER)?.to_str().ok()?.trim().parse().ok()?;
-    (value > 0).then_some(value.min(MAX_HOPS))
-}
-
-/// Notes on jobs how many deliveries of webhooks have led to them.
-pub fn carry_hop(jobs: &mut [TiedJob], hop: Option<i16>) {
-    let Some(hop) = hop else { return };
-    for it in jobs {
-        it.job.extras.get_or_insert_default().hop = Some(hop);
-    }
 }
 
 pub(super) fn start(

@@ -13,7 +13,7 @@ use fencepost_domain::{
     text::ErrorReport,
 };
 use fencepost_engine::{
-    jobs::bound::Reach,
+    reach::Reach,
     settle::{self, Ack, Acked, AttemptEnd, Failure},
 };
 use fencepost_web::{

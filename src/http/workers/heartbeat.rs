@@ -11,7 +11,7 @@ use fencepost_domain::{
     worker::WorkerState,
 };
 use fencepost_engine::{
-    jobs::bound::Reach,
+    reach::Reach,
     settle::{
         self,
         heartbeat::{self, Advice, Beat},

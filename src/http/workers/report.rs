@@ -10,7 +10,7 @@ use fencepost_domain::{
     limits, text,
 };
 use fencepost_engine::{
-    jobs::bound::Reach,
+    reach::Reach,
     settle::attempt_reports::{self, AttemptLogs, LogChunk, NewEvent, ShownFence},
 };
 use fencepost_web::{

@@ -305,6 +305,7 @@ impl Caller<Bound<Settling>> {
             _poll_permit: permit,
             _room: None,
             report: self.report.clone(),
+            hop: self.hop,
             permission: PhantomData,
         })
     }

@@ -4,6 +4,7 @@
 
 mod budget;
 mod credential;
+mod origin;
 mod permit;
 mod person;
 
@@ -78,6 +79,8 @@ pub struct Caller<P> {
     /// Of its body, if that may be large.
     _room: Option<BodyRoom>,
     report: CallReport,
+    /// How many deliveries of webhooks have led to it.
+    hop: Option<i16>,
     permission: PhantomData<P>,
 }
 
@@ -390,6 +393,7 @@ impl<P: Permit> FromRequestParts<App> for Caller<P> {
             _poll_permit: poll_permit,
             _room: room,
             report,
+            hop: origin::hop(&parts.headers),
             permission: PhantomData,
         })
     }

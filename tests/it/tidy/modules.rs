@@ -155,6 +155,7 @@ const ENGINE_LAYERS: &[(&str, u32)] = &[
     ("stats", 0),
     ("sync_match", 0),
     ("notify", 1),
+    ("reach", 1),
     ("cancel", 2),
     ("enqueue", 3),
     ("queues", 3),

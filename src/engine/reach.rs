@@ -5,7 +5,6 @@ use std::collections::{HashMap, HashSet};
 
 use fencepost_domain::{
     binding::KeyBinding,
-    callbacks::Callbacks,
     error::Error,
     ids::{JobId, JobKey, ProjectId},
 };
@@ -15,15 +14,7 @@ use fencepost_store::{
 };
 use futures_util::future::try_join_all;
 
-use super::callback_url::check_callback_urls;
-use crate::{
-    Engine,
-    batch::Batch,
-    enqueue::dependencies::{TiedJob, no_parent},
-};
-
-/// Why a bound key may not use what all jobs of a project share.
-const SHARED: &str = "must not be sent with a bound key: jobs of other queues share it";
+use crate::{Engine, batch::Batch};
 
 /// Which jobs of a call its key may reach; none: all.
 #[derive(Debug, Clone)]
@@ -62,60 +53,6 @@ impl Reach {
     pub fn check(&self, id: JobId) -> Result<(), Error> {
         if self.includes(id) { Ok(()) } else { Err(Error::JobNotFound) }
     }
-}
-
-/// Whether a key may enqueue these jobs, with their callbacks, below their parents.
-///
-/// # Errors
-/// [`Error::OutOfBounds`]. [`Error::Invalid`] about a `callback_url` that no endpoint takes, about
-/// a parent that it may not use, as about one that does not exist, and about what jobs of other
-/// queues would share.
-pub async fn check_enqueue(
-    engine: &Engine,
-    project_id: ProjectId,
-    binding: Option<&KeyBinding>,
-    jobs: &[TiedJob],
-) -> Result<(), Error> {
-    let named = |it: &TiedJob| {
-        let url = it.job.extras.as_ref()?.callback_url.clone()?;
-        Some((it.path.clone(), url))
-    };
-    check_callback_urls(engine, project_id, jobs.iter().filter_map(named).collect()).await?;
-    let Some(binding) = binding else { return Ok(()) };
-    let mut parents = Vec::new();
-    for it in jobs {
-        binding.check(&it.job.queue, &it.job.job_type)?;
-        let Some(extras) = &it.job.extras else { continue };
-        if let Some(callbacks) = &extras.callbacks {
-            let callbacks = serde_json::from_str(callbacks).map_err(Error::internal)?;
-            check_callbacks(binding, &callbacks)?;
-        }
-        let shared = [
-            ("batch_id", extras.batch_id.is_some()),
-            ("concurrency_key", extras.concurrency_key.is_some()),
-            ("unique", extras.unique_key.is_some()),
-        ];
-        if let Some((field, _)) = shared.into_iter().find(|it| it.1) {
-            return Err(Error::invalid(format!("{}{field}", it.path), SHARED));
-        }
-        let fields = (0..).map(|ordinal| it.parent_field(ordinal));
-        parents.extend(extras.parents.iter().map(|it| it.parent).zip(fields));
-    }
-    let ids = parents.iter().map(|it| it.0);
-    let reach = Reach::read(engine, project_id, Some(binding), ids).await?;
-    match parents.into_iter().find(|it| !reach.includes(it.0)) {
-        Some((parent, field)) => Err(no_parent(field, parent)),
-        None => Ok(()),
-    }
-}
-
-fn check_callbacks(binding: &KeyBinding, callbacks: &Callbacks) -> Result<(), Error> {
-    let Callbacks { on_success, on_failure, on_complete, url: _ } = callbacks;
-    for job in [on_success, on_failure, on_complete].into_iter().flatten() {
-        binding.check(&job.queue, &job.job_type)?;
-        check_callbacks(binding, &job.callbacks)?;
-    }
-    Ok(())
 }
 
 /// The batch that looks up the queue and the job type of jobs.

@@ -13,98 +13,91 @@ pub const TEST_MODE: &str = "test";
 
 /// The plans that this binary was built with.
 pub const BUILT_IN: &str = include_str!("../../ops/plans.toml");
-/// The names of all limits.
-pub const ALL_NAMES: [&str; 20] = [
-    "produce_per_minute",
-    "work_per_minute",
-    "manage_per_minute",
-    "bytes_per_minute",
-    "parked_polls",
-    "parked_polls_per_key",
-    "streams",
-    "waiting_jobs",
-    "stored_bytes",
-    "queues",
-    "workers",
-    "schedules",
-    "min_schedule_period_seconds",
-    "endpoints",
-    "payload_bytes",
-    "retention_days",
-    "dead_letter_days",
-    "keys",
-    "members",
-    "projects",
-];
 /// The part of a plan's rates and bytes that a project has before an owner has verified an address.
 pub const UNVERIFIED_PART: u32 = 10;
 /// The plan without limits.
 pub const UNLIMITED: &str = "unlimited";
 
-/// The limits of a plan, or overrides of them. Absent: not limited here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Limits {
+/// The table of limits: name, number and, if the code bounds it as well, by what and under which
+/// name it is read then.
+macro_rules! limits_table {
+    ($(
+        $(#[doc = $doc:literal])+
+        $name:ident: $number:ty $(, $bounded:ident: at most $bound:path)?;
+    )*) => {
+        /// The names of all limits.
+        pub const ALL_NAMES: &[&str] = &[$(stringify!($name)),*];
+
+        /// The limits of a plan, or overrides of them. Absent: not limited here.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub struct Limits {
+            $(
+                $(#[doc = $doc])+
+                #[serde(skip_serializing_if = "Option::is_none")]
+                pub $name: Option<$number>,
+            )*
+        }
+
+        impl Limits {
+            /// These limits, with missing ones taken from `fallback`.
+            #[must_use]
+            pub fn or(self, fallback: Self) -> Self {
+                Self { $($name: self.$name.or(fallback.$name)),* }
+            }
+
+            $($(
+                #[doc = concat!("`", stringify!($name), "`, bounded whatever the plan says.")]
+                #[must_use]
+                pub fn $bounded(&self) -> $number {
+                    bounded(self.$name, $bound)
+                }
+            )?)*
+        }
+    };
+}
+
+limits_table! {
     /// Jobs per minute that may be enqueued.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub produce_per_minute: Option<u32>,
+    produce_per_minute: u32;
     /// Polls, heartbeats, acks and events per minute.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub work_per_minute: Option<u32>,
+    work_per_minute: u32;
     /// All other calls per minute.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub manage_per_minute: Option<u32>,
+    manage_per_minute: u32;
     /// Bytes of request bodies per minute.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub bytes_per_minute: Option<u64>,
+    bytes_per_minute: u64;
     /// Parked polls.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub parked_polls: Option<u32>,
+    parked_polls: u32;
     /// Parked polls of one key.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub parked_polls_per_key: Option<u32>,
+    parked_polls_per_key: u32;
     /// Event streams that one node serves at a time.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub streams: Option<u32>,
+    streams: u32, max_streams: at most limits::MAX_PROJECT_STREAMS;
     /// Live jobs.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub waiting_jobs: Option<i64>,
+    waiting_jobs: i64;
     /// Bytes of jobs with all that belongs to them; each job counts as at least 1 KiB.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub stored_bytes: Option<i64>,
+    stored_bytes: i64;
     /// Queues.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub queues: Option<i64>,
+    queues: i64, max_queues: at most limits::MAX_PROJECT_QUEUES;
     /// Workers that are known. Those that have been silent for longest make room for others.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub workers: Option<i64>,
+    workers: i64;
     /// Recurring schedules.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub schedules: Option<i64>,
+    schedules: i64, max_schedules: at most limits::MAX_SCHEDULES;
     /// Shortest period of a recurring schedule, in seconds.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub min_schedule_period_seconds: Option<u32>,
+    min_schedule_period_seconds: u32;
     /// Endpoints of webhooks.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub endpoints: Option<i64>,
+    endpoints: i64, max_endpoints: at most limits::MAX_ENDPOINTS;
     /// Bytes of a job's payload.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub payload_bytes: Option<usize>,
+    payload_bytes: usize, max_payload_bytes: at most limits::MAX_PAYLOAD_BYTES;
     /// Days for which a queue may keep its finished jobs.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub retention_days: Option<i32>,
+    retention_days: i32, max_retention_days: at most limits::MAX_RETENTION_DAYS;
     /// Days after which dead letters are deleted.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub dead_letter_days: Option<i32>,
+    dead_letter_days: i32;
     /// Live keys.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub keys: Option<i64>,
+    keys: i64, max_keys: at most limits::MAX_LIVE_KEYS;
     /// Members and open invitations.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub members: Option<i64>,
+    members: i64, max_members: at most limits::MAX_MEMBERS;
     /// Projects that one account may own, if this is the plan of new projects.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub projects: Option<i64>,
+    projects: i64, max_projects: at most limits::MAX_OWNED_PROJECTS;
 }
 
 /// A project, and the limits of its plan.
@@ -117,35 +110,6 @@ pub struct Tenant {
 }
 
 impl Limits {
-    /// These limits, with missing ones taken from `fallback`.
-    #[must_use]
-    pub fn or(self, fallback: Self) -> Self {
-        Self {
-            produce_per_minute: self.produce_per_minute.or(fallback.produce_per_minute),
-            work_per_minute: self.work_per_minute.or(fallback.work_per_minute),
-            manage_per_minute: self.manage_per_minute.or(fallback.manage_per_minute),
-            bytes_per_minute: self.bytes_per_minute.or(fallback.bytes_per_minute),
-            parked_polls: self.parked_polls.or(fallback.parked_polls),
-            parked_polls_per_key: self.parked_polls_per_key.or(fallback.parked_polls_per_key),
-            streams: self.streams.or(fallback.streams),
-            waiting_jobs: self.waiting_jobs.or(fallback.waiting_jobs),
-            stored_bytes: self.stored_bytes.or(fallback.stored_bytes),
-            queues: self.queues.or(fallback.queues),
-            workers: self.workers.or(fallback.workers),
-            schedules: self.schedules.or(fallback.schedules),
-            min_schedule_period_seconds: self
-                .min_schedule_period_seconds
-                .or(fallback.min_schedule_period_seconds),
-            endpoints: self.endpoints.or(fallback.endpoints),
-            payload_bytes: self.payload_bytes.or(fallback.payload_bytes),
-            retention_days: self.retention_days.or(fallback.retention_days),
-            dead_letter_days: self.dead_letter_days.or(fallback.dead_letter_days),
-            keys: self.keys.or(fallback.keys),
-            members: self.members.or(fallback.members),
-            projects: self.projects.or(fallback.projects),
-        }
-    }
-
     /// These limits while no owner of the project has verified an address: a tenth of all rates and
     /// bytes.
     #[must_use]
@@ -163,40 +127,10 @@ impl Limits {
         }
     }
 
-    /// Projects that one account may own, bounded.
-    #[must_use]
-    pub fn max_projects(&self) -> i64 {
-        bounded(self.projects, limits::MAX_OWNED_PROJECTS)
-    }
-
-    /// Event streams that one node serves at a time, bounded.
-    #[must_use]
-    pub fn max_streams(&self) -> u32 {
-        bounded(self.streams, limits::MAX_PROJECT_STREAMS)
-    }
-
-    /// Queues, bounded.
-    #[must_use]
-    pub fn max_queues(&self) -> i64 {
-        bounded(self.queues, limits::MAX_PROJECT_QUEUES)
-    }
-
     /// Known workers, bounded.
     #[must_use]
     pub fn max_workers(&self) -> i64 {
         bounded(self.workers, limits::MAX_PROJECT_WORKERS).max(limits::MIN_PROJECT_WORKERS)
-    }
-
-    /// Recurring schedules, bounded.
-    #[must_use]
-    pub fn max_schedules(&self) -> i64 {
-        bounded(self.schedules, limits::MAX_SCHEDULES)
-    }
-
-    /// Endpoints of webhooks, bounded.
-    #[must_use]
-    pub fn max_endpoints(&self) -> i64 {
-        bounded(self.endpoints, limits::MAX_ENDPOINTS)
     }
 
     /// Shortest period of a recurring schedule, in seconds.
@@ -205,30 +139,6 @@ impl Limits {
         let seconds =
             self.min_schedule_period_seconds.unwrap_or(limits::MIN_SCHEDULE_PERIOD_SECONDS);
         chrono::TimeDelta::seconds(seconds.max(limits::MIN_SCHEDULE_PERIOD_SECONDS).into())
-    }
-
-    /// Bytes of a job's payload, bounded.
-    #[must_use]
-    pub fn max_payload_bytes(&self) -> usize {
-        bounded(self.payload_bytes, limits::MAX_PAYLOAD_BYTES)
-    }
-
-    /// Days for which a queue may keep its finished jobs, bounded.
-    #[must_use]
-    pub fn max_retention_days(&self) -> i32 {
-        bounded(self.retention_days, limits::MAX_RETENTION_DAYS)
-    }
-
-    /// Live keys, bounded.
-    #[must_use]
-    pub fn max_keys(&self) -> i64 {
-        bounded(self.keys, limits::MAX_LIVE_KEYS)
-    }
-
-    /// Members and open invitations, bounded.
-    #[must_use]
-    pub fn max_members(&self) -> i64 {
-        bounded(self.members, limits::MAX_MEMBERS)
     }
 }
 

@@ -31,6 +31,7 @@ pub mod invitations;
 pub mod job_types;
 pub mod jobs;
 pub mod keys;
+pub mod leased;
 pub mod limited_claims;
 pub mod logs;
 pub mod mails;

@@ -13,7 +13,10 @@ use fencepost_domain::{
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::claims::{Columns, LeasedJob, QueueClaim, leased_jobs};
+use super::{
+    claims::{Columns, QueueClaim},
+    leased::{LeasedJob, leased_jobs, query_leased_of_best},
+};
 
 /// Constraint keys of one page. The statement carries the same number as a literal.
 pub const MAX_PAGE_CONSTRAINT_KEYS: usize = 200;
@@ -216,7 +219,7 @@ pub async fn claim_constrained(
     limits: ClaimLimits<'_>,
 ) -> sqlx::Result<(Vec<LeasedJob>, usize)> {
     let columns = Columns::of(std::slice::from_ref(claim));
-    let rows = sqlx::query!(
+    let rows = query_leased_of_best!(
         r#"
         with behind as materialized (
             select found.id, found.rank, found.run_at, found.concurrency_key,
@@ -348,26 +351,6 @@ pub async fn claim_constrained(
             join slot on slot.place = due.place
             join job_bodies body on body.project_id = due.project_id and body.job_id = due.id
             where jobs.project_id = due.project_id and jobs.id = due.id
-            returning slot.number - 1 as slot, jobs.project_id, jobs.id, jobs.queue, jobs.job_type,
-                      jobs.rank, jobs.run_at, jobs.created_at, jobs.attempt, jobs.failures,
-                      jobs.max_attempts, jobs.timeout_seconds, jobs.lease_id, jobs.lease_seconds,
-                      jobs.claimed_at, body.payload, body.tags, body.traceparent,
-                      body.has_parents, jobs.labels, body.retry, body.workflow_id,
-                      body.workflow_key, body.envelope
-        )
-        select chosen.count "chosen!", leased.slot "slot?", leased.project_id "project_id?: ProjectId",
-               leased.id "id?: JobId", leased.queue "queue?", leased.job_type "job_type?",
-               leased.rank "rank?", leased.run_at "run_at?", leased.created_at "created_at?",
-               leased.attempt "attempt?", leased.failures "failures?",
-               leased.max_attempts "max_attempts?", leased.timeout_seconds "timeout_seconds?",
-               leased.lease_id "lease_id?: LeaseId", leased.lease_seconds "lease_seconds?",
-               leased.claimed_at "claimed_at?", leased.payload "payload?", leased.tags "tags?",
-               leased.traceparent "traceparent?", leased.has_parents "has_parents?",
-               leased.labels "labels?", leased.retry "retry?",
-               leased.workflow_id "workflow_id?: WorkflowId",
-               leased.workflow_key "workflow_key?", leased.envelope "envelope?"
-        from (select count(*) from best) chosen
-        left join leased on true
         "#,
         claim.project_id.0,
         claim.queue,

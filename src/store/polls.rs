@@ -6,7 +6,7 @@ use fencepost_domain::ids::{JobId, LeaseId, ProjectId, WorkflowId};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::claims::LeasedJob;
+use super::leased::{LeasedJob, query_leased};
 
 /// The id that a worker gave a poll.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -22,17 +22,11 @@ pub async fn leased_by_polls(
     conn: &mut PgConnection,
     polls: &[PollKey],
 ) -> sqlx::Result<Vec<LeasedJob>> {
-    sqlx::query_as!(
-        LeasedJob,
+    query_leased!(
         r#"
-        select poll.number - 1 as slot, jobs.project_id "project_id: ProjectId",
-               jobs.id "id: JobId", jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
-               jobs.created_at, jobs.attempt, jobs.failures, jobs.max_attempts,
-               jobs.timeout_seconds, jobs.lease_id "lease_id!: LeaseId",
-               jobs.lease_seconds "lease_seconds!", jobs.claimed_at "claimed_at!",
-               body.payload, body.tags, body.traceparent, body.has_parents, jobs.labels,
-               body.retry, body.workflow_id "workflow_id: WorkflowId", body.workflow_key,
-               body.envelope
+        select poll.number - 1 as slot,
+        "# + LEASED
+            + r#"
         from unnest($1::int[], $2::uuid[], $3::text[]) with ordinality
             as poll(project_id, poll_id, worker_id, number)
         join jobs on jobs.project_id = poll.project_id and jobs.poll_id = poll.poll_id

@@ -204,7 +204,7 @@ impl Permission {
 /// Whether a key with these scopes has this permission.
 ///
 /// ```
-/// # use fencepost::domain::access::{key_may, Permission, Scope};
+/// # use fencepost_domain::access::{key_may, Permission, Scope};
 /// assert!(key_may(&[Scope::Manage], Permission::Control));
 /// assert!(!key_may(&[Scope::Manage, Scope::Work], Permission::Schedule));
 /// assert!(!key_may(&[Scope::Work], Permission::Produce));
@@ -236,7 +236,7 @@ pub fn key_may(scopes: &[Scope], permission: Permission) -> bool {
 /// Whether a member with this role has this permission.
 ///
 /// ```
-/// # use fencepost::domain::access::{role_may, Permission, Role};
+/// # use fencepost_domain::access::{role_may, Permission, Role};
 /// assert!(role_may(Role::Member, Permission::Manage));
 /// assert!(!role_may(Role::Viewer, Permission::Produce));
 /// assert!(!role_may(Role::Admin, Permission::Own));

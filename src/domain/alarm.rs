@@ -309,7 +309,7 @@ pub struct Details {
 /// One sentence about an incident.
 ///
 /// ```
-/// # use fencepost::domain::alarm::{Details, Rule, summary};
+/// # use fencepost_domain::alarm::{Details, Rule, summary};
 /// let details = Details {
 ///     job_type: Some("mail.send".to_owned()),
 ///     error_type: Some("SmtpTimeout".to_owned()),

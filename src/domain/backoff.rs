@@ -100,7 +100,7 @@ impl RetryPolicy {
     /// additive jitter. That is added after the cap: jobs at the cap must not return together.
     ///
     /// ```
-    /// # use fencepost::domain::backoff::{Jitter, RetryPolicy};
+    /// # use fencepost_domain::backoff::{Jitter, RetryPolicy};
     /// # let s = std::time::Duration::from_secs;
     /// let policy = RetryPolicy::default();
     /// assert_eq!(policy.delay(1, Jitter::NONE), s(15));
@@ -138,7 +138,7 @@ impl RetryPolicy {
     /// Whether an error of this type must not be retried.
     ///
     /// ```
-    /// # use fencepost::domain::backoff::RetryPolicy;
+    /// # use fencepost_domain::backoff::RetryPolicy;
     /// let policy = RetryPolicy {
     ///     non_retryable_types: vec!["billing.*".into(), "NotFound".into()],
     ///     ..RetryPolicy::default()

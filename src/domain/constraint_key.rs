@@ -10,7 +10,7 @@ use uuid::Uuid;
 /// `labels` must be sorted.
 ///
 /// ```
-/// # use fencepost::domain::constraint_key;
+/// # use fencepost_domain::constraint_key;
 /// let labels = |it: &[&str]| it.iter().map(|it| it.to_string()).collect::<Vec<_>>();
 /// assert_eq!(constraint_key::of("mail", &[], None), None);
 /// let acme = constraint_key::of("mail", &[], Some("acme"));

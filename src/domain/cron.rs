@@ -44,7 +44,7 @@ impl InvalidSchedule {
 /// [`InvalidSchedule::Cron`].
 ///
 /// ```
-/// # use fencepost::domain::cron::parse;
+/// # use fencepost_domain::cron::parse;
 /// assert!(parse("0 3 * * *").is_ok());
 /// assert!(parse("*/10 0 3 * * *").is_ok());
 /// assert!(parse("@daily").is_ok());
@@ -110,7 +110,7 @@ pub fn parse(expression: &str) -> Result<Cron, InvalidSchedule> {
 /// always fire.
 ///
 /// ```
-/// # use fencepost::domain::cron::days;
+/// # use fencepost_domain::cron::days;
 /// assert_eq!(days("*/5 3 31 2 *").unwrap().pattern.to_string(), "0 0 31 2 *");
 /// assert!(days("@daily").is_none());
 /// ```
@@ -160,7 +160,7 @@ fn check_steps(expression: &str) -> Result<(), InvalidSchedule> {
 /// not.
 ///
 /// ```
-/// # use fencepost::domain::cron::names_hours;
+/// # use fencepost_domain::cron::names_hours;
 /// assert!(names_hours("0 3 * * *") && names_hours("*/5 0-23 * * *") && names_hours("@daily"));
 /// assert!(!names_hours("0 * * * *") && !names_hours("0 0 */2 * * *") && !names_hours("@hourly"));
 /// ```
@@ -189,7 +189,7 @@ pub fn zone(name: &str) -> Result<Tz, InvalidSchedule> {
 /// [`InvalidSchedule::Name`] when there is no last part.
 ///
 /// ```
-/// # use fencepost::domain::cron::registered_id;
+/// # use fencepost_domain::cron::registered_id;
 /// let id = registered_id("MyApp.Jobs.CleanupExpiredSessions").unwrap();
 /// assert_eq!(id, "rjob_CleanupExpiredSessions");
 /// assert_eq!(registered_id("report").unwrap(), "rjob_report");

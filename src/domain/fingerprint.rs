@@ -10,7 +10,7 @@ const MAX_CHARS: usize = 500;
 /// The fingerprint of a failure.
 ///
 /// ```
-/// # use fencepost::domain::fingerprint::fingerprint;
+/// # use fencepost_domain::fingerprint::fingerprint;
 /// let of = |message| fingerprint("mail.send", Some("Timeout"), Some(message));
 /// assert_eq!(of("no answer from 10.0.0.7 after 30 s"), of("no answer from 10.0.0.12 after 5 s"));
 /// assert_ne!(of("no answer"), of("no route"));
@@ -32,7 +32,7 @@ pub fn fingerprint(job_type: &str, error_type: Option<&str>, message: Option<&st
 /// The message without numbers, ids, quoted values, and differences of case and space.
 ///
 /// ```
-/// # use fencepost::domain::fingerprint::normalise;
+/// # use fencepost_domain::fingerprint::normalise;
 /// assert_eq!(normalise("User 42 not  found"), "user # not found");
 /// assert_eq!(normalise("key \"acme-7\" is taken"), "key \"\" is taken");
 /// assert_eq!(normalise("object 0f8fad5b-d9cb-469f-a165-70867728950e"), "object #");

@@ -58,7 +58,7 @@ fn parse_time<E: Error>(text: &str) -> Result<DateTime<Utc>, E> {
 /// Milliseconds as seconds, rounded up: other protocols count in milliseconds.
 ///
 /// ```
-/// # use fencepost::domain::formats::whole_seconds;
+/// # use fencepost_domain::formats::whole_seconds;
 /// assert_eq!((whole_seconds(1), whole_seconds(1_000), whole_seconds(0)), (1, 1, 0));
 /// ```
 #[must_use]

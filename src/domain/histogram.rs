@@ -54,7 +54,7 @@ impl Histogram {
     /// The mean, in milliseconds; none without times.
     ///
     /// ```
-    /// # use fencepost::domain::histogram::Histogram;
+    /// # use fencepost_domain::histogram::Histogram;
     /// let mut times = Histogram::default();
     /// assert_eq!(times.mean_ms(), None);
     /// times.add(10);
@@ -71,7 +71,7 @@ impl Histogram {
     /// that bound.
     ///
     /// ```
-    /// # use fencepost::domain::histogram::Histogram;
+    /// # use fencepost_domain::histogram::Histogram;
     /// let mut times = Histogram::default();
     /// assert_eq!(times.quantile_ms(0.5), None);
     /// for _ in 0..100 {

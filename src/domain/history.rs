@@ -36,7 +36,7 @@ pub const GAP: &str = "fencepost.gap";
 /// The event for the end of an attempt.
 ///
 /// ```
-/// # use fencepost::domain::{history::ended, job::AttemptOutcome};
+/// # use fencepost_domain::{history::ended, job::AttemptOutcome};
 /// assert_eq!(ended(AttemptOutcome::LeaseExpired), "fencepost.lease_expired");
 /// ```
 #[must_use]

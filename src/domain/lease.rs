@@ -21,7 +21,7 @@ const MIN_TIMEOUT_THIRD_SECONDS: i32 = 10;
 /// A third of the lease, so that two may get lost; and at least as often as a third of the timeout.
 ///
 /// ```
-/// # use fencepost::domain::lease::heartbeat_interval_seconds;
+/// # use fencepost_domain::lease::heartbeat_interval_seconds;
 /// assert_eq!(heartbeat_interval_seconds(30, 60), 10);
 /// assert_eq!(heartbeat_interval_seconds(900, 1800), 300);
 /// assert_eq!(heartbeat_interval_seconds(900, 15), 10);

@@ -5,7 +5,7 @@ use super::limits::{MAX_LOG_BYTES, MAX_LOG_CHUNK_BYTES, MAX_LOG_CHUNKS_KEPT};
 /// How much of a chunk of `bytes` is stored beside what is stored already; none: nothing.
 ///
 /// ```
-/// # use fencepost::domain::logs::room;
+/// # use fencepost_domain::logs::room;
 /// assert_eq!(room(0, 0, 100), Some(100));
 /// assert_eq!(room(1024 * 1024 - 10, 5, 100), Some(10));
 /// assert_eq!(room(1024 * 1024, 5, 100), None);
@@ -33,7 +33,7 @@ pub struct Gap {
 /// The gaps in a stream with sorted sequences, starting after `before`.
 ///
 /// ```
-/// # use fencepost::domain::logs::{gaps, Gap};
+/// # use fencepost_domain::logs::{gaps, Gap};
 /// assert_eq!(gaps(-1, &[0, 1, 2]), []);
 /// assert_eq!(gaps(-1, &[2, 3, 7]), [Gap { from: 0, to: 1 }, Gap { from: 4, to: 6 }]);
 /// assert_eq!(gaps(3, &[4]), []);

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 /// has bits beyond its length.
 ///
 /// ```
-/// # use fencepost::domain::networks::parse;
+/// # use fencepost_domain::networks::parse;
 /// assert_eq!(parse("192.0.2.7").map(|it| it.to_string()).as_deref(), Some("192.0.2.7/32"));
 /// assert_eq!(parse("192.0.2.7/24"), None);
 /// ```

@@ -165,7 +165,7 @@ impl Kind {
     /// The states in which a job can be processed.
     ///
     /// ```
-    /// # use fencepost::domain::{job::JobState, operation::Kind};
+    /// # use fencepost_domain::{job::JobState, operation::Kind};
     /// assert!(Kind::JobsCancel.states().contains(&JobState::Processing));
     /// assert!(!Kind::JobsRetry.states().contains(&JobState::Succeeded));
     /// ```
@@ -184,7 +184,7 @@ impl Kind {
 /// Jobs of the next step: at most a full step, what is left, and what the rate allows.
 ///
 /// ```
-/// # use fencepost::domain::operation::step_jobs;
+/// # use fencepost_domain::operation::step_jobs;
 /// assert_eq!(step_jobs(0, None, None), 50);
 /// assert_eq!(step_jobs(95, Some(100), None), 5);
 /// assert_eq!(step_jobs(0, None, Some(1)), 1);
@@ -202,7 +202,7 @@ pub fn step_jobs(done: i64, max_jobs: Option<i64>, rate_per_second: Option<i32>)
 /// Milliseconds from a step of this many jobs to the next one.
 ///
 /// ```
-/// # use fencepost::domain::operation::pause_ms;
+/// # use fencepost_domain::operation::pause_ms;
 /// assert_eq!(pause_ms(50, None), 0);
 /// assert_eq!(pause_ms(10, Some(40)), 250);
 /// assert_eq!(pause_ms(1, Some(1)), 1_000);

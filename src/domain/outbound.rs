@@ -54,7 +54,7 @@ const PRIVATE_V6: [(Ipv6Addr, u32); 4] = [
 /// sign in the path is refused, and so is `..;`: some servers read them as something else.
 ///
 /// ```
-/// # use fencepost::domain::outbound::is_below;
+/// # use fencepost_domain::outbound::is_below;
 /// let base = "https://example.com/hooks";
 /// assert!(is_below("https://example.com/hooks", base));
 /// assert!(is_below("https://example.com/hooks/orders?id=7", base));

@@ -37,7 +37,7 @@ const OWN_BEGINNINGS: [&str; 3] = ["fencepost-", "proxy-", "webhook-"];
 /// What is wrong with a header that a user adds to requests; none: nothing.
 ///
 /// ```
-/// # use fencepost::domain::push::header_problem;
+/// # use fencepost_domain::push::header_problem;
 /// assert_eq!(header_problem("Authorization", "Bearer abc"), None);
 /// assert!(header_problem("Host", "a").is_some() && header_problem("Webhook-Id", "1").is_some());
 /// assert!(header_problem("two words", "a").is_some() && header_problem("", "a").is_some());
@@ -85,7 +85,7 @@ pub enum JobVerdict {
 /// What a status means. `is_final`: the answer has the header `Fencepost-Retryable: false`.
 ///
 /// ```
-/// # use fencepost::domain::push::{JobVerdict, verdict};
+/// # use fencepost_domain::push::{JobVerdict, verdict};
 /// assert_eq!(verdict(200, None, false), JobVerdict::Succeeded);
 /// assert_eq!(verdict(202, None, false), JobVerdict::Taken);
 /// assert_eq!(verdict(429, Some(7), false), JobVerdict::Released(Some(7)));
@@ -138,7 +138,7 @@ impl Window {
     /// A job was done.
     ///
     /// ```
-    /// # use fencepost::domain::push::Window;
+    /// # use fencepost_domain::push::Window;
     /// let mut window = Window::new(8);
     /// assert_eq!(window.slow(None), 5);
     /// assert_eq!(window.slow(None), 10);

@@ -37,7 +37,7 @@ impl RateLimit {
     ///
     /// ```
     /// # use chrono::{DateTime, TimeDelta};
-    /// # use fencepost::domain::rate::{Handout, RateLimit};
+    /// # use fencepost_domain::rate::{Handout, RateLimit};
     /// let (limit, now) = (RateLimit { count: 5, per_seconds: 60 }, DateTime::UNIX_EPOCH);
     /// let at = |seconds| now - TimeDelta::seconds(seconds);
     /// assert_eq!(limit.allows(&[], now), 5);

@@ -119,7 +119,7 @@ impl OverlapPolicy {
     /// Whether a tick fires.
     ///
     /// ```
-    /// # use fencepost::domain::schedule::{Earlier, OverlapPolicy::*};
+    /// # use fencepost_domain::schedule::{Earlier, OverlapPolicy::*};
     /// let (none, runs) = (Earlier::default(), Earlier { waits: false, runs: true });
     /// let both = Earlier { waits: true, runs: true };
     /// assert!(Skip.fires(none) && !Skip.fires(runs));
@@ -410,7 +410,7 @@ pub struct PreviewedTick {
 /// `spread_seconds`, so that schedules do not all start at once.
 ///
 /// ```
-/// # use fencepost::domain::schedule::offset_seconds;
+/// # use fencepost_domain::schedule::offset_seconds;
 /// assert_eq!(offset_seconds("rjob_a", 0), 0);
 /// assert_eq!(offset_seconds("rjob_a", 60), offset_seconds("rjob_a", 60));
 /// assert!((0..60).contains(&offset_seconds("rjob_b", 60)));

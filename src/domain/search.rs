@@ -78,7 +78,7 @@ pub enum IdPart {
 /// What is wrong, for the person who wrote it.
 ///
 /// ```
-/// # use fencepost::domain::{job::JobState, search};
+/// # use fencepost_domain::{job::JobState, search};
 /// let now = chrono::DateTime::UNIX_EPOCH;
 /// let read = search::read("state:pending queue:mail age:>5m", now).unwrap();
 /// assert_eq!(read.states, [JobState::Pending]);
@@ -159,7 +159,7 @@ fn unquoted(text: &str) -> Result<(String, &str), String> {
 /// A condition as a search line has it, in quotes where it needs them.
 ///
 /// ```
-/// # use fencepost::domain::search::condition;
+/// # use fencepost_domain::search::condition;
 /// assert_eq!(condition("queue", "mail"), "queue:mail");
 /// assert_eq!(condition("type", "a \"b\""), r#"type:"a \"b\"""#);
 /// ```
@@ -176,7 +176,7 @@ pub fn condition(name: &str, value: &str) -> String {
 /// The first word of a line without a name, which can only be a part of an id.
 ///
 /// ```
-/// # use fencepost::domain::search::bare_word;
+/// # use fencepost_domain::search::bare_word;
 /// assert_eq!(bare_word("queue:mail 48213").as_deref(), Some("48213"));
 /// assert_eq!(bare_word("job_01m7w3 tag:48213"), None);
 /// ```

@@ -46,7 +46,7 @@ pub fn check_name(text: &str, max_chars: usize) -> Result<(), InvalidText> {
 /// [`InvalidText`] says which rule was broken.
 ///
 /// ```
-/// # use fencepost::domain::text::{InvalidText::Misleading, check_public_name};
+/// # use fencepost_domain::text::{InvalidText::Misleading, check_public_name};
 /// assert_eq!(check_public_name("Ärzte & Co. 🚀", 100), Ok(()));
 /// assert_eq!(check_public_name("locked: https://evil.example", 100), Err(Misleading));
 /// assert_eq!(check_public_name("a\u{202e}b", 100), Err(Misleading));
@@ -79,7 +79,7 @@ pub fn check_text(text: &str, max_chars: usize) -> Result<(), InvalidText> {
 /// The longest prefix of `text` that fits in `max_bytes` and ends between two characters.
 ///
 /// ```
-/// # use fencepost::domain::text::cut;
+/// # use fencepost_domain::text::cut;
 /// assert_eq!(cut("añb", 2), "a");
 /// assert_eq!(cut("añb", 3), "añ");
 /// assert_eq!(cut("añb", 4), "añb");
@@ -92,7 +92,7 @@ pub fn cut(text: &str, max_bytes: usize) -> &str {
 /// A name as part of a path: `[a-z0-9-]`; may be empty.
 ///
 /// ```
-/// # use fencepost::domain::text::slug;
+/// # use fencepost_domain::text::slug;
 /// assert_eq!(slug("Acme Corp. (EU)"), "acme-corp-eu");
 /// assert_eq!(slug("--"), "");
 /// ```
@@ -106,7 +106,7 @@ pub fn slug(name: &str) -> String {
 /// Output, made storable: U+0000 becomes U+FFFD, everything else stays.
 ///
 /// ```
-/// # use fencepost::domain::text::without_nul;
+/// # use fencepost_domain::text::without_nul;
 /// assert_eq!(without_nul("a\0b\u{1b}[0m".into()), "a\u{FFFD}b\u{1b}[0m");
 /// ```
 #[must_use]
@@ -165,7 +165,7 @@ impl ErrorReport {
 /// The nesting depth of arrays and objects in well-formed JSON.
 ///
 /// ```
-/// # use fencepost::domain::text::json_depth;
+/// # use fencepost_domain::text::json_depth;
 /// assert_eq!(json_depth("1"), 0);
 /// assert_eq!(json_depth(r#"{"a":["[[["]}"#), 2);
 /// ```

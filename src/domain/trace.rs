@@ -19,7 +19,7 @@ impl TraceContext {
     /// Parses a `traceparent`. A malformed one is ignored, as the recommendation asks.
     ///
     /// ```
-    /// # use fencepost::domain::trace::TraceContext;
+    /// # use fencepost_domain::trace::TraceContext;
     /// let text = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     /// let context = TraceContext::parse(text).unwrap();
     /// assert!(context.is_sampled);

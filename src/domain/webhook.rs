@@ -66,7 +66,7 @@ pub const MAX_EVENT_MESSAGE_CHARS: usize = 1_024;
 /// The types that a pattern names: one, those of a group such as `job.*`, or all by `*`.
 ///
 /// ```
-/// # use fencepost::domain::webhook::named_by;
+/// # use fencepost_domain::webhook::named_by;
 /// assert_eq!(named_by("job.cancelled"), ["job.cancelled"]);
 /// assert_eq!(named_by("job.*").len(), 4);
 /// assert!(named_by("job.unknown").is_empty() && named_by("j*").is_empty());
@@ -85,7 +85,7 @@ pub fn named_by(pattern: &str) -> Vec<&'static str> {
 /// includes all.
 ///
 /// ```
-/// # use fencepost::domain::webhook::includes;
+/// # use fencepost_domain::webhook::includes;
 /// let names = ["mail.*".to_owned(), "report".to_owned()];
 /// assert!(includes(&names, "mail.send") && includes(&names, "report") && includes(&[], "any"));
 /// assert!(!includes(&names, "mail") && !includes(&names, "reports"));
@@ -146,7 +146,7 @@ pub enum Verdict {
 /// What a status means, and the header `Retry-After` beside it.
 ///
 /// ```
-/// # use fencepost::domain::webhook::{Verdict, verdict};
+/// # use fencepost_domain::webhook::{Verdict, verdict};
 /// assert_eq!(verdict(204, None), Verdict::Delivered);
 /// assert_eq!(verdict(302, None), Verdict::Failed(None));
 /// assert_eq!(verdict(503, Some(9_999)), Verdict::Failed(Some(3_600)));

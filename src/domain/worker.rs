@@ -25,7 +25,7 @@ impl WorkerState {
     /// asked for.
     ///
     /// ```
-    /// # use fencepost::domain::worker::WorkerState::{self, *};
+    /// # use fencepost_domain::worker::WorkerState::{self, *};
     /// assert_eq!(WorkerState::halt(Running, None), None);
     /// assert_eq!(WorkerState::halt(Quiet, None), Some(Quiet));
     /// assert_eq!(WorkerState::halt(Quiet, Some(Terminate)), Some(Terminate));
@@ -43,7 +43,7 @@ impl WorkerState {
     /// another would change it. A worker that is resumed is told `running`.
     ///
     /// ```
-    /// # use fencepost::domain::worker::WorkerState::{self, *};
+    /// # use fencepost_domain::worker::WorkerState::{self, *};
     /// assert_eq!(WorkerState::advice(Running, Some(Quiet)), Quiet);
     /// assert_eq!(WorkerState::advice(Quiet, None), Quiet);
     /// assert_eq!(WorkerState::advice(Terminate, Some(Quiet)), Terminate);

@@ -414,7 +414,7 @@ fn whole_seconds(time: Duration) -> u32 {
 /// An address as limits use it: the first 64 bits of IPv6, which one client usually has.
 ///
 /// ```
-/// # use fencepost::limiter::client_of;
+/// # use fencepost_signals::limiter::client_of;
 /// let of = |text: &str| client_of(text.parse().unwrap());
 /// assert_eq!(of("2001:db8::1"), of("2001:db8::2"));
 /// assert_ne!(client_of("192.0.2.1".parse().unwrap()), client_of("192.0.2.2".parse().unwrap()));

@@ -142,7 +142,7 @@ pub fn is_present(hash: &str) -> bool {
 /// Why a new password is weak, if it is. `known` are words related to its owner.
 ///
 /// ```
-/// # use fencepost::accounts::password::weakness;
+/// # use fencepost_identity::accounts::password::weakness;
 /// assert!(weakness("short", &[]).is_some());
 /// assert!(weakness("password1234", &[]).is_some());
 /// assert!(weakness("!!Weihnachten1984", &[]).is_some());

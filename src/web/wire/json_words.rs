@@ -13,7 +13,7 @@ const MAX_LISTED: usize = 12;
 /// The message of serde, rewritten.
 ///
 /// ```
-/// # use fencepost::wire::json_words::rewrite;
+/// # use fencepost_web::wire::json_words::rewrite;
 /// assert_eq!(rewrite("missing field `queues`"), "is missing");
 /// let told = rewrite(r#"invalid type: string "a", expected a sequence"#);
 /// assert_eq!(told, "must be a list, is a string");
@@ -83,7 +83,7 @@ fn listed(known: &[&str]) -> String {
 /// The name that is most similar to what was sent, or that contains it.
 ///
 /// ```
-/// # use fencepost::wire::json_words::probably_meant;
+/// # use fencepost_web::wire::json_words::probably_meant;
 /// let known = ["job_type", "queue", "run_at"];
 /// assert_eq!(probably_meant("type", &known), Some("job_type"));
 /// assert_eq!(probably_meant("jobType", &known), Some("job_type"));

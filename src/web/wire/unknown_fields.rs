@@ -13,7 +13,7 @@ type Known = Option<&'static [&'static str]>;
 /// read by hand, such as the entries of `depends_on`, stay as strict as they are.
 ///
 /// ```
-/// # use fencepost::wire::unknown_fields::KnownFields;
+/// # use fencepost_web::wire::unknown_fields::KnownFields;
 /// # use serde::Deserialize;
 /// #[derive(Debug, PartialEq, Deserialize)]
 /// #[serde(deny_unknown_fields)]

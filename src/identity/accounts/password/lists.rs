@@ -31,7 +31,7 @@ const MIN_CORE_LETTERS: usize = 6;
 /// Whether a password is common, as it is or with fewer digits and symbols around it.
 ///
 /// ```
-/// # use fencepost::accounts::password::lists::is_common;
+/// # use fencepost_identity::accounts::password::lists::is_common;
 /// assert!(is_common("trustno1") && is_common("!!Weihnachten1984"));
 /// assert!(!is_common("quiet otters borrow umbrellas") && !is_common("47#9102-x-8836!205"));
 /// ```

@@ -290,7 +290,7 @@ pub async fn run(
     let is_to_start = row.is_held && row.cancelled_at.is_none();
     let stored = if is_to_start || is_running { 0 } else { jobs.len() };
     caller.charge(&app, "id", Cost::Items(stored)).await?;
-    workflows::run(&app.engine, caller.tenant(), id).await?;
+    workflows::run(&app.engine, caller.tenant(), caller.origin(), id).await?;
     Ok(StatusCode::ACCEPTED)
 }
 

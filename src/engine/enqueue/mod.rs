@@ -48,10 +48,10 @@ pub struct Enqueued {
 ///
 /// # Errors
 /// Those of its origin. [`Error::QuotaExceeded`]. [`Error::Invalid`] when a `run_at` lies too far
-/// ahead, or a parent does not exist or has too many children. [`Error::ParentTerminal`], [`Error::UniqueConflict`],
-/// and [`Error::Overloaded`] when too many requests wait. Nothing is stored then. Existing jobs are
-/// read after the commit: if that fails, or one was deleted meanwhile ([`Error::JobNotFound`]), the
-/// new ones are stored.
+/// ahead, or a parent does not exist or has too many children. [`Error::ParentTerminal`],
+/// [`Error::UniqueConflict`], and [`Error::Overloaded`] when too many requests wait. Nothing is
+/// stored then. Existing jobs are read after the commit: if that fails, or one was deleted
+/// meanwhile ([`Error::JobNotFound`]), the new ones are stored.
 pub async fn store(
     engine: &Engine,
     tenant: Tenant,

@@ -1,4 +1,4 @@
-//! Where jobs come from: what they may be, what they carry, and what is checked before they are stored.
+//! Where jobs come from: what they may be, what they carry, and what is checked before storing.
 
 use fencepost_domain::{binding::KeyBinding, callbacks::Callbacks, error::Error, ids::ProjectId};
 
@@ -12,7 +12,9 @@ use crate::{Engine, reach::Reach};
 /// Why a bound key may not use what all jobs of a project share.
 const SHARED: &str = "must not be sent with a bound key: jobs of other queues share it";
 
-/// Where jobs come from. Each enqueue takes one, so that no caller leaves out a check.
+/// Where jobs come from. [`store`](super::store()) and [`store_workflow`](super::store_workflow)
+/// take one, so that no request leaves out a check. Jobs that an end or a bulk operation enqueues,
+/// in a transaction of its own, have none.
 #[derive(Debug)]
 pub struct Origin {
     binding: Option<KeyBinding>,
@@ -27,7 +29,7 @@ impl Origin {
         Self { binding, hop, to_check: Vec::new() }
     }
 
-    /// The server itself, or jobs that were let in before.
+    /// The server itself.
     #[must_use]
     pub const fn server() -> Self {
         Self::request(None, None)
@@ -42,9 +44,9 @@ impl Origin {
     /// Lets jobs in, and notes on them what they carry.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`]. [`Error::Invalid`] about a `callback_url` that no endpoint takes, about
-    /// a parent that the key may not use, as about one that does not exist, about what jobs of other
-    /// queues would share, and about payloads that do not fit their schema.
+    /// [`Error::OutOfBounds`]. [`Error::Invalid`] about a `callback_url` that no endpoint takes,
+    /// about a parent that the key may not use, as about one that does not exist, about what jobs
+    /// of other queues would share, and about payloads that do not fit their schema.
     pub(super) async fn admit(
         self,
         engine: &Engine,

@@ -47,6 +47,7 @@ pub struct Changes {
 pub async fn replay(
     engine: &Engine,
     tenant: Tenant,
+    origin: Origin,
     (of, id): (JobId, JobId),
     changes: Changes,
 ) -> Result<JobRow, Error> {
@@ -66,7 +67,7 @@ pub async fn replay(
     job.start = changes.start;
     job.extras.get_or_insert_default().traceparent = changes.traceparent;
     let tied = TiedJob::new(job, OnConflict::Reject);
-    let mut stored = enqueue::store(engine, tenant, Origin::server(), vec![tied]).await?;
+    let mut stored = enqueue::store(engine, tenant, origin, vec![tied]).await?;
     stored.pop().map(|it| it.row).ok_or(Error::InDoubt)
 }
 

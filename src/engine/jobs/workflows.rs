@@ -202,7 +202,12 @@ pub fn state(row: &WorkflowRow, jobs: &[WorkflowJobRow]) -> WorkflowState {
 /// # Errors
 /// [`Error::WorkflowNotFound`], also when jobs that would run again were pruned.
 /// [`Error::QuotaExceeded`] when the project may not have that many more jobs.
-pub async fn run(engine: &Engine, tenant: Tenant, id: WorkflowId) -> Result<(), Error> {
+pub async fn run(
+    engine: &Engine,
+    tenant: Tenant,
+    origin: Origin,
+    id: WorkflowId,
+) -> Result<(), Error> {
     let project_id = tenant.project_id;
     let replaced = find(engine, project_id, id).await?.0.successor_id;
     let (latest, jobs) = find_latest(engine, project_id, id).await?;
@@ -235,7 +240,7 @@ pub async fn run(engine: &Engine, tenant: Tenant, id: WorkflowId) -> Result<(), 
         batch: None,
     };
     let rerun = Some(Rerun { original: id, replaced });
-    match store(engine, tenant, Origin::server(), WorkflowId::generate(), (graph, rerun)).await {
+    match store(engine, tenant, origin, WorkflowId::generate(), (graph, rerun)).await {
         // Another request has re-run it at the same moment: one run is enough.
         Err(Error::Overloaded) => Ok(()),
         stored => stored,

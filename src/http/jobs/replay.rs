@@ -92,11 +92,12 @@ pub async fn replay(
     Once { request, repeat }: Once<ReplayRequest>,
 ) -> Result<Response, Error> {
     let trace = traceparent(&headers).map(str::to_owned);
-    let (running, tenant) = (app.clone(), caller.tenant());
+    let (running, tenant, origin) = (app.clone(), caller.tenant(), caller.origin());
     repeat
         .once(&app, &caller, async move |ids: Ids| {
             let changes = request.accept(tenant.limits.max_payload_bytes(), trace)?;
-            let row = replay::replay(&running.engine, tenant, (of, ids.job(0)), changes).await?;
+            let ids = (of, ids.job(0));
+            let row = replay::replay(&running.engine, tenant, origin, ids, changes).await?;
             Ok(Answer::job(StatusCode::CREATED, Job::read(row)?))
         })
         .await

@@ -279,12 +279,17 @@ fn a_loop_of_deliveries_and_jobs_ends() {
         enqueue(&hop).await;
         t.database.until("select dropped_events from webhook_endpoints", 1).await;
         assert!(!sink.has_more().await);
-        // It counts for jobs of batches, workflows and other protocols, too.
+        // It counts for jobs of batches, workflows, replays and other protocols, too.
+        let done = t.enqueue(json!({})).await;
+        work(t, "succeeded").await;
+        assert_eq!(sink.next().await.header("fencepost-hop"), "1");
+        let replay = format!("/v1/jobs/{done}/replay");
         let many = [
             ("/v1/jobs/batch", json!({"jobs": [{"job_type": "t"}]})),
             ("/v1/workflows", json!({"jobs": [{"key": "a", "job_type": "t"}]})),
             ("/ojs/v1/jobs", json!({"type": "t", "args": []})),
             ("/ojs/v1/jobs/batch", json!({"jobs": [{"type": "t", "args": []}]})),
+            (replay.as_str(), json!({})),
         ];
         for (place, body) in many {
             let request = t.request(reqwest::Method::POST, place).header("fencepost-hop", "2");

@@ -96,7 +96,7 @@ chaos-patroni: chaos-build ## The same for SECONDS (600) while Patroni leads Pos
 	$(CHAOS_RUN) --patroni --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 
 mutants: chaos-build ## Run nodes with each bug of chaos/bugs.toml until it is caught: ONLY=1,2 or all
-	@sh scripts/planted.sh
+	@sh scripts/planted.sh $(CHAOS)
 	$(CHAOS) mutants --program target/planted/fencepost $(if $(ONLY),--only $(ONLY)) --results docs/proof.jsonl
 	$(CHAOS) page --results docs/proof.jsonl --page docs/proof.md
 

@@ -17,9 +17,8 @@ pub mod workflow_graph;
 
 use axum::{Router, middleware};
 use fencepost_domain::error::Error;
-use utoipa_axum::router::OpenApiRouter;
-
 use fencepost_web::{app::App, wire::errors};
+use utoipa_axum::router::OpenApiRouter;
 
 /// An adapter: its path, its routes, how it renders errors, and its document.
 struct Adapter {

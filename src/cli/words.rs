@@ -12,6 +12,7 @@ pub(super) fn encoded(text: &str) -> String {
         .collect()
 }
 
+/// A value in words: a text without its quotes, anything else as JSON.
 pub(super) fn word(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }

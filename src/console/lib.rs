@@ -45,18 +45,17 @@ mod workflows;
 
 use axum::{Extension, Router, middleware};
 use fencepost_domain::error::Error;
-
-pub use self::{
-    diagram::MAX_SHOWN_ATTEMPTS, format::MAX_SHOWN_BYTES, jobs::SHOWN_EVENTS,
-    overview::MAX_QUEUE_PAGES, session::KEY_SECONDS,
-};
-
 use fencepost_web::{
     app::App,
     wire::{
         compressed,
         routes::{get, post},
     },
+};
+
+pub use self::{
+    diagram::MAX_SHOWN_ATTEMPTS, format::MAX_SHOWN_BYTES, jobs::SHOWN_EVENTS,
+    overview::MAX_QUEUE_PAGES, session::KEY_SECONDS,
 };
 
 /// The pages of a project, below `/console/p/{project}`.

@@ -10,8 +10,7 @@ use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, ids::BatchId, limits, outbound};
 use fencepost_engine::{
     batches::{self, BatchRow, NewBatch},
-    enqueue::Extras,
-    enqueue::callback_url::check_callback_urls,
+    enqueue::{Extras, callback_url::check_callback_urls},
 };
 use fencepost_web::{
     app::App,

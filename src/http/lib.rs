@@ -1,4 +1,4 @@
-//! The native API: validate, call, answer. A handler calls `engine` or `accounts` for a change, and
+//! The native API: validate, call, answer. A handler calls `engine` or `identity` for a change, and
 //! may call the store for a read or for one statement without a rule. The path of a file is the
 //! path of its routes.
 

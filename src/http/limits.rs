@@ -5,14 +5,13 @@ use axum::{Json as Reply, extract::State};
 use fencepost_domain::{error::Error, ids::ProjectId, limits as bounds, plan::Limits};
 use fencepost_engine::enqueue::quota;
 use fencepost_store as store;
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
-
 use fencepost_web::{
     app::App,
     auth::{Anybody, Bound, Budget, Caller, Who, body_bytes, project_limits},
     wire::streams,
 };
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// Kind of a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

@@ -1,5 +1,5 @@
-//! A leased job, as statements return it. Its columns are listed here alone: a further one is a field
-//! of [`LeasedJob`] and a line in each of the lists below.
+//! A leased job, as statements return it. Its columns are listed here alone: a further one is a
+//! field of [`LeasedJob`] and a line in each of the lists below.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use fencepost_domain::ids::{JobId, LeaseId, ProjectId, WorkflowId};

@@ -74,9 +74,10 @@ fn permit_name(project_id: ProjectId) -> String {
 /// Starts a stream, written by a task of its own.
 ///
 /// # Errors
-/// [`Error::Overloaded`] when this node serves [`MAX_STREAMS`](fencepost_domain::limits::MAX_STREAMS)
-/// already, but for the [`RESERVED_STREAMS`] of projects that have none; [`Error::QuotaExceeded`]
-/// when it serves as many of the project as its plan allows.
+/// [`Error::Overloaded`] when this node serves
+/// [`MAX_STREAMS`](fencepost_domain::limits::MAX_STREAMS) already, but for the
+/// [`RESERVED_STREAMS`] of projects that have none; [`Error::QuotaExceeded`] when it serves as many
+/// of the project as its plan allows.
 pub fn start<P: Permit + Clone, Writing>(
     app: &App,
     caller: &Caller<P>,

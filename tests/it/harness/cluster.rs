@@ -136,8 +136,8 @@ fn end_of_log() -> String {
     lines[lines.len().saturating_sub(SHOWN_LOG_LINES)..].join("\n")
 }
 
-/// The folder of this checkout's tests: in memory if there is room. On a disk, deleting the databases
-/// of a run took most of a minute.
+/// The folder of this checkout's tests: in memory if there is room. On a disk, deleting the
+/// databases of a run took most of a minute.
 pub fn home() -> PathBuf {
     static HOME: LazyLock<PathBuf> = LazyLock::new(|| {
         let place = Sha256::digest(env!("CARGO_MANIFEST_DIR").as_bytes());

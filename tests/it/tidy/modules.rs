@@ -5,7 +5,7 @@ use std::{
     path::Path,
 };
 
-/// The module of a file, as a path: `src/engine/lanes/lane.rs` is `engine`, `lanes`, `lane`.
+/// The module of a file, as a path: `src/engine/settle/mod.rs` is `engine`, `settle`.
 fn module_path(file: &str) -> Vec<String> {
     let path = file.trim_start_matches("src/").trim_end_matches(".rs");
     let mut parts: Vec<_> = path.split('/').map(str::to_owned).collect();

@@ -14,24 +14,11 @@ use fencepost_domain::{
     lease::{MIN_DEFAULT_LEASE_SECONDS, TIMEOUT_GRACE_SECONDS},
 };
 
-pub use super::leased::LeasedJob;
+pub use super::leased::{ClaimKey, LeasedJob};
 use super::leased::{leased_jobs, query_leased, query_leased_of_best};
 
 /// Jobs that one claim statement leases at most. The statements carry the same number as a literal.
 pub const MAX_CLAIM_SLOTS: usize = 250;
-
-/// A position in the claim order of one queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ClaimKey {
-    /// Minus the priority.
-    pub rank: i16,
-    pub run_at: DateTime<Utc>,
-}
-
-impl ClaimKey {
-    /// Before every job.
-    pub const ZERO: Self = Self { rank: i16::MIN, run_at: DateTime::UNIX_EPOCH };
-}
 
 /// What to claim: jobs of one queue, from one position on.
 #[derive(Debug, Clone)]

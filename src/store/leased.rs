@@ -4,7 +4,18 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use fencepost_domain::ids::{JobId, LeaseId, ProjectId, WorkflowId};
 
-use super::claims::ClaimKey;
+/// A position in the claim order of one queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ClaimKey {
+    /// Minus the priority.
+    pub rank: i16,
+    pub run_at: DateTime<Utc>,
+}
+
+impl ClaimKey {
+    /// Before every job.
+    pub const ZERO: Self = Self { rank: i16::MIN, run_at: DateTime::UNIX_EPOCH };
+}
 
 /// A leased job.
 #[derive(Debug, Clone)]

@@ -69,7 +69,7 @@ struct Number {
     value: Option<i32>,
 }
 
-/// What pages show of [`Incident`].
+/// Adds to [`Incident`] what pages show of it.
 trait IncidentExt {
     fn is_muted(&self, frame: &Frame) -> bool;
 
@@ -86,7 +86,7 @@ impl IncidentExt for Incident {
     }
 }
 
-/// What pages show of [`Alarm`].
+/// Adds to [`Alarm`] what pages show of it.
 trait AlarmExt {
     /// What its settings say, for people.
     fn says(&self) -> String;

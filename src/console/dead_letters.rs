@@ -44,7 +44,7 @@ pub async fn groups(here: Here) -> Result<Response, Error> {
     render(&Groups { frame: here.frame, groups, left_out, has_more, is_by_time })
 }
 
-/// What pages show of [`DeadLetterGroup`].
+/// Adds to [`DeadLetterGroup`] what pages show of it.
 trait DeadLetterGroupExt {
     /// The first line of its message: what people recognize it by.
     fn title(&self) -> &str;
@@ -80,7 +80,7 @@ pub async fn group_words(here: &Here) -> Result<Option<String>, Error> {
     Ok(page.dead_letters.first().map(DeadLetter::words))
 }
 
-/// What pages show of [`DeadLetter`].
+/// Adds to [`DeadLetter`] what pages show of it.
 trait DeadLetterExt {
     /// The error: the same for the whole group.
     fn words(&self) -> String;

@@ -37,7 +37,7 @@ const SHOWN_LOGS: u32 = 500;
 /// Newest events of a job that its page shows.
 pub const SHOWN_EVENTS: u32 = 100;
 
-/// What pages show of [`EventView`].
+/// Adds to [`EventView`] what pages show of it.
 trait EventViewExt {
     /// The type of an event: ours in words, others as workers name them.
     fn shown_kind(&self) -> String;

@@ -64,7 +64,7 @@ impl LinkPage {
     }
 }
 
-/// What pages show of [`InvitationPreview`].
+/// Adds to [`InvitationPreview`] what pages show of it.
 pub trait InvitationPreviewExt {
     /// The invited address; addresses below `.invalid` (RFC 2606) belong to no one, like the demo
     /// owner's.

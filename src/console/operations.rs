@@ -39,7 +39,7 @@ pub async fn detail(here: Here, Path((_, id)): Path<(String, String)>) -> Result
     render(&Detail { frame: here.frame, operation })
 }
 
-/// What pages show of [`Operation`].
+/// Adds to [`Operation`] what pages show of it.
 trait OperationExt {
     /// Whether it is running.
     fn is_running(&self) -> bool;

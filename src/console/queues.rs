@@ -105,7 +105,7 @@ pub async fn spark(here: Here, Path((_, name)): Path<(String, String)>) -> Resul
         .into_response())
 }
 
-/// What pages show of [`Queue`].
+/// Adds to [`Queue`] what pages show of it.
 trait QueueExt {
     /// Used share of the concurrency limit, in percent; none: unlimited.
     fn utilisation(&self) -> Option<i64>;

@@ -72,7 +72,7 @@ pub async fn detail(here: Here, Path((_, id)): Path<(String, String)>) -> Result
     render(&Detail { frame: here.frame, schedule, times, fires: history.fires, payload })
 }
 
-/// What pages show of [`FireTime`].
+/// Adds to [`FireTime`] what pages show of it.
 trait FireTimeExt {
     /// The time in the schedule's zone, for people.
     fn local_words(&self) -> String;

@@ -174,7 +174,7 @@ impl Members {
     }
 }
 
-/// What pages show of [`ApiKey`].
+/// Adds to [`ApiKey`] what pages show of it.
 trait ApiKeyExt {
     fn scope_names(&self) -> String;
 }
@@ -250,7 +250,7 @@ pub async fn limits(here: Here) -> Result<Response, Error> {
     render(&Limits { frame: here.frame, list })
 }
 
-/// What pages show of [`LimitStatus`].
+/// Adds to [`LimitStatus`] what pages show of it.
 trait LimitStatusExt {
     fn kind_words(&self) -> &'static str;
 

@@ -113,7 +113,7 @@ impl One {
     }
 }
 
-/// What pages show of [`Endpoint`].
+/// Adds to [`Endpoint`] what pages show of it.
 trait EndpointExt {
     fn is_enabled(&self) -> bool;
 

@@ -28,7 +28,7 @@ pub async fn list(here: Here) -> Result<Response, Error> {
     render(&Workers { frame, workers: page.workers, asked, next })
 }
 
-/// What pages show of [`WorkerView`].
+/// Adds to [`WorkerView`] what pages show of it.
 trait WorkerViewExt {
     /// The state in words: what it reports counts only while it is heard.
     fn shown_state(&self) -> String;

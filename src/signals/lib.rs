@@ -1,5 +1,5 @@
-//! What nodes tell one another and their operator: wake-ups and events, through Redis or without
-//! it; rate limits, metrics, logs and traces. All of it may be lost: PostgreSQL has what counts.
+//! Messages between nodes and to their operator: wake-ups and events, through Redis or without it;
+//! rate limits, metrics, logs and traces. All of it may be lost: PostgreSQL has what counts.
 
 pub mod events_feed;
 pub mod limiter;

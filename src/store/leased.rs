@@ -120,7 +120,7 @@ macro_rules! query_leased {
 pub(super) use query_leased;
 
 /// A checked statement that leases the jobs of `best` in its last part, `leased`: its text before
-/// the columns. Each row also tells how many jobs were selected, so there is one even if none was
+/// the columns. Each row also has the number of selected jobs, so there is one even if none was
 /// leased.
 macro_rules! query_leased_of_best {
     ($before:literal, $($argument:expr),+ $(,)?) => {
@@ -188,8 +188,8 @@ macro_rules! query_leased_of_best {
 }
 pub(super) use query_leased_of_best;
 
-/// The leased jobs of rows whose columns may all be null: such a row tells how many jobs were
-/// selected even if none was leased.
+/// The leased jobs of rows whose columns may all be null: such a row has the number of
+/// selected jobs even if none was leased.
 macro_rules! leased_jobs {
     ($rows:expr) => {
         $rows.into_iter().filter_map(|it| {

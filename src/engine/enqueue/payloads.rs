@@ -73,18 +73,18 @@ fn mistakes(schemas: &[TypeSchema], payloads: &[ToCheck]) -> Result<Vec<FieldErr
 
 /// What is wrong with one payload.
 fn compare(schema: Option<&Result<PayloadSchema, String>>, job: &ToCheck) -> Vec<FieldError> {
-    let told =
+    let refused =
         |field: &str, message: &str| vec![FieldError::new(format!("{}{field}", job.path), message)];
     let schema = match schema {
         Some(Ok(schema)) => schema,
-        Some(Err(message)) => return told("check_payload", message),
-        None => return told("check_payload", NO_SCHEMA),
+        Some(Err(message)) => return refused("check_payload", message),
+        None => return refused("check_payload", NO_SCHEMA),
     };
     let Ok(payload) = serde_json::from_str(&job.payload) else {
-        return told("payload", UNREADABLE);
+        return refused("payload", UNREADABLE);
     };
     let mistakes = schema.mistakes(&payload).into_iter();
-    let told =
-        mistakes.map(|it| FieldError::new(format!("{}payload{}", job.path, it.place), it.message));
-    told.collect()
+    mistakes
+        .map(|it| FieldError::new(format!("{}payload{}", job.path, it.place), it.message))
+        .collect()
 }

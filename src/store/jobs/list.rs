@@ -55,7 +55,7 @@ pub async fn page(
             Order::Newest => {
                 let reach = Reach { rows: limits::MAX_PAGE_EXAMINED_ROWS, jobs: Some(left) };
                 let bounds = filter.bounds(last);
-                walk_down(conn, project_id, filter, bounds, reach).await?.into()
+                walk_over(conn, project_id, filter, bounds, reach, order).await?.into()
             }
             Order::Oldest => walk(conn, project_id, filter, last, left).await?,
         };
@@ -101,7 +101,7 @@ struct Reach {
     jobs: Option<i64>,
 }
 
-/// What a walk from the newest jobs has seen.
+/// What a walk has seen.
 struct Seen {
     jobs: Vec<JobId>,
     /// Number of matching jobs.
@@ -132,7 +132,8 @@ pub async fn count(
     let most = if filter.error.is_some() { MAX_SEARCHED } else { MAX_COUNTED };
     // One more, to know whether there are more.
     let reach = Reach { rows: most + 1, jobs: None };
-    let seen = walk_down(conn, project_id, filter, filter.bounds(None), reach).await?;
+    let bounds = filter.bounds(None);
+    let seen = walk_over(conn, project_id, filter, bounds, reach, Order::Newest).await?;
     Ok((seen.matching, !seen.is_through))
 }
 
@@ -147,160 +148,29 @@ pub async fn walk(
 ) -> sqlx::Result<Walked> {
     let (upper, lower) = filter.bounds(None);
     let beyond = after.map_or(Uuid::nil(), |it| next(it.0));
-    walk_up(conn, project_id, filter, (upper, lower.max(beyond)), limit).await
+    let bounds = (upper, lower.max(beyond));
+    let reach = Reach { rows: limits::MAX_PAGE_EXAMINED_ROWS, jobs: Some(limit) };
+    Ok(walk_over(conn, project_id, filter, bounds, reach, Order::Oldest).await?.into())
 }
 
-/// The oldest matching jobs between two ids. Those of a batch are found by its index: other jobs do
-/// not count as examined. The condition on tags is no `exists`: a scalar
-/// subquery is evaluated row by row, and never becomes a scan of all bodies.
-async fn walk_up(
-    conn: &mut PgConnection,
-    project_id: ProjectId,
-    filter: &Filter,
-    (upper, lower): (Uuid, Uuid),
-    limit: i64,
-) -> sqlx::Result<Walked> {
-    let (names, chosen) = (filter.tag_names(), filter.chosen());
-    sqlx::query_as!(
-        Walked,
-        r#"
-        with examined as materialized (
-            select * from (
-                (select id, queue, job_type, state, created_at, failures, labels
-                 from jobs
-                 where (cardinality($5::text[]) = 0 or not $5 <@ array['succeeded', 'cancelled'])
-                     and $13::uuid is null and $14::uuid[] is null and not $18
-                     and project_id = $1 and id < $2 and id >= $3
-                 order by id
-                 limit $4)
-                union all
-                (select dead.job_id, job.queue, job.job_type, job.state, job.created_at,
-                        job.failures, job.labels
-                 from dead_letters dead
-                 cross join lateral (
-                     select queue, job_type, state, created_at, failures, labels
-                     from jobs where project_id = $1 and id = dead.job_id
-                     offset 0
-                 ) job
-                 where $18::boolean and $13::uuid is null and $14::uuid[] is null
-                     and dead.project_id = $1 and dead.job_id < $2 and dead.job_id >= $3
-                 order by dead.job_id
-                 limit $4)
-                union all
-                (select id, queue, job_type, state, created_at, failures, labels
-                 from finished_jobs
-                 where (cardinality($5::text[]) = 0 or $5 && array['succeeded', 'cancelled'])
-                     and $13::uuid is null and $14::uuid[] is null
-                     and project_id = $1 and id < $2 and id >= $3
-                 order by id
-                 limit $4)
-                union all
-                (select member.job_id, job.queue, job.job_type, job.state, job.created_at,
-                        job.failures, job.labels
-                 from job_bodies member
-                 cross join lateral (
-                     select queue, job_type, state, created_at, failures, labels
-                     from jobs where project_id = $1 and id = member.job_id
-                     union all
-                     select queue, job_type, state, created_at, failures, labels
-                     from finished_jobs where project_id = $1 and id = member.job_id
-                     -- Row by row: a join could walk over the jobs of all batches.
-                     offset 0
-                 ) job
-                 where member.project_id = $1 and member.batch_id = $13
-                     and ($14::uuid[] is null or member.job_id = any($14))
-                     and member.job_id < $2 and member.job_id >= $3
-                 order by member.job_id
-                 limit $4)
-                union all
-                (select chosen.id, job.queue, job.job_type, job.state, job.created_at, job.failures,
-                        job.labels
-                 from unnest($14::uuid[]) chosen (id)
-                 cross join lateral (
-                     select queue, job_type, state, created_at, failures, labels
-                     from jobs where project_id = $1 and id = chosen.id
-                     union all
-                     select queue, job_type, state, created_at, failures, labels
-                     from finished_jobs where project_id = $1 and id = chosen.id
-                     offset 0
-                 ) job
-                 where $13::uuid is null and chosen.id < $2 and chosen.id >= $3
-                 order by chosen.id
-                 limit $4)
-            ) both_tables
-            order by id
-            limit $4
-        ), matching as (
-            select id from examined
-            where (cardinality($5::text[]) = 0 or state = any($5))
-                and ($6::text is null or queue = $6)
-                and ($7::text is null or job_type = $7)
-                and ($19::text[] is null or labels @> $19)
-                and ($8::timestamptz is null or created_at >= $8)
-                and ($9::timestamptz is null or created_at < $9)
-                and ($16::bigint is null
-                    or ('x' || right(replace(id::text, '-', ''), 15))::bit(60)::bigint & $16
-                        = $17::bigint)
-                and (($10::jsonb is null and $11::text[] is null) or (
-                    select ($10 is null or tagged.tags @> $10)
-                        and ($11 is null or tagged.tags ?& $11)
-                    from job_bodies tagged
-                    where tagged.project_id = $1 and tagged.job_id = examined.id
-                ))
-                and ($15::text is null or (failures > 0 and (
-                    select strpos(lower(left(
-                        concat_ws(': ', past.error_kind, past.error_message), 1000
-                    )), $15) > 0
-                    from attempts past
-                    where past.project_id = $1 and past.job_id = examined.id
-                        and coalesce(past.error_kind, past.error_message, past.error_stack_trace)
-                            is not null
-                    order by past.attempt desc
-                    limit 1
-                )))
-            order by id
-            limit $12
-        )
-        select array(select id from matching order by id) "jobs!: Vec<JobId>",
-               (select id from examined order by id desc limit 1) "last: JobId",
-               (select count(*) from examined) < $4 "is_through!"
-        "#,
-        project_id.0,
-        upper,
-        lower,
-        limits::MAX_PAGE_EXAMINED_ROWS,
-        &filter.stored_states() as &[&str],
-        filter.queue.as_deref(),
-        filter.job_type.as_deref(),
-        filter.created_after,
-        filter.created_before,
-        filter.tag_values(),
-        names.as_deref(),
-        limit,
-        filter.batch_id.map(|it| it.0),
-        chosen.as_deref(),
-        filter.error_text(),
-        filter.id_end.map(|it| it.0),
-        filter.id_end.map(|it| it.1),
-        filter.is_dead_only(),
-        filter.labels.as_deref(),
-    )
-    .fetch_one(conn)
-    .await
-}
-
-/// The newest matching jobs between two ids; otherwise like [`walk_up`].
-async fn walk_down(
+/// The matching jobs between two ids, from the newest or from the oldest. Those of a batch are
+/// found by its index: other jobs do not count as examined. The condition on tags is no `exists`: a
+/// scalar subquery is evaluated row by row, and never becomes a scan of all bodies.
+async fn walk_over(
     conn: &mut PgConnection,
     project_id: ProjectId,
     filter: &Filter,
     (upper, lower): (Uuid, Uuid),
     reach: Reach,
+    order: Order,
 ) -> sqlx::Result<Seen> {
     let (names, chosen) = (filter.tag_names(), filter.chosen());
-    sqlx::query_as!(
-        Seen,
-        r#"
+    // The order of the walk, and its reverse.
+    macro_rules! query {
+        ($forth:literal, $back:literal) => {
+            sqlx::query_as!(
+                Seen,
+                r#"
         with examined as materialized (
             select * from (
                 (select id, queue, job_type, state, created_at, failures, labels
@@ -308,7 +178,7 @@ async fn walk_down(
                  where (cardinality($5::text[]) = 0 or not $5 <@ array['succeeded', 'cancelled'])
                      and $13::uuid is null and $14::uuid[] is null and not $18
                      and project_id = $1 and id < $2 and id >= $3
-                 order by id desc
+                 order by id "# + $forth + r#"
                  limit $4)
                 union all
                 (select dead.job_id, job.queue, job.job_type, job.state, job.created_at,
@@ -321,7 +191,7 @@ async fn walk_down(
                  ) job
                  where $18::boolean and $13::uuid is null and $14::uuid[] is null
                      and dead.project_id = $1 and dead.job_id < $2 and dead.job_id >= $3
-                 order by dead.job_id desc
+                 order by dead.job_id "# + $forth + r#"
                  limit $4)
                 union all
                 (select id, queue, job_type, state, created_at, failures, labels
@@ -329,7 +199,7 @@ async fn walk_down(
                  where (cardinality($5::text[]) = 0 or $5 && array['succeeded', 'cancelled'])
                      and $13::uuid is null and $14::uuid[] is null
                      and project_id = $1 and id < $2 and id >= $3
-                 order by id desc
+                 order by id "# + $forth + r#"
                  limit $4)
                 union all
                 (select member.job_id, job.queue, job.job_type, job.state, job.created_at,
@@ -347,7 +217,7 @@ async fn walk_down(
                  where member.project_id = $1 and member.batch_id = $13
                      and ($14::uuid[] is null or member.job_id = any($14))
                      and member.job_id < $2 and member.job_id >= $3
-                 order by member.job_id desc
+                 order by member.job_id "# + $forth + r#"
                  limit $4)
                 union all
                 (select chosen.id, job.queue, job.job_type, job.state, job.created_at, job.failures,
@@ -362,10 +232,10 @@ async fn walk_down(
                      offset 0
                  ) job
                  where $13::uuid is null and chosen.id < $2 and chosen.id >= $3
-                 order by chosen.id desc
+                 order by chosen.id "# + $forth + r#"
                  limit $4)
             ) both_tables
-            order by id desc
+            order by id "# + $forth + r#"
             limit $4
         ), matching as (
             select id from examined
@@ -395,36 +265,40 @@ async fn walk_down(
                     order by past.attempt desc
                     limit 1
                 )))
-            order by id desc
+            order by id "# + $forth + r#"
             limit $12::bigint
         )
         select array(
-                   select id from matching order by id desc limit coalesce($12::bigint, 0)
+                   select id from matching order by id "# + $forth + r#" limit coalesce($12::bigint, 0)
                ) "jobs!: Vec<JobId>",
                (select count(*) from matching) "matching!",
-               (select id from examined order by id limit 1) "last: JobId",
+               (select id from examined order by id "# + $back + r#" limit 1) "last: JobId",
                (select count(*) from examined) < $4 "is_through!"
         "#,
-        project_id.0,
-        upper,
-        lower,
-        reach.rows,
-        &filter.stored_states() as &[&str],
-        filter.queue.as_deref(),
-        filter.job_type.as_deref(),
-        filter.created_after,
-        filter.created_before,
-        filter.tag_values(),
-        names.as_deref(),
-        reach.jobs,
-        filter.batch_id.map(|it| it.0),
-        chosen.as_deref(),
-        filter.error_text(),
-        filter.id_end.map(|it| it.0),
-        filter.id_end.map(|it| it.1),
-        filter.is_dead_only(),
-        filter.labels.as_deref(),
-    )
-    .fetch_one(conn)
-    .await
+                project_id.0,
+                upper,
+                lower,
+                reach.rows,
+                &filter.stored_states() as &[&str],
+                filter.queue.as_deref(),
+                filter.job_type.as_deref(),
+                filter.created_after,
+                filter.created_before,
+                filter.tag_values(),
+                names.as_deref(),
+                reach.jobs,
+                filter.batch_id.map(|it| it.0),
+                chosen.as_deref(),
+                filter.error_text(),
+                filter.id_end.map(|it| it.0),
+                filter.id_end.map(|it| it.1),
+                filter.is_dead_only(),
+                filter.labels.as_deref(),
+            )
+        };
+    }
+    match order {
+        Order::Newest => query!("desc", "asc").fetch_one(conn).await,
+        Order::Oldest => query!("asc", "desc").fetch_one(conn).await,
+    }
 }

@@ -5,7 +5,7 @@ use axum::{extract::Path, http::Method, response::Response};
 use fencepost_domain::{
     error::Error,
     limits,
-    webhook::{EVENT_TYPES, named_by},
+    webhook::{EVENT_TYPES, event_types, named_by},
 };
 use fencepost_http::webhooks::{
     Endpoint, EndpointPage, EndpointState, EndpointWithSecret,
@@ -109,7 +109,7 @@ impl One {
 
     /// The types that its boxes show.
     fn told(&self) -> Vec<&'static str> {
-        EVENT_TYPES.into_iter().filter(|it| self.endpoint.wants(it)).collect()
+        event_types().filter(|it| self.endpoint.wants(it)).collect()
     }
 }
 

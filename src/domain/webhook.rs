@@ -16,19 +16,20 @@ use super::{
     backoff::{JitterKind, RetryPolicy, RetryStrategy},
 };
 
-/// Types of events that an endpoint can ask for, in display order.
-pub const EVENT_TYPES: [&str; 11] = [
-    "job.succeeded",
-    "job.attempt_failed",
-    "job.dead_lettered",
-    "job.cancelled",
-    BATCH_SUCCEEDED,
-    BATCH_FAILED,
-    "workflow.succeeded",
-    "workflow.failed",
-    "workflow.cancelled",
-    ALARM_TRIGGERED,
-    ALARM_RESOLVED,
+/// Types of events that an endpoint can ask for, in display order, and when each is sent. The API's
+/// document, its checks, the console and the guide follow this table.
+pub const EVENT_TYPES: [(&str, &str); 11] = [
+    ("job.succeeded", "a job has succeeded"),
+    ("job.attempt_failed", "an attempt failed, timed out or lost its lease, also the last one"),
+    ("job.dead_lettered", "a job has failed for the last time"),
+    ("job.cancelled", "a job was cancelled, or was not needed"),
+    (BATCH_SUCCEEDED, "all jobs of a batch have succeeded or were not needed"),
+    (BATCH_FAILED, "all jobs of a batch have ended, and some have failed; it can succeed later"),
+    ("workflow.succeeded", "a workflow has succeeded; again, if retried jobs change its state"),
+    ("workflow.failed", "all jobs of a workflow have ended, and some have failed"),
+    ("workflow.cancelled", "a workflow was cancelled, and all of its jobs have ended"),
+    (ALARM_TRIGGERED, "an alarm has found something"),
+    (ALARM_RESOLVED, "what an alarm has found has ended"),
 ];
 /// The type of an event about a batch whose jobs have succeeded, all of them.
 pub const BATCH_SUCCEEDED: &str = "batch.succeeded";
@@ -78,7 +79,12 @@ pub fn named_by(pattern: &str) -> Vec<&'static str> {
         Some(group) => group.ends_with('.') && it.starts_with(group),
         None => *it == pattern,
     };
-    EVENT_TYPES.into_iter().filter(is_named).collect()
+    event_types().filter(is_named).collect()
+}
+
+/// The names of [`EVENT_TYPES`].
+pub fn event_types() -> impl Iterator<Item = &'static str> {
+    EVENT_TYPES.into_iter().map(|(name, _)| name)
 }
 
 /// Whether a list of names, or of beginnings as in `mail.*`, includes this one. An empty list
@@ -167,10 +173,7 @@ pub fn verdict(status: u16, retry_after_seconds: Option<u32>) -> Verdict {
 /// What an endpoint is sent.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct WebhookEvent {
-    /// Type of the event: `job.succeeded`, `job.attempt_failed`, `job.dead_lettered`,
-    /// `job.cancelled`, `batch.succeeded`, `batch.failed`, `workflow.succeeded`,
-    /// `workflow.failed`, `workflow.cancelled`, `alarm.triggered`, `alarm.resolved`,
-    /// `endpoint.test`, and others later: ignore those that you do not know.
+    /// Type of the event. The API's document lists [`EVENT_TYPES`] here.
     #[serde(rename = "type")]
     #[schema(example = "job.dead_lettered")]
     pub kind: String,

@@ -9,13 +9,14 @@ use std::{
 
 use fencepost_domain::{
     alarm::{Changes, Details, Finding, MAX_OPEN_INCIDENTS, Name, Open, Rule, judge},
-    ids::{EndpointId, JobId, KeyId, ProjectId},
+    ids::{EndpointId, IncidentId, JobId, KeyId, ProjectId},
     outbound::shown_host,
     webhook::{ALARM_RESOLVED, ALARM_TRIGGERED},
 };
 use fencepost_signals::wakeups::BackgroundTask;
 use fencepost_store::{
     incidents::{self, NewIncident, OpenIncident},
+    outbound_events::{self, About},
     sweep::{
         self,
         alarms::{self as looks, Found, MAX_PAGE_PROJECTS},
@@ -116,7 +117,8 @@ impl Alarms {
             return Ok(false);
         }
         let event_type = if is_resolved { ALARM_RESOLVED } else { ALARM_TRIGGERED };
-        incidents::tell(tx, project_id, &told, event_type).await?;
+        let about: Vec<_> = told.iter().map(|id| About::Incident(IncidentId(*id))).collect();
+        outbound_events::store(tx, project_id, event_type, &about, None).await?;
         if self.sends_mail {
             incidents::mail(tx, project_id, &told, is_resolved).await?;
         }

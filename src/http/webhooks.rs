@@ -5,12 +5,7 @@ mod endpoint;
 pub mod replay;
 
 use axum::{Json as Reply, extract::State, http::StatusCode};
-use fencepost_domain::{
-    error::Error,
-    ids::EndpointId,
-    limits, outbound,
-    webhook::{self, EVENT_TYPES},
-};
+use fencepost_domain::{error::Error, ids::EndpointId, limits, outbound, webhook};
 use fencepost_engine::webhooks::{self, EndpointChange, NewEndpoint};
 use fencepost_web::{
     app::App,
@@ -170,7 +165,7 @@ fn event_types(events: &[String], may_be_none: bool, check: &mut Check) -> Vec<S
     for (place, pattern) in events.iter().enumerate().take(limits::MAX_ENDPOINT_NAMES) {
         let named = webhook::named_by(pattern);
         if named.is_empty() {
-            let known = EVENT_TYPES.join(", ");
+            let known = webhook::event_types().collect::<Vec<_>>().join(", ");
             let message = format!("must be one of {known}, or name several as job.* and *");
             check.refuse(&format!("events[{place}]"), message);
         }

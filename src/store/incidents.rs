@@ -376,30 +376,6 @@ pub async fn to_tell(
     .await
 }
 
-/// Stores events about incidents, if an endpoint wants them.
-pub async fn tell(
-    conn: &mut PgConnection,
-    project_id: ProjectId,
-    ids: &[Uuid],
-    event_type: &str,
-) -> sqlx::Result<()> {
-    sqlx::query!(
-        "
-        insert into outbound_events (project_id, type, incident_id)
-        select $1, wanted.type, told.id
-        from event_subscriptions wanted
-        cross join unnest($2::uuid[]) as told(id)
-        where wanted.project_id = $1 and wanted.type = $3
-        ",
-        project_id.0,
-        ids,
-        event_type,
-    )
-    .execute(conn)
-    .await?;
-    Ok(())
-}
-
 /// Stores mails about incidents to the members who shall get them, up to a number a day.
 pub async fn mail(
     conn: &mut PgConnection,

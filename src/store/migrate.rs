@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use anyhow::ensure;
+use fencepost_domain::webhook::event_types;
 use sqlx::{ConnectOptions, Executor, PgConnection, Row, postgres::PgConnectOptions};
+
+use crate::webhooks;
 
 /// Lock timeout of a migration, in milliseconds; then it is tried again.
 const MIGRATION_LOCK_TIMEOUT_MS: u32 = 2_000;
@@ -57,7 +60,8 @@ pub async fn schema(conn: &mut PgConnection) -> sqlx::Result<Schema> {
     })
 }
 
-/// Migrates the schema to this binary's version, one migration after the other.
+/// Migrates the schema to this binary's version, one migration after the other. Endpoints that asked
+/// for a group of events get the types that this version adds to it.
 ///
 /// # Errors
 /// When the database cannot be reached, a lock times out, or the schema is newer than this binary
@@ -101,7 +105,8 @@ pub(super) async fn connect(database_url: &str) -> sqlx::Result<PgConnection> {
 async fn migrate_once(conn: &mut PgConnection) -> anyhow::Result<()> {
     ensure!(schema(conn).await? != Schema::OtherHistory, OTHER_HISTORY);
     drop_broken_indexes(conn).await?;
-    MIGRATIONS.run(conn).await?;
+    MIGRATIONS.run(&mut *conn).await?;
+    webhooks::widen_groups(conn, &event_types().collect::<Vec<_>>()).await?;
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
+use uuid::Uuid;
 
 use fencepost_domain::ids::{BatchId, EndpointId, IncidentId, JobId, ProjectId, WorkflowId};
 
@@ -192,36 +193,55 @@ pub async fn call_back(
     Ok(done.rows_affected() > 0)
 }
 
-/// Notes that a batch or workflow has ended, if an endpoint asked for it or it has named a URL.
-/// Returns whether someone is told.
-pub async fn note_end(
+/// What an event is about, if it is about no job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum About {
+    Batch(BatchId),
+    Workflow(WorkflowId),
+    Incident(IncidentId),
+}
+
+/// Stores an event of this type about each of these, if an endpoint asked for the type, and one for
+/// the URL that they have named. Returns whether there is one. Events about jobs are written by
+/// triggers.
+pub async fn store(
     conn: &mut PgConnection,
     project_id: ProjectId,
-    (batch_id, workflow_id): (Option<BatchId>, Option<WorkflowId>),
     kind: &str,
+    about: &[About],
     url: Option<&str>,
 ) -> sqlx::Result<bool> {
-    let noted = sqlx::query!(
+    let batches = about.iter().map(|it| if let About::Batch(id) = it { Some(id.0) } else { None });
+    let workflows =
+        about.iter().map(|it| if let About::Workflow(id) = it { Some(id.0) } else { None });
+    let incidents =
+        about.iter().map(|it| if let About::Incident(id) = it { Some(id.0) } else { None });
+    let stored = sqlx::query!(
         "
-        insert into outbound_events (project_id, type, batch_id, workflow_id, callback_url)
-        select $1, $4, $2, $3, told.url
-        from (
+        insert into outbound_events (
+            project_id, type, batch_id, workflow_id, incident_id, callback_url
+        )
+        select $1, $2, about.batch_id, about.workflow_id, about.incident_id, told.url
+        from unnest($3::uuid[], $4::uuid[], $5::uuid[])
+            as about(batch_id, workflow_id, incident_id)
+        cross join (
             select null as url
             from event_subscriptions
-            where project_id = $1 and type = $4
+            where project_id = $1 and type = $2
             union all
-            select $5::text where $5::text is not null
+            select $6::text where $6::text is not null
         ) told
         ",
         project_id.0,
-        batch_id.map(|it| it.0),
-        workflow_id.map(|it| it.0),
         kind,
+        &batches.collect::<Vec<_>>() as &[Option<Uuid>],
+        &workflows.collect::<Vec<_>>() as &[Option<Uuid>],
+        &incidents.collect::<Vec<_>>() as &[Option<Uuid>],
         url,
     )
     .execute(conn)
     .await?;
-    Ok(noted.rows_affected() > 0)
+    Ok(stored.rows_affected() > 0)
 }
 
 /// Those of these queues of an outbox in which at least `full` deliveries wait, as far as they are

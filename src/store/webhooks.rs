@@ -357,6 +357,42 @@ pub async fn write_subscriptions(
     Ok(())
 }
 
+/// Adds types of events that have come since to endpoints that asked for their groups. `types` are
+/// all that there are.
+pub(super) async fn widen_groups(conn: &mut PgConnection, types: &[&str]) -> sqlx::Result<()> {
+    sqlx::query!(
+        r#"
+        with widened as (
+            update webhook_endpoints it
+            set event_types = named.types
+            from webhook_endpoints old
+            cross join lateral (
+                select array(
+                    select type
+                    from unnest($1::text[]) as known(type)
+                    where old.events && array['*', type, split_part(type, '.', 1) || '.*']
+                    order by type collate "C"
+                ) as types
+            ) named
+            where it.project_id = old.project_id and it.id = old.id
+                and old.deleted_at is null
+                and old.events::text like '%*%'
+                and named.types <> old.event_types
+            returning it.project_id, it.disabled_at, it.event_types
+        )
+        insert into event_subscriptions (project_id, type)
+        select distinct project_id, unnest(event_types)
+        from widened
+        where disabled_at is null
+        on conflict do nothing
+        "#,
+        types as &[&str],
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
 /// The URLs of a project's endpoints that take callbacks. Also of those that are disabled: that a
 /// receiver is gone must not keep jobs from being enqueued.
 pub async fn callback_urls(

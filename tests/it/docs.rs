@@ -6,7 +6,7 @@ use clap::{Command, CommandFactory};
 
 use fencepost::cli::{Cli, settings};
 use fencepost_adapters as adapters;
-use fencepost_domain::{access::Scope, limits, schedule::Schedule};
+use fencepost_domain::{access::Scope, limits, schedule::Schedule, webhook::EVENT_TYPES};
 use fencepost_http::{error::CODES, openapi};
 use fencepost_signals::telemetry::{Kind, METRICS};
 
@@ -38,6 +38,16 @@ fn the_openapi_file_is_the_one_that_the_handlers_make() {
         let page = read("docs/protocols.md");
         assert!(page.contains(&listed) && page.contains(&file), "docs/protocols.md: {adapter}");
     }
+}
+
+#[test]
+fn the_guide_of_webhooks_lists_the_types_of_events() {
+    let guide = read("docs/guides/webhooks.md").replace("[alarm](alarms.md)", "alarm");
+    let rows: Vec<_> = guide.lines().filter(|line| line.starts_with("| `")).collect();
+    let listed: Vec<_> =
+        EVENT_TYPES.map(|(name, when)| format!("| `{name}` | {when} |")).into_iter().collect();
+    assert_eq!(rows[..listed.len()], listed);
+    assert!(rows[listed.len()].starts_with("| `endpoint.test` |"), "{}", rows[listed.len()]);
 }
 
 #[test]

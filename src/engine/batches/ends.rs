@@ -17,7 +17,7 @@ use fencepost_store::{
     batches::{self, BatchRow, Delta},
     dependencies::{self, Edge},
     ends::{self, JobEnd},
-    outbound_events,
+    outbound_events::{self, About},
 };
 use metrics::counter;
 use sqlx::PgConnection;
@@ -128,8 +128,7 @@ async fn callbacks_of_batch(
     let mut declared = read(batch.callbacks.as_deref().unwrap_or("{}"))?;
     let kind = if has_succeeded { BATCH_SUCCEEDED } else { BATCH_FAILED };
     let url = declared.url.take();
-    let about = (Some(id), None);
-    outbound_events::note_end(tx, project_id, about, kind, url.as_deref()).await?;
+    outbound_events::store(tx, project_id, kind, &[About::Batch(id)], url.as_deref()).await?;
     if batch.completed_at.is_some() {
         declared.on_complete = None;
     }

@@ -7,7 +7,8 @@ use fencepost_domain::{
 use sqlx::PgConnection;
 
 use fencepost_store::{
-    outbound_events, workflow_ends,
+    outbound_events::{self, About},
+    workflow_ends,
     workflows::{self, StateCount},
 };
 
@@ -29,8 +30,8 @@ pub(super) async fn tell(
         return Ok(());
     }
     let (kind, url) = (format!("workflow.{}", state.as_str()), row.callback_url);
-    let about = (None, Some(id));
-    if outbound_events::note_end(tx, project_id, about, &kind, url.as_deref()).await? {
+    let about = [About::Workflow(id)];
+    if outbound_events::store(tx, project_id, &kind, &about, url.as_deref()).await? {
         workflow_ends::note_told(tx, project_id, id, state.as_str()).await?;
     }
     Ok(())

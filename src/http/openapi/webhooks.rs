@@ -2,16 +2,26 @@
 
 use serde_json::{Value, json};
 
-use fencepost_domain::webhook::{EVENT_TYPES, TEST_EVENT};
+use fencepost_domain::webhook::{EVENT_TYPES, TEST_EVENT, event_types};
+
+/// When [`TEST_EVENT`] is sent.
+const TEST: (&str, &str) = (TEST_EVENT, "a test was asked for");
 
 /// Adds a webhook for each type of event. All have the same body.
 pub fn add(document: &mut Value) {
-    for kind in EVENT_TYPES.into_iter().chain([TEST_EVENT]) {
+    let names: Vec<_> = event_types().chain([TEST_EVENT]).map(|name| format!("`{name}`")).collect();
+    document["components"]["schemas"]["WebhookEvent"]["properties"]["type"]["description"] =
+        json!(format!(
+            "Type of the event: {}, and others later: ignore those that you do not know.",
+            names.join(", ")
+        ));
+    for (kind, when) in EVENT_TYPES.into_iter().chain([TEST]) {
         document["webhooks"][kind] = json!({"post": {
             "operationId": format!("on_{}", kind.replace('.', "_")),
             "tags": ["webhooks"],
             "summary": format!("Tell an endpoint of `{kind}`."),
-            "description": "Sent to each endpoint that asked for it, at least once, in no order.",
+            "description": format!("Sent when {when}, to each endpoint that asked for it, at least \
+                once, in no order."),
             "security": [],
             "parameters": [
                 header("webhook-id", "The event: the same for all endpoints and tries."),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use fencepost_engine::webhooks;
 use fencepost_net::seal::{MasterKeys, new_master_key};
+use fencepost_store::migrate;
 use serde_json::{Value, json};
 use sqlx::Connection;
 
@@ -70,6 +71,25 @@ fn what_was_sent_under_other_settings_does_not_disable_an_endpoint() {
         })
         .await;
         assert_eq!(t.get(&path(&made, "")).await.is(200)["state"], "enabled");
+    });
+}
+
+#[test]
+fn an_endpoint_of_a_group_is_told_of_types_that_a_later_version_adds() {
+    run_alone(async |t| {
+        let (group, single) = (Sink::start().await, Sink::start().await);
+        endpoint(t, &group, json!({"events": ["job.*", "alarm.triggered"]})).await;
+        endpoint(t, &single, json!({"events": ["alarm.triggered"]})).await;
+        // As a version stored them that had no such type.
+        t.database.execute("update webhook_endpoints set event_types = '{alarm.triggered}'").await;
+        t.database.execute("delete from event_subscriptions where type like 'job.%'").await;
+        migrate::migrate(&t.database.url).await.expect("the database is migrated");
+        let types = "select max(cardinality(event_types)) * 10 + min(cardinality(event_types))
+            from webhook_endpoints where cardinality(events) > 0";
+        assert_eq!(t.database.number(types).await, 51);
+        let id = t.enqueue(json!({})).await;
+        t.act(&format!("/v1/jobs/{id}/cancel")).await.is(200);
+        assert_eq!(group.next().await.body()["type"], "job.cancelled");
     });
 }
 

@@ -3,6 +3,7 @@
 mod codes;
 mod examples;
 mod heartbeats;
+mod open_enums;
 mod shared;
 mod v3_0;
 mod webhooks;
@@ -300,6 +301,7 @@ fn tidy(document: &mut Value) {
     codes::list(document);
     heartbeats::split(document);
     examples::add(document);
+    open_enums::mark(document);
     shared::share(document);
     webhooks::add(document);
 }

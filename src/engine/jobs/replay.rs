@@ -96,13 +96,29 @@ fn replayed(project_id: ProjectId, id: JobId, row: &JobRow) -> NewJob {
 pub(super) fn copy(project_id: ProjectId, id: JobId, row: &JobRow) -> NewJob {
     let retry = row.retry.is_some().then(|| RetryPolicy::stored(row.retry.as_ref()));
     let labels = row.labels.clone().unwrap_or_default();
+    // Each field is named, so that the compiler asks of a new one whether a replay keeps it.
     let extras = Extras {
         constraint_key: constraint_key::of(&row.job_type, &labels, row.concurrency_key.as_deref()),
         labels,
         concurrency_key: row.concurrency_key.clone(),
         concurrency_limit: row.concurrency_limit,
         envelope: row.envelope.clone(),
-        ..Extras::default()
+        unique_key: None,
+        expires_at: None,
+        traceparent: None,
+        hop: None,
+        parents: Vec::new(),
+        unfinished_parents: 0,
+        has_parents: false,
+        children: 0,
+        workflow_id: None,
+        workflow_key: None,
+        is_template: false,
+        batch_id: None,
+        replay_of: None,
+        callbacks: None,
+        callback_count: 0,
+        callback_url: None,
     };
     let tags = row.tags.clone().and_then(|it| serde_json::from_value(it).ok());
     NewJob {

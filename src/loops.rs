@@ -33,7 +33,7 @@ use fencepost_engine::{
 };
 use fencepost_identity::accounts::token::KEY_SETTLE_SECONDS;
 use fencepost_signals::{telemetry, wakeups::BackgroundTask};
-use fencepost_store::{deadline::bounded_query, stored_bytes, sweep::purge};
+use fencepost_store::{connection::deadline::bounded_query, jobs::stored_bytes, sweep::purge};
 use metrics::{counter, gauge, histogram};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 

@@ -27,7 +27,9 @@ use fencepost_signals::{
     telemetry,
 };
 use fencepost_store::{
-    self as store, deadline::bounded, pools::Pools, projects::Instance, roles::Logins,
+    self as store,
+    connection::{deadline::bounded, pools::Pools, roles::Logins},
+    people::projects::Instance,
 };
 use fencepost_web::app::App;
 use futures_util::{FutureExt, future::BoxFuture};
@@ -268,8 +270,9 @@ impl Start {
 
     async fn instance(&self, pools: &Pools) -> anyhow::Result<Instance> {
         let instance = self.ask(|| {
-            let look =
-                async { store::projects::instance(&mut *pools.people.acquire().await?).await };
+            let look = async {
+                store::people::projects::instance(&mut *pools.people.acquire().await?).await
+            };
             look.boxed()
         });
         let instance = instance.await;
@@ -426,7 +429,7 @@ fn join(app: &App, stop: &CancellationToken, tracker: &TaskTracker) {
 /// The others take over its share of limits at once.
 async fn leave(pools: &Pools, bus: &Bus) {
     if let Ok(mut conn) = pools.people.acquire().await {
-        let _ = store::nodes::leave(&mut conn, bus.node()).await;
+        let _ = store::connection::nodes::leave(&mut conn, bus.node()).await;
     }
     bus.tell(Topic::Nodes, "").await;
 }

@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context, ensure};
 use fencepost::dev::{self, redis::Redis};
 use fencepost_net::seal;
-use fencepost_store::{faults, migrate};
+use fencepost_store::{connection::migrate, faults};
 use sqlx::Connection;
 
 use crate::{

@@ -61,7 +61,7 @@ pub mod settle {
 
     use crate::{
         engine::batch::{Batch, Coalescer},
-        store::pools::{Connection, Pool},
+        store::connection::pools::{Connection, Pool},
         wakeups::Wake,
     };
 
@@ -151,7 +151,7 @@ pub mod dispatch {
 
         use crate::{
             engine::{batch::Coalescer, settle::Endings},
-            store::pools::Pool,
+            store::connection::pools::Pool,
             tokio_util::sync::CancellationToken,
         };
 

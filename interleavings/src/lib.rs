@@ -33,17 +33,19 @@ pub fn set_bug(is_on: bool) {
 pub mod store {
     pub use fencepost_store::*;
 
-    pub mod pools;
+    pub mod connection {
+        pub mod pools;
 
-    /// No database falls silent here.
-    pub mod deadline {
-        use std::future::Future;
+        /// No database falls silent here.
+        pub mod deadline {
+            use std::future::Future;
 
-        /// Runs it.
-        pub async fn bounded_query<T>(
-            work: impl Future<Output = sqlx::Result<T>>,
-        ) -> sqlx::Result<T> {
-            work.await
+            /// Runs it.
+            pub async fn bounded_query<T>(
+                work: impl Future<Output = sqlx::Result<T>>,
+            ) -> sqlx::Result<T> {
+                work.await
+            }
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use fencepost_domain::{error::Error, ids::ProjectId};
 use fencepost_interleavings::{
     engine::batch::{Batch, Coalescer},
-    store::pools::Connection,
+    store::connection::pools::Connection,
 };
 use tokio::task::yield_now;
 

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use fencepost_domain::ids::ProjectId;
-use fencepost_interleavings::{engine::notify::pair::Pair, store::pools::Table, wakeups::Hint};
+use fencepost_interleavings::{
+    engine::notify::pair::Pair, store::connection::pools::Table, wakeups::Hint,
+};
 
 mod schedules;
 

@@ -2,7 +2,7 @@
 //! run statements on the database; leases expire, are released and are reaped; a dead letter is
 //! retried; a standby that lags may be promoted.
 //!
-//! What is modelled are the statements of `src/store/claims.rs`, `settle_success.rs`,
+//! What is modelled are the statements of `src/store/claims/mod.rs`, `settle_success.rs`,
 //! `settle_failure.rs`, `heartbeats.rs` and `requeue.rs`: each is one atomic step.
 
 mod database;

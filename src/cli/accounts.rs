@@ -7,7 +7,7 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use clap::{Args, Subcommand};
 use fencepost_domain::ids::AccountId;
 use fencepost_identity::accounts::{read_email, security};
-use fencepost_store::{self as store, accounts::ListedAccount};
+use fencepost_store::{self as store, people::accounts::ListedAccount};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -95,7 +95,7 @@ pub async fn run(args: AccountsArgs) -> anyhow::Result<()> {
             writeln!(out, "{} sessions ended", security::end_sessions(&mut conn, id).await?)?;
         }
         Command::EndSessions { account: None, .. } => {
-            let ended = store::sessions::revoke_all(&mut conn).await?;
+            let ended = store::people::sessions::revoke_all(&mut conn).await?;
             writeln!(out, "{ended} sessions ended")?;
         }
     }
@@ -120,7 +120,7 @@ async fn each(
 ) -> anyhow::Result<()> {
     let mut after = (DateTime::UNIX_EPOCH, AccountId(Uuid::nil()));
     loop {
-        let page = store::accounts::list(conn, after, None, PAGE).await?;
+        let page = store::people::accounts::list(conn, after, None, PAGE).await?;
         let Some(last) = page.last() else { return Ok(()) };
         after = (last.created_at, last.id);
         page.iter().try_for_each(&show)?;
@@ -130,13 +130,13 @@ async fn each(
 /// The account with this id or address. If several claim the address, the one that has verified it.
 async fn find(conn: &mut PgConnection, account: &str) -> anyhow::Result<AccountId> {
     if let Ok(id) = account.parse::<AccountId>() {
-        let found = store::accounts::find(conn, id).await?;
+        let found = store::people::accounts::find(conn, id).await?;
         return found.map(|it| it.id).with_context(|| format!("no such account: {id}"));
     }
     let email = read_email("account", account)
         .map_err(|_| anyhow::anyhow!("`{account}` is neither an account's id nor an address"))?;
     let first = (DateTime::UNIX_EPOCH, AccountId(Uuid::nil()));
-    let claims = store::accounts::list(conn, first, Some(&email), MAX_CLAIMS).await?;
+    let claims = store::people::accounts::list(conn, first, Some(&email), MAX_CLAIMS).await?;
     match &claims[..] {
         [] => bail!("no account has the address {email}"),
         [one] => Ok(one.id),

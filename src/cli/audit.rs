@@ -7,7 +7,7 @@ use clap::Args;
 use fencepost_domain::ids::ProjectPublicId;
 use fencepost_store::{
     self as store,
-    audit::{AuditFilter, AuditRow, Place},
+    people::audit::{AuditFilter, AuditRow, Place},
 };
 use serde_json::{Value, json};
 
@@ -34,10 +34,11 @@ pub async fn run(args: AuditArgs) -> anyhow::Result<()> {
     let mut conn = args.target.connect().await?;
     let missing = || format!("no such project: `{}`", args.project);
     let public_id: ProjectPublicId = args.project.parse().ok().with_context(missing)?;
-    let id = store::projects::find_ever(&mut conn, public_id).await?.with_context(missing)?;
+    let id =
+        store::people::projects::find_ever(&mut conn, public_id).await?.with_context(missing)?;
     let (filter, mut place) = (AuditFilter::default(), Place::Newest);
     loop {
-        let page = store::audit::page(&mut conn, id, &filter, place, PAGE).await?;
+        let page = store::people::audit::page(&mut conn, id, &filter, place, PAGE).await?;
         let Some(last) = page.last() else { return Ok(()) };
         place = Place::Before(last.id);
         for row in page {

@@ -12,7 +12,7 @@ use clap::Args;
 use fencepost_config::{DEFAULT_PLAN, DatabaseArgs, NodeArgs, Signup};
 use fencepost_net::{mail::Mailer, outbound::Outbound, seal::MasterKeys};
 use fencepost_signals::{limiter::Limiter, redis_bus::Bus, traces};
-use fencepost_store::{
+use fencepost_store::connection::{
     migrate::{self, Schema},
     roles::{Logins, Role},
     server,

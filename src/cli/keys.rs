@@ -21,7 +21,7 @@ use fencepost_identity::accounts::{
     projects, seal_signing_keys, seal_totp_secrets,
 };
 use fencepost_net::seal::MasterKeys;
-use fencepost_store::{self as store, projects::Project};
+use fencepost_store::{self as store, people::projects::Project};
 use ipnet::IpNet;
 use secrecy::ExposeSecret;
 use sqlx::PgConnection;
@@ -204,7 +204,7 @@ async fn print_keys(
 ) -> anyhow::Result<()> {
     writeln!(out, "{:<31} {:<17} {:<20} NAME, STATE", "KEY ID", "KEY", "CREATED")?;
     let time = |it: DateTime<Utc>| it.to_rfc3339_opts(SecondsFormat::Secs, true);
-    for key in store::keys::list(conn, project.id, false, None, MAX_LISTED_KEYS).await? {
+    for key in store::people::keys::list(conn, project.id, false, None, MAX_LISTED_KEYS).await? {
         let state = match (key.is_live, key.revoked_at, key.expires_at) {
             (true, ..) => "live".to_owned(),
             (_, Some(it), _) => format!("revoked {}", time(it)),
@@ -229,7 +229,9 @@ async fn end_after(
     days: Option<i64>,
 ) -> sqlx::Result<Option<DateTime<Utc>>> {
     match days {
-        Some(days) => store::keys::end_within(conn, days * DAY_SECONDS, &[]).await.map(Some),
+        Some(days) => {
+            store::people::keys::end_within(conn, days * DAY_SECONDS, &[]).await.map(Some)
+        }
         None => Ok(None),
     }
 }
@@ -278,7 +280,7 @@ async fn seal(
 
 pub(super) async fn find(conn: &mut PgConnection, project: &str) -> anyhow::Result<Project> {
     let public_id: Option<ProjectPublicId> = project.parse().ok();
-    let found = store::projects::find(conn, project, public_id).await?;
+    let found = store::people::projects::find(conn, project, public_id).await?;
     found.with_context(|| format!("no such project: `{project}`"))
 }
 

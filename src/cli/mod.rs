@@ -39,7 +39,7 @@ use fencepost_net::{mail::Mailer, outbound::Outbound, seal::MasterKeys};
 use fencepost_signals::{telemetry, traces};
 use fencepost_store::{
     self as store,
-    roles::{self, Logins},
+    connection::roles::{self, Logins},
 };
 use tokio::net::TcpListener;
 
@@ -264,7 +264,7 @@ impl Cli {
 /// Migrates, and creates the database roles if their passwords are given.
 async fn migrate(database_url: &str, args: &RoleArgs) -> anyhow::Result<()> {
     let logins = Logins::given(args.database_roles.as_deref())?;
-    store::migrate::migrate(database_url).await.context("the migration failed")?;
+    store::connection::migrate::migrate(database_url).await.context("the migration failed")?;
     match logins {
         Some(logins) => roles::install(database_url, &logins).await,
         None => Ok(()),

@@ -11,7 +11,7 @@ use fencepost_domain::{
     plan::{self, Limits, Plans},
 };
 use fencepost_identity::accounts::{author::Author, members, projects, read_email};
-use fencepost_store::{self as store, projects::Project};
+use fencepost_store::{self as store, people::projects::Project};
 use secrecy::ExposeSecret;
 use serde_json::{Map, Value};
 use sqlx::PgConnection;
@@ -116,13 +116,13 @@ pub async fn run(args: ProjectsArgs) -> anyhow::Result<()> {
             )?;
             let mut after = ProjectId(0);
             loop {
-                let page = store::projects::list(&mut conn, after, PAGE).await?;
+                let page = store::people::projects::list(&mut conn, after, PAGE).await?;
                 let Some(last) = page.last() else { break };
                 after = last.id;
                 for it in page {
                     let own = it.overrides.as_ref().map(ToString::to_string).unwrap_or_default();
                     let (id, state) = (it.public_id.to_string(), state(&it));
-                    let jobs = store::counts::totals(&mut conn, it.id).await?;
+                    let jobs = store::queues::counts::totals(&mut conn, it.id).await?;
                     let live = jobs.scheduled + jobs.active;
                     let stored = live + jobs.dead_letter + jobs.succeeded + jobs.cancelled;
                     writeln!(

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, bail};
 use fencepost_config::read_secret;
 use fencepost_net::seal;
-use fencepost_store::roles::{Logins, Role};
+use fencepost_store::connection::roles::{Logins, Role};
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 

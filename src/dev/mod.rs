@@ -32,8 +32,8 @@ use fencepost_net::{mail::Mailer, outbound::Outbound, seal::MasterKeys};
 use fencepost_signals::telemetry;
 use fencepost_store::{
     self as store,
-    projects::Project,
-    roles::{self, Logins},
+    connection::roles::{self, Logins},
+    people::projects::Project,
 };
 use secrecy::{ExposeSecret, SecretString};
 use sqlx::{ConnectOptions, Connection, PgConnection, postgres::PgConnectOptions};
@@ -100,7 +100,7 @@ pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
     let mut cluster = Cluster::start(&folder.cluster_dir(), Durability::Safe)?;
     let database_url = cluster.database_url(DATABASE);
     make_database(&cluster).await?;
-    let migrated = store::migrate::migrate(&database_url).await;
+    let migrated = store::connection::migrate::migrate(&database_url).await;
     migrated.context("with data of an earlier version, use `fencepost dev --reset`")?;
     let logins = make_roles(&args, &folder, &database_url).await?;
     let (project, api_key, invitation) = demo_project(&database_url, &folder).await?;
@@ -246,8 +246,8 @@ async fn watch(cluster: &mut Cluster) -> anyhow::Result<()> {
 async fn make_database(cluster: &Cluster) -> anyhow::Result<()> {
     let options: PgConnectOptions = cluster.database_url("postgres").parse()?;
     let mut conn = options.connect().await?;
-    if !store::server::database_exists(&mut conn, DATABASE).await? {
-        store::server::create_database(&mut conn, DATABASE).await?;
+    if !store::connection::server::database_exists(&mut conn, DATABASE).await? {
+        store::connection::server::create_database(&mut conn, DATABASE).await?;
     }
     conn.close().await?;
     Ok(())
@@ -261,7 +261,7 @@ async fn demo_project(
 ) -> anyhow::Result<(Project, String, Option<SecretString>)> {
     let options: PgConnectOptions = database_url.parse()?;
     let mut conn = options.connect().await?;
-    let project = store::projects::find(&mut conn, PROJECT, None).await?;
+    let project = store::people::projects::find(&mut conn, PROJECT, None).await?;
     let (project, secret) = match project {
         Some(project) => {
             let secret = known_key(&mut conn, &project, folder).await?;
@@ -273,7 +273,7 @@ async fn demo_project(
             (project, secret)
         }
     };
-    let is_nobodys = store::members::list(&mut conn, project.id, 1).await?.is_empty();
+    let is_nobodys = store::people::members::list(&mut conn, project.id, 1).await?.is_empty();
     let invitation = if is_nobodys { Some(invite_owner(&mut conn, &project).await?) } else { None };
     Ok((project, secret, invitation))
 }
@@ -284,7 +284,7 @@ async fn known_key(
     folder: &Folder,
 ) -> anyhow::Result<String> {
     if let Some(api_key) = folder.read_key() {
-        let owner = store::keys::find_by_secret(conn, &key::hash(&api_key)).await?;
+        let owner = store::people::keys::find_by_secret(conn, &key::hash(&api_key)).await?;
         if owner.is_some_and(|it| it.project_id == project.id) {
             return Ok(api_key);
         }

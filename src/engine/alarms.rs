@@ -15,8 +15,10 @@ use fencepost_domain::{
 };
 use fencepost_signals::wakeups::BackgroundTask;
 use fencepost_store::{
-    incidents::{self, NewIncident, OpenIncident},
-    outbound_events::{self, About},
+    outbound::{
+        incidents::{self, NewIncident, OpenIncident},
+        outbound_events::{self, About},
+    },
     sweep::{
         self,
         alarms::{self as looks, Found, MAX_PAGE_PROJECTS},

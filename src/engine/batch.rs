@@ -22,7 +22,10 @@ use fencepost_domain::{
     ids::ProjectId,
 };
 use fencepost_signals::telemetry;
-use fencepost_store::{deadline::bounded_query, faults, pools::Kept};
+use fencepost_store::{
+    connection::{deadline::bounded_query, pools::Kept},
+    faults,
+};
 use metrics::{counter, histogram};
 use tokio::{
     sync::{mpsc, oneshot},

@@ -145,5 +145,5 @@ impl Canary {
 
 async fn project(engine: &Engine) -> Result<ProjectId, Error> {
     let mut conn = engine.pools.people.acquire().await?;
-    Ok(store::projects::canary(&mut conn).await?)
+    Ok(store::people::projects::canary(&mut conn).await?)
 }

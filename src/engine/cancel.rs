@@ -3,16 +3,18 @@
 use fencepost_domain::{history, ids::JobKey};
 use fencepost_signals::{telemetry, wakeups::BackgroundTask};
 use fencepost_store::{
-    cascade,
-    control::{self, CancelledJob},
-    events::{self, NewEvent},
+    jobs::{
+        control::{self, CancelledJob},
+        events::{self, NewEvent},
+    },
+    workflows::cascade,
 };
 use metrics::counter;
 use sqlx::PgConnection;
 
 use super::{Engine, notify::job_event};
 
-pub(super) use fencepost_store::control::CancelReason;
+pub(super) use fencepost_store::jobs::control::CancelReason;
 
 /// Cancels waiting jobs, and marks those with children for the cascade.
 pub(super) async fn cancel_waiting(

@@ -36,7 +36,10 @@ use std::{
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, ids::TickKey};
 use fencepost_signals::{telemetry, wakeups};
-use fencepost_store::{self as store, pools::Pools, shares::PerProject};
+use fencepost_store::{
+    self as store,
+    connection::{pools::Pools, shares::PerProject},
+};
 use metrics::counter;
 use tokio::{
     sync::{mpsc, oneshot},

@@ -15,10 +15,12 @@ use fencepost_domain::{
 use fencepost_signals::{telemetry, wakeups::BackgroundTask};
 use fencepost_store::{
     self as store, TimePosition,
-    events::{self, NewEvent},
-    jobs::{self, MAX_COUNTED},
+    jobs::{
+        self, MAX_COUNTED,
+        events::{self, NewEvent},
+    },
     operations::{self, DueOperation, MAX_EXAMINED_JOBS, Progress},
-    settle_success::WaitingJob,
+    settle::settle_success::WaitingJob,
     sweep,
 };
 use metrics::counter;
@@ -130,7 +132,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Option<Duration>> {
         operations::postpone(&mut conn, due.project_id, due.id, UNREADABLE_PAUSE_SECONDS).await?;
         return Ok(Some(Duration::ZERO));
     };
-    if !store::projects::suspended(&mut tx, &[due.project_id]).await?.is_empty() {
+    if !store::people::projects::suspended(&mut tx, &[due.project_id]).await?.is_empty() {
         tx.rollback().await?;
         operations::postpone(&mut conn, due.project_id, due.id, SUSPENDED_PAUSE_SECONDS).await?;
         return Ok(Some(Duration::ZERO));
@@ -263,7 +265,7 @@ async fn step_dead_letters(
     let DueOperation { project_id, created_at, .. } = due;
     let after = due.after_at.zip(due.after_id).map(|(at, id)| TimePosition { at, id });
     let found =
-        store::dead_letters::next_batch(tx, *project_id, filter, after, *created_at, wanted)
+        store::jobs::dead_letters::next_batch(tx, *project_id, filter, after, *created_at, wanted)
             .await?;
     let matching: Vec<_> = found.iter().filter(|it| it.is_match).collect();
     let mut ids: Vec<_> = matching.iter().map(|it| it.job_id).collect();
@@ -293,7 +295,7 @@ async fn requeue_all(
     (kind, ids): (Kind, &[JobId]),
     stepped: &mut Stepped,
 ) -> Result<i64, Error> {
-    store::requeue::lock_parents_of(tx, project_id, ids).await?;
+    store::jobs::requeue::lock_parents_of(tx, project_id, ids).await?;
     let mut struck = Vec::new();
     for id in ids {
         let key = JobKey { project_id, id: *id };
@@ -314,7 +316,7 @@ async fn requeue_all(
             Err(error) => return Err(error),
         }
     }
-    store::dead_letters::remove(tx, project_id, &struck).await?;
+    store::jobs::dead_letters::remove(tx, project_id, &struck).await?;
     Ok(stepped.requeued.len() as i64)
 }
 

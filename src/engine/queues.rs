@@ -7,15 +7,18 @@ use fencepost_domain::{
     ids::ProjectId,
     limits::{MAX_PAUSED_TYPES, MAX_PROJECT_QUEUES},
 };
-use fencepost_store::{counts, deadline::detached_query, queues};
+use fencepost_store::{
+    connection::deadline::detached_query,
+    queues::{self, counts},
+};
 use moka::sync::Cache;
 use sqlx::{Acquire, PgConnection};
 
 use super::Engine;
 
-pub use fencepost_store::{
+pub use fencepost_store::queues::{
+    SettingsChange,
     counts::{QueueRow, Totals},
-    queues::SettingsChange,
 };
 
 /// Changes the settings of a queue.

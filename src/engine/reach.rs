@@ -10,7 +10,7 @@ use fencepost_domain::{
 };
 use fencepost_store::{
     self as store,
-    pools::{self, Pool},
+    connection::pools::{self, Pool},
 };
 use futures_util::future::try_join_all;
 

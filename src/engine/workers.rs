@@ -17,7 +17,7 @@ use fencepost_domain::{
 use fencepost_signals::{telemetry, wakeups::keyed::KeyedNotify};
 use fencepost_store::{
     self as store,
-    pools::{self, Pool},
+    connection::pools::{self, Pool},
     sweep::{self, set_aside::Work},
     workers::Sighting,
 };
@@ -326,7 +326,7 @@ pub async fn rehearse(
     directive: WorkerState,
 ) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(key.0).await?;
-    let project = store::projects::get(&mut conn, key.0).await?;
+    let project = store::people::projects::get(&mut conn, key.0).await?;
     drop(conn);
     if project.is_none_or(|it| it.mode != TEST_MODE) {
         return Ok(());
@@ -356,7 +356,8 @@ async fn end_leases(
         {
             return Ok(ended);
         }
-        let held = store::settle_failure::lock_held_by(&mut tx, key.0, &key.1, MAX_ENDED, silence);
+        let held =
+            store::settle::settle_failure::lock_held_by(&mut tx, key.0, &key.1, MAX_ENDED, silence);
         let held = held.await?;
         let ends: Vec<_> = held
             .iter()

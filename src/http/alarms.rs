@@ -7,7 +7,7 @@ use fencepost_domain::{
     error::Error,
     limits,
 };
-use fencepost_store::alarms::{self, AlarmRow, AlarmSettings, DefaultAlarm};
+use fencepost_store::outbound::alarms::{self, AlarmRow, AlarmSettings, DefaultAlarm};
 use fencepost_web::{
     app::App,
     auth::{Caller, Manage, Read},

@@ -9,7 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use fencepost_domain::{error::Error, ids::ProjectId};
-use fencepost_store::shares::{Memory, Room};
+use fencepost_store::connection::shares::{Memory, Room};
 use fencepost_web::wire::delivery::MayBeRefused;
 use http_body_util::BodyExt;
 

@@ -17,8 +17,8 @@ use fencepost_domain::{
 };
 use fencepost_store::{
     self as store,
-    audit::{AuditFilter, AuditRow, Place},
-    deadline::bounded,
+    connection::deadline::bounded,
+    people::audit::{AuditFilter, AuditRow, Place},
 };
 use fencepost_web::{
     app::App,
@@ -204,7 +204,8 @@ pub async fn list(
     let place = before.map_or(Place::Newest, Place::Before);
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let mut rows =
-        store::audit::page(&mut conn, caller.project_id, &filter, place, size.one_more()).await?;
+        store::people::audit::page(&mut conn, caller.project_id, &filter, place, size.one_more())
+            .await?;
     let next_cursor = size.cut(&mut rows, |it| cursor::write_id(&app, list, it.id.0));
     let entries = rows.into_iter().map(AuditEntry::of).collect::<Result<_, _>>()?;
     Ok(Reply(AuditPage::of(entries, next_cursor)))
@@ -280,7 +281,7 @@ impl Export {
             }
             let mut conn = self.app.engine.pools.read_for(self.caller.project_id).await?;
             let limit = EXPORT_BATCH.min(self.left);
-            let rows = store::audit::page(
+            let rows = store::people::audit::page(
                 &mut conn,
                 self.caller.project_id,
                 &self.filter,

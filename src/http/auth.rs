@@ -65,8 +65,8 @@ pub struct Account {
     pub created_at: DateTime<Utc>,
 }
 
-impl From<store::accounts::Account> for Account {
-    fn from(it: store::accounts::Account) -> Self {
+impl From<store::people::accounts::Account> for Account {
+    fn from(it: store::people::accounts::Account) -> Self {
         Self {
             id: it.id.to_string(),
             email: it.email,
@@ -249,7 +249,7 @@ pub async fn logout(
 ) -> Result<StatusCode, Error> {
     let bearer = person.bearer;
     let mut conn = app.engine.pools.people.acquire().await?;
-    store::sessions::revoke(&mut conn, bearer.account_id, bearer.session_id).await?;
+    store::people::sessions::revoke(&mut conn, bearer.account_id, bearer.session_id).await?;
     let event = AccountEvent::LoggedOut;
     security::note(&mut conn, bearer.account_id, event, Some(&client)).await?;
     drop(conn);

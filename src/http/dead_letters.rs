@@ -11,8 +11,10 @@ use fencepost_domain::{error::Error, formats, ids::JobKey, limits, operation::Fi
 use fencepost_engine::jobs::{control, dead_letters};
 use fencepost_store::{
     self as store, TimePosition,
-    dead_letters::{GroupRow, LetterRow},
-    jobs::Payloads,
+    jobs::{
+        Payloads,
+        dead_letters::{GroupRow, LetterRow},
+    },
 };
 use fencepost_web::{
     app::App,
@@ -136,7 +138,8 @@ pub async fn list(
     let before = cursor::read_place(&app, list, query.cursor.as_deref())?;
     let mut conn = app.engine.pools.read_for(project_id).await?;
     let rows =
-        store::dead_letters::page(&mut conn, project_id, &filter, before, size.one_more()).await?;
+        store::jobs::dead_letters::page(&mut conn, project_id, &filter, before, size.one_more())
+            .await?;
     let (mut matching, examined): (Vec<_>, Vec<_>) = rows.into_iter().partition(|it| it.is_match);
     let cursor = |it: &LetterRow| {
         cursor::write_place(&app, list, TimePosition { at: it.died_at, id: it.job_id.0 })
@@ -273,7 +276,7 @@ pub async fn groups(
     let before = cursor::read_place(&app, list, query.cursor.as_deref())?;
     let mut conn = app.engine.pools.read_for(project_id).await?;
     let mut rows =
-        store::dead_letters::groups(&mut conn, project_id, before, size.one_more()).await?;
+        store::jobs::dead_letters::groups(&mut conn, project_id, before, size.one_more()).await?;
     let next_cursor = size.cut(&mut rows, |it| {
         let position = TimePosition { at: it.last_seen_at, id: it.fingerprint };
         cursor::write_place(&app, list, position)

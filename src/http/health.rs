@@ -2,7 +2,7 @@
 
 use axum::extract::State;
 use fencepost_domain::error::Error;
-use fencepost_store::{
+use fencepost_store::connection::{
     migrate::{self, Schema},
     roles::Role,
 };

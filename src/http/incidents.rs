@@ -8,7 +8,7 @@ use fencepost_domain::{
     ids::IncidentId,
     limits,
 };
-use fencepost_store::incidents::{self, IncidentRow};
+use fencepost_store::outbound::incidents::{self, IncidentRow};
 use fencepost_web::{
     app::App,
     auth::{Caller, Manage, Read, Who},

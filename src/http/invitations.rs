@@ -5,7 +5,7 @@ use axum::{Extension, Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{access::Role, error::Error, limits};
 use fencepost_identity::{accounts::Client, credentials::Evict};
-use fencepost_store::invitations::Invited;
+use fencepost_store::people::invitations::Invited;
 use fencepost_web::{
     app::App,
     auth::Person,

@@ -4,7 +4,7 @@ pub mod schema;
 
 use axum::{Json as Reply, extract::State};
 use fencepost_domain::{error::Error, limits, stats::Counts};
-use fencepost_store::{self as store, stats::TypeStats};
+use fencepost_store::{self as store, queues::stats::TypeStats};
 use fencepost_web::{
     app::App,
     auth::{Caller, Read},
@@ -85,10 +85,10 @@ pub async fn list(
     State(app): State<App>,
 ) -> Result<Reply<JobTypeList>, Error> {
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    let found = store::stats::by_type(&mut conn, caller.project_id, MAX_JOB_TYPES).await?;
+    let found = store::queues::stats::by_type(&mut conn, caller.project_id, MAX_JOB_TYPES).await?;
     // Requests that came together may have stored a few more than the limit.
     let named = limits::MAX_JOB_SCHEMAS * 2;
-    let mut named = store::job_types::names(&mut conn, caller.project_id, named).await?;
+    let mut named = store::jobs::job_types::names(&mut conn, caller.project_id, named).await?;
     let mut job_types: Vec<JobTypeStats> = found.into_iter().map(JobTypeStats::from).collect();
     for known in &mut job_types {
         let at = named.iter().position(|it| *it == known.job_type);

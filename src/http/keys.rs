@@ -21,7 +21,7 @@ use fencepost_identity::accounts::{
     keys::{self, KeyOrigin, KeyRequest, MadeKey},
     oidc::Providers,
 };
-use fencepost_store::{self as store, keys::ListedKey};
+use fencepost_store::{self as store, people::keys::ListedKey};
 use fencepost_web::{
     app::App,
     auth::{Administer, Caller},
@@ -241,7 +241,7 @@ pub async fn list(
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let (exchanged, limit) = (query.exchanged.unwrap_or(false), size.one_more());
     let mut rows =
-        store::keys::list(&mut conn, caller.project_id, exchanged, before, limit).await?;
+        store::people::keys::list(&mut conn, caller.project_id, exchanged, before, limit).await?;
     let next_cursor = size.cut(&mut rows, |it| cursor::write_id(&app, list, it.id.0));
     let keys = rows.into_iter().map(ApiKey::from).collect();
     Ok(Reply(KeyPage::of(keys, next_cursor)))
@@ -449,7 +449,7 @@ pub async fn get(
     KeyInPath(id): KeyInPath,
 ) -> Result<Reply<ApiKey>, Error> {
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    let row = store::keys::lock(&mut conn, caller.project_id, id).await?;
+    let row = store::people::keys::lock(&mut conn, caller.project_id, id).await?;
     Ok(Reply(row.ok_or(Error::KeyNotFound)?.into()))
 }
 

@@ -118,11 +118,13 @@ pub async fn list(
     let stored = quota::stored_bytes(&app.engine, project_id).await?;
     let mut conn = app.engine.pools.read_for(project_id).await?;
     let schedules = store::schedules::count(&mut conn, project_id).await?.schedules;
-    let queues = store::counts::count_queues(&mut conn, project_id, limits.max_queues()).await?;
+    let queues =
+        store::queues::counts::count_queues(&mut conn, project_id, limits.max_queues()).await?;
     let workers = store::workers::count(&mut conn, project_id, limits.max_workers()).await?;
-    let endpoints = store::webhooks::count(&mut conn, project_id, limits.max_endpoints()).await?;
-    let keys = store::keys::count(&mut conn, project_id).await?;
-    let members = store::members::count(&mut conn, project_id).await?;
+    let endpoints =
+        store::outbound::webhooks::count(&mut conn, project_id, limits.max_endpoints()).await?;
+    let keys = store::people::keys::count(&mut conn, project_id).await?;
+    let members = store::people::members::count(&mut conn, project_id).await?;
     drop(conn);
     let open_streams = streams::count(&app, project_id).into();
     let period = limits.min_schedule_period().num_seconds();

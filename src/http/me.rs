@@ -20,10 +20,12 @@ use fencepost_identity::{
 };
 use fencepost_store::{
     self as store,
-    account_log::{self, AccountLogRow},
-    audit::{AuditFilter, Place},
-    members::Membership,
-    sessions,
+    people::{
+        account_log::{self, AccountLogRow},
+        audit::{AuditFilter, Place},
+        members::Membership,
+        sessions,
+    },
 };
 use fencepost_web::{
     app::App,
@@ -62,9 +64,10 @@ pub struct Me {
 
 async fn find(app: &App, person: Person) -> Result<(Account, Vec<Membership>), Error> {
     let mut conn = app.engine.pools.people.acquire().await?;
-    let account = store::accounts::find(&mut conn, person.bearer.account_id).await?;
+    let account = store::people::accounts::find(&mut conn, person.bearer.account_id).await?;
     let account = account.ok_or(Error::Unauthorized)?;
-    let memberships = store::members::of_account(&mut conn, account.id, MAX_SHOWN_PROJECTS).await?;
+    let memberships =
+        store::people::members::of_account(&mut conn, account.id, MAX_SHOWN_PROJECTS).await?;
     Ok((account.into(), memberships))
 }
 
@@ -270,7 +273,8 @@ pub async fn export(person: Person, State(app): State<App>) -> Result<Reply<Acco
             break;
         }
         let mut conn = app.engine.pools.read_for(it.project_id).await?;
-        let rows = store::audit::page(&mut conn, it.project_id, &mine, Place::Newest, left).await?;
+        let rows = store::people::audit::page(&mut conn, it.project_id, &mine, Place::Newest, left)
+            .await?;
         drop(conn);
         for row in rows {
             audit_entries.push(AuditEntry::of(row)?);

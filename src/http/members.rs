@@ -40,8 +40,8 @@ pub struct Member {
     pub created_at: DateTime<Utc>,
 }
 
-impl From<store::members::Member> for Member {
-    fn from(row: store::members::Member) -> Self {
+impl From<store::people::members::Member> for Member {
+    fn from(row: store::people::members::Member) -> Self {
         Self {
             account_id: row.account_id.to_string(),
             email: row.email,
@@ -70,7 +70,7 @@ pub async fn list(
 ) -> Result<Reply<MemberList>, Error> {
     only_members(&caller)?;
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    let rows = store::members::list(&mut conn, caller.project_id, MAX_MEMBERS).await?;
+    let rows = store::people::members::list(&mut conn, caller.project_id, MAX_MEMBERS).await?;
     Ok(Reply(MemberList { members: rows.into_iter().map(Member::from).collect() }))
 }
 
@@ -121,7 +121,7 @@ pub async fn change(
     drop(conn);
     app.credentials.evict(Evict::Members).await;
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    let rows = store::members::list(&mut conn, caller.project_id, MAX_MEMBERS).await?;
+    let rows = store::people::members::list(&mut conn, caller.project_id, MAX_MEMBERS).await?;
     let member = rows.into_iter().find(|it| it.account_id == id);
     member.map(|it| Reply(it.into())).ok_or(Error::MemberNotFound)
 }
@@ -189,8 +189,8 @@ pub struct Invitation {
     pub expires_at: DateTime<Utc>,
 }
 
-impl From<store::invitations::Invitation> for Invitation {
-    fn from(row: store::invitations::Invitation) -> Self {
+impl From<store::people::invitations::Invitation> for Invitation {
+    fn from(row: store::people::invitations::Invitation) -> Self {
         Self {
             id: row.id.to_string(),
             email: row.email,
@@ -219,7 +219,7 @@ pub async fn invitations(
     State(app): State<App>,
 ) -> Result<Reply<InvitationList>, Error> {
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    let rows = store::invitations::list(&mut conn, caller.project_id, MAX_MEMBERS).await?;
+    let rows = store::people::invitations::list(&mut conn, caller.project_id, MAX_MEMBERS).await?;
     Ok(Reply(InvitationList { invitations: rows.into_iter().map(Invitation::from).collect() }))
 }
 

@@ -26,7 +26,7 @@ use fencepost_domain::{
     trace::{TraceContext, trace_id_text},
 };
 use fencepost_signals::{limiter::Standing, telemetry, traces};
-use fencepost_store::deadline::{bounded, without_connections};
+use fencepost_store::connection::deadline::{bounded, without_connections};
 use fencepost_web::{
     app::App,
     auth::{CallReport, ClientAddress, client_of_request},

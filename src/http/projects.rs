@@ -10,7 +10,7 @@ use fencepost_identity::{
     },
     credentials::Evict,
 };
-use fencepost_store::{self as store, members::Membership};
+use fencepost_store::{self as store, people::members::Membership};
 use fencepost_web::{
     app::App,
     auth::{Anybody, Caller, Govern, Own, Person},
@@ -84,7 +84,7 @@ pub struct Project {
 impl Project {
     /// A project, as a member with this role sees it.
     #[must_use]
-    pub fn of(row: store::projects::Project, role: Option<Role>) -> Self {
+    pub fn of(row: store::people::projects::Project, role: Option<Role>) -> Self {
         Self {
             id: row.public_id.to_string(),
             slug: row.slug,
@@ -134,7 +134,7 @@ pub struct ProjectList {
 pub async fn list(person: Person, State(app): State<App>) -> Result<Reply<ProjectList>, Error> {
     let mut conn = app.engine.pools.people.acquire().await?;
     let id = person.bearer.account_id;
-    let rows = store::members::of_account(&mut conn, id, MAX_SHOWN_PROJECTS).await?;
+    let rows = store::people::members::of_account(&mut conn, id, MAX_SHOWN_PROJECTS).await?;
     Ok(Reply(ProjectList { projects: rows.into_iter().map(Project::from).collect() }))
 }
 
@@ -187,7 +187,7 @@ pub async fn create(
 )]
 pub async fn get(caller: Caller<Anybody>, State(app): State<App>) -> Result<Reply<Project>, Error> {
     let mut conn = app.engine.pools.people.acquire_for(caller.project_id).await?;
-    let row = store::projects::get(&mut conn, caller.project_id).await?;
+    let row = store::people::projects::get(&mut conn, caller.project_id).await?;
     Ok(Reply(Project::of(row.ok_or(Error::ProjectNotFound)?, caller.who.role())))
 }
 

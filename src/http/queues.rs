@@ -16,7 +16,10 @@ use fencepost_domain::{
     limits,
 };
 use fencepost_engine::{jobs::explain, queues};
-use fencepost_store::{self as store, counts::QueueRow, queues::TypeRow};
+use fencepost_store::{
+    self as store,
+    queues::{TypeRow, counts::QueueRow},
+};
 use fencepost_web::{
     app::App,
     auth::{Caller, Manage, Read},
@@ -282,7 +285,8 @@ pub async fn list(
     let after = query.cursor.unwrap_or_default();
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let mut names =
-        store::counts::queue_names(&mut conn, caller.project_id, &after, size.one_more()).await?;
+        store::queues::counts::queue_names(&mut conn, caller.project_id, &after, size.one_more())
+            .await?;
     drop(conn);
     let next_cursor = size.cut(&mut names, String::clone);
     let queues = read(&app, caller.project_id, &names).await?;
@@ -488,7 +492,7 @@ async fn read(
     names: &[String],
 ) -> Result<Vec<(Queue, bool)>, Error> {
     let mut conn = app.engine.pools.read_for(project_id).await?;
-    let rows = store::counts::queues(&mut conn, project_id, names).await?;
+    let rows = store::queues::counts::queues(&mut conn, project_id, names).await?;
     let names: Vec<_> = names.iter().map(String::as_str).collect();
     let paused = store::queues::paused_types(&mut conn, project_id, &names).await?;
     let with_knowledge = |row: QueueRow| {

@@ -66,7 +66,7 @@ pub async fn get(
     let live_jobs = quota::waiting(&app.engine, project_id).await?;
     let stored_bytes = quota::stored_bytes(&app.engine, project_id).await?;
     let mut conn = app.engine.pools.read_for(project_id).await?;
-    let (month, used) = store::usage::month(&mut conn, project_id, month).await?;
+    let (month, used) = store::people::usage::month(&mut conn, project_id, month).await?;
     Ok(Reply(Usage {
         month: month.format("%Y-%m").to_string(),
         jobs_enqueued: used.enqueued,

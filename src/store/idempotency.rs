@@ -7,7 +7,7 @@ use fencepost_domain::{
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::nodes::NODE_SILENCE_SECONDS;
+use crate::connection::nodes::NODE_SILENCE_SECONDS;
 
 /// The idempotency key of a request.
 #[derive(Debug, Clone, Copy)]

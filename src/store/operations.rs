@@ -8,7 +8,7 @@ use fencepost_domain::{
 use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
 
-use super::TimePosition;
+use crate::TimePosition;
 
 /// Characters of an operation's `sample_error`.
 const MAX_SAMPLE_ERROR_CHARS: i32 = 300;

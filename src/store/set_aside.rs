@@ -1,4 +1,4 @@
-//! Reading what the background loops have set aside ([`super::sweep::set_aside`]), for one project.
+//! Reading what the background loops have set aside ([`crate::sweep::set_aside`]), for one project.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;

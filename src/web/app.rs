@@ -70,7 +70,7 @@ impl App {
     /// Records that this node is running, and counts the running nodes.
     pub async fn count_nodes(&self) -> sqlx::Result<()> {
         let mut conn = self.engine.pools.background.acquire().await?;
-        let nodes = store::nodes::beat(&mut conn, self.bus.node()).await?;
+        let nodes = store::connection::nodes::beat(&mut conn, self.bus.node()).await?;
         drop(conn);
         self.bus.record_nodes(u32::try_from(nodes).unwrap_or(1));
         Ok(())

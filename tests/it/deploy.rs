@@ -8,7 +8,7 @@ use std::{
 
 use fencepost::serve::{CLOSE_TIMEOUT, DRAIN_TIMEOUT};
 use fencepost_signals::traces::SHUTDOWN_TIMEOUT;
-use fencepost_store::roles::Role;
+use fencepost_store::connection::roles::Role;
 
 use crate::docs::read;
 use serde::Deserialize;

@@ -11,7 +11,10 @@ use fencepost_engine::{dispatch::MAX_PARKED_POLLS, enqueue::quota};
 use fencepost_http::{answers, least_rate, server};
 use fencepost_identity::credentials::bodies::{MAX_NODE_BODY_KIB, MAX_PROJECT_BODY_KIB};
 use fencepost_signals::redis_bus;
-use fencepost_store::{counts, dead_letters, queue_limits};
+use fencepost_store::{
+    jobs::dead_letters,
+    queues::{counts, queue_limits},
+};
 use fencepost_web::wire::extract::BODY_TIMEOUT;
 
 use crate::docs::read;

@@ -5,7 +5,7 @@ use chrono::{DateTime, Utc};
 use fencepost_config::PoolArgs;
 use fencepost_domain::ids::TickKey;
 use fencepost_engine::{Engine, maintenance};
-use fencepost_store::{pools::Pools, sweep::prune};
+use fencepost_store::{connection::pools::Pools, sweep::prune};
 
 use crate::harness::{LoneProject, TestServer, fresh_database, limited, run, run_alone};
 use serde_json::{Value, json};

@@ -26,7 +26,7 @@ use fencepost_engine::{
     settle::{self, Ack, Acked, AttemptEnd, Failure},
     workers,
 };
-use fencepost_store::{self as store, pools::Pools, settle_failure::Ended};
+use fencepost_store::{self as store, connection::pools::Pools, settle::settle_failure::Ended};
 
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use sqlx::PgConnection;
@@ -131,7 +131,7 @@ impl Run {
                 return Err(format!("job {number} is {seen:?}, the model says {expected:?}"));
             }
         }
-        let rows = store::counts::queues(conn, self.project_id, &["default".into()]).await;
+        let rows = store::queues::counts::queues(conn, self.project_id, &["default".into()]).await;
         let seen = &rows.expect("it runs")[0];
         let many = |states: &[StoredState]| {
             let there = self.jobs.iter().filter(|it| !it.is_gone);
@@ -321,7 +321,7 @@ impl Run {
         let key = self.key(job);
         let mut conn = self.database.connect().await;
         let fences = [(key, &fence)];
-        let held = store::settle_failure::lock_held(&mut conn, fences.into_iter()).await;
+        let held = store::settle::settle_failure::lock_held(&mut conn, fences.into_iter()).await;
         let Some(held) = held.expect("it runs").pop() else { return Ok(()) };
         self.expire_one(job).await?;
         self.claim().await?;
@@ -336,7 +336,7 @@ impl Run {
             duration_ms: None,
             ran_ms: 0,
         };
-        let _ = store::settle_failure::end_attempts(&mut conn, &[ended]).await;
+        let _ = store::settle::settle_failure::end_attempts(&mut conn, &[ended]).await;
         Ok(())
     }
 

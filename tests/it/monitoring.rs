@@ -12,7 +12,7 @@ use fencepost_domain::ids::ProjectId;
 use fencepost_http::docs;
 use fencepost_signals::telemetry::METRICS;
 use fencepost_store::{
-    projects,
+    people::projects,
     sweep::gauges::{self, ByState},
 };
 

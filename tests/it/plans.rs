@@ -18,16 +18,21 @@ use fencepost_domain::{
     text::ErrorReport,
 };
 use fencepost_store::{
-    claims::{self, ClaimKey, LeaseRequest, LeasedJob, QueueClaim},
-    counts,
-    enqueue::{self, NewJob, Start},
-    heartbeats::{self, Beat},
-    jobs, limited_claims,
-    polls::{self, PollKey},
-    pools::Pools,
-    queue_limits,
-    settle_failure::{self, Ended},
-    settle_success::{self, Success},
+    claims::{
+        self, ClaimKey, LeaseRequest, LeasedJob, QueueClaim, limited_claims,
+        polls::{self, PollKey},
+    },
+    connection::pools::Pools,
+    jobs::{
+        self,
+        enqueue::{self, NewJob, Start},
+    },
+    queues::{counts, queue_limits},
+    settle::{
+        heartbeats::{self, Beat},
+        settle_failure::{self, Ended},
+        settle_success::{self, Success},
+    },
     sweep,
 };
 

@@ -7,7 +7,7 @@ use crate::harness::{
     LoneProject, Process, TestServer, eventually, fresh_database, limited, logins, scratch, until,
 };
 use fencepost::dev::Ready;
-use fencepost_store::roles::Role;
+use fencepost_store::connection::roles::Role;
 use serde_json::json;
 use sqlx::{ConnectOptions, Executor, PgConnection, Row, postgres::PgConnectOptions};
 

@@ -7,7 +7,7 @@ use crate::harness::{
     Database, LoneProject, Proxy, Reply, Stage, TestProject, TestServer, eventually, home, limited,
 };
 use fencepost::dev::cluster::{self, Cluster, Durability};
-use fencepost_store::migrate;
+use fencepost_store::connection::migrate;
 use reqwest::Method;
 use serde_json::{Value, json};
 

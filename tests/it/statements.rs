@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fencepost_config::PoolArgs;
 use fencepost_domain::ids::JobId;
-use fencepost_store::pools::Pools;
+use fencepost_store::connection::pools::Pools;
 
 use crate::harness::{LoneProject, Proxy, TestServer, fresh_database, limited, run_alone};
 use serde_json::{Value, json};

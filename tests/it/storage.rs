@@ -6,7 +6,7 @@ use fencepost_engine::{
     Engine,
     maintenance::{dead_letter_age, excess_workers},
 };
-use fencepost_store::pools::Pools;
+use fencepost_store::connection::pools::Pools;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 

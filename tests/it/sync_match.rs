@@ -11,7 +11,7 @@ use crate::harness::{
 use fencepost_domain::ids::{JobId, LeaseId, ProjectId};
 use fencepost_store::{
     claims::LeaseRequest,
-    enqueue::{NewJob, Start, insert_jobs},
+    jobs::enqueue::{NewJob, Start, insert_jobs},
 };
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;

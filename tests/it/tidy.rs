@@ -115,7 +115,7 @@ fn statements_are_in_the_store_and_transactions_in_engine_and_identity() {
 
 /// Statements that look across projects on purpose: the loops' sweeps, a key before its project is
 /// known, and what belongs to the whole instance.
-const ACROSS_PROJECTS: &[&str] = &["src/store/pools.rs", "src/store/projects.rs"];
+const ACROSS_PROJECTS: &[&str] = &["src/store/connection/pools.rs", "src/store/people/projects.rs"];
 
 #[test]
 fn every_statement_on_a_tenants_table_names_the_project() {

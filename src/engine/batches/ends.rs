@@ -14,10 +14,12 @@ use fencepost_domain::{
 };
 use fencepost_signals::telemetry;
 use fencepost_store::{
-    batches::{self, BatchRow, Delta},
-    dependencies::{self, Edge},
-    ends::{self, JobEnd},
-    outbound_events::{self, About},
+    outbound::outbound_events::{self, About},
+    workflows::{
+        batches::{self, BatchRow, Delta},
+        dependencies::{self, Edge},
+        ends::{self, JobEnd},
+    },
 };
 use metrics::counter;
 use sqlx::PgConnection;

@@ -10,12 +10,12 @@ use fencepost_domain::{
     limits::MAX_OPEN_BATCHES,
     plan::Tenant,
 };
-use fencepost_store::batches;
+use fencepost_store::workflows::batches;
 use sqlx::Acquire;
 
 use super::{Engine, enqueue::quota};
 
-pub use fencepost_store::batches::{BatchRow, NewBatch};
+pub use fencepost_store::workflows::batches::{BatchRow, NewBatch};
 
 /// Stores a batch without jobs. One that exists already is left alone.
 ///

@@ -7,9 +7,8 @@ use fencepost_domain::{
 use sqlx::PgConnection;
 
 use fencepost_store::{
-    outbound_events::{self, About},
-    workflow_ends,
-    workflows::{self, StateCount},
+    outbound::outbound_events::{self, About},
+    workflows::{self, StateCount, workflow_ends},
 };
 
 /// Writes the event, if the workflow has ended and this end was not told.

@@ -119,7 +119,8 @@ async fn read(
     with_empty: bool,
 ) -> Result<Arc<[Arc<str>]>, Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
-    let names = store::counts::busiest_queues(&mut conn, project_id, with_empty, MAX_QUEUES);
+    let names =
+        store::queues::counts::busiest_queues(&mut conn, project_id, with_empty, MAX_QUEUES);
     Ok(names.await?.into_iter().map(Arc::from).collect())
 }
 

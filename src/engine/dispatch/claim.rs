@@ -18,9 +18,11 @@ use fencepost_signals::{
 use fencepost_store::{
     self as store,
     claims::{LeaseRequest, LeasedJob, QueueClaim},
-    deadline::{bounded, bounded_query},
+    connection::{
+        deadline::{bounded, bounded_query},
+        pools::{self, Kept, Pool},
+    },
     faults,
-    pools::{self, Kept, Pool},
 };
 use futures_util::FutureExt;
 use metrics::{counter, histogram};
@@ -301,7 +303,7 @@ async fn partition_claims(
         return (constrained, ordinary, true);
     }
     let queues: Vec<_> = asked.iter().map(|(it, _)| (it.project_id, &*it.queue)).collect();
-    let found = store::limited_claims::queues_with_constraint_keys(conn, &queues).await;
+    let found = store::claims::limited_claims::queues_with_constraint_keys(conn, &queues).await;
     let is_known = found.is_ok();
     let numbers = found.unwrap_or_else(|error| {
         record_failure(&error, "the query for constraint keys");
@@ -439,7 +441,7 @@ pub(crate) async fn find_queues_with_work(
     for queues in queues.chunks(MAX_FALLBACK_QUEUES) {
         let claim = async {
             let mut conn = pool.acquire().await?;
-            store::polls::queues_with_work(&mut conn, queues).await
+            store::claims::polls::queues_with_work(&mut conn, queues).await
         };
         match bounded_query(claim).await {
             Ok(numbers) => found.extend(

@@ -97,7 +97,7 @@ pub(super) async fn add_background(conn: &mut PgConnection, mut handed: Vec<&mut
     let children: Vec<_> =
         handed.iter().filter(|it| it.job.has_parents).map(|it| key(it)).collect();
     if !children.is_empty() {
-        match store::dependencies::parent_results(conn, &children).await {
+        match store::workflows::dependencies::parent_results(conn, &children).await {
             Ok(results) => {
                 for (project_id, result) in results {
                     let child = (project_id, result.child_id);

@@ -9,9 +9,11 @@ use sqlx::{Acquire, PgConnection};
 use uuid::Uuid;
 
 use fencepost_store::{
-    claims::{LeasedJob, QueueClaim},
-    limited_claims::{self, ClaimLimits, ConstraintKey, MAX_PAGE_CONSTRAINT_KEYS},
-    queue_limits::{self, Handouts, QueueRules},
+    claims::{
+        LeasedJob, QueueClaim,
+        limited_claims::{self, ClaimLimits, ConstraintKey, MAX_PAGE_CONSTRAINT_KEYS},
+    },
+    queues::queue_limits::{self, Handouts, QueueRules},
 };
 
 /// Further pages of constraint keys that one claim reads at most.

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use fencepost_domain::ids::{JobKey, LeaseId};
 use fencepost_store::{
-    deadline::bounded_query,
-    pools::Pool,
+    connection::{deadline::bounded_query, pools::Pool},
     sweep::{self, LostLease},
 };
 use tokio_util::sync::CancellationToken;

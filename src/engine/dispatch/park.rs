@@ -13,8 +13,8 @@ use fencepost_domain::{error::Error, ids::ProjectId, worker::WorkerState};
 use fencepost_signals::telemetry;
 use fencepost_store::{
     self as store,
-    polls::PollKey,
-    pools::{self, Pool},
+    claims::polls::PollKey,
+    connection::pools::{self, Pool},
 };
 use metrics::gauge;
 use tokio::{
@@ -307,7 +307,7 @@ impl Batch for Repeats {
         items: &[PollKey],
         _: bool,
     ) -> sqlx::Result<Vec<Result<Vec<LeasedDelivery>, Error>>> {
-        let mut found = store::polls::leased_by_polls(conn, items).await?;
+        let mut found = store::claims::polls::leased_by_polls(conn, items).await?;
         found.retain(|it| !self.releasing.has(it.lease_id));
         let mut answers: Vec<Vec<LeasedDelivery>> = items.iter().map(|_| Vec::new()).collect();
         for job in found {

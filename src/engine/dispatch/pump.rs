@@ -20,8 +20,8 @@ use fencepost_signals::{
     wakeups::{Hint, Hints},
 };
 use fencepost_store::{
-    polls::PollKey,
-    pools::{Connection, Pool, Pools},
+    claims::polls::PollKey,
+    connection::pools::{Connection, Pool, Pools},
 };
 use metrics::counter;
 use tokio::{

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use fencepost_domain::ids::{ProjectId, anonymous_worker};
 use uuid::Uuid;
 
-use fencepost_store::polls::PollKey;
+use fencepost_store::claims::polls::PollKey;
 
 /// A poll, in any protocol.
 #[derive(Debug, Clone)]

@@ -18,7 +18,7 @@ use fencepost_signals::{
 use fencepost_store::{
     self as store,
     claims::LeaseRequest,
-    pools::{self, Pool},
+    connection::pools::{self, Pool},
 };
 use metrics::counter;
 
@@ -29,8 +29,8 @@ use crate::{
     sync_match::{Candidate, Matcher, Reservation, ReservedPoll},
 };
 
-use fencepost_store::enqueue::StoredJob;
-pub use fencepost_store::enqueue::{Extras, NewJob, Start};
+use fencepost_store::jobs::enqueue::StoredJob;
+pub use fencepost_store::jobs::enqueue::{Extras, NewJob, Start};
 
 /// Stores the jobs of one request, all or none, and returns them in their order.
 ///
@@ -88,7 +88,7 @@ impl Batch for Enqueues {
         let mut stored = HashMap::new();
         if is_in_doubt {
             let all: Vec<_> = items.iter().flat_map(|it| it.iter()).collect();
-            let found = store::enqueue::find_stored(conn, &all).await?;
+            let found = store::jobs::enqueue::find_stored(conn, &all).await?;
             stored.extend(found.into_iter().map(|it| (it.id, it)));
         }
         let (mut jobs, mut latest) = (Vec::new(), Vec::new());
@@ -106,14 +106,15 @@ impl Batch for Enqueues {
                 matched = Matched::reserve(&self.matcher, &jobs).await;
             }
             let leases = matched.leases(jobs.len());
-            let inserted = match store::enqueue::insert_jobs(conn, &jobs, &latest, &leases).await {
-                Ok(inserted) => inserted,
-                Err(error) => {
-                    drop(leases);
-                    matched.fail(&error);
-                    return Err(error);
-                }
-            };
+            let inserted =
+                match store::jobs::enqueue::insert_jobs(conn, &jobs, &latest, &leases).await {
+                    Ok(inserted) => inserted,
+                    Err(error) => {
+                        drop(leases);
+                        matched.fail(&error);
+                        return Err(error);
+                    }
+                };
             stored.extend(inserted.into_iter().map(|it| (it.id, it)));
         }
         tell(&self.notifier, items.iter().flat_map(|it| it.iter()), &stored);

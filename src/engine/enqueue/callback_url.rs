@@ -6,7 +6,7 @@ use fencepost_domain::{
     limits::MAX_ENDPOINTS,
     outbound::is_below,
 };
-use fencepost_store::{self as store, deadline::detached_in};
+use fencepost_store::{self as store, connection::deadline::detached_in};
 
 use crate::Engine;
 
@@ -28,7 +28,7 @@ pub async fn check_callback_urls(
     let pools = engine.pools.clone();
     let read = async move {
         let mut conn = pools.read_for(project_id).await?;
-        store::webhooks::callback_urls(&mut conn, project_id, MAX_ENDPOINTS).await
+        store::outbound::webhooks::callback_urls(&mut conn, project_id, MAX_ENDPOINTS).await
     };
     let bases = detached_in(&engine.tasks, read).await??;
     let is_taken = |url: &str| bases.iter().any(|base| is_below(url, base));

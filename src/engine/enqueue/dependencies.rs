@@ -11,12 +11,16 @@ use fencepost_domain::{
     limits,
 };
 use fencepost_store::{
-    self as store, batches, cascade,
-    control::{CancelReason, CancelledJob},
-    dependencies::{self, Parent, UniqueHolder},
-    enqueue::StoredJob,
-    events::{self, NewEvent},
-    faults, workflows,
+    self as store, faults,
+    jobs::{
+        control::{CancelReason, CancelledJob},
+        enqueue::StoredJob,
+        events::{self, NewEvent},
+    },
+    workflows::{
+        self, batches, cascade,
+        dependencies::{self, Parent, UniqueHolder},
+    },
 };
 use sqlx::{Acquire, PgConnection};
 
@@ -26,9 +30,9 @@ use crate::{
     cancel::{cancel_waiting, publish_cancelled},
 };
 
-pub use fencepost_store::{
+pub use fencepost_store::workflows::{
+    NewWorkflow, Rerun,
     dependencies::{Edge, ParentResult},
-    workflows::{NewWorkflow, Rerun},
 };
 
 /// Tries of a request that lost a race for a unique key, or a deadlock.
@@ -157,7 +161,7 @@ async fn store_once(
     let all: Vec<_> = jobs.iter().map(|it| &it.job).collect();
     faults::before_commit("enqueue")?;
     let mut tx = conn.begin().await?;
-    let found = store::enqueue::find_stored(&mut tx, &all).await?;
+    let found = store::jobs::enqueue::find_stored(&mut tx, &all).await?;
     // Stored by an earlier try whose answer was lost, or by an earlier request with the same
     // idempotency key. Jobs that were new then exist now; the others are found by their unique
     // keys.
@@ -183,7 +187,7 @@ async fn store_once(
     let latest = latest_run_at(&new);
     let refs: Vec<_> = new.iter().collect();
     let stored =
-        store::enqueue::insert_jobs(&mut tx, &refs, &vec![latest; refs.len()], &[]).await?;
+        store::jobs::enqueue::insert_jobs(&mut tx, &refs, &vec![latest; refs.len()], &[]).await?;
     if stored.len() < refs.len() {
         return Err(Failed::Refused(too_far_ahead()));
     }
@@ -247,7 +251,7 @@ async fn continue_attempts(
         return Ok(stored);
     }
     let last: HashMap<_, _> =
-        store::enqueue::continue_attempts(tx, project_id, &new).await?.into_iter().collect();
+        store::jobs::enqueue::continue_attempts(tx, project_id, &new).await?.into_iter().collect();
     for job in &mut stored {
         job.attempt = last.get(&job.id).copied().unwrap_or(job.attempt);
     }

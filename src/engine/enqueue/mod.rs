@@ -17,9 +17,8 @@ use fencepost_domain::{
 };
 use fencepost_store::{
     self as store,
-    deadline::{detached_in, detached_query},
-    enqueue::StoredJob,
-    jobs::{JobRow, Payloads},
+    connection::deadline::{detached_in, detached_query},
+    jobs::{JobRow, Payloads, enqueue::StoredJob},
     workflows::NewWorkflow,
 };
 use sqlx::PgConnection;
@@ -169,7 +168,7 @@ pub(super) async fn store_in(
         return Ok(NewlyStored::default());
     }
     let refs: Vec<_> = jobs.iter().collect();
-    let stored = store::enqueue::insert_jobs(tx, &refs, &vec![None; refs.len()], &[]).await?;
+    let stored = store::jobs::enqueue::insert_jobs(tx, &refs, &vec![None; refs.len()], &[]).await?;
     let stored = stored.into_iter().map(|it| (it.id, it)).collect();
     Ok(NewlyStored { jobs, stored })
 }

@@ -8,7 +8,9 @@ use fencepost_domain::{
     limits,
     payload_schema::PayloadSchema,
 };
-use fencepost_store::{self as store, deadline::detached_in, job_types::TypeSchema};
+use fencepost_store::{
+    self as store, connection::deadline::detached_in, jobs::job_types::TypeSchema,
+};
 
 use crate::Engine;
 
@@ -52,7 +54,7 @@ pub(super) async fn check(
     let pools = engine.pools.clone();
     let read = async move {
         let mut conn = pools.read_for(project_id).await?;
-        store::job_types::schemas_of(&mut conn, project_id, &job_types).await
+        store::jobs::job_types::schemas_of(&mut conn, project_id, &job_types).await
     };
     let schemas = detached_in(&engine.tasks, read).await??;
     // Patterns are compiled, and a batch can be large.

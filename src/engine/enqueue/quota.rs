@@ -12,7 +12,7 @@ use std::{
 use fencepost_domain::{error::Error, ids::ProjectId, plan::Tenant};
 use fencepost_store::{
     self as store,
-    deadline::{detached, detached_query},
+    connection::deadline::{detached, detached_query},
 };
 
 use super::NewJob;
@@ -173,7 +173,7 @@ pub async fn has_all_bytes(engine: &Engine, tenant: Tenant) -> Result<bool, Erro
 /// Bytes that a project has stored.
 pub async fn stored_bytes(engine: &Engine, project_id: ProjectId) -> Result<i64, Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
-    Ok(store::stored_bytes::of_project(&mut conn, project_id).await?)
+    Ok(store::jobs::stored_bytes::of_project(&mut conn, project_id).await?)
 }
 
 async fn known(engine: &Engine, tenant: Tenant) -> Result<Backlog, Error> {
@@ -220,13 +220,13 @@ async fn count(engine: &Engine, tenant: Tenant) -> Result<Backlog, Error> {
     let Tenant { project_id, limits } = tenant;
     let mut conn = engine.pools.read_for(project_id).await?;
     let jobs = match limits.waiting_jobs {
-        Some(_) => store::counts::waiting(&mut conn, project_id).await?,
+        Some(_) => store::queues::counts::waiting(&mut conn, project_id).await?,
         None => 0,
     };
     let max = limits.max_queues();
-    let queues = store::counts::count_queues(&mut conn, project_id, max).await?;
+    let queues = store::queues::counts::count_queues(&mut conn, project_id, max).await?;
     let has_all_bytes = match limits.stored_bytes {
-        Some(max) => store::stored_bytes::of_project(&mut conn, project_id).await? >= max,
+        Some(max) => store::jobs::stored_bytes::of_project(&mut conn, project_id).await? >= max,
         None => false,
     };
     let bounded_queues = store::queues::bounded(&mut conn, project_id, MAX_BOUNDED_QUEUES).await?;
@@ -250,7 +250,7 @@ async fn count(engine: &Engine, tenant: Tenant) -> Result<Backlog, Error> {
 pub async fn admit_queue(engine: &Engine, tenant: Tenant, queue: &str) -> Result<(), Error> {
     let max = tenant.limits.max_queues();
     let mut conn = engine.pools.read_for(tenant.project_id).await?;
-    let queues = store::counts::count_queues(&mut conn, tenant.project_id, max).await?;
+    let queues = store::queues::counts::count_queues(&mut conn, tenant.project_id, max).await?;
     drop(conn);
     if queues >= max {
         check_queues(engine, tenant, &[queue.to_owned()]).await?;
@@ -265,7 +265,7 @@ async fn check_queues(engine: &Engine, tenant: Tenant, names: &[String]) -> Resu
     let used = detached_query(async move {
         let mut conn = pools.read_for(project_id).await?;
         let asked: Vec<&str> = asked.iter().map(String::as_str).collect();
-        store::counts::used_queues(&mut conn, project_id, &asked).await
+        store::queues::counts::used_queues(&mut conn, project_id, &asked).await
     });
     let used = used.await?;
     if used.len() < names.len() {
@@ -277,7 +277,7 @@ async fn check_queues(engine: &Engine, tenant: Tenant, names: &[String]) -> Resu
 /// How many jobs of a project wait or run.
 pub async fn waiting(engine: &Engine, project_id: ProjectId) -> Result<i64, Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
-    Ok(store::counts::waiting(&mut conn, project_id).await?)
+    Ok(store::queues::counts::waiting(&mut conn, project_id).await?)
 }
 
 #[cfg(test)]

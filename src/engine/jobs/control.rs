@@ -12,12 +12,14 @@ use fencepost_domain::{
 };
 use fencepost_signals::wakeups::BackgroundTask;
 use fencepost_store::{
-    cascade,
-    control::{self, LockedJob},
-    dead_letters, dependencies,
-    events::{self, NewEvent},
-    requeue,
-    settle_success::WaitingJob,
+    jobs::{
+        control::{self, LockedJob},
+        dead_letters,
+        events::{self, NewEvent},
+        requeue,
+    },
+    settle::settle_success::WaitingJob,
+    workflows::{cascade, dependencies},
 };
 use sqlx::{Acquire, PgConnection, Postgres, Transaction};
 use uuid::Uuid;
@@ -29,7 +31,7 @@ use crate::{
     notify::job_event,
 };
 
-pub use fencepost_store::control::Change;
+pub use fencepost_store::jobs::control::Change;
 
 /// Descendants that are retried in one transaction, with their ancestor.
 pub const MAX_RETRIED_AT_ONCE: usize = 500;

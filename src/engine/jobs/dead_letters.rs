@@ -9,9 +9,9 @@ use fencepost_domain::{
 };
 use fencepost_signals::telemetry;
 use fencepost_store::{
-    dead_letters::{self, NewDeadLetter},
+    jobs::dead_letters::{self, NewDeadLetter},
     queues,
-    settle_failure::{AfterEnd, Ended},
+    settle::settle_failure::{AfterEnd, Ended},
 };
 use metrics::counter;
 use sqlx::{Acquire, PgConnection};

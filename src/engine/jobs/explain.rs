@@ -174,7 +174,7 @@ async fn explain_row(
         0 => {
             // One more than is told, so that it is known.
             let limit = explain::MAX_OTHER_TYPES as i64 + 1;
-            store::job_types::taken(conn, project_id, &row.queue, limit).await?
+            store::jobs::job_types::taken(conn, project_id, &row.queue, limit).await?
         }
         _ => Vec::new(),
     };
@@ -189,7 +189,7 @@ async fn explain_row(
         explain::MAX_COUNTED_AHEAD,
     )
     .await?;
-    let push = store::pushes::failing(conn, project_id, &row.queue).await?;
+    let push = store::queues::pushes::failing(conn, project_id, &row.queue).await?;
     let failing = store::set_aside::find(conn, project_id, row.id).await?;
     let crowd = |name: &str, running, limit| Crowd { name: name.to_owned(), running, limit };
     let facts = Facts {

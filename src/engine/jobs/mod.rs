@@ -15,8 +15,8 @@ use fencepost_store as store;
 
 use super::Engine;
 
-pub use fencepost_store::{
-    jobs::{AttemptRow, Filter, JobRow, Order, Payloads, Place},
+pub use fencepost_store::jobs::{
+    AttemptRow, Filter, JobRow, Order, Payloads, Place,
     logs::{LogPlace, LogRow},
 };
 
@@ -102,7 +102,7 @@ pub async fn find_in_workflow(
 /// The payload of a job's latest event of this type.
 pub async fn last_event(engine: &Engine, key: JobKey, kind: &str) -> Result<Option<String>, Error> {
     let mut conn = engine.pools.read_for(key.project_id).await?;
-    Ok(store::events::last_of_kind(&mut conn, key, kind).await?)
+    Ok(store::jobs::events::last_of_kind(&mut conn, key, kind).await?)
 }
 
 /// Log lines of a job after a position, optionally of one attempt.
@@ -114,5 +114,5 @@ pub async fn logs(
     limit: i64,
 ) -> Result<Vec<LogRow>, Error> {
     let mut conn = engine.pools.read_for(key.project_id).await?;
-    Ok(store::logs::page(&mut conn, key, attempt, after, limit).await?)
+    Ok(store::jobs::logs::page(&mut conn, key, attempt, after, limit).await?)
 }

@@ -8,7 +8,10 @@ use fencepost_domain::{
     plan::Tenant,
     workflow::{self, Member, WorkflowState},
 };
-use fencepost_store::{batches::NewBatch, jobs::JobRow, workflows};
+use fencepost_store::{
+    jobs::JobRow,
+    workflows::{self, batches::NewBatch},
+};
 use sqlx::Acquire;
 
 use crate::{

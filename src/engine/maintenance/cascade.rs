@@ -7,12 +7,14 @@ use fencepost_domain::{
     ids::{JobKey, ProjectId},
 };
 use fencepost_store::{
-    cascade,
-    control::{CancelReason, CancelledJob},
-    events::{self, NewEvent},
     faults,
-    settle_success::WaitingJob,
+    jobs::{
+        control::{CancelReason, CancelledJob},
+        events::{self, NewEvent},
+    },
+    settle::settle_success::WaitingJob,
     sweep::{self, set_aside::Work},
+    workflows::cascade,
 };
 use sqlx::PgConnection;
 

@@ -9,7 +9,7 @@ use fencepost_domain::{
     operation::{Filter, Kind, Which},
     plan::{Limits, Plans, Tenant},
 };
-use fencepost_store::{self as store, dead_letters};
+use fencepost_store::{self as store, jobs::dead_letters};
 use uuid::Builder;
 
 use crate::{
@@ -29,7 +29,7 @@ pub async fn pass(engine: &Engine, plans: &Plans) -> sqlx::Result<()> {
     let mut after = ProjectId(0);
     loop {
         let mut conn = engine.pools.background.acquire().await?;
-        let page = store::projects::list(&mut conn, after, PAGE).await?;
+        let page = store::people::projects::list(&mut conn, after, PAGE).await?;
         drop(conn);
         let Some(last) = page.last() else { break };
         after = last.id;
@@ -45,7 +45,7 @@ pub async fn pass(engine: &Engine, plans: &Plans) -> sqlx::Result<()> {
     let mut after = ProjectId(0);
     loop {
         let mut conn = engine.pools.background.acquire().await?;
-        let page = store::projects::outboxes(&mut conn, after, PAGE).await?;
+        let page = store::people::projects::outboxes(&mut conn, after, PAGE).await?;
         drop(conn);
         let Some(last) = page.last() else { return Ok(()) };
         after = *last;

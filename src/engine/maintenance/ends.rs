@@ -2,9 +2,9 @@
 
 use fencepost_domain::ids::ProjectId;
 use fencepost_store::{
-    ends::{self, EndKey},
     faults,
     sweep::{self, set_aside::Work},
+    workflows::ends::{self, EndKey},
 };
 use sqlx::PgConnection;
 

@@ -21,7 +21,9 @@ pub async fn pass(engine: &Engine, plans: &Plans) -> sqlx::Result<bool> {
     for (project_id, workers) in found {
         // The connection is returned in between: other loops wait for it.
         let mut conn = engine.pools.background.acquire().await?;
-        let Some(project) = store::projects::get(&mut conn, project_id).await? else { continue };
+        let Some(project) = store::people::projects::get(&mut conn, project_id).await? else {
+            continue;
+        };
         // Of a plan that this node does not know, the strictest limits would apply.
         if !plans.has(&project.plan) {
             continue;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fencepost_domain::explain::Reason;
 use fencepost_signals::telemetry;
 use fencepost_store::{
-    pools::Pools,
+    connection::pools::Pools,
     sweep::{
         gauges::{self, ReadyQueue, Server, Table},
         set_aside::{self, Work},

@@ -6,7 +6,7 @@ use fencepost_domain::ids::{JobKey, ProjectId};
 use fencepost_signals::telemetry;
 use fencepost_store::{
     faults,
-    settle_success::WaitingJob,
+    settle::settle_success::WaitingJob,
     sweep::{self, MAX_SWEEP_ROWS, set_aside::Work},
 };
 use metrics::counter;

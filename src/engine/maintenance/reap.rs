@@ -6,7 +6,7 @@ use fencepost_domain::{ids::ProjectId, job::Ending, text::ErrorReport};
 use fencepost_signals::telemetry;
 use fencepost_store::{
     faults,
-    settle_failure::{AfterEnd, Ended},
+    settle::settle_failure::{AfterEnd, Ended},
     sweep::{self, set_aside::Work},
 };
 use metrics::counter;

@@ -6,9 +6,9 @@ use fencepost_domain::{
     ids::{JobId, JobKey, ProjectId},
 };
 use fencepost_store::{
-    cascade,
-    settle_success::WaitingJob,
+    settle::settle_success::WaitingJob,
     sweep::{self, set_aside::Work},
+    workflows::cascade,
 };
 use sqlx::{Acquire, PgConnection};
 

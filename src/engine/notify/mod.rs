@@ -13,7 +13,7 @@ use fencepost_signals::{
     events_feed::{EventFeed, JobEvent},
     wakeups::{Arrival, BackgroundTask, Wake},
 };
-use fencepost_store::{
+use fencepost_store::settle::{
     settle_failure::{AfterEnd, Ended},
     settle_success::WaitingJob,
 };

@@ -22,11 +22,12 @@ use fencepost_domain::{
 };
 use fencepost_signals::{telemetry, wakeups::BackgroundTask};
 use fencepost_store::{
-    self as store,
-    control::{CancelReason, CancelledJob},
-    events::{self, NewEvent},
-    faults,
-    settle_success::WaitingJob,
+    self as store, faults,
+    jobs::{
+        control::{CancelReason, CancelledJob},
+        events::{self, NewEvent},
+    },
+    settle::settle_success::WaitingJob,
     sweep::{
         schedules::{self, Advance, DueSchedule, EarlierJob, Fire, MAX_PLANNED},
         set_aside::Work,
@@ -190,7 +191,7 @@ async fn fire(tx: &mut PgConnection, key: &TickKey, due: &[DueSchedule]) -> sqlx
     let mut known = HashMap::new();
     let mut projects: Vec<_> = due.iter().map(|it| it.project_id).collect();
     projects.dedup();
-    let suspended = store::projects::suspended(tx, &projects).await?;
+    let suspended = store::people::projects::suspended(tx, &projects).await?;
     for it in due {
         let read = known
             .entry((&it.cron_expression, &it.timezone))
@@ -356,7 +357,7 @@ async fn make_way(
     }
     let running: Vec<_> = running.iter().map(key).collect();
     if !running.is_empty() {
-        let asked = store::control::request_cancels(tx, &running).await?;
+        let asked = store::jobs::control::request_cancels(tx, &running).await?;
         let noted: Vec<_> = asked
             .iter()
             .map(|(key, attempt)| {

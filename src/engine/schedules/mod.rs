@@ -14,8 +14,8 @@ use fencepost_domain::{
 };
 use fencepost_signals::wakeups::BackgroundTask;
 use fencepost_store::{
+    connection::shares::PerProject,
     schedules::{self, ScheduleCount},
-    shares::PerProject,
 };
 use sqlx::{Acquire, PgConnection};
 use tokio::{sync::Semaphore, time::timeout};

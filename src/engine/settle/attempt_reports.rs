@@ -10,12 +10,15 @@ use fencepost_domain::{
     text,
 };
 use fencepost_signals::events_feed::JobEvent;
-use fencepost_store::{self as store, events, logs::LogTotals};
+use fencepost_store::{
+    self as store,
+    jobs::{events, logs::LogTotals},
+};
 use sqlx::Acquire;
 
 use crate::{Engine, enqueue::quota, settle};
 
-pub use fencepost_store::{
+pub use fencepost_store::jobs::{
     events::{NewEvent, ShownFence},
     logs::LogChunk,
 };
@@ -52,7 +55,7 @@ pub async fn record_events(
     }
     for (key, more) in by_job.into_values() {
         let max = limits::MAX_JOB_EVENTS;
-        if store::events::count(&mut tx, key, max).await? + more > max {
+        if store::jobs::events::count(&mut tx, key, max).await? + more > max {
             let message = format!("{} has {max} events, its limit", key.id);
             return Err(Error::invalid("events", message));
         }
@@ -142,15 +145,15 @@ pub async fn keep_logs(
     for AttemptLogs { shown, chunks } in attempts {
         let key = JobKey { project_id, id: shown.job_id };
         // The lock keeps totals and positions consistent.
-        let mut totals = store::logs::lock_totals(&mut tx, key, shown.attempt).await?;
-        let taken = store::logs::find_taken(&mut tx, key, shown.attempt, chunks).await?;
+        let mut totals = store::jobs::logs::lock_totals(&mut tx, key, shown.attempt).await?;
+        let taken = store::jobs::logs::find_taken(&mut tx, key, shown.attempt, chunks).await?;
         let taken: HashSet<_> =
             taken.into_iter().filter_map(|it| usize::try_from(it).ok()).collect();
         logged.duplicates += taken.len();
         let new = chunks.iter().enumerate().filter(|(number, _)| !taken.contains(number));
         let kept: Vec<_> = new.filter_map(|(_, it)| keep(&mut totals, it, has_room)).collect();
-        store::logs::insert(&mut tx, key, shown.attempt, &kept).await?;
-        store::logs::set_totals(&mut tx, key, shown.attempt, totals).await?;
+        store::jobs::logs::insert(&mut tx, key, shown.attempt, &kept).await?;
+        store::jobs::logs::set_totals(&mut tx, key, shown.attempt, totals).await?;
         logged.accepted += kept.len();
         logged.is_truncated |= totals.is_truncated;
     }

@@ -10,8 +10,8 @@ use fencepost_domain::{
 };
 use fencepost_signals::telemetry;
 use fencepost_store::{
-    fences::{self, AskedHolder, HeldAttempt},
-    pools::{self, Pool},
+    connection::pools::{self, Pool},
+    jobs::fences::{self, AskedHolder, HeldAttempt},
 };
 use metrics::counter;
 

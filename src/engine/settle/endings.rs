@@ -10,8 +10,8 @@ use fencepost_domain::{
 };
 use fencepost_store::{
     self as store,
-    pools::{self, Pool},
-    settle_failure::AfterEnd,
+    connection::pools::{self, Pool},
+    settle::settle_failure::AfterEnd,
 };
 use sqlx::Acquire;
 
@@ -80,7 +80,7 @@ impl Batch for Endings {
         let mut tx = conn.begin().await?;
         let sure = items.iter().filter(|it| may_write(&it.fence, is_in_doubt));
         let fences = sure.map(|it| (it.key, &it.fence));
-        let held = store::settle_failure::lock_held(&mut tx, fences).await?;
+        let held = store::settle::settle_failure::lock_held(&mut tx, fences).await?;
         let requests: HashMap<_, _> = items.iter().map(|it| (it.key, it)).collect();
         let ends: Vec<_> = held
             .into_iter()

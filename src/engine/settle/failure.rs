@@ -10,7 +10,7 @@ use fencepost_domain::{
 use fencepost_signals::telemetry;
 use fencepost_store::{
     self as store,
-    settle_failure::{AfterEnd, Ended, Held},
+    settle::settle_failure::{AfterEnd, Ended, Held},
 };
 use metrics::{counter, histogram};
 use sqlx::PgConnection;
@@ -51,7 +51,7 @@ pub(crate) async fn write(tx: &mut PgConnection, ends: &[Ended]) -> sqlx::Result
     if ends.is_empty() {
         return Ok(Vec::new());
     }
-    let mut after = store::settle_failure::end_attempts(tx, ends).await?;
+    let mut after = store::settle::settle_failure::end_attempts(tx, ends).await?;
     let cancelled: Vec<_> =
         ends.iter().filter(|it| it.state == StoredState::Cancelled).map(|it| it.key).collect();
     if !cancelled.is_empty() {
@@ -65,7 +65,7 @@ pub(crate) async fn write(tx: &mut PgConnection, ends: &[Ended]) -> sqlx::Result
     let ended = after.iter().filter(|it| it.job.state == StoredState::DeadLetter);
     let parents: Vec<_> = ended.filter(|it| it.has_children).map(|it| it.job.key()).collect();
     if !parents.is_empty() {
-        store::cascade::mark_ended(tx, &parents).await?;
+        store::workflows::cascade::mark_ended(tx, &parents).await?;
     }
     // Last, because many transactions share the rows of dead-letter groups.
     dead_letters::write(tx, ends, &after).await?;

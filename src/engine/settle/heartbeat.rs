@@ -9,14 +9,14 @@ use fencepost_domain::{
 };
 use fencepost_store::{
     self as store,
-    pools::{self, Pool},
+    connection::pools::{self, Pool},
 };
 use futures_util::future::try_join_all;
 
 use super::{HeldJob, Settling, explain_left};
 use crate::{Engine, batch::Batch, settle};
 
-pub use fencepost_store::heartbeats::{Beat, Renewed, ShorterLease};
+pub use fencepost_store::settle::heartbeats::{Beat, Renewed, ShorterLease};
 
 /// What a worker should do after its heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,7 +89,7 @@ pub async fn shorten(engine: &Engine, leases: &[ShorterLease]) -> Result<(), Err
         return Ok(());
     }
     let mut conn = engine.pools.reports.acquire().await?;
-    Ok(store::heartbeats::shorten(&mut conn, leases).await?)
+    Ok(store::settle::heartbeats::shorten(&mut conn, leases).await?)
 }
 
 /// Assigns leases without a named worker to the worker that claims them. Returns those it holds
@@ -104,7 +104,7 @@ pub async fn adopt(
         return Ok(Vec::new());
     }
     let mut conn = engine.pools.reports.acquire_for(project_id).await?;
-    Ok(store::heartbeats::adopt(&mut conn, project_id, worker_id, jobs).await?)
+    Ok(store::settle::heartbeats::adopt(&mut conn, project_id, worker_id, jobs).await?)
 }
 
 /// The batch of heartbeats.
@@ -147,7 +147,7 @@ impl Batch for Beats {
         items: &[Beat],
         _: bool,
     ) -> sqlx::Result<Vec<Result<Self::Answer, Error>>> {
-        let renewed = store::heartbeats::renew(conn, items).await?;
+        let renewed = store::settle::heartbeats::renew(conn, items).await?;
         let done: HashMap<_, _> = renewed.into_iter().map(|it| (it.key, it)).collect();
         let left = items.iter().filter(|it| !done.contains_key(&it.key));
         let mut left = explain_left(conn, left.map(|it| (it.key, &it.fence))).await?;

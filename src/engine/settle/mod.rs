@@ -26,7 +26,7 @@ use fencepost_domain::{
 use fencepost_signals::telemetry;
 use fencepost_store::{
     self as store,
-    settle_success::{SettledAttempt, Success},
+    settle::settle_success::{SettledAttempt, Success},
 };
 use metrics::counter;
 use sqlx::PgConnection;
@@ -122,7 +122,7 @@ async fn explain_left<'a, T>(
     if left.clone().next().is_none() {
         return Ok(HashMap::new());
     }
-    let found = store::settle_success::find_standings(conn, left).await?;
+    let found = store::settle::settle_success::find_standings(conn, left).await?;
     Ok(found.into_iter().map(|(key, it)| (key, Settling::Left(Box::new(it)))).collect())
 }
 
@@ -245,7 +245,7 @@ pub(super) async fn read_again(
 ) -> Result<SettledAttempt, Error> {
     let mut conn = engine.pools.reports.acquire_for(key.project_id).await?;
     let fences = std::iter::once((key, fence));
-    let found = store::settle_success::find_standings(&mut conn, fences).await?;
+    let found = store::settle::settle_success::find_standings(&mut conn, fences).await?;
     found.into_iter().next().map(|it| it.1).ok_or(Error::JobNotFound)
 }
 

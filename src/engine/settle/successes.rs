@@ -16,8 +16,8 @@ use fencepost_domain::{
 use fencepost_signals::{telemetry, wakeups::BackgroundTask};
 use fencepost_store::{
     self as store,
-    pools::{self, Pool},
-    settle_success::{Moved, Success},
+    connection::pools::{self, Pool},
+    settle::settle_success::{Moved, Success},
 };
 use metrics::{counter, histogram};
 use sqlx::Acquire;
@@ -83,7 +83,7 @@ impl SuccessNotes {
             return;
         }
         // The acks are recorded. A streak that continues by mistake is harmless.
-        if let Err(error) = store::dead_letters::end_streaks(conn, &braked).await {
+        if let Err(error) = store::jobs::dead_letters::end_streaks(conn, &braked).await {
             counter!(telemetry::STORE_ERRORS, "kind" => "succeed").increment(1);
             tracing::warn!(error = error::chain(&error), "dead-letter streak was not reset");
         }
@@ -134,7 +134,7 @@ impl Batch for Successes {
         is_in_doubt: bool,
     ) -> sqlx::Result<Vec<Result<Self::Answer, Error>>> {
         let sure: Vec<_> = items.iter().filter(|it| may_write(&it.fence, is_in_doubt)).collect();
-        let moved = store::settle_success::succeed(conn, &sure).await?;
+        let moved = store::settle::settle_success::succeed(conn, &sure).await?;
         let done = self.notes.tell(&moved);
         let left = sure.iter().filter(|it| !done.contains_key(&it.key()));
         // What was committed stays, whatever becomes of the explanations.
@@ -188,12 +188,12 @@ impl Batch for Parents {
         let mut tx = conn.begin().await?;
         // Locked first, so that the second statement sees every child.
         let fences = sure.iter().map(|it| (it.key(), &it.fence));
-        let held = store::settle_failure::lock_held(&mut tx, fences).await?;
+        let held = store::settle::settle_failure::lock_held(&mut tx, fences).await?;
         let is_held = |it: &&&Success| held.iter().any(|held| held.key() == it.key());
         let held: Vec<_> = sure.iter().filter(is_held).copied().collect();
         let moved = match held.as_slice() {
             [] => Vec::new(),
-            held => store::settle_success::succeed_parents(&mut tx, held).await?,
+            held => store::settle::settle_success::succeed_parents(&mut tx, held).await?,
         };
         tx.commit().await?;
         let done = self.notes.tell(&moved);

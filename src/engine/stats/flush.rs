@@ -1,8 +1,8 @@
 //! Writing this node's counters to the database.
 
 use fencepost_store::{
-    stats::{self, MAX_ADDED_ROWS},
-    usage,
+    people::usage,
+    queues::stats::{self, MAX_ADDED_ROWS},
 };
 use sqlx::Acquire;
 

@@ -16,10 +16,11 @@ use fencepost_domain::{
 
 use fencepost_store::{
     claims::LeasedJob,
-    control::CancelledJob,
-    enqueue::NewJob,
-    settle_failure::{AfterEnd, Ended},
-    settle_success::{Settled, WaitingJob},
+    jobs::{control::CancelledJob, enqueue::NewJob},
+    settle::{
+        settle_failure::{AfterEnd, Ended},
+        settle_success::{Settled, WaitingJob},
+    },
 };
 
 /// The name under which everything beyond the limit is counted.

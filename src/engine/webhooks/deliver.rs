@@ -19,11 +19,11 @@ use fencepost_domain::{
 use fencepost_net::outbound::MAX_KEPT_BYTES;
 use fencepost_signals::telemetry;
 use fencepost_store::{
-    audit::{self, Actor, NewAuditEntry},
+    outbound::webhooks,
+    people::audit::{self, Actor, NewAuditEntry},
     sweep::webhooks::{
         Disabled, MAX_PAGE_SERVED, Outcomes, ServedEndpoint, note_outcomes, served_endpoints,
     },
-    webhooks,
 };
 use metrics::{gauge, histogram};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};

@@ -27,10 +27,10 @@ pub use self::deliveries::{
 };
 use super::Engine;
 use fencepost_net::seal::{MasterKeys, OtherMasterKey};
-pub use fencepost_store::webhooks::{EndpointChange, EndpointRow, NewEndpoint};
+pub use fencepost_store::outbound::webhooks::{EndpointChange, EndpointRow, NewEndpoint};
 use fencepost_store::{
+    outbound::webhooks,
     sweep::webhooks::{replace_secrets, secrets},
-    webhooks,
 };
 
 /// Secrets that one statement reads while all are encrypted.

@@ -7,7 +7,7 @@ use fencepost_domain::{
 };
 use fencepost_net::seal::{MasterKeys, OtherMasterKey};
 use fencepost_store::{
-    pushes::{self, PushHeaders},
+    queues::pushes::{self, PushHeaders},
     sweep::pushes::{replace_secrets, secrets},
 };
 use secrecy::{ExposeSecret, SecretString};
@@ -16,7 +16,7 @@ use sqlx::{Acquire, PgConnection};
 use super::{SEALED_AT_ONCE, seal_again};
 use crate::Engine;
 
-pub use fencepost_store::pushes::{PushRow, PushSettings};
+pub use fencepost_store::queues::pushes::{PushRow, PushSettings};
 
 /// Queues of one project that are pushed.
 pub const MAX_PROJECT_PUSHED_QUEUES: i64 = 50;

@@ -18,16 +18,19 @@ use fencepost_domain::{
 };
 use fencepost_signals::telemetry;
 use fencepost_store::{
-    self as store,
-    batches::{self, BatchRow},
-    faults,
-    incidents::{self, IncidentRow},
-    outbound_events::{self, Subscriber, TakenEvent},
+    self as store, faults,
+    outbound::{
+        incidents::{self, IncidentRow},
+        outbound_events::{self, Subscriber, TakenEvent},
+    },
     sweep::{
         set_aside::Work,
         webhooks::{self, MAX_EVENTS, MAX_EVENTS_OF_PROJECT, WaitingEvent},
     },
-    workflows,
+    workflows::{
+        self,
+        batches::{self, BatchRow},
+    },
 };
 use metrics::counter;
 use serde_json::value::RawValue;
@@ -105,7 +108,7 @@ impl Sweep for Events {
         let max_chars = i32::try_from(MAX_EVENT_MESSAGE_CHARS).unwrap_or(i32::MAX);
         let events = outbound_events::take(tx, project_id, &ids, max_chars).await?;
         let to = outbound_events::subscribers(tx, project_id, MAX_ENDPOINTS).await?;
-        let project = store::projects::get(tx, project_id).await?;
+        let project = store::people::projects::get(tx, project_id).await?;
         let taken = events.len();
         let (Some(project), Some(outbox)) = (project, to.first().map(|it| it.outbox)) else {
             return Ok(Processed { taken, ..Processed::default() });

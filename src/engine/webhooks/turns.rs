@@ -9,7 +9,7 @@ use tokio::{
     time::sleep,
 };
 
-use fencepost_store::shares::{Each, PerProject};
+use fencepost_store::connection::shares::{Each, PerProject};
 
 /// Requests that one node sends at a time.
 pub const MAX_IN_FLIGHT: usize = 2_000;

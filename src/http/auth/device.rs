@@ -200,7 +200,7 @@ pub async fn preview(
     Json(request): Json<UserCode>,
 ) -> Result<Reply<PendingDevice>, Error> {
     let pending = app.accounts.find_device_login(person.bearer, &request.user_code).await?;
-    let store::device_logins::Pending { name, address, created_at, expires_at } = pending;
+    let store::people::device_logins::Pending { name, address, created_at, expires_at } = pending;
     Ok(Reply(PendingDevice { name, address, created_at, expires_at }))
 }
 

@@ -151,7 +151,7 @@ async fn begin(
     dry_run: bool,
 ) -> Result<Answer, Error> {
     let mut conn = app.engine.pools.read_for(by.project_id).await?;
-    let counted = store::dead_letters::count(&mut conn, by.project_id, &what.filter).await?;
+    let counted = store::jobs::dead_letters::count(&mut conn, by.project_id, &what.filter).await?;
     drop(conn);
     let BulkTarget { kind, filter, max, rate_per_second } = what;
     let action = match kind {

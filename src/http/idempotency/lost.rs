@@ -4,7 +4,7 @@
 use std::{sync::LazyLock, time::Duration};
 
 use fencepost_domain::ids::ProjectId;
-use fencepost_store::{deadline::bounded_query, idempotency};
+use fencepost_store::{connection::deadline::bounded_query, idempotency};
 use tokio::{sync::Semaphore, time::sleep};
 use uuid::Uuid;
 

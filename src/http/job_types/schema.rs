@@ -108,10 +108,12 @@ pub async fn put(
     let before = find(&app, caller.project_id, job_type.clone()).await?.schema;
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     if read.is_null() {
-        store::job_types::delete(&mut conn, caller.project_id, &job_type).await?;
+        store::jobs::job_types::delete(&mut conn, caller.project_id, &job_type).await?;
     } else {
         let max = limits::MAX_JOB_SCHEMAS;
-        if !store::job_types::upsert(&mut conn, caller.project_id, &job_type, schema, max).await? {
+        if !store::jobs::job_types::upsert(&mut conn, caller.project_id, &job_type, schema, max)
+            .await?
+        {
             return Err(Error::QuotaExceeded { what: "job types with a schema", max });
         }
     }
@@ -133,7 +135,7 @@ fn check_name(job_type: &str) -> Result<(), Error> {
 async fn find(app: &App, project_id: ProjectId, job_type: String) -> Result<JobType, Error> {
     let mut conn = app.engine.pools.read_for(project_id).await?;
     let named = std::slice::from_ref(&job_type);
-    let found = store::job_types::schemas_of(&mut conn, project_id, named).await?.pop();
+    let found = store::jobs::job_types::schemas_of(&mut conn, project_id, named).await?.pop();
     let (schema, updated_at) = found.map(|it| (it.schema, it.updated_at)).unzip();
     Ok(JobType { job_type, schema: schema.map(stored_json).transpose()?, updated_at })
 }

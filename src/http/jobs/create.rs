@@ -7,7 +7,7 @@ use axum::{
 };
 use fencepost_domain::{error::Error, limits, plan::Tenant};
 use fencepost_engine::enqueue::{self, Enqueued, dependencies::TiedJob};
-use fencepost_store::deadline::detached_in;
+use fencepost_store::connection::deadline::detached_in;
 use fencepost_web::{
     app::App,
     auth::{Bound, Caller, Cost, Produce},

@@ -12,8 +12,7 @@ use fencepost_domain::{
 };
 use fencepost_store::{
     self as store,
-    events::EventRow,
-    jobs::{AttemptRow, JobRow},
+    jobs::{AttemptRow, JobRow, events::EventRow},
 };
 use fencepost_web::{
     app::App,
@@ -134,7 +133,7 @@ pub(super) async fn read(
     let mut conn = app.engine.pools.read_for(project_id).await?;
     let row = store::jobs::find(&mut conn, project_id, id).await?.ok_or(Error::JobNotFound)?;
     let attempts = store::jobs::attempts(&mut conn, project_id, id).await?;
-    let events = store::events::of_job(&mut conn, project_id, id, max_stored).await?;
+    let events = store::jobs::events::of_job(&mut conn, project_id, id, max_stored).await?;
     let state = row.state;
     Ok((history(&row, attempts, events)?, state))
 }

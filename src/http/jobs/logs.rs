@@ -6,7 +6,7 @@ use axum::{Json as Reply, extract::State, http::HeaderMap, response::Response};
 use fencepost_domain::{error::Error, ids::JobKey, limits, logs};
 use fencepost_store::{
     self as store,
-    logs::{LogPlace, LogRow},
+    jobs::logs::{LogPlace, LogRow},
 };
 use fencepost_web::{
     app::App,
@@ -133,8 +133,8 @@ pub async fn list(
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     store::jobs::find(&mut conn, key.project_id, id).await?.ok_or(Error::JobNotFound)?;
     let mut rows =
-        store::logs::page(&mut conn, key, query.attempt, &after, size.one_more()).await?;
-    let truncated_attempts = store::logs::truncated_attempts(&mut conn, key).await?;
+        store::jobs::logs::page(&mut conn, key, query.attempt, &after, size.one_more()).await?;
+    let truncated_attempts = store::jobs::logs::truncated_attempts(&mut conn, key).await?;
     let next_cursor = size.cut_by_bytes(&mut rows, |it| it.data.len(), write_place);
     let gaps = find_gaps(&after, &rows);
     let logs: Vec<_> = rows.into_iter().map(LogView::from).collect();

@@ -4,7 +4,7 @@ use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, limits};
 use fencepost_identity::accounts::Client;
-use fencepost_store::passkeys::PasskeyRow;
+use fencepost_store::people::passkeys::PasskeyRow;
 use fencepost_web::{
     app::App,
     auth::Person,

@@ -11,7 +11,7 @@ use fencepost_domain::{
 };
 use fencepost_store::{
     self as store,
-    stats::{Span, StatsBucket},
+    queues::stats::{Span, StatsBucket},
 };
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -225,7 +225,7 @@ async fn read(
     span: &Span<'_>,
 ) -> Result<Vec<StatsBucket>, Error> {
     let mut conn = app.engine.pools.read_for(project_id).await?;
-    Ok(store::stats::buckets(&mut conn, project_id, span).await?)
+    Ok(store::queues::stats::buckets(&mut conn, project_id, span).await?)
 }
 
 /// Summarize a project's jobs.
@@ -253,7 +253,7 @@ pub async fn summary(
         counts.merge(&it.counts);
     }
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    let now = store::counts::totals(&mut conn, caller.project_id).await?;
+    let now = store::queues::counts::totals(&mut conn, caller.project_id).await?;
     let pending = (now.active - now.processing).max(0);
     let failed = failures(&counts);
     let ended = counts.succeeded + failed + counts.cancelled + counts.dead_lettered;

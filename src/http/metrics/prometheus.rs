@@ -19,7 +19,7 @@ use fencepost_domain::{
 use fencepost_engine::{jobs::explain, stats::recorder::OTHER};
 use fencepost_store::{
     self as store,
-    counts::{Depth, QueueRow},
+    queues::counts::{Depth, QueueRow},
 };
 use fencepost_web::{
     app::App,
@@ -58,7 +58,7 @@ pub async fn scrape(
 ) -> Result<([(HeaderName, &'static str); 1], String), Error> {
     let (named, rest) = queues(&app, caller.project_id).await?;
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    let totals = store::stats::totals(&mut conn, caller.project_id, MAX_PAIRS).await?;
+    let totals = store::queues::stats::totals(&mut conn, caller.project_id, MAX_PAIRS).await?;
     drop(conn);
     let oldest = oldest_by_reason(&app, caller.project_id, &named).await?;
     let mut text = Exposition::of(caller.who.slug());
@@ -74,7 +74,7 @@ pub(super) async fn queues(
     project_id: ProjectId,
 ) -> Result<(Vec<QueueRow>, Option<Depth>), Error> {
     let mut conn = app.engine.pools.read_for(project_id).await?;
-    let mut depths = store::counts::depths(&mut conn, project_id, MAX_DEPTHS).await?;
+    let mut depths = store::queues::counts::depths(&mut conn, project_id, MAX_DEPTHS).await?;
     let mut others = depths.split_off(depths.len().min(MAX_LABEL_VALUES));
     if !others.is_empty() {
         // A queue of that name is one of them.
@@ -89,7 +89,7 @@ pub(super) async fn queues(
     });
     let mut names: Vec<_> = depths.into_iter().map(|it| it.queue).collect();
     names.sort();
-    Ok((store::counts::queues(&mut conn, project_id, &names).await?, rest))
+    Ok((store::queues::counts::queues(&mut conn, project_id, &names).await?, rest))
 }
 
 fn show_queues(text: &mut Exposition, named: &[QueueRow], rest: Option<Depth>) {

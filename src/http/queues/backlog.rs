@@ -57,7 +57,7 @@ pub async fn get(
     check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
     check.finish()?;
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    let rows = store::counts::queues(&mut conn, caller.project_id, &[queue]).await?;
+    let rows = store::queues::counts::queues(&mut conn, caller.project_id, &[queue]).await?;
     let row = rows.into_iter().next().ok_or(Error::QueueNotFound)?;
     let is_paused = row.paused_at.is_some();
     let ready = if is_paused { 0 } else { (row.active - row.backoff - row.processing).max(0) };

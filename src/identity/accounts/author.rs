@@ -7,7 +7,7 @@ use fencepost_domain::{
 };
 use sqlx::PgConnection;
 
-use fencepost_store::{self as store, audit::Actor};
+use fencepost_store::{self as store, people::audit::Actor};
 
 /// The author of a change.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ pub(super) struct Roles(Vec<(AccountId, String)>);
 
 impl Roles {
     pub async fn lock(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<Self> {
-        Ok(Self(store::members::lock_roles(conn, project_id).await?))
+        Ok(Self(store::people::members::lock_roles(conn, project_id).await?))
     }
 
     pub fn of(&self, id: AccountId) -> Option<Role> {

@@ -67,26 +67,26 @@ pub(super) async fn replace_recovery_codes(
     let codes: Vec<String> = (0..RECOVERY_CODES).map(|_| new_recovery_code()).collect();
     let hash = |code: &String| secret::hash(&typed(&code.as_str().into())).to_vec();
     let hashes: Vec<Vec<u8>> = codes.iter().map(hash).collect();
-    store::second_factors::replace_recovery_codes(conn, id, &hashes).await?;
+    store::people::second_factors::replace_recovery_codes(conn, id, &hashes).await?;
     Ok(codes)
 }
 
 /// Deletes an account's app, passkeys and recovery codes. Returns whether logins needed them.
 pub(super) async fn remove_all(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<bool> {
     // Locked first: recovery codes that are replaced meanwhile must not outlive the rest.
-    store::accounts::lock(conn, id).await?;
-    let was_required = store::second_factors::is_required(conn, id).await?;
-    store::second_factors::remove_totp(conn, id).await?;
-    store::passkeys::delete_all(conn, id).await?;
-    store::second_factors::delete_recovery_codes(conn, id).await?;
+    store::people::accounts::lock(conn, id).await?;
+    let was_required = store::people::second_factors::is_required(conn, id).await?;
+    store::people::second_factors::remove_totp(conn, id).await?;
+    store::people::passkeys::delete_all(conn, id).await?;
+    store::people::second_factors::delete_recovery_codes(conn, id).await?;
     Ok(was_required)
 }
 
 /// Deletes the recovery codes of an account without a second factor, whose row is locked.
 pub(super) async fn remove_unneeded(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<()> {
-    match store::second_factors::is_required(conn, id).await? {
+    match store::people::second_factors::is_required(conn, id).await? {
         true => Ok(()),
-        false => store::second_factors::delete_recovery_codes(conn, id).await,
+        false => store::people::second_factors::delete_recovery_codes(conn, id).await,
     }
 }
 

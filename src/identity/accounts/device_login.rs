@@ -12,9 +12,11 @@ use fencepost_domain::{
 };
 use fencepost_store::{
     self as store,
-    audit::NewAuditEntry,
-    device_logins::{DeviceLogin, Pending},
-    projects::Project,
+    people::{
+        audit::NewAuditEntry,
+        device_logins::{DeviceLogin, Pending},
+        projects::Project,
+    },
 };
 use rand::RngExt;
 use secrecy::SecretString;
@@ -110,7 +112,9 @@ impl Accounts {
         let hashes = (&secret::hash(&device_code)[..], &hash(code)[..]);
         let of = (name, &*client.address);
         let mut conn = self.pool.acquire().await?;
-        match store::device_logins::insert(&mut conn, hashes, of, DEVICE_LOGIN_SECONDS).await? {
+        match store::people::device_logins::insert(&mut conn, hashes, of, DEVICE_LOGIN_SECONDS)
+            .await?
+        {
             true => Ok(NewDeviceLogin { device_code, user_code }),
             false => Err(Error::Overloaded),
         }
@@ -127,7 +131,7 @@ impl Accounts {
     ) -> Result<Pending, Error> {
         let code_hash = self.throttle_user_code(bearer, user_code).await?;
         let mut conn = self.pool.acquire().await?;
-        let pending = store::device_logins::find_pending(&mut conn, &code_hash).await?;
+        let pending = store::people::device_logins::find_pending(&mut conn, &code_hash).await?;
         pending.ok_or_else(unknown_user_code)
     }
 
@@ -149,13 +153,14 @@ impl Accounts {
         let mut tx = conn.begin().await?;
         self.lock_stepped_up(&mut tx, bearer).await?;
         let by = (bearer.session_id, project_id);
-        let approved = store::device_logins::approve(&mut tx, &code_hash, by, &scopes).await?;
+        let approved =
+            store::people::device_logins::approve(&mut tx, &code_hash, by, &scopes).await?;
         let Pending { name, address, .. } = approved.ok_or_else(unknown_user_code)?;
         let actor = client.actor("account", bearer.account_id.to_string());
         let after = json!({"name": name, "address": address, "scopes": scopes}).to_string();
         let (action, after) = ("device.approved", Some(after));
         let entry = NewAuditEntry { action, target: None, before: None, after };
-        store::audit::insert(&mut tx, project_id, &actor, &entry).await?;
+        store::people::audit::insert(&mut tx, project_id, &actor, &entry).await?;
         let event = AccountEvent::DeviceApproved;
         security::note(&mut tx, bearer.account_id, event, Some(client)).await?;
         tx.commit().await?;
@@ -173,7 +178,7 @@ impl Accounts {
     pub async fn refuse_device_login(&self, bearer: Bearer, user_code: &str) -> Result<(), Error> {
         let code_hash = self.throttle_user_code(bearer, user_code).await?;
         let mut conn = self.pool.acquire().await?;
-        match store::device_logins::refuse(&mut conn, &code_hash).await? {
+        match store::people::device_logins::refuse(&mut conn, &code_hash).await? {
             true => Ok(()),
             false => Err(unknown_user_code()),
         }
@@ -206,32 +211,35 @@ impl Accounts {
         }
         let hash = secret::hash(device_code);
         let mut conn = self.pool.acquire().await?;
-        let login = store::device_logins::find(&mut conn, &hash).await?.ok_or_else(unknown)?;
+        let login =
+            store::people::device_logins::find(&mut conn, &hash).await?.ok_or_else(unknown)?;
         let DeviceLogin { name, session_id, account_id, project_id, scopes } = login;
         let (Some(session_id), Some(account_id), Some(project_id)) =
             (session_id, account_id, project_id)
         else {
             return Ok(None);
         };
-        let project = store::projects::get(&mut conn, project_id).await?;
+        let project = store::people::projects::get(&mut conn, project_id).await?;
         let project = project.ok_or(Error::ProjectNotFound)?;
         if project.suspended_at.is_some() {
             return Err(Error::Suspended { what: "project" });
         }
-        let account = store::accounts::find(&mut conn, account_id).await?.ok_or_else(unknown)?;
+        let account =
+            store::people::accounts::find(&mut conn, account_id).await?.ok_or_else(unknown)?;
         let limits = self.plans.of(&project.plan, project.overrides.as_ref());
         let actor = client.actor("account", account_id.to_string());
         let author = Author { project_id, actor, rights: Rights::Member(account_id) };
-        let expires_at = store::keys::end_within(&mut conn, DEVICE_KEY_SECONDS, &[]).await?;
+        let expires_at =
+            store::people::keys::end_within(&mut conn, DEVICE_KEY_SECONDS, &[]).await?;
         let scopes = scopes.iter().filter_map(|it| Scope::of_name(it)).collect();
         let request =
             KeyRequest { expires_at: Some(expires_at), ..KeyRequest::named(name, scopes) };
         let mut tx = conn.begin().await?;
         // Members, account and login are locked in this order, as by the account's deletion.
         let made = keys::create(&mut tx, &author, request, limits.max_keys()).await?;
-        store::accounts::lock(&mut tx, account_id).await?;
-        let is_live = store::sessions::is_live(&mut tx, account_id, session_id).await?;
-        if !is_live || !store::device_logins::delete(&mut tx, &hash).await? {
+        store::people::accounts::lock(&mut tx, account_id).await?;
+        let is_live = store::people::sessions::is_live(&mut tx, account_id, session_id).await?;
+        if !is_live || !store::people::device_logins::delete(&mut tx, &hash).await? {
             return Err(unknown());
         }
         tx.commit().await?;

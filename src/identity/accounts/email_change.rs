@@ -39,7 +39,8 @@ impl Accounts {
         let id = bearer.account_id;
         self.throttle(&[charge("email-change", &id.to_string(), MAILS_PER_EMAIL)]).await?;
         let mut conn = self.pool.acquire().await?;
-        let account = store::accounts::find(&mut conn, id).await?.ok_or(Error::Unauthorized)?;
+        let account =
+            store::people::accounts::find(&mut conn, id).await?.ok_or(Error::Unauthorized)?;
         drop(conn);
         if account.email == new_email {
             return Err(Error::invalid("email", "is the address of the account already"));
@@ -58,7 +59,8 @@ impl Accounts {
         }
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
-        store::email_changes::replace(&mut tx, id, &new_email, hashes, VERIFY_SECONDS).await?;
+        store::people::email_changes::replace(&mut tx, id, &new_email, hashes, VERIFY_SECONDS)
+            .await?;
         let event = AccountEvent::AddressChangeRequested;
         security::note(&mut tx, id, event, Some(client)).await?;
         for to in recipients {
@@ -96,20 +98,20 @@ impl Accounts {
         let (id, hash) = (bearer.account_id, secret::hash(token));
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
-        let confirmed = store::email_changes::confirm(&mut tx, id, &hash).await?;
+        let confirmed = store::people::email_changes::confirm(&mut tx, id, &hash).await?;
         let confirmed = confirmed.ok_or(Error::InvalidLink)?;
         if !confirmed.is_complete {
             tx.commit().await?;
             return Ok(false);
         }
-        let old = store::accounts::find(&mut tx, id).await?.ok_or(Error::Unauthorized)?;
-        match store::accounts::set_email(&mut tx, id, &confirmed.new_email).await {
+        let old = store::people::accounts::find(&mut tx, id).await?.ok_or(Error::Unauthorized)?;
+        match store::people::accounts::set_email(&mut tx, id, &confirmed.new_email).await {
             Err(error) if is_unique_violation(&error) => return Err(Error::EmailTaken),
             changed => changed?,
         }
         // Links that were mailed to the old address.
-        store::accounts::spend_mail_tokens(&mut tx, id).await?;
-        store::email_changes::delete(&mut tx, id).await?;
+        store::people::accounts::spend_mail_tokens(&mut tx, id).await?;
+        store::people::email_changes::delete(&mut tx, id).await?;
         let event = AccountEvent::AddressChanged;
         security::note(&mut tx, id, event, Some(client)).await?;
         tx.commit().await?;

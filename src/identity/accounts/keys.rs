@@ -18,8 +18,10 @@ use fencepost_domain::{
 };
 use fencepost_store::{
     self as store,
-    audit::{Actor, NewAuditEntry},
-    keys::{ListedKey, NewKey},
+    people::{
+        audit::{Actor, NewAuditEntry},
+        keys::{ListedKey, NewKey},
+    },
 };
 use ipnet::IpNet;
 use secrecy::{ExposeSecret, SecretString};
@@ -137,7 +139,7 @@ pub async fn create(
     request.expires_at = [request.expires_at, own.expires_at].into_iter().flatten().min();
     request.allowed_ips = own.bound(request.allowed_ips)?;
     if let Some(expires_at) = request.expires_at {
-        let ahead = store::keys::seconds_until(&mut tx, expires_at).await?;
+        let ahead = store::people::keys::seconds_until(&mut tx, expires_at).await?;
         if !(1.0..=MAX_KEY_SECONDS as f64).contains(&ahead) {
             let message = "must be in the future, at most ten years ahead";
             return Err(Error::invalid("expires_at", message));
@@ -160,10 +162,10 @@ pub async fn rename(
     name: String,
 ) -> Result<ListedKey, Error> {
     let mut tx = conn.begin().await?;
-    let before = store::keys::lock(&mut tx, author.project_id, id).await?;
+    let before = store::people::keys::lock(&mut tx, author.project_id, id).await?;
     let before = before.ok_or(Error::KeyNotFound)?;
     check_grants(author, &before)?;
-    store::keys::rename(&mut tx, author.project_id, id, &name).await?;
+    store::people::keys::rename(&mut tx, author.project_id, id, &name).await?;
     let after = ListedKey { name, ..before.clone() };
     note(&mut tx, author, "key.changed", Some(&before), Some(&after)).await?;
     tx.commit().await?;
@@ -184,13 +186,14 @@ pub async fn rotate(
 ) -> Result<(MadeKey, Option<SecretHash>), Error> {
     let mut tx = conn.begin().await?;
     let own = check_rights(&mut tx, author).await?;
-    let old = store::keys::lock(&mut tx, author.project_id, id).await?;
+    let old = store::people::keys::lock(&mut tx, author.project_id, id).await?;
     let old = old.filter(|it| it.is_live).ok_or(Error::KeyNotFound)?;
     if old.is_exchanged || old.token_issuer.is_some() {
         return Err(Error::invalid("key_id", "is used with tokens: it has no secret to rotate"));
     }
     let scopes = check_grants(author, &old)?;
-    let hash = store::keys::end_after(&mut tx, author.project_id, id, overlap_seconds).await?;
+    let hash =
+        store::people::keys::end_after(&mut tx, author.project_id, id, overlap_seconds).await?;
     let request = KeyRequest {
         name: old.name.clone(),
         scopes,
@@ -224,7 +227,7 @@ pub async fn revoke(
 ) -> Result<Vec<SecretHash>, Error> {
     let mut tx = conn.begin().await?;
     check_rights(&mut tx, author).await?;
-    let row = store::keys::lock(&mut tx, author.project_id, id).await?;
+    let row = store::people::keys::lock(&mut tx, author.project_id, id).await?;
     let row = row.ok_or(Error::KeyNotFound)?;
     check_grants(author, &row)?;
     let mut ended = revoke_created(&mut tx, author, id.to_string(), revoke_keys).await?;
@@ -274,7 +277,7 @@ pub(super) async fn find_created(
 ) -> sqlx::Result<Vec<ListedKey>> {
     let (mut live, mut seen, mut creators) = (Vec::new(), HashSet::new(), vec![by]);
     while !creators.is_empty() {
-        let created = store::keys::created_by(conn, project_id, &creators).await?;
+        let created = store::people::keys::created_by(conn, project_id, &creators).await?;
         let ids = created.iter().map(|it| it.id.to_string());
         creators = ids.filter(|it| seen.insert(it.clone())).collect();
         live.extend(created.into_iter().filter(|it| it.is_live));
@@ -292,7 +295,7 @@ async fn end(
     author: &Author<'_>,
     key: &ListedKey,
 ) -> Result<Option<SecretHash>, Error> {
-    let hash = store::keys::revoke(conn, author.project_id, key.id).await?;
+    let hash = store::people::keys::revoke(conn, author.project_id, key.id).await?;
     note(conn, author, "key.revoked", Some(key), None).await?;
     Ok(secret_hash(hash))
 }
@@ -307,17 +310,18 @@ pub async fn report(
     let mut tx = conn.begin().await?;
     let hash = key::hash(key.expose_secret());
     // Also one that has ended: those that were created with it may be live.
-    let Some((project_id, id)) = store::keys::find_id_by_secret(&mut tx, &hash).await? else {
+    let Some((project_id, id)) = store::people::keys::find_id_by_secret(&mut tx, &hash).await?
+    else {
         return Ok(Vec::new());
     };
-    let hash = store::keys::revoke(&mut tx, project_id, id).await?;
+    let hash = store::people::keys::revoke(&mut tx, project_id, id).await?;
     let entry = NewAuditEntry::to("key.reported", id.to_string());
     let actor = Actor {
         request_id: Some(client.request_id.to_string()),
         address: Some(client.address.to_string()),
         ..Actor::SYSTEM
     };
-    store::audit::insert(&mut tx, project_id, &actor, &entry).await?;
+    store::people::audit::insert(&mut tx, project_id, &actor, &entry).await?;
     let author = Author { project_id, actor, rights: Rights::Operator };
     let mut ended = revoke_created(&mut tx, &author, id.to_string(), Some(true)).await?;
     tx.commit().await?;
@@ -372,7 +376,7 @@ async fn check_rights(conn: &mut PgConnection, author: &Author<'_>) -> Result<Ow
     match author.rights {
         Rights::Operator => Ok(OwnBounds::default()),
         Rights::Key(id, _) => {
-            let key = store::keys::lock(conn, author.project_id, id).await?;
+            let key = store::people::keys::lock(conn, author.project_id, id).await?;
             let key = key.filter(|it| it.is_live).ok_or(Error::Unauthorized)?;
             let allowed_ips = read_networks(&key.allowed_ips);
             Ok(OwnBounds { expires_at: key.expires_at, allowed_ips })
@@ -432,7 +436,8 @@ pub async fn insert_first(
         token_subject,
         is_exchanged,
     };
-    let kept = store::keys::insert(conn, project_id, KeyId::generate(), &new, max_live).await?;
+    let kept =
+        store::people::keys::insert(conn, project_id, KeyId::generate(), &new, max_live).await?;
     let listed = kept.ok_or(Error::QuotaExceeded { what: "live keys", max: max_live })?;
     Ok(MadeKey { listed, secret: secret.into(), hash })
 }
@@ -443,7 +448,7 @@ async fn insert(
     request: KeyRequest,
     max_live: i64,
 ) -> Result<MadeKey, Error> {
-    let project = store::projects::get(conn, author.project_id).await?;
+    let project = store::people::projects::get(conn, author.project_id).await?;
     let project = project.ok_or(Error::ProjectNotFound)?;
     let created_by = author.actor.id.clone();
     insert_first(conn, (project.id, &project.mode), request, created_by, max_live).await
@@ -462,7 +467,7 @@ async fn note(
         before: before.map(facts),
         after: after.map(facts),
     };
-    store::audit::insert(conn, author.project_id, &author.actor, &entry).await?;
+    store::people::audit::insert(conn, author.project_id, &author.actor, &entry).await?;
     Ok(())
 }
 

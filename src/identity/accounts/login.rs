@@ -9,7 +9,11 @@ use fencepost_domain::{
     ids::{AccountId, ProjectId, SessionId},
     limits::{SESSION_IDLE_SECONDS, SESSION_SECONDS},
 };
-use fencepost_store::{self as store, accounts::Purpose, audit::NewAuditEntry, deadline::bounded};
+use fencepost_store::{
+    self as store,
+    connection::deadline::bounded,
+    people::{accounts::Purpose, audit::NewAuditEntry},
+};
 use secrecy::SecretString;
 use sqlx::{Acquire, PgConnection};
 
@@ -94,7 +98,7 @@ impl Accounts {
         }
         let candidates = {
             let mut conn = self.pool.acquire().await?;
-            store::accounts::candidates(&mut conn, &email, COMPARISONS as i64).await?
+            store::people::accounts::candidates(&mut conn, &email, COMPARISONS as i64).await?
         };
         let is_alone = candidates.len() == 1;
         // An account that only claims the address must not learn of its owner's logins.
@@ -120,7 +124,7 @@ impl Accounts {
         if !password::is_present(&hash) {
             let better = self.passwords.hash(&client.address, password).await?;
             let mut conn = self.pool.acquire().await?;
-            if store::accounts::replace_hash(&mut conn, account.id, &hash, &better).await? {
+            if store::people::accounts::replace_hash(&mut conn, account.id, &hash, &better).await? {
                 hash = better;
             }
         }
@@ -152,10 +156,10 @@ impl Accounts {
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         // The password was changed since it was compared.
-        if !store::accounts::lock_if_hash(&mut tx, account_id, password_hash).await? {
+        if !store::people::accounts::lock_if_hash(&mut tx, account_id, password_hash).await? {
             return Err(Error::InvalidCredentials);
         }
-        if store::second_factors::is_required(&mut tx, account_id).await? {
+        if store::people::second_factors::is_required(&mut tx, account_id).await? {
             let token = self.new_challenge(&mut tx, account_id, password_hash).await?;
             tx.commit().await?;
             return Err(Error::CodeRequired(token));
@@ -179,15 +183,18 @@ impl Accounts {
         let refresh_token = secret::generate(REFRESH_PREFIX);
         let origin = client.origin();
         let user_agent = origin.user_agent.as_deref();
-        let event = match store::sessions::is_new_device(conn, account_id, user_agent).await? {
-            true => AccountEvent::LoginFromNewDevice,
-            false => AccountEvent::LoginSucceeded,
-        };
+        let event =
+            match store::people::sessions::is_new_device(conn, account_id, user_agent).await? {
+                true => AccountEvent::LoginFromNewDevice,
+                false => AccountEvent::LoginSucceeded,
+            };
         security::note(conn, account_id, event, Some(client)).await?;
         let (life, is_proved) = (SESSION_SECONDS, login == Login::Proved);
-        store::sessions::insert(conn, account_id, session_id, &origin, life, is_proved).await?;
-        store::sessions::insert_secret(conn, session_id, &secret::hash(&refresh_token)).await?;
-        store::accounts::record_login(conn, account_id).await?;
+        store::people::sessions::insert(conn, account_id, session_id, &origin, life, is_proved)
+            .await?;
+        store::people::sessions::insert_secret(conn, session_id, &secret::hash(&refresh_token))
+            .await?;
+        store::people::accounts::record_login(conn, account_id).await?;
         let bearer = Bearer { account_id, session_id };
         let access_token = self.tokens.sign(bearer)?.into();
         Ok((SignedIn { bearer, access_token, refresh_token }, event))
@@ -214,11 +221,12 @@ impl Accounts {
         let mut tx = conn.begin().await?;
         let grace = reuse.grace_seconds();
         let presented =
-            store::sessions::use_secret(&mut tx, &hash, SESSION_IDLE_SECONDS, grace).await?;
+            store::people::sessions::use_secret(&mut tx, &hash, SESSION_IDLE_SECONDS, grace)
+                .await?;
         let presented = presented.ok_or(Error::InvalidCredentials)?;
         let bearer = Bearer { account_id: presented.account_id, session_id: presented.session_id };
         if presented.is_used {
-            store::sessions::revoke(&mut tx, bearer.account_id, bearer.session_id).await?;
+            store::people::sessions::revoke(&mut tx, bearer.account_id, bearer.session_id).await?;
             let event = AccountEvent::TokenReused;
             security::note(&mut tx, bearer.account_id, event, Some(client)).await?;
             tx.commit().await?;
@@ -232,8 +240,8 @@ impl Accounts {
         self.throttle(&[charge("session", &session, REFRESHES_PER_SESSION)]).await?;
         let refresh_token = secret::generate(REFRESH_PREFIX);
         let next = secret::hash(&refresh_token);
-        store::sessions::insert_secret(&mut tx, bearer.session_id, &next).await?;
-        store::sessions::touch(&mut tx, bearer.session_id).await?;
+        store::people::sessions::insert_secret(&mut tx, bearer.session_id, &next).await?;
+        store::people::sessions::touch(&mut tx, bearer.session_id).await?;
         tx.commit().await?;
         Ok(Ok(SignedIn { bearer, access_token: self.tokens.sign(bearer)?.into(), refresh_token }))
     }
@@ -259,12 +267,15 @@ impl Accounts {
         let hash = self.passwords.hash(&bearer.account_id.to_string(), new).await?;
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
-        store::accounts::set_password(&mut tx, bearer.account_id, &hash).await?;
-        store::accounts::spend_resets(&mut tx, bearer.account_id).await?;
-        store::email_changes::delete(&mut tx, bearer.account_id).await?;
-        let ended =
-            store::sessions::revoke_others(&mut tx, bearer.account_id, Some(bearer.session_id))
-                .await?;
+        store::people::accounts::set_password(&mut tx, bearer.account_id, &hash).await?;
+        store::people::accounts::spend_resets(&mut tx, bearer.account_id).await?;
+        store::people::email_changes::delete(&mut tx, bearer.account_id).await?;
+        let ended = store::people::sessions::revoke_others(
+            &mut tx,
+            bearer.account_id,
+            Some(bearer.session_id),
+        )
+        .await?;
         let event = AccountEvent::PasswordChanged;
         security::note(&mut tx, bearer.account_id, event, Some(client)).await?;
         tx.commit().await?;
@@ -285,7 +296,7 @@ impl Accounts {
     ) -> Result<(), Error> {
         let account = {
             let mut conn = self.pool.acquire().await?;
-            store::accounts::find(&mut conn, account_id).await?
+            store::people::accounts::find(&mut conn, account_id).await?
         };
         let email = account.map(|it| it.email).unwrap_or_default();
         self.passwords.check(&account_id.to_string(), (field, password), &[&email]).await
@@ -313,7 +324,7 @@ impl Accounts {
 
     async fn mail_reset(&self, email: &str) -> Result<(), Error> {
         let mut conn = self.pool.acquire().await?;
-        let claims = store::accounts::claims(&mut conn, email, MAILED_CLAIMS).await?;
+        let claims = store::people::accounts::claims(&mut conn, email, MAILED_CLAIMS).await?;
         // An earlier mail of the last half-hour has links that are valid.
         if claims.is_empty() || !self.may_mail("resets", email).await {
             return Ok(());
@@ -346,22 +357,22 @@ impl Accounts {
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         let account_id = self.use_link(&mut tx, Purpose::Reset, token).await?;
-        store::accounts::set_password(&mut tx, account_id, &hash).await?;
-        store::accounts::spend_resets(&mut tx, account_id).await?;
-        store::email_changes::delete(&mut tx, account_id).await?;
+        store::people::accounts::set_password(&mut tx, account_id, &hash).await?;
+        store::people::accounts::spend_resets(&mut tx, account_id).await?;
+        store::people::email_changes::delete(&mut tx, account_id).await?;
         // A person with the old password may have linked one of their own.
-        store::identities::delete_all(&mut tx, account_id).await?;
-        store::passkeys::require_password(&mut tx, account_id).await?;
-        let ended = store::sessions::revoke_others(&mut tx, account_id, None).await?;
-        match store::accounts::verify(&mut tx, account_id).await {
+        store::people::identities::delete_all(&mut tx, account_id).await?;
+        store::people::passkeys::require_password(&mut tx, account_id).await?;
+        let ended = store::people::sessions::revoke_others(&mut tx, account_id, None).await?;
+        match store::people::accounts::verify(&mut tx, account_id).await {
             Err(error) if is_unique_violation(&error) => return Err(Error::EmailTaken),
             Err(error) => return Err(error.into()),
             Ok(true) => {
                 codes::remove_all(&mut tx, account_id).await?;
                 let entry = NewAuditEntry::to("project.reclaimed", account_id.to_string());
                 let actor = client.actor("account", account_id.to_string());
-                for project_id in store::members::take_back(&mut tx, account_id).await? {
-                    store::audit::insert(&mut tx, project_id, &actor, &entry).await?;
+                for project_id in store::people::members::take_back(&mut tx, account_id).await? {
+                    store::people::audit::insert(&mut tx, project_id, &actor, &entry).await?;
                 }
             }
             Ok(false) => (),
@@ -377,7 +388,7 @@ impl Accounts {
     async fn check_link(&self, purpose: Purpose, token: &SecretString) -> Result<(), Error> {
         let mut conn = self.pool.acquire().await?;
         let hash = secret::hash(token);
-        match store::accounts::has_mail_token(&mut conn, purpose, &hash).await? {
+        match store::people::accounts::has_mail_token(&mut conn, purpose, &hash).await? {
             true => Ok(()),
             false => Err(Error::InvalidLink),
         }
@@ -392,7 +403,8 @@ impl Accounts {
         if !secret::is_well_formed(token, MAIL_PREFIX) {
             return Err(Error::InvalidLink);
         }
-        let used = store::accounts::use_mail_token(conn, purpose, &secret::hash(token)).await?;
+        let used =
+            store::people::accounts::use_mail_token(conn, purpose, &secret::hash(token)).await?;
         used.ok_or(Error::InvalidLink)
     }
 
@@ -415,12 +427,12 @@ impl Accounts {
         if account_id != bearer.account_id {
             return Err(Error::InvalidLink);
         }
-        match store::accounts::verify(&mut tx, account_id).await {
+        match store::people::accounts::verify(&mut tx, account_id).await {
             Err(error) if is_unique_violation(&error) => Err(Error::EmailTaken),
             Err(error) => Err(error.into()),
             Ok(_) => {
                 // A change that was asked for before it need not have been by this address.
-                store::email_changes::delete(&mut tx, account_id).await?;
+                store::people::email_changes::delete(&mut tx, account_id).await?;
                 let event = AccountEvent::AddressVerified;
                 security::note(&mut tx, account_id, event, Some(client)).await?;
                 Ok(tx.commit().await?)
@@ -434,7 +446,7 @@ impl Accounts {
     /// [`Error::RateLimited`].
     pub async fn send_verification(&self, bearer: Bearer, client: &Client) -> Result<(), Error> {
         let mut conn = self.pool.acquire().await?;
-        let account = store::accounts::find(&mut conn, bearer.account_id).await?;
+        let account = store::people::accounts::find(&mut conn, bearer.account_id).await?;
         let account = account.ok_or(Error::Unauthorized)?;
         self.throttle(&[charge("verify", &account.id.to_string(), MAILS_PER_EMAIL)]).await?;
         drop(conn);
@@ -466,19 +478,19 @@ impl Accounts {
         }
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
-        store::members::lock_owned(&mut tx, bearer.account_id).await?;
-        let owned = store::accounts::solely_owned(&mut tx, bearer.account_id).await?;
+        store::people::members::lock_owned(&mut tx, bearer.account_id).await?;
+        let owned = store::people::accounts::solely_owned(&mut tx, bearer.account_id).await?;
         if owned.iter().any(|(_, has_others)| *has_others) {
             return Err(Error::LastOwner);
         }
         let actor = client.actor("account", bearer.account_id.to_string());
         for (project_id, _) in &owned {
-            store::projects::delete(&mut tx, *project_id).await?;
+            store::people::projects::delete(&mut tx, *project_id).await?;
             let entry = NewAuditEntry::to("project.deleted", bearer.account_id.to_string());
-            store::audit::insert(&mut tx, *project_id, &actor, &entry).await?;
+            store::people::audit::insert(&mut tx, *project_id, &actor, &entry).await?;
         }
         members::leave_all(&mut tx, bearer.account_id, client, revoke_keys).await?;
-        store::accounts::delete(&mut tx, bearer.account_id).await?;
+        store::people::accounts::delete(&mut tx, bearer.account_id).await?;
         tx.commit().await?;
         Ok(owned.into_iter().map(|it| it.0).collect())
     }

@@ -15,7 +15,10 @@ use fencepost_domain::{
 };
 use fencepost_net::mail::{Mail, Outcome, SEND_TIMEOUT};
 use fencepost_signals::{telemetry, wakeups::BackgroundTask};
-use fencepost_store::{self as store, accounts::Purpose, mails::TakenMail};
+use fencepost_store::{
+    self as store,
+    people::{accounts::Purpose, mails::TakenMail},
+};
 use futures_util::future::join_all;
 use metrics::counter;
 use secrecy::SecretString;
@@ -109,7 +112,7 @@ impl Accounts {
         let is_stored = self.mailer.is_used() && {
             let text = serde_json::to_string(content).map_err(Error::internal)?;
             let (about, life) = (content.about(), content.life_seconds());
-            store::mails::insert(conn, &text, about, life, MAX_WAITING_MAILS).await?
+            store::people::mails::insert(conn, &text, about, life, MAX_WAITING_MAILS).await?
         };
         if !is_stored {
             counter!(telemetry::MAILS, "outcome" => "dropped").increment(1);
@@ -141,10 +144,10 @@ impl Accounts {
         let limit = if was_failing { 1 } else { MAX_AT_ONCE };
         let (taken, next_seconds) = {
             let mut conn = self.pool.acquire().await?;
-            let expired = store::mails::delete_expired(&mut conn, MAX_AT_ONCE).await?;
+            let expired = store::people::mails::delete_expired(&mut conn, MAX_AT_ONCE).await?;
             counter!(telemetry::MAILS, "outcome" => "expired").increment(expired);
-            let taken = store::mails::take(&mut conn, TAKEN_SECONDS, limit).await?;
-            (taken, store::mails::next_try_seconds(&mut conn).await?)
+            let taken = store::people::mails::take(&mut conn, TAKEN_SECONDS, limit).await?;
+            (taken, store::people::mails::next_try_seconds(&mut conn).await?)
         };
         // The server is asked for all of them at once: it may be slow.
         let sent = join_all(taken.iter().map(|it| self.send_mail(it))).await;
@@ -173,9 +176,9 @@ impl Accounts {
         let mut conn = self.pool.acquire().await?;
         if outcome == Outcome::Failed {
             let pause = pause_seconds(taken.tries);
-            store::mails::note_failed(&mut conn, taken.id, pause).await?;
+            store::people::mails::note_failed(&mut conn, taken.id, pause).await?;
         } else {
-            store::mails::note_done(&mut conn, taken.id).await?;
+            store::people::mails::note_done(&mut conn, taken.id).await?;
         }
         Ok(outcome)
     }
@@ -191,13 +194,13 @@ impl Accounts {
         let mut conn = self.pool.acquire().await?;
         let mail = match content {
             Content::Verification { account, address } => {
-                let account = store::accounts::find(&mut conn, AccountId(account)).await?;
+                let account = store::people::accounts::find(&mut conn, AccountId(account)).await?;
                 let Some(account) = account else { return Ok(None) };
                 let token = new_token(&mut conn, account.id, Purpose::Verify).await?;
                 mails::verification(&account, url, &token, &address)?
             }
             Content::Known { account, address } => {
-                let account = store::accounts::find(&mut conn, AccountId(account)).await?;
+                let account = store::people::accounts::find(&mut conn, AccountId(account)).await?;
                 let Some(account) = account else { return Ok(None) };
                 mails::known(&account, url, &address)?
             }
@@ -212,7 +215,7 @@ impl Accounts {
                 let (token, is_of_new) = (secret::generate(MAIL_PREFIX), to == new);
                 let (id, hash) = (AccountId(account), secret::hash(&token));
                 let has_changed =
-                    store::email_changes::set_hash(&mut conn, id, &new, &hash, is_of_new);
+                    store::people::email_changes::set_hash(&mut conn, id, &new, &hash, is_of_new);
                 if !has_changed.await? {
                     return Ok(None);
                 }
@@ -223,16 +226,18 @@ impl Accounts {
                 let key = (ProjectId(project), InvitationId(invitation));
                 let token = secret::generate(MAIL_PREFIX);
                 let hash = secret::hash(&token);
-                let name = store::invitations::note_mailed(&mut conn, key, &hash).await?;
+                let name = store::people::invitations::note_mailed(&mut conn, key, &hash).await?;
                 let Some(name) = name else { return Ok(None) };
                 mails::invitation(&to, url, &name, &token)?
             }
             Content::Alarm { project, incident, account, is_resolved } => {
                 let (project_id, id) = (ProjectId(project), IncidentId(incident));
-                let project = store::projects::get(&mut conn, project_id).await?;
-                let incident = store::incidents::find(&mut conn, project_id, id).await?;
+                let project = store::people::projects::get(&mut conn, project_id).await?;
+                let incident = store::outbound::incidents::find(&mut conn, project_id, id).await?;
                 // They may have left meanwhile.
-                let to = store::incidents::recipient(&mut conn, (project_id, id), account).await?;
+                let to =
+                    store::outbound::incidents::recipient(&mut conn, (project_id, id), account)
+                        .await?;
                 let found = project.zip(incident).zip(to);
                 let Some(((project, incident), to)) = found else { return Ok(None) };
                 mails::alarm(&to, url, &project.slug, &incident, is_resolved)?
@@ -248,7 +253,7 @@ async fn reset_links(
     email: &str,
 ) -> sqlx::Result<Vec<(DateTime<Utc>, SecretString)>> {
     let mut links = Vec::new();
-    for account in store::accounts::claims(conn, email, MAILED_CLAIMS).await? {
+    for account in store::people::accounts::claims(conn, email, MAILED_CLAIMS).await? {
         let token = new_token(conn, account.id, Purpose::Reset).await?;
         links.push((account.created_at, token));
     }
@@ -267,7 +272,8 @@ async fn new_token(
     };
     let token = secret::generate(MAIL_PREFIX);
     let hash = secret::hash(&token);
-    store::accounts::insert_mail_token(conn, account_id, purpose, &hash, life_seconds).await?;
+    store::people::accounts::insert_mail_token(conn, account_id, purpose, &hash, life_seconds)
+        .await?;
     Ok(token)
 }
 

@@ -3,7 +3,7 @@
 use askama::Template;
 use chrono::{DateTime, Utc};
 use fencepost_domain::{alarm::summary, error::Error};
-use fencepost_store::{accounts::Account, incidents::IncidentRow};
+use fencepost_store::{outbound::incidents::IncidentRow, people::accounts::Account};
 use secrecy::{ExposeSecret, SecretString};
 
 use fencepost_net::mail::Mail;

@@ -8,9 +8,11 @@ use fencepost_domain::{
 };
 use fencepost_store::{
     self as store,
-    audit::NewAuditEntry,
-    invitations::{self, Invitation},
-    members,
+    people::{
+        audit::NewAuditEntry,
+        invitations::{self, Invitation},
+        members,
+    },
 };
 use secrecy::SecretString;
 use serde_json::json;
@@ -70,7 +72,7 @@ pub async fn set_role(
         before: Some(facts(from)),
         after: to.map(facts),
     };
-    store::audit::insert(&mut tx, project_id, &author.actor, &entry).await?;
+    store::people::audit::insert(&mut tx, project_id, &author.actor, &entry).await?;
     tx.commit().await?;
     Ok(ended)
 }
@@ -118,7 +120,7 @@ pub(super) async fn leave_all(
             before: Some(json!({ "role": role }).to_string()),
             ..NewAuditEntry::to("member.removed", id.to_string())
         };
-        store::audit::insert(conn, project_id, &author.actor, &entry).await?;
+        store::people::audit::insert(conn, project_id, &author.actor, &entry).await?;
     }
     Ok(())
 }
@@ -161,7 +163,7 @@ pub async fn invite(
         after: Some(json!({ "email": email, "role": role }).to_string()),
         ..NewAuditEntry::to("invitation.created", invitation.id.to_string())
     };
-    store::audit::insert(&mut tx, project_id, &author.actor, &entry).await?;
+    store::people::audit::insert(&mut tx, project_id, &author.actor, &entry).await?;
     tx.commit().await?;
     Ok((invitation, token))
 }
@@ -182,7 +184,7 @@ pub async fn uninvite(
         before: Some(json!({ "email": row.email, "role": row.role }).to_string()),
         ..NewAuditEntry::to("invitation.revoked", id.to_string())
     };
-    store::audit::insert(&mut tx, author.project_id, &author.actor, &entry).await?;
+    store::people::audit::insert(&mut tx, author.project_id, &author.actor, &entry).await?;
     tx.commit().await?;
     Ok(())
 }

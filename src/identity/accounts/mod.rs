@@ -44,7 +44,9 @@ use fencepost_signals::{
     wakeups::Wake,
 };
 use fencepost_store::{
-    self as store, audit::Actor, nodes::SigningKey, pools::Pool, sessions::Origin,
+    self as store,
+    connection::{nodes::SigningKey, pools::Pool},
+    people::{audit::Actor, sessions::Origin},
 };
 use lettre::Address;
 use secrecy::SecretString;
@@ -184,14 +186,14 @@ pub async fn seal_signing_keys(
     master_keys: &MasterKeys,
 ) -> anyhow::Result<usize> {
     let mut sealed = 0;
-    for key in store::nodes::signing_keys(conn, MAX_SEALED_KEYS).await? {
+    for key in store::connection::nodes::signing_keys(conn, MAX_SEALED_KEYS).await? {
         if master_keys.is_current(&key.secret, KEY_BYTES) {
             continue;
         }
         let place = signing_key_place(key.id);
         let plain = master_keys.open(&place, &key.secret, KEY_BYTES)?;
         let secret = master_keys.seal(&place, &plain);
-        store::nodes::replace_signing_key(conn, key.id, &secret).await?;
+        store::connection::nodes::replace_signing_key(conn, key.id, &secret).await?;
         sealed += 1;
     }
     Ok(sealed)
@@ -207,15 +209,16 @@ impl Accounts {
     /// this node cannot decrypt is none to it: it refuses the tokens.
     pub async fn refresh_signing_keys(&self) -> sqlx::Result<()> {
         let mut conn = self.pool.acquire().await?;
-        let stored = store::nodes::signing_keys(&mut conn, KNOWN_KEYS).await?;
+        let stored = store::connection::nodes::signing_keys(&mut conn, KNOWN_KEYS).await?;
         // With another master key than the other nodes, it would lock them out.
         if stored.iter().all(|it| self.open(it).is_ok()) {
             let (id, bytes) = token::new_key();
             let secret = self.master_keys.seal(&signing_key_place(id), &bytes);
             let (max_age, keep) = (SIGNING_KEY_SECONDS, ACCESS_TOKEN_SECONDS * 2);
-            store::nodes::rotate_signing_keys(&mut conn, id, &secret, max_age, keep).await?;
+            store::connection::nodes::rotate_signing_keys(&mut conn, id, &secret, max_age, keep)
+                .await?;
         }
-        let stored = store::nodes::signing_keys(&mut conn, KNOWN_KEYS).await?;
+        let stored = store::connection::nodes::signing_keys(&mut conn, KNOWN_KEYS).await?;
         let (stored_keys, mut known) = (stored.len(), Vec::new());
         for key in stored {
             match self.open(&key) {
@@ -260,7 +263,7 @@ impl Accounts {
         email: &str,
     ) -> Result<(), Error> {
         let mut conn = self.pool.acquire().await?;
-        let sender = store::accounts::sender(&mut conn, by, NEW_ACCOUNT_DAYS).await?;
+        let sender = store::people::accounts::sender(&mut conn, by, NEW_ACCOUNT_DAYS).await?;
         drop(conn);
         let sender = sender.ok_or(Error::Unauthorized)?;
         if self.mailer.reaches_others() && !sender.is_verified {
@@ -285,7 +288,7 @@ impl Accounts {
             return Ok(());
         }
         let mut conn = self.pool.acquire().await?;
-        match store::members::is_unverified(&mut conn, project_id).await? {
+        match store::people::members::is_unverified(&mut conn, project_id).await? {
             true => Err(Error::EmailNotVerified),
             false => Ok(()),
         }
@@ -332,7 +335,7 @@ impl Accounts {
     async fn is_password(&self, bearer: Bearer, password: SecretString) -> Result<bool, Error> {
         let credentials = {
             let mut conn = self.pool.acquire().await?;
-            store::accounts::credentials(&mut conn, bearer.account_id).await?
+            store::people::accounts::credentials(&mut conn, bearer.account_id).await?
         };
         let hashes = credentials.into_iter().map(|it| it.password_hash).collect();
         let client = bearer.account_id.to_string();

@@ -10,8 +10,10 @@ use fencepost_domain::{
 };
 use fencepost_store::{
     self as store,
-    audit::{Actor, NewAuditEntry},
-    projects::{self, NewProject, Project},
+    people::{
+        audit::{Actor, NewAuditEntry},
+        projects::{self, NewProject, Project},
+    },
 };
 use serde_json::{Value, json};
 use sqlx::{Acquire, PgConnection};
@@ -40,7 +42,8 @@ impl Accounts {
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         let max = self.plans.limits(&self.default_plan).max_projects();
-        let on_plan = store::members::owned(&mut tx, account_id, &self.default_plan).await?;
+        let on_plan =
+            store::people::members::owned(&mut tx, account_id, &self.default_plan).await?;
         if on_plan >= max {
             return Err(Error::QuotaExceeded { what: "owned projects", max });
         }
@@ -57,13 +60,13 @@ impl Accounts {
         client: &Client,
     ) -> Result<Project, Error> {
         let project = insert_with_free_slug(conn, name, mode, &self.default_plan).await?;
-        store::members::upsert(conn, project.id, account_id, Role::Owner.name()).await?;
+        store::people::members::upsert(conn, project.id, account_id, Role::Owner.name()).await?;
         let entry = NewAuditEntry {
             after: Some(facts(&project)),
             ..NewAuditEntry::to("project.created", project.public_id.to_string())
         };
         let actor = client.actor("account", account_id.to_string());
-        store::audit::insert(conn, project.id, &actor, &entry).await?;
+        store::people::audit::insert(conn, project.id, &actor, &entry).await?;
         Ok(project)
     }
 }
@@ -131,7 +134,7 @@ pub async fn change(
         before: before.as_ref().map(facts),
         after: Some(facts(&after)),
     };
-    store::audit::insert(&mut tx, author.project_id, &author.actor, &entry).await?;
+    store::people::audit::insert(&mut tx, author.project_id, &author.actor, &entry).await?;
     tx.commit().await?;
     Ok(after)
 }
@@ -156,7 +159,7 @@ pub async fn delete(
     };
     let mut tx = conn.begin().await?;
     projects::delete(&mut tx, id).await?;
-    store::audit::insert(&mut tx, id, &author.actor, &entry).await?;
+    store::people::audit::insert(&mut tx, id, &author.actor, &entry).await?;
     tx.commit().await?;
     let by = author.actor.id.as_deref().unwrap_or(author.actor.kind);
     tracing::info!(project.id = %project.public_id, actor.id = by, "a project was deleted");
@@ -180,7 +183,7 @@ pub async fn suspend(
     };
     let mut tx = conn.begin().await?;
     projects::suspend(&mut tx, project.id, is_suspended).await?;
-    store::audit::insert(&mut tx, project.id, &Actor::OPERATOR, &entry).await?;
+    store::people::audit::insert(&mut tx, project.id, &Actor::OPERATOR, &entry).await?;
     tx.commit().await?;
     Ok(())
 }
@@ -206,7 +209,7 @@ pub async fn set_plan(
     };
     let mut tx = conn.begin().await?;
     projects::set_plan(&mut tx, project.id, plan, overrides).await?;
-    store::audit::insert(&mut tx, project.id, &Actor::OPERATOR, &entry).await?;
+    store::people::audit::insert(&mut tx, project.id, &Actor::OPERATOR, &entry).await?;
     tx.commit().await?;
     Ok(())
 }

@@ -61,7 +61,8 @@ impl Accounts {
     ) -> Result<SecretString, Error> {
         let token = secret::generate(LOGIN_PREFIX);
         let (hash, of) = (secret::hash(&token), (id, password_hash));
-        store::second_factors::insert_challenge(conn, &hash, of, LOGIN_CHALLENGE_SECONDS).await?;
+        store::people::second_factors::insert_challenge(conn, &hash, of, LOGIN_CHALLENGE_SECONDS)
+            .await?;
         Ok(token)
     }
 
@@ -84,7 +85,7 @@ impl Accounts {
         let hash = secret::hash(token);
         let waiting = {
             let mut conn = self.pool.acquire().await?;
-            store::second_factors::find_challenge(&mut conn, &hash).await?
+            store::people::second_factors::find_challenge(&mut conn, &hash).await?
         };
         let waiting = waiting.ok_or(Error::InvalidCredentials)?;
         let id = waiting.account_id;
@@ -98,10 +99,10 @@ impl Accounts {
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         // The account first, as whatever deletes it.
-        if !store::accounts::lock_if_hash(&mut tx, id, &waiting.password_hash).await? {
+        if !store::people::accounts::lock_if_hash(&mut tx, id, &waiting.password_hash).await? {
             return Err(Error::InvalidCredentials);
         }
-        let tries = store::second_factors::lock_challenge(&mut tx, &hash).await?;
+        let tries = store::people::second_factors::lock_challenge(&mut tx, &hash).await?;
         if tries.is_none_or(|it| it >= MAX_CODE_TRIES) {
             return Err(Error::InvalidCredentials);
         }
@@ -109,20 +110,20 @@ impl Accounts {
             SecondStep::Passkey(answer) => {
                 let passkey = self.use_passkey(&mut tx, id, answer).await?;
                 // The password of now and the passkey were both shown.
-                store::passkeys::log_in_alone(&mut tx, id, passkey).await?;
+                store::people::passkeys::log_in_alone(&mut tx, id, passkey).await?;
                 Some(CodeUse::Passkey)
             }
             SecondStep::Code(code) => self.use_code(&mut tx, id, &typed(code)).await?,
         };
         let Some(used) = used else {
-            store::second_factors::count_try(&mut tx, &hash).await?;
+            store::people::second_factors::count_try(&mut tx, &hash).await?;
             let event = note_refused(&mut tx, id, client).await?;
             tx.commit().await?;
             drop(conn);
             self.tell_owner(id, event, client);
             return Err(Error::InvalidCode);
         };
-        store::second_factors::delete_challenge(&mut tx, &hash).await?;
+        store::people::second_factors::delete_challenge(&mut tx, &hash).await?;
         let (signed_in, event) = self.open_session(&mut tx, id, Login::Proved, client).await?;
         note_used(&mut tx, id, used, client).await?;
         tx.commit().await?;
@@ -144,17 +145,19 @@ impl Accounts {
     ) -> Result<Option<CodeUse>, Error> {
         if is_recovery_code(code) {
             let hash = secret::hash(code);
-            let is_used = store::second_factors::use_recovery_code(conn, id, &hash).await?;
+            let is_used = store::people::second_factors::use_recovery_code(conn, id, &hash).await?;
             return Ok(is_used.then_some(CodeUse::Recovery));
         }
-        let Some(totp) = store::second_factors::lock_totp(conn, id).await? else { return Ok(None) };
+        let Some(totp) = store::people::second_factors::lock_totp(conn, id).await? else {
+            return Ok(None);
+        };
         let Some(stored) = &totp.secret else { return Ok(None) };
         let secret = self.open_totp(id, stored)?;
         let Some(step) = Self::step_of(&secret, code, totp.now)? else { return Ok(None) };
         if step <= totp.last_step {
             return Ok(None);
         }
-        store::second_factors::record_step(conn, id, step).await?;
+        store::people::second_factors::record_step(conn, id, step).await?;
         Ok(Some(CodeUse::App))
     }
 
@@ -178,7 +181,7 @@ impl Accounts {
     ) -> Result<(), Error> {
         let is_required = {
             let mut conn = self.pool.acquire().await?;
-            store::second_factors::is_required(&mut conn, bearer.account_id).await?
+            store::people::second_factors::is_required(&mut conn, bearer.account_id).await?
         };
         match proof {
             Proof::Password(_) if is_required => {
@@ -222,7 +225,7 @@ impl Accounts {
         // signature.
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
-        store::accounts::lock(&mut tx, bearer.account_id).await?;
+        store::people::accounts::lock(&mut tx, bearer.account_id).await?;
         self.use_passkey(&mut tx, bearer.account_id, answer).await?;
         note_step_up(&mut tx, bearer, client).await?;
         Ok(tx.commit().await?)
@@ -241,7 +244,7 @@ impl Accounts {
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         // The account first, as whatever changes its factors and sessions.
-        store::accounts::lock(&mut tx, id).await?;
+        store::people::accounts::lock(&mut tx, id).await?;
         let Some(used) = self.use_code(&mut tx, id, &code).await? else {
             let event = note_refused(&mut tx, id, client).await?;
             tx.commit().await?;
@@ -265,8 +268,12 @@ impl Accounts {
     pub async fn require_step_up(&self, bearer: Bearer) -> Result<(), Error> {
         let mut conn = self.pool.acquire().await?;
         let (account, session) = (bearer.account_id, bearer.session_id);
-        let is_stepped_up =
-            store::second_factors::is_stepped_up(&mut conn, account, session, STEP_UP_SECONDS);
+        let is_stepped_up = store::people::second_factors::is_stepped_up(
+            &mut conn,
+            account,
+            session,
+            STEP_UP_SECONDS,
+        );
         if is_stepped_up.await? { Ok(()) } else { Err(Error::StepUpRequired) }
     }
 
@@ -280,9 +287,9 @@ impl Accounts {
         bearer: Bearer,
     ) -> Result<(), Error> {
         let (account, session) = (bearer.account_id, bearer.session_id);
-        store::accounts::lock(tx, account).await?;
+        store::people::accounts::lock(tx, account).await?;
         let is_stepped_up =
-            store::second_factors::is_stepped_up(tx, account, session, STEP_UP_SECONDS);
+            store::people::second_factors::is_stepped_up(tx, account, session, STEP_UP_SECONDS);
         if is_stepped_up.await? { Ok(()) } else { Err(Error::StepUpRequired) }
     }
 
@@ -291,7 +298,7 @@ impl Accounts {
     pub(super) async fn require_second_factor(&self, bearer: Bearer) -> Result<(), Error> {
         let is_required = {
             let mut conn = self.pool.acquire().await?;
-            store::second_factors::is_required(&mut conn, bearer.account_id).await?
+            store::people::second_factors::is_required(&mut conn, bearer.account_id).await?
         };
         if is_required { self.require_step_up(bearer).await } else { Ok(()) }
     }
@@ -302,7 +309,7 @@ async fn note_step_up(
     bearer: Bearer,
     client: &Client,
 ) -> sqlx::Result<()> {
-    store::second_factors::step_up(conn, bearer.account_id, bearer.session_id).await?;
+    store::people::second_factors::step_up(conn, bearer.account_id, bearer.session_id).await?;
     security::note(conn, bearer.account_id, AccountEvent::SteppedUp, Some(client)).await
 }
 
@@ -328,7 +335,7 @@ pub(super) async fn note_refused(
 ) -> sqlx::Result<AccountEvent> {
     let event = AccountEvent::CodeRefused;
     security::note(conn, id, event, Some(client)).await?;
-    if store::account_log::count_today(conn, id, event.name()).await? != TOLD_AFTER {
+    if store::people::account_log::count_today(conn, id, event.name()).await? != TOLD_AFTER {
         return Ok(event);
     }
     let event = AccountEvent::ManyCodesRefused;

@@ -3,9 +3,11 @@
 use fencepost_domain::{error::Error, ids::AccountId};
 use fencepost_store::{
     self as store,
-    account_log::{self, NewAccountEntry},
-    accounts::Account,
-    deadline::bounded,
+    connection::deadline::bounded,
+    people::{
+        account_log::{self, NewAccountEntry},
+        accounts::Account,
+    },
 };
 use sqlx::{Acquire, PgConnection};
 
@@ -142,9 +144,9 @@ pub async fn suspend(
 ) -> sqlx::Result<usize> {
     let event = if is_suspended { AccountEvent::Suspended } else { AccountEvent::Resumed };
     let mut tx = conn.begin().await?;
-    store::accounts::suspend(&mut tx, id, is_suspended).await?;
+    store::people::accounts::suspend(&mut tx, id, is_suspended).await?;
     let ended = match is_suspended {
-        true => store::sessions::revoke_others(&mut tx, id, None).await?.len(),
+        true => store::people::sessions::revoke_others(&mut tx, id, None).await?.len(),
         false => 0,
     };
     note(&mut tx, id, event, None).await?;
@@ -155,7 +157,7 @@ pub async fn suspend(
 /// Ends all sessions of an account, for the operator. Returns how many.
 pub async fn end_sessions(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<usize> {
     let mut tx = conn.begin().await?;
-    let ended = store::sessions::revoke_others(&mut tx, id, None).await?.len();
+    let ended = store::people::sessions::revoke_others(&mut tx, id, None).await?.len();
     note(&mut tx, id, AccountEvent::SessionsEnded, None).await?;
     tx.commit().await?;
     Ok(ended)
@@ -166,9 +168,9 @@ pub async fn end_sessions(conn: &mut PgConnection, id: AccountId) -> sqlx::Resul
 pub async fn reset_second_factor(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<bool> {
     let mut tx = conn.begin().await?;
     let was_required = codes::remove_all(&mut tx, id).await?;
-    store::identities::delete_all(&mut tx, id).await?;
+    store::people::identities::delete_all(&mut tx, id).await?;
     if was_required {
-        store::sessions::revoke_others(&mut tx, id, None).await?;
+        store::people::sessions::revoke_others(&mut tx, id, None).await?;
         note(&mut tx, id, AccountEvent::SecondFactorReset, None).await?;
     }
     tx.commit().await?;
@@ -197,7 +199,7 @@ impl Accounts {
     ) -> Result<(), Error> {
         let account = {
             let mut conn = self.pool.acquire().await?;
-            store::accounts::find(&mut conn, account_id).await?
+            store::people::accounts::find(&mut conn, account_id).await?
         };
         match account {
             Some(account) => self.mail_security(&account, subject, client).await,

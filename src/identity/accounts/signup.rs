@@ -12,7 +12,8 @@ use fencepost_domain::{
     text,
 };
 use fencepost_store::{
-    self as store, accounts::Account, audit::NewAuditEntry, invitations::Invited, projects::Project,
+    self as store,
+    people::{accounts::Account, audit::NewAuditEntry, invitations::Invited, projects::Project},
 };
 use secrecy::SecretString;
 use sqlx::{Acquire, PgConnection};
@@ -102,7 +103,8 @@ impl Accounts {
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         let account =
-            store::accounts::insert(&mut tx, AccountId::generate(), &email, &password_hash).await?;
+            store::people::accounts::insert(&mut tx, AccountId::generate(), &email, &password_hash)
+                .await?;
         let (project, role, key) = match &request.invitation {
             Some(invitation) => {
                 let (project, role) = self.accept(&mut tx, account.id, invitation, client).await?;
@@ -113,7 +115,7 @@ impl Accounts {
                 (project, Role::Owner, Some(key))
             }
         };
-        let has_owner = store::accounts::is_address_verified(&mut tx, &email).await?;
+        let has_owner = store::people::accounts::is_address_verified(&mut tx, &email).await?;
         security::note(&mut tx, account.id, AccountEvent::Created, Some(client)).await?;
         if is_mailed {
             let (account, address) = (account.id.0, client.address.to_string());
@@ -161,7 +163,8 @@ impl Accounts {
 
     async fn find_invitation(&self, invitation: &SecretString) -> Result<Invited, Error> {
         let mut conn = self.pool.acquire().await?;
-        let invited = store::invitations::invited(&mut conn, &secret::hash(invitation)).await?;
+        let invited =
+            store::people::invitations::invited(&mut conn, &secret::hash(invitation)).await?;
         invited.ok_or_else(bad_invitation)
     }
 
@@ -190,13 +193,13 @@ impl Accounts {
         invitation: &SecretString,
         client: &Client,
     ) -> Result<(Project, Role), Error> {
-        let accepted = store::invitations::accept(conn, &secret::hash(invitation)).await?;
+        let accepted = store::people::invitations::accept(conn, &secret::hash(invitation)).await?;
         let (project_id, role, _) = accepted.ok_or_else(bad_invitation)?;
-        let roles = store::members::lock_roles(conn, project_id).await?;
+        let roles = store::people::members::lock_roles(conn, project_id).await?;
         let present = roles.iter().find(|it| it.0 == account_id);
         let present = present.and_then(|it| Role::of_name(&it.1));
         let role = Role::of_name(&role).max(present).ok_or_else(bad_invitation)?;
-        store::members::upsert(conn, project_id, account_id, role.name()).await?;
+        store::people::members::upsert(conn, project_id, account_id, role.name()).await?;
         let entry = NewAuditEntry {
             action: "member.added",
             target: Some(account_id.to_string()),
@@ -204,8 +207,9 @@ impl Accounts {
             ..NewAuditEntry::default()
         };
         let actor = client.actor("account", account_id.to_string());
-        store::audit::insert(conn, project_id, &actor, &entry).await?;
-        let project = store::projects::get(conn, project_id).await?.ok_or_else(bad_invitation)?;
+        store::people::audit::insert(conn, project_id, &actor, &entry).await?;
+        let project =
+            store::people::projects::get(conn, project_id).await?.ok_or_else(bad_invitation)?;
         Ok((project, role))
     }
 }

@@ -8,7 +8,7 @@ use fencepost_domain::{
     ids::{AccountId, SessionId},
     limits::ACCESS_TOKEN_SECONDS,
 };
-use fencepost_store::nodes::SigningKey;
+use fencepost_store::connection::nodes::SigningKey;
 use jsonwebtoken::{
     Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, decode_header, encode,
     get_current_timestamp,

@@ -2,7 +2,10 @@
 
 use fencepost_domain::{error::Error, ids::AccountId, limits::PENDING_TOTP_SECONDS};
 use fencepost_net::seal::MasterKeys;
-use fencepost_store::{self as store, passkeys::PasskeyRow, second_factors::Overview};
+use fencepost_store::{
+    self as store,
+    people::{passkeys::PasskeyRow, second_factors::Overview},
+};
 use secrecy::SecretString;
 use sqlx::{Acquire, PgConnection};
 use totp_rs::Secret;
@@ -40,7 +43,7 @@ pub async fn seal_totp_secrets(
 ) -> anyhow::Result<usize> {
     let (mut sealed, mut after) = (0, AccountId(Uuid::nil()));
     loop {
-        let page = store::second_factors::secrets(conn, after, SEALED_AT_ONCE).await?;
+        let page = store::people::second_factors::secrets(conn, after, SEALED_AT_ONCE).await?;
         let Some(last) = page.last() else { return Ok(sealed) };
         after = last.0;
         for (id, stored) in page {
@@ -49,7 +52,7 @@ pub async fn seal_totp_secrets(
             }
             let plain = master_keys.open(&place(id), &stored, TOTP_SECRET_BYTES)?;
             let secret = master_keys.seal(&place(id), &plain);
-            store::second_factors::replace_secret(conn, id, &stored, &secret).await?;
+            store::people::second_factors::replace_secret(conn, id, &stored, &secret).await?;
             sealed += 1;
         }
     }
@@ -65,8 +68,8 @@ impl Accounts {
         id: AccountId,
     ) -> Result<(Overview, Vec<PasskeyRow>), Error> {
         let mut conn = self.pool.acquire().await?;
-        let overview = store::second_factors::overview(&mut conn, id).await?;
-        Ok((overview, store::passkeys::list(&mut conn, id).await?))
+        let overview = store::people::second_factors::overview(&mut conn, id).await?;
+        Ok((overview, store::people::passkeys::list(&mut conn, id).await?))
     }
 
     /// A new secret for an authenticator app. It replaces that of an earlier app when a code has
@@ -78,10 +81,12 @@ impl Accounts {
         self.require_step_up(bearer).await?;
         let id = bearer.account_id;
         let mut conn = self.pool.acquire().await?;
-        let account = store::accounts::find(&mut conn, id).await?.ok_or(Error::Unauthorized)?;
+        let account =
+            store::people::accounts::find(&mut conn, id).await?.ok_or(Error::Unauthorized)?;
         let secret: [u8; TOTP_SECRET_BYTES] = rand::random();
         let sealed = self.master_keys.seal(&place(id), &secret);
-        store::second_factors::set_pending(&mut conn, id, &sealed, PENDING_TOTP_SECONDS).await?;
+        store::people::second_factors::set_pending(&mut conn, id, &sealed, PENDING_TOTP_SECONDS)
+            .await?;
         let uri = app(&secret, &account.email)?.to_url().map_err(Error::internal)?;
         let secret = Secret::new(secret.into()).to_base32();
         Ok(NewTotp { secret: secret.into(), uri: uri.into() })
@@ -107,7 +112,7 @@ impl Accounts {
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         self.lock_stepped_up(&mut tx, bearer).await?;
-        let totp = store::second_factors::lock_totp(&mut tx, id).await?;
+        let totp = store::people::second_factors::lock_totp(&mut tx, id).await?;
         let totp = totp.ok_or(Error::InvalidCode)?;
         let pending = totp.pending_secret.ok_or(Error::InvalidCode)?;
         let secret = self.open_totp(id, &pending)?;
@@ -120,8 +125,8 @@ impl Accounts {
         };
         // The master key may have been replaced meanwhile.
         let sealed = self.master_keys.seal(&place(id), &secret);
-        store::second_factors::confirm_totp(&mut tx, id, &sealed, step).await?;
-        store::second_factors::step_down_others(&mut tx, id, bearer.session_id).await?;
+        store::people::second_factors::confirm_totp(&mut tx, id, &sealed, step).await?;
+        store::people::second_factors::step_down_others(&mut tx, id, bearer.session_id).await?;
         let codes = replace_recovery_codes(&mut tx, id).await?;
         let event = AccountEvent::TotpAdded;
         security::note(&mut tx, id, event, Some(client)).await?;
@@ -141,7 +146,7 @@ impl Accounts {
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         self.lock_stepped_up(&mut tx, bearer).await?;
-        let was_confirmed = store::second_factors::remove_totp(&mut tx, id).await?;
+        let was_confirmed = store::people::second_factors::remove_totp(&mut tx, id).await?;
         remove_unneeded(&mut tx, id).await?;
         let event = AccountEvent::TotpRemoved;
         if was_confirmed {
@@ -169,7 +174,7 @@ impl Accounts {
         let mut tx = conn.begin().await?;
         // Locked, so that no second factor is removed meanwhile.
         self.lock_stepped_up(&mut tx, bearer).await?;
-        if !store::second_factors::is_required(&mut tx, id).await? {
+        if !store::people::second_factors::is_required(&mut tx, id).await? {
             return Err(Error::invalid("second_factor", "must be added first"));
         }
         let codes = replace_recovery_codes(&mut tx, id).await?;

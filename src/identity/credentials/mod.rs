@@ -24,7 +24,9 @@ use fencepost_signals::{
     wakeups::keyed::KeyedNotify,
 };
 use fencepost_store::{
-    self as store, deadline::detached_query, keys::KeyOwner, members::Membership, pools::Pool,
+    self as store,
+    connection::{deadline::detached_query, pools::Pool},
+    people::{keys::KeyOwner, members::Membership},
 };
 use ipnet::IpNet;
 use moka::future::Cache;
@@ -217,7 +219,7 @@ impl Credentials {
             let pool = self.pool.clone();
             let found = detached_query(async move {
                 let mut conn = pool.acquire().await?;
-                store::keys::find_by_secret(&mut conn, &hash).await
+                store::people::keys::find_by_secret(&mut conn, &hash).await
             });
             let owner = found.await?;
             remember(&self.known_keys, hash, owner.is_some()).await;
@@ -270,7 +272,7 @@ impl Credentials {
         let pool = self.pool.clone();
         let look_up = detached_query(async move {
             let mut conn = pool.acquire().await?;
-            store::sessions::is_live(&mut conn, bearer.account_id, bearer.session_id).await
+            store::people::sessions::is_live(&mut conn, bearer.account_id, bearer.session_id).await
         });
         Box::pin(self.sessions.try_get_with(bearer, look_up)).await.map_err(Error::Unavailable)
     }
@@ -286,7 +288,7 @@ impl Credentials {
             let found = detached_query(async move {
                 let mut conn = pool.acquire().await?;
                 let public_id: Option<ProjectPublicId> = name.parse().ok();
-                store::members::find(&mut conn, account_id, &name, public_id).await
+                store::people::members::find(&mut conn, account_id, &name, public_id).await
             });
             let found = found.await?;
             let key = (account_id, project.to_owned());

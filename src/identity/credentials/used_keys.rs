@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Mutex};
 
 use fencepost_domain::ids::{KeyId, ProjectId};
-use fencepost_store::{self as store, pools::Pool};
+use fencepost_store::{self as store, connection::pools::Pool};
 
 use super::lock;
 
@@ -41,6 +41,6 @@ impl UsedKeys {
             return Ok(());
         }
         let mut conn = pool.acquire().await?;
-        store::keys::record_used(&mut conn, &used).await
+        store::people::keys::record_used(&mut conn, &used).await
     }
 }

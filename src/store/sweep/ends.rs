@@ -3,7 +3,7 @@
 use fencepost_domain::{ids::ProjectId, limits::BATCH_KEEP_DAYS};
 use sqlx::PgConnection;
 
-use crate::ends::EndKey;
+use crate::workflows::ends::EndKey;
 
 /// Ends of one project that one pass processes at most. The statement carries the same number as a
 /// literal.

@@ -12,7 +12,7 @@ use fencepost_domain::{
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::settle_success::WaitingJob;
+use crate::settle::settle_success::WaitingJob;
 
 /// Payload bytes of one transaction, without the last payload.
 const MAX_FIRED_BYTES: i64 = 64 * 1024 * 1024;

@@ -47,7 +47,7 @@ use fencepost_identity::{
         watch_key,
     },
 };
-use fencepost_store::{audit::Actor, deadline::bounded};
+use fencepost_store::{connection::deadline::bounded, people::audit::Actor};
 
 use self::credential::{check_form, presented};
 

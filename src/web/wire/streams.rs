@@ -11,7 +11,7 @@ use axum::{
     },
 };
 use fencepost_domain::{error::Error, ids::ProjectId, limits::RESERVED_STREAMS};
-use fencepost_store::deadline::bounded;
+use fencepost_store::connection::deadline::bounded;
 use futures_util::stream;
 use serde::Serialize;
 use tokio::sync::mpsc;

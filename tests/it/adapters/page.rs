@@ -2,7 +2,7 @@
 
 use fencepost_adapters::{mobius, ojs, orch8, workflow_graph};
 use fencepost_engine::dispatch;
-use fencepost_store::limited_claims;
+use fencepost_store::claims::limited_claims;
 
 use crate::docs::read;
 

@@ -18,7 +18,7 @@ use fencepost::dev::{
     cluster::{self, Cluster, Durability},
     redis::Redis,
 };
-use fencepost_store::{
+use fencepost_store::connection::{
     migrate,
     roles::{self, Logins, Role},
 };

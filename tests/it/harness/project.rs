@@ -178,9 +178,11 @@ impl TestServer {
     pub async fn project_with(&self, slug: &str, plan: &str, limits: Value) -> LoneProject {
         let project = self.project(slug).await;
         let mut conn = self.database.connect().await;
-        let row = store::projects::find(&mut conn, slug, None).await.expect("an answer");
+        let row = store::people::projects::find(&mut conn, slug, None).await.expect("an answer");
         let id = row.expect("the project").id;
-        store::projects::set_plan(&mut conn, id, plan, Some(&limits)).await.expect("a plan");
+        store::people::projects::set_plan(&mut conn, id, plan, Some(&limits))
+            .await
+            .expect("a plan");
         conn.close().await.expect("the connection closes");
         project
     }

@@ -67,7 +67,9 @@ pub async fn project() -> TestProject {
 pub async fn delete(project: &TestProject) {
     let mut conn = shared().database.connect().await;
     let id = project.id.parse().expect("an id");
-    let row = store::projects::find_ever(&mut conn, id).await.expect("an answer");
-    store::projects::delete(&mut conn, row.expect("the project")).await.expect("it is deleted");
+    let row = store::people::projects::find_ever(&mut conn, id).await.expect("an answer");
+    store::people::projects::delete(&mut conn, row.expect("the project"))
+        .await
+        .expect("it is deleted");
     conn.close().await.expect("the connection closes");
 }

@@ -4,7 +4,7 @@
 use fencepost_config::PoolArgs;
 use fencepost_domain::ids::TickKey;
 use fencepost_engine::{Engine, maintenance};
-use fencepost_store::pools::Pools;
+use fencepost_store::connection::pools::Pools;
 
 use crate::harness::{
     Database, LoneProject, TestProject, TestServer, eventually, fresh_database, limited,

@@ -8,7 +8,7 @@ use fencepost_signals::{
     limiter::Limiter,
     redis_bus::{Bus, DEFAULT_BUDGET},
 };
-use fencepost_store::pools::Pools;
+use fencepost_store::connection::pools::Pools;
 
 use secrecy::SecretString;
 use serde_json::{Value, json};

@@ -2,8 +2,8 @@
 
 use fencepost_domain::ids::BatchId;
 use fencepost_store::{
-    audit::{self, AuditFilter, Place},
     jobs::{Order, Payloads},
+    people::audit::{self, AuditFilter, Place},
 };
 
 use super::*;

@@ -3,7 +3,9 @@
 
 use fencepost_domain::operation::Filter;
 use fencepost_store::{
-    counts, dead_letters, operations,
+    jobs::dead_letters,
+    operations,
+    queues::counts,
     sweep::{gauges, probe, prune, schedules},
     workers::{self, ALIVE_SECONDS},
 };

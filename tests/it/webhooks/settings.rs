@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fencepost_engine::webhooks;
 use fencepost_net::seal::{MasterKeys, new_master_key};
-use fencepost_store::migrate;
+use fencepost_store::connection::migrate;
 use serde_json::{Value, json};
 use sqlx::Connection;
 

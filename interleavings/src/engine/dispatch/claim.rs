@@ -12,7 +12,7 @@ use super::{
 };
 use crate::store::{
     claims::LeasedJob,
-    pools::{Connection, Pool},
+    connection::pools::{Connection, Pool},
 };
 
 pub(crate) struct Claim {

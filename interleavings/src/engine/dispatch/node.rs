@@ -18,7 +18,7 @@ use crate::{
         settle::Endings,
         sync_match::{self, Candidate, Matcher},
     },
-    store::pools::{Pool, Pools, Table},
+    store::connection::pools::{Pool, Pools, Table},
     tokio_util::{sync::CancellationToken, task::TaskTracker},
     wakeups::{self, Wake},
 };

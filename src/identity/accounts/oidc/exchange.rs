@@ -11,7 +11,10 @@ use fencepost_domain::{
     limits::{EXCHANGED_KEY_SECONDS, MAX_EXCHANGED_KEYS, MAX_NAME_CHARS},
     text,
 };
-use fencepost_store::{self as store, audit::NewAuditEntry, keys::ListedKey};
+use fencepost_store::{
+    self as store,
+    people::{audit::NewAuditEntry, keys::ListedKey},
+};
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use serde_json::json;
@@ -74,10 +77,10 @@ impl Accounts {
             return Err(unknown());
         }
         let public_id = project.parse::<ProjectPublicId>().ok();
-        let found = store::projects::find(&mut conn, project, public_id).await?;
+        let found = store::people::projects::find(&mut conn, project, public_id).await?;
         let project = found.ok_or_else(unknown)?;
         let mut tx = conn.begin().await?;
-        let key = store::keys::lock(&mut tx, project.id, id).await?.filter(|it| it.is_live);
+        let key = store::people::keys::lock(&mut tx, project.id, id).await?.filter(|it| it.is_live);
         let trusts = |it: &TrustedTokens| it.include(issuer, subject);
         let key = key.filter(|it| TrustedTokens::of(it).as_ref().is_some_and(trusts));
         let key = key.ok_or_else(unknown)?;
@@ -86,11 +89,11 @@ impl Accounts {
         }
         let token_end = DateTime::from_timestamp(claims.exp, 0);
         let ends: Vec<_> = token_end.into_iter().chain(key.expires_at).collect();
-        let end = store::keys::end_within(&mut tx, EXCHANGED_KEY_SECONDS, &ends).await?;
-        if store::keys::seconds_until(&mut tx, end).await? < 1.0 {
+        let end = store::people::keys::end_within(&mut tx, EXCHANGED_KEY_SECONDS, &ends).await?;
+        if store::people::keys::seconds_until(&mut tx, end).await? < 1.0 {
             return Err(refused("it has expired"));
         }
-        store::keys::record_used(&mut tx, &[((project.id, key.id), 0)]).await?;
+        store::people::keys::record_used(&mut tx, &[((project.id, key.id), 0)]).await?;
         let request = exchanged(&key, end);
         let owner = (project.id, project.mode.as_str(), subject);
         let made = insert_exchanged(&mut tx, owner, &key, request, client).await?;
@@ -161,6 +164,6 @@ async fn insert_exchanged(
         after: Some(after),
     };
     let actor = client.actor("key", by.id.to_string());
-    store::audit::insert(conn, project_id, &actor, &entry).await?;
+    store::people::audit::insert(conn, project_id, &actor, &entry).await?;
     Ok(made)
 }

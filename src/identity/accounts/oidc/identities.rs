@@ -7,7 +7,7 @@ use fencepost_domain::{
 };
 use fencepost_store::{
     self as store,
-    identities::{IdentityRow, Subject},
+    people::identities::{IdentityRow, Subject},
 };
 use sqlx::Acquire;
 
@@ -25,7 +25,7 @@ impl Accounts {
     /// When the database does not answer.
     pub async fn identities(&self, id: AccountId) -> Result<Vec<IdentityRow>, Error> {
         let mut conn = self.pool.acquire().await?;
-        Ok(store::identities::list(&mut conn, id).await?)
+        Ok(store::people::identities::list(&mut conn, id).await?)
     }
 
     pub(super) async fn link_identity(
@@ -37,15 +37,20 @@ impl Accounts {
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         // Two links at the same time must not exceed the bound, and none must follow a reset.
-        store::accounts::lock(&mut tx, bearer.account_id).await?;
+        store::people::accounts::lock(&mut tx, bearer.account_id).await?;
         let (account, session) = (bearer.account_id, bearer.session_id);
-        let is_stepped_up =
-            store::second_factors::is_stepped_up(&mut tx, account, session, STEP_UP_SECONDS);
+        let is_stepped_up = store::people::second_factors::is_stepped_up(
+            &mut tx,
+            account,
+            session,
+            STEP_UP_SECONDS,
+        );
         if !is_stepped_up.await? {
             return Err(Error::StepUpRequired);
         }
         let (id, max) = (IdentityId::generate(), MAX_IDENTITIES);
-        match store::identities::insert(&mut tx, bearer.account_id, id, subject, max).await {
+        match store::people::identities::insert(&mut tx, bearer.account_id, id, subject, max).await
+        {
             Ok(true) => (),
             Ok(false) => return Ok(Err(Refusal::TooMany)),
             Err(error) if is_unique_violation(&error) => return Ok(Err(Refusal::Taken)),
@@ -72,7 +77,7 @@ impl Accounts {
         self.require_step_up(bearer).await?;
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
-        if !store::identities::delete(&mut tx, bearer.account_id, id).await? {
+        if !store::people::identities::delete(&mut tx, bearer.account_id, id).await? {
             return Err(Error::IdentityNotFound);
         }
         let event = AccountEvent::IdentityRemoved;

@@ -14,7 +14,7 @@ use std::{path::Path, time::Duration};
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use fencepost_domain::{error::Error, ids::SessionId};
-use fencepost_store::{self as store, identities::Subject};
+use fencepost_store::{self as store, people::identities::Subject};
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -324,7 +324,7 @@ impl Accounts {
     ) -> Result<Result<Arrival, Refusal>, Error> {
         let found = {
             let mut conn = self.pool.acquire().await?;
-            store::identities::use_identity(&mut conn, subject).await?
+            store::people::identities::use_identity(&mut conn, subject).await?
         };
         let Some(account) = found else { return Ok(Err(Refusal::NotLinked)) };
         if account.is_suspended {

@@ -12,7 +12,7 @@ use fencepost_domain::{
     ids::{AccountId, PasskeyId},
     limits::{MAX_PASSKEYS, PASSKEY_SECONDS},
 };
-use fencepost_store::{self as store, passkeys::PasskeyRow};
+use fencepost_store::{self as store, people::passkeys::PasskeyRow};
 use reqwest::Url;
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
@@ -112,8 +112,9 @@ impl Accounts {
         self.require_step_up(bearer).await?;
         let id = bearer.account_id;
         let mut conn = self.pool.acquire().await?;
-        let account = store::accounts::find(&mut conn, id).await?.ok_or(Error::Unauthorized)?;
-        let present = store::passkeys::list(&mut conn, id).await?;
+        let account =
+            store::people::accounts::find(&mut conn, id).await?.ok_or(Error::Unauthorized)?;
+        let present = store::people::passkeys::list(&mut conn, id).await?;
         drop(conn);
         let described = |it: &PasskeyRow| {
             let id = BASE64_URL_SAFE_NO_PAD.encode(&it.credential_id);
@@ -165,11 +166,12 @@ impl Accounts {
         // Two at the same time must not exceed the bound.
         self.lock_stepped_up(&mut tx, bearer).await?;
         use_challenge(&mut tx, &asked.challenge).await?;
-        let had_factor = store::second_factors::is_required(&mut tx, id).await?;
+        let had_factor = store::people::second_factors::is_required(&mut tx, id).await?;
         let NewPasskey { credential_id, public_key, sign_count } = &new;
         let key = (credential_id.as_slice(), public_key.as_slice(), i64::from(*sign_count));
         let passkey = PasskeyId::generate();
-        let row = store::passkeys::insert(&mut tx, id, passkey, name, key, MAX_PASSKEYS).await;
+        let row =
+            store::people::passkeys::insert(&mut tx, id, passkey, name, key, MAX_PASSKEYS).await;
         let row = match row {
             Ok(Some(row)) => row,
             Ok(None) => {
@@ -184,7 +186,7 @@ impl Accounts {
             true => None,
             false => Some(codes::replace_recovery_codes(&mut tx, id).await?),
         };
-        store::second_factors::step_down_others(&mut tx, id, bearer.session_id).await?;
+        store::people::second_factors::step_down_others(&mut tx, id, bearer.session_id).await?;
         let event = AccountEvent::PasskeyAdded;
         security::note(&mut tx, id, event, Some(client)).await?;
         tx.commit().await?;
@@ -207,7 +209,7 @@ impl Accounts {
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         self.lock_stepped_up(&mut tx, bearer).await?;
-        if !store::passkeys::delete(&mut tx, id, passkey).await? {
+        if !store::people::passkeys::delete(&mut tx, id, passkey).await? {
             return Err(Error::PasskeyNotFound);
         }
         codes::remove_unneeded(&mut tx, id).await?;
@@ -245,7 +247,7 @@ impl Accounts {
         let id = proved.account_id;
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
-        if !store::accounts::lock_if_hash(&mut tx, id, &owner.password_hash).await? {
+        if !store::people::accounts::lock_if_hash(&mut tx, id, &owner.password_hash).await? {
             return Err(Error::PasskeyRefused(GONE));
         }
         use_up(&mut tx, &proved).await?;
@@ -276,14 +278,14 @@ impl Accounts {
         &self,
         conn: &mut PgConnection,
         answer: &PasskeyAnswer,
-    ) -> Result<(Proved, store::passkeys::PasskeyOwner), Error> {
+    ) -> Result<(Proved, store::people::passkeys::PasskeyOwner), Error> {
         let PasskeyAnswer { challenge_token, assertion } = answer;
         let asked = self.read_challenge(challenge_token)?;
         if asked.adds_to.is_some() {
             return Err(Error::PasskeyRefused(WRONG_CHALLENGE));
         }
         let credential_id = assertion.credential_id().map_err(Error::PasskeyRefused)?;
-        let owner = store::passkeys::find(conn, &credential_id).await?;
+        let owner = store::people::passkeys::find(conn, &credential_id).await?;
         let owner = owner.ok_or(Error::PasskeyRefused(GONE))?;
         let stored = NewPasskey {
             credential_id,
@@ -321,7 +323,7 @@ const AFTER_PASSWORD: &str =
     "the password was reset after it was added: log in with the password first, and then use it";
 
 async fn use_challenge(tx: &mut PgConnection, challenge: &str) -> Result<(), Error> {
-    match store::passkeys::use_challenge(tx, challenge, PASSKEY_SECONDS as i64).await? {
+    match store::people::passkeys::use_challenge(tx, challenge, PASSKEY_SECONDS as i64).await? {
         true => Ok(()),
         false => Err(Error::PasskeyRefused("it was used already: try again")),
     }
@@ -331,7 +333,7 @@ async fn use_challenge(tx: &mut PgConnection, challenge: &str) -> Result<(), Err
 async fn use_up(tx: &mut PgConnection, proved: &Proved) -> Result<(), Error> {
     use_challenge(tx, &proved.challenge).await?;
     let (id, count) = (proved.id, i64::from(proved.sign_count));
-    match store::passkeys::record_use(tx, proved.account_id, id, count).await? {
+    match store::people::passkeys::record_use(tx, proved.account_id, id, count).await? {
         true => Ok(()),
         false => Err(Error::PasskeyRefused(GONE)),
     }

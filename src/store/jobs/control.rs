@@ -8,7 +8,7 @@ use fencepost_domain::{
 };
 use sqlx::PgConnection;
 
-use super::settle_success::WaitingJob;
+use crate::settle::settle_success::WaitingJob;
 
 /// A job, locked until the end of the transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

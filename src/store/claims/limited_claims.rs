@@ -14,7 +14,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{
-    claims::{Columns, QueueClaim},
+    Columns, QueueClaim,
     leased::{LeasedJob, leased_jobs, query_leased_of_best},
 };
 
@@ -211,7 +211,7 @@ pub const MAX_EXAMINED_FOR_COMMANDS: i64 = 20;
 /// A job may start while fewer than its `concurrency_limit` run under its key, including those
 /// started before it by this claim. A claim for commands only searches the first
 /// [`MAX_EXAMINED_FOR_COMMANDS`] jobs of each constraint key, and of each type if types are named;
-/// others have an index. Like [`super::claims::claim_some_types`], it also returns how many were
+/// others have an index. Like [`super::claim_some_types`], it also returns how many were
 /// selected.
 pub async fn claim_constrained(
     conn: &mut PgConnection,

@@ -8,7 +8,7 @@ use fencepost_domain::{
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::settle_success::WaitingJob;
+use crate::settle::settle_success::WaitingJob;
 
 /// Retries a dead letter: failures count from 0, attempts continue. None if it is not a dead
 /// letter.

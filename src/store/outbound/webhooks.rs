@@ -359,7 +359,7 @@ pub async fn write_subscriptions(
 
 /// Adds types of events that have come since to endpoints that asked for their groups. `types` are
 /// all that there are.
-pub(super) async fn widen_groups(conn: &mut PgConnection, types: &[&str]) -> sqlx::Result<()> {
+pub(crate) async fn widen_groups(conn: &mut PgConnection, types: &[&str]) -> sqlx::Result<()> {
     sqlx::query!(
         r#"
         with widened as (

@@ -1,6 +1,16 @@
 //! Reading jobs: one, with its history; `filter.rs` and `list.rs`: which ones, pages of them, and
 //! how many.
 
+pub mod control;
+pub mod dead_letters;
+pub mod enqueue;
+pub mod events;
+pub mod fences;
+pub mod job_types;
+pub mod logs;
+pub mod requeue;
+pub mod stored_bytes;
+
 mod filter;
 mod list;
 

@@ -1,5 +1,10 @@
 //! Settings of queues, and what is paused.
 
+pub mod counts;
+pub mod pushes;
+pub mod queue_limits;
+pub mod stats;
+
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, types::Json};
 

@@ -1,14 +1,14 @@
 //! Number of jobs per queue and state, and rates: from counters, never by counting jobs.
 //!
 //! Every statement that moves jobs between states adds a row to `queue_deltas`; a loop merges those
-//! into `queue_counts` and `queue_rates` ([`super::sweep::counts`]). A reader adds what is left
+//! into `queue_counts` and `queue_rates` ([`crate::sweep::counts`]). A reader adds what is left
 //! (`unmerged_deltas`), so its result is exact for its snapshot.
 
 use chrono::{DateTime, Utc};
 use fencepost_domain::ids::{JobId, ProjectId};
 use sqlx::PgConnection;
 
-use super::workers::ALIVE_SECONDS;
+use crate::workers::ALIVE_SECONDS;
 
 /// Running jobs are counted in their index, up to this number. The statement carries it as a
 /// literal.

@@ -5,6 +5,10 @@
 //! materialized because a plain subquery with a limit may run more than once. A lease begins when
 //! its row is written: a statement that had to wait must not hand out leases that are over.
 
+pub mod leased;
+pub mod limited_claims;
+pub mod polls;
+
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -14,8 +18,8 @@ use fencepost_domain::{
     lease::{MIN_DEFAULT_LEASE_SECONDS, TIMEOUT_GRACE_SECONDS},
 };
 
-pub use super::leased::{ClaimKey, LeasedJob};
-use super::leased::{leased_jobs, query_leased, query_leased_of_best};
+pub use self::leased::{ClaimKey, LeasedJob};
+use self::leased::{leased_jobs, query_leased, query_leased_of_best};
 
 /// Jobs that one claim statement leases at most. The statements carry the same number as a literal.
 pub const MAX_CLAIM_SLOTS: usize = 250;
@@ -29,7 +33,7 @@ pub struct QueueClaim<'a> {
     pub job_types: &'a [String],
     /// The labels of the polling workers.
     pub labels: &'a [String],
-    /// Only jobs whose payload is a command. Only [`super::limited_claims::claim_constrained`] can
+    /// Only jobs whose payload is a command. Only [`limited_claims::claim_constrained`] can
     /// tell.
     pub only_commands: bool,
     /// The low-water mark: jobs before this position are not scanned.
@@ -87,7 +91,7 @@ impl<'a> Columns<'a> {
 }
 
 /// Leases jobs of any type for several claims: highest priority first, then oldest. Jobs with a
-/// constraint key, and queues with limits, are left to [`super::limited_claims`].
+/// constraint key, and queues with limits, are left to [`limited_claims`].
 ///
 /// Jobs locked by another claim are skipped, not awaited. No queue may appear twice in `claims`: a
 /// statement does not skip rows that it has locked itself.

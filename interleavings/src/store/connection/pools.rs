@@ -8,7 +8,7 @@ use std::{
 use chrono::DateTime;
 use fencepost_domain::ids::{JobId, JobKey, LeaseId, ProjectId};
 use fencepost_store::claims::LeasedJob;
-pub use fencepost_store::pools::Kept;
+pub use fencepost_store::connection::pools::Kept;
 use tokio::task::yield_now;
 
 use crate::wakeups::Arrival;

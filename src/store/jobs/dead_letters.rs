@@ -9,7 +9,7 @@ use fencepost_domain::{
 use sqlx::{PgConnection, Postgres, QueryBuilder};
 use uuid::Uuid;
 
-use super::TimePosition;
+use crate::TimePosition;
 
 /// Dead letters that one query examines at most.
 pub const MAX_EXAMINED: i64 = 2_000;
@@ -110,7 +110,7 @@ pub async fn remove(
 
 /// Counts dead letters in the streak of each type whose queue has a circuit breaker, and pauses
 /// types with too many. Returns the queues in which a type was paused:
-/// [`super::queues::keep_paused_types`] must follow.
+/// [`crate::queues::keep_paused_types`] must follow.
 pub async fn brake(
     conn: &mut PgConnection,
     dead: &[NewDeadLetter],

@@ -13,7 +13,7 @@ use sqlx::{ConnectOptions, Executor, PgConnection, postgres::PgConnectOptions};
 use super::migrate;
 
 /// Creates the roles and their rights. It can be run again at any time.
-const ROLES_SQL: &str = include_str!("../../ops/roles.sql");
+const ROLES_SQL: &str = include_str!("../../../ops/roles.sql");
 /// Characters of a role's password, at least.
 pub const MIN_PASSWORD_CHARS: usize = 16;
 /// The same, at most.

@@ -10,7 +10,7 @@ use fencepost_domain::{
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::settle_success::WaitingJob;
+use crate::settle::settle_success::WaitingJob;
 
 /// Marks jobs that ended without success: their children must be cancelled, or may run.
 pub async fn mark_ended(conn: &mut PgConnection, parents: &[JobKey]) -> sqlx::Result<()> {

@@ -6,7 +6,7 @@ use anyhow::ensure;
 use fencepost_domain::webhook::event_types;
 use sqlx::{ConnectOptions, Executor, PgConnection, Row, postgres::PgConnectOptions};
 
-use crate::webhooks;
+use crate::outbound::webhooks;
 
 /// Lock timeout of a migration, in milliseconds; then it is tried again.
 const MIGRATION_LOCK_TIMEOUT_MS: u32 = 2_000;

@@ -1,5 +1,11 @@
 //! Workflows: their rows, and starting them.
 
+pub mod batches;
+pub mod cascade;
+pub mod dependencies;
+pub mod ends;
+pub mod workflow_ends;
+
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
     dependency::{Dependency, When},
@@ -10,7 +16,10 @@ use fencepost_domain::{
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{batches::NewBatch, dependencies::Edge, settle_success::WaitingJob};
+use crate::{
+    settle::settle_success::WaitingJob,
+    workflows::{batches::NewBatch, dependencies::Edge},
+};
 
 /// A workflow to store with its jobs.
 #[derive(Debug, Clone)]

@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use fencepost_domain::ids::ProjectId;
 use sqlx::PgConnection;
 
-use super::workers::ALIVE_SECONDS;
+use crate::workers::ALIVE_SECONDS;
 
 /// Where a queue's jobs are sent.
 #[derive(Debug, Clone)]

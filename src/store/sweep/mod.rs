@@ -25,7 +25,7 @@ use fencepost_domain::{
 use sqlx::{Executor, PgConnection};
 use uuid::Uuid;
 
-use super::{settle_failure::Held, settle_success::WaitingJob};
+use crate::settle::{settle_failure::Held, settle_success::WaitingJob};
 
 /// Jobs that one pass of a loop touches at most. The statements carry the same number as a literal.
 pub const MAX_SWEEP_ROWS: usize = 500;

@@ -1,0 +1,10 @@
+//! Connections to the database: pools with their shares and deadlines, roles, migrations, and the
+//! nodes that are connected.
+
+pub mod deadline;
+pub mod migrate;
+pub mod nodes;
+pub mod pools;
+pub mod roles;
+pub mod server;
+pub mod shares;

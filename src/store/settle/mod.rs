@@ -1,0 +1,5 @@
+//! The ends of attempts, and heartbeats: statements that carry the fence of a lease.
+
+pub mod heartbeats;
+pub mod settle_failure;
+pub mod settle_success;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use chrono::TimeDelta;
 use fencepost_domain::schedule::GRACE_SECONDS;
 
-use super::{Found, Invariant};
+use super::{Found, Invariant, servers::serving_seconds};
 use crate::{
     book::{Book, BookFire, BookJob},
     history::{Event, Line},
@@ -19,8 +19,9 @@ const EVENTS: [(&str, &str); 3] = [
     ("dead_letter", "job.dead_lettered"),
     ("cancelled", "job.cancelled"),
 ];
-/// How late a tick may be that has no entry yet when its schedule is paused, in seconds.
-const LATE_SECONDS: i64 = 10;
+/// How late a tick may be that has no entry yet when its schedule is paused, in seconds in which the
+/// servers accepted calls: PostgreSQL can be away for most of the time before.
+const LATE_SECONDS: usize = 10;
 /// How late a tick may be handled and still fire.
 const GRACE_MS: i64 = GRACE_SECONDS * 1_000;
 /// Times of ticks that are handled together differ by at most this.
@@ -50,7 +51,7 @@ pub(super) fn violations(
 ) {
     batch_violations(lines, book, known, found);
     workflow_violations(lines, known, found);
-    tick_violations(book, known, found);
+    tick_violations(lines, book, known, found);
     told_violations(lines, book, known, found);
 }
 
@@ -101,7 +102,12 @@ fn workflow_violations(lines: &[Line], known: &BTreeMap<&str, &BookJob>, found: 
     }
 }
 
-fn tick_violations(book: &Book, known: &BTreeMap<&str, &BookJob>, found: &mut Found) {
+fn tick_violations(
+    lines: &[Line],
+    book: &Book,
+    known: &BTreeMap<&str, &BookJob>,
+    found: &mut Found,
+) {
     for (tenant, fires) in &book.fires {
         let mut ticks: Vec<_> = fires.iter().map(|it| (it.due_at.timestamp(), it)).collect();
         ticks.sort_unstable_by_key(|it| it.0);
@@ -116,8 +122,8 @@ fn tick_violations(book: &Book, known: &BTreeMap<&str, &BookJob>, found: &mut Fo
         let ends = ticks.first().zip(ticks.last()).map(|(first, last)| (first.0, last.0));
         if let Some((made_at, paused_at)) = book.schedules_ran {
             let is_whole = ends.is_some_and(|(first, last)| {
-                first <= made_at / 1_000 + TICK_SECONDS
-                    && last >= paused_at / 1_000 - TICK_SECONDS - LATE_SECONDS
+                let late = serving_seconds(lines, last + TICK_SECONDS, paused_at / 1_000);
+                first <= made_at / 1_000 + TICK_SECONDS && late <= LATE_SECONDS
             });
             if !is_whole {
                 let detail = format!("ticks of {tenant} from {made_at} to {paused_at}: {ends:?}");

@@ -1,6 +1,6 @@
 //! What is not about single jobs: counts, and how long no call was accepted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Answer, Found, Invariant};
 use crate::{
@@ -127,6 +127,13 @@ fn gaps(lines: &[Line], faults: &[Injected]) -> Vec<(i64, i64)> {
         }
     }
     gaps
+}
+
+/// How many seconds between two times, in seconds, have an accepted call.
+pub(super) fn serving_seconds(lines: &[Line], from: i64, to: i64) -> usize {
+    let accepted = lines.iter().filter(|line| is_accepted(&line.event));
+    let seconds = accepted.map(|line| line.at / 1_000).filter(|it| (from..to).contains(it));
+    seconds.collect::<BTreeSet<_>>().len()
 }
 
 /// The parts of a pause in which no fault stopped all.

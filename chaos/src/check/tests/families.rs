@@ -83,9 +83,14 @@ fn children_run_after_the_end_that_they_wait_for() {
     assert_eq!(workflow(["succeeded", "succeeded", "cancelled"], 99), broken, "too early");
 }
 
-/// A schedule that ran from second 1 to 20: when its entries were due, and for how many ticks each
-/// stands.
+/// A schedule that ran from second 1 to 20, in which calls were accepted: when its entries were due,
+/// and for how many ticks each stands.
 fn fires(ticks: &[(i64, i64, Option<&str>)]) -> Vec<Invariant> {
+    fires_while(ticks, 17)
+}
+
+/// The same, with the number of calls that were accepted, one in each second.
+fn fires_while(ticks: &[(i64, i64, Option<&str>)], calls: usize) -> Vec<Invariant> {
     let fire = |(due, ticks, job): &(i64, i64, Option<&str>)| BookFire {
         due_at: at(*due),
         at: at(*due),
@@ -96,7 +101,9 @@ fn fires(ticks: &[(i64, i64, Option<&str>)]) -> Vec<Invariant> {
     let fires: Vec<_> = ticks.iter().map(fire).collect();
     let ids: BTreeSet<_> = ticks.iter().filter_map(|it| it.2).collect();
     let jobs: Vec<_> = ids.iter().map(|it| named(it, job("succeeded", &["succeeded"]))).collect();
-    let events: Vec<_> = ids.iter().map(|it| sent(it)[1].clone()).collect();
+    let mut events: Vec<_> = ids.iter().map(|it| sent(it)[1].clone()).collect();
+    let calls = ids.first().map(|id| vec![sent(id)[0].clone(); calls]);
+    events.extend(calls.into_iter().flatten());
     let schedules_ran = Some((1_000, 20_000));
     let book = Book { jobs, fires: [(0, fires)].into(), schedules_ran, ..Book::default() };
     found(&events, &book)
@@ -111,7 +118,9 @@ fn each_tick_has_one_entry_and_one_job() {
     assert_eq!(fires(&[(2, 3, Some("a")), (8, 1, Some("b"))]), broken, "they came later");
     assert_eq!(fires(&[(2, 1, Some("a")), (2, 1, Some("b")), (8, 3, None)]), broken, "twice");
     assert_eq!(fires(&[(6, 1, Some("a")), (8, 1, Some("a"))]), broken, "two have one job");
-    assert_eq!(fires(&[(2, 1, Some("a")), (4, 1, Some("b"))]), broken, "it stopped");
+    let stopped = [(2, 1, Some("a")), (4, 1, Some("b"))];
+    assert_eq!(fires(&stopped), broken, "it stopped");
+    assert_eq!(fires_while(&stopped, 13), [], "the servers had stopped before");
     assert_eq!(fires(&[]), broken, "it never fired");
 }
 

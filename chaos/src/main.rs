@@ -198,12 +198,6 @@ fn main() -> anyhow::Result<()> {
             previous,
         } => {
             let programs = place.programs(previous)?;
-            ensure!(
-                programs.previous.is_none()
-                    || only.is_empty()
-                    || only.iter().any(|it| it.changes_release()),
-                "with --previous, --only must name node_stopped or rolled_out"
-            );
             let seed = seed.unwrap_or_else(|| u64::from(rand::random::<u32>()));
             let planted = Planted { bug: None, fail_percent };
             ensure!(
@@ -218,6 +212,8 @@ fn main() -> anyhow::Result<()> {
                     during: Duration::from_secs(seconds),
                     under_patroni: patroni,
                     only: only.clone(),
+                    // From then on, a node has another release than the others.
+                    first: programs.previous.is_some().then_some(Fault::NodeStopped),
                 };
                 let plan = Plan { faults, planted, drain, patience, load_percent: load };
                 runtime.block_on(run_once((&place, &programs), &dir, &plan))?;

@@ -70,7 +70,7 @@ pub async fn hunt(dir: &Path, programs: &Programs, bug: &Bug) -> anyhow::Result<
         let is_slow = bug.breaks.contains(&Invariant::OrderIsKept);
         let seconds = if is_slow { LONG_RUN_SECONDS } else { RUN_SECONDS };
         let during = Duration::from_secs(seconds);
-        let faults = Faults { seed, during, under_patroni: false, only: Vec::new() };
+        let faults = Faults { seed, during, under_patroni: false, only: Vec::new(), first: None };
         let plan = Plan { faults, planted, drain, patience, load_percent: MAX_LOAD_PERCENT };
         let report = run::run(&dir, programs.clone(), &plan).await?;
         std::fs::remove_dir_all(&dir)?;

@@ -287,6 +287,8 @@ pub struct Faults {
     pub under_patroni: bool,
     /// The only ones that come; none: all.
     pub only: Vec<Fault>,
+    /// The first one, whatever the seed says.
+    pub first: Option<Fault>,
 }
 
 impl Faults {
@@ -318,11 +320,13 @@ pub async fn inject(
     plan: &Faults,
 ) -> anyhow::Result<()> {
     let mut rng = StdRng::seed_from_u64(plan.seed);
+    let mut first = plan.first;
     let begun = Instant::now();
     while begun.elapsed() < plan.during {
         sleep(Duration::from_millis(rng.random_range(PAUSE_MS))).await;
         let next = |rng: &mut StdRng| (plan.next(rng), rng.random_range(0..NODES));
-        let mut faults = vec![next(&mut rng)];
+        let (drawn, node) = next(&mut rng);
+        let mut faults = vec![(first.take().unwrap_or(drawn), node)];
         if rng.random_range(0..100) < DOUBLE_PERCENT {
             let (second, node) = next(&mut rng);
             if second.can_meet(node, faults[0]) {

@@ -11,6 +11,7 @@ use fencepost_domain::{
     error::Error,
     job::DEFAULT_QUEUE,
     limits,
+    plan::Limits,
     schedule::{CatchUp, OverlapPolicy},
 };
 use fencepost_engine::schedules::{self, ScheduleRow, WrittenSchedule};
@@ -163,7 +164,7 @@ pub struct RecurringScheduleRequest {
     /// Queue of its jobs. Default: `default`.
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_QUEUE_CHARS)))))]
     queue: Option<String>,
-    /// Payload of its jobs: any JSON of at most 256 KiB. Default: null.
+    /// Payload of its jobs: any JSON of at most 256 KiB, or less by plan. Default: null.
     #[serde(default)]
     #[schema(value_type = serde_json::Value, required = false)]
     payload: Option<Box<RawValue>>,
@@ -193,7 +194,7 @@ pub struct RecurringScheduleRequest {
 impl RequestBody for RecurringScheduleRequest {}
 
 impl RecurringScheduleRequest {
-    fn accept(self, id: String) -> Result<WrittenSchedule, Error> {
+    fn accept(self, id: String, plan: &Limits) -> Result<WrittenSchedule, Error> {
         let mut check = Check::default();
         check.name("recurring_id", &id, limits::MAX_SCHEDULE_ID_CHARS);
         check.name("job_type", &self.job_type, limits::MAX_JOB_TYPE_CHARS);
@@ -212,7 +213,7 @@ impl RecurringScheduleRequest {
         }
         let payload = match self.payload {
             Some(payload) => {
-                check.size("payload", &payload, limits::MAX_PAYLOAD_BYTES)?;
+                check.size("payload", &payload, plan.max_payload_bytes())?;
                 check.depth("payload", &payload);
                 Box::<str>::from(payload).into_string()
             }
@@ -260,7 +261,7 @@ pub async fn put(
     NameInPath(id): NameInPath,
     Json(request): Json<RecurringScheduleRequest>,
 ) -> Result<Reply<RecurringSchedule>, Error> {
-    let schedule = request.accept(id)?;
+    let schedule = request.accept(id, &caller.limits)?;
     let before = schedules::find(&app.engine, caller.project_id, &schedule.id).await.ok();
     let (row, _) =
         schedules::write(&app.engine, caller.project_id, &schedule, &caller.limits).await?;
@@ -292,8 +293,8 @@ pub async fn create(
     let (running, by) = (app.clone(), caller.clone());
     repeat
         .once(&app, &caller, async move |ids: Ids| {
-            let schedule = request.accept(ids.schedule().to_string())?;
             let (engine, limits) = (&running.engine, &by.limits);
+            let schedule = request.accept(ids.schedule().to_string(), limits)?;
             let (row, _) = schedules::write(engine, by.project_id, &schedule, limits).await?;
             let entry = NewAuditEntry {
                 after: Some(facts(&row)),

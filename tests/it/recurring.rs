@@ -441,6 +441,19 @@ fn a_preview_says_what_a_schedule_would_do_and_keeps_nothing() {
 }
 
 #[test]
+fn a_plan_bounds_the_payload_of_a_schedule() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let t = &server.project_with("main", "free", json!({"payload_bytes": 10})).await;
+        put(t, "x", json!({"payload": "12345678"})).await.is(200);
+        let large = put(t, "x", json!({"payload": "123456789"})).await;
+        let error = large.is_error(413, "payload_too_large");
+        assert_eq!(error["details"][0]["field"], "payload");
+        server.stop().await;
+    });
+}
+
+#[test]
 fn jobs_of_a_spread_schedule_start_later_than_their_ticks() {
     run(async |t| {
         let more = json!({"cron_expression": "* * * * * *", "spread_seconds": 3_600});

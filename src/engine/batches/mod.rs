@@ -49,6 +49,7 @@ pub async fn seal(engine: &Engine, project_id: ProjectId, id: BatchId) -> Result
     let enqueued = ends::seal(&mut tx, project_id, id).await?.ok_or(Error::BatchNotFound)?;
     tx.commit().await?;
     enqueued.tell(engine);
+    engine.notifier.tell_endpoints(std::iter::once(project_id));
     batches::find(&mut conn, project_id, id).await?.ok_or(Error::BatchNotFound)
 }
 

@@ -202,8 +202,8 @@ pub enum About {
 }
 
 /// Stores an event of this type about each of these, if an endpoint asked for the type, and one for
-/// the URL that they have named. Returns whether there is one. Events about jobs are written by
-/// triggers.
+/// the `callback_url` that they have named, which is told of ends alone. Returns whether there is
+/// one. Events about jobs are written by triggers.
 pub async fn store(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -6,8 +6,8 @@ use fencepost_domain::{
     alarm::{MAX_ALARM_NAME_CHARS, MailTo, Rule},
     error::Error,
 };
-use fencepost_http::{
-    alarms::{Alarm, AlarmList},
+use fencepost_http::routes::alarms::{
+    Alarm, AlarmList,
     incidents::{Incident, IncidentPage, IncidentState},
 };
 

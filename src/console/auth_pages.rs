@@ -11,15 +11,17 @@ use chrono::{DateTime, Utc};
 use fencepost_config::Signup;
 use fencepost_domain::error::Error;
 use fencepost_http::{
-    auth::SessionReply,
     error::ApiError,
-    invitations::InvitationPreview,
-    me::{
-        Me, SecurityEntry, SecurityLog, Session, SessionList,
-        identities::{Identity, IdentityList},
-        second_factors::SecondFactors,
+    routes::{
+        auth::SessionReply,
+        me::{
+            Me, SecurityEntry, SecurityLog, Session, SessionList,
+            identities::{Identity, IdentityList},
+            second_factors::SecondFactors,
+        },
+        members::invitations::InvitationPreview,
+        projects::{Project, ProjectList},
     },
-    projects::{Project, ProjectList},
 };
 use fencepost_identity::accounts::{Client, SignUp};
 use fencepost_web::app::App;

@@ -3,7 +3,7 @@
 use askama::Template;
 use axum::{extract::Path, response::Response};
 use fencepost_domain::error::Error;
-use fencepost_http::batches::{BatchPage, BatchView};
+use fencepost_http::routes::batches::{BatchPage, BatchView};
 
 use super::{
     form::encode,

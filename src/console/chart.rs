@@ -1,7 +1,7 @@
 //! Time series: as a chart, and as a table for visitors without scripts or with screen readers.
 
 use chrono::{DateTime, Utc};
-use fencepost_http::metrics::{Granularity, Throughput, ThroughputBucket};
+use fencepost_http::routes::metrics::{Granularity, Throughput, ThroughputBucket};
 use serde::Serialize;
 
 use super::{form::Fields, format, page::Frame};

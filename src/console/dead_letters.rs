@@ -3,7 +3,9 @@
 use askama::Template;
 use axum::response::Response;
 use fencepost_domain::{error::Error, limits::MAX_PAGE_DEAD_LETTERS};
-use fencepost_http::dead_letters::{DeadLetter, DeadLetterGroup, DeadLetterPage, GroupPage};
+use fencepost_http::routes::dead_letters::{
+    DeadLetter, DeadLetterGroup, DeadLetterPage, GroupPage,
+};
 
 use super::{
     form::Fields,

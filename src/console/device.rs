@@ -11,7 +11,7 @@ use fencepost_domain::{
     access::{KeyPreset, Permission, role_may},
     error::Error,
 };
-use fencepost_http::{
+use fencepost_http::routes::{
     auth::device::PendingDevice,
     projects::{Project, ProjectList},
 };

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use chrono::{DateTime, Utc};
 use fencepost_domain::job::{AttemptOutcome, JobState};
-use fencepost_http::{
+use fencepost_http::routes::{
     jobs::{Job, JobError},
     workflows::{Workflow, WorkflowJob},
 };

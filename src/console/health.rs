@@ -2,7 +2,7 @@
 
 use fencepost_domain::explain::Reason;
 
-use fencepost_http::queues::{LONG_WAIT_SECONDS, Queue};
+use fencepost_http::routes::queues::{LONG_WAIT_SECONDS, Queue};
 
 /// A failure rate of the last hour, in percent, from which it is a problem.
 const MANY_FAILURES_PERCENT: i64 = 10;

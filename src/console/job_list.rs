@@ -13,7 +13,7 @@ use fencepost_domain::{
     operation::Kind,
     search::{self, Search},
 };
-use fencepost_http::{
+use fencepost_http::routes::{
     job_types::{JobTypeList, schema::JobType},
     jobs::read::JobPage,
     metrics::{MetricsSummary, StateCounts},

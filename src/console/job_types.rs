@@ -3,7 +3,7 @@
 use askama::Template;
 use axum::{extract::Path, response::Response};
 use fencepost_domain::{error::Error, search};
-use fencepost_http::job_types::{JobTypeList, JobTypeStats, schema::JobType};
+use fencepost_http::routes::job_types::{JobTypeList, JobTypeStats, schema::JobType};
 
 use super::{
     form::encode,

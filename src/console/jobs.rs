@@ -7,7 +7,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use fencepost_domain::{error::Error, job::JobState};
-use fencepost_http::jobs::{
+use fencepost_http::routes::jobs::{
     Job,
     events::{EventView, JobHistory},
     logs::{LogPage, LogView},

@@ -9,7 +9,7 @@ use axum::{
     response::Response,
 };
 use fencepost_domain::error::Error;
-use fencepost_http::{invitations::InvitationPreview, me::email::EmailConfirmed};
+use fencepost_http::routes::{me::email::EmailConfirmed, members::invitations::InvitationPreview};
 use fencepost_identity::accounts::secret::{MAIL_PREFIX, RANDOM_CHARS};
 use serde_json::json;
 

@@ -3,7 +3,7 @@
 use askama::Template;
 use axum::{extract::Path, response::Response};
 use fencepost_domain::{error::Error, operation::State as OperationState};
-use fencepost_http::operations::{Operation, OperationPage};
+use fencepost_http::routes::operations::{Operation, OperationPage};
 
 use super::{
     format,

@@ -6,7 +6,7 @@ use fencepost_domain::{
     error::Error,
     limits::{MAX_PAGE_QUEUES, MAX_PAGE_WORKERS},
 };
-use fencepost_http::{
+use fencepost_http::routes::{
     metrics::{MetricsSummary, Throughput},
     queues::{Queue, QueuePage},
     workers::registry::WorkerPage,

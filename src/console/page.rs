@@ -17,7 +17,10 @@ use fencepost_domain::{
     access::{Permission, Role, role_may},
     error::Error,
 };
-use fencepost_http::{error, metrics::MetricsSummary, projects::Project};
+use fencepost_http::{
+    error,
+    routes::{metrics::MetricsSummary, projects::Project},
+};
 use fencepost_web::{app::App, wire::errors::ErrorResponse};
 use serde::de::DeserializeOwned;
 use uuid::Uuid;

@@ -6,7 +6,7 @@ use axum::{
     response::Response,
 };
 use fencepost_domain::error::Error;
-use fencepost_http::{
+use fencepost_http::routes::{
     auth::{SessionReply, passkeys::PasskeyChallenge},
     me::passkeys::AddedPasskey,
 };

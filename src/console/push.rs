@@ -3,7 +3,7 @@
 use askama::Template;
 use axum::{extract::Path, http::Method, response::Response};
 use fencepost_domain::{error::Error, limits};
-use fencepost_http::queues::push::{Push, PushWithSecret};
+use fencepost_http::routes::queues::push::{Push, PushWithSecret};
 
 use super::{
     form::{self, Field, Fields},

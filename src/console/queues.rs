@@ -13,7 +13,7 @@ use fencepost_domain::{
     error::Error,
     limits::{self, MAX_CONCURRENCY},
 };
-use fencepost_http::{
+use fencepost_http::routes::{
     metrics::Throughput,
     queues::Queue,
     workers::registry::{WorkerPage, WorkerView},

@@ -8,7 +8,7 @@ use axum::{
 };
 use chrono::DateTime;
 use fencepost_domain::{error::Error, schedule::Schedule};
-use fencepost_http::recurring::{
+use fencepost_http::routes::recurring::{
     RecurringPage, RecurringSchedule,
     control::{Fire, FirePage},
     times::{CronPreview, FireTime, NextTimes},

@@ -7,7 +7,7 @@ use axum::{
     response::Response,
 };
 use fencepost_domain::error::Error;
-use fencepost_http::{
+use fencepost_http::routes::{
     auth::SessionReply,
     me::second_factors::{NewRecoveryCodes, NewTotp, SecondFactors},
 };

@@ -19,7 +19,7 @@ use fencepost_domain::{
     error::Error,
     limits::{LOGIN_CHALLENGE_SECONDS, SESSION_IDLE_SECONDS},
 };
-use fencepost_http::auth::SessionReply;
+use fencepost_http::routes::auth::SessionReply;
 use fencepost_identity::{
     accounts::{Client, Reuse, SignedIn, oidc::LOGIN_SECONDS},
     credentials::Evict,

@@ -15,7 +15,7 @@ use fencepost_domain::{
     lease::RequireFence,
     limits::MAX_PAGE_KEYS,
 };
-use fencepost_http::{
+use fencepost_http::routes::{
     audit::{AuditEntry, AuditPage},
     keys::{ApiKey, CreatedApiKey, KeyPage, KeyState},
     limits::{LimitKind, LimitList, LimitStatus},

@@ -4,7 +4,7 @@
 use askama::Template;
 use axum::{extract::State, http::HeaderMap, response::Response};
 use fencepost_domain::error::Error;
-use fencepost_http::{
+use fencepost_http::routes::{
     jobs::{Job, read::JobPage},
     projects::Project,
 };

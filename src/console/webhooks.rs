@@ -7,7 +7,7 @@ use fencepost_domain::{
     limits,
     webhook::{EVENT_TYPES, event_types, named_by},
 };
-use fencepost_http::webhooks::{
+use fencepost_http::routes::webhooks::{
     Endpoint, EndpointPage, EndpointState, EndpointWithSecret,
     deliveries::{DeliveryDetails, DeliveryPage, DeliveryState},
 };

@@ -3,7 +3,7 @@
 use askama::Template;
 use axum::response::Response;
 use fencepost_domain::error::Error;
-use fencepost_http::workers::registry::{WorkerPage, WorkerView};
+use fencepost_http::routes::workers::registry::{WorkerPage, WorkerView};
 
 use super::{
     form::Fields,

@@ -3,7 +3,7 @@
 use askama::Template;
 use axum::{extract::Path, response::Response};
 use fencepost_domain::{error::Error, job::JobState, limits::MAX_PAGE_JOBS};
-use fencepost_http::workflows::{Workflow, WorkflowJob, WorkflowPage, WorkflowSummary};
+use fencepost_http::routes::workflows::{Workflow, WorkflowJob, WorkflowPage, WorkflowSummary};
 
 use super::{
     diagram::{self, Graph},

@@ -11,11 +11,13 @@ use fencepost_web::{app::App, auth::Caller, wire::validate::Check};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{
-    audit::{self, NewAuditEntry},
+use crate::{
     idempotency::{Answer, Ids},
-    operations::Operation,
     redact::shown,
+    routes::{
+        audit::{self, NewAuditEntry},
+        operations::Operation,
+    },
 };
 
 /// Number of matching jobs, and the operation that processes them.

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fencepost_http::late_refusals::{CALM_REFUSALS, LATENESS};
+use fencepost_http::server::late_refusals::{CALM_REFUSALS, LATENESS};
 use fencepost_identity::{
     accounts::{LOOKUPS_PER_ADDRESS, key},
     credentials::{CREDENTIAL_TTL, bodies::MAX_PROJECT_BODY_KIB},

@@ -8,7 +8,7 @@ use fencepost_domain::{
     schedule, search,
 };
 use fencepost_engine::{dispatch::MAX_PARKED_POLLS, enqueue::quota};
-use fencepost_http::{answers, least_rate, server};
+use fencepost_http::server::{self, answers, least_rate};
 use fencepost_identity::credentials::bodies::{MAX_NODE_BODY_KIB, MAX_PROJECT_BODY_KIB};
 use fencepost_signals::redis_bus;
 use fencepost_store::{

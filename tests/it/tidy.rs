@@ -107,7 +107,7 @@ fn statements_are_in_the_store_and_transactions_in_engine_and_identity() {
         );
         // Adapters and the console do not depend on it at all.
         assert!(
-            !file.starts_with("src/http/workers") || !text.contains("fencepost_store"),
+            !file.starts_with("src/http/routes/workers") || !text.contains("fencepost_store"),
             "{file} names the store: the engine is between them"
         );
     }

@@ -70,7 +70,7 @@ mod tests {
     use utoipa::PartialSchema;
 
     use super::*;
-    use crate::workers::heartbeat::HeartbeatRequest;
+    use crate::routes::workers::heartbeat::HeartbeatRequest;
 
     #[test]
     fn the_two_have_all_fields_of_the_one_and_none_that_it_lacks() {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use fencepost_domain::limits;
-use fencepost_http::answers::MAX_PROJECT_KIB;
+use fencepost_http::server::answers::MAX_PROJECT_KIB;
 use serde_json::json;
 use socket2::{Domain, Socket, Type};
 

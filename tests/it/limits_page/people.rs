@@ -1,7 +1,7 @@
 //! The rows about people and keys.
 
 use fencepost_domain::limits;
-use fencepost_http::late_refusals;
+use fencepost_http::server::late_refusals;
 use fencepost_identity::accounts::{self, password};
 use fencepost_signals::limiter::Rate;
 use fencepost_web::auth;

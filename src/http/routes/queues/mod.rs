@@ -1,6 +1,7 @@
-//! `GET /v1/queues`, `GET` and `PATCH /v1/queues/{queue}`: depth, throughput and settings.
+//! `GET /v1/queues` and `/v1/queues/{queue}`: depth, throughput and settings.
 
 pub mod backlog;
+pub mod change;
 pub mod control;
 pub mod push;
 
@@ -15,28 +16,26 @@ use fencepost_domain::{
     ids::{JobId, ProjectId},
     limits,
 };
-use fencepost_engine::{jobs::explain, queues};
+use fencepost_engine::jobs::explain;
 use fencepost_store::{
     self as store,
     queues::{TypeRow, counts::QueueRow},
 };
 use fencepost_web::{
     app::App,
-    auth::{Caller, Manage, Read},
+    auth::{Caller, Read},
     wire::{
-        extract::{Json, NameInPath, Object, Query, RequestBody},
+        extract::{NameInPath, Query},
         openapi::range,
         validate::Check,
     },
 };
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::{
     error::ErrorBody,
     page::{PageSize, page},
-    retry::RetryRequest,
-    routes::audit::{self, NewAuditEntry},
 };
 
 const DEFAULT_PAGE_QUEUES: u32 = 50;
@@ -319,139 +318,6 @@ pub async fn get(
     check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
     check.finish()?;
     known(&app, caller.project_id, &queue).await.map(Reply)
-}
-
-/// Changes to a queue. At least one field; null removes a setting.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(example = json!({"max_concurrency": 10, "rate_limit": {"count": 100, "per_seconds": 60}}))]
-pub struct ChangeQueueRequest {
-    /// Maximum number of running jobs of the queue.
-    #[serde(default, deserialize_with = "some")]
-    #[schema(value_type = Option<i32>, required = false, extensions(("bounds" = json!(range(0, limits::MAX_CONCURRENCY)))))]
-    max_concurrency: Option<Option<i32>>,
-    /// Maximum number of jobs started in any window of `per_seconds`.
-    #[serde(default, deserialize_with = "some")]
-    #[schema(value_type = Option<RateLimitRequest>, required = false)]
-    rate_limit: Option<Option<Object<RateLimitRequest>>>,
-    /// Minimum lease in seconds when the poll sets none. Default: 30.
-    #[serde(default, deserialize_with = "some")]
-    #[schema(value_type = Option<i32>, required = false, extensions(("bounds" = json!(range(1, limits::MAX_LEASE_SECONDS)))))]
-    default_lease_seconds: Option<Option<i32>>,
-    /// Retention of finished jobs in days. Default: 7.
-    #[serde(default, deserialize_with = "some")]
-    #[schema(value_type = Option<i32>, required = false, extensions(("bounds" = json!(range(1, limits::MAX_RETENTION_DAYS)))))]
-    retention_days: Option<Option<i32>>,
-    /// Default `max_attempts` for jobs that do not set it; applies to jobs enqueued later.
-    /// Recurring schedules set their own.
-    #[serde(default, deserialize_with = "some")]
-    #[schema(value_type = Option<i32>, required = false, extensions(("bounds" = json!(range(1, limits::MAX_MAX_ATTEMPTS)))))]
-    default_max_attempts: Option<Option<i32>>,
-    /// Default retry policy for jobs that do not set one; applies to jobs enqueued later.
-    #[serde(default, deserialize_with = "some")]
-    #[schema(value_type = Option<RetryRequest>, required = false)]
-    default_retry: Option<Option<Object<RetryRequest>>>,
-    /// Consecutive dead letters of one job type that pause it (circuit breaker).
-    #[serde(default, deserialize_with = "some")]
-    #[schema(value_type = Option<i32>, required = false, extensions(("bounds" = json!(range(1, limits::MAX_BRAKE_AFTER)))))]
-    brake_after: Option<Option<i32>>,
-    /// Jobs that may wait or run: enqueues beyond it are refused with 429 `queue_full`. Schedules,
-    /// callbacks and retries are not.
-    #[serde(default, deserialize_with = "some")]
-    #[schema(value_type = Option<i32>, required = false, extensions(("bounds" = json!(range(1, limits::MAX_MAX_WAITING)))))]
-    max_waiting: Option<Option<i32>>,
-}
-
-/// At most `count` jobs start in any window of `per_seconds`.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct RateLimitRequest {
-    /// Number of jobs.
-    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_RATE_LIMIT_COUNT)))))]
-    count: i32,
-    /// Length of the window in seconds.
-    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_RATE_LIMIT_SECONDS)))))]
-    per_seconds: i32,
-}
-
-impl RequestBody for ChangeQueueRequest {}
-
-/// A field that is present, though it may be null.
-fn some<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
-    T::deserialize(from).map(Some)
-}
-
-impl ChangeQueueRequest {
-    fn accept(self, max_retention_days: i32, check: &mut Check) -> store::queues::SettingsChange {
-        let bounds = [
-            ("max_concurrency", self.max_concurrency, 0, limits::MAX_CONCURRENCY),
-            ("default_lease_seconds", self.default_lease_seconds, 1, limits::MAX_LEASE_SECONDS),
-            ("retention_days", self.retention_days, 1, max_retention_days),
-            ("default_max_attempts", self.default_max_attempts, 1, limits::MAX_MAX_ATTEMPTS),
-            ("brake_after", self.brake_after, 1, limits::MAX_BRAKE_AFTER),
-            ("max_waiting", self.max_waiting, 1, limits::MAX_MAX_WAITING),
-        ];
-        for (field, value, min, max) in bounds {
-            if let Some(Some(value)) = value {
-                check.range(field, value, min, max);
-            }
-        }
-        if let Some(Some(Object(it))) = &self.rate_limit {
-            check.range("rate_limit.count", it.count, 1, limits::MAX_RATE_LIMIT_COUNT);
-            let max = limits::MAX_RATE_LIMIT_SECONDS;
-            check.range("rate_limit.per_seconds", it.per_seconds, 1, max);
-        }
-        let change = store::queues::SettingsChange {
-            max_concurrency: self.max_concurrency,
-            rate_limit: self
-                .rate_limit
-                .map(|it| it.map(|Object(limit)| (limit.count, limit.per_seconds))),
-            default_lease_seconds: self.default_lease_seconds,
-            retention_days: self.retention_days,
-            default_max_attempts: self.default_max_attempts,
-            default_retry: self
-                .default_retry
-                .map(|it| it.map(|Object(retry)| retry.accept("default_retry", check))),
-            brake_after: self.brake_after,
-            max_waiting: self.max_waiting,
-        };
-        if change == store::queues::SettingsChange::default() {
-            check.refuse("body", "must change at least one setting");
-        }
-        change
-    }
-}
-
-/// Change a queue.
-///
-/// A lower `max_concurrency` or a `rate_limit` does not stop running jobs; no more start until the
-/// limit allows it.
-#[utoipa::path(
-    patch, path = "/queues/{queue}", tag = "queues", operation_id = "queues_update",
-    security(("api_key" = ["manage"]), ("session" = ["member"])),
-    params(("queue" = String, Path, description = "The queue.", example = "default")),
-    request_body = ChangeQueueRequest,
-    responses(
-        (status = 200, description = "The queue.", body = Queue),
-    ),
-)]
-pub async fn change(
-    caller: Caller<Manage>,
-    State(app): State<App>,
-    NameInPath(queue): NameInPath,
-    Json(request): Json<ChangeQueueRequest>,
-) -> Result<Reply<Queue>, Error> {
-    let mut check = Check::default();
-    check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
-    let change = request.accept(caller.limits.max_retention_days(), &mut check);
-    check.finish()?;
-    let before = one(&app, caller.project_id, queue.clone()).await?.0.settings();
-    queues::change_settings(&app.engine, caller.project_id, &queue, &change).await?;
-    let after = one(&app, caller.project_id, queue.clone()).await?;
-    let entry = NewAuditEntry::to("queue.changed", queue);
-    let entry = NewAuditEntry { before: Some(before), after: Some(after.0.settings()), ..entry };
-    audit::note(&app, &caller, entry).await;
-    Ok(after)
 }
 
 /// One queue, if it exists.

@@ -19,8 +19,8 @@ const EVENTS: [(&str, &str); 3] = [
     ("dead_letter", "job.dead_lettered"),
     ("cancelled", "job.cancelled"),
 ];
-/// How late a tick may be that has no entry yet when its schedule is paused, in seconds in which the
-/// servers accepted calls: PostgreSQL can be away for most of the time before.
+/// How late a tick may be that has no entry yet when its schedule is paused, in seconds in which
+/// calls were accepted: PostgreSQL can be away for most of the time before.
 const LATE_SECONDS: usize = 10;
 /// How late a tick may be handled and still fire.
 const GRACE_MS: i64 = GRACE_SECONDS * 1_000;

@@ -60,8 +60,8 @@ pub async fn schema(conn: &mut PgConnection) -> sqlx::Result<Schema> {
     })
 }
 
-/// Migrates the schema to this binary's version, one migration after the other. Endpoints that asked
-/// for a group of events get the types that this version adds to it.
+/// Migrates the schema to this binary's version, one migration after the other. Endpoints that
+/// asked for a group of events get the types that this version adds to it.
 ///
 /// # Errors
 /// When the database cannot be reached, a lock times out, or the schema is newer than this binary

@@ -83,8 +83,8 @@ fn children_run_after_the_end_that_they_wait_for() {
     assert_eq!(workflow(["succeeded", "succeeded", "cancelled"], 99), broken, "too early");
 }
 
-/// A schedule that ran from second 1 to 20, in which calls were accepted: when its entries were due,
-/// and for how many ticks each stands.
+/// A schedule that ran from second 1 to 20, in which calls were accepted: when its entries were
+/// due, and for how many ticks each stands.
 fn fires(ticks: &[(i64, i64, Option<&str>)]) -> Vec<Invariant> {
     fires_while(ticks, 17)
 }

@@ -9,7 +9,7 @@ const FILES: [(&str, &str); 9] = [
     ("signals/wakeups.rs", "wakeups.rs"),
     ("engine/sync_match.rs", "sync_match.rs"),
     ("engine/notify/relay.rs", "relay.rs"),
-    ("engine/dispatch/delivery.rs", "delivery.rs"),
+    ("engine/dispatch/dispatched.rs", "dispatched.rs"),
     ("engine/dispatch/request.rs", "request.rs"),
     ("engine/dispatch/lanes/mod.rs", "lanes.rs"),
     ("engine/dispatch/matches.rs", "matches.rs"),

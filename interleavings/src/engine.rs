@@ -127,8 +127,8 @@ pub mod enqueue {
 
 /// The pump.
 pub mod dispatch {
-    mod delivery {
-        include!(concat!(env!("OUT_DIR"), "/delivery.rs"));
+    mod dispatched {
+        include!(concat!(env!("OUT_DIR"), "/dispatched.rs"));
     }
     mod request {
         include!(concat!(env!("OUT_DIR"), "/request.rs"));

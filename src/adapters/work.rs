@@ -1,7 +1,7 @@
 //! Payloads and parents' results of leased jobs, as JSON objects.
 
 use fencepost_domain::{error::Error, job::JobState};
-use fencepost_engine::{dispatch::LeasedDelivery, enqueue::dependencies::ParentResult};
+use fencepost_engine::{dispatch::DispatchedJob, enqueue::dependencies::ParentResult};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
@@ -53,7 +53,7 @@ pub struct ParentResultView {
 ///
 /// # Errors
 /// [`Error::Internal`] when a result is not JSON.
-pub fn parent_results(handed: &LeasedDelivery) -> Result<Vec<ParentResultView>, Error> {
+pub fn parent_results(handed: &DispatchedJob) -> Result<Vec<ParentResultView>, Error> {
     let view = |it: &ParentResult| {
         Ok(ParentResultView {
             job_id: it.parent_id.to_string(),

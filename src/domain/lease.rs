@@ -130,7 +130,7 @@ pub enum Refusal {
     StaleLease,
     /// The fence matched when the job was read: another transaction held the job, or the lease
     /// changed hands in between. Worth another try.
-    Moved,
+    LostRace,
 }
 
 /// Whether an ack that its statement did not accept was recorded before with this outcome, so that
@@ -177,7 +177,7 @@ fn refusal(fence: &Fence, seen: &Standing, expiry_counts: bool) -> Refusal {
     if !fence.attempt_agrees(holder) || (expiry_counts && *expired) {
         return Refusal::StaleLease;
     }
-    Refusal::Moved
+    Refusal::LostRace
 }
 
 #[cfg(test)]
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(refused(fence("bob", Some(1), None)), Err(Refusal::WorkerMismatch));
         assert_eq!(refused(fence("ann", Some(1), None)), Err(Refusal::StaleLease));
         assert_eq!(refused(fence("ann", None, Some(OTHER_LEASE))), Err(Refusal::StaleLease));
-        assert_eq!(refused(fence("ann", Some(2), Some(LEASE))), Err(Refusal::Moved));
+        assert_eq!(refused(fence("ann", Some(2), Some(LEASE))), Err(Refusal::LostRace));
     }
 
     #[test]
@@ -228,8 +228,8 @@ mod tests {
         let shown = |attempt| Fence { attempt, ..Fence::default() };
         let refused = |it: Fence| explain_ack(&it, AttemptOutcome::Succeeded, &running(false));
         assert_eq!(refused(shown(Some(1))), Err(Refusal::StaleLease));
-        assert_eq!(refused(shown(Some(2))), Err(Refusal::Moved));
-        assert_eq!(refused(Fence::default()), Err(Refusal::Moved));
+        assert_eq!(refused(shown(Some(2))), Err(Refusal::LostRace));
+        assert_eq!(refused(Fence::default()), Err(Refusal::LostRace));
         let again =
             |it: Fence| explain_ack(&it, AttemptOutcome::Failed, &settled(AttemptOutcome::Failed));
         assert_eq!(again(shown(Some(2))), Ok(()));

@@ -25,7 +25,7 @@ use super::{
     dispatch::{self, Poll},
     enqueue::{
         self, NewJob, Origin, Start,
-        dependencies::{OnConflict, TiedJob},
+        dependencies::{JobWithDependencies, OnConflict},
     },
     settle::{self, Ack, AttemptEnd},
 };
@@ -90,8 +90,8 @@ impl Canary {
         let project_id = *self.project_id.get_or_try_init(|| project(engine)).await?;
         let id = JobId::generate();
         let tenant = Tenant { project_id, limits: Limits::default() };
-        let tied = TiedJob::new(self.job(project_id, id), OnConflict::Reject);
-        enqueue::store(engine, tenant, Origin::server(), vec![tied]).await?;
+        let entry = JobWithDependencies::new(self.job(project_id, id), OnConflict::Reject);
+        enqueue::store(engine, tenant, Origin::server(), vec![entry]).await?;
         loop {
             let poll = Poll {
                 queues: vec![self.queue.clone()],

@@ -71,7 +71,7 @@ pub(super) async fn cancel_all(
 pub(super) fn publish_cancelled(engine: &Engine, gone: &[CancelledJob], kind: &str) {
     counter!(telemetry::JOBS_CANCELLED).increment(gone.len() as u64);
     engine.notifier.tally.cancelled(gone);
-    if gone.iter().any(|it| it.leads_on) {
+    if gone.iter().any(|it| it.has_follow_ups) {
         engine.notifier.wake.ask(BackgroundTask::Cascade);
     }
     engine.notifier.tell_endpoints(gone.iter().map(|it| it.key.project_id));

@@ -405,7 +405,7 @@ pub struct Fitting {
 
 /// Whether jobs of a queue, a type and labels have a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Served {
+pub struct KindWithWorkers {
     pub queue: String,
     pub job_type: String,
     pub labels: Vec<String>,
@@ -424,10 +424,10 @@ pub async fn serving(
     conn: &mut PgConnection,
     project_id: ProjectId,
     jobs: &[JobId],
-) -> sqlx::Result<Vec<Served>> {
+) -> sqlx::Result<Vec<KindWithWorkers>> {
     let ids: Vec<_> = jobs.iter().map(|it| it.0).collect();
     sqlx::query_as!(
-        Served,
+        KindWithWorkers,
         r#"
         with wanted as materialized (
             select distinct queue, job_type, coalesce(labels, '{}') as labels

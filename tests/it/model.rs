@@ -20,7 +20,7 @@ use fencepost_engine::{
     Engine, dispatch,
     enqueue::{
         self, Extras, NewJob, Origin, Start,
-        dependencies::{OnConflict, TiedJob},
+        dependencies::{JobWithDependencies, OnConflict},
     },
     maintenance::{self, cascade, promote, reap},
     settle::{self, Ack, Acked, AttemptEnd, Failure},
@@ -192,17 +192,17 @@ impl Run {
             extras: None,
         };
         job.extras = Some(Box::new(callbacks::declare(extras, &job)));
-        let tied = TiedJob {
+        let entry = JobWithDependencies {
             job,
             on_conflict: OnConflict::Reject,
             is_continuation: false,
             is_id_given: false,
             path: String::new(),
         };
-        let id = tied.job.id;
+        let id = entry.job.id;
         let tenant = Tenant { project_id: self.project_id, limits: Limits::default() };
         patiently(async || {
-            enqueue::store(&self.engine, tenant, Origin::server(), vec![tied.clone()]).await
+            enqueue::store(&self.engine, tenant, Origin::server(), vec![entry.clone()]).await
         })
         .await
         .map_err(|error| format!("enqueue: {error}"))?;

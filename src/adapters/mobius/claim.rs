@@ -10,7 +10,7 @@ use axum::{
 };
 use fencepost_domain::{error::Error, ids::ProjectId, limits};
 use fencepost_engine::{
-    dispatch::{self, LeasedDelivery, Poll},
+    dispatch::{self, DispatchedJob, Poll},
     jobs::workflows,
     workers::{self, Registration},
 };
@@ -18,9 +18,10 @@ use fencepost_web::{
     app::App,
     auth::{Caller, Polling},
     wire::{
-        ClientGone, delivery,
+        ClientGone,
         extract::{Json, RequestBody},
         openapi::{chars, items, range},
+        poll_answer,
         validate::Check,
     },
 };
@@ -118,12 +119,12 @@ pub async fn claim(
         introduce(&app, &poll, name, version).await?;
     }
     let revoked = caller.until_revoked(&app);
-    let delivery = dispatch::poll(&app.engine, poll, &gone, revoked).await?;
-    let Some(handed) = delivery.jobs().first() else {
+    let answer = dispatch::poll(&app.engine, poll, &gone, revoked).await?;
+    let Some(handed) = answer.jobs().first() else {
         return Ok(StatusCode::NO_CONTENT.into_response());
     };
     let job = claimed(&app, caller.project_id, handed).await?;
-    delivery::answer(&job, delivery)
+    poll_answer::respond(&job, answer)
 }
 
 /// A worker that describes itself, and is unknown, is registered with its first claim.
@@ -155,7 +156,7 @@ async fn introduce(
 async fn claimed(
     app: &App,
     project_id: ProjectId,
-    handed: &LeasedDelivery,
+    handed: &DispatchedJob,
 ) -> Result<ClaimedJob, Error> {
     let job = &handed.job;
     let mut parameters = work::object(&job.payload)?;

@@ -14,7 +14,7 @@ use fencepost_domain::{
 use fencepost_engine::{
     enqueue::{
         Extras, NewJob, Start,
-        dependencies::{OnConflict, TiedJob},
+        dependencies::{JobWithDependencies, OnConflict},
     },
     jobs::JobRow,
 };
@@ -55,7 +55,7 @@ const UNTIL_ACTIVATED: Start = Start::After(UNTIL_ACTIVATED_SECONDS);
 
 /// An accepted job.
 pub struct Accepted {
-    pub tied: TiedJob,
+    pub entry: JobWithDependencies,
     /// Milliseconds after which another job may take its unique key, live or not.
     pub unique_ms: Option<i64>,
     /// Expiry in milliseconds from the present: only the database's clock knows the time.
@@ -68,7 +68,7 @@ impl Accepted {
     /// Sets the expiry, once the time is known.
     pub fn expire(&mut self, now: DateTime<Utc>) {
         let Some(ms) = self.expires_after_ms else { return };
-        let extras = self.tied.job.extras.get_or_insert_default();
+        let extras = self.entry.job.extras.get_or_insert_default();
         extras.expires_at = now.checked_add_signed(TimeDelta::milliseconds(ms));
     }
 }
@@ -134,8 +134,12 @@ pub fn accept(tenant: Tenant, mut sent: Fields, check: &mut Check) -> Result<Acc
         extras: Some(Box::new(extras)),
     };
     let path = check.path().to_owned();
-    let tied = TiedJob { is_id_given: given.is_some(), path, ..TiedJob::new(job, on_conflict) };
-    Ok(Accepted { tied, unique_ms, expires_after_ms, max_per_second })
+    let entry = JobWithDependencies {
+        is_id_given: given.is_some(),
+        path,
+        ..JobWithDependencies::new(job, on_conflict)
+    };
+    Ok(Accepted { entry, unique_ms, expires_after_ms, max_per_second })
 }
 
 /// Whether a job waits to be activated.

@@ -17,7 +17,7 @@ use fencepost_domain::{
     limits,
 };
 use fencepost_engine::{
-    enqueue::{self, Enqueued, dependencies::TiedJob},
+    enqueue::{self, Enqueued, dependencies::JobWithDependencies},
     jobs::{self, AttemptRow, JobRow, control},
     queues::{self, SettingsChange},
     settle::{self, Ack, AttemptEnd},
@@ -112,7 +112,7 @@ pub async fn create(
 async fn limit_queues(app: &App, caller: &Caller<Produce>, jobs: &[Accepted]) -> Result<(), Error> {
     let wanted: BTreeMap<&str, i32> = jobs
         .iter()
-        .filter_map(|it| Some((it.tied.job.queue.as_str(), it.max_per_second?)))
+        .filter_map(|it| Some((it.entry.job.queue.as_str(), it.max_per_second?)))
         .collect();
     if wanted.is_empty() {
         return Ok(());
@@ -173,10 +173,10 @@ async fn store(
     caller: &Caller<Produce>,
     accepted: &Accepted,
 ) -> Result<Enqueued, Error> {
-    let Accepted { tied, unique_ms, .. } = accepted;
+    let Accepted { entry, unique_ms, .. } = accepted;
     let once = async || {
         let stored =
-            enqueue::store(&app.engine, caller.tenant(), caller.origin(), vec![tied.clone()]);
+            enqueue::store(&app.engine, caller.tenant(), caller.origin(), vec![entry.clone()]);
         stored.await?.pop().ok_or(Error::InDoubt)
     };
     let outcome = once().await;
@@ -222,7 +222,7 @@ pub async fn create_batch(
     for (index, job) in sent.jobs.into_iter().take(limits::MAX_ENQUEUE_BATCH_JOBS).enumerate() {
         let mut item = Check::below(format!("jobs[{index}]."));
         let accepted = accept(tenant, job, &mut item)?;
-        if all.iter().any(|it| it.tied.job.id == accepted.tied.job.id) {
+        if all.iter().any(|it| it.entry.job.id == accepted.entry.job.id) {
             item.refuse("id", "is the id of an earlier job of this batch");
         }
         all.push(accepted);
@@ -232,10 +232,10 @@ pub async fn create_batch(
     caller.charge(&app, "jobs", Cost::Items(all.len())).await?;
     limit_queues(&app, &caller, &all).await?;
     set_expiries(&app, &mut all).await?;
-    let tied: Vec<TiedJob> = all.into_iter().map(|it| it.tied).collect();
-    let mut jobs = Vec::with_capacity(tied.len());
+    let entry: Vec<JobWithDependencies> = all.into_iter().map(|it| it.entry).collect();
+    let mut jobs = Vec::with_capacity(entry.len());
     for Enqueued { row, is_new } in
-        enqueue::store(&app.engine, tenant, caller.origin(), tied).await?
+        enqueue::store(&app.engine, tenant, caller.origin(), entry).await?
     {
         jobs.push(shown(&app, &caller, row, is_new).await?);
     }

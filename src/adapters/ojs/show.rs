@@ -9,7 +9,7 @@ use fencepost_domain::{
     worker::WorkerState,
 };
 use fencepost_engine::{
-    dispatch::LeasedDelivery,
+    dispatch::DispatchedJob,
     jobs::{AttemptRow, JobRow},
 };
 use fencepost_web::wire::validate::{Check, stored_json};
@@ -168,7 +168,7 @@ impl JobView {
     }
 
     /// A job that was just fetched.
-    pub fn handed(handed: &LeasedDelivery) -> Result<Self, Error> {
+    pub fn handed(handed: &DispatchedJob) -> Result<Self, Error> {
         let job = &handed.job;
         let (kept, _) = kept(job.envelope.as_deref());
         let policy = RetryPolicy::stored(job.retry.as_ref());

@@ -23,9 +23,10 @@ use fencepost_web::{
     app::App,
     auth::{Caller, Polling, Settling},
     wire::{
-        ClientGone, delivery,
+        ClientGone,
         extract::{Json, OptionalJson, RequestBody},
         openapi::{at_least, chars, items},
+        poll_answer,
         validate::Check,
     },
 };
@@ -106,10 +107,9 @@ pub async fn fetch(
     };
     check.poll(&poll, "queues", "types");
     check.finish()?;
-    let delivery = dispatch::poll(&app.engine, poll, &gone, caller.until_revoked(&app)).await?;
-    let jobs: Vec<JobView> =
-        delivery.jobs().iter().map(JobView::handed).collect::<Result<_, _>>()?;
-    let shorter = delivery.jobs().iter().zip(&jobs).filter_map(|(handed, shown)| {
+    let answer = dispatch::poll(&app.engine, poll, &gone, caller.until_revoked(&app)).await?;
+    let jobs: Vec<JobView> = answer.jobs().iter().map(JobView::handed).collect::<Result<_, _>>()?;
+    let shorter = answer.jobs().iter().zip(&jobs).filter_map(|(handed, shown)| {
         let wanted_ms = shown.visibility_ms().filter(|_| lease_ms.is_none());
         shorter_lease(&handed.job, wanted_ms)
     });
@@ -119,7 +119,7 @@ pub async fn fetch(
         let worker = (caller.project_id, worker_id.into());
         workers::rehearse(&app.engine, &worker, directive).await?;
     }
-    let mut response = delivery::answer(&FetchReply { jobs }, delivery)?;
+    let mut response = poll_answer::respond(&FetchReply { jobs }, answer)?;
     label(&mut response);
     Ok(response)
 }

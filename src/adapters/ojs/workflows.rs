@@ -169,24 +169,24 @@ fn read_steps(
         let Some(job) = callbacks.take(name, &mut inner) else { return Ok(None) };
         let mut item = Check::below(format!("callbacks.{name}."));
         let accepted = accept(tenant, job, &mut item)?;
-        let tied = &accepted.tied;
-        let extras = tied.job.extras.as_ref();
+        let entry = &accepted.entry;
+        let extras = entry.job.extras.as_ref();
         let out_of_place = [
-            ("id", tied.is_id_given),
+            ("id", entry.is_id_given),
             ("options.unique", extras.is_some_and(|it| it.unique_key.is_some())),
             (
                 "options.expires_at",
                 accepted.expires_after_ms.is_some()
                     || extras.is_some_and(|it| it.expires_at.is_some()),
             ),
-            ("options.delay_until", tied.job.start != Start::After(0)),
+            ("options.delay_until", entry.job.start != Start::After(0)),
             ("options.rate_limit", accepted.max_per_second.is_some()),
         ];
         for (field, _) in out_of_place.into_iter().filter(|it| it.1) {
             item.refuse(field, "is not allowed for a callback");
         }
         inner.absorb(item);
-        Ok(Some(Box::new(enqueue::callback(accepted.tied.job))))
+        Ok(Some(Box::new(enqueue::callback(accepted.entry.job))))
     };
     let callbacks = Callbacks {
         url: None,
@@ -234,7 +234,7 @@ pub async fn create(
     check.finish()?;
     caller.charge(&app, "steps", Cost::Items(all.len())).await?;
     set_expiries(&app, &mut all).await?;
-    let mut jobs: Vec<_> = all.into_iter().map(|it| it.tied).collect();
+    let mut jobs: Vec<_> = all.into_iter().map(|it| it.entry).collect();
     let id = WorkflowId::generate();
     let Extras { callbacks, callback_count, .. } = Extras::default().with_callbacks(&callbacks);
     let batch = callbacks.map(|it| NewBatch {
@@ -270,7 +270,7 @@ fn accept_step(
     let shown = RawValue::from_string(shown).map_err(Error::internal)?;
     job.0.insert(KIND_FIELD.to_owned(), shown);
     let mut accepted = accept(tenant, job, &mut item)?;
-    let extras = accepted.tied.job.extras.get_or_insert_default();
+    let extras = accepted.entry.job.extras.get_or_insert_default();
     if extras.unique_key.is_some() {
         item.refuse("options.unique", "is not allowed for a job of a workflow");
     }

@@ -18,7 +18,7 @@ use fencepost_domain::{
 use fencepost_engine::{
     enqueue::{
         Extras, NewJob, Start,
-        dependencies::{OnConflict, TiedJob},
+        dependencies::{JobWithDependencies, OnConflict},
     },
     jobs::workflows::{self, JobGraph, WorkflowJobRow},
 };
@@ -333,7 +333,8 @@ fn accept(tenant: Tenant, request: CreateRequest) -> Result<JobGraph, Error> {
         Vec::new()
     });
     check.finish()?;
-    let jobs = jobs.into_iter().map(|it| TiedJob::new(it, OnConflict::Reject)).collect();
+    let jobs =
+        jobs.into_iter().map(|it| JobWithDependencies::new(it, OnConflict::Reject)).collect();
     let input = data.map(|it| Box::<str>::from(it).into_string());
     let (name, callback_url) = (sequence.name, None);
     Ok(JobGraph { name, input, callback_url, is_held: false, jobs, parents, batch: None })

@@ -19,7 +19,7 @@ use fencepost_domain::{
     limits,
 };
 use fencepost_engine::{
-    dispatch::{self, LeasedDelivery, Poll},
+    dispatch::{self, DispatchedJob, Poll},
     jobs::workflows,
     settle::heartbeat::{self as beats, Advice, Beat},
 };
@@ -27,9 +27,10 @@ use fencepost_web::{
     app::App,
     auth::{Beating, Caller, Polling},
     wire::{
-        ClientGone, delivery,
+        ClientGone,
         extract::{Json, OptionalJson, RequestBody},
         openapi::{chars, items, range},
+        poll_answer,
         validate::{Check, stored_json},
     },
 };
@@ -169,7 +170,7 @@ pub struct WideTask {
 type Inputs = HashMap<WorkflowId, String>;
 
 impl Context {
-    fn of(handed: &LeasedDelivery, inputs: &Inputs) -> Result<Self, Error> {
+    fn of(handed: &DispatchedJob, inputs: &Inputs) -> Result<Self, Error> {
         let job = &handed.job;
         let step = |it: work::ParentResultView| {
             (it.key.unwrap_or(it.job_id), StepOutput { output: it.result, error: it.error })
@@ -185,7 +186,7 @@ impl Context {
 }
 
 impl Task {
-    fn of(handed: &LeasedDelivery, inputs: &Inputs) -> Result<Self, Error> {
+    fn of(handed: &DispatchedJob, inputs: &Inputs) -> Result<Self, Error> {
         let job = &handed.job;
         Ok(Self {
             id: task_id(job.id, job.attempt),
@@ -198,7 +199,7 @@ impl Task {
 }
 
 impl WideTask {
-    fn of(handed: &LeasedDelivery, inputs: &Inputs) -> Result<Self, Error> {
+    fn of(handed: &DispatchedJob, inputs: &Inputs) -> Result<Self, Error> {
         const MS_PER_SECOND: i64 = 1_000;
         let job = &handed.job;
         let context = Context::of(handed, inputs)?;
@@ -289,22 +290,22 @@ async fn answer(
     check.poll(&poll, "queue_name", "handler_names");
     check.finish()?;
     let revoked = caller.until_revoked(app);
-    let delivery = dispatch::poll(&app.engine, poll, gone, revoked).await?;
-    let workflows: Vec<_> = delivery.jobs().iter().filter_map(|it| it.job.workflow_id).collect();
+    let answer = dispatch::poll(&app.engine, poll, gone, revoked).await?;
+    let workflows: Vec<_> = answer.jobs().iter().filter_map(|it| it.job.workflow_id).collect();
     let inputs = workflows::inputs(&app.engine, caller.project_id, &workflows).await?;
     let inputs: Inputs = inputs.into_iter().collect();
-    let tasks = || delivery.jobs().iter();
+    let tasks = || answer.jobs().iter();
     let (wide, task) = (
-        |it: &LeasedDelivery| WideTask::of(it, &inputs),
-        |it: &LeasedDelivery| Task::of(it, &inputs),
+        |it: &DispatchedJob| WideTask::of(it, &inputs),
+        |it: &DispatchedJob| Task::of(it, &inputs),
     );
-    let reply = match (shape, delivery.jobs()) {
+    let reply = match (shape, answer.jobs()) {
         (Shape::ListAtOnce, _) => PollReply::AtOnce(tasks().map(wide).collect::<Result<_, _>>()?),
         (_, []) => return Ok(StatusCode::NO_CONTENT.into_response()),
         (Shape::Many, _) => PollReply::Many(tasks().map(task).collect::<Result<_, _>>()?),
         (Shape::One, [first, ..]) => PollReply::One(task(first)?),
     };
-    delivery::answer(&reply, delivery)
+    poll_answer::respond(&reply, answer)
 }
 
 /// Many clients send empty strings for unset fields.

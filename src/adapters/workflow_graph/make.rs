@@ -15,7 +15,7 @@ use fencepost_domain::{
 use fencepost_engine::{
     enqueue::{
         Extras, NewJob, Start,
-        dependencies::{OnConflict, TiedJob},
+        dependencies::{JobWithDependencies, OnConflict},
     },
     jobs::workflows::{self, JobGraph},
 };
@@ -185,7 +185,7 @@ fn accept(
     request: JobRequest,
     trigger: Option<String>,
     check: &mut Check,
-) -> Result<TiedJob, Error> {
+) -> Result<JobWithDependencies, Error> {
     check.name("id", &request.id, limits::MAX_NAME_CHARS);
     let name = request.name.filter(|it| !it.is_empty());
     check.optional_name("name", name.as_deref(), limits::MAX_NAME_CHARS);
@@ -237,5 +237,5 @@ fn accept(
         tags: None,
         extras: Some(Box::new(extras)),
     };
-    Ok(TiedJob::new(job, OnConflict::Reject))
+    Ok(JobWithDependencies::new(job, OnConflict::Reject))
 }

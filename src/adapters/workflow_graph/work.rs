@@ -15,7 +15,7 @@ use fencepost_domain::{
     text::ErrorReport,
 };
 use fencepost_engine::{
-    dispatch::{self, LeasedDelivery, Poll},
+    dispatch::{self, DispatchedJob, Poll},
     jobs::control,
     settle::{
         self, Ack, AttemptEnd, Failure,
@@ -26,9 +26,10 @@ use fencepost_web::{
     app::App,
     auth::{Beating, Caller, Follow, Polling, Settling},
     wire::{
-        ClientGone, delivery,
+        ClientGone,
         extract::{Json, RequestBody},
         openapi::{chars, items, range},
+        poll_answer,
         validate::Check,
     },
 };
@@ -143,7 +144,7 @@ fn outputs(result: Option<&RawValue>) -> BTreeMap<String, String> {
 }
 
 impl Claim {
-    fn of(handed: &LeasedDelivery, command: String) -> Result<Self, Error> {
+    fn of(handed: &DispatchedJob, command: String) -> Result<Self, Error> {
         let job = &handed.job;
         let (workflow_id, job_id) = params(job.id, job.workflow_id, job.workflow_key.as_deref());
         let policy = RetryPolicy::stored(job.retry.as_ref());
@@ -204,15 +205,15 @@ pub async fn claim(
     check.poll(&poll, "queues", "job_types");
     check.finish()?;
     let revoked = caller.until_revoked(&app);
-    let delivery = dispatch::poll(&app.engine, poll, &gone, revoked).await?;
-    let first = delivery.jobs().first();
+    let answer = dispatch::poll(&app.engine, poll, &gone, revoked).await?;
+    let first = answer.jobs().first();
     let first = first.and_then(|it| Some((it, command(&it.job.payload)?)));
     let Some((handed, command)) = first else {
         // Jobs that were leased all the same are released.
         return Ok(Reply(None::<Claim>).into_response());
     };
     let claim = Claim::of(handed, command)?;
-    delivery::answer(&claim, delivery)
+    poll_answer::respond(&claim, answer)
 }
 
 /// Send a heartbeat.

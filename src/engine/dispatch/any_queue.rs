@@ -14,7 +14,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    park::{self, Delivery},
+    park::{self, PollAnswer},
     request::PollSpec,
 };
 use crate::Engine;
@@ -60,7 +60,7 @@ pub(super) async fn poll(
     wait: Duration,
     gone: &CancellationToken,
     revoked: impl Future<Output = Error>,
-) -> Result<Delivery, Error> {
+) -> Result<PollAnswer, Error> {
     pin!(revoked);
     if wait.is_zero() {
         // An older list may lack a queue that just got its first job.
@@ -76,14 +76,14 @@ pub(super) async fn poll(
         // Never zero: that would be a poll without a wait.
         let left = left.max(Duration::from_millis(1));
         let spec = PollSpec { queues, ..spec.clone() };
-        let delivery = park::poll(engine, spec, left, gone.cancelled(), revoked.as_mut()).await?;
+        let answer = park::poll(engine, spec, left, gone.cancelled(), revoked.as_mut()).await?;
         let has_ended = deadline <= Instant::now()
             || gone.is_cancelled()
             || engine.stopping.is_cancelled()
-            || !delivery.jobs().is_empty()
-            || delivery.directive().is_some();
+            || !answer.jobs().is_empty()
+            || answer.directive().is_some();
         if has_ended {
-            return Ok(delivery);
+            return Ok(answer);
         }
     }
 }

@@ -31,7 +31,7 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use super::{
-    delivery::{self, LeasedDelivery, trace_of},
+    dispatched::{self, DispatchedJob, trace_of},
     lanes::{Claimed, PlannedClaim},
     limited_claim::{self, LimitedClaimed},
 };
@@ -67,7 +67,7 @@ pub(crate) struct CompletedClaim {
 /// The result of a queue claim.
 pub(crate) enum ClaimOutcome {
     /// Jobs, each with the index of its lease request.
-    Found { jobs: Vec<(usize, LeasedDelivery)>, finding: Claimed },
+    Found { jobs: Vec<(usize, DispatchedJob)>, finding: Claimed },
     /// The database refused the statement: nothing was leased.
     Refused,
     /// The connection was lost: these leases may have been granted.
@@ -417,7 +417,7 @@ fn assign_one(claim: PlannedClaim, found: Vec<LeasedJob>, chosen: Option<usize>)
     let jobs = found.into_iter().filter_map(|job| {
         let slot = usize::try_from(job.slot?).ok()?;
         let worker_id = Arc::clone(&claim.slots.get(slot)?.1.worker_id);
-        Some((slot, LeasedDelivery::new(job, worker_id)))
+        Some((slot, DispatchedJob::new(job, worker_id)))
     });
     let jobs: Vec<_> = jobs.collect();
     CompletedClaim { claim, outcome: ClaimOutcome::Found { jobs, finding } }
@@ -429,7 +429,7 @@ async fn add_background(conn: &mut PgConnection, completed: &mut [CompletedClaim
         ClaimOutcome::Refused | ClaimOutcome::InDoubt(_) => None,
     });
     let handed = found.flatten().map(|(_, it)| it);
-    delivery::add_background(conn, handed.collect()).await;
+    dispatched::add_background(conn, handed.collect()).await;
 }
 
 /// Which of these queues have work. Queues whose query fails are left out.

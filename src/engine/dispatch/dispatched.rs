@@ -20,7 +20,7 @@ use crate::enqueue::dependencies::ParentResult;
 
 /// A job as a worker is given it.
 #[derive(Debug, Clone)]
-pub struct LeasedDelivery {
+pub struct DispatchedJob {
     pub job: LeasedJob,
     pub worker_id: Arc<str>,
     /// The error that the last failed attempt reported.
@@ -31,7 +31,7 @@ pub struct LeasedDelivery {
     pub is_complete: bool,
 }
 
-impl LeasedDelivery {
+impl DispatchedJob {
     /// A job alone; errors and parents' results are added later. While spans are exported, the
     /// trace continues from the span of this attempt.
     pub(super) fn new(job: LeasedJob, worker_id: Arc<str>) -> Self {
@@ -54,7 +54,7 @@ impl Releasing {
     }
 
     /// To be called before anyone else can learn that the jobs were not delivered.
-    pub(super) fn begin(&self, jobs: &[LeasedDelivery]) {
+    pub(super) fn begin(&self, jobs: &[DispatchedJob]) {
         self.begin_leases(jobs.iter().map(|it| it.job.lease_id));
     }
 
@@ -82,8 +82,8 @@ pub(super) fn trace_of(job: &LeasedJob) -> Option<AttemptTrace> {
 /// Adds the error of the last failed attempt, and the results of parents. If the errors cannot be
 /// read, the job is delivered without. If the parents' results cannot be read, the job is marked
 /// incomplete and released.
-pub(super) async fn add_background(conn: &mut PgConnection, mut handed: Vec<&mut LeasedDelivery>) {
-    let key = |it: &LeasedDelivery| (it.job.project_id, it.job.id);
+pub(super) async fn add_background(conn: &mut PgConnection, mut handed: Vec<&mut DispatchedJob>) {
+    let key = |it: &DispatchedJob| (it.job.project_id, it.job.id);
     let retried: Vec<_> =
         handed.iter().filter(|it| it.job.failures > 0).map(|it| key(it)).collect();
     if !retried.is_empty() {
@@ -117,7 +117,7 @@ pub(super) async fn add_background(conn: &mut PgConnection, mut handed: Vec<&mut
 
 /// Fills the places of payloads with the workflow's input and the results of parents. If these
 /// cannot be read, jobs with parents are marked incomplete and released.
-async fn fill_templates(conn: &mut PgConnection, handed: &mut [&mut LeasedDelivery]) {
+async fn fill_templates(conn: &mut PgConnection, handed: &mut [&mut DispatchedJob]) {
     let mut children: Vec<_> = handed.iter_mut().filter(|it| it.job.has_parents).collect();
     let keys: Vec<_> = children.iter().map(|it| (it.job.project_id, it.job.id)).collect();
     match store::workflows::templates(conn, &keys).await {

@@ -12,7 +12,7 @@ use fencepost_signals::telemetry;
 use metrics::counter;
 use uuid::Uuid;
 
-use super::{claim, delivery::LeasedDelivery, lanes::WaiterId, pump::Pump};
+use super::{claim, dispatched::DispatchedJob, lanes::WaiterId, pump::Pump};
 use crate::sync_match::{Candidate, Message, ReservedPoll, Settled};
 
 impl Pump {
@@ -65,21 +65,21 @@ impl Pump {
     fn deliver_matches(&mut self, Settled { leased, unused }: Settled) {
         self.reserved = self.reserved.saturating_sub(leased.len() + unused.len());
         counter!(telemetry::JOBS_MATCHED).increment(leased.len() as u64);
-        let mut jobs_of: HashMap<WaiterId, Vec<LeasedDelivery>> = HashMap::new();
-        let mut deliveries = Vec::with_capacity(leased.len());
+        let mut jobs_of: HashMap<WaiterId, Vec<DispatchedJob>> = HashMap::new();
+        let mut dispatched = Vec::with_capacity(leased.len());
         for (poll, job) in leased {
             claim::count(&job);
             claim::record_span(&job);
             let waiter = self.free(&poll);
-            deliveries.push((waiter, LeasedDelivery::new(job, poll.worker_id)));
+            dispatched.push((waiter, DispatchedJob::new(job, poll.worker_id)));
         }
         for poll in unused {
             let waiter = self.free(&poll);
             jobs_of.entry(waiter).or_default();
         }
-        self.publish_claimed(deliveries.iter().map(|(_, it)| it));
-        for (waiter, delivery) in deliveries {
-            jobs_of.entry(waiter).or_default().push(delivery);
+        self.publish_claimed(dispatched.iter().map(|(_, it)| it));
+        for (waiter, job) in dispatched {
+            jobs_of.entry(waiter).or_default().push(job);
         }
         self.deliver(jobs_of, Instant::now());
     }

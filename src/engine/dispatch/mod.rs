@@ -3,7 +3,7 @@
 
 mod any_queue;
 mod claim;
-mod delivery;
+mod dispatched;
 mod lanes;
 mod limited_claim;
 mod lost_claims;
@@ -21,11 +21,11 @@ use super::{Engine, workers};
 
 pub use self::{
     any_queue::MAX_QUEUES,
-    delivery::LeasedDelivery,
-    park::{Delivery, MAX_PARKED_POLLS},
+    dispatched::DispatchedJob,
+    park::{MAX_PARKED_POLLS, PollAnswer},
     request::Poll,
 };
-pub(super) use self::{any_queue::QueueLists, delivery::Releasing};
+pub(super) use self::{any_queue::QueueLists, dispatched::Releasing};
 pub use fencepost_store::claims::LeasedJob;
 
 /// Waits for jobs and leases them; tells whether the worker should take more. No jobs is an
@@ -46,7 +46,7 @@ pub async fn poll(
     poll: Poll,
     gone: &CancellationToken,
     revoked: impl Future<Output = Error>,
-) -> Result<Delivery, Error> {
+) -> Result<PollAnswer, Error> {
     let wait = poll.wait;
     let registered = match &poll.worker_id {
         Some(name) => workers::facts(engine, &(poll.project_id, name.as_str().into())).await?,
@@ -62,7 +62,7 @@ pub async fn poll(
         // Boxed: its bytes would be part of every parked poll.
         return Box::pin(any_queue::poll(engine, spec, wait, gone, revoked)).await;
     }
-    let mut delivery = park::poll(engine, spec.clone(), wait, gone.cancelled(), revoked).await?;
-    park::fill_up(engine, &spec, &mut delivery, gone).await;
-    Ok(delivery)
+    let mut answer = park::poll(engine, spec.clone(), wait, gone.cancelled(), revoked).await?;
+    park::fill_up(engine, &spec, &mut answer, gone).await;
+    Ok(answer)
 }

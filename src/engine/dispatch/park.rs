@@ -24,7 +24,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    delivery::{self, LeasedDelivery, Releasing},
+    dispatched::{self, DispatchedJob, Releasing},
     lanes::WaiterId,
     pump::{Message, Patience},
     request::PollSpec,
@@ -66,7 +66,7 @@ impl Parking {
     }
 
     /// Releases jobs that were not delivered.
-    fn release(&self, jobs: Vec<LeasedDelivery>) {
+    fn release(&self, jobs: Vec<DispatchedJob>) {
         self.releasing.begin(&jobs);
         let _ = self.messages.send(Message::Release(jobs));
     }
@@ -76,7 +76,7 @@ impl Parking {
 struct ParkedPoll<'a> {
     parking: &'a Parking,
     id: WaiterId,
-    answer: oneshot::Receiver<Option<Vec<LeasedDelivery>>>,
+    answer: oneshot::Receiver<Option<Vec<DispatchedJob>>>,
 }
 
 impl<'a> ParkedPoll<'a> {
@@ -96,7 +96,7 @@ impl<'a> ParkedPoll<'a> {
     }
 
     /// Asks for the answer now. A claim in flight for this poll is awaited.
-    async fn answer_now(&mut self) -> Option<Vec<LeasedDelivery>> {
+    async fn answer_now(&mut self) -> Option<Vec<DispatchedJob>> {
         let _ = self.parking.messages.send(Message::Leave(self.id));
         // A later answer stays in the channel, or its jobs are released.
         match timeout(ANSWER_TIMEOUT, &mut self.answer).await {
@@ -121,23 +121,23 @@ impl Drop for ParkedPoll<'_> {
     }
 }
 
-/// Jobs on their way to a worker. If dropped before [`Delivery::delivered`], they are released at
+/// Jobs on their way to a worker. If dropped before [`PollAnswer::delivered`], they are released at
 /// once, without counting a failure.
 #[must_use]
-pub struct Delivery {
+pub struct PollAnswer {
     giver: Option<Engine>,
-    jobs: Vec<LeasedDelivery>,
+    jobs: Vec<DispatchedJob>,
     directive: Option<WorkerState>,
 }
 
-impl Delivery {
+impl PollAnswer {
     fn empty(directive: Option<WorkerState>) -> Self {
         Self { giver: None, jobs: Vec::new(), directive }
     }
 
     /// The jobs to deliver.
     #[must_use]
-    pub fn jobs(&self) -> &[LeasedDelivery] {
+    pub fn jobs(&self) -> &[DispatchedJob] {
         &self.jobs
     }
 
@@ -153,7 +153,7 @@ impl Delivery {
     }
 }
 
-impl Drop for Delivery {
+impl Drop for PollAnswer {
     fn drop(&mut self) {
         let jobs = std::mem::take(&mut self.jobs);
         if let Some(engine) = self.giver.as_ref().filter(|_| !jobs.is_empty()) {
@@ -173,18 +173,18 @@ pub(super) async fn poll(
     wait: Duration,
     gone: impl Future<Output = ()>,
     revoked: impl Future<Output = Error>,
-) -> Result<Delivery, Error> {
+) -> Result<PollAnswer, Error> {
     let worker = (spec.project_id, Arc::clone(&spec.worker_id));
     let directive = workers::halt(engine, &worker).await?;
     if let Some(poll_key) = spec.poll_key() {
         let jobs = engine.repeats.submit(poll_key).await?;
         if !jobs.is_empty() {
             // Not released when dropped: the worker may have been at them since the first answer.
-            return Ok(Delivery { giver: None, jobs, directive });
+            return Ok(PollAnswer { giver: None, jobs, directive });
         }
     }
     if engine.stopping.is_cancelled() {
-        return Ok(Delivery::empty(directive));
+        return Ok(PollAnswer::empty(directive));
     }
     let patience = if wait.is_zero() { Patience::LooksOnce } else { Patience::Waits };
     if directive.is_some() {
@@ -193,7 +193,7 @@ pub(super) async fn poll(
             () = gone => (),
             () = engine.stopping.cancelled() => (),
         }
-        return Ok(Delivery::empty(workers::halt(engine, &worker).await?));
+        return Ok(PollAnswer::empty(workers::halt(engine, &worker).await?));
     }
     // The pump answers a poll without a wait once its queues were claimed from.
     let wait = if patience == Patience::Waits { wait } else { ANSWER_TIMEOUT };
@@ -213,13 +213,13 @@ pub(super) async fn poll(
         None if patience == Patience::Waits => Vec::new(),
         None => return Err(Error::NotReady("the database does not answer")),
     };
-    let mut delivery = Delivery { giver: Some(engine.clone()), jobs, directive: None };
-    delivery.directive = match workers::halt(engine, &worker).await {
-        Err(_) if !delivery.jobs.is_empty() => None,
+    let mut answer = PollAnswer { giver: Some(engine.clone()), jobs, directive: None };
+    answer.directive = match workers::halt(engine, &worker).await {
+        Err(_) if !answer.jobs.is_empty() => None,
         read => read?,
     };
     // A directive arrived while the jobs were on their way: dropping them releases them.
-    Ok(if delivery.directive.is_some() { Delivery::empty(delivery.directive) } else { delivery })
+    Ok(if answer.directive.is_some() { PollAnswer::empty(answer.directive) } else { answer })
 }
 
 /// Adds jobs of the poll's other queues, in their order, while it has room: a claim takes from one
@@ -228,14 +228,14 @@ pub(super) async fn poll(
 pub(super) async fn fill_up(
     engine: &Engine,
     spec: &PollSpec,
-    delivery: &mut Delivery,
+    answer: &mut PollAnswer,
     gone: &CancellationToken,
 ) {
     let deadline = Instant::now() + FILL_TIMEOUT;
     for _ in 1..spec.queues.len() {
-        let found = u32::try_from(delivery.jobs.len()).unwrap_or(u32::MAX);
+        let found = u32::try_from(answer.jobs.len()).unwrap_or(u32::MAX);
         let capacity = spec.capacity.saturating_sub(found);
-        let is_done = found == 0 || capacity == 0 || delivery.giver.is_none();
+        let is_done = found == 0 || capacity == 0 || answer.giver.is_none();
         if is_done || Instant::now() >= deadline {
             return;
         }
@@ -253,7 +253,7 @@ pub(super) async fn fill_up(
         let jobs = tokio::select! {
             biased;
             () = gone.cancelled() => {
-                *delivery = Delivery::empty(None);
+                *answer = PollAnswer::empty(None);
                 return;
             }
             jobs = answered => jobs.unwrap_or_default(),
@@ -261,7 +261,7 @@ pub(super) async fn fill_up(
         if jobs.is_empty() {
             return;
         }
-        delivery.jobs.extend(jobs);
+        answer.jobs.extend(jobs);
     }
 }
 
@@ -278,7 +278,7 @@ pub struct Repeats {
 
 impl Batch for Repeats {
     type Item = PollKey;
-    type Answer = Vec<LeasedDelivery>;
+    type Answer = Vec<DispatchedJob>;
     type Key = PollKey;
     type Connection = pools::Connection;
 
@@ -306,19 +306,19 @@ impl Batch for Repeats {
         conn: &mut Self::Connection,
         items: &[PollKey],
         _: bool,
-    ) -> sqlx::Result<Vec<Result<Vec<LeasedDelivery>, Error>>> {
+    ) -> sqlx::Result<Vec<Result<Vec<DispatchedJob>, Error>>> {
         let mut found = store::claims::polls::leased_by_polls(conn, items).await?;
         found.retain(|it| !self.releasing.has(it.lease_id));
-        let mut answers: Vec<Vec<LeasedDelivery>> = items.iter().map(|_| Vec::new()).collect();
+        let mut answers: Vec<Vec<DispatchedJob>> = items.iter().map(|_| Vec::new()).collect();
         for job in found {
             let poll = job.slot.and_then(|it| usize::try_from(it).ok());
             let Some((poll, item)) = poll.and_then(|it| Some((it, items.get(it)?))) else {
                 continue;
             };
             let worker_id = item.worker_id.clone();
-            answers[poll].push(LeasedDelivery::new(job, worker_id));
+            answers[poll].push(DispatchedJob::new(job, worker_id));
         }
-        delivery::add_background(conn, answers.iter_mut().flatten().collect()).await;
+        dispatched::add_background(conn, answers.iter_mut().flatten().collect()).await;
         if answers.iter().flatten().any(|it| !it.is_complete) {
             return Err(sqlx::Error::PoolTimedOut);
         }

@@ -33,7 +33,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     claim::{Claim, ClaimOutcome, CompletedClaim, CompletedClaims, Landing, find_queues_with_work},
-    delivery::{LeasedDelivery, Releasing},
+    dispatched::{DispatchedJob, Releasing},
     lanes::{Lanes, PlannedClaim, WaiterId},
     lost_claims,
     request::PollSpec,
@@ -59,7 +59,7 @@ pub(crate) enum Message {
     /// A poll wants its answer now, with or without jobs.
     Leave(WaiterId),
     /// These jobs were not delivered: release them.
-    Release(Vec<LeasedDelivery>),
+    Release(Vec<DispatchedJob>),
     /// The node stops: complete the claims in flight, release undelivered jobs, and confirm.
     Finish(oneshot::Sender<()>),
 }
@@ -76,7 +76,7 @@ pub(crate) enum Patience {
 }
 
 /// The answer to a parked poll; none: its claim failed.
-pub(crate) type Answer = oneshot::Sender<Option<Vec<LeasedDelivery>>>;
+pub(crate) type Answer = oneshot::Sender<Option<Vec<DispatchedJob>>>;
 
 pub(super) struct Pump {
     pool: Pool,
@@ -312,7 +312,7 @@ impl Pump {
     }
 
     /// Ends a poll. If it is gone, its jobs are released.
-    fn answer(&mut self, id: WaiterId, jobs: Option<Vec<LeasedDelivery>>) {
+    fn answer(&mut self, id: WaiterId, jobs: Option<Vec<DispatchedJob>>) {
         if let Some(poll_key) = self.lanes.spec(id).and_then(PollSpec::poll_key) {
             self.by_poll_id.remove(&poll_key);
         }
@@ -327,9 +327,9 @@ impl Pump {
         self.release(undelivered.unwrap_or_default());
     }
 
-    fn release(&self, jobs: Vec<LeasedDelivery>) {
+    fn release(&self, jobs: Vec<DispatchedJob>) {
         self.releasing.begin(&jobs);
-        for LeasedDelivery { job, worker_id, .. } in jobs {
+        for DispatchedJob { job, worker_id, .. } in jobs {
             counter!(telemetry::JOBS_RELEASED).increment(1);
             let key = JobKey { project_id: job.project_id, id: job.id };
             let released = settle::release(&self.endings, key, &worker_id, job.lease_id);
@@ -382,7 +382,7 @@ impl Pump {
 
     fn complete(&mut self, completed: Vec<CompletedClaim>) {
         let (now, mut begins_backoff) = (Instant::now(), false);
-        let mut jobs_of: HashMap<WaiterId, Vec<LeasedDelivery>> = HashMap::new();
+        let mut jobs_of: HashMap<WaiterId, Vec<DispatchedJob>> = HashMap::new();
         for CompletedClaim { claim, outcome } in completed {
             let claim = self.follow(claim);
             begins_backoff |=
@@ -414,11 +414,7 @@ impl Pump {
     }
 
     /// Answers polls that were in flight. One without jobs stays, unless it wants its answer.
-    pub(super) fn deliver(
-        &mut self,
-        jobs_of: HashMap<WaiterId, Vec<LeasedDelivery>>,
-        now: Instant,
-    ) {
+    pub(super) fn deliver(&mut self, jobs_of: HashMap<WaiterId, Vec<DispatchedJob>>, now: Instant) {
         let lanes = &self.lanes;
         self.successors.retain(|_, it| lanes.is_in_flight(*it));
         for (id, mut jobs) in jobs_of {
@@ -434,11 +430,11 @@ impl Pump {
 
     pub(super) fn publish_claimed<'a>(
         &self,
-        found: impl Iterator<Item = &'a LeasedDelivery> + Clone,
+        found: impl Iterator<Item = &'a DispatchedJob> + Clone,
     ) {
         self.notifier.tally.claimed(found.clone().map(|it| &it.job));
         self.notifier.feed.tell(|| {
-            let told = |it: &LeasedDelivery| JobEvent {
+            let told = |it: &DispatchedJob| JobEvent {
                 attempt: Some(it.job.attempt),
                 worker_id: Some(it.worker_id.to_string()),
                 ..JobEvent::new(it.job.project_id, it.job.id, history::CLAIMED)
@@ -448,7 +444,7 @@ impl Pump {
     }
 
     /// After a failed claim, polls without a wait get an error.
-    fn answer_failure(&mut self, claim: &PlannedClaim) -> Vec<(usize, LeasedDelivery)> {
+    fn answer_failure(&mut self, claim: &PlannedClaim) -> Vec<(usize, DispatchedJob)> {
         for (id, _) in &claim.slots {
             if self.without_wait.contains(id) {
                 self.answer(*id, None);

@@ -50,7 +50,7 @@ pub enum OnConflict {
 
 /// A job with its dependencies and conflict rule.
 #[derive(Debug, Clone)]
-pub struct TiedJob {
+pub struct JobWithDependencies {
     /// The job. Its unique key and parents are in its extras.
     pub job: NewJob,
     /// Applies to the unique key.
@@ -63,7 +63,7 @@ pub struct TiedJob {
     pub path: String,
 }
 
-impl TiedJob {
+impl JobWithDependencies {
     /// A job without parents or workflow.
     #[must_use]
     pub fn new(job: NewJob, on_conflict: OnConflict) -> Self {
@@ -105,7 +105,7 @@ impl EnqueueOutcome {
 pub(super) async fn store(
     engine: &Engine,
     project_id: ProjectId,
-    jobs: &[TiedJob],
+    jobs: &[JobWithDependencies],
     workflow: Option<&NewWorkflow>,
 ) -> Result<Vec<EnqueueOutcome>, Error> {
     let (mut tries, mut is_in_doubt) = (0, false);
@@ -153,7 +153,7 @@ fn is_worth_another_try(error: &sqlx::Error) -> bool {
 async fn store_once(
     engine: &Engine,
     project_id: ProjectId,
-    jobs: &[TiedJob],
+    jobs: &[JobWithDependencies],
     workflow: Option<&NewWorkflow>,
     is_in_doubt: bool,
 ) -> Result<Vec<EnqueueOutcome>, Failed> {
@@ -166,13 +166,13 @@ async fn store_once(
     // idempotency key. Jobs that were new then exist now; the others are found by their unique
     // keys.
     let earlier: HashMap<_, _> = found.into_iter().map(|it| (it.id, it)).collect();
-    let taken = |it: &&TiedJob| it.is_id_given && earlier.contains_key(&it.job.id);
+    let taken = |it: &&JobWithDependencies| it.is_id_given && earlier.contains_key(&it.job.id);
     // Only after a lost commit may the existing job be this very one.
     if let Some(taken) = jobs.iter().find(taken).filter(|_| !is_in_doubt) {
         let field = format!("{}id", taken.path);
         return Err(Failed::Refused(Error::UniqueConflict { field, holder: Some(taken.job.id) }));
     }
-    let is_left = |it: &&TiedJob| !earlier.contains_key(&it.job.id);
+    let is_left = |it: &&JobWithDependencies| !earlier.contains_key(&it.job.id);
     let left: Vec<_> = jobs.iter().filter(is_left).cloned().collect();
     if left.is_empty() {
         let stored = all.iter().filter_map(|it| earlier.get(&it.id));
@@ -207,7 +207,7 @@ async fn store_once(
     publish_cancelled(engine, &replaced, history::REPLACED);
     let stored: HashMap<_, _> = stored.into_iter().map(|it| (it.id, it)).collect();
     tell(&engine.notifier, new.iter(), &stored);
-    let outcome = |it: &TiedJob| {
+    let outcome = |it: &JobWithDependencies| {
         let known = stored.get(&it.job.id).or_else(|| earlier.get(&it.job.id));
         known
             .map(|it| EnqueueOutcome::Stored(it.clone()))
@@ -241,7 +241,7 @@ async fn store_workflow(
 async fn continue_attempts(
     tx: &mut PgConnection,
     project_id: ProjectId,
-    sent: &[TiedJob],
+    sent: &[JobWithDependencies],
     mut stored: Vec<StoredJob>,
 ) -> sqlx::Result<Vec<StoredJob>> {
     let given: HashSet<_> = sent.iter().filter(|it| it.is_id_given).map(|it| it.job.id).collect();
@@ -267,7 +267,7 @@ fn unique_key(job: &NewJob) -> Option<&str> {
 async fn make_room(
     tx: &mut PgConnection,
     project_id: ProjectId,
-    jobs: &[TiedJob],
+    jobs: &[JobWithDependencies],
 ) -> Result<(HashMap<String, JobId>, Vec<CancelledJob>), Failed> {
     let keys: Vec<_> = jobs.iter().filter_map(|it| unique_key(&it.job)).collect();
     if keys.is_empty() {
@@ -302,10 +302,12 @@ async fn make_room(
 async fn tie(
     tx: &mut PgConnection,
     project_id: ProjectId,
-    jobs: &[TiedJob],
+    jobs: &[JobWithDependencies],
     existing: &HashMap<String, JobId>,
 ) -> Result<(Vec<NewJob>, Vec<Edge>), Failed> {
-    let is_new = |it: &&TiedJob| unique_key(&it.job).is_none_or(|key| !existing.contains_key(key));
+    let is_new = |it: &&JobWithDependencies| {
+        unique_key(&it.job).is_none_or(|key| !existing.contains_key(key))
+    };
     let new: Vec<_> = jobs.iter().filter(is_new).collect();
     let parents_of = |job: &NewJob| job.extras.as_ref().map_or(Vec::new(), |it| it.parents.clone());
     let mut wanted: Vec<_> =
@@ -322,7 +324,7 @@ async fn tie(
             found.entry(parent.id).or_insert(parent);
         }
     }
-    let (mut edges, mut more, mut tied) = (Vec::new(), HashMap::new(), Vec::new());
+    let (mut edges, mut more, mut entry) = (Vec::new(), HashMap::new(), Vec::new());
     for it in new {
         let mut job = it.job.clone();
         for (ordinal, dependency) in (0_i16..).zip(parents_of(&job)) {
@@ -338,7 +340,7 @@ async fn tie(
             }
             edges.push(Edge { parent, child: job.id, ordinal, when, is_met });
         }
-        tied.push(job);
+        entry.push(job);
     }
     for (parent, added) in &more {
         let children = found.get(parent).map_or(0, |it| it.children);
@@ -351,7 +353,7 @@ async fn tie(
         let more: Vec<_> = more.into_iter().collect();
         dependencies::add_children(tx, project_id, &more).await?;
     }
-    Ok((tied, edges))
+    Ok((entry, edges))
 }
 
 /// Counts new jobs of batches.

@@ -23,7 +23,7 @@ use fencepost_store::{
 };
 use sqlx::PgConnection;
 
-use self::dependencies::{EnqueueOutcome, TiedJob};
+use self::dependencies::{EnqueueOutcome, JobWithDependencies};
 use super::Engine;
 
 pub(super) use self::batch::too_far_ahead;
@@ -55,12 +55,12 @@ pub async fn store(
     engine: &Engine,
     tenant: Tenant,
     origin: Origin,
-    mut jobs: Vec<TiedJob>,
+    mut jobs: Vec<JobWithDependencies>,
 ) -> Result<Vec<Enqueued>, Error> {
     origin.admit(engine, tenant.project_id, &mut jobs).await?;
     quota::admit(engine, tenant, jobs.iter().map(|it| &it.job)).await?;
     let project_id = tenant.project_id;
-    let outcomes = if jobs.iter().any(is_tied) {
+    let outcomes = if jobs.iter().any(has_dependencies) {
         let (running, jobs) = (engine.clone(), jobs.clone());
         let store = async move { dependencies::store(&running, project_id, &jobs, None).await };
         let stored = detached_in(&engine.tasks, store).await;
@@ -80,7 +80,7 @@ pub async fn store(
     engine.backlogs.refund(project_id, quota::cost(found.map(|(it, _)| &it.job)));
     let existing = find_all(engine, project_id, &existing).await?;
     let mut enqueued = Vec::with_capacity(jobs.len());
-    for (TiedJob { job, .. }, outcome) in jobs.into_iter().zip(outcomes) {
+    for (JobWithDependencies { job, .. }, outcome) in jobs.into_iter().zip(outcomes) {
         enqueued.push(match outcome {
             EnqueueOutcome::Stored(it) => Enqueued { row: it.into_row(job), is_new: true },
             EnqueueOutcome::Existing(id) => {
@@ -120,7 +120,7 @@ pub async fn store_workflow(
     tenant: Tenant,
     origin: Origin,
     workflow: &NewWorkflow,
-    mut jobs: Vec<TiedJob>,
+    mut jobs: Vec<JobWithDependencies>,
 ) -> Result<(), Error> {
     origin.admit(engine, tenant.project_id, &mut jobs).await?;
     quota::admit(engine, tenant, jobs.iter().map(|it| &it.job)).await?;
@@ -194,7 +194,7 @@ pub fn callback(job: NewJob) -> CallbackJob {
     }
 }
 
-fn is_tied(it: &TiedJob) -> bool {
+fn has_dependencies(it: &JobWithDependencies) -> bool {
     let extras = it.job.extras.as_ref();
     it.is_id_given
         || extras.is_some_and(|it| {
@@ -207,7 +207,7 @@ fn is_tied(it: &TiedJob) -> bool {
 
 /// Only the database's clock can tell that a `run_at` is too far ahead, and it checks the latest
 /// one of a request.
-fn name_the_latest(error: Error, jobs: &[TiedJob]) -> Error {
+fn name_the_latest(error: Error, jobs: &[JobWithDependencies]) -> Error {
     let Error::Invalid(mut fields) = error else { return error };
     let starts = jobs.iter().filter_map(|it| match it.job.start {
         Start::At(run_at) => Some((run_at, it)),

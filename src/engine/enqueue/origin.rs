@@ -4,7 +4,7 @@ use fencepost_domain::{binding::KeyBinding, callbacks::Callbacks, error::Error, 
 
 use super::{
     callback_url::check_callback_urls,
-    dependencies::{TiedJob, no_parent},
+    dependencies::{JobWithDependencies, no_parent},
     payloads::{self, ToCheck},
 };
 use crate::{Engine, reach::Reach};
@@ -51,14 +51,14 @@ impl Origin {
         self,
         engine: &Engine,
         project_id: ProjectId,
-        jobs: &mut [TiedJob],
+        jobs: &mut [JobWithDependencies],
     ) -> Result<(), Error> {
         if let Some(hop) = self.hop {
             for it in &mut *jobs {
                 it.job.extras.get_or_insert_default().hop = Some(hop);
             }
         }
-        let named = |it: &TiedJob| {
+        let named = |it: &JobWithDependencies| {
             let url = it.job.extras.as_ref()?.callback_url.clone()?;
             Some((it.path.clone(), url))
         };
@@ -75,7 +75,7 @@ async fn check_bound(
     engine: &Engine,
     project_id: ProjectId,
     binding: &KeyBinding,
-    jobs: &[TiedJob],
+    jobs: &[JobWithDependencies],
 ) -> Result<(), Error> {
     let mut parents = Vec::new();
     for it in jobs {

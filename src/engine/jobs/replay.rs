@@ -19,7 +19,7 @@ use crate::{
     Engine,
     enqueue::{
         self, Extras, NewJob, NewlyStored, Origin, Start,
-        dependencies::{OnConflict, TiedJob},
+        dependencies::{JobWithDependencies, OnConflict},
     },
 };
 
@@ -66,8 +66,8 @@ pub async fn replay(
     job.rank = changes.rank.unwrap_or(job.rank);
     job.start = changes.start;
     job.extras.get_or_insert_default().traceparent = changes.traceparent;
-    let tied = TiedJob::new(job, OnConflict::Reject);
-    let mut stored = enqueue::store(engine, tenant, origin, vec![tied]).await?;
+    let entry = JobWithDependencies::new(job, OnConflict::Reject);
+    let mut stored = enqueue::store(engine, tenant, origin, vec![entry]).await?;
     stored.pop().map(|it| it.row).ok_or(Error::InDoubt)
 }
 

@@ -19,7 +19,7 @@ use crate::{
     enqueue::{
         self, Origin,
         callback_url::check_callback_urls,
-        dependencies::{Edge, OnConflict, TiedJob},
+        dependencies::{Edge, JobWithDependencies, OnConflict},
     },
     jobs::{self, replay},
 };
@@ -38,7 +38,7 @@ pub struct JobGraph {
     /// Whether its jobs wait until it is started.
     pub is_held: bool,
     /// Its jobs, each with its key in the extras.
-    pub jobs: Vec<TiedJob>,
+    pub jobs: Vec<JobWithDependencies>,
     /// The parents of each job, as indexes of jobs.
     pub parents: Vec<Vec<Dependency<usize>>>,
     /// The batch of its jobs, if their ends enqueue others.
@@ -79,7 +79,7 @@ async fn store(
 fn tie(
     id: WorkflowId,
     is_held: bool,
-    jobs: &mut [TiedJob],
+    jobs: &mut [JobWithDependencies],
     parents: &[Vec<Dependency<usize>>],
 ) -> Vec<Edge> {
     let mut edges = Vec::new();
@@ -263,12 +263,12 @@ async fn start(engine: &Engine, project_id: ProjectId, id: WorkflowId) -> Result
 }
 
 /// A copy of the job, to run again.
-fn anew(project_id: ProjectId, row: &JobRow) -> TiedJob {
+fn anew(project_id: ProjectId, row: &JobRow) -> JobWithDependencies {
     let mut job = replay::copy(project_id, JobId::generate(), row);
     let extras = job.extras.get_or_insert_default();
     extras.workflow_key.clone_from(&row.workflow_key);
     extras.is_template = row.is_template;
-    TiedJob::new(job, OnConflict::Reject)
+    JobWithDependencies::new(job, OnConflict::Reject)
 }
 
 /// Cancels every job of a workflow that has not ended, in one transaction: it has at most

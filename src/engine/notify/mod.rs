@@ -75,7 +75,7 @@ impl Notifier {
         self.waiting(after.iter().map(|it| &it.job));
         let freed = after.iter().filter(|it| it.held_slot).map(|it| it.job.project_id);
         self.wake.slots_freed(freed.collect());
-        if after.iter().any(|it| it.leads_on) {
+        if after.iter().any(|it| it.has_follow_ups) {
             self.wake.ask(BackgroundTask::Cascade);
         }
         self.tell_endpoints(ends.iter().map(|it| it.key.project_id));

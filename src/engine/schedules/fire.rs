@@ -215,7 +215,7 @@ async fn fire(tx: &mut PgConnection, key: &TickKey, due: &[DueSchedule]) -> sqlx
     for advances in advances.chunks(MAX_STATEMENT_FIRES) {
         schedules::advance(tx, advances).await?;
     }
-    make_way(tx, due, &fires, earlier, &mut fired).await?;
+    cancel_earlier(tx, due, &fires, earlier, &mut fired).await?;
     fired.fires = fires;
     Ok(fired)
 }
@@ -327,7 +327,7 @@ async fn look_back(
 
 /// Cancels jobs of earlier ticks where the overlap policy says so: waiting jobs at once, running
 /// ones through their workers.
-async fn make_way(
+async fn cancel_earlier(
     tx: &mut PgConnection,
     due: &[DueSchedule],
     fires: &[Fire],

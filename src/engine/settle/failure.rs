@@ -58,7 +58,7 @@ pub(crate) async fn write(tx: &mut PgConnection, ends: &[Ended]) -> sqlx::Result
         for gone in cancel::cancel_waiting(tx, &cancelled, cancel::CancelReason::Asked).await? {
             if let Some(after) = after.iter_mut().find(|it| it.job.key() == gone.key) {
                 after.has_children = gone.has_children;
-                after.leads_on = gone.leads_on;
+                after.has_follow_ups = gone.has_follow_ups;
             }
         }
     }

@@ -75,7 +75,7 @@ async fn renew(engine: &Engine, beat: Beat) -> Result<Settling<Renewed>, Error> 
     loop {
         match engine.beats.submit(beat.clone()).await {
             Ok(Settling::Left(found))
-                if lease::explain_heartbeat(&beat.fence, &found.standing) == Refusal::Moved => {}
+                if lease::explain_heartbeat(&beat.fence, &found.standing) == Refusal::LostRace => {}
             Err(Error::JobLocked) => {}
             renewed => return renewed,
         }

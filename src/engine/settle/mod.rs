@@ -179,9 +179,9 @@ pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Ack
         AttemptEnd::Released => AttemptOutcome::Released,
     };
     let fence = ack.fence.clone();
-    let (mut held, mut leads_on) = (HeldJob::new(), false);
+    let (mut held, mut has_follow_ups) = (HeldJob::new(), false);
     loop {
-        let found = match submit(engine, key, ack.clone(), leads_on).await {
+        let found = match submit(engine, key, ack.clone(), has_follow_ups).await {
             Ok(Settling::Done(acked)) => return Ok(acked),
             Ok(Settling::NoJob) => return Err(Error::JobNotFound),
             Ok(Settling::Left(found)) => found,
@@ -198,8 +198,10 @@ pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Ack
                     None => Acked::Done { children_activated: found.children_activated },
                 });
             }
-            Err(Refusal::Moved) if found.leads_on && !leads_on => leads_on = true,
-            Err(Refusal::Moved) => held.wait().await?,
+            Err(Refusal::LostRace) if found.has_follow_ups && !has_follow_ups => {
+                has_follow_ups = true
+            }
+            Err(Refusal::LostRace) => held.wait().await?,
             Err(refusal) => return Err(refused(refusal, &found.standing)),
         }
     }
@@ -234,7 +236,7 @@ pub(super) fn release(
 /// Whether the fence holds, so that only another transaction kept the job from being settled.
 fn is_held(fence: &Fence, found: &SettledAttempt) -> bool {
     let recorded = AttemptOutcome::Released;
-    lease::explain_ack(fence, recorded, &found.standing) == Err(Refusal::Moved)
+    lease::explain_ack(fence, recorded, &found.standing) == Err(Refusal::LostRace)
 }
 
 /// Why a fence of a report did not match.
@@ -255,7 +257,7 @@ pub(super) fn refused(refusal: Refusal, standing: &lease::Standing) -> Error {
     let (reason, error) = match refusal {
         Refusal::InvalidState => ("invalid_state", Error::InvalidState(job_status)),
         Refusal::WorkerMismatch => ("worker_mismatch", Error::WorkerMismatch(job_status)),
-        Refusal::StaleLease | Refusal::Moved => ("stale_lease", Error::StaleLease(job_status)),
+        Refusal::StaleLease | Refusal::LostRace => ("stale_lease", Error::StaleLease(job_status)),
     };
     counter!(telemetry::FENCES_REFUSED, "reason" => reason).increment(1);
     error
@@ -265,14 +267,14 @@ async fn submit(
     engine: &Engine,
     key: JobKey,
     ack: Ack,
-    leads_on: bool,
+    has_follow_ups: bool,
 ) -> Result<Settling<Acked>, Error> {
     let Ack { fence, end, duration_ms, .. } = ack;
     let end = match end {
         AttemptEnd::Succeeded { result } => {
             let JobKey { project_id, id: job_id } = key;
             let success = Success { project_id, job_id, fence, result, duration_ms };
-            let settled = match leads_on {
+            let settled = match has_follow_ups {
                 true => engine.parents.submit(success).await?,
                 false => engine.successes.submit(success).await?,
             };

@@ -17,7 +17,7 @@ use fencepost_signals::{telemetry, wakeups::BackgroundTask};
 use fencepost_store::{
     self as store,
     connection::pools::{self, Pool},
-    settle::settle_success::{Moved, Success},
+    settle::settle_success::{SettledRow, Success},
 };
 use metrics::{counter, histogram};
 use sqlx::Acquire;
@@ -39,14 +39,14 @@ pub struct SuccessNotes {
 
 impl SuccessNotes {
     /// Counts, notifies, and indexes the results by job.
-    fn tell(&self, moved: &[Moved]) -> HashMap<JobKey, Option<i32>> {
+    fn tell(&self, moved: &[SettledRow]) -> HashMap<JobKey, Option<i32>> {
         let (mut done, mut freed) = (HashMap::with_capacity(moved.len()), Vec::new());
         let ran = histogram!(telemetry::RUN_SECONDS);
         for it in moved {
-            if let Moved::Parent(it) = it {
+            if let SettledRow::Job(it) = it {
                 done.insert(it.key, it.children_activated);
                 freed.extend(it.held_slot.then_some(it.key.project_id));
-                if it.leads_on {
+                if it.has_follow_ups {
                     self.notifier.wake.ask(BackgroundTask::Cascade);
                 }
                 ran.record(it.ran_ms as f64 / 1_000.0);
@@ -55,12 +55,12 @@ impl SuccessNotes {
         self.settled.fetch_add(done.len() as u64, Ordering::Relaxed);
         counter!(telemetry::JOBS_SETTLED, "outcome" => "succeeded").increment(done.len() as u64);
         self.notifier.waiting(moved.iter().filter_map(|it| match it {
-            Moved::Child(child) => Some(child),
-            Moved::Parent(_) => None,
+            SettledRow::FreedChild(child) => Some(child),
+            SettledRow::Job(_) => None,
         }));
         self.notifier.tally.succeeded(moved.iter().filter_map(|it| match it {
-            Moved::Parent(settled) => Some(settled),
-            Moved::Child(_) => None,
+            SettledRow::Job(settled) => Some(settled),
+            SettledRow::FreedChild(_) => None,
         }));
         self.notifier.wake.slots_freed(freed);
         self.notifier.tell_endpoints(done.keys().map(|it| it.project_id));

@@ -39,13 +39,13 @@ pub use super::turns::{
 use super::{
     payload::{Delivered, Payload},
     secret_place,
-    sender::{InFlight, LEASE_MARGIN_SECONDS, Line, NoTurn, Sender, Settings, Target},
+    sender::{InFlight, LEASE_MARGIN_SECONDS, NoTurn, Sender, Settings, Target, TargetQueue},
     targets::Targets,
     turns::Turn,
 };
 use crate::{
     Engine,
-    dispatch::{LeasedDelivery, LeasedJob},
+    dispatch::{DispatchedJob, LeasedJob},
     settle::{AttemptEnd, Failure},
 };
 
@@ -59,20 +59,20 @@ pub(super) const DELIVERY_SECONDS: i32 = MAX_ENDPOINT_TIMEOUT_SECONDS + LEASE_MA
 /// The deliveries of one node.
 pub struct Deliverer {
     sender: Sender,
-    endpoints: Targets<Served>,
+    endpoints: Targets<ActiveEndpoint>,
 }
 
 /// An endpoint that this node serves.
-struct Served {
-    it: ServedEndpoint,
-    line: Line,
+struct ActiveEndpoint {
+    settings: ServedEndpoint,
+    target_queue: TargetQueue,
     secrets: Vec<Vec<u8>>,
-    seen: Mutex<Seen>,
+    outcomes: Mutex<UnsavedOutcomes>,
 }
 
-/// What deliveries to an endpoint led to, since it was last written.
+/// Outcomes of deliveries to one endpoint that are not written yet.
 #[derive(Default, Clone, Copy, PartialEq)]
-struct Seen {
+struct UnsavedOutcomes {
     has_succeeded: bool,
     failures: i32,
     is_gone: bool,
@@ -115,23 +115,27 @@ impl Deliverer {
         Ok(())
     }
 
-    fn serve(&self, it: ServedEndpoint, before: Option<&Served>) -> anyhow::Result<Served> {
-        let stored = (&it.secret, it.old_secret.as_ref());
-        let place = secret_place(it.project_id, it.id);
-        let (to, secrets) = self.sender.open(&it.url, &place, stored)?;
-        let max_in_flight = usize::try_from(it.max_in_flight).unwrap_or(1);
-        let line = Line {
-            project_id: it.project_id,
-            jobs_of: it.outbox,
-            queue: it.id.to_string(),
+    fn serve(
+        &self,
+        settings: ServedEndpoint,
+        before: Option<&ActiveEndpoint>,
+    ) -> anyhow::Result<ActiveEndpoint> {
+        let stored = (&settings.secret, settings.old_secret.as_ref());
+        let place = secret_place(settings.project_id, settings.id);
+        let (to, secrets) = self.sender.open(&settings.url, &place, stored)?;
+        let max_in_flight = usize::try_from(settings.max_in_flight).unwrap_or(1);
+        let target_queue = TargetQueue {
+            project_id: settings.project_id,
+            jobs_of: settings.outbox,
+            queue: settings.id.to_string(),
             worker_id: None,
-            lease_seconds: Some(it.timeout_seconds + LEASE_MARGIN_SECONDS),
+            lease_seconds: Some(settings.timeout_seconds + LEASE_MARGIN_SECONDS),
             to,
-            slots: Line::slots(before.map(|it| &it.line), max_in_flight),
+            slots: TargetQueue::slots(before.map(|it| &it.target_queue), max_in_flight),
             max_in_flight,
             ended: CancellationToken::new(),
         };
-        Ok(Served { it, line, secrets, seen: Mutex::default() })
+        Ok(ActiveEndpoint { settings, target_queue, secrets, outcomes: Mutex::default() })
     }
 
     /// Writes what deliveries led to, and disables endpoints that fail for too long.
@@ -140,15 +144,16 @@ impl Deliverer {
     /// When the database does not answer. It is written the next time.
     pub async fn write_outcomes(self: Arc<Self>) -> sqlx::Result<()> {
         let all = self.endpoints.served();
-        let taken = all.iter().map(|it| (it, it.take_seen()));
-        let taken: Vec<_> = taken.filter(|it| it.1 != Seen::default()).collect();
+        let taken = all.iter().map(|it| (it, it.take_outcomes()));
+        let taken: Vec<_> = taken.filter(|it| it.1 != UnsavedOutcomes::default()).collect();
         if taken.is_empty() {
             return Ok(());
         }
-        let outcomes: Vec<_> = taken.iter().map(|(it, seen)| seen.of(&it.it)).collect();
+        let outcomes: Vec<_> =
+            taken.iter().map(|(it, outcomes)| outcomes.of(&it.settings)).collect();
         let written = note(&self.sender.engine, &outcomes).await;
         if written.is_err() {
-            taken.iter().for_each(|(it, seen)| it.note(|now| now.add_before(*seen)));
+            taken.iter().for_each(|(it, outcomes)| it.note(|now| now.add_before(*outcomes)));
         }
         written
     }
@@ -171,27 +176,27 @@ impl Settings for ServedEndpoint {
     }
 }
 
-impl Target for Served {
+impl Target for ActiveEndpoint {
     type Settings = ServedEndpoint;
 
     fn settings(&self) -> &ServedEndpoint {
-        &self.it
+        &self.settings
     }
 
-    fn line(&self) -> &Line {
-        &self.line
+    fn target_queue(&self) -> &TargetQueue {
+        &self.target_queue
     }
 
     async fn send(
         &self,
-        job: &mut LeasedDelivery,
+        job: &mut DispatchedJob,
         turn: Result<Turn, NoTurn>,
     ) -> Option<AttemptEnd> {
         Some(self.deliver(&job.job, turn).await)
     }
 }
 
-impl Served {
+impl ActiveEndpoint {
     async fn deliver(&self, job: &LeasedJob, turn: Result<Turn, NoTurn>) -> AttemptEnd {
         let payload = match Payload::read(&job.payload) {
             Ok(payload) => payload,
@@ -214,13 +219,15 @@ impl Served {
         }
         let called = Instant::now();
         let is_callback = payload.url.is_some();
-        let within = Duration::from_secs(u64::try_from(self.it.timeout_seconds).unwrap_or(1));
+        let within = Duration::from_secs(u64::try_from(self.settings.timeout_seconds).unwrap_or(1));
         let headers = headers(&self.secrets, job, &payload);
         let body = payload.body.get().to_owned();
-        let to = &self.line.to;
+        let to = &self.target_queue.to;
         let answer = match payload.url.as_deref().map(Url::parse) {
             None => to.post(headers, body, within, MAX_KEPT_BYTES).await,
-            Some(Ok(url)) if self.it.takes_callbacks && is_below(url.as_str(), &self.it.url) => {
+            Some(Ok(url))
+                if self.settings.takes_callbacks && is_below(url.as_str(), &self.settings.url) =>
+            {
                 to.post_to(url, headers, body, within, MAX_KEPT_BYTES).await
             }
             Some(_) => return failed(job, "callback_refused", NOT_BELOW.to_owned(), false, None),
@@ -237,7 +244,7 @@ impl Served {
         match verdict(answer.status, answer.retry_after_seconds) {
             Verdict::Delivered => {
                 self.note_of(is_callback, |it| {
-                    *it = Seen { has_succeeded: true, failures: 0, is_gone: it.is_gone };
+                    *it = UnsavedOutcomes { has_succeeded: true, failures: 0, is_gone: it.is_gone };
                 });
                 let result = Delivered { status: answer.status, text: answer.text };
                 AttemptEnd::Succeeded { result: serde_json::to_string(&result).ok() }
@@ -257,23 +264,23 @@ impl Served {
     }
 
     /// What a callback leads to says nothing about the endpoint: who enqueues has chosen its URL.
-    fn note_of(&self, is_callback: bool, change: impl FnOnce(&mut Seen)) {
+    fn note_of(&self, is_callback: bool, change: impl FnOnce(&mut UnsavedOutcomes)) {
         if !is_callback {
             self.note(change);
         }
     }
 
-    fn note(&self, change: impl FnOnce(&mut Seen)) {
-        change(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner));
+    fn note(&self, change: impl FnOnce(&mut UnsavedOutcomes)) {
+        change(&mut self.outcomes.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    fn take_seen(&self) -> Seen {
-        std::mem::take(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner))
+    fn take_outcomes(&self) -> UnsavedOutcomes {
+        std::mem::take(&mut self.outcomes.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-impl Seen {
-    /// Adds what was seen earlier, and could not be written.
+impl UnsavedOutcomes {
+    /// Adds earlier outcomes that could not be written.
     fn add_before(&mut self, earlier: Self) {
         if !self.has_succeeded {
             self.failures += earlier.failures;

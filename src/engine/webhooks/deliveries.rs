@@ -20,7 +20,7 @@ use crate::{
     Engine,
     enqueue::{
         self, Origin,
-        dependencies::{OnConflict, TiedJob},
+        dependencies::{JobWithDependencies, OnConflict},
     },
     jobs::{AttemptRow, Filter, JobRow, Order, Payloads, Place, control},
     operations::{self, NewOperation},
@@ -161,8 +161,8 @@ pub async fn send_test(
     let delivery = DeliveryId(job.id.0);
     // What its owner has stored does not matter here: calls are counted.
     let outbox = Tenant { project_id: endpoint.outbox, limits: Limits::default() };
-    let tied = TiedJob::new(job, OnConflict::Reject);
-    enqueue::store(engine, outbox, Origin::server(), vec![tied]).await?;
+    let entry = JobWithDependencies::new(job, OnConflict::Reject);
+    enqueue::store(engine, outbox, Origin::server(), vec![entry]).await?;
     Ok(delivery)
 }
 

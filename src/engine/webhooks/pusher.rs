@@ -27,12 +27,12 @@ use uuid::Uuid;
 
 use super::{
     push::{headers_place, secret_place},
-    sender::{InFlight, LEASE_MARGIN_SECONDS, Line, NoTurn, Sender, Settings, Target},
+    sender::{InFlight, LEASE_MARGIN_SECONDS, NoTurn, Sender, Settings, Target, TargetQueue},
     targets::Targets,
     turns::Turn,
 };
 use crate::{
-    dispatch::LeasedDelivery,
+    dispatch::DispatchedJob,
     settle::{AttemptEnd, Failure},
 };
 
@@ -60,7 +60,7 @@ pub struct Pusher {
 /// A queue that this node pushes.
 struct Pushed {
     it: PushedQueue,
-    line: Line,
+    target_queue: TargetQueue,
     secrets: Vec<Vec<u8>>,
     /// What requests carry besides our headers.
     headers: HeaderMap,
@@ -124,14 +124,14 @@ impl Pusher {
         let place = headers_place(it.project_id, &it.queue);
         let headers = self.sender.open_headers(&place, it.headers.as_deref())?;
         let max_in_flight = usize::try_from(it.max_in_flight).unwrap_or(1);
-        let line = Line {
+        let target_queue = TargetQueue {
             project_id: it.project_id,
             jobs_of: it.project_id,
             queue: it.queue.clone(),
             worker_id: Some(self.worker_id.clone()),
             lease_seconds: Some(it.timeout_seconds + LEASE_MARGIN_SECONDS),
             to,
-            slots: Line::slots(before.map(|it| &it.line), max_in_flight),
+            slots: TargetQueue::slots(before.map(|it| &it.target_queue), max_in_flight),
             max_in_flight,
             ended: CancellationToken::new(),
         };
@@ -150,7 +150,7 @@ impl Pusher {
             let State { window, rests_until, .. } = *it.state();
             State { window, rests_until, ..state }
         });
-        Ok(Pushed { it, line, secrets, headers, state: Mutex::new(state) })
+        Ok(Pushed { it, target_queue, secrets, headers, state: Mutex::new(state) })
     }
 
     /// Writes what requests led to.
@@ -195,8 +195,8 @@ impl Target for Pushed {
         &self.it
     }
 
-    fn line(&self) -> &Line {
-        &self.line
+    fn target_queue(&self) -> &TargetQueue {
+        &self.target_queue
     }
 
     fn window(&self) -> usize {
@@ -219,7 +219,7 @@ impl Target for Pushed {
 
     async fn send(
         &self,
-        job: &mut LeasedDelivery,
+        job: &mut DispatchedJob,
         turn: Result<Turn, NoTurn>,
     ) -> Option<AttemptEnd> {
         if self.resting().is_some() {
@@ -242,7 +242,7 @@ impl Target for Pushed {
         let within = Duration::from_secs(u64::try_from(seconds).unwrap_or(1));
         let headers = self.headers(job);
         let body = std::mem::take(&mut job.job.payload);
-        let answer = self.line.to.post(headers, body, within, MAX_BODY_BYTES);
+        let answer = self.target_queue.to.post(headers, body, within, MAX_BODY_BYTES);
         // Not past the lease: another node would send the job, too.
         let answer = timeout(left, answer).await.unwrap_or(Err(CallError::Timeout));
         histogram!(telemetry::WEBHOOK_SECONDS).record(called.elapsed().as_secs_f64());
@@ -354,7 +354,7 @@ impl Pushed {
     }
 
     /// The headers of a request. Its id is that of the lease: a new attempt is no repetition.
-    fn headers(&self, job: &LeasedDelivery) -> HeaderMap {
+    fn headers(&self, job: &DispatchedJob) -> HeaderMap {
         let (worker, job) = (&job.worker_id, &job.job);
         let (lease, timestamp) = (job.lease_id.0.to_string(), job.claimed_at.timestamp());
         let ends_at = job.claimed_at + TimeDelta::seconds(job.lease_seconds.into());

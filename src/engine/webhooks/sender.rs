@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use super::turns::{Turn, Turns};
 use crate::{
     Engine,
-    dispatch::{self, LeasedDelivery, Poll},
+    dispatch::{self, DispatchedJob, Poll},
     settle::{self, Ack, AttemptEnd},
 };
 
@@ -52,8 +52,8 @@ pub(super) const LEASE_MARGIN_SECONDS: i32 = 20;
 /// How long requests may still be answered when the node stops; then they are released.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
-/// What a URL is sent, and how.
-pub(super) struct Line {
+/// The queue whose jobs a URL is sent, and how.
+pub(super) struct TargetQueue {
     /// Whose turns it takes.
     pub project_id: ProjectId,
     /// Whose jobs are sent: those of this queue.
@@ -71,8 +71,8 @@ pub(super) struct Line {
     pub ended: CancellationToken,
 }
 
-impl Line {
-    /// The slots of a target: those of what it was before, if it may be sent as much as then.
+impl TargetQueue {
+    /// Keeps the slots of the previous settings if their number is unchanged.
     pub(super) fn slots(before: Option<&Self>, max_in_flight: usize) -> Arc<Semaphore> {
         let same = before.filter(|it| it.max_in_flight == max_in_flight);
         let new = || Arc::new(Semaphore::new(max_in_flight));
@@ -93,11 +93,11 @@ pub(super) trait Target: Send + Sync + 'static {
     type Settings: Settings;
 
     fn settings(&self) -> &Self::Settings;
-    fn line(&self) -> &Line;
+    fn target_queue(&self) -> &TargetQueue;
 
     /// How many may be sent at a time now.
     fn window(&self) -> usize {
-        self.line().max_in_flight
+        self.target_queue().max_in_flight
     }
 
     /// Waits while the target has asked for a pause.
@@ -112,7 +112,7 @@ pub(super) trait Target: Send + Sync + 'static {
     /// settles it.
     fn send(
         &self,
-        job: &mut LeasedDelivery,
+        job: &mut DispatchedJob,
         turn: Result<Turn, NoTurn>,
     ) -> impl Future<Output = Option<AttemptEnd>> + Send;
 }
@@ -202,7 +202,7 @@ impl Sender {
             };
             tokio::select! {
                 () = this.engine.stopping.cancelled() => (),
-                () = target.line().ended.cancelled() => (),
+                () = target.target_queue().ended.cancelled() => (),
                 () = working => (),
             }
         });
@@ -210,36 +210,40 @@ impl Sender {
 
     /// Leases as many jobs as may be sent now, and sends each in a task of its own.
     async fn work_once<T: Target>(&self, target: &Arc<T>) -> Result<(), error::Error> {
-        let line = target.line();
+        let target_queue = target.target_queue();
         target.rested().await;
         // One is taken for the wait, and others that are free with it.
-        let Ok(first) = Arc::clone(&line.slots).acquire_owned().await else { return Ok(()) };
-        if line.slots.available_permits() + 1 < line.max_in_flight {
+        let Ok(first) = Arc::clone(&target_queue.slots).acquire_owned().await else {
+            return Ok(());
+        };
+        if target_queue.slots.available_permits() + 1 < target_queue.max_in_flight {
             // Others will be free in a moment: leases are cheaper together.
             sleep(COLLECT_PAUSE).await;
         }
-        let under_way = line.max_in_flight.saturating_sub(line.slots.available_permits() + 1);
+        let under_way =
+            target_queue.max_in_flight.saturating_sub(target_queue.slots.available_permits() + 1);
         let window = target.window().saturating_sub(under_way);
         if window == 0 {
             sleep(WINDOW_PAUSE).await;
             return Ok(());
         }
-        let room = self.turns.room(line.project_id, line.to.known_address()).await;
-        let room = room.min(line.slots.available_permits() + 1).min(window);
+        let room = self.turns.room(target_queue.project_id, target_queue.to.known_address()).await;
+        let room = room.min(target_queue.slots.available_permits() + 1).min(window);
         let poll = Poll {
-            worker_id: line.worker_id.clone(),
-            queues: vec![line.queue.clone()],
+            worker_id: target_queue.worker_id.clone(),
+            queues: vec![target_queue.queue.clone()],
             capacity: u32::try_from(room).unwrap_or(1).min(MAX_POLL_CAPACITY),
-            lease_seconds: line.lease_seconds,
+            lease_seconds: target_queue.lease_seconds,
             wait: POLL_WAIT,
-            ..Poll::new(line.jobs_of)
+            ..Poll::new(target_queue.jobs_of)
         };
-        let gone = line.ended.child_token();
+        let gone = target_queue.ended.child_token();
         target.polls(&gone);
         let polled = dispatch::poll(&self.engine, poll, &gone, pending()).await?;
         let mut slot = Some(first);
         for job in polled.jobs() {
-            let slot = slot.take().or_else(|| Arc::clone(&line.slots).try_acquire_owned().ok());
+            let slot =
+                slot.take().or_else(|| Arc::clone(&target_queue.slots).try_acquire_owned().ok());
             let (this, target, job) = (self.clone(), Arc::clone(target), job.clone());
             self.engine.tasks.spawn(async move {
                 this.send(&*target, job).await;
@@ -251,10 +255,10 @@ impl Sender {
     }
 
     /// Sends a job, and settles it.
-    async fn send<T: Target>(&self, target: &T, mut job: LeasedDelivery) {
-        let (line, started) = (target.line(), Instant::now());
+    async fn send<T: Target>(&self, target: &T, mut job: DispatchedJob) {
+        let (target_queue, started) = (target.target_queue(), Instant::now());
         let sending = async {
-            let turn = self.turn(line).await;
+            let turn = self.turn(target_queue).await;
             target.send(&mut job, turn).await
         };
         let sent = tokio::select! {
@@ -271,19 +275,19 @@ impl Sender {
         let Some(end) = sent else { return };
         let duration_ms = i64::try_from(started.elapsed().as_millis()).ok();
         let (attempt, lease_id) = (Some(job.job.attempt), Some(job.job.lease_id));
-        let fence = Fence { worker_id: line.worker_id.clone(), attempt, lease_id };
+        let fence = Fence { worker_id: target_queue.worker_id.clone(), attempt, lease_id };
         let ack = Ack { job_id: job.job.id, fence, end, duration_ms };
-        if let Err(error) = settle::ack(&self.engine, line.jobs_of, ack).await {
+        if let Err(error) = settle::ack(&self.engine, target_queue.jobs_of, ack).await {
             // Its lease ends, and it is sent again.
             let id = job.job.id.0.to_string();
             tracing::warn!(id, error = error::chain(&error), "what was sent is not settled");
         }
     }
 
-    async fn turn(&self, line: &Line) -> Result<Turn, NoTurn> {
+    async fn turn(&self, target_queue: &TargetQueue) -> Result<Turn, NoTurn> {
         let begun = Instant::now();
-        let address = line.to.address().await.map_err(NoTurn::NoAddress)?;
-        let turn = self.turns.take(line.project_id, address);
+        let address = target_queue.to.address().await.map_err(NoTurn::NoAddress)?;
+        let turn = self.turns.take(target_queue.project_id, address);
         let mut turn = timeout(TURN_TIMEOUT, turn).await.map_err(|_| NoTurn::Busy)?;
         turn.waited = begun.elapsed();
         Ok(turn)

@@ -17,7 +17,7 @@ pub(super) struct Targets<T: Target> {
 }
 
 enum Known<T> {
-    Served(Arc<T>),
+    Active(Arc<T>),
     /// It cannot be served with the settings of this time.
     Unusable(DateTime<Utc>),
 }
@@ -50,14 +50,14 @@ impl<T: Target> Targets<T> {
             let (key, updated_at) = (it.key(), it.updated_at());
             let new = match former.remove(&key) {
                 Some(Known::Unusable(since)) if since == updated_at => Known::Unusable(since),
-                Some(Known::Served(same)) if *same.settings() == it => Known::Served(same),
+                Some(Known::Active(same)) if *same.settings() == it => Known::Active(same),
                 changed => {
                     let before = changed.as_ref().and_then(Known::served);
                     changed.into_iter().for_each(Known::end);
                     match make(it, before.as_deref()).map(Arc::new) {
                         Some(new) => {
                             sender.begin(Arc::clone(&new));
-                            Known::Served(new)
+                            Known::Active(new)
                         }
                         None => Known::Unusable(updated_at),
                     }
@@ -72,14 +72,14 @@ impl<T: Target> Targets<T> {
 impl<T: Target> Known<T> {
     fn served(&self) -> Option<Arc<T>> {
         match self {
-            Self::Served(it) => Some(Arc::clone(it)),
+            Self::Active(it) => Some(Arc::clone(it)),
             Self::Unusable(_) => None,
         }
     }
 
     fn end(self) {
-        if let Self::Served(it) = self {
-            it.line().ended.cancel();
+        if let Self::Active(it) = self {
+            it.target_queue().ended.cancel();
         }
     }
 }

@@ -246,13 +246,13 @@ fn accept_graph(
             item.refuse(field, "is not allowed for a job of a workflow");
         }
         if place < limits::MAX_WORKFLOW_JOBS {
-            let mut tied = accept(tenant, ids.job(place), job, trace, &mut item)?;
+            let mut entry = accept(tenant, ids.job(place), job, trace, &mut item)?;
             if let Some(mode) = mode {
-                templates.accept(&mut tied.job, mode, &depends_on, "payload", &mut item);
+                templates.accept(&mut entry.job, mode, &depends_on, "payload", &mut item);
             }
-            let extras = tied.job.extras.get_or_insert_default();
+            let extras = entry.job.extras.get_or_insert_default();
             extras.workflow_key = Some(key.clone());
-            jobs.push(tied);
+            jobs.push(entry);
         }
         named.push((key, depends_on));
         check.absorb(item);

@@ -10,7 +10,7 @@ use axum::{
 };
 use fencepost_domain::{error::Error, ids::ProjectId};
 use fencepost_store::connection::shares::{Memory, Room};
-use fencepost_web::wire::delivery::MayBeRefused;
+use fencepost_web::wire::poll_answer::MayBeRefused;
 use http_body_util::BodyExt;
 
 use crate::server::least_rate::IsLarge;

@@ -87,7 +87,7 @@ pub struct CancelledJob {
     /// Whether its children must be cancelled or may run.
     pub has_children: bool,
     /// Whether the cascade has work: children, callbacks or a batch.
-    pub leads_on: bool,
+    pub has_follow_ups: bool,
 }
 
 /// Why waiting jobs are cancelled.
@@ -163,7 +163,7 @@ pub async fn cancel_waiting(
         select gone.project_id "project_id!: ProjectId", gone.id "id!: JobId", gone.queue "queue!",
                gone.job_type "job_type!", gone.attempt "attempt!", gone.children > 0 "has_children!",
                gone.children > 0 or gone.batch_id is not null or gone.has_callbacks is true
-                   "leads_on!"
+                   "has_follow_ups!"
         from gone
         "#,
         &jobs.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
@@ -180,7 +180,7 @@ pub async fn cancel_waiting(
         job_type: it.job_type,
         attempt: it.attempt,
         has_children: it.has_children,
-        leads_on: it.leads_on,
+        has_follow_ups: it.has_follow_ups,
     });
     Ok(cancelled.collect())
 }

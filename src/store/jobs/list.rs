@@ -101,8 +101,8 @@ struct Reach {
     jobs: Option<i64>,
 }
 
-/// What a walk has seen.
-struct Seen {
+/// The result of a walk.
+struct Examined {
     jobs: Vec<JobId>,
     /// Number of matching jobs.
     matching: i64,
@@ -110,9 +110,9 @@ struct Seen {
     is_through: bool,
 }
 
-impl From<Seen> for Walked {
-    fn from(seen: Seen) -> Self {
-        let Seen { jobs, last, is_through, .. } = seen;
+impl From<Examined> for Walked {
+    fn from(examined: Examined) -> Self {
+        let Examined { jobs, last, is_through, .. } = examined;
         Self { jobs, last, is_through }
     }
 }
@@ -153,24 +153,14 @@ pub async fn walk(
     Ok(walk_over(conn, project_id, filter, bounds, reach, Order::Oldest).await?.into())
 }
 
-/// The matching jobs between two ids, from the newest or from the oldest. Those of a batch are
+/// The statement of a walk in one order; `$back` is the reverse of `$forth`. Jobs of a batch are
 /// found by its index: other jobs do not count as examined. The condition on tags is no `exists`: a
 /// scalar subquery is evaluated row by row, and never becomes a scan of all bodies.
-async fn walk_over(
-    conn: &mut PgConnection,
-    project_id: ProjectId,
-    filter: &Filter,
-    (upper, lower): (Uuid, Uuid),
-    reach: Reach,
-    order: Order,
-) -> sqlx::Result<Seen> {
-    let (names, chosen) = (filter.tag_names(), filter.chosen());
-    // The order of the walk, and its reverse.
-    macro_rules! query {
-        ($forth:literal, $back:literal) => {
-            sqlx::query_as!(
-                Seen,
-                r#"
+macro_rules! query_walk {
+    ($forth:literal, $back:literal, $($argument:expr),+ $(,)?) => {
+        sqlx::query_as!(
+            Examined,
+            r#"
         with examined as materialized (
             select * from (
                 (select id, queue, job_type, state, created_at, failures, labels
@@ -275,6 +265,26 @@ async fn walk_over(
                (select id from examined order by id "# + $back + r#" limit 1) "last: JobId",
                (select count(*) from examined) < $4 "is_through!"
         "#,
+            $($argument),+
+        )
+    };
+}
+
+/// The matching jobs between two ids, from the newest or from the oldest.
+async fn walk_over(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    filter: &Filter,
+    (upper, lower): (Uuid, Uuid),
+    reach: Reach,
+    order: Order,
+) -> sqlx::Result<Examined> {
+    let (names, chosen) = (filter.tag_names(), filter.chosen());
+    macro_rules! walk {
+        ($forth:literal, $back:literal) => {
+            query_walk!(
+                $forth,
+                $back,
                 project_id.0,
                 upper,
                 lower,
@@ -298,7 +308,7 @@ async fn walk_over(
         };
     }
     match order {
-        Order::Newest => query!("desc", "asc").fetch_one(conn).await,
-        Order::Oldest => query!("asc", "desc").fetch_one(conn).await,
+        Order::Newest => walk!("desc", "asc").fetch_one(conn).await,
+        Order::Oldest => walk!("asc", "desc").fetch_one(conn).await,
     }
 }

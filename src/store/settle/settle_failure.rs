@@ -114,7 +114,7 @@ pub struct AfterEnd {
     /// Whether its children must be cancelled or may run.
     pub has_children: bool,
     /// Whether the cascade has work: children, callbacks or a batch.
-    pub leads_on: bool,
+    pub has_follow_ups: bool,
 }
 
 /// Ends the running attempts of locked jobs, with a row for each in `attempts`.
@@ -193,7 +193,7 @@ pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Res
                state "state!: StoredState", constraint_key is not null "is_constrained!",
                holds_slot "holds_slot!",
                state = 'dead_letter' and children > 0 "has_children!",
-               state = 'dead_letter' and (batch_id is not null or has_callbacks is true) "leads_on!",
+               state = 'dead_letter' and (batch_id is not null or has_callbacks is true) "has_follow_ups!",
                case when state in ('backoff', 'pending') then retry_at end as retry_at
         from after
         "#,
@@ -227,7 +227,7 @@ pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Res
         retry_at: it.retry_at,
         held_slot: it.holds_slot,
         has_children: it.has_children,
-        leads_on: it.has_children || it.leads_on,
+        has_follow_ups: it.has_children || it.has_follow_ups,
     });
     Ok(after.collect())
 }

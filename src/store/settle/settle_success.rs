@@ -63,15 +63,16 @@ pub struct Settled {
     pub held_slot: bool,
     /// Whether the cascade has more to do: children waited for its failure, or it has callbacks or
     /// a batch.
-    pub leads_on: bool,
+    pub has_follow_ups: bool,
 }
 
-/// A job that a success moved out, or a child that it made runnable.
+/// A row that a success changed.
 #[derive(Debug, Clone)]
-pub enum Moved {
-    Parent(Settled),
-    /// All parents of this job have succeeded.
-    Child(WaitingJob),
+pub enum SettledRow {
+    /// A job that has succeeded.
+    Job(Settled),
+    /// A child whose parents have all succeeded now.
+    FreedChild(WaitingJob),
 }
 
 /// Moves the jobs whose fences hold to `finished_jobs`, and returns them. Jobs with children are
@@ -88,7 +89,7 @@ pub enum Moved {
 /// plan for a nearly empty table compares each ack with each job of a burst. If a job has a new
 /// version since the statement began, the delete finds the one that the statement sees, follows it
 /// to the locked one, and compares that again: the places of both must be listed.
-pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result<Vec<Moved>> {
+pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result<Vec<SettledRow>> {
     let fences = FenceColumns::of(acks.iter().map(|it| (it.key(), &it.fence)));
     let moved = sqlx::query!(
         r#"
@@ -167,14 +168,14 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
         return Err(sqlx::Error::Protocol("a job stayed beside its success".to_owned()));
     }
     let moved = moved.into_iter().map(|it| {
-        Moved::Parent(Settled {
+        SettledRow::Job(Settled {
             key: JobKey { project_id: it.project_id, id: it.id },
             queue: it.queue,
             job_type: it.job_type,
             ran_ms: it.ran_ms,
             children_activated: None,
             held_slot: it.held_slot,
-            leads_on: false,
+            has_follow_ups: false,
         })
     });
     Ok(moved.collect())
@@ -189,7 +190,7 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
 pub async fn succeed_parents(
     conn: &mut PgConnection,
     acks: &[&Success],
-) -> sqlx::Result<Vec<Moved>> {
+) -> sqlx::Result<Vec<SettledRow>> {
     let fences = FenceColumns::of(acks.iter().map(|it| (it.key(), &it.fence)));
     let moved = sqlx::query!(
         r#"
@@ -274,7 +275,7 @@ pub async fn succeed_parents(
                 select
                 from marked
                 where marked.project_id = held.project_id and marked.job_id = held.id
-            ) or held.batch_id is not null or held.has_callbacks is true as leads_on
+            ) or held.batch_id is not null or held.has_callbacks is true as has_follow_ups
             from held
         ), moved as (
             insert into finished_jobs (
@@ -299,7 +300,7 @@ pub async fn succeed_parents(
         )
         select project_id "project_id!: ProjectId", id "id!: JobId",
                activated as children_activated, holds_slot "held_slot!",
-               leads_on "leads_on!", queue "queue!",
+               has_follow_ups "has_follow_ups!", queue "queue!",
                job_type "job_type!",
                (extract(epoch from now() - claimed_at) * 1000)::bigint as ran_ms,
                null::smallint as rank, null::timestamptz as run_at,
@@ -327,7 +328,7 @@ pub async fn succeed_parents(
         match (it.rank, it.run_at, it.state) {
             (Some(rank), Some(run_at), Some(state)) => {
                 let is_constrained = it.is_constrained;
-                Moved::Child(WaitingJob {
+                SettledRow::FreedChild(WaitingJob {
                     project_id: it.project_id,
                     id: it.id,
                     queue,
@@ -338,14 +339,14 @@ pub async fn succeed_parents(
                     is_constrained,
                 })
             }
-            _ => Moved::Parent(Settled {
+            _ => SettledRow::Job(Settled {
                 key,
                 queue,
                 job_type,
                 ran_ms: it.ran_ms.unwrap_or_default(),
                 children_activated: it.children_activated,
                 held_slot: it.held_slot,
-                leads_on: it.leads_on,
+                has_follow_ups: it.has_follow_ups,
             }),
         }
     });
@@ -382,7 +383,7 @@ pub struct SettledAttempt {
     pub standing: Standing,
     /// Whether the job is live, and [`succeed`] leaves it alone: it has children, callbacks or a
     /// batch.
-    pub leads_on: bool,
+    pub has_follow_ups: bool,
     /// When a recorded failure or release was to run again.
     pub retry_at: Option<DateTime<Utc>>,
     /// Children that a recorded success activated.
@@ -403,7 +404,7 @@ pub async fn find_standings<'a>(
         select sought.project_id "project_id!: ProjectId", sought.id "id!: JobId",
                coalesce(live.state, ended.state) "state!: StoredState",
                coalesce(live.attempt, ended.attempt) "attempt!",
-               live.children > 0 or live.batch_id is not null or live.has_callbacks is true "leads_on?",
+               live.children > 0 or live.batch_id is not null or live.has_callbacks is true "has_follow_ups?",
                live.worker_id "live_worker_id?",
                live.lease_id "live_lease_id?: LeaseId",
                live.lease_expires_at < now() "live_expired?",
@@ -452,7 +453,7 @@ struct StandingRow {
     id: JobId,
     state: StoredState,
     attempt: i32,
-    leads_on: Option<bool>,
+    has_follow_ups: Option<bool>,
     live_worker_id: Option<String>,
     live_lease_id: Option<LeaseId>,
     live_expired: Option<bool>,
@@ -490,7 +491,7 @@ impl StandingRow {
                 running: running.map(|it| (it, self.live_expired.unwrap_or(false))),
                 recorded: past.or(succeeded),
             },
-            leads_on: self.leads_on.unwrap_or(false),
+            has_follow_ups: self.has_follow_ups.unwrap_or(false),
             retry_at: self.past_retry_at,
             children_activated: self.children_activated,
         }

@@ -5,12 +5,12 @@
 
 pub mod audit;
 pub mod compressed;
-pub mod delivery;
 pub mod errors;
 pub mod extract;
 pub mod json_words;
 pub mod logs;
 pub mod openapi;
+pub mod poll_answer;
 pub mod routes;
 pub mod streams;
 pub mod templates;

@@ -14,7 +14,7 @@ use fencepost_domain::error::Error;
 use hyper::body::{Frame, SizeHint};
 use serde::Serialize;
 
-use fencepost_engine::dispatch::Delivery;
+use fencepost_engine::dispatch::PollAnswer;
 
 /// In the extensions of an answer that may be replaced by a refusal: nothing of it is lost.
 #[derive(Debug, Clone, Copy)]
@@ -25,9 +25,9 @@ pub struct MayBeRefused;
 ///
 /// # Errors
 /// [`Error::Internal`] when the reply is not JSON; the jobs are released.
-pub fn answer(reply: &impl Serialize, delivery: Delivery) -> Result<Response, Error> {
+pub fn respond(reply: &impl Serialize, answer: PollAnswer) -> Result<Response, Error> {
     let bytes = serde_json::to_vec(reply).map_err(Error::internal)?;
-    let body = DeliveryBody { bytes: Some(bytes.into()), delivery: Some(delivery) };
+    let body = PollBody { bytes: Some(bytes.into()), answer: Some(answer) };
     let mut response = Response::new(Body::new(body));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response.extensions_mut().insert(MayBeRefused);
@@ -36,12 +36,12 @@ pub fn answer(reply: &impl Serialize, delivery: Delivery) -> Result<Response, Er
 
 /// The bytes of the answer. Until the connection takes them the jobs can still be released: a
 /// client that has disconnected never gets them.
-struct DeliveryBody {
+struct PollBody {
     bytes: Option<Bytes>,
-    delivery: Option<Delivery>,
+    answer: Option<PollAnswer>,
 }
 
-impl HttpBody for DeliveryBody {
+impl HttpBody for PollBody {
     type Data = Bytes;
     type Error = std::convert::Infallible;
 
@@ -49,8 +49,8 @@ impl HttpBody for DeliveryBody {
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        if let Some(delivery) = self.delivery.take() {
-            delivery.delivered();
+        if let Some(answer) = self.answer.take() {
+            answer.delivered();
         }
         Poll::Ready(self.bytes.take().map(|it| Ok(Frame::data(it))))
     }

@@ -7,7 +7,7 @@ use tokio::{sync::mpsc, task::yield_now};
 use uuid::Uuid;
 
 use super::{
-    delivery::LeasedDelivery,
+    dispatched::DispatchedJob,
     lanes::{Claimed, PlannedClaim},
 };
 use crate::store::{
@@ -32,7 +32,7 @@ pub(crate) struct CompletedClaim {
 }
 
 pub(crate) enum ClaimOutcome {
-    Found { jobs: Vec<(usize, LeasedDelivery)>, finding: Claimed },
+    Found { jobs: Vec<(usize, DispatchedJob)>, finding: Claimed },
     Refused,
     InDoubt(Vec<LeaseId>),
 }
@@ -66,7 +66,7 @@ fn claim(pool: &Pool, claim: PlannedClaim) -> CompletedClaim {
     for (slot, (_, spec)) in claim.slots.iter().enumerate() {
         let lease_id = LeaseId(Uuid::new_v4());
         let Some(job) = pool.table.lease((claim.project_id, &claim.queue), lease_id) else { break };
-        jobs.push((slot, LeasedDelivery::new(job, Arc::clone(&spec.worker_id))));
+        jobs.push((slot, DispatchedJob::new(job, Arc::clone(&spec.worker_id))));
     }
     let finding = Claimed {
         is_short: jobs.len() < claim.slots.len(),

@@ -7,7 +7,7 @@ use tokio::{
 };
 
 use super::{
-    delivery::{LeasedDelivery, Releasing},
+    dispatched::{DispatchedJob, Releasing},
     pump::{self, Message, Patience},
     request::Poll,
 };
@@ -39,7 +39,7 @@ const QUEUE: &str = "q";
 pub struct Parked {
     id: u64,
     messages: mpsc::UnboundedSender<Message>,
-    answered: oneshot::Receiver<Option<Vec<LeasedDelivery>>>,
+    answered: oneshot::Receiver<Option<Vec<DispatchedJob>>>,
 }
 
 impl Parked {

@@ -6,7 +6,7 @@ use axum::{
     response::Response,
 };
 use fencepost_domain::{error::Error, limits, plan::Tenant};
-use fencepost_engine::enqueue::{self, Enqueued, dependencies::TiedJob};
+use fencepost_engine::enqueue::{self, Enqueued, dependencies::JobWithDependencies};
 use fencepost_store::connection::deadline::detached_in;
 use fencepost_web::{
     app::App,
@@ -97,10 +97,10 @@ async fn create_once(
         .once(&app, &caller, async move |ids: Ids| {
             let mut check = Check::default();
             let to_check = request.take_check(String::new());
-            let tied = accept(tenant, ids.job(0), request, trace.as_deref(), &mut check)?;
+            let entry = accept(tenant, ids.job(0), request, trace.as_deref(), &mut check)?;
             check.finish()?;
             let origin = origin.checking(to_check.into_iter().collect());
-            let mut stored = enqueue::store(&running.engine, tenant, origin, vec![tied]).await?;
+            let mut stored = enqueue::store(&running.engine, tenant, origin, vec![entry]).await?;
             let Enqueued { row, is_new } = stored.pop().ok_or(Error::InDoubt)?;
             let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
             Ok(Answer::job(status, Job::read(row)?))
@@ -154,7 +154,7 @@ fn accept_batch(
     ids: Ids,
     request: EnqueueBatchRequest,
     trace: Option<&str>,
-) -> Result<Vec<TiedJob>, Error> {
+) -> Result<Vec<JobWithDependencies>, Error> {
     let (sent, max) = (request.jobs.len(), limits::MAX_ENQUEUE_BATCH_JOBS);
     if !(1..=max).contains(&sent) {
         let message = format!("must have between 1 and {max} entries, has {sent}");
@@ -167,12 +167,12 @@ fn accept_batch(
         if request.idempotency_key.is_some() {
             item.refuse("idempotency_key", "must be sent as the header of the whole batch");
         }
-        let tied = accept(tenant, ids.job(index), request, trace, &mut item)?;
-        let unique_key = tied.job.extras.as_ref().and_then(|it| it.unique_key.clone());
+        let entry = accept(tenant, ids.job(index), request, trace, &mut item)?;
+        let unique_key = entry.job.extras.as_ref().and_then(|it| it.unique_key.clone());
         if unique_key.is_some_and(|it| !unique_keys.insert(it)) {
             item.refuse("unique.key", "is the key of an earlier job of this batch");
         }
-        jobs.push(tied);
+        jobs.push(entry);
         check.absorb(item);
     }
     check.finish()?;

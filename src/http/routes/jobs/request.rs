@@ -19,7 +19,7 @@ use fencepost_domain::{
 };
 use fencepost_engine::enqueue::{
     self, Extras, NewJob, Start, ToCheck,
-    dependencies::{OnConflict, TiedJob},
+    dependencies::{JobWithDependencies, OnConflict},
 };
 use fencepost_web::wire::{
     extract::{Object, RequestBody},
@@ -200,7 +200,7 @@ pub fn accept(
     mut request: EnqueueRequest,
     traceparent: Option<&str>,
     check: &mut Check,
-) -> Result<TiedJob, Error> {
+) -> Result<JobWithDependencies, Error> {
     let Tenant { project_id, limits } = tenant;
     if request.check_payload {
         check.refuse("check_payload", "must not be set in a workflow");
@@ -252,7 +252,7 @@ pub fn accept(
         extras: (extras != Extras::default()).then(|| Box::new(extras)),
     };
     let path = check.path().to_owned();
-    Ok(TiedJob { job, on_conflict, is_continuation, is_id_given: false, path })
+    Ok(JobWithDependencies { job, on_conflict, is_continuation, is_id_given: false, path })
 }
 
 /// Checks callbacks, and those that follow them.

@@ -14,16 +14,17 @@ use fencepost_domain::{
     worker::WorkerState,
 };
 use fencepost_engine::{
-    dispatch::{self, Delivery, LeasedDelivery, Poll},
+    dispatch::{self, DispatchedJob, Poll, PollAnswer},
     enqueue::dependencies::ParentResult,
 };
 use fencepost_web::{
     app::App,
     auth::{Bound, Caller, Polling},
     wire::{
-        ClientGone, delivery,
+        ClientGone,
         extract::{Json, RequestBody},
         openapi::{chars, items, range},
+        poll_answer,
         validate::{Check, stored_json},
     },
 };
@@ -169,7 +170,7 @@ impl ParentResultView {
 }
 
 impl PolledJob {
-    fn of(handed: &LeasedDelivery) -> Result<Self, Error> {
+    fn of(handed: &DispatchedJob) -> Result<Self, Error> {
         let job = &handed.job;
         let tags = job.tags.clone().map(serde_json::from_value);
         Ok(Self {
@@ -220,8 +221,8 @@ pub async fn poll(
 ) -> Result<Response, Error> {
     let poll = request.accept(caller.project_id, Check::default())?;
     let poll = narrow(poll, caller.who.binding())?;
-    let (reply, delivery) = poll_for(&app, &caller, poll, &gone).await?;
-    delivery::answer(&reply, delivery)
+    let (reply, answer) = poll_for(&app, &caller, poll, &gone).await?;
+    poll_answer::respond(&reply, answer)
 }
 
 /// The poll of a key that is bound to queues and job types.
@@ -241,16 +242,16 @@ pub(super) async fn poll_for(
     caller: &Caller<Bound<Polling>>,
     poll: Poll,
     gone: &CancellationToken,
-) -> Result<(PollReply, Delivery), Error> {
+) -> Result<(PollReply, PollAnswer), Error> {
     let (queues, revoked) = (poll.queues.clone(), caller.until_revoked(app));
-    let delivery = dispatch::poll(&app.engine, poll, gone, revoked).await?;
-    let jobs: Vec<_> = delivery.jobs().iter().map(PolledJob::of).collect::<Result<_, _>>()?;
+    let answer = dispatch::poll(&app.engine, poll, gone, revoked).await?;
+    let jobs: Vec<_> = answer.jobs().iter().map(PolledJob::of).collect::<Result<_, _>>()?;
     let warnings = match jobs.is_empty() {
         true => super::warnings(app, caller.project_id, &queues).await,
         false => Vec::new(),
     };
-    let state = delivery.directive();
-    Ok((PollReply { jobs, state, warnings }, delivery))
+    let state = answer.directive();
+    Ok((PollReply { jobs, state, warnings }, answer))
 }
 
 impl PollRequest {

@@ -10,8 +10,9 @@ use fencepost_web::{
     app::App,
     auth::{Bound, Caller, Polling, Settling},
     wire::{
-        RequestId, delivery,
+        RequestId,
         openapi::{items, range},
+        poll_answer,
         validate::Check,
     },
 };
@@ -115,9 +116,9 @@ pub async fn answer<Reply: Serialize>(
         poll_for(app, &caller, poll, gone).await
     };
     match polled.await {
-        Ok((PollReply { jobs, state, warnings }, delivery)) => {
+        Ok((PollReply { jobs, state, warnings }, answer)) => {
             let reply = answered(ThenPollReply { jobs, state, warnings, error: None });
-            delivery::answer(&reply, delivery)
+            poll_answer::respond(&reply, answer)
         }
         Err(failure) => {
             let error = error::info(&failure, &request_id.0).at(&app.accounts.public_url);

@@ -31,12 +31,12 @@ pub fn with_field(
     stored_json(format!("{inside}{comma}\"{name}\":{value}}}"))
 }
 
-/// How a parent ended: its result, or its error.
+/// Result or error of a parent.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct ParentResultView {
     /// Id of the parent.
     pub job_id: String,
-    /// Its key, if both belong to a workflow.
+    /// Key of the parent, if both jobs belong to a workflow.
     pub key: Option<String>,
     /// Its job type.
     pub job_type: String,

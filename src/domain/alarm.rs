@@ -34,7 +34,7 @@ pub const MISSED_MINUTES: i32 = 10;
 /// A lasting incident is written at most once in this many seconds: each look finds it again.
 const TOUCH_SECONDS: i32 = 60;
 
-/// What an alarm looks at.
+/// Rule of an alarm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Rule {
@@ -160,7 +160,7 @@ impl Rule {
     }
 }
 
-/// Which members get a mail.
+/// Members that get a mail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MailTo {
@@ -279,7 +279,7 @@ pub fn judge(open: &[Open], found: &[Finding]) -> Changes {
     changes
 }
 
-/// What people are told of an incident. Names and numbers only: no payload, and no error's message.
+/// Names and numbers of an incident, without payloads and messages of errors.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Details {
@@ -301,7 +301,7 @@ pub struct Details {
     /// The host of an endpoint, or the name of a key.
     #[schema(required)]
     pub name: Option<String>,
-    /// How many dead letters, seconds, events or days it is, as it was found.
+    /// Number of dead letters, seconds, events or days, as it was found.
     #[schema(required)]
     pub value: Option<i64>,
 }

@@ -24,7 +24,7 @@ impl Jitter {
     }
 }
 
-/// How the wait grows with each failure.
+/// Growth of the wait with each failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RetryStrategy {
@@ -39,7 +39,7 @@ pub enum RetryStrategy {
     Constant,
 }
 
-/// How waits are spread, so that jobs that failed together do not return together.
+/// Spread of waits, so that jobs that failed together do not return together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum JitterKind {
@@ -52,10 +52,10 @@ pub enum JitterKind {
     Full,
 }
 
-/// When and how a job is retried.
+/// Policy of retries.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct RetryPolicy {
-    /// How the wait grows with each failure.
+    /// Growth of the wait with each failure.
     pub strategy: RetryStrategy,
     /// The first wait, in seconds.
     pub initial_seconds: u32,
@@ -63,7 +63,7 @@ pub struct RetryPolicy {
     pub multiplier: f64,
     /// The longest wait in seconds, before additive jitter.
     pub max_seconds: u32,
-    /// How waits are spread.
+    /// Spread of waits.
     #[serde(default)]
     pub jitter: JitterKind,
     /// Maximum additive jitter in seconds.

@@ -27,9 +27,9 @@ pub struct Callbacks {
 /// A job that an end enqueues. Its fields were checked as those of every new job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CallbackJob {
-    /// Its queue.
+    /// Queue of the job.
     pub queue: String,
-    /// Its type.
+    /// Type of the job.
     pub job_type: String,
     /// The JSON as it was sent.
     pub payload: String,
@@ -69,15 +69,15 @@ pub struct EndedJob {
 pub struct EndedBatch {
     /// The batch.
     pub batch_id: String,
-    /// Its jobs.
+    /// Number of its jobs.
     pub jobs: i64,
-    /// Those that have succeeded.
+    /// Number of jobs that have succeeded.
     pub succeeded: i64,
-    /// Those that are dead letters.
+    /// Number of dead-lettered jobs.
     pub dead_letter: i64,
-    /// Those that were cancelled.
+    /// Number of cancelled jobs.
     pub cancelled: i64,
-    /// Those that were not needed.
+    /// Number of skipped jobs.
     pub skipped: i64,
 }
 

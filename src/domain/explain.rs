@@ -118,7 +118,7 @@ pub struct Condition {
     pub is_open: bool,
     /// The state of the condition with numbers, for people.
     pub message: String,
-    /// When it changes, if that is known.
+    /// Time of the next change of the condition, if it is known.
     pub changes_at: Option<DateTime<Utc>>,
 }
 

@@ -32,7 +32,7 @@ pub fn heartbeat_interval_seconds(lease_seconds: i32, timeout_seconds: i32) -> i
     (lease_seconds / 3).min(MIN_TIMEOUT_THIRD_SECONDS.max(timeout_seconds / 3)).max(1)
 }
 
-/// Which acks and heartbeats of the native API must show an attempt or a lease.
+/// Acks and heartbeats of the native API that must show an attempt or a lease.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RequireFence {

@@ -56,7 +56,7 @@ fn named<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Opti
     T::deserialize(from).map(Some)
 }
 
-/// Which jobs an operation selects. Conditions are combined with "and".
+/// Conditions for the jobs of an operation, combined with "and".
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = DeadLettersFilter)]
@@ -94,7 +94,7 @@ pub struct Filter {
     pub died_before: Option<DateTime<Utc>>,
 }
 
-/// Which of the listed jobs an operation selects. Conditions are combined with "and".
+/// Conditions for the listed jobs of an operation, combined with "and".
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = JobsFilter)]

@@ -65,7 +65,7 @@ pub fn header_problem(name: &str, value: &str) -> Option<String> {
     (!value.chars().all(is_visible)).then(|| "must have a value in visible ASCII".to_owned())
 }
 
-/// What follows for the job.
+/// The next step of an acknowledged job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobVerdict {
     /// It has succeeded.

@@ -44,7 +44,7 @@ pub struct Schedule {
     follows_the_wall: bool,
 }
 
-/// What happens at a tick while the job of an earlier one has not ended.
+/// Policy for a tick while the job of an earlier one has not ended.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, sqlx::Type, ToSchema,
 )]
@@ -62,7 +62,7 @@ pub enum OverlapPolicy {
     CancelPrevious,
 }
 
-/// What to do with missed ticks.
+/// Policy for missed ticks.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, sqlx::Type, ToSchema,
 )]
@@ -398,7 +398,7 @@ impl ClockChange {
 /// A future tick.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PreviewedTick {
-    /// When.
+    /// Time of the tick.
     pub at: DateTime<Utc>,
     /// The same in its zone.
     pub local: String,

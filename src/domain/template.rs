@@ -31,8 +31,8 @@ pub enum TemplateError {
     TooMany,
 }
 
-/// What becomes of a place of a template that names nothing in the workflow's `input`. One that
-/// names nothing in a parent's result becomes null.
+/// Policy for a place of a template that names nothing in the workflow's `input`. One that names
+/// nothing in a parent's result becomes null.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TemplateMode {

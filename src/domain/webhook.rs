@@ -170,7 +170,7 @@ pub fn verdict(status: u16, retry_after_seconds: Option<u32>) -> Verdict {
     }
 }
 
-/// What an endpoint is sent.
+/// Body of a request to an endpoint.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct WebhookEvent {
     /// Type of the event. The API's document lists [`EVENT_TYPES`] here.
@@ -179,11 +179,11 @@ pub struct WebhookEvent {
     pub kind: String,
     /// When it happened.
     pub timestamp: DateTime<Utc>,
-    /// What it is about.
+    /// Subject of the event.
     pub data: WebhookData,
 }
 
-/// What an event is about.
+/// Subject of an event.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct WebhookData {
     /// The project.
@@ -202,7 +202,7 @@ pub struct WebhookData {
     #[serde(default)]
     #[schema(required)]
     pub workflow: Option<WebhookWorkflow>,
-    /// What an alarm has found; null in events of other types.
+    /// Finding of an alarm; null in events of other types.
     #[serde(default)]
     #[schema(required)]
     pub incident: Option<WebhookIncident>,
@@ -217,19 +217,19 @@ pub struct WebhookBatch {
     /// Display name; null: it has none, or the batch was deleted.
     #[schema(required)]
     pub name: Option<String>,
-    /// Its jobs; null: the batch was deleted, and so in all that follows.
+    /// Number of its jobs; null: the batch was deleted, and so in the fields below.
     #[schema(required)]
     pub total_jobs: Option<i64>,
-    /// Those that have succeeded.
+    /// Number of jobs that have succeeded.
     #[schema(required)]
     pub succeeded_jobs: Option<i64>,
-    /// Those that are dead letters.
+    /// Number of dead-lettered jobs.
     #[schema(required)]
     pub dead_letter_jobs: Option<i64>,
-    /// Those that were cancelled.
+    /// Number of cancelled jobs.
     #[schema(required)]
     pub cancelled_jobs: Option<i64>,
-    /// Those that were not needed.
+    /// Number of skipped jobs.
     #[schema(required)]
     pub skipped_jobs: Option<i64>,
 }
@@ -243,9 +243,9 @@ pub struct WebhookWorkflow {
     /// Display name; null: it has none, or the workflow was deleted.
     #[schema(required)]
     pub name: Option<String>,
-    /// Its jobs, including pruned ones; 0: the workflow was deleted.
+    /// Number of its jobs, including pruned ones; 0: the workflow was deleted.
     pub total_jobs: i64,
-    /// Those that have succeeded.
+    /// Number of jobs that have succeeded.
     pub succeeded_jobs: i64,
 }
 
@@ -258,17 +258,17 @@ pub struct WebhookIncident {
     /// The alarm.
     #[schema(example = "dead_letters")]
     pub alarm: String,
-    /// What the alarm looks at.
+    /// Rule of the alarm.
     pub rule: Rule,
-    /// What it is about: an error group, a queue, a schedule, an endpoint or a key.
+    /// Subject of the incident: an error group, a queue, a schedule, an endpoint or a key.
     pub subject: String,
-    /// What it is, in a sentence.
+    /// The incident in a sentence.
     pub summary: String,
-    /// The same, for programs; as it was when it began.
+    /// The summary in fields for programs, as it was when the incident began.
     pub details: Details,
-    /// When it began.
+    /// Time when the incident began.
     pub began_at: DateTime<Utc>,
-    /// When it ended; null: it lasts.
+    /// Time of its end; null: the incident lasts.
     #[schema(required)]
     pub resolved_at: Option<DateTime<Utc>>,
 }
@@ -290,9 +290,9 @@ pub struct WebhookJob {
     /// Id of the job.
     #[schema(example = "job_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub id: String,
-    /// Its queue.
+    /// Queue of the job.
     pub queue: String,
-    /// Its type.
+    /// Type of the job.
     pub job_type: String,
     /// The attempt that the event is about; 0: it was never claimed.
     pub attempt: i32,
@@ -317,16 +317,16 @@ pub struct WebhookJob {
 /// Why an attempt failed.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct WebhookError {
-    /// How the attempt ended: `failed`, `timeout`, `lease_expired` or `released`.
+    /// Outcome of the attempt: `failed`, `timeout`, `lease_expired` or `released`.
     pub outcome: String,
     /// Type of the error, as the worker reported it.
     #[serde(rename = "type")]
     #[schema(required, example = "SmtpTimeout")]
     pub kind: Option<String>,
-    /// Its message, cut to 1,024 characters.
+    /// Message of the error, cut to 1,024 characters.
     #[schema(required)]
     pub message: Option<String>,
-    /// When the job is tried again; null: it is a dead letter.
+    /// Time of the next attempt; null: the job is a dead letter.
     #[schema(required)]
     pub retry_at: Option<DateTime<Utc>>,
 }

@@ -87,7 +87,7 @@ pub struct ErrorDetail {
     /// Path of the field.
     #[schema(example = "jobs[3].queue")]
     pub field: String,
-    /// What is wrong with it.
+    /// Reason why the value is refused.
     pub message: String,
 }
 

@@ -66,7 +66,7 @@ pub struct Job {
     /// Cancelled if it has not started by this time.
     #[schema(required)]
     pub expires_at: Option<DateTime<Utc>>,
-    /// Its parents, ended or not.
+    /// Ids of its parents, ended or not.
     pub parents: Vec<String>,
     /// Batch that counts its end.
     #[schema(required)]
@@ -98,16 +98,16 @@ pub struct Job {
     /// Worker that holds it, or that succeeded.
     #[schema(required)]
     pub worker_id: Option<String>,
-    /// When that worker claimed it.
+    /// Time when that worker claimed the job.
     #[schema(required)]
     pub claimed_at: Option<DateTime<Utc>>,
-    /// When the lease expires, unless a heartbeat extends it.
+    /// Time when the lease expires, unless a heartbeat extends it.
     #[schema(required)]
     pub lease_expires_at: Option<DateTime<Utc>>,
     /// Progress from 0 to 1, as its worker reports it.
     #[schema(required)]
     pub progress: Option<f32>,
-    /// Whether its worker was asked to stop.
+    /// True if its worker was asked to stop.
     pub cancel_requested: bool,
     /// When it ended.
     #[schema(required)]
@@ -128,7 +128,7 @@ pub struct Job {
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = Callback)]
 pub struct CallbackView {
-    /// Which end.
+    /// The end that enqueues it.
     pub on: CallbackEnd,
     /// Job type: the kind of work.
     #[schema(example = "report.failed")]
@@ -163,7 +163,7 @@ pub struct JobError {
     /// Stack trace.
     #[schema(required)]
     pub stack_trace: Option<String>,
-    /// Whether any of the texts was cut.
+    /// True if any of the texts was cut.
     pub truncated: bool,
 }
 
@@ -192,7 +192,7 @@ pub struct AttemptView {
     pub attempt: i32,
     /// Worker.
     pub worker_id: String,
-    /// When that worker claimed it.
+    /// Time when that worker claimed the job.
     pub claimed_at: DateTime<Utc>,
     /// When it ended.
     pub ended_at: DateTime<Utc>,
@@ -201,7 +201,7 @@ pub struct AttemptView {
     /// Error that the worker reported.
     #[schema(required)]
     pub error: Option<JobError>,
-    /// When the job could run again; null if it ended.
+    /// Time from which the job could run again; null if it ended.
     #[schema(required)]
     pub retry_at: Option<DateTime<Utc>>,
     /// Duration as the worker measured it, in milliseconds.

@@ -12,7 +12,7 @@ macro_rules! page {
         pub struct $name {
             $(#[$list_doc])*
             pub $list: Vec<$item>,
-            /// Whether there are more.
+            /// True if there are more entries.
             pub has_more: bool,
             /// Pass it as `cursor` to get the next page.
             #[schema(required)]

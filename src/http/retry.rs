@@ -13,7 +13,7 @@ use fencepost_web::wire::{openapi::range, validate::Check};
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RetryRequest {
-    /// How the wait grows. Default: exponential.
+    /// Growth of the wait with each failure. Default: exponential.
     strategy: Option<RetryStrategy>,
     /// First wait in seconds. Default: 15.
     #[schema(extensions(("bounds" = json!(range(0, limits::MAX_RETRY_SECONDS)))))]
@@ -24,7 +24,7 @@ pub struct RetryRequest {
     /// Maximum wait in seconds, before additive jitter. Default: 21600.
     #[schema(extensions(("bounds" = json!(range(0, limits::MAX_RETRY_SECONDS)))))]
     max_seconds: Option<u32>,
-    /// How waits are spread. Default: additive.
+    /// Spread of waits. Default: additive.
     jitter: Option<JitterKind>,
     /// With additive jitter: its maximum in seconds. Default: 3.
     #[schema(extensions(("bounds" = json!(range(0, limits::MAX_RETRY_SECONDS)))))]

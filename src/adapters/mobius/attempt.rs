@@ -108,7 +108,7 @@ pub struct CompleteRequest {
 
 impl RequestBody for CompleteRequest {}
 
-/// How an attempt ended.
+/// Outcome of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CompleteStatus {

@@ -48,7 +48,7 @@ pub struct Job {
     /// Worker of the attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     claimed_by: Option<String>,
-    /// When that worker claimed it.
+    /// Time when that worker claimed the job.
     #[serde(skip_serializing_if = "Option::is_none")]
     claimed_at: Option<DateTime<Utc>>,
     /// Number of the attempt.

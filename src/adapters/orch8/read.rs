@@ -70,7 +70,7 @@ pub struct TaskView {
     state: &'static str,
     /// Worker that holds it, or completed it.
     worker_id: Option<String>,
-    /// When that worker claimed it.
+    /// Time when that worker claimed the job.
     claimed_at: Option<DateTime<Utc>>,
     /// The attempt, counted from 1.
     claim_epoch: i32,

@@ -158,7 +158,7 @@ pub struct WideTask {
     state: &'static str,
     /// Worker that holds it.
     worker_id: String,
-    /// When that worker claimed it.
+    /// Time when that worker claimed the job.
     claimed_at: DateTime<Utc>,
     /// Attempt, counted from 1; shown with the end of the task.
     claim_epoch: i32,

@@ -244,7 +244,7 @@ pub async fn heartbeat(
         ("job_id" = String, Path, description = "The job, as claimed."),
     ),
     responses(
-        (status = 200, description = "Whether the job was cancelled.", body = bool, content_type = "application/json"),
+        (status = 200, description = "True if the job was cancelled.", body = bool, content_type = "application/json"),
         (status = 404, description = "No such job.", body = ErrorBody),
     ),
 )]

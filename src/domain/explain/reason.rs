@@ -90,7 +90,7 @@ impl Reason {
         }
     }
 
-    /// What the job waits for.
+    /// The condition's kind.
     #[must_use]
     pub const fn waits_for(self) -> WaitingFor {
         match self {

@@ -13,7 +13,7 @@ pub struct Payload {
     pub event_id: String,
     /// When the event happened.
     pub at: DateTime<Utc>,
-    /// How many deliveries have led to this one, itself included.
+    /// Number of deliveries that have led to this one, itself included.
     #[serde(default = "first_hop")]
     pub hop: i16,
     /// The URL that a job or batch has named, below that of the endpoint. Null: the endpoint's.

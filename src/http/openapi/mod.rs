@@ -62,7 +62,7 @@ use crate::{
         (name = "workflows", description = "Jobs with dependencies."),
         (name = "batches", description = "Jobs whose ends are counted."),
         (name = "workers", description = "Register, poll, heartbeat, ack and report."),
-        (name = "alarms", description = "What people are told of without being asked."),
+        (name = "alarms", description = "Rules that notify people."),
         (name = "webhooks", description = "Endpoints that are told what happens to jobs."),
         (name = "keys", description = "API keys."),
         (name = "limits", description = "Limits of a project and their usage."),

@@ -24,8 +24,8 @@ const HEADERS: [(&str, &str, &str); 6] = [
     ),
     ("X-RateLimit-Limit", "integer", "Calls per minute that the tightest limit allows."),
     ("X-RateLimit-Remaining", "integer", "Calls that are left of them."),
-    ("X-RateLimit-Reset", "integer", "When all are left again, in seconds since 1970."),
-    ("RateLimit", "string", "The same as draft-ietf-httpapi-ratelimit-headers has it."),
+    ("X-RateLimit-Reset", "integer", "Time when all calls are left again, in seconds since 1970."),
+    ("RateLimit", "string", "The limit in the form of draft-ietf-httpapi-ratelimit-headers."),
     ("Retry-After", "integer", "Seconds to wait before the next try."),
 ];
 /// Headers of answers to calls that a limit counts.

@@ -30,7 +30,7 @@ pub fn add(document: &mut Value) {
                     the endpoint's secret, in base64; two of them while the secret is rotated."),
                 header("fencepost-delivery", "The delivery."),
                 header("fencepost-attempt", "The try, from 1."),
-                header("fencepost-hop", "How many deliveries have led to this one, itself included."),
+                header("fencepost-hop", "Number of deliveries that have led to this one, itself included."),
             ],
             "requestBody": {
                 "required": true,

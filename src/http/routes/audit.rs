@@ -68,9 +68,9 @@ pub struct AuditEntry {
     pub id: String,
     /// Time of the change.
     pub created_at: DateTime<Utc>,
-    /// Who made the change.
+    /// The key, member or operator that made the change.
     pub actor: AuditActor,
-    /// What was changed, such as `key.revoked`.
+    /// Type of the change, such as `key.revoked`.
     #[schema(example = "key.revoked")]
     pub action: String,
     /// Id of what was changed.

@@ -54,8 +54,8 @@ pub struct CreateBatchRequest {
     /// Enqueued when all of its jobs have ended.
     #[schema(value_type = Option<CallbackRequest>)]
     on_complete: Option<Box<Object<CallbackRequest>>>,
-    /// Told when all of its jobs have ended: the URL of an endpoint that takes callbacks, or one
-    /// below it. It is not shown again.
+    /// URL to notify when all of its jobs have ended: that of an endpoint that takes callbacks, or
+    /// one below it. It is not shown again.
     #[schema(extensions(("bounds" = json!(chars(1, outbound::MAX_URL_CHARS)))))]
     callback_url: Option<String>,
 }
@@ -90,23 +90,23 @@ pub struct BatchView {
     pub state: BatchState,
     /// When it was created.
     pub created_at: DateTime<Utc>,
-    /// When it was sealed.
+    /// Time when the batch was sealed.
     #[schema(required)]
     pub sealed_at: Option<DateTime<Utc>>,
-    /// When all of its jobs had ended. No job can be added from then on.
+    /// Time when all jobs of the batch had ended. No job can be added from then on.
     #[schema(required)]
     pub completed_at: Option<DateTime<Utc>>,
-    /// Its jobs.
+    /// Number of its jobs.
     pub total_jobs: i64,
-    /// Those that have not ended.
+    /// Number of jobs that have not ended.
     pub open_jobs: i64,
-    /// Those that have succeeded.
+    /// Number of jobs that have succeeded.
     pub succeeded_jobs: i64,
-    /// Those that are dead letters.
+    /// Number of dead-lettered jobs.
     pub dead_letter_jobs: i64,
-    /// Those that were cancelled.
+    /// Number of cancelled jobs.
     pub cancelled_jobs: i64,
-    /// Those that were not needed: a parent ended otherwise than they waited for, without failing.
+    /// Number of skipped jobs: a parent ended otherwise than they waited for, without failing.
     pub skipped_jobs: i64,
 }
 

@@ -66,7 +66,7 @@ pub struct Project {
     pub name: String,
     /// Purpose.
     pub mode: ProjectMode,
-    /// Which acks and heartbeats of the project must show `attempt` or `lease_id`.
+    /// Acks and heartbeats of the project that must show `attempt` or `lease_id`.
     pub require_fence: RequireFence,
     /// Plan: see `GET /v1/limits`.
     #[schema(example = "free")]
@@ -76,7 +76,7 @@ pub struct Project {
     pub role: Option<Role>,
     /// When it was created.
     pub created_at: DateTime<Utc>,
-    /// When the operator of the server suspended it; null: it is not suspended.
+    /// Time when the operator of the server suspended the project; null: it is not suspended.
     #[schema(required)]
     pub suspended_at: Option<DateTime<Utc>>,
 }
@@ -199,7 +199,7 @@ pub struct ChangeProjectRequest {
     /// New display name; the slug stays.
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_NAME_CHARS)))))]
     name: Option<String>,
-    /// Which acks and heartbeats must show `attempt` or `lease_id`. A key may require more.
+    /// Acks and heartbeats that must show `attempt` or `lease_id`. A key may require more.
     require_fence: Option<RequireFence>,
 }
 

@@ -57,8 +57,8 @@ pub struct CreateWorkflowRequest {
     #[serde(default)]
     #[schema(value_type = serde_json::Value, required = false)]
     input: Option<Box<RawValue>>,
-    /// Told when all of its jobs have ended: the URL of an endpoint that takes callbacks, or one
-    /// below it. It is not shown again.
+    /// URL to notify when all of its jobs have ended: that of an endpoint that takes callbacks, or
+    /// one below it. It is not shown again.
     #[schema(extensions(("bounds" = json!(chars(1, outbound::MAX_URL_CHARS)))))]
     callback_url: Option<String>,
     /// 1 to 500 jobs.
@@ -84,7 +84,7 @@ pub struct Workflow {
     /// Input that its templates name, as it was sent.
     #[schema(value_type = serde_json::Value, required)]
     pub input: Option<Box<RawValue>>,
-    /// Whether the input is null because the caller may not read it.
+    /// True if the input is null because the caller may not read it.
     pub redacted: bool,
     /// When it was stored.
     pub created_at: DateTime<Utc>,
@@ -117,7 +117,7 @@ pub struct WorkflowJob {
     pub completed_at: Option<DateTime<Utc>>,
     /// Keys of its parents.
     pub depends_on: Vec<String>,
-    /// Its parents, each with the end that it waits for.
+    /// Parents of the job, each with the end that it waits for.
     pub dependencies: Vec<WorkflowDependency>,
 }
 
@@ -186,7 +186,7 @@ impl Workflow {
     params(
         idempotency::Header,
         ("traceparent" = Option<String>, Header, description = "W3C trace context; the workers get it."),
-        ("Fencepost-Hop" = Option<i16>, Header, description = "As a delivery of a webhook had it that led to this request."),
+        ("Fencepost-Hop" = Option<i16>, Header, description = "Copy this header from the webhook delivery that caused this request."),
     ),
     responses(
         (status = 201, description = "The workflow is stored.", body = Workflow,

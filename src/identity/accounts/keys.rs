@@ -45,7 +45,7 @@ pub struct KeyRequest {
     /// Own rate limits per minute: enqueue, worker and other calls.
     pub per_minute: [Option<i32>; 3],
     pub require_fence: RequireFence,
-    /// Whether unknown fields in bodies are refused.
+    /// True if unknown fields in bodies are refused.
     pub strict: bool,
     /// Networks from which it may be used; none: all.
     pub allowed_ips: Vec<IpNet>,

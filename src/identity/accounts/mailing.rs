@@ -60,7 +60,7 @@ pub enum Content {
     Reset { to: String },
     /// Asks for the confirmation of a new address; `old` is the verified one before.
     Change { account: Uuid, to: String, old: Option<String>, new: String, address: String },
-    /// What happened to an account.
+    /// Entries of an account's security log.
     Security { to: String, what: String, address: String },
     /// To a project.
     Invitation { project: i32, invitation: Uuid, to: String },

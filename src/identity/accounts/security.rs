@@ -17,7 +17,7 @@ use super::{Accounts, Client, codes, mailing::Content};
 /// must not hide the others.
 pub const MAX_ENTRIES_A_DAY: i64 = 10;
 
-/// What happened to an account.
+/// Entries of an account's security log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AccountEvent {
     Created,

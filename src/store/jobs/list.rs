@@ -14,7 +14,7 @@ use super::{
     filter::{Filter, next},
 };
 
-/// Which jobs come first: those that were stored last, or those that were stored first.
+/// Order of a list: jobs that were stored last come first, or last.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = JobOrder)]

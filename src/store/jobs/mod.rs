@@ -121,7 +121,7 @@ pub struct JobRow {
     pub replay_of: Option<JobId>,
     /// Whether parents' results fill places of its payload.
     pub is_template: bool,
-    /// Its parents, ended or not.
+    /// Ids of its parents, ended or not.
     pub parents: Vec<JobId>,
     /// See [`Closed`]; so for the next three.
     pub is_crowded: bool,

@@ -5,7 +5,7 @@ use sqlx::{PgConnection, Postgres, QueryBuilder};
 
 use fencepost_domain::ids::{AuditId, ProjectId};
 
-/// Who made the change.
+/// The key, member or operator that made the change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Actor {
     /// `account`, `key`, `operator` or `system`.

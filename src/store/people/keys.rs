@@ -29,7 +29,7 @@ pub struct KeyOwner {
     pub manage_per_minute: Option<i32>,
     /// The stricter of the key's and the project's.
     pub require_fence: String,
-    /// Whether unknown fields in bodies are refused.
+    /// True if unknown fields in bodies are refused.
     pub strict: bool,
     /// Networks from which it may be used; none: all.
     pub allowed_ips: Vec<String>,
@@ -60,7 +60,7 @@ pub struct ListedKey {
     pub manage_per_minute: Option<i32>,
     /// `ambiguous` or `always`.
     pub require_fence: String,
-    /// Whether unknown fields in bodies are refused.
+    /// True if unknown fields in bodies are refused.
     pub strict: bool,
     /// Networks from which it may be used; none: all.
     pub allowed_ips: Vec<String>,
@@ -108,7 +108,7 @@ pub struct NewKey {
     pub manage_per_minute: Option<i32>,
     /// `ambiguous` or `always`.
     pub require_fence: String,
-    /// Whether unknown fields in bodies are refused.
+    /// True if unknown fields in bodies are refused.
     pub strict: bool,
     /// Networks from which it may be used; none: all.
     pub allowed_ips: Vec<String>,

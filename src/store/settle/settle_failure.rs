@@ -29,7 +29,7 @@ pub struct Held {
     /// None: the default policy. As stored: a shape that only a newer version knows must not stop
     /// the reaper.
     pub retry: Option<serde_json::Value>,
-    /// Whether the job was cancelled.
+    /// True if the job was cancelled.
     pub cancel_requested: bool,
     /// Whether the attempt has exceeded its `timeout_seconds`.
     pub timed_out: bool,

@@ -154,7 +154,7 @@ impl Who {
         }
     }
 
-    /// Whether unknown fields in bodies are refused.
+    /// True if unknown fields in bodies are refused.
     #[must_use]
     pub fn is_strict(&self) -> bool {
         match self {

@@ -29,7 +29,7 @@ use crate::{
 
 const DEFAULT_PAGE_INCIDENTS: u32 = 50;
 
-/// Whether an incident lasts.
+/// State of an incident.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum IncidentState {
@@ -39,7 +39,7 @@ pub enum IncidentState {
     Resolved,
 }
 
-/// What an alarm has found, from its beginning to its end.
+/// A finding of an alarm, from its beginning to its end.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Incident {
     /// Id of the incident.
@@ -48,23 +48,23 @@ pub struct Incident {
     /// The alarm.
     #[schema(example = "dead_letters")]
     pub alarm: String,
-    /// What the alarm looks at.
+    /// Rule of the alarm.
     pub rule: Rule,
-    /// What it is about: an error group, a queue, a schedule, an endpoint or a key.
+    /// Subject of the incident: an error group, a queue, a schedule, an endpoint or a key.
     #[schema(example = "8b70f301de4cf85e6c996dca2119ff86")]
     pub subject: String,
-    /// What it is, in a sentence.
+    /// The incident in a sentence.
     #[schema(example = "10 jobs of the type mail.send became dead letters with SmtpTimeout.")]
     pub summary: String,
-    /// The same, for programs; as it was when it began.
+    /// The summary in fields for programs, as it was when the incident began.
     pub details: Details,
     /// State.
     pub state: IncidentState,
-    /// When it began.
+    /// Time when the incident began.
     pub began_at: DateTime<Utc>,
-    /// When it was told.
+    /// Time when people were notified.
     pub triggered_at: DateTime<Utc>,
-    /// When it ended; null: it lasts.
+    /// Time of its end; null: the incident lasts.
     #[schema(required)]
     pub resolved_at: Option<DateTime<Utc>>,
     /// Until then, nothing is told about this subject by this alarm; null: it is not muted.

@@ -30,13 +30,13 @@ use crate::{
 /// Alarms of one answer: those of a project, and those that each has.
 const MAX_SHOWN_ALARMS: i64 = MAX_ALARMS + 50;
 
-/// What people are told of.
+/// A rule that begins an incident, of which people are notified.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Alarm {
     /// Name.
     #[schema(example = "dead_letters")]
     pub name: String,
-    /// What it looks at.
+    /// Rule of the alarm.
     pub rule: Rule,
     /// Only these queues; none: all.
     pub queues: Vec<String>,
@@ -50,9 +50,9 @@ pub struct Alarm {
     pub for_seconds: Option<i32>,
     /// Members who get a mail, if their address is verified.
     pub mail_to: MailTo,
-    /// Whether it looks.
+    /// True if the alarm is evaluated.
     pub enabled: bool,
-    /// When the project last changed it; null: it is as every project has it.
+    /// Time of the project's last change; null: the alarm has its default settings.
     #[schema(required)]
     pub updated_at: Option<DateTime<Utc>>,
 }
@@ -89,7 +89,7 @@ pub struct AlarmList {
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"rule": "oldest_ready", "queues": ["mail"], "threshold": 60, "for_seconds": 30}))]
 pub struct PutAlarmRequest {
-    /// What it looks at. Default: the rule of the alarm with this name; a new one needs it.
+    /// Rule of the alarm. Default: the rule of the alarm with this name; a new one needs it.
     rule: Option<Rule>,
     /// Only these queues, for rules about queues. Default: all.
     #[schema(extensions(("bounds" = json!(items(0, MAX_ALARM_QUEUES)))))]
@@ -100,7 +100,7 @@ pub struct PutAlarmRequest {
     for_seconds: Option<i32>,
     /// Members who get a mail. Default: owners.
     mail_to: Option<MailTo>,
-    /// Whether it looks. Default: true.
+    /// False switches the alarm off. Default: true.
     enabled: Option<bool>,
 }
 

@@ -54,7 +54,7 @@ pub struct DeviceLogin {
     /// Page on which they type it.
     #[schema(example = "https://queue.example.com/console/device")]
     pub verification_uri: String,
-    /// The same page, with the code in it.
+    /// Address of the page with the code in it.
     #[schema(example = "https://queue.example.com/console/device?code=BDWP-HQKS")]
     pub verification_uri_complete: String,
     /// Lifetime of both codes in seconds.
@@ -116,7 +116,7 @@ impl RequestBody for DeviceKeyRequest {}
 /// The key of a terminal.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct DeviceKey {
-    /// Its project; null while the login is pending.
+    /// Project of the key; null while the login is pending.
     #[schema(required)]
     pub project: Option<Project>,
     /// E-mail address of the account that has approved it; null likewise.
@@ -176,12 +176,12 @@ pub struct PendingDevice {
     /// Name that its key would have.
     #[schema(example = "cli@lovelace")]
     pub name: String,
-    /// Its IP address; of IPv6, the network (/64).
+    /// IP address of the device; of IPv6, the network (/64).
     #[schema(example = "192.0.2.7")]
     pub address: String,
-    /// When its login began.
+    /// Time when the login began.
     pub created_at: DateTime<Utc>,
-    /// When its login expires.
+    /// Time when the login expires.
     pub expires_at: DateTime<Utc>,
 }
 

@@ -62,7 +62,7 @@ pub struct Account {
     pub id: String,
     /// E-mail address.
     pub email: String,
-    /// Whether the address is verified.
+    /// True if the address is verified.
     pub email_verified: bool,
     /// When the account was created.
     pub created_at: DateTime<Utc>,

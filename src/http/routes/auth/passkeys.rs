@@ -61,7 +61,7 @@ pub struct PasskeyProof {
     /// Token of the challenge.
     #[schema(value_type = String, extensions(("bounds" = json!(chars(0, limits::MAX_TOKEN_BYTES)))))]
     challenge_token: SecretString,
-    /// What `toJSON()` of the browser's credential returns.
+    /// The result of `toJSON()` of the browser's credential.
     #[schema(value_type = Object)]
     credential: Box<RawValue>,
 }
@@ -92,7 +92,7 @@ pub struct PasskeyLoginRequest {
     /// Token of the challenge.
     #[schema(value_type = String, extensions(("bounds" = json!(chars(0, limits::MAX_TOKEN_BYTES)))))]
     challenge_token: SecretString,
-    /// What `toJSON()` of the browser's credential returns.
+    /// The result of `toJSON()` of the browser's credential.
     #[schema(value_type = Object)]
     credential: Box<RawValue>,
     /// Token of a login whose password was right, if that is how it began.

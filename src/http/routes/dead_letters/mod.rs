@@ -200,15 +200,15 @@ pub struct DeadLetterGroup {
     /// Message of the first dead letter.
     #[schema(required)]
     pub sample_message: Option<String>,
-    /// Whether the message is null because the caller may not read it.
+    /// True if the message is null because the caller may not read it.
     pub redacted: bool,
     /// Id of the first dead letter.
     pub sample_job_id: String,
     /// Number of dead letters.
     pub count: i64,
-    /// When the first was dead-lettered.
+    /// Time when the first job of the group was dead-lettered.
     pub first_seen_at: DateTime<Utc>,
-    /// When the latest was dead-lettered.
+    /// Time when the latest job of the group was dead-lettered.
     pub last_seen_at: DateTime<Utc>,
     /// Queues of the newest 20 dead letters.
     pub queues: Vec<String>,

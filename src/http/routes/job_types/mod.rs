@@ -17,13 +17,13 @@ use crate::routes::metrics::Percentiles;
 /// Types that are listed: a node counts later ones as `other`.
 const MAX_JOB_TYPES: i64 = 500;
 
-/// What the jobs of one type did in the last 24 hours.
+/// Statistics of the jobs of one type in the last 24 hours.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct JobTypeStats {
     /// Job type: the kind of work; `other` stands for those beyond the first 100 of a queue.
     #[schema(example = "email.send")]
     pub job_type: String,
-    /// Whether its payloads have a schema.
+    /// True if its payloads have a schema.
     #[serde(default)]
     pub has_schema: bool,
     /// Queues that had such jobs, by name; at most 20.

@@ -36,12 +36,12 @@ pub struct JobType {
     /// JSON Schema of its payloads, as it was sent; null: it has none.
     #[schema(required, value_type = serde_json::Value)]
     pub schema: Option<Box<RawValue>>,
-    /// When the schema was stored.
+    /// Time when the schema was stored.
     #[schema(required)]
     pub updated_at: Option<DateTime<Utc>>,
 }
 
-/// What to say about a job type.
+/// Description and schema of a job type.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"schema": {"type": "object", "required": ["to"], "properties": {"to": {"type": "string", "format": "email"}}}}))]

@@ -77,7 +77,7 @@ pub struct ChangeJobRequest {
     /// Priority; higher runs first.
     #[schema(extensions(("bounds" = json!(range(limits::MIN_PRIORITY, limits::MAX_PRIORITY)))))]
     priority: Option<i16>,
-    /// When it may run, at most 100 years ahead.
+    /// Earliest time of its next attempt, at most 100 years ahead.
     #[serde(default, deserialize_with = "formats::optional_time")]
     run_at: Option<DateTime<Utc>>,
     /// Seconds until it may run. Alternative to `run_at`.
@@ -135,7 +135,7 @@ pub async fn change(
     read::find(&app, &caller, id).await.map(Reply)
 }
 
-/// Whether a job was cancelled.
+/// The answer about one job: cancelled or not.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct CancelledReply {
     /// True as soon as the job is cancelled, even while its worker still runs it.
@@ -150,7 +150,7 @@ pub struct CancelledReply {
     security(("api_key" = ["work"]), ("api_key" = ["read"]), ("session" = ["viewer"])),
     params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
-        (status = 200, description = "Whether the job was cancelled.", body = CancelledReply),
+        (status = 200, description = "True if the job was cancelled.", body = CancelledReply),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
     ),
 )]

@@ -60,7 +60,7 @@ pub struct EnqueueBatchReply {
     params(
         idempotency::Header,
         ("traceparent" = Option<String>, Header, description = "W3C trace context; the worker gets it."),
-        ("Fencepost-Hop" = Option<i16>, Header, description = "As a delivery of a webhook had it that led to this request."),
+        ("Fencepost-Hop" = Option<i16>, Header, description = "Copy this header from the webhook delivery that caused this request."),
     ),
     responses(
         (status = 201, description = "The job is stored.", body = Job,
@@ -118,7 +118,7 @@ async fn create_once(
     params(
         idempotency::Header,
         ("traceparent" = Option<String>, Header, description = "W3C trace context; the workers get it."),
-        ("Fencepost-Hop" = Option<i16>, Header, description = "As a delivery of a webhook had it that led to this request."),
+        ("Fencepost-Hop" = Option<i16>, Header, description = "Copy this header from the webhook delivery that caused this request."),
     ),
     responses(
         (status = 201, description = "All jobs are stored, except those with a taken unique key: for these the existing jobs are returned.", body = EnqueueBatchReply),

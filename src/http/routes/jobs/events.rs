@@ -57,7 +57,7 @@ pub struct EventView {
     /// Details.
     #[schema(value_type = serde_json::Value, required)]
     pub payload: Option<Box<RawValue>>,
-    /// Whether the details are null because the caller may not read them.
+    /// True if the details are null because the caller may not read them.
     pub redacted: bool,
 }
 
@@ -83,7 +83,7 @@ pub struct HistoryQuery {
 pub struct JobHistory {
     /// Oldest first.
     pub events: Vec<EventView>,
-    /// Whether there are older events.
+    /// True if there are older events.
     pub has_more: bool,
 }
 

@@ -57,7 +57,7 @@ pub struct LogView {
     /// Text.
     #[schema(required)]
     pub data: Option<String>,
-    /// Whether the text is null because the caller may not read it.
+    /// True if the text is null because the caller may not read it.
     pub redacted: bool,
     /// Time by the worker's clock, in milliseconds since 1970.
     pub timestamp_ms: i64,
@@ -87,7 +87,7 @@ pub struct LogPage {
     pub gaps: Vec<GapView>,
     /// Attempts whose output was cut.
     pub truncated_attempts: Vec<i32>,
-    /// Whether there are more chunks.
+    /// True if there are more chunks.
     pub has_more: bool,
     /// Pass it as `cursor` to get the next page.
     #[schema(required)]

@@ -127,7 +127,7 @@ pub struct ListQuery {
     /// neither: a page of large jobs can be many megabytes.
     #[param(default = true)]
     payloads: Option<bool>,
-    /// Which jobs come first: those that were stored last, or those that were stored first.
+    /// Order of a list: jobs that were stored last come first, or last.
     #[param(default = "newest")]
     order: Option<Order>,
     /// Maximum number of jobs to return. Default: 50.
@@ -142,7 +142,7 @@ pub struct ListQuery {
 pub struct JobPage {
     /// Jobs of the page, without their attempts.
     pub jobs: Vec<Job>,
-    /// Whether there may be more. A page examines a bounded number of jobs, so it can be short or
+    /// True if there may be more. A page examines a bounded number of jobs, so it can be short or
     /// even empty while there are more.
     pub has_more: bool,
     /// Of a short page while there may be more: jobs that were stored before this time (with

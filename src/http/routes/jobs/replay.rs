@@ -51,7 +51,7 @@ pub struct ReplayRequest {
     /// Priority; higher runs first. Default: that of the earlier job.
     #[schema(extensions(("bounds" = json!(range(limits::MIN_PRIORITY, limits::MAX_PRIORITY)))))]
     priority: Option<i16>,
-    /// When it may run, at most 100 years ahead. Default: immediately.
+    /// Earliest time of its first attempt, at most 100 years ahead. Default: immediately.
     #[serde(default, deserialize_with = "formats::optional_time")]
     run_at: Option<DateTime<Utc>>,
 }

@@ -63,7 +63,7 @@ pub struct EnqueueRequest {
     /// Priority; higher runs first. Default: 0.
     #[schema(extensions(("bounds" = json!(range(limits::MIN_PRIORITY, limits::MAX_PRIORITY)))))]
     priority: Option<i16>,
-    /// When it may run, at most 100 years ahead. Default: immediately.
+    /// Earliest time of its first attempt, at most 100 years ahead. Default: immediately.
     #[serde(default, deserialize_with = "formats::optional_time")]
     run_at: Option<DateTime<Utc>>,
     /// Seconds until it may run. Alternative to `run_at`.
@@ -113,8 +113,8 @@ pub struct EnqueueRequest {
     /// Enqueued when this job ends, in whatever way.
     #[schema(value_type = Option<CallbackRequest>)]
     on_complete: Option<Box<Object<CallbackRequest>>>,
-    /// Told when this job ends, in whatever way: the URL of an endpoint that takes callbacks, or
-    /// one below it. It is not shown again.
+    /// URL to notify when this job ends, in whatever way: that of an endpoint that takes callbacks,
+    /// or one below it. It is not shown again.
     #[schema(extensions(("bounds" = json!(chars(1, outbound::MAX_URL_CHARS)))))]
     callback_url: Option<String>,
     /// Refuses the job if its payload does not fit the schema of its job type. Not in a workflow.
@@ -149,11 +149,11 @@ pub struct UniqueRequest {
     /// Unique key, within the project.
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_KEY_CHARS)))))]
     key: String,
-    /// What to do if a live job has the key. Default: reject.
+    /// Policy for a key that a live job has. Default: reject.
     on_conflict: Option<OnConflictChoice>,
 }
 
-/// What to do if a live job has the unique key.
+/// Policy for a unique key that a live job has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = OnConflict)]

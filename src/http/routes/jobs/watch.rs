@@ -65,14 +65,14 @@ pub struct ExplainReply {
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = Condition)]
 pub struct ConditionView {
-    /// What the job waits for.
+    /// The condition's kind.
     pub gate: WaitingFor,
-    /// Whether the condition is met.
+    /// True if the condition is met.
     pub open: bool,
     /// Details, with numbers.
     #[schema(example = "key acme 5/5 busy")]
     pub message: String,
-    /// When it changes, if that is known.
+    /// Time of the next change of the condition, if it is known.
     #[schema(required)]
     pub changes_at: Option<DateTime<Utc>>,
 }

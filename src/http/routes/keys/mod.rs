@@ -104,9 +104,9 @@ pub struct ApiKey {
     pub scopes: Vec<Scope>,
     /// Own rate limits.
     pub rate_limits: KeyRateLimits,
-    /// Which acks and heartbeats with this key must show `attempt` or `lease_id`.
+    /// Acks and heartbeats with this key that must show `attempt` or `lease_id`.
     pub require_fence: RequireFence,
-    /// Whether unknown fields in bodies are refused.
+    /// True if unknown fields in bodies are refused.
     pub strict: bool,
     /// Networks from which it may be used; empty: all.
     #[schema(example = json!(["192.0.2.0/24"]))]
@@ -130,7 +130,7 @@ pub struct ApiKey {
     pub last_used_at: Option<DateTime<Utc>>,
     /// About how many of its calls were of deprecated operations.
     pub deprecated_calls: i64,
-    /// When the last of them was, to within some seconds.
+    /// Time of the last deprecated call, to within some seconds.
     #[schema(required)]
     pub deprecated_call_at: Option<DateTime<Utc>>,
     /// When it expires.
@@ -260,13 +260,13 @@ pub struct CreateKeyRequest {
     scopes: Option<Vec<Scope>>,
     /// A named set of scopes. Alternative to `scopes`.
     preset: Option<KeyPreset>,
-    /// When it expires, at most ten years ahead. Default: never, or with the key that creates it.
+    /// Expiry, at most ten years ahead. Default: never, or that of the key that creates it.
     #[serde(default, deserialize_with = "formats::optional_time")]
     expires_at: Option<DateTime<Utc>>,
     /// Own rate limits, per minute.
     #[schema(value_type = Option<KeyRateLimits>)]
     rate_limits: Option<Object<KeyRateLimits>>,
-    /// Which acks and heartbeats with this key must show `attempt` or `lease_id`. Default:
+    /// Acks and heartbeats with this key that must show `attempt` or `lease_id`. Default:
     /// `ambiguous`.
     require_fence: Option<RequireFence>,
     /// False: unknown fields in the bodies of enqueues and of workers' calls are ignored, for

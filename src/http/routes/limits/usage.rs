@@ -25,7 +25,7 @@ pub struct UsageQuery {
     month: Option<String>,
 }
 
-/// What a project used in a month. Nodes add it up every few seconds; a node that is killed loses
+/// Usage of a project in a month. Nodes add it up every few seconds; a node that is killed loses
 /// that much.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Usage {

@@ -69,7 +69,7 @@ impl RequestBody for ConfirmEmailRequest {}
 /// Outcome of a confirmation.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct EmailConfirmed {
-    /// Whether the address is changed now. False: the other address must confirm it, too.
+    /// True if the address is changed now. False: the other address must confirm it, too.
     pub is_changed: bool,
 }
 

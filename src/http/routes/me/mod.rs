@@ -91,7 +91,7 @@ pub struct Session {
     /// Id of the session.
     #[schema(example = "sess_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub id: String,
-    /// Whether it is the calling session.
+    /// True for the calling session.
     pub is_current: bool,
     /// When it started.
     pub created_at: DateTime<Utc>,
@@ -175,7 +175,7 @@ pub struct SecurityEntry {
     pub id: String,
     /// When it happened.
     pub at: DateTime<Utc>,
-    /// What happened, such as `login.failed`.
+    /// Type of the entry, such as `login.failed`.
     #[schema(example = "login.succeeded")]
     pub action: String,
     /// IP address of the client; null: the operator of the server.
@@ -196,7 +196,7 @@ impl From<AccountLogRow> for SecurityEntry {
     }
 }
 
-/// What happened to an account.
+/// Entries of an account's security log.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct SecurityLog {
     /// The newest 200 entries of the last 90 days, newest first.
@@ -235,13 +235,13 @@ pub struct AccountExport {
     pub account: Account,
     /// Sessions.
     pub sessions: Vec<Session>,
-    /// Its identities at login providers.
+    /// Identities of the account at login providers.
     pub identities: Vec<Identity>,
-    /// Its passkeys.
+    /// Passkeys of the account.
     pub passkeys: Vec<Passkey>,
     /// Projects that it is a member of.
     pub projects: Vec<Project>,
-    /// Its security log.
+    /// Security log of the account.
     pub security_log: Vec<SecurityEntry>,
     /// Audit entries of the account: at most 1,000, project after project, each
     /// project's newest first.

@@ -79,7 +79,7 @@ pub struct AddPasskeyRequest {
     /// Token of the challenge.
     #[schema(value_type = String, extensions(("bounds" = json!(chars(0, limits::MAX_TOKEN_BYTES)))))]
     challenge_token: SecretString,
-    /// What `toJSON()` of the browser's credential returns.
+    /// The result of `toJSON()` of the browser's credential.
     #[schema(value_type = Object)]
     credential: Box<RawValue>,
 }

@@ -22,7 +22,7 @@ use crate::error::ErrorBody;
 /// Second factors of an account.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct SecondFactors {
-    /// When the authenticator app was confirmed; null: there is none.
+    /// Time when the authenticator app was confirmed; null: there is none.
     #[schema(required)]
     pub totp_confirmed_at: Option<DateTime<Utc>>,
     /// Recovery codes that were not used.
@@ -51,7 +51,7 @@ pub async fn get(person: Person, State(app): State<App>) -> Result<Reply<SecondF
 pub struct NewTotp {
     /// The secret in base32, to be typed into an app.
     pub secret: String,
-    /// The same as an `otpauth://` link, for a QR code.
+    /// The secret as an `otpauth://` link, for a QR code.
     pub uri: String,
 }
 

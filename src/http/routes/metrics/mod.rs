@@ -299,7 +299,7 @@ pub struct ThroughputQuery {
     job_type: Option<String>,
 }
 
-/// What happened in a period, bucket by bucket.
+/// Statistics of a period, bucket by bucket.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Throughput {
     /// Period.
@@ -310,7 +310,7 @@ pub struct Throughput {
     pub buckets: Vec<ThroughputBucket>,
 }
 
-/// What happened in a bucket.
+/// Statistics of one bucket.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct ThroughputBucket {
     /// Start of the bucket.

@@ -30,7 +30,7 @@ pub struct Backlog {
     pub oldest_ready_age_seconds: i64,
     /// Live workers that poll it.
     pub workers: i64,
-    /// When it was paused; null: it is not.
+    /// Time since when the queue is paused; null: it is not.
     #[schema(required)]
     pub paused_at: Option<DateTime<Utc>>,
 }

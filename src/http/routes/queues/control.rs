@@ -33,7 +33,7 @@ use crate::{
     },
 };
 
-/// What to pause or resume. No body, or an empty object: the whole queue.
+/// Queue or job type to pause or resume. No body, or an empty object: the whole queue.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"job_type": "email.send"}))]

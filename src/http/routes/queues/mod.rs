@@ -69,7 +69,7 @@ pub struct Queue {
     /// only after a minute; null otherwise.
     #[schema(required)]
     pub oldest_ready_reason: Option<Reason>,
-    /// The same in one sentence, as `/explain` says it.
+    /// The reason in one sentence, as `/explain` gives it.
     #[schema(required)]
     pub oldest_ready_summary: Option<String>,
     /// Throughput.
@@ -99,7 +99,7 @@ pub struct Queue {
     /// Jobs that may wait or run: enqueues beyond it are refused; null: as many as the plan allows.
     #[schema(required)]
     pub max_waiting: Option<i32>,
-    /// When its settings were last changed; null: never.
+    /// Time of the last change of its settings; null: never.
     #[schema(required)]
     pub updated_at: Option<DateTime<Utc>>,
 }

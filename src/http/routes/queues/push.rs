@@ -47,7 +47,7 @@ pub struct Push {
     pub max_in_flight: i32,
     /// Names of the headers that requests carry besides the server's; their values are not shown.
     pub header_names: Vec<String>,
-    /// Whether its jobs wait for workers instead.
+    /// True if its jobs wait for workers instead.
     pub paused: bool,
     /// When it was created.
     pub created_at: DateTime<Utc>,
@@ -117,7 +117,7 @@ pub struct PutPushRequest {
     #[schema(value_type = Option<BTreeMap<String, String>>,
              example = json!({"Authorization": "Bearer …"}))]
     headers: Option<BTreeMap<String, SecretString>>,
-    /// Whether the jobs wait for workers instead. Default: false.
+    /// True lets the jobs wait for workers instead. Default: false.
     paused: Option<bool>,
 }
 

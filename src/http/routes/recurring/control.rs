@@ -126,11 +126,11 @@ pub struct FiresQuery {
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = RecurringFire)]
 pub struct Fire {
-    /// When it was due.
+    /// Time when the tick was due.
     pub due_at: DateTime<Utc>,
-    /// When it was handled, to within 20 ms.
+    /// Time when the tick was handled, to within 20 ms.
     pub at: DateTime<Utc>,
-    /// How late that was, in milliseconds.
+    /// Lateness in milliseconds.
     pub lateness_ms: i64,
     /// Outcome.
     pub outcome: FireOutcome,

@@ -54,7 +54,7 @@ pub struct RecurringSchedule {
     pub cron_expression: String,
     /// IANA time zone of the expression.
     pub timezone: String,
-    /// Whether it is enabled.
+    /// False: the schedule is paused.
     pub enabled: bool,
     /// Last tick that fired; null: none.
     #[schema(required)]
@@ -68,16 +68,16 @@ pub struct RecurringSchedule {
     /// Payload of its jobs, byte for byte.
     #[schema(value_type = serde_json::Value)]
     pub payload: Box<RawValue>,
-    /// Whether the payload is null because the caller may not read it.
+    /// True if the payload is null because the caller may not read it.
     pub redacted: bool,
     /// Priority of its jobs.
     pub priority: i16,
     /// Retry policy of its jobs; null: the queue's setting, or the default.
     #[schema(required)]
     pub retry: Option<RetryPolicy>,
-    /// What to do at a tick while the job of an earlier one has not ended.
+    /// Policy for a tick while the job of an earlier one has not ended.
     pub overlap: OverlapPolicy,
-    /// What to do with missed ticks.
+    /// Policy for missed ticks.
     pub catch_up: CatchUp,
     /// Fixed per-schedule offset of at most this many seconds, to spread load.
     pub spread_seconds: i32,
@@ -85,7 +85,7 @@ pub struct RecurringSchedule {
     pub max_attempts: i32,
     /// Timeout of one attempt of its jobs, in seconds.
     pub timeout_seconds: i32,
-    /// Whether a worker registered it, and it was not written by other means since: a registration
+    /// True if a worker registered it, and it was not written by other means since: a registration
     /// may change it.
     pub registered: bool,
     /// When it was created.
@@ -174,14 +174,14 @@ pub struct RecurringScheduleRequest {
     /// Retry policy of its jobs. Default: the queue's setting.
     #[schema(value_type = Option<RetryRequest>)]
     retry: Option<Object<RetryRequest>>,
-    /// What to do at a tick while the job of an earlier one has not ended. Default: allow.
+    /// Policy for a tick while the job of an earlier one has not ended. Default: allow.
     overlap: Option<OverlapPolicy>,
-    /// What to do with missed ticks. Default: one.
+    /// Policy for missed ticks. Default: one.
     catch_up: Option<CatchUp>,
     /// Fixed per-schedule offset of at most this many seconds, to spread load. Default: 0.
     #[schema(extensions(("bounds" = json!(range(0, limits::MAX_SPREAD_SECONDS)))))]
     spread_seconds: Option<i32>,
-    /// Whether it is enabled. Default: true.
+    /// False stores the schedule paused. Default: true.
     enabled: Option<bool>,
     /// Failures after which its jobs are dead-lettered. Default: 3, or the stored value.
     #[schema(extensions(("bounds" = json!(range(1, limits::MAX_MAX_ATTEMPTS)))))]

@@ -28,9 +28,9 @@ const DEFAULT_TIMES: u32 = 5;
 /// A future tick.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct FireTime {
-    /// When.
+    /// Time of the tick.
     pub at: DateTime<Utc>,
-    /// The same in the schedule's zone.
+    /// Time of the tick in the schedule's zone.
     #[schema(example = "2026-03-29T03:00:00+02:00")]
     pub local: String,
     /// Effect of a clock change; null: none.
@@ -59,7 +59,7 @@ pub struct NextQuery {
 pub struct NextTimes {
     /// The expression in words.
     pub description: String,
-    /// Whether it is enabled: a paused schedule does not fire.
+    /// False: the schedule is paused and does not fire.
     pub enabled: bool,
     /// Ticks.
     pub times: Vec<FireTime>,

@@ -95,10 +95,10 @@ pub struct Delivery {
     pub status: Option<u16>,
     /// When it was made.
     pub created_at: DateTime<Utc>,
-    /// When it is tried next, at the earliest; null: it does not wait.
+    /// Earliest time of the next try; null: the delivery does not wait.
     #[schema(required)]
     pub next_try_at: Option<DateTime<Utc>>,
-    /// When it was accepted, or failed for the last time.
+    /// Time when the delivery was accepted, or failed for the last time.
     #[schema(required)]
     pub ended_at: Option<DateTime<Utc>>,
 }
@@ -123,12 +123,12 @@ impl From<&DeliveryRow> for Delivery {
 /// A try that did not succeed.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct FailedTry {
-    /// Its number, from 1.
+    /// Number of the try, from 1.
     #[schema(example = 1)]
     pub attempt: i32,
-    /// When it began.
+    /// Time when the try began.
     pub started_at: DateTime<Utc>,
-    /// How long it took.
+    /// Duration of the try in milliseconds.
     #[schema(required)]
     pub duration_ms: Option<i64>,
     /// What went wrong: `http_` and the status of the answer; `timeout`; `not_connected`;
@@ -168,7 +168,7 @@ pub struct DeliveryDetails {
     pub answer: Option<String>,
     /// Tries that did not succeed, oldest first.
     pub failed_tries: Vec<FailedTry>,
-    /// Whether the body and the answers are null because the caller may not read payloads.
+    /// True if the body and the answers are null because the caller may not read payloads.
     pub redacted: bool,
 }
 

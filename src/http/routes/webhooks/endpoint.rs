@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 
 use fencepost_engine::webhooks::EndpointRow;
 
-/// Whether an endpoint is told.
+/// State of an endpoint: events are sent to an enabled one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EndpointState {
@@ -16,7 +16,7 @@ pub enum EndpointState {
     Disabled,
 }
 
-/// Who is told of what.
+/// A URL of yours, and the events that are sent to it.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Endpoint {
     /// Id of the endpoint.
@@ -25,7 +25,7 @@ pub struct Endpoint {
     /// Where events are sent.
     #[schema(example = "https://example.com/hooks/fencepost")]
     pub url: String,
-    /// What it is for.
+    /// Description for people.
     #[schema(required)]
     pub description: Option<String>,
     /// Types of events: single ones, those of a group (`job.*`), or all (`*`).
@@ -37,7 +37,7 @@ pub struct Endpoint {
     /// Only events about jobs of these types, or of those that begin so (`mail.*`); none: of all.
     #[schema(example = json!(["mail.*"]))]
     pub job_types: Vec<String>,
-    /// Whether jobs, batches and workflows may name its URL, or one below it, as `callback_url`.
+    /// True if jobs, batches and workflows may name its URL, or one below it, as `callback_url`.
     #[serde(default)]
     #[schema(required)]
     pub callbacks: bool,

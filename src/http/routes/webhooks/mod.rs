@@ -57,10 +57,10 @@ pub struct CreateEndpointRequest {
     /// all.
     #[schema(extensions(("bounds" = json!(items(0, limits::MAX_ENDPOINT_NAMES)))))]
     job_types: Option<Vec<String>>,
-    /// What it is for.
+    /// Description for people.
     #[schema(extensions(("bounds" = json!(chars(0, limits::MAX_DESCRIPTION_CHARS)))))]
     description: Option<String>,
-    /// Whether jobs, batches and workflows may name it as `callback_url`. Default: false.
+    /// True lets jobs, batches and workflows name its URL as `callback_url`. Default: false.
     callbacks: Option<bool>,
     /// Deliveries that each node sends at a time. Default: 5.
     #[schema(minimum = 1, maximum = 50)]
@@ -68,7 +68,7 @@ pub struct CreateEndpointRequest {
     /// Seconds after which a try without an answer has failed. Default: 10.
     #[schema(minimum = 1, maximum = 30)]
     timeout_seconds: Option<i32>,
-    /// Whether it is told. Default: true.
+    /// False stores the endpoint without sending anything to it. Default: true.
     enabled: Option<bool>,
 }
 
@@ -91,10 +91,10 @@ pub struct ChangeEndpointRequest {
     /// Job types; none: of all.
     #[schema(extensions(("bounds" = json!(items(0, limits::MAX_ENDPOINT_NAMES)))))]
     job_types: Option<Vec<String>>,
-    /// What it is for; an empty text removes it.
+    /// Description for people; an empty text removes it.
     #[schema(extensions(("bounds" = json!(chars(0, limits::MAX_DESCRIPTION_CHARS)))))]
     description: Option<String>,
-    /// Whether jobs, batches and workflows may name it as `callback_url`.
+    /// True lets jobs, batches and workflows name its URL as `callback_url`.
     callbacks: Option<bool>,
     /// Deliveries that each node sends at a time.
     #[schema(minimum = 1, maximum = 50)]
@@ -102,7 +102,8 @@ pub struct ChangeEndpointRequest {
     /// Seconds after which a try without an answer has failed.
     #[schema(minimum = 1, maximum = 30)]
     timeout_seconds: Option<i32>,
-    /// Whether it is told. Enabling it sends what waits; that is cancelled after 72 hours.
+    /// False disables the endpoint. Enabling it sends the deliveries that wait; they are cancelled
+    /// after 72 hours.
     enabled: Option<bool>,
 }
 
@@ -368,7 +369,7 @@ pub async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// How to rotate a secret.
+/// Rotation of a secret.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"overlap_seconds": 86400}))]

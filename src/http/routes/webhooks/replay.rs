@@ -21,7 +21,7 @@ use crate::{
     routes::audit::{self, NewAuditEntry},
 };
 
-/// Which deliveries are sent again.
+/// Deliveries to send again.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ReplayedDeliveries {
@@ -56,13 +56,13 @@ pub struct ReplayDeliveriesRequest {
 
 impl RequestBody for ReplayDeliveriesRequest {}
 
-/// What is sent again.
+/// Deliveries that are sent again.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct ReplayStarted {
     /// Deliveries that match; null: more than 100,000.
     #[schema(required, example = 42)]
     pub matching: Option<i64>,
-    /// Whether they are being sent: false in a dry run.
+    /// True if they are being sent: false in a dry run.
     pub started: bool,
 }
 

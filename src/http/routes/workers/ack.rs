@@ -50,7 +50,7 @@ pub struct AckRequest {
     /// Worker that holds the job.
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_WORKER_ID_CHARS)))))]
     worker_id: String,
-    /// How the attempt ended.
+    /// Outcome of the attempt.
     status: AckStatus,
     /// Attempt from the poll's answer. An ack that shows it can be repeated.
     #[schema(extensions(("bounds" = json!(at_least(1)))))]
@@ -80,7 +80,7 @@ pub struct AckRequest {
 
 impl RequestBody for AckRequest {}
 
-/// How an attempt ended.
+/// Outcome of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AckStatus {
@@ -108,9 +108,9 @@ pub struct AckError {
 /// Result of an ack.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct AckReply {
-    /// Whether the job has ended or runs again.
+    /// `done` if the job has ended, `retry` if it runs again.
     pub action: AckAction,
-    /// When it runs again; only with `retry`.
+    /// Time of the next attempt; only with `retry`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub retry_at: Option<DateTime<Utc>>,
@@ -124,7 +124,7 @@ pub struct AckReply {
     pub poll: Option<ThenPollReply>,
 }
 
-/// What follows for the job.
+/// The next step of an acknowledged job.
 #[derive(Debug, Clone, Copy, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AckAction {
@@ -223,11 +223,11 @@ pub struct AckBatchResult {
     /// Status that this ack alone would have had.
     #[schema(example = 200)]
     pub status: u16,
-    /// Whether the job has ended or runs again.
+    /// `done` if the job has ended, `retry` if it runs again.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub action: Option<AckAction>,
-    /// When it runs again; only with `retry`.
+    /// Time of the next attempt; only with `retry`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub retry_at: Option<DateTime<Utc>>,

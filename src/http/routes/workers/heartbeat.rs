@@ -56,12 +56,12 @@ pub struct HeartbeatRequest {
     /// Progress from 0 to 1.
     #[schema(extensions(("bounds" = json!(range(0, 1)))))]
     progress: Option<f32>,
-    /// Of the whole worker: its state. Default: running.
+    /// State of the whole worker. Default: running.
     state: Option<WorkerState>,
-    /// Of the whole worker: the jobs that it runs, at most 500.
+    /// Jobs that the whole worker runs, at most 500.
     #[schema(max_items = 500, value_type = Vec<ActiveJobRequest>, required = false)]
     active_jobs: Option<Vec<Object<ActiveJobRequest>>>,
-    /// Of the whole worker, instead of `active_jobs`: only their ids.
+    /// Ids of the jobs that the whole worker runs, instead of `active_jobs`.
     #[schema(extensions(("bounds" = json!(items(0, limits::MAX_BEAT_JOBS)))))]
     active_job_ids: Option<Vec<String>>,
 }
@@ -85,7 +85,7 @@ pub struct ActiveJobRequest {
     progress: Option<f32>,
 }
 
-/// What to do next: `status` for one job, `state` and `jobs` for a whole worker.
+/// Directives: `status` for one job, `state` and `jobs` for a whole worker.
 #[derive(Debug, Default, Serialize, ToSchema)]
 #[schema(example = json!({"status": "ok"}))]
 pub struct HeartbeatReply {

@@ -130,14 +130,14 @@ pub struct PolledJob {
     pub traceparent: Option<String>,
 }
 
-/// How a parent ended: its result, or its error.
+/// Result or error of a parent.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = ParentResult)]
 pub struct ParentResultView {
     /// Id of the parent.
     #[schema(example = "job_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub job_id: String,
-    /// Its key, if both belong to a workflow.
+    /// Key of the parent, if both jobs belong to a workflow.
     #[schema(required)]
     pub key: Option<String>,
     /// Job type of the parent.
@@ -150,7 +150,7 @@ pub struct ParentResultView {
     /// Error of its last failed attempt, without the stack trace; null if it succeeded.
     #[schema(required)]
     pub error: Option<JobError>,
-    /// Whether the result was left out, because earlier ones are 1 MiB together: read it from the
+    /// True if the result was left out, because earlier ones are 1 MiB together: read it from the
     /// job.
     pub omitted: bool,
 }

@@ -60,11 +60,11 @@ pub struct WorkerView {
     /// Directive; null: none.
     #[schema(required)]
     pub directive: Option<WorkerState>,
-    /// Whether it sent a request within the last minute, and is neither lost nor deregistered.
+    /// True if it sent a request within the last minute, and is neither lost nor deregistered.
     pub alive: bool,
     /// Time of its last request, to within a few seconds.
     pub last_seen_at: DateTime<Utc>,
-    /// When it registered, or sent its first request.
+    /// Time when the worker registered, or sent its first request.
     pub registered_at: DateTime<Utc>,
     /// Queues that it polls.
     pub queues: Vec<String>,

@@ -213,7 +213,7 @@ pub struct LogsReply {
     pub accepted: usize,
     /// Ignored chunks: they were stored before.
     pub duplicates: usize,
-    /// Whether output was cut: 1 MiB of an attempt is kept.
+    /// True if output was cut: 1 MiB of an attempt is kept.
     pub truncated: bool,
 }
 

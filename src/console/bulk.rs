@@ -3,7 +3,7 @@
 use askama::Template;
 use axum::{extract::Path, http::Method, response::Response};
 use fencepost_domain::error::Error;
-use fencepost_http::bulk::BulkResult;
+use fencepost_http::routes::operations::bulk::BulkResult;
 
 use super::{
     action_table::{self, Plane},

@@ -4,7 +4,6 @@
 
 #![warn(missing_docs)]
 
-pub mod bulk;
 mod cursor;
 pub mod deprecation;
 pub mod docs;

@@ -22,8 +22,8 @@ use utoipa::ToSchema;
 
 use super::check_filter;
 use crate::{
-    bulk::{self, BulkRequest, BulkResult},
     idempotency::{self, Answer, Ids, Once},
+    routes::operations::bulk::{self, BulkRequest, BulkResult},
 };
 
 /// The value of `confirm` that a purge needs.
@@ -35,7 +35,7 @@ const CONFIRM_PURGE: &str = "purge";
 #[schema(example = json!({"filter": {"job_type": "email.send"}, "rate_per_second": 50}))]
 #[schema(as = RetryDeadLettersRequest)]
 pub struct RetryManyRequest {
-    /// Which dead letters; an empty filter selects all.
+    /// Conditions for dead letters; an empty filter selects all.
     #[schema(value_type = Filter)]
     filter: Object<Filter>,
     /// Only count them. Default: false.
@@ -55,7 +55,7 @@ pub struct RetryManyRequest {
 #[schema(example = json!({"filter": {"job_type": "email.send"}, "confirm": "purge"}))]
 #[schema(as = PurgeDeadLettersRequest)]
 pub struct PurgeManyRequest {
-    /// Which dead letters; an empty filter selects all.
+    /// Conditions for dead letters; an empty filter selects all.
     #[schema(value_type = Filter)]
     filter: Object<Filter>,
     /// Must be `purge`, unless it is a dry run.

@@ -21,8 +21,8 @@ use utoipa::ToSchema;
 
 use super::read::{MAX_TAG_FILTER_CHARS, may_search};
 use crate::{
-    bulk::{self, BulkRequest, BulkResult},
     idempotency::{self, Once},
+    routes::operations::bulk::{self, BulkRequest, BulkResult},
 };
 
 /// Bulk request about jobs.
@@ -30,7 +30,7 @@ use crate::{
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"filter": {"queue": "default", "tag": "customer:42"}, "dry_run": true}))]
 pub struct BulkJobsRequest {
-    /// Which jobs; an empty filter selects all jobs that the operation can handle.
+    /// Conditions for jobs; an empty filter selects all jobs that the operation can handle.
     #[schema(value_type = JobFilter)]
     filter: Object<JobFilter>,
     /// Only count them. Default: false.

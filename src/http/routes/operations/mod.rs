@@ -1,6 +1,8 @@
 //! `GET /v1/operations`, `GET /v1/operations/{operation_id}` and `POST …/abort`: progress of bulk
 //! operations.
 
+pub mod bulk;
+
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
@@ -50,7 +52,7 @@ pub struct Operation {
     /// names none, or deletes them.
     #[schema(required)]
     pub sample_error: Option<String>,
-    /// Whether that error is null because the caller may not read it.
+    /// True if that error is null because the caller may not read it.
     pub redacted: bool,
     /// Estimated number of jobs at its start; null: more than were counted.
     #[schema(required)]
@@ -70,7 +72,7 @@ pub struct Operation {
     pub last_error: Option<String>,
     /// When it started.
     pub created_at: DateTime<Utc>,
-    /// When its last step ran.
+    /// Time of the operation's last step.
     pub updated_at: DateTime<Utc>,
     /// When it ended.
     #[schema(required)]

@@ -11,13 +11,11 @@ use fencepost_web::{app::App, auth::Caller, wire::validate::Check};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::Operation;
 use crate::{
     idempotency::{Answer, Ids},
     redact::shown,
-    routes::{
-        audit::{self, NewAuditEntry},
-        operations::Operation,
-    },
+    routes::audit::{self, NewAuditEntry},
 };
 
 /// Number of matching jobs, and the operation that processes them.
@@ -25,7 +23,7 @@ use crate::{
 pub struct BulkResult {
     /// Matching jobs, of the first 100,000 examined; at most `max`.
     pub count: i64,
-    /// Whether there are more jobs than were examined.
+    /// True if there are more jobs than were examined.
     pub is_capped: bool,
     /// The operation that was started; null after a dry run.
     #[schema(required)]

@@ -33,7 +33,7 @@ public class Smoke {
         WorkersApi workers = new WorkersApi(client);
 
         EnqueueRequest enqueue = new EnqueueRequest().jobType("greet").queue(queue);
-        Job job = jobs.jobsCreate(enqueue.payload(Map.of("name", "Ada")), null, null);
+        Job job = jobs.jobsCreate(enqueue.payload(Map.of("name", "Ada")), null, null, null);
         PollRequest poll = new PollRequest().workerId(worker).queues(List.of(queue)).waitSeconds(5);
         PolledJob leased = workers.workersPoll(poll).getJobs().get(0);
         must(leased.getId().equals(job.getId()), leased);

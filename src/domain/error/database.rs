@@ -32,8 +32,18 @@ pub fn is_faulty_statement(error: &sqlx::Error) -> bool {
     }
 }
 
+/// Whether a row belongs to an account that was deleted meanwhile, by the names of the schema.
+fn is_of_deleted_account(error: &sqlx::Error) -> bool {
+    let sqlx::Error::Database(error) = error else { return false };
+    let names_account = |name: &str| name.ends_with("_account_id_fkey");
+    error.is_foreign_key_violation() && error.constraint().is_some_and(names_account)
+}
+
 impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
+        if is_of_deleted_account(&error) {
+            return Self::Unauthorized;
+        }
         if is_faulty_statement(&error) {
             return Self::internal(error);
         }

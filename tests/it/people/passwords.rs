@@ -2,6 +2,7 @@
 
 use fencepost_identity::accounts::password::lists::BreachedPasswords;
 use serde_json::{Value, json};
+use sqlx::Executor as _;
 
 use super::{PASSWORD, Person, accounts::open_server, post_from};
 use crate::harness::{Stage, limited, scratch};
@@ -37,6 +38,27 @@ fn a_new_password_must_not_be_common_nor_on_the_operators_list() {
         let ada = Person::log_in(&t, "ada@example.com", PASSWORD, Value::Null).await;
         let change = json!({"current_password": PASSWORD, "new_password": breached});
         ada.post("/v1/auth/password", change).await.refuses("new_password");
+        server.stop().await;
+    });
+}
+
+#[test]
+fn a_password_is_not_changed_when_its_account_is_deleted_meanwhile() {
+    limited(async {
+        let (server, t) = open_server(Stage::default()).await;
+        let ada = Person::sign_up(&t, "ada@example.com").await;
+        let mut deleting = t.database.connect().await;
+        deleting.execute("begin").await.expect("a transaction begins");
+        let delete = "delete from accounts where email = 'ada@example.com'";
+        deleting.execute(delete).await.expect("the account is deleted");
+        let change = json!({"current_password": PASSWORD, "new_password": "loud herons lend it"});
+        let (changed, ()) = tokio::join!(ada.post("/v1/auth/password", change), async {
+            let waits = "select count(*) from pg_stat_activity
+                         where wait_event_type = 'Lock' and datname = current_database()";
+            t.database.until(waits, 1).await;
+            deleting.execute("commit").await.expect("the transaction commits");
+        });
+        changed.is_error(401, "unauthorized");
         server.stop().await;
     });
 }

@@ -265,10 +265,16 @@ fn version(program: &Path) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&told.stdout).trim().to_owned())
 }
 
+/// The commit of the code, with a mark if it was changed since. Results are written into `docs`,
+/// which is no code.
 fn commit() -> String {
-    let told = Command::new("git").args(["describe", "--always", "--dirty"]).output();
-    let told = told.ok().filter(|it| it.status.success());
-    told.map(|it| String::from_utf8_lossy(&it.stdout).trim().to_owned()).unwrap_or_default()
+    let git = |arguments: &[&str]| Command::new("git").args(arguments).output().ok();
+    let described = git(&["describe", "--always"]).filter(|it| it.status.success());
+    let Some(described) = described else { return String::new() };
+    let name = String::from_utf8_lossy(&described.stdout).trim().to_owned();
+    let difference = git(&["diff", "--quiet", "HEAD", "--", ":/", ":(top,exclude)docs"]);
+    let is_same = difference.is_some_and(|it| it.status.success());
+    if is_same { name } else { format!("{name}-dirty") }
 }
 
 #[cfg(test)]

@@ -129,7 +129,7 @@ fn gaps(lines: &[Line], faults: &[Injected]) -> Vec<(i64, i64)> {
     gaps
 }
 
-/// How many seconds between two times, in seconds, have an accepted call.
+/// Number of seconds between two times, in seconds, in which a call was accepted.
 pub(super) fn serving_seconds(lines: &[Line], from: i64, to: i64) -> usize {
     let accepted = lines.iter().filter(|line| is_accepted(&line.event));
     let seconds = accepted.map(|line| line.at / 1_000).filter(|it| (from..to).contains(it));

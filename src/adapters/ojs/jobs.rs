@@ -232,10 +232,10 @@ pub async fn create_batch(
     caller.charge(&app, "jobs", Cost::Items(all.len())).await?;
     limit_queues(&app, &caller, &all).await?;
     set_expiries(&app, &mut all).await?;
-    let entry: Vec<JobWithDependencies> = all.into_iter().map(|it| it.entry).collect();
-    let mut jobs = Vec::with_capacity(entry.len());
+    let entries: Vec<JobWithDependencies> = all.into_iter().map(|it| it.entry).collect();
+    let mut jobs = Vec::with_capacity(entries.len());
     for Enqueued { row, is_new } in
-        enqueue::store(&app.engine, tenant, caller.origin(), entry).await?
+        enqueue::store(&app.engine, tenant, caller.origin(), entries).await?
     {
         jobs.push(shown(&app, &caller, row, is_new).await?);
     }

@@ -32,7 +32,7 @@ pub fn is_faulty_statement(error: &sqlx::Error) -> bool {
     }
 }
 
-/// Whether a row belongs to an account that was deleted meanwhile, by the names of the schema.
+/// True if a row names an account that was deleted meanwhile, by the names of the schema.
 fn is_of_deleted_account(error: &sqlx::Error) -> bool {
     let sqlx::Error::Database(error) = error else { return false };
     let names_account = |name: &str| name.ends_with("_account_id_fkey");

@@ -324,7 +324,7 @@ async fn tie(
             found.entry(parent.id).or_insert(parent);
         }
     }
-    let (mut edges, mut more, mut entry) = (Vec::new(), HashMap::new(), Vec::new());
+    let (mut edges, mut more, mut entries) = (Vec::new(), HashMap::new(), Vec::new());
     for it in new {
         let mut job = it.job.clone();
         for (ordinal, dependency) in (0_i16..).zip(parents_of(&job)) {
@@ -340,7 +340,7 @@ async fn tie(
             }
             edges.push(Edge { parent, child: job.id, ordinal, when, is_met });
         }
-        entry.push(job);
+        entries.push(job);
     }
     for (parent, added) in &more {
         let children = found.get(parent).map_or(0, |it| it.children);
@@ -353,7 +353,7 @@ async fn tie(
         let more: Vec<_> = more.into_iter().collect();
         dependencies::add_children(tx, project_id, &more).await?;
     }
-    Ok((entry, edges))
+    Ok((entries, edges))
 }
 
 /// Counts new jobs of batches.

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use fencepost_domain::webhook::{EVENT_TYPES, TEST_EVENT, event_types};
 
-/// When [`TEST_EVENT`] is sent.
+/// The test event, and when it is sent.
 const TEST: (&str, &str) = (TEST_EVENT, "a test was asked for");
 
 /// Adds a webhook for each type of event. All have the same body.

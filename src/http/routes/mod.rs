@@ -88,7 +88,7 @@ pub(crate) fn data_plane() -> Routes {
         .routes(routes!(metrics::dashboards::alert_rules))
 }
 
-/// Those of jobs, workflows and batches.
+/// Routes of jobs, workflows, batches and alarms.
 fn routes_of_jobs() -> Routes {
     Routes::default()
         .routes(routes!(jobs::create::create, jobs::read::list))

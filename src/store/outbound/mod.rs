@@ -1,4 +1,4 @@
-//! What endpoints and people are told: events, webhooks, alarms and their incidents.
+//! Notifications of endpoints and people: events, webhooks, alarms and their incidents.
 
 pub mod alarms;
 pub mod incidents;

@@ -193,7 +193,7 @@ pub async fn call_back(
     Ok(done.rows_affected() > 0)
 }
 
-/// What an event is about, if it is about no job.
+/// Subject of an event that is about no job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum About {
     Batch(BatchId),

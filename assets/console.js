@@ -542,20 +542,20 @@ window.addEventListener("pageshow", (event) => {
   follow();
 });
 
-function tell(place, text) {
-  const told = document.createElement("p");
-  told.className = "failure";
-  told.textContent = text;
-  document.getElementById(place)?.replaceChildren(told);
+function showProblem(place, text) {
+  const shown = document.createElement("p");
+  shown.className = "failure";
+  shown.textContent = text;
+  document.getElementById(place)?.replaceChildren(shown);
 }
 
 // No answer at all, or a failed refresh: the page stays as it is.
 document.addEventListener("htmx:error", (event) => {
   if (event.target instanceof HTMLFormElement) {
-    tell("problem", "The server did not answer: look whether it was done before you try again.");
+    showProblem("problem", "The server did not answer: look whether it was done before you try again.");
     showProblem();
   } else {
-    tell("lost", "The server does not answer. Trying again…");
+    showProblem("lost", "The server does not answer. Trying again…");
   }
 });
 document.addEventListener("htmx:response:error", (event) => {
@@ -564,10 +564,10 @@ document.addEventListener("htmx:response:error", (event) => {
   if (status === 403 || status === 404) {
     live.isGone = true;
     follow();
-    tell("lost", "This is not there any more, or not for you.");
+    showProblem("lost", "This is not there any more, or not for you.");
     return;
   }
-  tell("lost", `This page could not be brought up to date (${status}). Trying again…`);
+  showProblem("lost", `This page could not be brought up to date (${status}). Trying again…`);
 });
 document.addEventListener("htmx:after:request", (event) => {
   if (event.target === region()) live.tookMs = performance.now() - live.last;
@@ -590,29 +590,29 @@ function markFields() {
     field.removeAttribute("aria-invalid");
     field.removeAttribute("aria-errormessage");
   }
-  for (const told of document.querySelectorAll("[data-field]:not([id])")) {
+  for (const shown of document.querySelectorAll("[data-field]:not([id])")) {
     mistakes += 1;
-    told.id = `mistake-${mistakes}`;
-    const name = told.dataset.field.split("[")[0];
-    const form = told.closest("form") ?? sent ?? document.querySelector("main form[method=post]");
+    shown.id = `mistake-${mistakes}`;
+    const name = shown.dataset.field.split("[")[0];
+    const form = shown.closest("form") ?? sent ?? document.querySelector("main form[method=post]");
     const field = form?.isConnected && [...form.elements].find((it) => it.name === name && it.type !== "hidden");
     if (!field) continue;
     field.setAttribute("aria-invalid", "true");
-    field.setAttribute("aria-errormessage", told.id);
+    field.setAttribute("aria-errormessage", shown.id);
     const label = field.type === "checkbox" ? field.closest("fieldset")?.querySelector("legend") : field.labels[0];
     const words = [...label?.childNodes ?? []].filter((it) => !it.contains(field)).map((it) => it.textContent).join("").trim();
-    if (words) told.textContent = words;
+    if (words) shown.textContent = words;
   }
 }
 
 // Errors are scrolled into view and announced, wherever the button was.
 function showProblem() {
-  const told = document.querySelector("#problem > *");
-  if (!told || told.dataset.isShown) return;
-  told.dataset.isShown = "true";
-  told.tabIndex = -1;
-  told.focus({ preventScroll: true });
-  told.scrollIntoView({ block: "center" });
+  const shown = document.querySelector("#problem > *");
+  if (!shown || shown.dataset.isShown) return;
+  shown.dataset.isShown = "true";
+  shown.tabIndex = -1;
+  shown.focus({ preventScroll: true });
+  shown.scrollIntoView({ block: "center" });
 }
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawCharts(true));
@@ -668,7 +668,7 @@ async function answerWithPasskey(form) {
       : await navigator.credentials.get({ publicKey: PublicKeyCredential.parseRequestOptionsFromJSON(options) });
     form.elements.credential.value = JSON.stringify(credential.toJSON());
   } catch (error) {
-    tell("problem", error.name === "InvalidStateError" ? "This device has a passkey of your account already." : "Your browser gave no passkey.");
+    showProblem("problem", error.name === "InvalidStateError" ? "This device has a passkey of your account already." : "Your browser gave no passkey.");
     showProblem();
     release(form);
     return;

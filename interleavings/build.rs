@@ -5,7 +5,7 @@ use std::{env, error::Error, fs, path::Path};
 
 /// The files, below `src`, with the names of their texts.
 const FILES: [(&str, &str); 9] = [
-    ("engine/batch.rs", "batch.rs"),
+    ("engine/group_commit.rs", "group_commit.rs"),
     ("signals/wakeups.rs", "wakeups.rs"),
     ("engine/sync_match.rs", "sync_match.rs"),
     ("engine/notify/relay.rs", "relay.rs"),
@@ -18,9 +18,9 @@ const FILES: [(&str, &str); 9] = [
 
 /// Bugs: the name of the text, what is replaced, and by what.
 const BUGS: [(&str, &str, &str); 4] = [
-    // What was received is lost when a batch ends in that moment.
+    // What was received is lost when a group commit ends in that moment.
     (
-        "batch.rs",
+        "group_commit.rs",
         "        self.add(entry);\n        true",
         "        if crate::has_bug() {
             tokio::task::yield_now().await;
@@ -37,7 +37,7 @@ const BUGS: [(&str, &str, &str); 4] = [
             false => self.chores[chore as usize].notify_one(),
         }",
     ),
-    // Hints that come while others are collected are not told.
+    // Hints that come while others are collected are not published.
     ("relay.rs", "gathered.add(hint);", "if !crate::has_bug() {\ngathered.add(hint);\n}"),
     // Jobs that arrive while a claim is under way are forgotten.
     (

@@ -122,7 +122,7 @@ grant select, insert on account_log to fencepost_people;
 grant select, delete on account_log to fencepost_maint;
 -- Accounts that were neither verified nor used are deleted: that locks them.
 grant select, update, delete on accounts to fencepost_maint;
--- Mails tell of incidents.
+-- Mails report incidents.
 grant select on incidents to fencepost_people;
 -- The list of members shows e-mail addresses.
 grant select (id, email) on accounts to fencepost_console;

@@ -17,7 +17,7 @@ use fencepost_engine::{
     canary::Canary,
     jobs::wait,
     maintenance::{
-        self, PROBE_PERIOD, cascade, counts, dead_letter_age, ends, excess_workers, gauges,
+        self, PROBE_PERIOD, cascade, completions, counts, dead_letter_age, excess_workers, gauges,
         promote, reap, retention, revive,
     },
     operations,
@@ -25,9 +25,8 @@ use fencepost_engine::{
     stats::flush,
     webhooks::{
         deliver::{Deliverer, REFRESH_PERIOD},
-        empty,
+        empty, notify_endpoints,
         pusher::Pusher,
-        tell,
     },
     workers,
 };
@@ -44,7 +43,7 @@ const REAP_PERIOD: Duration = Duration::from_millis(1_500);
 /// The sleep of a loop that the probe wakes when there is work.
 const IDLE_PERIOD: Duration = Duration::from_secs(30);
 /// How often events that another node has committed are looked for, if that node has died since.
-const TELL_PERIOD: Duration = Duration::from_secs(2);
+const EVENTS_PERIOD: Duration = Duration::from_secs(2);
 /// How often workers' heartbeat times are written and their directives read.
 const WORKERS_PERIOD: Duration = Duration::from_secs(2);
 /// How often watched jobs are checked for changes that other nodes made.
@@ -70,7 +69,7 @@ const _: () = assert!(ACCOUNTS_PERIOD.as_secs() * 2 < KEY_SETTLE_SECONDS as u64)
 const DEAD_LETTERS_PERIOD: Duration = Duration::from_secs(3_600);
 /// How often alarms look. As for gauges, nodes look that much less often together.
 const ALARMS_PERIOD: Duration = Duration::from_secs(5);
-/// More nodes than this look together more often, so that no incident is told later than after
+/// More nodes than this look together more often, so that no incident is reported later than after
 /// half a minute.
 const MAX_ALARM_NODES: u32 = 6;
 /// How often deleted projects are purged.
@@ -78,7 +77,7 @@ const PURGE_PERIOD: Duration = Duration::from_secs(5);
 /// The pause after a failed step.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
-/// What follows a step.
+/// The time of the next step.
 enum Next {
     /// The batch was full: run the next step at once.
     Continue,
@@ -111,11 +110,11 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
         Ok(Next::Sleep(PROBE_PERIOD))
     });
     loops.start("cascade", Some(BackgroundTask::Cascade), |engine| async move {
-        let is_more = cascade::pass(&engine).await? | ends::pass(&engine).await?;
+        let is_more = cascade::pass(&engine).await? | completions::pass(&engine).await?;
         Ok(Next::continue_if(is_more, IDLE_PERIOD))
     });
-    loops.start("tell", Some(BackgroundTask::Tell), |engine| async move {
-        Ok(Next::continue_if(tell::pass(&engine).await?, TELL_PERIOD))
+    loops.start("events", Some(BackgroundTask::Events), |engine| async move {
+        Ok(Next::continue_if(notify_endpoints::pass(&engine).await?, EVENTS_PERIOD))
     });
     loops.start("revive", Some(BackgroundTask::Revive), |engine| async move {
         Ok(Next::continue_if(revive::pass(&engine).await?, IDLE_PERIOD))
@@ -258,13 +257,13 @@ fn start_instance_loops(app: &App, loops: &Loops<'_>) {
         async move {
             app.accounts.refresh_signing_keys().await?;
             let mut conn = engine.pools.background.acquire().await?;
-            let pruned = purge::prune_people(&mut conn, AUDIT_KEEP_DAYS, SECURITY_LOG_KEEP_DAYS);
-            let pruned = pruned.await?;
+            let expired = purge::prune_expired(&mut conn).await?;
+            let old = purge::prune_logs(&mut conn, AUDIT_KEEP_DAYS, SECURITY_LOG_KEEP_DAYS).await?;
             // Elsewhere, no address can be verified.
             if app.accounts.mailer.reaches_others() {
                 purge::prune_unused(&mut conn, UNUSED_ACCOUNT_DAYS).await?;
             }
-            Ok(Next::continue_if(pruned >= purge::MAX_PRUNED_PEOPLE, ACCOUNTS_PERIOD))
+            Ok(Next::continue_if(expired.max(old) >= purge::MAX_PRUNED_PEOPLE, ACCOUNTS_PERIOD))
         }
     });
     let (accounts, fails) = (app.accounts.clone(), Arc::new(AtomicBool::new(false)));
@@ -363,13 +362,13 @@ async fn every<Step, Stepping, Hurry, Hurrying>(
             Ok(Err(error)) => {
                 counter!(telemetry::LOOP_ERRORS, "loop" => name).increment(1);
                 let error = chain(&error);
-                tracing::warn!(error, loop.name = name, "a background step failed");
+                tracing::warn!(error, loop.name = name, "background loop failed, will retry");
                 FAILURE_PAUSE
             }
             Err(panic) => {
                 counter!(telemetry::PANICS).increment(1);
                 let error = chain(&panic);
-                tracing::error!(error, loop.name = name, "a background step panicked");
+                tracing::error!(error, loop.name = name, "background loop panicked, will retry");
                 FAILURE_PAUSE
             }
         };

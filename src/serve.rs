@@ -147,7 +147,7 @@ pub fn providers(file: Option<&Path>) -> anyhow::Result<Arc<Providers>> {
 /// because a part of it has failed permanently.
 pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     match run(node, stop.clone()).await {
-        // It was told to stop while it waited for its database.
+        // It was asked to stop while it waited for its database.
         Err(error) if is_stopped(&error) => Ok(()),
         ended => ended,
     }
@@ -167,7 +167,7 @@ async fn run(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     let app = open(&engine, (&bus, node.outbound), node.people, instance);
     start.ask(|| app.accounts.refresh_signing_keys().boxed()).await.context(NO_ANSWER)?;
     start.ask(|| app.count_nodes().boxed()).await.context(NO_ANSWER)?;
-    bus.tell(Topic::Nodes, "").await;
+    bus.publish(Topic::Nodes, "").await;
     let background = TaskTracker::new();
     loops::start(&app, &stop, &background);
     if node.delivers {
@@ -249,7 +249,7 @@ impl Start {
         &self,
         ask: impl Fn() -> BoxFuture<'a, sqlx::Result<T>>,
     ) -> sqlx::Result<T> {
-        let mut is_told = false;
+        let mut is_reported = false;
         loop {
             let answered = tokio::select! {
                 answered = ask() => answered,
@@ -259,8 +259,8 @@ impl Start {
                 Err(error) if may_pass(&error) && Instant::now() < self.until => error,
                 answered => return answered,
             };
-            if !is_told {
-                is_told = true;
+            if !is_reported {
+                is_reported = true;
                 let error = &error as &dyn std::error::Error;
                 tracing::warn!(error, "{NO_ANSWER} yet");
             }
@@ -300,7 +300,7 @@ impl Start {
     }
 }
 
-/// Whether [`Start::ask`] was told to stop.
+/// Whether [`Start::ask`] was asked to stop.
 fn is_stopped(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(sqlx::Error::PoolClosed))
 }
@@ -431,7 +431,7 @@ async fn leave(pools: &Pools, bus: &Bus) {
     if let Ok(mut conn) = pools.people.acquire().await {
         let _ = store::connection::nodes::leave(&mut conn, bus.node()).await;
     }
-    bus.tell(Topic::Nodes, "").await;
+    bus.publish(Topic::Nodes, "").await;
 }
 
 async fn close_later(stop: CancellationToken, linger: Duration, closing: CancellationToken) {

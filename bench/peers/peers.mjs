@@ -17,7 +17,7 @@ const payload = { to: "ada@example.com", text: "x".repeat(180) };
 const connectionString = process.env.PEER_DATABASE_URL;
 const redis = { path: process.env.PEER_REDIS_SOCKET };
 
-/** Enqueues all jobs from all producers; `done` tells how many have ended. */
+/** Enqueues all jobs from all producers; `done` shows how many have ended. */
 async function measure(enqueue, done) {
   const started = performance.now();
   const producing = Array.from({ length: PRODUCERS }, async (_, producer) => {

@@ -15,7 +15,7 @@ use super::{
 use fencepost::dev::Ready;
 use fencepost_domain::ids::JobId;
 
-/// The line that tells that an attack has begun.
+/// The line that says that an attack has begun.
 pub const HAS_BEGUN: &str = "has begun";
 
 /// Clients that attack at the same time.
@@ -126,7 +126,7 @@ impl Attacker {
     /// When it cannot begin.
     pub async fn run(&self, attack: Attack) -> anyhow::Result<()> {
         let mut conn = self.connect().await?;
-        // A job over HTTP tells which project it is.
+        // A job over HTTP shows which project it is of.
         Client::connect(&self.target).await?.post_job("attack").await?;
         let project = "select max(project_id) from jobs where queue = 'attack'";
         let project: i32 = sqlx::query_scalar(project).fetch_one(&mut conn).await?;

@@ -64,9 +64,10 @@ async fn poll(State(memory): State<Arc<Memory>>, Json(poll): Json<Poll>) -> Json
     let Ok((id, payload)) = timeout(Duration::from_secs(poll.wait_seconds), found).await else {
         return Json(json!({ "jobs": [] }));
     };
-    let told = json!({ "jobs": [{ "id": id, "payload": payload, "attempt": 1, "lease_id": id }] });
+    let reported =
+        json!({ "jobs": [{ "id": id, "payload": payload, "attempt": 1, "lease_id": id }] });
     memory.leased.lock().unwrap_or_else(PoisonError::into_inner).insert(id, payload);
-    Json(told)
+    Json(reported)
 }
 
 async fn ack(State(memory): State<Arc<Memory>>, Json(ack): Json<Ack>) -> Json<Value> {

@@ -21,7 +21,7 @@ use super::{
     report::{Measure, plain},
 };
 
-/// Jobs whose ends are told.
+/// Jobs whose ends are reported.
 const JOBS: usize = 20_000;
 /// Ends in a second while the delay is measured.
 const EVENTS_PER_SECOND: u32 = 200;
@@ -99,17 +99,17 @@ pub async fn measure(
     let mut client = Client::connect(target).await?;
     let (without, ledger) = bulk::at_once(target, &queue("untold"), JOBS).await?;
     ledger.check(target, &queue("untold")).await?;
-    let told = queue("told");
+    let reported = queue("reported");
     let url = format!("http://{HOST}:{port}/hook");
-    endpoint(&mut client, &url, &told).await?;
+    endpoint(&mut client, &url, &reported).await?;
     // Each node learns of it.
     tokio::time::sleep(Duration::from_secs(3)).await;
     let begun = Instant::now();
-    let (with, ledger) = bulk::at_once(target, &told, JOBS).await?;
+    let (with, ledger) = bulk::at_once(target, &reported, JOBS).await?;
     sink.has(JOBS).await?;
     let deliveries = JOBS as f64 / begun.elapsed().as_secs_f64();
-    ledger.check(target, &told).await?;
-    let quiet = delay(target, &sink, &told, time).await?;
+    ledger.check(target, &reported).await?;
+    let quiet = delay(target, &sink, &reported, time).await?;
     let hanging = queue("hanging");
     // The server has closed the one before, which was idle.
     let mut client = Client::connect(target).await?;
@@ -118,11 +118,11 @@ pub async fn measure(
     }
     tokio::time::sleep(Duration::from_secs(3)).await;
     bulk::at_once(target, &hanging, 1_000).await?;
-    let beside = delay(target, &sink, &told, time).await?;
+    let beside = delay(target, &sink, &reported, time).await?;
     Ok(vec![
-        plain("bulk lifecycle, told to no endpoint", without, "jobs/s"),
-        plain("bulk lifecycle, told to one", with, "jobs/s"),
-        plain("told to one, to told to none", with / without, "times"),
+        plain("bulk lifecycle, reported to no endpoint", without, "jobs/s"),
+        plain("bulk lifecycle, reported to one", with, "jobs/s"),
+        plain("reported to one, to reported to none", with / without, "times"),
         plain("deliveries, from the first enqueue to the last request", deliveries, "1/s"),
         plain("end to request at 200/s, p50", quiet.0, "ms"),
         plain("end to request at 200/s, p99", quiet.1, "ms"),

@@ -65,9 +65,9 @@ pub enum Invariant {
     Available,
     /// Once nothing is broken, all ends soon.
     EndsInTime,
-    /// Each tick of a schedule fires once, or is told as missed.
+    /// Each tick of a schedule fires once, or is reported as missed.
     TicksFireOnce,
-    /// No worker gets a job of another tenant, and no endpoint is told of one.
+    /// No worker gets a job of another tenant, and no endpoint is notified of one.
     NoForeignJob,
     /// Jobs that were cancelled while they waited, and those of paused queues, do not run.
     PausesAndCancelsHold,
@@ -79,8 +79,8 @@ pub enum Invariant {
     NoStrangeAnswer,
     /// The counts of a queue are the numbers of its jobs.
     CountsAreRight,
-    /// The endpoint is told of each end, with one event, and of no other end.
-    EndsAreTold,
+    /// The endpoint is notified of each end, with one event, and of no other end.
+    EndsAreReported,
     /// A batch calls back once, after its last job.
     BatchesEndOnce,
     /// All calls about a job have an order in which every answer is right; none is refused while

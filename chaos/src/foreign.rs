@@ -61,8 +61,8 @@ fn repository() -> PathBuf {
 pub fn installed() -> Vec<&'static str> {
     let is_installed = |it: &&str| {
         let program = if *it == "python" { "python3" } else { it };
-        let told = std::process::Command::new(program).arg("--version").output();
-        told.is_ok_and(|it| it.status.success())
+        let reported = std::process::Command::new(program).arg("--version").output();
+        reported.is_ok_and(|it| it.status.success())
     };
     LANGUAGES.into_iter().filter(is_installed).collect()
 }

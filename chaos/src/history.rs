@@ -83,7 +83,7 @@ pub enum Event {
     Paused { tenant: usize, queue: String },
     /// It will be resumed.
     Resuming { tenant: usize, queue: String },
-    /// An endpoint was told of the end of a job. `is_taken`: it answered 200.
+    /// An endpoint was notified of the end of a job. `is_taken`: it answered 200.
     Delivered { tenant: usize, event: String, kind: String, job: String, is_taken: bool },
     /// A node refused a call for a while.
     Refused { status: u16, code: String },

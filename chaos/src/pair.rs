@@ -365,10 +365,10 @@ fn limit_files(postmaster: &str, limit: &str) -> anyhow::Result<()> {
 /// Limits a process, if it still runs.
 fn limit_process(pid: &str, limit: &str) -> anyhow::Result<()> {
     // Its own user may do so, and root not everywhere.
-    let told = as_postgres("prlimit")?.args(["--pid", pid, limit]).output()?;
+    let reported = as_postgres("prlimit")?.args(["--pid", pid, limit]).output()?;
     let has_ended = !Path::new("/proc").join(pid).exists();
-    let refusal = String::from_utf8_lossy(&told.stderr);
-    ensure!(told.status.success() || has_ended, "prlimit {limit}: {refusal}");
+    let refusal = String::from_utf8_lossy(&reported.stderr);
+    ensure!(reported.status.success() || has_ended, "prlimit {limit}: {refusal}");
     Ok(())
 }
 

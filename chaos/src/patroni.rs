@@ -197,13 +197,13 @@ impl Patroni {
         let Some(leader) = self.leader().await else { return Vec::new() };
         let url = format!("{}/cluster", self.url(leader));
         let asked = self.client.get(url).timeout(CALL_TIMEOUT).send().await;
-        let Ok(told) = asked else { return Vec::new() };
-        let told: Value = told.json().await.unwrap_or_default();
-        let members = told["members"].as_array().cloned().unwrap_or_default();
+        let Ok(reported) = asked else { return Vec::new() };
+        let reported: Value = reported.json().await.unwrap_or_default();
+        let members = reported["members"].as_array().cloned().unwrap_or_default();
         let newest = members.iter().filter_map(|it| it["timeline"].as_u64()).max();
-        let run = members.iter().filter(|it| {
-            ["running", "streaming"].iter().any(|state| it["state"] == *state)
-                && it["timeline"].as_u64() == newest
+        let run = members.iter().filter(|member| {
+            ["running", "streaming"].iter().any(|state| member["state"] == *state)
+                && member["timeline"].as_u64() == newest
         });
         run.filter_map(|it| it["role"].as_str().map(str::to_owned)).collect()
     }
@@ -306,6 +306,6 @@ fn start(dir: &Path, program: &str, args: &[&Path]) -> anyhow::Result<Child> {
 }
 
 fn postgres_id(which: &str) -> anyhow::Result<u32> {
-    let told = Command::new("id").args([which, "postgres"]).output()?;
-    Ok(String::from_utf8_lossy(&told.stdout).trim().parse()?)
+    let reported = Command::new("id").args([which, "postgres"]).output()?;
+    Ok(String::from_utf8_lossy(&reported.stdout).trim().parse()?)
 }

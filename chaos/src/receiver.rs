@@ -1,4 +1,4 @@
-//! An endpoint that is told of the ends of jobs. It refuses some deliveries.
+//! An endpoint that is notified of the ends of jobs. It refuses some deliveries.
 
 use std::{
     net::SocketAddr,

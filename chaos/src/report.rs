@@ -252,7 +252,7 @@ fn of_calls(lines: &[Line]) -> Met {
             "an endpoint refuses a delivery",
             events(&|it| matches!(it, Event::Delivered { is_taken: false, .. })),
         ),
-        ("an end is told again", told_again(lines)),
+        ("an end is reported again", reported_again(lines)),
     ]
 }
 
@@ -397,7 +397,7 @@ fn repeated_leases(lines: &[Line]) -> usize {
     lines.iter().filter(is_again).count()
 }
 
-fn told_again(lines: &[Line]) -> usize {
+fn reported_again(lines: &[Line]) -> usize {
     let mut events = BTreeSet::new();
     let is_again = |it: &&Line| match &it.event {
         Event::Delivered { event, .. } => !events.insert(event.clone()),

@@ -41,7 +41,7 @@ const PRODUCER_SEEDS: u64 = 1 << 63;
 const PROBE_SEEDS: u64 = 1 << 62;
 const ADAPTER_SEEDS: u64 = 1 << 61;
 const PAUSE_SEEDS: u64 = 1 << 60;
-/// How long it may take until all jobs have ended and all is told, once nothing is broken. The
+/// How long it may take until all jobs have ended and all is reported, once nothing is broken. The
 /// longest lease is one of Mobius, 90 s; a delivery that failed five times comes again after 405 s.
 pub const DRAIN: Duration = Duration::from_secs(450);
 
@@ -204,7 +204,7 @@ struct Drained {
     last_open: String,
 }
 
-/// Waits until every job has ended, and endpoints were told.
+/// Waits until every job has ended, and endpoints were notified.
 async fn drain(stage: &Stage, healed: Instant, longest: Duration) -> Drained {
     let mut last_open = String::new();
     let ended = async {
@@ -260,9 +260,9 @@ fn read_logs(stage: &Stage, history: &History) -> anyhow::Result<BTreeMap<String
 
 /// What a program says of itself.
 fn version(program: &Path) -> anyhow::Result<String> {
-    let told = Command::new(program).arg("--version").output();
-    let told = told.with_context(|| program.display().to_string())?;
-    Ok(String::from_utf8_lossy(&told.stdout).trim().to_owned())
+    let reported = Command::new(program).arg("--version").output();
+    let reported = reported.with_context(|| program.display().to_string())?;
+    Ok(String::from_utf8_lossy(&reported.stdout).trim().to_owned())
 }
 
 /// The commit of the code, with a mark if it was changed since. Results are written into `docs`,

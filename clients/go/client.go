@@ -57,7 +57,7 @@ func (e *APIError) Error() string {
 	return fmt.Sprintf("%s (%s, request %s)", e.Message, e.Code, e.RequestID)
 }
 
-// IsRetryable tells whether the same request may succeed later.
+// IsRetryable reports whether the same request may succeed later.
 func (e *APIError) IsRetryable() bool {
 	return e.Status >= 500 || e.Status == http.StatusRequestTimeout ||
 		e.Status == http.StatusTooManyRequests || e.Code == "idempotency_in_progress"
@@ -214,7 +214,7 @@ type JobRecord struct {
 	Result   json.RawMessage `json:"result"`
 }
 
-// HasEnded tells whether it has succeeded, is a dead letter or was cancelled.
+// HasEnded reports whether it has succeeded, is a dead letter or was cancelled.
 func (j *JobRecord) HasEnded() bool {
 	return j.State == "succeeded" || j.State == "dead_letter" || j.State == "cancelled"
 }

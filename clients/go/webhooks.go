@@ -22,7 +22,7 @@ const minSecretBytes = 24
 // ErrInvalidWebhook says that a request was not signed with the secret, or is too old.
 var ErrInvalidWebhook = errors.New("invalid webhook")
 
-// WebhookEvent is what an endpoint is told.
+// WebhookEvent is an event as it is sent to an endpoint.
 type WebhookEvent struct {
 	// Type is such as "job.dead_lettered". Others come later: ignore those that you do not know.
 	Type      string    `json:"type"`

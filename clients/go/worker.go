@@ -128,7 +128,7 @@ func (j *Job) renew(at time.Time) {
 	j.renewed = at
 }
 
-// overdue tells whether the lease was not renewed for its whole length: another worker may have the
+// overdue reports whether the lease was not renewed for its whole length: another worker may have the
 // job.
 func (j *Job) overdue() bool {
 	j.mutex.Lock()
@@ -215,7 +215,7 @@ func (w *Worker) rest(reason string, isQuiet bool) {
 	w.changed = make(chan struct{})
 }
 
-// park returns the context of parked polls, and what tells of the next change of it.
+// park returns the context of parked polls, and the signal of its next change.
 func (w *Worker) park() (context.Context, chan struct{}) {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
@@ -354,7 +354,7 @@ func (w *Worker) beat(done chan struct{}) {
 			state = "quiet"
 		}
 		w.mutex.Unlock()
-		if len(jobs) == 0 && isPolling { // the polls tell that the worker lives
+		if len(jobs) == 0 && isPolling { // the polls show that the worker lives
 			continue
 		}
 		var answer struct {
@@ -554,10 +554,10 @@ func (w *Worker) ack(job *Job, end Fields) ([]*Job, error) {
 			w.obey(answer.Poll.State)
 			return answer.Poll.Jobs, nil
 		case errors.As(err, &refused) && (refused.Status == 400 || refused.Status == 413):
-			told := Fields{"type": "ResultRefused", "message": err.Error()}
+			report := Fields{"type": "ResultRefused", "message": err.Error()}
 			// A handler that has done its work would not make its result smaller.
 			isFinal := end["status"] == "succeeded" || end["retryable"] == false
-			end = Fields{"status": "failed", "error": told, "retryable": !isFinal}
+			end = Fields{"status": "failed", "error": report, "retryable": !isFinal}
 		case parked.Err() == nil:
 			return nil, err
 		}

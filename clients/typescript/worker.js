@@ -261,7 +261,7 @@ export class Worker {
       // It keeps the process alive, also while the worker is quiet.
       await sleep(this.beatMs, undefined, { signal }).catch(() => {});
       const jobs = [...this.#active].filter((it) => !it.isLost);
-      // While it polls, the polls tell that it lives.
+      // While it polls, the polls show that it lives.
       if (signal.aborted || (jobs.length === 0 && this.#mayPoll)) continue;
       const active_jobs = jobs.map((it) => ({ ...it.fence(), progress: it.progress }));
       const state = this.#isSuspended ? "quiet" : "running";
@@ -367,8 +367,8 @@ export class Worker {
           const refused = { type: "ResultRefused", message: error.message };
           // A handler that has done its work would not make its result smaller.
           const retryable = end.status !== "succeeded" && end.retryable !== false;
-          const told = { status: "failed", error: refused, retryable };
-          body = { worker_id: this.id, ...job.fence(), ...told };
+          const report = { status: "failed", error: refused, retryable };
+          body = { worker_id: this.id, ...job.fence(), ...report };
         } else if (!signal.aborted) {
           throw error;
         }

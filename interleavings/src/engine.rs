@@ -5,8 +5,8 @@
 #![allow(dead_code)]
 
 /// Group commit.
-pub mod batch {
-    include!(concat!(env!("OUT_DIR"), "/batch.rs"));
+pub mod group_commit {
+    include!(concat!(env!("OUT_DIR"), "/group_commit.rs"));
 }
 
 /// Sync match.
@@ -19,7 +19,7 @@ pub struct Engine {
     notifier: notify::Notifier,
 }
 
-/// What the pump tells others.
+/// What the pump publishes.
 pub mod notify {
     use fencepost_signals::events_feed::JobEvent;
     use fencepost_store::claims::LeasedJob;
@@ -44,7 +44,7 @@ pub mod notify {
     pub struct NoListeners;
 
     impl NoListeners {
-        pub fn tell(&self, _: impl FnOnce() -> Vec<JobEvent>) {}
+        pub fn publish(&self, _: impl FnOnce() -> Vec<JobEvent>) {}
 
         pub fn claimed<'a>(&self, _: impl Iterator<Item = &'a LeasedJob>) {}
     }
@@ -60,18 +60,18 @@ pub mod settle {
     };
 
     use crate::{
-        engine::batch::{Batch, Coalescer},
+        engine::group_commit::{Coalescer, GroupCommit},
         store::connection::pools::{Connection, Pool},
         wakeups::Wake,
     };
 
-    /// The batch of releases.
-    pub struct Endings {
+    /// The group commit of releases.
+    pub struct Failures {
         pub pool: Pool,
         pub wake: Wake,
     }
 
-    impl Batch for Endings {
+    impl GroupCommit for Failures {
         type Item = (JobKey, LeaseId);
         type Answer = ();
         type Key = JobKey;
@@ -107,13 +107,13 @@ pub mod settle {
 
     /// Releases a lease.
     pub fn release(
-        endings: &Coalescer<Endings>,
+        failures: &Coalescer<Failures>,
         key: JobKey,
         _: &str,
         lease_id: LeaseId,
     ) -> impl Future<Output = ()> + Send + use<> {
-        let endings = endings.clone();
-        async move { endings.submit((key, lease_id)).await.expect("it is released") }
+        let failures = failures.clone();
+        async move { failures.submit((key, lease_id)).await.expect("it is released") }
     }
 }
 
@@ -150,20 +150,20 @@ pub mod dispatch {
         use fencepost_domain::ids::LeaseId;
 
         use crate::{
-            engine::{batch::Coalescer, settle::Endings},
+            engine::{group_commit::Coalescer, settle::Failures},
             store::connection::pools::Pool,
             tokio_util::sync::CancellationToken,
         };
 
         pub async fn release(
             pool: Pool,
-            endings: Coalescer<Endings>,
+            failures: Coalescer<Failures>,
             lease_ids: Vec<LeaseId>,
             _: CancellationToken,
         ) {
             for lease_id in lease_ids {
                 if let Some(key) = pool.table.leased_with(lease_id) {
-                    crate::engine::settle::release(&endings, key, "", lease_id).await;
+                    crate::engine::settle::release(&failures, key, "", lease_id).await;
                 }
             }
         }

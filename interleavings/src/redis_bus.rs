@@ -1,4 +1,4 @@
-//! What one node tells another, without Redis.
+//! Messages from one node to another, without Redis.
 
 use tokio::sync::mpsc;
 
@@ -20,8 +20,8 @@ pub struct Bus {
 
 impl Bus {
     pub fn new(node: NodeId) -> (Self, mpsc::UnboundedReceiver<String>) {
-        let (texts, told) = mpsc::unbounded_channel();
-        (Self { node, texts }, told)
+        let (texts, published) = mpsc::unbounded_channel();
+        (Self { node, texts }, published)
     }
 
     pub fn node(&self) -> NodeId {
@@ -33,7 +33,7 @@ impl Bus {
         2
     }
 
-    pub async fn tell(&self, _: Topic, text: &str) -> bool {
+    pub async fn publish(&self, _: Topic, text: &str) -> bool {
         tokio::task::yield_now().await;
         self.texts.send(text.to_owned()).is_ok()
     }

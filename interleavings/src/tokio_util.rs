@@ -1,10 +1,10 @@
 //! What stops tasks, and what waits for them.
 
-/// What is told to stop.
+/// A signal to stop.
 pub mod sync {
     use std::future::{Future, pending};
 
-    /// Never told.
+    /// Never sent.
     #[derive(Clone, Default)]
     pub struct CancellationToken;
 

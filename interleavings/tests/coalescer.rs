@@ -4,21 +4,21 @@ use std::sync::{Arc, Mutex};
 
 use fencepost_domain::{error::Error, ids::ProjectId};
 use fencepost_interleavings::{
-    engine::batch::{Batch, Coalescer},
+    engine::group_commit::{Coalescer, GroupCommit},
     store::connection::pools::Connection,
 };
 use tokio::task::yield_now;
 
 mod schedules;
 
-/// An item of this many bytes is a batch of its own.
+/// An item of this many bytes is a commit of its own.
 const HEAVY_BYTES: usize = 2 * 1024 * 1024;
 
 /// Writes numbers down. Those below ten are of one project, and multiples of a hundred are heavy.
 #[derive(Clone, Default)]
 struct Notes(Arc<Mutex<Vec<u32>>>);
 
-impl Batch for Notes {
+impl GroupCommit for Notes {
     type Item = u32;
     type Answer = u32;
     type Key = u32;

@@ -1,4 +1,4 @@
-//! What a node tells, another one hears.
+//! A node hears what another one publishes.
 
 use std::collections::BTreeSet;
 
@@ -31,6 +31,6 @@ fn every_hint_reaches_the_other_node() {
 }
 
 #[test]
-fn a_hint_that_is_not_told_is_found() {
+fn a_hint_that_is_not_published_is_found() {
     schedules::fail(hints, "deadlock");
 }

@@ -19,12 +19,12 @@ async fn commits_and_a_loop() {
         tokio::spawn(async move {
             rows.fetch_add(1, Ordering::SeqCst);
             yield_now().await;
-            wake.ask(BackgroundTask::Tell);
+            wake.ask(BackgroundTask::Events);
         });
     }
     let mut handled = 0;
     while handled < 2 {
-        wake.asked(BackgroundTask::Tell).await;
+        wake.asked(BackgroundTask::Events).await;
         handled += rows.swap(0, Ordering::SeqCst);
         yield_now().await;
     }

@@ -87,8 +87,8 @@ pub async fn run(args: AccountsArgs) -> anyhow::Result<()> {
         Command::ResetSecondFactor { account } => {
             let id = find(&mut conn, &account).await?;
             let had_one = security::reset_second_factor(&mut conn, id).await?;
-            let told = if had_one { "removed: a login needs the password alone" } else { "none" };
-            writeln!(out, "second factor of {id}: {told}")?;
+            let state = if had_one { "removed: a login needs the password alone" } else { "none" };
+            writeln!(out, "second factor of {id}: {state}")?;
         }
         Command::EndSessions { account: Some(account), .. } => {
             let id = find(&mut conn, &account).await?;

@@ -16,7 +16,7 @@ use crate::client::{
     profile::{self, Profile, Profiles},
 };
 
-/// What the key of a login is called, at a host.
+/// The name of a login's key, at a host.
 const KEY_NAME: &str = "cli";
 /// Characters of the host's name in it.
 const MAX_HOST_CHARS: usize = 36;
@@ -24,7 +24,7 @@ const MAX_HOST_CHARS: usize = 36;
 const MAX_INTERVAL_SECONDS: u64 = 60;
 /// The longest wait for an approval, in seconds.
 const MAX_WAIT_SECONDS: u64 = 3_600;
-/// What becomes of a key that a profile had.
+/// Advice about a key that a profile had.
 const REVOKE: &str = "its key stays live: revoke it in the console.";
 
 /// Options of `login`.

@@ -64,10 +64,10 @@ pub fn print(out: &mut impl Write, rows: &Value, columns: Columns) -> std::io::R
 /// Characters that a terminal shows: colours take no room.
 fn shown_width(cell: &str) -> usize {
     let mut is_colour = false;
-    let shown = cell.chars().filter(|it| {
-        is_colour |= *it == '\x1b';
+    let shown = cell.chars().filter(|letter| {
+        is_colour |= *letter == '\x1b';
         let is_shown = !is_colour;
-        is_colour &= *it != 'm';
+        is_colour &= *letter != 'm';
         is_shown
     });
     shown.count()

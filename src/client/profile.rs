@@ -30,7 +30,7 @@ pub struct Profile {
 pub struct Profiles(BTreeMap<String, Profile>);
 
 impl Profiles {
-    /// Those of the file; none if there is no file.
+    /// The profiles of the file; none if there is no file.
     ///
     /// # Errors
     /// When others could read the file, or it cannot be read.

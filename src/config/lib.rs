@@ -20,7 +20,7 @@ pub use self::stores::{DatabaseArgs, MasterKeyArgs, RedisArgs, RedisPlace, RoleA
 
 use self::stores::secret;
 
-/// Who may sign up.
+/// People who may sign up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Signup {
     /// Anyone.
@@ -78,7 +78,7 @@ pub struct PeopleArgs {
     #[arg(long, env = "FENCEPOST_PUBLIC_URL", value_name = "URL")]
     pub public_url: Option<String>,
 
-    /// Whom to tell of a vulnerability of this instance, in /.well-known/security.txt: a URI that
+    /// Contact for a vulnerability of this instance, in /.well-known/security.txt: a URI that
     /// begins with mailto:, https: or tel: [default: none, and the file is not found]
     #[arg(
         long,

@@ -88,7 +88,7 @@ impl IncidentExt for Incident {
 
 /// Adds to [`Alarm`] what pages show of it.
 trait AlarmExt {
-    /// What its settings say, for people.
+    /// Its settings in words, for people.
     fn says(&self) -> String;
 
     /// The numbers that its rule has.
@@ -112,7 +112,7 @@ impl AlarmExt for Alarm {
             Rule::CircuitOpen => "a circuit breaker pauses a job type".to_owned(),
             Rule::ScheduleMissed => "a schedule misses a tick".to_owned(),
             Rule::EndpointDisabled => "a webhook fails for three days, or is gone".to_owned(),
-            Rule::DeliveriesDropped => "a webhook is not told events".to_owned(),
+            Rule::DeliveriesDropped => "events are not sent to a webhook".to_owned(),
             Rule::PushFailing => format!("requests of a pushed queue fail for {threshold} s"),
             Rule::KeyExpiring => format!("a key expires within {threshold} days"),
         }

@@ -118,7 +118,7 @@ pub async fn login_page(
     }
     let done = asked.get(action_table::DONE).and_then(action_table::said);
     let refused = asked.get(REFUSED);
-    let refused = provider::told(refused).or(passkeys::told(refused));
+    let refused = provider::refusal(refused).or(passkeys::refusal(refused));
     render(&Login { done, refused, ..Login::new(&app, &api, next).await })
 }
 
@@ -332,7 +332,7 @@ pub async fn account(
         identities,
         providers: provider::buttons(&app),
         can_have_passkeys: PasskeyForm::ask(&api, "").await.is_some(),
-        refused: provider::told(asked.get(REFUSED)),
+        refused: provider::refusal(asked.get(REFUSED)),
         done,
         now: format::now(),
     })

@@ -30,7 +30,7 @@ use super::{
 
 const PAGE: &str = "/console/device";
 
-/// What a terminal may be used for.
+/// Rights that a terminal may ask for.
 const PRESETS: [(KeyPreset, &str); 5] = [
     (KeyPreset::Operator, "On call: read, and manage queues, dead letters and schedules"),
     (KeyPreset::Producer, "Enqueue and read"),
@@ -46,7 +46,7 @@ struct Device {
     /// None: no code was typed, or no pending login has it.
     pending: Option<PendingDevice>,
     is_wrong: bool,
-    /// Those that the visitor may create keys in.
+    /// Projects that the visitor may create keys in.
     projects: Vec<Project>,
     /// Address of the visitor.
     here: String,
@@ -77,9 +77,9 @@ pub async fn page(
     match api.send(Method::POST, "/v1/auth/device/preview", Some(request)).await {
         Ok(pending) => {
             let ProjectList { mut projects } = api.get("/v1/projects").await?;
-            projects.retain(|it| {
-                let may_approve = it.role.is_some_and(|it| role_may(it, Permission::Govern));
-                may_approve && it.suspended_at.is_none()
+            projects.retain(|project| {
+                let may_approve = project.role.is_some_and(|it| role_may(it, Permission::Govern));
+                may_approve && project.suspended_at.is_none()
             });
             render(&Device { pending: Some(pending), projects, ..ask })
         }

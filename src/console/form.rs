@@ -63,7 +63,7 @@ impl Fields {
         self.0.iter().filter(move |it| it.0 == name).map(|it| it.1.as_str())
     }
 
-    /// Those of these fields that are not empty, as a query.
+    /// The fields among these that are not empty, as a query.
     pub fn query(&self, names: &[&str]) -> String {
         let kept = names.iter().filter_map(|name| Some((*name, self.get(name)?)));
         encode(&kept.collect::<Vec<_>>())
@@ -193,9 +193,9 @@ pub fn body(fields: &[Field], form: &Fields) -> Result<String, Error> {
             Field::List(_) => Some(raw(lines(form.text(name)).collect::<Vec<_>>())),
             Field::Pairs(_) => {
                 let words = form.text(name).split_whitespace();
-                let pairs = words.map(|it| {
-                    let told = || Error::invalid(name, format!("write name=value, not {it}"));
-                    it.split_once('=').ok_or_else(told)
+                let pairs = words.map(|word| {
+                    let refused = || Error::invalid(name, format!("write name=value, not {word}"));
+                    word.split_once('=').ok_or_else(refused)
                 });
                 let pairs: BTreeMap<_, _> = pairs.collect::<Result<_, _>>()?;
                 (!pairs.is_empty()).then(|| raw(pairs))

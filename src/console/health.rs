@@ -103,10 +103,10 @@ pub fn trouble(queue: &Queue) -> Option<Trouble> {
 
 /// Queues with problems first, the most urgent at the top, then by waiting time, then by name.
 pub fn sort(queues: &mut [Queue]) {
-    queues.sort_by_cached_key(|it| {
-        let trouble = trouble(it);
-        let waits = it.oldest_ready_age_seconds.unwrap_or(0);
-        (trouble.is_none(), trouble, std::cmp::Reverse(waits), it.queue.clone())
+    queues.sort_by_cached_key(|queue| {
+        let trouble = trouble(queue);
+        let waits = queue.oldest_ready_age_seconds.unwrap_or(0);
+        (trouble.is_none(), trouble, std::cmp::Reverse(waits), queue.queue.clone())
     });
 }
 

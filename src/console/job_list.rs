@@ -47,7 +47,7 @@ const DEFAULT_QUEUE: &str = "default";
 /// Queues that the line suggests.
 const SUGGESTED_QUEUES: u32 = 50;
 
-/// How a page tells the order of its jobs.
+/// The order of the jobs, as the page says it.
 struct OrderWords {
     first: &'static str,
     last: &'static str,
@@ -80,9 +80,9 @@ struct Jobs {
     frame: Frame,
     page: JobPage,
     asked: form::Fields,
-    /// What is wrong with the line.
+    /// The mistake in the line.
     refused: Option<String>,
-    /// What a word of the line may mean that was read as a part of an id, when no job matches.
+    /// Meanings of a word of the line that was read as a part of an id, when no job matches.
     hints: Vec<Hint>,
     filters: String,
     /// The filters and the order.
@@ -114,7 +114,7 @@ struct Tab {
     is_here: bool,
 }
 
-/// What a visitor searches for.
+/// The search of a visitor.
 struct Asked {
     /// The filters of the page.
     fields: form::Fields,
@@ -211,7 +211,7 @@ fn with_order(filters: &str) -> String {
     format!("{filters}{and}order={OLDEST}")
 }
 
-/// What is wrong with a search.
+/// The mistake in a search, in words.
 fn words(error: &Error) -> String {
     match error {
         Error::Invalid(fields) => {
@@ -257,7 +257,7 @@ fn tabs(frame: &Frame, asked: &Asked, counts: &StateCounts) -> Vec<Tab> {
     std::iter::once(None).chain(JobState::ALL.map(Some)).map(tab).collect()
 }
 
-/// What a word without a name may mean: the value of a tag that new jobs have, a type or an error.
+/// Meanings of a word without a name: the value of a tag that new jobs have, a type or an error.
 async fn hints(here: &Here, word: &str) -> Result<Vec<Hint>, Error> {
     let newest: JobPage = here.get(&format!("/jobs?limit={PAGE_JOBS}&payloads=false")).await?;
     let names: BTreeSet<_> = newest.jobs.iter().flat_map(|it| it.tags.keys()).collect();
@@ -326,7 +326,7 @@ struct NewJob {
     queue: String,
     queues: Vec<Queue>,
     payload_fields: Vec<PayloadField>,
-    /// Those that are known.
+    /// Known types of jobs.
     job_types: Vec<String>,
     /// Job types with a form of their own.
     forms: Vec<String>,

@@ -43,7 +43,7 @@ trait EventViewExt {
     fn shown_kind(&self) -> String;
 
     /// Its details, unless the table of attempts shows them already.
-    fn told(&self) -> Option<&str>;
+    fn shown_payload(&self) -> Option<&str>;
 }
 
 impl EventViewExt for EventView {
@@ -51,7 +51,7 @@ impl EventViewExt for EventView {
         self.kind.strip_prefix(OWN_EVENTS).map_or_else(|| self.kind.clone(), format::words)
     }
 
-    fn told(&self) -> Option<&str> {
+    fn shown_payload(&self) -> Option<&str> {
         let is_of_attempt = self.attempt.is_some() && self.kind.starts_with(OWN_EVENTS);
         self.payload.as_ref().filter(|_| !is_of_attempt).map(|it| it.get())
     }

@@ -45,7 +45,7 @@ impl PasskeyForm {
 }
 
 /// The text of a refusal.
-pub fn told(asked: Option<&str>) -> Option<&'static str> {
+pub fn refusal(asked: Option<&str>) -> Option<&'static str> {
     let text = "The passkey was not accepted, or the page was open for more than five minutes.";
     (asked == Some(PASSKEY)).then_some(text)
 }

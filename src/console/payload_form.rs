@@ -52,8 +52,8 @@ fn field(name: &str, schema: &Value, is_required: bool) -> PayloadField {
         field: format!("payload.{kind}.{name}"),
         label: text("title").unwrap_or_else(|| name.to_owned()),
         description: text("description"),
-        example: example.map_or_else(String::new, |it| {
-            it.as_str().map_or_else(|| it.to_string(), str::to_owned)
+        example: example.map_or_else(String::new, |example| {
+            example.as_str().map_or_else(|| example.to_string(), str::to_owned)
         }),
         input,
         choices,

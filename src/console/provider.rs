@@ -68,7 +68,7 @@ const REFUSALS: &[(Refusal, &str, &str)] = &[
 ];
 
 /// The text of a refusal.
-pub fn told(asked: Option<&str>) -> Option<&'static str> {
+pub fn refusal(asked: Option<&str>) -> Option<&'static str> {
     REFUSALS.iter().find(|it| Some(it.1) == asked).map(|it| it.2)
 }
 

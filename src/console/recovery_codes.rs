@@ -10,12 +10,12 @@ pub struct Codes {
 }
 
 impl Codes {
-    /// Those of a first second factor.
+    /// Codes of a first second factor.
     pub fn first(codes: Vec<String>) -> Self {
         Self { codes, done: "From now on, a login needs more than your password." }
     }
 
-    /// Those that replace earlier ones.
+    /// Codes that replace earlier ones.
     pub fn others(codes: Vec<String>) -> Self {
         Self { codes, done: "The earlier codes do not work any more." }
     }

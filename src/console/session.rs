@@ -74,9 +74,9 @@ impl PageRequest {
         let is_fragment = headers.contains_key(HX_REQUEST);
         let is_read = request.method() == Method::GET || request.method() == Method::HEAD;
         let page = if is_fragment || !is_read {
-            let told = headers.get(HX_CURRENT_URL).or(headers.get(REFERER));
-            let told = told.and_then(|it| it.to_str().ok()?.parse::<Uri>().ok());
-            told.as_ref().map(path_and_query).filter(|it| is_own_page(it)).unwrap_or_default()
+            let page = headers.get(HX_CURRENT_URL).or(headers.get(REFERER));
+            let page = page.and_then(|it| it.to_str().ok()?.parse::<Uri>().ok());
+            page.as_ref().map(path_and_query).filter(|it| is_own_page(it)).unwrap_or_default()
         } else {
             path_and_query(request.uri())
         };
@@ -126,14 +126,14 @@ pub async fn attach(State(app): State<App>, mut request: Request, next: Next) ->
     request.extensions_mut().insert(client.clone());
     if !asked.is_read && !is_own(request.headers()) {
         let error = Error::Forbidden { needs: "to be sent by a page of the console" };
-        return told(asked.refuse(&error, None), error);
+        return with_error(asked.refuse(&error, None), error);
     }
     if needs_second_look(&request) && !Link::is_page(request.uri().path()) {
         return page::one_moment();
     }
     let found = match find(&app, request.headers(), &client).await {
         Ok(found) => found,
-        Err(error) => return told(asked.refuse(&error, None), error),
+        Err(error) => return with_error(asked.refuse(&error, None), error),
     };
     let mut fresh = None;
     if let Some(found) = found {
@@ -152,7 +152,7 @@ pub async fn attach(State(app): State<App>, mut request: Request, next: Next) ->
     request.extensions_mut().insert(framed.clone());
     let mut response = next.run(request).await;
     if let Some(error) = response.extensions_mut().remove::<Error>() {
-        response = told(asked.refuse(&error, framed.0.get()), error);
+        response = with_error(asked.refuse(&error, framed.0.get()), error);
     }
     // Even after a failure: the browser's old token is used up. If a session has started or ended,
     // its cookies win.
@@ -165,7 +165,7 @@ pub async fn attach(State(app): State<App>, mut request: Request, next: Next) ->
 }
 
 /// For the log.
-fn told(mut response: Response, error: Error) -> Response {
+fn with_error(mut response: Response, error: Error) -> Response {
     response.extensions_mut().insert(ErrorResponse(error));
     response
 }
@@ -260,7 +260,7 @@ pub fn keep_departure(headers: &mut HeaderMap, kept: &SecretString) {
     set(headers, PROVIDER_COOKIE, kept.expose_secret(), LOGIN_SECONDS as i64);
 }
 
-/// What a login with a provider has kept.
+/// The state that a login with a provider has kept.
 pub fn kept_departure(headers: &HeaderMap) -> Option<String> {
     cookie(headers, PROVIDER_COOKIE)
 }

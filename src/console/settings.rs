@@ -61,7 +61,7 @@ pub async fn keys(here: Here, State(app): State<App>) -> Result<Response, Error>
 /// Scopes that belong together.
 struct Preset {
     name: &'static str,
-    /// Who uses such a key.
+    /// The user of such a key.
     user: &'static str,
     scopes: &'static [Scope],
 }
@@ -298,7 +298,7 @@ impl Audit {
 /// Characters of a value that the audit log shows.
 const MAX_SHOWN_VALUE: usize = 120;
 
-/// What a change has changed, field by field.
+/// The changes of an entry, field by field.
 fn changes(before: Option<&RawValue>, after: Option<&RawValue>) -> Vec<String> {
     type State<'a> = BTreeMap<String, &'a RawValue>;
     let state = |it: Option<&'_ RawValue>| -> Option<BTreeMap<String, String>> {
@@ -318,11 +318,11 @@ fn changes(before: Option<&RawValue>, after: Option<&RawValue>) -> Vec<String> {
     let (was, is) = (was.unwrap_or_default(), is.unwrap_or_default());
     let names: BTreeSet<_> = was.keys().chain(is.keys()).collect();
     let differs = names.into_iter().filter(|it| was.get(*it) != is.get(*it));
-    let told = differs.map(|name| match (was.get(name), is.get(name)) {
+    let changes = differs.map(|name| match (was.get(name), is.get(name)) {
         (one, other) if is_change => format!("{name}: {} → {}", shown(one), shown(other)),
         (one, other) => format!("{name}: {}", shown(other.or(one))),
     });
-    told.collect()
+    changes.collect()
 }
 
 /// The audit log. A member may be named by address.
@@ -369,11 +369,11 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_told_by_its_fields() {
+    fn a_change_is_shown_by_its_fields() {
         let before = r#"{"max_concurrency": null, "paused": false, "name": "a"}"#;
         let after = r#"{"max_concurrency": 4, "paused": false, "name": "b"}"#;
-        let told = ["max_concurrency: none → 4", "name: \"a\" → \"b\""];
-        check(Some(before), Some(after), &told);
+        let changes = ["max_concurrency: none → 4", "name: \"a\" → \"b\""];
+        check(Some(before), Some(after), &changes);
         check(None, Some(r#"{"name": "k"}"#), &["name: \"k\""]);
         check(Some("[1]"), None, &["[1]"]);
         check(None, None, &[]);

@@ -108,7 +108,7 @@ impl One {
     }
 
     /// The types that its boxes show.
-    fn told(&self) -> Vec<&'static str> {
+    fn events(&self) -> Vec<&'static str> {
         event_types().filter(|it| self.endpoint.wants(it)).collect()
     }
 }
@@ -117,7 +117,7 @@ impl One {
 trait EndpointExt {
     fn is_enabled(&self) -> bool;
 
-    /// Whether it is told of events of this type.
+    /// Whether events of this type are sent to it.
     fn wants(&self, kind: &str) -> bool;
 }
 

@@ -111,15 +111,15 @@ impl Cluster {
             .args(["-d", &source, "--write-recovery-conf", "--checkpoint=fast", "--no-sync"])
             .stdin(Stdio::null())
             .output()?;
-        let told = String::from_utf8_lossy(&copied.stderr);
-        ensure!(copied.status.success(), "pg_basebackup failed: {told}");
+        let output = String::from_utf8_lossy(&copied.stderr);
+        ensure!(copied.status.success(), "pg_basebackup failed: {output}");
         Ok(())
     }
 
     /// Stops a cluster that outlived its parent, if there is one.
     ///
     /// # Errors
-    /// When no suitable PostgreSQL is installed, or it cannot be told to stop.
+    /// When no suitable PostgreSQL is installed, or it cannot be asked to stop.
     pub fn stop_leftover(dir: &Path) -> anyhow::Result<()> {
         stop_leftover(&find_binaries()?, &Runner::for_this_user()?, dir)
     }
@@ -242,9 +242,9 @@ fn expand(pattern: &str) -> Vec<PathBuf> {
 
 /// The major version from `postgres (PostgreSQL) 15.18 (Debian …)`.
 fn version(place: &Path) -> Option<u32> {
-    let told = Command::new(place.join("postgres")).arg("--version").output().ok()?;
-    let told = String::from_utf8(told.stdout).ok()?;
-    let number = told.split(|it: char| !it.is_ascii_digit()).find(|it| !it.is_empty())?;
+    let output = Command::new(place.join("postgres")).arg("--version").output().ok()?;
+    let output = String::from_utf8(output.stdout).ok()?;
+    let number = output.split(|it: char| !it.is_ascii_digit()).find(|it| !it.is_empty())?;
     number.parse().ok()
 }
 
@@ -308,8 +308,8 @@ impl Runner {
 /// # Errors
 /// When `id` cannot be run.
 pub fn is_root() -> anyhow::Result<bool> {
-    let told = Command::new("id").arg("-u").output().context("`id -u` could not be run")?;
-    Ok(told.stdout.trim_ascii() == b"0")
+    let output = Command::new("id").arg("-u").output().context("`id -u` could not be run")?;
+    Ok(output.stdout.trim_ascii() == b"0")
 }
 
 fn find_user(name: &str) -> Option<User> {
@@ -348,9 +348,9 @@ fn init(binaries: &Path, runner: &Runner, dir: &Path) -> anyhow::Result<()> {
         .stdin(Stdio::null())
         .output()?;
     if !made.status.success() {
-        let told = String::from_utf8_lossy(&made.stderr);
+        let output = String::from_utf8_lossy(&made.stderr);
         let place = dir.display();
-        bail!("initdb failed in {place}; can the database's user access that folder?\n{told}");
+        bail!("initdb failed in {place}; can the database's user access that folder?\n{output}");
     }
     fs::rename(&fresh, dir)?;
     Ok(())

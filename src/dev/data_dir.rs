@@ -93,8 +93,8 @@ impl Folder {
             Err(TryLockError::WouldBlock) => {
                 let running = fs::read_to_string(dir.join(READY_FILE)).ok();
                 let running = running.and_then(|it| serde_json::from_str::<Ready>(&it).ok());
-                let who = running.map_or("It is just starting.".to_owned(), |it| {
-                    format!("It is process {} at {}.", it.pid, it.url)
+                let who = running.map_or("It is just starting.".to_owned(), |server| {
+                    format!("It is process {} at {}.", server.pid, server.url)
                 });
                 bail!(
                     "another `fencepost dev` runs in {}. {who} Stop it, or choose another folder with --data-dir and other addresses with --listen and --metrics-listen",

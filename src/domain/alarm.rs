@@ -1,5 +1,4 @@
-//! Alarms: what a project's people are told of, when an incident begins and ends, and how it is
-//! told.
+//! Alarms: rules about a project, when an incident begins and ends, and the text of its message.
 
 use std::collections::HashSet;
 
@@ -50,7 +49,7 @@ pub enum Rule {
     ScheduleMissed,
     /// An endpoint of webhooks was disabled, because it failed or was gone.
     EndpointDisabled,
-    /// An endpoint was not told events, because too many deliveries to it waited.
+    /// Events were not sent to an endpoint, because too many deliveries to it waited.
     DeliveriesDropped,
     /// Requests of a pushed queue have failed for `threshold` seconds.
     PushFailing,
@@ -194,7 +193,7 @@ impl MailTo {
     }
 }
 
-/// What an alarm names when it finds something: itself, and what it is about.
+/// The name of a finding: the alarm, and its subject.
 pub type Name = (String, String);
 
 /// Something that an alarm found.
@@ -219,16 +218,16 @@ pub struct Open {
     pub silent_seconds: i32,
     /// Seconds of silence after which it has ended.
     pub quiet_seconds: i32,
-    /// Whether it is told.
+    /// Whether it is reported.
     pub is_triggered: bool,
 }
 
-/// What becomes of a project's incidents.
+/// Changes of a project's incidents.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Changes {
-    /// Begins, and is told at once.
+    /// Begins, and is reported at once.
     pub trigger_new: Vec<Name>,
-    /// Begins, and is told if it lasts.
+    /// Begins, and is reported if it lasts.
     pub begin: Vec<Name>,
     /// Was found again.
     pub touch: Vec<Name>,
@@ -249,7 +248,7 @@ impl Changes {
 }
 
 /// Decides what becomes of the incidents of a project: an incident begins with a finding beyond the
-/// threshold, is told once that has lasted, and ends when nothing is found any more.
+/// threshold, is reported once that has lasted, and ends when nothing is found any more.
 #[must_use]
 pub fn judge(open: &[Open], found: &[Finding]) -> Changes {
     let mut changes = Changes::default();
@@ -316,8 +315,8 @@ pub struct Details {
 ///     value: Some(1),
 ///     ..Details::default()
 /// };
-/// let told = summary(Rule::DeadLetters, &details);
-/// assert_eq!(told, "1 job of the type mail.send became a dead letter with SmtpTimeout.");
+/// let message = summary(Rule::DeadLetters, &details);
+/// assert_eq!(message, "1 job of the type mail.send became a dead letter with SmtpTimeout.");
 /// ```
 #[must_use]
 pub fn summary(rule: Rule, it: &Details) -> String {
@@ -377,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn an_incident_is_told_once_it_has_lasted() {
+    fn an_incident_is_reported_once_it_has_lasted() {
         let beyond = [found("a", true, 120), found("b", true, 0)];
         let changes = judge(&[], &beyond);
         assert_eq!((changes.begin, changes.trigger_new), (vec![name("a")], vec![name("b")]));

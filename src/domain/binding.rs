@@ -7,7 +7,7 @@ use super::access::Scope;
 /// Bytes of a binding's mark: those of one project must not be mistaken for each other.
 const MARK_BYTES: usize = 6;
 
-/// What a key is bound to. An empty list is no restriction.
+/// Queues and job types of a key. An empty list is no restriction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyBinding {
     /// Queues that it may use.

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{backoff::RetryPolicy, dependency::ParentEnd};
+use super::{backoff::RetryPolicy, dependency::FinalState};
 
-/// What an end leads to: jobs that it enqueues, and a URL that is told.
+/// Follow-ups of an end: jobs that it enqueues, and a URL that is notified.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Callbacks {
     /// After success; of a batch, when all of its jobs have succeeded.
@@ -19,7 +19,7 @@ pub struct Callbacks {
     /// After any end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_complete: Option<Box<CallbackJob>>,
-    /// A URL that is told of any end.
+    /// A URL that is notified of any end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
 }
@@ -53,7 +53,7 @@ pub struct CallbackJob {
     pub callbacks: Callbacks,
 }
 
-/// What has ended, as the callback's payload tells it.
+/// The job that has ended, as the callback's payload reports it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct EndedJob {
     /// The job.
@@ -64,7 +64,7 @@ pub struct EndedJob {
     pub end_number: Option<i32>,
 }
 
-/// What has ended, as the callback's payload tells it.
+/// The batch that has ended, as the callback's payload reports it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct EndedBatch {
     /// The batch.
@@ -118,10 +118,10 @@ impl Callbacks {
     }
 
     /// The jobs that this end enqueues.
-    pub fn of_end(self, end: ParentEnd) -> impl Iterator<Item = CallbackJob> {
+    pub fn of_end(self, end: FinalState) -> impl Iterator<Item = CallbackJob> {
         let (on_success, on_failure) = match end.has_failed() {
             true => (None, self.on_failure),
-            false => (self.on_success.filter(|_| end == ParentEnd::Succeeded), None),
+            false => (self.on_success.filter(|_| end == FinalState::Succeeded), None),
         };
         [on_success, on_failure, self.on_complete].into_iter().flatten().map(|it| *it)
     }
@@ -182,18 +182,18 @@ mod tests {
         assert_eq!((all.count(), all.depth()), (4, 2));
         assert_eq!(Callbacks::default().depth(), 0);
         let of = |end| all.clone().of_end(end).count();
-        assert_eq!(of(ParentEnd::Succeeded), 2);
-        assert_eq!(of(ParentEnd::DeadLetter), 1);
-        assert_eq!(of(ParentEnd::Skipped), 1);
+        assert_eq!(of(FinalState::Succeeded), 2);
+        assert_eq!(of(FinalState::DeadLetter), 1);
+        assert_eq!(of(FinalState::Skipped), 1);
     }
 
     #[test]
     fn what_ended_is_added_to_objects_only() {
-        let told = |sent: &str| payload(sent.to_owned(), &1);
-        assert_eq!(told("null"), r#"{"ended":1}"#);
-        assert_eq!(told("{}"), r#"{"ended":1}"#);
-        assert_eq!(told(r#" {"a": {"b": 2.50}} "#), r#"{"a": {"b": 2.50},"ended":1}"#);
-        assert_eq!(told(r#"{"ended": 2}"#), r#"{"ended": 2}"#);
-        assert_eq!(told("[{}]"), "[{}]");
+        let sent_on = |sent: &str| payload(sent.to_owned(), &1);
+        assert_eq!(sent_on("null"), r#"{"ended":1}"#);
+        assert_eq!(sent_on("{}"), r#"{"ended":1}"#);
+        assert_eq!(sent_on(r#" {"a": {"b": 2.50}} "#), r#"{"a": {"b": 2.50},"ended":1}"#);
+        assert_eq!(sent_on(r#"{"ended": 2}"#), r#"{"ended": 2}"#);
+        assert_eq!(sent_on("[{}]"), "[{}]");
     }
 }

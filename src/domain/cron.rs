@@ -53,14 +53,15 @@ impl InvalidSchedule {
 /// assert!(parse("*/61 * * * *").is_err());
 /// let error = parse("0 0 0 1 1 * 2030").unwrap_err().to_string();
 /// assert!(error.starts_with("must have five fields"));
-/// let told = parse("0 25 * * *").unwrap_err().to_string();
-/// assert_eq!(told, "the hour cannot be `25`: it must be within 0 to 23");
-/// let told = parse("0 noon * * *").unwrap_err().to_string();
+/// let message = parse("0 25 * * *").unwrap_err().to_string();
+/// assert_eq!(message, "the hour cannot be `25`: it must be within 0 to 23");
+/// let message = parse("0 noon * * *").unwrap_err().to_string();
 /// let forms = "it may be a number from 0 to 23, `*`, a list such as 1,4, a range such as 1-4, \
 ///              a step such as */2";
-/// assert_eq!(told, format!("the hour cannot be `noon`: {forms}"));
-/// let told = parse("0 0 * * moon").unwrap_err().to_string();
-/// assert!(told.ends_with("a name such as mon, 5L for the last, or 2#1 for the first"), "{told}");
+/// assert_eq!(message, format!("the hour cannot be `noon`: {forms}"));
+/// let message = parse("0 0 * * moon").unwrap_err().to_string();
+/// let allowed = "a name such as mon, 5L for the last, or 2#1 for the first";
+/// assert!(message.ends_with(allowed), "{message}");
 /// for allowed in ["0 0 L * *", "0 0 15W * *", "0 0 * jan mon", "0 0 * * 5L", "0 0 * * 2#1"] {
 ///     assert!(parse(allowed).is_ok(), "{allowed}");
 /// }

@@ -22,7 +22,7 @@ pub enum When {
 /// How a parent ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, sqlx::Type)]
 #[sqlx(type_name = "text", rename_all = "snake_case")]
-pub enum ParentEnd {
+pub enum FinalState {
     /// With success.
     Succeeded,
     /// Cancelled because it was not needed: its own parent ended otherwise than it waited for.
@@ -33,7 +33,7 @@ pub enum ParentEnd {
     DeadLetter,
 }
 
-impl ParentEnd {
+impl FinalState {
     /// Whether jobs that wait for its failure may run.
     #[must_use]
     pub fn has_failed(self) -> bool {
@@ -45,9 +45,9 @@ impl When {
     /// Whether this end lets the child run. The database decides by its function
     /// `dependency_standing`; a test compares the two.
     #[must_use]
-    pub fn is_met_by(self, end: ParentEnd) -> bool {
+    pub fn is_met_by(self, end: FinalState) -> bool {
         match self {
-            Self::Succeeded => end == ParentEnd::Succeeded,
+            Self::Succeeded => end == FinalState::Succeeded,
             Self::Failed => end.has_failed(),
             Self::Ended => true,
         }

@@ -49,7 +49,7 @@ pub struct RemainingKey {
     pub last_used_at: Option<DateTime<Utc>>,
 }
 
-/// What begins like this may be a secret.
+/// The beginning of keys and tokens: a text that begins with it may be a secret.
 pub const KEY_PREFIX: &str = "fp_";
 /// Characters of a malformed id that an error repeats.
 const MAX_SHOWN_ID_CHARS: usize = 60;
@@ -69,14 +69,14 @@ pub enum Error {
     #[error("the API key or session is unknown, revoked or expired")]
     Unauthorized,
 
-    /// What was sent cannot be a live credential, whatever the database says.
+    /// The credential cannot be a live one, whatever the database says.
     #[error("{0}")]
     NoCredential(&'static str),
 
     /// The caller is known, but lacks a permission.
     #[error("this operation requires {needs}")]
     Forbidden {
-        /// What is missing.
+        /// The missing permission.
         needs: &'static str,
     },
 

@@ -38,9 +38,9 @@ pub struct Facts {
     pub workers: i64,
     /// If there are none: the first types that live workers of the queue take.
     pub other_types: Vec<String>,
-    /// Those of them that have all of the job's labels.
+    /// Number of these workers with all of the job's labels.
     pub workers_with_labels: i64,
-    /// How many jobs the latter run, and could; none: one of them has not registered.
+    /// Jobs that workers with the labels run, and could run; none: one of them has not registered.
     pub slots: Option<Slots>,
     /// Jobs that they run, registered or not.
     pub slots_in_use: i64,
@@ -94,7 +94,7 @@ pub struct TypePause {
 pub struct FailingPush {
     /// Since the first failure after the last success.
     pub since: DateTime<Utc>,
-    /// What went wrong last, as `http_503`.
+    /// The last error, as `http_503`.
     pub error: Option<String>,
 }
 
@@ -143,7 +143,7 @@ pub fn explain(facts: &Facts) -> Explanation {
     let reason = facts.state.is_waiting().then(|| closed.map_or(Reason::Ready, |it| it.reason));
     let summary = match closed {
         _ if facts.next_try_at.is_some() && is_live(facts.state) => {
-            "the server failed to process it, and tries again: tell the operator".to_owned()
+            "the server failed to process it, and tries again: contact the operator".to_owned()
         }
         Some(condition) => condition.message.clone(),
         None if facts.state.is_waiting() => "ready: it starts as soon as a worker polls".to_owned(),
@@ -305,9 +305,10 @@ fn worker(facts: &Facts) -> Condition {
         let others = match facts.other_types.as_slice() {
             [] => String::new(),
             types => {
-                let told: Vec<_> = types.iter().take(MAX_OTHER_TYPES).map(String::as_str).collect();
+                let shown: Vec<_> =
+                    types.iter().take(MAX_OTHER_TYPES).map(String::as_str).collect();
                 let more = if types.len() > MAX_OTHER_TYPES { " and others" } else { "" };
-                format!("; those that poll it take {}{more}", told.join(", "))
+                format!("; those that poll it take {}{more}", shown.join(", "))
             }
         };
         (Reason::NoWorkers, format!("no live worker polls queue {queue} for {job_type}{others}"))
@@ -327,9 +328,9 @@ fn worker(facts: &Facts) -> Condition {
             }
             None if *ahead == 0 && facts.slots_in_use > 0 => {
                 let running = things(facts.slots_in_use, "job");
-                let told =
-                    format!("{live} with {running}, and not all have told how many they take");
-                (Reason::WorkersBusy, format!("{told}; {jobs} before it"))
+                let workers =
+                    format!("{live} with {running}, and not all have reported how many they take");
+                (Reason::WorkersBusy, format!("{workers}; {jobs} before it"))
             }
             None if *ahead == 0 => (Reason::Ready, format!("{live}; {jobs} before it")),
             None => (Reason::OtherJobs, format!("{live}; {jobs} before it")),
@@ -397,8 +398,8 @@ mod tests {
             "no live worker polls queue default for mail; those that poll it take mail.send, sms"
         );
         let other_types = ["a", "b", "c", "d", "e", "f"].map(str::to_owned).to_vec();
-        let told = summary(&Facts { workers: 0, other_types, ..facts() });
-        assert!(told.ends_with("take a, b, c, d, e and others"), "{told}");
+        let text = summary(&Facts { workers: 0, other_types, ..facts() });
+        assert!(text.ends_with("take a, b, c, d, e and others"), "{text}");
         let labelled = Facts { labels: vec!["gpu".into()], workers_with_labels: 0, ..facts() };
         assert_eq!(summary(&labelled), "none of 1 live worker of queue default has the labels gpu");
         assert_eq!(summary(&Facts { ahead: 7, ..facts() }), "1 live worker; 7 jobs before it");
@@ -406,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn busy_workers_are_told_from_idle_ones() {
+    fn explain_distinguishes_busy_workers_from_idle_ones() {
         let with = |in_use, all| Facts { slots: Some(Slots { in_use, all }), ..facts() };
         let busy = "all workers are busy: 1 of 1 slot in use; 0 jobs before it";
         assert_eq!(summary(&with(1, 1)), busy);
@@ -439,19 +440,19 @@ mod tests {
         let opens_at = DateTime::UNIX_EPOCH + TimeDelta::seconds(7);
         let limit = RateLimit { count: 5, per_seconds: 60 };
         let rate = |left| Some(RateUse { limit, left, opens_at });
-        let told = explain(&Facts { rate: rate(0), ..facts() });
-        assert_eq!(told.summary, "queue default has started 5 of 5 jobs in 60 s");
-        assert_eq!(told.next_change_at, Some(opens_at));
+        let explained = explain(&Facts { rate: rate(0), ..facts() });
+        assert_eq!(explained.summary, "queue default has started 5 of 5 jobs in 60 s");
+        assert_eq!(explained.next_change_at, Some(opens_at));
         assert!(explain(&Facts { rate: rate(1), ..facts() }).next_change_at.is_none());
     }
 
     #[test]
-    fn what_is_known_of_time_is_told() {
+    fn explain_says_when_something_changes() {
         let run_at = DateTime::UNIX_EPOCH + TimeDelta::seconds(90);
         let backoff = Facts { state: StoredState::Backoff, failures: 1, run_at, ..facts() };
-        let told = explain(&backoff);
-        assert_eq!(told.summary, "failure 1 of 3: retried in 90 s");
-        assert_eq!(told.next_change_at, Some(run_at));
+        let explained = explain(&backoff);
+        assert_eq!(explained.summary, "failure 1 of 3: retried in 90 s");
+        assert_eq!(explained.next_change_at, Some(run_at));
         let scheduled = Facts { state: StoredState::Scheduled, run_at, ..facts() };
         assert_eq!(summary(&scheduled), "its run_at is 90 s ahead");
         let expires_at = Some(DateTime::UNIX_EPOCH + TimeDelta::seconds(9));
@@ -461,11 +462,11 @@ mod tests {
     #[test]
     fn a_job_that_does_not_wait_has_no_conditions() {
         let ended = Facts { state: StoredState::DeadLetter, failures: 3, ..facts() };
-        let told = explain(&ended);
-        assert!(told.conditions.is_empty());
-        assert!(told.summary.starts_with("dead-lettered after 3 of 3 failures"));
-        let told = explain(&Facts { failures: 1, ..ended });
-        assert!(told.summary.starts_with("dead-lettered by failure 1 of 3, which no retry"));
+        let explained = explain(&ended);
+        assert!(explained.conditions.is_empty());
+        assert!(explained.summary.starts_with("dead-lettered after 3 of 3 failures"));
+        let explained = explain(&Facts { failures: 1, ..ended });
+        assert!(explained.summary.starts_with("dead-lettered by failure 1 of 3, which no retry"));
         let worker_id = Some("ann".to_owned());
         let running = Facts { state: StoredState::Processing, worker_id, ..facts() };
         assert_eq!(summary(&running), "worker ann runs it");

@@ -191,7 +191,7 @@ prefixed_id!(
     "ep_"
 );
 prefixed_id!(
-    /// What an alarm has found.
+    /// An incident, which an alarm has found.
     IncidentId,
     "inc_"
 );

@@ -195,7 +195,7 @@ impl AttemptOutcome {
 
 /// The cause of an attempt's end, other than success.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Ending<'a> {
+pub enum OutcomeCause<'a> {
     /// The worker reports a failure.
     Failed {
         /// Whether the worker considers it retryable.
@@ -213,7 +213,7 @@ pub enum Ending<'a> {
     Released,
 }
 
-impl Ending<'_> {
+impl OutcomeCause<'_> {
     /// The outcome that is recorded for this end.
     #[must_use]
     pub fn outcome(&self) -> AttemptOutcome {
@@ -254,7 +254,7 @@ pub struct Running<'a> {
     pub policy: &'a RetryPolicy,
 }
 
-/// What the end of an attempt leads to. The caller writes it and decides nothing more.
+/// The consequence of an attempt's end. The caller writes it and decides nothing more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
     /// Claimable again immediately, at its position in the queue.
@@ -282,8 +282,12 @@ pub struct AfterAttempt {
 /// retry is immediate: the worker died, not the job. A cancelled job is not retried, whatever the
 /// end. Source: `docs/guarantees.md`, "Retries" and "Cancelling".
 #[must_use]
-pub fn after_attempt(running: &Running<'_>, ending: &Ending<'_>, jitter: Jitter) -> AfterAttempt {
-    let counts = !matches!(ending, Ending::Released);
+pub fn after_attempt(
+    running: &Running<'_>,
+    ending: &OutcomeCause<'_>,
+    jitter: Jitter,
+) -> AfterAttempt {
+    let counts = !matches!(ending, OutcomeCause::Released);
     let failures = running.failures.saturating_add(i32::from(counts));
     if running.cancel_requested {
         return AfterAttempt { next: Next::Cancelled, failures };
@@ -293,7 +297,7 @@ pub fn after_attempt(running: &Running<'_>, ending: &Ending<'_>, jitter: Jitter)
         return AfterAttempt { next: Next::DeadLetter, failures };
     }
     let next = match *ending {
-        Ending::Failed { retryable, error_kind, retry_after_seconds } => {
+        OutcomeCause::Failed { retryable, error_kind, retry_after_seconds } => {
             if !retryable || running.policy.is_final_for(error_kind) {
                 Next::DeadLetter
             } else {
@@ -303,13 +307,13 @@ pub fn after_attempt(running: &Running<'_>, ending: &Ending<'_>, jitter: Jitter)
                 ))
             }
         }
-        Ending::TimedOut => Next::RetryAfter(running.policy.delay(failures, jitter)),
-        Ending::LeaseExpired | Ending::Released => Next::Pending,
+        OutcomeCause::TimedOut => Next::RetryAfter(running.policy.delay(failures, jitter)),
+        OutcomeCause::LeaseExpired | OutcomeCause::Released => Next::Pending,
     };
     AfterAttempt { next, failures }
 }
 
-/// What a request to cancel leads to.
+/// The effect of a request to cancel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CancelDecision {
     /// No worker has it: cancelled immediately.
@@ -339,10 +343,15 @@ pub fn cancel(state: StoredState) -> CancelDecision {
 mod tests {
     use super::*;
 
-    const FAILED: Ending<'static> =
-        Ending::Failed { retryable: true, error_kind: None, retry_after_seconds: None };
+    const FAILED: OutcomeCause<'static> =
+        OutcomeCause::Failed { retryable: true, error_kind: None, retry_after_seconds: None };
 
-    fn after(attempt: i32, failures: i32, max_attempts: i32, ending: &Ending<'_>) -> AfterAttempt {
+    fn after(
+        attempt: i32,
+        failures: i32,
+        max_attempts: i32,
+        ending: &OutcomeCause<'_>,
+    ) -> AfterAttempt {
         let policy =
             RetryPolicy { non_retryable_types: vec!["Fatal".into()], ..Default::default() };
         let cancel_requested = false;
@@ -367,28 +376,34 @@ mod tests {
     fn failures_count_and_attempts_do_not() {
         assert_eq!(after(9, 0, 3, &FAILED), AfterAttempt { next: waits(15), failures: 1 });
         assert_eq!(
-            after(9, 2, 3, &Ending::Released),
+            after(9, 2, 3, &OutcomeCause::Released),
             AfterAttempt { next: Next::Pending, failures: 2 }
         );
     }
 
     #[test]
     fn what_cannot_succeed_is_not_tried_again() {
-        let fatal = Ending::Failed {
+        let fatal = OutcomeCause::Failed {
             retryable: true,
             error_kind: Some("Fatal"),
             retry_after_seconds: None,
         };
         assert_eq!(after(1, 0, 3, &fatal).next, Next::DeadLetter);
-        let refused =
-            Ending::Failed { retryable: false, error_kind: None, retry_after_seconds: Some(1) };
+        let refused = OutcomeCause::Failed {
+            retryable: false,
+            error_kind: None,
+            retry_after_seconds: Some(1),
+        };
         assert_eq!(after(1, 0, 3, &refused).next, Next::DeadLetter);
     }
 
     #[test]
     fn a_worker_may_choose_the_wait() {
-        let later =
-            Ending::Failed { retryable: true, error_kind: None, retry_after_seconds: Some(99) };
+        let later = OutcomeCause::Failed {
+            retryable: true,
+            error_kind: None,
+            retry_after_seconds: Some(99),
+        };
         assert_eq!(after(2, 1, 3, &later).next, waits(99));
         assert_eq!(after(3, 2, 3, &later).next, Next::DeadLetter);
     }
@@ -396,21 +411,21 @@ mod tests {
     #[test]
     fn a_lost_worker_costs_a_failure_but_no_wait_and_a_timeout_costs_both() {
         assert_eq!(
-            after(1, 0, 3, &Ending::LeaseExpired),
+            after(1, 0, 3, &OutcomeCause::LeaseExpired),
             AfterAttempt { next: Next::Pending, failures: 1 }
         );
-        assert_eq!(after(3, 2, 3, &Ending::LeaseExpired).next, Next::DeadLetter);
+        assert_eq!(after(3, 2, 3, &OutcomeCause::LeaseExpired).next, Next::DeadLetter);
         assert_eq!(
-            after(1, 0, 3, &Ending::TimedOut),
+            after(1, 0, 3, &OutcomeCause::TimedOut),
             AfterAttempt { next: waits(15), failures: 1 }
         );
     }
 
     #[test]
     fn no_job_is_claimed_for_ever() {
-        let last = after(MAX_CLAIMS, 0, 3, &Ending::Released);
+        let last = after(MAX_CLAIMS, 0, 3, &OutcomeCause::Released);
         assert_eq!(last, AfterAttempt { next: Next::DeadLetter, failures: 0 });
-        assert_eq!(after(MAX_CLAIMS - 1, 0, 3, &Ending::Released).next, Next::Pending);
+        assert_eq!(after(MAX_CLAIMS - 1, 0, 3, &OutcomeCause::Released).next, Next::Pending);
     }
 
     #[test]
@@ -423,7 +438,9 @@ mod tests {
             cancel_requested: true,
             policy: &policy,
         };
-        for ending in [FAILED, Ending::Released, Ending::LeaseExpired, Ending::TimedOut] {
+        for ending in
+            [FAILED, OutcomeCause::Released, OutcomeCause::LeaseExpired, OutcomeCause::TimedOut]
+        {
             let after = after_attempt(&running, &ending, Jitter::NONE);
             assert_eq!(after.next, Next::Cancelled, "{ending:?}");
         }

@@ -36,7 +36,7 @@ pub fn heartbeat_interval_seconds(lease_seconds: i32, timeout_seconds: i32) -> i
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RequireFence {
-    /// Those that could mean two attempts of the same worker.
+    /// Acks and heartbeats that could mean two attempts of the same worker.
     #[default]
     Ambiguous,
     /// All.
@@ -63,7 +63,7 @@ impl RequireFence {
     }
 }
 
-/// What a worker shows of its lease, as far as its protocol allows; what it shows must match.
+/// The values of a lease that a worker shows, as far as its protocol allows. Each must match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Fence {
     /// The worker that leased the job; none: any. Some protocols do not say.
@@ -86,7 +86,7 @@ pub struct Holder {
 }
 
 impl Fence {
-    /// Whether it can be told apart from the fence of another attempt by the same worker.
+    /// Whether it differs from the fence of another attempt by the same worker.
     #[must_use]
     pub fn names_an_attempt(&self) -> bool {
         self.attempt.is_some() || self.lease_id.is_some()
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn another_worker_is_told_before_another_attempt() {
+    fn another_worker_is_reported_before_another_attempt() {
         let refused = |it: Fence| explain_ack(&it, AttemptOutcome::Succeeded, &running(false));
         assert_eq!(refused(fence("bob", Some(1), None)), Err(Refusal::WorkerMismatch));
         assert_eq!(refused(fence("ann", Some(1), None)), Err(Refusal::StaleLease));

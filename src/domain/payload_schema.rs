@@ -1,6 +1,6 @@
 //! JSON Schemas of payloads: those keywords whose check takes time in proportion to the payload.
 //! With references or alternatives, a short schema can take hours. A library has them all, and
-//! collects every mistake before it tells the first.
+//! collects every mistake before it reports the first.
 
 use std::{cmp::Ordering, collections::BTreeMap};
 
@@ -16,8 +16,8 @@ pub const MAX_ENTRIES: usize = 100;
 pub const MAX_PATTERNS: usize = 10;
 /// Maximum bytes of a compiled pattern, and of what it needs to run.
 const MAX_PATTERN_BYTES: usize = 256 * 1024;
-/// Mistakes that are told of one payload.
-const MAX_TOLD_MISTAKES: usize = 10;
+/// Mistakes that are reported of one payload.
+const MAX_REPORTED_MISTAKES: usize = 10;
 /// Bytes of a place in a message.
 const MAX_PLACE_BYTES: usize = 200;
 /// The draft that schemas may name.
@@ -40,12 +40,12 @@ const KNOWN: &str = "type, enum, const, required, properties, additionalProperti
                      minLength, maxLength, minItems, maxItems, minProperties, maxProperties, \
                      or one that describes";
 
-/// What is wrong with a payload.
+/// A violation of the schema by a payload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mistake {
     /// Where, as `.address.zip` or `.lines[2]`; empty: the payload itself.
     pub place: String,
-    /// What it must be.
+    /// The rule that the value must follow.
     pub message: String,
 }
 
@@ -79,7 +79,7 @@ enum Type {
     String,
 }
 
-/// What a bound is about.
+/// A limit of a schema on values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Bound {
     Minimum,
@@ -147,7 +147,7 @@ impl Bound {
         matches!(self, Self::Minimum | Self::Maximum | Self::Above | Self::Below)
     }
 
-    /// What of a value it bounds; none: it is of another type.
+    /// The figure of a value that the limit is about; none: the value is of another type.
     fn measure(self, value: &Value) -> Option<Number> {
         match (self, value) {
             (Self::MinLength | Self::MaxLength, Value::String(it)) => {
@@ -170,7 +170,7 @@ impl Bound {
         }
     }
 
-    fn told(self, bound: &Number) -> String {
+    fn message(self, bound: &Number) -> String {
         match self {
             Self::Minimum => format!("must be at least {bound}"),
             Self::Maximum => format!("must be at most {bound}"),
@@ -218,7 +218,7 @@ impl PayloadSchema {
     /// Reads a schema.
     ///
     /// # Errors
-    /// What is wrong with it, and where.
+    /// The first mistake of the schema, and its place.
     pub fn read(schema: &Value) -> Result<Self, String> {
         Self::read_at(schema, "schema", &mut 0)
     }
@@ -304,7 +304,7 @@ impl PayloadSchema {
         Ok(())
     }
 
-    /// What is wrong with a payload, up to `MAX_TOLD_MISTAKES`. Its values are not repeated.
+    /// Mistakes of a payload, up to `MAX_REPORTED_MISTAKES`. Its values are not repeated.
     #[must_use]
     pub fn mistakes(&self, payload: &Value) -> Vec<Mistake> {
         let mut found = Vec::new();
@@ -313,7 +313,7 @@ impl PayloadSchema {
     }
 
     fn look(&self, value: &Value, place: &mut String, found: &mut Vec<Mistake>) {
-        if found.len() >= MAX_TOLD_MISTAKES {
+        if found.len() >= MAX_REPORTED_MISTAKES {
             return;
         }
         if let Some(message) = self.mistake_of(value) {
@@ -367,7 +367,7 @@ impl PayloadSchema {
         }
         let broken = |(kind, bound): &(Bound, Number)| {
             let measured = kind.measure(value)?;
-            (!kind.holds(&measured, bound)).then(|| kind.told(bound))
+            (!kind.holds(&measured, bound)).then(|| kind.message(bound))
         };
         self.bounds.iter().find_map(broken)
     }
@@ -401,14 +401,14 @@ mod tests {
 
     fn mistakes(schema: Value, payload: Value) -> Vec<String> {
         let schema = PayloadSchema::read(&schema).expect("a schema");
-        let told = schema.mistakes(&payload).into_iter();
-        told.map(|it| format!("{} {}", it.place, it.message)).collect()
+        let mistakes = schema.mistakes(&payload).into_iter();
+        mistakes.map(|it| format!("{} {}", it.place, it.message)).collect()
     }
 
     #[test]
     fn a_payload_is_compared_with_each_keyword() {
         let none: [&str; 0] = [];
-        for (schema, fits, breaks, told) in [
+        for (schema, fits, breaks, message) in [
             (json!({"type": "integer"}), json!(1.0), json!(1.5), "must be of type integer"),
             (json!({"type": ["null", "string"]}), json!(null), json!(1), "null or string"),
             (json!({"enum": [1, [2]]}), json!([2.0]), json!([3]), "none of the values"),
@@ -448,17 +448,17 @@ mod tests {
         ] {
             assert_eq!(mistakes(schema.clone(), fits), none, "{schema}");
             let found = mistakes(schema.clone(), breaks);
-            assert!(found.len() == 1 && found[0].contains(told), "{schema}: {found:?}");
+            assert!(found.len() == 1 && found[0].contains(message), "{schema}: {found:?}");
         }
         assert_eq!(mistakes(json!({"minimum": 5, "minLength": 5}), json!([])), none);
     }
 
     #[test]
-    fn a_few_mistakes_are_told_of_a_payload_with_very_many() {
+    fn a_few_mistakes_are_reported_of_a_payload_with_very_many() {
         let names: Vec<_> = (0..MAX_ENTRIES).map(|it| it.to_string()).collect();
         let many = json!(vec![json!({}); 80_000]);
         let found = mistakes(json!({"items": {"required": names}}), many);
-        assert_eq!(found.len(), MAX_TOLD_MISTAKES);
+        assert_eq!(found.len(), MAX_REPORTED_MISTAKES);
         assert_eq!(found[9], "[9] must have `0`");
         let secret = mistakes(json!({"items": {"maxLength": 2}}), json!(["secret"]));
         assert!(!secret[0].contains("secret"));
@@ -468,7 +468,7 @@ mod tests {
     fn what_could_take_long_or_is_unknown_is_refused_by_its_place() {
         let many: Vec<_> = (0..=MAX_ENTRIES).collect();
         let patterns: Vec<_> = (0..=MAX_PATTERNS).map(|_| json!({"pattern": "a"})).collect();
-        for (schema, told) in [
+        for (schema, message) in [
             (json!([]), "schema must be an object"),
             (json!({"$ref": "#"}), "schema.$ref is not a supported keyword"),
             (json!({"items": {"anyOf": []}}), "schema.items.anyOf is not a supported keyword"),
@@ -490,8 +490,8 @@ mod tests {
                 "schema.$schema must be",
             ),
         ] {
-            let refused = PayloadSchema::read(&schema).expect_err(told);
-            assert!(refused.contains(told), "{schema}: {refused}");
+            let refused = PayloadSchema::read(&schema).expect_err(message);
+            assert!(refused.contains(message), "{schema}: {refused}");
         }
         let address = json!({"$schema": DRAFT, "pattern": r"^[\w.]+@[\w.]+$", "format": "email"});
         assert!(PayloadSchema::read(&address).is_ok());

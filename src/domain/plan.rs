@@ -105,7 +105,7 @@ limits_table! {
 pub struct Tenant {
     /// The project.
     pub project_id: ProjectId,
-    /// What it may use.
+    /// Limits of the project.
     pub limits: Limits,
 }
 
@@ -200,9 +200,9 @@ impl Plans {
     /// node may have written it.
     #[must_use]
     pub fn of(&self, plan: &str, overrides: Option<&serde_json::Value>) -> Limits {
-        let single = overrides.and_then(serde_json::Value::as_object).map(|it| {
-            let it = it.iter().filter(|(name, _)| ALL_NAMES.contains(&name.as_str()));
-            it.map(|(name, value)| (name.clone(), value.clone())).collect()
+        let single = overrides.and_then(serde_json::Value::as_object).map(|limits| {
+            let known = limits.iter().filter(|(name, _)| ALL_NAMES.contains(&name.as_str()));
+            known.map(|(name, value)| (name.clone(), value.clone())).collect()
         });
         let single =
             single.map(serde_json::Value::Object).and_then(|it| serde_json::from_value(it).ok());

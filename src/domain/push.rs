@@ -34,7 +34,7 @@ const OWN_HEADERS: [&str; 14] = [
 /// And those that begin so.
 const OWN_BEGINNINGS: [&str; 3] = ["fencepost-", "proxy-", "webhook-"];
 
-/// What is wrong with a header that a user adds to requests; none: nothing.
+/// The mistake in a header that a user adds to requests; none: it is right.
 ///
 /// ```
 /// # use fencepost_domain::push::header_problem;
@@ -82,7 +82,7 @@ pub enum JobVerdict {
     },
 }
 
-/// What a status means. `is_final`: the answer has the header `Fencepost-Retryable: false`.
+/// The meaning of a status. `is_final`: the answer has the header `Fencepost-Retryable: false`.
 ///
 /// ```
 /// # use fencepost_domain::push::{JobVerdict, verdict};

@@ -68,8 +68,9 @@ impl RateLimit {
         wait
     }
 
-    /// What to store after `jobs` more have started: at most about a hundred entries. Starts that
-    /// are stored as one count until the last of them leaves the window, so the limit always holds.
+    /// The record to store after `jobs` more have started: at most about a hundred entries. Starts
+    /// that are stored as one count until the last of them leaves the window, so the limit always
+    /// holds.
     #[must_use]
     pub fn remember(self, handouts: &[Handout], jobs: i32, now: DateTime<Utc>) -> Vec<Handout> {
         let mut kept: Vec<_> = handouts.iter().filter(|it| self.counts(it, now)).copied().collect();

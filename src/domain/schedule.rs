@@ -277,9 +277,9 @@ impl Schedule {
         })
     }
 
-    /// What to do with the ticks after a time, until `now`. If the oldest is within its grace, all
-    /// fire. Otherwise ticks were missed, and `catch_up` decides about all of them; the newest
-    /// fires in any case if it is within its own grace.
+    /// The ticks to fire after a time, until `now`, and the missed ones. If the oldest is within
+    /// its grace, all fire. Otherwise ticks were missed, and `catch_up` decides about all of them;
+    /// the newest fires in any case if it is within its own grace.
     #[must_use]
     pub fn due(&self, after: DateTime<Utc>, now: DateTime<Utc>, catch_up: CatchUp) -> DueTicks {
         let (mut newest, mut all, mut at) = (VecDeque::new(), 0_u64, after);

@@ -26,7 +26,7 @@ const DIGITS: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 const BITS_PER_DIGIT: usize = 5;
 const CONDITIONS: &str = "state:, queue:, type:, tag:, label:, batch:, age:, error: or id:";
 
-/// What a search line asks for. Absent conditions match every job.
+/// Conditions of a search line. Absent conditions match every job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Search {
     /// `state:a,b`: any of these states; none: any.
@@ -75,7 +75,7 @@ pub enum IdPart {
 /// Reads a search line. Ages count back from `now`.
 ///
 /// # Errors
-/// What is wrong, for the person who wrote it.
+/// The mistake in the line, for its author.
 ///
 /// ```
 /// # use fencepost_domain::{job::JobState, search};
@@ -302,7 +302,7 @@ fn not_an_id(value: &str) -> String {
     )
 }
 
-/// What a word without a name may mean that is no part of an id.
+/// The error about a word without a name that is no part of an id.
 fn nameless(value: &str) -> String {
     let not_an_id = not_an_id(value);
     if value.contains('=') {
@@ -388,7 +388,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_refused_with_what_to_write() {
-        for (line, told) in [
+        for (line, message) in [
             ("colour:red", "`colour:` is not a condition"),
             ("state:ready", "`ready` is not a state"),
             ("queue:", "`queue:` needs a value"),
@@ -412,7 +412,7 @@ mod tests {
             ("id:abc", "neither a condition"),
             ("a\u{7}", "control characters"),
         ] {
-            assert!(refusal(line).contains(told), "{line}: {}", refusal(line));
+            assert!(refusal(line).contains(message), "{line}: {}", refusal(line));
         }
         assert!(refusal(&format!("error:{}", "x".repeat(101))).contains("at most 100 characters"));
         assert!(refusal(&"x".repeat(MAX_SEARCH_CHARS + 1)).contains("at most 1000"));

@@ -68,7 +68,7 @@ pub struct Counted {
     pub queue: String,
     /// Of which type.
     pub job_type: String,
-    /// What happened.
+    /// Counts of its events.
     pub counts: Counts,
 }
 

@@ -42,7 +42,7 @@ pub enum TemplateMode {
     Strict,
 }
 
-/// What a place names.
+/// The value that a place stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place<'a> {
     /// A path in the workflow's input.

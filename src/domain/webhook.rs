@@ -45,7 +45,7 @@ pub const TEST_EVENT: &str = "endpoint.test";
 const EVERYTHING: &str = "*";
 /// Bytes of a secret.
 pub const SECRET_BYTES: usize = 32;
-/// What the text of a secret begins with.
+/// The prefix of a secret's text.
 const SECRET_PREFIX: &str = "whsec_";
 /// Failures after which a delivery is a dead letter: after about 71 hours.
 pub const MAX_DELIVERY_ATTEMPTS: i32 = 20;
@@ -58,7 +58,7 @@ pub const FAILING_DELIVERIES: i32 = 10;
 /// The header that says how many deliveries have led to a request: who enqueues because of one
 /// sends it along.
 pub const HOP_HEADER: &str = "fencepost-hop";
-/// Deliveries that lead to each other. Of jobs that the last one led to, no endpoint is told: it
+/// Deliveries that lead to each other. No endpoint is notified of jobs that the last one led to: it
 /// may be a loop.
 pub const MAX_HOPS: i16 = 5;
 /// Characters of an error's message in an event.
@@ -138,7 +138,7 @@ pub fn signatures(secrets: &[Vec<u8>], id: &str, timestamp: i64, body: &str) -> 
     secrets.iter().map(sign).collect::<Vec<_>>().join(" ")
 }
 
-/// What an answer means.
+/// The meaning of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// The endpoint has it.
@@ -149,7 +149,7 @@ pub enum Verdict {
     Gone,
 }
 
-/// What a status means, and the header `Retry-After` beside it.
+/// The meaning of a status, and of the header `Retry-After` beside it.
 ///
 /// ```
 /// # use fencepost_domain::webhook::{Verdict, verdict};

@@ -39,8 +39,8 @@ impl WorkerState {
         (wanted != Self::Running).then_some(wanted)
     }
 
-    /// The directive for a heartbeat's answer: a worker without one is told its own state, since
-    /// another would change it. A worker that is resumed is told `running`.
+    /// The directive for a heartbeat's answer: a worker without one gets its own state, since
+    /// another would change it. A worker that is resumed gets `running`.
     ///
     /// ```
     /// # use fencepost_domain::worker::WorkerState::{self, *};

@@ -65,7 +65,7 @@ pub fn state(jobs: &[Member], was_cancelled: bool) -> WorkflowState {
     }
 }
 
-/// What is wrong with a graph, and where.
+/// A mistake in a graph, and its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BrokenGraph {
     /// The index of the job in the request, if one job is wrong.

@@ -1,6 +1,6 @@
 //! Alarms: a loop looks at a page of projects after the other, and begins and ends incidents. An
-//! incident, its event and its mails are stored in one transaction, so any number of nodes tell it
-//! once.
+//! incident, its event and its mails are stored in one transaction, so any number of nodes notify
+//! of it once.
 
 use std::{
     collections::HashMap,
@@ -63,15 +63,15 @@ impl Alarms {
         let last = projects.last().filter(|_| is_full).map_or(0, |it| it.0);
         // A page that fails is not looked at forever.
         self.after.store(last, Ordering::Relaxed);
-        let told = isolate::process(engine, &mut conn, self, &projects).await?;
-        if told.contains(&true) {
-            engine.notifier.wake.ask(BackgroundTask::Tell);
+        let notified = isolate::process(engine, &mut conn, self, &projects).await?;
+        if notified.contains(&true) {
+            engine.notifier.wake.ask(BackgroundTask::Events);
             engine.notifier.wake.ask(BackgroundTask::Mails);
         }
         Ok(is_full)
     }
 
-    /// Writes what has changed of one project. Returns whether something is told.
+    /// Writes what has changed of one project. Returns whether an endpoint or a member is notified.
     async fn write(
         &self,
         tx: &mut PgConnection,
@@ -103,26 +103,26 @@ impl Alarms {
         let ended = open.iter().filter(|it| changes.resolve.contains(&name_of_open(it)));
         let ended: Vec<_> = ended.map(|it| (it.id, state(it).quiet_seconds)).collect();
         let resolved = incidents::resolve(tx, project_id, &ended).await?;
-        let told = self.tell(tx, project_id, &triggered, false).await?;
-        Ok(self.tell(tx, project_id, &resolved, true).await? || told)
+        let is_notified = self.notify(tx, project_id, &triggered, false).await?;
+        Ok(self.notify(tx, project_id, &resolved, true).await? || is_notified)
     }
 
-    async fn tell(
+    async fn notify(
         &self,
         tx: &mut PgConnection,
         project_id: ProjectId,
         changed: &[Uuid],
         is_resolved: bool,
     ) -> sqlx::Result<bool> {
-        let told = incidents::to_tell(tx, project_id, changed).await?;
-        if told.is_empty() {
+        let incidents = incidents::to_notify(tx, project_id, changed).await?;
+        if incidents.is_empty() {
             return Ok(false);
         }
         let event_type = if is_resolved { ALARM_RESOLVED } else { ALARM_TRIGGERED };
-        let about: Vec<_> = told.iter().map(|id| About::Incident(IncidentId(*id))).collect();
+        let about: Vec<_> = incidents.iter().map(|id| About::Incident(IncidentId(*id))).collect();
         outbound_events::store(tx, project_id, event_type, &about, None).await?;
         if self.sends_mail {
-            incidents::mail(tx, project_id, &told, is_resolved).await?;
+            incidents::mail(tx, project_id, &incidents, is_resolved).await?;
         }
         Ok(true)
     }
@@ -155,7 +155,7 @@ impl Alarms {
         for it in look(tx, &ids).await.map_err(of_a_project)? {
             found.entry(it.project_id).or_default().push(it);
         }
-        let mut is_told = false;
+        let mut is_notified = false;
         for project_id in projects {
             let found = found.remove(project_id).unwrap_or_default();
             let open = open.remove(project_id).unwrap_or_default();
@@ -163,10 +163,10 @@ impl Alarms {
             let states: Vec<_> = open.iter().map(state).collect();
             let changes = judge(&states, &findings);
             if !changes.is_empty() {
-                is_told |= self.write(tx, *project_id, (changes, &found), &open).await?;
+                is_notified |= self.write(tx, *project_id, (changes, &found), &open).await?;
             }
         }
-        Ok(is_told)
+        Ok(is_notified)
     }
 }
 
@@ -194,7 +194,7 @@ fn state(it: &OpenIncident) -> Open {
     }
 }
 
-/// What all alarms of these projects find.
+/// Findings of all alarms of these projects.
 async fn look(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Result<Vec<Found>> {
     let mut found = looks::dead_letters(conn, projects).await?;
     found.extend(looks::oldest_ready(conn, projects).await?);

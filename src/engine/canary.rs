@@ -27,7 +27,7 @@ use super::{
         self, NewJob, Origin, Start,
         dependencies::{JobWithDependencies, OnConflict},
     },
-    settle::{self, Ack, AttemptEnd},
+    settle::{self, Ack, ReportedOutcome},
 };
 
 /// A canary that takes longer is a miss.
@@ -77,7 +77,7 @@ impl Canary {
                 0
             }
             Some(error) => {
-                tracing::warn!(error, "the canary was missed");
+                tracing::warn!(error, "canary job was late or lost");
                 self.misses.fetch_add(1, Ordering::Relaxed) + 1
             }
         };
@@ -110,7 +110,7 @@ impl Canary {
                     attempt: Some(job.attempt),
                     lease_id: Some(job.lease_id),
                 };
-                let end = AttemptEnd::Succeeded { result: None };
+                let end = ReportedOutcome::Succeeded { result: None };
                 let ack = Ack { job_id: job.id, fence, end, duration_ms: None };
                 match settle::ack(engine, project_id, ack).await {
                     // One that was missed earlier may have lost its lease since.

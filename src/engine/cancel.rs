@@ -43,7 +43,7 @@ impl Cancelled {
     pub fn publish(&self, engine: &Engine) {
         publish_cancelled(engine, &self.gone, history::CANCELLED);
         let asked = || self.asked.iter().map(|it| job_event(*it, history::CANCEL_REQUESTED));
-        engine.notifier.feed.tell(|| asked().collect());
+        engine.notifier.feed.publish(|| asked().collect());
     }
 }
 
@@ -74,6 +74,6 @@ pub(super) fn publish_cancelled(engine: &Engine, gone: &[CancelledJob], kind: &s
     if gone.iter().any(|it| it.has_follow_ups) {
         engine.notifier.wake.ask(BackgroundTask::Cascade);
     }
-    engine.notifier.tell_endpoints(gone.iter().map(|it| it.key.project_id));
-    engine.notifier.feed.tell(|| gone.iter().map(|it| job_event(it.key, kind)).collect());
+    engine.notifier.notify_endpoints(gone.iter().map(|it| it.key.project_id));
+    engine.notifier.feed.publish(|| gone.iter().map(|it| job_event(it.key, kind)).collect());
 }

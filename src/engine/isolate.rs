@@ -1,4 +1,4 @@
-//! One row that fails does not stop the others: a batch that meets it is halved until it is alone,
+//! One row that fails does not stop the others: a part that meets it is halved until it is alone,
 //! and it is set aside until its next try.
 
 use std::{
@@ -78,7 +78,11 @@ pub async fn process<S: Sweep>(
             Err(error) if done.is_empty() => return Err(error),
             // What is done must be published; the next pass meets the error again.
             Err(error) => {
-                tracing::warn!(error = chain(&error), work = S::WORK.as_str(), "a batch failed");
+                tracing::warn!(
+                    error = chain(&error),
+                    work = S::WORK.as_str(),
+                    "background pass ended early, will retry the rest"
+                );
                 break;
             }
         }

@@ -1,15 +1,15 @@
-//! The engine: leases, fences and dispatch. It owns the pools, the batches and the pump; every API,
-//! loop and command calls the same functions, which take `&Engine`.
+//! The engine: leases, fences and dispatch. It owns the pools, the group commits and the pump;
+//! every API, loop and command calls the same functions, which take `&Engine`.
 //!
 //! It knows no HTTP. Due times, leases and timeouts follow the database's clock only.
 
 pub mod alarms;
-mod batch;
 pub mod batches;
 pub mod canary;
 mod cancel;
 pub mod dispatch;
 pub mod enqueue;
+mod group_commit;
 mod isolate;
 pub mod jobs;
 pub mod known;
@@ -35,11 +35,9 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, ids::TickKey};
+use fencepost_fair::each::PerProject;
 use fencepost_signals::{telemetry, wakeups};
-use fencepost_store::{
-    self as store,
-    connection::{pools::Pools, shares::PerProject},
-};
+use fencepost_store::{self as store, connection::pools::Pools};
 use metrics::counter;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -48,19 +46,19 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{
-    batch::Coalescer,
     dispatch::{
         QueueLists, Releasing,
         park::{Parking, Repeats},
         pump::Message,
     },
     enqueue::Enqueues,
+    group_commit::Coalescer,
     isolate::SetAside,
     known::KnownProjects,
     notify::Notifier,
     queues::UsedQueues,
     reach::JobKinds,
-    settle::{BareFences, Endings, Parents, SuccessNotes, Successes, heartbeat::Beats},
+    settle::{BareFences, Failures, Parents, SuccessNotes, Successes, heartbeat::Beats},
     workers::{Registry, WorkerBeats, WorkerLookups},
 };
 
@@ -81,7 +79,7 @@ pub struct Inner {
     enqueues: Coalescer<Enqueues>,
     successes: Coalescer<Successes>,
     parents: Coalescer<Parents>,
-    endings: Coalescer<Endings>,
+    failures: Coalescer<Failures>,
     repeats: Coalescer<Repeats>,
     beats: Coalescer<Beats>,
     bare_fences: Coalescer<BareFences>,
@@ -100,8 +98,8 @@ pub struct Inner {
     used_queues: UsedQueues,
     settled: Arc<AtomicU64>,
     set_aside: SetAside,
-    /// Acks in batches that are under way.
-    batched_acks: PerProject,
+    /// Acks of bulk requests that are under way.
+    bulk_acks: PerProject,
     tick_key: TickKey,
 }
 
@@ -129,7 +127,7 @@ async fn stop_if_pump_panics(
 }
 
 impl Engine {
-    /// Starts the batches and the pump. They end when the engine is dropped.
+    /// Starts the group commits and the pump. They end when the engine is dropped.
     #[must_use]
     pub fn start(pools: Pools, tick_key: TickKey, stopping: CancellationToken) -> Self {
         let (wake, arrivals) = wakeups::channel();
@@ -137,13 +135,13 @@ impl Engine {
         let breakers = Arc::new(KnownProjects::default());
         let (messages, inbox) = mpsc::unbounded_channel();
         let notifier = Notifier::new(wake);
-        let endings =
-            Coalescer::start(Endings { pool: pools.settle.clone(), notifier: notifier.clone() });
+        let failures =
+            Coalescer::start(Failures { pool: pools.settle.clone(), notifier: notifier.clone() });
         let (tasks, releasing) = (TaskTracker::new(), Releasing::default());
         let (matcher, matches, parked) = sync_match::channel();
         let pump = dispatch::pump::run(
             pools.clone(),
-            (endings.clone(), releasing.clone()),
+            (failures.clone(), releasing.clone()),
             (tasks.clone(), stopping.clone()),
             notifier.clone(),
             inbox,
@@ -172,7 +170,7 @@ impl Engine {
                 notes: notes.clone(),
             }),
             parents: Coalescer::start(Parents { pool: pools.settle.clone(), notes }),
-            endings,
+            failures,
             repeats: Coalescer::start(Repeats {
                 pool: pools.claim.clone(),
                 releasing: releasing.clone(),
@@ -196,7 +194,7 @@ impl Engine {
             has_failed,
             settled,
             set_aside: SetAside::default(),
-            batched_acks: PerProject::new(settle::MAX_BATCHED_ACKS),
+            bulk_acks: PerProject::new(settle::MAX_BULK_ACKS),
             tick_key,
         }))
     }

@@ -141,7 +141,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Option<Duration>> {
         Ok(stepped) => {
             tx.commit().await?;
             drop(conn);
-            tell(engine, &stepped);
+            publish(engine, &stepped);
         }
         Err(error) => {
             let failure = error::chain(&error);
@@ -149,9 +149,16 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Option<Duration>> {
             tx.rollback().await?;
             let (project_id, id, pause) = (due.project_id, due.id, FAILURE_PAUSE_SECONDS);
             // The database's own message is for the log only.
-            let told = error.to_string();
-            operations::record_failure(&mut conn, project_id, id, &told, MAX_FAILED_STEPS, pause)
-                .await?;
+            let message = error.to_string();
+            operations::record_failure(
+                &mut conn,
+                project_id,
+                id,
+                &message,
+                MAX_FAILED_STEPS,
+                pause,
+            )
+            .await?;
         }
     }
     Ok(Some(Duration::ZERO))
@@ -185,10 +192,10 @@ struct Stepped {
     replayed: NewlyStored,
 }
 
-fn tell(engine: &Engine, stepped: &Stepped) {
+fn publish(engine: &Engine, stepped: &Stepped) {
     counter!(telemetry::OPERATION_JOBS).increment(stepped.done);
     stepped.cancelled.publish(engine);
-    stepped.replayed.tell(engine);
+    stepped.replayed.publish(engine);
     for (key, requeued) in &stepped.requeued {
         control::publish_retried(engine, *key, requeued);
     }

@@ -57,7 +57,7 @@ async fn check_room(
 /// Pauses or resumes a queue. A paused queue accepts jobs, but none is claimed.
 ///
 /// # Errors
-/// Those of [`change_settings`].
+/// The errors of [`change_settings`].
 pub async fn set_paused(
     engine: &Engine,
     project_id: ProjectId,
@@ -142,7 +142,7 @@ impl Default for UsedQueues {
     }
 }
 
-/// Those of these queues without a job on record: their names may be misspelt. None if the database
+/// Queues among these without a job on record: their names may be misspelt. None if the database
 /// does not answer, because it is advice.
 pub async fn never_used(engine: &Engine, project_id: ProjectId, names: &[String]) -> Vec<String> {
     let is_known = |it: &str| engine.used_queues.0.contains_key(&(project_id, it.into()));

@@ -14,7 +14,7 @@ use fencepost_store::{
 };
 use futures_util::future::try_join_all;
 
-use crate::{Engine, batch::Batch};
+use crate::{Engine, group_commit::GroupCommit};
 
 /// Which jobs of a call its key may reach; none: all.
 #[derive(Debug, Clone)]
@@ -55,12 +55,12 @@ impl Reach {
     }
 }
 
-/// The batch that looks up the queue and the job type of jobs.
+/// The group commit that looks up the queue and the job type of jobs.
 pub struct JobKinds {
     pub(crate) pool: Pool,
 }
 
-impl Batch for JobKinds {
+impl GroupCommit for JobKinds {
     type Item = JobKey;
     /// Queue and job type; none: the project has no such job.
     type Answer = Option<(String, String)>;

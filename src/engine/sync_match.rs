@@ -1,7 +1,7 @@
 //! Sync match: a job that is stored while a poll is parked for it is leased by the statement that
 //! stores it. So it needs no claim, and its worker has it after one commit.
 //!
-//! The pump reserves a poll for each such job before the statement, and is told afterwards which of
+//! The pump reserves a poll for each such job before the statement, and learns afterwards which of
 //! them were used. A reservation that is dropped in between counts as lost: its commit may have
 //! happened.
 
@@ -22,7 +22,8 @@ use uuid::Uuid;
 
 use fencepost_store::claims::{LeaseRequest, LeasedJob};
 
-/// How long a batch of enqueues waits for the pump; then its jobs are stored without a lease.
+/// How long a group commit of enqueues waits for the pump; then its jobs are stored without a
+/// lease.
 const MATCH_TIMEOUT: Duration = Duration::from_millis(10);
 
 /// The id of a parked poll.
@@ -49,7 +50,7 @@ pub struct ReservedPoll {
 }
 
 impl ReservedPoll {
-    /// What the statement leases the job with.
+    /// The lease request for the job.
     #[must_use]
     pub fn lease_request(&self) -> LeaseRequest<'_> {
         let Self { worker_id, lease_seconds, poll_id, lease_id, .. } = self;
@@ -62,18 +63,18 @@ impl ReservedPoll {
     }
 }
 
-/// What the pump is asked and told.
+/// Questions and reports to the pump.
 #[derive(Debug)]
 pub enum Message {
     /// Reserve a poll for each of these, as far as there are any.
     Reserve { jobs: Vec<Candidate>, answer: oneshot::Sender<Reservation> },
-    /// What became of reserved polls is known.
+    /// The outcome of reserved polls.
     Settled(Settled),
     /// The statement failed, and may have committed all the same.
     Lost(Vec<ReservedPoll>),
 }
 
-/// What became of reserved polls.
+/// The outcome of reserved polls.
 #[derive(Debug, Default)]
 pub struct Settled {
     pub leased: Vec<(ReservedPoll, LeasedJob)>,
@@ -90,7 +91,7 @@ pub struct Matcher {
 }
 
 /// A matcher, the pump's side of it, and the number of parked polls, which is to be kept. Bounded
-/// by the batches of enqueues in flight.
+/// by the group commits of enqueues in flight.
 #[must_use]
 pub fn channel() -> (Matcher, mpsc::UnboundedReceiver<Message>, Arc<AtomicUsize>) {
     let (messages, inbox) = mpsc::unbounded_channel();
@@ -119,7 +120,8 @@ impl Matcher {
     }
 }
 
-/// Reserved polls. Wherever it is dropped, the pump is told: if it is not settled, they are lost.
+/// Reserved polls. Wherever it is dropped, the pump learns of it: if it is not settled, they are
+/// lost.
 #[derive(Debug)]
 pub struct Reservation {
     messages: mpsc::UnboundedSender<Message>,

@@ -1,5 +1,7 @@
 //! Workers: registration, heartbeat times, directives, and timeouts.
 
+mod presence;
+
 use std::{
     collections::{HashMap, HashSet},
     sync::{Arc, Mutex, PoisonError},
@@ -9,7 +11,7 @@ use std::{
 use fencepost_domain::{
     error::{Error, is_faulty_statement},
     ids::{ANONYMOUS, ProjectId},
-    job::Ending,
+    job::OutcomeCause,
     limits::WORKER_SILENCE_SECONDS,
     plan::TEST_MODE,
     worker::WorkerState,
@@ -27,11 +29,12 @@ use sqlx::Acquire;
 
 use super::{
     Engine,
-    batch::Batch,
+    group_commit::GroupCommit,
     isolate,
     settle::{failure, heartbeat},
 };
 
+pub(crate) use self::presence::Presence;
 pub use fencepost_store::workers::{Facts, Registration, WorkerBeat, WorkerRow};
 
 /// Workers that one node caches.
@@ -49,16 +52,16 @@ const MAX_ENDED: i64 = 500;
 
 pub type WorkerKey = (ProjectId, Arc<str>);
 
-/// What one node knows of workers.
+/// One node's knowledge of workers.
 pub struct Registry {
     known: Cache<WorkerKey, Option<Arc<Facts>>>,
     seen: Mutex<HashMap<WorkerKey, KnownWorker>>,
-    told: KeyedNotify<WorkerKey>,
+    directives: KeyedNotify<WorkerKey>,
 }
 
 struct KnownWorker {
     noted_at: Instant,
-    /// What it last reported.
+    /// Its last report.
     last: Sighting,
     is_waiting: bool,
 }
@@ -66,7 +69,7 @@ struct KnownWorker {
 impl Registry {
     pub(super) fn new() -> Self {
         let known = Cache::builder().time_to_live(KNOWN_TTL).max_capacity(MAX_KNOWN).build();
-        Self { known, seen: Mutex::default(), told: KeyedNotify::default() }
+        Self { known, seen: Mutex::default(), directives: KeyedNotify::default() }
     }
 
     /// Records that a worker was heard; the database learns of it soon.
@@ -105,13 +108,13 @@ impl Registry {
     /// Caches facts of a worker, and wakes its parked polls.
     fn learn(&self, key: &WorkerKey, facts: Facts) {
         self.known.insert(key.clone(), Some(Arc::new(facts)));
-        self.told.wake(key);
+        self.directives.wake(key);
     }
 
     /// Drops cached facts of a worker, and wakes its parked polls.
     fn forget(&self, key: &WorkerKey) {
         self.known.invalidate(key);
-        self.told.wake(key);
+        self.directives.wake(key);
     }
 }
 
@@ -128,44 +131,12 @@ pub async fn facts(engine: &Engine, key: &WorkerKey) -> Result<Option<Arc<Facts>
     Ok(engine.registry.known.entry_by_ref(key).or_insert(found).into_value())
 }
 
-/// The directive of a worker, if it should take no more jobs.
-pub async fn halt(engine: &Engine, key: &WorkerKey) -> Result<Option<WorkerState>, Error> {
-    Ok(facts(engine, key).await?.and_then(|it| WorkerState::halt(it.state, it.directive)))
-}
-
-/// Resolves when the worker gets a directive to take no more jobs. If the database does not answer,
-/// it keeps waiting.
-pub(super) async fn until_halted(engine: &Engine, key: &WorkerKey) {
-    let of_worker = engine.registry.told.of(key.clone());
-    loop {
-        let told = of_worker.notified();
-        tokio::pin!(told);
-        // Subscribe before reading.
-        told.as_mut().enable();
-        // In a task of its own: this future may be dropped at any point.
-        let (asking, asked) = (engine.clone(), key.clone());
-        let halted = match engine.registry.known.get(key) {
-            Some(known) => {
-                known.is_some_and(|it| WorkerState::halt(it.state, it.directive).is_some())
-            }
-            None => {
-                let looked = tokio::spawn(async move { halt(&asking, &asked).await }).await;
-                matches!(looked, Ok(Ok(Some(_))))
-            }
-        };
-        if halted {
-            return;
-        }
-        told.await;
-    }
-}
-
-/// The batch of worker lookups.
+/// The group commit of worker lookups.
 pub struct WorkerLookups {
     pub(super) pool: Pool,
 }
 
-impl Batch for WorkerLookups {
+impl GroupCommit for WorkerLookups {
     type Item = WorkerKey;
     type Answer = Option<Facts>;
     type Key = WorkerKey;
@@ -203,12 +174,12 @@ impl Batch for WorkerLookups {
     }
 }
 
-/// The batch of heartbeats of whole workers.
+/// The group commit of heartbeats of whole workers.
 pub struct WorkerBeats {
     pub(super) pool: Pool,
 }
 
-impl Batch for WorkerBeats {
+impl GroupCommit for WorkerBeats {
     type Item = WorkerBeat;
     type Answer = Facts;
     type Key = WorkerKey;
@@ -300,7 +271,7 @@ pub async fn deregister(engine: &Engine, key: &WorkerKey) -> Result<u64, Error> 
     let was_known = store::workers::terminate(&mut conn, key.0, &key.1).await?;
     drop(conn);
     engine.registry.forget(key);
-    let released = end_leases(engine, &engine.pools.reports, key, &Ending::Released).await?;
+    let released = end_leases(engine, &engine.pools.reports, key, &OutcomeCause::Released).await?;
     if !was_known && released == 0 {
         return Err(Error::WorkerNotFound);
     }
@@ -344,13 +315,13 @@ async fn end_leases(
     engine: &Engine,
     pool: &Pool,
     key: &WorkerKey,
-    ending: &Ending<'_>,
+    ending: &OutcomeCause<'_>,
 ) -> sqlx::Result<u64> {
     let mut ended = 0;
     loop {
         let mut conn = pool.acquire_for(key.0).await?;
         let mut tx = conn.begin().await?;
-        let silence = (*ending == Ending::LeaseExpired).then_some(WORKER_SILENCE_SECONDS);
+        let silence = (*ending == OutcomeCause::LeaseExpired).then_some(WORKER_SILENCE_SECONDS);
         if let Some(silence) = silence
             && !store::workers::lock_silent(&mut tx, key.0, &key.1, silence).await?
         {
@@ -359,16 +330,16 @@ async fn end_leases(
         let held =
             store::settle::settle_failure::lock_held_by(&mut tx, key.0, &key.1, MAX_ENDED, silence);
         let held = held.await?;
-        let ends: Vec<_> = held
+        let outcomes: Vec<_> = held
             .iter()
             .map(|it| failure::decide(it, ending, ending.unreported_error(), None))
             .collect();
-        let rested = failure::write(&mut tx, &ends).await?;
+        let rested = failure::write(&mut tx, &outcomes).await?;
         tx.commit().await?;
         drop(conn);
-        failure::tell(&engine.notifier, &ends, &rested);
-        ended += ends.len() as u64;
-        if (ends.len() as i64) < MAX_ENDED {
+        failure::publish(&engine.notifier, &outcomes, &rested);
+        ended += outcomes.len() as u64;
+        if (outcomes.len() as i64) < MAX_ENDED {
             return Ok(ended);
         }
     }
@@ -457,7 +428,7 @@ async fn expire_silent_workers(engine: &Engine) -> sqlx::Result<()> {
 /// Returns whether it is lost.
 async fn expire_silent_worker(engine: &Engine, key: &WorkerKey) -> sqlx::Result<bool> {
     let pool = &engine.pools.background;
-    let ended = end_leases(engine, pool, key, &Ending::LeaseExpired).await?;
+    let ended = end_leases(engine, pool, key, &OutcomeCause::LeaseExpired).await?;
     // Last, so that an interrupted pass is repeated.
     let mut conn = pool.acquire().await?;
     let is_lost =

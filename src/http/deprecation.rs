@@ -29,7 +29,7 @@ pub struct Deprecated {
     pub since: NaiveDate,
     /// It may be gone from this day on.
     pub sunset: NaiveDate,
-    /// What to call in its place.
+    /// The operation to call in its place.
     pub instead: &'static str,
 }
 
@@ -43,7 +43,7 @@ impl Deprecated {
             && (path == self.path || of_project == Some(self.path))
     }
 
-    /// Tells the caller.
+    /// Sets the headers that warn the caller.
     pub fn write_headers(
         &self,
         headers: &mut HeaderMap,
@@ -77,10 +77,10 @@ pub fn mark(document: &mut Value, all: &'static [Deprecated]) {
             let Some(it) = find(all, method, path) else { continue };
             let description = operation["description"].as_str().unwrap_or_default();
             let (instead, sunset) = (it.instead, it.sunset);
-            let told = format!(
+            let description = format!(
                 "Deprecated: use {instead}. It may be gone from {sunset} on.\n\n{description}"
             );
-            operation["description"] = json!(told.trim_end());
+            operation["description"] = json!(description.trim_end());
             operation["deprecated"] = json!(true);
         }
     }
@@ -149,7 +149,7 @@ mod tests {
         mark(&mut document, ALL);
         let path = &document["paths"]["/v1/jobs/{job_id}"];
         assert_eq!(path["patch"], of("Changes it."));
-        let told = "Deprecated: use GET /v1/tasks/{id}. It may be gone from 2027-12-01 on.\n\nShows a job.";
-        assert_eq!(path["get"], json!({"description": told, "deprecated": true}));
+        let description = "Deprecated: use GET /v1/tasks/{id}. It may be gone from 2027-12-01 on.\n\nShows a job.";
+        assert_eq!(path["get"], json!({"description": description, "deprecated": true}));
     }
 }

@@ -43,7 +43,7 @@ fn v1() -> Router<App> {
     plain.merge(scoped)
 }
 
-/// Everything that the API's listener answers, including adapters and pages. `handlers` tells when
+/// Everything that the API's listener answers, including adapters and pages. `handlers` shows when
 /// the last handler has ended.
 pub fn router(
     app: App,

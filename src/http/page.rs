@@ -77,8 +77,8 @@ impl PageSize {
         cursor: impl FnOnce(&Row) -> String,
     ) -> Option<String> {
         let mut together = 0;
-        let fitting = rows.iter().take_while(|it| {
-            together += bytes(it);
+        let fitting = rows.iter().take_while(|row| {
+            together += bytes(row);
             together <= MAX_PAGE_BYTES
         });
         let fitting = fitting.count().clamp(1, self.0 as usize);

@@ -1,5 +1,5 @@
-//! Mail servers: one mail is handed over, and the server's answer told. Mails wait in the database
-//! until they are; see `accounts/mailing.rs`. Nothing here logs a mail's content.
+//! Mail servers: one mail is handed over, and the server's answer returned. Mails wait in the
+//! database until they are; see `accounts/mailing.rs`. Nothing here logs a mail's content.
 
 use std::{io::Write, sync::Arc, time::Duration};
 
@@ -31,7 +31,7 @@ impl std::fmt::Debug for Mail {
     }
 }
 
-/// What became of a mail.
+/// The outcome of a mail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     Sent,
@@ -40,7 +40,7 @@ pub enum Outcome {
     Refused,
     /// A further try may help.
     Failed,
-    /// What it is about is gone.
+    /// The subject of the mail is gone.
     NotNeeded,
 }
 
@@ -101,7 +101,7 @@ impl Mailer {
         matches!(self, Self::Smtp(_) | Self::Hand(_))
     }
 
-    /// Hands over one mail. Its id tells receivers that two are the same.
+    /// Hands over one mail. By its id, receivers find that two are the same.
     pub async fn hand_over(&self, id: &str, mail: Mail) -> Outcome {
         match self {
             Self::Smtp(smtp) => smtp.hand_over(id, mail).await,

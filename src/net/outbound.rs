@@ -48,7 +48,7 @@ pub const MAX_BODY_BYTES: usize = 64 * 1024;
 pub const MAX_KEPT_BYTES: usize = 1024;
 /// An answer with `false` in it: another attempt cannot help.
 const RETRYABLE: &str = "fencepost-retryable";
-/// Who calls.
+/// The user agent of calls.
 const AGENT: &str = concat!("Fencepost/", env!("CARGO_PKG_VERSION"));
 
 /// Why there is no answer.
@@ -83,7 +83,7 @@ impl CallError {
     }
 }
 
-/// What calls of a node share.
+/// The means that all calls of a node share.
 #[derive(Debug, Clone)]
 pub struct Outbound {
     /// Networks besides the public internet.
@@ -174,7 +174,7 @@ pub struct Destination {
     resolver: Arc<Resolver>,
 }
 
-/// What came back.
+/// The answer to a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     pub status: u16,
@@ -190,7 +190,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// What it says, if something went wrong.
+    /// The beginning of its text, if something went wrong.
     #[must_use]
     pub fn first_text(&self) -> &str {
         let end = self.text.floor_char_boundary(MAX_KEPT_BYTES.min(self.text.len()));

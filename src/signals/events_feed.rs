@@ -19,7 +19,7 @@ use fencepost_domain::{
     limits,
 };
 
-/// Events that a slow listener may lag behind; then it is told that it has missed some.
+/// Events that a slow listener may lag behind; then it learns that it has missed some.
 const MAX_BEHIND: usize = 1_024;
 
 /// How long a project's events are kept after its last listener has left, so that a stream that
@@ -52,7 +52,7 @@ impl JobEvent {
 }
 
 impl JobEvent {
-    /// What it takes in memory.
+    /// Its size in memory.
     fn bytes(&self) -> usize {
         let texts = [Some(&self.kind), self.worker_id.as_ref(), self.payload.as_ref()];
         size_of::<Self>() + texts.into_iter().flatten().map(String::len).sum::<usize>()
@@ -99,7 +99,7 @@ pub struct EventFeed(Arc<Inner>);
 
 impl EventFeed {
     /// Publishes events, if there are watchers. Call it after the commit.
-    pub fn tell(&self, job_events: impl FnOnce() -> Vec<JobEvent>) {
+    pub fn publish(&self, job_events: impl FnOnce() -> Vec<JobEvent>) {
         if self.0.watched.load(Ordering::Relaxed) == 0 {
             return;
         }
@@ -237,26 +237,26 @@ mod tests {
         {
             let mut changed = std::pin::pin!(watch.changed());
             changed.as_mut().enable();
-            feed.tell(|| vec![JobEvent::new(PROJECT, other, "test")]);
+            feed.publish(|| vec![JobEvent::new(PROJECT, other, "test")]);
             assert!(changed.as_mut().now_or_never().is_none());
-            feed.tell(|| vec![JobEvent::new(PROJECT, mine, "test")]);
+            feed.publish(|| vec![JobEvent::new(PROJECT, mine, "test")]);
             changed.await;
         }
         drop(watch);
         assert!(feed.watched_jobs().is_empty());
-        feed.tell(|| unreachable!("there is no watcher"));
+        feed.publish(|| unreachable!("there is no watcher"));
     }
 
     #[tokio::test]
-    async fn a_listener_that_comes_back_gets_what_it_missed_or_is_told_that_it_cannot() {
+    async fn a_listener_that_comes_back_gets_what_it_missed_or_learns_that_it_cannot() {
         let feed = EventFeed::default();
         let mut first = feed.listen(PROJECT, None);
         let job = JobId::generate();
-        feed.tell(|| vec![JobEvent::new(PROJECT, job, "a"), JobEvent::new(PROJECT, job, "b")]);
+        feed.publish(|| vec![JobEvent::new(PROJECT, job, "a"), JobEvent::new(PROJECT, job, "b")]);
         let seen = first.receiver.recv().await.expect("an event");
         assert_eq!(seen.kind, "a");
         drop(first);
-        feed.tell(|| vec![JobEvent::new(PROJECT, job, "c")]);
+        feed.publish(|| vec![JobEvent::new(PROJECT, job, "c")]);
         let again = feed.listen(PROJECT, Some(seen.id));
         let kinds: Vec<_> = again.missed.iter().map(|it| it.kind.as_str()).collect();
         assert_eq!((kinds, again.has_gap), (vec!["b", "c"], false));
@@ -275,7 +275,7 @@ mod tests {
                 payload: Some(text.clone()),
                 ..JobEvent::new(project_id, JobId::generate(), "test")
             };
-            feed.tell(|| (0..limits::MAX_REMEMBERED_EVENTS).map(event).collect());
+            feed.publish(|| (0..limits::MAX_REMEMBERED_EVENTS).map(event).collect());
         };
         let remembered = |project: i32| lock(&feed.0.feeds)[&ProjectId(project)].bytes;
         fill(0);

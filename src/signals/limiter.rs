@@ -306,7 +306,7 @@ impl Limiter {
     /// Runs every script once, on names of its own.
     ///
     /// # Errors
-    /// What Redis refuses.
+    /// The command that Redis refuses.
     pub async fn rehearse(bus: &Bus) -> RedisResult<()> {
         let names =
             ["limit", "permit"].map(|it| bus.name(&format!("check:{{{}}}:{it}", bus.node())));

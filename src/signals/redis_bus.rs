@@ -129,7 +129,7 @@ impl Bus {
         self.judge(redis, timeout(self.0.budget, called).await)
     }
 
-    /// The same whatever happened before, to tell the error.
+    /// The same whatever happened before, to report the error.
     ///
     /// # Errors
     /// Those of Redis.
@@ -142,7 +142,7 @@ impl Bus {
     }
 
     /// Publishes a message to all nodes. Returns whether it was sent.
-    pub async fn tell(&self, topic: Topic, text: &str) -> bool {
+    pub async fn publish(&self, topic: Topic, text: &str) -> bool {
         let Some(redis) = self.redis() else { return false };
         let channel = self.channel(topic);
         let mut publish = redis::cmd("PUBLISH");
@@ -267,7 +267,7 @@ impl Bus {
                 }
                 _ = ticks.tick() => {
                     anyhow::ensure!(heard_at.elapsed() < SILENCE, "no messages arrive any more");
-                    self.tell(Topic::Ping, "").await;
+                    self.publish(Topic::Ping, "").await;
                 }
             }
         }
@@ -339,7 +339,7 @@ mod tests {
     #[tokio::test]
     async fn a_node_without_redis_is_on_its_own_and_never_waits() {
         let bus = Bus::new(None, Uuid::nil(), DEFAULT_BUDGET).expect("a bus");
-        assert!(!bus.tell(Topic::Evict, "x").await);
+        assert!(!bus.publish(Topic::Evict, "x").await);
         assert_eq!(bus.nodes(), 1);
         let (_, wanted) = watch::channel(BTreeSet::new());
         bus.listen(CancellationToken::new(), wanted, |_| unreachable!("no message is sent")).await;
@@ -349,15 +349,15 @@ mod tests {
     async fn a_redis_that_is_not_there_costs_one_call_and_then_nothing() {
         let place = RedisPlace::from("redis://127.0.0.1:1".to_owned());
         let bus = Bus::new(Some(&place), Uuid::nil(), DEFAULT_BUDGET).expect("a bus");
-        assert!(!bus.tell(Topic::Evict, "x").await);
+        assert!(!bus.publish(Topic::Evict, "x").await);
         let broken_until = bus.0.broken_until.load(Ordering::Relaxed);
         assert!(broken_until > 0 && bus.redis().is_none());
-        assert!(!bus.tell(Topic::Evict, "x").await);
+        assert!(!bus.publish(Topic::Evict, "x").await);
         assert_eq!(bus.0.broken_until.load(Ordering::Relaxed), broken_until, "no call was made");
     }
 
     #[tokio::test]
-    async fn a_bad_url_is_told_without_its_password() {
+    async fn a_bad_url_is_reported_without_its_password() {
         let urls = [
             "nonsense://user:canary@x",
             "redis+sentinel://user:canary@x",

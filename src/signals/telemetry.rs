@@ -157,7 +157,7 @@ metrics_table! {
     WEBHOOK_DELAY_SECONDS = "fencepost_webhook_delay_seconds", Seconds,
         "Time from an event to the lease of its first try.";
     EVENTS_DROPPED = "fencepost_events_dropped_total", Counter,
-        "Events that an endpoint was not told: too many deliveries to it waited, or the event waited for 72 hours.";
+        "Events that were not sent to an endpoint: too many deliveries to it waited, or the event waited for 72 hours.";
     CONNECTIONS_REFUSED = "fencepost_http_connections_refused_total", Counter,
         "Connections refused because their address had too many.";
     TABLE_BYTES = "fencepost_postgres_table_bytes", Gauge,

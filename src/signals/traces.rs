@@ -169,7 +169,7 @@ pub fn request(it: &Answered<'_>) {
         attributes.push(KeyValue::new("error.type", it.status.to_string()));
     }
     let status = if is_failure { Status::error("") } else { Status::Unset };
-    tell(Span {
+    export(Span {
         project: it.project,
         own: it.own,
         parent: it.parent,
@@ -208,7 +208,7 @@ pub fn lease(it: &Leased<'_>) {
         KeyValue::new("job.type", it.job_type.to_owned()),
         KeyValue::new("job.attempt", i64::from(it.attempt)),
     ];
-    tell(Span {
+    export(Span {
         project: Some(it.project),
         own: it.trace.own,
         parent: it.trace.parent,
@@ -235,7 +235,7 @@ struct Span {
     status: Status,
 }
 
-fn tell(span: Span) {
+fn export(span: Span) {
     let Some(traces) = TRACES.get().filter(|_| span.own.is_sampled) else { return };
     let is_callers = span.parent.or(span.link).is_some();
     if is_callers && !is_in_share(span.own.trace_id, traces.caller_ratio) {

@@ -68,8 +68,8 @@ pub enum BackgroundTask {
     Plan,
     /// Some schedule's next tick is new.
     Fire,
-    /// Events wait to be told.
-    Tell,
+    /// Events wait for their deliveries.
+    Events,
     /// Mails wait to be sent.
     Mails,
 }
@@ -115,7 +115,7 @@ pub fn channel() -> (Wake, Hints) {
 }
 
 impl Wake {
-    /// Hints that jobs can be claimed. Call it after the commit. The pump tells other nodes of
+    /// Hints that jobs can be claimed. Call it after the commit. The pump notifies other nodes of
     /// those that its polls cannot take.
     pub fn arrived(&self, arrivals: Vec<Arrival>) {
         if arrivals.is_empty() {

@@ -7,7 +7,8 @@ use std::future::Future;
 /// `enqueue.after=5%return` lets 5 % of the enqueues fail that were committed.
 pub const FAIL_POINTS_VARIABLE: &str = "FAILPOINTS";
 
-/// What commits at a fail point. Each has two: before its statements run, and after the commit.
+/// Commits that can fail on purpose. Each has two points: before its statements run, and after the
+/// commit.
 pub const FAIL_POINTS: [&str; 13] = [
     "enqueue",
     "succeed",
@@ -27,7 +28,7 @@ pub const FAIL_POINTS: [&str; 13] = [
 /// A fail point before the statements of a commit.
 ///
 /// # Errors
-/// The loss of a connection, if it was told to fail.
+/// The loss of a connection, if a test asked for it.
 pub fn before_commit(point: &'static str) -> sqlx::Result<()> {
     imp::fail(point, "before")
 }
@@ -35,7 +36,7 @@ pub fn before_commit(point: &'static str) -> sqlx::Result<()> {
 /// A fail point after a commit: what failed was done.
 ///
 /// # Errors
-/// The loss of a connection, if it was told to fail.
+/// The loss of a connection, if a test asked for it.
 pub fn after_commit(point: &'static str) -> sqlx::Result<()> {
     imp::fail(point, "after")
 }
@@ -43,7 +44,7 @@ pub fn after_commit(point: &'static str) -> sqlx::Result<()> {
 /// Work that commits once, between its two fail points.
 ///
 /// # Errors
-/// That of the work, or the loss of a connection, if it was told to fail.
+/// That of the work, or the loss of a connection, if a test asked for it.
 pub async fn around_commit<T>(
     point: &'static str,
     work: impl Future<Output = sqlx::Result<T>>,

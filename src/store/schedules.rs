@@ -160,7 +160,7 @@ pub async fn upsert(
     .await
 }
 
-/// What must be known before a schedule is stored.
+/// The counts to check before a schedule is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScheduleCount {
     /// Number of schedules of the project.
@@ -169,7 +169,7 @@ pub struct ScheduleCount {
     pub now: DateTime<Utc>,
 }
 
-/// What must be known before a schedule is stored.
+/// Counts a project's schedules, to check before one is stored.
 pub async fn count(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<ScheduleCount> {
     sqlx::query_as!(
         ScheduleCount,
@@ -266,7 +266,7 @@ pub async fn find(
     Ok(find_all(conn, project_id, &[id.to_owned()]).await?.pop())
 }
 
-/// Those of these schedules that exist, in no order.
+/// Finds these schedules, in no order. Missing ones are left out.
 pub async fn find_all(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -130,7 +130,7 @@ pub async fn record_seen(conn: &mut PgConnection, sightings: &[Sighting]) -> sql
     Ok(())
 }
 
-/// What a poll must know of its worker.
+/// The facts of a worker that its polls need.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
     /// Its labels, sorted.
@@ -157,9 +157,9 @@ pub async fn facts(
     )
     .fetch_all(conn)
     .await?;
-    let facts = rows.into_iter().map(|it| {
-        let facts = Facts { labels: it.labels, state: it.state, directive: it.directive };
-        (it.number, facts)
+    let facts = rows.into_iter().map(|row| {
+        let facts = Facts { labels: row.labels, state: row.state, directive: row.directive };
+        (row.number, facts)
     });
     Ok(facts.collect())
 }
@@ -233,9 +233,9 @@ pub async fn beat(
     )
     .fetch_all(conn)
     .await?;
-    let facts = rows.into_iter().map(|it| {
-        let facts = Facts { labels: it.labels, state: it.state, directive: it.directive };
-        (it.project_id, it.worker_id, facts)
+    let facts = rows.into_iter().map(|row| {
+        let facts = Facts { labels: row.labels, state: row.state, directive: row.directive };
+        (row.project_id, row.worker_id, facts)
     });
     Ok(facts.collect())
 }
@@ -393,7 +393,7 @@ pub async fn page(
 #[derive(Debug, Clone, Copy)]
 pub struct Fitting {
     pub all: i64,
-    /// Those that have all of some labels.
+    /// Number of workers that have all of some labels.
     pub labelled: i64,
     /// Whether all of the latter are registered, so that their slots are known.
     pub are_registered: bool,

@@ -13,7 +13,7 @@ use fencepost_domain::{
     text::json_depth,
 };
 
-/// What the worker wants of a running job.
+/// The worker's request to a running job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
     Run,

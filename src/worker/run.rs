@@ -33,7 +33,7 @@ const LAST_ACKS_TIMEOUT: Duration = Duration::from_secs(15);
 /// Refresh interval of the line on a terminal.
 const DRAW_PERIOD: Duration = Duration::from_millis(500);
 
-/// Runs until it is told to stop and has drained.
+/// Runs until it is asked to stop and has drained.
 ///
 /// # Errors
 /// When the server refuses the worker permanently, or there is no key.
@@ -119,7 +119,7 @@ struct Worker {
     running: HashMap<String, (Active, u64, watch::Sender<Wanted>)>,
     /// Quieted by a signal.
     is_quiet: bool,
-    is_told_quiet: bool,
+    has_quiet_directive: bool,
     grace_end: Option<Instant>,
     is_draining: bool,
     /// Why it drains, if the server refuses it.
@@ -149,7 +149,7 @@ impl Worker {
             jobs: JoinSet::new(),
             running: HashMap::new(),
             is_quiet: false,
-            is_told_quiet: false,
+            has_quiet_directive: false,
             grace_end: None,
             is_draining: false,
             refused: None,
@@ -171,7 +171,7 @@ impl Worker {
             self.poll = None;
             return;
         }
-        if self.is_quiet || self.is_told_quiet || free == 0 || self.poll.is_some() {
+        if self.is_quiet || self.has_quiet_directive || free == 0 || self.poll.is_some() {
             return;
         }
         let poll = self.poll_request(free);
@@ -246,13 +246,16 @@ impl Worker {
             Ok(reply) => {
                 self.poll_failures = 0;
                 self.poll_id = uuid::Uuid::now_v7();
-                let (jobs, is_told_quiet) = leased(&reply);
-                self.is_told_quiet = is_told_quiet && !self.is_quiet;
+                let (jobs, has_quiet_directive) = leased(&reply);
+                self.has_quiet_directive = has_quiet_directive && !self.is_quiet;
                 jobs.into_iter().for_each(|it| self.start(it));
             }
             Err(failure) if failure.is_transient() => {
                 self.poll_failures += 1;
-                tracing::warn!(error = &failure as &dyn std::error::Error, "a poll failed");
+                tracing::warn!(
+                    error = &failure as &dyn std::error::Error,
+                    "poll failed, will retry"
+                );
             }
             Err(failure) => {
                 self.say(&format!("the server refuses the worker: {failure}"));
@@ -322,7 +325,7 @@ impl Worker {
                 Err(failure) => {
                     tracing::warn!(
                         error = &failure as &dyn std::error::Error,
-                        "a heartbeat failed"
+                        "heartbeat failed, will retry"
                     );
                 }
             }
@@ -341,15 +344,15 @@ impl Worker {
                 Status::Cancel => Wanted::Cancel,
                 Status::Lost => Wanted::Abandon,
             };
-            want.send_if_modified(|it| {
-                let is_news = *it == Wanted::Run || wanted == Wanted::Abandon;
+            want.send_if_modified(|current| {
+                let is_news = *current == Wanted::Run || wanted == Wanted::Abandon;
                 if is_news {
-                    *it = wanted;
+                    *current = wanted;
                 }
                 is_news
             });
         }
-        self.is_told_quiet = heard.state == "quiet";
+        self.has_quiet_directive = heard.state == "quiet";
         if heard.state == "terminate" && !self.is_draining {
             self.say("directive: terminate");
             self.drain();
@@ -373,7 +376,7 @@ impl Worker {
             SignalRequest::Resume => {
                 self.is_quiet = false;
                 // The server must know before the next poll.
-                self.is_told_quiet = true;
+                self.has_quiet_directive = true;
                 self.poll = None;
                 self.beat();
                 self.say("claims jobs again");

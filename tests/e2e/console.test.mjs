@@ -129,8 +129,8 @@ story("a paused queue delivers nothing until it is resumed", async (page, { base
   await page.click("button >> text=Save");
   await sees(page, "Rate limit: window in seconds is missing");
   assert.equal(await page.getAttribute("[name='rate_limit.per_seconds']", "aria-invalid"), "true");
-  const told = await page.locator("#problem .failure").boundingBox();
-  assert.ok(told.y >= 0 && told.y < 900, `what is wrong is in sight, not at ${told.y}`);
+  const reported = await page.locator("#problem .failure").boundingBox();
+  assert.ok(reported.y >= 0 && reported.y < 900, `what is wrong is in sight, not at ${reported.y}`);
   assert.equal(await page.inputValue("[name='rate_limit.count']"), "5");
   await page.fill("[name='rate_limit.per_seconds']", "60");
   await page.click("button >> text=Save");
@@ -296,7 +296,7 @@ story("the failed jobs of a workflow are retried together, and charts show a lon
   assert.equal(await page.locator(".plot canvas").count(), 2);
 });
 
-story("pages follow what happens, stop when they are told to, and outlive a failure", async (page, { base, api }) => {
+story("pages follow what happens, stop when they are asked to, and outlive a failure", async (page, { base, api }) => {
   await page.goto(`${base}/jobs`);
   await api.enqueue({ job_type: "first.live", queue: "live" });
   await sees(page, "first.live");
@@ -345,7 +345,7 @@ story("a button that is pressed twice does its work once", async (page, { base, 
   assert.equal((await api.get("/jobs?job_type=twice")).jobs.length, 2, twice.join(" "));
 });
 
-story("a key is made, shown once, rotated and revoked, and a mistake is told", async (page, { base }) => {
+story("a key is made, shown once, rotated and revoked, and a mistake is reported", async (page, { base }) => {
   page.on("dialog", (dialog) => dialog.accept());
   await page.goto(`${base}/keys`);
   await page.click("summary >> text=Create a key");
@@ -684,8 +684,8 @@ story("the keyboard is enough, and so is no script", async (page, { base, api, e
 // Accessibility problems, and content that does not fit into the window.
 async function check(page, place) {
   const { violations } = await new AxeBuilder({ page }).withTags(RULES).analyze();
-  const told = violations.map((it) => `${it.id}: ${it.nodes[0].html} ${it.nodes[0].failureSummary}`);
-  assert.deepEqual(told, [], place);
+  const reported = violations.map((it) => `${it.id}: ${it.nodes[0].html} ${it.nodes[0].failureSummary}`);
+  assert.deepEqual(reported, [], place);
   const excess = await page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
   assert.ok(excess <= 0, `${place} is ${excess} px wider than the window`);
 }

@@ -112,7 +112,7 @@ fn a_released_job_goes_back_to_its_place_and_no_failure_is_counted() {
     });
 }
 
-/// Every way to be wrong about one leased job, in the order in which they are told.
+/// Every way to be wrong about one leased job, in the order in which they are reported.
 async fn is_fenced(t: &TestProject, job: &Value) {
     let id = &job["id"];
     let other_lease = "00000000-0000-4000-8000-000000000000";

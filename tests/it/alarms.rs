@@ -1,4 +1,4 @@
-//! Alarms: what is found, whom it is told, and how often.
+//! Alarms: what is found, who is notified, and how often.
 
 use fencepost_net::mail::Mail;
 use serde_json::{Value, json};
@@ -69,8 +69,8 @@ async fn fail(t: &TestProject, job_type: &str) -> String {
     id
 }
 
-/// Endpoint of a project that is told of alarms.
-async fn told_of_alarms(t: &TestProject) -> Sink {
+/// Endpoint of a project that is notified of alarms.
+async fn sink_of_alarms(t: &TestProject) -> Sink {
     let sink = Sink::start().await;
     // Queues and job types concern events about jobs.
     let body = json!({"url": sink.url, "events": ["alarm.*"], "queues": ["no-such"]});
@@ -79,7 +79,7 @@ async fn told_of_alarms(t: &TestProject) -> Sink {
 }
 
 #[test]
-fn a_new_kind_of_dead_letter_is_told_once_by_any_number_of_nodes() {
+fn alarms_report_a_new_kind_of_dead_letter_once_on_any_number_of_nodes() {
     limited(async {
         let server = TestServer::start(fresh_database().await).await;
         let second = TestServer::start(server.database.clone()).await;
@@ -93,10 +93,13 @@ fn a_new_kind_of_dead_letter_is_told_once_by_any_number_of_nodes() {
         let verify = next_mail(&server, &second).await;
         assert_eq!(verify.subject, "Verify your e-mail address");
         let id = fail(&t, "mail.send").await;
-        let told = sink.next().await.body();
-        assert_eq!(told["type"], "alarm.triggered");
-        let incident = &told["data"]["incident"];
-        assert_eq!((&told["data"]["job"], &told["data"]["error"]), (&Value::Null, &Value::Null));
+        let reported = sink.next().await.body();
+        assert_eq!(reported["type"], "alarm.triggered");
+        let incident = &reported["data"]["incident"];
+        assert_eq!(
+            (&reported["data"]["job"], &reported["data"]["error"]),
+            (&Value::Null, &Value::Null)
+        );
         assert_eq!(
             (&incident["alarm"], &incident["rule"]),
             (&json!("dead_letters"), &json!("dead_letters"))
@@ -119,20 +122,20 @@ fn a_new_kind_of_dead_letter_is_told_once_by_any_number_of_nodes() {
                      update dead_letters set died_at = now() - interval '31 minutes';
                      update incidents set last_found_at = now() - interval '31 minutes'";
         server.database.execute(quiet).await;
-        let told = sink.next().await.body();
-        assert_eq!(told["type"], "alarm.resolved");
-        assert_eq!(told["data"]["incident"]["id"], open["id"]);
-        assert!(told["data"]["incident"]["resolved_at"].is_string());
+        let reported = sink.next().await.body();
+        assert_eq!(reported["type"], "alarm.resolved");
+        assert_eq!(reported["data"]["incident"]["id"], open["id"]);
+        assert!(reported["data"]["incident"]["resolved_at"].is_string());
         let resolved = next_mail(&server, &second).await;
         assert!(resolved.subject.contains("Resolved: "), "{}", resolved.subject);
         assert_eq!(incidents(&t, "resolved", 1).await[0]["id"], open["id"]);
-        // One that is known is told from ten on.
+        // One that is known is reported from ten on.
         for _ in 0..9 {
             fail(&t, "mail.send").await;
         }
         fail(&t, "mail.send").await;
-        let told = sink.next().await.body();
-        assert_eq!(told["data"]["incident"]["details"]["value"], 10);
+        let reported = sink.next().await.body();
+        assert_eq!(reported["data"]["incident"]["details"]["value"], 10);
         assert_eq!(server.database.number("select count(*) from incidents").await, 2);
         assert_eq!(other.get("/v1/incidents").await.is(200)["incidents"], json!([]));
         let foreign = format!("/v1/incidents/{}", open["id"].as_str().expect("an id"));
@@ -145,7 +148,7 @@ fn a_new_kind_of_dead_letter_is_told_once_by_any_number_of_nodes() {
 #[test]
 fn every_rule_finds_what_it_is_for_and_sees_its_end() {
     run_alone(async |t| {
-        let sink = told_of_alarms(t).await;
+        let sink = sink_of_alarms(t).await;
         t.put("/v1/queues/pushed/push", json!({"url": sink.url})).await.is(201);
         let schedule = json!({"job_type": "t", "cron_expression": "0 0 1 1 *"});
         t.put("/v1/recurring/nightly", schedule).await.is(200);
@@ -175,7 +178,7 @@ fn every_rule_finds_what_it_is_for_and_sees_its_end() {
         let seen = incidents(&reader, "open", 6).await;
         let names: Vec<_> = seen.iter().filter(|it| it["details"]["name"] != Value::Null).collect();
         assert_eq!(names.len(), 1, "that of the schedule: {names:?}");
-        // That a job waits is told once it has lasted for two minutes.
+        // That a job waits is reported once it has lasted for two minutes.
         let begun = "select count(*) from incidents where rule = 'oldest_ready'";
         t.database.until(begun, 1).await;
         let lasted = "update incidents set began_at = now() - interval '2 minutes'
@@ -190,12 +193,12 @@ fn every_rule_finds_what_it_is_for_and_sees_its_end() {
         t.database.execute(ENDS).await;
         incidents(t, "open", 0).await;
         assert_eq!(incidents(t, "resolved", 7).await.len(), 7);
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for _ in 0..14 {
-            told.push(sink.next().await.body()["type"].as_str().expect("a type").to_owned());
+            reported.push(sink.next().await.body()["type"].as_str().expect("a type").to_owned());
         }
-        told.sort();
-        assert_eq!((&*told[6], &*told[7]), ("alarm.resolved", "alarm.triggered"));
+        reported.sort();
+        assert_eq!((&*reported[6], &*reported[7]), ("alarm.resolved", "alarm.triggered"));
     });
 }
 
@@ -256,9 +259,9 @@ fn a_project_changes_its_alarms_and_no_other() {
 }
 
 #[test]
-fn a_muted_incident_is_listed_and_not_told() {
+fn a_muted_incident_is_listed_and_not_reported() {
     run_alone(async |t| {
-        let sink = told_of_alarms(t).await;
+        let sink = sink_of_alarms(t).await;
         fail(t, "t").await;
         let first = sink.next().await.body()["data"]["incident"].clone();
         let path = format!("/v1/incidents/{}/mute", first["id"].as_str().expect("an id"));
@@ -275,11 +278,11 @@ fn a_muted_incident_is_listed_and_not_told() {
         assert_eq!(second["subject"], first["subject"]);
         let unmuted = t.post(&path, json!({"seconds": 0})).await.is(200);
         assert_eq!(unmuted["muted_until"], Value::Null);
-        // The end of the second one is the next that is told.
+        // The end of the second one is the next that is reported.
         t.database.execute(SILENCE).await;
-        let told = sink.next().await.body();
-        assert_eq!(told["type"], "alarm.resolved");
-        assert_eq!(told["data"]["incident"]["id"], second["id"]);
+        let reported = sink.next().await.body();
+        assert_eq!(reported["type"], "alarm.resolved");
+        assert_eq!(reported["data"]["incident"]["id"], second["id"]);
     });
 }
 

@@ -183,26 +183,26 @@ fn a_second_dev_on_the_same_folder_says_who_has_it() {
         let dev = Dev::start(&folder, &[]);
         let second = Dev::command(&folder).output().expect("it runs");
         assert!(!second.status.success());
-        let told = text(&second.stderr);
-        assert!(told.contains("another `fencepost dev` runs in"), "{told}");
-        assert!(told.contains(dev.text("url")), "{told}");
-        assert!(told.contains(&dev.child.id().to_string()), "{told}");
+        let reported = text(&second.stderr);
+        assert!(reported.contains("another `fencepost dev` runs in"), "{reported}");
+        assert!(reported.contains(dev.text("url")), "{reported}");
+        assert!(reported.contains(&dev.child.id().to_string()), "{reported}");
         dev.stop();
     });
 }
 
 #[test]
-fn a_taken_address_is_told_with_the_flag_that_changes_it() {
+fn a_taken_address_is_reported_with_the_flag_that_changes_it() {
     let folder = Folder::new("taken");
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = taken.local_addr().expect("an address").to_string();
-    let told = Command::new(PROGRAM)
+    let reported = Command::new(PROGRAM)
         .args(["dev", "--listen", &address, "--data-dir"])
         .arg(&folder.0)
         .output()
         .expect("it runs");
-    let told = text(&told.stderr);
-    assert!(told.contains(&address) && told.contains("--listen"), "{told}");
+    let reported = text(&reported.stderr);
+    assert!(reported.contains(&address) && reported.contains("--listen"), "{reported}");
 }
 
 #[test]
@@ -221,11 +221,11 @@ fn the_printed_lines_work_when_they_are_pasted() {
             .stdin(Stdio::null())
             .output()
             .expect("bash runs");
-        let told = text(&shell.stdout);
-        let answers = serde_json::Deserializer::from_str(&told).into_iter::<Value>();
+        let reported = text(&shell.stdout);
+        let answers = serde_json::Deserializer::from_str(&reported).into_iter::<Value>();
         let answers: Vec<Value> = answers.map(|it| it.expect("JSON")).collect();
-        assert_eq!(answers.iter().filter(|it| it["action"] == "done").count(), 2, "{told}");
-        assert_eq!(answers.iter().filter(|it| it["action"] == "retry").count(), 1, "{told}");
+        assert_eq!(answers.iter().filter(|it| it["action"] == "done").count(), 2, "{reported}");
+        assert_eq!(answers.iter().filter(|it| it["action"] == "retry").count(), 1, "{reported}");
         let last = answers.last().expect("an answer");
         assert_eq!((&last["state"], &last["failures"]), (&json!("dead_letter"), &json!(2)));
         dev.stop();

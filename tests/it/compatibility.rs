@@ -147,11 +147,11 @@ fn nothing_of_the_released_api_is_gone_or_means_something_else() {
 #[test]
 fn each_kind_of_a_breaking_change_is_found() {
     let old: Value = serde_json::from_str(&read("openapi/released.json")).expect("JSON");
-    let check = |told: &str, change: &dyn Fn(&mut Value)| {
+    let check = |reported: &str, change: &dyn Fn(&mut Value)| {
         let mut new = old.clone();
         change(&mut new);
         let found = breaks(&old, &new);
-        assert!(found.len() == 1 && found[0].contains(told), "{told}: {found:?}");
+        assert!(found.len() == 1 && found[0].contains(reported), "{reported}: {found:?}");
     };
     fn at<'a>(document: &'a mut Value, place: &str) -> &'a mut Value {
         document.pointer_mut(place).unwrap_or_else(|| panic!("no {place}"))
@@ -161,37 +161,39 @@ fn each_kind_of_a_breaking_change_is_found() {
     }
     const SCHEMAS: &str = "/components/schemas";
     check("GET /v1/queues: it is gone", &|it| remove(it, "/paths/~1v1~1queues", "get"));
-    check("has another name", &|it| {
-        *at(it, "/paths/~1v1~1queues/get/operationId") = json!("queues_all");
+    check("has another name", &|document| {
+        *at(document, "/paths/~1v1~1queues/get/operationId") = json!("queues_all");
     });
-    check("the parameter \"limit\" is gone", &|it| {
-        let all = at(it, "/paths/~1v1~1queues/get/parameters").as_array_mut().expect("a list");
+    check("the parameter \"limit\" is gone", &|document| {
+        let all =
+            at(document, "/paths/~1v1~1queues/get/parameters").as_array_mut().expect("a list");
         all.retain(|it| it["name"] != "limit");
     });
-    check("is required now", &|it| {
-        let all = at(it, "/paths/~1v1~1queues/get/parameters").as_array_mut().expect("a list");
+    check("is required now", &|document| {
+        let all =
+            at(document, "/paths/~1v1~1queues/get/parameters").as_array_mut().expect("a list");
         all.push(json!({"name": "of", "in": "query", "required": true, "schema": {}}));
     });
-    check("JobPage.jobs: it is gone", &|it| {
-        remove(it, &format!("{SCHEMAS}/JobPage/properties"), "jobs");
-        let required = at(it, &format!("{SCHEMAS}/JobPage/required"));
+    check("JobPage.jobs: it is gone", &|document| {
+        remove(document, &format!("{SCHEMAS}/JobPage/properties"), "jobs");
+        let required = at(document, &format!("{SCHEMAS}/JobPage/required"));
         assert!(texts(required).contains("jobs"));
     });
-    check("Job.attempt: it has another type", &|it| {
-        *at(it, &format!("{SCHEMAS}/Job/properties/attempt/type")) = json!("string");
+    check("Job.attempt: it has another type", &|document| {
+        *at(document, &format!("{SCHEMAS}/Job/properties/attempt/type")) = json!("string");
     });
-    check("EnqueueRequest.queue: requests must send it", &|it| {
-        at(it, &format!("{SCHEMAS}/EnqueueRequest/required"))
+    check("EnqueueRequest.queue: requests must send it", &|document| {
+        at(document, &format!("{SCHEMAS}/EnqueueRequest/required"))
             .as_array_mut()
             .expect("a list")
             .push(json!("queue"));
     });
-    check("Job.state: answers may lack it", &|it| {
-        let required = at(it, &format!("{SCHEMAS}/Job/required"));
+    check("Job.state: answers may lack it", &|document| {
+        let required = at(document, &format!("{SCHEMAS}/Job/required"));
         required.as_array_mut().expect("a list").retain(|it| it != "state");
     });
-    check("requests cannot send replace any more", &|it| {
-        let values = at(it, &format!("{SCHEMAS}/OnConflict/enum"));
+    check("requests cannot send replace any more", &|document| {
+        let values = at(document, &format!("{SCHEMAS}/OnConflict/enum"));
         values.as_array_mut().expect("a list").retain(|it| it != "replace");
     });
 }
@@ -213,10 +215,10 @@ fn answers_say_that_an_operation_will_end_and_keys_count_its_calls() {
         let other = server.project("other").await;
         for path in ["/v1/queues", "/v1/projects/main/queues"] {
             let answer = t.request(Method::GET, path).send().await.expect("an answer");
-            let told = |name: &str| answer.headers().get(name).and_then(|it| it.to_str().ok());
-            assert_eq!(told("deprecation"), Some("@1796083200"), "{path}");
-            assert_eq!(told("sunset"), Some("Wed, 01 Dec 2027 00:00:00 GMT"), "{path}");
-            assert!(told("link").is_some_and(|it| it.contains("/docs/versions>")), "{path}");
+            let reported = |name: &str| answer.headers().get(name).and_then(|it| it.to_str().ok());
+            assert_eq!(reported("deprecation"), Some("@1796083200"), "{path}");
+            assert_eq!(reported("sunset"), Some("Wed, 01 Dec 2027 00:00:00 GMT"), "{path}");
+            assert!(reported("link").is_some_and(|it| it.contains("/docs/versions>")), "{path}");
         }
         for path in ["/v1/queues/default", "/v1/keys"] {
             let answer = t.request(Method::GET, path).send().await.expect("an answer");

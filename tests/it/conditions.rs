@@ -185,13 +185,13 @@ fn wrong_dependencies_are_named() {
 
 #[test]
 fn the_database_and_the_rules_decide_alike() {
-    use fencepost_domain::dependency::{ParentEnd, When};
+    use fencepost_domain::dependency::{FinalState, When};
     run_alone(async |t| {
         let ends = [
-            ("succeeded", ParentEnd::Succeeded),
-            ("skipped", ParentEnd::Skipped),
-            ("cancelled", ParentEnd::Cancelled),
-            ("dead_letter", ParentEnd::DeadLetter),
+            ("succeeded", FinalState::Succeeded),
+            ("skipped", FinalState::Skipped),
+            ("cancelled", FinalState::Cancelled),
+            ("dead_letter", FinalState::DeadLetter),
         ];
         for when in [When::Succeeded, When::Failed, When::Ended] {
             for (name, end) in ends {

@@ -37,7 +37,7 @@ fn a_waiting_job_is_cancelled_at_once_and_stays_so() {
 }
 
 #[test]
-fn the_worker_of_a_cancelled_job_is_told_and_its_ack_decides() {
+fn a_cancel_reaches_the_worker_and_its_ack_decides() {
     run(async |t| {
         let ends = [
             ("failed", "cancelled", "cancelled"),

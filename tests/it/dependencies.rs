@@ -184,7 +184,7 @@ fn a_workflow_that_fails_or_is_cancelled_leaves_nothing_to_run() {
         let path = format!("/v1/workflows/{}", cancelled["id"].as_str().expect("an id"));
         let job = t.lease("w").await;
         let reply = t.post(&format!("{path}/cancel"), json!({})).await.is(200);
-        assert_eq!(reply["state"], "running", "its first job's worker must be told");
+        assert_eq!(reply["state"], "running", "its first job's worker must be reported");
         t.ack(&job, "w", "released").await.is(200);
         assert_eq!(t.get(&path).await.is(200)["state"], "cancelled");
         assert!(t.poll("w", 10).await.is_empty());

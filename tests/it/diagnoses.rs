@@ -136,7 +136,7 @@ async fn plant(t: &TestProject, queue: &str) -> String {
 }
 
 #[test]
-fn twenty_two_planted_causes_are_told_by_the_job_and_by_its_queue() {
+fn explain_names_twenty_two_planted_causes_for_a_job_and_its_queue() {
     run_for(Duration::from_secs(120), async {
         run_planted().await;
     });
@@ -153,15 +153,15 @@ async fn run_planted() {
             let lost = format!("update workers set last_seen_at = {past} where worker_id = 'lost'");
             t.database.execute(&lost).await;
         }
-        let told = t.get(&format!("/v1/jobs/{id}/explain")).await.is(200);
-        assert_eq!(told["reason"], json!(reason), "{queue}: {told}");
-        let summary = told["summary"].as_str().expect("a sentence");
+        let reported = t.get(&format!("/v1/jobs/{id}/explain")).await.is(200);
+        assert_eq!(reported["reason"], json!(reason), "{queue}: {reported}");
+        let summary = reported["summary"].as_str().expect("a sentence");
         assert!(summary.contains(says), "{queue}: {summary}");
         let seen = t.get(&format!("/v1/queues/{queue}")).await.is(200);
         let is_ready = reason.is_some_and(|it| Reason::OF_READY_JOBS.contains(&it));
         if is_ready && seen["oldest_ready_job_id"] == *id {
-            assert_eq!(seen["oldest_ready_reason"], told["reason"], "{queue}");
-            assert_eq!(seen["oldest_ready_summary"], told["summary"], "{queue}");
+            assert_eq!(seen["oldest_ready_reason"], reported["reason"], "{queue}");
+            assert_eq!(seen["oldest_ready_summary"], reported["summary"], "{queue}");
         } else {
             assert!(!is_ready || *queue == "behind", "{queue}: {seen}");
         }
@@ -202,12 +202,12 @@ fn rule_test(series: &[&str]) -> String {
     let alert =
         |it: &&&str, is_unpolled: bool| (label(it, "reason") == "no_workers") == is_unpolled;
     let expected = |name: &str, summary: &dyn Fn(&str) -> String, is_unpolled: bool| {
-        let alerts = series.iter().filter(|it| alert(it, is_unpolled)).map(|it| {
-            let (queue, reason) = (label(it, "queue"), label(it, "reason"));
+        let alerts = series.iter().filter(|it| alert(it, is_unpolled)).map(|sample| {
+            let (queue, reason) = (label(sample, "queue"), label(sample, "reason"));
             format!(
                 "          - exp_labels: {{severity: page, project: main, queue: {queue}, reason: {reason}}}\n            \
                  exp_annotations: {{summary: '{}', runbook_url: 'RUNBOOKS/{}'}}\n",
-                summary(it),
+                summary(sample),
                 if is_unpolled { "queue-without-workers" } else { "queue-stuck" }
             )
         });

@@ -68,9 +68,9 @@ fn every_operation_says_what_generators_need() {
                 .map(|(_, response)| response["content"].to_string())
                 .collect();
             assert_eq!(good.len(), 1, "{path} answers in one shape");
-            let is_told =
+            let is_reported =
                 |it: &serde_json::Value| it.get("$ref").or(it.get("description")).is_some();
-            assert!(responses.values().all(is_told), "{path}");
+            assert!(responses.values().all(is_reported), "{path}");
             let body = operation.pointer("/requestBody/content/application~1json/schema/$ref");
             if let Some(named) = body.and_then(serde_json::Value::as_str) {
                 let schema = document.pointer(named.trim_start_matches('#')).expect("a schema");
@@ -143,14 +143,14 @@ fn every_metric_is_listed_with_its_kind_and_its_help() {
     let listed: Vec<_> = page.lines().filter(|it| it.starts_with("| `")).collect();
     let expected: Vec<_> = METRICS
         .iter()
-        .map(|it| {
-            let kind = match it.kind {
+        .map(|metric| {
+            let kind = match metric.kind {
                 Kind::Counter => "counter",
                 Kind::Gauge => "gauge",
                 Kind::Seconds => "seconds",
                 Kind::BatchSize => "batch size",
             };
-            format!("| `{}` | {kind} | {} |", it.name, it.help)
+            format!("| `{}` | {kind} | {} |", metric.name, metric.help)
         })
         .collect();
     assert_eq!(listed, expected);

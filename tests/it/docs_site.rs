@@ -78,9 +78,9 @@ fn files_are_compressed_for_clients_that_accept_it() {
 fn links(text: &str) -> impl Iterator<Item = &str> {
     let targets = text.split("](").skip(1).filter_map(|it| it.split([')', '#']).next());
     // The reference is made from the OpenAPI file.
-    targets.filter(|it| {
-        let is_made = *it == "api/" || it.starts_with("reference/");
-        !it.is_empty() && !it.contains("://") && !is_made
+    targets.filter(|target| {
+        let is_made = *target == "api/" || target.starts_with("reference/");
+        !target.is_empty() && !target.contains("://") && !is_made
     })
 }
 

@@ -365,11 +365,14 @@ fn a_job_is_explained_gate_by_gate() {
     run(async |t| {
         let explain = async |id: &str| t.get(&format!("/v1/jobs/{id}/explain")).await.is(200);
         let id = t.enqueue(json!({})).await;
-        let told = explain(&id).await;
-        assert_eq!(told["summary"], "no live worker polls queue default for test");
-        assert_eq!((&told["state"], &told["waiting_for"]), (&json!("pending"), &json!("worker")));
+        let reported = explain(&id).await;
+        assert_eq!(reported["summary"], "no live worker polls queue default for test");
+        assert_eq!(
+            (&reported["state"], &reported["waiting_for"]),
+            (&json!("pending"), &json!("worker"))
+        );
         let gates: Vec<_> =
-            told["gates"].as_array().expect("gates").iter().map(|it| &it["gate"]).collect();
+            reported["gates"].as_array().expect("gates").iter().map(|it| &it["gate"]).collect();
         assert_eq!(gates, ["parents", "run_at", "queue_paused", "worker"]);
         let mut worker = json!({"worker_id": "w", "queues": ["default"], "job_types": ["test"]});
         worker["concurrency"] = json!(1);
@@ -377,9 +380,12 @@ fn a_job_is_explained_gate_by_gate() {
         let second = t.enqueue(json!({})).await;
         assert_eq!(explain(&second).await["summary"], "1 live worker; 1 job before it");
         let later = t.enqueue(json!({"delay_seconds": 100})).await;
-        let told = explain(&later).await;
-        assert!(told["summary"].as_str().expect("text").starts_with("its run_at is "), "{told}");
-        assert_eq!(told["next_change_at"], t.job(&later).await["run_at"]);
+        let reported = explain(&later).await;
+        assert!(
+            reported["summary"].as_str().expect("text").starts_with("its run_at is "),
+            "{reported}"
+        );
+        assert_eq!(reported["next_change_at"], t.job(&later).await["run_at"]);
         let child = t.enqueue(json!({"parent_job_id": later})).await;
         assert_eq!(explain(&child).await["summary"], "it waits for the end of 1 parent");
         let labelled = t.enqueue(json!({"labels": ["gpu"]})).await;
@@ -392,9 +398,11 @@ fn a_job_is_explained_gate_by_gate() {
         let busy = "all workers are busy: 1 of 1 slot in use; 0 jobs before it";
         assert_eq!(explain(&second).await["summary"], busy);
         t.ack(&job, "w", "failed").await.is(200);
-        let told = explain(&id).await;
-        assert!(told["summary"].as_str().expect("text").starts_with("failure 1 of 3: retried in"));
-        assert_eq!(told["waiting_for"], "backoff");
+        let reported = explain(&id).await;
+        assert!(
+            reported["summary"].as_str().expect("text").starts_with("failure 1 of 3: retried in")
+        );
+        assert_eq!(reported["waiting_for"], "backoff");
     });
 }
 
@@ -412,7 +420,7 @@ fn a_trace_goes_from_the_producer_to_the_worker() {
 }
 
 #[test]
-fn a_slow_listener_is_told_of_the_gap_and_delays_no_other() {
+fn an_event_stream_reports_a_gap_to_a_slow_listener_and_delays_no_other() {
     run(async |t| {
         let response = t.request(Method::GET, "/v1/events/stream").send().await.expect("an answer");
         let jobs = vec![json!({"job_type": "t"}); 500];
@@ -439,8 +447,8 @@ fn many_reports_that_come_too_late_hold_up_no_ack() {
         t.enqueue(json!({})).await;
         let (lost, kept) = (t.lease("w").await, t.lease("w").await);
         t.ack(&lost, "w", "succeeded").await.is(200);
-        let late = (0..40).map(|it| {
-            let body = json!({"worker_id": "w", "chunks": [chunk(&lost, it, "late")]});
+        let late = (0..40).map(|index| {
+            let body = json!({"worker_id": "w", "chunks": [chunk(&lost, index, "late")]});
             t.post("/v1/workers/logs", body)
         });
         let acked = t.ack(&kept, "w", "succeeded");

@@ -1,5 +1,5 @@
-//! What strangers on the network meet: headers, bounds on connections, logs that tell no secrets;
-//! and what tells an operator that something is wrong.
+//! What strangers on the network meet: headers, bounds on connections, logs that reveal no secrets;
+//! and what shows an operator that something is wrong.
 
 use std::{
     io::{Read, Write},
@@ -27,7 +27,7 @@ use tokio::task::JoinSet;
 const PROGRAM: &str = env!("CARGO_BIN_EXE_fencepost");
 
 #[test]
-fn every_answer_tells_browsers_to_keep_their_hands_off() {
+fn every_answer_has_headers_that_restrict_browsers() {
     run(async |t| {
         let get = async |path: &str| {
             let request = t.client.get(format!("{}{path}", t.url)).bearer_auth(&t.api_key);
@@ -142,7 +142,7 @@ fn large_bodies_of_one_project_wait_for_each_other_and_for_no_other_project() {
     });
 }
 
-/// A node in a process of its own that says everything it has to say, until it is told to stop.
+/// A node in a process of its own that says everything it has to say, until it is asked to stop.
 struct Talkative {
     child: std::process::Child,
     url: String,
@@ -241,7 +241,7 @@ fn a_neighbour_who_tries_keys_keeps_no_known_client_out() {
 }
 
 #[test]
-fn no_log_tells_a_secret_however_talkative_it_is() {
+fn no_log_reveals_a_secret_at_any_level() {
     limited(async {
         let database = fresh_database().await;
         let mut node = talkative(&database.url).await;
@@ -297,11 +297,11 @@ fn no_log_tells_a_secret_however_talkative_it_is() {
         Reply::of(bad.send().await.expect("an answer")).await.is_error(401, "unauthorized");
         Command::new("kill").arg(node.child.id().to_string()).status().expect("kill runs");
         node.child.wait().expect("it ends");
-        tells_none_of(&node.reading.join().expect("no panic"), &secrets);
+        has_none_of(&node.reading.join().expect("no panic"), &secrets);
     });
 }
 
-fn tells_none_of(log: &str, secrets: &[String]) {
+fn has_none_of(log: &str, secrets: &[String]) {
     assert!(log.len() > 10_000, "it was talkative: {} bytes", log.len());
     for secret in secrets {
         assert!(!log.contains(secret), "{secret} is in the log");
@@ -327,31 +327,34 @@ fn check_says_what_is_wrong_and_how_to_mend_it() {
         let redis = redis_url();
         let database_url = ("FENCEPOST_DATABASE_URL", database.url.as_str());
         // The tests' PostgreSQL is quick because it is not safe: that is found.
-        let (_, told) = check(&[database_url, ("FENCEPOST_REDIS_URL", &redis)]);
-        assert!(told.contains("ok       database  PostgreSQL 1"), "{told}");
-        assert!(told.contains("ok       redis"), "{told}");
-        assert!(told.contains("ok       schema"), "{told}");
-        assert!(told.contains("WRONG    database  fsync=off loses acknowledged jobs"), "{told}");
-        assert!(told.contains("warning  mail"), "{told}");
-        let (is_good, told) = check(&[]);
-        assert!(!is_good && told.contains("WRONG    database  no database"), "{told}");
-        let (is_good, told) =
+        let (_, reported) = check(&[database_url, ("FENCEPOST_REDIS_URL", &redis)]);
+        assert!(reported.contains("ok       database  PostgreSQL 1"), "{reported}");
+        assert!(reported.contains("ok       redis"), "{reported}");
+        assert!(reported.contains("ok       schema"), "{reported}");
+        assert!(
+            reported.contains("WRONG    database  fsync=off loses acknowledged jobs"),
+            "{reported}"
+        );
+        assert!(reported.contains("warning  mail"), "{reported}");
+        let (is_good, reported) = check(&[]);
+        assert!(!is_good && reported.contains("WRONG    database  no database"), "{reported}");
+        let (is_good, reported) =
             check(&[database_url, ("FENCEPOST_REDIS_URL", "redis://user:canary@127.0.0.1:1")]);
-        assert!(!is_good && told.contains("WRONG    redis"), "{told}");
-        assert!(!told.contains("canary"), "{told}");
-        let (is_good, told) = check(&[database_url, ("FENCEPOST_DEFAULT_PLAN", "gold")]);
-        assert!(!is_good && told.contains("no such plan: `gold`"), "{told}");
+        assert!(!is_good && reported.contains("WRONG    redis"), "{reported}");
+        assert!(!reported.contains("canary"), "{reported}");
+        let (is_good, reported) = check(&[database_url, ("FENCEPOST_DEFAULT_PLAN", "gold")]);
+        assert!(!is_good && reported.contains("no such plan: `gold`"), "{reported}");
         let proxies = [("canary", "must be a URL"), ("http://u:canary@127.0.0.1:1", "refused")];
         for (proxy, problem) in proxies {
-            let (is_good, told) = check(&[database_url, ("FENCEPOST_OUTBOUND_PROXY", proxy)]);
-            assert!(!is_good && told.contains("WRONG    webhooks"), "{told}");
-            assert!(told.contains(problem) && !told.contains("canary"), "{told}");
+            let (is_good, reported) = check(&[database_url, ("FENCEPOST_OUTBOUND_PROXY", proxy)]);
+            assert!(!is_good && reported.contains("WRONG    webhooks"), "{reported}");
+            assert!(reported.contains(problem) && !reported.contains("canary"), "{reported}");
         }
     });
 }
 
 #[test]
-fn a_client_that_is_refused_again_and_again_is_told_late() {
+fn a_client_that_is_refused_again_and_again_is_answered_late() {
     run_alone(async |t| {
         let refused = async || {
             let began = Instant::now();

@@ -62,7 +62,7 @@ fn a_poll_that_names_no_lease_gets_half_of_the_timeout_but_at_least_thirty_secon
 }
 
 #[test]
-fn progress_is_kept_until_it_is_told_anew() {
+fn progress_is_kept_until_it_is_reported_anew() {
     run(async |t| {
         let id = t.enqueue(json!({})).await;
         let job = t.lease("w").await;

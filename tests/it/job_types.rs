@@ -106,8 +106,8 @@ fn a_batch_checks_a_bounded_number_of_types() {
         let job =
             |at: usize| json!({"job_type": format!("n{at}"), "payload": {}, "check_payload": true});
         let jobs: Vec<_> = (0..=limits::MAX_CHECKED_TYPES).map(job).collect();
-        let told = t.post("/v1/jobs/batch", json!({"jobs": jobs})).await.refuses("jobs");
-        assert!(told.contains("more than 20 job types"), "{told}");
+        let reported = t.post("/v1/jobs/batch", json!({"jobs": jobs})).await.refuses("jobs");
+        assert!(reported.contains("more than 20 job types"), "{reported}");
     });
 }
 

@@ -277,7 +277,7 @@ fn shown(page: &str, fence: &str) -> [String; 2] {
     })
 }
 
-/// Runs both programs as the page tells.
+/// Runs both programs as the page says.
 async fn greets(t: &TestProject, [worker, producer]: [&mut Command; 2]) {
     for command in [&mut *worker, &mut *producer] {
         command.env("FENCEPOST_URL", &t.url).env("FENCEPOST_KEY", &t.api_key).kill_on_drop(true);
@@ -316,7 +316,7 @@ fn what_the_page_of_the_typescript_library_shows_runs() {
 }
 
 #[test]
-fn each_library_waits_as_a_rate_limit_tells() {
+fn each_library_waits_as_a_rate_limit_says() {
     // More than come free while a program starts.
     const JOBS: u32 = 20;
     limited(async {

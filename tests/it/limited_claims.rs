@@ -102,9 +102,9 @@ fn a_concurrency_key_bounds_running_jobs_and_the_next_starts_when_one_ends() {
             assert_eq!(job["waiting_for"], "concurrency");
         }
         let id = waiting[0]["id"].as_str().expect("an id");
-        let told = t.get(&format!("/v1/jobs/{id}/explain")).await.is(200);
-        assert_eq!(told["summary"], "key acme 2/2 busy");
-        assert_eq!(told["waiting_for"], "concurrency");
+        let reported = t.get(&format!("/v1/jobs/{id}/explain")).await.is(200);
+        assert_eq!(reported["summary"], "key acme 2/2 busy");
+        assert_eq!(reported["waiting_for"], "concurrency");
         let acme = first.iter().find(|it| it["id"] != other).expect("one of acme");
         for status in ["succeeded", "failed"] {
             let parked = {
@@ -223,8 +223,8 @@ fn a_queue_of_limit_zero_hands_out_nothing_until_the_limit_is_taken_away() {
             tokio::spawn(async move { t.wait_and_lease("w").await })
         };
         assert!(t.poll("v", 1).await.is_empty());
-        let told = t.get(&format!("/v1/jobs/{id}/explain")).await.is(200);
-        assert_eq!(told["summary"], "queue default allows no job: its limit is 0");
+        let reported = t.get(&format!("/v1/jobs/{id}/explain")).await.is(200);
+        assert_eq!(reported["summary"], "queue default allows no job: its limit is 0");
         assert_eq!(limit(t, "default", json!(null)).await.is(200)["max_concurrency"], Value::Null);
         assert_eq!(parked.await.expect("an answer")["id"], id);
         limit(t, "default", json!(-1)).await.refuses("max_concurrency");

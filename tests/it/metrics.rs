@@ -119,7 +119,7 @@ fn an_operator_finds_the_queue_that_is_stuck_and_why() {
         t.polled(json!({"worker_id": "w", "queues": ["mail"], "wait_seconds": 0})).await;
         // Workers are written down a moment later.
         until("a worker that has not said what it takes", async || {
-            stuck().await.contains("(1 live worker with 1 job, and not all have told")
+            stuck().await.contains("(1 live worker with 1 job, and not all have reported")
         })
         .await;
         t.act("/v1/queues/mail/pause").await.is(200);

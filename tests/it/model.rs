@@ -23,10 +23,10 @@ use fencepost_engine::{
         dependencies::{JobWithDependencies, OnConflict},
     },
     maintenance::{self, cascade, promote, reap},
-    settle::{self, Ack, Acked, AttemptEnd, Failure},
+    settle::{self, Ack, Acked, Failure, ReportedOutcome},
     workers,
 };
-use fencepost_store::{self as store, connection::pools::Pools, settle::settle_failure::Ended};
+use fencepost_store::{self as store, connection::pools::Pools};
 
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use sqlx::PgConnection;
@@ -289,11 +289,11 @@ impl Run {
         }
         let expected = self.expect_ack(job, &fence, outcome);
         let end = match outcome {
-            AttemptOutcome::Succeeded => AttemptEnd::Succeeded { result: None },
+            AttemptOutcome::Succeeded => ReportedOutcome::Succeeded { result: None },
             AttemptOutcome::Failed => {
-                AttemptEnd::Failed(Failure { retryable: true, ..Failure::default() })
+                ReportedOutcome::Failed(Failure { retryable: true, ..Failure::default() })
             }
-            _ => AttemptEnd::Released,
+            _ => ReportedOutcome::Released,
         };
         let sent = match (&self.plant, &self.jobs[job].running) {
             (Plant::NoFence, Some(current)) => current.clone(),
@@ -325,7 +325,7 @@ impl Run {
         let Some(held) = held.expect("it runs").pop() else { return Ok(()) };
         self.expire_one(job).await?;
         self.claim().await?;
-        let ended = Ended {
+        let ended = store::settle::settle_failure::OutcomeToWrite {
             key,
             attempt: held.attempt,
             state: StoredState::Backoff,
@@ -336,7 +336,7 @@ impl Run {
             duration_ms: None,
             ran_ms: 0,
         };
-        let _ = store::settle::settle_failure::end_attempts(&mut conn, &[ended]).await;
+        let _ = store::settle::settle_failure::write_outcomes(&mut conn, &[ended]).await;
         Ok(())
     }
 

@@ -83,8 +83,9 @@ fn exprs_of(dashboard: &Value) -> Vec<String> {
 fn sides_of_rules() -> Vec<String> {
     let rules = read("ops/prometheus/rules.yml");
     let exprs = rules.split("expr: |-\n").skip(1).filter_map(|it| it.lines().next());
-    let comparisons = exprs.flat_map(|it| {
-        it.trim()
+    let comparisons = exprs.flat_map(|expression| {
+        expression
+            .trim()
             .split(" and ")
             .flat_map(|it| it.split(" or "))
             .map(str::to_owned)
@@ -93,10 +94,10 @@ fn sides_of_rules() -> Vec<String> {
     // What is there is not absent.
     comparisons
         .filter(|it| !it.starts_with("absent("))
-        .map(|it| {
-            let sides = [" > ", " == ", " < "].map(|sign| it.rsplit_once(sign));
+        .map(|comparison| {
+            let sides = [" > ", " == ", " < "].map(|sign| comparison.rsplit_once(sign));
             let side = sides.into_iter().flatten().next();
-            let side = side.unwrap_or_else(|| panic!("{it} compares nothing")).0;
+            let side = side.unwrap_or_else(|| panic!("{comparison} compares nothing")).0;
             // Nothing has failed yet.
             side.replace("[5m]", "[10s]")
                 .replace("[10m]", "[10s]")
@@ -179,7 +180,7 @@ async fn live(t: &LoneProject, round: usize) {
         t.polled(poll).await;
         let id = t.enqueue(json!({"delay_seconds": 600})).await;
         t.act(&format!("/v1/jobs/{id}/cancel")).await.is(200);
-        // One that waits for a minute: its reason is told.
+        // One that waits for a minute: its reason is reported.
         let old = t.enqueue(json!({"queue": "unpolled"})).await;
         t.database
             .execute(
@@ -203,8 +204,8 @@ fn every_expression_of_every_dashboard_and_rule_returns_data() {
         node.until_ready().await;
         let t = LoneProject::at(&node.url(), &database, "main").await;
         let sink = Sink::start().await;
-        let told = json!({"url": sink.url, "events": ["*"]});
-        t.post("/v1/webhooks", told).await.is(201);
+        let reported = json!({"url": sink.url, "events": ["*"]});
+        t.post("/v1/webhooks", reported).await.is(201);
         let watcher = Watcher::start(&node, &t);
         let mut wanted: BTreeSet<String> = sides_of_rules().into_iter().collect();
         for name in DASHBOARDS {

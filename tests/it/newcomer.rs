@@ -38,7 +38,7 @@ impl Drop for Working {
     }
 }
 
-/// What a tab tells to do.
+/// What a tab says to do.
 struct Tab {
     /// To run first.
     setup: Option<String>,
@@ -136,7 +136,7 @@ impl Place {
         self.runs(&script).await
     }
 
-    /// Signs up, as the page's first block tells.
+    /// Signs up, as the page's first block says.
     async fn sign_up(&mut self) {
         let page = blocks(&read("docs/index.md"));
         let [first, sign_up, key] = &page[..3] else { panic!("three blocks") };
@@ -200,7 +200,7 @@ async fn arrive(name: &str) -> (NodeProcess, Place) {
     (node, place)
 }
 
-/// Uses up a small rate, and goes the same way again: curl waits as it is told.
+/// Uses up a small rate, and goes the same way again: curl waits as the answer says.
 ///
 /// The plan's own rate comes back faster than curl starts.
 async fn refused_and_patient(place: &Place, text: &str) {

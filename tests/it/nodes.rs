@@ -61,8 +61,8 @@ async fn pickups(redis: bool, rounds: u32) -> Vec<Duration> {
     took
 }
 
-/// The fallback look comes every two seconds: what is quicker was told.
-const TOLD_WITHIN: Duration = Duration::from_millis(700);
+/// The fallback look comes every two seconds: what is quicker was published.
+const HINTED_WITHIN: Duration = Duration::from_millis(700);
 /// Without Redis.
 const FOUND_WITHIN: Duration = Duration::from_millis(4_000);
 
@@ -70,9 +70,9 @@ const FOUND_WITHIN: Duration = Duration::from_millis(4_000);
 fn a_poll_on_another_node_hears_of_a_job_over_redis() {
     limited(async {
         let took = pickups(true, 25).await;
-        let told = took.iter().filter(|it| **it < TOLD_WITHIN).count();
+        let reported = took.iter().filter(|it| **it < HINTED_WITHIN).count();
         // Without hints, about a third would be found in that time.
-        assert!(told >= 20, "{took:?}");
+        assert!(reported >= 20, "{took:?}");
     });
 }
 

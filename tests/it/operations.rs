@@ -144,7 +144,7 @@ fn dead_letters_are_purged_only_when_that_is_confirmed() {
 }
 
 #[test]
-fn an_operation_goes_no_faster_than_it_was_told_and_ends_when_it_is_aborted() {
+fn an_operation_keeps_its_rate_and_ends_when_it_is_aborted() {
     run_alone(async |t| {
         dead_letter(t, 500, "mail").await;
         let slowly = json!({"filter": {}, "rate_per_second": 20});

@@ -30,7 +30,7 @@ use fencepost_store::{
     queues::{counts, queue_limits},
     settle::{
         heartbeats::{self, Beat},
-        settle_failure::{self, Ended},
+        settle_failure::{self, OutcomeToWrite},
         settle_success::{self, Success},
     },
     sweep,
@@ -407,7 +407,7 @@ async fn settle(conn: &mut PgConnection, leased: &[LeasedJob]) {
     let fences: Vec<_> = failing.iter().map(|it| (key(it), fence(it))).collect();
     let ended: Vec<_> = failing
         .iter()
-        .map(|it| Ended {
+        .map(|it| OutcomeToWrite {
             key: key(it),
             attempt: it.attempt,
             state: StoredState::Backoff,
@@ -422,7 +422,7 @@ async fn settle(conn: &mut PgConnection, leased: &[LeasedJob]) {
     let rested = costs(conn, "failure", 30 * 36, async |conn| {
         let held = settle_failure::lock_held(conn, fences.iter().map(|(key, it)| (*key, it))).await;
         assert_eq!(held.expect("it runs").len(), 30);
-        settle_failure::end_attempts(conn, &ended).await.expect("it runs")
+        settle_failure::write_outcomes(conn, &ended).await.expect("it runs")
     })
     .await;
     assert_eq!(rested.len(), 30);

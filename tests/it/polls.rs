@@ -442,20 +442,20 @@ fn a_malformed_value_is_answered_with_what_is_wanted_there() {
 }
 
 #[test]
-fn a_queue_that_never_had_a_job_is_told_to_the_worker_that_polls_it() {
+fn a_poll_reports_a_queue_that_never_had_a_job() {
     run(async |t| {
         t.enqueue(json!({"queue": "default"})).await;
-        let told = json!(["queue defalt has no job on record: is its name right?"]);
+        let reported = json!(["queue defalt has no job on record: is its name right?"]);
         let queues = json!(["default", "defalt"]);
         let body = json!({"worker_id": "w", "queues": queues, "job_types": []});
-        assert_eq!(t.post("/v1/workers/register", body).await.is(200)["warnings"], told);
+        assert_eq!(t.post("/v1/workers/register", body).await.is(200)["warnings"], reported);
         let poll = json!({"worker_id": "w", "queues": queues, "wait_seconds": 0});
         let found = t.post("/v1/workers/poll", poll.clone()).await.is(200);
         assert_eq!(
             (found["jobs"].as_array().map(Vec::len), &found["warnings"]),
             (Some(1), &Value::Null)
         );
-        assert_eq!(t.post("/v1/workers/poll", poll.clone()).await.is(200)["warnings"], told);
+        assert_eq!(t.post("/v1/workers/poll", poll.clone()).await.is(200)["warnings"], reported);
         t.enqueue(json!({"queue": "defalt", "delay_seconds": 600})).await;
         assert_eq!(t.post("/v1/workers/poll", poll).await.is(200), json!({"jobs": []}));
     });

@@ -35,7 +35,7 @@ impl Proxy {
         this
     }
 
-    /// As ops/haproxy.cfg tells, but for many connections of one address.
+    /// As ops/haproxy.cfg says, but for many connections of one address.
     async fn haproxy(node: u16) -> Self {
         let (port, stats) = (free_port(), free_port());
         let config = crate::docs::read("ops/haproxy.cfg")
@@ -53,7 +53,7 @@ impl Proxy {
         .await
     }
 
-    /// As ops/nginx.conf tells, but for many connections of one address.
+    /// As ops/nginx.conf says, but for many connections of one address.
     async fn nginx(node: u16) -> Self {
         let port = free_port();
         let folder = scratch("killed-nginx");

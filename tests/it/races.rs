@@ -62,7 +62,7 @@ fn two_nodes_share_a_queue_and_lease_each_job_once() {
         let done = workers.join_all().await.concat();
         let distinct: HashSet<_> = done.iter().map(Value::to_string).collect();
         assert_eq!((done.len(), distinct.len()), (300, 300));
-        // What one node stores, the other finds without being told.
+        // What one node stores, the other finds without a message.
         let waiting = tokio::spawn({
             let t = on_two.clone();
             async move { t.wait_and_lease("w").await }

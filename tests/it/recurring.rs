@@ -226,7 +226,7 @@ fn a_schedule_that_cannot_be_kept_is_refused_with_the_reason() {
 }
 
 #[test]
-fn every_tick_has_one_job_and_its_lateness_is_told() {
+fn every_tick_has_one_job_and_its_lateness_is_measured() {
     run_alone(async |t| {
         let more = json!({"cron_expression": "* * * * * *", "payload": {"n": 1}, "priority": 3});
         put(t, "second", more).await.is(200);

@@ -94,22 +94,22 @@ async fn heard(place: RedisPlace) {
     let facts = bus.inspect().await.unwrap_or_else(|error| panic!("{error:#}"));
     assert!(facts.is_some_and(|it| it.version.starts_with(|it: char| it.is_ascii_digit())));
     fencepost_signals::limiter::Limiter::rehearse(&bus).await.expect("the counters work");
-    let (stop, (told, mut hears)) =
+    let (stop, (reported, mut hears)) =
         (CancellationToken::new(), tokio::sync::mpsc::unbounded_channel());
     let (wants, wanted) = tokio::sync::watch::channel(BTreeSet::from([1]));
-    let listening = bus.listen(stop.clone(), wanted, |heard| drop(told.send(heard)));
+    let listening = bus.listen(stop.clone(), wanted, |heard| drop(reported.send(heard)));
     let talking = async {
         let mut until = async |wanted: Heard| {
             while hears.recv().await.expect("the subscription lasts") != wanted {}
         };
         until(Heard::Joined).await;
-        assert!(bus.tell(Topic::Evict, "key").await);
+        assert!(bus.publish(Topic::Evict, "key").await);
         until(Heard::Evict("key".to_owned())).await;
         // One shard instead of another.
         wants.send_replace(BTreeSet::from([2]));
         until(Heard::Joined).await;
         for (topic, text) in [(Topic::Wake(1), "1"), (Topic::Wake(2), "2")] {
-            assert!(bus.tell(topic, text).await);
+            assert!(bus.publish(topic, text).await);
         }
         assert_eq!(hears.recv().await, Some(Heard::Wake("2".to_owned())));
         stop.cancel();
@@ -160,7 +160,7 @@ fn documented_user() -> String {
 }
 
 #[test]
-fn the_documented_user_may_do_all_that_nodes_do_and_check_tells_what_another_may_not() {
+fn check_accepts_the_documented_redis_user_and_names_missing_rights() {
     limited(async {
         let user = documented_user().replace("PASSWORD", "secret");
         let settings = format!("port {{port}}\nuser default off\n{user}");
@@ -177,9 +177,9 @@ fn the_documented_user_may_do_all_that_nodes_do_and_check_tells_what_another_may
                 .env("FENCEPOST_REDIS_URL", url)
                 .output()
                 .expect("it runs");
-            let told = String::from_utf8_lossy(&checked.stdout).into_owned();
-            let line = told.lines().find(|it| it.contains("WRONG    redis"));
-            assert!(line.is_some_and(|it| it.contains(refused)), "{missing}: {told}");
+            let reported = String::from_utf8_lossy(&checked.stdout).into_owned();
+            let line = reported.lines().find(|it| it.contains("WRONG    redis"));
+            assert!(line.is_some_and(|it| it.contains(refused)), "{missing}: {reported}");
         }
     });
 }

@@ -15,7 +15,7 @@ fn a_replay_is_a_new_job_with_the_same_work_and_the_earlier_one_stays() {
             "max_attempts": 1, "timeout_seconds": 60, "tags": {"customer": "1"}, "labels": ["gpu"],
             "concurrency_key": "c", "concurrency_limit": 2, "unique": {"key": "u"},
             "retry": {"strategy": "constant", "initial_seconds": 5},
-            "on_failure": {"job_type": "told"},
+            "on_failure": {"job_type": "reported"},
         });
         let earlier = t.post("/v1/jobs", job).await.is(201);
         let id = earlier["id"].as_str().expect("an id");

@@ -94,8 +94,8 @@ fn ask_for_passwords(data_dir: &Path) {
     let rules = data_dir.join("postgres/pg_hba.conf");
     let ask = "local all fencepost_hot,fencepost_console,fencepost_people,fencepost_maint \
                scram-sha-256\n";
-    let told = std::fs::read_to_string(&rules).expect("the rules");
-    std::fs::write(&rules, format!("{ask}{told}")).expect("they are written");
+    let reported = std::fs::read_to_string(&rules).expect("the rules");
+    std::fs::write(&rules, format!("{ask}{reported}")).expect("they are written");
 }
 
 #[test]
@@ -124,10 +124,10 @@ fn each_role_logs_in_with_its_password_and_a_refused_one_is_named() {
         ask_for_passwords(&dir);
         let options: PgConnectOptions = ready.database_url.parse().expect("a URL");
         let mut owner = options.connect().await.expect("a connection");
-        let mut tell = async |sql: &'static str| {
+        let mut report = async |sql: &'static str| {
             owner.execute(sqlx::raw_sql(sql)).await.expect("it runs");
         };
-        tell("select pg_reload_conf()").await;
+        report("select pg_reload_conf()").await;
         let roles = dir.join("roles");
         let roles = roles.to_str().expect("a path");
         let check = || {
@@ -147,19 +147,19 @@ fn each_role_logs_in_with_its_password_and_a_refused_one_is_named() {
         until("each role to log in", async || check().1.contains("each can log in")).await;
         let renew = "select pg_terminate_backend(pid) from pg_stat_activity
                      where usename = 'fencepost_maint'";
-        tell("alter role fencepost_maint password 'another-password-now'").await;
-        tell(renew).await;
+        report("alter role fencepost_maint password 'another-password-now'").await;
+        report(renew).await;
         let (_, refused) = answers(503).await;
         assert!(refused.contains("the login of fencepost_maint"), "{refused}");
-        let (is_good, told) = check();
-        assert!(!is_good && told.contains("fencepost_maint cannot log in"), "{told}");
+        let (is_good, reported) = check();
+        assert!(!is_good && reported.contains("fencepost_maint cannot log in"), "{reported}");
         let migrate = ["migrate", "--database-url", &ready.database_url];
-        let (is_done, told) = operate(&[&migrate[..], &["--database-roles", roles]].concat());
-        assert!(is_done, "{told}");
+        let (is_done, reported) = operate(&[&migrate[..], &["--database-roles", roles]].concat());
+        assert!(is_done, "{reported}");
         answers(200).await;
         assert!(check().1.contains("each can log in"));
         std::fs::remove_file(dir.join("roles/hot")).expect("it goes");
-        let (is_done, told) = operate(&[&migrate[..], &["--database-roles", roles]].concat());
-        assert!(!is_done && told.contains("roles/hot"), "{told}");
+        let (is_done, reported) = operate(&[&migrate[..], &["--database-roles", roles]].concat());
+        assert!(!is_done && reported.contains("roles/hot"), "{reported}");
     });
 }

@@ -167,8 +167,8 @@ fn a_rolling_restart_fails_no_request_loses_no_job_and_burns_no_attempt() {
             .map(|_| tokio::spawn(produce(t.project.clone(), Arc::clone(&idle))))
             .collect();
         let workers: Vec<_> = (0..WORKERS)
-            .map(|it| {
-                tokio::spawn(work(t.project.clone(), it, Arc::clone(&stop), Arc::clone(&done)))
+            .map(|number| {
+                tokio::spawn(work(t.project.clone(), number, Arc::clone(&stop), Arc::clone(&done)))
             })
             .collect();
         for node in &mut nodes {

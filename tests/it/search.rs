@@ -131,10 +131,10 @@ fn a_job_is_found_by_its_id_its_start_and_its_end() {
 #[test]
 fn a_line_that_cannot_be_read_is_refused_by_name() {
     run(async |t| {
-        let refused = async |line: &str, told: &str| {
+        let refused = async |line: &str, reported: &str| {
             let reply = t.get(&format!("/v1/jobs?q={}", urlencoding(line))).await;
             let message = reply.refuses("q").to_string();
-            assert!(message.contains(told), "{line}: {message}");
+            assert!(message.contains(reported), "{line}: {message}");
         };
         refused("colour:red", "is not a condition").await;
         refused("state:ready", "is not a state").await;

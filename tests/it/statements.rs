@@ -129,7 +129,7 @@ fn jobs_of_a_lost_claim_are_released_without_a_failure() {
 }
 
 #[test]
-fn a_store_that_is_away_is_told_with_a_time_to_come_back() {
+fn a_store_that_is_away_is_reported_with_a_time_to_come_back() {
     run_alone(async |t| {
         let (proxy, server, t) = behind_a_proxy(t).await;
         t.enqueue(json!({})).await;
@@ -154,7 +154,7 @@ fn a_store_that_is_away_is_told_with_a_time_to_come_back() {
 }
 
 #[test]
-fn what_the_store_refuses_is_our_mistake_and_tells_nothing_of_it() {
+fn a_refusal_of_the_store_is_our_mistake_and_reveals_nothing() {
     run_alone(async |t| {
         t.database.execute("alter table jobs rename to elsewhere").await;
         let error = t.post("/v1/jobs", json!({"job_type": "t"})).await.is_error(500, "internal");

@@ -85,7 +85,7 @@ fn a_parked_poll_gets_a_job_from_the_statement_that_stores_it() {
 #[test]
 fn a_matched_job_has_all_that_its_worker_may_ask_for() {
     run_alone(async |t| {
-        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let (report, mut reported) = tokio::sync::mpsc::unbounded_channel();
         let polling = {
             let t = t.clone();
             tokio::spawn(async move {
@@ -96,7 +96,7 @@ fn a_matched_job_has_all_that_its_worker_may_ask_for() {
                     });
                     for job in t.polled(poll).await {
                         t.ack(&job, "w", "succeeded").await.is(200);
-                        tell.send(job).expect("the test runs");
+                        report.send(job).expect("the test runs");
                     }
                 }
             })
@@ -107,7 +107,7 @@ fn a_matched_job_has_all_that_its_worker_may_ask_for() {
                 "priority": 3, "max_attempts": 9, "timeout_seconds": 600,
             });
             let id = t.enqueue(sent).await;
-            let job: Value = told.recv().await.expect("a job");
+            let job: Value = reported.recv().await.expect("a job");
             if is_matched(t, &id).await {
                 break job;
             }

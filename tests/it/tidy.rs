@@ -11,6 +11,7 @@ use std::{
 
 const MAX_FILE_LINES: usize = 500;
 const MAX_FUNCTION_LINES: usize = 70;
+const MAX_STATEMENT_LINES: usize = 120;
 
 /// Every Rust file below `dir`, with its text.
 fn files(dir: &str) -> Vec<(String, String)> {
@@ -88,6 +89,18 @@ fn no_function_is_too_long() {
                 "{file}:{} has {length} lines",
                 start + 1
             );
+            let has_short_statement = in_sql <= MAX_STATEMENT_LINES;
+            assert!(has_short_statement, "{file}:{} has {in_sql} lines of SQL", start + 1);
+        }
+    }
+}
+
+#[test]
+fn a_closure_of_statements_names_its_argument() {
+    for (file, text) in code_of_all() {
+        for (number, line) in (1..).zip(text.lines()) {
+            let is_unnamed = line.contains("|it| {") && !line.contains('"');
+            assert!(!is_unnamed, "{file}:{number}: `it` is for closures of one expression");
         }
     }
 }

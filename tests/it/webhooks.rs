@@ -1,4 +1,4 @@
-//! Webhooks: endpoints, what they are told and when, and what becomes of deliveries.
+//! Webhooks: endpoints, what they are sent and when, and what becomes of deliveries.
 
 mod callbacks;
 mod crashes;
@@ -64,7 +64,7 @@ async fn hurry(t: &LoneProject) {
 }
 
 #[test]
-fn an_end_is_told_once_with_a_signature_that_fits() {
+fn webhook_events_are_sent_once_with_a_signature_that_fits() {
     run_alone(async |t| {
         let sink = Sink::start().await;
         let made = endpoint(t, &sink, json!({"description": "orders"})).await;
@@ -72,25 +72,25 @@ fn an_end_is_told_once_with_a_signature_that_fits() {
         let id = t.enqueue(json!({"tags": {"customer": "7"}, "payload": {"secret": 1}})).await;
         let job = t.lease("w").await;
         t.ack(&job, "w", "succeeded").await.is(200);
-        let told = sink.next().await;
-        assert!(told.is_signed_with(made["secret"].as_str().expect("a secret")));
-        assert!(!told.text.contains("secret"), "no payload is told: {}", told.text);
-        assert_eq!(told.header("content-type"), "application/json");
-        assert!(told.header("user-agent").starts_with("Fencepost/"));
-        let body = told.body();
+        let reported = sink.next().await;
+        assert!(reported.is_signed_with(made["secret"].as_str().expect("a secret")));
+        assert!(!reported.text.contains("secret"), "no payload is sent: {}", reported.text);
+        assert_eq!(reported.header("content-type"), "application/json");
+        assert!(reported.header("user-agent").starts_with("Fencepost/"));
+        let body = reported.body();
         assert_eq!(body["type"], "job.succeeded");
         assert_eq!(body["data"]["project"], json!({"id": t.id, "slug": "main"}));
-        let told_job = &body["data"]["job"];
-        assert_eq!(told_job["id"], id.as_str());
-        assert_eq!(told_job["queue"], "default");
+        let reported_job = &body["data"]["job"];
+        assert_eq!(reported_job["id"], id.as_str());
+        assert_eq!(reported_job["queue"], "default");
         assert_eq!(
-            (&told_job["attempt"], &told_job["tags"]),
+            (&reported_job["attempt"], &reported_job["tags"]),
             (&json!(1), &json!({"customer": "7"}))
         );
         assert_eq!(body["data"]["error"], Value::Null);
         let delivery = delivery_becomes(t, &made, "delivered").await;
-        assert_eq!(delivery["id"], told.header("fencepost-delivery"));
-        assert_eq!(delivery["event_id"], told.header("webhook-id"));
+        assert_eq!(delivery["id"], reported.header("fencepost-delivery"));
+        assert_eq!(delivery["event_id"], reported.header("webhook-id"));
         assert_eq!((&delivery["status"], &delivery["answer"]), (&json!(200), &json!("ok")));
         assert_eq!(delivery["body"], body);
         assert!(!sink.has_more().await);
@@ -100,7 +100,7 @@ fn an_end_is_told_once_with_a_signature_that_fits() {
 }
 
 #[test]
-fn failures_cancellations_and_dead_letters_are_told_with_their_error() {
+fn webhook_events_of_failures_and_dead_letters_have_their_error() {
     run(async |t| {
         let sink = Sink::start().await;
         endpoint(t, &sink, json!({})).await;
@@ -108,13 +108,13 @@ fn failures_cancellations_and_dead_letters_are_told_with_their_error() {
         let job = t.lease("w").await;
         let error = json!({"error": {"type": "Refused", "message": "no such customer"}});
         t.ack_with(&job, "w", "failed", error).await.is(200);
-        let mut told = [sink.next().await.body(), sink.next().await.body()];
-        told.sort_by_key(|it| it["type"].to_string());
+        let mut reported = [sink.next().await.body(), sink.next().await.body()];
+        reported.sort_by_key(|it| it["type"].to_string());
         assert_eq!(
-            (&told[0]["type"], &told[1]["type"]),
+            (&reported[0]["type"], &reported[1]["type"]),
             (&json!("job.attempt_failed"), &json!("job.dead_lettered"),)
         );
-        for it in &told {
+        for it in &reported {
             let error = &it["data"]["error"];
             assert_eq!(error["type"], "Refused");
             assert_eq!(error["message"], "no such customer");
@@ -122,17 +122,17 @@ fn failures_cancellations_and_dead_letters_are_told_with_their_error() {
         }
         let waiting = t.enqueue(json!({})).await;
         t.act(&format!("/v1/jobs/{waiting}/cancel")).await.is(200);
-        let told = sink.next().await.body();
-        assert_eq!(told["type"], "job.cancelled");
+        let reported = sink.next().await.body();
+        assert_eq!(reported["type"], "job.cancelled");
         assert_eq!(
-            (&told["data"]["job"]["id"], &told["data"]["job"]["attempt"]),
+            (&reported["data"]["job"]["id"], &reported["data"]["job"]["attempt"]),
             (&json!(waiting), &json!(0),)
         );
     });
 }
 
 #[test]
-fn an_endpoint_is_told_what_it_asked_for_alone() {
+fn an_endpoint_gets_the_events_that_it_asked_for_alone() {
     limited(async {
         let server = TestServer::start(fresh_database().await).await;
         let (t, other) = (server.project("main").await, server.project("other").await);
@@ -151,10 +151,10 @@ fn an_endpoint_is_told_what_it_asked_for_alone() {
             assert_eq!(job["id"], id.as_str());
             t.ack(&job, "w", "succeeded").await.is(200);
         }
-        let told = sink.next().await.body();
-        assert_eq!(told["data"]["job"]["job_type"], "mail.send");
-        assert_eq!(told["data"]["job"]["queue"], "default");
-        // Ends are told in their order, so nothing else was told before this one.
+        let reported = sink.next().await.body();
+        assert_eq!(reported["data"]["job"]["job_type"], "mail.send");
+        assert_eq!(reported["data"]["job"]["queue"], "default");
+        // Ends are reported in their order, so nothing else was sent before this one.
         t.enqueue(json!({"job_type": "last"})).await;
         let job = t.lease("w").await;
         t.ack(&job, "w", "succeeded").await.is(200);
@@ -284,9 +284,9 @@ fn a_rotated_secret_signs_beside_the_new_one_while_both_are_valid() {
         t.act(&path(&made, "/test")).await.is(202);
         // A node may still sign with the old one alone for a moment; it is valid.
         loop {
-            let told = sink.next().await;
-            assert!(told.is_signed_with(&secrets[0]));
-            if told.is_signed_with(&secrets[1]) {
+            let reported = sink.next().await;
+            assert!(reported.is_signed_with(&secrets[0]));
+            if reported.is_signed_with(&secrets[1]) {
                 break;
             }
             t.act(&path(&made, "/test")).await.is(202);
@@ -295,9 +295,9 @@ fn a_rotated_secret_signs_beside_the_new_one_while_both_are_valid() {
         let newest = rotated.is(200)["secret"].as_str().expect("one").to_owned();
         loop {
             t.act(&path(&made, "/test")).await.is(202);
-            let told = sink.next().await;
-            if told.is_signed_with(&newest) {
-                assert!(!told.is_signed_with(&secrets[1]));
+            let reported = sink.next().await;
+            if reported.is_signed_with(&newest) {
+                assert!(!reported.is_signed_with(&secrets[1]));
                 break;
             }
         }
@@ -309,7 +309,7 @@ fn a_rotated_secret_signs_beside_the_new_one_while_both_are_valid() {
 }
 
 #[test]
-fn a_deleted_endpoint_is_told_nothing_more() {
+fn a_deleted_endpoint_gets_no_more_events() {
     run_alone(async |t| {
         let sink = Sink::start().await;
         let made = endpoint(t, &sink, json!({})).await;
@@ -328,7 +328,7 @@ fn a_deleted_endpoint_is_told_nothing_more() {
 }
 
 #[test]
-fn a_request_that_breaks_a_rule_is_told_which() {
+fn a_webhook_request_that_breaks_a_rule_is_refused_by_its_name() {
     run_alone(async |t| {
         let with = |more: Value| {
             let mut body = json!({"url": "https://example.com/hook", "events": ["job.*"]});

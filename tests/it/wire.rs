@@ -102,28 +102,28 @@ fn what_is_not_there_is_refused_in_the_same_shape() {
 }
 
 #[test]
-fn what_is_wrong_with_a_key_is_told_as_far_as_it_is_no_secret() {
+fn a_refused_key_is_explained_as_far_as_it_is_no_secret() {
     run(async |t| {
-        let told = async |name: &str, value: &str| {
+        let reported = async |name: &str, value: &str| {
             let request = t.client.get(format!("{}/v1/jobs", t.url)).header(name, value);
             let reply = Reply::of(request.send().await.expect("an answer")).await;
             assert_eq!(reply.headers["www-authenticate"], "Bearer");
             let error = reply.is_error(401, "unauthorized");
             error["message"].as_str().expect("text").to_owned()
         };
-        assert!(told("x-other", "").await.starts_with("no API key was sent"));
+        assert!(reported("x-other", "").await.starts_with("no API key was sent"));
         let key = &t.api_key;
-        assert!(told("authorization", key).await.contains("`Bearer` is missing"));
-        assert!(told("authorization", &format!("Token {key}")).await.contains("must be `Auth"));
+        assert!(reported("authorization", key).await.contains("`Bearer` is missing"));
+        assert!(reported("authorization", &format!("Token {key}")).await.contains("must be `Auth"));
         let cut = &key[..key.len() - 3];
         for (name, value) in
             [("authorization", format!("Bearer {cut}")), ("x-api-key", cut.to_owned())]
         {
-            assert!(told(name, &value).await.contains("checksum does not match"));
+            assert!(reported(name, &value).await.contains("checksum does not match"));
         }
-        assert!(told("x-api-key", "secret").await.starts_with("this is not an API key"));
+        assert!(reported("x-api-key", "secret").await.starts_with("this is not an API key"));
         let unknown = fencepost_identity::accounts::key::generate("live");
-        assert!(told("x-api-key", &unknown).await.contains("unknown, revoked or expired"));
+        assert!(reported("x-api-key", &unknown).await.contains("unknown, revoked or expired"));
     });
 }
 
@@ -136,29 +136,29 @@ fn typical_mistakes_are_answered_with_what_was_probably_meant() {
         let minute = "cron_expression: the minute cannot be `61`: it must be within 0 to 59";
         let ack = |status: &str, attempt: i32| json!({"job_id": id, "worker_id": "w", "status": status, "attempt": attempt});
         let job = json!({"type": "a"});
-        let told = async |path: &str, body: Value| {
+        let reported = async |path: &str, body: Value| {
             let reply = t.post(path, body).await;
             let body: Value = serde_json::from_str(&reply.text).expect("JSON");
             body["error"].clone()
         };
         let of_field = "type: is not a field here: did you mean `job_type`?";
-        assert_eq!(told("/v1/jobs", job).await["message"], of_field);
+        assert_eq!(reported("/v1/jobs", job).await["message"], of_field);
         let of_status = "status: must be one of `succeeded`, `failed`, `released`, is `success`: did you mean `succeeded`?";
-        assert_eq!(told("/v1/workers/ack", ack("success", 1)).await["message"], of_status);
+        assert_eq!(reported("/v1/workers/ack", ack("success", 1)).await["message"], of_status);
         let poll = json!({"worker_id": "w", "queues": "default"});
         let of_list = "queues: must be a list, is a string";
-        assert_eq!(told("/v1/workers/poll", poll).await["message"], of_list);
-        assert_eq!(told("/v1/jobs/123/cancel", json!({})).await["message"], missing);
+        assert_eq!(reported("/v1/workers/poll", poll).await["message"], of_list);
+        assert_eq!(reported("/v1/jobs/123/cancel", json!({})).await["message"], missing);
         let recurring = json!({"job_type": "t", "cron_expression": "61 * * * *"});
         let reply = t.put("/v1/recurring/often", recurring).await;
         assert_eq!(reply.is_error(400, "invalid_cron_expression")["message"], minute);
         let taken = json!({"job_type": "t", "unique": {"key": "k"}});
-        assert_eq!(told("/v1/jobs", taken).await["existing_job_id"], id);
+        assert_eq!(reported("/v1/jobs", taken).await["existing_job_id"], id);
         let job = t.lease("w").await;
-        let stale = told("/v1/workers/ack", ack("succeeded", 9)).await;
+        let stale = reported("/v1/workers/ack", ack("succeeded", 9)).await;
         assert!(stale["message"].as_str().expect("text").contains("the current attempt is 1;"));
         t.ack(&job, "w", "succeeded").await.is(200);
-        let cancel = told(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
+        let cancel = reported(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
         let message = "the job is succeeded: its state does not allow this operation";
         assert_eq!(cancel["message"], message);
         let route = t.get("/v1/job").await.is_error(404, "not_found");
@@ -248,7 +248,7 @@ fn a_node_is_ready_until_it_stops() {
         assert_eq!(t.get("/livez").await.text, "ok\n");
         assert_eq!(t.get("/readyz").await.text, "ok\n");
         t.stopping.cancel();
-        // A load balancer that connects now is told, and requests that still come are served.
+        // A load balancer that connects now sees it, and requests that still come are served.
         let fresh = crate::harness::client().get(format!("{}/readyz", t.url)).send().await;
         let reply = Reply::of(fresh.expect("an answer")).await;
         reply.is_error(503, "unavailable");

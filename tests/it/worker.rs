@@ -126,7 +126,7 @@ fn a_cancelled_job_is_stopped_and_what_lost_its_lease_says_nothing() {
     });
 }
 
-/// A file by which a command and its test tell each other something; it goes with its test.
+/// A file by which a command and its test leave notes for each other; it goes with its test.
 struct Marker(std::path::PathBuf);
 
 impl Marker {
@@ -155,7 +155,7 @@ impl Drop for Marker {
 }
 
 #[test]
-fn a_worker_told_to_stop_finishes_what_runs_and_takes_no_more() {
+fn a_worker_asked_to_stop_finishes_what_runs_and_takes_no_more() {
     run(async |t| {
         for signal in ["-TERM", "-INT"] {
             let (started, go) =

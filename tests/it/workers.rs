@@ -15,7 +15,7 @@ async fn beat(t: &TestProject, worker: &str, jobs: &[&Value]) -> Value {
     t.post("/v1/workers/heartbeat", beat).await.is(200)
 }
 
-async fn tell(t: &TestProject, worker: &str, what: &str) -> Reply {
+async fn direct(t: &TestProject, worker: &str, what: &str) -> Reply {
     t.post(&format!("/v1/workers/{worker}/{what}"), json!({})).await
 }
 
@@ -106,7 +106,7 @@ fn a_directive_reaches_the_worker_with_its_next_heartbeat_and_its_polls_get_noth
         until("the queues of the worker", async || worker(t, "w").await["queues"] != Value::Null)
             .await;
         for (what, state) in [("quiet", "quiet"), ("terminate", "terminate")] {
-            let reply = tell(t, "w", what).await.is(200);
+            let reply = direct(t, "w", what).await.is(200);
             assert_eq!(reply, json!({"worker_id": "w", "directive": state}));
             assert_eq!(beat(t, "w", &[]).await["state"], state);
             let poll = json!({"worker_id": "w", "queues": ["default"], "wait_seconds": 0});
@@ -119,16 +119,16 @@ fn a_directive_reaches_the_worker_with_its_next_heartbeat_and_its_polls_get_noth
         assert!(["quiet", "terminate"].iter().any(|it| reply["state"] == *it), "{reply}");
         register(t, "w", json!({})).await;
         assert_eq!(beat(t, "w", &[]).await["state"], "terminate", "a directive sticks");
-        assert_eq!(tell(t, "w", "resume").await.is(200)["directive"], Value::Null);
+        assert_eq!(direct(t, "w", "resume").await.is(200)["directive"], Value::Null);
         assert_eq!(worker(t, "w").await["directive"], Value::Null);
         assert_eq!(beat(t, "w", &[]).await["state"], "running");
         assert_eq!(t.poll("w", 1).await.len(), 1);
-        tell(t, "unknown", "quiet").await.is_error(404, "worker_not_found");
+        direct(t, "unknown", "quiet").await.is_error(404, "worker_not_found");
     });
 }
 
 #[test]
-fn a_worker_hears_its_own_state_until_it_is_told_another() {
+fn a_worker_hears_its_own_state_until_it_gets_a_directive() {
     run(async |t| {
         let says = async |state: &str| {
             let beat = json!({"worker_id": "w", "state": state});
@@ -138,9 +138,9 @@ fn a_worker_hears_its_own_state_until_it_is_told_another() {
         for state in ["running", "quiet", "terminate", "quiet"] {
             assert_eq!(says(state).await, *state);
         }
-        tell(t, "w", "terminate").await.is(200);
+        direct(t, "w", "terminate").await.is(200);
         assert_eq!(says("quiet").await, "terminate");
-        tell(t, "w", "resume").await.is(200);
+        direct(t, "w", "resume").await.is(200);
         assert_eq!(says("quiet").await, "running");
         assert_eq!(says("quiet").await, "running", "until it runs");
         assert_eq!(says("running").await, "running");
@@ -299,7 +299,7 @@ fn the_registry_shows_who_is_there_and_what_they_have() {
             (&json!("b"), &json!(false))
         );
         assert_eq!(other.get("/v1/workers").await.is(200)["workers"], json!([]));
-        tell(&other, "a", "quiet").await.is_error(404, "worker_not_found");
+        direct(&other, "a", "quiet").await.is_error(404, "worker_not_found");
         other
             .post("/v1/workers/deregister", json!({"worker_id": "a"}))
             .await
@@ -327,7 +327,7 @@ fn a_worker_that_only_polls_is_known_too() {
 }
 
 #[test]
-fn schedules_that_a_worker_brings_are_kept_and_bad_ones_told() {
+fn schedules_that_a_worker_brings_are_kept_and_bad_ones_reported() {
     run_alone(async |t| {
         let schedules = json!({"recurring_schedules": [
             {"job_type": "MyApp.Jobs.Cleanup", "cron_expression": "0 3 * * *", "queue": "night", "timezone": "Europe/Paris"},
@@ -340,15 +340,15 @@ fn schedules_that_a_worker_brings_are_kept_and_bad_ones_told() {
         let reply = register(t, "w", schedules).await;
         assert_eq!(reply["status"], "registered");
         let rejected = reply["rejected_schedules"].as_array().expect("a list");
-        let told: Vec<_> = rejected
+        let reported: Vec<_> = rejected
             .iter()
             .map(|it| (it["index"].as_u64().expect("a place"), it["reason"].as_str().expect("why")))
             .collect();
-        assert_eq!(told.iter().map(|it| it.0).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
-        assert!(told[0].1.starts_with("cron_expression: "), "{told:?}");
-        assert!(told[1].1.contains("Mars/Base"), "{told:?}");
-        assert!(told[2].1.contains("rjob_Cleanup"), "{told:?}");
-        assert!(told[3].1.contains("typo"), "{told:?}");
+        assert_eq!(reported.iter().map(|it| it.0).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
+        assert!(reported[0].1.starts_with("cron_expression: "), "{reported:?}");
+        assert!(reported[1].1.contains("Mars/Base"), "{reported:?}");
+        assert!(reported[2].1.contains("rjob_Cleanup"), "{reported:?}");
+        assert!(reported[3].1.contains("typo"), "{reported:?}");
         assert_eq!(rejected[2]["job_type"], "Other.Cleanup");
         t.database.execute("update recurring_schedules set is_paused = true").await;
         let again = json!({"recurring_schedules": [

@@ -1,4 +1,4 @@
-//! Jobs that belong together: batches, workflows, ticks of schedules, and what is told of ends.
+//! Jobs that belong together: batches, workflows, ticks of schedules, and what is notified of ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use crate::{
     setup::TICK_SECONDS,
 };
 
-/// What an endpoint is told of an end.
+/// What an endpoint is notified of an end.
 const EVENTS: [(&str, &str); 3] = [
     ("succeeded", "job.succeeded"),
     ("dead_letter", "job.dead_lettered"),
@@ -52,7 +52,7 @@ pub(super) fn violations(
     batch_violations(lines, book, known, found);
     workflow_violations(lines, known, found);
     tick_violations(lines, book, known, found);
-    told_violations(lines, book, known, found);
+    report_violations(lines, book, known, found);
 }
 
 fn batch_violations(
@@ -168,13 +168,13 @@ pub(super) fn late_violations(
     }
 }
 
-fn told_violations(
+fn report_violations(
     lines: &[Line],
     book: &Book,
     known: &BTreeMap<&str, &BookJob>,
     found: &mut Found,
 ) {
-    let mut told = BTreeSet::new();
+    let mut reported = BTreeSet::new();
     // Jobs of a run end once.
     let mut events: BTreeMap<&str, &str> = BTreeMap::new();
     for line in lines {
@@ -182,24 +182,24 @@ fn told_violations(
         let of_event = known.get(job.as_str());
         let owner = of_event.map(|it| it.tenant);
         if owner != Some(*tenant) {
-            let detail = format!("{tenant} was told of {job} of {owner:?}");
+            let detail = format!("{tenant} was notified of {job} of {owner:?}");
             found.add(Invariant::NoForeignJob, detail);
         }
         let end = of_event.and_then(|it| EVENTS.into_iter().find(|end| end.0 == it.state));
         let is_second = events.insert(job, event).is_some_and(|it| it != event);
         if is_second || end.is_some_and(|it| it.1 != kind) {
-            let detail = format!("{event} told that {job} is {kind}: {end:?}");
-            found.add(Invariant::EndsAreTold, detail);
+            let detail = format!("{event} reported that {job} is {kind}: {end:?}");
+            found.add(Invariant::EndsAreReported, detail);
         }
         if *is_taken {
-            told.insert((kind.as_str(), job.as_str()));
+            reported.insert((kind.as_str(), job.as_str()));
         }
     }
     for job in &book.jobs {
         let Some((_, kind)) = EVENTS.into_iter().find(|it| it.0 == job.state) else { continue };
-        if !told.contains(&(kind, job.id.as_str())) {
-            let detail = format!("no endpoint was told that {} is {}", job.id, job.state);
-            found.add(Invariant::EndsAreTold, detail);
+        if !reported.contains(&(kind, job.id.as_str())) {
+            let detail = format!("no endpoint was notified that {} is {}", job.id, job.state);
+            found.add(Invariant::EndsAreReported, detail);
         }
     }
 }

@@ -41,14 +41,14 @@ fn beat(attempt: i64, seconds: i64, answer: Answer) -> Event {
     Event::Beat { held: held(attempt, "x"), answer, sent: seconds * 1_000 }
 }
 
-/// The endpoint takes what it is told of the job's end.
-fn told(kind: &str) -> Event {
+/// The endpoint takes what it is notified of the job's end.
+fn reported(kind: &str) -> Event {
     let (event, job) = ("evt_a".to_owned(), JOB.to_owned());
     Event::Delivered { tenant: 0, event, kind: kind.to_owned(), job, is_taken: true }
 }
 
-/// The endpoint takes what it is told of the end of this job.
-fn end_told(job: &BookJob) -> Event {
+/// The endpoint takes what it is notified of the end of this job.
+fn end_reported(job: &BookJob) -> Event {
     let kind = match job.state.as_str() {
         "dead_letter" => "job.dead_lettered".to_owned(),
         state => format!("job.{state}"),
@@ -97,9 +97,9 @@ fn book(jobs: &[BookJob]) -> Book {
     Book { jobs: jobs.to_vec(), ..Book::default() }
 }
 
-/// One job that was sent, with these events. Its end is told.
+/// One job that was sent, with these events. Its end is reported.
 fn of_one(events: &[Event], job: BookJob) -> Vec<Invariant> {
-    let mut all = vec![enqueued("k", Some(JOB)), end_told(&job)];
+    let mut all = vec![enqueued("k", Some(JOB)), end_reported(&job)];
     all.extend_from_slice(events);
     found(&all, &book(&[job]))
 }
@@ -166,8 +166,8 @@ fn odd_histories_that_are_good_pass() {
         assert_eq!(of_one(events, job.clone()), [], "{events:?} {job:?}");
     }
     assert_eq!(found(&[enqueued("k", None)], &book(&[])), [], "it never arrived");
-    let told = told("job.succeeded");
-    let twice = [enqueued("k", None), enqueued("k", Some(JOB)), enqueued("k", Some(JOB)), told];
+    let reported = reported("job.succeeded");
+    let twice = [enqueued("k", None), enqueued("k", Some(JOB)), enqueued("k", Some(JOB)), reported];
     assert_eq!(found(&twice, &book(&[job("succeeded", &["succeeded"])])), []);
 }
 
@@ -286,10 +286,10 @@ fn jobs_that_are_wrong_are_found() {
         (&[enqueued("k", Some("job_b"))], succeeded(), &[NothingAppears, EveryJobEnds]),
     ]);
     let all = |events: &[Event], jobs: &[BookJob]| found(events, &book(jobs));
-    let told = told("job.succeeded");
+    let reported = reported("job.succeeded");
     assert_eq!(all(&[enqueued("k", Some(JOB))], &[]), [EveryJobEnds], "it is gone");
     assert_eq!(all(&[leased(1, "x")], &[]), [NothingAppears], "it was never there");
-    assert_eq!(all(&[enqueued("k", None), told.clone()], &[succeeded()]), [NothingAppears]);
-    let shared = [enqueued("k", Some(JOB)), enqueued("other", Some(JOB)), told];
+    assert_eq!(all(&[enqueued("k", None), reported.clone()], &[succeeded()]), [NothingAppears]);
+    let shared = [enqueued("k", Some(JOB)), enqueued("other", Some(JOB)), reported];
     assert_eq!(all(&shared, &[succeeded()]), [NothingAppears], "one of them is lost");
 }

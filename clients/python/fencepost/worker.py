@@ -247,7 +247,7 @@ class Worker:
         while not self._done.wait(self._beat_seconds):
             jobs = {it.id: it for it in self._running_jobs() if not it.is_lost}
             if not jobs and self._running.is_set():
-                continue  # the polls tell that the worker lives
+                continue  # the polls show that the worker lives
             active = [
                 it.fence() | ({} if it.progress is None else {"progress": it.progress})
                 for it in jobs.values()
@@ -342,14 +342,14 @@ class Worker:
             if isinstance(error, Cancelled) and job.is_overdue:
                 return {"status": "released"}
             stack = "".join(traceback.format_exception(*sys.exc_info()))
-            told = {
+            report = {
                 "type": type(error).__name__,
                 "message": clean(str(error)),
                 "stack_trace": clean(stack[-8_000:]),
             }
             end = {
                 "status": "failed",
-                "error": told,
+                "error": report,
                 "retryable": not isinstance(error, NotRetryable),
             }
             if isinstance(error, RetryAfter):

@@ -23,7 +23,7 @@ async fn greet(job: Job) -> Result<Value, Failure> {
 }
 
 #[tokio::main]
-#[expect(clippy::print_stdout, reason = "the line tells that it is ready")]
+#[expect(clippy::print_stdout, reason = "the line says that it is ready")]
 async fn main() -> Result<(), Error> {
     let client = Client::from_env()?;
     let arguments: Vec<_> = std::env::args().skip(1).collect();

@@ -13,7 +13,7 @@ pub const WEBHOOK_TOLERANCE: Duration = Duration::from_secs(300);
 /// A shorter secret is none: as when the variable that should hold it is empty.
 const MIN_SECRET_BYTES: usize = 24;
 
-/// What an endpoint is told.
+/// An event as it is sent to an endpoint.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct WebhookEvent {
     /// Such as `job.dead_lettered`. Others come later: ignore those that you do not know.

@@ -280,7 +280,7 @@ impl Worker {
             sleep(pause).await;
             let mut jobs: HashMap<_, _> = self.active().clone();
             jobs.retain(|_, it| !it.is_lost());
-            // While it polls, the polls tell that it lives.
+            // While it polls, the polls show that it lives.
             if jobs.is_empty() && self.may_poll() {
                 continue;
             }

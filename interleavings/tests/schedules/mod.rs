@@ -6,8 +6,8 @@ use fencepost_interleavings::set_bug;
 
 /// Orders that are tried, unless `FENCEPOST_SCHEDULES` says how many.
 const SCHEDULES: usize = 1_000;
-/// Times that many orders of each kind are tried before a bug counts as missed. The first order that
-/// fails ends the search, and few bugs need a second round.
+/// Times that many orders of each kind are tried before a bug counts as missed. The first order
+/// that fails ends the search, and few bugs need a second round.
 const ROUNDS_FOR_A_BUG: usize = 100;
 /// Places at which an unlucky order interrupts a task.
 const INTERRUPTIONS: usize = 3;

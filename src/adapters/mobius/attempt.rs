@@ -11,7 +11,7 @@ use fencepost_domain::{
     text::{ErrorReport, json_depth},
 };
 use fencepost_engine::settle::{
-    self, Ack, AttemptEnd, Failure,
+    self, Ack, Failure, ReportedOutcome,
     attempt_reports::{self, NewEvent, ShownFence},
     heartbeat::{self, Advice, Beat},
 };
@@ -141,12 +141,12 @@ pub async fn complete(
     let end = match request.status {
         CompleteStatus::Completed => {
             let result = request.result_b64.as_deref().map(decode).transpose()?;
-            AttemptEnd::Succeeded { result: result.flatten() }
+            ReportedOutcome::Succeeded { result: result.flatten() }
         }
         CompleteStatus::Failed => {
             let (kind, message) = (request.error_type.as_deref(), request.error_message.as_deref());
             let error = ErrorReport::bounded(kind, message, None);
-            AttemptEnd::Failed(Failure { error, retryable: true, retry_after_seconds: None })
+            ReportedOutcome::Failed(Failure { error, retryable: true, retry_after_seconds: None })
         }
     };
     let ack = Ack { job_id: id.job_id, fence, end, duration_ms: None };

@@ -134,9 +134,9 @@ pub async fn action_log(
     let (rows, ended) = read(&app, &caller, &params, limits::MAX_SHOWN_ATTEMPTS).await?;
     let mut items: Vec<_> = rows.iter().filter_map(ActionLogEntry::of_success).collect();
     for row in &rows {
-        items.extend(attempts_of(&ended, row.id).map(|it| {
-            let span = (it.claimed_at, it.ended_at);
-            ActionLogEntry::of(row, it.attempt, span, Some(attempt::reason(it)))
+        items.extend(attempts_of(&ended, row.id).map(|attempt| {
+            let span = (attempt.claimed_at, attempt.ended_at);
+            ActionLogEntry::of(row, attempt.attempt, span, Some(attempt::reason(attempt)))
         }));
     }
     items.sort_by(|a, b| (a.started_at, &a.id).cmp(&(b.started_at, &b.id)));

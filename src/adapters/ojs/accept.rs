@@ -439,7 +439,7 @@ fn canonical(value: Option<&RawValue>, only: Option<&[String]>) -> String {
     }
 }
 
-/// What is stored beside the arguments: everything else that was sent.
+/// The envelope that is stored beside the arguments: everything else that was sent.
 fn envelope(mut kept: Fields, check: &mut Check) -> Result<String, Error> {
     for core in ["args", "type", "id"] {
         kept.0.remove(core);

@@ -34,7 +34,7 @@ impl Fields {
     /// Takes a field, if it is present and not null. A wrong type is added to `check`.
     pub fn take<T: DeserializeOwned>(&mut self, name: &str, check: &mut Check) -> Option<T> {
         let value = self.0.remove(name).filter(|it| it.get() != "null")?;
-        serde_json::from_str(value.get()).map_err(|error| check.refuse(name, told(&error))).ok()
+        serde_json::from_str(value.get()).map_err(|error| check.refuse(name, message(&error))).ok()
     }
 
     /// The same for a required field.
@@ -59,7 +59,7 @@ impl Fields {
     }
 }
 
-fn told(error: &serde_json::Error) -> String {
+fn message(error: &serde_json::Error) -> String {
     let text = error.to_string();
     text.split(" at line ").next().unwrap_or(&text).to_owned()
 }

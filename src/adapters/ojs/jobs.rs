@@ -20,7 +20,7 @@ use fencepost_engine::{
     enqueue::{self, Enqueued, dependencies::JobWithDependencies},
     jobs::{self, AttemptRow, JobRow, control},
     queues::{self, SettingsChange},
-    settle::{self, Ack, AttemptEnd},
+    settle::{self, Ack, ReportedOutcome},
 };
 use fencepost_web::{
     app::App,
@@ -300,7 +300,7 @@ pub async fn cancel_waiting(app: &App, key: JobKey) -> Result<(), Error> {
     let ack = Ack {
         job_id: key.id,
         fence: Fence { attempt: Some(row.attempt), ..Fence::default() },
-        end: AttemptEnd::Released,
+        end: ReportedOutcome::Released,
         duration_ms: None,
     };
     match settle::ack(&app.engine, key.project_id, ack).await {

@@ -30,7 +30,7 @@ use crate::params::PathParams;
 
 /// The highest level of the specification that is supported completely.
 const CONFORMANCE_LEVEL: u8 = 0;
-/// What is supported, level by level: see `docs/protocols.md`.
+/// Supported capabilities, level by level: see `docs/protocols.md`.
 const CAPABILITIES: [(&str, bool); 11] = [
     ("batch_enqueue", true),
     ("cron_jobs", true),

@@ -146,11 +146,11 @@ pub async fn get(
 ) -> Result<Reply<ProgressView>, Error> {
     let key = JobKey { project_id: caller.project_id, id: job_id(params.get("id"))? };
     let progress = jobs::find(&app.engine, key).await?.progress;
-    let told = match caller.who.may_read_payloads() {
+    let event = match caller.who.may_read_payloads() {
         true => jobs::last_event(&app.engine, key, PROGRESS_EVENT).await?,
         false => None,
     };
-    let told: Option<serde_json::Value> = told.and_then(|it| serde_json::from_str(&it).ok());
-    let message = told.and_then(|it| it["message"].as_str().map(str::to_owned));
+    let event: Option<serde_json::Value> = event.and_then(|it| serde_json::from_str(&it).ok());
+    let message = event.and_then(|it| it["message"].as_str().map(str::to_owned));
     Ok(Reply::ok(ProgressView { job_id: key.id.0.to_string(), progress, message }))
 }

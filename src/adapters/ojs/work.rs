@@ -14,7 +14,7 @@ use fencepost_engine::{
     dispatch::{self, LeasedJob, Poll},
     jobs,
     settle::{
-        self, Ack, Acked, AttemptEnd, Failure,
+        self, Ack, Acked, Failure, ReportedOutcome,
         heartbeat::{self, ShorterLease},
     },
     workers,
@@ -186,7 +186,7 @@ pub async fn ack(
     }
     check.finish()?;
     let result = request.result.map(|it| Box::<str>::from(it).into_string());
-    settle_job(&app, key, request.worker_id, AttemptEnd::Succeeded { result }).await?;
+    settle_job(&app, key, request.worker_id, ReportedOutcome::Succeeded { result }).await?;
     let job = look(&app, key).await;
     let id = key.id.0.to_string();
     Ok(Reply::ok(AckReply {
@@ -224,7 +224,7 @@ async fn settle_job(
     app: &App,
     key: JobKey,
     worker_id: Option<String>,
-    end: AttemptEnd,
+    end: ReportedOutcome,
 ) -> Result<Acked, Error> {
     // Many clients send empty strings for unset fields.
     let worker_id = worker_id.filter(|it| !it.is_empty());
@@ -329,12 +329,12 @@ pub async fn nack(
     let trace = details.stack_trace;
     let error = ErrorReport::bounded(kind.as_deref(), sent.message.as_deref(), trace.as_deref());
     let end = if request.requeue {
-        AttemptEnd::Released
+        ReportedOutcome::Released
     } else {
         let retryable = request.retryable.or(sent.retryable).unwrap_or(true);
-        AttemptEnd::Failed(Failure { error, retryable, retry_after_seconds: None })
+        ReportedOutcome::Failed(Failure { error, retryable, retry_after_seconds: None })
     };
-    let is_released = matches!(end, AttemptEnd::Released);
+    let is_released = matches!(end, ReportedOutcome::Released);
     let next_attempt_at = match settle_job(&app, key, request.worker_id, end).await? {
         Acked::Retry { at } if !is_released => Some(at),
         _ => None,

@@ -76,9 +76,9 @@ async fn live_workers(
         let rows = workers::page(&app.engine, project_id, None, None, &after, limit).await?;
         let is_last = rows.len() < most;
         after = rows.last().map_or(after, |it| it.worker_id.clone());
-        let with_life = rows.into_iter().map(|it| {
-            let alive = is_alive(&it);
-            (it, alive)
+        let with_life = rows.into_iter().map(|worker| {
+            let alive = is_alive(&worker);
+            (worker, alive)
         });
         found.extend(with_life.filter(|it| it.1 || query.include_stale));
         if is_last || found.len() >= most {

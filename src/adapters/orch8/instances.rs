@@ -60,10 +60,10 @@ const MS_PER_SECOND: i64 = 1_000;
     "context": {"data": {"video_url": "https://example.com/a.mp4"}}
 }))]
 pub struct CreateRequest {
-    /// What to run.
+    /// The sequence to run.
     #[schema(value_type = SequenceRequest)]
     sequence: Object<SequenceRequest>,
-    /// What its templates name.
+    /// Values for its templates.
     #[schema(value_type = Option<ContextRequest>)]
     context: Option<Object<ContextRequest>>,
     /// Priority of its steps. Default: normal.
@@ -416,7 +416,7 @@ fn accept_retry(sent: &StepRetry, check: &mut Check) -> RetryPolicy {
     }
 }
 
-/// What is out of bounds was refused.
+/// Values out of bounds were refused before.
 fn bounded_seconds<T: TryFrom<i64> + Default>(ms: i64) -> T {
     T::try_from(whole_seconds(ms)).unwrap_or_default()
 }

@@ -3,10 +3,10 @@
 //! What the protocol lacks: a worker shows nothing but the task's id, so an id names a job and an
 //! attempt (`task_…-2`) and is the fence; `worker_id` and `claim_epoch`, the attempt, are checked
 //! if they are sent. A worker without a name holds its lease under a generated one. Two generations
-//! of the protocol are told apart by their fields: `handler_names` and `batch_size` wait and return
-//! one task, `handler_name` and `limit` return a list immediately. There is no state for a
-//! cancelled job: a heartbeat's answer has `cancelled`, which its own clients do not read.
-//! A sequence of steps is sent with the instance that runs it; all other kinds of blocks are native
+//! of the protocol are distinguished by their fields: `handler_names` and `batch_size` wait and
+//! return one task, `handler_name` and `limit` return a list immediately. There is no state for a
+//! cancelled job: a heartbeat's answer has `cancelled`, which its own clients do not read. A
+//! sequence of steps is sent with the instance that runs it; all other kinds of blocks are native
 //! workflows.
 
 mod fleet;

@@ -9,7 +9,7 @@ use fencepost_domain::{
     text::{self, ErrorReport},
 };
 use fencepost_engine::settle::{
-    self, Ack, AttemptEnd, Failure,
+    self, Ack, Failure, ReportedOutcome,
     attempt_reports::{self, AttemptLogs, LogChunk, ShownFence},
 };
 use fencepost_web::{
@@ -151,7 +151,7 @@ pub async fn complete(
     let logs = accept_logs(request.logs, &mut check);
     check.finish()?;
     let result = request.output.map(|it| Box::<str>::from(it).into_string());
-    let end = AttemptEnd::Succeeded { result };
+    let end = ReportedOutcome::Succeeded { result };
     let shown = (named(request.worker_id), request.claim_epoch);
     settle_task(&app, caller.tenant(), &params, (shown, logs), end).await
 }
@@ -203,7 +203,7 @@ pub async fn fail(
     let error = ErrorReport::bounded(None, Some(&message), None);
     let failure = Failure { error, retryable: request.retryable, retry_after_seconds: None };
     let shown = (named(request.worker_id), request.claim_epoch);
-    let end = AttemptEnd::Failed(failure);
+    let end = ReportedOutcome::Failed(failure);
     settle_task(&app, caller.tenant(), &params, (shown, logs), end).await
 }
 
@@ -212,7 +212,7 @@ async fn settle_task(
     tenant: Tenant,
     params: &PathParams,
     ((worker_id, claim_epoch), logs): ((Option<String>, Option<i32>), Vec<LogChunk>),
-    end: AttemptEnd,
+    end: ReportedOutcome,
 ) -> Result<Reply<Done>, Error> {
     let project_id = tenant.project_id;
     let id = read_task_id(params.get("id"))?;

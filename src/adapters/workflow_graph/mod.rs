@@ -98,7 +98,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// A job's state in this protocol's words. Only its parents tell whether a job was skipped.
+    /// A job's state in this protocol's words. Only its parents show whether a job was skipped.
     fn of(state: JobState) -> Self {
         match state {
             JobState::Scheduled | JobState::Pending => Self::Queued,

@@ -18,7 +18,7 @@ use fencepost_engine::{
     dispatch::{self, DispatchedJob, Poll},
     jobs::control,
     settle::{
-        self, Ack, AttemptEnd, Failure,
+        self, Ack, Failure, ReportedOutcome,
         heartbeat::{self as beats, Beat},
     },
 };
@@ -148,9 +148,9 @@ impl Claim {
         let job = &handed.job;
         let (workflow_id, job_id) = params(job.id, job.workflow_id, job.workflow_key.as_deref());
         let policy = RetryPolicy::stored(job.retry.as_ref());
-        let upstream = work::parent_results(handed)?.into_iter().map(|it| {
-            let made = outputs(it.result.as_deref());
-            (it.key.unwrap_or(it.job_id), made)
+        let upstream = work::parent_results(handed)?.into_iter().map(|parent| {
+            let made = outputs(parent.result.as_deref());
+            (parent.key.unwrap_or(parent.job_id), made)
         });
         let name = LeaseName { job_id: job.id, attempt: job.attempt, lease_id: job.lease_id };
         Ok(Self {
@@ -295,8 +295,13 @@ pub async fn complete(
     check.finish()?;
     let sent = request.outputs.map(|it| Box::<str>::from(it).into_string());
     let outputs = sent.unwrap_or_else(|| "{}".to_owned());
-    settle_lease(&app, caller.project_id, &params, AttemptEnd::Succeeded { result: Some(outputs) })
-        .await
+    settle_lease(
+        &app,
+        caller.project_id,
+        &params,
+        ReportedOutcome::Succeeded { result: Some(outputs) },
+    )
+    .await
 }
 
 /// Failure of a job.
@@ -329,14 +334,14 @@ pub async fn fail(
 ) -> Result<(), Error> {
     let error = ErrorReport::bounded(None, Some(&request.error), None);
     let failure = Failure { error, retryable: request.retryable, retry_after_seconds: None };
-    settle_lease(&app, caller.project_id, &params, AttemptEnd::Failed(failure)).await
+    settle_lease(&app, caller.project_id, &params, ReportedOutcome::Failed(failure)).await
 }
 
 async fn settle_lease(
     app: &App,
     project_id: ProjectId,
     params: &PathParams,
-    end: AttemptEnd,
+    end: ReportedOutcome,
 ) -> Result<(), Error> {
     let lease: LeaseName = params.get("lease_id").parse()?;
     let ack = Ack { job_id: lease.job_id, fence: lease.fence(), end, duration_ms: None };

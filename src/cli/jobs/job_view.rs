@@ -41,7 +41,7 @@ const FACTS: &[(&str, &str)] = &[
     ("concurrency key", "concurrency_key"),
 ];
 
-/// What is read of an answer that only the job's own program may be able to parse as a whole.
+/// Fields of an answer that only the job's own program may be able to parse as a whole.
 #[derive(Deserialize)]
 struct Opaque {
     payload: Box<RawValue>,
@@ -124,14 +124,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_age_is_told_in_its_largest_unit() {
+    fn an_age_is_shown_in_its_largest_unit() {
         let now = now();
-        let told = |seconds| since(now, &json!(now - TimeDelta::seconds(seconds)));
-        assert_eq!(told(0).as_deref(), Some("0s"));
-        assert_eq!(told(59).as_deref(), Some("59s"));
-        assert_eq!(told(7_199).as_deref(), Some("1h"));
-        assert_eq!(told(200_000).as_deref(), Some("2d"));
-        assert_eq!((told(-5), since(now, &json!("soon"))), (None, None));
+        let age = |seconds| since(now, &json!(now - TimeDelta::seconds(seconds)));
+        assert_eq!(age(0).as_deref(), Some("0s"));
+        assert_eq!(age(59).as_deref(), Some("59s"));
+        assert_eq!(age(7_199).as_deref(), Some("1h"));
+        assert_eq!(age(200_000).as_deref(), Some("2d"));
+        assert_eq!((age(-5), since(now, &json!("soon"))), (None, None));
     }
 
     #[test]

@@ -148,7 +148,7 @@ fn a_time_that_happens_twice_fires_the_first_time_only() {
 }
 
 #[test]
-fn what_clock_changes_do_is_told() {
+fn schedule_reports_the_effect_of_clock_changes() {
     let schedule = Schedule::parse("30 2 * * *", "Europe/Berlin").expect("it can be read");
     let notes = schedule.clock_changes(at("2026-01-01T00:00:00Z"));
     assert_eq!(
@@ -259,7 +259,7 @@ proptest! {
     }
 
     #[test]
-    fn due_ticks_are_told_once_and_none_is_lost(
+    fn due_ticks_are_returned_once_and_none_is_lost(
         minutes in 1_i64..5_000, back in 0_i64..40, catch_up in prop::sample::select(
             &[CatchUp::None, CatchUp::One, CatchUp::All][..]
         ),
@@ -270,8 +270,8 @@ proptest! {
         let all: Vec<_> = due.missed.iter().chain(&due.fire).copied().collect();
         prop_assert!(all.windows(2).all(|it| it[0] < it[1]));
         let ticks = schedule.due(now - TimeDelta::minutes(minutes), now, CatchUp::All);
-        let told = |it: &DueTicks| it.missed_before + (it.missed.len() + it.fire.len()) as u64;
-        prop_assert_eq!(told(&due), told(&ticks));
+        let ticks_of = |it: &DueTicks| it.missed_before + (it.missed.len() + it.fire.len()) as u64;
+        prop_assert_eq!(ticks_of(&due), ticks_of(&ticks));
         prop_assert!(due.fire.len() <= MAX_CATCH_UP);
     }
 }

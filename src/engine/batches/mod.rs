@@ -1,8 +1,8 @@
 //! Batches: making, sealing and reading them; `ends.rs` completes them, and stores the callbacks of
 //! single jobs, too.
 
-pub mod ends;
-mod workflow_end;
+pub mod completions;
+mod workflow_event;
 
 use fencepost_domain::{
     error::Error,
@@ -46,10 +46,10 @@ pub async fn create(
 pub async fn seal(engine: &Engine, project_id: ProjectId, id: BatchId) -> Result<BatchRow, Error> {
     let mut conn = engine.pools.enqueue.acquire_for(project_id).await?;
     let mut tx = conn.begin().await?;
-    let enqueued = ends::seal(&mut tx, project_id, id).await?.ok_or(Error::BatchNotFound)?;
+    let enqueued = completions::seal(&mut tx, project_id, id).await?.ok_or(Error::BatchNotFound)?;
     tx.commit().await?;
-    enqueued.tell(engine);
-    engine.notifier.tell_endpoints(std::iter::once(project_id));
+    enqueued.publish(engine);
+    engine.notifier.notify_endpoints(std::iter::once(project_id));
     batches::find(&mut conn, project_id, id).await?.ok_or(Error::BatchNotFound)
 }
 

@@ -17,7 +17,7 @@ use super::{
     park::{self, PollAnswer},
     request::PollSpec,
 };
-use crate::Engine;
+use crate::{Engine, workers::Presence};
 
 /// Maximum number of queues that such a poll searches; queues with jobs come first.
 pub const MAX_QUEUES: i64 = 100;
@@ -53,9 +53,10 @@ struct Listed {
 /// another random order, so that no queue is starved.
 ///
 /// # Errors
-/// Those of [`park::poll`], and [`Error::Unavailable`] when the database does not answer.
+/// The errors of [`park::poll`], and [`Error::Unavailable`] when the database does not answer.
 pub(super) async fn poll(
     engine: &Engine,
+    worker: &Presence<'_>,
     spec: PollSpec,
     wait: Duration,
     gone: &CancellationToken,
@@ -66,7 +67,7 @@ pub(super) async fn poll(
         // An older list may lack a queue that just got its first job.
         let queues = shuffled(&list(engine, spec.project_id, false, Instant::now()).await?);
         let spec = PollSpec { queues, ..spec };
-        return park::poll(engine, spec, wait, gone.cancelled(), revoked).await;
+        return park::poll(engine, worker, spec, wait, gone.cancelled(), revoked).await;
     }
     let deadline = Instant::now() + wait;
     loop {
@@ -76,7 +77,8 @@ pub(super) async fn poll(
         // Never zero: that would be a poll without a wait.
         let left = left.max(Duration::from_millis(1));
         let spec = PollSpec { queues, ..spec.clone() };
-        let answer = park::poll(engine, spec, left, gone.cancelled(), revoked.as_mut()).await?;
+        let answer =
+            park::poll(engine, worker, spec, left, gone.cancelled(), revoked.as_mut()).await?;
         let has_ended = deadline <= Instant::now()
             || gone.is_cancelled()
             || engine.stopping.is_cancelled()

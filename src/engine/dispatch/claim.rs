@@ -51,7 +51,7 @@ pub(crate) struct Claim {
     conn: Option<pools::Connection>,
 }
 
-/// What completed last, and the connection if it can be reused.
+/// The claims that completed last, and the connection if it can be reused.
 #[derive(Default)]
 pub(crate) struct CompletedClaims {
     pub conn: Option<pools::Connection>,
@@ -75,7 +75,7 @@ pub(crate) enum ClaimOutcome {
 }
 
 impl ClaimOutcome {
-    /// What the lane learns from it; none if the claim failed.
+    /// The findings for the lane; none if the claim failed.
     pub fn finding(&self) -> Option<Claimed> {
         match self {
             Self::Found { finding, .. } => Some(*finding),
@@ -105,7 +105,7 @@ impl Claim {
         let completed = match AssertUnwindSafe(claimed).catch_unwind().await {
             Ok(Ok(completed)) => completed,
             Ok(Err(overdue)) => {
-                record_failure(&overdue.into(), "a claim");
+                record_failure(&overdue.into(), "claim");
                 left.in_doubt()
             }
             Err(_) => {
@@ -159,7 +159,7 @@ async fn claim_all(
     let mut conn = match conn {
         Ok(conn) => conn,
         Err(error) => {
-            record_failure(&error, "connecting for a claim");
+            record_failure(&error, "connect");
             let refused = |(claim, _)| CompletedClaim { claim, outcome: ClaimOutcome::Refused };
             let completed = claims.into_iter().map(refused).collect();
             return CompletedClaims { conn: None, completed };
@@ -195,7 +195,7 @@ async fn claim_all(
     CompletedClaims { conn: Some(conn).filter(|_| is_good), completed: last }
 }
 
-/// What one statement or transaction claims.
+/// The claims of one statement or transaction.
 enum Part {
     AnyType(Vec<(PlannedClaim, Vec<LeaseId>)>),
     SomeTypes((PlannedClaim, Vec<LeaseId>)),
@@ -208,7 +208,7 @@ fn in_doubt((claim, lease_ids): (PlannedClaim, Vec<LeaseId>)) -> CompletedClaim 
 
 /// A statement that was refused, or cancelled by its timeout, has leased nothing.
 fn failed(claim: (PlannedClaim, Vec<LeaseId>), error: &sqlx::Error) -> CompletedClaim {
-    record_failure(error, "a claim");
+    record_failure(error, "claim");
     if is_refused(error) {
         return CompletedClaim { claim: claim.0, outcome: ClaimOutcome::Refused };
     }
@@ -221,9 +221,10 @@ fn is_refused(error: &sqlx::Error) -> bool {
         || matches!(error, sqlx::Error::Database(it) if it.code().as_deref() == Some(QUERY_CANCELED))
 }
 
-fn record_failure(error: &sqlx::Error, what: &str) {
+fn record_failure(error: &sqlx::Error, step: &str) {
     counter!(telemetry::STORE_ERRORS, "kind" => "claim").increment(1);
-    tracing::warn!(error = error as &dyn std::error::Error, "{what} failed");
+    let error = error as &dyn std::error::Error;
+    tracing::warn!(error, step, "claim failed, will retry");
 }
 
 /// Exports the span of a lease.
@@ -273,7 +274,7 @@ async fn claim_any_type(
     match found {
         Ok(found) => assign(claims, found),
         Err(error) if claims.len() > 1 && is_refused(&error) => {
-            record_failure(&error, "a claim");
+            record_failure(&error, "claim");
             let (started, mut completed) = (Instant::now(), Vec::with_capacity(claims.len()));
             for claim in claims {
                 let has_time = started.elapsed() < SINGLE_CLAIMS_TIME;
@@ -306,7 +307,7 @@ async fn partition_claims(
     let found = store::claims::limited_claims::queues_with_constraint_keys(conn, &queues).await;
     let is_known = found.is_ok();
     let numbers = found.unwrap_or_else(|error| {
-        record_failure(&error, "the query for constraint keys");
+        record_failure(&error, "constraint keys");
         Vec::new()
     });
     let named = numbers.into_iter().filter_map(|it| asked.get(usize::try_from(it).ok()?));
@@ -447,7 +448,7 @@ pub(crate) async fn find_queues_with_work(
             Ok(numbers) => found.extend(
                 numbers.into_iter().filter_map(|it| queues.get(usize::try_from(it).ok()?).cloned()),
             ),
-            Err(error) => record_failure(&error, "the fallback query for queues with work"),
+            Err(error) => record_failure(&error, "queues with work"),
         }
     }
     found

@@ -26,7 +26,7 @@ const SPARE_KEYS: usize = 16;
 /// if jobs arrive. A change of it is hinted; a node that misses the hint finds out after this.
 const MAX_REST: Duration = Duration::from_secs(5);
 
-/// What such a claim found.
+/// The findings of such a claim.
 #[derive(Debug, Default)]
 pub(crate) struct LimitedClaimed {
     pub jobs: Vec<LeasedJob>,

@@ -11,8 +11,8 @@ use fencepost_store::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    batch::Coalescer,
-    settle::{self, Endings},
+    group_commit::Coalescer,
+    settle::{self, Failures},
 };
 
 /// Pauses between tries: the lost commit may still be in progress. Leases that appear later simply
@@ -22,7 +22,7 @@ const PAUSES_SECONDS: [u64; 5] = [1, 2, 4, 8, 15];
 /// Releases those of these leases that were given after all.
 pub(crate) async fn release(
     pool: Pool,
-    endings: Coalescer<Endings>,
+    failures: Coalescer<Failures>,
     lease_ids: Vec<LeaseId>,
     stopping: CancellationToken,
 ) {
@@ -48,7 +48,7 @@ pub(crate) async fn release(
         for LostLease { project_id, id, worker_id, lease_id } in found {
             lost.retain(|it| *it != lease_id.0);
             let key = JobKey { project_id, id };
-            settle::release(&endings, key, &worker_id, lease_id).await;
+            settle::release(&failures, key, &worker_id, lease_id).await;
         }
         if lost.is_empty() || is_last {
             return;

@@ -29,7 +29,7 @@ use super::{
     pump::{Message, Patience},
     request::PollSpec,
 };
-use crate::{Engine, batch::Batch, workers};
+use crate::{Engine, group_commit::GroupCommit, workers::Presence};
 
 /// Polls that one node parks at most.
 pub const MAX_PARKED_POLLS: usize = 20_000;
@@ -166,16 +166,16 @@ impl Drop for PollAnswer {
 /// client is gone, when its key is revoked, when the worker gets a directive, or at shutdown.
 ///
 /// # Errors
-/// Those of [`super::poll`].
+/// The errors of [`super::poll`].
 pub(super) async fn poll(
     engine: &Engine,
+    worker: &Presence<'_>,
     spec: PollSpec,
     wait: Duration,
     gone: impl Future<Output = ()>,
     revoked: impl Future<Output = Error>,
 ) -> Result<PollAnswer, Error> {
-    let worker = (spec.project_id, Arc::clone(&spec.worker_id));
-    let directive = workers::halt(engine, &worker).await?;
+    let directive = worker.directive().await?;
     if let Some(poll_key) = spec.poll_key() {
         let jobs = engine.repeats.submit(poll_key).await?;
         if !jobs.is_empty() {
@@ -193,7 +193,7 @@ pub(super) async fn poll(
             () = gone => (),
             () = engine.stopping.cancelled() => (),
         }
-        return Ok(PollAnswer::empty(workers::halt(engine, &worker).await?));
+        return Ok(PollAnswer::empty(worker.directive().await?));
     }
     // The pump answers a poll without a wait once its queues were claimed from.
     let wait = if patience == Patience::Waits { wait } else { ANSWER_TIMEOUT };
@@ -206,7 +206,7 @@ pub(super) async fn poll(
         refusal = revoked => return Err(refusal),
         () = tokio::time::sleep(wait) => parked.answer_now().await,
         () = stop(engine) => parked.answer_now().await,
-        () = workers::until_halted(engine, &worker) => parked.answer_now().await,
+        () = worker.until_directive() => parked.answer_now().await,
     };
     let jobs = match answer {
         Some(jobs) => jobs,
@@ -214,7 +214,7 @@ pub(super) async fn poll(
         None => return Err(Error::NotReady("the database does not answer")),
     };
     let mut answer = PollAnswer { giver: Some(engine.clone()), jobs, directive: None };
-    answer.directive = match workers::halt(engine, &worker).await {
+    answer.directive = match worker.directive().await {
         Err(_) if !answer.jobs.is_empty() => None,
         read => read?,
     };
@@ -270,13 +270,13 @@ async fn stop(engine: &Engine) {
     tokio::time::sleep(STOP_SPREAD.mul_f64(rand::random())).await;
 }
 
-/// The batch of repeated polls: what each was given before and still holds.
+/// The group commit of repeated polls: what each was given before and still holds.
 pub struct Repeats {
     pub(crate) pool: Pool,
     pub(crate) releasing: Releasing,
 }
 
-impl Batch for Repeats {
+impl GroupCommit for Repeats {
     type Item = PollKey;
     type Answer = Vec<DispatchedJob>;
     type Key = PollKey;

@@ -39,9 +39,9 @@ use super::{
     request::PollSpec,
 };
 use crate::{
-    batch::Coalescer,
+    group_commit::Coalescer,
     notify::Notifier,
-    settle::{self, Endings},
+    settle::{self, Failures},
     sync_match::{self, Matcher},
 };
 
@@ -81,7 +81,7 @@ pub(crate) type Answer = oneshot::Sender<Option<Vec<DispatchedJob>>>;
 pub(super) struct Pump {
     pool: Pool,
     background: Pool,
-    endings: Coalescer<Endings>,
+    failures: Coalescer<Failures>,
     releasing: Releasing,
     /// Tasks that must complete before the node stops.
     tasks: TaskTracker,
@@ -93,7 +93,7 @@ pub(super) struct Pump {
     by_poll_id: HashMap<PollKey, WaiterId>,
     /// Polls in flight that were replaced by a newer poll with the same poll id.
     successors: HashMap<WaiterId, WaiterId>,
-    /// What the newer polls ask for, until the claim in flight completes.
+    /// The specifications of newer polls, until the claim in flight completes.
     specs: HashMap<WaiterId, PollSpec>,
     /// Polls in flight that want their answer as soon as the claim completes.
     leaving: BTreeSet<WaiterId>,
@@ -110,17 +110,17 @@ pub(super) struct Pump {
     pub(super) finished: Option<oneshot::Sender<()>>,
 }
 
-/// Runs until told to finish, or until all senders are gone. Claims in flight complete first.
+/// Runs until [`Message::Finish`], or until all senders are gone. Claims in flight complete first.
 pub(crate) async fn run(
     pools: Pools,
-    (endings, releasing): (Coalescer<Endings>, Releasing),
+    (failures, releasing): (Coalescer<Failures>, Releasing),
     (tasks, stopping): (TaskTracker, CancellationToken),
     notifier: Notifier,
     mut messages: mpsc::UnboundedReceiver<Message>,
     (matcher, mut matches): (Matcher, mpsc::UnboundedReceiver<sync_match::Message>),
     mut arrivals: Hints,
 ) {
-    let mut pump = Pump::new(pools, (endings, releasing), (tasks, stopping), notifier, matcher);
+    let mut pump = Pump::new(pools, (failures, releasing), (tasks, stopping), notifier, matcher);
     let mut in_flight: JoinSet<CompletedClaims> = JoinSet::new();
     // Bounded by the claims in flight.
     let (landing, mut landed) = mpsc::unbounded_channel();
@@ -211,7 +211,7 @@ pub(crate) async fn run(
 impl Pump {
     fn new(
         pools: Pools,
-        (endings, releasing): (Coalescer<Endings>, Releasing),
+        (failures, releasing): (Coalescer<Failures>, Releasing),
         (tasks, stopping): (TaskTracker, CancellationToken),
         notifier: Notifier,
         matcher: Matcher,
@@ -219,7 +219,7 @@ impl Pump {
         Self {
             pool: pools.claim,
             background: pools.background,
-            endings,
+            failures,
             releasing,
             tasks,
             stopping,
@@ -332,7 +332,7 @@ impl Pump {
         for DispatchedJob { job, worker_id, .. } in jobs {
             counter!(telemetry::JOBS_RELEASED).increment(1);
             let key = JobKey { project_id: job.project_id, id: job.id };
-            let released = settle::release(&self.endings, key, &worker_id, job.lease_id);
+            let released = settle::release(&self.failures, key, &worker_id, job.lease_id);
             let releasing = self.releasing.clone();
             self.tasks.spawn(async move {
                 released.await;
@@ -344,10 +344,10 @@ impl Pump {
     /// Releases leases that may have been given. No repeated poll gets their jobs meanwhile.
     pub(super) fn release_lost(&self, lease_ids: Vec<LeaseId>) {
         self.releasing.begin_leases(lease_ids.iter().copied());
-        let (pool, endings) = (self.background.clone(), self.endings.clone());
+        let (pool, failures) = (self.background.clone(), self.failures.clone());
         let (releasing, stopping) = (self.releasing.clone(), self.stopping.clone());
         self.tasks.spawn(async move {
-            lost_claims::release(pool, endings, lease_ids.clone(), stopping).await;
+            lost_claims::release(pool, failures, lease_ids.clone(), stopping).await;
             lease_ids.into_iter().for_each(|it| releasing.end(it));
         });
     }
@@ -433,13 +433,13 @@ impl Pump {
         found: impl Iterator<Item = &'a DispatchedJob> + Clone,
     ) {
         self.notifier.tally.claimed(found.clone().map(|it| &it.job));
-        self.notifier.feed.tell(|| {
-            let told = |it: &DispatchedJob| JobEvent {
+        self.notifier.feed.publish(|| {
+            let event = |it: &DispatchedJob| JobEvent {
                 attempt: Some(it.job.attempt),
                 worker_id: Some(it.worker_id.to_string()),
                 ..JobEvent::new(it.job.project_id, it.job.id, history::CLAIMED)
             };
-            found.map(told).collect()
+            found.map(event).collect()
         });
     }
 

@@ -49,7 +49,7 @@ impl Poll {
         }
     }
 
-    /// What the pump needs of it. `registered` are the labels that the worker registered.
+    /// The poll as the pump needs it. `registered` are the labels that the worker registered.
     pub(super) fn spec(self, registered: &[String]) -> PollSpec {
         let sorted = |mut names: Vec<String>| -> Arc<[String]> {
             names.sort();

@@ -1,5 +1,5 @@
 //! Storing jobs with parents, a unique key, a workflow, an id of the client's or an `expires_at`.
-//! One transaction per request, beside the batches of ordinary jobs.
+//! One transaction per request, beside the group commits of ordinary jobs.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -24,7 +24,7 @@ use fencepost_store::{
 };
 use sqlx::{Acquire, PgConnection};
 
-use super::batch::{NewJob, latest_run_at, tell, too_far_ahead};
+use super::stored::{NewJob, latest_run_at, publish, too_far_ahead};
 use crate::{
     Engine,
     cancel::{cancel_waiting, publish_cancelled},
@@ -38,7 +38,7 @@ pub use fencepost_store::workflows::{
 /// Tries of a request that lost a race for a unique key, or a deadlock.
 const MAX_TRIES: u32 = 5;
 
-/// What happens if a live job has the unique key already.
+/// The behaviour if a live job has the unique key already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnConflict {
     Reject,
@@ -206,7 +206,7 @@ async fn store_once(
     drop(conn);
     publish_cancelled(engine, &replaced, history::REPLACED);
     let stored: HashMap<_, _> = stored.into_iter().map(|it| (it.id, it)).collect();
-    tell(&engine.notifier, new.iter(), &stored);
+    publish(&engine.notifier, new.iter(), &stored);
     let outcome = |it: &JobWithDependencies| {
         let known = stored.get(&it.job.id).or_else(|| earlier.get(&it.job.id));
         known

@@ -1,11 +1,11 @@
 //! Storing the jobs of one request, with or without dependencies.
 
-mod batch;
 pub mod callback_url;
 pub mod dependencies;
 mod origin;
 mod payloads;
 pub mod quota;
+mod stored;
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -26,11 +26,11 @@ use sqlx::PgConnection;
 use self::dependencies::{EnqueueOutcome, JobWithDependencies};
 use super::Engine;
 
-pub(super) use self::batch::too_far_ahead;
+pub(super) use self::stored::too_far_ahead;
 pub use self::{
-    batch::{Enqueues, Extras, NewJob, Start},
     origin::Origin,
     payloads::{ToCheck, UNREADABLE},
+    stored::{Enqueues, Extras, NewJob, Start},
 };
 
 /// A job after its enqueue.
@@ -67,7 +67,7 @@ pub async fn store(
         stored.unwrap_or_else(|overdue| Err(overdue.into()))
     } else {
         let plain: Arc<[NewJob]> = jobs.iter().map(|it| it.job.clone()).collect();
-        let stored = batch::enqueue(engine, plain).await;
+        let stored = stored::enqueue(engine, plain).await;
         stored.map(|it| it.into_iter().map(EnqueueOutcome::Stored).collect())
     };
     // If the caller was dropped, what was admitted counts until the next count, a second later.
@@ -152,9 +152,9 @@ impl NewlyStored {
     }
 
     /// Counts and notifies. Call it after the commit.
-    pub fn tell(&self, engine: &Engine) {
+    pub fn publish(&self, engine: &Engine) {
         if !self.is_empty() {
-            batch::tell(&engine.notifier, self.jobs.iter(), &self.stored);
+            stored::publish(&engine.notifier, self.jobs.iter(), &self.stored);
         }
     }
 }
@@ -197,15 +197,15 @@ pub fn callback(job: NewJob) -> CallbackJob {
 fn has_dependencies(it: &JobWithDependencies) -> bool {
     let extras = it.job.extras.as_ref();
     it.is_id_given
-        || extras.is_some_and(|it| {
-            it.unique_key.is_some()
-                || it.has_parents
-                || it.expires_at.is_some()
-                || it.batch_id.is_some()
+        || extras.is_some_and(|extras| {
+            extras.unique_key.is_some()
+                || extras.has_parents
+                || extras.expires_at.is_some()
+                || extras.batch_id.is_some()
         })
 }
 
-/// Only the database's clock can tell that a `run_at` is too far ahead, and it checks the latest
+/// Only the database's clock can decide that a `run_at` is too far ahead, and it checks the latest
 /// one of a request.
 fn name_the_latest(error: Error, jobs: &[JobWithDependencies]) -> Error {
     let Error::Invalid(mut fields) = error else { return error };

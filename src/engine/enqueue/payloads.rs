@@ -57,7 +57,7 @@ pub(super) async fn check(
         store::jobs::job_types::schemas_of(&mut conn, project_id, &job_types).await
     };
     let schemas = detached_in(&engine.tasks, read).await??;
-    // Patterns are compiled, and a batch can be large.
+    // Patterns are compiled, and a bulk request can be large.
     let checked = tokio::task::spawn_blocking(move || mistakes(&schemas, &payloads));
     let mistakes = checked.await.map_err(Error::internal)??;
     if mistakes.is_empty() { Ok(()) } else { Err(Error::Invalid(mistakes)) }
@@ -73,7 +73,7 @@ fn mistakes(schemas: &[TypeSchema], payloads: &[ToCheck]) -> Result<Vec<FieldErr
     Ok(compared.collect())
 }
 
-/// What is wrong with one payload.
+/// The mistakes of one payload.
 fn compare(schema: Option<&Result<PayloadSchema, String>>, job: &ToCheck) -> Vec<FieldError> {
     let refused =
         |field: &str, message: &str| vec![FieldError::new(format!("{}{field}", job.path), message)];

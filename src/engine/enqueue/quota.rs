@@ -44,7 +44,7 @@ struct Backlog {
 pub struct Backlogs(Mutex<HashMap<ProjectId, Backlog>>);
 
 impl Backlogs {
-    /// What is known, and whether the caller is to count again: one does, while the others go by
+    /// The last count, and whether the caller is to count again: one does, while the others go by
     /// the old count.
     fn known(&self, project_id: ProjectId, keep: Duration) -> (Option<Backlog>, bool) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -112,8 +112,8 @@ impl Backlogs {
     }
 }
 
-/// What new jobs count: themselves, and the jobs that their ends enqueue, which are never refused
-/// later.
+/// The number that new jobs count for: themselves, and the jobs that their ends enqueue, which are
+/// never refused later.
 pub(super) fn cost<'a>(jobs: impl Iterator<Item = &'a NewJob>) -> usize {
     jobs.map(|it| 1 + it.extras.as_ref().map_or(0, |it| it.callback_count)).sum()
 }
@@ -141,7 +141,7 @@ pub(super) async fn admit(
     admit_count(engine, tenant, cost(jobs)).await
 }
 
-/// What is admitted and then not stored counts until the next count.
+/// Admitted jobs that are not stored then count until the next count.
 async fn admit_to_queues(
     engine: &Engine,
     tenant: Tenant,

@@ -40,8 +40,8 @@ const MAX_GENERATIONS_AT_ONCE: usize = 100;
 /// Tries to lock a job that is moving from one table to the other.
 const MAX_LOCK_TRIES: u32 = 3;
 
-/// Cancels a job: at once while it waits; otherwise its worker is told with its next heartbeat.
-/// Cancelling a cancelled job changes nothing.
+/// Cancels a job: at once while it waits; otherwise its worker learns of it with its next
+/// heartbeat. Cancelling a cancelled job changes nothing.
 ///
 /// # Errors
 /// [`Error::JobNotFound`]. [`Error::InvalidState`] when it has succeeded or is a dead letter.
@@ -84,10 +84,7 @@ pub(crate) async fn finish<T>(
         // The refusal stands, whatever becomes of its locks.
         Err(_) => {
             if let Err(error) = tx.rollback().await {
-                tracing::warn!(
-                    error = error::chain(&error),
-                    "a refused change was not rolled back"
-                );
+                tracing::warn!(error = error::chain(&error), "refused change was not rolled back");
             }
         }
     }
@@ -132,7 +129,7 @@ pub async fn change(
     let changed = change_in(&mut tx, key, change, what).await;
     let changed = finish(tx, changed).await?;
     engine.notifier.waiting(std::iter::once(&changed));
-    engine.notifier.feed.tell(|| vec![job_event(key, history::CHANGED)]);
+    engine.notifier.feed.publish(|| vec![job_event(key, history::CHANGED)]);
     Ok(())
 }
 
@@ -183,7 +180,7 @@ pub async fn retry(engine: &Engine, key: JobKey) -> Result<(), Error> {
 /// Retries a dead letter, but no cancelled job; see [`retry`].
 ///
 /// # Errors
-/// Those of [`retry`].
+/// The errors of [`retry`].
 pub async fn retry_dead_letter(engine: &Engine, key: JobKey) -> Result<(), Error> {
     retry_from(engine, key, Kind::DeadLettersRetry).await
 }
@@ -258,7 +255,7 @@ pub(crate) fn publish_retried(engine: &Engine, key: JobKey, requeued: &[WaitingJ
     engine.notifier.waiting(requeued.iter());
     // A large family follows.
     engine.notifier.wake.ask(BackgroundTask::Revive);
-    engine.notifier.feed.tell(|| {
+    engine.notifier.feed.publish(|| {
         let others = requeued.iter().filter(|it| it.key() != key);
         let others = others.map(|it| job_event(it.key(), history::REVIVED));
         std::iter::once(job_event(key, history::RETRIED)).chain(others).collect()

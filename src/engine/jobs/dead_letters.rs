@@ -11,7 +11,7 @@ use fencepost_signals::telemetry;
 use fencepost_store::{
     jobs::dead_letters::{self, NewDeadLetter},
     queues,
-    settle::settle_failure::{AfterEnd, Ended},
+    settle::settle_failure::{AfterOutcome, OutcomeToWrite},
 };
 use metrics::counter;
 use sqlx::{Acquire, PgConnection};
@@ -23,8 +23,8 @@ use crate::Engine;
 /// breaker of their types.
 pub(crate) async fn write(
     tx: &mut PgConnection,
-    ends: &[Ended],
-    after: &[AfterEnd],
+    ends: &[OutcomeToWrite],
+    after: &[AfterOutcome],
 ) -> sqlx::Result<()> {
     let dead: Vec<_> = after
         .iter()
@@ -43,7 +43,7 @@ pub(crate) async fn write(
     dead_letters::insert(tx, &dead).await
 }
 
-fn dead_letter(end: &Ended, after: &AfterEnd) -> NewDeadLetter {
+fn dead_letter(end: &OutcomeToWrite, after: &AfterOutcome) -> NewDeadLetter {
     let job_type = after.job.job_type.clone();
     // Without an error type from the worker, the outcome is the error type.
     let error_type = end.error.kind.clone().unwrap_or_else(|| end.outcome.as_str().to_owned());

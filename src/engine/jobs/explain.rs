@@ -83,10 +83,10 @@ async fn reasons_in(
     Ok(found)
 }
 
-/// Those of these jobs that no live worker can take, as far as a list looks, and why.
+/// Jobs among these that no live worker can take, as far as a list looks, and why.
 ///
 /// # Errors
-/// Those of the statement.
+/// The errors of the statement.
 pub async fn unserved(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -103,8 +103,8 @@ pub async fn unserved(
     let kinds = store::workers::serving(conn, project_id, &ids).await?;
     let reason = |row: &JobRow| {
         let labels = row.labels.as_deref().unwrap_or_default();
-        let kind = kinds.iter().find(|it| {
-            it.queue == row.queue && it.job_type == row.job_type && it.labels == labels
+        let kind = kinds.iter().find(|kind| {
+            kind.queue == row.queue && kind.job_type == row.job_type && kind.labels == labels
         })?;
         match (kind.is_polled, kind.is_labelled) {
             (false, _) => Some(Reason::NoWorkers),
@@ -130,7 +130,7 @@ pub const fn plain_reason(is_paused: bool, is_polled: bool) -> Option<Reason> {
 /// that wait longer than `min_age_seconds` are looked at, and of one project `max_of_project`.
 ///
 /// # Errors
-/// Those of the statements.
+/// The errors of the statements.
 pub async fn oldest(
     conn: &mut PgConnection,
     queues: &[ReadyQueue],
@@ -172,7 +172,7 @@ async fn explain_row(
         store::workers::count_fitting(conn, project_id, &row.queue, &row.job_type, &labels).await?;
     let other_types = match fitting.all {
         0 => {
-            // One more than is told, so that it is known.
+            // One more than is shown, so that it is known.
             let limit = explain::MAX_OTHER_TYPES as i64 + 1;
             store::jobs::job_types::taken(conn, project_id, &row.queue, limit).await?
         }

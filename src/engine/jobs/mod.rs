@@ -45,7 +45,7 @@ pub async fn find_with_attempts(
     Ok((row, attempts))
 }
 
-/// Those of these jobs that exist, in no order.
+/// Finds these jobs, in no order. Missing ones are left out.
 pub async fn find_all(
     engine: &Engine,
     project_id: ProjectId,
@@ -55,7 +55,7 @@ pub async fn find_all(
     Ok(store::jobs::find_all(&mut conn, project_id, ids, Payloads::Shown).await?)
 }
 
-/// Those of these jobs that exist, in no order, without payloads and results; and their past
+/// Finds these jobs, in no order, without payloads and results; and their past
 /// attempts that did not succeed, oldest first, without stack traces. At most `per_job` of each are
 /// returned, and the newest [`MAX_SHOWN_ATTEMPTS`](fencepost_domain::limits::MAX_SHOWN_ATTEMPTS) of
 /// all.

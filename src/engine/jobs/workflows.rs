@@ -33,7 +33,7 @@ pub struct JobGraph {
     pub name: Option<String>,
     /// JSON that its templates name.
     pub input: Option<String>,
-    /// Told of its end.
+    /// URL that is notified when the workflow has completed.
     pub callback_url: Option<String>,
     /// Whether its jobs wait until it is started.
     pub is_held: bool,

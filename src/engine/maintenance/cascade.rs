@@ -2,7 +2,7 @@
 //! jobs whose `expires_at` has passed.
 
 use fencepost_domain::{
-    dependency::ParentEnd,
+    dependency::FinalState,
     history,
     ids::{JobKey, ProjectId},
 };
@@ -45,7 +45,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     Ok(!parents.is_empty())
 }
 
-/// What the ends of parents led to.
+/// The effects of parents' ends.
 #[derive(Default)]
 struct Cascaded {
     /// Children that wait for nothing more.
@@ -77,7 +77,7 @@ impl Sweep for EndedParents {
             }
             let Some(end) = cascade::find_end(tx, *parent).await? else { continue };
             // A success has met its dependencies in the ack's own statement.
-            if end != ParentEnd::Succeeded {
+            if end != FinalState::Succeeded {
                 all.freed.extend(cascade::meet(tx, *parent, end).await?);
             }
             let children = cascade::broken_children(tx, *parent, end).await?;

@@ -35,10 +35,10 @@ pub async fn pass(engine: &Engine, plans: &Plans) -> sqlx::Result<()> {
         after = last.id;
         // A plan that this node does not know counts as the strictest, which must delete nothing.
         let known = page.iter().filter(|it| plans.has(&it.plan));
-        let limited = known.filter_map(|it| {
-            let limits = plans.of(&it.plan, it.overrides.as_ref());
+        let limited = known.filter_map(|project| {
+            let limits = plans.of(&project.plan, project.overrides.as_ref());
             let days = limits.dead_letter_days?.min(MAX_DEAD_LETTER_DAYS);
-            Some((Tenant { project_id: it.id, limits }, days))
+            Some((Tenant { project_id: project.id, limits }, days))
         });
         begin_all(engine, limited.collect()).await?;
     }
@@ -65,7 +65,11 @@ async fn begin_all(engine: &Engine, limited: Vec<(Tenant, i32)>) -> sqlx::Result
     for (tenant, days) in limited.into_iter().filter(|it| old.contains(&it.0.project_id)) {
         if let Err(error) = begin(engine, tenant, (now, days)).await {
             let error = error::chain(&error);
-            tracing::warn!(project.id = tenant.project_id.0, error, "dead letters stay");
+            tracing::warn!(
+                project.id = tenant.project_id.0,
+                error,
+                "old dead letters were not deleted"
+            );
         }
     }
     Ok(())

@@ -20,7 +20,7 @@ use crate::{Engine, jobs::explain};
 /// Queues whose oldest job is explained in one pass, the longest-waiting ones first; not counting
 /// those that are paused or have no workers.
 const MAX_EXPLAINED_QUEUES: usize = 20;
-/// Those of one project: it must not hide the others.
+/// Explained jobs of one project: it must not hide the others.
 const MAX_EXPLAINED_OF_PROJECT: usize = 2;
 /// Jobs that have waited less are not explained: where work flows, it costs nothing.
 const MIN_EXPLAINED_SECONDS: f64 = 30.0;

@@ -2,9 +2,9 @@
 //! vacuum.
 
 pub mod cascade;
+pub mod completions;
 pub mod counts;
 pub mod dead_letter_age;
-pub mod ends;
 pub mod excess_workers;
 pub mod gauges;
 pub mod promote;
@@ -61,7 +61,7 @@ pub async fn probe(engine: &Engine) -> sqlx::Result<()> {
     engine.breakers.learn(seen.braked.into_iter().collect());
     engine.notifier.subscribed.learn(seen.subscribed.into_iter().collect());
     for (project_id, queue) in &seen.changed_queues {
-        // Every node probes for itself: no need to tell the others.
+        // Every node probes for itself: no need to notify the others.
         wake.hint_here(Hint::QueueChanged(*project_id, queue.as_str().into()));
     }
     Ok(())
@@ -88,7 +88,7 @@ pub async fn vacuum_if_due(engine: &Engine) -> sqlx::Result<bool> {
     }
 }
 
-/// Deletes events that could not be told, idempotency answers, old workers, ended operations,
+/// Deletes events that could not be sent, idempotency answers, old workers, ended operations,
 /// fires, rates, statistics and attempt numbers of deleted jobs that are past their retention.
 /// Returns whether there may be more.
 pub async fn prune(engine: &Engine) -> sqlx::Result<bool> {
@@ -105,7 +105,7 @@ pub async fn prune(engine: &Engine) -> sqlx::Result<bool> {
         prune::prune_stats(&mut conn).await?,
         prune::prune_deleted_jobs(&mut conn).await?,
         set_aside::prune(&mut conn).await?,
-        sweep::ends::prune_batches(&mut conn).await?,
+        sweep::completions::prune_batches(&mut conn).await?,
         dropped,
     ];
     Ok(rows.contains(&(sweep::MAX_SWEEP_ROWS as u64)))

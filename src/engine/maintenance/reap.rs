@@ -1,12 +1,12 @@
-//! Ending attempts whose lease expired: the worker timed out or the job ran too long.
+//! OutcomeCause attempts whose lease expired: the worker timed out or the job ran too long.
 
 use std::collections::HashSet;
 
-use fencepost_domain::{ids::ProjectId, job::Ending, text::ErrorReport};
+use fencepost_domain::{ids::ProjectId, job::OutcomeCause, text::ErrorReport};
 use fencepost_signals::telemetry;
 use fencepost_store::{
     faults,
-    settle::settle_failure::{AfterEnd, Ended},
+    settle::settle_failure::{AfterOutcome, OutcomeToWrite},
     sweep::{self, set_aside::Work},
 };
 use metrics::counter;
@@ -33,42 +33,47 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     faults::before_commit("reap")?;
     let mut tx = conn.begin().await?;
     let held = sweep::lock_expired(&mut tx).await?;
-    let mut ends: Vec<_> = held
+    let mut outcomes: Vec<_> = held
         .iter()
-        .map(|it| {
-            let ending = if it.timed_out { Ending::TimedOut } else { Ending::LeaseExpired };
-            let error = match it.cancel_requested {
+        .map(|lease| {
+            let ending =
+                if lease.timed_out { OutcomeCause::TimedOut } else { OutcomeCause::LeaseExpired };
+            let error = match lease.cancel_requested {
                 true => ErrorReport::default(),
                 false => ending.unreported_error(),
             };
-            failure::decide(it, &ending, error, None)
+            failure::decide(lease, &ending, error, None)
         })
         .collect();
-    let ended = isolate::process(engine, &mut tx, &Expired, &ends).await?;
+    let settled = isolate::process(engine, &mut tx, &Expired, &outcomes).await?;
     tx.commit().await?;
     faults::after_commit("reap")?;
     drop(conn);
-    let ended: Vec<_> = ended.into_iter().flatten().collect();
-    let done: HashSet<_> = ended.iter().map(|it| it.job.key()).collect();
-    ends.retain(|it| done.contains(&it.key));
-    failure::tell(&engine.notifier, &ends, &ended);
+    let settled: Vec<_> = settled.into_iter().flatten().collect();
+    let done: HashSet<_> = settled.iter().map(|it| it.job.key()).collect();
+    outcomes.retain(|it| done.contains(&it.key));
+    failure::publish(&engine.notifier, &outcomes, &settled);
     Ok(held.len() == sweep::MAX_SWEEP_ROWS)
 }
 
-/// Ending the attempts of expired leases.
+/// OutcomeCause the attempts of expired leases.
 struct Expired;
 
 impl Sweep for Expired {
-    type Item = Ended;
-    type Done = Vec<AfterEnd>;
+    type Item = OutcomeToWrite;
+    type Done = Vec<AfterOutcome>;
     const WORK: Work = Work::Reap;
 
-    fn name(item: &Ended) -> (ProjectId, String) {
+    fn name(item: &OutcomeToWrite) -> (ProjectId, String) {
         isolate::job_name(item.key)
     }
 
-    async fn process(&self, tx: &mut PgConnection, ends: &[Ended]) -> sqlx::Result<Vec<AfterEnd>> {
-        failure::write(tx, ends).await
+    async fn process(
+        &self,
+        tx: &mut PgConnection,
+        outcomes: &[OutcomeToWrite],
+    ) -> sqlx::Result<Vec<AfterOutcome>> {
+        failure::write(tx, outcomes).await
     }
 }
 

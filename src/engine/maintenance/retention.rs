@@ -50,7 +50,7 @@ async fn forget_empty_queues(engine: &Engine) -> sqlx::Result<()> {
     Ok(())
 }
 
-/// One batch of one queue. Returns whether it was full.
+/// One part of one queue. Returns whether it was full.
 async fn retain_queue(engine: &Engine, queue: &OldQueue) -> sqlx::Result<bool> {
     // The connection is returned between queues: other loops wait for it.
     let mut conn = engine.pools.background.acquire().await?;

@@ -35,13 +35,13 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
             is_any |= is_one;
             engine.notifier.waiting(jobs.iter());
             let revived = || jobs.iter().map(|it| job_event(it.key(), history::REVIVED));
-            engine.notifier.feed.tell(|| revived().collect());
+            engine.notifier.feed.publish(|| revived().collect());
         }
     }
     Ok(is_any)
 }
 
-/// What a step did.
+/// The result of a step.
 #[derive(Default)]
 struct Stepped {
     /// False: another node had the families.

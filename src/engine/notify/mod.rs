@@ -14,7 +14,7 @@ use fencepost_signals::{
     wakeups::{Arrival, BackgroundTask, Wake},
 };
 use fencepost_store::settle::{
-    settle_failure::{AfterEnd, Ended},
+    settle_failure::{AfterOutcome, OutcomeToWrite},
     settle_success::WaitingJob,
 };
 
@@ -31,7 +31,7 @@ pub struct Notifier {
 }
 
 impl Notifier {
-    /// One that nothing has been told yet.
+    /// One that has published nothing yet.
     pub(super) fn new(wake: Wake) -> Self {
         Self {
             wake,
@@ -64,38 +64,38 @@ impl Notifier {
     }
 
     /// Jobs or attempts of these projects ended: webhooks may want to know.
-    pub fn tell_endpoints(&self, mut projects: impl Iterator<Item = ProjectId>) {
+    pub fn notify_endpoints(&self, mut projects: impl Iterator<Item = ProjectId>) {
         if self.subscribed.has_any(&mut projects) {
-            self.wake.ask(BackgroundTask::Tell);
+            self.wake.ask(BackgroundTask::Events);
         }
     }
 
     /// Attempts ended without success.
-    pub fn ended(&self, ends: &[Ended], after: &[AfterEnd]) {
+    pub fn ended(&self, outcomes: &[OutcomeToWrite], after: &[AfterOutcome]) {
         self.waiting(after.iter().map(|it| &it.job));
         let freed = after.iter().filter(|it| it.held_slot).map(|it| it.job.project_id);
         self.wake.slots_freed(freed.collect());
         if after.iter().any(|it| it.has_follow_ups) {
             self.wake.ask(BackgroundTask::Cascade);
         }
-        self.tell_endpoints(ends.iter().map(|it| it.key.project_id));
-        self.feed.tell(|| {
-            let mut told = Vec::new();
-            for end in ends {
-                let job_event = job_event(end.key, &history::ended(end.outcome));
-                let attempt = Some(end.attempt);
-                told.push(JobEvent { attempt, worker_id: None, ..job_event });
-                match end.state {
+        self.notify_endpoints(outcomes.iter().map(|it| it.key.project_id));
+        self.feed.publish(|| {
+            let mut events = Vec::new();
+            for it in outcomes {
+                let job_event = job_event(it.key, &history::ended(it.outcome));
+                let attempt = Some(it.attempt);
+                events.push(JobEvent { attempt, worker_id: None, ..job_event });
+                match it.state {
                     StoredState::DeadLetter => {
-                        told.push(self::job_event(end.key, history::DEAD_LETTERED));
+                        events.push(self::job_event(it.key, history::DEAD_LETTERED));
                     }
                     StoredState::Cancelled => {
-                        told.push(self::job_event(end.key, history::CANCELLED));
+                        events.push(self::job_event(it.key, history::CANCELLED));
                     }
                     _ => (),
                 }
             }
-            told
+            events
         });
     }
 }

@@ -27,7 +27,7 @@ const MAX_WAKES: usize = 500;
 /// After Redis reconnects, lanes are claimed from again within this time, spread evenly.
 const REJOIN_SPREAD: Duration = Duration::from_millis(500);
 
-/// What nodes tell each other. An older node that does not know a message claims everywhere.
+/// A message between nodes. An older node that does not know a message claims everywhere.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Message {
     from: String,
@@ -167,7 +167,7 @@ pub async fn publish(bus: Bus, mut hints: Hints, stop: CancellationToken) {
         }
         for (topic, message) in gathered.messages(&from) {
             let Ok(text) = serde_json::to_string(&message) else { continue };
-            if bus.tell(topic, &text).await {
+            if bus.publish(topic, &text).await {
                 counter!(telemetry::WAKEUPS_SENT).increment(1);
             }
         }
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_reads_back_as_the_hint_that_it_was() {
+    fn a_published_hint_reads_back_as_it_was() {
         let mut gathered = Gathered::default();
         gathered.add(Hint::Arrived(vec![arrival("a", 0); 3]));
         gathered.add(Hint::QueueChanged(ProjectId(1), "q".into()));
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn too_much_to_tell_is_told_as_everywhere() {
+    fn too_many_hints_are_published_as_everywhere() {
         let mut gathered = Gathered::default();
         let arrivals = (0..=MAX_WAKES).map(|it| arrival(&it.to_string(), 0)).collect();
         gathered.add(Hint::Arrived(arrivals));

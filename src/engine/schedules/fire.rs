@@ -91,7 +91,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
     tx.commit().await?;
     faults::after_commit("fire")?;
     // Publish the jobs first: recording the lateness can wait.
-    fired.tell(engine);
+    fired.publish(engine);
     let now = store::schedules::clock(&mut conn).await?;
     let late = fired.fires.iter().filter(|it| it.outcome == FireOutcome::Fired);
     for fire in late.clone() {
@@ -114,7 +114,7 @@ async fn catch_up(engine: &Engine, conn: &mut PgConnection) -> sqlx::Result<bool
     let fired = fire_each(engine, &mut tx, &due).await?;
     tx.commit().await?;
     faults::after_commit("fire")?;
-    fired.tell(engine);
+    fired.publish(engine);
     Ok(!due.is_empty())
 }
 
@@ -136,7 +136,7 @@ impl Fired {
         self
     }
 
-    fn tell(&self, engine: &Engine) {
+    fn publish(&self, engine: &Engine) {
         counter!(telemetry::JOBS_ENQUEUED).increment(self.jobs.len() as u64);
         engine.notifier.tally.fired(&self.jobs);
         for fire in &self.fires {
@@ -145,7 +145,7 @@ impl Fired {
         }
         publish_cancelled(engine, &self.cancelled, history::CANCELLED);
         engine.notifier.waiting(self.jobs.iter());
-        engine.notifier.feed.tell(|| {
+        engine.notifier.feed.publish(|| {
             let asked = self.asked_to_stop.iter();
             let asked = asked.map(|it| job_event(*it, history::CANCEL_REQUESTED));
             let stored = self.jobs.iter().map(|it| job_event(it.key(), history::ENQUEUED));
@@ -451,7 +451,7 @@ pub async fn run_now(
         let jobs = schedules::fire(&mut conn, &fires).await?;
         if !jobs.is_empty() {
             drop(conn);
-            Fired { jobs, fires, ..Fired::default() }.tell(engine);
+            Fired { jobs, fires, ..Fired::default() }.publish(engine);
             return Ok(job_id);
         }
     }

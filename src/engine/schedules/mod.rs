@@ -12,11 +12,9 @@ use fencepost_domain::{
     plan::Limits,
     schedule::Schedule,
 };
+use fencepost_fair::each::PerProject;
 use fencepost_signals::wakeups::BackgroundTask;
-use fencepost_store::{
-    connection::shares::PerProject,
-    schedules::{self, ScheduleCount},
-};
+use fencepost_store::schedules::{self, ScheduleCount};
 use sqlx::{Acquire, PgConnection};
 use tokio::{sync::Semaphore, time::timeout};
 
@@ -114,7 +112,7 @@ pub async fn write(
     Ok((row.ok_or(Error::ScheduleNotFound)?, is_new))
 }
 
-/// What became of the schedules that a worker registered.
+/// The outcome of the schedules that a worker registered.
 #[derive(Debug, Default)]
 pub struct Registered {
     /// Stored ones: as they were, unless they are new, and as they are.
@@ -184,14 +182,14 @@ async fn find_known(
     Ok(rows.into_iter().map(|it| (it.id.clone(), it)).collect())
 }
 
-/// What a registered schedule changes.
+/// A change by a registered schedule.
 enum Change {
     /// Nothing: most workers register what is stored already.
     None,
     Store,
 }
 
-/// What to do with a registered schedule, or why it is rejected.
+/// The change by a registered schedule, or the reason of its rejection.
 async fn check_registered(
     project_id: ProjectId,
     sent: &RegisteredSchedule,

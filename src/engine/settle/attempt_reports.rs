@@ -63,8 +63,8 @@ pub async fn record_events(
     let ids = events::insert(&mut tx, &events).await?;
     tx.commit().await?;
     drop(conn);
-    engine.notifier.feed.tell(|| {
-        let told = ids.iter().zip(events).map(|(id, event)| JobEvent {
+    engine.notifier.feed.publish(|| {
+        let events = ids.iter().zip(events).map(|(id, event)| JobEvent {
             project_id,
             job_id: event.key.id,
             id: *id,
@@ -73,7 +73,7 @@ pub async fn record_events(
             worker_id: event.worker_id,
             payload: event.payload.filter(|it| it.len() <= limits::MAX_STREAMED_PAYLOAD_BYTES),
         });
-        told.collect()
+        events.collect()
     });
     Ok(ids)
 }
@@ -110,7 +110,7 @@ pub struct AttemptLogs {
     pub chunks: Vec<LogChunk>,
 }
 
-/// What was stored of the chunks.
+/// The stored part of the chunks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Logged {
     pub accepted: usize,

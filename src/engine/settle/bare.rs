@@ -15,7 +15,7 @@ use fencepost_store::{
 };
 use metrics::counter;
 
-use crate::{Engine, batch::Batch};
+use crate::{Engine, group_commit::GroupCommit};
 
 /// Attempts are counted from 1.
 const NO_ATTEMPT: i32 = 0;
@@ -48,12 +48,12 @@ pub async fn name_attempt(
     Ok(Fence { attempt: Some(held.attempt), ..fence })
 }
 
-/// The batch of such fences.
+/// The group commit of such fences.
 pub struct BareFences {
     pub(crate) pool: Pool,
 }
 
-impl Batch for BareFences {
+impl GroupCommit for BareFences {
     type Item = AskedHolder;
     type Answer = Option<HeldAttempt>;
     type Key = (JobKey, Arc<str>);

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use fencepost_domain::{
     backoff::{Jitter, RetryPolicy},
-    job::{self, AfterAttempt, AttemptOutcome, Ending, Next, Running, StoredState},
+    job::{self, AfterAttempt, AttemptOutcome, Next, OutcomeCause, Running, StoredState},
     text::ErrorReport,
 };
 use fencepost_signals::telemetry;
 use fencepost_store::{
     self as store,
-    settle::settle_failure::{AfterEnd, Ended, Held},
+    settle::settle_failure::{AfterOutcome, Held, OutcomeToWrite},
 };
 use metrics::{counter, histogram};
 use sqlx::PgConnection;
@@ -20,10 +20,10 @@ use crate::{cancel, jobs::dead_letters, notify::Notifier};
 /// Decides what the end of a locked job's attempt leads to. Draws the jitter.
 pub(crate) fn decide(
     held: &Held,
-    ending: &Ending<'_>,
+    ending: &OutcomeCause<'_>,
     error: ErrorReport,
     duration_ms: Option<i64>,
-) -> Ended {
+) -> OutcomeToWrite {
     let policy = RetryPolicy::stored(held.retry.as_ref());
     let running = Running {
         attempt: held.attempt,
@@ -43,17 +43,20 @@ pub(crate) fn decide(
     let outcome =
         if next == Next::Cancelled { AttemptOutcome::Cancelled } else { ending.outcome() };
     let (key, attempt, ran_ms) = (held.key(), held.attempt, held.ran_ms);
-    Ended { key, attempt, state, failures, wait, outcome, error, duration_ms, ran_ms }
+    OutcomeToWrite { key, attempt, state, failures, wait, outcome, error, duration_ms, ran_ms }
 }
 
 /// Writes what was decided, in the transaction that holds the locks.
-pub(crate) async fn write(tx: &mut PgConnection, ends: &[Ended]) -> sqlx::Result<Vec<AfterEnd>> {
-    if ends.is_empty() {
+pub(crate) async fn write(
+    tx: &mut PgConnection,
+    outcomes: &[OutcomeToWrite],
+) -> sqlx::Result<Vec<AfterOutcome>> {
+    if outcomes.is_empty() {
         return Ok(Vec::new());
     }
-    let mut after = store::settle::settle_failure::end_attempts(tx, ends).await?;
+    let mut after = store::settle::settle_failure::write_outcomes(tx, outcomes).await?;
     let cancelled: Vec<_> =
-        ends.iter().filter(|it| it.state == StoredState::Cancelled).map(|it| it.key).collect();
+        outcomes.iter().filter(|it| it.state == StoredState::Cancelled).map(|it| it.key).collect();
     if !cancelled.is_empty() {
         for gone in cancel::cancel_waiting(tx, &cancelled, cancel::CancelReason::Asked).await? {
             if let Some(after) = after.iter_mut().find(|it| it.job.key() == gone.key) {
@@ -68,25 +71,25 @@ pub(crate) async fn write(tx: &mut PgConnection, ends: &[Ended]) -> sqlx::Result
         store::workflows::cascade::mark_ended(tx, &parents).await?;
     }
     // Last, because many transactions share the rows of dead-letter groups.
-    dead_letters::write(tx, ends, &after).await?;
+    dead_letters::write(tx, outcomes, &after).await?;
     Ok(after)
 }
 
 /// Counts and notifies. Call it after the commit.
-pub(crate) fn tell(notifier: &Notifier, ends: &[Ended], after: &[AfterEnd]) {
-    for end in ends {
-        let outcome = end.outcome.as_str();
+pub(crate) fn publish(notifier: &Notifier, outcomes: &[OutcomeToWrite], after: &[AfterOutcome]) {
+    for it in outcomes {
+        let outcome = it.outcome.as_str();
         counter!(telemetry::JOBS_SETTLED, "outcome" => outcome).increment(1);
-        match end.state {
+        match it.state {
             StoredState::DeadLetter => counter!(telemetry::JOBS_DEAD_LETTERED).increment(1),
             StoredState::Cancelled => counter!(telemetry::JOBS_CANCELLED).increment(1),
             StoredState::Backoff => counter!(telemetry::JOBS_RETRIED).increment(1),
             _ => (),
         }
-        if end.outcome == AttemptOutcome::Failed {
-            histogram!(telemetry::RUN_SECONDS).record(end.ran_ms as f64 / 1_000.0);
+        if it.outcome == AttemptOutcome::Failed {
+            histogram!(telemetry::RUN_SECONDS).record(it.ran_ms as f64 / 1_000.0);
         }
     }
-    notifier.tally.ended(ends, after);
-    notifier.ended(ends, after);
+    notifier.tally.ended(outcomes, after);
+    notifier.ended(outcomes, after);
 }

@@ -14,11 +14,11 @@ use fencepost_store::{
 use futures_util::future::try_join_all;
 
 use super::{HeldJob, Settling, explain_left};
-use crate::{Engine, batch::Batch, settle};
+use crate::{Engine, group_commit::GroupCommit, settle};
 
 pub use fencepost_store::settle::heartbeats::{Beat, Renewed, ShorterLease};
 
-/// What a worker should do after its heartbeat.
+/// The answer to a worker's heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Advice {
     Continue,
@@ -36,7 +36,7 @@ impl Advice {
 /// the lease is lost.
 pub type Leases = Vec<(JobId, Option<(Advice, i32)>)>;
 
-/// Renews many leases of one worker, in one statement if the batch has room.
+/// Renews many leases of one worker, in one statement if the group commit has room.
 ///
 /// # Errors
 /// [`Error::Overloaded`] and [`Error::Unavailable`]: some may be renewed all the same.
@@ -107,12 +107,12 @@ pub async fn adopt(
     Ok(store::settle::heartbeats::adopt(&mut conn, project_id, worker_id, jobs).await?)
 }
 
-/// The batch of heartbeats.
+/// The group commit of heartbeats.
 pub struct Beats {
     pub(crate) pool: Pool,
 }
 
-impl Batch for Beats {
+impl GroupCommit for Beats {
     type Item = Beat;
     type Answer = Settling<Renewed>;
     type Key = JobKey;

@@ -3,8 +3,8 @@
 
 pub mod attempt_reports;
 mod bare;
-mod endings;
 pub(super) mod failure;
+mod failures;
 pub mod heartbeat;
 mod successes;
 
@@ -34,23 +34,23 @@ use tokio::time::timeout;
 
 pub use self::{
     bare::{BareFences, name_attempt},
-    endings::{EndRequest, Endings},
+    failures::{FailureOrRelease, Failures},
     successes::{Parents, SuccessNotes, Successes},
 };
-use super::{Engine, batch::Coalescer};
+use super::{Engine, group_commit::Coalescer};
 
 /// A worker's ack.
 #[derive(Debug, Clone)]
 pub struct Ack {
     pub job_id: JobId,
     pub fence: Fence,
-    pub end: AttemptEnd,
+    pub end: ReportedOutcome,
     pub duration_ms: Option<i64>,
 }
 
 /// How an attempt ended, as the worker reports it.
 #[derive(Debug, Clone)]
-pub enum AttemptEnd {
+pub enum ReportedOutcome {
     Succeeded {
         /// The JSON as it was sent.
         result: Option<String>,
@@ -90,18 +90,18 @@ const FIRST_HELD_PAUSE: Duration = Duration::from_millis(2);
 /// The longest pause.
 const MAX_HELD_PAUSE: Duration = Duration::from_millis(200);
 
-/// Acks in batches of one project that a node settles at the same time. Those of many batches
+/// Acks in bulk requests of one project that a node settles at the same time. Those of many
 /// would all be answered in the same instant, and requests of others would queue behind them.
-pub(super) const MAX_BATCHED_ACKS: usize = 2 * limits::MAX_ACK_BATCH;
-/// How long a batch of acks waits for its turn among those of its project.
-const BATCH_TURN_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const MAX_BULK_ACKS: usize = 2 * limits::MAX_ACK_BATCH;
+/// How long a bulk request of acks waits for its turn among those of its project.
+const BULK_TURN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Tries to release a job. After that its lease expires.
 const MAX_RELEASE_TRIES: u32 = 30;
 /// The pause between two tries.
 const RELEASE_RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// What a batch answers about one fence.
+/// The answer of a group commit about one fence.
 #[derive(Debug, Clone)]
 pub enum Settling<T> {
     /// It held, and this was done.
@@ -113,7 +113,7 @@ pub enum Settling<T> {
     NoJob,
 }
 
-/// The answers about fences that a statement left alone: they are explained in the same batch, so
+/// The answers about fences that a statement left alone: they are explained in the same commit, so
 /// that a refusal costs no more than an acceptance.
 async fn explain_left<'a, T>(
     conn: &mut PgConnection,
@@ -149,7 +149,7 @@ impl HeldJob {
     }
 }
 
-/// Waits until the project may settle this many acks more, of one batch.
+/// Waits until the project may settle this many acks more, of one bulk request.
 ///
 /// # Errors
 /// [`Error::Overloaded`] when that takes longer than a few seconds.
@@ -158,9 +158,9 @@ pub async fn take_turn(
     project_id: ProjectId,
     acks: usize,
 ) -> Result<impl Drop, Error> {
-    let acks = u32::try_from(acks.min(MAX_BATCHED_ACKS)).unwrap_or(u32::MAX);
-    let turn = engine.batched_acks.take(project_id, acks);
-    timeout(BATCH_TURN_TIMEOUT, turn).await.map_err(|_| Error::Overloaded)
+    let acks = u32::try_from(acks.min(MAX_BULK_ACKS)).unwrap_or(u32::MAX);
+    let turn = engine.bulk_acks.take(project_id, acks);
+    timeout(BULK_TURN_TIMEOUT, turn).await.map_err(|_| Error::Overloaded)
 }
 
 /// Records the end of an attempt, if its fence still holds.
@@ -174,9 +174,9 @@ pub async fn take_turn(
 pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Acked, Error> {
     let key = JobKey { project_id, id: ack.job_id };
     let outcome = match &ack.end {
-        AttemptEnd::Succeeded { .. } => AttemptOutcome::Succeeded,
-        AttemptEnd::Failed(_) => AttemptOutcome::Failed,
-        AttemptEnd::Released => AttemptOutcome::Released,
+        ReportedOutcome::Succeeded { .. } => AttemptOutcome::Succeeded,
+        ReportedOutcome::Failed(_) => AttemptOutcome::Failed,
+        ReportedOutcome::Released => AttemptOutcome::Released,
     };
     let fence = ack.fence.clone();
     let (mut held, mut has_follow_ups) = (HeldJob::new(), false);
@@ -209,19 +209,19 @@ pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Ack
 
 /// Releases a job that its worker never received; no failure is counted.
 pub(super) fn release(
-    endings: &Coalescer<Endings>,
+    failures: &Coalescer<Failures>,
     key: JobKey,
     worker_id: &str,
     lease_id: LeaseId,
 ) -> impl Future<Output = ()> + Send + use<> {
     let worker_id = Some(worker_id.to_owned());
     let fence = Fence { worker_id, attempt: None, lease_id: Some(lease_id) };
-    let request = EndRequest { key, fence, failure: None, duration_ms: None };
-    let endings = endings.clone();
+    let request = FailureOrRelease { key, fence, failure: None, duration_ms: None };
+    let failures = failures.clone();
     async move {
         for _ in 0..MAX_RELEASE_TRIES {
             // It shows its lease, so repeating it is safe.
-            match endings.submit(request.clone()).await {
+            match failures.submit(request.clone()).await {
                 Ok(Settling::Left(found)) if is_held(&request.fence, &found) => (),
                 Ok(_) => return,
                 Err(error) => {
@@ -271,7 +271,7 @@ async fn submit(
 ) -> Result<Settling<Acked>, Error> {
     let Ack { fence, end, duration_ms, .. } = ack;
     let end = match end {
-        AttemptEnd::Succeeded { result } => {
+        ReportedOutcome::Succeeded { result } => {
             let JobKey { project_id, id: job_id } = key;
             let success = Success { project_id, job_id, fence, result, duration_ms };
             let settled = match has_follow_ups {
@@ -286,12 +286,12 @@ async fn submit(
                 Settling::NoJob => Settling::NoJob,
             });
         }
-        AttemptEnd::Failed(failure) => {
-            EndRequest { key, fence, failure: Some(failure), duration_ms }
+        ReportedOutcome::Failed(failure) => {
+            FailureOrRelease { key, fence, failure: Some(failure), duration_ms }
         }
-        AttemptEnd::Released => EndRequest { key, fence, failure: None, duration_ms },
+        ReportedOutcome::Released => FailureOrRelease { key, fence, failure: None, duration_ms },
     };
-    engine.endings.submit(end).await
+    engine.failures.submit(end).await
 }
 
 /// Whether an ack may be written. After a lost commit only an ack that shows its attempt or lease

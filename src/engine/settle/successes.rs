@@ -1,4 +1,4 @@
-//! The batches of successes: of jobs whose success leads to nothing more, and of the others.
+//! The group commits of successes: of jobs whose success leads to nothing more, and of the others.
 
 use std::{
     collections::HashMap,
@@ -24,12 +24,12 @@ use sqlx::Acquire;
 
 use super::{Settling, explain_left, may_write};
 use crate::{
-    batch::Batch,
+    group_commit::GroupCommit,
     known::KnownProjects,
     notify::{Notifier, job_event},
 };
 
-/// What follows a success.
+/// Work after a success.
 #[derive(Clone)]
 pub struct SuccessNotes {
     pub notifier: Notifier,
@@ -39,7 +39,7 @@ pub struct SuccessNotes {
 
 impl SuccessNotes {
     /// Counts, notifies, and indexes the results by job.
-    fn tell(&self, moved: &[SettledRow]) -> HashMap<JobKey, Option<i32>> {
+    fn publish(&self, moved: &[SettledRow]) -> HashMap<JobKey, Option<i32>> {
         let (mut done, mut freed) = (HashMap::with_capacity(moved.len()), Vec::new());
         let ran = histogram!(telemetry::RUN_SECONDS);
         for it in moved {
@@ -63,12 +63,29 @@ impl SuccessNotes {
             SettledRow::FreedChild(_) => None,
         }));
         self.notifier.wake.slots_freed(freed);
-        self.notifier.tell_endpoints(done.keys().map(|it| it.project_id));
-        self.notifier.feed.tell(|| {
+        self.notifier.notify_endpoints(done.keys().map(|it| it.project_id));
+        self.notifier.feed.publish(|| {
             let done = done.keys();
             done.map(|key| job_event(*key, history::SUCCEEDED)).collect()
         });
         done
+    }
+
+    /// Publishes committed successes, explains the others, and answers all.
+    async fn conclude(
+        &self,
+        conn: &mut sqlx::PgConnection,
+        items: &[Success],
+        is_in_doubt: bool,
+        moved: &[SettledRow],
+    ) -> Vec<Result<Settling<Option<i32>>, Error>> {
+        let done = self.publish(moved);
+        let left = items.iter().filter(|it| may_write(&it.fence, is_in_doubt));
+        let left = left.filter(|it| !done.contains_key(&it.key()));
+        // The successes stay committed, also if the explanations fail.
+        let left = explain_left(conn, left.map(|it| (it.key(), &it.fence))).await;
+        self.end_streaks(conn, &done).await;
+        items.iter().map(|it| answer(it, is_in_doubt, &done, &left)).collect()
     }
 
     /// Ends the streaks of dead letters of the settled jobs' types.
@@ -90,15 +107,15 @@ impl SuccessNotes {
     }
 }
 
-/// The batch of successes of jobs without children, callbacks and a batch.
+/// The group commit of successes of jobs without children, callbacks and a batch.
 pub struct Successes {
     pub pool: Pool,
     pub notes: SuccessNotes,
 }
 
-impl Batch for Successes {
+impl GroupCommit for Successes {
     type Item = Success;
-    /// Of a job without children there is nothing more to tell.
+    /// Of a job without children there is nothing more to report.
     type Answer = Settling<Option<i32>>;
     type Key = JobKey;
     type Connection = pools::Connection;
@@ -135,23 +152,18 @@ impl Batch for Successes {
     ) -> sqlx::Result<Vec<Result<Self::Answer, Error>>> {
         let sure: Vec<_> = items.iter().filter(|it| may_write(&it.fence, is_in_doubt)).collect();
         let moved = store::settle::settle_success::succeed(conn, &sure).await?;
-        let done = self.notes.tell(&moved);
-        let left = sure.iter().filter(|it| !done.contains_key(&it.key()));
-        // What was committed stays, whatever becomes of the explanations.
-        let left = explain_left(conn, left.map(|it| (it.key(), &it.fence))).await;
-        self.notes.end_streaks(conn, &done).await;
-        Ok(items.iter().map(|it| answer(it, is_in_doubt, &done, &left)).collect())
+        Ok(self.notes.conclude(conn, items, is_in_doubt, &moved).await)
     }
 }
 
-/// The batch of successes of jobs with children, callbacks or a batch. It is apart, because it
-/// locks the children too: one family must not delay the successes of all.
+/// The group commit of successes of jobs with children, callbacks or a batch. It is apart, because
+/// it locks the children too: one family must not delay the successes of all.
 pub struct Parents {
     pub pool: Pool,
     pub notes: SuccessNotes,
 }
 
-impl Batch for Parents {
+impl GroupCommit for Parents {
     type Item = Success;
     /// The number of activated children.
     type Answer = Settling<Option<i32>>;
@@ -196,11 +208,7 @@ impl Batch for Parents {
             held => store::settle::settle_success::succeed_parents(&mut tx, held).await?,
         };
         tx.commit().await?;
-        let done = self.notes.tell(&moved);
-        let left = sure.iter().filter(|it| !done.contains_key(&it.key()));
-        let left = explain_left(conn, left.map(|it| (it.key(), &it.fence))).await;
-        self.notes.end_streaks(conn, &done).await;
-        Ok(items.iter().map(|it| answer(it, is_in_doubt, &done, &left)).collect())
+        Ok(self.notes.conclude(conn, items, is_in_doubt, &moved).await)
     }
 }
 

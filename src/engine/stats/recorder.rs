@@ -18,7 +18,7 @@ use fencepost_store::{
     claims::LeasedJob,
     jobs::{control::CancelledJob, enqueue::NewJob},
     settle::{
-        settle_failure::{AfterEnd, Ended},
+        settle_failure::{AfterOutcome, OutcomeToWrite},
         settle_success::{Settled, WaitingJob},
     },
 };
@@ -146,14 +146,14 @@ impl StatsRecorder {
     }
 
     /// Attempts ended without success.
-    pub(crate) fn ended(&self, ends: &[Ended], after: &[AfterEnd]) {
+    pub(crate) fn ended(&self, outcomes: &[OutcomeToWrite], after: &[AfterOutcome]) {
         let jobs: HashMap<_, _> = after.iter().map(|it| (it.job.key(), &it.job)).collect();
         let mut book = self.book();
-        for end in ends {
-            let Some(job) = jobs.get(&end.key) else { continue };
-            let counts = book.of(end.key.project_id, &job.queue, &job.job_type);
-            counts.end(end.outcome, end.ran_ms);
-            match end.state {
+        for it in outcomes {
+            let Some(job) = jobs.get(&it.key) else { continue };
+            let counts = book.of(it.key.project_id, &job.queue, &job.job_type);
+            counts.end(it.outcome, it.ran_ms);
+            match it.state {
                 StoredState::DeadLetter => counts.dead_lettered += 1,
                 StoredState::Cancelled => counts.cancelled += 1,
                 _ => (),

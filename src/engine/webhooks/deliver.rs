@@ -16,6 +16,7 @@ use fencepost_domain::{
         FAILING_DELIVERIES, FAILING_HOURS, HOP_HEADER, Verdict, retry_policy, signatures, verdict,
     },
 };
+use fencepost_fair::requests::Turn;
 use fencepost_net::outbound::MAX_KEPT_BYTES;
 use fencepost_signals::telemetry;
 use fencepost_store::{
@@ -33,20 +34,19 @@ use tokio_util::sync::CancellationToken;
 use url::Url;
 use uuid::Uuid;
 
-pub use super::turns::{
-    MAX_ADDRESS_IN_FLIGHT, MAX_IN_FLIGHT, MAX_PROJECT_ADDRESS_IN_FLIGHT, MAX_PROJECT_IN_FLIGHT,
-};
 use super::{
     payload::{Delivered, Payload},
     secret_place,
     sender::{InFlight, LEASE_MARGIN_SECONDS, NoTurn, Sender, Settings, Target, TargetQueue},
     targets::Targets,
-    turns::Turn,
 };
 use crate::{
     Engine,
     dispatch::{DispatchedJob, LeasedJob},
-    settle::{AttemptEnd, Failure},
+    settle::{Failure, ReportedOutcome},
+};
+pub use fencepost_fair::requests::{
+    MAX_ADDRESS_IN_FLIGHT, MAX_IN_FLIGHT, MAX_PROJECT_ADDRESS_IN_FLIGHT, MAX_PROJECT_IN_FLIGHT,
 };
 
 /// How often a node looks for endpoints that are new or have changed, and writes what it saw.
@@ -108,7 +108,11 @@ impl Deliverer {
         self.endpoints.adapt(&self.sender, found, |it, before| {
             let endpoint = it.id.to_string();
             let made = self.serve(it, before).inspect_err(|error| {
-                tracing::warn!(endpoint, error = format!("{error:#}"), "an endpoint is not served");
+                tracing::warn!(
+                    endpoint,
+                    error = format!("{error:#}"),
+                    "webhook endpoint was not loaded: its deliveries wait"
+                );
             });
             made.ok()
         });
@@ -191,13 +195,13 @@ impl Target for ActiveEndpoint {
         &self,
         job: &mut DispatchedJob,
         turn: Result<Turn, NoTurn>,
-    ) -> Option<AttemptEnd> {
+    ) -> Option<ReportedOutcome> {
         Some(self.deliver(&job.job, turn).await)
     }
 }
 
 impl ActiveEndpoint {
-    async fn deliver(&self, job: &LeasedJob, turn: Result<Turn, NoTurn>) -> AttemptEnd {
+    async fn deliver(&self, job: &LeasedJob, turn: Result<Turn, NoTurn>) -> ReportedOutcome {
         let payload = match Payload::read(&job.payload) {
             Ok(payload) => payload,
             Err(error) => return failed(job, "unreadable", error.to_string(), false, None),
@@ -243,27 +247,31 @@ impl ActiveEndpoint {
         let kind = format!("http_{}", answer.status);
         match verdict(answer.status, answer.retry_after_seconds) {
             Verdict::Delivered => {
-                self.note_of(is_callback, |it| {
-                    *it = UnsavedOutcomes { has_succeeded: true, failures: 0, is_gone: it.is_gone };
+                self.note_of(is_callback, |outcomes| {
+                    *outcomes = UnsavedOutcomes {
+                        has_succeeded: true,
+                        failures: 0,
+                        is_gone: outcomes.is_gone,
+                    };
                 });
                 let result = Delivered { status: answer.status, text: answer.text };
-                AttemptEnd::Succeeded { result: serde_json::to_string(&result).ok() }
+                ReportedOutcome::Succeeded { result: serde_json::to_string(&result).ok() }
             }
             Verdict::Failed(retry_after) => {
                 self.note_of(is_callback, |it| it.failures += 1);
                 failed(job, &kind, answer.text, true, retry_after)
             }
             Verdict::Gone => {
-                self.note_of(is_callback, |it| {
-                    it.failures += 1;
-                    it.is_gone = true;
+                self.note_of(is_callback, |outcomes| {
+                    outcomes.failures += 1;
+                    outcomes.is_gone = true;
                 });
                 failed(job, &kind, answer.text, false, None)
             }
         }
     }
 
-    /// What a callback leads to says nothing about the endpoint: who enqueues has chosen its URL.
+    /// The outcome of a callback says nothing about the endpoint: its producer has chosen the URL.
     fn note_of(&self, is_callback: bool, change: impl FnOnce(&mut UnsavedOutcomes)) {
         if !is_callback {
             self.note(change);
@@ -331,12 +339,12 @@ fn failed(
     message: String,
     retryable: bool,
     asked_seconds: Option<u32>,
-) -> AttemptEnd {
+) -> ReportedOutcome {
     let error = ErrorReport::bounded(Some(kind), Some(&message), None);
     let usual = retry_policy().delay(job.failures + 1, Jitter::new(rand::random()));
     let usual = u32::try_from(usual.as_secs()).unwrap_or(u32::MAX);
     let retry_after_seconds = asked_seconds.map(|it| it.max(usual));
-    AttemptEnd::Failed(Failure { error, retryable, retry_after_seconds })
+    ReportedOutcome::Failed(Failure { error, retryable, retry_after_seconds })
 }
 
 /// The headers of a request. The time is that of the lease, by the database's clock.

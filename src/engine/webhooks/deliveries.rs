@@ -12,9 +12,8 @@ use fencepost_domain::{
 use fencepost_store as store;
 
 use super::{
-    EndpointRow, find,
+    EndpointRow, find, notify_endpoints,
     payload::{Delivered, Payload, first_hop},
-    tell,
 };
 use crate::{
     Engine,
@@ -31,7 +30,7 @@ use crate::{
 pub struct DeliveryRow {
     pub job: JobRow,
     pub payload: Payload,
-    /// What the endpoint answered, if it accepted it.
+    /// The endpoint's answer, if it accepted the delivery.
     pub delivered: Option<Delivered>,
 }
 
@@ -157,7 +156,7 @@ pub async fn send_test(
         },
     };
     let payload = Payload::of(EventId::generate(), &event, first_hop(), None)?;
-    let job = tell::delivery(endpoint.outbox, id, TEST_EVENT, &payload);
+    let job = notify_endpoints::delivery(endpoint.outbox, id, TEST_EVENT, &payload);
     let delivery = DeliveryId(job.id.0);
     // What its owner has stored does not matter here: calls are counted.
     let outbox = Tenant { project_id: endpoint.outbox, limits: Limits::default() };

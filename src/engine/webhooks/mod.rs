@@ -1,17 +1,17 @@
 //! Webhooks: endpoints, and deliveries to them. A trigger writes an event in the transaction that
-//! ends a job; `tell.rs` makes deliveries of it, which are jobs of the project's outbox;
+//! ends a job; `notify_endpoints.rs` makes deliveries of it, which are jobs of the project's
+//! outbox;
 //! `deliver.rs` works on these. Push sends jobs of a project's own queues in the same way.
 
 pub mod deliver;
 mod deliveries;
 pub mod empty;
+pub mod notify_endpoints;
 mod payload;
 pub mod push;
 pub mod pusher;
 pub mod sender;
 mod targets;
-pub mod tell;
-mod turns;
 
 use fencepost_domain::{
     error::Error,
@@ -68,7 +68,7 @@ pub async fn list(
     Ok(webhooks::list(&mut conn, project_id, before, limit).await?)
 }
 
-/// Creates an endpoint, and returns it with its secret. It is told of what happens from now on.
+/// Creates an endpoint, and returns it with its secret. It is notified of events from now on.
 ///
 /// # Errors
 /// [`Error::QuotaExceeded`]. [`Error::ProjectNotFound`] when the project is deleted meanwhile.

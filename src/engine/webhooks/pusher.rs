@@ -14,6 +14,7 @@ use fencepost_domain::{
     text::{ErrorReport, json_depth},
     webhook::signatures,
 };
+use fencepost_fair::requests::Turn;
 use fencepost_net::outbound::{Answer, CallError, MAX_BODY_BYTES};
 use fencepost_signals::telemetry;
 use fencepost_store::sweep::pushes::{
@@ -29,11 +30,10 @@ use super::{
     push::{headers_place, secret_place},
     sender::{InFlight, LEASE_MARGIN_SECONDS, NoTurn, Sender, Settings, Target, TargetQueue},
     targets::Targets,
-    turns::Turn,
 };
 use crate::{
     dispatch::DispatchedJob,
-    settle::{AttemptEnd, Failure},
+    settle::{Failure, ReportedOutcome},
 };
 
 /// Queues that one node pushes at most. Each has a parked poll, of which a node has 20,000, and
@@ -44,7 +44,7 @@ pub const MAX_PUSHED_QUEUES: usize = 4_000;
 const WORKER_PREFIX: &str = "fencepost-push-";
 /// How long a queue rests whose project or host has no turn for it.
 const BUSY_PAUSE: Duration = Duration::from_secs(5);
-/// What is left of a lease when a request ends at the latest: for the ack.
+/// The rest of a lease when a request ends at the latest: for the ack.
 const ACK_TIME: Duration = Duration::from_secs(3);
 /// The type of a result.
 const JSON: &str = "application/json";
@@ -62,7 +62,7 @@ struct Pushed {
     it: PushedQueue,
     target_queue: TargetQueue,
     secrets: Vec<Vec<u8>>,
-    /// What requests carry besides our headers.
+    /// The user's headers, besides ours.
     headers: HeaderMap,
     state: Mutex<State>,
 }
@@ -105,12 +105,19 @@ impl Pusher {
         }
         drop(conn);
         if found.len() >= MAX_PUSHED_QUEUES {
-            tracing::warn!(limit = MAX_PUSHED_QUEUES, "not all queues are pushed");
+            tracing::warn!(
+                limit = MAX_PUSHED_QUEUES,
+                "too many queues with a push target: some get no pushes"
+            );
         }
         self.queues.adapt(&self.sender, found, |it, before| {
             let queue = it.queue.clone();
             let made = self.serve(it, before).inspect_err(|error| {
-                tracing::warn!(queue, error = format!("{error:#}"), "a queue is not pushed");
+                tracing::warn!(
+                    queue,
+                    error = format!("{error:#}"),
+                    "push target was not loaded: its queue gets no pushes"
+                );
             });
             made.ok()
         });
@@ -146,8 +153,8 @@ impl Pusher {
         let is_same = |before: &&Pushed| {
             (before.it.max_in_flight, &before.it.url) == (it.max_in_flight, &it.url)
         };
-        let state = before.filter(is_same).map_or(state.clone(), |it| {
-            let State { window, rests_until, .. } = *it.state();
+        let state = before.filter(is_same).map_or(state.clone(), |pushed| {
+            let State { window, rests_until, .. } = *pushed.state();
             State { window, rests_until, ..state }
         });
         Ok(Pushed { it, target_queue, secrets, headers, state: Mutex::new(state) })
@@ -221,9 +228,9 @@ impl Target for Pushed {
         &self,
         job: &mut DispatchedJob,
         turn: Result<Turn, NoTurn>,
-    ) -> Option<AttemptEnd> {
+    ) -> Option<ReportedOutcome> {
         if self.resting().is_some() {
-            return Some(AttemptEnd::Released);
+            return Some(ReportedOutcome::Released);
         }
         let turn = match turn {
             Ok(turn) => turn,
@@ -268,13 +275,13 @@ impl Pushed {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What an answer means for the job, and for how many are sent.
-    fn settle(&self, answer: Answer) -> Option<AttemptEnd> {
+    /// Decides what an answer means for the job, and for the number of requests.
+    fn settle(&self, answer: Answer) -> Option<ReportedOutcome> {
         let kind = format!("http_{}", answer.status);
         match verdict(answer.status, answer.retry_after_seconds, answer.is_final) {
             JobVerdict::Succeeded => {
                 self.succeeded();
-                Some(AttemptEnd::Succeeded { result: result(answer) })
+                Some(ReportedOutcome::Succeeded { result: result(answer) })
             }
             JobVerdict::Taken => {
                 self.succeeded();
@@ -311,7 +318,7 @@ impl Pushed {
     }
 
     /// The job goes back, and the queue rests and is sent less.
-    fn slowed(&self, asked_seconds: Option<u32>, kind: &str) -> AttemptEnd {
+    fn slowed(&self, asked_seconds: Option<u32>, kind: &str) -> ReportedOutcome {
         self.rests(kind, |state| {
             let asked = asked_seconds.unwrap_or_default();
             // Answers to what was sent together count once.
@@ -323,7 +330,7 @@ impl Pushed {
         })
     }
 
-    fn rests(&self, kind: &str, pause: impl FnOnce(&mut State) -> Duration) -> AttemptEnd {
+    fn rests(&self, kind: &str, pause: impl FnOnce(&mut State) -> Duration) -> ReportedOutcome {
         let mut state = self.state();
         let until = tokio::time::Instant::now() + pause(&mut state);
         state.rests_until = state.rests_until.max(Some(until));
@@ -331,7 +338,7 @@ impl Pushed {
         if let Some(polling) = state.polling.take() {
             polling.cancel();
         }
-        AttemptEnd::Released
+        ReportedOutcome::Released
     }
 
     fn take_outcomes(&self) -> Option<PushOutcomes> {
@@ -385,13 +392,13 @@ impl Pushed {
     }
 }
 
-/// What a header's value cannot carry, and the percent sign, which stands for it.
+/// Characters that a header's value cannot carry, and the percent sign, which stands for them.
 const UNSAFE: &percent_encoding::AsciiSet = &percent_encoding::CONTROLS.add(b'%');
 
 /// The result of a job: the answer, if it is JSON that a worker could send.
 fn result(answer: Answer) -> Option<String> {
-    let is_json = answer.content_type.as_deref().is_some_and(|it| {
-        let essence = it.split(';').next().unwrap_or_default().trim();
+    let is_json = answer.content_type.as_deref().is_some_and(|content_type| {
+        let essence = content_type.split(';').next().unwrap_or_default().trim();
         essence.eq_ignore_ascii_case(JSON)
     });
     let text = answer.text;
@@ -403,7 +410,7 @@ fn result(answer: Answer) -> Option<String> {
     fits.then_some(text)
 }
 
-fn failed(kind: &str, message: String, retryable: bool) -> AttemptEnd {
+fn failed(kind: &str, message: String, retryable: bool) -> ReportedOutcome {
     let error = ErrorReport::bounded(Some(kind), Some(&message), None);
-    AttemptEnd::Failed(Failure { error, retryable, retry_after_seconds: None })
+    ReportedOutcome::Failed(Failure { error, retryable, retry_after_seconds: None })
 }

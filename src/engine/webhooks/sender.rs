@@ -15,6 +15,7 @@ use fencepost_domain::{
     error, ids::ProjectId, lease::Fence, limits::MAX_POLL_CAPACITY, outbound::read_url,
     webhook::SECRET_BYTES,
 };
+use fencepost_fair::requests::{Turn, Turns};
 use fencepost_net::{
     outbound::{CallError, Destination, Outbound},
     seal::MasterKeys,
@@ -28,11 +29,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::turns::{Turn, Turns};
 use crate::{
     Engine,
     dispatch::{self, DispatchedJob, Poll},
-    settle::{self, Ack, AttemptEnd},
+    settle::{self, Ack, ReportedOutcome},
 };
 
 /// The wait of one poll.
@@ -80,7 +80,7 @@ impl TargetQueue {
     }
 }
 
-/// What the database says of a target.
+/// The stored settings of a target.
 pub(super) trait Settings: PartialEq + Send + Sync + 'static {
     type Key: Eq + Hash;
 
@@ -114,7 +114,7 @@ pub(super) trait Target: Send + Sync + 'static {
         &self,
         job: &mut DispatchedJob,
         turn: Result<Turn, NoTurn>,
-    ) -> impl Future<Output = Option<AttemptEnd>> + Send;
+    ) -> impl Future<Output = Option<ReportedOutcome>> + Send;
 }
 
 /// Why a job cannot be sent now.
@@ -153,7 +153,7 @@ pub struct Sender {
 impl Sender {
     #[must_use]
     pub fn new(engine: Engine, outbound: Outbound, master_keys: Arc<MasterKeys>) -> Self {
-        Self { engine, outbound, master_keys, turns: Arc::new(Turns::new()) }
+        Self { engine, outbound, master_keys, turns: Arc::new(Turns::default()) }
     }
 
     /// Where a URL leads, and the secrets that sign what is sent there. `place` is where they are
@@ -195,7 +195,10 @@ impl Sender {
             let working = async {
                 loop {
                     if let Err(error) = this.work_once(&target).await {
-                        tracing::warn!(error = error::chain(&error), "a target cannot poll");
+                        tracing::warn!(
+                            error = error::chain(&error),
+                            "webhook sender failed to poll for deliveries"
+                        );
                         sleep(FAILURE_PAUSE).await;
                     }
                 }
@@ -263,12 +266,12 @@ impl Sender {
         };
         let sent = tokio::select! {
             sent = sending => sent,
-            () = self.stopped() => Some(AttemptEnd::Released),
+            () = self.stopped() => Some(ReportedOutcome::Released),
         };
         let outcome = match &sent {
-            Some(AttemptEnd::Succeeded { .. }) => "delivered",
-            Some(AttemptEnd::Failed(_)) => "failed",
-            Some(AttemptEnd::Released) => "released",
+            Some(ReportedOutcome::Succeeded { .. }) => "delivered",
+            Some(ReportedOutcome::Failed(_)) => "failed",
+            Some(ReportedOutcome::Released) => "released",
             None => "taken",
         };
         counter!(telemetry::WEBHOOK_DELIVERIES, "outcome" => outcome).increment(1);
@@ -280,7 +283,11 @@ impl Sender {
         if let Err(error) = settle::ack(&self.engine, target_queue.jobs_of, ack).await {
             // Its lease ends, and it is sent again.
             let id = job.job.id.0.to_string();
-            tracing::warn!(id, error = error::chain(&error), "what was sent is not settled");
+            tracing::warn!(
+                id,
+                error = error::chain(&error),
+                "webhook delivery was sent and not acknowledged"
+            );
         }
     }
 

@@ -1,4 +1,4 @@
-//! The targets that one node works for, as the database told of them last.
+//! The targets that one node works for, as the database had them last.
 
 use std::{
     collections::HashMap,
@@ -31,7 +31,7 @@ impl<T: Target> Targets<T> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Those that are worked for.
+    /// The targets that this node works for.
     pub(super) fn served(&self) -> Vec<Arc<T>> {
         self.known().values().filter_map(Known::served).collect()
     }

@@ -53,13 +53,13 @@ struct Examples;
 #[include = "*/README.md"]
 struct Libraries;
 
-/// What browsers ask for at every page.
+/// The icon that browsers ask for at every page.
 const ICON: &str = include_str!("../../../assets/icon.svg");
 const SITE: &str = include_str!("site.html");
 const STYLE: &str = include_str!("site.css");
 const SCRIPT: &str = include_str!("site.js");
 
-/// What `/llms.txt` says about a page.
+/// Longest description of a page in `/llms.txt`.
 const MAX_ABOUT_CHARACTERS: usize = 200;
 /// Words of a section that the search knows. Few sections have more.
 const MAX_SEARCHED_CHARACTERS: usize = 3_000;
@@ -207,8 +207,8 @@ impl Site {
         let link = |page: Option<&&DocsPage>, rel: &str, mark: [&str; 2]| {
             page.map_or_else(
                 || "<span></span>".to_owned(),
-                |it| {
-                    let (path, title) = (&it.path, escape(&it.title));
+                |page| {
+                    let (path, title) = (&page.path, escape(&page.title));
                     let [before, after] = mark;
                     format!("<a rel=\"{rel}\" href=\"{path}\">{before}{title}{after}</a>")
                 },
@@ -301,8 +301,9 @@ impl DocsPage {
     fn toc(&self) -> String {
         let headings = self.rendered.sections.iter().filter(|it| matches!(it.level, 2 | 3));
         let items: Vec<_> = headings
-            .map(|it| {
-                let (level, anchor, title) = (it.level, &it.anchor, escape(&it.title));
+            .map(|heading| {
+                let (level, anchor, title) =
+                    (heading.level, &heading.anchor, escape(&heading.title));
                 format!("<li class=\"l{level}\"><a href=\"#{anchor}\">{title}</a></li>\n")
             })
             .collect();

@@ -30,7 +30,7 @@ impl<'a> Document<'a> {
         self.0.pointer(pointer).and_then(Value::as_array).into_iter().flatten()
     }
 
-    /// What a reference names; anything else is itself.
+    /// The schema that a reference names; anything else is itself.
     fn resolve<'b>(self, value: &'b Value) -> &'b Value
     where
         'a: 'b,
@@ -185,7 +185,7 @@ fn bounds(schema: &Value) -> String {
         + &size(number("minItems"), number("maxItems"), " items")
 }
 
-/// Who may call it.
+/// The credentials that may call it.
 fn rights(security: &Value) -> String {
     let schemes = security.as_array().into_iter().flatten().filter_map(Value::as_object);
     let rights = schemes.flat_map(Map::iter).map(|(scheme, scopes)| {

@@ -74,8 +74,8 @@ const SYNONYMS = new Map(Object.entries({ email: "mail", "e-mail": "mail", email
 
 function meant(text) {
   const words = text.toLowerCase().split(/[\s?]+/).filter(Boolean);
-  const telling = words.filter((word) => !FILLERS.has(word));
-  return (telling.length ? telling : words).map((word) => SYNONYMS.get(word) ?? word);
+  const specific = words.filter((word) => !FILLERS.has(word));
+  return (specific.length ? specific : words).map((word) => SYNONYMS.get(word) ?? word);
 }
 
 async function search() {

@@ -69,7 +69,7 @@ impl Answer {
         Self { status, location: None, body: AnswerBody::Jobs(JobList { jobs }) }
     }
 
-    /// What is stored of it.
+    /// The answer as it is stored.
     ///
     /// # Errors
     /// [`Error::Internal`] when the body is not JSON.

@@ -1,4 +1,4 @@
-//! Keys of requests that ended without the database being told: their connection broke, or was
+//! Keys of requests that ended without a word to the database: their connection broke, or was
 //! silent for too long. Without this, a repeated request would wait until the lock is too old.
 
 use std::{sync::LazyLock, time::Duration};
@@ -24,7 +24,7 @@ pub(super) struct Lock<'a> {
     app: &'a App,
     project_id: ProjectId,
     key: &'a str,
-    /// Tells this run from others with the same key.
+    /// Distinguishes this run from others with the same key.
     pub id: Uuid,
     may_be_held: bool,
 }

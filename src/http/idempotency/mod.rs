@@ -89,7 +89,7 @@ pub struct Header {
     key: Option<String>,
 }
 
-/// What tells a repeated request: its key, if it has one, and its fingerprint.
+/// The identity of a repeated request: its key, if it has one, and its fingerprint.
 #[derive(Debug)]
 pub struct Repeat {
     key: Option<String>,
@@ -167,7 +167,7 @@ impl Repeat {
     {
         let Self { key, mut fingerprint, request_id } = self;
         if let Some(binding) = caller.who.binding() {
-            // What a bound key is told is for keys with its binding alone.
+            // The answer to a bound key is for keys with its binding alone.
             let both = [&fingerprint[..], binding.mark().as_bytes()].concat();
             fingerprint = Sha256::digest(both).into();
         }
@@ -212,8 +212,8 @@ impl Keyed {
         let kept = match &result {
             Ok(answer) => Some((answer.status, answer.location.as_deref(), answer.stored()?)),
             Err(failure) if is_kept(error::status(failure)) => {
-                let told = error::info(failure, &request_id.0).at(&app.accounts.public_url);
-                let body = ErrorBody { error: told };
+                let info = error::info(failure, &request_id.0).at(&app.accounts.public_url);
+                let body = ErrorBody { error: info };
                 let text = serde_json::to_string(&body).map_err(Error::internal)?;
                 Some((error::status(failure), None, StoredBody { text, has_payloads: true }))
             }

@@ -1,5 +1,5 @@
 //! A heartbeat is of one job or of a whole worker, at one path. Its request has two schemas, so
-//! that a generated client names what it sends. The reply has one: some generators tell
+//! that a generated client names what it sends. The reply has one: some generators distinguish
 //! alternatives apart by required fields alone, and do not enforce those.
 
 use serde_json::{Map, Value, json};

@@ -63,7 +63,7 @@ use crate::{
         (name = "batches", description = "Jobs whose ends are counted."),
         (name = "workers", description = "Register, poll, heartbeat, ack and report."),
         (name = "alarms", description = "Rules that notify people."),
-        (name = "webhooks", description = "Endpoints that are told what happens to jobs."),
+        (name = "webhooks", description = "Endpoints that are notified of what happens to jobs."),
         (name = "keys", description = "API keys."),
         (name = "limits", description = "Limits of a project and their usage."),
         (name = "metrics", description = "Statistics, dashboards and alert rules."),
@@ -138,7 +138,7 @@ pub fn project_document() -> &'static Value {
     &DOCUMENT
 }
 
-/// What the document of a project's routes says of itself.
+/// The description of the document of a project's routes.
 const OF_PROJECT: &str = "The routes of `/openapi.json` that are about a project, below \
     `/v1/projects/{project}`. An API key must be the project's own; a session works for every \
     project that its account is a member of. Use it to generate clients for people who have logged in.";
@@ -226,15 +226,15 @@ fn similar_path(sent: &str) -> Option<String> {
         sent.strip_prefix(PREFIX).unwrap_or(sent).trim_matches('/').split('/').collect();
     let paths = document()["paths"].as_object()?.keys();
     let known = paths.filter_map(|it| it.strip_prefix(PREFIX));
-    let scored = known.filter_map(|it| {
+    let scored = known.filter_map(|route| {
         // The routes of a project's jobs are listed once, without it.
         let (project, below) = match segments.as_slice() {
-            ["projects", project, below @ ..] if !it.starts_with("projects/") => {
+            ["projects", project, below @ ..] if !route.starts_with("projects/") => {
                 (Some(*project), below)
             }
             all => (None, all),
         };
-        let (score, path) = fill(it, below)?;
+        let (score, path) = fill(route, below)?;
         let path = project.map_or_else(|| path.clone(), |name| format!("projects/{name}/{path}"));
         Some((score, path))
     });
@@ -330,8 +330,8 @@ fn without_null(schema: &mut Value) {
     let Some(object) = schema.as_object_mut() else { return };
     only_type(object);
     let alternatives = object.get("oneOf").and_then(Value::as_array);
-    let reference = alternatives.and_then(|it| {
-        let mut others = it.iter().filter(|it| it.get("type").is_none_or(|it| it != "null"));
+    let reference = alternatives.and_then(|schemas| {
+        let mut others = schemas.iter().filter(|it| it.get("type").is_none_or(|it| it != "null"));
         others.next().filter(|_| others.next().is_none()).and_then(Value::as_object).cloned()
     });
     if let Some(reference) = reference {

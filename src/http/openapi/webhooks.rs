@@ -19,7 +19,7 @@ pub fn add(document: &mut Value) {
         document["webhooks"][kind] = json!({"post": {
             "operationId": format!("on_{}", kind.replace('.', "_")),
             "tags": ["webhooks"],
-            "summary": format!("Tell an endpoint of `{kind}`."),
+            "summary": format!("Notify an endpoint of `{kind}`."),
             "description": format!("Sent when {when}, to each endpoint that asked for it, at least \
                 once, in no order."),
             "security": [],

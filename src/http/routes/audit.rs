@@ -247,7 +247,7 @@ pub async fn export(
         let next = match export.next().await {
             Ok(next) => next,
             Err(error) => {
-                tracing::warn!(error = chain(&error), "an export was interrupted");
+                tracing::warn!(error = chain(&error), "audit export was interrupted");
                 return Some((Err(std::io::Error::other("the export was interrupted")), None));
             }
         };

@@ -9,7 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use fencepost_domain::{error::Error, ids::ProjectId};
-use fencepost_store::connection::shares::{Memory, Room};
+use fencepost_fair::memory::{Memory, Room};
 use fencepost_web::wire::poll_answer::MayBeRefused;
 use http_body_util::BodyExt;
 
@@ -50,7 +50,7 @@ fn is_refusable(response: &Response) -> bool {
 
 impl Answers {
     /// Counts a large answer to a read, and one to a poll: its jobs are released if it is refused.
-    /// An answer to a write is always sent: what it tells has happened.
+    /// An answer to a write is always sent: what it reports has happened.
     pub fn hold(
         &self,
         response: Response,

@@ -1,6 +1,6 @@
 //! While a node refuses many calls, it answers refusals late: a client that repeats them without a
 //! pause costs little then, and its neighbours notice less. Only those of projects and addresses
-//! with more than a few a second: others are told at once.
+//! with more than a few a second: others are answered at once.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,7 +21,7 @@ pub const LATENESS: Duration = Duration::from_secs(1);
 /// Late refusals that one node holds at a time; more are answered at once.
 const MAX_LATE: usize = 4_000;
 
-/// Who is refused late, on this node.
+/// Clients that are refused late, on this node.
 #[derive(Clone)]
 pub struct LateRefusals {
     limiter: Limiter,

@@ -67,7 +67,7 @@ const MAX_OWN_HEADERS: usize = 12;
 /// Maximum characters of a request id chosen by the caller.
 const MAX_REQUEST_ID_CHARS: usize = 128;
 
-/// What the requests of a node share on their way in and out.
+/// State that the requests of a node share on their way in and out.
 #[derive(Clone)]
 pub struct Passage(Arc<Shared>);
 
@@ -81,7 +81,7 @@ struct Shared {
 }
 
 impl Passage {
-    /// `handlers` tells when the last handler has ended.
+    /// `handlers` shows when the last handler has ended.
     pub fn new(app: App, deprecated: &'static [Deprecated], handlers: TaskTracker) -> Self {
         let late = LateRefusals::new(app.accounts.limiter.clone());
         Self(Arc::new(Shared { app, deprecated, late, answers: Answers::default(), handlers }))
@@ -93,9 +93,9 @@ impl Shared {
         &self.app.accounts.public_url
     }
 
-    fn tell_deprecated(&self, it: &Deprecated, response: &mut Response, report: &CallReport) {
+    fn mark_deprecated(&self, it: &Deprecated, response: &mut Response, report: &CallReport) {
         if let Err(error) = it.write_headers(response.headers_mut(), self.public_url()) {
-            tracing::error!(%error, "cannot tell that an operation is deprecated");
+            tracing::error!(%error, "the headers of a deprecated operation were not set");
         }
         if let Some(key) = report.key() {
             self.app.used_keys.record_deprecated(key);
@@ -140,7 +140,7 @@ pub async fn pass(
     secure(response.headers_mut(), policy);
     let route = matched.unwrap_or("unmatched");
     if let Some(it) = deprecation::find(shared.deprecated, method, route) {
-        shared.tell_deprecated(it, &mut response, &report);
+        shared.mark_deprecated(it, &mut response, &report);
     }
     let status = response.status();
     route_metrics::record(route, method, status, started.elapsed());
@@ -166,7 +166,7 @@ pub async fn pass(
 }
 
 /// Runs the handler in a task of its own, so that a client that disconnects cannot stop it in the
-/// middle of a statement. Its work completes, and [`ClientGone`] tells handlers that wait. Only a
+/// middle of a statement. Its work completes, and [`ClientGone`] reaches handlers that wait. Only a
 /// database that does not answer ends it.
 async fn detach(handlers: &TaskTracker, mut request: Request, next: Next) -> Response {
     let gone = CancellationToken::new();
@@ -182,7 +182,7 @@ async fn detach(handlers: &TaskTracker, mut request: Request, next: Next) -> Res
 }
 
 /// Runs a handler that borrows no connection itself: it is dropped when its client disconnects, so
-/// nothing needs to tell it.
+/// nothing needs to report it.
 async fn run_in_place(mut request: Request, next: Next) -> Response {
     request.extensions_mut().insert(ClientGone(CancellationToken::new()));
     match AssertUnwindSafe(without_connections(next.run(request))).catch_unwind().await {
@@ -204,15 +204,15 @@ fn panicked(panic: impl std::error::Error + Send + Sync + 'static) -> Response {
 /// Returns the error of the response, if it has one.
 fn render_error(response: &mut Response, request_id: &str, public_url: &str) -> Option<Error> {
     let rendered = response.extensions_mut().remove::<ErrorResponse>();
-    let Some(untold) = response.extensions_mut().remove::<Error>() else {
+    let Some(unrendered) = response.extensions_mut().remove::<Error>() else {
         return rendered.map(|ErrorResponse(it)| it);
     };
     let untouched = std::mem::take(response);
-    *response = error::render(&untold, request_id, public_url, untouched);
-    Some(untold)
+    *response = error::render(&unrendered, request_id, public_url, untouched);
+    Some(unrendered)
 }
 
-/// Who is believed about the address of a client.
+/// Proxies that are believed about the address of a client.
 #[derive(Debug, Clone)]
 pub struct Proxies(Arc<TrustedProxies>);
 
@@ -248,11 +248,11 @@ impl Proxies {
         if !self.has(peer) {
             return peer;
         }
-        let told = headers.get_all(FORWARDED_FOR).iter().map(|it| it.to_str().unwrap_or(""));
-        let told: Vec<&str> = told.flat_map(|it| it.split(',')).collect();
+        let forwarded = headers.get_all(FORWARDED_FOR).iter().map(|it| it.to_str().unwrap_or(""));
+        let forwarded: Vec<&str> = forwarded.flat_map(|it| it.split(',')).collect();
         // From the right: entries further left come from the client itself. An unreadable entry
         // ends the search.
-        let mut read = told.into_iter().rev().map_while(read_address);
+        let mut read = forwarded.into_iter().rev().map_while(read_address);
         let client = match &*self.0 {
             TrustedProxies::Networks(_) => read.find(|it| !self.has(*it)),
             TrustedProxies::Hops(hops) => read.nth(usize::from(hops.get()) - 1),
@@ -397,7 +397,7 @@ fn method_label(method: &Method) -> &'static str {
     }
 }
 
-/// What logs say about a request.
+/// Fields of a request for logs.
 struct About<'a> {
     route: &'a str,
     method: &'static str,
@@ -458,9 +458,9 @@ mod tests {
         let networks =
             |text: &str| Proxies::new(TrustedProxies::Networks(vec![text.parse().expect("one")]));
         let proxies = networks("10.0.0.1/32");
-        let client = |peer: &str, told: &str| {
+        let client = |peer: &str, forwarded: &str| {
             let mut headers = HeaderMap::new();
-            headers.insert(FORWARDED_FOR, HeaderValue::from_str(told).expect("a value"));
+            headers.insert(FORWARDED_FOR, HeaderValue::from_str(forwarded).expect("a value"));
             proxies.client(peer.parse().expect("an address"), &headers).to_string()
         };
         assert_eq!(client("192.0.2.9", "198.51.100.1"), "192.0.2.9");
@@ -480,11 +480,12 @@ mod tests {
 
     #[test]
     fn behind_a_number_of_proxies_only_what_they_added_is_believed() {
-        let client = |hops: u8, told: Option<&str>| {
+        let client = |hops: u8, forwarded: Option<&str>| {
             let hops = NonZeroU8::new(hops).expect("a number");
             let proxies = Proxies::new(TrustedProxies::Hops(hops));
-            let told = told.map(|it| (FORWARDED_FOR, HeaderValue::from_str(it).expect("a value")));
-            let headers = HeaderMap::from_iter(told);
+            let forwarded =
+                forwarded.map(|it| (FORWARDED_FOR, HeaderValue::from_str(it).expect("a value")));
+            let headers = HeaderMap::from_iter(forwarded);
             proxies.client("10.0.0.1".parse().expect("an address"), &headers).to_string()
         };
         // A client in the network of the proxies cannot choose its address.

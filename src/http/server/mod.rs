@@ -105,7 +105,7 @@ impl Drop for Opened {
     }
 }
 
-/// Accepts connections until `closing`; then lets running requests finish. `connections` tells when
+/// Accepts connections until `closing`; then lets running requests finish. `connections` shows when
 /// they all have.
 pub async fn run(
     listener: TcpListener,
@@ -146,7 +146,7 @@ pub async fn run(
             Err(error) => {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
-                    "a connection was not accepted"
+                    "connection was not accepted"
                 );
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }

@@ -1,4 +1,4 @@
-//! `/.well-known/security.txt` (RFC 9116): whom to tell of a vulnerability of this instance.
+//! `/.well-known/security.txt` (RFC 9116): the contact for a vulnerability of this instance.
 
 use axum::{
     extract::State,

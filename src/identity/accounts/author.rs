@@ -22,9 +22,9 @@ pub struct Author<'a> {
 /// grants rights reads them again, with their row locked.
 #[derive(Debug, Clone, Copy)]
 pub enum Rights<'a> {
-    /// Those of a member's role.
+    /// Rights of a member's role.
     Member(AccountId),
-    /// Those of a key, with these scopes.
+    /// Rights of a key, with these scopes.
     Key(KeyId, &'a [Scope]),
     /// All: the command line.
     Operator,

@@ -94,7 +94,7 @@ impl Accounts {
     /// The secret of an app.
     pub(super) fn open_totp(&self, id: AccountId, stored: &[u8]) -> Result<Vec<u8>, Error> {
         self.master_keys.open(&place(id), stored, TOTP_SECRET_BYTES).map_err(|_| {
-            tracing::error!(account.id = %id, "the secret of an app has another master key");
+            tracing::error!(account.id = %id, "secret of an authenticator app cannot be decrypted");
             Error::NotReady("this node cannot check codes: it has another master key")
         })
     }

@@ -49,7 +49,7 @@ pub struct NewDeviceLogin {
     pub user_code: String,
 }
 
-/// What a terminal collects.
+/// The result that a terminal collects.
 #[derive(Debug)]
 pub struct CollectedKey {
     pub project: Project,
@@ -167,7 +167,7 @@ impl Accounts {
         drop(conn);
         // The terminal's address is what a deceived owner does not know.
         let terminal = Client { address: address.into(), ..client.clone() };
-        self.tell_owner(bearer.account_id, event, &terminal);
+        self.notify_owner(bearer.account_id, event, &terminal);
         Ok(())
     }
 

@@ -20,7 +20,7 @@ use super::{
 
 impl Accounts {
     /// Mails a link to the new address and, if the old one is verified, to that. The answer does
-    /// not tell whether another account has the new address.
+    /// not show whether another account has the new address.
     ///
     /// # Errors
     /// [`Error::Invalid`] when the address is malformed, or the account has it already, or the
@@ -120,7 +120,7 @@ impl Accounts {
         // It is changed, whether or not the mail can be stored.
         if let Err(error) = self.mail_security(&old, subject, client).await {
             let error = fencepost_domain::error::chain(&error);
-            tracing::error!(error, "the owner of an account was not told what happened");
+            tracing::error!(error, "the mail about a change of an account was not stored");
         }
         Ok(true)
     }

@@ -38,7 +38,7 @@ use super::{
 #[derive(Debug, Clone)]
 pub struct KeyRequest {
     pub name: String,
-    /// What it may be used for.
+    /// Scopes of the key.
     pub scopes: Vec<Scope>,
     /// None: never, or with the key that creates it.
     pub expires_at: Option<DateTime<Utc>>,
@@ -75,7 +75,7 @@ pub struct TrustedTokens {
 }
 
 impl TrustedTokens {
-    /// Those that exchange for a stored key.
+    /// Tokens that exchange for a stored key.
     #[must_use]
     pub fn of(key: &ListedKey) -> Option<Self> {
         let (issuer, subject) = (key.token_issuer.clone()?, key.token_subject.clone()?);
@@ -343,7 +343,7 @@ fn secret_hash(stored: Option<Vec<u8>>) -> Option<SecretHash> {
     stored.and_then(|it| it.try_into().ok())
 }
 
-/// What the keys of an author may not exceed.
+/// The bounds of an author's keys.
 #[derive(Debug, Default)]
 struct OwnBounds {
     expires_at: Option<DateTime<Utc>>,

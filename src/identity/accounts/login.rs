@@ -54,7 +54,7 @@ impl Reuse {
 /// How long a browser may present a refresh token again.
 const TABS_GRACE_SECONDS: i64 = 30;
 
-/// What a login has shown.
+/// The proofs of a login.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Login {
     /// A password or a code.
@@ -141,7 +141,7 @@ impl Accounts {
             };
             if let Err(error) = noted.await {
                 let error = fencepost_domain::error::chain(&error);
-                tracing::error!(error, "a failed login was not noted");
+                tracing::error!(error, "failed login was not written to the account log");
             }
         }));
     }
@@ -167,11 +167,11 @@ impl Accounts {
         let (signed_in, event) = self.open_session(&mut tx, account_id, login, client).await?;
         tx.commit().await?;
         drop(conn);
-        self.tell_owner(account_id, event, client);
+        self.notify_owner(account_id, event, client);
         Ok(signed_in)
     }
 
-    /// Stores a session; the caller commits it, and tells the account's owner of the event.
+    /// Stores a session; the caller commits it, and notifies the account's owner.
     pub(super) async fn open_session(
         &self,
         conn: &mut PgConnection,
@@ -280,7 +280,7 @@ impl Accounts {
         security::note(&mut tx, bearer.account_id, event, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
-        self.tell_owner(bearer.account_id, event, client);
+        self.notify_owner(bearer.account_id, event, client);
         Ok(ended)
     }
 
@@ -381,7 +381,7 @@ impl Accounts {
         security::note(&mut tx, account_id, event, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
-        self.tell_owner(account_id, event, client);
+        self.notify_owner(account_id, event, client);
         Ok(ended)
     }
 

@@ -1,6 +1,6 @@
 //! Mails: each waits in the database until a mail server has accepted it, so that none is lost when
-//! a node or the mail server stops. A row says what to tell whom. Its text and the tokens in it are
-//! made when it is sent, so that no secret waits.
+//! a node or the mail server stops. A row says who is notified of what. Its text and the tokens in
+//! it are made when it is sent, so that no secret waits.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -48,13 +48,13 @@ const LOOK_PERIOD: Duration = Duration::from_secs(10);
 /// many newest ones.
 pub(super) const MAILED_CLAIMS: i64 = 5;
 
-/// What a mail says. Stored as JSON; `address` is the network address that caused it.
+/// The content of a mail. Stored as JSON; `address` is the network address that caused it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Content {
     /// Asks the owner of an address to verify it.
     Verification { account: Uuid, address: String },
-    /// Tells the owner of an address that someone signed up with it once more.
+    /// Notifies the owner of an address that someone signed up with it once more.
     Known { account: Uuid, address: String },
     /// Links for each account that the address may mean.
     Reset { to: String },
@@ -64,7 +64,7 @@ pub enum Content {
     Security { to: String, what: String, address: String },
     /// To a project.
     Invitation { project: i32, invitation: Uuid, to: String },
-    /// What an alarm of a project has found. The engine stores these.
+    /// An incident of a project. The engine stores these mails.
     Alarm { project: i32, incident: Uuid, account: Uuid, is_resolved: bool },
 }
 
@@ -102,7 +102,7 @@ fn pause_seconds(tries: i32) -> i32 {
 }
 
 impl Accounts {
-    /// Stores a mail, in the transaction of what it tells. Call [`Self::hurry_mails`] after the
+    /// Stores a mail, in the transaction of what it reports. Call [`Self::hurry_mails`] after the
     /// commit.
     pub(super) async fn store_mail(
         &self,
@@ -168,7 +168,7 @@ impl Accounts {
             Ok(Some((id, mail))) => self.mailer.hand_over(&id, mail).await,
             Ok(None) => Outcome::NotNeeded,
             Err(error) => {
-                tracing::error!(error = chain(&error), mail.id = %taken.id, "a mail has no text");
+                tracing::error!(error = chain(&error), mail.id = %taken.id, "mail could not be written");
                 Outcome::Failed
             }
         };

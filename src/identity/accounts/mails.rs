@@ -71,7 +71,7 @@ struct Alarm<'a> {
 }
 
 /// Asks the owner of an address to verify it. Says when the account was created, and from which
-/// network address the mail was requested, so that they can tell it from one of a stranger.
+/// network address the mail was requested, so that they can distinguish it from one of a stranger.
 pub(super) fn verification(
     account: &Account,
     url: &str,
@@ -105,17 +105,17 @@ pub(super) fn change(
     mail(to, "Confirm the new e-mail address".to_owned(), &template)
 }
 
-/// Tells the owner of an address that it has an account already.
+/// Notifies the owner of an address that it has an account already.
 pub(super) fn known(account: &Account, url: &str, address: &str) -> Result<Mail, Error> {
     mail(&account.email, "You already have an account".to_owned(), &Known { url, address })
 }
 
-/// Tells the owner of an account what happened to it. Names no user agent: a stranger chooses it.
+/// Notifies the owner of an account of a change. Names no user agent: a stranger chooses it.
 pub(super) fn security(to: &str, url: &str, what: &str, address: &str) -> Result<Mail, Error> {
     mail(to, what.to_owned(), &Security { what, url, address })
 }
 
-/// Tells a member what an alarm has found, or that it has ended.
+/// Notifies a member of what an alarm has found, or that it has ended.
 pub(super) fn alarm(
     to: &str,
     url: &str,

@@ -24,7 +24,6 @@ mod signup;
 pub mod token;
 mod token_crypto;
 mod totp;
-mod turns;
 
 use std::{sync::Arc, time::Duration};
 
@@ -224,7 +223,7 @@ impl Accounts {
             match self.open(&key) {
                 Ok(secret) => known.push(SigningKey { secret, ..key }),
                 Err(error) => {
-                    tracing::error!(key.id = %key.id, %error, "a signing key cannot be used");
+                    tracing::error!(key.id = %key.id, %error, "signing key cannot be decrypted");
                 }
             }
         }

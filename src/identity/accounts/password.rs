@@ -14,13 +14,13 @@ use fencepost_domain::{
     error::Error,
     limits::{MAX_PASSWORD_CHARS, MIN_PASSWORD_CHARS},
 };
+use fencepost_fair::hashing::Turns;
 use secrecy::{ExposeSecret, SecretString};
 use zxcvbn::{Score, zxcvbn};
 
-pub use super::turns::{MAX_HASHING, MAX_WAITING};
+pub use fencepost_fair::hashing::{MAX_HASHING, MAX_WAITING};
 
 use self::lists::{BreachedPasswords, is_common};
-use super::turns::Turns;
 
 /// Characters of a password that are rated.
 const JUDGED_CHARS: usize = 36;

@@ -81,7 +81,7 @@ async fn insert_with_free_slug(
     let base = if base.is_empty() { "project".to_owned() } else { base };
     let base = base.trim_matches('-').to_owned();
     for _ in 0..MAX_SLUG_TRIES {
-        // Always with a suffix: without one, a taken slug would tell of another tenant's project.
+        // Always with a suffix: without one, a taken slug would reveal another tenant's project.
         let slug = format!("{base}-{:06x}", rand::random::<u32>() & 0x00ff_ffff);
         let public_id = ProjectPublicId::generate();
         let new = NewProject { public_id, slug: &slug, name, mode, plan };
@@ -162,7 +162,7 @@ pub async fn delete(
     store::people::audit::insert(&mut tx, id, &author.actor, &entry).await?;
     tx.commit().await?;
     let by = author.actor.id.as_deref().unwrap_or(author.actor.kind);
-    tracing::info!(project.id = %project.public_id, actor.id = by, "a project was deleted");
+    tracing::info!(project.id = %project.public_id, actor.id = by, "project was deleted");
     Ok(())
 }
 

@@ -24,9 +24,9 @@ use super::{
 };
 
 /// Refused codes of an account within a day, at which its owner gets a mail.
-const TOLD_AFTER: i64 = 5;
+const NOTIFIED_AFTER: i64 = 5;
 
-/// What proves who the person of a session is.
+/// A proof that the person of a session is present.
 #[derive(Debug)]
 pub enum Proof {
     /// For an account without a second factor.
@@ -36,7 +36,7 @@ pub enum Proof {
     Passkey(PasskeyAnswer),
 }
 
-/// What completes a login whose password was right.
+/// The second step of a login whose password was right.
 #[derive(Debug)]
 pub enum SecondStep {
     /// Of the account's app, or a recovery code.
@@ -44,7 +44,7 @@ pub enum SecondStep {
     Passkey(PasskeyAnswer),
 }
 
-/// What was used up.
+/// The code that was used up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CodeUse {
     App,
@@ -120,7 +120,7 @@ impl Accounts {
             let event = note_refused(&mut tx, id, client).await?;
             tx.commit().await?;
             drop(conn);
-            self.tell_owner(id, event, client);
+            self.notify_owner(id, event, client);
             return Err(Error::InvalidCode);
         };
         store::people::second_factors::delete_challenge(&mut tx, &hash).await?;
@@ -131,8 +131,8 @@ impl Accounts {
         if let Some((pair, _)) = charged {
             self.limiter.forgive(&pair).await;
         }
-        self.tell_owner(id, event, client);
-        self.tell_used(id, used, client);
+        self.notify_owner(id, event, client);
+        self.notify_of_used_code(id, used, client);
         Ok(signed_in)
     }
 
@@ -161,9 +161,9 @@ impl Accounts {
         Ok(Some(CodeUse::App))
     }
 
-    fn tell_used(&self, id: AccountId, used: CodeUse, client: &Client) {
+    fn notify_of_used_code(&self, id: AccountId, used: CodeUse, client: &Client) {
         if used == CodeUse::Recovery {
-            self.tell_owner(id, AccountEvent::RecoveryCodeUsed, client);
+            self.notify_owner(id, AccountEvent::RecoveryCodeUsed, client);
         }
     }
 
@@ -249,7 +249,7 @@ impl Accounts {
             let event = note_refused(&mut tx, id, client).await?;
             tx.commit().await?;
             drop(conn);
-            self.tell_owner(id, event, client);
+            self.notify_owner(id, event, client);
             return Err(Error::InvalidCode);
         };
         note_used(&mut tx, id, used, client).await?;
@@ -257,7 +257,7 @@ impl Accounts {
         tx.commit().await?;
         drop(conn);
         self.limiter.forgive(&pair).await;
-        self.tell_used(id, used, client);
+        self.notify_of_used_code(id, used, client);
         Ok(())
     }
 
@@ -327,7 +327,7 @@ async fn note_used(
     }
 }
 
-/// Notes a refused code. Returns the event that the owner is to be told of.
+/// Notes a refused code. Returns the event that the owner is notified of.
 pub(super) async fn note_refused(
     conn: &mut PgConnection,
     id: AccountId,
@@ -335,7 +335,7 @@ pub(super) async fn note_refused(
 ) -> sqlx::Result<AccountEvent> {
     let event = AccountEvent::CodeRefused;
     security::note(conn, id, event, Some(client)).await?;
-    if store::people::account_log::count_today(conn, id, event.name()).await? != TOLD_AFTER {
+    if store::people::account_log::count_today(conn, id, event.name()).await? != NOTIFIED_AFTER {
         return Ok(event);
     }
     let event = AccountEvent::ManyCodesRefused;

@@ -96,7 +96,7 @@ impl AccountEvent {
         }
     }
 
-    /// What its owner is told by mail.
+    /// The text of the mail to its owner.
     const fn mailed(self) -> Option<&'static str> {
         match self {
             Self::LoginFromNewDevice => Some("A new device logged in to your account"),
@@ -180,13 +180,13 @@ pub async fn reset_second_factor(conn: &mut PgConnection, id: AccountId) -> sqlx
 impl Accounts {
     /// Mails the owner of a verified address what happened, in the background: it is committed, and
     /// a failure must not look like one of the request.
-    pub(super) fn tell_owner(&self, account_id: AccountId, event: AccountEvent, client: &Client) {
+    pub(super) fn notify_owner(&self, account_id: AccountId, event: AccountEvent, client: &Client) {
         let Some(subject) = event.mailed() else { return };
         let (this, client) = (self.clone(), client.clone());
         tokio::spawn(bounded(async move {
             if let Err(error) = this.mail_owner(account_id, subject, &client).await {
                 let error = fencepost_domain::error::chain(&error);
-                tracing::error!(error, "the owner of an account was not told what happened");
+                tracing::error!(error, "the mail about a change of an account was not stored");
             }
         }));
     }

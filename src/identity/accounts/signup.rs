@@ -1,7 +1,7 @@
 //! Sign-up: an account, a project, and a key that is valid immediately.
 //!
 //! The answer is the same whether or not the address is known: an account with an unverified
-//! address works, and the owner of the address is told by mail.
+//! address works, and the owner of the address gets a mail.
 
 use fencepost_config::Signup;
 use fencepost_domain::{
@@ -119,7 +119,7 @@ impl Accounts {
         security::note(&mut tx, account.id, AccountEvent::Created, Some(client)).await?;
         if is_mailed {
             let (account, address) = (account.id.0, client.address.to_string());
-            // The answer does not tell that the address has an account; if the new one is not used,
+            // The answer does not show that the address has an account; if the new one is not used,
             // it is deleted.
             let content = match has_owner {
                 true => Content::Known { account, address },

@@ -59,7 +59,7 @@ pub async fn seal_totp_secrets(
 }
 
 impl Accounts {
-    /// What the account has as a second factor.
+    /// Returns the second factors of the account.
     ///
     /// # Errors
     /// When the database does not answer.
@@ -120,7 +120,7 @@ impl Accounts {
             let event = note_refused(&mut tx, id, client).await?;
             tx.commit().await?;
             drop(conn);
-            self.tell_owner(id, event, client);
+            self.notify_owner(id, event, client);
             return Err(Error::InvalidCode);
         };
         // The master key may have been replaced meanwhile.
@@ -133,7 +133,7 @@ impl Accounts {
         tx.commit().await?;
         drop(conn);
         self.limiter.forgive(&pair).await;
-        self.tell_owner(id, event, client);
+        self.notify_owner(id, event, client);
         Ok(codes)
     }
 
@@ -155,7 +155,7 @@ impl Accounts {
         tx.commit().await?;
         drop(conn);
         if was_confirmed {
-            self.tell_owner(id, event, client);
+            self.notify_owner(id, event, client);
         }
         Ok(())
     }
@@ -182,7 +182,7 @@ impl Accounts {
         security::note(&mut tx, id, event, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
-        self.tell_owner(id, event, client);
+        self.notify_owner(id, event, client);
         Ok(codes)
     }
 }

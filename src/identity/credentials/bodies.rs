@@ -9,7 +9,7 @@ use std::{
 use fencepost_domain::{error::Error, ids::ProjectId};
 use tokio::time::timeout;
 
-use fencepost_store::connection::shares::{Memory, Room};
+use fencepost_fair::memory::{Memory, Room};
 
 /// Bodies below this many bytes are not counted.
 pub const SMALL_BODY_BYTES: u64 = 64 * 1024;

@@ -58,7 +58,7 @@ const MAX_GUESSERS: u64 = 10_000;
 #[derive(Debug, Clone, PartialEq)]
 pub struct KeyGrant {
     pub owner: KeyOwner,
-    /// What it may be used for.
+    /// Scopes of the key.
     pub scopes: Vec<Scope>,
     pub limits: Limits,
     /// Networks from which it may be used; none: all.
@@ -93,7 +93,7 @@ impl Newcomers {
     }
 }
 
-/// What to remove from the caches.
+/// Entries to remove from the caches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Evict {
     Key(SecretHash),
@@ -238,7 +238,7 @@ impl Credentials {
         KeyGrant { owner, scopes, limits, allowed_ips, binding }
     }
 
-    /// What is cached of a key: its rights, or that there is none.
+    /// The cached state of a key: its rights, or that there is none.
     pub async fn cached_key(&self, hash: &SecretHash) -> Option<Option<Arc<KeyGrant>>> {
         self.keys.get(hash).await
     }
@@ -308,7 +308,7 @@ impl Credentials {
     /// Removes a credential from the caches of all nodes, of this one immediately.
     pub async fn evict(&self, evict: Evict) {
         self.evict_here(evict).await;
-        self.bus.tell(Topic::Evict, &evict.message()).await;
+        self.bus.publish(Topic::Evict, &evict.message()).await;
     }
 
     /// Does what another node has published.

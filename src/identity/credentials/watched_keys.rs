@@ -24,15 +24,15 @@ pub struct WatchedKey {
     grants: watch::Receiver<CurrentGrant>,
     /// Whether it has changed since it was let in.
     has_changed: bool,
-    /// A change was told. Its check may have got no answer, so it is repeated.
-    was_told: bool,
+    /// A change was published. Its check may have got no answer, so it is repeated.
+    must_repeat: bool,
 }
 
 impl WatchedKey {
     /// Resolves when the key should be checked again. May be dropped at any point.
     pub async fn changed(&mut self) {
         if std::mem::take(&mut self.has_changed) {
-            self.was_told = true;
+            self.must_repeat = true;
             return;
         }
         let changed = async {
@@ -41,11 +41,11 @@ impl WatchedKey {
                 tokio::time::sleep(CREDENTIAL_TTL).await;
             }
         };
-        if self.was_told {
+        if self.must_repeat {
             let _ = tokio::time::timeout(CREDENTIAL_TTL, changed).await;
         } else {
             changed.await;
-            self.was_told = true;
+            self.must_repeat = true;
         }
     }
 }
@@ -60,14 +60,14 @@ pub fn watch_key(
     if let Some(known) = watched.get(&hash) {
         let mut grants = known.subscribe();
         let has_changed = grants.borrow_and_update().as_deref() != Some(&**grant);
-        return WatchedKey { grants, has_changed, was_told: false };
+        return WatchedKey { grants, has_changed, must_repeat: false };
     }
     let (sender, grants) = watch::channel(Some(Arc::clone(grant)));
     watched.insert(hash, sender.clone());
     drop(watched);
     let credentials = Arc::clone(credentials);
     tokio::spawn(follow(Following { credentials, hash, grants: sender }));
-    WatchedKey { grants, has_changed: false, was_told: false }
+    WatchedKey { grants, has_changed: false, must_repeat: false }
 }
 
 /// The task of a watched key. If it fails, its polls check for themselves.
@@ -115,7 +115,7 @@ mod tests {
     async fn polls_check_for_themselves_when_the_task_is_gone() {
         let (grants, receiver) = watch::channel(None);
         drop(grants);
-        let mut key = WatchedKey { grants: receiver, has_changed: true, was_told: false };
+        let mut key = WatchedKey { grants: receiver, has_changed: true, must_repeat: false };
         key.changed().await;
         let checked = tokio::time::timeout(CREDENTIAL_TTL * 2, key.changed());
         assert!(checked.await.is_ok());
@@ -124,7 +124,7 @@ mod tests {
     #[tokio::test]
     async fn a_change_is_checked_until_the_poll_ends_because_a_check_may_get_no_answer() {
         let (grants, receiver) = watch::channel(None);
-        let mut key = WatchedKey { grants: receiver, has_changed: false, was_told: false };
+        let mut key = WatchedKey { grants: receiver, has_changed: false, must_repeat: false };
         let unchanged = tokio::time::timeout(CREDENTIAL_TTL * 2, key.changed());
         assert!(unchanged.await.is_err(), "there was none");
         grants.send_replace(None);

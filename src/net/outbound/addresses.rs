@@ -136,7 +136,7 @@ impl Resolver {
         }
     }
 
-    /// What a look-up found lately.
+    /// The result of a recent look-up.
     fn kept(&self) -> Option<Result<IpAddr, CallError>> {
         let kept = *self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let (since, found) = kept?;

@@ -41,7 +41,7 @@ use super::{
 
 /// Longest set-up of a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest set-up of one by way of the proxy, so that the proxy's silence is told.
+/// Longest set-up of one by way of the proxy, so that the proxy's silence is reported.
 const PROXY_TIMEOUT: Duration = Duration::from_secs(4);
 /// How long a connection is kept without a call.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(15);

@@ -125,7 +125,7 @@ impl Servers {
         }
     }
 
-    /// A connection for subscriptions. In a cluster any node tells all messages.
+    /// A connection for subscriptions. In a cluster any node sends all messages.
     pub async fn pubsub(&self) -> RedisResult<PubSub> {
         match self {
             Self::One { client, .. } => client.get_async_pubsub().await,
@@ -137,7 +137,7 @@ impl Servers {
         }
     }
 
-    /// What a server tells about itself.
+    /// Description that a server gives of itself.
     pub async fn info(&self) -> RedisResult<String> {
         let mut connection = match self {
             // The answer of a cluster would be one of each node.

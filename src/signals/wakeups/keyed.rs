@@ -59,25 +59,25 @@ mod tests {
 
     #[test]
     fn a_wake_up_reaches_the_waiters_of_its_key_only() {
-        let told = KeyedNotify::default();
-        let (one, other) = (told.of(1), told.of(2));
-        assert!(Arc::ptr_eq(&one, &told.of(1)));
+        let notify = KeyedNotify::default();
+        let (one, other) = (notify.of(1), notify.of(2));
+        assert!(Arc::ptr_eq(&one, &notify.of(1)));
         let mut ones = Box::pin(one.notified());
         let mut others = Box::pin(other.notified());
         assert!(ones.as_mut().now_or_never().is_none() && others.as_mut().now_or_never().is_none());
-        told.wake(&1);
-        told.wake(&3);
+        notify.wake(&1);
+        notify.wake(&3);
         assert!(ones.now_or_never().is_some() && others.now_or_never().is_none());
     }
 
     #[test]
     fn keys_without_a_waiter_are_forgotten() {
-        let told = KeyedNotify::default();
-        let kept = told.of(0);
+        let notify = KeyedNotify::default();
+        let kept = notify.of(0);
         for key in 1..3_000 {
-            drop(told.of(key));
+            drop(notify.of(key));
         }
-        assert!(told.0.lock().expect("a lock").of_key.len() <= MIN_KNOWN);
-        assert!(Arc::ptr_eq(&kept, &told.of(0)));
+        assert!(notify.0.lock().expect("a lock").of_key.len() <= MIN_KNOWN);
+        assert!(Arc::ptr_eq(&kept, &notify.of(0)));
     }
 }

@@ -3,6 +3,7 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 use fencepost_domain::ids::{JobId, LeaseId, ProjectId, WorkflowId};
+use uuid::Uuid;
 
 /// A position in the claim order of one queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,7 +58,7 @@ pub struct LeasedJob {
     /// The workflow it belongs to.
     pub workflow_id: Option<WorkflowId>,
     pub workflow_key: Option<String>,
-    /// What the adapter that stored it keeps beside the payload.
+    /// Data that the adapter which stored it keeps beside the payload.
     pub envelope: Option<String>,
 }
 
@@ -119,14 +120,69 @@ macro_rules! query_leased {
 }
 pub(super) use query_leased;
 
-/// A checked statement that leases the jobs of `best` in its last part, `leased`: its text before
-/// the columns. Each row also has the number of selected jobs, so there is one even if none was
-/// leased.
+/// Limits of one claim of a queue.
+#[derive(Debug, Clone, Copy)]
+pub struct ClaimLimits<'a> {
+    pub constraint_keys: &'a [Uuid],
+    /// For jobs without a constraint key: only these types; none: all.
+    pub job_types: Option<&'a [String]>,
+    /// Jobs of the queue that may run at a time.
+    pub max_concurrency: Option<i32>,
+    /// Minimum lease if the poll sets none.
+    pub default_lease_seconds: Option<i32>,
+    pub max_jobs: i64,
+}
+
+/// A checked statement that leases the jobs of `best`, the last part of its text. Each row also has
+/// the number of selected jobs, so there is one even if none was leased. The text may use the
+/// claim's values, `$1` to `$15` as they are bound here. Its own follow.
 macro_rules! query_leased_of_best {
-    ($before:literal, $($argument:expr),+ $(,)?) => {
+    ($best:literal, $claim:expr, $limits:expr, $columns:expr $(, $argument:expr)* $(,)?) => {
         sqlx::query!(
-            $before
+            $best
                 + r#"
+        ), held as materialized (
+            select jobs.project_id, jobs.id, jobs.rank, jobs.run_at
+            from best
+            join jobs on jobs.project_id = $1 and jobs.id = best.id
+            where jobs.state = best.state and jobs.queue = $2
+            order by jobs.id
+            limit 250
+            for update of jobs skip locked
+        ), due as materialized (
+            select project_id, id, row_number() over (order by rank, run_at, id) as place
+            from held
+        ), slot as materialized (
+            select number, place, worker_id, lease_seconds, poll_id, lease_id
+            from unnest($3::bigint[], $4::text[], $5::int[], $6::uuid[], $7::uuid[])
+                with ordinality
+                as sent(place, worker_id, lease_seconds, poll_id, lease_id, number)
+        ), leased as (
+            update jobs
+            set state = 'processing',
+                attempt = jobs.attempt + 1,
+                lease_id = slot.lease_id,
+                worker_id = slot.worker_id,
+                poll_id = slot.poll_id,
+                progress = null,
+                holds_slot = jobs.concurrency_key is not null or $11::int is not null,
+                claimed_at = statement_timestamp(),
+                lease_seconds = least(
+                    coalesce(
+                        slot.lease_seconds, greatest($8::int, $10::int, jobs.timeout_seconds / 2)
+                    ),
+                    jobs.timeout_seconds + $9::int
+                ),
+                lease_expires_at = statement_timestamp() + make_interval(secs => least(
+                    coalesce(
+                        slot.lease_seconds, greatest($8::int, $10::int, jobs.timeout_seconds / 2)
+                    ),
+                    jobs.timeout_seconds + $9::int
+                ))
+            from due
+            join slot on slot.place = due.place
+            join job_bodies body on body.project_id = due.project_id and body.job_id = due.id
+            where jobs.project_id = due.project_id and jobs.id = due.id
             returning
                 slot.number - 1 as slot,
                 jobs.project_id,
@@ -182,7 +238,22 @@ macro_rules! query_leased_of_best {
         from (select count(*) from best) chosen
         left join leased on true
         "#,
-            $($argument),+
+            $claim.project_id.0,
+            $claim.queue,
+            &$columns.slot_place,
+            &$columns.slot_worker_id as &[&str],
+            &$columns.slot_lease_seconds as &[Option<i32>],
+            &$columns.slot_poll_id as &[Option<Uuid>],
+            &$columns.slot_lease_id,
+            MIN_DEFAULT_LEASE_SECONDS,
+            TIMEOUT_GRACE_SECONDS,
+            $limits.default_lease_seconds,
+            $limits.max_concurrency,
+            $claim.from.rank,
+            $claim.from.run_at,
+            $limits.max_jobs,
+            $limits.job_types
+            $(, $argument)*
         )
     };
 }
@@ -192,32 +263,32 @@ pub(super) use query_leased_of_best;
 /// selected jobs even if none was leased.
 macro_rules! leased_jobs {
     ($rows:expr) => {
-        $rows.into_iter().filter_map(|it| {
+        $rows.into_iter().filter_map(|row| {
             Some(LeasedJob {
-                slot: it.slot,
-                project_id: it.project_id?,
-                id: it.id?,
-                queue: it.queue?,
-                job_type: it.job_type?,
-                rank: it.rank?,
-                run_at: it.run_at?,
-                created_at: it.created_at?,
-                attempt: it.attempt?,
-                failures: it.failures?,
-                max_attempts: it.max_attempts?,
-                timeout_seconds: it.timeout_seconds?,
-                lease_id: it.lease_id?,
-                lease_seconds: it.lease_seconds?,
-                claimed_at: it.claimed_at?,
-                payload: it.payload?,
-                tags: it.tags,
-                traceparent: it.traceparent,
-                has_parents: it.has_parents?,
-                labels: it.labels,
-                retry: it.retry,
-                workflow_id: it.workflow_id,
-                workflow_key: it.workflow_key,
-                envelope: it.envelope,
+                slot: row.slot,
+                project_id: row.project_id?,
+                id: row.id?,
+                queue: row.queue?,
+                job_type: row.job_type?,
+                rank: row.rank?,
+                run_at: row.run_at?,
+                created_at: row.created_at?,
+                attempt: row.attempt?,
+                failures: row.failures?,
+                max_attempts: row.max_attempts?,
+                timeout_seconds: row.timeout_seconds?,
+                lease_id: row.lease_id?,
+                lease_seconds: row.lease_seconds?,
+                claimed_at: row.claimed_at?,
+                payload: row.payload?,
+                tags: row.tags,
+                traceparent: row.traceparent,
+                has_parents: row.has_parents?,
+                labels: row.labels,
+                retry: row.retry,
+                workflow_id: row.workflow_id,
+                workflow_key: row.workflow_key,
+                envelope: row.envelope,
             })
         })
     };

@@ -13,6 +13,7 @@ use fencepost_domain::{
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+pub use super::leased::ClaimLimits;
 use super::{
     Columns, QueueClaim,
     leased::{LeasedJob, leased_jobs, query_leased_of_best},
@@ -188,21 +189,8 @@ pub async fn lock_concurrency_keys(
     .await
 }
 
-/// What one claim may take.
-#[derive(Debug, Clone, Copy)]
-pub struct ClaimLimits<'a> {
-    pub constraint_keys: &'a [Uuid],
-    /// For jobs without a constraint key: only these types; none: all.
-    pub job_types: Option<&'a [String]>,
-    /// Jobs of the queue that may run at a time.
-    pub max_concurrency: Option<i32>,
-    /// Minimum lease if the poll sets none.
-    pub default_lease_seconds: Option<i32>,
-    pub max_jobs: i64,
-}
-
-/// Jobs with one constraint key that are searched for commands: they have one type, so a few tell.
-/// So for jobs of one type, while other types of the queue are paused.
+/// Jobs with one constraint key that are searched for commands: they have one type, so a few show
+/// it. So for jobs of one type, while other types of the queue are paused.
 pub const MAX_EXAMINED_FOR_COMMANDS: i64 = 20;
 
 /// Leases the best jobs of one claim, with and without constraint keys. The keys and the queue's
@@ -227,7 +215,7 @@ pub async fn claim_constrained(
                    row_number() over (
                        partition by found.concurrency_key order by found.rank, found.run_at, found.id
                    ) as turn
-            from unnest($4::uuid[]) as passed(constraint_key)
+            from unnest($16::uuid[]) as passed(constraint_key)
             cross join lateral (
                 select id, rank, run_at, concurrency_key, concurrency_limit
                 from (
@@ -237,11 +225,11 @@ pub async fn claim_constrained(
                         and constraint_key = passed.constraint_key
                         and (expires_at is null or expires_at > statement_timestamp())
                     order by rank, run_at, id
-                    limit coalesce($17::bigint, $5::bigint)
+                    limit coalesce($17::bigint, $14::bigint)
                 ) near
                 where $17 is null or has_command
                 order by rank, run_at, id
-                limit $5::bigint
+                limit $14::bigint
             ) found
         ), crowd as materialized (
             select key.concurrency_key, (
@@ -257,29 +245,29 @@ pub async fn claim_constrained(
             (
                 select id, rank, run_at
                 from jobs
-                where $3::text[] is null and $17::bigint is null
+                where $15::text[] is null and $17::bigint is null
                     and project_id = $1 and queue = $2 and state = 'pending'
                     and constraint_key is null
                     and (expires_at is null or expires_at > statement_timestamp())
-                    and (rank, run_at) >= ($6::smallint, $7::timestamptz)
+                    and (rank, run_at) >= ($12::smallint, $13::timestamptz)
                 order by rank, run_at, id
-                limit $5::bigint
+                limit $14::bigint
             )
             union all
             (
                 select id, rank, run_at
                 from jobs
-                where $3::text[] is null and $17::bigint is not null
+                where $15::text[] is null and $17::bigint is not null
                     and project_id = $1 and queue = $2 and state = 'pending'
                     and constraint_key is null and has_command
                     and (expires_at is null or expires_at > statement_timestamp())
-                    and (rank, run_at) >= ($6::smallint, $7::timestamptz)
+                    and (rank, run_at) >= ($12::smallint, $13::timestamptz)
                 order by rank, run_at, id
-                limit $5::bigint
+                limit $14::bigint
             )
             union all
             select found.id, found.rank, found.run_at
-            from unnest($3::text[]) as wanted(job_type)
+            from unnest($15::text[]) as wanted(job_type)
             cross join lateral (
                 select id, rank, run_at
                 from (
@@ -288,13 +276,13 @@ pub async fn claim_constrained(
                     where project_id = $1 and queue = $2 and job_type = wanted.job_type
                         and state = 'pending' and constraint_key is null
                         and (expires_at is null or expires_at > statement_timestamp())
-                        and (rank, run_at) >= ($6::smallint, $7::timestamptz)
+                        and (rank, run_at) >= ($12::smallint, $13::timestamptz)
                     order by rank, run_at, id
-                    limit coalesce($17::bigint, $5::bigint)
+                    limit coalesce($17::bigint, $14::bigint)
                 ) near
                 where $17 is null or has_command
                 order by rank, run_at, id
-                limit $5::bigint
+                limit $14::bigint
             ) found
         ), best as materialized (
             select id, rank, run_at, 'pending'::text as state
@@ -308,66 +296,16 @@ pub async fn claim_constrained(
                     or crowd.running + behind.turn <= behind.concurrency_limit
             ) candidate
             order by rank, run_at, id
-            limit least($5, 250, case when $8::int is null then 250 else greatest(0, $8::int - (
+            limit least($14, 250, case when $11::int is null then 250 else greatest(0, $11::int - (
                 select count(*)
                 from jobs
                 where project_id = $1 and queue = $2 and state = 'processing'
             )) end)
-        ), held as materialized (
-            select jobs.project_id, jobs.id, jobs.rank, jobs.run_at
-            from best
-            join jobs on jobs.project_id = $1 and jobs.id = best.id
-            where jobs.state = best.state and jobs.queue = $2
-            order by jobs.id
-            limit 250
-            for update of jobs skip locked
-        ), due as materialized (
-            select project_id, id, row_number() over (order by rank, run_at, id) as place
-            from held
-        ), slot as materialized (
-            select number, place, worker_id, lease_seconds, poll_id, lease_id
-            from unnest($9::bigint[], $10::text[], $11::int[], $12::uuid[], $15::uuid[])
-                with ordinality
-                as sent(place, worker_id, lease_seconds, poll_id, lease_id, number)
-        ), leased as (
-            update jobs
-            set state = 'processing',
-                attempt = jobs.attempt + 1,
-                lease_id = slot.lease_id,
-                worker_id = slot.worker_id,
-                poll_id = slot.poll_id,
-                progress = null,
-                holds_slot = jobs.concurrency_key is not null or $8::int is not null,
-                claimed_at = statement_timestamp(),
-                lease_seconds = least(
-                    coalesce(slot.lease_seconds, greatest($13::int, $16::int, jobs.timeout_seconds / 2)),
-                    jobs.timeout_seconds + $14::int
-                ),
-                lease_expires_at = statement_timestamp() + make_interval(secs => least(
-                    coalesce(slot.lease_seconds, greatest($13::int, $16::int, jobs.timeout_seconds / 2)),
-                    jobs.timeout_seconds + $14::int
-                ))
-            from due
-            join slot on slot.place = due.place
-            join job_bodies body on body.project_id = due.project_id and body.job_id = due.id
-            where jobs.project_id = due.project_id and jobs.id = due.id
         "#,
-        claim.project_id.0,
-        claim.queue,
-        limits.job_types,
+        claim,
+        limits,
+        columns,
         limits.constraint_keys,
-        limits.max_jobs,
-        claim.from.rank,
-        claim.from.run_at,
-        limits.max_concurrency,
-        &columns.slot_place,
-        &columns.slot_worker_id as &[&str],
-        &columns.slot_lease_seconds as &[Option<i32>],
-        &columns.slot_poll_id as &[Option<Uuid>],
-        MIN_DEFAULT_LEASE_SECONDS,
-        TIMEOUT_GRACE_SECONDS,
-        &columns.slot_lease_id,
-        limits.default_lease_seconds,
         claim.only_commands.then_some(MAX_EXAMINED_FOR_COMMANDS),
     )
     .fetch_all(conn)

@@ -19,12 +19,12 @@ use fencepost_domain::{
 };
 
 pub use self::leased::{ClaimKey, LeasedJob};
-use self::leased::{leased_jobs, query_leased, query_leased_of_best};
+use self::leased::{ClaimLimits, leased_jobs, query_leased, query_leased_of_best};
 
 /// Jobs that one claim statement leases at most. The statements carry the same number as a literal.
 pub const MAX_CLAIM_SLOTS: usize = 250;
 
-/// What to claim: jobs of one queue, from one position on.
+/// A claim: jobs of one queue, from one position on.
 #[derive(Debug, Clone)]
 pub struct QueueClaim<'a> {
     pub project_id: ProjectId,
@@ -33,12 +33,12 @@ pub struct QueueClaim<'a> {
     pub job_types: &'a [String],
     /// The labels of the polling workers.
     pub labels: &'a [String],
-    /// Only jobs whose payload is a command. Only [`limited_claims::claim_constrained`] can
-    /// tell.
+    /// Only jobs whose payload is a command. Only
+    /// [`limited_claims::claim_constrained`] checks it.
     pub only_commands: bool,
     /// The low-water mark: jobs before this position are not scanned.
     pub from: ClaimKey,
-    /// Who gets the jobs, first job first.
+    /// Requests that get the jobs, first job first.
     pub slots: Vec<LeaseRequest<'a>>,
 }
 
@@ -186,78 +186,38 @@ pub async fn claim_some_types(
     claim: &QueueClaim<'_>,
 ) -> sqlx::Result<(Vec<LeasedJob>, usize)> {
     let columns = Columns::of(std::slice::from_ref(claim));
+    let limits = ClaimLimits {
+        constraint_keys: &[],
+        job_types: Some(claim.job_types),
+        max_concurrency: None,
+        default_lease_seconds: None,
+        max_jobs: claim.slots.len() as i64,
+    };
     let rows = query_leased_of_best!(
         r#"
         with best as materialized (
             select found.id, found.rank, found.run_at, 'pending'::text as state
-            from unnest($2::text[]) as wanted(job_type)
-            left join queues setting on setting.project_id = $1 and setting.name = $3
+            from unnest($15::text[]) as wanted(job_type)
+            left join queues setting on setting.project_id = $1 and setting.name = $2
             cross join lateral (
                 select id, rank, run_at
                 from jobs
                 where project_id = $1
-                    and queue = $3
+                    and queue = $2
                     and job_type = wanted.job_type
                     and state = 'pending'
                     and constraint_key is null
                     and (expires_at is null or expires_at > now())
-                    and (rank, run_at) >= ($4::smallint, $5::timestamptz)
+                    and (rank, run_at) >= ($12::smallint, $13::timestamptz)
                 order by rank, run_at, id
-                limit case when setting.has_rules then 0 else $6::bigint end
+                limit case when setting.has_rules then 0 else $14::bigint end
             ) found
             order by found.rank, found.run_at, found.id
-            limit least($6::bigint, 250)
-        ), held as materialized (
-            select jobs.project_id, jobs.id, jobs.rank, jobs.run_at
-            from best
-            join jobs on jobs.project_id = $1 and jobs.id = best.id
-            where jobs.state = best.state and jobs.queue = $3
-            order by jobs.id
-            limit 250
-            for update of jobs skip locked
-        ), due as materialized (
-            select project_id, id, row_number() over (order by rank, run_at, id) as place
-            from held
-        ), slot as materialized (
-            select number, place, worker_id, lease_seconds, poll_id, lease_id
-            from unnest($7::bigint[], $8::text[], $9::int[], $10::uuid[], $13::uuid[])
-                with ordinality
-                as sent(place, worker_id, lease_seconds, poll_id, lease_id, number)
-        ), leased as (
-            update jobs
-            set state = 'processing',
-                attempt = jobs.attempt + 1,
-                lease_id = slot.lease_id,
-                worker_id = slot.worker_id,
-                poll_id = slot.poll_id,
-                progress = null,
-                claimed_at = statement_timestamp(),
-                lease_seconds = least(
-                    coalesce(slot.lease_seconds, greatest($11::int, jobs.timeout_seconds / 2)),
-                    jobs.timeout_seconds + $12::int
-                ),
-                lease_expires_at = statement_timestamp() + make_interval(secs => least(
-                    coalesce(slot.lease_seconds, greatest($11::int, jobs.timeout_seconds / 2)),
-                    jobs.timeout_seconds + $12::int
-                ))
-            from due
-            join slot on slot.place = due.place
-            join job_bodies body on body.project_id = due.project_id and body.job_id = due.id
-            where jobs.project_id = due.project_id and jobs.id = due.id
+            limit least($14::bigint, 250)
         "#,
-        claim.project_id.0,
-        claim.job_types,
-        claim.queue,
-        claim.from.rank,
-        claim.from.run_at,
-        claim.slots.len() as i64,
-        &columns.slot_place,
-        &columns.slot_worker_id as &[&str],
-        &columns.slot_lease_seconds as &[Option<i32>],
-        &columns.slot_poll_id as &[Option<Uuid>],
-        MIN_DEFAULT_LEASE_SECONDS,
-        TIMEOUT_GRACE_SECONDS,
-        &columns.slot_lease_id,
+        claim,
+        limits,
+        columns,
     )
     .fetch_all(conn)
     .await?;

@@ -58,7 +58,7 @@ fn now_ms() -> u64 {
     u64::try_from(begin.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
-/// What is known of the database's health.
+/// The known health of the database.
 #[derive(Debug)]
 pub struct Health {
     /// How often all connections were replaced, because those before were silent. Watched by the

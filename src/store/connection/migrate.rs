@@ -18,7 +18,7 @@ const PAUSE: Duration = Duration::from_secs(3);
 
 static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../../migrations");
 
-/// What `migrate` says of a database whose migrations are not ours.
+/// The answer of `migrate` about a database whose migrations are not ours.
 const OTHER_HISTORY: &str = "this database was made by a version before the first release, and \
     cannot be migrated: create an empty database, migrate that, and enqueue what still waits again";
 

@@ -1,5 +1,5 @@
-//! Connections to the database: pools with their shares and deadlines, roles, migrations, and the
-//! nodes that are connected.
+//! Connections to the database: pools with their deadlines, roles, migrations, and the nodes that
+//! are connected.
 
 pub mod deadline;
 pub mod migrate;
@@ -7,4 +7,3 @@ pub mod nodes;
 pub mod pools;
 pub mod roles;
 pub mod server;
-pub mod shares;

@@ -11,6 +11,7 @@ use std::{
 
 use fencepost_config::PoolArgs;
 use fencepost_domain::ids::ProjectId;
+use fencepost_fair::connections::{Share, Shares};
 use fencepost_signals::telemetry;
 use metrics::{counter, histogram};
 use sqlx::{
@@ -24,7 +25,6 @@ use tokio_util::sync::CancellationToken;
 use super::{
     deadline::{self, Health, Loan},
     roles::{Logins, Role, is_refusal},
-    shares::{Share, Shares},
 };
 
 /// How long a request may wait for a connection before it is shed.
@@ -55,7 +55,7 @@ const IDLE_IN_TRANSACTION_TIMEOUT_MS: u32 = 5_000;
 /// ones.
 const CLAIM_PLANS: [(&str, &str); 1] = [("enable_bitmapscan", "off")];
 
-/// What serves many projects must not wait long for a row that is locked.
+/// Statements for many projects must not wait long for a row that is locked.
 const SETTLE_LOCK_TIMEOUT: (&str, &str) = ("lock_timeout", "200ms");
 
 /// Connections of a loop with a pool of its own.
@@ -380,10 +380,10 @@ impl Pools {
     /// Connections of each pool: its name, idle ones, and those in use.
     #[must_use]
     pub fn connections(&self) -> [(&'static str, u32, u32); 12] {
-        self.all().map(|it| {
-            let pool = it.current();
+        self.all().map(|named| {
+            let pool = named.current();
             let idle = u32::try_from(pool.num_idle()).unwrap_or(u32::MAX);
-            (it.name, idle, pool.size().saturating_sub(idle))
+            (named.name, idle, pool.size().saturating_sub(idle))
         })
     }
 
@@ -447,7 +447,7 @@ async fn ping(
 ///
 /// A future that is dropped while it begins a transaction leaves it open on the pooled connection,
 /// and the next borrower's writes would be lost with it. Only a statement of the simple protocol
-/// can tell: in a transaction `now()` is older than the statement.
+/// can be used: in a transaction `now()` is older than the statement.
 async fn is_clean(conn: &mut PgConnection) -> sqlx::Result<bool> {
     let check = conn.fetch_one(sqlx::raw_sql("select now() = statement_timestamp()"));
     match timeout(RELEASE_CHECK_TIMEOUT, check).await {
@@ -462,7 +462,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_unreadable_url_is_told_before_anything_connects() {
+    async fn an_unreadable_url_is_reported_before_anything_connects() {
         assert!(Pools::new("nonsense", PoolArgs::default(), None).is_err());
         assert!(Pools::new("postgres://u@localhost/db", PoolArgs::default(), None).is_ok());
     }

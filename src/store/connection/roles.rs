@@ -22,7 +22,7 @@ pub const MAX_PASSWORD_CHARS: usize = 200;
 const SCRAM_ITERATIONS: u32 = 4_096;
 const SALT_BYTES: usize = 16;
 
-/// What each kind of work logs in as.
+/// The role of the database for each kind of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// Jobs, of all projects.
@@ -177,7 +177,7 @@ async fn set_password(conn: &mut PgConnection, role: Role, password: &str) -> an
     Ok(())
 }
 
-/// What PostgreSQL stores of a password, as of RFC 5803: SCRAM-SHA-256 with this salt.
+/// The verifier that PostgreSQL stores of a password, as of RFC 5803: SCRAM-SHA-256 with this salt.
 fn scram_verifier(password: &str, salt: &[u8]) -> String {
     let mac = |key: &[u8], parts: &[&[u8]]| -> [u8; 32] {
         let mut mac = Hmac::<Sha256>::new_from_slice(key)

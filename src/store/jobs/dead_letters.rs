@@ -202,7 +202,7 @@ pub struct LetterRow {
     pub job_id: JobId,
     pub fingerprint: Uuid,
     pub died_at: DateTime<Utc>,
-    /// Whether it matches. A row that does not match is the last one, and tells how far the query
+    /// Whether it matches. A row that does not match is the last one, and shows how far the query
     /// has come.
     pub is_match: bool,
 }
@@ -440,7 +440,7 @@ pub async fn delete(
     .await
 }
 
-/// Those of these projects that have dead letters older than that number of days.
+/// Projects among these with dead letters older than that number of days.
 pub async fn projects_with_old(
     conn: &mut PgConnection,
     projects: &[(ProjectId, i32)],

@@ -130,7 +130,7 @@ fn as_uuid<S: serde::Serializer>(id: &Option<WorkflowId>, to: S) -> Result<S::Ok
     id.map(|it| it.0).serialize(to)
 }
 
-/// What the database added to a new job.
+/// A new job as the database has completed it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredJob {
     pub id: JobId,
@@ -248,7 +248,7 @@ const FIRST_ATTEMPT: i32 = 1;
 /// state that is returned is that before its lease.
 ///
 /// A request whose latest `run_at` lies more than [`limits::MAX_RUN_AT_SECONDS`] ahead is left out
-/// with all its jobs: only the database's clock can tell. `latest_run_at` has one entry per job:
+/// with all its jobs: only the database's clock can decide. `latest_run_at` has one entry per job:
 /// the latest `run_at` of the request that it came with. Only payloads that look like a command are
 /// parsed for one: others must not pay for it.
 ///

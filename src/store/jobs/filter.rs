@@ -45,7 +45,7 @@ impl Filter {
     /// its search line count back from `now`.
     ///
     /// # Errors
-    /// What is wrong with the search line.
+    /// The mistake in the search line.
     pub fn of(kind: Kind, filter: &JobFilter, now: DateTime<Utc>) -> Result<Self, String> {
         let named = Self {
             states: filter.state.into_iter().collect(),
@@ -74,7 +74,7 @@ impl Filter {
     /// These conditions and those of a search line.
     ///
     /// # Errors
-    /// What both name.
+    /// The condition that both name.
     pub fn and(self, line: Search) -> Result<Self, String> {
         let has_id = line.id.is_some();
         let both = [
@@ -204,7 +204,7 @@ mod tests {
         let read = Filter::of(Kind::JobsRetry, &filter, DateTime::UNIX_EPOCH);
         match (read, expected) {
             (Ok(read), Ok(states)) => assert_eq!(read.states, states, "{filter:?}"),
-            (Err(error), Err(told)) => assert!(error.contains(told), "{error}"),
+            (Err(error), Err(message)) => assert!(error.contains(message), "{error}"),
             (read, expected) => panic!("{filter:?}: {read:?}, not {expected:?}"),
         }
     }

@@ -15,7 +15,7 @@ pub struct TypeSchema {
     pub updated_at: DateTime<Utc>,
 }
 
-/// Those of these types that have a schema.
+/// Types among these that have a schema.
 pub async fn schemas_of(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -181,8 +181,8 @@ pub async fn find(
     Ok(find_all(conn, project_id, &[id], Payloads::Shown).await?.pop())
 }
 
-/// Those of these jobs that exist, in no order; see [`find`]. What runs in a queue or under a key
-/// is counted once, however many of the jobs wait for it.
+/// Finds these jobs, in no order; see [`find`]. Jobs that run in a queue or under a
+/// key are counted once, however many of these jobs wait for it.
 pub async fn find_all(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -379,21 +379,21 @@ pub async fn attempts_of_all(
     )
     .fetch_all(conn)
     .await?;
-    let with_id = rows.into_iter().rev().map(|it| {
+    let with_id = rows.into_iter().rev().map(|found| {
         let row = AttemptRow {
-            attempt: it.attempt,
-            worker_id: it.worker_id,
-            claimed_at: it.claimed_at,
-            ended_at: it.ended_at,
-            outcome: it.outcome,
-            error_kind: it.error_kind,
-            error_message: it.error_message,
+            attempt: found.attempt,
+            worker_id: found.worker_id,
+            claimed_at: found.claimed_at,
+            ended_at: found.ended_at,
+            outcome: found.outcome,
+            error_kind: found.error_kind,
+            error_message: found.error_message,
             error_stack_trace: None,
-            error_truncated: it.error_truncated,
-            retry_at: it.retry_at,
-            duration_ms: it.duration_ms,
+            error_truncated: found.error_truncated,
+            retry_at: found.retry_at,
+            duration_ms: found.duration_ms,
         };
-        (it.job_id, row)
+        (found.job_id, row)
     });
     Ok(with_id.collect())
 }
@@ -424,14 +424,14 @@ pub async fn last_errors(
     )
     .fetch_all(conn)
     .await?;
-    let reports = rows.into_iter().map(|it| {
+    let reports = rows.into_iter().map(|row| {
         let report = ErrorReport {
-            kind: it.kind,
-            message: it.message,
-            stack_trace: it.stack_trace,
-            truncated: it.truncated,
+            kind: row.kind,
+            message: row.message,
+            stack_trace: row.stack_trace,
+            truncated: row.truncated,
         };
-        ((it.project_id, it.job_id), report)
+        ((row.project_id, row.job_id), report)
     });
     Ok(reports.collect())
 }

@@ -73,7 +73,7 @@ pub async fn find(
     .await
 }
 
-/// What an alarm is that every project has.
+/// An alarm that every project has.
 #[derive(Debug, Clone)]
 pub struct DefaultAlarm {
     pub rule: String,

@@ -1,4 +1,4 @@
-//! Incidents: what alarms have found, and whom it is told.
+//! Incidents: what alarms have found, and who is notified.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
@@ -35,7 +35,7 @@ impl IncidentRow {
     }
 }
 
-/// Incidents of a project that were told, newest first: all, or those that have ended.
+/// Incidents of a project that were reported, newest first: all, or those that have ended.
 pub async fn list(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -64,7 +64,7 @@ pub async fn list(
     .await
 }
 
-/// Those that last. There are few of them among many that have ended.
+/// Lists the open incidents. There are few of them among many that have ended.
 pub async fn list_open(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -181,12 +181,12 @@ pub struct NewIncident {
     /// JSON.
     pub details: String,
     pub mail_to: String,
-    /// Whether it is told at once.
+    /// Whether it is reported at once.
     pub is_triggered: bool,
 }
 
 /// Begins incidents, but for those that another node has begun, and up to a number a day. Returns
-/// those that are to be told.
+/// those that are to be reported.
 pub async fn begin(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -349,9 +349,9 @@ pub async fn resolve(
     .await
 }
 
-/// Those of these incidents that are to be told: their alarm still looks, and no incident of it
+/// Incidents among these that are to be reported: their alarm still looks, and no incident of it
 /// about the same subject is muted.
-pub async fn to_tell(
+pub async fn to_notify(
     conn: &mut PgConnection,
     project_id: ProjectId,
     ids: &[Uuid],

@@ -1,4 +1,4 @@
-//! Events that wait to be told, and what is told of them.
+//! Events that wait for their deliveries, and what these carry.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
@@ -26,7 +26,7 @@ pub struct TakenEvent {
     pub incident_id: Option<IncidentId>,
     pub about_batch: Option<BatchId>,
     pub about_workflow: Option<WorkflowId>,
-    /// The URL that is told, and no other.
+    /// The URL that is notified, and no other.
     pub callback_url: Option<String>,
     /// Null: the job was deleted.
     pub max_attempts: Option<i32>,
@@ -45,9 +45,9 @@ pub struct TakenEvent {
     pub retry_at: Option<DateTime<Utc>>,
 }
 
-/// Takes events out of the table, to be told in the same transaction. Those that another node has
-/// taken are left out. What is said of each is looked up by itself: statistics of tables that fill
-/// and empty within seconds mislead the planner of joins.
+/// Takes events out of the table, to store their deliveries in the same transaction. Those that
+/// another node has taken are left out. What is said of each is looked up by itself: statistics of
+/// tables that fill and empty within seconds mislead the planner of joins.
 pub async fn take(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -118,7 +118,7 @@ pub async fn take(
     .await
 }
 
-/// Who wants events of a project.
+/// The endpoints of a project and the events that they want.
 #[derive(Debug, Clone)]
 pub struct Subscriber {
     pub id: EndpointId,
@@ -128,7 +128,7 @@ pub struct Subscriber {
     pub event_types: Vec<String>,
     pub queues: Vec<String>,
     pub job_types: Vec<String>,
-    /// It is told of what happens from then on.
+    /// It is notified of events from then on.
     pub subscribed_at: DateTime<Utc>,
 }
 
@@ -158,7 +158,7 @@ pub async fn subscribers(
     .await
 }
 
-/// Notes that the URL which a job has named is to be told of its end. Returns whether it is: not if
+/// Stores an event for the URL which a job has named, about its end. Returns whether it is: not if
 /// the job was deleted.
 pub async fn call_back(
     conn: &mut PgConnection,
@@ -202,8 +202,8 @@ pub enum About {
 }
 
 /// Stores an event of this type about each of these, if an endpoint asked for the type, and one for
-/// the `callback_url` that they have named, which is told of ends alone. Returns whether there is
-/// one. Events about jobs are written by triggers.
+/// the `callback_url` that they have named, which is notified of ends alone. Returns whether there
+/// is one. Events about jobs are written by triggers.
 pub async fn store(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -221,7 +221,7 @@ pub async fn store(
         insert into outbound_events (
             project_id, type, batch_id, workflow_id, incident_id, callback_url
         )
-        select $1, $2, about.batch_id, about.workflow_id, about.incident_id, told.url
+        select $1, $2, about.batch_id, about.workflow_id, about.incident_id, notified.url
         from unnest($3::uuid[], $4::uuid[], $5::uuid[])
             as about(batch_id, workflow_id, incident_id)
         cross join (
@@ -230,7 +230,7 @@ pub async fn store(
             where project_id = $1 and type = $2
             union all
             select $6::text where $6::text is not null
-        ) told
+        ) notified
         ",
         project_id.0,
         kind,
@@ -244,7 +244,7 @@ pub async fn store(
     Ok(stored.rows_affected() > 0)
 }
 
-/// Those of these queues of an outbox in which at least `full` deliveries wait, as far as they are
+/// Queues among these, of an outbox, in which at least `full` deliveries wait, as far as they are
 /// counted.
 pub async fn full_queues(
     conn: &mut PgConnection,
@@ -266,8 +266,8 @@ pub async fn full_queues(
     .await
 }
 
-/// Notes how many events these endpoints were not told, and how many of them are about jobs and
-/// batches: an alarm tells of those.
+/// Notes how many events these endpoints missed, and how many of them are about jobs and
+/// batches: an alarm reports those.
 pub async fn note_dropped(
     conn: &mut PgConnection,
     project_id: ProjectId,

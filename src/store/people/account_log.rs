@@ -5,7 +5,7 @@ use sqlx::PgConnection;
 
 use fencepost_domain::ids::{AccountId, AuditId};
 
-/// What happened, and from where.
+/// An event of an account, and its origin.
 #[derive(Debug, Clone, Default)]
 pub struct NewAccountEntry {
     /// Such as `login.succeeded`.

@@ -31,7 +31,7 @@ impl std::fmt::Debug for Credentials {
     }
 }
 
-/// What a mailed token is for.
+/// The purpose of a mailed token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     /// To verify an address.
@@ -143,7 +143,7 @@ pub async fn claims(
     .await
 }
 
-/// What limits the mails that an account has sent.
+/// The limits of mails that an account has sent.
 #[derive(Debug, Clone, Copy)]
 pub struct Sender {
     /// Whether its address is verified.

@@ -22,7 +22,7 @@ impl Actor {
     pub const SYSTEM: Self = Self { kind: "system", id: None, request_id: None, address: None };
 }
 
-/// What was changed.
+/// A change.
 #[derive(Debug, Clone, Default)]
 pub struct NewAuditEntry {
     /// The name of the change, such as `key.revoked`.
@@ -107,9 +107,9 @@ pub async fn insert(
 pub enum Place {
     /// The newest one and those before it.
     Newest,
-    /// Those before this one, newest first.
+    /// Entries before this one, newest first.
     Before(AuditId),
-    /// Those after this one, oldest first, without those of the last [`SETTLE_SECONDS`].
+    /// Entries after this one, oldest first, without those of the last [`SETTLE_SECONDS`].
     After(AuditId),
 }
 

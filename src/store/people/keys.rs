@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use fencepost_domain::ids::{KeyId, ProjectId, ProjectPublicId};
 
-/// What a key gives access to.
+/// The access that a key gives.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KeyOwner {
     pub project_id: ProjectId,
@@ -18,7 +18,7 @@ pub struct KeyOwner {
     /// Overrides of the plan's limits.
     pub overrides: Option<serde_json::Value>,
     pub key_id: KeyId,
-    /// What it may be used for.
+    /// Scopes of the key.
     pub scopes: Vec<String>,
     pub expires_at: Option<DateTime<Utc>>,
     /// Own rate limit of enqueue calls, per minute.
@@ -50,7 +50,7 @@ pub struct ListedKey {
     pub name: String,
     pub shown_prefix: String,
     pub shown_end: String,
-    /// What it may be used for.
+    /// Scopes of the key.
     pub scopes: Vec<String>,
     /// Own rate limit of enqueue calls, per minute.
     pub produce_per_minute: Option<i32>,
@@ -96,7 +96,7 @@ pub struct NewKey {
     pub shown_end: String,
     /// SHA-256 of the secret.
     pub secret_hash: Vec<u8>,
-    /// What it may be used for.
+    /// Scopes of the key.
     pub scopes: Vec<String>,
     pub expires_at: Option<DateTime<Utc>>,
     pub created_by: Option<String>,

@@ -223,7 +223,7 @@ pub async fn suspend(
     Ok(())
 }
 
-/// Those of these projects that are suspended.
+/// Projects among these that are suspended.
 pub async fn suspended(conn: &mut PgConnection, ids: &[ProjectId]) -> sqlx::Result<Vec<ProjectId>> {
     sqlx::query_scalar!(
         r#"

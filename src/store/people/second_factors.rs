@@ -21,7 +21,7 @@ impl std::fmt::Debug for Totp {
     }
 }
 
-/// What an account has as a second factor.
+/// The second factors of an account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Overview {
     pub totp_confirmed_at: Option<DateTime<Utc>>,

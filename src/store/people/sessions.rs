@@ -17,7 +17,7 @@ pub struct Session {
     pub address: Option<String>,
 }
 
-/// Who starts a session.
+/// The client that starts a session.
 #[derive(Debug, Clone, Default)]
 pub struct Origin {
     /// The client's description of itself.

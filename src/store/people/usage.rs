@@ -5,7 +5,7 @@ use sqlx::PgConnection;
 
 use fencepost_domain::{ids::ProjectId, stats::Counted};
 
-/// What happened in a month.
+/// Counts of a month.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MonthRow {
     pub enqueued: i64,

@@ -25,7 +25,7 @@ pub struct PushRow {
     pub last_error: Option<String>,
 }
 
-/// What a caller says of it.
+/// Settings of a push target, from its caller.
 #[derive(Debug, Clone)]
 pub struct PushSettings {
     pub url: String,

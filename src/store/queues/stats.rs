@@ -114,7 +114,7 @@ pub struct Span<'a> {
     pub job_type: Option<&'a str>,
 }
 
-/// What happened in one time bucket.
+/// Counts of one time bucket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StatsBucket {
     pub at: DateTime<Utc>,
@@ -230,7 +230,7 @@ pub async fn buckets(
     Ok(buckets.collect())
 }
 
-/// What happened to the jobs of one type since a time.
+/// Counts of the jobs of one type since a time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TypeStats {
     pub job_type: String,
@@ -239,7 +239,7 @@ pub struct TypeStats {
     pub counts: Counts,
 }
 
-/// What happened by type in the last 24 hours, for up to `limit` types: those with most enqueued
+/// Counts by type of the last 24 hours, for up to `limit` types: those with most enqueued
 /// jobs first.
 pub async fn by_type(
     conn: &mut PgConnection,
@@ -294,9 +294,9 @@ pub async fn by_type(
     )
     .fetch_all(conn)
     .await?;
-    let stats = rows.into_iter().filter_map(|it| {
-        let counts = it.counts();
-        Some(TypeStats { job_type: it.job_type?, queues: it.queues?, counts })
+    let stats = rows.into_iter().filter_map(|row| {
+        let counts = row.counts();
+        Some(TypeStats { job_type: row.job_type?, queues: row.queues?, counts })
     });
     Ok(stats.collect())
 }
@@ -322,9 +322,9 @@ pub async fn totals(
     )
     .fetch_all(conn)
     .await?;
-    let totals = rows.into_iter().filter_map(|it| {
-        let counts = it.counts();
-        Some(Counted { project_id, queue: it.queue?, job_type: it.job_type?, counts })
+    let totals = rows.into_iter().filter_map(|row| {
+        let counts = row.counts();
+        Some(Counted { project_id, queue: row.queue?, job_type: row.job_type?, counts })
     });
     Ok(totals.collect())
 }

@@ -1,5 +1,5 @@
-//! Ending attempts that did not succeed: lock and read, then write what was decided. Both run in
-//! one transaction.
+//! OutcomeCause attempts that did not succeed: lock and read, then write what was decided. Both run
+//! in one transaction.
 
 use std::time::Duration;
 
@@ -83,9 +83,9 @@ pub async fn lock_held<'a>(
     .await
 }
 
-/// What to write about an ended attempt.
+/// The outcome of an attempt, to be written.
 #[derive(Debug, Clone)]
-pub struct Ended {
+pub struct OutcomeToWrite {
     pub key: JobKey,
     /// The attempt that ended.
     pub attempt: i32,
@@ -102,9 +102,9 @@ pub struct Ended {
     pub ran_ms: i64,
 }
 
-/// What followed for a job.
+/// A job after its attempt's outcome was written.
 #[derive(Debug, Clone)]
-pub struct AfterEnd {
+pub struct AfterOutcome {
     /// The job as it waits again, or as it ended.
     pub job: WaitingJob,
     /// When it can run again; none if it ended.
@@ -122,7 +122,10 @@ pub struct AfterEnd {
 /// A job that is `pending` again keeps its `run_at`, and with it its position in the queue. A job
 /// to be `cancelled` is left `pending`, for the statement that cancels waiting jobs in the same
 /// transaction.
-pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Result<Vec<AfterEnd>> {
+pub async fn write_outcomes(
+    conn: &mut PgConnection,
+    ended: &[OutcomeToWrite],
+) -> sqlx::Result<Vec<AfterOutcome>> {
     let rows = sqlx::query!(
         r#"
         with ended as materialized (
@@ -213,7 +216,7 @@ pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Res
     )
     .fetch_all(conn)
     .await?;
-    let after = rows.into_iter().map(|it| AfterEnd {
+    let after = rows.into_iter().map(|it| AfterOutcome {
         job: WaitingJob {
             project_id: it.project_id,
             id: it.id,

@@ -167,14 +167,14 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
     if moved.first().is_some_and(|it| it.gone.unsigned_abs() != moved.len() as u64) {
         return Err(sqlx::Error::Protocol("a job stayed beside its success".to_owned()));
     }
-    let moved = moved.into_iter().map(|it| {
+    let moved = moved.into_iter().map(|row| {
         SettledRow::Job(Settled {
-            key: JobKey { project_id: it.project_id, id: it.id },
-            queue: it.queue,
-            job_type: it.job_type,
-            ran_ms: it.ran_ms,
+            key: JobKey { project_id: row.project_id, id: row.id },
+            queue: row.queue,
+            job_type: row.job_type,
+            ran_ms: row.ran_ms,
             children_activated: None,
-            held_slot: it.held_slot,
+            held_slot: row.held_slot,
             has_follow_ups: false,
         })
     });
@@ -185,7 +185,7 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
 /// is visible: activates the children, and returns both. Jobs with children that waited for their
 /// failure are marked for the cascade.
 ///
-/// The result is read from `told` and not joined to the inserted rows: without statistics on
+/// The result is read from `outcome` and not joined to the inserted rows: without statistics on
 /// either, such a join compares each with each.
 pub async fn succeed_parents(
     conn: &mut PgConnection,
@@ -263,7 +263,7 @@ pub async fn succeed_parents(
                 select project_id, queue, -1, 1, 0 from freed where is_moved
             ) moves
             group by project_id, queue
-        ), told as materialized (
+        ), outcome as materialized (
             select held.*, case when held.children > 0 then (
                 select count(*)::int
                 from freed
@@ -287,7 +287,7 @@ pub async fn succeed_parents(
                    failures, max_attempts, timeout_seconds, labels, cancel_requested, progress,
                    lease_id, worker_id, claimed_at, duration_ms, result, children,
                    activated
-            from told
+            from outcome
         ), ends as (
             insert into job_ends (project_id, job_id, batch_id, callbacks, succeeded)
             select held.project_id, held.id, held.batch_id, case when held.has_callbacks then (
@@ -305,7 +305,7 @@ pub async fn succeed_parents(
                (extract(epoch from now() - claimed_at) * 1000)::bigint as ran_ms,
                null::smallint as rank, null::timestamptz as run_at,
                null::text as "state: StoredState", false "is_constrained!"
-        from told
+        from outcome
         union all
         select project_id, id, null, false, false, queue, job_type, null, rank, run_at, state,
                constraint_key is not null
@@ -322,15 +322,15 @@ pub async fn succeed_parents(
     )
     .fetch_all(conn)
     .await?;
-    let moved = moved.into_iter().map(|it| {
-        let key = JobKey { project_id: it.project_id, id: it.id };
-        let (queue, job_type) = (it.queue, it.job_type);
-        match (it.rank, it.run_at, it.state) {
+    let moved = moved.into_iter().map(|row| {
+        let key = JobKey { project_id: row.project_id, id: row.id };
+        let (queue, job_type) = (row.queue, row.job_type);
+        match (row.rank, row.run_at, row.state) {
             (Some(rank), Some(run_at), Some(state)) => {
-                let is_constrained = it.is_constrained;
+                let is_constrained = row.is_constrained;
                 SettledRow::FreedChild(WaitingJob {
-                    project_id: it.project_id,
-                    id: it.id,
+                    project_id: row.project_id,
+                    id: row.id,
                     queue,
                     job_type,
                     rank,
@@ -343,10 +343,10 @@ pub async fn succeed_parents(
                 key,
                 queue,
                 job_type,
-                ran_ms: it.ran_ms.unwrap_or_default(),
-                children_activated: it.children_activated,
-                held_slot: it.held_slot,
-                has_follow_ups: it.has_follow_ups,
+                ran_ms: row.ran_ms.unwrap_or_default(),
+                children_activated: row.children_activated,
+                held_slot: row.held_slot,
+                has_follow_ups: row.has_follow_ups,
             }),
         }
     });

@@ -16,7 +16,7 @@ pub struct Found {
     pub alarm: String,
     pub rule: String,
     pub mail_to: String,
-    /// What it is about: a text, or the id of an endpoint or a key.
+    /// The subject: a text, or the id of an endpoint or a key.
     pub subject: Option<String>,
     pub subject_id: Option<Uuid>,
     /// Beyond the threshold.
@@ -248,7 +248,7 @@ pub async fn schedule_missed(
     .await
 }
 
-/// Endpoints that were disabled because they failed, and those that were not told events lately.
+/// Endpoints that were disabled because they failed, and those that missed events lately.
 pub async fn endpoints(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Result<Vec<Found>> {
     sqlx::query_as!(
         Found,

@@ -145,7 +145,7 @@ pub struct Server {
     pub oldest_snapshot_transactions: i64,
     pub connections: i64,
     pub max_connections: i64,
-    /// WAL written since initialisation; 0 if the server does not tell.
+    /// WAL written since initialisation; 0 if the server does not report it.
     pub wal_bytes: i64,
     /// WAL that the slowest replication slot retains, in bytes.
     pub held_wal_bytes: i64,

@@ -3,8 +3,8 @@
 //! the project.
 
 pub mod alarms;
+pub mod completions;
 pub mod counts;
-pub mod ends;
 pub mod gauges;
 pub mod operations;
 pub mod probe;

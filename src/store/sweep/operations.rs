@@ -6,7 +6,7 @@ use sqlx::PgConnection;
 use crate::operations::DueOperation;
 
 /// Locks the operation whose next step has been due longest, until the end of the transaction.
-/// Those locked by another node are skipped.
+/// Operations locked by another node are skipped.
 pub async fn lock_due(conn: &mut PgConnection) -> sqlx::Result<Option<DueOperation>> {
     sqlx::query_as!(
         DueOperation,

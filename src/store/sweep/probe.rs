@@ -4,10 +4,10 @@ use sqlx::PgConnection;
 
 use fencepost_domain::ids::ProjectId;
 
-/// What is due, on any node.
+/// The work that is due, on any node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProbeResult {
-    /// Ended jobs have children, callbacks, a batch or a workflow that is told.
+    /// Ended jobs have children, callbacks, a batch or a workflow with an endpoint.
     pub has_ends: bool,
     /// Families are being retried.
     pub has_revived: bool,
@@ -27,7 +27,7 @@ pub struct ProbeResult {
     pub changed_queues: Vec<(ProjectId, String)>,
     /// Projects that have queues with a circuit breaker.
     pub braked: Vec<ProjectId>,
-    /// Projects that are told of ends of jobs.
+    /// Projects with endpoints for ends of jobs.
     pub subscribed: Vec<ProjectId>,
 }
 

@@ -26,7 +26,7 @@ pub const TENANT_TABLES: &[&str] = &[
     "job_edges",
     "attempts",
     "finished_jobs",
-    // After what their triggers tell.
+    // After the events that their triggers write.
     "outbound_events",
     "workflow_jobs",
     "workflows",
@@ -108,18 +108,13 @@ pub async fn note_purged(conn: &mut PgConnection, id: ProjectId) -> sqlx::Result
     Ok(())
 }
 
-/// Rows of one kind that [`prune_people`] deletes at a time. The statement carries the same number
-/// as a literal.
+/// Rows of one kind that [`prune_expired`] and [`prune_logs`] delete at a time. The statements
+/// carry the same number as a literal.
 pub const MAX_PRUNED_PEOPLE: i64 = 500;
 
-/// Deletes expired sessions, tokens, mails, logins, changes of address, unconfirmed apps,
-/// invitations and keys that tokens were exchanged for, old entries of the audit log and of
-/// accounts' logs, and projects whose audit log is gone. Returns how many rows.
-pub async fn prune_people(
-    conn: &mut PgConnection,
-    audit_keep_days: i32,
-    account_log_keep_days: i32,
-) -> sqlx::Result<i64> {
+/// Deletes expired sessions, tokens, mails, logins, challenges, changes of address, unconfirmed
+/// apps, invitations, and keys that tokens were exchanged for. Returns the number of rows.
+pub async fn prune_expired(conn: &mut PgConnection) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"
         with old_sessions as (
@@ -201,7 +196,29 @@ pub async fn prune_people(
             ) old
             where invitations.project_id = old.project_id and invitations.id = old.id
             returning 1
-        ), old_entries as (
+        )
+        select (select count(*) from old_sessions) + (select count(*) from old_mail)
+             + (select count(*) from old_mails) + (select count(*) from old_logins)
+             + (select count(*) from old_devices) + (select count(*) from old_challenges)
+             + (select count(*) from old_apps) + (select count(*) from old_secrets)
+             + (select count(*) from old_keys) + (select count(*) from old_changes)
+             + (select count(*) from old_invitations) "count!"
+        "#,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// Deletes old entries of the audit log and of accounts' logs, and projects whose audit log is
+/// gone. Returns the number of rows.
+pub async fn prune_logs(
+    conn: &mut PgConnection,
+    audit_keep_days: i32,
+    account_log_keep_days: i32,
+) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(
+        r#"
+        with old_entries as (
             delete from audit_log
             using (
                 select project_id, id from audit_log
@@ -232,12 +249,7 @@ pub async fn prune_people(
             )
             returning 1
         )
-        select (select count(*) from old_sessions) + (select count(*) from old_mail)
-             + (select count(*) from old_mails)
-             + (select count(*) from old_apps) + (select count(*) from old_secrets)
-             + (select count(*) from old_logins) + (select count(*) from old_changes)
-             + (select count(*) from old_keys) + (select count(*) from old_devices)
-             + (select count(*) from old_invitations) + (select count(*) from old_entries)
+        select (select count(*) from old_entries)
              + (select count(*) from old_account_entries)
              + (select count(*) from old_projects) "count!"
         "#,
@@ -250,7 +262,7 @@ pub async fn prune_people(
 
 /// Deletes accounts that were never used nor verified for this many days: no later login, no use of
 /// their keys, no job and no schedule. Their projects without another member are deleted with them.
-/// The same rule for all addresses: known ones must not be told from others. Each account is looked
+/// The same rule for all addresses: known ones must look like others. Each account is looked
 /// at for a month. Returns how many accounts.
 pub async fn prune_unused(conn: &mut PgConnection, unused_days: i32) -> sqlx::Result<i64> {
     sqlx::query_scalar!(

@@ -50,7 +50,7 @@ pub async fn pushed_queues(
     .await
 }
 
-/// What requests of a queue led to, since it was last written.
+/// Outcomes of a queue's push requests since the last flush.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PushOutcomes {
     pub project_id: ProjectId,

@@ -1,14 +1,14 @@
-//! Events that wait to be told, and endpoints that are told, across projects.
+//! Events that wait for deliveries, and endpoints that get them, across projects.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
 use fencepost_domain::ids::{EndpointId, ProjectId};
 
-/// Events of one project that one pass tells at most. The statement carries the same number as a
+/// Events of one project that one pass handles at most. The statement carries the same number as a
 /// literal.
 pub const MAX_EVENTS_OF_PROJECT: usize = 200;
-/// Events that one pass tells at most. The statement carries the same number as a literal.
+/// Events that one pass handles at most. The statement carries the same number as a literal.
 pub const MAX_EVENTS: usize = 5_000;
 /// Endpoints of one page. The statement carries the same number as a literal.
 pub const MAX_PAGE_SERVED: usize = 500;
@@ -139,7 +139,7 @@ pub async fn served_endpoints(
     .await
 }
 
-/// What deliveries to an endpoint led to, since it was last written.
+/// Outcomes of an endpoint's deliveries since the last flush.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Outcomes {
     pub project_id: ProjectId,

@@ -109,7 +109,7 @@ pub async fn projects_with_more(
 const FORGOTTEN_AFTER_SECONDS: i32 = 120;
 
 /// Deletes at most this many workers of a project, those first that have been silent for longest.
-/// Those stay that have called lately, or that people have told to stop.
+/// Workers stay that have called lately, or that people have asked to stop.
 pub async fn forget_silent_workers(
     conn: &mut PgConnection,
     project_id: ProjectId,

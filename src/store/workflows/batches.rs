@@ -154,7 +154,7 @@ pub async fn list(
     .await
 }
 
-/// Those of these batches that take more jobs, locked until the end of the transaction, so that
+/// Batches among these that take more jobs, locked until the end of the transaction, so that
 /// none completes before the jobs are stored. Jobs of other requests may be added meanwhile.
 pub async fn lock_open(
     conn: &mut PgConnection,
@@ -198,7 +198,7 @@ pub async fn add_jobs(
     Ok(())
 }
 
-/// What ends add to a batch.
+/// Counts that ends add to a batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Delta {
     pub jobs: i64,

@@ -3,7 +3,7 @@
 
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
-    dependency::ParentEnd,
+    dependency::FinalState,
     ids::{JobId, JobKey, ProjectId},
     job::StoredState,
 };
@@ -255,10 +255,10 @@ pub async fn postpone_expiries(
 
 /// How a job ended, as its dependencies see it: `succeeded`, `skipped`, `cancelled` or
 /// `dead_letter`. None: it has not ended, or was deleted before any child was stored.
-pub async fn find_end(conn: &mut PgConnection, job: JobKey) -> sqlx::Result<Option<ParentEnd>> {
+pub async fn find_end(conn: &mut PgConnection, job: JobKey) -> sqlx::Result<Option<FinalState>> {
     sqlx::query_scalar!(
         r#"
-        select state "state!: ParentEnd"
+        select state "state!: FinalState"
         from (
             select state from jobs where project_id = $1 and id = $2 and state = 'dead_letter'
             union all
@@ -283,7 +283,7 @@ pub async fn find_end(conn: &mut PgConnection, job: JobKey) -> sqlx::Result<Opti
 pub async fn meet(
     conn: &mut PgConnection,
     parent: JobKey,
-    end: ParentEnd,
+    end: FinalState,
 ) -> sqlx::Result<Vec<WaitingJob>> {
     sqlx::query_as!(
         WaitingJob,
@@ -328,7 +328,7 @@ pub async fn meet(
         "#,
         parent.project_id.0,
         parent.id.0,
-        end as ParentEnd,
+        end as FinalState,
     )
     .fetch_all(conn)
     .await
@@ -338,7 +338,7 @@ pub async fn meet(
 pub async fn broken_children(
     conn: &mut PgConnection,
     parent: JobKey,
-    end: ParentEnd,
+    end: FinalState,
 ) -> sqlx::Result<Vec<JobKey>> {
     sqlx::query_as!(
         JobKey,
@@ -352,7 +352,7 @@ pub async fn broken_children(
         "#,
         parent.project_id.0,
         parent.id.0,
-        end as ParentEnd,
+        end as FinalState,
     )
     .fetch_all(conn)
     .await

@@ -4,7 +4,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use fencepost_domain::{
-    dependency::{ParentEnd, When},
+    dependency::{FinalState, When},
     ids::{JobId, JobKey, ProjectId},
     job::StoredState,
     limits::MAX_PARENT_RESULTS_BYTES,
@@ -17,7 +17,7 @@ pub struct Parent {
     pub id: JobId,
     pub state: StoredState,
     /// None: it has not ended.
-    pub end: Option<ParentEnd>,
+    pub end: Option<FinalState>,
     /// Number of jobs that wait for it already.
     pub children: i32,
 }
@@ -33,7 +33,7 @@ pub async fn lock_parents(
         Parent,
         r#"
         select id "id: JobId", state "state: StoredState", children,
-               case when state = 'dead_letter' then state end "end: ParentEnd"
+               case when state = 'dead_letter' then state end "end: FinalState"
         from jobs
         where project_id = $1 and id = any($2)
         order by id
@@ -56,7 +56,7 @@ pub async fn ended_parents(
         Parent,
         r#"
         select id "id: JobId", state "state: StoredState", children,
-               case when is_skipped then 'skipped' else state end "end: ParentEnd"
+               case when is_skipped then 'skipped' else state end "end: FinalState"
         from finished_jobs
         where project_id = $1 and id = any($2)
         for share
@@ -226,23 +226,23 @@ pub async fn parent_results(
     )
     .fetch_all(conn)
     .await?;
-    let results = rows.into_iter().map(|it| {
+    let results = rows.into_iter().map(|row| {
         let result = ParentResult {
-            child_id: it.child_id,
-            parent_id: it.parent_id,
-            workflow_key: it.workflow_key,
-            job_type: it.job_type,
-            state: it.state,
-            result: it.result,
+            child_id: row.child_id,
+            parent_id: row.parent_id,
+            workflow_key: row.workflow_key,
+            job_type: row.job_type,
+            state: row.state,
+            result: row.result,
             error: ErrorReport {
-                kind: it.error_kind,
-                message: it.error_message,
+                kind: row.error_kind,
+                message: row.error_message,
                 stack_trace: None,
-                truncated: it.error_truncated.unwrap_or_default(),
+                truncated: row.error_truncated.unwrap_or_default(),
             },
-            is_omitted: it.is_omitted,
+            is_omitted: row.is_omitted,
         };
-        (it.project_id, result)
+        (row.project_id, result)
     });
     Ok(results.collect())
 }

@@ -2,9 +2,9 @@
 
 pub mod batches;
 pub mod cascade;
+pub mod completions;
 pub mod dependencies;
-pub mod ends;
-pub mod workflow_ends;
+pub mod workflow_events;
 
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
@@ -29,7 +29,7 @@ pub struct NewWorkflow {
     pub name: Option<String>,
     /// JSON that its templates name.
     pub input: Option<String>,
-    /// Told of its end.
+    /// URL that is notified when it has completed.
     pub callback_url: Option<String>,
     /// The dependencies among its jobs.
     pub edges: Vec<Edge>,
@@ -99,7 +99,7 @@ pub async fn insert_workflow_jobs(
     Ok(())
 }
 
-/// Those of these jobs whose payloads are templates, each with the input of its workflow.
+/// Jobs among these whose payloads are templates, each with the input of its workflow.
 pub async fn templates(
     conn: &mut PgConnection,
     jobs: &[(ProjectId, JobId)],
@@ -188,7 +188,7 @@ pub struct WorkflowJobRow {
     pub is_excused: bool,
     /// The keys of its parents.
     pub depends_on: Vec<String>,
-    /// What it waits for, for each of them.
+    /// The end that it waits for, of each of them.
     pub conditions: Vec<When>,
 }
 

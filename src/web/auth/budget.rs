@@ -40,7 +40,7 @@ pub const CONSOLE_CALLS_PER_MANAGE_CALL: u32 = 20;
 #[derive(Debug, Clone, Copy)]
 pub struct FromConsole;
 
-/// What calls are counted against.
+/// The budget that a call is counted against.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Budget {
     Produce,
@@ -82,7 +82,7 @@ impl Budget {
     }
 }
 
-/// What a call costs in its budget. A poll and whatever is not named here cost 1.
+/// The cost of a call in its budget. A poll and whatever is not named here cost 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cost {
     /// Jobs to store, acks or events: 1 each.
@@ -120,7 +120,7 @@ impl Cost {
     }
 }
 
-/// Tells the layers around a handler about its project and its budgets.
+/// Shows the layers around a handler its project and its budgets.
 #[derive(Debug, Clone, Default)]
 pub struct CallReport {
     charged: Arc<Mutex<Option<(&'static str, Standing)>>>,
@@ -225,8 +225,8 @@ pub(super) async fn charge_console(
         Charge { name, rate, overdraft_windows: 0 }
     };
     // People get more than programs, but not each of any number of members.
-    let of_project = limits.manage_per_minute.map(|it| {
-        let count = it.saturating_mul(CONSOLE_CALLS_PER_MANAGE_CALL).max(rate.count);
+    let of_project = limits.manage_per_minute.map(|per_minute| {
+        let count = per_minute.saturating_mul(CONSOLE_CALLS_PER_MANAGE_CALL).max(rate.count);
         charge("all", Rate::per_minute(count))
     });
     let charges: Vec<_> = of_project.into_iter().chain([charge(&who.id(), rate)]).collect();

@@ -55,7 +55,7 @@ use crate::app::App;
 
 /// Maximum bytes of a project's id or slug.
 const MAX_PROJECT_BYTES: usize = 100;
-/// What a bound key lacks.
+/// The need of a key that is bound.
 const UNBOUND: &str = "a key that is not bound to queues or job types";
 /// The path parameter that names a project; it must agree with the key.
 const PROJECT_PARAMETER: &str = "project";

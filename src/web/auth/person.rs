@@ -44,7 +44,7 @@ impl FromRequestParts<App> for Person {
             other => other,
         })?;
         let Some(bearer) = app.accounts.tokens.read(&token) else {
-            // A live key may be told that it is valid, but not sufficient.
+            // A live key may learn that it is valid, but not sufficient.
             let hash = super::key::hash(&token);
             check_form(&token)?;
             return Err(if app.credentials.key(hash).await?.is_some() {

@@ -1,6 +1,6 @@
 //! Compressed answers for files that never change while a node runs: the documentation, the
 //! OpenAPI documents and the console's assets. Each is compressed once. What a tenant's data is in
-//! is never compressed: its length would tell something of a secret beside what a stranger sent.
+//! is never compressed: its length would reveal something of a secret beside what a stranger sent.
 
 use std::{io::Write, sync::LazyLock};
 

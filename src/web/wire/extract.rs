@@ -130,7 +130,7 @@ fn below_project(path: &str) -> &str {
     named.find('/').map_or(below, |at| &named[at..])
 }
 
-/// What becomes of the fields of a body that this API does not know.
+/// The treatment of a body's fields that this API does not know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum UnknownFields {
     Refused,

@@ -15,8 +15,8 @@ const MAX_LISTED: usize = 12;
 /// ```
 /// # use fencepost_web::wire::json_words::rewrite;
 /// assert_eq!(rewrite("missing field `queues`"), "is missing");
-/// let told = rewrite(r#"invalid type: string "a", expected a sequence"#);
-/// assert_eq!(told, "must be a list, is a string");
+/// let message = rewrite(r#"invalid type: string "a", expected a sequence"#);
+/// assert_eq!(message, "must be a list, is a string");
 /// assert_eq!(
 ///     rewrite("unknown field `type`, expected one of `job_type`, `queue`"),
 ///     "is not a field here: did you mean `job_type`?",
@@ -140,29 +140,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_type_is_told_in_words_of_json() {
-        let told = |sent: &str, expected: &str| {
+    fn a_type_is_named_in_words_of_json() {
+        let message = |sent: &str, expected: &str| {
             rewrite(&format!("invalid type: {sent}, expected {expected}"))
         };
-        assert_eq!(told("integer `5`", "a string"), "must be a string, is an integer");
-        assert_eq!(told("string \"x\"", "u32"), "must be an integer, is a string");
-        assert_eq!(told("map", "a boolean"), "must be true or false, is an object");
-        assert_eq!(told("null", "struct AckError"), "must be an object, is null");
-        assert_eq!(told("floating point `1.5`", "i64"), "must be an integer, is a number");
+        assert_eq!(message("integer `5`", "a string"), "must be a string, is an integer");
+        assert_eq!(message("string \"x\"", "u32"), "must be an integer, is a string");
+        assert_eq!(message("map", "a boolean"), "must be true or false, is an object");
+        assert_eq!(message("null", "struct AckError"), "must be an object, is null");
+        assert_eq!(message("floating point `1.5`", "i64"), "must be an integer, is a number");
     }
 
     #[test]
     fn a_name_of_any_length_is_answered_at_once_and_not_repeated() {
         let long = "a".repeat(8_000_000);
         assert_eq!(probably_meant(&long, &["job_type", "queue"]), None);
-        let told = rewrite(&format!("unknown variant `{long}`, expected one of `a`, `b`"));
-        assert!(told.len() < 200, "{} bytes", told.len());
+        let message = rewrite(&format!("unknown variant `{long}`, expected one of `a`, `b`"));
+        assert!(message.len() < 200, "{} bytes", message.len());
     }
 
     #[test]
     fn without_a_similar_name_the_known_ones_are_listed() {
-        let told = rewrite("unknown field `zzz`, expected one of `a`, `b`");
-        assert_eq!(told, "is not a field here: expected one of `a`, `b`");
+        let message = rewrite("unknown field `zzz`, expected one of `a`, `b`");
+        assert_eq!(message, "is not a field here: expected one of `a`, `b`");
         assert_eq!(
             rewrite("unknown field `zzz`, expected `acks`"),
             "is not a field here: expected `acks`"
@@ -172,9 +172,11 @@ mod tests {
             "is not a field here: no fields are expected"
         );
         let many: Vec<_> = (0..40).map(|it| format!("`field{it:02}x`")).collect();
-        let told = rewrite(&format!("unknown field `q`, expected one of {}", many.join(", ")));
+        let message = rewrite(&format!("unknown field `q`, expected one of {}", many.join(", ")));
         assert!(
-            told.ends_with(", …") && told.contains("`field11x`") && !told.contains("`field12x`")
+            message.ends_with(", …")
+                && message.contains("`field11x`")
+                && !message.contains("`field12x`")
         );
     }
 }

@@ -42,7 +42,7 @@ pub fn read_place(text: &str) -> Result<LogPlace, Error> {
 /// The last sequence sent of each stream of each attempt: streams grow in parallel.
 pub type Sent = BTreeMap<(i32, String), i64>;
 
-/// An event's id tells how far each stream was sent, so that a reader that reconnects misses none.
+/// An event's id says how far each stream was sent, so that a reader that reconnects misses none.
 #[must_use]
 pub fn write_sent(sent: &Sent) -> String {
     let latest = sent.iter().rev().take(MAX_SENT_PLACES);

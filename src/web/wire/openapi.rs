@@ -46,22 +46,22 @@ pub fn lift_bounds(document: &mut Value) {
 /// Which operations have a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Applies {
-    /// Those that need a credential.
+    /// Operations that need a credential.
     Authenticated,
-    /// Those that need a credential of one project.
+    /// Operations that need a credential of one project.
     InProject,
-    /// Those with a body that need no credential.
+    /// Operations with a body that need no credential.
     PublicWithBody,
-    /// Those with a body.
+    /// Operations with a body.
     WithBody,
-    /// Those that take an `Idempotency-Key`.
+    /// Operations that take an `Idempotency-Key`.
     Repeatable,
 }
 
 /// Status and description of a response, and which operations have it.
 pub type DerivedResponse = (Applies, &'static str, &'static str);
 
-/// What comes of any body.
+/// Responses of any operation with a body.
 pub const OF_BODIES: [DerivedResponse; 3] = [
     (Applies::WithBody, "400", "Invalid request."),
     (Applies::WithBody, "413", "The body, or a part of it, is too large."),
@@ -106,7 +106,7 @@ fn applies(operation: &Value, which: Applies) -> bool {
     }
 }
 
-/// Documents how the answer to a repeated request can be told.
+/// Documents the header that marks the answer to a repeated request.
 fn add_replay_header(responses: &mut Map<String, Value>) {
     for (_, response) in responses.iter_mut().filter(|it| matches!(it.0.as_str(), "201" | "202")) {
         response["headers"]["Idempotent-Replay"] = json!({

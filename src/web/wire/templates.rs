@@ -34,7 +34,7 @@ pub fn read_input(
     Ok(read.unwrap_or_default())
 }
 
-/// What templates are filled with.
+/// Values that templates are filled with.
 #[derive(Debug)]
 pub struct Templates<'a> {
     input: &'a Value,
@@ -44,7 +44,7 @@ pub struct Templates<'a> {
 }
 
 impl<'a> Templates<'a> {
-    /// Those of one workflow.
+    /// The values of one workflow.
     #[must_use]
     pub fn new(input: &'a Value, tenant: Tenant) -> Self {
         let max_payload_bytes = tenant.limits.max_payload_bytes();

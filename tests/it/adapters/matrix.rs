@@ -256,10 +256,10 @@ fn a_lease_from_any_door_is_settled_through_any_other() {
                 claimable(t, &id).await;
                 let lease = claim(t, taker).await;
                 settle(t, giver, &lease, None).await;
-                let told = format!("{giver:?} and {taker:?}");
-                assert_eq!(t.job(&id).await["state"], "dead_letter", "{told}");
+                let reported = format!("{giver:?} and {taker:?}");
+                assert_eq!(t.job(&id).await["state"], "dead_letter", "{reported}");
                 all_show(t, &id, "dead_letter", 2, &Value::Null).await;
-                assert_eq!(t.job(&id).await["last_error"]["message"], "again", "{told}");
+                assert_eq!(t.job(&id).await["last_error"]["message"], "again", "{reported}");
             }
         }
     });

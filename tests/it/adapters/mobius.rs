@@ -37,7 +37,7 @@ fn a_job_is_claimed_kept_and_completed() {
         assert_eq!(beat, json!({"ok": true, "directives": {"should_cancel": false}}));
         let done = json!({"status": "completed", "result_b64": "eyJzdW1tYXJ5IjogImRvbmUifQ=="});
         say(t, &job, "complete", done.clone()).await.is_empty(204);
-        // Its answer was lost: it is told again.
+        // Its answer was lost: it is reported again.
         say(t, &job, "complete", done).await.is_empty(204);
         assert_eq!(t.job(&id).await["result"], json!({"summary": "done"}));
         let read = t.get(&format!("{JOBS}/{id}-1")).await.is(200);
@@ -95,23 +95,30 @@ fn a_run_lists_its_jobs_and_what_was_done() {
         say(t, &again, "complete", json!({"status": "completed"})).await.is_empty(204);
 
         let log = t.get(&format!("{run}/action-log")).await.is(200);
-        let told: Vec<_> = log["items"].as_array().expect("a list").iter().collect();
-        let ids: Vec<_> = told.iter().map(|it| it["id"].clone()).collect();
+        let reported: Vec<_> = log["items"].as_array().expect("a list").iter().collect();
+        let ids: Vec<_> = reported.iter().map(|it| it["id"].clone()).collect();
         assert_eq!(ids, [first["job_id"].clone(), again["job_id"].clone()]);
         assert_eq!(
-            (&told[0]["error"], &told[0]["step_name"]),
+            (&reported[0]["error"], &reported[0]["step_name"]),
             (&json!("it broke"), &json!("fetch"))
         );
-        assert_eq!((&told[1]["error"], &told[1]["action"]), (&json!(null), &json!("http.get")));
-        assert!(told.iter().all(|it| it["duration_ms"].as_i64().is_some_and(|it| it >= 0)));
+        assert_eq!(
+            (&reported[1]["error"], &reported[1]["action"]),
+            (&json!(null), &json!("http.get"))
+        );
+        assert!(reported.iter().all(|it| it["duration_ms"].as_i64().is_some_and(|it| it >= 0)));
 
         let jobs = t.get(&format!("{run}/jobs")).await.is(200);
         let states: Vec<_> = jobs["items"]
             .as_array()
             .expect("a list")
             .iter()
-            .map(|it| {
-                (it["step_name"].clone(), it["status"].clone(), it.get("parameters").is_none())
+            .map(|step| {
+                (
+                    step["step_name"].clone(),
+                    step["status"].clone(),
+                    step.get("parameters").is_none(),
+                )
             })
             .collect();
         let expected = [("fetch", "completed"), ("store", "pending")];
@@ -137,7 +144,7 @@ fn a_job_without_a_workflow_is_a_run_of_its_own() {
 }
 
 #[test]
-fn a_cancelled_job_is_told_and_reads_failed() {
+fn a_cancelled_job_is_reported_and_reads_failed() {
     run_alone(async |t| {
         let id = t.enqueue(json!({})).await;
         let job = claim(t).await;
@@ -219,7 +226,7 @@ fn events_are_kept_all_or_none() {
 }
 
 #[test]
-fn bad_requests_are_told_in_its_own_words() {
+fn bad_requests_are_refused_in_its_own_words() {
     run_alone(async |t| {
         t.enqueue(json!({})).await;
         let job = claim(t).await;

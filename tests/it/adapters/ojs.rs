@@ -298,22 +298,22 @@ fn a_worker_registers_beats_and_goes_as_the_protocol_draws_it() {
         let fetched = fetch_one(t, "default").await;
         assert!(fetched["worker_id"].is_null());
         let beat = json!({"worker_id": "worker-abc-123", "state": "running", "active_job_ids": [job["id"]]});
-        let told = t.post(&format!("{OJS}/workers/heartbeat"), beat.clone()).await.is(200);
+        let reported = t.post(&format!("{OJS}/workers/heartbeat"), beat.clone()).await.is(200);
         assert_eq!(
-            (&told["state"], &told["visibility_timeout"]),
+            (&reported["state"], &reported["visibility_timeout"]),
             (&json!("running"), &json!(1800))
         );
-        assert_eq!(told["jobs_extended"], json!([job["id"]]));
-        assert!(told["server_time"].is_string());
+        assert_eq!(reported["jobs_extended"], json!([job["id"]]));
+        assert!(reported["server_time"].is_string());
         assert_eq!(read(t, &job).await["worker_id"], "worker-abc-123");
         // Another worker may neither keep it nor settle it.
         let other = json!({"worker_id": "other", "active_jobs": [job["id"]]});
-        let told = t.post(&format!("{OJS}/workers/heartbeat"), other).await.is(200);
-        assert_eq!(told["jobs_extended"], json!([]));
+        let reported = t.post(&format!("{OJS}/workers/heartbeat"), other).await.is(200);
+        assert_eq!(reported["jobs_extended"], json!([]));
         refused(&settle(t, "ack", &job, json!({"worker_id": "other"})).await, 409, "conflict");
         t.act("/v1/workers/worker-abc-123/quiet").await.is(200);
-        let told = t.post(&format!("{OJS}/workers/heartbeat"), beat).await.is(200);
-        assert_eq!(told["state"], "quiet");
+        let reported = t.post(&format!("{OJS}/workers/heartbeat"), beat).await.is(200);
+        assert_eq!(reported["state"], "quiet");
         let request = json!({"worker_id": "worker-abc-123"});
         t.post(&format!("{OJS}/workers/deregister"), request).await.is(200);
         let back = read(t, &job).await;
@@ -338,7 +338,7 @@ fn a_worker_that_gives_its_name_with_the_ack_adopts_the_job_then() {
 }
 
 #[test]
-fn what_the_server_can_do_is_told_without_a_key() {
+fn the_manifest_is_shown_without_a_key() {
     run(async |t| {
         let get = async |path: &str| {
             let request = t.client.get(format!("{}{path}", t.url));
@@ -358,7 +358,7 @@ fn what_the_server_can_do_is_told_without_a_key() {
 }
 
 #[test]
-fn events_tell_what_has_happened_to_jobs() {
+fn events_report_what_has_happened_to_jobs() {
     run(async |t| {
         let job =
             enqueue(t, json!({"type": "test.echo", "args": [], "options": {"queue": "e"}})).await;

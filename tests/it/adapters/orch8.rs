@@ -215,9 +215,9 @@ fn a_sequence_names_what_is_wrong_with_it() {
     run(async |t| {
         let refused = async |blocks: Value, field: &str| {
             let wanted = json!({"sequence": {"blocks": blocks}});
-            let told = t.post("/orch8/instances", wanted).await.is(400);
-            let told = told["error"].as_str().expect("a message");
-            assert!(told.contains(&format!("sequence.blocks{field}")), "{field}: {told}");
+            let reported = t.post("/orch8/instances", wanted).await.is(400);
+            let reported = reported["error"].as_str().expect("a message");
+            assert!(reported.contains(&format!("sequence.blocks{field}")), "{field}: {reported}");
         };
         let with = |field: &str, value: Value| {
             let mut step = step("a", json!({}));
@@ -236,8 +236,8 @@ fn a_sequence_names_what_is_wrong_with_it() {
         refused(with("send_window", json!({})), "[0].send_window").await;
         let many: Vec<_> = (0..101).map(|it| step(&format!("s{it}"), json!({}))).collect();
         let many = json!({"sequence": {"blocks": many}});
-        let told = t.post("/orch8/instances", many).await.is(400)["error"].to_string();
-        assert!(told.contains("1 to 100 steps, has 101"), "{told}");
+        let reported = t.post("/orch8/instances", many).await.is(400)["error"].to_string();
+        assert!(reported.contains("1 to 100 steps, has 101"), "{reported}");
         let dry = json!({"sequence": {"blocks": [step("a", json!({}))]}, "dry_run": true});
         t.post("/orch8/instances", dry).await.is(400);
         t.get("/orch8/instances/x").await.is(404);
@@ -318,7 +318,7 @@ fn output_that_comes_with_the_end_is_kept_and_the_end_can_be_repeated() {
 }
 
 #[test]
-fn workers_handlers_and_health_are_told() {
+fn workers_handlers_and_health_are_shown() {
     run_alone(async |t| {
         let body = json!({"worker_id": "img", "queues": ["default"], "job_types": ["resize"]});
         t.post("/v1/workers/register", body).await.is(200);

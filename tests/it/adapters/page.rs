@@ -1,4 +1,4 @@
-//! `docs/protocols.md` tells the numbers that the code has.
+//! `docs/protocols.md` has the numbers that the code has.
 
 use fencepost_adapters::{mobius, ojs, orch8, workflow_graph};
 use fencepost_engine::dispatch;

@@ -101,14 +101,14 @@ fn no_call_passes_without_a_key_or_with_too_few_rights() {
         let reader = t.post("/v1/keys", reader).await.is(201);
         let reader = reader["secret"].as_str().expect("a key");
         for operation in operations(&named) {
-            let told = format!("{} {}", operation.adapter, operation.id);
+            let reported = format!("{} {}", operation.adapter, operation.id);
             let keyless = call(t, &operation, None).await.status.as_u16();
-            assert_eq!(keyless, if operation.is_public { 200 } else { 401 }, "{told}");
+            assert_eq!(keyless, if operation.is_public { 200 } else { 401 }, "{reported}");
             let forged = call(t, &operation, Some("fp_live_nonsense")).await.status.as_u16();
-            assert!(operation.is_public || forged == 401, "{told}");
+            assert!(operation.is_public || forged == 401, "{reported}");
             if operation.method != Method::GET {
                 let read_only = call(t, &operation, Some(reader)).await;
-                assert_eq!(read_only.status.as_u16(), 403, "{told}: {read_only:?}");
+                assert_eq!(read_only.status.as_u16(), 403, "{reported}: {read_only:?}");
             }
         }
         assert_eq!(t.job(&named.job_id).await["state"], "processing");
@@ -132,10 +132,13 @@ fn another_projects_jobs_look_like_jobs_that_are_not_there() {
                 call(&other, &theirs, Some(&other.api_key)).await,
                 call(&other, &missing, Some(&other.api_key)).await,
             );
-            let told = format!("{} {}: {seen:?}", theirs.adapter, theirs.id);
-            assert_eq!(seen.status, unseen.status, "{told}");
-            assert!([404, 409].contains(&seen.status.as_u16()), "{told}");
-            assert!(!seen.text.contains("processing") && !seen.text.contains("active"), "{told}");
+            let reported = format!("{} {}: {seen:?}", theirs.adapter, theirs.id);
+            assert_eq!(seen.status, unseen.status, "{reported}");
+            assert!([404, 409].contains(&seen.status.as_u16()), "{reported}");
+            assert!(
+                !seen.text.contains("processing") && !seen.text.contains("active"),
+                "{reported}"
+            );
         }
         let mut foreign = named;
         foreign.project = "main".to_owned();

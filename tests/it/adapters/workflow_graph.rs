@@ -258,7 +258,7 @@ fn a_workflow_waits_until_it_is_run_and_can_be_run_again() {
 }
 
 #[test]
-fn a_cancelled_workflow_tells_its_worker() {
+fn a_cancelled_workflow_notifies_its_worker() {
     run_alone(async |t| {
         let sample = t.act(&format!("{API}/workflows/sample")).await.is(201);
         let id = sample["id"].as_str().expect("an id");
@@ -266,7 +266,7 @@ fn a_cancelled_workflow_tells_its_worker() {
         let build = claim(t, json!([])).await;
         t.act(&format!("{API}/workflows/{id}/cancel")).await.is_empty(202);
         assert_eq!(t.get(&format!("{API}/jobs/{id}/build/cancelled")).await.is(200), json!(true));
-        say(t, &build, "fail", json!({"error": "told"})).await.is_empty(200);
+        say(t, &build, "fail", json!({"error": "reported"})).await.is_empty(200);
         assert!(status(t, id).await.iter().all(|it| it.1 == "cancelled"));
         t.act(&format!("{API}/workflows/wf_x/run")).await.is(404);
         let cycle = json!({"name": "x", "jobs": [

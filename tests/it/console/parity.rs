@@ -87,8 +87,8 @@ fn nothing_else_in_the_console_changes_anything() {
         assert!(found.remove(path), "{path}");
     }
     found.remove("/console/console/{*anything}");
-    let told: BTreeSet<_> = OTHERS.iter().map(|it| it.1.to_owned()).collect();
-    assert_eq!(found, told);
+    let reported: BTreeSet<_> = OTHERS.iter().map(|it| it.1.to_owned()).collect();
+    assert_eq!(found, reported);
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn the_page_about_the_console_has_its_numbers() {
     let script = include_str!("../../../assets/console.js");
     let queues = console::MAX_QUEUE_PAGES * limits::MAX_PAGE_QUEUES as usize;
     assert_eq!((queues, console::KEY_SECONDS), (1_000, 120));
-    for told in [
+    for reported in [
         format!("the newest {} attempts", console::MAX_SHOWN_ATTEMPTS),
         format!("attempts and {} events", console::SHOWN_EVENTS),
         format!("{} KiB of its JSON", console::MAX_SHOWN_BYTES / 1024),
@@ -142,9 +142,9 @@ fn the_page_about_the_console_has_its_numbers() {
         "for two minutes at the most".to_owned(),
         "at most every two seconds, and every five seconds anyway".to_owned(),
     ] {
-        assert!(page.contains(&told), "{told}");
+        assert!(page.contains(&reported), "{reported}");
     }
-    for told in ["REFRESH_PAUSE_MS = 2000;", "REFRESH_ANYWAY_MS = 5000;"] {
-        assert!(script.contains(told), "{told}");
+    for reported in ["REFRESH_PAUSE_MS = 2000;", "REFRESH_ANYWAY_MS = 5000;"] {
+        assert!(script.contains(reported), "{reported}");
     }
 }

@@ -28,8 +28,8 @@ pub fn check(url: &Url, status: StatusCode, text: &str) {
     paths.sort_by_key(|it| it.0.matches('{').count());
     let Some((path, methods)) = paths.first() else { return };
     let methods: &Map<_, _> = methods.as_object().expect("methods");
-    let is_listed = methods.values().any(|it| {
-        let codes = it["x-error-codes"][status.as_str()].as_array();
+    let is_listed = methods.values().any(|method| {
+        let codes = method["x-error-codes"][status.as_str()].as_array();
         codes.is_some_and(|it| it.iter().any(|it| it == code))
     });
     assert!(is_listed, "{path} does not list {status} {code}");

@@ -49,8 +49,8 @@ impl Process {
     /// Asks it to end, and waits until it has. Answers whether it ended well.
     pub async fn terminate(&mut self) -> bool {
         let pid = self.0.id().to_string();
-        let told = Command::new("kill").args(["-TERM", &pid]).status().expect("kill runs");
-        assert!(told.success());
+        let reported = Command::new("kill").args(["-TERM", &pid]).status().expect("kill runs");
+        assert!(reported.success());
         self.ended().await.success()
     }
 

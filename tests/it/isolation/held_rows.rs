@@ -68,7 +68,7 @@ fn acks_and_heartbeats_of_a_held_job_wait_alone() {
 }
 
 #[test]
-fn a_job_that_stays_locked_is_told_and_nothing_is_written() {
+fn a_job_that_stays_locked_is_refused_and_nothing_is_written() {
     with_two_tenants(async |one, _| {
         let id = one.enqueue(json!({})).await;
         let job = one.lease("w").await;

@@ -103,8 +103,8 @@ fn a_due_job_that_cannot_be_promoted_stops_no_other() {
         good.enqueue(json!({"job_type": "fine", "delay_seconds": 1})).await;
         assert_eq!(good.wait_and_lease("w").await["job_type"], "fine");
         let id = uuid_of(bad, "poison").await;
-        let told = bad.get(&format!("/v1/jobs/{job}/explain")).await.is(200);
-        let summary = told["summary"].as_str().expect("a summary");
+        let reported = bad.get(&format!("/v1/jobs/{job}/explain")).await.is(200);
+        let summary = reported["summary"].as_str().expect("a summary");
         assert!(summary.contains("the server failed to process it"), "{summary}");
         set_aside_and_tried_again(&bad.database, "promote", &id).await;
         assert_eq!(bad.wait_and_lease("w").await["job_type"], "poison");

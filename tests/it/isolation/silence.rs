@@ -84,7 +84,7 @@ fn connections_that_fall_silent_are_replaced() {
 
 #[test]
 #[ignore = "takes long: `make nightly` runs it"]
-fn a_silent_database_is_told_in_time_and_used_again_when_it_is_back() {
+fn a_silent_database_is_reported_in_time_and_used_again_when_it_is_back() {
     limited(async {
         let (proxy, server, t) = stage().await;
         let held = some_work(&t).await;

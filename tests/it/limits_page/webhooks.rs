@@ -1,7 +1,7 @@
 //! The rows about webhooks.
 
 use fencepost_domain::{limits, outbound, webhook};
-use fencepost_engine::webhooks::{deliver, push, pusher, tell};
+use fencepost_engine::webhooks::{deliver, notify_endpoints, push, pusher};
 use fencepost_net::outbound::{MAX_BODY_BYTES, MAX_KEPT_BYTES};
 
 /// The rows of "A webhook".
@@ -24,7 +24,7 @@ pub fn webhook_limits() -> Vec<(&'static str, String)> {
         ("tries of one delivery", webhook::MAX_DELIVERY_ATTEMPTS.to_string()),
         (
             "deliveries that lead to each other",
-            format!("{}, then no endpoint is told", webhook::MAX_HOPS),
+            format!("{}, then no endpoint is notified", webhook::MAX_HOPS),
         ),
         ("`Retry-After` that is obeyed", format!("{} s", webhook::MAX_RETRY_AFTER_SECONDS)),
         (
@@ -42,7 +42,10 @@ pub fn webhook_limits() -> Vec<(&'static str, String)> {
         ("an answer's body", format!("the first {MAX_KEPT_BYTES} bytes are kept")),
         (
             "deliveries to one endpoint that wait",
-            format!("{}, then it is not told of further events", tell::MAX_WAITING_DELIVERIES),
+            format!(
+                "{}, then further events are not sent to it",
+                notify_endpoints::MAX_WAITING_DELIVERIES
+            ),
         ),
         ("deliveries to a disabled endpoint", format!("cancelled after {} h", limits::EMPTY_HOURS)),
         ("deliveries that failed", format!("kept {} days", limits::FAILED_DELIVERY_DAYS)),

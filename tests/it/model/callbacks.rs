@@ -32,7 +32,7 @@ impl Run {
             )
             .await;
         }
-        while again(async || maintenance::ends::pass(&self.engine).await).await? {}
+        while again(async || maintenance::completions::pass(&self.engine).await).await? {}
         let mut expected: BTreeMap<Option<Uuid>, i64> = BTreeMap::new();
         for model in &mut self.jobs {
             let has_ended = model.end().is_some();

@@ -1,7 +1,7 @@
 //! The model: what each thing that happens leads to, in plain data.
 
 use fencepost_domain::{
-    dependency::{ParentEnd, When},
+    dependency::{FinalState, When},
     ids::JobId,
     job::{AttemptOutcome, StoredState},
     lease::Fence,
@@ -60,12 +60,12 @@ pub fn is_bad(state: StoredState) -> bool {
 
 impl Model {
     /// How it ended.
-    pub fn end(&self) -> Option<ParentEnd> {
+    pub fn end(&self) -> Option<FinalState> {
         match self.state {
-            StoredState::Succeeded => Some(ParentEnd::Succeeded),
-            StoredState::DeadLetter => Some(ParentEnd::DeadLetter),
-            StoredState::Cancelled if self.is_skipped => Some(ParentEnd::Skipped),
-            StoredState::Cancelled => Some(ParentEnd::Cancelled),
+            StoredState::Succeeded => Some(FinalState::Succeeded),
+            StoredState::DeadLetter => Some(FinalState::DeadLetter),
+            StoredState::Cancelled if self.is_skipped => Some(FinalState::Skipped),
+            StoredState::Cancelled => Some(FinalState::Cancelled),
             _ => None,
         }
     }

@@ -116,7 +116,7 @@ fn known_and_unknown_addresses_are_answered_alike() {
         assert_eq!(fields(&first), fields(&again));
         assert_eq!(fields(&first["account"]), fields(&again["account"]));
         assert_ne!(first["account"]["id"], again["account"]["id"]);
-        assert_eq!(fields(&first), fields(&known), "only its owner is told that it is known");
+        assert_eq!(fields(&first), fields(&known), "only its owner learns that it is known");
         // Only one of them can prove the address.
         let other = Person::log_in(&t, "ada@example.com", other_password, Value::Null).await;
         assert_eq!(other.account_id, again["account"]["id"].as_str().expect("an id"));

@@ -234,7 +234,7 @@ fn a_repeated_poll_shows_a_bound_key_no_job_of_another_queue() {
 }
 
 #[test]
-fn an_idempotency_key_tells_a_bound_key_nothing_of_others_and_the_other_way_round() {
+fn an_idempotency_key_reveals_nothing_between_bound_keys() {
     run(async |t| {
         let key = bound(t, &["mail"], &[]).await;
         let post = async |by: &TestProject, body: Value| {

@@ -58,8 +58,8 @@ fn a_reset_mail_has_a_link_for_each_account_that_claims_the_address() {
         // The newest comes first: it is the one that the address's owner has made last.
         let confirm = json!({"token": secret_in(&mail), "new_password": "seven yellow submarines"});
         post_from(&t, "/v1/auth/password/reset/confirm", confirm, "192.0.2.9").await.is_empty(204);
-        let told = server.next_mail().await;
-        assert_eq!(told.subject, "The password of your account was reset");
+        let reported = server.next_mail().await;
+        assert_eq!(reported.subject, "The password of your account was reset");
         let password = "seven yellow submarines";
         let ada = Person::log_in(&t, "ada@example.com", password, Value::Null).await;
         assert_eq!(accounts[1], ada.account_id.as_str());
@@ -101,7 +101,7 @@ fn strangers_cannot_use_up_the_sign_ups_and_resets_of_an_address() {
 }
 
 #[test]
-fn a_sign_up_with_a_known_address_is_told_by_mail_and_goes_if_it_is_not_used() {
+fn a_sign_up_with_a_known_address_sends_a_mail_and_goes_if_it_is_not_used() {
     limited(async {
         let (server, t) = open_server(Stage::default()).await;
         Person::sign_up(&t, "ada@example.com").await;

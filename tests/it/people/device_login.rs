@@ -150,7 +150,7 @@ fn terminals_that_collect_at_once_get_one_key() {
 }
 
 #[test]
-fn a_refused_terminal_gets_no_key_and_an_approval_is_told() {
+fn a_refused_terminal_gets_no_key_and_an_approval_is_reported() {
     limited(async {
         let server = TestServer::start(fresh_database().await).await;
         let t = server.project("main").await;
@@ -161,8 +161,8 @@ fn a_refused_terminal_gets_no_key_and_an_approval_is_told() {
         collect(&t, &begun).await.refuses("device_code");
         ada.post("/v1/auth/device/refuse", shown(&begun)).await.refuses("user_code");
         approved(&t, &ada).await;
-        let told = "A terminal was logged in with your account";
-        while server.next_mail().await.subject != told {}
+        let reported = "A terminal was logged in with your account";
+        while server.next_mail().await.subject != reported {}
         let log = ada.get("/v1/me/security-log").await.is(200);
         let entries = log["entries"].as_array().expect("entries");
         assert!(entries.iter().any(|it| it["action"] == "device.approved"), "{log}");
@@ -215,7 +215,7 @@ fn logins_that_have_expired_are_deleted_and_no_other_ones() {
                       where ctid = (select min(ctid) from device_logins)";
         t.database.execute(expire).await;
         let mut conn = t.database.connect().await;
-        purge::prune_people(&mut conn, 30, 30).await.expect("it runs");
+        purge::prune_expired(&mut conn).await.expect("it runs");
         assert_eq!(t.database.number("select count(*) from device_logins").await, 1);
         collect(t, &old).await.refuses("device_code");
         collect(t, &new).await.is(200);

@@ -41,9 +41,9 @@ fn an_address_is_changed_when_the_old_one_and_the_new_one_have_confirmed() {
         let me = ada.get("/v1/me").await.is(200);
         assert_eq!(me["account"]["email"], "ada@example.org");
         assert_eq!(me["account"]["email_verified"], true);
-        let told = server.next_mail().await;
-        assert_eq!(told.to, "ada@example.com");
-        assert_eq!(told.subject, "The e-mail address of your account was changed");
+        let reported = server.next_mail().await;
+        assert_eq!(reported.to, "ada@example.com");
+        assert_eq!(reported.subject, "The e-mail address of your account was changed");
         Person::log_in(&t, "ada@example.org", PASSWORD, Value::Null).await;
         let old = json!({"email": "ada@example.com", "password": PASSWORD});
         let refused = post_from(&t, "/v1/auth/login", old, "192.0.2.1").await;
@@ -53,7 +53,7 @@ fn an_address_is_changed_when_the_old_one_and_the_new_one_have_confirmed() {
 }
 
 #[test]
-fn a_taken_address_is_not_told_until_its_mail_is_read() {
+fn a_taken_address_is_not_revealed_until_its_mail_is_read() {
     limited(async {
         let (server, t) = open_server(Stage::default()).await;
         Person::sign_up(&t, "ada@example.com").await;

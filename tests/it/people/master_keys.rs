@@ -86,8 +86,8 @@ fn keys_that_sign_tokens_are_encrypted_and_their_master_key_can_be_replaced() {
         }
 
         write(&new);
-        let (is_done, told) = seal(&database, &file);
-        assert!(!is_done && told.contains(MISSING), "{told}");
+        let (is_done, reported) = seal(&database, &file);
+        assert!(!is_done && reported.contains(MISSING), "{reported}");
         write(&both);
         assert_eq!(
             seal(&database, &file),

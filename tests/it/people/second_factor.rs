@@ -304,8 +304,8 @@ fn a_mailed_link_resets_the_password_and_not_the_app() {
             if !has_app {
                 let ada = Person::log_in(&t, ADA, new, Value::Null).await;
                 add_app(&t, &ada).await;
-                let told = server.next_mail().await;
-                assert!(told.subject.contains("authenticator app"), "{}", told.subject);
+                let reported = server.next_mail().await;
+                assert!(reported.subject.contains("authenticator app"), "{}", reported.subject);
             }
         }
         server.stop().await;
@@ -330,8 +330,8 @@ fn secrets_of_apps_are_encrypted_and_a_node_with_another_key_says_so() {
         let file = scratch("totp-master-key").join("key");
         std::fs::write(&file, &key).expect("it is written");
         let file = file.to_str().expect("text");
-        let told = printed(&t, &["keys", "seal", "--master-key-file", file]);
-        assert!(told.contains("1 secrets of authenticator apps encrypted\n"), "{told}");
+        let reported = printed(&t, &["keys", "seal", "--master-key-file", file]);
+        assert!(reported.contains("1 secrets of authenticator apps encrypted\n"), "{reported}");
         let server = TestServer::start_as(database.clone(), stage(&key)).await;
         let t = t.through(&server.url);
         let plain = "select count(*) from totp where octet_length(secret) = 20";
@@ -368,7 +368,7 @@ fn an_app_must_show_its_first_code_in_time_and_is_forgotten_otherwise() {
         let late = ada.post("/v1/me/second-factors/totp/confirm", code).await;
         late.is_error(401, "invalid_code");
         let mut conn = t.database.connect().await;
-        fencepost_store::sweep::purge::prune_people(&mut conn, 400, 90).await.expect("pruned");
+        fencepost_store::sweep::purge::prune_expired(&mut conn).await.expect("pruned");
         assert_eq!(t.database.number("select count(*) from totp").await, 0);
     });
 }

@@ -1,4 +1,4 @@
-//! What operators do about a project or an account, and what the owner of an account is told.
+//! What operators do about a project or an account, and the mail to the owner of an account.
 
 use fencepost_domain::access::Role;
 use serde_json::{Value, json};
@@ -189,7 +189,7 @@ fn the_audit_log_of_a_deleted_project_stays_and_says_who_deleted_it() {
         let project = ada.made["project"].clone();
         let text = |name: &str| project[name].as_str().expect("a text");
         let (id, slug) = (text("id"), text("slug"));
-        assert!(slug.starts_with("ada-example-com-"), "a name tells nothing of others: {slug}");
+        assert!(slug.starts_with("ada-example-com-"), "a name reveals nothing of others: {slug}");
         let path = format!("/v1/projects/{slug}?confirm={slug}");
         ada.send(reqwest::Method::DELETE, &path, None).await.is_empty(204);
         let long_ago = "update projects set deleted_at = deleted_at - interval '1 hour'";
@@ -266,8 +266,8 @@ fn limits_say_where_to_ask_for_a_larger_plan() {
         assert!(t.get("/v1/limits").await.is(200)["plan_contact"].is_null());
         server.stop().await;
         let run = operate(&t, &["serve", "--plan-contact", "javascript:alert(1)"]);
-        let told = String::from_utf8(run.stderr).expect("text");
-        assert!(told.contains("must begin with mailto: or https://"), "{told}");
+        let reported = String::from_utf8(run.stderr).expect("text");
+        assert!(reported.contains("must begin with mailto: or https://"), "{reported}");
     });
 }
 
@@ -290,8 +290,8 @@ fn the_operators_security_contact_is_where_people_look_for_it() {
         server.stop().await;
         for bad in ["security@example.com", "http://example.com", "mailto:a\nExpires: x"] {
             let run = operate(&t, &["serve", "--security-contact", bad]);
-            let told = String::from_utf8(run.stderr).expect("text");
-            assert!(told.contains("must begin with mailto:, https:// or tel:"), "{told}");
+            let reported = String::from_utf8(run.stderr).expect("text");
+            assert!(reported.contains("must begin with mailto:, https:// or tel:"), "{reported}");
         }
     });
 }

@@ -149,7 +149,7 @@ fn no_modules_of_a_folder_import_one_another_in_a_cycle() {
 
 /// The layer of each module of the engine: it imports from lower layers only.
 const ENGINE_LAYERS: &[(&str, u32)] = &[
-    ("batch", 0),
+    ("group_commit", 0),
     ("isolate", 0),
     ("known", 0),
     ("stats", 0),

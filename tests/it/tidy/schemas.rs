@@ -15,8 +15,8 @@ const DOCUMENTS: &[(&str, &[&str])] = &[
 fn schema_names(text: &str) -> Vec<String> {
     let derives = text.split("#[derive(").skip(1);
     derives
-        .filter_map(|it| {
-            let (derived, rest) = it.split_once(")]")?;
+        .filter_map(|part| {
+            let (derived, rest) = part.split_once(")]")?;
             if !derived.split(',').any(|it| it.trim().ends_with("ToSchema")) {
                 return None;
             }
@@ -24,9 +24,9 @@ fn schema_names(text: &str) -> Vec<String> {
                 .iter()
                 .filter_map(|it| rest.split_once(*it))
                 .min_by_key(|(before, _)| before.len())?;
-            let renamed = attributes.split_once("#[schema(as = ").map(|(_, it)| it);
+            let renamed = attributes.split_once("#[schema(as = ").map(|(_, part)| part);
             let name = renamed.unwrap_or(named);
-            Some(name.split(|it: char| !it.is_alphanumeric() && it != '_').next()?.to_owned())
+            Some(name.split(|part: char| !part.is_alphanumeric() && part != '_').next()?.to_owned())
         })
         .collect()
 }

@@ -12,7 +12,7 @@ async fn work(t: &TestProject, status: &str) {
 }
 
 #[test]
-fn a_url_that_a_job_names_is_told_of_its_end_and_no_other_endpoint() {
+fn a_callback_url_of_a_job_is_notified_and_no_other_endpoint() {
     run_alone(async |t| {
         let (sink, other) = (Sink::start().await, Sink::start().await);
         let takes = json!({"events": [], "callbacks": true});
@@ -21,15 +21,15 @@ fn a_url_that_a_job_names_is_told_of_its_end_and_no_other_endpoint() {
         let url = format!("{}/orders/7?token=x", sink.url);
         let id = t.enqueue(json!({"callback_url": url, "payload": {"secret": 1}})).await;
         work(t, "succeeded").await;
-        let told = sink.next().await;
-        assert!(told.is_signed_with(made["secret"].as_str().expect("a secret")));
-        assert_eq!(told.path, format!("{}/orders/7?token=x", path_of(&sink.url)));
-        let body = told.body();
+        let reported = sink.next().await;
+        assert!(reported.is_signed_with(made["secret"].as_str().expect("a secret")));
+        assert_eq!(reported.path, format!("{}/orders/7?token=x", path_of(&sink.url)));
+        let body = reported.body();
         assert_eq!(
             (&body["type"], &body["data"]["job"]["id"]),
             (&json!("job.succeeded"), &json!(id))
         );
-        assert!(!told.text.contains("secret"), "{}", told.text);
+        assert!(!reported.text.contains("secret"), "{}", reported.text);
         t.enqueue(json!({"callback_url": sink.url, "max_attempts": 1})).await;
         work(t, "failed").await;
         let body = sink.next().await.body();
@@ -83,7 +83,7 @@ fn a_url_that_no_endpoint_takes_is_refused() {
 }
 
 #[test]
-fn the_end_of_a_batch_is_told_to_who_asked_and_to_its_url() {
+fn the_end_of_a_batch_is_sent_to_endpoints_that_asked_and_to_its_url() {
     run(async |t| {
         let (asked, named) = (Sink::start().await, Sink::start().await);
         endpoint(t, &asked, json!({"events": ["batch.*"]})).await;
@@ -101,10 +101,10 @@ fn the_end_of_a_batch_is_told_to_who_asked_and_to_its_url() {
             let body = sink.next().await.body();
             assert_eq!(body["type"], "batch.failed");
             assert_eq!(body["data"]["job"], Value::Null);
-            let told = &body["data"]["batch"];
-            assert_eq!((&told["id"], &told["name"]), (&json!(id), &json!("import 7")));
+            let reported = &body["data"]["batch"];
+            assert_eq!((&reported["id"], &reported["name"]), (&json!(id), &json!("import 7")));
             let counts = ["total_jobs", "succeeded_jobs", "dead_letter_jobs"];
-            assert_eq!(counts.map(|it| told[it].as_i64()), [Some(2), Some(1), Some(1)]);
+            assert_eq!(counts.map(|it| reported[it].as_i64()), [Some(2), Some(1), Some(1)]);
         }
         let dead = t.get("/v1/dead-letters").await.is(200);
         let job = dead["dead_letters"][0]["job"]["id"].as_str().expect("a dead letter");
@@ -116,7 +116,8 @@ fn the_end_of_a_batch_is_told_to_who_asked_and_to_its_url() {
     });
 }
 
-/// Who is told of the end of the next workflow: one endpoint that asked, and the URL that it names.
+/// Who is notified of the end of the next workflow: one endpoint that asked, and the URL that it
+/// names.
 async fn listeners(t: &TestProject) -> (Sink, Sink) {
     let (asked, named) = (Sink::start().await, Sink::start().await);
     endpoint(t, &asked, json!({"events": ["workflow.*"]})).await;
@@ -135,7 +136,7 @@ fn two_jobs(more: Value) -> Value {
 }
 
 #[test]
-fn the_end_of_a_workflow_is_told_to_who_asked_and_to_its_url() {
+fn the_end_of_a_workflow_is_sent_to_endpoints_that_asked_and_to_its_url() {
     run_alone(async |t| {
         let (asked, named) = listeners(t).await;
         let nightly = two_jobs(json!({"name": "nightly", "callback_url": named.url}));
@@ -149,10 +150,10 @@ fn the_end_of_a_workflow_is_told_to_who_asked_and_to_its_url() {
                 (&body["data"]["job"], &body["data"]["batch"]),
                 (&json!(null), &json!(null))
             );
-            let told = json!({
+            let reported = json!({
                 "id": made["id"], "name": "nightly", "total_jobs": 2, "succeeded_jobs": 2
             });
-            assert_eq!(body["data"]["workflow"], told);
+            assert_eq!(body["data"]["workflow"], reported);
         }
         let unnamed = t.post("/v1/workflows", two_jobs(json!({}))).await.is(201);
         let id = unnamed["id"].as_str().expect("an id");
@@ -168,7 +169,7 @@ fn the_end_of_a_workflow_is_told_to_who_asked_and_to_its_url() {
 }
 
 #[test]
-fn a_workflow_that_fails_and_whose_job_is_retried_is_told_twice() {
+fn a_workflow_that_fails_and_whose_job_is_retried_is_reported_twice() {
     run_alone(async |t| {
         let (asked, named) = listeners(t).await;
         let nightly = two_jobs(json!({"callback_url": format!("{}/7", named.url)}));
@@ -226,7 +227,7 @@ fn a_workflow_ends_when_its_last_job_does_also_one_that_ran_while_it_was_cancell
 }
 
 #[test]
-fn a_handled_failure_is_a_success_and_an_end_is_told_to_who_asked_later() {
+fn a_handled_failure_is_a_success_and_an_end_is_sent_to_endpoints_that_asked_later() {
     run(async |t| {
         let (_, named) = listeners(t).await;
         let handled = json!({"callback_url": named.url, "jobs": [
@@ -243,7 +244,7 @@ fn a_handled_failure_is_a_success_and_an_end_is_told_to_who_asked_later() {
 }
 
 #[test]
-fn an_end_that_no_endpoint_asked_for_is_told_when_it_comes_again() {
+fn an_end_that_no_endpoint_asked_for_is_reported_when_it_comes_again() {
     run_alone(async |t| {
         let sink = Sink::start().await;
         let made = endpoint(t, &sink, json!({"events": ["workflow.cancelled"]})).await;

@@ -51,8 +51,8 @@ fn a_node_that_is_killed_between_any_two_steps_loses_no_event() {
         sink.hold(false);
         let mut node = start();
         node.until_ready().await;
-        let mut told: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        while told.len() < JOBS {
+        let mut reported: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        while reported.len() < JOBS {
             let request = tokio::select! {
                 request = sink.next() => request,
                 // The lease of the one that was sent; the first reaper extends it once.
@@ -62,11 +62,11 @@ fn a_node_that_is_killed_between_any_two_steps_loses_no_event() {
                 }
             };
             let job = request.body()["data"]["job"]["id"].as_str().expect("an id").to_owned();
-            told.entry(job).or_default().push(request.header("webhook-id").to_owned());
+            reported.entry(job).or_default().push(request.header("webhook-id").to_owned());
         }
-        assert_eq!(told.keys().cloned().collect::<BTreeSet<_>>(), ended);
+        assert_eq!(reported.keys().cloned().collect::<BTreeSet<_>>(), ended);
         let first_job = first.body()["data"]["job"]["id"].as_str().expect("an id").to_owned();
-        let again = &told[&first_job];
+        let again = &reported[&first_job];
         assert!(again.iter().all(|it| it == first.header("webhook-id")), "it has the same id");
     });
 }

@@ -418,7 +418,7 @@ fn a_server_that_answers_a_byte_at_a_time_is_left_in_time() {
 }
 
 #[test]
-fn a_redirect_leads_nowhere_and_a_closed_port_is_told() {
+fn a_redirect_leads_nowhere_and_a_closed_port_is_reported() {
     limited(async {
         let (private, connections) = server(async |_| ()).await;
         for status in ["301 Moved", "302 Found", "303 See Other", "307 Temporary", "308 Permanent"]

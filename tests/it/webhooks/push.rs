@@ -243,10 +243,10 @@ fn pushes_and_webhooks_share_the_bounds_of_an_address() {
     limited(async {
         let server = TestServer::start(fresh_database().await).await;
         let (t, other) = (server.project("main").await, server.project("other").await);
-        let (pushed, told) = (Sink::start().await, Sink::start().await);
-        let other_told = Sink::start().await;
-        let made = endpoint(&t, &told, json!({})).await;
-        let others = endpoint(&other, &other_told, json!({})).await;
+        let (pushed, reported) = (Sink::start().await, Sink::start().await);
+        let other_reported = Sink::start().await;
+        let made = endpoint(&t, &reported, json!({})).await;
+        let others = endpoint(&other, &other_reported, json!({})).await;
         pushed.hold(true);
         push(&t, &pushed, json!({"max_in_flight": MAX_PROJECT_ADDRESS_IN_FLIGHT + 5})).await;
         for _ in 0..MAX_PROJECT_ADDRESS_IN_FLIGHT + 5 {
@@ -257,10 +257,10 @@ fn pushes_and_webhooks_share_the_bounds_of_an_address() {
         }
         t.act(&path(&made, "/test")).await.is(202);
         other.act(&path(&others, "/test")).await.is(202);
-        other_told.next().await;
-        assert!(!told.has_more().await && !pushed.has_more().await, "there is no turn");
+        other_reported.next().await;
+        assert!(!reported.has_more().await && !pushed.has_more().await, "there is no turn");
         pushed.hold(false);
-        told.next().await;
+        reported.next().await;
         server.stop().await;
     });
 }

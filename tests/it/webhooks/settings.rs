@@ -75,7 +75,7 @@ fn what_was_sent_under_other_settings_does_not_disable_an_endpoint() {
 }
 
 #[test]
-fn an_endpoint_of_a_group_is_told_of_types_that_a_later_version_adds() {
+fn an_endpoint_of_a_group_gets_types_that_a_later_version_adds() {
     run_alone(async |t| {
         let (group, single) = (Sink::start().await, Sink::start().await);
         endpoint(t, &group, json!({"events": ["job.*", "alarm.triggered"]})).await;
@@ -93,7 +93,7 @@ fn an_endpoint_of_a_group_is_told_of_types_that_a_later_version_adds() {
 }
 
 #[test]
-fn an_endpoint_is_told_of_what_happens_after_it_asked() {
+fn an_endpoint_gets_events_from_its_creation_on() {
     run(async |t| {
         let (first, later) = (Sink::start().await, Sink::start().await);
         endpoint(t, &first, json!({"events": ["job.cancelled"]})).await;
@@ -120,7 +120,7 @@ fn an_endpoint_is_told_of_what_happens_after_it_asked() {
 }
 
 #[test]
-fn an_endpoint_with_too_many_waiting_deliveries_is_told_no_more_and_holds_up_no_other() {
+fn an_endpoint_with_too_many_waiting_deliveries_gets_no_more_and_holds_up_no_other() {
     run_alone(async |t| {
         let (full, other) = (Sink::start().await, Sink::start().await);
         let made = endpoint(t, &full, json!({"max_in_flight": 1})).await;

@@ -114,18 +114,18 @@ fn a_signed_request_is_accepted_by_all_and_a_changed_one_by_none() {
         let made = endpoint(&t, &sink, json!({})).await;
         let mut programs = programs().await;
         t.act(&path(&made, "/test")).await.is(202);
-        let told = sink.next().await;
+        let reported = sink.next().await;
         let names = ["webhook-id", "webhook-timestamp", "webhook-signature"];
         let headers: serde_json::Map<_, _> =
-            names.iter().map(|it| ((*it).to_owned(), json!(told.header(it)))).collect();
-        let sent = json!({"secret": made["secret"], "headers": headers, "body": told.text});
+            names.iter().map(|it| ((*it).to_owned(), json!(reported.header(it)))).collect();
+        let sent = json!({"secret": made["secret"], "headers": headers, "body": reported.text});
         let with = |pointer: &str, value: Value| {
             let mut changed = sent.clone();
             *changed.pointer_mut(pointer).expect("it is there") = value;
             changed
         };
         let changed = [
-            with("/body", json!(format!("{} ", told.text))),
+            with("/body", json!(format!("{} ", reported.text))),
             with("/secret", json!("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")),
             with("/headers/webhook-id", json!("evt_other")),
             with("/headers/webhook-timestamp", json!("1614265330")),

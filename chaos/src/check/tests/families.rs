@@ -13,14 +13,14 @@ fn named(id: &str, job: BookJob) -> BookJob {
 }
 
 fn sent(id: &str) -> [Event; 2] {
-    let told = Event::Delivered {
+    let reported = Event::Delivered {
         tenant: 0,
         event: format!("evt_{id}"),
         kind: "job.succeeded".to_owned(),
         job: id.to_owned(),
         is_taken: true,
     };
-    [enqueued(&format!("key of {id}"), Some(id)), told]
+    [enqueued(&format!("key of {id}"), Some(id)), reported]
 }
 
 /// A batch of one job, and these callbacks of it: each began in this second.
@@ -66,7 +66,7 @@ fn workflow([first, then, otherwise]: [&str; 3], began: i64) -> Vec<Invariant> {
     let ids = ["job_first", "job_then", "job_otherwise"];
     let states = [first, then, otherwise];
     let jobs: Vec<_> = ids.iter().zip(states).map(|it| ended(it.0, it.1)).collect();
-    let mut events: Vec<_> = jobs.iter().map(end_told).collect();
+    let mut events: Vec<_> = jobs.iter().map(end_reported).collect();
     let [first, then, otherwise] = ids.map(str::to_owned);
     events.push(Event::Workflow { tenant: 0, first, then, otherwise });
     found(&events, &book(&jobs))
@@ -166,24 +166,24 @@ fn counts_are_the_numbers_of_jobs() {
 }
 
 #[test]
-fn each_end_is_told() {
+fn each_end_is_reported() {
     let [enqueued, _] = sent(JOB);
     let of = |event: Event| {
         found(&[enqueued.clone(), event], &book(&[job("succeeded", &["succeeded"])]))
     };
-    let broken = [Invariant::EndsAreTold];
-    assert_eq!(of(told("job.succeeded")), []);
-    assert_eq!(of(told("job.dead_lettered")), broken);
+    let broken = [Invariant::EndsAreReported];
+    assert_eq!(of(reported("job.succeeded")), []);
+    assert_eq!(of(reported("job.dead_lettered")), broken);
     let (event, kind, id) = ("evt".to_owned(), "job.succeeded".to_owned(), JOB.to_owned());
     let refused = Event::Delivered { tenant: 0, event, kind, job: id, is_taken: false };
     assert_eq!(of(refused), broken, "it was refused");
     let both = |second: Event| {
-        let events = [enqueued.clone(), told("job.succeeded"), second];
+        let events = [enqueued.clone(), reported("job.succeeded"), second];
         found(&events, &book(&[job("succeeded", &["succeeded"])]))
     };
-    assert_eq!(both(told("job.succeeded")), [], "the same event again");
-    assert_eq!(both(told("job.dead_lettered")), broken, "it did not end so");
-    let mut second = told("job.succeeded");
+    assert_eq!(both(reported("job.succeeded")), [], "the same event again");
+    assert_eq!(both(reported("job.dead_lettered")), broken, "it did not end so");
+    let mut second = reported("job.succeeded");
     if let Event::Delivered { event, .. } = &mut second {
         "evt_b".clone_into(event);
     }
@@ -275,7 +275,7 @@ fn a_pause_that_is_too_long_is_found() {
             line(1, Event::Fault { fault }),
             line(accepted, acked(1, "x", End::Succeeded, Answer::Yes)),
             line(accepted, enqueued("k", Some(JOB))),
-            line(accepted, told("job.succeeded")),
+            line(accepted, reported("job.succeeded")),
             line(accepted, Event::Healed { fault }),
         ];
         let book = book(&[job("succeeded", &["succeeded"])]);

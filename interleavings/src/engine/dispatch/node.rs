@@ -13,9 +13,9 @@ use super::{
 };
 use crate::{
     engine::{
-        batch::Coalescer,
+        group_commit::Coalescer,
         notify::{NoListeners, Notifier},
-        settle::Endings,
+        settle::Failures,
         sync_match::{self, Candidate, Matcher},
     },
     store::connection::pools::{Pool, Pools, Table},
@@ -43,7 +43,7 @@ pub struct Parked {
 }
 
 impl Parked {
-    /// Waits for its jobs. Empty: it was told to leave.
+    /// Waits for its jobs. Empty: it was asked to leave.
     pub async fn jobs(mut self) -> Vec<JobId> {
         let answer = (&mut self.answered).await.expect("the pump answers");
         answer.expect("no claim fails").into_iter().map(|it| it.job.id).collect()
@@ -69,7 +69,7 @@ impl Node {
         let (wake, hints) = wakeups::channel();
         let table = Table::default();
         let pool = Pool { table: table.clone() };
-        let endings = Coalescer::start(Endings { pool: pool.clone(), wake: wake.clone() });
+        let failures = Coalescer::start(Failures { pool: pool.clone(), wake: wake.clone() });
         let notifier = Notifier { wake: wake.clone(), feed: NoListeners, tally: NoListeners };
         let (messages, inbox) = mpsc::unbounded_channel();
         let (matcher, matches, parked) = sync_match::channel();
@@ -77,7 +77,7 @@ impl Node {
         parked.store(1, std::sync::atomic::Ordering::Relaxed);
         let pools = Pools { claim: pool.clone(), background: pool };
         let tasks = (TaskTracker, CancellationToken);
-        let releases = (endings, Releasing::default());
+        let releases = (failures, Releasing::default());
         let matching = (matcher.clone(), matches);
         tokio::spawn(pump::run(pools, releases, tasks, notifier, inbox, matching, hints));
         Self { messages, wake, matcher, table }
@@ -99,7 +99,7 @@ impl Node {
         self.send(Message::Leave(parked.id));
     }
 
-    /// Stores a job, and tells of it after the commit, as a batch of enqueues does.
+    /// Stores a job, and publishes it after the commit, as a group commit of enqueues does.
     pub async fn store(&self) -> JobId {
         let id = JobId::generate();
         yield_now().await;

@@ -1,4 +1,4 @@
-//! Two nodes: what the first one has to tell, the second one hears.
+//! Two nodes: the second one hears what the first one publishes.
 
 use fencepost_domain::ids::NodeId;
 
@@ -24,14 +24,14 @@ impl Pair {
     #[must_use]
     pub fn start() -> Self {
         let (wake, own) = wakeups::channel();
-        let (bus, mut told) = Bus::new(NodeId::generate());
+        let (bus, mut published) = Bus::new(NodeId::generate());
         tokio::spawn(relay::publish(bus, wake.subscribe(), CancellationToken));
         let (second, heard) = wakeups::channel();
         let notifier = Notifier { wake: second, feed: NoListeners, tally: NoListeners };
         let engine = Engine { notifier };
         tokio::spawn(async move {
             let (bus, _) = Bus::new(NodeId::generate());
-            while let Some(text) = told.recv().await {
+            while let Some(text) = published.recv().await {
                 relay::hear(&engine, &bus, &text);
             }
         });

@@ -59,7 +59,7 @@ impl Table {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is told of a job that has arrived.
+    /// The hint of a job that has arrived.
     #[must_use]
     pub fn arrival((project_id, queue): (ProjectId, &str)) -> Arrival {
         Arrival {
@@ -103,7 +103,7 @@ impl Table {
         Some(leased(first, row, lease_id))
     }
 
-    /// Releases leases that still hold, and returns what is to be told of it.
+    /// Releases leases that still hold, and returns the hints of it.
     pub fn release(&self, leases: &[(JobKey, LeaseId)]) -> Vec<Arrival> {
         let mut rows = self.rows();
         let mut arrivals = Vec::new();

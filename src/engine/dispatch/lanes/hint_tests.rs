@@ -1,4 +1,5 @@
-//! Of which jobs other nodes are told: of those that the polls of this node may be unable to take.
+//! Hints to other nodes: they are about those jobs that the polls of this node may be unable to
+//! take.
 
 use chrono::DateTime;
 
@@ -19,24 +20,24 @@ fn jobs(queue: &str, job_type: &str, count: usize) -> Vec<Arrival> {
 }
 
 impl Board {
-    /// How many of these jobs other nodes are told of, when they arrive.
-    fn told(&mut self, arrivals: Vec<Arrival>) -> usize {
+    /// Number of these jobs that other nodes get hints of, when they arrive.
+    fn hinted(&mut self, arrivals: Vec<Arrival>) -> usize {
         self.lanes.arrived(&arrivals);
         self.lanes.beyond_polls(arrivals).len()
     }
 }
 
 #[test]
-fn jobs_for_which_a_poll_each_is_idle_are_not_told() {
+fn no_hint_is_sent_of_jobs_for_which_a_poll_each_is_idle() {
     let mut board = Board::new();
     board.park(1, PROJECT, &["a"], 9);
     board.park(2, PROJECT, &["a"], 1);
-    assert_eq!(board.told(jobs("a", "t", 1)), 1, "nothing is known of the queue");
+    assert_eq!(board.hinted(jobs("a", "t", 1)), 1, "nothing is known of the queue");
     board.find_nothing();
-    assert_eq!(board.told(jobs("a", "t", 1)), 0);
-    assert_eq!(board.told(jobs("a", "t", 1)), 0);
-    assert_eq!(board.told(jobs("a", "t", 2)), 2, "two polls, four jobs");
-    assert_eq!(board.told(jobs("b", "t", 1)), 1, "no poll");
+    assert_eq!(board.hinted(jobs("a", "t", 1)), 0);
+    assert_eq!(board.hinted(jobs("a", "t", 1)), 0);
+    assert_eq!(board.hinted(jobs("a", "t", 2)), 2, "two polls, four jobs");
+    assert_eq!(board.hinted(jobs("b", "t", 1)), 1, "no poll");
 }
 
 #[test]
@@ -44,12 +45,12 @@ fn polls_that_a_claim_is_for_are_not_idle() {
     let mut board = Board::new();
     board.park(1, PROJECT, &["a"], 1);
     board.find_nothing();
-    assert_eq!(board.told(jobs("a", "t", 1)), 0);
+    assert_eq!(board.hinted(jobs("a", "t", 1)), 0);
     let claims = board.plan();
-    assert_eq!((claims.len(), board.told(jobs("a", "t", 1))), (1, 1));
+    assert_eq!((claims.len(), board.hinted(jobs("a", "t", 1))), (1, 1));
     board.park(2, PROJECT, &["a"], 1);
     board.complete(&claims[0], 1);
-    assert_eq!(board.told(jobs("a", "t", 1)), 0, "a second poll and the first one");
+    assert_eq!(board.hinted(jobs("a", "t", 1)), 0, "a second poll and the first one");
 }
 
 #[test]
@@ -57,22 +58,22 @@ fn a_poll_counts_for_the_types_and_the_first_queue_that_may_have_jobs() {
     let mut board = Board::new();
     board.park_typed(1, PROJECT, &["a", "b"], &["mail"], 1);
     board.find_nothing();
-    assert_eq!(board.told(jobs("a", "sms", 1)), 1, "another type");
-    assert_eq!(board.told(jobs("a", "mail", 1)), 0);
-    assert_eq!(board.told(jobs("b", "mail", 1)), 1, "it will have the other job");
+    assert_eq!(board.hinted(jobs("a", "sms", 1)), 1, "another type");
+    assert_eq!(board.hinted(jobs("a", "mail", 1)), 0);
+    assert_eq!(board.hinted(jobs("b", "mail", 1)), 1, "it will have the other job");
 }
 
 #[test]
-fn constrained_jobs_and_those_of_a_lane_in_backoff_are_told() {
+fn hints_are_sent_of_constrained_jobs_and_of_a_lane_in_backoff() {
     let mut board = Board::new();
     board.park(1, PROJECT, &["a"], 1);
     board.find_nothing();
     let mut constrained = jobs("a", "t", 1);
     constrained[0].is_constrained = true;
-    assert_eq!(board.told(constrained), 1);
+    assert_eq!(board.hinted(constrained), 1);
     board.find_nothing();
-    assert_eq!(board.told(jobs("a", "t", 1)), 0);
+    assert_eq!(board.hinted(jobs("a", "t", 1)), 0);
     let claims = board.plan();
     board.lanes.complete(&claims[0], None, board.now);
-    assert_eq!(board.told(jobs("a", "t", 1)), 1, "the claim failed");
+    assert_eq!(board.hinted(jobs("a", "t", 1)), 1, "the claim failed");
 }

@@ -28,7 +28,8 @@ pub(super) const FAILURE_PAUSE: Duration = Duration::from_millis(500);
 /// Pause after a claim that found every job locked.
 pub(super) const CONTENTION_PAUSE: Duration = Duration::from_millis(20);
 
-/// What polls share if they see a queue in the same way.
+/// The parts of a poll that decide which jobs of a queue it can see. Polls with the same share a
+/// lane.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Signature {
     pub queue: QueueKey,
@@ -255,7 +256,7 @@ impl Lane {
     }
 }
 
-/// What a completed claim found.
+/// The findings of a completed claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claimed {
     /// Fewer jobs than wanted were there.

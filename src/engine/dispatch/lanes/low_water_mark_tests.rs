@@ -10,7 +10,7 @@ use super::*;
 const SLACK_MS: i64 = 100;
 const WAITERS: u64 = 8;
 
-/// What happens between two claims.
+/// An event between two claims.
 #[derive(Debug, Clone, Copy)]
 enum Event {
     /// Jobs are stored here and commit this much later.
@@ -28,7 +28,7 @@ struct Job {
     key: ClaimKey,
     visible_at_ms: i64,
     /// Whether this node was hinted when the job became visible.
-    is_told: bool,
+    is_hinted: bool,
     is_leased: bool,
 }
 
@@ -73,7 +73,7 @@ impl World {
         self.lanes.park(id, spec, false, now);
     }
 
-    fn tell(&mut self, key: ClaimKey) {
+    fn hint(&mut self, key: ClaimKey) {
         self.lanes.arrived(&[Arrival {
             project_id: ProjectId(1),
             queue: "q".into(),
@@ -84,10 +84,10 @@ impl World {
         }]);
     }
 
-    fn store(&mut self, rank: i16, commits_after_ms: i64, is_told: bool) {
+    fn store(&mut self, rank: i16, commits_after_ms: i64, is_hinted: bool) {
         let key = ClaimKey { rank, run_at: at(self.now_ms) };
         let visible_at_ms = self.now_ms + commits_after_ms;
-        self.jobs.push(Job { key, visible_at_ms, is_told, is_leased: false });
+        self.jobs.push(Job { key, visible_at_ms, is_hinted, is_leased: false });
     }
 
     fn happen(&mut self, event: Event) {
@@ -108,14 +108,14 @@ impl World {
             Event::Released { which } => {
                 let Some(job) = nth(&self.jobs, which, true, self.now_ms) else { return };
                 self.jobs[job].is_leased = false;
-                self.jobs[job].is_told = true;
-                self.tell(self.jobs[job].key);
+                self.jobs[job].is_hinted = true;
+                self.hint(self.jobs[job].key);
             }
             Event::Raised { which } => {
                 let Some(job) = nth(&self.jobs, which, false, self.now_ms) else { return };
                 self.jobs[job].key.rank -= 5;
-                self.jobs[job].is_told = true;
-                self.tell(self.jobs[job].key);
+                self.jobs[job].is_hinted = true;
+                self.hint(self.jobs[job].key);
             }
         }
     }
@@ -125,9 +125,9 @@ impl World {
         let before = self.now_ms;
         self.now_ms += ms;
         let visible = |it: &&Job| before < it.visible_at_ms && it.visible_at_ms <= self.now_ms;
-        let told: Vec<_> =
-            self.jobs.iter().filter(visible).filter(|it| it.is_told).map(|it| it.key).collect();
-        told.into_iter().for_each(|it| self.tell(it));
+        let hinted: Vec<_> =
+            self.jobs.iter().filter(visible).filter(|it| it.is_hinted).map(|it| it.key).collect();
+        hinted.into_iter().for_each(|it| self.hint(it));
     }
 
     /// Completes the claims in flight, then starts the next ones against a simulated database.
@@ -146,7 +146,11 @@ impl World {
                     seen.push(number);
                     continue;
                 }
-                prop_assert!(!job.is_told, "{job:?} was told of, and lies before {:?}", claim.from);
+                prop_assert!(
+                    !job.is_hinted,
+                    "{job:?} had a hint, and lies before {:?}",
+                    claim.from
+                );
                 let hidden_ms = self.now_ms - job.visible_at_ms;
                 let most = MARK_KEEP.as_millis() as i64 + SLACK_MS;
                 prop_assert!(hidden_ms <= most, "{job:?} is hidden for {hidden_ms} ms");
@@ -193,7 +197,7 @@ fn event() -> impl Strategy<Value = Event> {
 
 proptest! {
     #[test]
-    fn no_job_is_hidden_by_the_mark_for_longer_than_a_second_and_none_that_was_told_of_at_all(
+    fn no_job_is_hidden_by_the_mark_for_longer_than_a_second_and_none_with_a_hint_at_all(
         events in prop::collection::vec((event(), 1_i64..60), 1..150)
     ) {
         let mut world = World::new();

@@ -127,7 +127,7 @@ impl Lanes {
         id
     }
 
-    /// What a parked poll asks for.
+    /// The specification of a parked poll.
     #[must_use]
     pub fn spec(&self, id: WaiterId) -> Option<&PollSpec> {
         self.waiters.get(&id).map(|it| &*it.spec)
@@ -248,9 +248,9 @@ impl Lanes {
     /// Queues believed empty that have parked polls: worth a fallback query.
     #[must_use]
     pub fn believed_empty(&self) -> Vec<QueueKey> {
-        let waiting = self.lanes.values().filter(|it| {
-            let is_empty = it.supply == Supply::Known(0) && it.backoff_until.is_none();
-            !it.waiters.is_empty() && is_empty && it.in_flight == 0
+        let waiting = self.lanes.values().filter(|lane| {
+            let is_empty = lane.supply == Supply::Known(0) && lane.backoff_until.is_none();
+            !lane.waiters.is_empty() && is_empty && lane.in_flight == 0
         });
         waiting.map(|it| it.signature.queue.clone()).collect::<BTreeSet<_>>().into_iter().collect()
     }
@@ -407,8 +407,8 @@ impl Lanes {
 
     /// Polls for jobs that are about to be stored in one queue with one type, at most `wanted`.
     /// They are in flight until they are freed. Only where no other job waits for them, as far as
-    /// is known. `taken` has the polls that were reserved for other jobs of the same batch, and how
-    /// many each got.
+    /// is known. `taken` has the polls that were reserved for other jobs of the same commit, and
+    /// how many each got.
     pub fn reserve(
         &mut self,
         (project_id, queue, job_type): (ProjectId, &Arc<str>, &str),
@@ -449,9 +449,9 @@ impl Lanes {
 
     /// Whether this poll is idle, and all queues that it named before this one are empty.
     fn is_next_lane(&self, waiter: WaiterId, lane: LaneId) -> bool {
-        self.waiters.get(&waiter).is_some_and(|it| {
-            !it.is_in_flight
-                && it.lanes.iter().take_while(|it| **it != lane).all(|it| self.is_empty(*it))
+        self.waiters.get(&waiter).is_some_and(|waiter| {
+            !waiter.is_in_flight
+                && waiter.lanes.iter().take_while(|it| **it != lane).all(|it| self.is_empty(*it))
         })
     }
 

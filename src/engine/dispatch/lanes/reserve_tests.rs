@@ -82,7 +82,7 @@ fn jobs_that_arrive_while_a_poll_is_reserved_are_claimed_when_it_is_free() {
 }
 
 #[test]
-fn a_batch_fills_the_capacity_of_polls_with_jobs_of_several_types() {
+fn a_group_commit_fills_the_capacity_of_polls_with_jobs_of_several_types() {
     let mut board = Board::new();
     board.park(1, PROJECT, &["a"], 3);
     board.park(2, PROJECT, &["a"], 1);

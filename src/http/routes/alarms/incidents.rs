@@ -67,7 +67,7 @@ pub struct Incident {
     /// Time of its end; null: the incident lasts.
     #[schema(required)]
     pub resolved_at: Option<DateTime<Utc>>,
-    /// Until then, nothing is told about this subject by this alarm; null: it is not muted.
+    /// Until then, this alarm notifies of nothing about this subject; null: it is not muted.
     #[schema(required)]
     pub muted_until: Option<DateTime<Utc>>,
 }
@@ -120,7 +120,7 @@ pub struct IncidentsQuery {
 
 /// List incidents.
 ///
-/// Those that have ended are kept for 90 days.
+/// Incidents that have ended are kept for 90 days.
 #[utoipa::path(
     get, path = "/incidents", tag = "alarms", operation_id = "incidents_list",
     params(IncidentsQuery),
@@ -179,7 +179,7 @@ pub async fn get(
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"seconds": 3600}))]
 pub struct MuteIncidentRequest {
-    /// For how many seconds nothing is told; 0 ends a mute.
+    /// Seconds without notifications; 0 ends a mute.
     #[schema(extensions(("bounds" = json!(range(0, MAX_MUTE_SECONDS)))))]
     seconds: i32,
 }
@@ -188,7 +188,8 @@ impl RequestBody for MuteIncidentRequest {}
 
 /// Mute an incident.
 ///
-/// Until then, neither its end nor further incidents of its alarm about the same subject are told.
+/// Until then, there are no notifications of its end, nor of further incidents of its alarm about
+/// the same subject.
 /// They are listed all the same.
 #[utoipa::path(
     post, path = "/incidents/{incident_id}/mute", tag = "alarms", operation_id = "incidents_mute",

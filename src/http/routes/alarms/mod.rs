@@ -1,4 +1,4 @@
-//! `/v1/alarms`: what a project's people are told of.
+//! `/v1/alarms`: when a project's people and endpoints are notified.
 
 pub mod incidents;
 
@@ -108,7 +108,7 @@ impl RequestBody for PutAlarmRequest {}
 
 /// List alarms.
 ///
-/// Every project has some, which it can change. Endpoints of webhooks are told by the events
+/// Every project has some, which it can change. Endpoints of webhooks are notified by the events
 /// `alarm.triggered` and `alarm.resolved`.
 #[utoipa::path(
     get, path = "/alarms", tag = "alarms", operation_id = "alarms_list",

@@ -279,8 +279,8 @@ pub async fn groups(
     let mut conn = app.engine.pools.read_for(project_id).await?;
     let mut rows =
         store::jobs::dead_letters::groups(&mut conn, project_id, before, size.one_more()).await?;
-    let next_cursor = size.cut(&mut rows, |it| {
-        let position = TimePosition { at: it.last_seen_at, id: it.fingerprint };
+    let next_cursor = size.cut(&mut rows, |group| {
+        let position = TimePosition { at: group.last_seen_at, id: group.fingerprint };
         cursor::write_place(&app, list, position)
     });
     let groups: Vec<_> = rows.into_iter().map(DeadLetterGroup::from).collect();

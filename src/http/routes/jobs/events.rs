@@ -167,9 +167,9 @@ fn cut_part(events: &mut Vec<EventView>, last: Option<&str>) -> bool {
     let seen = last.and_then(|last| events.iter().position(|it| it.id == last));
     events.drain(..seen.map_or(0, |it| it + 1));
     let mut bytes = 0;
-    let fitting = events.iter().take_while(|it| {
+    let fitting = events.iter().take_while(|event| {
         let is_first = bytes == 0;
-        bytes += it.payload.as_ref().map_or(0, |it| it.get().len());
+        bytes += event.payload.as_ref().map_or(0, |it| it.get().len());
         is_first || bytes <= PART_BYTES
     });
     let fitting = fitting.count();
@@ -202,13 +202,13 @@ fn history(
         payload: None,
         redacted: false,
     };
-    let mut told = vec![event("enqueued".into(), history::ENQUEUED, row.created_at)];
+    let mut views = vec![event("enqueued".into(), history::ENQUEUED, row.created_at)];
     for it in attempts {
         let (attempt, worker_id) = (Some(it.attempt), Some(it.worker_id));
         let in_attempt =
             |view: EventView| EventView { attempt, worker_id: worker_id.clone(), ..view };
         let claimed = event(format!("claimed-{}", it.attempt), history::CLAIMED, it.claimed_at);
-        told.push(in_attempt(claimed));
+        views.push(in_attempt(claimed));
         let error = JobError::of(ErrorReport {
             kind: it.error_kind,
             message: it.error_message,
@@ -219,10 +219,10 @@ fn history(
         let id = format!("{}-{}", it.outcome.as_str(), it.attempt);
         let ended = in_attempt(event(id, &history::ended(it.outcome), it.ended_at));
         let payload = Some(to_raw_value(&payload).map_err(Error::internal)?);
-        told.push(EventView { payload, ..ended });
+        views.push(EventView { payload, ..ended });
         if it.retry_at.is_none() && it.outcome != AttemptOutcome::Cancelled {
             let id = format!("dead_lettered-{}", it.attempt);
-            told.push(in_attempt(event(id, history::DEAD_LETTERED, it.ended_at)));
+            views.push(in_attempt(event(id, history::DEAD_LETTERED, it.ended_at)));
         }
     }
     let in_last =
@@ -230,20 +230,20 @@ fn history(
     let is_last = matches!(row.state, StoredState::Processing | StoredState::Succeeded);
     if let Some(claimed_at) = row.claimed_at.filter(|_| is_last) {
         let id = format!("claimed-{}", row.attempt);
-        told.push(in_last(event(id, history::CLAIMED, claimed_at)));
+        views.push(in_last(event(id, history::CLAIMED, claimed_at)));
     }
     if let Some(completed_at) = row.completed_at.filter(|_| row.state == StoredState::Succeeded) {
-        told.push(in_last(event("succeeded".into(), history::SUCCEEDED, completed_at)));
+        views.push(in_last(event("succeeded".into(), history::SUCCEEDED, completed_at)));
     }
     for it in events {
         let payload = it.payload.map(RawValue::from_string).transpose().map_err(Error::internal)?;
         let view = event(it.id.to_string(), &it.kind, it.at);
         let (attempt, worker_id) = (it.attempt, it.worker_id);
-        told.push(EventView { attempt, worker_id, payload, ..view });
+        views.push(EventView { attempt, worker_id, payload, ..view });
     }
     // Events of the same instant keep this order.
-    told.sort_by_key(|it| it.at);
-    Ok(told)
+    views.sort_by_key(|it| it.at);
+    Ok(views)
 }
 
 #[cfg(test)]
@@ -267,16 +267,16 @@ mod tests {
     }
 
     fn read_all(events: &[EventView], last: Option<&str>) -> (Vec<String>, usize) {
-        let (mut told, mut parts) = (Vec::new(), 0);
+        let (mut ids, mut parts) = (Vec::new(), 0);
         let mut last = last.map(str::to_owned);
         loop {
             let mut part = events.to_vec();
             let is_last = cut_part(&mut part, last.as_deref());
             last = part.last().map(|it| it.id.clone()).or(last);
-            told.extend(part.into_iter().map(|it| it.id));
+            ids.extend(part.into_iter().map(|it| it.id));
             parts += 1;
             if is_last {
-                return (told, parts);
+                return (ids, parts);
             }
         }
     }

@@ -158,7 +158,7 @@ pub struct JobPage {
     pub cursor: Option<String>,
 }
 
-/// A caller who may not read error messages may not search them either: what is found would tell
+/// A caller who may not read error messages may not search them either: what is found would reveal
 /// them.
 pub(super) fn may_search(who: &Who, filter: &store::jobs::Filter) -> Result<(), Error> {
     match filter.error.is_some() && !who.may_read_payloads() {

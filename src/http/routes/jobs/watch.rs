@@ -102,15 +102,15 @@ pub async fn explain(
     JobInPath(id): JobInPath,
 ) -> Result<Reply<ExplainReply>, Error> {
     let key = JobKey { project_id: caller.project_id, id };
-    let (state, waiting_for, told) = explain::explain(&app.engine, key).await?;
+    let (state, waiting_for, explained) = explain::explain(&app.engine, key).await?;
     Ok(Reply(ExplainReply {
         job_id: id.to_string(),
         state: state.public(),
         waiting_for,
-        summary: told.summary,
-        reason: told.reason,
-        gates: told.conditions.into_iter().map(ConditionView::from).collect(),
-        next_change_at: told.next_change_at,
+        summary: explained.summary,
+        reason: explained.reason,
+        gates: explained.conditions.into_iter().map(ConditionView::from).collect(),
+        next_change_at: explained.next_change_at,
     }))
 }
 

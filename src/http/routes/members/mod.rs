@@ -128,7 +128,7 @@ pub async fn change(
     member.map(|it| Reply(it.into())).ok_or(Error::MemberNotFound)
 }
 
-/// What to do with keys that a removed member or key has created.
+/// The treatment of keys that a removed member or key has created.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -276,7 +276,7 @@ pub async fn invite(
     let token = token.expose_secret().to_owned();
     // The invitation exists, and its token is only in this answer.
     if let Err(error) = app.accounts.mail_invitation((caller.project_id, row.id), &email).await {
-        tracing::error!(error = chain(&error), "an invitation was not mailed");
+        tracing::error!(error = chain(&error), "invitation was not mailed");
     }
     Ok((StatusCode::CREATED, Reply(CreatedInvitation { invitation: row.into(), token })))
 }

@@ -36,7 +36,7 @@ const MAX_PAIRS: i64 = 5_000;
 const MAX_EXPLAINED_QUEUES: usize = 20;
 /// The reason of the others.
 const UNKNOWN: &str = "unknown";
-/// Shorter waits are not told, in seconds.
+/// Shorter waits are not shown, in seconds.
 const MIN_EXPLAINED_SECONDS: f64 = 30.0;
 
 /// Scrape a project's metrics.
@@ -135,11 +135,11 @@ fn show_queues(text: &mut Exposition, named: &[QueueRow], rest: Option<Depth>) {
         "Age of the oldest ready job of a queue; 0: none waits.",
         &|it| it.oldest_ready_at.map_or(0.0, |at| (it.now - at).as_seconds_f64().max(0.0)),
     );
-    gauge("fencepost_project_queue_workers", "Live workers that poll a queue.", &|it| {
-        it.workers as f64
+    gauge("fencepost_project_queue_workers", "Live workers that poll a queue.", &|queue| {
+        queue.workers as f64
     });
-    gauge("fencepost_project_queue_paused", "1 while a queue is paused.", &|it| {
-        f64::from(u8::from(it.paused_at.is_some()))
+    gauge("fencepost_project_queue_paused", "1 while a queue is paused.", &|queue| {
+        f64::from(u8::from(queue.paused_at.is_some()))
     });
 }
 
@@ -161,11 +161,11 @@ async fn oldest_by_reason<'a>(
     let unclear = waits.iter().filter(|it| plain(it.0).is_none()).map(|it| it.1);
     let ids: Vec<_> = unclear.take(MAX_EXPLAINED_QUEUES).collect();
     let reasons = explain::reasons(&app.engine, project_id, &ids).await?;
-    let told = |(queue, id, seconds): (&'a QueueRow, JobId, f64)| {
+    let sample = |(queue, id, seconds): (&'a QueueRow, JobId, f64)| {
         let reason = plain(queue).or_else(|| Some(reasons.get(&id)?.0));
         (queue.queue.as_str(), reason.map_or(UNKNOWN, Reason::name), seconds)
     };
-    Ok(waits.into_iter().map(told).collect())
+    Ok(waits.into_iter().map(sample).collect())
 }
 
 fn show_oldest(text: &mut Exposition, oldest: &[Oldest<'_>]) {
@@ -220,8 +220,8 @@ fn show_totals(text: &mut Exposition, totals: &[Counted]) {
     let counters: [Counter; 4] = [
         ("fencepost_project_jobs_enqueued_total", "Jobs stored.", |it| it.enqueued),
         ("fencepost_project_jobs_claimed_total", "Jobs leased to workers.", |it| it.claimed),
-        ("fencepost_project_jobs_dead_lettered_total", "Jobs dead-lettered.", |it| {
-            it.dead_lettered
+        ("fencepost_project_jobs_dead_lettered_total", "Jobs dead-lettered.", |counts| {
+            counts.dead_lettered
         }),
         ("fencepost_project_jobs_cancelled_total", "Jobs cancelled.", |it| it.cancelled),
     ];

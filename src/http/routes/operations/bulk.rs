@@ -59,7 +59,7 @@ pub fn check_pace(max: Option<i64>, rate_per_second: Option<i32>, check: &mut Ch
 /// Starts an operation, or returns the number of jobs after a dry run.
 ///
 /// # Errors
-/// Those of [`operations::begin`].
+/// The errors of [`operations::begin`].
 pub async fn begin<P>(
     app: &App,
     by: &Caller<P>,

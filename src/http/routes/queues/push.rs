@@ -62,7 +62,7 @@ pub struct Push {
     /// First failure since the last success; null: the last request succeeded.
     #[schema(required)]
     pub failing_since: Option<DateTime<Utc>>,
-    /// What went wrong last: `http_` and a status, `timeout`, `not_connected`, `no_address`,
+    /// The last error: `http_` and a status, `timeout`, `not_connected`, `no_address`,
     /// `address_refused`, `broken_answer`, `headers_too_large` or `no_turn`.
     #[schema(required, example = "http_503")]
     pub last_error: Option<String>,

@@ -193,8 +193,8 @@ pub async fn fires(
     if rows.is_empty() {
         schedules::find(&app.engine, project_id, &id).await?;
     }
-    let next_cursor = size.cut(&mut rows, |it| {
-        cursor::write_place(&app, list, TimePosition { at: it.tick, id: Uuid::nil() })
+    let next_cursor = size.cut(&mut rows, |fire| {
+        cursor::write_place(&app, list, TimePosition { at: fire.tick, id: Uuid::nil() })
     });
     let fires = rows.into_iter().map(Fire::from).collect();
     Ok(Reply(FirePage::of(fires, next_cursor)))

@@ -131,7 +131,7 @@ pub struct FailedTry {
     /// Duration of the try in milliseconds.
     #[schema(required)]
     pub duration_ms: Option<i64>,
-    /// What went wrong: `http_` and the status of the answer; `timeout`; `not_connected`;
+    /// The error: `http_` and the status of the answer; `timeout`; `not_connected`;
     /// `no_address`; `address_refused`: the host is not on the public internet; `broken_answer`;
     /// `headers_too_large`; `no_turn`: too many requests of the project, or to the host, were under
     /// way; or null: the node stopped, or died.

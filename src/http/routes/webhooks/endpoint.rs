@@ -10,9 +10,9 @@ use fencepost_engine::webhooks::EndpointRow;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EndpointState {
-    /// It is told.
+    /// Events are sent to it.
     Enabled,
-    /// It is not told of new events, and deliveries to it wait.
+    /// New events are not sent to it, and deliveries to it wait.
     Disabled,
 }
 
@@ -66,7 +66,7 @@ pub struct Endpoint {
     /// First failure since the last success; null: the last try succeeded.
     #[schema(required)]
     pub failing_since: Option<DateTime<Utc>>,
-    /// Events that it was not told, because 50,000 deliveries to it waited.
+    /// Events that were not sent to it, because 50,000 deliveries to it waited.
     #[schema(example = 0)]
     pub dropped_events: i64,
 }

@@ -1,4 +1,4 @@
-//! `/v1/webhooks`: endpoints that are told what happens to jobs.
+//! `/v1/webhooks`: endpoints that are notified of what happens to jobs.
 
 pub mod deliveries;
 mod endpoint;
@@ -178,7 +178,7 @@ fn event_types(events: &[String], may_be_none: bool, check: &mut Check) -> Vec<S
 }
 
 /// As the audit log shows it. Its readers need not know the rest of the URL, which can be a secret;
-/// its hash tells whether it has changed.
+/// its hash shows whether it has changed.
 fn logged(it: &Endpoint) -> Option<String> {
     let Endpoint { url, events, queues, job_types, callbacks, state, .. } = it;
     let host = outbound::shown_host(url);
@@ -238,7 +238,7 @@ page! {
 
 /// Create an endpoint.
 ///
-/// It is told of events that happen from now on. Its secret is in the answer and nowhere else.
+/// It is notified of events from now on. Its secret is in the answer and nowhere else.
 /// Therefore this request cannot be repeated with an `Idempotency-Key`.
 #[utoipa::path(
     post, path = "/webhooks", tag = "webhooks", operation_id = "webhooks_create",

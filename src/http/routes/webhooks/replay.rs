@@ -25,10 +25,10 @@ use crate::{
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ReplayedDeliveries {
-    /// Those that failed or were cancelled.
+    /// Deliveries that failed or were cancelled.
     #[default]
     Failed,
-    /// Those that were accepted, too: as new deliveries of the same events.
+    /// Accepted deliveries, too: as new deliveries of the same events.
     All,
 }
 

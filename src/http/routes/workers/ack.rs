@@ -14,7 +14,7 @@ use fencepost_domain::{
 };
 use fencepost_engine::{
     reach::Reach,
-    settle::{self, Ack, Acked, AttemptEnd, Failure},
+    settle::{self, Ack, Acked, Failure, ReportedOutcome},
 };
 use fencepost_web::{
     app::App,
@@ -347,15 +347,15 @@ fn accept(who: &Who, request: AckRequest, path: &str) -> Result<Ack, Error> {
     }
     check.finish()?;
     let end = match request.status {
-        AckStatus::Succeeded => AttemptEnd::Succeeded {
+        AckStatus::Succeeded => ReportedOutcome::Succeeded {
             result: request.result.map(|it| Box::<str>::from(it).into_string()),
         },
-        AckStatus::Failed => AttemptEnd::Failed(Failure {
+        AckStatus::Failed => ReportedOutcome::Failed(Failure {
             error: report(request.error.map(|Object(it)| it)),
             retryable: request.retryable.unwrap_or(true),
             retry_after_seconds: request.retry_after_seconds,
         }),
-        AckStatus::Released => AttemptEnd::Released,
+        AckStatus::Released => ReportedOutcome::Released,
     };
     let job_id = accept_job_id(&request.job_id)?;
     Ok(Ack { job_id, fence, end, duration_ms: request.duration_ms })

@@ -27,7 +27,7 @@ use crate::accounts::{
     keys::{self, KeyOrigin, KeyRequest, MadeKey, TrustedTokens},
 };
 
-/// What a token says of its bearer.
+/// The claims of a token.
 #[derive(Debug, Clone, Deserialize)]
 pub struct BearerClaims {
     sub: String,
@@ -69,7 +69,7 @@ impl Accounts {
         let (issuer, subject) = (issuer.issuer.url(), claims.sub.as_str());
         let pair = format!("{issuer} {subject}");
         self.throttle(&[charge("exchanged", &pair, EXCHANGES_PER_SUBJECT)]).await?;
-        // The subject is its own: it tells nothing of projects.
+        // The subject is its own: it says nothing of projects.
         let unknown =
             || refused(format!("the project has no live key with this id that trusts {subject:?}"));
         let mut conn = self.pool.acquire().await?;
@@ -118,7 +118,7 @@ impl Accounts {
             Ok(Err(OidcError::Token(why))) => Err(refused(why)),
             Ok(Err(error)) => {
                 let (issuer, error) = (known.issuer.url(), fencepost_domain::error::chain(&error));
-                tracing::warn!(issuer, error, "a token cannot be checked");
+                tracing::warn!(issuer, error, "token of an identity provider was not verified");
                 Err(Error::NotReady("the issuer of the token does not answer"))
             }
             Err(_) => Err(Error::NotReady("the issuer of the token does not answer in time")),

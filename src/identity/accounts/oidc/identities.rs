@@ -60,7 +60,7 @@ impl Accounts {
         security::note(&mut tx, bearer.account_id, event, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
-        self.tell_owner(bearer.account_id, event, client);
+        self.notify_owner(bearer.account_id, event, client);
         Ok(Ok(Arrival::Linked))
     }
 
@@ -84,7 +84,7 @@ impl Accounts {
         security::note(&mut tx, bearer.account_id, event, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
-        self.tell_owner(bearer.account_id, event, client);
+        self.notify_owner(bearer.account_id, event, client);
         Ok(())
     }
 }

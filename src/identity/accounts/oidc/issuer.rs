@@ -113,14 +113,14 @@ impl IdClaims {
     }
 }
 
-/// What a code is exchanged for.
+/// The answer of a provider that exchanges a code.
 #[derive(Deserialize)]
 pub struct ProviderTokens {
     pub id_token: SecretString,
     access_token: SecretString,
 }
 
-/// What a provider tells about a person beside the ID token.
+/// A person's data at a provider, beside the ID token.
 #[derive(Deserialize)]
 struct UserInfo {
     sub: String,
@@ -307,8 +307,8 @@ impl Issuer {
         self.call(request.form(&form)).await
     }
 
-    /// The claims with the address. Most providers put it into the ID token; others tell it only at
-    /// their userinfo endpoint.
+    /// The claims with the address. Most providers put it into the ID token; others return it only
+    /// at their userinfo endpoint.
     ///
     /// # Errors
     /// [`OidcError`].
@@ -390,8 +390,8 @@ impl IdClaims {
 
 /// The key of a set that a token names; without a name, the only one that fits.
 fn choose(keys: &JwkSet, kid: Option<&str>, algorithm: Algorithm) -> Option<DecodingKey> {
-    let fitting = keys.keys.iter().filter(|it| {
-        let common = &it.common;
+    let fitting = keys.keys.iter().filter(|key| {
+        let common = &key.common;
         let signs = common.public_key_use.as_ref().is_none_or(|it| *it == PublicKeyUse::Signature);
         let named = common.key_algorithm.map(|it| it.to_string());
         let fits = named.is_none_or(|it| it == format!("{algorithm:?}"));

@@ -69,9 +69,9 @@ impl Providers {
             Ok(Provider { config, issuer })
         });
         let logins = logins.collect::<anyhow::Result<_>>()?;
-        let token_issuers = token_issuers.into_iter().map(|it| {
-            let issuer = Issuer::new(&it.issuer, it.keys)?;
-            Ok(TokenIssuer { audience: it.audience, issuer })
+        let token_issuers = token_issuers.into_iter().map(|settings| {
+            let issuer = Issuer::new(&settings.issuer, settings.keys)?;
+            Ok(TokenIssuer { audience: settings.audience, issuer })
         });
         Ok(Self { logins, token_issuers: token_issuers.collect::<anyhow::Result<_>>()? })
     }
@@ -110,7 +110,7 @@ impl Providers {
     }
 }
 
-/// What a login must remember while the person is at the provider.
+/// The state of a login while the person is at the provider.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Pending {
     provider: String,
@@ -130,7 +130,7 @@ pub struct Departure {
     pub kept: SecretString,
 }
 
-/// What a provider has appended to our URL.
+/// The parameters that a provider has appended to our URL.
 #[derive(Debug, Default)]
 pub struct Answer<'a> {
     pub state: &'a str,
@@ -149,7 +149,7 @@ pub enum Arrival {
     Linked,
 }
 
-/// Why a login with a provider was refused. The person is told, and may try again.
+/// Why a login with a provider was refused. The person sees it, and may try again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
     /// It was begun by another browser or session, or too long ago, or it has ended.
@@ -339,10 +339,10 @@ impl Accounts {
     }
 }
 
-/// Told to visitors.
+/// Shown to visitors.
 const SILENT: &str = "the login provider does not answer: try again, or log in with your password";
 
 fn note_failure(provider: &Provider, error: &OidcError) {
     let (provider, error) = (&provider.config.name, fencepost_domain::error::chain(error));
-    tracing::warn!(provider, error, "a login with a provider has failed");
+    tracing::warn!(provider, error, "login with an identity provider failed");
 }

@@ -111,7 +111,7 @@ impl Registration {
     /// authenticator has verified the person.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The rule that was broken.
     pub fn check(&self, of: RelyingParty<'_>, challenge: &str) -> Result<NewPasskey, Refused> {
         check_client_data(&decode(&self.response.client_data)?, Act::Create, of, challenge)?;
         let object = decode(&self.response.attestation_object)?;
@@ -164,7 +164,7 @@ impl Assertion {
     /// authenticator has verified the person. `user` is the account that has the passkey.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The rule that was broken.
     pub fn check(
         &self,
         of: RelyingParty<'_>,

@@ -34,7 +34,7 @@ const PURPOSE: &str = "passkey";
 const NAME: &str = "Fencepost";
 const MILLIS: u64 = 1_000;
 
-/// What a challenge is for.
+/// The purpose of a challenge.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct SignedChallenge {
     challenge: String,
@@ -191,7 +191,7 @@ impl Accounts {
         security::note(&mut tx, id, event, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
-        self.tell_owner(id, event, client);
+        self.notify_owner(id, event, client);
         Ok(AddedPasskey { row, recovery_codes })
     }
 
@@ -217,7 +217,7 @@ impl Accounts {
         security::note(&mut tx, id, event, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
-        self.tell_owner(id, event, client);
+        self.notify_owner(id, event, client);
         Ok(())
     }
 
@@ -254,7 +254,7 @@ impl Accounts {
         let (signed_in, event) = self.open_session(&mut tx, id, Login::Proved, client).await?;
         tx.commit().await?;
         drop(conn);
-        self.tell_owner(id, event, client);
+        self.notify_owner(id, event, client);
         Ok(signed_in)
     }
 

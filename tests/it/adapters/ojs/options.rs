@@ -108,9 +108,9 @@ fn a_job_may_direct_its_worker_in_a_test_project_only() {
                 let fetched = t.post(&format!("{OJS}/workers/fetch"), wanted).await.is(200);
                 assert_eq!(fetched["jobs"][0]["id"], job["id"]);
                 let beat = json!({"worker_id": worker, "active_jobs": [job["id"]]});
-                let told = t.post(&format!("{OJS}/workers/heartbeat"), beat).await.is(200);
+                let reported = t.post(&format!("{OJS}/workers/heartbeat"), beat).await.is(200);
                 let is_obeyed = mode == "test" && ["quiet", "terminate"].contains(&directive);
-                assert_eq!(told["state"], if is_obeyed { directive } else { "running" });
+                assert_eq!(reported["state"], if is_obeyed { directive } else { "running" });
                 super::settle(t, "ack", &job, json!({"worker_id": worker})).await.is(200);
             }
         }

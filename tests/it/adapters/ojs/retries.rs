@@ -26,7 +26,7 @@ async fn fetch_when_there(t: &LoneProject) -> Value {
 }
 
 #[test]
-fn waits_grow_as_the_policy_says_and_are_told() {
+fn retry_waits_grow_by_the_policy_and_are_reported() {
     run_alone(async |t| {
         let policies = [
             (json!({"backoff_coefficient": 10.0, "max_interval": "PT20S"}), [2_000, 20_000]),
@@ -41,16 +41,16 @@ fn waits_grow_as_the_policy_says_and_are_told() {
             let job = enqueue(t, with_retry(policy)).await;
             fetch_one(t, "default").await;
             for (attempt, wait) in (1..).zip(waits) {
-                let told = settle(t, "nack", &job, broken("no")).await.is(200);
+                let reported = settle(t, "nack", &job, broken("no")).await.is(200);
                 assert_eq!(
-                    (&told["state"], &told["attempt"]),
+                    (&reported["state"], &reported["attempt"]),
                     (&json!("retryable"), &json!(attempt))
                 );
                 assert_eq!(
-                    (&told["retry_delay_ms"], &told["max_attempts"]),
+                    (&reported["retry_delay_ms"], &reported["max_attempts"]),
                     (&json!(wait), &json!(4))
                 );
-                assert!(told["next_attempt_at"].is_string());
+                assert!(reported["next_attempt_at"].is_string());
                 let again = fetch_when_there(t).await;
                 assert_eq!(
                     (&again["attempt"], &again["retry_delay_ms"]),
@@ -85,9 +85,9 @@ fn a_history_of_errors_is_kept_until_the_job_is_discarded() {
         assert!(over["discarded_at"].is_string() && over["completed_at"].is_string());
         let letters = t.get(&format!("{OJS}/dead-letter")).await.is(200)["jobs"].clone();
         assert_eq!((&letters[0]["id"], &letters[0]["state"]), (&job["id"], &json!("discarded")));
-        let told = |it: &Value| (it["message"].clone(), it["attempt"].clone());
+        let reported = |it: &Value| (it["message"].clone(), it["attempt"].clone());
         let errors: Vec<_> =
-            letters[0]["errors"].as_array().expect("errors").iter().map(told).collect();
+            letters[0]["errors"].as_array().expect("errors").iter().map(reported).collect();
         assert_eq!(errors, [(json!("first"), json!(1)), (json!("second"), json!(2))]);
     });
 }

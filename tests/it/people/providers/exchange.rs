@@ -31,12 +31,12 @@ async fn served(name: &str) -> (Liar, TestServer, LoneProject) {
 }
 
 /// A token of the CI service.
-fn token(liar: &Liar, t: &LoneProject, told: &[(&str, Value)]) -> String {
+fn token(liar: &Liar, t: &LoneProject, reported: &[(&str, Value)]) -> String {
     let mut claims = json!({
         "iss": format!("{}/ci", liar.url), "aud": t.url, "sub": SUBJECT,
         "iat": now() - 3_000, "exp": now() + 3_600,
     });
-    for (name, value) in told {
+    for (name, value) in reported {
         claims[*name] = value.clone();
     }
     liar.sign(&json!({"alg": "ES256", "kid": "one"}), &claims)
@@ -114,7 +114,7 @@ fn a_job_of_a_ci_service_gets_a_key_of_minutes_for_its_token() {
         let sql = "update api_keys set expires_at = now() - interval '25 h' where is_exchanged";
         t.database.execute(sql).await;
         let mut conn = t.database.connect().await;
-        fencepost_store::sweep::purge::prune_people(&mut conn, 400, 90).await.expect("pruned");
+        fencepost_store::sweep::purge::prune_expired(&mut conn).await.expect("pruned");
         assert_eq!(t.database.number("select count(*) from api_keys").await, 3);
         server.stop().await;
     });
@@ -135,7 +135,7 @@ fn a_token_that_the_key_does_not_trust_gets_nothing() {
         let path = format!("/v1/keys/{}", ended["id"].as_str().expect("an id"));
         t.delete(&path).await.is_empty(204);
 
-        let lie = |told: &[(&str, Value)]| token(&liar, &t, told);
+        let lie = |reported: &[(&str, Value)]| token(&liar, &t, reported);
         let ended_body = body(&t, &ended, &lie(&[("sub", json!("x"))]));
         let forged = format!("{}x", &good[..good.len() - 1]);
         let refused = [
@@ -172,8 +172,8 @@ fn a_token_that_the_key_does_not_trust_gets_nothing() {
 
         let make =
             async |trusts: Value| t.post("/v1/keys", json!({"name": "x", "trusts": trusts})).await;
-        let told = make(json!({"issuer": "https://ci.example", "subject": "x"})).await;
-        assert!(told.refuses("trusts.issuer").contains(&ci));
+        let reported = make(json!({"issuer": "https://ci.example", "subject": "x"})).await;
+        assert!(reported.refuses("trusts.issuer").contains(&ci));
         for subject in ["", "*", "a*b", &"x".repeat(256)] {
             make(json!({"issuer": ci, "subject": subject})).await.refuses("trusts.subject");
         }

@@ -70,22 +70,22 @@ impl Liar {
 
 async fn discovery(State(liar): State<Liar>, Path(name): Path<String>) -> Response {
     let url = &liar.url;
-    let mut told = json!({
+    let mut reported = json!({
         "issuer": format!("{url}/{name}"), "authorization_endpoint": format!("{url}/auth"),
         "token_endpoint": format!("{url}/token"), "jwks_uri": format!("{url}/keys"),
     });
     match name.as_str() {
-        "impostor" => told["issuer"] = json!("https://accounts.example.com"),
-        "plain" => told["token_endpoint"] = json!("http://example.com/token"),
-        "huge" => told["more"] = json!("x".repeat(300_000)),
+        "impostor" => reported["issuer"] = json!("https://accounts.example.com"),
+        "plain" => reported["token_endpoint"] = json!("http://example.com/token"),
+        "huge" => reported["more"] = json!("x".repeat(300_000)),
         "moved" => {
             return Redirect::to("/moved-away/.well-known/openid-configuration").into_response();
         }
-        "moved-away" => told["issuer"] = json!(format!("{url}/moved")),
+        "moved-away" => reported["issuer"] = json!(format!("{url}/moved")),
         "junk" => return "<html>".into_response(),
         _ => (),
     }
-    Json(told).into_response()
+    Json(reported).into_response()
 }
 
 async fn keys(State(liar): State<Liar>) -> Json<Value> {
@@ -121,7 +121,7 @@ async fn arrive(
     server: &TestServer,
     liar: &Liar,
     count: usize,
-    told: fn(&mut Value, &mut Value),
+    reported: fn(&mut Value, &mut Value),
 ) -> String {
     let t = server.project(&format!("p{count}")).await;
     let mut browser = Browser::new(&t, &format!("p{count}@example.com"));
@@ -133,7 +133,7 @@ async fn arrive(
         "iss": format!("{}/good", liar.url), "aud": "me", "sub": "ada", "nonce": of("nonce"),
         "iat": now(), "exp": now() + 300, "email": "ada@example.com", "email_verified": true,
     });
-    told(&mut head, &mut claims);
+    reported(&mut head, &mut claims);
     let mut token = liar.sign(&head, &claims);
     if let Some(end) = claims["end"].as_str() {
         token = format!("{}.{end}", token.rsplit_once('.').expect("parts").0);

@@ -10,17 +10,17 @@ use std::{
 use fencepost_domain::{error::Error, ids::ProjectId};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Batch, MAX_BATCH_BYTES};
+use super::{GroupCommit, MAX_COMMIT_BYTES};
 
 /// Room for waiting items, in KiB; an item takes one and its bytes.
 pub(super) const MAX_WAITING_KIB: usize = 64 * 1024;
 /// How much of it one project may take, in KiB.
 pub(super) const MAX_WAITING_KIB_OF_PROJECT: usize = 16 * 1024;
-/// Waiting items of one project that are looked at for one batch, as a multiple of its rows: many
-/// may have a key that is in the batch already.
+/// Waiting items of one project that are looked at for one commit, as a multiple of its rows: many
+/// may have a key that is in the commit already.
 const LOOKED_AT_PER_ROW: usize = 2;
-/// While several projects write, one gets at most this part of the rows of a batch: others wait
-/// until a batch in flight is done, so it must not be long.
+/// While several projects write, one gets at most this part of the rows of a commit: others wait
+/// until a commit in flight is done, so it must not be long.
 const SHARED_PART: usize = 5;
 /// For how long after an item of another project several write.
 const SHARED_TIME: Duration = Duration::from_secs(1);
@@ -76,26 +76,26 @@ impl Drop for TakenRoom {
 }
 
 /// A caller that waits for an answer.
-pub(super) struct Waiter<B: Batch> {
+pub(super) struct Waiter<B: GroupCommit> {
     pub since: Instant,
     pub answer: oneshot::Sender<Result<B::Answer, Error>>,
     pub _room: TakenRoom,
 }
 
 /// An item, and who waits for it.
-pub(super) struct Entry<B: Batch> {
+pub(super) struct Entry<B: GroupCommit> {
     pub item: B::Item,
     pub waiters: Vec<Waiter<B>>,
 }
 
 /// The waiting items of one project.
-struct Lane<B: Batch> {
+struct Lane<B: GroupCommit> {
     entries: VecDeque<Entry<B>>,
-    /// What it has written so far, in rows: who has least comes next.
+    /// Rows that it has written so far: the project with the least comes next.
     used: u64,
 }
 
-pub(super) struct Intake<B: Batch> {
+pub(super) struct Intake<B: GroupCommit> {
     receiver: mpsc::UnboundedReceiver<Entry<B>>,
     lanes: HashMap<ProjectId, Lane<B>>,
     /// `used` of the last project that came next: a new project begins there.
@@ -106,16 +106,16 @@ pub(super) struct Intake<B: Batch> {
     before: Option<(ProjectId, Instant)>,
 }
 
-/// Items of one batch.
-pub(super) struct Cut<B: Batch> {
+/// Items of one commit.
+pub(super) struct Cut<B: GroupCommit> {
     pub entries: Vec<Entry<B>>,
-    /// Whether it is one item larger than other batches may be.
+    /// Whether it is one item larger than other commits may be.
     pub is_heavy: bool,
     /// Whether other projects write, too.
     pub is_shared: bool,
 }
 
-impl<B: Batch> Intake<B> {
+impl<B: GroupCommit> Intake<B> {
     pub fn new(receiver: mpsc::UnboundedReceiver<Entry<B>>) -> Self {
         let (latest, before) = (None, None);
         Self { receiver, lanes: HashMap::new(), turn: 0, waiting: 0, latest, before }
@@ -162,8 +162,8 @@ impl<B: Batch> Intake<B> {
         std::mem::take(&mut self.lanes).into_values().flat_map(|it| it.entries)
     }
 
-    /// Takes the items of the next batch, up to its limits. None: nothing may be written now. An
-    /// item larger than [`MAX_BATCH_BYTES`] is a batch of its own, and waits unless `heavy_may`.
+    /// Takes the items of the next commit, up to its limits. None: nothing may be written now. An
+    /// item larger than [`MAX_COMMIT_BYTES`] is a commit of its own, and waits unless `heavy_may`.
     pub fn cut(&mut self, heavy_may: bool) -> Option<Cut<B>> {
         self.add_all();
         let mut cut = Building::<B>::default();
@@ -219,8 +219,8 @@ impl<B: Batch> Intake<B> {
     }
 }
 
-/// A batch to which items are added.
-struct Building<B: Batch> {
+/// A commit to which items are added.
+struct Building<B: GroupCommit> {
     entries: Vec<Entry<B>>,
     keys: HashMap<B::Key, usize>,
     rows: usize,
@@ -228,13 +228,13 @@ struct Building<B: Batch> {
     is_heavy: bool,
 }
 
-impl<B: Batch> Default for Building<B> {
+impl<B: GroupCommit> Default for Building<B> {
     fn default() -> Self {
         Self { entries: Vec::new(), keys: HashMap::new(), rows: 0, bytes: 0, is_heavy: false }
     }
 }
 
-enum Added<B: Batch> {
+enum Added<B: GroupCommit> {
     /// With its cost in rows.
     Yes(u64),
     /// It asks for the same as another item, and gets the same answer.
@@ -243,7 +243,7 @@ enum Added<B: Batch> {
     NoRoom(Entry<B>),
 }
 
-impl<B: Batch> Building<B> {
+impl<B: GroupCommit> Building<B> {
     fn add(&mut self, mut entry: Entry<B>, heavy_may: bool) -> Added<B> {
         let key = B::key(&entry.item);
         if let Some(at) = self.keys.get(&key) {
@@ -255,8 +255,8 @@ impl<B: Batch> Building<B> {
             return Added::ToAnother;
         }
         let (rows, bytes) = (B::rows(&entry.item), B::bytes(&entry.item));
-        let is_heavy = bytes > MAX_BATCH_BYTES;
-        let fits = self.rows + rows <= B::MAX_ROWS && self.bytes + bytes <= MAX_BATCH_BYTES;
+        let is_heavy = bytes > MAX_COMMIT_BYTES;
+        let fits = self.rows + rows <= B::MAX_ROWS && self.bytes + bytes <= MAX_COMMIT_BYTES;
         if is_heavy && !heavy_may || !self.entries.is_empty() && !fits {
             return Added::NoRoom(entry);
         }

@@ -1,26 +1,26 @@
-//! The batch of failures and releases.
+//! The group commit of failures and releases.
 
 use std::collections::HashMap;
 
 use fencepost_domain::{
     error::Error,
     ids::{JobKey, ProjectId},
-    job::Ending,
+    job::OutcomeCause,
     lease::Fence,
 };
 use fencepost_store::{
     self as store,
     connection::pools::{self, Pool},
-    settle::settle_failure::AfterEnd,
+    settle::settle_failure::AfterOutcome,
 };
 use sqlx::Acquire;
 
 use super::{Acked, Failure, Settling, explain_left, failure, may_write};
-use crate::{batch::Batch, notify::Notifier};
+use crate::{group_commit::GroupCommit, notify::Notifier};
 
 /// A failure or release to record, if its fence still holds.
 #[derive(Debug, Clone)]
-pub struct EndRequest {
+pub struct FailureOrRelease {
     pub(crate) key: JobKey,
     pub(crate) fence: Fence,
     /// None: a release.
@@ -28,9 +28,9 @@ pub struct EndRequest {
     pub(crate) duration_ms: Option<i64>,
 }
 
-impl EndRequest {
-    fn ending(&self) -> Ending<'_> {
-        self.failure.as_ref().map_or(Ending::Released, |it| Ending::Failed {
+impl FailureOrRelease {
+    fn ending(&self) -> OutcomeCause<'_> {
+        self.failure.as_ref().map_or(OutcomeCause::Released, |it| OutcomeCause::Failed {
             retryable: it.retryable,
             error_kind: it.error.kind.as_deref(),
             retry_after_seconds: it.retry_after_seconds,
@@ -38,14 +38,14 @@ impl EndRequest {
     }
 }
 
-/// The batch of failures and releases.
-pub struct Endings {
+/// The group commit of failures and releases.
+pub struct Failures {
     pub(crate) pool: Pool,
     pub(crate) notifier: Notifier,
 }
 
-impl Batch for Endings {
-    type Item = EndRequest;
+impl GroupCommit for Failures {
+    type Item = FailureOrRelease;
     type Answer = Settling<Acked>;
     type Key = JobKey;
     type Connection = pools::Connection;
@@ -53,17 +53,17 @@ impl Batch for Endings {
     const KIND: &'static str = "end";
     const MAX_ROWS: usize = 500;
 
-    fn bytes(item: &EndRequest) -> usize {
+    fn bytes(item: &FailureOrRelease) -> usize {
         let Some(failure) = &item.failure else { return 0 };
         let texts = [&failure.error.kind, &failure.error.message, &failure.error.stack_trace];
         texts.iter().map(|it| it.as_ref().map_or(0, String::len)).sum()
     }
 
-    fn key(item: &EndRequest) -> JobKey {
+    fn key(item: &FailureOrRelease) -> JobKey {
         item.key
     }
 
-    fn project(item: &EndRequest) -> ProjectId {
+    fn project(item: &FailureOrRelease) -> ProjectId {
         item.key.project_id
     }
 
@@ -74,7 +74,7 @@ impl Batch for Endings {
     async fn flush(
         &self,
         conn: &mut Self::Connection,
-        items: &[EndRequest],
+        items: &[FailureOrRelease],
         is_in_doubt: bool,
     ) -> sqlx::Result<Vec<Result<Self::Answer, Error>>> {
         let mut tx = conn.begin().await?;
@@ -82,7 +82,7 @@ impl Batch for Endings {
         let fences = sure.map(|it| (it.key, &it.fence));
         let held = store::settle::settle_failure::lock_held(&mut tx, fences).await?;
         let requests: HashMap<_, _> = items.iter().map(|it| (it.key, it)).collect();
-        let ends: Vec<_> = held
+        let outcomes: Vec<_> = held
             .into_iter()
             .filter_map(|held| requests.get(&held.key()).map(|it| (held, *it)))
             .map(|(held, it)| {
@@ -90,14 +90,14 @@ impl Batch for Endings {
                 failure::decide(&held, &it.ending(), error, it.duration_ms)
             })
             .collect();
-        let ended = failure::write(&mut tx, &ends).await?;
+        let settled = failure::write(&mut tx, &outcomes).await?;
         tx.commit().await?;
-        failure::tell(&self.notifier, &ends, &ended);
-        let done: HashMap<_, _> = ended.iter().map(|it| (it.job.key(), acked(it))).collect();
+        failure::publish(&self.notifier, &outcomes, &settled);
+        let done: HashMap<_, _> = settled.iter().map(|it| (it.job.key(), acked(it))).collect();
         let left = items.iter().filter(|it| !done.contains_key(&it.key));
         // What was committed stays, whatever becomes of the explanations.
         let left = explain_left(conn, left.map(|it| (it.key, &it.fence))).await;
-        let answer = |it: &EndRequest| {
+        let answer = |it: &FailureOrRelease| {
             if !may_write(&it.fence, is_in_doubt) {
                 return Err(Error::InDoubt);
             }
@@ -111,6 +111,6 @@ impl Batch for Endings {
     }
 }
 
-fn acked(ended: &AfterEnd) -> Acked {
-    ended.retry_at.map_or(Acked::Done { children_activated: None }, |at| Acked::Retry { at })
+fn acked(settled: &AfterOutcome) -> Acked {
+    settled.retry_at.map_or(Acked::Done { children_activated: None }, |at| Acked::Retry { at })
 }

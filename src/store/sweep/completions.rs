@@ -3,19 +3,19 @@
 use fencepost_domain::{ids::ProjectId, limits::BATCH_KEEP_DAYS};
 use sqlx::PgConnection;
 
-use crate::workflows::ends::EndKey;
+use crate::workflows::completions::CompletionKey;
 
 /// Ends of one project that one pass processes at most. The statement carries the same number as a
 /// literal.
-pub const MAX_ENDS_OF_PROJECT: usize = 100;
+pub const MAX_COMPLETIONS_OF_PROJECT: usize = 100;
 
 /// Ends that one pass processes at most. The statement carries the same number as a literal.
-pub const MAX_ENDS: usize = 5_000;
+pub const MAX_COMPLETIONS: usize = 5_000;
 
-/// The oldest ends of each project, at most [`MAX_ENDS`]. Those of suspended projects wait.
-pub async fn find(conn: &mut PgConnection) -> sqlx::Result<Vec<EndKey>> {
+/// The oldest ends of each project, at most [`MAX_COMPLETIONS`]. Those of suspended projects wait.
+pub async fn find(conn: &mut PgConnection) -> sqlx::Result<Vec<CompletionKey>> {
     sqlx::query_as!(
-        EndKey,
+        CompletionKey,
         r#"
         with recursive project(id) as (
             (select project_id from job_ends order by project_id limit 1)

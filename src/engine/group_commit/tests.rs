@@ -1,4 +1,4 @@
-//! Batches, their bounds, and who is answered what.
+//! Commits, their bounds, and who is answered what.
 
 use std::{collections::HashSet, sync::Mutex as StdMutex};
 
@@ -9,7 +9,7 @@ use super::{
 use sqlx::error::{DatabaseError, ErrorKind};
 use tokio::sync::Mutex;
 
-/// What PostgreSQL answers to an id that exists.
+/// The error of PostgreSQL about an id that exists.
 #[derive(Debug, thiserror::Error)]
 #[error("duplicate key value violates unique constraint")]
 struct DuplicateId;
@@ -32,11 +32,11 @@ impl DatabaseError for DuplicateId {
     }
 }
 
-/// Remembers its batches. Fails like a bad statement if a batch contains a 13. A 14 is written by
+/// Remembers its commits. Fails like a bad statement if a commit contains a 13. A 14 is written by
 /// an earlier try, and the next one finds it. A 15 is never found.
 #[derive(Clone, Default)]
 struct Recorder {
-    batches: Arc<StdMutex<Vec<Vec<u32>>>>,
+    commits: Arc<StdMutex<Vec<Vec<u32>>>>,
     gate: Arc<Mutex<()>>,
 }
 
@@ -48,7 +48,7 @@ impl Kept for NoConnection {
     }
 }
 
-impl Batch for Recorder {
+impl GroupCommit for Recorder {
     type Item = u32;
     type Answer = u32;
     type Key = u32;
@@ -85,7 +85,7 @@ impl Batch for Recorder {
         if items.contains(&13) {
             return Err(sqlx::Error::Decode("thirteen".into()));
         }
-        self.batches.lock().expect("no panic").push(items.to_vec());
+        self.commits.lock().expect("no panic").push(items.to_vec());
         Ok(items.iter().map(|it| Ok(it * 2)).collect())
     }
 }
@@ -108,26 +108,26 @@ async fn submit_together(recorder: &Recorder, items: &[u32]) -> Vec<Result<u32, 
 }
 
 #[tokio::test]
-async fn every_caller_gets_its_own_answer_and_batches_stay_within_their_bound() {
+async fn every_caller_gets_its_own_answer_and_commits_stay_within_their_bound() {
     let recorder = Recorder::default();
     let answers = submit_together(&recorder, &[3, 4, 5, 6, 7, 8, 9]).await;
     let answers: Vec<_> = answers.into_iter().map(|it| it.expect("answered")).collect();
     assert_eq!(answers, [6, 8, 10, 12, 14, 16, 18]);
-    let batches = recorder.batches.lock().expect("no panic").clone();
-    assert!(batches.iter().all(|it| it.len() <= Recorder::MAX_ROWS));
-    assert!(batches.len() < 9, "nine items shared batches: {batches:?}");
+    let commits = recorder.commits.lock().expect("no panic").clone();
+    assert!(commits.iter().all(|it| it.len() <= Recorder::MAX_ROWS));
+    assert!(commits.len() < 9, "nine items shared commits: {commits:?}");
 }
 
 #[tokio::test]
-async fn two_items_of_one_key_never_share_a_batch() {
+async fn two_items_of_one_key_never_share_a_commit() {
     let recorder = Recorder::default();
     submit_together(&recorder, &[5, 105, 205, 6]).await;
-    let batches = recorder.batches.lock().expect("no panic").clone();
-    for batch in &batches {
-        let keys: HashSet<_> = batch.iter().map(Recorder::key).collect();
-        assert_eq!(keys.len(), batch.len(), "{batches:?}");
+    let commits = recorder.commits.lock().expect("no panic").clone();
+    for commit in &commits {
+        let keys: HashSet<_> = commit.iter().map(Recorder::key).collect();
+        assert_eq!(keys.len(), commit.len(), "{commits:?}");
     }
-    assert_eq!(batches.iter().map(Vec::len).sum::<usize>(), 6);
+    assert_eq!(commits.iter().map(Vec::len).sum::<usize>(), 6);
 }
 
 #[tokio::test]
@@ -152,8 +152,8 @@ async fn the_same_item_twice_is_written_once_and_answered_twice() {
     let recorder = Recorder::default();
     let answers = submit_together(&recorder, &[5, 5, 5, 6]).await;
     assert!(answers.iter().take(3).all(|it| matches!(it, Ok(10))), "{answers:?}");
-    let batches = recorder.batches.lock().expect("no panic").clone();
-    assert_eq!(batches.iter().flatten().filter(|it| **it == 5).count(), 1, "{batches:?}");
+    let commits = recorder.commits.lock().expect("no panic").clone();
+    assert_eq!(commits.iter().flatten().filter(|it| **it == 5).count(), 1, "{commits:?}");
 }
 
 #[tokio::test]
@@ -161,12 +161,12 @@ async fn projects_take_turns() {
     let recorder = Recorder::default();
     let many = (20..60).chain([10_001, 10_002]).collect::<Vec<_>>();
     submit_together(&recorder, &many).await;
-    let batches = recorder.batches.lock().expect("no panic").clone();
-    let of_the_other = batches.iter().position(|it| it.contains(&10_002));
-    assert!(of_the_other.is_some_and(|it| it <= 3), "{batches:?}");
-    // The first two were written before the other project came; then none fills a batch.
+    let commits = recorder.commits.lock().expect("no panic").clone();
+    let of_the_other = commits.iter().position(|it| it.contains(&10_002));
+    assert!(of_the_other.is_some_and(|it| it <= 3), "{commits:?}");
+    // The first two were written before the other project came; then none fills a commit.
     let of_one = |it: &Vec<u32>| it.iter().filter(|it| **it < 10_000).count();
-    assert!(batches.iter().skip(2).all(|it| of_one(it) <= 1), "{batches:?}");
+    assert!(commits.iter().skip(2).all(|it| of_one(it) <= 1), "{commits:?}");
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Ends of jobs with callbacks or a batch, or of a workflow whose end is told, until the loop has
+//! Ends of jobs with callbacks or a batch, or of a workflow with an endpoint, until the loop has
 //! processed them.
 
 use sqlx::PgConnection;
@@ -7,16 +7,16 @@ use fencepost_domain::ids::{BatchId, JobId, ProjectId, WorkflowId};
 
 /// Something that happened to a job or a batch.
 #[derive(Debug, Clone)]
-pub struct JobEnd {
+pub struct Completion {
     pub project_id: ProjectId,
     /// The job that has ended; none: jobs were added to the batch.
     pub job_id: Option<JobId>,
     pub batch_id: Option<BatchId>,
-    /// A workflow that it may end, if that is to be told.
+    /// A workflow that it may complete, if an endpoint is to be notified.
     pub workflow_id: Option<WorkflowId>,
     /// JSON of the jobs that it enqueues.
     pub callbacks: Option<String>,
-    /// What it adds to the batch.
+    /// Number of jobs that it adds to the batch.
     pub jobs: i32,
     pub succeeded: i16,
     pub dead_letter: i16,
@@ -26,7 +26,7 @@ pub struct JobEnd {
 
 /// Where an end stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct EndKey {
+pub struct CompletionKey {
     pub project_id: ProjectId,
     pub id: i64,
 }
@@ -42,9 +42,9 @@ pub async fn take(
     conn: &mut PgConnection,
     project_id: ProjectId,
     ids: &[i64],
-) -> sqlx::Result<Vec<JobEnd>> {
+) -> sqlx::Result<Vec<Completion>> {
     sqlx::query_as!(
-        JobEnd,
+        Completion,
         r#"
         with taken as materialized (
             select id

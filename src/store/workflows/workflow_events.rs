@@ -1,4 +1,4 @@
-//! What is told of the ends of workflows.
+//! States of workflows that endpoints are notified of.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
@@ -34,23 +34,23 @@ pub async fn has_open_jobs(
 
 /// A workflow that may have ended.
 #[derive(Debug, Clone)]
-pub struct MaybeEnded {
+pub struct MaybeCompleted {
     pub cancelled_at: Option<DateTime<Utc>>,
-    /// Told of its end.
+    /// URL that is notified when it has completed.
     pub callback_url: Option<String>,
-    /// The end that was told last.
+    /// The final state that was sent last.
     pub told_state: Option<String>,
 }
 
-/// A workflow, locked until the end of the transaction, so that one node tells of its end. None: it
+/// A workflow, locked until the end of the transaction, so that one node stores the event. None: it
 /// was deleted.
 pub async fn lock(
     conn: &mut PgConnection,
     project_id: ProjectId,
     id: WorkflowId,
-) -> sqlx::Result<Option<MaybeEnded>> {
+) -> sqlx::Result<Option<MaybeCompleted>> {
     sqlx::query_as!(
-        MaybeEnded,
+        MaybeCompleted,
         "
         select cancelled_at, callback_url, told_state
         from workflows
@@ -64,8 +64,8 @@ pub async fn lock(
     .await
 }
 
-/// Records which end of a locked workflow was told.
-pub async fn note_told(
+/// Records which final state of a locked workflow was sent.
+pub async fn note_notified(
     conn: &mut PgConnection,
     project_id: ProjectId,
     id: WorkflowId,

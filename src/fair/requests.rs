@@ -1,4 +1,4 @@
-//! The right to send a request: a node, a project and an address have a number of them. The last
+//! Requests to the outside: a node, a project and an address have a number of them. The last
 //! half of a node's are for projects that use less than half of theirs.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
@@ -9,7 +9,7 @@ use tokio::{
     time::sleep,
 };
 
-use fencepost_store::connection::shares::{Each, PerProject};
+use crate::each::{Each, PerProject};
 
 /// Requests that one node sends at a time.
 pub const MAX_IN_FLIGHT: usize = 2_000;
@@ -23,7 +23,7 @@ pub const MAX_PROJECT_ADDRESS_IN_FLIGHT: usize = 20;
 const TURN_PAUSE: Duration = Duration::from_millis(100);
 
 /// The turns of one node.
-pub(super) struct Turns {
+pub struct Turns {
     of_node: Arc<Semaphore>,
     of_project: PerProject,
     of_project_and_address: Each<(ProjectId, IpAddr)>,
@@ -31,14 +31,14 @@ pub(super) struct Turns {
 }
 
 /// The right to send one request, as long as it is kept.
-pub(super) struct Turn {
+pub struct Turn {
     /// How long it was waited for, with the look-up of the host.
     pub waited: Duration,
     _permits: [OwnedSemaphorePermit; 4],
 }
 
-impl Turns {
-    pub(super) fn new() -> Self {
+impl Default for Turns {
+    fn default() -> Self {
         Self {
             of_node: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
             of_project: PerProject::new(MAX_PROJECT_IN_FLIGHT),
@@ -46,10 +46,12 @@ impl Turns {
             of_address: Each::new(MAX_ADDRESS_IN_FLIGHT),
         }
     }
+}
 
+impl Turns {
     /// Waits until the project may send at least one request to this address, if it is known, and
     /// answers with how many. Nothing is taken: what is leased for them is taken one by one.
-    pub(super) async fn room(&self, project_id: ProjectId, address: Option<IpAddr>) -> usize {
+    pub async fn room(&self, project_id: ProjectId, address: Option<IpAddr>) -> usize {
         self.of_project.until_free(project_id).await;
         let mut room = self.of_project.free(project_id);
         if let Some(address) = address {
@@ -81,7 +83,7 @@ impl Turns {
     }
 
     /// Waits for the right to send one request to this address.
-    pub(super) async fn take(&self, project_id: ProjectId, address: IpAddr) -> Turn {
+    pub async fn take(&self, project_id: ProjectId, address: IpAddr) -> Turn {
         let of_project = self.of_project.take(project_id, 1).await;
         while self.room_at(project_id, address) == 0 || !self.may_use_node(project_id) {
             sleep(TURN_PAUSE).await;
@@ -101,14 +103,15 @@ mod tests {
 
     const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
-    /// What it yields at once. Tokio would make a task wait that takes many permits in a row.
+    /// The value of a future that is ready at once. Tokio would make a task wait that takes many
+    /// permits in a row.
     fn now<T>(future: impl Future<Output = T>) -> Option<T> {
         tokio::task::unconstrained(future).now_or_never()
     }
 
     #[tokio::test]
     async fn a_project_that_uses_its_part_leaves_the_rest_to_others() {
-        let turns = Turns::new();
+        let turns = Turns::default();
         let take = |id, address| now(turns.take(ProjectId(id), address));
         let held: Vec<_> = (0..60).filter_map(|_| take(1, HERE)).collect();
         assert_eq!(held.len(), MAX_PROJECT_ADDRESS_IN_FLIGHT);
@@ -123,7 +126,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_address_has_a_turn_for_a_project_that_has_none() {
-        let turns = Turns::new();
+        let turns = Turns::default();
         let mut held = Vec::new();
         for project in (1..=20).cycle().take(400) {
             held.extend(now(turns.take(ProjectId(project), HERE)));
@@ -134,7 +137,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_last_half_of_a_node_is_for_projects_that_use_little() {
-        let turns = Turns::new();
+        let turns = Turns::default();
         let address = |it: u32| IpAddr::V4(std::net::Ipv4Addr::from_bits(it));
         let mut held = Vec::new();
         for project in 1..=10 {

@@ -43,7 +43,7 @@ use crate::{
     isolate::{self, Sweep},
 };
 
-/// Deliveries to one endpoint that may wait. Of further events it is not told.
+/// Deliveries to one endpoint that may wait. Further events are dropped.
 pub const MAX_WAITING_DELIVERIES: i64 = 50_000;
 /// Deliveries that one transaction stores at most, but for those of one event.
 const MAX_STORED_DELIVERIES: i64 = 1_000;
@@ -65,9 +65,9 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
         for some in of_project.chunks(at_once) {
             let processing = isolate::process(engine, &mut conn, &Events, some);
             match faults::around_commit("events", processing).await {
-                Ok(done) => done.iter().for_each(|it| {
-                    taken += it.taken;
-                    it.stored.tell(engine);
+                Ok(done) => done.iter().for_each(|part| {
+                    taken += part.taken;
+                    part.stored.publish(engine);
                 }),
                 Err(error) => failed = Some(error),
             }
@@ -77,7 +77,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     failed.map_or(Ok(is_full && taken > 0), Err)
 }
 
-/// What became of some events.
+/// The result of some events.
 #[derive(Default)]
 struct Processed {
     taken: usize,
@@ -130,9 +130,9 @@ impl Sweep for Events {
                 None => to.iter().filter(|it| wants(it, &event)).collect(),
             };
             let hop = event.hop.unwrap_or(0);
-            let may_tell = |id: &EndpointId| hop < MAX_HOPS && !full.contains(&id.to_string());
+            let may_notify = |id: &EndpointId| hop < MAX_HOPS && !full.contains(&id.to_string());
             let (has_room, is_full): (Vec<_>, Vec<_>) =
-                wanted.into_iter().map(|it| it.id).partition(may_tell);
+                wanted.into_iter().map(|it| it.id).partition(may_notify);
             if has_room.is_empty() && is_full.is_empty() && event.callback_url.is_some() {
                 counter!(telemetry::EVENTS_DROPPED).increment(1);
             }
@@ -198,7 +198,7 @@ pub(super) fn delivery(
     }
 }
 
-/// What is told of an event.
+/// The payload of an event.
 async fn describe(
     tx: &mut PgConnection,
     project_id: ProjectId,

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use fencepost_domain::{
     callbacks::{self, CallbackJob, Callbacks, EndedBatch, EndedJob},
     constraint_key,
-    dependency::{ParentEnd, When},
+    dependency::{FinalState, When},
     ids::{BatchId, JobId, ProjectId},
     job::StoredState,
     webhook::{BATCH_FAILED, BATCH_SUCCEEDED},
@@ -17,21 +17,21 @@ use fencepost_store::{
     outbound::outbound_events::{self, About},
     workflows::{
         batches::{self, BatchRow, Delta},
+        completions::{self, Completion},
         dependencies::{self, Edge},
-        ends::{self, JobEnd},
     },
 };
 use metrics::counter;
 use sqlx::PgConnection;
 
-use super::workflow_end;
+use super::workflow_event;
 use crate::enqueue::{Extras, NewJob, NewlyStored, Start, store_in};
 
 /// Stores what these ends enqueue. They were taken in the same transaction.
 pub(crate) async fn process(
     tx: &mut PgConnection,
     project_id: ProjectId,
-    taken: Vec<JobEnd>,
+    taken: Vec<Completion>,
 ) -> sqlx::Result<NewlyStored> {
     let (mut jobs, mut edges) = (Vec::new(), Vec::new());
     let mut deltas: BTreeMap<BatchId, Delta> = BTreeMap::new();
@@ -49,7 +49,7 @@ pub(crate) async fn process(
         }
     }
     for id in workflows {
-        workflow_end::tell(tx, project_id, id).await?;
+        workflow_event::store_event(tx, project_id, id).await?;
     }
     let enqueued = store_in(tx, jobs).await?;
     if !edges.is_empty() {
@@ -58,7 +58,7 @@ pub(crate) async fn process(
     Ok(enqueued)
 }
 
-fn add(delta: &mut Delta, end: &JobEnd) {
+fn add(delta: &mut Delta, end: &Completion) {
     delta.jobs += i64::from(end.jobs);
     delta.succeeded += i64::from(end.succeeded);
     delta.dead_letter += i64::from(end.dead_letter);
@@ -66,29 +66,29 @@ fn add(delta: &mut Delta, end: &JobEnd) {
     delta.skipped += i64::from(end.skipped);
 }
 
-/// What an endpoint is told of an end.
-const fn event_of(end: ParentEnd) -> &'static str {
+/// The event about an end.
+const fn event_of(end: FinalState) -> &'static str {
     match end {
-        ParentEnd::Succeeded => "job.succeeded",
-        ParentEnd::DeadLetter => "job.dead_lettered",
+        FinalState::Succeeded => "job.succeeded",
+        FinalState::DeadLetter => "job.dead_lettered",
         _ => "job.cancelled",
     }
 }
 
 async fn callbacks_of_job(
     tx: &mut PgConnection,
-    end: JobEnd,
+    end: Completion,
     jobs: &mut Vec<NewJob>,
     edges: &mut Vec<Edge>,
 ) -> sqlx::Result<()> {
     let (Some(parent), Some(declared)) = (end.job_id, &end.callbacks) else { return Ok(()) };
     let (state, how) = match (end.succeeded, end.dead_letter, end.skipped) {
-        (1.., ..) => (StoredState::Succeeded, ParentEnd::Succeeded),
-        (_, 1.., _) => (StoredState::DeadLetter, ParentEnd::DeadLetter),
-        (.., 1..) => (StoredState::Cancelled, ParentEnd::Skipped),
-        _ => (StoredState::Cancelled, ParentEnd::Cancelled),
+        (1.., ..) => (StoredState::Succeeded, FinalState::Succeeded),
+        (_, 1.., _) => (StoredState::DeadLetter, FinalState::DeadLetter),
+        (.., 1..) => (StoredState::Cancelled, FinalState::Skipped),
+        _ => (StoredState::Cancelled, FinalState::Cancelled),
     };
-    let end_number = ends::count_end(tx, end.project_id, parent).await?;
+    let end_number = completions::count_end(tx, end.project_id, parent).await?;
     let state = state.public().as_str();
     let ended = EndedJob { job_id: parent.to_string(), state, end_number };
     let mut declared = read(declared)?;
@@ -134,7 +134,7 @@ async fn callbacks_of_batch(
     if batch.completed_at.is_some() {
         declared.on_complete = None;
     }
-    let how = if has_succeeded { ParentEnd::Succeeded } else { ParentEnd::DeadLetter };
+    let how = if has_succeeded { FinalState::Succeeded } else { FinalState::DeadLetter };
     let ended = ended_batch(&batch);
     Ok(declared.of_end(how).map(|it| new_job(project_id, it, &ended)).collect())
 }

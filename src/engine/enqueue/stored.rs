@@ -24,7 +24,7 @@ use metrics::counter;
 
 use crate::{
     Engine,
-    batch::{Batch, leaves_doubt},
+    group_commit::{GroupCommit, leaves_doubt},
     notify::Notifier,
     sync_match::{Candidate, Matcher, Reservation, ReservedPoll},
 };
@@ -41,14 +41,14 @@ pub(super) async fn enqueue(engine: &Engine, jobs: Arc<[NewJob]>) -> Result<Vec<
     engine.enqueues.submit(jobs).await
 }
 
-/// The batch of new jobs.
+/// The group commit of new jobs.
 pub struct Enqueues {
     pub(crate) pool: Pool,
     pub(crate) notifier: Notifier,
     pub(crate) matcher: Matcher,
 }
 
-impl Batch for Enqueues {
+impl GroupCommit for Enqueues {
     type Item = Arc<[NewJob]>;
     type Answer = Vec<StoredJob>;
     type Key = Option<JobId>;
@@ -117,17 +117,17 @@ impl Batch for Enqueues {
                 };
             stored.extend(inserted.into_iter().map(|it| (it.id, it)));
         }
-        tell(&self.notifier, items.iter().flat_map(|it| it.iter()), &stored);
+        publish(&self.notifier, items.iter().flat_map(|it| it.iter()), &stored);
         matched.settle(&jobs, &stored);
         Ok(items.iter().map(|it| answer(it, &stored)).collect())
     }
 }
 
-/// Polls that are reserved for jobs of a batch.
+/// Polls that are reserved for jobs of a group commit.
 #[derive(Default)]
 struct Matched {
     reservation: Option<Reservation>,
-    /// The jobs that polls were wanted for, by their number in the batch, in the order of the
+    /// The jobs that polls were wanted for, by their number in the commit, in the order of the
     /// polls.
     candidates: Vec<usize>,
 }
@@ -157,7 +157,7 @@ impl Matched {
         Self { reservation, candidates }
     }
 
-    /// The lease of each job of the batch, if it has one.
+    /// The lease of each job of the commit, if it has one.
     fn leases(&self, jobs: usize) -> Vec<Option<LeaseRequest<'_>>> {
         let mut leases = vec![None; jobs];
         let polls = self.reservation.as_ref().map_or(&[][..], Reservation::polls);
@@ -167,14 +167,14 @@ impl Matched {
         leases
     }
 
-    /// Tells the pump that nothing was leased, unless that is in doubt.
+    /// Reports to the pump that nothing was leased, unless that is in doubt.
     fn fail(self, error: &sqlx::Error) {
         if let Some(reservation) = self.reservation.filter(|_| !leaves_doubt(error)) {
             reservation.settle([]);
         }
     }
 
-    /// Tells the pump which jobs were leased. Call it after the commit.
+    /// Reports to the pump which jobs were leased. Call it after the commit.
     fn settle(self, jobs: &[&NewJob], stored: &HashMap<JobId, StoredJob>) {
         let Some(reservation) = self.reservation else { return };
         let mut leased = Vec::new();
@@ -190,7 +190,7 @@ impl Matched {
 }
 
 /// Counts and notifies. Call it after the commit.
-pub(crate) fn tell<'a>(
+pub(crate) fn publish<'a>(
     notifier: &Notifier,
     jobs: impl Iterator<Item = &'a NewJob> + Clone,
     stored: &HashMap<JobId, StoredJob>,
@@ -217,7 +217,7 @@ pub(crate) fn tell<'a>(
     if is_due_later {
         notifier.wake.ask(BackgroundTask::Promote);
     }
-    notifier.feed.tell(|| {
+    notifier.feed.publish(|| {
         let stored = jobs.filter(|it| stored.contains_key(&it.id));
         stored.map(|it| JobEvent::new(it.project_id, it.id, history::ENQUEUED)).collect()
     });

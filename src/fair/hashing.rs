@@ -31,7 +31,7 @@ const MAX_NETWORKS: u64 = 100_000;
 
 /// The turns of one node. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(super) struct Turns(Arc<Shared>);
+pub struct Turns(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
@@ -53,7 +53,7 @@ type Place = (u32, u64);
 
 /// A turn, as long as it is kept.
 #[derive(Debug)]
-pub(super) struct Turn(Turns);
+pub struct Turn(Turns);
 
 impl Drop for Turn {
     fn drop(&mut self) {
@@ -94,7 +94,7 @@ impl Turns {
     ///
     /// # Errors
     /// [`Error::Overloaded`] when too many would go first.
-    pub(super) async fn take(&self, client: &str) -> Result<Turn, Error> {
+    pub async fn take(&self, client: &str) -> Result<Turn, Error> {
         let asked = self.0.asked.get_with(network(client), Arc::default);
         let asked = asked.fetch_add(1, Ordering::Relaxed);
         let (place, mut turn) = {

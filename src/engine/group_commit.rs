@@ -1,7 +1,7 @@
-//! Group commit: many concurrent calls, one statement. Calls that arrive while a batch is being
-//! written form the next batch.
+//! Group commit: many concurrent calls, one statement. Calls that arrive while a commit is being
+//! written form the next commit.
 //!
-//! There is no timer: an idle server adds no delay, a busy one batches by itself. Callers are
+//! There is no timer: an idle server adds no delay, a busy one groups by itself. Callers are
 //! answered after the commit. No statement runs in a caller's future, so a caller that is dropped
 //! cannot leave a connection in the middle of a transaction.
 
@@ -34,39 +34,39 @@ use tokio::{
 
 use self::intake::{Cut, Entry, Intake, Room, Waiter};
 
-/// A second batch starts beside one in flight only if at least this many items wait: two small
-/// batches cost more than one.
-const SECOND_BATCH_ITEMS: usize = 64;
-/// Batches of one kind in flight, beside a heavy one.
-const MAX_BATCHES_IN_FLIGHT: usize = 2;
-/// Bytes of one batch; a single larger item is a batch of its own, and one of these at a time is in
-/// flight.
-const MAX_BATCH_BYTES: usize = 1024 * 1024;
-/// Tries of a batch that met a deadlock or lost its connection.
+/// A second commit starts beside one in flight only if at least this many items wait: two small
+/// commits cost more than one.
+const SECOND_COMMIT_ITEMS: usize = 64;
+/// Commits of one kind in flight, beside a heavy one.
+const MAX_COMMITS_IN_FLIGHT: usize = 2;
+/// Bytes of one commit; a single larger item is a commit of its own, and one of these at a time is
+/// in flight.
+const MAX_COMMIT_BYTES: usize = 1024 * 1024;
+/// Tries of a commit that met a deadlock or lost its connection.
 const MAX_TRIES: u32 = 3;
-/// After this a batch is tried again only after a duplicate id: its callers must be answered.
+/// After this a commit is tried again only after a duplicate id: its callers must be answered.
 const RETRY_TIME: Duration = Duration::from_secs(1);
 /// The longest pause before the next try, in milliseconds.
 const MAX_RETRY_PAUSE_MS: u64 = 50;
-/// While other projects write, a heavy batch is followed by a rest of this many times its length.
+/// While other projects write, a heavy commit is followed by a rest of this many times its length.
 const HEAVY_REST_PARTS: u32 = 4;
-/// The longest rest after a heavy batch.
+/// The longest rest after a heavy commit.
 const MAX_HEAVY_REST: Duration = Duration::from_millis(250);
 
 /// A kind of write that can be done for many callers at once.
-pub trait Batch: Send + Sync + 'static {
-    /// What one caller wants written.
+pub trait GroupCommit: Send + Sync + 'static {
+    /// The write of one caller.
     type Item: Clone + Send + Sync + 'static;
-    /// What that caller is answered.
+    /// The answer to that caller.
     type Answer: Clone + Send + 'static;
-    /// Items with the same key never share a batch.
+    /// Items with the same key never share a commit.
     type Key: Eq + Hash + Send;
-    /// The connection that a batch is written through.
+    /// The connection that a commit is written through.
     type Connection: Kept + 'static;
 
     /// The name of this kind in metrics.
     const KIND: &'static str;
-    /// Rows of one batch; a single larger item is a batch of its own.
+    /// Rows of one commit; a single larger item is a commit of its own.
     const MAX_ROWS: usize;
 
     /// Rows that the item becomes.
@@ -88,7 +88,7 @@ pub trait Batch: Send + Sync + 'static {
         false
     }
 
-    /// A connection to write through. It is kept from batch to batch while there is work.
+    /// A connection to write through. It is kept from commit to commit while there is work.
     fn connect(&self) -> impl Future<Output = sqlx::Result<Self::Connection>> + Send;
 
     /// Writes the items in one commit and returns answers in their order. All or nothing: after an
@@ -102,25 +102,25 @@ pub trait Batch: Send + Sync + 'static {
     ) -> impl Future<Output = sqlx::Result<Vec<Result<Self::Answer, Error>>>> + Send;
 }
 
-/// The callers' side of one kind of batch.
-pub struct Coalescer<B: Batch> {
+/// The callers' side of one kind of commit.
+pub struct Coalescer<B: GroupCommit> {
     entries: mpsc::UnboundedSender<Entry<B>>,
     room: Arc<Room>,
 }
 
-impl<B: Batch> Clone for Coalescer<B> {
+impl<B: GroupCommit> Clone for Coalescer<B> {
     fn clone(&self) -> Self {
         Self { entries: self.entries.clone(), room: Arc::clone(&self.room) }
     }
 }
 
-impl<B: Batch> Coalescer<B> {
+impl<B: GroupCommit> Coalescer<B> {
     /// Starts the task that writes. It ends when the last caller's side is dropped and everything
     /// is written.
-    pub fn start(batch: B) -> Self {
+    pub fn start(commit: B) -> Self {
         // Bounded by `room`: every entry holds some until it is answered.
         let (entries, receiver) = mpsc::unbounded_channel();
-        tokio::spawn(run(Arc::new(batch), Intake::new(receiver)));
+        tokio::spawn(run(Arc::new(commit), Intake::new(receiver)));
         Self { entries, room: Arc::default() }
     }
 
@@ -129,7 +129,7 @@ impl<B: Batch> Coalescer<B> {
     /// # Errors
     /// [`Error::Overloaded`] when too many items wait, of all projects or of this one: nothing was
     /// written. [`Error::Unavailable`] when the database did not answer, after retries. Otherwise
-    /// the batch's answer for this item.
+    /// the commit's answer for this item.
     pub async fn submit(&self, item: B::Item) -> Result<B::Answer, Error> {
         let Some(room) = self.room.take(B::project(&item), B::bytes(&item)) else {
             counter!(telemetry::SHED, "kind" => B::KIND).increment(1);
@@ -139,34 +139,34 @@ impl<B: Batch> Coalescer<B> {
         let waiter = Waiter { since: Instant::now(), answer, _room: room };
         let entry = Entry { item, waiters: vec![waiter] };
         self.entries.send(entry).map_err(|_| Error::NotReady("the node is stopping"))?;
-        // No answer: the batch panicked.
+        // No answer: the commit panicked.
         answered.await.map_err(Error::internal)?
     }
 }
 
-/// Starts a batch whenever the last one is done, and keeps its connection while there is something
+/// Starts a commit whenever the last one is done, and keeps its connection while there is something
 /// to write.
-async fn run<B: Batch>(batch: Arc<B>, mut intake: Intake<B>) {
-    let mut batches_in_flight: JoinSet<CompletedBatch<B>> = JoinSet::new();
-    // The heavy batch in flight holds a second reference, also while it panics.
+async fn run<B: GroupCommit>(commit: Arc<B>, mut intake: Intake<B>) {
+    let mut commits_in_flight: JoinSet<CompletedCommit<B>> = JoinSet::new();
+    // The heavy commit in flight holds a second reference, also while it panics.
     let heavy = Arc::new(());
     let (mut idle, mut is_open) = (Vec::new(), true);
     loop {
-        let in_flight = batches_in_flight.len();
+        let in_flight = commits_in_flight.len();
         let has_heavy = Arc::strong_count(&heavy) > 1;
-        // A heavy batch delays no others.
+        // A heavy commit delays no others.
         let light_in_flight = in_flight.saturating_sub(usize::from(has_heavy));
-        let may_cut = light_in_flight == 0 || intake.waiting() >= SECOND_BATCH_ITEMS;
+        let may_cut = light_in_flight == 0 || intake.waiting() >= SECOND_COMMIT_ITEMS;
         let cut =
-            (may_cut && light_in_flight < MAX_BATCHES_IN_FLIGHT).then(|| intake.cut(!has_heavy));
+            (may_cut && light_in_flight < MAX_COMMITS_IN_FLIGHT).then(|| intake.cut(!has_heavy));
         if let Some(Cut { entries, is_heavy, is_shared }) = cut.flatten() {
-            let (batch, conn, heavy) = (Arc::clone(&batch), idle.pop(), Arc::clone(&heavy));
-            // In a task of its own: a panic costs only this batch its answers.
+            let (commit, conn, heavy) = (Arc::clone(&commit), idle.pop(), Arc::clone(&heavy));
+            // In a task of its own: a panic costs only this commit its answers.
             match is_heavy {
                 true => {
-                    batches_in_flight.spawn(write_heavy(batch, conn, entries, heavy, is_shared))
+                    commits_in_flight.spawn(write_heavy(commit, conn, entries, heavy, is_shared))
                 }
-                false => batches_in_flight.spawn(write(batch, conn, entries)),
+                false => commits_in_flight.spawn(write(commit, conn, entries)),
             };
             continue;
         }
@@ -177,8 +177,8 @@ async fn run<B: Batch>(batch: Arc<B>, mut intake: Intake<B>) {
             idle.clear();
         }
         tokio::select! {
-            Some(completed) = batches_in_flight.join_next() => match completed {
-                Ok(CompletedBatch { conn, no_connection }) => {
+            Some(completed) = commits_in_flight.join_next() => match completed {
+                Ok(CompletedCommit { conn, no_connection }) => {
                     idle.extend(conn);
                     if let Some(error) = no_connection {
                         refuse_all(&mut intake, &error);
@@ -192,30 +192,30 @@ async fn run<B: Batch>(batch: Arc<B>, mut intake: Intake<B>) {
 }
 
 /// Fails every waiting caller: nothing of theirs is written.
-fn refuse_all<B: Batch>(intake: &mut Intake<B>, error: &Error) {
+fn refuse_all<B: GroupCommit>(intake: &mut Intake<B>, error: &Error) {
     for waiter in intake.take_all().flat_map(|it| it.waiters) {
         let _ = waiter.answer.send(Err(error.clone()));
     }
 }
 
-/// A completed batch, with its connection if it can be reused.
-struct CompletedBatch<B: Batch> {
+/// A completed commit, with its connection if it can be reused.
+struct CompletedCommit<B: GroupCommit> {
     conn: Option<B::Connection>,
     /// The pool was exhausted: everything queued fails with this, instead of timing out.
     no_connection: Option<Error>,
 }
 
-/// Writes one heavy batch. While other projects write, the next one waits: most of the time is
+/// Writes one heavy commit. While other projects write, the next one waits: most of the time is
 /// theirs.
-async fn write_heavy<B: Batch>(
-    batch: Arc<B>,
+async fn write_heavy<B: GroupCommit>(
+    commit: Arc<B>,
     conn: Option<B::Connection>,
     entries: Vec<Entry<B>>,
     _heavy: Arc<()>,
     is_shared: bool,
-) -> CompletedBatch<B> {
+) -> CompletedCommit<B> {
     let started = Instant::now();
-    let mut completed = write(batch, conn, entries).await;
+    let mut completed = write(commit, conn, entries).await;
     if is_shared {
         // Nothing holds a connection while it rests.
         completed.conn = None;
@@ -224,12 +224,12 @@ async fn write_heavy<B: Batch>(
     completed
 }
 
-/// Writes one batch and answers its callers.
-async fn write<B: Batch>(
-    batch: Arc<B>,
+/// Writes one commit and answers its callers.
+async fn write<B: GroupCommit>(
+    commit: Arc<B>,
     mut conn: Option<B::Connection>,
     entries: Vec<Entry<B>>,
-) -> CompletedBatch<B> {
+) -> CompletedCommit<B> {
     let since = entries.iter().flat_map(|it| it.waiters.iter().map(|it| it.since));
     if let Some(first) = since.min() {
         histogram!(telemetry::BATCH_WAIT_SECONDS, "kind" => B::KIND)
@@ -238,7 +238,7 @@ async fn write<B: Batch>(
     let (items, callers): (Vec<_>, Vec<_>) =
         entries.into_iter().map(|it| (it.item, it.waiters)).unzip();
     let mut no_connection = None;
-    let Flushed { answers, is_in_doubt } = flush(&*batch, &mut conn, &items, false).await;
+    let Flushed { answers, is_in_doubt } = flush(&*commit, &mut conn, &items, false).await;
     let answers = match answers {
         Ok(answers) => answers,
         Err(error) if items.len() > 1 && is_lock_timeout(&error) => {
@@ -247,11 +247,11 @@ async fn write<B: Batch>(
                 by_project.entry(B::project(item)).or_default().push(number);
             }
             let parts = by_project.into_values();
-            flush_apart(&*batch, &mut conn, (&items, parts), is_in_doubt).await
+            flush_apart(&*commit, &mut conn, (&items, parts), is_in_doubt).await
         }
         Err(error) if items.len() > 1 && is_faulty_statement(&error) => {
             let parts = (0..items.len()).map(|it| vec![it]);
-            flush_apart(&*batch, &mut conn, (&items, parts), is_in_doubt).await
+            flush_apart(&*commit, &mut conn, (&items, parts), is_in_doubt).await
         }
         Err(error) => {
             let has_no_connection = matches!(error, sqlx::Error::PoolTimedOut);
@@ -267,13 +267,13 @@ async fn write<B: Batch>(
             let _ = waiter.answer.send(answer.clone());
         }
     }
-    CompletedBatch { conn, no_connection }
+    CompletedCommit { conn, no_connection }
 }
 
-/// Flushes parts of a batch one after the other: a row that is locked must not fail other projects,
+/// Flushes parts of a commit one after the other: a locked row must not fail other projects,
 /// and a bad item no other item. A part that fails for another reason ends it.
-async fn flush_apart<B: Batch>(
-    batch: &B,
+async fn flush_apart<B: GroupCommit>(
+    commit: &B,
     conn: &mut Option<B::Connection>,
     (items, parts): (&[B::Item], impl Iterator<Item = Vec<usize>>),
     is_in_doubt: bool,
@@ -282,7 +282,7 @@ async fn flush_apart<B: Batch>(
     let mut end = Error::InDoubt;
     for numbers in parts {
         let part: Vec<_> = numbers.iter().filter_map(|it| items.get(*it).cloned()).collect();
-        let flushed = flush(batch, conn, &part, is_in_doubt).await;
+        let flushed = flush(commit, conn, &part, is_in_doubt).await;
         let (answered, may_continue) = match flushed.answers {
             Ok(answered) => (answered, true),
             Err(error) => {
@@ -301,7 +301,7 @@ async fn flush_apart<B: Batch>(
     answers.into_iter().map(|it| it.unwrap_or_else(|| Err(end.clone()))).collect()
 }
 
-/// What the callers are told. A statement that timed out on a lock or met a duplicate id wrote
+/// The answer to the callers. A statement that timed out on a lock or met a duplicate id wrote
 /// nothing, but an earlier try may have been written.
 fn failure(error: sqlx::Error, is_in_doubt: bool) -> Error {
     let wrote_nothing = is_lock_timeout(&error) || is_unique_violation(&error);
@@ -309,15 +309,15 @@ fn failure(error: sqlx::Error, is_in_doubt: bool) -> Error {
 }
 
 /// The result of a flush, after its last try.
-struct Flushed<B: Batch> {
+struct Flushed<B: GroupCommit> {
     answers: sqlx::Result<Vec<Result<B::Answer, Error>>>,
     /// Whether a failed try may have been written.
     is_in_doubt: bool,
 }
 
 /// Takes a connection if there is none, and drops one that failed.
-async fn flush<B: Batch>(
-    batch: &B,
+async fn flush<B: GroupCommit>(
+    commit: &B,
     conn: &mut Option<B::Connection>,
     items: &[B::Item],
     mut is_in_doubt: bool,
@@ -325,7 +325,7 @@ async fn flush<B: Batch>(
     let started = Instant::now();
     let mut tries = 1;
     let flushed = loop {
-        let flushed = bounded_query(flush_once(batch, conn, items, is_in_doubt)).await;
+        let flushed = bounded_query(flush_once(commit, conn, items, is_in_doubt)).await;
         let Err(error) = flushed else { break flushed };
         is_in_doubt |= leaves_doubt(&error);
         counter!(telemetry::STORE_ERRORS, "kind" => B::KIND).increment(1);
@@ -345,19 +345,19 @@ async fn flush<B: Batch>(
     Flushed { answers: flushed, is_in_doubt }
 }
 
-async fn flush_once<B: Batch>(
-    batch: &B,
+async fn flush_once<B: GroupCommit>(
+    commit: &B,
     conn: &mut Option<B::Connection>,
     items: &[B::Item],
     is_in_doubt: bool,
 ) -> sqlx::Result<Vec<Result<B::Answer, Error>>> {
     let mut taken = match conn.take().and_then(Kept::reuse) {
         Some(conn) => conn,
-        None => batch.connect().await?,
+        None => commit.connect().await?,
     };
     // The failed connection is dropped here; its pool decides whether to reuse it.
     faults::before_commit(B::KIND)?;
-    let answers = batch.flush(&mut taken, items, is_in_doubt).await?;
+    let answers = commit.flush(&mut taken, items, is_in_doubt).await?;
     faults::after_commit(B::KIND)?;
     *conn = Some(taken);
     Ok(answers)

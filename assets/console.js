@@ -542,7 +542,7 @@ window.addEventListener("pageshow", (event) => {
   follow();
 });
 
-function showProblem(place, text) {
+function writeProblem(place, text) {
   const shown = document.createElement("p");
   shown.className = "failure";
   shown.textContent = text;
@@ -552,10 +552,10 @@ function showProblem(place, text) {
 // No answer at all, or a failed refresh: the page stays as it is.
 document.addEventListener("htmx:error", (event) => {
   if (event.target instanceof HTMLFormElement) {
-    showProblem("problem", "The server did not answer: look whether it was done before you try again.");
+    writeProblem("problem", "The server did not answer: look whether it was done before you try again.");
     showProblem();
   } else {
-    showProblem("lost", "The server does not answer. Trying again…");
+    writeProblem("lost", "The server does not answer. Trying again…");
   }
 });
 document.addEventListener("htmx:response:error", (event) => {
@@ -564,10 +564,10 @@ document.addEventListener("htmx:response:error", (event) => {
   if (status === 403 || status === 404) {
     live.isGone = true;
     follow();
-    showProblem("lost", "This is not there any more, or not for you.");
+    writeProblem("lost", "This is not there any more, or not for you.");
     return;
   }
-  showProblem("lost", `This page could not be brought up to date (${status}). Trying again…`);
+  writeProblem("lost", `This page could not be brought up to date (${status}). Trying again…`);
 });
 document.addEventListener("htmx:after:request", (event) => {
   if (event.target === region()) live.tookMs = performance.now() - live.last;
@@ -668,7 +668,7 @@ async function answerWithPasskey(form) {
       : await navigator.credentials.get({ publicKey: PublicKeyCredential.parseRequestOptionsFromJSON(options) });
     form.elements.credential.value = JSON.stringify(credential.toJSON());
   } catch (error) {
-    showProblem("problem", error.name === "InvalidStateError" ? "This device has a passkey of your account already." : "Your browser gave no passkey.");
+    writeProblem("problem", error.name === "InvalidStateError" ? "This device has a passkey of your account already." : "Your browser gave no passkey.");
     showProblem();
     release(form);
     return;

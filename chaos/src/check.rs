@@ -80,6 +80,7 @@ pub enum Invariant {
     /// The counts of a queue are the numbers of its jobs.
     CountsAreRight,
     /// The endpoint is notified of each end, with one event, and of no other end.
+    #[serde(alias = "ends_are_told")]
     EndsAreReported,
     /// A batch calls back once, after its last job.
     BatchesEndOnce,

@@ -103,7 +103,7 @@ pub struct PeopleArgs {
     #[arg(long, env = "FENCEPOST_SMTP_URL", hide_env_values = true, value_name = "URL")]
     pub smtp_url: Option<SecretString>,
 
-    /// File with that URL
+    /// File with the URL of the mail server
     #[arg(long, env = "FENCEPOST_SMTP_URL_FILE", value_name = "FILE", conflicts_with = "smtp_url")]
     pub smtp_url_file: Option<PathBuf>,
 
@@ -337,7 +337,7 @@ fn read_share(text: &str) -> Result<f64, String> {
     share.filter(|it| (0.0..=1.0).contains(it)).ok_or_else(|| "must be between 0 and 1".to_owned())
 }
 
-/// Four kinds of batches, two of each in flight.
+/// Acks, failures, heartbeats and fences: five kinds of group commits. Few are in flight at a time.
 const SETTLE_CONNECTIONS: u32 = 8;
 const REPORT_CONNECTIONS: u32 = 4;
 const CLAIM_CONNECTIONS: u32 = 6;

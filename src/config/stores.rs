@@ -22,7 +22,7 @@ pub struct DatabaseArgs {
     )]
     pub database_url: Option<String>,
 
-    /// File with that URL
+    /// File with the URL of the database
     #[arg(
         long,
         env = "FENCEPOST_DATABASE_URL_FILE",
@@ -34,8 +34,8 @@ pub struct DatabaseArgs {
 }
 
 impl DatabaseArgs {
-    /// The URL from the flag, `FENCEPOST_DATABASE_URL`, the file of either, or `DATABASE_URL`, in
-    /// this order.
+    /// The URL of `--database-url-file` or `--database-url`, from flags or variables, or else of
+    /// `DATABASE_URL`.
     ///
     /// # Errors
     /// When none of them is set, or the file cannot be read.
@@ -78,12 +78,12 @@ pub fn read_secret(file: &Path) -> anyhow::Result<String> {
 /// The key for secrets in the database.
 #[derive(Debug, Clone, Args)]
 pub struct MasterKeyArgs {
-    /// Master key that encrypts secrets in the database: 32 random bytes in base64. While it is
-    /// replaced, two, each on a line of its own: the first one encrypts
+    /// Master key that encrypts secrets in the database: 32 random bytes in base64. To
+    /// replace it, give two, each on a line of its own: the first encrypts, both decrypt
     #[arg(long, env = "FENCEPOST_MASTER_KEY", hide_env_values = true, value_name = "KEY")]
     pub master_key: Option<SecretString>,
 
-    /// File with that key
+    /// File with the master key
     #[arg(
         long,
         env = "FENCEPOST_MASTER_KEY_FILE",
@@ -131,13 +131,14 @@ impl From<String> for RedisPlace {
 /// How Redis is reached.
 #[derive(Debug, Clone, Args)]
 pub struct RedisArgs {
-    /// Redis to use: redis://user:password@host:port, redis+sentinel://…@host:port,host:port/master,
-    /// redis+cluster://…@host:port,host:port, each with rediss for TLS, or redis+unix:///path. Nodes
-    /// share rate limits and wake each other's polls over it; without it each node works alone
+    /// Redis to use: redis://user:password@host:port,
+    /// redis+sentinel://…@host:port,host:port/master, redis+cluster://…@host:port,host:port, each
+    /// with rediss for TLS, or redis+unix:///path. Nodes share rate limits and wake each other's
+    /// polls over it; without it each node works alone
     #[arg(long, env = "FENCEPOST_REDIS_URL", hide_env_values = true, value_name = "URL")]
     pub redis_url: Option<SecretString>,
 
-    /// File with that URL
+    /// File with the URL of Redis
     #[arg(
         long,
         env = "FENCEPOST_REDIS_URL_FILE",

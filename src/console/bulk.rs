@@ -28,9 +28,10 @@ struct Bulk {
     confirm: Option<&'static str>,
 }
 
-/// In a query: a job that was chosen; may be repeated.
+/// Query parameter: the id of a selected job; may be repeated.
 const IDS: &str = "ids";
-/// In a query: jobs are chosen one by one, so none is not all.
+/// Query parameter: the visitor selects jobs one by one. Without ids, no job is selected then; the
+/// filter alone would select every match.
 const CHOSEN: &str = "chosen";
 const JOBS: &str = "/jobs";
 

@@ -284,10 +284,10 @@ pub struct AfterAttempt {
 #[must_use]
 pub fn after_attempt(
     running: &Running<'_>,
-    ending: &OutcomeCause<'_>,
+    cause: &OutcomeCause<'_>,
     jitter: Jitter,
 ) -> AfterAttempt {
-    let counts = !matches!(ending, OutcomeCause::Released);
+    let counts = !matches!(cause, OutcomeCause::Released);
     let failures = running.failures.saturating_add(i32::from(counts));
     if running.cancel_requested {
         return AfterAttempt { next: Next::Cancelled, failures };
@@ -296,7 +296,7 @@ pub fn after_attempt(
     if exhausted || running.attempt >= MAX_CLAIMS {
         return AfterAttempt { next: Next::DeadLetter, failures };
     }
-    let next = match *ending {
+    let next = match *cause {
         OutcomeCause::Failed { retryable, error_kind, retry_after_seconds } => {
             if !retryable || running.policy.is_final_for(error_kind) {
                 Next::DeadLetter
@@ -350,14 +350,14 @@ mod tests {
         attempt: i32,
         failures: i32,
         max_attempts: i32,
-        ending: &OutcomeCause<'_>,
+        cause: &OutcomeCause<'_>,
     ) -> AfterAttempt {
         let policy =
             RetryPolicy { non_retryable_types: vec!["Fatal".into()], ..Default::default() };
         let cancel_requested = false;
         let running =
             Running { attempt, failures, max_attempts, cancel_requested, policy: &policy };
-        after_attempt(&running, ending, Jitter::NONE)
+        after_attempt(&running, cause, Jitter::NONE)
     }
 
     fn waits(seconds: u64) -> Next {
@@ -438,11 +438,11 @@ mod tests {
             cancel_requested: true,
             policy: &policy,
         };
-        for ending in
+        for cause in
             [FAILED, OutcomeCause::Released, OutcomeCause::LeaseExpired, OutcomeCause::TimedOut]
         {
-            let after = after_attempt(&running, &ending, Jitter::NONE);
-            assert_eq!(after.next, Next::Cancelled, "{ending:?}");
+            let after = after_attempt(&running, &cause, Jitter::NONE);
+            assert_eq!(after.next, Next::Cancelled, "{cause:?}");
         }
     }
 

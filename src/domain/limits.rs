@@ -4,7 +4,7 @@
 
 /// Characters in a `job_type`.
 pub const MAX_JOB_TYPE_CHARS: usize = 500;
-/// Job types whose payloads one batch may check: each schema is compiled.
+/// Job types whose payloads one request may check: each schema is compiled.
 pub const MAX_CHECKED_TYPES: usize = 20;
 /// Job types of a project with a schema.
 pub const MAX_JOB_SCHEMAS: i64 = 200;

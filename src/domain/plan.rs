@@ -13,13 +13,13 @@ pub const TEST_MODE: &str = "test";
 
 /// The plans that this binary was built with.
 pub const BUILT_IN: &str = include_str!("../../ops/plans.toml");
-/// The part of a plan's rates and bytes that a project has before an owner has verified an address.
-pub const UNVERIFIED_PART: u32 = 10;
+/// A plan's rates and bytes are divided by this until an owner has verified an e-mail address.
+pub const UNVERIFIED_DIVISOR: u32 = 10;
 /// The plan without limits.
 pub const UNLIMITED: &str = "unlimited";
 
-/// The table of limits: name, number and, if the code bounds it as well, by what and under which
-/// name it is read then.
+/// Declares the limits: name and type. Some have a getter, which returns the plan's value or the
+/// code's own maximum, whichever is less.
 macro_rules! limits_table {
     ($(
         $(#[doc = $doc:literal])+
@@ -47,7 +47,7 @@ macro_rules! limits_table {
             }
 
             $($(
-                #[doc = concat!("`", stringify!($name), "`, bounded whatever the plan says.")]
+                #[doc = concat!("`", stringify!($name), "`, at most the code's own maximum.")]
                 #[must_use]
                 pub fn $bounded(&self) -> $number {
                     bounded(self.$name, $bound)
@@ -72,7 +72,7 @@ limits_table! {
     parked_polls_per_key: u32;
     /// Event streams that one node serves at a time.
     streams: u32, max_streams: at most limits::MAX_PROJECT_STREAMS;
-    /// Live jobs.
+    /// Jobs that wait or run.
     waiting_jobs: i64;
     /// Bytes of jobs with all that belongs to them; each job counts as at least 1 KiB.
     stored_bytes: i64;
@@ -92,7 +92,7 @@ limits_table! {
     retention_days: i32, max_retention_days: at most limits::MAX_RETENTION_DAYS;
     /// Days after which dead letters are deleted.
     dead_letter_days: i32;
-    /// Live keys.
+    /// Keys that are neither revoked nor expired.
     keys: i64, max_keys: at most limits::MAX_LIVE_KEYS;
     /// Members and open invitations.
     members: i64, max_members: at most limits::MAX_MEMBERS;
@@ -114,15 +114,15 @@ impl Limits {
     /// bytes.
     #[must_use]
     pub fn unverified(self) -> Self {
-        let tenth = |it: Option<u32>| it.map(|it| (it / UNVERIFIED_PART).max(1));
+        let tenth = |it: Option<u32>| it.map(|it| (it / UNVERIFIED_DIVISOR).max(1));
         Self {
             produce_per_minute: tenth(self.produce_per_minute),
             work_per_minute: tenth(self.work_per_minute),
             manage_per_minute: tenth(self.manage_per_minute),
             bytes_per_minute: self
                 .bytes_per_minute
-                .map(|it| (it / u64::from(UNVERIFIED_PART)).max(1)),
-            stored_bytes: self.stored_bytes.map(|it| (it / i64::from(UNVERIFIED_PART)).max(1)),
+                .map(|it| (it / u64::from(UNVERIFIED_DIVISOR)).max(1)),
+            stored_bytes: self.stored_bytes.map(|it| (it / i64::from(UNVERIFIED_DIVISOR)).max(1)),
             ..self
         }
     }
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_newer_node_has_written_does_not_undo_what_this_one_knows() {
+    fn plan_overrides_with_unknown_fields_keep_the_known_ones() {
         let overrides = serde_json::json!({"keys": 3, "rockets": 7});
         let plans = Plans::built_in();
         assert_eq!(plans.of("free", Some(&overrides)).keys, Some(3));

@@ -315,13 +315,13 @@ async fn end_leases(
     engine: &Engine,
     pool: &Pool,
     key: &WorkerKey,
-    ending: &OutcomeCause<'_>,
+    cause: &OutcomeCause<'_>,
 ) -> sqlx::Result<u64> {
     let mut ended = 0;
     loop {
         let mut conn = pool.acquire_for(key.0).await?;
         let mut tx = conn.begin().await?;
-        let silence = (*ending == OutcomeCause::LeaseExpired).then_some(WORKER_SILENCE_SECONDS);
+        let silence = (*cause == OutcomeCause::LeaseExpired).then_some(WORKER_SILENCE_SECONDS);
         if let Some(silence) = silence
             && !store::workers::lock_silent(&mut tx, key.0, &key.1, silence).await?
         {
@@ -332,7 +332,7 @@ async fn end_leases(
         let held = held.await?;
         let outcomes: Vec<_> = held
             .iter()
-            .map(|it| failure::decide(it, ending, ending.unreported_error(), None))
+            .map(|it| failure::decide(it, cause, cause.unreported_error(), None))
             .collect();
         let rested = failure::write(&mut tx, &outcomes).await?;
         tx.commit().await?;

@@ -29,7 +29,7 @@ impl<Key: Copy + Eq + Hash> Each<Key> {
         Self { permits, of_key: Mutex::default() }
     }
 
-    /// Waits for this many of its permits; at most all of them.
+    /// Waits for this many of its permits. More than there are would be awaited for ever.
     pub async fn take(&self, key: Key, permits: u32) -> OwnedSemaphorePermit {
         take(self.of(key), permits).await
     }

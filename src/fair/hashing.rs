@@ -1,5 +1,6 @@
-//! Turns at hashing passwords. When many wait, those go first whose network has asked for the
-//! fewest turns lately, so that a crowd of guessing addresses does not keep others from logging in.
+//! Password hashing, a few at a time. Waiting requests are ordered by the number of requests that
+//! their network made lately, so that a network which guesses passwords does not keep others from
+//! logging in.
 
 use std::{
     collections::BTreeMap,
@@ -17,10 +18,10 @@ use tokio::{sync::oneshot, time::timeout};
 
 use fencepost_domain::error::Error;
 
-/// Passwords hashed at the same time: each takes a core and 19 MiB. Never on more than half of the
-/// cores: the others are left to all other requests.
+/// Maximum passwords hashed at the same time, and never on more than half of the cores. Each takes
+/// a core and 19 MiB.
 pub const MAX_HASHING: usize = 2;
-/// Requests that may wait for that; beyond it, those that would go last are refused.
+/// Maximum requests that wait. When there are more, the last in the order is refused.
 pub const MAX_WAITING: usize = 256;
 /// How long a request waits for its turn.
 const MAX_WAIT: Duration = Duration::from_secs(5);
@@ -51,7 +52,7 @@ struct Queue {
 /// A place in the queue: by requests of the network, then by arrival.
 type Place = (u32, u64);
 
-/// A turn, as long as it is kept.
+/// The right to hash one password, until it is dropped.
 #[derive(Debug)]
 pub struct Turn(Turns);
 

@@ -35,7 +35,7 @@ pub struct JobEvent {
     pub kind: String,
     /// Its attempt, if it belongs to one.
     pub attempt: Option<i32>,
-    /// Whose attempt.
+    /// The worker that ran the attempt.
     pub worker_id: Option<String>,
     /// Details as JSON.
     pub payload: Option<String>,
@@ -69,8 +69,8 @@ impl Feed {
     }
 }
 
-/// Bytes of the events that one project's feed remembers: its part of what all may.
-fn part(feeds: usize) -> usize {
+/// Bytes of events that one project's feed may remember: an equal part of the bytes of all feeds.
+fn bytes_per_feed(feeds: usize) -> usize {
     (limits::MAX_REMEMBERED_BYTES / feeds.max(1)).min(limits::MAX_PROJECT_REMEMBERED_BYTES)
 }
 
@@ -79,7 +79,7 @@ type Watched = HashMap<(ProjectId, JobId), (Arc<Notify>, usize)>;
 struct Feed {
     sender: broadcast::Sender<Arc<JobEvent>>,
     recent: VecDeque<Arc<JobEvent>>,
-    /// Of `recent`.
+    /// Bytes of the events in `recent`.
     bytes: usize,
     /// Since when it has no listeners, as of the last check.
     unheard_since: Option<Instant>,
@@ -112,7 +112,7 @@ impl EventFeed {
         }
         drop(jobs);
         let mut feeds = lock(&self.0.feeds);
-        let part = part(feeds.len());
+        let part = bytes_per_feed(feeds.len());
         for job_event in job_events {
             let Some(feed) = feeds.get_mut(&job_event.project_id) else { continue };
             let job_event = Arc::new(job_event);
@@ -164,8 +164,8 @@ impl EventFeed {
     pub fn listen(&self, project_id: ProjectId, last: Option<EventId>) -> Listening {
         let mut feeds = lock(&self.0.feeds);
         if !feeds.contains_key(&project_id) {
-            // One more shares what all may remember.
-            let part = part(feeds.len() + 1);
+            // A further feed leaves less to each of the others.
+            let part = bytes_per_feed(feeds.len() + 1);
             feeds.values_mut().for_each(|it| it.trim(limits::MAX_REMEMBERED_EVENTS, part));
         }
         let feed = feeds.entry(project_id).or_insert_with(|| {

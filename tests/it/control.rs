@@ -168,7 +168,7 @@ fn a_waiting_job_can_be_moved_hurried_and_put_off() {
 }
 
 #[test]
-fn a_bad_change_is_refused_by_name() {
+fn a_bad_change_of_a_job_is_refused_with_its_field() {
     run(async |t| {
         let id = t.enqueue(json!({})).await;
         patch(t, &id, json!({})).await.refuses("body");

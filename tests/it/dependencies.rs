@@ -111,7 +111,7 @@ fn parents_must_exist_and_be_named_well() {
 }
 
 #[test]
-fn no_child_is_lost_that_is_stored_while_its_parent_ends() {
+fn a_child_stored_while_its_parent_ends_is_not_lost() {
     run(async |t| {
         for round in 0..20 {
             let parent = t.enqueue(json!({})).await;

@@ -44,7 +44,7 @@ async fn complete(t: &LoneProject) {
 }
 
 /// All leases are given, and the server answers as before.
-async fn serves(t: &LoneProject) {
+async fn assert_still_serves(t: &LoneProject) {
     t.database.execute("drop function slow() cascade").await;
     for _ in 0..TIMES {
         t.enqueue(json!({"queue": "after"})).await;
@@ -68,7 +68,7 @@ fn jobs_of_dropped_enqueues_are_stored() {
         drop_in_the_middle(t, "/v1/jobs", json!({"job_type": "t", "unique": {"key": "u"}})).await;
         let stored = "select count(*) from jobs";
         t.database.until_at_least(stored, TIMES as i64 + 2).await;
-        serves(t).await;
+        assert_still_serves(t).await;
         t.post("/v1/jobs", with_key).await.is(201);
         assert_eq!(t.database.number(stored).await, TIMES as i64 + 2, "the key was kept");
     });
@@ -100,7 +100,7 @@ fn dropped_acks_are_recorded() {
         drop_in_the_middle(t, "/v1/workers/ack/batch", json!({"acks": acks})).await;
         let done = "select count(*) from finished_jobs";
         t.database.until_at_least(done, jobs.len() as i64).await;
-        serves(t).await;
+        assert_still_serves(t).await;
     });
 }
 
@@ -125,7 +125,7 @@ fn jobs_of_dropped_polls_are_released() {
             drop_in_the_middle(t, "/v1/workers/poll", poll).await;
             complete(t).await;
         }
-        serves(t).await;
+        assert_still_serves(t).await;
         for _ in 0..TIMES {
             let job = t.wait_and_lease("w").await;
             assert_eq!(job["failures"], 0);

@@ -273,7 +273,7 @@ fn running_operations_of_a_project_are_bounded() {
 }
 
 #[test]
-fn all_jobs_that_a_filter_shows_are_cancelled_at_once() {
+fn bulk_cancel_cancels_every_job_that_the_filter_matches() {
     run(async |t| {
         let running = t.enqueue(json!({"tags": {"customer": "42"}})).await;
         t.lease("w").await;

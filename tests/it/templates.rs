@@ -88,7 +88,7 @@ fn a_template_is_filled_when_its_parent_has_left_nothing() {
 }
 
 #[test]
-fn wrong_templates_are_refused_with_what_is_wrong() {
+fn wrong_templates_are_refused_with_the_mistake() {
     run(async |t| {
         let with = async |payload: Value| {
             let job =

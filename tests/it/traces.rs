@@ -119,7 +119,7 @@ fn without_a_collector_the_worker_gets_the_producers_own_trace() {
 }
 
 #[test]
-fn a_share_of_more_than_all_is_refused() {
+fn a_trace_ratio_above_one_is_refused() {
     let run = Command::new(env!("CARGO_BIN_EXE_fencepost"))
         .args(["serve", "--trace-ratio", "1.5"])
         .output()

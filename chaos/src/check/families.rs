@@ -1,4 +1,4 @@
-//! Jobs that belong together: batches, workflows, ticks of schedules, and what is notified of ends.
+//! Jobs that belong together: batches, workflows, ticks of schedules, and events of ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -46,9 +46,10 @@ const DEFAULT_MAX_ATTEMPTS: i32 = 3;
 const MAX_EXACT_DIGITS: usize = 15;
 const UNKNOWN_POLICY: &str = "must be none, linear, exponential or polynomial";
 
-/// The option of jobs that wait to be activated.
+/// The option of jobs that wait for an activation. Fencepost has no such state, and its own
+/// `pending` is another one: these jobs are stored as scheduled.
 const PENDING: &str = "pending";
-/// Such a job is stored with this delay, which no client can ask for: some 68 years.
+/// The delay that marks such a job: 68 years, more than a client can ask for.
 const UNTIL_ACTIVATED_SECONDS: i32 = i32::MAX;
 const _: () = assert!(UNTIL_ACTIVATED_SECONDS as i64 > limits::MAX_DELAY_SECONDS);
 const UNTIL_ACTIVATED: Start = Start::After(UNTIL_ACTIVATED_SECONDS);
@@ -56,7 +57,8 @@ const UNTIL_ACTIVATED: Start = Start::After(UNTIL_ACTIVATED_SECONDS);
 /// An accepted job.
 pub struct Accepted {
     pub entry: JobWithDependencies,
-    /// Milliseconds after which another job may take its unique key, live or not.
+    /// Milliseconds after which another job may take the unique key, even if this job still waits
+    /// or runs.
     pub unique_ms: Option<i64>,
     /// Expiry in milliseconds from the present: only the database's clock knows the time.
     pub expires_after_ms: Option<i64>,
@@ -169,7 +171,7 @@ fn accept_labels(options: &mut Fields, check: &mut Check) -> Vec<String> {
 fn check_visibility(options: &mut Fields, check: &mut Check) {
     const NAME: &str = "visibility_timeout_ms";
     if let Some(ms) = options.take::<i64>(NAME, check) {
-        // A fetch that names no length asks for the default one, which jobs can only shorten.
+        // It stays in the envelope. At a fetch it can only shorten the default lease.
         check.range(NAME, ms, 1, i64::from(VISIBILITY_SECONDS) * 1_000);
     }
 }
@@ -190,7 +192,7 @@ fn accept_rate_limit(options: &mut Fields, check: &mut Check) -> Option<i32> {
     count
 }
 
-/// Also for types that schedules name.
+/// Checks the type of a job, or of a schedule's jobs.
 pub fn check_type(job_type: &str, check: &mut Check) {
     check.name("type", job_type, MAX_TYPE_CHARS);
     if !job_type.is_empty() && !is_type_name(job_type) {

@@ -1,5 +1,5 @@
-//! Batches: making, sealing and reading them; `ends.rs` completes them, and stores the callbacks of
-//! single jobs, too.
+//! Batches: making, sealing and reading them; `completions.rs` completes them, and stores the
+//! callbacks of single jobs, too.
 
 pub mod completions;
 mod workflow_event;

@@ -1,12 +1,12 @@
-//! Forgetting workers of projects that have more than their plan allows: names that are used once
-//! must not fill the table.
+//! Deletes the workers of a project that have been silent for longest, if there are more than its
+//! plan allows: names that are used once must not fill the table.
 
 use fencepost_domain::{limits::MIN_PROJECT_WORKERS, plan::Plans};
 use fencepost_store::{self as store, sweep};
 
 use crate::Engine;
 
-/// Workers that one statement forgets at most.
+/// Maximum workers deleted by one statement.
 const MAX_FORGOTTEN: i64 = 5_000;
 
 /// One pass over all projects. Returns whether there may be more.
@@ -24,7 +24,8 @@ pub async fn pass(engine: &Engine, plans: &Plans) -> sqlx::Result<bool> {
         let Some(project) = store::people::projects::get(&mut conn, project_id).await? else {
             continue;
         };
-        // Of a plan that this node does not know, the strictest limits would apply.
+        // The strictest limits apply to a plan that this node does not know: they would delete too
+        // many.
         if !plans.has(&project.plan) {
             continue;
         }

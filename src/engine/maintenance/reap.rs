@@ -1,4 +1,4 @@
-//! OutcomeCause attempts whose lease expired: the worker timed out or the job ran too long.
+//! Ending attempts whose lease expired: the worker timed out or the job ran too long.
 
 use std::collections::HashSet;
 
@@ -36,13 +36,13 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     let mut outcomes: Vec<_> = held
         .iter()
         .map(|lease| {
-            let ending =
+            let cause =
                 if lease.timed_out { OutcomeCause::TimedOut } else { OutcomeCause::LeaseExpired };
             let error = match lease.cancel_requested {
                 true => ErrorReport::default(),
-                false => ending.unreported_error(),
+                false => cause.unreported_error(),
             };
-            failure::decide(lease, &ending, error, None)
+            failure::decide(lease, &cause, error, None)
         })
         .collect();
     let settled = isolate::process(engine, &mut tx, &Expired, &outcomes).await?;
@@ -56,7 +56,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     Ok(held.len() == sweep::MAX_SWEEP_ROWS)
 }
 
-/// OutcomeCause the attempts of expired leases.
+/// Ending the attempts of expired leases.
 struct Expired;
 
 impl Sweep for Expired {

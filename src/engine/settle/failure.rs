@@ -20,7 +20,7 @@ use crate::{cancel, jobs::dead_letters, notify::Notifier};
 /// Decides what the end of a locked job's attempt leads to. Draws the jitter.
 pub(crate) fn decide(
     held: &Held,
-    ending: &OutcomeCause<'_>,
+    cause: &OutcomeCause<'_>,
     error: ErrorReport,
     duration_ms: Option<i64>,
 ) -> OutcomeToWrite {
@@ -33,15 +33,14 @@ pub(crate) fn decide(
         policy: &policy,
     };
     let jitter = Jitter::new(rand::random());
-    let AfterAttempt { next, failures } = job::after_attempt(&running, ending, jitter);
+    let AfterAttempt { next, failures } = job::after_attempt(&running, cause, jitter);
     let (state, wait) = match next {
         Next::Pending => (StoredState::Pending, Duration::ZERO),
         Next::RetryAfter(wait) => (StoredState::Backoff, wait),
         Next::DeadLetter => (StoredState::DeadLetter, Duration::ZERO),
         Next::Cancelled => (StoredState::Cancelled, Duration::ZERO),
     };
-    let outcome =
-        if next == Next::Cancelled { AttemptOutcome::Cancelled } else { ending.outcome() };
+    let outcome = if next == Next::Cancelled { AttemptOutcome::Cancelled } else { cause.outcome() };
     let (key, attempt, ran_ms) = (held.key(), held.attempt, held.ran_ms);
     OutcomeToWrite { key, attempt, state, failures, wait, outcome, error, duration_ms, ran_ms }
 }

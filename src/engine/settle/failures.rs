@@ -29,7 +29,7 @@ pub struct FailureOrRelease {
 }
 
 impl FailureOrRelease {
-    fn ending(&self) -> OutcomeCause<'_> {
+    fn cause(&self) -> OutcomeCause<'_> {
         self.failure.as_ref().map_or(OutcomeCause::Released, |it| OutcomeCause::Failed {
             retryable: it.retryable,
             error_kind: it.error.kind.as_deref(),
@@ -87,7 +87,7 @@ impl GroupCommit for Failures {
             .filter_map(|held| requests.get(&held.key()).map(|it| (held, *it)))
             .map(|(held, it)| {
                 let error = it.failure.as_ref().map(|it| it.error.clone()).unwrap_or_default();
-                failure::decide(&held, &it.ending(), error, it.duration_ms)
+                failure::decide(&held, &it.cause(), error, it.duration_ms)
             })
             .collect();
         let settled = failure::write(&mut tx, &outcomes).await?;

@@ -115,7 +115,7 @@ pub struct Successes {
 
 impl GroupCommit for Successes {
     type Item = Success;
-    /// Of a job without children there is nothing more to report.
+    /// None: the job has no children to activate.
     type Answer = Settling<Option<i32>>;
     type Key = JobKey;
     type Connection = pools::Connection;

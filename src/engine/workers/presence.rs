@@ -19,7 +19,8 @@ impl<'a> Presence<'a> {
     /// Reads the facts of the worker with this name.
     ///
     /// # Errors
-    /// [`Error::NotReady`] and [`Error::Unavailable`] when the database does not answer.
+    /// [`Error::Overloaded`] when too many look-ups wait; [`Error::NotReady`] and
+    /// [`Error::Unavailable`] when the database does not answer.
     pub async fn of(
         engine: &'a Engine,
         project_id: ProjectId,

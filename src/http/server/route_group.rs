@@ -39,8 +39,8 @@ pub fn of(route: &str, method: &str) -> &'static str {
 }
 
 /// Whether a handler runs in the task of its connection, and ends with it: one of the hot path,
-/// which borrows no connection of the database. What it needs of one runs in a batch's task or in
-/// [`fencepost_store::connection::deadline::detached`].
+/// which borrows no connection of the database. What it needs of one runs in a group commit's task
+/// or in [`fencepost_store::connection::deadline::detached`].
 #[must_use]
 pub fn runs_in_place(route: &str, method: &str) -> bool {
     const HANDLERS: [&str; 3] = ["/jobs", "/workers/poll", "/workers/ack"];

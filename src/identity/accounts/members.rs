@@ -77,8 +77,8 @@ pub async fn set_role(
     Ok(ended)
 }
 
-/// Whether a member with this role manages keys. One who does not, and leaves, neither sees nor
-/// ends those that they have created in an earlier role.
+/// Whether a member with this role manages keys. Others that leave are not asked about keys that
+/// they created in an earlier role, and those stay valid.
 fn manages_keys(role: &str) -> bool {
     Role::of_name(role).is_some_and(|it| role_may(it, Permission::Administer))
 }
@@ -112,7 +112,7 @@ pub(super) async fn leave_all(
     for (project_id, role) in left {
         let actor = client.actor("account", id.to_string());
         let author = Author { project_id, actor, rights: Rights::Member(id) };
-        // Unasked, nothing remains: see above.
+        // Without an answer there are no such keys: they were looked for above.
         if manages_keys(&role) && revoke_keys.is_some() {
             keys::revoke_created(conn, &author, id.to_string(), revoke_keys).await?;
         }

@@ -19,26 +19,26 @@ use super::CallError;
 
 /// Longest look-up of a host's addresses.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long they are trusted: each new connection goes to addresses that were checked within it.
+/// Time for which a look-up's addresses are kept. Connections never use older ones.
 const ADDRESSES_KEEP: Duration = Duration::from_secs(10);
-/// How long a look-up that failed is not repeated.
+/// Time for which the failure of a look-up is kept.
 const FAILURE_KEEP: Duration = Duration::from_secs(5);
 /// The wait for one answer of a name server; each is asked twice.
 const NAME_SERVER_TIMEOUT: Duration = Duration::from_secs(2);
-/// Addresses of one host that are looked at.
+/// Addresses of one host that are considered.
 const MAX_ADDRESSES: usize = 16;
 
 /// Finds the addresses of a host.
 pub trait Lookup: fmt::Debug + Send + Sync {
-    /// All of them.
+    /// All addresses of the host.
     fn addresses(
         &self,
         host: String,
     ) -> Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send>>;
 }
 
-/// Asks the name servers of the system, without a thread for each question: those of a slow server
-/// must not use up the threads of others.
+/// Asks the name servers of the system without a thread for each look-up, so that a slow server
+/// cannot use up all threads.
 pub(super) struct NameServers(TokioResolver);
 
 impl NameServers {
@@ -118,15 +118,16 @@ impl Resolver {
     ) -> Result<IpAddr, CallError> {
         match host {
             // The URL was checked when it was stored; the operator may allow less now.
-            Host::Ipv4(it) => self.check(&[it.into()]),
-            Host::Ipv6(it) => self.check(&[it.into()]),
+            Host::Ipv4(it) => self.choose(&[it.into()]),
+            Host::Ipv6(it) => self.choose(&[it.into()]),
             Host::Domain(name) => self.address(name.as_ref()).await,
         }
     }
 
-    /// One address that may not be reached spoils all: the host's owner chooses which is tried. The
-    /// first one is used, also by the connection: requests to an address are counted.
-    fn check(&self, found: &[IpAddr]) -> Result<IpAddr, CallError> {
+    /// The address to connect to: the first one of IPv4, or else the first. A host with one address
+    /// that may not be reached is refused, since its owner decides which is tried. The connection
+    /// uses the same address, so that requests to an address are counted where they go.
+    fn choose(&self, found: &[IpAddr]) -> Result<IpAddr, CallError> {
         let found = &found[..found.len().min(MAX_ADDRESSES)];
         let may_all = found.iter().all(|it| self.allowed.may_reach(*it));
         match found.first() {
@@ -154,7 +155,7 @@ impl Resolver {
         }
         let found = timeout(LOOKUP_TIMEOUT, self.lookup.addresses(host.to_owned())).await;
         let found = match found {
-            Ok(Ok(found)) => self.check(&found),
+            Ok(Ok(found)) => self.choose(&found),
             Ok(Err(_)) | Err(_) => Err(CallError::NoAddress),
         };
         let kept = Some((Instant::now(), found));

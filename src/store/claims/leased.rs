@@ -133,9 +133,10 @@ pub struct ClaimLimits<'a> {
     pub max_jobs: i64,
 }
 
-/// A checked statement that leases the jobs of `best`, the last part of its text. Each row also has
-/// the number of selected jobs, so there is one even if none was leased. The text may use the
-/// claim's values, `$1` to `$15` as they are bound here. Its own follow.
+/// A checked statement that leases the jobs of `best`. Its text ends within the parenthesis of
+/// `best as materialized (`, which this closes. It may use the claim's values, `$1` to `$15` as
+/// they are bound here; its own follow. Each row also has the number of selected jobs, so there is
+/// one even if none was leased.
 macro_rules! query_leased_of_best {
     ($best:literal, $claim:expr, $limits:expr, $columns:expr $(, $argument:expr)* $(,)?) => {
         sqlx::query!(

@@ -1,7 +1,8 @@
 //! Leasing jobs.
 //!
-//! The two claims differ only in the index that they use. Both must join `jobs` on its whole key
-//! and give the planner a constant limit, or it plans a sequential scan of the table. `due` is
+//! A claim of any type locks jobs while it reads them. One of some types selects jobs from several
+//! ranges of an index, and locks them then. Both must join `jobs` on its whole key and give the
+//! planner a constant limit, or it plans a sequential scan of the table. `due` is
 //! materialized because a plain subquery with a limit may run more than once. A lease begins when
 //! its row is written: a statement that had to wait must not hand out leases that are over.
 

@@ -208,7 +208,7 @@ impl Drop for Connection {
 /// The pools of one node.
 #[derive(Debug, Clone)]
 pub struct Pools {
-    /// The batches of acks and heartbeats, and nothing else: nothing may delay them.
+    /// The group commits of acks and heartbeats, and nothing else: nothing may delay them.
     pub settle: Pool,
     /// Registrations of workers, and what else workers report, in transactions of their own.
     pub reports: Pool,

@@ -416,8 +416,8 @@ pub async fn insert_jobs(
     .await
 }
 
-/// Which of these jobs are stored, live or ended: for a batch whose commit is in doubt. An ended
-/// job has the times that it was stored with.
+/// Which of these jobs are stored, live or ended: for a group commit whose result is in doubt. An
+/// ended job has the times that it was stored with.
 pub async fn find_stored(
     conn: &mut PgConnection,
     jobs: &[&NewJob],

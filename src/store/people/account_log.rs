@@ -10,7 +10,7 @@ use fencepost_domain::ids::{AccountId, AuditId};
 pub struct NewAccountEntry {
     /// Such as `login.succeeded`.
     pub action: &'static str,
-    /// Of the client; none: the operator.
+    /// Network address of the client; none: the operator made the change.
     pub address: Option<String>,
     pub user_agent: Option<String>,
     pub request_id: Option<String>,
@@ -47,7 +47,7 @@ pub async fn count_today(
 }
 
 /// Adds an entry to an account's log, unless it has `max_a_day` of the same action within the last
-/// day: strangers cause some of them.
+/// day: strangers cause some, as failed logins.
 pub async fn insert(
     conn: &mut PgConnection,
     account_id: AccountId,

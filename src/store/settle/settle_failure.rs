@@ -1,4 +1,4 @@
-//! OutcomeCause attempts that did not succeed: lock and read, then write what was decided. Both run
+//! Ending attempts that did not succeed: lock and read, then write what was decided. Both run
 //! in one transaction.
 
 use std::time::Duration;

@@ -21,13 +21,13 @@ pub enum Work {
     Plan,
     /// Making a due job claimable.
     Promote,
-    /// OutcomeCause an expired lease.
+    /// Ending an expired lease.
     Reap,
     /// Releasing or cancelling the children of an ended parent.
     Cascade,
     /// Cancelling a job past its `expires_at`.
     Expire,
-    /// OutcomeCause the leases of a worker that timed out.
+    /// Ending the leases of a worker that timed out.
     LostWorker,
     /// Deleting a finished job past its retention.
     Retention,

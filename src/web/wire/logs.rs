@@ -11,7 +11,7 @@ use crate::app::App;
 
 /// The output streams.
 pub const STREAMS: [&str; 3] = ["stdout", "stderr", "system"];
-/// Streams of several attempts that one event id may name.
+/// Maximum positions in one event id. The newest attempts stay.
 const MAX_SENT_PLACES: usize = 64;
 /// A busy job is read at most this often for one stream.
 const READ_PAUSE: Duration = Duration::from_millis(100);
@@ -42,7 +42,8 @@ pub fn read_place(text: &str) -> Result<LogPlace, Error> {
 /// The last sequence sent of each stream of each attempt: streams grow in parallel.
 pub type Sent = BTreeMap<(i32, String), i64>;
 
-/// An event's id says how far each stream was sent, so that a reader that reconnects misses none.
+/// The id of an event, from which a reader continues after it reconnects (`Last-Event-ID`): the
+/// last sequence sent of each stream.
 #[must_use]
 pub fn write_sent(sent: &Sent) -> String {
     let latest = sent.iter().rev().take(MAX_SENT_PLACES);
@@ -50,7 +51,7 @@ pub fn write_sent(sent: &Sent) -> String {
     places.collect::<Vec<_>>().join(",")
 }
 
-/// The position of a reader that reconnects.
+/// The positions in an event id.
 #[must_use]
 pub fn read_sent(text: &str) -> Sent {
     let places = text.split(',').take(MAX_SENT_PLACES).filter_map(|it| read_place(it).ok());
@@ -74,7 +75,7 @@ pub async fn follow<View: Serialize>(
         let changed = watch.changed();
         tokio::pin!(changed);
         changed.as_mut().enable();
-        // The state first: output written before the end is stored then.
+        // Read the state before the output: once the job has ended, all of its output is stored.
         let state = jobs::find(&app.engine, key).await.map_err(|_| Ended)?.state;
         send_new(&app, key, &mut sent, &writer, &view).await?;
         if matches!(state, StoredState::Succeeded | StoredState::Cancelled) {

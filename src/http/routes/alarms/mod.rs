@@ -108,7 +108,8 @@ impl RequestBody for PutAlarmRequest {}
 
 /// List alarms.
 ///
-/// Every project has some, which it can change. Endpoints of webhooks are notified by the events
+/// Every project has some, which it can change. Endpoints of webhooks that ask for them get the
+/// events
 /// `alarm.triggered` and `alarm.resolved`.
 #[utoipa::path(
     get, path = "/alarms", tag = "alarms", operation_id = "alarms_list",

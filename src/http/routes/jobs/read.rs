@@ -127,7 +127,7 @@ pub struct ListQuery {
     /// neither: a page of large jobs can be many megabytes.
     #[param(default = true)]
     payloads: Option<bool>,
-    /// Order of a list: jobs that were stored last come first, or last.
+    /// Order by the time of storing: `newest` first, or `oldest` first.
     #[param(default = "newest")]
     order: Option<Order>,
     /// Maximum number of jobs to return. Default: 50.
@@ -145,8 +145,8 @@ pub struct JobPage {
     /// True if there may be more. A page examines a bounded number of jobs, so it can be short or
     /// even empty while there are more.
     pub has_more: bool,
-    /// Of a short page while there may be more: jobs that were stored before this time (with
-    /// `order=oldest`, after it) have not been examined yet.
+    /// Set if the page is short although there may be more jobs: those that were stored before this
+    /// time (with `order=oldest`, after it) have not been examined yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub scanned_until: Option<DateTime<Utc>>,
@@ -158,7 +158,7 @@ pub struct JobPage {
     pub cursor: Option<String>,
 }
 
-/// A caller who may not read error messages may not search them either: what is found would reveal
+/// A caller who may not read error messages may not search them either: the matches would reveal
 /// them.
 pub(super) fn may_search(who: &Who, filter: &store::jobs::Filter) -> Result<(), Error> {
     match filter.error.is_some() && !who.may_read_payloads() {

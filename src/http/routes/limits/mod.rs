@@ -33,7 +33,7 @@ pub struct LimitStatus {
     /// Name; a plan's limits are named as in the plans file.
     #[schema(example = "produce_per_minute")]
     pub name: String,
-    /// Kind.
+    /// Kind of the limit.
     pub kind: LimitKind,
     /// Maximum; null: unlimited.
     #[schema(required)]

@@ -40,7 +40,7 @@ pub struct Operation {
     /// Id of the operation.
     #[schema(example = "op_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub id: String,
-    /// Kind.
+    /// Kind of the operation.
     #[schema(value_type = Kind)]
     pub kind: String,
     /// State.
@@ -59,7 +59,7 @@ pub struct Operation {
     pub expected: Option<i64>,
     /// Processed jobs.
     pub done: i64,
-    /// Skipped jobs: they had changed meanwhile, or could not be retried.
+    /// Number of skipped jobs: they had changed meanwhile, or could not be retried.
     pub skipped: i64,
     /// Maximum number of jobs; null: all.
     #[schema(required)]

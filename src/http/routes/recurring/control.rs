@@ -164,7 +164,7 @@ page! {
 
 /// List a schedule's fires.
 ///
-/// Newest first, kept for 30 days.
+/// The newest fires come first. Each is kept for 30 days.
 #[utoipa::path(
     get, path = "/recurring/{recurring_id}/fires", tag = "recurring", operation_id = "recurring_fires",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),

@@ -150,8 +150,8 @@ pub struct ParentResultView {
     /// Error of its last failed attempt, without the stack trace; null if it succeeded.
     #[schema(required)]
     pub error: Option<JobError>,
-    /// True if the result was left out, because earlier ones are 1 MiB together: read it from the
-    /// job.
+    /// True if the result was left out, because the results listed before it are 1 MiB together:
+    /// read it from the parent job.
     pub omitted: bool,
 }
 

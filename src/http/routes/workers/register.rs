@@ -123,8 +123,8 @@ pub enum RegisterStatus {
 
 /// Register a worker.
 ///
-/// Optional: a worker may poll without it. The latest registration of a `worker_id` counts. Invalid
-/// schedules are listed in the answer; the others are stored.
+/// A worker may poll without a registration. A further one of the same `worker_id` replaces it.
+/// Invalid schedules are listed in the answer; the others are stored.
 #[utoipa::path(
     post, path = "/workers/register", tag = "workers", operation_id = "workers_register",
     security(("api_key" = ["work"]), ("session" = ["member"])),

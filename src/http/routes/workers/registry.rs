@@ -192,7 +192,7 @@ pub async fn deregister(
     Ok(Reply(DeregisterReply { status: WorkerState::Terminated, released }))
 }
 
-/// A worker's directive.
+/// Directive of a worker: an instruction that it gets with its next heartbeat or poll.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct DirectiveReply {
     /// Id of the worker.

@@ -43,7 +43,7 @@ fn token(liar: &Liar, t: &LoneProject, reported: &[(&str, Value)]) -> String {
 }
 
 /// A key that trusts such tokens.
-async fn trusting(t: &LoneProject, issuer: String, subject: &str) -> Value {
+async fn key_that_trusts(t: &LoneProject, issuer: String, subject: &str) -> Value {
     let trusts = json!({"issuer": issuer, "subject": subject});
     let scopes = ["produce", "read"];
     let body = json!({"name": "deploy", "scopes": scopes, "trusts": trusts});
@@ -70,7 +70,7 @@ fn end_of(made: &Value) -> u64 {
 fn a_job_of_a_ci_service_gets_a_key_of_minutes_for_its_token() {
     with_provider(async {
         let (liar, server, t) = served("exchange-good").await;
-        let key = trusting(&t, format!("{}/ci", liar.url), SUBJECT).await;
+        let key = key_that_trusts(&t, format!("{}/ci", liar.url), SUBJECT).await;
         let good = token(&liar, &t, &[]);
         let made = post_from(&t, PATH, body(&t, &key, &good), "192.0.2.1").await.is(201);
         let ci = with(&t, &made);
@@ -94,7 +94,7 @@ fn a_job_of_a_ci_service_gets_a_key_of_minutes_for_its_token() {
         }
         // A cluster whose keys are in a file, with an audience of its own, and a beginning.
         let cluster = format!("{}/cluster", liar.url);
-        let key = trusting(&t, cluster.clone(), "system:serviceaccount:acme:*").await;
+        let key = key_that_trusts(&t, cluster.clone(), "system:serviceaccount:acme:*").await;
         let claims = [
             ("iss", json!(cluster)),
             ("aud", json!(["queue"])),
@@ -125,13 +125,13 @@ fn a_token_that_the_key_does_not_trust_gets_nothing() {
     with_provider(async {
         let (liar, server, t) = served("exchange-bad").await;
         let ci = format!("{}/ci", liar.url);
-        let key = trusting(&t, ci.clone(), SUBJECT).await;
+        let key = key_that_trusts(&t, ci.clone(), SUBJECT).await;
         let cluster = format!("{}/cluster", liar.url);
-        let of_cluster = trusting(&t, cluster.clone(), SUBJECT).await;
+        let of_cluster = key_that_trusts(&t, cluster.clone(), SUBJECT).await;
         let good = token(&liar, &t, &[]);
         let plain = t.post("/v1/keys", json!({"name": "x"})).await.is(201)["key"].clone();
         let other = server.project("other").await;
-        let ended = trusting(&t, ci.clone(), "x").await;
+        let ended = key_that_trusts(&t, ci.clone(), "x").await;
         let path = format!("/v1/keys/{}", ended["id"].as_str().expect("an id"));
         t.delete(&path).await.is_empty(204);
 
@@ -187,7 +187,7 @@ fn a_token_that_the_key_does_not_trust_gets_nothing() {
 fn keys_of_tokens_end_with_the_key_that_trusts_them() {
     with_provider(async {
         let (liar, server, t) = served("exchange-race").await;
-        let key = trusting(&t, format!("{}/ci", liar.url), SUBJECT).await;
+        let key = key_that_trusts(&t, format!("{}/ci", liar.url), SUBJECT).await;
         let good = token(&liar, &t, &[]);
         let first = post_from(&t, PATH, body(&t, &key, &good), "192.0.2.1").await.is(201);
         let path = format!("/v1/keys/{}", key["id"].as_str().expect("an id"));
@@ -203,7 +203,7 @@ fn keys_of_tokens_end_with_the_key_that_trusts_them() {
         with(&t, &first).get("/v1/jobs").await.is_error(401, "unauthorized");
 
         // Keeping what a key has created does not keep these.
-        let key = trusting(&t, format!("{}/ci", liar.url), SUBJECT).await;
+        let key = key_that_trusts(&t, format!("{}/ci", liar.url), SUBJECT).await;
         post_from(&t, PATH, body(&t, &key, &good), "192.0.2.30").await.is(201);
         let path = format!("/v1/keys/{}?revoke_keys=false", key["id"].as_str().expect("an id"));
         t.delete(&path).await.is_empty(204);

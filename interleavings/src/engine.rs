@@ -19,7 +19,7 @@ pub struct Engine {
     notifier: notify::Notifier,
 }
 
-/// What the pump publishes.
+/// Messages that the pump publishes.
 pub mod notify {
     use fencepost_signals::events_feed::JobEvent;
     use fencepost_store::claims::LeasedJob;

@@ -61,7 +61,7 @@ pub struct Registry {
 
 struct KnownWorker {
     noted_at: Instant,
-    /// Its last report.
+    /// The last report of the worker.
     last: Sighting,
     is_waiting: bool,
 }

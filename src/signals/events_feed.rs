@@ -52,7 +52,7 @@ impl JobEvent {
 }
 
 impl JobEvent {
-    /// Its size in memory.
+    /// Size of the event in memory.
     fn bytes(&self) -> usize {
         let texts = [Some(&self.kind), self.worker_id.as_ref(), self.payload.as_ref()];
         size_of::<Self>() + texts.into_iter().flatten().map(String::len).sum::<usize>()

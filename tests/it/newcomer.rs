@@ -38,7 +38,7 @@ impl Drop for Working {
     }
 }
 
-/// What a tab says to do.
+/// Instructions of one tab of the page.
 struct Tab {
     /// To run first.
     setup: Option<String>,

@@ -13,7 +13,7 @@ use crate::{
     setup::TICK_SECONDS,
 };
 
-/// What an endpoint is notified of an end.
+/// Final states of jobs, each with the type of its event.
 const EVENTS: [(&str, &str); 3] = [
     ("succeeded", "job.succeeded"),
     ("dead_letter", "job.dead_lettered"),

@@ -19,7 +19,7 @@ fn with(mut job: BookJob, name: &str, value: i64) -> BookJob {
     job
 }
 
-/// What is broken among several jobs, all of which were sent and are reported.
+/// Broken invariants of several jobs, all of which were sent and reported.
 fn of_all(events: &[Event], jobs: &[BookJob]) -> Vec<Invariant> {
     let mut all = events.to_vec();
     for job in jobs {

@@ -29,6 +29,11 @@ const LIMITED_KEYS: usize = 8;
 /// Running jobs that the limit of a queue allows: more than there are workers, so that the cost of
 /// counting is measured and no worker waits.
 const QUEUE_LIMIT: usize = 1_000;
+/// Running jobs that the limit of a queue allows: fewer than there are workers, which wait for each
+/// other's acks.
+const SCARCE_LIMIT: usize = 8;
+/// The capacity of a worker that takes many jobs at a time.
+const LARGE_CAPACITY: usize = 10;
 /// Jobs per second while the pickup is measured.
 const PICKUP_RATE: u32 = 50;
 /// Parked polls while the pickup is measured.
@@ -52,7 +57,29 @@ pub enum Step {
     ShortLifecycle,
     /// A lifecycle whose jobs have one of [`LIMITED_KEYS`] concurrency keys.
     LimitedByKey,
+    /// A lifecycle whose polls want up to [`LARGE_CAPACITY`] jobs.
+    ManyAPoll,
 }
+
+impl Step {
+    fn capacity(self) -> usize {
+        match self {
+            Self::ManyAPoll => LARGE_CAPACITY,
+            Self::Enqueue | Self::Lifecycle | Self::ShortLifecycle | Self::LimitedByKey => 1,
+        }
+    }
+}
+
+/// The measurements of jobs one by one: name, step, and the limit of the queue if it has one.
+pub const MEASUREMENTS: [(&str, Step, Option<usize>); 7] = [
+    ("enqueue", Step::Enqueue, None),
+    ("lifecycle", Step::Lifecycle, None),
+    ("acks-that-poll", Step::ShortLifecycle, None),
+    ("limited-by-key", Step::LimitedByKey, None),
+    ("limited-by-queue", Step::Lifecycle, Some(QUEUE_LIMIT)),
+    ("scarce-slots", Step::Lifecycle, Some(SCARCE_LIMIT)),
+    ("scarce-slots-capacity-10", Step::ManyAPoll, Some(SCARCE_LIMIT)),
+];
 
 /// The answer to an ack that polls.
 #[derive(Debug, Deserialize)]
@@ -113,22 +140,22 @@ impl Run {
 
     async fn work(&self, number: usize) -> anyhow::Result<Ledger> {
         let mut client = self.connect(number).await?;
-        let (mut ledger, mut held) = (Ledger::default(), None);
+        let (mut ledger, mut held) = (Ledger::default(), Vec::new());
+        let capacity = self.step.capacity();
         loop {
-            let job = match held.take() {
-                Some(job) => job,
-                None if self.has_ended() => return Ok(ledger),
-                None => match client.poll(&self.queue, number, 1, BUSY_WAIT_SECONDS).await?.pop() {
-                    Some(job) => job,
-                    None => continue,
-                },
+            let Some(job) = held.pop() else {
+                if self.has_ended() {
+                    return Ok(ledger);
+                }
+                held = client.poll(&self.queue, number, capacity, BUSY_WAIT_SECONDS).await?;
+                continue;
             };
             match self.step {
                 Step::ShortLifecycle if !self.has_ended() => {
                     let ack = client::ack_then_poll(&job, number, &self.queue, BUSY_WAIT_SECONDS);
                     let answer = client.post("/v1/workers/ack", ack).await?;
                     let Acked { poll } = serde_json::from_slice(&answer)?;
-                    held = poll.jobs.into_iter().next();
+                    held = poll.jobs;
                 }
                 _ => drop(client.post("/v1/workers/ack", client::ack(&job, number)).await?),
             }
@@ -183,11 +210,11 @@ pub async fn lifecycle(target: &Target, queue: &str, time: Duration) -> anyhow::
     Ok(rate)
 }
 
-/// Gives a queue a limit that its workers never reach.
-pub async fn limit_queue(target: &Target, queue: &str) -> anyhow::Result<()> {
+/// Gives a queue a limit of running jobs.
+pub async fn limit_queue(target: &Target, queue: &str, limit: usize) -> anyhow::Result<()> {
     let mut client = Client::connect(target).await?;
     let path = format!("/v1/queues/{queue}");
-    client.patch(&path, format!(r#"{{"max_concurrency":{QUEUE_LIMIT}}}"#)).await?;
+    client.patch(&path, format!(r#"{{"max_concurrency":{limit}}}"#)).await?;
     Ok(())
 }
 

@@ -33,7 +33,6 @@ use self::{
     attacks::{Attack, Attacker},
     ceiling::Ceiling,
     client::{SMALL_PAYLOAD_BYTES, Target},
-    load::Step,
     process::{Usage, Watched},
     report::{Measure, plain},
     server::OwnServer,
@@ -269,18 +268,11 @@ impl Bench {
         if self.wants("ceiling") {
             measures.push(self.ceiling().await?);
         }
-        let steps = [
-            ("enqueue", Step::Enqueue),
-            ("lifecycle", Step::Lifecycle),
-            ("acks-that-poll", Step::ShortLifecycle),
-            ("limited-by-key", Step::LimitedByKey),
-            ("limited-by-queue", Step::Lifecycle),
-        ];
-        for (name, step) in steps {
+        for (name, step, limit) in load::MEASUREMENTS {
             if self.wants(name) {
                 let queue = queue(name);
-                if name == "limited-by-queue" {
-                    load::limit_queue(&self.target, &queue).await?;
+                if let Some(limit) = limit {
+                    load::limit_queue(&self.target, &queue, limit).await?;
                 }
                 let targets = std::slice::from_ref(&self.target);
                 let rate = load::rate(targets, step, &queue, self.time);

@@ -213,6 +213,76 @@ fn sixty_four_workers_never_exceed_the_limit_of_a_queue() {
     });
 }
 
+/// Jobs that this poll gets before a node would look again by itself, which takes up to two seconds.
+async fn polled_soon(t: &TestProject) -> Vec<Value> {
+    t.polled(poll(json!({"wait_seconds": 1}))).await
+}
+
+#[test]
+fn a_worker_of_many_slots_gets_the_next_job_of_a_key_after_each_ack() {
+    const ROUNDS: usize = 4;
+    run(async |t| {
+        for status in ["succeeded", "failed", "cancelled"] {
+            for _ in 0..=ROUNDS {
+                let job = json!({"concurrency_key": status, "max_attempts": 1});
+                t.enqueue(job).await;
+            }
+            let mut job = polled_soon(t).await.pop().expect("the first job");
+            for _ in 0..ROUNDS {
+                let status = if status == "cancelled" {
+                    let path = format!("/v1/jobs/{}/cancel", job["id"].as_str().expect("an id"));
+                    t.act(&path).await.is(200);
+                    "failed"
+                } else {
+                    status
+                };
+                t.ack(&job, "w", status).await.is(200);
+                let next = polled_soon(t).await;
+                assert_eq!(next.len(), 1, "after {status}");
+                job = next.into_iter().next().expect("one");
+            }
+            t.ack(&job, "w", "succeeded").await.is(200);
+        }
+    });
+}
+
+#[test]
+fn a_worker_of_many_slots_gets_the_next_job_of_a_key_with_its_ack() {
+    run(async |t| {
+        for _ in 0..6 {
+            t.enqueue(json!({"concurrency_key": "acme"})).await;
+        }
+        let mut job = polled_soon(t).await.pop().expect("the first job");
+        for round in 1..6 {
+            let then_poll = json!({
+                "queues": ["default"], "capacity": 10, "wait_seconds": 1,
+                "poll_id": format!("0190f5fe-7c00-7a00-8000-00000000000{round}"),
+            });
+            let more = json!({"then_poll": then_poll});
+            let answer = t.ack_with(&job, "w", "succeeded", more).await.is(200);
+            job = answer["poll"]["jobs"][0].clone();
+            assert!(job.is_object(), "round {round}: {answer}");
+        }
+    });
+}
+
+#[test]
+fn a_worker_of_many_slots_fills_a_limited_queue_after_each_batch_of_acks() {
+    run(async |t| {
+        limit(t, "default", json!(5)).await.is(200);
+        for _ in 0..30 {
+            t.enqueue(json!({})).await;
+        }
+        for _ in 0..6 {
+            let jobs = polled_soon(t).await;
+            assert_eq!(jobs.len(), 5);
+            let acks: Vec<_> =
+                jobs.iter().map(|it| TestProject::ack_body(it, "w", "succeeded")).collect();
+            t.post("/v1/workers/ack/batch", json!({"acks": acks})).await.is(200);
+        }
+    });
+}
+
 #[test]
 fn a_queue_of_limit_zero_hands_out_nothing_until_the_limit_is_taken_away() {
     run(async |t| {

@@ -77,3 +77,26 @@ fn hints_are_sent_of_constrained_jobs_and_of_a_lane_in_backoff() {
     board.lanes.complete(&claims[0], None, board.now);
     assert_eq!(board.hinted(jobs("a", "t", 1)), 1, "the claim failed");
 }
+
+#[test]
+fn a_lane_without_polls_remembers_that_a_slot_was_freed() {
+    let mut board = Board::new();
+    board.park(1, PROJECT, &["a"], 10);
+    let claims = board.plan();
+    let found = Claimed {
+        is_short: true,
+        was_contended: false,
+        last: None,
+        has_constrained: Some(true),
+        pause_for: None,
+    };
+    board.lanes.complete(&claims[0], Some(found), board.now);
+    board.lanes.leave(1);
+    board.lanes.slots_freed(ProjectId(PROJECT + 1));
+    board.park(2, PROJECT, &["a"], 10);
+    assert!(board.plan().is_empty(), "another project's");
+    board.lanes.leave(2);
+    board.lanes.slots_freed(ProjectId(PROJECT));
+    board.park(3, PROJECT, &["a"], 10);
+    assert_eq!(board.plan().len(), 1);
+}

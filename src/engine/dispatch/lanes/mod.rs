@@ -215,11 +215,12 @@ impl Lanes {
     }
 
     /// Jobs of this project ended that counted against a limit: jobs with a constraint key may now
-    /// start.
+    /// start. That counts for lanes without polls, too: a worker polls again after its acks.
     pub fn slots_freed(&mut self, project_id: ProjectId) {
-        let constrained = self.lanes.iter_mut().filter(|(_, it)| {
-            it.signature.queue.0 == project_id && it.may_have_constrained && !it.waiters.is_empty()
-        });
+        let constrained = self
+            .lanes
+            .iter_mut()
+            .filter(|(_, it)| it.signature.queue.0 == project_id && it.may_have_constrained);
         let constrained: Vec<_> = constrained
             .map(|(id, lane)| {
                 lane.mark_stale();

@@ -38,8 +38,6 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use fencepost_web::app::App;
 
-/// Expired leases are reaped within two seconds: this period and the time of a pass.
-const REAP_PERIOD: Duration = Duration::from_millis(1_500);
 /// The sleep of a loop that the probe wakes when there is work.
 const IDLE_PERIOD: Duration = Duration::from_secs(30);
 /// How often events that another node has committed are looked for, if that node has died since.
@@ -99,8 +97,8 @@ impl Next {
 pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
     let loops = Loops { engine: &app.engine, stopping, tracker };
     start_instance_loops(app, &loops);
-    loops.start("reap", None, |engine| async move {
-        Ok(Next::continue_if(reap::pass(&engine).await?, REAP_PERIOD))
+    loops.start("reap", Some(BackgroundTask::Reap), |engine| async move {
+        Ok(Next::after(reap::pass(&engine).await?))
     });
     loops.start("promote", Some(BackgroundTask::Promote), |engine| async move {
         Ok(Next::after(promote::pass(&engine).await?))

@@ -3,6 +3,8 @@
 //! A lease is fenced by its attempt. The statements that settle or renew carry the fence in their
 //! `where`. If they match nothing, the refusal is explained here.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -15,6 +17,16 @@ pub const MIN_DEFAULT_LEASE_SECONDS: i32 = 30;
 pub const TIMEOUT_GRACE_SECONDS: i32 = 10;
 /// The longest heartbeat interval is a third of the timeout, but at least this, in seconds.
 const MIN_TIMEOUT_THIRD_SECONDS: i32 = 10;
+
+/// How far a pass of the reaper looks ahead for ends of leases, and its longest sleep.
+pub const REAPER_SLEEP: Duration = Duration::from_millis(1_500);
+
+/// Whether a lease of this many seconds, given or cut after a look of the reaper, may end before
+/// its next one. Then the reaper must be woken.
+#[must_use]
+pub fn ends_before_next_look(lease_seconds: i32) -> bool {
+    u64::try_from(lease_seconds).is_ok_and(|it| Duration::from_secs(it) <= REAPER_SLEEP)
+}
 
 /// How often a worker should send a heartbeat, in seconds.
 ///

@@ -53,6 +53,8 @@ struct Others {
 /// Background loops that can be woken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackgroundTask {
+    /// A lease ends sooner than the reaper looks again.
+    Reap,
     /// A job has a new due time.
     Promote,
     Cascade,

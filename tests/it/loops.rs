@@ -1,13 +1,15 @@
 //! Background loops: due jobs are promoted, expired leases reaped.
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 
 use fencepost_config::PoolArgs;
 use fencepost_domain::ids::TickKey;
 use fencepost_engine::{Engine, maintenance};
 use fencepost_store::{connection::pools::Pools, sweep::prune};
 
-use crate::harness::{LoneProject, TestServer, fresh_database, limited, run, run_alone};
+use crate::harness::{
+    LoneProject, TestServer, eventually, fresh_database, limited, run, run_alone,
+};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -62,6 +64,33 @@ fn a_silent_worker_costs_a_failure_but_no_wait() {
         let job = t.job_becomes(&id, "dead_letter").await;
         assert_eq!((&job["failures"], &job["attempt"]), (&json!(2), &json!(2)));
         assert!(job["completed_at"].is_string());
+    });
+}
+
+#[test]
+fn a_lease_that_is_not_renewed_ends_when_it_says() {
+    run_alone(async |t| {
+        let mut ids = Vec::new();
+        for lease_seconds in 1..=3 {
+            ids.push((t.enqueue(json!({})).await, lease_seconds));
+            let poll = json!({
+                "worker_id": "w", "queues": ["default"], "lease_seconds": lease_seconds,
+            });
+            assert_eq!(t.polled(poll).await.len(), 1);
+        }
+        let mut late = Vec::new();
+        for (id, lease_seconds) in ids {
+            let attempt = eventually(format!("the lease of {id} to end"), async || {
+                t.job(&id).await.pointer("/attempts/0").cloned()
+            });
+            let attempt = attempt.await;
+            assert_eq!(attempt["outcome"], "lease_expired");
+            let held = time(&attempt["ended_at"]) - time(&attempt["claimed_at"]);
+            late.push((held - TimeDelta::seconds(lease_seconds)).num_milliseconds());
+        }
+        assert!(late.iter().all(|it| *it >= 0), "{late:?}");
+        // A busy machine may be late itself, but not each time.
+        assert!(late.iter().filter(|it| **it < 250).count() >= 2, "{late:?}");
     });
 }
 

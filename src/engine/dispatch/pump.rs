@@ -13,11 +13,12 @@ use std::{
 use fencepost_domain::{
     history,
     ids::{JobKey, LeaseId, ProjectId},
+    lease::ends_before_next_look,
 };
 use fencepost_signals::{
     events_feed::JobEvent,
     telemetry,
-    wakeups::{Hint, Hints},
+    wakeups::{BackgroundTask, Hint, Hints},
 };
 use fencepost_store::{
     claims::polls::PollKey,
@@ -433,6 +434,9 @@ impl Pump {
         found: impl Iterator<Item = &'a DispatchedJob> + Clone,
     ) {
         self.notifier.tally.claimed(found.clone().map(|it| &it.job));
+        if found.clone().any(|it| ends_before_next_look(it.job.lease_seconds)) {
+            self.notifier.wake.ask(BackgroundTask::Reap);
+        }
         self.notifier.feed.publish(|| {
             let event = |it: &DispatchedJob| JobEvent {
                 attempt: Some(it.job.attempt),

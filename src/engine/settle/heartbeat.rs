@@ -7,6 +7,7 @@ use fencepost_domain::{
     ids::{JobId, JobKey, ProjectId},
     lease::{self, Refusal},
 };
+use fencepost_signals::wakeups::BackgroundTask;
 use fencepost_store::{
     self as store,
     connection::pools::{self, Pool},
@@ -89,7 +90,11 @@ pub async fn shorten(engine: &Engine, leases: &[ShorterLease]) -> Result<(), Err
         return Ok(());
     }
     let mut conn = engine.pools.reports.acquire().await?;
-    Ok(store::settle::heartbeats::shorten(&mut conn, leases).await?)
+    store::settle::heartbeats::shorten(&mut conn, leases).await?;
+    if leases.iter().any(|it| lease::ends_before_next_look(it.seconds)) {
+        engine.notifier.wake.ask(BackgroundTask::Reap);
+    }
+    Ok(())
 }
 
 /// Assigns leases without a named worker to the worker that claims them. Returns those it holds

@@ -189,22 +189,35 @@ pub async fn promote(conn: &mut PgConnection, due: &[JobKey]) -> sqlx::Result<Ve
     .await
 }
 
-/// Records a pass of the reaper, and returns whether leases have expired. None, and nothing is
-/// recorded, if the last pass of any node is more than [`REAPER_GAP_SECONDS`] ago.
-pub async fn record_pass(conn: &mut PgConnection) -> sqlx::Result<Option<bool>> {
-    sqlx::query_scalar!(
+/// When leases end next.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NextEnd {
+    /// Milliseconds until the first lease ends, negative if it has; none: none ends soon.
+    pub wait_ms: Option<f64>,
+}
+
+/// Records a pass of the reaper, and returns which lease ends first within `ahead_ms`. None, and
+/// nothing is recorded, if the last pass of any node is more than [`REAPER_GAP_SECONDS`] ago.
+pub async fn record_pass(conn: &mut PgConnection, ahead_ms: i64) -> sqlx::Result<Option<NextEnd>> {
+    sqlx::query_as!(
+        NextEnd,
         r#"
         update reaper_state
         set last_pass_at = statement_timestamp()
         where last_pass_at > statement_timestamp() - make_interval(secs => $1::int)
-        -- In index order: a plan made while few jobs ran would scan all dead entries.
+        -- In index order: a plan made while few jobs ran would scan all dead entries. Not beyond
+        -- the time ahead: there may be as many dead entries as jobs have ended since a vacuum.
         returning (
-            select true from jobs where state = 'processing' and lease_expires_at <= now()
+            select (extract(epoch from lease_expires_at - now()) * 1000)::float8
+            from jobs
+            where state = 'processing'
+                and lease_expires_at <= now() + make_interval(secs => $2::bigint / 1000.0)
             order by lease_expires_at
             limit 1
-        ) is not null "has_expired!"
+        ) as wait_ms
         "#,
         REAPER_GAP_SECONDS,
+        ahead_ms,
     )
     .fetch_optional(conn)
     .await

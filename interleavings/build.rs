@@ -4,11 +4,12 @@
 use std::{env, error::Error, fs, path::Path};
 
 /// The files, below `src`, with the names of their texts.
-const FILES: [(&str, &str); 9] = [
+const FILES: [(&str, &str); 10] = [
     ("engine/group_commit.rs", "group_commit.rs"),
     ("signals/wakeups.rs", "wakeups.rs"),
     ("engine/sync_match.rs", "sync_match.rs"),
     ("engine/notify/relay.rs", "relay.rs"),
+    ("engine/dispatch/answered.rs", "answered.rs"),
     ("engine/dispatch/dispatched.rs", "dispatched.rs"),
     ("engine/dispatch/request.rs", "request.rs"),
     ("engine/dispatch/lanes/mod.rs", "lanes.rs"),

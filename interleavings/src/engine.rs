@@ -127,6 +127,9 @@ pub mod enqueue {
 
 /// The pump.
 pub mod dispatch {
+    mod answered {
+        include!(concat!(env!("OUT_DIR"), "/answered.rs"));
+    }
     mod dispatched {
         include!(concat!(env!("OUT_DIR"), "/dispatched.rs"));
     }

@@ -1,6 +1,7 @@
 //! Polls: wait for jobs without holding a connection, and deliver them so that none is lost on the
 //! way.
 
+mod answered;
 mod any_queue;
 mod claim;
 mod dispatched;

@@ -24,6 +24,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    answered::Answered,
     dispatched::{self, DispatchedJob, Releasing},
     lanes::WaiterId,
     pump::{Message, Patience},
@@ -76,11 +77,16 @@ impl Parking {
 struct ParkedPoll<'a> {
     parking: &'a Parking,
     id: WaiterId,
-    answer: oneshot::Receiver<Option<Vec<DispatchedJob>>>,
+    answer: oneshot::Receiver<Answered>,
 }
 
 impl<'a> ParkedPoll<'a> {
-    fn park(parking: &'a Parking, spec: PollSpec, patience: Patience) -> Result<Self, Error> {
+    fn park(
+        parking: &'a Parking,
+        spec: PollSpec,
+        patience: Patience,
+        asked_at: Instant,
+    ) -> Result<Self, Error> {
         let parked = parking.parked.fetch_add(1, Ordering::Relaxed) + 1;
         gauge!(telemetry::POLLS_PARKED).increment(1);
         let id = parking.next_id.fetch_add(1, Ordering::Relaxed);
@@ -90,18 +96,19 @@ impl<'a> ParkedPoll<'a> {
         if parked > MAX_PARKED_POLLS {
             return Err(Error::Overloaded);
         }
-        let message = Message::Park { id, spec: Box::new(spec), patience, answer: sender };
+        let (spec, asked_at) = (Box::new(spec), asked_at.into_std());
+        let message = Message::Park { id, spec, patience, asked_at, answer: sender };
         parking.messages.send(message).map_err(|_| Error::NotReady("the node is stopping"))?;
         Ok(this)
     }
 
     /// Asks for the answer now. A claim in flight for this poll is awaited.
-    async fn answer_now(&mut self) -> Option<Vec<DispatchedJob>> {
+    async fn answer_now(&mut self) -> Answered {
         let _ = self.parking.messages.send(Message::Leave(self.id));
         // A later answer stays in the channel, or its jobs are released.
         match timeout(ANSWER_TIMEOUT, &mut self.answer).await {
-            Ok(answer) => answer.unwrap_or(None),
-            Err(_) => None,
+            Ok(answer) => answer.unwrap_or(Answered::Failed),
+            Err(_) => Answered::Failed,
         }
     }
 }
@@ -110,7 +117,7 @@ impl Drop for ParkedPoll<'_> {
     fn drop(&mut self) {
         self.answer.close();
         // What was sent before the close is still in the channel.
-        if let Ok(Some(jobs)) = self.answer.try_recv()
+        if let Ok(Answered::Jobs(jobs)) = self.answer.try_recv()
             && !jobs.is_empty()
         {
             self.parking.release(jobs);
@@ -133,6 +140,17 @@ pub struct PollAnswer {
 impl PollAnswer {
     fn empty(directive: Option<WorkerState>) -> Self {
         Self { giver: None, jobs: Vec::new(), directive }
+    }
+
+    /// The jobs that earlier polls with this id got, while their leases run. They are not released
+    /// when dropped: the worker may have been at them since the first answer.
+    async fn repeated(
+        engine: &Engine,
+        poll_key: PollKey,
+        directive: Option<WorkerState>,
+    ) -> Result<Self, Error> {
+        let jobs = engine.repeats.submit(poll_key).await?;
+        Ok(Self { giver: None, jobs, directive })
     }
 
     /// The jobs to deliver.
@@ -176,11 +194,11 @@ pub(super) async fn poll(
     revoked: impl Future<Output = Error>,
 ) -> Result<PollAnswer, Error> {
     let directive = worker.directive().await?;
-    if let Some(poll_key) = spec.poll_key() {
-        let jobs = engine.repeats.submit(poll_key).await?;
-        if !jobs.is_empty() {
-            // Not released when dropped: the worker may have been at them since the first answer.
-            return Ok(PollAnswer { giver: None, jobs, directive });
+    let (asked_at, poll_key) = (Instant::now(), spec.poll_key());
+    if let Some(poll_key) = &poll_key {
+        let answer = PollAnswer::repeated(engine, poll_key.clone(), directive).await?;
+        if !answer.jobs.is_empty() {
+            return Ok(answer);
         }
     }
     if engine.stopping.is_cancelled() {
@@ -198,20 +216,24 @@ pub(super) async fn poll(
     // The pump answers a poll without a wait once its queues were claimed from.
     let wait = if patience == Patience::Waits { wait } else { ANSWER_TIMEOUT };
     engine.notifier.wake.interest.note(spec.project_id);
-    let mut parked = ParkedPoll::park(&engine.parking, spec, patience)?;
+    let mut parked = ParkedPoll::park(&engine.parking, spec, patience, asked_at)?;
     let answer = tokio::select! {
         biased;
-        answer = &mut parked.answer => answer.unwrap_or(None),
-        () = gone => Some(Vec::new()),
+        answer = &mut parked.answer => answer.unwrap_or(Answered::Failed),
+        () = gone => Answered::NOTHING,
         refusal = revoked => return Err(refusal),
         () = tokio::time::sleep(wait) => parked.answer_now().await,
         () = stop(engine) => parked.answer_now().await,
         () = worker.until_directive() => parked.answer_now().await,
     };
-    let jobs = match answer {
-        Some(jobs) => jobs,
-        None if patience == Patience::Waits => Vec::new(),
-        None => return Err(Error::NotReady("the database does not answer")),
+    let jobs = match (answer, poll_key) {
+        (Answered::Repeated, Some(poll_key)) => {
+            return PollAnswer::repeated(engine, poll_key, directive).await;
+        }
+        (Answered::Failed, _) if patience != Patience::Waits => {
+            return Err(Error::NotReady("the database does not answer"));
+        }
+        (answer, _) => answer.into_jobs(),
     };
     let mut answer = PollAnswer { giver: Some(engine.clone()), jobs, directive: None };
     answer.directive = match worker.directive().await {
@@ -240,12 +262,12 @@ pub(super) async fn fill_up(
             return;
         }
         let more = PollSpec { capacity, ..spec.clone() };
-        let parked = ParkedPoll::park(&engine.parking, more, Patience::FillsUp);
+        let parked = ParkedPoll::park(&engine.parking, more, Patience::FillsUp, Instant::now());
         let Ok(mut parked) = parked else { return };
         let answered = async {
             tokio::select! {
                 biased;
-                answer = &mut parked.answer => answer.unwrap_or(None),
+                answer = &mut parked.answer => answer.unwrap_or(Answered::Failed),
                 () = tokio::time::sleep_until(deadline) => parked.answer_now().await,
                 () = engine.stopping.cancelled() => parked.answer_now().await,
             }
@@ -256,7 +278,7 @@ pub(super) async fn fill_up(
                 *answer = PollAnswer::empty(None);
                 return;
             }
-            jobs = answered => jobs.unwrap_or_default(),
+            answer = answered => answer.into_jobs(),
         };
         if jobs.is_empty() {
             return;

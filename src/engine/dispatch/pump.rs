@@ -33,6 +33,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
+    answered::{Answer, Answered, RecentAnswers},
     claim::{Claim, ClaimOutcome, CompletedClaim, CompletedClaims, Landing, find_queues_with_work},
     dispatched::{DispatchedJob, Releasing},
     lanes::{Lanes, PlannedClaim, WaiterId},
@@ -56,7 +57,14 @@ const MAX_DRAINED: usize = 1_000;
 /// Messages from polls to the pump.
 pub(crate) enum Message {
     /// A poll parks.
-    Park { id: WaiterId, spec: Box<PollSpec>, patience: Patience, answer: Answer },
+    Park {
+        id: WaiterId,
+        spec: Box<PollSpec>,
+        patience: Patience,
+        /// When it asked the database for the jobs of an earlier poll with its id.
+        asked_at: Instant,
+        answer: Answer,
+    },
     /// A poll wants its answer now, with or without jobs.
     Leave(WaiterId),
     /// These jobs were not delivered: release them.
@@ -76,9 +84,6 @@ pub(crate) enum Patience {
     FillsUp,
 }
 
-/// The answer to a parked poll; none: its claim failed.
-pub(crate) type Answer = oneshot::Sender<Option<Vec<DispatchedJob>>>;
-
 pub(super) struct Pump {
     pool: Pool,
     background: Pool,
@@ -92,6 +97,7 @@ pub(super) struct Pump {
     answers: HashMap<WaiterId, Answer>,
     without_wait: BTreeSet<WaiterId>,
     by_poll_id: HashMap<PollKey, WaiterId>,
+    answered: RecentAnswers,
     /// Polls in flight that were replaced by a newer poll with the same poll id.
     successors: HashMap<WaiterId, WaiterId>,
     /// The specifications of newer polls, until the claim in flight completes.
@@ -146,6 +152,7 @@ pub(crate) async fn run(
             }
             _ = fallback_tick.tick() => if fallbacks.is_empty() {
                 pump.lanes.prune(Instant::now());
+                pump.answered.prune(Instant::now());
                 pump.idle.clear();
                 let queues = pump.lanes.believed_empty();
                 if !queues.is_empty() {
@@ -229,6 +236,7 @@ impl Pump {
             answers: HashMap::new(),
             without_wait: BTreeSet::new(),
             by_poll_id: HashMap::new(),
+            answered: RecentAnswers::default(),
             successors: HashMap::new(),
             specs: HashMap::new(),
             leaving: BTreeSet::new(),
@@ -243,13 +251,16 @@ impl Pump {
 
     fn receive(&mut self, message: Message) {
         match message {
-            Message::Park { id, spec, patience, answer } => {
+            Message::Park { spec, asked_at, answer, .. } if self.is_repeat(&spec, asked_at) => {
+                let _ = answer.send(Answered::Repeated);
+            }
+            Message::Park { id, spec, patience, answer, .. } => {
                 self.park(id, *spec, patience, answer);
             }
             Message::Leave(id) if self.lanes.is_in_flight(id) => {
                 self.leaving.insert(id);
             }
-            Message::Leave(id) => self.answer(id, Some(Vec::new())),
+            Message::Leave(id) => self.answer(id, Answered::NOTHING),
             Message::Release(jobs) => self.release(jobs),
             Message::Finish(finished) => self.finished = Some(finished),
         }
@@ -275,6 +286,12 @@ impl Pump {
         }
     }
 
+    /// Whether an earlier poll with this id may have got jobs since this one asked for them.
+    fn is_repeat(&self, spec: &PollSpec, asked_at: Instant) -> bool {
+        let poll_key = spec.poll_key();
+        poll_key.is_some_and(|it| self.answered.has_since(&it, asked_at, Instant::now()))
+    }
+
     fn park(&mut self, id: WaiterId, spec: PollSpec, patience: Patience, answer: Answer) {
         let must_look = patience == Patience::LooksOnce;
         let poll_key = spec.poll_key();
@@ -285,7 +302,7 @@ impl Pump {
                 self.specs.insert(id, spec);
             }
             Some(earlier) => {
-                self.answer(earlier, Some(Vec::new()));
+                self.answer(earlier, Answered::NOTHING);
                 self.by_poll_id.extend(poll_key.map(|it| (it, id)));
                 self.lanes.park(id, spec, must_look, Instant::now());
             }
@@ -300,7 +317,7 @@ impl Pump {
     /// A poll replaces an earlier one that is in flight, which may itself have replaced another.
     fn succeed(&mut self, earlier: WaiterId, id: WaiterId) {
         if let Some(replaced) = self.answers.remove(&earlier) {
-            let _ = replaced.send(Some(Vec::new()));
+            let _ = replaced.send(Answered::NOTHING);
         }
         self.leaving.remove(&earlier);
         self.without_wait.remove(&earlier);
@@ -313,19 +330,22 @@ impl Pump {
     }
 
     /// Ends a poll. If it is gone, its jobs are released.
-    fn answer(&mut self, id: WaiterId, jobs: Option<Vec<DispatchedJob>>) {
+    fn answer(&mut self, id: WaiterId, answered: Answered) {
         if let Some(poll_key) = self.lanes.spec(id).and_then(PollSpec::poll_key) {
             self.by_poll_id.remove(&poll_key);
+            if matches!(&answered, Answered::Jobs(jobs) if !jobs.is_empty()) {
+                self.answered.note(poll_key, Instant::now());
+            }
         }
         self.lanes.leave(id);
         self.without_wait.remove(&id);
         self.leaving.remove(&id);
         self.specs.remove(&id);
         let undelivered = match self.answers.remove(&id) {
-            Some(answer) => answer.send(jobs).err().flatten(),
-            None => jobs,
+            Some(answer) => answer.send(answered).err(),
+            None => Some(answered),
         };
-        self.release(undelivered.unwrap_or_default());
+        self.release(undelivered.map(Answered::into_jobs).unwrap_or_default());
     }
 
     fn release(&self, jobs: Vec<DispatchedJob>) {
@@ -361,7 +381,7 @@ impl Pump {
             .filter(|it| self.lanes.has_no_match_now(*it))
             .collect();
         for id in unmatched {
-            self.answer(id, Some(Vec::new()));
+            self.answer(id, Answered::NOTHING);
         }
     }
 
@@ -421,7 +441,7 @@ impl Pump {
         for (id, mut jobs) in jobs_of {
             if !jobs.is_empty() || self.leaving.contains(&id) {
                 jobs.sort_by_key(|it| (it.job.claim_key(), it.job.id));
-                self.answer(id, Some(jobs));
+                self.answer(id, Answered::Jobs(jobs));
             } else if let Some(spec) = self.specs.remove(&id) {
                 self.lanes.leave(id);
                 self.lanes.park(id, spec, self.without_wait.contains(&id), now);
@@ -451,7 +471,7 @@ impl Pump {
     fn answer_failure(&mut self, claim: &PlannedClaim) -> Vec<(usize, DispatchedJob)> {
         for (id, _) in &claim.slots {
             if self.without_wait.contains(id) {
-                self.answer(*id, None);
+                self.answer(*id, Answered::Failed);
             }
         }
         Vec::new()

@@ -1,5 +1,7 @@
 //! A node of the tests: polls park at its pump, and jobs arrive in its table.
 
+use std::time::Instant;
+
 use fencepost_domain::ids::{JobId, ProjectId};
 use tokio::{
     sync::{mpsc, oneshot},
@@ -7,7 +9,8 @@ use tokio::{
 };
 
 use super::{
-    dispatched::{DispatchedJob, Releasing},
+    answered::Answered,
+    dispatched::Releasing,
     pump::{self, Message, Patience},
     request::Poll,
 };
@@ -39,14 +42,14 @@ const QUEUE: &str = "q";
 pub struct Parked {
     id: u64,
     messages: mpsc::UnboundedSender<Message>,
-    answered: oneshot::Receiver<Option<Vec<DispatchedJob>>>,
+    answered: oneshot::Receiver<Answered>,
 }
 
 impl Parked {
     /// Waits for its jobs. Empty: it was asked to leave.
     pub async fn jobs(mut self) -> Vec<JobId> {
         let answer = (&mut self.answered).await.expect("the pump answers");
-        answer.expect("no claim fails").into_iter().map(|it| it.job.id).collect()
+        answer.into_jobs().into_iter().map(|it| it.job.id).collect()
     }
 }
 
@@ -54,7 +57,7 @@ impl Drop for Parked {
     fn drop(&mut self) {
         self.answered.close();
         // As a poll of the server does: what was sent before is still in the channel.
-        if let Ok(Some(jobs)) = self.answered.try_recv()
+        if let Ok(Answered::Jobs(jobs)) = self.answered.try_recv()
             && !jobs.is_empty()
         {
             let _ = self.messages.send(Message::Release(jobs));
@@ -90,7 +93,8 @@ impl Node {
         poll.worker_id = Some(format!("worker-{id}"));
         let (answer, answered) = oneshot::channel();
         let (spec, patience) = (Box::new(poll.spec(&[])), Patience::Waits);
-        self.send(Message::Park { id, spec, patience, answer });
+        let asked_at = Instant::now();
+        self.send(Message::Park { id, spec, patience, asked_at, answer });
         Parked { id, messages: self.messages.clone(), answered }
     }
 

@@ -1,0 +1,105 @@
+//! Answers to parked polls, and which polls with an id were answered lately.
+
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
+
+use fencepost_store::claims::polls::PollKey;
+use tokio::sync::oneshot;
+
+use super::dispatched::DispatchedJob;
+
+/// Where the answer to a parked poll goes.
+pub(crate) type Answer = oneshot::Sender<Answered>;
+
+/// The answer to a parked poll.
+#[derive(Debug)]
+pub(crate) enum Answered {
+    /// These jobs, or none.
+    Jobs(Vec<DispatchedJob>),
+    /// Its claim failed.
+    Failed,
+    /// An earlier poll with its id got jobs, after this one had asked the database for them.
+    Repeated,
+}
+
+impl Answered {
+    /// An answer without jobs.
+    pub const NOTHING: Self = Self::Jobs(Vec::new());
+
+    /// The jobs that it has.
+    pub fn into_jobs(self) -> Vec<DispatchedJob> {
+        match self {
+            Self::Jobs(jobs) => jobs,
+            Self::Failed | Self::Repeated => Vec::new(),
+        }
+    }
+}
+
+/// How long an answer is remembered: longer than a poll needs from its question to the database to
+/// the pump.
+const KEEP: Duration = Duration::from_secs(5);
+/// Answers that are remembered. Without room, a repeat that comes at the same time as its first
+/// poll may get other jobs.
+const MAX_ANSWERED: usize = 50_000;
+
+/// When polls with an id were last answered with jobs.
+#[derive(Debug, Default)]
+pub(super) struct RecentAnswers {
+    at: HashMap<PollKey, Instant>,
+}
+
+impl RecentAnswers {
+    /// A poll with this id was answered with jobs.
+    pub fn note(&mut self, key: PollKey, now: Instant) {
+        if self.at.len() < MAX_ANSWERED {
+            self.at.insert(key, now);
+        }
+    }
+
+    /// Whether a poll with this id may have been answered since a repeat of it asked the database.
+    pub fn has_since(&self, key: &PollKey, asked_at: Instant, now: Instant) -> bool {
+        now - asked_at >= KEEP || self.at.get(key).is_some_and(|it| *it >= asked_at)
+    }
+
+    /// Forgets old answers.
+    pub fn prune(&mut self, now: Instant) {
+        self.at.retain(|_, it| now - *it < KEEP);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fencepost_domain::ids::ProjectId;
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn key(worker_id: &str) -> PollKey {
+        PollKey { project_id: ProjectId(1), worker_id: worker_id.into(), poll_id: Uuid::nil() }
+    }
+
+    #[test]
+    fn an_answer_counts_for_repeats_that_asked_before_it() {
+        let asked_at = Instant::now();
+        let answered_at = asked_at + Duration::from_millis(10);
+        let later = answered_at + Duration::from_millis(10);
+        let mut answers = RecentAnswers::default();
+        assert!(!answers.has_since(&key("w"), asked_at, later));
+        answers.note(key("w"), answered_at);
+        assert!(answers.has_since(&key("w"), asked_at, later));
+        assert!(!answers.has_since(&key("w"), later, later), "it has seen the leases");
+        assert!(!answers.has_since(&key("other"), asked_at, later));
+    }
+
+    #[test]
+    fn a_repeat_that_asked_long_ago_asks_again_since_answers_are_forgotten() {
+        let asked_at = Instant::now();
+        let mut answers = RecentAnswers::default();
+        answers.note(key("w"), asked_at);
+        answers.prune(asked_at + KEEP);
+        assert!(answers.at.is_empty());
+        assert!(answers.has_since(&key("w"), asked_at, asked_at + KEEP));
+    }
+}

@@ -70,6 +70,9 @@ const ALARMS_PERIOD: Duration = Duration::from_secs(5);
 /// More nodes than this look together more often, so that no incident is reported later than after
 /// half a minute.
 const MAX_ALARM_NODES: u32 = 6;
+/// Changes of endpoints and pushes within this time share a refresh, which reads those of all
+/// projects.
+const REFRESH_GATHERING: Duration = Duration::from_millis(20);
 /// How often deleted projects are purged.
 const PURGE_PERIOD: Duration = Duration::from_secs(5);
 /// The pause after a failed step.
@@ -202,10 +205,13 @@ pub fn start_pusher(
 ) {
     let loops = Loops { engine, stopping, tracker };
     let this = Arc::clone(pusher);
-    loops.start("pushes", None, move |_| {
+    loops.start("pushes", Some(BackgroundTask::Pushes), move |engine| {
         let this = Arc::clone(&this);
         async move {
+            tokio::time::sleep(REFRESH_GATHERING).await;
+            let refresh = engine.targets.pushes.refresh();
             Arc::clone(&this).refresh().await?;
+            refresh.end();
             this.write_outcomes().await?;
             Ok(Next::Sleep(REFRESH_PERIOD))
         }
@@ -221,10 +227,13 @@ pub fn start_deliverer(
 ) {
     let loops = Loops { engine, stopping, tracker };
     let this = Arc::clone(deliverer);
-    loops.start("endpoints", None, move |_| {
+    loops.start("endpoints", Some(BackgroundTask::Endpoints), move |engine| {
         let this = Arc::clone(&this);
         async move {
+            tokio::time::sleep(REFRESH_GATHERING).await;
+            let refresh = engine.targets.endpoints.refresh();
             this.refresh().await?;
+            refresh.end();
             Ok(Next::Sleep(REFRESH_PERIOD))
         }
     });

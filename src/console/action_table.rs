@@ -267,13 +267,7 @@ pub const ACTIONS: &[Action] = &[
         &[],
         "The batch is sealed: it completes when all of its jobs have ended.",
     ),
-    on(
-        "webhooks_update",
-        "PATCH",
-        "/webhooks/{endpoint_id}",
-        ENDPOINT,
-        "The endpoint is changed, on every node within two seconds.",
-    ),
+    on("webhooks_update", "PATCH", "/webhooks/{endpoint_id}", ENDPOINT, "The endpoint is changed."),
     on(
         "webhooks_delete",
         "DELETE",

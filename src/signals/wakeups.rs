@@ -74,10 +74,14 @@ pub enum BackgroundTask {
     Events,
     /// Mails wait to be sent.
     Mails,
+    /// Endpoints were changed.
+    Endpoints,
+    /// Pushes of queues were changed.
+    Pushes,
 }
 
 /// Number of background tasks.
-const BACKGROUND_TASKS: usize = 10;
+const BACKGROUND_TASKS: usize = 13;
 
 /// The pump's side.
 #[derive(Debug)]
@@ -97,6 +101,8 @@ pub enum Hint {
     SlotsFreed(Vec<ProjectId>),
     /// The settings of this queue have changed.
     QueueChanged(ProjectId, Arc<str>),
+    /// Endpoints or pushes have changed.
+    TargetsChanged,
     /// Too many arrivals for single hints: claim everywhere.
     Everywhere,
 }
@@ -141,6 +147,18 @@ impl Wake {
     /// Hints that the settings of a queue have changed.
     pub fn queue_changed(&self, project_id: ProjectId, queue: &str) {
         self.hint(Hint::QueueChanged(project_id, queue.into()));
+    }
+
+    /// Hints that endpoints or pushes have changed: the loops that serve them look.
+    pub fn targets_changed(&self) {
+        self.hint_others(Hint::TargetsChanged);
+        self.look_at_targets();
+    }
+
+    /// Wakes the loops that serve endpoints and pushes.
+    pub fn look_at_targets(&self) {
+        self.ask(BackgroundTask::Endpoints);
+        self.ask(BackgroundTask::Pushes);
     }
 
     /// Subscribes to the hints for other nodes. Only the first call subscribes.

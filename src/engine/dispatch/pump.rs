@@ -282,7 +282,11 @@ impl Pump {
             Hint::QueueChanged(project_id, queue) => {
                 self.lanes.mark_stale(Some(&(project_id, queue)));
             }
-            Hint::Everywhere => self.lanes.mark_stale(None),
+            Hint::TargetsChanged => self.notifier.wake.look_at_targets(),
+            Hint::Everywhere => {
+                self.lanes.mark_stale(None);
+                self.notifier.wake.look_at_targets();
+            }
         }
     }
 

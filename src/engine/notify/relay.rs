@@ -56,6 +56,9 @@ enum HintMessage {
     /// The settings of a queue have changed.
     #[serde(rename = "q")]
     QueueChanged { p: i32, q: Arc<str> },
+    /// Endpoints or pushes have changed.
+    #[serde(rename = "t")]
+    TargetsChanged,
     #[serde(rename = "e")]
     Everywhere,
 }
@@ -66,7 +69,7 @@ impl HintMessage {
             Self::Arrived { p, .. } | Self::SlotsFreed { p } | Self::QueueChanged { p, .. } => {
                 Topic::Wake(interest::shard(ProjectId(*p)))
             }
-            Self::Everywhere => Topic::WakeAll,
+            Self::TargetsChanged | Self::Everywhere => Topic::WakeAll,
         }
     }
 
@@ -85,6 +88,7 @@ impl HintMessage {
             }
             Self::SlotsFreed { p } => Hint::SlotsFreed(vec![ProjectId(p)]),
             Self::QueueChanged { p, q } => Hint::QueueChanged(ProjectId(p), q),
+            Self::TargetsChanged => Hint::TargetsChanged,
             Self::Everywhere => Hint::Everywhere,
         }
     }
@@ -120,6 +124,8 @@ impl Gathered {
             Hint::QueueChanged(project_id, q) => {
                 self.others.push(HintMessage::QueueChanged { p: project_id.0, q });
             }
+            Hint::TargetsChanged if self.others.contains(&HintMessage::TargetsChanged) => (),
+            Hint::TargetsChanged => self.others.push(HintMessage::TargetsChanged),
             Hint::Everywhere => self.everywhere = true,
         }
         self.everywhere |= self.arrived.len() + self.others.len() > MAX_WAKES;
@@ -233,6 +239,7 @@ mod tests {
         gathered.add(Hint::Arrived(vec![arrival("a", 0); 3]));
         gathered.add(Hint::QueueChanged(ProjectId(1), "q".into()));
         gathered.add(Hint::SlotsFreed(vec![ProjectId(2)]));
+        gathered.add(Hint::TargetsChanged);
         for (_, message) in gathered.messages("me") {
             let text = serde_json::to_string(&message).expect("JSON");
             let read: Message = serde_json::from_str(&text).expect("a message");
@@ -243,6 +250,7 @@ mod tests {
                     Hint::QueueChanged(project_id, _) => assert_eq!(project_id, ProjectId(1)),
                     Hint::SlotsFreed(projects) => assert_eq!(projects, [ProjectId(2)]),
                     Hint::Arrived(_) => panic!("it comes from another node"),
+                    Hint::TargetsChanged => (),
                     Hint::Everywhere => panic!("nothing was too much"),
                 }
             }

@@ -3,6 +3,7 @@
 //! outbox;
 //! `deliver.rs` works on these. Push sends jobs of a project's own queues in the same way.
 
+pub mod changes;
 pub mod deliver;
 mod deliveries;
 pub mod empty;
@@ -98,6 +99,8 @@ pub async fn create(
     let row = webhooks::find(&mut tx, project_id, id).await?;
     tx.commit().await?;
     engine.notifier.subscribed.add(project_id);
+    drop(conn);
+    engine.targets.endpoints.changed(&engine.notifier.wake).await;
     Ok((row.ok_or(Error::EndpointNotFound)?, secret.to_vec()))
 }
 
@@ -123,6 +126,8 @@ pub async fn change(
     if after.disabled_at.is_none() {
         engine.notifier.subscribed.add(project_id);
     }
+    drop(conn);
+    engine.targets.endpoints.changed(&engine.notifier.wake).await;
     Ok([before, after])
 }
 
@@ -142,6 +147,8 @@ pub async fn delete(
     webhooks::delete(&mut tx, project_id, id).await?;
     webhooks::write_subscriptions(&mut tx, project_id).await?;
     tx.commit().await?;
+    drop(conn);
+    engine.targets.endpoints.changed(&engine.notifier.wake).await;
     row.ok_or(Error::EndpointNotFound)
 }
 
@@ -161,6 +168,8 @@ pub async fn rotate(
     let mut conn = engine.pools.read_for(project_id).await?;
     let is_there =
         webhooks::replace_secret(&mut conn, project_id, id, &sealed, overlap_seconds).await?;
+    drop(conn);
+    engine.targets.endpoints.changed(&engine.notifier.wake).await;
     if is_there { Ok(secret.to_vec()) } else { Err(Error::EndpointNotFound) }
 }
 

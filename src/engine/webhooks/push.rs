@@ -86,6 +86,8 @@ pub async fn put(
         pushes::upsert(&mut tx, project_id, queue, settings, headers.as_ref(), &sealed).await?;
     let row = pushes::find(&mut tx, project_id, queue).await?.ok_or(Error::PushNotFound)?;
     tx.commit().await?;
+    drop(conn);
+    engine.targets.pushes.changed(&engine.notifier.wake).await;
     Ok((row, is_new.then(|| secret.to_vec())))
 }
 
@@ -96,6 +98,8 @@ pub async fn put(
 pub async fn delete(engine: &Engine, project_id: ProjectId, queue: &str) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
     let is_gone = pushes::delete(&mut conn, project_id, queue).await?;
+    drop(conn);
+    engine.targets.pushes.changed(&engine.notifier.wake).await;
     if is_gone { Ok(()) } else { Err(Error::PushNotFound) }
 }
 
@@ -114,6 +118,8 @@ pub async fn rotate(
     let mut conn = engine.pools.read_for(project_id).await?;
     let is_there =
         pushes::replace_secret(&mut conn, project_id, queue, &sealed, overlap_seconds).await?;
+    drop(conn);
+    engine.targets.pushes.changed(&engine.notifier.wake).await;
     if is_there { Ok(secret.to_vec()) } else { Err(Error::PushNotFound) }
 }
 

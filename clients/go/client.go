@@ -193,14 +193,25 @@ func (c *Client) try(ctx context.Context, it call, content []byte, answer any) (
 		}
 		return 0, json.Unmarshal(text, answer)
 	}
-	seconds, _ := strconv.Atoi(reply.Header.Get("Retry-After"))
+	after := retryAfter(reply.Header.Get("Retry-After"), time.Now())
 	refused := struct {
 		Error APIError `json:"error"`
 	}{APIError{Message: reply.Status}}
 	// What is between may answer in its own words.
 	_ = json.Unmarshal(text, &refused)
 	refused.Error.Status = reply.StatusCode
-	return time.Duration(seconds) * time.Second, &refused.Error
+	return after, &refused.Error
+}
+
+// The pause that a Retry-After asks for: seconds, or until a date, as a proxy may send it.
+func retryAfter(value string, now time.Time) time.Duration {
+	if seconds, err := strconv.Atoi(value); err == nil {
+		return time.Duration(seconds) * time.Second
+	}
+	if at, err := http.ParseTime(value); err == nil && at.After(now) {
+		return at.Sub(now)
+	}
+	return 0
 }
 
 // JobRecord is a job as the server has it.

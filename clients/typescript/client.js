@@ -42,6 +42,12 @@ export class ApiError extends Error {
   }
 }
 
+/** The pause that a `Retry-After` asks for: seconds, or until a date, as a proxy may send it. */
+function retryAfterMs(value, nowMs) {
+  if (/^\d+$/.test(value)) return Number(value) * 1000;
+  return Math.max(Date.parse(value) - nowMs, 0) || 0;
+}
+
 /** Whether an error is one of the network, or of an answer that was cut off. */
 function isOfNetwork(error) {
   return (
@@ -93,7 +99,7 @@ export class Client {
         });
         if (reply.ok) return answer;
         failure = new ApiError(reply.status, answer);
-        after = Number(reply.headers.get("retry-after") ?? 0) * 1000 || 0;
+        after = retryAfterMs(reply.headers.get("retry-after") ?? "", Date.now());
       } catch (error) {
         signal?.throwIfAborted();
         if (!isOfNetwork(error)) throw error;

@@ -3,7 +3,7 @@
 
 use super::{
     limits::{MAX_PUSH_HEADER_NAME_CHARS, MAX_PUSH_HEADER_VALUE_CHARS},
-    webhook::MAX_RETRY_AFTER_SECONDS,
+    webhook::RetryAfter,
 };
 
 /// The pause after the first answer that asks for less work without saying how long. It doubles
@@ -85,25 +85,28 @@ pub enum JobVerdict {
 /// The meaning of a status. `is_final`: the answer has the header `Fencepost-Retryable: false`.
 ///
 /// ```
-/// # use fencepost_domain::push::{JobVerdict, verdict};
-/// assert_eq!(verdict(200, None, false), JobVerdict::Succeeded);
-/// assert_eq!(verdict(202, None, false), JobVerdict::Taken);
-/// assert_eq!(verdict(429, Some(7), false), JobVerdict::Released(Some(7)));
-/// assert_eq!(verdict(503, Some(9_999), false), JobVerdict::Released(Some(3_600)));
-/// assert_eq!(verdict(503, None, false), JobVerdict::Failed { retryable: true });
-/// assert_eq!(verdict(422, None, false), JobVerdict::Failed { retryable: false });
-/// assert_eq!(verdict(500, None, true), JobVerdict::Failed { retryable: false });
-/// assert_eq!(verdict(302, None, false), JobVerdict::Failed { retryable: true });
+/// # use fencepost_domain::{
+/// #     push::{JobVerdict, verdict}, webhook::RetryAfter::{Absent, Seconds, Unreadable},
+/// # };
+/// assert_eq!(verdict(200, Absent, false), JobVerdict::Succeeded);
+/// assert_eq!(verdict(202, Absent, false), JobVerdict::Taken);
+/// assert_eq!(verdict(429, Seconds(7), false), JobVerdict::Released(Some(7)));
+/// assert_eq!(verdict(503, Seconds(9_999), false), JobVerdict::Released(Some(3_600)));
+/// assert_eq!(verdict(503, Unreadable, false), JobVerdict::Released(None));
+/// assert_eq!(verdict(503, Absent, false), JobVerdict::Failed { retryable: true });
+/// assert_eq!(verdict(422, Absent, false), JobVerdict::Failed { retryable: false });
+/// assert_eq!(verdict(500, Absent, true), JobVerdict::Failed { retryable: false });
+/// assert_eq!(verdict(302, Absent, false), JobVerdict::Failed { retryable: true });
 /// ```
 #[must_use]
-pub fn verdict(status: u16, retry_after_seconds: Option<u32>, is_final: bool) -> JobVerdict {
-    let asked = retry_after_seconds.map(|it| it.min(MAX_RETRY_AFTER_SECONDS));
+pub fn verdict(status: u16, retry_after: RetryAfter, is_final: bool) -> JobVerdict {
+    let asked = retry_after.asked_seconds();
     match status {
         202 => JobVerdict::Taken,
         200..=299 => JobVerdict::Succeeded,
         _ if is_final => JobVerdict::Failed { retryable: false },
         429 => JobVerdict::Released(asked),
-        503 if asked.is_some() => JobVerdict::Released(asked),
+        503 if retry_after != RetryAfter::Absent => JobVerdict::Released(asked),
         // What was sent is wrong: it will be the same the next time.
         400 | 413 | 415 | 422 => JobVerdict::Failed { retryable: false },
         _ => JobVerdict::Failed { retryable: true },

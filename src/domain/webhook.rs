@@ -138,6 +138,28 @@ pub fn signatures(secrets: &[Vec<u8>], id: &str, timestamp: i64, body: &str) -> 
     secrets.iter().map(sign).collect::<Vec<_>>().join(" ")
 }
 
+/// The header `Retry-After` of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RetryAfter {
+    /// There is none.
+    Absent,
+    /// It asks for a pause of this many seconds.
+    Seconds(u32),
+    /// It is there, and neither seconds nor a date.
+    Unreadable,
+}
+
+impl RetryAfter {
+    /// The pause that it asks for, up to [`MAX_RETRY_AFTER_SECONDS`].
+    #[must_use]
+    pub fn asked_seconds(self) -> Option<u32> {
+        match self {
+            Self::Seconds(seconds) => Some(seconds.min(MAX_RETRY_AFTER_SECONDS)),
+            Self::Absent | Self::Unreadable => None,
+        }
+    }
+}
+
 /// The meaning of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
@@ -152,20 +174,20 @@ pub enum Verdict {
 /// The meaning of a status, and of the header `Retry-After` beside it.
 ///
 /// ```
-/// # use fencepost_domain::webhook::{Verdict, verdict};
-/// assert_eq!(verdict(204, None), Verdict::Delivered);
-/// assert_eq!(verdict(302, None), Verdict::Failed(None));
-/// assert_eq!(verdict(503, Some(9_999)), Verdict::Failed(Some(3_600)));
-/// assert_eq!(verdict(500, Some(60)), Verdict::Failed(None));
-/// assert_eq!(verdict(410, None), Verdict::Gone);
+/// # use fencepost_domain::webhook::{RetryAfter::{Absent, Seconds, Unreadable}, Verdict, verdict};
+/// assert_eq!(verdict(204, Absent), Verdict::Delivered);
+/// assert_eq!(verdict(302, Absent), Verdict::Failed(None));
+/// assert_eq!(verdict(503, Seconds(9_999)), Verdict::Failed(Some(3_600)));
+/// assert_eq!(verdict(503, Unreadable), Verdict::Failed(None));
+/// assert_eq!(verdict(500, Seconds(60)), Verdict::Failed(None));
+/// assert_eq!(verdict(410, Absent), Verdict::Gone);
 /// ```
 #[must_use]
-pub fn verdict(status: u16, retry_after_seconds: Option<u32>) -> Verdict {
-    let asked = retry_after_seconds.map(|it| it.min(MAX_RETRY_AFTER_SECONDS));
+pub fn verdict(status: u16, retry_after: RetryAfter) -> Verdict {
     match status {
         200..=299 => Verdict::Delivered,
         410 => Verdict::Gone,
-        429 | 503 => Verdict::Failed(asked),
+        429 | 503 => Verdict::Failed(retry_after.asked_seconds()),
         _ => Verdict::Failed(None),
     }
 }

@@ -4,6 +4,7 @@
 
 mod addresses;
 mod connect;
+mod retry_after;
 
 use std::{
     error::Error as StdError, iter::successors, net::IpAddr, path::Path, sync::Arc, time::Duration,
@@ -12,14 +13,12 @@ use std::{
 use anyhow::{Context, ensure};
 use bytes::Bytes;
 use fencepost_config::OutboundArgs;
-use fencepost_domain::outbound::Allowed;
+use fencepost_domain::{outbound::Allowed, webhook::RetryAfter};
 use http_body_util::{BodyExt, Full};
 use hyper::{
     Request, Response,
     body::Incoming,
-    header::{
-        ACCEPT, ACCEPT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER, USER_AGENT,
-    },
+    header::{ACCEPT, ACCEPT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, USER_AGENT},
 };
 use hyper_util::client::legacy;
 use ipnet::IpNet;
@@ -178,8 +177,7 @@ pub struct Destination {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     pub status: u16,
-    /// The header `Retry-After`, if it counts seconds.
-    pub retry_after_seconds: Option<u32>,
+    pub retry_after: RetryAfter,
     pub content_type: Option<String>,
     /// Whether it says that another attempt cannot help.
     pub is_final: bool,
@@ -264,7 +262,7 @@ async fn read(mut response: Response<Incoming>, kept_bytes: usize) -> Result<Ans
         return Err(CallError::HeadersTooLarge);
     }
     let header = |name: &str| response.headers().get(name).and_then(|it| it.to_str().ok());
-    let retry_after_seconds = header(RETRY_AFTER.as_str()).and_then(|it| it.trim().parse().ok());
+    let retry_after = retry_after::read(response.headers());
     let content_type = header(CONTENT_TYPE.as_str()).map(str::to_owned);
     let is_final = header(RETRYABLE).is_some_and(|it| it.trim().eq_ignore_ascii_case("false"));
     let status = response.status().as_u16();
@@ -281,7 +279,7 @@ async fn read(mut response: Response<Incoming>, kept_bytes: usize) -> Result<Ans
     }
     let is_cut = bytes > kept.len();
     let text = String::from_utf8_lossy(&kept).into_owned();
-    Ok(Answer { status, retry_after_seconds, content_type, is_final, text, is_cut })
+    Ok(Answer { status, retry_after, content_type, is_final, text, is_cut })
 }
 
 fn classify(error: &legacy::Error) -> CallError {

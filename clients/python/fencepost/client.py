@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import email.utils
 import http.client
 import json
 import logging
@@ -41,6 +42,16 @@ current_traceparent: contextvars.ContextVar[Optional[str]] = contextvars.Context
 
 
 log = logging.getLogger("fencepost")
+
+
+def retry_after(value: str) -> Optional[float]:
+    """The pause that a `Retry-After` asks for, in seconds; a proxy may send it as a date."""
+    if value.isdigit():
+        return float(value)
+    try:
+        return max(email.utils.parsedate_to_datetime(value).timestamp() - time.time(), 0.0)
+    except (TypeError, ValueError):
+        return None
 
 
 class ApiError(Exception):
@@ -128,8 +139,7 @@ class Connection:
                 raise Aborted
             answer = self._http.getresponse()
             content = answer.read()
-            after = answer.headers.get("Retry-After", "")
-            seconds = float(after) if after.isdigit() else None
+            seconds = retry_after(answer.headers.get("Retry-After", ""))
             self._used = time.monotonic()
             return answer.status, seconds, read(answer.status, content)
         except BaseException:

@@ -248,7 +248,7 @@ impl Client {
         let reply = request.send().await.map_err(no_wait)?;
         let status = reply.status();
         let after = reply.headers().get(header::RETRY_AFTER).and_then(|it| it.to_str().ok());
-        let after = Duration::from_secs(after.and_then(|it| it.parse().ok()).unwrap_or(0));
+        let after = after.map(|it| retry_after(it, now())).unwrap_or_default();
         let body = reply.bytes().await.map_err(no_wait)?;
         if status.is_success() {
             let text = if body.is_empty() { &b"null"[..] } else { &body };
@@ -340,9 +340,39 @@ fn job_path(id: &str) -> String {
     format!("/v1/jobs/{}", encoded.collect::<String>())
 }
 
+/// The pause that a `Retry-After` asks for: seconds, or until a date, as a proxy may send it.
+fn retry_after(value: &str, now: SystemTime) -> Duration {
+    if let Ok(seconds) = value.parse() {
+        return Duration::from_secs(seconds);
+    }
+    let at = httpdate::parse_http_date(value).ok();
+    at.and_then(|it| it.duration_since(now).ok()).unwrap_or_default()
+}
+
 /// Milliseconds since 1970, by the clock of this machine: logs show when a worker wrote them.
-#[expect(clippy::disallowed_methods, reason = "no decision depends on it")]
 pub(crate) fn now_ms() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[expect(clippy::disallowed_methods, reason = "no decision about jobs depends on it")]
+fn now() -> SystemTime {
+    SystemTime::now()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_is_read_in_seconds_or_as_a_date() {
+        let now = httpdate::parse_http_date("Fri, 27 Nov 2026 10:00:00 GMT").expect("a date");
+        let check = |value: &str, seconds| {
+            assert_eq!(retry_after(value, now), Duration::from_secs(seconds), "{value}");
+        };
+        check("7", 7);
+        check("Fri, 27 Nov 2026 10:00:30 GMT", 30);
+        check("Fri, 27 Nov 2026 09:00:00 GMT", 0);
+        check("soon", 0);
+    }
 }

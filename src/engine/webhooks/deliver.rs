@@ -245,7 +245,7 @@ impl ActiveEndpoint {
             }
         };
         let kind = format!("http_{}", answer.status);
-        match verdict(answer.status, answer.retry_after_seconds) {
+        match verdict(answer.status, answer.retry_after) {
             Verdict::Delivered => {
                 self.note_of(is_callback, |outcomes| {
                     *outcomes = UnsavedOutcomes {

@@ -278,7 +278,7 @@ impl Pushed {
     /// Decides what an answer means for the job, and for the number of requests.
     fn settle(&self, answer: Answer) -> Option<ReportedOutcome> {
         let kind = format!("http_{}", answer.status);
-        match verdict(answer.status, answer.retry_after_seconds, answer.is_final) {
+        match verdict(answer.status, answer.retry_after, answer.is_final) {
             JobVerdict::Succeeded => {
                 self.succeeded();
                 Some(ReportedOutcome::Succeeded { result: result(answer) })

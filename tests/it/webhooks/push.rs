@@ -123,6 +123,21 @@ fn a_url_that_asks_for_less_gets_its_jobs_back_later_without_a_failure() {
 }
 
 #[test]
+fn a_url_that_names_the_end_of_its_maintenance_costs_a_job_no_failure() {
+    run(async |t| {
+        let sink = Sink::start().await;
+        // It has just ended, by a date as RFC 9110 also allows.
+        let ends = [(header::RETRY_AFTER, "Fri, 27 Nov 2020 10:00:00 GMT")];
+        sink.answer_with((StatusCode::SERVICE_UNAVAILABLE, ends, ""));
+        push(t, &sink, json!({})).await;
+        let id = enqueue(t, json!({"max_attempts": 1})).await;
+        let done = t.job_becomes(&id, "succeeded").await;
+        assert_eq!((&done["failures"], &done["attempt"]), (&json!(0), &json!(2)));
+        assert_eq!(done["attempts"][0]["outcome"], "released");
+    });
+}
+
+#[test]
 fn a_handler_that_takes_a_job_acks_it_itself() {
     run(async |t| {
         let sink = Sink::start().await;

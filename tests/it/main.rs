@@ -43,6 +43,7 @@ mod operations;
 mod people;
 mod plans;
 mod polls;
+mod produced_text;
 mod proxies;
 mod queues;
 mod races;

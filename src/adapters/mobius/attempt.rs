@@ -21,6 +21,7 @@ use fencepost_web::{
     wire::{
         extract::{Json, RequestBody},
         openapi::chars,
+        produced::ProducedText,
         validate::Check,
     },
 };
@@ -101,9 +102,11 @@ pub struct CompleteRequest {
     /// Base64 of the result: JSON or text; at most 64 KiB.
     result_b64: Option<String>,
     /// Type of the error.
-    error_type: Option<String>,
+    #[schema(value_type = Option<String>)]
+    error_type: Option<ProducedText>,
     /// Message of the error.
-    error_message: Option<String>,
+    #[schema(value_type = Option<String>)]
+    error_message: Option<ProducedText>,
 }
 
 impl RequestBody for CompleteRequest {}
@@ -144,7 +147,8 @@ pub async fn complete(
             ReportedOutcome::Succeeded { result: result.flatten() }
         }
         CompleteStatus::Failed => {
-            let (kind, message) = (request.error_type.as_deref(), request.error_message.as_deref());
+            let [kind, message] = [&request.error_type, &request.error_message]
+                .map(|it| it.as_ref().map(ProducedText::as_str));
             let error = ErrorReport::bounded(kind, message, None);
             ReportedOutcome::Failed(Failure { error, retryable: true, retry_after_seconds: None })
         }

@@ -446,7 +446,9 @@ fn envelope(mut kept: Fields, check: &mut Check) -> Result<String, Error> {
     for core in ["args", "type", "id"] {
         kept.0.remove(core);
     }
-    kept.0.iter().for_each(|(name, value)| check.depth(name, value));
+    for (name, value) in &kept.0 {
+        check.depth(name, value);
+    }
     let text = serde_json::to_string(&StoredEnvelope { ojs: kept }).map_err(Error::internal)?;
     check.bytes("meta", text.len(), MAX_ENVELOPE_BYTES)?;
     Ok(text)

@@ -7,6 +7,7 @@ use fencepost_domain::{
     ids::JobKey,
     lease::Fence,
     limits,
+    text::printable,
 };
 use fencepost_engine::{
     enqueue::Start,
@@ -22,7 +23,7 @@ use fencepost_engine::{
 use fencepost_web::{
     app::App,
     auth::{Beating, Caller, Control, Read},
-    wire::{extract::Json, validate::Check},
+    wire::{extract::Json, produced::ProducedText, validate::Check},
 };
 use serde::Serialize;
 use serde_json::json;
@@ -104,9 +105,13 @@ pub async fn report(
     let mut check = Check::default();
     let percentage = sent.take::<f32>("percentage", &mut check).map(|it| it / PERCENT);
     let progress = sent.take::<f32>("progress", &mut check).or(percentage);
-    let message: Option<String> = sent.take("message", &mut check);
-    let message = message.filter(|it| !it.is_empty());
-    check.optional_name("message", message.as_deref(), limits::MAX_NAME_CHARS);
+    let message = sent.take::<ProducedText>("message", &mut check);
+    let message = message.map(|it| printable(it.as_str())).filter(|it| !it.is_empty());
+    let chars = message.as_ref().map_or(0, |it| it.chars().count());
+    if chars > limits::MAX_NAME_CHARS {
+        let max = limits::MAX_NAME_CHARS;
+        check.refuse("message", format!("must be at most {max} characters, has {chars}"));
+    }
     let worker_id: Option<String> = sent.take("worker_id", &mut check);
     check.optional_name("worker_id", worker_id.as_deref(), limits::MAX_WORKER_ID_CHARS);
     if progress.is_none_or(f32::is_nan) {

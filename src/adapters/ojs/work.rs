@@ -27,6 +27,7 @@ use fencepost_web::{
         extract::{Json, OptionalJson, RequestBody},
         openapi::{at_least, chars, items},
         poll_answer,
+        produced::ProducedText,
         validate::Check,
     },
 };
@@ -267,10 +268,13 @@ impl RequestBody for NackRequest {}
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[schema(as = OjsNackError)]
 pub struct NackError {
-    code: Option<String>,
+    #[schema(value_type = Option<String>)]
+    code: Option<ProducedText>,
     #[serde(rename = "type")]
-    kind: Option<String>,
-    message: Option<String>,
+    #[schema(value_type = Option<String>)]
+    kind: Option<ProducedText>,
+    #[schema(value_type = Option<String>)]
+    message: Option<ProducedText>,
     retryable: Option<bool>,
     details: Option<NackDetails>,
 }
@@ -280,8 +284,10 @@ pub struct NackError {
 #[schema(as = OjsNackDetails)]
 pub struct NackDetails {
     /// Type of the error; retry policies match it first.
-    error_class: Option<String>,
-    stack_trace: Option<String>,
+    #[schema(value_type = Option<String>)]
+    error_class: Option<ProducedText>,
+    #[schema(value_type = Option<String>)]
+    stack_trace: Option<ProducedText>,
 }
 
 /// Answer to a failure.
@@ -326,8 +332,9 @@ pub async fn nack(
     let sent = request.error.unwrap_or_default();
     let details = sent.details.unwrap_or_default();
     let kind = details.error_class.or(sent.kind).or(sent.code);
-    let trace = details.stack_trace;
-    let error = ErrorReport::bounded(kind.as_deref(), sent.message.as_deref(), trace.as_deref());
+    let [kind, message, stack_trace] = [&kind, &sent.message, &details.stack_trace]
+        .map(|it| it.as_ref().map(ProducedText::as_str));
+    let error = ErrorReport::bounded(kind, message, stack_trace);
     let end = if request.requeue {
         ReportedOutcome::Released
     } else {

@@ -17,6 +17,7 @@ use fencepost_web::{
     auth::{Caller, Settling},
     wire::{
         extract::{Json, RequestBody},
+        produced::ProducedText,
         validate::Check,
     },
 };
@@ -40,9 +41,11 @@ pub struct LogLine {
     #[schema(value_type = Option<String>)]
     ts: Option<Value>,
     /// Level, such as `info`.
-    level: Option<String>,
+    #[schema(value_type = Option<String>)]
+    level: Option<ProducedText>,
     /// The line.
-    message: String,
+    #[schema(value_type = String)]
+    message: ProducedText,
 }
 
 /// Lines as they are stored: the level is part of the line.
@@ -65,9 +68,9 @@ fn accept_logs(sent: Vec<LogLine>, check: &mut Check) -> Vec<LogChunk> {
         if timestamp_ms.is_none() {
             item.refuse("ts", "must be a time as in RFC 3339, or milliseconds since 1970");
         }
-        let level = line.level.unwrap_or_default();
+        let level = line.level.map(ProducedText::into_string).unwrap_or_default();
         let before = if level.is_empty() { String::new() } else { format!("{level}: ") };
-        let data = format!("{before}{}\n", line.message);
+        let data = format!("{before}{}\n", line.message.as_str());
         if data.len() > limits::MAX_LOG_CHUNK_BYTES {
             let max = limits::MAX_LOG_CHUNK_BYTES;
             item.refuse("message", format!("must be at most {max} bytes, has {}", data.len()));
@@ -160,9 +163,11 @@ pub async fn complete(
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct FailRequest {
     /// Message of the error.
-    error: Option<String>,
+    #[schema(value_type = Option<String>)]
+    error: Option<ProducedText>,
     /// The same, in the second shape.
-    message: Option<String>,
+    #[schema(value_type = Option<String>)]
+    message: Option<ProducedText>,
     /// Whether to retry. Default: false.
     #[serde(default)]
     retryable: bool,
@@ -200,7 +205,7 @@ pub async fn fail(
     let mut check = Check::default();
     let logs = accept_logs(request.logs, &mut check);
     check.finish()?;
-    let error = ErrorReport::bounded(None, Some(&message), None);
+    let error = ErrorReport::bounded(None, Some(message.as_str()), None);
     let failure = Failure { error, retryable: request.retryable, retry_after_seconds: None };
     let shown = (named(request.worker_id), request.claim_epoch);
     let end = ReportedOutcome::Failed(failure);

@@ -15,6 +15,7 @@ use fencepost_web::{
         extract::{Json, RequestBody},
         logs::{self, STREAMS},
         openapi::at_least,
+        produced::ProducedText,
         streams,
         validate::Check,
     },
@@ -44,7 +45,8 @@ pub struct ChunkRequest {
     #[schema(extensions(("bounds" = json!(at_least(0)))))]
     sequence: i64,
     /// Text; 64 KiB of it are kept.
-    data: String,
+    #[schema(value_type = String)]
+    data: ProducedText,
     /// Time in milliseconds since 1970.
     #[schema(extensions(("bounds" = json!(at_least(0)))))]
     timestamp_ms: i64,
@@ -111,7 +113,7 @@ pub async fn push(
             chunks.push(LogChunk {
                 stream: chunk.stream,
                 sequence: chunk.sequence,
-                data: text::without_nul(chunk.data),
+                data: text::without_nul(chunk.data.into_string()),
                 timestamp_ms: chunk.timestamp_ms,
             });
         }

@@ -30,6 +30,7 @@ use fencepost_web::{
         extract::{Json, RequestBody},
         openapi::{chars, items, range},
         poll_answer,
+        produced::ProducedText,
         validate::Check,
     },
 };
@@ -308,7 +309,8 @@ pub async fn complete(
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct FailRequest {
     /// Message of the error; 16 KiB of it are kept.
-    error: String,
+    #[schema(value_type = String)]
+    error: ProducedText,
     /// Whether to retry. Default: false.
     #[serde(default)]
     retryable: bool,
@@ -332,7 +334,7 @@ pub async fn fail(
     params: PathParams,
     Json(request): Json<FailRequest>,
 ) -> Result<(), Error> {
-    let error = ErrorReport::bounded(None, Some(&request.error), None);
+    let error = ErrorReport::bounded(None, Some(request.error.as_str()), None);
     let failure = Failure { error, retryable: request.retryable, retry_after_seconds: None };
     settle_lease(&app, caller.project_id, &params, ReportedOutcome::Failed(failure)).await
 }

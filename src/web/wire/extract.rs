@@ -1,9 +1,8 @@
 //! Extractors like axum's own, but every refusal is an [`Error`] that names the field.
 
-use std::{fmt, str::FromStr, sync::LazyLock, thread::available_parallelism, time::Duration};
+use std::{convert::Infallible, fmt, str::FromStr, sync::LazyLock, thread::available_parallelism};
 
 use axum::{
-    body::Body,
     extract::{FromRequest, FromRequestParts, RawPathParams, Request},
     http::{HeaderMap, header::CONTENT_TYPE, request::Parts},
 };
@@ -132,9 +131,22 @@ fn below_project(path: &str) -> &str {
 
 /// The treatment of a body's fields that this API does not know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum UnknownFields {
+pub enum UnknownFields {
+    /// They refuse the request.
     Refused,
+    /// They are skipped: the key says so.
     Ignored,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for UnknownFields {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(match parts.extensions.get::<IgnoresUnknownFields>() {
+            Some(_) => Self::Ignored,
+            None => Self::Refused,
+        })
+    }
 }
 
 impl UnknownFields {
@@ -276,7 +288,10 @@ async fn parse<T: DeserializeOwned>(body: &[u8], unknown: UnknownFields) -> Resu
 
 /// Parses once; only an invalid body is parsed again, without its unknown fields or to find the
 /// field.
-fn parse_here<T: DeserializeOwned>(body: &[u8], unknown: UnknownFields) -> Result<T, Error> {
+pub(super) fn parse_here<T: DeserializeOwned>(
+    body: &[u8],
+    unknown: UnknownFields,
+) -> Result<T, Error> {
     let json = || serde_json::Deserializer::from_slice(body);
     if let Ok(Object(value)) = serde_json::from_slice::<Object<T>>(body) {
         return Ok(value);

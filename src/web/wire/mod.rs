@@ -4,13 +4,17 @@
 #![warn(missing_docs)]
 
 pub mod audit;
+pub mod body;
+mod coding;
 pub mod compressed;
+pub mod entries;
 pub mod errors;
 pub mod extract;
 pub mod json_words;
 pub mod logs;
 pub mod openapi;
 pub mod poll_answer;
+pub mod produced;
 pub mod routes;
 pub mod streams;
 pub mod templates;

@@ -63,8 +63,13 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for KnownFields<D> {
         self.0.deserialize_enum(name, variants, Filter { inner: visitor, known: None })
     }
 
+    // Of a string that is no text: see `ProducedText`.
+    fn deserialize_byte_buf<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        self.0.deserialize_byte_buf(visitor)
+    }
+
     forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes unit
         unit_struct seq tuple tuple_struct map identifier ignored_any
     }
 }

@@ -1,5 +1,7 @@
 //! `POST /v1/workers/ack` and `POST /v1/workers/ack/batch`.
 
+use std::collections::HashMap;
+
 use axum::{
     Extension, Json as Reply,
     extract::State,
@@ -8,7 +10,7 @@ use axum::{
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
     error::Error,
-    ids::{JobKey, LeaseId},
+    ids::{JobId, JobKey, LeaseId},
     limits,
     text::ErrorReport,
 };
@@ -21,8 +23,10 @@ use fencepost_web::{
     auth::{Bound, Caller, Cost, Settling, Who},
     wire::{
         ClientGone, RequestId,
-        extract::{Json, Object, RequestBody},
+        entries::Entry,
+        extract::{Json, Object, RequestBody, UnknownFields},
         openapi::{at_least, chars, range},
+        produced::ProducedText,
         validate::Check,
     },
 };
@@ -98,11 +102,14 @@ pub enum AckStatus {
 pub struct AckError {
     /// Type of the error.
     #[serde(rename = "type")]
-    kind: Option<String>,
+    #[schema(value_type = Option<String>)]
+    kind: Option<ProducedText>,
     /// Message.
-    message: Option<String>,
+    #[schema(value_type = Option<String>)]
+    message: Option<ProducedText>,
     /// Stack trace.
-    stack_trace: Option<String>,
+    #[schema(value_type = Option<String>)]
+    stack_trace: Option<ProducedText>,
 }
 
 /// Result of an ack.
@@ -199,9 +206,9 @@ pub async fn ack(
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"acks": [{"job_id": "job_01m7w3ha3aextt8pkwwdmxsmqw", "worker_id": "worker-1", "status": "succeeded", "attempt": 1}]}))]
 pub struct AckBatchRequest {
-    /// 1 to 500 acks. Each succeeds or fails on its own.
+    /// 1 to 500 acks. Each succeeds or fails on its own, also one that cannot be read.
     #[schema(min_items = 1, max_items = 500, value_type = Vec<AckRequest>)]
-    acks: Vec<Object<AckRequest>>,
+    acks: Vec<Entry<AckRequest>>,
 }
 
 impl RequestBody for AckBatchRequest {
@@ -218,7 +225,7 @@ pub struct AckBatchReply {
 /// Result of one ack: an action, or an error.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct AckBatchResult {
-    /// Id of the job.
+    /// Id of the job; empty if it cannot be read.
     pub job_id: String,
     /// Status that this ack alone would have had.
     #[schema(example = 200)]
@@ -243,7 +250,8 @@ pub struct AckBatchResult {
 
 /// Ack many attempts.
 ///
-/// Each ack has its own result, in the order in which they were sent.
+/// Each ack has its own result, in the order in which they were sent. Of several acks of one attempt
+/// the first counts: an equal one returns its answer, another is refused.
 #[utoipa::path(
     post, path = "/workers/ack/batch", tag = "workers", operation_id = "workers_ack_batch",
     security(("api_key" = ["work"]), ("session" = ["member"])),
@@ -256,6 +264,7 @@ pub async fn ack_batch(
     caller: Caller<Bound<Settling>>,
     State(app): State<App>,
     Extension(RequestId(request_id)): Extension<RequestId>,
+    unknown: UnknownFields,
     Json(request): Json<AckBatchRequest>,
 ) -> Result<Reply<AckBatchReply>, Error> {
     let sent = request.acks.len();
@@ -267,26 +276,57 @@ pub async fn ack_batch(
     // Before it is charged: what is refused here must cost nothing.
     let _turn = settle::take_turn(&app.engine, caller.project_id, sent).await?;
     caller.charge(&app, "acks", Cost::Items(sent)).await?;
-    let reach = read_reach(&caller, &app, request.acks.iter().map(|Object(it)| it)).await?;
-    let results = request.acks.into_iter().enumerate().map(async |(index, Object(ack))| {
-        let job_id = ack.job_id.clone();
-        match settle_one(&caller, &app, &reach, ack, &format!("acks[{index}].")).await {
+    let entries = request.acks.iter().enumerate();
+    let acks: Vec<_> =
+        entries.map(|(index, it)| it.read(unknown, &format!("acks[{index}]"))).collect();
+    let reach = read_reach(&caller, &app, acks.iter().flatten()).await?;
+    let mut by_job: HashMap<String, Vec<_>> = HashMap::new();
+    for (index, (read, entry)) in acks.into_iter().zip(&request.acks).enumerate() {
+        let job_id = read.as_ref().map_or_else(|_| entry.job_id(), |it| it.job_id.clone());
+        let key = job_id.parse::<JobId>().map_or_else(|_| job_id.clone(), |it| it.to_string());
+        by_job.entry(key).or_default().push((index, job_id, read));
+    }
+    // Those of one job in their order: the first one counts.
+    let settling = by_job.into_values().map(async |acks| {
+        let mut results = Vec::with_capacity(acks.len());
+        for (index, job_id, read) in acks {
+            let path = format!("acks[{index}].");
+            let settled = match read {
+                Ok(ack) => settle_one(&caller, &app, &reach, ack, &path).await,
+                Err(error) => Err(error),
+            };
+            let shown = |error| error::info(&error, &request_id).at(&app.accounts.public_url);
+            results.push((index, AckBatchResult::new(job_id, settled, shown)));
+        }
+        results
+    });
+    let mut results: Vec<_> = join_all(settling).await.into_iter().flatten().collect();
+    results.sort_by_key(|(index, _)| *index);
+    Ok(Reply(AckBatchReply { results: results.into_iter().map(|it| it.1).collect() }))
+}
+
+impl AckBatchResult {
+    fn new(
+        job_id: String,
+        settled: Result<Acked, Error>,
+        shown: impl FnOnce(Error) -> ApiError,
+    ) -> Self {
+        match settled {
             Ok(acked) => {
                 let AckReply { action, retry_at, children_activated, .. } = acked.into();
                 let (status, action) = (200, Some(action));
-                AckBatchResult { job_id, status, action, retry_at, children_activated, error: None }
+                Self { job_id, status, action, retry_at, children_activated, error: None }
             }
-            Err(failure) => AckBatchResult {
+            Err(error) => Self {
                 job_id,
-                status: error::status(&failure).as_u16(),
+                status: error::status(&error).as_u16(),
                 action: None,
                 retry_at: None,
                 children_activated: None,
-                error: Some(error::info(&failure, &request_id).at(&app.accounts.public_url)),
+                error: Some(shown(error)),
             },
         }
-    });
-    Ok(Reply(AckBatchReply { results: join_all(results).await }))
+    }
 }
 
 async fn read_reach(
@@ -365,5 +405,7 @@ fn report(error: Option<AckError>) -> ErrorReport {
     let Some(AckError { kind, message, stack_trace }) = error else {
         return ErrorReport::default();
     };
-    ErrorReport::bounded(kind.as_deref(), message.as_deref(), stack_trace.as_deref())
+    let [kind, message, stack_trace] =
+        [&kind, &message, &stack_trace].map(|it| it.as_ref().map(ProducedText::as_str));
+    ErrorReport::bounded(kind, message, stack_trace)
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use axum::{Json as Reply, extract::State};
+use axum::{Extension, Json as Reply, extract::State};
 use fencepost_domain::{
     error::Error,
     history,
@@ -17,8 +17,11 @@ use fencepost_web::{
     app::App,
     auth::{Bound, Caller, Cost, Work},
     wire::{
-        extract::{Json, Object, RequestBody},
+        RequestId,
+        entries::Entry,
+        extract::{Json, Object, RequestBody, UnknownFields},
         openapi::{at_least, chars},
+        produced::ProducedText,
         validate::Check,
     },
 };
@@ -27,7 +30,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use super::accept_job_id;
-use crate::error::ErrorBody;
+use crate::error::{self, ApiError, ErrorBody};
 
 /// Events of running attempts, stored all or none.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -145,7 +148,7 @@ fn shown_by(worker_id: &str, job_id: JobId, attempt: i32) -> ShownFence {
     ShownFence { job_id, attempt, worker_id: Some(worker_id.to_owned()), lease_id: None }
 }
 
-/// Output of running attempts, stored all or none.
+/// Output of running attempts. A chunk that cannot be read fails alone.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"worker_id": "worker-1", "chunks": [
@@ -157,7 +160,7 @@ pub struct LogsRequest {
     worker_id: String,
     /// 1 to 500 chunks.
     #[schema(min_items = 1, max_items = 500, value_type = Vec<LogChunkRequest>)]
-    chunks: Vec<Object<LogChunkRequest>>,
+    chunks: Vec<Entry<LogChunkRequest>>,
 }
 
 impl RequestBody for LogsRequest {}
@@ -177,7 +180,8 @@ pub struct LogChunkRequest {
     /// Stream. Default: stdout.
     stream: Option<LogStream>,
     /// Text, at most 64 KiB.
-    data: String,
+    #[schema(value_type = String)]
+    data: ProducedText,
     /// Time by the worker's clock, in milliseconds since 1970.
     #[schema(extensions(("bounds" = json!(at_least(0)))))]
     timestamp_ms: i64,
@@ -215,11 +219,30 @@ pub struct LogsReply {
     pub duplicates: usize,
     /// True if output was cut: 1 MiB of an attempt is kept.
     pub truncated: bool,
+    /// Chunks that are not stored, since they cannot be read; absent if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    pub refused: Vec<RefusedChunk>,
+}
+
+/// A chunk that is not stored.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct RefusedChunk {
+    /// Index of the chunk, from 0.
+    pub index: usize,
+    /// Id of the job; empty if it cannot be read.
+    pub job_id: String,
+    /// Status that this chunk alone would have had.
+    #[schema(example = 400)]
+    pub status: u16,
+    /// Why it is not stored.
+    pub error: ApiError,
 }
 
 /// Report output.
 ///
-/// Only for running attempts. Sending a chunk again is harmless.
+/// Only for running attempts. Sending a chunk again is harmless. A chunk that is malformed is not
+/// stored, and is listed in `refused`; a request of such chunks alone is refused.
 #[utoipa::path(
     post, path = "/workers/logs", tag = "workers", operation_id = "workers_logs",
     security(("api_key" = ["work"]), ("session" = ["member"])),
@@ -234,6 +257,8 @@ pub struct LogsReply {
 pub async fn logs(
     caller: Caller<Bound<Work>>,
     State(app): State<App>,
+    Extension(RequestId(request_id)): Extension<RequestId>,
+    unknown: UnknownFields,
     Json(request): Json<LogsRequest>,
 ) -> Result<Reply<LogsReply>, Error> {
     let LogsRequest { worker_id, chunks: sent } = request;
@@ -242,31 +267,21 @@ pub async fn logs(
     let worker_id = caller.who.worker(worker_id);
     check.count("chunks", sent.len(), limits::MAX_LOG_CHUNKS);
     let mut attempts: Vec<AttemptLogs> = Vec::new();
-    let (mut places, mut doubled) = (HashSet::new(), 0);
-    for (index, Object(chunk)) in sent.into_iter().enumerate() {
-        let mut item = Check::below(format!("chunks[{index}]."));
-        item.range("attempt", chunk.attempt, 1, i32::MAX);
-        item.range("sequence", chunk.sequence, 0, i64::MAX);
-        item.range("timestamp_ms", chunk.timestamp_ms, 0, i64::MAX);
-        if chunk.data.len() > limits::MAX_LOG_CHUNK_BYTES {
-            let max = limits::MAX_LOG_CHUNK_BYTES;
-            item.refuse("data", format!("must be at most {max} bytes, has {}", chunk.data.len()));
-        }
-        check.absorb(item);
-        let job_id = accept_job_id(&chunk.job_id)?;
-        let shown = shown_by(&worker_id, job_id, chunk.attempt);
-        let stream = chunk.stream.unwrap_or_default().as_str();
-        if !places.insert((shown.clone(), stream, chunk.sequence)) {
+    let (mut places, mut doubled, mut refused) = (HashSet::new(), 0, Vec::new());
+    for (index, entry) in sent.iter().enumerate() {
+        let read = entry.read(unknown, &format!("chunks[{index}]"));
+        let chunk = read.and_then(|it| accept_chunk(it, index, &worker_id));
+        let (shown, chunk) = match chunk {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                refused.push((index, entry.job_id(), error));
+                continue;
+            }
+        };
+        if !places.insert((shown.clone(), chunk.stream.clone(), chunk.sequence)) {
             doubled += 1;
             continue;
         }
-        let chunk = LogChunk {
-            stream: stream.to_owned(),
-            sequence: chunk.sequence,
-            // Characters that PostgreSQL cannot store as text.
-            data: text::without_nul(chunk.data),
-            timestamp_ms: chunk.timestamp_ms,
-        };
         match attempts.iter_mut().find(|it| it.shown == shown) {
             Some(attempt) => attempt.chunks.push(chunk),
             None => attempts.push(AttemptLogs { shown, chunks: vec![chunk] }),
@@ -277,12 +292,45 @@ pub async fn logs(
         check.refuse("chunks", format!("must be of at most {max} jobs, are of {}", attempts.len()));
     }
     check.finish()?;
+    if attempts.is_empty() && !refused.is_empty() {
+        return Err(refused.swap_remove(0).2);
+    }
     app.engine.registry.record_seen(&(caller.project_id, worker_id.into()), &[], &[]);
     check_reach(&app, &caller, attempts.iter().map(|it| it.shown.job_id)).await?;
     let kept = attempt_reports::keep_logs(&app.engine, caller.tenant(), &attempts).await?;
+    let shown = |(index, job_id, error): (usize, String, Error)| RefusedChunk {
+        index,
+        job_id,
+        status: error::status(&error).as_u16(),
+        error: error::info(&error, &request_id).at(&app.accounts.public_url),
+    };
     Ok(Reply(LogsReply {
         accepted: kept.accepted,
         duplicates: kept.duplicates + doubled,
         truncated: kept.is_truncated,
+        refused: refused.into_iter().map(shown).collect(),
     }))
+}
+
+fn accept_chunk(
+    sent: LogChunkRequest,
+    index: usize,
+    worker_id: &str,
+) -> Result<(ShownFence, LogChunk), Error> {
+    let mut check = Check::below(format!("chunks[{index}]."));
+    check.range("attempt", sent.attempt, 1, i32::MAX);
+    check.range("sequence", sent.sequence, 0, i64::MAX);
+    check.range("timestamp_ms", sent.timestamp_ms, 0, i64::MAX);
+    let data = sent.data.into_string();
+    if data.len() > limits::MAX_LOG_CHUNK_BYTES {
+        let max = limits::MAX_LOG_CHUNK_BYTES;
+        check.refuse("data", format!("must be at most {max} bytes, has {}", data.len()));
+    }
+    check.finish()?;
+    let shown = shown_by(worker_id, accept_job_id(&sent.job_id)?, sent.attempt);
+    let stream = sent.stream.unwrap_or_default().as_str().to_owned();
+    let (sequence, timestamp_ms) = (sent.sequence, sent.timestamp_ms);
+    // Without characters that PostgreSQL cannot store as text.
+    let data = text::without_nul(data);
+    Ok((shown, LogChunk { stream, sequence, data, timestamp_ms }))
 }

@@ -1,0 +1,64 @@
+//! Entries of a list that fail alone: one that cannot be read does not refuse the others.
+
+use std::{fmt, marker::PhantomData};
+
+use fencepost_domain::error::Error;
+use serde::{Deserialize, Deserializer, de::DeserializeOwned};
+use serde_json::value::RawValue;
+
+use super::{
+    extract::{UnknownFields, parse_here},
+    produced::ProducedText,
+};
+
+/// An entry that is read later.
+pub struct Entry<T> {
+    json: Box<RawValue>,
+    content: PhantomData<fn() -> T>,
+}
+
+impl<T> fmt::Debug for Entry<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Entry").field(&self.json).finish()
+    }
+}
+
+impl<'de, T> Deserialize<'de> for Entry<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let json = Box::<RawValue>::deserialize(deserializer)?;
+        Ok(Self { json, content: PhantomData })
+    }
+}
+
+impl<T: DeserializeOwned> Entry<T> {
+    /// Reads the entry at `path`, such as `acks[1]`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] names the field that cannot be read.
+    pub fn read(&self, unknown: UnknownFields, path: &str) -> Result<T, Error> {
+        parse_here(self.json.get().as_bytes(), unknown).map_err(|error| match error {
+            Error::Invalid(mut broken) => {
+                for it in &mut broken {
+                    it.field = match it.field.as_str() {
+                        "body" => path.to_owned(),
+                        field => format!("{path}.{field}"),
+                    };
+                }
+                Error::Invalid(broken)
+            }
+            other => other,
+        })
+    }
+
+    /// The `job_id` of an entry that cannot be read; empty if that is the reason.
+    #[must_use]
+    pub fn job_id(&self) -> String {
+        #[derive(Deserialize)]
+        struct Named {
+            #[serde(default)]
+            job_id: Option<ProducedText>,
+        }
+        let named: Option<Named> = serde_json::from_str(self.json.get()).ok();
+        named.and_then(|it| it.job_id).map(ProducedText::into_string).unwrap_or_default()
+    }
+}

@@ -1,0 +1,124 @@
+//! Text that programs produce, such as messages of errors and lines of output. It is read whatever
+//! its characters are: a report must not be refused for them.
+
+use std::fmt;
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error, Visitor},
+};
+
+/// A string in which U+FFFD stands for what is no text: halves of surrogate pairs, which
+/// `JSON.stringify` makes of a cut emoji and Python of file names, and bytes that are no UTF-8.
+///
+/// ```
+/// # use fencepost_web::wire::produced::ProducedText;
+/// let read = |json: &str| serde_json::from_str::<ProducedText>(json).unwrap().into_string();
+/// assert_eq!(read(r#""cut \ud83d""#), "cut \u{FFFD}");
+/// assert_eq!(read(r#""\udc00\ud83d\ude00\ud800 é""#), "\u{FFFD}😀\u{FFFD} é");
+/// assert!(serde_json::from_str::<ProducedText>("[1]").is_err());
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ProducedText(String);
+
+impl ProducedText {
+    /// The text.
+    #[must_use]
+    pub fn into_string(self) -> String {
+        self.0
+    }
+
+    /// The text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Reads bytes in which each half of a surrogate pair has the three bytes that UTF-8 would give
+    /// it: so `serde_json` passes them on.
+    fn of(bytes: Vec<u8>) -> Self {
+        const SURROGATE: u8 = 0xED;
+        const REPLACEMENT: &[u8] = "\u{FFFD}".as_bytes();
+        let text = String::from_utf8(bytes).unwrap_or_else(|error| {
+            let mut bytes = error.into_bytes();
+            for at in 0..bytes.len().saturating_sub(2) {
+                if bytes[at] == SURROGATE
+                    && (0xA0..=0xBF).contains(&bytes[at + 1])
+                    && (0x80..=0xBF).contains(&bytes[at + 2])
+                {
+                    bytes[at..at + REPLACEMENT.len()].copy_from_slice(REPLACEMENT);
+                }
+            }
+            String::from_utf8_lossy(&bytes).into_owned()
+        });
+        Self(text)
+    }
+}
+
+impl<'de> Deserialize<'de> for ProducedText {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_byte_buf(TextVisitor)
+    }
+}
+
+struct TextVisitor;
+
+impl Visitor<'_> for TextVisitor {
+    type Value = ProducedText;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string")
+    }
+
+    fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<ProducedText, E> {
+        Ok(ProducedText::of(bytes.to_vec()))
+    }
+
+    fn visit_byte_buf<E: Error>(self, bytes: Vec<u8>) -> Result<ProducedText, E> {
+        Ok(ProducedText::of(bytes))
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<ProducedText, E> {
+        Ok(ProducedText(text.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::unknown_fields::KnownFields;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Report {
+        message: Option<ProducedText>,
+    }
+
+    #[test]
+    fn text_is_read_where_unknown_fields_are_ignored_too() {
+        let json = r#"{"message": "a\udfff", "more": 1}"#;
+        let report =
+            Report::deserialize(KnownFields(&mut serde_json::Deserializer::from_str(json)));
+        assert_eq!(report.expect("it is read").message.expect("sent").as_str(), "a\u{FFFD}");
+        let json = r#"{"message": null}"#;
+        let report =
+            Report::deserialize(KnownFields(&mut serde_json::Deserializer::from_str(json)));
+        assert_eq!(report.expect("it is read").message, None);
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_replaced_and_text_stays() {
+        let read = |bytes: &[u8]| ProducedText::of(bytes.to_vec()).into_string();
+        assert_eq!(read(b"caf\xE9"), "caf\u{FFFD}");
+        assert_eq!(read(b"\xED\xA0\xBDx"), "\u{FFFD}x");
+        assert_eq!(read(b"\xED\xA0"), "\u{FFFD}\u{FFFD}");
+        assert_eq!(read("\u{D7FF} é 😀".as_bytes()), "\u{D7FF} é 😀");
+    }
+
+    #[test]
+    fn other_values_are_refused() {
+        for json in ["1", "true", "{}", "[104]"] {
+            assert!(serde_json::from_str::<ProducedText>(json).is_err(), "{json}");
+        }
+    }
+}

@@ -31,6 +31,7 @@ pub mod payload_schema;
 pub mod plan;
 pub mod push;
 pub mod rate;
+pub mod raw_json;
 pub mod schedule;
 pub mod search;
 pub mod stats;

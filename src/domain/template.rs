@@ -5,11 +5,18 @@
 //! one in the result of the parent with that key. A string that is one place becomes the value
 //! itself; in a longer string the value is written as text. What is filled in is not read again.
 
+use std::borrow::Cow;
+
 use serde::Deserialize;
-use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::limits::{MAX_FILLED_BYTES, MAX_PLACES};
+use super::{
+    limits::{MAX_FILLED_BYTES, MAX_PLACES},
+    raw_json::RawNode,
+};
+
+/// What a place without a value becomes.
+pub const NULL: &str = "null";
 
 /// Something is wrong with a template.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -87,29 +94,43 @@ impl<'a> Place<'a> {
     }
 }
 
-/// The value at a path: names of fields and indexes of arrays, separated by dots. An empty path is
-/// the whole.
+/// The text of the value at a path: names of fields and indexes of arrays, separated by dots. An
+/// empty path is the whole.
 #[must_use]
-pub fn at<'a>(value: &'a Value, path: &str) -> Option<&'a Value> {
-    path.split('.').filter(|it| !it.is_empty()).try_fold(value, |value, name| match value {
-        Value::Array(items) => items.get(name.parse::<usize>().ok()?),
-        other => other.get(name),
-    })
+pub fn at<'a>(value: &RawNode<'a>, path: &str) -> Option<&'a str> {
+    value.at(path.split('.').filter(|it| !it.is_empty())).map(|it| it.text)
 }
 
-/// Fills the places of a payload, and returns with how many bytes. `fill` gives the value of a
-/// place; none leaves it as it is.
+/// A payload whose places are filled.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Filled {
+    /// The payload. Apart from strings with places, its bytes are those that were sent.
+    pub payload: String,
+    /// Bytes of the values that fill it.
+    pub bytes: usize,
+}
+
+/// Fills the places of a payload. `fill` gives the JSON of a place's value, which is written as it
+/// is; none leaves the place.
 ///
 /// # Errors
 /// The first that `fill` returns. [`TemplateError::Open`], [`TemplateError::Unknown`], and
 /// [`TemplateError::TooMany`].
 pub fn fill<'v>(
-    payload: &mut Value,
-    fill: &mut impl FnMut(Place<'_>) -> Result<Option<&'v Value>, TemplateError>,
-) -> Result<usize, TemplateError> {
+    payload: &str,
+    fill: &mut impl FnMut(Place<'_>) -> Result<Option<&'v str>, TemplateError>,
+) -> Result<Filled, TemplateError> {
     let mut filling = Filling { fill, places: 0, bytes: 0 };
-    filling.value(payload)?;
-    Ok(filling.bytes)
+    let (mut filled, mut written) = (String::with_capacity(payload.len()), 0);
+    for (begins, text) in RawNode::read(payload).strings() {
+        if let Some(value) = filling.text(text)? {
+            filled.push_str(&payload[written..begins]);
+            filled.push_str(&value);
+            written = begins + text.len();
+        }
+    }
+    filled.push_str(&payload[written..]);
+    Ok(Filled { payload: filled, bytes: filling.bytes })
 }
 
 struct Filling<'a, F> {
@@ -118,23 +139,11 @@ struct Filling<'a, F> {
     bytes: usize,
 }
 
-impl<'v, F: FnMut(Place<'_>) -> Result<Option<&'v Value>, TemplateError>> Filling<'_, F> {
-    fn value(&mut self, value: &mut Value) -> Result<(), TemplateError> {
-        match value {
-            Value::String(text) => {
-                if let Some(filled) = self.text(text)? {
-                    *value = filled;
-                }
-            }
-            Value::Array(items) => items.iter_mut().try_for_each(|it| self.value(it))?,
-            Value::Object(fields) => fields.values_mut().try_for_each(|it| self.value(it))?,
-            Value::Null | Value::Bool(_) | Value::Number(_) => (),
-        }
-        Ok(())
-    }
-
-    fn text(&mut self, text: &str) -> Result<Option<Value>, TemplateError> {
-        let (mut written, mut rest, mut is_any) = (String::new(), text, false);
+impl<'v, F: FnMut(Place<'_>) -> Result<Option<&'v str>, TemplateError>> Filling<'_, F> {
+    /// The JSON in place of a string; none: it has no places.
+    fn text(&mut self, quoted: &str) -> Result<Option<String>, TemplateError> {
+        let content = with_plain_braces(content_of(quoted).unwrap_or_default());
+        let (mut written, mut rest, mut is_any) = (String::new(), &*content, false);
         while let Some((before, after)) = rest.split_once("{{") {
             let (inside, after) = after.split_once("}}").ok_or(TemplateError::Open)?;
             self.places += 1;
@@ -142,48 +151,109 @@ impl<'v, F: FnMut(Place<'_>) -> Result<Option<&'v Value>, TemplateError>> Fillin
                 return Err(TemplateError::TooMany);
             }
             written.push_str(before);
-            match (self.fill)(Place::read(inside)?)?.map(|it| self.bounded(it)) {
-                Some(value) if before.is_empty() && after.is_empty() && written.is_empty() => {
-                    return Ok(Some(value));
+            let name = serde_json::from_str::<String>(&format!("\"{inside}\""));
+            let name = name.map_err(|_| TemplateError::Unknown(inside.to_owned()))?;
+            match (self.fill)(Place::read(&name)?)?.map(|it| self.bounded(it)) {
+                Some(value) if after.is_empty() && written.is_empty() => {
+                    return Ok(Some(value.to_owned()));
                 }
-                Some(Value::String(filled)) => written.push_str(&filled),
-                Some(value) => written.push_str(&value.to_string()),
+                Some(value) => match content_of(value) {
+                    Some(content) => written.push_str(content),
+                    None => written.push_str(content_of(&quoted_text(value)).unwrap_or_default()),
+                },
                 None => written.extend(["{{", inside, "}}"]),
             }
             is_any = true;
             rest = after;
         }
         written.push_str(rest);
-        Ok(is_any.then_some(Value::String(written)))
+        Ok(is_any.then(|| format!("\"{written}\"")))
     }
 
     /// Null instead of what exceeds [`MAX_FILLED_BYTES`]. From then on nothing is measured.
-    fn bounded(&mut self, value: &Value) -> Value {
+    fn bounded(&mut self, value: &'v str) -> &'v str {
         if self.bytes <= MAX_FILLED_BYTES {
-            self.bytes += value.to_string().len();
+            self.bytes += value.len();
         }
-        if self.bytes > MAX_FILLED_BYTES { Value::Null } else { value.clone() }
+        if self.bytes > MAX_FILLED_BYTES { NULL } else { value }
     }
+}
+
+/// What stands between the quotes of a JSON string, escapes included; none: it is no string.
+fn content_of(json: &str) -> Option<&str> {
+    json.strip_prefix('"')?.strip_suffix('"')
+}
+
+fn quoted_text(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+/// Braces may be sent as escapes.
+fn with_plain_braces(content: &str) -> Cow<'_, str> {
+    if !content.contains("\\u007") {
+        return content.into();
+    }
+    let (mut plain, mut rest) = (String::with_capacity(content.len()), content);
+    while let Some(at) = rest.find('\\') {
+        let (before, escape) = rest.split_at(at);
+        plain.push_str(before);
+        let (brace, bytes) = match escape.get(..6) {
+            Some("\\u007b" | "\\u007B") => ("{", 6),
+            Some("\\u007d" | "\\u007D") => ("}", 6),
+            // The backslash, and what it escapes.
+            _ => (escape.get(..2).unwrap_or_default(), 2),
+        };
+        plain.push_str(brace);
+        rest = escape.get(bytes..).unwrap_or_default();
+    }
+    plain.push_str(rest);
+    plain.into()
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
-    fn filled(mut payload: Value) -> Result<Value, TemplateError> {
-        let input = json!({"a": {"b": [1, "x{{input.a}}"]}, "n": null});
-        let output = json!({"url": "u"});
-        fill(&mut payload, &mut |place| match place {
+    const INPUT: &str = r#"{"a": {"b": [1, "x{{input.a}}"]}, "n": null, "big": 18446744073709551616,
+        "cut": "a\ud83d\"b", "long": 0.1234567890123456789, "out": [1e999,  2.50]}"#;
+
+    fn filled_text(payload: &str) -> Result<String, TemplateError> {
+        let (input, output) = (RawNode::read(INPUT), RawNode::read(r#"{"url":"u"}"#));
+        let filled = fill(payload, &mut |place| match place {
             Place::Input(path) => {
                 let missing = || TemplateError::Missing(path.to_owned());
                 at(&input, path).map(Some).ok_or_else(missing)
             }
             Place::Step { key: "fetch.all", path } => Ok(at(&output, path)),
             Place::Step { .. } => Ok(None),
-        })?;
-        Ok(payload)
+        });
+        filled.map(|it| it.payload)
+    }
+
+    fn filled(payload: &Value) -> Result<Value, TemplateError> {
+        let text = filled_text(&payload.to_string())?;
+        Ok(serde_json::from_str(&text).expect("JSON"))
+    }
+
+    #[test]
+    fn values_are_the_bytes_that_were_stored() {
+        let check = |payload: &str, expected: &str| {
+            assert_eq!(filled_text(payload).as_deref(), Ok(expected));
+        };
+        check(
+            r#"{ "b" : "{{input.big}}", "a":1E5,"a": "{{input.long}}" }"#,
+            r#"{ "b" : 18446744073709551616, "a":1E5,"a": 0.1234567890123456789 }"#,
+        );
+        check(r#"["\ud83d", "{{input.cut}}"]"#, r#"["\ud83d", "a\ud83d\"b"]"#);
+        check(r#""\ud83d {{input.cut}}é\u00e9""#, r#""\ud83d a\ud83d\"bé\u00e9""#);
+        check(r#""{{input.out}}""#, "[1e999,  2.50]");
+        check(r#""= {{input.out}}""#, r#""= [1e999,  2.50]""#);
+        check(r#""{{input.a}}!""#, r#""{\"b\": [1, \"x{{input.a}}\"]}!""#);
+        check(r#""\u007b\u007Binput.n\u007d}""#, "null");
+        check(r#""\\\\u007b{{input.n}}""#, r#""\\\\u007bnull""#);
+        check(r#"{"{{input.a}}": 1.50}"#, r#"{"{{input.a}}": 1.50}"#);
     }
 
     #[test]
@@ -198,7 +268,7 @@ mod tests {
             "step": ["u", {"url": "u"}],
             "later": "see {{steps.other.output}}", "{{input.a}}": 1.5,
         });
-        assert_eq!(filled(payload), Ok(expected));
+        assert_eq!(filled(&payload), Ok(expected));
     }
 
     #[test]
@@ -213,7 +283,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_named() {
-        let error = |text: &str| filled(json!([text])).expect_err("an error");
+        let error = |text: &str| filled(&json!([text])).expect_err("an error");
         assert_eq!(error("a {{input.a"), TemplateError::Open);
         let wrong = "context.database".to_owned();
         assert_eq!(error("{{context.database}}"), TemplateError::Unknown(wrong));
@@ -228,9 +298,8 @@ mod tests {
 
     #[test]
     fn what_is_filled_in_has_a_bound() {
-        let mut payload = json!(["{{input}}", "{{input}}"]);
-        let long = json!("x".repeat(MAX_FILLED_BYTES - 10));
-        fill(&mut payload, &mut |_| Ok(Some(&long))).expect("filled");
-        assert_eq!(payload, json!([long, null]));
+        let long = quoted_text(&"x".repeat(MAX_FILLED_BYTES - 10));
+        let filled = fill(r#"["{{input}}","{{input}}"]"#, &mut |_| Ok(Some(&long)));
+        assert_eq!(filled.expect("filled").payload, format!("[{long},null]"));
     }
 }

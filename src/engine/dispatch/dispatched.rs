@@ -7,13 +7,13 @@ use std::{
 
 use fencepost_domain::{
     ids::LeaseId,
+    raw_json::RawNode,
     template::{self, Place},
     text::ErrorReport,
     trace::{self, AttemptTrace},
 };
 use fencepost_signals::traces;
 use fencepost_store::{self as store, claims::LeasedJob};
-use serde_json::Value;
 use sqlx::PgConnection;
 
 use crate::enqueue::dependencies::ParentResult;
@@ -142,20 +142,19 @@ async fn fill_templates(conn: &mut PgConnection, handed: &mut [&mut DispatchedJo
 
 /// None: it is no template, which its enqueue has checked.
 fn filled(payload: &str, input: Option<&str>, parents: &[ParentResult]) -> Option<String> {
-    let json = |text: &str| serde_json::from_str::<Value>(text).ok();
-    let input = input.and_then(json).unwrap_or_default();
-    let result = |it: &ParentResult| Some((it.workflow_key.clone()?, json(it.result.as_deref()?)?));
+    let input = RawNode::read(input.unwrap_or(template::NULL));
+    fn result(it: &ParentResult) -> Option<(&str, RawNode<'_>)> {
+        Some((it.workflow_key.as_deref()?, RawNode::read(it.result.as_deref()?)))
+    }
     let results: HashMap<_, _> = parents.iter().filter_map(result).collect();
-    let mut payload = json(payload)?;
-    template::fill(&mut payload, &mut |place| {
+    let filled = template::fill(payload, &mut |place| {
         let value = match place {
             Place::Input(path) => template::at(&input, path),
             Place::Step { key, path } => results.get(key).and_then(|it| template::at(it, path)),
         };
-        Ok(Some(value.unwrap_or(&Value::Null)))
-    })
-    .ok()?;
-    Some(payload.to_string())
+        Ok(Some(value.unwrap_or(template::NULL)))
+    });
+    filled.ok().map(|it| it.payload)
 }
 
 fn warn(error: &sqlx::Error, message: &str) {

@@ -122,13 +122,13 @@ impl Check {
         }
     }
 
-    /// A JSON value that is not nested too deeply.
-    pub fn depth(&mut self, field: &str, value: &RawValue) {
-        let depth = json_depth(value.get());
-        if depth > limits::MAX_JSON_DEPTH {
-            let max = limits::MAX_JSON_DEPTH;
+    /// A JSON value that is not nested too deeply. Returns whether that is so.
+    pub fn depth(&mut self, field: &str, value: &RawValue) -> bool {
+        let (depth, max) = (json_depth(value.get()), limits::MAX_JSON_DEPTH);
+        if depth > max {
             self.refuse(field, format!("must be nested at most {max} levels deep, is {depth}"));
         }
+        depth <= max
     }
 
     /// A JSON value of at most `limit_bytes`, as sent.

@@ -43,11 +43,11 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::loops;
 
-/// Running requests may finish within this time at shutdown.
+/// Requests, releases of undelivered jobs and loops may finish within this time at shutdown.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(25);
 
-/// The part of it for requests: a client that reads slowly must not use all of it.
-const REQUESTS_TIMEOUT: Duration = Duration::from_secs(15);
+/// The part of it for running requests: a client that reads slowly must not use all of it.
+pub const REQUESTS_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Timeout of the final writes and of closing the pools; then the process ends.
 pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -140,7 +140,7 @@ pub fn providers(file: Option<&Path>) -> anyhow::Result<Arc<Providers>> {
 ///
 /// Shutdown: `readyz` answers 503; parked polls are answered over three seconds (empty, unless a
 /// claim for them is in flight); loops end their batch; after `linger` no connection is accepted;
-/// running requests finish within [`DRAIN_TIMEOUT`].
+/// running requests finish within [`REQUESTS_TIMEOUT`].
 ///
 /// # Errors
 /// When the database cannot be reached at the start, or was not migrated; or when the node stopped

@@ -10,7 +10,7 @@ use fencepost_domain::error::Error;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use fencepost_web::wire::extract;
+use fencepost_web::wire::body;
 
 /// Maximum bytes of a form: the largest payload, with every byte escaped, and some overhead.
 const MAX_FORM_BYTES: usize = 1024 * 1024;
@@ -84,7 +84,7 @@ impl<S: Send + Sync> FromRequest<S> for Fields {
     type Rejection = Error;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Error> {
-        Ok(parse(&extract::read(request.into_body(), MAX_FORM_BYTES, None).await?))
+        Ok(parse(&body::read(request, MAX_FORM_BYTES, None).await?))
     }
 }
 

@@ -83,7 +83,9 @@ struct FirstLost;
 /// from a key that is shown once.
 pub async fn first(here: Result<Here, Error>) -> Result<Response, Error> {
     let here = match here {
-        Err(Error::Unauthorized | Error::NoCredential(_)) => return render(&FirstLost),
+        Err(Error::Unauthorized | Error::NoCredential(_) | Error::MalformedCredential(_)) => {
+            return render(&FirstLost);
+        }
         other => other?,
     };
     let job = newest(&here).await?;

@@ -73,6 +73,10 @@ pub enum Error {
     #[error("{0}")]
     NoCredential(&'static str),
 
+    /// The credential cannot be a live one, whatever the database says.
+    #[error("{0}")]
+    MalformedCredential(&'static str),
+
     /// The caller is known, but lacks a permission.
     #[error("this operation requires {needs}")]
     Forbidden {
@@ -308,6 +312,9 @@ pub enum Error {
     #[error("the body must be JSON, with `Content-Type: application/json`")]
     UnsupportedMediaType,
 
+    #[error("the body must be sent as it is, or with `Content-Encoding: gzip`")]
+    UnsupportedCoding,
+
     /// A bounded queue is full. The caller may repeat the request after a pause.
     #[error("the server is overloaded: try again")]
     Overloaded,
@@ -373,12 +380,11 @@ impl Error {
     pub fn class(&self) -> Class {
         match self {
             Self::Unreadable(_) => Class::Unreadable,
-            Self::Invalid(_)
-            | Self::InvalidLink
-            | Self::InvalidCron(_)
-            | Self::InvalidTimezone(_) => Class::Invalid,
+            Self::Invalid(_) | Self::InvalidLink => Class::Invalid,
+            Self::InvalidCron(_) | Self::InvalidTimezone(_) => Class::Invalid,
             Self::Unauthorized
             | Self::NoCredential(_)
+            | Self::MalformedCredential(_)
             | Self::InvalidCredentials
             | Self::InvalidCode
             | Self::PasskeyRefused(_)
@@ -428,7 +434,7 @@ impl Error {
             | Self::EmailTaken
             | Self::SlugTaken => Class::Duplicate,
             Self::BodyTooLarge { .. } | Self::FieldTooLarge { .. } => Class::TooLarge,
-            Self::UnsupportedMediaType => Class::MediaType,
+            Self::UnsupportedMediaType | Self::UnsupportedCoding => Class::MediaType,
             Self::BodyTimeout => Class::Timeout,
             Self::RateLimited { .. } | Self::QueueFull { .. } => Class::Limited,
             Self::QuotaExceeded { .. } => Class::Limited,

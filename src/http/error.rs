@@ -111,7 +111,7 @@ codes! {
     Error::Unreadable(_) | Error::Invalid(_) => BAD_REQUEST, "invalid_request";
     Error::InvalidCron(_) => BAD_REQUEST, "invalid_cron_expression";
     Error::InvalidTimezone(_) => BAD_REQUEST, "invalid_timezone";
-    Error::Unauthorized | Error::NoCredential(_) => UNAUTHORIZED, "unauthorized";
+    Error::Unauthorized | Error::NoCredential(_) | Error::MalformedCredential(_) => UNAUTHORIZED, "unauthorized";
     Error::InvalidCredentials => UNAUTHORIZED, "invalid_credentials";
     Error::InvalidCode => UNAUTHORIZED, "invalid_code";
     Error::PasskeyRefused(_) => UNAUTHORIZED, "passkey_refused";
@@ -163,7 +163,7 @@ codes! {
     Error::QuotaExceeded { .. } => TOO_MANY_REQUESTS, "quota_exceeded";
     Error::QueueFull { .. } => TOO_MANY_REQUESTS, "queue_full";
     Error::BodyTooLarge { .. } | Error::FieldTooLarge { .. } => PAYLOAD_TOO_LARGE, "payload_too_large";
-    Error::UnsupportedMediaType => UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type";
+    Error::UnsupportedMediaType | Error::UnsupportedCoding => UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type";
     Error::Internal(_) => INTERNAL_SERVER_ERROR, "internal";
     Error::Overloaded => SERVICE_UNAVAILABLE, "overloaded";
     Error::Unavailable(_) | Error::NotReady(_) | Error::InDoubt | Error::JobLocked => SERVICE_UNAVAILABLE, "unavailable";
@@ -240,7 +240,12 @@ pub fn render(
     let body = Json(ErrorBody { error: info(error, request_id).at(public_url) });
     errors::write(&mut response, (status(error), body), error);
     if status(error) == StatusCode::UNAUTHORIZED {
-        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        // RFC 6750, section 3.1: no reason where no credential was sent.
+        let challenge = match error {
+            Error::Unauthorized | Error::MalformedCredential(_) => "Bearer error=\"invalid_token\"",
+            _ => "Bearer",
+        };
+        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
     }
     response
 }

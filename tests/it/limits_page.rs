@@ -1,6 +1,6 @@
 //! The rows of the page of limits, as the code has them.
 
-use fencepost::serve::DRAIN_TIMEOUT;
+use fencepost::serve::REQUESTS_TIMEOUT;
 use fencepost_config as config;
 use fencepost_domain::{
     job, limits, payload_schema,
@@ -15,7 +15,7 @@ use fencepost_store::{
     jobs::dead_letters,
     queues::{counts, queue_limits},
 };
-use fencepost_web::wire::extract::BODY_TIMEOUT;
+use fencepost_web::wire::body::{BODY_TIMEOUT, LAST_BODY_TIMEOUT};
 
 use crate::docs::read;
 
@@ -391,8 +391,8 @@ fn connection_limits() -> Vec<(&'static str, String)> {
             ),
         ),
         (
-            "time for requests to finish when the node stops",
-            format!("{} s", DRAIN_TIMEOUT.as_secs()),
+            "time for requests to finish when the node stops, and for the rest of a body to arrive then",
+            format!("{} s, {} s", REQUESTS_TIMEOUT.as_secs(), LAST_BODY_TIMEOUT.as_secs()),
         ),
     ]
 }

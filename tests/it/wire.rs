@@ -1,11 +1,16 @@
 //! What only a socket shows: silent, slow and odd clients, and the shape of every refusal.
 
-use std::time::{Duration, Instant};
+use std::{
+    io::Write,
+    time::{Duration, Instant},
+};
 
+use fencepost_domain::limits;
 use fencepost_http::server;
-use fencepost_web::wire::extract::BODY_TIMEOUT;
+use fencepost_web::wire::body::BODY_TIMEOUT;
 
 use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run, run_alone};
+use flate2::{Compression, write::GzEncoder};
 use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::{
@@ -83,6 +88,81 @@ fn a_connection_is_used_again_and_again() {
 }
 
 #[test]
+fn a_node_that_stops_does_not_wait_for_half_a_request() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let t = server.project("main").await;
+        let mut first = connect(&t).await;
+        first.write_all(b"POST /v1/jobs HTTP/1.1\r\nhost: x\r\nauth").await.expect("it is sent");
+        let mut second = connect(&t).await;
+        second.write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").await.expect("it is sent");
+        let mut answer = [0; 512];
+        assert!(second.read(&mut answer).await.expect("an answer") > 0);
+        second.write_all(b"GET /li").await.expect("it is sent");
+        let mut third = connect(&t).await;
+        let head = format!(
+            "POST /v1/jobs HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\n\
+             content-type: application/json\r\ncontent-length: 100\r\n\r\n{{",
+            t.api_key
+        );
+        third.write_all(head.as_bytes()).await.expect("it is sent");
+        // What was sent before this answer has been read.
+        t.get("/v1/jobs").await.is(200);
+        let started = Instant::now();
+        server.stop().await;
+        assert!(started.elapsed() < BODY_TIMEOUT / 2, "{:?}", started.elapsed());
+        assert_eq!((rest(first).await, rest(second).await), (String::new(), String::new()));
+        let answer = rest(third).await;
+        assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+        assert!(answer.contains("the node is stopping"), "{answer}");
+    });
+}
+
+#[test]
+fn a_connection_closes_after_a_request_with_two_lengths() {
+    run(async |t| {
+        let mut stream = connect(t).await;
+        let head = "GET /livez HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\
+                    transfer-encoding: chunked\r\n\r\n0\r\n\r\nGET /livez HTTP/1.1\r\n\
+                    host: x\r\n\r\n";
+        stream.write_all(head.as_bytes()).await.expect("it is sent");
+        let answer = rest(stream).await;
+        assert_eq!(answer.matches("HTTP/1.1").count(), 1, "{answer}");
+    });
+}
+
+#[test]
+fn a_body_may_be_compressed_with_gzip() {
+    run(async |t| {
+        let post = async |path: &str, coding: &'static str, body: Vec<u8>| {
+            let request = t.request(Method::POST, path).header("content-encoding", coding);
+            let request = request.header("content-type", "application/json").body(body);
+            Reply::of(request.send().await.expect("an answer")).await
+        };
+        let gzip = |content: &[u8]| {
+            let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+            encoder.write_all(content).expect("it is compressed");
+            encoder.finish().expect("it is compressed")
+        };
+        let job = json!({"job_type": "t", "payload": "x".repeat(100_000)}).to_string();
+        let stored = post("/v1/jobs", "gzip", gzip(job.as_bytes())).await.is(201);
+        assert_eq!(stored["payload"].as_str().map(str::len), Some(100_000));
+        post("/v1/jobs", "identity", job.into_bytes()).await.is(201);
+        let bomb = gzip(&vec![b' '; limits::MAX_BODY_BYTES + 1]);
+        post("/v1/jobs", "gzip", bomb).await.is_error(413, "payload_too_large");
+        let small = json!({"job_type": "t"}).to_string().into_bytes();
+        let wrong = post("/v1/jobs", "gzip", small.clone()).await;
+        let error = wrong.is_error(400, "invalid_request");
+        assert_eq!(error["message"], "the body is not valid gzip");
+        for coding in ["br", "deflate"] {
+            let refused = post("/v1/jobs", coding, small.clone()).await;
+            refused.is_error(415, "unsupported_media_type");
+            assert_eq!(refused.headers["accept-encoding"], "gzip");
+        }
+    });
+}
+
+#[test]
 fn what_is_not_there_is_refused_in_the_same_shape() {
     run(async |t| {
         t.get("/v1/nope").await.is_error(404, "not_found");
@@ -107,9 +187,13 @@ fn a_refused_key_is_explained_as_far_as_it_is_no_secret() {
         let reported = async |name: &str, value: &str| {
             let request = t.client.get(format!("{}/v1/jobs", t.url)).header(name, value);
             let reply = Reply::of(request.send().await.expect("an answer")).await;
-            assert_eq!(reply.headers["www-authenticate"], "Bearer");
             let error = reply.is_error(401, "unauthorized");
-            error["message"].as_str().expect("text").to_owned()
+            let message = error["message"].as_str().expect("text").to_owned();
+            // Where none was sent, there is nothing to say of it.
+            let was_sent = !message.contains("the header");
+            let challenge = if was_sent { "Bearer error=\"invalid_token\"" } else { "Bearer" };
+            assert_eq!(reply.headers["www-authenticate"], challenge, "{message}");
+            message
         };
         assert!(reported("x-other", "").await.starts_with("no API key was sent"));
         let key = &t.api_key;

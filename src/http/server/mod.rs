@@ -6,6 +6,7 @@ pub(crate) mod health;
 pub mod late_refusals;
 pub mod least_rate;
 pub(crate) mod middleware;
+pub mod progress;
 pub(crate) mod route_group;
 pub(crate) mod route_metrics;
 pub(crate) mod security_txt;
@@ -21,7 +22,7 @@ use std::{
 use axum::Router;
 use fencepost_config::ConnectionLimits;
 use fencepost_signals::{limiter::client_of, telemetry};
-use fencepost_web::auth::ClientAddress;
+use fencepost_web::{auth::ClientAddress, wire::Closing};
 use hyper::{Request, body::Incoming, server::conn::http1, service::Service};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
@@ -40,6 +41,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::server::{
     least_rate::{IsLarge, LeastRate},
     middleware::Proxies,
+    progress::{Answered, Noted, Progress},
 };
 
 /// A connection is closed if it has sent no byte by then.
@@ -136,10 +138,11 @@ pub async fn run(
                     address,
                     proxies: addresses.proxies.clone(),
                     is_large: IsLarge::default(),
+                    progress: Progress::default(),
+                    closing: closing.clone(),
                 };
-                let closing = closing.clone();
                 connections.spawn(async move {
-                    serve(stream, answering, closing).await;
+                    serve(stream, answering).await;
                     drop((opened, permit));
                 });
             }
@@ -162,19 +165,22 @@ struct Answering {
     address: IpAddr,
     proxies: Proxies,
     is_large: IsLarge,
+    progress: Progress,
+    closing: CancellationToken,
 }
 
 impl Service<Request<Incoming>> for Answering {
     type Response = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Response;
     type Error = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Error;
-    type Future = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Future;
+    type Future = Answered<<TowerToHyperService<Router> as Service<Request<Incoming>>>::Future>;
 
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
         let extensions = request.extensions_mut();
         extensions.insert(ClientAddress(self.address));
         extensions.insert(self.proxies.clone());
         extensions.insert(self.is_large.clone());
-        self.router.call(request)
+        extensions.insert(Closing(self.closing.clone()));
+        self.progress.answer(self.router.call(request))
     }
 }
 
@@ -197,7 +203,8 @@ async fn accept(
     Ok((stream, address.ip(), permit))
 }
 
-async fn serve(stream: TcpStream, answering: Answering, closing: CancellationToken) {
+async fn serve(stream: TcpStream, answering: Answering) {
+    let (progress, closing) = (answering.progress.clone(), answering.closing.clone());
     // A connection that closes before its first byte, or stays silent, was no request.
     let mut peeked_at = [0];
     let first_byte = tokio::select! {
@@ -208,6 +215,7 @@ async fn serve(stream: TcpStream, answering: Answering, closing: CancellationTok
         return;
     }
     gauge!(telemetry::CONNECTIONS).increment(1);
+    let stream = Noted::new(stream, progress.clone());
     let mut stream = TimeoutStream::new(LeastRate::new(stream, answering.is_large.clone()));
     stream.set_write_timeout(Some(WRITE_TIMEOUT));
     let stream = Box::pin(stream);
@@ -223,7 +231,8 @@ async fn serve(stream: TcpStream, answering: Answering, closing: CancellationTok
         served = connection.as_mut() => served,
         () = closing.cancelled() => {
             connection.as_mut().graceful_shutdown();
-            connection.await
+            // The rest of a head may never come.
+            if progress.is_in_a_head() { Ok(()) } else { connection.await }
         }
     };
     gauge!(telemetry::CONNECTIONS).decrement(1);

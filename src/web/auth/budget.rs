@@ -6,6 +6,10 @@ use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
+use axum::http::{
+    HeaderMap,
+    header::{CONTENT_ENCODING, CONTENT_LENGTH},
+};
 use fencepost_domain::{
     error::Error,
     ids::{KeyId, ProjectId},
@@ -387,6 +391,15 @@ impl BodyMeter {
             }
         }
     }
+}
+
+/// The size of the body, if it is known before it is read.
+pub(super) fn content_length(headers: &HeaderMap) -> Option<u64> {
+    // Of a compressed body it is not the size of the content.
+    if headers.contains_key(CONTENT_ENCODING) {
+        return None;
+    }
+    headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
 fn body_charge(project_id: ProjectId, limits: &Limits, overdraft_windows: u32) -> Option<Charge> {

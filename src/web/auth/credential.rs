@@ -16,8 +16,8 @@ const NOT_A_KEY: &str =
 pub(super) fn check_form(secret: &str) -> Result<(), Error> {
     match key::is_well_formed(secret) {
         true => Ok(()),
-        false if key::has_prefix(secret) => Err(Error::NoCredential(MISTYPED)),
-        false => Err(Error::NoCredential(NOT_A_KEY)),
+        false if key::has_prefix(secret) => Err(Error::MalformedCredential(MISTYPED)),
+        false => Err(Error::MalformedCredential(NOT_A_KEY)),
     }
 }
 

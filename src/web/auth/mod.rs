@@ -12,7 +12,7 @@ use std::{marker::PhantomData, sync::Arc};
 
 use axum::{
     extract::{FromRequestParts, MatchedPath, RawPathParams},
-    http::{HeaderMap, header::CONTENT_LENGTH, request::Parts},
+    http::request::Parts,
 };
 
 pub use self::{
@@ -365,7 +365,7 @@ impl<P: Permit> FromRequestParts<App> for Caller<P> {
         } else {
             budget::charge::<P>(app, &who, project_id, &limits, &report).await?
         };
-        let announced_bytes = content_length(&parts.headers);
+        let announced_bytes = budget::content_length(&parts.headers);
         let meter = BodyMeter::of(app, project_id, &limits, P::OVERDRAFT_WINDOWS);
         if let Some(meter) = meter {
             match announced_bytes {
@@ -492,8 +492,4 @@ impl<'a> Guesses<'a> {
             None => Ok(()),
         }
     }
-}
-
-fn content_length(headers: &HeaderMap) -> Option<u64> {
-    headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }

@@ -3,7 +3,10 @@
 
 use axum::{
     extract::{Request, State},
-    http::{HeaderValue, header::RETRY_AFTER},
+    http::{
+        HeaderValue,
+        header::{ACCEPT_ENCODING, RETRY_AFTER},
+    },
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -44,6 +47,9 @@ pub fn write(response: &mut Response, replacement: impl IntoResponse, error: &Er
         response.headers_mut().insert(name, value.clone());
     }
     *response.body_mut() = body;
+    if matches!(error, Error::UnsupportedCoding) {
+        response.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
+    }
     add_retry_after(error, response);
 }
 

@@ -6,7 +6,7 @@ use axum::{
     extract::{FromRequest, FromRequestParts, RawPathParams, Request},
     http::{HeaderMap, header::CONTENT_TYPE, request::Parts},
 };
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use fencepost_domain::{
     error::Error,
     ids::{
@@ -16,7 +16,6 @@ use fencepost_domain::{
     limits,
 };
 use fencepost_identity::credentials::bodies::BodyRoom;
-use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor},
@@ -27,11 +26,12 @@ use tokio::{sync::Semaphore, time::timeout};
 
 use crate::{
     auth::{BodyMeter, IgnoresUnknownFields},
-    wire::{json_words, unknown_fields::KnownFields},
+    wire::{
+        body::{self, BODY_TIMEOUT},
+        json_words,
+        unknown_fields::KnownFields,
+    },
 };
-
-/// The whole body must arrive within this time.
-pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Bytes of a body that take well under a millisecond to parse and to hash.
 const MAX_BYTES_BESIDE_OTHERS: usize = 65_536;
@@ -175,50 +175,11 @@ pub fn is_json(headers: &HeaderMap) -> bool {
 async fn read_metered(mut request: Request, limit_bytes: usize) -> Result<Bytes, Error> {
     let meter = request.extensions_mut().remove::<BodyMeter>();
     let room = request.extensions_mut().remove::<BodyRoom>();
-    let body = read(request.into_body(), limit_bytes, room).await?;
+    let body = body::read(request, limit_bytes, room).await?;
     if let Some(meter) = meter {
         meter.count(body.len() as u64).await?;
     }
     Ok(body)
-}
-
-/// A whole body, in the room that it needs.
-///
-/// # Errors
-/// [`Error::BodyTimeout`], [`Error::BodyTooLarge`]; [`Error::Unreadable`] when it ends early;
-/// [`Error::Overloaded`] without room.
-pub async fn read(body: Body, limit_bytes: usize, room: Option<BodyRoom>) -> Result<Bytes, Error> {
-    let collected = collect(Limited::new(body, limit_bytes), limit_bytes, room);
-    timeout(BODY_TIMEOUT, collected).await.unwrap_or(Err(Error::BodyTimeout))
-}
-
-async fn collect(
-    mut body: Limited<Body>,
-    limit_bytes: usize,
-    room: Option<BodyRoom>,
-) -> Result<Bytes, Error> {
-    // A single frame is the body, without a copy.
-    let mut first = Bytes::new();
-    let mut rest = BytesMut::new();
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
-            true => Error::BodyTooLarge { limit_bytes },
-            false => Error::Unreadable("the body ended early".to_owned()),
-        })?;
-        let Ok(part) = frame.into_data() else { continue };
-        if first.is_empty() && rest.is_empty() {
-            first = part;
-        } else {
-            if rest.is_empty() {
-                rest.extend_from_slice(&std::mem::take(&mut first));
-            }
-            rest.extend_from_slice(&part);
-        }
-        if let Some(room) = &room {
-            room.grow((first.len() + rest.len()) as u64).await?;
-        }
-    }
-    Ok(if rest.is_empty() { first } else { rest.freeze() })
 }
 
 /// A JSON object only: serde's derive also accepts an array of the fields.

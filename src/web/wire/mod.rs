@@ -27,6 +27,10 @@ use tokio_util::sync::CancellationToken;
 #[derive(Debug, Clone, Default)]
 pub struct RequestId(pub String);
 
+/// Cancelled when the node stops accepting requests; in the extensions of requests.
+#[derive(Debug, Clone)]
+pub struct Closing(pub CancellationToken);
+
 /// Cancelled when the client has disconnected.
 #[derive(Debug, Clone)]
 pub struct ClientGone(pub CancellationToken);

@@ -12,10 +12,7 @@ use fencepost_domain::{
 use fencepost_identity::accounts::{Client, key, keys};
 use fencepost_web::{
     app::App,
-    wire::{
-        extract::{self, is_json},
-        openapi::chars,
-    },
+    wire::{body, extract::is_json, openapi::chars},
 };
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
@@ -53,7 +50,7 @@ impl FromRequest<App> for Signed {
         let id = text(request.headers(), KEY_HEADER);
         let signature = text(request.headers(), SIGNATURE_HEADER);
         let client = request.extensions().get::<Client>().cloned().unwrap_or_default();
-        let body = extract::read(request.into_body(), MAX_REPORT_BYTES, None).await?;
+        let body = body::read(request, MAX_REPORT_BYTES, None).await?;
         if !app.accounts.scanner_keys.have_signed(&id, &signature, &body) {
             app.accounts.throttle_address(&client).await?;
             return Err(Error::invalid(SIGNATURE_HEADER, NOT_SIGNED));

@@ -168,3 +168,24 @@ pub async fn unlock(
     .await?;
     Ok(unlocked.rows_affected() > 0)
 }
+
+/// Forgets a key whose request was refused before it stored anything: another request may use it.
+pub async fn forget(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    key: &str,
+    lock: Uuid,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        delete from idempotency_keys
+        where project_id = $1 and key = $2 and status is null and lock_id = $3
+        ",
+        project_id.0,
+        key,
+        lock,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}

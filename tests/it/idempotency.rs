@@ -186,13 +186,29 @@ fn a_request_whose_node_is_gone_may_be_repeated_at_once() {
 }
 
 #[test]
-fn only_answers_that_depend_on_the_request_alone_are_kept() {
+fn a_request_that_is_refused_spends_no_key() {
     run_alone(async |t| {
-        let wrong = json!({"job_type": ""});
-        let first = post_once(t, "/v1/jobs", "bad", &wrong).await;
-        first.is_error(400, "invalid_request");
-        let again = post_once(t, "/v1/jobs", "bad", &wrong).await;
-        assert_eq!((again.status, &again.text), (first.status, &first.text));
+        let parent = "job_01m7w3ha3aextt8pkwwdmxsmqw";
+        for (number, wrong) in [
+            json!({"job_type": ""}),
+            json!({"job_type": "t", "delay_seconds": -1}),
+            json!({"job_type": "t", "unknown": 1}),
+            json!({"job_type": "t", "priority": 99_999}),
+            json!({"job_type": "t", "parent_job_id": parent}),
+            json!({"job_type": "t", "payload": "x".repeat(300_000)}),
+        ]
+        .iter()
+        .enumerate()
+        {
+            let key = format!("bad-{number}");
+            let refused = post_once(t, "/v1/jobs", &key, wrong).await;
+            assert!([400, 413].contains(&refused.status.as_u16()), "{}", refused.text);
+            post_once(t, "/v1/jobs", &key, &json!({"job_type": "t"})).await.is(201);
+        }
+        let batch = |job_type: &str| json!({"jobs": [{"job_type": "t"}, {"job_type": job_type}]});
+        post_once(t, "/v1/jobs/batch", "batch", &batch("")).await.refuses("jobs[1].job_type");
+        post_once(t, "/v1/jobs/batch", "batch", &batch("t")).await.is(201);
+        t.database.execute("delete from jobs").await;
         let body = json!({"job_type": "t"});
         t.database.execute("alter table job_bodies rename to elsewhere").await;
         post_once(t, "/v1/jobs", "k", &body).await.is_error(500, "internal");

@@ -3,10 +3,37 @@
 use crate::{
     console::Browser,
     harness::{TestServer, fresh_database, limited, run, run_alone},
+    people::Person,
 };
 use chrono::{DateTime, Utc};
 use fencepost_domain::{access::Role, limits};
+use reqwest::Method;
 use serde_json::{Value, json};
+
+#[test]
+fn what_a_session_creates_has_a_location_that_it_can_read() {
+    run_alone(async |t| {
+        let ada = Person::sign_up(t, "ada@example.com").await;
+        let slug = ada.made["project"]["slug"].as_str().expect("a slug").to_owned();
+        let below = format!("/v1/projects/{slug}");
+        let workflow = json!({"jobs": [{"key": "a", "job_type": "t"}]});
+        for (path, body) in [
+            ("/jobs", json!({"job_type": "t"})),
+            ("/batches", json!({})),
+            ("/workflows", workflow),
+            ("/recurring", json!({"job_type": "t", "cron_expression": "@daily"})),
+            ("/jobs/cancel", json!({"filter": {}})),
+            ("/queues/default/purge", json!({"confirm": "default"})),
+        ] {
+            let path = format!("{below}{path}");
+            let reply = ada.send(Method::POST, &path, Some(body)).await;
+            assert!([201, 202].contains(&reply.status.as_u16()), "{path}: {}", reply.text);
+            let location = reply.headers["location"].to_str().expect("text").to_owned();
+            assert!(location.starts_with(&below), "{location}");
+            ada.send(Method::GET, &location, None).await.is(200);
+        }
+    });
+}
 
 #[test]
 fn a_job_is_stored_with_its_defaults_and_its_location() {

@@ -124,11 +124,16 @@ impl Answer {
         Ok(Self { status, location, body })
     }
 
-    /// As this caller may see it.
+    /// As this caller may see it. A request to a path below a project's is answered with such a
+    /// `Location`: a session can read no other.
     ///
     /// # Errors
     /// [`Error::Internal`] when the body is not JSON.
-    pub(super) fn into_response<P>(self, caller: &Caller<P>) -> Result<Response, Error> {
+    pub(super) fn into_response<P>(
+        self,
+        caller: &Caller<P>,
+        project_path: Option<&str>,
+    ) -> Result<Response, Error> {
         let text = match self.body {
             AnswerBody::Json(text) => Ok(text),
             AnswerBody::Job(job) => serde_json::to_string(&shown(&caller.who, *job)),
@@ -140,7 +145,11 @@ impl Answer {
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        if let Some(location) = self.location.and_then(|it| HeaderValue::try_from(it).ok()) {
+        let location = self.location.map(|it| match (project_path, it.strip_prefix("/v1")) {
+            (Some(project_path), Some(below)) => format!("{project_path}{below}"),
+            _ => it,
+        });
+        if let Some(location) = location.and_then(|it| HeaderValue::try_from(it).ok()) {
             headers.insert(LOCATION, location);
         }
         Ok(response)

@@ -24,10 +24,7 @@ use fencepost_store::{
 use fencepost_web::{
     app::App,
     auth::{Caller, Permit},
-    wire::{
-        RequestId,
-        extract::{BarePath, Fingerprinted, RequestBody},
-    },
+    wire::extract::{BarePath, Fingerprinted, RequestBody},
 };
 use sha2::{Digest, Sha256};
 use utoipa::IntoParams;
@@ -35,8 +32,7 @@ use uuid::Uuid;
 
 pub use self::answer::Answer;
 use self::lost::Lock;
-
-use crate::error::{self, ErrorBody};
+use crate::error;
 
 /// See [`faults::FAIL_POINTS`].
 const FAIL_POINT: &str = "idempotency";
@@ -94,7 +90,8 @@ pub struct Header {
 pub struct Repeat {
     key: Option<String>,
     fingerprint: [u8; 32],
-    request_id: RequestId,
+    /// `/v1/projects/{project}`, if its path begins so.
+    project_path: Option<String>,
 }
 
 /// A request with a body, that may be repeated.
@@ -111,10 +108,10 @@ impl<T: RequestBody, S: Send + Sync> FromRequest<S> for Once<T> {
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
         let key = header_key(request.headers());
-        let request_id = request.extensions().get().cloned().unwrap_or_default();
+        let project_path = project_path(request.uri().path());
         let Fingerprinted { request, fingerprint } =
             Fingerprinted::from_request(request, state).await?;
-        Ok(Self { request, repeat: Repeat { key: key?, fingerprint, request_id } })
+        Ok(Self { request, repeat: Repeat { key: key?, fingerprint, project_path } })
     }
 }
 
@@ -124,8 +121,8 @@ impl<S: Send + Sync> FromRequestParts<S> for Repeat {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
         let BarePath(fingerprint) = BarePath::from_request_parts(parts, state).await?;
-        let request_id = parts.extensions.get().cloned().unwrap_or_default();
-        Ok(Self { key: header_key(&parts.headers)?, fingerprint, request_id })
+        let project_path = project_path(parts.uri.path());
+        Ok(Self { key: header_key(&parts.headers)?, fingerprint, project_path })
     }
 }
 
@@ -165,17 +162,22 @@ impl Repeat {
     where
         Running: Future<Output = Result<Answer, Error>>,
     {
-        let Self { key, mut fingerprint, request_id } = self;
+        let Self { key, mut fingerprint, project_path } = self;
         if let Some(binding) = caller.who.binding() {
             // The answer to a bound key is for keys with its binding alone.
             let both = [&fingerprint[..], binding.mark().as_bytes()].concat();
             fingerprint = Sha256::digest(both).into();
         }
-        let Some(key) = key else {
-            return run(Ids(None)).await?.into_response(caller);
+        let (answer, is_replay) = match key {
+            None => (run(Ids(None)).await?, false),
+            // Boxed: most requests have no key, and its bytes would be part of each.
+            Some(key) => Box::pin(Keyed { key, fingerprint }.once(app, caller, run)).await?,
         };
-        // Boxed: most requests have no key, and its bytes would be part of each.
-        Box::pin(Keyed { key, fingerprint, request_id }.once(app, caller, run)).await
+        let mut response = answer.into_response(caller, project_path.as_deref())?;
+        if is_replay {
+            response.headers_mut().insert(REPLAY_HEADER, HeaderValue::from_static("true"));
+        }
+        Ok(response)
     }
 }
 
@@ -183,56 +185,53 @@ impl Repeat {
 struct Keyed {
     key: String,
     fingerprint: [u8; 32],
-    request_id: RequestId,
 }
 
 impl Keyed {
+    /// The answer, and whether it is the first one again.
     async fn once<Running>(
         self,
         app: &App,
         caller: &Caller<impl Permit>,
         run: impl FnOnce(Ids) -> Running,
-    ) -> Result<Response, Error>
+    ) -> Result<(Answer, bool), Error>
     where
         Running: Future<Output = Result<Answer, Error>>,
     {
-        let Self { key, fingerprint, request_id } = self;
+        let Self { key, fingerprint } = self;
         let project_id = caller.project_id;
         let presented = Presented { project_id, key: &key, fingerprint: &fingerprint };
         let mut lock = Lock::new(app, project_id, &key);
-        let seed = match begin(app, presented, &mut lock).await? {
-            Begun::Run(seed) => seed,
-            Begun::Answered(answer) => {
-                let mut response = answer.into_response(caller)?;
-                response.headers_mut().insert(REPLAY_HEADER, HeaderValue::from_static("true"));
-                return Ok(response);
-            }
+        let (seed, is_first) = match begin(app, presented, &mut lock).await? {
+            Begun::Run { seed, is_first } => (seed, is_first),
+            Begun::Answered(answer) => return Ok((answer, true)),
         };
         let result = run(Ids(Some(seed))).await;
-        let kept = match &result {
-            Ok(answer) => Some((answer.status, answer.location.as_deref(), answer.stored()?)),
-            Err(failure) if is_kept(error::status(failure)) => {
-                let info = error::info(failure, &request_id.0).at(&app.accounts.public_url);
-                let body = ErrorBody { error: info };
-                let text = serde_json::to_string(&body).map_err(Error::internal)?;
-                Some((error::status(failure), None, StoredBody { text, has_payloads: true }))
-            }
-            Err(_) => None,
-        };
         // Not of the share: the request is done, and only its key waits.
         let mut conn = app.engine.pools.enqueue.acquire().await?;
-        match kept {
-            Some((status, location, body)) => {
-                let (status, key) = (status.as_u16(), (key.as_str(), lock.id));
+        match &result {
+            Ok(answer) => {
+                let (status, location) = (answer.status.as_u16(), answer.location.as_deref());
+                let (body, key) = (answer.stored()?, (key.as_str(), lock.id));
                 let finishing =
                     idempotency::finish(&mut conn, project_id, key, status, location, &body);
                 faults::around_commit(FAIL_POINT, finishing).await?;
             }
-            None => _ = idempotency::unlock(&mut conn, project_id, &key, lock.id).await?,
+            // Nothing was stored, not by an earlier try either: a better request may use the key.
+            Err(refusal) if is_first && error::status(refusal).is_client_error() => {
+                idempotency::forget(&mut conn, project_id, &key, lock.id).await?;
+            }
+            Err(_) => _ = idempotency::unlock(&mut conn, project_id, &key, lock.id).await?,
         }
         lock.freed();
-        result?.into_response(caller)
+        Ok((result?, false))
     }
+}
+
+fn project_path(path: &str) -> Option<String> {
+    const PROJECTS: &str = "/v1/projects/";
+    let project = path.strip_prefix(PROJECTS)?.split('/').next()?;
+    Some(format!("{PROJECTS}{project}"))
 }
 
 /// The key in the header. Quotes around it are removed.
@@ -258,14 +257,12 @@ fn checked_key(key: &str) -> Result<String, Error> {
     Ok(key.to_owned())
 }
 
-/// Errors that depend on the request alone. Other jobs, permissions, rate limits and the database
-/// may be different next time.
-fn is_kept(status: StatusCode) -> bool {
-    matches!(status, StatusCode::BAD_REQUEST | StatusCode::PAYLOAD_TOO_LARGE)
-}
-
 enum Begun {
-    Run(Uuid),
+    /// `is_first`: no earlier try may have stored something.
+    Run {
+        seed: Uuid,
+        is_first: bool,
+    },
     Answered(Answer),
 }
 
@@ -277,7 +274,7 @@ async fn begin(app: &App, presented: Presented<'_>, lock: &mut Lock<'_>) -> Resu
     lock.taking();
     let beginning = idempotency::begin(&mut conn, presented, seed, run);
     if faults::around_commit(FAIL_POINT, beginning).await? {
-        return Ok(Begun::Run(seed));
+        return Ok(Begun::Run { seed, is_first: true });
     }
     lock.freed();
     let kept = idempotency::find(&mut conn, project_id, key).await?;
@@ -303,7 +300,7 @@ async fn begin(app: &App, presented: Presented<'_>, lock: &mut Lock<'_>) -> Resu
         lock.freed();
         return Err(Error::IdempotencyInProgress);
     };
-    Ok(Begun::Run(seed))
+    Ok(Begun::Run { seed, is_first: false })
 }
 
 #[cfg(test)]
@@ -316,7 +313,7 @@ mod tests {
             headers.insert(HEADER, HeaderValue::from_str(header).expect("a value"));
         }
         let key = header_key(&headers).map_err(|_| ())?;
-        let repeat = Repeat { key, fingerprint: [0; 32], request_id: RequestId::default() };
+        let repeat = Repeat { key, fingerprint: [0; 32], project_path: None };
         repeat.or_key(body.map(str::to_owned)).map(|it| it.key).map_err(|_| ())
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::harness::{TestServer, fresh_database, limited, run, run_alone};
+use crate::harness::{Reply, TestServer, fresh_database, limited, run, run_alone};
 use serde_json::{Value, json};
 
 /// By then a claim for the worker `slow` is under way, and not over.
@@ -445,18 +445,30 @@ fn a_malformed_value_is_answered_with_what_is_wanted_there() {
 fn a_poll_reports_a_queue_that_never_had_a_job() {
     run(async |t| {
         t.enqueue(json!({"queue": "default"})).await;
-        let reported = json!(["queue defalt has no job on record: is its name right?"]);
         let queues = json!(["default", "defalt"]);
         let body = json!({"worker_id": "w", "queues": queues, "job_types": []});
-        assert_eq!(t.post("/v1/workers/register", body).await.is(200)["warnings"], reported);
+        let advice = |reply: &Reply| {
+            reply.headers.get("fencepost-advice").map(|it| it.to_str().expect("text").to_owned())
+        };
+        let registered = t.post("/v1/workers/register", body).await;
+        assert_eq!(registered.is(200), json!({"status": "registered"}));
+        assert_eq!(advice(&registered).as_deref(), Some("unknown-queue"));
         let poll = json!({"worker_id": "w", "queues": queues, "wait_seconds": 0});
-        let found = t.post("/v1/workers/poll", poll.clone()).await.is(200);
-        assert_eq!(
-            (found["jobs"].as_array().map(Vec::len), &found["warnings"]),
-            (Some(1), &Value::Null)
-        );
-        assert_eq!(t.post("/v1/workers/poll", poll.clone()).await.is(200)["warnings"], reported);
+        let found = t.post("/v1/workers/poll", poll.clone()).await;
+        assert_eq!(found.is(200)["jobs"].as_array().map(Vec::len), Some(1));
+        assert_eq!(advice(&found), None);
+        let empty = t.post("/v1/workers/poll", poll.clone()).await;
+        assert_eq!(empty.is(200), json!({"jobs": []}));
+        assert_eq!(advice(&empty).as_deref(), Some("unknown-queue"));
+        let job = &found.json()["jobs"][0];
+        let then_poll = json!({
+            "queues": queues, "wait_seconds": 0, "poll_id": "0190c6b0-0000-7000-8000-000000000009",
+        });
+        let acked = t.ack_with(job, "w", "succeeded", json!({"then_poll": then_poll})).await;
+        assert_eq!(acked.is(200)["poll"], json!({"jobs": []}));
+        assert_eq!(advice(&acked).as_deref(), Some("unknown-queue"));
         t.enqueue(json!({"queue": "defalt", "delay_seconds": 600})).await;
-        assert_eq!(t.post("/v1/workers/poll", poll).await.is(200), json!({"jobs": []}));
+        let known = t.post("/v1/workers/poll", poll).await;
+        assert_eq!((known.is(200), advice(&known)), (json!({"jobs": []}), None));
     });
 }

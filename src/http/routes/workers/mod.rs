@@ -8,6 +8,10 @@ pub mod registry;
 pub mod report;
 pub mod then_poll;
 
+use axum::{
+    http::{HeaderName, HeaderValue},
+    response::Response,
+};
 use fencepost_domain::{
     ids::{JobId, LeaseId, ProjectId},
     lease::Fence,
@@ -37,11 +41,14 @@ fn accept_job_id(job_id: &str) -> Result<JobId, fencepost_domain::error::Error> 
     job_id.parse().map_err(|_| fencepost_domain::error::Error::JobNotFound.naming(job_id))
 }
 
-/// Advice about queues whose names may be misspelt.
-async fn warnings(app: &App, project_id: ProjectId, queues: &[String]) -> Vec<String> {
-    let unused = queues::never_used(&app.engine, project_id, queues).await;
-    unused
-        .into_iter()
-        .map(|it| format!("queue {it} has no job on record: is its name right?"))
-        .collect()
+/// Advice for people in an answer that programs read.
+const ADVICE: HeaderName = HeaderName::from_static("fencepost-advice");
+/// One of the queues has no job on record: its name may be misspelt.
+const UNKNOWN_QUEUE: HeaderValue = HeaderValue::from_static("unknown-queue");
+
+/// Advises on queues whose names may be misspelt.
+async fn advise(app: &App, project_id: ProjectId, queues: &[String], response: &mut Response) {
+    if !queues::never_used(&app.engine, project_id, queues).await.is_empty() {
+        response.headers_mut().insert(ADVICE, UNKNOWN_QUEUE);
+    }
 }

@@ -80,10 +80,9 @@ pub struct PollReply {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub state: Option<WorkerState>,
-    /// Advice for people, in an empty answer: queues without any job on record. Present only if
-    /// there is any.
+    /// Never sent: the header `Fencepost-Advice` says `unknown-queue`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schema(required = false)]
+    #[schema(required = false, deprecated)]
     pub warnings: Vec<String>,
 }
 
@@ -210,7 +209,8 @@ impl PolledJob {
     security(("api_key" = ["work"]), ("session" = ["member"])),
     request_body = PollRequest,
     responses(
-        (status = 200, description = "Leased jobs; empty if none came during the wait.", body = PollReply),
+        (status = 200, description = "Leased jobs; empty if none came during the wait.", body = PollReply,
+         headers(("Fencepost-Advice" = Option<String>, description = "`unknown-queue`: no jobs came, and a queue never had one. Is its name right?"))),
     ),
 )]
 pub async fn poll(
@@ -221,8 +221,13 @@ pub async fn poll(
 ) -> Result<Response, Error> {
     let poll = request.accept(caller.project_id, Check::default())?;
     let poll = narrow(poll, caller.who.binding())?;
+    let queues = poll.queues.clone();
     let (reply, answer) = poll_for(&app, &caller, poll, &gone).await?;
-    poll_answer::respond(&reply, answer)
+    let mut response = poll_answer::respond(&reply, answer)?;
+    if reply.jobs.is_empty() {
+        super::advise(&app, caller.project_id, &queues, &mut response).await;
+    }
+    Ok(response)
 }
 
 /// The poll of a key that is bound to queues and job types.
@@ -243,15 +248,11 @@ pub(super) async fn poll_for(
     poll: Poll,
     gone: &CancellationToken,
 ) -> Result<(PollReply, PollAnswer), Error> {
-    let (queues, revoked) = (poll.queues.clone(), caller.until_revoked(app));
+    let revoked = caller.until_revoked(app);
     let answer = dispatch::poll(&app.engine, poll, gone, revoked).await?;
     let jobs: Vec<_> = answer.jobs().iter().map(PolledJob::of).collect::<Result<_, _>>()?;
-    let warnings = match jobs.is_empty() {
-        true => super::warnings(app, caller.project_id, &queues).await,
-        false => Vec::new(),
-    };
     let state = answer.directive();
-    Ok((PollReply { jobs, state, warnings }, answer))
+    Ok((PollReply { jobs, state, warnings: Vec::new() }, answer))
 }
 
 impl PollRequest {

@@ -1,6 +1,10 @@
 //! `POST /v1/workers/register`.
 
-use axum::{Json as Reply, extract::State};
+use axum::{
+    Json as Reply,
+    extract::State,
+    response::{IntoResponse, Response},
+};
 use fencepost_domain::{access::Permission, cron, error::Error, limits};
 use fencepost_engine::{
     schedules::{self, RegisteredSchedule},
@@ -95,9 +99,9 @@ pub struct RegisterReply {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     pub rejected_schedules: Vec<RejectedSchedule>,
-    /// Advice for people: queues without any job on record. Present only if there is any.
+    /// Never sent: the header `Fencepost-Advice` says `unknown-queue`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schema(required = false)]
+    #[schema(required = false, deprecated)]
     pub warnings: Vec<String>,
 }
 
@@ -130,14 +134,15 @@ pub enum RegisterStatus {
     security(("api_key" = ["work"]), ("session" = ["member"])),
     request_body = RegisterRequest,
     responses(
-        (status = 200, description = "Registered.", body = RegisterReply),
+        (status = 200, description = "Registered.", body = RegisterReply,
+         headers(("Fencepost-Advice" = Option<String>, description = "`unknown-queue`: a queue never had a job. Is its name right?"))),
     ),
 )]
 pub async fn register(
     caller: Caller<Bound<Registering>>,
     State(app): State<App>,
     Json(request): Json<RegisterRequest>,
-) -> Result<Reply<RegisterReply>, Error> {
+) -> Result<Response, Error> {
     let mut request = request;
     let sent = request.recurring_schedules.take().unwrap_or_default();
     let mut worker = accept(request, sent.len())?;
@@ -146,15 +151,18 @@ pub async fn register(
         worker.worker_id = binding.worker(&worker.worker_id);
     }
     workers::register(&app.engine, caller.project_id, &worker).await?;
-    let rejected_schedules = keep_schedules(&app, &caller, &sent).await?;
-    let warnings = super::warnings(&app, caller.project_id, &worker.queues).await;
-    let status = RegisterStatus::Registered;
-    Ok(Reply(RegisterReply { status, rejected_schedules, warnings }))
+    let rejected_schedules = keep_schedules(&app, &caller, &worker.worker_id, &sent).await?;
+    let (status, warnings) = (RegisterStatus::Registered, Vec::new());
+    let reply = RegisterReply { status, rejected_schedules, warnings };
+    let mut response = Reply(reply).into_response();
+    super::advise(&app, caller.project_id, &worker.queues, &mut response).await;
+    Ok(response)
 }
 
 async fn keep_schedules(
     app: &App,
     caller: &Caller<Bound<Registering>>,
+    worker_id: &str,
     sent: &[serde_json::Value],
 ) -> Result<Vec<RejectedSchedule>, Error> {
     let (mut kept, mut rejected) = (Vec::new(), Vec::new());
@@ -181,8 +189,14 @@ async fn keep_schedules(
     }
     rejected.sort();
     let rejected = rejected.into_iter().map(|(index, reason)| {
-        tracing::warn!(schedule.index = index, reason, "recurring schedule was rejected");
         let job_type = sent.get(index).and_then(|it| it.get("job_type")?.as_str());
+        tracing::warn!(
+            worker.id = worker_id,
+            job.r#type = job_type,
+            schedule.index = index,
+            reason,
+            "recurring schedule was rejected"
+        );
         RejectedSchedule { index, job_type: job_type.map(str::to_owned), reason }
     });
     Ok(rejected.collect())

@@ -63,9 +63,9 @@ pub struct ThenPollReply {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub state: Option<WorkerState>,
-    /// Advice for people, in an empty answer.
+    /// Never sent: the header `Fencepost-Advice` says `unknown-queue`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schema(required = false)]
+    #[schema(required = false, deprecated)]
     pub warnings: Vec<String>,
     /// Why there was no poll. The ack counts all the same.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -111,14 +111,20 @@ pub async fn answer<Reply: Serialize>(
     (gone, request_id): (&CancellationToken, &RequestId),
     answered: impl FnOnce(ThenPollReply) -> Reply,
 ) -> Result<Response, Error> {
+    let queues = poll.queues.clone();
     let polled = async {
         let caller: Caller<Bound<Polling>> = caller.polling(app).await?;
         poll_for(app, &caller, poll, gone).await
     };
     match polled.await {
         Ok((PollReply { jobs, state, warnings }, answer)) => {
+            let is_empty = jobs.is_empty();
             let reply = answered(ThenPollReply { jobs, state, warnings, error: None });
-            poll_answer::respond(&reply, answer)
+            let mut response = poll_answer::respond(&reply, answer)?;
+            if is_empty {
+                super::advise(app, caller.project_id, &queues, &mut response).await;
+            }
+            Ok(response)
         }
         Err(failure) => {
             let error = error::info(&failure, &request_id.0).at(&app.accounts.public_url);

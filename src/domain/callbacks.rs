@@ -24,6 +24,24 @@ pub struct Callbacks {
     pub url: Option<String>,
 }
 
+impl Callbacks {
+    /// The jobs that it enqueues, and those that their ends enqueue, each with the path of its
+    /// fields, such as `on_success.on_failure.`.
+    #[must_use]
+    pub fn jobs(&self, path: &str) -> Vec<(String, &CallbackJob)> {
+        let Self { on_success, on_failure, on_complete, url: _ } = self;
+        let ends =
+            [("on_success", on_success), ("on_failure", on_failure), ("on_complete", on_complete)];
+        let mut found = Vec::new();
+        for (name, job) in ends.into_iter().filter_map(|(name, it)| Some((name, it.as_ref()?))) {
+            let path = format!("{path}{name}.");
+            found.extend(job.callbacks.jobs(&path));
+            found.push((path, job));
+        }
+        found
+    }
+}
+
 /// A job that an end enqueues. Its fields were checked as those of every new job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CallbackJob {

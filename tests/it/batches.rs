@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 
 use crate::harness::{
-    LoneProject, TestProject, TestServer, fresh_database, limited, run, run_alone, until,
+    LoneProject, Reply, TestProject, TestServer, fresh_database, limited, run, run_alone, until,
 };
+use fencepost_domain::limits;
+use reqwest::Method;
 use serde_json::{Value, json};
 
 async fn lease_from(t: &TestProject, queue: &str) -> Value {
@@ -362,5 +364,57 @@ fn the_jobs_of_a_batch_are_listed_counted_and_cancelled_together() {
         let wrong = json!({"filter": {"batch_id": "x"}});
         t.post("/v1/jobs/cancel", wrong).await.refuses("filter.batch_id");
         t.get("/v1/jobs?batch_id=batch_01m7w3ha3aextt8pkwwdmxsmqw").await.is(200);
+    });
+}
+
+#[test]
+fn a_batch_that_is_given_up_is_cancelled_with_its_jobs_if_wanted() {
+    run(async |t| {
+        let make = async || t.post("/v1/batches", json!({})).await.is(201)["id"].clone();
+        let cancel = async |id: &Value, body: Value| {
+            let path = format!("/v1/batches/{}/cancel", id.as_str().expect("an id"));
+            t.post(&path, body).await
+        };
+        let empty = make().await;
+        let cancelled = cancel(&empty, json!({})).await.is(200);
+        assert_eq!((&cancelled["batch"]["id"], &cancelled["operation"]), (&empty, &Value::Null));
+        assert!(cancelled["batch"]["completed_at"].is_string(), "it has no job");
+        t.post("/v1/jobs", json!({"job_type": "t", "batch_id": empty}))
+            .await
+            .is_error(409, "batch_completed");
+        let kept = make().await;
+        let job = t.enqueue(json!({"batch_id": kept})).await;
+        let cancelled = cancel(&kept, json!({})).await.is(200);
+        assert_eq!(cancelled["batch"]["state"], "running", "its job runs on");
+        let cancelled = cancel(&kept, json!({"cancel_jobs": true})).await.is(200);
+        assert_eq!(cancelled["operation"]["kind"], "jobs_cancel");
+        t.job_becomes(&job, "cancelled").await;
+        let path = format!("/v1/batches/{}", kept.as_str().expect("an id"));
+        until("the batch to complete", async || t.get(&path).await.is(200)["state"] == "failed")
+            .await;
+        cancel(&kept, json!({"jobs": true})).await.refuses("jobs");
+        t.act("/v1/batches/batch_01m7w3ha3aextt8pkwwdmxsmqw/cancel")
+            .await
+            .is_error(404, "batch_not_found");
+    });
+}
+
+#[test]
+fn a_repeated_create_finds_its_batch_whatever_the_limit_is() {
+    run_alone(async |t| {
+        let create = async |key: &str| {
+            let request = t.request(Method::POST, "/v1/batches").header("Idempotency-Key", key);
+            Reply::of(request.json(&json!({})).send().await.expect("an answer")).await
+        };
+        let first = create("k").await.is(201);
+        let max = limits::MAX_OPEN_BATCHES;
+        let fill = format!(
+            "insert into batches (project_id, id)
+             select project_id, gen_random_uuid() from batches, generate_series(1, {max});
+             update idempotency_keys set status = null, body = null, locked_at = '-infinity'"
+        );
+        t.database.execute(&fill).await;
+        assert_eq!(create("k").await.is(201)["id"], first["id"]);
+        create("other").await.is_error(429, "quota_exceeded");
     });
 }

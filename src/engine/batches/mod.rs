@@ -13,15 +13,16 @@ use fencepost_domain::{
 use fencepost_store::workflows::batches;
 use sqlx::Acquire;
 
-use super::{Engine, enqueue::quota};
+use super::{Engine, enqueue::quota, queues};
 
 pub use fencepost_store::workflows::batches::{BatchRow, NewBatch};
 
 /// Stores a batch without jobs. One that exists already is left alone.
 ///
 /// # Errors
-/// [`Error::QuotaExceeded`] when the project has [`MAX_OPEN_BATCHES`] that have not completed, or
-/// may not have that many more jobs as there are callbacks.
+/// [`Error::Invalid`] about the queue of a callback. [`Error::QuotaExceeded`] when the project has
+/// [`MAX_OPEN_BATCHES`] that have not completed, or may not have that many more jobs as there are
+/// callbacks.
 pub async fn create(
     engine: &Engine,
     tenant: Tenant,
@@ -29,6 +30,15 @@ pub async fn create(
     callback_count: usize,
 ) -> Result<BatchRow, Error> {
     let project_id = tenant.project_id;
+    if let Some(callbacks) = &batch.callbacks {
+        let callbacks = serde_json::from_str(callbacks).map_err(Error::internal)?;
+        queues::check_new_names_of(engine, project_id, ("", &callbacks)).await?;
+    }
+    let mut conn = engine.pools.enqueue.acquire_for(project_id).await?;
+    if let Some(stored) = batches::find(&mut conn, project_id, batch.id).await? {
+        return Ok(stored);
+    }
+    drop(conn);
     quota::admit_count(engine, tenant, callback_count).await?;
     let mut conn = engine.pools.enqueue.acquire_for(project_id).await?;
     if batches::count_open(&mut conn, project_id, MAX_OPEN_BATCHES).await? >= MAX_OPEN_BATCHES {

@@ -1,5 +1,7 @@
 //! `/v1/batches`: jobs whose ends are counted, and what follows the last one.
 
+pub mod cancel;
+
 use axum::{
     Json as Reply,
     extract::State,

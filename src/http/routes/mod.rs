@@ -113,6 +113,7 @@ fn routes_of_jobs() -> Routes {
         .routes(routes!(batches::create, batches::list))
         .routes(routes!(batches::get))
         .routes(routes!(batches::seal))
+        .routes(routes!(batches::cancel::cancel))
         .routes(routes!(alarms::list))
         .routes(routes!(alarms::get, alarms::put, alarms::delete))
         .routes(routes!(alarms::incidents::list))

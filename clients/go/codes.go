@@ -54,6 +54,7 @@ const (
 	CodeParentTerminal           ErrorCode = "parent_terminal"
 	CodeBatchCompleted           ErrorCode = "batch_completed"
 	CodeUniqueConflict           ErrorCode = "unique_conflict"
+	CodeQueueInUse               ErrorCode = "queue_in_use"
 	CodeRecurringJobTypeConflict ErrorCode = "recurring_job_type_conflict"
 	CodeIdempotencyKeyReuse      ErrorCode = "idempotency_key_reuse"
 	CodeIdempotencyInProgress    ErrorCode = "idempotency_in_progress"

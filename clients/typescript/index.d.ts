@@ -52,6 +52,7 @@ export type ErrorCode =
   | "parent_terminal"
   | "batch_completed"
   | "unique_conflict"
+  | "queue_in_use"
   | "recurring_job_type_conflict"
   | "idempotency_key_reuse"
   | "idempotency_in_progress"

@@ -170,6 +170,8 @@ pub const ACTIONS: &[Action] = &[
     )
     .asking("End the push? The jobs wait for workers."),
     on("queues_resume", "POST", "/queues/{queue}/resume", TYPE, "Resumed: jobs are claimed again."),
+    on("queues_delete", "DELETE", "/queues/{queue}", &[], "The queue is deleted.")
+        .asking("Delete this queue, with its settings?"),
     on("job_types_put", "PUT", "/job-types/{job_type}", SCHEMA, "The schema is saved."),
     on("queues_update", "PATCH", "/queues/{queue}", QUEUE, "The queue's settings are saved."),
     on(

@@ -15,7 +15,7 @@ use fencepost_domain::{
 };
 use fencepost_http::routes::{
     metrics::Throughput,
-    queues::Queue,
+    queues::{Counts, Queue},
     workers::registry::{WorkerPage, WorkerView},
 };
 
@@ -113,6 +113,9 @@ trait QueueExt {
     fn rate_count(&self) -> Option<i32>;
 
     fn rate_seconds(&self) -> Option<i32>;
+
+    /// Whether it can be deleted.
+    fn has_no_jobs(&self) -> bool;
 }
 
 impl QueueExt for Queue {
@@ -127,5 +130,11 @@ impl QueueExt for Queue {
 
     fn rate_seconds(&self) -> Option<i32> {
         self.rate_limit.as_ref().map(|it| it.per_seconds)
+    }
+
+    fn has_no_jobs(&self) -> bool {
+        let Counts { scheduled, pending, processing, dead_letter, succeeded, cancelled, .. } =
+            self.counts;
+        scheduled + pending + processing + dead_letter + succeeded + cancelled == 0
     }
 }

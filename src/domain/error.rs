@@ -69,7 +69,7 @@ pub enum Error {
     #[error("the API key or session is unknown, revoked or expired")]
     Unauthorized,
 
-    /// The credential cannot be a live one, whatever the database says.
+    /// No credential was sent, or not where it is expected.
     #[error("{0}")]
     NoCredential(&'static str),
 
@@ -264,6 +264,10 @@ pub enum Error {
     #[error("queue not found")]
     QueueNotFound,
 
+    /// It cannot be deleted.
+    #[error("{0}")]
+    QueueInUse(&'static str),
+
     #[error("operation not found")]
     OperationNotFound,
 
@@ -425,6 +429,7 @@ impl Error {
             | Self::FenceRequired(_)
             | Self::ParentTerminal(_)
             | Self::BatchCompleted(_)
+            | Self::QueueInUse(_)
             | Self::LastOwner
             | Self::KeysRemain(_)
             | Self::IdempotencyKeyReuse

@@ -2,6 +2,8 @@
 //! long ones are cut. Payloads are opaque and never pass through here, except that their depth is
 //! counted.
 
+use unicode_properties::{GeneralCategory, UnicodeGeneralCategory};
+
 use super::limits;
 
 /// Why a name cannot be accepted. The message is meant for the caller.
@@ -59,6 +61,30 @@ pub fn check_public_name(text: &str, max_chars: usize) -> Result<(), InvalidText
         return Err(InvalidText::Misleading);
     }
     Ok(())
+}
+
+/// The first character of a name that makes it look like another one: white space at an end, and
+/// characters that are not shown, such as those of zero width and those that change the direction.
+///
+/// ```
+/// # use fencepost_domain::text::misleading_char;
+/// assert_eq!(misleading_char("mail out"), None);
+/// assert_eq!(misleading_char("Ärzte 🚀"), None);
+/// assert_eq!(misleading_char(" "), Some(' '));
+/// assert_eq!(misleading_char("mail\u{a0}"), Some('\u{a0}'));
+/// assert_eq!(misleading_char("ma\u{200b}il"), Some('\u{200b}'));
+/// assert_eq!(misleading_char("a\u{202e}b"), Some('\u{202e}'));
+/// ```
+#[must_use]
+pub fn misleading_char(name: &str) -> Option<char> {
+    let (first, last) = (name.chars().next()?, name.chars().next_back()?);
+    let is_hidden = |it: &char| {
+        use GeneralCategory::{Format, LineSeparator, ParagraphSeparator};
+        !it.is_ascii()
+            && matches!(it.general_category(), Format | LineSeparator | ParagraphSeparator)
+    };
+    let at_an_end = [first, last].into_iter().find(|it| it.is_whitespace());
+    at_an_end.or_else(|| name.chars().find(is_hidden))
 }
 
 /// Like [`check_name`], but the text may be empty.

@@ -1,15 +1,18 @@
 //! Queues: pausing and resuming a whole queue or one job type; reading their state.
 
-use std::sync::Arc;
+use std::{iter::once, sync::Arc};
 
 use fencepost_domain::{
-    error::Error,
+    callbacks::Callbacks,
+    error::{Error, FieldError},
     ids::ProjectId,
     limits::{MAX_PAUSED_TYPES, MAX_PROJECT_QUEUES},
+    text::misleading_char,
 };
 use fencepost_store::{
     connection::deadline::detached_query,
-    queues::{self, counts},
+    queues::{self, counts, removal},
+    sweep::counts::merge_counts,
 };
 use moka::sync::Cache;
 use sqlx::{Acquire, PgConnection};
@@ -31,12 +34,94 @@ pub async fn change_settings(
     queue: &str,
     change: &SettingsChange,
 ) -> Result<(), Error> {
+    check_new_names(engine, project_id, once(("", queue))).await?;
     let mut conn = engine.pools.read_for(project_id).await?;
     check_room(&mut conn, project_id, queue).await?;
     queues::change_settings(&mut conn, project_id, queue, change).await?;
     if change.brake_after.flatten().is_some() {
         engine.breakers.add(project_id);
     }
+    engine.notifier.wake.queue_changed(project_id, queue);
+    Ok(())
+}
+
+/// Refuses names of new queues that look like other names. Each has the path below which its field
+/// `queue` is. Queues that exist keep working, whatever they are called.
+///
+/// # Errors
+/// [`Error::Invalid`] names the field and the character.
+pub async fn check_new_names<'a>(
+    engine: &Engine,
+    project_id: ProjectId,
+    named: impl Iterator<Item = (&'a str, &'a str)>,
+) -> Result<(), Error> {
+    let odd = named.filter_map(|(path, queue)| Some((path, queue, misleading_char(queue)?)));
+    let odd: Vec<_> = odd.collect();
+    if odd.is_empty() {
+        return Ok(());
+    }
+    let mut names: Vec<_> = odd.iter().map(|(_, queue, _)| (*queue).to_owned()).collect();
+    names.sort_unstable();
+    names.dedup();
+    let pools = engine.pools.clone();
+    let known = detached_query(async move {
+        let mut conn = pools.read_for(project_id).await?;
+        queues::existing(&mut conn, project_id, &names).await
+    });
+    let known = known.await?;
+    let new = odd.into_iter().filter(|(_, queue, _)| known.iter().all(|it| it != queue));
+    let broken: Vec<_> = new
+        .map(|(path, _, it)| FieldError::new(format!("{path}queue"), refused_character(it)))
+        .collect();
+    if broken.is_empty() { Ok(()) } else { Err(Error::Invalid(broken)) }
+}
+
+/// The same for the queues of jobs that an end enqueues.
+///
+/// # Errors
+/// [`Error::Invalid`] names the field and the character.
+pub async fn check_new_names_of(
+    engine: &Engine,
+    project_id: ProjectId,
+    (path, callbacks): (&str, &Callbacks),
+) -> Result<(), Error> {
+    let jobs = callbacks.jobs(path);
+    let named = jobs.iter().map(|(path, job)| (path.as_str(), job.queue.as_str()));
+    check_new_names(engine, project_id, named).await
+}
+
+fn refused_character(character: char) -> String {
+    let code = u32::from(character);
+    match character.is_whitespace() {
+        true => format!("must not begin or end with white space, such as U+{code:04X}"),
+        false => format!("must not contain U+{code:04X}, which is not shown"),
+    }
+}
+
+/// Deletes a queue with its settings. If jobs come at the same time, it is a new one.
+///
+/// # Errors
+/// [`Error::QueueNotFound`]. [`Error::QueueInUse`] while it has jobs, finished ones among them, or
+/// is pushed.
+pub async fn delete(engine: &Engine, project_id: ProjectId, queue: &str) -> Result<(), Error> {
+    // What counts its jobs must be merged first, which is for the login of the loops.
+    let mut conn = engine.pools.background.acquire_for(project_id).await?;
+    merge_counts(&mut conn, Some(&[(project_id, queue.to_owned())])).await?;
+    drop(conn);
+    let mut conn = engine.pools.read_for(project_id).await?;
+    let mut tx = conn.begin().await?;
+    let held = removal::lock_counts(&mut tx, project_id, queue).await?;
+    if held.has_jobs {
+        return Err(Error::QueueInUse("the queue has jobs; finished ones count until they expire"));
+    }
+    if held.is_pushed {
+        return Err(Error::QueueInUse("the queue has a push: end it first"));
+    }
+    if !removal::delete(&mut tx, project_id, queue).await? {
+        return Err(Error::QueueNotFound);
+    }
+    tx.commit().await?;
+    engine.used_queues.0.invalidate(&(project_id, queue.into()));
     engine.notifier.wake.queue_changed(project_id, queue);
     Ok(())
 }
@@ -64,6 +149,7 @@ pub async fn set_paused(
     queue: &str,
     is_paused: bool,
 ) -> Result<(), Error> {
+    check_new_names(engine, project_id, once(("", queue))).await?;
     let mut conn = engine.pools.read_for(project_id).await?;
     check_room(&mut conn, project_id, queue).await?;
     queues::set_paused(&mut conn, project_id, queue, is_paused).await?;
@@ -84,6 +170,7 @@ pub async fn set_type_paused(
     job_type: &str,
     is_paused: bool,
 ) -> Result<(), Error> {
+    check_new_names(engine, project_id, once(("", queue))).await?;
     let mut conn = engine.pools.read_for(project_id).await?;
     check_room(&mut conn, project_id, queue).await?;
     let mut tx = conn.begin().await?;

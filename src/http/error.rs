@@ -157,6 +157,7 @@ codes! {
     Error::ParentTerminal(_) => CONFLICT, "parent_terminal";
     Error::BatchCompleted(_) => CONFLICT, "batch_completed";
     Error::UniqueConflict { .. } => CONFLICT, "unique_conflict";
+    Error::QueueInUse(_) => CONFLICT, "queue_in_use";
     Error::ScheduleTypeConflict => CONFLICT, "recurring_job_type_conflict";
     Error::IdempotencyKeyReuse => CONFLICT, "idempotency_key_reuse";
     Error::IdempotencyInProgress => CONFLICT, "idempotency_in_progress";

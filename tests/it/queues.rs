@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::harness::{
-    LoneProject, TestProject, TestServer, eventually, fresh_database, limited, run, run_alone,
+    LoneProject, Sink, TestProject, TestServer, eventually, fresh_database, limited, run, run_alone,
 };
 use serde_json::{Value, json};
 use sqlx::Executor;
@@ -369,5 +369,83 @@ fn two_who_pause_types_of_one_queue_at_once_both_do() {
         let paused = "select cardinality(paused_types)::bigint from queues";
         assert_eq!(t.database.number(paused).await, 20);
         assert_eq!(queue(t, "default").await["paused_types"].as_array().expect("types").len(), 20);
+    });
+}
+
+#[test]
+fn a_queue_without_jobs_is_deleted_with_its_settings() {
+    const QUEUE: &str = "/v1/queues/defualt";
+    run(async |t| {
+        t.delete(QUEUE).await.is_error(404, "queue_not_found");
+        t.patch(QUEUE, json!({"max_concurrency": 5})).await.is(200);
+        t.delete(QUEUE).await.is_empty(204);
+        t.get(QUEUE).await.is_error(404, "queue_not_found");
+        t.patch(QUEUE, json!({"max_concurrency": 5})).await.is(200);
+        let id = t.enqueue(json!({"queue": "defualt", "max_attempts": 1})).await;
+        t.delete(QUEUE).await.is_error(409, "queue_in_use");
+        let job = t.polled(poll_of("defualt", 0)).await.remove(0);
+        t.delete(QUEUE).await.is_error(409, "queue_in_use");
+        t.ack(&job, "w", "failed").await.is(200);
+        t.delete(QUEUE).await.is_error(409, "queue_in_use");
+        t.delete(&format!("/v1/dead-letters/{id}")).await.is_empty(204);
+        t.delete(QUEUE).await.is_empty(204);
+        t.enqueue(json!({"queue": "defualt"})).await;
+        let again = queue(t, "defualt").await;
+        assert_eq!(
+            (&again["counts"]["pending"], &again["max_concurrency"]),
+            (&json!(1), &json!(null))
+        );
+        let sink = Sink::start().await;
+        t.put("/v1/queues/pushed/push", json!({"url": sink.url})).await.is(201);
+        t.patch("/v1/queues/pushed", json!({"max_concurrency": 5})).await.is(200);
+        let refused = t.delete("/v1/queues/pushed").await.is_error(409, "queue_in_use");
+        assert_eq!(refused["message"], "the queue has a push: end it first");
+    });
+}
+
+#[test]
+fn a_new_queue_is_not_called_like_another() {
+    run_alone(async |t| {
+        let odd = [
+            (" ", "%20", "U+0020"),
+            ("mail\u{a0}", "mail%C2%A0", "U+00A0"),
+            ("ma\u{200b}il", "ma%E2%80%8Bil", "U+200B"),
+            ("\u{202e}liam", "%E2%80%AEliam", "U+202E"),
+        ];
+        let (job, sink) = (t.enqueue(json!({"delay_seconds": 60})).await, Sink::start().await);
+        for (name, in_path, code) in odd {
+            let refused = t.post("/v1/jobs", json!({"job_type": "t", "queue": name})).await;
+            assert!(refused.refuses("queue").contains(code), "{}", refused.text);
+            let jobs = json!({"jobs": [{"job_type": "t"}, {"job_type": "t", "queue": name}]});
+            t.post("/v1/jobs/batch", jobs).await.refuses("jobs[1].queue");
+            let path = format!("/v1/queues/{in_path}");
+            t.patch(&path, json!({"max_concurrency": 1})).await.refuses("queue");
+            t.act(&format!("{path}/pause")).await.refuses("queue");
+            t.put(&format!("{path}/push"), json!({"url": sink.url})).await.refuses("queue");
+            let schedule = json!({"job_type": "t", "cron_expression": "@daily", "queue": name});
+            t.put("/v1/recurring/nightly", schedule).await.refuses("queue");
+            t.patch(&format!("/v1/jobs/{job}"), json!({"queue": name})).await.refuses("queue");
+            let workflow = json!({"jobs": [{"key": "a", "job_type": "t", "queue": name}]});
+            t.post("/v1/workflows", workflow).await.refuses("jobs[0].queue");
+            t.post("/v1/batches", json!({"on_complete": {"job_type": "t", "queue": name}}))
+                .await
+                .refuses("on_complete.queue");
+            let callback = json!({"job_type": "t", "on_success": {"job_type": "t", "queue": name}});
+            t.post("/v1/jobs", callback).await.refuses("on_success.queue");
+            let schedule = json!({"job_type": "t", "cron_expression": "@daily", "queue": name});
+            let worker = json!({
+                "worker_id": "w", "queues": ["default"], "job_types": [],
+                "recurring_schedules": [schedule],
+            });
+            let registered = t.post("/v1/workers/register", worker).await.is(200);
+            assert!(registered.to_string().contains(code), "{registered}");
+        }
+        assert_eq!(t.get("/v1/queues").await.is(200)["queues"].as_array().map(Vec::len), Some(1));
+        // One from before.
+        t.database
+            .execute("insert into queues (project_id, name) select project_id, ' ' from jobs")
+            .await;
+        t.enqueue(json!({"queue": " "})).await;
+        assert_eq!(t.polled(poll_of(" ", 0)).await.len(), 1);
     });
 }

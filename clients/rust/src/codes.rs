@@ -56,6 +56,7 @@ pub enum ErrorCode {
     ParentTerminal,
     BatchCompleted,
     UniqueConflict,
+    QueueInUse,
     RecurringJobTypeConflict,
     IdempotencyKeyReuse,
     IdempotencyInProgress,

@@ -40,6 +40,11 @@ pub enum Queues {
         #[arg(long, value_name = "TYPE")]
         job_type: Option<String>,
     },
+    /// Delete a queue without jobs, with its settings
+    Delete {
+        /// Queue
+        queue: String,
+    },
 }
 
 impl From<Queues> for Call {
@@ -68,6 +73,7 @@ impl From<Queues> for Call {
             Queues::Resume { queue, job_type } => {
                 Self::post(format!("/v1/queues/{}/resume", encoded(&queue)), of_type(job_type))
             }
+            Queues::Delete { queue } => Self::delete(format!("/v1/queues/{}", encoded(&queue))),
         }
     }
 }

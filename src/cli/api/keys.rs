@@ -3,7 +3,6 @@
 use chrono::{DateTime, Utc};
 use clap::Subcommand;
 use fencepost_domain::limits;
-use reqwest::Method;
 use serde_json::json;
 
 use super::Call;
@@ -102,8 +101,7 @@ impl From<ApiKeys> for Call {
             }
             ApiKeys::Revoke { key_id, revoke_keys } => {
                 let query = revoke_keys.map(|it| format!("?revoke_keys={it}")).unwrap_or_default();
-                let path = format!("/v1/keys/{}{query}", encoded(&key_id));
-                Self { method: Method::DELETE, path, body: None, columns: None }
+                Self::delete(format!("/v1/keys/{}{query}", encoded(&key_id)))
             }
         }
     }

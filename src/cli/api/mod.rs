@@ -99,6 +99,10 @@ impl Call {
         Self { method: Method::POST, path, body: Some(body), columns: None }
     }
 
+    fn delete(path: String) -> Self {
+        Self { method: Method::DELETE, path, body: None, columns: None }
+    }
+
     async fn run(&self, client: &Client, output: Output) -> anyhow::Result<()> {
         let body = self.body.as_ref().map(Value::to_string);
         let reply = client.call(self.method.clone(), &self.path, None, body).await?;

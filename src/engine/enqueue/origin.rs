@@ -7,7 +7,7 @@ use super::{
     dependencies::{JobWithDependencies, no_parent},
     payloads::{self, ToCheck},
 };
-use crate::{Engine, reach::Reach};
+use crate::{Engine, queues, reach::Reach};
 
 /// Why a bound key may not use what all jobs of a project share.
 const SHARED: &str = "must not be sent with a bound key: jobs of other queues share it";
@@ -62,6 +62,14 @@ impl Origin {
             let url = it.job.extras.as_ref()?.callback_url.clone()?;
             Some((it.path.clone(), url))
         };
+        let queues = jobs.iter().map(|it| (it.path.as_str(), it.job.queue.as_str()));
+        queues::check_new_names(engine, project_id, queues).await?;
+        for it in &*jobs {
+            let callbacks = it.job.extras.as_ref().and_then(|it| it.callbacks.as_ref());
+            let Some(callbacks) = callbacks else { continue };
+            let callbacks = serde_json::from_str(callbacks).map_err(Error::internal)?;
+            queues::check_new_names_of(engine, project_id, (&it.path, &callbacks)).await?;
+        }
         check_callback_urls(engine, project_id, jobs.iter().filter_map(named).collect()).await?;
         if let Some(binding) = &self.binding {
             check_bound(engine, project_id, binding, jobs).await?;

@@ -29,6 +29,7 @@ use crate::{
     cancel::{CancelReason, Cancelled, cancel_waiting},
     enqueue::{quota, too_far_ahead},
     notify::job_event,
+    queues,
 };
 
 pub use fencepost_store::jobs::control::Change;
@@ -111,8 +112,8 @@ pub async fn is_cancelled(engine: &Engine, key: JobKey) -> Result<bool, Error> {
 ///
 /// # Errors
 /// [`Error::JobNotFound`]. [`Error::InvalidState`] when it does not wait. [`Error::Invalid`] when
-/// its `run_at` would lie too far ahead. [`Error::QuotaExceeded`] when the queue would be one too
-/// many.
+/// its `run_at` would lie too far ahead, or about the queue's name. [`Error::QuotaExceeded`] when
+/// the queue would be one too many.
 pub async fn change(
     engine: &Engine,
     tenant: Tenant,
@@ -122,6 +123,8 @@ pub async fn change(
 ) -> Result<(), Error> {
     let key = JobKey { project_id: tenant.project_id, id };
     if let Some(queue) = &what.queue {
+        let named = std::iter::once(("", queue.as_str()));
+        queues::check_new_names(engine, tenant.project_id, named).await?;
         quota::admit_queue(engine, tenant, queue).await?;
     }
     let mut conn = engine.pools.read_for(key.project_id).await?;

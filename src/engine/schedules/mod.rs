@@ -2,7 +2,7 @@
 
 pub mod fire;
 
-use std::{collections::HashMap, sync::LazyLock, time::Duration};
+use std::{collections::HashMap, iter::once, sync::LazyLock, time::Duration};
 
 use chrono::{DateTime, TimeDelta, Utc};
 use fencepost_domain::{
@@ -18,7 +18,7 @@ use fencepost_store::schedules::{self, ScheduleCount};
 use sqlx::{Acquire, PgConnection};
 use tokio::{sync::Semaphore, time::timeout};
 
-use super::Engine;
+use super::{Engine, queues};
 
 pub use fencepost_store::schedules::{FireRow, RegisteredSchedule, ScheduleRow, WrittenSchedule};
 
@@ -97,6 +97,7 @@ pub async fn write(
 ) -> Result<(ScheduleRow, bool), Error> {
     let (cron, timezone) = (&schedule.cron_expression, &schedule.timezone);
     check(engine, project_id, (cron, timezone), limits.min_schedule_period()).await?;
+    queues::check_new_names(engine, project_id, once(("", schedule.queue.as_str()))).await?;
     let mut conn = engine.pools.read_for(project_id).await?;
     let ScheduleCount { schedules: many, .. } = schedules::count(&mut conn, project_id).await?;
     let is_known = schedules::find(&mut conn, project_id, &schedule.id).await?.is_some();
@@ -142,7 +143,10 @@ pub async fn store_registered(
             check_registered(project_id, sent, known.get(&sent.id), (now, limits)).await?;
         match checked {
             Ok(Change::None) => {}
-            Ok(Change::Store) => valid.push((*place, sent)),
+            Ok(Change::Store) => match check_queue(engine, project_id, sent).await? {
+                Ok(()) => valid.push((*place, sent)),
+                Err(reason) => registered.rejected.push((*place, reason)),
+            },
             Err(reason) => registered.rejected.push((*place, reason)),
         }
     }
@@ -214,6 +218,23 @@ async fn check_registered(
     let read = read(project_id, (cron_expression, timezone), now, min_period).await?;
     let reason = |error: InvalidSchedule| format!("{}: {error}", error.field());
     Ok(read.map(|_| Change::Store).map_err(reason))
+}
+
+/// The reason of a rejection for the name of its queue.
+async fn check_queue(
+    engine: &Engine,
+    project_id: ProjectId,
+    sent: &RegisteredSchedule,
+) -> Result<Result<(), String>, Error> {
+    let named = sent.queue.iter().map(|it| ("", it.as_str()));
+    match queues::check_new_names(engine, project_id, named).await {
+        Ok(()) => Ok(Ok(())),
+        Err(Error::Invalid(broken)) => {
+            let reasons = broken.iter().map(|it| format!("{}: {}", it.field, it.message));
+            Ok(Err(reasons.collect::<Vec<_>>().join("; ")))
+        }
+        Err(error) => Err(error),
+    }
 }
 
 fn other_job_type(sent: &RegisteredSchedule) -> String {

@@ -1,6 +1,6 @@
 //! Push: where the jobs of a queue are sent. `pusher.rs` sends them.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, iter::once};
 
 use fencepost_domain::{
     error::Error, ids::ProjectId, outbound::is_same_origin, plan::Tenant, webhook::SECRET_BYTES,
@@ -14,7 +14,7 @@ use secrecy::{ExposeSecret, SecretString};
 use sqlx::{Acquire, PgConnection};
 
 use super::{SEALED_AT_ONCE, seal_again};
-use crate::Engine;
+use crate::{Engine, queues};
 
 pub use fencepost_store::queues::pushes::{PushRow, PushSettings};
 
@@ -67,6 +67,7 @@ pub async fn put(
     headers: Option<&BTreeMap<String, SecretString>>,
 ) -> Result<(PushRow, Option<Vec<u8>>), Error> {
     let project_id = tenant.project_id;
+    queues::check_new_names(engine, project_id, once(("", queue))).await?;
     let secret = rand::random::<[u8; SECRET_BYTES]>();
     let sealed = master_keys.seal(&secret_place(project_id, queue), &secret);
     let max = MAX_PROJECT_PUSHED_QUEUES;

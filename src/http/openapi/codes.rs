@@ -113,6 +113,7 @@ const OF_OPERATION: &[(&str, &[&str])] = &[
     ("projects_approve_device", &["step_up_required"]),
     ("projects_create", &["quota_exceeded", "slug_taken"]),
     ("projects_delete", &["step_up_required"]),
+    ("queues_delete", &["queue_in_use"]),
     ("queues_delete_push", &["push_not_found"]),
     ("queues_get_push", &["push_not_found"]),
     ("queues_put_push", &["email_not_verified", "step_up_required"]),

@@ -28,7 +28,7 @@ pub(crate) fn data_plane() -> Routes {
     Routes::default()
         .merge(routes_of_jobs())
         .routes(routes!(queues::list))
-        .routes(routes!(queues::get, queues::change::change))
+        .routes(routes!(queues::get, queues::change::change, queues::delete::delete))
         .routes(routes!(queues::backlog::get))
         .routes(routes!(queues::push::get, queues::push::put, queues::push::delete))
         .routes(routes!(queues::push::rotate))

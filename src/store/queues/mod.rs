@@ -3,6 +3,7 @@
 pub mod counts;
 pub mod pushes;
 pub mod queue_limits;
+pub mod removal;
 pub mod stats;
 
 use chrono::{DateTime, Utc};
@@ -89,6 +90,27 @@ pub async fn may_have_settings(
         max,
     )
     .fetch_one(conn)
+    .await
+}
+
+/// Those of these queues that were ever used, or have settings.
+pub async fn existing(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    names: &[String],
+) -> sqlx::Result<Vec<String>> {
+    sqlx::query_scalar!(
+        r#"
+        select queue "queue!" from queue_counts where project_id = $1 and queue = any($2)
+        union
+        select queue from unmerged_deltas where project_id = $1 and queue = any($2)
+        union
+        select name from queues where project_id = $1 and name = any($2)
+        "#,
+        project_id.0,
+        names,
+    )
+    .fetch_all(conn)
     .await
 }
 

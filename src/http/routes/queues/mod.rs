@@ -3,6 +3,7 @@
 pub mod backlog;
 pub mod change;
 pub mod control;
+pub mod delete;
 pub mod push;
 
 use std::cmp::Reverse;

@@ -28,7 +28,7 @@ impl<'a> RawNode<'a> {
     ///
     /// ```
     /// # use fencepost_domain::raw_json::RawNode;
-    /// let node = RawNode::read(r#" {"a": [1.50, {"b}": "\ud83d"}], "a": [18446744073709551616]} "#);
+    /// let node = RawNode::read(r#" {"a": [1.50, {"b": 1}], "a": [18446744073709551616]} "#);
     /// let at = |path: &[&str]| node.at(path.iter().copied()).map(|it| it.text);
     /// assert_eq!(at(&["a", "0"]), Some("18446744073709551616"));
     /// assert_eq!(at(&["a", "1"]), None);

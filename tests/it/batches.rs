@@ -368,7 +368,7 @@ fn the_jobs_of_a_batch_are_listed_counted_and_cancelled_together() {
 }
 
 #[test]
-fn a_batch_that_is_given_up_is_cancelled_with_its_jobs_if_wanted() {
+fn a_batch_is_cancelled_with_its_jobs_on_demand() {
     run(async |t| {
         let make = async || t.post("/v1/batches", json!({})).await.is(201)["id"].clone();
         let cancel = async |id: &Value, body: Value| {

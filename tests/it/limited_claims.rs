@@ -213,7 +213,7 @@ fn sixty_four_workers_never_exceed_the_limit_of_a_queue() {
     });
 }
 
-/// Jobs that this poll gets before a node would look again by itself, which takes up to two seconds.
+/// Jobs that this poll gets before a node would look again by itself, every two seconds.
 async fn polled_soon(t: &TestProject) -> Vec<Value> {
     t.polled(poll(json!({"wait_seconds": 1}))).await
 }

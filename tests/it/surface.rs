@@ -261,7 +261,8 @@ fn body(id: &str, job_id: &str) -> Option<Value> {
         | "workers_resume"
         | "workers_terminate"
         | "workflows_cancel"
-        | "batches_seal" => {
+        | "batches_seal"
+        | "batches_cancel" => {
             return None;
         }
         id => {

@@ -20,7 +20,7 @@ use crate::{
 
 /// The shortest sleep: many leases that end one after the other share a pass.
 const MIN_SLEEP: Duration = Duration::from_millis(20);
-/// The pause when expired leases are locked or set aside: whoever holds the lock may settle them.
+/// The pause when expired leases are locked or set aside: the holder of the lock may settle them.
 const HELD_ELSEWHERE_PAUSE: Duration = Duration::from_millis(250);
 
 /// One pass: ends the attempts whose leases have expired. Returns how long to sleep: until the next

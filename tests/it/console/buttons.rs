@@ -138,6 +138,9 @@ async fn work_with_queues(p: &mut Presser<'_>) {
     assert_eq!(p.get("/v1/queues/q").await["brake_after"], 7);
     assert_eq!(p.press_many("queues_purge", &[queue[0], ("confirm", "q")]).await["done"], 1);
     assert_eq!(t.job(&job).await["state"], "cancelled");
+    t.patch("/v1/queues/mistyped", json!({"max_concurrency": 1})).await.is(200);
+    p.press("queues_delete", &[("queue", "mistyped")]).await;
+    t.get("/v1/queues/mistyped").await.is_error(404, "queue_not_found");
 }
 
 async fn work_with_dead_letters(p: &mut Presser<'_>) {

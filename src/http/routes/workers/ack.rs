@@ -250,8 +250,8 @@ pub struct AckBatchResult {
 
 /// Ack many attempts.
 ///
-/// Each ack has its own result, in the order in which they were sent. Of several acks of one attempt
-/// the first counts: an equal one returns its answer, another is refused.
+/// Each ack has its own result, in the order in which they were sent. Of several acks of one
+/// attempt the first counts: an equal one returns its answer, another is refused.
 #[utoipa::path(
     post, path = "/workers/ack/batch", tag = "workers", operation_id = "workers_ack_batch",
     security(("api_key" = ["work"]), ("session" = ["member"])),

@@ -90,7 +90,7 @@ fn a_lease_that_is_not_renewed_ends_when_it_says() {
         }
         assert!(late.iter().all(|it| *it >= 0), "{late:?}");
         // A busy machine may be late itself, but not each time.
-        assert!(late.iter().filter(|it| **it < 250).count() >= 2, "{late:?}");
+        assert!(late.iter().filter(|it| **it < 400).count() >= 2, "{late:?}");
     });
 }
 

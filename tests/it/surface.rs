@@ -208,7 +208,7 @@ fn body(id: &str, job_id: &str) -> Option<Value> {
         "jobs_create" => json!({"job_type": "t"}),
         "jobs_create_batch" => json!({"jobs": [{"job_type": "t"}]}),
         "jobs_update" => json!({"priority": 1}),
-        "batches_create" => json!({}),
+        "batches_create" | "batches_cancel" => json!({}),
         "workflows_create" => json!({"jobs": [{"key": "a", "job_type": "t"}]}),
         "queues_update" => json!({"max_concurrency": 5}),
         "job_types_put" => json!({"schema": {"type": "object"}}),
@@ -261,8 +261,7 @@ fn body(id: &str, job_id: &str) -> Option<Value> {
         | "workers_resume"
         | "workers_terminate"
         | "workflows_cancel"
-        | "batches_seal"
-        | "batches_cancel" => {
+        | "batches_seal" => {
             return None;
         }
         id => {

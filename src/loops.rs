@@ -38,6 +38,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use fencepost_web::app::App;
 
+/// Short leases that are given within this time wake the reaper once: each pass writes a row that
+/// all nodes share.
+const REAP_GATHERING: Duration = Duration::from_millis(20);
 /// The sleep of a loop that the probe wakes when there is work.
 const IDLE_PERIOD: Duration = Duration::from_secs(30);
 /// How often events that another node has committed are looked for, if that node has died since.
@@ -101,6 +104,7 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
     let loops = Loops { engine: &app.engine, stopping, tracker };
     start_instance_loops(app, &loops);
     loops.start("reap", Some(BackgroundTask::Reap), |engine| async move {
+        tokio::time::sleep(REAP_GATHERING).await;
         Ok(Next::after(reap::pass(&engine).await?))
     });
     loops.start("promote", Some(BackgroundTask::Promote), |engine| async move {

@@ -1,7 +1,7 @@
 //! Well-formed JSON as a tree of its texts: each value is the bytes that were sent. Numbers of any
 //! size and strings that are no text stay what they are.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, collections::HashMap};
 
 use crate::limits::MAX_JSON_DEPTH;
 
@@ -19,8 +19,11 @@ pub struct RawNode<'a> {
 enum Children<'a> {
     None,
     Items(Vec<RawNode<'a>>),
-    /// Each with its name, as it was sent, without quotes.
-    Fields(Vec<(&'a str, RawNode<'a>)>),
+    /// In their order; the names lead to the last one of each.
+    Fields {
+        values: Vec<RawNode<'a>>,
+        names: HashMap<Cow<'a, str>, usize>,
+    },
 }
 
 impl<'a> RawNode<'a> {
@@ -46,9 +49,7 @@ impl<'a> RawNode<'a> {
         path.try_fold(self, |node, name| match &node.children {
             Children::None => None,
             Children::Items(items) => items.get(name.parse::<usize>().ok()?),
-            Children::Fields(fields) => {
-                fields.iter().rev().find(|it| is_named(it.0, name)).map(|it| &it.1)
-            }
+            Children::Fields { values, names } => values.get(*names.get(name)?),
         })
     }
 
@@ -65,17 +66,17 @@ impl<'a> RawNode<'a> {
             Children::None if self.text.starts_with('"') => found.push((self.begins, self.text)),
             Children::None => (),
             Children::Items(items) => items.iter().for_each(|it| it.add_strings(found)),
-            Children::Fields(fields) => fields.iter().for_each(|it| it.1.add_strings(found)),
+            Children::Fields { values, .. } => values.iter().for_each(|it| it.add_strings(found)),
         }
     }
 }
 
-/// Whether the content of a string, as it was sent, is this text.
-fn is_named(sent: &str, name: &str) -> bool {
+/// The text of a string, whose content is given as it was sent. What is no text stays as sent.
+fn decoded(sent: &str) -> Cow<'_, str> {
     if !sent.contains('\\') {
-        return sent == name;
+        return sent.into();
     }
-    serde_json::from_str::<Cow<'_, str>>(&format!("\"{sent}\"")).is_ok_and(|it| it == name)
+    serde_json::from_str::<String>(&format!("\"{sent}\"")).map_or(sent.into(), Cow::Owned)
 }
 
 /// Where the next value of a text begins.
@@ -114,7 +115,7 @@ impl<'a> Reader<'a> {
                 self.skip();
                 Children::None
             }
-            Some(b'{') => Children::Fields(self.fields()),
+            Some(b'{') => self.fields(),
             Some(b'[') => Children::Items(self.items()),
             Some(b'"') => {
                 self.string();
@@ -156,17 +157,18 @@ impl<'a> Reader<'a> {
         self.json.get(from..self.at.min(self.json.len())).unwrap_or_default()
     }
 
-    fn fields(&mut self) -> Vec<(&'a str, RawNode<'a>)> {
-        let mut fields = Vec::new();
+    fn fields(&mut self) -> Children<'a> {
+        let (mut values, mut names) = (Vec::new(), HashMap::new());
         self.takes(b'{');
         // Each round skips the first quote at least, so it ends whatever the text is.
         while !self.takes(b'}') && self.byte().is_some() {
             let name = self.string();
             self.takes(b':');
-            fields.push((name, self.value()));
+            names.insert(decoded(name), values.len());
+            values.push(self.value());
             self.takes(b',');
         }
-        fields
+        Children::Fields { values, names }
     }
 
     fn items(&mut self) -> Vec<RawNode<'a>> {
@@ -232,11 +234,11 @@ mod tests {
                     items.len() == values.len()
                         && items.iter().zip(values).all(|(node, value)| agrees(node, value))
                 }
-                (Children::Fields(fields), Value::Object(values)) => {
-                    fields.len() == values.len()
+                (Children::Fields { names, .. }, Value::Object(values)) => {
+                    names.len() == values.len()
                         && values.iter().all(|(name, value)| {
-                            let found = fields.iter().find(|it| is_named(it.0, name));
-                            found.is_some_and(|it| agrees(&it.1, value))
+                            let found = node.at(std::iter::once(name.as_str()));
+                            found.is_some_and(|it| agrees(it, value))
                         })
                 }
                 (Children::None, Value::Array(_) | Value::Object(_)) => false,

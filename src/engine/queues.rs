@@ -46,7 +46,7 @@ pub async fn change_settings(
 }
 
 /// Refuses names of new queues that look like other names. Each has the path below which its field
-/// `queue` is. Queues that exist keep working, whatever they are called.
+/// `queue` is. Queues that have jobs on record or settings keep working, whatever they are called.
 ///
 /// # Errors
 /// [`Error::Invalid`] names the field and the character.
@@ -112,7 +112,9 @@ pub async fn delete(engine: &Engine, project_id: ProjectId, queue: &str) -> Resu
     let mut tx = conn.begin().await?;
     let held = removal::lock_counts(&mut tx, project_id, queue).await?;
     if held.has_jobs {
-        return Err(Error::QueueInUse("the queue has jobs; finished ones count until they expire"));
+        return Err(Error::QueueInUse(
+            "the queue has jobs, or had some a moment ago; finished ones count until they expire",
+        ));
     }
     if held.is_pushed {
         return Err(Error::QueueInUse("the queue has a push: end it first"));

@@ -53,7 +53,7 @@ pub(super) struct RecentAnswers {
 impl RecentAnswers {
     /// A poll with this id was answered with jobs.
     pub fn note(&mut self, key: PollKey, now: Instant) {
-        if self.at.len() < MAX_ANSWERED {
+        if self.at.len() < MAX_ANSWERED || self.at.contains_key(&key) {
             self.at.insert(key, now);
         }
     }

@@ -283,10 +283,7 @@ impl Pump {
                 self.lanes.mark_stale(Some(&(project_id, queue)));
             }
             Hint::TargetsChanged => self.notifier.wake.look_at_targets(),
-            Hint::Everywhere => {
-                self.lanes.mark_stale(None);
-                self.notifier.wake.look_at_targets();
-            }
+            Hint::Everywhere => self.lanes.mark_stale(None),
         }
     }
 

@@ -148,8 +148,9 @@ pub async fn delete(
     webhooks::write_subscriptions(&mut tx, project_id).await?;
     tx.commit().await?;
     drop(conn);
+    let row = row.ok_or(Error::EndpointNotFound)?;
     engine.targets.endpoints.changed(&engine.notifier.wake).await;
-    row.ok_or(Error::EndpointNotFound)
+    Ok(row)
 }
 
 /// Gives an endpoint a new secret, and returns it. The present one signs as well for this many
@@ -169,8 +170,11 @@ pub async fn rotate(
     let is_there =
         webhooks::replace_secret(&mut conn, project_id, id, &sealed, overlap_seconds).await?;
     drop(conn);
+    if !is_there {
+        return Err(Error::EndpointNotFound);
+    }
     engine.targets.endpoints.changed(&engine.notifier.wake).await;
-    if is_there { Ok(secret.to_vec()) } else { Err(Error::EndpointNotFound) }
+    Ok(secret.to_vec())
 }
 
 /// Encrypts the secrets of all endpoints and pushes with the first master key. Returns of how many.

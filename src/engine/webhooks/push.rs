@@ -100,8 +100,11 @@ pub async fn delete(engine: &Engine, project_id: ProjectId, queue: &str) -> Resu
     let mut conn = engine.pools.read_for(project_id).await?;
     let is_gone = pushes::delete(&mut conn, project_id, queue).await?;
     drop(conn);
+    if !is_gone {
+        return Err(Error::PushNotFound);
+    }
     engine.targets.pushes.changed(&engine.notifier.wake).await;
-    if is_gone { Ok(()) } else { Err(Error::PushNotFound) }
+    Ok(())
 }
 
 /// Gives a push a new secret, and returns it. The present one signs as well for this many seconds.
@@ -120,8 +123,11 @@ pub async fn rotate(
     let is_there =
         pushes::replace_secret(&mut conn, project_id, queue, &sealed, overlap_seconds).await?;
     drop(conn);
+    if !is_there {
+        return Err(Error::PushNotFound);
+    }
     engine.targets.pushes.changed(&engine.notifier.wake).await;
-    if is_there { Ok(secret.to_vec()) } else { Err(Error::PushNotFound) }
+    Ok(secret.to_vec())
 }
 
 /// Encrypts the secrets of all pushes with the first master key. Returns of how many.

@@ -218,7 +218,7 @@ impl Keyed {
                 faults::around_commit(FAIL_POINT, finishing).await?;
             }
             // Nothing was stored, not by an earlier try either: a better request may use the key.
-            Err(refusal) if is_first && error::status(refusal).is_client_error() => {
+            Err(refusal) if is_first && is_before_storing(error::status(refusal)) => {
                 idempotency::forget(&mut conn, project_id, &key, lock.id).await?;
             }
             Err(_) => _ = idempotency::unlock(&mut conn, project_id, &key, lock.id).await?,
@@ -226,6 +226,18 @@ impl Keyed {
         lock.freed();
         Ok((result?, false))
     }
+}
+
+/// Whether a refusal with this status comes before anything is stored. A 404 may be about a job
+/// that was deleted after others were stored beside it.
+fn is_before_storing(status: StatusCode) -> bool {
+    matches!(
+        status,
+        StatusCode::BAD_REQUEST
+            | StatusCode::CONFLICT
+            | StatusCode::PAYLOAD_TOO_LARGE
+            | StatusCode::TOO_MANY_REQUESTS
+    )
 }
 
 fn project_path(path: &str) -> Option<String> {

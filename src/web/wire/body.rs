@@ -17,6 +17,10 @@ use super::{
 /// The whole body must arrive within this time.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Compressed bytes that are decompressed before room for their content is asked for. They hold at
+/// most a thousand times as many.
+const MAX_DECODED_AT_ONCE: usize = 256;
+
 /// When a node stops, the rest of a body must arrive within this time.
 pub const LAST_BODY_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -88,9 +92,11 @@ async fn collect_coded(
     let mut is_empty = true;
     while let Some(part) = next_part(&mut body, limit_bytes).await? {
         is_empty &= part.is_empty();
-        decoder.add(&part)?;
-        if let Some(room) = &room {
-            room.grow(decoder.len() as u64).await?;
+        for piece in part.chunks(MAX_DECODED_AT_ONCE) {
+            decoder.add(piece)?;
+            if let Some(room) = &room {
+                room.grow(decoder.len() as u64).await?;
+            }
         }
     }
     if is_empty { Ok(Bytes::new()) } else { decoder.finish() }

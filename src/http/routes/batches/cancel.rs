@@ -73,11 +73,11 @@ pub async fn cancel(
     OptionalJson(request): OptionalJson<CancelBatchRequest>,
 ) -> Result<Reply<CancelledBatch>, Error> {
     let row = batches::seal(&app.engine, caller.project_id, id).await?;
+    audit::note(&app, &caller, NewAuditEntry::to("batch.cancelled", id.to_string())).await;
     let operation = match request.cancel_jobs && row.completed_at.is_none() {
         true => Some(cancel_jobs(&app, &caller, id).await?),
         false => None,
     };
-    audit::note(&app, &caller, NewAuditEntry::to("batch.cancelled", id.to_string())).await;
     Ok(Reply(CancelledBatch { batch: row.into(), operation }))
 }
 

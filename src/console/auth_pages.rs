@@ -139,9 +139,8 @@ pub async fn login(api: Api, headers: HeaderMap, form: Fields) -> Result<Respons
 /// Ends the session.
 pub async fn logout(api: Api, headers: HeaderMap) -> Result<Response, Error> {
     match api.send::<()>(Method::POST, "/v1/auth/logout", None).await {
-        Ok(())
-        | Err(Error::Unauthorized | Error::NoCredential(_) | Error::MalformedCredential(_)) => (),
-        Err(error) => return Err(error),
+        Err(error) if !error.is_without_credential() => return Err(error),
+        Ok(()) | Err(_) => (),
     }
     let mut response = go(headers.contains_key(HX_REQUEST), LOGIN);
     session::forget(response.headers_mut());

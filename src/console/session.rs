@@ -95,10 +95,7 @@ impl PageRequest {
             let next = super::form::encode(&[("next", &self.page)]);
             return go(self.is_fragment, &format!("/console/step-up?{next}"));
         }
-        if !matches!(
-            error,
-            Error::Unauthorized | Error::NoCredential(_) | Error::MalformedCredential(_)
-        ) {
+        if !error.is_without_credential() {
             let seen_by = page::SeenBy { page: &self.page, is_logged_in: self.is_logged_in, frame };
             return page::problem(error, &self.request_id, self.is_fragment, seen_by);
         }

@@ -83,9 +83,7 @@ struct FirstLost;
 /// from a key that is shown once.
 pub async fn first(here: Result<Here, Error>) -> Result<Response, Error> {
     let here = match here {
-        Err(Error::Unauthorized | Error::NoCredential(_) | Error::MalformedCredential(_)) => {
-            return render(&FirstLost);
-        }
+        Err(error) if error.is_without_credential() => return render(&FirstLost),
         other => other?,
     };
     let job = newest(&here).await?;

@@ -264,7 +264,7 @@ pub enum Error {
     #[error("queue not found")]
     QueueNotFound,
 
-    /// It cannot be deleted.
+    /// The queue cannot be deleted.
     #[error("{0}")]
     QueueInUse(&'static str),
 
@@ -463,6 +463,13 @@ pub struct JobStatus {
 }
 
 impl Error {
+    /// True if the request has no credential of a live key or session: the console asks for a login
+    /// then.
+    #[must_use]
+    pub const fn is_without_credential(&self) -> bool {
+        matches!(self, Self::Unauthorized | Self::NoCredential(_) | Self::MalformedCredential(_))
+    }
+
     /// A request with one invalid field.
     pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Self {
         Self::Invalid(vec![FieldError::new(field, message)])

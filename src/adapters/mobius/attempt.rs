@@ -5,11 +5,7 @@ use base64::{
     Engine as _, alphabet,
     engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
 };
-use fencepost_domain::{
-    error::Error,
-    history, limits,
-    text::{ErrorReport, json_depth},
-};
+use fencepost_domain::{error::Error, history, limits, text::json_depth};
 use fencepost_engine::settle::{
     self, Ack, Failure, ReportedOutcome,
     attempt_reports::{self, NewEvent, ShownFence},
@@ -21,7 +17,7 @@ use fencepost_web::{
     wire::{
         extract::{Json, RequestBody},
         openapi::chars,
-        produced::ProducedText,
+        produced::{ProducedText, error_report},
         validate::Check,
     },
 };
@@ -147,9 +143,8 @@ pub async fn complete(
             ReportedOutcome::Succeeded { result: result.flatten() }
         }
         CompleteStatus::Failed => {
-            let [kind, message] = [&request.error_type, &request.error_message]
-                .map(|it| it.as_ref().map(ProducedText::as_str));
-            let error = ErrorReport::bounded(kind, message, None);
+            let (kind, message) = (&request.error_type, &request.error_message);
+            let error = error_report(kind.as_ref(), message.as_ref(), None);
             ReportedOutcome::Failed(Failure { error, retryable: true, retry_after_seconds: None })
         }
     };

@@ -8,7 +8,6 @@ use fencepost_domain::{
     job::StoredState,
     lease::Fence,
     limits,
-    text::ErrorReport,
 };
 use fencepost_engine::{
     dispatch::{self, LeasedJob, Poll},
@@ -27,7 +26,7 @@ use fencepost_web::{
         extract::{Json, OptionalJson, RequestBody},
         openapi::{at_least, chars, items},
         poll_answer,
-        produced::ProducedText,
+        produced::{ProducedText, error_report},
         validate::Check,
     },
 };
@@ -332,9 +331,8 @@ pub async fn nack(
     let sent = request.error.unwrap_or_default();
     let details = sent.details.unwrap_or_default();
     let kind = details.error_class.or(sent.kind).or(sent.code);
-    let [kind, message, stack_trace] = [&kind, &sent.message, &details.stack_trace]
-        .map(|it| it.as_ref().map(ProducedText::as_str));
-    let error = ErrorReport::bounded(kind, message, stack_trace);
+    let (message, stack_trace) = (sent.message.as_ref(), details.stack_trace.as_ref());
+    let error = error_report(kind.as_ref(), message, stack_trace);
     let end = if request.requeue {
         ReportedOutcome::Released
     } else {

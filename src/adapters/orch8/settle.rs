@@ -6,7 +6,7 @@ use fencepost_domain::{
     error::{Class, Error},
     limits,
     plan::Tenant,
-    text::{self, ErrorReport},
+    text,
 };
 use fencepost_engine::settle::{
     self, Ack, Failure, ReportedOutcome,
@@ -17,7 +17,7 @@ use fencepost_web::{
     auth::{Caller, Settling},
     wire::{
         extract::{Json, RequestBody},
-        produced::ProducedText,
+        produced::{ProducedText, error_report},
         validate::Check,
     },
 };
@@ -205,7 +205,7 @@ pub async fn fail(
     let mut check = Check::default();
     let logs = accept_logs(request.logs, &mut check);
     check.finish()?;
-    let error = ErrorReport::bounded(None, Some(message.as_str()), None);
+    let error = error_report(None, Some(&message), None);
     let failure = Failure { error, retryable: request.retryable, retry_after_seconds: None };
     let shown = (named(request.worker_id), request.claim_epoch);
     let end = ReportedOutcome::Failed(failure);

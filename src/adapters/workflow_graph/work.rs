@@ -12,7 +12,6 @@ use fencepost_domain::{
     error::Error,
     ids::ProjectId,
     limits,
-    text::ErrorReport,
 };
 use fencepost_engine::{
     dispatch::{self, DispatchedJob, Poll},
@@ -30,7 +29,7 @@ use fencepost_web::{
         extract::{Json, RequestBody},
         openapi::{chars, items, range},
         poll_answer,
-        produced::ProducedText,
+        produced::{ProducedText, error_report},
         validate::Check,
     },
 };
@@ -334,7 +333,7 @@ pub async fn fail(
     params: PathParams,
     Json(request): Json<FailRequest>,
 ) -> Result<(), Error> {
-    let error = ErrorReport::bounded(None, Some(request.error.as_str()), None);
+    let error = error_report(None, Some(&request.error), None);
     let failure = Failure { error, retryable: request.retryable, retry_after_seconds: None };
     settle_lease(&app, caller.project_id, &params, ReportedOutcome::Failed(failure)).await
 }

@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use fencepost_domain::text::ErrorReport;
 use serde::{
     Deserialize, Deserializer,
     de::{Error, Visitor},
@@ -53,6 +54,18 @@ impl ProducedText {
         });
         Self(text)
     }
+}
+
+/// The report of an error, cut as [`ErrorReport::bounded`] cuts it.
+#[must_use]
+pub fn error_report(
+    kind: Option<&ProducedText>,
+    message: Option<&ProducedText>,
+    stack_trace: Option<&ProducedText>,
+) -> ErrorReport {
+    let [kind, message, stack_trace] =
+        [kind, message, stack_trace].map(|it| it.map(ProducedText::as_str));
+    ErrorReport::bounded(kind, message, stack_trace)
 }
 
 impl<'de> Deserialize<'de> for ProducedText {

@@ -26,7 +26,7 @@ use fencepost_web::{
         entries::Entry,
         extract::{Json, Object, RequestBody, UnknownFields},
         openapi::{at_least, chars, range},
-        produced::ProducedText,
+        produced::{ProducedText, error_report},
         validate::Check,
     },
 };
@@ -405,7 +405,5 @@ fn report(error: Option<AckError>) -> ErrorReport {
     let Some(AckError { kind, message, stack_trace }) = error else {
         return ErrorReport::default();
     };
-    let [kind, message, stack_trace] =
-        [&kind, &message, &stack_trace].map(|it| it.as_ref().map(ProducedText::as_str));
-    ErrorReport::bounded(kind, message, stack_trace)
+    error_report(kind.as_ref(), message.as_ref(), stack_trace.as_ref())
 }

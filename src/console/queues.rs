@@ -114,7 +114,7 @@ trait QueueExt {
 
     fn rate_seconds(&self) -> Option<i32>;
 
-    /// Whether it can be deleted.
+    /// True if the queue has no jobs, finished ones included.
     fn has_no_jobs(&self) -> bool;
 }
 

@@ -18,11 +18,10 @@ pub const TIMEOUT_GRACE_SECONDS: i32 = 10;
 /// The longest heartbeat interval is a third of the timeout, but at least this, in seconds.
 const MIN_TIMEOUT_THIRD_SECONDS: i32 = 10;
 
-/// How far a pass of the reaper looks ahead for ends of leases, and its longest sleep.
+/// Maximum sleep of the reaper. Each pass reads which lease expires first within this time.
 pub const REAPER_SLEEP: Duration = Duration::from_millis(1_500);
 
-/// Whether a lease of this many seconds, given or cut after a look of the reaper, may end before
-/// its next one. Then the reaper must be woken.
+/// True if a lease of this many seconds may expire while the reaper sleeps: it must be woken then.
 #[must_use]
 pub fn ends_before_next_look(lease_seconds: i32) -> bool {
     u64::try_from(lease_seconds).is_ok_and(|it| Duration::from_secs(it) <= REAPER_SLEEP)

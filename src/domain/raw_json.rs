@@ -8,9 +8,9 @@ use crate::limits::MAX_JSON_DEPTH;
 /// A value and its children. The last of several fields with one name counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RawNode<'a> {
-    /// Its text, as it was sent.
+    /// The text of the value, as it was sent.
     pub text: &'a str,
-    /// Where it begins in the text that was read.
+    /// Position of the value in the text that was read, in bytes.
     begins: usize,
     children: Children<'a>,
 }
@@ -79,7 +79,7 @@ fn decoded(sent: &str) -> Cow<'_, str> {
     serde_json::from_str::<String>(&format!("\"{sent}\"")).map_or(sent.into(), Cow::Owned)
 }
 
-/// Where the next value of a text begins.
+/// A text, and the position of its next value.
 struct Reader<'a> {
     json: &'a str,
     at: usize,
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_nested_too_deeply_is_one_text() {
+    fn values_nested_too_deeply_are_one_text() {
         let deep = format!("[{0}\"]\"{1},7]", "[".repeat(100_000), "]".repeat(100_000));
         let node = RawNode::read(&deep);
         assert_eq!(node.at(["1"].into_iter()).map(|it| it.text), Some("7"));

@@ -15,7 +15,7 @@ use super::{
     raw_json::RawNode,
 };
 
-/// What a place without a value becomes.
+/// The JSON of a place without a value.
 pub const NULL: &str = "null";
 
 /// Something is wrong with a template.
@@ -179,7 +179,7 @@ impl<'v, F: FnMut(Place<'_>) -> Result<Option<&'v str>, TemplateError>> Filling<
     }
 }
 
-/// What stands between the quotes of a JSON string, escapes included; none: it is no string.
+/// The text between the quotes of a JSON string, escapes included; none: it is no string.
 fn content_of(json: &str) -> Option<&str> {
     json.strip_prefix('"')?.strip_suffix('"')
 }

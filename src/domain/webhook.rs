@@ -141,11 +141,11 @@ pub fn signatures(secrets: &[Vec<u8>], id: &str, timestamp: i64, body: &str) -> 
 /// The header `Retry-After` of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RetryAfter {
-    /// There is none.
+    /// The answer has no such header.
     Absent,
-    /// It asks for a pause of this many seconds.
+    /// The header asks for a pause of this many seconds.
     Seconds(u32),
-    /// It is there, and neither seconds nor a date.
+    /// The header is neither seconds nor a date.
     Unreadable,
 }
 

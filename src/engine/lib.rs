@@ -96,8 +96,8 @@ pub struct Inner {
     parking: Parking,
     queue_lists: QueueLists,
     used_queues: UsedQueues,
-    /// What this node has seen of changes of endpoints and pushes.
-    pub targets: webhooks::changes::Changes,
+    /// Changes of endpoints and pushes, and which of them this node's loops have read.
+    pub targets: webhooks::changes::Targets,
     settled: Arc<AtomicU64>,
     set_aside: SetAside,
     /// Acks of bulk requests that are under way.
@@ -189,7 +189,7 @@ impl Engine {
             parking: Parking::new(messages, releasing, parked),
             queue_lists: QueueLists::default(),
             used_queues: UsedQueues::default(),
-            targets: webhooks::changes::Changes::default(),
+            targets: webhooks::changes::Targets::default(),
             pools,
             notifier,
             stopping,

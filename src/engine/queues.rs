@@ -76,7 +76,7 @@ pub async fn check_new_names<'a>(
     if broken.is_empty() { Ok(()) } else { Err(Error::Invalid(broken)) }
 }
 
-/// The same for the queues of jobs that an end enqueues.
+/// Checks the queues of jobs that callbacks enqueue, as [`check_new_names`] does.
 ///
 /// # Errors
 /// [`Error::Invalid`] names the field and the character.

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use super::dispatched::DispatchedJob;
 
-/// Where the answer to a parked poll goes.
+/// The sender of the answer to a parked poll.
 pub(crate) type Answer = oneshot::Sender<Answered>;
 
 /// The answer to a parked poll.
@@ -18,7 +18,7 @@ pub(crate) type Answer = oneshot::Sender<Answered>;
 pub(crate) enum Answered {
     /// These jobs, or none.
     Jobs(Vec<DispatchedJob>),
-    /// Its claim failed.
+    /// The claim for the poll failed.
     Failed,
     /// An earlier poll with its id got jobs, after this one had asked the database for them.
     Repeated,
@@ -37,14 +37,14 @@ impl Answered {
     }
 }
 
-/// How long an answer is remembered: longer than a poll needs from its question to the database to
-/// the pump.
+/// An answer is remembered for this time: longer than a poll needs from its question to the
+/// database to the pump.
 const KEEP: Duration = Duration::from_secs(5);
 /// Answers that are remembered. Without room, a repeat that comes at the same time as its first
 /// poll may get other jobs.
 const MAX_ANSWERED: usize = 50_000;
 
-/// When polls with an id were last answered with jobs.
+/// Times at which polls with an id were last answered with jobs.
 #[derive(Debug, Default)]
 pub(super) struct RecentAnswers {
     at: HashMap<PollKey, Instant>,
@@ -58,7 +58,7 @@ impl RecentAnswers {
         }
     }
 
-    /// Whether a poll with this id may have been answered since a repeat of it asked the database.
+    /// True if a poll with this id may have been answered since a repeat of it asked the database.
     pub fn has_since(&self, key: &PollKey, asked_at: Instant, now: Instant) -> bool {
         now - asked_at >= KEEP || self.at.get(key).is_some_and(|it| *it >= asked_at)
     }

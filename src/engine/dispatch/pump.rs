@@ -61,7 +61,7 @@ pub(crate) enum Message {
         id: WaiterId,
         spec: Box<PollSpec>,
         patience: Patience,
-        /// When it asked the database for the jobs of an earlier poll with its id.
+        /// Time at which the poll asked the database for the jobs of an earlier one with its id.
         asked_at: Instant,
         answer: Answer,
     },
@@ -287,7 +287,7 @@ impl Pump {
         }
     }
 
-    /// Whether an earlier poll with this id may have got jobs since this one asked for them.
+    /// True if an earlier poll with this id may have got jobs since this one asked for them.
     fn is_repeat(&self, spec: &PollSpec, asked_at: Instant) -> bool {
         let poll_key = spec.poll_key();
         poll_key.is_some_and(|it| self.answered.has_since(&it, asked_at, Instant::now()))

@@ -1,5 +1,5 @@
-//! Changes of endpoints and pushes: the node that answers one has seen it before the answer. Other
-//! nodes are hinted, and look every two seconds anyway.
+//! Changes of endpoints and pushes: a node answers the request for one when its own loop has read
+//! it. Other nodes get a hint, and read endpoints and pushes every two seconds anyway.
 
 use std::{
     sync::{
@@ -12,60 +12,60 @@ use std::{
 use fencepost_signals::wakeups::Wake;
 use tokio::{sync::watch, time::timeout};
 
-/// How long an answer waits for its node to see the change. The change itself counts already.
-const SEEN_TIMEOUT: Duration = Duration::from_secs(1);
+/// An answer waits for this time until its node has read the change. The change is stored already.
+const REFRESH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// One node's view of what is called: endpoints, or queues that are pushed.
+/// Changes made on this node, of endpoints or of pushes, and which of them its loop has read.
 #[derive(Debug)]
-pub struct Seen {
-    /// Changes that were made here.
+pub struct TargetChanges {
+    /// Number of changes made on this node.
     made: AtomicU64,
-    /// Those of them that a refresh has seen; none while nothing refreshes.
-    seen: watch::Sender<Option<u64>>,
+    /// Number of changes that a refresh has read; none while no loop refreshes.
+    read: watch::Sender<Option<u64>>,
 }
 
-impl Default for Seen {
+impl Default for TargetChanges {
     fn default() -> Self {
-        Self { made: AtomicU64::new(0), seen: watch::Sender::new(None) }
+        Self { made: AtomicU64::new(0), read: watch::Sender::new(None) }
     }
 }
 
 /// A refresh that has begun.
 #[derive(Debug)]
 pub struct Refresh<'a> {
-    of: &'a Seen,
+    of: &'a TargetChanges,
     made: u64,
 }
 
-impl Seen {
-    /// A refresh begins. What was changed before is seen by it.
+impl TargetChanges {
+    /// A refresh begins. It reads all changes made before.
     pub fn refresh(&self) -> Refresh<'_> {
         Refresh { of: self, made: self.made.load(Ordering::Acquire) }
     }
 
-    /// A change was committed: waits until this node has seen it.
+    /// A change was committed: waits until this node's loop has read it.
     pub async fn changed(&self, wake: &Wake) {
         let change = self.made.fetch_add(1, Ordering::AcqRel) + 1;
         wake.targets_changed();
-        let mut seen = self.seen.subscribe();
-        let is_seen = seen.wait_for(|it| it.is_none_or(|it| it >= change));
+        let mut read = self.read.subscribe();
+        let is_read = read.wait_for(|it| it.is_none_or(|it| it >= change));
         // Late, it counts with the next refresh.
-        let _ = timeout(SEEN_TIMEOUT, is_seen).await;
+        let _ = timeout(REFRESH_TIMEOUT, is_read).await;
     }
 }
 
 impl Refresh<'_> {
     /// The refresh is complete.
     pub fn end(self) {
-        self.of.seen.send_replace(Some(self.made));
+        self.of.read.send_replace(Some(self.made));
     }
 }
 
-/// The views of one node. Cheap to clone.
+/// Changes of the addresses that one node calls. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct Changes {
-    pub endpoints: Arc<Seen>,
-    pub pushes: Arc<Seen>,
+pub struct Targets {
+    pub endpoints: Arc<TargetChanges>,
+    pub pushes: Arc<TargetChanges>,
 }
 
 #[cfg(test)]
@@ -78,15 +78,15 @@ mod tests {
     #[tokio::test]
     async fn a_change_is_answered_once_a_refresh_that_began_after_it_has_ended() {
         let (wake, _hints) = wakeups::channel();
-        let seen = Seen::default();
-        assert!(seen.changed(&wake).now_or_never().is_some(), "nothing refreshes here");
-        seen.refresh().end();
-        let early = seen.refresh();
-        let mut changed = Box::pin(seen.changed(&wake));
+        let changes = TargetChanges::default();
+        assert!(changes.changed(&wake).now_or_never().is_some(), "nothing refreshes here");
+        changes.refresh().end();
+        let early = changes.refresh();
+        let mut changed = Box::pin(changes.changed(&wake));
         assert!((&mut changed).now_or_never().is_none());
         early.end();
         assert!((&mut changed).now_or_never().is_none(), "it began before the change");
-        seen.refresh().end();
+        changes.refresh().end();
         assert!(changed.now_or_never().is_some());
     }
 }

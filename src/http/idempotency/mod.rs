@@ -228,7 +228,7 @@ impl Keyed {
     }
 }
 
-/// Whether a refusal with this status comes before anything is stored. A 404 may be about a job
+/// True if a refusal with this status comes before anything is stored. A 404 may be about a job
 /// that was deleted after others were stored beside it.
 fn is_before_storing(status: StatusCode) -> bool {
     matches!(

@@ -1,4 +1,4 @@
-//! Whether a connection has sent a part of a request's head. Such a connection has no request, and
+//! Connections that have sent a part of a request's head. Such a connection has no request, and
 //! hyper would wait for the rest of the head when the node stops.
 
 use std::{
@@ -15,7 +15,7 @@ use std::{
 use pin_project_lite::pin_project;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// How far a connection is. Its task alone changes it.
+/// Progress of a connection's request. The connection's task alone changes it.
 #[derive(Debug, Clone, Default)]
 pub struct Progress(Arc<Flags>);
 
@@ -30,7 +30,7 @@ struct Flags {
 }
 
 impl Progress {
-    /// Whether the connection has sent a part of a head, and nothing else is under way.
+    /// True if the connection has sent a part of a head, and nothing else is under way.
     #[must_use]
     pub fn is_in_a_head(&self) -> bool {
         let Flags { has_head_begun, has_request, .. } = &*self.0;

@@ -77,7 +77,7 @@ pub async fn set_role(
     Ok(ended)
 }
 
-/// Whether a member with this role manages keys. Others that leave are not asked about keys that
+/// True if a member with this role manages keys. Others that leave are not asked about keys that
 /// they created in an earlier role, and those stay valid.
 fn manages_keys(role: &str) -> bool {
     Role::of_name(role).is_some_and(|it| role_may(it, Permission::Administer))

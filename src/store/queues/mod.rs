@@ -93,7 +93,7 @@ pub async fn may_have_settings(
     .await
 }
 
-/// Those of these queues that were ever used, or have settings.
+/// The given queues that have ever had jobs, or have settings.
 pub async fn existing(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -3,7 +3,7 @@
 use fencepost_domain::ids::ProjectId;
 use sqlx::PgConnection;
 
-/// What keeps a queue from being deleted.
+/// Reasons why a queue cannot be deleted.
 #[derive(Debug, Clone, Copy)]
 pub struct QueueUse {
     /// Jobs are counted, or changes of its counts are not merged yet.

@@ -189,7 +189,7 @@ pub async fn promote(conn: &mut PgConnection, due: &[JobKey]) -> sqlx::Result<Ve
     .await
 }
 
-/// When leases end next.
+/// The next lease to expire.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NextEnd {
     /// Milliseconds until the first lease ends, negative if it has; none: none ends soon.

@@ -21,7 +21,7 @@ pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// most a thousand times as many.
 const MAX_DECODED_AT_ONCE: usize = 256;
 
-/// When a node stops, the rest of a body must arrive within this time.
+/// The rest of a body must arrive within this time once its node stops.
 pub const LAST_BODY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A whole body, in the room that it needs.

@@ -60,7 +60,7 @@ impl Decoder {
         self.0.write_all(part).map_err(|error| refused(&error, limit_bytes))
     }
 
-    /// How many bytes the content has so far.
+    /// Number of bytes of the content so far.
     pub fn len(&self) -> usize {
         self.0.get_ref().bytes.len()
     }

@@ -132,9 +132,9 @@ fn below_project(path: &str) -> &str {
 /// The treatment of a body's fields that this API does not know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnknownFields {
-    /// They refuse the request.
+    /// The request is refused.
     Refused,
-    /// They are skipped: the key says so.
+    /// The fields are skipped: the key says so.
     Ignored,
 }
 

@@ -54,8 +54,8 @@ pub struct CancelledBatch {
 /// Cancel a batch.
 ///
 /// For a batch that is not needed any more: it is sealed, and completes when its jobs have ended.
-/// One without jobs completes at once. With `cancel_jobs` an operation cancels its jobs that have
-/// not ended.
+/// A batch without jobs completes at once. With `cancel_jobs` an operation cancels its jobs that
+/// have not ended.
 #[utoipa::path(
     post, path = "/batches/{batch_id}/cancel", tag = "batches", operation_id = "batches_cancel",
     security(("api_key" = ["manage"]), ("session" = ["member"])),

@@ -43,7 +43,7 @@ fn accept_job_id(job_id: &str) -> Result<JobId, fencepost_domain::error::Error> 
 
 /// Advice for people in an answer that programs read.
 const ADVICE: HeaderName = HeaderName::from_static("fencepost-advice");
-/// One of the queues has no job on record: its name may be misspelt.
+/// A queue of the poll has no job on record: its name may be misspelt.
 const UNKNOWN_QUEUE: HeaderValue = HeaderValue::from_static("unknown-queue");
 
 /// Advises on queues whose names may be misspelt.

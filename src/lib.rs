@@ -9,3 +9,4 @@ pub mod dev;
 pub mod loops;
 pub mod serve;
 pub mod worker;
+pub mod zone_files;

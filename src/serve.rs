@@ -10,6 +10,7 @@ use fencepost_domain::{ids::TickKey, plan::Plans};
 use fencepost_engine::{
     self as engine, Engine,
     notify::relay,
+    schedules::zones::Zones,
     webhooks::{deliver::Deliverer, pusher::Pusher, sender::Sender},
 };
 use fencepost_http::{self as http, deprecation::Deprecated};
@@ -82,6 +83,8 @@ pub struct Node {
     pub connections: ConnectionLimits,
     /// The pause between two canaries; none: there are none.
     pub canary: Option<Duration>,
+    /// The rules of time zones that this node knows.
+    pub zones: Zones,
     /// Calls to URLs of users.
     pub outbound: Outbound,
     /// Whether it sends the deliveries of webhooks.
@@ -163,7 +166,7 @@ async fn run(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     let instance = start.instance(&pools).await?;
     let bus = Bus::new(node.redis.as_ref(), instance.public_id, node.redis_budget)?;
     let tick_key = TickKey::new(&instance.cursor_key);
-    let engine = Engine::start(pools.clone(), tick_key, stop.clone());
+    let engine = Engine::start(pools.clone(), tick_key, node.zones, stop.clone());
     let app = open(&engine, (&bus, node.outbound), node.people, instance);
     start.ask(|| app.accounts.refresh_signing_keys().boxed()).await.context(NO_ANSWER)?;
     start.ask(|| app.count_nodes().boxed()).await.context(NO_ANSWER)?;

@@ -34,6 +34,7 @@ use fencepost_config::{
     DEFAULT_CANARY_SECONDS, DEFAULT_CONNECTIONS_PER_ADDRESS, DEFAULT_PLAN, DatabaseArgs,
     MasterKeyArgs, NodeArgs, RoleArgs, Signup,
 };
+use fencepost_engine::schedules::zones::Zones;
 use fencepost_http::{deprecation::DEPRECATED, openapi};
 use fencepost_net::{mail::Mailer, outbound::Outbound, seal::MasterKeys};
 use fencepost_signals::{telemetry, traces};
@@ -49,6 +50,7 @@ use crate::{
     dev::{self, DevArgs},
     serve::{self, Node, People},
     worker::{self, WorkerArgs},
+    zone_files,
 };
 
 /// The log filter of a worker: its commands' output goes to their jobs.
@@ -359,6 +361,7 @@ async fn open(database: &DatabaseArgs, node: NodeArgs, linger: Duration) -> anyh
         people,
         connections: node.connections.limits(DEFAULT_CONNECTIONS_PER_ADDRESS),
         canary,
+        zones: Zones::new(zone_files::read(node.zone_files.as_deref())?),
         outbound: Outbound::of_args(&node.outbound, node.outbound.outbound_allow.clone())?,
         delivers: node.outbound.deliver,
         deprecated: DEPRECATED,

@@ -250,6 +250,11 @@ pub struct NodeArgs {
           value_parser = clap::value_parser!(u64).range(0..=MAX_CANARY_SECONDS))]
     pub canary_seconds: Option<u64>,
 
+    /// Folder with the rules of time zones, as the package tzdata installs them; the newer of these
+    /// and the compiled ones apply [default: /usr/share/zoneinfo]
+    #[arg(long, env = "FENCEPOST_ZONE_FILES", value_name = "DIR")]
+    pub zone_files: Option<PathBuf>,
+
     /// Log filter: a level, or tracing directives such as info,fencepost=debug
     #[arg(long, env = "FENCEPOST_LOG", default_value = "info", value_name = "FILTER")]
     pub log: String,

@@ -7,7 +7,7 @@ use axum::{
     response::Response,
 };
 use chrono::DateTime;
-use fencepost_domain::{error::Error, schedule::Schedule};
+use fencepost_domain::{cron, error::Error};
 use fencepost_http::routes::recurring::{
     RecurringPage, RecurringSchedule,
     control::{Fire, FirePage},
@@ -41,8 +41,8 @@ pub async fn list(here: Here) -> Result<Response, Error> {
     let frame = here.frame;
     let next = frame.next("/recurring", "", page.next_cursor.as_deref());
     let in_words = |it: RecurringSchedule| {
-        let read = Schedule::parse(&it.cron_expression, &it.timezone);
-        (it, read.map(|it| it.in_words()).unwrap_or_default())
+        let words = cron::parse(&it.cron_expression).map(|cron| cron::in_words(&cron));
+        (it, words.unwrap_or_default())
     };
     let schedules = page.recurring.into_iter().map(in_words).collect();
     render(&List { frame, schedules, next })

@@ -21,6 +21,7 @@ use fencepost_domain::{
     access::{Role, Scope},
     limits::MAX_LIVE_KEYS,
 };
+use fencepost_engine::schedules::zones::Zones;
 use fencepost_http::deprecation::DEPRECATED;
 use fencepost_identity::accounts::{
     author::Author,
@@ -46,7 +47,10 @@ use self::{
     cluster::{Cluster, Durability},
     redis::Redis,
 };
-use crate::serve::{self, Node, People};
+use crate::{
+    serve::{self, Node, People},
+    zone_files,
+};
 
 const DATABASE: &str = "fencepost";
 const PROJECT: &str = "demo";
@@ -130,6 +134,7 @@ pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
         people: people(&args, &ready.url, &folder)?,
         connections: args.node.connections.limits(DEV_CONNECTIONS),
         canary: args.node.canary(0),
+        zones: Zones::new(zone_files::read(args.node.zone_files.as_deref())?),
         outbound: outbound(&args.node.outbound)?,
         delivers: args.node.outbound.deliver,
         deprecated: DEPRECATED,

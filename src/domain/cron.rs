@@ -1,6 +1,5 @@
-//! Cron expressions and time zones: parsing.
+//! Cron expressions: parsing.
 
-use chrono_tz::Tz;
 use croner::{
     Cron,
     parser::{CronParser, Seconds, Year},
@@ -176,12 +175,10 @@ pub fn names_hours(expression: &str) -> bool {
     }
 }
 
-/// Parses the name of a time zone.
-///
-/// # Errors
-/// [`InvalidSchedule::Zone`].
-pub fn zone(name: &str) -> Result<Tz, InvalidSchedule> {
-    name.parse().map_err(|_| InvalidSchedule::Zone(name.to_owned()))
+/// An expression in words.
+#[must_use]
+pub fn in_words(cron: &Cron) -> String {
+    cron.describe()
 }
 
 /// The id of the schedule that a worker registers for a job type: `rjob_` and the type's last part.

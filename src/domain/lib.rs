@@ -41,3 +41,4 @@ pub mod trace;
 pub mod webhook;
 pub mod worker;
 pub mod workflow;
+pub mod zones;

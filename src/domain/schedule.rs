@@ -11,12 +11,14 @@ use chrono::{
     DateTime, Datelike, LocalResult, NaiveDateTime, NaiveTime, Offset, SecondsFormat, TimeDelta,
     TimeZone, Utc,
 };
-use chrono_tz::Tz;
 use croner::Cron;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::cron::{self, InvalidSchedule};
+use super::{
+    cron::{self, InvalidSchedule},
+    zones::{Rules, Zone},
+};
 
 /// Ticks that are compared to find the shortest period: more than twice the seconds of a minute.
 const PERIOD_TICKS: usize = 130;
@@ -40,7 +42,7 @@ const MAX_REPEATED_HOURS: i64 = 3;
 #[derive(Debug, Clone)]
 pub struct Schedule {
     cron: Cron,
-    zone: Tz,
+    zone: Zone,
     follows_the_wall: bool,
 }
 
@@ -158,13 +160,13 @@ impl DueTicks {
 }
 
 impl Schedule {
-    /// Parses a schedule.
+    /// Parses a schedule, whose zone has these rules.
     ///
     /// # Errors
     /// [`InvalidSchedule`].
-    pub fn parse(expression: &str, timezone: &str) -> Result<Self, InvalidSchedule> {
+    pub fn parse(expression: &str, timezone: &str, rules: &Rules) -> Result<Self, InvalidSchedule> {
         let cron = cron::parse(expression)?;
-        let zone = cron::zone(timezone)?;
+        let zone = rules.zone(timezone)?;
         Ok(Self { cron, zone, follows_the_wall: cron::names_hours(expression) })
     }
 
@@ -373,7 +375,7 @@ impl Schedule {
     /// The expression in words.
     #[must_use]
     pub fn in_words(&self) -> String {
-        self.cron.describe()
+        cron::in_words(&self.cron)
     }
 }
 

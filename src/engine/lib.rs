@@ -58,6 +58,7 @@ use self::{
     notify::Notifier,
     queues::UsedQueues,
     reach::JobKinds,
+    schedules::zones::Zones,
     settle::{BareFences, Failures, Parents, SuccessNotes, Successes, heartbeat::Beats},
     workers::{Registry, WorkerBeats, WorkerLookups},
 };
@@ -87,6 +88,8 @@ pub struct Inner {
     worker_lookups: Coalescer<WorkerLookups>,
     job_kinds: Coalescer<JobKinds>,
     pub registry: Registry,
+    /// The rules of time zones.
+    pub zones: Zones,
     /// Which projects have queues with a circuit breaker: only their successes can end a streak of
     /// dead letters.
     pub breakers: Arc<KnownProjects>,
@@ -131,14 +134,19 @@ async fn stop_if_pump_panics(
 impl Engine {
     /// Starts the group commits and the pump. They end when the engine is dropped.
     #[must_use]
-    pub fn start(pools: Pools, tick_key: TickKey, stopping: CancellationToken) -> Self {
+    pub fn start(
+        pools: Pools,
+        tick_key: TickKey,
+        zones: Zones,
+        stopping: CancellationToken,
+    ) -> Self {
         let (wake, arrivals) = wakeups::channel();
         let settled = Arc::new(AtomicU64::new(0));
         let breakers = Arc::new(KnownProjects::default());
         let (messages, inbox) = mpsc::unbounded_channel();
         let notifier = Notifier::new(wake);
-        let failures =
-            Coalescer::start(Failures { pool: pools.settle.clone(), notifier: notifier.clone() });
+        let settle = || pools.settle.clone();
+        let failures = Coalescer::start(Failures { pool: settle(), notifier: notifier.clone() });
         let (tasks, releasing) = (TaskTracker::new(), Releasing::default());
         let (matcher, matches, parked) = sync_match::channel();
         let pump = dispatch::pump::run(
@@ -156,33 +164,28 @@ impl Engine {
             breakers: Arc::clone(&breakers),
         };
         let has_failed = Arc::new(AtomicBool::new(false));
-        tokio::spawn(stop_if_pump_panics(
-            tokio::spawn(pump),
-            stopping.clone(),
-            Arc::clone(&has_failed),
-        ));
+        let pump = tokio::spawn(pump);
+        tokio::spawn(stop_if_pump_panics(pump, stopping.clone(), Arc::clone(&has_failed)));
         Self(Arc::new(Inner {
             enqueues: Coalescer::start(Enqueues {
                 pool: pools.enqueue.clone(),
                 notifier: notifier.clone(),
                 matcher,
             }),
-            successes: Coalescer::start(Successes {
-                pool: pools.settle.clone(),
-                notes: notes.clone(),
-            }),
-            parents: Coalescer::start(Parents { pool: pools.settle.clone(), notes }),
+            successes: Coalescer::start(Successes { pool: settle(), notes: notes.clone() }),
+            parents: Coalescer::start(Parents { pool: settle(), notes }),
             failures,
             repeats: Coalescer::start(Repeats {
                 pool: pools.claim.clone(),
                 releasing: releasing.clone(),
             }),
-            beats: Coalescer::start(Beats { pool: pools.settle.clone() }),
-            bare_fences: Coalescer::start(BareFences { pool: pools.settle.clone() }),
+            beats: Coalescer::start(Beats { pool: settle() }),
+            bare_fences: Coalescer::start(BareFences { pool: settle() }),
             worker_beats: Coalescer::start(WorkerBeats { pool: pools.reports.clone() }),
             worker_lookups: Coalescer::start(WorkerLookups { pool: pools.claim.clone() }),
             job_kinds: Coalescer::start(JobKinds { pool: pools.claim.clone() }),
             registry: Registry::new(),
+            zones,
             breakers,
             versions: jobs::wait::Versions::default(),
             backlogs: enqueue::quota::Backlogs::default(),

@@ -194,6 +194,10 @@ metrics_table! {
         "File descriptors that this process may open.";
     BUILD_INFO = "fencepost_build_info", Gauge,
         "Always 1; its label says which version runs.";
+    ZONE_RULES = "fencepost_zone_rules_info", Gauge,
+        "1 for the release of time zone rules that this node uses, 0 for one that it used before.";
+    ZONE_RULES_PUBLISHED = "fencepost_zone_rules_published_seconds", Gauge,
+        "When the time zone rules that this node uses were published, as seconds since 1970.";
     PANICS = "fencepost_panics_total", Counter,
         "Requests and steps that panicked. Must stay 0.";
 }

@@ -2,10 +2,10 @@
 
 use std::{ops::Deref, sync::Arc};
 
-use fencepost_domain::limits::MAX_STREAMS;
+use fencepost_domain::{limits::MAX_STREAMS, zones::Release};
 use fencepost_engine::Engine;
 use fencepost_net::outbound::Outbound;
-use fencepost_signals::redis_bus::Bus;
+use fencepost_signals::{redis_bus::Bus, wakeups::BackgroundTask};
 use fencepost_store as store;
 use tokio::sync::Semaphore;
 
@@ -67,12 +67,18 @@ impl App {
         }))
     }
 
-    /// Records that this node is running, and counts the running nodes.
+    /// Records that this node is running, counts the running nodes, and agrees with them on the
+    /// rules of time zones.
     pub async fn count_nodes(&self) -> sqlx::Result<()> {
         let mut conn = self.engine.pools.background.acquire().await?;
-        let nodes = store::connection::nodes::beat(&mut conn, self.bus.node()).await?;
+        let zones = &self.engine.zones;
+        let nodes =
+            store::connection::nodes::beat(&mut conn, self.bus.node(), &zones.newest()).await?;
         drop(conn);
-        self.bus.record_nodes(u32::try_from(nodes).unwrap_or(1));
+        self.bus.record_nodes(u32::try_from(nodes.count).unwrap_or(1));
+        if Release::parse(&nodes.zone_rules).is_some_and(|it| zones.agree(it)) {
+            self.engine.notifier.wake.ask(BackgroundTask::Plan);
+        }
         Ok(())
     }
 }

@@ -6,7 +6,9 @@ use clap::{Command, CommandFactory};
 
 use fencepost::cli::{Cli, settings};
 use fencepost_adapters as adapters;
-use fencepost_domain::{access::Scope, limits, schedule::Schedule, webhook::EVENT_TYPES};
+use fencepost_domain::{
+    access::Scope, limits, schedule::Schedule, webhook::EVENT_TYPES, zones::Rules,
+};
 use fencepost_http::{error::CODES, openapi};
 use fencepost_signals::telemetry::{Kind, METRICS};
 
@@ -224,10 +226,11 @@ fn clock_changes_are_as_the_page_shows_them() {
     let page = read("docs/schedules.md");
     let rows: Vec<_> = page.lines().filter(|it| it.starts_with("| `")).collect();
     assert!(rows.len() >= 10);
+    let rules = Rules::embedded();
     for row in rows {
         let cells: Vec<_> = row.split('|').map(|it| it.trim().trim_matches('`')).collect();
         let [_, expression, zone, after, fires_at, ..] = cells[..] else { panic!("{row}") };
-        let schedule = Schedule::parse(expression, zone).expect("it can be read");
+        let schedule = Schedule::parse(expression, zone, &rules).expect("it can be read");
         let after: chrono::DateTime<chrono::FixedOffset> = after.parse().expect("a time");
         let ticks = schedule.preview(after.to_utc(), 1).expect("it fires");
         assert_eq!(ticks[0].local, fires_at, "{row}");

@@ -2,16 +2,13 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 
-use fencepost_config::PoolArgs;
-use fencepost_domain::ids::TickKey;
 use fencepost_engine::{Engine, maintenance};
-use fencepost_store::{connection::pools::Pools, sweep::prune};
+use fencepost_store::sweep::prune;
 
 use crate::harness::{
     LoneProject, TestServer, eventually, fresh_database, limited, run, run_alone,
 };
 use serde_json::{Value, json};
-use tokio_util::sync::CancellationToken;
 
 fn time(value: &Value) -> DateTime<Utc> {
     value.as_str().expect("a time").parse().expect("RFC 3339")
@@ -276,8 +273,7 @@ fn an_empty_queue_without_settings_is_forgotten() {
 /// Runs a test with an engine of its own beside the server's, to make steps of loops when it wants.
 fn with_engine_of(test: impl AsyncFnOnce(&LoneProject, &Engine)) {
     run_alone(async |t| {
-        let pools = Pools::new(&t.database.url, PoolArgs::default(), None).expect("a URL");
-        let engine = Engine::start(pools, TickKey::new(b"test"), CancellationToken::new());
+        let engine = t.database.engine();
         test(t, &engine).await;
         engine.finish().await;
     });

@@ -69,3 +69,4 @@ mod webhooks;
 mod wire;
 mod worker;
 mod workers;
+mod zone_rules;

@@ -5,11 +5,10 @@
 use std::time::Duration;
 
 use fencepost::dev;
-use fencepost_config::PoolArgs;
 use fencepost_domain::{
     dependency::{Dependency, When},
     error::Error,
-    ids::{JobId, JobKey, LeaseId, ProjectId, TickKey},
+    ids::{JobId, JobKey, LeaseId, ProjectId},
     job::{AttemptOutcome, StoredState},
     lease::Fence,
     plan::{Limits, Tenant},
@@ -26,7 +25,7 @@ use fencepost_engine::{
     settle::{self, Ack, Acked, Failure, ReportedOutcome},
     workers,
 };
-use fencepost_store::{self as store, connection::pools::Pools};
+use fencepost_store::{self as store};
 
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use sqlx::PgConnection;
@@ -439,8 +438,7 @@ async fn play(engine: &Engine, database: &Database, seed: u64, plant: Plant) -> 
 fn with_engine(test: impl AsyncFnOnce(&Engine, &Database)) {
     run_for(TIME_LIMIT, async {
         let database = fresh_database().await;
-        let pools = Pools::new(&database.url, PoolArgs::default(), None).expect("a URL");
-        let engine = Engine::start(pools, TickKey::new(b"test"), CancellationToken::new());
+        let engine = database.engine();
         test(&engine, &database).await;
         engine.finish().await;
     });

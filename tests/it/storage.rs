@@ -1,14 +1,8 @@
 //! How much a project may send and store, and how much a queue may hold.
 
-use fencepost_config::PoolArgs;
-use fencepost_domain::{ids::TickKey, plan::Plans};
-use fencepost_engine::{
-    Engine,
-    maintenance::{dead_letter_age, excess_workers},
-};
-use fencepost_store::connection::pools::Pools;
+use fencepost_domain::plan::Plans;
+use fencepost_engine::maintenance::{dead_letter_age, excess_workers};
 use serde_json::{Value, json};
-use tokio_util::sync::CancellationToken;
 
 use crate::harness::{
     Reply, TestProject, TestServer, eventually, fresh_database, limited, run, run_alone, until,
@@ -206,8 +200,7 @@ fn old_dead_letters_go_after_as_many_days_as_the_plan_keeps_them() {
                 t.database.execute(&age).await;
             }
         }
-        let pools = Pools::new(&t.database.url, PoolArgs::default(), None).expect("a URL");
-        let engine = Engine::start(pools, TickKey::new(b"test"), CancellationToken::new());
+        let engine = t.database.engine();
         for _ in 0..2 {
             let plans = Plans::built_in();
             dead_letter_age::pass(&engine, &plans).await.expect("a pass");
@@ -247,8 +240,7 @@ fn names_that_are_used_once_do_not_fill_the_table_of_workers() {
         crowded.database.execute("update workers set last_seen_at = now() - interval '1 h'").await;
         register(&crowded, "newest").await;
         register(&crowded, "old-000").await;
-        let pools = Pools::new(&crowded.database.url, PoolArgs::default(), None).expect("a URL");
-        let engine = Engine::start(pools, TickKey::new(b"test"), CancellationToken::new());
+        let engine = crowded.database.engine();
         let is_more = excess_workers::pass(&engine, &Plans::built_in()).await.expect("a pass");
         assert!(!is_more);
         engine.finish().await;

@@ -245,6 +245,7 @@ const EXCEPTIONS: &[&str] = &[
     "account_log_by_age",
     "account_log_by_action",
     "outbound_events_by_age",
+    "recurring_schedules_by_zone_rules",
     "webhook_endpoints_to_empty",
     "mails_due",
     "mails_by_account",

@@ -7,7 +7,10 @@ use fencepost_domain::{
     plan::Limits,
     schedule::{CatchUp, OverlapPolicy},
 };
-use fencepost_engine::schedules::{self, ScheduleRow, WrittenSchedule};
+use fencepost_engine::{
+    Engine,
+    schedules::{self, ScheduleRow, WrittenSchedule},
+};
 use fencepost_web::{
     app::App,
     auth::{Caller, ReadPayloads, Schedule},
@@ -81,17 +84,17 @@ fn policy_name(overlap: OverlapPolicy) -> &'static str {
 }
 
 impl CronReply {
-    fn of(row: ScheduleRow) -> Result<Self, Error> {
-        let cron = CronView::of(row)?;
+    fn of(engine: &Engine, row: ScheduleRow) -> Result<Self, Error> {
+        let cron = CronView::of(engine, row)?;
         Ok(Self { cron_job: cron.clone(), cron })
     }
 }
 
 impl CronView {
-    fn of(row: ScheduleRow) -> Result<Self, Error> {
+    fn of(engine: &Engine, row: ScheduleRow) -> Result<Self, Error> {
         let args = args(&row.payload);
         Ok(Self {
-            next_run_at: schedules::next_run_at(&row).map(time),
+            next_run_at: schedules::next_run_at(engine, &row).map(time),
             name: row.id,
             expression: row.cron_expression.clone(),
             cron: row.cron_expression,
@@ -129,7 +132,7 @@ pub async fn put(
     let (row, is_new) = written.await?;
     audit::note(&app, &caller, NewAuditEntry::to("recurring.put", &*row.id)).await;
     let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
-    Ok(Reply(status, CronReply::of(row)?))
+    Ok(Reply(status, CronReply::of(&app.engine, row)?))
 }
 
 fn accept(mut sent: Fields, plan: &Limits) -> Result<WrittenSchedule, Error> {
@@ -200,7 +203,8 @@ pub async fn list(
 ) -> Result<Reply<CronsReply>, Error> {
     let limit = limits::MAX_PAGE_SCHEDULES.into();
     let rows = schedules::page(&app.engine, caller.project_id, "", limit).await?;
-    let crons: Vec<_> = rows.into_iter().map(CronView::of).collect::<Result<_, _>>()?;
+    let crons: Vec<_> =
+        rows.into_iter().map(|it| CronView::of(&app.engine, it)).collect::<Result<_, _>>()?;
     Ok(Reply::ok(CronsReply { cron_jobs: crons.clone(), crons }))
 }
 
@@ -219,7 +223,7 @@ pub async fn get(
     params: PathParams,
 ) -> Result<Reply<CronReply>, Error> {
     let row = schedules::find(&app.engine, caller.project_id, params.get("name")).await?;
-    Ok(Reply::ok(CronReply::of(row)?))
+    Ok(Reply::ok(CronReply::of(&app.engine, row)?))
 }
 
 /// Delete a schedule; its jobs stay.
@@ -243,5 +247,5 @@ pub async fn delete(
     }
     schedules::delete(&app.engine, caller.project_id, name).await?;
     audit::note(&app, &caller, NewAuditEntry::to("recurring.deleted", name)).await;
-    Ok(Reply::ok(json!({"deleted": true, "name": name, "cron": CronView::of(row)?})))
+    Ok(Reply::ok(json!({"deleted": true, "name": name, "cron": CronView::of(&app.engine, row)?})))
 }

@@ -1,6 +1,6 @@
 //! When schedules fire, compared with the wall clock minute by minute.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::LazyLock};
 
 use chrono::{NaiveDate, Timelike};
 use proptest::prelude::*;
@@ -43,13 +43,19 @@ const EXPRESSIONS: &[&str] = &[
     "@daily",
     "@weekly",
 ];
+static RULES: LazyLock<Rules> = LazyLock::new(Rules::embedded);
+
+fn parse(expression: &str, timezone: &str) -> Schedule {
+    Schedule::parse(expression, timezone, &RULES).expect("it can be read")
+}
+
 const MINUTE: TimeDelta = TimeDelta::minutes(1);
 
 /// Minutes around which the zone's clock changes, at least one.
-fn windows(zone: Tz, year: i32) -> Vec<(DateTime<Utc>, DateTime<Utc>)> {
+fn windows(zone: &Zone, year: i32) -> Vec<(DateTime<Utc>, DateTime<Utc>)> {
     let start = NaiveDate::from_ymd_opt(year, 1, 1).expect("a day").and_time(Default::default());
     let hours = (0..366 * 24).map(|it| start.and_utc() + TimeDelta::hours(it));
-    let offset = |at: DateTime<Utc>| at.with_timezone(&zone).offset().fix();
+    let offset = |at: DateTime<Utc>| at.with_timezone(zone).offset().fix();
     let changes = hours.filter(|it| offset(*it) != offset(*it + TimeDelta::hours(1)));
     let around = |it: DateTime<Utc>| (it - TimeDelta::days(2), it + TimeDelta::days(2));
     let windows: Vec<_> = changes.map(around).collect();
@@ -59,7 +65,7 @@ fn windows(zone: Tz, year: i32) -> Vec<(DateTime<Utc>, DateTime<Utc>)> {
 /// Minute by minute: the local time, and whether the expression matches it.
 fn oracle(
     expression: &str,
-    zone: Tz,
+    zone: &Zone,
     from: DateTime<Utc>,
     until: DateTime<Utc>,
 ) -> Vec<DateTime<Utc>> {
@@ -69,7 +75,7 @@ fn oracle(
     let mut first_shown = BTreeMap::new();
     let (mut ticks, mut at) = (Vec::new(), from - margin);
     while at <= until + margin {
-        let wall = at.with_timezone(&zone).naive_local();
+        let wall = at.with_timezone(zone).naive_local();
         first_shown.entry(wall).or_insert(at);
         if !cron::names_hours(expression) && matches(wall) {
             ticks.push(at);
@@ -78,8 +84,8 @@ fn oracle(
     }
     if cron::names_hours(expression) {
         let (mut wall, last) = (
-            (from - margin).with_timezone(&zone).naive_local(),
-            (until + margin).with_timezone(&zone).naive_local(),
+            (from - margin).with_timezone(zone).naive_local(),
+            (until + margin).with_timezone(zone).naive_local(),
         );
         while wall < last {
             if matches(wall) {
@@ -98,10 +104,10 @@ fn oracle(
 #[test]
 fn ticks_are_those_that_a_look_at_the_wall_every_minute_finds() {
     for (name, year) in ZONES {
-        let zone = cron::zone(name).expect("a zone");
-        for (from, until) in windows(zone, *year) {
+        let zone = RULES.zone(name).expect("a zone");
+        for (from, until) in windows(&zone, *year) {
             for expression in EXPRESSIONS {
-                let schedule = Schedule::parse(expression, name).expect("it can be read");
+                let schedule = parse(expression, name);
                 let (mut ticks, mut at) = (Vec::new(), from);
                 loop {
                     at = schedule.next_after(at).expect("it fires again");
@@ -110,7 +116,7 @@ fn ticks_are_those_that_a_look_at_the_wall_every_minute_finds() {
                     }
                     ticks.push(at);
                 }
-                let expected = oracle(expression, zone, from, until);
+                let expected = oracle(expression, &zone, from, until);
                 assert_eq!(ticks, expected, "{expression} in {name} after {from}");
             }
         }
@@ -122,7 +128,7 @@ fn at(text: &str) -> DateTime<Utc> {
 }
 
 fn next(expression: &str, zone: &str, after: &str) -> DateTime<Utc> {
-    let schedule = Schedule::parse(expression, zone).expect("it can be read");
+    let schedule = parse(expression, zone);
     schedule.next_after(at(after)).expect("it fires")
 }
 
@@ -149,7 +155,7 @@ fn a_time_that_happens_twice_fires_the_first_time_only() {
 
 #[test]
 fn schedule_reports_the_effect_of_clock_changes() {
-    let schedule = Schedule::parse("30 2 * * *", "Europe/Berlin").expect("it can be read");
+    let schedule = parse("30 2 * * *", "Europe/Berlin");
     let notes = schedule.clock_changes(at("2026-01-01T00:00:00Z"));
     assert_eq!(
         notes,
@@ -163,7 +169,7 @@ fn schedule_reports_the_effect_of_clock_changes() {
         let asked = at("2026-01-01T00:00:00Z") + TimeDelta::minutes(minutes);
         assert_eq!(schedule.clock_changes(asked), notes, "{asked}");
     }
-    let hourly = Schedule::parse("30 * * * *", "Europe/Berlin").expect("it can be read");
+    let hourly = parse("30 * * * *", "Europe/Berlin");
     assert_eq!(
         hourly.clock_changes(at("2026-01-01T00:00:00Z")),
         [
@@ -171,7 +177,7 @@ fn schedule_reports_the_effect_of_clock_changes() {
             "2026-10-25: occurs twice: fires both times",
         ]
     );
-    let midday = Schedule::parse("0 12 * * *", "Europe/Berlin").expect("it can be read");
+    let midday = parse("0 12 * * *", "Europe/Berlin");
     assert!(midday.clock_changes(at("2026-01-01T00:00:00Z")).is_empty());
     let ticks = schedule.preview(at("2026-03-28T12:00:00Z"), 2).expect("it fires");
     assert_eq!(ticks[0].local, "2026-03-29T03:00:00+02:00");
@@ -181,7 +187,7 @@ fn schedule_reports_the_effect_of_clock_changes() {
 #[test]
 fn how_close_ticks_lie_together_is_found() {
     let period = |expression| {
-        let schedule = Schedule::parse(expression, "UTC").expect("it can be read");
+        let schedule = parse(expression, "UTC");
         schedule.period(at("2026-01-01T00:00:00Z")).map(|it| it.map(|it| it.num_seconds()))
     };
     assert_eq!(period("* * * * * *"), Ok(Some(1)));
@@ -197,14 +203,14 @@ fn how_close_ticks_lie_together_is_found() {
 #[test]
 fn the_last_day_of_a_month_and_the_first_of_a_week_are_days() {
     for expression in ["0 0 L 2 *", "0 0 * * 1#1", "0 0 15W * *", "@yearly", "0 12 31 12 5"] {
-        let schedule = Schedule::parse(expression, "Asia/Kathmandu").expect("it can be read");
+        let schedule = parse(expression, "Asia/Kathmandu");
         assert!(schedule.period(at("2099-06-01T00:00:00Z")).is_ok(), "{expression}");
     }
 }
 
 #[test]
 fn ticks_within_their_grace_all_fire_and_older_ones_as_the_schedule_says() {
-    let schedule = Schedule::parse("* * * * * *", "UTC").expect("it can be read");
+    let schedule = parse("* * * * * *", "UTC");
     let now = at("2026-01-01T00:00:00Z");
     let due = |seconds: i64, catch_up| {
         let due = schedule.due(now - TimeDelta::seconds(seconds), now, catch_up);
@@ -221,7 +227,7 @@ fn ticks_within_their_grace_all_fire_and_older_ones_as_the_schedule_says() {
     assert!(before >= MAX_COUNTED_TICKS - 100);
     let last = schedule.due(now - TimeDelta::days(100), now, CatchUp::One);
     assert_eq!(last.fire, [now]);
-    let daily = Schedule::parse("0 12 * * *", "UTC").expect("it can be read");
+    let daily = parse("0 12 * * *", "UTC");
     let late = daily.due(now - TimeDelta::days(3), now, CatchUp::None);
     assert_eq!((late.fire.len(), late.missed.len()), (0, 3));
     assert_eq!(daily.due(now - TimeDelta::days(3), now, CatchUp::One).fire.len(), 1);
@@ -247,7 +253,7 @@ proptest! {
         seconds in 0_i64..4_000_000_000,
     ) {
         let expression = format!("{minute} {hour} * * *");
-        let schedule = Schedule::parse(&expression, zone.0).expect("it can be read");
+        let schedule = parse(&expression, zone.0);
         let after = DateTime::from_timestamp(seconds, 0).expect("a time");
         let first = schedule.next_after(after).expect("it fires");
         prop_assert!(first > after);
@@ -264,7 +270,7 @@ proptest! {
             &[CatchUp::None, CatchUp::One, CatchUp::All][..]
         ),
     ) {
-        let schedule = Schedule::parse("*/3 * * * *", "UTC").expect("it can be read");
+        let schedule = parse("*/3 * * * *", "UTC");
         let now = DateTime::from_timestamp(1_800_000_000 + back, 0).expect("a time");
         let due = schedule.due(now - TimeDelta::minutes(minutes), now, catch_up);
         let all: Vec<_> = due.missed.iter().chain(&due.fire).copied().collect();

@@ -19,6 +19,7 @@ use fencepost_domain::{
     schedule::{
         DueTicks, Earlier, FireOutcome, GRACE_SECONDS, OverlapPolicy, Schedule, offset_seconds,
     },
+    zones::Release,
 };
 use fencepost_signals::{telemetry, wakeups::BackgroundTask};
 use fencepost_store::{
@@ -41,6 +42,7 @@ use crate::{
     cancel::{cancel_waiting, publish_cancelled},
     isolate::{self, Sweep},
     notify::job_event,
+    schedules::zones::Agreed,
 };
 
 /// How long before a tick its jobs are written: less than the limit for slow statements.
@@ -161,7 +163,7 @@ async fn fire_each(
     tx: &mut PgConnection,
     due: &[DueSchedule],
 ) -> sqlx::Result<Fired> {
-    let ticks = Ticks { key: &engine.tick_key };
+    let ticks = Ticks { key: &engine.tick_key, zones: engine.zones.agreed() };
     let fired = isolate::process(engine, tx, &ticks, due).await?;
     Ok(fired.into_iter().fold(Fired::default(), Fired::add))
 }
@@ -169,6 +171,7 @@ async fn fire_each(
 /// Firing the ticks of schedules.
 struct Ticks<'a> {
     key: &'a TickKey,
+    zones: Agreed,
 }
 
 impl Sweep for Ticks<'_> {
@@ -181,11 +184,15 @@ impl Sweep for Ticks<'_> {
     }
 
     async fn process(&self, tx: &mut PgConnection, due: &[DueSchedule]) -> sqlx::Result<Fired> {
-        fire(tx, self.key, due).await
+        fire(tx, self, due).await
     }
 }
 
-async fn fire(tx: &mut PgConnection, key: &TickKey, due: &[DueSchedule]) -> sqlx::Result<Fired> {
+async fn fire(
+    tx: &mut PgConnection,
+    Ticks { key, zones }: &Ticks<'_>,
+    due: &[DueSchedule],
+) -> sqlx::Result<Fired> {
     let mut fired = Fired::default();
     let (mut fires, mut advances) = (Vec::new(), Vec::with_capacity(due.len()));
     let mut known = HashMap::new();
@@ -195,7 +202,7 @@ async fn fire(tx: &mut PgConnection, key: &TickKey, due: &[DueSchedule]) -> sqlx
     for it in due {
         let read = known
             .entry((&it.cron_expression, &it.timezone))
-            .or_insert_with(|| Schedule::parse(&it.cron_expression, &it.timezone));
+            .or_insert_with(|| zones.schedule(&it.cron_expression, &it.timezone));
         let (ticks, advance) = match read {
             Ok(schedule) => {
                 let (ticks, advance) = due_ticks(it, schedule);
@@ -213,7 +220,7 @@ async fn fire(tx: &mut PgConnection, key: &TickKey, due: &[DueSchedule]) -> sqlx
         fired.jobs.extend(schedules::fire(tx, fires).await?);
     }
     for advances in advances.chunks(MAX_STATEMENT_FIRES) {
-        schedules::advance(tx, advances).await?;
+        schedules::advance(tx, advances, zones.release.as_str()).await?;
     }
     cancel_earlier(tx, due, &fires, earlier, &mut fired).await?;
     fired.fires = fires;
@@ -370,10 +377,13 @@ async fn cancel_earlier(
     Ok(())
 }
 
-/// One pass over schedules whose next tick is not planned yet. Returns whether there may be more.
+/// One pass over schedules whose next tick is not planned yet, or by rules of zones that the nodes
+/// do not use any more. Returns whether there may be more.
 pub async fn plan(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let mut tx = conn.begin().await?;
+    let zones = engine.zones.agreed();
+    let outdated = schedules::unplan_outdated(&mut tx, zones.release.as_str()).await?;
     let unplanned = schedules::lock_unplanned(&mut tx).await?;
     if unplanned.is_empty() {
         tx.rollback().await?;
@@ -381,7 +391,7 @@ pub async fn plan(engine: &Engine) -> sqlx::Result<bool> {
     }
     let plan = |it: &DueSchedule| {
         let after = it.last_tick.unwrap_or(it.now);
-        let schedule = Schedule::parse(&it.cron_expression, &it.timezone);
+        let schedule = zones.schedule(&it.cron_expression, &it.timezone);
         match schedule.and_then(|schedule| schedule.next_after(after)) {
             Ok(next_tick) => Advance {
                 project_id: it.project_id,
@@ -394,16 +404,19 @@ pub async fn plan(engine: &Engine) -> sqlx::Result<bool> {
         }
     };
     let advances: Vec<_> = unplanned.iter().map(plan).collect();
-    isolate::process(engine, &mut tx, &Plans, &advances).await?;
+    isolate::process(engine, &mut tx, &Plans { release: &zones.release }, &advances).await?;
     tx.commit().await?;
     engine.notifier.wake.ask(BackgroundTask::Fire);
-    Ok(unplanned.len() == MAX_PLANNED)
+    Ok(unplanned.len().max(outdated) >= MAX_PLANNED)
 }
 
 /// Storing when schedules fire next.
-struct Plans;
+struct Plans<'a> {
+    /// The release of the zone rules by which they were planned.
+    release: &'a Release,
+}
 
-impl Sweep for Plans {
+impl Sweep for Plans<'_> {
     type Item = Advance;
     type Done = ();
     const WORK: Work = Work::Plan;
@@ -413,7 +426,7 @@ impl Sweep for Plans {
     }
 
     async fn process(&self, tx: &mut PgConnection, advances: &[Advance]) -> sqlx::Result<()> {
-        schedules::advance(tx, advances).await
+        schedules::advance(tx, advances, self.release.as_str()).await
     }
 }
 

@@ -1,6 +1,7 @@
 //! Schedules: validating, storing and reading them.
 
 pub mod fire;
+pub mod zones;
 
 use std::{collections::HashMap, iter::once, sync::LazyLock, time::Duration};
 
@@ -44,6 +45,7 @@ pub fn refusal(error: &InvalidSchedule) -> Error {
 /// Parses a schedule and computes its first ticks: some milliseconds at most, outside of the
 /// request's thread. All tenants share [`READERS`], and no caller holds a connection meanwhile.
 async fn read(
+    engine: &Engine,
     project_id: ProjectId,
     (expression, timezone): (&str, &str),
     now: DateTime<Utc>,
@@ -55,8 +57,9 @@ async fn read(
         (of_project, READERS.acquire().await)
     };
     let _turn = timeout(READ_TIMEOUT, turn).await.map_err(|_| Error::Overloaded)?;
+    let agreed = engine.zones.agreed();
     let reading = tokio::task::spawn_blocking(move || {
-        let schedule = Schedule::parse(&expression, &timezone)?;
+        let schedule = agreed.schedule(&expression, &timezone)?;
         match schedule.period(now)? {
             Some(period) if period < min_period => {
                 Err(InvalidSchedule::TooOften(period.num_seconds(), min_period.num_seconds()))
@@ -80,7 +83,7 @@ pub async fn check(
     let mut conn = engine.pools.read_for(project_id).await?;
     let now = schedules::clock(&mut conn).await?;
     drop(conn);
-    let read = read(project_id, (expression, timezone), now, min_period).await?;
+    let read = read(engine, project_id, (expression, timezone), now, min_period).await?;
     read.map(|it| (it, now)).map_err(|error| refusal(&error))
 }
 
@@ -140,7 +143,7 @@ pub async fn store_registered(
     let (mut registered, mut valid) = (Registered::default(), Vec::new());
     for (place, sent) in sent {
         let checked =
-            check_registered(project_id, sent, known.get(&sent.id), (now, limits)).await?;
+            check_registered(engine, project_id, sent, known.get(&sent.id), (now, limits)).await?;
         match checked {
             Ok(Change::None) => {}
             Ok(Change::Store) => match check_queue(engine, project_id, sent).await? {
@@ -195,6 +198,7 @@ enum Change {
 
 /// The change by a registered schedule, or the reason of its rejection.
 async fn check_registered(
+    engine: &Engine,
     project_id: ProjectId,
     sent: &RegisteredSchedule,
     known: Option<&ScheduleRow>,
@@ -215,7 +219,7 @@ async fn check_registered(
     let known = known.map(|it| it.timezone.as_str());
     let timezone = timezone.as_deref().or(known).unwrap_or("UTC");
     let min_period = limits.min_schedule_period();
-    let read = read(project_id, (cron_expression, timezone), now, min_period).await?;
+    let read = read(engine, project_id, (cron_expression, timezone), now, min_period).await?;
     let reason = |error: InvalidSchedule| format!("{}: {error}", error.field());
     Ok(read.map(|_| Change::Store).map_err(reason))
 }
@@ -306,12 +310,13 @@ pub async fn set_paused(
 
 /// The next tick; none while the schedule is paused, or if it never fires again.
 #[must_use]
-pub fn next_run_at(row: &ScheduleRow) -> Option<DateTime<Utc>> {
+pub fn next_run_at(engine: &Engine, row: &ScheduleRow) -> Option<DateTime<Utc>> {
     if row.is_paused || row.problem.is_some() {
         return None;
     }
     let planned = || {
-        let schedule = Schedule::parse(&row.cron_expression, &row.timezone).ok()?;
+        let zones = engine.zones.agreed();
+        let schedule = zones.schedule(&row.cron_expression, &row.timezone).ok()?;
         schedule.next_after(row.now).ok()
     };
     row.next_tick.or_else(planned)

@@ -1,11 +1,12 @@
 //! `/livez` and `/readyz`: for load balancers, without a key.
 
-use axum::extract::State;
+use axum::extract::{Query, State};
 use fencepost_domain::error::Error;
 use fencepost_store::connection::{
     migrate::{self, Schema},
     roles::Role,
 };
+use serde::Deserialize;
 
 use fencepost_web::app::App;
 
@@ -14,8 +15,27 @@ pub async fn live() -> &'static str {
     "ok\n"
 }
 
-/// Readiness: the node is not stopping, and its database answers and has this binary's schema.
-pub async fn ready(State(app): State<App>) -> Result<&'static str, Error> {
+/// What `/readyz` may say besides.
+#[derive(Debug, Deserialize)]
+pub struct ReadyQuery {
+    verbose: Option<String>,
+}
+
+/// Readiness. With `?verbose`, the answer also says what this node and its others agree on.
+pub async fn ready(
+    State(app): State<App>,
+    Query(query): Query<ReadyQuery>,
+) -> Result<String, Error> {
+    let ready = check(&app).await?;
+    if query.verbose.is_none() {
+        return Ok(ready.to_owned());
+    }
+    let (zones, nodes) = (app.engine.zones.agreed(), app.bus.nodes());
+    Ok(format!("{ready}nodes: {nodes}\nzone rules: {}\n", zones.rules().release()))
+}
+
+/// The node is not stopping, and its database answers and has this binary's schema.
+async fn check(app: &App) -> Result<&'static str, Error> {
     if app.engine.stopping.is_cancelled() {
         return Err(Error::NotReady("the node is stopping"));
     }

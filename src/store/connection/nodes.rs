@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use fencepost_domain::ids::NodeId;
+use fencepost_domain::{ids::NodeId, zones::Release};
 
 /// A node counts as gone after this many seconds without a sign of life.
 pub const NODE_SILENCE_SECONDS: f64 = 15.0;
@@ -26,25 +26,41 @@ impl std::fmt::Debug for SigningKey {
     }
 }
 
-/// Records that a node is running, deletes those that are gone, and returns the number of running
-/// nodes.
-pub async fn beat(conn: &mut PgConnection, id: NodeId) -> sqlx::Result<i64> {
-    sqlx::query_scalar!(
+/// The running nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunningNodes {
+    pub count: i64,
+    /// The oldest release of zone rules that one of them has as its newest.
+    pub zone_rules: String,
+}
+
+/// Records that a node is running, with its newest release of zone rules, deletes those that are
+/// gone, and returns the running nodes.
+pub async fn beat(
+    conn: &mut PgConnection,
+    id: NodeId,
+    zone_rules: &Release,
+) -> sqlx::Result<RunningNodes> {
+    sqlx::query_as!(
+        RunningNodes,
         r#"
         with mine as (
-            insert into nodes (id)
-            values ($1)
-            on conflict (id) do update set seen_at = now()
+            insert into nodes (id, zone_rules)
+            values ($1, $3)
+            on conflict (id) do update set seen_at = now(), zone_rules = $3
         ), gone as (
             delete from nodes
             where seen_at < now() - make_interval(secs => $2) and id <> $1
         )
-        select 1 + (
-            select count(*) from nodes where id <> $1 and seen_at >= now() - make_interval(secs => $2)
-        ) "count!"
+        select 1 + count(*) "count!",
+               least($3::text collate "C", min(coalesce(zone_rules, $4) collate "C")) "zone_rules!"
+        from nodes
+        where id <> $1 and seen_at >= now() - make_interval(secs => $2)
         "#,
         id.0,
         NODE_SILENCE_SECONDS,
+        zone_rules.as_str(),
+        Release::BEFORE_RELEASES,
     )
     .fetch_one(conn)
     .await

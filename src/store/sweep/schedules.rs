@@ -123,6 +123,40 @@ pub async fn lock_overdue(conn: &mut PgConnection) -> sqlx::Result<Vec<DueSchedu
     .await
 }
 
+/// Forgets the next ticks of schedules that were planned by other rules of zones than the nodes use
+/// now, at most 500 by older and as many by newer ones, so that they are planned again. Returns
+/// their number.
+pub async fn unplan_outdated(conn: &mut PgConnection, zone_rules: &str) -> sqlx::Result<usize> {
+    let done = sqlx::query!(
+        "
+        with older as materialized (
+            select project_id, id
+            from recurring_schedules
+            where next_tick is not null and zone_rules < $1
+            order by zone_rules
+            limit 500
+            for update skip locked
+        ), newer as materialized (
+            select project_id, id
+            from recurring_schedules
+            where next_tick is not null and zone_rules > $1
+            order by zone_rules desc
+            limit 500
+            for update skip locked
+        )
+        update recurring_schedules
+        set next_tick = null
+        from (select * from older union all select * from newer) outdated
+        where recurring_schedules.project_id = outdated.project_id
+            and recurring_schedules.id = outdated.id
+        ",
+        zone_rules,
+    )
+    .execute(conn)
+    .await?;
+    Ok(done.rows_affected() as usize)
+}
+
 /// Locks schedules whose next tick is not planned yet.
 pub async fn lock_unplanned(conn: &mut PgConnection) -> sqlx::Result<Vec<DueSchedule>> {
     sqlx::query_as!(
@@ -156,12 +190,18 @@ pub struct Advance {
     pub problem: Option<String>,
 }
 
-/// Stores the new positions of schedules. They must be locked.
-pub async fn advance(conn: &mut PgConnection, advances: &[Advance]) -> sqlx::Result<()> {
+/// Stores the new positions of schedules, and the release of the zone rules by which they were
+/// planned. The schedules must be locked.
+pub async fn advance(
+    conn: &mut PgConnection,
+    advances: &[Advance],
+    zone_rules: &str,
+) -> sqlx::Result<()> {
     sqlx::query!(
         "
         update recurring_schedules
-        set last_tick = sent.last_tick, next_tick = sent.next_tick, problem = sent.problem
+        set last_tick = sent.last_tick, next_tick = sent.next_tick, problem = sent.problem,
+            zone_rules = $6
         from unnest($1::int[], $2::text[], $3::timestamptz[], $4::timestamptz[], $5::text[])
             as sent(project_id, id, last_tick, next_tick, problem)
         where recurring_schedules.project_id = sent.project_id
@@ -172,6 +212,7 @@ pub async fn advance(conn: &mut PgConnection, advances: &[Advance]) -> sqlx::Res
         &advances.iter().map(|it| it.last_tick).collect::<Vec<_>>(),
         &advances.iter().map(|it| it.next_tick).collect::<Vec<_>>() as &[Option<DateTime<Utc>>],
         &advances.iter().map(|it| it.problem.as_deref()).collect::<Vec<_>>() as &[Option<&str>],
+        zone_rules,
     )
     .execute(conn)
     .await?;

@@ -18,14 +18,19 @@ use fencepost::dev::{
     cluster::{self, Cluster, Durability},
     redis::Redis,
 };
+use fencepost_config::PoolArgs;
+use fencepost_domain::ids::TickKey;
+use fencepost_engine::{Engine, schedules::zones::Zones};
 use fencepost_store::connection::{
     migrate,
+    pools::Pools,
     roles::{self, Logins, Role},
 };
 
 use super::{scratch, until};
 use sha2::{Digest, Sha256};
 use sqlx::{ConnectOptions, Connection, Executor, PgConnection, postgres::PgConnectOptions};
+use tokio_util::sync::CancellationToken;
 
 /// Leftover databases after which the folder is made anew, at about 10 MB each.
 const MAX_LEFTOVERS: i64 = 100;
@@ -47,6 +52,12 @@ pub struct Database {
 }
 
 impl Database {
+    /// An engine without a server: the test makes the steps of its loops when it wants.
+    pub fn engine(&self) -> Engine {
+        let pools = Pools::new(&self.url, PoolArgs::default(), None).expect("a URL");
+        Engine::start(pools, TickKey::new(b"test"), Zones::new(None), CancellationToken::new())
+    }
+
     /// A connection of the test's own.
     pub async fn connect(&self) -> PgConnection {
         let options: PgConnectOptions = self.url.parse().expect("a URL");

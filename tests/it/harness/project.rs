@@ -1,13 +1,15 @@
 //! A server, and a project on it with a key: what a user has.
 
-use std::{ops::Deref, sync::Arc, time::Duration};
+use std::{ops::Deref, path::PathBuf, sync::Arc, time::Duration};
 
 use fencepost::{
     dev,
     serve::{self, Node, People},
+    zone_files,
 };
 use fencepost_config::{ConnectionLimits, PoolArgs, RedisPlace, Signup, TrustedProxies};
 use fencepost_domain::{outbound::Allowed, plan::Plans};
+use fencepost_engine::schedules::zones::Zones;
 use fencepost_http::deprecation::Deprecated;
 use fencepost_identity::accounts::{
     oidc::Providers, password::lists::BreachedPasswords, scanners::ScannerKeys,
@@ -41,6 +43,8 @@ pub struct Stage {
     pub public_url: Option<String>,
     /// The pause between two canaries.
     pub canary: Option<Duration>,
+    /// Where its host has rules of time zones; none: it knows those that are compiled in.
+    pub zone_files: Option<PathBuf>,
     /// How long connections are accepted once it stops.
     pub linger: Duration,
     /// Connections of one address.
@@ -80,6 +84,7 @@ impl Default for Stage {
             default_plan: "free".to_owned(),
             public_url: None,
             canary: None,
+            zone_files: None,
             linger: Duration::ZERO,
             connections: 20_000,
             trusts_proxy: true,
@@ -158,6 +163,9 @@ impl TestServer {
                 ),
             },
             canary: stage.canary,
+            zones: Zones::new(
+                stage.zone_files.and_then(|it| zone_files::read(Some(&it)).expect("zones")),
+            ),
             outbound: stage.outbound,
             delivers: true,
             deprecated: stage.deprecated,

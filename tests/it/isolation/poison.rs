@@ -1,16 +1,13 @@
 //! A row that fails in a loop's statement: all others are served, it is set aside, and it is tried
 //! again.
 
-use fencepost_config::PoolArgs;
 use fencepost_domain::ids::TickKey;
-use fencepost_engine::{Engine, maintenance};
-use fencepost_store::connection::pools::Pools;
+use fencepost_engine::maintenance;
 
 use crate::harness::{
     Database, LoneProject, TestProject, TestServer, eventually, fresh_database, limited,
 };
 use serde_json::json;
-use tokio_util::sync::CancellationToken;
 
 /// A trigger that refuses rows with this text in this column, before this kind of write.
 async fn plant(database: &Database, (table, write): (&str, &str), column: &str, text: &str) {
@@ -287,7 +284,7 @@ fn a_finished_job_that_cannot_be_deleted_stops_no_other() {
         let database = &bad.database;
         plant(database, ("finished_jobs", "delete"), "job_type", "poison").await;
         database.execute("update finished_jobs set completed_at = now() - interval '8 days'").await;
-        let engine = engine_of(database);
+        let engine = database.engine();
         maintenance::counts::pass(&engine).await.expect("it runs");
         let retain = || async { maintenance::retention::pass(&engine).await.expect("it runs") };
         database.until("select count(*) from queue_counts where succeeded > 0", 2).await;
@@ -303,12 +300,6 @@ fn a_finished_job_that_cannot_be_deleted_stops_no_other() {
         assert_eq!(database.number("select count(*) from set_aside").await, 0);
         engine.finish().await;
     });
-}
-
-/// An engine beside the server's, to make steps of loops when the test wants.
-fn engine_of(database: &Database) -> Engine {
-    let pools = Pools::new(&database.url, PoolArgs::default(), None).expect("a URL");
-    Engine::start(pools, TickKey::new(b"test"), CancellationToken::new())
 }
 
 #[test]

@@ -136,6 +136,16 @@ async fn fire(conn: &mut PgConnection) {
     })
     .await;
     assert!(wait.is_some());
+    let outdated = costs(conn, "schedules of old zone rules", 500 * 40, async |conn| {
+        schedules::unplan_outdated(conn, "2999a").await.expect("it runs")
+    })
+    .await;
+    assert_eq!(outdated, 500);
+    let outdated = costs(conn, "no schedule of old zone rules", 40, async |conn| {
+        schedules::unplan_outdated(conn, "").await.expect("it runs")
+    })
+    .await;
+    assert_eq!(outdated, 0);
 }
 
 #[test]

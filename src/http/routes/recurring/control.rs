@@ -51,7 +51,7 @@ pub async fn pause(
 ) -> Result<Reply<RecurringSchedule>, Error> {
     let row = schedules::set_paused(&app.engine, caller.project_id, &id, true).await?;
     audit::note(&app, &caller, NewAuditEntry::to("recurring.paused", id)).await;
-    Ok(Reply(shown(&caller.who, RecurringSchedule::of(row)?)))
+    Ok(Reply(shown(&caller.who, RecurringSchedule::of(&app.engine, row)?)))
 }
 
 /// Resume a schedule.
@@ -73,7 +73,7 @@ pub async fn resume(
 ) -> Result<Reply<RecurringSchedule>, Error> {
     let row = schedules::set_paused(&app.engine, caller.project_id, &id, false).await?;
     audit::note(&app, &caller, NewAuditEntry::to("recurring.resumed", id)).await;
-    Ok(Reply(shown(&caller.who, RecurringSchedule::of(row)?)))
+    Ok(Reply(shown(&caller.who, RecurringSchedule::of(&app.engine, row)?)))
 }
 
 /// Run a schedule now.

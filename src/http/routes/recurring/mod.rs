@@ -14,7 +14,10 @@ use fencepost_domain::{
     plan::Limits,
     schedule::{CatchUp, OverlapPolicy},
 };
-use fencepost_engine::schedules::{self, ScheduleRow, WrittenSchedule};
+use fencepost_engine::{
+    Engine,
+    schedules::{self, ScheduleRow, WrittenSchedule},
+};
 use fencepost_web::{
     app::App,
     auth::{Caller, Read, Schedule},
@@ -107,9 +110,9 @@ impl Redact for RecurringSchedule {
 }
 
 impl RecurringSchedule {
-    fn of(row: ScheduleRow) -> Result<Self, Error> {
+    fn of(engine: &Engine, row: ScheduleRow) -> Result<Self, Error> {
         Ok(Self {
-            next_run_at: schedules::next_run_at(&row),
+            next_run_at: schedules::next_run_at(engine, &row),
             payload: stored_json(row.payload)?,
             redacted: false,
             id: row.id,
@@ -268,7 +271,7 @@ pub async fn put(
     let (before, after) = (before.as_ref().map(facts), Some(facts(&row)));
     let entry = NewAuditEntry { before, after, ..NewAuditEntry::to("recurring.put", &*row.id) };
     audit::note(&app, &caller, entry).await;
-    Ok(Reply(shown(&caller.who, RecurringSchedule::of(row)?)))
+    Ok(Reply(shown(&caller.who, RecurringSchedule::of(&app.engine, row)?)))
 }
 
 /// Create a schedule.
@@ -302,7 +305,11 @@ pub async fn create(
             };
             audit::note(&running, &by, entry).await;
             let location = Some(format!("/v1/recurring/{}", row.id));
-            Answer::new(StatusCode::CREATED, location, &shown(&by.who, RecurringSchedule::of(row)?))
+            Answer::new(
+                StatusCode::CREATED,
+                location,
+                &shown(&by.who, RecurringSchedule::of(engine, row)?),
+            )
         })
         .await
 }
@@ -351,7 +358,10 @@ pub async fn list(
     let after = query.cursor.unwrap_or_default();
     let mut rows = schedules::page(&app.engine, caller.project_id, &after, size.one_more()).await?;
     let next_cursor = size.cut_by_bytes(&mut rows, |it| it.payload.len(), |it| it.id.clone());
-    let recurring = rows.into_iter().map(RecurringSchedule::of).collect::<Result<Vec<_>, _>>()?;
+    let recurring = rows
+        .into_iter()
+        .map(|it| RecurringSchedule::of(&app.engine, it))
+        .collect::<Result<Vec<_>, _>>()?;
     Ok(Reply(RecurringPage::of(shown(&caller.who, recurring), next_cursor)))
 }
 
@@ -371,7 +381,7 @@ pub async fn get(
     NameInPath(id): NameInPath,
 ) -> Result<Reply<RecurringSchedule>, Error> {
     let row = schedules::find(&app.engine, caller.project_id, &id).await?;
-    Ok(Reply(shown(&caller.who, RecurringSchedule::of(row)?)))
+    Ok(Reply(shown(&caller.who, RecurringSchedule::of(&app.engine, row)?)))
 }
 
 /// Delete a schedule.

@@ -2,11 +2,7 @@
 
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
-use fencepost_domain::{
-    error::Error,
-    limits,
-    schedule::{PreviewedTick, Schedule},
-};
+use fencepost_domain::{error::Error, limits, schedule::PreviewedTick};
 use fencepost_engine::schedules;
 use fencepost_web::{
     app::App,
@@ -86,7 +82,7 @@ pub async fn next(
     check.range("count", count, 1, limits::MAX_SHOWN_TIMES);
     check.finish()?;
     let row = schedules::find(&app.engine, caller.project_id, &id).await?;
-    let schedule = Schedule::parse(&row.cron_expression, &row.timezone);
+    let schedule = app.engine.zones.agreed().schedule(&row.cron_expression, &row.timezone);
     let schedule = schedule.map_err(|error| schedules::refusal(&error))?;
     let times = schedule.preview(row.now, count as usize).unwrap_or_default();
     Ok(Reply(NextTimes {

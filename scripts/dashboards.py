@@ -80,6 +80,10 @@ OVERVIEW = [
               (f'sum(rate(fencepost_http_requests_total{{status=~"5.."}}[{RATE}])) or vector(0)', "5xx")),
         panel("Nodes", "short", ("count(fencepost_build_info) by (version)", "{{version}}"),
               ("max(fencepost_nodes)", "seen by the nodes"), stack=False),
+        panel("Zone rules", "short", ("count(fencepost_zone_rules_info == 1) by (release)", "{{release}}"),
+              about="Nodes by the release of time zone rules that they use."),
+        panel("Age of the zone rules", "s", ("time() - min(fencepost_zone_rules_published_seconds)", "oldest"),
+              about="Update tzdata before they are a year old."),
     ]),
     ("Process", [
         panel("Response time, without polls", "s",

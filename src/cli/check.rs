@@ -8,8 +8,11 @@ use std::{
 };
 
 use anyhow::Context as _;
+use chrono::Utc;
 use clap::Args;
 use fencepost_config::{DEFAULT_PLAN, DatabaseArgs, NodeArgs, Signup};
+use fencepost_domain::zones::Rules;
+use fencepost_identity::accounts::password::lists::COMMON_SINCE;
 use fencepost_net::{mail::Mailer, outbound::Outbound, seal::MasterKeys};
 use fencepost_signals::{limiter::Limiter, redis_bus::Bus, traces};
 use fencepost_store::connection::{
@@ -25,7 +28,7 @@ use sqlx::{
 use tokio::{net::TcpListener, time::timeout};
 use uuid::Uuid;
 
-use crate::serve;
+use crate::{serve, zone_files};
 
 /// The oldest PostgreSQL that the statements support, as it numbers itself.
 const MIN_POSTGRES: i32 = 150_000;
@@ -97,6 +100,7 @@ pub async fn run(args: CheckArgs) -> anyhow::Result<()> {
     check_people(&args.node, &mut findings);
     check_providers(&args.node, &mut findings).await;
     check_outbound(&args.node, &mut findings).await;
+    check_zones(&args.node, &mut findings);
     let mut out = std::io::stdout();
     for (found, what, text) in &findings.0 {
         writeln!(out, "{found:<8} {what:<9} {text}")?;
@@ -335,6 +339,26 @@ async fn check_outbound(node: &NodeArgs, findings: &mut Findings) {
     }
 }
 
+/// Whether the rules of time zones are up to date.
+fn check_zones(node: &NodeArgs, findings: &mut Findings) {
+    let host = match zone_files::read(node.zone_files.as_deref()) {
+        Ok(host) => host,
+        Err(error) => return findings.bad("zones", format!("{error:#}")),
+    };
+    let embedded = Rules::embedded();
+    let of_host = host.as_ref().map(|it| format!("the host has {}", it.release()));
+    let of_host = of_host.unwrap_or_else(|| "the host has none".to_owned());
+    let used = host.filter(|it| it.release() > embedded.release()).unwrap_or(embedded);
+    let text = format!("time zones have the rules of {}; {of_host}", used.release());
+    #[expect(clippy::disallowed_methods, reason = "a year is compared, before there is a database")]
+    let today = Utc::now().date_naive();
+    if used.is_old(today) {
+        findings.doubtful("zones", format!("{text}. They are older than a year: update tzdata"));
+    } else {
+        findings.good("zones", text);
+    }
+}
+
 async fn check_providers(node: &NodeArgs, findings: &mut Findings) {
     let providers = match serve::providers(node.people.oidc_config.as_deref()) {
         Ok(providers) => providers,
@@ -359,7 +383,8 @@ fn check_people(node: &NodeArgs, findings: &mut Findings) {
         Err(error) => findings.bad("secrets", format!("{error:#}")),
     }
     match serve::breached_passwords(people.breached_passwords.as_deref()) {
-        Ok(None) => (),
+        Ok(None) => findings
+            .good("passwords", format!("those that were common in {COMMON_SINCE} are refused")),
         Ok(Some(_)) => findings.good("passwords", "the list of breached ones can be read"),
         Err(error) => findings.bad("passwords", format!("{error:#}")),
     }

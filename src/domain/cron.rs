@@ -1,8 +1,16 @@
-//! Cron expressions: parsing.
+//! Cron expressions: parsing, and what they say.
+
+mod parts;
+mod words;
 
 use croner::{
     Cron,
     parser::{CronParser, Seconds, Year},
+};
+
+pub use self::{
+    parts::{check_parts, has_day},
+    words::in_words,
 };
 
 /// Why a schedule is refused.
@@ -106,22 +114,6 @@ pub fn parse(expression: &str) -> Result<Cron, InvalidSchedule> {
     })
 }
 
-/// The days of a valid expression: the same, at every midnight. None of `@daily` and similar, which
-/// always fire.
-///
-/// ```
-/// # use fencepost_domain::cron::days;
-/// assert_eq!(days("*/5 3 31 2 *").unwrap().pattern.to_string(), "0 0 31 2 *");
-/// assert!(days("@daily").is_none());
-/// ```
-#[must_use]
-pub fn days(expression: &str) -> Option<Cron> {
-    const DAY_FIELDS: usize = 3;
-    let fields: Vec<_> = expression.split_whitespace().collect();
-    let of_day = fields.len().checked_sub(DAY_FIELDS).and_then(|from| fields.get(from..))?;
-    parse(&format!("0 0 {}", of_day.join(" "))).ok()
-}
-
 /// The fields of an expression, with their lowest and highest values.
 const FIELDS: [(&str, u32, u32); 6] = [
     ("second", 0, 59),
@@ -173,12 +165,6 @@ pub fn names_hours(expression: &str) -> bool {
         Some(hours) => !hours.starts_with('*'),
         None => !expression.trim().eq_ignore_ascii_case("@hourly"),
     }
-}
-
-/// An expression in words.
-#[must_use]
-pub fn in_words(cron: &Cron) -> String {
-    cron.describe()
 }
 
 /// The id of the schedule that a worker registers for a job type: `rjob_` and the type's last part.

@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 
 use chrono::{
-    DateTime, Datelike, LocalResult, NaiveDateTime, NaiveTime, Offset, SecondsFormat, TimeDelta,
+    DateTime, Datelike, LocalResult, NaiveDate, NaiveDateTime, Offset, SecondsFormat, TimeDelta,
     TimeZone, Utc,
 };
 use croner::Cron;
@@ -24,9 +24,6 @@ use super::{
 const PERIOD_TICKS: usize = 130;
 /// Days in which they are looked for: every day of a year, and of the month after it.
 const PERIOD_DAYS: i64 = 400;
-/// Days until the first tick of a schedule at most: ten years, within which there is always a 29th
-/// of February.
-const MAX_DAYS_TO_TICK: usize = 3_660;
 /// A tick counts as missed after this many seconds: no node was running.
 pub const GRACE_SECONDS: i64 = 30;
 /// Missed ticks that are caught up, and recorded one by one.
@@ -247,13 +244,25 @@ impl Schedule {
         Ok(ticks)
     }
 
+    /// Refuses a schedule that does not fire within ten years, or of which a part never matches.
+    ///
+    /// # Errors
+    /// [`InvalidSchedule`].
+    pub fn check_parts(&self, now: DateTime<Utc>) -> Result<(), InvalidSchedule> {
+        cron::check_parts(&self.cron, self.today(now))
+    }
+
+    fn today(&self, now: DateTime<Utc>) -> NaiveDate {
+        now.with_timezone(&self.zone).date_naive()
+    }
+
     /// The shortest time between two of the first ticks after a time; none if it fires only once.
     ///
     /// # Errors
     /// [`InvalidSchedule::Never`] when it never fires.
     pub fn period(&self, after: DateTime<Utc>) -> Result<Option<TimeDelta>, InvalidSchedule> {
         // Before any tick is looked for: that would go on to the end of time.
-        if !self.has_day_after(after) {
+        if !cron::has_day(&self.cron, self.today(after)) {
             return Err(InvalidSchedule::Never);
         }
         let first = self.next_after(after)?;
@@ -267,16 +276,6 @@ impl Schedule {
             }
         }
         Ok(shortest)
-    }
-
-    /// Whether it fires within [`MAX_DAYS_TO_TICK`], by its days alone.
-    fn has_day_after(&self, after: DateTime<Utc>) -> bool {
-        let Some(days) = cron::days(&self.cron.pattern.to_string()) else { return true };
-        let today = after.with_timezone(&self.zone).date_naive();
-        today.iter_days().take(MAX_DAYS_TO_TICK).any(|day| {
-            let midnight = day.and_time(NaiveTime::MIN).and_utc();
-            days.is_time_matching(&midnight).unwrap_or(true)
-        })
     }
 
     /// The ticks to fire after a time, until `now`, and the missed ones. If the oldest is within

@@ -187,6 +187,12 @@ fn a_schedule_that_cannot_be_kept_is_refused_with_the_reason() {
         };
         assert!(message("61 * * * *").await.starts_with("cron_expression: "));
         assert_eq!(message("0 0 31 2 *").await, "cron_expression: never fires");
+        let last =
+            "the day of the week `L` never matches: write 5L for the last Friday of the month";
+        assert_eq!(message("0 0 1 * L").await, format!("cron_expression: {last}"));
+        assert_eq!(message("0 0 * * 5,L").await, format!("cron_expression: {last}"));
+        let february = "cron_expression: the day of the month `30` never matches";
+        assert_eq!(message("0 0 1,30 2 *").await, february);
         let often = message("*/10 * * * * *").await;
         assert_eq!(often, "cron_expression: fires every 10 s; the shortest period allowed is 60 s");
         message("0 0 1 1 * 2030 1").await;
@@ -423,7 +429,7 @@ fn a_preview_says_what_a_schedule_would_do_and_keeps_nothing() {
             json!({"cron_expression": "30 2 * * *", "timezone": "Europe/Berlin", "count": 3});
         let shown = t.post("/v1/recurring/preview", body).await.is(200);
         assert_eq!(shown["times"].as_array().expect("times").len(), 3);
-        assert!(shown["description"].as_str().expect("words").contains("30"));
+        assert_eq!(shown["description"], "At 02:30, every day");
         assert_eq!(shown["clock_changes"].as_array().expect("changes").len(), 2);
         let bad = json!({"cron_expression": "0 0 30 2 *"});
         t.post("/v1/recurring/preview", bad).await.is_error(400, "invalid_cron_expression");

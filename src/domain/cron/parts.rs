@@ -1,0 +1,92 @@
+//! Parts of an expression that never match: the caller meant something else.
+
+use chrono::{NaiveDate, NaiveTime};
+use croner::Cron;
+
+use super::{InvalidSchedule, parse};
+
+/// Days until the first tick of a schedule at most: ten years, within which there is always a 29th
+/// of February.
+const MAX_DAYS_TO_TICK: usize = 3_660;
+
+/// Refuses an expression that does not fire within ten years, or of which a part never matches.
+/// Stored ones may have such parts: they fire by their others.
+///
+/// # Errors
+/// [`InvalidSchedule::Never`], or [`InvalidSchedule::Cron`] which names the part.
+///
+/// ```
+/// # use {chrono::NaiveDate, fencepost_domain::cron::{check_parts, parse}};
+/// let check = |it| check_parts(&parse(it).unwrap(), NaiveDate::default());
+/// for good in ["0 0 29 2 *", "0 0 L,15W * 5L,2#1", "0 0 1-7 * +1", "0 0 31 * *", "@yearly"] {
+///     assert!(check(good).is_ok(), "{good}");
+/// }
+/// for (bad, part) in [
+///     ("0 0 1 * L", "`L`"), ("0 0 * * 5,L", "`L`"), ("0 0 1,30 2 *", "`30`"),
+///     ("0 0 31 2,3 *", "`2`"), ("0 0 1,10 * +FRI#2", "`1`"), ("0 0 L,LW * *", "`L`"),
+/// ] {
+///     let message = check(bad).unwrap_err().to_string();
+///     assert!(message.contains(part) && message.contains("never matches"), "{bad}: {message}");
+/// }
+/// let message = check("0 0 * * L").unwrap_err().to_string();
+/// assert!(message.ends_with("write 5L for the last Friday of the month"), "{message}");
+/// assert_eq!(check("0 0 31 2 *").unwrap_err().to_string(), "never fires");
+/// ```
+pub fn check_parts(cron: &Cron, today: NaiveDate) -> Result<(), InvalidSchedule> {
+    let fields: Vec<_> = cron.pattern.as_str().split_whitespace().collect();
+    let Some((_, &[days, months, weekdays])) = fields.split_last_chunk() else { return Ok(()) };
+    let weekdays = weekdays.trim_start_matches('+');
+    if weekdays.split(',').any(|it| it == "L") {
+        return Err(never("day of the week", "L"));
+    }
+    if !has_day(cron, today) {
+        return Err(InvalidSchedule::Never);
+    }
+    // Without a `+`, a day matches by either field: each is tried alone.
+    let (days_beside, weekdays_beside, sign) = match cron.pattern.matches_dom_and_dow() {
+        true => (days, weekdays, "+"),
+        false => ("*", "*", ""),
+    };
+    each("day of the month", days, |it| format!("{it} {months} {sign}{weekdays_beside}"), today)?;
+    each("day of the week", weekdays, |it| format!("{days_beside} {months} {sign}{it}"), today)?;
+    each("month", months, |it| format!("{days} {it} {sign}{weekdays}"), today)?;
+    let has = |it: &str| days.split(',').any(|part| part == it);
+    if has("L") && has("LW") { Err(never("day of the month", "L")) } else { Ok(()) }
+}
+
+/// Checks each part of a field alone.
+fn each(
+    field: &str,
+    parts: &str,
+    days_with: impl Fn(&str) -> String,
+    today: NaiveDate,
+) -> Result<(), InvalidSchedule> {
+    for part in parts.split(',').filter(|it| !it.is_empty()) {
+        let alone = parse(&format!("0 0 {}", days_with(part)))?;
+        if !has_day(&alone, today) {
+            return Err(never(field, part));
+        }
+    }
+    Ok(())
+}
+
+fn never(field: &str, part: &str) -> InvalidSchedule {
+    let hint = match (field, part) {
+        ("day of the week", "L") => ": write 5L for the last Friday of the month",
+        ("day of the month", "L") => " beside LW",
+        _ => "",
+    };
+    InvalidSchedule::Cron(format!("the {field} `{part}` never matches{hint}"))
+}
+
+/// Whether an expression fires within ten years, by its days alone.
+#[must_use]
+pub fn has_day(cron: &Cron, today: NaiveDate) -> bool {
+    let fields: Vec<_> = cron.pattern.as_str().split_whitespace().collect();
+    let Some((_, [days, months, weekdays])) = fields.split_last_chunk() else { return true };
+    let Ok(midnights) = parse(&format!("0 0 {days} {months} {weekdays}")) else { return true };
+    today.iter_days().take(MAX_DAYS_TO_TICK).any(|day| {
+        let midnight = day.and_time(NaiveTime::MIN).and_utc();
+        midnights.is_time_matching(&midnight).unwrap_or(true)
+    })
+}

@@ -117,6 +117,14 @@ func (c *Client) Request(ctx context.Context, method, path string, body, answer 
 	return c.send(ctx, call{method: method, path: path, body: body, retry: retryTime}, answer)
 }
 
+// RequestWith is the same with headers, such as {"If-Match": queue.ETag} for a conditional write.
+func (c *Client) RequestWith(
+	ctx context.Context, method, path string, headers map[string]string, body, answer any,
+) error {
+	it := call{method: method, path: path, headers: headers, body: body, retry: retryTime}
+	return c.send(ctx, it, answer)
+}
+
 func (c *Client) send(ctx context.Context, it call, answer any) error {
 	var content []byte
 	if it.body != nil {
@@ -125,8 +133,12 @@ func (c *Client) send(ctx context.Context, it call, answer any) error {
 			return err
 		}
 	}
-	if it.headers == nil && it.method == "POST" && !strings.HasPrefix(it.path, "/v1/workers/") {
-		it.headers = map[string]string{"Idempotency-Key": randomID()}
+	if it.method == "POST" && !strings.HasPrefix(it.path, "/v1/workers/") {
+		headers := map[string]string{"Idempotency-Key": randomID()}
+		for name, value := range it.headers {
+			headers[name] = value
+		}
+		it.headers = headers
 	}
 	if it.timeout == 0 {
 		it.timeout = timeout

@@ -55,6 +55,7 @@ const (
 	CodeBatchCompleted           ErrorCode = "batch_completed"
 	CodeUniqueConflict           ErrorCode = "unique_conflict"
 	CodeQueueInUse               ErrorCode = "queue_in_use"
+	CodePreconditionFailed       ErrorCode = "precondition_failed"
 	CodeRecurringJobTypeConflict ErrorCode = "recurring_job_type_conflict"
 	CodeIdempotencyKeyReuse      ErrorCode = "idempotency_key_reuse"
 	CodeIdempotencyInProgress    ErrorCode = "idempotency_in_progress"

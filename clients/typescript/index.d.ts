@@ -53,6 +53,7 @@ export type ErrorCode =
   | "batch_completed"
   | "unique_conflict"
   | "queue_in_use"
+  | "precondition_failed"
   | "recurring_job_type_conflict"
   | "idempotency_key_reuse"
   | "idempotency_in_progress"

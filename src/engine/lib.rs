@@ -19,6 +19,7 @@ pub mod operations;
 pub mod queues;
 pub mod reach;
 pub mod schedules;
+pub mod settings;
 pub mod settle;
 pub mod stats;
 mod sync_match;

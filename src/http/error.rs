@@ -158,6 +158,7 @@ codes! {
     Error::BatchCompleted(_) => CONFLICT, "batch_completed";
     Error::UniqueConflict { .. } => CONFLICT, "unique_conflict";
     Error::QueueInUse(_) => CONFLICT, "queue_in_use";
+    Error::PreconditionFailed => PRECONDITION_FAILED, "precondition_failed";
     Error::ScheduleTypeConflict => CONFLICT, "recurring_job_type_conflict";
     Error::IdempotencyKeyReuse => CONFLICT, "idempotency_key_reuse";
     Error::IdempotencyInProgress => CONFLICT, "idempotency_in_progress";

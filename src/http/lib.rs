@@ -16,6 +16,7 @@ mod redact;
 mod retry;
 pub mod routes;
 pub mod server;
+pub mod settings;
 
 use axum::{
     Router,

@@ -15,6 +15,7 @@ pub mod people;
 pub mod queues;
 pub mod schedules;
 pub mod set_aside;
+pub mod settings_turns;
 pub mod settle;
 pub mod sweep;
 pub mod workers;

@@ -213,7 +213,8 @@ fn a_project_changes_its_alarms_and_no_other() {
         assert_eq!(
             letters,
             json!({"name": "dead_letters", "rule": "dead_letters", "queues": [], "threshold": 10,
-                   "for_seconds": 300, "mail_to": "owners", "enabled": true, "updated_at": null})
+                   "for_seconds": 300, "mail_to": "owners", "enabled": true, "updated_at": null,
+                   "etag": letters["etag"]})
         );
         let refused = [
             ("dead_letters", json!({"rule": "oldest_ready"}), "rule"),

@@ -56,6 +56,7 @@ mod roles;
 mod rolling;
 mod schedule_crashes;
 mod search;
+mod settings;
 mod standby;
 mod statements;
 mod storage;

@@ -56,6 +56,7 @@ class ErrorCode(str, Enum):
     BATCH_COMPLETED = "batch_completed"
     UNIQUE_CONFLICT = "unique_conflict"
     QUEUE_IN_USE = "queue_in_use"
+    PRECONDITION_FAILED = "precondition_failed"
     RECURRING_JOB_TYPE_CONFLICT = "recurring_job_type_conflict"
     IDEMPOTENCY_KEY_REUSE = "idempotency_key_reuse"
     IDEMPOTENCY_IN_PROGRESS = "idempotency_in_progress"

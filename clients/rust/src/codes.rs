@@ -57,6 +57,7 @@ pub enum ErrorCode {
     BatchCompleted,
     UniqueConflict,
     QueueInUse,
+    PreconditionFailed,
     RecurringJobTypeConflict,
     IdempotencyKeyReuse,
     IdempotencyInProgress,

@@ -8,12 +8,13 @@ use serde_json::{Map, Value, json};
 use crate::error::CODES;
 
 /// Codes that an operation has whenever it has their status.
-const OF_STATUS: [&str; 9] = [
+const OF_STATUS: [&str; 10] = [
     "invalid_request",
     "unauthorized",
     "forbidden",
     "suspended",
     "payload_too_large",
+    "precondition_failed",
     "unsupported_media_type",
     "rate_limit_exceeded",
     "overloaded",

@@ -23,7 +23,10 @@ use fencepost_web::{
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::error::ErrorBody;
+use crate::{
+    error::ErrorBody,
+    settings::{self, Conditions, Settings, Tagged},
+};
 
 /// Maximum number of projects in one answer, oldest first.
 const MAX_SHOWN_PROJECTS: i64 = 1_000;
@@ -79,6 +82,19 @@ pub struct Project {
     /// Time when the operator of the server suspended the project; null: it is not suspended.
     #[schema(required)]
     pub suspended_at: Option<DateTime<Utc>>,
+    /// Identity of its settings, also in the header `ETag`: with `If-Match`, a write changes only
+    /// these.
+    #[serde(default)]
+    #[schema(required, example = "\"4f0c2a9d1be87a3355d0c61e\"")]
+    pub etag: String,
+}
+
+impl Settings for Project {
+    const FIELDS: &'static [&'static str] = &["name", "require_fence"];
+
+    fn etag(&mut self) -> &mut String {
+        &mut self.etag
+    }
 }
 
 impl Project {
@@ -95,7 +111,9 @@ impl Project {
             role,
             created_at: row.created_at,
             suspended_at: row.suspended_at,
+            etag: String::new(),
         }
+        .tagged()
     }
 }
 
@@ -111,7 +129,9 @@ impl From<Membership> for Project {
             role: Role::of_name(&row.role),
             created_at: row.created_at,
             suspended_at: row.suspended_at,
+            etag: String::new(),
         }
+        .tagged()
     }
 }
 
@@ -183,12 +203,22 @@ pub async fn create(
     get, path = "", tag = "projects", operation_id = "projects_get",
     security(("api_key" = []), ("session" = ["viewer"])),
     params(("project" = String, Path, description = "The project's id or slug.", example = "acme")),
-    responses((status = 200, description = "The project.", body = Project)),
+    responses(
+        (status = 200, description = "The project.", body = Project, headers(("ETag" = String, description = "Identity of its settings."))),
+    ),
 )]
-pub async fn get(caller: Caller<Anybody>, State(app): State<App>) -> Result<Reply<Project>, Error> {
+pub async fn get(
+    caller: Caller<Anybody>,
+    State(app): State<App>,
+) -> Result<Tagged<Project>, Error> {
+    let project = find(&app, &caller).await?;
+    project.map(Tagged).ok_or(Error::ProjectNotFound)
+}
+
+async fn find<S>(app: &App, caller: &Caller<S>) -> Result<Option<Project>, Error> {
     let mut conn = app.engine.pools.people.acquire_for(caller.project_id).await?;
     let row = store::people::projects::get(&mut conn, caller.project_id).await?;
-    Ok(Reply(Project::of(row.ok_or(Error::ProjectNotFound)?, caller.who.role())))
+    Ok(row.map(|it| Project::of(it, caller.who.role())))
 }
 
 /// Changes to a project.
@@ -210,17 +240,19 @@ impl RequestBody for ChangeProjectRequest {}
 /// Omitted fields keep their values.
 #[utoipa::path(
     patch, path = "", tag = "projects", operation_id = "projects_update", security(("session" = ["admin"])),
-    params(("project" = String, Path, description = "The project's id or slug.", example = "acme")),
+    params(("project" = String, Path, description = "The project's id or slug.", example = "acme"), settings::Header),
     request_body = ChangeProjectRequest,
     responses(
-        (status = 200, description = "The project.", body = Project),
+        (status = 200, description = "The project.", body = Project, headers(("ETag" = String, description = "Identity of its settings."))),
+        (status = 412, description = "The settings are not those of `If-Match` or `If-None-Match`.", body = ErrorBody),
     ),
 )]
 pub async fn change(
     caller: Caller<Govern>,
     State(app): State<App>,
+    conditions: Conditions,
     Json(request): Json<ChangeProjectRequest>,
-) -> Result<Reply<Project>, Error> {
+) -> Result<Tagged<Project>, Error> {
     let mut check = Check::default();
     if let Some(name) = &request.name {
         check.public_name("name", name, limits::MAX_NAME_CHARS);
@@ -228,13 +260,16 @@ pub async fn change(
     check.finish()?;
     let change =
         ProjectChange { name: request.name.as_deref(), require_fence: request.require_fence };
-    let mut conn = app.engine.pools.people.acquire_for(caller.project_id).await?;
-    let after = projects::change(&mut conn, &caller.author(), change).await?;
-    drop(conn);
+    let write = async {
+        let mut conn = app.engine.pools.people.acquire_for(caller.project_id).await?;
+        projects::change(&mut conn, &caller.author(), change).await
+    };
+    let about = (caller.project_id, "project".to_owned());
+    let after = conditions.write(&app, about, find(&app, &caller), write).await?;
     if request.require_fence.is_some() {
         app.credentials.evict(Evict::KeysAndMembers).await;
     }
-    Ok(Reply(Project::of(after, caller.who.role())))
+    Ok(Tagged(Project::of(after, caller.who.role())))
 }
 
 /// Confirmation of a deletion.

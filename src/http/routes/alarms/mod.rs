@@ -7,6 +7,7 @@ use chrono::{DateTime, Utc};
 use fencepost_domain::{
     alarm::{MAX_ALARM_NAME_CHARS, MAX_ALARM_QUEUES, MAX_ALARMS, MailTo, Rule},
     error::Error,
+    ids::ProjectId,
     limits,
 };
 use fencepost_store::outbound::alarms::{self, AlarmRow, AlarmSettings, DefaultAlarm};
@@ -25,6 +26,7 @@ use utoipa::ToSchema;
 use crate::{
     error::ErrorBody,
     routes::audit::{self, NewAuditEntry},
+    settings::{self, Conditions, Settings, Tagged},
 };
 
 /// Alarms of one answer: those of a project, and those that each has.
@@ -55,6 +57,20 @@ pub struct Alarm {
     /// Time of the project's last change; null: the alarm has its default settings.
     #[schema(required)]
     pub updated_at: Option<DateTime<Utc>>,
+    /// Identity of its settings, also in the header `ETag`: with `If-Match`, a write changes only
+    /// these.
+    #[serde(default)]
+    #[schema(required, example = "\"4f0c2a9d1be87a3355d0c61e\"")]
+    pub etag: String,
+}
+
+impl Settings for Alarm {
+    const FIELDS: &'static [&'static str] =
+        &["rule", "queues", "threshold", "for_seconds", "mail_to", "enabled"];
+
+    fn etag(&mut self) -> &mut String {
+        &mut self.etag
+    }
 }
 
 impl Alarm {
@@ -69,7 +85,9 @@ impl Alarm {
             mail_to: MailTo::of_name(&row.mail_to),
             enabled: row.is_enabled,
             updated_at: row.updated_at,
+            etag: String::new(),
         }
+        .tagged()
     }
 
     fn logged(&self) -> Option<String> {
@@ -128,7 +146,7 @@ pub async fn list(caller: Caller<Read>, State(app): State<App>) -> Result<Reply<
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(("alarm" = String, Path, description = "Name of the alarm.", example = "dead_letters")),
     responses(
-        (status = 200, description = "The alarm.", body = Alarm),
+        (status = 200, description = "The alarm.", body = Alarm, headers(("ETag" = String, description = "Identity of its settings."))),
         (status = 404, description = "The project has no such alarm.", body = ErrorBody),
     ),
 )]
@@ -136,10 +154,14 @@ pub async fn get(
     caller: Caller<Read>,
     State(app): State<App>,
     NameInPath(name): NameInPath,
-) -> Result<Reply<Alarm>, Error> {
-    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    let row = alarms::find(&mut conn, caller.project_id, &name).await?;
-    Ok(Reply(Alarm::of(row.ok_or(Error::AlarmNotFound)?)))
+) -> Result<Tagged<Alarm>, Error> {
+    let alarm = find(&app, caller.project_id, &name).await?;
+    alarm.map(Tagged).ok_or(Error::AlarmNotFound)
+}
+
+async fn find(app: &App, project_id: ProjectId, name: &str) -> Result<Option<Alarm>, Error> {
+    let mut conn = app.engine.pools.read_for(project_id).await?;
+    Ok(alarms::find(&mut conn, project_id, name).await?.map(Alarm::of))
 }
 
 /// Write an alarm.
@@ -148,27 +170,43 @@ pub async fn get(
 #[utoipa::path(
     put, path = "/alarms/{alarm}", tag = "alarms", operation_id = "alarms_put",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
-    params(("alarm" = String, Path, description = "Name of the alarm.", example = "dead_letters")),
+    params(("alarm" = String, Path, description = "Name of the alarm.", example = "dead_letters"), settings::Header),
     request_body = PutAlarmRequest,
-    responses((status = 200, description = "The alarm.", body = Alarm)),
+    responses(
+        (status = 200, description = "The alarm.", body = Alarm, headers(("ETag" = String, description = "Identity of its settings."))),
+        (status = 412, description = "The settings are not those of `If-Match` or `If-None-Match`.", body = ErrorBody),
+    ),
 )]
 pub async fn put(
     caller: Caller<Manage>,
     State(app): State<App>,
     NameInPath(name): NameInPath,
+    conditions: Conditions,
     Json(request): Json<PutAlarmRequest>,
-) -> Result<Reply<Alarm>, Error> {
+) -> Result<Tagged<Alarm>, Error> {
+    let about = (caller.project_id, format!("alarm {name}"));
+    let current = find(&app, caller.project_id, &name);
+    let write = write(&app, &caller, &name, request);
+    conditions.write(&app, about, current, write).await.map(Tagged)
+}
+
+async fn write(
+    app: &App,
+    caller: &Caller<Manage>,
+    name: &str,
+    request: PutAlarmRequest,
+) -> Result<Alarm, Error> {
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    let default = alarms::default(&mut conn, &name).await?;
-    let before = alarms::find(&mut conn, caller.project_id, &name).await?.map(Alarm::of);
+    let default = alarms::default(&mut conn, name).await?;
+    let before = alarms::find(&mut conn, caller.project_id, name).await?.map(Alarm::of);
     let fixed = default.as_ref().and_then(|it| Rule::of_name(&it.rule));
     let rule = rule(&request, fixed, before.as_ref())?;
     let usual = alarms::default(&mut conn, rule.name()).await?.ok_or(Error::AlarmNotFound)?;
-    let settings = check(&name, request, rule, &default.unwrap_or(usual))?;
-    if !alarms::put(&mut conn, caller.project_id, &name, &settings, MAX_ALARMS).await? {
+    let settings = check(name, request, rule, &default.unwrap_or(usual))?;
+    if !alarms::put(&mut conn, caller.project_id, name, &settings, MAX_ALARMS).await? {
         return Err(Error::QuotaExceeded { what: "alarms of its own", max: MAX_ALARMS });
     }
-    let after = alarms::find(&mut conn, caller.project_id, &name).await?;
+    let after = alarms::find(&mut conn, caller.project_id, name).await?;
     drop(conn);
     let after = Alarm::of(after.ok_or(Error::AlarmNotFound)?);
     let entry = NewAuditEntry {
@@ -176,8 +214,8 @@ pub async fn put(
         after: after.logged(),
         ..NewAuditEntry::to("alarm.changed", name)
     };
-    audit::note(&app, &caller, entry).await;
-    Ok(Reply(after))
+    audit::note(app, caller, entry).await;
+    Ok(after)
 }
 
 /// The rule that is meant. The names of alarms that every project has keep their rules.
@@ -243,23 +281,28 @@ fn check(
 #[utoipa::path(
     delete, path = "/alarms/{alarm}", tag = "alarms", operation_id = "alarms_delete",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
-    params(("alarm" = String, Path, description = "Name of the alarm.", example = "dead_letters")),
+    params(("alarm" = String, Path, description = "Name of the alarm.", example = "dead_letters"), settings::Header),
     responses(
         (status = 204, description = "What the project has set is deleted."),
         (status = 404, description = "The project has set no such alarm.", body = ErrorBody),
+        (status = 412, description = "The settings are not those of `If-Match` or `If-None-Match`.", body = ErrorBody),
     ),
 )]
 pub async fn delete(
     caller: Caller<Manage>,
     State(app): State<App>,
     NameInPath(name): NameInPath,
+    conditions: Conditions,
 ) -> Result<StatusCode, Error> {
-    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    let before = alarms::find(&mut conn, caller.project_id, &name).await?.map(Alarm::of);
-    if !alarms::delete(&mut conn, caller.project_id, &name).await? {
-        return Err(Error::AlarmNotFound);
-    }
-    drop(conn);
+    let before = find(&app, caller.project_id, &name).await?;
+    let about = (caller.project_id, format!("alarm {name}"));
+    let delete = async {
+        let mut conn = app.engine.pools.read_for(caller.project_id).await?;
+        let is_gone = alarms::delete(&mut conn, caller.project_id, &name).await?;
+        if is_gone { Ok(()) } else { Err(Error::AlarmNotFound) }
+    };
+    let current = find(&app, caller.project_id, &name);
+    conditions.write(&app, about, current, delete).await?;
     let entry = NewAuditEntry {
         before: before.and_then(|it| it.logged()),
         ..NewAuditEntry::to("alarm.deleted", name)

@@ -1,6 +1,6 @@
 //! `GET` and `PUT /v1/job-types/{job_type}`: the schema of a job type's payloads.
 
-use axum::{Json as Reply, extract::State};
+use axum::extract::State;
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
     error::Error,
@@ -25,6 +25,7 @@ use utoipa::ToSchema;
 use crate::{
     error::ErrorBody,
     routes::audit::{self, NewAuditEntry},
+    settings::{self, Conditions, Settings, Tagged},
 };
 
 /// A job type.
@@ -39,6 +40,19 @@ pub struct JobType {
     /// Time when the schema was stored.
     #[schema(required)]
     pub updated_at: Option<DateTime<Utc>>,
+    /// Identity of its settings, also in the header `ETag`: with `If-Match`, a write changes only
+    /// these.
+    #[serde(default)]
+    #[schema(required, example = "\"4f0c2a9d1be87a3355d0c61e\"")]
+    pub etag: String,
+}
+
+impl Settings for JobType {
+    const FIELDS: &'static [&'static str] = &["schema"];
+
+    fn etag(&mut self) -> &mut String {
+        &mut self.etag
+    }
 }
 
 /// Description and schema of a job type.
@@ -62,16 +76,16 @@ impl RequestBody for PutJobTypeRequest {}
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(("job_type" = String, Path, description = "The job type.", example = "email.send")),
     responses(
-        (status = 200, description = "The job type.", body = JobType),
+        (status = 200, description = "The job type.", body = JobType, headers(("ETag" = String, description = "Identity of its settings."))),
     ),
 )]
 pub async fn get(
     caller: Caller<Read>,
     State(app): State<App>,
     NameInPath(job_type): NameInPath,
-) -> Result<Reply<JobType>, Error> {
+) -> Result<Tagged<JobType>, Error> {
     check_name(&job_type)?;
-    find(&app, caller.project_id, job_type).await.map(Reply)
+    find(&app, caller.project_id, job_type).await.map(Tagged)
 }
 
 /// Set the schema of a job type.
@@ -81,10 +95,11 @@ pub async fn get(
 #[utoipa::path(
     put, path = "/job-types/{job_type}", tag = "jobs", operation_id = "job_types_put",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
-    params(("job_type" = String, Path, description = "The job type.", example = "email.send")),
+    params(("job_type" = String, Path, description = "The job type.", example = "email.send"), settings::Header),
     request_body = PutJobTypeRequest,
     responses(
-        (status = 200, description = "The job type.", body = JobType),
+        (status = 200, description = "The job type.", body = JobType, headers(("ETag" = String, description = "Identity of its settings."))),
+        (status = 412, description = "The settings are not those of `If-Match` or `If-None-Match`.", body = ErrorBody),
         (status = 413, description = "The schema is too large.", body = ErrorBody),
     ),
 )]
@@ -92,8 +107,9 @@ pub async fn put(
     caller: Caller<Manage>,
     State(app): State<App>,
     NameInPath(job_type): NameInPath,
+    conditions: Conditions,
     Json(request): Json<PutJobTypeRequest>,
-) -> Result<Reply<JobType>, Error> {
+) -> Result<Tagged<JobType>, Error> {
     check_name(&job_type)?;
     let schema = request.schema.get();
     let mut check = Check::default();
@@ -105,13 +121,29 @@ pub async fn put(
     if !read.is_null() {
         PayloadSchema::read(&read).map_err(|message| Error::invalid("schema", message))?;
     }
-    let before = find(&app, caller.project_id, job_type.clone()).await?.schema;
+    let about = (caller.project_id, format!("job type {job_type}"));
+    let current = async {
+        let found = find(&app, caller.project_id, job_type.clone()).await?;
+        Ok(Some(found).filter(|it| it.schema.is_some() || !conditions.creates_only()))
+    };
+    let write = write(&app, &caller, &job_type, &request.schema);
+    conditions.write(&app, about, current, write).await.map(Tagged)
+}
+
+/// Stores a schema; null removes it.
+async fn write(
+    app: &App,
+    caller: &Caller<Manage>,
+    job_type: &str,
+    schema: &RawValue,
+) -> Result<JobType, Error> {
+    let before = find(app, caller.project_id, job_type.to_owned()).await?.schema;
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    if read.is_null() {
-        store::jobs::job_types::delete(&mut conn, caller.project_id, &job_type).await?;
+    if schema.get() == "null" {
+        store::jobs::job_types::delete(&mut conn, caller.project_id, job_type).await?;
     } else {
-        let max = limits::MAX_JOB_SCHEMAS;
-        if !store::jobs::job_types::upsert(&mut conn, caller.project_id, &job_type, schema, max)
+        let (max, text) = (limits::MAX_JOB_SCHEMAS, schema.get());
+        if !store::jobs::job_types::upsert(&mut conn, caller.project_id, job_type, text, max)
             .await?
         {
             return Err(Error::QuotaExceeded { what: "job types with a schema", max });
@@ -119,11 +151,10 @@ pub async fn put(
     }
     drop(conn);
     let text = |it: &RawValue| format!("{{\"schema\":{}}}", it.get());
-    let (before, after) = (before.as_deref().map(text), Some(text(&request.schema)));
-    let entry =
-        NewAuditEntry { before, after, ..NewAuditEntry::to("job_type.changed", &*job_type) };
-    audit::note(&app, &caller, entry).await;
-    find(&app, caller.project_id, job_type).await.map(Reply)
+    let (before, after) = (before.as_deref().map(text), Some(text(schema)));
+    let entry = NewAuditEntry { before, after, ..NewAuditEntry::to("job_type.changed", job_type) };
+    audit::note(app, caller, entry).await;
+    find(app, caller.project_id, job_type.to_owned()).await
 }
 
 fn check_name(job_type: &str) -> Result<(), Error> {
@@ -137,5 +168,6 @@ async fn find(app: &App, project_id: ProjectId, job_type: String) -> Result<JobT
     let named = std::slice::from_ref(&job_type);
     let found = store::jobs::job_types::schemas_of(&mut conn, project_id, named).await?.pop();
     let (schema, updated_at) = found.map(|it| (it.schema, it.updated_at)).unzip();
-    Ok(JobType { job_type, schema: schema.map(stored_json).transpose()?, updated_at })
+    let schema = schema.map(stored_json).transpose()?;
+    Ok(JobType { job_type, schema, updated_at, etag: String::new() }.tagged())
 }

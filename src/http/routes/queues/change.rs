@@ -1,9 +1,9 @@
 //! `PATCH /v1/queues/{queue}`: settings.
 
-use axum::{Json as Reply, extract::State};
+use axum::extract::State;
 use fencepost_domain::{error::Error, limits};
 use fencepost_engine::queues;
-use fencepost_store as store;
+use fencepost_store::queues::SettingsChange;
 use fencepost_web::{
     app::App,
     auth::{Caller, Manage},
@@ -16,10 +16,12 @@ use fencepost_web::{
 use serde::{Deserialize, Deserializer};
 use utoipa::ToSchema;
 
-use super::{Queue, one};
+use super::{Queue, if_known, one};
 use crate::{
+    error::ErrorBody,
     retry::RetryRequest,
     routes::audit::{self, NewAuditEntry},
+    settings::{self, Conditions, Tagged},
 };
 
 /// Changes to a queue. At least one field; null removes a setting.
@@ -83,7 +85,7 @@ fn some<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Optio
 }
 
 impl ChangeQueueRequest {
-    fn accept(self, max_retention_days: i32, check: &mut Check) -> store::queues::SettingsChange {
+    fn accept(self, max_retention_days: i32, check: &mut Check) -> SettingsChange {
         let bounds = [
             ("max_concurrency", self.max_concurrency, 0, limits::MAX_CONCURRENCY),
             ("default_lease_seconds", self.default_lease_seconds, 1, limits::MAX_LEASE_SECONDS),
@@ -102,7 +104,7 @@ impl ChangeQueueRequest {
             let max = limits::MAX_RATE_LIMIT_SECONDS;
             check.range("rate_limit.per_seconds", it.per_seconds, 1, max);
         }
-        let change = store::queues::SettingsChange {
+        let change = SettingsChange {
             max_concurrency: self.max_concurrency,
             rate_limit: self
                 .rate_limit
@@ -116,7 +118,7 @@ impl ChangeQueueRequest {
             brake_after: self.brake_after,
             max_waiting: self.max_waiting,
         };
-        if change == store::queues::SettingsChange::default() {
+        if change == SettingsChange::default() {
             check.refuse("body", "must change at least one setting");
         }
         change
@@ -130,27 +132,41 @@ impl ChangeQueueRequest {
 #[utoipa::path(
     patch, path = "/queues/{queue}", tag = "queues", operation_id = "queues_update",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
-    params(("queue" = String, Path, description = "The queue.", example = "default")),
+    params(("queue" = String, Path, description = "The queue.", example = "default"), settings::Header),
     request_body = ChangeQueueRequest,
     responses(
-        (status = 200, description = "The queue.", body = Queue),
+        (status = 200, description = "The queue.", body = Queue, headers(("ETag" = String, description = "Identity of its settings."))),
+        (status = 412, description = "The settings are not those of `If-Match` or `If-None-Match`.", body = ErrorBody),
     ),
 )]
 pub async fn change(
     caller: Caller<Manage>,
     State(app): State<App>,
     NameInPath(queue): NameInPath,
+    conditions: Conditions,
     Json(request): Json<ChangeQueueRequest>,
-) -> Result<Reply<Queue>, Error> {
+) -> Result<Tagged<Queue>, Error> {
     let mut check = Check::default();
     check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
     let change = request.accept(caller.limits.max_retention_days(), &mut check);
     check.finish()?;
-    let before = one(&app, caller.project_id, queue.clone()).await?.0.settings();
-    queues::change_settings(&app.engine, caller.project_id, &queue, &change).await?;
-    let after = one(&app, caller.project_id, queue.clone()).await?;
+    let about = (caller.project_id, format!("queue {queue}"));
+    let current = if_known(&app, caller.project_id, &queue);
+    let write = write(&app, &caller, &queue, &change);
+    conditions.write(&app, about, current, write).await.map(Tagged)
+}
+
+async fn write(
+    app: &App,
+    caller: &Caller<Manage>,
+    queue: &str,
+    change: &SettingsChange,
+) -> Result<Queue, Error> {
+    let before = one(app, caller.project_id, queue.to_owned()).await?.0.settings();
+    queues::change_settings(&app.engine, caller.project_id, queue, change).await?;
+    let after = one(app, caller.project_id, queue.to_owned()).await?.0;
     let entry = NewAuditEntry::to("queue.changed", queue);
-    let entry = NewAuditEntry { before: Some(before), after: Some(after.0.settings()), ..entry };
-    audit::note(&app, &caller, entry).await;
+    let entry = NewAuditEntry { before: Some(before), after: Some(after.settings()), ..entry };
+    audit::note(app, caller, entry).await;
     Ok(after)
 }

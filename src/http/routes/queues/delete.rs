@@ -9,10 +9,11 @@ use fencepost_web::{
     wire::extract::NameInPath,
 };
 
-use super::one;
+use super::{if_known, one};
 use crate::{
     error::ErrorBody,
     routes::audit::{self, NewAuditEntry},
+    settings::{self, Conditions},
 };
 
 /// Delete a queue.
@@ -23,20 +24,25 @@ use crate::{
 #[utoipa::path(
     delete, path = "/queues/{queue}", tag = "queues", operation_id = "queues_delete",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
-    params(("queue" = String, Path, description = "The queue.", example = "default")),
+    params(("queue" = String, Path, description = "The queue.", example = "default"), settings::Header),
     responses(
         (status = 204, description = "The queue is deleted."),
         (status = 404, description = "The queue does not exist.", body = ErrorBody),
         (status = 409, description = "The queue has jobs, or a push.", body = ErrorBody),
+        (status = 412, description = "The settings are not those of `If-Match` or `If-None-Match`.", body = ErrorBody),
     ),
 )]
 pub async fn delete(
     caller: Caller<Manage>,
     State(app): State<App>,
     NameInPath(queue): NameInPath,
+    conditions: Conditions,
 ) -> Result<StatusCode, Error> {
     let before = one(&app, caller.project_id, queue.clone()).await?.0.settings();
-    queues::delete(&app.engine, caller.project_id, &queue).await?;
+    let about = (caller.project_id, format!("queue {queue}"));
+    let current = if_known(&app, caller.project_id, &queue);
+    let delete = queues::delete(&app.engine, caller.project_id, &queue);
+    conditions.write(&app, about, current, delete).await?;
     let entry = NewAuditEntry { before: Some(before), ..NewAuditEntry::to("queue.deleted", queue) };
     audit::note(&app, &caller, entry).await;
     Ok(StatusCode::NO_CONTENT)

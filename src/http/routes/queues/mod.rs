@@ -37,6 +37,7 @@ use utoipa::{IntoParams, ToSchema};
 use crate::{
     error::ErrorBody,
     page::{PageSize, page},
+    settings::{Settings, Tagged},
 };
 
 const DEFAULT_PAGE_QUEUES: u32 = 50;
@@ -103,6 +104,28 @@ pub struct Queue {
     /// Time of the last change of its settings; null: never.
     #[schema(required)]
     pub updated_at: Option<DateTime<Utc>>,
+    /// Identity of its settings, also in the header `ETag`: with `If-Match`, a write changes only
+    /// these.
+    #[serde(default)]
+    #[schema(required, example = "\"4f0c2a9d1be87a3355d0c61e\"")]
+    pub etag: String,
+}
+
+impl Settings for Queue {
+    const FIELDS: &'static [&'static str] = &[
+        "max_concurrency",
+        "rate_limit",
+        "default_lease_seconds",
+        "retention_days",
+        "default_max_attempts",
+        "default_retry",
+        "brake_after",
+        "max_waiting",
+    ];
+
+    fn etag(&mut self) -> &mut String {
+        &mut self.etag
+    }
 }
 
 impl Queue {
@@ -226,7 +249,9 @@ impl Queue {
             max_waiting: row.max_waiting,
             updated_at: row.updated_at,
             queue: row.queue,
+            etag: String::new(),
         }
+        .tagged()
     }
 }
 
@@ -305,7 +330,7 @@ pub async fn list(
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(("queue" = String, Path, description = "The queue.", example = "default")),
     responses(
-        (status = 200, description = "The queue.", body = Queue),
+        (status = 200, description = "The queue.", body = Queue, headers(("ETag" = String, description = "Identity of its settings."))),
         (status = 400, description = "The name is invalid.", body = ErrorBody),
         (status = 404, description = "The queue does not exist.", body = ErrorBody),
     ),
@@ -314,11 +339,11 @@ pub async fn get(
     caller: Caller<Read>,
     State(app): State<App>,
     NameInPath(queue): NameInPath,
-) -> Result<Reply<Queue>, Error> {
+) -> Result<Tagged<Queue>, Error> {
     let mut check = Check::default();
     check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
     check.finish()?;
-    known(&app, caller.project_id, &queue).await.map(Reply)
+    known(&app, caller.project_id, &queue).await.map(Tagged)
 }
 
 /// One queue, if it exists.
@@ -328,6 +353,12 @@ async fn known(app: &App, project_id: ProjectId, queue: &str) -> Result<Queue, E
     let mut queue = known.ok_or(Error::QueueNotFound)?.0;
     explain_oldest(app, project_id, vec![&mut queue]).await?;
     Ok(queue)
+}
+
+/// The same without its oldest job, for a condition.
+async fn if_known(app: &App, project_id: ProjectId, queue: &str) -> Result<Option<Queue>, Error> {
+    let found = read(app, project_id, &[queue.to_owned()]).await?;
+    Ok(found.into_iter().find(|(_, is_known)| *is_known).map(|it| it.0))
 }
 
 /// Says why the oldest ready jobs of these queues wait.

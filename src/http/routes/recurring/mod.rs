@@ -9,6 +9,7 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use fencepost_domain::{
     backoff::RetryPolicy,
     error::Error,
+    ids::ProjectId,
     job::DEFAULT_QUEUE,
     limits,
     plan::Limits,
@@ -38,6 +39,7 @@ use crate::{
     redact::{self, Redact, shown},
     retry::RetryRequest,
     routes::audit::{self, NewAuditEntry},
+    settings::{self, Conditions, Settings, Tagged},
 };
 
 const DEFAULT_TIMEZONE: &str = "UTC";
@@ -95,6 +97,33 @@ pub struct RecurringSchedule {
     pub created_at: DateTime<Utc>,
     /// When it was last changed.
     pub updated_at: DateTime<Utc>,
+    /// Identity of its settings, also in the header `ETag`: with `If-Match`, a write changes only
+    /// these.
+    #[serde(default)]
+    #[schema(required, example = "\"4f0c2a9d1be87a3355d0c61e\"")]
+    pub etag: String,
+}
+
+impl Settings for RecurringSchedule {
+    const FIELDS: &'static [&'static str] = &[
+        "job_type",
+        "queue",
+        "cron_expression",
+        "timezone",
+        "payload",
+        "priority",
+        "retry",
+        "overlap",
+        "catch_up",
+        "spread_seconds",
+        "enabled",
+        "max_attempts",
+        "timeout_seconds",
+    ];
+
+    fn etag(&mut self) -> &mut String {
+        &mut self.etag
+    }
 }
 
 fn failing(since: DateTime<Utc>) -> String {
@@ -133,7 +162,9 @@ impl RecurringSchedule {
             registered: row.is_registered,
             created_at: row.created_at,
             updated_at: row.updated_at,
-        })
+            etag: String::new(),
+        }
+        .tagged())
     }
 }
 
@@ -250,28 +281,54 @@ impl RecurringScheduleRequest {
 #[utoipa::path(
     put, path = "/recurring/{recurring_id}", tag = "recurring", operation_id = "recurring_upsert",
     security(("api_key" = ["schedules"]), ("session" = ["member"])),
-    params(("recurring_id" = String, Path, description = "The schedule: a name of your choice.", example = "rjob_report")),
+    params(("recurring_id" = String, Path, description = "The schedule: a name of your choice.", example = "rjob_report"), settings::Header),
     request_body = RecurringScheduleRequest,
     responses(
-        (status = 200, description = "The schedule.", body = RecurringSchedule),
+        (status = 200, description = "The schedule.", body = RecurringSchedule, headers(("ETag" = String, description = "Identity of its settings."))),
         (status = 400, description = "Invalid request, or the expression cannot be read, never fires, or fires too often.", body = ErrorBody),
         (status = 409, description = "The schedule belongs to another job type.", body = ErrorBody),
+        (status = 412, description = "The settings are not those of `If-Match` or `If-None-Match`.", body = ErrorBody),
     ),
 )]
 pub async fn put(
     caller: Caller<Schedule>,
     State(app): State<App>,
     NameInPath(id): NameInPath,
+    conditions: Conditions,
     Json(request): Json<RecurringScheduleRequest>,
-) -> Result<Reply<RecurringSchedule>, Error> {
+) -> Result<Tagged<RecurringSchedule>, Error> {
     let schedule = request.accept(id, &caller.limits)?;
+    let about = (caller.project_id, format!("schedule {}", schedule.id));
+    let current = if_stored(&app, caller.project_id, &schedule.id);
+    let write = write(&app, &caller, &schedule);
+    let row = conditions.write(&app, about, current, write).await?;
+    Ok(Tagged(shown(&caller.who, RecurringSchedule::of(&app.engine, row)?)))
+}
+
+async fn if_stored(
+    app: &App,
+    project_id: ProjectId,
+    id: &str,
+) -> Result<Option<RecurringSchedule>, Error> {
+    match schedules::find(&app.engine, project_id, id).await {
+        Ok(row) => RecurringSchedule::of(&app.engine, row).map(Some),
+        Err(Error::ScheduleNotFound) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+async fn write(
+    app: &App,
+    caller: &Caller<Schedule>,
+    schedule: &WrittenSchedule,
+) -> Result<ScheduleRow, Error> {
     let before = schedules::find(&app.engine, caller.project_id, &schedule.id).await.ok();
     let (row, _) =
-        schedules::write(&app.engine, caller.project_id, &schedule, &caller.limits).await?;
+        schedules::write(&app.engine, caller.project_id, schedule, &caller.limits).await?;
     let (before, after) = (before.as_ref().map(facts), Some(facts(&row)));
     let entry = NewAuditEntry { before, after, ..NewAuditEntry::to("recurring.put", &*row.id) };
-    audit::note(&app, &caller, entry).await;
-    Ok(Reply(shown(&caller.who, RecurringSchedule::of(&app.engine, row)?)))
+    audit::note(app, caller, entry).await;
+    Ok(row)
 }
 
 /// Create a schedule.
@@ -371,7 +428,7 @@ pub async fn list(
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report")),
     responses(
-        (status = 200, description = "The schedule.", body = RecurringSchedule),
+        (status = 200, description = "The schedule.", body = RecurringSchedule, headers(("ETag" = String, description = "Identity of its settings."))),
         (status = 404, description = "The project has no such schedule.", body = ErrorBody),
     ),
 )]
@@ -379,9 +436,9 @@ pub async fn get(
     caller: Caller<Read>,
     State(app): State<App>,
     NameInPath(id): NameInPath,
-) -> Result<Reply<RecurringSchedule>, Error> {
+) -> Result<Tagged<RecurringSchedule>, Error> {
     let row = schedules::find(&app.engine, caller.project_id, &id).await?;
-    Ok(Reply(shown(&caller.who, RecurringSchedule::of(&app.engine, row)?)))
+    Ok(Tagged(shown(&caller.who, RecurringSchedule::of(&app.engine, row)?)))
 }
 
 /// Delete a schedule.
@@ -390,18 +447,23 @@ pub async fn get(
 #[utoipa::path(
     delete, path = "/recurring/{recurring_id}", tag = "recurring", operation_id = "recurring_delete",
     security(("api_key" = ["schedules"]), ("session" = ["member"])),
-    params(("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report")),
+    params(("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report"), settings::Header),
     responses(
         (status = 204, description = "Deleted."),
         (status = 404, description = "The project has no such schedule.", body = ErrorBody),
+        (status = 412, description = "The settings are not those of `If-Match` or `If-None-Match`.", body = ErrorBody),
     ),
 )]
 pub async fn delete(
     caller: Caller<Schedule>,
     State(app): State<App>,
     NameInPath(id): NameInPath,
+    conditions: Conditions,
 ) -> Result<StatusCode, Error> {
-    schedules::delete(&app.engine, caller.project_id, &id).await?;
+    let about = (caller.project_id, format!("schedule {id}"));
+    let current = if_stored(&app, caller.project_id, &id);
+    let delete = schedules::delete(&app.engine, caller.project_id, &id);
+    conditions.write(&app, about, current, delete).await?;
     audit::note(&app, &caller, NewAuditEntry::to("recurring.deleted", id)).await;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -6,6 +6,8 @@ use utoipa::ToSchema;
 
 use fencepost_engine::webhooks::EndpointRow;
 
+use crate::settings::Settings;
+
 /// State of an endpoint: events are sent to an enabled one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -69,6 +71,29 @@ pub struct Endpoint {
     /// Events that were not sent to it, because 50,000 deliveries to it waited.
     #[schema(example = 0)]
     pub dropped_events: i64,
+    /// Identity of its settings, also in the header `ETag`: with `If-Match`, a write changes only
+    /// these.
+    #[serde(default)]
+    #[schema(required, example = "\"4f0c2a9d1be87a3355d0c61e\"")]
+    pub etag: String,
+}
+
+impl Settings for Endpoint {
+    const FIELDS: &'static [&'static str] = &[
+        "url",
+        "description",
+        "events",
+        "queues",
+        "job_types",
+        "callbacks",
+        "max_in_flight",
+        "timeout_seconds",
+        "state",
+    ];
+
+    fn etag(&mut self) -> &mut String {
+        &mut self.etag
+    }
 }
 
 impl From<EndpointRow> for Endpoint {
@@ -92,7 +117,9 @@ impl From<EndpointRow> for Endpoint {
             last_failure_at: row.last_failure_at,
             failing_since: row.failing_since,
             dropped_events: row.dropped_events,
+            etag: String::new(),
         }
+        .tagged()
     }
 }
 

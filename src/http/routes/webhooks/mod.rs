@@ -5,7 +5,11 @@ mod endpoint;
 pub mod replay;
 
 use axum::{Json as Reply, extract::State, http::StatusCode};
-use fencepost_domain::{error::Error, ids::EndpointId, limits, outbound, webhook};
+use fencepost_domain::{
+    error::Error,
+    ids::{EndpointId, ProjectId},
+    limits, outbound, webhook,
+};
 use fencepost_engine::webhooks::{self, EndpointChange, NewEndpoint};
 use fencepost_web::{
     app::App,
@@ -28,6 +32,7 @@ use crate::{
     error::ErrorBody,
     page::{PageSize, page},
     routes::audit::{self, NewAuditEntry},
+    settings::{self, Conditions, Tagged},
 };
 
 const DEFAULT_PAGE_ENDPOINTS: u32 = 20;
@@ -298,7 +303,7 @@ pub async fn create(
     security(("api_key" = ["webhooks"]), ("session" = ["admin"])),
     params(("endpoint_id" = String, Path, description = "The endpoint.", example = "ep_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
-        (status = 200, description = "The endpoint, without its secret.", body = Endpoint),
+        (status = 200, description = "The endpoint, without its secret.", body = Endpoint, headers(("ETag" = String, description = "Identity of its settings."))),
         (status = 404, description = "The project has no such endpoint.", body = ErrorBody),
     ),
 )]
@@ -306,33 +311,47 @@ pub async fn get(
     caller: Caller<Webhooks>,
     State(app): State<App>,
     EndpointInPath(id): EndpointInPath,
-) -> Result<Reply<Endpoint>, Error> {
-    Ok(Reply(webhooks::find(&app.engine, caller.project_id, id).await?.into()))
+) -> Result<Tagged<Endpoint>, Error> {
+    Ok(Tagged(webhooks::find(&app.engine, caller.project_id, id).await?.into()))
+}
+
+async fn stored(
+    app: &App,
+    project_id: ProjectId,
+    id: EndpointId,
+) -> Result<Option<Endpoint>, Error> {
+    let row = webhooks::find(&app.engine, project_id, id).await?;
+    Ok(Some(row.into()))
 }
 
 /// Change an endpoint.
 #[utoipa::path(
     patch, path = "/webhooks/{endpoint_id}", tag = "webhooks", operation_id = "webhooks_update",
     security(("api_key" = ["webhooks"]), ("session" = ["admin"])),
-    params(("endpoint_id" = String, Path, description = "The endpoint.", example = "ep_01m7w3ha3aextt8pkwwdmxsmqw")),
+    params(("endpoint_id" = String, Path, description = "The endpoint.", example = "ep_01m7w3ha3aextt8pkwwdmxsmqw"), settings::Header),
     request_body = ChangeEndpointRequest,
     responses(
-        (status = 200, description = "The endpoint.", body = Endpoint),
+        (status = 200, description = "The endpoint.", body = Endpoint, headers(("ETag" = String, description = "Identity of its settings."))),
         (status = 404, description = "The project has no such endpoint.", body = ErrorBody),
+        (status = 412, description = "The settings are not those of `If-Match` or `If-None-Match`.", body = ErrorBody),
     ),
 )]
 pub async fn change(
     caller: Caller<Webhooks>,
     State(app): State<App>,
     EndpointInPath(id): EndpointInPath,
+    conditions: Conditions,
     Json(request): Json<ChangeEndpointRequest>,
-) -> Result<Reply<Endpoint>, Error> {
+) -> Result<Tagged<Endpoint>, Error> {
     let change = check(&app, request)?;
     if change.url.is_some() {
         app.accounts.require_verified(caller.project_id).await?;
         caller.require_step_up(&app).await?;
     }
-    let changed = webhooks::change(&app.engine, caller.project_id, id, &change).await?;
+    let about = (caller.project_id, format!("endpoint {id}"));
+    let current = stored(&app, caller.project_id, id);
+    let write = webhooks::change(&app.engine, caller.project_id, id, &change);
+    let changed = conditions.write(&app, about, current, write).await?;
     let [before, endpoint] = changed.map(Endpoint::from);
     let entry = NewAuditEntry {
         before: logged(&before),
@@ -340,7 +359,7 @@ pub async fn change(
         ..NewAuditEntry::to("endpoint.changed", &*endpoint.id)
     };
     audit::note(&app, &caller, entry).await;
-    Ok(Reply(endpoint))
+    Ok(Tagged(endpoint))
 }
 
 /// Delete an endpoint.
@@ -349,18 +368,23 @@ pub async fn change(
 #[utoipa::path(
     delete, path = "/webhooks/{endpoint_id}", tag = "webhooks", operation_id = "webhooks_delete",
     security(("api_key" = ["webhooks"]), ("session" = ["admin"])),
-    params(("endpoint_id" = String, Path, description = "The endpoint.", example = "ep_01m7w3ha3aextt8pkwwdmxsmqw")),
+    params(("endpoint_id" = String, Path, description = "The endpoint.", example = "ep_01m7w3ha3aextt8pkwwdmxsmqw"), settings::Header),
     responses(
         (status = 204, description = "It is deleted."),
         (status = 404, description = "The project has no such endpoint.", body = ErrorBody),
+        (status = 412, description = "The settings are not those of `If-Match` or `If-None-Match`.", body = ErrorBody),
     ),
 )]
 pub async fn delete(
     caller: Caller<Webhooks>,
     State(app): State<App>,
     EndpointInPath(id): EndpointInPath,
+    conditions: Conditions,
 ) -> Result<StatusCode, Error> {
-    let gone = webhooks::delete(&app.engine, caller.project_id, id).await?;
+    let about = (caller.project_id, format!("endpoint {id}"));
+    let current = stored(&app, caller.project_id, id);
+    let delete = webhooks::delete(&app.engine, caller.project_id, id);
+    let gone = conditions.write(&app, about, current, delete).await?;
     let entry = NewAuditEntry {
         before: logged(&gone.into()),
         ..NewAuditEntry::to("endpoint.deleted", id.to_string())

@@ -1,0 +1,224 @@
+//! Settings that two may write: the tag by which one knows them, and the conditions of a write
+//! (RFC 9110, section 13.1).
+
+use std::collections::BTreeMap;
+
+use axum::{
+    Json,
+    extract::FromRequestParts,
+    http::{HeaderMap, HeaderValue, header::ETAG, request::Parts},
+    response::{IntoResponse, Response},
+};
+use fencepost_domain::{error::Error, ids::ProjectId};
+use fencepost_engine::settings::in_turn;
+use fencepost_web::app::App;
+use headers::{HeaderMapExt, IfMatch, IfNoneMatch};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use sha2::{Digest, Sha256};
+use utoipa::IntoParams;
+
+/// Bytes of a tag: two settings never have the same by chance.
+const TAG_BYTES: usize = 12;
+
+/// What has settings that its users write.
+pub trait Settings: Serialize {
+    /// Its fields that they write. The others change by themselves.
+    const FIELDS: &'static [&'static str];
+
+    /// Where the answer has the tag.
+    fn etag(&mut self) -> &mut String;
+
+    /// The same with its tag, which depends on its settings only.
+    #[must_use]
+    fn tagged(mut self) -> Self
+    where
+        Self: Sized,
+    {
+        let tag = tag(&self, Self::FIELDS);
+        *self.etag() = tag;
+        self
+    }
+}
+
+fn tag(view: &impl Serialize, names: &[&str]) -> String {
+    let text = serde_json::to_string(view).unwrap_or_default();
+    let fields: BTreeMap<String, Box<RawValue>> = serde_json::from_str(&text).unwrap_or_default();
+    let mut hash = Sha256::new();
+    for name in names {
+        let value = fields.get(*name).map_or("", |it| it.get());
+        hash.update(format!("{name}:{}:{value}", value.len()));
+    }
+    let hash = hash.finalize();
+    let digits: String = hash.iter().take(TAG_BYTES).map(|it| format!("{it:02x}")).collect();
+    format!("\"{digits}\"")
+}
+
+/// An answer with the tag of its settings, also as the header `ETag`.
+#[derive(Debug)]
+pub struct Tagged<T>(pub T);
+
+impl<T: Settings> IntoResponse for Tagged<T> {
+    fn into_response(mut self) -> Response {
+        let tag = HeaderValue::from_str(self.0.etag());
+        let mut response = Json(self.0).into_response();
+        if let Ok(tag) = tag {
+            response.headers_mut().insert(ETAG, tag);
+        }
+        response
+    }
+}
+
+/// The headers of a conditional write.
+#[derive(Debug, IntoParams)]
+#[expect(dead_code, reason = "it describes the headers in the OpenAPI document")]
+#[into_params(parameter_in = Header)]
+pub struct Header {
+    /// Writes only settings that have this `etag`; otherwise 412. `*`: any, if they exist.
+    #[param(rename = "If-Match", max_length = 200)]
+    if_match: Option<String>,
+    /// With `*`, creates only: if it exists, 412.
+    #[param(rename = "If-None-Match", max_length = 200)]
+    if_none_match: Option<String>,
+}
+
+/// The conditions of a write.
+#[derive(Debug, Clone, Default)]
+pub struct Conditions {
+    if_match: Option<IfMatch>,
+    if_none_match: Option<IfNoneMatch>,
+}
+
+impl<S: Sync> FromRequestParts<S> for Conditions {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Error> {
+        Ok(Self { if_match: read(&parts.headers)?, if_none_match: read(&parts.headers)? })
+    }
+}
+
+/// A header of tags. The library skips what is no tag: a caller who forgot the quotes would wonder
+/// why none is equal.
+fn read<T: headers::Header>(headers: &HeaderMap) -> Result<Option<T>, Error> {
+    let name = T::name();
+    let is_tag = |it: &str| it == "*" || it.parse::<headers::ETag>().is_ok();
+    let mut sent = headers.get_all(name).iter();
+    let is_readable =
+        sent.all(|it| it.to_str().is_ok_and(|it| it.split(',').map(str::trim).all(is_tag)));
+    let read = headers.typed_try_get().ok().filter(|_| is_readable);
+    read.ok_or_else(|| {
+        let tags = "must be * or tags in double quotes, as an answer's ETag is";
+        Error::invalid(name.as_str(), tags)
+    })
+}
+
+impl Conditions {
+    /// Writes settings if the conditions hold. Those who write the same ones under conditions take
+    /// turns, also on other nodes; a write without a condition does not wait for them.
+    ///
+    /// # Errors
+    /// [`Error::PreconditionFailed`]; those of reading and writing.
+    pub async fn write<T: Settings, Written>(
+        &self,
+        app: &App,
+        (project_id, what): (ProjectId, String),
+        read: impl Future<Output = Result<Option<T>, Error>>,
+        write: impl Future<Output = Result<Written, Error>>,
+    ) -> Result<Written, Error> {
+        if self.if_match.is_none() && self.if_none_match.is_none() {
+            return write.await;
+        }
+        let turn = async {
+            self.check(read.await?)?;
+            write.await
+        };
+        in_turn(&app.engine, project_id, &what, turn).await
+    }
+
+    /// Whether the write may only create.
+    #[must_use]
+    pub fn creates_only(&self) -> bool {
+        self.if_none_match.is_some()
+    }
+
+    fn check(&self, current: Option<impl Settings>) -> Result<(), Error> {
+        let current = current.and_then(|mut it| it.etag().parse().ok());
+        let passes = match (&self.if_match, &self.if_none_match, &current) {
+            (Some(_), _, None) => false,
+            (if_match, if_none_match, Some(current)) => {
+                if_match.as_ref().is_none_or(|it| it.precondition_passes(current))
+                    && if_none_match.as_ref().is_none_or(|it| it.precondition_passes(current))
+            }
+            (None, _, None) => true,
+        };
+        if passes { Ok(()) } else { Err(Error::PreconditionFailed) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::Request;
+
+    use super::*;
+
+    #[derive(Serialize)]
+    struct Lamp {
+        colour: &'static str,
+        watts: u8,
+        hours: u32,
+        etag: String,
+    }
+
+    impl Settings for Lamp {
+        const FIELDS: &'static [&'static str] = &["colour", "watts"];
+
+        fn etag(&mut self) -> &mut String {
+            &mut self.etag
+        }
+    }
+
+    fn lamp(colour: &'static str, watts: u8, hours: u32) -> Lamp {
+        Lamp { colour, watts, hours, etag: String::new() }.tagged()
+    }
+
+    async fn conditions(name: &str, value: &str) -> Result<Conditions, Error> {
+        let request = Request::builder().header(name, value).body(()).expect("a request");
+        Conditions::from_request_parts(&mut request.into_parts().0, &()).await
+    }
+
+    #[test]
+    fn a_tag_changes_with_the_settings_and_with_nothing_else() {
+        let tag = lamp("red", 5, 1).etag;
+        assert_eq!(tag, lamp("red", 5, 2).etag);
+        assert_ne!(tag, lamp("red", 6, 1).etag);
+        assert_ne!(tag, lamp("blue", 5, 1).etag);
+        assert!(tag.starts_with('"') && tag.ends_with('"') && tag.len() == 2 + 2 * TAG_BYTES);
+    }
+
+    #[tokio::test]
+    async fn conditions_hold_as_the_standard_says() {
+        let tag = lamp("red", 5, 1).etag;
+        let passes = async |name: &str, value: &str, lamp: Option<Lamp>| {
+            conditions(name, value).await.expect("a condition").check(lamp).is_ok()
+        };
+        let some = || Some(lamp("red", 5, 9));
+        for (value, for_some, for_none) in [
+            ("*", true, false),
+            (&*tag, true, false),
+            (&*format!("\"x\", {tag}"), true, false),
+            ("\"x\"", false, false),
+            // A weak tag is not strong enough for a write.
+            (&*format!("W/{tag}"), false, false),
+        ] {
+            assert_eq!(passes("if-match", value, some()).await, for_some, "{value}");
+            assert_eq!(passes("if-match", value, None).await, for_none, "{value}");
+        }
+        for (value, for_some) in [("*", false), (&*tag, false), ("\"x\"", true)] {
+            assert_eq!(passes("if-none-match", value, some()).await, for_some, "{value}");
+            assert!(passes("if-none-match", value, None).await, "{value}");
+        }
+        for bad in ["", "x", "\"x", "\"a\" \"b\""] {
+            assert!(conditions("if-match", bad).await.is_err(), "{bad}");
+        }
+    }
+}

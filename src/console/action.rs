@@ -114,7 +114,7 @@ async fn act(
         api.get::<IgnoredAny>(&path).await?;
         return Ok(session::go(headers.contains_key(HX_REQUEST), &saying(back(form), NOTHING)));
     }
-    let made: Option<Made> = api.send_once(method, &path, body, form.get(ONCE)).await?;
+    let made: Option<Made> = api.send_form(method, &path, body, form).await?;
     let made = made.unwrap_or_default();
     let page = |path: &str| {
         let project = project.map(segment).unwrap_or_default();

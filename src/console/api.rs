@@ -8,7 +8,7 @@ use axum::{
     extract::FromRequestParts,
     http::{
         HeaderMap, HeaderName, HeaderValue, Method, Request,
-        header::{AUTHORIZATION, CONTENT_TYPE},
+        header::{AUTHORIZATION, CONTENT_TYPE, IF_MATCH, IF_NONE_MATCH},
         request::Parts,
     },
     response::Response,
@@ -24,6 +24,11 @@ use fencepost_web::{
     app::App,
     auth::FromConsole,
     wire::{ClientGone, RequestId},
+};
+
+use super::{
+    action_table::{NEW, ONCE, UNCHANGED},
+    form::Fields,
 };
 
 /// Maximum bytes of an answer: a full page of jobs with the largest payloads and results.
@@ -65,20 +70,25 @@ impl Api {
         path: &str,
         body: Option<String>,
     ) -> Result<T, Error> {
-        self.send_once(method, path, body, None).await
+        self.send_form(method, path, body, &Fields::default()).await
     }
 
-    /// The same, with the form's idempotency key. The form's content is part of the key: a
-    /// corrected form is another request.
-    pub async fn send_once<T: DeserializeOwned>(
+    /// The same, with the form's idempotency key and its conditions. The form's content is part of
+    /// the key: a corrected form is another request.
+    pub async fn send_form<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,
         body: Option<String>,
-        once: Option<&str>,
+        form: &Fields,
     ) -> Result<T, Error> {
         let mut headers = HeaderMap::new();
-        if let Some(once) = once.filter(|it| it.len() <= MAX_ONCE_CHARS) {
+        for (field, name) in [(UNCHANGED, IF_MATCH), (NEW, IF_NONE_MATCH)] {
+            if let Some(value) = form.get(field).and_then(|it| HeaderValue::from_str(it).ok()) {
+                headers.insert(name, value);
+            }
+        }
+        if let Some(once) = form.get(ONCE).filter(|it| it.len() <= MAX_ONCE_CHARS) {
             let said = Sha256::digest(body.as_deref().unwrap_or_default());
             let said = u64::from_be_bytes(std::array::from_fn(|place| said[place]));
             if let Ok(key) = HeaderValue::from_str(&format!("{once}-{said:016x}")) {

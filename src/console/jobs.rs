@@ -179,8 +179,7 @@ pub async fn replay(
         None => "{}".to_owned(),
     };
     let path = here.at(&format!("/jobs/{}/replay", segment(&id)));
-    let once = form.get(action_table::ONCE);
-    let made: Job = here.api.send_once(Method::POST, &path, Some(body), once).await?;
+    let made: Job = here.api.send_form(Method::POST, &path, Some(body), &form).await?;
     let mut done = "jobs_replay";
     if form.get("cancel").is_some() {
         let path = here.at(&format!("/jobs/{}/cancel", segment(&id)));

@@ -234,6 +234,18 @@ impl Frame {
         Safe(format!("<input type=\"hidden\" name=\"{name}\" value=\"{value}\" hx-morph-skip>"))
     }
 
+    /// Hidden tag of the settings that a form changes: if another has changed them, it does not.
+    /// Live refresh keeps it beside what was typed.
+    pub fn unchanged(&self, etag: impl AsRef<str>) -> Safe<String> {
+        let (name, tag) = (action_table::UNCHANGED, format::escape(etag.as_ref()));
+        Safe(format!("<input type=\"hidden\" name=\"{name}\" value=\"{tag}\" hx-morph-skip>"))
+    }
+
+    /// Makes a form create only.
+    pub fn only_new(&self) -> Safe<String> {
+        Safe(format!("<input type=\"hidden\" name=\"{}\" value=\"*\">", action_table::NEW))
+    }
+
     /// The minute in which the page was made: images requested with it are new each minute.
     pub fn minute(&self) -> String {
         self.now.format("%H%M").to_string()

@@ -146,24 +146,17 @@ const SCHEDULE: &[Field] = &[
 pub async fn make(here: Here, headers: HeaderMap, form: Fields) -> Result<Response, Error> {
     let body = form::body(SCHEDULE, &form)?;
     let made: RecurringSchedule = match form.text("recurring_id").trim() {
-        "" => {
-            let (path, once) = (here.at("/recurring"), form.get(action_table::ONCE));
-            here.api.send_once(Method::POST, &path, Some(body), once).await?
-        }
+        "" => here.api.send_form(Method::POST, &here.at("/recurring"), Some(body), &form).await?,
         name => {
-            let at = format!("/recurring/{}", segment(name));
-            match here.get::<RecurringSchedule>(&at).await {
-                Ok(_) => {
-                    return Err(Error::invalid(
-                        "recurring_id",
-                        "is taken: choose another name, or change that schedule",
-                    ));
-                }
-                Err(Error::ScheduleNotFound) => {
-                    here.api.send(Method::PUT, &here.at(&at), Some(body)).await?
-                }
-                Err(other) => return Err(other),
-            }
+            let at = here.at(&format!("/recurring/{}", segment(name)));
+            let made = here.api.send_form(Method::PUT, &at, Some(body), &form).await;
+            made.map_err(|error| match error {
+                Error::PreconditionFailed => Error::invalid(
+                    "recurring_id",
+                    "is taken: choose another name, or change that schedule",
+                ),
+                other => other,
+            })?
         }
     };
     Ok(to_schedule(&here, &headers, &made.id, "recurring_create"))
@@ -176,14 +169,9 @@ pub async fn save(
     Path((_, id)): Path<(String, String)>,
     form: Fields,
 ) -> Result<Response, Error> {
-    let at = format!("/recurring/{}", segment(&id));
-    let present: RecurringSchedule = here.get(&at).await?;
-    if form.text("updated_at") != present.updated_at.to_rfc3339() {
-        let changed = "was changed meanwhile: reload this page";
-        return Err(Error::invalid("schedule", changed));
-    }
+    let at = here.at(&format!("/recurring/{}", segment(&id)));
     let body = form::body(SCHEDULE, &form)?;
-    here.api.send::<RecurringSchedule>(Method::PUT, &here.at(&at), Some(body)).await?;
+    here.api.send_form::<RecurringSchedule>(Method::PUT, &at, Some(body), &form).await?;
     Ok(to_schedule(&here, &headers, &id, "recurring_upsert"))
 }
 

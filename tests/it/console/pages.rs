@@ -296,10 +296,15 @@ fn a_schedule_is_previewed_made_and_changed_without_losing_what_the_form_does_no
             assert_eq!(before[field], after[field], "{field}");
         }
         // The form is outdated: it does not overwrite later changes.
-        browser.post(&place, &form).await.says(400, "was changed meanwhile");
+        browser.post(&place, &form).await.says(412, "was changed meanwhile");
         t.delete("/v1/recurring/nightly").await.is_empty(204);
-        browser.post(&place, &form).await.says(404, "Not found");
-        let new = [("recurring_id", "weekly"), ("job_type", "t"), ("cron_expression", "0 3 * * 1")];
+        browser.post(&place, &form).await.says(412, "was changed meanwhile");
+        let new = [
+            ("recurring_id", "weekly"),
+            ("job_type", "t"),
+            ("cron_expression", "0 3 * * 1"),
+            ("if_none_match", "*"),
+        ];
         let there = "/console/p/main/recurring/s/weekly?done=recurring_create";
         browser.post(&format!("{page}/recurring/new"), &new).await.goes(there);
         browser.post(&format!("{page}/recurring/new"), &new).await.says(400, "is taken");
@@ -365,12 +370,19 @@ fn what_a_form_has_not_changed_is_not_undone_by_it() {
         let opened = browser.get(&queue).await.text;
         let theirs = json!({"max_concurrency": 3, "rate_limit": {"count": 5, "per_seconds": 60}});
         t.patch("/v1/queues/default", theirs).await.is(200);
-        let mut form = form_with(&opened, "max_concurrency");
-        for (name, value) in &mut form {
-            if name == "retention_days" {
-                "30".clone_into(value);
+        let keep_for_30_days = |page: &str| {
+            let mut form = form_with(page, "max_concurrency");
+            for (name, value) in &mut form {
+                if name == "retention_days" {
+                    "30".clone_into(value);
+                }
             }
-        }
+            form
+        };
+        let late = browser.post(&save, &pairs(&keep_for_30_days(&opened))).await;
+        late.says(412, "was changed meanwhile");
+        let opened = browser.get(&queue).await.text;
+        let form = keep_for_30_days(&opened);
         assert_eq!(browser.post(&save, &pairs(&form)).await.status, 303);
         let queue = t.get("/v1/queues/default").await.is(200);
         assert_eq!((&queue["retention_days"], &queue["max_concurrency"]), (&json!(30), &json!(3)));
@@ -389,6 +401,25 @@ fn what_a_form_has_not_changed_is_not_undone_by_it() {
         });
         let elsewhere: Vec<_> = elsewhere.collect();
         viewer.post(&save, &elsewhere).await.says(404, "Not found");
+    });
+}
+
+#[test]
+fn a_form_of_a_project_does_not_overwrite_what_another_has_saved_since() {
+    run_alone(async |t| {
+        let mut browser = Browser::of_member(t, "ada@example.com", Role::Owner).await;
+        let settings = format!("/console/p/{}/settings", t.id);
+        let save = format!("/console/p/{}/do/projects_update", t.id);
+        let opened = browser.get(&settings).await.text;
+        let form = |name: &'static str| {
+            let form = form_with(&opened, "require_fence");
+            let named = form.into_iter().filter(|it| it.0 != "name");
+            named.chain([("name".to_owned(), name.to_owned())]).collect::<Vec<_>>()
+        };
+        assert_eq!(browser.post(&save, &pairs(&form("First"))).await.status, 303);
+        let late = browser.post(&save, &pairs(&form("Second"))).await;
+        late.says(412, "was changed meanwhile");
+        browser.get(&settings).await.says(200, "First");
     });
 }
 

@@ -3,6 +3,7 @@
 
 mod buttons;
 mod device;
+mod forms;
 mod pages;
 mod parity;
 mod second_factor;

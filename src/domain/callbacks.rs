@@ -97,6 +97,20 @@ pub struct EndedBatch {
     pub cancelled: i64,
     /// Number of skipped jobs.
     pub skipped: i64,
+    /// The same numbers by the names that the answers about batches have.
+    #[serde(flatten)]
+    pub counts: BatchCounts,
+}
+
+/// How many jobs of a batch have ended, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[expect(missing_docs, reason = "as in `EndedBatch`")]
+pub struct BatchCounts {
+    pub total_jobs: i64,
+    pub succeeded_jobs: i64,
+    pub dead_letter_jobs: i64,
+    pub cancelled_jobs: i64,
+    pub skipped_jobs: i64,
 }
 
 /// The ends that have a callback.

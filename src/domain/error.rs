@@ -218,11 +218,13 @@ pub enum Error {
     #[error("job not found")]
     JobNotFound,
 
-    #[error("job not found: `{0}` is not the id of a job, which is job_ and 26 characters")]
+    #[error(
+        "job not found: `{0}` is not the id of a job: job_ and 26 of 0–9 and a–z without i, l, o, u"
+    )]
     NoJobId(String),
 
     /// The job's state does not allow this operation.
-    #[error("the job is {}: its state does not allow this operation", .0.state.as_str())]
+    #[error("it is {}: its state does not allow this operation", .0.state.as_str())]
     InvalidState(JobStatus),
 
     #[error("another worker holds the job")]

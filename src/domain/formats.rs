@@ -5,7 +5,10 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Deserializer, de::Error};
 use uuid::Uuid;
 
-use crate::ids::{BatchId, JobId};
+use crate::{
+    ids::{BatchId, JobId},
+    job::JobState,
+};
 
 const TIME: &str = "must be a time with its zone, as in RFC 3339: 2026-01-31T12:00:00Z";
 const FINGERPRINT: &str = "must be the fingerprint of a group";
@@ -18,6 +21,19 @@ pub fn optional_time<'de, D: Deserializer<'de>>(
 ) -> Result<Option<DateTime<Utc>>, D::Error> {
     let text = Option::<String>::deserialize(from).map_err(|_| D::Error::custom(TIME))?;
     text.map(|it| parse_time(&it)).transpose()
+}
+
+/// States of jobs that are separated by commas.
+pub fn job_states<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<JobState>, D::Error> {
+    let text = String::deserialize(from)?;
+    let state = |name: &str| JobState::ALL.into_iter().find(|it| it.as_str() == name.trim());
+    let states = text.split(',').map(|name| {
+        state(name).ok_or_else(|| {
+            let names = JobState::ALL.map(JobState::as_str).join(", ");
+            D::Error::custom(format!("must be of {names}; some are separated by commas"))
+        })
+    });
+    states.collect()
 }
 
 /// A time where null is refused.

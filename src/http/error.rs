@@ -2,7 +2,11 @@
 
 use axum::{
     Json,
-    http::{HeaderValue, StatusCode, header::WWW_AUTHENTICATE},
+    extract::Request,
+    http::{
+        HeaderValue, StatusCode,
+        header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, WWW_AUTHENTICATE},
+    },
     response::Response,
 };
 use chrono::{DateTime, Utc};
@@ -14,7 +18,7 @@ use secrecy::ExposeSecret;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use fencepost_web::wire::errors;
+use fencepost_web::wire::errors::{self, ErrorResponse};
 
 /// The page with a section for each code.
 const ERROR_DOCS: &str = "/docs/errors";
@@ -231,6 +235,45 @@ impl ApiError {
     }
 }
 
+/// The media type of RFC 9457.
+const PROBLEM: &str = "application/problem+json";
+
+/// Whether a client asks for errors as RFC 9457 has them.
+#[must_use]
+pub fn is_problem(request: &Request) -> bool {
+    let accepted = request.headers().get_all(ACCEPT).iter().filter_map(|it| it.to_str().ok());
+    let mut kinds = accepted.flat_map(|it| it.split([',', ';'])).map(str::trim);
+    kinds.any(|it| it.eq_ignore_ascii_case(PROBLEM))
+}
+
+/// An error as RFC 9457 has it, with the members that errors have otherwise.
+#[derive(Debug, Serialize)]
+struct Problem {
+    #[serde(rename = "type")]
+    kind: String,
+    title: String,
+    status: u16,
+    detail: String,
+    #[serde(flatten)]
+    error: ApiError,
+}
+
+/// Gives an error response the body of RFC 9457.
+fn turn_into_problem(response: &mut Response, error: ApiError) {
+    let problem = Problem {
+        kind: error.docs_url.clone(),
+        title: error.code.replace('_', " "),
+        status: response.status().as_u16(),
+        detail: error.message.clone(),
+        error,
+    };
+    let Ok(body) = serde_json::to_vec(&problem) else { return };
+    *response.body_mut() = body.into();
+    let headers = response.headers_mut();
+    headers.remove(CONTENT_LENGTH);
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM));
+}
+
 /// Writes the body of an error response.
 #[must_use]
 pub fn render(
@@ -250,4 +293,24 @@ pub fn render(
         response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
     }
     response
+}
+
+/// Renders an error that no adapter has rendered: it belongs to the native API, or to no route.
+/// Returns the error of the response, if it has one.
+pub fn render_unrendered(
+    response: &mut Response,
+    request_id: &str,
+    public_url: &str,
+    as_problem: bool,
+) -> Option<Error> {
+    let rendered = response.extensions_mut().remove::<ErrorResponse>();
+    let Some(unrendered) = response.extensions_mut().remove::<Error>() else {
+        return rendered.map(|ErrorResponse(it)| it);
+    };
+    let untouched = std::mem::take(response);
+    *response = render(&unrendered, request_id, public_url, untouched);
+    if as_problem {
+        turn_into_problem(response, info(&unrendered, request_id).at(public_url));
+    }
+    Some(unrendered)
 }

@@ -171,7 +171,8 @@ fn a_batch_completes_when_it_is_sealed_and_its_last_job_has_ended() {
         let job = lease_from(t, "success").await;
         let ended = json!({
             "batch_id": id, "jobs": 4, "succeeded": 4, "dead_letter": 0, "cancelled": 0,
-            "skipped": 0,
+            "skipped": 0, "total_jobs": 4, "succeeded_jobs": 4, "dead_letter_jobs": 0,
+            "cancelled_jobs": 0, "skipped_jobs": 0,
         });
         assert_eq!(job["payload"]["ended"], ended);
         lease_from(t, "complete").await;

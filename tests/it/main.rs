@@ -33,6 +33,7 @@ mod libraries;
 mod limited_claims;
 mod limits;
 mod limits_page;
+mod lists;
 mod loops;
 mod metrics;
 mod model;

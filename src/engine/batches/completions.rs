@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fencepost_domain::{
-    callbacks::{self, CallbackJob, Callbacks, EndedBatch, EndedJob},
+    callbacks::{self, BatchCounts, CallbackJob, Callbacks, EndedBatch, EndedJob},
     constraint_key,
     dependency::{FinalState, When},
     ids::{BatchId, JobId, ProjectId},
@@ -164,6 +164,13 @@ fn ended_batch(batch: &BatchRow) -> EndedBatch {
         dead_letter: batch.dead_letter,
         cancelled: batch.cancelled,
         skipped: batch.skipped,
+        counts: BatchCounts {
+            total_jobs: batch.jobs,
+            succeeded_jobs: batch.succeeded,
+            dead_letter_jobs: batch.dead_letter,
+            cancelled_jobs: batch.cancelled,
+            skipped_jobs: batch.skipped,
+        },
     }
 }
 

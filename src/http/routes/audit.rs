@@ -199,7 +199,7 @@ pub async fn list(
         AuditExportQuery { action, actor_id, target, created_after, created_before, after: None }
             .accept(&mut check);
     check.finish()?;
-    let list = List(caller.project_id, "audit");
+    let list = List::of(caller.project_id, "audit").filtered(&filter);
     let before = cursor::read_id(&app, list, cursor.as_deref())?.map(AuditId);
     let place = before.map_or(Place::Newest, Place::Before);
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;

@@ -266,7 +266,7 @@ pub async fn list(
     let size =
         PageSize::read(query.limit, DEFAULT_PAGE_BATCHES, limits::MAX_PAGE_BATCHES, &mut check);
     check.finish()?;
-    let list = List(caller.project_id, "batches");
+    let list = List::of(caller.project_id, "batches");
     let before = cursor::read_id(&app, list, query.cursor.as_deref())?.map(BatchId);
     let mut rows = batches::list(&app.engine, caller.project_id, before, size.one_more()).await?;
     let next_cursor = size.cut(&mut rows, |it| cursor::write_id(&app, list, it.id.0));

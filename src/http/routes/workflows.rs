@@ -370,7 +370,7 @@ pub async fn list(
     let size =
         PageSize::read(query.limit, DEFAULT_PAGE_WORKFLOWS, limits::MAX_PAGE_WORKFLOWS, &mut check);
     check.finish()?;
-    let list = List(caller.project_id, "workflows");
+    let list = List::of(caller.project_id, "workflows");
     let before = cursor::read_id(&app, list, query.cursor.as_deref())?.map(WorkflowId);
     let mut rows = workflows::list(&app.engine, caller.project_id, before, size.one_more()).await?;
     let next_cursor = size.cut(&mut rows, |it| cursor::write_id(&app, list, it.0.id.0));

@@ -30,7 +30,7 @@ use fencepost_store::connection::deadline::{bounded, without_connections};
 use fencepost_web::{
     app::App,
     auth::{CallReport, ClientAddress, client_of_request},
-    wire::{ClientGone, RequestId, errors::ErrorResponse},
+    wire::{ClientGone, RequestId, compressed},
 };
 use futures_util::FutureExt;
 use metrics::counter;
@@ -119,6 +119,7 @@ pub async fn pass(
     let client = find_client(&mut request, &request_id);
     let is_large = request.extensions().get::<IsLarge>().cloned();
     let policy = Policy::of(request.uri().path());
+    let (is_asked, as_problem) = (compressed::is_asked(&request), error::is_problem(&request));
     let (method, is_read) = (method_label(request.method()), request.method().is_safe());
     let route = request.extensions().get::<MatchedPath>().cloned();
     let matched = route.as_ref().map(MatchedPath::as_str);
@@ -129,8 +130,13 @@ pub async fn pass(
         true => run_in_place(request, next).await,
         false => detach(&shared.handlers, request, next).await,
     };
+    let is_compressed = is_asked && compressed::is_large_list(&response);
     response = shared.answers.hold(response, is_read, report.project(), is_large.as_ref());
-    let failure = render_error(&mut response, &request_id, shared.public_url());
+    if is_compressed && response.extensions().get::<Error>().is_none() {
+        response = compressed::compressing(response);
+    }
+    let failure =
+        error::render_unrendered(&mut response, &request_id, shared.public_url(), as_problem);
     if let Ok(value) = HeaderValue::from_str(&request_id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
@@ -198,18 +204,6 @@ async fn run_in_place(mut request: Request, next: Next) -> Response {
 fn panicked(panic: impl std::error::Error + Send + Sync + 'static) -> Response {
     counter!(telemetry::PANICS).increment(1);
     Error::internal(panic).into_response()
-}
-
-/// Renders an error that no adapter has rendered: it belongs to the native API, or to no route.
-/// Returns the error of the response, if it has one.
-fn render_error(response: &mut Response, request_id: &str, public_url: &str) -> Option<Error> {
-    let rendered = response.extensions_mut().remove::<ErrorResponse>();
-    let Some(unrendered) = response.extensions_mut().remove::<Error>() else {
-        return rendered.map(|ErrorResponse(it)| it);
-    };
-    let untouched = std::mem::take(response);
-    *response = error::render(&unrendered, request_id, public_url, untouched);
-    Some(unrendered)
 }
 
 /// Proxies that are believed about the address of a client.

@@ -12,7 +12,7 @@ use fencepost_domain::{
 };
 
 /// Which jobs a list shows. Conditions are combined with "and".
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Filter {
     /// Only jobs in one of these states; none: any.
     pub states: Vec<JobState>,

@@ -58,7 +58,7 @@ pub struct AuditRow {
 }
 
 /// Filter of entries.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AuditFilter {
     /// Only this action, or with `.*` at its end all that begin so.
     pub action: Option<String>,

@@ -1,20 +1,22 @@
 //! Compressed answers for files that never change while a node runs: the documentation, the
-//! OpenAPI documents and the console's assets. Each is compressed once. What a tenant's data is in
-//! is never compressed: its length would reveal something of a secret beside what a stranger sent.
+//! OpenAPI documents and the console's assets. Each is compressed once. Of answers with a tenant's
+//! data, only large ones to a GET are compressed: they have no keys or tokens, whose length beside
+//! what a stranger sent would reveal something.
 
 use std::{io::Write, sync::LazyLock};
 
 use axum::{
-    body::{Body, Bytes},
+    body::{Body, BodyDataStream, Bytes, HttpBody as _},
     extract::Request,
     http::{
         HeaderMap, HeaderValue, Method, StatusCode,
-        header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, VARY},
+        header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, ETAG, VARY},
     },
     middleware::Next,
     response::{IntoResponse, Response},
 };
 use flate2::{Compression, write::GzEncoder};
+use futures_util::{StreamExt, stream};
 use http_body_util::BodyExt;
 use moka::future::Cache;
 use percent_encoding::percent_decode_str;
@@ -73,6 +75,66 @@ async fn compress(plain: Bytes) -> Option<Bytes> {
     };
     let _turn = COMPRESSING.acquire().await;
     tokio::task::spawn_blocking(work).await.ok().flatten().map(Bytes::from)
+}
+
+/// Smaller answers cost more than they save.
+const MIN_LIST_BYTES: u64 = 16 * 1024;
+/// Bytes that are compressed at a time: other requests go on in between.
+const PART_BYTES: usize = 64 * 1024;
+
+/// Whether a request asks for a compressed list.
+#[must_use]
+pub fn is_asked(request: &Request) -> bool {
+    request.method() == Method::GET && accepts_gzip(request.headers())
+}
+
+/// Whether an answer is a list that is worth it. A tag is that of the bytes as they are.
+#[must_use]
+pub fn is_large_list(response: &Response) -> bool {
+    let (headers, size) = (response.headers(), response.body().size_hint().exact());
+    let is_json = headers.get(CONTENT_TYPE).is_some_and(|it| it == "application/json");
+    is_json
+        && size.is_some_and(|it| it >= MIN_LIST_BYTES)
+        && !headers.contains_key(CONTENT_ENCODING)
+        && !headers.contains_key(ETAG)
+}
+
+/// Compresses an answer while it is sent, part by part.
+#[must_use]
+pub fn compressing(response: Response) -> Response {
+    let (mut head, body) = response.into_parts();
+    head.headers.remove(CONTENT_LENGTH);
+    head.headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    head.headers.append(VARY, HeaderValue::from_static("accept-encoding"));
+    let encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    let parts = (body.into_data_stream(), Bytes::new(), Some(encoder));
+    Response::from_parts(head, Body::from_stream(stream::try_unfold(parts, compress_part)))
+}
+
+type Parts = (BodyDataStream, Bytes, Option<GzEncoder<Vec<u8>>>);
+
+/// The next compressed part; none after the last one.
+async fn compress_part(
+    (mut body, mut rest, encoder): Parts,
+) -> Result<Option<(Bytes, Parts)>, axum::Error> {
+    let Some(mut encoder) = encoder else { return Ok(None) };
+    loop {
+        if rest.is_empty() {
+            match body.next().await.transpose()? {
+                Some(data) => rest = data,
+                None => {
+                    let last = encoder.finish().map_err(axum::Error::new)?;
+                    return Ok(Some((last.into(), (body, rest, None))));
+                }
+            }
+        }
+        let part = rest.split_to(rest.len().min(PART_BYTES));
+        encoder.write_all(&part).map_err(axum::Error::new)?;
+        let made = std::mem::take(encoder.get_mut());
+        if !made.is_empty() {
+            return Ok(Some((made.into(), (body, rest, Some(encoder)))));
+        }
+    }
 }
 
 fn is_text(kind: &HeaderValue) -> bool {

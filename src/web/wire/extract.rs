@@ -295,7 +295,12 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
-        match axum::extract::Query::<T>::from_request_parts(parts, state).await {
+        let joined = join_repeated(parts.uri.query().unwrap_or_default());
+        let read = match joined.and_then(|it| format!("/?{it}").parse().ok()) {
+            Some(uri) => axum::extract::Query::<T>::try_from_uri(&uri),
+            None => axum::extract::Query::<T>::from_request_parts(parts, state).await,
+        };
+        match read {
             Ok(axum::extract::Query(query)) => Ok(Self(query)),
             Err(rejection) => {
                 let text = rejection.body_text();
@@ -314,6 +319,26 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
             }
         }
     }
+}
+
+/// Parameters that may be repeated: clients write lists in either way.
+const LISTS: [&str; 2] = ["state", "states"];
+
+/// The same query, with one of each repeated list: its values are separated by commas. None: no
+/// list is repeated.
+fn join_repeated(query: &str) -> Option<String> {
+    let pairs = || form_urlencoded::parse(query.as_bytes());
+    let of = |list: &str| pairs().filter(|(name, _)| name == list).map(|it| it.1).collect();
+    let lists = LISTS.map(|list| (list, of(list)));
+    if lists.iter().all(|(_, values): &(_, Vec<_>)| values.len() <= 1) {
+        return None;
+    }
+    let others = pairs().filter(|(name, _)| !LISTS.contains(&name.as_ref()));
+    let mut joined = form_urlencoded::Serializer::new(String::new());
+    joined.extend_pairs(others);
+    joined
+        .extend_pairs(lists.iter().filter(|it| !it.1.is_empty()).map(|it| (it.0, it.1.join(","))));
+    Some(joined.finish())
 }
 
 /// An id in a path.

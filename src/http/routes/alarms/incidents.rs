@@ -138,7 +138,7 @@ pub async fn list(
     let max = limits::MAX_PAGE_INCIDENTS;
     let size = PageSize::read(query.limit, DEFAULT_PAGE_INCIDENTS, max, &mut check);
     check.finish()?;
-    let list = List(caller.project_id, "incidents");
+    let list = List::of(caller.project_id, "incidents").filtered(&query.state);
     let before = cursor::read_id(&app, list, query.cursor.as_deref())?.map(IncidentId);
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let (project_id, limit) = (caller.project_id, size.one_more());

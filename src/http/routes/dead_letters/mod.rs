@@ -136,7 +136,7 @@ pub async fn list(
     check_filter("", &filter, &mut check);
     check.finish()?;
     let project_id = caller.project_id;
-    let list = List(project_id, "dead letters");
+    let list = List::of(project_id, "dead letters").filtered(&filter);
     let before = cursor::read_place(&app, list, query.cursor.as_deref())?;
     let mut conn = app.engine.pools.read_for(project_id).await?;
     let rows =
@@ -274,7 +274,7 @@ pub async fn groups(
     );
     check.finish()?;
     let project_id = caller.project_id;
-    let list = List(project_id, "groups");
+    let list = List::of(project_id, "groups");
     let before = cursor::read_place(&app, list, query.cursor.as_deref())?;
     let mut conn = app.engine.pools.read_for(project_id).await?;
     let mut rows =

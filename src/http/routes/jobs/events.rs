@@ -28,6 +28,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::JobError;
 use crate::{
+    cursor::{self, List},
     error::ErrorBody,
     redact::{Redact, shown},
 };
@@ -76,6 +77,8 @@ pub struct HistoryQuery {
     /// Maximum number of events to return, the newest. Default: all.
     #[param(minimum = 1, maximum = 1_000)]
     limit: Option<u32>,
+    /// `next_cursor` of the previous page: the events before it.
+    cursor: Option<String>,
 }
 
 /// A job's history.
@@ -85,6 +88,9 @@ pub struct JobHistory {
     pub events: Vec<EventView>,
     /// True if there are older events.
     pub has_more: bool,
+    /// Pass it as `cursor` to get the older events.
+    #[schema(required)]
+    pub next_cursor: Option<String>,
 }
 
 /// Read a job's history.
@@ -105,19 +111,28 @@ pub async fn list(
     JobInPath(id): JobInPath,
     Query(query): Query<HistoryQuery>,
 ) -> Result<Reply<JobHistory>, Error> {
-    let Some(limit) = query.limit else {
-        let (events, _) = read(&app, caller.project_id, id, MAX_EVENTS).await?;
-        let events = shown(&caller.who, events);
-        return Ok(Reply(JobHistory { events, has_more: false }));
-    };
     let mut check = Check::default();
-    check.range("limit", limit, 1, limits::MAX_PAGE_EVENTS);
+    if let Some(limit) = query.limit {
+        check.range("limit", limit, 1, limits::MAX_PAGE_EVENTS);
+    }
     check.finish()?;
-    let (mut events, _) = read(&app, caller.project_id, id, i64::from(limit) + 1).await?;
-    let older = events.len().saturating_sub(limit as usize);
+    let list = List::of(caller.project_id, "events").filtered(&Some(id));
+    let before = cursor::read_text(&app, list, query.cursor.as_deref())?;
+    let stored = match (query.limit, &before) {
+        (Some(limit), None) => i64::from(limit) + 1,
+        _ => MAX_EVENTS,
+    };
+    let (mut events, _) = read(&app, caller.project_id, id, stored).await?;
+    if let Some(before) = before {
+        let place = events.iter().position(|it| it.id == before);
+        events.truncate(place.unwrap_or(0));
+    }
+    let older = events.len().saturating_sub(query.limit.unwrap_or(u32::MAX) as usize);
     events.drain(..older);
+    let next = events.first().filter(|_| older > 0);
+    let next_cursor = next.map(|it| cursor::write_text(&app, list, &it.id));
     let events = shown(&caller.who, events);
-    Ok(Reply(JobHistory { events, has_more: older > 0 }))
+    Ok(Reply(JobHistory { events, has_more: older > 0, next_cursor }))
 }
 
 /// Stored events of one job: the maximum that workers may report, and as many of the server's.

@@ -106,7 +106,13 @@ pub struct ListQuery {
     #[param(max_length = 1000, example = "state:pending queue:mail age:>5m")]
     q: Option<String>,
     /// Only jobs in this state.
-    state: Option<JobState>,
+    #[serde(default, deserialize_with = "formats::job_states")]
+    #[param(value_type = Option<JobState>)]
+    state: Vec<JobState>,
+    /// Only jobs in one of these states: `states=pending,scheduled`.
+    #[serde(default, deserialize_with = "formats::job_states")]
+    #[param(value_type = Option<Vec<JobState>>, style = Form, explode = false)]
+    states: Vec<JobState>,
     /// Only jobs of this queue.
     queue: Option<String>,
     /// Only jobs of this type.
@@ -192,15 +198,17 @@ pub async fn list(
     check.optional_name("tag", query.tag.as_deref(), MAX_TAG_FILTER_CHARS);
     check.time("created_after", query.created_after);
     check.time("created_before", query.created_before);
+    if !query.state.is_empty() && !query.states.is_empty() {
+        check.refuse("states", "must not be sent beside state");
+    }
     check.finish()?;
     let order = query.order.unwrap_or_default();
     let list = match order {
-        Order::Newest => List(caller.project_id, "jobs"),
-        Order::Oldest => List(caller.project_id, "jobs_oldest"),
+        Order::Newest => List::of(caller.project_id, "jobs"),
+        Order::Oldest => List::of(caller.project_id, "jobs_oldest"),
     };
-    let after = cursor::read_id(&app, list, query.cursor.as_deref())?.map(JobId);
     let filter = store::jobs::Filter {
-        states: query.state.into_iter().collect(),
+        states: [query.state, query.states].concat(),
         queue: query.queue,
         job_type: query.job_type,
         tags: query.tag.as_deref().map(store::jobs::read_tag).into_iter().collect(),
@@ -209,6 +217,8 @@ pub async fn list(
         created_before: query.created_before,
         ..store::jobs::Filter::default()
     };
+    let list = list.filtered(&(filter.clone(), query.q.clone()));
+    let after = cursor::read_id(&app, list, query.cursor.as_deref())?.map(JobId);
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let filter = match &query.q {
         Some(line) => {

@@ -236,7 +236,7 @@ pub async fn list(
     let mut check = Check::default();
     let size = PageSize::read(query.limit, DEFAULT_PAGE_KEYS, limits::MAX_PAGE_KEYS, &mut check);
     check.finish()?;
-    let list = List(caller.project_id, "keys");
+    let list = List::of(caller.project_id, "keys");
     let before = cursor::read_id(&app, list, query.cursor.as_deref())?.map(KeyId);
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let (exchanged, limit) = (query.exchanged.unwrap_or(false), size.one_more());

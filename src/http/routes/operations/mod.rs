@@ -152,7 +152,7 @@ pub async fn list(
         &mut check,
     );
     check.finish()?;
-    let list = List(caller.project_id, "operations");
+    let list = List::of(caller.project_id, "operations");
     let before = cursor::read_id(&app, list, query.cursor.as_deref())?.map(OperationId);
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let mut rows =

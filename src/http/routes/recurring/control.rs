@@ -184,7 +184,7 @@ pub async fn fires(
     let size = PageSize::read(query.limit, DEFAULT_PAGE_FIRES, limits::MAX_PAGE_FIRES, &mut check);
     check.finish()?;
     let project_id = caller.project_id;
-    let list = List(project_id, "fires");
+    let list = List::of(project_id, "fires").filtered(&id);
     let before = cursor::read_place(&app, list, query.cursor.as_deref())?.map(|it| it.at);
     let mut conn = app.engine.pools.read_for(project_id).await?;
     let mut rows =

@@ -239,7 +239,8 @@ pub async fn list(
         check.refuse("event_type", "must be the type of an event, such as job.dead_lettered");
     }
     check.finish()?;
-    let list = List(caller.project_id, "deliveries");
+    let filters = (Some(id), query.state, query.event_type.clone(), query.since);
+    let list = List::of(caller.project_id, "deliveries").filtered(&filters);
     let after = cursor::read_id(&app, list, query.cursor.as_deref())?.map(DeliveryId);
     let states = query.state.map(DeliveryState::of_jobs).unwrap_or_default();
     let wanted = Wanted { states, event_type: query.event_type, since: query.since };

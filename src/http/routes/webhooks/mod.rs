@@ -213,7 +213,7 @@ pub async fn list(
     let max = limits::MAX_PAGE_ENDPOINTS;
     let size = PageSize::read(query.limit, DEFAULT_PAGE_ENDPOINTS, max, &mut check);
     check.finish()?;
-    let list = List(caller.project_id, "webhooks");
+    let list = List::of(caller.project_id, "webhooks");
     let before = cursor::read_id(&app, list, query.cursor.as_deref())?.map(EndpointId);
     let mut rows = webhooks::list(&app.engine, caller.project_id, before, size.one_more()).await?;
     let next_cursor = size.cut(&mut rows, |it| cursor::write_id(&app, list, it.id.0));

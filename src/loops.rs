@@ -18,7 +18,7 @@ use fencepost_engine::{
     jobs::wait,
     maintenance::{
         self, PROBE_PERIOD, cascade, completions, counts, dead_letter_age, excess_workers, gauges,
-        promote, reap, retention, revive,
+        idle_batches, promote, reap, retention, revive,
     },
     operations,
     schedules::fire,
@@ -167,7 +167,8 @@ fn start_upkeep_loops(loops: &Loops<'_>) {
         Ok(Next::Sleep(PURGE_PERIOD))
     });
     loops.start("retention", None, |engine| async move {
-        Ok(Next::continue_if(retention::pass(&engine).await?, PRUNE_PERIOD))
+        let is_more = retention::pass(&engine).await? | idle_batches::pass(&engine).await?;
+        Ok(Next::continue_if(is_more, PRUNE_PERIOD))
     });
     loops.start("stats", None, |engine| async move {
         flush::write(&engine).await?;

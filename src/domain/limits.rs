@@ -117,6 +117,8 @@ pub const MAX_CALLBACK_DEPTH: usize = 5;
 pub const MAX_CALLBACKS_BYTES: usize = 256 * 1024;
 /// Batches of one project that have not completed.
 pub const MAX_OPEN_BATCHES: i64 = 10_000;
+/// Days after which a batch that was never sealed, and that no job has joined since, is sealed.
+pub const IDLE_BATCH_DAYS: i32 = 30;
 /// Days for which a completed batch is kept.
 pub const BATCH_KEEP_DAYS: i32 = 30;
 /// Jobs of one workflow.

@@ -6,6 +6,7 @@ use crate::harness::{
     LoneProject, Reply, TestProject, TestServer, fresh_database, limited, run, run_alone, until,
 };
 use fencepost_domain::limits;
+use fencepost_engine::maintenance::idle_batches;
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -417,5 +418,28 @@ fn a_repeated_create_finds_its_batch_whatever_the_limit_is() {
         t.database.execute(&fill).await;
         assert_eq!(create("k").await.is(201)["id"], first["id"]);
         create("other").await.is_error(429, "quota_exceeded");
+    });
+}
+
+#[test]
+fn a_batch_that_no_job_joins_for_a_month_is_sealed() {
+    run_alone(async |t| {
+        let idle = t.post("/v1/batches", json!({})).await.is(201);
+        let used = t.post("/v1/batches", json!({})).await.is(201);
+        let (idle, used) = (&idle["id"], &used["id"]);
+        let engine = t.database.engine();
+        let long_ago = "update batches set joined_at = now() - interval '31 days 1 hour'";
+        t.database.execute(long_ago).await;
+        t.post("/v1/jobs", json!({"job_type": "t", "batch_id": used})).await.is(201);
+        let joined = "select count(*) from batches where joined_at > now() - interval '1 hour'";
+        t.database.until(joined, 1).await;
+        assert!(!idle_batches::pass(&engine).await.expect("a pass"));
+        let state = async |id: &Value| {
+            let path = format!("/v1/batches/{}", id.as_str().expect("an id"));
+            t.get(&path).await.is(200)
+        };
+        assert_eq!(state(idle).await["state"], "succeeded");
+        assert_eq!(state(used).await["sealed_at"], Value::Null);
+        engine.finish().await;
     });
 }

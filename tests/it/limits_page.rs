@@ -68,6 +68,14 @@ pub fn callback_limits() -> Vec<(&'static str, String)> {
             "batches of one project that have not completed",
             format!("{}, then 429", limits::MAX_OPEN_BATCHES),
         ),
+        (
+            "a batch that is not sealed, and that no job joins",
+            format!(
+                "sealed after {} to {} days",
+                limits::IDLE_BATCH_DAYS,
+                limits::IDLE_BATCH_DAYS + 1
+            ),
+        ),
         ("a batch that has completed", format!("kept {} days", limits::BATCH_KEEP_DAYS)),
     ]
 }

@@ -221,6 +221,7 @@ const EXCEPTIONS: &[&str] = &[
     "audit_log_by_age",
     "set_aside_by_time",
     "batches_by_completion",
+    "batches_by_joining",
     "accounts_by_verified_email",
     "accounts_by_email",
     "sessions_by_account",

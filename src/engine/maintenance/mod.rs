@@ -7,6 +7,7 @@ pub mod counts;
 pub mod dead_letter_age;
 pub mod excess_workers;
 pub mod gauges;
+pub mod idle_batches;
 pub mod promote;
 pub mod reap;
 pub mod retention;

@@ -1,6 +1,9 @@
 //! Ends of jobs that wait to be processed, across projects.
 
-use fencepost_domain::{ids::ProjectId, limits::BATCH_KEEP_DAYS};
+use fencepost_domain::{
+    ids::{BatchId, ProjectId},
+    limits::BATCH_KEEP_DAYS,
+};
 use sqlx::PgConnection;
 
 use crate::workflows::completions::CompletionKey;
@@ -72,4 +75,28 @@ pub async fn prune_batches(conn: &mut PgConnection) -> sqlx::Result<u64> {
     .execute(conn)
     .await?;
     Ok(done.rows_affected())
+}
+
+/// Idle batches that one pass seals. The statement carries the same number as a literal.
+pub const MAX_IDLE_BATCHES: usize = 50;
+
+/// Batches that are not sealed, and that no job has joined for this many days: a day more, since
+/// the time of the last one is noted once a day.
+pub async fn idle_batches(
+    conn: &mut PgConnection,
+    days: i32,
+) -> sqlx::Result<Vec<(ProjectId, BatchId)>> {
+    let rows = sqlx::query!(
+        r#"
+        select project_id "project_id: ProjectId", id "id: BatchId"
+        from batches
+        where sealed_at is null and joined_at < now() - make_interval(days => $1 + 1)
+        order by joined_at
+        limit 50
+        "#,
+        days,
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows.into_iter().map(|it| (it.project_id, it.id)).collect())
 }

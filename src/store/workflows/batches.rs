@@ -220,7 +220,12 @@ pub async fn merge(
         r#"
         update batches
         set jobs = jobs + $3, succeeded = succeeded + $4, dead_letter = dead_letter + $5,
-            cancelled = cancelled + $6, skipped = skipped + $7
+            cancelled = cancelled + $6, skipped = skipped + $7,
+            -- Rarely: it is indexed.
+            joined_at = case
+                when $3 > 0 and joined_at < now() - interval '1 day' then now()
+                else joined_at
+            end
         where project_id = $1 and id = $2
         returning sealed_at is not null and succeeded_at is null
             and succeeded + dead_letter + cancelled + skipped >= jobs "may_be_complete!"

@@ -23,7 +23,7 @@ pub enum InvalidSchedule {
     #[error("`{0}` is not an IANA time zone, such as Europe/Berlin")]
     Zone(String),
     /// The expression matches no future time.
-    #[error("never fires")]
+    #[error("does not fire within ten years")]
     Never,
     /// It would fire more often than allowed.
     #[error("fires every {0} s; the shortest period allowed is {1} s")]

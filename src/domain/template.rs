@@ -71,13 +71,21 @@ impl<'a> Place<'a> {
     pub fn read(text: &'a str) -> Result<Self, TemplateError> {
         let text = text.trim();
         let unknown = || TemplateError::Unknown(text.to_owned());
+        // An empty name is a slip: without it, another value would be meant.
+        let is_path = |it: &str| it.is_empty() || it.split('.').all(|name| !name.is_empty());
+        if text.ends_with('.') {
+            return Err(unknown());
+        }
         let (root, rest) = text.split_once('.').unwrap_or((text, ""));
         match root {
-            "input" => Ok(Self::Input(rest)),
+            "input" if is_path(rest) => Ok(Self::Input(rest)),
             // As the Orch8 document writes it.
             "context" => match rest.strip_prefix("data") {
                 Some("") => Ok(Self::Input("")),
-                Some(path) => path.strip_prefix('.').map(Self::Input).ok_or_else(unknown),
+                Some(path) => {
+                    let path = path.strip_prefix('.').filter(|it| is_path(it));
+                    path.map(Self::Input).ok_or_else(unknown)
+                }
                 None => Err(unknown()),
             },
             "steps" => {
@@ -87,7 +95,8 @@ impl<'a> Place<'a> {
                 let (key, path) = parts
                     .find(|(_, path)| path.is_empty() || path.starts_with('.'))
                     .ok_or_else(unknown)?;
-                Ok(Self::Step { key, path: path.strip_prefix('.').unwrap_or_default() })
+                let path = path.strip_prefix('.').unwrap_or_default();
+                if is_path(path) { Ok(Self::Step { key, path }) } else { Err(unknown()) }
             }
             _ => Err(unknown()),
         }

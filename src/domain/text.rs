@@ -63,6 +63,10 @@ pub fn check_public_name(text: &str, max_chars: usize) -> Result<(), InvalidText
     Ok(())
 }
 
+/// Letters and marks that are shown as nothing, or as a space: the joiner of graphemes, the fillers
+/// of Hangul, and the empty pattern of Braille.
+const BLANKS: [char; 6] = ['\u{34f}', '\u{115f}', '\u{1160}', '\u{2800}', '\u{3164}', '\u{ffa0}'];
+
 /// The first character of a name that makes it look like another one: white space at an end, and
 /// characters that are not shown, such as those of zero width and those that change the direction.
 ///
@@ -71,17 +75,27 @@ pub fn check_public_name(text: &str, max_chars: usize) -> Result<(), InvalidText
 /// assert_eq!(misleading_char("mail out"), None);
 /// assert_eq!(misleading_char("Ärzte 🚀"), None);
 /// assert_eq!(misleading_char(" "), Some(' '));
+/// assert_eq!((misleading_char(".."), misleading_char("a.b")), (Some('.'), None));
 /// assert_eq!(misleading_char("mail\u{a0}"), Some('\u{a0}'));
 /// assert_eq!(misleading_char("ma\u{200b}il"), Some('\u{200b}'));
 /// assert_eq!(misleading_char("a\u{202e}b"), Some('\u{202e}'));
+/// assert_eq!(misleading_char("a\u{3164}b"), Some('\u{3164}'));
+/// assert_eq!(misleading_char("a\u{a0}b"), Some('\u{a0}'));
 /// ```
 #[must_use]
 pub fn misleading_char(name: &str) -> Option<char> {
+    // Steps of a path: browsers would ask for another one.
+    if matches!(name, "." | "..") {
+        return Some('.');
+    }
     let (first, last) = (name.chars().next()?, name.chars().next_back()?);
     let is_hidden = |it: &char| {
         use GeneralCategory::{Format, LineSeparator, ParagraphSeparator};
-        !it.is_ascii()
-            && matches!(it.general_category(), Format | LineSeparator | ParagraphSeparator)
+        let is_blank = it.is_whitespace() || BLANKS.contains(it);
+        let category = it.general_category();
+        let is_unshown = matches!(category, Format | LineSeparator | ParagraphSeparator)
+            || u32::from(*it) & 0xFFFE == 0xFFFE;
+        !it.is_ascii() && (is_blank || is_unshown)
     };
     let at_an_end = [first, last].into_iter().find(|it| it.is_whitespace());
     at_an_end.or_else(|| name.chars().find(is_hidden))

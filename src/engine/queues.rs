@@ -92,9 +92,10 @@ pub async fn check_new_names_of(
 
 fn refused_character(character: char) -> String {
     let code = u32::from(character);
-    match character.is_whitespace() {
-        true => format!("must not begin or end with white space, such as U+{code:04X}"),
-        false => format!("must not contain U+{code:04X}, which is not shown"),
+    match character {
+        '.' => "must not be `.` or `..`, which are steps of a path".to_owned(),
+        ' ' => "must not begin or end with a space, U+0020".to_owned(),
+        _ => format!("must not contain U+{code:04X}, which is not shown or looks like another"),
     }
 }
 

@@ -193,3 +193,30 @@ fn names_and_tags_of_a_new_job_stay_strict() {
         assert_eq!(t.get("/v1/jobs").await.is(200)["jobs"], json!([]), "all or none");
     });
 }
+
+/// A body in which each [`READ`] ends with a byte that is no UTF-8.
+fn broken(body: &Value) -> Vec<u8> {
+    let text = body.to_string();
+    let parts: Vec<_> = text.split('\u{FFFD}').map(str::as_bytes).collect();
+    parts.join(&0xE9)
+}
+
+#[test]
+fn a_byte_that_is_no_text_refuses_no_other_entry() {
+    run(async |t| {
+        let (good, bad, worst) = (leased(t).await, leased(t).await, leased(t).await);
+        let mut failed = TestProject::ack_body(&bad, "w", "failed");
+        failed["error"] = json!({"message": READ});
+        let mut result = TestProject::ack_body(&worst, "w", "succeeded");
+        result["worker_id"] = json!(READ);
+        let acks = [TestProject::ack_body(&good, "w", "succeeded"), failed, result];
+        let reply = t.post_text("/v1/workers/ack/batch", broken(&json!({"acks": acks}))).await;
+        let results = reply.is(200)["results"].clone();
+        let statuses: Vec<_> = (0..3).map(|it| results[it]["status"].clone()).collect();
+        assert_eq!(statuses[..2], [json!(200), json!(200)], "{results}");
+        assert_ne!(statuses[2], json!(200), "{results}");
+        let error = t.job(bad["id"].as_str().expect("an id")).await["last_error"].clone();
+        assert_eq!(error["message"], READ);
+        assert_eq!(t.job(good["id"].as_str().expect("an id")).await["state"], "succeeded");
+    });
+}

@@ -121,7 +121,11 @@ fn schedules_that_never_fire_are_refused_one_by_one() {
         let reply = t.post("/v1/workers/register", worker).await.is(200);
         let rejected = reply["rejected_schedules"].as_array().expect("a list");
         assert_eq!(rejected.len(), limits::MAX_REGISTERED_SCHEDULES - 1);
-        assert!(rejected.iter().all(|it| it["reason"] == "cron_expression: never fires"));
+        assert!(
+            rejected
+                .iter()
+                .all(|it| it["reason"] == "cron_expression: does not fire within ten years")
+        );
         let page = t.get("/v1/recurring").await.is(200);
         assert_eq!(page["recurring"].as_array().map(Vec::len), Some(1), "{page}");
     });
@@ -186,7 +190,7 @@ fn a_schedule_that_cannot_be_kept_is_refused_with_the_reason() {
             error["message"].as_str().expect("words").to_owned()
         };
         assert!(message("61 * * * *").await.starts_with("cron_expression: "));
-        assert_eq!(message("0 0 31 2 *").await, "cron_expression: never fires");
+        assert_eq!(message("0 0 31 2 *").await, "cron_expression: does not fire within ten years");
         let last =
             "the day of the week `L` never matches: write 5L for the last Friday of the month";
         assert_eq!(message("0 0 1 * L").await, format!("cron_expression: {last}"));

@@ -30,12 +30,19 @@ const MAX_DAYS_TO_TICK: usize = 3_660;
 /// }
 /// let message = check("0 0 * * L").unwrap_err().to_string();
 /// assert!(message.ends_with("write 5L for the last Friday of the month"), "{message}");
-/// assert_eq!(check("0 0 31 2 *").unwrap_err().to_string(), "never fires");
+/// assert_eq!(check("0 0 31 2 *").unwrap_err().to_string(), "does not fire within ten years");
+/// for gap in ["1,,2 * * * *", ",1 * * * *", "0 0 , * *", "0 0 * * 1,"] {
+///     assert!(check(gap).unwrap_err().to_string().contains("empty part"), "{gap}");
+/// }
 /// ```
 pub fn check_parts(cron: &Cron, today: NaiveDate) -> Result<(), InvalidSchedule> {
     let fields: Vec<_> = cron.pattern.as_str().split_whitespace().collect();
     let Some((_, &[days, months, weekdays])) = fields.split_last_chunk() else { return Ok(()) };
     let weekdays = weekdays.trim_start_matches('+');
+    if let Some(field) = fields.iter().find(|it| has_gap(it)) {
+        let gap = format!("`{field}` has an empty part: a value is missing beside a comma");
+        return Err(InvalidSchedule::Cron(gap));
+    }
     if weekdays.split(',').any(|it| it == "L") {
         return Err(never("day of the week", "L"));
     }
@@ -54,6 +61,10 @@ pub fn check_parts(cron: &Cron, today: NaiveDate) -> Result<(), InvalidSchedule>
     if has("L") && has("LW") { Err(never("day of the month", "L")) } else { Ok(()) }
 }
 
+fn has_gap(field: &str) -> bool {
+    field.trim_start_matches('+').split(',').any(str::is_empty)
+}
+
 /// Checks each part of a field alone.
 fn each(
     field: &str,
@@ -61,7 +72,7 @@ fn each(
     days_with: impl Fn(&str) -> String,
     today: NaiveDate,
 ) -> Result<(), InvalidSchedule> {
-    for part in parts.split(',').filter(|it| !it.is_empty()) {
+    for part in parts.split(',') {
         let alone = parse(&format!("0 0 {}", days_with(part)))?;
         if !has_day(&alone, today) {
             return Err(never(field, part));

@@ -166,6 +166,7 @@ fn days(pattern: &CronPattern) -> Option<String> {
         (Some(days), None) | (None, Some(days)) => days,
         (Some(of_month), Some(of_week)) => match (of_month, of_week) {
             (Some(of_month), Some(of_week)) if pattern.matches_dom_and_dow() => {
+                let of_week = of_week.replace(" and ", " or ");
                 Some(format!("{of_month}, only if it is {of_week}"))
             }
             (Some(of_month), Some(of_week)) => Some(format!("{of_month}, or on {of_week}")),

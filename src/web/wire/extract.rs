@@ -45,6 +45,8 @@ pub trait RequestBody: DeserializeOwned {
     const MAX_BYTES: usize = limits::MAX_BODY_BYTES;
     /// Whether unknown fields are refused from every key: without one, something else would happen.
     const IS_ALWAYS_STRICT: bool = false;
+    /// Whether it is a list whose entries fail alone, also for bytes that are no UTF-8.
+    const HAS_ENTRIES: bool = false;
 }
 
 /// A JSON request body.
@@ -60,6 +62,7 @@ impl<T: RequestBody, S: Send + Sync> FromRequest<S> for Json<T> {
         }
         let unknown = UnknownFields::of::<T>(&request);
         let body = read_metered(request, T::MAX_BYTES).await?;
+        let body = if T::HAS_ENTRIES { super::produced::escape_broken(body) } else { body };
         parse(&body, unknown).await.map(Self)
     }
 }

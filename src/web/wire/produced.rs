@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use axum::body::Bytes;
 use fencepost_domain::text::ErrorReport;
 use serde::{
     Deserialize, Deserializer,
@@ -54,6 +55,29 @@ impl ProducedText {
         });
         Self(text)
     }
+}
+
+/// Bytes of a list that may be no UTF-8; with more, it is no list of texts.
+const MAX_BROKEN_BYTES: usize = 64 * 1024;
+
+/// The same JSON, with each byte that is no UTF-8 as half of a surrogate pair, which Python's
+/// `surrogateescape` makes of it as well: a text that a program produced has U+FFFD then, and
+/// whatever else has it is refused alone.
+#[must_use]
+pub fn escape_broken(body: Bytes) -> Bytes {
+    if std::str::from_utf8(&body).is_ok() {
+        return body;
+    }
+    let broken: usize = body.utf8_chunks().map(|it| it.invalid().len()).sum();
+    if broken > MAX_BROKEN_BYTES {
+        return body;
+    }
+    let mut text = String::with_capacity(body.len() + broken * r"\udcff".len());
+    for chunk in body.utf8_chunks() {
+        text.push_str(chunk.valid());
+        text.extend(chunk.invalid().iter().map(|it| format!(r"\udc{it:02x}")));
+    }
+    text.into()
 }
 
 /// The report of an error, cut as [`ErrorReport::bounded`] cuts it.

@@ -25,6 +25,7 @@ fn what_the_second_library_cannot_read_is_described() {
         ("0 0 * * 7#1", "At 00:00, on the first Sunday of the month"),
         ("0 0 * * 1,5#5", "At 00:00, on Monday and the fifth Friday of the month"),
         ("0 0 1-7 * +MON", "At 00:00, on days 1 to 7 of the month, only if it is Monday"),
+        ("0 0 1 * +1,2", "At 00:00, on day 1 of the month, only if it is Monday or Tuesday"),
         ("0 0 13 * 5", "At 00:00, on day 13 of the month, or on Friday"),
         ("0 0 1-31 * 5", "At 00:00, every day"),
         ("0 0 1-31 * +5", "At 00:00, on Friday"),

@@ -213,6 +213,7 @@ pub struct AckBatchRequest {
 
 impl RequestBody for AckBatchRequest {
     const MAX_BYTES: usize = limits::MAX_BATCH_BODY_BYTES;
+    const HAS_ENTRIES: bool = true;
 }
 
 /// Results of a batch of acks.

@@ -163,7 +163,9 @@ pub struct LogsRequest {
     chunks: Vec<Entry<LogChunkRequest>>,
 }
 
-impl RequestBody for LogsRequest {}
+impl RequestBody for LogsRequest {
+    const HAS_ENTRIES: bool = true;
+}
 
 /// A chunk of an attempt's output.
 #[derive(Debug, Deserialize, ToSchema)]

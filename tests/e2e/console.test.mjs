@@ -577,6 +577,13 @@ story("a form with unsent changes is not overwritten", async (page, { base, api 
   await page.locator("h1").click();
   await api.patch("/queues/q", { max_concurrency: 9, brake_after: 20 });
   await sees(page, "Waits for your form");
+  // Nor does it overwrite what another has saved since.
+  await page.click("button >> text=Save");
+  await sees(page, "was changed meanwhile");
+  assert.equal((await api.get("/queues/q")).max_concurrency, 9);
+  await page.goto(`${base}/queues/q`);
+  await page.click("text=Limits and defaults");
+  await page.fill("[name=max_concurrency]", "7");
   await page.click("button >> text=Save");
   await sees(page, "settings are saved");
   const queue = await api.get("/queues/q");

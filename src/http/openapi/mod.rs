@@ -310,7 +310,7 @@ fn tidy(document: &mut Value) {
 }
 
 /// Responses that need no line at each operation.
-const DERIVED: [DerivedResponse; 9] = [
+const DERIVED: [DerivedResponse; 10] = [
     (Applies::Authenticated, "400", "Invalid request."),
     (Applies::Authenticated, "401", "No live API key or session."),
     (
@@ -320,6 +320,7 @@ const DERIVED: [DerivedResponse; 9] = [
     ),
     (Applies::InProject, "404", "No such project for this key or session."),
     (Applies::Repeatable, "409", "The idempotency key was used with another request."),
+    (Applies::Conditional, "412", "The settings are not those of `If-Match` or `If-None-Match`."),
     (Applies::PublicWithBody, "429", "Too many requests from this client."),
     (Applies::Authenticated, "429", "Rate limit or quota exceeded: see `GET /v1/limits`."),
     (Applies::PublicWithBody, "503", "Try again later."),

@@ -36,6 +36,7 @@ const OF_LIMITS: [&str; 4] =
 /// enums, which Go would otherwise declare twice.
 pub fn share(document: &mut Value) {
     add_headers(document);
+    add_tags(document);
     share_responses(document);
     name_values(document);
 }
@@ -68,6 +69,26 @@ fn add_headers(document: &mut Value) {
     for (name, kind, description) in HEADERS {
         document["components"]["headers"][name] =
             json!({"description": description, "schema": {"type": kind}});
+    }
+}
+
+/// Documents the header of answers that are the settings themselves: it equals their `etag`.
+fn add_tags(document: &mut Value) {
+    const METHODS: [&str; 3] = ["get", "patch", "put"];
+    let schemas = document["components"]["schemas"].as_object().into_iter().flatten();
+    let tagged = schemas.filter(|(_, schema)| schema.pointer("/properties/etag").is_some());
+    let tagged: Vec<_> =
+        tagged.map(|(name, _)| json!(format!("#/components/schemas/{name}"))).collect();
+    let paths = document["paths"].as_object_mut().into_iter().flatten();
+    let operations = paths.filter_map(|(_, path)| path.as_object_mut()).flatten();
+    for (_, operation) in operations.filter(|(method, _)| METHODS.contains(&method.as_str())) {
+        let Some(response) = operation.pointer_mut("/responses/200") else { continue };
+        let schema = response.pointer("/content/application~1json/schema/$ref");
+        if schema.is_some_and(|it| tagged.contains(it)) {
+            response["headers"]["ETag"] = json!({
+                "description": "Identity of its settings.", "schema": {"type": "string"},
+            });
+        }
     }
 }
 

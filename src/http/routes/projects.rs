@@ -204,7 +204,7 @@ pub async fn create(
     security(("api_key" = []), ("session" = ["viewer"])),
     params(("project" = String, Path, description = "The project's id or slug.", example = "acme")),
     responses(
-        (status = 200, description = "The project.", body = Project, headers(("ETag" = String, description = "Identity of its settings."))),
+        (status = 200, description = "The project.", body = Project),
     ),
 )]
 pub async fn get(
@@ -243,8 +243,7 @@ impl RequestBody for ChangeProjectRequest {}
     params(("project" = String, Path, description = "The project's id or slug.", example = "acme"), settings::Header),
     request_body = ChangeProjectRequest,
     responses(
-        (status = 200, description = "The project.", body = Project, headers(("ETag" = String, description = "Identity of its settings."))),
-        (status = 412, description = "The settings are not those of `If-Match` or `If-None-Match`.", body = ErrorBody),
+        (status = 200, description = "The project.", body = Project),
     ),
 )]
 pub async fn change(

@@ -56,6 +56,8 @@ pub enum Applies {
     WithBody,
     /// Operations that take an `Idempotency-Key`.
     Repeatable,
+    /// Operations that take an `If-Match`.
+    Conditional,
 }
 
 /// Status and description of a response, and which operations have it.
@@ -103,6 +105,7 @@ fn applies(operation: &Value, which: Applies) -> bool {
         Applies::PublicWithBody => is_public && has_body,
         Applies::WithBody => has_body,
         Applies::Repeatable => has_parameter("Idempotency-Key"),
+        Applies::Conditional => has_parameter("If-Match"),
     }
 }
 

@@ -146,7 +146,7 @@ pub async fn list(caller: Caller<Read>, State(app): State<App>) -> Result<Reply<
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(("alarm" = String, Path, description = "Name of the alarm.", example = "dead_letters")),
     responses(
-        (status = 200, description = "The alarm.", body = Alarm, headers(("ETag" = String, description = "Identity of its settings."))),
+        (status = 200, description = "The alarm.", body = Alarm),
         (status = 404, description = "The project has no such alarm.", body = ErrorBody),
     ),
 )]
@@ -173,8 +173,7 @@ async fn find(app: &App, project_id: ProjectId, name: &str) -> Result<Option<Ala
     params(("alarm" = String, Path, description = "Name of the alarm.", example = "dead_letters"), settings::Header),
     request_body = PutAlarmRequest,
     responses(
-        (status = 200, description = "The alarm.", body = Alarm, headers(("ETag" = String, description = "Identity of its settings."))),
-        (status = 412, description = "The settings are not those of `If-Match` or `If-None-Match`.", body = ErrorBody),
+        (status = 200, description = "The alarm.", body = Alarm),
     ),
 )]
 pub async fn put(
@@ -285,7 +284,6 @@ fn check(
     responses(
         (status = 204, description = "What the project has set is deleted."),
         (status = 404, description = "The project has set no such alarm.", body = ErrorBody),
-        (status = 412, description = "The settings are not those of `If-Match` or `If-None-Match`.", body = ErrorBody),
     ),
 )]
 pub async fn delete(

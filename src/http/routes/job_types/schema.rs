@@ -76,7 +76,7 @@ impl RequestBody for PutJobTypeRequest {}
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(("job_type" = String, Path, description = "The job type.", example = "email.send")),
     responses(
-        (status = 200, description = "The job type.", body = JobType, headers(("ETag" = String, description = "Identity of its settings."))),
+        (status = 200, description = "The job type.", body = JobType),
     ),
 )]
 pub async fn get(
@@ -98,8 +98,7 @@ pub async fn get(
     params(("job_type" = String, Path, description = "The job type.", example = "email.send"), settings::Header),
     request_body = PutJobTypeRequest,
     responses(
-        (status = 200, description = "The job type.", body = JobType, headers(("ETag" = String, description = "Identity of its settings."))),
-        (status = 412, description = "The settings are not those of `If-Match` or `If-None-Match`.", body = ErrorBody),
+        (status = 200, description = "The job type.", body = JobType),
         (status = 413, description = "The schema is too large.", body = ErrorBody),
     ),
 )]

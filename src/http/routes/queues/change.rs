@@ -18,7 +18,6 @@ use utoipa::ToSchema;
 
 use super::{Queue, if_known, one};
 use crate::{
-    error::ErrorBody,
     retry::RetryRequest,
     routes::audit::{self, NewAuditEntry},
     settings::{self, Conditions, Tagged},
@@ -135,8 +134,7 @@ impl ChangeQueueRequest {
     params(("queue" = String, Path, description = "The queue.", example = "default"), settings::Header),
     request_body = ChangeQueueRequest,
     responses(
-        (status = 200, description = "The queue.", body = Queue, headers(("ETag" = String, description = "Identity of its settings."))),
-        (status = 412, description = "The settings are not those of `If-Match` or `If-None-Match`.", body = ErrorBody),
+        (status = 200, description = "The queue.", body = Queue),
     ),
 )]
 pub async fn change(

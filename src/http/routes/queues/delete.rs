@@ -29,7 +29,6 @@ use crate::{
         (status = 204, description = "The queue is deleted."),
         (status = 404, description = "The queue does not exist.", body = ErrorBody),
         (status = 409, description = "The queue has jobs, or a push.", body = ErrorBody),
-        (status = 412, description = "The settings are not those of `If-Match` or `If-None-Match`.", body = ErrorBody),
     ),
 )]
 pub async fn delete(

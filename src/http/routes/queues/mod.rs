@@ -330,7 +330,7 @@ pub async fn list(
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(("queue" = String, Path, description = "The queue.", example = "default")),
     responses(
-        (status = 200, description = "The queue.", body = Queue, headers(("ETag" = String, description = "Identity of its settings."))),
+        (status = 200, description = "The queue.", body = Queue),
         (status = 400, description = "The name is invalid.", body = ErrorBody),
         (status = 404, description = "The queue does not exist.", body = ErrorBody),
     ),
@@ -348,14 +348,13 @@ pub async fn get(
 
 /// One queue, if it exists.
 async fn known(app: &App, project_id: ProjectId, queue: &str) -> Result<Queue, Error> {
-    let found = read(app, project_id, &[queue.to_owned()]).await?;
-    let known = found.into_iter().find(|(_, is_known)| *is_known);
-    let mut queue = known.ok_or(Error::QueueNotFound)?.0;
+    let known = if_known(app, project_id, queue).await?;
+    let mut queue = known.ok_or(Error::QueueNotFound)?;
     explain_oldest(app, project_id, vec![&mut queue]).await?;
     Ok(queue)
 }
 
-/// The same without its oldest job, for a condition.
+/// One queue, if it exists; without the reason why its oldest job waits.
 async fn if_known(app: &App, project_id: ProjectId, queue: &str) -> Result<Option<Queue>, Error> {
     let found = read(app, project_id, &[queue.to_owned()]).await?;
     Ok(found.into_iter().find(|(_, is_known)| *is_known).map(|it| it.0))

@@ -284,10 +284,9 @@ impl RecurringScheduleRequest {
     params(("recurring_id" = String, Path, description = "The schedule: a name of your choice.", example = "rjob_report"), settings::Header),
     request_body = RecurringScheduleRequest,
     responses(
-        (status = 200, description = "The schedule.", body = RecurringSchedule, headers(("ETag" = String, description = "Identity of its settings."))),
+        (status = 200, description = "The schedule.", body = RecurringSchedule),
         (status = 400, description = "Invalid request, or the expression cannot be read, never fires, or fires too often.", body = ErrorBody),
         (status = 409, description = "The schedule belongs to another job type.", body = ErrorBody),
-        (status = 412, description = "The settings are not those of `If-Match` or `If-None-Match`.", body = ErrorBody),
     ),
 )]
 pub async fn put(
@@ -428,7 +427,7 @@ pub async fn list(
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report")),
     responses(
-        (status = 200, description = "The schedule.", body = RecurringSchedule, headers(("ETag" = String, description = "Identity of its settings."))),
+        (status = 200, description = "The schedule.", body = RecurringSchedule),
         (status = 404, description = "The project has no such schedule.", body = ErrorBody),
     ),
 )]
@@ -451,7 +450,6 @@ pub async fn get(
     responses(
         (status = 204, description = "Deleted."),
         (status = 404, description = "The project has no such schedule.", body = ErrorBody),
-        (status = 412, description = "The settings are not those of `If-Match` or `If-None-Match`.", body = ErrorBody),
     ),
 )]
 pub async fn delete(

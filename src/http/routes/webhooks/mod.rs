@@ -303,7 +303,7 @@ pub async fn create(
     security(("api_key" = ["webhooks"]), ("session" = ["admin"])),
     params(("endpoint_id" = String, Path, description = "The endpoint.", example = "ep_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
-        (status = 200, description = "The endpoint, without its secret.", body = Endpoint, headers(("ETag" = String, description = "Identity of its settings."))),
+        (status = 200, description = "The endpoint, without its secret.", body = Endpoint),
         (status = 404, description = "The project has no such endpoint.", body = ErrorBody),
     ),
 )]
@@ -331,9 +331,8 @@ async fn stored(
     params(("endpoint_id" = String, Path, description = "The endpoint.", example = "ep_01m7w3ha3aextt8pkwwdmxsmqw"), settings::Header),
     request_body = ChangeEndpointRequest,
     responses(
-        (status = 200, description = "The endpoint.", body = Endpoint, headers(("ETag" = String, description = "Identity of its settings."))),
+        (status = 200, description = "The endpoint.", body = Endpoint),
         (status = 404, description = "The project has no such endpoint.", body = ErrorBody),
-        (status = 412, description = "The settings are not those of `If-Match` or `If-None-Match`.", body = ErrorBody),
     ),
 )]
 pub async fn change(
@@ -372,7 +371,6 @@ pub async fn change(
     responses(
         (status = 204, description = "It is deleted."),
         (status = 404, description = "The project has no such endpoint.", body = ErrorBody),
-        (status = 412, description = "The settings are not those of `If-Match` or `If-None-Match`.", body = ErrorBody),
     ),
 )]
 pub async fn delete(

@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use chrono::Utc;
 use clap::Args;
 use fencepost_config::{DEFAULT_PLAN, DatabaseArgs, NodeArgs, Signup};
-use fencepost_domain::zones::Rules;
+use fencepost_engine::schedules::zones::Zones;
 use fencepost_identity::accounts::password::lists::COMMON_SINCE;
 use fencepost_net::{mail::Mailer, outbound::Outbound, seal::MasterKeys};
 use fencepost_signals::{limiter::Limiter, redis_bus::Bus, traces};
@@ -339,20 +339,21 @@ async fn check_outbound(node: &NodeArgs, findings: &mut Findings) {
     }
 }
 
-/// Whether the rules of time zones are up to date.
+/// Checks that the rules of time zones are up to date.
 fn check_zones(node: &NodeArgs, findings: &mut Findings) {
     let host = match zone_files::read(node.zone_files.as_deref()) {
         Ok(host) => host,
         Err(error) => return findings.bad("zones", format!("{error:#}")),
     };
-    let embedded = Rules::embedded();
-    let of_host = host.as_ref().map(|it| format!("the host has {}", it.release()));
-    let of_host = of_host.unwrap_or_else(|| "the host has none".to_owned());
-    let used = host.filter(|it| it.release() > embedded.release()).unwrap_or(embedded);
-    let text = format!("time zones have the rules of {}; {of_host}", used.release());
+    let of_host = host.as_ref().map(|rules| rules.release().to_string());
+    let of_host = of_host.unwrap_or_else(|| "none".to_owned());
+    // Before it knows of other nodes, a node uses its newest.
+    let zones = Zones::new(host).agreed();
+    let release = zones.rules().release();
+    let text = format!("time zones have the rules of {release}; the host has {of_host}");
     #[expect(clippy::disallowed_methods, reason = "a year is compared, before there is a database")]
     let today = Utc::now().date_naive();
-    if used.is_old(today) {
+    if zones.rules().is_old(today) {
         findings.doubtful("zones", format!("{text}. They are older than a year: update tzdata"));
     } else {
         findings.good("zones", text);

@@ -8,10 +8,7 @@ use croner::{
     parser::{CronParser, Seconds, Year},
 };
 
-pub use self::{
-    parts::{check_parts, has_day},
-    words::in_words,
-};
+pub use self::{parts::check_parts, words::in_words};
 
 /// Why a schedule is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

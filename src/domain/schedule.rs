@@ -8,8 +8,7 @@
 use std::collections::VecDeque;
 
 use chrono::{
-    DateTime, Datelike, LocalResult, NaiveDate, NaiveDateTime, Offset, SecondsFormat, TimeDelta,
-    TimeZone, Utc,
+    DateTime, Datelike, LocalResult, NaiveDateTime, Offset, SecondsFormat, TimeDelta, TimeZone, Utc,
 };
 use croner::Cron;
 use serde::{Deserialize, Serialize};
@@ -244,27 +243,13 @@ impl Schedule {
         Ok(ticks)
     }
 
-    /// Refuses a schedule that does not fire within ten years, or of which a part never matches.
-    ///
-    /// # Errors
-    /// [`InvalidSchedule`].
-    pub fn check_parts(&self, now: DateTime<Utc>) -> Result<(), InvalidSchedule> {
-        cron::check_parts(&self.cron, self.today(now))
-    }
-
-    fn today(&self, now: DateTime<Utc>) -> NaiveDate {
-        now.with_timezone(&self.zone).date_naive()
-    }
-
     /// The shortest time between two of the first ticks after a time; none if it fires only once.
     ///
     /// # Errors
-    /// [`InvalidSchedule::Never`] when it never fires.
+    /// As for [`cron::check_parts`]: it does not fire, or a part of it never matches.
     pub fn period(&self, after: DateTime<Utc>) -> Result<Option<TimeDelta>, InvalidSchedule> {
         // Before any tick is looked for: that would go on to the end of time.
-        if !cron::has_day(&self.cron, self.today(after)) {
-            return Err(InvalidSchedule::Never);
-        }
+        cron::check_parts(&self.cron, after.with_timezone(&self.zone).date_naive())?;
         let first = self.next_after(after)?;
         let (mut last, mut shortest) = (first, None::<TimeDelta>);
         for _ in 0..PERIOD_TICKS {

@@ -26,8 +26,8 @@ use super::cron::InvalidSchedule;
 pub struct Release(String);
 
 impl Release {
-    /// The release that the program had compiled in while it could know no other.
-    pub const BEFORE_RELEASES: &'static str = "2025b";
+    /// The release of nodes that cannot say theirs: it was compiled into them.
+    pub const OF_SILENT_NODES: &'static str = "2025b";
 
     /// Reads a release.
     ///
@@ -123,7 +123,7 @@ impl Rules {
         self.published
     }
 
-    /// Whether the release is so old that a newer one has probably changed some zone.
+    /// True if the release is so old that a newer one has probably changed some zone.
     ///
     /// ```
     /// # use {chrono::TimeDelta, fencepost_domain::zones::Rules};
@@ -239,7 +239,7 @@ impl TimeZone for Zone {
     }
 }
 
-/// The same local time to a second. Beyond the years that have rules, the nearest.
+/// The local time as `jiff` has it, to a second. Beyond the years with rules, the nearest time.
 fn civil_time(local: &NaiveDateTime) -> civil::DateTime {
     let year = i16::try_from(local.year());
     let in_range =

@@ -90,9 +90,8 @@ fn never(field: &str, part: &str) -> InvalidSchedule {
     InvalidSchedule::Cron(format!("the {field} `{part}` never matches{hint}"))
 }
 
-/// Whether an expression fires within ten years, by its days alone.
-#[must_use]
-pub fn has_day(cron: &Cron, today: NaiveDate) -> bool {
+/// True if an expression fires within ten years, by its days alone.
+fn has_day(cron: &Cron, today: NaiveDate) -> bool {
     let fields: Vec<_> = cron.pattern.as_str().split_whitespace().collect();
     let Some((_, [days, months, weekdays])) = fields.split_last_chunk() else { return true };
     let Ok(midnights) = parse(&format!("0 0 {days} {months} {weekdays}")) else { return true };

@@ -60,7 +60,7 @@ pub async fn beat(
         id.0,
         NODE_SILENCE_SECONDS,
         zone_rules.as_str(),
-        Release::BEFORE_RELEASES,
+        Release::OF_SILENT_NODES,
     )
     .fetch_one(conn)
     .await

@@ -6,13 +6,13 @@ use anyhow::Context as _;
 use chrono::{DateTime, Utc};
 use fencepost_domain::zones::{Release, Rules};
 
-/// Where hosts keep them.
+/// The folder in which hosts keep them.
 pub const ZONE_FILES: &str = "/usr/share/zoneinfo";
 /// The text of all zones; its first line names the release.
 const TEXT: &str = "tzdata.zi";
 /// Other forms of the same zones, and files that are no zones.
 const NO_ZONES: [&str; 4] = ["posix", "right", "posixrules", "localtime"];
-/// What each file of a zone begins with, by RFC 9636.
+/// The first bytes of each file of a zone, by RFC 9636.
 const MAGIC: &[u8] = b"TZif";
 /// More than any zone has: the largest has 4 KiB.
 const MAX_ZONE_BYTES: u64 = 64 * 1024;
@@ -24,7 +24,7 @@ const MAX_DEPTH: usize = 4;
 /// The rules in a folder; `None` is this host's, which may have none.
 ///
 /// # Errors
-/// When a named folder cannot be read, or does not say which release it has.
+/// A named folder cannot be read, or does not say which release it has.
 pub fn read(folder: Option<&Path>) -> anyhow::Result<Option<Rules>> {
     match folder {
         Some(folder) => {

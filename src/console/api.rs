@@ -73,7 +73,7 @@ impl Api {
         self.send_form(method, path, body, &Fields::default()).await
     }
 
-    /// The same, with the form's idempotency key and its conditions. The form's content is part of
+    /// Sends JSON with the form's idempotency key and its conditions. The form's content is part of
     /// the key: a corrected form is another request.
     pub async fn send_form<T: DeserializeOwned>(
         &self,

@@ -97,12 +97,12 @@ pub struct EndedBatch {
     pub cancelled: i64,
     /// Number of skipped jobs.
     pub skipped: i64,
-    /// The same numbers by the names that the answers about batches have.
+    /// These numbers by the names that they have in the answers about batches.
     #[serde(flatten)]
     pub counts: BatchCounts,
 }
 
-/// How many jobs of a batch have ended, and how.
+/// Numbers of a batch's jobs by how they ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[expect(missing_docs, reason = "as in `EndedBatch`")]
 pub struct BatchCounts {

@@ -14,7 +14,7 @@ use super::Engine;
 /// Writes of a node at a time, one of each project: each holds a connection of background work.
 static WRITERS: Semaphore = Semaphore::const_new(2);
 static OF_PROJECT: LazyLock<PerProject> = LazyLock::new(|| PerProject::new(1));
-/// How long a write waits for its turn, on this node and then among all.
+/// A write waits this long for its turn on this node, and then as long among all.
 const TURN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Reads and writes settings while no other does so in a turn.

@@ -35,7 +35,7 @@ impl List {
         Self { project_id, name, filters: [0; FILTER_BYTES] }
     }
 
-    /// The same list with filters.
+    /// This list, as some filters show it.
     #[must_use]
     pub fn filtered<T: Default + PartialEq + fmt::Debug>(self, filters: &T) -> Self {
         if *filters == T::default() {

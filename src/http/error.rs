@@ -238,7 +238,7 @@ impl ApiError {
 /// The media type of RFC 9457.
 const PROBLEM: &str = "application/problem+json";
 
-/// Whether a client asks for errors as RFC 9457 has them.
+/// True if a client asks for errors as RFC 9457 has them.
 #[must_use]
 pub fn is_problem(request: &Request) -> bool {
     let accepted = request.headers().get_all(ACCEPT).iter().filter_map(|it| it.to_str().ok());

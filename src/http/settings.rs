@@ -21,15 +21,15 @@ use utoipa::IntoParams;
 /// Bytes of a tag: two settings never have the same by chance.
 const TAG_BYTES: usize = 12;
 
-/// What has settings that its users write.
+/// A view of something that users change by writing its settings.
 pub trait Settings: Serialize {
-    /// Its fields that they write. The others change by themselves.
+    /// The fields that users write. The server changes the others.
     const FIELDS: &'static [&'static str];
 
-    /// Where the answer has the tag.
+    /// The field of the view that has the tag.
     fn etag(&mut self) -> &mut String;
 
-    /// The same with its tag, which depends on its settings only.
+    /// The view with its tag, which depends on the settings only.
     #[must_use]
     fn tagged(mut self) -> Self
     where
@@ -135,7 +135,7 @@ impl Conditions {
         in_turn(&app.engine, project_id, &what, turn).await
     }
 
-    /// Whether the write may only create.
+    /// True if the write may only create.
     #[must_use]
     pub fn creates_only(&self) -> bool {
         self.if_none_match.is_some()

@@ -20,7 +20,7 @@ fn etag(of: &Value) -> String {
     of["etag"].as_str().expect("a tag").to_owned()
 }
 
-/// What is written at a path, and another value of it.
+/// Paths of settings, each with two values to write.
 async fn resources(t: &TestProject) -> Vec<(Method, String, [Value; 2])> {
     let endpoint = json!({"url": "https://example.com/hook", "events": ["job.*"]});
     let endpoint = t.post("/v1/webhooks", endpoint).await.is(201);

@@ -7,9 +7,9 @@ use croner::{Cron, CronComponent, CronPattern};
 const MAX_TIMES: usize = 6;
 /// Fewer values in a row are named one by one.
 const MIN_RUN: usize = 3;
-/// What `croner` notes of a value of a field besides its being listed: its last day of the week…
+/// Mark of `croner` on a value of a field: the last such day of the month.
 const LAST: u8 = 1 << 6;
-/// … and the weekday that is nearest to it.
+/// Mark of `croner` on a day of the month: the weekday that is nearest to it.
 const NEAREST: u8 = 1 << 7;
 const NTH: [&str; 5] = ["first", "second", "third", "fourth", "fifth"];
 const MONTHS: [&str; 12] = [
@@ -89,7 +89,7 @@ fn clock(pattern: &CronPattern) -> Option<String> {
     Some(join(times.collect()))
 }
 
-/// How often it fires within a day.
+/// The times of a day by its hours and minutes.
 fn frequency(pattern: &CronPattern) -> String {
     let seconds = Unit { name: "second", field: &pattern.seconds };
     let minutes = Unit { name: "minute", field: &pattern.minutes };
@@ -127,7 +127,7 @@ impl Unit<'_> {
         (values.len() > 1 && is_even && period * values.len() == self.len()).then_some(period)
     }
 
-    /// The values, as the begin of a sentence.
+    /// The values at the begin of a sentence.
     fn words(&self) -> String {
         match self.period() {
             Some(1) => format!("Every {}", self.name),
@@ -147,7 +147,7 @@ impl Unit<'_> {
         if self.is_all() { String::new() } else { format!(", in {}", self.listed()) }
     }
 
-    /// The same right after a shorter unit, whose listed values need to have something around them.
+    /// The values right after a shorter unit, whose listed values are within something.
     fn around(&self, shorter: &Self) -> String {
         if self.is_all() && shorter.period().is_none() {
             format!(" of every {}", self.name)

@@ -377,8 +377,8 @@ async fn cancel_earlier(
     Ok(())
 }
 
-/// One pass over schedules whose next tick is not planned yet, or by rules of zones that the nodes
-/// do not use any more. Returns whether there may be more.
+/// Plans schedules that have no next tick, or one by rules of zones that the nodes do not use any
+/// more: a batch of them. Returns whether there may be more.
 pub async fn plan(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let mut tx = conn.begin().await?;

@@ -11,7 +11,7 @@ use fencepost_domain::{
 use fencepost_signals::telemetry;
 use metrics::gauge;
 
-/// What this node knows, and what its deployment has agreed on.
+/// The copies of the rules that this node has, and the ones that its deployment agreed on.
 #[derive(Debug)]
 pub struct Zones {
     copies: Vec<Arc<Rules>>,

@@ -15,7 +15,7 @@ pub async fn live() -> &'static str {
     "ok\n"
 }
 
-/// What `/readyz` may say besides.
+/// A probe that wants to know more.
 #[derive(Debug, Deserialize)]
 pub struct ReadyQuery {
     verbose: Option<String>,

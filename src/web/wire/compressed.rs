@@ -82,13 +82,13 @@ const MIN_LIST_BYTES: u64 = 16 * 1024;
 /// Bytes that are compressed at a time: other requests go on in between.
 const PART_BYTES: usize = 64 * 1024;
 
-/// Whether a request asks for a compressed list.
+/// True if a request asks for a compressed list.
 #[must_use]
 pub fn is_asked(request: &Request) -> bool {
     request.method() == Method::GET && accepts_gzip(request.headers())
 }
 
-/// Whether an answer is a list that is worth it. A tag is that of the bytes as they are.
+/// True if an answer is a list that is worth it. An answer with a tag stays as its bytes are.
 #[must_use]
 pub fn is_large_list(response: &Response) -> bool {
     let (headers, size) = (response.headers(), response.body().size_hint().exact());

@@ -45,7 +45,7 @@ pub trait RequestBody: DeserializeOwned {
     const MAX_BYTES: usize = limits::MAX_BODY_BYTES;
     /// Whether unknown fields are refused from every key: without one, something else would happen.
     const IS_ALWAYS_STRICT: bool = false;
-    /// Whether it is a list whose entries fail alone, also for bytes that are no UTF-8.
+    /// True for a list whose entries fail alone, also for bytes that are no UTF-8.
     const HAS_ENTRIES: bool = false;
 }
 
@@ -327,7 +327,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
 /// Parameters that may be repeated: clients write lists in either way.
 const LISTS: [&str; 2] = ["state", "states"];
 
-/// The same query, with one of each repeated list: its values are separated by commas. None: no
+/// Joins repeated lists of a query: each is sent once, with commas between its values. None: no
 /// list is repeated.
 fn join_repeated(query: &str) -> Option<String> {
     let pairs = || form_urlencoded::parse(query.as_bytes());

@@ -60,9 +60,9 @@ impl ProducedText {
 /// Bytes of a list that may be no UTF-8; with more, it is no list of texts.
 const MAX_BROKEN_BYTES: usize = 64 * 1024;
 
-/// The same JSON, with each byte that is no UTF-8 as half of a surrogate pair, which Python's
-/// `surrogateescape` makes of it as well: a text that a program produced has U+FFFD then, and
-/// whatever else has it is refused alone.
+/// Writes each byte that is no UTF-8 as half of a surrogate pair, as Python's `surrogateescape`
+/// does. A text that a program produced has U+FFFD then; an entry with such a byte elsewhere is
+/// refused alone.
 #[must_use]
 pub fn escape_broken(body: Bytes) -> Bytes {
     if std::str::from_utf8(&body).is_ok() {

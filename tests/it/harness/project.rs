@@ -43,7 +43,7 @@ pub struct Stage {
     pub public_url: Option<String>,
     /// The pause between two canaries.
     pub canary: Option<Duration>,
-    /// Where its host has rules of time zones; none: it knows those that are compiled in.
+    /// The folder of its host's rules of time zones; none: it knows those that are compiled in.
     pub zone_files: Option<PathBuf>,
     /// How long connections are accepted once it stops.
     pub linger: Duration,

@@ -152,6 +152,7 @@ const ENGINE_LAYERS: &[(&str, u32)] = &[
     ("group_commit", 0),
     ("isolate", 0),
     ("known", 0),
+    ("settings", 0),
     ("stats", 0),
     ("sync_match", 0),
     ("notify", 1),

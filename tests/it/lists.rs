@@ -6,7 +6,7 @@ use flate2::read::GzDecoder;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::harness::{Reply, TestProject, run};
+use crate::harness::{Reply, TestProject, run, run_alone};
 
 async fn ids(t: &TestProject, path: &str) -> BTreeSet<String> {
     let page = t.get(path).await.is(200);
@@ -36,6 +36,71 @@ fn jobs_are_listed_by_several_states_however_a_client_writes_them() {
         t.get("/v1/jobs?state=pending&state=x").await.refuses("state");
         t.get("/v1/jobs?state=pending&states=scheduled").await.refuses("states");
         t.get("/v1/jobs?queue=a&queue=b").await.is_error(400, "invalid_request");
+    });
+}
+
+/// Enqueues jobs into the queue `rare`, and brings them into states. Returns each with its state.
+async fn jobs_in_each_state(t: &TestProject) -> Vec<(&'static str, String)> {
+    let mut jobs = Vec::new();
+    for (state, outcome, attempts) in [
+        ("succeeded", Some("succeeded"), 1),
+        ("dead_letter", Some("failed"), 1),
+        ("pending", Some("failed"), 2),
+        ("processing", None, 1),
+    ] {
+        let id = t.enqueue(json!({"queue": "rare", "max_attempts": attempts})).await;
+        let leased = t.post("/v1/workers/poll", json!({"worker_id": "w", "queues": ["rare"]}));
+        let leased = leased.await.is(200)["jobs"][0].clone();
+        assert_eq!(leased["id"], *id);
+        if let Some(outcome) = outcome {
+            t.ack(&leased, "w", outcome).await.is(200);
+        }
+        jobs.push((state, id));
+    }
+    jobs.push(("scheduled", t.enqueue(json!({"queue": "rare", "delay_seconds": 600})).await));
+    let cancelled = t.enqueue(json!({"queue": "rare"})).await;
+    t.act(&format!("/v1/jobs/{cancelled}/cancel")).await.is(200);
+    jobs.push(("cancelled", cancelled));
+    for more in [json!({}), json!({"concurrency_key": "k"})] {
+        let mut job = json!({"queue": "rare"});
+        job.as_object_mut().expect("an object").extend(more.as_object().expect("one").clone());
+        jobs.push(("pending", t.enqueue(job).await));
+    }
+    jobs
+}
+
+#[test]
+fn jobs_of_a_queue_in_a_state_are_found_between_any_number_of_others() {
+    run_alone(async |t| {
+        let jobs = jobs_in_each_state(t).await;
+        // Some come before and some after them, in all orders.
+        t.database
+            .execute(
+                "insert into jobs (project_id, id, queue, job_type, state, rank, run_at,
+                                   max_attempts, timeout_seconds)
+                 select id, (lpad(to_hex(n % 2 * 15), 8, 'f') || '-0000-7000-8000-'
+                            || lpad(to_hex(n), 12, '0'))::uuid,
+                        'common', 't', 'pending', 0, now(), 3, 600
+                 from projects, generate_series(1, 30000) n;
+                 insert into finished_jobs (project_id, id, queue, job_type, state, rank, run_at,
+                                            created_at, attempt, failures, max_attempts,
+                                            timeout_seconds, cancel_requested)
+                 select project_id, gen_random_uuid(), 'rare', job_type, 'succeeded', 0, now(), now(), 1, 0, 3, 600, false
+                 from jobs where queue = 'common'",
+            )
+            .await;
+        for state in ["scheduled", "pending", "processing", "dead_letter", "cancelled"] {
+            let wanted = jobs.iter().filter(|it| it.0 == state).map(|it| it.1.clone()).collect();
+            for order in ["newest", "oldest"] {
+                let path = format!("/v1/jobs?queue=rare&state={state}&order={order}");
+                assert_eq!(ids(t, &path).await, wanted, "{state}, {order}");
+                let page = t.get(&path).await.is(200);
+                assert_eq!(page["next_cursor"], Value::Null, "{state}, {order}");
+            }
+        }
+        let bulk = json!({"filter": {"queue": "rare", "state": "cancelled"}, "dry_run": true});
+        let counted = t.post("/v1/jobs/retry", bulk).await.is(200);
+        assert_eq!((&counted["count"], &counted["is_capped"]), (&json!(1), &json!(false)));
     });
 }
 

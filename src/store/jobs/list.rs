@@ -12,6 +12,7 @@ use uuid::Uuid;
 use super::{
     JobRow, Payloads,
     filter::{Filter, next},
+    queue_states,
 };
 
 /// Order of a list: jobs that were stored last come first, or last.
@@ -49,7 +50,13 @@ pub async fn page(
     // One more, to know whether the page is the last one.
     let wanted = place.jobs as usize + 1;
     let (mut jobs, mut last, mut is_through) = (Vec::new(), after, false);
-    for _ in 0..limits::MAX_PAGE_LOOKS {
+    let mut narrowed = None;
+    for look in 0..limits::MAX_PAGE_LOOKS {
+        // What most jobs match, the first look finds: others pay for a search by index.
+        if look == 1 {
+            narrowed = queue_states::narrow(conn, project_id, filter).await?;
+        }
+        let filter = narrowed.as_ref().unwrap_or(filter);
         let left = i64::try_from(wanted - jobs.len()).unwrap_or(i64::MAX);
         let mut found = match order {
             Order::Newest => {
@@ -123,12 +130,15 @@ pub const MAX_COUNTED: i64 = 100_000;
 const MAX_SEARCHED: i64 = 10_000;
 
 /// How many of the newest [`MAX_COUNTED`] jobs match, fewer where errors are searched, and whether
-/// there are more jobs than were examined.
+/// there are more jobs than were examined. If the filter names a queue and states, only its jobs
+/// are examined, unless they are many.
 pub async fn count(
     conn: &mut PgConnection,
     project_id: ProjectId,
     filter: &Filter,
 ) -> sqlx::Result<(i64, bool)> {
+    let narrowed = queue_states::narrow(conn, project_id, filter).await?;
+    let filter = narrowed.as_ref().unwrap_or(filter);
     let most = if filter.error.is_some() { MAX_SEARCHED } else { MAX_COUNTED };
     // One more, to know whether there are more.
     let reach = Reach { rows: most + 1, jobs: None };

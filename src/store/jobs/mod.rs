@@ -13,6 +13,7 @@ pub mod stored_bytes;
 
 mod filter;
 mod list;
+mod queue_states;
 
 use std::collections::HashMap;
 

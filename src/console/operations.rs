@@ -50,6 +50,9 @@ trait OperationExt {
     /// Its kind, in words.
     fn verb(&self) -> &'static str;
 
+    /// How many jobs it skipped for which reason, in words.
+    fn skip_words(&self) -> String;
+
     /// Its filter, in words.
     fn filter_words(&self) -> String;
 }
@@ -79,6 +82,14 @@ impl OperationExt for Operation {
             "jobs_replay" => "Replay jobs",
             _ => "An operation that this version does not know",
         }
+    }
+
+    fn skip_words(&self) -> String {
+        let reasons = self.skipped_by.iter();
+        let words = reasons.map(|(reason, jobs)| {
+            format!("{} {}", format::count(*jobs), format::words(reason))
+        });
+        words.collect::<Vec<_>>().join(", ")
     }
 
     fn filter_words(&self) -> String {

@@ -1,5 +1,7 @@
 //! Bulk operations in the background: their kinds, filters and steps.
 
+use std::collections::BTreeMap;
+
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
@@ -178,6 +180,76 @@ impl Kind {
             Self::JobsReplay => &[JobState::Succeeded, JobState::DeadLetter, JobState::Cancelled],
             Self::DeadLettersRetry | Self::DeadLettersPurge => &[JobState::DeadLetter],
         }
+    }
+}
+
+/// The reason for which an operation skips a job. All but one are codes of errors: a request for
+/// that job alone would be refused with the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SkipReason {
+    /// It was deleted meanwhile.
+    JobNotFound,
+    /// Its state had changed meanwhile.
+    InvalidState,
+    /// It would wait for a parent that has ended in another way.
+    ParentTerminal,
+    /// A live job has its unique key.
+    UniqueConflict,
+    /// Its payload is a template of its workflow.
+    Template,
+}
+
+impl SkipReason {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::JobNotFound => "job_not_found",
+            Self::InvalidState => "invalid_state",
+            Self::ParentTerminal => "parent_terminal",
+            Self::UniqueConflict => "unique_conflict",
+            Self::Template => "template",
+        }
+    }
+}
+
+/// Skipped jobs by the name of a [`SkipReason`]: a newer version may have counted others.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Skipped(pub BTreeMap<String, i64>);
+
+impl Skipped {
+    /// This many jobs for one reason.
+    #[must_use]
+    pub fn of(reason: SkipReason, jobs: i64) -> Self {
+        let mut skipped = Self::default();
+        skipped.add(reason, jobs);
+        skipped
+    }
+
+    /// Counts jobs.
+    pub fn add(&mut self, reason: SkipReason, jobs: i64) {
+        if jobs > 0 {
+            *self.0.entry(reason.as_str().to_owned()).or_default() += jobs;
+        }
+    }
+
+    /// The sum of both.
+    ///
+    /// ```
+    /// # use fencepost_domain::operation::{SkipReason::{InvalidState, UniqueConflict}, Skipped};
+    /// let both = Skipped::of(InvalidState, 2).and(&Skipped::of(UniqueConflict, 1));
+    /// assert_eq!(both.and(&Skipped::of(InvalidState, 3)).total(), 6);
+    /// ```
+    #[must_use]
+    pub fn and(mut self, other: &Self) -> Self {
+        for (reason, jobs) in &other.0 {
+            *self.0.entry(reason.clone()).or_default() += jobs;
+        }
+        self
+    }
+
+    /// Jobs that were skipped for any reason.
+    #[must_use]
+    pub fn total(&self) -> i64 {
+        self.0.values().sum()
     }
 }
 

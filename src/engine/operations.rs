@@ -9,7 +9,9 @@ use fencepost_domain::{
     history,
     ids::{JobId, JobKey, OperationId, ProjectId},
     limits::MAX_RUNNING_OPERATIONS,
-    operation::{Filter, JobFilter, Kind, MAX_FAILED_STEPS, Which, pause_ms, step_jobs},
+    operation::{
+        Filter, JobFilter, Kind, MAX_FAILED_STEPS, SkipReason, Skipped, Which, pause_ms, step_jobs,
+    },
     plan::Tenant,
 };
 use fencepost_signals::{telemetry, wakeups::BackgroundTask};
@@ -206,7 +208,7 @@ async fn step(tx: &mut PgConnection, due: &DueOperation, what: &Work) -> Result<
     let mut stepped = Stepped::default();
     let (kind, so_far) = (what.kind, &mut stepped);
     let (progress, is_through) = match &what.which {
-        _ if wanted == 0 => (Progress { done: 0, skipped: 0, after: None, pause_ms: None }, true),
+        _ if wanted == 0 => (Progress::default(), true),
         Which::Jobs(filter) => step_jobs_listed(tx, due, (kind, filter), wanted, so_far).await?,
         Which::Letters(filter) if kind == Kind::QueuePurge => {
             purge_queue(tx, due, filter, wanted, so_far).await?
@@ -217,7 +219,7 @@ async fn step(tx: &mut PgConnection, due: &DueOperation, what: &Work) -> Result<
     };
     let pause_ms = (!is_through).then(|| pause_ms(progress.done, due.rate_per_second));
     let progress = Progress { pause_ms, ..progress };
-    operations::advance(tx, due.project_id, due.id, &progress).await?;
+    operations::advance(tx, due, &progress).await?;
     stepped.done = progress.done.unsigned_abs();
     Ok(stepped)
 }
@@ -254,7 +256,7 @@ async fn purge_queue(
     stepped.cancelled.gone = gone;
     let progress = Progress {
         done,
-        skipped: keys.len() as i64 - done,
+        skipped: Skipped::of(SkipReason::InvalidState, keys.len() as i64 - done),
         after: last.map(|id| TimePosition { at: *created_at, id }),
         pause_ms: None,
     };
@@ -277,8 +279,11 @@ async fn step_dead_letters(
     let matching: Vec<_> = found.iter().filter(|it| it.is_match).collect();
     let mut ids: Vec<_> = matching.iter().map(|it| it.job_id).collect();
     ids.sort();
-    let done = match kind {
-        Kind::DeadLettersPurge => dead_letters::delete_in(tx, *project_id, &ids).await?,
+    let (done, skipped) = match kind {
+        Kind::DeadLettersPurge => {
+            let deleted = dead_letters::delete_in(tx, *project_id, &ids).await?;
+            (deleted, Skipped::of(SkipReason::InvalidState, ids.len() as i64 - deleted))
+        }
         _ => requeue_all(tx, *project_id, (kind, &ids), stepped).await?,
     };
     let is_full = matching.len() as i64 == wanted;
@@ -286,14 +291,15 @@ async fn step_dead_letters(
     let last = if is_full { matching.last().copied() } else { found.last() };
     let progress = Progress {
         done,
-        skipped: ids.len() as i64 - done,
+        skipped,
         after: last.map(|it| TimePosition { at: it.died_at, id: it.job_id.0 }),
         pause_ms: None,
     };
     Ok((progress, !is_more))
 }
 
-/// Retries jobs, each in a savepoint, in the order of their ids. Returns how many were retried.
+/// Retries jobs, each in a savepoint, in the order of their ids. Returns how many were retried, and
+/// how many were not.
 ///
 /// All live parents are locked first, by id, as in every transaction that locks several jobs.
 async fn requeue_all(
@@ -301,9 +307,9 @@ async fn requeue_all(
     project_id: ProjectId,
     (kind, ids): (Kind, &[JobId]),
     stepped: &mut Stepped,
-) -> Result<i64, Error> {
+) -> Result<(i64, Skipped), Error> {
     store::jobs::requeue::lock_parents_of(tx, project_id, ids).await?;
-    let mut struck = Vec::new();
+    let (mut struck, mut skipped) = (Vec::new(), Skipped::default());
     for id in ids {
         let key = JobKey { project_id, id: *id };
         let mut each = tx.begin().await?;
@@ -313,18 +319,25 @@ async fn requeue_all(
                 struck.extend(requeued.was_dead_letter.then_some(*id));
                 stepped.requeued.push((key, requeued.jobs));
             }
-            // Already retried, or not possible: skip it.
-            Err(
-                Error::JobNotFound
-                | Error::InvalidState(_)
-                | Error::ParentTerminal(_)
-                | Error::UniqueConflict { .. },
-            ) => each.rollback().await?,
-            Err(error) => return Err(error),
+            Err(error) => {
+                skipped.add(skip_reason(error)?, 1);
+                each.rollback().await?;
+            }
         }
     }
     store::jobs::dead_letters::remove(tx, project_id, &struck).await?;
-    Ok(stepped.requeued.len() as i64)
+    Ok((stepped.requeued.len() as i64, skipped))
+}
+
+/// The reason why a job cannot be retried, unless it is a fault.
+fn skip_reason(error: Error) -> Result<SkipReason, Error> {
+    match error {
+        Error::JobNotFound => Ok(SkipReason::JobNotFound),
+        Error::InvalidState(_) => Ok(SkipReason::InvalidState),
+        Error::ParentTerminal(_) => Ok(SkipReason::ParentTerminal),
+        Error::UniqueConflict { .. } => Ok(SkipReason::UniqueConflict),
+        error => Err(error),
+    }
 }
 
 /// Cancels live jobs, retries failed and cancelled ones, or replays ended ones, among those stored
@@ -343,17 +356,19 @@ async fn step_jobs_listed(
     let until = listed.created_before.map_or(*created_at, |it| it.min(*created_at));
     listed.created_before = Some(until);
     let found = jobs::walk(tx, *project_id, &listed, due.after_id.map(JobId), wanted).await?;
-    let done = match kind {
+    let (done, skipped) = match kind {
         Kind::JobsCancel => {
             let key = |id: &JobId| JobKey { project_id: *project_id, id: *id };
             let keys: Vec<_> = found.jobs.iter().map(key).collect();
             let payload = Some(format!(r#"{{"operation_id":"{}"}}"#, due.id));
             stepped.cancelled = cancel_all(tx, &keys, payload).await?;
-            (stepped.cancelled.gone.len() + stepped.cancelled.asked.len()) as i64
+            let done = (stepped.cancelled.gone.len() + stepped.cancelled.asked.len()) as i64;
+            (done, Skipped::of(SkipReason::InvalidState, found.jobs.len() as i64 - done))
         }
         Kind::JobsReplay => {
-            stepped.replayed = replay::replay_in(tx, *project_id, &found.jobs).await?;
-            stepped.replayed.len() as i64
+            let (replayed, skipped) = replay::replay_in(tx, *project_id, &found.jobs).await?;
+            stepped.replayed = replayed;
+            (stepped.replayed.len() as i64, skipped)
         }
         _ => requeue_all(tx, *project_id, (kind, &found.jobs), stepped).await?,
     };
@@ -361,7 +376,7 @@ async fn step_jobs_listed(
     let last = if is_full { found.jobs.last().copied() } else { found.last };
     let progress = Progress {
         done,
-        skipped: found.jobs.len() as i64 - done,
+        skipped,
         after: last.map(|id| TimePosition { at: *created_at, id: id.0 }),
         pause_ms: None,
     };

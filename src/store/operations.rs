@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
     ids::{JobId, OperationId, ProjectId},
-    operation::{Kind, State, Which},
+    operation::{Kind, Skipped, State, Which},
 };
 use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
@@ -35,6 +35,8 @@ pub struct OperationRow {
     pub expected: Option<i64>,
     pub done: i64,
     pub skipped: i64,
+    /// The same by reason. None: none were, or an older version ran it.
+    pub skipped_by: Option<Json<Skipped>>,
     pub max_jobs: Option<i64>,
     pub rate_per_second: Option<i32>,
     pub last_error: Option<String>,
@@ -86,7 +88,7 @@ pub async fn find(
         OperationRow,
         r#"
         select id "id: OperationId", kind, state "state: State", filter, sample_error, expected, done,
-               skipped, max_jobs, rate_per_second, last_error, created_at, updated_at, ended_at
+               skipped, skipped_by "skipped_by: Json<Skipped>", max_jobs, rate_per_second, last_error, created_at, updated_at, ended_at
         from operations
         where project_id = $1 and id = $2
         "#,
@@ -108,7 +110,7 @@ pub async fn page(
         OperationRow,
         r#"
         select id "id: OperationId", kind, state "state: State", filter, sample_error, expected, done,
-               skipped, max_jobs, rate_per_second, last_error, created_at, updated_at, ended_at
+               skipped, skipped_by "skipped_by: Json<Skipped>", max_jobs, rate_per_second, last_error, created_at, updated_at, ended_at
         from operations
         where project_id = $1 and id < $2
         order by id desc
@@ -166,6 +168,7 @@ pub struct DueOperation {
     /// As stored: a newer version may know more filters.
     pub filter: serde_json::Value,
     pub done: i64,
+    pub skipped_by: Option<Json<Skipped>>,
     pub max_jobs: Option<i64>,
     pub rate_per_second: Option<i32>,
     pub after_at: Option<DateTime<Utc>>,
@@ -174,11 +177,11 @@ pub struct DueOperation {
 }
 
 /// The progress of a step.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Progress {
     pub done: i64,
     /// Jobs that were skipped.
-    pub skipped: i64,
+    pub skipped: Skipped,
     pub after: Option<TimePosition>,
     /// Milliseconds until the next step; none: it was the last.
     pub pause_ms: Option<i64>,
@@ -187,15 +190,17 @@ pub struct Progress {
 /// Stores the progress of an operation, in the transaction of its step.
 pub async fn advance(
     conn: &mut PgConnection,
-    project_id: ProjectId,
-    id: OperationId,
+    due: &DueOperation,
     progress: &Progress,
 ) -> sqlx::Result<()> {
+    let earlier = due.skipped_by.as_ref().map(|it| it.0.clone()).unwrap_or_default();
+    let skipped_by = Some(earlier.and(&progress.skipped)).filter(|it| it.total() > 0);
     sqlx::query!(
         "
         update operations
         set done = done + $3,
             skipped = skipped + $4,
+            skipped_by = $8,
             after_at = coalesce($5, after_at),
             after_id = coalesce($6, after_id),
             state = case when $7::bigint is null then 'succeeded' else state end,
@@ -206,13 +211,14 @@ pub async fn advance(
             ended_at = case when $7::bigint is null then statement_timestamp() end
         where project_id = $1 and id = $2
         ",
-        project_id.0,
-        id.0,
+        due.project_id.0,
+        due.id.0,
         progress.done,
-        progress.skipped,
+        progress.skipped.total(),
         progress.after.map(|it| it.at),
         progress.after.map(|it| it.id),
         progress.pause_ms,
+        skipped_by.map(Json) as Option<Json<Skipped>>,
     )
     .execute(conn)
     .await?;

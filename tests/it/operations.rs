@@ -354,6 +354,24 @@ fn a_filter_of_jobs_names_what_is_wrong_with_it() {
 }
 
 #[test]
+fn an_operation_says_for_which_reason_it_skipped_jobs() {
+    run(async |t| {
+        let keyed = json!({"unique": {"key": "k"}, "max_attempts": 1});
+        for _ in 0..2 {
+            t.enqueue(keyed.clone()).await;
+            let job = t.lease("w").await;
+            t.ack(&job, "w", "failed").await.is(200);
+        }
+        t.enqueue(keyed).await;
+        let operation = begun(t, "retry", json!({"filter": {}})).await;
+        assert!(operation.get("skipped_by").is_none(), "{operation}");
+        let ended = ends(t, &operation).await;
+        assert_eq!((&ended["done"], &ended["skipped"]), (&json!(0), &json!(2)));
+        assert_eq!(ended["skipped_by"], json!({"unique_conflict": 2}));
+    });
+}
+
+#[test]
 fn what_was_cancelled_together_comes_back_together_however_slowly() {
     run(async |t| {
         let graph = json!({"jobs": [

@@ -7,6 +7,7 @@ use fencepost_domain::{
     constraint_key,
     error::Error,
     ids::{JobId, JobKey, ProjectId},
+    operation::{SkipReason, Skipped},
     plan::Tenant,
 };
 use fencepost_store::{
@@ -72,17 +73,20 @@ pub async fn replay(
 }
 
 /// Stores replays of these jobs, in a transaction of the caller. Jobs that are gone, and those
-/// whose payload is a template, are skipped.
+/// whose payload is a template, are skipped and counted.
 pub(crate) async fn replay_in(
     tx: &mut PgConnection,
     project_id: ProjectId,
     ids: &[JobId],
-) -> sqlx::Result<NewlyStored> {
+) -> sqlx::Result<(NewlyStored, Skipped)> {
     let rows = store::jobs::find_all(tx, project_id, ids, Payloads::Shown).await?;
+    let templates = rows.iter().filter(|it| it.is_template).count();
+    let mut skipped = Skipped::of(SkipReason::JobNotFound, (ids.len() - rows.len()) as i64);
+    skipped.add(SkipReason::Template, templates as i64);
     let mut found: HashMap<_, _> = rows.into_iter().map(|it| (it.id, it)).collect();
     let in_order = ids.iter().filter_map(|id| found.remove(id)).filter(|it| !it.is_template);
     let jobs = in_order.map(|it| replayed(project_id, JobId::generate(), &it)).collect();
-    enqueue::store_in(tx, jobs).await
+    Ok((enqueue::store_in(tx, jobs).await?, skipped))
 }
 
 fn replayed(project_id: ProjectId, id: JobId, row: &JobRow) -> NewJob {

@@ -1,7 +1,10 @@
 //! Operations whose next step is due.
 
-use fencepost_domain::ids::{OperationId, ProjectId};
-use sqlx::PgConnection;
+use fencepost_domain::{
+    ids::{OperationId, ProjectId},
+    operation::Skipped,
+};
+use sqlx::{PgConnection, types::Json};
 
 use crate::operations::DueOperation;
 
@@ -11,8 +14,9 @@ pub async fn lock_due(conn: &mut PgConnection) -> sqlx::Result<Option<DueOperati
     sqlx::query_as!(
         DueOperation,
         r#"
-        select project_id "project_id: ProjectId", id "id: OperationId", kind, filter, done, max_jobs, rate_per_second, after_at, after_id,
-               created_at
+        select project_id "project_id: ProjectId", id "id: OperationId", kind, filter, done,
+               skipped_by "skipped_by: Json<Skipped>", max_jobs, rate_per_second, after_at,
+               after_id, created_at
         from operations
         where next_step_at <= now()
         order by next_step_at

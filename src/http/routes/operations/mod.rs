@@ -3,6 +3,8 @@
 
 pub mod bulk;
 
+use std::collections::BTreeMap;
+
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
@@ -61,6 +63,11 @@ pub struct Operation {
     pub done: i64,
     /// Number of skipped jobs: they had changed meanwhile, or could not be retried.
     pub skipped: i64,
+    /// Skipped jobs by reason: the code of the error with which a request for that job alone would
+    /// be refused, or `template` where its payload is a template of its workflow. Absent: none.
+    #[schema(example = json!({"unique_conflict": 2}))]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub skipped_by: BTreeMap<String, i64>,
     /// Maximum number of jobs; null: all.
     #[schema(required)]
     pub max: Option<i64>,
@@ -98,6 +105,7 @@ impl From<OperationRow> for Operation {
             expected: row.expected,
             done: row.done,
             skipped: row.skipped,
+            skipped_by: row.skipped_by.map(|it| it.0.0).unwrap_or_default(),
             max: row.max_jobs,
             rate_per_second: row.rate_per_second,
             last_error: row.last_error,

@@ -202,7 +202,7 @@ fn a_repeated_poll_gets_the_same_jobs_while_their_leases_run() {
 }
 
 #[test]
-fn a_newer_poll_with_the_same_id_replaces_the_parked_one() {
+fn two_parked_polls_with_one_id_get_the_same_job() {
     run(async |t| {
         let poll = json!({
             "worker_id": "w", "queues": ["default"], "wait_seconds": 20,
@@ -213,16 +213,35 @@ fn a_newer_poll_with_the_same_id_replaces_the_parked_one() {
             let (t, poll) = (t.clone(), poll.clone());
             polls.spawn(async move { t.polled(poll).await });
         }
-        // The second to arrive sends the first away, whichever that is.
-        let replaced = polls.join_next().await.expect("one").expect("no panic");
-        assert!(replaced.is_empty());
         let id = t.enqueue(json!({})).await;
-        assert_eq!(ids(&polls.join_next().await.expect("one").expect("no panic")), [&id]);
+        let answers = polls.join_all().await;
+        assert_eq!(ids(&answers[0]), [&id]);
+        assert_eq!(answers[0], answers[1]);
+        assert_eq!(t.job(&id).await["attempt"], 1);
     });
 }
 
 #[test]
-fn the_last_of_many_polls_with_one_id_gets_the_job_though_a_claim_was_under_way() {
+fn two_polls_with_one_id_that_do_not_wait_get_the_same_jobs() {
+    run(async |t| {
+        for round in 0..20 {
+            for _ in 0..4 {
+                t.enqueue(json!({})).await;
+            }
+            let poll = json!({
+                "worker_id": "w", "queues": ["default"], "wait_seconds": 0, "capacity": 2,
+                "poll_id": uuid::Uuid::new_v4(),
+            });
+            let (one, two) = tokio::join!(t.polled(poll.clone()), t.polled(poll.clone()));
+            assert_eq!(one.len(), 2, "round {round}");
+            assert_eq!(one, two, "round {round}");
+            assert_eq!(t.poll("w", 10).await.len(), 2, "round {round}: no more were leased");
+        }
+    });
+}
+
+#[test]
+fn many_polls_with_one_id_get_the_same_job_though_a_claim_was_under_way() {
     run_alone(async |t| {
         t.database.execute(SLOW_CLAIMS).await;
         let id = t.enqueue(json!({})).await;
@@ -236,8 +255,7 @@ fn the_last_of_many_polls_with_one_id_gets_the_job_though_a_claim_was_under_way(
             polls.spawn(async move { t.polled(poll).await });
         }
         let answers = polls.join_all().await;
-        assert_eq!(answers.iter().filter(|it| ids(it) == [&id]).count(), 1, "{answers:?}");
-        assert_eq!(answers.iter().filter(|it| it.is_empty()).count(), 3);
+        assert!(answers.iter().all(|it| ids(it) == [&id]), "{answers:?}");
         assert_eq!(t.job(&id).await["attempt"], 1);
     });
 }

@@ -1,14 +1,14 @@
-//! Answers to parked polls, and which polls with an id were answered lately.
+//! Answers to parked polls, and which polls with an id are the newest or were answered lately.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     time::{Duration, Instant},
 };
 
 use fencepost_store::claims::polls::PollKey;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
-use super::dispatched::DispatchedJob;
+use super::{dispatched::DispatchedJob, lanes::WaiterId};
 
 /// The sender of the answer to a parked poll.
 pub(crate) type Answer = oneshot::Sender<Answered>;
@@ -22,6 +22,8 @@ pub(crate) enum Answered {
     Failed,
     /// An earlier poll with its id got jobs, after this one had asked the database for them.
     Repeated,
+    /// A later poll with its id takes its place. Both get the same jobs, once this is closed.
+    Replaced(watch::Receiver<()>),
 }
 
 impl Answered {
@@ -32,7 +34,50 @@ impl Answered {
     pub fn into_jobs(self) -> Vec<DispatchedJob> {
         match self {
             Self::Jobs(jobs) => jobs,
-            Self::Failed | Self::Repeated => Vec::new(),
+            Self::Failed | Self::Repeated | Self::Replaced(_) => Vec::new(),
+        }
+    }
+}
+
+/// The newest poll with each id. It gets the jobs, and earlier ones wait for its answer.
+#[derive(Debug, Default)]
+pub(super) struct NewestPolls {
+    by_id: HashMap<PollKey, Newest>,
+}
+
+#[derive(Debug)]
+struct Newest {
+    waiter: WaiterId,
+    /// The earlier ones wait until this is gone; none: there are no earlier ones.
+    unanswered: Option<watch::Sender<()>>,
+}
+
+impl NewestPolls {
+    /// Makes a poll the newest one with its id. Returns the one that it replaces, with what ends when
+    /// the newest one is answered.
+    pub fn replace(
+        &mut self,
+        key: PollKey,
+        waiter: WaiterId,
+    ) -> Option<(WaiterId, watch::Receiver<()>)> {
+        match self.by_id.entry(key) {
+            Entry::Vacant(entry) => {
+                entry.insert(Newest { waiter, unanswered: None });
+                None
+            }
+            Entry::Occupied(mut entry) => {
+                let newest = entry.get_mut();
+                let unanswered =
+                    newest.unanswered.get_or_insert_with(|| watch::channel(()).0).subscribe();
+                Some((std::mem::replace(&mut newest.waiter, waiter), unanswered))
+            }
+        }
+    }
+
+    /// A poll is answered. Another may have replaced it.
+    pub fn remove(&mut self, key: &PollKey, waiter: WaiterId) {
+        if self.by_id.get(key).is_some_and(|it| it.waiter == waiter) {
+            self.by_id.remove(key);
         }
     }
 }

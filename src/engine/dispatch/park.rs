@@ -78,6 +78,8 @@ struct ParkedPoll<'a> {
     parking: &'a Parking,
     id: WaiterId,
     answer: oneshot::Receiver<Answered>,
+    /// A later poll with its id took its place.
+    is_replaced: bool,
 }
 
 impl<'a> ParkedPoll<'a> {
@@ -92,7 +94,7 @@ impl<'a> ParkedPoll<'a> {
         let id = parking.next_id.fetch_add(1, Ordering::Relaxed);
         let (sender, answer) = oneshot::channel();
         // From here on dropping it removes it from the pump, also on the error paths.
-        let this = Self { parking, id, answer };
+        let this = Self { parking, id, answer, is_replaced: false };
         if parked > MAX_PARKED_POLLS {
             return Err(Error::Overloaded);
         }
@@ -102,8 +104,25 @@ impl<'a> ParkedPoll<'a> {
         Ok(this)
     }
 
+    /// The answer, also to the poll that took its place.
+    async fn answered(&mut self) -> Answered {
+        match (&mut self.answer).await {
+            Ok(Answered::Replaced(mut newest)) => {
+                self.is_replaced = true;
+                // It carries nothing: it ends when the other poll is answered.
+                while newest.changed().await.is_ok() {}
+                Answered::Repeated
+            }
+            Ok(answer) => answer,
+            Err(_) => Answered::Failed,
+        }
+    }
+
     /// Asks for the answer now. A claim in flight for this poll is awaited.
     async fn answer_now(&mut self) -> Answered {
+        if self.is_replaced {
+            return Answered::Repeated;
+        }
         let _ = self.parking.messages.send(Message::Leave(self.id));
         // A later answer stays in the channel, or its jobs are released.
         match timeout(ANSWER_TIMEOUT, &mut self.answer).await {
@@ -219,7 +238,7 @@ pub(super) async fn poll(
     let mut parked = ParkedPoll::park(&engine.parking, spec, patience, asked_at)?;
     let answer = tokio::select! {
         biased;
-        answer = &mut parked.answer => answer.unwrap_or(Answered::Failed),
+        answer = parked.answered() => answer,
         () = gone => Answered::NOTHING,
         refusal = revoked => return Err(refusal),
         () = tokio::time::sleep(wait) => parked.answer_now().await,

@@ -20,20 +20,17 @@ use fencepost_signals::{
     telemetry,
     wakeups::{BackgroundTask, Hint, Hints},
 };
-use fencepost_store::{
-    claims::polls::PollKey,
-    connection::pools::{Connection, Pool, Pools},
-};
+use fencepost_store::connection::pools::{Connection, Pool, Pools};
 use metrics::counter;
 use tokio::{
-    sync::{mpsc, oneshot},
+    sync::{mpsc, oneshot, watch},
     task::JoinSet,
     time::MissedTickBehavior,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    answered::{Answer, Answered, RecentAnswers},
+    answered::{Answer, Answered, NewestPolls, RecentAnswers},
     claim::{Claim, ClaimOutcome, CompletedClaim, CompletedClaims, Landing, find_queues_with_work},
     dispatched::{DispatchedJob, Releasing},
     lanes::{Lanes, PlannedClaim, WaiterId},
@@ -96,7 +93,7 @@ pub(super) struct Pump {
     pub(super) lanes: Lanes,
     answers: HashMap<WaiterId, Answer>,
     without_wait: BTreeSet<WaiterId>,
-    by_poll_id: HashMap<PollKey, WaiterId>,
+    newest: NewestPolls,
     answered: RecentAnswers,
     /// Polls in flight that were replaced by a newer poll with the same poll id.
     successors: HashMap<WaiterId, WaiterId>,
@@ -235,7 +232,7 @@ impl Pump {
             lanes: Lanes::default(),
             answers: HashMap::new(),
             without_wait: BTreeSet::new(),
-            by_poll_id: HashMap::new(),
+            newest: NewestPolls::default(),
             answered: RecentAnswers::default(),
             successors: HashMap::new(),
             specs: HashMap::new(),
@@ -295,16 +292,13 @@ impl Pump {
 
     fn park(&mut self, id: WaiterId, spec: PollSpec, patience: Patience, answer: Answer) {
         let must_look = patience == Patience::LooksOnce;
-        let poll_key = spec.poll_key();
-        let earlier = poll_key.as_ref().and_then(|it| self.by_poll_id.insert(it.clone(), id));
-        match earlier {
-            Some(earlier) if self.lanes.is_in_flight(earlier) => {
-                self.succeed(earlier, id);
+        match spec.poll_key().and_then(|it| self.newest.replace(it, id)) {
+            Some((earlier, answered)) if self.lanes.is_in_flight(earlier) => {
+                self.succeed(earlier, id, answered);
                 self.specs.insert(id, spec);
             }
-            Some(earlier) => {
-                self.answer(earlier, Answered::NOTHING);
-                self.by_poll_id.extend(poll_key.map(|it| (it, id)));
+            Some((earlier, answered)) => {
+                self.answer(earlier, Answered::Replaced(answered));
                 self.lanes.park(id, spec, must_look, Instant::now());
             }
             None => self.lanes.park(id, spec, must_look, Instant::now()),
@@ -316,9 +310,9 @@ impl Pump {
     }
 
     /// A poll replaces an earlier one that is in flight, which may itself have replaced another.
-    fn succeed(&mut self, earlier: WaiterId, id: WaiterId) {
+    fn succeed(&mut self, earlier: WaiterId, id: WaiterId, answered: watch::Receiver<()>) {
         if let Some(replaced) = self.answers.remove(&earlier) {
-            let _ = replaced.send(Answered::NOTHING);
+            let _ = replaced.send(Answered::Replaced(answered));
         }
         self.leaving.remove(&earlier);
         self.without_wait.remove(&earlier);
@@ -333,7 +327,7 @@ impl Pump {
     /// Ends a poll. If it is gone, its jobs are released.
     fn answer(&mut self, id: WaiterId, answered: Answered) {
         if let Some(poll_key) = self.lanes.spec(id).and_then(PollSpec::poll_key) {
-            self.by_poll_id.remove(&poll_key);
+            self.newest.remove(&poll_key, id);
             if matches!(&answered, Answered::Jobs(jobs) if !jobs.is_empty()) {
                 self.answered.note(poll_key, Instant::now());
             }

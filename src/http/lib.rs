@@ -17,6 +17,7 @@ mod retry;
 pub mod routes;
 pub mod server;
 pub mod settings;
+mod tags;
 
 use axum::{
     Router,

@@ -99,6 +99,25 @@ fn the_header_has_the_tag_that_the_answer_has() {
 }
 
 #[test]
+fn a_job_type_without_a_schema_has_no_settings_yet() {
+    run(async |t| {
+        let to = || (Method::PUT, "/v1/job-types/new");
+        let schema = json!({"schema": {"type": "object"}});
+        send(t, to(), ("if-match", "*"), &schema).await.is_error(412, "precondition_failed");
+        let none = t.get("/v1/job-types/new").await.is(200);
+        let other = ("if-none-match", &*etag(&none));
+        send(t, to(), other, &schema).await.is_error(412, "precondition_failed");
+        let made = send(t, to(), ("if-none-match", "*"), &schema).await.is(200);
+        send(t, to(), ("if-match", &etag(&none)), &schema)
+            .await
+            .is_error(412, "precondition_failed");
+        let list = format!(",\"a,b\", {},", etag(&made));
+        send(t, to(), ("if-match", &list), &schema).await.is(200);
+        send(t, to(), ("if-match", "*, \"a\""), &schema).await.refuses("if-match");
+    });
+}
+
+#[test]
 fn a_write_may_only_create_and_a_deletion_may_have_a_condition() {
     run(async |t| {
         let schedule = json!({"job_type": "a", "cron_expression": "0 3 * * *"});

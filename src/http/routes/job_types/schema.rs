@@ -123,7 +123,8 @@ pub async fn put(
     let about = (caller.project_id, format!("job type {job_type}"));
     let current = async {
         let found = find(&app, caller.project_id, job_type.clone()).await?;
-        Ok(Some(found).filter(|it| it.schema.is_some() || !conditions.creates_only()))
+        // Any type can be read; its settings exist once it has a schema.
+        Ok(Some(found).filter(|it| it.schema.is_some() || !conditions.are_about_existence()))
     };
     let write = write(&app, &caller, &job_type, &request.schema);
     conditions.write(&app, about, current, write).await.map(Tagged)

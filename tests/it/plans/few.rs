@@ -1,6 +1,6 @@
 //! A few jobs among many, that an index of their own holds: commands, and the jobs of a batch.
 
-use fencepost_domain::ids::BatchId;
+use fencepost_domain::{ids::BatchId, job::JobState};
 use fencepost_store::{
     jobs::{Order, Payloads},
     people::audit::{self, AuditFilter, Place},
@@ -93,6 +93,34 @@ fn commands_and_the_jobs_of_a_batch_are_found_behind_any_number_of_others() {
         })
         .await;
         assert_eq!(leased.len(), 10);
+    });
+}
+
+#[test]
+fn jobs_of_a_queue_in_a_state_are_found_behind_any_number_of_others() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    limited(async {
+        let database = fresh_database().await;
+        fill(&database).await;
+        database
+            .execute(
+                "update jobs set queue = 'few'
+                 where id in (select id from jobs where state = 'scheduled' limit 15)
+                     or id in (select id from jobs where state = 'pending' limit 15)",
+            )
+            .await;
+        let pools = Pools::new(&database.url, PoolArgs::default(), None).expect("a URL");
+        let conn = &mut *pools.background.acquire().await.expect("a connection");
+        let filter = jobs::Filter {
+            queue: Some("few".into()),
+            states: JobState::ALL.to_vec(),
+            ..jobs::Filter::default()
+        };
+        let counted = costs(conn, "count of a queue in states", 30 * 20, async |conn| {
+            jobs::count(conn, PROJECT, &filter).await.expect("it runs")
+        })
+        .await;
+        assert_eq!(counted, (FEW as i64, false));
     });
 }
 

@@ -86,9 +86,8 @@ impl OperationExt for Operation {
 
     fn skip_words(&self) -> String {
         let reasons = self.skipped_by.iter();
-        let words = reasons.map(|(reason, jobs)| {
-            format!("{} {}", format::count(*jobs), format::words(reason))
-        });
+        let words = reasons
+            .map(|(reason, jobs)| format!("{} {}", format::count(*jobs), format::words(reason)));
         words.collect::<Vec<_>>().join(", ")
     }
 

@@ -2,9 +2,8 @@
 
 use axum::{
     Json,
-    extract::Request,
     http::{
-        HeaderValue, StatusCode,
+        HeaderMap, HeaderValue, StatusCode,
         header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, WWW_AUTHENTICATE},
     },
     response::Response,
@@ -238,12 +237,23 @@ impl ApiError {
 /// The media type of RFC 9457.
 const PROBLEM: &str = "application/problem+json";
 
-/// True if a client asks for errors as RFC 9457 has them.
+/// True if a client asks for errors as RFC 9457 has them, at least as much as for other JSON.
 #[must_use]
-pub fn is_problem(request: &Request) -> bool {
-    let accepted = request.headers().get_all(ACCEPT).iter().filter_map(|it| it.to_str().ok());
-    let mut kinds = accepted.flat_map(|it| it.split([',', ';'])).map(str::trim);
-    kinds.any(|it| it.eq_ignore_ascii_case(PROBLEM))
+pub fn is_problem(headers: &HeaderMap) -> bool {
+    let accepted = headers.get_all(ACCEPT).iter().filter_map(|it| it.to_str().ok());
+    let kinds: Vec<_> = accepted.flat_map(|it| it.split(',')).map(read_kind).collect();
+    let weight =
+        |name: &str| kinds.iter().find(|it| it.0.eq_ignore_ascii_case(name)).map(|it| it.1);
+    let other = weight("application/json").unwrap_or(0.0);
+    weight(PROBLEM).is_some_and(|it| it > 0.0 && it >= other)
+}
+
+/// The name of an accepted media type, and its weight.
+fn read_kind(text: &str) -> (&str, f32) {
+    let mut parts = text.split(';').map(str::trim);
+    let name = parts.next().unwrap_or_default();
+    let weight = parts.find_map(|it| it.strip_prefix("q=").or_else(|| it.strip_prefix("Q=")));
+    (name, weight.and_then(|it| it.parse().ok()).unwrap_or(1.0))
 }
 
 /// An error as RFC 9457 has it, with the members that errors have otherwise.

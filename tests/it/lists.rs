@@ -127,6 +127,15 @@ fn a_cursor_belongs_to_its_filters() {
         let of_all = cursor("/v1/jobs?limit=1").await;
         t.get(&format!("/v1/jobs?limit=2&cursor={of_all}")).await.is(200);
         t.get(&format!("/v1/jobs?queue=a&cursor={of_all}")).await.refuses("cursor");
+        let of_states = cursor("/v1/jobs?states=pending,cancelled&limit=1").await;
+        for same in ["states=cancelled,pending,cancelled", "state=cancelled&state=pending"] {
+            t.get(&format!("/v1/jobs?{same}&cursor={of_states}")).await.is(200);
+        }
+        let of_queues = cursor("/v1/queues?limit=1").await;
+        t.get(&format!("/v1/queues?cursor={of_queues}")).await.is(200);
+        for list in ["workers", "recurring", "jobs"] {
+            t.get(&format!("/v1/{list}?cursor={of_queues}")).await.refuses("cursor");
+        }
     });
 }
 
@@ -167,6 +176,13 @@ fn an_error_is_a_problem_of_rfc_9457_for_those_who_ask() {
             let kind = answer.headers()["content-type"].to_str().expect("a text").to_owned();
             (kind, answer.json::<Value>().await.expect("JSON"))
         };
+        for other in [
+            "application/problem+json;q=0",
+            "application/problem+json;q=0.1, application/json",
+            "*/*",
+        ] {
+            assert_eq!(ask(other).await.0, "application/json", "{other}");
+        }
         let (kind, usual) = ask("application/json").await;
         assert_eq!(kind, "application/json");
         let (kind, problem) = ask("application/problem+json, application/json;q=0.5").await;
@@ -210,5 +226,14 @@ fn a_large_list_is_compressed_for_those_who_ask_and_is_the_same() {
         assert_eq!(unpacked, plain);
         let (coding, _) = get("/v1/jobs?limit=1&payloads=false", "gzip").await;
         assert_eq!(coding, None, "small answers are sent as they are");
+        let head = async |coding: &'static str| {
+            let request = t.request(Method::HEAD, "/v1/jobs").header("accept-encoding", coding);
+            let answer = request.send().await.expect("an answer");
+            assert_eq!(answer.headers()["vary"], "accept-encoding", "{coding}");
+            answer.headers().get("content-length").cloned()
+        };
+        assert_eq!(head("gzip").await, None, "it is not known");
+        let length = head("identity").await.expect("a length");
+        assert_eq!(length.to_str().expect("a text"), plain.len().to_string());
     });
 }

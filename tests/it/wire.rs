@@ -75,6 +75,75 @@ fn an_oversized_head_is_refused() {
 }
 
 #[test]
+fn who_asks_whether_to_send_a_large_body_is_answered_before() {
+    run(async |t| {
+        let head = |length: usize| {
+            format!(
+                "POST /v1/jobs HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\n\
+                 content-type: application/json\r\ncontent-length: {length}\r\n\
+                 expect: 100-continue\r\nconnection: close\r\n\r\n",
+                t.api_key
+            )
+        };
+        let mut stream = connect(t).await;
+        let large = head(limits::MAX_BODY_BYTES + 1);
+        stream.write_all(large.as_bytes()).await.expect("it is sent");
+        let answer = rest(stream).await;
+        assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
+        let mut stream = connect(t).await;
+        let body = r#"{"job_type": "t"}"#;
+        stream.write_all(head(body.len()).as_bytes()).await.expect("it is sent");
+        let mut go_on = [0; 25];
+        stream.read_exact(&mut go_on).await.expect("an answer");
+        assert_eq!(&go_on, b"HTTP/1.1 100 Continue\r\n\r\n");
+        stream.write_all(body.as_bytes()).await.expect("it is sent");
+        let answer = rest(stream).await;
+        assert!(answer.starts_with("HTTP/1.1 201"), "{answer}");
+    });
+}
+
+#[test]
+fn what_http_forbids_is_refused() {
+    run(async |t| {
+        for (version, headers, status) in [
+            ("1.1", "", "400"),
+            ("1.1", "host: a\r\nhost: b\r\n", "400"),
+            ("1.1", "host: a b\r\n", "400"),
+            ("1.1", "host: a\r\ntransfer-encoding: gzip, chunked\r\n", "400"),
+            ("1.1", "host: a\r\n", "200"),
+            ("1.1", "host: [::1]:80\r\n", "200"),
+            ("1.0", "", "200"),
+        ] {
+            let mut stream = connect(t).await;
+            let request = format!(
+                "GET /v1/limits HTTP/{version}\r\n{headers}authorization: Bearer {}\r\n\
+                 connection: close\r\n\r\n",
+                t.api_key
+            );
+            stream.write_all(request.as_bytes()).await.expect("it is sent");
+            let answer = rest(stream).await;
+            assert_eq!(answer.get(9..12), Some(status), "{headers}: {answer}");
+        }
+    });
+}
+
+#[test]
+fn a_part_that_would_be_ignored_is_refused() {
+    run(async |t| {
+        let job = t.enqueue(json!({})).await;
+        let all = json!({"filter": {}});
+        t.post("/v1/jobs/cancel?dry_run=true", all.clone()).await.refuses("dry_run");
+        t.post("/v1/projects/any/jobs/cancel?dry_run", all).await.refuses("dry_run");
+        t.post("/v1/jobs?x=1", json!({"job_type": "t"})).await.refuses("x");
+        t.get("/v1/limits?limit=1").await.refuses("limit");
+        t.get("/v1/jobs?queue=%ff").await.refuses("query");
+        assert_eq!(t.job(&job).await["state"], "pending");
+        let push = t.request(Method::DELETE, "/v1/queues/default/push").header("if-match", "\"x\"");
+        Reply::of(push.send().await.expect("an answer")).await.refuses("if-match");
+    });
+}
+
+#[test]
 fn a_connection_is_used_again_and_again() {
     run(async |t| {
         let mut stream = connect(t).await;

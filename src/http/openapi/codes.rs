@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::error::CODES;
 
 /// Codes that an operation has whenever it has their status.
-const OF_STATUS: [&str; 10] = [
+const OF_STATUS: [&str; 11] = [
     "invalid_request",
     "unauthorized",
     "forbidden",
@@ -17,6 +17,7 @@ const OF_STATUS: [&str; 10] = [
     "precondition_failed",
     "unsupported_media_type",
     "rate_limit_exceeded",
+    "request_timeout",
     "overloaded",
     "unavailable",
 ];
@@ -68,7 +69,7 @@ const OF_OPERATION: &[(&str, &[&str])] = &[
     ("auth_login_passkey", &["invalid_credentials", "passkey_refused", "suspended"]),
     ("auth_passkey_options", &["passkey_refused"]),
     ("auth_password", &["invalid_credentials", "step_up_required"]),
-    ("auth_password_reset_confirm", &["invalid_token"]),
+    ("auth_password_reset_confirm", &["email_taken", "invalid_token"]),
     ("auth_refresh", &["invalid_credentials"]),
     ("auth_signup", &["invalid_token", "quota_exceeded", "signup_closed"]),
     ("auth_step_up", &["invalid_code", "invalid_credentials", "passkey_refused"]),
@@ -180,4 +181,23 @@ fn codes_of(path: &str, operation: &Value) -> BTreeMap<String, Vec<&'static str>
         }
     }
     codes
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn each_refusal_has_a_code_and_each_code_a_refusal() {
+        let document = super::super::document();
+        for methods in document["paths"].as_object().expect("paths").values() {
+            for operation in methods.as_object().expect("methods").values() {
+                let keys = |name: &str| operation[name].as_object().expect("an object").keys();
+                let refusals: BTreeSet<_> =
+                    keys("responses").filter(|it| it.starts_with(['4', '5'])).collect();
+                let with_codes: BTreeSet<_> = keys("x-error-codes").collect();
+                assert_eq!(refusals, with_codes, "{}", operation["operationId"]);
+            }
+        }
+    }
 }

@@ -49,7 +49,9 @@ use crate::{
             fenced by its attempt.\n\nRoutes for a project's jobs exist in two forms: without a prefix, where \
             the key selects the project, and under `/v1/projects/{project}/…` (id or slug), where the project \
             must be the key's, or one that the session's account is a member of. Sessions need the second form, \
-            which `/openapi-project.json` describes.",
+            which `/openapi-project.json` describes.\n\nA body may be sent with `Content-Encoding: gzip`; its \
+            bounds are those of its content. Large lists are compressed on request. With \
+            `Accept: application/problem+json`, errors are problems of RFC 9457.",
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0"),
     ),
     tags(

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 /// Names of responses that most operations have, by status.
-const RESPONSES: [(&str, &str); 8] = [
+const RESPONSES: [(&str, &str); 9] = [
     ("400", "BadRequest"),
     ("401", "Unauthorized"),
     ("403", "Forbidden"),
     ("404", "ProjectNotFound"),
+    ("408", "RequestTimeout"),
     ("413", "TooLarge"),
     ("415", "UnsupportedMediaType"),
     ("429", "TooManyRequests"),

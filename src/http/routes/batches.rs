@@ -153,7 +153,8 @@ impl From<BatchRow> for BatchView {
         ("traceparent" = Option<String>, Header, description = "W3C trace context; the workers get it."),
     ),
     responses(
-        (status = 201, description = "The batch.", body = BatchView),
+        (status = 201, description = "The batch.", body = BatchView,
+         headers(("Location" = String, description = "The batch's path."))),
     ),
 )]
 pub async fn create(

@@ -30,7 +30,10 @@ use fencepost_store::connection::deadline::{bounded, without_connections};
 use fencepost_web::{
     app::App,
     auth::{CallReport, ClientAddress, client_of_request},
-    wire::{ClientGone, RequestId, compressed},
+    wire::{
+        ClientGone, RequestId,
+        compressed::{self, Asked},
+    },
 };
 use futures_util::FutureExt;
 use metrics::counter;
@@ -41,7 +44,7 @@ use crate::{
     error,
     server::{
         answers::Answers, late_refusals::LateRefusals, least_rate::IsLarge, route_group,
-        route_metrics,
+        route_metrics, undeclared,
     },
 };
 
@@ -119,21 +122,24 @@ pub async fn pass(
     let client = find_client(&mut request, &request_id);
     let is_large = request.extensions().get::<IsLarge>().cloned();
     let policy = Policy::of(request.uri().path());
-    let (is_asked, as_problem) = (compressed::is_asked(&request), error::is_problem(&request));
+    let (asked, as_problem) = (Asked::by(&request), error::is_problem(request.headers()));
     let (method, is_read) = (method_label(request.method()), request.method().is_safe());
     let route = request.extensions().get::<MatchedPath>().cloned();
     let matched = route.as_ref().map(MatchedPath::as_str);
     let caller = request.headers().get(TRACEPARENT).and_then(|it| it.to_str().ok());
     let parent = caller.and_then(TraceContext::parse);
     let trace = traces::begin(caller);
-    let mut response = match matched.is_some_and(|it| route_group::runs_in_place(it, method)) {
-        true => run_in_place(request, next).await,
-        false => detach(&shared.handlers, request, next).await,
+    let mut response = match (undeclared::check(&request, matched), matched) {
+        (Err(refused), _) => refused.into_response(),
+        (Ok(()), Some(it)) if route_group::runs_in_place(it, method) => {
+            run_in_place(request, next).await
+        }
+        (Ok(()), _) => detach(&shared.handlers, request, next).await,
     };
-    let is_compressed = is_asked && compressed::is_large_list(&response);
+    let is_large_list = compressed::is_large_list(&response);
     response = shared.answers.hold(response, is_read, report.project(), is_large.as_ref());
-    if is_compressed && response.extensions().get::<Error>().is_none() {
-        response = compressed::compressing(response);
+    if is_large_list && response.extensions().get::<Error>().is_none() {
+        response = asked.give(response);
     }
     let failure =
         error::render_unrendered(&mut response, &request_id, shared.public_url(), as_problem);

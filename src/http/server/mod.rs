@@ -10,6 +10,7 @@ pub mod progress;
 pub(crate) mod route_group;
 pub(crate) mod route_metrics;
 pub(crate) mod security_txt;
+mod undeclared;
 
 use std::{
     collections::HashMap,

@@ -11,8 +11,7 @@ use super::filter::Filter;
 /// Jobs that a list finds by queue and state: as many as one page examines after its first look.
 /// The statement carries one more as a literal, to know whether there are more.
 const MAX_FOUND: i64 = 8_000;
-const _: () =
-    assert!(MAX_FOUND == (limits::MAX_PAGE_LOOKS - 1) * limits::MAX_PAGE_EXAMINED_ROWS);
+const _: () = assert!(MAX_FOUND == (limits::MAX_PAGE_LOOKS - 1) * limits::MAX_PAGE_EXAMINED_ROWS);
 
 impl Filter {
     /// Whether it names what the indexes have, and nothing that selects fewer jobs.

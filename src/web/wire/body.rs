@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use axum::{body::Body, extract::Request};
+use axum::{
+    body::{Body, HttpBody as _},
+    extract::Request,
+    http::header::EXPECT,
+};
 use bytes::{Bytes, BytesMut};
 use fencepost_domain::error::Error;
 use fencepost_identity::credentials::bodies::BodyRoom;
@@ -37,6 +41,11 @@ pub async fn read(
 ) -> Result<Bytes, Error> {
     let closing = request.extensions_mut().remove::<Closing>();
     let decoder = coding::decoder(request.headers(), limit_bytes)?;
+    // Who asks whether to send a body is answered before it is sent.
+    let is_too_large = request.body().size_hint().lower() > limit_bytes as u64;
+    if is_too_large && request.headers().contains_key(EXPECT) {
+        return Err(Error::BodyTooLarge { limit_bytes });
+    }
     let body = Limited::new(request.into_body(), limit_bytes);
     let collected = async {
         match decoder {

@@ -12,15 +12,15 @@ use flate2::write::MultiGzDecoder;
 /// # Errors
 /// [`Error::UnsupportedCoding`] for other codings than gzip.
 pub(super) fn decoder(headers: &HeaderMap, limit_bytes: usize) -> Result<Option<Decoder>, Error> {
-    let mut codings = headers.get_all(CONTENT_ENCODING).iter();
+    let lines = headers.get_all(CONTENT_ENCODING).iter();
+    let named = lines.flat_map(|it| it.as_bytes().split(|it| *it == b','));
+    let is_one_of = |coding: &[u8], names: [&str; 2]| {
+        names.iter().any(|it| coding.trim_ascii().eq_ignore_ascii_case(it.as_bytes()))
+    };
+    let mut codings = named.filter(|it| !is_one_of(it, ["identity"; 2]));
     match (codings.next(), codings.next()) {
         (None, _) => Ok(None),
-        (Some(only), None) if only.as_bytes().eq_ignore_ascii_case(b"identity") => Ok(None),
-        (Some(only), None)
-            if ["gzip", "x-gzip"]
-                .iter()
-                .any(|it| only.as_bytes().eq_ignore_ascii_case(it.as_bytes())) =>
-        {
+        (Some(only), None) if is_one_of(only, ["gzip", "x-gzip"]) => {
             Ok(Some(Decoder(MultiGzDecoder::new(Bounded { bytes: Vec::new(), limit_bytes }))))
         }
         _ => Err(Error::UnsupportedCoding),
@@ -124,7 +124,12 @@ mod tests {
     #[test]
     fn other_codings_are_refused() {
         assert!(decoder(&HeaderMap::new(), LIMIT).is_ok_and(|it| it.is_none()));
-        assert!(decoder(&headers("identity"), LIMIT).is_ok_and(|it| it.is_none()));
+        for coding in ["identity", "Identity, identity"] {
+            assert!(decoder(&headers(coding), LIMIT).is_ok_and(|it| it.is_none()));
+        }
+        for coding in ["gzip, identity", "X-GZIP"] {
+            assert!(decoder(&headers(coding), LIMIT).is_ok_and(|it| it.is_some()));
+        }
         for coding in ["br", "deflate", "gzip, gzip", ""] {
             assert!(matches!(decoder(&headers(coding), LIMIT), Err(Error::UnsupportedCoding)));
         }

@@ -38,7 +38,7 @@ static COMPRESSING: Semaphore = Semaphore::const_new(1);
 
 /// Compresses the files of a router for clients that accept gzip.
 pub async fn gzip(request: Request, next: Next) -> Response {
-    let is_wanted = request.method() == Method::GET && accepts_gzip(request.headers());
+    let asked = Asked::by(&request);
     // One name for each file, however it is written: the cache has no other key.
     let path = percent_decode_str(request.uri().path()).decode_utf8_lossy().into_owned();
     let mut response = next.run(request).await;
@@ -48,7 +48,10 @@ pub async fn gzip(request: Request, next: Next) -> Response {
     let kind = response.headers().get(CONTENT_TYPE).filter(|it| is_text(it)).cloned();
     let Some(kind) = kind.filter(|_| response.status() == StatusCode::OK) else { return response };
     response.headers_mut().append(VARY, HeaderValue::from_static("accept-encoding"));
-    if !is_wanted {
+    if asked == Asked::Head {
+        response.headers_mut().remove(CONTENT_LENGTH);
+    }
+    if asked != Asked::Gzip {
         return response;
     }
     let (mut head, body) = response.into_parts();
@@ -82,16 +85,56 @@ const MIN_LIST_BYTES: u64 = 16 * 1024;
 /// Bytes that are compressed at a time: other requests go on in between.
 const PART_BYTES: usize = 64 * 1024;
 
-/// True if a request asks for a compressed list.
-#[must_use]
-pub fn is_asked(request: &Request) -> bool {
-    request.method() == Method::GET && accepts_gzip(request.headers())
+/// Answers to requests like this one depend on whether it accepts gzip.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    /// It changes something, or cannot be compressed.
+    Never,
+    /// It reads, and does not accept gzip.
+    Plain,
+    /// It asks for the head of an answer that would be compressed.
+    Head,
+    /// It asks for a compressed answer.
+    Gzip,
 }
 
-/// True if an answer is a list that is worth it. An answer with a tag stays as its bytes are.
+impl Asked {
+    /// What this request asks for.
+    #[must_use]
+    pub fn by(request: &Request) -> Self {
+        match (request.method(), accepts_gzip(request.headers())) {
+            (&Method::GET, true) => Self::Gzip,
+            (&Method::HEAD, true) => Self::Head,
+            (&Method::GET | &Method::HEAD, false) => Self::Plain,
+            _ => Self::Never,
+        }
+    }
+
+    /// The answer as it was asked for. It must be a large list.
+    #[must_use]
+    pub fn give(self, mut response: Response) -> Response {
+        if self != Self::Never {
+            response.headers_mut().append(VARY, HeaderValue::from_static("accept-encoding"));
+        }
+        match self {
+            Self::Never | Self::Plain => response,
+            // The length is known once it is compressed.
+            Self::Head => {
+                response.headers_mut().remove(CONTENT_LENGTH);
+                response
+            }
+            Self::Gzip => compressing(response),
+        }
+    }
+}
+
+/// True if an answer is a list that is worth it, or the head of one. An answer with a tag stays as
+/// its bytes are.
 #[must_use]
 pub fn is_large_list(response: &Response) -> bool {
-    let (headers, size) = (response.headers(), response.body().size_hint().exact());
+    let headers = response.headers();
+    let declared = headers.get(CONTENT_LENGTH).and_then(|it| it.to_str().ok()?.parse().ok());
+    let size = declared.or_else(|| response.body().size_hint().exact());
     let is_json = headers.get(CONTENT_TYPE).is_some_and(|it| it == "application/json");
     is_json
         && size.is_some_and(|it| it >= MIN_LIST_BYTES)
@@ -100,12 +143,10 @@ pub fn is_large_list(response: &Response) -> bool {
 }
 
 /// Compresses an answer while it is sent, part by part.
-#[must_use]
-pub fn compressing(response: Response) -> Response {
+fn compressing(response: Response) -> Response {
     let (mut head, body) = response.into_parts();
     head.headers.remove(CONTENT_LENGTH);
     head.headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
-    head.headers.append(VARY, HeaderValue::from_static("accept-encoding"));
     let encoder = GzEncoder::new(Vec::new(), Compression::fast());
     let parts = (body.into_data_stream(), Bytes::new(), Some(encoder));
     Response::from_parts(head, Body::from_stream(stream::try_unfold(parts, compress_part)))
@@ -149,7 +190,8 @@ fn accepts_gzip(headers: &HeaderMap) -> bool {
     let lists = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|it| it.to_str().ok());
     let codings: Vec<_> = lists.flat_map(|it| it.split(',')).map(read_coding).collect();
     let is_accepted = |name: &str| codings.iter().find(|it| it.0 == name).map(|it| it.1);
-    is_accepted("gzip").or_else(|| is_accepted("*")).unwrap_or(false)
+    let named = is_accepted("gzip").or_else(|| is_accepted("x-gzip"));
+    named.or_else(|| is_accepted("*")).unwrap_or(false)
 }
 
 /// The name of a coding, and whether its weight is more than 0.
@@ -169,7 +211,7 @@ mod tests {
         let accepts = |sent: &'static str| {
             accepts_gzip(&[(ACCEPT_ENCODING, HeaderValue::from_static(sent))].into_iter().collect())
         };
-        assert!(accepts("GZIP") && accepts("br, gzip;q=0.5") && accepts("*"));
+        assert!(accepts("GZIP") && accepts("br, gzip;q=0.5") && accepts("*") && accepts("x-gzip"));
         assert!(!accepts("br") && !accepts("gzip;Q=0, *") && !accepts("identity"));
         assert!(!accepts_gzip(&HeaderMap::new()));
     }

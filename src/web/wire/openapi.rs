@@ -64,10 +64,15 @@ pub enum Applies {
 pub type DerivedResponse = (Applies, &'static str, &'static str);
 
 /// Responses of any operation with a body.
-pub const OF_BODIES: [DerivedResponse; 3] = [
+pub const OF_BODIES: [DerivedResponse; 4] = [
     (Applies::WithBody, "400", "Invalid request."),
+    (Applies::WithBody, "408", "The body did not arrive in time."),
     (Applies::WithBody, "413", "The body, or a part of it, is too large."),
-    (Applies::WithBody, "415", "The body is not JSON."),
+    (
+        Applies::WithBody,
+        "415",
+        "The body is not JSON, or compressed in another way than with gzip.",
+    ),
 ];
 
 /// Adds the responses that apply to an operation and that it does not describe itself. `error` is

@@ -114,6 +114,7 @@ impl RequestBody for PasskeyLoginRequest {
     responses(
         (status = 200, description = "A session.", body = SessionReply),
         (status = 401, description = "The passkey is refused, or the login has expired.", body = ErrorBody),
+        (status = 403, description = "The account is suspended.", body = ErrorBody),
         (status = 429, description = "Too many attempts.", body = ErrorBody),
     ),
 )]

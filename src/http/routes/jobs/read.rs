@@ -207,8 +207,12 @@ pub async fn list(
         Order::Newest => List::of(caller.project_id, "jobs"),
         Order::Oldest => List::of(caller.project_id, "jobs_oldest"),
     };
+    // A list of states is the same in any order.
+    let mut states = [query.state, query.states].concat();
+    states.sort_by_key(|it| it.as_str());
+    states.dedup();
     let filter = store::jobs::Filter {
-        states: [query.state, query.states].concat(),
+        states,
         queue: query.queue,
         job_type: query.job_type,
         tags: query.tag.as_deref().map(store::jobs::read_tag).into_iter().collect(),

@@ -45,6 +45,7 @@ impl RequestBody for ExchangeTokenRequest {}
     responses(
         (status = 201, description = "A key of minutes.", body = CreatedApiKey),
         (status = 401, description = "The token is not valid, or no such key trusts it.", body = ErrorBody),
+        (status = 403, description = "The project is suspended.", body = ErrorBody),
         (status = 429, description = "Too many exchanges.", body = ErrorBody),
     ),
 )]

@@ -33,7 +33,8 @@ const UNPOLLED_SECONDS: u32 = 240;
     get, path = "/grafana-dashboard.json", tag = "metrics", operation_id = "metrics_dashboard",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
     responses(
-        (status = 200, description = "A dashboard in Grafana's JSON.", body = Value),
+        (status = 200, description = "A dashboard in Grafana's JSON.", body = Value,
+         example = json!({"title": "Fencepost: main", "uid": "proj_01m7w3ha3aextt8pkwwdmxsmqw", "panels": []})),
     ),
 )]
 pub async fn dashboard(caller: Caller<Read>) -> Result<Reply<Value>, Error> {

@@ -35,6 +35,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::{
+    cursor::{self, List},
     error::ErrorBody,
     page::{PageSize, page},
     settings::{Settings, Tagged},
@@ -305,15 +306,15 @@ pub async fn list(
     let mut check = Check::default();
     let size =
         PageSize::read(query.limit, DEFAULT_PAGE_QUEUES, limits::MAX_PAGE_QUEUES, &mut check);
-    check.optional_name("cursor", query.cursor.as_deref(), limits::MAX_QUEUE_CHARS);
     check.finish()?;
-    let after = query.cursor.unwrap_or_default();
+    let list = List::of(caller.project_id, "queues");
+    let after = cursor::read_text(&app, list, query.cursor.as_deref())?.unwrap_or_default();
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let mut names =
         store::queues::counts::queue_names(&mut conn, caller.project_id, &after, size.one_more())
             .await?;
     drop(conn);
-    let next_cursor = size.cut(&mut names, String::clone);
+    let next_cursor = size.cut(&mut names, |it| cursor::write_text(&app, list, it));
     let queues = read(&app, caller.project_id, &names).await?;
     let mut queues: Vec<_> = queues.into_iter().map(|(queue, _)| queue).collect();
     let waits = |it: &Queue| it.oldest_ready_age_seconds.unwrap_or(0);

@@ -33,6 +33,7 @@ use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::{
+    cursor::{self, List},
     error::ErrorBody,
     idempotency::{self, Answer, Ids, Once},
     page::{PageSize, page},
@@ -409,11 +410,15 @@ pub async fn list(
     let mut check = Check::default();
     let size =
         PageSize::read(query.limit, DEFAULT_PAGE_SCHEDULES, limits::MAX_PAGE_SCHEDULES, &mut check);
-    check.optional_name("cursor", query.cursor.as_deref(), limits::MAX_SCHEDULE_ID_CHARS);
     check.finish()?;
-    let after = query.cursor.unwrap_or_default();
+    let list = List::of(caller.project_id, "recurring");
+    let after = cursor::read_text(&app, list, query.cursor.as_deref())?.unwrap_or_default();
     let mut rows = schedules::page(&app.engine, caller.project_id, &after, size.one_more()).await?;
-    let next_cursor = size.cut_by_bytes(&mut rows, |it| it.payload.len(), |it| it.id.clone());
+    let next_cursor = size.cut_by_bytes(
+        &mut rows,
+        |it| it.payload.len(),
+        |it| cursor::write_text(&app, list, &it.id),
+    );
     let recurring = rows
         .into_iter()
         .map(|it| RecurringSchedule::of(&app.engine, it))

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::{
+    cursor::{self, List},
     error::ErrorBody,
     page::{PageSize, page},
     routes::audit::{self, NewAuditEntry},
@@ -129,14 +130,15 @@ pub async fn list(
         PageSize::read(query.limit, DEFAULT_PAGE_WORKERS, limits::MAX_PAGE_WORKERS, &mut check);
     check.optional_name("label", query.label.as_deref(), limits::MAX_LABEL_CHARS);
     check.optional_name("queue", query.queue.as_deref(), limits::MAX_QUEUE_CHARS);
-    check.optional_name("cursor", query.cursor.as_deref(), limits::MAX_WORKER_ID_CHARS);
     check.finish()?;
-    let after = query.cursor.unwrap_or_default();
     let (label, queue) = (query.label.as_deref(), query.queue.as_deref());
+    let list = List::of(caller.project_id, "workers").filtered(&(label, queue));
+    let after = cursor::read_text(&app, list, query.cursor.as_deref())?.unwrap_or_default();
     let mut rows =
         workers::page(&app.engine, caller.project_id, label, queue, &after, size.one_more())
             .await?;
-    let next_cursor = size.cut_by_bytes(&mut rows, names_bytes, |it| it.worker_id.clone());
+    let next_cursor = size
+        .cut_by_bytes(&mut rows, names_bytes, |it| cursor::write_text(&app, list, &it.worker_id));
     let workers = rows.into_iter().map(WorkerView::from).collect();
     Ok(Reply(WorkerPage::of(workers, next_cursor)))
 }

@@ -1,0 +1,147 @@
+//! Parts of a request that would otherwise be ignored without a word: parameters and conditions
+//! that an operation does not have, and what HTTP forbids.
+
+use axum::{
+    extract::Request,
+    http::{
+        HeaderMap, Version,
+        header::{HOST, IF_MATCH, IF_NONE_MATCH, TRANSFER_ENCODING},
+        uri::Authority,
+    },
+};
+use fencepost_domain::error::{Error, KEY_PREFIX};
+use percent_encoding::percent_decode_str;
+use serde_json::Value;
+
+use crate::openapi;
+
+/// Prefix of the routes that exist with and without a project.
+const IN_PROJECT: &str = "/v1/projects/{project}/";
+
+/// Bytes of a parameter's name that an error repeats.
+const MAX_NAME_BYTES: usize = 100;
+
+/// Refuses a request to this route if a part of it would be ignored. `?dry_run=true` at an
+/// operation without parameters would really run it.
+pub fn check(request: &Request, route: Option<&str>) -> Result<(), Error> {
+    check_message(request.version(), request.headers())?;
+    let query = request.uri().query().unwrap_or_default();
+    let is_write = !request.method().is_safe();
+    let conditions = [IF_MATCH, IF_NONE_MATCH];
+    let condition = conditions.iter().find(|it| is_write && request.headers().contains_key(*it));
+    // Most requests have neither.
+    if query.is_empty() && condition.is_none() {
+        return Ok(());
+    }
+    let method = if request.method() == "HEAD" { "GET" } else { request.method().as_str() };
+    let Some(operation) = route.and_then(|it| operation(it, method)) else { return Ok(()) };
+    if percent_decode_str(query).decode_utf8().is_err() {
+        return Err(Error::invalid("query", "is not valid UTF-8"));
+    }
+    let parameters = || operation["parameters"].as_array().into_iter().flatten();
+    if !parameters().any(|it| it["in"] == "query")
+        && let Some((name, _)) = form_urlencoded::parse(query.as_bytes()).next()
+    {
+        // Errors are logged: what may be a key is not repeated.
+        let is_name = name.len() <= MAX_NAME_BYTES && !name.contains(KEY_PREFIX);
+        let name = if is_name { &name } else { "query" };
+        return Err(Error::invalid(name, "is no parameter: this operation has none in its query"));
+    }
+    if let Some(name) = condition
+        && !parameters().any(|it| it["name"] == "If-Match")
+    {
+        let message = "cannot be checked: what this operation changes has no `etag`";
+        return Err(Error::invalid(name.as_str(), message));
+    }
+    Ok(())
+}
+
+/// The description of an operation; none: it is not in the document.
+fn operation(route: &str, method: &str) -> Option<&'static Value> {
+    let paths = openapi::document()["paths"].as_object()?;
+    let path = paths.get(route).or_else(|| {
+        let below = route.strip_prefix(IN_PROJECT)?;
+        paths.get(&format!("/v1/{below}"))
+    });
+    path?.get(method.to_ascii_lowercase())
+}
+
+/// RFC 9112: a request names its host once (section 3.2), and its body has no coding but chunks,
+/// which the server decodes (section 6.1).
+fn check_message(version: Version, headers: &HeaderMap) -> Result<(), Error> {
+    let mut hosts = headers.get_all(HOST).iter();
+    let is_host = |it: &[u8]| it.is_empty() || Authority::try_from(it).is_ok();
+    let is_named = match (hosts.next(), hosts.next()) {
+        (Some(host), None) => is_host(host.as_bytes()),
+        (None, _) => version != Version::HTTP_11,
+        (Some(_), Some(_)) => false,
+    };
+    if !is_named {
+        return Err(Error::invalid("Host", "must be sent once, as a name or address"));
+    }
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    let is_plain = match (codings.next(), codings.next()) {
+        (None, _) => true,
+        (Some(only), None) => only.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked"),
+        (Some(_), Some(_)) => false,
+    };
+    match is_plain {
+        true => Ok(()),
+        false => Err(Error::invalid("Transfer-Encoding", "must be chunked")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::{body::Body, http::Request as Sent};
+
+    use super::*;
+
+    fn checked(method: &str, uri: &str, route: &str, headers: &[(&str, &str)]) -> Option<String> {
+        let mut request = Sent::builder().method(method).uri(uri);
+        for (name, value) in [("host", "localhost:80")].iter().chain(headers) {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Body::empty()).expect("a request");
+        check(&request, Some(route)).err().map(|it| it.to_string())
+    }
+
+    #[test]
+    fn a_part_that_would_be_ignored_is_refused() {
+        for (method, uri, route) in [
+            ("POST", "/v1/jobs/cancel?dry_run=true", "/v1/jobs/cancel"),
+            ("POST", "/v1/projects/p/jobs/cancel?a", "/v1/projects/{project}/jobs/cancel"),
+            ("HEAD", "/v1/limits?x=1", "/v1/limits"),
+            ("GET", "/v1/jobs?queue=%ff", "/v1/jobs"),
+        ] {
+            assert!(checked(method, uri, route, &[]).is_some(), "{uri}");
+        }
+        for (method, uri, route) in [
+            ("POST", "/v1/jobs/cancel?", "/v1/jobs/cancel"),
+            ("GET", "/v1/jobs?queue=a", "/v1/jobs"),
+            ("GET", "/console?x=1", "/console"),
+        ] {
+            assert_eq!(checked(method, uri, route, &[]), None, "{uri}");
+        }
+        let condition = [("if-match", "\"x\"")];
+        let push = "/v1/queues/{queue}/push";
+        assert!(checked("DELETE", "/v1/queues/q/push", push, &condition).is_some());
+        assert_eq!(checked("GET", "/v1/queues/q/push", push, &condition), None);
+        assert_eq!(checked("DELETE", "/v1/queues/q", "/v1/queues/{queue}", &condition), None);
+    }
+
+    #[test]
+    fn what_http_forbids_is_refused() {
+        let with = |headers: &[_]| checked("GET", "/v1/limits", "/v1/limits", headers);
+        assert_eq!(with(&[]), None);
+        assert!(with(&[("host", "other")]).is_some());
+        assert_eq!(with(&[("transfer-encoding", "Chunked")]), None);
+        for coding in ["gzip, chunked", "chunked, chunked", "gzip"] {
+            assert!(with(&[("transfer-encoding", coding)]).is_some(), "{coding}");
+        }
+        let none = HeaderMap::new();
+        assert!(check_message(Version::HTTP_11, &none).is_err());
+        assert!(check_message(Version::HTTP_10, &none).is_ok());
+        assert!(check_message(Version::HTTP_2, &none).is_ok());
+    }
+}

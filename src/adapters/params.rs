@@ -8,6 +8,7 @@ use axum::{
 };
 
 use fencepost_domain::error::Error;
+use fencepost_web::wire::extract::refuse_controls;
 
 /// The parameters of a path.
 #[derive(Debug)]
@@ -28,9 +29,8 @@ impl<S: Send + Sync> FromRequestParts<S> for PathParams {
         let params = RawPathParams::from_request_parts(parts, state)
             .await
             .map_err(|_| Error::NoSuchRoute)?;
-        // No queue or worker has such a name.
-        if params.iter().any(|(_, value)| value.chars().any(char::is_control)) {
-            return Err(Error::NoSuchRoute);
+        for (name, value) in &params {
+            refuse_controls(name, value)?;
         }
         let named = params.iter().map(|(name, value)| (name.to_owned(), value.to_owned()));
         Ok(Self(named.collect()))

@@ -108,17 +108,19 @@ fn an_ack_that_cannot_be_read_fails_alone() {
         let mut unknown = ack(&jobs[2], "succeeded");
         unknown["statuss"] = json!("succeeded");
         let no_id = json!({"worker_id": "w", "status": "succeeded"});
-        let acks = [ack(&jobs[0], "succeeded"), cut_text, unknown, no_id, json!(7)];
+        let cut_id = json!({"job_id": READ, "worker_id": "w", "status": "succeeded"});
+        let acks = [ack(&jobs[0], "succeeded"), cut_text, unknown, no_id, json!(7), cut_id];
         let body = cut(&json!({"acks": acks}));
         let results = t.post_text("/v1/workers/ack/batch", body).await.is(200)["results"].clone();
         let statuses: Vec<_> =
             results.as_array().expect("results").iter().map(|it| it["status"].clone()).collect();
-        assert_eq!(statuses, [200, 200, 400, 400, 400].map(|it| json!(it)));
+        assert_eq!(statuses, [200, 200, 400, 400, 400, 400].map(|it| json!(it)));
         assert_eq!(results[2]["job_id"], jobs[2]["id"]);
         assert_eq!(results[2]["error"]["details"][0]["field"], "acks[2].statuss");
         assert_eq!(results[3]["job_id"], "");
         assert_eq!(results[3]["error"]["details"][0]["field"], "acks[3].job_id");
         assert_eq!(results[4]["error"]["details"][0]["field"], "acks[4]");
+        assert_eq!(results[5]["job_id"], "", "it is no text");
         let state =
             async |job: &Value| t.job(job["id"].as_str().expect("an id")).await["state"].clone();
         assert_eq!(state(&jobs[0]).await, "succeeded");

@@ -147,8 +147,9 @@ fn queues_are_listed_by_name_page_by_page() {
         assert_eq!((&all["has_more"], &all["next_cursor"]), (&json!(false), &Value::Null));
         let first = t.get("/v1/queues?limit=2").await.is(200);
         assert_eq!(names(&first), ["a", "b"]);
-        assert_eq!(first["next_cursor"], "b");
-        assert_eq!(names(&t.get("/v1/queues?limit=2&cursor=b").await.is(200)), ["c"]);
+        let cursor = first["next_cursor"].as_str().expect("a cursor");
+        let second = t.get(&format!("/v1/queues?limit=2&cursor={cursor}")).await.is(200);
+        assert_eq!(names(&second), ["c"]);
         t.get("/v1/queues?limit=101").await.refuses("limit");
         t.get("/v1/queues?page=2").await.refuses("page");
     });

@@ -292,8 +292,9 @@ fn the_registry_shows_who_is_there_and_what_they_have() {
             })
         );
         let first = t.get("/v1/workers?limit=1").await.is(200);
-        assert_eq!((&first["has_more"], &first["next_cursor"]), (&json!(true), &json!("a")));
-        let second = t.get("/v1/workers?limit=1&cursor=a").await.is(200);
+        assert_eq!(first["has_more"], true);
+        let cursor = first["next_cursor"].as_str().expect("a cursor");
+        let second = t.get(&format!("/v1/workers?limit=1&cursor={cursor}")).await.is(200);
         assert_eq!(
             (&second["workers"][0]["worker_id"], &second["has_more"]),
             (&json!("b"), &json!(false))
@@ -382,7 +383,7 @@ fn one_bad_name_does_not_hide_the_others_and_a_refused_worker_is_not_registered(
         let stranger = json!({"worker_id": "stranger", "job_id": job});
         t.post("/v1/workers/heartbeat", stranger).await.is_error(404, "job_not_found");
         for path in ["/v1/workers/%00/quiet", "/v1/workers/%0A/resume"] {
-            t.post(path, json!({})).await.is_error(404, "not_found");
+            t.post(path, json!({})).await.refuses("worker_id");
         }
         for queues in [json!(["one"]), json!(["one", "two"])] {
             let poll = json!({"worker_id": "p", "queues": queues, "wait_seconds": 0});

@@ -53,8 +53,8 @@ struct Newest {
 }
 
 impl NewestPolls {
-    /// Makes a poll the newest one with its id. Returns the one that it replaces, with what ends when
-    /// the newest one is answered.
+    /// Makes a poll the newest one with its id. Returns the one that it replaces, with what ends
+    /// when the newest one is answered.
     pub fn replace(
         &mut self,
         key: PollKey,

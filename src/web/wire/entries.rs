@@ -6,10 +6,7 @@ use fencepost_domain::error::Error;
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
-use super::{
-    extract::{UnknownFields, parse_here},
-    produced::ProducedText,
-};
+use super::extract::{UnknownFields, parse_here};
 
 /// An entry that is read later.
 pub struct Entry<T> {
@@ -50,15 +47,16 @@ impl<T: DeserializeOwned> Entry<T> {
         })
     }
 
-    /// The `job_id` of an entry that cannot be read; empty if that is the reason.
+    /// The `job_id` of an entry that cannot be read; empty if it is no text either.
     #[must_use]
     pub fn job_id(&self) -> String {
         #[derive(Deserialize)]
         struct Named {
             #[serde(default)]
-            job_id: Option<ProducedText>,
+            job_id: Option<Box<RawValue>>,
         }
         let named: Option<Named> = serde_json::from_str(self.json.get()).ok();
-        named.and_then(|it| it.job_id).map(ProducedText::into_string).unwrap_or_default()
+        let job_id = named.and_then(|it| it.job_id);
+        job_id.and_then(|it| serde_json::from_str(it.get()).ok()).unwrap_or_default()
     }
 }

@@ -428,13 +428,24 @@ impl<S: Send + Sync> FromRequestParts<S> for NameInPath {
         let params = RawPathParams::from_request_parts(parts, state)
             .await
             .map_err(|_| Error::Unreadable("the path is not valid UTF-8".to_owned()))?;
-        let name = params.iter().find(|(name, _)| PARAMETERS.contains(name));
-        let name = name.map(|(_, value)| value).ok_or(Error::NoSuchRoute)?;
-        // Nothing has such a name.
-        if name.chars().any(char::is_control) {
-            return Err(Error::NoSuchRoute);
-        }
+        let found = params.iter().find(|(name, _)| PARAMETERS.contains(name));
+        let (parameter, name) = found.ok_or(Error::NoSuchRoute)?;
+        refuse_controls(parameter, name)?;
         Ok(Self(name.to_owned()))
+    }
+}
+
+/// Refuses a path parameter with characters that no name and no id has.
+///
+/// # Errors
+/// [`Error::Invalid`].
+pub fn refuse_controls(parameter: &str, value: &str) -> Result<(), Error> {
+    match value.chars().find(|it| it.is_control()) {
+        Some(odd) => Err(Error::invalid(
+            parameter,
+            format!("must have no control characters, has U+{:04X}", u32::from(odd)),
+        )),
+        None => Ok(()),
     }
 }
 

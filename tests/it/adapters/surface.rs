@@ -14,6 +14,8 @@ struct Operation {
     id: String,
     method: Method,
     path: String,
+    /// The path with the names of its parameters.
+    template: String,
     is_public: bool,
 }
 
@@ -39,6 +41,7 @@ fn operations(named: &Named) -> Vec<Operation> {
                     "ojs" => id.0.to_string(),
                     _ => named.job_id.clone(),
                 };
+                let template = format!("/{adapter}{path}");
                 let path = path
                     .replace("{project}", &named.project)
                     .replace("{lease_id}", &lease)
@@ -54,6 +57,7 @@ fn operations(named: &Named) -> Vec<Operation> {
                     id: operation["operationId"].as_str().expect("an id").to_owned(),
                     method: method.to_uppercase().parse().expect("a method"),
                     path: format!("/{adapter}{path}"),
+                    template,
                     is_public: operation["security"] == json!([{}]),
                 });
             }
@@ -112,6 +116,29 @@ fn no_call_passes_without_a_key_or_with_too_few_rights() {
             }
         }
         assert_eq!(t.job(&named.job_id).await["state"], "processing");
+    });
+}
+
+#[test]
+fn a_control_character_in_a_path_is_refused_in_one_way() {
+    run(async |t| {
+        let named = held(t, &t.slug).await;
+        let mut tried = 0;
+        for mut operation in operations(&named) {
+            let parameters = operation.template.replace("{project}", &t.slug);
+            let segments = parameters.split('/');
+            let odd: Vec<_> =
+                segments.map(|it| if it.starts_with('{') { "%01" } else { it }).collect();
+            operation.path = odd.join("/");
+            if operation.path.contains("%01") {
+                let reply = call(t, &operation, Some(&t.api_key)).await;
+                let reported = format!("{} {}: {reply:?}", operation.adapter, operation.id);
+                assert_eq!(reply.status.as_u16(), 400, "{reported}");
+                assert!(reply.text.contains("U+0001"), "{reported}");
+                tried += 1;
+            }
+        }
+        assert!(tried > 20, "{tried}");
     });
 }
 

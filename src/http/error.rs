@@ -240,12 +240,14 @@ const PROBLEM: &str = "application/problem+json";
 /// True if a client asks for errors as RFC 9457 has them, at least as much as for other JSON.
 #[must_use]
 pub fn is_problem(headers: &HeaderMap) -> bool {
-    let accepted = headers.get_all(ACCEPT).iter().filter_map(|it| it.to_str().ok());
-    let kinds: Vec<_> = accepted.flat_map(|it| it.split(',')).map(read_kind).collect();
-    let weight =
-        |name: &str| kinds.iter().find(|it| it.0.eq_ignore_ascii_case(name)).map(|it| it.1);
-    let other = weight("application/json").unwrap_or(0.0);
-    weight(PROBLEM).is_some_and(|it| it > 0.0 && it >= other)
+    let weight = |name: &str| {
+        let accepted = headers.get_all(ACCEPT).iter().filter_map(|it| it.to_str().ok());
+        let mut kinds = accepted.flat_map(|it| it.split(',')).map(read_kind);
+        kinds.find(|it| it.0.eq_ignore_ascii_case(name)).map(|it| it.1)
+    };
+    weight(PROBLEM).is_some_and(|problem| {
+        problem > 0.0 && problem >= weight("application/json").unwrap_or(0.0)
+    })
 }
 
 /// The name of an accepted media type, and its weight.

@@ -6,7 +6,6 @@ use axum::{
     http::{
         HeaderMap, Version,
         header::{HOST, IF_MATCH, IF_NONE_MATCH, TRANSFER_ENCODING},
-        uri::Authority,
     },
 };
 use fencepost_domain::error::{Error, KEY_PREFIX};
@@ -70,9 +69,8 @@ fn operation(route: &str, method: &str) -> Option<&'static Value> {
 /// which the server decodes (section 6.1).
 fn check_message(version: Version, headers: &HeaderMap) -> Result<(), Error> {
     let mut hosts = headers.get_all(HOST).iter();
-    let is_host = |it: &[u8]| it.is_empty() || Authority::try_from(it).is_ok();
     let is_named = match (hosts.next(), hosts.next()) {
-        (Some(host), None) => is_host(host.as_bytes()),
+        (Some(host), None) => host.as_bytes().iter().all(|it| is_host_byte(*it)),
         (None, _) => version != Version::HTTP_11,
         (Some(_), Some(_)) => false,
     };
@@ -89,6 +87,14 @@ fn check_message(version: Version, headers: &HeaderMap) -> Result<(), Error> {
         true => Ok(()),
         false => Err(Error::invalid("Transfer-Encoding", "must be chunked")),
     }
+}
+
+/// RFC 3986, sections 3.2.2 and 3.2.3: names, addresses and ports. Not parsed, since nothing else
+/// of the server reads it, and each request has one.
+const fn is_host_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric()
+        || matches!(byte, b'!' | b'$' | b'%' | b'&'..=b'.' | b':'..=b';')
+        || matches!(byte, b'=' | b'[' | b']' | b'_' | b'~')
 }
 
 #[cfg(test)]
@@ -135,6 +141,14 @@ mod tests {
         let with = |headers: &[_]| checked("GET", "/v1/limits", "/v1/limits", headers);
         assert_eq!(with(&[]), None);
         assert!(with(&[("host", "other")]).is_some());
+        for host in ["a b", "a/b", "a@b", "a?b", "a#b", "a\\b"] {
+            let named = [(HOST, host.parse().expect("a value"))].into_iter().collect();
+            assert!(check_message(Version::HTTP_11, &named).is_err(), "{host}");
+        }
+        for host in ["", "localhost:80", "[::1]:80", "a-b.example.com", "127.0.0.1", "%41_~"] {
+            let named = [(HOST, host.parse().expect("a value"))].into_iter().collect();
+            assert!(check_message(Version::HTTP_11, &named).is_ok(), "{host}");
+        }
         assert_eq!(with(&[("transfer-encoding", "Chunked")]), None);
         for coding in ["gzip, chunked", "chunked, chunked", "gzip"] {
             assert!(with(&[("transfer-encoding", coding)]).is_some(), "{coding}");

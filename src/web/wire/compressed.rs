@@ -102,10 +102,10 @@ impl Asked {
     /// What this request asks for.
     #[must_use]
     pub fn by(request: &Request) -> Self {
-        match (request.method(), accepts_gzip(request.headers())) {
-            (&Method::GET, true) => Self::Gzip,
-            (&Method::HEAD, true) => Self::Head,
-            (&Method::GET | &Method::HEAD, false) => Self::Plain,
+        match *request.method() {
+            Method::GET if accepts_gzip(request.headers()) => Self::Gzip,
+            Method::HEAD if accepts_gzip(request.headers()) => Self::Head,
+            Method::GET | Method::HEAD => Self::Plain,
             _ => Self::Never,
         }
     }

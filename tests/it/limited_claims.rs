@@ -61,6 +61,61 @@ fn a_parked_poll_hears_of_a_job_with_its_labels() {
     });
 }
 
+/// The indexes of the jobs that may start beside `running` ones, lower limits first.
+fn may_start(limits: &[(usize, usize)], running: usize) -> Vec<usize> {
+    let mut in_order = limits.to_vec();
+    in_order.sort_by_key(|(index, limit)| (*limit, *index));
+    let mut count = running;
+    let starts = |(index, limit): (usize, usize)| {
+        let starts = count < limit;
+        count += usize::from(starts);
+        starts.then_some(index)
+    };
+    let mut started: Vec<_> = in_order.into_iter().filter_map(starts).collect();
+    started.sort_unstable();
+    started
+}
+
+#[test]
+fn jobs_of_one_key_with_several_limits_start_as_soon_as_their_own_limit_allows() {
+    run(async |t| {
+        let rounds: [&[usize]; 8] = [
+            &[1, 1, 2],
+            &[1, 1, 1, 2],
+            &[1, 1, 3],
+            &[2, 3, 2, 3, 2, 3],
+            &[2, 1],
+            &[5, 1, 1, 1, 1, 1, 3],
+            &[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2],
+            &[3, 3, 3, 3],
+        ];
+        for (round, limits) in rounds.into_iter().enumerate() {
+            let mut stored = Vec::new();
+            for limit in limits {
+                let job =
+                    json!({"concurrency_key": format!("k{round}"), "concurrency_limit": limit});
+                stored.push(t.enqueue(job).await);
+            }
+            let mut waiting: Vec<_> = limits.iter().copied().enumerate().collect();
+            let mut running: Vec<Value> = Vec::new();
+            while !waiting.is_empty() {
+                let leased = t.polled(poll(json!({"capacity": 10}))).await;
+                let index = |job: &Value| stored.iter().position(|it| job["id"] == **it);
+                let mut started: Vec<_> = leased.iter().filter_map(index).collect();
+                started.sort_unstable();
+                let case = format!("{limits:?}, waiting {waiting:?}, running {}", running.len());
+                assert_eq!(started, may_start(&waiting, running.len()), "{case}");
+                waiting.retain(|it| !started.contains(&it.0));
+                running.extend(leased);
+                t.ack(&running.remove(0), "w", "succeeded").await.is(200);
+            }
+            for job in running {
+                t.ack(&job, "w", "succeeded").await.is(200);
+            }
+        }
+    });
+}
+
 #[test]
 fn priority_counts_across_gates() {
     run(async |t| {

@@ -100,9 +100,10 @@ fn replayed(project_id: ProjectId, id: JobId, row: &JobRow) -> NewJob {
 pub(super) fn copy(project_id: ProjectId, id: JobId, row: &JobRow) -> NewJob {
     let retry = row.retry.is_some().then(|| RetryPolicy::stored(row.retry.as_ref()));
     let labels = row.labels.clone().unwrap_or_default();
+    let concurrency = row.concurrency_key.as_deref().zip(row.concurrency_limit);
     // Each field is named, so that the compiler asks of a new one whether a replay keeps it.
     let extras = Extras {
-        constraint_key: constraint_key::of(&row.job_type, &labels, row.concurrency_key.as_deref()),
+        constraint_key: constraint_key::of(&row.job_type, &labels, concurrency),
         labels,
         concurrency_key: row.concurrency_key.clone(),
         concurrency_limit: row.concurrency_limit,

@@ -277,7 +277,7 @@ fn tick_of(key: &TickKey, due: &DueSchedule, tick: DateTime<Utc>, outcome: FireO
         offset_seconds: offset_seconds(&due.id, due.spread_seconds),
         constraint_key: concurrency_key
             .as_deref()
-            .and_then(|key| constraint_key::of(&due.job_type, &[], Some(key))),
+            .and_then(|key| constraint_key::of(&due.job_type, &[], Some((key, 1)))),
         concurrency_key,
     }
 }

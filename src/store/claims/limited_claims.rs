@@ -197,10 +197,11 @@ pub const MAX_EXAMINED_FOR_COMMANDS: i64 = 20;
 /// limits must be locked by an earlier statement of this transaction.
 ///
 /// A job may start while fewer than its `concurrency_limit` run under its key, including those
-/// started before it by this claim. A claim for commands only searches the first
+/// started before it by this claim. Jobs with lower limits start first: `place` is how many run
+/// then with this job. One whose limit is reached takes no place, so `place` is the turn, less
+/// those whose limit was reached before. A claim for commands only searches the first
 /// [`MAX_EXAMINED_FOR_COMMANDS`] jobs of each constraint key, and of each type if types are named;
-/// others have an index. Like [`super::claim_some_types`], it also returns how many were
-/// selected.
+/// others have an index. Like [`super::claim_some_types`], it also returns how many were selected.
 pub async fn claim_constrained(
     conn: &mut PgConnection,
     claim: &QueueClaim<'_>,
@@ -213,7 +214,8 @@ pub async fn claim_constrained(
             select found.id, found.rank, found.run_at, found.concurrency_key,
                    found.concurrency_limit,
                    row_number() over (
-                       partition by found.concurrency_key order by found.rank, found.run_at, found.id
+                       partition by found.concurrency_key
+                       order by found.concurrency_limit, found.rank, found.run_at, found.id
                    ) as turn
             from unnest($16::uuid[]) as passed(constraint_key)
             cross join lateral (
@@ -241,6 +243,16 @@ pub async fn claim_constrained(
             from (
                 select distinct concurrency_key from behind where concurrency_key is not null
             ) key
+        ), placed as materialized (
+            select behind.id, behind.rank, behind.run_at, behind.concurrency_limit,
+                   behind.turn + least(crowd.running, min(
+                       greatest(behind.concurrency_limit, crowd.running) - behind.turn
+                   ) over (
+                       partition by behind.concurrency_key order by behind.turn
+                       rows between unbounded preceding and 1 preceding
+                   )) as place
+            from behind
+            left join crowd on crowd.concurrency_key = behind.concurrency_key
         ), ready as materialized (
             (
                 select id, rank, run_at
@@ -289,11 +301,9 @@ pub async fn claim_constrained(
             from (
                 select id, rank, run_at from ready
                 union all
-                select behind.id, behind.rank, behind.run_at
-                from behind
-                left join crowd on crowd.concurrency_key = behind.concurrency_key
-                where behind.concurrency_key is null
-                    or crowd.running + behind.turn <= behind.concurrency_limit
+                select id, rank, run_at
+                from placed
+                where concurrency_limit is null or place <= concurrency_limit
             ) candidate
             order by rank, run_at, id
             limit least($14, 250, case when $11::int is null then 250 else greatest(0, $11::int - (

@@ -79,6 +79,7 @@ pub struct EnqueueRequest {
     #[schema(value_type = Option<RetryRequest>)]
     retry: Option<Object<RetryRequest>>,
     /// For your own use; at most 32.
+    #[serde(default, deserialize_with = "formats::tags")]
     tags: Option<BTreeMap<String, String>>,
     /// Labels that its worker must have, all of them; at most 16.
     #[schema(extensions(("bounds" = json!(items(0, limits::MAX_LABELS)))))]
@@ -341,12 +342,13 @@ fn accept_extras(
         check.refuse("batch_id", "must be the id of a batch of this project");
     }
     let parents = accept_parents(request, check);
+    let concurrency = concurrency_key
+        .as_deref()
+        .map(|key| (key, concurrency_limit.unwrap_or(DEFAULT_CONCURRENCY_LIMIT)));
     Extras {
-        constraint_key: constraint_key::of(&request.job_type, &labels, concurrency_key.as_deref()),
+        constraint_key: constraint_key::of(&request.job_type, &labels, concurrency),
         labels,
-        concurrency_limit: concurrency_key
-            .is_some()
-            .then(|| concurrency_limit.unwrap_or(DEFAULT_CONCURRENCY_LIMIT)),
+        concurrency_limit: concurrency.map(|it| it.1),
         concurrency_key,
         unique_key,
         expires_at: request.expires_at,

@@ -1,8 +1,13 @@
 //! Formats of single values in requests: each malformed value is answered with a message that says
 //! what is wanted, not with the parser's words.
 
+use std::{collections::BTreeMap, fmt};
+
 use chrono::{DateTime, Utc};
-use serde::{Deserialize, Deserializer, de::Error};
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error, MapAccess, Visitor},
+};
 use uuid::Uuid;
 
 use crate::{
@@ -14,6 +19,9 @@ const TIME: &str = "must be a time with its zone, as in RFC 3339: 2026-01-31T12:
 const FINGERPRINT: &str = "must be the fingerprint of a group";
 const JOBS: &str = "must be a list of ids of jobs: [\"job_01m7w3ha3aextt8pkwwdmxsmqw\"]";
 const BATCH: &str = "must be the id of a batch";
+
+/// Characters of a name that a message repeats.
+const MAX_SHOWN_CHARS: usize = 60;
 
 /// A time, for `#[serde(deserialize_with)]`. Null is no time.
 pub fn optional_time<'de, D: Deserializer<'de>>(
@@ -65,6 +73,43 @@ pub fn named_jobs<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<JobId
     let texts = Vec::<String>::deserialize(from).map_err(|_| D::Error::custom(JOBS))?;
     let ids = texts.iter().map(|it| it.parse().map_err(|_| D::Error::custom(JOBS)));
     ids.collect::<Result<_, _>>().map(Some)
+}
+
+/// Tags. A name that is given twice is refused: one of its values would be lost.
+pub fn tags<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<BTreeMap<String, String>>, D::Error> {
+    struct Tags(BTreeMap<String, String>);
+
+    impl<'de> Deserialize<'de> for Tags {
+        fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+            from.deserialize_map(TagsVisitor)
+        }
+    }
+
+    struct TagsVisitor;
+
+    impl<'de> Visitor<'de> for TagsVisitor {
+        type Value = Tags;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a map")
+        }
+
+        fn visit_map<M: MapAccess<'de>>(self, mut from: M) -> Result<Tags, M::Error> {
+            let mut tags = BTreeMap::new();
+            while let Some((name, value)) = from.next_entry::<String, String>()? {
+                if tags.contains_key(&name) {
+                    let shown: String = name.chars().take(MAX_SHOWN_CHARS).collect();
+                    return Err(M::Error::custom(format!("has `{shown}` twice")));
+                }
+                tags.insert(name, value);
+            }
+            Ok(Tags(tags))
+        }
+    }
+
+    Ok(Option::<Tags>::deserialize(from)?.map(|it| it.0))
 }
 
 fn parse_time<E: Error>(text: &str) -> Result<DateTime<Utc>, E> {

@@ -125,7 +125,8 @@ pub struct JobFilter {
     #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 500)]
     pub job_type: Option<String>,
-    /// Only jobs with this tag: `name:value`, or `name` for any value.
+    /// Only jobs with this tag: `name:value`, or `name` for any value. A name that has a colon is
+    /// found with `q`.
     #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
     pub tag: Option<String>,
     /// Only jobs of this batch.

@@ -90,3 +90,19 @@ fn an_expired_lease_cannot_be_renewed() {
         t.heartbeat(&job, "w").await.is_error(409, "invalid_state");
     });
 }
+
+#[test]
+fn each_entry_of_a_workers_heartbeat_is_answered_for_its_own_attempt() {
+    run(async |t| {
+        t.enqueue(json!({})).await;
+        let job = t.lease("w").await;
+        let entry = |attempt: u32| json!({"job_id": job["id"], "attempt": attempt});
+        for attempts in [[1, 9], [9, 1], [1, 1]] {
+            let beat = json!({"worker_id": "w", "active_jobs": attempts.map(entry)});
+            let reply = t.post("/v1/workers/heartbeat", beat).await.is(200);
+            let seen = [0, 1].map(|it| reply["jobs"][it]["status"].clone());
+            let expected = attempts.map(|it| json!(if it == 1 { "ok" } else { "lost" }));
+            assert_eq!(seen, expected, "{attempts:?}");
+        }
+    });
+}

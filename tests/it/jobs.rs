@@ -389,6 +389,11 @@ fn a_list_refuses_what_it_does_not_know() {
         t.get("/v1/jobs?state=waiting").await.refuses("state");
         t.get("/v1/jobs?created_after=now").await.refuses("created_after");
         t.get("/v1/jobs?queue=%00").await.refuses("queue");
+        t.get(&format!("/v1/jobs/{}/logs?attempt=0", t.enqueue(json!({})).await))
+            .await
+            .refuses("attempt");
+        let doubled = r#"{"job_type": "t", "tags": {"k": "1", "a": "2", "k": "3"}}"#;
+        t.post_text("/v1/jobs", doubled).await.refuses("tags");
         t.get("/v1/jobs?limit=0").await.refuses("limit");
         t.get("/v1/jobs?limit=201").await.refuses("limit");
         t.get("/v1/jobs?limit=200").await.is(200);

@@ -368,6 +368,12 @@ fn an_operation_says_for_which_reason_it_skipped_jobs() {
         let ended = ends(t, &operation).await;
         assert_eq!((&ended["done"], &ended["skipped"]), (&json!(0), &json!(2)));
         assert_eq!(ended["skipped_by"], json!({"unique_conflict": 2}));
+        let job = t.enqueue(json!({"queue": "twice"})).await;
+        let twice = json!({"filter": {"ids": [job, job]}});
+        let begun = t.post("/v1/jobs/cancel", twice).await.is(202);
+        assert_eq!(begun["count"], 1, "it is one job");
+        let ended = ends(t, &begun["operation"]).await;
+        assert_eq!((&ended["done"], &ended["skipped"]), (&json!(1), &json!(0)));
     });
 }
 

@@ -49,7 +49,8 @@ pub fn check(request: &Request, route: Option<&str>) -> Result<(), Error> {
     if let Some(name) = condition
         && !parameters().any(|it| it["name"] == "If-Match")
     {
-        let message = "cannot be checked: what this operation changes has no `etag`";
+        let message = "is no condition of this operation: send it with a `PUT`, `PATCH` or \
+            `DELETE` of settings that have an `etag`";
         return Err(Error::invalid(name.as_str(), message));
     }
     Ok(())

@@ -55,7 +55,7 @@ impl Filter {
             batch_id: filter.batch_id,
             created_after: filter.created_after,
             created_before: filter.created_before,
-            ids: filter.ids.clone(),
+            ids: filter.ids.as_deref().map(without_doubles),
             ..Self::default()
         };
         let mut all = match &filter.q {
@@ -159,6 +159,14 @@ impl Filter {
         let lower = created_after.into_iter().chain(least).max();
         (upper.unwrap_or(Uuid::max()), lower.unwrap_or(Uuid::nil()))
     }
+}
+
+/// A job that is named twice is one job.
+fn without_doubles(ids: &[JobId]) -> Vec<JobId> {
+    let mut ids = ids.to_vec();
+    ids.sort_unstable();
+    ids.dedup();
+    ids
 }
 
 /// A tag as filters write it: `name:value`, or `name` for any value.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use fencepost_domain::limits;
+use fencepost_domain::{formats, limits};
 use fencepost_web::wire::{
     extract::Object,
     openapi::{chars, items, range},
@@ -41,6 +41,7 @@ pub struct CallbackRequest {
     #[schema(value_type = Option<RetryRequest>)]
     pub(super) retry: Option<Object<RetryRequest>>,
     /// For your own use; at most 32.
+    #[serde(default, deserialize_with = "formats::tags")]
     pub(super) tags: Option<BTreeMap<String, String>>,
     /// Labels that its worker must have, all of them; at most 16.
     #[schema(extensions(("bounds" = json!(items(0, limits::MAX_LABELS)))))]

@@ -126,7 +126,7 @@ pub async fn change(
         (None, Some(delay)) => Timing::After(TimeDelta::try_seconds(delay).unwrap_or_default()),
         (None, None) => Timing::Keep,
     };
-    if queue.is_none() && priority.is_none() && timing == Timing::Keep {
+    if queue.is_none() && priority.is_none() && run_at.is_none() && delay_seconds.is_none() {
         check.refuse("body", "must change queue, priority, run_at or delay_seconds");
     }
     check.finish()?;

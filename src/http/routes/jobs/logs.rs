@@ -35,6 +35,7 @@ const DEFAULT_PAGE_LOGS: u32 = 500;
 pub struct LogsQuery {
     /// Only this attempt.
     #[param(minimum = 1)]
+    #[param(minimum = 1)]
     attempt: Option<i32>,
     /// Maximum number of chunks to return. Default: 500.
     #[param(minimum = 1, maximum = 1_000)]
@@ -126,6 +127,9 @@ pub async fn list(
 ) -> Result<Reply<LogPage>, Error> {
     let mut check = Check::default();
     let size = PageSize::read(query.limit, DEFAULT_PAGE_LOGS, limits::MAX_PAGE_LOGS, &mut check);
+    if let Some(attempt) = query.attempt {
+        check.range("attempt", attempt, 1, i32::MAX);
+    }
     check.finish()?;
     let after =
         query.cursor.as_deref().map_or_else(|| Ok(printed::beginning()), printed::read_place)?;

@@ -117,7 +117,8 @@ pub struct ListQuery {
     queue: Option<String>,
     /// Only jobs of this type.
     job_type: Option<String>,
-    /// Only jobs with this tag: `name:value`, or `name` for any value.
+    /// Only jobs with this tag: `name:value`, or `name` for any value. A name that has a colon is
+    /// found with `q`.
     tag: Option<String>,
     /// Only jobs of this batch.
     #[serde(default, deserialize_with = "formats::optional_batch")]

@@ -13,7 +13,7 @@ use fencepost_web::{
     auth::{Caller, Replay},
     wire::{
         extract::{JobInPath, RequestBody},
-        openapi::{chars, range},
+        openapi::{chars, items, range},
         validate::Check,
     },
 };
@@ -45,7 +45,8 @@ pub struct ReplayRequest {
     /// Queue. Default: that of the earlier job.
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_QUEUE_CHARS)))))]
     queue: Option<String>,
-    /// Labels that its worker must have, at most 32. Default: those of the earlier job.
+    /// Labels that its worker must have, at most 16. Default: those of the earlier job.
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_LABELS)))))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     labels: Option<Vec<String>>,
     /// Priority; higher runs first. Default: that of the earlier job.

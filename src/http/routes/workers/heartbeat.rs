@@ -1,11 +1,9 @@
 //! `POST /v1/workers/heartbeat`.
 
-use std::collections::HashMap;
-
 use axum::{Json as Reply, extract::State};
 use fencepost_domain::{
     error::Error,
-    ids::{JobId, JobKey, LeaseId},
+    ids::{JobKey, LeaseId},
     lease::RequireFence,
     limits,
     worker::WorkerState,
@@ -226,7 +224,7 @@ async fn beat(
         check.refuse(field, format!("must have at most {max} entries, has {}", named.len()));
     }
     let required = caller.who.require_fence();
-    let (mut beats, mut names): (Vec<Beat>, Vec<(String, Option<JobId>)>) =
+    let (mut beats, mut names): (Vec<Beat>, Vec<(String, Option<usize>)>) =
         (Vec::new(), Vec::new());
     for (index, job) in named.into_iter().enumerate() {
         let mut item = Check::below(format!("{field}[{index}]."));
@@ -237,12 +235,16 @@ async fn beat(
         }
         check_progress(&mut item, job.progress);
         check.absorb(item);
-        let id = job.job_id.parse().ok();
-        names.push((job.job_id, id));
-        if let Some(id) = id.filter(|id| beats.iter().all(|it| it.key.id != *id)) {
-            let key = JobKey { project_id: caller.project_id, id };
-            beats.push(Beat { key, fence, progress: job.progress });
-        }
+        let key = job.job_id.parse().ok().map(|id| JobKey { project_id: caller.project_id, id });
+        let place = key.map(|key| {
+            // A worker may hold two attempts of one job, the first of which is lost.
+            let there = beats.iter().position(|it| it.key == key && it.fence == fence);
+            there.unwrap_or_else(|| {
+                beats.push(Beat { key, fence, progress: job.progress });
+                beats.len() - 1
+            })
+        });
+        names.push((job.job_id, place));
     }
     check.finish()?;
     caller.charge(app, field, Cost::Leases(names.len())).await?;
@@ -251,14 +253,22 @@ async fn beat(
     let binding = caller.who.binding();
     let ids = beats.iter().map(|it| it.key.id);
     let reach = Reach::read(&app.engine, caller.project_id, binding, ids).await?;
+    let is_mine: Vec<_> = beats.iter().map(|it| reach.includes(it.key.id)).collect();
     beats.retain(|it| reach.includes(it.key.id));
     let (wanted, leases) = workers::beat(&app.engine, &key, state, beats).await?;
-    let leases: HashMap<_, _> = leases.into_iter().collect();
-    let reply = |(job_id, id): (String, Option<JobId>)| {
-        let lease = id.and_then(|it| leases.get(&it).copied().flatten());
+    let leases = leases_of(&is_mine, leases);
+    let reply = |(job_id, place): (String, Option<usize>)| {
+        let lease = place.and_then(|it| leases[it]);
         let status = lease.map_or(HeartbeatStatus::Lost, |it| it.0.into());
         ActiveJobReply { job_id, status, lease_seconds: lease.map(|it| it.1) }
     };
     let jobs = Some(names.into_iter().map(reply).collect());
     Ok(Reply(HeartbeatReply { status: None, state: Some(wanted), jobs }))
+}
+
+/// The lease of each beat; none: it is lost, or its job is not for this key.
+fn leases_of(is_mine: &[bool], leases: heartbeat::Leases) -> Vec<Option<(Advice, i32)>> {
+    let mut leases = leases.into_iter();
+    let of_beat = is_mine.iter().map(|is_mine| is_mine.then(|| leases.next()?.1).flatten());
+    of_beat.collect()
 }

@@ -50,7 +50,7 @@ trait OperationExt {
     /// Its kind, in words.
     fn verb(&self) -> &'static str;
 
-    /// How many jobs it skipped for which reason, in words.
+    /// The numbers of skipped jobs by reason, in words.
     fn skip_words(&self) -> String;
 
     /// Its filter, in words.

@@ -190,13 +190,13 @@ impl Kind {
 pub enum SkipReason {
     /// It was deleted meanwhile.
     JobNotFound,
-    /// Its state had changed meanwhile.
+    /// The job was in another state by then.
     InvalidState,
     /// It would wait for a parent that has ended in another way.
     ParentTerminal,
     /// A live job has its unique key.
     UniqueConflict,
-    /// Its payload is a template of its workflow.
+    /// The payload is a template of the workflow.
     Template,
 }
 

@@ -3,7 +3,7 @@
 use axum::http::{HeaderMap, HeaderName};
 use fencepost_domain::error::Error;
 
-/// What a header of conditions names.
+/// The tags of a header with a condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Tags {
     /// `*`: anything that exists.
@@ -61,13 +61,13 @@ impl Tags {
         (!tags.is_empty()).then_some(Self::Listed(tags))
     }
 
-    /// Whether an `If-Match` with them holds for the settings with this strong tag.
+    /// True if an `If-Match` with them holds for the settings with this strong tag.
     #[must_use]
     pub fn match_strongly(&self, current: &str) -> bool {
         self.have(current, |it| !it.is_weak)
     }
 
-    /// Whether an `If-None-Match` with them fails for the settings with this strong tag.
+    /// True if an `If-None-Match` with them fails for the settings with this strong tag.
     #[must_use]
     pub fn match_weakly(&self, current: &str) -> bool {
         self.have(current, |_| true)
@@ -82,7 +82,7 @@ impl Tags {
     }
 }
 
-/// What follows the commas and spaces: a list may have empty elements.
+/// The text after commas and spaces: a list may have empty elements.
 fn after_commas(text: &[u8]) -> &[u8] {
     let start = text.iter().position(|it| !matches!(it, b',' | b' ' | b'\t'));
     start.map_or(&[], |it| &text[it..])

@@ -52,7 +52,7 @@ pub async fn page(
     let (mut jobs, mut last, mut is_through) = (Vec::new(), after, false);
     let mut narrowed = None;
     for look in 0..limits::MAX_PAGE_LOOKS {
-        // What most jobs match, the first look finds: others pay for a search by index.
+        // The first look finds a filter that many jobs match: only others pay for this search.
         if look == 1 {
             narrowed = queue_states::narrow(conn, project_id, filter).await?;
         }

@@ -14,7 +14,7 @@ const MAX_FOUND: i64 = 8_000;
 const _: () = assert!(MAX_FOUND == (limits::MAX_PAGE_LOOKS - 1) * limits::MAX_PAGE_EXAMINED_ROWS);
 
 impl Filter {
-    /// Whether it names what the indexes have, and nothing that selects fewer jobs.
+    /// True if it names what the indexes have, and nothing that selects fewer jobs.
     const fn names_queue_and_states(&self) -> bool {
         let selects_fewer = self.ids.is_some() || self.batch_id.is_some();
         self.queue.is_some() && !self.states.is_empty() && !selects_fewer

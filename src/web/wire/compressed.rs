@@ -85,7 +85,7 @@ const MIN_LIST_BYTES: u64 = 16 * 1024;
 /// Bytes that are compressed at a time: other requests go on in between.
 const PART_BYTES: usize = 64 * 1024;
 
-/// Answers to requests like this one depend on whether it accepts gzip.
+/// The form of the answer that a request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
     /// It changes something, or cannot be compressed.
@@ -99,7 +99,7 @@ pub enum Asked {
 }
 
 impl Asked {
-    /// What this request asks for.
+    /// The answer that this request asks for.
     #[must_use]
     pub fn by(request: &Request) -> Self {
         match *request.method() {

@@ -17,7 +17,10 @@ use secrecy::ExposeSecret;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use fencepost_web::wire::errors::{self, ErrorResponse};
+use fencepost_web::wire::{
+    accepted,
+    errors::{self, ErrorResponse},
+};
 
 /// The page with a section for each code.
 const ERROR_DOCS: &str = "/docs/errors";
@@ -240,22 +243,10 @@ const PROBLEM: &str = "application/problem+json";
 /// True if a client asks for errors as RFC 9457 has them, at least as much as for other JSON.
 #[must_use]
 pub fn is_problem(headers: &HeaderMap) -> bool {
-    let weight = |name: &str| {
-        let accepted = headers.get_all(ACCEPT).iter().filter_map(|it| it.to_str().ok());
-        let mut kinds = accepted.flat_map(|it| it.split(',')).map(read_kind);
-        kinds.find(|it| it.0.eq_ignore_ascii_case(name)).map(|it| it.1)
-    };
+    let weight = |name: &str| accepted::weight(headers, &ACCEPT, name);
     weight(PROBLEM).is_some_and(|problem| {
         problem > 0.0 && problem >= weight("application/json").unwrap_or(0.0)
     })
-}
-
-/// The name of an accepted media type, and its weight.
-fn read_kind(text: &str) -> (&str, f32) {
-    let mut parts = text.split(';').map(str::trim);
-    let name = parts.next().unwrap_or_default();
-    let weight = parts.find_map(|it| it.strip_prefix("q=").or_else(|| it.strip_prefix("Q=")));
-    (name, weight.and_then(|it| it.parse().ok()).unwrap_or(1.0))
 }
 
 /// An error as RFC 9457 has it, with the members that errors have otherwise.

@@ -315,8 +315,10 @@ fn typical_mistakes_are_answered_with_what_was_probably_meant() {
         assert_eq!(cancel["message"], message);
         let route = t.get("/v1/job").await.is_error(404, "not_found");
         assert_eq!(route["message"], "no such route: did you mean /v1/jobs?");
-        let delete = t.delete("/v1/jobs").await.is_error(405, "method_not_allowed");
-        assert_eq!(delete["message"], "method not allowed: this route answers GET, POST only");
+        for path in ["/v1/jobs", "/v1/projects/main/jobs"] {
+            let delete = t.delete(path).await.is_error(405, "method_not_allowed");
+            assert_eq!(delete["message"], "method not allowed: this route answers GET, POST only");
+        }
     });
 }
 

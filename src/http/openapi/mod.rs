@@ -166,6 +166,17 @@ fn without_sessions(document: &mut Value) {
     }
 }
 
+/// The operations of a route by their methods in lower case; none: it is not in the document.
+pub fn operations(route: &str) -> Option<&'static Map<String, Value>> {
+    let paths = document()["paths"].as_object()?;
+    let path = paths.get(route).or_else(|| {
+        // Routes that exist with and without a project are listed once.
+        let below = route.strip_prefix("/v1/projects/{project}/")?;
+        paths.get(&format!("/v1/{below}"))
+    });
+    path?.as_object()
+}
+
 /// The document as text, as it is committed and served.
 #[must_use]
 pub fn text() -> String {
@@ -208,9 +219,8 @@ pub async fn no_such_route(uri: Uri) -> Error {
 
 /// The answer to a method that the route does not have, with those that it has.
 pub async fn wrong_method(path: Option<MatchedPath>) -> Error {
-    let path = path.as_ref().map_or("", MatchedPath::as_str);
-    let methods = document()["paths"][path].as_object().into_iter().flatten();
-    let allowed: Vec<_> = methods.map(|it| it.0.to_uppercase()).collect();
+    let operations = path.as_ref().and_then(|it| operations(it.as_str()));
+    let allowed: Vec<_> = operations.into_iter().flatten().map(|it| it.0.to_uppercase()).collect();
     match allowed.as_slice() {
         [] => Error::MethodNotAllowed,
         _ => Error::WrongMethod { allowed: allowed.join(", ") },

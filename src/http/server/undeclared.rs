@@ -10,12 +10,8 @@ use axum::{
 };
 use fencepost_domain::error::{Error, KEY_PREFIX};
 use percent_encoding::percent_decode_str;
-use serde_json::Value;
 
 use crate::openapi;
-
-/// Prefix of the routes that exist with and without a project.
-const IN_PROJECT: &str = "/v1/projects/{project}/";
 
 /// Bytes of a parameter's name that an error repeats.
 const MAX_NAME_BYTES: usize = 100;
@@ -33,7 +29,10 @@ pub fn check(request: &Request, route: Option<&str>) -> Result<(), Error> {
         return Ok(());
     }
     let method = if request.method() == "HEAD" { "GET" } else { request.method().as_str() };
-    let Some(operation) = route.and_then(|it| operation(it, method)) else { return Ok(()) };
+    let operations = route.and_then(openapi::operations);
+    let Some(operation) = operations.and_then(|it| it.get(&method.to_ascii_lowercase())) else {
+        return Ok(());
+    };
     if percent_decode_str(query).decode_utf8().is_err() {
         return Err(Error::invalid("query", "is not valid UTF-8"));
     }
@@ -54,16 +53,6 @@ pub fn check(request: &Request, route: Option<&str>) -> Result<(), Error> {
         return Err(Error::invalid(name.as_str(), message));
     }
     Ok(())
-}
-
-/// The description of an operation; none: it is not in the document.
-fn operation(route: &str, method: &str) -> Option<&'static Value> {
-    let paths = openapi::document()["paths"].as_object()?;
-    let path = paths.get(route).or_else(|| {
-        let below = route.strip_prefix(IN_PROJECT)?;
-        paths.get(&format!("/v1/{below}"))
-    });
-    path?.get(method.to_ascii_lowercase())
 }
 
 /// RFC 9112: a request names its host once (section 3.2), and its body has no coding but chunks,

@@ -24,6 +24,8 @@ use tokio::sync::Semaphore;
 
 use fencepost_domain::error::Error;
 
+use super::accepted::weight;
+
 /// Files that are remembered: about three times as many as there are.
 const MAX_FILES: u64 = 500;
 /// Smaller files fit into a packet anyway.
@@ -185,21 +187,10 @@ fn is_text(kind: &HeaderValue) -> bool {
         .any(|it| kind.starts_with(it))
 }
 
-/// Whether a client accepts gzip: named, or else as `*`, and not with the weight 0.
+/// True if a client accepts gzip: named, or else as `*`, and not with the weight 0.
 fn accepts_gzip(headers: &HeaderMap) -> bool {
-    let lists = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|it| it.to_str().ok());
-    let codings: Vec<_> = lists.flat_map(|it| it.split(',')).map(read_coding).collect();
-    let is_accepted = |name: &str| codings.iter().find(|it| it.0 == name).map(|it| it.1);
-    let named = is_accepted("gzip").or_else(|| is_accepted("x-gzip"));
-    named.or_else(|| is_accepted("*")).unwrap_or(false)
-}
-
-/// The name of a coding, and whether its weight is more than 0.
-fn read_coding(text: &str) -> (String, bool) {
-    let text = text.to_ascii_lowercase();
-    let (name, weight) = text.split_once(';').unwrap_or((&text, ""));
-    let weight = weight.trim().strip_prefix("q=").and_then(|it| it.trim().parse().ok());
-    (name.trim().to_owned(), weight.is_none_or(|it: f32| it > 0.0))
+    let mut names = ["gzip", "x-gzip", "*"].into_iter();
+    names.find_map(|it| weight(headers, &ACCEPT_ENCODING, it)).is_some_and(|it| it > 0.0)
 }
 
 #[cfg(test)]

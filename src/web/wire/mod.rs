@@ -3,6 +3,7 @@
 
 #![warn(missing_docs)]
 
+pub mod accepted;
 pub mod audit;
 pub mod body;
 mod coding;

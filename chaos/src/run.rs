@@ -117,6 +117,7 @@ pub async fn run(dir: &Path, programs: Programs, plan: &Plan) -> anyhow::Result<
         "the server has no fail points: build the whole workspace, without --release"
     );
     nemesis::note_dead_nodes(&mut stage, &world.history);
+    ensure!(stage.is_migrated(), "no node has changed to this code");
     drop(stage);
     let lines = world.history.end()?;
     let mut report = Report { previous, fail_points: logs, ..report_of(plan, drained) };

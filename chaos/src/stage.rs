@@ -78,6 +78,15 @@ impl Programs {
     }
 }
 
+/// Migrates a database to the schema of a program.
+fn migrate_by(program: &Path, database_url: &str) -> anyhow::Result<()> {
+    let mut migrate = killed_with_this(program);
+    migrate.arg("migrate").env("FENCEPOST_DATABASE_URL", database_url);
+    let status = migrate.stdin(Stdio::null()).status()?;
+    ensure!(status.success(), "{} migrate: {status}", program.display());
+    Ok(())
+}
+
 /// A clock that is wrong.
 #[derive(Debug, Clone, Copy)]
 pub enum Clock {
@@ -121,6 +130,8 @@ pub struct Stage {
     programs: Programs,
     /// Which nodes run the earlier release.
     run_previous: [bool; NODES],
+    /// The schema is that of this code, and no longer of the earlier release.
+    is_migrated: bool,
     planted: Planted,
     pub database: Database,
     redis: Option<Redis>,
@@ -152,6 +163,7 @@ impl Stage {
             dir: dir.to_owned(),
             programs,
             run_previous,
+            is_migrated: false,
             planted,
             database: Database::start(dir, patroni_port).await?,
             redis: Some(redis),
@@ -160,7 +172,10 @@ impl Stage {
             master_key: seal::new_master_key(),
             tenants: Vec::new(),
         };
-        migrate::migrate(&stage.database.url()).await?;
+        match stage.programs.previous.as_deref() {
+            Some(program) => migrate_by(program, &stage.database.url())?,
+            None => stage.migrate().await?,
+        }
         let mut conn = stage.database.connect().await?;
         for number in 0..TENANTS {
             let made = dev::make_project(&mut conn, &slug(number), "chaos").await?;
@@ -172,6 +187,19 @@ impl Stage {
         }
         stage.until_ready().await?;
         Ok(stage)
+    }
+
+    /// Brings the schema to this code, whatever nodes do meanwhile.
+    async fn migrate(&mut self) -> anyhow::Result<()> {
+        migrate::migrate(&self.database.url()).await?;
+        self.is_migrated = true;
+        Ok(())
+    }
+
+    /// True if this code's schema is there: nodes of the earlier release began without it.
+    #[must_use]
+    pub fn is_migrated(&self) -> bool {
+        self.is_migrated
     }
 
     /// Where nodes listen.
@@ -260,9 +288,12 @@ impl Stage {
     }
 
     /// Stops a node in order, as a deploy does: it starts with the other release, if there are two.
-    /// Returns whether it ran until then and ended well.
+    /// Before the first one, the database is migrated, unless it is away. Returns whether the node
+    /// ran until then and ended well.
     pub async fn stop_node(&mut self, node: usize) -> bool {
-        self.run_previous[node] = self.programs.previous.is_some() && !self.run_previous[node];
+        let is_migrated = self.is_migrated || self.migrate().await.is_ok();
+        let is_next_previous = !self.run_previous[node] || !is_migrated;
+        self.run_previous[node] = self.programs.previous.is_some() && is_next_previous;
         self.until_listening(node).await;
         let ran = !self.dead_nodes().contains(&node);
         self.signal(node, "TERM");

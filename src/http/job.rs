@@ -81,6 +81,12 @@ pub struct Job {
     pub workflow_id: Option<String>,
     /// When it may run, or run again.
     pub run_at: DateTime<Utc>,
+    /// Since when it is ready to run: from `run_at` on, or since it was enqueued, was released,
+    /// lost its lease, its dependencies were met, or its queue was resumed, whichever came last.
+    /// Null unless it is pending.
+    #[serde(default)]
+    #[schema(required)]
+    pub ready_at: Option<DateTime<Utc>>,
     /// When it was stored.
     pub created_at: DateTime<Utc>,
     /// Same as `created_at`, under the name that polls use.
@@ -269,6 +275,7 @@ impl Job {
             callbacks: CallbackView::list(row.callbacks.as_deref())?,
             replay_of: row.replay_of.map(|it| it.to_string()),
             run_at: row.run_at,
+            ready_at: row.ready_at,
             created_at: row.created_at,
             enqueued_at: row.created_at,
             attempt: row.attempt,

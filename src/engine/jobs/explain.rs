@@ -37,20 +37,28 @@ fn rate_use(queue: &QueueState, now: DateTime<Utc>) -> Option<RateUse> {
     Some(RateUse { limit, left: limit.allows(&handouts, now), opens_at })
 }
 
+/// Where a job is, and why it is not running.
+#[derive(Debug)]
+pub struct Explained {
+    pub state: StoredState,
+    pub waiting_for: Option<WaitingFor>,
+    /// Since when it is ready, if it is pending.
+    pub ready_at: Option<DateTime<Utc>>,
+    pub why: Explanation,
+}
+
 /// Why a job is not running.
 ///
 /// # Errors
 /// [`Error::JobNotFound`].
-pub async fn explain(
-    engine: &Engine,
-    key: JobKey,
-) -> Result<(StoredState, Option<WaitingFor>, Explanation), Error> {
+pub async fn explain(engine: &Engine, key: JobKey) -> Result<Explained, Error> {
     let mut conn = engine.pools.read_for(key.project_id).await?;
     let row = store::jobs::find(&mut conn, key.project_id, key.id).await?;
     let row = row.ok_or(Error::JobNotFound)?;
-    let state = row.state;
+    let (state, ready_at) = (row.state, row.ready_at);
     let waiting_for = state.waiting_for(row.unfinished_parents, row.closed());
-    Ok((state, waiting_for, explain_row(&mut conn, key.project_id, row).await?))
+    let why = explain_row(&mut conn, key.project_id, row).await?;
+    Ok(Explained { state, waiting_for, ready_at, why })
 }
 
 /// Why these jobs wait: those that still do.

@@ -31,6 +31,8 @@ pub struct LeasedJob {
     pub rank: i16,
     pub run_at: DateTime<Utc>,
     pub created_at: DateTime<Utc>,
+    /// Null: it has been ready since the later of these two.
+    pub ready_at: Option<DateTime<Utc>>,
     /// The attempt, counted from 1.
     pub attempt: i32,
     /// Failures before this attempt.
@@ -66,7 +68,8 @@ impl LeasedJob {
     /// When it became ready to run.
     #[must_use]
     pub fn ready_at(&self) -> DateTime<Utc> {
-        self.run_at.max(self.created_at)
+        let ready_at = self.run_at.max(self.created_at);
+        self.ready_at.map_or(ready_at, |it| it.max(ready_at))
     }
 
     /// From when it could first run to its first lease; none for a later attempt.
@@ -97,6 +100,7 @@ macro_rules! query_leased {
             jobs.rank,
             jobs.run_at,
             jobs.created_at,
+            jobs.ready_at,
             jobs.attempt,
             jobs.failures,
             jobs.max_attempts,
@@ -193,6 +197,7 @@ macro_rules! query_leased_of_best {
                 jobs.rank,
                 jobs.run_at,
                 jobs.created_at,
+                jobs.ready_at,
                 jobs.attempt,
                 jobs.failures,
                 jobs.max_attempts,
@@ -220,6 +225,7 @@ macro_rules! query_leased_of_best {
             leased.rank "rank?",
             leased.run_at "run_at?",
             leased.created_at "created_at?",
+            leased.ready_at "ready_at?",
             leased.attempt "attempt?",
             leased.failures "failures?",
             leased.max_attempts "max_attempts?",
@@ -274,6 +280,7 @@ macro_rules! leased_jobs {
                 rank: row.rank?,
                 run_at: row.run_at?,
                 created_at: row.created_at?,
+                ready_at: row.ready_at,
                 attempt: row.attempt?,
                 failures: row.failures?,
                 max_attempts: row.max_attempts?,

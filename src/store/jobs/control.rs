@@ -271,6 +271,12 @@ pub async fn change(
             set queue = coalesce($3, queue),
                 rank = coalesce($4, rank),
                 run_at = coalesce($5, run_at),
+                ready_at = case
+                    when $5::timestamptz is null or unfinished_parents > 0 then ready_at
+                    when $5 > statement_timestamp() then null
+                    when state = 'pending' then greatest(run_at, created_at, ready_at)
+                    else statement_timestamp()
+                end,
                 state = case
                     when $5::timestamptz is null or unfinished_parents > 0 then state
                     when $5 <= statement_timestamp() then 'pending'

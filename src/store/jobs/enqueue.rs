@@ -170,6 +170,7 @@ impl StoredJob {
             rank: job.rank,
             run_at: self.run_at,
             created_at: self.created_at,
+            ready_at: None,
             attempt: FIRST_ATTEMPT,
             failures: 0,
             max_attempts: self.max_attempts,
@@ -201,6 +202,8 @@ impl StoredJob {
             rank: job.rank,
             run_at: self.run_at,
             created_at: self.created_at,
+            ready_at: (self.state == StoredState::Pending)
+                .then(|| self.run_at.max(self.created_at)),
             attempt: self.attempt,
             failures: 0,
             max_attempts: self.max_attempts,

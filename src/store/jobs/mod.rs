@@ -89,6 +89,8 @@ pub struct JobRow {
     pub rank: i16,
     pub run_at: DateTime<Utc>,
     pub created_at: DateTime<Utc>,
+    /// Since when it is ready, if it is pending.
+    pub ready_at: Option<DateTime<Utc>>,
     pub attempt: i32,
     pub failures: i32,
     pub max_attempts: i32,
@@ -197,14 +199,15 @@ pub async fn find_all(
             select id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
                    max_attempts, timeout_seconds, unfinished_parents, cancel_requested, progress,
                    completed_at, lease_id, worker_id, claimed_at, lease_expires_at,
-                   null::text as result, null::bigint as duration_ms, true as is_live, expires_at
+                   null::text as result, null::bigint as duration_ms, true as is_live, expires_at,
+                   ready_at
             from jobs
             where project_id = $1 and id = any($2)
             union all
             select id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
                    max_attempts, timeout_seconds, 0, cancel_requested, progress,
                    completed_at, lease_id, worker_id, claimed_at, null, result, duration_ms,
-                   false, null
+                   false, null, null
             from finished_jobs
             where project_id = $1 and id = any($2)
         ), full_queues as materialized (
@@ -252,7 +255,14 @@ pub async fn find_all(
         )
         select job.id "id!: JobId", job.queue "queue!", job.job_type "job_type!",
                job.state "state!: StoredState", job.rank "rank!", job.run_at "run_at!",
-               job.created_at "created_at!", job.attempt "attempt!", job.failures "failures!",
+               job.created_at "created_at!",
+               case when job.state = 'pending' then greatest(
+                   job.run_at, job.created_at, job.ready_at, setting.resumed_at, (
+                       select resumed_at from queue_types
+                       where project_id = $1 and queue = job.queue and job_type = job.job_type
+                   )
+               ) end as ready_at,
+               job.attempt "attempt!", job.failures "failures!",
                job.max_attempts "max_attempts!", job.timeout_seconds "timeout_seconds!",
                job.unfinished_parents "unfinished_parents!",
                job.cancel_requested "cancel_requested!", job.progress, job.completed_at,

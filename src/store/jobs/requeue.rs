@@ -25,7 +25,7 @@ pub async fn requeue_dead_letter(
         with revived as (
             update jobs
             set state = 'pending', failures = 0, completed_at = null, progress = null,
-                run_at = statement_timestamp(), cancel_requested = false,
+                run_at = statement_timestamp(), ready_at = null, cancel_requested = false,
                 expires_at = case when expires_at > statement_timestamp() then expires_at end
             where project_id = $1 and id = $2 and completed_at is not null
             returning project_id, id, queue, job_type, rank, run_at, state, constraint_key, batch_id

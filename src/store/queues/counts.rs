@@ -281,82 +281,14 @@ pub async fn depths(
     .await
 }
 
-/// A checked statement about the queues `named`. Joins the job of each that has been ready longest:
-/// the first of each rank and of each constraint key is read from an index.
-macro_rules! query_with_oldest {
-    ($before:literal, $($argument:expr),+ $(,)?) => {
-        sqlx::query_as!(
-            QueueRow,
-            $before
-                + r#"
-        left join lateral (
-            select id, ready_at
-            from (
-                with recursive first_of_rank as (
-                    (
-                        select rank, greatest(run_at, created_at) as ready_at, id
-                        from jobs
-                        where project_id = $1 and queue = named.queue and state = 'pending'
-                            and constraint_key is null
-                        order by rank, run_at, id
-                        limit 1
-                    )
-                    union all
-                    select next.rank, next.ready_at, next.id
-                    from first_of_rank
-                    cross join lateral (
-                        select rank, greatest(run_at, created_at) as ready_at, id
-                        from jobs
-                        where project_id = $1 and queue = named.queue and state = 'pending'
-                            and constraint_key is null and rank > first_of_rank.rank
-                        order by rank, run_at, id
-                        limit 1
-                    ) next
-                ), first_of_key as (
-                    (
-                        select constraint_key, rank, greatest(run_at, created_at) as ready_at, id
-                        from jobs
-                        where project_id = $1 and queue = named.queue and state = 'pending'
-                            and constraint_key is not null
-                        order by constraint_key, rank, run_at, id
-                        limit 1
-                    )
-                    union all
-                    select next.constraint_key, next.rank, next.ready_at, next.id
-                    from first_of_key
-                    cross join lateral (
-                        select constraint_key, rank, greatest(run_at, created_at) as ready_at, id
-                        from jobs
-                        where project_id = $1 and queue = named.queue and state = 'pending'
-                            and constraint_key is not null
-                            and (constraint_key, rank) > (
-                                first_of_key.constraint_key, first_of_key.rank
-                            )
-                        order by constraint_key, rank, run_at, id
-                        limit 1
-                    ) next
-                )
-                select id, ready_at from first_of_rank
-                union all
-                (select id, ready_at from first_of_key limit 500)
-            ) firsts
-            order by ready_at
-            limit 1
-        ) oldest on true
-        order by named.queue
-        "#,
-            $($argument),+
-        )
-    };
-}
-
 /// These queues, in order, whether they exist or not.
 pub async fn queues(
     conn: &mut PgConnection,
     project_id: ProjectId,
     names: &[String],
 ) -> sqlx::Result<Vec<QueueRow>> {
-    query_with_oldest!(
+    sqlx::query_as!(
+        QueueRow,
         r#"
         with fresh as materialized (
             select queue, sum(scheduled)::bigint as scheduled, sum(active)::bigint as active,
@@ -431,6 +363,8 @@ pub async fn queues(
                     and minute > now() - interval '1 hour'
             ) minutes
         ) rate on true
+        left join lateral longest_ready($1, named.queue, 500, true) oldest on true
+        order by named.queue
         "#,
         project_id.0,
         names,

@@ -178,7 +178,12 @@ pub async fn set_paused(
         insert into queues (project_id, name, paused_at)
         values ($1, $2, case when $3 then now() end)
         on conflict (project_id, name) do update
-        set paused_at = case when $3 then coalesce(queues.paused_at, now()) end, updated_at = now()
+        set paused_at = case when $3 then coalesce(queues.paused_at, now()) end,
+            resumed_at = case
+                when not $3 and queues.paused_at is not null then now()
+                else queues.resumed_at
+            end,
+            updated_at = now()
         ",
         project_id.0,
         queue,
@@ -205,7 +210,11 @@ pub async fn set_type_paused(
         on conflict (project_id, queue, job_type) do update
         set streak = case when $4 then queue_types.streak else 0 end,
             paused_at = case when $4 then coalesce(queue_types.paused_at, now()) end,
-            paused_by = case when $4 then coalesce(queue_types.paused_by, 'operator') end
+            paused_by = case when $4 then coalesce(queue_types.paused_by, 'operator') end,
+            resumed_at = case
+                when not $4 and queue_types.paused_at is not null then now()
+                else queue_types.resumed_at
+            end
         ",
         project_id.0,
         queue,

@@ -156,6 +156,9 @@ pub async fn write_outcomes(
             set state = case when ended.state = 'cancelled' then 'pending' else ended.state end,
                 failures = ended.failures,
                 run_at = case when ended.state = 'backoff' then ended.retry_at else jobs.run_at end,
+                ready_at = case
+                    when ended.state in ('pending', 'cancelled') then statement_timestamp()
+                end,
                 completed_at = case when ended.state = 'dead_letter' then statement_timestamp() end,
                 lease_id = null,
                 worker_id = null,

@@ -220,7 +220,8 @@ pub async fn succeed_parents(
             where held.expires_at is not null and job_expiries.project_id = held.project_id
                 and job_expiries.job_id = held.id
         ), child as materialized (
-            select kid.project_id, kid.id, kid.state as was, done.parents, done.last_parent
+            select kid.project_id, kid.id, kid.state as was, done.parents, done.last_parent,
+                   kid.unfinished_parents <= done.parents and kid.run_at <= now() as is_due
             from (
                 select edge.project_id, edge.child_id, count(*)::int as parents,
                        (array_agg(edge.parent_id))[1] as last_parent
@@ -236,11 +237,8 @@ pub async fn succeed_parents(
         ), freed as (
             update jobs
             set unfinished_parents = jobs.unfinished_parents - child.parents,
-                state = case
-                    when jobs.unfinished_parents <= child.parents and jobs.run_at <= now()
-                    then 'pending'
-                    else jobs.state
-                end
+                state = case when child.is_due then 'pending' else jobs.state end,
+                ready_at = case when child.is_due then statement_timestamp() end
             from child
             where jobs.project_id = child.project_id and jobs.id = child.id
             returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,

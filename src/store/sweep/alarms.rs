@@ -98,8 +98,7 @@ pub async fn dead_letters(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Re
 }
 
 /// Queues whose oldest ready job waits for more than half of the threshold. Jobs with labels or a
-/// concurrency key are looked at up to a number. A queue is left out while it is paused, or the
-/// type of that job is.
+/// concurrency key are looked at up to a number of them. Paused queues and types are left out.
 pub async fn oldest_ready(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Result<Vec<Found>> {
     sqlx::query_as!(
         Found,
@@ -132,29 +131,10 @@ pub async fn oldest_ready(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Re
                         )
                     )
             ) busy
-            cross join lateral (
-                select id, job_type, ready_at
-                from (
-                    select id, job_type, ready_at
-                    from oldest_ready_job(busy.project_id, busy.queue)
-                    union all
-                    select id, job_type, ready_at
-                    from (
-                        select id, job_type, greatest(run_at, created_at) as ready_at
-                        from jobs
-                        where project_id = busy.project_id and queue = busy.queue
-                            and state = 'pending' and constraint_key is not null
-                        order by constraint_key, rank, run_at, id
-                        limit 200
-                    ) constrained
-                ) candidate
-                order by ready_at
-                limit 1
-            ) oldest
+            cross join lateral longest_ready(busy.project_id, busy.queue, 200, false) oldest
             where not exists (
                 select from queues
-                where project_id = busy.project_id and name = busy.queue
-                    and (paused_at is not null or oldest.job_type = any(paused_types))
+                where project_id = busy.project_id and name = busy.queue and paused_at is not null
             )
         )
         select alarm.project_id "project_id!: ProjectId", alarm.name "alarm!",

@@ -26,7 +26,7 @@ pub struct ReadyQueue {
 }
 
 /// Queues with ready jobs, the longest waiting first: searched in queues with jobs, for twenty
-/// priorities each.
+/// priorities and twenty constraint keys each.
 pub async fn places(conn: &mut PgConnection, alive_seconds: i32) -> sqlx::Result<Vec<ReadyQueue>> {
     sqlx::query_as!(
         ReadyQueue,
@@ -46,7 +46,7 @@ pub async fn places(conn: &mut PgConnection, alive_seconds: i32) -> sqlx::Result
         ), place as materialized (
             select busy.project_id, busy.queue, oldest.id, oldest.ready_at
             from busy
-            cross join lateral oldest_ready_job(busy.project_id, busy.queue) oldest
+            cross join lateral longest_ready(busy.project_id, busy.queue, 20, true) oldest
         ), polled as materialized (
             select distinct worker.project_id, named.queue
             from (

@@ -308,6 +308,10 @@ pub async fn meet(
                     when jobs.unfinished_parents = 1 and jobs.run_at <= statement_timestamp()
                     then 'pending'
                     else jobs.state
+                end,
+                ready_at = case
+                    when jobs.unfinished_parents = 1 and jobs.run_at <= statement_timestamp()
+                    then statement_timestamp()
                 end
             from child
             where jobs.project_id = $1 and jobs.id = child.id

@@ -428,7 +428,10 @@ pub async fn free_roots(
         ), freed as (
             update jobs
             set unfinished_parents = 0,
-                state = case when jobs.run_at <= statement_timestamp() then 'pending' else jobs.state end
+                state = case when jobs.run_at <= statement_timestamp() then 'pending' else jobs.state end,
+                ready_at = case
+                    when jobs.run_at <= statement_timestamp() then statement_timestamp()
+                end
             from root
             where jobs.project_id = $1 and jobs.id = root.id
             returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,

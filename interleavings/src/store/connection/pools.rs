@@ -142,6 +142,7 @@ fn leased(id: JobId, row: &Row, lease_id: LeaseId) -> LeasedJob {
         rank: 0,
         run_at: DateTime::UNIX_EPOCH,
         created_at: DateTime::UNIX_EPOCH,
+        ready_at: None,
         attempt: 1,
         failures: 0,
         max_attempts: 1,

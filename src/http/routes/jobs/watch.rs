@@ -16,7 +16,7 @@ use fencepost_domain::{
     ids::{EventId, JobId, JobKey},
     job::{JobState, StoredState, WaitingFor},
 };
-use fencepost_engine::jobs::explain;
+use fencepost_engine::jobs::explain::{self, Explained};
 use fencepost_signals::events_feed::{JobEvent, Listening};
 use fencepost_web::{
     app::App,
@@ -51,6 +51,10 @@ pub struct ExplainReply {
     /// Why it has not started; null if it runs or has ended.
     #[schema(required)]
     pub reason: Option<Reason>,
+    /// Since when it is ready to run, as in `GET …/jobs/{job_id}`; null unless it is pending.
+    #[serde(default)]
+    #[schema(required)]
+    pub ready_at: Option<DateTime<Utc>>,
     /// Explanation in one sentence.
     #[schema(example = "key acme 5/5 busy")]
     pub summary: String,
@@ -102,15 +106,17 @@ pub async fn explain(
     JobInPath(id): JobInPath,
 ) -> Result<Reply<ExplainReply>, Error> {
     let key = JobKey { project_id: caller.project_id, id };
-    let (state, waiting_for, explained) = explain::explain(&app.engine, key).await?;
+    let Explained { state, waiting_for, ready_at, why } =
+        explain::explain(&app.engine, key).await?;
     Ok(Reply(ExplainReply {
         job_id: id.to_string(),
         state: state.public(),
         waiting_for,
-        summary: explained.summary,
-        reason: explained.reason,
-        gates: explained.conditions.into_iter().map(ConditionView::from).collect(),
-        next_change_at: explained.next_change_at,
+        ready_at,
+        summary: why.summary,
+        reason: why.reason,
+        gates: why.conditions.into_iter().map(ConditionView::from).collect(),
+        next_change_at: why.next_change_at,
     }))
 }
 

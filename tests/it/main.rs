@@ -50,6 +50,7 @@ mod queues;
 mod races;
 mod rates;
 mod readme;
+mod ready;
 mod recurring;
 mod redis_as_run;
 mod replay;

@@ -4,7 +4,8 @@
   dependencies.py restore   puts them into an empty target/
   dependencies.py keep      keeps those of target/, instead of any others
 
-Crates of the registry compile to the same in each clone. Those of the workspace are not kept.
+Crates of the registry compile to the same in each clone. Those of the workspace are not kept, nor
+those whose build script writes the clone's path into the crate's source.
 """
 
 import fcntl
@@ -25,11 +26,11 @@ MAX_BYTES = 4 * 1024**3
 
 
 def folder():
-    """Where the dependencies of this lock file and this compiler are."""
+    """Where the dependencies of this lock file and this compiler are, as this script keeps them."""
     rustc = subprocess.run(["rustc", "-vV"], check=True, capture_output=True).stdout
     key = hashlib.sha256(rustc)
-    for file in ("Cargo.lock", "Cargo.toml"):
-        key.update((ROOT / file).read_bytes())
+    for file in (ROOT / "Cargo.lock", ROOT / "Cargo.toml", pathlib.Path(__file__)):
+        key.update(file.read_bytes())
     return CACHE / "dependencies" / key.hexdigest()[:16]
 
 
@@ -56,6 +57,21 @@ def of_workspace():
     return names | {name.replace("-", "_") for name in names}
 
 
+def crate_of(path):
+    """The crate of the folder `NAME-HASH`, or of the file `libNAME-HASH.rlib` or `NAME-HASH.d`."""
+    return path.name.split(".")[0].rpartition("-")[0]
+
+
+def of_this_place():
+    """Names of crates with generated source that names this clone. Another one could not read it
+    when it compiles the crate again, for other features or without code."""
+    place, names = str(ROOT).encode(), set()
+    for folder in (TARGET / "build").iterdir():
+        if any(place in file.read_bytes() for file in folder.glob("out/**/*.rs")):
+            names.add(crate_of(folder))
+    return names | {name.replace("-", "_") for name in names}
+
+
 def size(path):
     files = path.rglob("*") if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files if file.is_file())
@@ -65,13 +81,12 @@ def keep():
     kept = folder()
     if kept.exists():
         return
-    own = of_workspace()
+    left = of_workspace() | of_this_place()
     taken = []
     for part in PARTS:
         for path in (TARGET / part).iterdir():
-            # The folder `NAME-HASH`, or the file `libNAME-HASH.rlib` or `NAME-HASH.d`.
-            name = path.name.split(".")[0].rpartition("-")[0]
-            if name and name not in own and name.removeprefix("lib") not in own:
+            name = crate_of(path)
+            if name and name not in left and name.removeprefix("lib") not in left:
                 taken.append(path)
     bytes_taken = sum(size(path) for path in taken)
     if bytes_taken > MAX_BYTES:

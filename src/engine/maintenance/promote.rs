@@ -7,7 +7,7 @@ use fencepost_signals::telemetry;
 use fencepost_store::{
     faults,
     settle::settle_success::WaitingJob,
-    sweep::{self, MAX_SWEEP_ROWS, set_aside::Work},
+    sweep::{self, MAX_DUE_ROWS, set_aside::Work},
 };
 use metrics::counter;
 use sqlx::PgConnection;
@@ -39,7 +39,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
     }
     let started = Instant::now();
     let mut due = sweep::find_due(&mut conn).await?;
-    let is_backlog = due.len() == MAX_SWEEP_ROWS;
+    let is_backlog = due.len() == MAX_DUE_ROWS;
     if is_backlog {
         // One project's backlog must not delay the others; alone, it need not wait for them.
         let turns = sweep::find_due_by_turns(&mut conn).await?;

@@ -66,7 +66,11 @@ pub async fn next_due_ms(conn: &mut PgConnection) -> sqlx::Result<Option<f64>> {
     .await
 }
 
-/// Due jobs, the longest due first: at most [`MAX_SWEEP_ROWS`].
+/// Jobs that one pass makes claimable. A job of another project that becomes due meanwhile waits
+/// for its end, so it is short. The statements carry the same number as a literal.
+pub const MAX_DUE_ROWS: usize = 200;
+
+/// Due jobs, the longest due first: at most [`MAX_DUE_ROWS`].
 pub async fn find_due(conn: &mut PgConnection) -> sqlx::Result<Vec<JobKey>> {
     sqlx::query_as!(
         JobKey,
@@ -80,14 +84,14 @@ pub async fn find_due(conn: &mut PgConnection) -> sqlx::Result<Vec<JobKey>> {
                     and next_try_at > now()
             )
         order by run_at
-        limit 500
+        limit 200
         "#,
     )
     .fetch_all(conn)
     .await
 }
 
-/// Due jobs, with projects taking turns: at most [`MAX_SWEEP_ROWS`], of at most 10,000 projects and
+/// Due jobs, with projects taking turns: at most [`MAX_DUE_ROWS`], of at most 10,000 projects and
 /// [`MAX_TURN_ROWS`] of each. For a backlog: reads an entry for each project that has jobs with a
 /// time.
 pub async fn find_due_by_turns(conn: &mut PgConnection) -> sqlx::Result<Vec<JobKey>> {
@@ -137,7 +141,7 @@ pub async fn find_due_by_turns(conn: &mut PgConnection) -> sqlx::Result<Vec<JobK
             where run_at <= now()
         ) due
         order by due.turn, due.run_at
-        limit 500
+        limit 200
         "#,
     )
     .fetch_all(conn)

@@ -163,7 +163,7 @@ fn a_plan_made_while_no_job_was_due_reads_due_jobs_by_their_keys() {
             sweep::promote(conn, &due).await.expect("it runs")
         })
         .await;
-        assert_eq!(promoted.len(), sweep::MAX_SWEEP_ROWS);
+        assert_eq!(promoted.len(), sweep::MAX_DUE_ROWS);
     });
 }
 

@@ -20,6 +20,9 @@ const (
 	pollWait = 20 * time.Second
 	// Between two heartbeats at most.
 	beatTime = 5 * time.Second
+	// The longest time between two calls while jobs run, as the worker registers it, in seconds.
+	// After three times that without a call its jobs return.
+	maxCallSeconds = 10
 	// The length of leases: heartbeats renew them.
 	leaseTime = 30 * time.Second
 	// Heartbeats that may fail before a lease ends.
@@ -246,7 +249,8 @@ func (w *Worker) Run() error {
 	}
 	host, _ := os.Hostname()
 	about := w.wanted(Fields{"worker_id": w.ID, "hostname": host, "pid": os.Getpid(),
-		"sdk_version": "fencepost-go/0.2.0", "concurrency": w.Concurrency})
+		"sdk_version": "fencepost-go/0.2.0", "concurrency": w.Concurrency,
+		"beat_seconds": maxCallSeconds})
 	if err := w.client.Request(context.Background(), "POST", "/v1/workers/register", about, nil); err != nil {
 		return err
 	}

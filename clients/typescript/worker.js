@@ -11,6 +11,11 @@ import { ApiError, Client, currentTraceparent } from "./client.js";
 const POLL_WAIT_SECONDS = 20;
 /** Between two heartbeats at most. */
 const BEAT_SECONDS = 5;
+/**
+ * The longest time between two calls while jobs run, as the worker registers it. After three times
+ * that without a call its jobs return.
+ */
+const MAX_CALL_SECONDS = 10;
 /** How soon the jobs of a worker that has died are run again; heartbeats keep the leases of others. */
 const LEASE_SECONDS = 30;
 /** Heartbeats that may fail before a lease ends. */
@@ -178,6 +183,7 @@ export class Worker {
       pid: process.pid,
       sdk_version: "fencepost-typescript/0.2.0",
       concurrency: this.concurrency,
+      beat_seconds: MAX_CALL_SECONDS,
       ...this.wanted,
     });
     const forget = this.#listen();

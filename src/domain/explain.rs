@@ -30,6 +30,8 @@ pub struct Facts {
     pub push: Option<FailingPush>,
     pub worker_id: Option<String>,
     pub lease_expires_at: Option<DateTime<Utc>>,
+    /// How long its worker has made no call, in seconds, if that is long.
+    pub silent_seconds: Option<i64>,
     pub cancel_requested: bool,
     pub expires_at: Option<DateTime<Utc>>,
     /// The server fails to process the job, and tries again then.
@@ -169,7 +171,14 @@ fn not_waiting(facts: &Facts) -> String {
             facts.worker_id.as_deref().unwrap_or("unknown")
         ),
         StoredState::Processing => {
-            format!("worker {} runs it", facts.worker_id.as_deref().unwrap_or("unknown"))
+            let worker = facts.worker_id.as_deref().unwrap_or("unknown");
+            match facts.silent_seconds {
+                None => format!("worker {worker} runs it"),
+                Some(seconds) => format!(
+                    "worker {worker} has it, and has made no call for {seconds} s: the job returns \
+                     when its lease ends, or when you take it back"
+                ),
+            }
         }
         StoredState::DeadLetter if facts.failures < facts.max_attempts => format!(
             "dead-lettered by failure {} of {}, which no retry can mend, as its worker or its retry \
@@ -363,6 +372,7 @@ mod tests {
             push: None,
             worker_id: None,
             lease_expires_at: None,
+            silent_seconds: None,
             next_try_at: None,
             cancel_requested: false,
             expires_at: None,
@@ -470,5 +480,7 @@ mod tests {
         let worker_id = Some("ann".to_owned());
         let running = Facts { state: StoredState::Processing, worker_id, ..facts() };
         assert_eq!(summary(&running), "worker ann runs it");
+        let silent = Facts { silent_seconds: Some(90), ..running };
+        assert!(summary(&silent).starts_with("worker ann has it, and has made no call for 90 s"));
     }
 }

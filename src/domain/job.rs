@@ -211,6 +211,10 @@ pub enum OutcomeCause<'a> {
     LeaseExpired,
     /// The worker released the job.
     Released,
+    /// The worker has made no call for as long as it said, or may say, it would.
+    WorkerGone,
+    /// A person has released it, since its worker does not.
+    TakeBack,
 }
 
 impl OutcomeCause<'_> {
@@ -221,21 +225,30 @@ impl OutcomeCause<'_> {
             Self::Failed { .. } => AttemptOutcome::Failed,
             Self::TimedOut => AttemptOutcome::Timeout,
             Self::LeaseExpired => AttemptOutcome::LeaseExpired,
-            Self::Released => AttemptOutcome::Released,
+            Self::Released | Self::WorkerGone | Self::TakeBack => AttemptOutcome::Released,
         }
+    }
+
+    /// Whether it counts as a failure of the job.
+    #[must_use]
+    pub fn is_failure(&self) -> bool {
+        self.outcome() != AttemptOutcome::Released
     }
 
     /// The error of an end that no worker reported.
     #[must_use]
     pub fn unreported_error(&self) -> ErrorReport {
-        let message = match self {
-            Self::TimedOut => "the timeout of the job passed without an ack",
-            Self::LeaseExpired => {
-                "the lease expired: the worker sent neither a heartbeat nor an ack"
-            }
+        let (kind, message) = match self {
+            Self::TimedOut => ("timeout", "the timeout of the job passed without an ack"),
+            Self::LeaseExpired => (
+                "lease_expired",
+                "the lease expired: the worker sent neither a heartbeat nor an ack",
+            ),
+            Self::WorkerGone => ("worker_gone", "the worker has made no call for too long"),
+            Self::TakeBack => ("take_back", "a person has released the lease, not the worker"),
             Self::Failed { .. } | Self::Released => return ErrorReport::default(),
         };
-        ErrorReport::bounded(Some(self.outcome().as_str()), Some(message), None)
+        ErrorReport::bounded(Some(kind), Some(message), None)
     }
 }
 
@@ -278,16 +291,17 @@ pub struct AfterAttempt {
 
 /// Decides what the end of an attempt leads to.
 ///
-/// Retries count `failures`, not attempts, so a release uses up none. After an expired lease the
-/// retry is immediate: the worker died, not the job. A cancelled job is not retried, whatever the
-/// end. Source: `docs/guarantees.md`, "Retries" and "Cancelling".
+/// Retries count `failures`, not attempts, so a release uses up none, and neither does the loss of
+/// a worker. After an expired lease the retry is immediate: the worker died, not the job. A
+/// cancelled job is not retried, whatever the end. Source: `docs/guarantees.md`, "Retries" and
+/// "Cancelling".
 #[must_use]
 pub fn after_attempt(
     running: &Running<'_>,
     cause: &OutcomeCause<'_>,
     jitter: Jitter,
 ) -> AfterAttempt {
-    let counts = !matches!(cause, OutcomeCause::Released);
+    let counts = cause.is_failure();
     let failures = running.failures.saturating_add(i32::from(counts));
     if running.cancel_requested {
         return AfterAttempt { next: Next::Cancelled, failures };
@@ -308,7 +322,10 @@ pub fn after_attempt(
             }
         }
         OutcomeCause::TimedOut => Next::RetryAfter(running.policy.delay(failures, jitter)),
-        OutcomeCause::LeaseExpired | OutcomeCause::Released => Next::Pending,
+        OutcomeCause::LeaseExpired
+        | OutcomeCause::Released
+        | OutcomeCause::WorkerGone
+        | OutcomeCause::TakeBack => Next::Pending,
     };
     AfterAttempt { next, failures }
 }

@@ -1,6 +1,7 @@
 //! Workers: registration, heartbeat times, directives, and timeouts.
 
 mod presence;
+pub mod take_back;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -12,7 +13,6 @@ use fencepost_domain::{
     error::{Error, is_faulty_statement},
     ids::{ANONYMOUS, ProjectId},
     job::OutcomeCause,
-    limits::WORKER_SILENCE_SECONDS,
     plan::TEST_MODE,
     worker::WorkerState,
 };
@@ -20,7 +20,7 @@ use fencepost_signals::{telemetry, wakeups::keyed::KeyedNotify};
 use fencepost_store::{
     self as store,
     connection::pools::{self, Pool},
-    sweep::{self, set_aside::Work},
+    sweep::{self, set_aside::Work, workers::SilentWorker},
     workers::Sighting,
 };
 use metrics::counter;
@@ -235,6 +235,7 @@ pub async fn register(
 }
 
 /// Records a worker's heartbeat, and renews the given leases. State `terminated` deregisters it.
+/// The protocol says whether losses of the worker count, as in [`Registration`].
 ///
 /// # Errors
 /// [`Error::Unavailable`] when the database does not answer; some leases may be renewed all the
@@ -242,7 +243,7 @@ pub async fn register(
 pub async fn beat(
     engine: &Engine,
     key: &WorkerKey,
-    state: WorkerState,
+    (state, counts_losses): (WorkerState, bool),
     beats: Vec<heartbeat::Beat>,
 ) -> Result<(WorkerState, heartbeat::Leases), Error> {
     if state == WorkerState::Terminated {
@@ -250,7 +251,8 @@ pub async fn beat(
         deregister(engine, key).await?;
         return Ok((WorkerState::Terminate, lost));
     }
-    let beat = WorkerBeat { project_id: key.0, worker_id: Arc::clone(&key.1), state };
+    let beat =
+        WorkerBeat { project_id: key.0, worker_id: Arc::clone(&key.1), state, counts_losses };
     let facts = engine.worker_beats.submit(beat).await?;
     let advice = WorkerState::advice(facts.state, facts.directive);
     let was_known = engine.registry.known.get(key).flatten();
@@ -271,7 +273,8 @@ pub async fn deregister(engine: &Engine, key: &WorkerKey) -> Result<u64, Error> 
     let was_known = store::workers::terminate(&mut conn, key.0, &key.1).await?;
     drop(conn);
     engine.registry.forget(key);
-    let released = end_leases(engine, &engine.pools.reports, key, &OutcomeCause::Released).await?;
+    let ending = Ending { cause: OutcomeCause::Released, silence_seconds: None, max: u64::MAX };
+    let released = end_leases(engine, &engine.pools.reports, key, &ending).await?;
     if !was_known && released == 0 {
         return Err(Error::WorkerNotFound);
     }
@@ -303,32 +306,45 @@ pub async fn rehearse(
         return Ok(());
     }
     // It may not be known yet: polls are recorded later.
-    let state = WorkerState::Running;
-    let beat = WorkerBeat { project_id: key.0, worker_id: Arc::clone(&key.1), state };
+    let (state, counts_losses) = (WorkerState::Running, false);
+    let beat =
+        WorkerBeat { project_id: key.0, worker_id: Arc::clone(&key.1), state, counts_losses };
     engine.worker_beats.submit(beat).await?;
     direct(engine, key, directive).await
 }
 
-/// Ends every lease of a worker in the same way; as expired only while the worker is silent.
-/// Returns how many there were.
+/// How leases of a worker are ended.
+struct Ending<'a> {
+    cause: OutcomeCause<'a>,
+    /// Only while the worker has been silent for that long.
+    silence_seconds: Option<i32>,
+    /// No further ones once this many have ended.
+    max: u64,
+}
+
+/// Ends the leases of a worker in the same way. Returns how many there were.
 async fn end_leases(
     engine: &Engine,
     pool: &Pool,
     key: &WorkerKey,
-    cause: &OutcomeCause<'_>,
+    &Ending { ref cause, silence_seconds, max }: &Ending<'_>,
 ) -> sqlx::Result<u64> {
     let mut ended = 0;
     loop {
         let mut conn = pool.acquire_for(key.0).await?;
         let mut tx = conn.begin().await?;
-        let silence = (*cause == OutcomeCause::LeaseExpired).then_some(WORKER_SILENCE_SECONDS);
-        if let Some(silence) = silence
+        if let Some(silence) = silence_seconds
             && !store::workers::lock_silent(&mut tx, key.0, &key.1, silence).await?
         {
             return Ok(ended);
         }
-        let held =
-            store::settle::settle_failure::lock_held_by(&mut tx, key.0, &key.1, MAX_ENDED, silence);
+        let held = store::settle::settle_failure::lock_held_by(
+            &mut tx,
+            key.0,
+            &key.1,
+            MAX_ENDED,
+            silence_seconds,
+        );
         let held = held.await?;
         let outcomes: Vec<_> = held
             .iter()
@@ -339,7 +355,7 @@ async fn end_leases(
         drop(conn);
         failure::publish(&engine.notifier, &outcomes, &rested);
         ended += outcomes.len() as u64;
-        if (outcomes.len() as i64) < MAX_ENDED {
+        if (outcomes.len() as i64) < MAX_ENDED || ended >= max {
             return Ok(ended);
         }
     }
@@ -408,12 +424,12 @@ async fn expire_silent_workers(engine: &Engine) -> sqlx::Result<()> {
         drop(conn);
         let is_full = silent.len() == sweep::workers::MAX_SILENT_WORKERS;
         let mut has_progress = false;
-        for (project_id, worker_id) in silent {
-            let key = (project_id, worker_id.into());
-            match expire_silent_worker(engine, &key).await {
+        for worker in silent {
+            match expire_silent_worker(engine, &worker).await {
                 Ok(is_lost) => has_progress |= is_lost,
                 Err(error) => {
-                    isolate::set_aside(engine, Work::LostWorker, (key.0, &key.1), error).await?;
+                    let name = (worker.project_id, worker.worker_id.as_str());
+                    isolate::set_aside(engine, Work::LostWorker, name, error).await?;
                     has_progress = true;
                 }
             }
@@ -426,13 +442,18 @@ async fn expire_silent_workers(engine: &Engine) -> sqlx::Result<()> {
 }
 
 /// Returns whether it is lost.
-async fn expire_silent_worker(engine: &Engine, key: &WorkerKey) -> sqlx::Result<bool> {
-    let pool = &engine.pools.background;
-    let ended = end_leases(engine, pool, key, &OutcomeCause::LeaseExpired).await?;
+async fn expire_silent_worker(engine: &Engine, worker: &SilentWorker) -> sqlx::Result<bool> {
+    let (pool, silence) = (&engine.pools.background, worker.silence_seconds);
+    let key: &WorkerKey = &(worker.project_id, worker.worker_id.as_str().into());
+    let cause = match worker.counts_losses {
+        true => OutcomeCause::LeaseExpired,
+        false => OutcomeCause::WorkerGone,
+    };
+    let ending = Ending { cause, silence_seconds: Some(silence), max: u64::MAX };
+    let ended = end_leases(engine, pool, key, &ending).await?;
     // Last, so that an interrupted pass is repeated.
     let mut conn = pool.acquire().await?;
-    let is_lost =
-        store::workers::mark_lost(&mut conn, key.0, &key.1, WORKER_SILENCE_SECONDS).await?;
+    let is_lost = store::workers::mark_lost(&mut conn, key.0, &key.1, silence).await?;
     if is_lost {
         counter!(telemetry::WORKERS_LOST).increment(1);
         tracing::info!(leases = ended, "worker timed out; leases expired");

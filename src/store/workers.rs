@@ -1,14 +1,14 @@
 //! Registered workers.
 
+pub mod fitting;
+pub mod holders;
+
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, types::Json};
 
-use fencepost_domain::{
-    ids::{JobId, ProjectId},
-    worker::WorkerState,
-};
+use fencepost_domain::{ids::ProjectId, worker::WorkerState};
 
 /// A worker's registration.
 #[derive(Debug, Clone)]
@@ -23,6 +23,10 @@ pub struct Registration {
     pub pid: Option<i32>,
     /// Its labels, sorted.
     pub labels: Vec<String>,
+    /// The longest time between two of its calls; none: it does not say.
+    pub beat_seconds: Option<i32>,
+    /// Whether each lease that it loses counts as a failure, as in most protocols.
+    pub counts_losses: bool,
 }
 
 /// Stores a worker's registration; the latest one counts. A lost or deregistered worker is live
@@ -35,9 +39,12 @@ pub async fn upsert(
     sqlx::query!(
         "
         insert into workers (
-            project_id, worker_id, queues, job_types, hostname, sdk_version, concurrency, pid, labels
+            project_id, worker_id, queues, job_types, hostname, sdk_version, concurrency, pid,
+            labels, beat_seconds, counts_losses, last_beat_at
         )
-        values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+        values (
+            $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, case when $10::int is not null then now() end
+        )
         on conflict (project_id, worker_id) do update
         set queues = excluded.queues,
             job_types = excluded.job_types,
@@ -46,7 +53,10 @@ pub async fn upsert(
             concurrency = excluded.concurrency,
             pid = excluded.pid,
             labels = excluded.labels,
-            state = 'running', lost_at = null, last_beat_at = null, is_registered = true,
+            beat_seconds = excluded.beat_seconds,
+            counts_losses = excluded.counts_losses,
+            last_beat_at = excluded.last_beat_at,
+            state = 'running', lost_at = null, is_registered = true,
             registered_at = now(), last_seen_at = now(), changed_at = now()
         ",
         project_id.0,
@@ -58,6 +68,8 @@ pub async fn upsert(
         worker.concurrency,
         worker.pid,
         &worker.labels,
+        worker.beat_seconds,
+        worker.counts_losses,
     )
     .execute(conn)
     .await?;
@@ -193,6 +205,8 @@ pub struct WorkerBeat {
     pub project_id: ProjectId,
     pub worker_id: Arc<str>,
     pub state: WorkerState,
+    /// As in [`Registration`].
+    pub counts_losses: bool,
 }
 
 /// Records heartbeats of workers, and returns their facts. A deregistered worker stays so. A worker
@@ -206,15 +220,18 @@ pub async fn beat(
     let rows = sqlx::query!(
         r#"
         insert into workers (
-            project_id, worker_id, queues, job_types, concurrency, is_registered, state, last_beat_at
+            project_id, worker_id, queues, job_types, concurrency, is_registered, state,
+            last_beat_at, counts_losses
         )
-        select project_id, worker_id, '{}', '{}', 1, false, state, now()
-        from unnest($1::int[], $2::text[], $3::text[]) as beat(project_id, worker_id, state)
+        select project_id, worker_id, '{}', '{}', 1, false, state, now(), counts_losses
+        from unnest($1::int[], $2::text[], $3::text[], $4::bool[])
+            as beat(project_id, worker_id, state, counts_losses)
         order by project_id, worker_id
         on conflict (project_id, worker_id) do update
         set last_seen_at = now(),
             last_beat_at = now(),
             lost_at = null,
+            counts_losses = excluded.counts_losses,
             state = case when workers.state = 'terminated' then workers.state else excluded.state end,
             directive = case
                 when workers.directive <> 'running' or excluded.state <> 'running'
@@ -230,6 +247,7 @@ pub async fn beat(
         &beats.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
         &beats.iter().map(|it| &*it.worker_id).collect::<Vec<_>>() as &[&str],
         &beats.iter().map(|it| it.state).collect::<Vec<_>>() as &[WorkerState],
+        &beats.iter().map(|it| it.counts_losses).collect::<Vec<_>>(),
     )
     .fetch_all(conn)
     .await?;
@@ -330,6 +348,7 @@ pub struct WorkerRow {
     pub sdk_version: Option<String>,
     pub pid: Option<i32>,
     pub concurrency: i32,
+    pub beat_seconds: Option<i32>,
     pub registered_at: DateTime<Utc>,
     pub last_seen_at: DateTime<Utc>,
     /// Jobs that it holds leases of.
@@ -338,7 +357,9 @@ pub struct WorkerRow {
     pub now: DateTime<Utc>,
 }
 
-/// A worker counts as alive for this many seconds after it was heard: longer than a poll waits.
+/// A worker counts as alive for this many seconds after it was heard: longer than a poll waits. One
+/// that has registered `beat_seconds` does for as long as it may be silent. Statements carry the
+/// number of beats it may miss as a literal.
 pub const ALIVE_SECONDS: i32 = 60;
 
 /// A page of workers, by name: those after `after`, optionally with this label and of this queue.
@@ -365,8 +386,9 @@ pub async fn page(
                case when lost_at is null then state else 'terminated' end "state!: WorkerState",
                nullif(directive, 'running') "directive: WorkerState",
                state <> 'terminated' and lost_at is null
-                   and last_seen_at > now() - make_interval(secs => $5::int) "is_alive!",
-               queues, job_types, labels, hostname, sdk_version, pid, concurrency, registered_at,
+                   and last_seen_at > now() - make_interval(secs => greatest($5::int, 3 * beat_seconds)) "is_alive!",
+               queues, job_types, labels, hostname, sdk_version, pid, concurrency, beat_seconds,
+               registered_at,
                last_seen_at, coalesce(used.slots, 0) "slots_in_use!", now() "now!"
         from shown
         left join (
@@ -386,115 +408,5 @@ pub async fn page(
         queue,
     )
     .fetch_all(conn)
-    .await
-}
-
-/// Live workers that poll a queue for a type.
-#[derive(Debug, Clone, Copy)]
-pub struct Fitting {
-    pub all: i64,
-    /// Number of workers that have all of some labels.
-    pub labelled: i64,
-    /// Whether all of the latter are registered, so that their slots are known.
-    pub are_registered: bool,
-    /// Jobs that the latter could run at the same time.
-    pub slots: i64,
-    /// Jobs that they hold.
-    pub slots_in_use: i64,
-}
-
-/// Whether jobs of a queue, a type and labels have a worker.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct KindWithWorkers {
-    pub queue: String,
-    pub job_type: String,
-    pub labels: Vec<String>,
-    /// Whether a live worker polls the queue for the type.
-    pub is_polled: bool,
-    /// Whether one of these has all of the labels.
-    pub is_labelled: bool,
-}
-
-/// Queues with a type and labels that one list looks up: each is compared with every worker.
-const MAX_SERVED_KINDS: i64 = 20;
-
-/// Whether these jobs have live workers: one row for each queue, type and labels of theirs, up to
-/// `MAX_SERVED_KINDS`.
-pub async fn serving(
-    conn: &mut PgConnection,
-    project_id: ProjectId,
-    jobs: &[JobId],
-) -> sqlx::Result<Vec<KindWithWorkers>> {
-    let ids: Vec<_> = jobs.iter().map(|it| it.0).collect();
-    sqlx::query_as!(
-        KindWithWorkers,
-        r#"
-        with wanted as materialized (
-            select distinct queue, job_type, coalesce(labels, '{}') as labels
-            from jobs
-            where project_id = $1 and id = any($2)
-            order by queue, job_type, labels
-            limit $4
-        )
-        select queue, job_type, labels "labels!", is_polled "is_polled!", is_labelled "is_labelled!"
-        from wanted
-        cross join lateral (
-            select count(*) > 0 as is_polled,
-                   coalesce(bool_or(wanted.labels <@ workers.labels), false) as is_labelled
-            from workers
-            where project_id = $1 and state = 'running' and lost_at is null
-                and coalesce(directive, 'running') = 'running'
-                and last_seen_at > now() - make_interval(secs => $3::int)
-                and wanted.queue = any(queues)
-                and (cardinality(job_types) = 0 or wanted.job_type = any(job_types))
-        ) found
-        "#,
-        project_id.0,
-        &ids,
-        ALIVE_SECONDS,
-        MAX_SERVED_KINDS,
-    )
-    .fetch_all(conn)
-    .await
-}
-
-/// Counts the live workers that poll a queue for a type.
-pub async fn count_fitting(
-    conn: &mut PgConnection,
-    project_id: ProjectId,
-    queue: &str,
-    job_type: &str,
-    labels: &[String],
-) -> sqlx::Result<Fitting> {
-    sqlx::query_as!(
-        Fitting,
-        r#"
-        with fitting as materialized (
-            select worker_id, concurrency, is_registered, $4 <@ labels as is_labelled
-            from workers
-            where project_id = $1 and state = 'running' and lost_at is null
-                and coalesce(directive, 'running') = 'running'
-                and last_seen_at > now() - make_interval(secs => $5::int)
-                and $2 = any(queues)
-                and (cardinality(job_types) = 0 or $3 = any(job_types))
-        )
-        select count(*) "all!", count(*) filter (where is_labelled) "labelled!",
-               coalesce(bool_and(is_registered) filter (where is_labelled), false) "are_registered!",
-               coalesce(sum(concurrency) filter (where is_labelled), 0)::bigint "slots!",
-               (
-                   select count(*)
-                   from jobs
-                   where project_id = $1 and state = 'processing'
-                       and worker_id in (select worker_id from fitting where is_labelled)
-               ) "slots_in_use!"
-        from fitting
-        "#,
-        project_id.0,
-        queue,
-        job_type,
-        labels,
-        ALIVE_SECONDS,
-    )
-    .fetch_one(conn)
     .await
 }

@@ -22,6 +22,9 @@ from .client import Aborted, ApiError, Client, Connection, Fields, current_trace
 POLL_WAIT_SECONDS = 20
 #: Between two heartbeats at most, in seconds.
 BEAT_SECONDS = 5.0
+#: The longest time between two calls while jobs run, as the worker registers it. After three times
+#: that without a call its jobs return.
+MAX_CALL_SECONDS = 10
 #: How soon the jobs of a worker that has died are run again; heartbeats keep the leases of others.
 LEASE_SECONDS = 30
 #: Heartbeats that may fail before a lease ends.
@@ -197,6 +200,7 @@ class Worker:
         self._wanted["job_types"] = types
         about = {"worker_id": self.id, "hostname": socket.gethostname(), "pid": os.getpid()}
         about |= {"sdk_version": "fencepost-python/0.2.0", "concurrency": self.concurrency}
+        about |= {"beat_seconds": MAX_CALL_SECONDS}
         self.client.request("POST", "/v1/workers/register", about | self._wanted)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._stop_or_exit)

@@ -31,6 +31,9 @@ use crate::{
 const POLL_WAIT: Duration = Duration::from_secs(20);
 /// Between two heartbeats at most.
 const BEAT_TIME: Duration = Duration::from_secs(5);
+/// The longest time between two calls while jobs run, as the worker registers it, in seconds. After
+/// three times that without a call its jobs return.
+const MAX_CALL_SECONDS: u64 = 10;
 /// The length of leases: heartbeats renew them.
 const LEASE_TIME: Duration = Duration::from_secs(30);
 /// Heartbeats that may fail before a lease ends.
@@ -174,6 +177,7 @@ impl Worker {
         let about = worker.wanted(json!({
             "worker_id": worker.id, "hostname": host(), "pid": std::process::id(),
             "sdk_version": "fencepost-rust/0.2.0", "concurrency": worker.concurrency,
+            "beat_seconds": MAX_CALL_SECONDS,
         }));
         // Before it registers: a signal that nothing handles ends or stops the process.
         let signals = Signals::install().map_err(|_| Error::Setup("signals cannot be handled"))?;

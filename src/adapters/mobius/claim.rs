@@ -149,6 +149,8 @@ async fn introduce(
         concurrency: CONCURRENCY,
         pid: None,
         labels: Vec::new(),
+        beat_seconds: None,
+        counts_losses: true,
     };
     workers::register(&app.engine, poll.project_id, &worker).await
 }

@@ -94,6 +94,8 @@ pub async fn register(
         concurrency,
         pid: request.pid,
         labels,
+        beat_seconds: None,
+        counts_losses: true,
     };
     workers::register(&app.engine, caller.project_id, &worker).await?;
     let state = WorkerState::Running;
@@ -184,7 +186,9 @@ pub async fn beat(
         // The jobs that it lists are its own, and are released with the rest.
         heartbeat::adopt(&app.engine, project_id, &worker_id, &ids).await?;
     }
-    let (state, mut leases) = workers::beat(&app.engine, &key, said, beats(&ids)).await?;
+    let counts_losses = true;
+    let (state, mut leases) =
+        workers::beat(&app.engine, &key, (said, counts_losses), beats(&ids)).await?;
     if said != WorkerState::Terminated {
         let lost: Vec<_> = leases.iter().filter(|it| it.1.is_none()).map(|it| it.0).collect();
         let adopted = heartbeat::adopt(&app.engine, project_id, &worker_id, &lost).await?;

@@ -59,6 +59,8 @@ pub async fn register(
         concurrency: CONCURRENCY,
         pid: None,
         labels,
+        beat_seconds: None,
+        counts_losses: true,
     };
     workers::register(&app.engine, caller.project_id, &worker).await
 }

@@ -16,6 +16,7 @@ use fencepost_store::{
     jobs::{JobRow, Payloads},
     queues::QueueState,
     sweep::gauges::ReadyQueue,
+    workers::{fitting, holders},
 };
 use sqlx::PgConnection;
 
@@ -108,7 +109,7 @@ pub async fn unserved(
         return Ok(HashMap::new());
     }
     let ids: Vec<_> = ready.iter().map(|it| it.id).collect();
-    let kinds = store::workers::serving(conn, project_id, &ids).await?;
+    let kinds = fitting::serving(conn, project_id, &ids).await?;
     let reason = |row: &JobRow| {
         let labels = row.labels.as_deref().unwrap_or_default();
         let kind = kinds.iter().find(|kind| {
@@ -165,6 +166,17 @@ pub async fn oldest(
     Ok(found)
 }
 
+/// The first types that live workers of a queue take.
+async fn other_types(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+) -> sqlx::Result<Vec<String>> {
+    // One more than is shown, so that it is known.
+    let limit = explain::MAX_OTHER_TYPES as i64 + 1;
+    store::jobs::job_types::taken(conn, project_id, queue, limit).await
+}
+
 async fn explain_row(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -176,14 +188,9 @@ async fn explain_row(
         store::queues::count_running(conn, project_id, concurrency_key, &row.queue, max).await?;
     let queue = store::queues::find_state(conn, project_id, &row.queue, &row.job_type).await?;
     let labels = row.labels.clone().unwrap_or_default();
-    let fitting =
-        store::workers::count_fitting(conn, project_id, &row.queue, &row.job_type, &labels).await?;
+    let fitting = fitting::count(conn, project_id, &row.queue, &row.job_type, &labels).await?;
     let other_types = match fitting.all {
-        0 => {
-            // One more than is shown, so that it is known.
-            let limit = explain::MAX_OTHER_TYPES as i64 + 1;
-            store::jobs::job_types::taken(conn, project_id, &row.queue, limit).await?
-        }
+        0 => other_types(conn, project_id, &row.queue).await?,
         _ => Vec::new(),
     };
     let slots = Slots { in_use: fitting.slots_in_use, all: fitting.slots };
@@ -199,6 +206,10 @@ async fn explain_row(
     .await?;
     let push = store::queues::pushes::failing(conn, project_id, &row.queue).await?;
     let failing = store::set_aside::find(conn, project_id, row.id).await?;
+    let silent_seconds = match row.state {
+        StoredState::Processing => holders::silence_of(conn, project_id, row.id).await?,
+        _ => None,
+    };
     let crowd = |name: &str, running, limit| Crowd { name: name.to_owned(), running, limit };
     let facts = Facts {
         now: crowds.now,
@@ -221,6 +232,7 @@ async fn explain_row(
         push: push.map(|it| FailingPush { since: it.since, error: it.error }),
         worker_id: row.worker_id,
         lease_expires_at: row.lease_expires_at,
+        silent_seconds,
         cancel_requested: row.cancel_requested,
         expires_at: row.expires_at,
         next_try_at: failing.map(|it| it.next_try_at),

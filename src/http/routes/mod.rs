@@ -58,6 +58,8 @@ pub(crate) fn data_plane() -> Routes {
         .routes(routes!(workers::registry::quiet))
         .routes(routes!(workers::registry::terminate))
         .routes(routes!(workers::registry::resume))
+        .routes(routes!(workers::take_back::of_worker))
+        .routes(routes!(workers::take_back::in_queue))
         .routes(routes!(workers::poll::poll))
         .routes(routes!(workers::heartbeat::heartbeat))
         .routes(routes!(workers::ack::ack))

@@ -35,7 +35,10 @@ pub async fn held_attempts(
                    select from attempts
                    where project_id = asked.project_id and job_id = asked.job_id
                        and worker_id = asked.worker_id
-                       and outcome in ('lease_expired', 'timeout')
+                       and (
+                           outcome in ('lease_expired', 'timeout')
+                           or error_kind in ('worker_gone', 'take_back')
+                       )
                ) "has_lost_earlier!"
         from unnest($1::int[], $2::uuid[], $3::text[]) with ordinality
             as asked(project_id, job_id, worker_id, number)

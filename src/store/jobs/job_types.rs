@@ -111,7 +111,7 @@ pub async fn taken(
         cross join unnest(job_types) job_type
         where project_id = $1 and state = 'running' and lost_at is null
             and coalesce(directive, 'running') = 'running'
-            and last_seen_at > now() - make_interval(secs => $3::int)
+            and last_seen_at > now() - make_interval(secs => greatest($3::int, 3 * beat_seconds))
             and $2 = any(queues)
         order by job_type
         limit $4

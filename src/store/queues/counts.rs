@@ -33,6 +33,11 @@ pub struct QueueRow {
     pub oldest_ready_at: Option<DateTime<Utc>>,
     pub oldest_ready_job_id: Option<JobId>,
     pub workers: i64,
+    /// Running jobs whose workers make no calls, the number of these workers, and when the last of
+    /// the jobs returns.
+    pub silent_jobs: i64,
+    pub silent_workers: i64,
+    pub silent_until: Option<DateTime<Utc>>,
     pub enqueued_minute: i64,
     pub succeeded_minute: i64,
     pub failed_minute: i64,
@@ -93,7 +98,7 @@ pub async fn queue_names(
                 cross join lateral unnest(queues) as polled(queue)
                 where project_id = $1 and polled.queue > $2
                     and state = 'running' and lost_at is null
-                    and last_seen_at > now() - make_interval(secs => $4::int)
+                    and last_seen_at > now() - make_interval(secs => greatest($4::int, 3 * beat_seconds))
                 order by polled.queue
                 limit $3
             )
@@ -304,7 +309,7 @@ pub async fn queues(
             from workers
             cross join lateral unnest(queues) as polled(queue)
             where project_id = $1 and state = 'running' and lost_at is null
-                and last_seen_at > now() - make_interval(secs => $3::int)
+                and last_seen_at > now() - make_interval(secs => greatest($3::int, 3 * beat_seconds))
                 and polled.queue = any($2)
             group by polled.queue
         )
@@ -317,7 +322,8 @@ pub async fn queues(
                coalesce(kept.cancelled, 0) + coalesce(fresh.cancelled, 0) "cancelled!",
                running.processing "processing!", oldest.ready_at "oldest_ready_at?",
                oldest.id "oldest_ready_job_id?: JobId",
-               coalesce(live_workers.workers, 0) "workers!",
+               coalesce(live_workers.workers, 0) "workers!", silent.jobs "silent_jobs!",
+               silent.workers "silent_workers!", silent.until as silent_until,
                coalesce(rate.enqueued_minute, 0) + coalesce(fresh.enqueued, 0) "enqueued_minute!",
                coalesce(rate.succeeded_minute, 0) + coalesce(fresh.has_succeeded, 0)
                    "succeeded_minute!",
@@ -364,6 +370,11 @@ pub async fn queues(
             ) minutes
         ) rate on true
         left join lateral longest_ready($1, named.queue, 500, true) oldest on true
+        cross join lateral (
+            select coalesce(sum(jobs), 0)::bigint as jobs, count(*) as workers,
+                   max(return_by) as until
+            from silent_holders($1, named.queue, $3, 200)
+        ) silent
         order by named.queue
         "#,
         project_id.0,

@@ -101,7 +101,7 @@ pub async fn failing(
                 select from workers
                 where project_id = $1 and $2 = any(queues) and state = 'running'
                     and lost_at is null and worker_id not like 'fencepost-push-%'
-                    and last_seen_at > now() - make_interval(secs => $3::int)
+                    and last_seen_at > now() - make_interval(secs => greatest($3::int, 3 * beat_seconds))
             )
         "#,
         project_id.0,

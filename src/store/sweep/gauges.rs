@@ -53,7 +53,7 @@ pub async fn places(conn: &mut PgConnection, alive_seconds: i32) -> sqlx::Result
                 select project_id, queues
                 from workers
                 where state = 'running' and lost_at is null
-                    and last_seen_at > now() - make_interval(secs => $1::int)
+                    and last_seen_at > now() - make_interval(secs => greatest($1::int, 3 * beat_seconds))
                 limit 20000
             ) worker
             cross join lateral unnest(worker.queues) as named(queue)

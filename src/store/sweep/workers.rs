@@ -2,7 +2,7 @@
 
 use fencepost_domain::{
     ids::ProjectId,
-    limits::{WORKER_KEEP_SECONDS, WORKER_SILENCE_SECONDS},
+    limits::{MIN_BEAT_SECONDS, MISSED_BEATS, WORKER_KEEP_SECONDS, WORKER_SILENCE_SECONDS},
 };
 use sqlx::PgConnection;
 
@@ -11,20 +11,35 @@ use super::REAPER_GAP_SECONDS;
 /// Silent workers that one query finds at most. The statement carries the same number as a literal.
 pub const MAX_SILENT_WORKERS: usize = 20;
 
-/// Workers that send heartbeats for all of their jobs and have been silent for
-/// [`WORKER_SILENCE_SECONDS`]; none right after a gap in which no node was running. A node that
+/// The shortest silence after which a worker may be gone, in seconds.
+const MIN_SILENCE_SECONDS: i32 = MIN_BEAT_SECONDS * MISSED_BEATS;
+
+/// A worker that has been silent for longer than it may.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SilentWorker {
+    pub project_id: ProjectId,
+    pub worker_id: String,
+    /// Seconds that it may be silent.
+    pub silence_seconds: i32,
+    /// As in [`crate::workers::Registration`].
+    pub counts_losses: bool,
+}
+
+/// Workers that send heartbeats for all of their jobs, or have registered how often they call, and
+/// have been silent for longer; none right after a gap in which no node was running. A node that
 /// pushes is none of them: a handler that sends heartbeats in its name says nothing of the others.
-pub async fn find_silent_workers(
-    conn: &mut PgConnection,
-) -> sqlx::Result<Vec<(ProjectId, String)>> {
-    let rows = sqlx::query!(
+pub async fn find_silent_workers(conn: &mut PgConnection) -> sqlx::Result<Vec<SilentWorker>> {
+    sqlx::query_as!(
+        SilentWorker,
         r#"
-        select project_id "project_id: ProjectId", worker_id
+        select project_id "project_id: ProjectId", worker_id,
+               coalesce(beat_seconds * $4::int, $1) "silence_seconds!", counts_losses
         from workers
         where last_beat_at is not null and lost_at is null and state <> 'terminated'
             and worker_id not like 'fencepost-push-%'
-            and last_beat_at <= now() - make_interval(secs => $1::int)
-            and last_seen_at <= now() - make_interval(secs => $1::int)
+            and last_beat_at <= now() - make_interval(secs => $3::int)
+            and greatest(last_beat_at, last_seen_at)
+                <= now() - make_interval(secs => coalesce(beat_seconds * $4::int, $1))
             and exists (
                 select from reaper_state where last_pass_at > now() - make_interval(secs => $2::int)
             )
@@ -38,10 +53,11 @@ pub async fn find_silent_workers(
         "#,
         WORKER_SILENCE_SECONDS,
         REAPER_GAP_SECONDS,
+        MIN_SILENCE_SECONDS,
+        MISSED_BEATS,
     )
     .fetch_all(conn)
-    .await?;
-    Ok(rows.into_iter().map(|it| (it.project_id, it.worker_id)).collect())
+    .await
 }
 
 /// Workers whose labels, directive or state have changed within the last `within_seconds`: nodes
@@ -148,7 +164,7 @@ pub async fn reset_silence_timers(conn: &mut PgConnection) -> sqlx::Result<()> {
         where last_beat_at is not null and lost_at is null and state <> 'terminated'
             and last_beat_at <= now() - make_interval(secs => $1::int)
         ",
-        WORKER_SILENCE_SECONDS / 2,
+        MIN_SILENCE_SECONDS / 2,
     )
     .execute(conn)
     .await?;

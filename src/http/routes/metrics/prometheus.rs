@@ -138,6 +138,11 @@ fn show_queues(text: &mut Exposition, named: &[QueueRow], rest: Option<Depth>) {
     gauge("fencepost_project_queue_workers", "Live workers that poll a queue.", &|queue| {
         queue.workers as f64
     });
+    gauge(
+        "fencepost_project_queue_silent_jobs",
+        "Running jobs of a queue whose workers make no calls.",
+        &|queue| queue.silent_jobs as f64,
+    );
     gauge("fencepost_project_queue_paused", "1 while a queue is paused.", &|queue| {
         f64::from(u8::from(queue.paused_at.is_some()))
     });

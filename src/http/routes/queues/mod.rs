@@ -79,6 +79,10 @@ pub struct Queue {
     pub rates: Rates,
     /// Live workers that poll it.
     pub workers: i64,
+    /// Running jobs whose workers make no calls; null: there are none.
+    #[serde(default)]
+    #[schema(required)]
+    pub silent: Option<SilentView>,
     /// Maximum number of running jobs; null: unlimited.
     #[schema(required)]
     pub max_concurrency: Option<i32>,
@@ -240,6 +244,11 @@ impl Queue {
                 failed: rate(row.failed_minute, row.failed_hour),
             },
             workers: row.workers,
+            silent: row.silent_until.map(|return_by| SilentView {
+                jobs: row.silent_jobs,
+                workers: row.silent_workers,
+                return_by,
+            }),
             max_concurrency: row.max_concurrency,
             rate_limit: limit.map(|(count, per_seconds)| RateLimitView { count, per_seconds }),
             default_lease_seconds: row.default_lease_seconds,
@@ -254,6 +263,20 @@ impl Queue {
         }
         .tagged()
     }
+}
+
+/// Running jobs of a queue whose workers have made no call for a minute, or for three times their
+/// `beat_seconds`, among 200 workers with leases.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[schema(as = SilentWorkers)]
+pub struct SilentView {
+    /// Number of these jobs, up to 10,000 of each worker.
+    pub jobs: i64,
+    /// Number of these workers.
+    pub workers: i64,
+    /// The last of the jobs has returned by then, unless a heartbeat comes.
+    /// `POST …/queues/{queue}/take-back` releases them at once.
+    pub return_by: DateTime<Utc>,
 }
 
 impl PausedType {
@@ -356,7 +379,11 @@ async fn known(app: &App, project_id: ProjectId, queue: &str) -> Result<Queue, E
 }
 
 /// One queue, if it exists; without the reason why its oldest job waits.
-async fn if_known(app: &App, project_id: ProjectId, queue: &str) -> Result<Option<Queue>, Error> {
+pub(super) async fn if_known(
+    app: &App,
+    project_id: ProjectId,
+    queue: &str,
+) -> Result<Option<Queue>, Error> {
     let found = read(app, project_id, &[queue.to_owned()]).await?;
     Ok(found.into_iter().find(|(_, is_known)| *is_known).map(|it| it.0))
 }

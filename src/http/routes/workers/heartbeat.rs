@@ -35,6 +35,9 @@ use crate::error::ErrorBody;
 const ATTEMPT_REQUIRED: &str =
     "is required: this project or key has require_fence `always`; use active_jobs";
 
+/// The loss of a worker of this API counts no failure of its jobs.
+const COUNTS_LOSSES: bool = false;
+
 /// A heartbeat of one job (`job_id`), or of a whole worker (`state`, `active_jobs` or
 /// `active_job_ids`).
 #[derive(Debug, Deserialize, ToSchema)]
@@ -255,7 +258,7 @@ async fn beat(
     let reach = Reach::read(&app.engine, caller.project_id, binding, ids).await?;
     let is_mine: Vec<_> = beats.iter().map(|it| reach.includes(it.key.id)).collect();
     beats.retain(|it| reach.includes(it.key.id));
-    let (wanted, leases) = workers::beat(&app.engine, &key, state, beats).await?;
+    let (wanted, leases) = workers::beat(&app.engine, &key, (state, COUNTS_LOSSES), beats).await?;
     let leases = leases_of(&is_mine, leases);
     let reply = |(job_id, place): (String, Option<usize>)| {
         let lease = place.and_then(|it| leases[it]);

@@ -1,4 +1,4 @@
-//! `/v1/workers`: register, poll, heartbeat, ack, and directives.
+//! `/v1/workers`: register, poll, heartbeat, ack, directives, and taking jobs back.
 
 pub mod ack;
 pub mod heartbeat;
@@ -6,6 +6,7 @@ pub mod poll;
 pub mod register;
 pub mod registry;
 pub mod report;
+pub mod take_back;
 pub mod then_poll;
 
 use axum::{

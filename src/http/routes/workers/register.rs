@@ -55,6 +55,11 @@ pub struct RegisterRequest {
     /// Process id.
     #[schema(extensions(("bounds" = json!(at_least(0)))))]
     pid: Option<i32>,
+    /// Longest time between two of its calls while it runs jobs, in seconds: heartbeats, acks,
+    /// polls. After three times that without one it is gone: its jobs return at once, and that is
+    /// no failure. Default: not known, so that jobs return when their leases end.
+    #[schema(extensions(("bounds" = json!(range(limits::MIN_BEAT_SECONDS, limits::MAX_BEAT_SECONDS)))))]
+    beat_seconds: Option<i32>,
     /// Labels, for jobs that require them: at most 16.
     #[schema(extensions(("bounds" = json!(items(0, limits::MAX_LABELS)))))]
     labels: Option<Vec<String>>,
@@ -268,6 +273,9 @@ fn accept(request: RegisterRequest, schedules: usize) -> Result<Registration, Er
     if let Some(pid) = request.pid {
         check.range("pid", pid, 0, i32::MAX);
     }
+    if let Some(seconds) = request.beat_seconds {
+        check.range("beat_seconds", seconds, limits::MIN_BEAT_SECONDS, limits::MAX_BEAT_SECONDS);
+    }
     let mut labels = request.labels.unwrap_or_default();
     check.names("labels", &labels, limits::MAX_LABELS, limits::MAX_LABEL_CHARS);
     labels.sort();
@@ -287,5 +295,7 @@ fn accept(request: RegisterRequest, schedules: usize) -> Result<Registration, Er
         concurrency,
         pid: request.pid,
         labels,
+        beat_seconds: request.beat_seconds,
+        counts_losses: false,
     })
 }

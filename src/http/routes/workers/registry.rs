@@ -61,7 +61,8 @@ pub struct WorkerView {
     /// Directive; null: none.
     #[schema(required)]
     pub directive: Option<WorkerState>,
-    /// True if it sent a request within the last minute, and is neither lost nor deregistered.
+    /// True if it sent a request within the last minute, or within three times its `beat_seconds`,
+    /// and is neither lost nor deregistered.
     pub alive: bool,
     /// Time of its last request, to within a few seconds.
     pub last_seen_at: DateTime<Utc>,
@@ -75,6 +76,10 @@ pub struct WorkerView {
     pub labels: Vec<String>,
     /// Number of jobs that it runs at the same time, as it reports.
     pub concurrency: i32,
+    /// Longest time between two of its calls, in seconds, as it registered.
+    #[serde(default)]
+    #[schema(required)]
+    pub beat_seconds: Option<i32>,
     /// Number of jobs that it holds leases on.
     pub slots_in_use: i64,
     /// Host name.
@@ -101,6 +106,7 @@ impl From<WorkerRow> for WorkerView {
             job_types: row.job_types,
             labels: row.labels,
             concurrency: row.concurrency,
+            beat_seconds: row.beat_seconds,
             slots_in_use: row.slots_in_use,
             hostname: row.hostname,
             sdk_version: row.sdk_version,

@@ -262,6 +262,22 @@ pub const ACTIONS: &[Action] = &[
     .asking("Terminate this worker?"),
     on("workers_resume", "POST", "/workers/{worker_id}/resume", &[], "The worker resumes."),
     on(
+        "workers_take_back",
+        "POST",
+        "/workers/{worker_id}/take-back",
+        &[],
+        "The jobs that the worker held wait again.",
+    )
+    .asking("Take back all jobs of this worker? If it still works on them, they run twice."),
+    on(
+        "queues_take_back",
+        "POST",
+        "/queues/{queue}/take-back",
+        &[],
+        "The jobs that silent workers held wait again.",
+    )
+    .asking("Take back the jobs of silent workers? If one still works, they run twice."),
+    on(
         "workflows_cancel",
         "POST",
         "/workflows/{workflow_id}/cancel",

@@ -20,7 +20,11 @@ pub enum Trouble {
     Unserved(Reason),
     /// The oldest ready job waits too long; none: it is not known why.
     Waits(Option<Reason>),
+    /// Running jobs have workers that make no calls; none of its workers does.
+    AllSilent,
     Failing,
+    /// Running jobs have workers that make no calls; others do.
+    Silent,
     /// It is paused, and jobs wait.
     Paused,
     /// The circuit breaker, or a person, has paused types.
@@ -32,9 +36,9 @@ impl Trouble {
     /// many.
     pub fn is_urgent(self) -> bool {
         match self {
-            Self::Closed | Self::NoWorkers | Self::Unserved(_) => true,
+            Self::Closed | Self::NoWorkers | Self::Unserved(_) | Self::AllSilent => true,
             Self::Waits(reason) => matches!(reason, None | Some(Reason::WorkersBusy)),
-            Self::Failing | Self::Paused | Self::TypesPaused => false,
+            Self::Failing | Self::Silent | Self::Paused | Self::TypesPaused => false,
         }
     }
 
@@ -44,6 +48,7 @@ impl Trouble {
             Self::NoWorkers => "jobs are ready and no worker polls",
             Self::Unserved(reason) | Self::Waits(Some(reason)) => wait_words(reason),
             Self::Waits(None) => "jobs wait too long",
+            Self::AllSilent | Self::Silent => "running jobs have workers that make no calls",
             Self::Failing => "many attempts fail",
             Self::Paused => "paused while jobs wait",
             Self::TypesPaused => "job types are paused",
@@ -95,8 +100,14 @@ pub fn trouble(queue: &Queue) -> Option<Trouble> {
             reason => Trouble::Waits(reason),
         });
     }
+    if queue.silent.is_some() && queue.workers == 0 {
+        return Some(Trouble::AllSilent);
+    }
     if failed >= FEW_FAILURES && failed * 100 >= (failed + succeeded) * MANY_FAILURES_PERCENT {
         return Some(Trouble::Failing);
+    }
+    if queue.silent.is_some() {
+        return Some(Trouble::Silent);
     }
     (!queue.paused_types.is_empty()).then_some(Trouble::TypesPaused)
 }
@@ -198,6 +209,21 @@ mod tests {
             },
             Some(Trouble::Paused),
         );
+    }
+
+    #[test]
+    fn silent_workers_are_a_trouble_and_urgent_if_all_are() {
+        let silent = |workers: i64| {
+            let held = serde_json::json!({
+                "jobs": 3, "workers": 2, "return_by": "2026-01-01T00:00:00Z",
+            });
+            trouble(&queue("q", |q| {
+                q["silent"] = held;
+                q["workers"] = workers.into();
+            }))
+        };
+        assert_eq!(silent(0), Some(Trouble::AllSilent));
+        assert_eq!(silent(1), Some(Trouble::Silent));
     }
 
     #[test]

@@ -188,6 +188,15 @@ pub fn worker_limits() -> Vec<(&'static str, String)> {
             "silence after which such a worker is lost",
             format!("{} s", limits::WORKER_SILENCE_SECONDS),
         ),
+        (
+            "`beat_seconds`",
+            format!(
+                "{}–{} s; lost after {} times that",
+                limits::MIN_BEAT_SECONDS,
+                limits::MAX_BEAT_SECONDS,
+                limits::MISSED_BEATS
+            ),
+        ),
         ("events of one report", format!("1–{}", limits::MAX_EVENTS)),
         ("an event's `type`", format!("1–{} characters", limits::MAX_EVENT_TYPE_CHARS)),
         ("an event's `payload`", format!("{} bytes", limits::MAX_EVENT_PAYLOAD_BYTES)),

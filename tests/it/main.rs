@@ -35,6 +35,7 @@ mod limits;
 mod limits_page;
 mod lists;
 mod loops;
+mod lost_workers;
 mod metrics;
 mod model;
 mod monitoring;

@@ -380,7 +380,8 @@ impl Run {
     async fn lose_worker(&mut self) -> Checked {
         let worker = *WORKERS.choose(&mut self.dice).expect("one");
         let key = (self.project_id, worker.into());
-        let beaten = workers::beat(&self.engine, &key, WorkerState::Running, Vec::new()).await;
+        let said @ (_, counts_losses) = (WorkerState::Running, self.dice.random_bool(0.5));
+        let beaten = workers::beat(&self.engine, &key, said, Vec::new()).await;
         beaten.map_err(|error| format!("heartbeat: {error}"))?;
         // Its polls are recorded now, and not after it has become old.
         workers::pass(&self.engine).await.map_err(|it| it.to_string())?;
@@ -399,13 +400,12 @@ impl Run {
         ))
         .await;
         workers::pass(&self.engine).await.map_err(|it| it.to_string())?;
+        let (lost, spared) = (AttemptOutcome::LeaseExpired, AttemptOutcome::Released);
+        let outcome = if counts_losses { lost } else { spared };
         for job in 0..self.jobs.len() {
-            if self.jobs[job]
-                .running
-                .as_ref()
-                .is_some_and(|it| it.worker_id.as_deref() == Some(worker))
-            {
-                self.end(job, AttemptOutcome::LeaseExpired);
+            let holder = self.jobs[job].running.as_ref().and_then(|it| it.worker_id.as_deref());
+            if holder == Some(worker) {
+                self.end(job, outcome);
             }
         }
         Ok(())

@@ -479,7 +479,7 @@ async fn sweep_and_read(conn: &mut PgConnection, leased: &[LeasedJob]) {
     .await;
     let seen: Vec<_> = leased.iter().map(|it| it.id).collect();
     costs(conn, "workers of a list", 2_000, async |conn| {
-        fencepost_store::workers::serving(conn, PROJECT, &seen).await.expect("it runs")
+        fencepost_store::workers::fitting::serving(conn, PROJECT, &seen).await.expect("it runs")
     })
     .await;
 }

@@ -326,6 +326,8 @@ fn needs_no_body(id: &str) -> bool {
         "webhooks_delivery",
         "webhooks_retry",
         "webhooks_test",
+        "queues_take_back",
+        "workers_take_back",
         "queues_get_push",
         "queues_delete_push",
         "events_stream",

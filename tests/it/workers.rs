@@ -6,7 +6,7 @@ use crate::harness::{
 use fencepost_domain::limits;
 use serde_json::{Value, json};
 
-async fn beat(t: &TestProject, worker: &str, jobs: &[&Value]) -> Value {
+pub async fn beat(t: &TestProject, worker: &str, jobs: &[&Value]) -> Value {
     let active: Vec<_> = jobs
         .iter()
         .map(|it| json!({"job_id": it["id"], "attempt": it["attempt"], "lease_id": it["lease_id"]}))
@@ -19,13 +19,13 @@ async fn direct(t: &TestProject, worker: &str, what: &str) -> Reply {
     t.post(&format!("/v1/workers/{worker}/{what}"), json!({})).await
 }
 
-async fn worker(t: &TestProject, name: &str) -> Value {
+pub async fn worker(t: &TestProject, name: &str) -> Value {
     let page = t.get("/v1/workers").await.is(200);
     let workers = page["workers"].as_array().expect("workers");
     workers.iter().find(|it| it["worker_id"] == name).cloned().unwrap_or(Value::Null)
 }
 
-async fn register(t: &TestProject, name: &str, more: Value) -> Value {
+pub async fn register(t: &TestProject, name: &str, more: Value) -> Value {
     let mut body = json!({"worker_id": name, "queues": ["default"], "job_types": []});
     body.as_object_mut().expect("an object").extend(more.as_object().expect("one").clone());
     t.post("/v1/workers/register", body).await.is(200)
@@ -185,85 +185,6 @@ fn a_worker_that_goes_hands_its_jobs_back_and_stays_gone_until_it_registers() {
 }
 
 #[test]
-fn a_worker_that_beats_and_falls_silent_loses_its_leases_as_failures() {
-    run_alone(async |t| {
-        let (id, spared) = (t.enqueue(json!({})).await, t.enqueue(json!({})).await);
-        t.lease("beats").await;
-        t.lease("does-not").await;
-        beat(t, "beats", &[]).await;
-        // What it did before is in the store once its neighbour is.
-        until("the worker to be listed", async || worker(t, "does-not").await != Value::Null).await;
-        t.database
-            .execute(
-                "update workers set last_seen_at = now() - interval '31 s',
-                     last_beat_at = last_beat_at - interval '31 s';
-                 update jobs set claimed_at = claimed_at - interval '31 s',
-                     lease_expires_at = lease_expires_at - interval '31 s'",
-            )
-            .await;
-        let job = t.wait_and_lease("other").await;
-        assert_eq!((&job["id"], &job["failures"]), (&json!(id), &json!(1)));
-        let read = t.job(&id).await;
-        assert_eq!(read["attempts"][0]["outcome"], "lease_expired");
-        assert_eq!(t.job(&spared).await["state"], "processing", "its silence means nothing");
-        // It is marked after its leases have ended.
-        until("the worker to be terminated", async || {
-            worker(t, "beats").await["state"] == "terminated"
-        })
-        .await;
-        assert_eq!(worker(t, "beats").await["alive"], false);
-        beat(t, "beats", &[]).await;
-        let back = worker(t, "beats").await;
-        assert_eq!((&back["alive"], &back["state"]), (&json!(true), &json!("running")), "back");
-        t.enqueue(json!({})).await;
-        t.lease("beats").await;
-    });
-}
-
-#[test]
-fn a_worker_that_is_back_keeps_its_new_leases() {
-    run_alone(async |t| {
-        let lease = async |worker: &str| {
-            let poll = json!({"worker_id": worker, "queues": [worker], "lease_seconds": 300});
-            t.polled(poll).await.remove(0)
-        };
-        for worker in ["back", "gone"] {
-            t.enqueue(json!({"queue": worker})).await;
-            lease(worker).await;
-            beat(t, worker, &[]).await;
-        }
-        t.database
-            .execute(
-                "update jobs set claimed_at = claimed_at - interval '31 s',
-                     lease_expires_at = lease_expires_at - interval '31 s'",
-            )
-            .await;
-        t.enqueue(json!({"queue": "back"})).await;
-        let new = lease("back").await;
-        // What both did is in the store once a third one is. Then it is as if what `back` did
-        // since were not yet written.
-        t.enqueue(json!({"queue": "seen"})).await;
-        lease("seen").await;
-        until("the worker to be listed", async || worker(t, "seen").await != Value::Null).await;
-        // Those that are silent for longest come first: `back` is looked at before `gone` is lost.
-        let silent = "update workers set last_seen_at = now() - interval '31 s',
-                          last_beat_at = now() - case worker_id
-                              when 'back' then interval '40 s' else interval '31 s'
-                          end
-                      where worker_id <> 'seen'";
-        t.database.execute(silent).await;
-        until("the worker to be terminated", async || {
-            worker(t, "gone").await["state"] == "terminated"
-        })
-        .await;
-        let id = new["id"].as_str().expect("an id");
-        let shown = t.job(id).await;
-        assert_eq!(shown["failures"], 0, "it was heard when it got the lease: {shown}");
-        assert_eq!(worker(t, "back").await["state"], "running");
-    });
-}
-
-#[test]
 fn the_registry_shows_who_is_there_and_what_they_have() {
     limited(async {
         let server = TestServer::start(fresh_database().await).await;
@@ -287,6 +208,7 @@ fn the_registry_shows_who_is_there_and_what_they_have() {
             json!({
                 "worker_id": "a", "state": "running", "directive": null, "alive": true,
                 "queues": ["default"], "job_types": ["test"], "labels": ["a", "gpu"],
+                "beat_seconds": null,
                 "concurrency": 4, "slots_in_use": 1, "hostname": "h", "sdk_version": "1.2",
                 "pid": 7,
             })

@@ -40,6 +40,11 @@ pub enum Queues {
         #[arg(long, value_name = "TYPE")]
         job_type: Option<String>,
     },
+    /// Release the jobs that silent workers hold, without a failure
+    TakeBack {
+        /// Queue
+        queue: String,
+    },
     /// Delete a queue without jobs, with its settings
     Delete {
         /// Queue
@@ -72,6 +77,9 @@ impl From<Queues> for Call {
             }
             Queues::Resume { queue, job_type } => {
                 Self::post(format!("/v1/queues/{}/resume", encoded(&queue)), of_type(job_type))
+            }
+            Queues::TakeBack { queue } => {
+                Self::post(format!("/v1/queues/{}/take-back", encoded(&queue)), json!({}))
             }
             Queues::Delete { queue } => Self::delete(format!("/v1/queues/{}", encoded(&queue))),
         }
@@ -220,6 +228,11 @@ pub enum Workers {
         /// Worker id
         worker_id: String,
     },
+    /// Release all jobs that a worker holds, without a failure
+    TakeBack {
+        /// Worker id
+        worker_id: String,
+    },
 }
 
 impl From<Workers> for Call {
@@ -249,6 +262,7 @@ impl From<Workers> for Call {
             Workers::Quiet { worker_id } => ask(&worker_id, "quiet"),
             Workers::Terminate { worker_id } => ask(&worker_id, "terminate"),
             Workers::Resume { worker_id } => ask(&worker_id, "resume"),
+            Workers::TakeBack { worker_id } => ask(&worker_id, "take-back"),
         }
     }
 }

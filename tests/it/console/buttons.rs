@@ -134,6 +134,11 @@ async fn work_with_queues(p: &mut Presser<'_>) {
     assert!(p.get("/v1/queues/q").await["paused_at"].is_string());
     p.press("queues_resume", &queue).await;
     assert!(p.get("/v1/queues/q").await["paused_at"].is_null());
+    t.polled(json!({"worker_id": "w", "queues": ["q"]})).await;
+    p.press("queues_take_back", &queue).await;
+    assert_eq!(t.job(&job).await["state"], "processing", "its worker is not silent");
+    p.press("workers_take_back", &[("worker_id", "w")]).await;
+    assert_eq!(t.job(&job).await["state"], "pending");
     p.press("queues_update", &[queue[0], ("brake_after", "7")]).await;
     assert_eq!(p.get("/v1/queues/q").await["brake_after"], 7);
     assert_eq!(p.press_many("queues_purge", &[queue[0], ("confirm", "q")]).await["done"], 1);

@@ -39,7 +39,7 @@ function keep(name, value) {
   }
 }
 
-const live = { isOn: recall("fencepost-live") !== "off", stream: null, isDue: false, isLooking: false, last: performance.now(), tookMs: 0 };
+const live = { isOn: recall("fencepost-live") !== "off", isOld: false, stream: null, isDue: false, isLooking: false, last: performance.now(), tookMs: 0 };
 // `sent`: the server's position in each stream of each attempt, opaque to us.
 const logs = { stream: null, sent: null, ending: null };
 
@@ -215,8 +215,10 @@ function setUpLive() {
   if (!region() || !button) return;
   const word = button.querySelector("[data-live-word]");
   const show = () => {
-    button.toggleAttribute("data-on", live.isOn);
-    word.textContent = live.isOn ? (isBegun() ? "Waits for your form" : "Live updates") : "Updates paused";
+    button.toggleAttribute("data-on", live.isOn && !live.isOld);
+    if (!live.isOn) word.textContent = "Updates paused";
+    else if (live.isOld) word.textContent = "Not up to date";
+    else word.textContent = isBegun() ? "Waits for your form" : "Live updates";
   };
   button.hidden = false;
   button.addEventListener("click", () => {
@@ -542,6 +544,12 @@ window.addEventListener("pageshow", (event) => {
   follow();
 });
 
+// What is shown is as old as the last answer: it must not look like news.
+function showAge(isOld) {
+  live.isOld = isOld;
+  region()?.toggleAttribute("data-old", isOld);
+}
+
 function writeProblem(place, text) {
   const shown = document.createElement("p");
   shown.className = "failure";
@@ -556,6 +564,7 @@ document.addEventListener("htmx:error", (event) => {
     showProblem();
   } else {
     writeProblem("lost", "The server does not answer. Trying again…");
+    showAge(true);
   }
 });
 document.addEventListener("htmx:response:error", (event) => {
@@ -568,10 +577,13 @@ document.addEventListener("htmx:response:error", (event) => {
     return;
   }
   writeProblem("lost", `This page could not be brought up to date (${status}). Trying again…`);
+  showAge(true);
 });
 document.addEventListener("htmx:after:request", (event) => {
   if (event.target === region()) live.tookMs = performance.now() - live.last;
-  if (event.detail.ctx.response.status === 200) document.getElementById("lost")?.replaceChildren();
+  if (event.detail.ctx.response.status !== 200) return;
+  document.getElementById("lost")?.replaceChildren();
+  showAge(false);
 });
 document.addEventListener("htmx:after:swap", () => {
   follow();

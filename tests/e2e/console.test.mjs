@@ -321,8 +321,12 @@ story("pages follow what happens, stop when they are asked to, and outlive a fai
   });
   await page.click("[data-live-switch]");
   await page.locator("#lost", { hasText: "(503). Trying again" }).waitFor();
+  await page.locator("[data-refresh][data-old]").waitFor();
+  await sees(page, "Not up to date");
   await sees(page, "second.live");
   await page.locator("#lost:empty").waitFor({ state: "attached" });
+  await sees(page, "Live updates");
+  assert.equal(await page.locator("[data-old]").count(), 0);
   await api.enqueue({ job_type: "third.live", queue: "live" });
   await sees(page, "third.live");
   page.complaints = page.complaints.filter((it) => !it.includes("503"));

@@ -175,7 +175,9 @@ fn face(word: &str) -> (&'static str, &'static str) {
         "processing" | "running" => ("play", "run"),
         "succeeded" | "enabled" | "live" | "fired" | "alive" | "ok" => ("check", "good"),
         "dead_letter" | "failed" | "lost" => ("cross", "bad"),
-        "timeout" | "lease_expired" | "aborted" | "terminate" | "expired" => ("warn", "warn"),
+        "timeout" | "lease_expired" | "aborted" | "terminate" | "expired" | "warning" => {
+            ("warn", "warn")
+        }
         "cancelled" | "revoked" | "terminated" | "gone" => ("ban", "off"),
         "paused" | "queue_paused" | "type_paused" | "quiet" => ("pause", "warn"),
         "concurrency" | "rate_limit" => ("gauge", "wait"),

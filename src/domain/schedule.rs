@@ -5,6 +5,8 @@
 //! only. A schedule whose hour is `*` or `*/n` follows elapsed time: skipped times are not caught
 //! up, and times that occur twice fire twice.
 
+pub mod warning;
+
 use std::collections::VecDeque;
 
 use chrono::{

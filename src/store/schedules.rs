@@ -6,8 +6,10 @@ use sqlx::{PgConnection, types::Json};
 use fencepost_domain::{
     backoff::RetryPolicy,
     ids::{JobId, ProjectId},
-    schedule::{CatchUp, FireOutcome, OverlapPolicy},
+    schedule::{CatchUp, FireOutcome, OverlapPolicy, warning::Outlook},
 };
+
+use crate::workers::ALIVE_SECONDS;
 
 /// A schedule as a worker registers it. None keeps the value, or uses the default.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -215,6 +217,89 @@ pub struct ScheduleRow {
     pub failing_since: Option<DateTime<Utc>>,
     /// By the database's clock.
     pub now: DateTime<Utc>,
+    /// See [`Outlook`]; so for the next three.
+    pub skipped: i64,
+    pub is_queue_paused: bool,
+    pub is_type_paused: bool,
+    pub is_served: bool,
+}
+
+impl ScheduleRow {
+    /// What its jobs may wait for.
+    #[must_use]
+    pub fn outlook(&self) -> Outlook {
+        let Self { is_paused, skipped, is_queue_paused, is_type_paused, is_served, .. } = *self;
+        Outlook { is_paused, skipped, is_queue_paused, is_type_paused, is_served }
+    }
+}
+
+/// A checked statement that reads the schedules of `shown`, which its text begins with.
+macro_rules! query_schedules {
+    ($shown:literal, $order:literal, $($argument:expr),+ $(,)?) => {
+        sqlx::query_as!(
+            ScheduleRow,
+            "with shown as materialized ("
+                + $shown
+                + r#"
+        ), polled as materialized (
+            select distinct polled.queue, taken.job_type
+            from workers
+            cross join lateral unnest(workers.queues) as polled(queue)
+            left join lateral unnest(workers.job_types) as taken(job_type) on true
+            where workers.project_id = $1 and workers.state = 'running' and workers.lost_at is null
+                and workers.last_seen_at
+                    > now() - make_interval(secs => greatest($2::int, 3 * workers.beat_seconds))
+                and polled.queue = any(array(select queue from shown))
+                and (
+                    taken.job_type is null
+                    or taken.job_type = any(array(select job_type from shown))
+                )
+        )
+        select shown.id, shown.job_type, cron_expression, timezone, shown.queue, payload, rank,
+               retry, overlap "overlap: OverlapPolicy", catch_up "catch_up: CatchUp",
+               spread_seconds, is_paused, max_attempts, timeout_seconds, next_tick, problem,
+               is_registered, created_at, shown.updated_at, last.tick "last_run_at?",
+               failing.first_failed_at "failing_since?", now() "now!", skipped.ticks "skipped!",
+               setting.paused_at is not null "is_queue_paused!",
+               coalesce(shown.job_type = any(setting.paused_types), false) "is_type_paused!",
+               exists (
+                   select from polled
+                   where polled.queue = shown.queue
+                       and (polled.job_type is null or polled.job_type = shown.job_type)
+               ) or exists (
+                   select from queue_pushes
+                   where project_id = $1 and queue_pushes.queue = shown.queue
+                       and queue_pushes.paused_at is null
+               ) "is_served!"
+        from shown
+        left join queues setting on setting.project_id = $1 and setting.name = shown.queue
+        left join lateral (
+            select first_failed_at
+            from set_aside
+            where project_id = $1 and work in ('tick', 'plan') and item = shown.id
+            limit 1
+        ) failing on true
+        left join lateral (
+            select tick
+            from schedule_fires
+            where project_id = $1 and schedule_id = shown.id and outcome = 'fired'
+            order by tick desc
+            limit 1
+        ) last on true
+        cross join lateral (
+            select count(*) as ticks
+            from (
+                select
+                from schedule_fires
+                where project_id = $1 and schedule_id = shown.id and outcome = 'skipped_overlap'
+                    and tick > coalesce(last.tick, '-infinity')
+                limit 100
+            ) bounded
+        ) skipped
+        "# + $order,
+            $($argument),+
+        )
+    };
 }
 
 /// The schedules of a project after `after`, in the order of their ids.
@@ -224,33 +309,11 @@ pub async fn page(
     after: &str,
     limit: i64,
 ) -> sqlx::Result<Vec<ScheduleRow>> {
-    sqlx::query_as!(
-        ScheduleRow,
-        r#"
-        select id, job_type, cron_expression, timezone, queue, payload, rank, retry,
-               overlap "overlap: OverlapPolicy", catch_up "catch_up: CatchUp", spread_seconds, is_paused,
-               max_attempts, timeout_seconds, next_tick, problem, is_registered, created_at,
-               updated_at, last.tick "last_run_at?", failing.first_failed_at "failing_since?",
-               now() "now!"
-        from recurring_schedules
-        left join lateral (
-            select first_failed_at
-            from set_aside
-            where project_id = $1 and work in ('tick', 'plan') and item = recurring_schedules.id
-            limit 1
-        ) failing on true
-        left join lateral (
-            select tick
-            from schedule_fires
-            where project_id = $1 and schedule_id = recurring_schedules.id and outcome = 'fired'
-            order by tick desc
-            limit 1
-        ) last on true
-        where project_id = $1 and id > $2
-        order by id
-        limit $3
-        "#,
+    query_schedules!(
+        "select * from recurring_schedules where project_id = $1 and id > $3 order by id limit $4",
+        "order by shown.id",
         project_id.0,
+        ALIVE_SECONDS,
         after,
         limit,
     )
@@ -272,31 +335,11 @@ pub async fn find_all(
     project_id: ProjectId,
     ids: &[String],
 ) -> sqlx::Result<Vec<ScheduleRow>> {
-    sqlx::query_as!(
-        ScheduleRow,
-        r#"
-        select id, job_type, cron_expression, timezone, queue, payload, rank, retry,
-               overlap "overlap: OverlapPolicy", catch_up "catch_up: CatchUp", spread_seconds, is_paused,
-               max_attempts, timeout_seconds, next_tick, problem, is_registered, created_at,
-               updated_at, last.tick "last_run_at?", failing.first_failed_at "failing_since?",
-               now() "now!"
-        from recurring_schedules
-        left join lateral (
-            select first_failed_at
-            from set_aside
-            where project_id = $1 and work in ('tick', 'plan') and item = recurring_schedules.id
-            limit 1
-        ) failing on true
-        left join lateral (
-            select tick
-            from schedule_fires
-            where project_id = $1 and schedule_id = recurring_schedules.id and outcome = 'fired'
-            order by tick desc
-            limit 1
-        ) last on true
-        where project_id = $1 and id = any($2)
-        "#,
+    query_schedules!(
+        "select * from recurring_schedules where project_id = $1 and id = any($3)",
+        "",
         project_id.0,
+        ALIVE_SECONDS,
         ids,
     )
     .fetch_all(conn)

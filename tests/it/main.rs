@@ -58,6 +58,7 @@ mod replay;
 mod roles;
 mod rolling;
 mod schedule_crashes;
+mod schedule_warnings;
 mod search;
 mod settings;
 mod standby;

@@ -317,6 +317,7 @@ impl From<Schedules> for Call {
                     ("NEXT RUN", "/next_run_at"),
                     ("LAST RUN", "/last_run_at"),
                     ("PROBLEM", "/problem"),
+                    ("WARNING", "/warning"),
                 ],
             ),
             Schedules::Get { id } => Self::get(format!("/v1/recurring/{}", encoded(&id))),

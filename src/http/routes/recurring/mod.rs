@@ -71,6 +71,11 @@ pub struct RecurringSchedule {
     /// Why it does not fire; null: it does.
     #[schema(required)]
     pub problem: Option<String>,
+    /// What keeps its jobs from running: ticks that are skipped again and again, a paused queue or
+    /// type, or no live worker that would take them; null: nothing that is known.
+    #[serde(default)]
+    #[schema(required)]
+    pub warning: Option<String>,
     /// Payload of its jobs, byte for byte.
     #[schema(value_type = serde_json::Value)]
     pub payload: Box<RawValue>,
@@ -143,6 +148,7 @@ impl RecurringSchedule {
     fn of(engine: &Engine, row: ScheduleRow) -> Result<Self, Error> {
         Ok(Self {
             next_run_at: schedules::next_run_at(engine, &row),
+            warning: row.outlook().warning(&row.queue, &row.job_type),
             payload: stored_json(row.payload)?,
             redacted: false,
             id: row.id,

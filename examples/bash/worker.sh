@@ -119,8 +119,10 @@ stop() {
 }
 trap stop TERM INT
 
-registration=$(jq -nc --arg name "$name" \
-    '{worker_id: $name, queues: ["default"], job_types: ["greet"], concurrency: 1}')
+# After three times `beat_seconds` without a call its job returns, without a failure.
+registration=$(jq -nc --arg name "$name" --argjson beat "$((lease_seconds / 3 > 5 ? lease_seconds / 3 : 5))" \
+    '{worker_id: $name, queues: ["default"], job_types: ["greet"], concurrency: 1,
+      beat_seconds: $beat}')
 call register "$registration" >/dev/null || exit 1
 echo ready
 jobs=

@@ -26,9 +26,9 @@ var (
 	name     = fmt.Sprintf("go-%d-%s", os.Getpid(), uuid()[:8])
 	client   = &http.Client{Timeout: 40 * time.Second}
 
-	errReleased = errors.New("the grace period has ended: the job is released")
-	errLost       = errors.New("the lease is lost")
-	errCancelled  = errors.New("the job was cancelled")
+	errReleased  = errors.New("the grace period has ended: the job is released")
+	errLost      = errors.New("the lease is lost")
+	errCancelled = errors.New("the job was cancelled")
 )
 
 type object map[string]any
@@ -209,9 +209,15 @@ func main() {
 		time.Sleep(grace)
 		close(graceOver)
 	}()
+	beatSeconds := 5
+	if lease/3 > beatSeconds {
+		beatSeconds = lease / 3
+	}
 	registration := object{
 		"worker_id": name, "queues": []string{"default"}, "job_types": []string{"greet"},
 		"concurrency": 1,
+		// After three times that without a call its job returns, without a failure.
+		"beat_seconds": beatSeconds,
 	}
 	if err := call("register", registration, &object{}); err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -136,7 +136,9 @@ def poll_and_work():
 
 signal.signal(signal.SIGTERM, stop)
 signal.signal(signal.SIGINT, stop)
-call("register", {"worker_id": NAME, "queues": ["default"], "job_types": ["greet"], "concurrency": 1})
+registration = {"worker_id": NAME, "queues": ["default"], "job_types": ["greet"], "concurrency": 1}
+# After three times that without a call its job returns, without a failure.
+call("register", {**registration, "beat_seconds": max(5, LEASE_SECONDS // 3)})
 print("ready", flush=True)
 # Python runs signal handlers in the main thread, so the work runs in another one.
 working = threading.Thread(target=poll_and_work)

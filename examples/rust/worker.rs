@@ -171,7 +171,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         sleep(GRACE).await;
         end_grace.send_replace(true);
     });
-    let wanted = json!({"worker_id": name, "queues": ["default"], "job_types": ["greet"]});
+    // After three times `beat_seconds` without a call its job returns, without a failure.
+    let wanted = json!({
+        "worker_id": name, "queues": ["default"], "job_types": ["greet"],
+        "beat_seconds": (worker.lease_seconds / 3).max(5),
+    });
     worker.call("register", &wanted).await?;
     println!("ready");
     let mut jobs: Vec<Job> = Vec::new();

@@ -114,7 +114,9 @@ for (const name of ["SIGTERM", "SIGINT"] as const) {
   });
 }
 
-await call("register", { worker_id, ...queues, concurrency: 1 });
+// After three times that without a call its job returns, without a failure.
+const beat_seconds = Math.max(5, Math.floor(leaseSeconds / 3));
+await call("register", { worker_id, ...queues, concurrency: 1, beat_seconds });
 console.log("ready");
 let jobs: Job[] = [];
 while (jobs.length > 0 || !stopping.signal.aborted) {

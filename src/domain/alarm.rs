@@ -30,6 +30,9 @@ pub const QUIET_MINUTES: i32 = 30;
 /// Minutes for which a missed tick is an incident, even if the next one fires.
 pub const MISSED_MINUTES: i32 = 10;
 
+/// Queues that the message of an incident names.
+const MAX_NAMED_QUEUES: usize = 10;
+
 /// A lasting incident is written at most once in this many seconds: each look finds it again.
 const TOUCH_SECONDS: i32 = 60;
 
@@ -303,6 +306,9 @@ pub struct Details {
     /// Number of dead letters, seconds, events or days, as it was found.
     #[schema(required)]
     pub value: Option<i64>,
+    /// Queues whose jobs wait and that no live worker polls, the longest waiting first: they share
+    /// an incident. Empty: it has another cause.
+    pub queues: Vec<String>,
 }
 
 /// One sentence about an incident.
@@ -333,9 +339,17 @@ pub fn summary(rule: Rule, it: &Details) -> String {
                 jobs => format!("{jobs} jobs of the type {job_type} became dead letters{error}."),
             }
         }
-        Rule::OldestReady => {
-            format!("A job of the queue {queue} has been ready for {value} seconds.")
-        }
+        Rule::OldestReady => match it.queues.as_slice() {
+            [] => format!("A job of the queue {queue} has been ready for {value} seconds."),
+            [only] => format!(
+                "No live worker polls the queue {only}: a job has been ready for {value} seconds."
+            ),
+            queues => format!(
+                "No live worker polls {} queues: {}. A job has been ready for {value} seconds.",
+                queues.len(),
+                named_queues(queues)
+            ),
+        },
         Rule::CircuitOpen => format!(
             "The circuit breaker of the queue {queue} has paused the job type {job_type}: resume \
              it once its cause is fixed."
@@ -355,6 +369,15 @@ pub fn summary(rule: Rule, it: &Details) -> String {
         ),
         Rule::KeyExpiring if value == 1 => format!("{key} expires within a day."),
         Rule::KeyExpiring => format!("{key} expires within {value} days."),
+    }
+}
+
+/// The first of these, and how many more there are.
+fn named_queues(queues: &[String]) -> String {
+    let named = queues.iter().take(MAX_NAMED_QUEUES).map(String::as_str).collect::<Vec<_>>();
+    match queues.len() - named.len() {
+        0 => named.join(", "),
+        more => format!("{} and {more} more", named.join(", ")),
     }
 }
 
@@ -393,6 +416,21 @@ mod tests {
         assert_eq!(changes, Changes { forget: vec![name("a")], ..Changes::default() });
         let changes = judge(&[open("b", 10, true)], &[]);
         assert_eq!(changes, Changes { resolve: vec![name("b")], ..Changes::default() });
+    }
+
+    #[test]
+    fn an_incident_of_many_queues_names_the_first() {
+        let details = |queues: usize| {
+            let queues = (1..=queues).map(|it| format!("q{it}")).collect();
+            Details { value: Some(900), queues, ..Details::default() }
+        };
+        let says = |queues, text: &str| {
+            let message = summary(Rule::OldestReady, &details(queues));
+            assert!(message.starts_with(text), "{message}");
+        };
+        says(1, "No live worker polls the queue q1: a job has been ready for 900 seconds.");
+        says(2, "No live worker polls 2 queues: q1, q2. A job");
+        says(12, "No live worker polls 12 queues: q1, q2, q3, q4, q5, q6, q7, q8, q9, q10 and 2");
     }
 
     #[test]

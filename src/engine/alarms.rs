@@ -2,6 +2,8 @@
 //! incident, its event and its mails are stored in one transaction, so any number of nodes notify
 //! of it once.
 
+mod causes;
+
 use std::{
     collections::HashMap,
     sync::atomic::{AtomicI32, Ordering},
@@ -28,6 +30,7 @@ use fencepost_store::{
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+use self::causes::Grouped;
 use super::{
     Engine,
     isolate::{self, Sweep},
@@ -76,7 +79,7 @@ impl Alarms {
         &self,
         tx: &mut PgConnection,
         project_id: ProjectId,
-        (changes, found): (Changes, &[Found]),
+        (changes, found): (Changes, &[Grouped]),
         open: &[OpenIncident],
     ) -> sqlx::Result<bool> {
         let max = usize::try_from(MAX_OPEN_INCIDENTS).unwrap_or(usize::MAX);
@@ -92,11 +95,22 @@ impl Alarms {
             .chain(later)
             .take(room)
             .filter_map(|(name, is_triggered)| {
-                let found = found.iter().find(|it| name_of(it) == *name)?;
+                let found = found.iter().find(|it| name_of(&it.found) == *name)?;
                 Some(new_incident(name, found, is_triggered))
             })
             .collect();
         let mut triggered = incidents::begin(tx, project_id, &new).await?;
+        // More may have become known of a cause since its incident began.
+        let is_news = |it: &&OpenIncident| {
+            let name = name_of_open(it);
+            changes.trigger.contains(&name) || changes.touch.contains(&name)
+        };
+        let news = open.iter().filter(is_news).filter_map(|open| {
+            let of_open = |it: &&Grouped| name_of(&it.found) == name_of_open(open);
+            let found = found.iter().find(of_open).filter(|it| !it.queues.is_empty())?;
+            Some((open.id, details(found)))
+        });
+        incidents::describe(tx, project_id, &news.collect::<Vec<_>>()).await?;
         triggered.extend(incidents::trigger(tx, project_id, &ids(&changes.trigger)).await?);
         incidents::touch(tx, project_id, &ids(&changes.touch)).await?;
         incidents::forget(tx, project_id, &ids(&changes.forget)).await?;
@@ -157,9 +171,11 @@ impl Alarms {
         }
         let mut is_notified = false;
         for project_id in projects {
-            let found = found.remove(project_id).unwrap_or_default();
             let open = open.remove(project_id).unwrap_or_default();
-            let findings: Vec<_> = found.iter().map(finding).collect();
+            let groups = open.iter().filter(|it| it.subject == causes::WITHOUT_WORKERS);
+            let groups = groups.map(|it| &*it.alarm).collect();
+            let found = causes::group(found.remove(project_id).unwrap_or_default(), &groups);
+            let findings: Vec<_> = found.iter().map(|it| finding(&it.found)).collect();
             let states: Vec<_> = open.iter().map(state).collect();
             let changes = judge(&states, &findings);
             if !changes.is_empty() {
@@ -219,7 +235,18 @@ fn finding(it: &Found) -> Finding {
     Finding { name: name_of(it), is_beyond: it.is_beyond, for_seconds: it.for_seconds }
 }
 
-fn new_incident(name: &Name, it: &Found, is_triggered: bool) -> NewIncident {
+fn new_incident(name: &Name, found: &Grouped, is_triggered: bool) -> NewIncident {
+    NewIncident {
+        name: name.clone(),
+        rule: found.found.rule.clone(),
+        details: details(found),
+        mail_to: found.found.mail_to.clone(),
+        is_triggered,
+    }
+}
+
+/// JSON.
+fn details(Grouped { found: it, queues }: &Grouped) -> String {
     let is_url = ["endpoint_disabled", "deliveries_dropped", "push_failing"].contains(&&*it.rule);
     let shown = it.name.as_deref().map(|it| if is_url { shown_host(it) } else { it.to_owned() });
     let details = Details {
@@ -230,12 +257,7 @@ fn new_incident(name: &Name, it: &Found, is_triggered: bool) -> NewIncident {
         schedule: it.subject.clone().filter(|_| it.rule == "schedule_missed"),
         name: shown,
         value: it.value,
+        queues: queues.clone(),
     };
-    NewIncident {
-        name: name.clone(),
-        rule: it.rule.clone(),
-        details: serde_json::to_string(&details).unwrap_or_default(),
-        mail_to: it.mail_to.clone(),
-        is_triggered,
-    }
+    serde_json::to_string(&details).unwrap_or_default()
 }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::{
     harness::{
-        Sink, Stage, TestProject, TestServer, eventually, fresh_database, limited, run_alone,
+        Sink, Stage, TestProject, TestServer, eventually, fresh_database, limited, run_alone, until,
     },
     people::Person,
 };
@@ -190,6 +190,7 @@ fn every_rule_finds_what_it_is_for_and_sees_its_end() {
             (&waits["subject"], &waits["details"]["job_id"]),
             (&json!("slow"), &json!(ready))
         );
+        assert_eq!(waits["details"]["queues"], json!(["slow"]));
         t.database.execute(ENDS).await;
         incidents(t, "open", 0).await;
         assert_eq!(incidents(t, "resolved", 7).await.len(), 7);
@@ -199,6 +200,46 @@ fn every_rule_finds_what_it_is_for_and_sees_its_end() {
         }
         reported.sort();
         assert_eq!((&*reported[6], &*reported[7]), ("alarm.resolved", "alarm.triggered"));
+    });
+}
+
+#[test]
+fn queues_whose_workers_are_gone_are_one_incident() {
+    run_alone(async |t| {
+        let sink = sink_of_alarms(t).await;
+        let old = "update jobs set run_at = now() - interval '901 s',
+                       created_at = now() - interval '901 s'";
+        for queue in ["a", "b", "served"] {
+            t.enqueue(json!({"queue": queue})).await;
+        }
+        let poll = json!({
+            "worker_id": "w", "queues": ["served"], "job_types": ["other"], "wait_seconds": 0,
+        });
+        t.polled(poll).await;
+        until("the worker to be listed", async || {
+            t.get("/v1/workers").await.is(200)["workers"][0]["worker_id"] == "w"
+        })
+        .await;
+        t.database.execute(old).await;
+        let begun = "select count(*) from incidents where rule = 'oldest_ready'";
+        t.database.until(begun, 2).await;
+        // It joins an incident that has begun.
+        t.enqueue(json!({"queue": "c"})).await;
+        t.database.execute(&format!("{old} where queue = 'c'")).await;
+        let counted = "select count(*) from queue_counts where queue = 'c' and active = 1";
+        t.database.until(counted, 1).await;
+        let lasted = "update incidents set began_at = now() - interval '2 minutes'";
+        t.database.execute(lasted).await;
+        let open = incidents(t, "open", 2).await;
+        let of = |subject: &str| open.iter().find(|it| it["subject"] == subject).expect("it");
+        let gone = of("queues without workers");
+        assert_eq!(gone["details"]["queues"], json!(["a", "b", "c"]));
+        let summary = gone["summary"].as_str().expect("a sentence");
+        assert!(summary.starts_with("No live worker polls 3 queues: a, b, c."), "{summary}");
+        assert_eq!(of("served")["details"]["queues"], json!([]));
+        for _ in 0..2 {
+            assert_eq!(sink.next().await.body()["type"], "alarm.triggered");
+        }
     });
 }
 

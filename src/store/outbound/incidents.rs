@@ -235,6 +235,31 @@ pub async fn begin(
     .await
 }
 
+/// Replaces the details of incidents that last.
+pub async fn describe(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    details: &[(Uuid, String)],
+) -> sqlx::Result<()> {
+    if details.is_empty() {
+        return Ok(());
+    }
+    sqlx::query!(
+        "
+        update incidents it
+        set details = known.details
+        from unnest($2::uuid[], $3::text[]) as known(id, details)
+        where it.project_id = $1 and it.id = known.id and it.resolved_at is null
+        ",
+        project_id.0,
+        &details.iter().map(|it| it.0).collect::<Vec<_>>(),
+        &details.iter().map(|it| it.1.as_str()).collect::<Vec<_>>() as &[&str],
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
 /// Triggers incidents that have lasted. Returns which another node has not.
 pub async fn trigger(
     conn: &mut PgConnection,

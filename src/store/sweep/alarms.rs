@@ -6,6 +6,8 @@ use uuid::Uuid;
 
 use fencepost_domain::{alarm::MISSED_MINUTES, ids::ProjectId};
 
+use crate::workers::ALIVE_SECONDS;
+
 /// Projects of one page.
 pub const MAX_PAGE_PROJECTS: i64 = 200;
 
@@ -29,6 +31,8 @@ pub struct Found {
     /// The name of a key, or a URL.
     pub name: Option<String>,
     pub value: Option<i64>,
+    /// Of a queue: no live worker polls it, and it is not pushed.
+    pub is_unserved: bool,
 }
 
 /// A page of projects in which alarms look, in the order of their ids.
@@ -65,7 +69,7 @@ pub async fn dead_letters(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Re
                    or letters.first_seen_at >= now() - make_interval(secs => alarm.for_seconds)
                ) "is_beyond!",
                0 "for_seconds!", null as queue, letters.job_type "job_type?", letters.error_type,
-               letters.sample_job_id "job_id?", null as name, recent.jobs "value?"
+               letters.sample_job_id "job_id?", null as name, recent.jobs "value?", false "is_unserved!"
         from effective_alarms alarm
         cross join lateral (
             select fingerprint, job_type, error_type, sample_job_id, first_seen_at
@@ -136,13 +140,30 @@ pub async fn oldest_ready(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Re
                 select from queues
                 where project_id = busy.project_id and name = busy.queue and paused_at is not null
             )
+        ), polled as materialized (
+            select workers.project_id, named.queue
+            from workers
+            cross join lateral unnest(workers.queues) as named(queue)
+            where workers.project_id = any($1) and workers.state = 'running'
+                and workers.lost_at is null
+                and coalesce(workers.directive, 'running') = 'running'
+                and workers.last_seen_at
+                    > now() - make_interval(secs => greatest($2::int, 3 * workers.beat_seconds))
+                and (workers.project_id, named.queue) in (select project_id, queue from waiting)
+            union
+            select project_id, queue
+            from queue_pushes
+            where project_id = any($1) and paused_at is null
         )
         select alarm.project_id "project_id!: ProjectId", alarm.name "alarm!",
                alarm.rule "rule!", alarm.mail_to "mail_to!", waiting.queue as subject,
                null::uuid as subject_id, waiting.seconds > alarm.threshold "is_beyond!",
                alarm.for_seconds "for_seconds!", waiting.queue "queue?", null as job_type,
                null as error_type, waiting.id "job_id?", null as name,
-               waiting.seconds::bigint as value
+               waiting.seconds::bigint as value, not exists (
+                   select from polled
+                   where polled.project_id = waiting.project_id and polled.queue = waiting.queue
+               ) "is_unserved!"
         from effective_alarms alarm
         join waiting on waiting.project_id = alarm.project_id
         where alarm.project_id = any($1) and alarm.rule = 'oldest_ready' and alarm.is_enabled
@@ -150,6 +171,7 @@ pub async fn oldest_ready(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Re
             and (alarm.queues = '{}' or waiting.queue = any(alarm.queues))
         "#,
         projects,
+        ALIVE_SECONDS,
     )
     .fetch_all(conn)
     .await
@@ -164,7 +186,7 @@ pub async fn circuit_open(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Re
                alarm.rule "rule!", alarm.mail_to "mail_to!", paused.queue || '/' || paused.job_type as subject,
                null::uuid as subject_id, true "is_beyond!", 0 "for_seconds!", paused.queue "queue?",
                paused.job_type "job_type?", null as error_type, null::uuid as job_id,
-               null as name, null::bigint as value
+               null as name, null::bigint as value, false "is_unserved!"
         from effective_alarms alarm
         cross join lateral (
             select queue, job_type
@@ -194,7 +216,7 @@ pub async fn schedule_missed(
                alarm.rule "rule!", alarm.mail_to "mail_to!", missed.schedule_id as subject, null::uuid as subject_id,
                missed.at > now() - make_interval(mins => $2::int) "is_beyond!", 0 "for_seconds!",
                null as queue, null as job_type, null as error_type, null::uuid as job_id,
-               missed.schedule_id as "name?", null::bigint as value
+               missed.schedule_id as "name?", null::bigint as value, false "is_unserved!"
         from effective_alarms alarm
         cross join lateral (
             select schedule_id, max(tick) as tick, max(at) as at
@@ -237,7 +259,7 @@ pub async fn endpoints(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Resul
                alarm.rule "rule!", alarm.mail_to "mail_to!", null as subject, it.id "subject_id?",
                true "is_beyond!", 0 "for_seconds!", null as queue, null as job_type,
                null as error_type, null::uuid as job_id, it.url "name?",
-               it.dropped_events "value?"
+               it.dropped_events "value?", false "is_unserved!"
         from effective_alarms alarm
         join webhook_endpoints it on it.project_id = alarm.project_id and it.deleted_at is null
         where alarm.project_id = any($1) and alarm.is_enabled
@@ -262,7 +284,7 @@ pub async fn push_failing(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Re
                alarm.rule "rule!", alarm.mail_to "mail_to!", it.queue as subject, null::uuid as subject_id,
                failing.seconds >= alarm.threshold "is_beyond!", 0 "for_seconds!", it.queue "queue?",
                null as job_type, it.last_error as error_type, null::uuid as job_id, it.url "name?",
-               failing.seconds::bigint as value
+               failing.seconds::bigint as value, false "is_unserved!"
         from effective_alarms alarm
         cross join lateral (
             select queue, url, last_error, failing_since, last_failure_at
@@ -293,7 +315,7 @@ pub async fn key_expiring(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Re
         select alarm.project_id "project_id!: ProjectId", alarm.name "alarm!",
                alarm.rule "rule!", alarm.mail_to "mail_to!", null as subject, key.id "subject_id?", key.expires_at > now() "is_beyond!",
                0 "for_seconds!", null as queue, null as job_type, null as error_type,
-               null::uuid as job_id, key.name "name?", alarm.threshold::bigint as value
+               null::uuid as job_id, key.name "name?", alarm.threshold::bigint as value, false "is_unserved!"
         from effective_alarms alarm
         cross join lateral (
             select id, name, expires_at

@@ -1,0 +1,120 @@
+//! Findings with one cause are one incident: when the workers of a project are gone, the jobs of
+//! all of its queues wait.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashSet},
+};
+
+use fencepost_store::sweep::alarms::Found;
+
+/// The subject of the incident of an alarm about several queues without workers.
+pub(super) const WITHOUT_WORKERS: &str = "queues without workers";
+
+/// A finding, or several with one cause.
+#[derive(Debug)]
+pub(super) struct Grouped {
+    pub found: Found,
+    /// Queues without workers, the longest waiting first.
+    pub queues: Vec<String>,
+}
+
+/// Puts the queues without workers of each alarm together, if there are several, or if an incident
+/// about several of this alarm is open. What is said of them is said of the one that waits longest.
+/// An incident about one of them that is open stays so, and no further one begins.
+pub(super) fn group(found: Vec<Found>, open_groups: &HashSet<&str>) -> Vec<Grouped> {
+    let (unserved, others): (Vec<_>, Vec<_>) =
+        found.into_iter().partition(|it| it.is_unserved && it.queue.is_some());
+    let mut of_alarm: BTreeMap<String, Vec<Found>> = BTreeMap::new();
+    for found in unserved {
+        of_alarm.entry(found.alarm.clone()).or_default().push(found);
+    }
+    let mut grouped: Vec<_> =
+        others.into_iter().map(|found| Grouped { found, queues: Vec::new() }).collect();
+    for (alarm, mut members) in of_alarm {
+        members.sort_by_key(|it| (Reverse(it.value), it.queue.clone()));
+        let queues: Vec<_> = members.iter().filter_map(|it| it.queue.clone()).collect();
+        if members.len() > 1 || open_groups.contains(&*alarm) {
+            let subject = Some(WITHOUT_WORKERS.to_owned());
+            let is_beyond = members.iter().any(|it| it.is_beyond);
+            let found = Found { subject, is_beyond, ..members[0].clone() };
+            grouped.push(Grouped { found, queues });
+            let held = members.into_iter().map(|it| Found { is_beyond: false, ..it });
+            grouped.extend(held.map(|found| Grouped { found, queues: Vec::new() }));
+        } else {
+            let alone = members.into_iter().map(|found| Grouped { found, queues: queues.clone() });
+            grouped.extend(alone);
+        }
+    }
+    grouped
+}
+
+#[cfg(test)]
+mod tests {
+    use fencepost_domain::ids::ProjectId;
+
+    use super::*;
+
+    fn found(alarm: &str, queue: &str, seconds: i64, is_unserved: bool) -> Found {
+        Found {
+            project_id: ProjectId(1),
+            alarm: alarm.to_owned(),
+            rule: "oldest_ready".to_owned(),
+            mail_to: "owners".to_owned(),
+            subject: Some(queue.to_owned()),
+            subject_id: None,
+            is_beyond: seconds > 60,
+            for_seconds: 120,
+            queue: Some(queue.to_owned()),
+            job_type: None,
+            error_type: None,
+            job_id: None,
+            name: None,
+            value: Some(seconds),
+            is_unserved,
+        }
+    }
+
+    /// Alarm, subject, queues, and whether it is beyond the threshold.
+    fn rows(grouped: &[Grouped]) -> Vec<(&str, &str, String, bool)> {
+        let rows = grouped.iter().map(|Grouped { found, queues }| {
+            let subject = found.subject.as_deref().unwrap_or_default();
+            (&*found.alarm, subject, queues.join(" "), found.is_beyond)
+        });
+        rows.collect()
+    }
+
+    #[test]
+    fn several_queues_without_workers_are_one_finding_of_their_alarm() {
+        let grouped = group(
+            vec![
+                found("a", "short", 50, true),
+                found("a", "served", 900, false),
+                found("b", "alone", 70, true),
+                found("a", "long", 900, true),
+            ],
+            &HashSet::new(),
+        );
+        let nothing = String::new;
+        assert_eq!(
+            rows(&grouped),
+            [
+                ("a", "served", nothing(), true),
+                ("a", WITHOUT_WORKERS, "long short".to_owned(), true),
+                ("a", "long", nothing(), false),
+                ("a", "short", nothing(), false),
+                ("b", "alone", "alone".to_owned(), true),
+            ]
+        );
+        assert_eq!(grouped[1].found.value, Some(900));
+    }
+
+    #[test]
+    fn an_incident_about_several_queues_lasts_with_the_last_of_them() {
+        let grouped = group(vec![found("a", "last", 90, true)], &HashSet::from(["a"]));
+        assert_eq!(
+            rows(&grouped),
+            [("a", WITHOUT_WORKERS, "last".to_owned(), true), ("a", "last", String::new(), false),]
+        );
+    }
+}

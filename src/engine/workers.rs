@@ -96,6 +96,11 @@ impl Registry {
         seen.insert(key.clone(), noted);
     }
 
+    /// True if a worker was heard on this node lately: the database may not know it yet.
+    fn has_seen(&self, key: &WorkerKey) -> bool {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).contains_key(key)
+    }
+
     fn take_sightings(&self) -> Vec<Sighting> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let take =

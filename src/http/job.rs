@@ -82,8 +82,8 @@ pub struct Job {
     /// When it may run, or run again.
     pub run_at: DateTime<Utc>,
     /// Since when it is ready to run: from `run_at` on, or since it was enqueued, was released,
-    /// lost its lease, its dependencies were met, or its queue was resumed, whichever came last.
-    /// Null unless it is pending.
+    /// lost its lease, its dependencies were met, its queue was resumed, or it was moved to its
+    /// queue, whichever came last. Null unless it is pending and not in backoff.
     #[serde(default)]
     #[schema(required)]
     pub ready_at: Option<DateTime<Utc>>,
@@ -121,7 +121,7 @@ pub struct Job {
     /// Result, byte for byte as its worker sent it, after a success.
     #[schema(value_type = serde_json::Value, required)]
     pub result: Option<Box<RawValue>>,
-    /// Error of its last failed attempt.
+    /// Error of its last attempt that had one: it failed, or lost its lease or its worker.
     #[schema(required)]
     pub last_error: Option<JobError>,
     /// Past attempts, oldest first. Omitted in lists.

@@ -247,6 +247,7 @@ macro_rules! query_schedules {
             cross join lateral unnest(workers.queues) as polled(queue)
             left join lateral unnest(workers.job_types) as taken(job_type) on true
             where workers.project_id = $1 and workers.state = 'running' and workers.lost_at is null
+                and coalesce(workers.directive, 'running') = 'running'
                 and workers.last_seen_at
                     > now() - make_interval(secs => greatest($2::int, 3 * workers.beat_seconds))
                 and polled.queue = any(array(select queue from shown))

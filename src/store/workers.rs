@@ -149,6 +149,8 @@ pub struct Facts {
     pub labels: Vec<String>,
     pub state: WorkerState,
     pub directive: Option<WorkerState>,
+    /// As in [`Registration`].
+    pub beat_seconds: Option<i32>,
 }
 
 /// Facts of these workers, each with its index.
@@ -159,7 +161,7 @@ pub async fn facts(
     let rows = sqlx::query!(
         r#"
         select asked.number - 1 "number!", worker.labels, worker.state "state: WorkerState",
-               worker.directive "directive: WorkerState"
+               worker.directive "directive: WorkerState", worker.beat_seconds
         from unnest($1::int[], $2::text[]) with ordinality as asked(project_id, worker_id, number)
         join workers worker
             on worker.project_id = asked.project_id and worker.worker_id = asked.worker_id
@@ -170,7 +172,12 @@ pub async fn facts(
     .fetch_all(conn)
     .await?;
     let facts = rows.into_iter().map(|row| {
-        let facts = Facts { labels: row.labels, state: row.state, directive: row.directive };
+        let facts = Facts {
+            labels: row.labels,
+            state: row.state,
+            directive: row.directive,
+            beat_seconds: row.beat_seconds,
+        };
         (row.number, facts)
     });
     Ok(facts.collect())
@@ -189,7 +196,8 @@ pub async fn direct(
         r#"
         update workers set directive = $3, changed_at = now()
         where project_id = $1 and worker_id = $2
-        returning labels, state "state: WorkerState", directive "directive: WorkerState"
+        returning labels, state "state: WorkerState", directive "directive: WorkerState",
+                  beat_seconds
         "#,
         project_id.0,
         worker_id,
@@ -242,7 +250,7 @@ pub async fn beat(
                 else now()
             end
         returning project_id "project_id: ProjectId", worker_id, labels,
-                  state "state: WorkerState", directive "directive: WorkerState"
+                  state "state: WorkerState", directive "directive: WorkerState", beat_seconds
         "#,
         &beats.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
         &beats.iter().map(|it| &*it.worker_id).collect::<Vec<_>>() as &[&str],
@@ -252,7 +260,12 @@ pub async fn beat(
     .fetch_all(conn)
     .await?;
     let facts = rows.into_iter().map(|row| {
-        let facts = Facts { labels: row.labels, state: row.state, directive: row.directive };
+        let facts = Facts {
+            labels: row.labels,
+            state: row.state,
+            directive: row.directive,
+            beat_seconds: row.beat_seconds,
+        };
         (row.project_id, row.worker_id, facts)
     });
     Ok(facts.collect())

@@ -99,6 +99,25 @@ fn a_worker_that_says_how_often_it_calls_is_gone_after_three_times_that() {
 }
 
 #[test]
+fn a_poll_that_waits_is_a_call_all_the_time() {
+    run_alone(async |t| {
+        register(t, "w", json!({"beat_seconds": 5})).await;
+        let parked = {
+            let t = t.clone();
+            tokio::spawn(async move { t.wait_and_lease("w").await })
+        };
+        // The poll itself is heard at its beginning.
+        let heard = "select count(*) from workers
+                     where worker_id = 'w' and last_seen_at > registered_at + interval '4 s'";
+        t.database.until(heard, 1).await;
+        let id = t.enqueue(json!({"timeout_seconds": 1_000})).await;
+        assert_eq!(parked.await.expect("an answer")["id"], id);
+        go_silent(t, 16).await;
+        t.job_becomes(&id, "pending").await;
+    });
+}
+
+#[test]
 fn jobs_are_released_for_a_worker_that_does_not() {
     limited(async {
         let server = TestServer::start(fresh_database().await).await;
@@ -146,13 +165,18 @@ fn jobs_are_released_for_a_worker_that_does_not() {
         assert_eq!(t.job(id(3)).await["state"], "processing", "its worker is back");
         t.ack(&jobs[3], "lives", "succeeded").await.is(200);
         assert_eq!(other.job(&theirs).await["state"], "processing");
+        let unknown_field = json!({"dry_run": true});
+        t.post(of_worker, unknown_field.clone()).await.refuses("dry_run");
+        t.post(of_queue, unknown_field).await.refuses("dry_run");
+        t.poll("new", 1).await;
+        assert_eq!(t.act("/v1/workers/new/take-back").await.is(200)["has_more"], false);
         t.act("/v1/workers/unknown/take-back").await.is_error(404, "worker_not_found");
         t.act("/v1/queues/unknown/take-back").await.is_error(404, "queue_not_found");
         let audit = t.get("/v1/audit-log").await.is(200);
         let entries = audit["entries"].as_array().expect("entries").iter();
         let actions: Vec<_> = entries.filter_map(|it| it["action"].as_str()).collect();
         assert_eq!(actions.iter().filter(|it| **it == "queue.take_back").count(), 2);
-        assert_eq!(actions.iter().filter(|it| **it == "worker.take_back").count(), 2);
+        assert_eq!(actions.iter().filter(|it| **it == "worker.take_back").count(), 3);
         server.stop().await;
     });
 }

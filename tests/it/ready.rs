@@ -105,6 +105,9 @@ fn every_way_into_the_queue_begins_the_wait_anew() {
         assert_eq!(alarming(t).await, ["default"]);
         t.patch(&format!("/v1/jobs/{id}"), json!({"priority": 3})).await.is(200);
         assert_eq!(oldest(t, "default").await.1 / 10, PAST_SECONDS / 10, "it has waited");
+        t.patch(&format!("/v1/jobs/{id}"), json!({"queue": "other"})).await.is(200);
+        t.patch(&format!("/v1/jobs/{id}"), json!({"queue": "default"})).await.is(200);
+        begin("a move to the queue").await;
         t.patch(&format!("/v1/jobs/{id}"), json!({"delay_seconds": 600})).await.is(200);
         assert_eq!(t.job(&id).await["ready_at"], Value::Null);
         t.patch(&format!("/v1/jobs/{id}"), json!({"delay_seconds": 0})).await.is(200);

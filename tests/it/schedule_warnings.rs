@@ -38,6 +38,10 @@ fn a_schedule_whose_jobs_do_not_run_says_why() {
         warns(t, "no live worker").await;
         t.polled(poll(json!(["other", "report"]))).await;
         until("the warning to end", async || warning(t).await.is_null()).await;
+        t.act("/v1/workers/w/quiet").await.is(200);
+        warns(t, "no live worker").await;
+        t.act("/v1/workers/w/resume").await.is(200);
+        assert_eq!(warning(t).await, Value::Null);
         for (path, body, text) in [
             ("pause", json!({}), "queue reports is paused"),
             ("resume", json!({}), ""),

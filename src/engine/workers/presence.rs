@@ -1,6 +1,6 @@
 //! A worker while one of its polls waits: its labels, and the directive that ends the wait.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use fencepost_domain::{error::Error, ids::ProjectId, worker::WorkerState};
 
@@ -57,8 +57,22 @@ impl<'a> Presence<'a> {
         }
     }
 
+    /// The longest time between two calls of the worker; none: it has not registered one.
+    fn beat(&self) -> Option<Duration> {
+        let seconds = self.facts.as_ref()?.beat_seconds?;
+        Some(Duration::from_secs(seconds.unsigned_abs().into()))
+    }
+
+    /// Records that a poll brought the worker jobs: its silence begins now, however long the poll
+    /// has waited.
+    pub fn record_delivery(&self) {
+        if self.beat().is_some() {
+            self.record(&[], &[]);
+        }
+    }
+
     /// Resolves when the worker gets a directive to take no more jobs. If the database does not
-    /// answer, it keeps waiting.
+    /// answer, it keeps waiting. A poll that waits is a call all the time.
     pub async fn until_directive(&self) {
         let Some(key) = &self.key else { return std::future::pending().await };
         let of_worker = self.engine.registry.directives.of(key.clone());
@@ -70,7 +84,14 @@ impl<'a> Presence<'a> {
             if self.has_directive(key).await {
                 return;
             }
-            changed.await;
+            match self.beat() {
+                None => changed.await,
+                Some(beat) => {
+                    if tokio::time::timeout(beat, changed).await.is_err() {
+                        self.record(&[], &[]);
+                    }
+                }
+            }
         }
     }
 

@@ -39,7 +39,8 @@ impl ReleasedLeases {
 /// [`Error::WorkerNotFound`] when no worker of this name is known and none holds a lease.
 pub async fn of_worker(engine: &Engine, key: &WorkerKey) -> Result<ReleasedLeases, Error> {
     // Not as it is cached: a worker that only polls is recorded later.
-    let is_known = engine.worker_lookups.submit(key.clone()).await?.is_some();
+    let is_known =
+        engine.registry.has_seen(key) || engine.worker_lookups.submit(key.clone()).await?.is_some();
     let ending =
         Ending { cause: OutcomeCause::TakeBack, silence_seconds: None, max: MAX_TAKE_BACK };
     let released = end_leases(engine, &engine.pools.reports, key, &ending).await?;

@@ -272,8 +272,9 @@ pub async fn change(
                 rank = coalesce($4, rank),
                 run_at = coalesce($5, run_at),
                 ready_at = case
+                    when unfinished_parents = 0 and $5 > statement_timestamp() then null
+                    when state = 'pending' and $3 <> queue then statement_timestamp()
                     when $5::timestamptz is null or unfinished_parents > 0 then ready_at
-                    when $5 > statement_timestamp() then null
                     when state = 'pending' then greatest(run_at, created_at, ready_at)
                     else statement_timestamp()
                 end,

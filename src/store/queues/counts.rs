@@ -309,6 +309,7 @@ pub async fn queues(
             from workers
             cross join lateral unnest(queues) as polled(queue)
             where project_id = $1 and state = 'running' and lost_at is null
+                and coalesce(directive, 'running') = 'running'
                 and last_seen_at > now() - make_interval(secs => greatest($3::int, 3 * beat_seconds))
                 and polled.queue = any($2)
             group by polled.queue

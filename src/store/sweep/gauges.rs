@@ -53,6 +53,7 @@ pub async fn places(conn: &mut PgConnection, alive_seconds: i32) -> sqlx::Result
                 select project_id, queues
                 from workers
                 where state = 'running' and lost_at is null
+                    and coalesce(directive, 'running') = 'running'
                     and last_seen_at > now() - make_interval(secs => greatest($1::int, 3 * beat_seconds))
                 limit 20000
             ) worker

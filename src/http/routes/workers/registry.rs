@@ -61,8 +61,8 @@ pub struct WorkerView {
     /// Directive; null: none.
     #[schema(required)]
     pub directive: Option<WorkerState>,
-    /// True if it sent a request within the last minute, or within three times its `beat_seconds`,
-    /// and is neither lost nor deregistered.
+    /// True if it sent a request within the last minute, or within three times its `beat_seconds`
+    /// if that is longer, and is neither lost nor deregistered.
     pub alive: bool,
     /// Time of its last request, to within a few seconds.
     pub last_seen_at: DateTime<Utc>,

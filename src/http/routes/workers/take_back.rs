@@ -6,7 +6,10 @@ use fencepost_engine::workers::take_back::{self, ReleasedLeases};
 use fencepost_web::{
     app::App,
     auth::{Caller, Manage},
-    wire::{extract::NameInPath, validate::Check},
+    wire::{
+        extract::{NameInPath, OptionalJson, RequestBody},
+        validate::Check,
+    },
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -18,6 +21,14 @@ use crate::{
         queues,
     },
 };
+
+/// What is released is in the path. No body, or an empty object.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({}))]
+pub struct TakeBackRequest {}
+
+impl RequestBody for TakeBackRequest {}
 
 /// Answer to a request that releases leases for their workers.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
@@ -43,6 +54,7 @@ impl From<ReleasedLeases> for TakeBackReply {
     operation_id = "workers_take_back",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(("worker_id" = String, Path, description = "The worker.", example = "worker-1")),
+    request_body(content = TakeBackRequest, description = "Optional."),
     responses(
         (status = 200, description = "The jobs wait again.", body = TakeBackReply),
         (status = 404, description = "The project has no such worker.", body = ErrorBody),
@@ -52,6 +64,7 @@ pub async fn of_worker(
     caller: Caller<Manage>,
     State(app): State<App>,
     NameInPath(worker_id): NameInPath,
+    OptionalJson(TakeBackRequest {}): OptionalJson<TakeBackRequest>,
 ) -> Result<Reply<TakeBackReply>, Error> {
     let key = (caller.project_id, worker_id.as_str().into());
     let done = take_back::of_worker(&app.engine, &key).await?;
@@ -68,6 +81,7 @@ pub async fn of_worker(
     post, path = "/queues/{queue}/take-back", tag = "queues", operation_id = "queues_take_back",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(("queue" = String, Path, description = "The queue.", example = "default")),
+    request_body(content = TakeBackRequest, description = "Optional."),
     responses(
         (status = 200, description = "The jobs wait again.", body = TakeBackReply),
         (status = 404, description = "The project has no such queue.", body = ErrorBody),
@@ -77,6 +91,7 @@ pub async fn in_queue(
     caller: Caller<Manage>,
     State(app): State<App>,
     NameInPath(queue): NameInPath,
+    OptionalJson(TakeBackRequest {}): OptionalJson<TakeBackRequest>,
 ) -> Result<Reply<TakeBackReply>, Error> {
     let mut check = Check::default();
     check.name("queue", &queue, limits::MAX_QUEUE_CHARS);

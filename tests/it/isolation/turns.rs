@@ -31,7 +31,7 @@ fn a_project_with_many_due_jobs_does_not_delay_those_of_others() {
         let mut conn = database.connect().await;
         let oldest = sweep::find_due(&mut conn).await.expect("it runs");
         assert!(oldest.iter().all(|it| it.project_id.0 == 1), "a full batch of the oldest");
-        assert_eq!(oldest.len(), sweep::MAX_SWEEP_ROWS);
+        assert_eq!(oldest.len(), sweep::MAX_DUE_ROWS);
         let turns = sweep::find_due_by_turns(&mut conn).await.expect("it runs");
         let of = |project| turns.iter().filter(|it| it.project_id.0 == project).count();
         assert_eq!((of(1), of(2), of(7)), (sweep::MAX_TURN_ROWS, 3, sweep::MAX_TURN_ROWS));

@@ -30,7 +30,7 @@ pub struct Facts {
     pub push: Option<FailingPush>,
     pub worker_id: Option<String>,
     pub lease_expires_at: Option<DateTime<Utc>>,
-    /// How long its worker has made no call, in seconds, if that is long.
+    /// The seconds for which its worker has made no call, if they are many.
     pub silent_seconds: Option<i64>,
     pub cancel_requested: bool,
     pub expires_at: Option<DateTime<Utc>>,

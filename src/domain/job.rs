@@ -229,7 +229,7 @@ impl OutcomeCause<'_> {
         }
     }
 
-    /// Whether it counts as a failure of the job.
+    /// True if it counts as a failure of the job.
     #[must_use]
     pub fn is_failure(&self) -> bool {
         self.outcome() != AttemptOutcome::Released

@@ -135,9 +135,9 @@ pub const MAX_BEAT_JOBS: usize = 500;
 /// A worker that sends heartbeats for all of its jobs is lost after this many seconds without a
 /// call.
 pub const WORKER_SILENCE_SECONDS: i32 = 30;
-/// What a worker may register as the longest time between two calls, in seconds.
+/// The least `beat_seconds`, which is the longest time between two calls of a worker.
 pub const MIN_BEAT_SECONDS: i32 = 5;
-/// See [`MIN_BEAT_SECONDS`].
+/// The greatest `beat_seconds` (one hour).
 pub const MAX_BEAT_SECONDS: i32 = 3_600;
 /// Such a worker is gone after this many times as long without a call.
 pub const MISSED_BEATS: i32 = 3;

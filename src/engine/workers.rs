@@ -318,7 +318,7 @@ pub async fn rehearse(
     direct(engine, key, directive).await
 }
 
-/// How leases of a worker are ended.
+/// The way in which leases of a worker are ended.
 struct Ending<'a> {
     cause: OutcomeCause<'a>,
     /// Only while the worker has been silent for that long.

@@ -225,7 +225,7 @@ pub struct ScheduleRow {
 }
 
 impl ScheduleRow {
-    /// What its jobs may wait for.
+    /// The facts about what its jobs may wait for.
     #[must_use]
     pub fn outlook(&self) -> Outlook {
         let Self { is_paused, skipped, is_queue_paused, is_type_paused, is_served, .. } = *self;

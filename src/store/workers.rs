@@ -25,7 +25,7 @@ pub struct Registration {
     pub labels: Vec<String>,
     /// The longest time between two of its calls; none: it does not say.
     pub beat_seconds: Option<i32>,
-    /// Whether each lease that it loses counts as a failure, as in most protocols.
+    /// True if each lease that it loses counts as a failure, as in most protocols.
     pub counts_losses: bool,
 }
 

@@ -22,7 +22,8 @@ pub struct Outlook {
 }
 
 impl Outlook {
-    /// What keeps jobs of this type in this queue from running; none: nothing that is known.
+    /// A sentence about what keeps jobs of this type in this queue from running; none: nothing that
+    /// is known.
     #[must_use]
     pub fn warning(&self, queue: &str, job_type: &str) -> Option<String> {
         if self.is_paused {

@@ -85,9 +85,6 @@ pub(super) async fn poll(
             || !answer.jobs().is_empty()
             || answer.directive().is_some();
         if has_ended {
-            if !answer.jobs().is_empty() {
-                worker.record_delivery();
-            }
             return Ok(answer);
         }
     }

@@ -59,8 +59,5 @@ pub async fn poll(
     let mut answer =
         park::poll(engine, &worker, spec.clone(), wait, gone.cancelled(), revoked).await?;
     park::fill_up(engine, &spec, &mut answer, gone).await;
-    if !answer.jobs().is_empty() {
-        worker.record_delivery();
-    }
     Ok(answer)
 }

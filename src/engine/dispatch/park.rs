@@ -254,6 +254,9 @@ pub(super) async fn poll(
         }
         (answer, _) => answer.into_jobs(),
     };
+    if !jobs.is_empty() {
+        worker.record_delivery();
+    }
     let mut answer = PollAnswer { giver: Some(engine.clone()), jobs, directive: None };
     answer.directive = match worker.directive().await {
         Err(_) if !answer.jobs.is_empty() => None,

@@ -38,7 +38,7 @@ fn rate_use(queue: &QueueState, now: DateTime<Utc>) -> Option<RateUse> {
     Some(RateUse { limit, left: limit.allows(&handouts, now), opens_at })
 }
 
-/// Where a job is, and why it is not running.
+/// The state of a job, and the reasons why it is not running.
 #[derive(Debug)]
 pub struct Explained {
     pub state: StoredState,

@@ -31,7 +31,7 @@ pub struct Found {
     /// The name of a key, or a URL.
     pub name: Option<String>,
     pub value: Option<i64>,
-    /// Of a queue: no live worker polls it, and it is not pushed.
+    /// True of a queue that no live worker polls, and that is not pushed.
     pub is_unserved: bool,
 }
 

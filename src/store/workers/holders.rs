@@ -52,7 +52,7 @@ pub async fn silent_leases(
     Ok(rows.into_iter().map(|it| lease(it.id, it.lease_id)).collect())
 }
 
-/// How long the worker that holds a job has made no call, in seconds, if it is silent as in
+/// The seconds for which the worker that holds a job has made no call, if it is silent as in
 /// [`silent_leases`].
 pub async fn silence_of(
     conn: &mut PgConnection,

@@ -25,7 +25,15 @@ const LOCKED_ELSEWHERE_PAUSE: Duration = Duration::from_millis(50);
 
 /// The longest pause between two passes over a backlog. It lasts as long as the pass, so that the
 /// database has as much time for all else.
-const MAX_BACKLOG_PAUSE: Duration = Duration::from_millis(20);
+const MAX_BACKLOG_PAUSE: Duration = Duration::from_millis(8);
+
+/// Jobs of a backlog that one pass promotes at least. A job of another project that becomes due
+/// meanwhile waits for its end.
+const MIN_BACKLOG_ROWS: usize = 50;
+
+/// Jobs that are promoted in about a millisecond. Promoting takes as long as finding, or else
+/// finding would take most of the time where many projects have jobs with a time.
+const ROWS_PER_MILLISECOND: usize = 15;
 
 /// One pass: promotes what is due and returns how long to sleep. Zero: there is more.
 pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
@@ -47,6 +55,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
         if turns.iter().any(|it| Some(it.project_id) != first) {
             due = turns;
         }
+        due.truncate(backlog_rows(started.elapsed()));
     }
     let promoting = isolate::process(engine, &mut conn, &Promotion, &due);
     let promoted = faults::around_commit("promote", promoting).await?;
@@ -59,6 +68,12 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
     }
     engine.notifier.waiting(promoted.iter());
     Ok(if is_backlog { started.elapsed().min(MAX_BACKLOG_PAUSE) } else { Duration::ZERO })
+}
+
+/// The jobs of a pass over a backlog, which took this long to find.
+fn backlog_rows(finding: Duration) -> usize {
+    let milliseconds = usize::try_from(finding.as_millis()).unwrap_or(MAX_DUE_ROWS);
+    milliseconds.saturating_mul(ROWS_PER_MILLISECOND).clamp(MIN_BACKLOG_ROWS, MAX_DUE_ROWS)
 }
 
 /// Making jobs claimable.
@@ -79,5 +94,19 @@ impl Sweep for Promotion {
         due: &[JobKey],
     ) -> sqlx::Result<Vec<WaitingJob>> {
         sweep::promote(tx, due).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn promoting_a_backlog_takes_as_long_as_finding_it_within_bounds() {
+        assert_eq!(backlog_rows(Duration::ZERO), MIN_BACKLOG_ROWS);
+        assert_eq!(backlog_rows(Duration::from_millis(3)), MIN_BACKLOG_ROWS);
+        assert_eq!(backlog_rows(Duration::from_millis(8)), 120);
+        assert_eq!(backlog_rows(Duration::from_secs(1)), MAX_DUE_ROWS);
+        assert_eq!(backlog_rows(Duration::MAX), MAX_DUE_ROWS);
     }
 }

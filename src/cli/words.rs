@@ -1,8 +1,13 @@
-//! Values as people read and type them: words on a terminal, and parts of a path.
+//! Values as people read and type them: words on a terminal, parts of a path, and reasons.
 
 use std::io::IsTerminal;
 
-use serde_json::Value;
+use serde_json::{Value, json};
+
+/// The body of a request with this reason.
+pub(super) fn because(reason: Option<&str>) -> Value {
+    reason.map_or_else(|| json!({}), |it| json!({ "reason": it }))
+}
 
 /// A value as part of a path or query.
 pub(super) fn encoded(text: &str) -> String {

@@ -2,6 +2,8 @@
 
 use super::form::Field;
 
+/// The reason for a change of a job.
+pub const REASON: &[Field] = &[Field::Text("reason")];
 /// Fields of a new job.
 pub const NEW_JOB: &[Field] = &[
     Field::Text("job_type"),

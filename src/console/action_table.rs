@@ -3,7 +3,9 @@
 
 pub use super::other_actions::OTHERS;
 use super::{
-    action_fields::{ALARM, ENDPOINT, JOBS, NEW_JOB, PURGE, QUEUE, REDRIVE, REPLAY, SCHEMA, TYPE},
+    action_fields::{
+        ALARM, ENDPOINT, JOBS, NEW_JOB, PURGE, QUEUE, REASON, REDRIVE, REPLAY, SCHEMA, TYPE,
+    },
     form::{Field, Fields, encode},
     location::segment,
 };
@@ -126,10 +128,10 @@ pub const ACTIONS: &[Action] = &[
         "jobs_cancel",
         "POST",
         "/jobs/{job_id}/cancel",
-        &[],
+        REASON,
         "The job is cancelled; if it runs, its worker is asked to stop.",
     ),
-    on("jobs_retry", "POST", "/jobs/{job_id}/retry", &[], "The job will be retried."),
+    on("jobs_retry", "POST", "/jobs/{job_id}/retry", REASON, "The job will be retried."),
     on(
         "jobs_update",
         "PATCH",
@@ -193,7 +195,7 @@ pub const ACTIONS: &[Action] = &[
         "dead_letters_retry",
         "POST",
         "/dead-letters/{job_id}/retry",
-        &[],
+        REASON,
         "The job will be retried.",
     ),
     on(
@@ -265,7 +267,7 @@ pub const ACTIONS: &[Action] = &[
         "workers_take_back",
         "POST",
         "/workers/{worker_id}/take-back",
-        &[],
+        REASON,
         "The jobs that the worker held wait again.",
     )
     .asking("Take back all jobs of this worker? If it still works on them, they run twice."),
@@ -273,7 +275,7 @@ pub const ACTIONS: &[Action] = &[
         "queues_take_back",
         "POST",
         "/queues/{queue}/take-back",
-        &[],
+        REASON,
         "The jobs that silent workers held wait again.",
     )
     .asking("Take back the jobs of silent workers? If one still works, they run twice."),
@@ -281,7 +283,7 @@ pub const ACTIONS: &[Action] = &[
         "workflows_cancel",
         "POST",
         "/workflows/{workflow_id}/cancel",
-        &[],
+        REASON,
         "The workflow is being cancelled: workers of its running jobs are asked to stop.",
     )
     .asking("Cancel all jobs of this workflow that have not ended?"),
@@ -367,7 +369,11 @@ pub const ACTIONS: &[Action] = &[
         "projects_update",
         "PATCH",
         "",
-        &[Field::Text("name"), Field::Text("require_fence")],
+        &[
+            Field::Text("name"),
+            Field::Text("require_fence"),
+            Field::NumberOrNull("default_lease_seconds"),
+        ],
         "The project is changed.",
     )
     .then(Destination::Project),

@@ -6,12 +6,15 @@ use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, Method, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
 };
-use fencepost_domain::{error::Error, job::JobState};
-use fencepost_http::routes::jobs::{
-    Job,
-    events::{EventView, JobHistory},
-    logs::{LogPage, LogView},
-    watch::ExplainReply,
+use fencepost_domain::{actor::ActorKind, error::Error, job::JobState};
+use fencepost_http::{
+    change::ActorView,
+    routes::jobs::{
+        Job,
+        events::{EventView, JobHistory},
+        logs::{LogPage, LogView},
+        watch::ExplainReply,
+    },
 };
 use fencepost_web::{
     app::App,
@@ -54,6 +57,27 @@ impl EventViewExt for EventView {
     fn shown_payload(&self) -> Option<&str> {
         let is_of_attempt = self.attempt.is_some() && self.kind.starts_with(OWN_EVENTS);
         self.payload.as_ref().filter(|_| !is_of_attempt).map(|it| it.get())
+    }
+}
+
+/// Adds to [`ActorView`] what pages show of it.
+trait ActorViewExt {
+    /// Who it is, in words.
+    fn shown(&self) -> String;
+}
+
+impl ActorViewExt for ActorView {
+    fn shown(&self) -> String {
+        let who = self.name.as_deref().or(self.id.as_deref()).unwrap_or_default();
+        let what = match self.kind {
+            ActorKind::Key => "the key",
+            ActorKind::Member => "",
+            ActorKind::Operation => "the operation",
+            ActorKind::Parent => "its parent",
+            ActorKind::Schedule => "the schedule",
+            ActorKind::Server => "the server",
+        };
+        format!("{what} {who}").trim().to_owned()
     }
 }
 

@@ -26,10 +26,17 @@ pub const PARENT_FAILED: &str = "fencepost.parent_failed";
 pub const CONDITION_NOT_MET: &str = "fencepost.condition_not_met";
 /// Retried by request.
 pub const RETRIED: &str = "fencepost.retried";
+/// Enqueued as a replay of an earlier job.
+pub const REPLAYED: &str = "fencepost.replayed";
+/// Released by request, since its worker does not release it.
+pub const TAKE_BACK: &str = "fencepost.take_back";
 /// Retried together with its parent.
 pub const REVIVED: &str = "fencepost.revived";
 /// Its queue, priority or `run_at` was changed.
 pub const CHANGED: &str = "fencepost.changed";
+/// The events by which a job is cancelled.
+pub const CANCELLATIONS: [&str; 6] =
+    [CANCEL_REQUESTED, CANCELLED, EXPIRED, REPLACED, PARENT_FAILED, CONDITION_NOT_MET];
 /// The stream has missed events: read the jobs again.
 pub const GAP: &str = "fencepost.gap";
 

@@ -4,6 +4,7 @@
 #![warn(missing_docs)]
 
 pub mod access;
+pub mod actor;
 pub mod alarm;
 pub mod backoff;
 pub mod binding;

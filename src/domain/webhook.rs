@@ -12,6 +12,7 @@ use sha2::Sha256;
 use utoipa::ToSchema;
 
 use super::{
+    actor::ActorKind,
     alarm::{Details, Rule},
     backoff::{JitterKind, RetryPolicy, RetryStrategy},
 };
@@ -22,7 +23,7 @@ pub const EVENT_TYPES: [(&str, &str); 11] = [
     ("job.succeeded", "a job has succeeded"),
     ("job.attempt_failed", "an attempt failed, timed out or lost its lease, also the last one"),
     ("job.dead_lettered", "a job has failed for the last time"),
-    ("job.cancelled", "a job was cancelled, or was not needed"),
+    (JOB_CANCELLED, "a job was cancelled, or was not needed"),
     (BATCH_SUCCEEDED, "all jobs of a batch have succeeded or were not needed"),
     (BATCH_FAILED, "all jobs of a batch have ended, and some have failed; it can succeed later"),
     ("workflow.succeeded", "a workflow has succeeded; again, if retried jobs change its state"),
@@ -31,6 +32,8 @@ pub const EVENT_TYPES: [(&str, &str); 11] = [
     (ALARM_TRIGGERED, "an alarm has found something"),
     (ALARM_RESOLVED, "what an alarm has found has ended"),
 ];
+/// The type of an event about a cancelled job.
+pub const JOB_CANCELLED: &str = "job.cancelled";
 /// The type of an event about a batch whose jobs have succeeded, all of them.
 pub const BATCH_SUCCEEDED: &str = "batch.succeeded";
 /// And of one whose jobs have ended, some without success.
@@ -216,6 +219,10 @@ pub struct WebhookData {
     /// The error of the attempt; null if it did not fail.
     #[schema(required)]
     pub error: Option<WebhookError>,
+    /// Who cancelled the job, and why; null in events of other types, and if it is not known.
+    #[serde(default)]
+    #[schema(required)]
+    pub cancelled_by: Option<WebhookChange>,
     /// The batch; null in events of other types.
     #[serde(default)]
     #[schema(required)]
@@ -228,6 +235,22 @@ pub struct WebhookData {
     #[serde(default)]
     #[schema(required)]
     pub incident: Option<WebhookIncident>,
+}
+
+/// Cause of a change of a job.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct WebhookChange {
+    /// Kind of the actor.
+    pub kind: ActorKind,
+    /// Id of the key, the account, the operation, the parent job or the schedule.
+    #[schema(required, example = "key_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub id: Option<String>,
+    /// Name of a key; null for others.
+    #[schema(required, example = "deploy")]
+    pub name: Option<String>,
+    /// The reason that was given.
+    #[schema(required)]
+    pub reason: Option<String>,
 }
 
 /// The batch of an event, as it was when the event was read.

@@ -1,6 +1,10 @@
 //! Cancelling waiting jobs, shared by all paths that end a job as cancelled.
 
-use fencepost_domain::{history, ids::JobKey};
+use fencepost_domain::{
+    actor::{ActorKind, ChangedBy},
+    history,
+    ids::JobKey,
+};
 use fencepost_signals::{telemetry, wakeups::BackgroundTask};
 use fencepost_store::{
     jobs::{
@@ -52,19 +56,26 @@ impl Cancelled {
 pub(super) async fn cancel_all(
     tx: &mut PgConnection,
     jobs: &[JobKey],
-    payload: Option<String>,
+    by: &ChangedBy,
 ) -> sqlx::Result<Cancelled> {
     // First, or a job that stops running between the two statements would be missed by both.
     control::lock_all(tx, jobs).await?;
     let gone = cancel_waiting(tx, jobs, CancelReason::Asked).await?;
     let asked = control::request_cancels(tx, jobs).await?;
-    let cancelled =
-        gone.iter().map(|it| NewEvent::new(it.key, history::CANCELLED, None, payload.clone()));
-    let asked_for = asked.iter().map(|(key, attempt)| {
-        NewEvent::new(*key, history::CANCEL_REQUESTED, Some(*attempt), payload.clone())
+    let cancelled = gone.iter().map(|it| event(it.key, history::CANCELLED, by));
+    let asked_for = asked.iter().map(|(key, attempt)| NewEvent {
+        attempt: Some(*attempt),
+        ..event(*key, history::CANCEL_REQUESTED, by)
     });
     events::insert(tx, &cancelled.chain(asked_for).collect::<Vec<_>>()).await?;
     Ok(Cancelled { gone, asked: asked.into_iter().map(|it| it.0).collect() })
+}
+
+/// The event of a cancelled job.
+pub(super) fn event(key: JobKey, kind: &str, by: &ChangedBy) -> NewEvent {
+    let operation = by.id.as_ref().filter(|_| by.kind == ActorKind::Operation);
+    let payload = operation.map(|id| serde_json::json!({ "operation_id": id }).to_string());
+    NewEvent { payload, ..NewEvent::change(key, kind, by) }
 }
 
 /// Counts and publishes cancelled jobs. Call it after the commit.

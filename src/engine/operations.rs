@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use fencepost_domain::{
+    actor::ChangedBy,
     error::{self, Error},
     history,
     ids::{JobId, JobKey, OperationId, ProjectId},
@@ -17,10 +18,7 @@ use fencepost_domain::{
 use fencepost_signals::{telemetry, wakeups::BackgroundTask};
 use fencepost_store::{
     self as store, TimePosition,
-    jobs::{
-        self, MAX_COUNTED,
-        events::{self, NewEvent},
-    },
+    jobs::{self, MAX_COUNTED, events},
     operations::{self, DueOperation, MAX_EXAMINED_JOBS, Progress},
     settle::settle_success::WaitingJob,
     sweep,
@@ -30,7 +28,7 @@ use sqlx::{Acquire, PgConnection};
 
 use super::{
     Engine,
-    cancel::{CancelReason, Cancelled, cancel_all, cancel_waiting},
+    cancel::{self, CancelReason, Cancelled, cancel_all, cancel_waiting},
     enqueue::{NewlyStored, quota},
     jobs::{control, dead_letters, replay},
 };
@@ -244,12 +242,9 @@ async fn purge_queue(
     } else {
         cancel_waiting(tx, &keys, CancelReason::Asked).await?
     };
-    let payload = format!(r#"{{"operation_id":"{}"}}"#, due.id);
-    let noted: Vec<_> = gone
-        .iter()
-        .map(|it| NewEvent::new(it.key, history::CANCELLED, None, Some(payload.clone())))
-        .collect();
-    events::insert(tx, &noted).await?;
+    let by = ChangedBy::operation(due.id);
+    let noted = gone.iter().map(|it| cancel::event(it.key, history::CANCELLED, &by));
+    events::insert(tx, &noted.collect::<Vec<_>>()).await?;
     let is_full = found.jobs.len() as i64 == wanted;
     let last = if is_full { found.jobs.last().map(|it| it.0) } else { found.last };
     let done = gone.len() as i64;
@@ -284,7 +279,7 @@ async fn step_dead_letters(
             let deleted = dead_letters::delete_in(tx, *project_id, &ids).await?;
             (deleted, Skipped::of(SkipReason::InvalidState, ids.len() as i64 - deleted))
         }
-        _ => requeue_all(tx, *project_id, (kind, &ids), stepped).await?,
+        _ => requeue_all(tx, due, (kind, &ids), stepped).await?,
     };
     let is_full = matching.len() as i64 == wanted;
     let is_more = is_full || found.iter().any(|it| !it.is_match);
@@ -304,16 +299,17 @@ async fn step_dead_letters(
 /// All live parents are locked first, by id, as in every transaction that locks several jobs.
 async fn requeue_all(
     tx: &mut PgConnection,
-    project_id: ProjectId,
+    due: &DueOperation,
     (kind, ids): (Kind, &[JobId]),
     stepped: &mut Stepped,
 ) -> Result<(i64, Skipped), Error> {
+    let (project_id, by) = (due.project_id, ChangedBy::operation(due.id));
     store::jobs::requeue::lock_parents_of(tx, project_id, ids).await?;
     let (mut struck, mut skipped) = (Vec::new(), Skipped::default());
     for id in ids {
         let key = JobKey { project_id, id: *id };
         let mut each = tx.begin().await?;
-        match control::retry_in(&mut each, key, kind).await {
+        match control::retry_in(&mut each, key, kind, &by).await {
             Ok(requeued) => {
                 each.commit().await?;
                 struck.extend(requeued.was_dead_letter.then_some(*id));
@@ -360,17 +356,17 @@ async fn step_jobs_listed(
         Kind::JobsCancel => {
             let key = |id: &JobId| JobKey { project_id: *project_id, id: *id };
             let keys: Vec<_> = found.jobs.iter().map(key).collect();
-            let payload = Some(format!(r#"{{"operation_id":"{}"}}"#, due.id));
-            stepped.cancelled = cancel_all(tx, &keys, payload).await?;
+            stepped.cancelled = cancel_all(tx, &keys, &ChangedBy::operation(due.id)).await?;
             let done = (stepped.cancelled.gone.len() + stepped.cancelled.asked.len()) as i64;
             (done, Skipped::of(SkipReason::InvalidState, found.jobs.len() as i64 - done))
         }
         Kind::JobsReplay => {
-            let (replayed, skipped) = replay::replay_in(tx, *project_id, &found.jobs).await?;
+            let by = ChangedBy::operation(due.id);
+            let (replayed, skipped) = replay::replay_in(tx, *project_id, &found.jobs, &by).await?;
             stepped.replayed = replayed;
             (stepped.replayed.len() as i64, skipped)
         }
-        _ => requeue_all(tx, *project_id, (kind, &found.jobs), stepped).await?,
+        _ => requeue_all(tx, due, (kind, &found.jobs), stepped).await?,
     };
     let is_full = found.jobs.len() as i64 == wanted;
     let last = if is_full { found.jobs.last().copied() } else { found.last };

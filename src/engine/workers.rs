@@ -10,6 +10,7 @@ use std::{
 };
 
 use fencepost_domain::{
+    actor::ChangedBy,
     error::{Error, is_faulty_statement},
     ids::{ANONYMOUS, ProjectId},
     job::OutcomeCause,
@@ -278,7 +279,8 @@ pub async fn deregister(engine: &Engine, key: &WorkerKey) -> Result<u64, Error> 
     let was_known = store::workers::terminate(&mut conn, key.0, &key.1).await?;
     drop(conn);
     engine.registry.forget(key);
-    let ending = Ending { cause: OutcomeCause::Released, silence_seconds: None, max: u64::MAX };
+    let ending =
+        Ending { cause: OutcomeCause::Released, silence_seconds: None, max: u64::MAX, by: None };
     let released = end_leases(engine, &engine.pools.reports, key, &ending).await?;
     if !was_known && released == 0 {
         return Err(Error::WorkerNotFound);
@@ -325,6 +327,8 @@ struct Ending<'a> {
     silence_seconds: Option<i32>,
     /// No further ones once this many have ended.
     max: u64,
+    /// Who takes them back.
+    by: Option<&'a ChangedBy>,
 }
 
 /// Ends the leases of a worker in the same way. Returns how many there were.
@@ -332,7 +336,7 @@ async fn end_leases(
     engine: &Engine,
     pool: &Pool,
     key: &WorkerKey,
-    &Ending { ref cause, silence_seconds, max }: &Ending<'_>,
+    &Ending { ref cause, silence_seconds, max, by }: &Ending<'_>,
 ) -> sqlx::Result<u64> {
     let mut ended = 0;
     loop {
@@ -356,6 +360,9 @@ async fn end_leases(
             .map(|it| failure::decide(it, cause, cause.unreported_error(), None))
             .collect();
         let rested = failure::write(&mut tx, &outcomes).await?;
+        if let Some(by) = by {
+            take_back::note(&mut tx, &held, by).await?;
+        }
         tx.commit().await?;
         drop(conn);
         failure::publish(&engine.notifier, &outcomes, &rested);
@@ -454,7 +461,7 @@ async fn expire_silent_worker(engine: &Engine, worker: &SilentWorker) -> sqlx::R
         true => OutcomeCause::LeaseExpired,
         false => OutcomeCause::WorkerGone,
     };
-    let ending = Ending { cause, silence_seconds: Some(silence), max: u64::MAX };
+    let ending = Ending { cause, silence_seconds: Some(silence), max: u64::MAX, by: None };
     let ended = end_leases(engine, pool, key, &ending).await?;
     // Last, so that an interrupted pass is repeated.
     let mut conn = pool.acquire().await?;

@@ -17,7 +17,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::redact::{self, Redact};
+use crate::{
+    change::ChangeView,
+    redact::{self, Redact},
+};
 
 /// A job.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -124,6 +127,11 @@ pub struct Job {
     /// Error of its last attempt that had one: it failed, or lost its lease or its worker.
     #[schema(required)]
     pub last_error: Option<JobError>,
+    /// Latest change: who cancelled, retried, replayed or changed it, or took it from its worker,
+    /// and why. Null if there was none, and in the answer to an enqueue.
+    #[serde(default)]
+    #[schema(required)]
+    pub last_change: Option<ChangeView>,
     /// Past attempts, oldest first. Omitted in lists.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
@@ -291,6 +299,7 @@ impl Job {
             completed_at: row.completed_at,
             result: row.result.map(stored_json).transpose()?,
             last_error: None,
+            last_change: None,
             attempts: None,
         })
     }

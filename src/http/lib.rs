@@ -4,6 +4,7 @@
 
 #![warn(missing_docs)]
 
+pub mod change;
 mod cursor;
 pub mod deprecation;
 pub mod docs;

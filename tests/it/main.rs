@@ -27,6 +27,7 @@ mod hardening;
 mod heartbeats;
 mod idempotency;
 mod isolation;
+mod job_changes;
 mod job_types;
 mod jobs;
 mod libraries;

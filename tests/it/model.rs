@@ -191,13 +191,7 @@ impl Run {
             extras: None,
         };
         job.extras = Some(Box::new(callbacks::declare(extras, &job)));
-        let entry = JobWithDependencies {
-            job,
-            on_conflict: OnConflict::Reject,
-            is_continuation: false,
-            is_id_given: false,
-            path: String::new(),
-        };
+        let entry = JobWithDependencies::new(job, OnConflict::Reject);
         let id = entry.job.id;
         let tenant = Tenant { project_id: self.project_id, limits: Limits::default() };
         patiently(async || {

@@ -245,6 +245,7 @@ pub async fn emit(
             attempt: Some(id.attempt),
             worker_id: Some(worker_id.clone()),
             payload: event.payload.map(|it| Box::<str>::from(it).into_string()),
+            by: None,
         });
     }
     check.finish()?;

@@ -10,6 +10,7 @@ use axum::{
 use chrono::TimeDelta;
 use fencepost_domain::{
     access::Permission,
+    actor::ChangedBy,
     error::{Error, JobStatus},
     ids::JobKey,
     job::StoredState,
@@ -282,7 +283,7 @@ pub async fn cancel(
         let (state, attempt) = (row.state.public(), row.attempt);
         return Err(Error::InvalidState(JobStatus { state, attempt }));
     }
-    cancel_waiting(&app, key).await?;
+    cancel_waiting(&app, key, &caller.who.changed_by()).await?;
     find(&app, &caller.who, key).await.map(Reply::ok)
 }
 
@@ -291,8 +292,8 @@ pub async fn cancel(
 ///
 /// # Errors
 /// [`Error::JobNotFound`]. [`Error::InvalidState`] when it has succeeded or is a dead letter.
-pub async fn cancel_waiting(app: &App, key: JobKey) -> Result<(), Error> {
-    control::cancel(&app.engine, key).await?;
+pub async fn cancel_waiting(app: &App, key: JobKey, by: &ChangedBy) -> Result<(), Error> {
+    control::cancel(&app.engine, key, by).await?;
     let row = jobs::find(&app.engine, key).await?;
     if row.state != StoredState::Processing {
         return Ok(());

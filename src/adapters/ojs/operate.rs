@@ -280,7 +280,7 @@ pub async fn retry_dead_letter(
 ) -> Result<Reply<JobReply>, Error> {
     let id = job_id(params.get("id"))?;
     let key = JobKey { project_id: caller.project_id, id };
-    control::retry_dead_letter(&app.engine, key).await?;
+    control::retry_dead_letter(&app.engine, key, &caller.who.changed_by()).await?;
     audit::note(&app, &caller, NewAuditEntry::to("dead_letter.retried", id.to_string())).await;
     found::find(&app, &caller.who, key).await.map(Reply::ok)
 }

@@ -75,8 +75,8 @@ pub async fn activate(
         Start::At(at) => Timing::At(at),
         Start::After(seconds) => Timing::After(TimeDelta::seconds(seconds.into())),
     };
-    let (tenant, none) = (caller.tenant(), Change::default());
-    control::change(&app.engine, tenant, key.id, timing, none).await?;
+    let (tenant, what) = (caller.tenant(), (timing, Change::default()));
+    control::change(&app.engine, tenant, key.id, what, &caller.who.changed_by()).await?;
     ojs_jobs::find(&app, &caller.who, key).await.map(Reply::ok)
 }
 
@@ -125,7 +125,7 @@ pub async fn report(
     heartbeat::heartbeat(&app.engine, Beat { key, fence, progress }).await?;
     if let Some(message) = &message {
         let payload = json!({"progress": progress, "message": message}).to_string();
-        let event = NewEvent::new(key, PROGRESS_EVENT, Some(attempt), Some(payload));
+        let event = NewEvent::reported(key, PROGRESS_EVENT, attempt, payload);
         match record_events(&app.engine, caller.tenant(), &[shown], vec![event]).await {
             // There is no room for more events: the progress itself is recorded.
             Ok(_) | Err(Error::Invalid(_) | Error::QuotaExceeded { .. }) => (),

@@ -326,11 +326,12 @@ pub async fn cancel(
         let state = fencepost_domain::job::JobState::Cancelled;
         return Err(Error::InvalidState(JobStatus { state, attempt: 0 }));
     }
-    workflows::cancel(&app.engine, project_id, id).await?;
+    let by = caller.who.changed_by();
+    workflows::cancel(&app.engine, project_id, id, &by).await?;
     // Running jobs: read again, because no more can start.
     let (_, parts) = workflows::find(&app.engine, project_id, id).await?;
     for WorkflowJobRow { id, .. } in parts.into_iter().filter(is_running) {
-        match cancel_waiting(&app, JobKey { project_id, id }).await {
+        match cancel_waiting(&app, JobKey { project_id, id }, &by).await {
             // It ended meanwhile.
             Ok(()) | Err(Error::InvalidState(_) | Error::JobNotFound) => (),
             Err(error) => return Err(error),

@@ -308,17 +308,19 @@ pub async fn cancel(
     State(app): State<App>,
     params: PathParams,
 ) -> Result<StatusCode, Error> {
-    let project_id = caller.project_id;
+    let (project_id, by) = (caller.project_id, caller.who.changed_by());
     match Named::of(&params)? {
         Named::Workflow(id) => {
             let (latest, _) = workflows::find_latest(&app.engine, project_id, id).await?;
-            workflows::cancel(&app.engine, project_id, latest.id).await?;
+            workflows::cancel(&app.engine, project_id, latest.id, &by).await?;
         }
-        Named::Job(id) => match control::cancel(&app.engine, JobKey { project_id, id }).await {
-            // It has ended already.
-            Ok(()) | Err(Error::InvalidState(_)) => (),
-            Err(error) => return Err(error),
-        },
+        Named::Job(id) => {
+            match control::cancel(&app.engine, JobKey { project_id, id }, &by).await {
+                // It has ended already.
+                Ok(()) | Err(Error::InvalidState(_)) => (),
+                Err(error) => return Err(error),
+            }
+        }
     }
     Ok(StatusCode::ACCEPTED)
 }

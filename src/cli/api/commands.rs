@@ -5,7 +5,10 @@ use fencepost_domain::limits;
 use serde_json::json;
 
 use super::{Call, of_type};
-use crate::cli::{table::Page, words::encoded};
+use crate::cli::{
+    table::Page,
+    words::{because, encoded},
+};
 
 /// Jobs per second of a bulk retry, unless the command says otherwise.
 const DEFAULT_RETRY_RATE: u32 = 50;
@@ -44,6 +47,9 @@ pub enum Queues {
     TakeBack {
         /// Queue
         queue: String,
+        /// Reason, shown in the history of its jobs
+        #[arg(long, value_name = "TEXT")]
+        reason: Option<String>,
     },
     /// Delete a queue without jobs, with its settings
     Delete {
@@ -78,9 +84,10 @@ impl From<Queues> for Call {
             Queues::Resume { queue, job_type } => {
                 Self::post(format!("/v1/queues/{}/resume", encoded(&queue)), of_type(job_type))
             }
-            Queues::TakeBack { queue } => {
-                Self::post(format!("/v1/queues/{}/take-back", encoded(&queue)), json!({}))
-            }
+            Queues::TakeBack { queue, reason } => Self::post(
+                format!("/v1/queues/{}/take-back", encoded(&queue)),
+                because(reason.as_deref()),
+            ),
             Queues::Delete { queue } => Self::delete(format!("/v1/queues/{}", encoded(&queue))),
         }
     }
@@ -232,6 +239,9 @@ pub enum Workers {
     TakeBack {
         /// Worker id
         worker_id: String,
+        /// Reason, shown in the history of its jobs
+        #[arg(long, value_name = "TEXT")]
+        reason: Option<String>,
     },
 }
 
@@ -262,7 +272,10 @@ impl From<Workers> for Call {
             Workers::Quiet { worker_id } => ask(&worker_id, "quiet"),
             Workers::Terminate { worker_id } => ask(&worker_id, "terminate"),
             Workers::Resume { worker_id } => ask(&worker_id, "resume"),
-            Workers::TakeBack { worker_id } => ask(&worker_id, "take-back"),
+            Workers::TakeBack { worker_id, reason } => Self::post(
+                format!("/v1/workers/{}/take-back", encoded(&worker_id)),
+                because(reason.as_deref()),
+            ),
         }
     }
 }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::{Output, job_view, show};
 use crate::{
-    cli::words::{encoded, word},
+    cli::words::{because, encoded, word},
     client::Client,
 };
 
@@ -24,6 +24,9 @@ pub struct Which {
     /// Job id
     #[arg(required_unless_present = "search")]
     job_id: Option<String>,
+    /// Reason, shown in the job's history
+    #[arg(long, value_name = "TEXT", conflicts_with = "search")]
+    reason: Option<String>,
     /// All jobs that match this search line, as in `jobs list`, instead of one
     #[arg(long, value_name = "SEARCH", conflicts_with = "job_id")]
     search: Option<String>,
@@ -52,7 +55,8 @@ pub(super) async fn run(
     }
     let Some(search) = which.search else {
         let id = which.job_id.unwrap_or_default();
-        let job = client.post(&format!("/v1/jobs/{}/{what}", encoded(&id)), &json!({})).await?;
+        let path = format!("/v1/jobs/{}/{what}", encoded(&id));
+        let job = client.post(&path, &because(which.reason.as_deref())).await?;
         match output {
             Output::Json => writeln!(out, "{}", job.text)?,
             Output::Text => job_view::print(&mut out, &job, None)?,

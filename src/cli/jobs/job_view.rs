@@ -69,6 +69,9 @@ pub fn print(out: &mut impl Write, job: &Reply, why: Option<&str>) -> anyhow::Re
     let (failures, most) = (&view["failures"], &view["max_attempts"]);
     writeln!(out, "{:<16} {} ({failures} of {most} failures)", "attempt", view["attempt"])?;
     writeln!(out, "{:<16} {}", "priority", view["priority"])?;
+    if let Some(change) = last_change(&view["last_change"]) {
+        writeln!(out, "{:<16} {change}", "last change")?;
+    }
     if view["attempts"].as_array().is_some_and(|it| !it.is_empty()) {
         writeln!(out)?;
         table::print(out, &view["attempts"], ATTEMPTS)?;
@@ -85,6 +88,16 @@ pub fn print(out: &mut impl Write, job: &Reply, why: Option<&str>) -> anyhow::Re
         }
     }
     Ok(())
+}
+
+/// The type of a change, who made it, and why; none: there was none.
+fn last_change(change: &Value) -> Option<String> {
+    let kind = change["type"].as_str()?.trim_start_matches("fencepost.").replace('_', " ");
+    let actor = &change["actor"];
+    let name = actor["name"].as_str().or(actor["id"].as_str());
+    let name = name.map(|it| format!(" {it}")).unwrap_or_default();
+    let reason = change["reason"].as_str().map(|it| format!(": {it}")).unwrap_or_default();
+    Some(format!("{kind} by {}{name}{reason}", word(&actor["kind"])))
 }
 
 /// A fact in words; none: the job has no such.

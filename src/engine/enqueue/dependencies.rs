@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use fencepost_domain::{
+    actor::ChangedBy,
     dependency::Dependency,
     error::{Error, FieldError, is_unique_violation},
     history,
@@ -22,6 +23,7 @@ use fencepost_store::{
         dependencies::{self, Parent, UniqueHolder},
     },
 };
+use serde_json::json;
 use sqlx::{Acquire, PgConnection};
 
 use super::stored::{NewJob, latest_run_at, publish, too_far_ahead};
@@ -59,6 +61,8 @@ pub struct JobWithDependencies {
     pub is_continuation: bool,
     /// The caller chose the id: another job may have it.
     pub is_id_given: bool,
+    /// Who replays an earlier job with it.
+    pub replayed_by: Option<ChangedBy>,
     /// The path in the request: `jobs[3].`, or empty.
     pub path: String,
 }
@@ -68,7 +72,8 @@ impl JobWithDependencies {
     #[must_use]
     pub fn new(job: NewJob, on_conflict: OnConflict) -> Self {
         let path = String::new();
-        Self { job, on_conflict, is_continuation: false, is_id_given: false, path }
+        let (is_continuation, is_id_given, replayed_by) = (false, false, None);
+        Self { job, on_conflict, is_continuation, is_id_given, replayed_by, path }
     }
 
     /// The field of the request that names a parent.
@@ -141,6 +146,24 @@ impl From<sqlx::Error> for Failed {
     }
 }
 
+/// Records who replays what.
+async fn note_replays(tx: &mut PgConnection, jobs: &[JobWithDependencies]) -> sqlx::Result<()> {
+    let noted = jobs.iter().filter_map(|it| Some(replay_event(&it.job, it.replayed_by.as_ref()?)));
+    let noted: Vec<_> = noted.collect();
+    if !noted.is_empty() {
+        events::insert(tx, &noted).await?;
+    }
+    Ok(())
+}
+
+/// The event of a replay: it is one of the new job.
+pub(crate) fn replay_event(job: &NewJob, by: &ChangedBy) -> NewEvent {
+    let key = JobKey { project_id: job.project_id, id: job.id };
+    let of = job.extras.as_ref().and_then(|it| it.replay_of);
+    let payload = Some(json!({ "replay_of": of }).to_string());
+    NewEvent { payload, ..NewEvent::change(key, history::REPLAYED, by) }
+}
+
 /// Another request got the key first: the next try sees its job. A deadlock leaves nothing behind.
 fn is_worth_another_try(error: &sqlx::Error) -> bool {
     const DEADLOCK: &str = "40P01";
@@ -191,6 +214,7 @@ async fn store_once(
     if stored.len() < refs.len() {
         return Err(Failed::Refused(too_far_ahead()));
     }
+    note_replays(&mut tx, &left).await?;
     let stored = continue_attempts(&mut tx, project_id, &left, stored).await?;
     dependencies::insert_edges(&mut tx, project_id, &edges).await?;
     let expires = |it: &NewJob| Some((it.id, it.extras.as_ref()?.expires_at?));
@@ -274,7 +298,7 @@ async fn make_room(
         return Ok(Default::default());
     }
     let holders = dependencies::lock_unique(tx, project_id, &keys).await?;
-    let (mut existing, mut replaced) = (HashMap::new(), Vec::new());
+    let (mut existing, mut replaced) = (HashMap::new(), HashMap::new());
     for UniqueHolder { unique_key: key, id, state } in holders {
         let Some(wanted) = jobs.iter().find(|it| unique_key(&it.job) == Some(&key)) else {
             continue;
@@ -283,17 +307,22 @@ async fn make_room(
             OnConflict::ReturnExisting => {
                 existing.insert(key, id);
             }
-            OnConflict::Replace if state.is_waiting() => replaced.push(JobKey { project_id, id }),
+            OnConflict::Replace if state.is_waiting() => {
+                replaced.insert(JobKey { project_id, id }, wanted.job.id);
+            }
             OnConflict::Reject | OnConflict::Replace => {
                 let field = format!("{}unique.key", wanted.path);
                 return Err(Failed::Refused(Error::UniqueConflict { field, holder: Some(id) }));
             }
         }
     }
-    let gone = cancel_waiting(tx, &replaced, CancelReason::Asked).await?;
-    let noted: Vec<_> =
-        gone.iter().map(|it| NewEvent::new(it.key, history::REPLACED, None, None)).collect();
-    events::insert(tx, &noted).await?;
+    let keys: Vec<_> = replaced.keys().copied().collect();
+    let gone = cancel_waiting(tx, &keys, CancelReason::Asked).await?;
+    let noted = gone.iter().map(|it| NewEvent {
+        payload: replaced.get(&it.key).map(|by| json!({ "replaced_by": by }).to_string()),
+        ..NewEvent::change(it.key, history::REPLACED, &ChangedBy::SERVER)
+    });
+    events::insert(tx, &noted.collect::<Vec<_>>()).await?;
     Ok((existing, gone))
 }
 

@@ -43,7 +43,7 @@ pub struct Enqueued {
 
 /// Stores jobs, all or none, and returns them in their order, if the project's quota permits. Jobs
 /// without dependencies, a unique key, an id of the client's or an `expires_at` share a statement
-/// with other requests.
+/// with other requests, unless they are replays.
 ///
 /// # Errors
 /// Those of its origin. [`Error::QuotaExceeded`]. [`Error::Invalid`] when a `run_at` lies too far
@@ -197,6 +197,7 @@ pub fn callback(job: NewJob) -> CallbackJob {
 fn has_dependencies(it: &JobWithDependencies) -> bool {
     let extras = it.job.extras.as_ref();
     it.is_id_given
+        || it.replayed_by.is_some()
         || extras.is_some_and(|extras| {
             extras.unique_key.is_some()
                 || extras.has_parents

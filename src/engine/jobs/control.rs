@@ -2,6 +2,7 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 use fencepost_domain::{
+    actor::ChangedBy,
     error::{self, Error, JobStatus, is_unique_violation},
     history,
     ids::{JobId, JobKey, ProjectId},
@@ -46,15 +47,15 @@ const MAX_LOCK_TRIES: u32 = 3;
 ///
 /// # Errors
 /// [`Error::JobNotFound`]. [`Error::InvalidState`] when it has succeeded or is a dead letter.
-pub async fn cancel(engine: &Engine, key: JobKey) -> Result<(), Error> {
+pub async fn cancel(engine: &Engine, key: JobKey, by: &ChangedBy) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(key.project_id).await?;
     let mut tx = conn.begin().await?;
-    let cancelled = cancel_in(&mut tx, key).await;
+    let cancelled = cancel_in(&mut tx, key, by).await;
     finish(tx, cancelled).await?.publish(engine);
     Ok(())
 }
 
-async fn cancel_in(tx: &mut PgConnection, key: JobKey) -> Result<Cancelled, Error> {
+async fn cancel_in(tx: &mut PgConnection, key: JobKey, by: &ChangedBy) -> Result<Cancelled, Error> {
     let seen = lock(tx, key).await?;
     match job::cancel(seen.state) {
         CancelDecision::Done => Ok(Cancelled::default()),
@@ -62,13 +63,14 @@ async fn cancel_in(tx: &mut PgConnection, key: JobKey) -> Result<Cancelled, Erro
         CancelDecision::AskWorker => {
             if !seen.cancel_requested {
                 control::request_cancel(tx, key).await?;
-                record(tx, key, history::CANCEL_REQUESTED, Some(seen.attempt), None).await?;
+                let event = NewEvent::change(key, history::CANCEL_REQUESTED, by);
+                record(tx, NewEvent { attempt: Some(seen.attempt), ..event }).await?;
             }
             Ok(Cancelled { asked: vec![key], ..Cancelled::default() })
         }
         CancelDecision::CancelNow => {
             let gone = cancel_waiting(tx, &[key], CancelReason::Asked).await?;
-            record(tx, key, history::CANCELLED, None, None).await?;
+            record(tx, NewEvent::change(key, history::CANCELLED, by)).await?;
             Ok(Cancelled { gone, ..Cancelled::default() })
         }
     }
@@ -118,8 +120,8 @@ pub async fn change(
     engine: &Engine,
     tenant: Tenant,
     id: JobId,
-    change: Timing,
-    what: Change,
+    (change, what): (Timing, Change),
+    by: &ChangedBy,
 ) -> Result<(), Error> {
     let key = JobKey { project_id: tenant.project_id, id };
     if let Some(queue) = &what.queue {
@@ -129,7 +131,7 @@ pub async fn change(
     }
     let mut conn = engine.pools.read_for(key.project_id).await?;
     let mut tx = conn.begin().await?;
-    let changed = change_in(&mut tx, key, change, what).await;
+    let changed = change_in(&mut tx, key, (change, what), by).await;
     let changed = finish(tx, changed).await?;
     engine.notifier.waiting(std::iter::once(&changed));
     engine.notifier.feed.publish(|| vec![job_event(key, history::CHANGED)]);
@@ -139,8 +141,8 @@ pub async fn change(
 async fn change_in(
     tx: &mut PgConnection,
     key: JobKey,
-    change: Timing,
-    what: Change,
+    (change, what): (Timing, Change),
+    by: &ChangedBy,
 ) -> Result<WaitingJob, Error> {
     let seen = lock(tx, key).await?;
     let run_at = match change {
@@ -156,7 +158,8 @@ async fn change_in(
     let payload = serde_json::json!({
         "queue": what.queue, "priority": what.rank.map(|it| -it), "run_at": what.run_at,
     });
-    record(tx, key, history::CHANGED, None, Some(payload.to_string())).await?;
+    let event = NewEvent::change(key, history::CHANGED, by);
+    record(tx, NewEvent { payload: Some(payload.to_string()), ..event }).await?;
     Ok(changed)
 }
 
@@ -176,23 +179,23 @@ pub enum Timing {
 /// [`Error::JobNotFound`]. [`Error::InvalidState`] when it is neither. [`Error::ParentTerminal`]
 /// when it would wait for a parent that failed or was cancelled. [`Error::UniqueConflict`] when a
 /// live job has taken its unique key.
-pub async fn retry(engine: &Engine, key: JobKey) -> Result<(), Error> {
-    retry_from(engine, key, Kind::JobsRetry).await
+pub async fn retry(engine: &Engine, key: JobKey, by: &ChangedBy) -> Result<(), Error> {
+    retry_from(engine, key, Kind::JobsRetry, by).await
 }
 
 /// Retries a dead letter, but no cancelled job; see [`retry`].
 ///
 /// # Errors
 /// The errors of [`retry`].
-pub async fn retry_dead_letter(engine: &Engine, key: JobKey) -> Result<(), Error> {
-    retry_from(engine, key, Kind::DeadLettersRetry).await
+pub async fn retry_dead_letter(engine: &Engine, key: JobKey, by: &ChangedBy) -> Result<(), Error> {
+    retry_from(engine, key, Kind::DeadLettersRetry, by).await
 }
 
-async fn retry_from(engine: &Engine, key: JobKey, kind: Kind) -> Result<(), Error> {
+async fn retry_from(engine: &Engine, key: JobKey, kind: Kind, by: &ChangedBy) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(key.project_id).await?;
     let mut tx = conn.begin().await?;
     let requeued = async {
-        let requeued = retry_in(&mut tx, key, kind).await?;
+        let requeued = retry_in(&mut tx, key, kind, by).await?;
         if requeued.was_dead_letter {
             dead_letters::remove(&mut tx, key.project_id, &[key.id]).await?;
         }
@@ -217,6 +220,7 @@ pub(crate) async fn retry_in(
     tx: &mut PgConnection,
     key: JobKey,
     kind: Kind,
+    by: &ChangedBy,
 ) -> Result<RetriedJobs, Error> {
     let seen = lock(tx, key).await?;
     if !kind.states().contains(&seen.state.public()) {
@@ -224,19 +228,23 @@ pub(crate) async fn retry_in(
     }
     let was_dead_letter = seen.state == StoredState::DeadLetter;
     let jobs = if was_dead_letter {
-        requeue_dead_letter(tx, key).await?
+        requeue_dead_letter(tx, key, by).await?
     } else {
         let requeued = requeue(tx, key.project_id, &[key.id]).await.map_err(conflict)?;
-        requeue_with_descendants(tx, key, requeued).await?
+        requeue_with_descendants(tx, key, requeued, by).await?
     };
     Ok(RetriedJobs { jobs, was_dead_letter })
 }
 
-async fn requeue_dead_letter(tx: &mut PgConnection, key: JobKey) -> Result<Vec<WaitingJob>, Error> {
+async fn requeue_dead_letter(
+    tx: &mut PgConnection,
+    key: JobKey,
+    by: &ChangedBy,
+) -> Result<Vec<WaitingJob>, Error> {
     cascade::unmark_ended(tx, key.project_id, &[key.id]).await?;
     let requeued = requeue::requeue_dead_letter(tx, key).await.map_err(conflict)?;
     cascade::restore_expiries(tx, key.project_id, &[key.id]).await?;
-    requeue_with_descendants(tx, key, requeued.into_iter().collect()).await
+    requeue_with_descendants(tx, key, requeued.into_iter().collect(), by).await
 }
 
 /// Records the retry, and retries the descendants.
@@ -244,11 +252,12 @@ async fn requeue_with_descendants(
     tx: &mut PgConnection,
     key: JobKey,
     mut requeued: Vec<WaitingJob>,
+    by: &ChangedBy,
 ) -> Result<Vec<WaitingJob>, Error> {
     if requeued.is_empty() {
         return Err(Error::ParentTerminal(Vec::new()));
     }
-    record(tx, key, history::RETRIED, None, None).await?;
+    record(tx, NewEvent::change(key, history::RETRIED, by)).await?;
     requeued.extend(requeue_descendants(tx, key).await?);
     Ok(requeued)
 }
@@ -285,27 +294,29 @@ async fn requeue_descendants(
             cascade::mark_revived(tx, project_id, &back).await?;
             break;
         }
-        let requeued = requeue_children(tx, project_id, &children).await.map_err(conflict)?;
+        let requeued = requeue_children(tx, root, &children).await.map_err(conflict)?;
         back = requeued.iter().map(|it| it.id).collect();
         all.extend(requeued);
     }
     Ok(all)
 }
 
-/// Retries cancelled jobs whose parents permit it. The others are found again as children of those
-/// of their parents that are retried later.
+/// Retries cancelled jobs with this ancestor, if their parents permit it. The others are found
+/// again as children of those of their parents that are retried later.
 pub(crate) async fn requeue_children(
     tx: &mut PgConnection,
-    project_id: ProjectId,
+    ancestor: JobKey,
     children: &[JobId],
 ) -> sqlx::Result<Vec<WaitingJob>> {
+    let project_id = ancestor.project_id;
     let requeued = requeue(tx, project_id, children).await?;
     let is_back = |id: &JobId| requeued.iter().any(|it| it.id == *id);
     let left: Vec<_> = children.iter().filter(|it| !is_back(it)).copied().collect();
     if !left.is_empty() {
         requeue::blame_another(tx, project_id, &left).await?;
     }
-    let revived = |it: &WaitingJob| NewEvent::new(it.key(), history::REVIVED, None, None);
+    let by = ChangedBy::parent(ancestor.id);
+    let revived = |it: &WaitingJob| NewEvent::change(it.key(), history::REVIVED, &by);
     events::insert(tx, &requeued.iter().map(revived).collect::<Vec<_>>()).await?;
     Ok(requeued)
 }
@@ -339,14 +350,8 @@ pub(crate) async fn lock(tx: &mut PgConnection, key: JobKey) -> Result<LockedJob
     Err(Error::JobNotFound)
 }
 
-async fn record(
-    tx: &mut PgConnection,
-    key: JobKey,
-    kind: &str,
-    attempt: Option<i32>,
-    payload: Option<String>,
-) -> Result<(), Error> {
-    events::insert(tx, &[NewEvent::new(key, kind, attempt, payload)]).await?;
+async fn record(tx: &mut PgConnection, event: NewEvent) -> Result<(), Error> {
+    events::insert(tx, &[event]).await?;
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use fencepost_domain::{
+    actor::ChangedBy,
     backoff::RetryPolicy,
     constraint_key,
     error::Error,
@@ -12,7 +13,7 @@ use fencepost_domain::{
 };
 use fencepost_store::{
     self as store,
-    jobs::{JobRow, Payloads},
+    jobs::{JobRow, Payloads, events},
 };
 use sqlx::PgConnection;
 
@@ -20,7 +21,7 @@ use crate::{
     Engine,
     enqueue::{
         self, Extras, NewJob, NewlyStored, Origin, Start,
-        dependencies::{JobWithDependencies, OnConflict},
+        dependencies::{JobWithDependencies, OnConflict, replay_event},
     },
 };
 
@@ -51,6 +52,7 @@ pub async fn replay(
     origin: Origin,
     (of, id): (JobId, JobId),
     changes: Changes,
+    by: ChangedBy,
 ) -> Result<JobRow, Error> {
     let key = JobKey { project_id: tenant.project_id, id: of };
     let mut row = super::find(engine, key).await?;
@@ -68,6 +70,7 @@ pub async fn replay(
     job.start = changes.start;
     job.extras.get_or_insert_default().traceparent = changes.traceparent;
     let entry = JobWithDependencies::new(job, OnConflict::Reject);
+    let entry = JobWithDependencies { replayed_by: Some(by), ..entry };
     let mut stored = enqueue::store(engine, tenant, origin, vec![entry]).await?;
     stored.pop().map(|it| it.row).ok_or(Error::InDoubt)
 }
@@ -78,6 +81,7 @@ pub(crate) async fn replay_in(
     tx: &mut PgConnection,
     project_id: ProjectId,
     ids: &[JobId],
+    by: &ChangedBy,
 ) -> sqlx::Result<(NewlyStored, Skipped)> {
     let rows = store::jobs::find_all(tx, project_id, ids, Payloads::Shown).await?;
     let templates = rows.iter().filter(|it| it.is_template).count();
@@ -85,7 +89,9 @@ pub(crate) async fn replay_in(
     skipped.add(SkipReason::Template, templates as i64);
     let mut found: HashMap<_, _> = rows.into_iter().map(|it| (it.id, it)).collect();
     let in_order = ids.iter().filter_map(|id| found.remove(id)).filter(|it| !it.is_template);
-    let jobs = in_order.map(|it| replayed(project_id, JobId::generate(), &it)).collect();
+    let jobs: Vec<_> = in_order.map(|it| replayed(project_id, JobId::generate(), &it)).collect();
+    let noted = jobs.iter().map(|it| replay_event(it, by));
+    events::insert(tx, &noted.collect::<Vec<_>>()).await?;
     Ok((enqueue::store_in(tx, jobs).await?, skipped))
 }
 

@@ -1,6 +1,7 @@
 //! Workflows: building their graph, reading, starting, re-running and cancelling them.
 
 use fencepost_domain::{
+    actor::ChangedBy,
     dependency::Dependency,
     error::Error,
     ids::{JobId, JobKey, ProjectId, WorkflowId},
@@ -276,7 +277,12 @@ fn anew(project_id: ProjectId, row: &JobRow) -> JobWithDependencies {
 ///
 /// # Errors
 /// [`Error::WorkflowNotFound`].
-pub async fn cancel(engine: &Engine, project_id: ProjectId, id: WorkflowId) -> Result<(), Error> {
+pub async fn cancel(
+    engine: &Engine,
+    project_id: ProjectId,
+    id: WorkflowId,
+    by: &ChangedBy,
+) -> Result<(), Error> {
     let (_, jobs) = find(engine, project_id, id).await?;
     let live = |it: &&WorkflowJobRow| {
         it.state.is_some_and(|it| it.is_waiting() || it == StoredState::Processing)
@@ -287,7 +293,7 @@ pub async fn cancel(engine: &Engine, project_id: ProjectId, id: WorkflowId) -> R
     let mut conn = engine.pools.read_for(project_id).await?;
     let mut tx = conn.begin().await?;
     workflows::cancel_workflow(&mut tx, project_id, id).await?;
-    let cancelled = cancel::cancel_all(&mut tx, &keys, None).await?;
+    let cancelled = cancel::cancel_all(&mut tx, &keys, by).await?;
     tx.commit().await?;
     cancelled.publish(engine);
     Ok(())

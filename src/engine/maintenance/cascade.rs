@@ -2,6 +2,7 @@
 //! jobs whose `expires_at` has passed.
 
 use fencepost_domain::{
+    actor::ChangedBy,
     dependency::FinalState,
     history,
     ids::{JobKey, ProjectId},
@@ -85,11 +86,12 @@ impl Sweep for EndedParents {
             let reason = CancelReason::Parent { id: parent.id, has_failed };
             let gone = cancel_waiting(tx, &children, reason).await?;
             let payload = format!(r#"{{"parent_id":"{}"}}"#, parent.id);
+            let by = ChangedBy::parent(parent.id);
             let (event, cancelled) = match has_failed {
                 true => (history::PARENT_FAILED, &mut all.failed),
                 false => (history::CONDITION_NOT_MET, &mut all.skipped),
             };
-            record(tx, &gone, event, Some(&payload)).await?;
+            record(tx, &gone, (event, Some(&payload)), &by).await?;
             cancelled.extend(gone);
         }
         Ok(all)
@@ -128,7 +130,7 @@ impl Sweep for Outdated {
         // Check running ones again: if released, they must not run any more.
         cascade::delete_expiries(tx, outdated).await?;
         cascade::postpone_expiries(tx, outdated, RUNNING_PAUSE_SECONDS).await?;
-        record(tx, &gone, history::EXPIRED, None).await?;
+        record(tx, &gone, (history::EXPIRED, None), &ChangedBy::SERVER).await?;
         Ok(gone)
     }
 }
@@ -136,10 +138,13 @@ impl Sweep for Outdated {
 async fn record(
     tx: &mut PgConnection,
     gone: &[CancelledJob],
-    event: &'static str,
-    payload: Option<&str>,
+    (event, payload): (&'static str, Option<&str>),
+    by: &ChangedBy,
 ) -> sqlx::Result<()> {
-    let event = |it: &CancelledJob| NewEvent::new(it.key, event, None, payload.map(str::to_owned));
+    let event = |it: &CancelledJob| NewEvent {
+        payload: payload.map(str::to_owned),
+        ..NewEvent::change(it.key, event, by)
+    };
     events::insert(tx, &gone.iter().map(event).collect::<Vec<_>>()).await?;
     Ok(())
 }

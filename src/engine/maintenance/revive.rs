@@ -68,7 +68,7 @@ impl Sweep for Families {
             let (project_id, ids) = (parent.project_id, [parent.id]);
             let children =
                 cascade::cancelled_children(tx, project_id, &ids, after, STEP_JOBS).await?;
-            let requeued = requeue_possible(tx, project_id, &children).await?;
+            let requeued = requeue_possible(tx, *parent, &children).await?;
             let back: Vec<_> = requeued.iter().map(|it| it.id).collect();
             cascade::mark_revived(tx, project_id, &back).await?;
             let last = children.last().filter(|_| children.len() == STEP_JOBS);
@@ -83,15 +83,15 @@ impl Sweep for Families {
 /// Retries those whose unique keys are free: all at once, or else one by one.
 async fn requeue_possible(
     tx: &mut PgConnection,
-    project_id: ProjectId,
+    parent: JobKey,
     children: &[JobId],
 ) -> sqlx::Result<Vec<WaitingJob>> {
-    if let Some(requeued) = requeue_all(tx, project_id, children).await? {
+    if let Some(requeued) = requeue_all(tx, parent, children).await? {
         return Ok(requeued);
     }
     let mut all = Vec::new();
     for child in children {
-        let requeued = requeue_all(tx, project_id, std::slice::from_ref(child)).await?;
+        let requeued = requeue_all(tx, parent, std::slice::from_ref(child)).await?;
         all.extend(requeued.unwrap_or_default());
     }
     Ok(all)
@@ -100,11 +100,11 @@ async fn requeue_possible(
 /// None: a live job has the unique key of one of them.
 async fn requeue_all(
     tx: &mut PgConnection,
-    project_id: ProjectId,
+    parent: JobKey,
     children: &[JobId],
 ) -> sqlx::Result<Option<Vec<WaitingJob>>> {
     let mut inner = tx.begin().await?;
-    match requeue_children(&mut inner, project_id, children).await {
+    match requeue_children(&mut inner, parent, children).await {
         Ok(requeued) => {
             inner.commit().await?;
             Ok(Some(requeued))

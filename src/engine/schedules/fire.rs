@@ -11,6 +11,7 @@ use std::{
 
 use chrono::{DateTime, TimeDelta, Utc};
 use fencepost_domain::{
+    actor::ChangedBy,
     constraint_key,
     error::Error,
     history,
@@ -353,25 +354,25 @@ async fn cancel_earlier(
     let (running, waiting): (Vec<_>, Vec<_>) =
         earlier.iter().filter(must_go).partition(|it| it.state == StoredState::Processing);
     let key = |it: &&EarlierJob| JobKey { project_id: it.project_id, id: it.id };
+    let by: HashMap<_, _> =
+        earlier.iter().map(|it| (key(&it), ChangedBy::schedule(&it.schedule_id))).collect();
+    let event = |key, kind| NewEvent::change(key, kind, by.get(&key).unwrap_or(&ChangedBy::SERVER));
     let mut waiting: Vec<_> = waiting.iter().map(key).collect();
     waiting.sort_by_key(|it| (it.project_id, it.id));
     if !waiting.is_empty() {
         fired.cancelled = cancel_waiting(tx, &waiting, CancelReason::Asked).await?;
         let gone = fired.cancelled.iter();
-        let noted: Vec<_> =
-            gone.map(|it| NewEvent::new(it.key, history::CANCELLED, None, None)).collect();
-        events::insert(tx, &noted).await?;
+        let noted = gone.map(|it| event(it.key, history::CANCELLED));
+        events::insert(tx, &noted.collect::<Vec<_>>()).await?;
     }
     let running: Vec<_> = running.iter().map(key).collect();
     if !running.is_empty() {
         let asked = store::jobs::control::request_cancels(tx, &running).await?;
-        let noted: Vec<_> = asked
-            .iter()
-            .map(|(key, attempt)| {
-                NewEvent::new(*key, history::CANCEL_REQUESTED, Some(*attempt), None)
-            })
-            .collect();
-        events::insert(tx, &noted).await?;
+        let noted = asked.iter().map(|(key, attempt)| NewEvent {
+            attempt: Some(*attempt),
+            ..event(*key, history::CANCEL_REQUESTED)
+        });
+        events::insert(tx, &noted.collect::<Vec<_>>()).await?;
         fired.asked_to_stop = asked.into_iter().map(|it| it.0).collect();
     }
     Ok(())

@@ -2,6 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
+    actor::ChangedBy,
     error::Error,
     ids::{DeliveryId, EndpointId, EventId, JobId, JobKey, OperationId, ProjectId},
     job::{JobState, StoredState},
@@ -117,6 +118,7 @@ pub async fn retry(
     engine: &Engine,
     endpoint: (ProjectId, EndpointId),
     id: DeliveryId,
+    by: &ChangedBy,
 ) -> Result<(), Error> {
     let (key, state) = job_of(engine, endpoint, id).await?;
     // It is due, and has its place before others.
@@ -126,8 +128,9 @@ pub async fn retry(
     let now = control::Timing::After(chrono::TimeDelta::zero());
     // What its owner has stored does not matter here: calls are counted.
     let outbox = Tenant { project_id: key.project_id, limits: Limits::default() };
-    match control::change(engine, outbox, key.id, now, control::Change::default()).await {
-        Err(Error::InvalidState(_)) => control::retry(engine, key).await,
+    let what = (now, control::Change::default());
+    match control::change(engine, outbox, key.id, what, by).await {
+        Err(Error::InvalidState(_)) => control::retry(engine, key, by).await,
         changed => changed,
     }
 }
@@ -150,6 +153,7 @@ pub async fn send_test(
             project,
             job: None,
             error: None,
+            cancelled_by: None,
             batch: None,
             workflow: None,
             incident: None,

@@ -5,15 +5,16 @@
 use std::collections::HashMap;
 
 use fencepost_domain::{
+    actor::{ActorKind, ChangedBy},
     alarm::summary,
-    ids::{BatchId, EndpointId, EventId, JobId, ProjectId, WorkflowId},
+    ids::{BatchId, EndpointId, EventId, JobId, JobKey, ProjectId, WorkflowId},
     job::StoredState,
     limits::MAX_ENDPOINTS,
     outbound::is_below,
     webhook::{
-        MAX_DELIVERY_ATTEMPTS, MAX_EVENT_MESSAGE_CHARS, MAX_HOPS, WebhookBatch, WebhookData,
-        WebhookError, WebhookEvent, WebhookIncident, WebhookJob, WebhookProject, WebhookWorkflow,
-        includes, retry_policy,
+        JOB_CANCELLED, MAX_DELIVERY_ATTEMPTS, MAX_EVENT_MESSAGE_CHARS, MAX_HOPS, WebhookBatch,
+        WebhookChange, WebhookData, WebhookError, WebhookEvent, WebhookIncident, WebhookJob,
+        WebhookProject, WebhookWorkflow, includes, retry_policy,
     },
 };
 use fencepost_signals::telemetry;
@@ -23,6 +24,7 @@ use fencepost_store::{
         incidents::{self, IncidentRow},
         outbound_events::{self, Subscriber, TakenEvent},
     },
+    people::actors,
     sweep::{
         set_aside::Work,
         webhooks::{self, MAX_EVENTS, MAX_EVENTS_OF_PROJECT, WaitingEvent},
@@ -224,9 +226,28 @@ async fn describe(
         message: event.error_message.clone(),
         retry_at: event.retry_at,
     });
+    let cancelled_by = match event.job_id {
+        Some(id) if kind == JOB_CANCELLED => describe_cause(tx, project_id, id).await?,
+        _ => None,
+    };
     let job = describe_job(event)?;
-    let data = WebhookData { project, job, error, batch, workflow, incident };
+    let data = WebhookData { project, job, error, cancelled_by, batch, workflow, incident };
     Ok(WebhookEvent { kind, timestamp, data })
+}
+
+async fn describe_cause(
+    tx: &mut PgConnection,
+    project_id: ProjectId,
+    id: JobId,
+) -> sqlx::Result<Option<WebhookChange>> {
+    let by = store::jobs::events::cancellation(tx, JobKey { project_id, id }).await?;
+    let Some(ChangedBy { kind, id, reason }) = by else { return Ok(None) };
+    let key = id.as_deref().filter(|_| kind == ActorKind::Key).and_then(|it| it.parse().ok());
+    let name = match key {
+        Some(key) => actors::names_of_keys(tx, project_id, &[key]).await?.into_values().next(),
+        None => None,
+    };
+    Ok(Some(WebhookChange { kind, id, name, reason }))
 }
 
 async fn describe_workflow(

@@ -1,16 +1,19 @@
 //! Releasing leases for workers that do not: a person takes the jobs back.
 
 use fencepost_domain::{
+    actor::ChangedBy,
     error::Error,
+    history,
     ids::{JobKey, ProjectId},
     job::OutcomeCause,
     lease::Fence,
 };
 use fencepost_store::{
-    settle::settle_failure,
+    jobs::events::{self, NewEvent},
+    settle::settle_failure::{self, Held},
     workers::holders::{self, SilentLease},
 };
-use sqlx::Acquire;
+use sqlx::{Acquire, PgConnection};
 
 use super::{Ending, MAX_ENDED, WorkerKey, end_leases};
 use crate::{Engine, settle::failure};
@@ -37,12 +40,16 @@ impl ReleasedLeases {
 ///
 /// # Errors
 /// [`Error::WorkerNotFound`] when no worker of this name is known and none holds a lease.
-pub async fn of_worker(engine: &Engine, key: &WorkerKey) -> Result<ReleasedLeases, Error> {
+pub async fn of_worker(
+    engine: &Engine,
+    key: &WorkerKey,
+    by: &ChangedBy,
+) -> Result<ReleasedLeases, Error> {
     // Not as it is cached: a worker that only polls is recorded later.
     let is_known =
         engine.registry.has_seen(key) || engine.worker_lookups.submit(key.clone()).await?.is_some();
-    let ending =
-        Ending { cause: OutcomeCause::TakeBack, silence_seconds: None, max: MAX_TAKE_BACK };
+    let (cause, max) = (OutcomeCause::TakeBack, MAX_TAKE_BACK);
+    let ending = Ending { cause, silence_seconds: None, max, by: Some(by) };
     let released = end_leases(engine, &engine.pools.reports, key, &ending).await?;
     if !is_known && released == 0 {
         return Err(Error::WorkerNotFound);
@@ -58,10 +65,11 @@ pub async fn in_queue(
     engine: &Engine,
     project_id: ProjectId,
     queue: &str,
+    by: &ChangedBy,
 ) -> Result<ReleasedLeases, Error> {
     let mut released = 0;
     loop {
-        let (found, ended) = end_some(engine, project_id, queue).await?;
+        let (found, ended) = end_some(engine, project_id, queue, by).await?;
         released += ended;
         // Some may be locked: their workers are back.
         if found < MAX_ENDED || ended == 0 || released >= MAX_TAKE_BACK {
@@ -71,7 +79,12 @@ pub async fn in_queue(
 }
 
 /// Returns how many it found, and how many it ended.
-async fn end_some(engine: &Engine, project_id: ProjectId, queue: &str) -> sqlx::Result<(i64, u64)> {
+async fn end_some(
+    engine: &Engine,
+    project_id: ProjectId,
+    queue: &str,
+    by: &ChangedBy,
+) -> sqlx::Result<(i64, u64)> {
     let mut conn = engine.pools.reports.acquire_for(project_id).await?;
     let silent = holders::silent_leases(&mut conn, project_id, queue, MAX_ENDED).await?;
     let fences: Vec<(JobKey, Fence)> = silent.iter().map(fence).collect();
@@ -82,10 +95,22 @@ async fn end_some(engine: &Engine, project_id: ProjectId, queue: &str) -> sqlx::
     let decide = |it| failure::decide(it, &cause, cause.unreported_error(), None);
     let outcomes: Vec<_> = held.iter().map(decide).collect();
     let after = failure::write(&mut tx, &outcomes).await?;
+    note(&mut tx, &held, by).await?;
     tx.commit().await?;
     drop(conn);
     failure::publish(&engine.notifier, &outcomes, &after);
     Ok((silent.len() as i64, outcomes.len() as u64))
+}
+
+/// Records who took the jobs of these leases back.
+pub(super) async fn note(tx: &mut PgConnection, held: &[Held], by: &ChangedBy) -> sqlx::Result<()> {
+    let noted = held.iter().map(|lease| {
+        let key = JobKey { project_id: lease.project_id, id: lease.id };
+        let event = NewEvent::change(key, history::TAKE_BACK, by);
+        NewEvent { attempt: Some(lease.attempt), ..event }
+    });
+    events::insert(tx, &noted.collect::<Vec<_>>()).await?;
+    Ok(())
 }
 
 fn fence(lease: &SilentLease) -> (JobKey, Fence) {

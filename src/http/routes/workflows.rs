@@ -21,7 +21,7 @@ use fencepost_web::{
     app::App,
     auth::{Bound, Caller, Control, Cost, Produce, Read},
     wire::{
-        extract::{Object, Query, RequestBody, WorkflowInPath},
+        extract::{Object, OptionalJson, Query, RequestBody, WorkflowInPath},
         openapi::chars,
         templates::{self, Templates},
         validate::{Check, stored_json},
@@ -32,6 +32,7 @@ use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::{
+    change::ReasonRequest,
     cursor::{self, List},
     error::ErrorBody,
     idempotency::{self, Answer, Ids, Once},
@@ -385,6 +386,7 @@ pub async fn list(
     post, path = "/workflows/{workflow_id}/cancel", tag = "workflows", operation_id = "workflows_cancel",
     security(("api_key" = ["produce"]), ("api_key" = ["manage"]), ("session" = ["member"])),
     params(("workflow_id" = String, Path, description = "The workflow.", example = "wf_01m7w3ha3aextt8pkwwdmxsmqw")),
+    request_body(content = ReasonRequest, description = "Optional."),
     responses(
         (status = 200, description = "The workflow.", body = Workflow),
         (status = 404, description = "The project has no such workflow.", body = ErrorBody),
@@ -394,7 +396,9 @@ pub async fn cancel(
     caller: Caller<Control>,
     State(app): State<App>,
     WorkflowInPath(id): WorkflowInPath,
+    OptionalJson(request): OptionalJson<ReasonRequest>,
 ) -> Result<Reply<Workflow>, Error> {
-    workflows::cancel(&app.engine, caller.project_id, id).await?;
+    let by = request.accept(&caller.who)?;
+    workflows::cancel(&app.engine, caller.project_id, id, &by).await?;
     Workflow::find(&app, &caller, id).await.map(Reply)
 }

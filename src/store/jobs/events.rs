@@ -1,10 +1,14 @@
 //! Events of jobs, and what workers report about their attempts.
 
+use std::collections::HashMap;
+
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use fencepost_domain::{
+    actor::{ActorKind, ChangedBy},
+    history,
     ids::{EventId, JobId, JobKey, LeaseId, ProjectId},
     lease::Fence,
 };
@@ -20,26 +24,56 @@ pub struct NewEvent {
     pub worker_id: Option<String>,
     /// JSON.
     pub payload: Option<String>,
+    /// Who caused it; none: a worker reported it.
+    pub by: Option<ChangedBy>,
 }
 
 impl NewEvent {
-    /// An event that the server records, not a worker.
+    /// An event of an attempt, reported without its worker.
     #[must_use]
-    pub fn new(key: JobKey, kind: &str, attempt: Option<i32>, payload: Option<String>) -> Self {
-        Self { key, kind: kind.to_owned(), attempt, worker_id: None, payload }
+    pub fn reported(key: JobKey, kind: &str, attempt: i32, payload: String) -> Self {
+        Self {
+            key,
+            kind: kind.to_owned(),
+            attempt: Some(attempt),
+            worker_id: None,
+            payload: Some(payload),
+            by: None,
+        }
+    }
+
+    /// A change that the server records.
+    #[must_use]
+    pub fn change(key: JobKey, kind: &str, by: &ChangedBy) -> Self {
+        Self {
+            key,
+            kind: kind.to_owned(),
+            attempt: None,
+            worker_id: None,
+            payload: None,
+            by: Some(by.clone()),
+        }
     }
 }
 
 /// Stores events.
 pub async fn insert(conn: &mut PgConnection, events: &[NewEvent]) -> sqlx::Result<Vec<EventId>> {
     let ids: Vec<_> = events.iter().map(|_| EventId::generate()).collect();
+    let by: Vec<Option<&ChangedBy>> = events.iter().map(|it| it.by.as_ref()).collect();
     sqlx::query!(
         "
-        insert into job_events (project_id, job_id, id, type, at, attempt, worker_id, payload)
-        select project_id, job_id, id, type, statement_timestamp(), attempt, worker_id, payload
+        insert into job_events (
+            project_id, job_id, id, type, at, attempt, worker_id, payload, actor_kind, actor_id,
+            reason
+        )
+        select project_id, job_id, id, type, statement_timestamp(), attempt, worker_id, payload,
+               actor_kind, actor_id, reason
         from unnest(
-            $1::int[], $2::uuid[], $3::uuid[], $4::text[], $5::int[], $6::text[], $7::text[]
-        ) as event(project_id, job_id, id, type, attempt, worker_id, payload)
+            $1::int[], $2::uuid[], $3::uuid[], $4::text[], $5::int[], $6::text[], $7::text[],
+            $8::text[], $9::text[], $10::text[]
+        ) as event(
+            project_id, job_id, id, type, attempt, worker_id, payload, actor_kind, actor_id, reason
+        )
         ",
         &events.iter().map(|it| it.key.project_id.0).collect::<Vec<_>>(),
         &events.iter().map(|it| it.key.id.0).collect::<Vec<_>>(),
@@ -48,6 +82,11 @@ pub async fn insert(conn: &mut PgConnection, events: &[NewEvent]) -> sqlx::Resul
         &events.iter().map(|it| it.attempt).collect::<Vec<_>>() as &[Option<i32>],
         &events.iter().map(|it| it.worker_id.as_deref()).collect::<Vec<_>>() as &[Option<&str>],
         &events.iter().map(|it| it.payload.as_deref()).collect::<Vec<_>>() as &[Option<&str>],
+        &by.iter().map(|it| it.map(|it| it.kind.as_str())).collect::<Vec<_>>() as &[Option<&str>],
+        &by.iter().map(|it| it.and_then(|it| it.id.as_deref())).collect::<Vec<_>>()
+            as &[Option<&str>],
+        &by.iter().map(|it| it.and_then(|it| it.reason.as_deref())).collect::<Vec<_>>()
+            as &[Option<&str>],
     )
     .execute(conn)
     .await?;
@@ -104,6 +143,9 @@ pub struct EventRow {
     pub attempt: Option<i32>,
     pub worker_id: Option<String>,
     pub payload: Option<String>,
+    pub actor_kind: Option<ActorKind>,
+    pub actor_id: Option<String>,
+    pub reason: Option<String>,
 }
 
 /// The newest events of one job, oldest first.
@@ -116,9 +158,10 @@ pub async fn of_job(
     sqlx::query_as!(
         EventRow,
         r#"
-        select id "id: EventId", type as kind, at, attempt, worker_id, payload
+        select id "id: EventId", type as kind, at, attempt, worker_id, payload,
+               actor_kind "actor_kind: ActorKind", actor_id, reason
         from (
-            select id, type, at, attempt, worker_id, payload
+            select id, type, at, attempt, worker_id, payload, actor_kind, actor_id, reason
             from job_events
             where project_id = $1 and job_id = $2
             order by id desc
@@ -131,6 +174,64 @@ pub async fn of_job(
         limit,
     )
     .fetch_all(conn)
+    .await
+}
+
+/// A change of a job.
+#[derive(Debug, Clone)]
+pub struct LastChange {
+    pub kind: String,
+    pub at: DateTime<Utc>,
+    pub by: ChangedBy,
+}
+
+/// The latest change of each of these jobs, of those whose cause is known.
+pub async fn last_changes(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    ids: &[JobId],
+) -> sqlx::Result<HashMap<JobId, LastChange>> {
+    let rows = sqlx::query!(
+        r#"
+        select sought.id "id!: JobId", event.type as kind, event.at,
+               event.actor_kind "actor_kind!: ActorKind", event.actor_id, event.reason
+        from unnest($2::uuid[]) as sought(id)
+        cross join lateral (
+            select type, at, actor_kind, actor_id, reason
+            from job_events
+            where project_id = $1 and job_id = sought.id and actor_kind is not null
+            order by id desc
+            limit 1
+        ) event
+        "#,
+        project_id.0,
+        &ids.iter().map(|it| it.0).collect::<Vec<_>>(),
+    )
+    .fetch_all(conn)
+    .await?;
+    let change = rows.into_iter().map(|row| {
+        let by = ChangedBy { kind: row.actor_kind, id: row.actor_id, reason: row.reason };
+        (row.id, LastChange { kind: row.kind, at: row.at, by })
+    });
+    Ok(change.collect())
+}
+
+/// The change by which a job was cancelled, if its cause is known.
+pub async fn cancellation(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<Option<ChangedBy>> {
+    sqlx::query_as!(
+        ChangedBy,
+        r#"
+        select actor_kind "kind!: ActorKind", actor_id as id, reason
+        from job_events
+        where project_id = $1 and job_id = $2 and actor_kind is not null and type = any($3)
+        order by id desc
+        limit 1
+        "#,
+        key.project_id.0,
+        key.id.0,
+        &history::CANCELLATIONS as &[&str],
+    )
+    .fetch_optional(conn)
     .await
 }
 

@@ -2,6 +2,7 @@
 
 pub mod account_log;
 pub mod accounts;
+pub mod actors;
 pub mod audit;
 pub mod device_logins;
 pub mod email_changes;

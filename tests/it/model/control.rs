@@ -2,6 +2,7 @@
 //! the retention deletes.
 
 use fencepost_domain::{
+    actor::ChangedBy,
     error::Error,
     ids::OperationId,
     job::StoredState,
@@ -23,7 +24,7 @@ use super::{
 impl Run {
     pub async fn cancel(&mut self) -> Checked {
         let Some(job) = self.any_job() else { return Ok(()) };
-        let answer = control::cancel(&self.engine, self.key(job)).await;
+        let answer = control::cancel(&self.engine, self.key(job), &ChangedBy::SERVER).await;
         let model = &mut self.jobs[job];
         match (model.state, answer) {
             (StoredState::Succeeded | StoredState::DeadLetter, Err(Error::InvalidState(_)))
@@ -40,7 +41,7 @@ impl Run {
 
     pub async fn retry(&mut self) -> Checked {
         let Some(job) = self.any_job() else { return Ok(()) };
-        let answer = control::retry(&self.engine, self.key(job)).await;
+        let answer = control::retry(&self.engine, self.key(job), &ChangedBy::SERVER).await;
         if self.plant == Plant::ResetAttempt && answer.is_ok() {
             let (project, id) = (self.project_id.0, self.jobs[job].id.0);
             let reset = "update jobs set attempt = 0 where project_id =";

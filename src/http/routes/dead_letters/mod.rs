@@ -20,7 +20,7 @@ use fencepost_web::{
     app::App,
     auth::{Caller, Manage, Read},
     wire::{
-        extract::{JobInPath, Query},
+        extract::{JobInPath, OptionalJson, Query},
         validate::Check,
     },
 };
@@ -29,6 +29,7 @@ use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
 use crate::{
+    change::{ReasonRequest, last_changes},
     cursor::{self, List},
     error::ErrorBody,
     page::{PageSize, page},
@@ -156,13 +157,16 @@ pub async fn list(
         store::jobs::find_all(&mut conn, project_id, &ids, Payloads::asked(query.payloads)).await?;
     let keys: Vec<_> = ids.iter().map(|it| (project_id, *it)).collect();
     let mut errors = store::jobs::last_errors(&mut conn, &keys).await?;
+    let mut changes = last_changes(&mut conn, &caller.who, project_id, &ids).await?;
     let mut jobs: HashMap<_, _> = jobs.into_iter().map(|it| (it.id, it)).collect();
     let mut dead_letters = Vec::with_capacity(matching.len());
     for LetterRow { job_id, fingerprint, died_at, .. } in matching {
         // It was retried at this very moment.
         let Some(row) = jobs.remove(&job_id) else { continue };
         let error = errors.remove(&(project_id, job_id));
-        let job = Job { last_error: error.and_then(JobError::of), ..Job::read(row)? };
+        let last_error = error.and_then(JobError::of);
+        let last_change = changes.remove(&job_id);
+        let job = Job { last_error, last_change, ..Job::read(row)? };
         let job = shown(&caller.who, job);
         dead_letters.push(DeadLetter { fingerprint: hex(fingerprint), died_at, job });
     }
@@ -295,6 +299,7 @@ pub async fn groups(
     post, path = "/dead-letters/{job_id}/retry", tag = "dead-letters", operation_id = "dead_letters_retry",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
+    request_body(content = ReasonRequest, description = "Optional."),
     responses(
         (status = 200, description = "The job.", body = Job),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
@@ -305,9 +310,11 @@ pub async fn retry(
     caller: Caller<Manage>,
     State(app): State<App>,
     JobInPath(id): JobInPath,
+    OptionalJson(request): OptionalJson<ReasonRequest>,
 ) -> Result<Reply<Job>, Error> {
     let key = JobKey { project_id: caller.project_id, id };
-    control::retry_dead_letter(&app.engine, key).await?;
+    let by = request.accept(&caller.who)?;
+    control::retry_dead_letter(&app.engine, key, &by).await?;
     audit::note(&app, &caller, NewAuditEntry::to("dead_letter.retried", id.to_string())).await;
     read::find(&app, &caller, id).await.map(Reply)
 }

@@ -3,13 +3,13 @@
 
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, TimeDelta, Utc};
-use fencepost_domain::{error::Error, formats, ids::JobKey, limits};
+use fencepost_domain::{actor::MAX_REASON_CHARS, error::Error, formats, ids::JobKey, limits};
 use fencepost_engine::jobs::control::{self, Change, Timing};
 use fencepost_web::{
     app::App,
     auth::{Caller, Control, Follow},
     wire::{
-        extract::{JobInPath, Json, RequestBody},
+        extract::{JobInPath, Json, OptionalJson, RequestBody},
         openapi::{chars, range},
         validate::Check,
     },
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{Job, read};
-use crate::error::ErrorBody;
+use crate::{change::ReasonRequest, error::ErrorBody};
 
 /// Cancel a job.
 ///
@@ -28,6 +28,7 @@ use crate::error::ErrorBody;
     post, path = "/jobs/{job_id}/cancel", tag = "jobs", operation_id = "jobs_cancel",
     security(("api_key" = ["produce"]), ("api_key" = ["manage"]), ("session" = ["member"])),
     params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
+    request_body(content = ReasonRequest, description = "Optional."),
     responses(
         (status = 200, description = "The job.", body = Job),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
@@ -38,8 +39,10 @@ pub async fn cancel(
     caller: Caller<Control>,
     State(app): State<App>,
     JobInPath(id): JobInPath,
+    OptionalJson(request): OptionalJson<ReasonRequest>,
 ) -> Result<Reply<Job>, Error> {
-    control::cancel(&app.engine, JobKey { project_id: caller.project_id, id }).await?;
+    let by = request.accept(&caller.who)?;
+    control::cancel(&app.engine, JobKey { project_id: caller.project_id, id }, &by).await?;
     read::find(&app, &caller, id).await.map(Reply)
 }
 
@@ -51,6 +54,7 @@ pub async fn cancel(
     post, path = "/jobs/{job_id}/retry", tag = "jobs", operation_id = "jobs_retry",
     security(("api_key" = ["produce"]), ("api_key" = ["manage"]), ("session" = ["member"])),
     params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
+    request_body(content = ReasonRequest, description = "Optional."),
     responses(
         (status = 200, description = "The job.", body = Job),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
@@ -61,12 +65,14 @@ pub async fn retry(
     caller: Caller<Control>,
     State(app): State<App>,
     JobInPath(id): JobInPath,
+    OptionalJson(request): OptionalJson<ReasonRequest>,
 ) -> Result<Reply<Job>, Error> {
-    control::retry(&app.engine, JobKey { project_id: caller.project_id, id }).await?;
+    let by = request.accept(&caller.who)?;
+    control::retry(&app.engine, JobKey { project_id: caller.project_id, id }, &by).await?;
     read::find(&app, &caller, id).await.map(Reply)
 }
 
-/// Changes to a job. At least one field.
+/// Changes to a job. At least one of the first four fields.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"priority": 50}))]
@@ -83,6 +89,9 @@ pub struct ChangeJobRequest {
     /// Seconds until it may run. Alternative to `run_at`.
     #[schema(extensions(("bounds" = json!(range(0, limits::MAX_DELAY_SECONDS)))))]
     delay_seconds: Option<i64>,
+    /// Reason for the change, shown in the job's history. One line.
+    #[schema(extensions(("bounds" = json!(chars(1, MAX_REASON_CHARS)))))]
+    reason: Option<String>,
 }
 
 impl RequestBody for ChangeJobRequest {}
@@ -107,8 +116,9 @@ pub async fn change(
     JobInPath(id): JobInPath,
     Json(request): Json<ChangeJobRequest>,
 ) -> Result<Reply<Job>, Error> {
-    let ChangeJobRequest { queue, priority, run_at, delay_seconds } = request;
+    let ChangeJobRequest { queue, priority, run_at, delay_seconds, reason } = request;
     let mut check = Check::default();
+    check.optional_name("reason", reason.as_deref(), MAX_REASON_CHARS);
     check.optional_name("queue", queue.as_deref(), limits::MAX_QUEUE_CHARS);
     if let Some(priority) = priority {
         check.range("priority", priority, limits::MIN_PRIORITY, limits::MAX_PRIORITY);
@@ -131,7 +141,8 @@ pub async fn change(
     }
     check.finish()?;
     let what = Change { queue, rank: priority.map(i16::saturating_neg), run_at: None };
-    control::change(&app.engine, caller.tenant(), id, timing, what).await?;
+    let by = caller.who.changed_by().because(reason);
+    control::change(&app.engine, caller.tenant(), id, (timing, what), &by).await?;
     read::find(&app, &caller, id).await.map(Reply)
 }
 

@@ -5,7 +5,7 @@ use chrono::{DateTime, Utc};
 use fencepost_domain::{
     error::Error,
     history,
-    ids::{JobId, ProjectId},
+    ids::JobId,
     job::{AttemptOutcome, StoredState},
     limits,
     text::ErrorReport,
@@ -28,6 +28,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::JobError;
 use crate::{
+    change::{ActorView, Names},
     cursor::{self, List},
     error::ErrorBody,
     redact::{Redact, shown},
@@ -55,6 +56,14 @@ pub struct EventView {
     /// Worker of the attempt.
     #[schema(required)]
     pub worker_id: Option<String>,
+    /// Who caused the change. Null if the event is none, and in the stream of a project.
+    #[serde(default)]
+    #[schema(required)]
+    pub actor: Option<ActorView>,
+    /// The reason that was given for a change.
+    #[serde(default)]
+    #[schema(required)]
+    pub reason: Option<String>,
     /// Details.
     #[schema(value_type = serde_json::Value, required)]
     pub payload: Option<Box<RawValue>>,
@@ -122,7 +131,7 @@ pub async fn list(
         (Some(limit), None) => i64::from(limit) + 1,
         _ => MAX_EVENTS,
     };
-    let (mut events, _) = read(&app, caller.project_id, id, stored).await?;
+    let (mut events, _) = read(&app, &caller, id, stored).await?;
     if let Some(before) = before {
         let place = events.iter().position(|it| it.id == before);
         events.truncate(place.unwrap_or(0));
@@ -141,16 +150,19 @@ pub(super) const MAX_EVENTS: i64 = limits::MAX_JOB_EVENTS * 2;
 /// The history with its newest `max_stored` stored events, and the job's state.
 pub(super) async fn read(
     app: &App,
-    project_id: ProjectId,
+    reader: &Caller<Read>,
     id: JobId,
     max_stored: i64,
 ) -> Result<(Vec<EventView>, StoredState), Error> {
+    let project_id = reader.project_id;
     let mut conn = app.engine.pools.read_for(project_id).await?;
     let row = store::jobs::find(&mut conn, project_id, id).await?.ok_or(Error::JobNotFound)?;
     let attempts = store::jobs::attempts(&mut conn, project_id, id).await?;
     let events = store::jobs::events::of_job(&mut conn, project_id, id, max_stored).await?;
+    let actors = events.iter().filter_map(|it| Some((it.actor_kind?, it.actor_id.as_deref()?)));
+    let names = Names::read(&mut conn, &reader.who, project_id, actors).await?;
     let state = row.state;
-    Ok((history(&row, attempts, events)?, state))
+    Ok((history(&row, attempts, events, &names)?, state))
 }
 
 /// Bytes of payloads of one part of a stream, which a slow reader keeps in memory.
@@ -168,11 +180,11 @@ pub(super) struct HistoryPart {
 /// happened. The rest is not kept: it is read again when the reader has taken this part.
 pub(super) async fn read_part(
     app: &App,
-    project_id: ProjectId,
+    reader: &Caller<Read>,
     id: JobId,
     last: Option<&str>,
 ) -> Result<HistoryPart, Error> {
-    let (mut events, state) = read(app, project_id, id, MAX_EVENTS).await?;
+    let (mut events, state) = read(app, reader, id, MAX_EVENTS).await?;
     let is_last = cut_part(&mut events, last);
     Ok(HistoryPart { events, is_last, state })
 }
@@ -206,6 +218,7 @@ fn history(
     row: &JobRow,
     attempts: Vec<AttemptRow>,
     events: Vec<EventRow>,
+    names: &Names,
 ) -> Result<Vec<EventView>, Error> {
     let event = |id: String, kind: &str, at| EventView {
         id,
@@ -214,6 +227,8 @@ fn history(
         at,
         attempt: None,
         worker_id: None,
+        actor: None,
+        reason: None,
         payload: None,
         redacted: false,
     };
@@ -253,8 +268,9 @@ fn history(
     for it in events {
         let payload = it.payload.map(RawValue::from_string).transpose().map_err(Error::internal)?;
         let view = event(it.id.to_string(), &it.kind, it.at);
-        let (attempt, worker_id) = (it.attempt, it.worker_id);
-        views.push(EventView { attempt, worker_id, payload, ..view });
+        let (attempt, worker_id, reason) = (it.attempt, it.worker_id, it.reason);
+        let actor = it.actor_kind.map(|kind| names.actor(kind, it.actor_id));
+        views.push(EventView { attempt, worker_id, actor, reason, payload, ..view });
     }
     // Events of the same instant keep this order.
     views.sort_by_key(|it| it.at);
@@ -276,6 +292,8 @@ mod tests {
             at: DateTime::from_timestamp(second, 0).expect("a time"),
             attempt: None,
             worker_id: None,
+            actor: None,
+            reason: None,
             payload: Some(RawValue::from_string(text).expect("JSON")),
             redacted: false,
         }

@@ -12,7 +12,7 @@ use fencepost_domain::{
     job::JobState,
     limits, search,
 };
-use fencepost_engine::jobs::{self, explain, wait};
+use fencepost_engine::jobs::{explain, wait};
 use fencepost_store::{
     self as store,
     jobs::{JobRow, Order},
@@ -32,6 +32,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::{Job, JobError};
 use crate::{
+    change,
     cursor::{self, List},
     error::ErrorBody,
     redact::shown,
@@ -75,10 +76,15 @@ pub async fn get(
 
 /// A job with its attempts.
 pub(crate) async fn find<P>(app: &App, caller: &Caller<P>, id: JobId) -> Result<Job, Error> {
-    let key = JobKey { project_id: caller.project_id, id };
-    let (row, attempts) = jobs::find_with_attempts(&app.engine, key).await?;
+    let project_id = caller.project_id;
+    let mut conn = app.engine.pools.read_for(project_id).await?;
+    let row = store::jobs::find(&mut conn, project_id, id).await?.ok_or(Error::JobNotFound)?;
     let (state, duration_ms) = (row.state, row.duration_ms);
-    Ok(shown(&caller.who, Job::read(row)?.with_attempts(attempts, state, duration_ms)))
+    let attempts = store::jobs::attempts(&mut conn, project_id, id).await?;
+    let changed = change::last_changes(&mut conn, &caller.who, project_id, &[id]).await?;
+    let last_change = changed.into_values().next();
+    let job = Job { last_change, ..Job::read(row)? };
+    Ok(shown(&caller.who, job.with_attempts(attempts, state, duration_ms)))
 }
 
 /// How long to wait for a job.
@@ -258,12 +264,16 @@ async fn with_reasons(
     let failed = rows.iter().filter(|it| it.failures > 0);
     let failed: Vec<_> = failed.map(|it| (caller.project_id, it.id)).collect();
     let mut errors = store::jobs::last_errors(conn, &failed).await?;
+    let ids: Vec<_> = rows.iter().map(|it| it.id).collect();
+    let mut changes = change::last_changes(conn, &caller.who, caller.project_id, &ids).await?;
     let unserved = explain::unserved(conn, caller.project_id, &rows).await?;
     let jobs = rows.into_iter().map(|row| {
         let error = errors.remove(&(caller.project_id, row.id));
         let waiting_reason = unserved.get(&row.id).copied();
         let last_error = error.and_then(JobError::of);
-        Ok(shown(&caller.who, Job { last_error, waiting_reason, ..Job::read(row)? }))
+        let last_change = changes.remove(&row.id);
+        let job = Job { last_error, last_change, waiting_reason, ..Job::read(row)? };
+        Ok(shown(&caller.who, job))
     });
     jobs.collect()
 }

@@ -6,7 +6,7 @@ use axum::{
     response::Response,
 };
 use chrono::{DateTime, Utc};
-use fencepost_domain::{error::Error, formats, limits};
+use fencepost_domain::{actor::MAX_REASON_CHARS, error::Error, formats, limits};
 use fencepost_engine::jobs::replay::{self, Changes};
 use fencepost_web::{
     app::App,
@@ -55,6 +55,9 @@ pub struct ReplayRequest {
     /// Earliest time of its first attempt, at most 100 years ahead. Default: immediately.
     #[serde(default, deserialize_with = "formats::optional_time")]
     run_at: Option<DateTime<Utc>>,
+    /// Reason for the replay, shown in the new job's history. One line.
+    #[schema(extensions(("bounds" = json!(chars(1, MAX_REASON_CHARS)))))]
+    reason: Option<String>,
 }
 
 impl RequestBody for ReplayRequest {}
@@ -94,11 +97,13 @@ pub async fn replay(
 ) -> Result<Response, Error> {
     let trace = traceparent(&headers).map(str::to_owned);
     let (running, tenant, origin) = (app.clone(), caller.tenant(), caller.origin());
+    let by = caller.who.changed_by();
     repeat
         .once(&app, &caller, async move |ids: Ids| {
+            let by = by.because(request.reason.clone());
             let changes = request.accept(tenant.limits.max_payload_bytes(), trace)?;
             let ids = (of, ids.job(0));
-            let row = replay::replay(&running.engine, tenant, origin, ids, changes).await?;
+            let row = replay::replay(&running.engine, tenant, origin, ids, changes, by).await?;
             Ok(Answer::job(StatusCode::CREATED, Job::read(row)?))
         })
         .await
@@ -111,6 +116,7 @@ impl ReplayRequest {
         traceparent: Option<String>,
     ) -> Result<Changes, Error> {
         let mut check = Check::default();
+        check.optional_name("reason", self.reason.as_deref(), MAX_REASON_CHARS);
         check.optional_name("job_type", self.job_type.as_deref(), limits::MAX_JOB_TYPE_CHARS);
         check.optional_name("queue", self.queue.as_deref(), limits::MAX_QUEUE_CHARS);
         if let Some(priority) = self.priority {

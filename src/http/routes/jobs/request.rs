@@ -253,7 +253,8 @@ pub fn accept(
         extras: (extras != Extras::default()).then(|| Box::new(extras)),
     };
     let path = check.path().to_owned();
-    Ok(JobWithDependencies { job, on_conflict, is_continuation, is_id_given: false, path })
+    let named = JobWithDependencies::new(job, on_conflict);
+    Ok(JobWithDependencies { is_continuation, path, ..named })
 }
 
 /// Checks callbacks, and those that follow them.

@@ -144,7 +144,7 @@ pub async fn job_stream(
     headers: HeaderMap,
 ) -> Result<Response, Error> {
     let last = streams::last_event_id(&headers).map(str::to_owned);
-    let (events, state) = events::read(&app, caller.project_id, id, events::MAX_EVENTS).await?;
+    let (events, state) = events::read(&app, &caller, id, events::MAX_EVENTS).await?;
     let has_seen_all = events.last().map(|it| &it.id) == last.as_ref();
     if state == StoredState::Succeeded && has_seen_all {
         return Ok(StatusCode::NO_CONTENT.into_response());
@@ -167,7 +167,7 @@ async fn write_job(
         let changed = watch.changed();
         tokio::pin!(changed);
         changed.as_mut().enable();
-        let part = events::read_part(&app, project_id, id, last.as_deref()).await;
+        let part = events::read_part(&app, &reader, id, last.as_deref()).await;
         let part = part.map_err(|_| Ended)?;
         let events = shown(&reader.who, part.events);
         for event in &events {
@@ -252,6 +252,8 @@ async fn send(
         at: at.unwrap_or_default(),
         attempt: job_event.attempt,
         worker_id: job_event.worker_id.clone(),
+        actor: None,
+        reason: None,
         payload: job_event.payload.clone().and_then(|it| RawValue::from_string(it).ok()),
         redacted: false,
     };

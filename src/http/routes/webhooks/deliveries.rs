@@ -308,7 +308,7 @@ pub async fn retry(
     DeliveryInPath(id): DeliveryInPath,
 ) -> Result<Reply<Delivery>, Error> {
     let key = (caller.project_id, endpoint);
-    webhooks::retry(&app.engine, key, id).await?;
+    webhooks::retry(&app.engine, key, id, &caller.who.changed_by()).await?;
     let (row, _) = webhooks::delivery(&app.engine, key, id).await?;
     Ok(Reply((&row).into()))
 }

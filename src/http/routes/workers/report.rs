@@ -122,6 +122,7 @@ pub async fn events(
             attempt: Some(event.attempt),
             worker_id: Some(worker_id.clone()),
             payload: event.payload.map(|it| Box::<str>::from(it).into_string()),
+            by: None,
         });
     }
     check.finish()?;

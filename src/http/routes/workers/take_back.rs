@@ -7,7 +7,7 @@ use fencepost_web::{
     app::App,
     auth::{Caller, Manage},
     wire::{
-        extract::{NameInPath, OptionalJson, RequestBody},
+        extract::{NameInPath, OptionalJson},
         validate::Check,
     },
 };
@@ -15,20 +15,13 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{
+    change::ReasonRequest,
     error::ErrorBody,
     routes::{
         audit::{self, NewAuditEntry},
         queues,
     },
 };
-
-/// What is released is in the path. No body, or an empty object.
-#[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(example = json!({}))]
-pub struct TakeBackRequest {}
-
-impl RequestBody for TakeBackRequest {}
 
 /// Answer to a request that releases leases for their workers.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
@@ -54,7 +47,7 @@ impl From<ReleasedLeases> for TakeBackReply {
     operation_id = "workers_take_back",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(("worker_id" = String, Path, description = "The worker.", example = "worker-1")),
-    request_body(content = TakeBackRequest, description = "Optional."),
+    request_body(content = ReasonRequest, description = "Optional."),
     responses(
         (status = 200, description = "The jobs wait again.", body = TakeBackReply),
         (status = 404, description = "The project has no such worker.", body = ErrorBody),
@@ -64,10 +57,11 @@ pub async fn of_worker(
     caller: Caller<Manage>,
     State(app): State<App>,
     NameInPath(worker_id): NameInPath,
-    OptionalJson(TakeBackRequest {}): OptionalJson<TakeBackRequest>,
+    OptionalJson(request): OptionalJson<ReasonRequest>,
 ) -> Result<Reply<TakeBackReply>, Error> {
     let key = (caller.project_id, worker_id.as_str().into());
-    let done = take_back::of_worker(&app.engine, &key).await?;
+    let by = request.accept(&caller.who)?;
+    let done = take_back::of_worker(&app.engine, &key, &by).await?;
     note(&app, &caller, NewAuditEntry::to("worker.take_back", &*worker_id), done).await;
     Ok(Reply(done.into()))
 }
@@ -81,7 +75,7 @@ pub async fn of_worker(
     post, path = "/queues/{queue}/take-back", tag = "queues", operation_id = "queues_take_back",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(("queue" = String, Path, description = "The queue.", example = "default")),
-    request_body(content = TakeBackRequest, description = "Optional."),
+    request_body(content = ReasonRequest, description = "Optional."),
     responses(
         (status = 200, description = "The jobs wait again.", body = TakeBackReply),
         (status = 404, description = "The project has no such queue.", body = ErrorBody),
@@ -91,13 +85,14 @@ pub async fn in_queue(
     caller: Caller<Manage>,
     State(app): State<App>,
     NameInPath(queue): NameInPath,
-    OptionalJson(TakeBackRequest {}): OptionalJson<TakeBackRequest>,
+    OptionalJson(request): OptionalJson<ReasonRequest>,
 ) -> Result<Reply<TakeBackReply>, Error> {
+    let by = request.accept(&caller.who)?;
     let mut check = Check::default();
     check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
     check.finish()?;
     queues::if_known(&app, caller.project_id, &queue).await?.ok_or(Error::QueueNotFound)?;
-    let done = take_back::in_queue(&app.engine, caller.project_id, &queue).await?;
+    let done = take_back::in_queue(&app.engine, caller.project_id, &queue, &by).await?;
     note(&app, &caller, NewAuditEntry::to("queue.take_back", &*queue), done).await;
     Ok(Reply(done.into()))
 }

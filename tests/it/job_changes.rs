@@ -1,0 +1,202 @@
+//! Who changed a job, and why: in its history, in the job, in events and in lists.
+
+use fencepost_domain::{access::Role, actor::MAX_REASON_CHARS};
+use serde_json::{Value, json};
+
+use crate::{
+    harness::{Sink, TestProject, run, run_alone},
+    people::Person,
+};
+
+/// The changes in the history of a job: type, kind and id of the actor, reason.
+async fn changes(t: &TestProject, id: &str) -> Vec<(String, Value, Value)> {
+    let history = t.get(&format!("/v1/jobs/{id}/events")).await.is(200);
+    let events = history["events"].as_array().expect("events");
+    let caused = events.iter().filter(|it| it["actor"] != Value::Null);
+    let text = |it: &Value| it.as_str().expect("a text").to_owned();
+    caused.map(|it| (text(&it["type"]), it["actor"].clone(), it["reason"].clone())).collect()
+}
+
+/// The name of the test's key.
+async fn own_key(t: &TestProject) -> Value {
+    let keys = t.get("/v1/keys").await.is(200);
+    let key = &keys["keys"][0];
+    json!({"kind": "key", "id": key["id"], "name": key["name"]})
+}
+
+#[test]
+fn a_single_change_has_its_key_and_its_reason() {
+    run(async |t| {
+        let key = own_key(t).await;
+        let id = t.enqueue(json!({"delay_seconds": 600})).await;
+        assert_eq!(t.job(&id).await["last_change"], Value::Null);
+        let path = |action: &str| format!("/v1/jobs/{id}/{action}");
+        let because = |reason: &str| json!({ "reason": reason });
+        let urgent = json!({"priority": 5, "reason": "urgent"});
+        t.patch(&format!("/v1/jobs/{id}"), urgent).await.is(200);
+        t.post(&path("cancel"), because("no longer needed")).await.is(200);
+        t.act(&path("retry")).await.is(200);
+        t.post(&path("cancel"), json!({})).await.is(200);
+        assert_eq!(
+            changes(t, &id).await,
+            [
+                ("fencepost.changed".to_owned(), key.clone(), json!("urgent")),
+                ("fencepost.cancelled".to_owned(), key.clone(), json!("no longer needed")),
+                ("fencepost.retried".to_owned(), key.clone(), Value::Null),
+                ("fencepost.cancelled".to_owned(), key.clone(), Value::Null),
+            ]
+        );
+        let replayed = t.post(&path("replay"), because("once more")).await.is(201);
+        let copy = replayed["id"].as_str().expect("an id");
+        let change = t.job(copy).await["last_change"].clone();
+        assert_eq!(
+            (&change["type"], &change["actor"], &change["reason"]),
+            (&json!("fencepost.replayed"), &key, &json!("once more"))
+        );
+        let listed = t.get("/v1/jobs?state=cancelled").await.is(200);
+        let last = &listed["jobs"][0]["last_change"];
+        assert_eq!((&last["type"], &last["actor"]), (&json!("fencepost.cancelled"), &key));
+    });
+}
+
+#[test]
+fn a_reason_has_bounds_and_a_refused_one_changes_nothing() {
+    run(async |t| {
+        let id = t.enqueue(json!({})).await;
+        let longest = json!({"reason": "x".repeat(MAX_REASON_CHARS)});
+        let (over, empty) =
+            (json!({"reason": "ü".repeat(MAX_REASON_CHARS + 1)}), json!({"reason": ""}));
+        let lines = json!({"reason": "one\nand another"});
+        for action in ["cancel", "retry", "replay"] {
+            let path = format!("/v1/jobs/{id}/{action}");
+            for bad in [&over, &empty, &lines] {
+                t.post(&path, bad.clone()).await.refuses("reason");
+            }
+            t.post(&path, json!({"why": "x"})).await.refuses("why");
+        }
+        for bad in [&over, &empty, &lines] {
+            t.post("/v1/workers/w/take-back", bad.clone()).await.refuses("reason");
+            t.post("/v1/queues/default/take-back", bad.clone()).await.refuses("reason");
+            let mut change = bad.clone();
+            change["priority"] = json!(1);
+            t.patch(&format!("/v1/jobs/{id}"), change).await.refuses("reason");
+        }
+        t.patch(&format!("/v1/jobs/{id}"), json!({"reason": "alone"})).await.refuses("body");
+        assert_eq!(changes(t, &id).await, []);
+        assert_eq!(t.job(&id).await["state"], "pending");
+        t.post(&format!("/v1/jobs/{id}/cancel"), longest).await.is(200);
+    });
+}
+
+#[test]
+fn a_member_is_named_to_members_and_not_to_keys() {
+    run_alone(async |t| {
+        let ada = Person::sign_up(t, "ada@example.com").await;
+        ada.join(t, Role::Member).await;
+        let id = t.enqueue(json!({})).await;
+        let path = format!("/v1/projects/main/jobs/{id}");
+        let cancelled = ada.post(&format!("{path}/cancel"), json!({"reason": "a test"})).await;
+        let change = cancelled.is(200)["last_change"].clone();
+        assert_eq!(
+            change["actor"],
+            json!({"kind": "member", "id": ada.account_id, "name": "ada@example.com"})
+        );
+        assert_eq!(change["reason"], "a test");
+        let events = ada.get(&format!("{path}/events")).await.is(200);
+        assert_eq!(events["events"][1]["actor"], change["actor"]);
+        let for_a_key = json!({"kind": "member", "id": ada.account_id, "name": null});
+        assert_eq!(t.job(&id).await["last_change"]["actor"], for_a_key);
+        assert_eq!(changes(t, &id).await[0].1, for_a_key);
+        ada.delete(&format!("/v1/projects/main/members/{}", ada.account_id)).await.is_empty(204);
+        let eve = Person::sign_up(t, "eve@example.com").await;
+        eve.join(t, Role::Viewer).await;
+        assert_eq!(eve.get(&path).await.is(200)["last_change"]["actor"], for_a_key, "it has left");
+    });
+}
+
+#[test]
+fn what_follows_from_something_else_names_it() {
+    run(async |t| {
+        let parent = t.enqueue(json!({"max_attempts": 1})).await;
+        let child = t.enqueue(json!({"depends_on": [parent]})).await;
+        let job = t.lease("w").await;
+        t.ack(&job, "w", "failed").await.is(200);
+        t.job_becomes(&child, "cancelled").await;
+        let by_parent = json!({"kind": "parent", "id": parent, "name": null});
+        assert_eq!(changes(t, &child).await[0].1, by_parent);
+        let retry = json!({"reason": "the disk has room again"});
+        t.post(&format!("/v1/dead-letters/{parent}/retry"), retry).await.is(200);
+        let (kind, actor, reason) = changes(t, &child).await[1].clone();
+        assert_eq!((kind.as_str(), &actor), ("fencepost.revived", &by_parent));
+        assert_eq!(reason, Value::Null);
+        assert_eq!(changes(t, &parent).await[0].2, "the disk has room again");
+
+        let begun = t.post("/v1/jobs/cancel", json!({"filter": {"q": "state:pending"}})).await;
+        let operation = begun.is(202)["operation"]["id"].clone();
+        t.job_becomes(&parent, "cancelled").await;
+        let by_operation = json!({"kind": "operation", "id": operation, "name": null});
+        assert_eq!(t.job(&parent).await["last_change"]["actor"], by_operation);
+
+        let unique = |on_conflict: &str| json!({"key": "k", "on_conflict": on_conflict});
+        let first = t.enqueue(json!({"unique": unique("replace")})).await;
+        let second = t.enqueue(json!({"unique": unique("replace")})).await;
+        let history = t.get(&format!("/v1/jobs/{first}/events")).await.is(200);
+        let replaced = &history["events"][1];
+        assert_eq!(replaced["payload"]["replaced_by"], json!(second));
+        assert_eq!(replaced["actor"], json!({"kind": "server", "id": null, "name": null}));
+    });
+}
+
+#[test]
+fn a_take_back_is_recorded_with_each_job() {
+    run(async |t| {
+        let key = own_key(t).await;
+        let id = t.enqueue(json!({})).await;
+        t.lease("hangs").await;
+        let reason = json!({"reason": "its machine burns"});
+        t.post("/v1/workers/hangs/take-back", reason).await.is(200);
+        let job = t.job(&id).await;
+        assert_eq!((&job["state"], &job["failures"]), (&json!("pending"), &json!(0)));
+        assert_eq!(
+            changes(t, &id).await,
+            [("fencepost.take_back".to_owned(), key, json!("its machine burns"))]
+        );
+    });
+}
+
+#[test]
+fn a_webhook_says_who_cancelled_and_why() {
+    run(async |t| {
+        let sink = Sink::start().await;
+        let endpoint = json!({"url": sink.url, "events": ["job.cancelled"]});
+        t.post("/v1/webhooks", endpoint).await.is(201);
+        let key = own_key(t).await;
+        let id = t.enqueue(json!({})).await;
+        t.post(&format!("/v1/jobs/{id}/cancel"), json!({"reason": "a refund"})).await.is(200);
+        let by = sink.next().await.body()["data"]["cancelled_by"].clone();
+        let mut expected = key.clone();
+        expected["reason"] = json!("a refund");
+        assert_eq!(by, expected);
+        let asked = t.enqueue(json!({})).await;
+        let running = t.lease("w").await;
+        t.post(&format!("/v1/jobs/{asked}/cancel"), json!({"reason": "slow"})).await.is(200);
+        t.ack(&running, "w", "released").await.is(200);
+        let by = sink.next().await.body()["data"]["cancelled_by"].clone();
+        assert_eq!((&by["id"], &by["reason"]), (&key["id"], &json!("slow")));
+    });
+}
+
+#[test]
+fn reasons_count_as_stored_bytes() {
+    run_alone(async |t| {
+        let deltas = "select coalesce(sum(bytes), 0)::bigint from stored_byte_deltas";
+        let stored = "select coalesce(sum(bytes), 0)::bigint from stored_bytes";
+        let all = format!("select ({deltas}) + ({stored})");
+        let id = t.enqueue(json!({})).await;
+        let before = t.database.number(&all).await;
+        let reason = "r".repeat(MAX_REASON_CHARS);
+        t.post(&format!("/v1/jobs/{id}/cancel"), json!({ "reason": reason })).await.is(200);
+        let more = t.database.number(&all).await - before;
+        assert!(more >= MAX_REASON_CHARS as i64, "{more}");
+    });
+}

@@ -51,6 +51,8 @@ const WORKERS_PERIOD: Duration = Duration::from_secs(2);
 const WATCH_PERIOD: Duration = Duration::from_secs(2);
 /// How often rows past their retention are deleted.
 const PRUNE_PERIOD: Duration = Duration::from_secs(60);
+/// How often counts of running jobs are checked in queues in which many run.
+const CORRECTION_PERIOD: Duration = Duration::from_secs(300);
 /// How often the hot table is checked for a due vacuum.
 const VACUUM_PERIOD: Duration = Duration::from_secs(1);
 /// How often statistics are flushed: a killed node loses at most this much.
@@ -161,6 +163,10 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
 fn start_upkeep_loops(loops: &Loops<'_>) {
     loops.start("prune", None, |engine| async move {
         Ok(Next::continue_if(maintenance::prune(&engine).await?, PRUNE_PERIOD))
+    });
+    loops.start("running_counts", None, |engine| async move {
+        counts::correct(&engine).await?;
+        Ok(Next::Sleep(CORRECTION_PERIOD))
     });
     loops.start("empty", None, |engine| async move {
         empty::pass(&engine).await?;

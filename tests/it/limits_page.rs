@@ -230,8 +230,8 @@ pub fn queue_limits() -> Vec<(&'static str, String)> {
             ),
         ),
         (
-            "running jobs that are counted",
-            format!("{}, more are shown as pending", counts::MAX_COUNTED_PROCESSING),
+            "running jobs of a queue that are counted one by one",
+            format!("{}; more are known from counters", counts::MAX_COUNTED_PROCESSING),
         ),
         (
             "workers of a project, whatever its plan",

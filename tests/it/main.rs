@@ -58,6 +58,7 @@ mod redis_as_run;
 mod replay;
 mod roles;
 mod rolling;
+mod running_counts;
 mod schedule_crashes;
 mod schedule_warnings;
 mod search;

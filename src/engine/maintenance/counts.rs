@@ -5,7 +5,7 @@ use fencepost_store::sweep::{
     counts::{self, MAX_COUNTED_ROWS},
     set_aside::Work,
 };
-use sqlx::PgConnection;
+use sqlx::{Acquire, PgConnection};
 
 use crate::{
     Engine,
@@ -25,6 +25,22 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     let queues = counts::find_queues_with_deltas(&mut conn).await?;
     let merged = isolate::process(engine, &mut conn, &Merge, &queues).await?;
     Ok(merged.into_iter().sum::<i64>() >= MAX_COUNTED_ROWS)
+}
+
+/// Corrects how many jobs run in queues in which many do: nodes of versions before 0.3 count none
+/// while they run beside newer ones.
+pub async fn correct(engine: &Engine) -> sqlx::Result<()> {
+    let mut conn = engine.pools.background.acquire().await?;
+    let mut tx = conn.begin().await?;
+    if !counts::try_lock_corrections(&mut tx).await? {
+        return Ok(());
+    }
+    let queues = counts::correct_processing(&mut tx).await?;
+    tx.commit().await?;
+    if queues > 0 {
+        tracing::info!(queues, "counts of running jobs corrected");
+    }
+    Ok(())
 }
 
 /// Merging the deltas of some queues.

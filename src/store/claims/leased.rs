@@ -214,6 +214,9 @@ macro_rules! query_leased_of_best {
                 body.workflow_id,
                 body.workflow_key,
                 body.envelope
+        ), counted as (
+            insert into queue_deltas (project_id, queue, processing)
+            select project_id, queue, count(*) from leased group by project_id, queue
         )
         select
             chosen.count "chosen!",

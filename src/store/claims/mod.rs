@@ -104,7 +104,7 @@ pub async fn claim_any_type(
     query_leased!(
         r#"
         with due as materialized (
-            select claim.number as claim, found.project_id, found.id,
+            select claim.number as claim, found.project_id, found.id, claim.queue,
                    row_number() over (
                        partition by claim.number order by found.rank, found.run_at, found.id
                    ) as place
@@ -133,6 +133,9 @@ pub async fn claim_any_type(
                 $6::bigint[], $7::bigint[], $8::text[], $9::int[], $10::uuid[], $13::uuid[]
             ) with ordinality
                 as sent(claim, place, worker_id, lease_seconds, poll_id, lease_id, number)
+        ), counted as (
+            insert into queue_deltas (project_id, queue, processing)
+            select project_id, queue, count(*) from due group by project_id, queue
         )
         update jobs
         set state = 'processing',

@@ -374,9 +374,11 @@ pub async fn insert_jobs(
                    end
             from new
         ), counted as (
-            insert into queue_deltas (project_id, queue, scheduled, active, enqueued)
+            insert into queue_deltas (
+                project_id, queue, scheduled, active, enqueued, processing
+            )
             select project_id, queue, count(*) filter (where state = 'scheduled'),
-                   count(*) filter (where state = 'pending'), count(*)
+                   count(*) filter (where state = 'pending'), count(*), count(lease_id)
             from new
             group by project_id, queue
         )

@@ -10,9 +10,9 @@ use sqlx::PgConnection;
 
 use crate::workers::ALIVE_SECONDS;
 
-/// Running jobs are counted in their index, up to this number. The statement carries it as a
-/// literal.
-pub const MAX_COUNTED_PROCESSING: usize = 10_000;
+/// Running jobs of a queue are counted in their index, up to this number; more are known from
+/// `queue_deltas`, as all other states are. The statements carry it as a literal.
+pub const MAX_COUNTED_PROCESSING: i64 = 10_000;
 
 /// A queue: its counts, rates and settings.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,7 +23,6 @@ pub struct QueueRow {
     pub scheduled: i64,
     pub active: i64,
     pub backoff: i64,
-    /// Up to [`MAX_COUNTED_PROCESSING`].
     pub processing: i64,
     pub dead_letter: i64,
     pub succeeded: i64,
@@ -219,22 +218,23 @@ pub async fn totals(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Res
         select coalesce(sum(scheduled), 0)::bigint "scheduled!",
                coalesce(sum(active), 0)::bigint "active!",
                (
-                   select count(*)
+                   select case when count(*) < 10000 then count(*)
+                       else greatest(count(*), sum(moves.processing)) end
                    from (
                        select from jobs
                        where project_id = $1 and state = 'processing'
                        limit 10000
                    ) counted
-               ) "processing!",
+               )::bigint "processing!",
                coalesce(sum(dead_letter), 0)::bigint "dead_letter!",
                coalesce(sum(succeeded), 0)::bigint "succeeded!",
                coalesce(sum(cancelled), 0)::bigint "cancelled!"
         from (
-            select scheduled, active, dead_letter, succeeded, cancelled
+            select scheduled, active, processing, dead_letter, succeeded, cancelled
             from queue_counts
             where project_id = $1
             union all
-            select scheduled, active, dead_letter, succeeded, cancelled
+            select scheduled, active, processing, dead_letter, succeeded, cancelled
             from unmerged_deltas
             where project_id = $1
         ) moves
@@ -297,9 +297,10 @@ pub async fn queues(
         r#"
         with fresh as materialized (
             select queue, sum(scheduled)::bigint as scheduled, sum(active)::bigint as active,
-                   sum(backoff)::bigint as backoff, sum(dead_letter)::bigint as dead_letter,
-                   sum(succeeded)::bigint as succeeded, sum(cancelled)::bigint as cancelled,
-                   sum(enqueued)::bigint as enqueued, sum(failed)::bigint as failed,
+                   sum(processing)::bigint as processing, sum(backoff)::bigint as backoff,
+                   sum(dead_letter)::bigint as dead_letter, sum(succeeded)::bigint as succeeded,
+                   sum(cancelled)::bigint as cancelled, sum(enqueued)::bigint as enqueued,
+                   sum(failed)::bigint as failed,
                    sum(greatest(succeeded, 0))::bigint as has_succeeded
             from unmerged_deltas
             where project_id = $1 and queue = any($2)
@@ -321,7 +322,12 @@ pub async fn queues(
                coalesce(kept.dead_letter, 0) + coalesce(fresh.dead_letter, 0) "dead_letter!",
                coalesce(kept.succeeded, 0) + coalesce(fresh.succeeded, 0) "succeeded!",
                coalesce(kept.cancelled, 0) + coalesce(fresh.cancelled, 0) "cancelled!",
-               running.processing "processing!", oldest.ready_at "oldest_ready_at?",
+               case when running.processing < 10000 then running.processing
+                   else greatest(
+                       running.processing,
+                       coalesce(kept.processing, 0) + coalesce(fresh.processing, 0)
+                   )
+               end "processing!", oldest.ready_at "oldest_ready_at?",
                oldest.id "oldest_ready_job_id?: JobId",
                coalesce(live_workers.workers, 0) "workers!", silent.jobs "silent_jobs!",
                silent.workers "silent_workers!", silent.until as silent_until,

@@ -183,15 +183,15 @@ pub async fn write_outcomes(
             from after
             where after.state = 'dead_letter' and (after.batch_id is not null or after.has_callbacks)
         ), counted as (
-            insert into queue_deltas (project_id, queue, active, backoff, dead_letter, failed)
-            select project_id, queue,
+            insert into queue_deltas (
+                project_id, queue, processing, active, backoff, dead_letter, failed
+            )
+            select project_id, queue, -count(*),
                    -count(*) filter (where state = 'dead_letter'),
                    count(*) filter (where state = 'backoff'),
                    count(*) filter (where state = 'dead_letter'),
                    count(*) filter (where outcome in ('failed', 'timeout', 'lease_expired'))
             from after
-            -- A release changes no count.
-            where outcome <> 'released' or state = 'dead_letter'
             group by project_id, queue
         )
         select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!",

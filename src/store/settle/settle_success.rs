@@ -144,8 +144,8 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
                    lease_id, worker_id, claimed_at, duration_ms, result
             from held
         ), counted as (
-            insert into queue_deltas (project_id, queue, active, succeeded)
-            select project_id, queue, -count(*), count(*)
+            insert into queue_deltas (project_id, queue, processing, active, succeeded)
+            select project_id, queue, -count(*), -count(*), count(*)
             from held
             group by project_id, queue
         )
@@ -253,12 +253,14 @@ pub async fn succeed_parents(
             on conflict do nothing
             returning project_id, job_id
         ), counted as (
-            insert into queue_deltas (project_id, queue, scheduled, active, succeeded)
-            select project_id, queue, sum(scheduled), sum(active), sum(succeeded)
+            insert into queue_deltas (project_id, queue, processing, scheduled, active, succeeded)
+            select project_id, queue, sum(processing), sum(scheduled), sum(active), sum(succeeded)
             from (
-                select project_id, queue, 0 as scheduled, -1 as active, 1 as succeeded from held
+                select project_id, queue, -1 as processing, 0 as scheduled, -1 as active,
+                       1 as succeeded
+                from held
                 union all
-                select project_id, queue, -1, 1, 0 from freed where is_moved
+                select project_id, queue, 0, -1, 1, 0 from freed where is_moved
             ) moves
             group by project_id, queue
         ), outcome as materialized (

@@ -86,16 +86,18 @@ pub async fn merge_counts(
             where merged_deltas.merged_before <> merged.oldest_running
         ), counted as (
             insert into queue_counts (
-                project_id, queue, scheduled, active, backoff, dead_letter, succeeded, cancelled
+                project_id, queue, scheduled, active, processing, backoff, dead_letter, succeeded,
+                cancelled
             )
-            select project_id, queue, sum(scheduled), sum(active), sum(backoff), sum(dead_letter),
-                   sum(succeeded), sum(cancelled)
+            select project_id, queue, sum(scheduled), sum(active), sum(processing), sum(backoff),
+                   sum(dead_letter), sum(succeeded), sum(cancelled)
             from taken
             group by project_id, queue
             order by project_id, queue
             on conflict (project_id, queue) do update
             set scheduled = queue_counts.scheduled + excluded.scheduled,
                 active = queue_counts.active + excluded.active,
+                processing = queue_counts.processing + excluded.processing,
                 backoff = queue_counts.backoff + excluded.backoff,
                 dead_letter = queue_counts.dead_letter + excluded.dead_letter,
                 succeeded = queue_counts.succeeded + excluded.succeeded,
@@ -123,6 +125,52 @@ pub async fn merge_counts(
     .await
 }
 
+/// Whether this transaction is the only one that corrects counts, until its end.
+pub async fn try_lock_corrections(conn: &mut PgConnection) -> sqlx::Result<bool> {
+    let locked = sqlx::query!("select from merged_deltas for no key update skip locked");
+    Ok(locked.fetch_optional(conn).await?.is_some())
+}
+
+/// Counts the running jobs of queues in which many may run, and corrects their counts: in one
+/// snapshot, without stopping anything. Returns how many queues it has corrected. Two at the same
+/// time would correct twice: the caller holds the lock of [`try_lock_corrections`].
+pub async fn correct_processing(conn: &mut PgConnection) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(
+        r#"
+        with large as materialized (
+            select project_id, queue, processing from queue_counts where active >= 10000
+        ), fresh as materialized (
+            select project_id, queue, sum(processing) as processing
+            from unmerged_deltas
+            where (project_id, queue) in (select project_id, queue from large)
+            group by project_id, queue
+        ), wrong as materialized (
+            select large.project_id, large.queue,
+                   actual.jobs - large.processing - coalesce(fresh.processing, 0) as processing
+            from large
+            left join fresh
+                on fresh.project_id = large.project_id and fresh.queue = large.queue
+            cross join lateral (
+                select count(*) as jobs
+                from jobs
+                where project_id = large.project_id and queue = large.queue
+                    and state = 'processing'
+            ) actual
+        ), corrected as (
+            -- Long ago, so that no current rate includes it.
+            insert into queue_deltas (project_id, queue, at, processing)
+            select project_id, queue, to_timestamp(0), processing
+            from wrong
+            where processing <> 0
+            returning 1
+        )
+        select count(*) "corrected!" from corrected
+        "#,
+    )
+    .fetch_one(conn)
+    .await
+}
+
 /// Counts all jobs, and corrects the counts of queues that differ: in one snapshot, without
 /// stopping anything. Returns how many queues it has corrected. Reads every job: for emergencies.
 pub async fn recount(conn: &mut PgConnection) -> sqlx::Result<i64> {
@@ -132,6 +180,7 @@ pub async fn recount(conn: &mut PgConnection) -> sqlx::Result<i64> {
             select project_id, queue,
                    count(*) filter (where state = 'scheduled') as scheduled,
                    count(*) filter (where state in ('pending', 'backoff', 'processing')) as active,
+                   count(*) filter (where state = 'processing') as processing,
                    count(*) filter (where state = 'backoff') as backoff,
                    count(*) filter (where state = 'dead_letter') as dead_letter,
                    count(*) filter (where state = 'succeeded') as succeeded,
@@ -144,14 +193,16 @@ pub async fn recount(conn: &mut PgConnection) -> sqlx::Result<i64> {
             group by project_id, queue
         ), known as (
             select project_id, queue, sum(scheduled)::bigint as scheduled,
-                   sum(active)::bigint as active, sum(backoff)::bigint as backoff,
-                   sum(dead_letter)::bigint as dead_letter, sum(succeeded)::bigint as succeeded,
-                   sum(cancelled)::bigint as cancelled
+                   sum(active)::bigint as active, sum(processing)::bigint as processing,
+                   sum(backoff)::bigint as backoff, sum(dead_letter)::bigint as dead_letter,
+                   sum(succeeded)::bigint as succeeded, sum(cancelled)::bigint as cancelled
             from (
-                select project_id, queue, scheduled, active, backoff, dead_letter, succeeded, cancelled
+                select project_id, queue, scheduled, active, processing, backoff, dead_letter,
+                       succeeded, cancelled
                 from queue_counts
                 union all
-                select project_id, queue, scheduled, active, backoff, dead_letter, succeeded, cancelled
+                select project_id, queue, scheduled, active, processing, backoff, dead_letter,
+                       succeeded, cancelled
                 from unmerged_deltas
             ) all_counts
             group by project_id, queue
@@ -159,6 +210,7 @@ pub async fn recount(conn: &mut PgConnection) -> sqlx::Result<i64> {
             select project_id, queue,
                    coalesce(actual.scheduled, 0) - coalesce(known.scheduled, 0) as scheduled,
                    coalesce(actual.active, 0) - coalesce(known.active, 0) as active,
+                   coalesce(actual.processing, 0) - coalesce(known.processing, 0) as processing,
                    coalesce(actual.backoff, 0) - coalesce(known.backoff, 0) as backoff,
                    coalesce(actual.dead_letter, 0) - coalesce(known.dead_letter, 0) as dead_letter,
                    coalesce(actual.succeeded, 0) - coalesce(known.succeeded, 0) as succeeded,
@@ -168,12 +220,14 @@ pub async fn recount(conn: &mut PgConnection) -> sqlx::Result<i64> {
         ), corrected as (
             -- Long ago, so that no current rate includes it.
             insert into queue_deltas (
-                project_id, queue, at, scheduled, active, backoff, dead_letter, succeeded, cancelled
+                project_id, queue, at, scheduled, active, processing, backoff, dead_letter,
+                succeeded, cancelled
             )
-            select project_id, queue, to_timestamp(0), scheduled, active, backoff, dead_letter,
-                   succeeded, cancelled
+            select project_id, queue, to_timestamp(0), scheduled, active, processing, backoff,
+                   dead_letter, succeeded, cancelled
             from wrong
-            where (scheduled, active, backoff, dead_letter, succeeded, cancelled) <> (0, 0, 0, 0, 0, 0)
+            where (scheduled, active, processing, backoff, dead_letter, succeeded, cancelled)
+                <> (0, 0, 0, 0, 0, 0, 0)
             returning 1
         )
         select count(*) "corrected!" from corrected

@@ -13,7 +13,7 @@ use fencepost_domain::{
     access::{Role, Scope, may_change_member},
     error::Error,
     lease::RequireFence,
-    limits::MAX_PAGE_KEYS,
+    limits::{self, MAX_PAGE_KEYS},
 };
 use fencepost_http::routes::{
     audit::{AuditEntry, AuditPage},

@@ -191,6 +191,33 @@ fn refusal(fence: &Fence, seen: &Standing, expiry_counts: bool) -> Refusal {
     Refusal::LostRace
 }
 
+/// The length of the leases of a poll, in seconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LeaseLength {
+    /// What the poll asks for.
+    pub asked: Option<i32>,
+    /// What its project has set for polls that ask for none.
+    pub default: Option<i32>,
+}
+
+impl LeaseLength {
+    /// The length in a queue that has set a minimum for polls that ask for none. None: as the
+    /// timeout of each job demands.
+    ///
+    /// ```
+    /// # use fencepost_domain::lease::LeaseLength;
+    /// let default = LeaseLength { asked: None, default: Some(60) };
+    /// assert_eq!(default.seconds(None), Some(60));
+    /// assert_eq!(default.seconds(Some(300)), Some(300));
+    /// assert_eq!(LeaseLength { asked: Some(30), ..default }.seconds(Some(300)), Some(30));
+    /// assert_eq!(LeaseLength::default().seconds(Some(300)), None);
+    /// ```
+    #[must_use]
+    pub fn seconds(self, minimum: Option<i32>) -> Option<i32> {
+        self.asked.or_else(|| self.default.map(|it| it.max(minimum.unwrap_or_default())))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -13,7 +13,10 @@ use std::{
     time::Duration,
 };
 
-use fencepost_domain::ids::{LeaseId, ProjectId};
+use fencepost_domain::{
+    ids::{LeaseId, ProjectId},
+    lease::LeaseLength,
+};
 use tokio::{
     sync::{mpsc, oneshot},
     time::timeout,
@@ -44,7 +47,7 @@ pub struct Candidate {
 pub struct ReservedPoll {
     pub waiter: WaiterId,
     pub worker_id: Arc<str>,
-    pub lease_seconds: Option<i32>,
+    pub lease: LeaseLength,
     pub poll_id: Option<Uuid>,
     pub lease_id: LeaseId,
 }
@@ -53,13 +56,8 @@ impl ReservedPoll {
     /// The lease request for the job.
     #[must_use]
     pub fn lease_request(&self) -> LeaseRequest<'_> {
-        let Self { worker_id, lease_seconds, poll_id, lease_id, .. } = self;
-        LeaseRequest {
-            worker_id,
-            lease_seconds: *lease_seconds,
-            poll_id: *poll_id,
-            lease_id: *lease_id,
-        }
+        let Self { worker_id, lease, poll_id, lease_id, .. } = self;
+        LeaseRequest { worker_id, lease: *lease, poll_id: *poll_id, lease_id: *lease_id }
     }
 }
 

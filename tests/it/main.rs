@@ -14,6 +14,7 @@ mod conditions;
 mod console;
 mod control;
 mod dead_letters;
+mod default_leases;
 mod dependencies;
 mod deploy;
 mod diagnoses;

@@ -14,7 +14,7 @@ use fencepost_config::PoolArgs;
 use fencepost_domain::{
     ids::{JobId, JobKey, LeaseId, ProjectId},
     job::{AttemptOutcome, StoredState},
-    lease::Fence,
+    lease::{Fence, LeaseLength},
     text::ErrorReport,
 };
 use fencepost_store::{
@@ -154,7 +154,7 @@ async fn costs_now<T>(
 fn look<'a>(queue: &'a str, job_types: &'a [String], slots: usize) -> QueueClaim<'a> {
     let slot = || LeaseRequest {
         worker_id: "w",
-        lease_seconds: None,
+        lease: LeaseLength::default(),
         poll_id: Some(Uuid::from_u128(9)),
         lease_id: LeaseId(Uuid::new_v4()),
     };

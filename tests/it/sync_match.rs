@@ -8,7 +8,10 @@ use std::{
 use crate::harness::{
     LoneProject, Proxy, TestProject, TestServer, fresh_database, limited, run_alone,
 };
-use fencepost_domain::ids::{JobId, LeaseId, ProjectId};
+use fencepost_domain::{
+    ids::{JobId, LeaseId, ProjectId},
+    lease::LeaseLength,
+};
 use fencepost_store::{
     claims::LeaseRequest,
     jobs::enqueue::{NewJob, Start, insert_jobs},
@@ -169,8 +172,12 @@ fn a_job_is_leased_when_it_is_stored_only_where_nothing_limits_claims() {
                 extras: None,
             };
             let lease_id = LeaseId(Uuid::new_v4());
-            let lease =
-                LeaseRequest { worker_id: "w", lease_seconds: None, poll_id: None, lease_id };
+            let lease = LeaseRequest {
+                worker_id: "w",
+                lease: LeaseLength::default(),
+                poll_id: None,
+                lease_id,
+            };
             let stored = insert_jobs(&mut conn, &[&job], &[None], &[Some(lease)]).await;
             let stored = stored.expect("it is stored").pop().expect("one");
             assert_eq!(stored.is_leased, is_leased, "{queue}, {start:?}");

@@ -377,7 +377,7 @@ fn to_queue_claim((planned, lease_ids): &(PlannedClaim, Vec<LeaseId>)) -> QueueC
         slots: slots
             .map(|((_, spec), lease_id)| LeaseRequest {
                 worker_id: &spec.worker_id,
-                lease_seconds: spec.lease_seconds,
+                lease: spec.lease,
                 poll_id: spec.poll_id,
                 lease_id: *lease_id,
             })

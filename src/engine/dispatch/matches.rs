@@ -53,7 +53,7 @@ impl Pump {
                 polls[number] = Some(ReservedPoll {
                     waiter,
                     worker_id: Arc::clone(&spec.worker_id),
-                    lease_seconds: spec.lease_seconds,
+                    lease: spec.lease,
                     poll_id: spec.poll_id,
                     lease_id: LeaseId(Uuid::new_v4()),
                 });

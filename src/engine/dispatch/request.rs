@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use fencepost_domain::ids::{ProjectId, anonymous_worker};
+use fencepost_domain::{
+    ids::{ProjectId, anonymous_worker},
+    lease::LeaseLength,
+};
 use uuid::Uuid;
 
 use fencepost_store::claims::polls::PollKey;
@@ -23,8 +26,10 @@ pub struct Poll {
     pub only_commands: bool,
     /// Maximum number of jobs.
     pub capacity: u32,
-    /// Length of the leases; none: as each job's timeout demands.
+    /// Length of the leases; none: the default of the project.
     pub lease_seconds: Option<i32>,
+    /// That default; none: as each job's timeout demands.
+    pub default_lease_seconds: Option<i32>,
     /// The worker's own id for this poll: a repeated poll gets the same jobs.
     pub poll_id: Option<Uuid>,
     /// How long to wait for the first job.
@@ -44,6 +49,7 @@ impl Poll {
             only_commands: false,
             capacity: 1,
             lease_seconds: None,
+            default_lease_seconds: None,
             poll_id: None,
             wait: Duration::ZERO,
         }
@@ -70,7 +76,7 @@ impl Poll {
             only_commands: self.only_commands,
             worker_id: self.worker_id.unwrap_or_else(anonymous_worker).into(),
             capacity: self.capacity,
-            lease_seconds: self.lease_seconds,
+            lease: LeaseLength { asked: self.lease_seconds, default: self.default_lease_seconds },
             poll_id: self.poll_id,
         }
     }
@@ -91,8 +97,7 @@ pub(crate) struct PollSpec {
     pub worker_id: Arc<str>,
     /// Maximum number of jobs.
     pub capacity: u32,
-    /// Requested lease, in seconds.
-    pub lease_seconds: Option<i32>,
+    pub lease: LeaseLength,
     /// The worker's own id for this poll.
     pub poll_id: Option<Uuid>,
 }

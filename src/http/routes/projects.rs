@@ -16,7 +16,7 @@ use fencepost_web::{
     auth::{Anybody, Caller, Govern, Own, Person},
     wire::{
         extract::{Json, Query, RequestBody},
-        openapi::chars,
+        openapi::{chars, range},
         validate::Check,
     },
 };
@@ -71,6 +71,11 @@ pub struct Project {
     pub mode: ProjectMode,
     /// Acks and heartbeats of the project that must show `attempt` or `lease_id`.
     pub require_fence: RequireFence,
+    /// Length of leases in seconds, for polls that ask for none. Null: half of the job's timeout,
+    /// at least 30.
+    #[serde(default)]
+    #[schema(required, example = 60)]
+    pub default_lease_seconds: Option<i32>,
     /// Plan: see `GET /v1/limits`.
     #[schema(example = "free")]
     pub plan: String,
@@ -90,7 +95,7 @@ pub struct Project {
 }
 
 impl Settings for Project {
-    const FIELDS: &'static [&'static str] = &["name", "require_fence"];
+    const FIELDS: &'static [&'static str] = &["name", "require_fence", "default_lease_seconds"];
 
     fn etag(&mut self) -> &mut String {
         &mut self.etag
@@ -107,6 +112,7 @@ impl Project {
             name: row.name,
             mode: mode(&row.mode),
             require_fence: RequireFence::of_name(&row.require_fence),
+            default_lease_seconds: row.default_lease_seconds,
             plan: row.plan,
             role,
             created_at: row.created_at,
@@ -125,6 +131,7 @@ impl From<Membership> for Project {
             name: row.name,
             mode: mode(&row.mode),
             require_fence: RequireFence::of_name(&row.require_fence),
+            default_lease_seconds: row.default_lease_seconds,
             plan: row.plan,
             role: Role::of_name(&row.role),
             created_at: row.created_at,
@@ -231,6 +238,11 @@ pub struct ChangeProjectRequest {
     name: Option<String>,
     /// Acks and heartbeats that must show `attempt` or `lease_id`. A key may require more.
     require_fence: Option<RequireFence>,
+    /// Length of leases in seconds, for polls of this API that ask for none. Null: half of the
+    /// job's timeout, at least 30. A queue's `default_lease_seconds` is a minimum for it.
+    #[serde(default, deserialize_with = "settings::some")]
+    #[schema(value_type = Option<i32>, required = false, extensions(("bounds" = json!(range(1, limits::MAX_LEASE_SECONDS)))))]
+    default_lease_seconds: Option<Option<i32>>,
 }
 
 impl RequestBody for ChangeProjectRequest {}
@@ -256,16 +268,23 @@ pub async fn change(
     if let Some(name) = &request.name {
         check.public_name("name", name, limits::MAX_NAME_CHARS);
     }
+    if let Some(Some(seconds)) = request.default_lease_seconds {
+        check.range("default_lease_seconds", seconds, 1, limits::MAX_LEASE_SECONDS);
+    }
     check.finish()?;
-    let change =
-        ProjectChange { name: request.name.as_deref(), require_fence: request.require_fence };
+    let ChangeProjectRequest { name, require_fence, default_lease_seconds } = &request;
+    let change = ProjectChange {
+        name: name.as_deref(),
+        require_fence: *require_fence,
+        default_lease_seconds: *default_lease_seconds,
+    };
     let write = async {
         let mut conn = app.engine.pools.people.acquire_for(caller.project_id).await?;
         projects::change(&mut conn, &caller.author(), change).await
     };
     let about = (caller.project_id, "project".to_owned());
     let after = conditions.write(&app, about, find(&app, &caller), write).await?;
-    if request.require_fence.is_some() {
+    if require_fence.is_some() || default_lease_seconds.is_some() {
         app.credentials.evict(Evict::KeysAndMembers).await;
     }
     Ok(Tagged(Project::of(after, caller.who.role())))

@@ -112,6 +112,8 @@ pub struct ProjectChange<'a> {
     /// The display name; the slug stays.
     pub name: Option<&'a str>,
     pub require_fence: Option<RequireFence>,
+    /// None within: leases last as the timeout of each job demands.
+    pub default_lease_seconds: Option<Option<i32>>,
 }
 
 /// Changes a project's name and settings.
@@ -126,7 +128,9 @@ pub async fn change(
     let mut tx = conn.begin().await?;
     let before = projects::get(&mut tx, author.project_id).await?;
     let require_fence = change.require_fence.map(RequireFence::name);
-    projects::change(&mut tx, author.project_id, change.name, require_fence).await?;
+    let ProjectChange { name, default_lease_seconds, .. } = change;
+    projects::change(&mut tx, author.project_id, name, require_fence, default_lease_seconds)
+        .await?;
     let after = projects::get(&mut tx, author.project_id).await?.ok_or(Error::ProjectNotFound)?;
     let entry = NewAuditEntry {
         action: "project.changed",
@@ -219,6 +223,7 @@ fn facts(project: &Project) -> String {
     json!({
         "name": project.name, "slug": project.slug, "mode": project.mode, "plan": project.plan,
         "require_fence": project.require_fence,
+        "default_lease_seconds": project.default_lease_seconds,
     })
     .to_string()
 }

@@ -207,7 +207,7 @@ pub async fn claim_constrained(
     claim: &QueueClaim<'_>,
     limits: ClaimLimits<'_>,
 ) -> sqlx::Result<(Vec<LeasedJob>, usize)> {
-    let columns = Columns::of(std::slice::from_ref(claim));
+    let columns = Columns::of(std::slice::from_ref(claim), limits.default_lease_seconds);
     let rows = query_leased_of_best!(
         r#"
         with behind as materialized (

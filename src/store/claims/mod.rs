@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use fencepost_domain::{
     ids::{JobId, LeaseId, ProjectId, WorkflowId},
-    lease::{MIN_DEFAULT_LEASE_SECONDS, TIMEOUT_GRACE_SECONDS},
+    lease::{LeaseLength, MIN_DEFAULT_LEASE_SECONDS, TIMEOUT_GRACE_SECONDS},
 };
 
 pub use self::leased::{ClaimKey, LeasedJob};
@@ -47,8 +47,7 @@ pub struct QueueClaim<'a> {
 #[derive(Debug, Clone, Copy)]
 pub struct LeaseRequest<'a> {
     pub worker_id: &'a str,
-    /// Requested lease, in seconds.
-    pub lease_seconds: Option<i32>,
+    pub lease: LeaseLength,
     pub poll_id: Option<Uuid>,
     /// The lease id, made before the claim: if the result is lost, the lease can be found.
     pub lease_id: LeaseId,
@@ -69,7 +68,8 @@ pub(super) struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    pub fn of(claims: &'a [QueueClaim<'a>]) -> Self {
+    /// `min_lease_seconds` is that of the queue, for polls that ask for no length.
+    pub fn of(claims: &'a [QueueClaim<'a>], min_lease_seconds: Option<i32>) -> Self {
         let slots = || {
             (1_i64..).zip(claims).flat_map(|(claim, it)| {
                 (1_i64..).zip(&it.slots).map(move |(place, slot)| (claim, place, slot))
@@ -84,7 +84,9 @@ impl<'a> Columns<'a> {
             slot_claim: slots().map(|(claim, ..)| claim).collect(),
             slot_place: slots().map(|(_, place, _)| place).collect(),
             slot_worker_id: slots().map(|(.., it)| it.worker_id).collect(),
-            slot_lease_seconds: slots().map(|(.., it)| it.lease_seconds).collect(),
+            slot_lease_seconds: slots()
+                .map(|(.., it)| it.lease.seconds(min_lease_seconds))
+                .collect(),
             slot_poll_id: slots().map(|(.., it)| it.poll_id).collect(),
             slot_lease_id: slots().map(|(.., it)| it.lease_id.0).collect(),
         }
@@ -100,7 +102,7 @@ pub async fn claim_any_type(
     conn: &mut PgConnection,
     claims: &[QueueClaim<'_>],
 ) -> sqlx::Result<Vec<LeasedJob>> {
-    let columns = Columns::of(claims);
+    let columns = Columns::of(claims, None);
     query_leased!(
         r#"
         with due as materialized (
@@ -189,7 +191,7 @@ pub async fn claim_some_types(
     conn: &mut PgConnection,
     claim: &QueueClaim<'_>,
 ) -> sqlx::Result<(Vec<LeasedJob>, usize)> {
-    let columns = Columns::of(std::slice::from_ref(claim));
+    let columns = Columns::of(std::slice::from_ref(claim), None);
     let limits = ClaimLimits {
         constraint_keys: &[],
         job_types: Some(claim.job_types),

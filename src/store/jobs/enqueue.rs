@@ -408,7 +408,7 @@ pub async fn insert_jobs(
             as &[Option<Json<&Extras>>],
         job::DEFAULT_MAX_ATTEMPTS,
         &leases.iter().map(|it| it.map(|it| it.worker_id)).collect::<Vec<_>>() as &[Option<&str>],
-        &leases.iter().map(|it| it.and_then(|it| it.lease_seconds)).collect::<Vec<_>>()
+        &leases.iter().map(|it| it.and_then(|it| it.lease.seconds(None))).collect::<Vec<_>>()
             as &[Option<i32>],
         &leases.iter().map(|it| it.and_then(|it| it.poll_id)).collect::<Vec<_>>()
             as &[Option<Uuid>],

@@ -29,6 +29,8 @@ pub struct KeyOwner {
     pub manage_per_minute: Option<i32>,
     /// The stricter of the key's and the project's.
     pub require_fence: String,
+    /// The project's.
+    pub default_lease_seconds: Option<i32>,
     /// True if unknown fields in bodies are refused.
     pub strict: bool,
     /// Networks from which it may be used; none: all.
@@ -154,6 +156,7 @@ pub async fn find_by_secret(
                key.produce_per_minute, key.work_per_minute, key.manage_per_minute,
                case when 'always' in (key.require_fence, project.require_fence)
                    then 'always' else 'ambiguous' end "require_fence!",
+               project.default_lease_seconds,
                key.strict, key.allowed_ips, key.queues, key.job_types,
                project.suspended_at is not null "is_suspended!",
                not exists (

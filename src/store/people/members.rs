@@ -26,6 +26,7 @@ pub struct Membership {
     pub mode: String,
     /// `ambiguous` or `always`.
     pub require_fence: String,
+    pub default_lease_seconds: Option<i32>,
     pub plan: String,
     /// Overrides of the plan's limits.
     pub overrides: Option<serde_json::Value>,
@@ -144,7 +145,8 @@ pub async fn of_account(
         Membership,
         r#"
         select project.id "project_id: ProjectId", project.public_id "public_id: ProjectPublicId",
-               project.slug, project.name, project.mode, project.require_fence, project.plan,
+               project.slug, project.name, project.mode, project.require_fence,
+               project.default_lease_seconds, project.plan,
                project.overrides, project.created_at, member.role, project.suspended_at,
                not exists (
                    select from members owner
@@ -179,7 +181,8 @@ pub async fn find(
         Membership,
         r#"
         select project.id "project_id: ProjectId", project.public_id "public_id: ProjectPublicId",
-               project.slug, project.name, project.mode, project.require_fence, project.plan,
+               project.slug, project.name, project.mode, project.require_fence,
+               project.default_lease_seconds, project.plan,
                project.overrides, project.created_at, member.role, project.suspended_at,
                not exists (
                    select from members owner

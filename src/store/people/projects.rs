@@ -17,6 +17,8 @@ pub struct Project {
     pub mode: String,
     /// `ambiguous` or `always`.
     pub require_fence: String,
+    /// Length of leases in seconds, for native polls that ask for none.
+    pub default_lease_seconds: Option<i32>,
     pub plan: String,
     /// Overrides of the plan's limits.
     pub overrides: Option<serde_json::Value>,
@@ -54,7 +56,8 @@ pub async fn insert(conn: &mut PgConnection, new: NewProject<'_>) -> sqlx::Resul
         values ($1, $2, $3, $4, $5)
         on conflict (slug) do nothing
         returning id "id: ProjectId", public_id "public_id: ProjectPublicId", slug, name, mode,
-                  require_fence, plan, overrides, created_at, suspended_at
+                  require_fence, default_lease_seconds, plan, overrides, created_at,
+                  suspended_at
         "#,
         new.public_id.0,
         new.slug,
@@ -92,7 +95,8 @@ pub async fn find(
         Project,
         r#"
         select id "id: ProjectId", public_id "public_id: ProjectPublicId", slug, name, mode,
-               require_fence, plan, overrides, created_at, suspended_at
+               require_fence, default_lease_seconds, plan, overrides, created_at,
+                  suspended_at
         from projects
         where (slug = $1 or public_id = $2) and deleted_at is null and kind = 'user'
         limit 1
@@ -109,7 +113,8 @@ pub async fn get(conn: &mut PgConnection, id: ProjectId) -> sqlx::Result<Option<
         Project,
         r#"
         select id "id: ProjectId", public_id "public_id: ProjectPublicId", slug, name, mode,
-               require_fence, plan, overrides, created_at, suspended_at
+               require_fence, default_lease_seconds, plan, overrides, created_at,
+                  suspended_at
         from projects
         where id = $1 and deleted_at is null
         "#,
@@ -129,7 +134,8 @@ pub async fn list(
         Project,
         r#"
         select id "id: ProjectId", public_id "public_id: ProjectPublicId", slug, name, mode,
-               require_fence, plan, overrides, created_at, suspended_at
+               require_fence, default_lease_seconds, plan, overrides, created_at,
+                  suspended_at
         from projects
         where id > $1 and deleted_at is null and kind = 'user'
         order by id
@@ -169,16 +175,20 @@ pub async fn change(
     id: ProjectId,
     name: Option<&str>,
     require_fence: Option<&str>,
+    default_lease_seconds: Option<Option<i32>>,
 ) -> sqlx::Result<()> {
     sqlx::query!(
         "
         update projects
-        set name = coalesce($2, name), require_fence = coalesce($3, require_fence)
+        set name = coalesce($2, name), require_fence = coalesce($3, require_fence),
+            default_lease_seconds = case when $5 then $4 else default_lease_seconds end
         where id = $1
         ",
         id.0,
         name,
         require_fence,
+        default_lease_seconds.flatten(),
+        default_lease_seconds.is_some(),
     )
     .execute(conn)
     .await?;

@@ -61,6 +61,15 @@ impl Who {
         })
     }
 
+    /// Length of the project's leases, in seconds, for polls that ask for none.
+    #[must_use]
+    pub fn default_lease_seconds(&self) -> Option<i32> {
+        match self {
+            Self::Key(it, _) => it.owner.default_lease_seconds,
+            Self::Member(it, _) => it.membership.default_lease_seconds,
+        }
+    }
+
     /// The queues and job types that a bound key is bound to. Only handlers that take a [`Bound`]
     /// caller get one.
     #[must_use]

@@ -2,6 +2,7 @@
 //! release, a priority change, or an enqueue on another node.
 
 use chrono::DateTime;
+use fencepost_domain::lease::LeaseLength;
 use proptest::prelude::*;
 
 use super::*;
@@ -66,7 +67,7 @@ impl World {
             only_commands: false,
             worker_id: format!("w{id}").into(),
             capacity: 1,
-            lease_seconds: None,
+            lease: LeaseLength::default(),
             poll_id: None,
         };
         let now = self.now();

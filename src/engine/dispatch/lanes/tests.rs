@@ -1,6 +1,7 @@
 //! Which lanes are claimed from, for which polls, and in which order.
 
 use chrono::DateTime;
+use fencepost_domain::lease::LeaseLength;
 
 use super::{
     lane::{CONTENTION_PAUSE, FAILURE_PAUSE, FULL_CLAIM_PAUSE},
@@ -41,7 +42,7 @@ impl Board {
             only_commands: false,
             worker_id: format!("w{id}").into(),
             capacity,
-            lease_seconds: None,
+            lease: LeaseLength::default(),
             poll_id: None,
         };
         self.lanes.park(id, spec, false, self.now);

@@ -5,7 +5,6 @@ use std::{collections::BTreeMap, time::Duration};
 use axum::{Extension, extract::State, response::Response};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
-    binding::KeyBinding,
     error::Error,
     ids::{PollId, ProjectId},
     job::JobState,
@@ -19,7 +18,7 @@ use fencepost_engine::{
 };
 use fencepost_web::{
     app::App,
-    auth::{Bound, Caller, Polling},
+    auth::{Bound, Caller, Polling, Who},
     wire::{
         ClientGone,
         extract::{Json, RequestBody},
@@ -220,7 +219,7 @@ pub async fn poll(
     Json(request): Json<PollRequest>,
 ) -> Result<Response, Error> {
     let poll = request.accept(caller.project_id, Check::default())?;
-    let poll = narrow(poll, caller.who.binding())?;
+    let poll = of_caller(poll, &caller.who)?;
     let queues = poll.queues.clone();
     let (reply, answer) = poll_for(&app, &caller, poll, &gone).await?;
     let mut response = poll_answer::respond(&reply, answer)?;
@@ -234,8 +233,9 @@ pub async fn poll(
 ///
 /// # Errors
 /// [`Error::OutOfBounds`] when it asks for others.
-pub(super) fn narrow(poll: Poll, binding: Option<&KeyBinding>) -> Result<Poll, Error> {
-    let Some(binding) = binding else { return Ok(poll) };
+pub(super) fn of_caller(poll: Poll, who: &Who) -> Result<Poll, Error> {
+    let poll = Poll { default_lease_seconds: who.default_lease_seconds(), ..poll };
+    let Some(binding) = who.binding() else { return Ok(poll) };
     let job_types = binding.narrow(&poll.queues, poll.job_types)?;
     let worker_id = poll.worker_id.map(|it| binding.worker(&it));
     Ok(Poll { worker_id, job_types, ..poll })

@@ -98,7 +98,7 @@ impl ThenPollRequest {
             poll_id: self.poll_id,
         };
         let poll = request.accept(caller.project_id, check)?;
-        super::poll::narrow(poll, caller.who.binding())
+        super::poll::of_caller(poll, &caller.who)
     }
 }
 

@@ -27,15 +27,17 @@ struct Page {
     alarms: Vec<Alarm>,
     incidents: Vec<Incident>,
     next: Option<String>,
+    /// Names of alarms that reach no one.
+    unheard: Vec<String>,
 }
 
 /// The page.
 pub async fn page(here: Here) -> Result<Response, Error> {
     let (page, _): (IncidentPage, _) = here.list("/incidents", &[]).await?;
-    let AlarmList { alarms } = here.get("/alarms").await?;
+    let AlarmList { alarms, unheard } = here.get("/alarms").await?;
     let frame = here.frame;
     let next = frame.next("/alarms", "", page.next_cursor.as_deref());
-    render(&Page { frame, alarms, incidents: page.incidents, next })
+    render(&Page { frame, alarms, incidents: page.incidents, next, unheard })
 }
 
 impl Page {
@@ -46,7 +48,7 @@ impl Page {
         }
         let path = match it.rule {
             Rule::DeadLetters => format!("/dead-letters/list?fingerprint={}", it.subject),
-            Rule::OldestReady | Rule::CircuitOpen => {
+            Rule::OldestReady | Rule::WorkersSilent | Rule::CircuitOpen => {
                 format!("/queues/{}", segment(it.details.queue.as_deref()?))
             }
             Rule::PushFailing => format!("/queues/{}/push", segment(&it.subject)),
@@ -109,6 +111,10 @@ impl AlarmExt for Alarm {
             Rule::OldestReady => {
                 format!("a job is ready for more than {threshold} s, and so for {for_seconds} s")
             }
+            Rule::WorkersSilent => format!(
+                "workers that make no calls hold {threshold} running jobs of a queue or more for \
+                 {for_seconds} s"
+            ),
             Rule::CircuitOpen => "a circuit breaker pauses a job type".to_owned(),
             Rule::ScheduleMissed => "a schedule misses a tick".to_owned(),
             Rule::EndpointDisabled => "a webhook fails for three days, or is gone".to_owned(),

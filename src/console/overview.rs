@@ -7,6 +7,7 @@ use fencepost_domain::{
     limits::{MAX_PAGE_QUEUES, MAX_PAGE_WORKERS},
 };
 use fencepost_http::routes::{
+    alarms::AlarmList,
     metrics::{MetricsSummary, Throughput},
     queues::{Queue, QueuePage},
     workers::registry::WorkerPage,
@@ -33,6 +34,8 @@ struct Overview {
     oldest: Option<(i64, String)>,
     workers: usize,
     has_more_workers: bool,
+    /// Names of alarms that reach no one.
+    unheard: Vec<String>,
     throughput: Chart,
     waits: Chart,
     range: Range,
@@ -53,11 +56,12 @@ pub async fn page(here: Here) -> Result<Response, Error> {
     let range = Range::of(&here.frame, "", &here.asked);
     let numbers = format!("/metrics/throughput?period={}", range.period);
     let counted = format!("/workers?limit={MAX_PAGE_WORKERS}");
-    let ((mut queues, has_more), summary, throughput, workers) = tokio::try_join!(
+    let ((mut queues, has_more), summary, throughput, workers, alarms) = tokio::try_join!(
         all_queues(&here),
         here.get::<MetricsSummary>("/metrics/summary?period=1h"),
         here.get::<Throughput>(&numbers),
         here.get::<WorkerPage>(&counted),
+        here.get::<AlarmList>("/alarms"),
     )?;
     health::sort(&mut queues);
     let unpaused = queues.iter().filter(|it| it.paused_at.is_none());
@@ -79,6 +83,7 @@ pub async fn page(here: Here) -> Result<Response, Error> {
         has_more_queues: has_more,
         queues,
         summary,
+        unheard: alarms.unheard,
         frame: here.frame,
     })
 }

@@ -1,11 +1,15 @@
 //! Alarms: rules about a project, when an incident begins and ends, and the text of its message.
 
+mod message;
+
 use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::access::Permission;
+
+pub use self::message::{Details, summary};
 
 /// Alarms that a project has made or changed.
 pub const MAX_ALARMS: i64 = 20;
@@ -30,9 +34,6 @@ pub const QUIET_MINUTES: i32 = 30;
 /// Minutes for which a missed tick is an incident, even if the next one fires.
 pub const MISSED_MINUTES: i32 = 10;
 
-/// Queues that the message of an incident names.
-const MAX_NAMED_QUEUES: usize = 10;
-
 /// A lasting incident is written at most once in this many seconds: each look finds it again.
 const TOUCH_SECONDS: i32 = 60;
 
@@ -46,6 +47,9 @@ pub enum Rule {
     /// The oldest ready job of a queue that is not paused has waited for more than `threshold`
     /// seconds, and so for `for_seconds`.
     OldestReady,
+    /// Workers that make no calls have held `threshold` running jobs of a queue or more for
+    /// `for_seconds`.
+    WorkersSilent,
     /// The circuit breaker of a queue has paused a job type.
     CircuitOpen,
     /// A schedule has missed a tick.
@@ -62,9 +66,10 @@ pub enum Rule {
 
 impl Rule {
     /// All rules, in display order.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::DeadLetters,
         Self::OldestReady,
+        Self::WorkersSilent,
         Self::CircuitOpen,
         Self::ScheduleMissed,
         Self::EndpointDisabled,
@@ -79,6 +84,7 @@ impl Rule {
         match self {
             Self::DeadLetters => "dead_letters",
             Self::OldestReady => "oldest_ready",
+            Self::WorkersSilent => "workers_silent",
             Self::CircuitOpen => "circuit_open",
             Self::ScheduleMissed => "schedule_missed",
             Self::EndpointDisabled => "endpoint_disabled",
@@ -98,7 +104,7 @@ impl Rule {
     #[must_use]
     pub const fn thresholds(self) -> Option<(i32, i32)> {
         match self {
-            Self::DeadLetters => Some((1, 1_000)),
+            Self::DeadLetters | Self::WorkersSilent => Some((1, 1_000)),
             Self::OldestReady | Self::PushFailing => Some((60, 604_800)),
             Self::KeyExpiring => Some((1, 90)),
             _ => None,
@@ -110,7 +116,7 @@ impl Rule {
     pub const fn periods(self) -> Option<(i32, i32)> {
         match self {
             Self::DeadLetters => Some((60, 3_600)),
-            Self::OldestReady => Some((0, 86_400)),
+            Self::OldestReady | Self::WorkersSilent => Some((0, 86_400)),
             _ => None,
         }
     }
@@ -129,7 +135,11 @@ impl Rule {
     pub const fn has_queues(self) -> bool {
         matches!(
             self,
-            Self::DeadLetters | Self::OldestReady | Self::CircuitOpen | Self::PushFailing
+            Self::DeadLetters
+                | Self::OldestReady
+                | Self::WorkersSilent
+                | Self::CircuitOpen
+                | Self::PushFailing
         )
     }
 
@@ -152,6 +162,7 @@ impl Rule {
         match self {
             Self::DeadLetters => "Jobs became dead letters",
             Self::OldestReady => "Jobs wait for too long",
+            Self::WorkersSilent => "Workers make no calls",
             Self::CircuitOpen => "A circuit breaker is open",
             Self::ScheduleMissed => "A schedule missed a tick",
             Self::EndpointDisabled => "A webhook is disabled",
@@ -193,6 +204,38 @@ impl MailTo {
             "admins" => Self::Admins,
             _ => Self::Owners,
         }
+    }
+}
+
+/// Members of a project who read what is mailed to them: their addresses are verified.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MailReaders {
+    /// The project has members, with such an address or without.
+    pub has_members: bool,
+    /// An owner is one.
+    pub has_owners: bool,
+    /// An admin is one.
+    pub has_admins: bool,
+}
+
+impl MailReaders {
+    /// Whether mails are meant to be read, and are not. A project without members has no one who
+    /// could verify an address.
+    ///
+    /// ```
+    /// # use fencepost_domain::alarm::{MailReaders, MailTo::{Admins, None, Owners}};
+    /// let admins = MailReaders { has_members: true, has_owners: false, has_admins: true };
+    /// assert_eq!([None, Owners, Admins].map(|it| admins.miss(it)), [false, true, false]);
+    /// assert!(!MailReaders::default().miss(Owners));
+    /// ```
+    #[must_use]
+    pub const fn miss(self, mails: MailTo) -> bool {
+        let is_read = match mails {
+            MailTo::None => true,
+            MailTo::Owners => self.has_owners,
+            MailTo::Admins => self.has_owners || self.has_admins,
+        };
+        self.has_members && !is_read
     }
 }
 
@@ -281,106 +324,6 @@ pub fn judge(open: &[Open], found: &[Finding]) -> Changes {
     changes
 }
 
-/// Names and numbers of an incident, without payloads and messages of errors.
-#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(default)]
-pub struct Details {
-    /// The queue.
-    #[schema(required)]
-    pub queue: Option<String>,
-    /// The job type.
-    #[schema(required)]
-    pub job_type: Option<String>,
-    /// The type of the error.
-    #[schema(required)]
-    pub error_type: Option<String>,
-    /// A job that shows the trouble.
-    #[schema(required)]
-    pub job_id: Option<String>,
-    /// The schedule.
-    #[schema(required)]
-    pub schedule: Option<String>,
-    /// The host of an endpoint, or the name of a key.
-    #[schema(required)]
-    pub name: Option<String>,
-    /// Number of dead letters, seconds, events or days, as it was found.
-    #[schema(required)]
-    pub value: Option<i64>,
-    /// Queues whose jobs wait and that no live worker polls, the longest waiting first: they share
-    /// an incident. Empty: it has another cause.
-    pub queues: Vec<String>,
-}
-
-/// One sentence about an incident.
-///
-/// ```
-/// # use fencepost_domain::alarm::{Details, Rule, summary};
-/// let details = Details {
-///     job_type: Some("mail.send".to_owned()),
-///     error_type: Some("SmtpTimeout".to_owned()),
-///     value: Some(1),
-///     ..Details::default()
-/// };
-/// let message = summary(Rule::DeadLetters, &details);
-/// assert_eq!(message, "1 job of the type mail.send became a dead letter with SmtpTimeout.");
-/// ```
-#[must_use]
-pub fn summary(rule: Rule, it: &Details) -> String {
-    let text = |it: &Option<String>| it.clone().unwrap_or_else(|| "?".to_owned());
-    let (queue, job_type) = (text(&it.queue), text(&it.job_type));
-    let named = |what: &str| it.name.as_ref().map_or(format!("a {what}"), |it| it.clone());
-    let key = it.name.as_ref().map_or("A key".to_owned(), |it| format!("The key {it}"));
-    let value = it.value.unwrap_or_default();
-    match rule {
-        Rule::DeadLetters => {
-            let error = it.error_type.as_ref().map(|it| format!(" with {it}")).unwrap_or_default();
-            match value {
-                1 => format!("1 job of the type {job_type} became a dead letter{error}."),
-                jobs => format!("{jobs} jobs of the type {job_type} became dead letters{error}."),
-            }
-        }
-        Rule::OldestReady => match it.queues.as_slice() {
-            [] => format!("A job of the queue {queue} has been ready for {value} seconds."),
-            [only] => format!(
-                "No live worker polls the queue {only}: a job has been ready for {value} seconds."
-            ),
-            queues => format!(
-                "No live worker polls {} queues: {}. A job has been ready for {value} seconds.",
-                queues.len(),
-                named_queues(queues)
-            ),
-        },
-        Rule::CircuitOpen => format!(
-            "The circuit breaker of the queue {queue} has paused the job type {job_type}: resume \
-             it once its cause is fixed."
-        ),
-        Rule::ScheduleMissed => format!("The schedule {} has missed a tick.", text(&it.schedule)),
-        Rule::EndpointDisabled => format!(
-            "The endpoint of {} is disabled: it failed for three days, or is gone.",
-            named("webhook")
-        ),
-        Rule::DeliveriesDropped => format!(
-            "Events were not sent to {}, {value} so far: too many deliveries to it waited.",
-            named("webhook")
-        ),
-        Rule::PushFailing => format!(
-            "Requests to {} for jobs of the queue {queue} have failed for {value} seconds.",
-            named("URL")
-        ),
-        Rule::KeyExpiring if value == 1 => format!("{key} expires within a day."),
-        Rule::KeyExpiring => format!("{key} expires within {value} days."),
-    }
-}
-
-/// The first of these, and how many more there are.
-fn named_queues(queues: &[String]) -> String {
-    let named = queues.iter().take(MAX_NAMED_QUEUES).map(String::as_str).collect::<Vec<_>>();
-    match queues.len() - named.len() {
-        0 => named.join(", "),
-        more => format!("{} and {more} more", named.join(", ")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -416,21 +359,6 @@ mod tests {
         assert_eq!(changes, Changes { forget: vec![name("a")], ..Changes::default() });
         let changes = judge(&[open("b", 10, true)], &[]);
         assert_eq!(changes, Changes { resolve: vec![name("b")], ..Changes::default() });
-    }
-
-    #[test]
-    fn an_incident_of_many_queues_names_the_first() {
-        let details = |queues: usize| {
-            let queues = (1..=queues).map(|it| format!("q{it}")).collect();
-            Details { value: Some(900), queues, ..Details::default() }
-        };
-        let says = |queues, text: &str| {
-            let message = summary(Rule::OldestReady, &details(queues));
-            assert!(message.starts_with(text), "{message}");
-        };
-        says(1, "No live worker polls the queue q1: a job has been ready for 900 seconds.");
-        says(2, "No live worker polls 2 queues: q1, q2. A job");
-        says(12, "No live worker polls 12 queues: q1, q2, q3, q4, q5, q6, q7, q8, q9, q10 and 2");
     }
 
     #[test]

@@ -214,6 +214,7 @@ fn state(it: &OpenIncident) -> Open {
 async fn look(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Result<Vec<Found>> {
     let mut found = looks::dead_letters(conn, projects).await?;
     found.extend(looks::oldest_ready(conn, projects).await?);
+    found.extend(looks::workers_silent(conn, projects).await?);
     found.extend(looks::circuit_open(conn, projects).await?);
     found.extend(looks::schedule_missed(conn, projects).await?);
     found.extend(looks::endpoints(conn, projects).await?);
@@ -248,7 +249,9 @@ fn new_incident(name: &Name, found: &Grouped, is_triggered: bool) -> NewIncident
 /// JSON.
 fn details(Grouped { found: it, queues }: &Grouped) -> String {
     let is_url = ["endpoint_disabled", "deliveries_dropped", "push_failing"].contains(&&*it.rule);
-    let shown = it.name.as_deref().map(|it| if is_url { shown_host(it) } else { it.to_owned() });
+    let is_time = it.rule == Rule::WorkersSilent.name();
+    let shown = it.name.as_deref().filter(|_| !is_time);
+    let shown = shown.map(|it| if is_url { shown_host(it) } else { it.to_owned() });
     let details = Details {
         queue: it.queue.clone(),
         job_type: it.job_type.clone(),
@@ -257,6 +260,7 @@ fn details(Grouped { found: it, queues }: &Grouped) -> String {
         schedule: it.subject.clone().filter(|_| it.rule == "schedule_missed"),
         name: shown,
         value: it.value,
+        return_by: it.name.as_deref().filter(|_| is_time).and_then(|it| it.parse().ok()),
         queues: queues.clone(),
     };
     serde_json::to_string(&details).unwrap_or_default()

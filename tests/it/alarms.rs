@@ -1,9 +1,11 @@
 //! Alarms: what is found, who is notified, and how often.
 
+use fencepost_domain::access::Role;
 use fencepost_net::mail::Mail;
 use serde_json::{Value, json};
 
 use crate::{
+    console::Browser,
     harness::{
         Sink, Stage, TestProject, TestServer, eventually, fresh_database, limited, run_alone, until,
     },
@@ -249,7 +251,7 @@ fn a_project_changes_its_alarms_and_no_other() {
         let server = TestServer::start(fresh_database().await).await;
         let (t, other) = (server.project("main").await, server.project("other").await);
         let defaults = t.get("/v1/alarms").await.is(200);
-        assert_eq!(defaults["alarms"].as_array().map(Vec::len), Some(9));
+        assert_eq!(defaults["alarms"].as_array().map(Vec::len), Some(10));
         let letters = t.get("/v1/alarms/dead_letters").await.is(200);
         assert_eq!(
             letters,
@@ -349,5 +351,50 @@ fn a_member_gets_twenty_mails_a_day_of_a_project() {
         let waiting = "select count(*) from mails where sent_at is null";
         server.database.until(waiting, 0).await;
         server.stop().await;
+    });
+}
+
+const DISABLE: &str =
+    "update webhook_endpoints set disabled_at = now(), disabled_reason = 'failing'";
+const ENABLE: &str = "update webhook_endpoints set disabled_at = null, disabled_reason = null";
+
+#[test]
+fn alarms_that_reach_no_one_are_named() {
+    run_alone(async |t| {
+        let unheard = async || t.get("/v1/alarms").await.is(200)["unheard"].clone();
+        let sink = Sink::start().await;
+        let endpoint = json!({"url": sink.url, "events": ["alarm.*"]});
+        t.post("/v1/webhooks", endpoint).await.is(201);
+        t.database.execute(DISABLE).await;
+        assert_eq!(unheard().await, json!([]), "there are no members");
+        let ada = Person::sign_up_unverified(t, "ada@example.com").await;
+        ada.join(t, Role::Owner).await;
+        let all = t.get("/v1/alarms").await.is(200);
+        let names: Vec<_> =
+            all["alarms"].as_array().expect("alarms").iter().map(|it| &it["name"]).collect();
+        assert_eq!(all["unheard"], json!(names));
+        let mut browser = Browser::new(t, "ada@example.com");
+        browser.log_in("ada@example.com").await;
+        for page in ["/console/p/main", "/console/p/main/alarms"] {
+            browser.get(page).await.says(200, "no one.</strong>");
+        }
+        let eve = Person::sign_up(t, "eve@example.com").await;
+        eve.join(t, Role::Admin).await;
+        t.put("/v1/alarms/dead_letters", json!({"mail_to": "admins"})).await.is(200);
+        t.put("/v1/alarms/oldest_ready", json!({"mail_to": "none"})).await.is(200);
+        t.put("/v1/alarms/key_expiring", json!({"enabled": false})).await.is(200);
+        let heard = ["dead_letters", "oldest_ready", "key_expiring"];
+        let left: Vec<_> =
+            names.iter().filter(|name| !heard.iter().any(|it| **name == it)).collect();
+        assert_eq!(unheard().await, json!(left));
+        t.database.execute(ENABLE).await;
+        assert_eq!(unheard().await, json!([]), "a webhook hears");
+        t.database.execute(DISABLE).await;
+        assert_eq!(unheard().await, json!(left));
+        let verify = "update accounts set verified_at = now() where email = 'ada@example.com'";
+        t.database.execute(verify).await;
+        assert_eq!(unheard().await, json!([]));
+        let overview = browser.get("/console/p/main").await;
+        assert!(!overview.text.contains("no one.</strong>"), "{}", overview.text);
     });
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::{
-    harness::{LoneProject, TestServer, fresh_database, limited, run_alone, until},
+    harness::{LoneProject, TestServer, eventually, fresh_database, limited, run_alone, until},
     workers::{beat, register, worker},
 };
 
@@ -248,5 +248,49 @@ fn a_worker_that_is_back_keeps_its_new_leases() {
         let shown = t.job(id).await;
         assert_eq!(shown["state"], "processing", "it was heard when it got the lease: {shown}");
         assert_eq!(worker(t, "back").await["state"], "running");
+    });
+}
+
+#[test]
+fn jobs_that_silent_workers_hold_are_one_incident_until_they_return() {
+    run_alone(async |t| {
+        let queues = ["mail", "video"];
+        let alarm = json!({"for_seconds": 0, "queues": queues});
+        t.put("/v1/alarms/workers_silent", alarm).await.is(200);
+        for (queue, jobs) in [("mail", 2), ("video", 1)] {
+            for _ in 0..jobs {
+                t.enqueue(json!({ "queue": queue })).await;
+            }
+            let poll =
+                json!({"worker_id": format!("of-{queue}"), "queues": [queue], "capacity": 9});
+            assert_eq!(t.polled(poll).await.len(), jobs);
+        }
+        go_silent(t, 70).await;
+        let open = eventually("an incident", async || {
+            let page = t.get("/v1/incidents?state=open").await.is(200);
+            page["incidents"].as_array().expect("a list").first().cloned()
+        })
+        .await;
+        let details = &open["details"];
+        assert_eq!((&open["rule"], &details["value"]), (&json!("workers_silent"), &json!(3)));
+        assert_eq!((&details["queues"], &details["name"]), (&json!(queues), &Value::Null));
+        let last = t.database.text(
+            "select to_char(max(lease_expires_at) at time zone 'utc', 'YYYY-MM-DD HH24:MI:SS')
+             from jobs where state = 'processing' and queue <> 'last'",
+        );
+        let summary = open["summary"].as_str().expect("a sentence");
+        assert!(summary.starts_with("3 running jobs are held"), "{summary}");
+        assert!(summary.contains(&format!("by {} UTC", last.await)), "{summary}");
+        t.act("/v1/queues/mail/take-back").await.is(200);
+        until("the incident to be about one queue", async || {
+            let page = t.get("/v1/incidents?state=open").await.is(200);
+            page["incidents"][0]["details"]["queues"] == json!(["video"])
+        })
+        .await;
+        t.act("/v1/workers/of-video/take-back").await.is(200);
+        until("the incident to end", async || {
+            t.get("/v1/incidents?state=open").await.is(200)["incidents"] == json!([])
+        })
+        .await;
     });
 }

@@ -1,11 +1,12 @@
 //! Findings with one cause are one incident: when the workers of a project are gone, the jobs of
-//! all of its queues wait.
+//! all of its queues wait, or are held by them.
 
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashSet},
 };
 
+use fencepost_domain::alarm::Rule;
 use fencepost_store::sweep::alarms::Found;
 
 /// The subject of the incident of an alarm about several queues without workers.
@@ -15,12 +16,13 @@ pub(super) const WITHOUT_WORKERS: &str = "queues without workers";
 #[derive(Debug)]
 pub(super) struct Grouped {
     pub found: Found,
-    /// Queues without workers, the longest waiting first.
+    /// Queues without workers, the longest waiting first, or those with the most jobs.
     pub queues: Vec<String>,
 }
 
 /// Puts the queues without workers of each alarm together, if there are several, or if an incident
-/// about several of this alarm is open. What is said of them is said of the one that waits longest.
+/// about several of this alarm is open. What is said of them is said of the one that waits longest;
+/// or of all, if silent workers hold their jobs.
 /// An incident about one of them that is open stays so, and no further one begins.
 pub(super) fn group(found: Vec<Found>, open_groups: &HashSet<&str>) -> Vec<Grouped> {
     let (unserved, others): (Vec<_>, Vec<_>) =
@@ -37,7 +39,14 @@ pub(super) fn group(found: Vec<Found>, open_groups: &HashSet<&str>) -> Vec<Group
         if members.len() > 1 || open_groups.contains(&*alarm) {
             let subject = Some(WITHOUT_WORKERS.to_owned());
             let is_beyond = members.iter().any(|it| it.is_beyond);
-            let found = Found { subject, is_beyond, ..members[0].clone() };
+            let first = &members[0];
+            let value = match first.rule == Rule::WorkersSilent.name() {
+                true => members.iter().map(|it| it.value).sum(),
+                false => first.value,
+            };
+            // Times as text: the greatest is the latest.
+            let name = members.iter().filter_map(|it| it.name.clone()).max();
+            let found = Found { subject, is_beyond, value, name, ..first.clone() };
             grouped.push(Grouped { found, queues });
             let held = members.into_iter().map(|it| Found { is_beyond: false, ..it });
             grouped.extend(held.map(|found| Grouped { found, queues: Vec::new() }));
@@ -107,6 +116,20 @@ mod tests {
             ]
         );
         assert_eq!(grouped[1].found.value, Some(900));
+    }
+
+    #[test]
+    fn jobs_that_silent_workers_hold_are_summed_and_return_with_the_last() {
+        let held = |queue, jobs, until: &str| Found {
+            rule: "workers_silent".to_owned(),
+            name: Some(until.to_owned()),
+            ..found("a", queue, jobs, true)
+        };
+        let (early, late) = ("2026-01-01T00:00:00Z", "2026-01-01T00:15:00Z");
+        let grouped = group(vec![held("few", 3, late), held("many", 900, early)], &HashSet::new());
+        let all = &grouped[0];
+        assert_eq!((all.found.value, all.found.name.as_deref()), (Some(903), Some(late)));
+        assert_eq!(all.queues, ["many", "few"]);
     }
 
     #[test]

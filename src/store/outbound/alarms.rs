@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use fencepost_domain::ids::ProjectId;
+use fencepost_domain::{ids::ProjectId, webhook::ALARM_TRIGGERED};
 
 /// An alarm.
 #[derive(Debug, Clone)]
@@ -50,6 +50,23 @@ pub async fn list(
         limit,
     )
     .fetch_all(conn)
+    .await
+}
+
+/// Whether a webhook of the project asks for what alarms find.
+pub async fn has_webhook(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<bool> {
+    sqlx::query_scalar!(
+        r#"
+        select exists (
+            select from webhook_endpoints
+            where project_id = $1 and disabled_at is null and deleted_at is null
+                and $2 = any(event_types)
+        ) "has_webhook!"
+        "#,
+        project_id.0,
+        ALARM_TRIGGERED,
+    )
+    .fetch_one(conn)
     .await
 }
 

@@ -3,7 +3,10 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use fencepost_domain::ids::{AccountId, ProjectId, ProjectPublicId};
+use fencepost_domain::{
+    alarm::MailReaders,
+    ids::{AccountId, ProjectId, ProjectPublicId},
+};
 
 /// A member of a project.
 #[derive(Debug, Clone)]
@@ -128,6 +131,31 @@ pub async fn count(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Resu
         r#"
         select (select count(*) from members where project_id = $1)
              + (select count(*) from invitations where project_id = $1 and expires_at > now()) "count!"
+        "#,
+        project_id.0,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// Who reads the mails of a project's alarms.
+pub async fn mail_readers(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+) -> sqlx::Result<MailReaders> {
+    sqlx::query_as!(
+        MailReaders,
+        r#"
+        select count(*) > 0 "has_members!",
+               coalesce(bool_or(member.role = 'owner' and account.id is not null), false)
+                   "has_owners!",
+               coalesce(bool_or(member.role = 'admin' and account.id is not null), false)
+                   "has_admins!"
+        from members member
+        left join accounts account
+            on account.id = member.account_id and account.verified_at is not null
+            and account.suspended_at is null
+        where member.project_id = $1
         "#,
         project_id.0,
     )

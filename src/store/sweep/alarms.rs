@@ -28,10 +28,12 @@ pub struct Found {
     pub job_type: Option<String>,
     pub error_type: Option<String>,
     pub job_id: Option<Uuid>,
-    /// The name of a key, or a URL.
+    /// The name of a key, a URL, or the time when the last of the jobs that silent workers hold
+    /// returns.
     pub name: Option<String>,
     pub value: Option<i64>,
-    /// True of a queue that no live worker polls, and that is not pushed.
+    /// True of a queue that no live worker polls and that is not pushed, or whose jobs silent
+    /// workers hold: such queues of a project have one cause.
     pub is_unserved: bool,
 }
 
@@ -108,37 +110,18 @@ pub async fn oldest_ready(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Re
         Found,
         r#"
         with waiting as materialized (
-            select busy.project_id, busy.queue, oldest.id,
+            select asking.project_id, busy.queue, oldest.id,
                    extract(epoch from now() - oldest.ready_at) as seconds
             from (
                 select distinct project_id
                 from effective_alarms
                 where project_id = any($1) and rule = 'oldest_ready' and is_enabled
             ) asking
-            cross join lateral (
-                select project_id, queue
-                from queue_counts
-                where project_id = asking.project_id and active > 0
-                    and (
-                        queue in (
-                            select unnest(alarm.queues)
-                            from effective_alarms alarm
-                            where alarm.project_id = asking.project_id
-                                and alarm.rule = 'oldest_ready'
-                        )
-                        or queue in (
-                            select largest.queue
-                            from queue_counts largest
-                            where largest.project_id = asking.project_id and largest.active > 0
-                            order by largest.active desc, largest.queue
-                            limit 100
-                        )
-                    )
-            ) busy
-            cross join lateral longest_ready(busy.project_id, busy.queue, 200, false) oldest
+            cross join lateral alarmed_queues(asking.project_id, 'oldest_ready') busy
+            cross join lateral longest_ready(asking.project_id, busy.queue, 200, false) oldest
             where not exists (
                 select from queues
-                where project_id = busy.project_id and name = busy.queue and paused_at is not null
+                where project_id = asking.project_id and name = busy.queue and paused_at is not null
             )
         ), polled as materialized (
             select workers.project_id, named.queue
@@ -169,6 +152,46 @@ pub async fn oldest_ready(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Re
         where alarm.project_id = any($1) and alarm.rule = 'oldest_ready' and alarm.is_enabled
             and waiting.seconds > alarm.threshold / 2
             and (alarm.queues = '{}' or waiting.queue = any(alarm.queues))
+        "#,
+        projects,
+        ALIVE_SECONDS,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Queues whose running jobs are held by workers that make no calls. As for [`oldest_ready`], a
+/// project's largest queues are looked at, and those that an alarm names; and of each the first
+/// holders by name. `name` is when the last of the jobs returns.
+pub async fn workers_silent(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Result<Vec<Found>> {
+    sqlx::query_as!(
+        Found,
+        r#"
+        with held as materialized (
+            select asking.project_id, busy.queue, silent.jobs, silent.return_by
+            from (
+                select distinct project_id
+                from effective_alarms
+                where project_id = any($1) and rule = 'workers_silent' and is_enabled
+            ) asking
+            cross join lateral alarmed_queues(asking.project_id, 'workers_silent') busy
+            cross join lateral (
+                select sum(jobs)::bigint as jobs, max(return_by) as return_by
+                from silent_holders(asking.project_id, busy.queue, $2, 20)
+            ) silent
+            where silent.jobs > 0
+        )
+        select alarm.project_id "project_id!: ProjectId", alarm.name "alarm!",
+               alarm.rule "rule!", alarm.mail_to "mail_to!", held.queue as subject,
+               null::uuid as subject_id, held.jobs >= alarm.threshold "is_beyond!",
+               alarm.for_seconds "for_seconds!", held.queue "queue?", null as job_type,
+               null as error_type, null::uuid as job_id,
+               to_char(held.return_by at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') as "name?",
+               held.jobs as value, true "is_unserved!"
+        from effective_alarms alarm
+        join held on held.project_id = alarm.project_id
+        where alarm.project_id = any($1) and alarm.rule = 'workers_silent' and alarm.is_enabled
+            and (alarm.queues = '{}' or held.queue = any(alarm.queues))
         "#,
         projects,
         ALIVE_SECONDS,

@@ -11,15 +11,17 @@ pub fn alarm_limits() -> Vec<(&'static str, String)> {
     let letters = alarm::Rule::DeadLetters;
     let ready = alarm::Rule::OldestReady;
     assert_eq!(ready.thresholds(), alarm::Rule::PushFailing.thresholds());
+    let silent = alarm::Rule::WorkersSilent;
+    assert_eq!((silent.thresholds(), silent.periods()), (letters.thresholds(), ready.periods()));
     vec![
         ("alarms that a project makes or changes", alarm::MAX_ALARMS.to_string()),
         ("an alarm's name", format!("{} of a–z, 0–9 and _", alarm::MAX_ALARM_NAME_CHARS)),
         ("an alarm's `queues`", alarm::MAX_ALARM_QUEUES.to_string()),
-        ("`threshold` of dead letters", range(letters.thresholds())),
+        ("`threshold` of `dead_letters` and `workers_silent`", range(letters.thresholds())),
         ("`threshold` of `oldest_ready` and `push_failing`", range(ready.thresholds()) + " s"),
         ("`threshold` of expiring keys", range(alarm::Rule::KeyExpiring.thresholds()) + " days"),
         ("`for_seconds` of dead letters", range(letters.periods()) + " s"),
-        ("`for_seconds` of `oldest_ready`", range(ready.periods()) + " s"),
+        ("`for_seconds` of `oldest_ready` and `workers_silent`", range(ready.periods()) + " s"),
         ("incidents of a project that are open", alarm::MAX_OPEN_INCIDENTS.to_string()),
         (
             "incidents of a project that begin within a day",

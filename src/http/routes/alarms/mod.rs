@@ -5,12 +5,15 @@ pub mod incidents;
 use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
-    alarm::{MAX_ALARM_NAME_CHARS, MAX_ALARM_QUEUES, MAX_ALARMS, MailTo, Rule},
+    alarm::{MAX_ALARM_NAME_CHARS, MAX_ALARM_QUEUES, MAX_ALARMS, MailReaders, MailTo, Rule},
     error::Error,
     ids::ProjectId,
     limits,
 };
-use fencepost_store::outbound::alarms::{self, AlarmRow, AlarmSettings, DefaultAlarm};
+use fencepost_store::{
+    outbound::alarms::{self, AlarmRow, AlarmSettings, DefaultAlarm},
+    people::members,
+};
 use fencepost_web::{
     app::App,
     auth::{Caller, Manage, Read},
@@ -42,12 +45,12 @@ pub struct Alarm {
     pub rule: Rule,
     /// Only these queues; none: all.
     pub queues: Vec<String>,
-    /// A number of dead letters (`dead_letters`), seconds (`oldest_ready`, `push_failing`) or days
-    /// (`key_expiring`); null for other rules.
+    /// A number of dead letters (`dead_letters`) or running jobs (`workers_silent`), seconds
+    /// (`oldest_ready`, `push_failing`) or days (`key_expiring`); null for other rules.
     #[schema(required, example = 10)]
     pub threshold: Option<i32>,
-    /// Within how many seconds (`dead_letters`), or for how long (`oldest_ready`); null for other
-    /// rules.
+    /// Within how many seconds (`dead_letters`), or for how long (`oldest_ready`,
+    /// `workers_silent`); null for other rules.
     #[schema(required, example = 300)]
     pub for_seconds: Option<i32>,
     /// Members who get a mail, if their address is verified.
@@ -100,6 +103,10 @@ impl Alarm {
 pub struct AlarmList {
     /// Alarms, by name.
     pub alarms: Vec<Alarm>,
+    /// Names of enabled alarms that reach no one: no member whom they are mailed to has a verified
+    /// address, and no webhook asks for `alarm.triggered`.
+    #[serde(default)]
+    pub unheard: Vec<String>,
 }
 
 /// Settings of an alarm.
@@ -112,9 +119,11 @@ pub struct PutAlarmRequest {
     /// Only these queues, for rules about queues. Default: all.
     #[schema(extensions(("bounds" = json!(items(0, MAX_ALARM_QUEUES)))))]
     queues: Option<Vec<String>>,
-    /// 1–1,000 dead letters, 60–604,800 s, or 1–90 days: see the rule. Default: that of the rule.
+    /// 1–1,000 dead letters or running jobs, 60–604,800 s, or 1–90 days: see the rule. Default:
+    /// that of the rule.
     threshold: Option<i32>,
-    /// 60–3,600 s for `dead_letters`, 0–86,400 s for `oldest_ready`. Default: that of the rule.
+    /// 60–3,600 s for `dead_letters`, 0–86,400 s for `oldest_ready` and `workers_silent`.
+    /// Default: that of the rule.
     for_seconds: Option<i32>,
     /// Members who get a mail. Default: owners.
     mail_to: Option<MailTo>,
@@ -137,7 +146,19 @@ impl RequestBody for PutAlarmRequest {}
 pub async fn list(caller: Caller<Read>, State(app): State<App>) -> Result<Reply<AlarmList>, Error> {
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let rows = alarms::list(&mut conn, caller.project_id, MAX_SHOWN_ALARMS).await?;
-    Ok(Reply(AlarmList { alarms: rows.into_iter().map(Alarm::of).collect() }))
+    let has_webhook = alarms::has_webhook(&mut conn, caller.project_id).await?;
+    drop(conn);
+    let readers = match has_webhook {
+        true => MailReaders::default(),
+        false => {
+            let mut conn = app.engine.pools.people.acquire_for(caller.project_id).await?;
+            members::mail_readers(&mut conn, caller.project_id).await?
+        }
+    };
+    let alarms: Vec<_> = rows.into_iter().map(Alarm::of).collect();
+    let unheard = alarms.iter().filter(|it| it.enabled && readers.miss(it.mail_to));
+    let unheard = unheard.map(|it| it.name.clone()).collect();
+    Ok(Reply(AlarmList { alarms, unheard }))
 }
 
 /// Read an alarm.

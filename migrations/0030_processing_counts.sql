@@ -1,5 +1,4 @@
--- How many jobs run, in queues where they are too many to be counted one by one. Versions before this
--- one count none: `correct_processing` of the loop that merges counts adds what is missing.
+-- How many jobs run, in queues where they are too many to be counted one by one.
 alter table queue_deltas add column processing bigint not null default 0;
 alter table queue_counts add column processing bigint not null default 0;
 
@@ -14,3 +13,13 @@ where made_by >= (
     end
     from merged_deltas
 ) and made_by < 9223372036854775807;
+
+-- Versions before this one count no running jobs, and drop the counts that they merge: a walk over
+-- all queues corrects them again and again. It has come to this queue, or ended at this time.
+create table count_corrections (
+    only_one boolean primary key default true check (only_one),
+    project_id integer not null default 0,
+    queue text not null default '',
+    ended_at timestamptz not null default '-infinity'
+);
+insert into count_corrections default values;

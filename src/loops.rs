@@ -17,8 +17,9 @@ use fencepost_engine::{
     canary::Canary,
     jobs::wait,
     maintenance::{
-        self, PROBE_PERIOD, cascade, completions, counts, dead_letter_age, excess_workers, gauges,
-        idle_batches, promote, reap, retention, revive,
+        self, PROBE_PERIOD, cascade, completions,
+        counts::{self, CORRECTION_PAUSE_SECONDS},
+        dead_letter_age, excess_workers, gauges, idle_batches, promote, reap, retention, revive,
     },
     operations,
     schedules::fire,
@@ -51,8 +52,6 @@ const WORKERS_PERIOD: Duration = Duration::from_secs(2);
 const WATCH_PERIOD: Duration = Duration::from_secs(2);
 /// How often rows past their retention are deleted.
 const PRUNE_PERIOD: Duration = Duration::from_secs(60);
-/// How often counts of running jobs are checked in queues in which many run.
-const CORRECTION_PERIOD: Duration = Duration::from_secs(300);
 /// How often the hot table is checked for a due vacuum.
 const VACUUM_PERIOD: Duration = Duration::from_secs(1);
 /// How often statistics are flushed: a killed node loses at most this much.
@@ -165,8 +164,8 @@ fn start_upkeep_loops(loops: &Loops<'_>) {
         Ok(Next::continue_if(maintenance::prune(&engine).await?, PRUNE_PERIOD))
     });
     loops.start("running_counts", None, |engine| async move {
-        counts::correct(&engine).await?;
-        Ok(Next::Sleep(CORRECTION_PERIOD))
+        let is_more = counts::correct(&engine, CORRECTION_PAUSE_SECONDS).await?;
+        Ok(Next::continue_if(is_more, PRUNE_PERIOD))
     });
     loops.start("empty", None, |engine| async move {
         empty::pass(&engine).await?;

@@ -171,7 +171,9 @@ impl Alarms {
         }
         let mut is_notified = false;
         for project_id in projects {
-            let open = open.remove(project_id).unwrap_or_default();
+            let mut open = open.remove(project_id).unwrap_or_default();
+            // A later version looks for what this one does not know.
+            open.retain(|it| Rule::of_name(&it.rule).is_some());
             let groups = open.iter().filter(|it| it.subject == causes::WITHOUT_WORKERS);
             let groups = groups.map(|it| &*it.alarm).collect();
             let found = causes::group(found.remove(project_id).unwrap_or_default(), &groups);
@@ -249,9 +251,7 @@ fn new_incident(name: &Name, found: &Grouped, is_triggered: bool) -> NewIncident
 /// JSON.
 fn details(Grouped { found: it, queues }: &Grouped) -> String {
     let is_url = ["endpoint_disabled", "deliveries_dropped", "push_failing"].contains(&&*it.rule);
-    let is_time = it.rule == Rule::WorkersSilent.name();
-    let shown = it.name.as_deref().filter(|_| !is_time);
-    let shown = shown.map(|it| if is_url { shown_host(it) } else { it.to_owned() });
+    let shown = it.name.as_deref().map(|it| if is_url { shown_host(it) } else { it.to_owned() });
     let details = Details {
         queue: it.queue.clone(),
         job_type: it.job_type.clone(),
@@ -260,7 +260,7 @@ fn details(Grouped { found: it, queues }: &Grouped) -> String {
         schedule: it.subject.clone().filter(|_| it.rule == "schedule_missed"),
         name: shown,
         value: it.value,
-        return_by: it.name.as_deref().filter(|_| is_time).and_then(|it| it.parse().ok()),
+        return_by: it.return_by,
         queues: queues.clone(),
     };
     serde_json::to_string(&details).unwrap_or_default()

@@ -26,7 +26,7 @@ pub(super) struct Grouped {
 /// An incident about one of them that is open stays so, and no further one begins.
 pub(super) fn group(found: Vec<Found>, open_groups: &HashSet<&str>) -> Vec<Grouped> {
     let (unserved, others): (Vec<_>, Vec<_>) =
-        found.into_iter().partition(|it| it.is_unserved && it.queue.is_some());
+        found.into_iter().partition(|it| it.shares_cause && it.queue.is_some());
     let mut of_alarm: BTreeMap<String, Vec<Found>> = BTreeMap::new();
     for found in unserved {
         of_alarm.entry(found.alarm.clone()).or_default().push(found);
@@ -44,9 +44,8 @@ pub(super) fn group(found: Vec<Found>, open_groups: &HashSet<&str>) -> Vec<Group
                 true => members.iter().map(|it| it.value).sum(),
                 false => first.value,
             };
-            // Times as text: the greatest is the latest.
-            let name = members.iter().filter_map(|it| it.name.clone()).max();
-            let found = Found { subject, is_beyond, value, name, ..first.clone() };
+            let return_by = members.iter().filter_map(|it| it.return_by).max();
+            let found = Found { subject, is_beyond, value, return_by, ..first.clone() };
             grouped.push(Grouped { found, queues });
             let held = members.into_iter().map(|it| Found { is_beyond: false, ..it });
             grouped.extend(held.map(|found| Grouped { found, queues: Vec::new() }));
@@ -60,11 +59,12 @@ pub(super) fn group(found: Vec<Found>, open_groups: &HashSet<&str>) -> Vec<Group
 
 #[cfg(test)]
 mod tests {
+    use chrono::DateTime;
     use fencepost_domain::ids::ProjectId;
 
     use super::*;
 
-    fn found(alarm: &str, queue: &str, seconds: i64, is_unserved: bool) -> Found {
+    fn found(alarm: &str, queue: &str, seconds: i64, shares_cause: bool) -> Found {
         Found {
             project_id: ProjectId(1),
             alarm: alarm.to_owned(),
@@ -80,7 +80,8 @@ mod tests {
             job_id: None,
             name: None,
             value: Some(seconds),
-            is_unserved,
+            shares_cause,
+            return_by: None,
         }
     }
 
@@ -120,15 +121,15 @@ mod tests {
 
     #[test]
     fn jobs_that_silent_workers_hold_are_summed_and_return_with_the_last() {
-        let held = |queue, jobs, until: &str| Found {
+        let held = |queue, jobs, return_by| Found {
             rule: "workers_silent".to_owned(),
-            name: Some(until.to_owned()),
+            return_by,
             ..found("a", queue, jobs, true)
         };
-        let (early, late) = ("2026-01-01T00:00:00Z", "2026-01-01T00:15:00Z");
+        let [early, late] = [0, 900].map(|it| DateTime::from_timestamp(it, 0));
         let grouped = group(vec![held("few", 3, late), held("many", 900, early)], &HashSet::new());
         let all = &grouped[0];
-        assert_eq!((all.found.value, all.found.name.as_deref()), (Some(903), Some(late)));
+        assert_eq!((all.found.value, all.found.return_by), (Some(903), late));
         assert_eq!(all.queues, ["many", "few"]);
     }
 

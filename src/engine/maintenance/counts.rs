@@ -27,20 +27,23 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     Ok(merged.into_iter().sum::<i64>() >= MAX_COUNTED_ROWS)
 }
 
-/// Corrects how many jobs run in queues in which many do: nodes of versions before 0.3 count none
-/// while they run beside newer ones.
-pub async fn correct(engine: &Engine) -> sqlx::Result<()> {
+/// The pause between two walks that correct counts of running jobs, in seconds.
+pub const CORRECTION_PAUSE_SECONDS: f64 = 300.0;
+
+/// One step of the walk that corrects how many jobs run: nodes of versions before 0.3 count none
+/// while they run beside newer ones. Returns whether there may be more queues; not if another node
+/// walks, or if a walk has ended less than `pause_seconds` ago.
+pub async fn correct(engine: &Engine, pause_seconds: f64) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let mut tx = conn.begin().await?;
-    if !counts::try_lock_corrections(&mut tx).await? {
-        return Ok(());
-    }
-    let queues = counts::correct_processing(&mut tx).await?;
+    let place = counts::lock_corrections(&mut tx, pause_seconds).await?;
+    let Some((project_id, queue)) = place else { return Ok(false) };
+    let (is_more, queues) = counts::correct_processing(&mut tx, (project_id, &queue)).await?;
     tx.commit().await?;
     if queues > 0 {
         tracing::info!(queues, "counts of running jobs corrected");
     }
-    Ok(())
+    Ok(is_more)
 }
 
 /// Merging the deltas of some queues.

@@ -5,16 +5,16 @@
 use std::collections::HashMap;
 
 use fencepost_domain::{
-    actor::{ActorKind, ChangedBy},
+    actor::ActorKind,
     alarm::summary,
-    ids::{BatchId, EndpointId, EventId, JobId, JobKey, ProjectId, WorkflowId},
+    ids::{BatchId, EndpointId, EventId, JobId, KeyId, ProjectId, WorkflowId},
     job::StoredState,
     limits::MAX_ENDPOINTS,
     outbound::is_below,
     webhook::{
-        JOB_CANCELLED, MAX_DELIVERY_ATTEMPTS, MAX_EVENT_MESSAGE_CHARS, MAX_HOPS, WebhookBatch,
-        WebhookChange, WebhookData, WebhookError, WebhookEvent, WebhookIncident, WebhookJob,
-        WebhookProject, WebhookWorkflow, includes, retry_policy,
+        MAX_DELIVERY_ATTEMPTS, MAX_EVENT_MESSAGE_CHARS, MAX_HOPS, WebhookBatch, WebhookChange,
+        WebhookData, WebhookError, WebhookEvent, WebhookIncident, WebhookJob, WebhookProject,
+        WebhookWorkflow, includes, retry_policy,
     },
 };
 use fencepost_signals::telemetry;
@@ -111,6 +111,7 @@ impl Sweep for Events {
         let events = outbound_events::take(tx, project_id, &ids, max_chars).await?;
         let to = outbound_events::subscribers(tx, project_id, MAX_ENDPOINTS).await?;
         let project = store::people::projects::get(tx, project_id).await?;
+        let names = names_of_keys(tx, project_id, &events).await?;
         let taken = events.len();
         let (Some(project), Some(outbox)) = (project, to.first().map(|it| it.outbox)) else {
             return Ok(Processed { taken, ..Processed::default() });
@@ -147,7 +148,7 @@ impl Sweep for Events {
                 continue;
             }
             let (kind, url) = (event.kind.clone(), event.callback_url.clone());
-            let event = describe(tx, project_id, event, project.clone()).await?;
+            let event = describe(tx, project_id, event, (project.clone(), &names)).await?;
             let payload = Payload::of(EventId::generate(), &event, hop + 1, url)?;
             jobs.extend(has_room.into_iter().map(|it| delivery(outbox, it, &kind, &payload)));
         }
@@ -205,7 +206,7 @@ async fn describe(
     tx: &mut PgConnection,
     project_id: ProjectId,
     event: TakenEvent,
-    project: WebhookProject,
+    (project, names): (WebhookProject, &HashMap<String, String>),
 ) -> sqlx::Result<WebhookEvent> {
     let (kind, timestamp) = (event.kind.clone(), event.at);
     let incident = match event.incident_id {
@@ -226,28 +227,34 @@ async fn describe(
         message: event.error_message.clone(),
         retry_at: event.retry_at,
     });
-    let cancelled_by = match event.job_id {
-        Some(id) if kind == JOB_CANCELLED => describe_cause(tx, project_id, id).await?,
-        _ => None,
-    };
+    let cancelled_by = describe_cause(&event, names);
     let job = describe_job(event)?;
     let data = WebhookData { project, job, error, cancelled_by, batch, workflow, incident };
     Ok(WebhookEvent { kind, timestamp, data })
 }
 
-async fn describe_cause(
+/// Who cancelled the job of an event; `names` are those of keys.
+fn describe_cause(event: &TakenEvent, names: &HashMap<String, String>) -> Option<WebhookChange> {
+    let (id, reason) = (event.actor_id.clone(), event.reason.clone());
+    let name = id.as_ref().and_then(|it| names.get(it)).cloned();
+    Some(WebhookChange { kind: event.actor_kind?, id, name, reason })
+}
+
+/// The names of the keys that cancelled the jobs of these events.
+async fn names_of_keys(
     tx: &mut PgConnection,
     project_id: ProjectId,
-    id: JobId,
-) -> sqlx::Result<Option<WebhookChange>> {
-    let by = store::jobs::events::cancellation(tx, JobKey { project_id, id }).await?;
-    let Some(ChangedBy { kind, id, reason }) = by else { return Ok(None) };
-    let key = id.as_deref().filter(|_| kind == ActorKind::Key).and_then(|it| it.parse().ok());
-    let name = match key {
-        Some(key) => actors::names_of_keys(tx, project_id, &[key]).await?.into_values().next(),
-        None => None,
-    };
-    Ok(Some(WebhookChange { kind, id, name, reason }))
+    events: &[TakenEvent],
+) -> sqlx::Result<HashMap<String, String>> {
+    let by_keys = events.iter().filter(|it| it.actor_kind == Some(ActorKind::Key));
+    let mut keys: Vec<KeyId> =
+        by_keys.filter_map(|it| it.actor_id.as_deref()?.parse().ok()).collect();
+    keys.sort();
+    keys.dedup();
+    match keys.is_empty() {
+        true => Ok(HashMap::new()),
+        false => actors::names_of_keys(tx, project_id, &keys).await,
+    }
 }
 
 async fn describe_workflow(

@@ -8,7 +8,6 @@ use uuid::Uuid;
 
 use fencepost_domain::{
     actor::{ActorKind, ChangedBy},
-    history,
     ids::{EventId, JobId, JobKey, LeaseId, ProjectId},
     lease::Fence,
 };
@@ -214,25 +213,6 @@ pub async fn last_changes(
         (row.id, LastChange { kind: row.kind, at: row.at, by })
     });
     Ok(change.collect())
-}
-
-/// The change by which a job was cancelled, if its cause is known.
-pub async fn cancellation(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<Option<ChangedBy>> {
-    sqlx::query_as!(
-        ChangedBy,
-        r#"
-        select actor_kind "kind!: ActorKind", actor_id as id, reason
-        from job_events
-        where project_id = $1 and job_id = $2 and actor_kind is not null and type = any($3)
-        order by id desc
-        limit 1
-        "#,
-        key.project_id.0,
-        key.id.0,
-        &history::CANCELLATIONS as &[&str],
-    )
-    .fetch_optional(conn)
-    .await
 }
 
 /// A fence shown with logs or events.

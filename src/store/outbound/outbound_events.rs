@@ -4,7 +4,11 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use fencepost_domain::ids::{BatchId, EndpointId, IncidentId, JobId, ProjectId, WorkflowId};
+use fencepost_domain::{
+    actor::ActorKind,
+    history,
+    ids::{BatchId, EndpointId, IncidentId, JobId, ProjectId, WorkflowId},
+};
 
 /// An event, by its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +47,10 @@ pub struct TakenEvent {
     /// The beginning of its message.
     pub error_message: Option<String>,
     pub retry_at: Option<DateTime<Utc>>,
+    /// Who cancelled the job, and the reason; null: it was not cancelled, or it is not known.
+    pub actor_kind: Option<ActorKind>,
+    pub actor_id: Option<String>,
+    pub reason: Option<String>,
 }
 
 /// Takes events out of the table, to store their deliveries in the same transaction. Those that
@@ -81,7 +89,8 @@ pub async fn take(
                body.tags::text as tags, body.batch_id "batch_id: BatchId",
                body.workflow_id "workflow_id: WorkflowId", body.hop,
                failed.outcome "outcome?", failed.error_kind, left(failed.error_message, $3) as error_message,
-               failed.retry_at
+               failed.retry_at, cause.actor_kind "actor_kind?: ActorKind", cause.actor_id "actor_id?",
+               cause.reason "reason?"
         from taken
         left join lateral (
             select max_attempts, created_at
@@ -108,11 +117,22 @@ pub async fn take(
                 and taken.type in ('job.attempt_failed', 'job.dead_lettered')
             offset 0
         ) failed on true
+        left join lateral (
+            select actor_kind, actor_id, reason
+            from job_events
+            where project_id = $1 and job_id = taken.job_id and taken.type = 'job.cancelled'
+                and type = any($4)
+                -- The transaction that cancelled it has recorded the cause after the event.
+                and at <= taken.at + interval '1 second'
+            order by id desc
+            limit 1
+        ) cause on true
         order by taken.id
         "#,
         project_id.0,
         ids,
         max_message_chars,
+        &history::CANCELLATIONS as &[&str],
     )
     .fetch_all(conn)
     .await

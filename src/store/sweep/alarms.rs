@@ -1,6 +1,7 @@
 //! What alarms find. Each statement is about a page of projects, and bounds what it finds for one
 //! alarm of one project by a literal limit.
 
+use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -28,13 +29,14 @@ pub struct Found {
     pub job_type: Option<String>,
     pub error_type: Option<String>,
     pub job_id: Option<Uuid>,
-    /// The name of a key, a URL, or the time when the last of the jobs that silent workers hold
-    /// returns.
+    /// The name of a key, or a URL.
     pub name: Option<String>,
     pub value: Option<i64>,
     /// True of a queue that no live worker polls and that is not pushed, or whose jobs silent
     /// workers hold: such queues of a project have one cause.
-    pub is_unserved: bool,
+    pub shares_cause: bool,
+    /// When the last of the jobs that silent workers hold returns.
+    pub return_by: Option<DateTime<Utc>>,
 }
 
 /// A page of projects in which alarms look, in the order of their ids.
@@ -71,7 +73,7 @@ pub async fn dead_letters(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Re
                    or letters.first_seen_at >= now() - make_interval(secs => alarm.for_seconds)
                ) "is_beyond!",
                0 "for_seconds!", null as queue, letters.job_type "job_type?", letters.error_type,
-               letters.sample_job_id "job_id?", null as name, recent.jobs "value?", false "is_unserved!"
+               letters.sample_job_id "job_id?", null as name, recent.jobs "value?", false "shares_cause!", null::timestamptz as return_by
         from effective_alarms alarm
         cross join lateral (
             select fingerprint, job_type, error_type, sample_job_id, first_seen_at
@@ -146,7 +148,7 @@ pub async fn oldest_ready(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Re
                waiting.seconds::bigint as value, not exists (
                    select from polled
                    where polled.project_id = waiting.project_id and polled.queue = waiting.queue
-               ) "is_unserved!"
+               ) "shares_cause!", null::timestamptz as return_by
         from effective_alarms alarm
         join waiting on waiting.project_id = alarm.project_id
         where alarm.project_id = any($1) and alarm.rule = 'oldest_ready' and alarm.is_enabled
@@ -162,7 +164,7 @@ pub async fn oldest_ready(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Re
 
 /// Queues whose running jobs are held by workers that make no calls. As for [`oldest_ready`], a
 /// project's largest queues are looked at, and those that an alarm names; and of each the first
-/// holders by name. `name` is when the last of the jobs returns.
+/// 200 holders by name.
 pub async fn workers_silent(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Result<Vec<Found>> {
     sqlx::query_as!(
         Found,
@@ -177,7 +179,7 @@ pub async fn workers_silent(conn: &mut PgConnection, projects: &[i32]) -> sqlx::
             cross join lateral alarmed_queues(asking.project_id, 'workers_silent') busy
             cross join lateral (
                 select sum(jobs)::bigint as jobs, max(return_by) as return_by
-                from silent_holders(asking.project_id, busy.queue, $2, 20)
+                from silent_holders(asking.project_id, busy.queue, $2, 200)
             ) silent
             where silent.jobs > 0
         )
@@ -186,8 +188,7 @@ pub async fn workers_silent(conn: &mut PgConnection, projects: &[i32]) -> sqlx::
                null::uuid as subject_id, held.jobs >= alarm.threshold "is_beyond!",
                alarm.for_seconds "for_seconds!", held.queue "queue?", null as job_type,
                null as error_type, null::uuid as job_id,
-               to_char(held.return_by at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') as "name?",
-               held.jobs as value, true "is_unserved!"
+               null as name, held.jobs as value, true "shares_cause!", held.return_by
         from effective_alarms alarm
         join held on held.project_id = alarm.project_id
         where alarm.project_id = any($1) and alarm.rule = 'workers_silent' and alarm.is_enabled
@@ -209,7 +210,7 @@ pub async fn circuit_open(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Re
                alarm.rule "rule!", alarm.mail_to "mail_to!", paused.queue || '/' || paused.job_type as subject,
                null::uuid as subject_id, true "is_beyond!", 0 "for_seconds!", paused.queue "queue?",
                paused.job_type "job_type?", null as error_type, null::uuid as job_id,
-               null as name, null::bigint as value, false "is_unserved!"
+               null as name, null::bigint as value, false "shares_cause!", null::timestamptz as return_by
         from effective_alarms alarm
         cross join lateral (
             select queue, job_type
@@ -239,7 +240,7 @@ pub async fn schedule_missed(
                alarm.rule "rule!", alarm.mail_to "mail_to!", missed.schedule_id as subject, null::uuid as subject_id,
                missed.at > now() - make_interval(mins => $2::int) "is_beyond!", 0 "for_seconds!",
                null as queue, null as job_type, null as error_type, null::uuid as job_id,
-               missed.schedule_id as "name?", null::bigint as value, false "is_unserved!"
+               missed.schedule_id as "name?", null::bigint as value, false "shares_cause!", null::timestamptz as return_by
         from effective_alarms alarm
         cross join lateral (
             select schedule_id, max(tick) as tick, max(at) as at
@@ -282,7 +283,7 @@ pub async fn endpoints(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Resul
                alarm.rule "rule!", alarm.mail_to "mail_to!", null as subject, it.id "subject_id?",
                true "is_beyond!", 0 "for_seconds!", null as queue, null as job_type,
                null as error_type, null::uuid as job_id, it.url "name?",
-               it.dropped_events "value?", false "is_unserved!"
+               it.dropped_events "value?", false "shares_cause!", null::timestamptz as return_by
         from effective_alarms alarm
         join webhook_endpoints it on it.project_id = alarm.project_id and it.deleted_at is null
         where alarm.project_id = any($1) and alarm.is_enabled
@@ -307,7 +308,7 @@ pub async fn push_failing(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Re
                alarm.rule "rule!", alarm.mail_to "mail_to!", it.queue as subject, null::uuid as subject_id,
                failing.seconds >= alarm.threshold "is_beyond!", 0 "for_seconds!", it.queue "queue?",
                null as job_type, it.last_error as error_type, null::uuid as job_id, it.url "name?",
-               failing.seconds::bigint as value, false "is_unserved!"
+               failing.seconds::bigint as value, false "shares_cause!", null::timestamptz as return_by
         from effective_alarms alarm
         cross join lateral (
             select queue, url, last_error, failing_since, last_failure_at
@@ -338,7 +339,7 @@ pub async fn key_expiring(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Re
         select alarm.project_id "project_id!: ProjectId", alarm.name "alarm!",
                alarm.rule "rule!", alarm.mail_to "mail_to!", null as subject, key.id "subject_id?", key.expires_at > now() "is_beyond!",
                0 "for_seconds!", null as queue, null as job_type, null as error_type,
-               null::uuid as job_id, key.name "name?", alarm.threshold::bigint as value, false "is_unserved!"
+               null::uuid as job_id, key.name "name?", alarm.threshold::bigint as value, false "shares_cause!", null::timestamptz as return_by
         from effective_alarms alarm
         cross join lateral (
             select id, name, expires_at

@@ -125,35 +125,54 @@ pub async fn merge_counts(
     .await
 }
 
-/// Whether this transaction is the only one that corrects counts, until its end.
-pub async fn try_lock_corrections(conn: &mut PgConnection) -> sqlx::Result<bool> {
-    let locked = sqlx::query!("select from merged_deltas for no key update skip locked");
-    Ok(locked.fetch_optional(conn).await?.is_some())
+/// Where the walk over the queues is, locked until the end of the transaction. None: another node
+/// has it, or it has ended less than `pause_seconds` ago.
+pub async fn lock_corrections(
+    conn: &mut PgConnection,
+    pause_seconds: f64,
+) -> sqlx::Result<Option<(ProjectId, String)>> {
+    let place = sqlx::query!(
+        r#"
+        select project_id "project_id: ProjectId", queue
+        from count_corrections
+        where ended_at < now() - make_interval(secs => $1)
+        for update skip locked
+        "#,
+        pause_seconds,
+    );
+    Ok(place.fetch_optional(conn).await?.map(|it| (it.project_id, it.queue)))
 }
 
-/// Counts the running jobs of queues in which many may run, and corrects their counts: in one
-/// snapshot, without stopping anything. Returns how many queues it has corrected. Two at the same
-/// time would correct twice: the caller holds the lock of [`try_lock_corrections`].
-pub async fn correct_processing(conn: &mut PgConnection) -> sqlx::Result<i64> {
-    sqlx::query_scalar!(
+/// Counts the running jobs of up to 200 queues after this one, and corrects their counts: in one
+/// snapshot, without stopping anything. Moves the walk on, and returns whether there were any, and
+/// how many it has corrected. The place of the walk is locked: two at the same time would correct
+/// twice.
+pub async fn correct_processing(
+    conn: &mut PgConnection,
+    (project_id, queue): (ProjectId, &str),
+) -> sqlx::Result<(bool, i64)> {
+    let done = sqlx::query!(
         r#"
-        with large as materialized (
-            select project_id, queue, processing from queue_counts where active >= 10000
+        with step as materialized (
+            select project_id, queue, processing
+            from queue_counts
+            where (project_id, queue) > ($1, $2) and (active > 0 or processing <> 0)
+            order by project_id, queue
+            limit 200
         ), fresh as materialized (
             select project_id, queue, sum(processing) as processing
             from unmerged_deltas
-            where (project_id, queue) in (select project_id, queue from large)
+            where (project_id, queue) in (select project_id, queue from step)
             group by project_id, queue
         ), wrong as materialized (
-            select large.project_id, large.queue,
-                   actual.jobs - large.processing - coalesce(fresh.processing, 0) as processing
-            from large
-            left join fresh
-                on fresh.project_id = large.project_id and fresh.queue = large.queue
+            select step.project_id, step.queue,
+                   actual.jobs - step.processing - coalesce(fresh.processing, 0) as processing
+            from step
+            left join fresh on fresh.project_id = step.project_id and fresh.queue = step.queue
             cross join lateral (
                 select count(*) as jobs
                 from jobs
-                where project_id = large.project_id and queue = large.queue
+                where project_id = step.project_id and queue = step.queue
                     and state = 'processing'
             ) actual
         ), corrected as (
@@ -163,12 +182,24 @@ pub async fn correct_processing(conn: &mut PgConnection) -> sqlx::Result<i64> {
             from wrong
             where processing <> 0
             returning 1
+        ), last as (
+            select project_id, queue from step order by project_id desc, queue desc limit 1
+        ), moved as (
+            update count_corrections
+            set project_id = coalesce((select project_id from last), 0),
+                queue = coalesce((select queue from last), ''),
+                ended_at = case
+                    when exists (select from last) then ended_at else statement_timestamp()
+                end
         )
-        select count(*) "corrected!" from corrected
+        select exists (select from step) "is_more!",
+               (select count(*) from corrected) "corrected!"
         "#,
-    )
-    .fetch_one(conn)
-    .await
+        project_id.0,
+        queue,
+    );
+    let done = done.fetch_one(conn).await?;
+    Ok((done.is_more, done.corrected))
 }
 
 /// Counts all jobs, and corrects the counts of queues that differ: in one snapshot, without

@@ -22,6 +22,20 @@ use super::{
 };
 
 impl Run {
+    /// The number of running jobs as it is known where they are too many to be counted in rows.
+    pub async fn processing_by_deltas(&mut self) -> i64 {
+        let counted = sqlx::query_scalar(
+            "select coalesce(sum(processing), 0)::bigint
+             from (
+                 select project_id, queue, processing from queue_counts
+                 union all
+                 select project_id, queue, processing from unmerged_deltas
+             ) moves
+             where project_id = $1 and queue = 'default'",
+        );
+        counted.bind(self.project_id.0).fetch_one(&mut self.conn).await.expect("it runs")
+    }
+
     pub async fn cancel(&mut self) -> Checked {
         let Some(job) = self.any_job() else { return Ok(()) };
         let answer = control::cancel(&self.engine, self.key(job), &ChangedBy::SERVER).await;

@@ -121,7 +121,7 @@ pub struct MetricsSummary {
     pub pending: i64,
     /// Jobs that wait for their `run_at` or for parents, at present.
     pub scheduled: i64,
-    /// Running jobs, at present: up to 10,000, the rest counts as `pending`.
+    /// Running jobs, at present.
     pub processing: i64,
     /// Succeeded jobs.
     pub succeeded: i64,
@@ -153,7 +153,7 @@ pub struct StateCounts {
     pub scheduled: i64,
     /// Jobs that wait for a worker or for the end of a backoff.
     pub pending: i64,
-    /// Running jobs, up to 10,000: the rest counts as `pending`.
+    /// Running jobs.
     pub processing: i64,
     /// Succeeded jobs.
     pub succeeded: i64,

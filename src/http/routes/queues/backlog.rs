@@ -24,7 +24,7 @@ pub struct Backlog {
     /// Jobs that wait for a worker, a concurrency key, a rate limit or labels; 0 while the queue is
     /// paused.
     pub ready: i64,
-    /// Running jobs, up to 10,000.
+    /// Running jobs.
     pub processing: i64,
     /// Age of the longest-waiting ready job; 0: none waits, or the queue is paused.
     pub oldest_ready_age_seconds: i64,

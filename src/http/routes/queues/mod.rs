@@ -161,8 +161,7 @@ pub struct PausedType {
     pub dead_letters_in_a_row: i32,
 }
 
-/// Jobs of a queue by state. Exact, except for `processing`: beyond 10,000 the rest counts as
-/// `pending`.
+/// Jobs of a queue by state.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = QueueCounts)]
 pub struct Counts {

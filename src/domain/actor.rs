@@ -1,4 +1,4 @@
-//! Who changed a job, and why.
+//! The actor and the reason of a change of a job.
 
 use serde::{Deserialize, Serialize};
 
@@ -43,14 +43,14 @@ impl ActorKind {
     }
 }
 
-/// Who changed a job, and why.
+/// The actor of a change of a job, and its reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChangedBy {
     /// Kind of the actor.
     pub kind: ActorKind,
     /// Public id of the actor; the server has none.
     pub id: Option<String>,
-    /// What the actor gave as the reason.
+    /// Reason that the actor has given.
     pub reason: Option<String>,
 }
 

@@ -194,9 +194,9 @@ fn refusal(fence: &Fence, seen: &Standing, expiry_counts: bool) -> Refusal {
 /// The length of the leases of a poll, in seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LeaseLength {
-    /// What the poll asks for.
+    /// Length that the poll asks for.
     pub asked: Option<i32>,
-    /// What its project has set for polls that ask for none.
+    /// Length that its project has set for polls that ask for none.
     pub default: Option<i32>,
 }
 

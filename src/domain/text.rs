@@ -28,6 +28,9 @@ pub enum InvalidText {
         "must not contain `://`, or characters that change the direction or the line of a text"
     )]
     Misleading,
+    /// A character that changes the direction or the line of a text.
+    #[error("must not contain characters that change the direction or the line of a text")]
+    NotOneLine,
 }
 
 /// Checks a name: 1 to `max_chars` characters, none of them a control character.
@@ -54,13 +57,40 @@ pub fn check_name(text: &str, max_chars: usize) -> Result<(), InvalidText> {
 /// assert_eq!(check_public_name("a\u{202e}b", 100), Err(Misleading));
 /// ```
 pub fn check_public_name(text: &str, max_chars: usize) -> Result<(), InvalidText> {
-    // Marks, embeddings, overrides and isolates of direction; separators of lines and paragraphs.
-    let misleads = |it| matches!(it, '\u{200E}' | '\u{200F}' | '\u{2028}'..='\u{202E}' | '\u{2066}'..='\u{2069}');
     check_name(text, max_chars)?;
     if text.contains("://") || text.chars().any(misleads) {
         return Err(InvalidText::Misleading);
     }
     Ok(())
+}
+
+/// Checks a sentence that is shown in one line: as [`check_name`], with something to read, and
+/// without characters that change how the line reads.
+///
+/// # Errors
+/// [`InvalidText`] says which rule was broken.
+///
+/// ```
+/// # use fencepost_domain::text::{InvalidText::{Empty, NotOneLine}, check_line};
+/// assert_eq!(check_line("...", 100), Ok(()));
+/// assert_eq!(check_line("see https://status.example/7 🚀", 100), Ok(()));
+/// assert_eq!(check_line(" \u{200b}", 100), Err(Empty));
+/// assert_eq!(check_line("a\u{2028}b", 100), Err(NotOneLine));
+/// ```
+pub fn check_line(text: &str, max_chars: usize) -> Result<(), InvalidText> {
+    let is_hidden = |it: char| it != '.' && misleading_char(it.encode_utf8(&mut [0; 4])).is_some();
+    let is_blank = |it: char| it.is_whitespace() || is_hidden(it);
+    check_name(text, max_chars)?;
+    match text {
+        text if text.chars().any(misleads) => Err(InvalidText::NotOneLine),
+        text if text.chars().all(is_blank) => Err(InvalidText::Empty),
+        _ => Ok(()),
+    }
+}
+
+/// Marks, embeddings, overrides and isolates of direction; separators of lines and paragraphs.
+const fn misleads(it: char) -> bool {
+    matches!(it, '\u{200E}' | '\u{200F}' | '\u{2028}'..='\u{202E}' | '\u{2066}'..='\u{2069}')
 }
 
 /// Letters and marks that are shown as nothing, or as a space: the joiner of graphemes, the fillers

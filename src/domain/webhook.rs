@@ -219,7 +219,8 @@ pub struct WebhookData {
     /// The error of the attempt; null if it did not fail.
     #[schema(required)]
     pub error: Option<WebhookError>,
-    /// Who cancelled the job, and why; null in events of other types, and if it is not known.
+    /// Author and reason of a cancellation; null in events of other types, and if they are not
+    /// known.
     #[serde(default)]
     #[schema(required)]
     pub cancelled_by: Option<WebhookChange>,
@@ -248,7 +249,7 @@ pub struct WebhookChange {
     /// Name of a key; null for others.
     #[schema(required, example = "deploy")]
     pub name: Option<String>,
-    /// The reason that was given.
+    /// Reason that the author has given.
     #[schema(required)]
     pub reason: Option<String>,
 }

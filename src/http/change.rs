@@ -1,4 +1,4 @@
-//! Who changed a job, and why: as callers send it, and as the API shows it.
+//! Actor and reason of a change of a job: as callers send them, and as the API shows them.
 
 use std::collections::HashMap;
 
@@ -7,6 +7,7 @@ use fencepost_domain::{
     actor::{ActorKind, ChangedBy, MAX_REASON_CHARS},
     error::Error,
     ids::{AccountId, JobId, KeyId, ProjectId},
+    text,
 };
 use fencepost_store::{
     jobs::events::{self, LastChange},
@@ -32,17 +33,24 @@ pub struct ReasonRequest {
 
 impl RequestBody for ReasonRequest {}
 
+/// Checks the reason of a change: terminals and pages show it in one line.
+pub fn check_reason(check: &mut Check, reason: Option<&str>) {
+    if let Some(Err(error)) = reason.map(|it| text::check_line(it, MAX_REASON_CHARS)) {
+        check.refuse("reason", error.to_string());
+    }
+}
+
 impl ReasonRequest {
-    /// Who makes the change, and why.
+    /// The author and the reason of the change.
     pub fn accept(self, who: &Who) -> Result<ChangedBy, Error> {
         let mut check = Check::default();
-        check.optional_name("reason", self.reason.as_deref(), MAX_REASON_CHARS);
+        check_reason(&mut check, self.reason.as_deref());
         check.finish()?;
         Ok(who.changed_by().because(self.reason))
     }
 }
 
-/// Who changed a job.
+/// Author of a change of a job.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = Actor)]
 pub struct ActorView {
@@ -64,11 +72,11 @@ pub struct ChangeView {
     #[serde(rename = "type")]
     #[schema(example = "fencepost.cancelled")]
     pub kind: String,
-    /// When it was made.
+    /// Time of the change.
     pub at: DateTime<Utc>,
-    /// Who made it.
+    /// Author of the change.
     pub actor: ActorView,
-    /// The reason that was given.
+    /// Reason that the author has given.
     #[schema(required)]
     pub reason: Option<String>,
 }

@@ -127,8 +127,8 @@ pub struct Job {
     /// Error of its last attempt that had one: it failed, or lost its lease or its worker.
     #[schema(required)]
     pub last_error: Option<JobError>,
-    /// Latest change: who cancelled, retried, replayed or changed it, or took it from its worker,
-    /// and why. Null if there was none, and in the answer to an enqueue.
+    /// Latest change, with its author: a cancel, retry, replay or change, or a take back. Null if
+    /// there was none, and in the answer to an enqueue.
     #[serde(default)]
     #[schema(required)]
     pub last_change: Option<ChangeView>,

@@ -4,7 +4,7 @@ use fencepost_domain::{access::Role, actor::MAX_REASON_CHARS};
 use serde_json::{Value, json};
 
 use crate::{
-    harness::{Sink, TestProject, run, run_alone},
+    harness::{Sink, TestProject, eventually, run, run_alone},
     people::Person,
 };
 
@@ -67,14 +67,16 @@ fn a_reason_has_bounds_and_a_refused_one_changes_nothing() {
         let (over, empty) =
             (json!({"reason": "ü".repeat(MAX_REASON_CHARS + 1)}), json!({"reason": ""}));
         let lines = json!({"reason": "one\nand another"});
+        let unseen = json!({"reason": " \u{200b}"});
+        let turned = json!({"reason": "a\u{202e}b"});
         for action in ["cancel", "retry", "replay"] {
             let path = format!("/v1/jobs/{id}/{action}");
-            for bad in [&over, &empty, &lines] {
+            for bad in [&over, &empty, &lines, &unseen, &turned] {
                 t.post(&path, bad.clone()).await.refuses("reason");
             }
             t.post(&path, json!({"why": "x"})).await.refuses("why");
         }
-        for bad in [&over, &empty, &lines] {
+        for bad in [&over, &empty, &lines, &unseen, &turned] {
             t.post("/v1/workers/w/take-back", bad.clone()).await.refuses("reason");
             t.post("/v1/queues/default/take-back", bad.clone()).await.refuses("reason");
             let mut change = bad.clone();
@@ -148,6 +150,69 @@ fn what_follows_from_something_else_names_it() {
 }
 
 #[test]
+fn a_job_that_expires_is_cancelled_by_the_server() {
+    run(async |t| {
+        let now = t.enqueue(json!({"queue": "other"})).await;
+        let now = t.job(&now).await["created_at"].as_str().expect("a time").to_owned();
+        let now: chrono::DateTime<chrono::Utc> = now.parse().expect("a time");
+        let soon = now + chrono::TimeDelta::seconds(1);
+        let id = t.enqueue(json!({ "expires_at": soon })).await;
+        let job = t.job_becomes(&id, "cancelled").await;
+        let change = &job["last_change"];
+        assert_eq!(
+            (&change["type"], &change["actor"]["kind"]),
+            (&json!("fencepost.expired"), &json!("server"))
+        );
+    });
+}
+
+#[test]
+fn the_jobs_of_a_cancelled_workflow_have_its_author_and_reason() {
+    run(async |t| {
+        let key = own_key(t).await;
+        let graph = json!({"jobs": [
+            {"key": "a", "job_type": "t"}, {"key": "b", "job_type": "t", "depends_on": ["a"]}
+        ]});
+        let workflow = t.post("/v1/workflows", graph).await.is(201);
+        let path = format!("/v1/workflows/{}/cancel", workflow["id"].as_str().expect("an id"));
+        t.post(&path, json!({"reason": ""})).await.refuses("reason");
+        t.post(&path, json!({"reason": "sold out"})).await.is(200);
+        for job in workflow["jobs"].as_array().expect("jobs") {
+            let job = t.job_becomes(job["id"].as_str().expect("an id"), "cancelled").await;
+            let change = &job["last_change"];
+            assert_eq!((&change["actor"], &change["reason"]), (&key, &json!("sold out")));
+        }
+    });
+}
+
+#[test]
+fn bulk_replays_and_retries_name_their_operation() {
+    run(async |t| {
+        let id = t.enqueue(json!({"max_attempts": 1})).await;
+        let job = t.lease("w").await;
+        t.ack(&job, "w", "failed").await.is(200);
+        let filter = json!({"filter": {"ids": [id]}});
+        let replay = t.post("/v1/jobs/replay", filter.clone()).await.is(202);
+        let retry = t.post("/v1/jobs/retry", filter).await.is(202);
+        let id_of = |begun: &Value| begun["operation"]["id"].clone();
+        let retried = eventually("the retry", async || {
+            let change = t.job(&id).await["last_change"].clone();
+            (change["type"] == "fencepost.retried").then_some(change)
+        })
+        .await;
+        assert_eq!(retried["actor"]["id"], id_of(&retry));
+        let copy = eventually("the replay", async || {
+            let page = t.get("/v1/jobs").await.is(200);
+            let jobs = page["jobs"].as_array().expect("jobs").clone();
+            jobs.into_iter().find(|it| it["replay_of"] == json!(id))
+        })
+        .await;
+        assert_eq!(copy["last_change"]["type"], "fencepost.replayed");
+        assert_eq!(copy["last_change"]["actor"]["id"], id_of(&replay));
+    });
+}
+
+#[test]
 fn a_take_back_is_recorded_with_each_job() {
     run(async |t| {
         let key = own_key(t).await;
@@ -161,6 +226,11 @@ fn a_take_back_is_recorded_with_each_job() {
             changes(t, &id).await,
             [("fencepost.take_back".to_owned(), key, json!("its machine burns"))]
         );
+        let held = t.lease("hangs").await;
+        t.post(&format!("/v1/jobs/{id}/cancel"), json!({"reason": "too late"})).await.is(200);
+        t.act("/v1/workers/hangs/take-back").await.is(200);
+        let job = t.job_becomes(held["id"].as_str().expect("an id"), "cancelled").await;
+        assert_eq!(job["last_change"]["reason"], "too late");
     });
 }
 

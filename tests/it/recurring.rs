@@ -381,7 +381,8 @@ fn the_last_job_is_cancelled_for_the_next_one() {
         assert_eq!(t.heartbeat(&running, "w").await.is(200)["status"], "cancel");
         let waiting = fires(t, "s").await[0]["job_id"].as_str().expect("an id").to_owned();
         assert_eq!(after_a_tick(t, "s").await, ["fired", "fired", "fired"]);
-        t.job_becomes(&waiting, "cancelled").await;
+        let job = t.job_becomes(&waiting, "cancelled").await;
+        assert_eq!(job["last_change"]["actor"]["id"], "s");
         assert_eq!(t.poll("w", 5).await.len(), 1);
     });
 }

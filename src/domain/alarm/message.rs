@@ -1,4 +1,4 @@
-//! What is said of an incident.
+//! The text about an incident.
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};

@@ -60,7 +60,7 @@ pub async fn store(
     origin.admit(engine, tenant.project_id, &mut jobs).await?;
     quota::admit(engine, tenant, jobs.iter().map(|it| &it.job)).await?;
     let project_id = tenant.project_id;
-    let outcomes = if jobs.iter().any(has_dependencies) {
+    let outcomes = if jobs.iter().any(needs_a_transaction) {
         let (running, jobs) = (engine.clone(), jobs.clone());
         let store = async move { dependencies::store(&running, project_id, &jobs, None).await };
         let stored = detached_in(&engine.tasks, store).await;
@@ -194,7 +194,7 @@ pub fn callback(job: NewJob) -> CallbackJob {
     }
 }
 
-fn has_dependencies(it: &JobWithDependencies) -> bool {
+fn needs_a_transaction(it: &JobWithDependencies) -> bool {
     let extras = it.job.extras.as_ref();
     it.is_id_given
         || it.replayed_by.is_some()

@@ -120,7 +120,7 @@ pub async fn change(
     engine: &Engine,
     tenant: Tenant,
     id: JobId,
-    (change, what): (Timing, Change),
+    (timing, what): (Timing, Change),
     by: &ChangedBy,
 ) -> Result<(), Error> {
     let key = JobKey { project_id: tenant.project_id, id };
@@ -131,7 +131,7 @@ pub async fn change(
     }
     let mut conn = engine.pools.read_for(key.project_id).await?;
     let mut tx = conn.begin().await?;
-    let changed = change_in(&mut tx, key, (change, what), by).await;
+    let changed = change_in(&mut tx, key, (timing, what), by).await;
     let changed = finish(tx, changed).await?;
     engine.notifier.waiting(std::iter::once(&changed));
     engine.notifier.feed.publish(|| vec![job_event(key, history::CHANGED)]);
@@ -141,11 +141,11 @@ pub async fn change(
 async fn change_in(
     tx: &mut PgConnection,
     key: JobKey,
-    (change, what): (Timing, Change),
+    (timing, what): (Timing, Change),
     by: &ChangedBy,
 ) -> Result<WaitingJob, Error> {
     let seen = lock(tx, key).await?;
-    let run_at = match change {
+    let run_at = match timing {
         Timing::Keep => None,
         Timing::At(run_at) => Some(run_at),
         Timing::After(delay) => Some(seen.now + delay),

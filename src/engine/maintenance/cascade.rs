@@ -138,12 +138,12 @@ impl Sweep for Outdated {
 async fn record(
     tx: &mut PgConnection,
     gone: &[CancelledJob],
-    (event, payload): (&'static str, Option<&str>),
+    (kind, payload): (&'static str, Option<&str>),
     by: &ChangedBy,
 ) -> sqlx::Result<()> {
     let event = |it: &CancelledJob| NewEvent {
         payload: payload.map(str::to_owned),
-        ..NewEvent::change(it.key, event, by)
+        ..NewEvent::change(it.key, kind, by)
     };
     events::insert(tx, &gone.iter().map(event).collect::<Vec<_>>()).await?;
     Ok(())

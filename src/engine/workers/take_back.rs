@@ -102,9 +102,10 @@ async fn end_some(
     Ok((silent.len() as i64, outcomes.len() as u64))
 }
 
-/// Records who took the jobs of these leases back.
+/// Records who took the jobs of these leases back. A job that was to be cancelled has ended: its
+/// last change is the cancel.
 pub(super) async fn note(tx: &mut PgConnection, held: &[Held], by: &ChangedBy) -> sqlx::Result<()> {
-    let noted = held.iter().map(|lease| {
+    let noted = held.iter().filter(|it| !it.cancel_requested).map(|lease| {
         let key = JobKey { project_id: lease.project_id, id: lease.id };
         let event = NewEvent::change(key, history::TAKE_BACK, by);
         NewEvent { attempt: Some(lease.attempt), ..event }

@@ -1,4 +1,4 @@
-//! Who calls: the holder of a key, or a member.
+//! The caller of a request: the holder of a key, or a member.
 
 use std::sync::Arc;
 
@@ -144,7 +144,7 @@ impl Who {
         }
     }
 
-    /// As a change of a job names it.
+    /// The author of changes of jobs that this caller makes.
     #[must_use]
     pub fn changed_by(&self) -> ChangedBy {
         match self {

@@ -104,7 +104,8 @@ pub struct AlarmList {
     /// Alarms, by name.
     pub alarms: Vec<Alarm>,
     /// Names of enabled alarms that reach no one: no member whom they are mailed to has a verified
-    /// address, and no webhook asks for `alarm.triggered`.
+    /// address, or the server sends no mails, and no webhook asks for `alarm.triggered`. Empty for
+    /// a project without members.
     #[serde(default)]
     pub unheard: Vec<String>,
 }
@@ -146,19 +147,27 @@ impl RequestBody for PutAlarmRequest {}
 pub async fn list(caller: Caller<Read>, State(app): State<App>) -> Result<Reply<AlarmList>, Error> {
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let rows = alarms::list(&mut conn, caller.project_id, MAX_SHOWN_ALARMS).await?;
-    let has_webhook = alarms::has_webhook(&mut conn, caller.project_id).await?;
+    let is_heard_elsewhere = alarms::has_webhook(&mut conn, caller.project_id).await?;
     drop(conn);
-    let readers = match has_webhook {
-        true => MailReaders::default(),
-        false => {
-            let mut conn = app.engine.pools.people.acquire_for(caller.project_id).await?;
-            members::mail_readers(&mut conn, caller.project_id).await?
-        }
+    let readers = match is_heard_elsewhere {
+        true => None,
+        false => Some(mail_readers(&app, caller.project_id).await?),
     };
     let alarms: Vec<_> = rows.into_iter().map(Alarm::of).collect();
-    let unheard = alarms.iter().filter(|it| it.enabled && readers.miss(it.mail_to));
-    let unheard = unheard.map(|it| it.name.clone()).collect();
+    let is_missed =
+        |it: &Alarm| it.enabled && readers.is_some_and(|readers| readers.miss(it.mail_to));
+    let unheard = alarms.iter().filter(|it| is_missed(it)).map(|it| it.name.clone()).collect();
     Ok(Reply(AlarmList { alarms, unheard }))
+}
+
+/// Members who read mails of alarms. Without a mail server there are none.
+async fn mail_readers(app: &App, project_id: ProjectId) -> Result<MailReaders, Error> {
+    let mut conn = app.engine.pools.people.acquire_for(project_id).await?;
+    let readers = members::mail_readers(&mut conn, project_id).await?;
+    Ok(match app.accounts.mailer.is_used() {
+        true => readers,
+        false => MailReaders { has_members: readers.has_members, ..MailReaders::default() },
+    })
 }
 
 /// Read an alarm.

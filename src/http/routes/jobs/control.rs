@@ -18,7 +18,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{Job, read};
-use crate::{change::ReasonRequest, error::ErrorBody};
+use crate::{
+    change::{ReasonRequest, check_reason},
+    error::ErrorBody,
+};
 
 /// Cancel a job.
 ///
@@ -118,7 +121,7 @@ pub async fn change(
 ) -> Result<Reply<Job>, Error> {
     let ChangeJobRequest { queue, priority, run_at, delay_seconds, reason } = request;
     let mut check = Check::default();
-    check.optional_name("reason", reason.as_deref(), MAX_REASON_CHARS);
+    check_reason(&mut check, reason.as_deref());
     check.optional_name("queue", queue.as_deref(), limits::MAX_QUEUE_CHARS);
     if let Some(priority) = priority {
         check.range("priority", priority, limits::MIN_PRIORITY, limits::MAX_PRIORITY);

@@ -56,11 +56,11 @@ pub struct EventView {
     /// Worker of the attempt.
     #[schema(required)]
     pub worker_id: Option<String>,
-    /// Who caused the change. Null if the event is none, and in the stream of a project.
+    /// Author of the change. Null if the event is none, and in the stream of a project.
     #[serde(default)]
     #[schema(required)]
     pub actor: Option<ActorView>,
-    /// The reason that was given for a change.
+    /// Reason of the change.
     #[serde(default)]
     #[schema(required)]
     pub reason: Option<String>,

@@ -26,6 +26,7 @@ use super::{
     request::{start, traceparent},
 };
 use crate::{
+    change::check_reason,
     error::ErrorBody,
     idempotency::{self, Answer, Ids, Once},
 };
@@ -116,7 +117,7 @@ impl ReplayRequest {
         traceparent: Option<String>,
     ) -> Result<Changes, Error> {
         let mut check = Check::default();
-        check.optional_name("reason", self.reason.as_deref(), MAX_REASON_CHARS);
+        check_reason(&mut check, self.reason.as_deref());
         check.optional_name("job_type", self.job_type.as_deref(), limits::MAX_JOB_TYPE_CHARS);
         check.optional_name("queue", self.queue.as_deref(), limits::MAX_QUEUE_CHARS);
         if let Some(priority) = self.priority {

@@ -62,7 +62,7 @@ impl EventViewExt for EventView {
 
 /// Adds to [`ActorView`] what pages show of it.
 trait ActorViewExt {
-    /// Who it is, in words.
+    /// The actor in words.
     fn shown(&self) -> String;
 }
 

@@ -219,8 +219,8 @@ pub struct MailReaders {
 }
 
 impl MailReaders {
-    /// Whether mails are meant to be read, and are not. A project without members has no one who
-    /// could verify an address.
+    /// True if such mails are meant to be read, and no one reads them. A project without members
+    /// has no one who could verify an address.
     ///
     /// ```
     /// # use fencepost_domain::alarm::{MailReaders, MailTo::{Admins, None, Owners}};

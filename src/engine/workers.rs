@@ -327,7 +327,7 @@ struct Ending<'a> {
     silence_seconds: Option<i32>,
     /// No further ones once this many have ended.
     max: u64,
-    /// Who takes them back.
+    /// The author of a take back; none: the leases end for another cause.
     by: Option<&'a ChangedBy>,
 }
 

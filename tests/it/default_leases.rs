@@ -1,4 +1,4 @@
-//! How long a lease lasts whose poll does not say it.
+//! The length of a lease whose poll does not say it.
 
 use fencepost_domain::{access::Role, limits::MAX_LEASE_SECONDS};
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Who changed a job, and why: in its history, in the job, in events and in lists.
+//! The author and the reason of changes of jobs: in histories, jobs, webhooks and lists.
 
 use fencepost_domain::{access::Role, actor::MAX_REASON_CHARS};
 use serde_json::{Value, json};

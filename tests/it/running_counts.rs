@@ -1,4 +1,4 @@
-//! How many jobs run, where they are too many to be counted one by one.
+//! The number of running jobs, where they are too many to be counted one by one.
 
 use fencepost_domain::limits::{MAX_ENQUEUE_BATCH_JOBS, MAX_POLL_CAPACITY};
 use fencepost_engine::maintenance::counts;

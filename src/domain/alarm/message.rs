@@ -34,7 +34,7 @@ pub struct Details {
     /// Number of dead letters, seconds, events or days, as it was found.
     #[schema(required)]
     pub value: Option<i64>,
-    /// When the last of the jobs that silent workers hold returns.
+    /// Time when the last of the jobs that silent workers hold returns.
     #[schema(required)]
     pub return_by: Option<DateTime<Utc>>,
     /// Queues that share an incident: whose jobs wait and that no live worker polls, the longest

@@ -20,15 +20,15 @@ pub(super) struct Grouped {
     pub queues: Vec<String>,
 }
 
-/// Puts the queues without workers of each alarm together, if there are several, or if an incident
-/// about several of this alarm is open. What is said of them is said of the one that waits longest;
-/// or of all, if silent workers hold their jobs.
-/// An incident about one of them that is open stays so, and no further one begins.
+/// Puts the queues that share a cause together, those of each alarm, if there are several, or if an
+/// incident about several of this alarm is open. The numbers are those of the queue that waits
+/// longest; or of all, if silent workers hold their jobs. An incident about one of them that is
+/// open stays so, and no further one begins.
 pub(super) fn group(found: Vec<Found>, open_groups: &HashSet<&str>) -> Vec<Grouped> {
-    let (unserved, others): (Vec<_>, Vec<_>) =
+    let (sharing, others): (Vec<_>, Vec<_>) =
         found.into_iter().partition(|it| it.shares_cause && it.queue.is_some());
     let mut of_alarm: BTreeMap<String, Vec<Found>> = BTreeMap::new();
-    for found in unserved {
+    for found in sharing {
         of_alarm.entry(found.alarm.clone()).or_default().push(found);
     }
     let mut grouped: Vec<_> =

@@ -61,7 +61,7 @@ pub struct JobWithDependencies {
     pub is_continuation: bool,
     /// The caller chose the id: another job may have it.
     pub is_id_given: bool,
-    /// Who replays an earlier job with it.
+    /// The author of the replay, if it replays an earlier job.
     pub replayed_by: Option<ChangedBy>,
     /// The path in the request: `jobs[3].`, or empty.
     pub path: String,

@@ -233,7 +233,7 @@ async fn describe(
     Ok(WebhookEvent { kind, timestamp, data })
 }
 
-/// Who cancelled the job of an event; `names` are those of keys.
+/// The author and the reason of a cancel; `names` are those of keys.
 fn describe_cause(event: &TakenEvent, names: &HashMap<String, String>) -> Option<WebhookChange> {
     let (id, reason) = (event.actor_id.clone(), event.reason.clone());
     let name = id.as_ref().and_then(|it| names.get(it)).cloned();

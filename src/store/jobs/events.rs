@@ -23,7 +23,7 @@ pub struct NewEvent {
     pub worker_id: Option<String>,
     /// JSON.
     pub payload: Option<String>,
-    /// Who caused it; none: a worker reported it.
+    /// The author of the change; none: a worker reported the event.
     pub by: Option<ChangedBy>,
 }
 

@@ -53,7 +53,7 @@ pub async fn list(
     .await
 }
 
-/// Whether a webhook of the project asks for what alarms find.
+/// True if a webhook of the project asks for what alarms find.
 pub async fn has_webhook(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<bool> {
     sqlx::query_scalar!(
         r#"

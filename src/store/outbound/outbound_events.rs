@@ -47,7 +47,7 @@ pub struct TakenEvent {
     /// The beginning of its message.
     pub error_message: Option<String>,
     pub retry_at: Option<DateTime<Utc>>,
-    /// Who cancelled the job, and the reason; null: it was not cancelled, or it is not known.
+    /// The author of the cancel, and the reason; null: it was not cancelled, or none is known.
     pub actor_kind: Option<ActorKind>,
     pub actor_id: Option<String>,
     pub reason: Option<String>,

@@ -138,7 +138,7 @@ pub async fn count(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Resu
     .await
 }
 
-/// Who reads the mails of a project's alarms.
+/// The members who read the mails of a project's alarms.
 pub async fn mail_readers(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -35,7 +35,7 @@ pub struct Found {
     /// True of a queue that no live worker polls and that is not pushed, or whose jobs silent
     /// workers hold: such queues of a project have one cause.
     pub shares_cause: bool,
-    /// When the last of the jobs that silent workers hold returns.
+    /// Time when the last of the jobs that silent workers hold returns.
     pub return_by: Option<DateTime<Utc>>,
 }
 

@@ -125,8 +125,8 @@ pub async fn merge_counts(
     .await
 }
 
-/// Where the walk over the queues is, locked until the end of the transaction. None: another node
-/// has it, or it has ended less than `pause_seconds` ago.
+/// The place of the walk over the queues, locked until the end of the transaction. None: another
+/// node has it, or the walk has ended less than `pause_seconds` ago.
 pub async fn lock_corrections(
     conn: &mut PgConnection,
     pause_seconds: f64,
@@ -144,9 +144,9 @@ pub async fn lock_corrections(
 }
 
 /// Counts the running jobs of up to 200 queues after this one, and corrects their counts: in one
-/// snapshot, without stopping anything. Moves the walk on, and returns whether there were any, and
-/// how many it has corrected. The place of the walk is locked: two at the same time would correct
-/// twice.
+/// snapshot, without stopping anything. Moves the walk on. Returns true if there were any, and the
+/// number of those that it has corrected. The place of the walk is locked: two at the same time
+/// would correct twice.
 pub async fn correct_processing(
     conn: &mut PgConnection,
     (project_id, queue): (ProjectId, &str),

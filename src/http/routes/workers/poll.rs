@@ -229,7 +229,8 @@ pub async fn poll(
     Ok(response)
 }
 
-/// The poll of a key that is bound to queues and job types.
+/// The poll of this caller: within the queues and job types of a bound key, and with the default
+/// lease of the project.
 ///
 /// # Errors
 /// [`Error::OutOfBounds`] when it asks for others.

@@ -272,7 +272,7 @@ fn start_instance_loops(app: &App, loops: &Loops<'_>) {
     loops.start("accounts", None, move |engine| {
         let app = this.clone();
         async move {
-            app.accounts.refresh_signing_keys().await?;
+            app.accounts.signing_keys.refresh().await?;
             let mut conn = engine.pools.background.acquire().await?;
             let expired = purge::prune_expired(&mut conn).await?;
             let old = purge::prune_logs(&mut conn, AUDIT_KEEP_DAYS, SECURITY_LOG_KEEP_DAYS).await?;
@@ -286,7 +286,7 @@ fn start_instance_loops(app: &App, loops: &Loops<'_>) {
     let (accounts, fails) = (app.accounts.clone(), Arc::new(AtomicBool::new(false)));
     loops.start("mails", Some(BackgroundTask::Mails), move |_| {
         let (accounts, fails) = (accounts.clone(), Arc::clone(&fails));
-        async move { Ok(Next::after(accounts.send_mails(&fails).await?)) }
+        async move { Ok(Next::after(accounts.mailing.send_due(&fails).await?)) }
     });
     let alarms = Arc::new(Alarms::new(app.accounts.mailer.is_used()));
     let bus = app.bus.clone();

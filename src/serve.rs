@@ -15,7 +15,7 @@ use fencepost_engine::{
 };
 use fencepost_http::{self as http, deprecation::Deprecated};
 use fencepost_identity::accounts::{
-    Accounts,
+    Accounts, Parts,
     oidc::Providers,
     password::{Passwords, lists::BreachedPasswords},
     scanners::ScannerKeys,
@@ -168,7 +168,7 @@ async fn run(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     let tick_key = TickKey::new(&instance.cursor_key);
     let engine = Engine::start(pools.clone(), tick_key, node.zones, stop.clone());
     let app = open(&engine, (&bus, node.outbound), node.people, instance);
-    start.ask(|| app.accounts.refresh_signing_keys().boxed()).await.context(NO_ANSWER)?;
+    start.ask(|| app.accounts.signing_keys.refresh().boxed()).await.context(NO_ANSWER)?;
     start.ask(|| app.count_nodes().boxed()).await.context(NO_ANSWER)?;
     bus.publish(Topic::Nodes, "").await;
     let background = TaskTracker::new();
@@ -383,7 +383,7 @@ fn open(
              release requires one: set --master-key-file"
         );
     }
-    let accounts = Accounts {
+    let accounts = Accounts::new(Parts {
         pool: engine.pools.people.clone(),
         limiter: Limiter::new(bus.clone()),
         passwords: Passwords::new(people.breached_passwords),
@@ -400,7 +400,7 @@ fn open(
         default_plan: people.default_plan,
         plans: people.plans,
         wake: engine.notifier.wake.clone(),
-    };
+    });
     App::new(engine.clone(), accounts, (bus.clone(), outbound), instance.cursor_key)
 }
 

@@ -222,7 +222,7 @@ pub async fn signup(
         project_name: form.get("project_name").map(str::to_owned),
         invitation: form.get("invitation").map(|it| it.to_owned().into()),
     };
-    let made = match app.accounts.sign_up(request, &client).await {
+    let made = match app.accounts.sign_ups.sign_up(request, &client).await {
         Ok(made) => made,
         Err(refused @ Error::Invalid(_)) => {
             let info = in_words(&refused, &api.request_id().0, false);
@@ -231,7 +231,7 @@ pub async fn signup(
         }
         Err(other) => return Err(other),
     };
-    let session = app.accounts.begin_first_session(&made, &client).await?.into();
+    let session = app.accounts.sign_ups.begin_first_session(&made, &client).await?.into();
     let project = Project::of(made.project, Some(made.role));
     let base = format!("/console/p/{}", segment(&project.slug));
     let Some(key) = made.key else {

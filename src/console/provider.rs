@@ -85,7 +85,7 @@ pub async fn log_in(
     AskedFields(asked): AskedFields,
 ) -> Result<Response, Error> {
     let next = asked.get("next").filter(|it| is_own_page(it)).unwrap_or_default();
-    let departure = app.accounts.leave_for_provider(&provider, next, None, &client).await?;
+    let departure = app.accounts.identities.leave(&provider, next, None, &client).await?;
     let mut response = go(false, &departure.url);
     session::keep_departure(response.headers_mut(), &departure.kept);
     Ok(response)
@@ -106,7 +106,7 @@ pub async fn link(
     Path(provider): Path<String>,
 ) -> Result<Response, Error> {
     let bearer = bearer_of(&app, visitor).ok_or(Error::Unauthorized)?;
-    let departure = app.accounts.leave_for_provider(&provider, "", Some(bearer), &client).await?;
+    let departure = app.accounts.identities.leave(&provider, "", Some(bearer), &client).await?;
     let Departure { url, kept } = &departure;
     let mut response = render(&Leave { url })?;
     let refresh = HeaderValue::from_str(&format!("0; url={url}")).map_err(Error::internal)?;
@@ -132,7 +132,7 @@ pub async fn arrive(
     };
     let bearer = bearer_of(&app, visitor);
     let arrived =
-        app.accounts.arrive_from_provider(&provider, &kept, &answer, bearer, &client).await?;
+        app.accounts.identities.arrive(&provider, &kept, &answer, bearer, &client).await?;
     let mut response = match arrived {
         Ok((Arrival::Linked, _)) => go(false, &action_table::saying(ACCOUNT, action_table::LINKED)),
         Ok((Arrival::SignedIn(signed_in), next)) => {

@@ -186,7 +186,7 @@ async fn find(
         return Ok(Some(FoundSession::Goes(access.into())));
     }
     let Some(refresh) = cookie(headers, REFRESH_COOKIE) else { return Ok(None) };
-    match app.accounts.refresh(&refresh.into(), Reuse::Tabs, client).await {
+    match app.accounts.sessions.refresh(&refresh.into(), Reuse::Tabs, client).await {
         Ok(Ok(signed_in)) => Ok(Some(FoundSession::Renewed(signed_in))),
         Ok(Err(ended)) => {
             app.credentials.evict(Evict::Session(ended)).await;

@@ -201,7 +201,7 @@ pub async fn create(
     check.finish()?;
     let mode = request.mode.unwrap_or(ProjectMode::Live).name();
     let (account_id, named) = (person.bearer.account_id, (&*request.name, mode));
-    let project = app.accounts.create_project(account_id, named, &client).await?;
+    let project = app.accounts.projects.create(account_id, named, &client).await?;
     Ok((StatusCode::CREATED, Reply(Project::of(project, Some(Role::Owner)))))
 }
 

@@ -5,6 +5,7 @@ use fencepost_domain::{
     ids::AccountId,
     limits::{MAX_CODE_CHARS, RECOVERY_CODES},
 };
+use fencepost_net::seal::MasterKeys;
 use fencepost_signals::limiter::Charge;
 use fencepost_store as store;
 use rand::RngExt;
@@ -12,7 +13,7 @@ use secrecy::{ExposeSecret, SecretString};
 use sqlx::PgConnection;
 use totp_rs::{Builder, Secret, Totp};
 
-use super::{Accounts, CODES_PER_ACCOUNT, Client, TRIES_PER_PAIR, charge, secret};
+use super::{CODES_PER_ACCOUNT, Client, TRIES_PER_PAIR, secret, throttle::charge};
 
 /// Bytes of a secret that an app shares: as long as the hash (RFC 4226, section 4).
 pub(super) const TOTP_SECRET_BYTES: usize = 20;
@@ -90,24 +91,22 @@ pub(super) async fn remove_unneeded(conn: &mut PgConnection, id: AccountId) -> s
     }
 }
 
-impl Accounts {
-    /// The secret of an app.
-    pub(super) fn open_totp(&self, id: AccountId, stored: &[u8]) -> Result<Vec<u8>, Error> {
-        self.master_keys.open(&place(id), stored, TOTP_SECRET_BYTES).map_err(|_| {
-            tracing::error!(account.id = %id, "secret of an authenticator app cannot be decrypted");
-            Error::NotReady("this node cannot check codes: it has another master key")
-        })
-    }
+/// The secret of an app.
+pub(super) fn open_totp(
+    master_keys: &MasterKeys,
+    id: AccountId,
+    stored: &[u8],
+) -> Result<Vec<u8>, Error> {
+    master_keys.open(&place(id), stored, TOTP_SECRET_BYTES).map_err(|_| {
+        tracing::error!(account.id = %id, "secret of an authenticator app cannot be decrypted");
+        Error::NotReady("this node cannot check codes: it has another master key")
+    })
+}
 
-    /// The time step of a code, if it is one of now, or of 30 s earlier or later.
-    pub(super) fn step_of(
-        secret: &[u8],
-        code: &SecretString,
-        now: i64,
-    ) -> Result<Option<i64>, Error> {
-        let step = app(secret, "")?.check(code.expose_secret(), u64::try_from(now).unwrap_or(0));
-        Ok(step.and_then(|it| i64::try_from(it).ok()))
-    }
+/// The time step of a code, if it is one of now, or of 30 s earlier or later.
+pub(super) fn step_of(secret: &[u8], code: &SecretString, now: i64) -> Result<Option<i64>, Error> {
+    let step = app(secret, "")?.check(code.expose_secret(), u64::try_from(now).unwrap_or(0));
+    Ok(step.and_then(|it| i64::try_from(it).ok()))
 }
 
 /// The limits on codes: by account and client, which a right code resets; and with it that of the

@@ -9,6 +9,7 @@ use fencepost_domain::{
     error::Error,
     ids::ProjectId,
     limits::{DEVICE_KEY_SECONDS, DEVICE_LOGIN_SECONDS},
+    plan::Plans,
 };
 use fencepost_store::{
     self as store,
@@ -25,13 +26,14 @@ use sha2::{Digest, Sha256};
 use sqlx::Acquire;
 
 use super::{
-    Accounts, Client, DEVICE_COLLECTS_PER_ADDRESS, DEVICE_LOGINS_PER_ADDRESS,
-    USER_CODES_PER_ACCOUNT,
+    Client, DEVICE_COLLECTS_PER_ADDRESS, DEVICE_LOGINS_PER_ADDRESS, USER_CODES_PER_ACCOUNT,
     author::{Author, Rights},
-    charge,
+    base::Base,
     keys::{self, KeyRequest, MadeKey},
     secret::{self, DEVICE_PREFIX},
     security::{self, AccountEvent},
+    sessions::lock_stepped_up,
+    throttle::charge,
     token::Bearer,
 };
 
@@ -95,23 +97,28 @@ fn unknown_user_code() -> Error {
     Error::invalid("user_code", "is wrong, was used or has expired: begin again in the terminal")
 }
 
-impl Accounts {
+/// Logins of terminals.
+#[derive(Clone)]
+pub struct DeviceLogins {
+    pub(super) base: Base,
+    pub(super) plans: Plans,
+}
+
+impl DeviceLogins {
     /// Begins a login; its key will have this name.
     ///
     /// # Errors
     /// [`Error::RateLimited`]; [`Error::Overloaded`] when another pending login has the same code.
-    pub async fn begin_device_login(
-        &self,
-        name: &str,
-        client: &Client,
-    ) -> Result<NewDeviceLogin, Error> {
-        self.throttle(&[charge("device-logins", &client.address, DEVICE_LOGINS_PER_ADDRESS)])
+    pub async fn begin(&self, name: &str, client: &Client) -> Result<NewDeviceLogin, Error> {
+        self.base
+            .throttle
+            .count(&[charge("device-logins", &client.address, DEVICE_LOGINS_PER_ADDRESS)])
             .await?;
         let device_code = secret::generate(DEVICE_PREFIX);
         let (code, user_code) = new_user_code();
         let hashes = (&secret::hash(&device_code)[..], &hash(code)[..]);
         let of = (name, &*client.address);
-        let mut conn = self.pool.acquire().await?;
+        let mut conn = self.base.pool.acquire().await?;
         match store::people::device_logins::insert(&mut conn, hashes, of, DEVICE_LOGIN_SECONDS)
             .await?
         {
@@ -124,13 +131,9 @@ impl Accounts {
     ///
     /// # Errors
     /// [`Error::Invalid`] when there is none; [`Error::RateLimited`].
-    pub async fn find_device_login(
-        &self,
-        bearer: Bearer,
-        user_code: &str,
-    ) -> Result<Pending, Error> {
+    pub async fn find(&self, bearer: Bearer, user_code: &str) -> Result<Pending, Error> {
         let code_hash = self.throttle_user_code(bearer, user_code).await?;
-        let mut conn = self.pool.acquire().await?;
+        let mut conn = self.base.pool.acquire().await?;
         let pending = store::people::device_logins::find_pending(&mut conn, &code_hash).await?;
         pending.ok_or_else(unknown_user_code)
     }
@@ -139,8 +142,8 @@ impl Accounts {
     /// these scopes. Whether the session may create such keys is checked when it is collected.
     ///
     /// # Errors
-    /// As for [`Self::find_device_login`]; [`Error::StepUpRequired`].
-    pub async fn approve_device_login(
+    /// As for [`Self::find`]; [`Error::StepUpRequired`].
+    pub async fn approve(
         &self,
         (bearer, project_id): (Bearer, ProjectId),
         user_code: &str,
@@ -149,9 +152,9 @@ impl Accounts {
     ) -> Result<(), Error> {
         let code_hash = self.throttle_user_code(bearer, user_code).await?;
         let scopes: Vec<_> = scopes.iter().map(|it| it.name().to_owned()).collect();
-        let mut conn = self.pool.acquire().await?;
+        let mut conn = self.base.pool.acquire().await?;
         let mut tx = conn.begin().await?;
-        self.lock_stepped_up(&mut tx, bearer).await?;
+        lock_stepped_up(&mut tx, bearer).await?;
         let by = (bearer.session_id, project_id);
         let approved =
             store::people::device_logins::approve(&mut tx, &code_hash, by, &scopes).await?;
@@ -167,17 +170,17 @@ impl Accounts {
         drop(conn);
         // The terminal's address is what a deceived owner does not know.
         let terminal = Client { address: address.into(), ..client.clone() };
-        self.notify_owner(bearer.account_id, event, &terminal);
+        self.base.mailing.notify_owner(bearer.account_id, event, &terminal);
         Ok(())
     }
 
     /// Deletes the pending login with this user code.
     ///
     /// # Errors
-    /// As for [`Self::find_device_login`].
-    pub async fn refuse_device_login(&self, bearer: Bearer, user_code: &str) -> Result<(), Error> {
+    /// As for [`Self::find`].
+    pub async fn refuse(&self, bearer: Bearer, user_code: &str) -> Result<(), Error> {
         let code_hash = self.throttle_user_code(bearer, user_code).await?;
-        let mut conn = self.pool.acquire().await?;
+        let mut conn = self.base.pool.acquire().await?;
         match store::people::device_logins::refuse(&mut conn, &code_hash).await? {
             true => Ok(()),
             false => Err(unknown_user_code()),
@@ -187,7 +190,10 @@ impl Accounts {
     async fn throttle_user_code(&self, by: Bearer, user_code: &str) -> Result<[u8; 32], Error> {
         let code = typed_user_code(user_code).ok_or_else(unknown_user_code)?;
         let account_id = by.account_id.to_string();
-        self.throttle(&[charge("user-codes", &account_id, USER_CODES_PER_ACCOUNT)]).await?;
+        self.base
+            .throttle
+            .count(&[charge("user-codes", &account_id, USER_CODES_PER_ACCOUNT)])
+            .await?;
         Ok(hash(code))
     }
 
@@ -197,12 +203,14 @@ impl Accounts {
     /// # Errors
     /// [`Error::Invalid`] when there is no such login; [`Error::Suspended`];
     /// [`Error::RateLimited`]; those of [`keys::create`].
-    pub async fn collect_device_key(
+    pub async fn collect_key(
         &self,
         device_code: &SecretString,
         client: &Client,
     ) -> Result<Option<CollectedKey>, Error> {
-        self.throttle(&[charge("device-keys", &client.address, DEVICE_COLLECTS_PER_ADDRESS)])
+        self.base
+            .throttle
+            .count(&[charge("device-keys", &client.address, DEVICE_COLLECTS_PER_ADDRESS)])
             .await?;
         let unknown =
             || Error::invalid("device_code", "is unknown, was used or refused, or has expired");
@@ -210,7 +218,7 @@ impl Accounts {
             return Err(unknown());
         }
         let hash = secret::hash(device_code);
-        let mut conn = self.pool.acquire().await?;
+        let mut conn = self.base.pool.acquire().await?;
         let login =
             store::people::device_logins::find(&mut conn, &hash).await?.ok_or_else(unknown)?;
         let DeviceLogin { name, session_id, account_id, project_id, scopes } = login;

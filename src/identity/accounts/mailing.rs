@@ -13,10 +13,14 @@ use fencepost_domain::{
     ids::{AccountId, IncidentId, InvitationId, ProjectId},
     limits::{INVITATION_SECONDS, MAIL_SECONDS, MAX_WAITING_MAILS, RESET_SECONDS, VERIFY_SECONDS},
 };
-use fencepost_net::mail::{Mail, Outcome, SEND_TIMEOUT};
-use fencepost_signals::{telemetry, wakeups::BackgroundTask};
+use fencepost_net::mail::{Mail, Mailer, Outcome, SEND_TIMEOUT};
+use fencepost_signals::{
+    telemetry,
+    wakeups::{BackgroundTask, Wake},
+};
 use fencepost_store::{
     self as store,
+    connection::pools::Pool,
     people::{accounts::Purpose, mails::TakenMail},
 };
 use futures_util::future::join_all;
@@ -27,8 +31,9 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{
-    Accounts, mails,
+    mails,
     secret::{self, MAIL_PREFIX},
+    throttle::Throttle,
 };
 
 /// Mails that a node sends at a time.
@@ -47,6 +52,8 @@ const LOOK_PERIOD: Duration = Duration::from_secs(10);
 /// Accounts that a reset mail names: of those that claim an address, this many oldest ones, and as
 /// many newest ones.
 pub(super) const MAILED_CLAIMS: i64 = 5;
+/// How mails that verify addresses are counted.
+pub(super) const VERIFICATIONS: &str = "verifications";
 
 /// The content of a mail. Stored as JSON; `address` is the network address that caused it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,10 +108,31 @@ fn pause_seconds(tries: i32) -> i32 {
     pause.unwrap_or(MAX_PAUSE_SECONDS).min(MAX_PAUSE_SECONDS)
 }
 
-impl Accounts {
-    /// Stores a mail, in the transaction of what it reports. Call [`Self::hurry_mails`] after the
+/// Mails to people.
+#[derive(Clone)]
+pub struct Mailing {
+    pub(super) pool: Pool,
+    pub(super) mailer: Mailer,
+    pub(super) public_url: String,
+    /// Has mails sent.
+    pub(super) wake: Wake,
+    pub(super) throttle: Throttle,
+}
+
+impl Mailing {
+    /// Whether this server sends mails, or prints them.
+    pub(super) fn is_used(&self) -> bool {
+        self.mailer.is_used()
+    }
+
+    /// Whether mails reach people other than the operator.
+    pub(super) fn reaches_others(&self) -> bool {
+        self.mailer.reaches_others()
+    }
+
+    /// Stores a mail, in the transaction of what it reports. Call [`Self::hurry`] after the
     /// commit.
-    pub(super) async fn store_mail(
+    pub(super) async fn store(
         &self,
         conn: &mut PgConnection,
         content: &Content,
@@ -121,21 +149,21 @@ impl Accounts {
     }
 
     /// Stores a mail, and has it sent.
-    pub(super) async fn mail(&self, content: &Content) -> Result<(), Error> {
+    pub(super) async fn send(&self, content: &Content) -> Result<(), Error> {
         let mut conn = self.pool.acquire().await?;
-        self.store_mail(&mut conn, content).await?;
-        self.hurry_mails();
+        self.store(&mut conn, content).await?;
+        self.hurry();
         Ok(())
     }
 
     /// Has mails sent that were just stored.
-    pub(super) fn hurry_mails(&self) {
+    pub(super) fn hurry(&self) {
         self.wake.ask(BackgroundTask::Mails);
     }
 
     /// Sends some mails that are due. Returns after how long to look again; at once, if more are.
     /// `fails` keeps whether the server accepted none lately.
-    pub async fn send_mails(&self, fails: &AtomicBool) -> sqlx::Result<Duration> {
+    pub async fn send_due(&self, fails: &AtomicBool) -> sqlx::Result<Duration> {
         if !self.mailer.is_used() {
             return Ok(LOOK_PERIOD);
         }

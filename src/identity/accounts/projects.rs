@@ -5,11 +5,12 @@ use fencepost_domain::{
     error::Error,
     ids::{AccountId, ProjectPublicId},
     lease::RequireFence,
-    plan::UNLIMITED,
+    plan::{Plans, UNLIMITED},
     text,
 };
 use fencepost_store::{
     self as store,
+    connection::pools::Pool,
     people::{
         audit::{Actor, NewAuditEntry},
         projects::{self, NewProject, Project},
@@ -18,7 +19,7 @@ use fencepost_store::{
 use serde_json::{Value, json};
 use sqlx::{Acquire, PgConnection};
 
-use super::{Accounts, Client, author::Author};
+use super::{Client, author::Author};
 
 /// Tries to find a free slug.
 const MAX_SLUG_TRIES: usize = 5;
@@ -27,13 +28,21 @@ const MAX_SLUG_CHARS: usize = 60;
 /// Mode of a project for production.
 pub const LIVE: &str = "live";
 
-impl Accounts {
+/// New projects of accounts, on the default plan.
+#[derive(Clone)]
+pub struct Projects {
+    pub(super) pool: Pool,
+    pub(super) plans: Plans,
+    pub(super) default_plan: String,
+}
+
+impl Projects {
     /// Creates a project on the default plan, owned by the account.
     ///
     /// # Errors
     /// [`Error::QuotaExceeded`] when the account owns too many. [`Error::SlugTaken`] when no free
     /// slug was found.
-    pub async fn create_project(
+    pub async fn create(
         &self,
         account_id: AccountId,
         (name, mode): (&str, &str),
@@ -47,12 +56,12 @@ impl Accounts {
         if on_plan >= max {
             return Err(Error::QuotaExceeded { what: "owned projects", max });
         }
-        let project = self.insert_project(&mut tx, account_id, (name, mode), client).await?;
+        let project = self.insert(&mut tx, account_id, (name, mode), client).await?;
         tx.commit().await?;
         Ok(project)
     }
 
-    pub(super) async fn insert_project(
+    pub(super) async fn insert(
         &self,
         conn: &mut PgConnection,
         account_id: AccountId,

@@ -4,22 +4,23 @@
 //! account's app remembers the step of its last code, and a recovery code is deleted by its use. A
 //! passkey does without the password, too: `passkeys/`.
 
-use fencepost_domain::{
-    error::Error,
-    ids::AccountId,
-    limits::{LOGIN_CHALLENGE_SECONDS, MAX_CODE_TRIES, STEP_UP_SECONDS},
-};
-use fencepost_store as store;
+use std::sync::Arc;
+
+use fencepost_domain::{error::Error, ids::AccountId, limits::MAX_CODE_TRIES};
+use fencepost_net::seal::MasterKeys;
+use fencepost_store::{self as store};
 use secrecy::SecretString;
 use sqlx::{Acquire, PgConnection};
 
 use super::{
-    Accounts, Client, SignedIn,
-    codes::{code_charges, is_recovery_code, typed},
-    login::Login,
-    passkeys::PasskeyAnswer,
+    Client,
+    base::Base,
+    codes::{self, code_charges, is_recovery_code, typed},
+    own_password::OwnPassword,
+    passkeys::{PasskeyAnswer, Passkeys},
     secret::{self, LOGIN_PREFIX},
     security::{self, AccountEvent},
+    sessions::{Login, SignedIn},
     token::Bearer,
 };
 
@@ -52,20 +53,16 @@ enum CodeUse {
     Passkey,
 }
 
-impl Accounts {
-    pub(super) async fn new_challenge(
-        &self,
-        conn: &mut PgConnection,
-        id: AccountId,
-        password_hash: &str,
-    ) -> Result<SecretString, Error> {
-        let token = secret::generate(LOGIN_PREFIX);
-        let (hash, of) = (secret::hash(&token), (id, password_hash));
-        store::people::second_factors::insert_challenge(conn, &hash, of, LOGIN_CHALLENGE_SECONDS)
-            .await?;
-        Ok(token)
-    }
+/// Second steps of logins, and step-ups of sessions.
+#[derive(Clone)]
+pub struct SecondFactors {
+    pub(super) base: Base,
+    pub(super) master_keys: Arc<MasterKeys>,
+    pub(super) own: OwnPassword,
+    pub(super) passkeys: Passkeys,
+}
 
+impl SecondFactors {
     /// Completes a login with the second factor.
     ///
     /// # Errors
@@ -78,13 +75,13 @@ impl Accounts {
         step: &SecondStep,
         client: &Client,
     ) -> Result<SignedIn, Error> {
-        self.throttle_address(client).await?;
+        self.base.throttle.address(client).await?;
         if !secret::is_well_formed(token, LOGIN_PREFIX) {
             return Err(Error::InvalidCredentials);
         }
         let hash = secret::hash(token);
         let waiting = {
-            let mut conn = self.pool.acquire().await?;
+            let mut conn = self.base.pool.acquire().await?;
             store::people::second_factors::find_challenge(&mut conn, &hash).await?
         };
         let waiting = waiting.ok_or(Error::InvalidCredentials)?;
@@ -94,9 +91,9 @@ impl Accounts {
             SecondStep::Passkey(_) => None,
         };
         if let Some((_, charges)) = &charged {
-            self.throttle(charges).await?;
+            self.base.throttle.count(charges).await?;
         }
-        let mut conn = self.pool.acquire().await?;
+        let mut conn = self.base.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         // The account first, as whatever deletes it.
         if !store::people::accounts::lock_if_hash(&mut tx, id, &waiting.password_hash).await? {
@@ -108,7 +105,7 @@ impl Accounts {
         }
         let used = match step {
             SecondStep::Passkey(answer) => {
-                let passkey = self.use_passkey(&mut tx, id, answer).await?;
+                let passkey = self.passkeys.use_up(&mut tx, id, answer).await?;
                 // The password of now and the passkey were both shown.
                 store::people::passkeys::log_in_alone(&mut tx, id, passkey).await?;
                 Some(CodeUse::Passkey)
@@ -120,18 +117,19 @@ impl Accounts {
             let event = note_refused(&mut tx, id, client).await?;
             tx.commit().await?;
             drop(conn);
-            self.notify_owner(id, event, client);
+            self.base.mailing.notify_owner(id, event, client);
             return Err(Error::InvalidCode);
         };
         store::people::second_factors::delete_challenge(&mut tx, &hash).await?;
-        let (signed_in, event) = self.open_session(&mut tx, id, Login::Proved, client).await?;
+        let (signed_in, event) =
+            self.base.sessions.open(&mut tx, id, Login::Proved, client).await?;
         note_used(&mut tx, id, used, client).await?;
         tx.commit().await?;
         drop(conn);
         if let Some((pair, _)) = charged {
-            self.limiter.forgive(&pair).await;
+            self.base.throttle.limiter.forgive(&pair).await;
         }
-        self.notify_owner(id, event, client);
+        self.base.mailing.notify_owner(id, event, client);
         self.notify_of_used_code(id, used, client);
         Ok(signed_in)
     }
@@ -152,8 +150,8 @@ impl Accounts {
             return Ok(None);
         };
         let Some(stored) = &totp.secret else { return Ok(None) };
-        let secret = self.open_totp(id, stored)?;
-        let Some(step) = Self::step_of(&secret, code, totp.now)? else { return Ok(None) };
+        let secret = codes::open_totp(&self.master_keys, id, stored)?;
+        let Some(step) = codes::step_of(&secret, code, totp.now)? else { return Ok(None) };
         if step <= totp.last_step {
             return Ok(None);
         }
@@ -163,7 +161,7 @@ impl Accounts {
 
     fn notify_of_used_code(&self, id: AccountId, used: CodeUse, client: &Client) {
         if used == CodeUse::Recovery {
-            self.notify_owner(id, AccountEvent::RecoveryCodeUsed, client);
+            self.base.mailing.notify_owner(id, AccountEvent::RecoveryCodeUsed, client);
         }
     }
 
@@ -180,7 +178,7 @@ impl Accounts {
         client: &Client,
     ) -> Result<(), Error> {
         let is_required = {
-            let mut conn = self.pool.acquire().await?;
+            let mut conn = self.base.pool.acquire().await?;
             store::people::second_factors::is_required(&mut conn, bearer.account_id).await?
         };
         match proof {
@@ -204,9 +202,9 @@ impl Accounts {
         password: SecretString,
         client: &Client,
     ) -> Result<(), Error> {
-        self.throttle_own(bearer).await?;
-        let is_password = self.is_password(bearer, password).await?;
-        let mut conn = self.pool.acquire().await?;
+        self.base.throttle.own(bearer).await?;
+        let is_password = self.own.is_right(bearer, password).await?;
+        let mut conn = self.base.pool.acquire().await?;
         if is_password {
             return Ok(note_step_up(&mut conn, bearer, client).await?);
         }
@@ -223,10 +221,10 @@ impl Accounts {
     ) -> Result<(), Error> {
         // Not counted with passwords, which a thief of the session could use up: no one guesses a
         // signature.
-        let mut conn = self.pool.acquire().await?;
+        let mut conn = self.base.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         store::people::accounts::lock(&mut tx, bearer.account_id).await?;
-        self.use_passkey(&mut tx, bearer.account_id, answer).await?;
+        self.passkeys.use_up(&mut tx, bearer.account_id, answer).await?;
         note_step_up(&mut tx, bearer, client).await?;
         Ok(tx.commit().await?)
     }
@@ -240,8 +238,8 @@ impl Accounts {
         let id = bearer.account_id;
         let code = typed(code);
         let (pair, charges) = code_charges(id, client, &code);
-        self.throttle(&charges).await?;
-        let mut conn = self.pool.acquire().await?;
+        self.base.throttle.count(&charges).await?;
+        let mut conn = self.base.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         // The account first, as whatever changes its factors and sessions.
         store::people::accounts::lock(&mut tx, id).await?;
@@ -249,58 +247,16 @@ impl Accounts {
             let event = note_refused(&mut tx, id, client).await?;
             tx.commit().await?;
             drop(conn);
-            self.notify_owner(id, event, client);
+            self.base.mailing.notify_owner(id, event, client);
             return Err(Error::InvalidCode);
         };
         note_used(&mut tx, id, used, client).await?;
         note_step_up(&mut tx, bearer, client).await?;
         tx.commit().await?;
         drop(conn);
-        self.limiter.forgive(&pair).await;
+        self.base.throttle.limiter.forgive(&pair).await;
         self.notify_of_used_code(id, used, client);
         Ok(())
-    }
-
-    /// Refuses a session whose person has not proved lately who they are.
-    ///
-    /// # Errors
-    /// [`Error::StepUpRequired`].
-    pub async fn require_step_up(&self, bearer: Bearer) -> Result<(), Error> {
-        let mut conn = self.pool.acquire().await?;
-        let (account, session) = (bearer.account_id, bearer.session_id);
-        let is_stepped_up = store::people::second_factors::is_stepped_up(
-            &mut conn,
-            account,
-            session,
-            STEP_UP_SECONDS,
-        );
-        if is_stepped_up.await? { Ok(()) } else { Err(Error::StepUpRequired) }
-    }
-
-    /// The same, with the account locked: nothing that was checked before a reset follows it.
-    ///
-    /// # Errors
-    /// [`Error::StepUpRequired`].
-    pub(super) async fn lock_stepped_up(
-        &self,
-        tx: &mut PgConnection,
-        bearer: Bearer,
-    ) -> Result<(), Error> {
-        let (account, session) = (bearer.account_id, bearer.session_id);
-        store::people::accounts::lock(tx, account).await?;
-        let is_stepped_up =
-            store::people::second_factors::is_stepped_up(tx, account, session, STEP_UP_SECONDS);
-        if is_stepped_up.await? { Ok(()) } else { Err(Error::StepUpRequired) }
-    }
-
-    /// The same, for what asks for the password itself: only an account with a second factor needs
-    /// more.
-    pub(super) async fn require_second_factor(&self, bearer: Bearer) -> Result<(), Error> {
-        let is_required = {
-            let mut conn = self.pool.acquire().await?;
-            store::people::second_factors::is_required(&mut conn, bearer.account_id).await?
-        };
-        if is_required { self.require_step_up(bearer).await } else { Ok(()) }
     }
 }
 

@@ -11,7 +11,10 @@ use fencepost_store::{
 };
 use sqlx::{Acquire, PgConnection};
 
-use super::{Accounts, Client, codes, mailing::Content};
+use super::{
+    Client, codes,
+    mailing::{Content, Mailing},
+};
 
 /// Entries of one action that an account gets within a day: strangers cause failed logins, which
 /// must not hide the others.
@@ -177,7 +180,7 @@ pub async fn reset_second_factor(conn: &mut PgConnection, id: AccountId) -> sqlx
     Ok(was_required)
 }
 
-impl Accounts {
+impl Mailing {
     /// Mails the owner of a verified address what happened, in the background: it is committed, and
     /// a failure must not look like one of the request.
     pub(super) fn notify_owner(&self, account_id: AccountId, event: AccountEvent, client: &Client) {
@@ -214,10 +217,11 @@ impl Accounts {
         subject: &str,
         client: &Client,
     ) -> Result<(), Error> {
-        if account.verified_at.is_some() && self.may_mail("security", &account.email).await {
+        if account.verified_at.is_some() && self.throttle.may_mail("security", &account.email).await
+        {
             let (to, what) = (account.email.clone(), subject.to_owned());
             let address = client.address.to_string();
-            self.mail(&Content::Security { to, what, address }).await?;
+            self.send(&Content::Security { to, what, address }).await?;
         }
         Ok(())
     }

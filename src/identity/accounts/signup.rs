@@ -9,23 +9,28 @@ use fencepost_domain::{
     error::Error,
     ids::AccountId,
     limits::MAX_NAME_CHARS,
+    plan::Plans,
     text,
 };
 use fencepost_store::{
     self as store,
-    people::{accounts::Account, audit::NewAuditEntry, invitations::Invited, projects::Project},
+    people::{accounts::Account, projects::Project},
 };
 use secrecy::SecretString;
 use sqlx::{Acquire, PgConnection};
 
 use super::{
-    Accounts, Client, MAILS_PER_EMAIL, SIGNUPS_PER_ADDRESS, SignedIn, charge,
+    Client, MAILS_PER_EMAIL, SIGNUPS_PER_ADDRESS,
+    base::Base,
+    invitation::Invitations,
     keys::{KeyRequest, MadeKey, insert_first},
-    login::{Login, VERIFICATIONS},
-    mailing::Content,
-    projects::LIVE,
-    read_email, secret,
+    mailing::{Content, VERIFICATIONS},
+    password::Passwords,
+    projects::{LIVE, Projects},
+    read_email,
     security::{self, AccountEvent},
+    sessions::{Login, SignedIn},
+    throttle::charge,
 };
 
 /// Name of the first key.
@@ -57,7 +62,18 @@ pub struct SignedUp {
     password_hash: String,
 }
 
-impl Accounts {
+/// Sign-ups.
+#[derive(Clone)]
+pub struct SignUps {
+    pub(super) base: Base,
+    pub(super) signup: Signup,
+    pub(super) passwords: Passwords,
+    pub(super) plans: Plans,
+    pub(super) invitations: Invitations,
+    pub(super) projects: Projects,
+}
+
+impl SignUps {
     /// Starts a session of an account that was just created. A login could find an earlier account
     /// with the same unverified address and the same password.
     ///
@@ -68,7 +84,7 @@ impl Accounts {
         made: &SignedUp,
         client: &Client,
     ) -> Result<SignedIn, Error> {
-        self.begin_session(made.account.id, &made.password_hash, Login::Proved, client).await
+        self.base.sessions.begin(made.account.id, &made.password_hash, Login::Proved, client).await
     }
 
     /// Signs up.
@@ -85,29 +101,32 @@ impl Accounts {
         let name = request.project_name.as_deref().unwrap_or(DEFAULT_PROJECT);
         text::check_public_name(name, MAX_NAME_CHARS)
             .map_err(|error| Error::invalid("project_name", error.to_string()))?;
-        self.throttle_address(client).await?;
+        self.base.throttle.address(client).await?;
         if let Some(invitation) = &request.invitation {
             // Before the password is hashed: junk must not cost a turn.
-            self.find_invitation(invitation).await?;
+            self.invitations.find(invitation).await?;
         }
         let password = ("password", &request.password);
         self.passwords.check(&client.address, password, &[&email, name]).await?;
-        self.throttle(&[
-            charge("signup", &client.address, SIGNUPS_PER_ADDRESS),
-            // With the client: a stranger must not use up what the owner may ask for.
-            charge("mail", &format!("{email} {}", client.address), MAILS_PER_EMAIL),
-        ])
-        .await?;
+        self.base
+            .throttle
+            .count(&[
+                charge("signup", &client.address, SIGNUPS_PER_ADDRESS),
+                // With the client: a stranger must not use up what the owner may ask for.
+                charge("mail", &format!("{email} {}", client.address), MAILS_PER_EMAIL),
+            ])
+            .await?;
         let password_hash = self.passwords.hash(&client.address, request.password).await?;
-        let is_mailed = self.may_mail(VERIFICATIONS, &email).await;
-        let mut conn = self.pool.acquire().await?;
+        let is_mailed = self.base.throttle.may_mail(VERIFICATIONS, &email).await;
+        let mut conn = self.base.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         let account =
             store::people::accounts::insert(&mut tx, AccountId::generate(), &email, &password_hash)
                 .await?;
         let (project, role, key) = match &request.invitation {
             Some(invitation) => {
-                let (project, role) = self.accept(&mut tx, account.id, invitation, client).await?;
+                let (project, role) =
+                    self.invitations.accept_in(&mut tx, account.id, invitation, client).await?;
                 (project, role, None)
             }
             None => {
@@ -125,11 +144,11 @@ impl Accounts {
                 true => Content::Known { account, address },
                 false => Content::Verification { account, address },
             };
-            self.store_mail(&mut tx, &content).await?;
+            self.base.mailing.store(&mut tx, &content).await?;
         }
         tx.commit().await?;
         drop(conn);
-        self.hurry_mails();
+        self.base.mailing.hurry();
         Ok(SignedUp { account, project, role, key, password_hash })
     }
 
@@ -140,80 +159,11 @@ impl Accounts {
         name: &str,
         client: &Client,
     ) -> Result<(Project, MadeKey), Error> {
-        let project = self.insert_project(conn, account_id, (name, LIVE), client).await?;
+        let project = self.projects.insert(conn, account_id, (name, LIVE), client).await?;
         let request = KeyRequest::named(FIRST_KEY.to_owned(), Scope::OF_FIRST_KEY.to_vec());
         let limits = self.plans.of(&project.plan, project.overrides.as_ref());
         let (target, by) = ((project.id, &*project.mode), Some(account_id.to_string()));
         let key = insert_first(conn, target, request, by, limits.max_keys()).await?;
         Ok((project, key))
     }
-
-    /// The content of an invitation, without using it up.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] when the invitation is not valid. [`Error::RateLimited`].
-    pub async fn preview_invitation(
-        &self,
-        invitation: &SecretString,
-        client: &Client,
-    ) -> Result<Invited, Error> {
-        self.throttle_address(client).await?;
-        self.find_invitation(invitation).await
-    }
-
-    async fn find_invitation(&self, invitation: &SecretString) -> Result<Invited, Error> {
-        let mut conn = self.pool.acquire().await?;
-        let invited =
-            store::people::invitations::invited(&mut conn, &secret::hash(invitation)).await?;
-        invited.ok_or_else(bad_invitation)
-    }
-
-    /// Uses up an invitation: the account becomes a member, with the invited role or its present
-    /// one, whichever is higher.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] when the invitation is not valid.
-    pub async fn accept_invitation(
-        &self,
-        account_id: AccountId,
-        invitation: &SecretString,
-        client: &Client,
-    ) -> Result<(Project, Role), Error> {
-        let mut conn = self.pool.acquire().await?;
-        let mut tx = conn.begin().await?;
-        let accepted = self.accept(&mut tx, account_id, invitation, client).await?;
-        tx.commit().await?;
-        Ok(accepted)
-    }
-
-    async fn accept(
-        &self,
-        conn: &mut PgConnection,
-        account_id: AccountId,
-        invitation: &SecretString,
-        client: &Client,
-    ) -> Result<(Project, Role), Error> {
-        let accepted = store::people::invitations::accept(conn, &secret::hash(invitation)).await?;
-        let (project_id, role, _) = accepted.ok_or_else(bad_invitation)?;
-        let roles = store::people::members::lock_roles(conn, project_id).await?;
-        let present = roles.iter().find(|it| it.0 == account_id);
-        let present = present.and_then(|it| Role::of_name(&it.1));
-        let role = Role::of_name(&role).max(present).ok_or_else(bad_invitation)?;
-        store::people::members::upsert(conn, project_id, account_id, role.name()).await?;
-        let entry = NewAuditEntry {
-            action: "member.added",
-            target: Some(account_id.to_string()),
-            after: Some(serde_json::json!({ "role": role }).to_string()),
-            ..NewAuditEntry::default()
-        };
-        let actor = client.actor("account", account_id.to_string());
-        store::people::audit::insert(conn, project_id, &actor, &entry).await?;
-        let project =
-            store::people::projects::get(conn, project_id).await?.ok_or_else(bad_invitation)?;
-        Ok((project, role))
-    }
-}
-
-fn bad_invitation() -> Error {
-    Error::invalid("invitation", "is unknown, used, revoked or expired")
 }

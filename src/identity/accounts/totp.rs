@@ -1,5 +1,7 @@
 //! Adding and removing an authenticator app and its recovery codes.
 
+use std::sync::Arc;
+
 use fencepost_domain::{error::Error, ids::AccountId, limits::PENDING_TOTP_SECONDS};
 use fencepost_net::seal::MasterKeys;
 use fencepost_store::{
@@ -12,12 +14,15 @@ use totp_rs::Secret;
 use uuid::Uuid;
 
 use super::{
-    Accounts, Client,
+    Client,
+    base::Base,
     codes::{
-        TOTP_SECRET_BYTES, app, code_charges, place, remove_unneeded, replace_recovery_codes, typed,
+        self, TOTP_SECRET_BYTES, app, code_charges, place, remove_unneeded, replace_recovery_codes,
+        typed,
     },
     second_factor::note_refused,
     security::{self, AccountEvent},
+    sessions::lock_stepped_up,
     token::Bearer,
 };
 
@@ -58,7 +63,14 @@ pub async fn seal_totp_secrets(
     }
 }
 
-impl Accounts {
+/// Authenticator apps of accounts, and their recovery codes.
+#[derive(Clone)]
+pub struct Authenticators {
+    pub(super) base: Base,
+    pub(super) master_keys: Arc<MasterKeys>,
+}
+
+impl Authenticators {
     /// Returns the second factors of the account.
     ///
     /// # Errors
@@ -67,7 +79,7 @@ impl Accounts {
         &self,
         id: AccountId,
     ) -> Result<(Overview, Vec<PasskeyRow>), Error> {
-        let mut conn = self.pool.acquire().await?;
+        let mut conn = self.base.pool.acquire().await?;
         let overview = store::people::second_factors::overview(&mut conn, id).await?;
         Ok((overview, store::people::passkeys::list(&mut conn, id).await?))
     }
@@ -77,10 +89,10 @@ impl Accounts {
     ///
     /// # Errors
     /// [`Error::StepUpRequired`].
-    pub async fn new_totp(&self, bearer: Bearer) -> Result<NewTotp, Error> {
-        self.require_step_up(bearer).await?;
+    pub async fn begin(&self, bearer: Bearer) -> Result<NewTotp, Error> {
+        self.base.sessions.require_step_up(bearer).await?;
         let id = bearer.account_id;
-        let mut conn = self.pool.acquire().await?;
+        let mut conn = self.base.pool.acquire().await?;
         let account =
             store::people::accounts::find(&mut conn, id).await?.ok_or(Error::Unauthorized)?;
         let secret: [u8; TOTP_SECRET_BYTES] = rand::random();
@@ -98,29 +110,29 @@ impl Accounts {
     /// # Errors
     /// [`Error::StepUpRequired`]; [`Error::InvalidCode`] when the code is wrong, or no new app
     /// waits; [`Error::RateLimited`].
-    pub async fn confirm_totp(
+    pub async fn confirm(
         &self,
         bearer: Bearer,
         code: &SecretString,
         client: &Client,
     ) -> Result<Vec<String>, Error> {
-        self.require_step_up(bearer).await?;
+        self.base.sessions.require_step_up(bearer).await?;
         let id = bearer.account_id;
         let code = typed(code);
         let (pair, charges) = code_charges(id, client, &code);
-        self.throttle(&charges).await?;
-        let mut conn = self.pool.acquire().await?;
+        self.base.throttle.count(&charges).await?;
+        let mut conn = self.base.pool.acquire().await?;
         let mut tx = conn.begin().await?;
-        self.lock_stepped_up(&mut tx, bearer).await?;
+        lock_stepped_up(&mut tx, bearer).await?;
         let totp = store::people::second_factors::lock_totp(&mut tx, id).await?;
         let totp = totp.ok_or(Error::InvalidCode)?;
         let pending = totp.pending_secret.ok_or(Error::InvalidCode)?;
-        let secret = self.open_totp(id, &pending)?;
-        let Some(step) = Self::step_of(&secret, &code, totp.now)? else {
+        let secret = codes::open_totp(&self.master_keys, id, &pending)?;
+        let Some(step) = codes::step_of(&secret, &code, totp.now)? else {
             let event = note_refused(&mut tx, id, client).await?;
             tx.commit().await?;
             drop(conn);
-            self.notify_owner(id, event, client);
+            self.base.mailing.notify_owner(id, event, client);
             return Err(Error::InvalidCode);
         };
         // The master key may have been replaced meanwhile.
@@ -132,8 +144,8 @@ impl Accounts {
         security::note(&mut tx, id, event, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
-        self.limiter.forgive(&pair).await;
-        self.notify_owner(id, event, client);
+        self.base.throttle.limiter.forgive(&pair).await;
+        self.base.mailing.notify_owner(id, event, client);
         Ok(codes)
     }
 
@@ -141,11 +153,11 @@ impl Accounts {
     ///
     /// # Errors
     /// [`Error::StepUpRequired`].
-    pub async fn remove_totp(&self, bearer: Bearer, client: &Client) -> Result<(), Error> {
+    pub async fn remove(&self, bearer: Bearer, client: &Client) -> Result<(), Error> {
         let id = bearer.account_id;
-        let mut conn = self.pool.acquire().await?;
+        let mut conn = self.base.pool.acquire().await?;
         let mut tx = conn.begin().await?;
-        self.lock_stepped_up(&mut tx, bearer).await?;
+        lock_stepped_up(&mut tx, bearer).await?;
         let was_confirmed = store::people::second_factors::remove_totp(&mut tx, id).await?;
         remove_unneeded(&mut tx, id).await?;
         let event = AccountEvent::TotpRemoved;
@@ -155,7 +167,7 @@ impl Accounts {
         tx.commit().await?;
         drop(conn);
         if was_confirmed {
-            self.notify_owner(id, event, client);
+            self.base.mailing.notify_owner(id, event, client);
         }
         Ok(())
     }
@@ -170,10 +182,10 @@ impl Accounts {
         client: &Client,
     ) -> Result<Vec<String>, Error> {
         let id = bearer.account_id;
-        let mut conn = self.pool.acquire().await?;
+        let mut conn = self.base.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         // Locked, so that no second factor is removed meanwhile.
-        self.lock_stepped_up(&mut tx, bearer).await?;
+        lock_stepped_up(&mut tx, bearer).await?;
         if !store::people::second_factors::is_required(&mut tx, id).await? {
             return Err(Error::invalid("second_factor", "must be added first"));
         }
@@ -182,7 +194,7 @@ impl Accounts {
         security::note(&mut tx, id, event, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
-        self.notify_owner(id, event, client);
+        self.base.mailing.notify_owner(id, event, client);
         Ok(codes)
     }
 }

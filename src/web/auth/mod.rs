@@ -114,7 +114,7 @@ impl<P: Permit> Caller<P> {
     pub async fn require_step_up(&self, app: &App) -> Result<(), Error> {
         match &self.who {
             Who::Key(..) => Ok(()),
-            Who::Member(_, bearer) => app.accounts.require_step_up(*bearer).await,
+            Who::Member(_, bearer) => app.accounts.sessions.require_step_up(*bearer).await,
         }
     }
 

@@ -2,7 +2,9 @@
 
 use fencepost_config::Signup;
 use fencepost_domain::{error::Error, plan::Plans};
-use fencepost_identity::accounts::{self, Accounts, Client, password::Passwords, token::Tokens};
+use fencepost_identity::accounts::{
+    self, Accounts, Client, Parts, password::Passwords, token::Tokens,
+};
 use fencepost_net::mail::{Mail, Mailer};
 use fencepost_signals::{
     limiter::Limiter,
@@ -394,7 +396,7 @@ fn a_login_takes_as_long_for_an_unknown_address() {
             Pools::new(&database.url, fencepost_config::PoolArgs::default(), None).expect("pools");
         let bus = Bus::new(None, uuid::Uuid::nil(), DEFAULT_BUDGET).expect("a bus");
         let (mailer, _mails) = mpsc::unbounded_channel();
-        let accounts = Accounts {
+        let accounts = Accounts::new(Parts {
             pool: pools.people.clone(),
             limiter: Limiter::new(bus),
             passwords: Passwords::default(),
@@ -410,7 +412,7 @@ fn a_login_takes_as_long_for_an_unknown_address() {
             default_plan: "free".to_owned(),
             plans: Plans::built_in(),
             wake: fencepost_signals::wakeups::channel().0,
-        };
+        });
         let client =
             |number: u32| Client { address: format!("c{number}").into(), ..Client::default() };
         let known = |number: u32| format!("{number}@example.com");
@@ -423,7 +425,7 @@ fn a_login_takes_as_long_for_an_unknown_address() {
                 project_name: None,
                 invitation: None,
             };
-            accounts.sign_up(sign_up, &client(number)).await.expect("an account");
+            accounts.sign_ups.sign_up(sign_up, &client(number)).await.expect("an account");
         }
         let (mut of_known, mut of_unknown) = (Vec::new(), Vec::new());
         for number in 0..90 {
@@ -433,7 +435,7 @@ fn a_login_takes_as_long_for_an_unknown_address() {
                 if is_known { known(number % KNOWN) } else { format!("x{number}@example.com") };
             let started = Instant::now();
             let wrong = SecretString::from("not this one, no");
-            let refused = accounts.log_in(&email, wrong, &client(1_000 + number)).await;
+            let refused = accounts.logins.log_in(&email, wrong, &client(1_000 + number)).await;
             assert!(matches!(refused, Err(Error::InvalidCredentials)), "{refused:?}");
             if is_known { &mut of_known } else { &mut of_unknown }.push(started.elapsed());
         }

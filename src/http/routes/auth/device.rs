@@ -88,7 +88,7 @@ pub async fn begin(
     }
     check.finish()?;
     let NewDeviceLogin { device_code, user_code } =
-        app.accounts.begin_device_login(&request.name, &client).await?;
+        app.accounts.device_logins.begin(&request.name, &client).await?;
     let verification_uri = format!("{}/console/device", app.accounts.public_url);
     let reply = DeviceLogin {
         device_code: device_code.expose_secret().to_owned(),
@@ -147,7 +147,7 @@ pub async fn collect(
     Extension(client): Extension<Client>,
     Json(request): Json<DeviceKeyRequest>,
 ) -> Result<Reply<DeviceKey>, Error> {
-    let collected = app.accounts.collect_device_key(&request.device_code, &client).await?;
+    let collected = app.accounts.device_logins.collect_key(&request.device_code, &client).await?;
     Ok(Reply(match collected {
         None => DeviceKey { project: None, email: None, api_key: None },
         Some(CollectedKey { project, email, made }) => DeviceKey {
@@ -202,7 +202,7 @@ pub async fn preview(
     State(app): State<App>,
     Json(request): Json<UserCode>,
 ) -> Result<Reply<PendingDevice>, Error> {
-    let pending = app.accounts.find_device_login(person.bearer, &request.user_code).await?;
+    let pending = app.accounts.device_logins.find(person.bearer, &request.user_code).await?;
     let store::people::device_logins::Pending { name, address, created_at, expires_at } = pending;
     Ok(Reply(PendingDevice { name, address, created_at, expires_at }))
 }
@@ -224,7 +224,7 @@ pub async fn refuse(
     State(app): State<App>,
     Json(request): Json<UserCode>,
 ) -> Result<StatusCode, Error> {
-    app.accounts.refuse_device_login(person.bearer, &request.user_code).await?;
+    app.accounts.device_logins.refuse(person.bearer, &request.user_code).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -265,6 +265,6 @@ pub async fn approve(
         return Err(Error::Forbidden { needs: "a session of a member" });
     };
     let (by, scopes) = ((*bearer, caller.project_id), request.preset.scopes());
-    app.accounts.approve_device_login(by, &request.user_code, scopes, &caller.client).await?;
+    app.accounts.device_logins.approve(by, &request.user_code, scopes, &caller.client).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -112,7 +112,7 @@ pub async fn signup(
 ) -> Result<(StatusCode, Reply<SignupReply>), Error> {
     let SignupRequest { email, password, project_name, invitation } = request;
     let request = SignUp { email, password, project_name, invitation };
-    let made = app.accounts.sign_up(request, &client).await?;
+    let made = app.accounts.sign_ups.sign_up(request, &client).await?;
     let reply = SignupReply {
         account: made.account.into(),
         project: Project::of(made.project, Some(made.role)),
@@ -186,7 +186,7 @@ pub async fn login(
     Json(request): Json<LoginRequest>,
 ) -> Result<Reply<SessionReply>, Error> {
     check_length("password", &request.password)?;
-    let signed_in = app.accounts.log_in(&request.email, request.password, &client).await?;
+    let signed_in = app.accounts.logins.log_in(&request.email, request.password, &client).await?;
     Ok(Reply(signed_in.into()))
 }
 
@@ -228,7 +228,7 @@ pub async fn refresh(
     Extension(client): Extension<Client>,
     Json(request): Json<RefreshRequest>,
 ) -> Result<Reply<SessionReply>, Error> {
-    match app.accounts.refresh(&request.refresh_token, Reuse::Never, &client).await? {
+    match app.accounts.sessions.refresh(&request.refresh_token, Reuse::Never, &client).await? {
         Ok(signed_in) => Ok(Reply(signed_in.into())),
         Err(ended) => {
             app.credentials.evict(Evict::Session(ended)).await;
@@ -295,7 +295,7 @@ pub async fn password(
 ) -> Result<StatusCode, Error> {
     check_length("current_password", &request.current_password)?;
     let (present, new) = (request.current_password, request.new_password);
-    let ended = app.accounts.change_password(person.bearer, present, new, &client).await?;
+    let ended = app.accounts.password_changes.change(person.bearer, present, new, &client).await?;
     for session in ended {
         app.credentials.evict(Evict::Session(session)).await;
     }
@@ -331,7 +331,7 @@ pub async fn request_reset(
     Extension(client): Extension<Client>,
     Json(request): Json<ResetRequest>,
 ) -> Result<StatusCode, Error> {
-    app.accounts.request_reset(&request.email, &client).await?;
+    app.accounts.password_changes.request_reset(&request.email, &client).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -369,7 +369,7 @@ pub async fn confirm_reset(
     Json(request): Json<ConfirmResetRequest>,
 ) -> Result<StatusCode, Error> {
     let ConfirmResetRequest { token, new_password } = request;
-    let ended = app.accounts.confirm_reset(&token, new_password, &client).await?;
+    let ended = app.accounts.password_changes.confirm_reset(&token, new_password, &client).await?;
     for session in ended {
         app.credentials.evict(Evict::Session(session)).await;
     }
@@ -409,7 +409,7 @@ pub async fn verify(
     Extension(client): Extension<Client>,
     Json(request): Json<VerifyRequest>,
 ) -> Result<StatusCode, Error> {
-    app.accounts.verify(person.bearer, &request.token, &client).await?;
+    app.accounts.addresses.verify(person.bearer, &request.token, &client).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -424,6 +424,6 @@ pub async fn send_verification(
     State(app): State<App>,
     Extension(client): Extension<Client>,
 ) -> Result<StatusCode, Error> {
-    app.accounts.send_verification(person.bearer, &client).await?;
+    app.accounts.addresses.send_verification(person.bearer, &client).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -51,7 +51,7 @@ impl From<passkeys::PasskeyChallenge> for PasskeyChallenge {
     ),
 )]
 pub async fn ask(State(app): State<App>) -> Result<Reply<PasskeyChallenge>, Error> {
-    Ok(Reply(app.accounts.ask_for_passkey()?.into()))
+    Ok(Reply(app.accounts.passkeys.ask()?.into()))
 }
 
 /// The answer of a passkey.
@@ -127,9 +127,12 @@ pub async fn log_in(
     let answer = PasskeyProof { challenge_token, credential }.read("")?;
     let signed_in = match login_token {
         Some(token) => {
-            app.accounts.complete_login(&token, &SecondStep::Passkey(answer), &client).await?
+            app.accounts
+                .second_factors
+                .complete_login(&token, &SecondStep::Passkey(answer), &client)
+                .await?
         }
-        None => app.accounts.log_in_with_passkey(&answer, &client).await?,
+        None => app.accounts.passkeys.log_in(&answer, &client).await?,
     };
     Ok(Reply(signed_in.into()))
 }

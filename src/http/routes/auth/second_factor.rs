@@ -52,7 +52,9 @@ pub async fn complete_login(
 ) -> Result<Reply<SessionReply>, Error> {
     let LoginCodeRequest { login_token, code } = request;
     let step = SecondStep::Code(code);
-    Ok(Reply(app.accounts.complete_login(&login_token, &step, &client).await?.into()))
+    Ok(Reply(
+        app.accounts.second_factors.complete_login(&login_token, &step, &client).await?.into(),
+    ))
 }
 
 /// Password, code or passkey.
@@ -108,6 +110,6 @@ pub async fn step_up(
             return Err(Error::invalid("code", message));
         }
     };
-    app.accounts.step_up(person.bearer, proof, &client).await?;
+    app.accounts.second_factors.step_up(person.bearer, proof, &client).await?;
     Ok(StatusCode::NO_CONTENT)
 }

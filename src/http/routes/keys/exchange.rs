@@ -61,6 +61,6 @@ pub async fn exchange(
     }
     let id: KeyId =
         key_id.parse().map_err(|_| Error::invalid("key_id", "must be the id of a key"))?;
-    let made = app.accounts.exchange_token(&project, id, &token, &client).await?;
+    let made = app.accounts.token_exchanges.exchange(&project, id, &token, &client).await?;
     Ok((StatusCode::CREATED, Reply(made.into())))
 }

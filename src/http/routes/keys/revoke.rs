@@ -140,7 +140,7 @@ pub async fn report(
     Extension(client): Extension<Client>,
     Json(request): Json<ReportKeyRequest>,
 ) -> Result<StatusCode, Error> {
-    app.accounts.throttle_address(&client).await?;
+    app.accounts.throttle.address(&client).await?;
     if !key::is_well_formed(request.key.expose_secret()) {
         return Ok(StatusCode::NO_CONTENT);
     }

@@ -52,7 +52,7 @@ impl FromRequest<App> for Signed {
         let client = request.extensions().get::<Client>().cloned().unwrap_or_default();
         let body = body::read(request, MAX_REPORT_BYTES, None).await?;
         if !app.accounts.scanner_keys.have_signed(&id, &signature, &body) {
-            app.accounts.throttle_address(&client).await?;
+            app.accounts.throttle.address(&client).await?;
             return Err(Error::invalid(SIGNATURE_HEADER, NOT_SIGNED));
         }
         // What the parser says may repeat a key.

@@ -50,7 +50,7 @@ pub async fn change(
     Extension(client): Extension<Client>,
     Json(request): Json<ChangeEmailRequest>,
 ) -> Result<StatusCode, Error> {
-    app.accounts.change_email(person.bearer, &request.email, &client).await?;
+    app.accounts.addresses.change(person.bearer, &request.email, &client).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -91,6 +91,7 @@ pub async fn confirm(
     Extension(client): Extension<Client>,
     Json(request): Json<ConfirmEmailRequest>,
 ) -> Result<Reply<EmailConfirmed>, Error> {
-    let is_changed = app.accounts.confirm_email(person.bearer, &request.token, &client).await?;
+    let is_changed =
+        app.accounts.addresses.confirm_change(person.bearer, &request.token, &client).await?;
     Ok(Reply(EmailConfirmed { is_changed }))
 }

@@ -45,7 +45,7 @@ pub struct IdentityList {
     responses((status = 200, description = "Your identities.", body = IdentityList)),
 )]
 pub async fn list(person: Person, State(app): State<App>) -> Result<Reply<IdentityList>, Error> {
-    let rows = app.accounts.identities(person.bearer.account_id).await?;
+    let rows = app.accounts.identities.list(person.bearer.account_id).await?;
     let identities = rows.into_iter().map(|it| Identity {
         id: it.id.to_string(),
         provider: app.accounts.providers.label_of(&it.issuer).to_owned(),
@@ -75,6 +75,6 @@ pub async fn unlink(
     Extension(client): Extension<Client>,
     IdentityInPath(id): IdentityInPath,
 ) -> Result<StatusCode, Error> {
-    app.accounts.unlink_identity(person.bearer, id, &client).await?;
+    app.accounts.identities.unlink(person.bearer, id, &client).await?;
     Ok(StatusCode::NO_CONTENT)
 }

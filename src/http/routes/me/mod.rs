@@ -257,7 +257,7 @@ pub struct AccountExport {
 )]
 pub async fn export(person: Person, State(app): State<App>) -> Result<Reply<AccountExport>, Error> {
     let id = person.bearer.account_id;
-    app.accounts.throttle_export(id).await?;
+    app.accounts.throttle.export(id).await?;
     let (account, memberships) = find(&app, person).await?;
     let mut conn = app.engine.pools.people.acquire().await?;
     let rows = sessions::list(&mut conn, id, SESSION_IDLE_SECONDS, MAX_SHOWN_SESSIONS).await?;
@@ -265,7 +265,8 @@ pub async fn export(person: Person, State(app): State<App>) -> Result<Reply<Acco
     drop(conn);
     let sessions = rows.into_iter().map(|it| Session::of(it, person)).collect();
     let Reply(IdentityList { identities }) = identities::list(person, State(app.clone())).await?;
-    let passkeys = app.accounts.second_factors(id).await?.1.into_iter().map(Passkey::from);
+    let passkeys =
+        app.accounts.authenticators.second_factors(id).await?.1.into_iter().map(Passkey::from);
     let passkeys = passkeys.collect();
     let security_log = security_entries(&app, person).await?;
     let mine = AuditFilter { actor_id: Some(id.to_string()), ..AuditFilter::default() };
@@ -331,7 +332,7 @@ pub async fn delete(
     Json(request): Json<DeleteAccountRequest>,
 ) -> Result<StatusCode, Error> {
     let DeleteAccountRequest { password, revoke_keys } = request;
-    app.accounts.delete(person.bearer, password, revoke_keys, &client).await?;
+    app.accounts.removals.delete(person.bearer, password, revoke_keys, &client).await?;
     app.credentials.evict(Evict::Session(person.bearer.session_id)).await;
     app.credentials.evict(Evict::KeysAndMembers).await;
     Ok(StatusCode::NO_CONTENT)

@@ -63,7 +63,7 @@ impl From<PasskeyRow> for Passkey {
     ),
 )]
 pub async fn ask(person: Person, State(app): State<App>) -> Result<Reply<PasskeyChallenge>, Error> {
-    Ok(Reply(app.accounts.ask_for_new_passkey(person.bearer).await?.into()))
+    Ok(Reply(app.accounts.passkeys.ask_for_new(person.bearer).await?.into()))
 }
 
 /// A new passkey.
@@ -125,7 +125,8 @@ pub async fn add(
     let registration = serde_json::from_str(credential.get()).map_err(|_| unreadable(""))?;
     let added = app
         .accounts
-        .add_passkey(person.bearer, &name, &challenge_token, &registration, &client)
+        .passkeys
+        .add(person.bearer, &name, &challenge_token, &registration, &client)
         .await?;
     let reply = AddedPasskey { passkey: added.row.into(), recovery_codes: added.recovery_codes };
     Ok((StatusCode::CREATED, Reply(reply)))
@@ -150,6 +151,6 @@ pub async fn remove(
     Extension(client): Extension<Client>,
     PasskeyInPath(id): PasskeyInPath,
 ) -> Result<StatusCode, Error> {
-    app.accounts.remove_passkey(person.bearer, id, &client).await?;
+    app.accounts.passkeys.remove(person.bearer, id, &client).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -38,7 +38,8 @@ pub struct SecondFactors {
     responses((status = 200, description = "Your second factors.", body = SecondFactors)),
 )]
 pub async fn get(person: Person, State(app): State<App>) -> Result<Reply<SecondFactors>, Error> {
-    let (found, passkeys) = app.accounts.second_factors(person.bearer.account_id).await?;
+    let (found, passkeys) =
+        app.accounts.authenticators.second_factors(person.bearer.account_id).await?;
     Ok(Reply(SecondFactors {
         totp_confirmed_at: found.totp_confirmed_at,
         recovery_codes_left: found.recovery_codes,
@@ -71,7 +72,7 @@ pub async fn add_totp(
     person: Person,
     State(app): State<App>,
 ) -> Result<(StatusCode, Reply<NewTotp>), Error> {
-    let new = app.accounts.new_totp(person.bearer).await?;
+    let new = app.accounts.authenticators.begin(person.bearer).await?;
     let reply = NewTotp {
         secret: new.secret.expose_secret().to_owned(),
         uri: new.uri.expose_secret().to_owned(),
@@ -119,7 +120,8 @@ pub async fn confirm_totp(
     Json(request): Json<ConfirmTotpRequest>,
 ) -> Result<Reply<NewRecoveryCodes>, Error> {
     let bearer = person.bearer;
-    let recovery_codes = app.accounts.confirm_totp(bearer, &request.code, &client).await?;
+    let recovery_codes =
+        app.accounts.authenticators.confirm(bearer, &request.code, &client).await?;
     Ok(Reply(NewRecoveryCodes { recovery_codes }))
 }
 
@@ -139,7 +141,7 @@ pub async fn remove_totp(
     State(app): State<App>,
     Extension(client): Extension<Client>,
 ) -> Result<StatusCode, Error> {
-    app.accounts.remove_totp(person.bearer, &client).await?;
+    app.accounts.authenticators.remove(person.bearer, &client).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -159,6 +161,7 @@ pub async fn new_recovery_codes(
     State(app): State<App>,
     Extension(client): Extension<Client>,
 ) -> Result<Reply<NewRecoveryCodes>, Error> {
-    let recovery_codes = app.accounts.new_recovery_codes(person.bearer, &client).await?;
+    let recovery_codes =
+        app.accounts.authenticators.new_recovery_codes(person.bearer, &client).await?;
     Ok(Reply(NewRecoveryCodes { recovery_codes }))
 }

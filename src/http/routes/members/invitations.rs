@@ -63,7 +63,7 @@ pub async fn preview(
     Json(request): Json<InvitationToken>,
 ) -> Result<Reply<InvitationPreview>, Error> {
     let Invited { project_name, email, role, expires_at } =
-        app.accounts.preview_invitation(&request.token, &client).await?;
+        app.accounts.invitations.preview(&request.token, &client).await?;
     let role = Role::of_name(&role).unwrap_or(Role::Viewer);
     Ok(Reply(InvitationPreview { project_name, email, role, expires_at }))
 }
@@ -84,7 +84,7 @@ pub async fn accept(
     Json(request): Json<InvitationToken>,
 ) -> Result<Reply<Project>, Error> {
     let account_id = person.bearer.account_id;
-    let accepted = app.accounts.accept_invitation(account_id, &request.token, &client).await;
+    let accepted = app.accounts.invitations.accept(account_id, &request.token, &client).await;
     let (project, role) = accepted?;
     app.credentials.evict(Evict::Members).await;
     Ok(Reply(Project::of(project, Some(role))))

@@ -267,7 +267,7 @@ pub async fn invite(
     let email = read_email("email", &request.email)?;
     let Who::Member(_, bearer) = &caller.who else { return Err(Error::MemberNotFound) };
     caller.require_step_up(&app).await?;
-    app.accounts.throttle_invitation(bearer.account_id, caller.project_id, &email).await?;
+    app.accounts.invitations.count(bearer.account_id, caller.project_id, &email).await?;
     let max = caller.limits.max_members();
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let invited = members::invite(&mut conn, &caller.author(), (&email, request.role), max).await;
@@ -275,7 +275,7 @@ pub async fn invite(
     drop(conn);
     let token = token.expose_secret().to_owned();
     // The invitation exists, and its token is only in this answer.
-    if let Err(error) = app.accounts.mail_invitation((caller.project_id, row.id), &email).await {
+    if let Err(error) = app.accounts.invitations.mail((caller.project_id, row.id), &email).await {
         tracing::error!(error = chain(&error), "invitation was not mailed");
     }
     Ok((StatusCode::CREATED, Reply(CreatedInvitation { invitation: row.into(), token })))

@@ -181,7 +181,7 @@ pub async fn put(
     check.range("max_in_flight", settings.max_in_flight, 1, limits::MAX_PUSH_IN_FLIGHT);
     check_headers(request.headers.as_ref(), &mut check);
     check.finish()?;
-    app.accounts.require_verified(caller.project_id).await?;
+    app.accounts.addresses.require_verified(caller.project_id).await?;
     caller.require_step_up(&app).await?;
     let keys = &app.accounts.master_keys;
     let headers = request.headers.as_ref();

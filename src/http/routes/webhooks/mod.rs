@@ -283,7 +283,7 @@ pub async fn create(
         timeout_seconds: asked.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT_SECONDS),
         is_enabled: asked.is_enabled.unwrap_or(true),
     };
-    app.accounts.require_verified(caller.project_id).await?;
+    app.accounts.addresses.require_verified(caller.project_id).await?;
     caller.require_step_up(&app).await?;
     let keys = &app.accounts.master_keys;
     let made = webhooks::create(&app.engine, caller.tenant(), keys, &new).await?;
@@ -344,7 +344,7 @@ pub async fn change(
 ) -> Result<Tagged<Endpoint>, Error> {
     let change = check(&app, request)?;
     if change.url.is_some() {
-        app.accounts.require_verified(caller.project_id).await?;
+        app.accounts.addresses.require_verified(caller.project_id).await?;
         caller.require_step_up(&app).await?;
     }
     let about = (caller.project_id, format!("endpoint {id}"));

@@ -1,5 +1,7 @@
 //! Exchanging a token of a CI service or a cluster for a key of minutes: so no key is stored there.
 
+use std::sync::Arc;
+
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
@@ -21,10 +23,12 @@ use serde_json::json;
 use sqlx::{Acquire, PgConnection};
 use tokio::time::timeout;
 
-use super::{PROVIDER_TIMEOUT, TokenIssuer, issuer::OidcError};
+use super::{PROVIDER_TIMEOUT, Providers, TokenIssuer, issuer::OidcError};
 use crate::accounts::{
-    Accounts, Client, EXCHANGES_PER_ADDRESS, EXCHANGES_PER_SUBJECT, charge,
+    Client, EXCHANGES_PER_ADDRESS, EXCHANGES_PER_SUBJECT,
+    base::Base,
     keys::{self, KeyOrigin, KeyRequest, MadeKey, TrustedTokens},
+    throttle::charge,
 };
 
 /// The claims of a token.
@@ -50,29 +54,40 @@ fn refused(why: impl Into<String>) -> Error {
     Error::TokenRefused(why.into())
 }
 
-impl Accounts {
+/// Exchanges of tokens for keys.
+#[derive(Clone)]
+pub struct TokenExchanges {
+    pub(in crate::accounts) base: Base,
+    pub(in crate::accounts) providers: Arc<Providers>,
+    pub(in crate::accounts) public_url: String,
+}
+
+impl TokenExchanges {
     /// Exchanges a token for a key with the rights of the key `id`, which trusts it.
     ///
     /// # Errors
     /// [`Error::TokenRefused`] when the token is not valid, or there is no such key that trusts it;
     /// [`Error::NotReady`] when its issuer does not answer; [`Error::Suspended`];
     /// [`Error::QuotaExceeded`]; [`Error::RateLimited`].
-    pub async fn exchange_token(
+    pub async fn exchange(
         &self,
         project: &str,
         id: KeyId,
         token: &SecretString,
         client: &Client,
     ) -> Result<MadeKey, Error> {
-        self.throttle(&[charge("exchanges", &client.address, EXCHANGES_PER_ADDRESS)]).await?;
+        self.base
+            .throttle
+            .count(&[charge("exchanges", &client.address, EXCHANGES_PER_ADDRESS)])
+            .await?;
         let (issuer, claims) = self.check_bearer(token).await?;
         let (issuer, subject) = (issuer.issuer.url(), claims.sub.as_str());
         let pair = format!("{issuer} {subject}");
-        self.throttle(&[charge("exchanged", &pair, EXCHANGES_PER_SUBJECT)]).await?;
+        self.base.throttle.count(&[charge("exchanged", &pair, EXCHANGES_PER_SUBJECT)]).await?;
         // The subject is its own: it says nothing of projects.
         let unknown =
             || refused(format!("the project has no live key with this id that trusts {subject:?}"));
-        let mut conn = self.pool.acquire().await?;
+        let mut conn = self.base.pool.acquire().await?;
         if text::check_name(project, MAX_NAME_CHARS).is_err() {
             return Err(unknown());
         }

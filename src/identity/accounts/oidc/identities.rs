@@ -11,30 +11,30 @@ use fencepost_store::{
 };
 use sqlx::Acquire;
 
-use super::{Arrival, Refusal};
+use super::{Arrival, Identities, Refusal};
 use crate::accounts::{
-    Accounts, Client,
+    Client,
     security::{self, AccountEvent},
     token::Bearer,
 };
 
-impl Accounts {
+impl Identities {
     /// An account's identities.
     ///
     /// # Errors
     /// When the database does not answer.
-    pub async fn identities(&self, id: AccountId) -> Result<Vec<IdentityRow>, Error> {
-        let mut conn = self.pool.acquire().await?;
+    pub async fn list(&self, id: AccountId) -> Result<Vec<IdentityRow>, Error> {
+        let mut conn = self.base.pool.acquire().await?;
         Ok(store::people::identities::list(&mut conn, id).await?)
     }
 
-    pub(super) async fn link_identity(
+    pub(super) async fn link(
         &self,
         bearer: Bearer,
         subject: &Subject<'_>,
         client: &Client,
     ) -> Result<Result<Arrival, Refusal>, Error> {
-        let mut conn = self.pool.acquire().await?;
+        let mut conn = self.base.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         // Two links at the same time must not exceed the bound, and none must follow a reset.
         store::people::accounts::lock(&mut tx, bearer.account_id).await?;
@@ -60,7 +60,7 @@ impl Accounts {
         security::note(&mut tx, bearer.account_id, event, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
-        self.notify_owner(bearer.account_id, event, client);
+        self.base.mailing.notify_owner(bearer.account_id, event, client);
         Ok(Ok(Arrival::Linked))
     }
 
@@ -68,14 +68,14 @@ impl Accounts {
     ///
     /// # Errors
     /// [`Error::IdentityNotFound`], [`Error::StepUpRequired`].
-    pub async fn unlink_identity(
+    pub async fn unlink(
         &self,
         bearer: Bearer,
         id: IdentityId,
         client: &Client,
     ) -> Result<(), Error> {
-        self.require_step_up(bearer).await?;
-        let mut conn = self.pool.acquire().await?;
+        self.base.sessions.require_step_up(bearer).await?;
+        let mut conn = self.base.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         if !store::people::identities::delete(&mut tx, bearer.account_id, id).await? {
             return Err(Error::IdentityNotFound);
@@ -84,7 +84,7 @@ impl Accounts {
         security::note(&mut tx, bearer.account_id, event, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
-        self.notify_owner(bearer.account_id, event, client);
+        self.base.mailing.notify_owner(bearer.account_id, event, client);
         Ok(())
     }
 }

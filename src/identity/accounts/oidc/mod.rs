@@ -10,7 +10,7 @@ mod exchange;
 mod identities;
 mod issuer;
 
-use std::{path::Path, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use fencepost_domain::{error::Error, ids::SessionId};
@@ -20,11 +20,17 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::time::timeout;
 
+pub use self::exchange::TokenExchanges;
 use self::{
     config::{OidcConfig, ProviderConfig},
     issuer::{IdClaims, Issuer, OidcError, authorization_url},
 };
-use super::{Accounts, Client, SignedIn, login::Login, token::Bearer};
+use super::{
+    Client,
+    base::Base,
+    sessions::{Login, SignedIn},
+    token::{Bearer, Tokens},
+};
 
 /// How long a person may take at the provider, in seconds.
 pub const LOGIN_SECONDS: u64 = 600;
@@ -171,23 +177,32 @@ fn random() -> String {
     BASE64_URL_SAFE_NO_PAD.encode(rand::random::<[u8; 32]>())
 }
 
-impl Accounts {
+/// Logins with identities at other providers.
+#[derive(Clone)]
+pub struct Identities {
+    pub(in crate::accounts) base: Base,
+    pub(in crate::accounts) providers: Arc<Providers>,
+    pub(in crate::accounts) tokens: Tokens,
+    pub(in crate::accounts) public_url: String,
+}
+
+impl Identities {
     /// Begins a login, or with a session a link to its account.
     ///
     /// # Errors
     /// [`Error::NoSuchRoute`] for an unknown provider; [`Error::StepUpRequired`] for a link;
     /// [`Error::NotReady`] when the provider does not answer; [`Error::RateLimited`].
-    pub async fn leave_for_provider(
+    pub async fn leave(
         &self,
         provider: &str,
         next: &str,
         link_to: Option<Bearer>,
         client: &Client,
     ) -> Result<Departure, Error> {
-        self.throttle_address(client).await?;
+        self.base.throttle.address(client).await?;
         let provider = self.providers.find(provider).ok_or(Error::NoSuchRoute)?;
         if let Some(bearer) = link_to {
-            self.require_step_up(bearer).await?;
+            self.base.sessions.require_step_up(bearer).await?;
         }
         let endpoints = timeout(PROVIDER_TIMEOUT, provider.issuer.endpoints()).await;
         let endpoints = endpoints.map_err(|_| Error::NotReady(SILENT))?.map_err(|error| {
@@ -227,12 +242,12 @@ impl Accounts {
         Ok(Departure { url, kept })
     }
 
-    /// Completes what [`Self::leave_for_provider`] has begun. Also returns the page to show next.
+    /// Completes what [`Self::leave`] has begun. Also returns the page to show next.
     ///
     /// # Errors
     /// [`Error::Suspended`] for the account; [`Error::StepUpRequired`] for a link;
     /// [`Error::RateLimited`].
-    pub async fn arrive_from_provider(
+    pub async fn arrive(
         &self,
         provider: &str,
         kept: &str,
@@ -240,7 +255,7 @@ impl Accounts {
         visitor: Option<Bearer>,
         client: &Client,
     ) -> Result<Result<(Arrival, String), Refusal>, Error> {
-        self.throttle_address(client).await?;
+        self.base.throttle.address(client).await?;
         let provider = self.providers.find(provider).ok_or(Error::NoSuchRoute)?;
         let pending = self.tokens.read_value::<Pending>(PURPOSE, kept);
         let pending =
@@ -251,7 +266,7 @@ impl Accounts {
         }
         // Before the code is used up: a step-up leads back here.
         if let (Some(_), Some(bearer)) = (&pending.session, visitor) {
-            self.require_step_up(bearer).await?;
+            self.base.sessions.require_step_up(bearer).await?;
         }
         let asked = timeout(PROVIDER_TIMEOUT, self.ask(provider, &pending, answer.code)).await;
         let claims = match asked {
@@ -268,11 +283,11 @@ impl Accounts {
             Some(session) => {
                 let session: Option<SessionId> = session.parse().ok();
                 match visitor.filter(|it| Some(it.session_id) == session) {
-                    Some(bearer) => self.link_identity(bearer, &subject, client).await?,
+                    Some(bearer) => self.link(bearer, &subject, client).await?,
                     None => Err(Refusal::NotBegun),
                 }
             }
-            None => self.log_in_with_identity(&subject, client).await?,
+            None => self.log_in(&subject, client).await?,
         };
         Ok(arrival.map(|it| (it, pending.next)))
     }
@@ -317,13 +332,13 @@ impl Accounts {
         format!("{}/console/login/with/{provider}/return", self.public_url)
     }
 
-    async fn log_in_with_identity(
+    async fn log_in(
         &self,
         subject: &Subject<'_>,
         client: &Client,
     ) -> Result<Result<Arrival, Refusal>, Error> {
         let found = {
-            let mut conn = self.pool.acquire().await?;
+            let mut conn = self.base.pool.acquire().await?;
             store::people::identities::use_identity(&mut conn, subject).await?
         };
         let Some(account) = found else { return Ok(Err(Refusal::NotLinked)) };
@@ -331,7 +346,7 @@ impl Accounts {
             return Err(Error::Suspended { what: "account" });
         }
         let (id, hash) = (account.id, account.password_hash);
-        match self.begin_session(id, &hash, Login::Vouched, client).await {
+        match self.base.sessions.begin(id, &hash, Login::Vouched, client).await {
             Ok(signed_in) => Ok(Ok(Arrival::SignedIn(signed_in))),
             Err(Error::CodeRequired(token)) => Ok(Ok(Arrival::CodeRequired(token))),
             Err(other) => Err(other),

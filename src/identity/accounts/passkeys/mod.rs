@@ -22,10 +22,12 @@ use sqlx::{Acquire, PgConnection};
 use self::ceremony::{ALGORITHMS, NewPasskey, Refused, RelyingParty};
 pub use self::ceremony::{Assertion, Registration};
 use super::{
-    Accounts, Client, SignedIn, codes,
-    login::Login,
+    Client,
+    base::Base,
+    codes,
     security::{self, AccountEvent},
-    token::Bearer,
+    sessions::{Login, SignedIn, lock_stepped_up},
+    token::{Bearer, Tokens},
 };
 
 /// The audience of signed challenges.
@@ -74,7 +76,15 @@ struct Proved {
     sign_count: u32,
 }
 
-impl Accounts {
+/// The passkeys of accounts.
+#[derive(Clone)]
+pub struct Passkeys {
+    pub(super) base: Base,
+    pub(super) tokens: Tokens,
+    pub(super) public_url: String,
+}
+
+impl Passkeys {
     /// The domain and the origin of this server; none: it has an IP address for a name, and
     /// browsers use no passkeys there.
     fn relying_party(&self) -> Option<(String, String)> {
@@ -93,7 +103,7 @@ impl Accounts {
     ///
     /// # Errors
     /// [`Error::PasskeyRefused`] when this server cannot have passkeys; [`Error::NotReady`].
-    pub fn ask_for_passkey(&self) -> Result<PasskeyChallenge, Error> {
+    pub fn ask(&self) -> Result<PasskeyChallenge, Error> {
         let (rp_id, _) = self.relying_party().ok_or(NO_DOMAIN)?;
         let (challenge_token, challenge) = self.new_challenge_token(None)?;
         let options = json!({
@@ -107,11 +117,11 @@ impl Accounts {
     ///
     /// # Errors
     /// The same, and [`Error::StepUpRequired`].
-    pub async fn ask_for_new_passkey(&self, bearer: Bearer) -> Result<PasskeyChallenge, Error> {
+    pub async fn ask_for_new(&self, bearer: Bearer) -> Result<PasskeyChallenge, Error> {
         let (rp_id, _) = self.relying_party().ok_or(NO_DOMAIN)?;
-        self.require_step_up(bearer).await?;
+        self.base.sessions.require_step_up(bearer).await?;
         let id = bearer.account_id;
-        let mut conn = self.pool.acquire().await?;
+        let mut conn = self.base.pool.acquire().await?;
         let account =
             store::people::accounts::find(&mut conn, id).await?.ok_or(Error::Unauthorized)?;
         let present = store::people::passkeys::list(&mut conn, id).await?;
@@ -147,7 +157,7 @@ impl Accounts {
     /// # Errors
     /// [`Error::PasskeyRefused`], [`Error::StepUpRequired`]; [`Error::QuotaExceeded`] when the
     /// account has as many as it may.
-    pub async fn add_passkey(
+    pub async fn add(
         &self,
         bearer: Bearer,
         name: &str,
@@ -161,10 +171,10 @@ impl Accounts {
             return Err(Error::PasskeyRefused(WRONG_CHALLENGE));
         }
         let new = self.of_this_server(|of| registration.check(of, &asked.challenge))?;
-        let mut conn = self.pool.acquire().await?;
+        let mut conn = self.base.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         // Two at the same time must not exceed the bound.
-        self.lock_stepped_up(&mut tx, bearer).await?;
+        lock_stepped_up(&mut tx, bearer).await?;
         use_challenge(&mut tx, &asked.challenge).await?;
         let had_factor = store::people::second_factors::is_required(&mut tx, id).await?;
         let NewPasskey { credential_id, public_key, sign_count } = &new;
@@ -191,7 +201,7 @@ impl Accounts {
         security::note(&mut tx, id, event, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
-        self.notify_owner(id, event, client);
+        self.base.mailing.notify_owner(id, event, client);
         Ok(AddedPasskey { row, recovery_codes })
     }
 
@@ -199,16 +209,16 @@ impl Accounts {
     ///
     /// # Errors
     /// [`Error::PasskeyNotFound`], [`Error::StepUpRequired`].
-    pub async fn remove_passkey(
+    pub async fn remove(
         &self,
         bearer: Bearer,
         passkey: PasskeyId,
         client: &Client,
     ) -> Result<(), Error> {
         let id = bearer.account_id;
-        let mut conn = self.pool.acquire().await?;
+        let mut conn = self.base.pool.acquire().await?;
         let mut tx = conn.begin().await?;
-        self.lock_stepped_up(&mut tx, bearer).await?;
+        lock_stepped_up(&mut tx, bearer).await?;
         if !store::people::passkeys::delete(&mut tx, id, passkey).await? {
             return Err(Error::PasskeyNotFound);
         }
@@ -217,7 +227,7 @@ impl Accounts {
         security::note(&mut tx, id, event, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
-        self.notify_owner(id, event, client);
+        self.base.mailing.notify_owner(id, event, client);
         Ok(())
     }
 
@@ -225,17 +235,13 @@ impl Accounts {
     ///
     /// # Errors
     /// [`Error::PasskeyRefused`], [`Error::Suspended`], [`Error::RateLimited`].
-    pub async fn log_in_with_passkey(
-        &self,
-        answer: &PasskeyAnswer,
-        client: &Client,
-    ) -> Result<SignedIn, Error> {
-        self.throttle_address(client).await?;
+    pub async fn log_in(&self, answer: &PasskeyAnswer, client: &Client) -> Result<SignedIn, Error> {
+        self.base.throttle.address(client).await?;
         if !answer.assertion.names_user() {
             return Err(Error::PasskeyRefused(NO_USER));
         }
         let (proved, owner) = {
-            let mut conn = self.pool.acquire().await?;
+            let mut conn = self.base.pool.acquire().await?;
             self.prove(&mut conn, answer).await?
         };
         if owner.is_suspended {
@@ -245,22 +251,23 @@ impl Accounts {
             return Err(Error::PasskeyRefused(AFTER_PASSWORD));
         }
         let id = proved.account_id;
-        let mut conn = self.pool.acquire().await?;
+        let mut conn = self.base.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         if !store::people::accounts::lock_if_hash(&mut tx, id, &owner.password_hash).await? {
             return Err(Error::PasskeyRefused(GONE));
         }
-        use_up(&mut tx, &proved).await?;
-        let (signed_in, event) = self.open_session(&mut tx, id, Login::Proved, client).await?;
+        record_use(&mut tx, &proved).await?;
+        let (signed_in, event) =
+            self.base.sessions.open(&mut tx, id, Login::Proved, client).await?;
         tx.commit().await?;
         drop(conn);
-        self.notify_owner(id, event, client);
+        self.base.mailing.notify_owner(id, event, client);
         Ok(signed_in)
     }
 
     /// Uses up the answer of a passkey that this account has, in a transaction of the caller.
     /// Returns its id.
-    pub(super) async fn use_passkey(
+    pub(super) async fn use_up(
         &self,
         tx: &mut PgConnection,
         id: AccountId,
@@ -270,7 +277,7 @@ impl Accounts {
         if proved.account_id != id {
             return Err(Error::PasskeyRefused(GONE));
         }
-        use_up(tx, &proved).await?;
+        record_use(tx, &proved).await?;
         Ok(proved.id)
     }
 
@@ -330,7 +337,7 @@ async fn use_challenge(tx: &mut PgConnection, challenge: &str) -> Result<(), Err
 }
 
 /// No challenge is answered twice, and no counter goes back.
-async fn use_up(tx: &mut PgConnection, proved: &Proved) -> Result<(), Error> {
+async fn record_use(tx: &mut PgConnection, proved: &Proved) -> Result<(), Error> {
     use_challenge(tx, &proved.challenge).await?;
     let (id, count) = (proved.id, i64::from(proved.sign_count));
     match store::people::passkeys::record_use(tx, proved.account_id, id, count).await? {

@@ -48,7 +48,8 @@ impl DatabaseArgs {
             .or_else(|| std::env::var("DATABASE_URL").ok().filter(|it| !it.is_empty()))
             .ok_or_else(|| {
                 anyhow::anyhow!(
-                    "no database: give --database-url, FENCEPOST_DATABASE_URL or DATABASE_URL"
+                    "no database: give --database-url, --database-url-file, FENCEPOST_DATABASE_URL \
+                     or DATABASE_URL"
                 )
             })
     }
@@ -57,8 +58,8 @@ impl DatabaseArgs {
 /// The logins of the database roles.
 #[derive(Debug, Clone, Default, Args)]
 pub struct RoleArgs {
-    /// Folder with the passwords of the database roles, in the files hot, console, people and
-    /// maint. Nodes log in as the role of each kind of work; `migrate` creates the roles
+    /// Folder with the passwords of the database roles, in the files hot (workers and producers),
+    /// console, people (accounts) and maint (background loops). Nodes log in as the role of each kind of work; `migrate` creates the roles
     #[arg(long, env = "FENCEPOST_DATABASE_ROLES", value_name = "FOLDER")]
     pub database_roles: Option<PathBuf>,
 }
@@ -147,7 +148,7 @@ pub struct RedisArgs {
     )]
     pub redis_url_file: Option<PathBuf>,
 
-    /// Certificate authority of its TLS certificate, as PEM [default: those of the system]
+    /// Certificate authority of Redis's TLS certificate, as PEM [default: those of the system]
     #[arg(long, env = "FENCEPOST_REDIS_CA_FILE", value_name = "FILE")]
     pub redis_ca_file: Option<PathBuf>,
 

@@ -89,9 +89,9 @@ impl Api {
             }
         }
         if let Some(once) = form.get(ONCE).filter(|it| it.len() <= MAX_ONCE_CHARS) {
-            let said = Sha256::digest(body.as_deref().unwrap_or_default());
-            let said = u64::from_be_bytes(std::array::from_fn(|place| said[place]));
-            if let Ok(key) = HeaderValue::from_str(&format!("{once}-{said:016x}")) {
+            let hash = Sha256::digest(body.as_deref().unwrap_or_default());
+            let hash = u64::from_be_bytes(std::array::from_fn(|place| hash[place]));
+            if let Ok(key) = HeaderValue::from_str(&format!("{once}-{hash:016x}")) {
                 headers.insert(IDEMPOTENCY_KEY, key);
             }
         }
@@ -103,7 +103,7 @@ impl Api {
         serde_json::from_slice(text).map_err(Error::internal)
     }
 
-    /// The same, for an answer that is passed on as it is.
+    /// Sends a request, and returns the answer as it is.
     pub async fn call(
         &self,
         method: Method,

@@ -11,30 +11,30 @@ use super::access::Permission;
 
 pub use self::message::{Details, summary};
 
-/// Alarms that a project has made or changed.
+/// Maximum number of alarms that a project has made or changed.
 pub const MAX_ALARMS: i64 = 20;
-/// Queues that one alarm may name.
+/// Maximum number of queues that one alarm names.
 pub const MAX_ALARM_QUEUES: usize = 50;
-/// Characters in an alarm's name.
+/// Maximum characters in an alarm's name.
 pub const MAX_ALARM_NAME_CHARS: usize = 64;
-/// Incidents of a project that are open at a time; further ones are not noted.
+/// Maximum number of open incidents of a project; further ones are not recorded.
 pub const MAX_OPEN_INCIDENTS: i64 = 200;
-/// Incidents of a project that begin within a day; further ones are not noted.
+/// Maximum number of incidents of a project that begin within a day; further ones are not recorded.
 pub const MAX_INCIDENTS_A_DAY: i64 = 1_000;
-/// Mails about incidents that a member gets from one project within a day.
+/// Maximum number of mails about incidents that a member gets from one project within a day.
 pub const MAX_ALARM_MAILS_A_DAY: i32 = 20;
-/// Members who get a mail about an incident.
+/// Maximum number of members who get a mail about an incident.
 pub const MAX_MAILED_MEMBERS: i64 = 50;
 /// Days for which incidents are kept that are resolved.
 pub const INCIDENT_KEEP_DAYS: i32 = 90;
 /// Longest mute, in seconds (30 days).
 pub const MAX_MUTE_SECONDS: i32 = 30 * 86_400;
-/// Minutes without a further one after which dead letters and dropped deliveries have ended.
+/// An incident of dead letters or dropped deliveries ends after this many minutes without a new one.
 pub const QUIET_MINUTES: i32 = 30;
 /// Minutes for which a missed tick is an incident, even if the next one fires.
 pub const MISSED_MINUTES: i32 = 10;
 
-/// A lasting incident is written at most once in this many seconds: each look finds it again.
+/// Every pass of the loop finds a lasting incident; its row is written at most this often.
 const TOUCH_SECONDS: i32 = 60;
 
 /// Rule of an alarm.
@@ -45,7 +45,7 @@ pub enum Rule {
     /// `for_seconds`.
     DeadLetters,
     /// The oldest ready job of a queue that is not paused has waited for more than `threshold`
-    /// seconds, and so for `for_seconds`.
+    /// seconds, and this has been so for `for_seconds`.
     OldestReady,
     /// Workers that make no calls have held `threshold` running jobs of a queue or more for
     /// `for_seconds`.
@@ -123,7 +123,7 @@ impl Rule {
 
     /// Seconds for which an incident lasts after its last finding.
     #[must_use]
-    pub const fn quiet_seconds(self) -> i32 {
+    pub const fn ends_after_seconds(self) -> i32 {
         match self {
             Self::DeadLetters | Self::DeliveriesDropped => QUIET_MINUTES * 60,
             _ => 0,
@@ -143,8 +143,8 @@ impl Rule {
         )
     }
 
-    /// What a caller needs to know the name of the key, or the host, that an incident is about: as
-    /// for the list of these.
+    /// Permission to see the key or the host that an incident is about: the one to list such keys
+    /// or endpoints.
     #[must_use]
     pub const fn permission(self) -> Permission {
         match self {
@@ -245,25 +245,25 @@ pub type Name = (String, String);
 /// Something that an alarm found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// Of the incident.
+    /// The name that its incident has.
     pub name: Name,
     /// Whether it is beyond the threshold; else it only keeps an incident open.
     pub is_beyond: bool,
-    /// Seconds for which it must be.
+    /// Seconds for which it must stay beyond the threshold before it is reported.
     pub for_seconds: i32,
 }
 
 /// An incident that is not resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Open {
-    /// Of the incident.
+    /// Its alarm and subject.
     pub name: Name,
     /// Seconds since it began.
     pub seconds: i32,
-    /// Seconds since the last finding, as far as it was noted.
+    /// Seconds since the last finding that was recorded.
     pub silent_seconds: i32,
-    /// Seconds of silence after which it has ended.
-    pub quiet_seconds: i32,
+    /// Seconds without a finding after which it has ended.
+    pub ends_after_seconds: i32,
     /// Whether it is reported.
     pub is_triggered: bool,
 }
@@ -271,17 +271,17 @@ pub struct Open {
 /// Changes of a project's incidents.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Changes {
-    /// Begins, and is reported at once.
+    /// Incidents that begin, and are reported at once.
     pub trigger_new: Vec<Name>,
-    /// Begins, and is reported if it lasts.
+    /// Incidents that begin, and are reported if they last.
     pub begin: Vec<Name>,
-    /// Was found again.
+    /// Open incidents that were found again.
     pub touch: Vec<Name>,
-    /// Has lasted.
+    /// Open incidents to report: they have lasted long enough.
     pub trigger: Vec<Name>,
-    /// Has not lasted.
+    /// Unreported incidents to delete: they did not last long enough.
     pub forget: Vec<Name>,
-    /// Has ended.
+    /// Reported incidents that have ended.
     pub resolve: Vec<Name>,
 }
 
@@ -313,7 +313,7 @@ pub fn judge(open: &[Open], found: &[Finding]) -> Changes {
     let held: HashSet<_> = found.iter().map(|it| &it.name).collect();
     for it in open {
         let is_held = held.contains(&it.name);
-        if it.is_triggered && !is_held && it.silent_seconds >= it.quiet_seconds {
+        if it.is_triggered && !is_held && it.silent_seconds >= it.ends_after_seconds {
             changes.resolve.push(it.name.clone());
         } else if it.is_triggered && is_held && it.silent_seconds >= TOUCH_SECONDS {
             changes.touch.push(it.name.clone());
@@ -338,7 +338,7 @@ mod tests {
 
     fn open(subject: &str, seconds: i32, is_triggered: bool) -> Open {
         let name = name(subject);
-        Open { name, seconds, silent_seconds: seconds, quiet_seconds: 0, is_triggered }
+        Open { name, seconds, silent_seconds: seconds, ends_after_seconds: 0, is_triggered }
     }
 
     #[test]
@@ -363,9 +363,9 @@ mod tests {
 
     #[test]
     fn an_incident_can_need_silence_to_end() {
-        let lasts = Open { quiet_seconds: 1_800, ..open("b", 1_799, true) };
+        let lasts = Open { ends_after_seconds: 1_800, ..open("b", 1_799, true) };
         assert!(judge(&[lasts], &[]).is_empty());
-        let ended = Open { quiet_seconds: 1_800, ..open("b", 1_800, true) };
+        let ended = Open { ends_after_seconds: 1_800, ..open("b", 1_800, true) };
         assert_eq!(judge(std::slice::from_ref(&ended), &[]).resolve, [name("b")]);
         let changes = judge(&[ended], &[found("b", false, 0)]);
         assert_eq!(changes, Changes { touch: vec![name("b")], ..Changes::default() });

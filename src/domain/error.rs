@@ -224,7 +224,7 @@ pub enum Error {
     NoJobId(String),
 
     /// The job's state does not allow this operation.
-    #[error("it is {}: its state does not allow this operation", .0.state.as_str())]
+    #[error("the job is {}: its state does not allow this operation", .0.state.as_str())]
     InvalidState(JobStatus),
 
     #[error("another worker holds the job")]
@@ -232,7 +232,7 @@ pub enum Error {
 
     /// This worker's lease has ended: a newer attempt may be running.
     #[error(
-        "the lease has ended, or is not the one shown: the current attempt is {}; stop working on \
+        "the lease has ended, or is not the one that the request names: the current attempt is {}; stop working on \
          this one",
         .0.attempt
     )]

@@ -64,7 +64,7 @@ limits_table! {
     work_per_minute: u32;
     /// All other calls per minute.
     manage_per_minute: u32;
-    /// Bytes of request bodies per minute.
+    /// Bytes of request bodies above 4 KiB per minute.
     bytes_per_minute: u64;
     /// Parked polls.
     parked_polls: u32;

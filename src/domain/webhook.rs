@@ -228,7 +228,7 @@ pub struct WebhookData {
     #[serde(default)]
     #[schema(required)]
     pub batch: Option<WebhookBatch>,
-    /// The workflow; null in events of other types.
+    /// The workflow that the event is about; null in events of other types.
     #[serde(default)]
     #[schema(required)]
     pub workflow: Option<WebhookWorkflow>,

@@ -115,7 +115,7 @@ impl Alarms {
         incidents::touch(tx, project_id, &ids(&changes.touch)).await?;
         incidents::forget(tx, project_id, &ids(&changes.forget)).await?;
         let ended = open.iter().filter(|it| changes.resolve.contains(&name_of_open(it)));
-        let ended: Vec<_> = ended.map(|it| (it.id, state(it).quiet_seconds)).collect();
+        let ended: Vec<_> = ended.map(|it| (it.id, state(it).ends_after_seconds)).collect();
         let resolved = incidents::resolve(tx, project_id, &ended).await?;
         let is_notified = self.notify(tx, project_id, &triggered, false).await?;
         Ok(self.notify(tx, project_id, &resolved, true).await? || is_notified)
@@ -207,7 +207,7 @@ fn state(it: &OpenIncident) -> Open {
         name: name_of_open(it),
         seconds: it.seconds,
         silent_seconds: it.silent_seconds,
-        quiet_seconds: Rule::of_name(&it.rule).map_or(0, Rule::quiet_seconds),
+        ends_after_seconds: Rule::of_name(&it.rule).map_or(0, Rule::ends_after_seconds),
         is_triggered: it.is_triggered,
     }
 }

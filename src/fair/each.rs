@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use fencepost_domain::ids::ProjectId;
 
-/// Shares that hold nothing are forgotten when this many are known.
+/// Above this many known keys, those without a permit in use are removed.
 const MAX_KNOWN: usize = 1_000;
 
 /// The same number of permits for each project. Requests for more wait in their order.
@@ -29,27 +29,27 @@ impl<Key: Copy + Eq + Hash> Each<Key> {
         Self { permits, of_key: Mutex::default() }
     }
 
-    /// Waits for this many of its permits. More than there are would be awaited for ever.
+    /// Waits for this many permits of the key. More than there are would be awaited for ever.
     pub async fn take(&self, key: Key, permits: u32) -> OwnedSemaphorePermit {
         take(self.of(key), permits).await
     }
 
-    /// Number of its permits in use.
+    /// Number of the key's permits in use.
     pub(crate) fn used(&self, key: Key) -> usize {
         self.permits - self.of(key).available_permits()
     }
 
-    /// Waits until it has a free permit.
+    /// Waits until the key has a free permit.
     pub async fn until_free(&self, key: Key) {
         drop(take(self.of(key), 1).await);
     }
 
-    /// Number of its free permits.
+    /// Number of the key's free permits.
     pub fn free(&self, key: Key) -> usize {
         self.of(key).available_permits()
     }
 
-    /// This many of its permits, if they are free.
+    /// This many permits of the key, if they are free.
     pub fn try_take(&self, key: Key, permits: u32) -> Option<OwnedSemaphorePermit> {
         self.of(key).try_acquire_many_owned(permits).ok()
     }

@@ -1,5 +1,5 @@
-//! Settings that two may write: the tag by which one knows them, and the conditions of a write
-//! (RFC 9110, section 13.1).
+//! Conditional writes of settings, so that two people do not overwrite each other: their `ETag`,
+//! `If-Match` and `If-None-Match` (RFC 9110, section 13.1).
 
 use std::collections::BTreeMap;
 
@@ -89,19 +89,19 @@ pub struct Header {
     /// Writes only settings that have this `etag`; otherwise 412. `*`: any, if they exist.
     #[param(rename = "If-Match", max_length = 200)]
     if_match: Option<String>,
-    /// With `*`, creates only: if it exists, 412.
+    /// With `*`, only creates: 412 if the settings exist.
     #[param(rename = "If-None-Match", max_length = 200)]
     if_none_match: Option<String>,
 }
 
 /// The conditions of a write.
 #[derive(Debug, Clone, Default)]
-pub struct Conditions {
+pub struct Preconditions {
     if_match: Option<Tags>,
     if_none_match: Option<Tags>,
 }
 
-impl<S: Sync> FromRequestParts<S> for Conditions {
+impl<S: Sync> FromRequestParts<S> for Preconditions {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Error> {
@@ -110,7 +110,7 @@ impl<S: Sync> FromRequestParts<S> for Conditions {
     }
 }
 
-impl Conditions {
+impl Preconditions {
     /// Writes settings if the conditions hold. Those who write the same ones under conditions take
     /// turns, also on other nodes; a write without a condition does not wait for them.
     ///
@@ -179,9 +179,9 @@ mod tests {
         Lamp { colour, watts, hours, etag: String::new() }.tagged()
     }
 
-    async fn conditions(name: &str, value: &str) -> Result<Conditions, Error> {
+    async fn conditions(name: &str, value: &str) -> Result<Preconditions, Error> {
         let request = Request::builder().header(name, value).body(()).expect("a request");
-        Conditions::from_request_parts(&mut request.into_parts().0, &()).await
+        Preconditions::from_request_parts(&mut request.into_parts().0, &()).await
     }
 
     #[test]

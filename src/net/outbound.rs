@@ -43,9 +43,9 @@ pub use self::{addresses::Lookup, connect::Proxy};
 const MAX_HEADER_BYTES: usize = 16 * 1024;
 /// Bytes of an answer's body that are read.
 pub const MAX_BODY_BYTES: usize = 64 * 1024;
-/// Bytes of it that say what went wrong.
+/// Bytes of an answer's body that are kept as the text of an error.
 pub const MAX_KEPT_BYTES: usize = 1024;
-/// An answer with `false` in it: another attempt cannot help.
+/// A header of answers; `false` says that another attempt cannot help.
 const RETRYABLE: &str = "fencepost-retryable";
 /// The user agent of calls.
 const AGENT: &str = concat!("Fencepost/", env!("CARGO_PKG_VERSION"));
@@ -68,7 +68,7 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// As a type of an error.
+    /// The type of the error that is recorded for the attempt.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -82,7 +82,7 @@ impl CallError {
     }
 }
 
-/// The means that all calls of a node share.
+/// What all outbound calls of a node share: networks, certificates, names, the proxy.
 #[derive(Debug, Clone)]
 pub struct Outbound {
     /// Networks besides the public internet.
@@ -142,7 +142,7 @@ impl Outbound {
         Self { lookup, ..self }
     }
 
-    /// The same by way of a proxy, but to networks that the operator allows.
+    /// Has calls go through a proxy, except those to networks that the operator allows.
     #[must_use]
     pub fn with_proxy(self, proxy: Option<Proxy>) -> Self {
         let proxy = proxy.map(|it| Arc::new(ProxyConnector::new(it, Arc::clone(&self.lookup))));
@@ -225,7 +225,7 @@ impl Destination {
         self.post_to(self.url.clone(), headers, body, within, kept_bytes).await
     }
 
-    /// The same to another URL with the same scheme, host and port.
+    /// Sends a request as [`Self::post`] does, to another URL with the same scheme, host and port.
     ///
     /// # Errors
     /// See [`CallError`].

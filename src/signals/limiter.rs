@@ -316,10 +316,10 @@ impl Limiter {
         let mut charge = SCRIPT.prepare_invoke();
         charge.key(limit).key(permit).arg(1).arg(cost).arg(interval_us).arg(burst).arg(0);
         charge.arg(max).arg(token).arg(life_seconds);
-        bus.attempt::<Vec<i64>>(&charge).await?;
-        bus.attempt::<i64>(COUNT.prepare_invoke().key(permit)).await?;
-        bus.attempt::<i64>(LEAVE.prepare_invoke().key(permit).arg(token)).await?;
-        bus.attempt::<i64>(FORGIVE.prepare_invoke().key(limit)).await?;
+        bus.invoke_unguarded::<Vec<i64>>(&charge).await?;
+        bus.invoke_unguarded::<i64>(COUNT.prepare_invoke().key(permit)).await?;
+        bus.invoke_unguarded::<i64>(LEAVE.prepare_invoke().key(permit).arg(token)).await?;
+        bus.invoke_unguarded::<i64>(FORGIVE.prepare_invoke().key(limit)).await?;
         Ok(())
     }
 

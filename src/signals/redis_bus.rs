@@ -33,12 +33,12 @@ use crate::telemetry;
 pub const DEFAULT_BUDGET: Duration = Duration::from_millis(25);
 /// After a failed call, Redis is skipped for this long.
 pub const BREAK: Duration = Duration::from_secs(2);
-/// The shards that are wanted anew in this time are joined together.
+/// Channels of hints that are wanted anew within this time are announced by one [`Heard::Joined`].
 const JOIN_PAUSE: Duration = Duration::from_millis(100);
 const SUBSCRIBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often a node sends itself a message over Redis.
 const PING_PERIOD: Duration = Duration::from_secs(3);
-/// A subscription that receives none of these for this long is broken.
+/// A subscription that receives no message, not even our own ping, for this long is renewed.
 const SILENCE: Duration = Duration::from_secs(8);
 /// The pause before the next try to subscribe.
 const RESUBSCRIBE_PAUSE: Duration = Duration::from_millis(250);
@@ -48,7 +48,9 @@ const RESUBSCRIBE_PAUSE: Duration = Duration::from_millis(250);
 pub enum Heard {
     /// Subscribed: earlier messages are lost.
     Joined,
+    /// A hint for the polls of this node.
     Wake(String),
+    /// A credential to remove from the caches.
     Evict(String),
     /// A node has started or stopped.
     Nodes,
@@ -126,14 +128,14 @@ impl Bus {
     pub async fn invoke<T: FromRedisValue>(&self, script: &ScriptInvocation<'_>) -> Option<T> {
         let redis = self.redis()?;
         let called = async { script.invoke_async(&mut redis.connection().await?).await };
-        self.judge(redis, timeout(self.0.budget, called).await)
+        self.record_result(redis, timeout(self.0.budget, called).await)
     }
 
-    /// The same whatever happened before, to report the error.
+    /// Runs a script without a budget, also while Redis is skipped, and returns the error of Redis.
     ///
     /// # Errors
     /// Those of Redis.
-    pub async fn attempt<T: FromRedisValue>(
+    pub async fn invoke_unguarded<T: FromRedisValue>(
         &self,
         script: &ScriptInvocation<'_>,
     ) -> RedisResult<Option<T>> {
@@ -147,9 +149,9 @@ impl Bus {
         let channel = self.channel(topic);
         let mut publish = redis::cmd("PUBLISH");
         publish.arg(channel).arg(text);
-        let patience = RESPONSE_TIMEOUT.max(self.0.budget);
+        let publish_timeout = RESPONSE_TIMEOUT.max(self.0.budget);
         let called = async { publish.query_async::<i64>(&mut redis.connection().await?).await };
-        self.judge(redis, timeout(patience, called).await).is_some()
+        self.record_result(redis, timeout(publish_timeout, called).await).is_some()
     }
 
     /// Redis, unless it is skipped.
@@ -159,14 +161,14 @@ impl Bus {
         (now >= self.0.broken_until.load(Ordering::Relaxed)).then_some(redis)
     }
 
-    fn judge<T, E>(&self, redis: &Servers, called: Result<RedisResult<T>, E>) -> Option<T> {
+    fn record_result<T, E>(&self, redis: &Servers, called: Result<RedisResult<T>, E>) -> Option<T> {
         let reason = match called {
             Ok(Ok(value)) => {
                 gauge!(telemetry::REDIS_BREAKER_OPEN).set(0);
                 return Some(value);
             }
             Ok(Err(error)) => {
-                tracing::debug!(error = &error as &dyn std::error::Error, "Redis refused a call");
+                tracing::debug!(error = &error as &dyn std::error::Error, "a call to Redis failed");
                 "error"
             }
             Err(_) => "slow",
@@ -206,7 +208,7 @@ impl Bus {
             gauge!(telemetry::REDIS_SUBSCRIBED).set(0);
             if let Err(error) = ended {
                 counter!(telemetry::REDIS_FAILURES, "reason" => "subscription").increment(1);
-                tracing::debug!(error = &*error.to_string(), "the subscription ended");
+                tracing::debug!(error = &*error.to_string(), "the subscription to Redis ended");
             }
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -233,7 +235,7 @@ impl Bus {
         on(Heard::Joined);
         let mut joined_at = None;
         let mut heard_at = Instant::now();
-        let mut ticks = tokio::time::interval(PING_PERIOD);
+        let mut pings = tokio::time::interval(PING_PERIOD);
         loop {
             let is_joining = joined_at.is_some();
             let joined = sleep_until(joined_at.unwrap_or_else(tokio::time::Instant::now));
@@ -265,7 +267,7 @@ impl Bus {
                         _ => on(Heard::Wake(text)),
                     }
                 }
-                _ = ticks.tick() => {
+                _ = pings.tick() => {
                     anyhow::ensure!(heard_at.elapsed() < SILENCE, "no messages arrive any more");
                     self.publish(Topic::Ping, "").await;
                 }
@@ -277,8 +279,8 @@ impl Bus {
         shards.into_iter().map(|it| self.channel(Topic::Wake(*it))).collect()
     }
 
-    /// Sends itself a message.
-    async fn rehearse(&self, redis: &Servers) -> anyhow::Result<()> {
+    /// Sends itself a message over new connections.
+    async fn ping_itself(&self, redis: &Servers) -> anyhow::Result<()> {
         let mut pubsub = timeout(SUBSCRIBE_TIMEOUT, redis.pubsub()).await??;
         let channel = self.channel(Topic::Ping);
         timeout(SUBSCRIBE_TIMEOUT, pubsub.subscribe(&channel)).await??;
@@ -304,7 +306,7 @@ impl Bus {
             let line = info.lines().find_map(|it| it.strip_prefix(name)?.strip_prefix(':'));
             line.unwrap_or_default().trim().to_owned()
         };
-        self.rehearse(redis).await.context("messages are refused")?;
+        self.ping_itself(redis).await.context("messages are refused")?;
         Ok(Some(Facts {
             version: value("redis_version"),
             maxmemory_policy: value("maxmemory_policy"),

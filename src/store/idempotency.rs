@@ -19,7 +19,7 @@ pub struct Presented<'a> {
 }
 
 /// Starts a request, if its key is new or older than [`IDEMPOTENCY_KEEP_SECONDS`]; returns whether
-/// it did.
+/// it did. The ids of what it makes are derived from `seed`.
 pub async fn begin(
     conn: &mut PgConnection,
     presented: Presented<'_>,
@@ -64,7 +64,7 @@ pub struct StoredAnswer {
 #[derive(Debug, Clone)]
 pub struct StoredBody {
     pub text: String,
-    /// Whether it is whole; else the payloads of its jobs are left out.
+    /// False if the payloads of its jobs are left out.
     pub has_payloads: bool,
 }
 
@@ -148,7 +148,7 @@ pub async fn finish(
 }
 
 /// Lets the next request with this key run at once, from the same seed: the one with this lock has
-/// failed, possibly after its commit. Returns whether the key was locked so.
+/// failed, possibly after its commit. Returns false if another run holds the lock.
 pub async fn unlock(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -90,7 +90,7 @@ fn every_operation_says_what_generators_need() {
 
 /// Where the macros of the document take only numbers.
 #[test]
-fn bounds_that_are_written_as_numbers_are_those_of_the_checks() {
+fn bounds_in_the_openapi_document_are_those_of_the_checks() {
     let document = openapi::document();
     let lists = [
         ("AckBatchRequest", "acks", limits::MAX_ACK_BATCH),

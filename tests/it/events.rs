@@ -441,7 +441,7 @@ fn an_event_stream_reports_a_gap_to_a_slow_listener_and_delays_no_other() {
 }
 
 #[test]
-fn many_reports_that_come_too_late_hold_up_no_ack() {
+fn log_chunks_of_an_ended_attempt_hold_up_no_ack() {
     run(async |t| {
         t.enqueue(json!({})).await;
         t.enqueue(json!({})).await;

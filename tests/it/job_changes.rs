@@ -25,7 +25,7 @@ async fn own_key(t: &TestProject) -> Value {
 }
 
 #[test]
-fn a_single_change_has_its_key_and_its_reason() {
+fn a_change_of_a_job_names_the_api_key_and_the_reason() {
     run(async |t| {
         let key = own_key(t).await;
         let id = t.enqueue(json!({"delay_seconds": 600})).await;

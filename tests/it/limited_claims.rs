@@ -362,7 +362,7 @@ fn a_queue_of_limit_zero_hands_out_nothing_until_the_limit_is_taken_away() {
 }
 
 #[test]
-fn more_keys_than_a_page_holds_are_all_served() {
+fn jobs_of_more_concurrency_keys_than_a_page_holds_are_all_claimed() {
     run(async |t| {
         let jobs: Vec<_> = (0..450)
             .map(|it| json!({"job_type": "t", "concurrency_key": format!("key-{it}")}))

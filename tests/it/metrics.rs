@@ -32,7 +32,7 @@ async fn work(t: &TestProject) {
 }
 
 #[test]
-fn what_happened_is_summed_up_and_seen_bucket_by_bucket() {
+fn metrics_of_a_project_count_jobs_by_outcome_in_sum_and_by_bucket() {
     run(async |t| {
         work(t).await;
         let summary = summary_with(t, "cancelled", 1).await;

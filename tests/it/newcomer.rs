@@ -228,7 +228,7 @@ fn header(reply: &reqwest::Response, name: &str) -> Option<u32> {
 }
 
 #[test]
-fn a_newcomer_with_curl_sees_a_job_done_and_obeys_a_refusal() {
+fn a_newcomer_with_curl_completes_a_job_and_waits_when_rate_limited() {
     goes_the_way("curl");
 }
 

@@ -74,7 +74,7 @@ async fn merged(t: &LoneProject) -> i64 {
 }
 
 #[test]
-fn a_change_that_commits_late_is_counted() {
+fn counts_of_a_queue_include_a_change_that_commits_late() {
     run_alone(async |t| {
         let mut conn = t.database.connect().await;
         let late = "begin;

@@ -224,7 +224,7 @@ fn old_dead_letters_go_after_as_many_days_as_the_plan_keeps_them() {
 }
 
 #[test]
-fn names_that_are_used_once_do_not_fill_the_table_of_workers() {
+fn worker_ids_that_are_used_once_do_not_fill_the_table_of_workers() {
     limited(async {
         let server = TestServer::start(fresh_database().await).await;
         let crowded = server.project_with("crowded", "free", json!({"workers": 100})).await;

@@ -96,7 +96,7 @@ fn no_function_is_too_long() {
 }
 
 #[test]
-fn a_closure_of_statements_names_its_argument() {
+fn a_closure_of_several_lines_names_its_argument() {
     for (file, text) in code_of_all() {
         for (number, line) in (1..).zip(text.lines()) {
             let is_unnamed = line.contains("|it| {") && !line.contains('"');

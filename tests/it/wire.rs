@@ -311,7 +311,7 @@ fn typical_mistakes_are_answered_with_what_was_probably_meant() {
         assert!(stale["message"].as_str().expect("text").contains("the current attempt is 1;"));
         t.ack(&job, "w", "succeeded").await.is(200);
         let cancel = reported(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
-        let message = "it is succeeded: its state does not allow this operation";
+        let message = "the job is succeeded: its state does not allow this operation";
         assert_eq!(cancel["message"], message);
         let route = t.get("/v1/job").await.is_error(404, "not_found");
         assert_eq!(route["message"], "no such route: did you mean /v1/jobs?");

@@ -85,9 +85,9 @@ fn accept_logs(sent: Vec<LogLine>, check: &mut Check) -> Vec<LogChunk> {
     chunks
 }
 
-/// Stores the output of an attempt. If the attempt has ended, the ack says what that means: it may
-/// repeat one that was recorded.
-async fn keep(
+/// Stores the output of an attempt. A refusal is ignored here: the ack that follows reports it, or
+/// is accepted as a repeat.
+async fn store_logs(
     app: &App,
     tenant: Tenant,
     shown: ShownFence,
@@ -165,7 +165,7 @@ pub struct FailRequest {
     /// Message of the error.
     #[schema(value_type = Option<String>)]
     error: Option<ProducedText>,
-    /// The same, in the second shape.
+    /// Like `error`; workers that poll with `handler_name` send it.
     #[schema(value_type = Option<String>)]
     message: Option<ProducedText>,
     /// Whether to retry. Default: false.
@@ -224,7 +224,7 @@ async fn settle_task(
     record_seen(app, project_id, worker_id.as_deref())?;
     let fence = id.fence(worker_id, claim_epoch);
     if !logs.is_empty() {
-        keep(app, tenant, ShownFence::of(id.job_id, &fence), logs).await?;
+        store_logs(app, tenant, ShownFence::of(id.job_id, &fence), logs).await?;
     }
     let ack = Ack { job_id: id.job_id, fence, end, duration_ms: None };
     settle::ack(&app.engine, project_id, ack).await?;

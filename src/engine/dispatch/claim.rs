@@ -185,7 +185,7 @@ async fn claim_all(
                 finding.has_constrained.get_or_insert(false);
             }
         }
-        add_background(&mut conn, &mut completed).await;
+        add_errors_and_results(&mut conn, &mut completed).await;
         is_good &= completed.iter().all(|it| it.outcome.finding().is_some());
         match number + 1 == count {
             true => last = completed,
@@ -424,13 +424,13 @@ fn assign_one(claim: PlannedClaim, found: Vec<LeasedJob>, chosen: Option<usize>)
     CompletedClaim { claim, outcome: ClaimOutcome::Found { jobs, finding } }
 }
 
-async fn add_background(conn: &mut PgConnection, completed: &mut [CompletedClaim]) {
+async fn add_errors_and_results(conn: &mut PgConnection, completed: &mut [CompletedClaim]) {
     let found = completed.iter_mut().filter_map(|it| match &mut it.outcome {
         ClaimOutcome::Found { jobs, .. } => Some(jobs),
         ClaimOutcome::Refused | ClaimOutcome::InDoubt(_) => None,
     });
     let handed = found.flatten().map(|(_, it)| it);
-    dispatched::add_background(conn, handed.collect()).await;
+    dispatched::add_errors_and_results(conn, handed.collect()).await;
 }
 
 /// Which of these queues have work. Queues whose query fails are left out.

@@ -27,7 +27,8 @@ pub struct DispatchedJob {
     pub last_error: Option<ErrorReport>,
     /// Results of the parents, in the order in which they were named.
     pub parent_results: Vec<ParentResult>,
-    /// False if a parent's result could not be read.
+    /// False if results of parents, or templates, could not be read: the job is released instead
+    /// of delivered.
     pub is_complete: bool,
 }
 
@@ -82,49 +83,51 @@ pub(super) fn trace_of(job: &LeasedJob) -> Option<AttemptTrace> {
 /// Adds the error of the last failed attempt, and the results of parents. If the errors cannot be
 /// read, the job is delivered without. If the parents' results cannot be read, the job is marked
 /// incomplete and released.
-pub(super) async fn add_background(conn: &mut PgConnection, mut handed: Vec<&mut DispatchedJob>) {
+pub(super) async fn add_errors_and_results(
+    conn: &mut PgConnection,
+    mut jobs: Vec<&mut DispatchedJob>,
+) {
     let key = |it: &DispatchedJob| (it.job.project_id, it.job.id);
-    let retried: Vec<_> =
-        handed.iter().filter(|it| it.job.failures > 0).map(|it| key(it)).collect();
+    let retried: Vec<_> = jobs.iter().filter(|it| it.job.failures > 0).map(|it| key(it)).collect();
     if !retried.is_empty() {
         match store::jobs::last_errors(conn, &retried).await {
             Ok(mut errors) => {
-                handed.iter_mut().for_each(|it| it.last_error = errors.remove(&key(it)));
+                jobs.iter_mut().for_each(|it| it.last_error = errors.remove(&key(it)));
             }
             Err(error) => warn(&error, "last errors were not read"),
         }
     }
-    let children: Vec<_> =
-        handed.iter().filter(|it| it.job.has_parents).map(|it| key(it)).collect();
+    let children: Vec<_> = jobs.iter().filter(|it| it.job.has_parents).map(|it| key(it)).collect();
     if !children.is_empty() {
         match store::workflows::dependencies::parent_results(conn, &children).await {
             Ok(results) => {
                 for (project_id, result) in results {
                     let child = (project_id, result.child_id);
-                    if let Some(handed) = handed.iter_mut().find(|it| key(it) == child) {
-                        handed.parent_results.push(result);
+                    if let Some(jobs) = jobs.iter_mut().find(|it| key(it) == child) {
+                        jobs.parent_results.push(result);
                     }
                 }
             }
             Err(error) => {
                 warn(&error, "parents' results were not read");
-                handed.iter_mut().for_each(|it| it.is_complete = !it.job.has_parents);
+                jobs.iter_mut().for_each(|it| it.is_complete = !it.job.has_parents);
             }
         }
-        fill_templates(conn, &mut handed).await;
+        fill_templates(conn, &mut jobs).await;
     }
 }
 
 /// Fills the places of payloads with the workflow's input and the results of parents. If these
 /// cannot be read, jobs with parents are marked incomplete and released.
-async fn fill_templates(conn: &mut PgConnection, handed: &mut [&mut DispatchedJob]) {
-    let mut children: Vec<_> = handed.iter_mut().filter(|it| it.job.has_parents).collect();
+async fn fill_templates(conn: &mut PgConnection, jobs: &mut [&mut DispatchedJob]) {
+    let mut children: Vec<_> = jobs.iter_mut().filter(|it| it.job.has_parents).collect();
     let keys: Vec<_> = children.iter().map(|it| (it.job.project_id, it.job.id)).collect();
     match store::workflows::templates(conn, &keys).await {
         Ok(templates) => {
             for (project_id, id, input) in templates {
-                let mut jobs = children.iter_mut();
-                let own = jobs.find(|it| (it.job.project_id, it.job.id) == (project_id, id));
+                let own = children
+                    .iter_mut()
+                    .find(|it| (it.job.project_id, it.job.id) == (project_id, id));
                 if let Some(it) = own
                     && let Some(filled) =
                         filled(&it.job.payload, input.as_deref(), &it.parent_results)
@@ -140,7 +143,7 @@ async fn fill_templates(conn: &mut PgConnection, handed: &mut [&mut DispatchedJo
     }
 }
 
-/// None: it is no template, which its enqueue has checked.
+/// None: the payload is not a valid template, which its enqueue has refused.
 fn filled(payload: &str, input: Option<&str>, parents: &[ParentResult]) -> Option<String> {
     let input = RawNode::read(input.unwrap_or(template::NULL));
     fn result(it: &ParentResult) -> Option<(&str, RawNode<'_>)> {

@@ -362,7 +362,7 @@ impl GroupCommit for Repeats {
             let worker_id = item.worker_id.clone();
             answers[poll].push(DispatchedJob::new(job, worker_id));
         }
-        dispatched::add_background(conn, answers.iter_mut().flatten().collect()).await;
+        dispatched::add_errors_and_results(conn, answers.iter_mut().flatten().collect()).await;
         if answers.iter().flatten().any(|it| !it.is_complete) {
             return Err(sqlx::Error::PoolTimedOut);
         }

@@ -39,8 +39,8 @@ pub fn add(document: &mut Value) {
                 }},
             },
             "responses": {
-                "204": {"description": "It is delivered. So is any status from 200 to 299."},
-                "410": {"description": "The endpoint wants nothing more: it is disabled."},
+                "204": {"description": "The event is delivered. Any status from 200 to 299 says so."},
+                "410": {"description": "The endpoint asks for no further deliveries: Fencepost disables it."},
                 "503": {"description": "It is tried again later, like any other answer: after \
                     `Retry-After`, if that is there."},
             },

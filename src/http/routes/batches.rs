@@ -249,7 +249,7 @@ page! {
 
 /// List batches.
 ///
-/// Newest first. Completed ones are kept for 30 days.
+/// Batches, newest first. Completed batches are kept for 30 days.
 #[utoipa::path(
     get, path = "/batches", tag = "batches", operation_id = "batches_list",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),

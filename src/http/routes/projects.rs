@@ -25,7 +25,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::{
     error::ErrorBody,
-    settings::{self, Conditions, Settings, Tagged},
+    settings::{self, Preconditions, Settings, Tagged},
 };
 
 /// Maximum number of projects in one answer, oldest first.
@@ -261,7 +261,7 @@ impl RequestBody for ChangeProjectRequest {}
 pub async fn change(
     caller: Caller<Govern>,
     State(app): State<App>,
-    conditions: Conditions,
+    conditions: Preconditions,
     Json(request): Json<ChangeProjectRequest>,
 ) -> Result<Tagged<Project>, Error> {
     let mut check = Check::default();

@@ -36,14 +36,14 @@ impl Check {
         self.broken.push(FieldError::new(format!("{}{field}", self.prefix), message));
     }
 
-    /// 1 to `max_chars` characters, no control characters.
+    /// Refuses a name of no or more than `max_chars` characters, or with control characters.
     pub fn name(&mut self, field: &str, value: &str, max_chars: usize) {
         if let Err(error) = text::check_name(value, max_chars) {
             self.refuse(field, error.to_string());
         }
     }
 
-    /// Like [`Self::name`], of a name that strangers see: see [`text::check_public_name`].
+    /// Like [`Self::name`], of a name that people outside the project see: see [`text::check_public_name`].
     pub fn public_name(&mut self, field: &str, value: &str, max_chars: usize) {
         if let Err(error) = text::check_public_name(value, max_chars) {
             self.refuse(field, error.to_string());
@@ -57,7 +57,7 @@ impl Check {
         }
     }
 
-    /// At most `max` names, each as [`Self::name`].
+    /// Refuses more than `max` names, and each that [`Self::name`] refuses.
     pub fn names(&mut self, field: &str, values: &[String], max: usize, max_chars: usize) {
         if values.len() > max {
             self.refuse(field, format!("must have at most {max} entries, has {}", values.len()));
@@ -78,7 +78,7 @@ impl Check {
         self.names("labels", labels, limits::MAX_LABELS, limits::MAX_LABEL_CHARS);
     }
 
-    /// 1 to `max` entries.
+    /// Refuses a list of no or more than `max` entries.
     pub fn count(&mut self, field: &str, sent: usize, max: usize) {
         if !(1..=max).contains(&sent) {
             self.refuse(field, format!("must have between 1 and {max} entries, has {sent}"));
@@ -97,7 +97,7 @@ impl Check {
         }
     }
 
-    /// `min..=max`.
+    /// Refuses a value outside of `min..=max`.
     pub fn range<T: PartialOrd + std::fmt::Display>(
         &mut self,
         field: &str,
@@ -122,7 +122,7 @@ impl Check {
         }
     }
 
-    /// A JSON value that is not nested too deeply. Returns whether that is so.
+    /// Refuses a JSON value that is nested too deeply. Returns whether it is accepted.
     pub fn depth(&mut self, field: &str, value: &RawValue) -> bool {
         let (depth, max) = (json_depth(value.get()), limits::MAX_JSON_DEPTH);
         if depth > max {

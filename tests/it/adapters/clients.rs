@@ -133,7 +133,7 @@ fn workflow_graph_calls_in_curl() {
 }
 
 #[test]
-fn a_workflow_graph_worker_in_python() {
+fn a_workflow_graph_worker_in_python_runs_a_workflow_and_retries_its_failure() {
     run(async |t| {
         let mut worker = python("workflow_graph.py").await;
         worker.env("WG_SERVER", with_key(t, "workflow-graph")).env("WG_LABELS", "python");

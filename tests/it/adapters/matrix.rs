@@ -306,7 +306,7 @@ fn a_job_made_at_any_door_is_worked_through_every_other() {
 }
 
 #[test]
-fn workers_of_all_doors_share_a_queue_side_by_side() {
+fn workers_of_all_protocols_share_a_queue_side_by_side() {
     run_alone(async |t| {
         const EACH: usize = 8;
         let mut wanted = Vec::new();

@@ -77,7 +77,7 @@ fn a_named_queue_is_for_those_who_name_it() {
 }
 
 #[test]
-fn both_shapes_of_polls_are_answered_in_their_own_way() {
+fn polls_with_and_without_a_handler_name_are_answered_in_their_own_way() {
     run(async |t| {
         for _ in 0..4 {
             t.enqueue(json!({"job_type": "a"})).await;

@@ -188,7 +188,7 @@ fn a_project_of_others_is_not_there() {
 }
 
 #[test]
-fn a_person_on_call_finds_and_fixes_what_is_stuck() {
+fn a_member_finds_a_queue_without_workers_and_retries_dead_letters() {
     run_alone(async |t| {
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Member).await;
         let page = format!("/console/p/{}", t.id);
@@ -400,7 +400,7 @@ fn what_happens_is_streamed_to_the_page_that_shows_it() {
 }
 
 #[test]
-fn what_pages_load_is_kept_for_good_and_found_by_its_hash() {
+fn assets_of_the_console_have_a_hash_in_their_name_and_are_cached_for_good() {
     run(async |t| {
         let page = t.get("/console/login").await.text;
         let addresses = page.split("/console/assets/").skip(1);

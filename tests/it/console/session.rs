@@ -107,7 +107,7 @@ fn an_invitation_says_where_it_leads_and_when_it_is_void() {
 }
 
 #[test]
-fn what_cannot_be_undone_is_asked_for_once_more_without_scripts() {
+fn an_action_that_cannot_be_undone_is_confirmed_on_a_page_without_scripts() {
     run_alone(async |t| {
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Owner).await;
         let job = t.enqueue(json!({"max_attempts": 1})).await;

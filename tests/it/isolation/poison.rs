@@ -243,7 +243,7 @@ fn a_job_past_its_expiry_that_cannot_be_cancelled_stops_no_other() {
 }
 
 #[test]
-fn a_lost_worker_whose_leases_cannot_end_stops_no_other() {
+fn a_lost_worker_whose_leases_cannot_end_stops_no_other_worker() {
     with_two_tenants(async |bad, good| {
         for (t, job_type) in [(bad, "poison"), (good, "fine")] {
             t.enqueue(json!({"job_type": job_type})).await;

@@ -72,7 +72,7 @@ fn a_stranger_signs_up_and_the_first_key_works_at_once_at_the_free_plans_limits(
 }
 
 #[test]
-fn a_sign_up_that_cannot_be_is_refused_with_the_reason() {
+fn an_invalid_sign_up_is_refused_with_the_field() {
     run_alone(async |t| {
         let refuse = async |field: &str, body: Value| {
             post_from(t, "/v1/auth/signup", body, "192.0.2.2").await.refuses(field)

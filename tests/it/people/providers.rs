@@ -200,7 +200,7 @@ fn a_linked_person_logs_in_with_a_provider_and_goes_where_they_wanted() {
 }
 
 #[test]
-fn the_address_at_a_provider_opens_no_account() {
+fn a_login_with_a_provider_is_not_linked_to_an_account_by_its_address() {
     with_provider(async {
         let set = Set::start("oidc-address", "allowed_domains = [\"Acme.example\"]").await;
         Person::sign_up(&set.t, "ada@acme.example").await;

@@ -81,7 +81,7 @@ fn the_timeout_of_a_job_ends_a_request_that_may_take_longer() {
 }
 
 #[test]
-fn an_answer_that_is_no_text_ends_the_attempt_all_the_same() {
+fn an_answer_to_a_push_that_is_no_text_ends_the_attempt() {
     run(async |t| {
         let sink = Sink::start().await;
         t.put(PUSH, json!({"url": sink.url})).await.is(201);

@@ -75,7 +75,7 @@ fn what_was_sent_under_other_settings_does_not_disable_an_endpoint() {
 }
 
 #[test]
-fn an_endpoint_of_a_group_gets_types_that_a_later_version_adds() {
+fn an_endpoint_for_all_job_events_gets_types_that_a_later_version_adds() {
     run_alone(async |t| {
         let (group, single) = (Sink::start().await, Sink::start().await);
         endpoint(t, &group, json!({"events": ["job.*", "alarm.triggered"]})).await;

@@ -188,9 +188,8 @@ impl RequestBody for MuteIncidentRequest {}
 
 /// Mute an incident.
 ///
-/// Until then, there are no notifications of its end, nor of further incidents of its alarm about
-/// the same subject.
-/// They are listed all the same.
+/// While it is muted, neither its end nor a further incident of the same alarm and subject is
+/// reported. These are still listed.
 #[utoipa::path(
     post, path = "/incidents/{incident_id}/mute", tag = "alarms", operation_id = "incidents_mute",
     security(("api_key" = ["manage"]), ("session" = ["member"])),

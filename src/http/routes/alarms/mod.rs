@@ -29,7 +29,7 @@ use utoipa::ToSchema;
 use crate::{
     error::ErrorBody,
     routes::audit::{self, NewAuditEntry},
-    settings::{self, Conditions, Settings, Tagged},
+    settings::{self, Preconditions, Settings, Tagged},
 };
 
 /// Alarms of one answer: those of a project, and those that each has.
@@ -210,7 +210,7 @@ pub async fn put(
     caller: Caller<Manage>,
     State(app): State<App>,
     NameInPath(name): NameInPath,
-    conditions: Conditions,
+    conditions: Preconditions,
     Json(request): Json<PutAlarmRequest>,
 ) -> Result<Tagged<Alarm>, Error> {
     let about = (caller.project_id, format!("alarm {name}"));
@@ -320,7 +320,7 @@ pub async fn delete(
     caller: Caller<Manage>,
     State(app): State<App>,
     NameInPath(name): NameInPath,
-    conditions: Conditions,
+    conditions: Preconditions,
 ) -> Result<StatusCode, Error> {
     let before = find(&app, caller.project_id, &name).await?;
     let about = (caller.project_id, format!("alarm {name}"));

@@ -201,7 +201,7 @@ pub struct DeadLetterGroup {
     /// Error type, or the outcome of the last attempt if the worker reported none.
     #[schema(required)]
     pub error_type: Option<String>,
-    /// Message of the first dead letter.
+    /// Error message of the group's first dead letter.
     #[schema(required)]
     pub sample_message: Option<String>,
     /// True if the message is null because the caller may not read it.

@@ -25,7 +25,7 @@ use utoipa::ToSchema;
 use crate::{
     error::ErrorBody,
     routes::audit::{self, NewAuditEntry},
-    settings::{self, Conditions, Settings, Tagged},
+    settings::{self, Preconditions, Settings, Tagged},
 };
 
 /// A job type.
@@ -106,7 +106,7 @@ pub async fn put(
     caller: Caller<Manage>,
     State(app): State<App>,
     NameInPath(job_type): NameInPath,
-    conditions: Conditions,
+    conditions: Preconditions,
     Json(request): Json<PutJobTypeRequest>,
 ) -> Result<Tagged<JobType>, Error> {
     check_name(&job_type)?;

@@ -125,7 +125,7 @@ pub struct MetricsSummary {
     pub processing: i64,
     /// Succeeded jobs.
     pub succeeded: i64,
-    /// Attempts that failed, timed out or lost their worker, and were retried.
+    /// Attempts that failed, timed out or lost their worker; their jobs were retried.
     pub failed: i64,
     /// Cancelled jobs.
     pub cancelled: i64,

@@ -20,7 +20,7 @@ use super::{Queue, if_known, one};
 use crate::{
     retry::RetryRequest,
     routes::audit::{self, NewAuditEntry},
-    settings::{self, Conditions, Tagged},
+    settings::{self, Preconditions, Tagged},
 };
 
 /// Changes to a queue. At least one field; null removes a setting.
@@ -136,7 +136,7 @@ pub async fn change(
     caller: Caller<Manage>,
     State(app): State<App>,
     NameInPath(queue): NameInPath,
-    conditions: Conditions,
+    conditions: Preconditions,
     Json(request): Json<ChangeQueueRequest>,
 ) -> Result<Tagged<Queue>, Error> {
     let mut check = Check::default();

@@ -13,7 +13,7 @@ use super::{if_known, one};
 use crate::{
     error::ErrorBody,
     routes::audit::{self, NewAuditEntry},
-    settings::{self, Conditions},
+    settings::{self, Preconditions},
 };
 
 /// Delete a queue.
@@ -35,7 +35,7 @@ pub async fn delete(
     caller: Caller<Manage>,
     State(app): State<App>,
     NameInPath(queue): NameInPath,
-    conditions: Conditions,
+    conditions: Preconditions,
 ) -> Result<StatusCode, Error> {
     let before = one(&app, caller.project_id, queue.clone()).await?.0.settings();
     let about = (caller.project_id, format!("queue {queue}"));

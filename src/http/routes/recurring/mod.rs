@@ -40,7 +40,7 @@ use crate::{
     redact::{self, Redact, shown},
     retry::RetryRequest,
     routes::audit::{self, NewAuditEntry},
-    settings::{self, Conditions, Settings, Tagged},
+    settings::{self, Preconditions, Settings, Tagged},
 };
 
 const DEFAULT_TIMEZONE: &str = "UTC";
@@ -300,7 +300,7 @@ pub async fn put(
     caller: Caller<Schedule>,
     State(app): State<App>,
     NameInPath(id): NameInPath,
-    conditions: Conditions,
+    conditions: Preconditions,
     Json(request): Json<RecurringScheduleRequest>,
 ) -> Result<Tagged<RecurringSchedule>, Error> {
     let schedule = request.accept(id, &caller.limits)?;
@@ -467,7 +467,7 @@ pub async fn delete(
     caller: Caller<Schedule>,
     State(app): State<App>,
     NameInPath(id): NameInPath,
-    conditions: Conditions,
+    conditions: Preconditions,
 ) -> Result<StatusCode, Error> {
     let about = (caller.project_id, format!("schedule {id}"));
     let current = if_stored(&app, caller.project_id, &id);

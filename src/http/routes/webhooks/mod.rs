@@ -32,7 +32,7 @@ use crate::{
     error::ErrorBody,
     page::{PageSize, page},
     routes::audit::{self, NewAuditEntry},
-    settings::{self, Conditions, Tagged},
+    settings::{self, Preconditions, Tagged},
 };
 
 const DEFAULT_PAGE_ENDPOINTS: u32 = 20;
@@ -90,10 +90,10 @@ pub struct ChangeEndpointRequest {
     /// Types of events.
     #[schema(extensions(("bounds" = json!(items(0, limits::MAX_ENDPOINT_NAMES)))))]
     events: Option<Vec<String>>,
-    /// Queues; none: of all.
+    /// Queues whose events are sent; an empty list: all. If omitted: unchanged.
     #[schema(extensions(("bounds" = json!(items(0, limits::MAX_ENDPOINT_NAMES)))))]
     queues: Option<Vec<String>>,
-    /// Job types; none: of all.
+    /// Job types whose events are sent; an empty list: all. If omitted: unchanged.
     #[schema(extensions(("bounds" = json!(items(0, limits::MAX_ENDPOINT_NAMES)))))]
     job_types: Option<Vec<String>>,
     /// Description for people; an empty text removes it.
@@ -339,7 +339,7 @@ pub async fn change(
     caller: Caller<Webhooks>,
     State(app): State<App>,
     EndpointInPath(id): EndpointInPath,
-    conditions: Conditions,
+    conditions: Preconditions,
     Json(request): Json<ChangeEndpointRequest>,
 ) -> Result<Tagged<Endpoint>, Error> {
     let change = check(&app, request)?;
@@ -377,7 +377,7 @@ pub async fn delete(
     caller: Caller<Webhooks>,
     State(app): State<App>,
     EndpointInPath(id): EndpointInPath,
-    conditions: Conditions,
+    conditions: Preconditions,
 ) -> Result<StatusCode, Error> {
     let about = (caller.project_id, format!("endpoint {id}"));
     let current = stored(&app, caller.project_id, id);
@@ -391,7 +391,7 @@ pub async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Rotation of a secret.
+/// Replacement of an endpoint's signing secret.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"overlap_seconds": 86400}))]

@@ -28,8 +28,8 @@ use crate::accounts::{
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of an answer: the largest known key set has about 20 KB.
 const MAX_ANSWER_BYTES: usize = 256 * 1_024;
-/// How long endpoints are kept.
-const ENDPOINTS_LIFE: Duration = Duration::from_secs(3_600);
+/// How long metadata are kept.
+const METADATA_LIFE: Duration = Duration::from_secs(3_600);
 /// How long keys are kept: a key that the issuer withdraws is accepted no longer than this.
 const KEYS_LIFE: Duration = Duration::from_secs(600);
 /// The shortest time between two readings of the keys: a token may name any key.
@@ -43,7 +43,7 @@ const LEEWAY_SECONDS: u64 = 60;
 /// How old a token may be, in seconds. It is sent at once; its own expiry may be a day away.
 const MAX_TOKEN_AGE_SECONDS: u64 = 600;
 
-/// Why a provider is of no use.
+/// Why a call to a provider failed, or its token was refused.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum OidcError {
     #[error("the provider does not answer")]
@@ -67,11 +67,11 @@ impl From<reqwest::Error> for OidcError {
     }
 }
 
-/// The endpoints of an issuer (OpenID Connect Discovery 1.0).
+/// The metadata of an issuer (OpenID Connect Discovery 1.0).
 #[derive(Debug, Clone, Deserialize)]
-pub struct Endpoints {
+pub struct ProviderMetadata {
     issuer: String,
-    /// Issuers of tokens for machines have neither this one nor the next.
+    /// Absent at issuers of tokens for machines, as is `token_endpoint`.
     #[serde(default)]
     authorization_endpoint: Option<String>,
     #[serde(default)]
@@ -136,17 +136,17 @@ pub struct Issuer {
     given_keys: Option<JwkSet>,
     http: Client,
     calls: Semaphore,
-    kept: Mutex<Kept>,
+    cache: Mutex<Cache>,
 }
 
 #[derive(Default)]
-struct Kept {
-    endpoints: Option<(Arc<Endpoints>, Instant)>,
+struct Cache {
+    metadata: Option<(Arc<ProviderMetadata>, Instant)>,
     keys: Option<(Arc<JwkSet>, Instant)>,
     failed_at: Option<Instant>,
 }
 
-fn kept<T>(it: Option<&(Arc<T>, Instant)>, life: Duration) -> Option<Arc<T>> {
+fn fresh<T>(it: Option<&(Arc<T>, Instant)>, life: Duration) -> Option<Arc<T>> {
     it.filter(|(_, since)| since.elapsed() < life).map(|(it, _)| Arc::clone(it))
 }
 
@@ -168,8 +168,8 @@ impl Issuer {
             // Secrets go to the named hosts only.
             .redirect(Policy::none())
             .build()?;
-        let (calls, kept) = (Semaphore::new(MAX_CALLS), Mutex::default());
-        Ok(Self { url: url.to_owned(), given_keys, http, calls, kept })
+        let (calls, cache) = (Semaphore::new(MAX_CALLS), Mutex::default());
+        Ok(Self { url: url.to_owned(), given_keys, http, calls, cache })
     }
 
     pub fn url(&self) -> &str {
@@ -194,40 +194,44 @@ impl Issuer {
     }
 
     /// A call that others wait for: after a failure they fail at once.
-    async fn read<T: DeserializeOwned>(&self, kept: &mut Kept, url: &str) -> Result<T, OidcError> {
-        if kept.failed_at.is_some_and(|it| it.elapsed() < FAILURE_PAUSE) {
+    async fn read<T: DeserializeOwned>(
+        &self,
+        cache: &mut Cache,
+        url: &str,
+    ) -> Result<T, OidcError> {
+        if cache.failed_at.is_some_and(|it| it.elapsed() < FAILURE_PAUSE) {
             return Err(OidcError::FailedBefore);
         }
         let read = self.call(self.http.get(url)).await;
-        kept.failed_at = read.is_err().then(Instant::now);
+        cache.failed_at = read.is_err().then(Instant::now);
         read
     }
 
-    /// The endpoints.
+    /// The metadata of the issuer.
     ///
     /// # Errors
     /// [`OidcError`].
-    pub async fn endpoints(&self) -> Result<Arc<Endpoints>, OidcError> {
-        let mut kept = self.kept.lock().await;
-        self.read_endpoints(&mut kept).await
+    pub async fn metadata(&self) -> Result<Arc<ProviderMetadata>, OidcError> {
+        let mut kept = self.cache.lock().await;
+        self.read_metadata(&mut kept).await
     }
 
-    async fn read_endpoints(&self, keep: &mut Kept) -> Result<Arc<Endpoints>, OidcError> {
-        if let Some(known) = kept(keep.endpoints.as_ref(), ENDPOINTS_LIFE) {
+    async fn read_metadata(&self, cache: &mut Cache) -> Result<Arc<ProviderMetadata>, OidcError> {
+        if let Some(known) = fresh(cache.metadata.as_ref(), METADATA_LIFE) {
             return Ok(known);
         }
         let url = format!("{}/.well-known/openid-configuration", self.url.trim_end_matches('/'));
-        let read: Endpoints = self.read(keep, &url).await?;
+        let read: ProviderMetadata = self.read(cache, &url).await?;
         if read.issuer != self.url {
-            return Err(OidcError::Answer("another issuer".into()));
+            return Err(OidcError::Answer("its `issuer` is not the configured URL".into()));
         }
-        let of_logins =
+        let login_urls =
             [&read.authorization_endpoint, &read.token_endpoint, &read.userinfo_endpoint];
-        for url in of_logins.into_iter().flatten().chain([&read.jwks_uri]) {
+        for url in login_urls.into_iter().flatten().chain([&read.jwks_uri]) {
             check_url(url).map_err(|error| OidcError::Answer(format!("{error:#}")))?;
         }
         let read = Arc::new(read);
-        keep.endpoints = Some((Arc::clone(&read), Instant::now()));
+        cache.metadata = Some((Arc::clone(&read), Instant::now()));
         Ok(read)
     }
 
@@ -238,18 +242,18 @@ impl Issuer {
         if let Some(given) = &self.given_keys {
             return choose(given, kid, algorithm).ok_or_else(unknown);
         }
-        let mut keep = self.kept.lock().await;
-        let known = kept(keep.keys.as_ref(), KEYS_LIFE);
+        let mut cache = self.cache.lock().await;
+        let known = fresh(cache.keys.as_ref(), KEYS_LIFE);
         let found = known.as_deref().and_then(|it| choose(it, kid, algorithm));
         if let Some(key) = found {
             return Ok(key);
         }
-        if kept(keep.keys.as_ref(), KEYS_PAUSE).is_some() {
+        if fresh(cache.keys.as_ref(), KEYS_PAUSE).is_some() {
             return Err(unknown());
         }
-        let endpoints = self.read_endpoints(&mut keep).await?;
-        let keys: Arc<JwkSet> = Arc::new(self.read(&mut keep, &endpoints.jwks_uri).await?);
-        keep.keys = Some((Arc::clone(&keys), Instant::now()));
+        let metadata = self.read_metadata(&mut cache).await?;
+        let keys: Arc<JwkSet> = Arc::new(self.read(&mut cache, &metadata.jwks_uri).await?);
+        cache.keys = Some((Arc::clone(&keys), Instant::now()));
         choose(&keys, kid, algorithm).ok_or_else(unknown)
     }
 
@@ -261,9 +265,9 @@ impl Issuer {
         if self.given_keys.is_some() {
             return Ok(());
         }
-        let mut keep = self.kept.lock().await;
-        let endpoints = self.read_endpoints(&mut keep).await?;
-        self.read::<JwkSet>(&mut keep, &endpoints.jwks_uri).await.map(drop)
+        let mut cache = self.cache.lock().await;
+        let metadata = self.read_metadata(&mut cache).await?;
+        self.read::<JwkSet>(&mut cache, &metadata.jwks_uri).await.map(drop)
     }
 
     /// Exchanges a code for tokens.
@@ -276,18 +280,18 @@ impl Issuer {
         (code, verifier): (&str, &str),
         redirect_uri: &str,
     ) -> Result<ProviderTokens, OidcError> {
-        let endpoints = self.endpoints().await?;
+        let metadata = self.metadata().await?;
         let mut form = vec![
             ("grant_type", "authorization_code"),
             ("code", code),
             ("code_verifier", verifier),
             ("redirect_uri", redirect_uri),
         ];
-        let methods = &endpoints.token_endpoint_auth_methods_supported;
+        let methods = &metadata.token_endpoint_auth_methods_supported;
         // Basic is what providers have that name no method.
         let is_basic = methods.is_empty() || methods.iter().any(|it| it == "client_secret_basic");
         let missing = || OidcError::Answer("no token_endpoint".into());
-        let url = endpoints.token_endpoint.as_ref().ok_or_else(missing)?;
+        let url = metadata.token_endpoint.as_ref().ok_or_else(missing)?;
         let mut request = self.http.post(url);
         match &provider.client_secret {
             Some(secret) if is_basic => {
@@ -307,25 +311,25 @@ impl Issuer {
         self.call(request.form(&form)).await
     }
 
-    /// The claims with the address. Most providers put it into the ID token; others return it only
+    /// The claims with the e-mail address. Most providers put it into the ID token; others return it only
     /// at their userinfo endpoint.
     ///
     /// # Errors
     /// [`OidcError`].
-    pub async fn with_address(
+    pub async fn with_email(
         &self,
         claims: IdClaims,
         tokens: &ProviderTokens,
     ) -> Result<IdClaims, OidcError> {
-        let endpoints = self.endpoints().await?;
+        let metadata = self.metadata().await?;
         let is_known = claims.verified_email().is_some();
-        let Some(url) = endpoints.userinfo_endpoint.as_ref().filter(|_| !is_known) else {
+        let Some(url) = metadata.userinfo_endpoint.as_ref().filter(|_| !is_known) else {
             return Ok(claims);
         };
         let request = self.http.get(url).bearer_auth(tokens.access_token.expose_secret());
         let info: UserInfo = self.call(request).await?;
         if info.sub != claims.sub {
-            return Err(OidcError::Answer("userinfo of another person".into()));
+            return Err(OidcError::Answer("its userinfo is about another person".into()));
         }
         Ok(IdClaims { email: info.email, email_verified: info.email_verified, ..claims })
     }
@@ -378,11 +382,17 @@ impl IdClaims {
         let is_ours = self.azp.as_deref().map_or(!is_for_many, |it| it == client_id);
         let (earliest, latest) = (now.saturating_sub(MAX_TOKEN_AGE_SECONDS), now + LEEWAY_SECONDS);
         match () {
-            () if !is_ours => Some("for another client"),
-            () if self.nonce.as_deref() != Some(nonce) => Some("of another login"),
-            () if !(earliest..=latest).contains(&self.iat) => Some("not made now"),
-            () if !(1..=MAX_SUBJECT_CHARS).contains(&self.sub.chars().count()) => Some("its sub"),
-            () if self.sub.contains(char::is_control) => Some("its sub"),
+            () if !is_ours => Some("it was issued to another client"),
+            () if self.nonce.as_deref() != Some(nonce) => {
+                Some("its nonce belongs to another login")
+            }
+            () if !(earliest..=latest).contains(&self.iat) => {
+                Some("it was issued too long ago, or in the future")
+            }
+            () if !(1..=MAX_SUBJECT_CHARS).contains(&self.sub.chars().count()) => {
+                Some("its `sub` is empty or too long")
+            }
+            () if self.sub.contains(char::is_control) => Some("its `sub` has control characters"),
             () => None,
         }
     }
@@ -409,10 +419,10 @@ fn choose(keys: &JwkSet, kid: Option<&str>, algorithm: Algorithm) -> Option<Deco
 /// # Errors
 /// When the endpoint is no URL.
 pub fn authorization_url(
-    endpoints: &Endpoints,
+    metadata: &ProviderMetadata,
     parameters: &[(&str, &str)],
 ) -> Result<Url, OidcError> {
-    let url = endpoints.authorization_endpoint.as_deref().unwrap_or_default();
+    let url = metadata.authorization_endpoint.as_deref().unwrap_or_default();
     let mut url = check_url(url).map_err(|error| OidcError::Answer(format!("{error:#}")))?;
     url.query_pairs_mut().extend_pairs(parameters);
     Ok(url)

@@ -204,8 +204,8 @@ impl Identities {
         if let Some(bearer) = link_to {
             self.base.sessions.require_step_up(bearer).await?;
         }
-        let endpoints = timeout(PROVIDER_TIMEOUT, provider.issuer.endpoints()).await;
-        let endpoints = endpoints.map_err(|_| Error::NotReady(SILENT))?.map_err(|error| {
+        let metadata = timeout(PROVIDER_TIMEOUT, provider.issuer.metadata()).await;
+        let metadata = metadata.map_err(|_| Error::NotReady(SILENT))?.map_err(|error| {
             note_failure(provider, &error);
             Error::NotReady(SILENT)
         })?;
@@ -221,7 +221,7 @@ impl Identities {
         let challenge = BASE64_URL_SAFE_NO_PAD.encode(digest);
         let redirect_uri = self.redirect_uri(&pending.provider);
         let url = authorization_url(
-            &endpoints,
+            &metadata,
             &[
                 ("response_type", "code"),
                 ("client_id", &provider.config.client_id),
@@ -308,7 +308,7 @@ impl Identities {
             let code = (code, pending.verifier.as_str());
             let tokens = issuer.exchange(config, code, &redirect_uri).await?;
             let claims = issuer.check(&tokens.id_token, &config.client_id, &pending.nonce).await?;
-            match issuer.with_address(claims.clone(), &tokens).await {
+            match issuer.with_email(claims.clone(), &tokens).await {
                 // It is only shown.
                 Err(_) if config.allowed_domains.is_empty() => Ok(claims),
                 asked => asked,

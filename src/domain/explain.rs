@@ -2,6 +2,7 @@
 //! are met.
 
 mod reason;
+mod workers;
 
 use chrono::{DateTime, SecondsFormat, Utc};
 
@@ -32,12 +33,16 @@ pub struct Facts {
     pub lease_expires_at: Option<DateTime<Utc>>,
     /// The seconds for which its worker has made no call, if they are many.
     pub silent_seconds: Option<i64>,
+    /// When its worker is lost and the job returns, if the worker makes no call until then.
+    pub worker_lost_at: Option<DateTime<Utc>>,
     pub cancel_requested: bool,
     pub expires_at: Option<DateTime<Utc>>,
     /// The server fails to process the job, and tries again then.
     pub next_try_at: Option<DateTime<Utc>>,
     /// Live workers that poll the queue for this type.
     pub workers: i64,
+    /// Live workers that would, but were asked to take no more jobs.
+    pub quiet_workers: i64,
     /// If there are none: the first types that live workers of the queue take.
     pub other_types: Vec<String>,
     /// Number of these workers with all of the job's labels.
@@ -154,9 +159,9 @@ pub fn explain(facts: &Facts) -> Explanation {
     let times = conditions.iter().filter(|it| !it.is_open).filter_map(|it| it.changes_at);
     let expiry = facts.expires_at.filter(|_| facts.state.is_waiting());
     let lease = facts.lease_expires_at.filter(|_| facts.state == StoredState::Processing);
-    let retry = facts.next_try_at;
-    let next_change_at =
-        times.chain(expiry).chain(lease).chain(retry).filter(|it| *it > facts.now).min();
+    let lost = facts.worker_lost_at.filter(|_| facts.state == StoredState::Processing);
+    let times = times.chain(expiry).chain(lease).chain(lost).chain(facts.next_try_at);
+    let next_change_at = times.filter(|it| *it > facts.now).min();
     Explanation { summary, reason, conditions, next_change_at }
 }
 
@@ -172,9 +177,13 @@ fn not_waiting(facts: &Facts) -> String {
         ),
         StoredState::Processing => {
             let worker = facts.worker_id.as_deref().unwrap_or("unknown");
-            match facts.silent_seconds {
-                None => format!("worker {worker} runs it"),
-                Some(seconds) => format!(
+            match (facts.silent_seconds, facts.worker_lost_at) {
+                (None, None) => format!("worker {worker} runs it"),
+                (None, Some(at)) => format!(
+                    "worker {worker} runs it: if it makes no call, the job returns at {}",
+                    second(at)
+                ),
+                (Some(seconds), _) => format!(
                     "worker {worker} has it, and has made no call for {seconds} s: the job returns \
                      when its lease ends, or when you take it back"
                 ),
@@ -216,7 +225,7 @@ fn conditions(facts: &Facts) -> Vec<Condition> {
     }
     conditions.extend(facts.rate.as_ref().map(|rate| rate_limit(facts, rate)));
     conditions.extend(facts.push.as_ref().map(|push| failing_push(facts, push)));
-    conditions.push(worker(facts));
+    conditions.push(workers::condition(facts));
     conditions
 }
 
@@ -308,46 +317,6 @@ fn things(number: i64, name: &str) -> String {
     format!("{number} {name}{}", if number == 1 { "" } else { "s" })
 }
 
-fn worker(facts: &Facts) -> Condition {
-    let Facts { queue, job_type, workers, workers_with_labels, ahead, .. } = facts;
-    let (reason, message) = if *workers == 0 {
-        let others = match facts.other_types.as_slice() {
-            [] => String::new(),
-            types => {
-                let shown: Vec<_> =
-                    types.iter().take(MAX_OTHER_TYPES).map(String::as_str).collect();
-                let more = if types.len() > MAX_OTHER_TYPES { " and others" } else { "" };
-                format!("; those that poll it take {}{more}", shown.join(", "))
-            }
-        };
-        (Reason::NoWorkers, format!("no live worker polls queue {queue} for {job_type}{others}"))
-    } else if *workers_with_labels == 0 {
-        let labels = facts.labels.join(", ");
-        let live = things(*workers, "live worker");
-        (Reason::Labels, format!("none of {live} of queue {queue} has the labels {labels}"))
-    } else {
-        let more = if *ahead >= MAX_COUNTED_AHEAD { " or more" } else { "" };
-        let live = things(*workers_with_labels, "live worker");
-        let jobs =
-            if more.is_empty() { things(*ahead, "job") } else { format!("{ahead}{more} jobs") };
-        match facts.slots.filter(|it| it.in_use >= it.all) {
-            Some(Slots { in_use, all }) => {
-                let used = format!("{in_use} of {} in use", things(all, "slot"));
-                (Reason::WorkersBusy, format!("all workers are busy: {used}; {jobs} before it"))
-            }
-            None if *ahead == 0 && facts.slots_in_use > 0 => {
-                let running = things(facts.slots_in_use, "job");
-                let workers =
-                    format!("{live} with {running}, and not all have reported how many they take");
-                (Reason::WorkersBusy, format!("{workers}; {jobs} before it"))
-            }
-            None if *ahead == 0 => (Reason::Ready, format!("{live}; {jobs} before it")),
-            None => (Reason::OtherJobs, format!("{live}; {jobs} before it")),
-        }
-    };
-    Condition { reason, is_open: reason == Reason::Ready, message, changes_at: None }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -373,10 +342,12 @@ mod tests {
             worker_id: None,
             lease_expires_at: None,
             silent_seconds: None,
+            worker_lost_at: None,
             next_try_at: None,
             cancel_requested: false,
             expires_at: None,
             workers: 1,
+            quiet_workers: 0,
             other_types: Vec::new(),
             workers_with_labels: 1,
             slots: None,
@@ -410,6 +381,11 @@ mod tests {
         let other_types = ["a", "b", "c", "d", "e", "f"].map(str::to_owned).to_vec();
         let text = summary(&Facts { workers: 0, other_types, ..facts() });
         assert!(text.ends_with("take a, b, c, d, e and others"), "{text}");
+        assert_eq!(
+            summary(&Facts { workers: 0, quiet_workers: 1, ..facts() }),
+            "1 live worker of queue default was asked to take no more jobs, and no other one polls \
+             it for mail: resume, or start one"
+        );
         let labelled = Facts { labels: vec!["gpu".into()], workers_with_labels: 0, ..facts() };
         assert_eq!(summary(&labelled), "none of 1 live worker of queue default has the labels gpu");
         assert_eq!(summary(&Facts { ahead: 7, ..facts() }), "1 live worker; 7 jobs before it");
@@ -480,6 +456,15 @@ mod tests {
         let worker_id = Some("ann".to_owned());
         let running = Facts { state: StoredState::Processing, worker_id, ..facts() };
         assert_eq!(summary(&running), "worker ann runs it");
+        let at = |seconds| Some(DateTime::UNIX_EPOCH + TimeDelta::seconds(seconds));
+        let (worker_lost_at, lease_expires_at) = (at(30), at(900));
+        let beating = Facts { worker_lost_at, lease_expires_at, ..running.clone() };
+        let explained = explain(&beating);
+        assert_eq!(explained.next_change_at, worker_lost_at, "before its lease ends");
+        assert_eq!(
+            explained.summary,
+            "worker ann runs it: if it makes no call, the job returns at 1970-01-01T00:00:30Z"
+        );
         let silent = Facts { silent_seconds: Some(90), ..running };
         assert!(summary(&silent).starts_with("worker ann has it, and has made no call for 90 s"));
     }

@@ -29,18 +29,26 @@ pub fn ends_before_next_look(lease_seconds: i32) -> bool {
 
 /// How often a worker should send a heartbeat, in seconds.
 ///
-/// A third of the lease, so that two may get lost; and at least as often as a third of the timeout.
+/// A third of the lease, so that two may get lost; at least as often as a third of the timeout; and
+/// within the `beat_seconds` that the worker registered.
 ///
 /// ```
 /// # use fencepost_domain::lease::heartbeat_interval_seconds;
-/// assert_eq!(heartbeat_interval_seconds(30, 60), 10);
-/// assert_eq!(heartbeat_interval_seconds(900, 1800), 300);
-/// assert_eq!(heartbeat_interval_seconds(900, 15), 10);
-/// assert_eq!(heartbeat_interval_seconds(1, 1), 1);
+/// assert_eq!(heartbeat_interval_seconds(30, 60, None), 10);
+/// assert_eq!(heartbeat_interval_seconds(900, 1800, None), 300);
+/// assert_eq!(heartbeat_interval_seconds(900, 15, None), 10);
+/// assert_eq!(heartbeat_interval_seconds(1, 1, None), 1);
+/// assert_eq!(heartbeat_interval_seconds(900, 1800, Some(5)), 5);
+/// assert_eq!(heartbeat_interval_seconds(30, 60, Some(60)), 10);
 /// ```
 #[must_use]
-pub fn heartbeat_interval_seconds(lease_seconds: i32, timeout_seconds: i32) -> i32 {
-    (lease_seconds / 3).min(MIN_TIMEOUT_THIRD_SECONDS.max(timeout_seconds / 3)).max(1)
+pub fn heartbeat_interval_seconds(
+    lease_seconds: i32,
+    timeout_seconds: i32,
+    beat_seconds: Option<i32>,
+) -> i32 {
+    let third = (lease_seconds / 3).min(MIN_TIMEOUT_THIRD_SECONDS.max(timeout_seconds / 3)).max(1);
+    beat_seconds.map_or(third, |it| third.min(it))
 }
 
 /// Acks and heartbeats of the native API that must show an attempt or a lease.

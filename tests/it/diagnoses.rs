@@ -170,6 +170,19 @@ async fn run_planted() {
 }
 
 #[test]
+fn explain_names_workers_that_were_asked_to_take_no_more_jobs() {
+    run_alone(async |t| {
+        register(t, "w", "resting", json!([])).await;
+        t.act("/v1/workers/w/quiet").await.is(200);
+        let id = enqueue(t, "resting", json!({})).await;
+        let why = t.get(&format!("/v1/jobs/{id}/explain")).await.is(200);
+        assert_eq!(why["reason"], "no_workers");
+        let summary = why["summary"].as_str().expect("a sentence");
+        assert!(summary.starts_with("1 live worker of queue resting was asked"), "{summary}");
+    });
+}
+
+#[test]
 fn a_list_explains_the_queues_whose_jobs_wait_longest() {
     run_alone(async |t| {
         for queue in ["slow", "fresh"] {

@@ -81,8 +81,19 @@ fn a_worker_that_says_how_often_it_calls_is_gone_after_three_times_that() {
             t.enqueue(job.clone()).await;
             leased.push(t.lease(worker_id).await);
         }
-        go_silent(t, 150).await;
+        let intervals = [&leased[0], &leased[1]].map(|it| &it["heartbeat_interval_seconds"]);
+        assert_eq!(intervals, [&json!(5), &json!(66)], "at most what the worker registered");
         let id = leased[0]["id"].as_str().expect("an id");
+        let why = t.get(&format!("/v1/jobs/{id}/explain")).await.is(200);
+        let summary = why["summary"].as_str().expect("a sentence");
+        assert!(summary.starts_with("worker often runs it: if it makes no call, "), "{summary}");
+        let silence = format!(
+            "select extract(epoch from '{}'::timestamptz - last_seen_at)::bigint
+             from workers where worker_id = 'often'",
+            why["next_change_at"].as_str().expect("a time")
+        );
+        assert_eq!(t.database.number(&silence).await, 15, "three times that, and not the end of the lease");
+        go_silent(t, 150).await;
         let again = t.wait_and_lease("other").await;
         assert_eq!(
             (&again["id"], &again["attempt"], &again["failures"]),

@@ -112,7 +112,7 @@ fn an_operator_finds_the_queue_that_is_stuck_and_why() {
             said.contains("mail").then_some(said)
         })
         .await;
-        assert!(alone.contains("main  mail  (no worker polls it)"), "{alone}");
+        assert!(alone.contains("main  mail  (no worker takes its jobs)"), "{alone}");
         let seconds: i64 =
             alone.split_whitespace().next().and_then(|it| it.parse().ok()).expect("a time");
         assert!(seconds < 60, "{alone}");

@@ -52,12 +52,15 @@ pub async fn poll(
     let worker = Presence::of(engine, poll.project_id, poll.worker_id.as_deref()).await?;
     let spec = poll.spec(worker.labels());
     worker.record(&spec.queues, &spec.job_types);
-    if spec.queues.is_empty() {
+    let mut answer = if spec.queues.is_empty() {
         // Boxed: its bytes would be part of every parked poll.
-        return Box::pin(any_queue::poll(engine, &worker, spec, wait, gone, revoked)).await;
-    }
-    let mut answer =
-        park::poll(engine, &worker, spec.clone(), wait, gone.cancelled(), revoked).await?;
-    park::fill_up(engine, &spec, &mut answer, gone).await;
+        Box::pin(any_queue::poll(engine, &worker, spec, wait, gone, revoked)).await?
+    } else {
+        let polled = park::poll(engine, &worker, spec.clone(), wait, gone.cancelled(), revoked);
+        let mut answer = polled.await?;
+        park::fill_up(engine, &spec, &mut answer, gone).await;
+        answer
+    };
+    answer.beat_seconds = worker.beat_seconds();
     Ok(answer)
 }

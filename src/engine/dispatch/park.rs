@@ -154,11 +154,13 @@ pub struct PollAnswer {
     giver: Option<Engine>,
     jobs: Vec<DispatchedJob>,
     directive: Option<WorkerState>,
+    /// The longest time between two calls that the worker registered, in seconds.
+    pub beat_seconds: Option<i32>,
 }
 
 impl PollAnswer {
     fn empty(directive: Option<WorkerState>) -> Self {
-        Self { giver: None, jobs: Vec::new(), directive }
+        Self { giver: None, jobs: Vec::new(), directive, beat_seconds: None }
     }
 
     /// The jobs that earlier polls with this id got, while their leases run. They are not released
@@ -169,7 +171,7 @@ impl PollAnswer {
         directive: Option<WorkerState>,
     ) -> Result<Self, Error> {
         let jobs = engine.repeats.submit(poll_key).await?;
-        Ok(Self { giver: None, jobs, directive })
+        Ok(Self { giver: None, jobs, directive, beat_seconds: None })
     }
 
     /// The jobs to deliver.
@@ -257,7 +259,8 @@ pub(super) async fn poll(
     if !jobs.is_empty() {
         worker.record_delivery();
     }
-    let mut answer = PollAnswer { giver: Some(engine.clone()), jobs, directive: None };
+    let giver = Some(engine.clone());
+    let mut answer = PollAnswer { giver, jobs, directive: None, beat_seconds: None };
     answer.directive = match worker.directive().await {
         Err(_) if !answer.jobs.is_empty() => None,
         read => read?,

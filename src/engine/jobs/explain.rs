@@ -151,7 +151,7 @@ pub async fn oldest(
     for queue in queues {
         found.push(match plain_reason(queue.is_paused, queue.is_polled) {
             Some(reason @ Reason::QueuePaused) => Some((reason, "paused".to_owned())),
-            Some(reason) => Some((reason, "no worker polls it".to_owned())),
+            Some(reason) => Some((reason, "no worker takes its jobs".to_owned())),
             None if left > 0
                 && queue.age_seconds > min_age_seconds
                 && of_project.get(&queue.project_id).is_none_or(|it| *it < max_of_project) =>
@@ -206,9 +206,12 @@ async fn explain_row(
     .await?;
     let push = store::queues::pushes::failing(conn, project_id, &row.queue).await?;
     let failing = store::set_aside::find(conn, project_id, row.id).await?;
-    let silent_seconds = match row.state {
-        StoredState::Processing => holders::silence_of(conn, project_id, row.id).await?,
-        _ => None,
+    let (silent_seconds, worker_lost_at) = match row.state {
+        StoredState::Processing => (
+            holders::silence_of(conn, project_id, row.id).await?,
+            holders::lost_at(conn, project_id, row.id).await?,
+        ),
+        _ => (None, None),
     };
     let crowd = |name: &str, running, limit| Crowd { name: name.to_owned(), running, limit };
     let facts = Facts {
@@ -233,10 +236,12 @@ async fn explain_row(
         worker_id: row.worker_id,
         lease_expires_at: row.lease_expires_at,
         silent_seconds,
+        worker_lost_at,
         cancel_requested: row.cancel_requested,
         expires_at: row.expires_at,
         next_try_at: failing.map(|it| it.next_try_at),
         workers: fitting.all,
+        quiet_workers: fitting.quiet,
         other_types,
         workers_with_labels: fitting.labelled,
         slots: fitting.are_registered.then_some(slots),

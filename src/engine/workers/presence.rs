@@ -57,10 +57,14 @@ impl<'a> Presence<'a> {
         }
     }
 
-    /// The longest time between two calls of the worker; none: it has not registered one.
+    /// The longest time between two calls of the worker, in seconds; none: it has not registered
+    /// one.
+    pub fn beat_seconds(&self) -> Option<i32> {
+        self.facts.as_ref()?.beat_seconds
+    }
+
     fn beat(&self) -> Option<Duration> {
-        let seconds = self.facts.as_ref()?.beat_seconds?;
-        Some(Duration::from_secs(seconds.unsigned_abs().into()))
+        Some(Duration::from_secs(self.beat_seconds()?.unsigned_abs().into()))
     }
 
     /// Records that a poll brought the worker jobs: its silence begins now, however long the poll

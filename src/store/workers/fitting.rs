@@ -9,6 +9,8 @@ use super::ALIVE_SECONDS;
 #[derive(Debug, Clone, Copy)]
 pub struct Fitting {
     pub all: i64,
+    /// Number of further ones that were asked to take no more jobs.
+    pub quiet: i64,
     /// Number of workers that have all of some labels.
     pub labelled: i64,
     /// Whether all of the latter are registered, so that their slots are known.
@@ -86,15 +88,19 @@ pub async fn count(
         Fitting,
         r#"
         with fitting as materialized (
-            select worker_id, concurrency, is_registered, $4 <@ labels as is_labelled
+            select worker_id, concurrency, is_registered, takes, takes and $4 <@ labels as is_labelled
             from workers
-            where project_id = $1 and state = 'running' and lost_at is null
-                and coalesce(directive, 'running') = 'running'
+            cross join lateral (
+                select state = 'running' and coalesce(directive, 'running') = 'running' as takes
+            ) asked
+            where project_id = $1 and state <> 'terminated' and lost_at is null
                 and last_seen_at > now() - make_interval(secs => greatest($5::int, 3 * beat_seconds))
                 and $2 = any(queues)
                 and (cardinality(job_types) = 0 or $3 = any(job_types))
         )
-        select count(*) "all!", count(*) filter (where is_labelled) "labelled!",
+        select count(*) filter (where takes) "all!",
+               count(*) filter (where not takes) "quiet!",
+               count(*) filter (where is_labelled) "labelled!",
                coalesce(bool_and(is_registered) filter (where is_labelled), false) "are_registered!",
                coalesce(sum(concurrency) filter (where is_labelled), 0)::bigint "slots!",
                (

@@ -1,6 +1,10 @@
 //! Workers that hold leases and make no calls: their jobs wait for the leases to end.
 
-use fencepost_domain::ids::{JobId, JobKey, LeaseId, ProjectId};
+use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    ids::{JobId, JobKey, LeaseId, ProjectId},
+    limits::{MISSED_BEATS, WORKER_SILENCE_SECONDS},
+};
 use sqlx::PgConnection;
 
 use super::ALIVE_SECONDS;
@@ -81,6 +85,32 @@ pub async fn silence_of(
         project_id.0,
         job.0,
         ALIVE_SECONDS,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// When the worker that holds a job is lost, if it makes no call until then: it has registered how
+/// often it calls, or beats for all of its jobs. See [`crate::sweep::workers`].
+pub async fn lost_at(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    job: JobId,
+) -> sqlx::Result<Option<DateTime<Utc>>> {
+    sqlx::query_scalar!(
+        r#"
+        select greatest(last_beat_at, last_seen_at)
+            + make_interval(secs => coalesce(beat_seconds * $4::int, $3)) "lost_at!"
+        from jobs job
+        join workers on workers.project_id = $1 and workers.worker_id = job.worker_id
+        where job.project_id = $1 and job.id = $2 and job.lease_id is not null
+            and last_beat_at is not null and lost_at is null and workers.state <> 'terminated'
+            and workers.worker_id not like 'fencepost-push-%'
+        "#,
+        project_id.0,
+        job.0,
+        WORKER_SILENCE_SECONDS,
+        MISSED_BEATS,
     )
     .fetch_optional(conn)
     .await

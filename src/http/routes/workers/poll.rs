@@ -59,7 +59,8 @@ pub struct PollRequest {
     /// Seconds to wait for the first job. Default: 30.
     #[schema(extensions(("bounds" = json!(range(0, limits::MAX_POLL_WAIT_SECONDS)))))]
     pub(super) wait_seconds: Option<u32>,
-    /// Length of the leases in seconds. Default: half of the job's timeout, at least 30.
+    /// Length of the leases in seconds. Default: that of the project, or half of the job's timeout,
+    /// at least 30; and no less than the default of the queue.
     #[schema(extensions(("bounds" = json!(range(1, limits::MAX_LEASE_SECONDS)))))]
     pub(super) lease_seconds: Option<i32>,
     /// Makes the poll repeatable: while its leases run, the same id returns the same jobs.
@@ -110,7 +111,7 @@ pub struct PolledJob {
     pub lease_id: Uuid,
     /// Length of the lease without heartbeats, in seconds.
     pub lease_seconds: i32,
-    /// Interval of heartbeats, in seconds.
+    /// Interval of heartbeats, in seconds: at most the `beat_seconds` that the worker registered.
     pub heartbeat_interval_seconds: i32,
     /// Failed attempts before this one.
     pub failures: i32,
@@ -168,7 +169,7 @@ impl ParentResultView {
 }
 
 impl PolledJob {
-    fn of(handed: &DispatchedJob) -> Result<Self, Error> {
+    fn of(handed: &DispatchedJob, beat_seconds: Option<i32>) -> Result<Self, Error> {
         let job = &handed.job;
         let tags = job.tags.clone().map(serde_json::from_value);
         Ok(Self {
@@ -185,6 +186,7 @@ impl PolledJob {
             heartbeat_interval_seconds: heartbeat_interval_seconds(
                 job.lease_seconds,
                 job.timeout_seconds,
+                beat_seconds,
             ),
             failures: job.failures,
             priority: -job.rank,
@@ -251,7 +253,8 @@ pub(super) async fn poll_for(
 ) -> Result<(PollReply, PollAnswer), Error> {
     let revoked = caller.until_revoked(app);
     let answer = dispatch::poll(&app.engine, poll, gone, revoked).await?;
-    let jobs: Vec<_> = answer.jobs().iter().map(PolledJob::of).collect::<Result<_, _>>()?;
+    let jobs = answer.jobs().iter().map(|it| PolledJob::of(it, answer.beat_seconds));
+    let jobs = jobs.collect::<Result<Vec<_>, _>>()?;
     let state = answer.directive();
     Ok((PollReply { jobs, state, warnings: Vec::new() }, answer))
 }

@@ -185,6 +185,8 @@ pub struct Answer {
     pub text: String,
     /// Whether the body has more.
     pub is_cut: bool,
+    /// False if characters of `text` stand for bytes that are no text.
+    pub is_utf8: bool,
 }
 
 impl Answer {
@@ -278,8 +280,9 @@ async fn read(mut response: Response<Incoming>, kept_bytes: usize) -> Result<Ans
         }
     }
     let is_cut = bytes > kept.len();
+    let is_utf8 = std::str::from_utf8(&kept).is_ok();
     let text = String::from_utf8_lossy(&kept).into_owned();
-    Ok(Answer { status, retry_after, content_type, is_final, text, is_cut })
+    Ok(Answer { status, retry_after, content_type, is_final, text, is_cut, is_utf8 })
 }
 
 fn classify(error: &legacy::Error) -> CallError {

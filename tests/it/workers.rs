@@ -302,6 +302,10 @@ fn one_bad_name_does_not_hide_the_others_and_a_refused_worker_is_not_registered(
             let beat = json!({"worker_id": bad, "job_id": job});
             t.post("/v1/workers/heartbeat", beat).await.refuses("worker_id");
         }
+        for step in [".", ".."] {
+            let worker = json!({"worker_id": step, "queues": [], "job_types": []});
+            t.post("/v1/workers/register", worker).await.refuses("worker_id");
+        }
         let stranger = json!({"worker_id": "stranger", "job_id": job});
         t.post("/v1/workers/heartbeat", stranger).await.is_error(404, "job_not_found");
         for path in ["/v1/workers/%00/quiet", "/v1/workers/%0A/resume"] {

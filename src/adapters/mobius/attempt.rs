@@ -166,8 +166,8 @@ fn decode(result_b64: &str) -> Result<Option<String>, Error> {
     if bytes.is_empty() {
         return Ok(None);
     }
+    let is_json = serde_json::from_slice::<&RawValue>(&bytes).is_ok();
     let text = String::from_utf8_lossy(&bytes).into_owned();
-    let is_json = serde_json::from_str::<&RawValue>(&text).is_ok();
     let result = if is_json && json_depth(&text) <= limits::MAX_JSON_DEPTH {
         text
     } else {

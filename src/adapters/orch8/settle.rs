@@ -21,7 +21,7 @@ use fencepost_web::{
         validate::Check,
     },
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, value::RawValue};
 use utoipa::ToSchema;
 
@@ -105,7 +105,8 @@ async fn store_logs(
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct CompleteRequest {
     /// Result of at most 64 KiB; later steps get it.
-    #[schema(value_type = Object)]
+    #[serde(default, deserialize_with = "sent")]
+    #[schema(value_type = Object, required = true)]
     output: Option<Box<RawValue>>,
     /// Worker that holds the task; checked if it is sent.
     worker_id: Option<String>,
@@ -118,6 +119,11 @@ pub struct CompleteRequest {
 }
 
 impl RequestBody for CompleteRequest {}
+
+/// A field that was sent, though it may be null.
+fn sent<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Box<RawValue>>, D::Error> {
+    Box::<RawValue>::deserialize(from).map(Some)
+}
 
 /// Answer to a completion.
 #[derive(Debug, Serialize, ToSchema)]

@@ -1,7 +1,7 @@
 //! Parts of an expression that never match: the caller meant something else.
 
 use chrono::{NaiveDate, NaiveTime};
-use croner::Cron;
+use croner::{Cron, CronComponent};
 
 use super::{InvalidSchedule, parse};
 
@@ -28,6 +28,13 @@ const MAX_DAYS_TO_TICK: usize = 3_660;
 ///     let message = check(bad).unwrap_err().to_string();
 ///     assert!(message.contains(part) && message.contains("never matches"), "{bad}: {message}");
 /// }
+/// for (all, name) in [("0 0 */1 * MON", "day of the month"), ("0 0 1 * 0-6", "day of the week")] {
+///     let message = check(all).unwrap_err().to_string();
+///     assert!(message.starts_with(&format!("the {name}")), "{all}: {message}");
+/// }
+/// for good in ["0 0 */1 * *", "0 0 */2 * MON", "0 0 */1 * +MON", "0 0 1 * *"] {
+///     assert!(check(good).is_ok(), "{good}");
+/// }
 /// let message = check("0 0 * * L").unwrap_err().to_string();
 /// assert!(message.ends_with("write 5L for the last Friday of the month"), "{message}");
 /// assert_eq!(check("0 0 31 2 *").unwrap_err().to_string(), "does not fire within ten years");
@@ -49,6 +56,7 @@ pub fn check_parts(cron: &Cron, today: NaiveDate) -> Result<(), InvalidSchedule>
     if !has_day(cron, today) {
         return Err(InvalidSchedule::Never);
     }
+    check_restriction(cron, days, weekdays)?;
     // Without a `+`, a day matches by either field: each is tried alone.
     let (days_beside, weekdays_beside, sign) = match cron.pattern.matches_dom_and_dow() {
         true => (days, weekdays, "+"),
@@ -59,6 +67,26 @@ pub fn check_parts(cron: &Cron, today: NaiveDate) -> Result<(), InvalidSchedule>
     each("month", months, |it| format!("{days} {it} {sign}{weekdays}"), today)?;
     let has = |it: &str| days.split(',').any(|part| part == it);
     if has("L") && has("LW") { Err(never("day of the month", "L")) } else { Ok(()) }
+}
+
+/// Refuses a day field that allows every day in other words than `*`: a day matches by either
+/// field, so the other one would restrict nothing.
+fn check_restriction(cron: &Cron, days: &str, weekdays: &str) -> Result<(), InvalidSchedule> {
+    let is_open = |it: &str| matches!(it, "*" | "?");
+    if cron.pattern.matches_dom_and_dow() || is_open(days) || is_open(weekdays) {
+        return Ok(());
+    }
+    let allows = |field: &CronComponent| field.get_set_values(1).len();
+    let (name, text, other) = match () {
+        () if allows(&cron.pattern.days) == 31 => ("day of the month", days, "day of the week"),
+        () if allows(&cron.pattern.days_of_week) >= 7 => {
+            ("day of the week", weekdays, "day of the month")
+        }
+        () => return Ok(()),
+    };
+    Err(InvalidSchedule::Cron(format!(
+        "the {name} `{text}` allows every day, so the {other} restricts nothing: write `*` for it"
+    )))
 }
 
 fn has_gap(field: &str) -> bool {
@@ -84,7 +112,7 @@ fn each(
 fn never(field: &str, part: &str) -> InvalidSchedule {
     let hint = match (field, part) {
         ("day of the week", "L") => ": write 5L for the last Friday of the month",
-        ("day of the month", "L") => " beside LW",
+        ("day of the month", "L") => " beside LW: make a schedule for each",
         _ => "",
     };
     InvalidSchedule::Cron(format!("the {field} `{part}` never matches{hint}"))

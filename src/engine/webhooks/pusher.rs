@@ -8,7 +8,7 @@ use std::{
 
 use chrono::{DateTime, TimeDelta, Utc};
 use fencepost_domain::{
-    ids::ProjectId,
+    ids::{PUSH_WORKER, ProjectId},
     limits::{MAX_JSON_DEPTH, MAX_RESULT_BYTES},
     push::{JobVerdict, Window, verdict},
     text::{ErrorReport, json_depth},
@@ -39,9 +39,6 @@ use crate::{
 /// Queues that one node pushes at most. Each has a parked poll, of which a node has 20,000, and
 /// endpoints of webhooks use up to 15,000.
 pub const MAX_PUSHED_QUEUES: usize = 4_000;
-/// How the name begins under which a node holds leases. The statement that finds silent workers
-/// leaves out such names, and carries this one as a literal.
-const WORKER_PREFIX: &str = "fencepost-push-";
 /// How long a queue rests whose project or host has no turn for it.
 const BUSY_PAUSE: Duration = Duration::from_secs(5);
 /// The rest of a lease when a request ends at the latest: for the ack.
@@ -81,7 +78,7 @@ struct State {
 impl Pusher {
     #[must_use]
     pub fn new(sender: Sender, node: Uuid) -> Arc<Self> {
-        let worker_id = format!("{WORKER_PREFIX}{}", node.simple());
+        let worker_id = format!("{PUSH_WORKER}{}", node.simple());
         Arc::new(Self { sender, worker_id, queues: Targets::new() })
     }
 
@@ -403,6 +400,7 @@ fn result(answer: Answer) -> Option<String> {
     });
     let text = answer.text;
     let fits = is_json
+        && answer.is_utf8
         && !answer.is_cut
         && text.len() <= MAX_RESULT_BYTES
         && json_depth(&text) <= MAX_JSON_DEPTH

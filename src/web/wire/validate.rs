@@ -43,6 +43,14 @@ impl Check {
         }
     }
 
+    /// Like [`Self::name`], of a name that stands in paths, of which `.` and `..` are steps.
+    pub fn path_name(&mut self, field: &str, value: &str, max_chars: usize) {
+        self.name(field, value, max_chars);
+        if matches!(value, "." | "..") {
+            self.refuse(field, "must not be `.` or `..`, which are steps of a path");
+        }
+    }
+
     /// Like [`Self::name`], of a name that people outside the project see: see [`text::check_public_name`].
     pub fn public_name(&mut self, field: &str, value: &str, max_chars: usize) {
         if let Err(error) = text::check_public_name(value, max_chars) {

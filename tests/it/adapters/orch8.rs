@@ -36,6 +36,12 @@ fn a_task_is_polled_kept_and_completed_by_its_id_alone() {
         assert_eq!(t.job(&id).await["result"], output["output"]);
         say(t, &task, "fail", json!({"error": "late"})).await.is(409);
         t.act(&path).await.is(409);
+        // A handler that returns nothing.
+        let id = t.enqueue(json!({})).await;
+        let task = poll(t, json!({})).await;
+        say(t, &task, "complete", json!({})).await.refuses("output");
+        say(t, &task, "complete", json!({"output": null})).await.is(200);
+        assert_eq!(t.job(&id).await["result"], Value::Null);
     });
 }
 

@@ -87,9 +87,11 @@ fn an_answer_to_a_push_that_is_no_text_ends_the_attempt() {
         t.put(PUSH, json!({"url": sink.url})).await.is(201);
         let bytes = b"\x00\xff not text".to_vec();
         let json = [(header::CONTENT_TYPE, "application/json")];
-        sink.answer_with((json.clone(), bytes.clone()));
-        let done = enqueue(t, json!({})).await;
-        assert_eq!(t.job_becomes(&done, "succeeded").await["result"], Value::Null);
+        for bytes in [bytes.clone(), b"{\"a\":\"\xff\"}".to_vec()] {
+            sink.answer_with((json.clone(), bytes));
+            let done = enqueue(t, json!({})).await;
+            assert_eq!(t.job_becomes(&done, "succeeded").await["result"], Value::Null);
+        }
         sink.answer_with((StatusCode::BAD_REQUEST, json, bytes));
         let failed = enqueue(t, json!({})).await;
         let failed = t.job_becomes(&failed, "dead_letter").await;

@@ -159,7 +159,7 @@ async fn write(
 
 fn check_name(job_type: &str) -> Result<(), Error> {
     let mut check = Check::default();
-    check.name("job_type", job_type, limits::MAX_JOB_TYPE_CHARS);
+    check.path_name("job_type", job_type, limits::MAX_JOB_TYPE_CHARS);
     check.finish()
 }
 

@@ -237,7 +237,7 @@ impl RequestBody for RecurringScheduleRequest {}
 impl RecurringScheduleRequest {
     fn accept(self, id: String, plan: &Limits) -> Result<WrittenSchedule, Error> {
         let mut check = Check::default();
-        check.name("recurring_id", &id, limits::MAX_SCHEDULE_ID_CHARS);
+        check.path_name("recurring_id", &id, limits::MAX_SCHEDULE_ID_CHARS);
         check.name("job_type", &self.job_type, limits::MAX_JOB_TYPE_CHARS);
         check.name("cron_expression", &self.cron_expression, limits::MAX_CRON_CHARS);
         check.optional_name("timezone", self.timezone.as_deref(), limits::MAX_CRON_CHARS);

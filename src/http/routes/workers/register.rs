@@ -252,7 +252,7 @@ fn accept_schedule(sent: &serde_json::Value) -> Result<RegisteredSchedule, Strin
 fn accept(request: RegisterRequest, schedules: usize) -> Result<Registration, Error> {
     let max = limits::MAX_REGISTERED_NAMES;
     let mut check = Check::default();
-    check.name("worker_id", &request.worker_id, limits::MAX_WORKER_ID_CHARS);
+    check.path_name("worker_id", &request.worker_id, limits::MAX_WORKER_ID_CHARS);
     check.names("queues", &request.queues, max, limits::MAX_QUEUE_CHARS);
     check.names("job_types", &request.job_types, max, limits::MAX_JOB_TYPE_CHARS);
     let names = request.queues.iter().chain(&request.job_types);

@@ -6,7 +6,12 @@ use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, Method, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
 };
-use fencepost_domain::{actor::ActorKind, error::Error, job::JobState};
+use fencepost_domain::{
+    actor::ActorKind,
+    error::Error,
+    ids::{ANONYMOUS, PUSH_WORKER},
+    job::JobState,
+};
 use fencepost_http::{
     change::ActorView,
     routes::jobs::{
@@ -105,6 +110,15 @@ struct JobDetail {
     /// Whether it could still be replaced by another one.
     waits: bool,
     job: Job,
+}
+
+impl JobDetail {
+    /// The worker that holds the job, if it chose its name: only such a one is asked for its jobs.
+    fn holder(&self) -> Option<&str> {
+        let is_held = self.job.state == JobState::Processing;
+        let named = self.job.worker_id.as_deref().filter(|_| is_held);
+        named.filter(|it| !it.starts_with(ANONYMOUS) && !it.starts_with(PUSH_WORKER))
+    }
 }
 
 pub async fn detail(

@@ -67,7 +67,8 @@ struct Alarm<'a> {
     alarm: &'a str,
     summary: String,
     began_at: String,
-    is_resolved: bool,
+    /// None: it lasts.
+    ended_at: Option<String>,
 }
 
 /// Asks the owner of an address to verify it. Says when the account was created, and from which
@@ -126,7 +127,8 @@ pub(super) fn alarm(
     let (rule, details) = it.read();
     let began_at = shown(it.began_at);
     let summary = summary(rule, &details);
-    let template = Alarm { url, project, alarm: &it.alarm, summary, began_at, is_resolved };
+    let ended_at = it.resolved_at.filter(|_| is_resolved).map(shown);
+    let template = Alarm { url, project, alarm: &it.alarm, summary, began_at, ended_at };
     let end = if is_resolved { "Resolved: " } else { "" };
     mail(to, format!("[{project}] {end}{}", rule.title()), &template)
 }

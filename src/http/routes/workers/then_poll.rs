@@ -49,7 +49,8 @@ pub struct ThenPollRequest {
     /// Seconds to wait for the first job. Default: 30.
     #[schema(extensions(("bounds" = json!(range(0, limits::MAX_POLL_WAIT_SECONDS)))))]
     wait_seconds: Option<u32>,
-    /// Length of the leases in seconds. Default: half of the job's timeout, at least 30.
+    /// Length of the leases in seconds. Default: that of the project, or half of the job's timeout,
+    /// at least 30; and no less than the default of the queue.
     #[schema(extensions(("bounds" = json!(range(1, limits::MAX_LEASE_SECONDS)))))]
     lease_seconds: Option<i32>,
 }

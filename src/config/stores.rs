@@ -59,7 +59,8 @@ impl DatabaseArgs {
 #[derive(Debug, Clone, Default, Args)]
 pub struct RoleArgs {
     /// Folder with the passwords of the database roles, in the files hot (workers and producers),
-    /// console, people (accounts) and maint (background loops). Nodes log in as the role of each kind of work; `migrate` creates the roles
+    /// console, people (accounts) and maint (background loops). Nodes log in as the role of each
+    /// kind of work; `migrate` creates the roles
     #[arg(long, env = "FENCEPOST_DATABASE_ROLES", value_name = "FOLDER")]
     pub database_roles: Option<PathBuf>,
 }

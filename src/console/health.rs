@@ -45,7 +45,7 @@ impl Trouble {
     pub fn words(self) -> &'static str {
         match self {
             Self::Closed => "its concurrency limit is 0",
-            Self::NoWorkers => "jobs are ready and no worker polls",
+            Self::NoWorkers => "jobs are ready and no worker takes them",
             Self::Unserved(reason) | Self::Waits(Some(reason)) => wait_words(reason),
             Self::Waits(None) => "jobs wait too long",
             Self::AllSilent | Self::Silent => "running jobs have workers that make no calls",
@@ -60,7 +60,7 @@ impl Trouble {
 fn wait_words(reason: Reason) -> &'static str {
     match reason {
         Reason::Ready => "jobs wait though workers poll",
-        Reason::NoWorkers => "no worker polls for its oldest job",
+        Reason::NoWorkers => "no worker takes its oldest job",
         Reason::Labels => "no worker has the labels of its oldest job",
         Reason::WorkersBusy => "all workers are busy",
         Reason::CircuitBreaker => "the circuit breaker has paused a job type",

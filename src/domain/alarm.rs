@@ -29,7 +29,8 @@ pub const MAX_MAILED_MEMBERS: i64 = 50;
 pub const INCIDENT_KEEP_DAYS: i32 = 90;
 /// Longest mute, in seconds (30 days).
 pub const MAX_MUTE_SECONDS: i32 = 30 * 86_400;
-/// An incident of dead letters or dropped deliveries ends after this many minutes without a new one.
+/// An incident of dead letters or dropped deliveries ends after this many minutes without a new
+/// one.
 pub const QUIET_MINUTES: i32 = 30;
 /// Minutes for which a missed tick is an incident, even if the next one fires.
 pub const MISSED_MINUTES: i32 = 10;

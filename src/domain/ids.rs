@@ -274,8 +274,8 @@ uuid_id!(
 
 /// Prefix of the generated names of unnamed workers.
 pub const ANONYMOUS: &str = "anonymous:";
-/// Prefix of the names under which nodes hold leases of jobs that they push. Statements that look for
-/// silent workers leave out such names, and carry this one as a literal.
+/// Prefix of the names under which nodes hold leases of jobs that they push. Statements that look
+/// for silent workers leave out such names, and carry this one as a literal.
 pub const PUSH_WORKER: &str = "fencepost-push-";
 
 /// A unique name for a worker without one.

@@ -245,9 +245,7 @@ impl OutcomeCause<'_> {
                 "the lease expired: the worker sent neither a heartbeat nor an ack",
             ),
             Self::WorkerGone => ("worker_gone", "the worker has made no call for too long"),
-            Self::TakeBack => {
-                ("take_back", "the lease was taken back, the worker did not release it")
-            }
+            Self::TakeBack => ("take_back", "the lease was released by request, not by its worker"),
             Self::Failed { .. } | Self::Released => return ErrorReport::default(),
         };
         ErrorReport::bounded(Some(kind), Some(message), None)

@@ -28,7 +28,7 @@ const CAUSES: [Cause; 22] = [
     cause("unpolled", Reason::NoWorkers, "no live worker polls queue unpolled"),
     cause("other-type", Reason::NoWorkers, "no live worker polls queue other-type for mail"),
     cause("lost-worker", Reason::NoWorkers, "no live worker polls queue lost-worker"),
-    cause("quiet-worker", Reason::NoWorkers, "no live worker polls queue quiet-worker"),
+    cause("quiet-worker", Reason::NoWorkers, "1 live worker of queue quiet-worker was asked"),
     cause("labels", Reason::Labels, "has the labels gpu"),
     cause("busy", Reason::WorkersBusy, "all workers are busy: 1 of 1 slot in use"),
     cause("idle", Reason::Ready, "ready: it starts as soon as a worker polls"),
@@ -167,19 +167,6 @@ async fn run_planted() {
         }
     }
     server.stop().await;
-}
-
-#[test]
-fn explain_names_workers_that_were_asked_to_take_no_more_jobs() {
-    run_alone(async |t| {
-        register(t, "w", "resting", json!([])).await;
-        t.act("/v1/workers/w/quiet").await.is(200);
-        let id = enqueue(t, "resting", json!({})).await;
-        let why = t.get(&format!("/v1/jobs/{id}/explain")).await.is(200);
-        assert_eq!(why["reason"], "no_workers");
-        let summary = why["summary"].as_str().expect("a sentence");
-        assert!(summary.starts_with("1 live worker of queue resting was asked"), "{summary}");
-    });
 }
 
 #[test]

@@ -92,7 +92,11 @@ fn a_worker_that_says_how_often_it_calls_is_gone_after_three_times_that() {
              from workers where worker_id = 'often'",
             why["next_change_at"].as_str().expect("a time")
         );
-        assert_eq!(t.database.number(&silence).await, 15, "three times that, and not the end of the lease");
+        assert_eq!(
+            t.database.number(&silence).await,
+            15,
+            "three times that, and not the end of the lease"
+        );
         go_silent(t, 150).await;
         let again = t.wait_and_lease("other").await;
         assert_eq!(

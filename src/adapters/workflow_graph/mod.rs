@@ -23,7 +23,10 @@ use fencepost_domain::{
     lease::Fence,
 };
 use fencepost_engine::{Engine, jobs};
-use fencepost_web::{app::App, wire::routes::routes};
+use fencepost_web::{
+    app::App,
+    wire::{produced::ProducedText, routes::routes},
+};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::{OpenApi, ToSchema};
@@ -203,8 +206,7 @@ fn command(payload: &str) -> Option<String> {
     if !command.starts_with('"') {
         return None;
     }
-    let read = serde_json::from_str(&command);
-    Some(read.unwrap_or_else(|_| command.trim().trim_matches('"').to_owned()))
+    serde_json::from_str::<ProducedText>(&command).ok().map(ProducedText::into_string)
 }
 
 #[cfg(test)]

@@ -177,6 +177,19 @@ async fn other_types(
     store::jobs::job_types::taken(conn, project_id, queue, limit).await
 }
 
+/// The silence of the worker that holds a job, and when the worker is lost.
+async fn holder(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    row: &JobRow,
+) -> sqlx::Result<(Option<i64>, Option<DateTime<Utc>>)> {
+    if row.state != StoredState::Processing {
+        return Ok((None, None));
+    }
+    let silence = holders::silence_of(conn, project_id, row.id).await?;
+    Ok((silence, holders::lost_at(conn, project_id, row.id).await?))
+}
+
 async fn explain_row(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -206,13 +219,7 @@ async fn explain_row(
     .await?;
     let push = store::queues::pushes::failing(conn, project_id, &row.queue).await?;
     let failing = store::set_aside::find(conn, project_id, row.id).await?;
-    let (silent_seconds, worker_lost_at) = match row.state {
-        StoredState::Processing => (
-            holders::silence_of(conn, project_id, row.id).await?,
-            holders::lost_at(conn, project_id, row.id).await?,
-        ),
-        _ => (None, None),
-    };
+    let (silent_seconds, worker_lost_at) = holder(conn, project_id, &row).await?;
     let crowd = |name: &str, running, limit| Crowd { name: name.to_owned(), running, limit };
     let facts = Facts {
         now: crowds.now,

@@ -2,7 +2,7 @@
 
 use fencepost_store::connection::pools::Pool;
 
-use super::{mailing::Mailing, sessions::Sessions, throttle::Throttle};
+use super::{mailing::Mailing, sessions::Sessions, throttle::Throttle, token::Tokens};
 
 /// The database, limits, mails and sessions.
 #[derive(Clone)]
@@ -11,4 +11,17 @@ pub(super) struct Base {
     pub(super) throttle: Throttle,
     pub(super) mailing: Mailing,
     pub(super) sessions: Sessions,
+}
+
+impl Base {
+    pub(super) fn of(pool: Pool, tokens: Tokens, mailing: Mailing) -> Self {
+        let throttle = mailing.throttle.clone();
+        let sessions = Sessions {
+            pool: pool.clone(),
+            tokens,
+            throttle: throttle.clone(),
+            mailing: mailing.clone(),
+        };
+        Self { pool, throttle, mailing, sessions }
+    }
 }

@@ -92,26 +92,14 @@ impl Accounts {
     pub fn new(parts: Parts) -> Self {
         let Parts { pool, passwords, tokens, master_keys, .. } = parts.clone();
         let Parts { public_url, providers, plans, default_plan, signup, .. } = parts.clone();
-        let throttle = Throttle { limiter: parts.limiter.clone() };
         let mailing = Mailing {
             pool: pool.clone(),
             mailer: parts.mailer.clone(),
             public_url: public_url.clone(),
             wake: parts.wake.clone(),
-            throttle: throttle.clone(),
+            throttle: Throttle { limiter: parts.limiter.clone() },
         };
-        let sessions = Sessions {
-            pool: pool.clone(),
-            tokens: tokens.clone(),
-            throttle: throttle.clone(),
-            mailing: mailing.clone(),
-        };
-        let base = Base {
-            pool: pool.clone(),
-            throttle: throttle.clone(),
-            mailing: mailing.clone(),
-            sessions: sessions.clone(),
-        };
+        let base = Base::of(pool.clone(), tokens.clone(), mailing);
         let own = OwnPassword { pool: pool.clone(), passwords: passwords.clone() };
         let projects = Projects { pool: pool.clone(), plans: plans.clone(), default_plan };
         let invitations = Invitations { base: base.clone() };
@@ -149,11 +137,11 @@ impl Accounts {
             },
             device_logins: DeviceLogins { base: base.clone(), plans },
             token_exchanges: TokenExchanges { base: base.clone(), providers, public_url },
-            removals: Removals { base, own },
+            removals: Removals { base: base.clone(), own },
+            throttle: base.throttle.clone(),
+            mailing: base.mailing.clone(),
+            sessions: base.sessions.clone(),
             parts,
-            throttle,
-            mailing,
-            sessions,
             projects,
             invitations,
             passkeys,

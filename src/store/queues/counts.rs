@@ -8,7 +8,7 @@ use chrono::{DateTime, Utc};
 use fencepost_domain::ids::{JobId, ProjectId};
 use sqlx::PgConnection;
 
-use crate::workers::ALIVE_SECONDS;
+use crate::workers::{ALIVE_SECONDS, holders::MAX_LISTED_HOLDERS};
 
 /// Running jobs of a queue are counted in their index, up to this number; more are known from
 /// `queue_deltas`, as all other states are. The statements carry it as a literal.
@@ -380,13 +380,14 @@ pub async fn queues(
         cross join lateral (
             select coalesce(sum(jobs), 0)::bigint as jobs, count(*) as workers,
                    max(return_by) as until
-            from silent_holders($1, named.queue, $3, 200)
+            from silent_holders($1, named.queue, $3, $4)
         ) silent
         order by named.queue
         "#,
         project_id.0,
         names,
         ALIVE_SECONDS,
+        MAX_LISTED_HOLDERS,
     )
     .fetch_all(conn)
     .await

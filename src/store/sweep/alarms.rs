@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use fencepost_domain::{alarm::MISSED_MINUTES, ids::ProjectId};
 
-use crate::workers::ALIVE_SECONDS;
+use crate::workers::{ALIVE_SECONDS, holders::MAX_LISTED_HOLDERS};
 
 /// Projects of one page.
 pub const MAX_PAGE_PROJECTS: i64 = 200;
@@ -164,7 +164,7 @@ pub async fn oldest_ready(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Re
 
 /// Queues whose running jobs are held by workers that make no calls. As for [`oldest_ready`], a
 /// project's largest queues are looked at, and those that an alarm names; and of each the first
-/// 200 holders by name.
+/// [`MAX_LISTED_HOLDERS`] by name.
 pub async fn workers_silent(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Result<Vec<Found>> {
     sqlx::query_as!(
         Found,
@@ -179,7 +179,7 @@ pub async fn workers_silent(conn: &mut PgConnection, projects: &[i32]) -> sqlx::
             cross join lateral alarmed_queues(asking.project_id, 'workers_silent') busy
             cross join lateral (
                 select sum(jobs)::bigint as jobs, max(return_by) as return_by
-                from silent_holders(asking.project_id, busy.queue, $2, 200)
+                from silent_holders(asking.project_id, busy.queue, $2, $3)
             ) silent
             where silent.jobs > 0
         )
@@ -196,6 +196,7 @@ pub async fn workers_silent(conn: &mut PgConnection, projects: &[i32]) -> sqlx::
         "#,
         projects,
         ALIVE_SECONDS,
+        MAX_LISTED_HOLDERS,
     )
     .fetch_all(conn)
     .await

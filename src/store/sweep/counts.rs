@@ -143,10 +143,13 @@ pub async fn lock_corrections(
     Ok(place.fetch_optional(conn).await?.map(|it| (it.project_id, it.queue)))
 }
 
-/// Counts the running jobs of up to 200 queues after this one, and corrects their counts: in one
-/// snapshot, without stopping anything. Moves the walk on. Returns true if there were any, and the
-/// number of those that it has corrected. The place of the walk is locked: two at the same time
-/// would correct twice.
+/// Queues whose running jobs one step counts.
+const MAX_CORRECTED_QUEUES: i64 = 200;
+
+/// Counts the running jobs of up to [`MAX_CORRECTED_QUEUES`] queues after this one, and corrects
+/// their counts: in one snapshot, without stopping anything. Moves the walk on. Returns true if
+/// there were any, and the number of those that it has corrected. The place of the walk is locked:
+/// two at the same time would correct twice.
 pub async fn correct_processing(
     conn: &mut PgConnection,
     (project_id, queue): (ProjectId, &str),
@@ -158,7 +161,7 @@ pub async fn correct_processing(
             from queue_counts
             where (project_id, queue) > ($1, $2) and (active > 0 or processing <> 0)
             order by project_id, queue
-            limit 200
+            limit $3
         ), fresh as materialized (
             select project_id, queue, sum(processing) as processing
             from unmerged_deltas
@@ -197,6 +200,7 @@ pub async fn correct_processing(
         "#,
         project_id.0,
         queue,
+        MAX_CORRECTED_QUEUES,
     );
     let done = done.fetch_one(conn).await?;
     Ok((done.is_more, done.corrected))

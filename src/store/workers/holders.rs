@@ -9,8 +9,10 @@ use sqlx::PgConnection;
 
 use super::ALIVE_SECONDS;
 
-/// Workers of one queue that one statement looks at.
+/// Workers of one queue that a take back looks at.
 pub const MAX_HOLDERS: i32 = 1_000;
+/// Workers of one queue, the first by name, that lists of queues and alarms look at.
+pub const MAX_LISTED_HOLDERS: i32 = 200;
 
 /// A lease of a worker that makes no calls.
 #[derive(Debug, Clone)]

@@ -55,10 +55,12 @@ pub fn rewrite(message: &str) -> String {
     let Some((before, expected)) = message.split_once(", expected ") else {
         return message.to_owned();
     };
-    let expected = kind(expected);
-    if before.starts_with("invalid value: integer") {
-        return "must be an integer in its bounds".to_owned();
+    if let Some(sent) = before.strip_prefix("invalid value: integer ")
+        && let Some((min, max)) = range(expected)
+    {
+        return format!("must be an integer from {min} to {max}, is {}", sent.trim_matches('`'));
     }
+    let expected = kind(expected);
     match before.strip_prefix("invalid type: ") {
         Some(sent) => format!("must be {expected}, is {}", sent_kind(sent)),
         None => format!("{before}, expected {expected}"),
@@ -122,6 +124,21 @@ fn kind(expected: &str) -> &str {
     }
 }
 
+/// The values of a type of numbers.
+fn range(expected: &str) -> Option<(i64, u64)> {
+    Some(match expected {
+        "i8" => (i8::MIN.into(), i8::MAX as u64),
+        "i16" => (i16::MIN.into(), i16::MAX as u64),
+        "i32" => (i32::MIN.into(), i32::MAX as u64),
+        "i64" => (i64::MIN, i64::MAX as u64),
+        "u8" => (0, u8::MAX.into()),
+        "u16" => (0, u16::MAX.into()),
+        "u32" => (0, u32::MAX.into()),
+        "u64" | "usize" => (0, u64::MAX),
+        _ => return None,
+    })
+}
+
 fn sent_kind(sent: &str) -> &str {
     match sent.split(' ').next().unwrap_or_default() {
         "string" => "a string",
@@ -138,6 +155,16 @@ fn sent_kind(sent: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_integer_that_does_not_fit_is_named_with_the_bounds() {
+        assert_eq!(
+            rewrite("invalid value: integer `-1`, expected u32"),
+            "must be an integer from 0 to 4294967295, is -1"
+        );
+        let large = rewrite("invalid value: integer `2147483648`, expected i32");
+        assert_eq!(large, "must be an integer from -2147483648 to 2147483647, is 2147483648");
+    }
 
     #[test]
     fn a_type_is_named_in_words_of_json() {

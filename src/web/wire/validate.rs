@@ -51,7 +51,8 @@ impl Check {
         }
     }
 
-    /// Like [`Self::name`], of a name that people outside the project see: see [`text::check_public_name`].
+    /// Like [`Self::name`], of a name that people outside the project see: see
+    /// [`text::check_public_name`].
     pub fn public_name(&mut self, field: &str, value: &str, max_chars: usize) {
         if let Err(error) = text::check_public_name(value, max_chars) {
             self.refuse(field, error.to_string());

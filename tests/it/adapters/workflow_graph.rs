@@ -131,7 +131,7 @@ fn a_payload_that_no_program_can_hold_is_a_command_all_the_same_or_is_left_alone
         };
         let left = enqueue(r#"{"command": "a\u0000b"}"#).await;
         for (payload, shown) in
-            [(r#""\ud800""#, r"\ud800"), (r#"{"command": "ls", "n": 1e999}"#, "ls")]
+            [(r#""\ud800""#, "\u{fffd}"), (r#"{"command": "ls", "n": 1e999}"#, "ls")]
         {
             let id = enqueue(payload).await;
             let claimed = claim(t, json!([])).await;

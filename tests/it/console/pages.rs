@@ -194,7 +194,7 @@ fn a_member_finds_a_queue_without_workers_and_retries_dead_letters() {
         let page = format!("/console/p/{}", t.id);
         let idle = t.enqueue(json!({"queue": "idle"})).await;
         let dead = dead_letter(t, "email.send").await;
-        browser.get(&page).await.says(200, "no worker polls");
+        browser.get(&page).await.says(200, "no worker takes them");
         let groups = browser.get(&format!("{page}/dead-letters")).await;
         let at = groups.text.find("fingerprint=").expect("a group") + "fingerprint=".len();
         let fingerprint = groups.text[at..at + 32].to_owned();

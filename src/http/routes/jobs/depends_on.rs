@@ -11,7 +11,8 @@ use utoipa::ToSchema;
 
 use fencepost_web::wire::validate::Check;
 
-/// A parent: its id, or in a workflow its key, or an object with the outcome of the parent to wait for.
+/// A parent: its id, or in a workflow its key, or an object with the outcome of the parent to wait
+/// for.
 #[derive(Debug, Serialize, ToSchema)]
 // For the schema: an untagged enum that is read by `serde` names no wrong field.
 #[serde(untagged)]

@@ -36,7 +36,7 @@ pub struct ChangeQueueRequest {
     #[serde(default, deserialize_with = "settings::some")]
     #[schema(value_type = Option<RateLimitRequest>, required = false)]
     rate_limit: Option<Option<Object<RateLimitRequest>>>,
-    /// Minimum lease in seconds when the poll sets none. Default: 30 for leases by the job's timeout.
+    /// Minimum lease in seconds when the poll sets none. Default: 30 if the job's timeout decides.
     #[serde(default, deserialize_with = "settings::some")]
     #[schema(value_type = Option<i32>, required = false, extensions(("bounds" = json!(range(1, limits::MAX_LEASE_SECONDS)))))]
     default_lease_seconds: Option<Option<i32>>,

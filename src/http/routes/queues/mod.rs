@@ -89,7 +89,7 @@ pub struct Queue {
     /// Rate limit of starting jobs; null: unlimited.
     #[schema(required)]
     pub rate_limit: Option<RateLimitView>,
-    /// Minimum lease in seconds when the poll sets none. Default: 30 for leases by the job's timeout.
+    /// Minimum lease in seconds when the poll sets none. Default: 30 if the job's timeout decides.
     #[schema(required)]
     pub default_lease_seconds: Option<i32>,
     /// Retention of its finished jobs, in days.

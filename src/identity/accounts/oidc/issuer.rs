@@ -311,8 +311,8 @@ impl Issuer {
         self.call(request.form(&form)).await
     }
 
-    /// The claims with the e-mail address. Most providers put it into the ID token; others return it only
-    /// at their userinfo endpoint.
+    /// The claims with the e-mail address. Most providers put it into the ID token; others return
+    /// it only at their userinfo endpoint.
     ///
     /// # Errors
     /// [`OidcError`].

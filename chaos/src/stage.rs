@@ -11,10 +11,9 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
-use fencepost::dev::{self, redis::Redis};
+use fencepost::dev::redis::Redis;
 use fencepost_net::seal;
 use fencepost_store::{connection::migrate, faults};
-use sqlx::Connection;
 
 use crate::{
     bugs, clients::CALL_TIMEOUT, database::Database, history, killed_with_this, patroni, signal,
@@ -85,6 +84,16 @@ fn migrate_by(program: &Path, database_url: &str) -> anyhow::Result<()> {
     let status = migrate.stdin(Stdio::null()).status()?;
     ensure!(status.success(), "{} migrate: {status}", program.display());
     Ok(())
+}
+
+/// Has a program make a project. Returns its key.
+fn make_project_by(program: &Path, database_url: &str, slug: &str) -> anyhow::Result<String> {
+    let mut make = killed_with_this(program);
+    make.args(["keys", "create", "--quiet", "--name", "chaos", "--new-project", slug]);
+    let made = make.env("FENCEPOST_DATABASE_URL", database_url).stdin(Stdio::null()).output()?;
+    let errors = String::from_utf8_lossy(&made.stderr);
+    ensure!(made.status.success(), "{} keys create: {errors}", program.display());
+    Ok(String::from_utf8(made.stdout)?.trim().to_owned())
 }
 
 /// A clock that is wrong.
@@ -176,12 +185,12 @@ impl Stage {
             Some(program) => migrate_by(program, &stage.database.url())?,
             None => stage.migrate().await?,
         }
-        let mut conn = stage.database.connect().await?;
+        // By the program whose schema is there.
+        let program = stage.programs.of(true).to_owned();
         for number in 0..TENANTS {
-            let made = dev::make_project(&mut conn, &slug(number), "chaos").await?;
-            stage.tenants.push(Tenant { key: made.1 });
+            let key = make_project_by(&program, &stage.database.url(), &slug(number))?;
+            stage.tenants.push(Tenant { key });
         }
-        conn.close().await?;
         for node in 0..NODES {
             stage.start_node(node, None)?;
         }

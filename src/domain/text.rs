@@ -114,8 +114,7 @@ const BLANKS: [char; 6] = ['\u{34f}', '\u{115f}', '\u{1160}', '\u{2800}', '\u{31
 /// ```
 #[must_use]
 pub fn misleading_char(name: &str) -> Option<char> {
-    // Steps of a path: browsers would ask for another one.
-    if matches!(name, "." | "..") {
+    if is_path_step(name) {
         return Some('.');
     }
     let (first, last) = (name.chars().next()?, name.chars().next_back()?);
@@ -129,6 +128,15 @@ pub fn misleading_char(name: &str) -> Option<char> {
     };
     let at_an_end = [first, last].into_iter().find(|it| it.is_whitespace());
     at_an_end.or_else(|| name.chars().find(is_hidden))
+}
+
+/// The refusal of a name that is a step of a path.
+pub const PATH_STEP: &str = "must not be `.` or `..`, which are steps of a path";
+
+/// True for names that clients take for steps of a path: they would ask for another one.
+#[must_use]
+pub fn is_path_step(name: &str) -> bool {
+    matches!(name, "." | "..")
 }
 
 /// Like [`check_name`], but the text may be empty.

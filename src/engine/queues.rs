@@ -7,7 +7,7 @@ use fencepost_domain::{
     error::{Error, FieldError},
     ids::ProjectId,
     limits::{MAX_PAUSED_TYPES, MAX_PROJECT_QUEUES},
-    text::misleading_char,
+    text::{self, misleading_char},
 };
 use fencepost_store::{
     connection::deadline::detached_query,
@@ -93,7 +93,7 @@ pub async fn check_new_names_of(
 fn refused_character(character: char) -> String {
     let code = u32::from(character);
     match character {
-        '.' => "must not be `.` or `..`, which are steps of a path".to_owned(),
+        '.' => text::PATH_STEP.to_owned(),
         ' ' => "must not begin or end with a space, U+0020".to_owned(),
         _ => format!("must not contain U+{code:04X}, which is not shown or looks like another"),
     }

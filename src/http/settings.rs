@@ -16,7 +16,7 @@ use axum::{
 use fencepost_domain::{error::Error, ids::ProjectId};
 use fencepost_engine::settings::in_turn;
 use fencepost_web::app::App;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::Serialize;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 use utoipa::IntoParams;
@@ -44,13 +44,6 @@ pub trait Settings: Serialize {
         *self.etag() = tag;
         self
     }
-}
-
-/// A field that is present, though it may be null.
-pub fn some<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
-    from: D,
-) -> Result<Option<T>, D::Error> {
-    T::deserialize(from).map(Some)
 }
 
 fn tag(view: &impl Serialize, names: &[&str]) -> String {

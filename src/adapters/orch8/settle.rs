@@ -16,12 +16,12 @@ use fencepost_web::{
     app::App,
     auth::{Caller, Settling},
     wire::{
-        extract::{Json, RequestBody},
+        extract::{self, Json, RequestBody},
         produced::{ProducedText, error_report},
         validate::Check,
     },
 };
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, value::RawValue};
 use utoipa::ToSchema;
 
@@ -105,7 +105,7 @@ async fn store_logs(
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct CompleteRequest {
     /// Result of at most 64 KiB; later steps get it.
-    #[serde(default, deserialize_with = "sent")]
+    #[serde(default, deserialize_with = "extract::sent")]
     #[schema(value_type = Object, required = true)]
     output: Option<Box<RawValue>>,
     /// Worker that holds the task; checked if it is sent.
@@ -119,11 +119,6 @@ pub struct CompleteRequest {
 }
 
 impl RequestBody for CompleteRequest {}
-
-/// A field that was sent, though it may be null.
-fn sent<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Box<RawValue>>, D::Error> {
-    Box::<RawValue>::deserialize(from).map(Some)
-}
 
 /// Answer to a completion.
 #[derive(Debug, Serialize, ToSchema)]

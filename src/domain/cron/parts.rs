@@ -1,13 +1,17 @@
 //! Parts of an expression that never match: the caller meant something else.
 
 use chrono::{NaiveDate, NaiveTime};
-use croner::{Cron, CronComponent};
+use croner::Cron;
 
-use super::{InvalidSchedule, parse};
+use super::{
+    InvalidSchedule, parse,
+    words::{WEEKDAYS, numbers},
+};
 
 /// Days until the first tick of a schedule at most: ten years, within which there is always a 29th
 /// of February.
 const MAX_DAYS_TO_TICK: usize = 3_660;
+const MAX_DAYS_IN_MONTH: usize = 31;
 
 /// Refuses an expression that does not fire within ten years, or of which a part never matches.
 /// Stored ones may have such parts: they fire by their others.
@@ -76,13 +80,12 @@ fn check_restriction(cron: &Cron, days: &str, weekdays: &str) -> Result<(), Inva
     if cron.pattern.matches_dom_and_dow() || is_open(days) || is_open(weekdays) {
         return Ok(());
     }
-    let allows = |field: &CronComponent| field.get_set_values(1).len();
-    let (name, text, other) = match () {
-        () if allows(&cron.pattern.days) == 31 => ("day of the month", days, "day of the week"),
-        () if allows(&cron.pattern.days_of_week) >= 7 => {
-            ("day of the week", weekdays, "day of the month")
-        }
-        () => return Ok(()),
+    let (name, text, other) = if numbers(&cron.pattern.days).len() == MAX_DAYS_IN_MONTH {
+        ("day of the month", days, "day of the week")
+    } else if numbers(&cron.pattern.days_of_week).len() >= WEEKDAYS.len() {
+        ("day of the week", weekdays, "day of the month")
+    } else {
+        return Ok(());
     };
     Err(InvalidSchedule::Cron(format!(
         "the {name} `{text}` allows every day, so the {other} restricts nothing: write `*` for it"

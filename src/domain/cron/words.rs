@@ -27,7 +27,7 @@ const MONTHS: [&str; 12] = [
     "December",
 ];
 /// Sunday comes last.
-const WEEKDAYS: [&str; 7] =
+pub(super) const WEEKDAYS: [&str; 7] =
     ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
 
 /// An expression in words.
@@ -61,7 +61,8 @@ pub fn in_words(cron: &Cron) -> String {
     text
 }
 
-fn numbers(field: &CronComponent) -> Vec<usize> {
+/// The values of a field that fire.
+pub(super) fn numbers(field: &CronComponent) -> Vec<usize> {
     marked(field, 1)
 }
 

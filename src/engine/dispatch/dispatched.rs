@@ -103,8 +103,8 @@ pub(super) async fn add_errors_and_results(
             Ok(results) => {
                 for (project_id, result) in results {
                     let child = (project_id, result.child_id);
-                    if let Some(jobs) = jobs.iter_mut().find(|it| key(it) == child) {
-                        jobs.parent_results.push(result);
+                    if let Some(job) = jobs.iter_mut().find(|it| key(it) == child) {
+                        job.parent_results.push(result);
                     }
                 }
             }

@@ -15,7 +15,7 @@ use fencepost_web::{
     app::App,
     auth::{Anybody, Caller, Govern, Own, Person},
     wire::{
-        extract::{Json, Query, RequestBody},
+        extract::{self, Json, Query, RequestBody},
         openapi::{chars, range},
         validate::Check,
     },
@@ -240,7 +240,7 @@ pub struct ChangeProjectRequest {
     require_fence: Option<RequireFence>,
     /// Length of leases in seconds, for polls of this API that ask for none. Null: half of the
     /// job's timeout, at least 30. A queue's `default_lease_seconds` is a minimum for it.
-    #[serde(default, deserialize_with = "settings::some")]
+    #[serde(default, deserialize_with = "extract::sent")]
     #[schema(value_type = Option<i32>, required = false, extensions(("bounds" = json!(range(1, limits::MAX_LEASE_SECONDS)))))]
     default_lease_seconds: Option<Option<i32>>,
 }

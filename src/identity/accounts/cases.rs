@@ -32,7 +32,7 @@ use super::{
     totp::Authenticators,
 };
 
-/// What a node gives to its accounts.
+/// The parts of a node that its accounts need.
 #[derive(Clone)]
 pub struct Parts {
     pub pool: Pool,
@@ -90,8 +90,18 @@ impl Accounts {
     /// Gives each use case its parts.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
-        let Parts { pool, passwords, tokens, master_keys, .. } = parts.clone();
-        let Parts { public_url, providers, plans, default_plan, signup, .. } = parts.clone();
+        let Parts {
+            pool,
+            passwords,
+            tokens,
+            master_keys,
+            public_url,
+            providers,
+            plans,
+            default_plan,
+            signup,
+            ..
+        } = parts.clone();
         let mailing = Mailing {
             pool: pool.clone(),
             mailer: parts.mailer.clone(),

@@ -40,7 +40,7 @@ impl Reuse {
     }
 }
 
-/// How long a browser may present a refresh token again.
+/// Seconds for which a browser may present a refresh token again.
 const TABS_GRACE_SECONDS: i64 = 30;
 
 /// The proofs of a login.
@@ -178,15 +178,7 @@ impl Sessions {
     /// # Errors
     /// [`Error::StepUpRequired`].
     pub async fn require_step_up(&self, bearer: Bearer) -> Result<(), Error> {
-        let mut conn = self.pool.acquire().await?;
-        let (account, session) = (bearer.account_id, bearer.session_id);
-        let is_stepped_up = store::people::second_factors::is_stepped_up(
-            &mut conn,
-            account,
-            session,
-            STEP_UP_SECONDS,
-        );
-        if is_stepped_up.await? { Ok(()) } else { Err(Error::StepUpRequired) }
+        check_stepped_up(&mut *self.pool.acquire().await?, bearer).await
     }
 
     /// Refuses such a session of an account with a second factor alone, for what asks for the
@@ -212,15 +204,19 @@ async fn new_challenge(
     Ok(token)
 }
 
+async fn check_stepped_up(conn: &mut PgConnection, bearer: Bearer) -> Result<(), Error> {
+    let (account, session) = (bearer.account_id, bearer.session_id);
+    let is_stepped_up =
+        store::people::second_factors::is_stepped_up(conn, account, session, STEP_UP_SECONDS);
+    if is_stepped_up.await? { Ok(()) } else { Err(Error::StepUpRequired) }
+}
+
 /// Refuses a session as [`Sessions::require_step_up`] does, and locks its account: nothing that was
 /// checked before a reset follows it.
 ///
 /// # Errors
 /// [`Error::StepUpRequired`].
 pub(super) async fn lock_stepped_up(tx: &mut PgConnection, bearer: Bearer) -> Result<(), Error> {
-    let (account, session) = (bearer.account_id, bearer.session_id);
-    store::people::accounts::lock(tx, account).await?;
-    let is_stepped_up =
-        store::people::second_factors::is_stepped_up(tx, account, session, STEP_UP_SECONDS);
-    if is_stepped_up.await? { Ok(()) } else { Err(Error::StepUpRequired) }
+    store::people::accounts::lock(tx, bearer.account_id).await?;
+    check_stepped_up(tx, bearer).await
 }

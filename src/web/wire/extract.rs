@@ -449,6 +449,14 @@ pub fn refuse_controls(parameter: &str, value: &str) -> Result<(), Error> {
     }
 }
 
+/// Reads a field that was sent, though it may be null. Name it in `deserialize_with`, beside
+/// `default`.
+pub fn sent<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<T>, D::Error> {
+    T::deserialize(from).map(Some)
+}
+
 #[cfg(test)]
 mod tests {
     use super::below_project;

@@ -46,8 +46,8 @@ impl Check {
     /// Like [`Self::name`], of a name that stands in paths, of which `.` and `..` are steps.
     pub fn path_name(&mut self, field: &str, value: &str, max_chars: usize) {
         self.name(field, value, max_chars);
-        if matches!(value, "." | "..") {
-            self.refuse(field, "must not be `.` or `..`, which are steps of a path");
+        if text::is_path_step(value) {
+            self.refuse(field, text::PATH_STEP);
         }
     }
 

@@ -8,7 +8,7 @@ use fencepost_web::{
     app::App,
     auth::{Caller, Manage},
     wire::{
-        extract::{Json, NameInPath, Object, RequestBody},
+        extract::{self, Json, NameInPath, Object, RequestBody},
         openapi::range,
         validate::Check,
     },
@@ -29,37 +29,37 @@ use crate::{
 #[schema(example = json!({"max_concurrency": 10, "rate_limit": {"count": 100, "per_seconds": 60}}))]
 pub struct ChangeQueueRequest {
     /// Maximum number of running jobs of the queue.
-    #[serde(default, deserialize_with = "settings::some")]
+    #[serde(default, deserialize_with = "extract::sent")]
     #[schema(value_type = Option<i32>, required = false, extensions(("bounds" = json!(range(0, limits::MAX_CONCURRENCY)))))]
     max_concurrency: Option<Option<i32>>,
     /// Maximum number of jobs started in any window of `per_seconds`.
-    #[serde(default, deserialize_with = "settings::some")]
+    #[serde(default, deserialize_with = "extract::sent")]
     #[schema(value_type = Option<RateLimitRequest>, required = false)]
     rate_limit: Option<Option<Object<RateLimitRequest>>>,
     /// Minimum lease in seconds when the poll sets none. Default: 30 if the job's timeout decides.
-    #[serde(default, deserialize_with = "settings::some")]
+    #[serde(default, deserialize_with = "extract::sent")]
     #[schema(value_type = Option<i32>, required = false, extensions(("bounds" = json!(range(1, limits::MAX_LEASE_SECONDS)))))]
     default_lease_seconds: Option<Option<i32>>,
     /// Retention of finished jobs in days. Default: 7.
-    #[serde(default, deserialize_with = "settings::some")]
+    #[serde(default, deserialize_with = "extract::sent")]
     #[schema(value_type = Option<i32>, required = false, extensions(("bounds" = json!(range(1, limits::MAX_RETENTION_DAYS)))))]
     retention_days: Option<Option<i32>>,
     /// Default `max_attempts` for jobs that do not set it; applies to jobs enqueued later.
     /// Recurring schedules set their own.
-    #[serde(default, deserialize_with = "settings::some")]
+    #[serde(default, deserialize_with = "extract::sent")]
     #[schema(value_type = Option<i32>, required = false, extensions(("bounds" = json!(range(1, limits::MAX_MAX_ATTEMPTS)))))]
     default_max_attempts: Option<Option<i32>>,
     /// Default retry policy for jobs that do not set one; applies to jobs enqueued later.
-    #[serde(default, deserialize_with = "settings::some")]
+    #[serde(default, deserialize_with = "extract::sent")]
     #[schema(value_type = Option<RetryRequest>, required = false)]
     default_retry: Option<Option<Object<RetryRequest>>>,
     /// Consecutive dead letters of one job type that pause it (circuit breaker).
-    #[serde(default, deserialize_with = "settings::some")]
+    #[serde(default, deserialize_with = "extract::sent")]
     #[schema(value_type = Option<i32>, required = false, extensions(("bounds" = json!(range(1, limits::MAX_BRAKE_AFTER)))))]
     brake_after: Option<Option<i32>>,
     /// Jobs that may wait or run: enqueues beyond it are refused with 429 `queue_full`. Schedules,
     /// callbacks and retries are not.
-    #[serde(default, deserialize_with = "settings::some")]
+    #[serde(default, deserialize_with = "extract::sent")]
     #[schema(value_type = Option<i32>, required = false, extensions(("bounds" = json!(range(1, limits::MAX_MAX_WAITING)))))]
     max_waiting: Option<Option<i32>>,
 }

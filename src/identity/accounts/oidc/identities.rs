@@ -3,7 +3,7 @@
 use fencepost_domain::{
     error::{Error, is_unique_violation},
     ids::{AccountId, IdentityId},
-    limits::{MAX_IDENTITIES, STEP_UP_SECONDS},
+    limits::MAX_IDENTITIES,
 };
 use fencepost_store::{
     self as store,
@@ -15,6 +15,7 @@ use super::{Arrival, Identities, Refusal};
 use crate::accounts::{
     Client,
     security::{self, AccountEvent},
+    sessions::lock_stepped_up,
     token::Bearer,
 };
 
@@ -37,17 +38,7 @@ impl Identities {
         let mut conn = self.base.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         // Two links at the same time must not exceed the bound, and none must follow a reset.
-        store::people::accounts::lock(&mut tx, bearer.account_id).await?;
-        let (account, session) = (bearer.account_id, bearer.session_id);
-        let is_stepped_up = store::people::second_factors::is_stepped_up(
-            &mut tx,
-            account,
-            session,
-            STEP_UP_SECONDS,
-        );
-        if !is_stepped_up.await? {
-            return Err(Error::StepUpRequired);
-        }
+        lock_stepped_up(&mut tx, bearer).await?;
         let (id, max) = (IdentityId::generate(), MAX_IDENTITIES);
         match store::people::identities::insert(&mut tx, bearer.account_id, id, subject, max).await
         {

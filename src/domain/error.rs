@@ -232,8 +232,8 @@ pub enum Error {
 
     /// This worker's lease has ended: a newer attempt may be running.
     #[error(
-        "the lease has ended, or is not the one that the request names: the current attempt is {}; stop working on \
-         this one",
+        "the lease has ended, or is not the one that the request names: the current attempt is {}; \
+         stop working on this one",
         .0.attempt
     )]
     StaleLease(JobStatus),

@@ -33,7 +33,7 @@ pub struct Facts {
     pub lease_expires_at: Option<DateTime<Utc>>,
     /// The seconds for which its worker has made no call, if they are many.
     pub silent_seconds: Option<i64>,
-    /// When its worker is lost and the job returns, if the worker makes no call until then.
+    /// Time at which its worker is lost and the job returns, if it makes no call until then.
     pub worker_lost_at: Option<DateTime<Utc>>,
     pub cancel_requested: bool,
     pub expires_at: Option<DateTime<Utc>>,

@@ -82,7 +82,7 @@ impl CallError {
     }
 }
 
-/// What all outbound calls of a node share: networks, certificates, names, the proxy.
+/// Networks, certificates, look-ups and proxy, which all outbound calls of a node share.
 #[derive(Debug, Clone)]
 pub struct Outbound {
     /// Networks besides the public internet.

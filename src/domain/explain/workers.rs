@@ -1,4 +1,4 @@
-//! Whether a worker can take the job.
+//! The condition that a worker takes the job.
 
 use super::{Condition, Facts, MAX_COUNTED_AHEAD, MAX_OTHER_TYPES, Reason, Slots, things};
 

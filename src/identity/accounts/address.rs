@@ -187,8 +187,9 @@ impl Addresses {
         Ok(true)
     }
 
-    /// Whether someone stands behind a project that sends requests elsewhere. Where mail is sent,
-    /// one of its owners must have a verified address; a project without members is the operator's.
+    /// Refuses a project that sends requests elsewhere, if no one stands behind it. Where mail is
+    /// sent, one of its owners must have a verified address; a project without members is the
+    /// operator's.
     ///
     /// # Errors
     /// [`Error::EmailNotVerified`].

@@ -1,4 +1,4 @@
-//! What most use cases of accounts work with.
+//! The parts that most use cases of accounts share.
 
 use fencepost_store::connection::pools::Pool;
 

@@ -52,7 +52,7 @@ const LOOK_PERIOD: Duration = Duration::from_secs(10);
 /// Accounts that a reset mail names: of those that claim an address, this many oldest ones, and as
 /// many newest ones.
 pub(super) const MAILED_CLAIMS: i64 = 5;
-/// How mails that verify addresses are counted.
+/// The kind under which mails that verify addresses are counted.
 pub(super) const VERIFICATIONS: &str = "verifications";
 
 /// The content of a mail. Stored as JSON; `address` is the network address that caused it.
@@ -120,12 +120,12 @@ pub struct Mailing {
 }
 
 impl Mailing {
-    /// Whether this server sends mails, or prints them.
+    /// True if this server sends mails, or prints them.
     pub(super) fn is_used(&self) -> bool {
         self.mailer.is_used()
     }
 
-    /// Whether mails reach people other than the operator.
+    /// True if mails reach people other than the operator.
     pub(super) fn reaches_others(&self) -> bool {
         self.mailer.reaches_others()
     }

@@ -14,7 +14,7 @@ pub(super) struct OwnPassword {
 }
 
 impl OwnPassword {
-    /// Whether this is the password of the session's account.
+    /// True if this is the password of the session's account.
     pub(super) async fn is_right(
         &self,
         bearer: Bearer,

@@ -82,7 +82,7 @@ pub async fn seal_signing_keys(
     Ok(sealed)
 }
 
-/// Where a signing key is stored: its row alone can decrypt it.
+/// The place of a signing key, which it is sealed for: its row alone can decrypt it.
 fn signing_key_place(id: Uuid) -> String {
     format!("signing_keys/{id}")
 }

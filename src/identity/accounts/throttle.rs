@@ -1,4 +1,4 @@
-//! How often people, and strangers who may become some, call for something.
+//! The rates of what people ask for, and strangers who may become some.
 
 use fencepost_domain::{error::Error, ids::AccountId};
 use fencepost_signals::limiter::{Charge, Limiter, Rate};
@@ -44,7 +44,7 @@ impl Throttle {
         self.count(&[charge("own", &bearer.account_id.to_string(), TRIES_PER_PAIR)]).await
     }
 
-    /// Whether one more mail of this kind may be sent to an address now.
+    /// True if one more mail of this kind may be sent to an address now.
     pub(super) async fn may_mail(&self, kind: &str, email: &str) -> bool {
         let is_allowed = async |rate: Rate| {
             let name = format!("mailed-{kind}-{}", rate.count);

@@ -92,8 +92,9 @@ pub async fn silence_of(
     .await
 }
 
-/// When the worker that holds a job is lost, if it makes no call until then: it has registered how
-/// often it calls, or beats for all of its jobs. See [`crate::sweep::workers`].
+/// The time at which the worker that holds a job is lost, if it makes no call until then. None: it
+/// has not registered how often it calls, and does not beat for all of its jobs. See
+/// [`crate::sweep::workers`].
 pub async fn lost_at(
     conn: &mut PgConnection,
     project_id: ProjectId,

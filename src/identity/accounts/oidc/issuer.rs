@@ -28,7 +28,7 @@ use crate::accounts::{
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of an answer: the largest known key set has about 20 KB.
 const MAX_ANSWER_BYTES: usize = 256 * 1_024;
-/// How long metadata are kept.
+/// The time for which metadata are kept.
 const METADATA_LIFE: Duration = Duration::from_secs(3_600);
 /// How long keys are kept: a key that the issuer withdraws is accepted no longer than this.
 const KEYS_LIFE: Duration = Duration::from_secs(600);

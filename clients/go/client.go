@@ -63,6 +63,16 @@ func (e *APIError) IsRetryable() bool {
 		e.Status == http.StatusTooManyRequests || e.Code == "idempotency_in_progress"
 }
 
+// refuses reports whether the request was invalid because of this field.
+func (e *APIError) refuses(field string) bool {
+	for _, detail := range e.Details {
+		if detail.Field == field {
+			return e.Status == http.StatusBadRequest
+		}
+	}
+	return false
+}
+
 type traceKey struct{}
 
 // Client enqueues jobs and reads them. Goroutines may share it.

@@ -249,9 +249,8 @@ func (w *Worker) Run() error {
 	}
 	host, _ := os.Hostname()
 	about := w.wanted(Fields{"worker_id": w.ID, "hostname": host, "pid": os.Getpid(),
-		"sdk_version": "fencepost-go/0.2.0", "concurrency": w.Concurrency,
-		"beat_seconds": maxCallSeconds})
-	if err := w.client.Request(context.Background(), "POST", "/v1/workers/register", about, nil); err != nil {
+		"sdk_version": "fencepost-go/0.2.0", "concurrency": w.Concurrency})
+	if err := w.register(about); err != nil {
 		return err
 	}
 	signals := make(chan os.Signal, 4)
@@ -277,6 +276,19 @@ func (w *Worker) Run() error {
 		log.Printf("fencepost: the worker was not deregistered: %v", refused)
 	}
 	return err
+}
+
+func (w *Worker) register(about Fields) error {
+	const path = "/v1/workers/register"
+	about["beat_seconds"] = maxCallSeconds
+	err := w.client.Request(context.Background(), "POST", path, about, nil)
+	var refused *APIError
+	if !errors.As(err, &refused) || !refused.refuses("beat_seconds") {
+		return err
+	}
+	// A server of version 0.2.0 or older: a lost worker's jobs wait for their leases.
+	delete(about, "beat_seconds")
+	return w.client.Request(context.Background(), "POST", path, about, nil)
 }
 
 // drain waits for the slots: while the worker works, then for the grace period, then a little more.

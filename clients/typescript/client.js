@@ -40,6 +40,11 @@ export class ApiError extends Error {
       status >= 500 || status === 408 || status === 429 || code === "idempotency_in_progress"
     );
   }
+
+  /** Whether the request was invalid because of this field. */
+  refuses(field) {
+    return this.status === 400 && this.details.some((it) => it.field === field);
+  }
 }
 
 /** The pause that a `Retry-After` asks for: seconds, or until a date, as a proxy may send it. */

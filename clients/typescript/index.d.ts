@@ -77,6 +77,8 @@ export class ApiError extends Error {
   readonly error: { [field: string]: Json };
   /** Whether the same request may succeed later. */
   readonly isRetryable: boolean;
+  /** Whether the request was invalid because of this field. */
+  refuses(field: string): boolean;
 }
 
 /** A job as `GET /v1/jobs/{id}` answers it. */

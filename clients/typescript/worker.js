@@ -177,15 +177,7 @@ export class Worker {
       throw new Error("the worker has no handlers: it would take jobs of every type");
     }
     this.wanted.job_types = [...this.#handlers.keys()].sort();
-    await this.client.request("POST", "/v1/workers/register", {
-      worker_id: this.id,
-      hostname: hostname(),
-      pid: process.pid,
-      sdk_version: "fencepost-typescript/0.2.0",
-      concurrency: this.concurrency,
-      beat_seconds: MAX_CALL_SECONDS,
-      ...this.wanted,
-    });
+    await this.#register();
     const forget = this.#listen();
     const done = new AbortController();
     const slots = Promise.all(Array.from({ length: this.concurrency }, () => this.#serve()));
@@ -204,6 +196,25 @@ export class Worker {
       await this.#deregister();
     }
     if (this.#failure) throw this.#failure;
+  }
+
+  async #register() {
+    const path = "/v1/workers/register";
+    const about = {
+      worker_id: this.id,
+      hostname: hostname(),
+      pid: process.pid,
+      sdk_version: "fencepost-typescript/0.2.0",
+      concurrency: this.concurrency,
+      ...this.wanted,
+    };
+    try {
+      await this.client.request("POST", path, { ...about, beat_seconds: MAX_CALL_SECONDS });
+    } catch (error) {
+      // A server of version 0.2.0 or older: a lost worker's jobs wait for their leases.
+      if (!(error instanceof ApiError && error.refuses("beat_seconds"))) throw error;
+      await this.client.request("POST", path, about);
+    }
   }
 
   /** Releases what still runs. */

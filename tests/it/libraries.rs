@@ -21,6 +21,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     process::Command,
+    sync::oneshot,
 };
 
 const JOBS: usize = 1_000;
@@ -75,6 +76,50 @@ async fn lossy(url: &str) -> String {
                             }
                             _ => return,
                         },
+                    }
+                }
+            });
+        }
+    });
+    format!("http://{address}")
+}
+
+/// What version 0.2.0 answers to a worker that registers `beat_seconds`.
+const BEATS_REFUSED: &str = r#"{"error": {"code": "invalid_request", "message": "unknown field",
+    "details": [{"field": "beat_seconds", "message": "unknown field"}]}}"#;
+
+/// A way to the server that refuses `beat_seconds`. Returns its URL.
+async fn without_beats(url: &str) -> String {
+    let server = url.trim_start_matches("http://").to_owned();
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let upstream = TcpStream::connect(&server).await.expect("the server");
+            let (mut client, mut to_client) = client.into_split();
+            let (mut answers, mut upstream) = upstream.into_split();
+            let (refuse, refused) = oneshot::channel();
+            tokio::spawn(async move {
+                let mut sent = vec![0; 65_536];
+                while let Ok(read @ 1..) = client.read(&mut sent).await {
+                    if String::from_utf8_lossy(&sent[..read]).contains("beat_seconds") {
+                        let _ = refuse.send(());
+                        return;
+                    }
+                    if upstream.write_all(&sent[..read]).await.is_err() {
+                        return;
+                    }
+                }
+            });
+            tokio::spawn(async move {
+                tokio::select! {
+                    _ = tokio::io::copy(&mut answers, &mut to_client) => {}
+                    Ok(()) = refused => {
+                        let length = BEATS_REFUSED.len();
+                        let head = format!("HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\
+                            content-type: application/json\r\ncontent-length: {length}\r\n\r\n");
+                        let answer = head + BEATS_REFUSED;
+                        to_client.write_all(answer.as_bytes()).await.expect("the answer is read");
                     }
                 }
             });
@@ -337,6 +382,20 @@ fn each_library_waits_as_a_rate_limit_says() {
         let stored = "select count(*) from jobs where job_type = 'greet'";
         assert_eq!(t.database.number(stored).await, i64::from(JOBS) * 4);
         server.stop().await;
+    });
+}
+
+#[test]
+fn each_library_works_at_a_server_that_refuses_beats() {
+    run(async |t| {
+        let url = without_beats(&t.url).await;
+        for mut command in [python(), typescript(), go(), rust()].map(Command::from) {
+            let job = greet(t, json!({"name": "Ada"})).await;
+            command.env("FENCEPOST_URL", &url).env("FENCEPOST_KEY", &t.api_key);
+            let mut worker = command.kill_on_drop(true).spawn().expect("it starts");
+            t.job_becomes(&job, "succeeded").await;
+            worker.kill().await.expect("it is killed");
+        }
     });
 }
 

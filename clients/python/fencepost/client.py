@@ -70,6 +70,10 @@ class ApiError(Exception):
         self.error = error
         super().__init__(f"{self.message} ({code or status}, request {self.request_id})")
 
+    def refuses(self, field: str) -> bool:
+        """True if the request was invalid because of this field."""
+        return self.status == 400 and any(it.get("field") == field for it in self.details)
+
     @property
     def is_retryable(self) -> bool:
         """Whether the same request may succeed later."""

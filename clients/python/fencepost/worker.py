@@ -200,8 +200,7 @@ class Worker:
         self._wanted["job_types"] = types
         about = {"worker_id": self.id, "hostname": socket.gethostname(), "pid": os.getpid()}
         about |= {"sdk_version": "fencepost-python/0.2.0", "concurrency": self.concurrency}
-        about |= {"beat_seconds": MAX_CALL_SECONDS}
-        self.client.request("POST", "/v1/workers/register", about | self._wanted)
+        self._register(about | self._wanted)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._stop_or_exit)
             signal.signal(signal.SIGINT, self._stop_or_exit)
@@ -233,6 +232,16 @@ class Worker:
             log.warning("the worker was not deregistered: %s", error)
         if self._failure:
             raise self._failure
+
+    def _register(self, about: Fields) -> None:
+        path = "/v1/workers/register"
+        try:
+            self.client.request("POST", path, about | {"beat_seconds": MAX_CALL_SECONDS})
+        except ApiError as error:
+            # A server of version 0.2.0 or older: a lost worker's jobs wait for their leases.
+            if not error.refuses("beat_seconds"):
+                raise
+            self.client.request("POST", path, about)
 
     def _running_jobs(self) -> list[Job]:
         with self._lock:

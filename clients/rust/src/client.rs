@@ -62,6 +62,12 @@ impl Error {
         }
     }
 
+    /// True if the request was invalid because of this field.
+    pub(crate) fn refuses(&self, field: &str) -> bool {
+        matches!(self, Self::Api(it) if it.status == StatusCode::BAD_REQUEST
+            && it.details.iter().any(|it| it.field == field))
+    }
+
     pub(crate) fn status(&self) -> Option<StatusCode> {
         match self {
             Self::Api(error) => Some(error.status),

@@ -177,14 +177,12 @@ impl Worker {
         let about = worker.wanted(json!({
             "worker_id": worker.id, "hostname": host(), "pid": std::process::id(),
             "sdk_version": "fencepost-rust/0.2.0", "concurrency": worker.concurrency,
-            "beat_seconds": MAX_CALL_SECONDS,
         }));
         // Before it registers: a signal that nothing handles ends or stops the process.
         let signals = Signals::install().map_err(|_| Error::Setup("signals cannot be handled"))?;
         let signals = AbortOnDropHandle::new(tokio::spawn(Arc::clone(&worker).listen(signals)));
-        let register = Request::post("/v1/workers/register", about);
         tokio::select! {
-            registered = worker.client.request::<Value>(register) => drop(registered?),
+            registered = worker.register(about) => registered?,
             () = worker.stopping.cancelled() => return Ok(()),
         }
         let beats = tokio::spawn(Arc::clone(&worker).beat());
@@ -206,6 +204,20 @@ impl Worker {
             tracing::warn!(%error, "the worker was not deregistered");
         }
         ended
+    }
+
+    async fn register(&self, about: Value) -> Result<(), Error> {
+        const PATH: &str = "/v1/workers/register";
+        let mut with_beats = about.clone();
+        with_beats["beat_seconds"] = json!(MAX_CALL_SECONDS);
+        let registered = self.client.request::<Value>(Request::post(PATH, with_beats)).await;
+        match registered {
+            // A server of version 0.2.0 or older: a lost worker's jobs wait for their leases.
+            Err(error) if error.refuses("beat_seconds") => {
+                self.client.request::<Value>(Request::post(PATH, about)).await.map(drop)
+            }
+            registered => registered.map(drop),
+        }
     }
 
     /// Waits for the slots: while the worker works, then for the grace period, then a little more.

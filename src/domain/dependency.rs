@@ -15,6 +15,8 @@ pub enum When {
     Succeeded,
     /// It was dead-lettered or cancelled.
     Failed,
+    /// It has succeeded, or was not needed.
+    NotFailed,
     /// It has ended, in whatever way.
     Ended,
 }
@@ -49,6 +51,7 @@ impl When {
         match self {
             Self::Succeeded => end == FinalState::Succeeded,
             Self::Failed => end.has_failed(),
+            Self::NotFailed => !end.has_failed(),
             Self::Ended => true,
         }
     }
@@ -59,6 +62,7 @@ impl When {
         match self {
             Self::Succeeded => "succeeded",
             Self::Failed => "failed",
+            Self::NotFailed => "not_failed",
             Self::Ended => "ended",
         }
     }

@@ -65,6 +65,13 @@ pub fn state(jobs: &[Member], was_cancelled: bool) -> WorkflowState {
     }
 }
 
+/// The key of the job that takes the place of another one. Its result is that of both, once the
+/// other one has failed.
+#[must_use]
+pub fn fallback_key(key: &str) -> String {
+    format!("{key}.fallback")
+}
+
 /// A mistake in a graph, and its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BrokenGraph {

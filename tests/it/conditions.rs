@@ -71,6 +71,23 @@ fn a_job_that_waits_for_a_failure_is_skipped_after_a_success() {
 }
 
 #[test]
+fn a_job_that_waits_for_no_failure_runs_after_a_success_or_a_skip() {
+    run(async |t| {
+        let parent = t.enqueue(json!({"priority": 9})).await;
+        let handler = child(t, &[(&parent, "failed")]).await;
+        let last = child(t, &[(&parent, "not_failed"), (&handler, "not_failed")]).await;
+        end(t, "succeeded").await;
+        t.job_becomes(&handler, "cancelled").await;
+        assert_eq!(end(t, "succeeded").await["id"], last);
+
+        let parent = t.enqueue(json!({})).await;
+        let stopped = child(t, &[(&parent, "not_failed")]).await;
+        end(t, "failed").await;
+        t.job_becomes(&stopped, "cancelled").await;
+    });
+}
+
+#[test]
 fn a_cancelled_parent_has_failed() {
     run(async |t| {
         let parent = t.enqueue(json!({"delay_seconds": 3600})).await;
@@ -193,7 +210,7 @@ fn the_database_and_the_rules_decide_alike() {
             ("cancelled", FinalState::Cancelled),
             ("dead_letter", FinalState::DeadLetter),
         ];
-        for when in [When::Succeeded, When::Failed, When::Ended] {
+        for when in [When::Succeeded, When::Failed, When::NotFailed, When::Ended] {
             for (name, end) in ends {
                 let is_met = format!(
                     "select (dependency_standing('{}', false, '{name}') = 'met')::int::bigint",

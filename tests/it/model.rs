@@ -163,7 +163,7 @@ impl Run {
         let mut parents = Vec::new();
         for number in 0..self.jobs.len() {
             let (end, is_gone) = (self.jobs[number].end(), self.jobs[number].is_gone);
-            let whens = [When::Succeeded, When::Succeeded, When::Failed, When::Ended];
+            let whens = [When::Succeeded, When::NotFailed, When::Failed, When::Ended];
             let when = *whens.choose(&mut self.dice).expect("one");
             let is_met = end.is_some_and(|it| when.is_met_by(it));
             if self.dice.random_bool(0.2) && (end.is_none() || is_met) && !is_gone {

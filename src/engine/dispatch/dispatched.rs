@@ -11,6 +11,7 @@ use fencepost_domain::{
     template::{self, Place},
     text::ErrorReport,
     trace::{self, AttemptTrace},
+    workflow,
 };
 use fencepost_signals::traces;
 use fencepost_store::{self as store, claims::LeasedJob};
@@ -153,7 +154,10 @@ fn filled(payload: &str, input: Option<&str>, parents: &[ParentResult]) -> Optio
     let filled = template::fill(payload, &mut |place| {
         let value = match place {
             Place::Input(path) => template::at(&input, path),
-            Place::Step { key, path } => results.get(key).and_then(|it| template::at(it, path)),
+            Place::Step { key, path } => results
+                .get(key)
+                .or_else(|| results.get(workflow::fallback_key(key).as_str()))
+                .and_then(|it| template::at(it, path)),
         };
         Ok(Some(value.unwrap_or(template::NULL)))
     });

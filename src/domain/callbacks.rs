@@ -78,6 +78,8 @@ pub struct EndedJob {
     pub job_id: String,
     /// `succeeded`, `dead_letter` or `cancelled`.
     pub state: &'static str,
+    /// The same, or `expired` or `skipped`, which are `cancelled` in `state`.
+    pub final_state: &'static str,
     /// Counted from 1: a retried job ends again. None: it was deleted meanwhile.
     pub end_number: Option<i32>,
 }

@@ -77,7 +77,9 @@ fn the_end_of_a_job_enqueues_its_callbacks_with_what_it_left() {
         );
         end(t, "q", "succeeded").await;
         let job = lease_from(t, "success").await;
-        let ended = json!({"job_id": id, "state": "succeeded", "end_number": 1});
+        let ended = json!({
+            "job_id": id, "state": "succeeded", "final_state": "succeeded", "end_number": 1,
+        });
         assert_eq!(job["payload"], json!({"a": 1.50, "ended": ended}));
         let parent = &job["parent_results"][0];
         assert_eq!((&parent["job_id"], &parent["result"]), (&json!(id), &json!(7)));
@@ -89,13 +91,46 @@ fn the_end_of_a_job_enqueues_its_callbacks_with_what_it_left() {
 }
 
 #[test]
+fn a_callback_says_how_its_job_was_cancelled() {
+    run(async |t| {
+        let shown_in = async |queue: &str| {
+            let ended = lease_from(t, queue).await["payload"]["ended"].clone();
+            (ended["state"].clone(), ended["final_state"].clone())
+        };
+        let on = |queue: &str| json!({"job_type": "t", "queue": queue});
+        let parent = t.enqueue(json!({"queue": "parents"})).await;
+        t.enqueue(json!({
+            "depends_on": [{"job_id": parent, "when": "failed"}],
+            "on_failure": on("failure"), "on_complete": on("skip"),
+        }))
+        .await;
+        end(t, "parents", "succeeded").await;
+        assert_eq!(shown_in("skip").await, (json!("cancelled"), json!("skipped")));
+
+        let late = json!({"delay_seconds": 3600, "on_failure": on("cancel")});
+        let id = t.enqueue(late).await;
+        t.act(&format!("/v1/jobs/{id}/cancel")).await.is(200);
+        assert_eq!(shown_in("cancel").await, (json!("cancelled"), json!("cancelled")));
+
+        let late = json!({"queue": "nobodys", "expires_at": "1970-01-01T00:00:00Z"});
+        t.enqueue(with(late, &json!({"on_failure": on("expiry")}))).await;
+        assert_eq!(shown_in("expiry").await, (json!("cancelled"), json!("expired")));
+        let none = json!({"worker_id": "w", "queues": ["failure"]});
+        assert_eq!(t.post("/v1/workers/poll", none).await.is(200)["jobs"], json!([]));
+    });
+}
+
+#[test]
 fn each_end_of_a_retried_job_enqueues_them_once() {
     run_alone(async |t| {
         let id = t.enqueue(with(json!({"queue": "q"}), &callbacks())).await;
         for number in 1..=2 {
             end(t, "q", "failed").await;
             let job = lease_from(t, "failure").await;
-            let ended = json!({"job_id": id, "state": "dead_letter", "end_number": number});
+            let state = "dead_letter";
+            let ended = json!({
+                "job_id": id, "state": state, "final_state": state, "end_number": number,
+            });
             assert_eq!(job["payload"], json!({"ended": ended}));
             assert_eq!(job["parent_results"][0]["error"]["message"], "why");
             t.post(&format!("/v1/jobs/{id}/retry"), json!({})).await.is(200);

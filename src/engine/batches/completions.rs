@@ -90,7 +90,14 @@ async fn callbacks_of_job(
     };
     let end_number = completions::count_end(tx, end.project_id, parent).await?;
     let state = state.public().as_str();
-    let ended = EndedJob { job_id: parent.to_string(), state, end_number };
+    let final_state = match how {
+        FinalState::Skipped => "skipped",
+        FinalState::Cancelled if completions::has_expired(tx, end.project_id, parent).await? => {
+            "expired"
+        }
+        _ => state,
+    };
+    let ended = EndedJob { job_id: parent.to_string(), state, final_state, end_number };
     let mut declared = read(declared)?;
     if let Some(url) = declared.url.take() {
         let key = (end.project_id, parent);

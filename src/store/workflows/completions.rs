@@ -67,6 +67,27 @@ pub async fn take(
     .await
 }
 
+/// Whether a job was cancelled by its `expires_at`: by no caller, and by no parent's end.
+pub async fn has_expired(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    job_id: JobId,
+) -> sqlx::Result<bool> {
+    sqlx::query_scalar!(
+        r#"
+        select exists (
+            select from finished_jobs
+            where project_id = $1 and id = $2 and state = 'cancelled'
+                and not cancel_requested and cancelled_by is null
+        ) "has_expired!"
+        "#,
+        project_id.0,
+        job_id.0,
+    )
+    .fetch_one(conn)
+    .await
+}
+
 /// Counts an end of a job, and returns how many it has had. None: the job was deleted.
 pub async fn count_end(
     conn: &mut PgConnection,

@@ -240,6 +240,19 @@ pub async fn register(
     Ok(())
 }
 
+/// Stores the registration of a worker that is known by its calls alone, and is not registered.
+pub async fn register_unknown(
+    engine: &Engine,
+    project_id: ProjectId,
+    worker: &Registration,
+) -> Result<(), Error> {
+    let mut conn = engine.pools.reports.acquire_for(project_id).await?;
+    if store::workers::describe(&mut conn, project_id, worker).await? {
+        engine.registry.forget(&(project_id, worker.worker_id.as_str().into()));
+    }
+    Ok(())
+}
+
 /// Records a worker's heartbeat, and renews the given leases. State `terminated` deregisters it.
 /// The protocol says whether losses of the worker count, as in [`Registration`].
 ///

@@ -76,6 +76,36 @@ pub async fn upsert(
     Ok(())
 }
 
+/// Stores what a worker says of itself, if it is known and not registered. Returns whether it was.
+pub async fn describe(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    worker: &Registration,
+) -> sqlx::Result<bool> {
+    let described = sqlx::query!(
+        "
+        update workers
+        set queues = $3,
+            hostname = $4,
+            concurrency = $5,
+            pid = $6,
+            labels = $7,
+            is_registered = true, registered_at = now(), changed_at = now()
+        where project_id = $1 and worker_id = $2 and not is_registered
+        ",
+        project_id.0,
+        worker.worker_id,
+        &worker.queues,
+        worker.hostname,
+        worker.concurrency,
+        worker.pid,
+        &worker.labels,
+    )
+    .execute(conn)
+    .await?;
+    Ok(described.rows_affected() > 0)
+}
+
 /// How many workers of a project are known; counted up to `max`.
 pub async fn count(conn: &mut PgConnection, project_id: ProjectId, max: i64) -> sqlx::Result<i64> {
     sqlx::query_scalar!(

@@ -20,13 +20,13 @@ use fencepost_engine::{
 };
 use fencepost_web::wire::validate::Check;
 use serde_json::value::RawValue;
-use sha2::{Digest, Sha256};
 use sqlx::types::Json as Stored;
 use uuid::Uuid;
 
 use super::{
     MAX_ENVELOPE_BYTES, RETRY_FIELD, VISIBILITY_SECONDS,
-    fields::{Fields, StoredEnvelope, When, duration_ms, is_queue_name, is_type_name, when},
+    fields::{Fields, StoredEnvelope, When, duration, is_queue_name, is_type_name, when},
+    unique::{Unique, accept_unique},
 };
 
 /// Maximum characters of a job's type.
@@ -42,9 +42,20 @@ const DEFAULT_RETRY: RetryPolicy = RetryPolicy {
     non_retryable_types: Vec::new(),
 };
 const DEFAULT_MAX_ATTEMPTS: i32 = 3;
-/// Longer numbers may be rounded when they are read.
-const MAX_EXACT_DIGITS: usize = 15;
 const UNKNOWN_POLICY: &str = "must be none, linear, exponential or polynomial";
+const TIMEOUT_MS: &str = "timeout_ms";
+/// Attributes of the specification's job that are options in its HTTP binding. Some clients send
+/// them beside `type`.
+const BESIDE_TYPE: [&str; 8] = [
+    "queue",
+    "priority",
+    TIMEOUT_MS,
+    "delay_until",
+    "scheduled_at",
+    "expires_at",
+    "retry",
+    "unique",
+];
 
 /// The option of jobs that wait for an activation. Fencepost has no such state, and its own
 /// `pending` is another one: these jobs are stored as scheduled.
@@ -88,7 +99,7 @@ pub fn accept(tenant: Tenant, mut sent: Fields, check: &mut Check) -> Result<Acc
     let payload = accept_args(&mut sent, &tenant.limits, check)?;
     let given = sent.take::<String>("id", check);
     let id = given.as_deref().map(|it| accept_id(it, check));
-    let mut options: Fields = sent.take("options", check).unwrap_or_default();
+    let mut options = take_options(&mut sent, check);
     let mut inner = Check::below(format!("{}options.", check.path()));
     let queue = accept_queue(&mut options, &mut inner);
     let rank = accept_rank(&mut options, &mut inner);
@@ -155,8 +166,27 @@ pub fn awaits_activation(row: &JobRow) -> bool {
 
 /// The options that a stored job was sent with. They were checked then.
 pub fn stored_options(row: &JobRow) -> Fields {
-    let mut sent = StoredEnvelope::read(row.envelope.as_deref());
-    sent.take("options", &mut Check::default()).unwrap_or_default()
+    take_options(&mut StoredEnvelope::read(row.envelope.as_deref()), &mut Check::default())
+}
+
+/// The options of a job, or of a schedule's jobs, with those that were sent beside its type.
+pub fn take_options(sent: &mut Fields, check: &mut Check) -> Fields {
+    let mut options: Fields = sent.take("options", check).unwrap_or_default();
+    let mut beside: Vec<_> =
+        BESIDE_TYPE.iter().filter_map(|it| Some((*it, *it, sent.raw(it)?))).collect();
+    // The attribute has seconds, and 0 is the default.
+    if let Some(seconds) = sent.take::<i64>("timeout", check).filter(|it| *it != 0) {
+        check.range("timeout", seconds, 1, i64::from(limits::MAX_TIMEOUT_SECONDS));
+        let ms = RawValue::from_string(seconds.saturating_mul(1_000).to_string());
+        beside.push(("timeout", TIMEOUT_MS, ms.unwrap_or_default()));
+    }
+    for (field, option, value) in beside {
+        let kept = options.0.entry(option.to_owned()).or_insert_with(|| value.clone());
+        if kept.get() != value.get() {
+            check.refuse(field, format!("is another value than `options.{option}`"));
+        }
+    }
+    options
 }
 
 /// Labels that its worker must have.
@@ -234,8 +264,8 @@ pub fn accept_queue(options: &mut Fields, check: &mut Check) -> String {
 /// The timeout of jobs and schedules, in seconds.
 pub fn accept_timeout(options: &mut Fields, check: &mut Check) -> i32 {
     const MAX_TIMEOUT_MS: i64 = limits::MAX_TIMEOUT_SECONDS as i64 * 1_000;
-    let timeout_ms = options.take("timeout_ms", check).unwrap_or(MAX_TIMEOUT_MS);
-    check.range("timeout_ms", timeout_ms, 1, MAX_TIMEOUT_MS);
+    let timeout_ms = options.take(TIMEOUT_MS, check).unwrap_or(MAX_TIMEOUT_MS);
+    check.range(TIMEOUT_MS, timeout_ms, 1, MAX_TIMEOUT_MS);
     i32::try_from(whole_seconds(timeout_ms)).unwrap_or(limits::MAX_TIMEOUT_SECONDS)
 }
 
@@ -311,7 +341,9 @@ pub fn accept_retry(options: &mut Fields, check: &mut Check) -> (RetryPolicy, i3
         sent.take("non_retryable_errors", &mut inner).unwrap_or_default();
     let (max, max_chars) = (limits::MAX_NON_RETRYABLE_TYPES, limits::MAX_ERROR_TYPE_CHARS);
     inner.names("non_retryable_errors", &non_retryable, max, max_chars);
-    let strategy = match sent.take::<String>("backoff_strategy", &mut inner).as_deref() {
+    let strategy = sent.take::<String>("backoff_strategy", &mut inner);
+    let strategy = strategy.or_else(|| sent.take("backoff_type", &mut inner));
+    let strategy = match strategy.as_deref() {
         None | Some("exponential") => RetryStrategy::Exponential,
         Some("linear") => RetryStrategy::Linear,
         Some("polynomial") => RetryStrategy::Polynomial,
@@ -341,104 +373,12 @@ fn interval(sent: &mut Fields, name: &str, default: u32, check: &mut Check) -> u
     let text = sent.take::<String>(name, check);
     let in_ms = format!("{name}_ms");
     let ms = match text {
-        Some(text) => {
-            let ms = duration_ms(&text);
-            if ms.is_none() {
-                check.refuse(name, "must be an ISO 8601 duration, such as PT1S");
-            }
-            ms
-        }
+        Some(text) => duration(name, &text, check),
         None => sent.take(&in_ms, check),
     };
     let seconds = ms.map_or(i64::from(default), whole_seconds);
     check.range(name, seconds, 0, limits::MAX_RETRY_SECONDS);
     u32::try_from(seconds).unwrap_or(default)
-}
-
-struct Unique {
-    key: String,
-    on_conflict: OnConflict,
-    period_ms: Option<i64>,
-}
-
-/// The unique key of a job: a hash of the fields that its policy names.
-fn accept_unique(
-    options: &mut Fields,
-    (job_type, queue, sent): (&str, &str, &Fields),
-    check: &mut Check,
-) -> Option<Unique> {
-    let mut policy: Fields = options.take("unique", check)?;
-    let mut inner = Check::below(format!("{}unique.", check.path()));
-    let keys: Vec<String> = policy.take("keys", &mut inner).unwrap_or_default();
-    let args_keys: Option<Vec<String>> = policy.take("args_keys", &mut inner);
-    let meta_keys: Option<Vec<String>> = policy.take("meta_keys", &mut inner);
-    let mut hash = Sha256::new();
-    let mut add = |name: &str, value: &str| {
-        for part in [name, value] {
-            hash.update((part.len() as u64).to_be_bytes());
-            hash.update(part.as_bytes());
-        }
-    };
-    add("type", job_type);
-    for key in &keys {
-        match key.as_str() {
-            "type" => (),
-            "queue" => add("queue", queue),
-            "args" => {
-                add("args", &canonical(sent.0.get("args").map(|it| &**it), args_keys.as_deref()))
-            }
-            "meta" => {
-                add("meta", &canonical(sent.0.get("meta").map(|it| &**it), meta_keys.as_deref()))
-            }
-            _ => inner.refuse("keys", "must be of type, queue, args and meta"),
-        }
-    }
-    let on_conflict = match policy.take::<String>("on_conflict", &mut inner).as_deref() {
-        None | Some("reject") => OnConflict::Reject,
-        Some("ignore") => OnConflict::ReturnExisting,
-        Some("replace" | "replace_except_schedule") => OnConflict::Replace,
-        Some(_) => {
-            inner.refuse(
-                "on_conflict",
-                "must be reject, replace, replace_except_schedule or ignore",
-            );
-            OnConflict::Reject
-        }
-    };
-    let period_ms = policy.take::<String>("period", &mut inner).and_then(|text| {
-        let ms = duration_ms(&text);
-        if ms.is_none() {
-            inner.refuse("period", "must be an ISO 8601 duration, such as PT1H");
-        }
-        ms
-    });
-    check.absorb(inner);
-    let digest = hash.finalize();
-    let key = digest.iter().fold("ojs:".to_owned(), |text, byte| format!("{text}{byte:02x}"));
-    Some(Unique { key, on_conflict, period_ms })
-}
-
-/// A value in canonical form: sorted, without white space; of objects, and of objects in arguments,
-/// only the named fields, if any are named.
-fn canonical(value: Option<&RawValue>, only: Option<&[String]>) -> String {
-    use serde_json::Value;
-    let keep = |value: Value| match (value, only) {
-        (Value::Object(fields), Some(only)) => {
-            Value::Object(fields.into_iter().filter(|(name, _)| only.contains(name)).collect())
-        }
-        (other, _) => other,
-    };
-    let Some(text) = value.map(RawValue::get) else { return String::new() };
-    // Numbers that cannot be represented exactly are compared as text.
-    let mut numbers = text.split(|it: char| !it.is_ascii_digit());
-    let is_exact = !numbers.any(|it| it.len() > MAX_EXACT_DIGITS);
-    match serde_json::from_str(text).ok().filter(|_| is_exact) {
-        None => text.to_owned(),
-        Some(Value::Array(items)) => {
-            Value::Array(items.into_iter().map(keep).collect()).to_string()
-        }
-        Some(other) => keep(other).to_string(),
-    }
 }
 
 /// The envelope that is stored beside the arguments: everything else that was sent.

@@ -26,7 +26,10 @@ use utoipa::ToSchema;
 
 use super::{
     ErrorBody, Reply,
-    accept::{accept_args, accept_queue, accept_rank, accept_retry, accept_timeout, check_type},
+    accept::{
+        accept_args, accept_queue, accept_rank, accept_retry, accept_timeout, check_type,
+        take_options,
+    },
     fields::{Fields, args, time},
 };
 use crate::params::PathParams;
@@ -161,7 +164,7 @@ fn accept(mut sent: Fields, plan: &Limits) -> Result<WrittenSchedule, Error> {
     job_type.iter().for_each(|it| check_type(it, &mut check));
     template.refuse("meta", "is not supported for schedules", &mut check);
     let payload = accept_args(&mut template, plan, &mut check)?;
-    let mut options: Fields = template.take("options", &mut check).unwrap_or_default();
+    let mut options: Fields = take_options(&mut template, &mut check);
     let mut inner = Check::below("options.");
     let queue = accept_queue(&mut options, &mut inner);
     let rank = accept_rank(&mut options, &mut inner);

@@ -148,6 +148,15 @@ pub fn duration_ms(text: &str) -> Option<i64> {
     }
 }
 
+/// The same, refused by its name if it is none.
+pub fn duration(name: &str, text: &str, check: &mut Check) -> Option<i64> {
+    let ms = duration_ms(text);
+    if ms.is_none() {
+        check.refuse(name, "must be an ISO 8601 duration, such as PT1S");
+    }
+    ms
+}
+
 /// A time in this protocol's format.
 pub fn time(at: DateTime<Utc>) -> String {
     at.to_rfc3339_opts(SecondsFormat::Millis, true)

@@ -16,6 +16,7 @@ mod jobs;
 mod operate;
 mod progress;
 mod show;
+mod unique;
 mod work;
 mod workers;
 mod workflows;
@@ -135,12 +136,14 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(jobs::get, jobs::cancel))
         .routes(routes!(progress::activate))
         .routes(routes!(progress::get, progress::report))
+        .routes(routes!(progress::report_of))
         .routes(routes!(work::fetch))
         .routes(routes!(work::ack))
         .routes(routes!(work::nack))
         .routes(routes!(workers::register))
         .routes(routes!(workers::beat))
         .routes(routes!(workers::deregister))
+        .routes(routes!(operate::schemas))
         .routes(routes!(operate::queues))
         .routes(routes!(operate::stats))
         .routes(routes!(operate::pause))

@@ -102,6 +102,20 @@ fn pagination(limit: u32, offset: u32, has_more: bool) -> Value {
     json!({"limit": limit, "offset": offset, "has_more": has_more})
 }
 
+/// List schemas: there are none, since no arguments are validated.
+#[utoipa::path(
+    get, path = "/v1/schemas", tag = "system", operation_id = "list_schemas",
+    params(PageQuery),
+    responses((status = 200, description = "An empty page.", body = Object)),
+)]
+pub async fn schemas(
+    _: Caller<Read>,
+    Query(query): Query<PageQuery>,
+) -> Result<Reply<Value>, Error> {
+    let (limit, offset) = page(query.limit, query.offset, limits::MAX_PAGE_QUEUES)?;
+    Ok(Reply::ok(json!({"schemas": [], "pagination": pagination(limit, offset, false)})))
+}
+
 /// List queues, by name.
 #[utoipa::path(
     get, path = "/v1/queues", tag = "queues", operation_id = "list_queues",
@@ -178,7 +192,10 @@ pub async fn stats(
 ) -> Result<Reply<Value>, Error> {
     let names = [queue_name(&params)?];
     let rows = queues::find(&app.engine, caller.project_id, &names).await?;
-    Ok(Reply::ok(json!({"queue": rows.first().map(queue_view)})))
+    let queue = rows.first().map(queue_view).unwrap_or_default();
+    // The HTTP binding has the counts beside the queue.
+    let (stats, status, at) = (&queue["stats"], &queue["status"], &queue["computed_at"]);
+    Ok(Reply::ok(json!({"stats": stats, "status": status, "computed_at": at, "queue": queue})))
 }
 
 /// Pause a queue: it accepts jobs, but none is fetched.

@@ -4,7 +4,7 @@ use axum::extract::State;
 use chrono::TimeDelta;
 use fencepost_domain::{
     error::{Error, JobStatus},
-    ids::JobKey,
+    ids::{JobId, JobKey},
     lease::Fence,
     limits,
     text::printable,
@@ -98,11 +98,44 @@ pub async fn report(
     caller: Caller<Beating>,
     State(app): State<App>,
     params: PathParams,
+    Json(sent): Json<Fields>,
+) -> Result<Reply<ProgressView>, Error> {
+    record(caller, &app, job_id(params.get("id"))?, sent, Check::default()).await
+}
+
+/// Report progress of the job that the body names.
+///
+/// The same as `PUT /v1/jobs/{id}/progress`. Structured `data` is not kept.
+#[utoipa::path(
+    post, path = "/v1/workers/progress", tag = "workers", operation_id = "report_progress_of",
+    request_body(content = Object, description = "`job_id`, `percentage` or `progress`, `message`, `worker_id`."),
+    responses(
+        (status = 200, description = "Recorded.", body = ProgressView),
+        (status = 404, description = "No such job.", body = ErrorBody),
+        (status = 409, description = "It does not run, or the named worker does not hold it.", body = ErrorBody),
+    ),
+)]
+pub async fn report_of(
+    caller: Caller<Beating>,
+    State(app): State<App>,
     Json(mut sent): Json<Fields>,
 ) -> Result<Reply<ProgressView>, Error> {
-    const PERCENT: f32 = 100.0;
-    let key = JobKey { project_id: caller.project_id, id: job_id(params.get("id"))? };
     let mut check = Check::default();
+    let Some(id) = sent.need::<String>("job_id", &mut check) else {
+        return Err(check.finish().err().unwrap_or(Error::JobNotFound));
+    };
+    record(caller, &app, job_id(&id)?, sent, check).await
+}
+
+async fn record(
+    caller: Caller<Beating>,
+    app: &App,
+    id: JobId,
+    mut sent: Fields,
+    mut check: Check,
+) -> Result<Reply<ProgressView>, Error> {
+    const PERCENT: f32 = 100.0;
+    let key = JobKey { project_id: caller.project_id, id };
     let percentage = sent.take::<f32>("percentage", &mut check).map(|it| it / PERCENT);
     let progress = sent.take::<f32>("progress", &mut check).or(percentage);
     let message = sent.take::<ProducedText>("message", &mut check);

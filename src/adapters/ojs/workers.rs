@@ -52,6 +52,34 @@ pub struct RegisterRequest {
 
 impl RequestBody for RegisterRequest {}
 
+impl RegisterRequest {
+    fn registration(self, check: &mut Check) -> Registration {
+        const DEFAULT_CONCURRENCY: i32 = 10;
+        let hostname = self.hostname.filter(|it| !it.is_empty());
+        check.optional_name("hostname", hostname.as_deref(), limits::MAX_WORKER_INFO_CHARS);
+        let max = limits::MAX_REGISTERED_NAMES;
+        check.names("queues", &self.queues, max, limits::MAX_QUEUE_CHARS);
+        let concurrency = self.concurrency.unwrap_or(DEFAULT_CONCURRENCY);
+        check.range("concurrency", concurrency, 1, limits::MAX_WORKER_CONCURRENCY);
+        let mut labels = self.labels;
+        check.names("labels", &labels, limits::MAX_LABELS, limits::MAX_LABEL_CHARS);
+        labels.sort();
+        labels.dedup();
+        Registration {
+            worker_id: self.worker_id,
+            queues: self.queues,
+            job_types: Vec::new(),
+            hostname,
+            sdk_version: None,
+            concurrency,
+            pid: self.pid,
+            labels,
+            beat_seconds: None,
+            counts_losses: true,
+        }
+    }
+}
+
 /// Directive of a worker.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OjsWorkerReply)]
@@ -71,32 +99,10 @@ pub async fn register(
     State(app): State<App>,
     Json(request): Json<RegisterRequest>,
 ) -> Result<Reply<WorkerReply>, Error> {
-    const DEFAULT_CONCURRENCY: i32 = 10;
     let mut check = Check::default();
     check.name("worker_id", &request.worker_id, limits::MAX_WORKER_ID_CHARS);
-    let hostname = request.hostname.filter(|it| !it.is_empty());
-    check.optional_name("hostname", hostname.as_deref(), limits::MAX_WORKER_INFO_CHARS);
-    let max = limits::MAX_REGISTERED_NAMES;
-    check.names("queues", &request.queues, max, limits::MAX_QUEUE_CHARS);
-    let concurrency = request.concurrency.unwrap_or(DEFAULT_CONCURRENCY);
-    check.range("concurrency", concurrency, 1, limits::MAX_WORKER_CONCURRENCY);
-    let mut labels = request.labels;
-    check.names("labels", &labels, limits::MAX_LABELS, limits::MAX_LABEL_CHARS);
+    let worker = request.registration(&mut check);
     check.finish()?;
-    labels.sort();
-    labels.dedup();
-    let worker = Registration {
-        worker_id: request.worker_id,
-        queues: request.queues,
-        job_types: Vec::new(),
-        hostname,
-        sdk_version: None,
-        concurrency,
-        pid: request.pid,
-        labels,
-        beat_seconds: None,
-        counts_losses: true,
-    };
     workers::register(&app.engine, caller.project_id, &worker).await?;
     let state = WorkerState::Running;
     Ok(Reply::ok(WorkerReply { worker_id: worker.worker_id, state }))
@@ -119,9 +125,53 @@ pub struct BeatRequest {
     active_jobs: Option<Value>,
     /// One job.
     job_id: Option<String>,
+    /// Host name. This field and the ones below register a worker that is not registered.
+    hostname: Option<String>,
+    /// Process id.
+    pid: Option<i32>,
+    /// Queues that it fetches from.
+    queues: Option<Vec<String>>,
+    /// Number of jobs that it runs at the same time.
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_WORKER_CONCURRENCY)))))]
+    concurrency: Option<i32>,
+    /// Labels.
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_LABELS)))))]
+    labels: Option<Vec<String>>,
 }
 
 impl RequestBody for BeatRequest {}
+
+impl BeatRequest {
+    /// The jobs that it names, in all ways.
+    fn take_jobs(&mut self) -> Vec<String> {
+        let listed = match self.active_jobs.take() {
+            Some(Value::Array(jobs)) => {
+                jobs.into_iter().filter_map(|it| it.as_str().map(str::to_owned)).collect()
+            }
+            _ => Vec::new(),
+        };
+        let named = self.active_job_ids.take().unwrap_or_default().into_iter();
+        named.chain(listed).chain(self.job_id.take()).collect()
+    }
+
+    /// What it says of the worker, if it says anything.
+    fn take_registration(&mut self, check: &mut Check) -> Option<Registration> {
+        let request = RegisterRequest {
+            worker_id: self.worker_id.clone(),
+            hostname: self.hostname.take(),
+            pid: self.pid,
+            queues: self.queues.take().unwrap_or_default(),
+            concurrency: self.concurrency,
+            labels: self.labels.take().unwrap_or_default(),
+        };
+        let is_said = request.hostname.is_some()
+            || request.pid.is_some()
+            || request.concurrency.is_some()
+            || !request.queues.is_empty()
+            || !request.labels.is_empty();
+        is_said.then(|| request.registration(check))
+    }
+}
 
 /// Directive of the worker, and which of its jobs it still holds.
 #[derive(Debug, Serialize, ToSchema)]
@@ -148,18 +198,12 @@ pub struct BeatReply {
 pub async fn beat(
     caller: Caller<Beating>,
     State(app): State<App>,
-    Json(request): Json<BeatRequest>,
+    Json(mut request): Json<BeatRequest>,
 ) -> Result<Reply<BeatReply>, Error> {
-    let (worker_id, project_id) = (request.worker_id, caller.project_id);
-    let listed = match request.active_jobs {
-        Some(Value::Array(jobs)) => {
-            jobs.into_iter().filter_map(|it| it.as_str().map(str::to_owned)).collect()
-        }
-        _ => Vec::new(),
-    };
-    let named = request.active_job_ids.unwrap_or_default().into_iter();
-    let named: Vec<_> = named.chain(listed).chain(request.job_id).collect();
     let mut check = Check::default();
+    let about = request.take_registration(&mut check);
+    let named = request.take_jobs();
+    let (worker_id, project_id) = (request.worker_id, caller.project_id);
     check.name("worker_id", &worker_id, limits::MAX_WORKER_ID_CHARS);
     if named.len() > limits::MAX_BEAT_JOBS {
         let max = limits::MAX_BEAT_JOBS;
@@ -190,6 +234,9 @@ pub async fn beat(
     let (state, mut leases) =
         workers::beat(&app.engine, &key, (said, counts_losses), beats(&ids)).await?;
     if said != WorkerState::Terminated {
+        if let Some(about) = about {
+            workers::register_unknown(&app.engine, project_id, &about).await?;
+        }
         let lost: Vec<_> = leases.iter().filter(|it| it.1.is_none()).map(|it| it.0).collect();
         let adopted = heartbeat::adopt(&app.engine, project_id, &worker_id, &lost).await?;
         leases.extend(heartbeat::heartbeat_all(&app.engine, beats(&adopted)).await?);

@@ -324,6 +324,44 @@ fn a_worker_registers_beats_and_goes_as_the_protocol_draws_it() {
 }
 
 #[test]
+fn a_worker_that_has_not_registered_is_described_by_its_beats() {
+    run(async |t| {
+        let path = format!("{OJS}/workers/heartbeat");
+        let beat = |host: &str| {
+            json!({
+                "worker_id": "w", "hostname": host, "pid": 7, "queues": ["a"],
+                "concurrency": 3, "labels": ["gpu"],
+            })
+        };
+        t.post(&path, json!({"worker_id": "w"})).await.is(200);
+        t.post(&path, beat("one")).await.is(200);
+        let seen = async || t.get("/v1/workers").await.is(200)["workers"][0].clone();
+        let worker = seen().await;
+        assert_eq!((&worker["hostname"], &worker["pid"]), (&json!("one"), &json!(7)));
+        assert_eq!((&worker["queues"], &worker["labels"]), (&json!(["a"]), &json!(["gpu"])));
+        assert_eq!(worker["concurrency"], 3);
+        // It is registered now: only a registration changes that.
+        t.post(&path, beat("two")).await.is(200);
+        assert_eq!(seen().await["hostname"], "one");
+        let odd = json!({"worker_id": "w", "concurrency": 0});
+        refused(&t.post(&path, odd).await, 400, "invalid_request");
+    });
+}
+
+#[test]
+fn schemas_are_an_empty_list_and_counts_stand_beside_the_queue() {
+    run(async |t| {
+        enqueue(t, json!({"type": "a", "args": []})).await;
+        let schemas = t.get(&format!("{OJS}/schemas?limit=5")).await.is(200);
+        assert_eq!(schemas["schemas"], json!([]));
+        assert_eq!(schemas["pagination"]["limit"], 5);
+        let stats = t.get(&format!("{OJS}/queues/default/stats")).await.is(200);
+        assert_eq!((&stats["status"], &stats["stats"]["available"]), (&json!("active"), &json!(1)));
+        assert_eq!(stats["stats"], stats["queue"]["stats"]);
+    });
+}
+
+#[test]
 fn a_worker_that_gives_its_name_with_the_ack_adopts_the_job_then() {
     run(async |t| {
         let job = enqueue(t, json!({"type": "a", "args": []})).await;

@@ -1,6 +1,6 @@
 //! Open Job Spec: options of a job that bound its reservations, and the rate of its queue.
 
-use super::{OJS, enqueue, fetch, fetch_one, read};
+use super::{OJS, enqueue, fetch, fetch_one, read, refused};
 use crate::harness::{LoneProject, eventually, run, run_alone};
 use serde_json::{Value, json};
 
@@ -156,6 +156,42 @@ fn a_job_with_labels_goes_to_a_worker_that_has_them() {
 }
 
 #[test]
+fn options_beside_the_type_count_as_options() {
+    run(async |t| {
+        let job = enqueue(
+            t,
+            json!({
+                "type": "a", "args": [], "queue": "reports", "priority": 7, "timeout": 90,
+                "scheduled_at": "+PT1H", "retry": {"max_attempts": 9}, "unique": {"keys": ["type"]},
+            }),
+        );
+        let job = job.await;
+        assert_eq!((&job["queue"], &job["priority"]), (&json!("reports"), &json!(7)));
+        assert_eq!((&job["timeout_ms"], &job["max_attempts"]), (&json!(90_000), &json!(9)));
+        assert_eq!(job["state"], "scheduled");
+        let path = format!("{OJS}/jobs");
+        let same = json!({"type": "a", "args": [], "unique": {"keys": ["type"]}});
+        refused(&t.post(&path, same).await, 409, "duplicate");
+        let twice = json!({"type": "b", "args": [], "queue": "a", "options": {"queue": "a"}});
+        enqueue(t, twice).await;
+        for (odd, field) in [
+            (json!({"queue": "a", "options": {"queue": "b"}}), "queue"),
+            (json!({"timeout": 1, "options": {"timeout_ms": 2_000}}), "timeout"),
+            (json!({"timeout": -1}), "timeout"),
+            (json!({"queue": "A B"}), "options.queue"),
+        ] {
+            let mut body = json!({"type": "c", "args": []});
+            body.as_object_mut().expect("an object").extend(odd.as_object().expect("one").clone());
+            let error = refused(&t.post(&path, body).await, 400, "invalid_request");
+            assert_eq!(error["details"]["fields"][0]["field"], field, "{odd}");
+        }
+        // The policy has a status of its own, wherever it stands.
+        let odd = json!({"type": "c", "args": [], "retry": {"max_attempts": -1}});
+        refused(&t.post(&path, odd).await, 422, "invalid_request");
+    });
+}
+
+#[test]
 fn progress_is_kept_between_its_bounds_with_its_message() {
     run(async |t| {
         let job = enqueue(t, with_options(json!({}))).await;
@@ -169,6 +205,14 @@ fn progress_is_kept_between_its_bounds_with_its_message() {
         let seen = t.get(&path).await.is(200);
         assert_eq!((&seen["progress"], &seen["message"]), (&json!(0.75), &json!("Halfway")));
         t.put(&path, json!({"progress": 1, "message": ""})).await.is(200);
+        // As the libraries for Python and JavaScript report it.
+        let workers = format!("{OJS}/workers/progress");
+        let report = json!({"job_id": job["id"], "percentage": 25, "data": {"rows": 3}});
+        assert_eq!(t.post(&workers, report).await.is(200)["job_id"], job["id"]);
+        assert_eq!(t.get(&path).await.is(200)["progress"], 0.25);
+        refused(&t.post(&workers, json!({"percentage": 1})).await, 400, "invalid_request");
+        let unknown = json!({"job_id": "none", "percentage": 1});
+        refused(&t.post(&workers, unknown).await, 404, "not_found");
         for odd in [json!({}), json!({"progress": "most"})] {
             assert_eq!(t.put(&path, odd.clone()).await.status, 400, "{odd}");
         }

@@ -258,6 +258,40 @@ fn jobs_that_are_the_same_are_rejected_ignored_or_replaced() {
 }
 
 #[test]
+fn a_unique_key_is_made_as_the_libraries_name_it() {
+    run(async |t| {
+        let job = |unique: Value, args: Value| json!({"type": "a", "args": args, "options": {"unique": unique}});
+        let path = format!("{OJS}/jobs");
+        // As the library for Python sends it.
+        let key = || json!({"key": ["type", "queue", "args"], "on_conflict": "ignore"});
+        let first = enqueue(t, job(key(), json!([1]))).await;
+        let other = enqueue(t, job(key(), json!([2]))).await;
+        assert_ne!(first["id"], other["id"]);
+        let again = t.post(&path, job(key(), json!([1]))).await.is(200);
+        assert_eq!(again["job"]["id"], first["id"]);
+        // As those for Java and Go do: fields of arguments, and a period in milliseconds.
+        let key = || json!({"key": ["id"], "period_ms": 3_600_000, "on_conflict": "reject"});
+        enqueue(t, job(key(), json!([{"id": 1, "at": 1}]))).await;
+        enqueue(t, job(key(), json!([{"id": 2, "at": 1}]))).await;
+        let same = t.post(&path, job(key(), json!([{"id": 1, "at": 2}]))).await;
+        refused(&same, 409, "duplicate");
+        for (odd, field) in [
+            (json!({"key": ["id"]}), "key"),
+            (json!({"keys": ["args"], "args_keys": ["user"]}), "args_keys"),
+            (json!({"keys": ["argz"]}), "keys"),
+            (json!({"keys": ["type"], "key": ["type"]}), "key"),
+            (json!({"key": ["type"], "on_conflikt": "ignore"}), "on_conflikt"),
+            (json!({"key": ["type"], "period_ms": -1}), "period"),
+        ] {
+            let reply = t.post(&path, job(odd.clone(), json!([{"idd": 1}]))).await;
+            let error = refused(&reply, 400, "invalid_request");
+            let named = &error["details"]["fields"][0]["field"];
+            assert_eq!(named, &json!(format!("options.unique.{field}")), "{odd}");
+        }
+    });
+}
+
+#[test]
 fn a_period_lets_a_job_be_stored_again_although_its_like_is_live() {
     run_alone(async |t| {
         let unique = json!({"keys": ["type"], "period": "PT1H"});

@@ -1,0 +1,158 @@
+//! The unique policy of a job, and the key that is made from it.
+
+use fencepost_engine::enqueue::dependencies::OnConflict;
+use fencepost_web::wire::validate::Check;
+use serde_json::{Value, value::RawValue};
+use sha2::{Digest, Sha256};
+
+use super::fields::{Fields, duration};
+
+/// Longer numbers may be rounded when they are read.
+const MAX_EXACT_DIGITS: usize = 15;
+/// What a key can be made from.
+const DIMENSIONS: [&str; 4] = ["type", "queue", "args", "meta"];
+
+/// The unique key of a job.
+pub struct Unique {
+    pub key: String,
+    pub on_conflict: OnConflict,
+    /// Milliseconds after which another job may take the key.
+    pub period_ms: Option<i64>,
+}
+
+/// The unique key of a job: a hash of the fields that its policy names.
+pub fn accept_unique(
+    options: &mut Fields,
+    (job_type, queue, sent): (&str, &str, &Fields),
+    check: &mut Check,
+) -> Option<Unique> {
+    let mut policy: Fields = options.take("unique", check)?;
+    let mut inner = Check::below(format!("{}unique.", check.path()));
+    let named = accept_named(&mut policy, sent, &mut inner);
+    let on_conflict = accept_on_conflict(&mut policy, &mut inner);
+    let period_ms = match policy.take::<String>("period", &mut inner) {
+        Some(text) => duration("period", &text, &mut inner),
+        None => policy.take("period_ms", &mut inner).filter(|it| *it != 0),
+    };
+    if let Some(ms) = period_ms {
+        inner.range("period", ms, 0, i64::MAX);
+    }
+    // Its states are always those of live jobs.
+    policy.take::<Vec<String>>("states", &mut inner);
+    for unknown in policy.0.keys() {
+        inner.refuse(unknown, "is not a field of a unique policy");
+    }
+    check.absorb(inner);
+    Some(Unique { key: named.key(job_type, queue, sent), on_conflict, period_ms })
+}
+
+fn accept_on_conflict(policy: &mut Fields, check: &mut Check) -> OnConflict {
+    match policy.take::<String>("on_conflict", check).as_deref() {
+        None | Some("reject") => OnConflict::Reject,
+        Some("ignore") => OnConflict::ReturnExisting,
+        Some("replace" | "replace_except_schedule") => OnConflict::Replace,
+        Some(_) => {
+            let message = "must be reject, replace, replace_except_schedule or ignore";
+            check.refuse("on_conflict", message);
+            OnConflict::Reject
+        }
+    }
+}
+
+/// What a policy names.
+#[derive(Default)]
+struct Named {
+    dimensions: Vec<String>,
+    /// The fields of arguments that count; without them, all.
+    args_keys: Option<Vec<String>>,
+    /// The same of `meta`.
+    meta_keys: Option<Vec<String>>,
+}
+
+fn accept_named(policy: &mut Fields, sent: &Fields, check: &mut Check) -> Named {
+    let mut named = Named {
+        dimensions: policy.take("keys", check).unwrap_or_default(),
+        args_keys: policy.take("args_keys", check),
+        meta_keys: policy.take("meta_keys", check),
+    };
+    if let Some(unknown) = named.dimensions.iter().find(|it| !is_dimension(it)) {
+        check.refuse("keys", format!("must be of type, queue, args and meta, has {unknown}"));
+    }
+    // What most libraries send: dimensions, and names of fields of arguments.
+    let mut field = "args_keys";
+    if let Some(key) = policy.take::<Vec<String>>("key", check) {
+        if !named.dimensions.is_empty() {
+            check.refuse("key", "is another name of `keys`: send one of them");
+        }
+        let (dimensions, fields): (Vec<_>, Vec<_>) =
+            key.into_iter().partition(|it| is_dimension(it));
+        named.dimensions = dimensions;
+        if !fields.is_empty() {
+            field = "key";
+            named.args_keys = Some(fields);
+            if !named.dimensions.iter().any(|it| it == "args") {
+                named.dimensions.push("args".to_owned());
+            }
+        }
+    }
+    // A field that no job has would make all jobs of the type the same.
+    let args = sent.0.get("args").and_then(|it| serde_json::from_str::<Value>(it.get()).ok());
+    let has = |name: &str| {
+        let mut args = args.iter().filter_map(Value::as_array).flatten();
+        args.any(|it| it.get(name).is_some())
+    };
+    for name in named.args_keys.iter().flatten().filter(|it| !has(it)) {
+        check.refuse(field, format!("{name} is not a field of an object in `args`"));
+    }
+    named
+}
+
+fn is_dimension(name: &str) -> bool {
+    DIMENSIONS.contains(&name)
+}
+
+impl Named {
+    fn key(&self, job_type: &str, queue: &str, sent: &Fields) -> String {
+        let mut hash = Sha256::new();
+        let mut add = |name: &str, value: &str| {
+            for part in [name, value] {
+                hash.update((part.len() as u64).to_be_bytes());
+                hash.update(part.as_bytes());
+            }
+        };
+        let value = |name: &str| sent.0.get(name).map(|it| &**it);
+        add("type", job_type);
+        for name in &self.dimensions {
+            match name.as_str() {
+                "queue" => add("queue", queue),
+                "args" => add("args", &canonical(value("args"), self.args_keys.as_deref())),
+                "meta" => add("meta", &canonical(value("meta"), self.meta_keys.as_deref())),
+                _ => (),
+            }
+        }
+        let digest = hash.finalize();
+        digest.iter().fold("ojs:".to_owned(), |text, byte| format!("{text}{byte:02x}"))
+    }
+}
+
+/// A value in canonical form: sorted, without white space; of objects, and of objects in arguments,
+/// only the named fields, if any are named.
+fn canonical(value: Option<&RawValue>, only: Option<&[String]>) -> String {
+    let keep = |value: Value| match (value, only) {
+        (Value::Object(fields), Some(only)) => {
+            Value::Object(fields.into_iter().filter(|(name, _)| only.contains(name)).collect())
+        }
+        (other, _) => other,
+    };
+    let Some(text) = value.map(RawValue::get) else { return String::new() };
+    // Numbers that cannot be represented exactly are compared as text.
+    let mut numbers = text.split(|it: char| !it.is_ascii_digit());
+    let is_exact = !numbers.any(|it| it.len() > MAX_EXACT_DIGITS);
+    match serde_json::from_str(text).ok().filter(|_| is_exact) {
+        None => text.to_owned(),
+        Some(Value::Array(items)) => {
+            Value::Array(items.into_iter().map(keep).collect()).to_string()
+        }
+        Some(other) => keep(other).to_string(),
+    }
+}

@@ -34,9 +34,12 @@ const RESERVED_PREFIX: &str = "mobius.";
 /// A heartbeat.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct HeartbeatRequest {
-    /// Worker that holds the job.
+    /// Worker that holds the job, or its `worker_instance_id`. Required without a token.
+    #[serde(alias = "worker_instance_id")]
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_WORKER_ID_CHARS)))))]
-    worker_id: String,
+    worker_id: Option<String>,
+    /// Sent by clients from 0.0.14 on. It is not compared: the attempt is the fence.
+    worker_session_token: Option<String>,
     /// Attempt from the claim's answer.
     attempt: i32,
 }
@@ -77,8 +80,9 @@ pub async fn beat(
     params: PathParams,
     Json(request): Json<HeartbeatRequest>,
 ) -> Result<Reply<HeartbeatReply>, Error> {
-    let id = accept(&app, caller.project_id, &params, &request.worker_id)?;
-    let fence = id.fence(Some(request.worker_id), Some(request.attempt));
+    let shown = (request.worker_id.as_deref(), request.worker_session_token.as_deref());
+    let id = accept(&app, caller.project_id, &params, shown)?;
+    let fence = id.fence(request.worker_id, Some(request.attempt));
     let beat = Beat { key: id.key(caller.project_id), fence, progress: None };
     let advice = heartbeat::heartbeat(&app.engine, beat).await?;
     let directives = Directives { should_cancel: advice == Advice::Cancel };
@@ -88,9 +92,12 @@ pub async fn beat(
 /// The end of an attempt.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct CompleteRequest {
-    /// Worker that holds the job.
+    /// Worker that holds the job, or its `worker_instance_id`. Required without a token.
+    #[serde(alias = "worker_instance_id")]
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_WORKER_ID_CHARS)))))]
-    worker_id: String,
+    worker_id: Option<String>,
+    /// Sent by clients from 0.0.14 on. It is not compared: the attempt is the fence.
+    worker_session_token: Option<String>,
     /// Attempt from the claim's answer.
     attempt: i32,
     /// How it ended.
@@ -135,8 +142,9 @@ pub async fn complete(
     params: PathParams,
     Json(request): Json<CompleteRequest>,
 ) -> Result<StatusCode, Error> {
-    let id = accept(&app, caller.project_id, &params, &request.worker_id)?;
-    let fence = id.fence(Some(request.worker_id), Some(request.attempt));
+    let shown = (request.worker_id.as_deref(), request.worker_session_token.as_deref());
+    let id = accept(&app, caller.project_id, &params, shown)?;
+    let fence = id.fence(request.worker_id, Some(request.attempt));
     let end = match request.status {
         CompleteStatus::Completed => {
             let result = request.result_b64.as_deref().map(decode).transpose()?;
@@ -180,9 +188,12 @@ fn decode(result_b64: &str) -> Result<Option<String>, Error> {
 /// Events of a running attempt, stored all or none.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct EventsRequest {
-    /// Worker that holds the job.
+    /// Worker that holds the job, or its `worker_instance_id`. Required without a token.
+    #[serde(alias = "worker_instance_id")]
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_WORKER_ID_CHARS)))))]
-    worker_id: String,
+    worker_id: Option<String>,
+    /// Sent by clients from 0.0.14 on. It is not compared: the attempt is the fence.
+    worker_session_token: Option<String>,
     /// Attempt from the claim's answer.
     attempt: i32,
     /// 1 to 100 events.
@@ -226,8 +237,9 @@ pub async fn emit(
     params: PathParams,
     Json(request): Json<EventsRequest>,
 ) -> Result<StatusCode, Error> {
-    let id = accept(&app, caller.project_id, &params, &request.worker_id)?;
-    let EventsRequest { worker_id, attempt, events: sent } = request;
+    let shown = (request.worker_id.as_deref(), request.worker_session_token.as_deref());
+    let id = accept(&app, caller.project_id, &params, shown)?;
+    let EventsRequest { worker_id, attempt, events: sent, .. } = request;
     let mut check = Check::default();
     check.count("events", sent.len(), limits::MAX_EVENTS);
     let mut events = Vec::with_capacity(sent.len());
@@ -243,13 +255,13 @@ pub async fn emit(
             key: id.key(caller.project_id),
             kind: event.kind,
             attempt: Some(id.attempt),
-            worker_id: Some(worker_id.clone()),
+            worker_id: worker_id.clone(),
             payload: event.payload.map(|it| Box::<str>::from(it).into_string()),
             by: None,
         });
     }
     check.finish()?;
-    let fence = id.fence(Some(worker_id), Some(attempt));
+    let fence = id.fence(worker_id, Some(attempt));
     let shown = ShownFence::of(id.job_id, &fence);
     attempt_reports::record_events(&app.engine, caller.tenant(), &[shown], events).await?;
     Ok(StatusCode::NO_CONTENT)

@@ -35,9 +35,13 @@ use crate::{attempt::AttemptId, work};
 /// A claim.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct ClaimRequest {
-    /// Id that the worker chooses for itself.
+    /// Id that the worker chooses for itself. Clients from 0.0.14 on call it `worker_instance_id`.
+    #[serde(alias = "worker_instance_id")]
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_WORKER_ID_CHARS)))))]
     worker_id: String,
+    /// Number of jobs that the worker runs at the same time. Default: 1.
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_WORKER_CONCURRENCY)))))]
+    concurrency_limit: Option<i32>,
     /// Display name.
     worker_name: Option<String>,
     /// Build of the worker.
@@ -114,9 +118,13 @@ pub async fn claim(
         ..Poll::new(caller.project_id)
     };
     check.poll(&poll, "queues", "actions");
+    let concurrency = request.concurrency_limit;
+    if let Some(concurrency) = concurrency {
+        check.range("concurrency_limit", concurrency, 1, limits::MAX_WORKER_CONCURRENCY);
+    }
     check.finish()?;
-    if name.is_some() || version.is_some() {
-        introduce(&app, &poll, name, version).await?;
+    if name.is_some() || version.is_some() || concurrency.is_some() {
+        introduce(&app, &poll, (name, version), concurrency).await?;
     }
     let revoked = caller.until_revoked(&app);
     let answer = dispatch::poll(&app.engine, poll, &gone, revoked).await?;
@@ -131,10 +139,10 @@ pub async fn claim(
 async fn introduce(
     app: &App,
     poll: &Poll,
-    name: Option<String>,
-    version: Option<String>,
+    (name, version): (Option<String>, Option<String>),
+    concurrency: Option<i32>,
 ) -> Result<(), Error> {
-    const CONCURRENCY: i32 = 1;
+    const DEFAULT_CONCURRENCY: i32 = 1;
     let worker_id = poll.worker_id.clone().unwrap_or_default();
     let key = (poll.project_id, worker_id.as_str().into());
     if workers::facts(&app.engine, &key).await?.is_some() {
@@ -146,7 +154,7 @@ async fn introduce(
         job_types: poll.job_types.clone(),
         hostname: name,
         sdk_version: version,
-        concurrency: CONCURRENCY,
+        concurrency: concurrency.unwrap_or(DEFAULT_CONCURRENCY),
         pid: None,
         labels: Vec::new(),
         beat_seconds: None,

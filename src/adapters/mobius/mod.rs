@@ -18,6 +18,7 @@ use fencepost_domain::{
 };
 use fencepost_web::{
     app::App,
+    auth::{Caller, Work},
     wire::{errors, routes::routes, validate::Check},
 };
 use serde::Serialize;
@@ -30,6 +31,10 @@ use super::{Adapter, attempt::AttemptId, params::PathParams, plain_errors};
 pub const HEARTBEAT_INTERVAL_SECONDS: i32 = 30;
 /// Three missed heartbeats end a lease.
 pub const LEASE_SECONDS: i32 = 3 * HEARTBEAT_INTERVAL_SECONDS;
+
+/// What newer clients read when they connect.
+const NO_SOCKET: &str =
+    "this server has no socket for workers: connect with deepnoodle-mobius 0.0.20 or older";
 
 pub(super) const ADAPTER: Adapter = Adapter {
     name: "mobius",
@@ -62,6 +67,7 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(attempt::emit))
         .routes(routes!(read::get))
         .routes(routes!(read::workers))
+        .routes(routes!(socket))
         .routes(routes!(runs::jobs_of_run))
         .routes(routes!(runs::action_log))
 }
@@ -101,16 +107,30 @@ pub struct ErrorInfo {
     message: String,
 }
 
-/// The job of the path; the calling worker is recorded as heard.
+/// The job of the path; the calling worker, if it shows its id, is recorded as heard.
 fn accept(
     app: &App,
     project_id: ProjectId,
     params: &PathParams,
-    worker_id: &str,
+    (worker_id, token): (Option<&str>, Option<&str>),
 ) -> Result<AttemptId, Error> {
     let mut check = Check::default();
-    check.name("worker_id", worker_id, limits::MAX_WORKER_ID_CHARS);
+    check.optional_name("worker_id", worker_id, limits::MAX_WORKER_ID_CHARS);
+    if worker_id.is_none() && token.is_none() {
+        check.refuse("worker_id", "must be sent");
+    }
     check.finish()?;
-    app.engine.registry.record_seen(&(project_id, worker_id.into()), &[], &[]);
+    if let Some(worker_id) = worker_id {
+        app.engine.registry.record_seen(&(project_id, worker_id.into()), &[], &[]);
+    }
     params.get("id").parse()
+}
+
+/// The socket of newer versions of the protocol, which this server does not have.
+#[utoipa::path(
+    get, path = "/v1/workers/socket", tag = "Workers", operation_id = "connectWorker",
+    responses((status = 400, description = "No socket: use a client that claims jobs.", body = ErrorBody)),
+)]
+async fn socket(_: Caller<Work>) -> Error {
+    Error::Unreadable(NO_SOCKET.to_owned())
 }

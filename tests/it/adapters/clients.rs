@@ -82,6 +82,33 @@ fn mobius_calls_in_curl() {
 }
 
 #[test]
+fn a_mobius_worker_with_the_published_client() {
+    run(async |t| {
+        let summary = json!({"job_type": "summarize", "payload": {"page": 7}});
+        let done = t.enqueue(summary).await;
+        let failing = json!({"job_type": "fail", "payload": {"why": "oops"}, "max_attempts": 1});
+        let failed = t.enqueue(failing).await;
+        let mut program = python("mobius.py").await;
+        program.env("MOBIUS_URL", format!("{}/mobius", t.url)).env("JOBS", "2");
+        program.env("PROJECT", &t.slug).env("MOBIUS_API_KEY", &t.api_key);
+        let said = output(&mut program).await;
+        assert!(said.contains("summarized 7 1\n") && said.ends_with("stopped\n"), "{said}");
+        assert_eq!(t.job(&done).await["result"], json!({"summary": "page 7"}));
+        let failed = t.job(&failed).await;
+        assert_eq!(failed["state"], "dead_letter");
+        assert_eq!(failed["last_error"]["message"], "oops");
+        let events = t.get(&format!("/v1/jobs/{done}/events")).await.is(200);
+        let events = events["events"].as_array().expect("events");
+        assert!(events.iter().any(|it| it["type"] == "summary.begun"), "{events:?}");
+        let worker = t.get("/v1/workers").await.is(200)["workers"][0].clone();
+        assert_eq!(
+            (&worker["worker_id"], &worker["concurrency"]),
+            (&json!("summaries"), &json!(2))
+        );
+    });
+}
+
+#[test]
 fn orch8_calls_in_curl_with_the_key_in_the_url() {
     run(async |t| {
         let payload = json!({"image_url": "https://cdn/x.png", "width": 800});

@@ -49,6 +49,30 @@ fn a_job_is_claimed_kept_and_completed() {
 }
 
 #[test]
+fn newer_clients_name_their_worker_otherwise_and_hear_that_there_is_no_socket() {
+    run_alone(async |t| {
+        let id = t.enqueue(json!({"job_type": "render"})).await;
+        let about = json!({
+            "worker_instance_id": "host-1", "worker_session_token": "boot-1",
+            "concurrency_limit": 3, "queues": ["default"],
+        });
+        t.post(&format!("{JOBS}/claim"), about).await.is(200);
+        let path = format!("{JOBS}/{id}-1/heartbeat");
+        let other =
+            json!({"worker_instance_id": "host-2", "worker_session_token": "x", "attempt": 1});
+        t.post(&path, other).await.is(409);
+        t.post(&path, json!({"attempt": 1})).await.is(400);
+        let token = json!({"worker_session_token": "boot-1", "attempt": 1});
+        t.post(&path, token).await.is(200);
+        let worker = t.get("/v1/workers").await.is(200)["workers"][0].clone();
+        assert_eq!((&worker["worker_id"], &worker["concurrency"]), (&json!("host-1"), &json!(3)));
+        let socket = t.get("/mobius/v1/workers/socket").await.is(400);
+        let message = socket["error"]["message"].as_str().expect("a message");
+        assert!(message.contains("0.0.20"), "{message}");
+    });
+}
+
+#[test]
 fn a_retry_is_a_new_job_and_the_old_one_reads_failed() {
     run_alone(async |t| {
         let id = t.enqueue(json!({"retry": {"initial_seconds": 0, "jitter_seconds": 0}})).await;

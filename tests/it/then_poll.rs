@@ -98,9 +98,8 @@ fn a_wrong_poll_is_refused_before_the_ack_and_a_late_refusal_does_not_undo_it() 
         }
         let nameless = ack(t, &job, "succeeded", json!({"queues": ["default"]})).await;
         nameless.refuses("then_poll.poll_id");
-        ack(t, &job, "succeeded", with("worker_id", json!("x")))
-            .await
-            .is_error(400, "invalid_request");
+        let misspelt = ack(t, &job, "succeeded", with("capacty", json!(1))).await;
+        misspelt.refuses("then_poll.capacty");
         let bare = json!({
             "job_id": id, "worker_id": "w", "status": "succeeded", "then_poll": then_poll(),
         });

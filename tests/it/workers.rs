@@ -32,6 +32,28 @@ pub async fn register(t: &TestProject, name: &str, more: Value) -> Value {
 }
 
 #[test]
+fn a_worker_may_send_fields_of_a_newer_version_and_no_misspelt_ones() {
+    run(async |t| {
+        let about = json!({
+            "worker_id": "w", "queues": ["default"], "job_types": ["t"], "region": {"a": [1]},
+        });
+        t.post("/v1/workers/register", about).await.is(200);
+        let id = t.enqueue(json!({"job_type": "t"})).await;
+        let poll = json!({"worker_id": "w", "queues": ["default"], "shard": 3});
+        let polled = t.post("/v1/workers/poll", poll).await.is(200);
+        assert_eq!(polled["jobs"][0]["id"], json!(id));
+        let beat = json!({"job_id": id, "worker_id": "w", "attempt": 1, "cpu": 0.5});
+        t.post("/v1/workers/heartbeat", beat).await.is(200);
+        let ack = |attempt: &str| json!({"job_id": id, "worker_id": "w", "status": "succeeded", attempt: 1, "cost": 7});
+        t.post("/v1/workers/ack", ack("atempt")).await.refuses("atempt");
+        let both = json!({"acks": [ack("atempt"), ack("attempt")]});
+        let results = t.post("/v1/workers/ack/batch", both).await.is(200)["results"].clone();
+        assert_eq!((&results[0]["status"], &results[1]["status"]), (&json!(400), &json!(200)));
+        t.post("/v1/jobs", json!({"job_type": "t", "shard": 3})).await.refuses("shard");
+    });
+}
+
+#[test]
 fn one_heartbeat_renews_all_jobs_of_a_worker_and_says_what_became_of_each() {
     run_alone(async |t| {
         for _ in 0..3 {

@@ -1,6 +1,6 @@
 //! Extractors like axum's own, but every refusal is an [`Error`] that names the field.
 
-use std::{convert::Infallible, fmt, str::FromStr, sync::LazyLock, thread::available_parallelism};
+use std::{fmt, str::FromStr, sync::LazyLock, thread::available_parallelism};
 
 use axum::{
     extract::{FromRequest, FromRequestParts, RawPathParams, Request},
@@ -17,7 +17,7 @@ use fencepost_domain::{
 };
 use fencepost_identity::credentials::bodies::BodyRoom;
 use serde::{
-    Deserialize, Deserializer,
+    Deserialize, Deserializer, Serialize,
     de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor},
     forward_to_deserialize_any,
 };
@@ -29,7 +29,7 @@ use crate::{
     wire::{
         body::{self, BODY_TIMEOUT},
         json_words,
-        unknown_fields::KnownFields,
+        unknown_fields::{KnownFields, log_once},
     },
 };
 
@@ -45,6 +45,9 @@ pub trait RequestBody: DeserializeOwned {
     const MAX_BYTES: usize = limits::MAX_BODY_BYTES;
     /// Whether unknown fields are refused from every key: without one, something else would happen.
     const IS_ALWAYS_STRICT: bool = false;
+    /// True for calls of workers: a newer library may send fields that this server does not know.
+    /// They are skipped, and each is logged once. What looks like a misspelt field is refused.
+    const IS_OF_WORKERS: bool = false;
     /// True for a list whose entries fail alone, also for bytes that are no UTF-8.
     const HAS_ENTRIES: bool = false;
 }
@@ -139,17 +142,8 @@ pub enum UnknownFields {
     Refused,
     /// The fields are skipped: the key says so.
     Ignored,
-}
-
-impl<S: Send + Sync> FromRequestParts<S> for UnknownFields {
-    type Rejection = Infallible;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        Ok(match parts.extensions.get::<IgnoresUnknownFields>() {
-            Some(_) => Self::Ignored,
-            None => Self::Refused,
-        })
-    }
+    /// The fields are skipped, and each is logged once; a misspelt one is refused.
+    Logged,
 }
 
 impl UnknownFields {
@@ -157,6 +151,7 @@ impl UnknownFields {
     fn of<T: RequestBody>(request: &Request) -> Self {
         match request.extensions().get::<IgnoresUnknownFields>() {
             Some(_) if !T::IS_ALWAYS_STRICT => Self::Ignored,
+            _ if T::IS_OF_WORKERS => Self::Logged,
             _ => Self::Refused,
         }
     }
@@ -186,7 +181,8 @@ async fn read_metered(mut request: Request, limit_bytes: usize) -> Result<Bytes,
 }
 
 /// A JSON object only: serde's derive also accepts an array of the fields.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
+#[serde(transparent)]
 pub struct Object<T>(pub T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
@@ -263,19 +259,31 @@ pub(super) fn parse_here<T: DeserializeOwned>(
     if let Err(error) = serde_json::from_slice::<IgnoredAny>(body) {
         return Err(Error::Unreadable(format!("the body is not valid JSON: {error}")));
     }
+    let known = || serde_path_to_error::deserialize::<_, Object<T>>(KnownFields(&mut json()));
+    let all = || serde_path_to_error::deserialize::<_, Object<T>>(&mut json());
     let read = match unknown {
-        UnknownFields::Refused => serde_path_to_error::deserialize::<_, Object<T>>(&mut json()),
-        UnknownFields::Ignored => serde_path_to_error::deserialize(KnownFields(&mut json())),
+        UnknownFields::Refused => all(),
+        UnknownFields::Ignored => known(),
+        UnknownFields::Logged => all().or_else(|error| {
+            let message = error.inner().to_string();
+            if !message.starts_with(UNKNOWN) || json_words::is_misspelt(&message) {
+                return Err(error);
+            }
+            log_once(&field_error(error.path(), &message));
+            known()
+        }),
     };
     read.map(|it| it.0).map_err(|it| field_error(it.path(), &it.inner().to_string()))
 }
 
+/// What a message about an unknown field begins with.
+const UNKNOWN: &str = "unknown field `";
 /// Names the field: the path leads to it, or to the object in which it is unknown or missing.
 fn field_error(path: &serde_path_to_error::Path, message: &str) -> Error {
     let message = message.split(" at line ").next().unwrap_or(message);
     let parent = path.to_string();
     let parent = if parent == "." { String::new() } else { parent };
-    let named = ["unknown field `", "missing field `", "duplicate field `"]
+    let named = [UNKNOWN, "missing field `", "duplicate field `"]
         .iter()
         .find_map(|it| message.strip_prefix(it)?.split('`').next());
     let field = match named {

@@ -99,7 +99,6 @@ pub fn probably_meant<'a>(sent: &str, known: &[&'a str]) -> Option<&'a str> {
     if sent.len() > MAX_COMPARED_BYTES {
         return None;
     }
-    let plain = |it: &str| it.to_lowercase().replace(['_', '-'], "");
     let sent = plain(sent);
     let similarity = |name: &str| {
         let name = plain(name);
@@ -110,6 +109,36 @@ pub fn probably_meant<'a>(sent: &str, known: &[&'a str]) -> Option<&'a str> {
     let scored = known.iter().map(|it| (similarity(it), *it));
     let best = scored.max_by(|one, other| one.0.total_cmp(&other.0))?;
     (best.0 >= MIN_SIMILARITY).then_some(best.1)
+}
+
+/// Whether the field that serde's message calls unknown is a misspelt one, and no new one.
+///
+/// ```
+/// # use fencepost_web::wire::json_words::is_misspelt;
+/// let message = |sent: &str| format!("unknown field `{sent}`, expected `attempt` or `pid`");
+/// assert!(["atempt", "Attempt", "attemtp"].iter().all(|it| is_misspelt(&message(it))));
+/// assert!(["attempt_token", "id", "region"].iter().all(|it| !is_misspelt(&message(it))));
+/// ```
+#[must_use]
+pub fn is_misspelt(message: &str) -> bool {
+    /// Characters of the known name that permit one edit.
+    const CHARS_OF_AN_EDIT: usize = 4;
+    const MAX_EDITS: usize = 2;
+    let (sent, known) = names(message);
+    if sent.len() > MAX_COMPARED_BYTES {
+        return false;
+    }
+    let sent = plain(sent);
+    known.iter().any(|name| {
+        let name = plain(name);
+        let edits = (name.len() / CHARS_OF_AN_EDIT).min(MAX_EDITS);
+        strsim::osa_distance(&sent, &name) <= edits
+    })
+}
+
+/// A name as its spelling is compared.
+fn plain(name: &str) -> String {
+    name.to_lowercase().replace(['_', '-'], "")
 }
 
 fn kind(expected: &str) -> &str {

@@ -1,5 +1,11 @@
 //! Reading JSON without its unknown fields, for clients that send more than this API knows.
 
+use std::{
+    collections::BTreeSet,
+    sync::{Mutex, PoisonError},
+};
+
+use fencepost_domain::{error, text::printable};
 use serde::de::{
     DeserializeSeed, Deserializer, EnumAccess, Error, IgnoredAny, IntoDeserializer, MapAccess,
     SeqAccess, Visitor,
@@ -177,6 +183,23 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Filter<A> {
 
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, A::Error> {
         self.inner.next_value_seed(KnownFields(seed))
+    }
+}
+
+/// Fields that are logged: callers choose their names.
+const MAX_LOGGED_FIELDS: usize = 100;
+
+/// Logs a field that a worker sends, and that this server does not know, once.
+pub(super) fn log_once(error: &error::Error) {
+    static LOGGED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let error::Error::Invalid(broken) = error else { return };
+    let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
+    for it in broken {
+        let field = printable(&it.field);
+        if logged.len() < MAX_LOGGED_FIELDS && !logged.contains(&field) {
+            tracing::info!(field, "a worker sends a field that this server does not know");
+            logged.insert(field);
+        }
     }
 }
 

@@ -67,7 +67,9 @@ pub struct HeartbeatRequest {
     active_job_ids: Option<Vec<String>>,
 }
 
-impl RequestBody for HeartbeatRequest {}
+impl RequestBody for HeartbeatRequest {
+    const IS_OF_WORKERS: bool = true;
+}
 
 /// A job that a worker runs.
 #[derive(Debug, Deserialize, ToSchema)]

@@ -68,7 +68,9 @@ pub struct PollRequest {
     pub(super) poll_id: Option<PollId>,
 }
 
-impl RequestBody for PollRequest {}
+impl RequestBody for PollRequest {
+    const IS_OF_WORKERS: bool = true;
+}
 
 /// Answer to a poll.
 #[derive(Debug, Serialize, ToSchema)]

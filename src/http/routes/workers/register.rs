@@ -93,7 +93,9 @@ pub struct RegisteredScheduleRequest {
     timeout_seconds: Option<i32>,
 }
 
-impl RequestBody for RegisterRequest {}
+impl RequestBody for RegisterRequest {
+    const IS_OF_WORKERS: bool = true;
+}
 
 /// Answer to a registration.
 #[derive(Debug, Serialize, ToSchema)]

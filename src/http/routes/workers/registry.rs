@@ -163,7 +163,9 @@ pub struct DeregisterRequest {
     worker_id: String,
 }
 
-impl RequestBody for DeregisterRequest {}
+impl RequestBody for DeregisterRequest {
+    const IS_OF_WORKERS: bool = true;
+}
 
 /// Answer to a deregistration.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]

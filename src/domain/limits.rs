@@ -157,6 +157,12 @@ pub const MAX_PAGE_WORKERS: u32 = 200;
 pub const MAX_PAGE_WORKFLOWS: u32 = 50;
 /// Batches on one page of a list.
 pub const MAX_PAGE_BATCHES: u32 = 50;
+/// Stored definitions of workflows of a project.
+pub const MAX_WORKFLOW_DEFINITIONS: i64 = 500;
+/// The same on one page of a list.
+pub const MAX_PAGE_DEFINITIONS: i64 = 50;
+/// Bytes of a stored definition, as sent.
+pub const MAX_DEFINITION_BYTES: usize = 256 * 1024;
 /// Custom events of one `POST /v1/workers/events`.
 pub const MAX_EVENTS: usize = 100;
 /// Characters in a custom event's type.

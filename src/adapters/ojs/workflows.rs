@@ -251,7 +251,8 @@ pub async fn create(
         first.job.extras.get_or_insert_default().callback_count = callback_count;
     }
     let callback_url = None;
-    let graph = JobGraph { name, input: None, callback_url, is_held: false, jobs, parents, batch };
+    let (input, start, is_held) = (None, None, false);
+    let graph = JobGraph { name, input, callback_url, is_held, jobs, parents, batch, start };
     workflows::create(&app.engine, tenant, caller.origin(), id, graph).await?;
     let workflow = find(&app, tenant.project_id, id).await?;
     Ok(Reply(StatusCode::CREATED, WorkflowReply { workflow }))

@@ -6,18 +6,20 @@
 //! of the protocol are distinguished by their fields: `handler_names` and `batch_size` wait and
 //! return one task, `handler_name` and `limit` return a list immediately. There is no state for a
 //! cancelled job: a heartbeat's answer has `cancelled`, which its own clients do not read. A
-//! sequence of steps is sent with the instance that runs it; all other kinds of blocks are native
-//! workflows.
+//! sequence of steps is sent with the instance that runs it, or stored before. Blocks of other
+//! kinds than `step` and `try_catch` are native workflows.
 
 mod fleet;
 mod instances;
 mod read;
+mod sequence;
+mod sequences;
 mod settle;
 mod work;
 
 use fencepost_domain::{error::Error, ids::JobId, job::JobState};
 use fencepost_web::{app::App, wire::routes::routes};
-pub use instances::MAX_STEPS;
+pub use sequence::MAX_STEPS;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
@@ -66,6 +68,9 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(read::list))
         .routes(routes!(read::stats))
         .routes(routes!(read::attempts))
+        .routes(routes!(sequences::create, sequences::list))
+        .routes(routes!(sequences::by_name))
+        .routes(routes!(sequences::get, sequences::delete))
         .routes(routes!(instances::create))
         .routes(routes!(instances::get))
         .routes(routes!(fleet::workers))

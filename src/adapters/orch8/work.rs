@@ -16,7 +16,7 @@ use fencepost_domain::{
     error::Error,
     ids::{ProjectId, WorkflowId},
     job::{DEFAULT_QUEUE, JobState},
-    limits,
+    limits, workflow,
 };
 use fencepost_engine::{
     dispatch::{self, DispatchedJob, Poll},
@@ -172,14 +172,23 @@ type Inputs = HashMap<WorkflowId, String>;
 impl Context {
     fn of(handed: &DispatchedJob, inputs: &Inputs) -> Result<Self, Error> {
         let job = &handed.job;
-        let step = |it: work::ParentResultView| {
-            (it.key.unwrap_or(it.job_id), StepOutput { output: it.result, error: it.error })
+        let parents = work::parent_results(handed)?;
+        // A fallback takes the place of its step.
+        let output_of = |key: &str| {
+            let named = parents.iter().find(|it| it.key.as_deref() == Some(key));
+            named.and_then(|it| it.result.clone())
+        };
+        let step = |it: &work::ParentResultView| {
+            let key = it.key.as_ref().unwrap_or(&it.job_id).clone();
+            let output = it.result.clone();
+            let output = output.or_else(|| output_of(&workflow::fallback_key(&key)));
+            (key, StepOutput { output, error: it.error.clone() })
         };
         let input = job.workflow_id.and_then(|it| inputs.get(&it));
         Ok(Self {
             instance_id: job.workflow_id.map_or(job.id.to_string(), |it| it.to_string()),
             step_id: job.workflow_key.clone().unwrap_or_else(|| job.job_type.clone()),
-            steps: work::parent_results(handed)?.into_iter().map(step).collect(),
+            steps: parents.iter().map(step).collect(),
             data: input.cloned().map(stored_json).transpose()?,
         })
     }

@@ -175,6 +175,7 @@ async fn store(
         jobs,
         parents,
         batch: None,
+        start: None,
     };
     workflows::create(&app.engine, tenant, caller.origin(), id, graph).await?;
     Ok(id)

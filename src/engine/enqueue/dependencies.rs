@@ -19,7 +19,7 @@ use fencepost_store::{
         events::{self, NewEvent},
     },
     workflows::{
-        self, batches, cascade,
+        self, batches, cascade, definitions,
         dependencies::{self, Parent, UniqueHolder},
     },
 };
@@ -251,6 +251,12 @@ async fn store_workflow(
         && !workflows::succeed(tx, project_id, original, replaced, workflow.id).await?
     {
         // Another request has re-run it at the same moment.
+        return Err(Failed::Refused(Error::Overloaded));
+    }
+    if let Some(start) = &workflow.start
+        && !definitions::note_start(tx, project_id, workflow.id, start).await?
+    {
+        // Another request has used its key at the same moment.
         return Err(Failed::Refused(Error::Overloaded));
     }
     dependencies::insert_edges(tx, project_id, &workflow.edges).await?;

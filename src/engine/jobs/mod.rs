@@ -2,6 +2,7 @@
 
 pub mod control;
 pub mod dead_letters;
+pub mod definitions;
 pub mod explain;
 pub mod replay;
 pub mod wait;

@@ -11,7 +11,7 @@ use fencepost_domain::{
 };
 use fencepost_store::{
     jobs::JobRow,
-    workflows::{self, batches::NewBatch},
+    workflows::{self, batches::NewBatch, definitions::WorkflowStart},
 };
 use sqlx::Acquire;
 
@@ -44,6 +44,8 @@ pub struct JobGraph {
     pub parents: Vec<Vec<Dependency<usize>>>,
     /// The batch of its jobs, if their ends enqueue others.
     pub batch: Option<NewBatch>,
+    /// The definition that it is started from.
+    pub start: Option<WorkflowStart>,
 }
 
 /// Stores a workflow with its jobs, all or none, if the project's quota permits.
@@ -70,9 +72,10 @@ async fn store(
     id: WorkflowId,
     (graph, rerun): (JobGraph, Option<Rerun>),
 ) -> Result<(), Error> {
-    let JobGraph { name, input, callback_url, is_held, mut jobs, parents, batch } = graph;
+    let JobGraph { name, input, callback_url, is_held, mut jobs, parents, batch, start } = graph;
     let edges = tie(id, is_held, &mut jobs, &parents);
-    let workflow = NewWorkflow { id, name, input, callback_url, edges, is_held, batch, rerun };
+    let workflow =
+        NewWorkflow { id, name, input, callback_url, edges, is_held, batch, start, rerun };
     enqueue::store_workflow(engine, tenant, origin, &workflow, jobs).await
 }
 
@@ -242,6 +245,7 @@ pub async fn run(
         jobs: again,
         parents,
         batch: None,
+        start: None,
     };
     let rerun = Some(Rerun { original: id, replaced });
     match store(engine, tenant, origin, WorkflowId::generate(), (graph, rerun)).await {

@@ -270,7 +270,16 @@ fn accept_graph(
     check.finish()?;
     let input = request.input.map(|it| Box::<str>::from(it).into_string());
     let CreateWorkflowRequest { name, callback_url, .. } = request;
-    Ok(JobGraph { name, input, callback_url, is_held: false, jobs, parents, batch: None })
+    Ok(JobGraph {
+        name,
+        input,
+        callback_url,
+        is_held: false,
+        jobs,
+        parents,
+        batch: None,
+        start: None,
+    })
 }
 
 /// Read a workflow.

@@ -247,6 +247,10 @@ pub async fn prune_workflows(
             delete from workflow_jobs
             using empty
             where workflow_jobs.project_id = $1 and workflow_jobs.workflow_id = empty.id
+        ), starts as (
+            delete from workflow_starts
+            using empty
+            where workflow_starts.project_id = $1 and workflow_starts.workflow_id = empty.id
         )
         delete from workflows
         using empty

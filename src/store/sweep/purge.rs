@@ -29,6 +29,8 @@ pub const TENANT_TABLES: &[&str] = &[
     // After the events that their triggers write.
     "outbound_events",
     "workflow_jobs",
+    "workflow_starts",
+    "workflow_definitions",
     "workflows",
     "job_events",
     "job_logs",

@@ -3,6 +3,7 @@
 pub mod batches;
 pub mod cascade;
 pub mod completions;
+pub mod definitions;
 pub mod dependencies;
 pub mod workflow_events;
 
@@ -18,7 +19,7 @@ use uuid::Uuid;
 
 use crate::{
     settle::settle_success::WaitingJob,
-    workflows::{batches::NewBatch, dependencies::Edge},
+    workflows::{batches::NewBatch, definitions::WorkflowStart, dependencies::Edge},
 };
 
 /// A workflow to store with its jobs.
@@ -37,6 +38,8 @@ pub struct NewWorkflow {
     pub is_held: bool,
     /// The batch of its jobs, to be stored with it.
     pub batch: Option<NewBatch>,
+    /// The definition that it is started from.
+    pub start: Option<WorkflowStart>,
     pub rerun: Option<Rerun>,
 }
 

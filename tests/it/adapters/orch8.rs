@@ -1,5 +1,7 @@
 //! Orch8 workers.
 
+mod sequences;
+
 use crate::harness::{Reply, TestProject, eventually, run, run_alone};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -237,7 +239,7 @@ fn a_sequence_names_what_is_wrong_with_it() {
         refused(with("params", json!({"x": "{{context.data.x}}"})), "[0].params").await;
         refused(with("timeout", json!(0)), "[0].timeout").await;
         refused(with("retry", json!({"max_attempts": 0})), "[0].retry.max_attempts").await;
-        refused(with("fallback_handler", json!("c")), "[0].fallback_handler").await;
+        refused(with("fallback_handler", json!("")), "[0].fallback_handler").await;
         refused(with("id", json!("b")), "[1].id").await;
         refused(with("send_window", json!({})), "[0].send_window").await;
         let many: Vec<_> = (0..101).map(|it| step(&format!("s{it}"), json!({}))).collect();

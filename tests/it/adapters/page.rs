@@ -1,6 +1,7 @@
 //! `docs/protocols.md` has the numbers that the code has.
 
 use fencepost_adapters::{mobius, ojs, orch8, workflow_graph};
+use fencepost_domain::limits;
 use fencepost_engine::dispatch;
 use fencepost_store::claims::limited_claims;
 
@@ -15,6 +16,9 @@ fn the_page_of_protocols_has_the_codes_numbers() {
         ("Orch8: lease", seconds(orch8::LEASE_SECONDS.into())),
         ("Orch8: wait of a poll", format!("{} s", orch8::WAIT_SECONDS)),
         ("Orch8: steps of an instance", orch8::MAX_STEPS.to_string()),
+        ("Orch8: stored sequences of a project", limits::MAX_WORKFLOW_DEFINITIONS.to_string()),
+        ("Orch8: a stored sequence", format!("{} KiB", limits::MAX_DEFINITION_BYTES / 1024)),
+        ("Orch8: sequences of one list", limits::MAX_PAGE_DEFINITIONS.to_string()),
         (
             "Open Job Spec: visibility timeout, unless asked",
             seconds(ojs::VISIBILITY_SECONDS.into()),

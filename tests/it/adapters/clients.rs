@@ -122,6 +122,16 @@ fn orch8_calls_in_curl_with_the_key_in_the_url() {
 }
 
 #[test]
+fn a_sequence_with_the_published_client_of_orch8() {
+    run(async |t| {
+        let mut program = python("orch8_sequence.py").await;
+        program.env("ORCH8_URL", format!("{}/orch8", t.url)).env("ORCH8_KEY", &t.api_key);
+        let said = output(&mut program).await;
+        assert_eq!(said, "charge 7\nrefund\nship Ada\ncompleted True\n");
+    });
+}
+
+#[test]
 fn an_orch8_worker_in_javascript() {
     run(async |t| {
         let enqueue = async |payload: Value| {

@@ -28,7 +28,7 @@ impl Logins {
     /// # Errors
     /// [`Error::InvalidCredentials`] when address and password do not match; [`Error::Suspended`]
     /// when the operator has suspended the account; [`Error::CodeRequired`] when it has a second
-    /// factor: [`super::SecondFactors::complete_login`]; [`Error::RateLimited`].
+    /// factor: `SecondFactors::complete_login`; [`Error::RateLimited`].
     pub async fn log_in(
         &self,
         email: &str,

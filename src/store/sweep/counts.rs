@@ -146,7 +146,7 @@ pub async fn lock_corrections(
 /// Queues whose running jobs one step counts.
 const MAX_CORRECTED_QUEUES: i64 = 200;
 
-/// Counts the running jobs of up to [`MAX_CORRECTED_QUEUES`] queues after this one, and corrects
+/// Counts the running jobs of up to `MAX_CORRECTED_QUEUES` queues after this one, and corrects
 /// their counts: in one snapshot, without stopping anything. Moves the walk on. Returns true if
 /// there were any, and the number of those that it has corrected. The place of the walk is locked:
 /// two at the same time would correct twice.

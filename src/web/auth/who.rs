@@ -70,7 +70,7 @@ impl Who {
         }
     }
 
-    /// The queues and job types that a bound key is bound to. Only handlers that take a [`Bound`]
+    /// The queues and job types that a bound key is bound to. Only handlers that take a `Bound`
     /// caller get one.
     #[must_use]
     pub fn binding(&self) -> Option<&KeyBinding> {

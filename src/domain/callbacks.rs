@@ -78,7 +78,7 @@ pub struct EndedJob {
     pub job_id: String,
     /// `succeeded`, `dead_letter` or `cancelled`.
     pub state: &'static str,
-    /// The same, or `expired` or `skipped`, which are `cancelled` in `state`.
+    /// The final state: as `state`, or `expired` or `skipped`, which `state` calls `cancelled`.
     pub final_state: &'static str,
     /// Counted from 1: a retried job ends again. None: it was deleted meanwhile.
     pub end_number: Option<i32>,

@@ -159,7 +159,7 @@ pub const MAX_PAGE_WORKFLOWS: u32 = 50;
 pub const MAX_PAGE_BATCHES: u32 = 50;
 /// Stored definitions of workflows of a project.
 pub const MAX_WORKFLOW_DEFINITIONS: i64 = 500;
-/// The same on one page of a list.
+/// Stored definitions on one page of a list.
 pub const MAX_PAGE_DEFINITIONS: i64 = 50;
 /// Bytes of a stored definition, as sent.
 pub const MAX_DEFINITION_BYTES: usize = 256 * 1024;

@@ -32,7 +32,7 @@ pub const HEARTBEAT_INTERVAL_SECONDS: i32 = 30;
 /// Three missed heartbeats end a lease.
 pub const LEASE_SECONDS: i32 = 3 * HEARTBEAT_INTERVAL_SECONDS;
 
-/// What newer clients read when they connect.
+/// Message to newer clients, which connect by a socket.
 const NO_SOCKET: &str =
     "this server has no socket for workers: connect with deepnoodle-mobius 0.0.20 or older";
 

@@ -148,7 +148,7 @@ pub fn duration_ms(text: &str) -> Option<i64> {
     }
 }
 
-/// The same, refused by its name if it is none.
+/// Reads an ISO 8601 duration in milliseconds. Refuses the field if it has another text.
 pub fn duration(name: &str, text: &str, check: &mut Check) -> Option<i64> {
     let ms = duration_ms(text);
     if ms.is_none() {

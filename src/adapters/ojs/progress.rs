@@ -105,7 +105,7 @@ pub async fn report(
 
 /// Report progress of the job that the body names.
 ///
-/// The same as `PUT /v1/jobs/{id}/progress`. Structured `data` is not kept.
+/// It does what `PUT /v1/jobs/{id}/progress` does. Structured `data` is not kept.
 #[utoipa::path(
     post, path = "/v1/workers/progress", tag = "workers", operation_id = "report_progress_of",
     request_body(content = Object, description = "`job_id`, `percentage` or `progress`, `message`, `worker_id`."),

@@ -9,7 +9,7 @@ use super::fields::{Fields, duration};
 
 /// Longer numbers may be rounded when they are read.
 const MAX_EXACT_DIGITS: usize = 15;
-/// What a key can be made from.
+/// Parts of a job that a key can be made from.
 const DIMENSIONS: [&str; 4] = ["type", "queue", "args", "meta"];
 
 /// The unique key of a job.
@@ -37,7 +37,7 @@ pub fn accept_unique(
     if let Some(ms) = period_ms {
         inner.range("period", ms, 0, i64::MAX);
     }
-    // Its states are always those of live jobs.
+    // Only live jobs hold a key, whatever states the policy names.
     policy.take::<Vec<String>>("states", &mut inner);
     for unknown in policy.0.keys() {
         inner.refuse(unknown, "is not a field of a unique policy");
@@ -59,13 +59,13 @@ fn accept_on_conflict(policy: &mut Fields, check: &mut Check) -> OnConflict {
     }
 }
 
-/// What a policy names.
+/// The parts of a job that a policy names.
 #[derive(Default)]
 struct Named {
     dimensions: Vec<String>,
-    /// The fields of arguments that count; without them, all.
+    /// Names of the fields of arguments that count. None: all of them.
     args_keys: Option<Vec<String>>,
-    /// The same of `meta`.
+    /// Names of the fields of `meta` that count. None: all of them.
     meta_keys: Option<Vec<String>>,
 }
 
@@ -78,7 +78,7 @@ fn accept_named(policy: &mut Fields, sent: &Fields, check: &mut Check) -> Named 
     if let Some(unknown) = named.dimensions.iter().find(|it| !is_dimension(it)) {
         check.refuse("keys", format!("must be of type, queue, args and meta, has {unknown}"));
     }
-    // What most libraries send: dimensions, and names of fields of arguments.
+    // Most libraries send dimensions and names of fields of arguments in this one field.
     let mut field = "args_keys";
     if let Some(key) = policy.take::<Vec<String>>("key", check) {
         if !named.dimensions.is_empty() {

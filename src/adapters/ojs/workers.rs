@@ -142,7 +142,7 @@ pub struct BeatRequest {
 impl RequestBody for BeatRequest {}
 
 impl BeatRequest {
-    /// The jobs that it names, in all ways.
+    /// The jobs that its three fields name.
     fn take_jobs(&mut self) -> Vec<String> {
         let listed = match self.active_jobs.take() {
             Some(Value::Array(jobs)) => {
@@ -154,7 +154,7 @@ impl BeatRequest {
         named.chain(listed).chain(self.job_id.take()).collect()
     }
 
-    /// What it says of the worker, if it says anything.
+    /// The registration that the beat describes; none if it has no field of one.
     fn take_registration(&mut self, check: &mut Check) -> Option<Registration> {
         let request = RegisterRequest {
             worker_id: self.worker_id.clone(),
@@ -164,12 +164,12 @@ impl BeatRequest {
             concurrency: self.concurrency,
             labels: self.labels.take().unwrap_or_default(),
         };
-        let is_said = request.hostname.is_some()
+        let is_described = request.hostname.is_some()
             || request.pid.is_some()
             || request.concurrency.is_some()
             || !request.queues.is_empty()
             || !request.labels.is_empty();
-        is_said.then(|| request.registration(check))
+        is_described.then(|| request.registration(check))
     }
 }
 

@@ -94,7 +94,7 @@ pub struct NoFields {}
 pub struct Instance {
     /// Id of the workflow.
     id: String,
-    /// Its stored sequence; without one, the id of the instance.
+    /// Id of the stored sequence that it runs; without one, the id of the instance.
     sequence_id: String,
     /// Tenant of its sequence, as it was sent.
     tenant_id: String,
@@ -110,7 +110,7 @@ pub struct Instance {
     steps: Vec<StepView>,
     /// When it was stored.
     created_at: DateTime<Utc>,
-    /// When a step ended last; before, when it was stored.
+    /// Time when a step last ended; before that, when the instance was stored.
     updated_at: DateTime<Utc>,
     /// Of a new instance: whether one with its `idempotency_key` was there before.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -120,7 +120,7 @@ pub struct Instance {
 /// The context of an instance.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct InstanceContext {
-    /// As it was sent; an empty object if none was.
+    /// The data that was sent; an empty object if none was.
     #[schema(value_type = serde_json::Value)]
     data: Box<RawValue>,
 }

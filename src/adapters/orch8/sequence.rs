@@ -76,7 +76,7 @@ pub struct SequenceRequest {
     /// Not kept: the server's time counts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub created_at: Option<String>,
-    /// Its blocks, in the order in which they run: 1 to 100 steps.
+    /// Blocks, in the order in which they run: 1 to 100 steps.
     #[schema(value_type = Vec<BlockRequest>, min_items = 1, max_items = 100)]
     pub blocks: Vec<Object<BlockRequest>>,
 }
@@ -130,7 +130,7 @@ pub struct BlockRequest {
     finally_block: Option<Vec<Object<BlockRequest>>>,
 }
 
-/// When a failed step is retried. Waits are rounded up to seconds.
+/// Retry policy of a step. Waits are rounded up to seconds.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StepRetry {
@@ -189,14 +189,14 @@ pub struct Builder<'a> {
     pub priority: Priority,
     pub input: &'a RawNode<'a>,
     pub mode: TemplateMode,
-    /// Where the blocks stand in the request.
+    /// Path of the blocks in the request.
     pub path: &'a str,
 }
 
-/// What the next step waits for.
+/// The ends of earlier jobs that the next step waits for.
 type Earlier = Vec<Dependency<String>>;
 
-/// A job, and where its block stands in the request.
+/// A job, and the path of its block in the request.
 struct Step {
     job: NewJob,
     key: String,
@@ -382,7 +382,7 @@ fn with(earlier: Earlier, when: impl Fn(When) -> When) -> Earlier {
 }
 
 impl BlockRequest {
-    /// How many steps it has.
+    /// Number of steps in the block.
     fn steps(&self) -> usize {
         let inner = [&self.try_block, &self.catch_block, &self.finally_block];
         let inner = inner.into_iter().flatten().flatten().map(|it| it.0.steps()).sum::<usize>();

@@ -36,21 +36,21 @@ impl RequestBody for SequenceRequest {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = StoredSequence)]
 pub struct SequenceView {
-    /// Its id.
+    /// Id of the sequence.
     id: Uuid,
-    /// As it was sent.
+    /// Tenant, as it was sent.
     tenant_id: String,
-    /// Its namespace.
+    /// Namespace of the name.
     namespace: String,
-    /// Its name.
+    /// Name of the sequence.
     name: String,
-    /// Its version.
+    /// Version of the name.
     version: i32,
     /// Always false.
     deprecated: bool,
-    /// As it was sent. Default: `production`.
+    /// Status, as it was sent. Default: `production`.
     status: String,
-    /// Its blocks.
+    /// Blocks, as they were sent.
     #[schema(value_type = Vec<BlockRequest>)]
     blocks: Vec<Object<BlockRequest>>,
     /// Time when it was stored.
@@ -122,7 +122,7 @@ pub async fn create(
     let definition = serde_json::to_string(&SequenceRequest { id: None, created_at: None, ..sent });
     let definition = definition.map_err(Error::internal)?;
     let new = NewDefinition { id: id.unwrap_or_default(), namespace, name, version, definition };
-    // What its templates name is known when it is started.
+    // Templates cannot miss values yet: an instance brings the input.
     let input = RawNode::read(template::NULL);
     let (tenant, priority, mode) = (caller.tenant(), Priority::Normal, TemplateMode::Lenient);
     let builder = Builder { tenant, priority, input: &input, mode, path: "blocks" };

@@ -12,12 +12,12 @@ pub use fencepost_store::workflows::definitions::{DefinitionRow, NewDefinition, 
 
 use crate::{Engine, settings};
 
-/// Whether a definition was stored.
+/// The result of storing a definition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stored {
     /// It is new.
     New,
-    /// The same one is there already.
+    /// An equal one was stored before.
     Again,
     /// Another one has its id.
     IdTaken,
@@ -100,7 +100,7 @@ pub async fn started_with(
     Ok(definitions::started_with(&mut conn, project_id, request_key).await?)
 }
 
-/// How a workflow was started; none if it was not started from a definition.
+/// The start of a workflow; none if it was not started from a definition.
 pub async fn start_of(
     engine: &Engine,
     project_id: ProjectId,

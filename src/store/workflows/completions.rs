@@ -67,7 +67,7 @@ pub async fn take(
     .await
 }
 
-/// Whether a job was cancelled by its `expires_at`: by no caller, and by no parent's end.
+/// Returns whether `expires_at` cancelled a job, and no caller and no end of a parent.
 pub async fn has_expired(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -195,7 +195,7 @@ pub async fn started_with(
     .await
 }
 
-/// How a workflow was started, if it was started from a definition.
+/// The start of a workflow; none if it was not started from a definition.
 pub async fn start_of(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -276,7 +276,7 @@ pub(super) fn parse_here<T: DeserializeOwned>(
     read.map(|it| it.0).map_err(|it| field_error(it.path(), &it.inner().to_string()))
 }
 
-/// What a message about an unknown field begins with.
+/// The beginning of serde's message about an unknown field.
 const UNKNOWN: &str = "unknown field `";
 /// Names the field: the path leads to it, or to the object in which it is unknown or missing.
 fn field_error(path: &serde_path_to_error::Path, message: &str) -> Error {

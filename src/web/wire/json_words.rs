@@ -111,7 +111,7 @@ pub fn probably_meant<'a>(sent: &str, known: &[&'a str]) -> Option<&'a str> {
     (best.0 >= MIN_SIMILARITY).then_some(best.1)
 }
 
-/// Whether the field that serde's message calls unknown is a misspelt one, and no new one.
+/// Returns true if the field that serde calls unknown is nearly spelt like a known one.
 ///
 /// ```
 /// # use fencepost_web::wire::json_words::is_misspelt;

@@ -19,7 +19,11 @@ use fencepost_domain::{
 use fencepost_web::{
     app::App,
     auth::{Caller, Work},
-    wire::{errors, routes::routes, validate::Check},
+    wire::{
+        errors,
+        routes::{get, routes},
+        validate::Check,
+    },
 };
 use serde::Serialize;
 use utoipa::{OpenApi, ToSchema};
@@ -67,7 +71,7 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(attempt::emit))
         .routes(routes!(read::get))
         .routes(routes!(read::workers))
-        .routes(routes!(socket))
+        .route("/v1/workers/socket", get(socket))
         .routes(routes!(runs::jobs_of_run))
         .routes(routes!(runs::action_log))
 }
@@ -126,11 +130,8 @@ fn accept(
     params.get("id").parse()
 }
 
-/// The socket of newer versions of the protocol, which this server does not have.
-#[utoipa::path(
-    get, path = "/v1/workers/socket", tag = "Workers", operation_id = "connectWorker",
-    responses((status = 400, description = "No socket: use a client that claims jobs.", body = ErrorBody)),
-)]
+/// The socket of newer versions of the protocol, which this server does not have. It is not in the
+/// OpenAPI document: a generated client has no use for an operation that never succeeds.
 async fn socket(_: Caller<Work>) -> Error {
     Error::Unreadable(NO_SOCKET.to_owned())
 }

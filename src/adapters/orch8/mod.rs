@@ -70,6 +70,7 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(read::attempts))
         .routes(routes!(sequences::create, sequences::list))
         .routes(routes!(sequences::by_name))
+        .routes(routes!(sequences::versions))
         .routes(routes!(sequences::get, sequences::delete))
         .routes(routes!(instances::create))
         .routes(routes!(instances::get))

@@ -211,6 +211,23 @@ pub async fn list(
     rows.into_iter().map(SequenceView::of).collect::<Result<_, _>>().map(Reply)
 }
 
+/// List the versions of a name, newest first.
+#[utoipa::path(
+    get, path = "/sequences/versions", tag = "instances", operation_id = "list_sequence_versions",
+    params(NameQuery),
+    responses((status = 200, description = "The sequences.", body = Vec<SequenceView>)),
+)]
+pub async fn versions(
+    caller: Caller<ReadPayloads>,
+    app: State<App>,
+    query: Query<NameQuery>,
+) -> Result<Reply<Vec<SequenceView>>, Error> {
+    if query.0.name.is_none() {
+        return Err(Error::invalid("name", "must be sent"));
+    }
+    list(caller, app, query).await
+}
+
 /// Delete a sequence. Instances that were started from it run on.
 #[utoipa::path(
     delete, path = "/sequences/{id}", tag = "instances", operation_id = "delete_sequence",

@@ -243,6 +243,9 @@ fn sequences_are_kept_by_name_and_version() {
         assert_eq!(asked, first);
         let listed = t.get(&format!("{SEQUENCES}?{name}")).await.is(200);
         assert_eq!(listed, json!([second, first]));
+        assert_eq!(t.get(&format!("{SEQUENCES}/versions?{name}")).await.is(200), listed);
+        let nameless = t.get(&format!("{SEQUENCES}/versions")).await.is(400)["error"].to_string();
+        assert!(nameless.contains("name"), "{nameless}");
         assert_eq!(t.get(SEQUENCES).await.is(200).as_array().map(Vec::len), Some(3));
         let at = format!("{SEQUENCES}/{}", first["id"].as_str().expect("an id"));
         assert_eq!(t.get(&at).await.is(200), first);

@@ -98,8 +98,11 @@ pub struct PageQuery {
     queue: Option<String>,
 }
 
-fn pagination(limit: u32, offset: u32, has_more: bool) -> Value {
-    json!({"limit": limit, "offset": offset, "has_more": has_more})
+/// Where a page is in its list, of which one item beyond the page was looked for. `total` is how
+/// many items are known to be there, so it is exact on the last page.
+fn pagination(limit: u32, offset: u32, found: usize) -> Value {
+    let has_more = found as u64 > u64::from(limit) + u64::from(offset);
+    json!({"limit": limit, "offset": offset, "has_more": has_more, "total": found})
 }
 
 /// List schemas: there are none, since no arguments are validated.
@@ -113,7 +116,7 @@ pub async fn schemas(
     Query(query): Query<PageQuery>,
 ) -> Result<Reply<Value>, Error> {
     let (limit, offset) = page(query.limit, query.offset, limits::MAX_PAGE_QUEUES)?;
-    Ok(Reply::ok(json!({"schemas": [], "pagination": pagination(limit, offset, false)})))
+    Ok(Reply::ok(json!({"schemas": [], "pagination": pagination(limit, offset, 0)})))
 }
 
 /// List queues, by name.
@@ -130,12 +133,12 @@ pub async fn queues(
     let (limit, offset) = page(query.limit, query.offset, limits::MAX_PAGE_QUEUES)?;
     let wanted = i64::from(limit) + i64::from(offset) + 1;
     let names = queues::names(&app.engine, caller.project_id, "", wanted).await?;
-    let has_more = names.len() as i64 == wanted;
+    let found = names.len();
     let shown: Vec<_> = names.into_iter().skip(offset as usize).take(limit as usize).collect();
     let rows = queues::find(&app.engine, caller.project_id, &shown).await?;
     let views: Vec<_> = rows.iter().map(queue_view).collect();
     Ok(Reply::ok(json!({
-        "queues": views, "pagination": pagination(limit, offset, has_more),
+        "queues": views, "pagination": pagination(limit, offset, found),
     })))
 }
 
@@ -266,7 +269,7 @@ pub async fn dead_letters(
     check.finish()?;
     let (project_id, wanted) = (caller.project_id, i64::from(limit) + i64::from(offset) + 1);
     let ids = dead_letters::newest(&app.engine, project_id, query.queue, wanted).await?;
-    let has_more = ids.len() as i64 == wanted;
+    let pagination = pagination(limit, offset, ids.len());
     let mut letters = Vec::with_capacity(limit as usize);
     for id in ids.into_iter().skip(offset as usize).take(limit as usize) {
         match jobs::find_with_attempts(&app.engine, JobKey { project_id, id }).await {
@@ -276,7 +279,6 @@ pub async fn dead_letters(
             Err(error) => return Err(error),
         }
     }
-    let pagination = pagination(limit, offset, has_more);
     Ok(Reply::ok(DeadLetters { jobs: letters, pagination }))
 }
 

@@ -30,12 +30,12 @@ pub fn accept_unique(
     let mut inner = Check::below(format!("{}unique.", check.path()));
     let named = accept_named(&mut policy, sent, &mut inner);
     let on_conflict = accept_on_conflict(&mut policy, &mut inner);
-    let period_ms = match policy.take::<String>("period", &mut inner) {
-        Some(text) => duration("period", &text, &mut inner),
-        None => policy.take("period_ms", &mut inner).filter(|it| *it != 0),
+    let (field, period_ms) = match policy.take::<String>("period", &mut inner) {
+        Some(text) => ("period", duration("period", &text, &mut inner)),
+        None => ("period_ms", policy.take("period_ms", &mut inner).filter(|it| *it != 0)),
     };
     if let Some(ms) = period_ms {
-        inner.range("period", ms, 0, i64::MAX);
+        inner.range(field, ms, 0, i64::MAX);
     }
     // Only live jobs hold a key, whatever states the policy names.
     policy.take::<Vec<String>>("states", &mut inner);
@@ -94,6 +94,11 @@ fn accept_named(policy: &mut Fields, sent: &Fields, check: &mut Check) -> Named 
                 named.dimensions.push("args".to_owned());
             }
         }
+    }
+    let has_meta = named.dimensions.iter().any(|it| it == "meta");
+    if has_meta && named.meta_keys.as_ref().is_none_or(Vec::is_empty) {
+        // As the specification has it: whole metadata would make nearly every job unique.
+        check.refuse("meta_keys", "must name the fields of `meta` that count");
     }
     // A field that no job has would make all jobs of the type the same.
     let args = sent.0.get("args").and_then(|it| serde_json::from_str::<Value>(it.get()).ok());

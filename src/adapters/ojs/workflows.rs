@@ -40,15 +40,23 @@ use crate::params::PathParams;
 
 /// Where the kind of a workflow is stored: in the envelopes of its jobs.
 const KIND_FIELD: &str = "x_workflow_type";
-/// One workflow.
+/// One workflow, twice: the HTTP binding has it in a field, and some clients read it at the top.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OjsWorkflowReply)]
 pub struct WorkflowReply {
     workflow: WorkflowView,
+    #[serde(flatten)]
+    at_top: WorkflowView,
+}
+
+impl WorkflowReply {
+    fn of(workflow: WorkflowView) -> Self {
+        Self { at_top: workflow.clone(), workflow }
+    }
 }
 
 /// A workflow.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = OjsWorkflow)]
 pub struct WorkflowView {
     id: String,
@@ -64,10 +72,21 @@ pub struct WorkflowView {
     jobs_completed: usize,
     steps: Vec<StepView>,
     created_at: String,
+    metadata: WorkflowCounts,
+}
+
+/// Counts of a workflow's jobs, as the libraries name them.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = OjsWorkflowCounts)]
+struct WorkflowCounts {
+    job_count: usize,
+    completed_count: usize,
+    failed_count: usize,
+    created_at: String,
 }
 
 /// A job of a workflow.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = OjsWorkflowStep)]
 pub struct StepView {
     id: String,
@@ -94,6 +113,14 @@ impl WorkflowView {
         let is_done = |it: &&WorkflowJobRow| it.state == Some(StoredState::Succeeded);
         let total = parts.len();
         let completed = parts.iter().filter(is_done).count();
+        let is_dead = |it: &&WorkflowJobRow| it.state == Some(StoredState::DeadLetter);
+        let created_at = time(row.created_at);
+        let metadata = WorkflowCounts {
+            job_count: total,
+            completed_count: completed,
+            failed_count: parts.iter().filter(is_dead).count(),
+            created_at: created_at.clone(),
+        };
         let step = |it: WorkflowJobRow| StepView {
             state: it.state.map(|state| state_name(state, i32::from(!it.depends_on.is_empty()))),
             id: it.key,
@@ -111,7 +138,8 @@ impl WorkflowView {
             jobs_total: total,
             jobs_completed: completed,
             steps: parts.into_iter().map(step).collect(),
-            created_at: time(row.created_at),
+            created_at,
+            metadata,
         }
     }
 }
@@ -255,7 +283,7 @@ pub async fn create(
     let graph = JobGraph { name, input, callback_url, is_held, jobs, parents, batch, start };
     workflows::create(&app.engine, tenant, caller.origin(), id, graph).await?;
     let workflow = find(&app, tenant.project_id, id).await?;
-    Ok(Reply(StatusCode::CREATED, WorkflowReply { workflow }))
+    Ok(Reply(StatusCode::CREATED, WorkflowReply::of(workflow)))
 }
 
 fn accept_step(
@@ -302,7 +330,7 @@ pub async fn get(
     params: PathParams,
 ) -> Result<Reply<WorkflowReply>, Error> {
     let workflow = find(&app, caller.project_id, workflow_id(&params)?).await?;
-    Ok(Reply::ok(WorkflowReply { workflow }))
+    Ok(Reply::ok(WorkflowReply::of(workflow)))
 }
 
 /// Cancel a workflow: every job of it that has not ended.
@@ -339,5 +367,5 @@ pub async fn cancel(
         }
     }
     let workflow = find(&app, project_id, id).await?;
-    Ok(Reply::ok(WorkflowReply { workflow }))
+    Ok(Reply::ok(WorkflowReply::of(workflow)))
 }

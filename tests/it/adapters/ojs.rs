@@ -362,6 +362,21 @@ fn schemas_are_an_empty_list_and_counts_stand_beside_the_queue() {
 }
 
 #[test]
+fn a_page_says_how_many_items_are_known_to_be_there() {
+    run(async |t| {
+        for queue in ["a", "b", "c"] {
+            enqueue(t, json!({"type": "a", "args": [], "options": {"queue": queue}})).await;
+        }
+        let page = async |offset: u32| {
+            let path = format!("{OJS}/queues?limit=1&offset={offset}");
+            let page = t.get(&path).await.is(200)["pagination"].clone();
+            (page["total"].as_u64(), page["has_more"].as_bool())
+        };
+        assert_eq!((page(0).await, page(2).await), ((Some(2), Some(true)), (Some(3), Some(false))));
+    });
+}
+
+#[test]
 fn a_worker_that_gives_its_name_with_the_ack_adopts_the_job_then() {
     run(async |t| {
         let job = enqueue(t, json!({"type": "a", "args": []})).await;

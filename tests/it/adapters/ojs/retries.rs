@@ -281,7 +281,8 @@ fn a_unique_key_is_made_as_the_libraries_name_it() {
             (json!({"keys": ["argz"]}), "keys"),
             (json!({"keys": ["type"], "key": ["type"]}), "key"),
             (json!({"key": ["type"], "on_conflikt": "ignore"}), "on_conflikt"),
-            (json!({"key": ["type"], "period_ms": -1}), "period"),
+            (json!({"key": ["type"], "period_ms": -1}), "period_ms"),
+            (json!({"keys": ["type", "meta"]}), "meta_keys"),
         ] {
             let reply = t.post(&path, job(odd.clone(), json!([{"idd": 1}]))).await;
             let error = refused(&reply, 400, "invalid_request");

@@ -9,6 +9,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 /// An operation with its parameters filled in.
+#[derive(Clone)]
 struct Operation {
     adapter: &'static str,
     id: String,
@@ -139,6 +140,34 @@ fn a_control_character_in_a_path_is_refused_in_one_way() {
             }
         }
         assert!(tried > 20, "{tried}");
+    });
+}
+
+#[test]
+fn an_id_that_names_nothing_is_not_found_however_odd_it_is() {
+    run(async |t| {
+        let named = held(t, &t.slug).await;
+        let long = "x".repeat(300);
+        let odd = ["x", "-", "0", "%20", "%C3%A9", "..%2Fx", "%25", "job_", &long];
+        for operation in operations(&named) {
+            // Only an id names what is there; a queue or a worker may have any name.
+            let Some(start) = operation.template.find("id}") else { continue };
+            if operation.template[..start].ends_with("{worker_") {
+                continue;
+            }
+            for id in odd {
+                let mut operation = Operation { path: String::new(), ..operation.clone() };
+                let parameters = operation.template.replace("{project}", &t.slug);
+                let segments = parameters.split('/');
+                let parts: Vec<_> =
+                    segments.map(|it| if it.starts_with('{') { id } else { it }).collect();
+                operation.path = parts.join("/");
+                let reply = call(t, &operation, Some(&t.api_key)).await;
+                let expected = if operation.template.contains("{lease_id}") { 409 } else { 404 };
+                let reported = format!("{} {} {id}: {reply:?}", operation.adapter, operation.id);
+                assert_eq!(reply.status.as_u16(), expected, "{reported}");
+            }
+        }
     });
 }
 

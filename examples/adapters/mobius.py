@@ -3,9 +3,10 @@
     pip install deepnoodle-mobius==0.0.18
     MOBIUS_URL=http://127.0.0.1:7070/mobius MOBIUS_API_KEY=fp_live_… PROJECT=demo python3 mobius.py
 
-Works JOBS jobs of the types `summarize` and `fail`, and prints one line per job. Newer versions
-cannot report failures, have another fence, or need a socket.
+Works JOBS jobs of the types `summarize` and `fail`, and prints one line per job. Older versions
+work, too. Newer ones cannot report failures, have another fence, or need a socket.
 """
+import dataclasses
 import os
 import threading
 
@@ -18,8 +19,11 @@ client = Client(
         project=os.environ["PROJECT"],
     )
 )
+fields = {field.name for field in dataclasses.fields(WorkerConfig)}
+# Older versions have another name for it.
+name = "worker_instance_id" if "worker_instance_id" in fields else "worker_id"
 config = WorkerConfig(
-    worker_instance_id="summaries", concurrency=2, version="1.2.3", queues=["default"], poll_wait_seconds=1
+    **{name: "summaries"}, concurrency=2, version="1.2.3", queues=["default"], poll_wait_seconds=1
 )
 worker = Worker(client, config)
 left = threading.Semaphore(0)

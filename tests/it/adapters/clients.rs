@@ -32,26 +32,25 @@ async fn output(command: &mut Command) -> String {
     said
 }
 
+/// Installs Python packages, as pip's arguments name them, into a folder of their own.
+async fn install(target: &Path, wanted: &[&str]) {
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]);
+    pip.arg("--target").arg(target).args(wanted);
+    output(&mut pip).await;
+}
+
 /// The Python packages, installed once beside the build.
 async fn packages() -> &'static Path {
     static INSTALLED: OnceCell<PathBuf> = OnceCell::const_new();
     let installed = INSTALLED.get_or_init(async || {
-        let wanted = std::fs::read(program("requirements.txt")).expect("a text");
+        let list = program("requirements.txt");
+        let wanted = std::fs::read(&list).expect("a text");
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("adapters-python");
         let kept = target.join("requirements.txt");
         if std::fs::read(&kept).ok() != Some(wanted.clone()) {
             let _ = std::fs::remove_dir_all(&target);
-            let mut pip = Command::new("python3");
-            pip.args([
-                "-m",
-                "pip",
-                "install",
-                "--quiet",
-                "--disable-pip-version-check",
-                "--no-deps",
-            ]);
-            pip.arg("--target").arg(&target).arg("-r").arg(program("requirements.txt"));
-            output(&mut pip).await;
+            install(&target, &["-r", list.to_str().expect("a text")]).await;
             std::fs::write(kept, wanted).expect("it is written");
         }
         target
@@ -106,6 +105,55 @@ fn a_mobius_worker_with_the_published_client() {
             (&json!("summaries"), &json!(2))
         );
     });
+}
+
+/// Other versions of the client that claim jobs.
+const MOBIUS_VERSIONS: [&str; 5] = ["0.0.5", "0.0.8", "0.0.16", "0.0.19", "0.0.20"];
+
+#[test]
+#[ignore = "takes long: `make nightly` runs it"]
+fn other_versions_of_the_mobius_client_work_jobs() {
+    run(async |t| {
+        for version in MOBIUS_VERSIONS {
+            let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("mobius-{version}"));
+            let _ = std::fs::remove_dir_all(&target);
+            install(&target, &[&format!("deepnoodle-mobius=={version}")]).await;
+            let id = t.enqueue(json!({"job_type": "summarize", "payload": {"page": 7}})).await;
+            let mut program = python("mobius.py").await;
+            let paths = std::env::join_paths([&*target, packages().await]).expect("paths");
+            program.env("PYTHONPATH", paths).env("JOBS", "1").env("PROJECT", &t.slug);
+            program
+                .env("MOBIUS_URL", format!("{}/mobius", t.url))
+                .env("MOBIUS_API_KEY", &t.api_key);
+            let said = output(&mut program).await;
+            assert!(said.contains("summarized 7 1\n"), "{version}: {said}");
+            assert_eq!(t.job(&id).await["state"], "succeeded", "{version}");
+        }
+    });
+}
+
+#[test]
+fn the_page_names_the_versions_of_clients_that_are_run() {
+    let read = |path: &str| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+        std::fs::read_to_string(path).expect("a text")
+    };
+    let page = read("docs/protocols.md");
+    let table = page.split("\n## ").find(|it| it.starts_with("Clients that were run"));
+    let table = table.expect("the chapter");
+    let listed = read("examples/adapters/requirements.txt");
+    let version = |package: &str| {
+        let line = listed.lines().find_map(|it| it.strip_prefix(&format!("{package}==")));
+        line.expect("a version").to_owned()
+    };
+    for package in ["deepnoodle-mobius", "orch8-io-sdk", "zeridion-flare"] {
+        let version = version(package);
+        let row = table.lines().find(|it| it.contains(&format!("`{package}`"))).expect("a row");
+        assert!(row.contains(&version), "{row}");
+    }
+    for version in MOBIUS_VERSIONS {
+        assert!(table.contains(version), "{version}");
+    }
 }
 
 #[test]

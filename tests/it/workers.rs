@@ -44,7 +44,7 @@ fn a_worker_may_send_fields_of_a_newer_version_and_no_misspelt_ones() {
         assert_eq!(polled["jobs"][0]["id"], json!(id));
         let beat = json!({"job_id": id, "worker_id": "w", "attempt": 1, "cpu": 0.5});
         t.post("/v1/workers/heartbeat", beat).await.is(200);
-        let ack = |attempt: &str| json!({"job_id": id, "worker_id": "w", "status": "succeeded", attempt: 1, "cost": 7});
+        let ack = |attempt: &str| json!({"a": 7, "job_id": id, "worker_id": "w", "status": "succeeded", attempt: 1, "z": 7});
         t.post("/v1/workers/ack", ack("atempt")).await.refuses("atempt");
         let both = json!({"acks": [ack("atempt"), ack("attempt")]});
         let results = t.post("/v1/workers/ack/batch", both).await.is(200)["results"].clone();

@@ -1,6 +1,6 @@
 //! Extractors like axum's own, but every refusal is an [`Error`] that names the field.
 
-use std::{fmt, str::FromStr, sync::LazyLock, thread::available_parallelism};
+use std::{convert::Infallible, fmt, str::FromStr, sync::LazyLock, thread::available_parallelism};
 
 use axum::{
     extract::{FromRequest, FromRequestParts, RawPathParams, Request},
@@ -29,7 +29,7 @@ use crate::{
     wire::{
         body::{self, BODY_TIMEOUT},
         json_words,
-        unknown_fields::{KnownFields, log_once},
+        unknown_fields::{KnownFields, Skipped},
     },
 };
 
@@ -146,6 +146,18 @@ pub enum UnknownFields {
     Logged,
 }
 
+/// Of the entries that workers send in a list.
+impl<S: Send + Sync> FromRequestParts<S> for UnknownFields {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(match parts.extensions.get::<IgnoresUnknownFields>() {
+            Some(_) => Self::Ignored,
+            None => Self::Logged,
+        })
+    }
+}
+
 impl UnknownFields {
     /// As the key of the request says.
     fn of<T: RequestBody>(request: &Request) -> Self {
@@ -259,31 +271,23 @@ pub(super) fn parse_here<T: DeserializeOwned>(
     if let Err(error) = serde_json::from_slice::<IgnoredAny>(body) {
         return Err(Error::Unreadable(format!("the body is not valid JSON: {error}")));
     }
-    let known = || serde_path_to_error::deserialize::<_, Object<T>>(KnownFields(&mut json()));
-    let all = || serde_path_to_error::deserialize::<_, Object<T>>(&mut json());
+    let without = |skipped| {
+        serde_path_to_error::deserialize::<_, Object<T>>(KnownFields(&mut json(), skipped))
+    };
     let read = match unknown {
-        UnknownFields::Refused => all(),
-        UnknownFields::Ignored => known(),
-        UnknownFields::Logged => all().or_else(|error| {
-            let message = error.inner().to_string();
-            if !message.starts_with(UNKNOWN) || json_words::is_misspelt(&message) {
-                return Err(error);
-            }
-            log_once(&field_error(error.path(), &message));
-            known()
-        }),
+        UnknownFields::Refused => serde_path_to_error::deserialize(&mut json()),
+        UnknownFields::Ignored => without(Skipped::All),
+        UnknownFields::Logged => without(Skipped::Unlike),
     };
     read.map(|it| it.0).map_err(|it| field_error(it.path(), &it.inner().to_string()))
 }
 
-/// The beginning of serde's message about an unknown field.
-const UNKNOWN: &str = "unknown field `";
 /// Names the field: the path leads to it, or to the object in which it is unknown or missing.
 fn field_error(path: &serde_path_to_error::Path, message: &str) -> Error {
     let message = message.split(" at line ").next().unwrap_or(message);
     let parent = path.to_string();
     let parent = if parent == "." { String::new() } else { parent };
-    let named = [UNKNOWN, "missing field `", "duplicate field `"]
+    let named = ["unknown field `", "missing field `", "duplicate field `"]
         .iter()
         .find_map(|it| message.strip_prefix(it)?.split('`').next());
     let field = match named {

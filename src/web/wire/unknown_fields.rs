@@ -5,12 +5,14 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use fencepost_domain::{error, text::printable};
+use fencepost_domain::text::printable;
 use serde::de::{
     DeserializeSeed, Deserializer, EnumAccess, Error, IgnoredAny, IntoDeserializer, MapAccess,
     SeqAccess, Visitor,
 };
 use serde::forward_to_deserialize_any;
+
+use super::json_words::is_misspelt;
 
 /// The names of a struct's fields; none: of a map, whose keys are data.
 type Known = Option<&'static [&'static str]>;
@@ -19,28 +21,38 @@ type Known = Option<&'static [&'static str]>;
 /// read by hand, such as the entries of `depends_on`, stay as strict as they are.
 ///
 /// ```
-/// # use fencepost_web::wire::unknown_fields::KnownFields;
+/// # use fencepost_web::wire::unknown_fields::{KnownFields, Skipped};
 /// # use serde::Deserialize;
 /// #[derive(Debug, PartialEq, Deserialize)]
 /// #[serde(deny_unknown_fields)]
 /// struct Ack { job_id: String }
 ///
 /// let json = &mut serde_json::Deserializer::from_str(r#"{"job_id": "a", "sdk": {"x": [1]}}"#);
-/// let ack = Ack::deserialize(KnownFields(json)).unwrap();
+/// let ack = Ack::deserialize(KnownFields(json, Skipped::All)).unwrap();
 /// assert_eq!(ack, Ack { job_id: "a".to_owned() });
 /// ```
 #[derive(Debug)]
-pub struct KnownFields<T>(pub T);
+pub struct KnownFields<T>(pub T, pub Skipped);
+
+/// The unknown fields that are skipped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Skipped {
+    /// All of them.
+    All,
+    /// Those that are not spelt nearly like a known one, which are passed on and refused. Each is
+    /// logged once.
+    Unlike,
+}
 
 impl<'de, D: Deserializer<'de>> Deserializer<'de> for KnownFields<D> {
     type Error = D::Error;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
-        self.0.deserialize_any(Filter { inner: visitor, known: None })
+        self.0.deserialize_any(Filter { inner: visitor, known: None, skipped: self.1 })
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
-        self.0.deserialize_option(Filter { inner: visitor, known: None })
+        self.0.deserialize_option(Filter { inner: visitor, known: None, skipped: self.1 })
     }
 
     fn deserialize_newtype_struct<V: Visitor<'de>>(
@@ -48,7 +60,10 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for KnownFields<D> {
         name: &'static str,
         visitor: V,
     ) -> Result<V::Value, D::Error> {
-        self.0.deserialize_newtype_struct(name, Filter { inner: visitor, known: None })
+        self.0.deserialize_newtype_struct(
+            name,
+            Filter { inner: visitor, known: None, skipped: self.1 },
+        )
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -57,7 +72,11 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for KnownFields<D> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, D::Error> {
-        self.0.deserialize_struct(name, fields, Filter { inner: visitor, known: Some(fields) })
+        self.0.deserialize_struct(
+            name,
+            fields,
+            Filter { inner: visitor, known: Some(fields), skipped: self.1 },
+        )
     }
 
     fn deserialize_enum<V: Visitor<'de>>(
@@ -66,7 +85,11 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for KnownFields<D> {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, D::Error> {
-        self.0.deserialize_enum(name, variants, Filter { inner: visitor, known: None })
+        self.0.deserialize_enum(
+            name,
+            variants,
+            Filter { inner: visitor, known: None, skipped: self.1 },
+        )
     }
 
     // Of a string that is no text: see `ProducedText`.
@@ -84,7 +107,7 @@ impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for KnownFields<S> {
     type Value = S::Value;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<S::Value, D::Error> {
-        self.0.deserialize(KnownFields(deserializer))
+        self.0.deserialize(KnownFields(deserializer, self.1))
     }
 }
 
@@ -92,6 +115,7 @@ impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for KnownFields<S> {
 struct Filter<T> {
     inner: T,
     known: Known,
+    skipped: Skipped,
 }
 
 macro_rules! pass_on {
@@ -130,22 +154,22 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Filter<V> {
     }
 
     fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<V::Value, D::Error> {
-        self.inner.visit_some(KnownFields(deserializer))
+        self.inner.visit_some(KnownFields(deserializer, self.skipped))
     }
 
     fn visit_newtype_struct<D: Deserializer<'de>>(
         self,
         deserializer: D,
     ) -> Result<V::Value, D::Error> {
-        self.inner.visit_newtype_struct(KnownFields(deserializer))
+        self.inner.visit_newtype_struct(KnownFields(deserializer, self.skipped))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<V::Value, A::Error> {
-        self.inner.visit_seq(Filter { inner: list, known: None })
+        self.inner.visit_seq(Filter { inner: list, known: None, skipped: self.skipped })
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<V::Value, A::Error> {
-        self.inner.visit_map(Filter { inner: map, known: self.known })
+        self.inner.visit_map(Filter { inner: map, known: self.known, skipped: self.skipped })
     }
 
     fn visit_enum<A: EnumAccess<'de>>(self, variant: A) -> Result<V::Value, A::Error> {
@@ -160,7 +184,7 @@ impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for Filter<A> {
         &mut self,
         seed: S,
     ) -> Result<Option<S::Value>, A::Error> {
-        self.inner.next_element_seed(KnownFields(seed))
+        self.inner.next_element_seed(KnownFields(seed, self.skipped))
     }
 }
 
@@ -173,8 +197,16 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Filter<A> {
     ) -> Result<Option<S::Value>, A::Error> {
         let Some(known) = self.known else { return self.inner.next_key_seed(seed) };
         while let Some(name) = self.inner.next_key::<String>()? {
-            if known.contains(&name.as_str()) {
+            let is_passed_on = match self.skipped {
+                _ if known.contains(&name.as_str()) => true,
+                Skipped::All => false,
+                Skipped::Unlike => is_misspelt(&name, known),
+            };
+            if is_passed_on {
                 return seed.deserialize(name.into_deserializer()).map(Some);
+            }
+            if self.skipped == Skipped::Unlike {
+                log_once(&name);
             }
             self.inner.next_value::<IgnoredAny>()?;
         }
@@ -182,7 +214,7 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Filter<A> {
     }
 
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, A::Error> {
-        self.inner.next_value_seed(KnownFields(seed))
+        self.inner.next_value_seed(KnownFields(seed, self.skipped))
     }
 }
 
@@ -190,16 +222,13 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Filter<A> {
 const MAX_LOGGED_FIELDS: usize = 100;
 
 /// Logs a field that a worker sends, and that this server does not know, once.
-pub(super) fn log_once(error: &error::Error) {
+fn log_once(field: &str) {
     static LOGGED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    let error::Error::Invalid(broken) = error else { return };
+    let field = printable(field);
     let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
-    for it in broken {
-        let field = printable(&it.field);
-        if logged.len() < MAX_LOGGED_FIELDS && !logged.contains(&field) {
-            tracing::info!(field, "a worker sends a field that this server does not know");
-            logged.insert(field);
-        }
+    if logged.len() < MAX_LOGGED_FIELDS && !logged.contains(&field) {
+        tracing::info!(field, "a worker sends a field that this server does not know");
+        logged.insert(field);
     }
 }
 
@@ -236,7 +265,7 @@ mod tests {
     }
 
     fn read<'a, T: Deserialize<'a>>(json: &'a str) -> Result<T, serde_json::Error> {
-        T::deserialize(KnownFields(&mut serde_json::Deserializer::from_str(json)))
+        T::deserialize(KnownFields(&mut serde_json::Deserializer::from_str(json), Skipped::All))
     }
 
     #[test]
@@ -256,5 +285,16 @@ mod tests {
         assert!(read::<Object<Inner>>(r#"{"kind": "large"}"#).is_err());
         assert!(read::<Object<Inner>>(r#"{"kind": "small", "size": "3"}"#).is_err());
         assert!(read::<Object<Inner>>(r#"["small", 3]"#).is_err());
+    }
+
+    #[test]
+    fn a_misspelt_field_is_passed_on_behind_any_other() {
+        let read = |json: &str| {
+            let json = &mut serde_json::Deserializer::from_str(json);
+            Inner::deserialize(KnownFields(json, Skipped::Unlike))
+        };
+        assert!(read(r#"{"a": 1, "kind": "small", "zone": 2}"#).is_ok());
+        let refused = read(r#"{"a": 1, "kind": "small", "siez": 2}"#).expect_err("refused");
+        assert!(refused.to_string().starts_with("unknown field `siez`"), "{refused}");
     }
 }

@@ -268,6 +268,7 @@ pub async fn ack_batch(
     caller: Caller<Bound<Settling>>,
     State(app): State<App>,
     Extension(RequestId(request_id)): Extension<RequestId>,
+    unknown: UnknownFields,
     Json(request): Json<AckBatchRequest>,
 ) -> Result<Reply<AckBatchReply>, Error> {
     let sent = request.acks.len();
@@ -280,9 +281,8 @@ pub async fn ack_batch(
     let _turn = settle::take_turn(&app.engine, caller.project_id, sent).await?;
     caller.charge(&app, "acks", Cost::Items(sent)).await?;
     let entries = request.acks.iter().enumerate();
-    let acks: Vec<_> = entries
-        .map(|(index, it)| it.read(UnknownFields::Logged, &format!("acks[{index}]")))
-        .collect();
+    let acks: Vec<_> =
+        entries.map(|(index, it)| it.read(unknown, &format!("acks[{index}]"))).collect();
     let reach = read_reach(&caller, &app, acks.iter().flatten()).await?;
     let mut by_job: HashMap<String, Vec<_>> = HashMap::new();
     for (index, (read, entry)) in acks.into_iter().zip(&request.acks).enumerate() {

@@ -262,6 +262,7 @@ pub async fn logs(
     caller: Caller<Bound<Work>>,
     State(app): State<App>,
     Extension(RequestId(request_id)): Extension<RequestId>,
+    unknown: UnknownFields,
     Json(request): Json<LogsRequest>,
 ) -> Result<Reply<LogsReply>, Error> {
     let LogsRequest { worker_id, chunks: sent } = request;
@@ -272,7 +273,7 @@ pub async fn logs(
     let mut attempts: Vec<AttemptLogs> = Vec::new();
     let (mut places, mut doubled, mut refused) = (HashSet::new(), 0, Vec::new());
     for (index, entry) in sent.iter().enumerate() {
-        let read = entry.read(UnknownFields::Logged, &format!("chunks[{index}]"));
+        let read = entry.read(unknown, &format!("chunks[{index}]"));
         let chunk = read.and_then(|it| accept_chunk(it, index, &worker_id));
         let (shown, chunk) = match chunk {
             Ok(accepted) => accepted,

@@ -1,5 +1,6 @@
 //! The unique policy of a job, and the key that is made from it.
 
+use fencepost_domain::limits;
 use fencepost_engine::enqueue::dependencies::OnConflict;
 use fencepost_web::wire::validate::Check;
 use serde_json::{Value, value::RawValue};
@@ -9,6 +10,8 @@ use super::fields::{Fields, duration};
 
 /// Longer numbers may be rounded when they are read.
 const MAX_EXACT_DIGITS: usize = 15;
+/// Names in each list of a policy.
+const MAX_NAMES: usize = 32;
 /// Parts of a job that a key can be made from.
 const DIMENSIONS: [&str; 4] = ["type", "queue", "args", "meta"];
 
@@ -38,12 +41,20 @@ pub fn accept_unique(
         inner.range(field, ms, 0, i64::MAX);
     }
     // Only live jobs hold a key, whatever states the policy names.
-    policy.take::<Vec<String>>("states", &mut inner);
+    names(&mut policy, "states", &mut inner);
     for unknown in policy.0.keys() {
         inner.refuse(unknown, "is not a field of a unique policy");
     }
     check.absorb(inner);
     Some(Unique { key: named.key(job_type, queue, sent), on_conflict, period_ms })
+}
+
+/// A list of names, bounded: each is looked for in the job.
+fn names(policy: &mut Fields, field: &str, check: &mut Check) -> Option<Vec<String>> {
+    let names: Vec<String> = policy.take(field, check)?;
+    let count = names.len();
+    check.names(field, &names, MAX_NAMES, limits::MAX_NAME_CHARS);
+    Some(if count > MAX_NAMES { Vec::new() } else { names })
 }
 
 fn accept_on_conflict(policy: &mut Fields, check: &mut Check) -> OnConflict {
@@ -71,16 +82,16 @@ struct Named {
 
 fn accept_named(policy: &mut Fields, sent: &Fields, check: &mut Check) -> Named {
     let mut named = Named {
-        dimensions: policy.take("keys", check).unwrap_or_default(),
-        args_keys: policy.take("args_keys", check),
-        meta_keys: policy.take("meta_keys", check),
+        dimensions: names(policy, "keys", check).unwrap_or_default(),
+        args_keys: names(policy, "args_keys", check),
+        meta_keys: names(policy, "meta_keys", check),
     };
     if let Some(unknown) = named.dimensions.iter().find(|it| !is_dimension(it)) {
         check.refuse("keys", format!("must be of type, queue, args and meta, has {unknown}"));
     }
     // Most libraries send dimensions and names of fields of arguments in this one field.
     let mut field = "args_keys";
-    if let Some(key) = policy.take::<Vec<String>>("key", check) {
+    if let Some(key) = names(policy, "key", check) {
         if !named.dimensions.is_empty() {
             check.refuse("key", "is another name of `keys`: send one of them");
         }

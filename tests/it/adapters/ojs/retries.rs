@@ -283,6 +283,8 @@ fn a_unique_key_is_made_as_the_libraries_name_it() {
             (json!({"key": ["type"], "on_conflikt": "ignore"}), "on_conflikt"),
             (json!({"key": ["type"], "period_ms": -1}), "period_ms"),
             (json!({"keys": ["type", "meta"]}), "meta_keys"),
+            (json!({"key": vec!["id"; 33]}), "key"),
+            (json!({"keys": ["args"], "args_keys": [""]}), "args_keys[0]"),
         ] {
             let reply = t.post(&path, job(odd.clone(), json!([{"idd": 1}]))).await;
             let error = refused(&reply, 400, "invalid_request");

@@ -67,6 +67,27 @@ fn a_retried_job_is_filled_again() {
 }
 
 #[test]
+fn a_job_that_has_succeeded_without_a_result_needs_no_fallback() {
+    run(async |t| {
+        let jobs = json!([
+            {"key": "a", "job_type": "t", "queue": "a"},
+            {"key": "a.fallback", "job_type": "t", "queue": "f"},
+            {"key": "b", "job_type": "t", "queue": "b", "template": "lenient",
+             "depends_on": ["a", "a.fallback"], "payload": ["{{steps.a.output}}"]},
+        ]);
+        make(t, json!(7), jobs).await;
+        let lease = async |queue: &str| {
+            let poll = json!({"worker_id": "w", "queues": [queue], "wait_seconds": 20});
+            t.post("/v1/workers/poll", poll).await.is(200)["jobs"][0].clone()
+        };
+        t.ack(&lease("a").await, "w", "succeeded").await.is(200);
+        let other = json!({"result": "other"});
+        t.ack_with(&lease("f").await, "w", "succeeded", other).await.is(200);
+        assert_eq!(lease("b").await["payload"], json!([null]));
+    });
+}
+
+#[test]
 fn a_template_is_filled_when_its_parent_has_left_nothing() {
     run(async |t| {
         let jobs = json!([

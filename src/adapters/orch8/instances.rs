@@ -145,6 +145,7 @@ pub struct StepView {
         (status = 201, description = "Stored.", body = Instance),
         (status = 200, description = "An instance with this `idempotency_key` is there.", body = Instance),
         (status = 404, description = "No such sequence.", body = ErrorBody),
+        (status = 409, description = "The `idempotency_key` was used for another sequence.", body = ErrorBody),
     ),
 )]
 pub async fn create(
@@ -153,7 +154,8 @@ pub async fn create(
     Json(request): Json<CreateRequest>,
 ) -> Result<(StatusCode, Reply<Instance>), Error> {
     let (tenant, key) = (caller.tenant(), request.idempotency_key.clone());
-    if let Some(known) = started_with(&app, tenant, key.as_deref()).await? {
+    let of = request.sequence_id.clone().filter(|_| request.sequence.is_none());
+    if let Some(known) = started_with(&app, tenant, (key.as_deref(), of.as_deref())).await? {
         return Ok((StatusCode::OK, Reply(known)));
     }
     let graph = accept(&app, tenant, request).await?;
@@ -164,7 +166,7 @@ pub async fn create(
         Ok(()) => (),
         // Another request may have used the key at the same moment.
         Err(error) => {
-            let known = started_with(&app, tenant, key.as_deref()).await?;
+            let known = started_with(&app, tenant, (key.as_deref(), of.as_deref())).await?;
             return known.map(|it| (StatusCode::OK, Reply(it))).ok_or(error);
         }
     }
@@ -172,20 +174,28 @@ pub async fn create(
     Ok((StatusCode::CREATED, Reply(Instance { deduplicated: Some(false), ..stored })))
 }
 
-/// The instance that was started with a key, without its context.
+/// The instance that was started with a key from a stored sequence, without its context.
 async fn started_with(
     app: &App,
     tenant: Tenant,
-    key: Option<&str>,
+    named: (Option<&str>, Option<&str>),
 ) -> Result<Option<Instance>, Error> {
-    let Some(key) = key else { return Ok(None) };
+    // A key without a stored sequence is refused later.
+    let (Some(key), Some(sequence_id)) = named else { return Ok(None) };
     let mut check = Check::default();
     check.name("idempotency_key", key, limits::MAX_IDEMPOTENCY_KEY_CHARS);
     check.finish()?;
     let known = definitions::started_with(&app.engine, tenant.project_id, key).await?;
-    let Some(id) = known else { return Ok(None) };
-    let known = read(app, tenant.project_id, id, None).await?;
-    Ok(Some(Instance { deduplicated: Some(true), ..known }))
+    let Some((id, definition_id)) = known else { return Ok(None) };
+    if sequence_id.parse() != Ok(definition_id) {
+        return Err(Error::IdempotencyKeyReuse);
+    }
+    match read(app, tenant.project_id, id, None).await {
+        Ok(known) => Ok(Some(Instance { deduplicated: Some(true), ..known })),
+        // It was pruned meanwhile.
+        Err(Error::WorkflowNotFound) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Read an instance.

@@ -342,8 +342,8 @@ impl Jobs<'_> {
                 item.refuse(name, "must have at least one block");
             }
         }
-        if tried.last().is_some_and(|it| it.0.finally_block.is_some()) {
-            let message = "must not end with a try_catch that has a finally_block";
+        if tried.last().is_some_and(|it| it.0.ends_with_finally()) {
+            let message = "must not end with a try_catch that ends with a finally_block";
             item.refuse("try_block", message);
         }
         let before = earlier.clone();
@@ -387,6 +387,12 @@ impl BlockRequest {
         let inner = [&self.try_block, &self.catch_block, &self.finally_block];
         let inner = inner.into_iter().flatten().flatten().map(|it| it.0.steps()).sum::<usize>();
         inner + usize::from(self.kind != TRY_CATCH)
+    }
+
+    /// Whether its last step runs whatever failed before.
+    fn ends_with_finally(&self) -> bool {
+        let caught = self.catch_block.iter().flatten().last();
+        self.finally_block.is_some() || caught.is_some_and(|it| it.0.ends_with_finally())
     }
 
     /// Refuses fields that a block of its kind does not have, and what it lacks.

@@ -164,13 +164,22 @@ pub async fn get(
 pub struct NameQuery {
     /// The name.
     name: Option<String>,
-    /// The namespace. Default: `default`.
+    /// The namespace. Default: `default`; in a list without a name, all.
     namespace: Option<String>,
     /// The version. Default: the newest. Only by name.
     version: Option<i32>,
     /// Ignored: the project is the key's.
     #[expect(dead_code, reason = "clients send it, and unknown parameters are refused")]
     tenant_id: Option<String>,
+}
+
+impl NameQuery {
+    fn check(&self) -> Result<(), Error> {
+        let mut check = Check::default();
+        check.optional_name("name", self.name.as_deref(), limits::MAX_NAME_CHARS);
+        check.optional_name("namespace", self.namespace.as_deref(), limits::MAX_NAME_CHARS);
+        check.finish()
+    }
 }
 
 /// Read a sequence by its name.
@@ -187,6 +196,7 @@ pub async fn by_name(
     State(app): State<App>,
     Query(query): Query<NameQuery>,
 ) -> Result<Reply<SequenceView>, Error> {
+    query.check()?;
     let Some(name) = &query.name else { return Err(Error::invalid("name", "must be sent")) };
     let namespace = query.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
     let named = (namespace, name.as_str());
@@ -205,9 +215,11 @@ pub async fn list(
     State(app): State<App>,
     Query(query): Query<NameQuery>,
 ) -> Result<Reply<Vec<SequenceView>>, Error> {
-    let namespace = query.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
-    let named = query.name.as_deref().map(|name| (namespace, name));
-    let rows = definitions::versions(&app.engine, caller.project_id, named).await?;
+    query.check()?;
+    let (name, namespace) = (query.name.as_deref(), query.namespace.as_deref());
+    // A name alone is one of the default namespace.
+    let namespace = namespace.or(name.map(|_| DEFAULT_NAMESPACE));
+    let rows = definitions::versions(&app.engine, caller.project_id, (namespace, name)).await?;
     rows.into_iter().map(SequenceView::of).collect::<Result<_, _>>().map(Reply)
 }
 

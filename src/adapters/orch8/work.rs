@@ -180,8 +180,11 @@ impl Context {
         };
         let step = |it: &work::ParentResultView| {
             let key = it.key.as_ref().unwrap_or(&it.job_id).clone();
-            let output = it.result.clone();
-            let output = output.or_else(|| output_of(&workflow::fallback_key(&key)));
+            let fallback = || output_of(&workflow::fallback_key(&key));
+            let output = match it.state {
+                JobState::Succeeded => it.result.clone(),
+                _ => fallback(),
+            };
             (key, StepOutput { output, error: it.error.clone() })
         };
         let input = job.workflow_id.and_then(|it| inputs.get(&it));

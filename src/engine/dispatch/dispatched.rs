@@ -7,6 +7,7 @@ use std::{
 
 use fencepost_domain::{
     ids::LeaseId,
+    job::StoredState,
     raw_json::RawNode,
     template::{self, Place},
     text::ErrorReport,
@@ -151,13 +152,19 @@ fn filled(payload: &str, input: Option<&str>, parents: &[ParentResult]) -> Optio
         Some((it.workflow_key.as_deref()?, RawNode::read(it.result.as_deref()?)))
     }
     let results: HashMap<_, _> = parents.iter().filter_map(result).collect();
+    let has_succeeded = |key: &str| {
+        let mut of_key = parents.iter().filter(|it| it.workflow_key.as_deref() == Some(key));
+        of_key.any(|it| it.state == StoredState::Succeeded)
+    };
+    // A fallback takes the place of a parent that has failed.
+    let result_of = |key: &str| {
+        let fallback = || results.get(workflow::fallback_key(key).as_str());
+        if has_succeeded(key) { results.get(key) } else { fallback() }
+    };
     let filled = template::fill(payload, &mut |place| {
         let value = match place {
             Place::Input(path) => template::at(&input, path),
-            Place::Step { key, path } => results
-                .get(key)
-                .or_else(|| results.get(workflow::fallback_key(key).as_str()))
-                .and_then(|it| template::at(it, path)),
+            Place::Step { key, path } => result_of(key).and_then(|it| template::at(it, path)),
         };
         Ok(Some(value.unwrap_or(template::NULL)))
     });

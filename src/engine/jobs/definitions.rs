@@ -74,11 +74,11 @@ pub async fn by_name(
     Ok(definitions::by_name(&mut conn, project_id, named, version).await?)
 }
 
-/// The versions of a name in a namespace, newest first; of all names if none is named.
+/// The versions of a name in a namespace, newest first; without a name those of all names.
 pub async fn versions(
     engine: &Engine,
     project_id: ProjectId,
-    named: Option<(&str, &str)>,
+    named: (Option<&str>, Option<&str>),
 ) -> Result<Vec<DefinitionRow>, Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
     Ok(definitions::versions(&mut conn, project_id, named, MAX_PAGE_DEFINITIONS).await?)
@@ -90,12 +90,13 @@ pub async fn delete(engine: &Engine, project_id: ProjectId, id: Uuid) -> Result<
     Ok(definitions::delete(&mut conn, project_id, id).await?)
 }
 
-/// The workflow that was started with a key; none if none was.
+/// The workflow that was started with a key, and its definition; none if none was, or if it was
+/// pruned.
 pub async fn started_with(
     engine: &Engine,
     project_id: ProjectId,
     request_key: &str,
-) -> Result<Option<WorkflowId>, Error> {
+) -> Result<Option<(WorkflowId, Uuid)>, Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
     Ok(definitions::started_with(&mut conn, project_id, request_key).await?)
 }

@@ -112,11 +112,11 @@ pub async fn by_name(
     .await
 }
 
-/// The versions of a name, newest first; of all names if none is named.
+/// The versions of a name, newest first; without a name those of all names, by name.
 pub async fn versions(
     conn: &mut PgConnection,
     project_id: ProjectId,
-    named: Option<(&str, &str)>,
+    (namespace, name): (Option<&str>, Option<&str>),
     limit: i64,
 ) -> sqlx::Result<Vec<DefinitionRow>> {
     sqlx::query_as!(
@@ -124,13 +124,14 @@ pub async fn versions(
         "
         select id, namespace, name, version, definition, created_at
         from workflow_definitions
-        where project_id = $1 and ($2::text is null or namespace = $2 and name = $3)
+        where project_id = $1
+            and ($2::text is null or namespace = $2) and ($3::text is null or name = $3)
         order by namespace, name, version desc
         limit $4
         ",
         project_id.0,
-        named.map(|it| it.0),
-        named.map(|it| it.1),
+        namespace,
+        name,
         limit,
     )
     .fetch_all(conn)
@@ -153,7 +154,8 @@ pub async fn delete(
     Ok(deleted.rows_affected() > 0)
 }
 
-/// Records what a workflow was started from. Returns whether it did: not if the key was used.
+/// Records what a workflow was started from. Returns whether it did: not if the key was used, for a
+/// workflow that is still there.
 pub async fn note_start(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -164,7 +166,12 @@ pub async fn note_start(
         "
         insert into workflow_starts (project_id, workflow_id, definition_id, request_key)
         values ($1, $2, $3, $4)
-        on conflict do nothing
+        on conflict (project_id, request_key) do update
+        set workflow_id = excluded.workflow_id, definition_id = excluded.definition_id
+        where not exists (
+            select from workflows
+            where project_id = workflow_starts.project_id and id = workflow_starts.workflow_id
+        )
         ",
         project_id.0,
         id.0,
@@ -176,23 +183,25 @@ pub async fn note_start(
     Ok(noted.rows_affected() > 0)
 }
 
-/// The workflow that was started with a key.
+/// The workflow that was started with a key, and the definition that it was started from.
 pub async fn started_with(
     conn: &mut PgConnection,
     project_id: ProjectId,
     request_key: &str,
-) -> sqlx::Result<Option<WorkflowId>> {
-    sqlx::query_scalar!(
+) -> sqlx::Result<Option<(WorkflowId, Uuid)>> {
+    let found = sqlx::query!(
         r#"
-        select workflow_id "workflow_id: WorkflowId"
-        from workflow_starts
-        where project_id = $1 and request_key = $2
+        select begun.workflow_id "workflow_id: WorkflowId", begun.definition_id
+        from workflow_starts begun
+        join workflows on workflows.project_id = begun.project_id and workflows.id = begun.workflow_id
+        where begun.project_id = $1 and begun.request_key = $2
         "#,
         project_id.0,
         request_key,
     )
     .fetch_optional(conn)
-    .await
+    .await?;
+    Ok(found.map(|it| (it.workflow_id, it.definition_id)))
 }
 
 /// The start of a workflow; none if it was not started from a definition.

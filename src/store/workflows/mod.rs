@@ -228,7 +228,7 @@ pub async fn workflow_jobs(
                    ) then true
                    when (live.state = 'dead_letter' or ended.state = 'cancelled')
                        and coalesce(live.children, ended.children) > 0
-                   then is_failure_handled($1, part.workflow_id, part.job_id)
+                   then was_failure_handled($1, part.workflow_id, part.job_id)
                    else false
                end "is_excused!",
                coalesce(parents.keys, '{}') "depends_on!",
@@ -341,7 +341,7 @@ pub async fn count_states(
                    ) then true
                    when (live.state = 'dead_letter' or ended.state = 'cancelled')
                        and coalesce(live.children, ended.children) > 0
-                   then is_failure_handled($1, part.workflow_id, part.job_id)
+                   then was_failure_handled($1, part.workflow_id, part.job_id)
                    else false
                end "is_excused!",
                count(*) "jobs!"

@@ -40,9 +40,13 @@ def watch(job, process, stop):
 
 
 def run(job, lease_id):
-    process = subprocess.Popen(
-        ["sh", "-c", job["command"]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    try:
+        process = subprocess.Popen(
+            ["sh", "-c", job["command"]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+    except ValueError as error:
+        # No shell accepts a NUL byte.
+        return post(f"jobs/{lease_id}/fail", {"error": str(error), "retryable": False})
     stop = threading.Event()
     threading.Thread(target=beat, args=(lease_id, process, stop), daemon=True).start()
     threading.Thread(target=watch, args=(job, process, stop), daemon=True).start()

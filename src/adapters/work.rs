@@ -1,8 +1,10 @@
 //! Payloads and parents' results of leased jobs, as JSON objects.
 
+use std::{borrow::Cow, collections::BTreeMap};
+
 use fencepost_domain::{error::Error, job::JobState};
 use fencepost_engine::{dispatch::DispatchedJob, enqueue::dependencies::ParentResult};
-use serde::Serialize;
+use serde::{Serialize, de::IgnoredAny};
 use serde_json::value::RawValue;
 
 use fencepost_web::wire::validate::stored_json;
@@ -29,6 +31,14 @@ pub fn with_field(
     let inside = object.get().trim_end().strip_suffix('}').unwrap_or_default().trim_end();
     let comma = if inside.ends_with('{') { "" } else { "," };
     stored_json(format!("{inside}{comma}\"{name}\":{value}}}"))
+}
+
+/// Whether an object has a field.
+#[must_use]
+pub fn has_field(object: &RawValue, name: &str) -> bool {
+    let fields: Option<BTreeMap<Cow<'_, str>, IgnoredAny>> =
+        serde_json::from_str(object.get()).ok();
+    fields.is_some_and(|it| it.contains_key(name))
 }
 
 /// Result or error of a parent.

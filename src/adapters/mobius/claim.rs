@@ -73,7 +73,7 @@ pub struct ClaimedJob {
     step_name: String,
     /// Type of the job.
     action: String,
-    /// Payload, with `parent_results` if it waited for other jobs.
+    /// Payload, with `parent_results` if it waited for other jobs and has no such field.
     #[schema(value_type = Object)]
     parameters: Box<RawValue>,
     /// Attempt, counted from 1.
@@ -163,6 +163,9 @@ async fn introduce(
     workers::register(&app.engine, poll.project_id, &worker).await
 }
 
+/// Field of the parameters with what other jobs left.
+const PARENT_RESULTS: &str = "parent_results";
+
 async fn claimed(
     app: &App,
     project_id: ProjectId,
@@ -170,9 +173,9 @@ async fn claimed(
 ) -> Result<ClaimedJob, Error> {
     let job = &handed.job;
     let mut parameters = work::object(&job.payload)?;
-    if job.has_parents {
+    if job.has_parents && !work::has_field(&parameters, PARENT_RESULTS) {
         let results = work::parent_results(handed)?;
-        parameters = work::with_field(&parameters, "parent_results", &results)?;
+        parameters = work::with_field(&parameters, PARENT_RESULTS, &results)?;
     }
     let workflow_name = match job.workflow_id {
         Some(id) => workflows::name(&app.engine, project_id, id).await?,

@@ -138,14 +138,23 @@ pub async fn put(
     Ok(Reply(status, CronReply::of(&app.engine, row)?))
 }
 
+/// The expression, which has two names.
+fn accept_expression(sent: &mut Fields, check: &mut Check) -> String {
+    let other: Option<String> = sent.take("cron", check);
+    let expression: Option<String> = sent.take("expression", check);
+    if expression.is_some() && other.is_some() && expression != other {
+        check.refuse("cron", "is another value than `expression`: send one of them");
+    }
+    let expression = expression.or(other).unwrap_or_default();
+    check.name("expression", &expression, limits::MAX_CRON_CHARS);
+    expression
+}
+
 fn accept(mut sent: Fields, plan: &Limits) -> Result<WrittenSchedule, Error> {
     let mut check = Check::default();
     let name: Option<String> = sent.need("name", &mut check);
     check.optional_name("name", name.as_deref(), limits::MAX_SCHEDULE_ID_CHARS);
-    let other = sent.take("cron", &mut check);
-    let expression: Option<String> = sent.take("expression", &mut check).or(other);
-    let expression = expression.unwrap_or_default();
-    check.name("expression", &expression, limits::MAX_CRON_CHARS);
+    let expression = accept_expression(&mut sent, &mut check);
     let timezone: Option<String> = sent.take("timezone", &mut check);
     check.optional_name("timezone", timezone.as_deref(), limits::MAX_CRON_CHARS);
     let overlap = match sent.take::<String>("overlap_policy", &mut check).as_deref() {
@@ -159,18 +168,31 @@ fn accept(mut sent: Fields, plan: &Limits) -> Result<WrittenSchedule, Error> {
         }
     };
     let is_enabled = sent.take("enabled", &mut check).unwrap_or(true);
-    let mut template: Fields = sent.take("job_template", &mut check).unwrap_or(sent);
+    let template: Option<Fields> = sent.take("job_template", &mut check);
+    for fields in template.iter().chain([&sent]) {
+        for name in ["meta", "labels"] {
+            fields.refuse(name, "is not supported for schedules", &mut check);
+        }
+    }
+    let mut template = template.unwrap_or(sent);
     let job_type: Option<String> = template.need("type", &mut check);
     job_type.iter().for_each(|it| check_type(it, &mut check));
-    template.refuse("meta", "is not supported for schedules", &mut check);
     let payload = accept_args(&mut template, plan, &mut check)?;
     let mut options: Fields = take_options(&mut template, &mut check);
     let mut inner = Check::below("options.");
     let queue = accept_queue(&mut options, &mut inner);
     let rank = accept_rank(&mut options, &mut inner);
     let timeout_seconds = accept_timeout(&mut options, &mut inner);
-    let refused =
-        ["rate_limit", "unique", "labels", "pending", "expires_at", "delay_until", "scheduled_at"];
+    let refused = [
+        "rate_limit",
+        "unique",
+        "labels",
+        "meta",
+        "pending",
+        "expires_at",
+        "delay_until",
+        "scheduled_at",
+    ];
     for name in refused {
         options.refuse(name, "is not supported for schedules' jobs", &mut inner);
     }

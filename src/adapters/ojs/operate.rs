@@ -29,7 +29,7 @@ use super::{
 use crate::params::PathParams;
 
 /// The highest level of the specification that is supported completely.
-const CONFORMANCE_LEVEL: u8 = 0;
+const CONFORMANCE_LEVEL: u8 = 3;
 /// Supported capabilities, level by level: see `docs/protocols.md`.
 const CAPABILITIES: [(&str, bool); 11] = [
     ("batch_enqueue", true),

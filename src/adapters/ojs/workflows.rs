@@ -40,6 +40,8 @@ use crate::params::PathParams;
 
 /// Where the kind of a workflow is stored: in the envelopes of its jobs.
 const KIND_FIELD: &str = "x_workflow_type";
+/// The kind of a workflow that is none of the protocol's.
+const GRAPH: &str = "graph";
 /// One workflow, twice: the HTTP binding has it in a field, and some clients read it at the top.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OjsWorkflowReply)]
@@ -150,7 +152,7 @@ async fn find(app: &App, project_id: ProjectId, id: WorkflowId) -> Result<Workfl
     let first = jobs::find_all(&app.engine, project_id, first.as_slice()).await?;
     let envelope = first.first().and_then(|it| it.envelope.as_deref());
     let kind = StoredEnvelope::read(envelope).take(KIND_FIELD, &mut Check::default());
-    Ok(WorkflowView::of(&row, kind.unwrap_or_else(|| "graph".to_owned()), parts))
+    Ok(WorkflowView::of(&row, kind.unwrap_or_else(|| GRAPH.to_owned()), parts))
 }
 
 /// The jobs of a request: each with its key, its path, and the keys of its parents.
@@ -167,13 +169,14 @@ fn read_steps(
     mut sent: Fields,
     check: &mut Check,
 ) -> Result<(String, Vec<Step>, Callbacks), Error> {
-    let kind: Option<String> = sent.take("type", check);
+    // As answers call it: steps that name what they wait for.
+    let kind = sent.take("type", check).filter(|it: &String| it != GRAPH);
     let (field, is_chain) = match kind.as_deref() {
         Some("group" | "batch") => ("jobs", false),
         Some("chain") => ("steps", true),
         None => ("steps", false),
         Some(_) => {
-            check.refuse("type", "must be chain, group or batch");
+            check.refuse("type", "must be chain, group, batch or graph");
             ("steps", false)
         }
     };
@@ -192,9 +195,9 @@ fn read_steps(
         steps.push(Step { key, path, depends_on: before.unwrap_or(depends_on), job });
     }
     let mut inner = Check::below("callbacks.");
-    let mut callbacks: Fields = sent.take("callbacks", check).unwrap_or_default();
+    let mut sent_callbacks: Fields = sent.take("callbacks", check).unwrap_or_default();
     let mut one = |name: &str| -> Result<_, Error> {
-        let Some(job) = callbacks.take(name, &mut inner) else { return Ok(None) };
+        let Some(job) = sent_callbacks.take(name, &mut inner) else { return Ok(None) };
         let mut item = Check::below(format!("callbacks.{name}."));
         let accepted = accept(tenant, job, &mut item)?;
         let entry = &accepted.entry;
@@ -222,8 +225,11 @@ fn read_steps(
         on_failure: one("on_failure")?,
         on_complete: one("on_complete")?,
     };
+    for unknown in sent_callbacks.0.keys() {
+        inner.refuse(unknown, "must be on_success, on_failure or on_complete");
+    }
     check.absorb(inner);
-    Ok((kind.unwrap_or_else(|| "graph".to_owned()), steps, callbacks))
+    Ok((kind.unwrap_or_else(|| GRAPH.to_owned()), steps, callbacks))
 }
 
 /// Create a workflow.

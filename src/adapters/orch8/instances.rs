@@ -3,6 +3,7 @@
 use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
+    access::Permission,
     error::Error,
     ids::{ProjectId, WorkflowId},
     job::JobState,
@@ -155,7 +156,9 @@ pub async fn create(
 ) -> Result<(StatusCode, Reply<Instance>), Error> {
     let (tenant, key) = (caller.tenant(), request.idempotency_key.clone());
     let of = request.sequence_id.clone().filter(|_| request.sequence.is_none());
-    if let Some(known) = started_with(&app, tenant, (key.as_deref(), of.as_deref())).await? {
+    let named = (key.as_deref(), of.as_deref());
+    let shows_data = caller.who.may(Permission::ReadPayloads);
+    if let Some(known) = started_with(&app, tenant, named, shows_data).await? {
         return Ok((StatusCode::OK, Reply(known)));
     }
     let graph = accept(&app, tenant, request).await?;
@@ -166,7 +169,7 @@ pub async fn create(
         Ok(()) => (),
         // Another request may have used the key at the same moment.
         Err(error) => {
-            let known = started_with(&app, tenant, (key.as_deref(), of.as_deref())).await?;
+            let known = started_with(&app, tenant, named, shows_data).await?;
             return known.map(|it| (StatusCode::OK, Reply(it))).ok_or(error);
         }
     }
@@ -174,11 +177,13 @@ pub async fn create(
     Ok((StatusCode::CREATED, Reply(Instance { deduplicated: Some(false), ..stored })))
 }
 
-/// The instance that was started with a key from a stored sequence, without its context.
+/// The instance that was started with a key from a stored sequence, with its data if the caller may
+/// see it.
 async fn started_with(
     app: &App,
     tenant: Tenant,
     named: (Option<&str>, Option<&str>),
+    shows_data: bool,
 ) -> Result<Option<Instance>, Error> {
     // A key without a stored sequence is refused later.
     let (Some(key), Some(sequence_id)) = named else { return Ok(None) };
@@ -190,7 +195,11 @@ async fn started_with(
     if sequence_id.parse() != Ok(definition_id) {
         return Err(Error::IdempotencyKeyReuse);
     }
-    match read(app, tenant.project_id, id, None).await {
+    let data = match shows_data {
+        true => workflows::inputs(&app.engine, tenant.project_id, &[id]).await?.pop(),
+        false => None,
+    };
+    match read(app, tenant.project_id, id, data.map(|it| it.1)).await {
         Ok(known) => Ok(Some(Instance { deduplicated: Some(true), ..known })),
         // It was pruned meanwhile.
         Err(Error::WorkflowNotFound) => Ok(None),

@@ -410,10 +410,7 @@ impl BlockRequest {
             ("catch_block", self.catch_block.is_some()),
             ("finally_block", self.finally_block.is_some()),
         ];
-        let others = match self.kind.as_str() {
-            TRY_CATCH => of_step.as_slice(),
-            _ => of_try_catch.as_slice(),
-        };
+        let others = if self.kind == TRY_CATCH { &of_step[..] } else { &of_try_catch[..] };
         for (name, _) in others.iter().filter(|it| it.1) {
             check.refuse(name, format!("is not a field of a {}", self.kind));
         }

@@ -7,7 +7,7 @@ use fencepost_domain::{
 };
 use fencepost_engine::{
     enqueue::quota,
-    jobs::definitions::{self, DefinitionRow, NewDefinition, Stored},
+    jobs::definitions::{self, DefinitionRow, NewDefinition, Page, Stored},
 };
 use fencepost_web::{
     app::App,
@@ -168,14 +168,28 @@ pub struct NameQuery {
     namespace: Option<String>,
     /// The version. Default: the newest. Only by name.
     version: Option<i32>,
+    /// Sequences of a list. Default: 50.
+    #[param(minimum = 1, maximum = 50)]
+    limit: Option<u32>,
+    /// Sequences that a list leaves out at its beginning. Default: 0.
+    #[param(minimum = 0, maximum = 500)]
+    offset: Option<u32>,
     /// Ignored: the project is the key's.
     #[expect(dead_code, reason = "clients send it, and unknown parameters are refused")]
     tenant_id: Option<String>,
 }
 
 impl NameQuery {
+    fn page(&self) -> Page {
+        let limit = self.limit.map_or(limits::MAX_PAGE_DEFINITIONS, i64::from);
+        Page { limit, offset: self.offset.unwrap_or_default().into() }
+    }
+
     fn check(&self) -> Result<(), Error> {
         let mut check = Check::default();
+        let Page { limit, offset } = self.page();
+        check.range("limit", limit, 1, limits::MAX_PAGE_DEFINITIONS);
+        check.range("offset", offset, 0, limits::MAX_WORKFLOW_DEFINITIONS);
         check.optional_name("name", self.name.as_deref(), limits::MAX_NAME_CHARS);
         check.optional_name("namespace", self.namespace.as_deref(), limits::MAX_NAME_CHARS);
         check.finish()
@@ -219,7 +233,8 @@ pub async fn list(
     let (name, namespace) = (query.name.as_deref(), query.namespace.as_deref());
     // A name alone is one of the default namespace.
     let namespace = namespace.or(name.map(|_| DEFAULT_NAMESPACE));
-    let rows = definitions::versions(&app.engine, caller.project_id, (namespace, name)).await?;
+    let (named, page) = ((namespace, name), query.page());
+    let rows = definitions::versions(&app.engine, caller.project_id, named, page).await?;
     rows.into_iter().map(SequenceView::of).collect::<Result<_, _>>().map(Reply)
 }
 

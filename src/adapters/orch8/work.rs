@@ -288,12 +288,17 @@ async fn answer(
     check.range("batch_size", batch_size, 1, limits::MAX_POLL_CAPACITY);
     let limit = request.limit.unwrap_or(batch_size);
     check.range("limit", limit, 1, MAX_LIMIT);
+    if let Some(name) = &request.handler_name {
+        check.name("handler_name", name, limits::MAX_JOB_TYPE_CHARS);
+    }
+    check.finish()?;
+    let mut check = Check::default();
     let handlers = request.handler_names.unwrap_or_default();
     let waits = shape != Shape::ListAtOnce;
     let poll = Poll {
         worker_id: named(request.worker_id),
         queues: vec![named(request.queue_name).unwrap_or_else(|| DEFAULT_QUEUE.to_owned())],
-        job_types: handlers.into_iter().chain(named(request.handler_name)).collect(),
+        job_types: handlers.into_iter().chain(request.handler_name).collect(),
         capacity: limit.min(limits::MAX_POLL_CAPACITY),
         lease_seconds: Some(LEASE_SECONDS),
         wait: Duration::from_secs(if waits { WAIT_SECONDS } else { 0 }),

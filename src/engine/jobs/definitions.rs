@@ -3,12 +3,14 @@
 use fencepost_domain::{
     error::Error,
     ids::{ProjectId, WorkflowId},
-    limits::{MAX_PAGE_DEFINITIONS, MAX_WORKFLOW_DEFINITIONS},
+    limits::MAX_WORKFLOW_DEFINITIONS,
 };
 use fencepost_store::workflows::definitions;
 use uuid::Uuid;
 
-pub use fencepost_store::workflows::definitions::{DefinitionRow, NewDefinition, WorkflowStart};
+pub use fencepost_store::workflows::definitions::{
+    DefinitionRow, NewDefinition, Page, WorkflowStart,
+};
 
 use crate::{Engine, settings};
 
@@ -79,9 +81,10 @@ pub async fn versions(
     engine: &Engine,
     project_id: ProjectId,
     named: (Option<&str>, Option<&str>),
+    page: Page,
 ) -> Result<Vec<DefinitionRow>, Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
-    Ok(definitions::versions(&mut conn, project_id, named, MAX_PAGE_DEFINITIONS).await?)
+    Ok(definitions::versions(&mut conn, project_id, named, page).await?)
 }
 
 /// Deletes a definition. Returns whether it was there. Workflows that were started from it go on.

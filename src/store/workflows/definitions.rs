@@ -112,12 +112,21 @@ pub async fn by_name(
     .await
 }
 
+/// A part of a list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Page {
+    /// Entries that it has at most.
+    pub limit: i64,
+    /// Entries before it.
+    pub offset: i64,
+}
+
 /// The versions of a name, newest first; without a name those of all names, by name.
 pub async fn versions(
     conn: &mut PgConnection,
     project_id: ProjectId,
     (namespace, name): (Option<&str>, Option<&str>),
-    limit: i64,
+    page: Page,
 ) -> sqlx::Result<Vec<DefinitionRow>> {
     sqlx::query_as!(
         DefinitionRow,
@@ -128,11 +137,13 @@ pub async fn versions(
             and ($2::text is null or namespace = $2) and ($3::text is null or name = $3)
         order by namespace, name, version desc
         limit $4
+        offset $5
         ",
         project_id.0,
         namespace,
         name,
-        limit,
+        page.limit,
+        page.offset,
     )
     .fetch_all(conn)
     .await

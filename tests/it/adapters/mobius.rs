@@ -209,6 +209,7 @@ fn a_childs_parameters_hold_what_its_parents_made() {
         let jobs = json!({"name": "nightly", "jobs": [
             {"key": "fetch", "job_type": "fetch", "payload": [1]},
             {"key": "send", "job_type": "send", "payload": {"to": "ada"}, "depends_on": ["fetch"]},
+            {"key": "own", "job_type": "own", "payload": {"parent_results": 1}, "depends_on": ["send"]},
         ]});
         let workflow = t.post("/v1/workflows", jobs).await.is(201);
         let first = claim(t).await;
@@ -226,6 +227,8 @@ fn a_childs_parameters_hold_what_its_parents_made() {
         assert_eq!(second["parameters"]["to"], "ada");
         let made = &second["parameters"]["parent_results"][0];
         assert_eq!((&made["key"], &made["result"]), (&json!("fetch"), &json!("plain")));
+        say(t, &second, "complete", json!({"status": "completed"})).await.is_empty(204);
+        assert_eq!(claim(t).await["parameters"], json!({"parent_results": 1}));
     });
 }
 

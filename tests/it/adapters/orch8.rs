@@ -92,6 +92,9 @@ fn polls_with_and_without_a_handler_name_are_answered_in_their_own_way() {
         }
         let many = poll(t, json!({"batch_size": 2})).await;
         assert_eq!(many.as_array().map(Vec::len), Some(2));
+        let path = "/orch8/workers/tasks/poll";
+        let nameless = t.post(path, json!({"handler_name": ""})).await.is(400)["error"].to_string();
+        assert!(nameless.contains("handler_name"), "{nameless}");
         let wide = poll(t, json!({"handler_name": "a", "worker_id": "w-1", "limit": 1000})).await;
         assert_eq!(wide.as_array().map(Vec::len), Some(2));
         let task = &wide[0];

@@ -23,6 +23,7 @@ fn the_page_of_protocols_has_the_codes_numbers() {
             "Open Job Spec: visibility timeout, unless asked",
             seconds(ojs::VISIBILITY_SECONDS.into()),
         ),
+        ("Open Job Spec: jobs of one fetch", limits::MAX_POLL_CAPACITY.to_string()),
         (
             "Open Job Spec: what is kept of a job beside its arguments",
             format!("{} KiB", ojs::MAX_ENVELOPE_BYTES / 1024),

@@ -94,6 +94,14 @@ fn schedules_are_kept_listed_and_deleted() {
                 json!({"name": "x", "expression": odd, "job_template": {"type": "a", "args": []}});
             refused(&t.post(&path, bad).await, 400, "invalid_request");
         }
+        let odd = json!({
+            "name": "x", "cron": "@hourly", "expression": "@daily", "labels": ["gpu"],
+            "job_template": {"type": "a", "args": [], "meta": {"a": 1}, "options": {"meta": {"a": 1}}},
+        });
+        let error = refused(&t.post(&path, odd).await, 400, "invalid_request");
+        let named = error["details"]["fields"].as_array().expect("fields").iter();
+        let named: Vec<_> = named.map(|it| it["field"].as_str().expect("a field")).collect();
+        assert_eq!(named, ["cron", "meta", "labels", "options.meta"]);
         let native = t.get("/v1/recurring/nightly").await.is(200);
         assert_eq!(native["payload"], json!([{"day": 1}]));
     });
@@ -182,6 +190,26 @@ fn a_batch_is_followed_by_what_its_success_calls_for() {
         let error =
             refused(&t.post(&format!("{OJS}/workflows"), bad).await, 400, "invalid_request");
         assert!(error["message"].as_str().expect("text").contains("on_failure"), "{error}");
+        let after = json!({"type": "after", "args": []});
+        let bad = json!({"type": "batch", "jobs": [step("a")], "callbacks": {"on_succes": after}});
+        let error =
+            refused(&t.post(&format!("{OJS}/workflows"), bad).await, 400, "invalid_request");
+        assert_eq!(error["details"]["fields"][0]["field"], "callbacks.on_succes");
+    });
+}
+
+#[test]
+fn a_graph_may_be_called_as_answers_call_it() {
+    run(async |t| {
+        let (mut first, mut second) = (step("a"), step("b"));
+        first["id"] = json!("one");
+        second["id"] = json!("two");
+        second["depends_on"] = json!(["one"]);
+        let workflow = start(t, json!({"type": "graph", "steps": [first, second]})).await;
+        assert_eq!(
+            (&workflow["type"], &workflow["steps"][1]["depends_on"]),
+            (&json!("graph"), &json!(["one"]))
+        );
     });
 }
 

@@ -234,6 +234,7 @@ fn an_instance_is_started_from_a_stored_sequence() {
         assert!(made["created_at"].is_string() && made["updated_at"].is_string());
         let again = t.post(INSTANCES, wanted("k-1")).await.is(200);
         assert_eq!((&again["id"], &again["deduplicated"]), (&made["id"], &json!(true)));
+        assert_eq!(again["context"], made["context"]);
         let other = t.post(INSTANCES, wanted("k-2")).await.is(201);
         assert_ne!(other["id"], made["id"]);
         let task = work(t, "run_greet", true).await;
@@ -322,6 +323,11 @@ fn sequences_are_kept_by_name_and_version() {
         };
         assert_eq!((count("").await, count("?namespace=x").await), (Some(3), Some(0)));
         assert_eq!(count("?namespace=billing").await, Some(3));
+        assert_eq!((count("?limit=2").await, count("?limit=2&offset=2").await), (Some(2), Some(1)));
+        for (query, field) in [("limit=51", "limit"), ("offset=501", "offset")] {
+            let refused = t.get(&format!("{SEQUENCES}?{query}")).await.is(400)["error"].to_string();
+            assert!(refused.contains(field), "{refused}");
+        }
         for path in ["by-name?name=%00", "versions?name=a&namespace=%00"] {
             let refused = t.get(&format!("{SEQUENCES}/{path}")).await.is(400)["error"].to_string();
             assert!(refused.contains("control characters"), "{refused}");

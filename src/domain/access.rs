@@ -162,6 +162,8 @@ pub enum Permission {
     Schedule,
     /// Manage webhooks, and read what they sent.
     Webhooks,
+    /// Choose where events are sent: error messages are in them.
+    Subscribe,
     /// Send the jobs of a queue to a URL: it gets payloads, and settles jobs.
     Push,
     /// Read the audit log.
@@ -192,6 +194,7 @@ impl Permission {
             Self::Manage => "the scope `manage`",
             Self::Schedule => "the scope `schedules`",
             Self::Webhooks => "the scope `webhooks`, or the role admin",
+            Self::Subscribe => "the scopes `webhooks` and `payload:read`, or the role admin",
             Self::Push => "the scopes `webhooks`, `manage` and `work`, or the role admin",
             Self::Audit => "the scope `manage`, or the role admin",
             Self::Administer => "the scope `keys`, or the role admin",
@@ -227,6 +230,7 @@ pub fn key_may(scopes: &[Scope], permission: Permission) -> bool {
         Permission::Manage | Permission::Audit => has(Scope::Manage),
         Permission::Schedule => has(Scope::Schedules),
         Permission::Webhooks => has(Scope::Webhooks),
+        Permission::Subscribe => has(Scope::Webhooks) && has(Scope::PayloadRead),
         Permission::Push => has(Scope::Webhooks) && has(Scope::Manage) && has(Scope::Work),
         Permission::Administer => has(Scope::Keys),
         Permission::Govern | Permission::Own => false,
@@ -253,6 +257,7 @@ pub fn role_may(role: Role, permission: Permission) -> bool {
         | Permission::Manage
         | Permission::Schedule => Role::Member,
         Permission::Webhooks
+        | Permission::Subscribe
         | Permission::Push
         | Permission::Audit
         | Permission::Administer
@@ -312,6 +317,7 @@ mod tests {
             Permission::Manage,
             Permission::Schedule,
             Permission::Webhooks,
+            Permission::Subscribe,
             Permission::Push,
             Permission::Audit,
             Permission::Administer,

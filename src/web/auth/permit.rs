@@ -100,6 +100,8 @@ permits! {
     Schedule: Schedule, Manage;
     /// May manage webhooks.
     Webhooks: Webhooks, Manage;
+    /// May choose where events are sent.
+    Subscribing: Subscribe, Manage;
     /// May send the jobs of a queue to a URL.
     Pushing: Push, Manage;
     /// May read the audit log.

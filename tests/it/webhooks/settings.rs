@@ -161,6 +161,31 @@ fn a_key_that_may_not_read_payloads_sees_no_bodies() {
 }
 
 #[test]
+fn a_key_that_may_not_read_payloads_cannot_choose_where_events_go() {
+    run(async |t| {
+        let sink = Sink::start().await;
+        let made = endpoint(t, &sink, json!({})).await;
+        let key = async |scopes: Value| {
+            let key = t.post("/v1/keys", json!({"name": "k", "scopes": scopes})).await.is(201);
+            t.with_key(key["secret"].as_str().expect("one").to_owned())
+        };
+        let lesser = key(json!(["webhooks"])).await;
+        let url = made["url"].clone();
+        for change in [json!({"url": url}), json!({"events": ["*"]}), json!({"callbacks": true})] {
+            let error = lesser.patch(&path(&made, ""), change).await.is_error(403, "forbidden");
+            assert!(error["message"].to_string().contains("payload:read"), "{error}");
+        }
+        let harmless = json!({"description": "ours", "callbacks": false});
+        lesser.patch(&path(&made, ""), harmless).await.is(200);
+        let new = json!({"url": url, "events": ["*"]});
+        lesser.post("/v1/webhooks", new.clone()).await.is_error(403, "forbidden");
+        let able = key(json!(["webhooks", "payload:read"])).await;
+        able.post("/v1/webhooks", new).await.is(201);
+        able.patch(&path(&made, ""), json!({"events": ["*"]})).await.is(200);
+    });
+}
+
+#[test]
 fn deliveries_of_a_time_are_sent_again_with_the_same_event_ids() {
     run(async |t| {
         let sink = Sink::start().await;

@@ -6,6 +6,7 @@ pub mod replay;
 
 use axum::{Json as Reply, extract::State, http::StatusCode};
 use fencepost_domain::{
+    access::Permission,
     error::Error,
     ids::{EndpointId, ProjectId},
     limits, outbound, webhook,
@@ -13,7 +14,7 @@ use fencepost_domain::{
 use fencepost_engine::webhooks::{self, EndpointChange, NewEndpoint};
 use fencepost_web::{
     app::App,
-    auth::{Caller, Webhooks},
+    auth::{Caller, Subscribing, Webhooks},
     wire::{
         extract::{EndpointInPath, Json, Query, RequestBody},
         openapi::{chars, items},
@@ -247,14 +248,14 @@ page! {
 /// Therefore this request cannot be repeated with an `Idempotency-Key`.
 #[utoipa::path(
     post, path = "/webhooks", tag = "webhooks", operation_id = "webhooks_create",
-    security(("api_key" = ["webhooks"]), ("session" = ["admin"])),
+    security(("api_key" = ["webhooks", "payload:read"]), ("session" = ["admin"])),
     request_body = CreateEndpointRequest,
     responses(
         (status = 201, description = "The endpoint. Its secret is shown only once.", body = EndpointWithSecret),
     ),
 )]
 pub async fn create(
-    caller: Caller<Webhooks>,
+    caller: Caller<Subscribing>,
     State(app): State<App>,
     Json(request): Json<CreateEndpointRequest>,
 ) -> Result<(StatusCode, Reply<EndpointWithSecret>), Error> {
@@ -325,6 +326,9 @@ async fn stored(
 }
 
 /// Change an endpoint.
+///
+/// A key that sends `url`, `events` or `callbacks: true` needs the scope `payload:read`, too: error
+/// messages are in events.
 #[utoipa::path(
     patch, path = "/webhooks/{endpoint_id}", tag = "webhooks", operation_id = "webhooks_update",
     security(("api_key" = ["webhooks"]), ("session" = ["admin"])),
@@ -343,6 +347,11 @@ pub async fn change(
     Json(request): Json<ChangeEndpointRequest>,
 ) -> Result<Tagged<Endpoint>, Error> {
     let change = check(&app, request)?;
+    let sends_more =
+        change.url.is_some() || change.events.is_some() || change.takes_callbacks == Some(true);
+    if sends_more && !caller.who.may(Permission::Subscribe) {
+        return Err(Error::Forbidden { needs: Permission::Subscribe.needs() });
+    }
     if change.url.is_some() {
         app.accounts.addresses.require_verified(caller.project_id).await?;
         caller.require_step_up(&app).await?;

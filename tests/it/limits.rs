@@ -322,3 +322,31 @@ fn a_plan_bounds_the_queues_of_a_project() {
         server.stop().await;
     });
 }
+
+#[test]
+fn callbacks_count_against_the_budget_of_who_names_them() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let t = server.project_with("main", "unlimited", json!({"produce_per_minute": 20})).await;
+        let follow = |then: Value| json!({"job_type": "after", "on_complete": then});
+        let job = json!({
+            "job_type": "t", "on_success": {"job_type": "a"}, "on_failure": {"job_type": "b"},
+            "on_complete": follow(follow(Value::Null)),
+        });
+        let left = |reply: &crate::harness::Reply| {
+            reply.headers["x-ratelimit-remaining"].to_str().expect("text").to_owned()
+        };
+        let one = t.post("/v1/jobs", job.clone()).await;
+        one.is(201);
+        assert_eq!(left(&one), "15", "the job, and four callbacks");
+        let many = t.post("/v1/jobs/batch", json!({"jobs": [job.clone(), job.clone()]})).await;
+        many.is(201);
+        assert_eq!(left(&many), "5");
+        let too_many = json!({"jobs": vec![job.clone(); 5]});
+        t.post("/v1/jobs/batch", too_many).await.refuses("jobs");
+        let batch = json!({"on_success": {"job_type": "a"}, "on_complete": {"job_type": "b"}});
+        t.post("/v1/batches", batch).await.is_error(429, "rate_limit_exceeded");
+        assert_eq!(t.get("/v1/batches").await.is(200)["batches"], json!([]));
+        server.stop().await;
+    });
+}

@@ -266,7 +266,8 @@ pub async fn create(
         all.push(accept_step(tenant, step, &kind, &mut check)?);
     }
     check.finish()?;
-    caller.charge(&app, "steps", Cost::Items(all.len())).await?;
+    let count = all.len() + callbacks.count();
+    caller.charge(&app, "steps", Cost::Items(count)).await?;
     set_expiries(&app, &mut all).await?;
     let mut jobs: Vec<_> = all.into_iter().map(|it| it.entry).collect();
     let id = WorkflowId::generate();

@@ -32,7 +32,7 @@ use crate::{
     idempotency::{self, Answer, Ids, Once},
     page::{PageSize, page},
     routes::jobs::{
-        callbacks::{CallbackRequest, SentCallbacks},
+        callbacks::{self, CallbackRequest, SentCallbacks},
         request::{accept_callbacks, traceparent},
     },
 };
@@ -164,7 +164,8 @@ pub async fn create(
     Once { request, repeat }: Once<CreateBatchRequest>,
 ) -> Result<Response, Error> {
     let trace = traceparent(&headers).map(str::to_owned);
-    let (running, tenant) = (app.clone(), caller.tenant());
+    let (running, by) = (app.clone(), caller.clone());
+    let tenant = caller.tenant();
     repeat
         .once(&app, &caller, async move |ids: Ids| {
             let mut check = Check::default();
@@ -172,12 +173,13 @@ pub async fn create(
                 request;
             check.optional_name("name", name.as_deref(), limits::MAX_NAME_CHARS);
             let sent = SentCallbacks { on_success, on_failure, on_complete, url: callback_url };
-            let callbacks = accept_callbacks(tenant, sent, trace.as_deref(), &mut check)?;
+            let follow_ups = accept_callbacks(tenant, sent, trace.as_deref(), &mut check)?;
             check.finish()?;
-            let urls = callbacks.url.iter().map(|it| (String::new(), it.clone())).collect();
+            callbacks::charge(&running, &by, "on_complete", follow_ups.count()).await?;
+            let urls = follow_ups.url.iter().map(|it| (String::new(), it.clone())).collect();
             check_callback_urls(&running.engine, tenant.project_id, urls).await?;
             let Extras { callbacks, callback_count, .. } =
-                Extras::default().with_callbacks(&callbacks);
+                Extras::default().with_callbacks(&follow_ups);
             let batch = NewBatch { id: ids.batch(), name, callbacks, is_sealed: false };
             let row = batches::create(&running.engine, tenant, &batch, callback_count).await?;
             let location = Some(format!("/v1/batches/{}", batch.id));

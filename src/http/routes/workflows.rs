@@ -16,7 +16,10 @@ use fencepost_domain::{
     plan::Tenant,
     workflow::{self, BrokenGraph, Node, WorkflowState},
 };
-use fencepost_engine::jobs::workflows::{self, JobGraph, StateCount, WorkflowJobRow, WorkflowRow};
+use fencepost_engine::{
+    enqueue::quota::callback_count,
+    jobs::workflows::{self, JobGraph, StateCount, WorkflowJobRow, WorkflowRow},
+};
 use fencepost_web::{
     app::App,
     auth::{Bound, Caller, Control, Cost, Produce, Read},
@@ -38,7 +41,10 @@ use crate::{
     idempotency::{self, Answer, Ids, Once},
     page::{PageSize, page},
     redact::{Redact, shown},
-    routes::jobs::request::{EnqueueRequest, accept, traceparent},
+    routes::jobs::{
+        callbacks,
+        request::{EnqueueRequest, accept, traceparent},
+    },
 };
 
 const DEFAULT_PAGE_WORKFLOWS: u32 = 20;
@@ -208,6 +214,7 @@ pub async fn create(
         .once(&app, &caller, async move |ids: Ids| {
             let (id, tenant) = (ids.workflow(), by.tenant());
             let graph = accept_graph(tenant, ids, request, trace.as_deref())?;
+            callbacks::charge(&running, &by, "jobs", callback_count(&graph.jobs)).await?;
             workflows::create(&running.engine, tenant, by.origin(), id, graph).await?;
             let workflow = Workflow::find(&running, &by, id).await?;
             let location = Some(format!("/v1/workflows/{id}"));

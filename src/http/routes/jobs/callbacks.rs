@@ -2,10 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use fencepost_domain::{formats, limits};
-use fencepost_web::wire::{
-    extract::Object,
-    openapi::{chars, items, range},
+use fencepost_domain::{error::Error, formats, limits};
+use fencepost_web::{
+    app::App,
+    auth::{Caller, Cost, Permit},
+    wire::{
+        extract::Object,
+        openapi::{chars, items, range},
+    },
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -68,4 +72,22 @@ pub struct SentCallbacks {
     pub on_complete: Option<Box<Object<CallbackRequest>>>,
     /// Called when the job ends, in whatever way.
     pub url: Option<String>,
+}
+
+/// Counts callbacks against the caller's budget as if they were enqueued now: later they are not
+/// refused. `field` is the one that is too large if the budget never holds as many.
+///
+/// # Errors
+/// Those of [`Caller::charge`].
+pub async fn charge(
+    app: &App,
+    caller: &Caller<impl Permit>,
+    field: &str,
+    callbacks: usize,
+) -> Result<(), Error> {
+    match callbacks {
+        0 => Ok(()),
+        // 1 is the request itself, which has been counted.
+        _ => caller.charge(app, field, Cost::Items(1 + callbacks)).await,
+    }
 }

@@ -303,7 +303,8 @@ fn a_replica_that_is_promoted_takes_over_without_a_failed_call() {
             calling(&t).await;
         }
         let back = started.elapsed().as_secs() as u32 * LIMIT / 60 + 1;
-        assert!(let_in <= 2 * LIMIT + back, "{let_in}");
+        // What the old master counted, what the new one does, and the node's share without either.
+        assert!(let_in <= 2 * LIMIT + LIMIT / 2 + back, "{let_in}");
         // Messages go over it, too.
         let quiet = one.project_with("quiet", "unlimited", json!({})).await;
         let there = quiet.through(&other.url);

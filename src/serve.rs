@@ -17,7 +17,7 @@ use fencepost_http::{self as http, deprecation::Deprecated};
 use fencepost_identity::accounts::{
     Accounts, Parts,
     oidc::Providers,
-    password::{Passwords, lists::BreachedPasswords},
+    password::{Passwords, Turns, lists::BreachedPasswords},
     scanners::ScannerKeys,
     token::Tokens,
 };
@@ -386,7 +386,7 @@ fn open(
     let accounts = Accounts::new(Parts {
         pool: engine.pools.people.clone(),
         limiter: Limiter::new(bus.clone()),
-        passwords: Passwords::new(people.breached_passwords),
+        passwords: Passwords::new(people.breached_passwords, Turns::default()),
         tokens: Tokens::default(),
         master_keys: people.master_keys,
         mailer: people.mailer,

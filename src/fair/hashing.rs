@@ -1,6 +1,6 @@
-//! Password hashing, a few at a time. Waiting requests are ordered by the number of requests that
-//! their network made lately, so that a network which guesses passwords does not keep others from
-//! logging in.
+//! Password hashing, a few at a time. Waiting requests are ordered by the number of hashes that
+//! their network got lately, so that a network which guesses passwords does not keep others from
+//! logging in. A request that is refused got none: a person who tries again keeps the place.
 
 use std::{
     collections::BTreeMap,
@@ -25,8 +25,11 @@ pub const MAX_HASHING: usize = 2;
 pub const MAX_WAITING: usize = 256;
 /// How long a request waits for its turn.
 const MAX_WAIT: Duration = Duration::from_secs(5);
-/// For how long the requests of a network are counted, from its first one.
+/// For how long the hashes of a network are counted, from its first one.
 const COUNTED_FOR: Duration = Duration::from_secs(60);
+/// The hashes of a wide network that weigh as much as one of a narrow network: who has a wide one
+/// can spread requests over its narrow ones.
+const WIDE_WEIGHT: u32 = 16;
 /// Networks that are counted.
 const MAX_NETWORKS: u64 = 100_000;
 
@@ -37,8 +40,8 @@ pub struct Turns(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     queue: Mutex<Queue>,
-    /// Requests of each network within [`COUNTED_FOR`].
-    asked: Cache<String, Arc<AtomicU32>>,
+    /// Hashes of each network within [`COUNTED_FOR`], and its requests that wait for one.
+    counts: Cache<String, Arc<AtomicU32>>,
     max_wait: Duration,
 }
 
@@ -49,7 +52,7 @@ struct Queue {
     next: u64,
 }
 
-/// A place in the queue: by requests of the network, then by arrival.
+/// A place in the queue: by the hashes of the network, then by arrival.
 type Place = (u32, u64);
 
 /// The right to hash one password, until it is dropped.
@@ -83,8 +86,8 @@ impl Default for Turns {
 impl Turns {
     fn new(hashing: usize, max_wait: Duration) -> Self {
         let queue = Queue { free: hashing, waiting: BTreeMap::new(), next: 0 };
-        let asked = Cache::builder().max_capacity(MAX_NETWORKS).time_to_live(COUNTED_FOR).build();
-        Self(Arc::new(Shared { queue: Mutex::new(queue), asked, max_wait }))
+        let counts = Cache::builder().max_capacity(MAX_NETWORKS).time_to_live(COUNTED_FOR).build();
+        Self(Arc::new(Shared { queue: Mutex::new(queue), counts, max_wait }))
     }
 
     fn queue(&self) -> std::sync::MutexGuard<'_, Queue> {
@@ -96,15 +99,20 @@ impl Turns {
     /// # Errors
     /// [`Error::Overloaded`] when too many would go first.
     pub async fn take(&self, client: &str) -> Result<Turn, Error> {
-        let asked = self.0.asked.get_with(network(client), Arc::default);
-        let asked = asked.fetch_add(1, Ordering::Relaxed);
+        let counted = Counted::of(&self.0.counts, client);
+        let turn = self.wait(counted.rank()).await?;
+        counted.keep();
+        Ok(turn)
+    }
+
+    async fn wait(&self, rank: u32) -> Result<Turn, Error> {
         let (place, mut turn) = {
             let mut queue = self.queue();
             if queue.free > 0 {
                 queue.free -= 1;
                 return Ok(Turn(self.clone()));
             }
-            let place = (asked, queue.next);
+            let place = (rank, queue.next);
             queue.next += 1;
             if queue.waiting.len() >= MAX_WAITING {
                 let is_last = queue.waiting.last_key_value().is_none_or(|it| *it.0 < place);
@@ -128,18 +136,56 @@ impl Turns {
     }
 }
 
-/// The network of an address: the first 24 bits of IPv4, 48 bits of IPv6. A name stands for itself.
-fn network(client: &str) -> String {
+/// A request among those of its networks, unless it is dropped without a hash.
+struct Counted {
+    /// The networks' counts, each with the count before this request.
+    networks: [(Arc<AtomicU32>, u32); 2],
+    is_kept: bool,
+}
+
+impl Counted {
+    fn of(counts: &Cache<String, Arc<AtomicU32>>, client: &str) -> Self {
+        let networks = networks(client).map(|network| {
+            let count = counts.get_with(network, Arc::default);
+            let before = count.fetch_add(1, Ordering::Relaxed);
+            (count, before)
+        });
+        Self { networks, is_kept: false }
+    }
+
+    fn rank(&self) -> u32 {
+        let [(_, narrow), (_, wide)] = self.networks;
+        narrow.max(wide / WIDE_WEIGHT)
+    }
+
+    fn keep(mut self) {
+        self.is_kept = true;
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            for (count, _) in &self.networks {
+                count.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// The networks of an address: the first 24 and 16 bits of IPv4, 48 and 32 bits of IPv6. A name
+/// stands for itself.
+fn networks(client: &str) -> [String; 2] {
     match client.split('/').next().and_then(|it| it.parse().ok()) {
         Some(IpAddr::V4(it)) => {
             let [a, b, c, _] = it.octets();
-            format!("{a}.{b}.{c}")
+            [format!("{a}.{b}.{c}"), format!("{a}.{b}")]
         }
         Some(IpAddr::V6(it)) => {
             let [a, b, c, ..] = it.segments();
-            format!("{a:x}:{b:x}:{c:x}")
+            [format!("{a:x}:{b:x}:{c:x}"), format!("{a:x}:{b:x}")]
         }
-        None => client.to_owned(),
+        None => [client.to_owned(), format!("{client} and others")],
     }
 }
 
@@ -206,10 +252,45 @@ mod tests {
         assert_eq!(turns.queue().free, MAX_HASHING);
     }
 
+    #[tokio::test]
+    async fn who_was_refused_goes_before_who_got_a_hash() {
+        let turns = Turns::new(1, Duration::from_secs(3_600));
+        drop(turns.take("192.0.2.1").await);
+        let held = turns.take("203.0.113.1").await;
+        for _ in 0..9 {
+            let mut refused = Box::pin(turns.take("198.51.100.1"));
+            assert!(refused.as_mut().now_or_never().is_none());
+        }
+        let mut guesser = Box::pin(turns.take("192.0.2.9"));
+        let mut person = Box::pin(turns.take("198.51.100.1"));
+        assert!(guesser.as_mut().now_or_never().is_none());
+        assert!(person.as_mut().now_or_never().is_none());
+        drop(held);
+        assert!(guesser.as_mut().now_or_never().is_none());
+        assert!(person.now_or_never().expect("a turn").is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_wide_network_cannot_spread_its_guesses_without_end() {
+        let turns = Turns::new(1, Duration::from_secs(3_600));
+        for network in 0..2 * WIDE_WEIGHT {
+            drop(turns.take(&format!("2001:db8:{network:x}::1")).await);
+        }
+        drop(turns.take("192.0.2.1").await);
+        let held = turns.take("203.0.113.1").await;
+        let mut fresh = Box::pin(turns.take("2001:db8:ffff::1"));
+        let mut other = Box::pin(turns.take("192.0.2.2"));
+        assert!(fresh.as_mut().now_or_never().is_none());
+        assert!(other.as_mut().now_or_never().is_none());
+        drop(held);
+        assert!(fresh.as_mut().now_or_never().is_none());
+        assert!(other.now_or_never().expect("a turn").is_ok());
+    }
+
     #[test]
     fn networks_are_wider_than_addresses() {
-        assert_eq!(network("192.0.2.7"), "192.0.2");
-        assert_eq!(network("2001:db8:1:2::/64"), "2001:db8:1");
-        assert_eq!(network("acct_1"), "acct_1");
+        assert_eq!(networks("192.0.2.7"), ["192.0.2", "192.0"]);
+        assert_eq!(networks("2001:db8:1:2::/64"), ["2001:db8:1", "2001:db8"]);
+        assert_eq!(networks("acct_1")[0], "acct_1");
     }
 }

@@ -178,6 +178,15 @@ static LEAVE: LazyLock<Script> = LazyLock::new(|| {
 /// Resets a limit. KEYS: the limit.
 static FORGIVE: LazyLock<Script> =
     LazyLock::new(|| Script::new("return redis.call('DEL', KEYS[1])"));
+/// Undoes one call. KEYS: the limit. ARGV: its interval (µs).
+static REFUND: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        "local ending = tonumber(redis.call('GET', KEYS[1]) or 0)
+         if ending == 0 then return 0 end
+         redis.call('SET', KEYS[1], string.format('%.0f', ending - ARGV[1]), 'KEEPTTL')
+         return 1",
+    )
+});
 /// Counts taken permits. KEYS: a set.
 static COUNT: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
@@ -295,6 +304,17 @@ impl Limiter {
         self.local.invalidate(&(charge.name.clone(), share, charge.rate.window_seconds, 0));
     }
 
+    /// Undoes what one call has used of each limit. Without Redis it stays used.
+    pub async fn refund(&self, charges: &[Charge]) {
+        for charge in charges {
+            let mut script = REFUND.prepare_invoke();
+            script.key(self.bus.name(&charge.name));
+            let interval = u64::try_from(charge.rate.interval().as_micros()).unwrap_or(u64::MAX);
+            script.arg(interval);
+            let _: Option<i64> = self.bus.invoke(&script).await;
+        }
+    }
+
     /// The number of taken permits, as far as Redis knows.
     pub async fn taken(&self, name: &str) -> Option<u32> {
         let mut script = COUNT.prepare_invoke();
@@ -319,6 +339,7 @@ impl Limiter {
         bus.invoke_unguarded::<Vec<i64>>(&charge).await?;
         bus.invoke_unguarded::<i64>(COUNT.prepare_invoke().key(permit)).await?;
         bus.invoke_unguarded::<i64>(LEAVE.prepare_invoke().key(permit).arg(token)).await?;
+        bus.invoke_unguarded::<i64>(REFUND.prepare_invoke().key(limit).arg(cost)).await?;
         bus.invoke_unguarded::<i64>(FORGIVE.prepare_invoke().key(limit)).await?;
         Ok(())
     }

@@ -123,6 +123,7 @@ mod claims;
 mod device_login;
 mod email_change;
 mod keys;
+mod logins;
 mod mails;
 mod master_keys;
 mod members;

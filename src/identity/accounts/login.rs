@@ -40,7 +40,8 @@ impl Logins {
         let pair = charge("pair", &format!("{email} {}", client.address), TRIES_PER_PAIR);
         self.base.throttle.count(std::slice::from_ref(&pair)).await?;
         let tries = charge("tries", &email, TRIES_PER_EMAIL);
-        let is_late = self.base.throttle.limiter.charge(&[tries], &[]).await.wait.is_some();
+        let counted = self.base.throttle.limiter.charge(std::slice::from_ref(&tries), &[]).await;
+        let is_late = counted.wait.is_some();
         if is_late {
             tokio::time::sleep(LATE).await;
         }
@@ -52,7 +53,14 @@ impl Logins {
         // An account that only claims the address must not learn of its owner's logins.
         let meant = candidates.iter().find(|it| it.is_verified || is_alone).map(|it| it.id);
         let hashes = candidates.iter().map(|it| it.password_hash.clone()).collect();
-        let found = self.passwords.compare(&client.address, password.clone(), hashes).await?;
+        let compared = self.passwords.compare(&client.address, password.clone(), hashes).await;
+        if matches!(compared, Err(Error::Overloaded)) {
+            // Nothing was compared, so it was no try.
+            let used = if is_late { vec![pair] } else { vec![pair, tries] };
+            self.base.throttle.limiter.refund(&used).await;
+            return Err(Error::Overloaded);
+        }
+        let found = compared?;
         let account = found.and_then(|it| candidates.into_iter().nth(it));
         let Some(account) = account else {
             if let Some(id) = meant {

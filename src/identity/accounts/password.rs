@@ -14,11 +14,10 @@ use fencepost_domain::{
     error::Error,
     limits::{MAX_PASSWORD_CHARS, MIN_PASSWORD_CHARS},
 };
-use fencepost_fair::hashing::Turns;
 use secrecy::{ExposeSecret, SecretString};
 use zxcvbn::{Score, zxcvbn};
 
-pub use fencepost_fair::hashing::{MAX_HASHING, MAX_WAITING};
+pub use fencepost_fair::hashing::{MAX_HASHING, MAX_WAITING, Turns};
 
 use self::lists::{BreachedPasswords, is_common};
 
@@ -38,7 +37,7 @@ fn hash(password: &[u8]) -> String {
 }
 
 /// Hashes and compares passwords. Cheap to clone. Each call names the client that it serves, by
-/// address or account: when many wait, those of networks that ask least go first.
+/// address or account: when many wait, those of networks that got the fewest hashes go first.
 #[derive(Debug, Clone, Default)]
 pub struct Passwords {
     turns: Turns,
@@ -46,10 +45,10 @@ pub struct Passwords {
 }
 
 impl Passwords {
-    /// With the operator's list of breached passwords, if there is one.
+    /// With the operator's list of breached passwords, if there is one, and the node's turns.
     #[must_use]
-    pub fn new(breached: Option<Arc<BreachedPasswords>>) -> Self {
-        Self { breached, ..Self::default() }
+    pub fn new(breached: Option<Arc<BreachedPasswords>>, turns: Turns) -> Self {
+        Self { turns, breached }
     }
 
     /// A password's hash, as a PHC string.

@@ -1,28 +1,15 @@
 //! Accounts: from the first mail to the last row.
 
 use fencepost_config::Signup;
-use fencepost_domain::{error::Error, plan::Plans};
-use fencepost_identity::accounts::{
-    self, Accounts, Client, Parts, password::Passwords, token::Tokens,
-};
-use fencepost_net::mail::{Mail, Mailer};
-use fencepost_signals::{
-    limiter::Limiter,
-    redis_bus::{Bus, DEFAULT_BUDGET},
-};
-use fencepost_store::connection::pools::Pools;
-
-use secrecy::SecretString;
+use fencepost_identity::accounts;
+use fencepost_net::mail::Mail;
 use serde_json::{Value, json};
-
-use std::time::{Duration, Instant};
 
 use super::{PASSWORD, Person, address_of, post_from};
 use crate::harness::{
     Database, LoneProject, Stage, TestProject, TestServer, eventually, fresh_database, limited,
     run_alone,
 };
-use tokio::sync::mpsc;
 
 /// The secret in a mail.
 pub fn secret_in(mail: &Mail) -> String {
@@ -382,73 +369,6 @@ async fn rows_of_deleted_projects(database: &Database) -> Vec<(String, i64)> {
         rows.push((table, count));
     }
     rows
-}
-
-/// How much longer one kind of address may take than the other, in percent. A comparison that is
-/// left out makes half the time, or less.
-const MAX_DIFFERENCE_PERCENT: u128 = 40;
-
-#[test]
-fn a_login_takes_as_long_for_an_unknown_address() {
-    limited(async {
-        let database = fresh_database().await;
-        let pools =
-            Pools::new(&database.url, fencepost_config::PoolArgs::default(), None).expect("pools");
-        let bus = Bus::new(None, uuid::Uuid::nil(), DEFAULT_BUDGET).expect("a bus");
-        let (mailer, _mails) = mpsc::unbounded_channel();
-        let accounts = Accounts::new(Parts {
-            pool: pools.people.clone(),
-            limiter: Limiter::new(bus),
-            passwords: Passwords::default(),
-            tokens: Tokens::default(),
-            master_keys: std::sync::Arc::default(),
-            mailer: Mailer::Hand(mailer),
-            signup: Signup::Open,
-            public_url: "http://localhost".to_owned(),
-            security_contact: None,
-            plan_contact: None,
-            scanner_keys: std::sync::Arc::default(),
-            providers: std::sync::Arc::default(),
-            default_plan: "free".to_owned(),
-            plans: Plans::built_in(),
-            wake: fencepost_signals::wakeups::channel().0,
-        });
-        let client =
-            |number: u32| Client { address: format!("c{number}").into(), ..Client::default() };
-        let known = |number: u32| format!("{number}@example.com");
-        // Each is met so seldom that none is answered late.
-        const KNOWN: u32 = 6;
-        for number in 0..KNOWN {
-            let sign_up = fencepost_identity::accounts::SignUp {
-                email: known(number),
-                password: SecretString::from(PASSWORD),
-                project_name: None,
-                invitation: None,
-            };
-            accounts.sign_ups.sign_up(sign_up, &client(number)).await.expect("an account");
-        }
-        let (mut of_known, mut of_unknown) = (Vec::new(), Vec::new());
-        for number in 0..90 {
-            // At random: two threads that take turns must not have one kind each.
-            let is_known = rand::random();
-            let email =
-                if is_known { known(number % KNOWN) } else { format!("x{number}@example.com") };
-            let started = Instant::now();
-            let wrong = SecretString::from("not this one, no");
-            let refused = accounts.logins.log_in(&email, wrong, &client(1_000 + number)).await;
-            assert!(matches!(refused, Err(Error::InvalidCredentials)), "{refused:?}");
-            if is_known { &mut of_known } else { &mut of_unknown }.push(started.elapsed());
-        }
-        // The quickest quarter: what this machine does beside makes others slower.
-        let quick = |mut all: Vec<Duration>| {
-            all.sort();
-            all[all.len() / 4].as_micros()
-        };
-        let (one, other) = (quick(of_known), quick(of_unknown));
-        let difference = one.abs_diff(other) * 100 / one.min(other);
-        assert!(difference < MAX_DIFFERENCE_PERCENT, "known {one} µs, unknown {other} µs");
-        pools.close().await;
-    });
 }
 
 #[test]

@@ -18,6 +18,8 @@ as $$
             where ended.project_id = of_project and ended.id = edge.child_id
                 and ended.state = 'cancelled' and ended.cancelled_by is not null
                 and ended.is_skipped is null
+                -- One that waited for the end alone was cancelled because of another job.
+                and edge.condition in ('succeeded', 'not_failed')
             union all
             select handler.id
             from jobs handler

@@ -253,11 +253,14 @@ async fn store_workflow(
         // Another request has re-run it at the same moment.
         return Err(Failed::Refused(Error::Overloaded));
     }
-    if let Some(start) = &workflow.start
-        && !definitions::note_start(tx, project_id, workflow.id, start).await?
-    {
-        // Another request has used its key at the same moment.
-        return Err(Failed::Refused(Error::Overloaded));
+    if let Some(start) = &workflow.start {
+        if let Some(key) = &start.request_key {
+            definitions::free_key(tx, project_id, key).await?;
+        }
+        if !definitions::note_start(tx, project_id, workflow.id, start).await? {
+            // Another request has used its key at the same moment.
+            return Err(Failed::Refused(Error::Overloaded));
+        }
     }
     dependencies::insert_edges(tx, project_id, &workflow.edges).await?;
     let keyed =

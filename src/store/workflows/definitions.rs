@@ -165,8 +165,29 @@ pub async fn delete(
     Ok(deleted.rows_affected() > 0)
 }
 
-/// Records what a workflow was started from. Returns whether it did: not if the key was used, for a
-/// workflow that is still there.
+/// Frees a key whose workflow was pruned by a node that does not know of keys.
+pub async fn free_key(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    request_key: &str,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        delete from workflow_starts
+        where project_id = $1 and request_key = $2 and not exists (
+            select from workflows
+            where project_id = workflow_starts.project_id and id = workflow_starts.workflow_id
+        )
+        ",
+        project_id.0,
+        request_key,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Records what a workflow was started from. Returns whether it did: not if the key was used.
 pub async fn note_start(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -177,12 +198,7 @@ pub async fn note_start(
         "
         insert into workflow_starts (project_id, workflow_id, definition_id, request_key)
         values ($1, $2, $3, $4)
-        on conflict (project_id, request_key) do update
-        set workflow_id = excluded.workflow_id, definition_id = excluded.definition_id
-        where not exists (
-            select from workflows
-            where project_id = workflow_starts.project_id and id = workflow_starts.workflow_id
-        )
+        on conflict do nothing
         ",
         project_id.0,
         id.0,

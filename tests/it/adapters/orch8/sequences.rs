@@ -143,6 +143,27 @@ fn a_failure_within_a_catch_block_is_caught_outside() {
 }
 
 #[test]
+fn a_failure_is_not_handled_by_what_catches_another() {
+    run(async |t| {
+        let last = json!({
+            "type": "try_catch", "id": "t2", "try_block": [step("c", json!({})), step("d", json!({}))],
+            "catch_block": [step("e", json!({}))],
+        });
+        let block = json!({
+            "type": "try_catch", "id": "t1", "try_block": [step("a", json!({}))],
+            "catch_block": [step("b", json!({}))], "finally_block": [last],
+        });
+        let id = start(t, json!([block])).await;
+        for (handler, succeeds) in
+            [("run_a", false), ("run_b", false), ("run_c", false), ("run_e", true)]
+        {
+            work(t, handler, succeeds).await;
+        }
+        assert_eq!(ends(t, &id).await["state"], "failed");
+    });
+}
+
+#[test]
 fn without_a_failure_nothing_is_caught() {
     run(async |t| {
         let id = start(t, json!([step("pick", json!({})), try_catch(), step("ship", json!({}))]));
@@ -284,12 +305,16 @@ fn of_many_who_use_a_key_at_once_one_starts_an_instance() {
             "sequence_id": stored["id"], "context": {"data": {"name": "Ada"}},
             "idempotency_key": "once",
         });
-        let all = (0..8).map(|_| t.post(INSTANCES, wanted.clone()));
-        let made = futures_util::future::join_all(all).await;
-        let ids: std::collections::BTreeSet<_> =
-            made.iter().map(|it| it.json()["id"].to_string()).collect();
-        assert_eq!(ids.len(), 1, "{made:?}");
-        assert_eq!(made.iter().filter(|it| it.status == 201).count(), 1);
+        for key in 0..8 {
+            let mut wanted = wanted.clone();
+            wanted["idempotency_key"] = json!(format!("once {key}"));
+            let all = (0..8).map(|_| t.post(INSTANCES, wanted.clone()));
+            let made = futures_util::future::join_all(all).await;
+            let ids: std::collections::BTreeSet<_> =
+                made.iter().map(|it| it.json()["id"].to_string()).collect();
+            assert_eq!(ids.len(), 1, "{made:?}");
+            assert_eq!(made.iter().filter(|it| it.status == 201).count(), 1);
+        }
     });
 }
 

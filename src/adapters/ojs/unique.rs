@@ -1,6 +1,8 @@
 //! The unique policy of a job, and the key that is made from it.
 
-use fencepost_domain::limits;
+use std::collections::BTreeMap;
+
+use fencepost_domain::limits::{self, MAX_JSON_DEPTH};
 use fencepost_engine::enqueue::dependencies::OnConflict;
 use fencepost_web::wire::validate::Check;
 use serde_json::{Value, value::RawValue};
@@ -8,8 +10,10 @@ use sha2::{Digest, Sha256};
 
 use super::fields::{Fields, duration};
 
-/// Longer numbers may be rounded when they are read.
+/// Longer numbers may be rounded when they are read: they count as they were sent.
 const MAX_EXACT_DIGITS: usize = 15;
+/// Integers below this are exact as floating-point numbers.
+const MAX_EXACT_INTEGER: f64 = 1e15;
 /// Names in each list of a policy.
 const MAX_NAMES: usize = 32;
 /// Parts of a job that a key can be made from.
@@ -35,8 +39,9 @@ pub fn accept_unique(
     let on_conflict = accept_on_conflict(&mut policy, &mut inner);
     let (field, period_ms) = match policy.take::<String>("period", &mut inner) {
         Some(text) => ("period", duration("period", &text, &mut inner)),
-        None => ("period_ms", policy.take("period_ms", &mut inner).filter(|it| *it != 0)),
+        None => ("period_ms", policy.take("period_ms", &mut inner)),
     };
+    let period_ms = period_ms.filter(|it| *it != 0);
     if let Some(ms) = period_ms {
         inner.range(field, ms, 0, i64::MAX);
     }
@@ -138,8 +143,10 @@ impl Named {
         };
         let value = |name: &str| sent.0.get(name).map(|it| &**it);
         add("type", job_type);
-        for name in &self.dimensions {
-            match name.as_str() {
+        // In one order, however they were named.
+        for name in DIMENSIONS.into_iter().filter(|it| self.dimensions.iter().any(|own| own == it))
+        {
+            match name {
                 "queue" => add("queue", queue),
                 "args" => add("args", &canonical(value("args"), self.args_keys.as_deref())),
                 "meta" => add("meta", &canonical(value("meta"), self.meta_keys.as_deref())),
@@ -154,21 +161,58 @@ impl Named {
 /// A value in canonical form: sorted, without white space; of objects, and of objects in arguments,
 /// only the named fields, if any are named.
 fn canonical(value: Option<&RawValue>, only: Option<&[String]>) -> String {
-    let keep = |value: Value| match (value, only) {
-        (Value::Object(fields), Some(only)) => {
-            Value::Object(fields.into_iter().filter(|(name, _)| only.contains(name)).collect())
-        }
-        (other, _) => other,
+    let mut written = String::new();
+    if let Some(value) = value {
+        write(value.get(), only, 0, &mut written);
+    }
+    written
+}
+
+fn write(text: &str, only: Option<&[String]>, depth: usize, to: &mut String) {
+    let text = text.trim();
+    let (fields, items) = match text.as_bytes().first() {
+        _ if depth > MAX_JSON_DEPTH => (None, None),
+        Some(b'{') => (serde_json::from_str::<BTreeMap<String, &RawValue>>(text).ok(), None),
+        Some(b'[') => (None, serde_json::from_str::<Vec<&RawValue>>(text).ok()),
+        _ => (None, None),
     };
-    let Some(text) = value.map(RawValue::get) else { return String::new() };
-    // Numbers that cannot be represented exactly are compared as text.
-    let mut numbers = text.split(|it: char| !it.is_ascii_digit());
-    let is_exact = !numbers.any(|it| it.len() > MAX_EXACT_DIGITS);
-    match serde_json::from_str(text).ok().filter(|_| is_exact) {
-        None => text.to_owned(),
-        Some(Value::Array(items)) => {
-            Value::Array(items.into_iter().map(keep).collect()).to_string()
+    if let Some(fields) = fields {
+        to.push('{');
+        let is_named = |name: &String| only.is_none_or(|it| it.contains(name));
+        for (at, (name, value)) in fields.iter().filter(|it| is_named(it.0)).enumerate() {
+            to.push_str(if at > 0 { "," } else { "" });
+            to.push_str(&Value::from(name.as_str()).to_string());
+            to.push(':');
+            write(value.get(), None, depth + 1, to);
         }
-        Some(other) => keep(other).to_string(),
+        to.push('}');
+    } else if let Some(items) = items {
+        to.push('[');
+        for (at, value) in items.iter().enumerate() {
+            to.push_str(if at > 0 { "," } else { "" });
+            // The arguments are the list: their fields are the named ones.
+            write(value.get(), only.filter(|_| depth == 0), depth + 1, to);
+        }
+        to.push(']');
+    } else {
+        to.push_str(&canonical_leaf(text));
+    }
+}
+
+/// A text, a number, a constant, or what is nested too deeply.
+fn canonical_leaf(text: &str) -> String {
+    let digits = text.chars().filter(char::is_ascii_digit).count();
+    let is_number = text.starts_with(|it: char| it == '-' || it.is_ascii_digit());
+    if is_number && digits > MAX_EXACT_DIGITS {
+        return text.to_owned();
+    }
+    match serde_json::from_str::<Value>(text) {
+        Ok(Value::Number(number)) => match number.as_f64().map(|it| (it.fract() == 0.0, it)) {
+            // As the specification has it, 1.0 is 1.
+            Some((true, it)) if it.abs() < MAX_EXACT_INTEGER => format!("{it:.0}"),
+            _ => number.to_string(),
+        },
+        Ok(other) => other.to_string(),
+        Err(_) => text.to_owned(),
     }
 }

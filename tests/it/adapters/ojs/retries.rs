@@ -275,6 +275,14 @@ fn a_unique_key_is_made_as_the_libraries_name_it() {
         enqueue(t, job(key(), json!([{"id": 2, "at": 1}]))).await;
         let same = t.post(&path, job(key(), json!([{"id": 1, "at": 2}]))).await;
         refused(&same, 409, "duplicate");
+        // Whatever else is in the arguments, and however they are written.
+        let key = || json!({"keys": ["args", "type"], "args_keys": ["n"], "period": "PT0S"});
+        let precise =
+            json!([{"n": 1, "score": 0.844_421_851_525_048_1, "at": 1_764_385_467_412_776_i64}]);
+        enqueue(t, job(key(), precise)).await;
+        let turned = json!({"keys": ["type", "args"], "args_keys": ["n"], "period_ms": 0});
+        let same = t.post(&path, job(turned, json!([{"score": 1, "n": 1.0}]))).await;
+        refused(&same, 409, "duplicate");
         for (odd, field) in [
             (json!({"key": ["id"]}), "key"),
             (json!({"keys": ["args"], "args_keys": ["user"]}), "args_keys"),

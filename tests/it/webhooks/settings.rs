@@ -171,11 +171,18 @@ fn a_key_that_may_not_read_payloads_cannot_choose_where_events_go() {
         };
         let lesser = key(json!(["webhooks"])).await;
         let url = made["url"].clone();
-        for change in [json!({"url": url}), json!({"events": ["*"]}), json!({"callbacks": true})] {
+        for change in [
+            json!({"url": url}),
+            json!({"events": ["*"]}),
+            json!({"queues": []}),
+            json!({"job_types": []}),
+            json!({"callbacks": true}),
+            json!({"enabled": true}),
+        ] {
             let error = lesser.patch(&path(&made, ""), change).await.is_error(403, "forbidden");
             assert!(error["message"].to_string().contains("payload:read"), "{error}");
         }
-        let harmless = json!({"description": "ours", "callbacks": false});
+        let harmless = json!({"description": "ours", "callbacks": false, "max_in_flight": 1});
         lesser.patch(&path(&made, ""), harmless).await.is(200);
         let new = json!({"url": url, "events": ["*"]});
         lesser.post("/v1/webhooks", new.clone()).await.is_error(403, "forbidden");

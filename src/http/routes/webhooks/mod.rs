@@ -327,8 +327,8 @@ async fn stored(
 
 /// Change an endpoint.
 ///
-/// A key that sends `url`, `events` or `callbacks: true` needs the scope `payload:read`, too: error
-/// messages are in events.
+/// A key that changes what is sent or where needs the scope `payload:read`, too, since error
+/// messages are in events. That is any change but of `description`, of numbers, and to false.
 #[utoipa::path(
     patch, path = "/webhooks/{endpoint_id}", tag = "webhooks", operation_id = "webhooks_update",
     security(("api_key" = ["webhooks"]), ("session" = ["admin"])),
@@ -347,8 +347,10 @@ pub async fn change(
     Json(request): Json<ChangeEndpointRequest>,
 ) -> Result<Tagged<Endpoint>, Error> {
     let change = check(&app, request)?;
-    let sends_more =
-        change.url.is_some() || change.events.is_some() || change.takes_callbacks == Some(true);
+    let names_events =
+        change.events.is_some() || change.queues.is_some() || change.job_types.is_some();
+    let begins = [change.takes_callbacks, change.is_enabled].contains(&Some(true));
+    let sends_more = change.url.is_some() || names_events || begins;
     if sends_more && !caller.who.may(Permission::Subscribe) {
         return Err(Error::Forbidden { needs: Permission::Subscribe.needs() });
     }

@@ -343,8 +343,15 @@ fn callbacks_count_against_the_budget_of_who_names_them() {
         many.is(201);
         assert_eq!(left(&many), "5");
         let too_many = json!({"jobs": vec![job.clone(); 5]});
-        t.post("/v1/jobs/batch", too_many).await.refuses("jobs");
-        let batch = json!({"on_success": {"job_type": "a"}, "on_complete": {"job_type": "b"}});
+        let refused = t.post("/v1/jobs/batch", too_many).await;
+        refused.refuses("jobs");
+        let refused = t.post("/v1/jobs", job).await;
+        refused.is_error(429, "rate_limit_exceeded");
+        assert_eq!(left(&refused), "3", "each refused request costs 1");
+        let batch = json!({
+            "on_success": {"job_type": "a"}, "on_failure": {"job_type": "b"},
+            "on_complete": {"job_type": "b"},
+        });
         t.post("/v1/batches", batch).await.is_error(429, "rate_limit_exceeded");
         assert_eq!(t.get("/v1/batches").await.is(200)["batches"], json!([]));
         server.stop().await;

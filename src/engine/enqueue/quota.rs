@@ -15,7 +15,7 @@ use fencepost_store::{
     connection::deadline::{detached, detached_query},
 };
 
-use super::{NewJob, dependencies::JobWithDependencies};
+use super::NewJob;
 use crate::Engine;
 
 /// How long a count is trusted.
@@ -115,17 +115,7 @@ impl Backlogs {
 /// The number that new jobs count for: themselves, and the jobs that their ends enqueue, which are
 /// never refused later.
 pub(super) fn cost<'a>(jobs: impl Iterator<Item = &'a NewJob>) -> usize {
-    jobs.map(|it| 1 + callbacks_of(it)).sum()
-}
-
-fn callbacks_of(job: &NewJob) -> usize {
-    job.extras.as_ref().map_or(0, |it| it.callback_count)
-}
-
-/// How many jobs the ends of these jobs enqueue at most.
-#[must_use]
-pub fn callback_count(jobs: &[JobWithDependencies]) -> usize {
-    jobs.iter().map(|it| callbacks_of(&it.job)).sum()
+    jobs.map(|it| 1 + it.extras.as_ref().map_or(0, |it| it.callback_count)).sum()
 }
 
 /// Admits new jobs.

@@ -16,7 +16,7 @@ use fencepost_engine::{
 };
 use fencepost_web::{
     app::App,
-    auth::{Caller, Produce, Read},
+    auth::{Caller, Cost, Produce, Read},
     wire::{
         extract::{BatchInPath, Object, Query, RequestBody},
         openapi::chars,
@@ -164,8 +164,10 @@ pub async fn create(
     Once { request, repeat }: Once<CreateBatchRequest>,
 ) -> Result<Response, Error> {
     let trace = traceparent(&headers).map(str::to_owned);
-    let (running, by) = (app.clone(), caller.clone());
-    let tenant = caller.tenant();
+    let sent = [&request.on_success, &request.on_failure, &request.on_complete];
+    let jobs = 1 + callbacks::count(sent);
+    caller.charge(&app, "on_complete", Cost::Items(jobs)).await?;
+    let (running, tenant) = (app.clone(), caller.tenant());
     repeat
         .once(&app, &caller, async move |ids: Ids| {
             let mut check = Check::default();
@@ -175,7 +177,6 @@ pub async fn create(
             let sent = SentCallbacks { on_success, on_failure, on_complete, url: callback_url };
             let follow_ups = accept_callbacks(tenant, sent, trace.as_deref(), &mut check)?;
             check.finish()?;
-            callbacks::charge(&running, &by, "on_complete", follow_ups.count()).await?;
             let urls = follow_ups.url.iter().map(|it| (String::new(), it.clone())).collect();
             check_callback_urls(&running.engine, tenant.project_id, urls).await?;
             let Extras { callbacks, callback_count, .. } =

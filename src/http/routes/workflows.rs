@@ -16,10 +16,7 @@ use fencepost_domain::{
     plan::Tenant,
     workflow::{self, BrokenGraph, Node, WorkflowState},
 };
-use fencepost_engine::{
-    enqueue::quota::callback_count,
-    jobs::workflows::{self, JobGraph, StateCount, WorkflowJobRow, WorkflowRow},
-};
+use fencepost_engine::jobs::workflows::{self, JobGraph, StateCount, WorkflowJobRow, WorkflowRow};
 use fencepost_web::{
     app::App,
     auth::{Bound, Caller, Control, Cost, Produce, Read},
@@ -41,10 +38,7 @@ use crate::{
     idempotency::{self, Answer, Ids, Once},
     page::{PageSize, page},
     redact::{Redact, shown},
-    routes::jobs::{
-        callbacks,
-        request::{EnqueueRequest, accept, traceparent},
-    },
+    routes::jobs::request::{EnqueueRequest, accept, traceparent},
 };
 
 const DEFAULT_PAGE_WORKFLOWS: u32 = 20;
@@ -207,14 +201,14 @@ pub async fn create(
     headers: HeaderMap,
     Once { request, repeat }: Once<CreateWorkflowRequest>,
 ) -> Result<Response, Error> {
-    caller.charge(&app, "jobs", Cost::Items(request.jobs.len())).await?;
+    let jobs = request.jobs.iter().map(|it| it.0.jobs()).sum();
+    caller.charge(&app, "jobs", Cost::Items(jobs)).await?;
     let trace = traceparent(&headers).map(str::to_owned);
     let (running, by) = (app.clone(), caller.clone());
     repeat
         .once(&app, &caller, async move |ids: Ids| {
             let (id, tenant) = (ids.workflow(), by.tenant());
             let graph = accept_graph(tenant, ids, request, trace.as_deref())?;
-            callbacks::charge(&running, &by, "jobs", callback_count(&graph.jobs)).await?;
             workflows::create(&running.engine, tenant, by.origin(), id, graph).await?;
             let workflow = Workflow::find(&running, &by, id).await?;
             let location = Some(format!("/v1/workflows/{id}"));

@@ -2,14 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use fencepost_domain::{error::Error, formats, limits};
-use fencepost_web::{
-    app::App,
-    auth::{Caller, Cost, Permit},
-    wire::{
-        extract::Object,
-        openapi::{chars, items, range},
-    },
+use fencepost_domain::{formats, limits};
+use fencepost_web::wire::{
+    extract::Object,
+    openapi::{chars, items, range},
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -74,20 +70,16 @@ pub struct SentCallbacks {
     pub url: Option<String>,
 }
 
-/// Counts callbacks against the caller's budget as if they were enqueued now: later they are not
-/// refused. `field` is the one that is too large if the budget never holds as many.
-///
-/// # Errors
-/// Those of [`Caller::charge`].
-pub async fn charge(
-    app: &App,
-    caller: &Caller<impl Permit>,
-    field: &str,
-    callbacks: usize,
-) -> Result<(), Error> {
-    match callbacks {
-        0 => Ok(()),
-        // 1 is the request itself, which has been counted.
-        _ => caller.charge(app, field, Cost::Items(1 + callbacks)).await,
+impl CallbackRequest {
+    fn callbacks(&self) -> usize {
+        count([&self.on_success, &self.on_failure, &self.on_complete])
     }
+}
+
+/// How many jobs these callbacks are, with those that follow them. They count against the budget of
+/// who names them: later they are not refused.
+pub fn count<'a>(
+    sent: impl IntoIterator<Item = &'a Option<Box<Object<CallbackRequest>>>>,
+) -> usize {
+    sent.into_iter().flatten().map(|it| 1 + it.0.callbacks()).sum()
 }

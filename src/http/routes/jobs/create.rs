@@ -6,9 +6,7 @@ use axum::{
     response::Response,
 };
 use fencepost_domain::{error::Error, limits, plan::Tenant};
-use fencepost_engine::enqueue::{
-    self, Enqueued, dependencies::JobWithDependencies, quota::callback_count,
-};
+use fencepost_engine::enqueue::{self, Enqueued, dependencies::JobWithDependencies};
 use fencepost_store::connection::deadline::detached_in;
 use fencepost_web::{
     app::App,
@@ -22,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
-    Job, callbacks,
+    Job,
     request::{EnqueueRequest, accept, traceparent},
 };
 use crate::{
@@ -94,18 +92,16 @@ async fn create_once(
     repeat: Repeat,
     trace: Option<String>,
 ) -> Result<Response, Error> {
-    let (running, by) = (app.clone(), caller.clone());
-    let (origin, tenant) = (caller.origin(), caller.tenant());
+    caller.charge(&app, "on_complete", Cost::Items(request.jobs())).await?;
+    let (running, origin, tenant) = (app.clone(), caller.origin(), caller.tenant());
     repeat
         .once(&app, &caller, async move |ids: Ids| {
             let mut check = Check::default();
             let to_check = request.take_check(String::new());
             let entry = accept(tenant, ids.job(0), request, trace.as_deref(), &mut check)?;
             check.finish()?;
-            let jobs = vec![entry];
-            callbacks::charge(&running, &by, "on_complete", callback_count(&jobs)).await?;
             let origin = origin.checking(to_check.into_iter().collect());
-            let mut stored = enqueue::store(&running.engine, tenant, origin, jobs).await?;
+            let mut stored = enqueue::store(&running.engine, tenant, origin, vec![entry]).await?;
             let Enqueued { row, is_new } = stored.pop().ok_or(Error::InDoubt)?;
             let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
             Ok(Answer::job(status, Job::read(row)?))
@@ -137,17 +133,16 @@ pub async fn create_batch(
     headers: HeaderMap,
     Once { mut request, repeat }: Once<EnqueueBatchRequest>,
 ) -> Result<Response, Error> {
-    caller.charge(&app, "jobs", Cost::Items(request.jobs.len())).await?;
+    let jobs = request.jobs.iter().map(|it| it.0.jobs()).sum();
+    caller.charge(&app, "jobs", Cost::Items(jobs)).await?;
     let trace = traceparent(&headers).map(str::to_owned);
-    let (running, by) = (app.clone(), caller.clone());
-    let (origin, tenant) = (caller.origin(), caller.tenant());
+    let (running, origin, tenant) = (app.clone(), caller.origin(), caller.tenant());
     repeat
         .once(&app, &caller, async move |ids: Ids| {
             let sent = request.jobs.iter_mut().enumerate();
             let to_check = sent.filter_map(|(at, it)| it.0.take_check(format!("jobs[{at}].")));
             let origin = origin.checking(to_check.collect());
             let jobs = accept_batch(tenant, ids, request, trace.as_deref())?;
-            callbacks::charge(&running, &by, "jobs", callback_count(&jobs)).await?;
             let stored = enqueue::store(&running.engine, tenant, origin, jobs).await?;
             let jobs =
                 stored.into_iter().map(|it| Job::read(it.row)).collect::<Result<_, Error>>()?;

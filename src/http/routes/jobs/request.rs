@@ -32,7 +32,7 @@ use sqlx::types::Json as Stored;
 use utoipa::ToSchema;
 
 use super::{
-    callbacks::{CallbackRequest, SentCallbacks},
+    callbacks::{self, CallbackRequest, SentCallbacks},
     depends_on::DependsOn,
 };
 use crate::retry::RetryRequest;
@@ -172,6 +172,12 @@ impl RequestBody for EnqueueRequest {}
 
 impl EnqueueRequest {
     /// The job that an end enqueues, to be checked as every other.
+    /// Jobs that it may become: itself, and its callbacks with theirs.
+    #[must_use]
+    pub fn jobs(&self) -> usize {
+        1 + callbacks::count([&self.on_success, &self.on_failure, &self.on_complete])
+    }
+
     pub(super) fn of_callback(sent: CallbackRequest) -> Self {
         Self {
             job_type: sent.job_type,

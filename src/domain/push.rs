@@ -14,15 +14,19 @@ const MAX_PAUSE_SECONDS: u32 = 60;
 /// How often a pause doubles: it is the longest by then.
 const MAX_DOUBLINGS: u32 = 6;
 
-/// Headers that only the server sets: those of the connection, and of the body that it sends.
-const OWN_HEADERS: [&str; 14] = [
+/// Headers that only the server sets: those of the connection, and of the body that it sends. No
+/// receiver may take a push for the request of a browser, or of another client behind a proxy.
+const OWN_HEADERS: [&str; 19] = [
     "accept-encoding",
     "connection",
     "content-encoding",
     "content-length",
     "content-type",
+    "cookie",
     "expect",
+    "forwarded",
     "host",
+    "http2-settings",
     "keep-alive",
     "te",
     "traceparent",
@@ -30,9 +34,11 @@ const OWN_HEADERS: [&str; 14] = [
     "transfer-encoding",
     "upgrade",
     "user-agent",
+    "via",
+    "x-real-ip",
 ];
 /// And those that begin so.
-const OWN_BEGINNINGS: [&str; 3] = ["fencepost-", "proxy-", "webhook-"];
+const OWN_BEGINNINGS: [&str; 4] = ["fencepost-", "proxy-", "webhook-", "x-forwarded-"];
 
 /// The mistake in a header that a user adds to requests; none: it is right.
 ///

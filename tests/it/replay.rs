@@ -86,6 +86,8 @@ fn a_replay_can_be_repeated_and_is_refused_by_field() {
         let both = t.post("/v1/keys", key).await.is(201);
         let both = t.with_key(both["secret"].as_str().expect("a key"));
         both.post(&path, json!({})).await.is(201);
+        both.post(&path, json!({"queue": "mine", "payload": 2})).await.is(201);
+        both.post(&path, json!({"queue": "mine"})).await.is_error(403, "forbidden");
     });
 }
 

@@ -193,7 +193,15 @@ fn a_push_is_checked_and_belongs_to_its_project() {
         with(json!({"url": sink.url, "timeout_seconds": 601})).await.refuses("timeout_seconds");
         with(json!({"url": sink.url, "max_in_flight": 0})).await.refuses("max_in_flight");
         with(json!({"url": sink.url, "header": {}})).await.refuses("header");
-        for bad in ["Host", "proxy-authorization", "Webhook-Id", "two words", ""] {
+        for bad in [
+            "Host",
+            "proxy-authorization",
+            "Webhook-Id",
+            "X-Forwarded-For",
+            "Cookie",
+            "two words",
+            "",
+        ] {
             let headers = json!({"url": sink.url, "headers": {bad: "x"}});
             with(headers).await.refuses(&format!("headers.{bad}"));
         }

@@ -73,7 +73,8 @@ fn sent<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Box<RawValue>>, D::
 /// Enqueues a new job with the type, payload, queue, priority, tags, labels, concurrency key,
 /// timeout and retry policy of an earlier one, in whatever state that is. The earlier job stays as
 /// it is; `replay_of` of the new one names it. Parents, unique key, `expires_at`, batch and
-/// callbacks are not copied.
+/// callbacks are not copied. A key without the scope `payload:read` may name another queue only
+/// with another payload.
 #[utoipa::path(
     post, path = "/jobs/{job_id}/replay", tag = "jobs", operation_id = "jobs_replay",
     security(("api_key" = ["produce", "read"]), ("session" = ["member"])),
@@ -96,6 +97,11 @@ pub async fn replay(
     headers: HeaderMap,
     Once { request, repeat }: Once<ReplayRequest>,
 ) -> Result<Response, Error> {
+    // Who works on another queue would see a payload that is not shown to it here.
+    let moves_payload = request.queue.is_some() && request.payload.is_none();
+    if moves_payload && !caller.who.may_read_payloads() {
+        return Err(Error::Forbidden { needs: "the scope `payload:read`, to name a queue" });
+    }
     let trace = traceparent(&headers).map(str::to_owned);
     let (running, tenant, origin) = (app.clone(), caller.tenant(), caller.origin());
     let by = caller.who.changed_by();

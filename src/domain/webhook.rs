@@ -66,6 +66,8 @@ pub const HOP_HEADER: &str = "fencepost-hop";
 pub const MAX_HOPS: i16 = 5;
 /// Characters of an error's message in an event.
 pub const MAX_EVENT_MESSAGE_CHARS: usize = 1_024;
+/// Bytes of a job's tags, as JSON, that are in an event: each endpoint gets and stores a copy.
+pub const MAX_EVENT_TAGS_BYTES: usize = 4_096;
 
 /// The types that a pattern names: one, those of a group such as `job.*`, or all by `*`.
 ///
@@ -349,9 +351,13 @@ pub struct WebhookJob {
     /// When it was enqueued.
     #[schema(required)]
     pub created_at: Option<DateTime<Utc>>,
-    /// Tags.
+    /// Tags; null, too, if they have more than 4,096 bytes.
     #[schema(required, value_type = Option<std::collections::BTreeMap<String, String>>)]
     pub tags: Option<Box<RawValue>>,
+    /// Whether tags were left out because they are too large: read the job.
+    #[serde(default)]
+    #[schema(required)]
+    pub tags_cut: bool,
     /// The batch that it belongs to.
     #[schema(required)]
     pub batch_id: Option<String>,

@@ -9,6 +9,8 @@ mod push_requests;
 mod settings;
 mod verifiers;
 
+use std::collections::BTreeMap;
+
 use crate::harness::{
     LoneProject, Reply, Sink, Stage, TestProject, TestServer, eventually, fresh_database, limited,
     run, run_alone, until,
@@ -96,6 +98,22 @@ fn webhook_events_are_sent_once_with_a_signature_that_fits() {
         assert!(!sink.has_more().await);
         let events = t.database.number("select count(*) from outbound_events").await;
         assert_eq!(events, 0);
+    });
+}
+
+#[test]
+fn webhook_events_leave_out_tags_that_are_large() {
+    run(async |t| {
+        let sink = Sink::start().await;
+        endpoint(t, &sink, json!({})).await;
+        for (tags, is_cut) in [(1, false), (9, true)] {
+            let tags: BTreeMap<_, _> =
+                (0..tags).map(|it| (format!("t{it}"), "x".repeat(500))).collect();
+            t.enqueue(json!({"tags": tags})).await;
+            t.ack(&t.lease("w").await, "w", "succeeded").await.is(200);
+            let job = sink.next().await.body()["data"]["job"].clone();
+            assert_eq!((&job["tags_cut"], job["tags"].is_null()), (&json!(is_cut), is_cut));
+        }
     });
 }
 

@@ -12,9 +12,9 @@ use fencepost_domain::{
     limits::MAX_ENDPOINTS,
     outbound::is_below,
     webhook::{
-        MAX_DELIVERY_ATTEMPTS, MAX_EVENT_MESSAGE_CHARS, MAX_HOPS, WebhookBatch, WebhookChange,
-        WebhookData, WebhookError, WebhookEvent, WebhookIncident, WebhookJob, WebhookProject,
-        WebhookWorkflow, includes, retry_policy,
+        MAX_DELIVERY_ATTEMPTS, MAX_EVENT_MESSAGE_CHARS, MAX_EVENT_TAGS_BYTES, MAX_HOPS,
+        WebhookBatch, WebhookChange, WebhookData, WebhookError, WebhookEvent, WebhookIncident,
+        WebhookJob, WebhookProject, WebhookWorkflow, includes, retry_policy,
     },
 };
 use fencepost_signals::telemetry;
@@ -288,7 +288,10 @@ fn describe_batch(id: BatchId, row: Option<BatchRow>) -> WebhookBatch {
 fn describe_job(event: TakenEvent) -> sqlx::Result<Option<WebhookJob>> {
     let Some(id) = event.job_id else { return Ok(None) };
     let undecodable = |error: serde_json::Error| sqlx::Error::Decode(error.into());
-    let tags = event.tags.map(RawValue::from_string).transpose().map_err(undecodable)?;
+    let is_short = |it: &String| it.len() <= MAX_EVENT_TAGS_BYTES;
+    let tags_cut = !event.tags.as_ref().is_none_or(is_short);
+    let tags = event.tags.filter(is_short).map(RawValue::from_string);
+    let tags = tags.transpose().map_err(undecodable)?;
     Ok(Some(WebhookJob {
         id: id.to_string(),
         queue: event.queue.unwrap_or_default(),
@@ -297,6 +300,7 @@ fn describe_job(event: TakenEvent) -> sqlx::Result<Option<WebhookJob>> {
         max_attempts: event.max_attempts,
         created_at: event.created_at,
         tags,
+        tags_cut,
         batch_id: event.batch_id.map(|it| it.to_string()),
         workflow_id: event.workflow_id.map(|it| it.to_string()),
     }))

@@ -39,6 +39,10 @@ pub fn webhook_limits() -> Vec<(&'static str, String)> {
             "an error's message in an event",
             format!("{} characters, then cut", webhook::MAX_EVENT_MESSAGE_CHARS),
         ),
+        (
+            "a job's tags in an event",
+            format!("{} bytes, then left out and marked `tags_cut`", webhook::MAX_EVENT_TAGS_BYTES),
+        ),
         ("an answer's body", format!("the first {MAX_KEPT_BYTES} bytes are kept")),
         (
             "deliveries to one endpoint that wait",
@@ -52,8 +56,13 @@ pub fn webhook_limits() -> Vec<(&'static str, String)> {
         ("an event that waits", format!("dropped after {} h", limits::EVENT_KEEP_HOURS)),
     ];
     rows.extend(push_limits());
-    rows.extend([
-        ("an answer that is a job's result", format!("{MAX_BODY_BYTES} bytes")),
+    rows.extend([("an answer that is a job's result", format!("{MAX_BODY_BYTES} bytes"))]);
+    rows.extend(node_limits());
+    rows
+}
+
+fn node_limits() -> [(&'static str, String); 4] {
+    [
         (
             "requests that a node sends at a time",
             format!(
@@ -72,8 +81,7 @@ pub fn webhook_limits() -> Vec<(&'static str, String)> {
         ),
         ("endpoints that one node serves", deliver::MAX_SERVED_ENDPOINTS.to_string()),
         ("endpoints, and deliveries, of one page", limits::MAX_PAGE_ENDPOINTS.to_string()),
-    ]);
-    rows
+    ]
 }
 
 fn push_limits() -> [(&'static str, String); 5] {

@@ -1,7 +1,10 @@
 //! Well-formed JSON as a tree of its texts: each value is the bytes that were sent. Numbers of any
 //! size and strings that are no text stay what they are.
 
-use std::{borrow::Cow, collections::HashMap};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashMap},
+};
 
 use crate::limits::MAX_JSON_DEPTH;
 
@@ -51,6 +54,30 @@ impl<'a> RawNode<'a> {
             Children::Items(items) => items.get(name.parse::<usize>().ok()?),
             Children::Fields { values, names } => values.get(*names.get(name)?),
         })
+    }
+
+    /// The items of a list, in their order; none of any other value.
+    #[must_use]
+    pub fn items(&self) -> Option<&[Self]> {
+        match &self.children {
+            Children::Items(items) => Some(items),
+            Children::None | Children::Fields { .. } => None,
+        }
+    }
+
+    /// The fields of an object, by name; none of any other value.
+    ///
+    /// ```
+    /// # use fencepost_domain::raw_json::RawNode;
+    /// let node = RawNode::read(r#"{"b": [1], "a": 2, "b": 3.0}"#);
+    /// let fields = node.fields().unwrap().into_iter().map(|(name, it)| (name, it.text));
+    /// assert!(fields.eq([("a", "2"), ("b", "3.0")]));
+    /// assert_eq!((RawNode::read("[]").fields(), node.items()), (None, None));
+    /// ```
+    #[must_use]
+    pub fn fields(&self) -> Option<BTreeMap<&str, &Self>> {
+        let Children::Fields { values, names } = &self.children else { return None };
+        Some(names.iter().filter_map(|(name, at)| Some((&**name, values.get(*at)?))).collect())
     }
 
     /// The strings among its values, in their order: where each begins, and its text with quotes.

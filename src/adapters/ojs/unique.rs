@@ -1,8 +1,6 @@
 //! The unique policy of a job, and the key that is made from it.
 
-use std::collections::BTreeMap;
-
-use fencepost_domain::limits::{self, MAX_JSON_DEPTH};
+use fencepost_domain::{limits, raw_json::RawNode};
 use fencepost_engine::enqueue::dependencies::OnConflict;
 use fencepost_web::wire::validate::Check;
 use serde_json::{Value, value::RawValue};
@@ -161,42 +159,26 @@ impl Named {
 /// A value in canonical form: sorted, without white space; of objects, and of objects in arguments,
 /// only the named fields, if any are named.
 fn canonical(value: Option<&RawValue>, only: Option<&[String]>) -> String {
-    let mut written = String::new();
-    if let Some(value) = value {
-        write(value.get(), only, 0, &mut written);
+    let Some(value) = value else { return String::new() };
+    let node = RawNode::read(value.get());
+    match node.items() {
+        Some(items) => list(items.iter().map(|item| canonical_node(item, only))),
+        None => canonical_node(&node, only),
     }
-    written
 }
 
-fn write(text: &str, only: Option<&[String]>, depth: usize, to: &mut String) {
-    let text = text.trim();
-    let (fields, items) = match text.as_bytes().first() {
-        _ if depth > MAX_JSON_DEPTH => (None, None),
-        Some(b'{') => (serde_json::from_str::<BTreeMap<String, &RawValue>>(text).ok(), None),
-        Some(b'[') => (None, serde_json::from_str::<Vec<&RawValue>>(text).ok()),
-        _ => (None, None),
-    };
-    if let Some(fields) = fields {
-        to.push('{');
-        let is_named = |name: &String| only.is_none_or(|it| it.contains(name));
-        for (at, (name, value)) in fields.iter().filter(|it| is_named(it.0)).enumerate() {
-            to.push_str(if at > 0 { "," } else { "" });
-            to.push_str(&Value::from(name.as_str()).to_string());
-            to.push(':');
-            write(value.get(), None, depth + 1, to);
-        }
-        to.push('}');
-    } else if let Some(items) = items {
-        to.push('[');
-        for (at, value) in items.iter().enumerate() {
-            to.push_str(if at > 0 { "," } else { "" });
-            // The arguments are the list: their fields are the named ones.
-            write(value.get(), only.filter(|_| depth == 0), depth + 1, to);
-        }
-        to.push(']');
-    } else {
-        to.push_str(&canonical_leaf(text));
+fn canonical_node(node: &RawNode<'_>, only: Option<&[String]>) -> String {
+    if let Some(items) = node.items() {
+        return list(items.iter().map(|item| canonical_node(item, None)));
     }
+    let Some(mut fields) = node.fields() else { return canonical_leaf(node.text) };
+    fields.retain(|name, _| only.is_none_or(|only| only.iter().any(|named| named == name)));
+    let field = |(name, value)| format!("{}:{}", Value::from(name), canonical_node(value, None));
+    format!("{{{}}}", fields.into_iter().map(field).collect::<Vec<_>>().join(","))
+}
+
+fn list(items: impl Iterator<Item = String>) -> String {
+    format!("[{}]", items.collect::<Vec<_>>().join(","))
 }
 
 /// A text, a number, a constant, or what is nested too deeply.
@@ -207,9 +189,11 @@ fn canonical_leaf(text: &str) -> String {
         return text.to_owned();
     }
     match serde_json::from_str::<Value>(text) {
-        Ok(Value::Number(number)) => match number.as_f64().map(|it| (it.fract() == 0.0, it)) {
+        Ok(Value::Number(number)) => match number.as_f64() {
             // As the specification has it, 1.0 is 1.
-            Some((true, it)) if it.abs() < MAX_EXACT_INTEGER => format!("{it:.0}"),
+            Some(whole) if whole.fract() == 0.0 && whole.abs() < MAX_EXACT_INTEGER => {
+                format!("{whole:.0}")
+            }
             _ => number.to_string(),
         },
         Ok(other) => other.to_string(),

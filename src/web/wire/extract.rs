@@ -4,7 +4,7 @@ use std::{convert::Infallible, fmt, str::FromStr, sync::LazyLock, thread::availa
 
 use axum::{
     extract::{FromRequest, FromRequestParts, RawPathParams, Request},
-    http::{HeaderMap, header::CONTENT_TYPE, request::Parts},
+    http::{Extensions, HeaderMap, header::CONTENT_TYPE, request::Parts},
 };
 use bytes::Bytes;
 use fencepost_domain::{
@@ -146,26 +146,27 @@ pub enum UnknownFields {
     Logged,
 }
 
-/// Of the entries that workers send in a list.
+/// Extracts the treatment of entries that workers send in a list.
 impl<S: Send + Sync> FromRequestParts<S> for UnknownFields {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        Ok(match parts.extensions.get::<IgnoresUnknownFields>() {
-            Some(_) => Self::Ignored,
-            None => Self::Logged,
-        })
+        Ok(Self::Logged.unless_ignored(&parts.extensions))
     }
 }
 
 impl UnknownFields {
     /// As the key of the request says.
     fn of<T: RequestBody>(request: &Request) -> Self {
-        match request.extensions().get::<IgnoresUnknownFields>() {
-            Some(_) if !T::IS_ALWAYS_STRICT => Self::Ignored,
-            _ if T::IS_OF_WORKERS => Self::Logged,
-            _ => Self::Refused,
+        let by_default = if T::IS_OF_WORKERS { Self::Logged } else { Self::Refused };
+        match T::IS_ALWAYS_STRICT {
+            true => by_default,
+            false => by_default.unless_ignored(request.extensions()),
         }
+    }
+
+    fn unless_ignored(self, extensions: &Extensions) -> Self {
+        extensions.get::<IgnoresUnknownFields>().map_or(self, |_| Self::Ignored)
     }
 }
 
@@ -277,7 +278,7 @@ pub(super) fn parse_here<T: DeserializeOwned>(
     let read = match unknown {
         UnknownFields::Refused => serde_path_to_error::deserialize(&mut json()),
         UnknownFields::Ignored => without(Skipped::All),
-        UnknownFields::Logged => without(Skipped::Unlike),
+        UnknownFields::Logged => without(Skipped::AllButMisspelt),
     };
     read.map(|it| it.0).map_err(|it| field_error(it.path(), &it.inner().to_string()))
 }

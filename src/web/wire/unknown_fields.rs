@@ -39,20 +39,29 @@ pub struct KnownFields<T>(pub T, pub Skipped);
 pub enum Skipped {
     /// All of them.
     All,
-    /// Those that are not spelt nearly like a known one, which are passed on and refused. Each is
-    /// logged once.
-    Unlike,
+    /// All but those that are spelt nearly like a known one: a struct gets these, and refuses them.
+    /// Each skipped field is logged once.
+    AllButMisspelt,
+}
+
+impl<T> KnownFields<T> {
+    /// The same filter, around the visitor of a value with these fields.
+    fn around<V>(&self, inner: V, known: Known) -> Filter<V> {
+        Filter { inner, known, skipped: self.1 }
+    }
 }
 
 impl<'de, D: Deserializer<'de>> Deserializer<'de> for KnownFields<D> {
     type Error = D::Error;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
-        self.0.deserialize_any(Filter { inner: visitor, known: None, skipped: self.1 })
+        let filter = self.around(visitor, None);
+        self.0.deserialize_any(filter)
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
-        self.0.deserialize_option(Filter { inner: visitor, known: None, skipped: self.1 })
+        let filter = self.around(visitor, None);
+        self.0.deserialize_option(filter)
     }
 
     fn deserialize_newtype_struct<V: Visitor<'de>>(
@@ -60,10 +69,8 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for KnownFields<D> {
         name: &'static str,
         visitor: V,
     ) -> Result<V::Value, D::Error> {
-        self.0.deserialize_newtype_struct(
-            name,
-            Filter { inner: visitor, known: None, skipped: self.1 },
-        )
+        let filter = self.around(visitor, None);
+        self.0.deserialize_newtype_struct(name, filter)
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -72,11 +79,8 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for KnownFields<D> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, D::Error> {
-        self.0.deserialize_struct(
-            name,
-            fields,
-            Filter { inner: visitor, known: Some(fields), skipped: self.1 },
-        )
+        let filter = self.around(visitor, Some(fields));
+        self.0.deserialize_struct(name, fields, filter)
     }
 
     fn deserialize_enum<V: Visitor<'de>>(
@@ -85,11 +89,8 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for KnownFields<D> {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, D::Error> {
-        self.0.deserialize_enum(
-            name,
-            variants,
-            Filter { inner: visitor, known: None, skipped: self.1 },
-        )
+        let filter = self.around(visitor, None);
+        self.0.deserialize_enum(name, variants, filter)
     }
 
     // Of a string that is no text: see `ProducedText`.
@@ -197,15 +198,11 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Filter<A> {
     ) -> Result<Option<S::Value>, A::Error> {
         let Some(known) = self.known else { return self.inner.next_key_seed(seed) };
         while let Some(name) = self.inner.next_key::<String>()? {
-            let is_passed_on = match self.skipped {
-                _ if known.contains(&name.as_str()) => true,
-                Skipped::All => false,
-                Skipped::Unlike => is_misspelt(&name, known),
-            };
-            if is_passed_on {
+            let is_strict = self.skipped == Skipped::AllButMisspelt;
+            if known.contains(&name.as_str()) || is_strict && is_misspelt(&name, known) {
                 return seed.deserialize(name.into_deserializer()).map(Some);
             }
-            if self.skipped == Skipped::Unlike {
+            if is_strict {
                 log_once(&name);
             }
             self.inner.next_value::<IgnoredAny>()?;
@@ -291,7 +288,7 @@ mod tests {
     fn a_misspelt_field_is_passed_on_behind_any_other() {
         let read = |json: &str| {
             let json = &mut serde_json::Deserializer::from_str(json);
-            Inner::deserialize(KnownFields(json, Skipped::Unlike))
+            Inner::deserialize(KnownFields(json, Skipped::AllButMisspelt))
         };
         assert!(read(r#"{"a": 1, "kind": "small", "zone": 2}"#).is_ok());
         let refused = read(r#"{"a": 1, "kind": "small", "siez": 2}"#).expect_err("refused");

@@ -33,7 +33,7 @@ pub fn with_field(
     stored_json(format!("{inside}{comma}\"{name}\":{value}}}"))
 }
 
-/// Whether an object has a field.
+/// Returns true if an object has a field.
 #[must_use]
 pub fn has_field(object: &RawValue, name: &str) -> bool {
     let fields: Option<BTreeMap<Cow<'_, str>, IgnoredAny>> =

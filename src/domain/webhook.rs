@@ -354,7 +354,7 @@ pub struct WebhookJob {
     /// Tags; null, too, if they have more than 4,096 bytes.
     #[schema(required, value_type = Option<std::collections::BTreeMap<String, String>>)]
     pub tags: Option<Box<RawValue>>,
-    /// Whether tags were left out because they are too large: read the job.
+    /// True if the tags were left out because they are too large: read the job.
     #[serde(default)]
     #[schema(required)]
     pub tags_cut: bool,

@@ -163,14 +163,12 @@ async fn introduce(
     workers::register(&app.engine, poll.project_id, &worker).await
 }
 
-/// Field of the parameters with what other jobs left.
-const PARENT_RESULTS: &str = "parent_results";
-
 async fn claimed(
     app: &App,
     project_id: ProjectId,
     handed: &DispatchedJob,
 ) -> Result<ClaimedJob, Error> {
+    const PARENT_RESULTS: &str = "parent_results";
     let job = &handed.job;
     let mut parameters = work::object(&job.payload)?;
     if job.has_parents && !work::has_field(&parameters, PARENT_RESULTS) {

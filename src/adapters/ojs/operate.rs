@@ -98,8 +98,8 @@ pub struct PageQuery {
     queue: Option<String>,
 }
 
-/// Where a page is in its list, of which one item beyond the page was looked for. `total` is how
-/// many items are known to be there, so it is exact on the last page.
+/// The place of a page in its list, of which one item beyond the page was looked for. `total`
+/// counts the items that are known to be there, so it is exact on the last page.
 fn pagination(limit: u32, offset: u32, found: usize) -> Value {
     let has_more = found as u64 > u64::from(limit) + u64::from(offset);
     json!({"limit": limit, "offset": offset, "has_more": has_more, "total": found})

@@ -42,6 +42,7 @@ use crate::params::PathParams;
 const KIND_FIELD: &str = "x_workflow_type";
 /// The kind of a workflow that is none of the protocol's.
 const GRAPH: &str = "graph";
+
 /// One workflow, twice: the HTTP binding has it in a field, and some clients read it at the top.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OjsWorkflowReply)]

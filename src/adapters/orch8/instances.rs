@@ -154,11 +154,16 @@ pub async fn create(
     State(app): State<App>,
     Json(request): Json<CreateRequest>,
 ) -> Result<(StatusCode, Reply<Instance>), Error> {
-    let (tenant, key) = (caller.tenant(), request.idempotency_key.clone());
-    let of = request.sequence_id.clone().filter(|_| request.sequence.is_none());
-    let named = (key.as_deref(), of.as_deref());
+    let tenant = caller.tenant();
+    // A key without a stored sequence is refused below.
+    let sequence_id = request.sequence_id.clone().filter(|_| request.sequence.is_none());
+    let keyed = request.idempotency_key.clone().zip(sequence_id);
     let shows_data = caller.who.may(Permission::ReadPayloads);
-    if let Some(known) = started_with(&app, tenant, named, shows_data).await? {
+    let find_known = async || match &keyed {
+        Some(keyed) => started_with(&app, tenant.project_id, keyed, shows_data).await,
+        None => Ok(None),
+    };
+    if let Some(known) = find_known().await? {
         return Ok((StatusCode::OK, Reply(known)));
     }
     let graph = accept(&app, tenant, request).await?;
@@ -169,7 +174,7 @@ pub async fn create(
         Ok(()) => (),
         // Another request may have used the key at the same moment.
         Err(error) => {
-            let known = started_with(&app, tenant, named, shows_data).await?;
+            let known = find_known().await?;
             return known.map(|it| (StatusCode::OK, Reply(it))).ok_or(error);
         }
     }
@@ -181,25 +186,23 @@ pub async fn create(
 /// see it.
 async fn started_with(
     app: &App,
-    tenant: Tenant,
-    named: (Option<&str>, Option<&str>),
+    project_id: ProjectId,
+    (key, sequence_id): &(String, String),
     shows_data: bool,
 ) -> Result<Option<Instance>, Error> {
-    // A key without a stored sequence is refused later.
-    let (Some(key), Some(sequence_id)) = named else { return Ok(None) };
     let mut check = Check::default();
     check.name("idempotency_key", key, limits::MAX_IDEMPOTENCY_KEY_CHARS);
     check.finish()?;
-    let known = definitions::started_with(&app.engine, tenant.project_id, key).await?;
+    let known = definitions::started_with(&app.engine, project_id, key).await?;
     let Some((id, definition_id)) = known else { return Ok(None) };
     if sequence_id.parse() != Ok(definition_id) {
         return Err(Error::IdempotencyKeyReuse);
     }
-    let data = match shows_data {
-        true => workflows::inputs(&app.engine, tenant.project_id, &[id]).await?.pop(),
-        false => None,
+    let known = match shows_data {
+        true => read_with_data(app, project_id, id).await,
+        false => read(app, project_id, id, None).await,
     };
-    match read(app, tenant.project_id, id, data.map(|it| it.1)).await {
+    match known {
         Ok(known) => Ok(Some(Instance { deduplicated: Some(true), ..known })),
         // It was pruned meanwhile.
         Err(Error::WorkflowNotFound) => Ok(None),
@@ -222,8 +225,16 @@ pub async fn get(
     params: PathParams,
 ) -> Result<Reply<Instance>, Error> {
     let id: WorkflowId = params.get("id").parse().map_err(|_| Error::WorkflowNotFound)?;
-    let data = workflows::inputs(&app.engine, caller.project_id, &[id]).await?.pop();
-    read(&app, caller.project_id, id, data.map(|it| it.1)).await.map(Reply)
+    read_with_data(&app, caller.project_id, id).await.map(Reply)
+}
+
+async fn read_with_data(
+    app: &App,
+    project_id: ProjectId,
+    id: WorkflowId,
+) -> Result<Instance, Error> {
+    let stored = workflows::inputs(&app.engine, project_id, &[id]).await?.pop();
+    read(app, project_id, id, stored.map(|(_, data)| data)).await
 }
 
 /// The instance, with the data of its context if the caller may see it.

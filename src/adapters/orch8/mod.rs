@@ -19,7 +19,7 @@ mod work;
 
 use fencepost_domain::{error::Error, ids::JobId, job::JobState};
 use fencepost_web::{app::App, wire::routes::routes};
-pub use sequence::MAX_STEPS;
+pub use sequence::{MAX_JOBS, MAX_STEPS};
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 

@@ -42,7 +42,7 @@ const TRY_CATCH: &str = "try_catch";
 /// Each step gets the outputs of all before it.
 pub const MAX_STEPS: usize = limits::MAX_PARENTS;
 /// Steps and fallbacks: the last one gets the outputs of all others.
-const MAX_JOBS: usize = MAX_STEPS + 1;
+pub const MAX_JOBS: usize = MAX_STEPS + 1;
 const DEFAULT_MULTIPLIER: f64 = 2.0;
 const DEFAULT_BACKOFF_MS: i64 = 1_000;
 const MS_PER_SECOND: i64 = 1_000;
@@ -389,7 +389,7 @@ impl BlockRequest {
         inner + usize::from(self.kind != TRY_CATCH)
     }
 
-    /// Whether its last step runs whatever failed before.
+    /// Returns true if its last step runs whatever failed before.
     fn ends_with_finally(&self) -> bool {
         let caught = self.catch_block.iter().flatten().last();
         self.finally_block.is_some() || caught.is_some_and(|it| it.0.ends_with_finally())

@@ -185,6 +185,10 @@ impl NameQuery {
         Page { limit, offset: self.offset.unwrap_or_default().into() }
     }
 
+    fn needed_name(&self) -> Result<&str, Error> {
+        self.name.as_deref().ok_or_else(|| Error::invalid("name", "must be sent"))
+    }
+
     fn check(&self) -> Result<(), Error> {
         let mut check = Check::default();
         let Page { limit, offset } = self.page();
@@ -211,9 +215,8 @@ pub async fn by_name(
     Query(query): Query<NameQuery>,
 ) -> Result<Reply<SequenceView>, Error> {
     query.check()?;
-    let Some(name) = &query.name else { return Err(Error::invalid("name", "must be sent")) };
     let namespace = query.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
-    let named = (namespace, name.as_str());
+    let named = (namespace, query.needed_name()?);
     let row = definitions::by_name(&app.engine, caller.project_id, named, query.version).await?;
     SequenceView::of(row.ok_or(Error::WorkflowNotFound)?).map(Reply)
 }
@@ -249,9 +252,7 @@ pub async fn versions(
     app: State<App>,
     query: Query<NameQuery>,
 ) -> Result<Reply<Vec<SequenceView>>, Error> {
-    if query.0.name.is_none() {
-        return Err(Error::invalid("name", "must be sent"));
-    }
+    query.0.needed_name()?;
     list(caller, app, query).await
 }
 

@@ -180,10 +180,9 @@ impl Context {
         };
         let step = |it: &work::ParentResultView| {
             let key = it.key.as_ref().unwrap_or(&it.job_id).clone();
-            let fallback = || output_of(&workflow::fallback_key(&key));
             let output = match it.state {
                 JobState::Succeeded => it.result.clone(),
-                _ => fallback(),
+                _ => output_of(&workflow::fallback_key(&key)),
             };
             (key, StepOutput { output, error: it.error.clone() })
         };
@@ -291,6 +290,7 @@ async fn answer(
     if let Some(name) = &request.handler_name {
         check.name("handler_name", name, limits::MAX_JOB_TYPE_CHARS);
     }
+    // Below, it is one of the handlers: it is named once, by the field that was sent.
     check.finish()?;
     let mut check = Check::default();
     let handlers = request.handler_names.unwrap_or_default();

@@ -288,10 +288,10 @@ fn describe_batch(id: BatchId, row: Option<BatchRow>) -> WebhookBatch {
 fn describe_job(event: TakenEvent) -> sqlx::Result<Option<WebhookJob>> {
     let Some(id) = event.job_id else { return Ok(None) };
     let undecodable = |error: serde_json::Error| sqlx::Error::Decode(error.into());
-    let is_short = |it: &String| it.len() <= MAX_EVENT_TAGS_BYTES;
-    let tags_cut = !event.tags.as_ref().is_none_or(is_short);
-    let tags = event.tags.filter(is_short).map(RawValue::from_string);
-    let tags = tags.transpose().map_err(undecodable)?;
+    let (tags, tags_cut) = match event.tags {
+        Some(tags) if tags.len() > MAX_EVENT_TAGS_BYTES => (None, true),
+        tags => (tags.map(RawValue::from_string).transpose().map_err(undecodable)?, false),
+    };
     Ok(Some(WebhookJob {
         id: id.to_string(),
         queue: event.queue.unwrap_or_default(),

@@ -16,6 +16,7 @@ fn the_page_of_protocols_has_the_codes_numbers() {
         ("Orch8: lease", seconds(orch8::LEASE_SECONDS.into())),
         ("Orch8: wait of a poll", format!("{} s", orch8::WAIT_SECONDS)),
         ("Orch8: steps of an instance", orch8::MAX_STEPS.to_string()),
+        ("Orch8: steps and fallbacks of an instance", orch8::MAX_JOBS.to_string()),
         ("Orch8: stored sequences of a project", limits::MAX_WORKFLOW_DEFINITIONS.to_string()),
         ("Orch8: a stored sequence", format!("{} KiB", limits::MAX_DEFINITION_BYTES / 1024)),
         ("Orch8: sequences of one list", limits::MAX_PAGE_DEFINITIONS.to_string()),

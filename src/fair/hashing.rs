@@ -30,6 +30,8 @@ const COUNTED_FOR: Duration = Duration::from_secs(60);
 /// The hashes of a wide network that weigh as much as one of a narrow network: who has a wide one
 /// can spread requests over its narrow ones.
 const WIDE_WEIGHT: u32 = 16;
+/// The weights of an address's networks, narrow and wide.
+const WEIGHTS: [u32; 2] = [1, WIDE_WEIGHT];
 /// Networks that are counted.
 const MAX_NETWORKS: u64 = 100_000;
 
@@ -139,23 +141,23 @@ impl Turns {
 /// A request among those of its networks, unless it is dropped without a hash.
 struct Counted {
     /// The networks' counts, each with the count before this request.
-    networks: [(Arc<AtomicU32>, u32); 2],
+    networks: Vec<(Arc<AtomicU32>, u32)>,
     is_kept: bool,
 }
 
 impl Counted {
     fn of(counts: &Cache<String, Arc<AtomicU32>>, client: &str) -> Self {
-        let networks = networks(client).map(|network| {
+        let networks = networks(client).into_iter().map(|network| {
             let count = counts.get_with(network, Arc::default);
             let before = count.fetch_add(1, Ordering::Relaxed);
             (count, before)
         });
-        Self { networks, is_kept: false }
+        Self { networks: networks.collect(), is_kept: false }
     }
 
     fn rank(&self) -> u32 {
-        let [(_, narrow), (_, wide)] = self.networks;
-        narrow.max(wide / WIDE_WEIGHT)
+        let weighed = self.networks.iter().zip(WEIGHTS);
+        weighed.map(|((_, before), weight)| before / weight).max().unwrap_or_default()
     }
 
     fn keep(mut self) {
@@ -173,19 +175,19 @@ impl Drop for Counted {
     }
 }
 
-/// The networks of an address: the first 24 and 16 bits of IPv4, 48 and 32 bits of IPv6. A name
-/// stands for itself.
-fn networks(client: &str) -> [String; 2] {
+/// The networks of an address, narrow and wide: the first 24 and 16 bits of IPv4, 48 and 32 bits of
+/// IPv6. A name stands for itself.
+fn networks(client: &str) -> Vec<String> {
     match client.split('/').next().and_then(|it| it.parse().ok()) {
         Some(IpAddr::V4(it)) => {
             let [a, b, c, _] = it.octets();
-            [format!("{a}.{b}.{c}"), format!("{a}.{b}")]
+            vec![format!("{a}.{b}.{c}"), format!("{a}.{b}")]
         }
         Some(IpAddr::V6(it)) => {
             let [a, b, c, ..] = it.segments();
-            [format!("{a:x}:{b:x}:{c:x}"), format!("{a:x}:{b:x}")]
+            vec![format!("{a:x}:{b:x}:{c:x}"), format!("{a:x}:{b:x}")]
         }
-        None => [client.to_owned(), format!("{client} and others")],
+        None => vec![client.to_owned()],
     }
 }
 
@@ -291,6 +293,6 @@ mod tests {
     fn networks_are_wider_than_addresses() {
         assert_eq!(networks("192.0.2.7"), ["192.0.2", "192.0"]);
         assert_eq!(networks("2001:db8:1:2::/64"), ["2001:db8:1", "2001:db8"]);
-        assert_eq!(networks("acct_1")[0], "acct_1");
+        assert_eq!(networks("acct_1"), ["acct_1"]);
     }
 }

@@ -165,8 +165,9 @@ pub async fn create(
 ) -> Result<Response, Error> {
     let trace = traceparent(&headers).map(str::to_owned);
     let sent = [&request.on_success, &request.on_failure, &request.on_complete];
-    let jobs = 1 + callbacks::count(sent);
-    caller.charge(&app, "on_complete", Cost::Items(jobs)).await?;
+    // The batch is one call, and each callback another.
+    let cost = Cost::Items(1 + callbacks::count(sent));
+    caller.charge(&app, "on_complete", cost).await?;
     let (running, tenant) = (app.clone(), caller.tenant());
     repeat
         .once(&app, &caller, async move |ids: Ids| {
@@ -175,12 +176,12 @@ pub async fn create(
                 request;
             check.optional_name("name", name.as_deref(), limits::MAX_NAME_CHARS);
             let sent = SentCallbacks { on_success, on_failure, on_complete, url: callback_url };
-            let follow_ups = accept_callbacks(tenant, sent, trace.as_deref(), &mut check)?;
+            let callbacks = accept_callbacks(tenant, sent, trace.as_deref(), &mut check)?;
             check.finish()?;
-            let urls = follow_ups.url.iter().map(|it| (String::new(), it.clone())).collect();
+            let urls = callbacks.url.iter().map(|it| (String::new(), it.clone())).collect();
             check_callback_urls(&running.engine, tenant.project_id, urls).await?;
             let Extras { callbacks, callback_count, .. } =
-                Extras::default().with_callbacks(&follow_ups);
+                Extras::default().with_callbacks(&callbacks);
             let batch = NewBatch { id: ids.batch(), name, callbacks, is_sealed: false };
             let row = batches::create(&running.engine, tenant, &batch, callback_count).await?;
             let location = Some(format!("/v1/batches/{}", batch.id));

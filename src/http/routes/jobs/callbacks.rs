@@ -76,8 +76,8 @@ impl CallbackRequest {
     }
 }
 
-/// How many jobs these callbacks are, with those that follow them. They count against the budget of
-/// who names them: later they are not refused.
+/// Counts the jobs that these callbacks are, with those that follow them. They count against the
+/// budget of who names them: later they are not refused.
 pub fn count<'a>(
     sent: impl IntoIterator<Item = &'a Option<Box<Object<CallbackRequest>>>>,
 ) -> usize {

@@ -171,13 +171,13 @@ pub enum OnConflictChoice {
 impl RequestBody for EnqueueRequest {}
 
 impl EnqueueRequest {
-    /// The job that an end enqueues, to be checked as every other.
-    /// Jobs that it may become: itself, and its callbacks with theirs.
+    /// Counts the jobs that it may become: itself, and its callbacks with theirs.
     #[must_use]
     pub fn jobs(&self) -> usize {
         1 + callbacks::count([&self.on_success, &self.on_failure, &self.on_complete])
     }
 
+    /// The job that an end enqueues, to be checked as every other.
     pub(super) fn of_callback(sent: CallbackRequest) -> Self {
         Self {
             job_type: sent.job_type,

@@ -5,7 +5,10 @@ use std::{
     process::Stdio,
 };
 
-use crate::harness::{TestProject, run};
+use crate::{
+    docs::read,
+    harness::{TestProject, run},
+};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
@@ -134,10 +137,6 @@ fn other_versions_of_the_mobius_client_work_jobs() {
 
 #[test]
 fn the_page_names_the_versions_of_clients_that_are_run() {
-    let read = |path: &str| {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
-        std::fs::read_to_string(path).expect("a text")
-    };
     let page = read("docs/protocols.md");
     let table = page.split("\n## ").find(|it| it.starts_with("Clients that were run"));
     let table = table.expect("the chapter");

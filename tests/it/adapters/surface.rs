@@ -20,6 +20,16 @@ struct Operation {
     is_public: bool,
 }
 
+impl Operation {
+    /// The same with this id for each parameter but the project.
+    fn with(&self, project: &str, id: &str) -> Self {
+        let template = self.template.replace("{project}", project);
+        let segments =
+            template.split('/').map(|segment| if segment.starts_with('{') { id } else { segment });
+        Self { path: segments.collect::<Vec<_>>().join("/"), ..self.clone() }
+    }
+}
+
 /// The ids of a job at the adapters, and of its project.
 struct Named {
     project: String,
@@ -125,12 +135,8 @@ fn a_control_character_in_a_path_is_refused_in_one_way() {
     run(async |t| {
         let named = held(t, &t.slug).await;
         let mut tried = 0;
-        for mut operation in operations(&named) {
-            let parameters = operation.template.replace("{project}", &t.slug);
-            let segments = parameters.split('/');
-            let odd: Vec<_> =
-                segments.map(|it| if it.starts_with('{') { "%01" } else { it }).collect();
-            operation.path = odd.join("/");
+        for operation in operations(&named) {
+            let operation = operation.with(&t.slug, "%01");
             if operation.path.contains("%01") {
                 let reply = call(t, &operation, Some(&t.api_key)).await;
                 let reported = format!("{} {}: {reply:?}", operation.adapter, operation.id);
@@ -156,12 +162,7 @@ fn an_id_that_names_nothing_is_not_found_however_odd_it_is() {
                 continue;
             }
             for id in odd {
-                let mut operation = Operation { path: String::new(), ..operation.clone() };
-                let parameters = operation.template.replace("{project}", &t.slug);
-                let segments = parameters.split('/');
-                let parts: Vec<_> =
-                    segments.map(|it| if it.starts_with('{') { id } else { it }).collect();
-                operation.path = parts.join("/");
+                let operation = operation.with(&t.slug, id);
                 let reply = call(t, &operation, Some(&t.api_key)).await;
                 let expected = if operation.template.contains("{lease_id}") { 409 } else { 404 };
                 let reported = format!("{} {} {id}: {reply:?}", operation.adapter, operation.id);

@@ -21,12 +21,16 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use super::PASSWORD;
-use crate::harness::{fresh_database, limited, redis_url};
+use crate::harness::{Database, fresh_database, limited, redis_url};
 
-fn accounts(pools: &Pools, redis: Option<&RedisPlace>, turns: Turns) -> Accounts {
-    let bus = Bus::new(redis, Uuid::new_v4(), DEFAULT_BUDGET).expect("a bus");
+/// Accounts on a database of their own.
+async fn accounts(redis: Option<RedisPlace>, turns: Turns) -> (Database, Pools, Accounts) {
+    let database = fresh_database().await;
+    let pools =
+        Pools::new(&database.url, fencepost_config::PoolArgs::default(), None).expect("pools");
+    let bus = Bus::new(redis.as_ref(), Uuid::new_v4(), DEFAULT_BUDGET).expect("a bus");
     let (mailer, _mails) = mpsc::unbounded_channel();
-    Accounts::new(Parts {
+    let accounts = Accounts::new(Parts {
         pool: pools.people.clone(),
         limiter: Limiter::new(bus),
         passwords: Passwords::new(None, turns),
@@ -42,7 +46,8 @@ fn accounts(pools: &Pools, redis: Option<&RedisPlace>, turns: Turns) -> Accounts
         default_plan: "free".to_owned(),
         plans: Plans::built_in(),
         wake: fencepost_signals::wakeups::channel().0,
-    })
+    });
+    (database, pools, accounts)
 }
 
 fn client(name: &str) -> Client {
@@ -66,10 +71,7 @@ const MAX_DIFFERENCE_PERCENT: u128 = 40;
 #[test]
 fn a_login_takes_as_long_for_an_unknown_address() {
     limited(async {
-        let database = fresh_database().await;
-        let pools =
-            Pools::new(&database.url, fencepost_config::PoolArgs::default(), None).expect("pools");
-        let accounts = accounts(&pools, None, Turns::default());
+        let (_database, pools, accounts) = accounts(None, Turns::default()).await;
         let known = |number: u32| format!("{number}@example.com");
         // Each is met so seldom that none is answered late.
         const KNOWN: u32 = 6;
@@ -104,12 +106,8 @@ fn a_login_takes_as_long_for_an_unknown_address() {
 #[test]
 fn a_login_that_no_one_compared_is_no_try() {
     limited(async {
-        let database = fresh_database().await;
-        let pools =
-            Pools::new(&database.url, fencepost_config::PoolArgs::default(), None).expect("pools");
-        let turns = Turns::default();
-        let redis = redis_url().into();
-        let accounts = accounts(&pools, Some(&redis), turns.clone());
+        let (turns, redis) = (Turns::default(), redis_url().into());
+        let (_database, pools, accounts) = accounts(Some(redis), turns.clone()).await;
         let (email, ada) = (format!("{}@example.com", Uuid::new_v4()), client("ada"));
         // Her network got a hash, so she waits behind those who got none.
         sign_up(&accounts, &email, &ada).await;
@@ -127,7 +125,7 @@ fn a_login_that_no_one_compared_is_no_try() {
             let wrong = SecretString::from("not this one, no");
             accounts.logins.log_in(&email, wrong, &ada).await.map(drop)
         };
-        for number in 0..7 {
+        for number in 0..TRIES_PER_PAIR.count + 2 {
             let refused = log_in().await;
             assert!(matches!(refused, Err(Error::Overloaded)), "{number}: {refused:?}");
         }

@@ -27,6 +27,13 @@ async fn work(t: &TestProject, handler: &str, succeeds: bool) -> Value {
     task
 }
 
+/// Works tasks of these handlers, in this order.
+async fn work_all(t: &TestProject, handlers: impl IntoIterator<Item = (&str, bool)>) {
+    for (handler, succeeds) in handlers {
+        work(t, handler, succeeds).await;
+    }
+}
+
 async fn ends(t: &TestProject, id: &str) -> Value {
     eventually("the instance to end", async || {
         let seen = t.get(&format!("{INSTANCES}/{id}")).await.is(200);
@@ -113,9 +120,8 @@ fn a_failure_that_a_fallback_did_not_mend_is_caught() {
             "catch_block": [step("refund", json!({}))],
         });
         let id = start(t, json!([block, step("ship", json!({}))])).await;
-        work(t, "run_charge", false).await;
-        work(t, "save_charge", false).await;
-        work(t, "run_refund", true).await;
+        let handlers = [("run_charge", false), ("save_charge", false), ("run_refund", true)];
+        work_all(t, handlers).await;
         work(t, "run_ship", true).await;
         assert_eq!(ends(t, &id).await["state"], "completed");
     });
@@ -133,11 +139,7 @@ fn a_failure_within_a_catch_block_is_caught_outside() {
             "catch_block": [step("c", json!({}))],
         });
         let id = start(t, json!([outer, step("d", json!({}))])).await;
-        for (handler, succeeds) in
-            [("run_a", false), ("run_b", false), ("run_c", true), ("run_d", true)]
-        {
-            work(t, handler, succeeds).await;
-        }
+        work_all(t, [("run_a", false), ("run_b", false), ("run_c", true), ("run_d", true)]).await;
         assert_eq!(ends(t, &id).await["state"], "completed");
     });
 }
@@ -154,11 +156,7 @@ fn a_failure_is_not_handled_by_what_catches_another() {
             "catch_block": [step("b", json!({}))], "finally_block": [last],
         });
         let id = start(t, json!([block])).await;
-        for (handler, succeeds) in
-            [("run_a", false), ("run_b", false), ("run_c", false), ("run_e", true)]
-        {
-            work(t, handler, succeeds).await;
-        }
+        work_all(t, [("run_a", false), ("run_b", false), ("run_c", false), ("run_e", true)]).await;
         assert_eq!(ends(t, &id).await["state"], "failed");
     });
 }

@@ -351,6 +351,8 @@ pub const FAILED_DELIVERY_DAYS: i32 = 30;
 pub const EMPTY_HOURS: i32 = 72;
 /// Endpoints of one project.
 pub const MAX_ENDPOINTS: i64 = 500;
+/// Queues of one project that are pushed.
+pub const MAX_PROJECT_PUSHED_QUEUES: i64 = 50;
 /// Events, queues and job types that one endpoint may name, each.
 pub const MAX_ENDPOINT_NAMES: usize = 50;
 /// Characters in an endpoint's description.

@@ -74,7 +74,8 @@ limits_table! {
     streams: u32, max_streams: at most limits::MAX_PROJECT_STREAMS;
     /// Jobs that wait or run.
     waiting_jobs: i64;
-    /// Bytes of jobs with all that belongs to them; each job counts as at least 1 KiB.
+    /// Bytes of jobs and of deliveries of webhooks, with all that belongs to them; each counts as
+    /// at least 1 KiB.
     stored_bytes: i64;
     /// Queues.
     queues: i64, max_queues: at most limits::MAX_PROJECT_QUEUES;
@@ -86,6 +87,8 @@ limits_table! {
     min_schedule_period_seconds: u32;
     /// Endpoints of webhooks.
     endpoints: i64, max_endpoints: at most limits::MAX_ENDPOINTS;
+    /// Queues that are pushed.
+    pushed_queues: i64, max_pushed_queues: at most limits::MAX_PROJECT_PUSHED_QUEUES;
     /// Bytes of a job's payload.
     payload_bytes: usize, max_payload_bytes: at most limits::MAX_PAYLOAD_BYTES;
     /// Days for which a queue may keep its finished jobs.
@@ -220,6 +223,43 @@ impl Plans {
     #[must_use]
     pub fn names(&self) -> Vec<&str> {
         self.0.keys().map(String::as_str).collect()
+    }
+}
+
+/// The plan of new projects, and whether its projects have less until an owner has verified an
+/// address.
+#[derive(Debug, Clone)]
+pub struct Newcomers {
+    /// The plan of new projects.
+    pub plan: String,
+    /// Where no mail reaches others, no address can be verified.
+    pub must_verify: bool,
+}
+
+/// The plans, and the rule for new projects.
+#[derive(Debug, Clone)]
+pub struct ProjectPlans {
+    /// All plans.
+    pub plans: Plans,
+    /// The rule for new projects.
+    pub newcomers: Newcomers,
+}
+
+impl ProjectPlans {
+    /// The limits of a project on this plan, with overrides. `is_verified`: an owner has verified
+    /// an address.
+    #[must_use]
+    pub fn limits(
+        &self,
+        plan: &str,
+        overrides: Option<&serde_json::Value>,
+        is_verified: bool,
+    ) -> Limits {
+        let limits = self.plans.of(plan, overrides);
+        match self.newcomers.must_verify && !is_verified && plan == self.newcomers.plan {
+            true => limits.unverified(),
+            false => limits,
+        }
     }
 }
 

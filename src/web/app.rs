@@ -2,7 +2,11 @@
 
 use std::{ops::Deref, sync::Arc};
 
-use fencepost_domain::{limits::MAX_STREAMS, zones::Release};
+use fencepost_domain::{
+    limits::MAX_STREAMS,
+    plan::{Newcomers, ProjectPlans},
+    zones::Release,
+};
 use fencepost_engine::Engine;
 use fencepost_net::outbound::Outbound;
 use fencepost_signals::{redis_bus::Bus, wakeups::BackgroundTask};
@@ -11,7 +15,7 @@ use tokio::sync::Semaphore;
 
 use fencepost_identity::{
     accounts::Accounts,
-    credentials::{Credentials, LocalPermits, Newcomers, UsedKeys, bodies::Bodies},
+    credentials::{Credentials, LocalPermits, UsedKeys, bodies::Bodies},
 };
 
 /// The handles of one node. Cheap to clone.
@@ -21,6 +25,7 @@ pub struct App(Arc<Handles>);
 pub struct Handles {
     pub engine: Engine,
     pub accounts: Accounts,
+    pub plans: Arc<ProjectPlans>,
     pub bus: Bus,
     pub cursor_key: Vec<u8>,
     pub streams: Arc<Semaphore>,
@@ -48,15 +53,17 @@ impl App {
         (bus, outbound): (Bus, Outbound),
         cursor_key: Vec<u8>,
     ) -> Self {
-        let (pool, plans) = (engine.pools.keys.clone(), accounts.plans.clone());
+        let pool = engine.pools.keys.clone();
         let newcomers = Newcomers {
             plan: accounts.default_plan.clone(),
             must_verify: accounts.mailer.reaches_others(),
         };
+        let plans = Arc::new(ProjectPlans { plans: accounts.plans.clone(), newcomers });
         Self(Arc::new(Handles {
-            credentials: Arc::new(Credentials::new(pool, plans, newcomers, bus.clone())),
+            credentials: Arc::new(Credentials::new(pool, Arc::clone(&plans), bus.clone())),
             engine,
             accounts,
+            plans,
             bus,
             cursor_key,
             streams: Arc::new(Semaphore::new(MAX_STREAMS)),

@@ -18,9 +18,6 @@ use crate::{Engine, queues};
 
 pub use fencepost_store::queues::pushes::{PushRow, PushSettings};
 
-/// Queues of one project that are pushed.
-pub const MAX_PROJECT_PUSHED_QUEUES: i64 = 50;
-
 /// Where a secret is stored: its row alone can decrypt it.
 pub(super) fn secret_place(project_id: ProjectId, queue: &str) -> String {
     format!("queue_pushes/{}/{queue}", project_id.0)
@@ -70,7 +67,7 @@ pub async fn put(
     queues::check_new_names(engine, project_id, once(("", queue))).await?;
     let secret = rand::random::<[u8; SECRET_BYTES]>();
     let sealed = master_keys.seal(&secret_place(project_id, queue), &secret);
-    let max = MAX_PROJECT_PUSHED_QUEUES;
+    let max = tenant.limits.max_pushed_queues();
     let mut conn = engine.pools.read_for(project_id).await?;
     let mut tx = conn.begin().await?;
     let before = pushes::lock_url(&mut tx, project_id, queue).await?;

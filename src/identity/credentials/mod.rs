@@ -17,7 +17,7 @@ use fencepost_domain::{
     binding::KeyBinding,
     error::Error,
     ids::{AccountId, ProjectPublicId, SessionId},
-    plan::{Limits, Plans},
+    plan::{Limits, ProjectPlans},
 };
 use fencepost_signals::{
     redis_bus::{Bus, Topic},
@@ -73,24 +73,6 @@ pub struct MemberGrant {
     pub membership: Membership,
     pub role: Role,
     pub limits: Limits,
-}
-
-/// The plan of new projects, and whether its projects have less until an owner has verified an
-/// address.
-#[derive(Debug, Clone)]
-pub struct Newcomers {
-    pub plan: String,
-    /// Where no mail reaches others, no address can be verified.
-    pub must_verify: bool,
-}
-
-impl Newcomers {
-    fn limits(&self, plan: &str, is_verified: bool, limits: Limits) -> Limits {
-        match self.must_verify && !is_verified && plan == self.plan {
-            true => limits.unverified(),
-            false => limits,
-        }
-    }
 }
 
 /// Entries to remove from the caches.
@@ -166,8 +148,7 @@ async fn remember<K: Hash + Eq + Send + Sync + 'static>(
 /// credential share a query.
 pub struct Credentials {
     pool: Pool,
-    plans: Plans,
-    newcomers: Newcomers,
+    plans: Arc<ProjectPlans>,
     bus: Bus,
     keys: Cache<SecretHash, Option<Arc<KeyGrant>>>,
     sessions: Cache<Bearer, bool>,
@@ -188,9 +169,8 @@ pub struct Credentials {
 impl Credentials {
     /// Looks credentials up with connections of `pool`.
     #[must_use]
-    pub fn new(pool: Pool, plans: Plans, newcomers: Newcomers, bus: Bus) -> Self {
+    pub fn new(pool: Pool, plans: Arc<ProjectPlans>, bus: Bus) -> Self {
         Self {
-            newcomers,
             pool,
             plans,
             bus,
@@ -231,8 +211,7 @@ impl Credentials {
 
     fn grant(&self, owner: KeyOwner) -> KeyGrant {
         let scopes = owner.scopes.iter().filter_map(|it| Scope::of_name(it)).collect();
-        let limits = self.plans.of(&owner.plan, owner.overrides.as_ref());
-        let limits = self.newcomers.limits(&owner.plan, owner.is_verified, limits);
+        let limits = self.plans.limits(&owner.plan, owner.overrides.as_ref(), owner.is_verified);
         let allowed_ips = read_networks(&owner.allowed_ips);
         let binding = KeyBinding::of(owner.queues.clone(), owner.job_types.clone());
         KeyGrant { owner, scopes, limits, allowed_ips, binding }
@@ -296,8 +275,7 @@ impl Credentials {
             Ok::<_, sqlx::Error>(found.and_then(|membership| {
                 let role = Role::of_name(&membership.role)?;
                 let Membership { plan, overrides, is_verified, .. } = &membership;
-                let limits = self.plans.of(plan, overrides.as_ref());
-                let limits = self.newcomers.limits(plan, *is_verified, limits);
+                let limits = self.plans.limits(plan, overrides.as_ref(), *is_verified);
                 Some(Arc::new(MemberGrant { membership, role, limits }))
             }))
         };

@@ -79,6 +79,38 @@ fn bound(name: &'static str, limit: i64) -> LimitStatus {
     }
 }
 
+/// What a project has of all that its plan counts.
+async fn quotas(
+    app: &App,
+    project_id: ProjectId,
+    limits: &Limits,
+) -> Result<Vec<LimitStatus>, Error> {
+    let waiting = quota::waiting(&app.engine, project_id).await?;
+    let stored = quota::stored_bytes(&app.engine, project_id).await?;
+    let mut conn = app.engine.pools.read_for(project_id).await?;
+    let schedules = store::schedules::count(&mut conn, project_id).await?.schedules;
+    let queues =
+        store::queues::counts::count_queues(&mut conn, project_id, limits.max_queues()).await?;
+    let workers = store::workers::count(&mut conn, project_id, limits.max_workers()).await?;
+    let endpoints =
+        store::outbound::webhooks::count(&mut conn, project_id, limits.max_endpoints()).await?;
+    let max_pushed = limits.max_pushed_queues();
+    let pushed = store::queues::pushes::count(&mut conn, project_id, max_pushed).await?;
+    let keys = store::people::keys::count(&mut conn, project_id).await?;
+    let members = store::people::members::count(&mut conn, project_id).await?;
+    Ok(vec![
+        quota("waiting_jobs", limits.waiting_jobs, waiting),
+        quota("stored_bytes", limits.stored_bytes, stored),
+        quota("queues", Some(limits.max_queues()), queues),
+        quota("workers", Some(limits.max_workers()), workers),
+        quota("schedules", Some(limits.max_schedules()), schedules),
+        quota("endpoints", Some(limits.max_endpoints()), endpoints),
+        quota("pushed_queues", Some(max_pushed), pushed),
+        quota("keys", Some(limits.max_keys()), keys),
+        quota("members", Some(limits.max_members()), members),
+    ])
+}
+
 async fn bytes_per_minute(app: &App, project_id: ProjectId, limits: &Limits) -> LimitStatus {
     let standing = body_bytes(app, project_id, limits).await;
     LimitStatus {
@@ -116,18 +148,7 @@ pub async fn list(
             reset_seconds: standing.map(|it| it.reset_seconds),
         }
     };
-    let waiting = quota::waiting(&app.engine, project_id).await?;
-    let stored = quota::stored_bytes(&app.engine, project_id).await?;
-    let mut conn = app.engine.pools.read_for(project_id).await?;
-    let schedules = store::schedules::count(&mut conn, project_id).await?.schedules;
-    let queues =
-        store::queues::counts::count_queues(&mut conn, project_id, limits.max_queues()).await?;
-    let workers = store::workers::count(&mut conn, project_id, limits.max_workers()).await?;
-    let endpoints =
-        store::outbound::webhooks::count(&mut conn, project_id, limits.max_endpoints()).await?;
-    let keys = store::people::keys::count(&mut conn, project_id).await?;
-    let members = store::people::members::count(&mut conn, project_id).await?;
-    drop(conn);
+    let quotas = quotas(&app, project_id, limits).await?;
     let open_streams = streams::count(&app, project_id).into();
     let period = limits.min_schedule_period().num_seconds();
     let payload = i64::try_from(limits.max_payload_bytes()).unwrap_or(i64::MAX);
@@ -136,7 +157,7 @@ pub async fn list(
         Who::Member(it, _) => it.membership.plan.clone(),
     };
     let parked_polls = limits.parked_polls.map(i64::from);
-    let list = vec![
+    let rates = vec![
         rate("produce_per_minute", Budget::Produce),
         rate("work_per_minute", Budget::Work),
         rate("manage_per_minute", Budget::Manage),
@@ -147,14 +168,8 @@ pub async fn list(
             ..quota("parked_polls_per_key", limits.parked_polls_per_key.map(i64::from), 0)
         },
         quota("streams", Some(limits.max_streams().into()), open_streams),
-        quota("waiting_jobs", limits.waiting_jobs, waiting),
-        quota("stored_bytes", limits.stored_bytes, stored),
-        quota("queues", Some(limits.max_queues()), queues),
-        quota("workers", Some(limits.max_workers()), workers),
-        quota("schedules", Some(limits.max_schedules()), schedules),
-        quota("endpoints", Some(limits.max_endpoints()), endpoints),
-        quota("keys", Some(limits.max_keys()), keys),
-        quota("members", Some(limits.max_members()), members),
+    ];
+    let bounds = vec![
         bound("min_schedule_period_seconds", period),
         bound("payload_bytes", payload),
         bound("retention_days", limits.max_retention_days().into()),
@@ -165,5 +180,9 @@ pub async fn list(
         bound("batch_jobs", bounds::MAX_ENQUEUE_BATCH_JOBS as i64),
     ];
     let plan_contact = app.accounts.plan_contact.clone();
-    Ok(Reply(LimitList { plan, plan_contact, limits: list }))
+    Ok(Reply(LimitList {
+        plan,
+        plan_contact,
+        limits: [rates, quotas, bounds].into_iter().flatten().collect(),
+    }))
 }

@@ -201,7 +201,8 @@ LIMITS = [
         panel("Time of a request", "s", *shares("fencepost_webhook_duration_seconds")),
         panel("Event to first try", "s", *shares("fencepost_webhook_delay_seconds")),
         panel("Requests under way", "short", ("sum(fencepost_webhooks_in_flight)", "requests"),
-              ("max(fencepost_webhook_endpoints)", "endpoints")),
+              ("max(fencepost_webhook_endpoints)", "endpoints"),
+              ("max(fencepost_pushed_queues)", "pushed queues")),
         panel("Events dropped", PER_SECOND, (rate("fencepost_events_dropped_total"), "events")),
     ]),
 ]

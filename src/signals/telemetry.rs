@@ -154,10 +154,12 @@ metrics_table! {
         "Requests to endpoints that this node waits for.";
     WEBHOOK_ENDPOINTS = "fencepost_webhook_endpoints", Gauge,
         "Endpoints that this node serves, of at most 15,000.";
+    PUSHED_QUEUES = "fencepost_pushed_queues", Gauge,
+        "Queues that this node pushes, of at most 4,000: beyond, projects take turns.";
     WEBHOOK_DELAY_SECONDS = "fencepost_webhook_delay_seconds", Seconds,
         "Time from an event to the lease of its first try.";
     EVENTS_DROPPED = "fencepost_events_dropped_total", Counter,
-        "Events that were not sent to an endpoint: too many deliveries to it waited, or the event waited for 72 hours.";
+        "Events that were not sent to an endpoint: too many deliveries to it waited, its project had no bytes left, or the event waited for 72 hours.";
     CONNECTIONS_REFUSED = "fencepost_http_connections_refused_total", Counter,
         "Connections refused because their address had too many.";
     TABLE_BYTES = "fencepost_postgres_table_bytes", Gauge,

@@ -22,9 +22,7 @@ use fencepost_signals::telemetry;
 use fencepost_store::{
     outbound::webhooks,
     people::audit::{self, Actor, NewAuditEntry},
-    sweep::webhooks::{
-        Disabled, MAX_PAGE_SERVED, Outcomes, ServedEndpoint, note_outcomes, served_endpoints,
-    },
+    sweep::webhooks::{Disabled, Outcomes, ServedEndpoint, note_outcomes, served_endpoints},
 };
 use metrics::{gauge, histogram};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
@@ -32,7 +30,6 @@ use serde_json::json;
 use sqlx::{Acquire, PgConnection};
 use tokio_util::sync::CancellationToken;
 use url::Url;
-use uuid::Uuid;
 
 use super::{
     payload::{Delivered, Payload},
@@ -52,7 +49,7 @@ pub use fencepost_fair::requests::{
 /// How often a node looks for endpoints that are new or have changed, and writes what it saw.
 pub const REFRESH_PERIOD: Duration = Duration::from_secs(2);
 /// Endpoints that one node serves at most. Each has a parked poll, of which a node has 20,000.
-pub const MAX_SERVED_ENDPOINTS: usize = 15_000;
+pub const MAX_SERVED_ENDPOINTS: i64 = 15_000;
 /// The timeout of a delivery's job, in seconds: the timeout of its endpoint may change.
 pub(super) const DELIVERY_SECONDS: i32 = MAX_ENDPOINT_TIMEOUT_SECONDS + LEASE_MARGIN_SECONDS;
 
@@ -90,19 +87,7 @@ impl Deliverer {
     /// When the database does not answer.
     pub async fn refresh(self: Arc<Self>) -> sqlx::Result<()> {
         let mut conn = self.sender.engine.pools.background.acquire().await?;
-        let mut found = Vec::new();
-        let mut after = (ProjectId(0), EndpointId(Uuid::nil()));
-        loop {
-            let page = served_endpoints(&mut conn, after).await?;
-            let is_full = page.len() == MAX_PAGE_SERVED;
-            found.extend(page);
-            match found.last() {
-                Some(last) if is_full && found.len() < MAX_SERVED_ENDPOINTS => {
-                    after = (last.project_id, last.id);
-                }
-                _ => break,
-            }
-        }
+        let found = served_endpoints(&mut conn, MAX_SERVED_ENDPOINTS).await?;
         drop(conn);
         gauge!(telemetry::WEBHOOK_ENDPOINTS).set(found.len() as f64);
         self.endpoints.adapt(&self.sender, found, |it, before| {

@@ -17,10 +17,8 @@ use fencepost_domain::{
 use fencepost_fair::requests::Turn;
 use fencepost_net::outbound::{Answer, CallError, MAX_BODY_BYTES};
 use fencepost_signals::telemetry;
-use fencepost_store::sweep::pushes::{
-    MAX_PAGE_PUSHED, PushOutcomes, PushedQueue, note_outcomes, pushed_queues,
-};
-use metrics::histogram;
+use fencepost_store::sweep::pushes::{PushOutcomes, PushedQueue, note_outcomes, pushed_queues};
+use metrics::{gauge, histogram};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use tokio::time::{sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
@@ -38,7 +36,7 @@ use crate::{
 
 /// Queues that one node pushes at most. Each has a parked poll, of which a node has 20,000, and
 /// endpoints of webhooks use up to 15,000.
-pub const MAX_PUSHED_QUEUES: usize = 4_000;
+pub const MAX_PUSHED_QUEUES: i64 = 4_000;
 /// How long a queue rests whose project or host has no turn for it.
 const BUSY_PAUSE: Duration = Duration::from_secs(5);
 /// The rest of a lease when a request ends at the latest: for the ack.
@@ -88,25 +86,9 @@ impl Pusher {
     /// When the database does not answer.
     pub async fn refresh(self: Arc<Self>) -> sqlx::Result<()> {
         let mut conn = self.sender.engine.pools.background.acquire().await?;
-        let (mut found, mut after) = (Vec::new(), (ProjectId(0), String::new()));
-        loop {
-            let page = pushed_queues(&mut conn, (after.0, &after.1)).await?;
-            let is_full = page.len() == MAX_PAGE_PUSHED;
-            found.extend(page);
-            match found.last() {
-                Some(last) if is_full && found.len() < MAX_PUSHED_QUEUES => {
-                    after = (last.project_id, last.queue.clone());
-                }
-                _ => break,
-            }
-        }
+        let found = pushed_queues(&mut conn, MAX_PUSHED_QUEUES).await?;
         drop(conn);
-        if found.len() >= MAX_PUSHED_QUEUES {
-            tracing::warn!(
-                limit = MAX_PUSHED_QUEUES,
-                "too many queues with a push target: some get no pushes"
-            );
-        }
+        gauge!(telemetry::PUSHED_QUEUES).set(found.len() as f64);
         self.queues.adapt(&self.sender, found, |it, before| {
             let queue = it.queue.clone();
             let made = self.serve(it, before).inspect_err(|error| {

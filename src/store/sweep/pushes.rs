@@ -5,9 +5,6 @@ use sqlx::PgConnection;
 
 use fencepost_domain::ids::ProjectId;
 
-/// Queues of one page. The statement carries the same number as a literal.
-pub const MAX_PAGE_PUSHED: usize = 500;
-
 /// A queue whose jobs a node sends.
 #[derive(Clone, PartialEq)]
 pub struct PushedQueue {
@@ -24,27 +21,46 @@ pub struct PushedQueue {
     pub old_secret: Option<Vec<u8>>,
 }
 
-/// A page of the queues of projects that are not suspended whose push is not paused: at most
-/// [`MAX_PAGE_PUSHED`].
-pub async fn pushed_queues(
-    conn: &mut PgConnection,
-    (project_id, queue): (ProjectId, &str),
-) -> sqlx::Result<Vec<PushedQueue>> {
+/// The queues to push, of projects that are not suspended and without those whose push is paused. If
+/// they are more than `limit`, queues with jobs go first, and projects take turns: one queue of each,
+/// then a second one. Which projects begin changes each minute.
+pub async fn pushed_queues(conn: &mut PgConnection, limit: i64) -> sqlx::Result<Vec<PushedQueue>> {
     sqlx::query_as!(
         PushedQueue,
         r#"
+        with known as materialized (
+            select it.project_id, it.queue, counted.active is not null as has_jobs
+            from queue_pushes it
+            join projects owner
+                on owner.id = it.project_id
+                and owner.suspended_at is null and owner.deleted_at is null
+            left join lateral (
+                select active
+                from queue_counts
+                where project_id = it.project_id and queue = it.queue and active > 0
+                offset 0
+            ) counted on true
+            where it.paused_at is null
+        ), placed as (
+            select project_id, queue, has_jobs,
+                   row_number() over (
+                       partition by project_id order by has_jobs desc, queue
+                   ) as turn
+            from known
+        ), chosen as materialized (
+            select project_id, queue
+            from placed
+            order by has_jobs desc, turn,
+                     hashint4(project_id # (extract(epoch from now()) / 60)::int), project_id
+            limit $1
+        )
         select it.project_id "project_id: ProjectId", it.queue, it.url, it.timeout_seconds,
                it.max_in_flight, it.updated_at, it.headers, it.secret,
                case when it.old_secret_until > now() then it.old_secret end as old_secret
-        from queue_pushes it
-        join projects owner
-            on owner.id = it.project_id and owner.suspended_at is null and owner.deleted_at is null
-        where it.paused_at is null and (it.project_id, it.queue) > ($1, $2)
-        order by it.project_id, it.queue
-        limit 500
+        from chosen
+        join queue_pushes it using (project_id, queue)
         "#,
-        project_id.0,
-        queue,
+        limit,
     )
     .fetch_all(conn)
     .await

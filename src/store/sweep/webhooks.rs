@@ -10,8 +10,6 @@ use fencepost_domain::ids::{EndpointId, ProjectId};
 pub const MAX_EVENTS_OF_PROJECT: usize = 200;
 /// Events that one pass handles at most. The statement carries the same number as a literal.
 pub const MAX_EVENTS: usize = 5_000;
-/// Endpoints of one page. The statement carries the same number as a literal.
-pub const MAX_PAGE_SERVED: usize = 500;
 
 /// An event that waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,30 +108,46 @@ pub struct ServedEndpoint {
     pub old_secret: Option<Vec<u8>>,
 }
 
-/// A page of the enabled endpoints of projects that are not suspended: at most
-/// [`MAX_PAGE_SERVED`].
+/// The enabled endpoints of projects that are not suspended. If they are more than `limit`, those of
+/// projects with deliveries go first, and projects take turns: one endpoint of each, then a second
+/// one. Which projects begin changes each minute.
 pub async fn served_endpoints(
     conn: &mut PgConnection,
-    (project_id, id): (ProjectId, EndpointId),
+    limit: i64,
 ) -> sqlx::Result<Vec<ServedEndpoint>> {
     sqlx::query_as!(
         ServedEndpoint,
         r#"
+        with known as materialized (
+            select outboxes.project_id, outboxes.outbox_id, exists (
+                       select from queue_counts
+                       where project_id = outboxes.outbox_id and active > 0
+                   ) as has_deliveries
+            from outboxes
+            join projects owner
+                on owner.id = outboxes.project_id
+                and owner.suspended_at is null and owner.deleted_at is null
+        ), placed as (
+            select project_id, it.id, known.outbox_id, known.has_deliveries,
+                   row_number() over (partition by project_id order by it.id) as turn
+            from known
+            join webhook_endpoints it using (project_id)
+            where it.disabled_at is null and it.deleted_at is null
+        ), chosen as materialized (
+            select project_id, id, outbox_id
+            from placed
+            order by has_deliveries desc, turn,
+                     hashint4(project_id # (extract(epoch from now()) / 60)::int), project_id
+            limit $1
+        )
         select it.project_id "project_id: ProjectId", it.id "id: EndpointId",
-               outboxes.outbox_id "outbox: ProjectId", it.url, it.takes_callbacks, it.max_in_flight,
+               chosen.outbox_id "outbox: ProjectId", it.url, it.takes_callbacks, it.max_in_flight,
                it.timeout_seconds, it.updated_at, it.secret,
                case when it.old_secret_until > now() then it.old_secret end as old_secret
-        from webhook_endpoints it
-        join outboxes using (project_id)
-        join projects owner
-            on owner.id = it.project_id and owner.suspended_at is null and owner.deleted_at is null
-        where it.disabled_at is null and it.deleted_at is null
-            and (it.project_id, it.id) > ($1, $2)
-        order by it.project_id, it.id
-        limit 500
+        from chosen
+        join webhook_endpoints it using (project_id, id)
         "#,
-        project_id.0,
-        id.0,
+        limit,
     )
     .fetch_all(conn)
     .await

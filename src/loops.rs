@@ -119,8 +119,12 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
         let is_more = cascade::pass(&engine).await? | completions::pass(&engine).await?;
         Ok(Next::continue_if(is_more, IDLE_PERIOD))
     });
-    loops.start("events", Some(BackgroundTask::Events), |engine| async move {
-        Ok(Next::continue_if(notify_endpoints::pass(&engine).await?, EVENTS_PERIOD))
+    let plans = Arc::clone(&app.plans);
+    loops.start("events", Some(BackgroundTask::Events), move |engine| {
+        let plans = Arc::clone(&plans);
+        async move {
+            Ok(Next::continue_if(notify_endpoints::pass(&engine, &plans).await?, EVENTS_PERIOD))
+        }
     });
     loops.start("revive", Some(BackgroundTask::Revive), |engine| async move {
         Ok(Next::continue_if(revive::pass(&engine).await?, IDLE_PERIOD))

@@ -68,6 +68,41 @@ pub const MAX_HOPS: i16 = 5;
 pub const MAX_EVENT_MESSAGE_CHARS: usize = 1_024;
 /// Bytes of a job's tags, as JSON, that are in an event: each endpoint gets and stores a copy.
 pub const MAX_EVENT_TAGS_BYTES: usize = 4_096;
+/// Deliveries to one endpoint that may wait. Further events are dropped.
+pub const MAX_WAITING_DELIVERIES: i64 = 50_000;
+/// Deliveries to one endpoint that may wait before each further one must be small: it leaves out
+/// what its job shows, too.
+pub const MAX_LARGE_DELIVERIES: i64 = 1_000;
+/// Bytes of a delivery that is not small.
+pub const MAX_DELIVERY_BYTES: usize = 16 * 1_024;
+/// Bytes of a small delivery.
+pub const MAX_SMALL_DELIVERY_BYTES: usize = 1_024;
+/// Bytes of the deliveries to one endpoint that may wait, in MiB: the numbers above keep them
+/// below.
+pub const MAX_WAITING_DELIVERIES_MIB: i64 = 64;
+
+const _: () = assert!(
+    MAX_LARGE_DELIVERIES * MAX_DELIVERY_BYTES as i64
+        + (MAX_WAITING_DELIVERIES - MAX_LARGE_DELIVERIES) * MAX_SMALL_DELIVERY_BYTES as i64
+        <= MAX_WAITING_DELIVERIES_MIB * 1_024 * 1_024
+);
+
+/// The largest delivery that an endpoint can get for which this many wait, in bytes.
+///
+/// ```
+/// # use fencepost_domain::webhook::max_delivery_bytes;
+/// assert_eq!(max_delivery_bytes(999), Some(16_384));
+/// assert_eq!(max_delivery_bytes(1_000), Some(1_024));
+/// assert_eq!(max_delivery_bytes(50_000), None);
+/// ```
+#[must_use]
+pub const fn max_delivery_bytes(waiting: i64) -> Option<usize> {
+    match waiting {
+        ..MAX_LARGE_DELIVERIES => Some(MAX_DELIVERY_BYTES),
+        MAX_LARGE_DELIVERIES..MAX_WAITING_DELIVERIES => Some(MAX_SMALL_DELIVERY_BYTES),
+        _ => None,
+    }
+}
 
 /// The types that a pattern names: one, those of a group such as `job.*`, or all by `*`.
 ///
@@ -210,6 +245,23 @@ pub struct WebhookEvent {
     pub data: WebhookData,
 }
 
+impl WebhookEvent {
+    /// Leaves out the longest texts of people's own that the job shows, too.
+    #[must_use]
+    pub fn shortened(mut self) -> Self {
+        if let Some(job) = &mut self.data.job {
+            job.tags_cut |= job.tags.take().is_some();
+        }
+        if let Some(error) = &mut self.data.error {
+            error.message = None;
+        }
+        if let Some(cause) = &mut self.data.cancelled_by {
+            cause.reason = None;
+        }
+        self
+    }
+}
+
 /// Subject of an event.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct WebhookData {
@@ -251,7 +303,7 @@ pub struct WebhookChange {
     /// Name of a key; null for others.
     #[schema(required, example = "deploy")]
     pub name: Option<String>,
-    /// Reason that the author has given.
+    /// Reason that the author has given; null, too, while many deliveries to the endpoint wait.
     #[schema(required)]
     pub reason: Option<String>,
 }
@@ -351,10 +403,11 @@ pub struct WebhookJob {
     /// When it was enqueued.
     #[schema(required)]
     pub created_at: Option<DateTime<Utc>>,
-    /// Tags; null, too, if they have more than 4,096 bytes.
+    /// Tags; null, too, if they were left out.
     #[schema(required, value_type = Option<std::collections::BTreeMap<String, String>>)]
     pub tags: Option<Box<RawValue>>,
-    /// True if the tags were left out because they are too large: read the job.
+    /// True if the tags were left out, because they have more than 4,096 bytes, or because many
+    /// deliveries to the endpoint wait: read the job.
     #[serde(default)]
     #[schema(required)]
     pub tags_cut: bool,
@@ -375,7 +428,8 @@ pub struct WebhookError {
     #[serde(rename = "type")]
     #[schema(required, example = "SmtpTimeout")]
     pub kind: Option<String>,
-    /// Message of the error, cut to 1,024 characters.
+    /// Message of the error, cut to 1,024 characters; null, too, while many deliveries to the
+    /// endpoint wait.
     #[schema(required)]
     pub message: Option<String>,
     /// Time of the next attempt; null: the job is a dead letter.

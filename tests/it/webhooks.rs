@@ -7,6 +7,8 @@ mod proxies;
 mod push;
 mod push_requests;
 mod settings;
+mod storage;
+mod turns;
 mod verifiers;
 
 use std::collections::BTreeMap;

@@ -13,6 +13,7 @@ use fencepost_domain::{error::Error, ids::ProjectId, plan::Tenant};
 use fencepost_store::{
     self as store,
     connection::deadline::{detached, detached_query},
+    jobs::stored_bytes,
 };
 
 use super::NewJob;
@@ -170,10 +171,26 @@ pub async fn has_all_bytes(engine: &Engine, tenant: Tenant) -> Result<bool, Erro
     Ok(tenant.limits.stored_bytes.is_some() && known(engine, tenant).await?.has_all_bytes)
 }
 
-/// Bytes that a project has stored.
-pub async fn stored_bytes(engine: &Engine, project_id: ProjectId) -> Result<i64, Error> {
+/// Bytes that a project has stored, deliveries of its webhooks among them.
+pub async fn stored_bytes(engine: &Engine, project_id: ProjectId) -> sqlx::Result<i64> {
     let mut conn = engine.pools.read_for(project_id).await?;
-    Ok(store::jobs::stored_bytes::of_project(&mut conn, project_id).await?)
+    let own = stored_bytes::of_project(&mut conn, project_id).await?;
+    // The next one is of the same share.
+    drop(conn);
+    match own.outbox {
+        Some(outbox) => Ok(own.bytes + delivered_bytes(engine, project_id, outbox).await?),
+        None => Ok(own.bytes),
+    }
+}
+
+/// Bytes of the deliveries of a project.
+pub async fn delivered_bytes(
+    engine: &Engine,
+    project_id: ProjectId,
+    outbox: ProjectId,
+) -> sqlx::Result<i64> {
+    let mut conn = engine.pools.read_outbox(project_id, outbox).await?;
+    Ok(stored_bytes::of_project(&mut conn, outbox).await?.bytes)
 }
 
 async fn known(engine: &Engine, tenant: Tenant) -> Result<Backlog, Error> {
@@ -225,11 +242,13 @@ async fn count(engine: &Engine, tenant: Tenant) -> Result<Backlog, Error> {
     };
     let max = limits.max_queues();
     let queues = store::queues::counts::count_queues(&mut conn, project_id, max).await?;
+    let bounded_queues = store::queues::bounded(&mut conn, project_id, MAX_BOUNDED_QUEUES).await?;
+    // The next one is of the same share.
+    drop(conn);
     let has_all_bytes = match limits.stored_bytes {
-        Some(max) => store::jobs::stored_bytes::of_project(&mut conn, project_id).await? >= max,
+        Some(max) => stored_bytes(engine, project_id).await? >= max,
         None => false,
     };
-    let bounded_queues = store::queues::bounded(&mut conn, project_id, MAX_BOUNDED_QUEUES).await?;
     let bounded_queues = bounded_queues.into_iter().map(|it| (it.queue, (it.jobs, it.max)));
     let backlog = Backlog {
         jobs,

@@ -13,7 +13,8 @@ use fencepost_domain::{
 use fencepost_store as store;
 
 use super::{
-    EndpointRow, find, notify_endpoints,
+    EndpointRow, find,
+    notify_endpoints::{self, DELIVERIES_PART},
     payload::{Delivered, Payload, first_hop},
 };
 use crate::{
@@ -21,10 +22,14 @@ use crate::{
     enqueue::{
         self, Origin,
         dependencies::{JobWithDependencies, OnConflict},
+        quota,
     },
     jobs::{AttemptRow, Filter, JobRow, Order, Payloads, Place, control},
     operations::{self, NewOperation},
 };
+
+/// Deliveries of a project that may wait when a replay of all begins, with those that it makes.
+pub const MAX_REPLAYED_DELIVERIES: i64 = 100_000;
 
 /// A delivery.
 #[derive(Debug)]
@@ -186,11 +191,13 @@ pub struct ReplayRequest {
 /// Sends deliveries again, in the background. Returns how many; none: more than were counted.
 ///
 /// # Errors
-/// [`Error::EndpointNotFound`]. [`Error::QuotaExceeded`] while too many such operations run.
-/// [`Error::Invalid`] when all are to be sent, and they are too many.
+/// [`Error::EndpointNotFound`]. [`Error::QuotaExceeded`] while too many such operations run, or
+/// when all are to be sent, and deliveries have no room for that. [`Error::Invalid`] when they are
+/// too many.
 pub async fn replay(
     engine: &Engine,
-    (project_id, id): (ProjectId, EndpointId),
+    Tenant { project_id, limits }: Tenant,
+    id: EndpointId,
     wanted: &ReplayRequest,
 ) -> Result<Option<i64>, Error> {
     let endpoint = find(engine, project_id, id).await?;
@@ -214,6 +221,9 @@ pub async fn replay(
     if wanted.is_of_all && has_more {
         return Err(Error::invalid("since", "must be later: more than 100,000 deliveries match"));
     }
+    if wanted.is_of_all {
+        check_room(engine, (project_id, endpoint.outbox), limits, count).await?;
+    }
     let new = NewOperation {
         id: OperationId::generate(),
         kind,
@@ -225,4 +235,27 @@ pub async fn replay(
     let outbox = Tenant { project_id: endpoint.outbox, limits: Limits::default() };
     operations::begin(engine, outbox, &new).await?;
     Ok(matching)
+}
+
+/// Whether this many deliveries can be made anew.
+async fn check_room(
+    engine: &Engine,
+    (project_id, outbox): (ProjectId, ProjectId),
+    limits: Limits,
+    count: i64,
+) -> Result<(), Error> {
+    let max = MAX_REPLAYED_DELIVERIES;
+    let waiting = {
+        let mut conn = engine.pools.read_outbox(project_id, outbox).await?;
+        store::queues::counts::waiting(&mut conn, outbox).await?
+    };
+    if waiting + count > max {
+        return Err(Error::QuotaExceeded { what: "waiting deliveries", max });
+    }
+    match limits.stored_bytes.map(|it| it / DELIVERIES_PART) {
+        Some(max) if quota::delivered_bytes(engine, project_id, outbox).await? >= max => {
+            Err(Error::QuotaExceeded { what: "stored bytes of deliveries", max })
+        }
+        _ => Ok(()),
+    }
 }

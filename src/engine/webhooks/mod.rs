@@ -24,7 +24,8 @@ use sqlx::{Acquire, PgConnection};
 use uuid::Uuid;
 
 pub use self::deliveries::{
-    DeliveryRow, ReplayRequest, Wanted, deliveries, delivery, replay, retry, send_test,
+    DeliveryRow, MAX_REPLAYED_DELIVERIES, ReplayRequest, Wanted, deliveries, delivery, replay,
+    retry, send_test,
 };
 use super::Engine;
 use fencepost_net::seal::{MasterKeys, OtherMasterKey};

@@ -7,24 +7,26 @@ use std::collections::HashMap;
 use fencepost_domain::{
     actor::ActorKind,
     alarm::summary,
-    ids::{BatchId, EndpointId, EventId, JobId, KeyId, ProjectId, WorkflowId},
+    ids::{BatchId, EndpointId, JobId, KeyId, ProjectId, WorkflowId},
     job::StoredState,
     limits::MAX_ENDPOINTS,
     outbound::is_below,
+    plan::ProjectPlans,
     webhook::{
         MAX_DELIVERY_ATTEMPTS, MAX_EVENT_MESSAGE_CHARS, MAX_EVENT_TAGS_BYTES, MAX_HOPS,
         WebhookBatch, WebhookChange, WebhookData, WebhookError, WebhookEvent, WebhookIncident,
-        WebhookJob, WebhookProject, WebhookWorkflow, includes, retry_policy,
+        WebhookJob, WebhookProject, WebhookWorkflow, includes, max_delivery_bytes, retry_policy,
     },
 };
 use fencepost_signals::telemetry;
 use fencepost_store::{
     self as store, faults,
+    jobs::stored_bytes,
     outbound::{
         incidents::{self, IncidentRow},
         outbound_events::{self, Subscriber, TakenEvent},
     },
-    people::actors,
+    people::{actors, members, projects::Project},
     sweep::{
         set_aside::Work,
         webhooks::{self, MAX_EVENTS, MAX_EVENTS_OF_PROJECT, WaitingEvent},
@@ -45,8 +47,9 @@ use crate::{
     isolate::{self, Sweep},
 };
 
-/// Deliveries to one endpoint that may wait. Further events are dropped.
-pub const MAX_WAITING_DELIVERIES: i64 = 50_000;
+/// The part of a plan's `stored_bytes` that deliveries may use, so that an endpoint which fails
+/// does not keep jobs from being enqueued.
+pub const DELIVERIES_PART: i64 = 2;
 /// Deliveries that one transaction stores at most, but for those of one event.
 const MAX_STORED_DELIVERIES: i64 = 1_000;
 
@@ -54,8 +57,9 @@ const MAX_STORED_DELIVERIES: i64 = 1_000;
 ///
 /// # Errors
 /// When the database does not answer.
-pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
+pub async fn pass(engine: &Engine, plans: &ProjectPlans) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
+    let events = Events { plans };
     let mut found = webhooks::find_events(&mut conn).await?;
     let mut is_full = found.len() == MAX_EVENTS;
     found.sort_by_key(|it| (it.project_id, it.id));
@@ -65,7 +69,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
         let endpoints = of_project.first().map_or(1, |it| it.endpoints.max(1));
         let at_once = usize::try_from((MAX_STORED_DELIVERIES / endpoints).max(1)).unwrap_or(1);
         for some in of_project.chunks(at_once) {
-            let processing = isolate::process(engine, &mut conn, &Events, some);
+            let processing = isolate::process(engine, &mut conn, &events, some);
             match faults::around_commit("events", processing).await {
                 Ok(done) => done.iter().for_each(|part| {
                     taken += part.taken;
@@ -87,9 +91,11 @@ struct Processed {
 }
 
 /// Making deliveries.
-struct Events;
+struct Events<'a> {
+    plans: &'a ProjectPlans,
+}
 
-impl Sweep for Events {
+impl Sweep for Events<'_> {
     type Item = WaitingEvent;
     type Done = Processed;
     const WORK: Work = Work::Events;
@@ -116,50 +122,123 @@ impl Sweep for Events {
         let (Some(project), Some(outbox)) = (project, to.first().map(|it| it.outbox)) else {
             return Ok(Processed { taken, ..Processed::default() });
         };
-        let queues: Vec<_> = to.iter().map(|it| it.id.to_string()).collect();
-        let full =
-            outbound_events::full_queues(tx, outbox, &queues, MAX_WAITING_DELIVERIES).await?;
+        let room = room(tx, self.plans, (&project, outbox), &to).await?;
         let project = WebhookProject { id: project.public_id.to_string(), slug: project.slug };
-        let (mut jobs, mut dropped) = (Vec::new(), HashMap::<EndpointId, (i64, i64)>::new());
+        let (mut jobs, mut dropped) = (Vec::new(), Dropped::default());
         for event in events {
-            let wanted: Vec<_> = match &event.callback_url {
-                // Of several that take it, the one with room whose URL is nearest.
-                Some(url) => to
-                    .iter()
-                    .filter(|it| takes(it, url))
-                    .max_by_key(|it| (!full.contains(&it.id.to_string()), it.url.len()))
-                    .into_iter()
-                    .collect(),
-                None => to.iter().filter(|it| wants(it, &event)).collect(),
-            };
-            let hop = event.hop.unwrap_or(0);
-            let may_notify = |id: &EndpointId| hop < MAX_HOPS && !full.contains(&id.to_string());
-            let (has_room, is_full): (Vec<_>, Vec<_>) =
-                wanted.into_iter().map(|it| it.id).partition(may_notify);
-            if has_room.is_empty() && is_full.is_empty() && event.callback_url.is_some() {
+            let wanted = wanted(&to, &event, &room);
+            if wanted.is_empty() && event.callback_url.is_some() {
                 counter!(telemetry::EVENTS_DROPPED).increment(1);
             }
-            let of_work = i64::from(event.incident_id.is_none());
-            for id in is_full {
-                let (events, about_work) = dropped.entry(id).or_default();
-                (*events, *about_work) = (*events + 1, *about_work + of_work);
+            let (is_of_work, hop) = (event.incident_id.is_none(), event.hop.unwrap_or(0));
+            let mut open = Vec::new();
+            for id in wanted {
+                match room.max_bytes(id, is_of_work).filter(|_| hop < MAX_HOPS) {
+                    Some(max) => open.push((id, max)),
+                    None => dropped.add(id, is_of_work),
+                }
             }
-            if has_room.is_empty() {
-                continue;
-            }
+            let Some(smallest) = open.iter().map(|it| it.1).min() else { continue };
             let (kind, url) = (event.kind.clone(), event.callback_url.clone());
             let event = describe(tx, project_id, event, (project.clone(), &names)).await?;
-            let payload = Payload::of(EventId::generate(), &event, hop + 1, url)?;
-            jobs.extend(has_room.into_iter().map(|it| delivery(outbox, it, &kind, &payload)));
+            let payloads = Payload::long_and_short(event, hop + 1, url, smallest)?;
+            for (id, max) in open {
+                match payloads.iter().flatten().find(|it| it.len() <= max) {
+                    Some(payload) => jobs.push(delivery(outbox, id, &kind, payload)),
+                    None => dropped.add(id, is_of_work),
+                }
+            }
         }
-        if !dropped.is_empty() {
-            let dropped: Vec<_> = dropped.into_iter().map(|(id, it)| (id, it.0, it.1)).collect();
-            outbound_events::note_dropped(tx, project_id, &dropped).await?;
-            let events: i64 = dropped.iter().map(|it| it.1).sum();
-            counter!(telemetry::EVENTS_DROPPED).increment(events.unsigned_abs());
-        }
+        dropped.note(tx, project_id).await?;
         Ok(Processed { taken, stored: store_in(tx, jobs).await? })
     }
+}
+
+/// How much more the endpoints of a project can get.
+struct Room {
+    /// Deliveries that wait for each.
+    waiting: HashMap<String, i64>,
+    has_bytes: bool,
+}
+
+impl Room {
+    /// The largest delivery that this endpoint can get; none: it can get no more. Events of
+    /// incidents are few, and what an alarm has found may be what takes the room.
+    fn max_bytes(&self, id: EndpointId, is_of_work: bool) -> Option<usize> {
+        let waiting = self.waiting.get(&id.to_string()).copied().unwrap_or(0);
+        let max = max_delivery_bytes(waiting);
+        if is_of_work { max.filter(|_| self.has_bytes) } else { max.map(|_| usize::MAX) }
+    }
+}
+
+async fn room(
+    tx: &mut PgConnection,
+    plans: &ProjectPlans,
+    (project, outbox): (&Project, ProjectId),
+    to: &[Subscriber],
+) -> sqlx::Result<Room> {
+    let queues: Vec<_> = to.iter().map(|it| it.id.to_string()).collect();
+    let waiting = outbound_events::waiting_deliveries(tx, outbox, &queues).await?;
+    let waiting = waiting.into_iter().collect();
+    let has_bytes = has_bytes(tx, plans, project, outbox).await?;
+    Ok(Room { waiting, has_bytes })
+}
+
+/// Whether more deliveries may be stored.
+async fn has_bytes(
+    tx: &mut PgConnection,
+    plans: &ProjectPlans,
+    project: &Project,
+    outbox: ProjectId,
+) -> sqlx::Result<bool> {
+    let limits = |is_verified| plans.limits(&project.plan, project.overrides.as_ref(), is_verified);
+    // A plan that this node does not know counts as the strictest, which must drop nothing.
+    if !plans.plans.has(&project.plan) || limits(true).stored_bytes.is_none() {
+        return Ok(true);
+    }
+    let is_verified = !members::is_unverified(tx, project.id).await?;
+    let max = limits(is_verified).stored_bytes.unwrap_or(i64::MAX);
+    let of_jobs = stored_bytes::of_project(tx, project.id).await?.bytes;
+    let of_deliveries = stored_bytes::of_project(tx, outbox).await?.bytes;
+    Ok(of_jobs + of_deliveries < max && of_deliveries < max / DELIVERIES_PART)
+}
+
+/// Events that endpoints missed: how many, and how many of them are not about incidents.
+#[derive(Default)]
+struct Dropped(HashMap<EndpointId, (i64, i64)>);
+
+impl Dropped {
+    fn add(&mut self, id: EndpointId, is_of_work: bool) {
+        let (events, of_work) = self.0.entry(id).or_default();
+        *events += 1;
+        *of_work += i64::from(is_of_work);
+    }
+
+    async fn note(self, tx: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<()> {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        let dropped: Vec<_> = self.0.into_iter().map(|(id, it)| (id, it.0, it.1)).collect();
+        outbound_events::note_dropped(tx, project_id, &dropped).await?;
+        let events: i64 = dropped.iter().map(|it| it.1).sum();
+        counter!(telemetry::EVENTS_DROPPED).increment(events.unsigned_abs());
+        Ok(())
+    }
+}
+
+/// The endpoints that want an event. Of several that take a callback, it is the one with room whose
+/// URL is nearest.
+fn wanted(to: &[Subscriber], event: &TakenEvent, room: &Room) -> Vec<EndpointId> {
+    let wanted: Vec<_> = match &event.callback_url {
+        Some(url) => to
+            .iter()
+            .filter(|it| takes(it, url))
+            .max_by_key(|it| (room.max_bytes(it.id, true).is_some(), it.url.len()))
+            .into_iter()
+            .collect(),
+        None => to.iter().filter(|it| wants(it, event)).collect(),
+    };
+    wanted.into_iter().map(|it| it.id).collect()
 }
 
 /// Whether an endpoint takes a callback.

@@ -37,6 +37,23 @@ impl Payload {
         serde_json::to_string(&payload).map_err(undecodable)
     }
 
+    /// Of one event, as JSON: whole, and, if that is larger than this many bytes, also without
+    /// what its job shows, too.
+    pub fn long_and_short(
+        event: WebhookEvent,
+        hop: i16,
+        url: Option<String>,
+        bytes: usize,
+    ) -> sqlx::Result<[Option<String>; 2]> {
+        let id = EventId::generate();
+        let long = Self::of(id, &event, hop, url.clone())?;
+        let short = match long.len() > bytes {
+            true => Some(Self::of(id, &event.shortened(), hop, url)?),
+            false => None,
+        };
+        Ok([Some(long), short])
+    }
+
     /// Of a job.
     pub fn read(payload: &str) -> Result<Self, serde_json::Error> {
         serde_json::from_str(payload)

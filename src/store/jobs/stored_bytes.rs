@@ -7,9 +7,22 @@ use fencepost_domain::ids::ProjectId;
 /// Changes that one pass merges at most. The statement carries the same number as a literal.
 pub const MAX_MERGED_DELTAS: u64 = 20_000;
 
-/// The bytes that a project has stored: at least 1 KiB for each job.
-pub async fn of_project(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<i64> {
-    sqlx::query_scalar!(
+/// The bytes that a project has stored, without those of its outbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoredBytes {
+    /// At least 1 KiB for each job.
+    pub bytes: i64,
+    /// The project whose jobs are its deliveries; none: it has no webhooks.
+    pub outbox: Option<ProjectId>,
+}
+
+/// The bytes that a project has stored.
+pub async fn of_project(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+) -> sqlx::Result<StoredBytes> {
+    sqlx::query_as!(
+        StoredBytes,
         r#"
         select (
             coalesce((
@@ -19,7 +32,8 @@ pub async fn of_project(conn: &mut PgConnection, project_id: ProjectId) -> sqlx:
             ), 0)
             + coalesce((select bytes from stored_bytes where project_id = $1), 0)
             + coalesce((select sum(bytes) from stored_byte_deltas where project_id = $1), 0)
-        )::bigint "bytes!"
+        )::bigint "bytes!",
+        (select outbox_id from outboxes where project_id = $1) "outbox: ProjectId"
         "#,
         project_id.0,
     )

@@ -264,30 +264,25 @@ pub async fn store(
     Ok(stored.rows_affected() > 0)
 }
 
-/// Queues among these, of an outbox, in which at least `full` deliveries wait, as far as they are
-/// counted.
-pub async fn full_queues(
+/// How many deliveries wait in each of these queues of an outbox, as far as they are counted.
+/// Queues in which none waits may be missing.
+pub async fn waiting_deliveries(
     conn: &mut PgConnection,
     outbox: ProjectId,
     queues: &[String],
-    full: i64,
-) -> sqlx::Result<Vec<String>> {
-    sqlx::query_scalar!(
-        "
-        select queue
-        from queue_counts
-        where project_id = $1 and queue = any($2) and active >= $3
-        ",
+) -> sqlx::Result<Vec<(String, i64)>> {
+    let counted = sqlx::query!(
+        "select queue, active from queue_counts where project_id = $1 and queue = any($2)",
         outbox.0,
         queues,
-        full,
     )
     .fetch_all(conn)
-    .await
+    .await?;
+    Ok(counted.into_iter().map(|it| (it.queue, it.active)).collect())
 }
 
-/// Notes how many events these endpoints missed, and how many of them are about jobs and
-/// batches: an alarm reports those.
+/// Notes how many events these endpoints missed, and how many of them are not about incidents: an
+/// alarm reports those.
 pub async fn note_dropped(
     conn: &mut PgConnection,
     project_id: ProjectId,

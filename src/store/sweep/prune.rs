@@ -14,6 +14,8 @@ pub const MAX_PRUNED_JOBS: usize = 100;
 
 /// Hours for which the server's own jobs are kept.
 const CANARY_RETENTION_HOURS: i32 = 1;
+/// Hours for which deliveries are kept that were accepted or cancelled.
+pub const DELIVERED_RETENTION_HOURS: i32 = 24;
 
 /// A queue with finished jobs that are old enough.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,6 +43,7 @@ pub async fn queues_with_old_jobs(
         cross join lateral (
             select case projects.kind
                 when 'canary' then $2
+                when 'outbox' then $3
                 else 24 * coalesce(setting.retention_days, $1)
             end as hours
         ) kept
@@ -60,6 +63,7 @@ pub async fn queues_with_old_jobs(
         "#,
         default_days,
         CANARY_RETENTION_HOURS,
+        DELIVERED_RETENTION_HOURS,
     )
     .fetch_all(conn)
     .await

@@ -1,8 +1,9 @@
 //! The rows about webhooks.
 
 use fencepost_domain::{limits, outbound, webhook};
-use fencepost_engine::webhooks::{deliver, notify_endpoints, push, pusher};
+use fencepost_engine::webhooks::{MAX_REPLAYED_DELIVERIES, deliver, notify_endpoints, pusher};
 use fencepost_net::outbound::{MAX_BODY_BYTES, MAX_KEPT_BYTES};
+use fencepost_store::sweep::prune;
 
 /// The rows of "A webhook".
 pub fn webhook_limits() -> Vec<(&'static str, String)> {
@@ -44,21 +45,54 @@ pub fn webhook_limits() -> Vec<(&'static str, String)> {
             format!("{} bytes, then left out and marked `tags_cut`", webhook::MAX_EVENT_TAGS_BYTES),
         ),
         ("an answer's body", format!("the first {MAX_KEPT_BYTES} bytes are kept")),
+    ];
+    rows.extend(delivery_limits());
+    rows.extend(push_limits());
+    rows.extend([("an answer that is a job's result", format!("{MAX_BODY_BYTES} bytes"))]);
+    rows.extend(node_limits());
+    rows
+}
+
+fn delivery_limits() -> [(&'static str, String); 8] {
+    [
         (
             "deliveries to one endpoint that wait",
             format!(
-                "{}, then further events are not sent to it",
-                notify_endpoints::MAX_WAITING_DELIVERIES
+                "{}, {} MiB, then further events are not sent to it",
+                webhook::MAX_WAITING_DELIVERIES,
+                webhook::MAX_WAITING_DELIVERIES_MIB
+            ),
+        ),
+        (
+            "a delivery while many wait",
+            format!(
+                "from {} on, {} bytes: tags, message and reason are left out if need be",
+                webhook::MAX_LARGE_DELIVERIES,
+                webhook::MAX_SMALL_DELIVERY_BYTES
+            ),
+        ),
+        (
+            "bytes of all deliveries that are kept",
+            format!(
+                "1/{} of the plan's `stored_bytes`, then further events are not sent",
+                notify_endpoints::DELIVERIES_PART
+            ),
+        ),
+        (
+            "deliveries that were accepted or cancelled",
+            format!("kept {} h", prune::DELIVERED_RETENTION_HOURS),
+        ),
+        (
+            "a replay of all deliveries",
+            format!(
+                "refused if more than {MAX_REPLAYED_DELIVERIES} would wait in the project, or \
+                 `stored_bytes` has no room"
             ),
         ),
         ("deliveries to a disabled endpoint", format!("cancelled after {} h", limits::EMPTY_HOURS)),
         ("deliveries that failed", format!("kept {} days", limits::FAILED_DELIVERY_DAYS)),
         ("an event that waits", format!("dropped after {} h", limits::EVENT_KEEP_HOURS)),
-    ];
-    rows.extend(push_limits());
-    rows.extend([("an answer that is a job's result", format!("{MAX_BODY_BYTES} bytes"))]);
-    rows.extend(node_limits());
-    rows
+    ]
 }
 
 fn node_limits() -> [(&'static str, String); 4] {
@@ -79,15 +113,24 @@ fn node_limits() -> [(&'static str, String); 4] {
                 deliver::MAX_PROJECT_ADDRESS_IN_FLIGHT
             ),
         ),
-        ("endpoints that one node serves", deliver::MAX_SERVED_ENDPOINTS.to_string()),
+        (
+            "endpoints that one node serves",
+            format!(
+                "{}, projects by turns and those with deliveries first",
+                deliver::MAX_SERVED_ENDPOINTS
+            ),
+        ),
         ("endpoints, and deliveries, of one page", limits::MAX_PAGE_ENDPOINTS.to_string()),
     ]
 }
 
 fn push_limits() -> [(&'static str, String); 5] {
     [
-        ("queues of one project that are pushed", push::MAX_PROJECT_PUSHED_QUEUES.to_string()),
-        ("queues that one node pushes", pusher::MAX_PUSHED_QUEUES.to_string()),
+        ("queues of one project that are pushed", limits::MAX_PROJECT_PUSHED_QUEUES.to_string()),
+        (
+            "queues that one node pushes",
+            format!("{}, projects by turns and queues with jobs first", pusher::MAX_PUSHED_QUEUES),
+        ),
         ("a push's `timeout_seconds`", format!("1–{} s", limits::MAX_PUSH_TIMEOUT_SECONDS)),
         ("a push's `max_in_flight`", format!("1–{}, on each node", limits::MAX_PUSH_IN_FLIGHT)),
         (

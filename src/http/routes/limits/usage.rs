@@ -42,7 +42,8 @@ pub struct Usage {
     pub jobs_dead_lettered: i64,
     /// Jobs that wait or run now.
     pub live_jobs: i64,
-    /// Bytes that are stored now; each job counts as at least 1024.
+    /// Bytes that are stored now, deliveries of webhooks among them; each job and each delivery
+    /// counts as at least 1024.
     pub stored_bytes: i64,
 }
 

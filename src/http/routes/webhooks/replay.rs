@@ -106,7 +106,7 @@ pub async fn replay(
         rate_per_second: request.rate_per_second,
         is_dry_run: request.dry_run,
     };
-    let matching = webhooks::replay(&app.engine, (caller.project_id, id), &replay).await?;
+    let matching = webhooks::replay(&app.engine, caller.tenant(), id, &replay).await?;
     let started = !request.dry_run;
     if started {
         let entry = NewAuditEntry::to("endpoint.replayed", id.to_string());

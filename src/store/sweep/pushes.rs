@@ -21,9 +21,9 @@ pub struct PushedQueue {
     pub old_secret: Option<Vec<u8>>,
 }
 
-/// The queues to push, of projects that are not suspended and without those whose push is paused. If
-/// they are more than `limit`, queues with jobs go first, and projects take turns: one queue of each,
-/// then a second one. Which projects begin changes each minute.
+/// The queues to push, of projects that are not suspended and without those whose push is paused.
+/// If they are more than `limit`, queues with jobs go first, and projects take turns: one queue of
+/// each, then a second one. The projects that begin change each minute.
 pub async fn pushed_queues(conn: &mut PgConnection, limit: i64) -> sqlx::Result<Vec<PushedQueue>> {
     sqlx::query_as!(
         PushedQueue,

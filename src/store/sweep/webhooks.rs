@@ -108,9 +108,9 @@ pub struct ServedEndpoint {
     pub old_secret: Option<Vec<u8>>,
 }
 
-/// The enabled endpoints of projects that are not suspended. If they are more than `limit`, those of
-/// projects with deliveries go first, and projects take turns: one endpoint of each, then a second
-/// one. Which projects begin changes each minute.
+/// The enabled endpoints of projects that are not suspended. If they are more than `limit`, those
+/// of projects with deliveries go first, and projects take turns: one endpoint of each, then a
+/// second one. The projects that begin change each minute.
 pub async fn served_endpoints(
     conn: &mut PgConnection,
     limit: i64,

@@ -237,7 +237,7 @@ pub async fn replay(
     Ok(matching)
 }
 
-/// Whether this many deliveries can be made anew.
+/// Checks that this many deliveries can be made anew.
 async fn check_room(
     engine: &Engine,
     (project_id, outbox): (ProjectId, ProjectId),

@@ -154,7 +154,7 @@ impl Sweep for Events<'_> {
     }
 }
 
-/// How much more the endpoints of a project can get.
+/// The room that is left for deliveries to the endpoints of a project.
 struct Room {
     /// Deliveries that wait for each.
     waiting: HashMap<String, i64>,
@@ -184,7 +184,7 @@ async fn room(
     Ok(Room { waiting, has_bytes })
 }
 
-/// Whether more deliveries may be stored.
+/// Checks that the plan leaves room for more deliveries.
 async fn has_bytes(
     tx: &mut PgConnection,
     plans: &ProjectPlans,

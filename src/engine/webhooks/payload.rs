@@ -37,8 +37,8 @@ impl Payload {
         serde_json::to_string(&payload).map_err(undecodable)
     }
 
-    /// Of one event, as JSON: whole, and, if that is larger than this many bytes, also without
-    /// what its job shows, too.
+    /// The payload of one event, as JSON: whole, and, if that is larger than this many bytes, a
+    /// second time without what the job shows, too.
     pub fn long_and_short(
         event: WebhookEvent,
         hop: i16,

@@ -264,7 +264,7 @@ pub async fn store(
     Ok(stored.rows_affected() > 0)
 }
 
-/// How many deliveries wait in each of these queues of an outbox, as far as they are counted.
+/// The number of deliveries that wait in each of these queues, as far as they are counted.
 /// Queues in which none waits may be missing.
 pub async fn waiting_deliveries(
     conn: &mut PgConnection,

@@ -1,4 +1,4 @@
-//! How much deliveries may store, and for how long they are kept.
+//! Deliveries may store a part of the plan's bytes, and are kept for some time.
 
 use fencepost_engine::maintenance;
 use serde_json::{Value, json};

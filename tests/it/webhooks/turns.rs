@@ -1,4 +1,4 @@
-//! Which URLs a node sends to while there are more than it can serve.
+//! A node chooses among URLs while there are more than it can serve.
 
 use fencepost_store::sweep::{pushes::pushed_queues, webhooks::served_endpoints};
 use serde_json::json;

@@ -79,7 +79,7 @@ fn bound(name: &'static str, limit: i64) -> LimitStatus {
     }
 }
 
-/// What a project has of all that its plan counts.
+/// The use of everything that a plan counts.
 async fn quotas(
     app: &App,
     project_id: ProjectId,

@@ -120,7 +120,7 @@ pub fn verdict(status: u16, retry_after: RetryAfter, is_final: bool) -> JobVerdi
 }
 
 /// How many jobs a URL is sent at a time: one more with each window of successes, half as many when
-/// it asks for less.
+/// it asks for less, and one when it does not answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
     max: u32,
@@ -167,6 +167,20 @@ impl Window {
             self.size += 1;
             self.successes = 0;
         }
+    }
+
+    /// There was no answer: one at a time is sent until there are some.
+    ///
+    /// ```
+    /// # use fencepost_domain::push::Window;
+    /// let mut window = Window::new(8);
+    /// window.narrow();
+    /// assert_eq!(window.size(), 1);
+    /// window.grow();
+    /// assert_eq!(window.size(), 2);
+    /// ```
+    pub fn narrow(&mut self) {
+        (self.size, self.successes) = (1, 0);
     }
 
     /// It was asked for less work, or did not answer. Returns the pause, in seconds.

@@ -1,9 +1,18 @@
 //! Requests to the outside: a node, a project and an address have a number of them. The last
-//! half of a node's are for projects that use less than half of theirs.
+//! half of a node's are for projects that use less than half of theirs, and the last ones of an
+//! address for projects that kept few of them busy there.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use fencepost_domain::ids::ProjectId;
+use moka::sync::Cache;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::sleep,
@@ -19,6 +28,17 @@ pub const MAX_PROJECT_IN_FLIGHT: usize = 200;
 pub const MAX_ADDRESS_IN_FLIGHT: usize = 50;
 /// The same for one project.
 pub const MAX_PROJECT_ADDRESS_IN_FLIGHT: usize = 20;
+/// The last ones of an address: for projects that hold none there, and that held theirs for
+/// [`LITTLE_USE`] at most.
+pub const LAST_OF_ADDRESS: usize = 10;
+/// For how long a project may hold requests to an address within [`USE_COUNTED_FOR`], in sum, and
+/// still have the last ones. Fifty endpoints that hang, each of a project of its own, hold theirs
+/// for longer.
+pub const LITTLE_USE: Duration = Duration::from_secs(5);
+/// For how long the use of an address is counted, from the end of the first request.
+pub const USE_COUNTED_FOR: Duration = Duration::from_secs(60);
+/// Projects and addresses whose use is counted.
+const MAX_COUNTED: u64 = 100_000;
 /// How often a project that uses much looks for a turn of its node's or of an address.
 const TURN_PAUSE: Duration = Duration::from_millis(100);
 
@@ -28,13 +48,27 @@ pub struct Turns {
     of_project: PerProject,
     of_project_and_address: Each<(ProjectId, IpAddr)>,
     of_address: Each<IpAddr>,
+    used: Used,
 }
+
+/// Milliseconds for which a project held requests to an address that have ended.
+type Used = Cache<(ProjectId, IpAddr), Arc<AtomicU64>>;
 
 /// The right to send one request, as long as it is kept.
 pub struct Turn {
     /// How long it was waited for, with the look-up of the host.
     pub waited: Duration,
+    since: Instant,
+    of: (ProjectId, IpAddr),
+    used: Used,
     _permits: [OwnedSemaphorePermit; 4],
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let held = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.used.get_with(self.of, Arc::default).fetch_add(held, Ordering::Relaxed);
+    }
 }
 
 impl Default for Turns {
@@ -44,6 +78,7 @@ impl Default for Turns {
             of_project: PerProject::new(MAX_PROJECT_IN_FLIGHT),
             of_project_and_address: Each::new(MAX_PROJECT_ADDRESS_IN_FLIGHT),
             of_address: Each::new(MAX_ADDRESS_IN_FLIGHT),
+            used: Cache::builder().max_capacity(MAX_COUNTED).time_to_live(USE_COUNTED_FOR).build(),
         }
     }
 }
@@ -79,7 +114,19 @@ impl Turns {
     fn room_at(&self, project_id: ProjectId, address: IpAddr) -> usize {
         let own = self.of_project_and_address.free((project_id, address));
         let held = MAX_PROJECT_ADDRESS_IN_FLIGHT - own;
-        own.min(self.of_address.free(address).saturating_sub(held).div_ceil(2))
+        let free = self.of_address.free(address);
+        let open = if held == 0 && self.used_little(project_id, address) {
+            free
+        } else {
+            free.saturating_sub(LAST_OF_ADDRESS)
+        };
+        own.min(open.saturating_sub(held).div_ceil(2))
+    }
+
+    fn used_little(&self, project_id: ProjectId, address: IpAddr) -> bool {
+        let used = self.used.get(&(project_id, address));
+        let used = used.map_or(0, |it| it.load(Ordering::Relaxed));
+        Duration::from_millis(used) <= LITTLE_USE
     }
 
     /// Waits for the right to send one request to this address.
@@ -92,7 +139,13 @@ impl Turns {
         let of_node = Arc::clone(&self.of_node).acquire_owned().await;
         let of_node = of_node.unwrap_or_else(|_| unreachable!("it is never closed"));
         let of_address = self.of_address.take(address, 1).await;
-        Turn { waited: Duration::ZERO, _permits: [of_project, own, of_node, of_address] }
+        Turn {
+            waited: Duration::ZERO,
+            since: Instant::now(),
+            of: (project_id, address),
+            used: self.used.clone(),
+            _permits: [of_project, own, of_node, of_address],
+        }
     }
 }
 
@@ -133,6 +186,27 @@ mod tests {
         }
         assert!(held.len() > MAX_ADDRESS_IN_FLIGHT / 2, "{} of them", held.len());
         assert!(now(turns.take(ProjectId(99), HERE)).is_some());
+    }
+
+    #[tokio::test]
+    async fn who_kept_an_address_busy_leaves_its_last_turns_to_others() {
+        let turns = Turns::default();
+        let take = |id| now(turns.take(ProjectId(id), HERE));
+        let crowd = 1..=MAX_ADDRESS_IN_FLIGHT as i32;
+        let mut hanging: Vec<_> = crowd.clone().filter_map(take).collect();
+        assert_eq!(hanging.len(), MAX_ADDRESS_IN_FLIGHT);
+        assert!(take(98).is_none(), "all are held");
+        for turn in &mut hanging {
+            turn.since -= LITTLE_USE + Duration::from_millis(1);
+        }
+        drop(hanging);
+
+        let again: Vec<_> = crowd.filter_map(take).collect();
+        assert_eq!(again.len(), MAX_ADDRESS_IN_FLIGHT - LAST_OF_ADDRESS);
+        for quick in 0..20 {
+            let turn = take(99);
+            assert!(turn.is_some(), "request {quick} of a project that answers at once");
+        }
     }
 
     #[tokio::test]

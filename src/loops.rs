@@ -74,9 +74,6 @@ const ALARMS_PERIOD: Duration = Duration::from_secs(5);
 /// More nodes than this look together more often, so that no incident is reported later than after
 /// half a minute.
 const MAX_ALARM_NODES: u32 = 6;
-/// Changes of endpoints and pushes within this time share a refresh, which reads those of all
-/// projects.
-const REFRESH_GATHERING: Duration = Duration::from_millis(20);
 /// How often deleted projects are purged.
 const PURGE_PERIOD: Duration = Duration::from_secs(5);
 /// The pause after a failed step.
@@ -115,9 +112,14 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
         maintenance::probe(&engine).await?;
         Ok(Next::Sleep(PROBE_PERIOD))
     });
-    loops.start("cascade", Some(BackgroundTask::Cascade), |engine| async move {
-        let is_more = cascade::pass(&engine).await? | completions::pass(&engine).await?;
-        Ok(Next::continue_if(is_more, IDLE_PERIOD))
+    let plans = Arc::clone(&app.plans);
+    loops.start("cascade", Some(BackgroundTask::Cascade), move |engine| {
+        let plans = Arc::clone(&plans);
+        async move {
+            let is_more =
+                cascade::pass(&engine).await? | completions::pass(&engine, &plans).await?;
+            Ok(Next::continue_if(is_more, IDLE_PERIOD))
+        }
     });
     let plans = Arc::clone(&app.plans);
     loops.start("events", Some(BackgroundTask::Events), move |engine| {
@@ -222,7 +224,7 @@ pub fn start_pusher(
     loops.start("pushes", Some(BackgroundTask::Pushes), move |engine| {
         let this = Arc::clone(&this);
         async move {
-            tokio::time::sleep(REFRESH_GATHERING).await;
+            tokio::time::sleep(engine.targets.pushes.gathering()).await;
             let refresh = engine.targets.pushes.refresh();
             Arc::clone(&this).refresh().await?;
             refresh.end();
@@ -244,7 +246,7 @@ pub fn start_deliverer(
     loops.start("endpoints", Some(BackgroundTask::Endpoints), move |engine| {
         let this = Arc::clone(&this);
         async move {
-            tokio::time::sleep(REFRESH_GATHERING).await;
+            tokio::time::sleep(engine.targets.endpoints.gathering()).await;
             let refresh = engine.targets.endpoints.refresh();
             this.refresh().await?;
             refresh.end();

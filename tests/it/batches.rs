@@ -1,5 +1,7 @@
 //! Callbacks of jobs and of batches: what an end enqueues, exactly once.
 
+mod pace;
+
 use std::collections::BTreeMap;
 
 use crate::harness::{

@@ -14,6 +14,7 @@ use fencepost_signals::redis_bus;
 use fencepost_store::{
     jobs::dead_letters,
     queues::{counts, queue_limits},
+    sweep::completions,
 };
 use fencepost_web::wire::body::{BODY_TIMEOUT, LAST_BODY_TIMEOUT};
 
@@ -64,6 +65,14 @@ pub fn callback_limits() -> Vec<(&'static str, String)> {
             ),
         ),
         ("callbacks that follow each other", limits::MAX_CALLBACK_DEPTH.to_string()),
+        (
+            "ends of a project that one pass of the loop processes",
+            format!(
+                "{}, or as many as {} bytes of callbacks, projects by turns",
+                completions::MAX_COMPLETIONS_OF_PROJECT,
+                completions::MAX_CALLBACK_BYTES_OF_PROJECT
+            ),
+        ),
         (
             "batches of one project that have not completed",
             format!("{}, then 429", limits::MAX_OPEN_BATCHES),

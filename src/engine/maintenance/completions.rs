@@ -1,10 +1,10 @@
 //! The loop over the ends of jobs with callbacks, a batch or a workflow with an endpoint.
 
-use fencepost_domain::ids::ProjectId;
+use fencepost_domain::{ids::ProjectId, plan::ProjectPlans};
 use fencepost_store::{
-    faults,
-    sweep::{self, set_aside::Work},
-    workflows::completions::{self, CompletionKey},
+    self as store, faults,
+    sweep::{self, completions::WaitingEnd, set_aside::Work},
+    workflows::completions,
 };
 use sqlx::PgConnection;
 
@@ -15,51 +15,85 @@ use crate::{
 };
 
 /// One pass: projects take turns. Returns whether there may be more.
-pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
+pub async fn pass(engine: &Engine, plans: &ProjectPlans) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
-    let found = sweep::completions::find(&mut conn).await?;
-    let mut is_full = found.len() == sweep::completions::MAX_COMPLETIONS;
-    let mut failed = None;
-    for of_project in found.chunk_by(|one, other| one.project_id == other.project_id) {
-        is_full |= of_project.len() == sweep::completions::MAX_COMPLETIONS_OF_PROJECT;
+    let mut found = sweep::completions::find(&mut conn).await?;
+    found.sort_by_key(|it| (it.project_id, it.id));
+    let (mut taken, mut failed) = (0, None);
+    for of_project in found.chunk_by_mut(|one, other| one.project_id == other.project_id) {
+        let Some(project_id) = of_project.first().map(|it| it.project_id) else { continue };
+        // The others come first, in their order.
+        of_project.sort_by_key(|it| (it.has_callbacks, it.id));
+        let has_room = has_room(&mut conn, plans, project_id).await?;
+        let open = of_project.partition_point(|it| has_room || !it.has_callbacks);
         // Each project in transactions of its own: a batch may be locked for a moment.
-        let processing = isolate::process(engine, &mut conn, &Completions, of_project);
+        let processing = isolate::process(engine, &mut conn, &Completions, &of_project[..open]);
         match faults::around_commit("ends", processing).await {
             Ok(done) => {
-                done.iter().for_each(|it| it.publish(engine));
-                let project_id = of_project.first().map(|it| it.project_id);
-                engine.notifier.notify_endpoints(project_id.into_iter());
+                for part in done {
+                    taken += part.taken;
+                    part.stored.publish(engine);
+                }
+                engine.notifier.notify_endpoints(std::iter::once(project_id));
             }
             // A batch that stays locked must not stop the other projects.
             Err(error) => failed = Some(error),
         }
     }
-    failed.map_or(Ok(is_full), Err)
+    // What another node has taken is not found again.
+    failed.map_or(Ok(taken > 0), Err)
+}
+
+/// Checks that the plan leaves room for more jobs. Ends with callbacks wait while it does not, as
+/// enqueues are refused. What the last pass stored may exceed it.
+async fn has_room(
+    conn: &mut PgConnection,
+    plans: &ProjectPlans,
+    project_id: ProjectId,
+) -> sqlx::Result<bool> {
+    let Some(project) = store::people::projects::get(conn, project_id).await? else {
+        return Ok(true);
+    };
+    let limits = plans.limits(&project.plan, project.overrides.as_ref(), true);
+    // A plan that this node does not know counts as the strictest, which must hold up nothing.
+    let Some(max) = limits.waiting_jobs.filter(|_| plans.plans.has(&project.plan)) else {
+        return Ok(true);
+    };
+    Ok(store::queues::counts::waiting(conn, project_id).await? < max)
+}
+
+/// The result of some ends.
+#[derive(Default)]
+struct Processed {
+    taken: usize,
+    stored: NewlyStored,
 }
 
 /// Processing what has ended.
 struct Completions;
 
 impl Sweep for Completions {
-    type Item = CompletionKey;
-    type Done = NewlyStored;
+    type Item = WaitingEnd;
+    type Done = Processed;
     const WORK: Work = Work::Callbacks;
 
-    fn name(item: &CompletionKey) -> (ProjectId, String) {
+    fn name(item: &WaitingEnd) -> (ProjectId, String) {
         (item.project_id, item.id.to_string())
     }
 
     async fn process(
         &self,
         tx: &mut PgConnection,
-        items: &[CompletionKey],
-    ) -> sqlx::Result<NewlyStored> {
+        items: &[WaitingEnd],
+    ) -> sqlx::Result<Processed> {
         let Some(project_id) = items.first().map(|it| it.project_id) else {
-            return Ok(NewlyStored::default());
+            return Ok(Processed::default());
         };
         completions::limit_waits(tx).await?;
         let ids: Vec<_> = items.iter().map(|it| it.id).collect();
-        let taken = completions::take(tx, project_id, &ids).await?;
-        batches::completions::process(tx, project_id, taken).await
+        let ends = completions::take(tx, project_id, &ids).await?;
+        let taken = ends.len();
+        let stored = batches::completions::process(tx, project_id, ends).await?;
+        Ok(Processed { taken, stored })
     }
 }

@@ -6,8 +6,6 @@ use fencepost_domain::{
 };
 use sqlx::PgConnection;
 
-use crate::workflows::completions::CompletionKey;
-
 /// Ends of one project that one pass processes at most. The statement carries the same number as a
 /// literal.
 pub const MAX_COMPLETIONS_OF_PROJECT: usize = 100;
@@ -15,10 +13,23 @@ pub const MAX_COMPLETIONS_OF_PROJECT: usize = 100;
 /// Ends that one pass processes at most. The statement carries the same number as a literal.
 pub const MAX_COMPLETIONS: usize = 5_000;
 
-/// The oldest ends of each project, at most [`MAX_COMPLETIONS`]. Those of suspended projects wait.
-pub async fn find(conn: &mut PgConnection) -> sqlx::Result<Vec<CompletionKey>> {
+/// Bytes of callbacks that one pass stores of one project, but for the end that exceeds them: about
+/// two hundred jobs. An end with twenty callbacks takes as much of a pass as twenty ends with one.
+pub const MAX_CALLBACK_BYTES_OF_PROJECT: i64 = 32_768;
+
+/// An end that waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WaitingEnd {
+    pub project_id: ProjectId,
+    pub id: i64,
+    pub has_callbacks: bool,
+}
+
+/// Ends, projects by turns and the oldest of each first: at most [`MAX_COMPLETIONS`]. Those of
+/// suspended projects wait.
+pub async fn find(conn: &mut PgConnection) -> sqlx::Result<Vec<WaitingEnd>> {
     sqlx::query_as!(
-        CompletionKey,
+        WaitingEnd,
         r#"
         with recursive project(id) as (
             (select project_id from job_ends order by project_id limit 1)
@@ -30,25 +41,33 @@ pub async fn find(conn: &mut PgConnection) -> sqlx::Result<Vec<CompletionKey>> {
             from project
             where project.id is not null
         )
-        select project.id "project_id!: ProjectId", oldest.id "id!"
+        select project.id "project_id!: ProjectId", oldest.id "id!",
+               oldest.bytes is not null "has_callbacks!"
         from project
         cross join lateral (
-            select job_ends.id
-            from job_ends
-            where project_id = project.id and not exists (
-                select from set_aside
-                where project_id = project.id and work = 'callbacks'
-                    and item = job_ends.id::text and next_try_at > now()
-            )
-            order by job_ends.id
-            limit 100
+            select id, bytes, row_number() over (order by id) as turn,
+                   coalesce(sum(bytes) over (
+                       order by id rows between unbounded preceding and 1 preceding
+                   ), 0) as bytes_before
+            from (
+                select job_ends.id, octet_length(job_ends.callbacks) as bytes
+                from job_ends
+                where project_id = project.id and not exists (
+                    select from set_aside
+                    where project_id = project.id and work = 'callbacks'
+                        and item = job_ends.id::text and next_try_at > now()
+                )
+                order by job_ends.id
+                limit 100
+            ) bounded
         ) oldest
-        where project.id is not null and not exists (
+        where project.id is not null and oldest.bytes_before < $1 and not exists (
             select from projects where id = project.id and suspended_at is not null
         )
-        order by project.id, oldest.id
+        order by oldest.turn, project.id
         limit 5000
         "#,
+        MAX_CALLBACK_BYTES_OF_PROJECT,
     )
     .fetch_all(conn)
     .await

@@ -24,13 +24,6 @@ pub struct Completion {
     pub skipped: i16,
 }
 
-/// Where an end stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CompletionKey {
-    pub project_id: ProjectId,
-    pub id: i64,
-}
-
 /// Lets the statements of this transaction wait for a locked row only for a moment.
 pub async fn limit_waits(conn: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!("set local lock_timeout = '200ms'").execute(conn).await?;

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use fencepost_domain::callbacks::Callbacks;
+use fencepost_domain::{
+    callbacks::Callbacks,
+    plan::{Newcomers, Plans, ProjectPlans, UNLIMITED},
+};
 use fencepost_engine::{
     enqueue::{self, Extras, NewJob},
     maintenance,
@@ -32,7 +35,9 @@ impl Run {
             )
             .await;
         }
-        while again(async || maintenance::completions::pass(&self.engine).await).await? {}
+        let newcomers = Newcomers { plan: UNLIMITED.to_owned(), must_verify: false };
+        let plans = ProjectPlans { plans: Plans::built_in(), newcomers };
+        while again(async || maintenance::completions::pass(&self.engine, &plans).await).await? {}
         let mut expected: BTreeMap<Option<Uuid>, i64> = BTreeMap::new();
         for model in &mut self.jobs {
             let has_ended = model.end().is_some();

@@ -234,9 +234,9 @@ fn start_senders(
 ) {
     let keys = Arc::clone(&app.accounts.master_keys);
     let sender = Sender::new(engine.clone(), app.outbound.clone(), keys);
-    let deliverer = Deliverer::new(sender.clone());
+    let deliverer = Deliverer::new(sender.clone(), bus.node());
     loops::start_deliverer(&deliverer, engine, stop, background);
-    let pusher = Pusher::new(sender, bus.node().0);
+    let pusher = Pusher::new(sender, bus.node());
     loops::start_pusher(&pusher, engine, stop, background);
 }
 

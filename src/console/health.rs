@@ -68,6 +68,7 @@ fn wait_words(reason: Reason) -> &'static str {
         Reason::Concurrency => "a concurrency limit is reached",
         Reason::RateLimit => "the rate limit is reached",
         Reason::PushFailing => "requests to its URL fail",
+        Reason::PushNotServed => "no node sends its jobs to its URL",
         Reason::OtherJobs => "jobs wait behind many others",
         Reason::QueuePaused | Reason::Parents | Reason::Backoff | Reason::RunAt => "jobs wait",
     }
@@ -94,9 +95,12 @@ pub fn trouble(queue: &Queue) -> Option<Trouble> {
     }
     if ready > 0 && waits > LONG_WAIT_SECONDS {
         return Some(match queue.oldest_ready_reason {
-            Some(reason @ (Reason::NoWorkers | Reason::Labels | Reason::PushFailing)) => {
-                Trouble::Unserved(reason)
-            }
+            Some(
+                reason @ (Reason::NoWorkers
+                | Reason::Labels
+                | Reason::PushFailing
+                | Reason::PushNotServed),
+            ) => Trouble::Unserved(reason),
             reason => Trouble::Waits(reason),
         });
     }

@@ -28,7 +28,7 @@ pub struct Facts {
     pub queue_paused_at: Option<DateTime<Utc>>,
     pub type_pause: Option<TypePause>,
     pub rate: Option<RateUse>,
-    pub push: Option<FailingPush>,
+    pub push: Option<PushTrouble>,
     pub worker_id: Option<String>,
     pub lease_expires_at: Option<DateTime<Utc>>,
     /// The seconds for which its worker has made no call, if they are many.
@@ -96,13 +96,18 @@ pub struct TypePause {
     pub dead_letters: Option<i32>,
 }
 
-/// A queue whose jobs are sent to a URL that does not take them, and that no worker polls.
+/// Why the jobs of a pushed queue do not reach their URL. No worker polls the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FailingPush {
-    /// Since the first failure after the last success.
-    pub since: DateTime<Utc>,
-    /// The last error, as `http_503`.
-    pub error: Option<String>,
+pub enum PushTrouble {
+    /// No node sends them.
+    NotServed,
+    /// Requests fail.
+    Failing {
+        /// Since the first failure after the last success.
+        since: DateTime<Utc>,
+        /// The last error, as `http_503`.
+        error: Option<String>,
+    },
 }
 
 /// How much of a rate limit is used.
@@ -224,20 +229,29 @@ fn conditions(facts: &Facts) -> Vec<Condition> {
         }
     }
     conditions.extend(facts.rate.as_ref().map(|rate| rate_limit(facts, rate)));
-    conditions.extend(facts.push.as_ref().map(|push| failing_push(facts, push)));
+    conditions.extend(facts.push.as_ref().map(|it| push_trouble(facts, it)));
     conditions.push(workers::condition(facts));
     conditions
 }
 
-fn failing_push(facts: &Facts, push: &FailingPush) -> Condition {
-    let error = push.error.as_deref().unwrap_or("unknown");
-    let (queue, since) = (&facts.queue, second(push.since));
-    Condition {
-        reason: Reason::PushFailing,
-        is_open: false,
-        message: format!("requests of the pushed queue {queue} fail since {since}: {error}"),
-        changes_at: None,
-    }
+fn push_trouble(facts: &Facts, trouble: &PushTrouble) -> Condition {
+    let queue = &facts.queue;
+    let (reason, message) = match trouble {
+        PushTrouble::NotServed => {
+            let message = format!(
+                "no node sends the jobs of the pushed queue {queue}: more queues are pushed than \
+                 the nodes can serve"
+            );
+            (Reason::PushNotServed, message)
+        }
+        PushTrouble::Failing { since, error } => {
+            let (since, error) = (second(*since), error.as_deref().unwrap_or("unknown"));
+            let message =
+                format!("requests of the pushed queue {queue} fail since {since}: {error}");
+            (Reason::PushFailing, message)
+        }
+    };
+    Condition { reason, is_open: false, message, changes_at: None }
 }
 
 fn queue_pause(facts: &Facts) -> Condition {

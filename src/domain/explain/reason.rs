@@ -21,6 +21,9 @@ pub enum Reason {
     Labels,
     /// Its queue is pushed to a URL, and requests fail.
     PushFailing,
+    /// Its queue is pushed to a URL, and no node sends its jobs: more queues are pushed than the
+    /// nodes can serve.
+    PushNotServed,
     /// All slots of the workers are in use.
     WorkersBusy,
     /// The circuit breaker has paused its type.
@@ -45,11 +48,12 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons of jobs that could be claimed.
-    pub const OF_READY_JOBS: [Self; 11] = [
+    pub const OF_READY_JOBS: [Self; 12] = [
         Self::Ready,
         Self::NoWorkers,
         Self::Labels,
         Self::PushFailing,
+        Self::PushNotServed,
         Self::WorkersBusy,
         Self::CircuitBreaker,
         Self::QueuePaused,
@@ -67,6 +71,7 @@ impl Reason {
             Self::NoWorkers => "no_workers",
             Self::Labels => "labels",
             Self::PushFailing => "push_failing",
+            Self::PushNotServed => "push_not_served",
             Self::WorkersBusy => "workers_busy",
             Self::CircuitBreaker => "circuit_breaker",
             Self::QueuePaused => "queue_paused",
@@ -98,6 +103,7 @@ impl Reason {
             | Self::NoWorkers
             | Self::Labels
             | Self::PushFailing
+            | Self::PushNotServed
             | Self::WorkersBusy
             | Self::OtherJobs => WaitingFor::Worker,
             Self::QueuePaused => WaitingFor::QueuePaused,

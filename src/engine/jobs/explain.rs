@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
     error::Error,
-    explain::{self, Crowd, Explanation, Facts, FailingPush, RateUse, Reason, Slots, TypePause},
+    explain::{self, Crowd, Explanation, Facts, PushTrouble, RateUse, Reason, Slots, TypePause},
     ids::{JobId, JobKey, ProjectId},
     job::{StoredState, WaitingFor},
     limits,
@@ -124,6 +124,13 @@ pub async fn unserved(
     Ok(ready.into_iter().filter_map(|it| Some((it.id, reason(it)?))).collect())
 }
 
+fn push_trouble(it: store::queues::pushes::PushTrouble) -> Option<PushTrouble> {
+    if it.is_unserved {
+        return Some(PushTrouble::NotServed);
+    }
+    it.failing_since.map(|since| PushTrouble::Failing { since, error: it.error })
+}
+
 /// Why all jobs of a queue wait, whatever else keeps the oldest one.
 #[must_use]
 pub const fn plain_reason(is_paused: bool, is_polled: bool) -> Option<Reason> {
@@ -217,7 +224,7 @@ async fn explain_row(
         explain::MAX_COUNTED_AHEAD,
     )
     .await?;
-    let push = store::queues::pushes::failing(conn, project_id, &row.queue).await?;
+    let push = store::queues::pushes::trouble(conn, project_id, &row.queue).await?;
     let failing = store::set_aside::find(conn, project_id, row.id).await?;
     let (silent_seconds, worker_lost_at) = holder(conn, project_id, &row).await?;
     let crowd = |name: &str, running, limit| Crowd { name: name.to_owned(), running, limit };
@@ -239,7 +246,7 @@ async fn explain_row(
         queue_paused_at: queue.as_ref().and_then(|it| it.paused_at),
         type_pause: queue.as_ref().and_then(type_pause),
         rate: queue.as_ref().and_then(|it| rate_use(it, crowds.now)),
-        push: push.map(|it| FailingPush { since: it.since, error: it.error }),
+        push: push.and_then(push_trouble),
         worker_id: row.worker_id,
         lease_expires_at: row.lease_expires_at,
         silent_seconds,

@@ -3,10 +3,10 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use fencepost_signals::wakeups::Wake;
@@ -15,6 +15,12 @@ use tokio::{sync::watch, time::timeout};
 /// An answer waits for this time until its node has read the change. The change is stored already.
 const REFRESH_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Changes within this time share a refresh, which reads those of all projects.
+const MIN_GATHERING: Duration = Duration::from_millis(20);
+/// And within this many times what the last refresh took: it leaves the database most of its time,
+/// however many targets there are, and however often they change.
+const GATHERED_REFRESHES: u32 = 4;
+
 /// Changes made on this node, of endpoints or of pushes, and which of them its loop has read.
 #[derive(Debug)]
 pub struct TargetChanges {
@@ -22,11 +28,14 @@ pub struct TargetChanges {
     made: AtomicU64,
     /// Number of changes that a refresh has read; none while no loop refreshes.
     read: watch::Sender<Option<u64>>,
+    /// What the last refresh took.
+    took: Mutex<Duration>,
 }
 
 impl Default for TargetChanges {
     fn default() -> Self {
-        Self { made: AtomicU64::new(0), read: watch::Sender::new(None) }
+        let took = Mutex::default();
+        Self { made: AtomicU64::new(0), read: watch::Sender::new(None), took }
     }
 }
 
@@ -35,12 +44,19 @@ impl Default for TargetChanges {
 pub struct Refresh<'a> {
     of: &'a TargetChanges,
     made: u64,
+    began: Instant,
 }
 
 impl TargetChanges {
+    /// For how long changes are gathered before the next refresh.
+    pub fn gathering(&self) -> Duration {
+        let took = *self.took.lock().unwrap_or_else(PoisonError::into_inner);
+        MIN_GATHERING.max(GATHERED_REFRESHES * took)
+    }
+
     /// A refresh begins. It reads all changes made before.
     pub fn refresh(&self) -> Refresh<'_> {
-        Refresh { of: self, made: self.made.load(Ordering::Acquire) }
+        Refresh { of: self, made: self.made.load(Ordering::Acquire), began: Instant::now() }
     }
 
     /// A change was committed: waits until this node's loop has read it.
@@ -57,6 +73,7 @@ impl TargetChanges {
 impl Refresh<'_> {
     /// The refresh is complete.
     pub fn end(self) {
+        *self.of.took.lock().unwrap_or_else(PoisonError::into_inner) = self.began.elapsed();
         self.of.read.send_replace(Some(self.made));
     }
 }

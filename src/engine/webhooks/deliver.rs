@@ -1,23 +1,24 @@
 //! Sending deliveries to endpoints: each enabled one is a target of every node.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
     backoff::Jitter,
-    ids::{DeliveryId, EndpointId, ProjectId},
+    ids::{DeliveryId, EndpointId, NodeId, ProjectId},
     limits::MAX_ENDPOINT_TIMEOUT_SECONDS,
     outbound::is_below,
+    push::Window,
     text::ErrorReport,
     webhook::{
         FAILING_DELIVERIES, FAILING_HOURS, HOP_HEADER, Verdict, retry_policy, signatures, verdict,
     },
 };
 use fencepost_fair::requests::Turn;
-use fencepost_net::outbound::MAX_KEPT_BYTES;
+use fencepost_net::outbound::{Answer, MAX_KEPT_BYTES};
 use fencepost_signals::telemetry;
 use fencepost_store::{
     outbound::webhooks,
@@ -43,7 +44,8 @@ use crate::{
     settle::{Failure, ReportedOutcome},
 };
 pub use fencepost_fair::requests::{
-    MAX_ADDRESS_IN_FLIGHT, MAX_IN_FLIGHT, MAX_PROJECT_ADDRESS_IN_FLIGHT, MAX_PROJECT_IN_FLIGHT,
+    LAST_OF_ADDRESS, LITTLE_USE, MAX_ADDRESS_IN_FLIGHT, MAX_IN_FLIGHT,
+    MAX_PROJECT_ADDRESS_IN_FLIGHT, MAX_PROJECT_IN_FLIGHT, USE_COUNTED_FOR,
 };
 
 /// How often a node looks for endpoints that are new or have changed, and writes what it saw.
@@ -56,6 +58,7 @@ pub(super) const DELIVERY_SECONDS: i32 = MAX_ENDPOINT_TIMEOUT_SECONDS + LEASE_MA
 /// The deliveries of one node.
 pub struct Deliverer {
     sender: Sender,
+    node: NodeId,
     endpoints: Targets<ActiveEndpoint>,
 }
 
@@ -65,6 +68,8 @@ struct ActiveEndpoint {
     target_queue: TargetQueue,
     secrets: Vec<Vec<u8>>,
     outcomes: Mutex<UnsavedOutcomes>,
+    /// How many may be sent at a time: one that hangs takes few of the turns that projects share.
+    window: Mutex<Window>,
 }
 
 /// Outcomes of deliveries to one endpoint that are not written yet.
@@ -77,8 +82,8 @@ struct UnsavedOutcomes {
 
 impl Deliverer {
     #[must_use]
-    pub fn new(sender: Sender) -> Arc<Self> {
-        Arc::new(Self { sender, endpoints: Targets::new() })
+    pub fn new(sender: Sender, node: NodeId) -> Arc<Self> {
+        Arc::new(Self { sender, node, endpoints: Targets::new() })
     }
 
     /// Begins to serve endpoints that are new or have changed, and stops serving others.
@@ -87,7 +92,7 @@ impl Deliverer {
     /// When the database does not answer.
     pub async fn refresh(self: Arc<Self>) -> sqlx::Result<()> {
         let mut conn = self.sender.engine.pools.background.acquire().await?;
-        let found = served_endpoints(&mut conn, MAX_SERVED_ENDPOINTS).await?;
+        let found = served_endpoints(&mut conn, self.node, MAX_SERVED_ENDPOINTS).await?;
         drop(conn);
         gauge!(telemetry::WEBHOOK_ENDPOINTS).set(found.len() as f64);
         self.endpoints.adapt(&self.sender, found, |it, before| {
@@ -124,7 +129,14 @@ impl Deliverer {
             max_in_flight,
             ended: CancellationToken::new(),
         };
-        Ok(ActiveEndpoint { settings, target_queue, secrets, outcomes: Mutex::default() })
+        let new = Window::new(u32::try_from(settings.max_in_flight).unwrap_or(1));
+        let is_same = |before: &&ActiveEndpoint| {
+            (before.settings.max_in_flight, &before.settings.url)
+                == (settings.max_in_flight, &settings.url)
+        };
+        let window = Mutex::new(before.filter(is_same).map_or(new, |it| *it.window_now()));
+        let outcomes = Mutex::default();
+        Ok(ActiveEndpoint { settings, target_queue, secrets, outcomes, window })
     }
 
     /// Writes what deliveries led to, and disables endpoints that fail for too long.
@@ -176,6 +188,10 @@ impl Target for ActiveEndpoint {
         &self.target_queue
     }
 
+    fn window(&self) -> usize {
+        self.window_now().size() as usize
+    }
+
     async fn send(
         &self,
         job: &mut DispatchedJob,
@@ -225,10 +241,17 @@ impl ActiveEndpoint {
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => {
+                self.window_now().narrow();
                 self.note_of(is_callback, |it| it.failures += 1);
                 return failed(job, error.name(), error.to_string(), true, None);
             }
         };
+        self.window_now().grow();
+        self.settle(job, answer, is_callback)
+    }
+
+    /// Decides what an answer means for the delivery, and for the endpoint.
+    fn settle(&self, job: &LeasedJob, answer: Answer, is_callback: bool) -> ReportedOutcome {
         let kind = format!("http_{}", answer.status);
         match verdict(answer.status, answer.retry_after) {
             Verdict::Delivered => {
@@ -254,6 +277,10 @@ impl ActiveEndpoint {
                 failed(job, &kind, answer.text, false, None)
             }
         }
+    }
+
+    fn window_now(&self) -> MutexGuard<'_, Window> {
+        self.window.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The outcome of a callback says nothing about the endpoint: its producer has chosen the URL.

@@ -2,13 +2,14 @@
 //! its lease runs while the URL works, and its answer is the ack.
 
 use std::{
+    collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use chrono::{DateTime, TimeDelta, Utc};
 use fencepost_domain::{
-    ids::{PUSH_WORKER, ProjectId},
+    ids::{NodeId, PUSH_WORKER, ProjectId},
     limits::{MAX_JSON_DEPTH, MAX_RESULT_BYTES},
     push::{JobVerdict, Window, verdict},
     text::{ErrorReport, json_depth},
@@ -22,7 +23,6 @@ use metrics::{gauge, histogram};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use tokio::time::{sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
 
 use super::{
     push::{headers_place, secret_place},
@@ -39,6 +39,9 @@ use crate::{
 pub const MAX_PUSHED_QUEUES: i64 = 4_000;
 /// How long a queue rests whose project or host has no turn for it.
 const BUSY_PAUSE: Duration = Duration::from_secs(5);
+/// How often a node records which queues of a project it pushes, if they are the same: often enough
+/// that the project sees them as polled.
+const PRESENCE_PERIOD: Duration = Duration::from_secs(20);
 /// The rest of a lease when a request ends at the latest: for the ack.
 const ACK_TIME: Duration = Duration::from_secs(3);
 /// The type of a result.
@@ -47,10 +50,15 @@ const JSON: &str = "application/json";
 /// The pushed queues of one node.
 pub struct Pusher {
     sender: Sender,
+    node: NodeId,
     /// The name under which this node holds leases.
-    worker_id: String,
+    worker_id: Arc<str>,
     queues: Targets<Pushed>,
+    recorded: Mutex<HashMap<ProjectId, Recorded>>,
 }
+
+/// The queues of one project that were recorded, and when.
+type Recorded = (Vec<Arc<str>>, Instant);
 
 /// A queue that this node pushes.
 struct Pushed {
@@ -75,9 +83,10 @@ struct State {
 
 impl Pusher {
     #[must_use]
-    pub fn new(sender: Sender, node: Uuid) -> Arc<Self> {
-        let worker_id = format!("{PUSH_WORKER}{}", node.simple());
-        Arc::new(Self { sender, worker_id, queues: Targets::new() })
+    pub fn new(sender: Sender, node: NodeId) -> Arc<Self> {
+        let worker_id = format!("{PUSH_WORKER}{}", node.0.simple()).into();
+        let recorded = Mutex::default();
+        Arc::new(Self { sender, node, worker_id, queues: Targets::new(), recorded })
     }
 
     /// Begins to push queues that are new or have changed, and stops pushing others.
@@ -86,7 +95,7 @@ impl Pusher {
     /// When the database does not answer.
     pub async fn refresh(self: Arc<Self>) -> sqlx::Result<()> {
         let mut conn = self.sender.engine.pools.background.acquire().await?;
-        let found = pushed_queues(&mut conn, MAX_PUSHED_QUEUES).await?;
+        let found = pushed_queues(&mut conn, self.node, MAX_PUSHED_QUEUES).await?;
         drop(conn);
         gauge!(telemetry::PUSHED_QUEUES).set(found.len() as f64);
         self.queues.adapt(&self.sender, found, |it, before| {
@@ -100,7 +109,30 @@ impl Pusher {
             });
             made.ok()
         });
+        self.record_presence();
         Ok(())
+    }
+
+    /// Records which queues this node pushes, as those that a worker polls. One of the polls that
+    /// each queue has would name that queue alone.
+    fn record_presence(&self) {
+        let mut pushed: BTreeMap<ProjectId, Vec<Arc<str>>> = BTreeMap::new();
+        for it in self.queues.served() {
+            pushed.entry(it.it.project_id).or_default().push(it.it.queue.as_str().into());
+        }
+        let mut recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
+        recorded.retain(|project_id, _| pushed.contains_key(project_id));
+        for (project_id, mut queues) in pushed {
+            queues.sort_unstable();
+            let is_recorded = recorded
+                .get(&project_id)
+                .is_some_and(|(before, at)| *before == queues && at.elapsed() < PRESENCE_PERIOD);
+            if !is_recorded {
+                let key = (project_id, Arc::clone(&self.worker_id));
+                self.sender.engine.registry.record_seen(&key, &queues, &[]);
+                recorded.insert(project_id, (queues, Instant::now()));
+            }
+        }
     }
 
     fn serve(&self, it: PushedQueue, before: Option<&Pushed>) -> anyhow::Result<Pushed> {
@@ -114,7 +146,7 @@ impl Pusher {
             project_id: it.project_id,
             jobs_of: it.project_id,
             queue: it.queue.clone(),
-            worker_id: Some(self.worker_id.clone()),
+            worker_id: Some(self.worker_id.to_string()),
             lease_seconds: Some(it.timeout_seconds + LEASE_MARGIN_SECONDS),
             to,
             slots: TargetQueue::slots(before.map(|it| &it.target_queue), max_in_flight),

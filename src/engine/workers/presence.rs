@@ -2,7 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use fencepost_domain::{error::Error, ids::ProjectId, worker::WorkerState};
+use fencepost_domain::{
+    error::Error,
+    ids::{PUSH_WORKER, ProjectId},
+    worker::WorkerState,
+};
 
 use super::{Facts, WorkerKey, facts};
 use crate::Engine;
@@ -41,7 +45,9 @@ impl<'a> Presence<'a> {
 
     /// Records that the worker was heard, and that it polls these queues and types.
     pub fn record(&self, queues: &[Arc<str>], job_types: &[String]) {
-        if let Some(key) = &self.key {
+        // What a node pushes is recorded with its other queues.
+        let key = self.key.as_ref().filter(|it| !it.1.starts_with(PUSH_WORKER));
+        if let Some(key) = key {
             self.engine.registry.record_seen(key, queues, job_types);
         }
     }

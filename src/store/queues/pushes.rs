@@ -6,6 +6,10 @@ use sqlx::PgConnection;
 
 use crate::workers::ALIVE_SECONDS;
 
+/// Seconds within which a node begins to send the jobs of a new push, and says so: it reads pushes
+/// every two seconds, or a few more where there are very many.
+const BEGIN_SECONDS: f64 = 15.0;
+
 /// Where a queue's jobs are sent.
 #[derive(Debug, Clone)]
 pub struct PushRow {
@@ -23,6 +27,8 @@ pub struct PushRow {
     pub last_failure_at: Option<DateTime<Utc>>,
     pub failing_since: Option<DateTime<Utc>>,
     pub last_error: Option<String>,
+    /// No node sends its jobs, although it has not changed for [`BEGIN_SECONDS`] and is not paused.
+    pub is_unserved: bool,
 }
 
 /// Settings of a push target, from its caller.
@@ -65,48 +71,61 @@ pub async fn find(
 ) -> sqlx::Result<Option<PushRow>> {
     sqlx::query_as!(
         PushRow,
-        "
+        r#"
         select queue, url, timeout_seconds, max_in_flight, header_names, paused_at, created_at,
-               updated_at, last_success_at, last_failure_at, failing_since, last_error
+               updated_at, last_success_at, last_failure_at, failing_since, last_error,
+               paused_at is null and updated_at < now() - make_interval(secs => $4) and not exists (
+                   select from workers
+                   where project_id = $1 and $2 = any(queues) and state = 'running'
+                       and worker_id like 'fencepost-push-%'
+                       and last_seen_at > now() - make_interval(secs => $3)
+               ) "is_unserved!"
         from queue_pushes
         where project_id = $1 and queue = $2
-        ",
+        "#,
         project_id.0,
         queue,
+        f64::from(ALIVE_SECONDS),
+        BEGIN_SECONDS,
     )
     .fetch_optional(conn)
     .await
 }
 
-/// A push whose requests fail.
+/// What keeps the jobs of a pushed queue from its URL.
 #[derive(Debug, Clone)]
-pub struct FailingPush {
-    pub since: DateTime<Utc>,
+pub struct PushTrouble {
+    pub failing_since: Option<DateTime<Utc>>,
     pub error: Option<String>,
+    /// No node sends its jobs, as in [`PushRow`].
+    pub is_unserved: bool,
 }
 
-/// The push of a queue, if its requests fail and no live worker polls the queue beside it.
-pub async fn failing(
+/// What keeps the jobs of a pushed queue from its URL, if no live worker polls the queue beside it.
+pub async fn trouble(
     conn: &mut PgConnection,
     project_id: ProjectId,
     queue: &str,
-) -> sqlx::Result<Option<FailingPush>> {
+) -> sqlx::Result<Option<PushTrouble>> {
     sqlx::query_as!(
-        FailingPush,
+        PushTrouble,
         r#"
-        select failing_since "since!", last_error as error
+        select failing_since, last_error as error,
+               not known.is_pushed and updated_at < now() - make_interval(secs => $4) "is_unserved!"
         from queue_pushes
-        where project_id = $1 and queue = $2 and paused_at is null and failing_since is not null
-            and not exists (
-                select from workers
-                where project_id = $1 and $2 = any(queues) and state = 'running'
-                    and lost_at is null and worker_id not like 'fencepost-push-%'
-                    and last_seen_at > now() - make_interval(secs => greatest($3::int, 3 * beat_seconds))
-            )
+        cross join lateral (
+            select coalesce(bool_or(worker_id like 'fencepost-push-%'), false) as is_pushed,
+                   coalesce(bool_or(worker_id not like 'fencepost-push-%'), false) as is_polled
+            from workers
+            where project_id = $1 and $2 = any(queues) and state = 'running' and lost_at is null
+                and last_seen_at > now() - make_interval(secs => greatest($3::int, 3 * beat_seconds))
+        ) known
+        where project_id = $1 and queue = $2 and paused_at is null and not known.is_polled
         "#,
         project_id.0,
         queue,
         ALIVE_SECONDS,
+        BEGIN_SECONDS,
     )
     .fetch_optional(conn)
     .await

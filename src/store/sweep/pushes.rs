@@ -3,7 +3,9 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use fencepost_domain::ids::ProjectId;
+use fencepost_domain::ids::{NodeId, ProjectId};
+
+use crate::connection::nodes::NODE_SILENCE_SECONDS;
 
 /// A queue whose jobs a node sends.
 #[derive(Clone, PartialEq)]
@@ -22,15 +24,27 @@ pub struct PushedQueue {
 }
 
 /// The queues to push, of projects that are not suspended and without those whose push is paused.
-/// If they are more than `limit`, queues with jobs go first, and projects take turns: one queue of
-/// each, then a second one. The projects that begin change each minute.
-pub async fn pushed_queues(conn: &mut PgConnection, limit: i64) -> sqlx::Result<Vec<PushedQueue>> {
+/// If they are more than `limit`, queues with jobs go first, then those of this node's part: each
+/// node has its own part of all queues, so more nodes serve more of them. In each, projects take
+/// turns: one queue of each, then a second one. The projects that begin change each minute.
+pub async fn pushed_queues(
+    conn: &mut PgConnection,
+    node: NodeId,
+    limit: i64,
+) -> sqlx::Result<Vec<PushedQueue>> {
     sqlx::query_as!(
         PushedQueue,
         r#"
-        with known as materialized (
-            select it.project_id, it.queue, counted.active is not null as has_jobs
+        with others as materialized (
+            select count(*) as number, count(*) filter (where id < $2) as before
+            from nodes
+            where id <> $2 and seen_at > now() - make_interval(secs => $3)
+        ), known as materialized (
+            select it.project_id, it.queue, counted.active is not null as has_jobs,
+                   abs(hashtextextended(it.queue, it.project_id) % (1 + others.number)) = others.before
+                       as is_mine
             from queue_pushes it
+            cross join others
             join projects owner
                 on owner.id = it.project_id
                 and owner.suspended_at is null and owner.deleted_at is null
@@ -42,15 +56,15 @@ pub async fn pushed_queues(conn: &mut PgConnection, limit: i64) -> sqlx::Result<
             ) counted on true
             where it.paused_at is null
         ), placed as (
-            select project_id, queue, has_jobs,
+            select project_id, queue, has_jobs, is_mine,
                    row_number() over (
-                       partition by project_id order by has_jobs desc, queue
+                       partition by project_id order by has_jobs desc, is_mine desc, queue
                    ) as turn
             from known
         ), chosen as materialized (
             select project_id, queue
             from placed
-            order by has_jobs desc, turn,
+            order by has_jobs desc, is_mine desc, turn,
                      hashint4(project_id # (extract(epoch from now()) / 60)::int), project_id
             limit $1
         )
@@ -61,6 +75,8 @@ pub async fn pushed_queues(conn: &mut PgConnection, limit: i64) -> sqlx::Result<
         join queue_pushes it using (project_id, queue)
         "#,
         limit,
+        node.0,
+        NODE_SILENCE_SECONDS,
     )
     .fetch_all(conn)
     .await

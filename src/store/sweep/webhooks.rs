@@ -3,7 +3,9 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use fencepost_domain::ids::{EndpointId, ProjectId};
+use fencepost_domain::ids::{EndpointId, NodeId, ProjectId};
+
+use crate::connection::nodes::NODE_SILENCE_SECONDS;
 
 /// Events of one project that one pass handles at most. The statement carries the same number as a
 /// literal.
@@ -109,16 +111,22 @@ pub struct ServedEndpoint {
 }
 
 /// The enabled endpoints of projects that are not suspended. If they are more than `limit`, those
-/// of projects with deliveries go first, and projects take turns: one endpoint of each, then a
-/// second one. The projects that begin change each minute.
+/// of projects with deliveries go first, then those of this node's part: each node has its own part
+/// of all endpoints, so more nodes serve more of them. In each, projects take turns: one endpoint
+/// of each, then a second one. The projects that begin change each minute.
 pub async fn served_endpoints(
     conn: &mut PgConnection,
+    node: NodeId,
     limit: i64,
 ) -> sqlx::Result<Vec<ServedEndpoint>> {
     sqlx::query_as!(
         ServedEndpoint,
         r#"
-        with known as materialized (
+        with others as materialized (
+            select count(*) as number, count(*) filter (where id < $2) as before
+            from nodes
+            where id <> $2 and seen_at > now() - make_interval(secs => $3)
+        ), known as materialized (
             select outboxes.project_id, outboxes.outbox_id, exists (
                        select from queue_counts
                        where project_id = outboxes.outbox_id and active > 0
@@ -128,15 +136,22 @@ pub async fn served_endpoints(
                 on owner.id = outboxes.project_id
                 and owner.suspended_at is null and owner.deleted_at is null
         ), placed as (
-            select project_id, it.id, known.outbox_id, known.has_deliveries,
-                   row_number() over (partition by project_id order by it.id) as turn
+            select project_id, it.id, known.outbox_id, known.has_deliveries, mine.is_mine,
+                   row_number() over (
+                       partition by project_id order by mine.is_mine desc, it.id
+                   ) as turn
             from known
             join webhook_endpoints it using (project_id)
+            cross join others
+            cross join lateral (
+                select abs(hashtextextended(it.id::text, 0) % (1 + others.number)) = others.before
+                           as is_mine
+            ) mine
             where it.disabled_at is null and it.deleted_at is null
         ), chosen as materialized (
             select project_id, id, outbox_id
             from placed
-            order by has_deliveries desc, turn,
+            order by has_deliveries desc, is_mine desc, turn,
                      hashint4(project_id # (extract(epoch from now()) / 60)::int), project_id
             limit $1
         )
@@ -148,6 +163,8 @@ pub async fn served_endpoints(
         join webhook_endpoints it using (project_id, id)
         "#,
         limit,
+        node.0,
+        NODE_SILENCE_SECONDS,
     )
     .fetch_all(conn)
     .await

@@ -2,7 +2,10 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use axum::{
@@ -27,6 +30,8 @@ pub struct Received {
     pub path: String,
     pub headers: HeaderMap,
     pub text: String,
+    /// Requests that were under way when it came, with itself.
+    pub at_once: usize,
 }
 
 impl Received {
@@ -51,7 +56,16 @@ impl Received {
 /// What it answers next; then 200.
 type Answers = Arc<Mutex<VecDeque<Response>>>;
 
-type Shared = (mpsc::UnboundedSender<Received>, Answers, watch::Receiver<bool>);
+type Shared = (mpsc::UnboundedSender<Received>, Answers, watch::Receiver<bool>, Arc<AtomicUsize>);
+
+/// A request that is under way: until it is answered, or its client goes.
+struct UnderWay(Arc<AtomicUsize>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
 
 /// An endpoint.
 pub struct Sink {
@@ -70,7 +84,7 @@ impl Sink {
         let (sender, received) = mpsc::unbounded_channel();
         let answers = Answers::default();
         let (is_held, held) = watch::channel(false);
-        let state = (sender, Arc::clone(&answers), held);
+        let state = (sender, Arc::clone(&answers), held, Arc::default());
         let router = Router::new()
             .route("/hook", post(receive))
             .route("/hook/{*below}", post(receive))
@@ -119,12 +133,14 @@ async fn axum_serve(listener: TcpListener, router: Router) {
 }
 
 async fn receive(
-    State((sender, answers, mut held)): State<Shared>,
+    State((sender, answers, mut held, under_way)): State<Shared>,
     uri: Uri,
     headers: HeaderMap,
     text: String,
 ) -> Response {
-    let _ = sender.send(Received { path: uri.to_string(), headers, text });
+    let at_once = under_way.fetch_add(1, Ordering::SeqCst) + 1;
+    let _under_way = UnderWay(under_way);
+    let _ = sender.send(Received { path: uri.to_string(), headers, text, at_once });
     let _ = held.wait_for(|it| !it).await;
     let next = answers.lock().expect("no panic").pop_front();
     next.unwrap_or_else(|| "ok".into_response())

@@ -95,7 +95,7 @@ fn delivery_limits() -> [(&'static str, String); 8] {
     ]
 }
 
-fn node_limits() -> [(&'static str, String); 4] {
+fn node_limits() -> [(&'static str, String); 5] {
     [
         (
             "requests that a node sends at a time",
@@ -114,9 +114,19 @@ fn node_limits() -> [(&'static str, String); 4] {
             ),
         ),
         (
+            "the last requests to one address",
+            format!(
+                "{}, for projects that have none there, and whose requests there took {} s in sum \
+                 within {} s at most",
+                deliver::LAST_OF_ADDRESS,
+                deliver::LITTLE_USE.as_secs(),
+                deliver::USE_COUNTED_FOR.as_secs()
+            ),
+        ),
+        (
             "endpoints that one node serves",
             format!(
-                "{}, projects by turns and those with deliveries first",
+                "{}, those with deliveries first, then a part of its own, projects by turns",
                 deliver::MAX_SERVED_ENDPOINTS
             ),
         ),
@@ -129,7 +139,10 @@ fn push_limits() -> [(&'static str, String); 5] {
         ("queues of one project that are pushed", limits::MAX_PROJECT_PUSHED_QUEUES.to_string()),
         (
             "queues that one node pushes",
-            format!("{}, projects by turns and queues with jobs first", pusher::MAX_PUSHED_QUEUES),
+            format!(
+                "{}, queues with jobs first, then a part of its own, projects by turns",
+                pusher::MAX_PUSHED_QUEUES
+            ),
         ),
         ("a push's `timeout_seconds`", format!("1–{} s", limits::MAX_PUSH_TIMEOUT_SECONDS)),
         ("a push's `max_in_flight`", format!("1–{}, on each node", limits::MAX_PUSH_IN_FLIGHT)),

@@ -1,10 +1,82 @@
 //! A node chooses among URLs while there are more than it can serve.
 
+use std::collections::BTreeSet;
+
+use fencepost_domain::ids::NodeId;
 use fencepost_store::sweep::{pushes::pushed_queues, webhooks::served_endpoints};
 use serde_json::json;
 
 use super::endpoint;
 use crate::harness::{Sink, TestServer, fresh_database, limited};
+
+/// The only node that runs.
+async fn only_node(conn: &mut sqlx::PgConnection) -> NodeId {
+    NodeId(sqlx::query_scalar("select id from nodes").fetch_one(conn).await.expect("one node"))
+}
+
+#[test]
+fn each_node_serves_a_part_of_its_own() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let t = server.project("main").await;
+        let sink = Sink::start().await;
+        for number in 0..40 {
+            let path = format!("/v1/queues/q{number}/push");
+            t.put(&path, json!({"url": sink.url})).await.is(201);
+            endpoint(&t, &sink, json!({})).await;
+        }
+        let mut conn = t.database.connect().await;
+        let first = only_node(&mut conn).await;
+        let second = NodeId::generate();
+        let joins = sqlx::query("insert into nodes (id, seen_at) values ($1, now() + '1 day')");
+        joins.bind(second.0).execute(&mut conn).await.expect("it runs");
+        let (mut queues, mut endpoints) = (BTreeSet::new(), BTreeSet::new());
+        for node in [first, second] {
+            let found = pushed_queues(&mut conn, node, 3).await.expect("it runs");
+            queues.extend(found.into_iter().map(|it| it.queue));
+            let found = served_endpoints(&mut conn, node, 3).await.expect("it runs");
+            endpoints.extend(found.into_iter().map(|it| it.id.to_string()));
+        }
+        assert_eq!((queues.len(), endpoints.len()), (6, 6), "no two serve the same one");
+        let all = pushed_queues(&mut conn, second, 100).await.expect("it runs");
+        assert_eq!(all.len(), 40, "and each serves all while there is room");
+        server.stop().await;
+    });
+}
+
+#[test]
+fn a_push_that_no_node_serves_is_named() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let t = server.project("main").await;
+        let sink = Sink::start().await;
+        for queue in ["one", "two"] {
+            let path = format!("/v1/queues/{queue}/push");
+            t.put(&path, json!({"url": sink.url})).await.is(201);
+        }
+        let known = |queues: &str| {
+            format!(
+                "select count(*) from workers
+                 where worker_id like 'fencepost-push-%' and queues = '{{{queues}}}'"
+            )
+        };
+        t.database.until(&known("one,two"), 1).await;
+        let unusable = "update queue_pushes
+                        set updated_at = now() - interval '1 hour',
+                            url = case queue when 'one' then url else 'http://10.0.0.1/' end";
+        t.database.execute(unusable).await;
+        t.database.until(&known("one"), 1).await;
+        for (queue, is_served) in [("one", true), ("two", false)] {
+            let push = t.get(&format!("/v1/queues/{queue}/push")).await.is(200);
+            assert_eq!(push["not_served"], !is_served, "{queue}");
+            let id = t.enqueue(json!({"queue": queue, "labels": ["gpu"]})).await;
+            let explained = t.get(&format!("/v1/jobs/{id}/explain")).await.is(200);
+            let reason = if is_served { "labels" } else { "push_not_served" };
+            assert_eq!(explained["reason"], reason, "{explained}");
+        }
+        server.stop().await;
+    });
+}
 
 #[test]
 fn projects_take_turns_for_pushed_queues_and_those_with_jobs_go_first() {
@@ -18,8 +90,9 @@ fn projects_take_turns_for_pushed_queues_and_those_with_jobs_go_first() {
         }
         other.put("/v1/queues/only/push", push).await.is(201);
         let mut conn = other.database.connect().await;
+        let node = only_node(&mut conn).await;
         let chosen = async |conn: &mut sqlx::PgConnection, limit| {
-            let found = pushed_queues(conn, limit).await.expect("it runs");
+            let found = pushed_queues(conn, node, limit).await.expect("it runs");
             let mut found: Vec<_> = found.into_iter().map(|it| it.queue).collect();
             found.sort();
             found
@@ -48,8 +121,9 @@ fn projects_take_turns_for_endpoints_and_those_with_deliveries_go_first() {
             made.push(endpoint(t, &sink, json!({})).await["id"].clone());
         }
         let mut conn = other.database.connect().await;
+        let node = only_node(&mut conn).await;
         let chosen = async |conn: &mut sqlx::PgConnection, limit| {
-            let found = served_endpoints(conn, limit).await.expect("it runs");
+            let found = served_endpoints(conn, node, limit).await.expect("it runs");
             let mut found: Vec<_> = found.into_iter().map(|it| json!(it.id.to_string())).collect();
             found.sort_by_key(ToString::to_string);
             found
@@ -62,6 +136,33 @@ fn projects_take_turns_for_endpoints_and_those_with_deliveries_go_first() {
                     where slug = 'greedy'";
         greedy.database.execute(held).await;
         assert_eq!(chosen(&mut conn, 3).await, made[..3]);
+        server.stop().await;
+    });
+}
+
+#[test]
+fn an_endpoint_that_does_not_answer_is_sent_one_at_a_time() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let t = server.project("main").await;
+        let sink = Sink::start().await;
+        sink.hold(true);
+        let at_once = 15;
+        let hangs = json!({"max_in_flight": at_once, "timeout_seconds": 1});
+        endpoint(&t, &sink, hangs).await;
+        let jobs = vec![json!({"job_type": "t"}); 2 * at_once];
+        t.post("/v1/jobs/batch", json!({"jobs": jobs})).await.is(201);
+        t.post("/v1/jobs/cancel", json!({"filter": {"job_type": "t"}})).await;
+        let mut most = 0;
+        for _ in 0..at_once {
+            most = most.max(sink.next().await.at_once);
+        }
+        assert!(most > 1, "as many as it may be sent at first");
+        for _ in 0..5 {
+            let at_once = sink.next().await.at_once;
+            // The end of the one before it may be noticed a little later.
+            assert!(at_once <= 3, "{at_once} at once");
+        }
         server.stop().await;
     });
 }

@@ -66,6 +66,9 @@ pub struct Push {
     /// `address_refused`, `broken_answer`, `headers_too_large` or `no_turn`.
     #[schema(required, example = "http_503")]
     pub last_error: Option<String>,
+    /// True if no node sends its jobs although it is not paused: more queues are pushed than the
+    /// nodes can serve. To within a minute.
+    pub not_served: bool,
 }
 
 impl From<PushRow> for Push {
@@ -83,6 +86,7 @@ impl From<PushRow> for Push {
             last_failure_at: row.last_failure_at,
             failing_since: row.failing_since,
             last_error: row.last_error,
+            not_served: row.is_unserved,
         }
     }
 }

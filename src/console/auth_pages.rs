@@ -106,6 +106,10 @@ impl Login {
     }
 }
 
+/// Why a login got no answer, and what works all the same.
+const TOO_MANY: &str = "Too many people log in at the moment, and your password was not checked. \
+                        Try again in a few seconds. A passkey works at once.";
+
 /// The login page.
 pub async fn login_page(
     State(app): State<App>,
@@ -123,14 +127,23 @@ pub async fn login_page(
 }
 
 /// Logs in.
-pub async fn login(api: Api, headers: HeaderMap, form: Fields) -> Result<Response, Error> {
+pub async fn login(
+    State(app): State<App>,
+    api: Api,
+    headers: HeaderMap,
+    form: Fields,
+) -> Result<Response, Error> {
     let (email, password) = (form.text("email").trim(), form.text("password"));
     let request = json!({"email": email, "password": password}).to_string();
     let next = form.get("next").filter(|it| is_own_page(it)).map(str::to_owned);
     let next = next.unwrap_or_else(|| format!("/console?{}", encode(&[FROM_LOGIN])));
     let is_fragment = headers.contains_key(HX_REQUEST);
     match api.send::<SessionReply>(Method::POST, "/v1/auth/login", Some(request)).await {
-        Ok(session) => Ok(session::begin(go(is_fragment, &next), &session)),
+        Ok(session) => Ok(session::begin_with_mark(&app, go(is_fragment, &next), &session).await),
+        Err(refused @ Error::Overloaded) => {
+            let login = Login { refused: Some(TOO_MANY), ..Login::new(&app, &api, next).await };
+            Ok(refused_page(render(&login)?, refused))
+        }
         Err(Error::CodeRequired(token)) => Ok(second_factor::ask_code(&token, &next, is_fragment)),
         Err(other) => Err(other),
     }
@@ -235,16 +248,17 @@ pub async fn signup(
     let project = Project::of(made.project, Some(made.role));
     let base = format!("/console/p/{}", segment(&project.slug));
     let Some(key) = made.key else {
-        return Ok(session::begin(go(false, &base), &session));
+        return Ok(session::begin_with_mark(&app, go(false, &base), &session).await);
     };
     let key = key.secret.expose_secret().to_owned();
     // A browser that sends `Sec-Fetch-Site` keeps our cookies. Another one gets the key
     // immediately, and may see it again after a reload.
     if !session::keeps_cookies(&headers) {
         let start = Start::of(project, &app.accounts.public_url, Some(key));
-        return Ok(session::begin(render(&start)?, &session));
+        return Ok(session::begin_with_mark(&app, render(&start)?, &session).await);
     }
-    let mut response = session::begin(go(false, &format!("{base}/start")), &session);
+    let response = go(false, &format!("{base}/start"));
+    let mut response = session::begin_with_mark(&app, response, &session).await;
     session::hand_over_key(response.headers_mut(), &project.slug, &key);
     Ok(response)
 }

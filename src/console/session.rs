@@ -44,6 +44,10 @@ const LOGIN_COOKIE: &str = "__Host-fencepost-login";
 const PROVIDER_COOKIE: &str = "__Host-fencepost-provider";
 /// Holds a new key until it is shown.
 const KEY_COOKIE: &str = "__Host-fencepost-key";
+/// Marks a browser that has logged in before.
+const DEVICE_COOKIE: &str = "__Host-fencepost-device";
+/// How long the mark is kept after a log-in (180 days).
+const DEVICE_SECONDS: i64 = 180 * 86_400;
 /// Holds the secret of a mailed link while its visitor logs in or signs up.
 const LINK_COOKIE: &str = "__Host-fencepost-link";
 /// How long the secret of a link is kept.
@@ -122,7 +126,8 @@ pub fn go(is_fragment: bool, to: &str) -> Response {
 pub async fn attach(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let mut asked = PageRequest::of(&request);
     let client = request.extensions().get::<Client>().cloned().unwrap_or_default();
-    let client = Client { is_browser: true, ..client };
+    let device_token = cookie(request.headers(), DEVICE_COOKIE).map(SecretString::from);
+    let client = Client { is_browser: true, device_token, ..client };
     request.extensions_mut().insert(client.clone());
     if !asked.is_read && !is_own(request.headers()) {
         let error = Error::Forbidden { needs: "to be sent by a page of the console" };
@@ -307,6 +312,17 @@ pub fn forget_key(headers: &mut HeaderMap) {
 /// An answer that starts a session.
 pub fn begin(mut response: Response, session: &SessionReply) -> Response {
     remember(response.headers_mut(), session);
+    response
+}
+
+/// The same, after a log-in with a password: the next ones from this browser go before those of
+/// strangers when many wait. Without the mark, they are as those of strangers.
+pub async fn begin_with_mark(app: &App, response: Response, session: &SessionReply) -> Response {
+    let mut response = begin(response, session);
+    let Ok(account_id) = session.account_id.parse() else { return response };
+    if let Ok(Some(token)) = app.accounts.logins.device_token(account_id).await {
+        set(response.headers_mut(), DEVICE_COOKIE, token.expose_secret(), DEVICE_SECONDS);
+    }
     response
 }
 

@@ -1,6 +1,7 @@
 //! Password hashing, a few at a time. Waiting requests are ordered by the number of hashes that
 //! their network got lately, so that a network which guesses passwords does not keep others from
 //! logging in. A request that is refused got none: a person who tries again keeps the place.
+//! Accounts that have proved themselves go before all strangers, however many networks these have.
 
 use std::{
     collections::BTreeMap,
@@ -54,8 +55,9 @@ struct Queue {
     next: u64,
 }
 
-/// A place in the queue: by the hashes of the network, then by arrival.
-type Place = (u32, u64);
+/// A place in the queue: known accounts before strangers, then by the hashes of the account or
+/// network, then by arrival.
+type Place = (bool, u32, u64);
 
 /// The right to hash one password, until it is dropped.
 #[derive(Debug)]
@@ -96,25 +98,26 @@ impl Turns {
         self.0.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a turn of the client with this address or name.
+    /// Waits for a turn of a stranger with this address, or of the account with this name: by its
+    /// session, or by a browser that has logged in before.
     ///
     /// # Errors
     /// [`Error::Overloaded`] when too many would go first.
     pub async fn take(&self, client: &str) -> Result<Turn, Error> {
         let counted = Counted::of(&self.0.counts, client);
-        let turn = self.wait(counted.rank()).await?;
+        let turn = self.wait(address_of(client).is_some(), counted.rank()).await?;
         counted.keep();
         Ok(turn)
     }
 
-    async fn wait(&self, rank: u32) -> Result<Turn, Error> {
+    async fn wait(&self, is_stranger: bool, rank: u32) -> Result<Turn, Error> {
         let (place, mut turn) = {
             let mut queue = self.queue();
             if queue.free > 0 {
                 queue.free -= 1;
                 return Ok(Turn(self.clone()));
             }
-            let place = (rank, queue.next);
+            let place = (is_stranger, rank, queue.next);
             queue.next += 1;
             if queue.waiting.len() >= MAX_WAITING {
                 let is_last = queue.waiting.last_key_value().is_none_or(|it| *it.0 < place);
@@ -178,7 +181,7 @@ impl Drop for Counted {
 /// The networks of an address, narrow and wide: the first 24 and 16 bits of IPv4, 48 and 32 bits of
 /// IPv6. A name stands for itself.
 fn networks(client: &str) -> Vec<String> {
-    match client.split('/').next().and_then(|it| it.parse().ok()) {
+    match address_of(client) {
         Some(IpAddr::V4(it)) => {
             let [a, b, c, _] = it.octets();
             vec![format!("{a}.{b}.{c}"), format!("{a}.{b}")]
@@ -189,6 +192,10 @@ fn networks(client: &str) -> Vec<String> {
         }
         None => vec![client.to_owned()],
     }
+}
+
+fn address_of(client: &str) -> Option<IpAddr> {
+    client.split('/').next()?.parse().ok()
 }
 
 #[cfg(test)]
@@ -287,6 +294,26 @@ mod tests {
         drop(held);
         assert!(fresh.as_mut().now_or_never().is_none());
         assert!(other.now_or_never().expect("a turn").is_ok());
+    }
+
+    #[tokio::test]
+    async fn an_account_that_is_known_goes_before_fresh_networks() {
+        let turns = Turns::new(1, Duration::from_secs(3_600));
+        drop(turns.take("acct_1").await);
+        let held = turns.take("203.0.113.1").await;
+        let mut stranger = Box::pin(turns.take("198.51.100.1"));
+        let mut again = Box::pin(turns.take("acct_1"));
+        let mut known = Box::pin(turns.take("acct_2"));
+        for it in [&mut stranger, &mut again, &mut known] {
+            assert!(it.as_mut().now_or_never().is_none());
+        }
+        drop(held);
+        assert!(again.as_mut().now_or_never().is_none(), "it had a hash");
+        let known = known.now_or_never().expect("a turn").expect("a turn");
+        assert!(stranger.as_mut().now_or_never().is_none());
+        drop(known);
+        assert!(stranger.as_mut().now_or_never().is_none());
+        assert!(again.now_or_never().expect("a turn").is_ok());
     }
 
     #[test]

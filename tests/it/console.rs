@@ -47,6 +47,12 @@ impl Browser {
         browser
     }
 
+    /// Whether it has a cookie of a session.
+    pub fn has_session(&self) -> bool {
+        let of_session = ["__Host-fencepost-access", "__Host-fencepost-refresh"];
+        of_session.iter().any(|it| self.cookies.contains_key(*it))
+    }
+
     /// Logs in.
     pub async fn log_in(&mut self, email: &str) {
         let form = [("email", email), ("password", PASSWORD)];

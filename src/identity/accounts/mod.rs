@@ -10,6 +10,7 @@ pub mod device_login;
 mod invitation;
 pub mod key;
 pub mod keys;
+mod known_device;
 mod links;
 mod login;
 pub mod mailing;
@@ -41,6 +42,7 @@ use fencepost_domain::{error::Error, limits::MAX_EMAIL_CHARS};
 use fencepost_signals::limiter::Rate;
 use fencepost_store::people::{audit::Actor, sessions::Origin};
 use lettre::Address;
+use secrecy::SecretString;
 
 pub use self::{
     cases::{Accounts, Parts},
@@ -107,6 +109,8 @@ pub struct Client {
     pub request_id: Arc<str>,
     /// Whether a page of the console makes the request.
     pub is_browser: bool,
+    /// The token of a browser that has logged in before, from the console's cookie.
+    pub device_token: Option<SecretString>,
 }
 
 impl Client {

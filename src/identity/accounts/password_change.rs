@@ -47,9 +47,11 @@ impl PasswordChanges {
         client: &Client,
     ) -> Result<Vec<SessionId>, Error> {
         self.base.sessions.require_second_factor(bearer).await?;
-        self.base.throttle.own(bearer).await?;
-        self.check_strength(bearer.account_id, &new, "new_password").await?;
-        if !self.own.is_right(bearer, present).await? {
+        let showing = async {
+            self.check_strength(bearer.account_id, &new, "new_password").await?;
+            self.own.is_right(bearer, present).await
+        };
+        if !self.base.throttle.own(bearer, showing).await? {
             return Err(Error::InvalidCredentials);
         }
         let hash = self.own.passwords.hash(&bearer.account_id.to_string(), new).await?;

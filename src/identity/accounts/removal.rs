@@ -29,8 +29,8 @@ impl Removals {
         client: &Client,
     ) -> Result<Vec<ProjectId>, Error> {
         self.base.sessions.require_second_factor(bearer).await?;
-        self.base.throttle.own(bearer).await?;
-        if !self.own.is_right(bearer, password).await? {
+        let showing = self.own.is_right(bearer, password);
+        if !self.base.throttle.own(bearer, showing).await? {
             return Err(Error::InvalidCredentials);
         }
         let mut conn = self.base.pool.acquire().await?;

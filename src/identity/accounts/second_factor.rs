@@ -202,8 +202,8 @@ impl SecondFactors {
         password: SecretString,
         client: &Client,
     ) -> Result<(), Error> {
-        self.base.throttle.own(bearer).await?;
-        let is_password = self.own.is_right(bearer, password).await?;
+        let showing = self.own.is_right(bearer, password);
+        let is_password = self.base.throttle.own(bearer, showing).await?;
         let mut conn = self.base.pool.acquire().await?;
         if is_password {
             return Ok(note_step_up(&mut conn, bearer, client).await?);

@@ -39,9 +39,20 @@ impl Throttle {
         self.count(&[charge("exports", &account_id.to_string(), EXPORTS_PER_ACCOUNT)]).await
     }
 
-    /// Counts a try of the session's person to show the password.
-    pub(super) async fn own(&self, bearer: Bearer) -> Result<(), Error> {
-        self.count(&[charge("own", &bearer.account_id.to_string(), TRIES_PER_PAIR)]).await
+    /// Counts a try of the session's person to show the password, unless too many wait for one to
+    /// be compared: that was no try.
+    pub(super) async fn own<T>(
+        &self,
+        bearer: Bearer,
+        showing: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        let tried = [charge("own", &bearer.account_id.to_string(), TRIES_PER_PAIR)];
+        self.count(&tried).await?;
+        let shown = showing.await;
+        if matches!(shown, Err(Error::Overloaded)) {
+            self.limiter.refund(&tried).await;
+        }
+        shown
     }
 
     /// True if one more mail of this kind may be sent to an address now.

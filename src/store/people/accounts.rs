@@ -71,14 +71,13 @@ pub async fn insert(
     .await
 }
 
+/// Of the accounts that only claim an address, as many of the oldest may log in, and as many of the
+/// newest: later claims lock out no earlier one, and earlier ones no later one.
+pub const MAX_CLAIMS_OF_AN_AGE: i64 = 3;
+
 /// Accounts that a login with this address may mean: the one that has verified it first; then, of
-/// those that only claim it, the oldest and the newest, so that later claims lock out no earlier
-/// one.
-pub async fn candidates(
-    conn: &mut PgConnection,
-    email: &str,
-    limit: i64,
-) -> sqlx::Result<Vec<Credentials>> {
+/// those that only claim it, some of the oldest and of the newest.
+pub async fn candidates(conn: &mut PgConnection, email: &str) -> sqlx::Result<Vec<Credentials>> {
     sqlx::query_as!(
         Credentials,
         r#"
@@ -87,24 +86,23 @@ pub async fn candidates(
         from accounts
         where email = $1 and (
             verified_at is not null
-            or id = (
+            or id = any(array(
                 select id from accounts
                 where email = $1 and verified_at is null
                 order by created_at
-                limit 1
-            )
-            or id = (
+                limit $2
+            ))
+            or id = any(array(
                 select id from accounts
                 where email = $1 and verified_at is null
                 order by created_at desc
-                limit 1
-            )
+                limit $2
+            ))
         )
         order by verified_at is null, created_at
-        limit $2
         "#,
         email,
-        limit,
+        MAX_CLAIMS_OF_AN_AGE,
     )
     .fetch_all(conn)
     .await

@@ -90,5 +90,6 @@ pub fn client_of_request(extensions: &Extensions, headers: &HeaderMap, request_i
         user_agent: user_agent.map(|it| text::cut(it, MAX_USER_AGENT_BYTES).into()),
         request_id: request_id.into(),
         is_browser: false,
+        device_token: None,
     }
 }

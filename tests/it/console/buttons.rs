@@ -358,7 +358,7 @@ async fn work_with_oneself(p: &mut Presser<'_>, owner: &Person) {
     t.get("/v1/jobs").await.is_error(401, "unauthorized");
     let place = p.press_own("me_delete", &[("password", new)]).await;
     assert_eq!(place, "/console/login?done=me_delete");
-    assert!(p.browser.cookies.is_empty(), "the session has ended for the browser, too");
+    assert!(!p.browser.has_session(), "the session has ended for the browser, too");
     p.browser.get(&place).await.says(200, "The account is deleted.");
 }
 

@@ -28,7 +28,7 @@ fn a_stranger_signs_up_and_sees_a_key_once_that_works_at_once() {
         page.says(200, "Acme &#60;Inc&#62;");
         let at = page.text.find("fp_live_").expect("a key");
         let key = &page.text[at..at + "fp_live_".len() + 49];
-        assert_eq!(browser.cookies.len(), 2, "there is a session");
+        assert!(browser.has_session());
         let ada = t.with_key(key);
         let job = ada.enqueue(json!({"job_type": "greet"})).await;
         let slug = t.database.text("select slug from projects where name = 'Acme <Inc>'").await;
@@ -57,14 +57,14 @@ fn a_login_leads_to_the_requested_page_and_no_other_site() {
         browser.get(&place).await.says(200, &format!("value=\"{wanted}\""));
         let wrong = [("email", "ada@example.com"), ("password", "another password of mine")];
         browser.post("/console/login", &wrong).await.says(401, "or the password is wrong");
-        assert!(browser.cookies.is_empty());
+        assert!(!browser.has_session());
         let form = [("email", "ada@example.com"), ("password", PASSWORD), ("next", &wanted)];
         browser.post("/console/login", &form).await.goes(&wanted);
         let form =
             [("email", "ada@example.com"), ("password", PASSWORD), ("next", "//evil.example")];
         browser.post("/console/login", &form).await.goes("/console?from=login");
         browser.post("/console/logout", &[]).await.goes("/console/login");
-        assert!(browser.cookies.is_empty());
+        assert!(!browser.has_session());
         browser.get("/console/projects").await.goes("/console/login?next=%2Fconsole%2Fprojects");
         browser.get("/console?from=login").await.says(200, "refused the session cookie");
     });
@@ -213,7 +213,18 @@ fn tabs_share_a_session_and_a_stolen_cookie_ends_it() {
         // A reused token was stolen: the session is revoked.
         let over = browser.get(&page).await;
         assert_eq!(over.status, 303, "{}", over.text);
-        assert!(browser.cookies.is_empty());
+        assert!(!browser.has_session());
+    });
+}
+
+#[test]
+fn a_browser_that_has_logged_in_keeps_a_mark_after_its_session() {
+    run_alone(async |t| {
+        let mut browser = Browser::of_member(t, "ada@example.com", Role::Viewer).await;
+        assert!(browser.cookies.contains_key("__Host-fencepost-device"), "{:?}", browser.cookies);
+        browser.post("/console/logout", &[]).await.goes("/console/login");
+        assert!(!browser.cookies.contains_key("__Host-fencepost-access"));
+        assert!(browser.cookies.contains_key("__Host-fencepost-device"));
     });
 }
 
@@ -246,7 +257,7 @@ fn a_session_that_was_ended_leads_to_the_login() {
         assert_eq!(sessions, 1, "the one that signing up began, over the API");
         let page = browser.get("/console/account").await;
         assert_eq!(page.status, 303);
-        assert!(browser.cookies.is_empty());
+        assert!(!browser.has_session());
     });
 }
 
@@ -274,10 +285,11 @@ fn a_failure_takes_no_session_with_it() {
     run_alone(async |t| {
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Viewer).await;
         let page = format!("/console/p/{}", t.id);
+        let cookies = browser.cookies.len();
         let before = browser.cookies.remove("__Host-fencepost-access");
         assert!(before.is_some());
         browser.get(&format!("{page}/jobs/job_none")).await.says(404, "Not found");
-        assert_eq!(browser.cookies.len(), 2, "the token that it had is used up");
+        assert_eq!(browser.cookies.len(), cookies, "the token that it had is used up");
         t.database.execute("update refresh_tokens set used_at = used_at - interval '1 hour'").await;
         browser.cookies.remove("__Host-fencepost-access");
         browser.get(&page).await.says(200, "Overview");

@@ -150,3 +150,24 @@ fn a_sign_up_with_a_known_address_sends_a_mail_and_goes_if_it_is_not_used() {
         server.stop().await;
     });
 }
+
+#[test]
+fn each_of_five_accounts_that_claim_an_address_can_log_in() {
+    limited(async {
+        let (server, t) = open_server(Stage::default()).await;
+        let mut made = Vec::new();
+        for number in 0..5 {
+            let password = format!("{number} quiet otters borrow umbrellas");
+            let body = json!({"email": "ada@example.com", "password": password});
+            let address = format!("192.0.2.{number}");
+            let account = post_from(&t, "/v1/auth/signup", body.clone(), &address).await.is(201);
+            made.push((body, account["account"]["id"].clone()));
+        }
+        for (place, (body, id)) in made.into_iter().enumerate() {
+            let address = format!("198.51.100.{place}");
+            let session = post_from(&t, "/v1/auth/login", body, &address).await.is(200);
+            assert_eq!(session["account_id"], id);
+        }
+        server.stop().await;
+    });
+}

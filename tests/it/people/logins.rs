@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use fencepost_config::{RedisPlace, Signup};
-use fencepost_domain::{error::Error, plan::Plans};
+use fencepost_domain::{error::Error, ids::AccountId, plan::Plans};
 use fencepost_identity::accounts::{
     Accounts, Client, Parts, SignUp, TRIES_PER_PAIR,
     password::{MAX_WAITING, Passwords, Turns},
@@ -54,14 +54,14 @@ fn client(name: &str) -> Client {
     Client { address: name.into(), ..Client::default() }
 }
 
-async fn sign_up(accounts: &Accounts, email: &str, client: &Client) {
+async fn sign_up(accounts: &Accounts, email: &str, client: &Client) -> AccountId {
     let sign_up = SignUp {
         email: email.to_owned(),
         password: SecretString::from(PASSWORD),
         project_name: None,
         invitation: None,
     };
-    accounts.sign_ups.sign_up(sign_up, client).await.expect("an account");
+    accounts.sign_ups.sign_up(sign_up, client).await.expect("an account").account.id
 }
 
 /// How much longer one kind of address may take than the other, in percent. A comparison that is
@@ -135,6 +135,44 @@ fn a_login_that_no_one_compared_is_no_try() {
             assert!(matches!(refused, Err(Error::InvalidCredentials)), "{number}: {refused:?}");
         }
         assert!(matches!(log_in().await, Err(Error::RateLimited { .. })));
+        pools.close().await;
+    });
+}
+
+#[test]
+fn a_browser_that_has_logged_in_before_goes_before_any_number_of_strangers() {
+    limited(async {
+        let (turns, redis) = (Turns::default(), redis_url().into());
+        let (_database, pools, accounts) = accounts(Some(redis), turns.clone()).await;
+        let email = format!("{}@example.com", Uuid::new_v4());
+        let ada = client("192.0.2.1");
+        let id = sign_up(&accounts, &email, &ada).await;
+        let token = accounts.logins.device_token(id).await.expect("an answer");
+        let known = Client { device_token: Some(token.expect("a token")), ..ada.clone() };
+        // Each is of a wide network of its own, which got no hash.
+        let address = |number: usize| format!("{}.{}.0.1", 1 + number / 256, number % 256);
+        let crowd: Vec<String> = (0..2 * MAX_WAITING).map(address).collect();
+        let (mut held, mut waiting) = (Vec::new(), Vec::new());
+        for name in &crowd {
+            let mut turn = Box::pin(turns.take(name));
+            match turn.as_mut().now_or_never() {
+                Some(Ok(turn)) => held.push(turn),
+                Some(Err(_)) => break,
+                None => waiting.push(turn),
+            }
+        }
+        let log_in = async |client: &Client| {
+            let wrong = SecretString::from("not this one, no");
+            accounts.logins.log_in(&email, wrong, client).await.map(drop)
+        };
+        assert!(matches!(log_in(&ada).await, Err(Error::Overloaded)));
+        let last = waiting.pop().expect("the last of the crowd");
+        let leaves = async {
+            assert!(matches!(last.await, Err(Error::Overloaded)), "she has taken its place");
+            drop(held);
+        };
+        let (refused, ()) = tokio::join!(log_in(&known), leaves);
+        assert!(matches!(refused, Err(Error::InvalidCredentials)), "{refused:?}");
         pools.close().await;
     });
 }

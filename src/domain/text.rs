@@ -64,6 +64,39 @@ pub fn check_public_name(text: &str, max_chars: usize) -> Result<(), InvalidText
     Ok(())
 }
 
+/// A name as mails show it: mail programs make a link of what looks like a host of the internet, so
+/// its dots are in brackets.
+///
+/// ```
+/// # use fencepost_domain::text::unlinked;
+/// assert_eq!(unlinked("go to (www.evil.com/login)!"), "go to (www[.]evil[.]com/login)!");
+/// assert_eq!(unlinked("a@evil.COM:8443, evil.io."), "a@evil[.]COM:8443, evil[.]io.");
+/// for name in ["St.Gallen GmbH", "Node.js 2.0", "e.g. ...", "acme", "v1.2", "And so on."] {
+///     assert_eq!(unlinked(name), name);
+/// }
+/// ```
+#[must_use]
+pub fn unlinked(name: &str) -> String {
+    let is_of_host = |it: char| it.is_alphanumeric() || it == '-' || it == '.';
+    let (mut shown, mut rest) = (String::new(), name);
+    while !rest.is_empty() {
+        let end = rest.find(|it| !is_of_host(it)).unwrap_or(rest.len());
+        let (word, after) = rest.split_at(end);
+        let host = word.trim_end_matches('.');
+        let last = host.rsplit_once('.').map(|it| it.1.to_ascii_lowercase());
+        if last.is_some_and(|it| tld::exist(&it)) {
+            shown += &host.replace('.', "[.]");
+            shown += &word[host.len()..];
+        } else {
+            shown += word;
+        }
+        let end = after.find(is_of_host).unwrap_or(after.len());
+        shown += &after[..end];
+        rest = &after[end..];
+    }
+    shown
+}
+
 /// Checks a sentence that is shown in one line: as [`check_name`], with something to read, and
 /// without characters that change how the line reads.
 ///

@@ -2,7 +2,7 @@
 
 use askama::Template;
 use chrono::{DateTime, Utc};
-use fencepost_domain::{alarm::summary, error::Error};
+use fencepost_domain::{alarm::summary, error::Error, text::unlinked};
 use fencepost_store::{outbound::incidents::IncidentRow, people::accounts::Account};
 use secrecy::{ExposeSecret, SecretString};
 
@@ -144,7 +144,7 @@ pub(super) fn invitation(
     project: &str,
     token: &SecretString,
 ) -> Result<Mail, Error> {
-    let token = token.expose_secret();
+    let (token, project) = (token.expose_secret(), &unlinked(project));
     // No words of a tenant: the subject is what filters and people look at first.
     mail(to, "You are invited to a project".to_owned(), &Invitation { url, project, token })
 }

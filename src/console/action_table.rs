@@ -426,7 +426,12 @@ pub const ACTIONS: &[Action] = &[
         "auth_password",
         "POST",
         "/auth/password",
-        &[Field::Text("current_password"), Field::Text("new_password")],
+        &[
+            Field::Text("current_password"),
+            Field::Text("new_password"),
+            Field::Flag("remove_passkeys"),
+            Field::Flag("remove_identities"),
+        ],
         "The password is changed; all other sessions were revoked.",
     )
     .of_people(),

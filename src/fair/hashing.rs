@@ -194,6 +194,12 @@ fn networks(client: &str) -> Vec<String> {
     }
 }
 
+/// The wide network of an address; a name stands for itself.
+#[must_use]
+pub fn wide_network(client: &str) -> String {
+    networks(client).pop().unwrap_or_default()
+}
+
 fn address_of(client: &str) -> Option<IpAddr> {
     client.split('/').next()?.parse().ok()
 }
@@ -321,5 +327,6 @@ mod tests {
         assert_eq!(networks("192.0.2.7"), ["192.0.2", "192.0"]);
         assert_eq!(networks("2001:db8:1:2::/64"), ["2001:db8:1", "2001:db8"]);
         assert_eq!(networks("acct_1"), ["acct_1"]);
+        assert_eq!(wide_network("192.0.2.7"), "192.0");
     }
 }

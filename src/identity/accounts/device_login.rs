@@ -11,6 +11,7 @@ use fencepost_domain::{
     limits::{DEVICE_KEY_SECONDS, DEVICE_LOGIN_SECONDS},
     plan::Plans,
 };
+use fencepost_fair::hashing::wide_network;
 use fencepost_store::{
     self as store,
     people::{
@@ -26,7 +27,8 @@ use sha2::{Digest, Sha256};
 use sqlx::Acquire;
 
 use super::{
-    Client, DEVICE_COLLECTS_PER_ADDRESS, DEVICE_LOGINS_PER_ADDRESS, USER_CODES_PER_ACCOUNT,
+    Client, DEVICE_COLLECTS_PER_ADDRESS, DEVICE_LOGINS, DEVICE_LOGINS_PER_ADDRESS,
+    DEVICE_LOGINS_PER_NETWORK, USER_CODES_PER_ACCOUNT,
     author::{Author, Rights},
     base::Base,
     keys::{self, KeyRequest, MadeKey},
@@ -110,10 +112,12 @@ impl DeviceLogins {
     /// # Errors
     /// [`Error::RateLimited`]; [`Error::Overloaded`] when another pending login has the same code.
     pub async fn begin(&self, name: &str, client: &Client) -> Result<NewDeviceLogin, Error> {
-        self.base
-            .throttle
-            .count(&[charge("device-logins", &client.address, DEVICE_LOGINS_PER_ADDRESS)])
-            .await?;
+        let counted = [
+            charge("device-logins", &client.address, DEVICE_LOGINS_PER_ADDRESS),
+            charge("device-logins-wide", &wide_network(&client.address), DEVICE_LOGINS_PER_NETWORK),
+            charge("device-logins-all", "", DEVICE_LOGINS),
+        ];
+        self.base.throttle.count(&counted).await?;
         let device_code = secret::generate(DEVICE_PREFIX);
         let (code, user_code) = new_user_code();
         let hashes = (&secret::hash(&device_code)[..], &hash(code)[..]);
@@ -161,8 +165,8 @@ impl DeviceLogins {
         let Pending { name, address, .. } = approved.ok_or_else(unknown_user_code)?;
         let actor = client.actor("account", bearer.account_id.to_string());
         let after = json!({"name": name, "address": address, "scopes": scopes}).to_string();
-        let (action, after) = ("device.approved", Some(after));
-        let entry = NewAuditEntry { action, target: None, before: None, after };
+        let entry =
+            NewAuditEntry { after: Some(after), ..NewAuditEntry::to("device.approved", name) };
         store::people::audit::insert(&mut tx, project_id, &actor, &entry).await?;
         let event = AccountEvent::DeviceApproved;
         security::note(&mut tx, bearer.account_id, event, Some(client)).await?;

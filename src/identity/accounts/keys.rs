@@ -248,6 +248,7 @@ pub(super) async fn revoke_created(
     revoke_keys: Option<bool>,
 ) -> Result<Vec<SecretHash>, Error> {
     let mut ended = Vec::new();
+    take_turn(conn, author.project_id).await?;
     // One of them may create another meanwhile; when it has ended, it cannot.
     loop {
         let mut created = find_created(conn, author.project_id, by.clone()).await?;
@@ -314,6 +315,7 @@ pub async fn report(
     else {
         return Ok(Vec::new());
     };
+    take_turn(&mut tx, project_id).await?;
     let hash = store::people::keys::revoke(&mut tx, project_id, id).await?;
     let entry = NewAuditEntry::to("key.reported", id.to_string());
     let actor = Actor {
@@ -371,11 +373,21 @@ pub fn read_networks(stored: &[String]) -> Vec<IpNet> {
     stored.iter().map(|it| networks::parse(it).unwrap_or(none)).collect()
 }
 
+/// Waits for the others that change keys of the project: two that revoke each other, or what the
+/// other one created, must not wait for one another. The roles of members are locked before.
+async fn take_turn(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<()> {
+    store::settings_turns::take(conn, project_id, "keys").await
+}
+
 /// Checks the author's rights again.
 async fn check_rights(conn: &mut PgConnection, author: &Author<'_>) -> Result<OwnBounds, Error> {
     match author.rights {
-        Rights::Operator => Ok(OwnBounds::default()),
+        Rights::Operator => {
+            take_turn(conn, author.project_id).await?;
+            Ok(OwnBounds::default())
+        }
         Rights::Key(id, _) => {
+            take_turn(conn, author.project_id).await?;
             let key = store::people::keys::lock(conn, author.project_id, id).await?;
             let key = key.filter(|it| it.is_live).ok_or(Error::Unauthorized)?;
             let allowed_ips = read_networks(&key.allowed_ips);
@@ -384,11 +396,11 @@ async fn check_rights(conn: &mut PgConnection, author: &Author<'_>) -> Result<Ow
         Rights::Member(_) => {
             let role = Roles::lock(conn, author.project_id).await?.of_author(author)?;
             let permission = Permission::Administer;
-            if role_may(role, permission) {
-                Ok(OwnBounds::default())
-            } else {
-                Err(Error::Forbidden { needs: permission.needs() })
+            if !role_may(role, permission) {
+                return Err(Error::Forbidden { needs: permission.needs() });
             }
+            take_turn(conn, author.project_id).await?;
+            Ok(OwnBounds::default())
         }
     }
 }

@@ -94,7 +94,9 @@ pub(super) async fn leave_all(
     client: &Client,
     revoke_keys: Option<bool>,
 ) -> Result<(), Error> {
-    let left = members::leave_all(conn, id).await?;
+    let mut left = members::leave_all(conn, id).await?;
+    // Their keys have turns, which all take in the same order.
+    left.sort_unstable_by_key(|it| it.0);
     if revoke_keys.is_none() {
         let mut remaining = Vec::new();
         for (project_id, role) in &left {

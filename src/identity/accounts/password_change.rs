@@ -33,6 +33,15 @@ pub struct PasswordChanges {
     pub(super) own: OwnPassword,
 }
 
+/// A new password, and what else ends with the old one.
+#[derive(Debug)]
+pub struct PasswordChange {
+    pub present: SecretString,
+    pub new: SecretString,
+    pub removes_passkeys: bool,
+    pub removes_identities: bool,
+}
+
 impl PasswordChanges {
     /// Changes a password, and revokes all other sessions.
     ///
@@ -42,10 +51,10 @@ impl PasswordChanges {
     pub async fn change(
         &self,
         bearer: Bearer,
-        present: SecretString,
-        new: SecretString,
+        change: PasswordChange,
         client: &Client,
     ) -> Result<Vec<SessionId>, Error> {
+        let PasswordChange { present, new, .. } = change;
         self.base.sessions.require_second_factor(bearer).await?;
         let showing = async {
             self.check_strength(bearer.account_id, &new, "new_password").await?;
@@ -66,10 +75,22 @@ impl PasswordChanges {
             Some(bearer.session_id),
         )
         .await?;
-        let event = AccountEvent::PasswordChanged;
-        security::note(&mut tx, bearer.account_id, event, Some(client)).await?;
+        let (id, mut events) = (bearer.account_id, vec![AccountEvent::PasswordChanged]);
+        if change.removes_passkeys && store::people::passkeys::delete_all(&mut tx, id).await? > 0 {
+            codes::remove_unneeded(&mut tx, id).await?;
+            events.push(AccountEvent::PasskeyRemoved);
+        }
+        if change.removes_identities
+            && store::people::identities::delete_all(&mut tx, id).await? > 0
+        {
+            events.push(AccountEvent::IdentityRemoved);
+        }
+        for event in events {
+            security::note(&mut tx, bearer.account_id, event, Some(client)).await?;
+        }
         tx.commit().await?;
         drop(conn);
+        let event = AccountEvent::PasswordChanged;
         self.base.mailing.notify_owner(bearer.account_id, event, client);
         Ok(ended)
     }

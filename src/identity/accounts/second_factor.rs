@@ -105,7 +105,7 @@ impl SecondFactors {
         }
         let used = match step {
             SecondStep::Passkey(answer) => {
-                let passkey = self.passkeys.use_up(&mut tx, id, answer).await?;
+                let passkey = self.passkeys.use_up(&mut tx, id, answer, client).await?;
                 // The password of now and the passkey were both shown.
                 store::people::passkeys::log_in_alone(&mut tx, id, passkey).await?;
                 Some(CodeUse::Passkey)
@@ -224,7 +224,7 @@ impl SecondFactors {
         let mut conn = self.base.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         store::people::accounts::lock(&mut tx, bearer.account_id).await?;
-        self.passkeys.use_up(&mut tx, bearer.account_id, answer).await?;
+        self.passkeys.use_up(&mut tx, bearer.account_id, answer, client).await?;
         note_step_up(&mut tx, bearer, client).await?;
         Ok(tx.commit().await?)
     }

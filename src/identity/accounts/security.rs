@@ -52,6 +52,8 @@ pub enum AccountEvent {
     TotpRemoved,
     PasskeyAdded,
     PasskeyRemoved,
+    /// An answer of one that may be a copy was refused.
+    PasskeySuspicious,
     /// With an OpenID Connect provider.
     IdentityLinked,
     IdentityRemoved,
@@ -90,6 +92,7 @@ impl AccountEvent {
             Self::TotpRemoved => "totp.removed",
             Self::PasskeyAdded => "passkey.added",
             Self::PasskeyRemoved => "passkey.removed",
+            Self::PasskeySuspicious => "passkey.suspicious",
             Self::IdentityLinked => "identity.linked",
             Self::IdentityRemoved => "identity.removed",
             Self::SessionsEnded => "operator.sessions_ended",
@@ -112,6 +115,7 @@ impl AccountEvent {
             Self::TotpAdded => Some("Your account has a new authenticator app"),
             Self::PasskeyAdded => Some("Your account has a new passkey"),
             Self::PasskeyRemoved => Some("A passkey of your account was removed"),
+            Self::PasskeySuspicious => Some("A passkey of your account may have been copied"),
             Self::TotpRemoved => Some("The authenticator app of your account was removed"),
             Self::IdentityLinked => {
                 Some("A login with another provider was linked to your account")

@@ -119,10 +119,8 @@ pub async fn delete(
     Ok(done.execute(conn).await?.rows_affected() == 1)
 }
 
-/// Removes all identities of an account.
-pub async fn delete_all(conn: &mut PgConnection, account_id: AccountId) -> sqlx::Result<()> {
-    sqlx::query!("delete from identities where account_id = $1", account_id.0)
-        .execute(conn)
-        .await?;
-    Ok(())
+/// Removes all identities of an account. Returns how many.
+pub async fn delete_all(conn: &mut PgConnection, account_id: AccountId) -> sqlx::Result<u64> {
+    let done = sqlx::query!("delete from identities where account_id = $1", account_id.0);
+    Ok(done.execute(conn).await?.rows_affected())
 }

@@ -22,6 +22,8 @@ pub struct PasskeyOwner {
     pub account_id: AccountId,
     pub public_key: Vec<u8>,
     pub sign_count: i64,
+    /// Null: it was added before this was stored, and not used since.
+    pub may_be_copied: Option<bool>,
     /// Whether it logs in without the password.
     pub logs_in_alone: bool,
     pub password_hash: String,
@@ -50,33 +52,46 @@ pub async fn list(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<Vec<Pa
     .await
 }
 
-/// Adds a passkey (credential id, public key, counter) to an account that has fewer than `max`.
+/// A passkey to add.
+#[derive(Debug, Clone, Copy)]
+pub struct NewPasskey<'a> {
+    pub id: PasskeyId,
+    pub name: &'a str,
+    pub credential_id: &'a [u8],
+    pub public_key: &'a [u8],
+    pub sign_count: i64,
+    /// Null: it is not known.
+    pub may_be_copied: Option<bool>,
+}
+
+/// Adds a passkey to an account that has fewer than `max`.
 ///
 /// # Errors
 /// A violation of uniqueness, when an account has it.
 pub async fn insert(
     conn: &mut PgConnection,
     account_id: AccountId,
-    id: PasskeyId,
-    name: &str,
-    (credential_id, public_key, sign_count): (&[u8], &[u8], i64),
+    new: NewPasskey<'_>,
     max: i64,
 ) -> sqlx::Result<Option<PasskeyRow>> {
     sqlx::query_as!(
         PasskeyRow,
         r#"
-        insert into passkeys (account_id, id, name, credential_id, public_key, sign_count)
-        select $1, $2, $3, $4, $5, $6
+        insert into passkeys (
+            account_id, id, name, credential_id, public_key, sign_count, may_be_copied
+        )
+        select $1, $2, $3, $4, $5, $6, $8
         where (select count(*) from passkeys where account_id = $1) < $7
         returning id "id: PasskeyId", name, credential_id, created_at, last_used_at
         "#,
         account_id.0,
-        id.0,
-        name,
-        credential_id,
-        public_key,
-        sign_count,
+        new.id.0,
+        new.name,
+        new.credential_id,
+        new.public_key,
+        new.sign_count,
         max,
+        new.may_be_copied,
     )
     .fetch_optional(conn)
     .await
@@ -91,7 +106,7 @@ pub async fn find(
         PasskeyOwner,
         r#"
         select passkeys.id "id: PasskeyId", account_id "account_id: AccountId", public_key,
-               sign_count, logs_in_alone, password_hash, suspended_at is not null "is_suspended!"
+               sign_count, may_be_copied, logs_in_alone, password_hash, suspended_at is not null "is_suspended!"
         from passkeys
         join accounts on accounts.id = passkeys.account_id
         where credential_id = $1
@@ -107,17 +122,18 @@ pub async fn record_use(
     conn: &mut PgConnection,
     account_id: AccountId,
     id: PasskeyId,
-    sign_count: i64,
+    (sign_count, may_be_copied): (i64, bool),
 ) -> sqlx::Result<bool> {
     let done = sqlx::query!(
         "
         update passkeys
-        set last_used_at = now(), sign_count = $3
+        set last_used_at = now(), sign_count = $3, may_be_copied = $4
         where account_id = $1 and id = $2 and (sign_count < $3 or (sign_count = 0 and $3 = 0))
         ",
         account_id.0,
         id.0,
         sign_count,
+        may_be_copied,
     )
     .execute(conn)
     .await?;
@@ -137,10 +153,10 @@ pub async fn delete(
     Ok(done.rows_affected() == 1)
 }
 
-/// Removes all passkeys of an account.
-pub async fn delete_all(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<()> {
-    sqlx::query!("delete from passkeys where account_id = $1", id.0).execute(conn).await?;
-    Ok(())
+/// Removes all passkeys of an account. Returns how many.
+pub async fn delete_all(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<u64> {
+    let done = sqlx::query!("delete from passkeys where account_id = $1", id.0);
+    Ok(done.execute(conn).await?.rows_affected())
 }
 
 /// From now on, the account's passkeys log in after the password only.

@@ -59,6 +59,7 @@ pub fn people_limits() -> Vec<(&'static str, String)> {
     rows.extend(key_limits());
     rows.extend(log_limits());
     rows.extend(people_rates());
+    rows.extend(terminal_rates());
     rows
 }
 
@@ -126,9 +127,25 @@ fn log_limits() -> Vec<(&'static str, String)> {
     ]
 }
 
+fn rate(it: Rate) -> String {
+    format!("{} in {} s", it.count, it.window_seconds)
+}
+
+fn terminal_rates() -> [(&'static str, String); 5] {
+    [
+        ("logins of terminals, per IP address", rate(accounts::DEVICE_LOGINS_PER_ADDRESS)),
+        ("the same, per /16 network, and /32 of IPv6", rate(accounts::DEVICE_LOGINS_PER_NETWORK)),
+        ("the same, all together", rate(accounts::DEVICE_LOGINS)),
+        (
+            "requests of terminals for their keys, per IP address",
+            rate(accounts::DEVICE_COLLECTS_PER_ADDRESS),
+        ),
+        ("codes of terminals that an account tries", rate(accounts::USER_CODES_PER_ACCOUNT)),
+    ]
+}
+
 /// How often people may do things.
 fn people_rates() -> Vec<(&'static str, String)> {
-    let rate = |it: Rate| format!("{} in {} s", it.count, it.window_seconds);
     vec![
         (
             "sign-up, login, reset and mailed links, per IP address",
@@ -150,12 +167,6 @@ fn people_rates() -> Vec<(&'static str, String)> {
         ("invitations, per account", rate(accounts::INVITATIONS_PER_ACCOUNT)),
         ("invitations, per account of at most 7 days", rate(accounts::INVITATIONS_PER_NEW_ACCOUNT)),
         ("exports, per account", rate(accounts::EXPORTS_PER_ACCOUNT)),
-        ("logins of terminals, per IP address", rate(accounts::DEVICE_LOGINS_PER_ADDRESS)),
-        (
-            "requests of terminals for their keys, per IP address",
-            rate(accounts::DEVICE_COLLECTS_PER_ADDRESS),
-        ),
-        ("codes of terminals that an account tries", rate(accounts::USER_CODES_PER_ACCOUNT)),
         (
             "tokens that are exchanged for keys, per IP address",
             rate(accounts::EXCHANGES_PER_ADDRESS),

@@ -24,6 +24,7 @@ const ORIGIN: &str = "https://queue.example.com";
 
 const PRESENT: u8 = 1;
 const VERIFIED: u8 = 4;
+const MAY_BE_COPIED: u8 = 8;
 const IS_COPIED: u8 = 16;
 const HAS_CREDENTIAL: u8 = 64;
 
@@ -250,6 +251,33 @@ fn an_answer_counts_once_however_many_send_it() {
 }
 
 #[test]
+fn a_new_password_removes_passkeys_on_demand() {
+    limited(async {
+        let (server, t, ada) = start().await;
+        let mut key = Authenticator::new();
+        add(&ada, &mut key).await.is(201);
+        let change = async |from: &str, to: &str, more: Value| {
+            let mut body = json!({"current_password": from, "new_password": to});
+            body.as_object_mut().expect("one").extend(more.as_object().expect("one").clone());
+            ada.post("/v1/auth/password", body).await.is_empty(204);
+        };
+        let (second, third) = ("loud herons lend galoshes", "seven yellow submarines");
+        change(PASSWORD, second, json!({})).await;
+        log_in(&t, &mut key).await.is(200);
+        change(second, third, json!({"remove_passkeys": true})).await;
+        is_refused(&log_in(&t, &mut key).await, "no account has it, or not this one");
+        let factors = ada.get("/v1/me/second-factors").await.is(200);
+        assert_eq!(factors["recovery_codes_left"], 0);
+        server.stop().await;
+    });
+}
+
+/// Waits for the mail about a passkey that may be a copy.
+async fn is_warned(server: &TestServer) {
+    while !server.next_mail().await.text.contains("may have been copied") {}
+}
+
+#[test]
 fn what_another_site_or_a_copy_has_got_is_refused() {
     limited(async {
         let (server, t, ada) = start().await;
@@ -270,7 +298,13 @@ fn what_another_site_or_a_copy_has_got_is_refused() {
         }
         key.count = 7;
         is_refused(&log_in(&t, &mut key).await, "its counter went back: there may be a copy of it");
+        is_warned(&server).await;
         key.count = 8;
+        key.flags |= MAY_BE_COPIED;
+        let why = "it is of another kind than the one that was added";
+        is_refused(&log_in(&t, &mut key).await, why);
+        is_warned(&server).await;
+        key.flags = PRESENT | VERIFIED;
         log_in(&t, &mut key).await.is(200);
         let mut other = Authenticator::new();
         other.credential_id.clone_from(&key.credential_id);

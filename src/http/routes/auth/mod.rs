@@ -10,7 +10,7 @@ use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, limits};
 use fencepost_identity::{
     accounts::{
-        Client, Reuse, SignUp, SignedIn,
+        Client, PasswordChange, Reuse, SignUp, SignedIn,
         security::{self, AccountEvent},
     },
     credentials::Evict,
@@ -271,13 +271,18 @@ pub struct PasswordRequest {
     /// New password of 12 to 128 characters that is not easy to guess.
     #[schema(value_type = String, extensions(("bounds" = json!(chars(limits::MIN_PASSWORD_CHARS, limits::MAX_PASSWORD_CHARS)))))]
     new_password: SecretString,
+    /// True removes all passkeys, too. Default: false.
+    remove_passkeys: Option<bool>,
+    /// True removes all links to login providers, too. Default: false.
+    remove_identities: Option<bool>,
 }
 
 impl RequestBody for PasswordRequest {}
 
 /// Change the password.
 ///
-/// Revokes all other sessions.
+/// Revokes all other sessions. Passkeys and links to login providers stay, unless the request
+/// removes them: a stranger who knew the old password may have added one.
 #[utoipa::path(
     post, path = "/auth/password", tag = "accounts", operation_id = "auth_password",
     request_body = PasswordRequest, security(("session" = [])),
@@ -294,8 +299,13 @@ pub async fn password(
     Json(request): Json<PasswordRequest>,
 ) -> Result<StatusCode, Error> {
     check_length("current_password", &request.current_password)?;
-    let (present, new) = (request.current_password, request.new_password);
-    let ended = app.accounts.password_changes.change(person.bearer, present, new, &client).await?;
+    let change = PasswordChange {
+        present: request.current_password,
+        new: request.new_password,
+        removes_passkeys: request.remove_passkeys.unwrap_or(false),
+        removes_identities: request.remove_identities.unwrap_or(false),
+    };
+    let ended = app.accounts.password_changes.change(person.bearer, change, &client).await?;
     for session in ended {
         app.credentials.evict(Evict::Session(session)).await;
     }

@@ -3,7 +3,7 @@
 
 use std::{
     collections::HashSet,
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -16,7 +16,7 @@ use jsonwebtoken::{
 use reqwest::{Client, RequestBuilder, Url, header::AUTHORIZATION, redirect::Policy};
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, de::DeserializeOwned};
-use tokio::sync::{Mutex, Semaphore};
+use tokio::sync::Semaphore;
 
 use super::config::{ProviderConfig, check_url};
 use crate::accounts::{
@@ -30,8 +30,11 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_ANSWER_BYTES: usize = 256 * 1_024;
 /// The time for which metadata are kept.
 const METADATA_LIFE: Duration = Duration::from_secs(3_600);
-/// How long keys are kept: a key that the issuer withdraws is accepted no longer than this.
+/// How long keys are kept: a key that the issuer withdraws is accepted no longer than this, and
+/// while they are read again.
 const KEYS_LIFE: Duration = Duration::from_secs(600);
+/// The longest time in which they are read: two calls.
+const READING_TIME: Duration = Duration::from_secs(2 * CALL_TIMEOUT.as_secs());
 /// The shortest time between two readings of the keys: a token may name any key.
 const KEYS_PAUSE: Duration = Duration::from_secs(10);
 /// After a failed call, the next one waits this long: others fail without a call.
@@ -137,6 +140,8 @@ pub struct Issuer {
     http: Client,
     calls: Semaphore,
     cache: Mutex<Cache>,
+    /// Held by the one read that is under way, and not by those who know what they need.
+    reading: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
@@ -169,11 +174,16 @@ impl Issuer {
             .redirect(Policy::none())
             .build()?;
         let (calls, cache) = (Semaphore::new(MAX_CALLS), Mutex::default());
-        Ok(Self { url: url.to_owned(), given_keys, http, calls, cache })
+        let reading = tokio::sync::Mutex::default();
+        Ok(Self { url: url.to_owned(), given_keys, http, calls, cache, reading })
     }
 
     pub fn url(&self) -> &str {
         &self.url
+    }
+
+    fn cache(&self) -> MutexGuard<'_, Cache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn call<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T, OidcError> {
@@ -194,16 +204,12 @@ impl Issuer {
     }
 
     /// A call that others wait for: after a failure they fail at once.
-    async fn read<T: DeserializeOwned>(
-        &self,
-        cache: &mut Cache,
-        url: &str,
-    ) -> Result<T, OidcError> {
-        if cache.failed_at.is_some_and(|it| it.elapsed() < FAILURE_PAUSE) {
+    async fn read<T: DeserializeOwned>(&self, url: &str) -> Result<T, OidcError> {
+        if self.cache().failed_at.is_some_and(|it| it.elapsed() < FAILURE_PAUSE) {
             return Err(OidcError::FailedBefore);
         }
         let read = self.call(self.http.get(url)).await;
-        cache.failed_at = read.is_err().then(Instant::now);
+        self.cache().failed_at = read.is_err().then(Instant::now);
         read
     }
 
@@ -212,16 +218,24 @@ impl Issuer {
     /// # Errors
     /// [`OidcError`].
     pub async fn metadata(&self) -> Result<Arc<ProviderMetadata>, OidcError> {
-        let mut kept = self.cache.lock().await;
-        self.read_metadata(&mut kept).await
+        if let Some(known) = self.known_metadata() {
+            return Ok(known);
+        }
+        let _reading = self.reading.lock().await;
+        self.read_metadata().await
     }
 
-    async fn read_metadata(&self, cache: &mut Cache) -> Result<Arc<ProviderMetadata>, OidcError> {
-        if let Some(known) = fresh(cache.metadata.as_ref(), METADATA_LIFE) {
+    fn known_metadata(&self) -> Option<Arc<ProviderMetadata>> {
+        fresh(self.cache().metadata.as_ref(), METADATA_LIFE)
+    }
+
+    /// For the one that reads. Another one may have read it before.
+    async fn read_metadata(&self) -> Result<Arc<ProviderMetadata>, OidcError> {
+        if let Some(known) = self.known_metadata() {
             return Ok(known);
         }
         let url = format!("{}/.well-known/openid-configuration", self.url.trim_end_matches('/'));
-        let read: ProviderMetadata = self.read(cache, &url).await?;
+        let read: ProviderMetadata = self.read(&url).await?;
         if read.issuer != self.url {
             return Err(OidcError::Answer("its `issuer` is not the configured URL".into()));
         }
@@ -231,7 +245,7 @@ impl Issuer {
             check_url(url).map_err(|error| OidcError::Answer(format!("{error:#}")))?;
         }
         let read = Arc::new(read);
-        cache.metadata = Some((Arc::clone(&read), Instant::now()));
+        self.cache().metadata = Some((Arc::clone(&read), Instant::now()));
         Ok(read)
     }
 
@@ -242,18 +256,30 @@ impl Issuer {
         if let Some(given) = &self.given_keys {
             return choose(given, kid, algorithm).ok_or_else(unknown);
         }
-        let mut cache = self.cache.lock().await;
-        let known = fresh(cache.keys.as_ref(), KEYS_LIFE);
-        let found = known.as_deref().and_then(|it| choose(it, kid, algorithm));
-        if let Some(key) = found {
+        let known = |life| {
+            let keys = fresh(self.cache().keys.as_ref(), life);
+            keys.and_then(|it| choose(&it, kid, algorithm))
+        };
+        if let Some(key) = known(KEYS_LIFE) {
             return Ok(key);
         }
-        if fresh(cache.keys.as_ref(), KEYS_PAUSE).is_some() {
+        let _reading = match self.reading.try_lock() {
+            Ok(reading) => reading,
+            // While others read, the old keys are good enough.
+            Err(_) => match known(KEYS_LIFE + READING_TIME) {
+                Some(key) => return Ok(key),
+                None => self.reading.lock().await,
+            },
+        };
+        if let Some(key) = known(KEYS_LIFE) {
+            return Ok(key);
+        }
+        if fresh(self.cache().keys.as_ref(), KEYS_PAUSE).is_some() {
             return Err(unknown());
         }
-        let metadata = self.read_metadata(&mut cache).await?;
-        let keys: Arc<JwkSet> = Arc::new(self.read(&mut cache, &metadata.jwks_uri).await?);
-        cache.keys = Some((Arc::clone(&keys), Instant::now()));
+        let metadata = self.read_metadata().await?;
+        let keys: Arc<JwkSet> = Arc::new(self.read(&metadata.jwks_uri).await?);
+        self.cache().keys = Some((Arc::clone(&keys), Instant::now()));
         choose(&keys, kid, algorithm).ok_or_else(unknown)
     }
 
@@ -265,9 +291,8 @@ impl Issuer {
         if self.given_keys.is_some() {
             return Ok(());
         }
-        let mut cache = self.cache.lock().await;
-        let metadata = self.read_metadata(&mut cache).await?;
-        self.read::<JwkSet>(&mut cache, &metadata.jwks_uri).await.map(drop)
+        let metadata = self.metadata().await?;
+        self.read::<JwkSet>(&metadata.jwks_uri).await.map(drop)
     }
 
     /// Exchanges a code for tokens.
@@ -426,4 +451,39 @@ pub fn authorization_url(
     let mut url = check_url(url).map_err(|error| OidcError::Answer(format!("{error:#}")))?;
     url.query_pairs_mut().extend_pairs(parameters);
     Ok(url)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use serde_json::json;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_token_that_names_an_unknown_key_holds_up_no_other() {
+        let silent = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let url = format!("http://{}", silent.local_addr().expect("an address"));
+        let issuer = Issuer::new(&url, None).expect("an issuer");
+        // The example of RFC 7517, appendix A.1.
+        let key = json!({
+            "kty": "EC", "crv": "P-256", "kid": "one", "use": "sig",
+            "x": "MKBCTNIcKUSDii11ySs3526iDZ8AiTo7Tu6KPAqv7D4",
+            "y": "4Etl6SRW2YiLUrN5vfvVHuhp7x8PxltmWWlbbM4IFyM",
+        });
+        let keys: JwkSet = serde_json::from_value(json!({"keys": [key]})).expect("keys");
+        let were_read = |ago: Duration| {
+            issuer.cache().keys = Some((Arc::new(keys.clone()), Instant::now() - ago));
+        };
+        let known = || issuer.key(Some("one"), Algorithm::ES256).now_or_never();
+        were_read(KEYS_PAUSE);
+        let mut unknown = Box::pin(issuer.key(Some("two"), Algorithm::ES256));
+        assert!(unknown.as_mut().now_or_never().is_none(), "the keys are read again");
+        assert!(known().expect("at once").is_ok());
+        were_read(KEYS_LIFE);
+        assert!(known().expect("at once").is_ok(), "the old keys, while others read");
+        were_read(KEYS_LIFE + READING_TIME);
+        assert!(known().is_none(), "they are too old");
+    }
 }

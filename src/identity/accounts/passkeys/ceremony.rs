@@ -55,6 +55,16 @@ pub struct NewPasskey {
     /// The key, as COSE.
     pub public_key: Vec<u8>,
     pub sign_count: u32,
+    /// Whether its authenticator may copy it to other devices, which never changes; none: it was
+    /// added before this was stored.
+    pub may_be_copied: Option<bool>,
+}
+
+/// A use of a passkey.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Use {
+    pub sign_count: u32,
+    pub may_be_copied: bool,
 }
 
 /// The answer of `navigator.credentials.create()`, as `toJSON()` writes it.
@@ -105,6 +115,10 @@ struct ClientData {
 pub type Refused = &'static str;
 
 const UNREADABLE: Refused = "it cannot be read";
+const COUNTED_BACK: Refused = "its counter went back: there may be a copy of it";
+const OTHER_KIND: Refused = "it is of another kind than the one that was added";
+/// What the owner of a passkey should know: it was signed with its key.
+pub const SUSPICIOUS: [Refused; 2] = [COUNTED_BACK, OTHER_KIND];
 
 impl Registration {
     /// The new passkey, if the browser has made it for this page and challenge, and the
@@ -140,6 +154,7 @@ impl Registration {
             credential_id: credential_id.to_vec(),
             public_key,
             sign_count: head.sign_count,
+            may_be_copied: Some(head.may_be_copied()),
         })
     }
 }
@@ -160,7 +175,7 @@ impl Assertion {
         self.response.user_handle.as_ref().is_some_and(|it| !it.is_empty())
     }
 
-    /// The new signature counter, if the passkey has signed this challenge for this page, after its
+    /// The use, if the passkey has signed this challenge for this page, after its
     /// authenticator has verified the person. `user` is the account that has the passkey.
     ///
     /// # Errors
@@ -171,7 +186,7 @@ impl Assertion {
         challenge: &str,
         user: &[u8],
         stored: &NewPasskey,
-    ) -> Result<u32, Refused> {
+    ) -> Result<Use, Refused> {
         let AssertionResponse { client_data, authenticator_data, signature, user_handle } =
             &self.response;
         if let Some(handle) = user_handle
@@ -187,12 +202,15 @@ impl Assertion {
             ciborium::from_reader(stored.public_key.as_slice()).map_err(|_| UNREADABLE)?;
         let signed = [data.as_slice(), Sha256::digest(&client_data).as_slice()].concat();
         PublicKey::read(&key)?.verify(&signed, &decode(signature)?)?;
+        if stored.may_be_copied.is_some_and(|it| it != head.may_be_copied()) {
+            return Err(OTHER_KIND);
+        }
         // Many authenticators do not count: both are 0 then.
         let (before, after) = (stored.sign_count, head.sign_count);
         if (before, after) != (0, 0) && after <= before {
-            return Err("its counter went back: there may be a copy of it");
+            return Err(COUNTED_BACK);
         }
-        Ok(after)
+        Ok(Use { sign_count: after, may_be_copied: head.may_be_copied() })
     }
 }
 
@@ -239,6 +257,10 @@ impl AuthenticatorHead {
             return Err(UNREADABLE);
         }
         Ok(Self { flags, sign_count: u32::from_be_bytes([a, b, c, d]) })
+    }
+
+    fn may_be_copied(&self) -> bool {
+        self.flags & MAY_BE_COPIED != 0
     }
 }
 
@@ -340,7 +362,8 @@ mod tests {
     fn stored(public_key: Value) -> NewPasskey {
         let mut bytes = Vec::new();
         ciborium::into_writer(&public_key, &mut bytes).expect("bytes");
-        NewPasskey { credential_id: vec![1], public_key: bytes, sign_count: 0 }
+        let may_be_copied = Some(false);
+        NewPasskey { credential_id: vec![1], public_key: bytes, sign_count: 0, may_be_copied }
     }
 
     fn rsa_key() -> Value {
@@ -366,7 +389,13 @@ mod tests {
         let check = |signature: &str, key| {
             assertion(signature).check(SITE, "Y2hhbGxlbmdl", b"", &stored(key))
         };
-        assert_eq!(check(SIGNATURE, rsa_key()), Ok(0));
+        let used = Use { sign_count: 0, may_be_copied: false };
+        assert_eq!(check(SIGNATURE, rsa_key()), Ok(used));
+        let before = |may_be_copied| NewPasskey { may_be_copied, ..stored(rsa_key()) };
+        let check_against =
+            |before: NewPasskey| assertion(SIGNATURE).check(SITE, "Y2hhbGxlbmdl", b"", &before);
+        assert_eq!(check_against(before(None)), Ok(used));
+        assert_eq!(check_against(before(Some(true))), Err(OTHER_KIND));
         let broken = SIGNATURE.replacen(&SIGNATURE[..1], "_", 1);
         assert_eq!(check(&broken, rsa_key()), Err("its signature is wrong"));
         let other_site = RelyingParty { origin: "http://queue.example.com", ..SITE };

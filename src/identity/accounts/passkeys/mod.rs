@@ -12,14 +12,14 @@ use fencepost_domain::{
     ids::{AccountId, PasskeyId},
     limits::{MAX_PASSKEYS, PASSKEY_SECONDS},
 };
-use fencepost_store::{self as store, people::passkeys::PasskeyRow};
+use fencepost_store::{self as store, connection::deadline::bounded, people::passkeys::PasskeyRow};
 use reqwest::Url;
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sqlx::{Acquire, PgConnection};
 
-use self::ceremony::{ALGORITHMS, NewPasskey, Refused, RelyingParty};
+use self::ceremony::{ALGORITHMS, NewPasskey, Refused, RelyingParty, SUSPICIOUS, Use};
 pub use self::ceremony::{Assertion, Registration};
 use super::{
     Client,
@@ -73,7 +73,7 @@ struct Proved {
     id: PasskeyId,
     account_id: AccountId,
     challenge: String,
-    sign_count: u32,
+    used: Use,
 }
 
 /// The passkeys of accounts.
@@ -177,11 +177,15 @@ impl Passkeys {
         lock_stepped_up(&mut tx, bearer).await?;
         use_challenge(&mut tx, &asked.challenge).await?;
         let had_factor = store::people::second_factors::is_required(&mut tx, id).await?;
-        let NewPasskey { credential_id, public_key, sign_count } = &new;
-        let key = (credential_id.as_slice(), public_key.as_slice(), i64::from(*sign_count));
-        let passkey = PasskeyId::generate();
-        let row =
-            store::people::passkeys::insert(&mut tx, id, passkey, name, key, MAX_PASSKEYS).await;
+        let key = store::people::passkeys::NewPasskey {
+            id: PasskeyId::generate(),
+            name,
+            credential_id: &new.credential_id,
+            public_key: &new.public_key,
+            sign_count: i64::from(new.sign_count),
+            may_be_copied: new.may_be_copied,
+        };
+        let row = store::people::passkeys::insert(&mut tx, id, key, MAX_PASSKEYS).await;
         let row = match row {
             Ok(Some(row)) => row,
             Ok(None) => {
@@ -242,7 +246,7 @@ impl Passkeys {
         }
         let (proved, owner) = {
             let mut conn = self.base.pool.acquire().await?;
-            self.prove(&mut conn, answer).await?
+            self.prove(&mut conn, answer, client).await?
         };
         if owner.is_suspended {
             return Err(Error::Suspended { what: "account" });
@@ -272,8 +276,9 @@ impl Passkeys {
         tx: &mut PgConnection,
         id: AccountId,
         answer: &PasskeyAnswer,
+        client: &Client,
     ) -> Result<PasskeyId, Error> {
-        let (proved, _) = self.prove(tx, answer).await?;
+        let (proved, _) = self.prove(tx, answer, client).await?;
         if proved.account_id != id {
             return Err(Error::PasskeyRefused(GONE));
         }
@@ -285,6 +290,7 @@ impl Passkeys {
         &self,
         conn: &mut PgConnection,
         answer: &PasskeyAnswer,
+        client: &Client,
     ) -> Result<(Proved, store::people::passkeys::PasskeyOwner), Error> {
         let PasskeyAnswer { challenge_token, assertion } = answer;
         let asked = self.read_challenge(challenge_token)?;
@@ -298,13 +304,35 @@ impl Passkeys {
             credential_id,
             public_key: owner.public_key.clone(),
             sign_count: u32::try_from(owner.sign_count).unwrap_or(u32::MAX),
+            may_be_copied: owner.may_be_copied,
         };
         let user = owner.account_id.0.as_bytes();
-        let sign_count =
-            self.of_this_server(|of| assertion.check(of, &asked.challenge, user, &stored))?;
+        let used = self.of_this_server(|of| {
+            assertion.check(of, &asked.challenge, user, &stored).inspect_err(|why| {
+                if SUSPICIOUS.contains(why) {
+                    self.note_suspicion(owner.account_id, client);
+                }
+            })
+        })?;
         let challenge = asked.challenge;
-        let proved = Proved { id: owner.id, account_id: owner.account_id, challenge, sign_count };
+        let proved = Proved { id: owner.id, account_id: owner.account_id, challenge, used };
         Ok((proved, owner))
+    }
+
+    /// In the background: the caller's transaction is undone.
+    fn note_suspicion(&self, id: AccountId, client: &Client) {
+        let (this, client, event) = (self.clone(), client.clone(), AccountEvent::PasskeySuspicious);
+        tokio::spawn(bounded(async move {
+            let noted = async {
+                let mut conn = this.base.pool.acquire().await?;
+                security::note(&mut conn, id, event, Some(&client)).await
+            };
+            if let Err(error) = noted.await {
+                let error = fencepost_domain::error::chain(&error);
+                tracing::error!(error, "suspicious passkey was not written to the account log");
+            }
+            this.base.mailing.notify_owner(id, event, &client);
+        }));
     }
 
     fn read_challenge(&self, token: &SecretString) -> Result<SignedChallenge, Error> {
@@ -339,8 +367,9 @@ async fn use_challenge(tx: &mut PgConnection, challenge: &str) -> Result<(), Err
 /// No challenge is answered twice, and no counter goes back.
 async fn record_use(tx: &mut PgConnection, proved: &Proved) -> Result<(), Error> {
     use_challenge(tx, &proved.challenge).await?;
-    let (id, count) = (proved.id, i64::from(proved.sign_count));
-    match store::people::passkeys::record_use(tx, proved.account_id, id, count).await? {
+    let Use { sign_count, may_be_copied } = proved.used;
+    let used = (i64::from(sign_count), may_be_copied);
+    match store::people::passkeys::record_use(tx, proved.account_id, proved.id, used).await? {
         true => Ok(()),
         false => Err(Error::PasskeyRefused(GONE)),
     }

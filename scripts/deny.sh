@@ -1,6 +1,7 @@
 #!/bin/sh
 # Checks the crates with cargo-deny, as configured in deny.toml. It fails when a check cannot run.
 #   deny.sh          with the advisories in ops/advisories, whose age it prints
+#   deny.sh release  the same; it fails when they are more than RELEASE_DAYS old
 #   deny.sh audit    with the newest advisories, at most MAX_DAYS old; needs github.com
 #   deny.sh vendor   replaces the advisories in ops/advisories by the newest ones
 set -eu
@@ -9,6 +10,7 @@ cd "$(dirname "$0")/.."
 VERSION=0.20.2
 FETCH_SECONDS=60
 MAX_DAYS=7
+RELEASE_DAYS=30
 SOURCE=https://github.com/RustSec/advisory-db
 VENDORED=ops/advisories
 
@@ -61,11 +63,14 @@ PATH=$tools/bin:$PATH
 # Also crates of other platforms, which a build here does not need.
 cargo fetch --locked --quiet || fail "some crates are missing and could not be fetched"
 case ${1-} in
-    "")
+    "" | release)
         cargo deny --offline check bans licenses sources
         unpack
         check_advisories "file://$work/source"
-        say "advisories are $(age_days "$work/source") days old; \`make audit\` reads the newest"
+        days=$(age_days "$work/source")
+        [ -z "${1-}" ] || [ "$days" -le "$RELEASE_DAYS" ] ||
+            fail "the advisories are $days days old: \`make advisories\` replaces them"
+        say "advisories are $days days old; \`make audit\` reads the newest"
         ;;
     audit | vendor)
         rm -rf "$work/newest"

@@ -389,6 +389,8 @@ pub const MAX_PAGE_DELIVERIES: u32 = 100;
 pub const SECURITY_LOG_KEEP_DAYS: i32 = 90;
 /// Days for which the audit log is kept, also that of a deleted project.
 pub const AUDIT_KEEP_DAYS: i32 = 400;
+/// Names of deleted projects are cleared after this many days.
+pub const NAME_KEEP_DAYS: i32 = 90;
 /// Queues of a project, and types of a queue, that a node counts by name; later ones are `other`.
 pub const MAX_COUNTED_NAMES: usize = 100;
 /// Pairs of a queue and a type of one project that a node counts by name.

@@ -123,6 +123,9 @@ pub async fn purge(engine: &Engine) -> sqlx::Result<bool> {
         rows += purge::delete_rows(&mut tx, table, project_id).await?;
     }
     if rows == 0 {
+        rows = purge::forget_invitees(&mut tx, project_id).await?;
+    }
+    if rows == 0 {
         purge::note_purged(&mut tx, project_id).await?;
     }
     tx.commit().await?;

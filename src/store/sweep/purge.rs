@@ -99,6 +99,33 @@ pub async fn delete_rows(
     Ok(conn.execute(sqlx::raw_sql(statement)).await?.rows_affected())
 }
 
+/// Replaces addresses of people who were invited to a deleted project by hashes, in its audit log.
+/// Returns how many entries had one, up to [`MAX_PURGED_ROWS`].
+pub async fn forget_invitees(conn: &mut PgConnection, id: ProjectId) -> sqlx::Result<u64> {
+    let most = i32::try_from(MAX_PURGED_ROWS).unwrap_or(i32::MAX);
+    let forgotten = sqlx::query_scalar!(r#"select forget_invitees($1, $2) "count!""#, id.0, most);
+    Ok(forgotten.fetch_one(conn).await?.unsigned_abs())
+}
+
+/// Clears names of projects that were purged this many days ago; their slugs stay taken until their
+/// audit log has gone. Returns how many, up to 500.
+pub async fn forget_names(conn: &mut PgConnection, days: i32) -> sqlx::Result<u64> {
+    let forgotten = sqlx::query!(
+        "
+        update projects
+        set name = 'deleted'
+        where id in (
+            select id
+            from projects
+            where purged_at < now() - make_interval(days => $1) and name <> 'deleted'
+            limit 500
+        )
+        ",
+        days,
+    );
+    Ok(forgotten.execute(conn).await?.rows_affected())
+}
+
 /// Notes that a project's rows are gone. The project itself goes when its audit log has gone.
 pub async fn note_purged(conn: &mut PgConnection, id: ProjectId) -> sqlx::Result<()> {
     sqlx::query!(

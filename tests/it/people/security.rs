@@ -1,6 +1,7 @@
 //! What operators do about a project or an account, and the mail to the owner of an account.
 
 use fencepost_domain::access::Role;
+use fencepost_store::sweep::purge;
 use serde_json::{Value, json};
 use std::process::{Command, Output};
 
@@ -190,6 +191,12 @@ fn the_audit_log_of_a_deleted_project_stays_and_says_who_deleted_it() {
         let text = |name: &str| project[name].as_str().expect("a text");
         let (id, slug) = (text("id"), text("slug"));
         assert!(slug.starts_with("ada-example-com-"), "a name reveals nothing of others: {slug}");
+        let invited = json!({"email": "grace@example.com", "role": "member"});
+        ada.post(&format!("/v1/projects/{slug}/invitations"), invited).await.is(201);
+        let forget = format!("select forget_invitees(id, 10) from projects where slug = '{slug}'");
+        let refused = sqlx::raw_sql(sqlx::AssertSqlSafe(forget));
+        let refused = refused.execute(&mut t.database.connect().await).await;
+        assert!(refused.is_err(), "the log of a project that lives is never changed");
         let path = format!("/v1/projects/{slug}?confirm={slug}");
         ada.send(reqwest::Method::DELETE, &path, None).await.is_empty(204);
         let long_ago = "update projects set deleted_at = deleted_at - interval '1 hour'";
@@ -200,6 +207,16 @@ fn the_audit_log_of_a_deleted_project_stays_and_says_who_deleted_it() {
                     where project_id in (select id from projects where purged_at is not null)";
         assert_eq!(t.database.number(left).await, 0);
         let log = printed(t, &["audit", id]);
+        assert!(log.contains("invitation.created") && log.contains("sha256:"), "{log}");
+        assert!(!log.contains("grace"), "{log}");
+        let names =
+            "select count(*) from projects where purged_at is not null and name = 'deleted'";
+        assert_eq!(t.database.number(names).await, 0);
+        let mut conn = t.database.connect().await;
+        purge::forget_names(&mut conn, 90).await.expect("it runs");
+        assert_eq!(t.database.number(names).await, 0, "it was purged just now");
+        purge::forget_names(&mut conn, 0).await.expect("it runs");
+        assert_eq!(t.database.number(names).await, 1);
         let last: Value = serde_json::from_str(log.lines().next().expect("a line")).expect("JSON");
         assert_eq!(last["action"], "project.deleted");
         assert_eq!(last["actor_id"], json!(ada.account_id));

@@ -9,7 +9,7 @@ use std::{
 
 use fencepost_domain::{
     error::chain,
-    limits::{AUDIT_KEEP_DAYS, SECURITY_LOG_KEEP_DAYS, UNUSED_ACCOUNT_DAYS},
+    limits::{AUDIT_KEEP_DAYS, NAME_KEEP_DAYS, SECURITY_LOG_KEEP_DAYS, UNUSED_ACCOUNT_DAYS},
 };
 use fencepost_engine::{
     Engine,
@@ -282,6 +282,7 @@ fn start_instance_loops(app: &App, loops: &Loops<'_>) {
             let mut conn = engine.pools.background.acquire().await?;
             let expired = purge::prune_expired(&mut conn).await?;
             let old = purge::prune_logs(&mut conn, AUDIT_KEEP_DAYS, SECURITY_LOG_KEEP_DAYS).await?;
+            purge::forget_names(&mut conn, NAME_KEEP_DAYS).await?;
             // Elsewhere, no address can be verified.
             if app.accounts.mailer.reaches_others() {
                 purge::prune_unused(&mut conn, UNUSED_ACCOUNT_DAYS).await?;

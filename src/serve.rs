@@ -87,8 +87,6 @@ pub struct Node {
     pub zones: Zones,
     /// Calls to URLs of users.
     pub outbound: Outbound,
-    /// Whether it sends the deliveries of webhooks.
-    pub delivers: bool,
     /// Operations that will end.
     pub deprecated: &'static [Deprecated],
     /// How long new connections are still accepted at shutdown, so that load balancers notice that
@@ -167,13 +165,14 @@ async fn run(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     let bus = Bus::new(node.redis.as_ref(), instance.public_id, node.redis_budget)?;
     let tick_key = TickKey::new(&instance.cursor_key);
     let engine = Engine::start(pools.clone(), tick_key, node.zones, stop.clone());
-    let app = open(&engine, (&bus, node.outbound), node.people, instance);
+    let outbound = node.outbound.with_mark(&instance.public_id.to_string());
+    let app = open(&engine, (&bus, outbound), node.people, instance);
     start.ask(|| app.accounts.signing_keys.refresh().boxed()).await.context(NO_ANSWER)?;
     start.ask(|| app.count_nodes().boxed()).await.context(NO_ANSWER)?;
     bus.publish(Topic::Nodes, "").await;
     let background = TaskTracker::new();
     loops::start(&app, &stop, &background);
-    if node.delivers {
+    if app.outbound.delivers {
         start_senders(&app, &bus, &engine, &stop, &background);
     }
     if let Some(period) = node.canary {

@@ -363,7 +363,6 @@ async fn open(database: &DatabaseArgs, node: NodeArgs, linger: Duration) -> anyh
         canary,
         zones: Zones::new(zone_files::read(node.zone_files.as_deref())?),
         outbound: Outbound::of_args(&node.outbound, node.outbound.outbound_allow.clone())?,
-        delivers: node.outbound.deliver,
         deprecated: DEPRECATED,
         linger,
     })

@@ -307,6 +307,13 @@ pub struct OutboundArgs {
           value_parser = read_network)]
     pub outbound_allow: Vec<IpNet>,
 
+    /// Address or network that webhooks may not reach, although it is on the public internet: the
+    /// operator's own, such as addresses of pods and load balancers; may be repeated [default:
+    /// none]
+    #[arg(long, env = "FENCEPOST_OUTBOUND_DENY", value_name = "ADDR", value_delimiter = ',',
+          value_parser = read_network)]
+    pub outbound_deny: Vec<IpNet>,
+
     /// File of certificates, in PEM, of authorities that are trusted for webhooks besides those of
     /// the system [default: none]
     #[arg(long, env = "FENCEPOST_OUTBOUND_CA", value_name = "FILE")]

@@ -136,7 +136,6 @@ pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
         canary: args.node.canary(0),
         zones: Zones::new(zone_files::read(args.node.zone_files.as_deref())?),
         outbound: outbound(&args.node.outbound)?,
-        delivers: args.node.outbound.deliver,
         deprecated: DEPRECATED,
         linger: Duration::ZERO,
         redis: place,

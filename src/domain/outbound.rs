@@ -128,21 +128,45 @@ fn is_in_v6(it: Ipv6Addr, (net, bits): (Ipv6Addr, u32)) -> bool {
     (it.to_bits() ^ net.to_bits()) >> (128 - bits) == 0
 }
 
-/// Networks that calls may go to besides the public internet, as the operator says.
+/// Networks that calls may and may not go to, as the operator says.
 #[derive(Debug, Clone, Default)]
-pub struct Allowed(pub Vec<IpNet>);
+pub struct Allowed {
+    /// Besides the public internet.
+    pub networks: Vec<IpNet>,
+    /// Networks of the operator's own that are public. They win over the others.
+    pub denied: Vec<IpNet>,
+}
+
+impl From<Vec<IpNet>> for Allowed {
+    fn from(networks: Vec<IpNet>) -> Self {
+        Self { networks, denied: Vec::new() }
+    }
+}
 
 impl Allowed {
     /// Whether the operator allows this address.
     #[must_use]
     pub fn names(&self, address: IpAddr) -> bool {
-        self.0.iter().any(|it| it.contains(&address))
+        self.networks.iter().any(|it| it.contains(&address)) && !self.denies(address)
     }
 
     /// Whether a call may go to this address.
+    ///
+    /// ```
+    /// # use fencepost_domain::outbound::Allowed;
+    /// let denied = vec!["8.8.0.0/16".parse().unwrap(), "10.1.0.1/32".parse().unwrap()];
+    /// let allowed = Allowed { networks: vec!["10.1.0.0/16".parse().unwrap()], denied };
+    /// let may_reach = |it: &str| allowed.may_reach(it.parse().unwrap());
+    /// assert!(may_reach("1.1.1.1") && may_reach("10.1.0.2"));
+    /// assert!(!may_reach("8.8.8.8") && !may_reach("10.1.0.1") && !may_reach("10.2.0.1"));
+    /// ```
     #[must_use]
     pub fn may_reach(&self, address: IpAddr) -> bool {
-        is_public(address) || self.names(address)
+        (is_public(address) && !self.denies(address)) || self.names(address)
+    }
+
+    fn denies(&self, address: IpAddr) -> bool {
+        self.denied.iter().any(|it| it.contains(&address))
     }
 }
 
@@ -187,7 +211,7 @@ pub fn read_url(text: &str, allowed: &Allowed) -> Result<Url, String> {
         return Err("must begin with https://".to_owned());
     }
     match (address, host) {
-        (Some(it), _) if !is_public(it) => {
+        (Some(it), _) if !allowed.may_reach(it) => {
             return Err("must be a host on the public internet".to_owned());
         }
         (None, Host::Domain(name)) if !name.trim_end_matches('.').contains('.') => {

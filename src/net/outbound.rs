@@ -18,7 +18,9 @@ use http_body_util::{BodyExt, Full};
 use hyper::{
     Request, Response,
     body::Incoming,
-    header::{ACCEPT, ACCEPT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, USER_AGENT},
+    header::{
+        ACCEPT, ACCEPT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, USER_AGENT,
+    },
 };
 use hyper_util::client::legacy;
 use ipnet::IpNet;
@@ -47,6 +49,8 @@ pub const MAX_BODY_BYTES: usize = 64 * 1024;
 pub const MAX_KEPT_BYTES: usize = 1024;
 /// A header of answers; `false` says that another attempt cannot help.
 const RETRYABLE: &str = "fencepost-retryable";
+/// A header of requests: which instance has sent it.
+const INSTANCE: HeaderName = HeaderName::from_static("sender-instance");
 /// The user agent of calls.
 const AGENT: &str = concat!("Fencepost/", env!("CARGO_PKG_VERSION"));
 
@@ -87,9 +91,12 @@ impl CallError {
 pub struct Outbound {
     /// Networks besides the public internet.
     pub allowed: Arc<Allowed>,
+    /// Whether this node makes calls of its own accord.
+    pub delivers: bool,
     tls: ClientConfig,
     lookup: Arc<dyn Lookup>,
     proxy: Option<Arc<ProxyConnector>>,
+    mark: Option<HeaderValue>,
 }
 
 impl Outbound {
@@ -122,18 +129,21 @@ impl Outbound {
                 Arc::new(NoNameServers)
             }
         };
-        Ok(Self { allowed: Arc::new(allowed), tls, lookup, proxy: None })
+        let allowed = Arc::new(allowed);
+        Ok(Self { allowed, delivers: true, tls, lookup, proxy: None, mark: None })
     }
 
-    /// As an operator says. `allowed` are networks besides the public internet.
+    /// As an operator says. `networks` are those besides the public internet.
     ///
     /// # Errors
     /// When the file of certificates cannot be read, or the proxy's URL is malformed.
-    pub fn of_args(args: &OutboundArgs, allowed: Vec<IpNet>) -> anyhow::Result<Self> {
-        let outbound = Self::new(Allowed(allowed), args.outbound_ca.as_deref());
+    pub fn of_args(args: &OutboundArgs, networks: Vec<IpNet>) -> anyhow::Result<Self> {
+        let allowed = Allowed { networks, denied: args.outbound_deny.clone() };
+        let outbound = Self::new(allowed, args.outbound_ca.as_deref());
         let proxy = args.outbound_proxy.as_ref().map(|it| Proxy::read(it.expose_secret()));
         let proxy = proxy.transpose().context("--outbound-proxy")?;
-        Ok(outbound.context("--outbound-ca")?.with_proxy(proxy))
+        let outbound = Self { delivers: args.deliver, ..outbound.context("--outbound-ca")? };
+        Ok(outbound.with_proxy(proxy))
     }
 
     /// The same with another look-up.
@@ -149,6 +159,19 @@ impl Outbound {
         Self { proxy, ..self }
     }
 
+    /// Marks requests as those of this instance, whose nodes refuse them.
+    #[must_use]
+    pub fn with_mark(self, instance: &str) -> Self {
+        Self { mark: HeaderValue::from_str(instance).ok(), ..self }
+    }
+
+    /// Whether a request with these headers comes from a node of this instance: a job or a webhook
+    /// would make further ones without end. Its URL may name the server in any way.
+    #[must_use]
+    pub fn is_own(&self, headers: &HeaderMap) -> bool {
+        self.mark.as_ref().is_some_and(|mark| headers.get(&INSTANCE) == Some(mark))
+    }
+
     /// Whether the proxy takes a connection; none: there is no proxy.
     ///
     /// # Errors
@@ -162,7 +185,7 @@ impl Outbound {
     pub fn destination(&self, url: Url) -> Destination {
         let resolver = Arc::new(Resolver::new(Arc::clone(&self.allowed), Arc::clone(&self.lookup)));
         let client = connect::client(Arc::clone(&resolver), self.proxy.clone(), self.tls.clone());
-        Destination { url, client, resolver }
+        Destination { url, client, resolver, mark: self.mark.clone() }
     }
 }
 
@@ -171,6 +194,7 @@ pub struct Destination {
     url: Url,
     client: HttpClient,
     resolver: Arc<Resolver>,
+    mark: Option<HeaderValue>,
 }
 
 /// The answer to a call.
@@ -248,6 +272,9 @@ impl Destination {
             .map_err(|_| CallError::Broken)?;
         *request.headers_mut() = headers;
         request.headers_mut().entry(ACCEPT).or_insert(HeaderValue::from_static("*/*"));
+        if let Some(mark) = &self.mark {
+            request.headers_mut().insert(INSTANCE, mark.clone());
+        }
         request.headers_mut().insert(USER_AGENT, HeaderValue::from_static(AGENT));
         request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         let call = async {

@@ -79,8 +79,9 @@ impl App {
     pub async fn count_nodes(&self) -> sqlx::Result<()> {
         let mut conn = self.engine.pools.background.acquire().await?;
         let zones = &self.engine.zones;
-        let nodes =
-            store::connection::nodes::beat(&mut conn, self.bus.node(), &zones.newest()).await?;
+        let (node, newest) = (self.bus.node(), zones.newest());
+        let delivers = self.outbound.delivers;
+        let nodes = store::connection::nodes::beat(&mut conn, node, &newest, delivers).await?;
         drop(conn);
         self.bus.record_nodes(u32::try_from(nodes.count).unwrap_or(1));
         if Release::parse(&nodes.zone_rules).is_some_and(|it| zones.agree(it)) {

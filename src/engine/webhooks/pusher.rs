@@ -21,6 +21,7 @@ use fencepost_signals::telemetry;
 use fencepost_store::sweep::pushes::{PushOutcomes, PushedQueue, note_outcomes, pushed_queues};
 use metrics::{gauge, histogram};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use serde_json::json;
 use tokio::time::{sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -371,7 +372,9 @@ impl Pushed {
         state.has_succeeded |= before.has_succeeded;
     }
 
-    /// The headers of a request. Its id is that of the lease: a new attempt is no repetition.
+    /// The headers of a request. Its id is that of the lease: a new attempt is no repetition. Those
+    /// that describe the job have a signature of their own, as one over a body of JSON, which
+    /// libraries of Standard Webhooks can check.
     fn headers(&self, job: &DispatchedJob) -> HeaderMap {
         let (worker, job) = (&job.worker_id, &job.job);
         let (lease, timestamp) = (job.lease_id.0.to_string(), job.claimed_at.timestamp());
@@ -392,11 +395,20 @@ impl Pushed {
             (name("fencepost-worker-id"), worker.to_string()),
         ];
         values.extend(job.traceparent.clone().map(|it| (name("traceparent"), it)));
-        let read = |(name, value): (HeaderName, String)| {
+        for (_, value) in &mut values {
             // Names of queues and types may have characters that a header cannot carry as they are.
-            let value = percent_encoding::utf8_percent_encode(&value, UNSAFE).to_string();
-            Some((name, HeaderValue::try_from(value).ok()?))
-        };
+            *value = percent_encoding::utf8_percent_encode(value, UNSAFE).to_string();
+        }
+        let signed: BTreeMap<_, _> = values
+            .iter()
+            .filter(|it| it.0.as_str().starts_with("fencepost-"))
+            .map(|it| (it.0.as_str(), &it.1))
+            .collect();
+        let signed = json!(signed).to_string();
+        let signature = signatures(&self.secrets, &job.lease_id.0.to_string(), timestamp, &signed);
+        values.push((name("fencepost-signature"), signature));
+        let read =
+            |(name, value): (HeaderName, String)| Some((name, HeaderValue::try_from(value).ok()?));
         let mut headers = self.headers.clone();
         headers.extend(values.into_iter().filter_map(read));
         headers

@@ -9,7 +9,8 @@ pub(crate) mod middleware;
 pub mod progress;
 pub(crate) mod route_group;
 pub(crate) mod route_metrics;
-pub(crate) mod security_txt;
+pub(crate) mod security_headers;
+pub mod security_txt;
 mod undeclared;
 
 use std::{

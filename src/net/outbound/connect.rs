@@ -210,8 +210,8 @@ pub(super) struct ProxyConnector {
 impl ProxyConnector {
     pub(super) fn new(proxy: Proxy, lookup: Arc<dyn Lookup>) -> Self {
         let anywhere = [IpAddr::from([0; 4]), IpAddr::from([0; 16])];
-        let anywhere = anywhere.into_iter().filter_map(|it| IpNet::new(it, 0).ok()).collect();
-        let resolver = Resolver::new(Arc::new(Allowed(anywhere)), lookup);
+        let anywhere = anywhere.into_iter().filter_map(|it| IpNet::new(it, 0).ok());
+        let resolver = Resolver::new(Arc::new(Allowed::from(anywhere.collect::<Vec<_>>())), lookup);
         Self { proxy, resolver, warned_at: Mutex::default() }
     }
 

@@ -40,14 +40,15 @@ pub async fn beat(
     conn: &mut PgConnection,
     id: NodeId,
     zone_rules: &Release,
+    delivers: bool,
 ) -> sqlx::Result<RunningNodes> {
     sqlx::query_as!(
         RunningNodes,
         r#"
         with mine as (
-            insert into nodes (id, zone_rules)
-            values ($1, $3)
-            on conflict (id) do update set seen_at = now(), zone_rules = $3
+            insert into nodes (id, zone_rules, delivers)
+            values ($1, $3, $5)
+            on conflict (id) do update set seen_at = now(), zone_rules = $3, delivers = $5
         ), gone as (
             delete from nodes
             where seen_at < now() - make_interval(secs => $2) and id <> $1
@@ -61,6 +62,7 @@ pub async fn beat(
         NODE_SILENCE_SECONDS,
         zone_rules.as_str(),
         Release::OF_SILENT_NODES,
+        delivers,
     )
     .fetch_one(conn)
     .await

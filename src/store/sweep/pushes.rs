@@ -38,7 +38,8 @@ pub async fn pushed_queues(
         with others as materialized (
             select count(*) as number, count(*) filter (where id < $2) as before
             from nodes
-            where id <> $2 and seen_at > now() - make_interval(secs => $3)
+            where id <> $2 and delivers is not false
+                and seen_at > now() - make_interval(secs => $3)
         ), known as materialized (
             select it.project_id, it.queue, counted.active is not null as has_jobs,
                    abs(hashtextextended(it.queue, it.project_id) % (1 + others.number)) = others.before

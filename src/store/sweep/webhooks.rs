@@ -125,7 +125,8 @@ pub async fn served_endpoints(
         with others as materialized (
             select count(*) as number, count(*) filter (where id < $2) as before
             from nodes
-            where id <> $2 and seen_at > now() - make_interval(secs => $3)
+            where id <> $2 and delivers is not false
+                and seen_at > now() - make_interval(secs => $3)
         ), known as materialized (
             select outboxes.project_id, outboxes.outbox_id, exists (
                        select from queue_counts

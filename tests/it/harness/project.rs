@@ -71,7 +71,7 @@ pub struct Stage {
 /// Webhooks may reach this machine.
 pub fn outbound() -> Outbound {
     let here = "127.0.0.1/32".parse().expect("a network");
-    Outbound::new(Allowed(vec![here]), None).expect("no file")
+    Outbound::new(Allowed::from(vec![here]), None).expect("no file")
 }
 
 impl Default for Stage {
@@ -167,7 +167,6 @@ impl TestServer {
                 stage.zone_files.and_then(|it| zone_files::read(Some(&it)).expect("zones")),
             ),
             outbound: stage.outbound,
-            delivers: true,
             deprecated: stage.deprecated,
             linger: stage.linger,
         };

@@ -241,11 +241,25 @@ fn no_hostile_url_is_stored() {
 
 #[test]
 fn a_network_that_the_operator_allows_may_be_called_also_by_http() {
-    let allowed = Allowed(vec!["10.1.0.0/16".parse().expect("a network")]);
+    let allowed = Allowed::from(vec!["10.1.0.0/16".parse().expect("a network")]);
     assert!(read_url("http://10.1.2.3:80/hook", &allowed).is_ok());
     assert!(read_url("https://10.1.2.3/hook", &allowed).is_ok());
     for url in ["http://10.2.0.1/", "http://localhost/", "http://example.com/", "ftp://10.1.2.3/"] {
         assert!(read_url(url, &allowed).is_err(), "{url}");
+    }
+}
+
+#[test]
+fn a_public_network_that_the_operator_denies_is_not_called() {
+    let allowed = Allowed {
+        networks: vec!["10.1.0.0/16".parse().expect("a network")],
+        denied: vec!["8.8.8.0/24".parse().expect("one"), "10.1.2.3/32".parse().expect("one")],
+    };
+    for url in ["https://8.8.8.8/hook", "https://10.1.2.3/hook", "http://10.1.2.3/"] {
+        assert!(read_url(url, &allowed).is_err(), "{url}");
+    }
+    for url in ["https://8.8.4.4/hook", "http://10.1.2.4/hook", "https://example.com/"] {
+        assert!(read_url(url, &allowed).is_ok(), "{url}");
     }
 }
 
@@ -330,7 +344,7 @@ fn a_host_with_one_address_that_is_not_public_is_never_connected_to() {
 
 /// What a call to a server of this machine ends with.
 async fn call(port: u16, within: Duration) -> Result<Answer, CallError> {
-    let here = Allowed(vec!["127.0.0.1/32".parse().expect("a network")]);
+    let here = Allowed::from(vec!["127.0.0.1/32".parse().expect("a network")]);
     let outbound = Outbound::new(here, None).expect("no file");
     let url = format!("http://127.0.0.1:{port}/hook").parse().expect("a URL");
     let to = outbound.destination(url);
@@ -444,7 +458,7 @@ fn a_server_without_a_certificate_for_the_host_is_not_spoken_to() {
     limited(async {
         let (port, connections) =
             server(|stream| says(stream, b"HTTP/1.1 200 OK\r\n\r\n".to_vec())).await;
-        let here = Allowed(vec!["127.0.0.1/32".parse().expect("a network")]);
+        let here = Allowed::from(vec!["127.0.0.1/32".parse().expect("a network")]);
         let outbound = Outbound::new(here, None).expect("no file");
         let url = format!("https://127.0.0.1:{port}/hook").parse().expect("a URL");
         let to = outbound.destination(url);

@@ -60,7 +60,7 @@ async fn proxy() -> (u16, Arc<Mutex<Vec<String>>>) {
 
 /// To servers of this machine.
 fn outbound(authorities: Option<&Path>) -> Outbound {
-    let here = Allowed(vec!["127.0.0.1/32".parse().expect("a network")]);
+    let here = Allowed::from(vec!["127.0.0.1/32".parse().expect("a network")]);
     Outbound::new(here, authorities).expect("a file").with_lookup(Arc::new(Changing::to(HERE)))
 }
 

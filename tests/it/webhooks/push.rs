@@ -1,9 +1,10 @@
 //! Push: jobs of a queue are sent to a URL, and its answers are their acks.
 
-use std::{process::Stdio, time::Duration};
+use std::{collections::BTreeMap, process::Stdio, time::Duration};
 
 use axum::http::{StatusCode, header};
 use fencepost_engine::webhooks::deliver::MAX_PROJECT_ADDRESS_IN_FLIGHT;
+use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
@@ -15,7 +16,7 @@ use crate::{
     docs::read,
     guides::blocks,
     harness::{
-        Sink, TestProject, TestServer, eventually, free_port, fresh_database, limited, run,
+        Reply, Sink, TestProject, TestServer, eventually, free_port, fresh_database, limited, run,
         run_alone, run_for, until,
     },
     libraries::{build, typescript_folder},
@@ -384,6 +385,53 @@ fn the_server_never_calls_itself() {
             t.post("/v1/webhooks", endpoint).await.refuses("url");
             t.put(PUSH, json!({"url": own})).await.refuses("url");
         }
+    });
+}
+
+#[test]
+fn a_server_refuses_what_it_has_sent_itself_under_any_name() {
+    run_alone(async |t| {
+        let sink = Sink::start().await;
+        endpoint(t, &sink, json!({"events": ["job.cancelled"]})).await;
+        let id = t.enqueue(json!({})).await;
+        t.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await.is(200);
+        let sent = sink.next().await;
+        let instance = sent.header("sender-instance").to_owned();
+        let call = async |instance: &str| {
+            let call = t.request(Method::GET, "/v1/jobs").header("sender-instance", instance);
+            Reply::of(call.send().await.expect("an answer")).await
+        };
+        call(&instance).await.is_error(403, "forbidden");
+        call("another one").await.is(200);
+    });
+}
+
+#[test]
+fn the_headers_that_describe_a_job_are_signed() {
+    run(async |t| {
+        let sink = Sink::start().await;
+        let made = push(t, &sink, json!({})).await;
+        enqueue(t, json!({"job_type": "a \"b\" \\ é 100%"})).await;
+        let sent = sink.next().await;
+        let headers: BTreeMap<_, _> =
+            sent.headers.keys().map(|it| (it.as_str(), sent.header(it.as_str()))).collect();
+        let page = blocks(&read("docs/guides/push.md"));
+        let function = &page.iter().find(|it| it.0 == "py").expect("a function").1;
+        let check = async |changed: (&str, &str)| {
+            let mut headers = headers.clone();
+            headers.insert(changed.0, changed.1);
+            let given = json!([made["secret"], headers]).to_string();
+            let call = format!(
+                "{function}\nimport sys\nprint(verified_headers(*json.loads(sys.argv[1])))"
+            );
+            let mut python = Command::new("python3");
+            python.args(["-c", &call, &given]).env("PYTHONPATH", "clients/python");
+            python.output().await.expect("it runs").status.success()
+        };
+        assert!(check(("x-of-a-proxy", "1")).await);
+        assert!(!check(("fencepost-attempt", "7")).await);
+        assert!(!check(("fencepost-queue", "other")).await);
+        assert!(!check(("webhook-id", "other")).await);
     });
 }
 

@@ -107,6 +107,7 @@ $$;
 grant select on projects, instance, _sqlx_migrations, default_alarms, effective_alarms
     to fencepost_hot, fencepost_console, fencepost_people, fencepost_maint;
 grant insert, update on projects to fencepost_people;
+grant execute on function forget_invitees to fencepost_maint;
 grant update, delete on projects to fencepost_maint;
 grant select, insert, update, delete on accounts, sessions, refresh_tokens, mail_tokens, signing_keys, nodes
     to fencepost_people;

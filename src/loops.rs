@@ -121,11 +121,12 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
             Ok(Next::continue_if(is_more, IDLE_PERIOD))
         }
     });
-    let plans = Arc::clone(&app.plans);
+    let (plans, limiter) = (Arc::clone(&app.plans), app.accounts.limiter.clone());
     loops.start("events", Some(BackgroundTask::Events), move |engine| {
-        let plans = Arc::clone(&plans);
+        let (plans, limiter) = (Arc::clone(&plans), limiter.clone());
         async move {
-            Ok(Next::continue_if(notify_endpoints::pass(&engine, &plans).await?, EVENTS_PERIOD))
+            let is_more = notify_endpoints::pass(&engine, &plans, &limiter).await?;
+            Ok(Next::continue_if(is_more, EVENTS_PERIOD))
         }
     });
     loops.start("revive", Some(BackgroundTask::Revive), |engine| async move {

@@ -235,7 +235,7 @@ fn start_senders(
     let sender = Sender::new(engine.clone(), app.outbound.clone(), keys);
     let deliverer = Deliverer::new(sender.clone(), bus.node());
     loops::start_deliverer(&deliverer, engine, stop, background);
-    let pusher = Pusher::new(sender, bus.node());
+    let pusher = Pusher::new(sender, bus.node(), Arc::clone(&app.plans));
     loops::start_pusher(&pusher, engine, stop, background);
 }
 

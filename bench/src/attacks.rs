@@ -83,6 +83,26 @@ pub enum Attack {
     UnknownKeys,
     /// Exports and lists of one account.
     Exports,
+    /// Paths that do not exist: what the CPU alone costs, for comparison with the others.
+    Control,
+    /// Batches of jobs with nested callbacks, which are cancelled.
+    Callbacks,
+    /// 150 polls of ever new workers and queues.
+    NewQueues,
+    /// Lists that search and count.
+    Lists,
+    /// Pages of the console.
+    Pages,
+    /// Endpoints that never answer, and events for them.
+    HangingEndpoints,
+    /// Pushed queues whose URL never answers, and jobs for them.
+    HangingPushes,
+    /// Questions for passkeys.
+    PasskeyOptions,
+    /// Enqueues, each with a new idempotency key.
+    IdempotencyKeys,
+    /// Jobs in batches, and operations that cancel them.
+    BulkOperations,
 }
 
 impl Attack {
@@ -101,6 +121,16 @@ impl Attack {
                 | Self::SignUps
                 | Self::UnknownKeys
                 | Self::Exports
+                | Self::Control
+                | Self::Callbacks
+                | Self::NewQueues
+                | Self::Lists
+                | Self::Pages
+                | Self::HangingEndpoints
+                | Self::HangingPushes
+                | Self::PasskeyOptions
+                | Self::IdempotencyKeys
+                | Self::BulkOperations
         )
     }
 }
@@ -185,8 +215,7 @@ impl Attacker {
                 clients.spawn(limited_enqueues(self.connect().await?));
             }
             of_a_stranger => {
-                let mut abuse = Abuse { target: &self.target, clients: &mut clients };
-                abuse.begin(of_a_stranger).await?;
+                Abuse::new(&self.target, &mut clients).begin(of_a_stranger).await?;
             }
         }
         std::io::stdout().write_all(format!("{HAS_BEGUN}\n").as_bytes())?;

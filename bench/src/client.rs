@@ -4,7 +4,7 @@ use anyhow::ensure;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::{
-    Request,
+    Request, StatusCode,
     client::conn::http1::{self, SendRequest},
     header::{AUTHORIZATION, CONTENT_TYPE, HOST},
     http::request::Builder,
@@ -80,6 +80,18 @@ impl Client {
         body: String,
         credential: Option<&str>,
     ) -> anyhow::Result<Bytes> {
+        let (status, body) = self.answer(head, body, credential).await?;
+        ensure!(status.is_success(), "{path}: {status}: {}", String::from_utf8_lossy(&body));
+        Ok(body)
+    }
+
+    /// Sends a request, and returns the answer, whatever it is.
+    pub async fn answer(
+        &mut self,
+        head: Builder,
+        body: String,
+        credential: Option<&str>,
+    ) -> anyhow::Result<(StatusCode, Bytes)> {
         let credential = credential.unwrap_or(&self.target.api_key);
         let request = head
             .header(HOST, &self.target.authority)
@@ -89,9 +101,7 @@ impl Client {
         self.sender.ready().await?;
         let response = self.sender.send_request(request).await?;
         let status = response.status();
-        let body = response.into_body().collect().await?.to_bytes();
-        ensure!(status.is_success(), "{path}: {status}: {}", String::from_utf8_lossy(&body));
-        Ok(body)
+        Ok((status, response.into_body().collect().await?.to_bytes()))
     }
 
     /// Polls and returns the jobs.

@@ -240,7 +240,7 @@ fn push_trouble(facts: &Facts, trouble: &PushTrouble) -> Condition {
         PushTrouble::NotServed => {
             let message = format!(
                 "no node sends the jobs of the pushed queue {queue}: more queues are pushed than \
-                 the nodes can serve"
+                 the nodes can serve, or they cannot use its URL or secret"
             );
             (Reason::PushNotServed, message)
         }

@@ -351,6 +351,8 @@ pub const FAILED_DELIVERY_DAYS: i32 = 30;
 pub const EMPTY_HOURS: i32 = 72;
 /// Endpoints of one project.
 pub const MAX_ENDPOINTS: i64 = 500;
+/// Requests of pushes of one project that one node sends at a time.
+pub const MAX_PROJECT_PUSH_IN_FLIGHT: u32 = 200;
 /// Queues of one project that are pushed.
 pub const MAX_PROJECT_PUSHED_QUEUES: i64 = 50;
 /// Events, queues and job types that one endpoint may name, each.

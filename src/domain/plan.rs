@@ -89,6 +89,10 @@ limits_table! {
     endpoints: i64, max_endpoints: at most limits::MAX_ENDPOINTS;
     /// Queues that are pushed.
     pushed_queues: i64, max_pushed_queues: at most limits::MAX_PROJECT_PUSHED_QUEUES;
+    /// Requests of pushes that one node sends at a time.
+    push_in_flight: u32, max_push_in_flight: at most limits::MAX_PROJECT_PUSH_IN_FLIGHT;
+    /// Deliveries of webhooks per minute. Further events are not sent, and counted.
+    deliveries_per_minute: u32;
     /// Bytes of a job's payload.
     payload_bytes: usize, max_payload_bytes: at most limits::MAX_PAYLOAD_BYTES;
     /// Days for which a queue may keep its finished jobs.
@@ -122,6 +126,7 @@ impl Limits {
             produce_per_minute: tenth(self.produce_per_minute),
             work_per_minute: tenth(self.work_per_minute),
             manage_per_minute: tenth(self.manage_per_minute),
+            deliveries_per_minute: tenth(self.deliveries_per_minute),
             bytes_per_minute: self
                 .bytes_per_minute
                 .map(|it| (it / u64::from(UNVERIFIED_DIVISOR)).max(1)),

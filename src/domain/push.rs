@@ -183,7 +183,7 @@ impl Window {
         (self.size, self.successes) = (1, 0);
     }
 
-    /// It was asked for less work, or did not answer. Returns the pause, in seconds.
+    /// It asked for less work, or a request took too long. Returns the pause, in seconds.
     pub fn slow(&mut self, asked_seconds: Option<u32>) -> u32 {
         self.size = (self.size / 2).max(1);
         self.successes = 0;

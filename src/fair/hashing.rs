@@ -33,6 +33,9 @@ const COUNTED_FOR: Duration = Duration::from_secs(60);
 const WIDE_WEIGHT: u32 = 16;
 /// The weights of an address's networks, narrow and wide.
 const WEIGHTS: [u32; 2] = [1, WIDE_WEIGHT];
+/// The hashes of an account that go first. Further ones go as those of strangers, so that no account
+/// keeps others from logging in.
+const KNOWN_HASHES: u32 = 5;
 /// Networks that are counted.
 const MAX_NETWORKS: u64 = 100_000;
 
@@ -98,16 +101,26 @@ impl Turns {
         self.0.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a turn of a stranger with this address, or of the account with this name: by its
-    /// session, or by a browser that has logged in before.
+    /// Waits for a turn of this many hashes, of a stranger with this address, or of the account with
+    /// this name: by its session, or by a browser that has logged in before.
     ///
     /// # Errors
     /// [`Error::Overloaded`] when too many would go first.
-    pub async fn take(&self, client: &str) -> Result<Turn, Error> {
-        let counted = Counted::of(&self.0.counts, client);
-        let turn = self.wait(address_of(client).is_some(), counted.rank()).await?;
+    pub async fn take_for(&self, client: &str, hashes: u32) -> Result<Turn, Error> {
+        let counted = Counted::of(&self.0.counts, client, hashes);
+        let rank = counted.rank();
+        let is_stranger = address_of(client).is_some() || rank >= KNOWN_HASHES;
+        let turn = self.wait(is_stranger, rank).await?;
         counted.keep();
         Ok(turn)
+    }
+
+    /// Waits for a turn of one hash.
+    ///
+    /// # Errors
+    /// Those of [`Self::take_for`].
+    pub async fn take(&self, client: &str) -> Result<Turn, Error> {
+        self.take_for(client, 1).await
     }
 
     async fn wait(&self, is_stranger: bool, rank: u32) -> Result<Turn, Error> {
@@ -145,17 +158,18 @@ impl Turns {
 struct Counted {
     /// The networks' counts, each with the count before this request.
     networks: Vec<(Arc<AtomicU32>, u32)>,
+    hashes: u32,
     is_kept: bool,
 }
 
 impl Counted {
-    fn of(counts: &Cache<String, Arc<AtomicU32>>, client: &str) -> Self {
+    fn of(counts: &Cache<String, Arc<AtomicU32>>, client: &str, hashes: u32) -> Self {
         let networks = networks(client).into_iter().map(|network| {
             let count = counts.get_with(network, Arc::default);
-            let before = count.fetch_add(1, Ordering::Relaxed);
+            let before = count.fetch_add(hashes, Ordering::Relaxed);
             (count, before)
         });
-        Self { networks: networks.collect(), is_kept: false }
+        Self { networks: networks.collect(), hashes, is_kept: false }
     }
 
     fn rank(&self) -> u32 {
@@ -172,7 +186,7 @@ impl Drop for Counted {
     fn drop(&mut self) {
         if !self.is_kept {
             for (count, _) in &self.networks {
-                count.fetch_sub(1, Ordering::Relaxed);
+                count.fetch_sub(self.hashes, Ordering::Relaxed);
             }
         }
     }
@@ -320,6 +334,22 @@ mod tests {
         drop(known);
         assert!(stranger.as_mut().now_or_never().is_none());
         assert!(again.now_or_never().expect("a turn").is_ok());
+    }
+
+    #[tokio::test]
+    async fn an_account_with_many_hashes_goes_behind_strangers() {
+        let turns = Turns::new(1, Duration::from_secs(3_600));
+        for _ in 0..KNOWN_HASHES {
+            drop(turns.take("acct_1").await);
+        }
+        let held = turns.take("203.0.113.1").await;
+        let mut account = Box::pin(turns.take("acct_1"));
+        let mut stranger = Box::pin(turns.take("198.51.100.1"));
+        assert!(account.as_mut().now_or_never().is_none());
+        assert!(stranger.as_mut().now_or_never().is_none());
+        drop(held);
+        assert!(account.as_mut().now_or_never().is_none());
+        assert!(stranger.now_or_never().expect("a turn").is_ok());
     }
 
     #[test]

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_kept_an_address_busy_leaves_its_last_turns_to_others() {
+    async fn projects_that_kept_an_address_busy_leave_its_last_turns_to_others() {
         let turns = Turns::default();
         let take = |id| now(turns.take(ProjectId(id), HERE));
         let crowd = 1..=MAX_ADDRESS_IN_FLIGHT as i32;

@@ -4,6 +4,7 @@
 mod backlog;
 mod few;
 mod operator;
+mod targets;
 
 use std::{
     collections::BTreeMap,

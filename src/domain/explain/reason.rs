@@ -22,7 +22,7 @@ pub enum Reason {
     /// Its queue is pushed to a URL, and requests fail.
     PushFailing,
     /// Its queue is pushed to a URL, and no node sends its jobs: more queues are pushed than the
-    /// nodes can serve.
+    /// nodes can serve, or they cannot use its URL or secret.
     PushNotServed,
     /// All slots of the workers are in use.
     WorkersBusy,

@@ -22,10 +22,15 @@ pub async fn pass(engine: &Engine, plans: &ProjectPlans) -> sqlx::Result<bool> {
     let (mut taken, mut failed) = (0, None);
     for of_project in found.chunk_by_mut(|one, other| one.project_id == other.project_id) {
         let Some(project_id) = of_project.first().map(|it| it.project_id) else { continue };
-        // The others come first, in their order.
-        of_project.sort_by_key(|it| (it.has_callbacks, it.id));
-        let has_room = has_room(&mut conn, plans, project_id).await?;
-        let open = of_project.partition_point(|it| has_room || !it.has_callbacks);
+        // Those that enqueue nothing come first, in their order.
+        of_project.sort_by_key(|it| (it.enqueues, it.id));
+        let mut open = of_project.partition_point(|it| !it.enqueues);
+        if open < of_project.len() && has_room(&mut conn, plans, project_id).await? {
+            open = of_project.len();
+        }
+        if open == 0 {
+            continue;
+        }
         // Each project in transactions of its own: a batch may be locked for a moment.
         let processing = isolate::process(engine, &mut conn, &Completions, &of_project[..open]);
         match faults::around_commit("ends", processing).await {
@@ -44,8 +49,8 @@ pub async fn pass(engine: &Engine, plans: &ProjectPlans) -> sqlx::Result<bool> {
     failed.map_or(Ok(taken > 0), Err)
 }
 
-/// Checks that the plan leaves room for more jobs. Ends with callbacks wait while it does not, as
-/// enqueues are refused. What the last pass stored may exceed it.
+/// Checks that the plan leaves room for more jobs. Ends that enqueue some wait while it does not,
+/// as enqueues are refused. What the last pass stored may exceed it.
 async fn has_room(
     conn: &mut PgConnection,
     plans: &ProjectPlans,

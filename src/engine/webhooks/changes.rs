@@ -20,6 +20,8 @@ const MIN_GATHERING: Duration = Duration::from_millis(20);
 /// And within this many times what the last refresh took: it leaves the database most of its time,
 /// however many targets there are, and however often they change.
 const GATHERED_REFRESHES: u32 = 4;
+/// But not for longer: what was deleted is sent jobs until then.
+const MAX_GATHERING: Duration = Duration::from_secs(2);
 
 /// Changes made on this node, of endpoints or of pushes, and which of them its loop has read.
 #[derive(Debug)]
@@ -51,7 +53,7 @@ impl TargetChanges {
     /// For how long changes are gathered before the next refresh.
     pub fn gathering(&self) -> Duration {
         let took = *self.took.lock().unwrap_or_else(PoisonError::into_inner);
-        MIN_GATHERING.max(GATHERED_REFRESHES * took)
+        (GATHERED_REFRESHES * took).clamp(MIN_GATHERING, MAX_GATHERING)
     }
 
     /// A refresh begins. It reads all changes made before.

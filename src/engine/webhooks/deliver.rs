@@ -127,6 +127,7 @@ impl Deliverer {
             to,
             slots: TargetQueue::slots(before.map(|it| &it.target_queue), max_in_flight),
             max_in_flight,
+            of_project: None,
             ended: CancellationToken::new(),
         };
         let new = Window::new(u32::try_from(settings.max_in_flight).unwrap_or(1));

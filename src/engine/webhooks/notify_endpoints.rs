@@ -2,7 +2,7 @@
 //! of the outbox. The event is deleted in the transaction that stores these jobs, so its deliveries
 //! are made once, and none is lost.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, num::NonZeroU32};
 
 use fencepost_domain::{
     actor::ActorKind,
@@ -18,7 +18,10 @@ use fencepost_domain::{
         WebhookJob, WebhookProject, WebhookWorkflow, includes, max_delivery_bytes, retry_policy,
     },
 };
-use fencepost_signals::telemetry;
+use fencepost_signals::{
+    limiter::{Charge, Limiter, Rate},
+    telemetry,
+};
 use fencepost_store::{
     self as store, faults,
     jobs::stored_bytes,
@@ -50,6 +53,8 @@ use crate::{
 /// The part of a plan's `stored_bytes` that deliveries may use, so that an endpoint which fails
 /// does not keep jobs from being enqueued.
 pub const DELIVERIES_PART: i64 = 2;
+/// Minutes by which one transaction's deliveries may overdraw their rate.
+const BOOKED_WINDOWS: u32 = 60;
 /// Deliveries that one transaction stores at most, but for those of one event.
 const MAX_STORED_DELIVERIES: i64 = 1_000;
 
@@ -57,9 +62,8 @@ const MAX_STORED_DELIVERIES: i64 = 1_000;
 ///
 /// # Errors
 /// When the database does not answer.
-pub async fn pass(engine: &Engine, plans: &ProjectPlans) -> sqlx::Result<bool> {
+pub async fn pass(engine: &Engine, plans: &ProjectPlans, limiter: &Limiter) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
-    let events = Events { plans };
     let mut found = webhooks::find_events(&mut conn).await?;
     let mut is_full = found.len() == MAX_EVENTS;
     found.sort_by_key(|it| (it.project_id, it.id));
@@ -68,19 +72,61 @@ pub async fn pass(engine: &Engine, plans: &ProjectPlans) -> sqlx::Result<bool> {
         is_full |= of_project.len() == MAX_EVENTS_OF_PROJECT;
         let endpoints = of_project.first().map_or(1, |it| it.endpoints.max(1));
         let at_once = usize::try_from((MAX_STORED_DELIVERIES / endpoints).max(1)).unwrap_or(1);
+        let Some(project_id) = of_project.first().map(|it| it.project_id) else { continue };
+        let budget = budget(&mut conn, plans, project_id).await?;
         for some in of_project.chunks(at_once) {
+            let is_within_rate = limiter.charge(budget.as_slice(), &[]).await.wait.is_none();
+            let events = Events { plans, is_within_rate };
             let processing = isolate::process(engine, &mut conn, &events, some);
             match faults::around_commit("events", processing).await {
-                Ok(done) => done.iter().for_each(|part| {
-                    taken += part.taken;
-                    part.stored.publish(engine);
-                }),
+                Ok(done) => {
+                    let mut deliveries = 0;
+                    for part in done {
+                        taken += part.taken;
+                        deliveries += part.stored.len();
+                        part.stored.publish(engine);
+                    }
+                    if let Some(budget) = &budget {
+                        book(limiter, budget, deliveries).await;
+                    }
+                }
                 Err(error) => failed = Some(error),
             }
         }
     }
     // What another node has taken is not found again.
     failed.map_or(Ok(is_full && taken > 0), Err)
+}
+
+/// Charges what one transaction has stored, although it may overdraw the rate: the next ones pay
+/// for it. One delivery was charged before.
+async fn book(limiter: &Limiter, budget: &Charge, deliveries: usize) {
+    let charge = Charge { overdraft_windows: BOOKED_WINDOWS, ..budget.clone() };
+    let most = budget.rate.count.saturating_mul(BOOKED_WINDOWS);
+    let rest = u32::try_from(deliveries.saturating_sub(1)).unwrap_or(u32::MAX).min(most);
+    if let Some(rest) = NonZeroU32::new(rest) {
+        limiter.charge_many(&[charge], rest).await;
+    }
+}
+
+/// The rate of a project's deliveries; none: its plan has none.
+async fn budget(
+    conn: &mut PgConnection,
+    plans: &ProjectPlans,
+    project_id: ProjectId,
+) -> sqlx::Result<Option<Charge>> {
+    let Some(project) = store::people::projects::get(conn, project_id).await? else {
+        return Ok(None);
+    };
+    let limits = |is_verified| plans.limits(&project.plan, project.overrides.as_ref(), is_verified);
+    // A plan that this node does not know counts as the strictest, which must hold up nothing.
+    if !plans.plans.has(&project.plan) || limits(true).deliveries_per_minute.is_none() {
+        return Ok(None);
+    }
+    let is_verified = !members::is_unverified(conn, project_id).await?;
+    let name = format!("limit:{{p{}}}:deliveries", project_id.0);
+    let count = limits(is_verified).deliveries_per_minute;
+    Ok(count.map(|it| Charge { name, rate: Rate::per_minute(it), overdraft_windows: 0 }))
 }
 
 /// The result of some events.
@@ -93,6 +139,8 @@ struct Processed {
 /// Making deliveries.
 struct Events<'a> {
     plans: &'a ProjectPlans,
+    /// False: the project's deliveries of this minute are used up.
+    is_within_rate: bool,
 }
 
 impl Sweep for Events<'_> {
@@ -122,7 +170,8 @@ impl Sweep for Events<'_> {
         let (Some(project), Some(outbox)) = (project, to.first().map(|it| it.outbox)) else {
             return Ok(Processed { taken, ..Processed::default() });
         };
-        let room = room(tx, self.plans, (&project, outbox), &to).await?;
+        let mut room = room(tx, self.plans, (&project, outbox), &to).await?;
+        room.is_open &= self.is_within_rate;
         let project = WebhookProject { id: project.public_id.to_string(), slug: project.slug };
         let (mut jobs, mut dropped) = (Vec::new(), Dropped::default());
         for event in events {
@@ -158,7 +207,8 @@ impl Sweep for Events<'_> {
 struct Room {
     /// Deliveries that wait for each.
     waiting: HashMap<String, i64>,
-    has_bytes: bool,
+    /// Whether events of work may be sent: the plan has bytes for them, and its rate.
+    is_open: bool,
 }
 
 impl Room {
@@ -167,7 +217,7 @@ impl Room {
     fn max_bytes(&self, id: EndpointId, is_of_work: bool) -> Option<usize> {
         let waiting = self.waiting.get(&id.to_string()).copied().unwrap_or(0);
         let max = max_delivery_bytes(waiting);
-        if is_of_work { max.filter(|_| self.has_bytes) } else { max.map(|_| usize::MAX) }
+        if is_of_work { max.filter(|_| self.is_open) } else { max.map(|_| usize::MAX) }
     }
 }
 
@@ -180,8 +230,8 @@ async fn room(
     let queues: Vec<_> = to.iter().map(|it| it.id.to_string()).collect();
     let waiting = outbound_events::waiting_deliveries(tx, outbox, &queues).await?;
     let waiting = waiting.into_iter().collect();
-    let has_bytes = has_bytes(tx, plans, project, outbox).await?;
-    Ok(Room { waiting, has_bytes })
+    let is_open = has_bytes(tx, plans, project, outbox).await?;
+    Ok(Room { waiting, is_open })
 }
 
 /// Checks that the plan leaves room for more deliveries.

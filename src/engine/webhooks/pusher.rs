@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
@@ -11,6 +11,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use fencepost_domain::{
     ids::{NodeId, PUSH_WORKER, ProjectId},
     limits::{MAX_JSON_DEPTH, MAX_RESULT_BYTES},
+    plan::ProjectPlans,
     push::{JobVerdict, Window, verdict},
     text::{ErrorReport, json_depth},
     webhook::signatures,
@@ -22,7 +23,10 @@ use fencepost_store::sweep::pushes::{PushOutcomes, PushedQueue, note_outcomes, p
 use metrics::{gauge, histogram};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use serde_json::json;
-use tokio::time::{sleep_until, timeout};
+use tokio::{
+    sync::Semaphore,
+    time::{sleep_until, timeout},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -52,10 +56,13 @@ const JSON: &str = "application/json";
 pub struct Pusher {
     sender: Sender,
     node: NodeId,
+    plans: Arc<ProjectPlans>,
     /// The name under which this node holds leases.
     worker_id: Arc<str>,
     queues: Targets<Pushed>,
     recorded: Mutex<HashMap<ProjectId, Recorded>>,
+    /// The requests that each project may have under way.
+    of_project: Mutex<HashMap<ProjectId, (usize, Weak<Semaphore>)>>,
 }
 
 /// The queues of one project that were recorded, and when.
@@ -84,10 +91,26 @@ struct State {
 
 impl Pusher {
     #[must_use]
-    pub fn new(sender: Sender, node: NodeId) -> Arc<Self> {
+    pub fn new(sender: Sender, node: NodeId, plans: Arc<ProjectPlans>) -> Arc<Self> {
         let worker_id = format!("{PUSH_WORKER}{}", node.0.simple()).into();
-        let recorded = Mutex::default();
-        Arc::new(Self { sender, node, worker_id, queues: Targets::new(), recorded })
+        let (recorded, of_project) = (Mutex::default(), Mutex::default());
+        let queues = Targets::new();
+        Arc::new(Self { sender, node, plans, worker_id, queues, recorded, of_project })
+    }
+
+    /// The permits of a queue's project, as its plan has them.
+    fn permits(&self, it: &PushedQueue) -> Arc<Semaphore> {
+        let limits = self.plans.limits(&it.plan, it.overrides.as_ref(), true);
+        let many = usize::try_from(limits.max_push_in_flight()).unwrap_or(1);
+        let mut known = self.of_project.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = known.get(&it.project_id).filter(|it| it.0 == many);
+        if let Some(permits) = before.and_then(|it| it.1.upgrade()) {
+            return permits;
+        }
+        known.retain(|_, it| it.1.strong_count() > 0);
+        let permits = Arc::new(Semaphore::new(many));
+        known.insert(it.project_id, (many, Arc::downgrade(&permits)));
+        permits
     }
 
     /// Begins to push queues that are new or have changed, and stops pushing others.
@@ -152,6 +175,7 @@ impl Pusher {
             to,
             slots: TargetQueue::slots(before.map(|it| &it.target_queue), max_in_flight),
             max_in_flight,
+            of_project: Some(self.permits(&it)),
             ended: CancellationToken::new(),
         };
         let state = State {
@@ -218,8 +242,13 @@ impl Target for Pushed {
         &self.target_queue
     }
 
+    /// Of those that its project may have under way, it may have its own and those that are free.
     fn window(&self) -> usize {
-        self.state().window.size() as usize
+        let TargetQueue { slots, max_in_flight, of_project, .. } = &self.target_queue;
+        // One slot is taken for the wait.
+        let own = max_in_flight.saturating_sub(slots.available_permits() + 1);
+        let free = of_project.as_ref().map_or(0, |it| it.available_permits());
+        (self.state().window.size() as usize).min(own + free)
     }
 
     async fn rested(&self) {
@@ -405,7 +434,9 @@ impl Pushed {
             .map(|it| (it.0.as_str(), &it.1))
             .collect();
         let signed = json!(signed).to_string();
-        let signature = signatures(&self.secrets, &job.lease_id.0.to_string(), timestamp, &signed);
+        // Another id than that of the body: neither text can stand for the other.
+        let id = format!("{}.headers", job.lease_id.0);
+        let signature = signatures(&self.secrets, &id, timestamp, &signed);
         values.push((name("fencepost-signature"), signature));
         let read =
             |(name, value): (HeaderName, String)| Some((name, HeaderValue::try_from(value).ok()?));

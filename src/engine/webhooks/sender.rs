@@ -67,6 +67,8 @@ pub(super) struct TargetQueue {
     /// changed: those that are under way count.
     pub slots: Arc<Semaphore>,
     pub max_in_flight: usize,
+    /// Requests of all such targets of the project take one each; none: they have no number.
+    pub of_project: Option<Arc<Semaphore>>,
     /// Cancelled when it changes, or is served no more.
     pub ended: CancellationToken,
 }
@@ -261,7 +263,15 @@ impl Sender {
     async fn send<T: Target>(&self, target: &T, mut job: DispatchedJob) {
         let (target_queue, started) = (target.target_queue(), Instant::now());
         let sending = async {
-            let turn = self.turn(target_queue).await;
+            // Two targets may have leased for the same permit. No turn is held meanwhile.
+            let permit = match &target_queue.of_project {
+                Some(of_project) => timeout(TURN_TIMEOUT, of_project.acquire()).await.map(Some),
+                None => Ok(None),
+            };
+            let turn = match &permit {
+                Ok(_) => self.turn(target_queue, started).await,
+                Err(_) => Err(NoTurn::Busy),
+            };
             target.send(&mut job, turn).await
         };
         let sent = tokio::select! {
@@ -291,12 +301,11 @@ impl Sender {
         }
     }
 
-    async fn turn(&self, target_queue: &TargetQueue) -> Result<Turn, NoTurn> {
-        let begun = Instant::now();
+    async fn turn(&self, target_queue: &TargetQueue, since: Instant) -> Result<Turn, NoTurn> {
         let address = target_queue.to.address().await.map_err(NoTurn::NoAddress)?;
         let turn = self.turns.take(target_queue.project_id, address);
         let mut turn = timeout(TURN_TIMEOUT, turn).await.map_err(|_| NoTurn::Busy)?;
-        turn.waited = begun.elapsed();
+        turn.waited = since.elapsed();
         Ok(turn)
     }
 

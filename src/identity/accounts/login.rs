@@ -8,8 +8,8 @@ use secrecy::SecretString;
 use super::{
     Client, LATE, TRIES_PER_EMAIL, TRIES_PER_PAIR,
     base::Base,
-    known_device,
-    password::{self, COMPARISONS, Passwords},
+    known_device::{self, is_known},
+    password::{self, Passwords},
     read_email,
     security::{self, AccountEvent},
     sessions::{Login, SignedIn},
@@ -52,12 +52,12 @@ impl Logins {
         };
         let is_alone = candidates.len() == 1;
         // An account that only claims the address must not learn of its owner's logins.
-        let meant = candidates.iter().find(|it| it.is_verified || is_alone).map(|it| it.id);
-        let known =
-            candidates.iter().find(|it| known_device::is_known(client, it.id, &it.password_hash));
+        let meant = candidates.iter().find(|it| it.is_verified || is_alone);
+        let known = meant.filter(|it| is_known(client, it.id, &it.password_hash));
         let asker = known.map_or_else(|| client.address.to_string(), |it| it.id.to_string());
-        let hashes: Vec<_> = candidates.iter().map(|it| it.password_hash.clone()).collect();
-        let compared = self.compare(&asker, &password, &hashes).await;
+        let meant = meant.map(|it| it.id);
+        let hashes = candidates.iter().map(|it| it.password_hash.clone()).collect();
+        let compared = self.passwords.compare(&asker, password.clone(), hashes).await;
         if matches!(compared, Err(Error::Overloaded)) {
             // Nothing was compared, so it was no try.
             let used = if is_late { vec![pair] } else { vec![pair, tries] };
@@ -99,28 +99,6 @@ impl Logins {
         let mut conn = self.base.pool.acquire().await?;
         let found = store::people::accounts::credentials(&mut conn, account_id).await?;
         Ok(found.and_then(|it| known_device::token(account_id, &it.password_hash)))
-    }
-
-    /// Which of these hashes matches the password, if any: some at a time. The time reveals only
-    /// that three accounts or more have or claim an address.
-    async fn compare(
-        &self,
-        asker: &str,
-        password: &SecretString,
-        hashes: &[String],
-    ) -> Result<Option<usize>, Error> {
-        let mut compared = 0;
-        loop {
-            let some: Vec<_> = hashes.iter().skip(compared).take(COMPARISONS).cloned().collect();
-            let found = self.passwords.compare(asker, password.clone(), some).await?;
-            if let Some(found) = found {
-                return Ok(Some(compared + found));
-            }
-            compared += COMPARISONS;
-            if compared >= hashes.len() {
-                return Ok(None);
-            }
-        }
     }
 
     /// In the background: a known address must not take longer than an unknown one.

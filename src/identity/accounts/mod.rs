@@ -75,7 +75,7 @@ pub const DEVICE_LOGINS_PER_ADDRESS: Rate = Rate { count: 20, window_seconds: 60
 /// The same for a wide network, which may have addresses without end: /16, and /32 of IPv6.
 pub const DEVICE_LOGINS_PER_NETWORK: Rate = Rate { count: 200, window_seconds: 600 };
 /// The same for all: each is stored for as long, some 300 bytes, and belongs to no one yet.
-pub const DEVICE_LOGINS: Rate = Rate { count: 20_000, window_seconds: 600 };
+pub const DEVICE_LOGINS: Rate = Rate { count: 100_000, window_seconds: 600 };
 /// Requests of such terminals for their keys.
 pub const DEVICE_COLLECTS_PER_ADDRESS: Rate = Rate::per_minute(240);
 /// User codes that one account tries. A guess is right once in 25,600,000,000 tries for each

@@ -60,7 +60,7 @@ impl Passwords {
     }
 
     /// Which of these hashes matches the password, if any. Takes as long as [`COMPARISONS`]
-    /// comparisons, however many there are.
+    /// comparisons, if there are no more; more count as more hashes of the client.
     ///
     /// # Errors
     /// [`Error::Overloaded`] when too many wait already.
@@ -70,9 +70,11 @@ impl Passwords {
         password: SecretString,
         hashes: Vec<String>,
     ) -> Result<Option<usize>, Error> {
-        self.work(client, move || {
+        let all = hashes.len().max(COMPARISONS);
+        let turns = u32::try_from(all.div_ceil(COMPARISONS)).unwrap_or(u32::MAX);
+        self.work_for(client, turns, move || {
             let padding = std::iter::repeat_n(&*DUMMY, COMPARISONS.saturating_sub(hashes.len()));
-            let all = hashes.iter().chain(padding).take(COMPARISONS);
+            let all = hashes.iter().chain(padding);
             let is_it = |hash: &String| {
                 let password = password.expose_secret().as_bytes();
                 Argon2::default().verify_password(password, hash.as_str()).is_ok()
@@ -122,7 +124,16 @@ impl Passwords {
         client: &str,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Error> {
-        let turn = self.turns.take(client).await?;
+        self.work_for(client, 1, work).await
+    }
+
+    async fn work_for<T: Send + 'static>(
+        &self,
+        client: &str,
+        hashes: u32,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Error> {
+        let turn = self.turns.take_for(client, hashes).await?;
         let done = tokio::task::spawn_blocking(move || {
             let done = work();
             drop(turn);

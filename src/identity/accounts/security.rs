@@ -52,7 +52,7 @@ pub enum AccountEvent {
     TotpRemoved,
     PasskeyAdded,
     PasskeyRemoved,
-    /// An answer of one that may be a copy was refused.
+    /// A passkey that may be a copy was refused.
     PasskeySuspicious,
     /// With an OpenID Connect provider.
     IdentityLinked,

@@ -22,7 +22,8 @@ pub const MAX_CALLBACK_BYTES_OF_PROJECT: i64 = 32_768;
 pub struct WaitingEnd {
     pub project_id: ProjectId,
     pub id: i64,
-    pub has_callbacks: bool,
+    /// Whether it enqueues jobs, or may be the last end of a batch that does.
+    pub enqueues: bool,
 }
 
 /// Ends, projects by turns and the oldest of each first: at most [`MAX_COMPLETIONS`]. Those of
@@ -42,15 +43,21 @@ pub async fn find(conn: &mut PgConnection) -> sqlx::Result<Vec<WaitingEnd>> {
             where project.id is not null
         )
         select project.id "project_id!: ProjectId", oldest.id "id!",
-               oldest.bytes is not null "has_callbacks!"
+               oldest.enqueues "enqueues!"
         from project
         cross join lateral (
-            select id, bytes, row_number() over (order by id) as turn,
+            select id, enqueues, row_number() over (order by id) as turn,
                    coalesce(sum(bytes) over (
                        order by id rows between unbounded preceding and 1 preceding
                    ), 0) as bytes_before
             from (
-                select job_ends.id, octet_length(job_ends.callbacks) as bytes
+                select job_ends.id, octet_length(job_ends.callbacks) as bytes,
+                       -- A URL is called, and no job is enqueued.
+                       coalesce(job_ends.callbacks like '%"on\_%', false) or exists (
+                           select from batches
+                           where project_id = project.id and id = job_ends.batch_id
+                               and callbacks is not null
+                       ) as enqueues
                 from job_ends
                 where project_id = project.id and not exists (
                     select from set_aside

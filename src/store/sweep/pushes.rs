@@ -21,6 +21,9 @@ pub struct PushedQueue {
     pub secret: Vec<u8>,
     /// Null: there is none, or it signs no more.
     pub old_secret: Option<Vec<u8>>,
+    /// Of the project: its plan, and overrides of its limits.
+    pub plan: String,
+    pub overrides: Option<serde_json::Value>,
 }
 
 /// The queues to push, of projects that are not suspended and without those whose push is paused.
@@ -71,9 +74,11 @@ pub async fn pushed_queues(
         )
         select it.project_id "project_id: ProjectId", it.queue, it.url, it.timeout_seconds,
                it.max_in_flight, it.updated_at, it.headers, it.secret,
-               case when it.old_secret_until > now() then it.old_secret end as old_secret
+               case when it.old_secret_until > now() then it.old_secret end as old_secret,
+               owner.plan, owner.overrides
         from chosen
         join queue_pushes it using (project_id, queue)
+        join projects owner on owner.id = it.project_id
         "#,
         limit,
         node.0,

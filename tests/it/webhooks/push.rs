@@ -432,6 +432,7 @@ fn the_headers_that_describe_a_job_are_signed() {
         assert!(!check(("fencepost-attempt", "7")).await);
         assert!(!check(("fencepost-queue", "other")).await);
         assert!(!check(("webhook-id", "other")).await);
+        assert!(!check(("fencepost-signature", sent.header("webhook-signature"))).await);
     });
 }
 

@@ -6,8 +6,8 @@ use fencepost_domain::ids::NodeId;
 use fencepost_store::sweep::{pushes::pushed_queues, webhooks::served_endpoints};
 use serde_json::json;
 
-use super::endpoint;
-use crate::harness::{Sink, TestServer, fresh_database, limited};
+use super::{endpoint, path};
+use crate::harness::{Sink, TestServer, fresh_database, limited, until};
 
 /// The only node that runs.
 async fn only_node(conn: &mut sqlx::PgConnection) -> NodeId {
@@ -181,6 +181,60 @@ fn a_plan_has_a_number_of_pushed_queues() {
         let limits = limits["limits"].as_array().expect("limits");
         let pushed = limits.iter().find(|it| it["name"] == "pushed_queues").expect("it is listed");
         assert_eq!((&pushed["used"], &pushed["limit"]), (&json!(1), &json!(1)));
+        server.stop().await;
+    });
+}
+
+#[test]
+fn a_plan_has_a_number_of_deliveries_per_minute_and_drops_what_exceeds_it() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let limits = json!({"deliveries_per_minute": 5});
+        let t = server.project_with("main", "free", limits).await;
+        let sink = Sink::start().await;
+        let made = endpoint(&t, &sink, json!({})).await;
+        let second = endpoint(&t, &sink, json!({})).await;
+        let jobs = vec![json!({"job_type": "t"}); 6];
+        t.post("/v1/jobs/batch", json!({"jobs": jobs})).await.is(201);
+        // One statement makes six events, which one pass takes: it is charged all of them.
+        t.post("/v1/jobs/cancel", json!({"filter": {"job_type": "t"}})).await;
+        for _ in 0..12 {
+            sink.next().await;
+        }
+        let id = t.enqueue(json!({})).await;
+        t.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await.is(200);
+        for endpoint in [&made, &second] {
+            until("the event to be dropped", async || {
+                t.get(&path(endpoint, "")).await.is(200)["dropped_events"] == 1
+            })
+            .await;
+        }
+        assert!(!sink.has_more().await);
+        server.stop().await;
+    });
+}
+
+#[test]
+fn a_plan_has_a_number_of_pushes_under_way_for_all_queues_together() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let t = server.project_with("main", "free", json!({"push_in_flight": 2})).await;
+        let sink = Sink::start().await;
+        sink.hold(true);
+        let queues = ["one", "two"];
+        for queue in queues {
+            let push = json!({"url": sink.url, "max_in_flight": 5});
+            t.put(&format!("/v1/queues/{queue}/push"), push).await.is(201);
+        }
+        let jobs: Vec<_> =
+            (0..10).map(|it| json!({"job_type": "t", "queue": queues[it % 2]})).collect();
+        t.post("/v1/jobs/batch", json!({"jobs": jobs})).await.is(201);
+        let mut at_once = vec![sink.next().await.at_once, sink.next().await.at_once];
+        sink.hold(false);
+        for _ in 0..8 {
+            at_once.push(sink.next().await.at_once);
+        }
+        assert!(at_once.iter().all(|it| *it <= 2), "{at_once:?}");
         server.stop().await;
     });
 }

@@ -172,6 +172,11 @@ pub async fn list(
     let bounds = vec![
         bound("min_schedule_period_seconds", period),
         bound("payload_bytes", payload),
+        bound("push_in_flight", limits.max_push_in_flight().into()),
+        LimitStatus {
+            limit: limits.deliveries_per_minute.map(i64::from),
+            ..bound("deliveries_per_minute", 0)
+        },
         bound("retention_days", limits.max_retention_days().into()),
         LimitStatus {
             limit: limits.dead_letter_days.map(i64::from),

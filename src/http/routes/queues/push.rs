@@ -67,7 +67,7 @@ pub struct Push {
     #[schema(required, example = "http_503")]
     pub last_error: Option<String>,
     /// True if no node sends its jobs although it is not paused: more queues are pushed than the
-    /// nodes can serve. To within a minute.
+    /// nodes can serve, or they cannot use its URL or secret. To within a minute.
     pub not_served: bool,
 }
 

@@ -307,13 +307,16 @@ impl Passkeys {
             may_be_copied: owner.may_be_copied,
         };
         let user = owner.account_id.0.as_bytes();
-        let used = self.of_this_server(|of| {
-            assertion.check(of, &asked.challenge, user, &stored).inspect_err(|why| {
-                if SUSPICIOUS.contains(why) {
-                    self.note_suspicion(owner.account_id, client);
-                }
-            })
-        })?;
+        let checked =
+            self.of_this_server(|of| assertion.check(of, &asked.challenge, user, &stored));
+        if let Err(Error::PasskeyRefused(why)) = &checked
+            && SUSPICIOUS.contains(why)
+        {
+            // A repeated request is refused for that, and is no news.
+            use_challenge(conn, &asked.challenge).await?;
+            self.note_suspicion(owner.account_id, client);
+        }
+        let used = checked?;
         let challenge = asked.challenge;
         let proved = Proved { id: owner.id, account_id: owner.account_id, challenge, used };
         Ok((proved, owner))

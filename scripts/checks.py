@@ -137,7 +137,7 @@ NIGHT = PREPARE + [
     Step("isolation", f"{BENCH} --isolation", ("release",),
          about="ten attacks by another tenant stay within the bound"),
     Step("abuse", f"{BENCH} --abuse", ("release",),
-         about="ten attacks by a stranger stay within the bound"),
+         about="nineteen attacks by a stranger, and a control, stay within the bound"),
 ]
 
 

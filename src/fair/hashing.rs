@@ -33,8 +33,8 @@ const COUNTED_FOR: Duration = Duration::from_secs(60);
 const WIDE_WEIGHT: u32 = 16;
 /// The weights of an address's networks, narrow and wide.
 const WEIGHTS: [u32; 2] = [1, WIDE_WEIGHT];
-/// The hashes of an account that go first. Further ones go as those of strangers, so that no account
-/// keeps others from logging in.
+/// The hashes of an account that go first. Further ones go as those of strangers, so that no
+/// account keeps others from logging in.
 const KNOWN_HASHES: u32 = 5;
 /// Networks that are counted.
 const MAX_NETWORKS: u64 = 100_000;
@@ -101,8 +101,8 @@ impl Turns {
         self.0.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a turn of this many hashes, of a stranger with this address, or of the account with
-    /// this name: by its session, or by a browser that has logged in before.
+    /// Waits for a turn of this many hashes, of a stranger with this address, or of the account
+    /// with this name: by its session, or by a browser that has logged in before.
     ///
     /// # Errors
     /// [`Error::Overloaded`] when too many would go first.

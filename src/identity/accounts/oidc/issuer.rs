@@ -463,6 +463,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_token_that_names_an_unknown_key_holds_up_no_other() {
+        fencepost_net::tls::install();
         let silent = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}", silent.local_addr().expect("an address"));
         let issuer = Issuer::new(&url, None).expect("an issuer");

@@ -96,7 +96,7 @@ pub struct TypePause {
     pub dead_letters: Option<i32>,
 }
 
-/// Why the jobs of a pushed queue do not reach their URL. No worker polls the queue.
+/// A reason for which the jobs of a pushed queue do not reach their URL. No worker polls the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PushTrouble {
     /// No node sends them.

@@ -261,10 +261,31 @@ impl ProjectPlans {
         is_verified: bool,
     ) -> Limits {
         let limits = self.plans.of(plan, overrides);
-        match self.newcomers.must_verify && !is_verified && plan == self.newcomers.plan {
+        match self.needs_verification(plan) && !is_verified {
             true => limits.unverified(),
             false => limits,
         }
+    }
+
+    /// The limits that loops keep to. A plan that this node does not know has none here: it counts
+    /// as the strictest for callers, but work that was accepted must not be held up or dropped.
+    #[must_use]
+    pub fn limits_of_loops(
+        &self,
+        plan: &str,
+        overrides: Option<&serde_json::Value>,
+        is_verified: bool,
+    ) -> Limits {
+        match self.plans.has(plan) {
+            true => self.limits(plan, overrides, is_verified),
+            false => Limits::default(),
+        }
+    }
+
+    /// True if the limits of projects on this plan depend on an owner's verified address.
+    #[must_use]
+    pub fn needs_verification(&self, plan: &str) -> bool {
+        self.newcomers.must_verify && plan == self.newcomers.plan
     }
 }
 

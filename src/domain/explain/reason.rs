@@ -21,8 +21,8 @@ pub enum Reason {
     Labels,
     /// Its queue is pushed to a URL, and requests fail.
     PushFailing,
-    /// Its queue is pushed to a URL, and no node sends its jobs: more queues are pushed than the
-    /// nodes can serve, or they cannot use its URL or secret.
+    /// No node sends the jobs of its pushed queue: more queues are pushed than the nodes can serve,
+    /// or they cannot use its URL or secret.
     PushNotServed,
     /// All slots of the workers are in use.
     WorkersBusy,

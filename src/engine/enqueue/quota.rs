@@ -9,12 +9,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fencepost_domain::{error::Error, ids::ProjectId, plan::Tenant};
+use fencepost_domain::{
+    error::Error,
+    ids::ProjectId,
+    plan::{Limits, ProjectPlans, Tenant},
+};
 use fencepost_store::{
     self as store,
     connection::deadline::{detached, detached_query},
     jobs::stored_bytes,
 };
+
+use sqlx::PgConnection;
 
 use super::NewJob;
 use crate::Engine;
@@ -291,6 +297,20 @@ async fn check_queues(engine: &Engine, tenant: Tenant, names: &[String]) -> Resu
         return Err(Error::QuotaExceeded { what: "queues", max: limits.max_queues() });
     }
     Ok(())
+}
+
+/// The limits that loops keep to for a project; none, if it is gone.
+pub(crate) async fn limits_of_loops(
+    conn: &mut PgConnection,
+    plans: &ProjectPlans,
+    project_id: ProjectId,
+) -> sqlx::Result<Limits> {
+    let Some(project) = store::people::projects::get(conn, project_id).await? else {
+        return Ok(Limits::default());
+    };
+    let is_verified = !plans.needs_verification(&project.plan)
+        || !store::people::members::is_unverified(conn, project_id).await?;
+    Ok(plans.limits_of_loops(&project.plan, project.overrides.as_ref(), is_verified))
 }
 
 /// How many jobs of a project wait or run.

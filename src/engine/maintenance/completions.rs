@@ -10,7 +10,7 @@ use sqlx::PgConnection;
 
 use crate::{
     Engine, batches,
-    enqueue::NewlyStored,
+    enqueue::{NewlyStored, quota::limits_of_loops},
     isolate::{self, Sweep},
 };
 
@@ -56,14 +56,8 @@ async fn has_room(
     plans: &ProjectPlans,
     project_id: ProjectId,
 ) -> sqlx::Result<bool> {
-    let Some(project) = store::people::projects::get(conn, project_id).await? else {
-        return Ok(true);
-    };
-    let limits = plans.limits(&project.plan, project.overrides.as_ref(), true);
-    // A plan that this node does not know counts as the strictest, which must hold up nothing.
-    let Some(max) = limits.waiting_jobs.filter(|_| plans.plans.has(&project.plan)) else {
-        return Ok(true);
-    };
+    let limits = limits_of_loops(conn, plans, project_id).await?;
+    let Some(max) = limits.waiting_jobs else { return Ok(true) };
     Ok(store::queues::counts::waiting(conn, project_id).await? < max)
 }
 

@@ -17,10 +17,11 @@ const REFRESH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Changes within this time share a refresh, which reads those of all projects.
 const MIN_GATHERING: Duration = Duration::from_millis(20);
-/// And within this many times what the last refresh took: it leaves the database most of its time,
-/// however many targets there are, and however often they change.
+/// Changes share a refresh within this many times the duration of the last one, too: refreshes
+/// leave the database most of its time, however many targets there are, and however often they
+/// change.
 const GATHERED_REFRESHES: u32 = 4;
-/// But not for longer: what was deleted is sent jobs until then.
+/// Changes wait no longer than this for a refresh: a deleted target is sent jobs until then.
 const MAX_GATHERING: Duration = Duration::from_secs(2);
 
 /// Changes made on this node, of endpoints or of pushes, and which of them its loop has read.
@@ -30,7 +31,7 @@ pub struct TargetChanges {
     made: AtomicU64,
     /// Number of changes that a refresh has read; none while no loop refreshes.
     read: watch::Sender<Option<u64>>,
-    /// What the last refresh took.
+    /// Duration of the last refresh.
     took: Mutex<Duration>,
 }
 

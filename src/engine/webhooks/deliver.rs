@@ -68,7 +68,8 @@ struct ActiveEndpoint {
     target_queue: TargetQueue,
     secrets: Vec<Vec<u8>>,
     outcomes: Mutex<UnsavedOutcomes>,
-    /// How many may be sent at a time: one that hangs takes few of the turns that projects share.
+    /// Bounds the deliveries under way: an endpoint that hangs takes few of the turns that projects
+    /// share.
     window: Mutex<Window>,
 }
 

@@ -11,7 +11,7 @@ use fencepost_domain::{
     job::StoredState,
     limits::MAX_ENDPOINTS,
     outbound::is_below,
-    plan::ProjectPlans,
+    plan::{Limits, ProjectPlans},
     webhook::{
         MAX_DELIVERY_ATTEMPTS, MAX_EVENT_MESSAGE_CHARS, MAX_EVENT_TAGS_BYTES, MAX_HOPS,
         WebhookBatch, WebhookChange, WebhookData, WebhookError, WebhookEvent, WebhookIncident,
@@ -29,7 +29,7 @@ use fencepost_store::{
         incidents::{self, IncidentRow},
         outbound_events::{self, Subscriber, TakenEvent},
     },
-    people::{actors, members, projects::Project},
+    people::actors,
     sweep::{
         set_aside::Work,
         webhooks::{self, MAX_EVENTS, MAX_EVENTS_OF_PROJECT, WaitingEvent},
@@ -46,7 +46,7 @@ use sqlx::{PgConnection, types::Json};
 use super::{deliver::DELIVERY_SECONDS, payload::Payload};
 use crate::{
     Engine,
-    enqueue::{NewJob, NewlyStored, Start, store_in},
+    enqueue::{NewJob, NewlyStored, Start, quota::limits_of_loops, store_in},
     isolate::{self, Sweep},
 };
 
@@ -73,10 +73,11 @@ pub async fn pass(engine: &Engine, plans: &ProjectPlans, limiter: &Limiter) -> s
         let endpoints = of_project.first().map_or(1, |it| it.endpoints.max(1));
         let at_once = usize::try_from((MAX_STORED_DELIVERIES / endpoints).max(1)).unwrap_or(1);
         let Some(project_id) = of_project.first().map(|it| it.project_id) else { continue };
-        let budget = budget(&mut conn, plans, project_id).await?;
+        let limits = limits_of_loops(&mut conn, plans, project_id).await?;
+        let budget = budget(project_id, &limits);
         for some in of_project.chunks(at_once) {
             let is_within_rate = limiter.charge(budget.as_slice(), &[]).await.wait.is_none();
-            let events = Events { plans, is_within_rate };
+            let events = Events { limits, is_within_rate };
             let processing = isolate::process(engine, &mut conn, &events, some);
             match faults::around_commit("events", processing).await {
                 Ok(done) => {
@@ -110,23 +111,10 @@ async fn book(limiter: &Limiter, budget: &Charge, deliveries: usize) {
 }
 
 /// The rate of a project's deliveries; none: its plan has none.
-async fn budget(
-    conn: &mut PgConnection,
-    plans: &ProjectPlans,
-    project_id: ProjectId,
-) -> sqlx::Result<Option<Charge>> {
-    let Some(project) = store::people::projects::get(conn, project_id).await? else {
-        return Ok(None);
-    };
-    let limits = |is_verified| plans.limits(&project.plan, project.overrides.as_ref(), is_verified);
-    // A plan that this node does not know counts as the strictest, which must hold up nothing.
-    if !plans.plans.has(&project.plan) || limits(true).deliveries_per_minute.is_none() {
-        return Ok(None);
-    }
-    let is_verified = !members::is_unverified(conn, project_id).await?;
+fn budget(project_id: ProjectId, limits: &Limits) -> Option<Charge> {
+    let rate = Rate::per_minute(limits.deliveries_per_minute?);
     let name = format!("limit:{{p{}}}:deliveries", project_id.0);
-    let count = limits(is_verified).deliveries_per_minute;
-    Ok(count.map(|it| Charge { name, rate: Rate::per_minute(it), overdraft_windows: 0 }))
+    Some(Charge { name, rate, overdraft_windows: 0 })
 }
 
 /// The result of some events.
@@ -137,13 +125,14 @@ struct Processed {
 }
 
 /// Making deliveries.
-struct Events<'a> {
-    plans: &'a ProjectPlans,
+struct Events {
+    /// Limits of their project.
+    limits: Limits,
     /// False: the project's deliveries of this minute are used up.
     is_within_rate: bool,
 }
 
-impl Sweep for Events<'_> {
+impl Sweep for Events {
     type Item = WaitingEvent;
     type Done = Processed;
     const WORK: Work = Work::Events;
@@ -170,8 +159,7 @@ impl Sweep for Events<'_> {
         let (Some(project), Some(outbox)) = (project, to.first().map(|it| it.outbox)) else {
             return Ok(Processed { taken, ..Processed::default() });
         };
-        let mut room = room(tx, self.plans, (&project, outbox), &to).await?;
-        room.is_open &= self.is_within_rate;
+        let room = self.room(tx, (project_id, outbox), &to).await?;
         let project = WebhookProject { id: project.public_id.to_string(), slug: project.slug };
         let (mut jobs, mut dropped) = (Vec::new(), Dropped::default());
         for event in events {
@@ -207,7 +195,7 @@ impl Sweep for Events<'_> {
 struct Room {
     /// Deliveries that wait for each.
     waiting: HashMap<String, i64>,
-    /// Whether events of work may be sent: the plan has bytes for them, and its rate.
+    /// True if events of work may be sent: the plan's bytes and rate are not used up.
     is_open: bool,
 }
 
@@ -221,34 +209,30 @@ impl Room {
     }
 }
 
-async fn room(
-    tx: &mut PgConnection,
-    plans: &ProjectPlans,
-    (project, outbox): (&Project, ProjectId),
-    to: &[Subscriber],
-) -> sqlx::Result<Room> {
-    let queues: Vec<_> = to.iter().map(|it| it.id.to_string()).collect();
-    let waiting = outbound_events::waiting_deliveries(tx, outbox, &queues).await?;
-    let waiting = waiting.into_iter().collect();
-    let is_open = has_bytes(tx, plans, project, outbox).await?;
-    Ok(Room { waiting, is_open })
+impl Events {
+    async fn room(
+        &self,
+        tx: &mut PgConnection,
+        (project_id, outbox): (ProjectId, ProjectId),
+        to: &[Subscriber],
+    ) -> sqlx::Result<Room> {
+        let queues: Vec<_> = to.iter().map(|it| it.id.to_string()).collect();
+        let waiting = outbound_events::waiting_deliveries(tx, outbox, &queues).await?;
+        let waiting = waiting.into_iter().collect();
+        let has_bytes = has_bytes(tx, &self.limits, project_id, outbox).await?;
+        Ok(Room { waiting, is_open: has_bytes && self.is_within_rate })
+    }
 }
 
 /// Checks that the plan leaves room for more deliveries.
 async fn has_bytes(
     tx: &mut PgConnection,
-    plans: &ProjectPlans,
-    project: &Project,
+    limits: &Limits,
+    project_id: ProjectId,
     outbox: ProjectId,
 ) -> sqlx::Result<bool> {
-    let limits = |is_verified| plans.limits(&project.plan, project.overrides.as_ref(), is_verified);
-    // A plan that this node does not know counts as the strictest, which must drop nothing.
-    if !plans.plans.has(&project.plan) || limits(true).stored_bytes.is_none() {
-        return Ok(true);
-    }
-    let is_verified = !members::is_unverified(tx, project.id).await?;
-    let max = limits(is_verified).stored_bytes.unwrap_or(i64::MAX);
-    let of_jobs = stored_bytes::of_project(tx, project.id).await?.bytes;
+    let Some(max) = limits.stored_bytes else { return Ok(true) };
+    let of_jobs = stored_bytes::of_project(tx, project_id).await?.bytes;
     let of_deliveries = stored_bytes::of_project(tx, outbox).await?.bytes;
     Ok(of_jobs + of_deliveries < max && of_deliveries < max / DELIVERIES_PART)
 }

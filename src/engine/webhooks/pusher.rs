@@ -44,8 +44,8 @@ use crate::{
 pub const MAX_PUSHED_QUEUES: i64 = 4_000;
 /// How long a queue rests whose project or host has no turn for it.
 const BUSY_PAUSE: Duration = Duration::from_secs(5);
-/// How often a node records which queues of a project it pushes, if they are the same: often enough
-/// that the project sees them as polled.
+/// A node records the queues of a project that it pushes at least this often, so that the project
+/// sees them as polled.
 const PRESENCE_PERIOD: Duration = Duration::from_secs(20);
 /// The rest of a lease when a request ends at the latest: for the ack.
 const ACK_TIME: Duration = Duration::from_secs(3);
@@ -100,7 +100,7 @@ impl Pusher {
 
     /// The permits of a queue's project, as its plan has them.
     fn permits(&self, it: &PushedQueue) -> Arc<Semaphore> {
-        let limits = self.plans.limits(&it.plan, it.overrides.as_ref(), true);
+        let limits = self.plans.limits_of_loops(&it.plan, it.overrides.as_ref(), true);
         let many = usize::try_from(limits.max_push_in_flight()).unwrap_or(1);
         let mut known = self.of_project.lock().unwrap_or_else(PoisonError::into_inner);
         let before = known.get(&it.project_id).filter(|it| it.0 == many);
@@ -242,7 +242,7 @@ impl Target for Pushed {
         &self.target_queue
     }
 
-    /// Of those that its project may have under way, it may have its own and those that are free.
+    /// A queue may use the permits of its project that it has, and those that are free.
     fn window(&self) -> usize {
         let TargetQueue { slots, max_in_flight, of_project, .. } = &self.target_queue;
         // One slot is taken for the wait.

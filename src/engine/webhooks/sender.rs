@@ -98,9 +98,7 @@ pub(super) trait Target: Send + Sync + 'static {
     fn target_queue(&self) -> &TargetQueue;
 
     /// How many may be sent at a time now.
-    fn window(&self) -> usize {
-        self.target_queue().max_in_flight
-    }
+    fn window(&self) -> usize;
 
     /// Waits while the target has asked for a pause.
     fn rested(&self) -> impl Future<Output = ()> + Send {

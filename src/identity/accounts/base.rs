@@ -1,8 +1,16 @@
 //! The parts that most use cases of accounts share.
 
-use fencepost_store::connection::pools::Pool;
+use fencepost_domain::ids::AccountId;
+use fencepost_store::connection::{deadline::bounded, pools::Pool};
 
-use super::{mailing::Mailing, sessions::Sessions, throttle::Throttle, token::Tokens};
+use super::{
+    Client,
+    mailing::Mailing,
+    security::{self, AccountEvent},
+    sessions::Sessions,
+    throttle::Throttle,
+    token::Tokens,
+};
 
 /// The database, limits, mails and sessions.
 #[derive(Clone)]
@@ -23,5 +31,25 @@ impl Base {
             mailing: mailing.clone(),
         };
         Self { pool, throttle, mailing, sessions }
+    }
+
+    /// Writes an entry to an account's log in the background: the request is not longer for it, and
+    /// the entry stays if the request's transaction is undone.
+    pub(super) fn note_later(&self, id: AccountId, event: AccountEvent, client: &Client) {
+        let (pool, client) = (self.pool.clone(), client.clone());
+        tokio::spawn(bounded(async move {
+            let noted = async {
+                let mut conn = pool.acquire().await?;
+                security::note(&mut conn, id, event, Some(&client)).await
+            };
+            if let Err(error) = noted.await {
+                let error = fencepost_domain::error::chain(&error);
+                tracing::error!(
+                    error,
+                    action = event.name(),
+                    "an entry was not written to the account log"
+                );
+            }
+        }));
     }
 }

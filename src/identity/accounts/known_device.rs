@@ -12,7 +12,7 @@ use sha2::Sha256;
 
 use super::{Client, password::is_present};
 
-/// What the token is for.
+/// The purpose of the token: its key signs nothing else.
 const PURPOSE: &str = "fencepost known device";
 
 /// The token of a browser that has just logged in; none: the account has no password.
@@ -21,7 +21,7 @@ pub(super) fn token(account_id: AccountId, password_hash: &str) -> Option<Secret
     Some(BASE64_URL_SAFE_NO_PAD.encode(mac).into())
 }
 
-/// Whether the client has logged in to this account before.
+/// True if the client has logged in to this account before, with its present password.
 pub(super) fn is_known(client: &Client, account_id: AccountId, password_hash: &str) -> bool {
     let token = client.device_token.as_ref();
     let token = token.and_then(|it| BASE64_URL_SAFE_NO_PAD.decode(it.expose_secret()).ok());

@@ -2,7 +2,7 @@
 //! same time.
 
 use fencepost_domain::{error::Error, ids::AccountId};
-use fencepost_store::{self as store, connection::deadline::bounded};
+use fencepost_store as store;
 use secrecy::SecretString;
 
 use super::{
@@ -11,7 +11,7 @@ use super::{
     known_device::{self, is_known},
     password::{self, Passwords},
     read_email,
-    security::{self, AccountEvent},
+    security::AccountEvent,
     sessions::{Login, SignedIn},
     throttle::charge,
 };
@@ -68,7 +68,8 @@ impl Logins {
         let account = found.and_then(|it| candidates.into_iter().nth(it));
         let Some(account) = account else {
             if let Some(id) = meant {
-                self.note_failed_login(id, client);
+                // A known address must not take longer than an unknown one.
+                self.base.note_later(id, AccountEvent::LoginFailed, client);
             }
             return Err(Error::InvalidCredentials);
         };
@@ -99,20 +100,5 @@ impl Logins {
         let mut conn = self.base.pool.acquire().await?;
         let found = store::people::accounts::credentials(&mut conn, account_id).await?;
         Ok(found.and_then(|it| known_device::token(account_id, &it.password_hash)))
-    }
-
-    /// In the background: a known address must not take longer than an unknown one.
-    fn note_failed_login(&self, id: AccountId, client: &Client) {
-        let (this, client) = (self.clone(), client.clone());
-        tokio::spawn(bounded(async move {
-            let noted = async {
-                let mut conn = this.base.pool.acquire().await?;
-                security::note(&mut conn, id, AccountEvent::LoginFailed, Some(&client)).await
-            };
-            if let Err(error) = noted.await {
-                let error = fencepost_domain::error::chain(&error);
-                tracing::error!(error, "failed login was not written to the account log");
-            }
-        }));
     }
 }

@@ -72,9 +72,11 @@ pub const EXCHANGES_PER_ADDRESS: Rate = Rate::per_minute(240);
 pub const EXCHANGES_PER_SUBJECT: Rate = Rate::per_minute(60);
 /// Logins that terminals at one address begin.
 pub const DEVICE_LOGINS_PER_ADDRESS: Rate = Rate { count: 20, window_seconds: 600 };
-/// The same for a wide network, which may have addresses without end: /16, and /32 of IPv6.
+/// Logins that terminals in a wide network begin (/16, and /32 of IPv6), which may have addresses
+/// without end.
 pub const DEVICE_LOGINS_PER_NETWORK: Rate = Rate { count: 200, window_seconds: 600 };
-/// The same for all: each is stored for as long, some 300 bytes, and belongs to no one yet.
+/// Logins that all terminals begin. Each is stored for as long, some 300 bytes, and belongs to no
+/// project yet.
 pub const DEVICE_LOGINS: Rate = Rate { count: 100_000, window_seconds: 600 };
 /// Requests of such terminals for their keys.
 pub const DEVICE_COLLECTS_PER_ADDRESS: Rate = Rate::per_minute(240);

@@ -17,7 +17,7 @@ use fencepost_domain::{
 use secrecy::{ExposeSecret, SecretString};
 use zxcvbn::{Score, zxcvbn};
 
-pub use fencepost_fair::hashing::{MAX_HASHING, MAX_WAITING, Turns};
+pub use fencepost_fair::hashing::{MAX_HASHING, MAX_WAITING, Turn, Turns};
 
 use self::lists::{BreachedPasswords, is_common};
 

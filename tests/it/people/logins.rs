@@ -6,7 +6,7 @@ use fencepost_config::{RedisPlace, Signup};
 use fencepost_domain::{error::Error, ids::AccountId, plan::Plans};
 use fencepost_identity::accounts::{
     Accounts, Client, Parts, SignUp, TRIES_PER_PAIR,
-    password::{MAX_WAITING, Passwords, Turns},
+    password::{MAX_WAITING, Passwords, Turn, Turns},
     token::Tokens,
 };
 use fencepost_net::mail::Mailer;
@@ -15,7 +15,7 @@ use fencepost_signals::{
     redis_bus::{Bus, DEFAULT_BUDGET},
 };
 use fencepost_store::connection::pools::Pools;
-use futures_util::FutureExt;
+use futures_util::{FutureExt, future::BoxFuture};
 use secrecy::SecretString;
 use tokio::sync::mpsc;
 use uuid::Uuid;
@@ -63,6 +63,22 @@ async fn sign_up(accounts: &Accounts, email: &str, client: &Client) -> AccountId
     };
     accounts.sign_ups.sign_up(sign_up, client).await.expect("an account").account.id
 }
+
+/// Takes all turns, and all places that wait for one.
+fn fill<'a>(turns: &'a Turns, names: &'a [String]) -> (Vec<Turn>, Vec<Waiting<'a>>) {
+    let (mut held, mut waiting) = (Vec::new(), Vec::new());
+    for name in names {
+        let mut turn = turns.take(name).boxed();
+        match turn.as_mut().now_or_never() {
+            Some(Ok(turn)) => held.push(turn),
+            Some(Err(_)) => break,
+            None => waiting.push(turn),
+        }
+    }
+    (held, waiting)
+}
+
+type Waiting<'a> = BoxFuture<'a, Result<Turn, Error>>;
 
 /// How much longer one kind of address may take than the other, in percent. A comparison that is
 /// left out makes half the time, or less.
@@ -112,15 +128,7 @@ fn a_login_that_no_one_compared_is_no_try() {
         // Her network got a hash, so she waits behind those who got none.
         sign_up(&accounts, &email, &ada).await;
         let crowd: Vec<String> = (0..2 * MAX_WAITING).map(|it| format!("crowd {it}")).collect();
-        let (mut held, mut waiting) = (Vec::new(), Vec::new());
-        for name in &crowd {
-            let mut turn = Box::pin(turns.take(name));
-            match turn.as_mut().now_or_never() {
-                Some(Ok(turn)) => held.push(turn),
-                Some(Err(_)) => break,
-                None => waiting.push(turn),
-            }
-        }
+        let (held, waiting) = fill(&turns, &crowd);
         let log_in = async || {
             let wrong = SecretString::from("not this one, no");
             accounts.logins.log_in(&email, wrong, &ada).await.map(drop)
@@ -152,15 +160,7 @@ fn a_browser_that_has_logged_in_before_goes_before_any_number_of_strangers() {
         // Each is of a wide network of its own, which got no hash.
         let address = |number: usize| format!("{}.{}.0.1", 1 + number / 256, number % 256);
         let crowd: Vec<String> = (0..2 * MAX_WAITING).map(address).collect();
-        let (mut held, mut waiting) = (Vec::new(), Vec::new());
-        for name in &crowd {
-            let mut turn = Box::pin(turns.take(name));
-            match turn.as_mut().now_or_never() {
-                Some(Ok(turn)) => held.push(turn),
-                Some(Err(_)) => break,
-                None => waiting.push(turn),
-            }
-        }
+        let (held, mut waiting) = fill(&turns, &crowd);
         let log_in = async |client: &Client| {
             let wrong = SecretString::from("not this one, no");
             accounts.logins.log_in(&email, wrong, client).await.map(drop)

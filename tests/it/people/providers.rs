@@ -368,6 +368,35 @@ fn a_provider_opens_no_more_than_a_password_does() {
 }
 
 #[test]
+fn a_new_password_unlinks_providers_on_demand() {
+    with_provider(async {
+        let set = Set::start("oidc-unlinked", "").await;
+        set.is(json!({"sub": "eve"})).await;
+        let email = "ada@example.com";
+        let ada = Person::sign_up(&set.t, email).await;
+        let mut eve = Browser::new(&set.t, email);
+        eve.log_in(email).await;
+        let back = set.leave_to_link(&mut eve).await;
+        eve.get(&back).await.goes("/console/account?done=provider_linked");
+        let change = async |from: &str, to: &str, removes: bool| {
+            let change = json!({
+                "current_password": from, "new_password": to, "remove_identities": removes,
+            });
+            ada.post("/v1/auth/password", change).await.is_empty(204);
+        };
+        let (second, third) = ("other otters lend umbrellas", "loud herons lend galoshes");
+        for (from, to, removes) in [(PASSWORD, second, false), (second, third, true)] {
+            change(from, to, removes).await;
+            let mut late = Browser::new(&set.t, "late@example.com");
+            let back = set.leave(&mut late).await;
+            let led = if removes { "/console/login?refused=unlinked" } else { "/console" };
+            late.get(&back).await.goes(led);
+        }
+        set.server.stop().await;
+    });
+}
+
+#[test]
 fn a_reset_password_unlinks_what_a_thief_linked() {
     with_provider(async {
         let set = Set::start("oidc-reclaimed", "").await;

@@ -30,8 +30,8 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_ANSWER_BYTES: usize = 256 * 1_024;
 /// The time for which metadata are kept.
 const METADATA_LIFE: Duration = Duration::from_secs(3_600);
-/// How long keys are kept: a key that the issuer withdraws is accepted no longer than this, and
-/// while they are read again.
+/// Keys are kept for this time: a key that the issuer withdraws is accepted no longer than this,
+/// and while they are read again.
 const KEYS_LIFE: Duration = Duration::from_secs(600);
 /// The longest time in which they are read: two calls.
 const READING_TIME: Duration = Duration::from_secs(2 * CALL_TIMEOUT.as_secs());

@@ -55,7 +55,7 @@ pub struct NewPasskey {
     /// The key, as COSE.
     pub public_key: Vec<u8>,
     pub sign_count: u32,
-    /// Whether its authenticator may copy it to other devices, which never changes; none: it was
+    /// True if its authenticator may copy it to other devices, which never changes; none: it was
     /// added before this was stored.
     pub may_be_copied: Option<bool>,
 }
@@ -117,7 +117,7 @@ pub type Refused = &'static str;
 const UNREADABLE: Refused = "it cannot be read";
 const COUNTED_BACK: Refused = "its counter went back: there may be a copy of it";
 const OTHER_KIND: Refused = "it is of another kind than the one that was added";
-/// What the owner of a passkey should know: it was signed with its key.
+/// Refusals that the owner of a passkey should know of: the answer was signed with its key.
 pub const SUSPICIOUS: [Refused; 2] = [COUNTED_BACK, OTHER_KIND];
 
 impl Registration {

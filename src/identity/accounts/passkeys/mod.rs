@@ -12,7 +12,7 @@ use fencepost_domain::{
     ids::{AccountId, PasskeyId},
     limits::{MAX_PASSKEYS, PASSKEY_SECONDS},
 };
-use fencepost_store::{self as store, connection::deadline::bounded, people::passkeys::PasskeyRow};
+use fencepost_store::{self as store, people::passkeys::PasskeyRow};
 use reqwest::Url;
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
@@ -314,28 +314,15 @@ impl Passkeys {
         {
             // A repeated request is refused for that, and is no news.
             use_challenge(conn, &asked.challenge).await?;
-            self.note_suspicion(owner.account_id, client);
+            // The caller's transaction is undone.
+            let event = AccountEvent::PasskeySuspicious;
+            self.base.note_later(owner.account_id, event, client);
+            self.base.mailing.notify_owner(owner.account_id, event, client);
         }
         let used = checked?;
         let challenge = asked.challenge;
         let proved = Proved { id: owner.id, account_id: owner.account_id, challenge, used };
         Ok((proved, owner))
-    }
-
-    /// In the background: the caller's transaction is undone.
-    fn note_suspicion(&self, id: AccountId, client: &Client) {
-        let (this, client, event) = (self.clone(), client.clone(), AccountEvent::PasskeySuspicious);
-        tokio::spawn(bounded(async move {
-            let noted = async {
-                let mut conn = this.base.pool.acquire().await?;
-                security::note(&mut conn, id, event, Some(&client)).await
-            };
-            if let Err(error) = noted.await {
-                let error = fencepost_domain::error::chain(&error);
-                tracing::error!(error, "suspicious passkey was not written to the account log");
-            }
-            this.base.mailing.notify_owner(id, event, &client);
-        }));
     }
 
     fn read_challenge(&self, token: &SecretString) -> Result<SignedChallenge, Error> {

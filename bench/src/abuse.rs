@@ -64,7 +64,7 @@ struct Call {
     credential: Option<String>,
     /// A header besides.
     header: Option<(&'static str, String)>,
-    /// Whether a refusal is what is asked for.
+    /// True: the call asks for a refusal, which ends nothing.
     is_refused: bool,
 }
 

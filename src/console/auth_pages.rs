@@ -106,7 +106,7 @@ impl Login {
     }
 }
 
-/// Why a login got no answer, and what works all the same.
+/// The login page says this when too many passwords wait to be checked.
 const TOO_MANY: &str = "Too many people log in at the moment, and your password was not checked. \
                         Try again in a few seconds. A passkey works at once.";
 

@@ -46,7 +46,7 @@ const PROVIDER_COOKIE: &str = "__Host-fencepost-provider";
 const KEY_COOKIE: &str = "__Host-fencepost-key";
 /// Marks a browser that has logged in before.
 const DEVICE_COOKIE: &str = "__Host-fencepost-device";
-/// How long the mark is kept after a log-in (180 days).
+/// A browser keeps the mark for this time after a log-in (180 days).
 const DEVICE_SECONDS: i64 = 180 * 86_400;
 /// Holds the secret of a mailed link while its visitor logs in or signs up.
 const LINK_COOKIE: &str = "__Host-fencepost-link";
@@ -315,8 +315,8 @@ pub fn begin(mut response: Response, session: &SessionReply) -> Response {
     response
 }
 
-/// The same, after a log-in with a password: the next ones from this browser go before those of
-/// strangers when many wait. Without the mark, they are as those of strangers.
+/// Begins a session after a log-in with a password, and marks the browser: its next log-ins go
+/// before those of strangers when many wait. A mark that cannot be made is left out.
 pub async fn begin_with_mark(app: &App, response: Response, session: &SessionReply) -> Response {
     let mut response = begin(response, session);
     let Ok(account_id) = session.account_id.parse() else { return response };

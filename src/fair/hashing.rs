@@ -118,7 +118,7 @@ impl Turns {
     /// Waits for a turn of one hash.
     ///
     /// # Errors
-    /// Those of [`Self::take_for`].
+    /// The errors of [`Self::take_for`].
     pub async fn take(&self, client: &str) -> Result<Turn, Error> {
         self.take_for(client, 1).await
     }

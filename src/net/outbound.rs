@@ -91,7 +91,7 @@ impl CallError {
 pub struct Outbound {
     /// Networks besides the public internet.
     pub allowed: Arc<Allowed>,
-    /// Whether this node makes calls of its own accord.
+    /// True if this node sends webhooks and pushes (`--deliver`).
     pub delivers: bool,
     tls: ClientConfig,
     lookup: Arc<dyn Lookup>,
@@ -165,7 +165,7 @@ impl Outbound {
         Self { mark: HeaderValue::from_str(instance).ok(), ..self }
     }
 
-    /// Whether a request with these headers comes from a node of this instance: a job or a webhook
+    /// True if a request with these headers comes from a node of this instance: a job or a webhook
     /// would make further ones without end. Its URL may name the server in any way.
     #[must_use]
     pub fn is_own(&self, headers: &HeaderMap) -> bool {

@@ -71,8 +71,8 @@ pub async fn insert(
     .await
 }
 
-/// Of the accounts that only claim an address, as many of the oldest may log in, and as many of the
-/// newest: later claims lock out no earlier one, and earlier ones no later one.
+/// Accounts that only claim an address may log in if they are among this many of its oldest, or of
+/// its newest: later claims lock out no earlier one, and earlier ones no later one.
 pub const MAX_CLAIMS_OF_AN_AGE: i64 = 3;
 
 /// Accounts that a login with this address may mean: the one that has verified it first; then, of

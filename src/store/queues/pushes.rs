@@ -92,7 +92,7 @@ pub async fn find(
     .await
 }
 
-/// What keeps the jobs of a pushed queue from its URL.
+/// The state of a push whose jobs may not reach its URL.
 #[derive(Debug, Clone)]
 pub struct PushTrouble {
     pub failing_since: Option<DateTime<Utc>>,
@@ -101,7 +101,7 @@ pub struct PushTrouble {
     pub is_unserved: bool,
 }
 
-/// What keeps the jobs of a pushed queue from its URL, if no live worker polls the queue beside it.
+/// The state of a queue's push, if no live worker polls the queue beside it.
 pub async fn trouble(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -22,7 +22,7 @@ pub const MAX_CALLBACK_BYTES_OF_PROJECT: i64 = 32_768;
 pub struct WaitingEnd {
     pub project_id: ProjectId,
     pub id: i64,
-    /// Whether it enqueues jobs, or may be the last end of a batch that does.
+    /// True if it enqueues jobs, or may be the last end of a batch that does.
     pub enqueues: bool,
 }
 

@@ -21,8 +21,9 @@ pub struct PushedQueue {
     pub secret: Vec<u8>,
     /// Null: there is none, or it signs no more.
     pub old_secret: Option<Vec<u8>>,
-    /// Of the project: its plan, and overrides of its limits.
+    /// The project's plan.
     pub plan: String,
+    /// Overrides of the plan's limits; null: there are none.
     pub overrides: Option<serde_json::Value>,
 }
 

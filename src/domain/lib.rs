@@ -6,6 +6,7 @@
 pub mod access;
 pub mod actor;
 pub mod alarm;
+pub mod audit;
 pub mod backoff;
 pub mod binding;
 pub mod callbacks;

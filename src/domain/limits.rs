@@ -18,6 +18,8 @@ pub const MAX_PAYLOAD_BYTES: usize = 256 * 1024;
 pub const MAX_RESULT_BYTES: usize = 64 * 1024;
 /// Bytes kept of an error (type, message and stack trace together); the rest is cut and marked.
 pub const MAX_ERROR_BYTES: usize = 16 * 1024;
+/// The same, while the project has stored as many bytes as its plan allows.
+pub const MAX_FULL_ERROR_BYTES: usize = 1024;
 /// Characters kept of an error's type; a longer one is cut.
 pub const MAX_ERROR_TYPE_CHARS: usize = 500;
 /// Levels of arrays and objects in a payload or result.
@@ -89,6 +91,11 @@ pub const MAX_SHOWN_ATTEMPTS: i64 = 1_000;
 pub const MAX_DURATION_MS: i64 = 30 * 86_400_000;
 /// Bytes of one request's body.
 pub const MAX_BODY_BYTES: usize = 1024 * 1024;
+/// Bytes of the body of a change, up to which it is accepted while the project has stored as many
+/// bytes as its plan allows: people must be able to make room.
+pub const MAX_FULL_CHANGE_BYTES: usize = 1024;
+/// Bytes of the names of queues and job types that a worker may register meanwhile.
+pub const MAX_FULL_NAMES_BYTES: usize = 4 * 1024;
 /// Bytes of a batch request's body.
 pub const MAX_BATCH_BODY_BYTES: usize = 8 * 1024 * 1024;
 /// Characters in a project's or key's name.
@@ -335,6 +342,14 @@ pub const MAX_KEY_QUEUES: usize = MAX_POLL_QUEUES;
 pub const MAX_KEY_JOB_TYPES: usize = MAX_POLL_JOB_TYPES;
 /// Own rate limit of a key, in calls per minute.
 pub const MAX_KEY_CALLS_PER_MINUTE: i32 = 1_000_000;
+/// Bytes of the state before or after a change, in the audit log; beyond it, values of more than
+/// [`MAX_AUDIT_VALUE_BYTES`] are replaced by their hashes.
+pub const MAX_AUDIT_STATE_BYTES: usize = 1024;
+/// See [`MAX_AUDIT_STATE_BYTES`].
+pub const MAX_AUDIT_VALUE_BYTES: usize = 128;
+/// Changes of one project in a day that the audit log keeps with their states, for each call of its
+/// `manage_per_minute`. Calls of workers and producers make no more changes than that.
+pub const DAILY_CHANGES_PER_MANAGE_CALL: u32 = 40;
 /// Rows of one page of the audit log.
 pub const MAX_PAGE_AUDIT: u32 = 200;
 /// Rows of one export of the audit log, newest first.

@@ -1,5 +1,7 @@
 //! How much a project may send and store, and how much a queue may hold.
 
+mod texts;
+
 use fencepost_domain::plan::Plans;
 use fencepost_engine::maintenance::{dead_letter_age, excess_workers};
 use serde_json::{Value, json};
@@ -31,12 +33,16 @@ fn job(bytes: usize) -> Value {
 #[test]
 fn what_a_project_stores_is_counted_with_all_that_belongs_to_its_jobs_and_freed() {
     run_alone(async |t| {
-        assert_eq!(used(t, "stored_bytes").await, 0);
+        // Its key and the entries of its audit log.
+        let own = used(t, "stored_bytes").await;
+        assert!(own < 2_000, "{own}");
         t.enqueue(json!({"job_type": "a"})).await;
-        until_stored(t, |it| it == 1_024).await;
+        // Statistics come later.
+        let is_small = |it| (own + 1_024..own + 1_024 + 8_000).contains(&it);
+        until_stored(t, is_small).await;
         let large = t.enqueue(job(100_000)).await;
-        let stored = until_stored(t, |it| it > 2 * 1_024 + 100_000).await;
-        assert!(stored < 2 * 1_024 + 100_100, "{stored}");
+        let stored = until_stored(t, |it| it > own + 2 * 1_024 + 100_000).await;
+        assert!(stored < own + 2 * 1_024 + 108_000, "{stored}");
         let leased = t.lease("w").await;
         t.ack(&leased, "w", "succeeded").await.is(200);
         let leased = t.lease("w").await;
@@ -53,17 +59,18 @@ fn what_a_project_stores_is_counted_with_all_that_belongs_to_its_jobs_and_freed(
         let error = json!({"message": "m", "stack_trace": "s".repeat(5_000)});
         t.ack_with(&leased, "w", "failed", json!({"error": error, "retryable": false})).await;
         t.job_becomes(&large, "dead_letter").await;
-        let all = 2 * 1_024 + 100_000 + 20_000 + 10_000 + 5_000;
+        // Its worker and the group of its dead letter count, too.
+        let all = own + 2 * 1_024 + 100_000 + 20_000 + 10_000 + 5_000;
         let stored = until_stored(t, |it| it > all).await;
-        assert!(stored < all + 1_000, "{stored}");
+        assert!(stored < all + 8_000, "{stored}");
         let usage = t.get("/v1/usage").await.is(200);
         assert_eq!(usage["stored_bytes"], json!(stored));
         t.delete(&format!("/v1/dead-letters/{large}")).await.is_empty(204);
-        until_stored(t, |it| it == 1_024).await;
+        until_stored(t, is_small).await;
         // Merged by a loop; the sum stays the same.
         let left = "select count(*) from stored_byte_deltas";
         t.database.until(left, 0).await;
-        assert_eq!(used(t, "stored_bytes").await, 1_024);
+        assert!(is_small(used(t, "stored_bytes").await));
     });
 }
 

@@ -335,7 +335,7 @@ pub async fn insert_jobs(
                 project_id, job_id, payload, retry, tags, traceparent, labels, constraint_key,
                 concurrency_key,
                 concurrency_limit, unique_key, expires_at, workflow_id, workflow_key, has_parents,
-                envelope, batch_id, callbacks, is_template, replay_of, hop
+                envelope, batch_id, callbacks, is_template, replay_of, hop, counted_bytes
             )
             select project_id, id, payload, retry, tags, extras->>'traceparent', labels,
                    (extras->>'constraint_key')::uuid, extras->>'concurrency_key',
@@ -345,7 +345,8 @@ pub async fn insert_jobs(
                    coalesce((extras->>'has_parents')::boolean, false), extras->>'envelope',
                    (extras->>'batch_id')::uuid, extras->>'callbacks',
                    case when (extras->>'is_template')::boolean then true end,
-                   (extras->>'replay_of')::uuid, (extras->>'hop')::smallint
+                   (extras->>'replay_of')::uuid, (extras->>'hop')::smallint,
+                   long_names(queue, job_type)
             from new
         ), live as (
             insert into jobs (

@@ -5,7 +5,7 @@ use sqlx::PgConnection;
 use fencepost_domain::ids::ProjectId;
 
 /// Changes that one pass merges at most. The statement carries the same number as a literal.
-pub const MAX_MERGED_DELTAS: u64 = 20_000;
+pub const MAX_MERGED_DELTAS: i64 = 20_000;
 
 /// The bytes that a project has stored, without those of its outbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,10 +41,23 @@ pub async fn of_project(
     .await
 }
 
-/// Merges changes, and returns how many. Those that another node is merging are skipped. Projects
-/// are written in order, so that two nodes do not wait for each other.
-pub async fn merge(conn: &mut PgConnection) -> sqlx::Result<u64> {
-    let merged = sqlx::query_scalar!(
+/// What was merged.
+#[derive(Debug)]
+pub struct Merged {
+    pub deltas: i64,
+    /// Projects among those of the changes that have stored [`NOTED_BYTES`] or more.
+    pub noted: Vec<ProjectId>,
+}
+
+/// Below this a project is not full, whatever its plan. The statement carries the same number as a
+/// literal.
+pub const NOTED_BYTES: i64 = 1024 * 1024;
+
+/// Merges changes. Those that another node is merging are skipped. Projects are written in order,
+/// so that two nodes do not wait for each other.
+pub async fn merge(conn: &mut PgConnection) -> sqlx::Result<Merged> {
+    sqlx::query_as!(
+        Merged,
         r#"
         with taken as (
             delete from stored_byte_deltas
@@ -58,11 +71,12 @@ pub async fn merge(conn: &mut PgConnection) -> sqlx::Result<u64> {
             order by project_id
             on conflict (project_id) do update
             set bytes = stored_bytes.bytes + excluded.bytes
+            returning project_id, bytes
         )
-        select count(*) "count!" from taken
+        select (select count(*) from taken) "deltas!",
+               array(select project_id from merged where bytes >= 1048576) "noted!: Vec<ProjectId>"
         "#,
     )
     .fetch_one(conn)
-    .await?;
-    Ok(merged.unsigned_abs())
+    .await
 }

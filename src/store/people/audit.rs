@@ -3,7 +3,10 @@
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Postgres, QueryBuilder};
 
-use fencepost_domain::ids::{AuditId, ProjectId};
+use fencepost_domain::{
+    audit::shorten,
+    ids::{AuditId, ProjectId},
+};
 
 /// The key, member or operator that made the change.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,13 +75,14 @@ pub struct AuditFilter {
     pub created_before: Option<DateTime<Utc>>,
 }
 
-/// Adds an entry.
+/// Adds an entry. Long states are shortened, as [`shorten`] says.
 pub async fn insert(
     conn: &mut PgConnection,
     project_id: ProjectId,
     actor: &Actor,
     entry: &NewAuditEntry,
 ) -> sqlx::Result<()> {
+    let [before, after] = [&entry.before, &entry.after].map(|it| it.as_deref().map(shorten));
     sqlx::query!(
         "
         insert into audit_log (
@@ -94,8 +98,8 @@ pub async fn insert(
         entry.target,
         actor.request_id,
         actor.address,
-        entry.before,
-        entry.after,
+        before,
+        after,
     )
     .execute(conn)
     .await?;

@@ -378,7 +378,8 @@ pub async fn revoke(
     sqlx::query_scalar!(
         "
         update api_keys
-        set revoked_at = coalesce(revoked_at, now())
+        set revoked_at = coalesce(revoked_at, now()), queues = '{}', job_types = '{}',
+            allowed_ips = '{}'
         where project_id = $1 and id = $2
         returning secret_hash
         ",

@@ -280,12 +280,12 @@ pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<W
         ), bodies as (
             insert into job_bodies (
                 project_id, job_id, payload, retry, tags, constraint_key, concurrency_key,
-                concurrency_limit
+                concurrency_limit, counted_bytes
             )
             select project_id, job_id, payload, retry,
                    jsonb_build_object('recurring_schedule', schedule_id), constraint_key,
                    concurrency_key,
-                   case when concurrency_key is not null then 1 end
+                   case when concurrency_key is not null then 1 end, long_names(queue, job_type)
             from new
         ), live as (
             insert into jobs (

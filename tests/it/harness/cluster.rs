@@ -306,3 +306,18 @@ async fn template(url: &str) -> String {
     }
     name
 }
+
+/// Bytes of all rows of the project and of its outbox, in whatever table.
+pub const ALL_ROWS: &str = "
+    select sum((xpath('/row/bytes/text()', query_to_xml(format(
+        'select coalesce(sum(pg_column_size(it.*)), 0) as bytes
+         from %I it
+         where project_id not in (select id from projects where kind = ''canary'')',
+        name), false, true, '')))[1]::text::bigint)::bigint
+    from (
+        select it.table_name as name
+        from information_schema.columns it
+        join information_schema.tables using (table_schema, table_name)
+        where table_schema = 'public' and table_type = 'BASE TABLE'
+            and it.column_name = 'project_id' and it.data_type = 'integer'
+    ) tables";

@@ -18,7 +18,7 @@ use std::{
 };
 
 pub use self::{
-    cluster::{Database, fresh_database, home, logins, redis_url, share_with},
+    cluster::{ALL_ROWS, Database, fresh_database, home, logins, redis_url, share_with},
     process::{NodeProcess, Process, free_port, scratch, until_ready},
     project::{LoneProject, Stage, TestProject, TestServer, client, client_builder},
     proxy::{Proxy, Silence},

@@ -6,24 +6,9 @@ use uuid::Uuid;
 
 use super::{delivery_becomes, endpoint, path};
 use crate::harness::{
-    LoneProject, Sink, TestServer, eventually, fresh_database, limited, run_alone,
+    ALL_ROWS, LoneProject, Sink, TestServer, eventually, fresh_database, limited, run_alone,
 };
 
-/// Bytes of all rows of the project and of its outbox, in whatever table.
-const ALL_ROWS: &str = "
-    select sum((xpath('/row/bytes/text()', query_to_xml(format(
-        'select coalesce(sum(pg_column_size(it.*)), 0) as bytes
-         from %I it
-         where project_id in (select project_id from outboxes union all
-                              select outbox_id from outboxes)',
-        name), false, true, '')))[1]::text::bigint)::bigint
-    from (
-        select it.table_name as name
-        from information_schema.columns it
-        join information_schema.tables using (table_schema, table_name)
-        where table_schema = 'public' and table_type = 'BASE TABLE'
-            and it.column_name = 'project_id' and it.data_type = 'integer'
-    ) tables";
 /// Failed attempts of the storm.
 const FAILURES: usize = 40;
 

@@ -15,6 +15,7 @@ use fencepost_engine::{
     Engine,
     alarms::Alarms,
     canary::Canary,
+    enqueue::quota,
     jobs::wait,
     maintenance::{
         self, PROBE_PERIOD, cascade, completions,
@@ -44,6 +45,8 @@ use fencepost_web::app::App;
 const REAP_GATHERING: Duration = Duration::from_millis(20);
 /// The sleep of a loop that the probe wakes when there is work.
 const IDLE_PERIOD: Duration = Duration::from_secs(30);
+/// Between two merges of changes of stored bytes: readers add up those that are not merged.
+const MERGE_PERIOD: Duration = Duration::from_secs(5);
 /// How often events that another node has committed are looked for, if that node has died since.
 const EVENTS_PERIOD: Duration = Duration::from_secs(2);
 /// How often workers' heartbeat times are written and their directives read.
@@ -138,11 +141,6 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
     loops.start("counts", Some(BackgroundTask::MergeCounts), |engine| async move {
         Ok(Next::continue_if(counts::pass(&engine).await?, IDLE_PERIOD))
     });
-    loops.start("stored_bytes", None, |engine| async move {
-        let mut conn = engine.pools.background.acquire().await?;
-        let merged = stored_bytes::merge(&mut conn).await?;
-        Ok(Next::continue_if(merged >= stored_bytes::MAX_MERGED_DELTAS, IDLE_PERIOD))
-    });
     loops.start("operations", Some(BackgroundTask::Operations), |engine| async move {
         let sleep = operations::pass(&engine).await?;
         Ok(Next::after(sleep.unwrap_or(IDLE_PERIOD).min(IDLE_PERIOD)))
@@ -162,11 +160,25 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
         engine.notifier.feed.prune_idle();
         Ok(Next::Sleep(WATCH_PERIOD))
     });
-    start_upkeep_loops(&loops);
+    start_upkeep_loops(app, &loops);
 }
 
 /// The loops that keep the database and the metrics in order.
-fn start_upkeep_loops(loops: &Loops<'_>) {
+fn start_upkeep_loops(app: &App, loops: &Loops<'_>) {
+    loops.start("stored_bytes", None, |engine| async move {
+        let mut conn = engine.pools.background.acquire().await?;
+        let merged = stored_bytes::merge(&mut conn).await?;
+        engine.backlogs.full.note_stored(merged.noted);
+        Ok(Next::continue_if(merged.deltas >= stored_bytes::MAX_MERGED_DELTAS, MERGE_PERIOD))
+    });
+    let plans = Arc::clone(&app.plans);
+    loops.start("full_projects", None, move |engine| {
+        let plans = Arc::clone(&plans);
+        async move {
+            quota::count_stored(&engine, &plans).await?;
+            Ok(Next::Sleep(IDLE_PERIOD))
+        }
+    });
     loops.start("prune", None, |engine| async move {
         Ok(Next::continue_if(maintenance::prune(&engine).await?, PRUNE_PERIOD))
     });

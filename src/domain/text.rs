@@ -254,8 +254,20 @@ impl ErrorReport {
     /// the message, then as much of the stack trace as still fits.
     #[must_use]
     pub fn bounded(kind: Option<&str>, message: Option<&str>, stack_trace: Option<&str>) -> Self {
-        let mut left = limits::MAX_ERROR_BYTES;
-        let mut truncated = false;
+        Self::within(limits::MAX_ERROR_BYTES, [kind, message, stack_trace], false)
+    }
+
+    /// The same, cut to [`limits::MAX_FULL_ERROR_BYTES`].
+    #[must_use]
+    pub fn shortened(&self) -> Self {
+        let texts = [&self.kind, &self.message, &self.stack_trace].map(|it| it.as_deref());
+        Self::within(limits::MAX_FULL_ERROR_BYTES, texts, self.truncated)
+    }
+
+    fn within(max_bytes: usize, texts: [Option<&str>; 3], was_truncated: bool) -> Self {
+        let [kind, message, stack_trace] = texts;
+        let mut left = max_bytes;
+        let mut truncated = was_truncated;
         let mut keep = |text: Option<&str>, max_chars: usize| {
             text.map(|text| {
                 let clean = printable(text);

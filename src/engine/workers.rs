@@ -14,6 +14,7 @@ use fencepost_domain::{
     error::{Error, is_faulty_statement},
     ids::{ANONYMOUS, ProjectId},
     job::OutcomeCause,
+    limits::MAX_FULL_NAMES_BYTES,
     plan::TEST_MODE,
     worker::WorkerState,
 };
@@ -229,11 +230,19 @@ impl GroupCommit for WorkerBeats {
 }
 
 /// Stores a worker's registration.
+///
+/// # Errors
+/// [`Error::QuotaExceeded`] when it names much, and the project has stored all of its bytes;
+/// [`Error::Unavailable`] when the database does not answer.
 pub async fn register(
     engine: &Engine,
     project_id: ProjectId,
     worker: &Registration,
 ) -> Result<(), Error> {
+    let names = worker.queues.iter().chain(&worker.job_types).map(String::len).sum::<usize>();
+    if names > MAX_FULL_NAMES_BYTES {
+        engine.backlogs.full.require_room(project_id)?;
+    }
     let mut conn = engine.pools.reports.acquire_for(project_id).await?;
     store::workers::upsert(&mut conn, project_id, worker).await?;
     engine.registry.forget(&(project_id, worker.worker_id.as_str().into()));

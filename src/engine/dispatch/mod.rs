@@ -39,7 +39,8 @@ pub use fencepost_store::claims::LeasedJob;
 /// when the worker gets a directive, or at shutdown.
 ///
 /// # Errors
-/// The error of `revoked`, when the key was revoked meanwhile. [`Error::Overloaded`] when too
+/// The error of `revoked`, when the key was revoked meanwhile. [`Error::QuotaExceeded`] when the
+/// project has stored twice its bytes. [`Error::Overloaded`] when too
 /// many polls are parked. [`Error::NotReady`] when the poll does not wait and the database does not
 /// answer. Jobs leased by a claim in flight are released.
 pub async fn poll(
@@ -48,6 +49,7 @@ pub async fn poll(
     gone: &CancellationToken,
     revoked: impl Future<Output = Error>,
 ) -> Result<PollAnswer, Error> {
+    engine.backlogs.full.admit_poll(poll.project_id)?;
     let wait = poll.wait;
     let worker = Presence::of(engine, poll.project_id, poll.worker_id.as_deref()).await?;
     let spec = poll.spec(worker.labels());

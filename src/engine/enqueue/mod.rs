@@ -2,6 +2,7 @@
 
 pub mod callback_url;
 pub mod dependencies;
+pub mod full;
 mod origin;
 mod payloads;
 pub mod quota;

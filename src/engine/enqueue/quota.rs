@@ -22,7 +22,7 @@ use fencepost_store::{
 
 use sqlx::PgConnection;
 
-use super::NewJob;
+use super::{NewJob, full::FullProjects};
 use crate::Engine;
 
 /// How long a count is trusted.
@@ -48,13 +48,16 @@ struct Backlog {
 }
 
 #[derive(Debug, Default)]
-pub struct Backlogs(Mutex<HashMap<ProjectId, Backlog>>);
+pub struct Backlogs {
+    counted: Mutex<HashMap<ProjectId, Backlog>>,
+    pub full: FullProjects,
+}
 
 impl Backlogs {
     /// The last count, and whether the caller is to count again: one does, while the others go by
     /// the old count.
     fn known(&self, project_id: ProjectId, keep: Duration) -> (Option<Backlog>, bool) {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(backlog) = known.get_mut(&project_id) else { return (None, true) };
         let is_old = backlog.counted_at.elapsed() >= keep;
         if is_old {
@@ -64,7 +67,7 @@ impl Backlogs {
     }
 
     fn note(&self, project_id: ProjectId, backlog: Backlog) {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= MAX_CACHED {
             known.clear();
         }
@@ -73,7 +76,7 @@ impl Backlogs {
 
     /// Adds to the count, if it stays within `max`.
     fn add(&self, project_id: ProjectId, jobs: i64, max: i64) -> bool {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(backlog) = known.get_mut(&project_id) else { return false };
         if backlog.jobs.saturating_add(jobs) > max {
             return false;
@@ -89,7 +92,7 @@ impl Backlogs {
         project_id: ProjectId,
         jobs: &HashMap<&str, i64>,
     ) -> Result<(), (String, i64)> {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(backlog) = known.get_mut(&project_id) else { return Ok(()) };
         let bounded = &backlog.bounded_queues;
         let full = jobs.iter().find_map(|(queue, more)| {
@@ -112,7 +115,7 @@ impl Backlogs {
 
     /// Takes back what was admitted and not stored.
     pub(super) fn refund(&self, project_id: ProjectId, jobs: usize) {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(backlog) = known.get_mut(&project_id) {
             backlog.jobs -= i64::try_from(jobs).unwrap_or(i64::MAX);
         }
@@ -177,6 +180,53 @@ pub async fn has_all_bytes(engine: &Engine, tenant: Tenant) -> Result<bool, Erro
     Ok(tenant.limits.stored_bytes.is_some() && known(engine, tenant).await?.has_all_bytes)
 }
 
+/// Refuses what a project that has stored all of its bytes may not add.
+///
+/// # Errors
+/// [`Error::QuotaExceeded`]; [`Error::Unavailable`] when the database does not answer.
+pub async fn require_room(engine: &Engine, tenant: Tenant) -> Result<(), Error> {
+    match tenant.limits.stored_bytes {
+        Some(max) if has_all_bytes(engine, tenant).await? => {
+            Err(Error::QuotaExceeded { what: "stored bytes", max })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Counts what projects have stored that have stored much, or were full.
+///
+/// # Errors
+/// The last one of a project that could not be counted; it is counted by a later pass.
+pub async fn count_stored(engine: &Engine, plans: &ProjectPlans) -> sqlx::Result<()> {
+    let full = &engine.backlogs.full;
+    let mut failed = Ok(());
+    for project_id in full.take_to_count() {
+        // One project must not stop the others.
+        if let Err(error) = count_one(engine, plans, project_id).await {
+            full.count_again(project_id);
+            failed = Err(error);
+        }
+    }
+    failed
+}
+
+async fn count_one(
+    engine: &Engine,
+    plans: &ProjectPlans,
+    project_id: ProjectId,
+) -> sqlx::Result<()> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    let limits = limits_of_loops(&mut conn, plans, project_id).await?;
+    // The counts are of the same share.
+    drop(conn);
+    if limits.stored_bytes.is_none() {
+        // Its plan has changed, or it is gone.
+        engine.backlogs.full.remove(project_id);
+        return Ok(());
+    }
+    count(engine, Tenant { project_id, limits }).await.map(drop)
+}
+
 /// Bytes that a project has stored, deliveries of its webhooks among them.
 pub async fn stored_bytes(engine: &Engine, project_id: ProjectId) -> sqlx::Result<i64> {
     let mut conn = engine.pools.read_for(project_id).await?;
@@ -236,10 +286,10 @@ pub async fn admit_count(engine: &Engine, tenant: Tenant, count: usize) -> Resul
 /// Counts, even if the caller is dropped.
 async fn recount(engine: &Engine, tenant: Tenant) -> Result<Backlog, Error> {
     let engine = engine.clone();
-    detached(async move { count(&engine, tenant).await }).await?
+    detached(async move { Ok(count(&engine, tenant).await?) }).await?
 }
 
-async fn count(engine: &Engine, tenant: Tenant) -> Result<Backlog, Error> {
+async fn count(engine: &Engine, tenant: Tenant) -> sqlx::Result<Backlog> {
     let Tenant { project_id, limits } = tenant;
     let mut conn = engine.pools.read_for(project_id).await?;
     let jobs = match limits.waiting_jobs {
@@ -252,7 +302,11 @@ async fn count(engine: &Engine, tenant: Tenant) -> Result<Backlog, Error> {
     // The next one is of the same share.
     drop(conn);
     let has_all_bytes = match limits.stored_bytes {
-        Some(max) => stored_bytes(engine, project_id).await? >= max,
+        Some(max) => {
+            let stored = stored_bytes(engine, project_id).await?;
+            engine.backlogs.full.note(project_id, stored, max);
+            stored >= max
+        }
         None => false,
     };
     let bounded_queues = bounded_queues.into_iter().map(|it| (it.queue, (it.jobs, it.max)));

@@ -17,6 +17,7 @@ use fencepost_domain::{
     history,
     ids::{JobId, JobKey, ProjectId, TickKey},
     job::StoredState,
+    plan::Tenant,
     schedule::{
         DueTicks, Earlier, FireOutcome, GRACE_SECONDS, OverlapPolicy, Schedule, offset_seconds,
     },
@@ -41,6 +42,7 @@ use sqlx::{Acquire, PgConnection};
 use crate::{
     Engine,
     cancel::{cancel_waiting, publish_cancelled},
+    enqueue::quota,
     isolate::{self, Sweep},
     notify::job_event,
     schedules::zones::Agreed,
@@ -164,14 +166,14 @@ async fn fire_each(
     tx: &mut PgConnection,
     due: &[DueSchedule],
 ) -> sqlx::Result<Fired> {
-    let ticks = Ticks { key: &engine.tick_key, zones: engine.zones.agreed() };
+    let ticks = Ticks { engine, zones: engine.zones.agreed() };
     let fired = isolate::process(engine, tx, &ticks, due).await?;
     Ok(fired.into_iter().fold(Fired::default(), Fired::add))
 }
 
 /// Firing the ticks of schedules.
 struct Ticks<'a> {
-    key: &'a TickKey,
+    engine: &'a Engine,
     zones: Agreed,
 }
 
@@ -191,9 +193,10 @@ impl Sweep for Ticks<'_> {
 
 async fn fire(
     tx: &mut PgConnection,
-    Ticks { key, zones }: &Ticks<'_>,
+    Ticks { engine, zones }: &Ticks<'_>,
     due: &[DueSchedule],
 ) -> sqlx::Result<Fired> {
+    let key = &engine.tick_key;
     let mut fired = Fired::default();
     let (mut fires, mut advances) = (Vec::new(), Vec::with_capacity(due.len()));
     let mut known = HashMap::new();
@@ -207,8 +210,9 @@ async fn fire(
         let (ticks, advance) = match read {
             Ok(schedule) => {
                 let (ticks, advance) = due_ticks(it, schedule);
-                let is_suspended = suspended.contains(&it.project_id);
-                (if is_suspended { ticks.all_missed() } else { ticks }, advance)
+                let is_stopped = suspended.contains(&it.project_id)
+                    || engine.backlogs.full.contains(it.project_id);
+                (if is_stopped { ticks.all_missed() } else { ticks }, advance)
             }
             Err(error) => (DueTicks::default(), stuck(it, error.to_string())),
         };
@@ -434,13 +438,14 @@ impl Sweep for Plans<'_> {
 /// Creates a job of a schedule immediately, whatever its ticks are. Returns its id.
 ///
 /// # Errors
-/// [`Error::ScheduleNotFound`].
+/// [`Error::ScheduleNotFound`]; [`Error::QuotaExceeded`] as for an enqueue.
 pub async fn run_now(
     engine: &Engine,
-    project_id: ProjectId,
+    tenant: Tenant,
     schedule_id: &str,
     job_id: JobId,
 ) -> Result<JobId, Error> {
+    let project_id = tenant.project_id;
     let mut conn = engine.pools.read_for(project_id).await?;
     let found = store::schedules::find(&mut conn, project_id, schedule_id).await?;
     let found = found.ok_or(Error::ScheduleNotFound)?;
@@ -448,6 +453,10 @@ pub async fn run_now(
     if store::jobs::find(&mut conn, project_id, job_id).await?.is_some() {
         return Ok(job_id);
     }
+    // The connection is returned first: the check takes its own.
+    drop(conn);
+    quota::admit_count(engine, tenant, 1).await?;
+    let mut conn = engine.pools.read_for(project_id).await?;
     let fire = |tie| Fire {
         project_id,
         schedule_id: schedule_id.to_owned(),

@@ -135,6 +135,7 @@ pub async fn store_registered(
     project_id: ProjectId,
     sent: &[(usize, RegisteredSchedule)],
     limits: &Limits,
+    admit: impl AsyncFnOnce(usize) -> Result<(), Error>,
 ) -> Result<Registered, Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
     let ScheduleCount { mut schedules, now } = schedules::count(&mut conn, project_id).await?;
@@ -154,6 +155,11 @@ pub async fn store_registered(
         }
     }
     if valid.is_empty() {
+        return Ok(registered);
+    }
+    if let Err(refusal) = admit(valid.len()).await {
+        let refused = valid.into_iter().map(|(place, _)| (place, refusal.to_string()));
+        registered.rejected.extend(refused);
         return Ok(registered);
     }
     let (max, mut stored) = (limits.max_schedules(), Vec::new());

@@ -36,11 +36,7 @@ pub async fn record_events(
     events: Vec<NewEvent>,
 ) -> Result<Vec<EventId>, Error> {
     let project_id = tenant.project_id;
-    if let Some(max) = tenant.limits.stored_bytes
-        && quota::has_all_bytes(engine, tenant).await?
-    {
-        return Err(Error::QuotaExceeded { what: "stored bytes", max });
-    }
+    quota::require_room(engine, tenant).await?;
     let mut conn = engine.pools.read_for(project_id).await?;
     let mut tx = conn.begin().await?;
     if let Some(refused) = find_refused(&mut tx, project_id, shown).await? {

@@ -173,6 +173,7 @@ pub async fn take_turn(
 /// [`Error::JobLocked`] when another transaction holds the job: nothing is written.
 pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Acked, Error> {
     let key = JobKey { project_id, id: ack.job_id };
+    let ack = cut_if_full(engine, project_id, ack);
     let outcome = match &ack.end {
         ReportedOutcome::Succeeded { .. } => AttemptOutcome::Succeeded,
         ReportedOutcome::Failed(_) => AttemptOutcome::Failed,
@@ -205,6 +206,18 @@ pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Ack
             Err(refusal) => return Err(refused(refusal, &found.standing)),
         }
     }
+}
+
+/// The same, with an error of at most [`limits::MAX_FULL_ERROR_BYTES`] while the project has stored
+/// all of its bytes.
+fn cut_if_full(engine: &Engine, project_id: ProjectId, mut ack: Ack) -> Ack {
+    if let ReportedOutcome::Failed(failure) = &mut ack.end {
+        let short = failure.error.shortened();
+        if short != failure.error && engine.backlogs.full.contains(project_id) {
+            failure.error = short;
+        }
+    }
+    ack
 }
 
 /// Releases a job that its worker never received; no failure is counted.

@@ -91,6 +91,7 @@ pub async fn resume(
         (status = 201, description = "The job is stored.", body = Job,
          headers(("Location" = String, description = "The job's path."))),
         (status = 404, description = "The project has no such schedule.", body = ErrorBody),
+        (status = 429, description = "The project has too many jobs, or has stored all of its bytes.", body = ErrorBody),
     ),
 )]
 pub async fn run(
@@ -102,7 +103,7 @@ pub async fn run(
     let (running, by) = (app.clone(), caller.clone());
     repeat
         .once(&app, &caller, async move |ids: Ids| {
-            let job_id = fire::run_now(&running.engine, by.project_id, &id, ids.job(0)).await?;
+            let job_id = fire::run_now(&running.engine, by.tenant(), &id, ids.job(0)).await?;
             audit::note(&running, &by, NewAuditEntry::to("recurring.run", id)).await;
             let job = read::find(&running, &by, job_id).await?;
             Ok(Answer::job(StatusCode::CREATED, job))

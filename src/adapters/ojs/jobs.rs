@@ -133,6 +133,7 @@ async fn limit_queues(app: &App, caller: &Caller<Produce>, jobs: &[Accepted]) ->
         if !caller.who.may(Permission::Manage) {
             return Err(Error::Forbidden { needs: Permission::Manage.needs() });
         }
+        caller.charge_changes(app, 1).await?;
         let change = SettingsChange { rate_limit: Some(limit), ..SettingsChange::default() };
         queues::change_settings(&app.engine, caller.project_id, &row.queue, &change).await?;
         let (before, after) = (shown(before), shown(limit));

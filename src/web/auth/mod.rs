@@ -3,6 +3,7 @@
 //! from nowhere else.
 
 mod budget;
+mod changes;
 mod credential;
 mod origin;
 mod permit;
@@ -22,6 +23,7 @@ pub use self::{
         CONSOLE_READS_PER_MEMBER, CallReport, Cost, FREE_BODY_BYTES, FromConsole, body_bytes,
         project_limits,
     },
+    changes::RoomForChange,
     permit::*,
     person::{CALLS_PER_ACCOUNT, ClientAddress, Person, client_of_request},
     who::Who,
@@ -201,6 +203,9 @@ impl<P: Permit> FromRequestParts<App> for Caller<P> {
             budget::charge::<P>(app, &who, project_id, &limits, &report).await?
         };
         let announced_bytes = budget::content_length(&parts.headers);
+        if P::BUDGET == Budget::Manage {
+            RoomForChange::ask(parts, app, Tenant { project_id, limits });
+        }
         let meter = BodyMeter::of(app, project_id, &limits, P::OVERDRAFT_WINDOWS);
         if let Some(meter) = meter {
             match announced_bytes {

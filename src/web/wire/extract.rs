@@ -25,7 +25,7 @@ use sha2::{Digest, Sha256};
 use tokio::{sync::Semaphore, time::timeout};
 
 use crate::{
-    auth::{BodyMeter, IgnoresUnknownFields},
+    auth::{BodyMeter, IgnoresUnknownFields, RoomForChange},
     wire::{
         body::{self, BODY_TIMEOUT},
         json_words,
@@ -186,7 +186,11 @@ pub fn is_json(headers: &HeaderMap) -> bool {
 async fn read_metered(mut request: Request, limit_bytes: usize) -> Result<Bytes, Error> {
     let meter = request.extensions_mut().remove::<BodyMeter>();
     let room = request.extensions_mut().remove::<BodyRoom>();
+    let change = request.extensions_mut().remove::<RoomForChange>();
     let body = body::read(request, limit_bytes, room).await?;
+    if let Some(change) = change {
+        change.check(body.len()).await?;
+    }
     if let Some(meter) = meter {
         meter.count(body.len() as u64).await?;
     }

@@ -7,6 +7,7 @@ use axum::{
 };
 use fencepost_domain::{access::Permission, cron, error::Error, limits};
 use fencepost_engine::{
+    enqueue::quota,
     schedules::{self, RegisteredSchedule},
     workers::{self, Registration},
 };
@@ -185,7 +186,12 @@ async fn keep_schedules(
     }
     if !kept.is_empty() {
         let (project_id, limits) = (caller.project_id, &caller.limits);
-        let done = schedules::store_registered(&app.engine, project_id, &kept, limits).await?;
+        let admit = async |changes: usize| {
+            quota::require_room(&app.engine, caller.tenant()).await?;
+            caller.charge_changes(app, changes).await
+        };
+        let done =
+            schedules::store_registered(&app.engine, project_id, &kept, limits, admit).await?;
         rejected.extend(done.rejected);
         for (before, after) in done.changed {
             let id = after.id.clone();

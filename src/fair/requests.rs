@@ -28,9 +28,16 @@ pub const MAX_PROJECT_IN_FLIGHT: usize = 200;
 pub const MAX_ADDRESS_IN_FLIGHT: usize = 50;
 /// The same for one project.
 pub const MAX_PROJECT_ADDRESS_IN_FLIGHT: usize = 20;
-/// The last ones of an address: for projects that hold none there, and that held theirs for
-/// [`LITTLE_USE`] at most.
+/// The last ones of an address: for requests of at most [`MAX_LAST_REQUEST`], by projects that hold
+/// none there, held theirs for [`LITTLE_USE`] at most, and none for [`LONG_REQUEST`] lately.
 pub const LAST_OF_ADDRESS: usize = 10;
+/// Ten projects whose requests may hang for longer would hold the last ones of an address.
+pub const MAX_LAST_REQUEST: Duration = Duration::from_secs(30);
+/// A project that holds a request for longer has none of the last ones for [`LONG_KEPT_FOR`]: new
+/// projects that hang, one after the other, would hold them otherwise.
+pub const LONG_REQUEST: Duration = Duration::from_secs(10);
+/// See [`LONG_REQUEST`].
+pub const LONG_KEPT_FOR: Duration = Duration::from_secs(600);
 /// For how long a project may hold requests to an address within [`USE_COUNTED_FOR`], in sum, and
 /// still have the last ones. Fifty endpoints that hang, each of a project of its own, hold theirs
 /// for longer.
@@ -48,11 +55,35 @@ pub struct Turns {
     of_project: PerProject,
     of_project_and_address: Each<(ProjectId, IpAddr)>,
     of_address: Each<IpAddr>,
-    used: Used,
+    history: History,
 }
 
-/// Milliseconds for which a project held requests to an address that have ended.
-type Used = Cache<(ProjectId, IpAddr), Arc<AtomicU64>>;
+/// How projects used addresses.
+#[derive(Clone)]
+struct History {
+    /// Milliseconds for which a project held requests to an address that have ended.
+    used: Cache<(ProjectId, IpAddr), Arc<AtomicU64>>,
+    /// Projects that lately held a request for long.
+    long: Cache<(ProjectId, IpAddr), ()>,
+}
+
+impl History {
+    fn note(&self, of: (ProjectId, IpAddr), held: Duration) {
+        let millis = u64::try_from(held.as_millis()).unwrap_or(u64::MAX);
+        self.used.get_with(of, Arc::default).fetch_add(millis, Ordering::Relaxed);
+        if held > LONG_REQUEST {
+            self.long.insert(of, ());
+        }
+    }
+
+    /// Whether a project may have one of the last requests to an address, of at most this time.
+    fn may_use_last(&self, of: (ProjectId, IpAddr), within: Duration) -> bool {
+        let used = self.used.get(&of).map_or(0, |it| it.load(Ordering::Relaxed));
+        within <= MAX_LAST_REQUEST
+            && Duration::from_millis(used) <= LITTLE_USE
+            && !self.long.contains_key(&of)
+    }
+}
 
 /// The right to send one request, as long as it is kept.
 pub struct Turn {
@@ -60,14 +91,13 @@ pub struct Turn {
     pub waited: Duration,
     since: Instant,
     of: (ProjectId, IpAddr),
-    used: Used,
+    history: History,
     _permits: [OwnedSemaphorePermit; 4],
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let held = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.used.get_with(self.of, Arc::default).fetch_add(held, Ordering::Relaxed);
+        self.history.note(self.of, self.since.elapsed());
     }
 }
 
@@ -78,24 +108,39 @@ impl Default for Turns {
             of_project: PerProject::new(MAX_PROJECT_IN_FLIGHT),
             of_project_and_address: Each::new(MAX_PROJECT_ADDRESS_IN_FLIGHT),
             of_address: Each::new(MAX_ADDRESS_IN_FLIGHT),
-            used: Cache::builder().max_capacity(MAX_COUNTED).time_to_live(USE_COUNTED_FOR).build(),
+            history: History {
+                used: Cache::builder()
+                    .max_capacity(MAX_COUNTED)
+                    .time_to_live(USE_COUNTED_FOR)
+                    .build(),
+                long: Cache::builder()
+                    .max_capacity(MAX_COUNTED)
+                    .time_to_live(LONG_KEPT_FOR)
+                    .build(),
+            },
         }
     }
 }
 
 impl Turns {
     /// Waits until the project may send at least one request to this address, if it is known, and
-    /// answers with how many. Nothing is taken: what is leased for them is taken one by one.
-    pub async fn room(&self, project_id: ProjectId, address: Option<IpAddr>) -> usize {
+    /// answers with how many of this length. Nothing is taken: what is leased for them is taken one
+    /// by one.
+    pub async fn room(
+        &self,
+        project_id: ProjectId,
+        address: Option<IpAddr>,
+        within: Duration,
+    ) -> usize {
         self.of_project.until_free(project_id).await;
         let mut room = self.of_project.free(project_id);
         if let Some(address) = address {
             let own = (project_id, address);
             self.of_project_and_address.until_free(own).await;
-            while self.room_at(project_id, address) == 0 {
+            while self.room_at(own, within) == 0 {
                 sleep(TURN_PAUSE).await;
             }
-            room = room.min(self.room_at(project_id, address));
+            room = room.min(self.room_at(own, within));
         }
         while !self.may_use_node(project_id) {
             sleep(TURN_PAUSE).await;
@@ -111,11 +156,11 @@ impl Turns {
 
     /// How many more requests a project may send to an address. It leaves as many free as it holds,
     /// so there is always one for a project that holds none.
-    fn room_at(&self, project_id: ProjectId, address: IpAddr) -> usize {
-        let own = self.of_project_and_address.free((project_id, address));
+    fn room_at(&self, of: (ProjectId, IpAddr), within: Duration) -> usize {
+        let own = self.of_project_and_address.free(of);
         let held = MAX_PROJECT_ADDRESS_IN_FLIGHT - own;
-        let free = self.of_address.free(address);
-        let open = if held == 0 && self.used_little(project_id, address) {
+        let free = self.of_address.free(of.1);
+        let open = if held == 0 && self.history.may_use_last(of, within) {
             free
         } else {
             free.saturating_sub(LAST_OF_ADDRESS)
@@ -123,27 +168,22 @@ impl Turns {
         own.min(open.saturating_sub(held).div_ceil(2))
     }
 
-    fn used_little(&self, project_id: ProjectId, address: IpAddr) -> bool {
-        let used = self.used.get(&(project_id, address));
-        let used = used.map_or(0, |it| it.load(Ordering::Relaxed));
-        Duration::from_millis(used) <= LITTLE_USE
-    }
-
-    /// Waits for the right to send one request to this address.
-    pub async fn take(&self, project_id: ProjectId, address: IpAddr) -> Turn {
+    /// Waits for the right to send one request to this address, which takes this time at most.
+    pub async fn take(&self, project_id: ProjectId, address: IpAddr, within: Duration) -> Turn {
+        let of = (project_id, address);
         let of_project = self.of_project.take(project_id, 1).await;
-        while self.room_at(project_id, address) == 0 || !self.may_use_node(project_id) {
+        while self.room_at(of, within) == 0 || !self.may_use_node(project_id) {
             sleep(TURN_PAUSE).await;
         }
-        let own = self.of_project_and_address.take((project_id, address), 1).await;
+        let own = self.of_project_and_address.take(of, 1).await;
         let of_node = Arc::clone(&self.of_node).acquire_owned().await;
         let of_node = of_node.unwrap_or_else(|_| unreachable!("it is never closed"));
         let of_address = self.of_address.take(address, 1).await;
         Turn {
             waited: Duration::ZERO,
             since: Instant::now(),
-            of: (project_id, address),
-            used: self.used.clone(),
+            of,
+            history: self.history.clone(),
             _permits: [of_project, own, of_node, of_address],
         }
     }
@@ -155,6 +195,7 @@ mod tests {
     use futures_util::FutureExt;
 
     const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+    const SHORT: Duration = MAX_LAST_REQUEST;
 
     /// The value of a future that is ready at once. Tokio would make a task wait that takes many
     /// permits in a row.
@@ -165,16 +206,16 @@ mod tests {
     #[tokio::test]
     async fn a_project_that_uses_its_part_leaves_the_rest_to_others() {
         let turns = Turns::default();
-        let take = |id, address| now(turns.take(ProjectId(id), address));
+        let take = |id, address| now(turns.take(ProjectId(id), address, SHORT));
         let held: Vec<_> = (0..60).filter_map(|_| take(1, HERE)).collect();
         assert_eq!(held.len(), MAX_PROJECT_ADDRESS_IN_FLIGHT);
         assert!(take(2, HERE).is_some(), "another project, the same address");
         let other = IpAddr::V4(std::net::Ipv4Addr::new(8, 8, 8, 8));
         assert!(take(1, other).is_some(), "the same project, another address");
-        assert!(now(turns.room(ProjectId(1), Some(HERE))).is_none());
-        assert_eq!(now(turns.room(ProjectId(3), Some(HERE))), Some(15));
+        assert!(now(turns.room(ProjectId(1), Some(HERE), SHORT)).is_none());
+        assert_eq!(now(turns.room(ProjectId(3), Some(HERE), SHORT)), Some(15));
         drop(held);
-        assert_eq!(now(turns.room(ProjectId(1), Some(HERE))), Some(20));
+        assert_eq!(now(turns.room(ProjectId(1), Some(HERE), SHORT)), Some(20));
     }
 
     #[tokio::test]
@@ -182,16 +223,16 @@ mod tests {
         let turns = Turns::default();
         let mut held = Vec::new();
         for project in (1..=20).cycle().take(400) {
-            held.extend(now(turns.take(ProjectId(project), HERE)));
+            held.extend(now(turns.take(ProjectId(project), HERE, SHORT)));
         }
         assert!(held.len() > MAX_ADDRESS_IN_FLIGHT / 2, "{} of them", held.len());
-        assert!(now(turns.take(ProjectId(99), HERE)).is_some());
+        assert!(now(turns.take(ProjectId(99), HERE, SHORT)).is_some());
     }
 
     #[tokio::test]
     async fn projects_that_kept_an_address_busy_leave_its_last_turns_to_others() {
         let turns = Turns::default();
-        let take = |id| now(turns.take(ProjectId(id), HERE));
+        let take = |id| now(turns.take(ProjectId(id), HERE, SHORT));
         let crowd = 1..=MAX_ADDRESS_IN_FLIGHT as i32;
         let mut hanging: Vec<_> = crowd.clone().filter_map(take).collect();
         assert_eq!(hanging.len(), MAX_ADDRESS_IN_FLIGHT);
@@ -210,6 +251,21 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn requests_that_may_hang_for_long_leave_the_last_turns_of_an_address_to_others() {
+        let turns = Turns::default();
+        let take = |id, within| now(turns.take(ProjectId(id), HERE, within));
+        let long = SHORT + Duration::from_secs(1);
+        let held: Vec<_> = (1..=90).filter_map(|it| take(it, long)).collect();
+        assert_eq!(held.len(), MAX_ADDRESS_IN_FLIGHT - LAST_OF_ADDRESS);
+        let mut hangs = take(99, SHORT).expect("a turn for a short request");
+        hangs.since -= LONG_REQUEST + Duration::from_millis(1);
+        drop(hangs);
+        turns.history.used.invalidate_all();
+        assert!(take(99, SHORT).is_none(), "it held one for long");
+        assert!(take(98, SHORT).is_some(), "another project");
+    }
+
+    #[tokio::test]
     async fn the_last_half_of_a_node_is_for_projects_that_use_little() {
         let turns = Turns::default();
         let address = |it: u32| IpAddr::V4(std::net::Ipv4Addr::from_bits(it));
@@ -217,10 +273,10 @@ mod tests {
         for project in 1..=10 {
             held.extend(
                 (0..MAX_PROJECT_IN_FLIGHT as u32)
-                    .filter_map(|it| now(turns.take(ProjectId(project), address(it)))),
+                    .filter_map(|it| now(turns.take(ProjectId(project), address(it), SHORT))),
             );
         }
         assert!(held.len() < MAX_IN_FLIGHT, "{} of them", held.len());
-        assert!(now(turns.take(ProjectId(99), HERE)).is_some());
+        assert!(now(turns.take(ProjectId(99), HERE, SHORT)).is_some());
     }
 }

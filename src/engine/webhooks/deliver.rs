@@ -124,6 +124,7 @@ impl Deliverer {
             jobs_of: settings.outbox,
             queue: settings.id.to_string(),
             worker_id: None,
+            within: TargetQueue::within(settings.timeout_seconds),
             lease_seconds: Some(settings.timeout_seconds + LEASE_MARGIN_SECONDS),
             to,
             slots: TargetQueue::slots(before.map(|it| &it.target_queue), max_in_flight),
@@ -226,7 +227,7 @@ impl ActiveEndpoint {
         }
         let called = Instant::now();
         let is_callback = payload.url.is_some();
-        let within = Duration::from_secs(u64::try_from(self.settings.timeout_seconds).unwrap_or(1));
+        let within = self.target_queue.within;
         let headers = headers(&self.secrets, job, &payload);
         let body = payload.body.get().to_owned();
         let to = &self.target_queue.to;

@@ -61,6 +61,8 @@ pub(super) struct TargetQueue {
     pub queue: String,
     /// The name under which it holds leases; none: it has none.
     pub worker_id: Option<String>,
+    /// The longest time of a request.
+    pub within: Duration,
     pub lease_seconds: Option<i32>,
     pub to: Destination,
     /// Requests that may be sent at a time. A changed target keeps it, unless their number has
@@ -74,6 +76,11 @@ pub(super) struct TargetQueue {
 }
 
 impl TargetQueue {
+    /// A timeout of settings.
+    pub(super) fn within(timeout_seconds: i32) -> Duration {
+        Duration::from_secs(u64::try_from(timeout_seconds).unwrap_or(1))
+    }
+
     /// Keeps the slots of the previous settings if their number is unchanged.
     pub(super) fn slots(before: Option<&Self>, max_in_flight: usize) -> Arc<Semaphore> {
         let same = before.filter(|it| it.max_in_flight == max_in_flight);
@@ -230,7 +237,8 @@ impl Sender {
             sleep(WINDOW_PAUSE).await;
             return Ok(());
         }
-        let room = self.turns.room(target_queue.project_id, target_queue.to.known_address()).await;
+        let address = target_queue.to.known_address();
+        let room = self.turns.room(target_queue.project_id, address, target_queue.within).await;
         let room = room.min(target_queue.slots.available_permits() + 1).min(window);
         let poll = Poll {
             worker_id: target_queue.worker_id.clone(),
@@ -301,7 +309,7 @@ impl Sender {
 
     async fn turn(&self, target_queue: &TargetQueue, since: Instant) -> Result<Turn, NoTurn> {
         let address = target_queue.to.address().await.map_err(NoTurn::NoAddress)?;
-        let turn = self.turns.take(target_queue.project_id, address);
+        let turn = self.turns.take(target_queue.project_id, address, target_queue.within);
         let mut turn = timeout(TURN_TIMEOUT, turn).await.map_err(|_| NoTurn::Busy)?;
         turn.waited = since.elapsed();
         Ok(turn)

@@ -139,7 +139,7 @@ pub async fn login(
     let next = next.unwrap_or_else(|| format!("/console?{}", encode(&[FROM_LOGIN])));
     let is_fragment = headers.contains_key(HX_REQUEST);
     match api.send::<SessionReply>(Method::POST, "/v1/auth/login", Some(request)).await {
-        Ok(session) => Ok(session::begin_with_mark(&app, go(is_fragment, &next), &session).await),
+        Ok(session) => Ok(session::begin(go(is_fragment, &next), &session)),
         Err(refused @ Error::Overloaded) => {
             let login = Login { refused: Some(TOO_MANY), ..Login::new(&app, &api, next).await };
             Ok(refused_page(render(&login)?, refused))
@@ -244,21 +244,22 @@ pub async fn signup(
         }
         Err(other) => return Err(other),
     };
-    let session = app.accounts.sign_ups.begin_first_session(&made, &client).await?.into();
+    let begun = app.accounts.sign_ups.begin_first_session(&made, &client).await?;
+    let session = SessionReply::with_device_token(&app, begun).await;
     let project = Project::of(made.project, Some(made.role));
     let base = format!("/console/p/{}", segment(&project.slug));
     let Some(key) = made.key else {
-        return Ok(session::begin_with_mark(&app, go(false, &base), &session).await);
+        return Ok(session::begin(go(false, &base), &session));
     };
     let key = key.secret.expose_secret().to_owned();
     // A browser that sends `Sec-Fetch-Site` keeps our cookies. Another one gets the key
     // immediately, and may see it again after a reload.
     if !session::keeps_cookies(&headers) {
         let start = Start::of(project, &app.accounts.public_url, Some(key));
-        return Ok(session::begin_with_mark(&app, render(&start)?, &session).await);
+        return Ok(session::begin(render(&start)?, &session));
     }
     let response = go(false, &format!("{base}/start"));
-    let mut response = session::begin_with_mark(&app, response, &session).await;
+    let mut response = session::begin(response, &session);
     session::hand_over_key(response.headers_mut(), &project.slug, &key);
     Ok(response)
 }

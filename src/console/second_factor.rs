@@ -3,7 +3,6 @@
 
 use askama::{Template, filters::Safe};
 use axum::{
-    extract::State,
     http::{HeaderMap, Method},
     response::Response,
 };
@@ -12,7 +11,6 @@ use fencepost_http::routes::{
     auth::SessionReply,
     me::second_factors::{NewRecoveryCodes, NewTotp, SecondFactors},
 };
-use fencepost_web::app::App;
 use qrcode::{QrCode, render::svg};
 use secrecy::SecretString;
 use serde_json::json;
@@ -68,19 +66,14 @@ pub async fn login_code_page(
 }
 
 /// Completes a login.
-pub async fn login_code(
-    State(app): State<App>,
-    api: Api,
-    headers: HeaderMap,
-    form: Fields,
-) -> Result<Response, Error> {
+pub async fn login_code(api: Api, headers: HeaderMap, form: Fields) -> Result<Response, Error> {
     let Some(token) = session::kept_login(&headers) else { return Ok(go(false, LOGIN)) };
     let request = json!({"login_token": token, "code": form.text("code")}).to_string();
     let next = own_page(form.get("next"));
     match api.send::<SessionReply>(Method::POST, "/v1/auth/login/code", Some(request)).await {
         Ok(session) => {
             let response = go(false, &next);
-            let mut response = session::begin_with_mark(&app, response, &session).await;
+            let mut response = session::begin(response, &session);
             session::forget_login(response.headers_mut());
             Ok(response)
         }

@@ -309,19 +309,12 @@ pub fn forget_key(headers: &mut HeaderMap) {
     set(headers, KEY_COOKIE, "", 0);
 }
 
-/// An answer that starts a session.
+/// An answer that starts a session. After a log-in with a password it marks the browser: its next
+/// log-ins go before those of strangers when many wait.
 pub fn begin(mut response: Response, session: &SessionReply) -> Response {
     remember(response.headers_mut(), session);
-    response
-}
-
-/// Begins a session after a log-in with a password, and marks the browser: its next log-ins go
-/// before those of strangers when many wait. A mark that cannot be made is left out.
-pub async fn begin_with_mark(app: &App, response: Response, session: &SessionReply) -> Response {
-    let mut response = begin(response, session);
-    let Ok(account_id) = session.account_id.parse() else { return response };
-    if let Ok(Some(token)) = app.accounts.logins.device_token(account_id).await {
-        set(response.headers_mut(), DEVICE_COOKIE, token.expose_secret(), DEVICE_SECONDS);
+    if let Some(token) = &session.device_token {
+        set(response.headers_mut(), DEVICE_COOKIE, token, DEVICE_SECONDS);
     }
     response
 }

@@ -381,3 +381,30 @@ fn an_account_is_exported_ten_times_a_day() {
         ada.get("/v1/me/export").await.is_error(429, "rate_limit_exceeded");
     });
 }
+
+#[test]
+fn a_login_with_a_password_answers_with_a_token_of_the_machine() {
+    limited(async {
+        let (server, t) = open_server(Stage::default()).await;
+        let ada = Person::sign_up(&t, "ada@example.com").await;
+        let log_in = async |more: Value| {
+            let mut login = json!({"email": "ada@example.com", "password": PASSWORD});
+            login.as_object_mut().expect("one").extend(more.as_object().expect("one").clone());
+            post_from(&t, "/v1/auth/login", login, "192.0.2.4").await
+        };
+        let first = log_in(json!({})).await.is(200);
+        let token = first["device_token"].as_str().expect("a token");
+        let again = log_in(json!({"device_token": token})).await.is(200);
+        assert_eq!(again["device_token"], token, "until the password changes");
+        let refresh = json!({"refresh_token": again["refresh_token"]});
+        let refreshed = post_from(&t, "/v1/auth/refresh", refresh, "192.0.2.4").await.is(200);
+        assert_eq!(refreshed["device_token"], Value::Null);
+        log_in(json!({"device_token": "x".repeat(129)})).await.refuses("device_token");
+        let change = json!({"current_password": PASSWORD, "new_password": "loud herons lend it"});
+        ada.post("/v1/auth/password", change).await.is_empty(204);
+        let login = json!({"email": "ada@example.com", "password": "loud herons lend it"});
+        let changed = post_from(&t, "/v1/auth/login", login, "192.0.2.4").await.is(200);
+        assert!(changed["device_token"].is_string() && changed["device_token"] != token);
+        server.stop().await;
+    });
+}

@@ -132,6 +132,10 @@ pub struct LoginRequest {
     /// Password.
     #[schema(value_type = String, extensions(("bounds" = json!(chars(0, limits::MAX_PASSWORD_CHARS)))))]
     password: SecretString,
+    /// The `device_token` of an earlier login from this machine. While many wait for their password
+    /// to be compared, logins with it go first. It gives no right.
+    #[schema(value_type = Option<String>, extensions(("bounds" = json!(chars(0, limits::MAX_SECRET_BYTES)))))]
+    device_token: Option<SecretString>,
 }
 
 impl RequestBody for LoginRequest {}
@@ -151,6 +155,20 @@ pub struct SessionReply {
     /// Id of the session.
     #[schema(example = "sess_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub session_id: String,
+    /// To be sent with later logins from this machine, valid until the password changes. Null: this
+    /// was no login with a password.
+    #[schema(required)]
+    pub device_token: Option<String>,
+}
+
+impl SessionReply {
+    /// The same, with the token of a machine that has just logged in. A login does not fail for it.
+    #[must_use]
+    pub async fn with_device_token(app: &App, it: SignedIn) -> Self {
+        let token = app.accounts.logins.device_token(it.bearer.account_id).await.ok().flatten();
+        let device_token = token.map(|it| it.expose_secret().to_owned());
+        Self { device_token, ..it.into() }
+    }
 }
 
 impl From<SignedIn> for SessionReply {
@@ -161,6 +179,7 @@ impl From<SignedIn> for SessionReply {
             refresh_token: it.refresh_token.expose_secret().to_owned(),
             account_id: it.bearer.account_id.to_string(),
             session_id: it.bearer.session_id.to_string(),
+            device_token: None,
         }
     }
 }
@@ -182,12 +201,24 @@ impl From<SignedIn> for SessionReply {
 )]
 pub async fn login(
     State(app): State<App>,
-    Extension(client): Extension<Client>,
+    Extension(mut client): Extension<Client>,
     Json(request): Json<LoginRequest>,
 ) -> Result<Reply<SessionReply>, Error> {
     check_length("password", &request.password)?;
+    if let Some(token) = request.device_token {
+        check_token("device_token", &token)?;
+        client.device_token = Some(token);
+    }
     let signed_in = app.accounts.logins.log_in(&request.email, request.password, &client).await?;
-    Ok(Reply(signed_in.into()))
+    Ok(Reply(SessionReply::with_device_token(&app, signed_in).await))
+}
+
+fn check_token(field: &str, token: &SecretString) -> Result<(), Error> {
+    let max = limits::MAX_SECRET_BYTES;
+    if token.expose_secret().len() > max {
+        return Err(Error::invalid(field, format!("must be at most {max} characters")));
+    }
+    Ok(())
 }
 
 /// A password longer than any stored one is not even hashed.

@@ -52,9 +52,8 @@ pub async fn complete_login(
 ) -> Result<Reply<SessionReply>, Error> {
     let LoginCodeRequest { login_token, code } = request;
     let step = SecondStep::Code(code);
-    Ok(Reply(
-        app.accounts.second_factors.complete_login(&login_token, &step, &client).await?.into(),
-    ))
+    let begun = app.accounts.second_factors.complete_login(&login_token, &step, &client).await?;
+    Ok(Reply(SessionReply::with_device_token(&app, begun).await))
 }
 
 /// Password, code or passkey.

@@ -173,7 +173,11 @@ pub fn worker_limits() -> Vec<(&'static str, String)> {
         ),
         (
             "`error`, its three texts together",
-            format!("{} bytes, then cut and marked `truncated`", limits::MAX_ERROR_BYTES),
+            format!(
+                "{} bytes, then cut and marked `truncated`; {} while `stored_bytes` are used up",
+                limits::MAX_ERROR_BYTES,
+                limits::MAX_FULL_ERROR_BYTES
+            ),
         ),
         ("`retry_after_seconds`", format!("0–{} s", limits::MAX_RETRY_SECONDS)),
         ("`duration_ms`", format!("0–{} ms", limits::MAX_DURATION_MS)),

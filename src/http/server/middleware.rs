@@ -333,15 +333,15 @@ struct About<'a> {
     trace_id: Option<String>,
 }
 
-/// One line per request: server errors as errors, client errors as information, successes only at
-/// debug level, because there are thousands per second.
+/// One line per request: server errors as errors, client errors and refusals for want of a turn as
+/// information, successes only at debug level, because there are thousands per second.
 fn log(about: &About<'_>, failure: Option<&Error>) {
     let About { route, method, request_id, .. } = *about;
     let trace_id = about.trace_id.as_deref();
     let duration_ms = about.started.elapsed().as_millis() as u64;
     let status = about.status.as_u16();
     match failure {
-        Some(error) if status >= 500 => tracing::error!(
+        Some(error) if status >= 500 && !matches!(error, Error::Overloaded) => tracing::error!(
             request.id = request_id,
             trace_id,
             http.route = route,

@@ -112,6 +112,14 @@ fn log_limits() -> Vec<(&'static str, String)> {
             ),
         ),
         (
+            "the state before or after a change",
+            format!(
+                "{} bytes, then values above {} bytes become hashes",
+                limits::MAX_AUDIT_STATE_BYTES,
+                limits::MAX_AUDIT_VALUE_BYTES
+            ),
+        ),
+        (
             "an account that was neither verified nor used",
             format!("deleted after {} days, where mail is sent", limits::UNUSED_ACCOUNT_DAYS),
         ),

@@ -47,6 +47,8 @@ const REAP_GATHERING: Duration = Duration::from_millis(20);
 const IDLE_PERIOD: Duration = Duration::from_secs(30);
 /// Between two merges of changes of stored bytes: readers add up those that are not merged.
 const MERGE_PERIOD: Duration = Duration::from_secs(5);
+/// How often projects that were full are counted again.
+const COUNT_PERIOD: Duration = Duration::from_secs(10);
 /// How often events that another node has committed are looked for, if that node has died since.
 const EVENTS_PERIOD: Duration = Duration::from_secs(2);
 /// How often workers' heartbeat times are written and their directives read.
@@ -55,6 +57,8 @@ const WORKERS_PERIOD: Duration = Duration::from_secs(2);
 const WATCH_PERIOD: Duration = Duration::from_secs(2);
 /// How often rows past their retention are deleted.
 const PRUNE_PERIOD: Duration = Duration::from_secs(60);
+/// How often queues that are empty are forgotten: it reads the counts of all.
+const FORGET_PERIOD: Duration = Duration::from_secs(3_600);
 /// How often the hot table is checked for a due vacuum.
 const VACUUM_PERIOD: Duration = Duration::from_secs(1);
 /// How often statistics are flushed: a killed node loses at most this much.
@@ -176,7 +180,7 @@ fn start_upkeep_loops(app: &App, loops: &Loops<'_>) {
         let plans = Arc::clone(&plans);
         async move {
             quota::count_stored(&engine, &plans).await?;
-            Ok(Next::Sleep(IDLE_PERIOD))
+            Ok(Next::Sleep(COUNT_PERIOD))
         }
     });
     loops.start("prune", None, |engine| async move {
@@ -189,6 +193,10 @@ fn start_upkeep_loops(app: &App, loops: &Loops<'_>) {
     loops.start("empty", None, |engine| async move {
         empty::pass(&engine).await?;
         Ok(Next::Sleep(PURGE_PERIOD))
+    });
+    loops.start("empty_queues", None, |engine| async move {
+        retention::forget_empty_queues(&engine).await?;
+        Ok(Next::Sleep(FORGET_PERIOD))
     });
     loops.start("retention", None, |engine| async move {
         let is_more = retention::pass(&engine).await? | idle_batches::pass(&engine).await?;

@@ -3,10 +3,10 @@
 use chrono::{DateTime, TimeDelta, Utc};
 
 use fencepost_engine::{Engine, maintenance};
-use fencepost_store::sweep::prune;
+use fencepost_store::sweep::prune::{self, MAX_PRUNED_JOBS};
 
 use crate::harness::{
-    LoneProject, TestServer, eventually, fresh_database, limited, run, run_alone,
+    LoneProject, TestServer, eventually, fresh_database, limited, run, run_alone, until,
 };
 use serde_json::{Value, json};
 
@@ -202,6 +202,7 @@ fn finished_jobs_are_forgotten_after_the_days_their_queue_keeps_them() {
             .await;
         let young = done("default", json!({})).await;
         maintenance::counts::pass(engine).await.expect("it runs");
+        t.database.execute("update retention_dues set due_at = now()").await;
         while maintenance::retention::pass(engine).await.expect("it runs") {}
         t.get(&format!("/v1/jobs/{old}")).await.is_error(404, "job_not_found");
         for id in [kept, young, parent, child] {
@@ -225,6 +226,7 @@ fn a_workflow_is_forgotten_with_the_last_of_its_jobs() {
             .execute("update finished_jobs set completed_at = now() - interval '8 days'")
             .await;
         maintenance::counts::pass(engine).await.expect("it runs");
+        t.database.execute("update retention_dues set due_at = now()").await;
         while maintenance::retention::pass(engine).await.expect("it runs") {}
         assert_eq!(t.database.number("select count(*) from workflows").await, 1);
         t.ack(&leased[1], "w", "succeeded").await.is(200);
@@ -232,9 +234,63 @@ fn a_workflow_is_forgotten_with_the_last_of_its_jobs() {
             .execute("update finished_jobs set completed_at = now() - interval '8 days'")
             .await;
         maintenance::counts::pass(engine).await.expect("it runs");
+        t.database.execute("update retention_dues set due_at = now()").await;
         while maintenance::retention::pass(engine).await.expect("it runs") {}
         assert_eq!(t.database.number("select count(*) from workflows").await, 0);
         assert_eq!(t.database.number("select count(*) from workflow_jobs").await, 0);
+    });
+}
+
+#[test]
+fn a_queue_is_looked_at_when_its_oldest_job_is_past_its_retention() {
+    with_engine_of(async |t, engine| {
+        t.enqueue(json!({})).await;
+        let leased = t.lease("w").await;
+        t.ack(&leased, "w", "succeeded").await.is(200);
+        maintenance::counts::pass(engine).await.expect("it runs");
+        t.database.until("select count(*) from retention_dues", 1).await;
+        while maintenance::retention::pass(engine).await.expect("it runs") {}
+        let in_days = "select round(extract(epoch from due_at - now()) / 86400)::bigint
+                       from retention_dues";
+        t.database.until(in_days, 7).await;
+        t.patch("/v1/queues/default", json!({"retention_days": 2})).await.is(200);
+        while maintenance::retention::pass(engine).await.expect("it runs") {}
+        t.database.until(in_days, 2).await;
+        t.patch("/v1/queues/default", json!({"retention_days": 30})).await.is(200);
+        while maintenance::retention::pass(engine).await.expect("it runs") {}
+        t.database.until(in_days, 30).await;
+        assert_eq!(t.database.number("select count(*) from finished_jobs").await, 1);
+    });
+}
+
+#[test]
+fn a_full_queue_is_pruned_in_parts_beside_many_that_are_not_due() {
+    with_engine_of(async |t, engine| {
+        let fill = format!(
+            "insert into queue_counts (project_id, queue, succeeded)
+             select max(id), 'full', {0} from projects;
+             insert into queue_counts (project_id, queue, succeeded)
+             select max(id), 'other' || number, 1
+             from projects, generate_series(1, 1000) number group by number;
+             update retention_dues set due_at = now() + interval '1 day' where queue <> 'full';
+             insert into finished_jobs (
+                 project_id, id, queue, job_type, state, rank, run_at, created_at, attempt,
+                 failures, max_attempts, timeout_seconds, completed_at, cancel_requested
+             )
+             select max(id), gen_random_uuid(), 'full', 'a', 'succeeded', 0, now(), now(), 1, 0, 3,
+                    600, now() - interval '8 days', false
+             from projects, generate_series(1, {0}) number group by number",
+            2 * MAX_PRUNED_JOBS + 1
+        );
+        t.database.execute(&fill).await;
+        until("the full queue to be empty", async || {
+            maintenance::retention::pass(engine).await.expect("it runs");
+            t.database.number("select count(*) from finished_jobs").await == 0
+        })
+        .await;
+        let looked_at = "select count(*) from retention_dues
+                         where queue <> 'full' and due_at < now() + interval '23 hours'";
+        assert_eq!(t.database.number(looked_at).await, 0);
     });
 }
 
@@ -254,6 +310,7 @@ fn an_empty_queue_without_settings_is_forgotten() {
             .execute("update finished_jobs set completed_at = now() - interval '8 days'")
             .await;
         maintenance::counts::pass(engine).await.expect("it runs");
+        t.database.execute("update retention_dues set due_at = now()").await;
         while maintenance::retention::pass(engine).await.expect("it runs") {}
         maintenance::counts::pass(engine).await.expect("it runs");
         t.database
@@ -262,7 +319,7 @@ fn an_empty_queue_without_settings_is_forgotten() {
                      now() - interval '1 hour' * case queue when 'young' then 23 else 25 end",
             )
             .await;
-        maintenance::retention::pass(engine).await.expect("it runs");
+        maintenance::retention::forget_empty_queues(engine).await.expect("it runs");
         let page = t.get("/v1/queues").await.is(200);
         let queues = page["queues"].as_array().expect("queues").iter();
         let names: Vec<_> = queues.map(|it| it["queue"].as_str().expect("a name")).collect();

@@ -220,6 +220,7 @@ const EXCEPTIONS: &[&str] = &[
     "members_by_account",
     "audit_log_by_age",
     "set_aside_by_time",
+    "retention_dues_by_time",
     "batches_by_completion",
     "batches_by_joining",
     "accounts_by_verified_email",

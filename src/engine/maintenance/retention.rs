@@ -6,7 +6,7 @@ use fencepost_domain::{
 };
 use fencepost_signals::telemetry;
 use fencepost_store::sweep::{
-    prune::{self, MAX_PRUNED_CHUNKS, MAX_PRUNED_JOBS, OldQueue},
+    prune::{self, DueQueue, MAX_DUE_QUEUES, MAX_PRUNED_CHUNKS, MAX_PRUNED_JOBS},
     set_aside::Work,
 };
 use metrics::counter;
@@ -17,30 +17,24 @@ use crate::{
     isolate::{self, Sweep},
 };
 
-/// One pass over queues with old jobs. Returns whether there may be more. A queue that fails does
-/// not stop the others.
+/// One pass over queues that are due. Returns whether there may be more. A queue that fails does
+/// not stop the others: it is due again after a while.
 pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
-    let old = prune::queues_with_old_jobs(&mut conn, DEFAULT_RETENTION_DAYS).await?;
+    let due = prune::take_due_queues(&mut conn, DEFAULT_RETENTION_DAYS).await?;
     drop(conn);
-    let (mut is_more, mut failure) = (false, None);
-    for queue in &old {
+    let (mut is_more, mut failed) = (due.len() == MAX_DUE_QUEUES, Ok(()));
+    for queue in &due {
         match retain_queue(engine, queue).await {
             Ok(is_full) => is_more |= is_full,
-            Err(error) => failure = Some(error),
+            Err(error) => failed = Err(error),
         }
     }
-    if let Some(error) = failure {
-        return Err(error);
-    }
-    if !is_more {
-        forget_empty_queues(engine).await?;
-    }
-    Ok(is_more)
+    failed.map(|()| is_more)
 }
 
 /// Deletes the counts of empty queues: claims without a queue read the counts of all queues.
-async fn forget_empty_queues(engine: &Engine) -> sqlx::Result<()> {
+pub async fn forget_empty_queues(engine: &Engine) -> sqlx::Result<()> {
     let mut after = Some((ProjectId(0), String::new()));
     while let Some(position) = after {
         // The connection is returned in between: other loops wait for it.
@@ -50,24 +44,33 @@ async fn forget_empty_queues(engine: &Engine) -> sqlx::Result<()> {
     Ok(())
 }
 
-/// One part of one queue. Returns whether it was full.
-async fn retain_queue(engine: &Engine, queue: &OldQueue) -> sqlx::Result<bool> {
+/// One part of one queue. Returns whether it has more: that comes after all other queues that are
+/// due.
+async fn retain_queue(engine: &Engine, queue: &DueQueue) -> sqlx::Result<bool> {
     // The connection is returned between queues: other loops wait for it.
     let mut conn = engine.pools.background.acquire().await?;
-    if prune::prune_logs(&mut conn, queue).await? == MAX_PRUNED_CHUNKS {
-        return Ok(true);
-    }
-    let old = prune::find_old_jobs(&mut conn, queue).await?;
+    let has_logs = prune::prune_logs(&mut conn, queue).await? == MAX_PRUNED_CHUNKS;
+    let is_more = has_logs || prune_part(engine, &mut conn, queue).await?;
+    prune::set_due(&mut conn, queue, is_more).await?;
+    Ok(is_more)
+}
+
+async fn prune_part(
+    engine: &Engine,
+    conn: &mut PgConnection,
+    queue: &DueQueue,
+) -> sqlx::Result<bool> {
+    let old = prune::find_old_jobs(conn, queue).await?;
     let key = |id| JobKey { project_id: queue.project_id, id };
     let old: Vec<_> = old.into_iter().map(key).collect();
-    let pruned = isolate::process(engine, &mut conn, &Retention { queue }, &old).await?;
+    let pruned = isolate::process(engine, conn, &Retention { queue }, &old).await?;
     counter!(telemetry::JOBS_PRUNED).increment(pruned.into_iter().sum::<i64>().unsigned_abs());
     Ok(old.len() == MAX_PRUNED_JOBS)
 }
 
 /// Deleting finished jobs of a queue.
 struct Retention<'a> {
-    queue: &'a OldQueue,
+    queue: &'a DueQueue,
 }
 
 impl Sweep for Retention<'_> {

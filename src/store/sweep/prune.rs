@@ -10,68 +10,107 @@ use fencepost_domain::{
 
 /// Finished jobs of a queue that one pass deletes, each with everything that belongs to it. The
 /// statement carries the same number as a literal.
-pub const MAX_PRUNED_JOBS: usize = 100;
+pub const MAX_PRUNED_JOBS: usize = 1_000;
 
 /// Hours for which the server's own jobs are kept.
 const CANARY_RETENTION_HOURS: i32 = 1;
 /// Hours for which deliveries are kept that were accepted or cancelled.
 pub const DELIVERED_RETENTION_HOURS: i32 = 24;
 
-/// A queue with finished jobs that are old enough.
+/// A queue that is due to be looked at.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OldQueue {
+pub struct DueQueue {
     pub project_id: ProjectId,
     pub queue: String,
     /// Hours for which it keeps its finished jobs.
     pub retention_hours: i32,
 }
 
-/// Queues with finished jobs past their retention. The default is `default_days`.
-pub async fn queues_with_old_jobs(
+/// Queues of one pass. The statement carries the same number as a literal.
+pub const MAX_DUE_QUEUES: usize = 50;
+/// A queue that was taken is due again after this many seconds, if its node has died.
+const TAKEN_SECONDS: f64 = 120.0;
+/// A queue whose oldest job must stay, because its children wait, is looked at again after this
+/// many seconds, at the earliest.
+const PAUSE_SECONDS: f64 = 60.0;
+
+/// Takes the queues that have been due for longest. The default retention is `default_days`.
+pub async fn take_due_queues(
     conn: &mut PgConnection,
     default_days: i32,
-) -> sqlx::Result<Vec<OldQueue>> {
+) -> sqlx::Result<Vec<DueQueue>> {
     sqlx::query_as!(
-        OldQueue,
+        DueQueue,
         r#"
-        select counted.project_id "project_id: ProjectId", counted.queue,
-               kept.hours "retention_hours!"
-        from queue_counts counted
-        join projects on projects.id = counted.project_id
+        with due as materialized (
+            select project_id, queue
+            from retention_dues
+            where due_at <= now()
+            order by due_at
+            limit 50
+            for update skip locked
+        ), taken as (
+            update retention_dues
+            set due_at = now() + make_interval(secs => $4)
+            from due
+            where retention_dues.project_id = due.project_id and retention_dues.queue = due.queue
+            returning retention_dues.project_id, retention_dues.queue
+        )
+        select taken.project_id "project_id: ProjectId", taken.queue,
+               case projects.kind
+                   when 'canary' then $2
+                   when 'outbox' then $3
+                   else 24 * coalesce(setting.retention_days, $1)
+               end "retention_hours!"
+        from taken
+        join projects on projects.id = taken.project_id
         left join queues setting
-            on setting.project_id = counted.project_id and setting.name = counted.queue
-        cross join lateral (
-            select case projects.kind
-                when 'canary' then $2
-                when 'outbox' then $3
-                else 24 * coalesce(setting.retention_days, $1)
-            end as hours
-        ) kept
-        -- Lateral on purpose: `exists` becomes a join that scans all finished jobs.
-        cross join lateral (
-            select completed_at
-            from finished_jobs
-            where project_id = counted.project_id and queue = counted.queue
-            order by completed_at
-            limit 1
-        ) oldest
-        where counted.succeeded + counted.cancelled > 0
-            and oldest.completed_at
-                < now() - make_interval(hours => kept.hours)
-        order by random()
-        limit 50
+            on setting.project_id = taken.project_id and setting.name = taken.queue
         "#,
         default_days,
         CANARY_RETENTION_HOURS,
         DELIVERED_RETENTION_HOURS,
+        TAKEN_SECONDS,
     )
     .fetch_all(conn)
     .await
 }
 
+/// Says when a queue that was taken is due again: now, behind all that are due, if it has more;
+/// else when its oldest job is past its retention. A change of its retention meanwhile stays.
+pub async fn set_due(conn: &mut PgConnection, due: &DueQueue, is_more: bool) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        update retention_dues
+        set due_at = case
+            when $4 then now()
+            else greatest(
+                now() + make_interval(secs => $5),
+                make_interval(hours => $3) + coalesce((
+                    select completed_at
+                    from finished_jobs
+                    where project_id = $1 and queue = $2
+                    order by completed_at
+                    limit 1
+                ), now())
+            )
+        end
+        where project_id = $1 and queue = $2 and due_at > now()
+        ",
+        due.project_id.0,
+        due.queue,
+        due.retention_hours,
+        is_more,
+        PAUSE_SECONDS,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
 /// Deletes log chunks of the oldest finished jobs of a queue, at most [`MAX_PRUNED_CHUNKS`], and
 /// returns how many: one job may have very many.
-pub async fn prune_logs(conn: &mut PgConnection, old: &OldQueue) -> sqlx::Result<u64> {
+pub async fn prune_logs(conn: &mut PgConnection, due: &DueQueue) -> sqlx::Result<u64> {
     let pruned = sqlx::query!(
         "
         with old as materialized (
@@ -80,7 +119,7 @@ pub async fn prune_logs(conn: &mut PgConnection, old: &OldQueue) -> sqlx::Result
             where project_id = $1 and queue = $2
                 and completed_at < now() - make_interval(hours => $3)
             order by completed_at
-            limit 100
+            limit 1000
         ), chunks as materialized (
             select chunk.job_id, chunk.attempt, chunk.stream, chunk.sequence
             from old
@@ -93,9 +132,9 @@ pub async fn prune_logs(conn: &mut PgConnection, old: &OldQueue) -> sqlx::Result
             and job_logs.attempt = chunks.attempt and job_logs.stream = chunks.stream
             and job_logs.sequence = chunks.sequence
         ",
-        old.project_id.0,
-        old.queue,
-        old.retention_hours,
+        due.project_id.0,
+        due.queue,
+        due.retention_hours,
     )
     .execute(conn)
     .await?;
@@ -115,7 +154,7 @@ pub struct Pruned {
 
 /// The oldest finished jobs of a queue, at most [`MAX_PRUNED_JOBS`]. A job whose children still
 /// wait is kept: they need its result.
-pub async fn find_old_jobs(conn: &mut PgConnection, old: &OldQueue) -> sqlx::Result<Vec<JobId>> {
+pub async fn find_old_jobs(conn: &mut PgConnection, due: &DueQueue) -> sqlx::Result<Vec<JobId>> {
     sqlx::query_scalar!(
         r#"
         select id "id: JobId"
@@ -135,11 +174,11 @@ pub async fn find_old_jobs(conn: &mut PgConnection, old: &OldQueue) -> sqlx::Res
                     and next_try_at > now()
             )
         order by completed_at
-        limit 100
+        limit 1000
         "#,
-        old.project_id.0,
-        old.queue,
-        old.retention_hours,
+        due.project_id.0,
+        due.queue,
+        due.retention_hours,
     )
     .fetch_all(conn)
     .await
@@ -149,7 +188,7 @@ pub async fn find_old_jobs(conn: &mut PgConnection, old: &OldQueue) -> sqlx::Res
 /// to them. Those that another node has locked are skipped.
 pub async fn prune_jobs(
     conn: &mut PgConnection,
-    old: &OldQueue,
+    due: &DueQueue,
     ids: &[Uuid],
 ) -> sqlx::Result<Pruned> {
     sqlx::query_as!(
@@ -216,9 +255,9 @@ pub async fn prune_jobs(
                    select distinct workflow_id from bodies where workflow_id is not null
                ) "workflows!: Vec<Uuid>"
         "#,
-        old.project_id.0,
-        old.queue,
-        old.retention_hours,
+        due.project_id.0,
+        due.queue,
+        due.retention_hours,
         ids,
     )
     .fetch_one(conn)

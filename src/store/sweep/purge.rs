@@ -52,6 +52,7 @@ pub const TENANT_TABLES: &[&str] = &[
     "queue_handouts",
     "queue_types",
     "queue_counts",
+    "retention_dues",
     "queues",
     // After what their triggers count.
     "stored_byte_deltas",

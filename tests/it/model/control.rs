@@ -153,6 +153,7 @@ impl Run {
         .await;
         // The retention looks for the queues that are counted.
         counts::pass(&self.engine).await.map_err(|it| it.to_string())?;
+        self.sql("update retention_dues set due_at = now()".to_owned()).await;
         while retention::pass(&self.engine).await.map_err(|it| it.to_string())? {}
         let has_ended = |it: &Model| it.state == StoredState::Succeeded || is_bad(it.state);
         for job in 0..self.jobs.len() {

@@ -34,6 +34,9 @@ async fn fill_more(database: &Database) {
              from generate_series(1, 50000) n;
              insert into queue_counts (project_id, queue, active, succeeded, dead_letter)
              values (1, 'default', 100032, 50000, 0), (1, 'dead', 0, 0, 50000);
+             insert into retention_dues
+             select 1, 'q' || n, now() + n * interval '1 minute'
+             from generate_series(1, 50000) n;
              insert into recurring_schedules (project_id, id, job_type, cron_expression, last_tick, next_tick)
              select 1, 's' || n, 't', '@daily', now(),
                     case when n <= 100 then now() else now() + n * interval '1 minute' end
@@ -108,15 +111,16 @@ async fn ask_for_dead_letters(conn: &mut PgConnection) {
 }
 
 async fn forget(conn: &mut PgConnection) {
-    let old = costs(conn, "queues with old jobs", 40, async |conn| {
-        prune::queues_with_old_jobs(conn, 7).await.expect("it runs")
+    let due = costs(conn, "queues that are due", 40, async |conn| {
+        prune::take_due_queues(conn, 7).await.expect("it runs")
     })
     .await;
-    assert_eq!(old.len(), 1);
-    let pruned = costs(conn, "forgetting", 100 * 23, async |conn| {
-        let ids = prune::find_old_jobs(conn, &old[0]).await.expect("it runs");
+    assert_eq!(due.len(), 2);
+    let due = due.iter().find(|it| it.queue == "default").expect("the queue");
+    let pruned = costs(conn, "forgetting", prune::MAX_PRUNED_JOBS as i64 * 23, async |conn| {
+        let ids = prune::find_old_jobs(conn, due).await.expect("it runs");
         let ids: Vec<_> = ids.iter().map(|it| it.0).collect();
-        prune::prune_jobs(conn, &old[0], &ids).await.expect("it runs")
+        prune::prune_jobs(conn, due, &ids).await.expect("it runs")
     })
     .await;
     assert_eq!(pruned.jobs, prune::MAX_PRUNED_JOBS as i64);

@@ -93,7 +93,7 @@ pub const MAX_DURATION_MS: i64 = 30 * 86_400_000;
 pub const MAX_BODY_BYTES: usize = 1024 * 1024;
 /// Bytes of the body of a change, up to which it is accepted while the project has stored as many
 /// bytes as its plan allows: people must be able to make room.
-pub const MAX_FULL_CHANGE_BYTES: usize = 1024;
+pub const MAX_FULL_CHANGE_BYTES: usize = 8 * 1024;
 /// Bytes of the names of queues and job types that a worker may register meanwhile.
 pub const MAX_FULL_NAMES_BYTES: usize = 4 * 1024;
 /// Bytes of a batch request's body.

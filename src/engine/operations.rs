@@ -41,15 +41,17 @@ const FAILURE_PAUSE_SECONDS: i32 = 5;
 const UNREADABLE_PAUSE_SECONDS: i32 = 60;
 /// Pause of an operation whose project is suspended.
 const SUSPENDED_PAUSE_SECONDS: i32 = 60;
+/// Pause of a retry whose project is full.
+const FULL_PAUSE_SECONDS: i32 = 30;
 /// The pause when another node has locked what is due.
 const LOCKED_ELSEWHERE_PAUSE: Duration = Duration::from_millis(50);
 
 /// Starts an operation.
 ///
 /// # Errors
-/// [`Error::QuotaExceeded`] when [`MAX_RUNNING_OPERATIONS`] of the project are running, or it would
-/// replay more jobs than the project may have. [`Error::Invalid`] when it would replay an unknown
-/// number of jobs.
+/// [`Error::QuotaExceeded`] when [`MAX_RUNNING_OPERATIONS`] of the project are running, it would
+/// replay more jobs than the project may have, or retry some while the project is full.
+/// [`Error::Invalid`] when it would replay an unknown number of jobs.
 pub async fn begin(
     engine: &Engine,
     tenant: Tenant,
@@ -59,6 +61,12 @@ pub async fn begin(
     let mut conn = engine.pools.read_for(project_id).await?;
     if let Some(there) = operations::find(&mut conn, project_id, new.id).await? {
         return Ok(there);
+    }
+    if is_retry(new.kind) {
+        // It takes a connection of the same share.
+        drop(conn);
+        quota::require_room(engine, tenant).await?;
+        conn = engine.pools.read_for(project_id).await?;
     }
     if operations::count_running(&mut conn, project_id).await? >= MAX_RUNNING_OPERATIONS {
         let what = "running operations";
@@ -137,6 +145,11 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Option<Duration>> {
         operations::postpone(&mut conn, due.project_id, due.id, SUSPENDED_PAUSE_SECONDS).await?;
         return Ok(Some(Duration::ZERO));
     }
+    if is_retry(what.kind) && engine.backlogs.full.contains(due.project_id) {
+        tx.rollback().await?;
+        operations::postpone(&mut conn, due.project_id, due.id, FULL_PAUSE_SECONDS).await?;
+        return Ok(Some(Duration::ZERO));
+    }
     match step(&mut tx, &due, &what).await {
         Ok(stepped) => {
             tx.commit().await?;
@@ -162,6 +175,11 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Option<Duration>> {
         }
     }
     Ok(Some(Duration::ZERO))
+}
+
+/// Whether it makes jobs live again: each such job may leave more, and so does its next end.
+fn is_retry(kind: Kind) -> bool {
+    matches!(kind, Kind::JobsRetry | Kind::DeadLettersRetry)
 }
 
 /// The work of an operation, if this version knows its kind.

@@ -239,7 +239,8 @@ pub async fn register(
     project_id: ProjectId,
     worker: &Registration,
 ) -> Result<(), Error> {
-    let names = worker.queues.iter().chain(&worker.job_types).map(String::len).sum::<usize>();
+    let lists = [&worker.queues, &worker.job_types, &worker.labels];
+    let names: usize = lists.into_iter().flatten().map(String::len).sum();
     if names > MAX_FULL_NAMES_BYTES {
         engine.backlogs.full.require_room(project_id)?;
     }

@@ -28,13 +28,15 @@ pub const MAX_PROJECT_IN_FLIGHT: usize = 200;
 pub const MAX_ADDRESS_IN_FLIGHT: usize = 50;
 /// The same for one project.
 pub const MAX_PROJECT_ADDRESS_IN_FLIGHT: usize = 20;
-/// The last ones of an address: for requests of at most [`MAX_LAST_REQUEST`], by projects that hold
-/// none there, held theirs for [`LITTLE_USE`] at most, and none for [`LONG_REQUEST`] lately.
+/// The last ones of an address: for projects that hold none there, and that held theirs for
+/// [`LITTLE_USE`] at most. Long requests leave [`FOR_SHORT_REQUESTS`].
 pub const LAST_OF_ADDRESS: usize = 10;
-/// Ten projects whose requests may hang for longer would hold the last ones of an address.
-pub const MAX_LAST_REQUEST: Duration = Duration::from_secs(30);
-/// A project that holds a request for longer has none of the last ones for [`LONG_KEPT_FOR`]: new
-/// projects that hang, one after the other, would hold them otherwise.
+/// The part of an address that long requests leave to short ones: ten minutes are soon held by few.
+pub const FOR_SHORT_REQUESTS: usize = MAX_ADDRESS_IN_FLIGHT / 2;
+/// A request that may take longer is long.
+pub const MAX_SHORT_REQUEST: Duration = Duration::from_secs(30);
+/// All requests of a project are long for [`LONG_KEPT_FOR`] after one that took longer than this:
+/// new projects that hang, one after the other, would hold the last ones otherwise.
 pub const LONG_REQUEST: Duration = Duration::from_secs(10);
 /// See [`LONG_REQUEST`].
 pub const LONG_KEPT_FOR: Duration = Duration::from_secs(600);
@@ -58,6 +60,16 @@ pub struct Turns {
     history: History,
 }
 
+/// A kind of requests to an address.
+enum Kind {
+    /// Of a project that used little.
+    Quick,
+    /// Of a project that used more.
+    Busy,
+    /// Of one whose requests hang, or may hang for long.
+    Long,
+}
+
 /// How projects used addresses.
 #[derive(Clone)]
 struct History {
@@ -76,12 +88,16 @@ impl History {
         }
     }
 
-    /// Whether a project may have one of the last requests to an address, of at most this time.
-    fn may_use_last(&self, of: (ProjectId, IpAddr), within: Duration) -> bool {
+    /// The kind of a request that takes this time at most.
+    fn kind(&self, of: (ProjectId, IpAddr), within: Duration) -> Kind {
         let used = self.used.get(&of).map_or(0, |it| it.load(Ordering::Relaxed));
-        within <= MAX_LAST_REQUEST
-            && Duration::from_millis(used) <= LITTLE_USE
-            && !self.long.contains_key(&of)
+        if within > MAX_SHORT_REQUEST || self.long.contains_key(&of) {
+            Kind::Long
+        } else if Duration::from_millis(used) <= LITTLE_USE {
+            Kind::Quick
+        } else {
+            Kind::Busy
+        }
     }
 }
 
@@ -160,11 +176,12 @@ impl Turns {
         let own = self.of_project_and_address.free(of);
         let held = MAX_PROJECT_ADDRESS_IN_FLIGHT - own;
         let free = self.of_address.free(of.1);
-        let open = if held == 0 && self.history.may_use_last(of, within) {
-            free
-        } else {
-            free.saturating_sub(LAST_OF_ADDRESS)
+        let for_others = match self.history.kind(of, within) {
+            Kind::Quick if held == 0 => 0,
+            Kind::Quick | Kind::Busy => LAST_OF_ADDRESS,
+            Kind::Long => FOR_SHORT_REQUESTS,
         };
+        let open = free.saturating_sub(for_others);
         own.min(open.saturating_sub(held).div_ceil(2))
     }
 
@@ -195,7 +212,7 @@ mod tests {
     use futures_util::FutureExt;
 
     const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
-    const SHORT: Duration = MAX_LAST_REQUEST;
+    const SHORT: Duration = MAX_SHORT_REQUEST;
 
     /// The value of a future that is ready at once. Tokio would make a task wait that takes many
     /// permits in a row.
@@ -251,18 +268,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn requests_that_may_hang_for_long_leave_the_last_turns_of_an_address_to_others() {
+    async fn long_requests_leave_half_of_an_address_to_short_ones() {
         let turns = Turns::default();
         let take = |id, within| now(turns.take(ProjectId(id), HERE, within));
         let long = SHORT + Duration::from_secs(1);
         let held: Vec<_> = (1..=90).filter_map(|it| take(it, long)).collect();
-        assert_eq!(held.len(), MAX_ADDRESS_IN_FLIGHT - LAST_OF_ADDRESS);
+        assert_eq!(held.len(), MAX_ADDRESS_IN_FLIGHT - FOR_SHORT_REQUESTS);
         let mut hangs = take(99, SHORT).expect("a turn for a short request");
         hangs.since -= LONG_REQUEST + Duration::from_millis(1);
         drop(hangs);
         turns.history.used.invalidate_all();
         assert!(take(99, SHORT).is_none(), "it held one for long");
-        assert!(take(98, SHORT).is_some(), "another project");
+        let short: Vec<_> = (101..=200).filter_map(|it| take(it, SHORT)).collect();
+        assert_eq!(short.len(), FOR_SHORT_REQUESTS, "other projects");
     }
 
     #[tokio::test]

@@ -247,6 +247,10 @@ async fn check_room(
     let max = MAX_REPLAYED_DELIVERIES;
     let waiting = {
         let mut conn = engine.pools.read_outbox(project_id, outbox).await?;
+        // What a running one will store is not counted yet.
+        if store::operations::count_running(&mut conn, outbox).await? > 0 {
+            return Err(Error::QuotaExceeded { what: "running replays", max: 1 });
+        }
         store::queues::counts::waiting(&mut conn, outbox).await?
     };
     if waiting + count > max {

@@ -41,6 +41,8 @@ const POLL_WAIT: Duration = Duration::from_secs(30);
 const COLLECT_PAUSE: Duration = Duration::from_millis(3);
 /// How long a target that may be sent no more looks for an answer.
 const WINDOW_PAUSE: Duration = Duration::from_millis(20);
+/// The pause after a poll that was refused, because the project has stored twice its bytes.
+const FULL_PAUSE: Duration = Duration::from_secs(10);
 /// The pause after a poll that failed.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 /// How long a job waits for its turn; then it is tried later. Turns are looked for before it is
@@ -201,12 +203,17 @@ impl Sender {
         self.engine.tasks.spawn(async move {
             let working = async {
                 loop {
-                    if let Err(error) = this.work_once(&target).await {
-                        tracing::warn!(
-                            error = error::chain(&error),
-                            "webhook sender failed to poll for deliveries"
-                        );
-                        sleep(FAILURE_PAUSE).await;
+                    match this.work_once(&target).await {
+                        Ok(()) => (),
+                        // The project has stored too much: its calls say so.
+                        Err(error::Error::QuotaExceeded { .. }) => sleep(FULL_PAUSE).await,
+                        Err(error) => {
+                            tracing::warn!(
+                                error = error::chain(&error),
+                                "webhook sender failed to poll for deliveries"
+                            );
+                            sleep(FAILURE_PAUSE).await;
+                        }
                     }
                 }
             };

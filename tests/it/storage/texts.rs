@@ -160,7 +160,6 @@ const UNCOUNTED: &[(&str, &str)] = &[
     ("event_subscriptions", "types that the server knows"),
     ("finished_jobs", "counted with the body of the job, and by its result"),
     ("invitations", "bounded by the plan, and short"),
-    ("job_ends", "a copy of the callbacks of a job, until they are enqueued"),
     ("job_expiries", "counted with the body of the job"),
     ("job_log_totals", "one of an attempt, which is counted"),
     ("jobs", "counted with the body of the job"),
@@ -172,6 +171,7 @@ const UNCOUNTED: &[(&str, &str)] = &[
     ("queue_deltas", "merged within a second"),
     ("queue_handouts", "one of a queue"),
     ("queue_rates", "one of a queue and a minute, for two hours"),
+    ("retention_dues", "one of a queue, of which the plan bounds the number"),
     ("revived_parents", "until the cascade has run"),
     ("set_aside", "written by the server alone"),
     ("stored_byte_deltas", "the counts"),
@@ -218,7 +218,7 @@ fn a_full_project_adds_no_more_by_changes_ticks_or_errors() {
         t.enqueue(json!({"max_attempts": 1})).await;
         let leased = t.lease("w").await;
         t.enqueue(json!({"queue": "other", "payload": noise(1_900)})).await;
-        let large = json!({"default_retry": {"non_retryable_types": names(10, 15)}});
+        let large = json!({"default_retry": {"non_retryable_types": names(30, 15)}});
         let refused = eventually("the storage to be full", async || {
             let reply = t.patch("/v1/queues/long", large.clone()).await;
             (reply.status != 200).then_some(reply)
@@ -235,6 +235,8 @@ fn a_full_project_adds_no_more_by_changes_ticks_or_errors() {
         t.post("/v1/workers/register", worker).await.is_error(429, "quota_exceeded");
         let worker = json!({"worker_id": "w", "queues": ["q"], "job_types": ["a"]});
         t.post("/v1/workers/register", worker).await.is(200);
+        let ids = vec![leased["id"].clone(); 100];
+        t.post("/v1/jobs/cancel", json!({"filter": {"ids": ids}, "dry_run": true})).await.is(200);
 
         let error = json!({"error": {"type": "Refused", "message": noise(100)}});
         t.ack_with(&leased, "w", "failed", error).await.is(200);
@@ -252,6 +254,10 @@ fn a_full_project_adds_no_more_by_changes_ticks_or_errors() {
             page["fires"].as_array()?.iter().any(|it| it["outcome"] == "missed").then_some(())
         })
         .await;
+        let retry = t.act(&format!("/v1/dead-letters/{id}/retry")).await;
+        retry.is_error(429, "quota_exceeded");
+        let all = t.post("/v1/dead-letters/retry", json!({"filter": {}})).await;
+        all.is_error(429, "quota_exceeded");
         let poll = json!({"worker_id": "w", "queues": ["other"]});
         assert_eq!(t.polled(poll.clone()).await.len(), 1, "what was stored runs");
         let double = "insert into stored_byte_deltas select id, 60000 from projects";

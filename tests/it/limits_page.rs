@@ -7,7 +7,10 @@ use fencepost_domain::{
     plan::{Limits, Plans},
     schedule, search,
 };
-use fencepost_engine::{dispatch::MAX_PARKED_POLLS, enqueue::quota};
+use fencepost_engine::{
+    dispatch::MAX_PARKED_POLLS,
+    enqueue::{full::MAX_OVERDRAFT, quota},
+};
 use fencepost_http::server::{self, answers, least_rate};
 use fencepost_identity::credentials::bodies::{MAX_NODE_BODY_KIB, MAX_PROJECT_BODY_KIB};
 use fencepost_signals::redis_bus;
@@ -42,6 +45,21 @@ fn every_plan_is_listed_with_its_numbers() {
         let row = format!("`{name}` | {} |", cells.join(" | "));
         assert!(page.contains(&row), "{row}");
     }
+}
+
+#[test]
+fn the_notes_on_stored_bytes_name_the_bounds_of_a_full_project() {
+    let words: Vec<_> = read("docs/limits.md").split_whitespace().map(str::to_owned).collect();
+    let page = words.join(" ");
+    for bound in [
+        format!("errors above {} bytes", limits::MAX_FULL_ERROR_BYTES),
+        format!("body above {} bytes", limits::MAX_FULL_CHANGE_BYTES),
+        format!("names of more than {} bytes", limits::MAX_FULL_NAMES_BYTES),
+        format!("{} times as many as `manage_per_minute`", limits::DAILY_CHANGES_PER_MANAGE_CALL),
+    ] {
+        assert!(page.contains(&bound), "docs/limits.md lacks: {bound}");
+    }
+    assert_eq!(MAX_OVERDRAFT, 2, "the page says twice");
 }
 
 /// The rows of "A job" that concern what follows a job, and what its type says of it.

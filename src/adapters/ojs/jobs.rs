@@ -139,7 +139,7 @@ async fn limit_queues(app: &App, caller: &Caller<Produce>, jobs: &[Accepted]) ->
         let (before, after) = (shown(before), shown(limit));
         let entry =
             NewAuditEntry { before, after, ..NewAuditEntry::to("queue.changed", row.queue) };
-        audit::note(app, caller, entry).await;
+        audit::note_charged(app, caller, entry).await;
     }
     Ok(())
 }

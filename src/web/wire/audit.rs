@@ -8,8 +8,7 @@ use crate::{app::App, auth::Caller};
 pub use fencepost_store::people::audit::NewAuditEntry;
 
 /// Writes an audit entry, unless nothing was changed. Beyond the changes of a day, it does not say
-/// what was changed: it cannot be deleted. The change has happened already: if the entry cannot be
-/// written, an error is logged, and the caller is answered all the same.
+/// what was changed: it cannot be deleted.
 pub async fn note<P>(app: &App, caller: &Caller<P>, mut entry: NewAuditEntry) {
     if entry.before.is_some() && entry.before == entry.after {
         return;
@@ -18,6 +17,12 @@ pub async fn note<P>(app: &App, caller: &Caller<P>, mut entry: NewAuditEntry) {
     if has_states && caller.charge_changes(app, 1).await.is_err() {
         (entry.before, entry.after) = (None, None);
     }
+    note_charged(app, caller, entry).await;
+}
+
+/// Writes the entry of a change that was charged before it was made. It has happened already: if
+/// the entry cannot be written, an error is logged, and the caller is answered all the same.
+pub async fn note_charged<P>(app: &App, caller: &Caller<P>, entry: NewAuditEntry) {
     let noted = async {
         let mut conn = app.engine.pools.read_for(caller.project_id).await?;
         store::people::audit::insert(&mut conn, caller.project_id, &caller.actor(), &entry).await

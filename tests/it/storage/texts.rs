@@ -289,6 +289,9 @@ fn the_audit_log_keeps_a_bounded_number_of_states_in_a_day() {
             reply["rejected_schedules"].as_array().cloned().unwrap_or_default()
         };
         assert_eq!(register(0..DAILY_CHANGES_PER_MANAGE_CALL).await, Vec::<Value>::new());
+        let stated = "select count(*) from audit_log where after is not null";
+        let all = i64::from(DAILY_CHANGES_PER_MANAGE_CALL);
+        assert_eq!(t.database.number(stated).await, all, "each is charged once");
         assert_eq!(register(0..1).await, Vec::<Value>::new(), "nothing changes");
         let rejected = register(0..DAILY_CHANGES_PER_MANAGE_CALL + 1).await;
         let reason = rejected[0]["reason"].as_str().expect("a reason");

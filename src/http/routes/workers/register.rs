@@ -197,7 +197,7 @@ async fn keep_schedules(
             let id = after.id.clone();
             let (before, after) = (before.as_ref().map(facts), Some(facts(&after)));
             let entry = NewAuditEntry { before, after, ..NewAuditEntry::to("recurring.put", id) };
-            audit::note(app, caller, entry).await;
+            audit::note_charged(app, caller, entry).await;
         }
     }
     rejected.sort();

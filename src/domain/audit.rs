@@ -1,4 +1,4 @@
-//! What an entry of the audit log keeps of a long state.
+//! Shortening of the states that entries of the audit log keep.
 
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -19,15 +19,18 @@ pub fn shorten(state: &str) -> String {
     if state.len() <= MAX_AUDIT_STATE_BYTES {
         return state.to_owned();
     }
-    // Without fields it is no object, and has no part that could stay.
-    let fields: Map<String, Value> = serde_json::from_str(state).unwrap_or_default();
-    let fields = fields.into_iter().map(|(name, value)| {
-        let text = value.to_string();
-        (name, if text.len() > MAX_AUDIT_VALUE_BYTES { hashed(&text) } else { value })
+    let short = serde_json::from_str::<Map<String, Value>>(state).map(|fields| {
+        let fields = fields.into_iter().map(|(name, value)| {
+            let text = value.to_string();
+            (name, if text.len() > MAX_AUDIT_VALUE_BYTES { hashed(&text) } else { value })
+        });
+        Value::Object(fields.collect()).to_string()
     });
-    let short = Value::Object(fields.collect()).to_string();
-    let is_short = short.len() > "{}".len() && short.len() <= MAX_AUDIT_STATE_BYTES;
-    if is_short { short } else { hashed(state).to_string() }
+    // It is no object, or has many fields.
+    short
+        .ok()
+        .filter(|it| it.len() <= MAX_AUDIT_STATE_BYTES)
+        .unwrap_or_else(|| hashed(state).to_string())
 }
 
 fn hashed(json: &str) -> Value {

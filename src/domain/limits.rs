@@ -18,7 +18,7 @@ pub const MAX_PAYLOAD_BYTES: usize = 256 * 1024;
 pub const MAX_RESULT_BYTES: usize = 64 * 1024;
 /// Bytes kept of an error (type, message and stack trace together); the rest is cut and marked.
 pub const MAX_ERROR_BYTES: usize = 16 * 1024;
-/// The same, while the project has stored as many bytes as its plan allows.
+/// Bytes kept of an error while the project has stored as many bytes as its plan allows.
 pub const MAX_FULL_ERROR_BYTES: usize = 1024;
 /// Characters kept of an error's type; a longer one is cut.
 pub const MAX_ERROR_TYPE_CHARS: usize = 500;
@@ -94,7 +94,8 @@ pub const MAX_BODY_BYTES: usize = 1024 * 1024;
 /// Bytes of the body of a change, up to which it is accepted while the project has stored as many
 /// bytes as its plan allows: people must be able to make room.
 pub const MAX_FULL_CHANGE_BYTES: usize = 8 * 1024;
-/// Bytes of the names of queues and job types that a worker may register meanwhile.
+/// Bytes of the queues, job types and labels that a worker may register while the project has
+/// stored as many bytes as its plan allows.
 pub const MAX_FULL_NAMES_BYTES: usize = 4 * 1024;
 /// Bytes of a batch request's body.
 pub const MAX_BATCH_BODY_BYTES: usize = 8 * 1024 * 1024;

@@ -177,7 +177,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Option<Duration>> {
     Ok(Some(Duration::ZERO))
 }
 
-/// Whether it makes jobs live again: each such job may leave more, and so does its next end.
+/// True if it makes jobs live again: each such job may leave more, and so does its next end.
 fn is_retry(kind: Kind) -> bool {
     matches!(kind, Kind::JobsRetry | Kind::DeadLettersRetry)
 }

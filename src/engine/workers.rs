@@ -242,7 +242,7 @@ pub async fn register(
     let lists = [&worker.queues, &worker.job_types, &worker.labels];
     let names: usize = lists.into_iter().flatten().map(String::len).sum();
     if names > MAX_FULL_NAMES_BYTES {
-        engine.backlogs.full.require_room(project_id)?;
+        engine.backlogs.full.admit_more(project_id)?;
     }
     let mut conn = engine.pools.reports.acquire_for(project_id).await?;
     store::workers::upsert(&mut conn, project_id, worker).await?;

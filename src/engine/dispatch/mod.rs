@@ -40,9 +40,9 @@ pub use fencepost_store::claims::LeasedJob;
 ///
 /// # Errors
 /// The error of `revoked`, when the key was revoked meanwhile. [`Error::QuotaExceeded`] when the
-/// project has stored twice its bytes. [`Error::Overloaded`] when too
-/// many polls are parked. [`Error::NotReady`] when the poll does not wait and the database does not
-/// answer. Jobs leased by a claim in flight are released.
+/// project has stored twice its bytes. [`Error::Overloaded`] when too many polls are parked.
+/// [`Error::NotReady`] when the poll does not wait and the database does not answer. Jobs leased by
+/// a claim in flight are released.
 pub async fn poll(
     engine: &Engine,
     poll: Poll,

@@ -23,8 +23,14 @@ pub const MAX_OVERDRAFT: i64 = 2;
 struct Full {
     /// The bytes of its plan.
     max: i64,
-    /// Whether it has stored [`MAX_OVERDRAFT`] times as many.
+    /// True if it has stored [`MAX_OVERDRAFT`] times as many.
     is_overdrawn: bool,
+}
+
+impl Full {
+    fn refusal(self) -> Error {
+        Error::QuotaExceeded { what: "stored bytes", max: self.max }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -43,7 +49,7 @@ impl FullProjects {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the project was full when it was last counted.
+    /// True if the project was full when it was last counted.
     pub(crate) fn contains(&self, project_id: ProjectId) -> bool {
         self.lock().full.contains_key(&project_id)
     }
@@ -52,9 +58,9 @@ impl FullProjects {
     ///
     /// # Errors
     /// [`Error::QuotaExceeded`].
-    pub(crate) fn require_room(&self, project_id: ProjectId) -> Result<(), Error> {
+    pub(crate) fn admit_more(&self, project_id: ProjectId) -> Result<(), Error> {
         let full = self.lock().full.get(&project_id).copied();
-        full.map_or(Ok(()), |it| Err(Error::QuotaExceeded { what: "stored bytes", max: it.max }))
+        full.map_or(Ok(()), |it| Err(it.refusal()))
     }
 
     /// Refuses a poll of a project that has stored twice its bytes: what its jobs leave, and what
@@ -64,10 +70,7 @@ impl FullProjects {
     /// [`Error::QuotaExceeded`].
     pub(crate) fn admit_poll(&self, project_id: ProjectId) -> Result<(), Error> {
         let full = self.lock().full.get(&project_id).copied();
-        match full.filter(|it| it.is_overdrawn) {
-            Some(Full { max, .. }) => Err(Error::QuotaExceeded { what: "stored bytes", max }),
-            None => Ok(()),
-        }
+        full.filter(|it| it.is_overdrawn).map_or(Ok(()), |it| Err(it.refusal()))
     }
 
     /// Notes how many bytes a project has stored, of those of its plan.
@@ -133,7 +136,7 @@ mod tests {
             full.note(PROJECT, stored, 100);
             (
                 full.contains(PROJECT),
-                full.require_room(PROJECT).is_err(),
+                full.admit_more(PROJECT).is_err(),
                 full.admit_poll(PROJECT).is_err(),
             )
         };

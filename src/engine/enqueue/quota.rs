@@ -193,7 +193,7 @@ pub async fn require_room(engine: &Engine, tenant: Tenant) -> Result<(), Error> 
     }
 }
 
-/// Counts what projects have stored that have stored much, or were full.
+/// Counts the projects that have stored much, or were full.
 ///
 /// # Errors
 /// The last one of a project that could not be counted; it is counted by a later pass.

@@ -192,7 +192,7 @@ pub async fn retry_dead_letter(engine: &Engine, key: JobKey, by: &ChangedBy) -> 
 }
 
 async fn retry_from(engine: &Engine, key: JobKey, kind: Kind, by: &ChangedBy) -> Result<(), Error> {
-    engine.backlogs.full.require_room(key.project_id)?;
+    engine.backlogs.full.admit_more(key.project_id)?;
     let mut conn = engine.pools.read_for(key.project_id).await?;
     let mut tx = conn.begin().await?;
     let requeued = async {

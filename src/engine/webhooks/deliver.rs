@@ -124,7 +124,7 @@ impl Deliverer {
             jobs_of: settings.outbox,
             queue: settings.id.to_string(),
             worker_id: None,
-            within: TargetQueue::within(settings.timeout_seconds),
+            timeout: TargetQueue::seconds(settings.timeout_seconds),
             lease_seconds: Some(settings.timeout_seconds + LEASE_MARGIN_SECONDS),
             to,
             slots: TargetQueue::slots(before.map(|it| &it.target_queue), max_in_flight),
@@ -227,7 +227,7 @@ impl ActiveEndpoint {
         }
         let called = Instant::now();
         let is_callback = payload.url.is_some();
-        let within = self.target_queue.within;
+        let within = self.target_queue.timeout;
         let headers = headers(&self.secrets, job, &payload);
         let body = payload.body.get().to_owned();
         let to = &self.target_queue.to;

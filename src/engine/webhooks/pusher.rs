@@ -171,7 +171,7 @@ impl Pusher {
             jobs_of: it.project_id,
             queue: it.queue.clone(),
             worker_id: Some(self.worker_id.to_string()),
-            within: TargetQueue::within(it.timeout_seconds),
+            timeout: TargetQueue::seconds(it.timeout_seconds),
             lease_seconds: Some(it.timeout_seconds + LEASE_MARGIN_SECONDS),
             to,
             slots: TargetQueue::slots(before.map(|it| &it.target_queue), max_in_flight),
@@ -287,7 +287,7 @@ impl Target for Pushed {
         let left = lease.saturating_sub(ACK_TIME + turn.waited);
         let _in_flight = InFlight::begin();
         let called = Instant::now();
-        let within = TargetQueue::within(job.job.timeout_seconds).min(self.target_queue.within);
+        let within = TargetQueue::seconds(job.job.timeout_seconds).min(self.target_queue.timeout);
         let headers = self.headers(job);
         let body = std::mem::take(&mut job.job.payload);
         let answer = self.target_queue.to.post(headers, body, within, MAX_BODY_BYTES);

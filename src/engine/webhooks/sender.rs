@@ -64,7 +64,7 @@ pub(super) struct TargetQueue {
     /// The name under which it holds leases; none: it has none.
     pub worker_id: Option<String>,
     /// The longest time of a request.
-    pub within: Duration,
+    pub timeout: Duration,
     pub lease_seconds: Option<i32>,
     pub to: Destination,
     /// Requests that may be sent at a time. A changed target keeps it, unless their number has
@@ -79,7 +79,7 @@ pub(super) struct TargetQueue {
 
 impl TargetQueue {
     /// A timeout of settings.
-    pub(super) fn within(timeout_seconds: i32) -> Duration {
+    pub(super) fn seconds(timeout_seconds: i32) -> Duration {
         Duration::from_secs(u64::try_from(timeout_seconds).unwrap_or(1))
     }
 
@@ -245,7 +245,7 @@ impl Sender {
             return Ok(());
         }
         let address = target_queue.to.known_address();
-        let room = self.turns.room(target_queue.project_id, address, target_queue.within).await;
+        let room = self.turns.room(target_queue.project_id, address, target_queue.timeout).await;
         let room = room.min(target_queue.slots.available_permits() + 1).min(window);
         let poll = Poll {
             worker_id: target_queue.worker_id.clone(),
@@ -316,7 +316,7 @@ impl Sender {
 
     async fn turn(&self, target_queue: &TargetQueue, since: Instant) -> Result<Turn, NoTurn> {
         let address = target_queue.to.address().await.map_err(NoTurn::NoAddress)?;
-        let turn = self.turns.take(target_queue.project_id, address, target_queue.within);
+        let turn = self.turns.take(target_queue.project_id, address, target_queue.timeout);
         let mut turn = timeout(TURN_TIMEOUT, turn).await.map_err(|_| NoTurn::Busy)?;
         turn.waited = since.elapsed();
         Ok(turn)

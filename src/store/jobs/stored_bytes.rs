@@ -41,7 +41,7 @@ pub async fn of_project(
     .await
 }
 
-/// What was merged.
+/// The result of a merge.
 #[derive(Debug)]
 pub struct Merged {
     pub deltas: i64,
@@ -49,8 +49,7 @@ pub struct Merged {
     pub noted: Vec<ProjectId>,
 }
 
-/// Below this a project is not full, whatever its plan. The statement carries the same number as a
-/// literal.
+/// A project that has stored less is counted when it enqueues, and not because of a merge.
 pub const NOTED_BYTES: i64 = 1024 * 1024;
 
 /// Merges changes. Those that another node is merging are skipped. Projects are written in order,
@@ -74,8 +73,9 @@ pub async fn merge(conn: &mut PgConnection) -> sqlx::Result<Merged> {
             returning project_id, bytes
         )
         select (select count(*) from taken) "deltas!",
-               array(select project_id from merged where bytes >= 1048576) "noted!: Vec<ProjectId>"
+               array(select project_id from merged where bytes >= $1) "noted!: Vec<ProjectId>"
         "#,
+        NOTED_BYTES,
     )
     .fetch_one(conn)
     .await

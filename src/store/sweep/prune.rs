@@ -28,7 +28,8 @@ pub struct DueQueue {
 
 /// Queues of one pass. The statement carries the same number as a literal.
 pub const MAX_DUE_QUEUES: usize = 50;
-/// A queue that was taken is due again after this many seconds, if its node has died.
+/// A queue that was taken is due again after this many seconds, if it could not be pruned or its
+/// node has died.
 const TAKEN_SECONDS: f64 = 120.0;
 /// A queue whose oldest job must stay, because its children wait, is looked at again after this
 /// many seconds, at the earliest.

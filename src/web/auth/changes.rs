@@ -1,4 +1,4 @@
-//! Changes of settings: what they may add, and how many of a day the audit log shows.
+//! Changes of settings: the room that they need, and the number of a day that the audit log shows.
 
 use std::num::NonZeroU32;
 
@@ -24,7 +24,7 @@ use crate::app::App;
 pub struct RoomForChange(App, Tenant);
 
 impl RoomForChange {
-    pub(super) fn ask(parts: &mut Parts, app: &App, tenant: Tenant) {
+    pub(super) fn attach(parts: &mut Parts, app: &App, tenant: Tenant) {
         if !parts.method.is_safe() && parts.method != Method::DELETE {
             parts.extensions.insert(Self(app.clone(), tenant));
         }
@@ -42,8 +42,8 @@ impl RoomForChange {
     }
 }
 
-/// What a change costs of those that a project may make, or have in the audit log with all that was
-/// changed, in a day; none: it has no limit.
+/// The budget of a project's changes of a day, as far as the audit log shows what was changed;
+/// none: it has no limit.
 fn change_charge(project_id: ProjectId, limits: &Limits) -> Option<Charge> {
     let count = limits.manage_per_minute?.saturating_mul(DAILY_CHANGES_PER_MANAGE_CALL);
     let rate = Rate { count, window_seconds: 86_400 };

@@ -204,7 +204,7 @@ impl<P: Permit> FromRequestParts<App> for Caller<P> {
         };
         let announced_bytes = budget::content_length(&parts.headers);
         if P::BUDGET == Budget::Manage {
-            RoomForChange::ask(parts, app, Tenant { project_id, limits });
+            RoomForChange::attach(parts, app, Tenant { project_id, limits });
         }
         let meter = BodyMeter::of(app, project_id, &limits, P::OVERDRAFT_WINDOWS);
         if let Some(meter) = meter {

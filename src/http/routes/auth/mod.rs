@@ -206,25 +206,20 @@ pub async fn login(
 ) -> Result<Reply<SessionReply>, Error> {
     check_length("password", &request.password)?;
     if let Some(token) = request.device_token {
-        check_token("device_token", &token)?;
+        check_chars("device_token", &token, limits::MAX_SECRET_BYTES)?;
         client.device_token = Some(token);
     }
     let signed_in = app.accounts.logins.log_in(&request.email, request.password, &client).await?;
     Ok(Reply(SessionReply::with_device_token(&app, signed_in).await))
 }
 
-fn check_token(field: &str, token: &SecretString) -> Result<(), Error> {
-    let max = limits::MAX_SECRET_BYTES;
-    if token.expose_secret().len() > max {
-        return Err(Error::invalid(field, format!("must be at most {max} characters")));
-    }
-    Ok(())
-}
-
 /// A password longer than any stored one is not even hashed.
 fn check_length(field: &str, password: &SecretString) -> Result<(), Error> {
-    let max = limits::MAX_PASSWORD_CHARS;
-    if password.expose_secret().chars().count() > max {
+    check_chars(field, password, limits::MAX_PASSWORD_CHARS)
+}
+
+fn check_chars(field: &str, secret: &SecretString, max: usize) -> Result<(), Error> {
+    if secret.expose_secret().chars().count() > max {
         return Err(Error::invalid(field, format!("must be at most {max} characters")));
     }
     Ok(())

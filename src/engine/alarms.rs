@@ -1,12 +1,12 @@
-//! Alarms: a loop looks at a page of projects after the other, and begins and ends incidents. An
-//! incident, its event and its mails are stored in one transaction, so any number of nodes notify
-//! of it once.
+//! Alarms: a loop looks at each project in which something may be found, a page after the other,
+//! and begins and ends incidents. An incident, its event and its mails are stored in one
+//! transaction, so any number of nodes notify of it once.
 
 mod causes;
 
 use std::{
-    collections::HashMap,
-    sync::atomic::{AtomicI32, Ordering},
+    collections::{HashMap, VecDeque},
+    sync::{Mutex, PoisonError},
 };
 
 use fencepost_domain::{
@@ -23,6 +23,7 @@ use fencepost_store::{
     },
     sweep::{
         self,
+        alarmed_projects::{self, MAX_ROUND_PROJECTS},
         alarms::{self as looks, Found, MAX_PAGE_PROJECTS},
         set_aside::Work,
     },
@@ -43,15 +44,39 @@ const QUERY_CANCELED: &str = "57014";
 
 /// The alarms of one node.
 pub struct Alarms {
-    /// The last project that was looked at.
-    after: AtomicI32,
+    round: Mutex<Round>,
     sends_mail: bool,
+}
+
+/// Projects in which something may be found.
+#[derive(Default)]
+struct Round {
+    waiting: VecDeque<ProjectId>,
+    /// The last project of this round, if there may be more after it.
+    last: Option<ProjectId>,
+}
+
+impl Round {
+    fn of(projects: Vec<ProjectId>) -> Self {
+        let is_cut = projects.len() as i64 == MAX_ROUND_PROJECTS;
+        Self { last: projects.last().copied().filter(|_| is_cut), waiting: projects.into() }
+    }
+
+    /// A page that fails is not looked at forever: its projects come again in the next round.
+    fn next_page(&mut self) -> Vec<ProjectId> {
+        let size = self.waiting.len().min(MAX_PAGE_PROJECTS);
+        self.waiting.drain(..size).collect()
+    }
+
+    fn has_more(&self) -> bool {
+        !self.waiting.is_empty() || self.last.is_some()
+    }
 }
 
 impl Alarms {
     #[must_use]
     pub fn new(sends_mail: bool) -> Self {
-        Self { after: AtomicI32::new(0), sends_mail }
+        Self { round: Mutex::default(), sends_mail }
     }
 
     /// Looks at the next page of projects. Returns whether there are more.
@@ -60,18 +85,23 @@ impl Alarms {
     /// When the database does not answer.
     pub async fn pass(&self, engine: &Engine) -> sqlx::Result<bool> {
         let mut conn = engine.pools.background.acquire().await?;
-        let after = ProjectId(self.after.load(Ordering::Relaxed));
-        let projects = looks::page(&mut conn, after).await?;
-        let is_full = projects.len() as i64 == MAX_PAGE_PROJECTS;
-        let last = projects.last().filter(|_| is_full).map_or(0, |it| it.0);
-        // A page that fails is not looked at forever.
-        self.after.store(last, Ordering::Relaxed);
+        let ended = self.with_round(|it| it.waiting.is_empty().then_some(it.last));
+        if let Some(last) = ended {
+            let found = alarmed_projects::find(&mut conn, last.unwrap_or(ProjectId(0))).await?;
+            self.with_round(|it| *it = Round::of(found));
+        }
+        let (page, has_more) = self.with_round(|it| (it.next_page(), it.has_more()));
+        let projects = looks::page(&mut conn, &page).await?;
         let notified = isolate::process(engine, &mut conn, self, &projects).await?;
         if notified.contains(&true) {
             engine.notifier.wake.ask(BackgroundTask::Events);
             engine.notifier.wake.ask(BackgroundTask::Mails);
         }
-        Ok(is_full)
+        Ok(has_more)
+    }
+
+    fn with_round<T>(&self, body: impl FnOnce(&mut Round) -> T) -> T {
+        body(&mut self.round.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Writes what has changed of one project. Returns whether an endpoint or a member is notified.

@@ -10,7 +10,7 @@ use fencepost_domain::{alarm::MISSED_MINUTES, ids::ProjectId};
 use crate::workers::{ALIVE_SECONDS, holders::MAX_LISTED_HOLDERS};
 
 /// Projects of one page.
-pub const MAX_PAGE_PROJECTS: i64 = 200;
+pub const MAX_PAGE_PROJECTS: usize = 200;
 
 /// Something that an alarm found.
 #[derive(Debug, Clone)]
@@ -39,22 +39,21 @@ pub struct Found {
     pub return_by: Option<DateTime<Utc>>,
 }
 
-/// A page of projects in which alarms look, in the order of their ids.
-pub async fn page(conn: &mut PgConnection, after: ProjectId) -> sqlx::Result<Vec<ProjectId>> {
+/// Those of these projects in which alarms look, in the order of their ids.
+pub async fn page(conn: &mut PgConnection, projects: &[ProjectId]) -> sqlx::Result<Vec<ProjectId>> {
+    let ids: Vec<_> = projects.iter().map(|it| it.0).collect();
     sqlx::query_scalar!(
         r#"
         select id "id: ProjectId"
         from projects
-        where id > $1 and kind = 'user' and deleted_at is null and suspended_at is null
+        where id = any($1) and kind = 'user' and deleted_at is null and suspended_at is null
             and not exists (
                 select from set_aside
                 where project_id = projects.id and work = 'alarms' and next_try_at > now()
             )
         order by id
-        limit $2
         "#,
-        after.0,
-        MAX_PAGE_PROJECTS,
+        &ids,
     )
     .fetch_all(conn)
     .await

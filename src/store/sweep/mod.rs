@@ -2,6 +2,7 @@
 //! is one bounded batch that any number of nodes may run at once; the rows that it returns carry
 //! the project.
 
+pub mod alarmed_projects;
 pub mod alarms;
 pub mod completions;
 pub mod counts;

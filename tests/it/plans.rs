@@ -1,6 +1,7 @@
 //! What the hot statements read, on a table of 100,000 jobs that has churned and was never
 //! analysed: no statement may scan a table, and each may touch only a few pages a job.
 
+mod alarmed;
 mod backlog;
 mod few;
 mod operator;

@@ -20,7 +20,8 @@ use fencepost_engine::{
     maintenance::{
         self, PROBE_PERIOD, cascade, completions,
         counts::{self, CORRECTION_PAUSE_SECONDS},
-        dead_letter_age, excess_workers, gauges, idle_batches, promote, reap, retention, revive,
+        dead_letter_age, excess_workers, gauges, idle_batches, known_projects, promote, reap,
+        retention, revive,
     },
     operations,
     schedules::fire,
@@ -81,6 +82,8 @@ const ALARMS_PERIOD: Duration = Duration::from_secs(5);
 /// More nodes than this look together more often, so that no incident is reported later than after
 /// half a minute.
 const MAX_ALARM_NODES: u32 = 6;
+/// How often all projects with circuit breakers and endpoints are read. The probe sees new ones.
+const KNOWN_PERIOD: Duration = Duration::from_secs(60);
 /// How often deleted projects are purged.
 const PURGE_PERIOD: Duration = Duration::from_secs(5);
 /// The pause after a failed step.
@@ -118,6 +121,10 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
     loops.start("probe", None, |engine| async move {
         maintenance::probe(&engine).await?;
         Ok(Next::Sleep(PROBE_PERIOD))
+    });
+    loops.start("known_projects", None, |engine| async move {
+        known_projects::pass(&engine).await?;
+        Ok(Next::Sleep(KNOWN_PERIOD))
     });
     let plans = Arc::clone(&app.plans);
     loops.start("cascade", Some(BackgroundTask::Cascade), move |engine| {

@@ -252,6 +252,7 @@ const EXCEPTIONS: &[&str] = &[
     "outbound_events_by_age",
     "recurring_schedules_by_zone_rules",
     "webhook_endpoints_to_empty",
+    "event_subscriptions_new",
     "mails_due",
     "mails_by_account",
     "mails_by_age",

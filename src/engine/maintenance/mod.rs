@@ -8,6 +8,7 @@ pub mod dead_letter_age;
 pub mod excess_workers;
 pub mod gauges;
 pub mod idle_batches;
+pub mod known_projects;
 pub mod promote;
 pub mod reap;
 pub mod retention;
@@ -59,11 +60,15 @@ pub async fn probe(engine: &Engine) -> sqlx::Result<()> {
         wake.ask(*chore);
     }
     engine.set_aside.learn(seen.has_set_aside);
-    engine.breakers.learn(seen.braked.into_iter().collect());
-    engine.notifier.subscribed.learn(seen.subscribed.into_iter().collect());
-    for (project_id, queue) in &seen.changed_queues {
+    for project_id in seen.subscribed {
+        engine.notifier.subscribed.add(project_id);
+    }
+    for changed in seen.changed_queues {
+        if changed.has_breaker {
+            engine.breakers.add(changed.project_id);
+        }
         // Every node probes for itself: no need to notify the others.
-        wake.hint_here(Hint::QueueChanged(*project_id, queue.as_str().into()));
+        wake.hint_here(Hint::QueueChanged(changed.project_id, changed.name.into()));
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ pub mod alarms;
 pub mod completions;
 pub mod counts;
 pub mod gauges;
+pub mod known;
 pub mod operations;
 pub mod probe;
 pub mod prune;

@@ -24,14 +24,20 @@ pub struct ProbeResult {
     /// Milliseconds until a schedule's tick is due; none: there is none.
     pub next_tick_ms: Option<f64>,
     /// Queues whose settings or pauses have changed lately.
-    pub changed_queues: Vec<(ProjectId, String)>,
-    /// Projects that have queues with a circuit breaker.
-    pub braked: Vec<ProjectId>,
-    /// Projects with endpoints for ends of jobs.
+    pub changed_queues: Vec<ChangedQueue>,
+    /// Projects whose endpoints ask for other events than before.
     pub subscribed: Vec<ProjectId>,
 }
 
-/// Finds out what is due. A queue has changed lately if it has within the last `within_ms`.
+/// A queue whose settings or pauses have changed lately.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChangedQueue {
+    pub project_id: ProjectId,
+    pub name: String,
+    pub has_breaker: bool,
+}
+
+/// Finds out what is due. What has changed lately has within the last `within_ms`.
 pub async fn probe(conn: &mut PgConnection, within_ms: i64) -> sqlx::Result<ProbeResult> {
     let row = sqlx::query!(
         r#"
@@ -53,16 +59,17 @@ pub async fn probe(conn: &mut PgConnection, within_ms: i64) -> sqlx::Result<Prob
                    limit 1
                ) as next_tick_ms,
                array(
-                   select distinct project_id from queues where brake_after is not null limit 100000
-               ) "braked!",
-               array(
-                   select distinct project_id from event_subscriptions limit 100000
+                   select distinct project_id
+                   from event_subscriptions
+                   where created_at > now() - make_interval(secs => $1::bigint / 1000.0)
+                   limit 10000
                ) "subscribed!",
                array_agg(changed.project_id) filter (where changed.project_id is not null) as projects,
-               array_agg(changed.name) filter (where changed.name is not null) as names
+               array_agg(changed.name) filter (where changed.name is not null) as names,
+               array_agg(changed.has_breaker) filter (where changed.name is not null) as breakers
         from (select) as always
         left join (
-            select project_id, name
+            select project_id, name, brake_after is not null as has_breaker
             from queues
             where updated_at > now() - make_interval(secs => $1::bigint / 1000.0)
             limit 10000
@@ -72,7 +79,14 @@ pub async fn probe(conn: &mut PgConnection, within_ms: i64) -> sqlx::Result<Prob
     )
     .fetch_one(conn)
     .await?;
-    let projects = row.projects.unwrap_or_default().into_iter().map(ProjectId);
+    let names = row.names.unwrap_or_default().into_iter();
+    let changed = row.projects.unwrap_or_default().into_iter().zip(names);
+    let changed = changed.zip(row.breakers.unwrap_or_default());
+    let changed = changed.map(|((project_id, name), has_breaker)| ChangedQueue {
+        project_id: ProjectId(project_id),
+        name,
+        has_breaker,
+    });
     Ok(ProbeResult {
         has_ends: row.has_ends,
         has_revived: row.has_revived,
@@ -82,8 +96,7 @@ pub async fn probe(conn: &mut PgConnection, within_ms: i64) -> sqlx::Result<Prob
         has_set_aside: row.has_set_aside,
         has_unplanned: row.has_unplanned,
         next_tick_ms: row.next_tick_ms,
-        changed_queues: projects.zip(row.names.unwrap_or_default()).collect(),
-        braked: row.braked.into_iter().map(ProjectId).collect(),
+        changed_queues: changed.collect(),
         subscribed: row.subscribed.into_iter().map(ProjectId).collect(),
     })
 }

@@ -20,6 +20,7 @@ use fencepost_store::{
     jobs::stored_bytes,
 };
 
+use moka::{policy::EvictionPolicy, sync::Cache};
 use sqlx::PgConnection;
 
 use super::{NewJob, full::FullProjects};
@@ -31,8 +32,8 @@ const COUNT_KEEP: Duration = Duration::from_secs(1);
 const RECOUNT_PAUSE: Duration = Duration::from_millis(100);
 /// Queues of a project whose `max_waiting` is obeyed.
 pub const MAX_BOUNDED_QUEUES: i64 = 1_000;
-/// Projects whose count one node caches.
-const MAX_CACHED: usize = 20_000;
+/// Projects whose count one node caches; the one that was used least lately makes room.
+const MAX_CACHED: u64 = 50_000;
 
 #[derive(Debug, Clone)]
 struct Backlog {
@@ -47,42 +48,80 @@ struct Backlog {
     counted_at: Instant,
 }
 
-#[derive(Debug, Default)]
+impl Backlog {
+    fn add_to_queues(&mut self, jobs: &HashMap<&str, i64>) -> Result<(), (String, i64)> {
+        let bounded = &self.bounded_queues;
+        let full = jobs.iter().find_map(|(queue, more)| {
+            let (present, max) = bounded.get(*queue)?;
+            (present + more > *max).then(|| ((*queue).to_owned(), *max))
+        });
+        if let Some(full) = full {
+            return Err(full);
+        }
+        if jobs.keys().any(|it| bounded.contains_key(*it)) {
+            let bounded = Arc::make_mut(&mut self.bounded_queues);
+            for (queue, more) in jobs {
+                if let Some((present, _)) = bounded.get_mut(*queue) {
+                    *present += more;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
 pub struct Backlogs {
-    counted: Mutex<HashMap<ProjectId, Backlog>>,
+    counted: Cache<ProjectId, Arc<Mutex<Backlog>>>,
     pub full: FullProjects,
+}
+
+impl Default for Backlogs {
+    fn default() -> Self {
+        Self {
+            counted: Cache::builder()
+                .max_capacity(MAX_CACHED)
+                .eviction_policy(EvictionPolicy::lru())
+                .build(),
+            full: FullProjects::default(),
+        }
+    }
 }
 
 impl Backlogs {
     /// The last count, and whether the caller is to count again: one does, while the others go by
     /// the old count.
     fn known(&self, project_id: ProjectId, keep: Duration) -> (Option<Backlog>, bool) {
-        let mut known = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(backlog) = known.get_mut(&project_id) else { return (None, true) };
-        let is_old = backlog.counted_at.elapsed() >= keep;
-        if is_old {
-            backlog.counted_at = Instant::now();
-        }
-        (Some(backlog.clone()), is_old)
+        let known = self.with(project_id, |backlog| {
+            let is_old = backlog.counted_at.elapsed() >= keep;
+            if is_old {
+                backlog.counted_at = Instant::now();
+            }
+            (Some(backlog.clone()), is_old)
+        });
+        known.unwrap_or((None, true))
     }
 
     fn note(&self, project_id: ProjectId, backlog: Backlog) {
-        let mut known = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.len() >= MAX_CACHED {
-            known.clear();
-        }
-        known.insert(project_id, backlog);
+        self.counted.insert(project_id, Arc::new(Mutex::new(backlog)));
+    }
+
+    fn with<T>(&self, project_id: ProjectId, body: impl FnOnce(&mut Backlog) -> T) -> Option<T> {
+        let known = self.counted.get(&project_id)?;
+        let mut backlog = known.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(body(&mut backlog))
     }
 
     /// Adds to the count, if it stays within `max`.
     fn add(&self, project_id: ProjectId, jobs: i64, max: i64) -> bool {
-        let mut known = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(backlog) = known.get_mut(&project_id) else { return false };
-        if backlog.jobs.saturating_add(jobs) > max {
-            return false;
-        }
-        backlog.jobs += jobs;
-        true
+        let added = self.with(project_id, |backlog| {
+            let has_room = backlog.jobs.saturating_add(jobs) <= max;
+            if has_room {
+                backlog.jobs += jobs;
+            }
+            has_room
+        });
+        added.unwrap_or(false)
     }
 
     /// Adds to the counts of queues that have a limit, if all stay within theirs; else the first
@@ -92,33 +131,13 @@ impl Backlogs {
         project_id: ProjectId,
         jobs: &HashMap<&str, i64>,
     ) -> Result<(), (String, i64)> {
-        let mut known = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(backlog) = known.get_mut(&project_id) else { return Ok(()) };
-        let bounded = &backlog.bounded_queues;
-        let full = jobs.iter().find_map(|(queue, more)| {
-            let (present, max) = bounded.get(*queue)?;
-            (present + more > *max).then(|| ((*queue).to_owned(), *max))
-        });
-        if let Some(full) = full {
-            return Err(full);
-        }
-        if jobs.keys().any(|it| bounded.contains_key(*it)) {
-            let bounded = Arc::make_mut(&mut backlog.bounded_queues);
-            for (queue, more) in jobs {
-                if let Some((present, _)) = bounded.get_mut(*queue) {
-                    *present += more;
-                }
-            }
-        }
-        Ok(())
+        self.with(project_id, |backlog| backlog.add_to_queues(jobs)).unwrap_or(Ok(()))
     }
 
     /// Takes back what was admitted and not stored.
     pub(super) fn refund(&self, project_id: ProjectId, jobs: usize) {
-        let mut known = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(backlog) = known.get_mut(&project_id) {
-            backlog.jobs -= i64::try_from(jobs).unwrap_or(i64::MAX);
-        }
+        let jobs = i64::try_from(jobs).unwrap_or(i64::MAX);
+        self.with(project_id, |backlog| backlog.jobs -= jobs);
     }
 }
 

@@ -79,7 +79,7 @@ impl App {
     pub async fn count_nodes(&self) -> sqlx::Result<()> {
         let mut conn = self.engine.pools.background.acquire().await?;
         let zones = &self.engine.zones;
-        let (node, newest) = (self.bus.node(), zones.newest());
+        let (node, newest) = ((self.bus.node(), env!("CARGO_PKG_VERSION")), zones.newest());
         let delivers = self.outbound.delivers;
         let nodes = store::connection::nodes::beat(&mut conn, node, &newest, delivers).await?;
         drop(conn);

@@ -2,6 +2,7 @@
 //! are connected.
 
 pub mod deadline;
+pub mod doctor;
 pub mod migrate;
 pub mod nodes;
 pub mod pools;

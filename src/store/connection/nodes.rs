@@ -34,11 +34,11 @@ pub struct RunningNodes {
     pub zone_rules: String,
 }
 
-/// Records that a node is running, with its newest release of zone rules, deletes those that are
-/// gone, and returns the running nodes.
+/// Records that a node of a version is running, with its newest release of zone rules, deletes those
+/// that are gone, and returns the running nodes.
 pub async fn beat(
     conn: &mut PgConnection,
-    id: NodeId,
+    (id, version): (NodeId, &str),
     zone_rules: &Release,
     delivers: bool,
 ) -> sqlx::Result<RunningNodes> {
@@ -46,8 +46,8 @@ pub async fn beat(
         RunningNodes,
         r#"
         with mine as (
-            insert into nodes (id, zone_rules, delivers)
-            values ($1, $3, $5)
+            insert into nodes (id, zone_rules, delivers, version)
+            values ($1, $3, $5, $6)
             on conflict (id) do update set seen_at = now(), zone_rules = $3, delivers = $5
         ), gone as (
             delete from nodes
@@ -63,6 +63,7 @@ pub async fn beat(
         zone_rules.as_str(),
         Release::OF_SILENT_NODES,
         delivers,
+        version,
     )
     .fetch_one(conn)
     .await

@@ -1,8 +1,6 @@
 //! `fencepost check`: verifies what a node needs, and says how to fix it.
 
 use std::{
-    fmt,
-    io::Write,
     net::IpAddr,
     time::{Duration, Instant},
 };
@@ -28,6 +26,7 @@ use sqlx::{
 use tokio::{net::TcpListener, time::timeout};
 use uuid::Uuid;
 
+use super::findings::Findings;
 use crate::{serve, zone_files};
 
 /// The oldest PostgreSQL that the statements support, as it numbers itself.
@@ -52,41 +51,6 @@ pub struct CheckArgs {
     node: NodeArgs,
 }
 
-/// The result of a check.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
-    Good,
-    Doubtful,
-    Bad,
-}
-
-impl fmt::Display for Verdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Good => "ok",
-            Self::Doubtful => "warning",
-            Self::Bad => "WRONG",
-        })
-    }
-}
-
-#[derive(Debug, Default)]
-struct Findings(Vec<(Verdict, &'static str, String)>);
-
-impl Findings {
-    fn good(&mut self, what: &'static str, text: impl Into<String>) {
-        self.0.push((Verdict::Good, what, text.into()));
-    }
-
-    fn doubtful(&mut self, what: &'static str, text: impl Into<String>) {
-        self.0.push((Verdict::Doubtful, what, text.into()));
-    }
-
-    fn bad(&mut self, what: &'static str, text: impl Into<String>) {
-        self.0.push((Verdict::Bad, what, text.into()));
-    }
-}
-
 /// Checks everything, and prints the results.
 ///
 /// # Errors
@@ -101,13 +65,7 @@ pub async fn run(args: CheckArgs) -> anyhow::Result<()> {
     check_providers(&args.node, &mut findings).await;
     check_outbound(&args.node, &mut findings).await;
     check_zones(&args.node, &mut findings);
-    let mut out = std::io::stdout();
-    for (found, what, text) in &findings.0 {
-        writeln!(out, "{found:<8} {what:<9} {text}")?;
-    }
-    let wrong = findings.0.iter().filter(|it| it.0 == Verdict::Bad).count();
-    anyhow::ensure!(wrong == 0, "{wrong} of {} checks failed", findings.0.len());
-    Ok(())
+    findings.print()
 }
 
 async fn check_listeners(node: &NodeArgs, findings: &mut Findings) {
@@ -252,6 +210,12 @@ async fn check_schema(
             "one node wants {wanted} connections, and max_connections is {most}: raise it, or lower --settle-connections and similar settings"
         );
         findings.bad("database", text);
+    }
+    if !facts.awaits_standby {
+        findings.doubtful(
+            "database",
+            "commits wait for no standby: a failover may lose acknowledged jobs, unless its storage is replicated. See docs/high-availability.md",
+        );
     }
     if facts.is_superuser {
         findings.doubtful("database", "its user is a superuser: use --database-roles");

@@ -4,9 +4,12 @@ mod accounts;
 mod api;
 mod audit;
 mod batches;
+mod certificate;
 mod check;
+mod doctor;
 mod enqueue;
 mod exposed;
+mod findings;
 mod jobs;
 mod keys;
 mod login;
@@ -115,6 +118,8 @@ enum Command {
     },
     /// Check configuration, database, Redis and mail settings, and say how to fix them
     Check(check::CheckArgs),
+    /// Look for what keeps an instance from its work, and print the command that ends it
+    Doctor(doctor::DoctorArgs),
     /// List projects, set their limits, and suspend them
     Projects(projects::ProjectsArgs),
     /// List accounts, suspend them, and end their sessions
@@ -220,6 +225,7 @@ impl Cli {
             Command::Recount { target } => recount::run(&target).await,
             Command::Stuck { target } => stuck::run(&target).await,
             Command::Check(args) => check::run(args).await,
+            Command::Doctor(args) => doctor::run(args).await,
             Command::Projects(args) => projects::run(args).await,
             Command::Accounts(args) => accounts::run(args).await,
             Command::Audit(args) => audit::run(args).await,

@@ -9,6 +9,8 @@ pub struct DatabaseFacts {
     pub max_connections: i32,
     /// Settings that can lose acknowledged commits, and their values.
     pub unsafe_settings: Vec<String>,
+    /// Whether commits wait for a standby.
+    pub awaits_standby: bool,
     /// Whether it is read-only.
     pub is_read_only: bool,
     /// Whether the user is a superuser, which no node needs.
@@ -29,7 +31,8 @@ pub async fn inspect(conn: &mut PgConnection) -> sqlx::Result<DatabaseFacts> {
                              then 'synchronous_commit=off' end
                     ], null),
                     pg_is_in_recovery() or current_setting('default_transaction_read_only') = 'on',
-                    current_setting('is_superuser') = 'on'",
+                    current_setting('is_superuser') = 'on',
+                    current_setting('synchronous_standby_names') <> ''",
         ))
         .await?;
     Ok(DatabaseFacts {
@@ -38,6 +41,7 @@ pub async fn inspect(conn: &mut PgConnection) -> sqlx::Result<DatabaseFacts> {
         unsafe_settings: row.get(2),
         is_read_only: row.get(3),
         is_superuser: row.get(4),
+        awaits_standby: row.get(5),
     })
 }
 

@@ -23,6 +23,21 @@ begin
 end
 $$;
 
+-- The owner sees the sessions of the other roles, and may end them, for `fencepost doctor`. It may
+-- grant itself that on PostgreSQL 15; later versions leave it to an administrator.
+do $$
+begin
+    if not (
+        pg_has_role(current_user, 'pg_read_all_stats', 'usage')
+        and pg_has_role(current_user, 'pg_signal_backend', 'usage')
+    ) then
+        execute format('grant pg_read_all_stats, pg_signal_backend to %I', current_user);
+    end if;
+exception when insufficient_privilege then
+    raise notice 'the owner sees its own sessions only: fencepost doctor needs --admin-url';
+end
+$$;
+
 -- No role may take another.
 alter role fencepost_hot login;
 alter role fencepost_console login;

@@ -20,6 +20,7 @@ mod deploy;
 mod diagnoses;
 mod docs;
 mod docs_site;
+mod doctor;
 mod dropped;
 mod events;
 mod examples;

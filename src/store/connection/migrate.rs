@@ -121,16 +121,26 @@ fn is_lock_failure(error: &anyhow::Error) -> bool {
     })
 }
 
-/// An index whose concurrent build was interrupted stays behind as invalid: it is rebuilt.
+/// Indexes that migrations build concurrently.
+fn built_concurrently() -> Vec<&'static str> {
+    let built =
+        MIGRATIONS.iter().flat_map(|it| it.sql.as_str().split("index concurrently ").skip(1));
+    built.filter_map(|it| it.split_whitespace().next()).collect()
+}
+
+/// An index whose concurrent build was interrupted stays behind as invalid: it is rebuilt. Others
+/// are left alone, since someone may be building them.
 async fn drop_broken_indexes(conn: &mut PgConnection) -> sqlx::Result<()> {
-    let broken = conn
-        .fetch_all(sqlx::raw_sql(
-            "select format('drop index concurrently if exists %s', indexrelid::regclass)
-             from pg_index
-             join pg_class on pg_class.oid = indexrelid
-             where not indisvalid and relnamespace = current_schema()::regnamespace",
-        ))
-        .await?;
+    let broken = sqlx::query(
+        "select format('drop index concurrently if exists %s', indexrelid::regclass)
+         from pg_index
+         join pg_class on pg_class.oid = indexrelid
+         where not indisvalid and relnamespace = current_schema()::regnamespace
+             and relname = any($1)",
+    )
+    .bind(built_concurrently())
+    .fetch_all(&mut *conn)
+    .await?;
     for row in broken {
         let statement = sqlx::AssertSqlSafe(row.get::<String, _>(0));
         conn.execute(sqlx::raw_sql(statement)).await?;

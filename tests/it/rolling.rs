@@ -44,7 +44,7 @@ impl Balancer {
         let servers: String =
             nodes.iter().map(|it| format!("    server node-{it} 127.0.0.1:{it}\n")).collect();
         let config = kept
-            .replace("    server node1 node1:7070\n    server node2 node2:7070\n", &servers)
+            .replace("    server-template node 20 nodes:7070\n", &servers)
             .replace(":8080", &format!("127.0.0.1:{port}"))
             .replace("127.0.0.1:8404", &format!("127.0.0.1:{stats}"))
             // Here nodes have addresses, not names.
@@ -203,5 +203,61 @@ fn a_rolling_restart_fails_no_request_loses_no_job_and_burns_no_attempt() {
         assert_eq!(number(burnt).await, 0);
         let ended = "select count(*) from attempts where outcome <> 'released'";
         assert_eq!(number(ended).await, 0);
+    });
+}
+
+/// The nodes that requests with these values of a header reach, by their names in the proxy.
+async fn reached(proxy: &Balancer, header: &str, values: usize) -> Vec<String> {
+    let mut reached = Vec::new();
+    for value in 0..values {
+        let url = format!("{}/livez", proxy.url);
+        let sent = crate::harness::client().get(url).header(header, format!("v{value}"));
+        let answer = sent.send().await.expect("an answer");
+        assert_eq!(answer.status(), 200);
+        let node = answer.headers()["x-node"].to_str().expect("a name").to_owned();
+        reached.push(node);
+    }
+    reached
+}
+
+#[test]
+fn a_project_stays_on_its_node_while_others_come_and_go() {
+    const PROJECTS: usize = 120;
+    run_for(Duration::from_secs(120), async {
+        let database = fresh_database().await;
+        let start = |port| NodeProcess::start_at(&database, port, &LINGER);
+        let ports: Vec<_> = (0..4).map(|_| free_port()).collect();
+        let mut nodes: Vec<_> = ports.iter().map(|it| start(*it)).collect();
+        for node in &mut nodes {
+            node.until_ready().await;
+        }
+        let shown = |config: String| {
+            let option = "    option httpchk GET /readyz\n";
+            let shows = format!("{option}    http-response set-header x-node %s\n");
+            config.replace(option, &shows)
+        };
+        let three = Balancer::start_with(&ports[..3], shown).await;
+        let before = reached(&three, "fencepost-project", PROJECTS).await;
+        assert_eq!(before, reached(&three, "fencepost-project", PROJECTS).await);
+        let by_key = reached(&three, "authorization", PROJECTS).await;
+        assert_eq!(before, by_key, "before a client knows its project, its key leads");
+        for port in &ports[..3] {
+            let name = format!("node-{port}");
+            let share = before.iter().filter(|it| **it == name).count();
+            assert!(share >= PROJECTS / 10, "{name} has {share} of {PROJECTS}");
+        }
+        let four = Balancer::start_with(&ports, shown).await;
+        let after = reached(&four, "fencepost-project", PROJECTS).await;
+        let added = format!("node-{}", ports[3]);
+        let moved: Vec<_> = after.iter().zip(&before).filter(|(now, then)| now != then).collect();
+        assert!(moved.iter().all(|it| *it.0 == added), "only to the node that came: {moved:?}");
+        assert!(moved.len() * 2 <= PROJECTS, "{} of {PROJECTS} moved", moved.len());
+        drop(nodes.remove(0));
+        let gone = format!("node-{}", ports[0]);
+        until("the proxy to see it", async || {
+            let now = reached(&four, "fencepost-project", PROJECTS).await;
+            now.iter().zip(&after).all(|(now, then)| (then == &gone) != (now == then))
+        })
+        .await;
     });
 }

@@ -17,11 +17,16 @@ const RESPONSES: [(&str, &str); 9] = [
     ("503", "Unavailable"),
 ];
 /// A header, its type, and what it says.
-const HEADERS: [(&str, &str, &str); 6] = [
+const HEADERS: [(&str, &str, &str); 7] = [
     (
         "X-Request-Id",
         "string",
         "Id of the request, as in logs and errors; one that you send is kept.",
+    ),
+    (
+        "Fencepost-Project",
+        "string",
+        "Id of the project. Send it back with later requests: a proxy may keep them on one node.",
     ),
     ("X-RateLimit-Limit", "integer", "Calls per minute that the tightest limit allows."),
     ("X-RateLimit-Remaining", "integer", "Calls that are left of them."),
@@ -57,6 +62,7 @@ fn add_headers(document: &mut Value) {
             let mut names = vec!["X-Request-Id"];
             if is_limited && (status.starts_with('2') || status == "429") {
                 names.extend(OF_LIMITS);
+                names.push("Fencepost-Project");
             }
             if matches!(status.as_str(), "429" | "503") {
                 names.push("Retry-After");

@@ -46,6 +46,9 @@ use crate::{
     },
 };
 
+/// The caller's project. A proxy sends requests with the same value to one node, if clients repeat
+/// it; nothing is decided by it here.
+const PROJECT: HeaderName = HeaderName::from_static("fencepost-project");
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// Rate limits, in two dialects.
@@ -139,6 +142,7 @@ pub async fn pass(
     if let Ok(value) = HeaderValue::from_str(&request_id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
+    write_project(response.headers_mut(), &report);
     if let Some((budget, standing)) = report.charged() {
         write_limits(response.headers_mut(), budget, standing);
     }
@@ -273,6 +277,13 @@ fn find_client(request: &mut Request, request_id: &str) -> Arc<str> {
     let address = Arc::clone(&client.address);
     request.extensions_mut().insert(client);
     address
+}
+
+fn write_project(headers: &mut HeaderMap, report: &CallReport) {
+    let project = report.public_id().map(|it| HeaderValue::from_str(&it.to_string()));
+    if let Some(Ok(value)) = project {
+        headers.insert(PROJECT, value);
+    }
 }
 
 /// `X-RateLimit-*` with the reset as Unix time, as clients of those names read it; and `RateLimit`

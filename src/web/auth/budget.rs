@@ -12,7 +12,7 @@ use axum::http::{
 };
 use fencepost_domain::{
     error::Error,
-    ids::{KeyId, ProjectId},
+    ids::{KeyId, ProjectId, ProjectPublicId},
     limits::MAX_POLL_WAIT_SECONDS,
     plan::Limits,
 };
@@ -128,7 +128,7 @@ impl Cost {
 #[derive(Debug, Clone, Default)]
 pub struct CallReport {
     charged: Arc<Mutex<Option<(&'static str, Standing)>>>,
-    caller: Arc<OnceLock<(ProjectId, Option<KeyId>)>>,
+    caller: Arc<OnceLock<(ProjectId, ProjectPublicId, Option<KeyId>)>>,
 }
 
 impl CallReport {
@@ -144,15 +144,21 @@ impl CallReport {
         self.caller.get().map(|it| it.0)
     }
 
+    /// The public id of the caller's project, once it is known.
+    #[must_use]
+    pub fn public_id(&self) -> Option<ProjectPublicId> {
+        self.caller.get().map(|it| it.1)
+    }
+
     /// The caller's key and its project, once they are known.
     #[must_use]
     pub fn key(&self) -> Option<(ProjectId, KeyId)> {
-        self.caller.get().and_then(|it| Some((it.0, it.1?)))
+        self.caller.get().and_then(|it| Some((it.0, it.2?)))
     }
 
-    pub(super) fn of_caller(&self, project_id: ProjectId, key: Option<KeyId>) {
+    pub(super) fn of_caller(&self, project: (ProjectId, ProjectPublicId), key: Option<KeyId>) {
         // A request has one caller.
-        self.caller.get_or_init(|| (project_id, key));
+        self.caller.get_or_init(|| (project.0, project.1, key));
     }
 
     pub(super) fn record(&self, budget: &'static str, standing: Option<Standing>) {

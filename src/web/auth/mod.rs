@@ -191,7 +191,7 @@ impl<P: Permit> FromRequestParts<App> for Caller<P> {
             app.used_keys.record((project_id, key));
         }
         let report = parts.extensions.get::<CallReport>().cloned().unwrap_or_default();
-        report.of_caller(project_id, key);
+        report.of_caller((project_id, who.project()), key);
         // Enqueues of a page count like any other.
         let is_page =
             P::BUDGET == Budget::Manage && parts.extensions.get::<FromConsole>().is_some();

@@ -2,10 +2,14 @@
 
 pub mod profile;
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use anyhow::Context;
-use reqwest::{Method, StatusCode};
+use reqwest::{Method, StatusCode, header::HeaderValue};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -17,6 +21,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(45);
 /// A stream is followed for this long.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(24 * 3_600);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const PROJECT: &str = "fencepost-project";
 const DEFAULT_URL: &str = "http://127.0.0.1:7070";
 
 /// The server and the credentials to use.
@@ -146,6 +151,8 @@ pub struct Client {
     url: String,
     /// None: for calls that need none.
     api_key: Option<String>,
+    /// As the server named it: a proxy can keep the requests of a project on one node.
+    project: Arc<OnceLock<HeaderValue>>,
 }
 
 impl Client {
@@ -178,7 +185,8 @@ impl Client {
             .timeout(REQUEST_TIMEOUT)
             .connect_timeout(CONNECT_TIMEOUT)
             .build()?;
-        Ok(Self { http, url: url.trim_end_matches('/').to_owned(), api_key })
+        let url = url.trim_end_matches('/').to_owned();
+        Ok(Self { http, url, api_key, project: Arc::default() })
     }
 
     pub async fn get(&self, path: &str) -> Result<Reply, Failure> {
@@ -254,6 +262,10 @@ impl Client {
     }
 
     fn authorized(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
+        let request = match self.project.get() {
+            Some(project) => request.header(PROJECT, project),
+            None => request,
+        };
         match &self.api_key {
             Some(api_key) => request.bearer_auth(api_key),
             None => request,
@@ -264,6 +276,9 @@ impl Client {
         let sent = self.authorized(request).send().await;
         let response = sent.map_err(Failure::Unreachable)?;
         let status = response.status();
+        if let Some(project) = response.headers().get(PROJECT) {
+            self.project.get_or_init(|| project.clone());
+        }
         let text = response.text().await.map_err(Failure::Unreachable)?;
         if status.is_success() {
             return Ok(Reply { text });

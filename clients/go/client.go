@@ -16,6 +16,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -75,12 +76,16 @@ func (e *APIError) refuses(field string) bool {
 
 type traceKey struct{}
 
+const projectHeader = "Fencepost-Project"
+
 // Client enqueues jobs and reads them. Goroutines may share it.
 type Client struct {
 	url string
 	// A function, so that no log shows the key.
 	key  func() string
 	http *http.Client
+	// As the server named it: a proxy can keep the requests of a project on one node.
+	project *atomic.Value
 }
 
 // NewClient returns a client; empty arguments stand for FENCEPOST_URL and FENCEPOST_KEY.
@@ -104,7 +109,8 @@ func NewClient(url, key string) (*Client, error) {
 	// A redirect would turn a POST into a GET.
 	stay := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	client := &http.Client{Transport: transport, CheckRedirect: stay}
-	return &Client{strings.TrimRight(url, "/"), func() string { return key }, client}, nil
+	url = strings.TrimRight(url, "/")
+	return &Client{url, func() string { return key }, client, &atomic.Value{}}, nil
 }
 
 // call is one request with its retries.
@@ -197,6 +203,9 @@ func (c *Client) try(ctx context.Context, it call, content []byte, answer any) (
 	}
 	request.Header.Set("Authorization", "Bearer "+c.key())
 	request.Header.Set("Content-Type", "application/json")
+	if project, isKnown := c.project.Load().(string); isKnown {
+		request.Header.Set(projectHeader, project)
+	}
 	for name, value := range it.headers {
 		request.Header.Set(name, value)
 	}
@@ -205,6 +214,9 @@ func (c *Client) try(ctx context.Context, it call, content []byte, answer any) (
 		return 0, err
 	}
 	defer reply.Body.Close()
+	if project := reply.Header.Get(projectHeader); project != "" {
+		c.project.Store(project)
+	}
 	text, err := io.ReadAll(reply.Body)
 	if err != nil {
 		return 0, err

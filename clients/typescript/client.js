@@ -65,6 +65,8 @@ function isOfNetwork(error) {
 export class Client {
   // Private, so that no log shows it.
   #key;
+  // As the server named it: a proxy can keep the requests of a project on one node.
+  #project;
 
   constructor({ url, key } = {}) {
     this.url = (url ?? process.env.FENCEPOST_URL ?? "http://127.0.0.1:7070").replace(/\/+$/, "");
@@ -86,6 +88,7 @@ export class Client {
     const headers = {
       authorization: `Bearer ${this.#key}`,
       "content-type": "application/json",
+      ...(this.#project && { "fencepost-project": this.#project }),
       ...(isRepeatable && { "idempotency-key": randomUUID() }),
       ...options.headers,
     };
@@ -127,6 +130,7 @@ export class Client {
 
   async #send(path, options) {
     const reply = await fetch(this.url + path, options);
+    this.#project = reply.headers.get("fencepost-project") ?? this.#project;
     const text = await reply.text();
     let answer = {};
     try {

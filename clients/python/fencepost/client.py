@@ -23,6 +23,7 @@ __all__ = ["ApiError", "Client", "ErrorCode"]
 Fields = dict[str, Any]
 
 #: Seconds without an answer after which a request counts as failed.
+PROJECT_HEADER = "Fencepost-Project"
 TIMEOUT_SECONDS = 15.0
 #: Longest wait of one request, in seconds: the server's limit.
 MAX_WAIT_SECONDS = 30
@@ -144,6 +145,10 @@ class Connection:
             answer = self._http.getresponse()
             content = answer.read()
             seconds = retry_after(answer.headers.get("Retry-After", ""))
+            project = answer.headers.get(PROJECT_HEADER)
+            if project:
+                # A proxy can keep the requests of a project on one node.
+                self._headers[PROJECT_HEADER] = project
             self._used = time.monotonic()
             return answer.status, seconds, read(answer.status, content)
         except BaseException:

@@ -2,10 +2,15 @@
 
 use std::{
     fmt,
+    sync::{Arc, OnceLock},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use reqwest::{Method, StatusCode, header, redirect::Policy};
+use reqwest::{
+    Method, StatusCode,
+    header::{self, HeaderValue},
+    redirect::Policy,
+};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
@@ -24,6 +29,8 @@ const MAX_PAUSE: Duration = Duration::from_secs(10);
 const RETRY_TIME: Duration = Duration::from_secs(60);
 /// A `Retry-After` beyond this is cut.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
+
+const PROJECT: &str = "fencepost-project";
 
 tokio::task_local! {
     /// The trace of the job whose handler runs in this task; jobs that it enqueues continue it.
@@ -175,6 +182,8 @@ pub struct Client {
     http: reqwest::Client,
     url: String,
     key: String,
+    /// As the server named it: a proxy can keep the requests of a project on one node.
+    project: Arc<OnceLock<HeaderValue>>,
 }
 
 /// No log shows the key.
@@ -196,7 +205,8 @@ impl Client {
         let http = reqwest::Client::builder().redirect(Policy::none()).build()?;
         // A secret that was read from a file ends with a line feed.
         let key = key.trim().to_owned();
-        Ok(Self { http, url: url.trim_end_matches('/').to_owned(), key })
+        let url = url.trim_end_matches('/').to_owned();
+        Ok(Self { http, url, key, project: Arc::default() })
     }
 
     /// The client that `FENCEPOST_URL` and `FENCEPOST_KEY` name.
@@ -245,6 +255,9 @@ impl Client {
             .request(it.method.clone(), format!("{}{}", self.url, it.path))
             .bearer_auth(&self.key)
             .timeout(it.timeout + it.wait);
+        if let Some(project) = self.project.get() {
+            request = request.header(PROJECT, project);
+        }
         for (name, value) in &it.headers {
             request = request.header(*name, value);
         }
@@ -253,6 +266,9 @@ impl Client {
         }
         let reply = request.send().await.map_err(no_wait)?;
         let status = reply.status();
+        if let Some(project) = reply.headers().get(PROJECT) {
+            self.project.get_or_init(|| project.clone());
+        }
         let after = reply.headers().get(header::RETRY_AFTER).and_then(|it| it.to_str().ok());
         let after = after.map(|it| retry_after(it, now())).unwrap_or_default();
         let body = reply.bytes().await.map_err(no_wait)?;

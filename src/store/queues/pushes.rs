@@ -27,7 +27,7 @@ pub struct PushRow {
     pub last_failure_at: Option<DateTime<Utc>>,
     pub failing_since: Option<DateTime<Utc>>,
     pub last_error: Option<String>,
-    /// No node sends its jobs, although it has not changed for [`BEGIN_SECONDS`] and is not paused.
+    /// No node sends its jobs, although it has not changed for 15 s and is not paused.
     pub is_unserved: bool,
 }
 

@@ -151,6 +151,8 @@ fn every_manifest_is_sound_and_the_image_is_made_of_what_is_there() {
         "examples/monitor",
         "examples/workers-keda",
         "examples/workers-hpa",
+        "examples/nodes-hpa",
+        "examples/postgres",
     ] {
         for document in documents(&format!("ops/kubernetes/{file}.yaml")) {
             assert!(document["kind"].is_string() && document["apiVersion"].is_string(), "{file}");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Context;
-use reqwest::tls::TlsInfo;
+use reqwest::{redirect::Policy, tls::TlsInfo};
 use x509_parser::parse_x509_certificate;
 
 /// Longest time for an answer.
@@ -17,7 +17,9 @@ pub(super) async fn end(url: &str) -> anyhow::Result<Option<Duration>> {
     if !url.starts_with("https://") {
         return Ok(None);
     }
-    let client = reqwest::Client::builder().timeout(ANSWER_TIMEOUT).tls_info(true).build()?;
+    let client = reqwest::Client::builder().timeout(ANSWER_TIMEOUT).tls_info(true);
+    // The answer to a redirect would show the certificate of another host.
+    let client = client.redirect(Policy::none()).build()?;
     let answer = client.head(url).send().await?;
     let shown = answer.extensions().get::<TlsInfo>().and_then(TlsInfo::peer_certificate);
     let (_, certificate) = parse_x509_certificate(shown.context("it shows no certificate")?)

@@ -5,10 +5,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use clap::Args;
-use fencepost_store::connection::{
-    doctor::{self, Session},
-    migrate::{self, Schema},
-    nodes::NODE_SILENCE_SECONDS,
+use fencepost_store::{
+    connection::{
+        migrate::{self, Schema},
+        nodes::NODE_SILENCE_SECONDS,
+    },
+    sweep::doctor::{self, AWAITS_STANDBY, Session, Slot},
 };
 use sqlx::{ConnectOptions, Connection, PgConnection, postgres::PgConnectOptions};
 
@@ -20,7 +22,7 @@ const OLD_SNAPSHOT_SECONDS: i32 = 600;
 const MAX_HELD_TRANSACTIONS: i64 = 5_000_000;
 /// As the alert `FencepostWalHeld`.
 const MAX_HELD_WAL_BYTES: i64 = 10 * 1024 * 1024 * 1024;
-/// As the alert `FencepostDeadRows`.
+/// As the alert `FencepostDeadRows`, but for bodies of jobs, which are read by their keys alone.
 const MAX_DEAD_ROWS: i64 = 500_000;
 /// Others wait for a lock for longer than any statement of a node may take.
 const BLOCKED_SECONDS: i32 = 5;
@@ -113,51 +115,67 @@ async fn look_at_sessions(conn: &mut PgConnection, findings: &mut Findings) -> s
     }
     let blockers = doctor::blockers(conn, BLOCKED_SECONDS).await?;
     for it in &blockers {
-        let (who, pid) = (shown(&it.session), it.session.pid);
         let (waiting, waited) = (it.waiting, age(it.waited_seconds));
+        let (who, next) = match (it.session.pid, &*it.session.state) {
+            (0, _) => (
+                "a prepared transaction".to_owned(),
+                "select gid from pg_prepared_xacts".to_owned(),
+            ),
+            (_, AWAITS_STANDBY) => (
+                shown(&it.session),
+                "start the synchronous standby for which it waits, and do not end it".to_owned(),
+            ),
+            (pid, _) => (shown(&it.session), format!("select pg_terminate_backend({pid})")),
+        };
         let text = format!(
-            "{waiting} sessions wait for locks of {who}, the first for {waited}. Next: select pg_terminate_backend({pid})"
+            "{waiting} sessions wait for locks of {who}, the first for {waited}. Next: {next}"
         );
         findings.bad("locks", text);
     }
-    for (name, seconds) in doctor::prepared(conn, OLD_SNAPSHOT_SECONDS).await? {
-        let age = age(seconds);
+    let prepared = doctor::prepared(conn, OLD_SNAPSHOT_SECONDS).await?;
+    for (name, seconds) in &prepared {
+        let age = age(*seconds);
         let text = format!(
-            "the prepared transaction {name} is {age} old: dead rows stay. Next: rollback prepared '{name}'"
+            "the prepared transaction {name} is {age} old: dead rows stay. Next: rollback prepared {name}"
         );
         findings.bad("snapshots", text);
     }
-    if old.is_empty() && blockers.is_empty() && hidden == 0 {
+    if old.is_empty() && blockers.is_empty() && prepared.is_empty() && hidden == 0 {
         findings.good("sessions", "none holds an old snapshot, or locks that others wait for");
     }
     Ok(())
 }
 
 async fn look_at_slots(conn: &mut PgConnection, findings: &mut Findings) -> sqlx::Result<()> {
-    let slots = doctor::slots(conn).await?;
-    for it in &slots {
-        let drop = format!(
-            "Next: bring its reader back, or: select pg_drop_replication_slot('{}')",
-            it.name
-        );
-        if it.held_bytes > MAX_HELD_WAL_BYTES {
-            let gib = it.held_bytes / 1024 / 1024 / 1024;
-            findings.bad("slots", format!("{} retains {gib} GiB of WAL. {drop}", it.name));
-        } else if it.held_transactions > MAX_HELD_TRANSACTIONS {
-            let count = it.held_transactions;
-            let text = format!("{} keeps the dead rows of {count} transactions. {drop}", it.name);
+    for it in doctor::slots(conn).await? {
+        let Slot { name, held_bytes, held_transactions, .. } = &it;
+        let next = match it.is_slot {
+            true => {
+                format!("Next: start its reader, or select pg_drop_replication_slot('{name}')")
+            }
+            false => "Next: set hot_standby_feedback to off there".to_owned(),
+        };
+        if *held_bytes > MAX_HELD_WAL_BYTES {
+            let gib = held_bytes / 1024 / 1024 / 1024;
+            findings.bad("slots", format!("{name} retains {gib} GiB of WAL. {next}"));
+        } else if *held_transactions > MAX_HELD_TRANSACTIONS {
+            let text =
+                format!("{name} keeps dead rows of {held_transactions} transactions. {next}");
             findings.bad("slots", text);
         } else if !it.is_active {
-            findings.doubtful("slots", format!("{} has no reader. {drop}", it.name));
+            findings.doubtful("slots", format!("{name} has no reader. {next}"));
         }
     }
     let standbys = doctor::standbys(conn).await?;
     match (standbys.is_awaited, standbys.synchronous) {
-        (true, 0) => findings.bad(
+        (true, Some(0)) => findings.bad(
             "standbys",
-            "commits wait for a synchronous standby, and none is connected. Next: bring it back",
+            "commits wait for a synchronous standby, and none is connected. Next: start it",
         ),
-        (true, count) => findings.good("standbys", format!("{count} confirm each commit")),
+        (true, Some(count)) => findings.good("standbys", format!("{count} confirm each commit")),
+        (true, None) => {
+            findings.good("standbys", "commits wait for them; this login does not see which");
+        }
         (false, _) => findings.doubtful(
             "standbys",
             format!(
@@ -281,7 +299,7 @@ async fn look_at_clock(conn: &mut PgConnection, findings: &mut Findings) -> sqlx
 
 async fn look_at_certificate(url: &str, findings: &mut Findings) {
     match certificate::end(url).await {
-        Ok(None) => (),
+        Ok(None) => findings.doubtful("tls", format!("{url} is not encrypted")),
         Ok(Some(end)) => {
             let left = end.saturating_sub(now());
             let days = left.as_secs() / 86_400;

@@ -2,13 +2,11 @@
 
 use std::{collections::BTreeMap, fs, process::Command};
 
-use crate::harness::{Process, eventually, run_alone, scratch};
+use crate::harness::{Process, eventually, fresh_database, limited, logins, run_alone, scratch};
 use fencepost::dev::Ready;
-use fencepost_store::connection::{doctor, roles::Role};
+use fencepost_store::{connection::roles::Role, sweep::doctor};
 use serde_json::json;
 use sqlx::{ConnectOptions, Connection, Executor, PgConnection, Row, postgres::PgConnectOptions};
-
-use crate::harness::logins;
 
 /// Runs a command of the operator, and returns whether it succeeded, and what it printed.
 fn operate(args: &[&str]) -> (bool, String) {
@@ -59,7 +57,6 @@ fn doctor_names_what_is_wrong_and_the_command_that_ends_it() {
 #[test]
 fn doctor_sees_snapshots_and_locks_and_says_what_is_hidden() {
     run_alone(async |t| {
-        let id = t.enqueue(json!({})).await;
         let (mut holder, mut waiter) = (t.database.connect().await, t.database.connect().await);
         let holds = pid(&mut holder).await;
         let mut tx = holder.begin().await.expect("it begins");
@@ -83,10 +80,10 @@ fn doctor_sees_snapshots_and_locks_and_says_what_is_hidden() {
         assert!(doctor::hidden_sessions(&mut role).await.expect("it runs") > 0);
         tx.rollback().await.expect("it ends");
         waits.await.expect("no panic").expect("it is locked");
-        // A lease that no one reaps: its project has no node.
-        let late = doctor::late_loops(&mut conn).await.expect("it runs");
-        assert!(late.iter().all(|it| it.1 < 5.0), "{late:?}");
-        assert!(!id.is_empty());
+        let standbys = doctor::standbys(&mut role).await.expect("it runs");
+        assert_eq!(standbys.synchronous, None, "it does not see them");
+        let standbys = doctor::standbys(&mut conn).await.expect("it runs");
+        assert_eq!((standbys.is_awaited, standbys.synchronous), (false, Some(0)));
     });
 }
 
@@ -107,8 +104,38 @@ fn blocks() -> BTreeMap<String, Vec<String>> {
 }
 
 #[test]
+fn doctor_sees_slots_and_late_work_but_not_that_of_suspended_projects() {
+    limited(async {
+        let database = fresh_database().await;
+        let mut conn = database.connect().await;
+        let slot = format!("doctor_{}", std::process::id());
+        database.execute(&format!("select pg_create_physical_replication_slot('{slot}')")).await;
+        let slots = doctor::slots(&mut conn).await.expect("it runs");
+        let found = slots.iter().find(|it| it.name == slot).expect("the slot");
+        assert!(found.is_slot && !found.is_active);
+        database.execute(&format!("select pg_drop_replication_slot('{slot}')")).await;
+        let rows = "
+            insert into projects (public_id, slug, name, plan, mode, suspended_at)
+            values (gen_random_uuid(), 'a', 'a', 'free', 'live', null),
+                   (gen_random_uuid(), 'b', 'b', 'free', 'live', now());
+            insert into outbound_events (project_id, type, job_id, at)
+            select id, 'job.succeeded', gen_random_uuid(), now() - interval '1 hour'
+            from projects where slug = 'b';
+            insert into jobs (project_id, id, queue, job_type, state, rank, run_at, max_attempts,
+                              timeout_seconds)
+            select id, gen_random_uuid(), 'q', 't', 'scheduled', 0, now() - interval '2 hours', 3, 60
+            from projects where slug = 'a'";
+        database.execute(rows).await;
+        let late = doctor::late_loops(&mut conn).await.expect("it runs");
+        let names: Vec<_> = late.iter().map(|it| &*it.0).collect();
+        assert_eq!(names, ["promote"], "{late:?}");
+        assert!((late[0].1 - 7_200.0).abs() < 60.0, "{late:?}");
+    });
+}
+
+#[test]
 fn each_runbooks_commands_work_for_the_logins_that_they_name() {
-    crate::harness::limited(async {
+    limited(async {
         let dir = scratch("runbooks-dev");
         let mut command = Command::new(env!("CARGO_BIN_EXE_fencepost"));
         command.args(["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"]);

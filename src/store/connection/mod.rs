@@ -2,7 +2,6 @@
 //! are connected.
 
 pub mod deadline;
-pub mod doctor;
 pub mod migrate;
 pub mod nodes;
 pub mod pools;

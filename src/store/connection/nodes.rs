@@ -34,8 +34,8 @@ pub struct RunningNodes {
     pub zone_rules: String,
 }
 
-/// Records that a node of a version is running, with its newest release of zone rules, deletes those
-/// that are gone, and returns the running nodes.
+/// Records that a node of a version is running, with its newest release of zone rules, deletes
+/// those that are gone, and returns the running nodes.
 pub async fn beat(
     conn: &mut PgConnection,
     (id, version): (NodeId, &str),

@@ -1,5 +1,5 @@
-//! Projects in which an alarm may find something. Alarms look at no others, so an idle project costs
-//! nothing.
+//! Projects in which an alarm may find something. Alarms look at no others, so an idle project
+//! costs nothing.
 
 use std::collections::BTreeSet;
 

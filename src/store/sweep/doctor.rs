@@ -1,10 +1,8 @@
 //! What keeps a database from its work, for `fencepost doctor`. Most of it is in the views of the
-//! system, in which a login without `pg_read_all_stats` sees its own sessions only.
+//! system, in which a login without `pg_read_all_stats` sees its own sessions only. Each question
+//! lists at most ten rows, the worst first, and nodes up to a hundred.
 
 use sqlx::{PgConnection, Row, postgres::PgRow};
-
-/// Rows that each question lists at most. The statements carry the same number as a literal.
-pub const MAX_LISTED: usize = 10;
 
 /// A session of a database.
 #[derive(Debug, Clone, PartialEq)]
@@ -12,10 +10,15 @@ pub struct Session {
     pub pid: i32,
     pub user: String,
     pub application: String,
+    /// As PostgreSQL calls it; or [`AWAITS_STANDBY`].
     pub state: String,
     /// Age of its transaction.
     pub seconds: f64,
 }
+
+/// The state of a session whose commit waits for a standby: to end it would show a commit that no
+/// standby has.
+pub const AWAITS_STANDBY: &str = "SyncRep";
 
 impl Session {
     fn of(row: &PgRow) -> Self {
@@ -38,14 +41,15 @@ pub async fn hidden_sessions(conn: &mut PgConnection) -> sqlx::Result<i64> {
     Ok(found.fetch_one(conn).await?.get(0))
 }
 
-/// Sessions that have held a snapshot for longer than this, the oldest first.
+/// Sessions that have kept dead rows from being removed for longer than this, the oldest first.
 pub async fn old_snapshots(conn: &mut PgConnection, seconds: i32) -> sqlx::Result<Vec<Session>> {
     let rows = sqlx::query(
         "select pid, coalesce(usename::text, ''), coalesce(application_name, ''),
                 coalesce(state, ''), extract(epoch from now() - xact_start)::float8
          from pg_stat_activity
          where datname = current_database() and pid <> pg_backend_pid()
-             and backend_xmin is not null and backend_type <> 'walsender'
+             and (backend_xmin is not null or backend_xid is not null)
+             and backend_type <> 'walsender'
              and pid not in (select pid from pg_stat_progress_vacuum)
              and xact_start < now() - make_interval(secs => $1)
          order by xact_start
@@ -57,9 +61,10 @@ pub async fn old_snapshots(conn: &mut PgConnection, seconds: i32) -> sqlx::Resul
     Ok(rows.iter().map(Session::of).collect())
 }
 
-/// A session that others wait for.
+/// A session that others wait for, and that waits for no lock itself.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Blocker {
+    /// Its `pid` is 0 if it is a prepared transaction.
     pub session: Session,
     pub waiting: i64,
     /// The longest wait.
@@ -69,17 +74,19 @@ pub struct Blocker {
 /// Sessions for whose locks others have waited for longer than this, those with the most first.
 pub async fn blockers(conn: &mut PgConnection, seconds: i32) -> sqlx::Result<Vec<Blocker>> {
     let rows = sqlx::query(
-        "select blocker.pid, coalesce(blocker.usename::text, ''),
-                coalesce(blocker.application_name, ''), coalesce(blocker.state, ''),
+        "select coalesce(blocker.pid, 0), coalesce(blocker.usename::text, ''),
+                coalesce(blocker.application_name, ''),
+                case when blocker.wait_event = 'SyncRep' then blocker.wait_event
+                     else coalesce(blocker.state, '') end,
                 coalesce(extract(epoch from now() - blocker.xact_start), 0)::float8,
                 count(*), max(extract(epoch from now() - waiting.query_start))::float8
          from pg_stat_activity waiting
          cross join lateral unnest(pg_blocking_pids(waiting.pid)) as blocking(pid)
-         join pg_stat_activity blocker on blocker.pid = blocking.pid
+         left join pg_stat_activity blocker on blocker.pid = blocking.pid
          where waiting.datname = current_database() and waiting.wait_event_type = 'Lock'
              and waiting.query_start < now() - make_interval(secs => $1)
-         group by blocker.pid, blocker.usename, blocker.application_name, blocker.state,
-                  blocker.xact_start
+             and blocker.wait_event_type is distinct from 'Lock'
+         group by 1, 2, 3, 4, 5
          order by count(*) desc
          limit 10",
     )
@@ -94,10 +101,11 @@ pub async fn blockers(conn: &mut PgConnection, seconds: i32) -> sqlx::Result<Vec
     Ok(blockers.collect())
 }
 
-/// A replication slot.
+/// A replication slot, or a standby that keeps rows without one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slot {
     pub name: String,
+    pub is_slot: bool,
     pub is_active: bool,
     /// WAL that it retains, in bytes.
     pub held_bytes: i64,
@@ -105,33 +113,39 @@ pub struct Slot {
     pub held_transactions: i64,
 }
 
-/// All replication slots.
+/// Replication slots, and standbys that keep rows without one; those that retain most first.
 pub async fn slots(conn: &mut PgConnection) -> sqlx::Result<Vec<Slot>> {
     let rows = sqlx::raw_sql(
-        "select slot_name::text, active,
+        "select slot_name::text, true, active,
                 coalesce(pg_wal_lsn_diff(
                     case when not pg_is_in_recovery() then pg_current_wal_lsn() end, restart_lsn
-                ), 0)::bigint,
-                coalesce(greatest(age(xmin), age(catalog_xmin)), 0)::bigint
+                ), 0)::bigint as bytes,
+                coalesce(greatest(age(xmin), age(catalog_xmin)), 0)::bigint as transactions
          from pg_replication_slots
-         order by slot_name
+         union all
+         select coalesce(application_name, ''), false, true, 0, age(backend_xmin)::bigint
+         from pg_stat_replication
+         where backend_xmin is not null
+         order by bytes desc, transactions desc
          limit 10",
     )
     .fetch_all(conn)
     .await?;
     let slots = rows.iter().map(|it| Slot {
         name: it.get(0),
-        is_active: it.get(1),
-        held_bytes: it.get(2),
-        held_transactions: it.get(3),
+        is_slot: it.get(1),
+        is_active: it.get(2),
+        held_bytes: it.get(3),
+        held_transactions: it.get(4),
     });
     Ok(slots.collect())
 }
 
-/// Prepared transactions that are older than this: their names, and their ages in seconds.
+/// Prepared transactions that are older than this: their names as literals, and their ages in
+/// seconds.
 pub async fn prepared(conn: &mut PgConnection, seconds: i32) -> sqlx::Result<Vec<(String, f64)>> {
     let rows = sqlx::query(
-        "select gid, extract(epoch from now() - prepared)::float8
+        "select quote_literal(gid), extract(epoch from now() - prepared)::float8
          from pg_prepared_xacts
          where database = current_database() and prepared < now() - make_interval(secs => $1)
          order by prepared
@@ -151,7 +165,7 @@ pub struct Vacuum {
     pub dead: Vec<(String, i64)>,
 }
 
-/// Tables with more dead rows than this, those with the most first.
+/// The tables that claims and polls read around dead rows, if they have more than this.
 pub async fn vacuum(conn: &mut PgConnection, dead_rows: i64) -> sqlx::Result<Vacuum> {
     let is_automatic = sqlx::raw_sql("select current_setting('autovacuum')::bool")
         .fetch_one(&mut *conn)
@@ -161,6 +175,7 @@ pub async fn vacuum(conn: &mut PgConnection, dead_rows: i64) -> sqlx::Result<Vac
         "select relname::text, n_dead_tup
          from pg_stat_user_tables
          where schemaname = current_schema() and n_dead_tup > $1
+             and relname in ('jobs', 'queue_deltas', 'workers')
          order by n_dead_tup desc
          limit 10",
     )
@@ -218,10 +233,18 @@ pub async fn late_loops(conn: &mut PgConnection) -> sqlx::Result<Vec<(String, f6
                  order by next_step_at limit 1
              )
              union all
-             select 'events', (select at from outbound_events order by at limit 1)
+             -- Those of suspended projects wait.
+             select 'events', (
+                 select at
+                 from outbound_events
+                 join projects on projects.id = project_id
+                 where suspended_at is null and deleted_at is null
+                 order by at limit 1
+             )
              union all
              select 'mails', (
-                 select next_try_at from mails where sent_at is null order by next_try_at limit 1
+                 select next_try_at from mails where sent_at is null and expires_at > now()
+                 order by next_try_at limit 1
              )
              union all
              select 'retention', (select due_at from retention_dues order by due_at limit 1)
@@ -261,9 +284,10 @@ pub async fn nodes(conn: &mut PgConnection, seconds: i32) -> sqlx::Result<Vec<Se
 
 /// Items that loops have set aside because they failed, by kind of work.
 pub async fn set_aside(conn: &mut PgConnection) -> sqlx::Result<Vec<(String, i64)>> {
-    let rows = sqlx::raw_sql("select work, count(*) from set_aside group by work order by work")
-        .fetch_all(conn)
-        .await?;
+    let rows =
+        sqlx::raw_sql("select work, count(*) from set_aside group by 1 order by 2 desc limit 10")
+            .fetch_all(conn)
+            .await?;
     Ok(rows.iter().map(|it| (it.get(0), it.get(1))).collect())
 }
 
@@ -272,7 +296,8 @@ pub async fn set_aside(conn: &mut PgConnection) -> sqlx::Result<Vec<(String, i64
 pub struct Standbys {
     /// Whether a commit waits for one.
     pub is_awaited: bool,
-    pub synchronous: i64,
+    /// None: this login does not see which they are.
+    pub synchronous: Option<i64>,
     pub all: i64,
 }
 
@@ -281,7 +306,9 @@ pub async fn standbys(conn: &mut PgConnection) -> sqlx::Result<Standbys> {
     let row = sqlx::raw_sql(
         "select current_setting('synchronous_standby_names') <> ''
                     and current_setting('synchronous_commit') in ('on', 'remote_apply'),
-                count(*) filter (where sync_state in ('sync', 'quorum')), count(*)
+                case when pg_has_role(current_user, 'pg_read_all_stats', 'usage')
+                     then count(*) filter (where sync_state in ('sync', 'quorum')) end,
+                count(*)
          from pg_stat_replication",
     )
     .fetch_one(conn)

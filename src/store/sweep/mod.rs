@@ -6,6 +6,7 @@ pub mod alarmed_projects;
 pub mod alarms;
 pub mod completions;
 pub mod counts;
+pub mod doctor;
 pub mod gauges;
 pub mod known;
 pub mod operations;

@@ -43,6 +43,10 @@ TEST = 'cargo test --config build.rustc-workspace-wrapper=\\"clippy-driver\\" --
 LINTS = {"CLIPPY_ARGS": "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__"}
 # Many tests wait, so two cores have time for three.
 IT = f"{TEST} --test it -- --test-threads 3"
+# Tests of what the statements do, by the beginnings of their names.
+STORE_TESTS = ["acks", "batches", "conditions", "control", "dead_letters", "dependencies", "jobs",
+               "limited_claims", "lists", "model", "operations", "plans", "recurring", "roles",
+               "running_counts", "search", "statements", "storage", "webhooks"]
 INTERLEAVINGS = f"{TEST} --test coalescer --test pump --test relay --test wakeups"
 CHAOS = "target/debug/fencepost-chaos"
 # A release without its slowest optimisation.
@@ -115,6 +119,10 @@ NIGHT = PREPARE + [
          ("build", "install-chaos"), apart_from=("model",), about="every planted bug is caught"),
     Step("upgrade", "sh scripts/upgrade.sh", ("build", "install-chaos"),
          about="nodes of the last release and of this code on one database, 120 s of faults"),
+    Step("rehearsal", "sh scripts/rehearsal.sh", ("build", "install-chaos"), apart_from=("model",),
+         about="the leader of PostgreSQL under Patroni is killed: no accepted job is lost"),
+    Step("postgres-18", f'PATH="$(sh scripts/postgres18.sh):$PATH" {IT} {" ".join(STORE_TESTS)}',
+         ("build", "install"), about="tests of the store on PostgreSQL 18"),
     Step("e2e", "sh scripts/e2e.sh", ("build", "install"), env={"FENCEPOST_E2E_ALL": "1"},
          apart_from=("model",), about="the console in a browser, in two themes and three widths"),
     # These two may build the server again, for other features of its dependencies.

@@ -241,7 +241,8 @@ fn expand(pattern: &str) -> Vec<PathBuf> {
 }
 
 /// The major version from `postgres (PostgreSQL) 15.18 (Debian …)`.
-fn version(place: &Path) -> Option<u32> {
+#[must_use]
+pub fn version(place: &Path) -> Option<u32> {
     let output = Command::new(place.join("postgres")).arg("--version").output().ok()?;
     let output = String::from_utf8(output.stdout).ok()?;
     let number = output.split(|it: char| !it.is_ascii_digit()).find(|it| !it.is_empty())?;

@@ -400,7 +400,7 @@ async fn settle(conn: &mut PgConnection, leased: &[LeasedJob]) {
         })
         .collect();
     // Each job is looked up twice: as it is, and as the statement sees it.
-    let moved = costs(conn, "ack", 50 * 19, async |conn| {
+    let moved = costs(conn, "ack", 50 * 20, async |conn| {
         settle_success::succeed(conn, &successes.iter().collect::<Vec<_>>()).await.expect("it runs")
     })
     .await;

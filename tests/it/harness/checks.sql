@@ -9,3 +9,13 @@ alter table jobs
     add check ((state = 'dead_letter') = (completed_at is not null)),
     add check (failures <= attempt);
 alter table finished_jobs add check (state in ('succeeded', 'cancelled'));
+
+-- The one number that a query answers with.
+create function number_of(query text) returns bigint language plpgsql as $$
+declare
+    found bigint;
+begin
+    execute query into found;
+    return found;
+end
+$$;

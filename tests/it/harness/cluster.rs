@@ -228,6 +228,13 @@ fn start() -> (Cluster, Redis, File, Shared) {
     lock.lock().expect("the lock");
     sweep(&home);
     let dir = home.join("postgres");
+    // Another version of PostgreSQL cannot read what this one has written.
+    let written_by = fs::read_to_string(dir.join("PG_VERSION")).ok();
+    let written_by = written_by.and_then(|it| it.trim().parse().ok());
+    let installed = cluster::find_binaries().ok().and_then(|it| cluster::version(&it));
+    if written_by.is_some() && written_by != installed {
+        fs::remove_dir_all(&dir).expect("the folder goes");
+    }
     let mut cluster = Cluster::start(&dir, Durability::Fast).expect("PostgreSQL starts");
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -309,11 +316,11 @@ async fn template(url: &str) -> String {
 
 /// Bytes of all rows of the project and of its outbox, in whatever table.
 pub const ALL_ROWS: &str = "
-    select sum((xpath('/row/bytes/text()', query_to_xml(format(
-        'select coalesce(sum(pg_column_size(it.*)), 0) as bytes
+    select sum(number_of(format(
+        'select coalesce(sum(pg_column_size(it.*)), 0)
          from %I it
-         where project_id not in (select id from projects where kind = ''canary'')',
-        name), false, true, '')))[1]::text::bigint)::bigint
+         where project_id not in (select id from projects where kind = ''canary'')', name
+    )))::bigint
     from (
         select it.table_name as name
         from information_schema.columns it

@@ -27,9 +27,7 @@ const DRIFT: &str = "
         coalesce((select sum(bytes) from stored_bytes), 0)
         + coalesce((select sum(bytes) from stored_byte_deltas), 0)
         - (
-            select sum((xpath('/row/bytes/text()', query_to_xml(format(
-                'select coalesce(sum(counted_bytes), 0) as bytes from %I', name
-            ), false, true, '')))[1]::text::bigint)
+            select sum(number_of(format('select coalesce(sum(counted_bytes), 0) from %I', name)))
             from (
                 select table_name as name
                 from information_schema.columns

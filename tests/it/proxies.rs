@@ -39,7 +39,10 @@ impl Proxy {
     async fn haproxy(node: u16) -> Self {
         let (port, stats) = (free_port(), free_port());
         let config = crate::docs::read("ops/haproxy.cfg")
-            .replace("server-template node 20 nodes:7070", &format!("server n 127.0.0.1:{node}"))
+            .replace(
+                "server-template node 20 nodes:7070 init-addr none",
+                &format!("server n 127.0.0.1:{node}"),
+            )
             .replace(":8080", &format!("127.0.0.1:{port}"))
             .replace("127.0.0.1:8404", &format!("127.0.0.1:{stats}"))
             .replace(" resolvers docker init-addr last,libc,none", "")

@@ -44,7 +44,7 @@ impl Balancer {
         let servers: String =
             nodes.iter().map(|it| format!("    server node-{it} 127.0.0.1:{it}\n")).collect();
         let config = kept
-            .replace("    server-template node 20 nodes:7070\n", &servers)
+            .replace("    server-template node 20 nodes:7070 init-addr none\n", &servers)
             .replace(":8080", &format!("127.0.0.1:{port}"))
             .replace("127.0.0.1:8404", &format!("127.0.0.1:{stats}"))
             // Here nodes have addresses, not names.

@@ -23,7 +23,6 @@ __all__ = ["ApiError", "Client", "ErrorCode"]
 Fields = dict[str, Any]
 
 #: Seconds without an answer after which a request counts as failed.
-PROJECT_HEADER = "Fencepost-Project"
 TIMEOUT_SECONDS = 15.0
 #: Longest wait of one request, in seconds: the server's limit.
 MAX_WAIT_SECONDS = 30
@@ -91,6 +90,8 @@ class AnswerError(Exception):
 
 class Aborted(Exception):
     """The request was aborted: its caller stops."""
+
+PROJECT_HEADER = "Fencepost-Project"
 
 
 class Connection:

@@ -66,8 +66,9 @@ impl Watched {
                 .await?;
         let backend: i32 =
             sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut conn).await?;
-        conn.close().await?;
+        // Of a process that still runs.
         let postmaster = parent_of(u32::try_from(backend)?);
+        conn.close().await?;
         Ok(Usage {
             server_seconds: cpu_seconds(self.server_pid),
             postgres_seconds: postmaster.map_or(0.0, family_seconds),

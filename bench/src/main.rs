@@ -8,12 +8,14 @@ mod ceiling;
 mod client;
 mod delivery;
 mod isolation;
+mod large;
 mod load;
 mod nodes;
 mod operator;
 mod process;
 mod report;
 mod server;
+mod spread;
 mod stress;
 mod webhooks;
 
@@ -33,6 +35,7 @@ use self::{
     attacks::{Attack, Attacker},
     ceiling::Ceiling,
     client::{SMALL_PAYLOAD_BYTES, Target},
+    nodes::Stores,
     process::{Usage, Watched},
     report::{Measure, plain},
     server::OwnServer,
@@ -49,8 +52,9 @@ const COMMIT_CLIENTS: usize = 32;
 const IDLE_POLLS: usize = 1_000;
 /// Pending jobs of the noisy neighbour.
 const NEIGHBOUR_JOBS: usize = 100_000;
-/// Schedules that fire in the same minute.
-const SCHEDULES: u32 = 10_000;
+/// The folder of a `dev` that was started here without naming one, and its key of secrets.
+const DATA_DIR: &str = ".fencepost";
+const MASTER_KEY_FILE: &str = "master.key";
 /// How long the idle server is observed: it must end before the first polls do, which wait for
 /// thirty seconds, and thousands take seconds to arrive.
 const IDLE_TIME: Duration = Duration::from_secs(8);
@@ -86,7 +90,8 @@ struct BenchArgs {
     #[arg(long, value_name = "JOBS", conflicts_with_all = ["only", "url", "noisy_neighbour"])]
     operator: Option<u64>,
 
-    /// Instead: pickup time of a poll that is parked on another node, with and without Redis
+    /// Instead: pickup time of a poll that is parked on another node, with and without Redis, and
+    /// CPU a job of three nodes behind HAProxy at three times the load of one
     #[arg(long, conflicts_with_all = ["only", "url", "noisy_neighbour", "operator"])]
     nodes: bool,
 
@@ -98,6 +103,12 @@ struct BenchArgs {
     /// Instead: the lifecycle while a snapshot is held, in six windows of --seconds
     #[arg(long, conflicts_with_all = ["only", "url", "noisy_neighbour", "operator", "nodes", "backlog"])]
     held_snapshot: bool,
+
+    /// Instead: an idle instance, its loops and its pages, empty and then with this many projects,
+    /// and 10 queues, 10 schedules and 100 finished jobs for each of them
+    #[arg(long, value_name = "PROJECTS", conflicts_with_all = ["only", "data_dir", "url", "noisy_neighbour", "operator", "nodes", "backlog", "webhooks", "held_snapshot"],
+          value_parser = clap::value_parser!(u32).range(1_000..=1_000_000))]
+    large: Option<u32>,
 
     /// Instead: deliveries of webhooks a second, and the time from an end to its request
     #[arg(long, conflicts_with_all = ["only", "url", "noisy_neighbour", "operator", "nodes", "backlog"])]
@@ -175,13 +186,20 @@ async fn run(args: BenchArgs) -> anyhow::Result<()> {
         (None, None) => Some(OwnServer::start(&["--outbound-allow", "127.0.0.0/8"])?),
         _ => None,
     };
-    let mut redis_url = None;
+    let (mut stores, mut metrics_url) = (None, String::new());
     let (url, api_key, watched) = match (args.url, args.api_key) {
         (Some(url), Some(api_key)) => (url, api_key, None),
         _ => {
             let data_dir = own.as_ref().map(|it| it.dir.clone()).or(args.data_dir);
+            let folder = data_dir.clone().unwrap_or_else(|| DATA_DIR.into());
+            let master_key_file = folder.join(MASTER_KEY_FILE);
             let ready = Ready::of_running(data_dir)?;
-            redis_url = ready.redis_url;
+            metrics_url = ready.metrics_url;
+            stores = Some(Stores {
+                database_url: ready.database_url.clone(),
+                redis_url: ready.redis_url,
+                master_key_file,
+            });
             let watched = Watched { server_pid: ready.pid, database_url: ready.database_url };
             (ready.url, ready.api_key, Some(watched))
         }
@@ -198,16 +216,24 @@ async fn run(args: BenchArgs) -> anyhow::Result<()> {
         run: Uuid::now_v7(),
     };
     let measures = match (&bench.watched, args.noisy_neighbour, args.operator) {
-        (Some(watched), ..) if args.nodes => bench.elsewhere(watched, redis_url.as_deref()).await?,
+        (Some(watched), ..) if args.nodes => {
+            bench.elsewhere(watched, &stores.context("the server is remote")?).await?
+        }
         (Some(watched), true, _) => bench.beside_a_neighbour(watched).await?,
-        (Some(watched), _, Some(jobs)) => bench.operate(watched, jobs).await?,
+        (Some(watched), _, Some(jobs)) => {
+            let queues = ["schedules", "large"].map(|it| bench.queue(it));
+            operator::measure(&bench.target, &watched.database_url, &queues, jobs).await?
+        }
         (Some(_), ..) if args.webhooks => {
             webhooks::measure(&bench.target, |name| bench.queue(name), bench.time).await?
         }
         (Some(watched), ..) if args.held_snapshot => bench.while_held(watched).await?,
-        _ => match args.backlog {
-            Some(jobs) => bench.beside_a_backlog(usize::try_from(jobs)?).await?,
-            None => bench.measure_in_rounds(args.rounds).await?,
+        (watched, ..) => match (args.backlog, args.large, watched) {
+            (Some(jobs), ..) => bench.beside_a_backlog(usize::try_from(jobs)?).await?,
+            (None, Some(projects), Some(watched)) => {
+                large::measure(&bench.target, watched, &metrics_url, projects).await?
+            }
+            _ => bench.measure_in_rounds(args.rounds).await?,
         },
     };
     drop(own);
@@ -348,7 +374,7 @@ impl Bench {
     async fn beside_a_neighbour(&self, watched: &Watched) -> anyhow::Result<Vec<Measure>> {
         let neighbour = Target {
             authority: self.target.authority.clone(),
-            api_key: self.neighbours_key(&watched.database_url).await?,
+            api_key: self.key_of(&watched.database_url, "neighbour").await?,
             payload_bytes: self.target.payload_bytes,
         };
         let target = &self.target;
@@ -372,26 +398,22 @@ impl Bench {
     }
 
     /// The pickup time of jobs that are stored on another node.
-    async fn elsewhere(
-        &self,
-        watched: &Watched,
-        redis_url: Option<&str>,
-    ) -> anyhow::Result<Vec<Measure>> {
+    async fn elsewhere(&self, watched: &Watched, stores: &Stores) -> anyhow::Result<Vec<Measure>> {
         let (key, queue) = (&self.target.api_key, self.queue("elsewhere"));
-        let database_url = &watched.database_url;
-        let [with, without] =
-            nodes::pickups(database_url, redis_url, key, &queue, self.time).await?;
+        let [with, without] = nodes::pickups(stores, key, &queue, self.time).await?;
+        let mut keys = Vec::new();
+        for number in 0..spread::PROJECTS {
+            keys.push(self.key_of(&watched.database_url, &format!("spread-{number}")).await?);
+        }
         let queue = self.queue("spread");
-        let rates = nodes::rates(database_url, redis_url, key, &queue, self.time).await?;
-        Ok(vec![
-            plain("lifecycle, one node", rates[0], "jobs/s"),
-            plain("lifecycle, three nodes", rates[1], "jobs/s"),
-            plain("three nodes, to one", rates[1] / rates[0], "times"),
+        let mut measures = spread::measure(watched, stores, &keys, &queue, self.time).await?;
+        measures.extend([
             plain("pickup on another node, p50", with.0, "ms"),
             plain("pickup on another node, p99", with.1, "ms"),
             plain("the same without Redis, p50", without.0, "ms"),
             plain("the same without Redis, p99", without.1, "ms"),
-        ])
+        ]);
+        Ok(measures)
     }
 
     /// The lifecycle with a backlog in its queue, and beside one.
@@ -422,26 +444,11 @@ impl Bench {
         Ok(measures)
     }
 
-    /// Reading a deep queue, and schedules of one minute.
-    async fn operate(&self, watched: &Watched, jobs: u64) -> anyhow::Result<Vec<Measure>> {
-        let database_url = &watched.database_url;
-        let queue = self.queue("schedules");
-        let late = operator::fire(&self.target, database_url, &queue, SCHEDULES).await?;
-        let queue = self.queue("large");
-        let read = operator::read_queue(&self.target, database_url, &queue, jobs).await?;
-        Ok(vec![
-            plain("10,000 schedules of a minute: late, p50", late.0, "ms"),
-            plain("10,000 schedules of a minute: late, p99", late.1, "ms"),
-            plain("read a queue with many jobs, p50", read.0, "ms"),
-            plain("read a queue with many jobs, p99", read.1, "ms"),
-        ])
-    }
-
     /// A key of a project created for this run.
-    async fn neighbours_key(&self, database_url: &str) -> anyhow::Result<String> {
+    async fn key_of(&self, database_url: &str, name: &str) -> anyhow::Result<String> {
         let options: PgConnectOptions = database_url.parse()?;
         let mut conn = options.connect().await?;
-        let name = format!("bench-neighbour-{}", self.run);
+        let name = format!("bench-{name}-{}", self.run);
         let (_, api_key) = dev::make_project(&mut conn, &name, "bench").await?;
         Ok(api_key)
     }

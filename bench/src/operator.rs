@@ -6,8 +6,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use sqlx::{ConnectOptions, Connection, Executor, PgConnection, postgres::PgConnectOptions};
 
-use super::client::{Client, Target};
+use super::{
+    client::{Client, Target},
+    report::{Measure, plain},
+};
 
+/// Schedules that fire in the same minute.
+const SCHEDULES: u32 = 10_000;
 /// Measured reads of a queue.
 const READS: usize = 200;
 /// Jobs of one statement that fills a queue.
@@ -17,8 +22,28 @@ const LOOK_PERIOD: Duration = Duration::from_millis(2);
 /// All schedules must have fired within this.
 const FIRE_TIMEOUT: Duration = Duration::from_secs(90);
 
+/// Lateness of schedules of one minute, and reading a queue with this many jobs.
+///
+/// # Errors
+/// When the server or the database does not answer.
+pub async fn measure(
+    target: &Target,
+    database_url: &str,
+    [schedules, large]: &[String; 2],
+    jobs: u64,
+) -> anyhow::Result<Vec<Measure>> {
+    let late = fire(target, database_url, schedules, SCHEDULES).await?;
+    let read = read_queue(target, database_url, large, jobs).await?;
+    Ok(vec![
+        plain("10,000 schedules of a minute: late, p50", late.0, "ms"),
+        plain("10,000 schedules of a minute: late, p99", late.1, "ms"),
+        plain("read a queue with many jobs, p50", read.0, "ms"),
+        plain("read a queue with many jobs, p99", read.1, "ms"),
+    ])
+}
+
 /// Time to read a queue with this many pending jobs: p50 and p99, in milliseconds.
-pub async fn read_queue(
+async fn read_queue(
     target: &Target,
     database_url: &str,
     queue: &str,
@@ -66,7 +91,7 @@ pub async fn read_queue(
 ///
 /// # Errors
 /// When the server or the database does not answer, or not all fire.
-pub async fn fire(
+async fn fire(
     target: &Target,
     database_url: &str,
     queue: &str,

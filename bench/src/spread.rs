@@ -1,0 +1,154 @@
+//! What a job costs on one node, and on several with as much load each, behind the proxy that the
+//! project ships. The machine's cores are shared, so rates say little and CPU a job says it.
+
+use std::{
+    fs,
+    net::TcpListener,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, ensure};
+use tokio::task::JoinSet;
+
+use super::{
+    client::{SMALL_PAYLOAD_BYTES, Target},
+    load::{self, Step},
+    nodes::{ACQUAINTANCE, Node, Stores},
+    process::{self, Watched},
+    report::{Measure, plain},
+};
+
+/// Nodes that share the load of three.
+const NODES: usize = 3;
+/// Projects with load, for each node.
+const PROJECTS_PER_NODE: usize = 2;
+/// Projects that are needed.
+pub const PROJECTS: usize = NODES * PROJECTS_PER_NODE;
+const PROXY_CONFIG: &str = include_str!("../../ops/haproxy.cfg");
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+const LOOK_PERIOD: Duration = Duration::from_millis(20);
+
+/// HAProxy before these nodes.
+struct Proxy {
+    child: Child,
+    dir: PathBuf,
+    authority: String,
+}
+
+impl Proxy {
+    async fn start(nodes: &[Node]) -> anyhow::Result<Self> {
+        let free = || anyhow::Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string());
+        let (authority, stats) = (free()?, free()?);
+        let servers: String = nodes
+            .iter()
+            .enumerate()
+            .map(|(number, it)| format!("    server n{number} {}\n", it.authority()))
+            .collect();
+        let config = PROXY_CONFIG
+            .replace("    server-template node 20 nodes:7070 init-addr none\n", &servers)
+            .replace(" resolvers docker init-addr last,libc,none", "")
+            .replace("bind :8080", &format!("bind {authority}"))
+            .replace("127.0.0.1:8404", &stats)
+            // All connections are of one client here.
+            .replace("gt 256", "gt 8000");
+        ensure!(config.contains("server n0"), "ops/haproxy.cfg has another form");
+        let dir =
+            std::env::temp_dir().join(format!("fencepost-bench-proxy-{}", std::process::id()));
+        fs::create_dir_all(&dir)?;
+        let file = dir.join("haproxy.cfg");
+        fs::write(&file, config)?;
+        let mut command = Command::new("haproxy");
+        command.arg("-db").arg("-f").arg(&file).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = command.spawn().context("haproxy is missing: apt-get install haproxy")?;
+        let proxy = Self { child, dir, authority };
+        let deadline = Instant::now() + START_TIMEOUT;
+        while tokio::net::TcpStream::connect(&proxy.authority).await.is_err() {
+            ensure!(Instant::now() < deadline, "the proxy was not ready in time");
+            tokio::time::sleep(LOOK_PERIOD).await;
+        }
+        Ok(proxy)
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// What lifecycles cost.
+#[derive(Debug, Clone, Copy)]
+struct Cost {
+    jobs_per_second: f64,
+    /// CPU of all nodes and of PostgreSQL, without that of the proxy.
+    us_per_job: f64,
+}
+
+/// What a job costs on one node, and on three at three times the load.
+///
+/// # Errors
+/// When something does not start, or a job is lost.
+pub async fn measure(
+    watched: &Watched,
+    stores: &Stores,
+    keys: &[String],
+    queue: &str,
+    time: Duration,
+) -> anyhow::Result<Vec<Measure>> {
+    let queue = |nodes: usize| format!("{queue}-{nodes}");
+    let one = cost(watched, stores, (1, keys), &queue(1), time).await?;
+    let three = cost(watched, stores, (NODES, keys), &queue(NODES), time).await?;
+    Ok(vec![
+        plain("lifecycle, one node", one.jobs_per_second, "jobs/s"),
+        plain("lifecycle, three nodes, three times the load", three.jobs_per_second, "jobs/s"),
+        plain("CPU a job, one node", one.us_per_job, "us"),
+        plain("CPU a job, three nodes, three times the load", three.us_per_job, "us"),
+        plain("CPU a job, to one node", three.us_per_job / one.us_per_job, "times"),
+    ])
+}
+
+/// Lifecycles of all of these projects at once, over this many nodes.
+async fn cost(
+    watched: &Watched,
+    stores: &Stores,
+    (count, keys): (usize, &[String]),
+    queue: &str,
+    time: Duration,
+) -> anyhow::Result<Cost> {
+    let mut nodes = Vec::new();
+    for _ in 0..count {
+        nodes.push(Node::start(stores).await?);
+    }
+    let proxy = Proxy::start(&nodes).await?;
+    tokio::time::sleep(ACQUAINTANCE).await;
+    let used = async || {
+        let of_nodes: f64 = nodes.iter().map(|it| process::cpu_seconds(it.pid())).sum();
+        anyhow::Ok(of_nodes + watched.usage().await?.postgres_seconds)
+    };
+    let before = used().await?;
+    let mut running = JoinSet::new();
+    for api_key in keys.iter().take(count * PROJECTS_PER_NODE).cloned() {
+        let (authority, queue) = (proxy.authority.clone(), queue.to_owned());
+        running.spawn(async move {
+            let target = Target { authority, api_key, payload_bytes: SMALL_PAYLOAD_BYTES };
+            let targets = std::slice::from_ref(&target);
+            let (rate, ledger) = load::rate(targets, Step::Lifecycle, &queue, time).await?;
+            anyhow::Ok((rate, ledger, target))
+        });
+    }
+    let mut done = Vec::new();
+    while let Some(ended) = running.join_next().await {
+        done.push(ended??);
+    }
+    let seconds = used().await? - before;
+    let jobs_per_second: f64 = done.iter().map(|it| it.0).sum();
+    for (_, ledger, target) in done {
+        ledger.check(&target, queue).await?;
+    }
+    let jobs = jobs_per_second * time.as_secs_f64();
+    Ok(Cost { jobs_per_second, us_per_job: seconds * 1e6 / jobs })
+}

@@ -4,7 +4,7 @@
 use std::{
     path::{Path, PathBuf},
     sync::{
-        OnceLock,
+        Arc, OnceLock,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -88,13 +88,17 @@ async fn lossy(url: &str) -> String {
 const BEATS_REFUSED: &str = r#"{"error": {"code": "invalid_request", "message": "unknown field",
     "details": [{"field": "beat_seconds", "message": "unknown field"}]}}"#;
 
-/// A way to the server that refuses `beat_seconds`. Returns its URL.
-async fn without_beats(url: &str) -> String {
+/// A way to the server that refuses `beat_seconds`. Returns its URL, and how many requests have
+/// named their project.
+async fn without_beats(url: &str) -> (String, Arc<AtomicUsize>) {
     let server = url.trim_start_matches("http://").to_owned();
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
+    let named = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&named);
     tokio::spawn(async move {
         while let Ok((client, _)) = listener.accept().await {
+            let counted = Arc::clone(&counted);
             let upstream = TcpStream::connect(&server).await.expect("the server");
             let (mut client, mut to_client) = client.into_split();
             let (mut answers, mut upstream) = upstream.into_split();
@@ -102,7 +106,11 @@ async fn without_beats(url: &str) -> String {
             tokio::spawn(async move {
                 let mut sent = vec![0; 65_536];
                 while let Ok(read @ 1..) = client.read(&mut sent).await {
-                    if String::from_utf8_lossy(&sent[..read]).contains("beat_seconds") {
+                    let text = String::from_utf8_lossy(&sent[..read]).to_lowercase();
+                    if text.contains("fencepost-project: proj_") {
+                        counted.fetch_add(1, Ordering::Relaxed);
+                    }
+                    if text.contains("beat_seconds") {
                         let _ = refuse.send(());
                         return;
                     }
@@ -125,7 +133,7 @@ async fn without_beats(url: &str) -> String {
             });
         }
     });
-    format!("http://{address}")
+    (format!("http://{address}"), named)
 }
 
 async fn counts(t: &TestProject) -> Value {
@@ -386,15 +394,17 @@ fn each_library_waits_as_a_rate_limit_says() {
 }
 
 #[test]
-fn each_library_works_at_a_server_that_refuses_beats() {
+fn each_library_works_at_a_server_that_refuses_beats_and_names_its_project() {
     run(async |t| {
-        let url = without_beats(&t.url).await;
+        let (url, named) = without_beats(&t.url).await;
         for mut command in [python(), typescript(), go(), rust()].map(Command::from) {
             let job = greet(t, json!({"name": "Ada"})).await;
             command.env("FENCEPOST_URL", &url).env("FENCEPOST_KEY", &t.api_key);
             let mut worker = command.kill_on_drop(true).spawn().expect("it starts");
             t.job_becomes(&job, "succeeded").await;
             worker.kill().await.expect("it is killed");
+            let named = named.swap(0, Ordering::Relaxed);
+            assert!(named > 0, "{command:?} sends the header that it was sent");
         }
     });
 }

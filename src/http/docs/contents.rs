@@ -51,7 +51,18 @@ pub const GROUPS: [(&str, &[&str]); 6] = [
         ],
     ),
     ("Accounts", &["accounts", "console"]),
-    ("Operate", &["deploy", "operations", "configuration", "metrics", "benchmarks"]),
+    (
+        "Operate",
+        &[
+            "deploy",
+            "high-availability",
+            "capacity",
+            "operations",
+            "configuration",
+            "metrics",
+            "benchmarks",
+        ],
+    ),
 ];
 
 /// Folders whose pages have a group of their own, at the end of the menu.

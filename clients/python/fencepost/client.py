@@ -32,6 +32,8 @@ PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.25, 10.0
 RETRY_SECONDS = 60.0
 #: A `Retry-After` beyond this is cut, in seconds.
 MAX_RETRY_AFTER_SECONDS = 60.0
+#: The server names the project in it; a proxy can keep requests that repeat it on one node.
+PROJECT_HEADER = "Fencepost-Project"
 #: A connection that was idle for this long is opened anew: servers and proxies close idle ones.
 MAX_IDLE_SECONDS = 30.0
 
@@ -90,8 +92,6 @@ class AnswerError(Exception):
 
 class Aborted(Exception):
     """The request was aborted: its caller stops."""
-
-PROJECT_HEADER = "Fencepost-Project"
 
 
 class Connection:

@@ -52,9 +52,6 @@ const COMMIT_CLIENTS: usize = 32;
 const IDLE_POLLS: usize = 1_000;
 /// Pending jobs of the noisy neighbour.
 const NEIGHBOUR_JOBS: usize = 100_000;
-/// The folder of a `dev` that was started here without naming one, and its key of secrets.
-const DATA_DIR: &str = ".fencepost";
-const MASTER_KEY_FILE: &str = "master.key";
 /// How long the idle server is observed: it must end before the first polls do, which wait for
 /// thirty seconds, and thousands take seconds to arrive.
 const IDLE_TIME: Duration = Duration::from_secs(8);
@@ -191,15 +188,9 @@ async fn run(args: BenchArgs) -> anyhow::Result<()> {
         (Some(url), Some(api_key)) => (url, api_key, None),
         _ => {
             let data_dir = own.as_ref().map(|it| it.dir.clone()).or(args.data_dir);
-            let folder = data_dir.clone().unwrap_or_else(|| DATA_DIR.into());
-            let master_key_file = folder.join(MASTER_KEY_FILE);
-            let ready = Ready::of_running(data_dir)?;
+            let ready = Ready::of_running(data_dir.clone())?;
+            stores = Some(Stores::of(&ready, data_dir));
             metrics_url = ready.metrics_url;
-            stores = Some(Stores {
-                database_url: ready.database_url.clone(),
-                redis_url: ready.redis_url,
-                master_key_file,
-            });
             let watched = Watched { server_pid: ready.pid, database_url: ready.database_url };
             (ready.url, ready.api_key, Some(watched))
         }

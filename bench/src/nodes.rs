@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::ensure;
+use fencepost::dev::Ready;
 
 use super::{
     client::{SMALL_PAYLOAD_BYTES, Target},
@@ -16,6 +17,9 @@ use super::{
     server::server_binary,
 };
 
+/// The folder of a `dev` that was started here without naming one, and its key of secrets.
+const DATA_DIR: &str = ".fencepost";
+const MASTER_KEY_FILE: &str = "master.key";
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 const LOOK_PERIOD: Duration = Duration::from_millis(20);
 /// Time after which each node has counted the others twice.
@@ -27,6 +31,17 @@ pub struct Stores {
     pub database_url: String,
     pub redis_url: Option<String>,
     pub master_key_file: PathBuf,
+}
+
+impl Stores {
+    /// Those of a running `dev` in this folder, or the default one.
+    pub fn of(ready: &Ready, data_dir: Option<PathBuf>) -> Self {
+        Self {
+            database_url: ready.database_url.clone(),
+            redis_url: ready.redis_url.clone(),
+            master_key_file: data_dir.unwrap_or_else(|| DATA_DIR.into()).join(MASTER_KEY_FILE),
+        }
+    }
 }
 
 /// A `fencepost serve` of our own.

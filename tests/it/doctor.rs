@@ -49,7 +49,7 @@ fn doctor_names_what_is_wrong_and_the_command_that_ends_it() {
         assert!(is_done, "{text}");
         let left = "select count(*) from pg_class where relname = 'of_someone'";
         assert_eq!(t.database.number(left).await, 1);
-        let dead = operate(&["doctor", "--database-url", "postgres://nobody@127.0.0.1:1/none"]);
+        let dead = operate(&["doctor", "--database-url", "postgres://none@127.0.0.1:1/none"]);
         assert!(!dead.0 && dead.1.contains("does not answer"), "{}", dead.1);
     });
 }

@@ -82,7 +82,7 @@ const ALARMS_PERIOD: Duration = Duration::from_secs(5);
 /// More nodes than this look together more often, so that no incident is reported later than after
 /// half a minute.
 const MAX_ALARM_NODES: u32 = 6;
-/// How often all projects with circuit breakers and endpoints are read. The probe sees new ones.
+/// Pause between two readings of all projects with breakers or endpoints. The probe sees new ones.
 const KNOWN_PERIOD: Duration = Duration::from_secs(60);
 /// How often deleted projects are purged.
 const PURGE_PERIOD: Duration = Duration::from_secs(5);

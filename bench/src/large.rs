@@ -7,10 +7,11 @@ use std::{
 };
 
 use anyhow::Context;
-use sqlx::{ConnectOptions, Connection, Executor, PgConnection, postgres::PgConnectOptions};
+use sqlx::{Connection, Executor, PgConnection};
 
 use super::{
     client::{Client, Target},
+    operator,
     process::Watched,
     report::{Measure, plain},
 };
@@ -23,7 +24,7 @@ const FINISHED: u32 = 100;
 const OWN_PART: u32 = 2;
 /// Rows of one statement that fills a table.
 const FILL_ROWS: u32 = 500_000;
-/// How long an idle server is observed.
+/// Time for which an idle server is observed.
 const IDLE_TIME: Duration = Duration::from_secs(60);
 /// Caches and statistics settle before.
 const SETTLE_TIME: Duration = Duration::from_secs(15);
@@ -54,7 +55,9 @@ pub async fn measure(
     projects: u32,
 ) -> anyhow::Result<Vec<Measure>> {
     let mut measures = observe(target, watched, metrics_url, "empty").await?;
-    let mut conn = connect(&watched.database_url).await?;
+    let mut conn = operator::connect(&watched.database_url).await?;
+    // Rows as they are after months: triggers would count each as new.
+    conn.execute("set session_replication_role = replica").await?;
     let started = Instant::now();
     fill(&mut conn, projects).await?;
     measures.push(plain("loaded in", started.elapsed().as_secs_f64(), "s"));
@@ -62,14 +65,6 @@ pub async fn measure(
     conn.close().await?;
     measures.extend(observe(target, watched, metrics_url, "large").await?);
     Ok(measures)
-}
-
-async fn connect(database_url: &str) -> anyhow::Result<PgConnection> {
-    let options: PgConnectOptions = database_url.parse()?;
-    let mut conn = options.connect().await.context("the database does not answer")?;
-    // Rows as they are after months: triggers would count each as new.
-    conn.execute("set synchronous_commit = off; set session_replication_role = replica").await?;
-    Ok(conn)
 }
 
 async fn fill(conn: &mut PgConnection, projects: u32) -> anyhow::Result<()> {

@@ -25,7 +25,7 @@ const LOOK_PERIOD: Duration = Duration::from_millis(20);
 /// Time after which each node has counted the others twice.
 pub const ACQUAINTANCE: Duration = Duration::from_secs(9);
 
-/// What nodes share with the server that made it.
+/// Stores and the key of secrets, which nodes share with the server of this run.
 #[derive(Debug, Clone)]
 pub struct Stores {
     pub database_url: String,
@@ -34,7 +34,7 @@ pub struct Stores {
 }
 
 impl Stores {
-    /// Those of a running `dev` in this folder, or the default one.
+    /// The stores of a running `dev` in this folder, or in the default one.
     pub fn of(ready: &Ready, data_dir: Option<PathBuf>) -> Self {
         Self {
             database_url: ready.database_url.clone(),

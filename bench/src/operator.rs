@@ -124,7 +124,8 @@ async fn fire(
     Ok(percentiles(late))
 }
 
-async fn connect(database_url: &str) -> anyhow::Result<PgConnection> {
+/// A connection whose commits wait for no disk.
+pub async fn connect(database_url: &str) -> anyhow::Result<PgConnection> {
     let options: PgConnectOptions = database_url.parse()?;
     let mut conn = options.connect().await.context("the database does not answer")?;
     conn.execute("set synchronous_commit = off").await?;

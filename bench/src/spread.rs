@@ -80,7 +80,7 @@ impl Drop for Proxy {
     }
 }
 
-/// What lifecycles cost.
+/// The cost of lifecycles.
 #[derive(Debug, Clone, Copy)]
 struct Cost {
     jobs_per_second: f64,
@@ -88,7 +88,7 @@ struct Cost {
     us_per_job: f64,
 }
 
-/// What a job costs on one node, and on three at three times the load.
+/// Measures the cost of a job on one node, and on three at three times the load.
 ///
 /// # Errors
 /// When something does not start, or a job is lost.

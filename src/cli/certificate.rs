@@ -9,7 +9,7 @@ use x509_parser::parse_x509_certificate;
 /// Longest time for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// When the certificate of a URL ends, since 1970; none, if the URL is not `https`.
+/// The end of the certificate of a URL, since 1970; none, if the URL is not `https`.
 ///
 /// # Errors
 /// When it is not valid, or nothing answers.

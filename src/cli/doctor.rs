@@ -26,6 +26,8 @@ const MAX_HELD_WAL_BYTES: i64 = 10 * 1024 * 1024 * 1024;
 const MAX_DEAD_ROWS: i64 = 500_000;
 /// Others wait for a lock for longer than any statement of a node may take.
 const BLOCKED_SECONDS: i32 = 5;
+/// The release whose nodes do not say which one they are.
+const SILENT_RELEASE: &str = "0.2.0";
 /// Due work that has waited for longer is late.
 const LATE_SECONDS: f64 = 30.0;
 /// Mails are tried again for hours.
@@ -83,7 +85,7 @@ pub async fn run(args: DoctorArgs) -> anyhow::Result<()> {
     findings.print()
 }
 
-/// `60` or `3 h`, as people say it.
+/// A time with its unit, such as `60 s` or `3 h`.
 fn age(seconds: f64) -> String {
     match seconds {
         it if it < 120.0 => format!("{it:.0} s"),
@@ -226,7 +228,7 @@ async fn look_at_nodes(conn: &mut PgConnection, findings: &mut Findings) -> sqlx
         return Ok(());
     }
     let mut versions: Vec<_> =
-        nodes.iter().map(|it| it.version.as_deref().unwrap_or("0.2.0")).collect();
+        nodes.iter().map(|it| it.version.as_deref().unwrap_or(SILENT_RELEASE)).collect();
     versions.sort_unstable();
     versions.dedup();
     let text = format!("{} of version {}", nodes.len(), versions.join(" and "));

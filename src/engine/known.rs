@@ -12,7 +12,7 @@ pub struct KnownProjects(RwLock<Known>);
 #[derive(Debug, Default)]
 struct Known {
     projects: HashSet<ProjectId>,
-    /// Those that were added since the last reading of all began, which may have missed them.
+    /// Projects that were added since the last reading of all began, which may have missed them.
     added: HashSet<ProjectId>,
 }
 

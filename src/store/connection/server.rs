@@ -9,7 +9,7 @@ pub struct DatabaseFacts {
     pub max_connections: i32,
     /// Settings that can lose acknowledged commits, and their values.
     pub unsafe_settings: Vec<String>,
-    /// Whether commits wait for a standby.
+    /// True if commits wait for a standby.
     pub awaits_standby: bool,
     /// Whether it is read-only.
     pub is_read_only: bool,

@@ -39,7 +39,7 @@ pub struct Found {
     pub return_by: Option<DateTime<Utc>>,
 }
 
-/// Those of these projects in which alarms look, in the order of their ids.
+/// The projects among these in which alarms look, in the order of their ids.
 pub async fn page(conn: &mut PgConnection, projects: &[ProjectId]) -> sqlx::Result<Vec<ProjectId>> {
     let ids: Vec<_> = projects.iter().map(|it| it.0).collect();
     sqlx::query_scalar!(

@@ -157,7 +157,7 @@ pub async fn prepared(conn: &mut PgConnection, seconds: i32) -> sqlx::Result<Vec
     Ok(rows.iter().map(|it| (it.get(0), it.get(1))).collect())
 }
 
-/// How dead rows are removed.
+/// The state of vacuuming.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Vacuum {
     pub is_automatic: bool,
@@ -294,7 +294,7 @@ pub async fn set_aside(conn: &mut PgConnection) -> sqlx::Result<Vec<(String, i64
 /// Standbys that confirm a commit before it is answered, and the setting that asks for them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Standbys {
-    /// Whether a commit waits for one.
+    /// True if a commit waits for one.
     pub is_awaited: bool,
     /// None: this login does not see which they are.
     pub synchronous: Option<i64>,

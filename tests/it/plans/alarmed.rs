@@ -90,7 +90,7 @@ async fn fill_idle(database: &Database) {
     }
 }
 
-/// What makes trouble in one project each.
+/// Statements that make trouble, in one project each.
 const TROUBLES: &[(&str, &str)] = &[
     ("a ready job", "update jobs set state = 'pending', run_at = now() where project_id = $"),
     (

@@ -69,6 +69,11 @@ const STATS_PERIOD: Duration = Duration::from_secs(5);
 const GAUGES_PERIOD: Duration = Duration::from_secs(10);
 /// More nodes than this read together more than one node, so that no gauge is older than a minute.
 const MAX_GAUGE_NODES: u32 = 6;
+/// The pause is this many times as long as the database counted queues: however many there are, the
+/// nodes together keep a core busy for 1 % of the time, or as little as the longest period allows.
+const GAUGES_PAUSE_FACTOR: u32 = 100;
+/// No gauge is older, however many queues there are.
+const MAX_GAUGES_PERIOD: Duration = Duration::from_secs(60);
 /// A node counts as gone after three of these without a sign of life.
 const NODES_PERIOD: Duration = Duration::from_secs(4);
 /// How often expired sessions, tokens and audit entries are deleted.
@@ -346,13 +351,18 @@ fn start_instance_loops(app: &App, loops: &Loops<'_>) {
     loops.start("gauges", None, move |engine| {
         let nodes = bus.nodes().min(MAX_GAUGE_NODES);
         async move {
-            gauges::refresh(&engine).await?;
-            Ok(Next::Sleep(GAUGES_PERIOD * nodes))
+            let took = gauges::refresh(&engine).await?;
+            Ok(Next::Sleep(gauges_pause(took, nodes)))
         }
     });
     loops.start("purge", None, |engine| async move {
         Ok(Next::continue_if(maintenance::purge(&engine).await?, PURGE_PERIOD))
     });
+}
+
+/// The pause of one of these nodes after the database counted queues for this long.
+fn gauges_pause(took: Duration, nodes: u32) -> Duration {
+    (took * GAUGES_PAUSE_FACTOR).max(GAUGES_PERIOD).saturating_mul(nodes).min(MAX_GAUGES_PERIOD)
 }
 
 struct Loops<'a> {
@@ -440,4 +450,17 @@ async fn every<Step, Stepping, Hurry, Hurrying>(
 fn unix_seconds() -> f64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.unwrap_or_default().as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gauges_cost_the_database_no_more_the_more_queues_there_are() {
+        let pause = |took_ms, nodes| gauges_pause(Duration::from_millis(took_ms), nodes).as_secs();
+        assert_eq!((pause(5, 1), pause(5, 3)), (10, 30), "few queues");
+        assert_eq!((pause(400, 1), pause(400, 3)), (40, 60), "a million queues");
+        assert_eq!(pause(5_000, 1), 60, "never older than a minute");
+    }
 }

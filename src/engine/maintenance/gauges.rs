@@ -1,7 +1,10 @@
 //! Gauges of the whole instance: waiting work, pools, and the database. Every node reports the same
 //! numbers of the database; dashboards take the maximum.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
 
 use fencepost_domain::explain::Reason;
 use fencepost_signals::telemetry;
@@ -35,14 +38,17 @@ pub fn show_pools(pools: &Pools) {
     }
 }
 
-/// Reads and sets the gauges that are the same on all nodes.
-pub async fn refresh(engine: &Engine) -> sqlx::Result<()> {
+/// Reads and sets the gauges that are the same on all nodes. Returns how long the database was
+/// busy with the counts of all queues, which is more the more queues there are.
+pub async fn refresh(engine: &Engine) -> sqlx::Result<Duration> {
     let mut conn = engine.pools.background.acquire().await?;
+    let started = Instant::now();
     let queues = gauges::places(&mut conn, ALIVE_SECONDS).await?;
+    let jobs = gauges::by_state(&mut conn).await?;
+    let took = started.elapsed();
     let max = (MAX_EXPLAINED_QUEUES, MAX_EXPLAINED_OF_PROJECT);
     let reasons = explain::oldest(&mut conn, &queues, MIN_EXPLAINED_SECONDS, max).await?;
     show_waiting(&queues, &reasons);
-    let jobs = gauges::by_state(&mut conn).await?;
     let states = [
         ("scheduled", jobs.scheduled),
         ("active", jobs.active),
@@ -59,7 +65,7 @@ pub async fn refresh(engine: &Engine) -> sqlx::Result<()> {
     }
     gauges::tables(&mut conn).await?.into_iter().for_each(show_table);
     show_server(gauges::server(&mut conn).await?);
-    Ok(())
+    Ok(took)
 }
 
 /// The oldest ready job by the reason for which it waits: only `ready` is the server's affair.

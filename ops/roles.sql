@@ -145,6 +145,7 @@ grant select (id, email) on accounts to fencepost_console;
 -- Whether the node that runs an idempotent request is alive.
 grant select on nodes to fencepost_hot;
 grant select, insert, update on reaper_state to fencepost_maint;
+grant select, update on usage_hour to fencepost_maint;
 grant select on merged_deltas, unmerged_deltas to fencepost_hot, fencepost_console;
 grant select, update on merged_deltas to fencepost_maint;
 grant select on unmerged_deltas to fencepost_maint;

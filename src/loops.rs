@@ -18,7 +18,7 @@ use fencepost_engine::{
     enqueue::quota,
     jobs::wait,
     maintenance::{
-        self, PROBE_PERIOD, cascade, completions,
+        self, PROBE_PERIOD, byte_hours, cascade, completions,
         counts::{self, CORRECTION_PAUSE_SECONDS},
         dead_letter_age, excess_workers, gauges, idle_batches, known_projects, promote, reap,
         retention, revive,
@@ -64,6 +64,8 @@ const FORGET_PERIOD: Duration = Duration::from_secs(3_600);
 const VACUUM_PERIOD: Duration = Duration::from_secs(1);
 /// How often statistics are flushed: a killed node loses at most this much.
 const STATS_PERIOD: Duration = Duration::from_secs(5);
+/// How often a new hour is looked for, in which stored bytes are added to the usage of projects.
+const BYTE_HOURS_PERIOD: Duration = Duration::from_secs(10);
 /// How often gauges are set. Those of the database and of waiting work are the same on all nodes,
 /// so each node reads them that much less often: together they read as much as one node.
 const GAUGES_PERIOD: Duration = Duration::from_secs(10);
@@ -217,6 +219,9 @@ fn start_upkeep_loops(app: &App, loops: &Loops<'_>) {
     loops.start("stats", None, |engine| async move {
         flush::write(&engine).await?;
         Ok(Next::Sleep(STATS_PERIOD))
+    });
+    loops.start("byte_hours", None, |engine| async move {
+        Ok(Next::continue_if(byte_hours::pass(&engine).await?, BYTE_HOURS_PERIOD))
     });
     loops.start("pools", None, |engine| async move {
         gauges::show_pools(&engine.pools);

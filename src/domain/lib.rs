@@ -40,6 +40,7 @@ pub mod stats;
 pub mod template;
 pub mod text;
 pub mod trace;
+pub mod usage;
 pub mod webhook;
 pub mod worker;
 pub mod workflow;

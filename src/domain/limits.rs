@@ -407,6 +407,8 @@ pub const MAX_PAGE_DELIVERIES: u32 = 100;
 pub const SECURITY_LOG_KEEP_DAYS: i32 = 90;
 /// Days for which the audit log is kept, also that of a deleted project.
 pub const AUDIT_KEEP_DAYS: i32 = 400;
+/// Days for which usage is kept by day; its months are kept for as long as the project.
+pub const USAGE_KEEP_DAYS: i32 = 400;
 /// Names of deleted projects are cleared after this many days.
 pub const NAME_KEEP_DAYS: i32 = 90;
 /// Queues of a project, and types of a queue, that a node counts by name; later ones are `other`.

@@ -61,6 +61,7 @@ use self::{
     reach::JobKinds,
     schedules::zones::Zones,
     settle::{BareFences, Failures, Parents, SuccessNotes, Successes, heartbeat::Beats},
+    stats::usage::UsageRecorder,
     workers::{Registry, WorkerBeats, WorkerLookups},
 };
 
@@ -95,6 +96,8 @@ pub struct Inner {
     /// dead letters.
     pub breakers: Arc<KnownProjects>,
     versions: jobs::wait::Versions,
+    /// What projects use, until it is flushed.
+    pub usage: UsageRecorder,
     /// Number of waiting and running jobs, by project with a quota.
     pub backlogs: enqueue::quota::Backlogs,
     parking: Parking,
@@ -150,7 +153,7 @@ impl Engine {
         let failures = Coalescer::start(Failures { pool: settle(), notifier: notifier.clone() });
         let (tasks, releasing) = (TaskTracker::new(), Releasing::default());
         let (matcher, matches, parked) = sync_match::channel();
-        let pump = dispatch::pump::run(
+        let pump = tokio::spawn(dispatch::pump::run(
             pools.clone(),
             (failures.clone(), releasing.clone()),
             (tasks.clone(), stopping.clone()),
@@ -158,14 +161,13 @@ impl Engine {
             inbox,
             (matcher.clone(), matches),
             arrivals,
-        );
+        ));
         let notes = SuccessNotes {
             notifier: notifier.clone(),
             settled: Arc::clone(&settled),
             breakers: Arc::clone(&breakers),
         };
         let has_failed = Arc::new(AtomicBool::new(false));
-        let pump = tokio::spawn(pump);
         tokio::spawn(stop_if_pump_panics(pump, stopping.clone(), Arc::clone(&has_failed)));
         Self(Arc::new(Inner {
             enqueues: Coalescer::start(Enqueues {
@@ -188,6 +190,7 @@ impl Engine {
             registry: Registry::new(),
             zones,
             breakers,
+            usage: UsageRecorder::default(),
             versions: jobs::wait::Versions::default(),
             backlogs: enqueue::quota::Backlogs::default(),
             parking: Parking::new(messages, releasing, parked),

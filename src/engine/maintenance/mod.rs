@@ -1,6 +1,7 @@
 //! Maintenance that any node does for all: probe for due work, delete rows past their retention,
 //! vacuum.
 
+pub mod byte_hours;
 pub mod cascade;
 pub mod completions;
 pub mod counts;
@@ -18,14 +19,15 @@ use std::{sync::atomic::Ordering, time::Duration};
 
 use fencepost_domain::{
     alarm::INCIDENT_KEEP_DAYS,
-    limits::{EVENT_KEEP_HOURS, FIRE_KEEP_DAYS, OPERATION_KEEP_DAYS},
+    limits::{EVENT_KEEP_HOURS, FIRE_KEEP_DAYS, OPERATION_KEEP_DAYS, USAGE_KEEP_DAYS},
 };
 use fencepost_signals::{
     telemetry,
     wakeups::{BackgroundTask, Hint},
 };
 use fencepost_store::sweep::{
-    self, alarms, counts as stored, operations, probe, prune, purge, schedules, set_aside, webhooks,
+    self, alarms, counts as stored, operations, probe, prune, purge, schedules, set_aside, usage,
+    webhooks,
 };
 use metrics::counter;
 use sqlx::{Acquire, PgConnection};
@@ -95,8 +97,8 @@ pub async fn vacuum_if_due(engine: &Engine) -> sqlx::Result<bool> {
 }
 
 /// Deletes events that could not be sent, idempotency answers, old workers, ended operations,
-/// fires, rates, statistics and attempt numbers of deleted jobs that are past their retention.
-/// Returns whether there may be more.
+/// fires, rates, statistics and attempt numbers of deleted jobs that are past their retention, and
+/// adds old days of usage to their months. Returns whether there may be more.
 pub async fn prune(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let dropped = webhooks::drop_old_events(&mut conn, EVENT_KEEP_HOURS).await?;
@@ -110,6 +112,7 @@ pub async fn prune(engine: &Engine) -> sqlx::Result<bool> {
         prune::prune_rates(&mut conn).await?,
         prune::prune_stats(&mut conn).await?,
         prune::prune_deleted_jobs(&mut conn).await?,
+        usage::fold_days(&mut conn, USAGE_KEEP_DAYS).await?,
         set_aside::prune(&mut conn).await?,
         sweep::completions::prune_batches(&mut conn).await?,
         dropped,

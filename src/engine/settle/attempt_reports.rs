@@ -137,7 +137,7 @@ pub async fn keep_logs(
         drop(conn);
         return Err(refusal(engine, project_id, refused).await?);
     }
-    let mut logged = Logged::default();
+    let (mut logged, mut bytes) = (Logged::default(), 0);
     for AttemptLogs { shown, chunks } in attempts {
         let key = JobKey { project_id, id: shown.job_id };
         // The lock keeps totals and positions consistent.
@@ -151,10 +151,12 @@ pub async fn keep_logs(
         store::jobs::logs::insert(&mut tx, key, shown.attempt, &kept).await?;
         store::jobs::logs::set_totals(&mut tx, key, shown.attempt, totals).await?;
         logged.accepted += kept.len();
+        bytes += kept.iter().map(|it| it.data.len() as i64).sum::<i64>();
         logged.is_truncated |= totals.is_truncated;
     }
     tx.commit().await?;
     drop(conn);
+    engine.usage.logged(project_id, bytes);
     attempts.iter().for_each(|it| engine.notifier.feed.nudge(project_id, it.shown.job_id));
     Ok(logged)
 }

@@ -143,6 +143,9 @@ pub async fn pass(
         response.headers_mut().insert(REQUEST_ID, value);
     }
     write_project(response.headers_mut(), &report);
+    if let Some(project_id) = report.project() {
+        shared.app.engine.usage.answered(project_id);
+    }
     if let Some((budget, standing)) = report.charged() {
         write_limits(response.headers_mut(), budget, standing);
     }

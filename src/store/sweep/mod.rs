@@ -16,6 +16,7 @@ pub mod purge;
 pub mod pushes;
 pub mod schedules;
 pub mod set_aside;
+pub mod usage;
 pub mod webhooks;
 pub mod workers;
 

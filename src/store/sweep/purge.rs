@@ -48,7 +48,6 @@ pub const TENANT_TABLES: &[&str] = &[
     "queue_deltas",
     "queue_rates",
     "job_stats",
-    "usage_months",
     "queue_handouts",
     "queue_types",
     "queue_counts",
@@ -240,7 +239,7 @@ pub async fn prune_expired(conn: &mut PgConnection) -> sqlx::Result<i64> {
 }
 
 /// Deletes old entries of the audit log and of accounts' logs, and projects whose audit log is
-/// gone. Returns the number of rows.
+/// gone, with their usage. Returns the number of rows.
 pub async fn prune_logs(
     conn: &mut PgConnection,
     audit_keep_days: i32,
@@ -277,7 +276,11 @@ pub async fn prune_logs(
                 order by purged_at
                 limit 500
             )
-            returning 1
+            returning id
+        ), old_days as (
+            delete from usage_days using old_projects where project_id = old_projects.id
+        ), old_months as (
+            delete from usage_months using old_projects where project_id = old_projects.id
         )
         select (select count(*) from old_entries)
              + (select count(*) from old_account_entries)

@@ -316,7 +316,10 @@ fn a_deleted_account_leaves_nothing_and_a_project_keeps_an_owner() {
         for (table, _) in rows {
             let left = format!("select count(*) from {table} where project_id in {purged}");
             let left = t.database.number(&left).await;
-            assert_eq!(left > 0, table == "audit_log", "{table}: {left}");
+            // What was used stays for the operator's books.
+            if !table.starts_with("usage_") {
+                assert_eq!(left > 0, table == "audit_log", "{table}: {left}");
+            }
         }
         let people = "select count(*) from accounts where email = 'ada@example.com'";
         assert_eq!(t.database.number(people).await, 0);

@@ -174,6 +174,7 @@ const UNCOUNTED: &[(&str, &str)] = &[
     ("set_aside", "written by the server alone"),
     ("stored_byte_deltas", "the counts"),
     ("stored_bytes", "the counts"),
+    ("usage_days", "one of a day, for 400 days"),
     ("usage_months", "one of a month"),
     ("workflow_jobs", "counted with the body of the job"),
 ];

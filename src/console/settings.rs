@@ -18,7 +18,7 @@ use fencepost_domain::{
 use fencepost_http::routes::{
     audit::{AuditEntry, AuditPage},
     keys::{ApiKey, CreatedApiKey, KeyPage, KeyState},
-    limits::{LimitKind, LimitList, LimitStatus},
+    limits::{LimitKind, LimitList, LimitStatus, usage::Usage},
     me::Me,
     members::{CreatedInvitation, Invitation, InvitationList, Member, MemberList},
 };
@@ -242,12 +242,14 @@ pub async fn invite(here: Here, State(app): State<App>, form: Fields) -> Result<
 struct Limits {
     frame: Frame,
     list: LimitList,
+    usage: Usage,
 }
 
-/// All limits, with their usage.
+/// All limits, with their usage, and the usage of the present month.
 pub async fn limits(here: Here) -> Result<Response, Error> {
     let list = here.get("/limits").await?;
-    render(&Limits { frame: here.frame, list })
+    let usage = here.get("/usage").await?;
+    render(&Limits { frame: here.frame, list, usage })
 }
 
 /// Adds to [`LimitStatus`] what pages show of it.

@@ -111,6 +111,7 @@ fn log_limits() -> Vec<(&'static str, String)> {
                 limits::MAX_EXPORTED_AUDIT
             ),
         ),
+        ("usage by day", format!("kept {} days, then added to its month", limits::USAGE_KEEP_DAYS)),
         (
             "the state before or after a change",
             format!(

@@ -1,10 +1,13 @@
-//! `GET /v1/usage`: what a project used in a month, and stores now.
+//! `GET /v1/usage`: what a project used in a month and on its days, and stores now.
 
 use axum::{Json as Reply, extract::State};
 use chrono::NaiveDate;
-use fencepost_domain::error::Error;
+use fencepost_domain::{
+    error::Error,
+    usage::{Used, month},
+};
 use fencepost_engine::enqueue::quota;
-use fencepost_store as store;
+use fencepost_store::people::usage;
 use fencepost_web::{
     app::App,
     auth::{Caller, Read},
@@ -26,7 +29,7 @@ pub struct UsageQuery {
 }
 
 /// Usage of a project in a month. Nodes add it up every few seconds; a node that is killed loses
-/// that much.
+/// that much. Its days are kept for 400 days.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Usage {
     /// The month (UTC).
@@ -40,11 +43,64 @@ pub struct Usage {
     pub jobs_succeeded: i64,
     /// Jobs that became dead letters.
     pub jobs_dead_lettered: i64,
+    /// Calls of the API with a key of the project, or on it by a member; refused ones as well.
+    pub requests: i64,
+    /// Time that polls took, most of which they waited for jobs.
+    pub poll_seconds: i64,
+    /// Bytes of logs that were stored.
+    pub log_bytes: i64,
+    /// Stored bytes, added up once an hour: a gibibyte that is stored for a day adds 25,769,803,776.
+    pub stored_byte_hours: i64,
     /// Jobs that wait or run now.
     pub live_jobs: i64,
     /// Bytes that are stored now, deliveries of webhooks among them; each job and each delivery
     /// counts as at least 1024.
     pub stored_bytes: i64,
+    /// Days of the month on which something was used, in their order.
+    pub days: Vec<UsageDay>,
+}
+
+/// Usage of a project on a day. Its fields are those of a month.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct UsageDay {
+    /// The day (UTC).
+    pub day: NaiveDate,
+    /// Jobs that were enqueued.
+    pub jobs_enqueued: i64,
+    /// Attempts that began.
+    pub attempts: i64,
+    /// Jobs that succeeded.
+    pub jobs_succeeded: i64,
+    /// Jobs that became dead letters.
+    pub jobs_dead_lettered: i64,
+    /// Calls of the API.
+    pub requests: i64,
+    /// Time that polls took.
+    pub poll_seconds: i64,
+    /// Bytes of logs that were stored.
+    pub log_bytes: i64,
+    /// Stored bytes, added up once an hour.
+    pub stored_byte_hours: i64,
+}
+
+impl UsageDay {
+    fn new(day: NaiveDate, used: Used) -> Self {
+        Self {
+            day,
+            jobs_enqueued: used.enqueued,
+            attempts: used.claimed,
+            jobs_succeeded: used.succeeded,
+            jobs_dead_lettered: used.dead_lettered,
+            requests: used.requests,
+            poll_seconds: used.poll_seconds(),
+            log_bytes: used.log_bytes,
+            stored_byte_hours: used.byte_hours,
+        }
+    }
+}
+
+fn read_month(text: &str) -> Result<NaiveDate, Error> {
+    month(text).ok_or_else(|| Error::invalid("month", "must be a month such as 2026-11"))
 }
 
 /// Read your usage.
@@ -67,38 +123,25 @@ pub async fn get(
     let live_jobs = quota::waiting(&app.engine, project_id).await?;
     let stored_bytes = quota::stored_bytes(&app.engine, project_id).await?;
     let mut conn = app.engine.pools.read_for(project_id).await?;
-    let (month, used) = store::people::usage::month(&mut conn, project_id, month).await?;
+    let month = match month {
+        Some(month) => month,
+        None => usage::present_month(&mut conn).await?,
+    };
+    let days = usage::days(&mut conn, project_id, month).await?;
+    let mut used = usage::before_days(&mut conn, project_id, month).await?;
+    days.iter().for_each(|it| used += it.1);
     Ok(Reply(Usage {
         month: month.format("%Y-%m").to_string(),
         jobs_enqueued: used.enqueued,
         attempts: used.claimed,
         jobs_succeeded: used.succeeded,
         jobs_dead_lettered: used.dead_lettered,
+        requests: used.requests,
+        poll_seconds: used.poll_seconds(),
+        log_bytes: used.log_bytes,
+        stored_byte_hours: used.byte_hours,
         live_jobs,
         stored_bytes,
+        days: days.into_iter().map(|(day, used)| UsageDay::new(day, used)).collect(),
     }))
-}
-
-/// The first day of a month.
-fn read_month(text: &str) -> Result<NaiveDate, Error> {
-    let first = || {
-        let (year, month) = text.split_once('-')?;
-        let is_whole = year.len() == 4 && month.len() == 2 && !text.contains('+');
-        let (year, month) = (year.parse().ok()?, month.parse().ok()?);
-        NaiveDate::from_ymd_opt(year, month, 1).filter(|_| is_whole)
-    };
-    first().ok_or_else(|| Error::invalid("month", "must be a month such as 2026-11"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_month_has_four_and_two_digits() {
-        assert_eq!(read_month("2026-11").ok(), NaiveDate::from_ymd_opt(2026, 11, 1));
-        for junk in ["", "2026", "2026-13", "2026-1", "26-11", "2026-11-01", "x-y", "+026-11"] {
-            assert!(read_month(junk).is_err(), "{junk}");
-        }
-    }
 }

@@ -21,6 +21,7 @@ mod stop;
 mod stuck;
 mod table;
 mod target;
+mod usage;
 mod words;
 
 use std::{
@@ -126,6 +127,8 @@ enum Command {
     Accounts(accounts::AccountsArgs),
     /// Print a project's audit log, also of a deleted one
     Audit(audit::AuditArgs),
+    /// Print what projects used on the days of a month, as CSV
+    Usage(usage::UsageArgs),
     /// Create, list and revoke API keys of any project, as the operator of the database
     Keys(keys::KeysArgs),
     /// Run a command for each job, as a worker in any language
@@ -229,6 +232,7 @@ impl Cli {
             Command::Projects(args) => projects::run(args).await,
             Command::Accounts(args) => accounts::run(args).await,
             Command::Audit(args) => audit::run(args).await,
+            Command::Usage(args) => usage::run(args).await,
             Command::Keys(args) => keys::run(args).await,
             Command::Worker(args) => {
                 telemetry::install_logs(WORKER_LOG)?;

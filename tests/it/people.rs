@@ -133,4 +133,4 @@ mod payloads;
 mod providers;
 mod scanners;
 pub mod second_factor;
-mod security;
+pub mod security;

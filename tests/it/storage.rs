@@ -1,6 +1,7 @@
 //! How much a project may send and store, and how much a queue may hold.
 
 mod texts;
+mod usage;
 
 use fencepost_domain::plan::Plans;
 use fencepost_engine::maintenance::{dead_letter_age, excess_workers};
@@ -163,27 +164,6 @@ fn a_queue_holds_no_more_than_its_max_waiting() {
         until("room for a mail", async || t.post("/v1/jobs", mail()).await.status == 201).await;
         t.patch("/v1/queues/mail", json!({"max_waiting": null})).await.is(200);
         until("room for a mail", async || t.post("/v1/jobs", mail()).await.status == 201).await;
-    });
-}
-
-#[test]
-fn usage_is_added_up_by_month() {
-    run(async |t| {
-        t.enqueue(json!({"job_type": "a"})).await;
-        let leased = t.lease("w").await;
-        t.ack(&leased, "w", "succeeded").await.is(200);
-        let usage = eventually("the finished job to be counted", async || {
-            let usage = t.get("/v1/usage").await.is(200);
-            (usage["jobs_succeeded"] == 1 && usage["live_jobs"] == 0).then_some(usage)
-        })
-        .await;
-        assert_eq!((&usage["jobs_enqueued"], &usage["attempts"]), (&json!(1), &json!(1)));
-        let month = usage["month"].as_str().expect("a month");
-        let same = t.get(&format!("/v1/usage?month={month}")).await.is(200);
-        assert_eq!(same["jobs_enqueued"], 1);
-        assert_eq!(t.get("/v1/usage?month=2001-01").await.is(200)["jobs_enqueued"], 0);
-        t.get("/v1/usage?month=2001-13").await.refuses("month");
-        t.get("/v1/usage?year=2001").await.refuses("year");
     });
 }
 

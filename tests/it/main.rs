@@ -6,6 +6,7 @@ mod acks;
 mod adapters;
 mod alarms;
 mod auth;
+mod backup;
 mod batches;
 mod binary;
 mod command_line;

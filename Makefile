@@ -1,6 +1,6 @@
 # `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test nightly slowest fmt lint deny audit advisories doc unit soak fuzz deadlocks model interleavings chaos chaos-long chaos-patroni chaos-build mutants bench isolation abuse openapi clients pictures console-pictures e2e vitals configuration dashboards sqlx clean-test
+.PHONY: help setup setup-test run test nightly slowest fmt lint deny audit advisories doc unit soak fuzz deadlocks model interleavings chaos chaos-long chaos-patroni chaos-build mutants bench isolation abuse image release openapi clients pictures console-pictures e2e vitals configuration dashboards sqlx clean-test
 
 CARGO ?= cargo
 
@@ -103,6 +103,15 @@ mutants: chaos-build ## Run nodes with each bug of chaos/bugs.toml until it is c
 chaos-build:
 	@sh scripts/setup.sh chaos
 	$(CARGO) build --locked --profile $(CHAOS_PROFILE) -p fencepost -p fencepost-chaos
+
+image: ## Build an image with the server as an OCI archive, without Docker, in target/image/
+	$(CARGO) build --locked --release -p fencepost
+	@python3 scripts/image.py build
+	@python3 scripts/image.py check
+
+release: image ## Build what a release publishes into target/publish/: package, image, parts, checksums
+	@sh scripts/deb.sh
+	@python3 scripts/release.py
 
 bench: ## Benchmark a private server over HTTP
 	$(CARGO) build --locked --release -p fencepost -p fencepost-bench

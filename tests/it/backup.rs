@@ -16,9 +16,6 @@ use fencepost::dev::cluster::{self, Cluster, Durability};
 use fencepost_store::connection::migrate;
 use serde_json::json;
 
-/// Copies that the script keeps.
-const KEPT_COPIES: usize = 7;
-
 /// A PostgreSQL that archives, in a folder of its user.
 struct Archiving {
     name: &'static str,
@@ -35,10 +32,9 @@ impl Archiving {
         // Its user cannot read the repository everywhere.
         fs::write(this.dir.join("backup.sh"), include_str!("../../ops/backup.sh")).expect("a file");
         this.cluster = Some(this.start_at("data"));
-        let archive = this.dir.join("archive");
-        fs::create_dir(&archive).expect("a folder");
+        let archive = this.archive();
         this.hand_over(&this.dir);
-        this.hand_over(&archive);
+        this.succeed(&["init", &archive.display().to_string()]);
         let script = this.dir.join("backup.sh");
         let command = format!("sh {} store %p %f {}", script.display(), archive.display());
         let database = this.database();
@@ -102,16 +98,36 @@ impl Archiving {
         assert!(run.status.success(), "{args:?}: {}", String::from_utf8_lossy(&run.stderr));
     }
 
-    /// The types of the jobs in a restored folder, in their order.
-    async fn restored(&self, name: &str, moment: &[&str]) -> String {
+    fn refuses(&self, args: &[&str], why: &str) {
+        let run = self.run(args);
+        let text = String::from_utf8_lossy(&run.stderr);
+        assert!(!run.status.success() && text.contains(why), "{args:?}: {text}");
+    }
+
+    /// Restores into a folder, from which PostgreSQL starts.
+    async fn restore(&self, how: &str, name: &str, moment: &[&str]) -> (Cluster, Database) {
         let folder = self.dir.join(name).display().to_string();
         let archive = self.archive().display().to_string();
-        self.succeed(&[&["restore", &archive, &folder][..], moment].concat());
+        self.succeed(&[&[how, &archive, &folder][..], moment].concat());
         let cluster = self.start_at(name);
         let database = Database { url: cluster.database_url("postgres") };
         database.until("select pg_is_in_recovery()::int::bigint", 0).await;
+        (cluster, database)
+    }
+
+    /// The types of the jobs in a restored folder, in their order.
+    async fn restored(&self, name: &str, moment: &[&str]) -> String {
+        let (_cluster, database) = self.restore("rehearse", name, moment).await;
         database.text("select string_agg(job_type, ' ' order by job_type) from jobs").await
     }
+}
+
+/// Waits until all that is written now is in the archive.
+async fn archive_all(database: &Database) -> String {
+    let last = database.text("select pg_walfile_name(pg_switch_wal())").await;
+    let archived = "select count(*) from pg_stat_archiver where last_archived_wal >=";
+    database.until(&format!("{archived} '{last}'"), 1).await;
+    last
 }
 
 impl Drop for Archiving {
@@ -130,7 +146,7 @@ fn entries(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn postgresql_is_restored_to_a_moment_and_to_the_end_of_the_archive() {
+fn postgresql_is_restored_to_a_moment_once_more_and_to_the_end_of_the_archive() {
     limited(async {
         let server = Archiving::start("restored").await;
         let (database, archive) = (server.database(), server.archive());
@@ -146,21 +162,28 @@ fn postgresql_is_restored_to_a_moment_and_to_the_end_of_the_archive() {
         let [copy] = &entries(&archive.join("copies"))[..] else { panic!("one copy") };
         let second = "to_char(now() at time zone 'UTC', 'YYYYMMDD\"T\"HH24MISS\"Z\"')";
         database.until(&format!("select ({second} > '{copy}')::int::bigint"), 1).await;
-        let moment = database.text("select now()::text").await;
+        let first = database.text("select now()::text").await;
         t.enqueue(json!({"job_type": "c"})).await;
-        let last = database.text("select pg_walfile_name(pg_switch_wal())").await;
-        let archived =
-            format!("select count(*) from pg_stat_archiver where last_archived_wal >= '{last}'");
-        database.until(&archived, 1).await;
+        let second = database.text("select now()::text").await;
+        t.enqueue(json!({"job_type": "d"})).await;
+        archive_all(&database).await;
         node.stop().await;
-        assert_eq!(server.restored("moment", &[&moment]).await, "a b");
-        assert_eq!(server.restored("end", &[]).await, "a b c");
-        let before = server.run(&["restore", &place, "/nowhere", "2020-01-01 00:00:00+00"]);
-        let text = String::from_utf8_lossy(&before.stderr).into_owned();
-        assert!(!before.status.success() && text.contains("no copy is older"), "{text}");
-        let full = server.run(&["restore", &place, &server.dir.join("end").display().to_string()]);
-        let text = String::from_utf8_lossy(&full.stderr).into_owned();
-        assert!(!full.status.success() && text.contains("is not empty"), "{text}");
+        assert_eq!(server.restored("end", &[]).await, "a b c d");
+        // It takes the place of the first server, and archives.
+        let (cluster, restored) = server.restore("restore", "first", &[&first]).await;
+        restored.execute("update jobs set job_type = 'e' where job_type = 'b'").await;
+        archive_all(&restored).await;
+        drop(cluster);
+        // The first moment was too early: what came after it is still there.
+        assert_eq!(server.restored("second", &[&second]).await, "a b c");
+        assert_eq!(server.restored("latest", &[]).await, "a e", "the server that is in use");
+        let early = ["restore", &place, "/nowhere", "2020-01-01 00:00:00+00"];
+        server.refuses(&early, "no copy is older");
+        let end = server.dir.join("end").display().to_string();
+        server.refuses(&["restore", &place, &end], "is not empty");
+        server.succeed(&["set-aside", &end]);
+        server.succeed(&["restore", &place, &end, &first]);
+        assert_eq!(entries(Path::new(&end)).iter().filter(|it| *it == "before").count(), 1);
     });
 }
 
@@ -170,34 +193,29 @@ fn copies_of_a_week_and_their_wal_are_kept_and_no_file_of_another_server_is_over
         let server = Archiving::start("copied").await;
         let (database, archive) = (server.database(), server.archive());
         let place = archive.display().to_string();
-        server.succeed(&["copy", &place]);
-        let copies = archive.join("copies");
-        let [first] = &entries(&copies)[..] else { panic!("one copy") };
-        // Older ones, as if a week had passed.
-        for day in 1..=KEPT_COPIES {
-            let old = copies.join(format!("2020010{day}T000000Z"));
-            fs::create_dir(&old).expect("a folder");
-            server.hand_over(&old);
+        // Copies, and where the WAL begins that each needs: the last one is of another timeline.
+        let begins = [
+            ("20200101T000000Z", "000000050000000000000001"),
+            ("20200102T000000Z", "000000060000000000000003"),
+            ("29990101T000000Z", "000000070000000000000002"),
+        ];
+        for (name, first) in begins {
+            let copy = archive.join("copies").join(name);
+            fs::create_dir(&copy).expect("a folder");
+            let label =
+                format!("START WAL LOCATION: 0/2000028 (file {first})\nSTART TIMELINE: 1\n");
+            fs::write(copy.join("label"), label).expect("a file");
+            server.hand_over(&copy);
+            fs::write(archive.join(format!("wal/{first}.gz")), "").expect("a file");
         }
-        fs::remove_dir(copies.join("20200107T000000Z")).expect("it was there");
-        fs::rename(copies.join(first), copies.join("20200107T000000Z")).expect("it is renamed");
-        for day in 1..KEPT_COPIES {
-            let label = copies.join("20200107T000000Z/base.tar.gz");
-            let to = copies.join(format!("2020010{day}T000000Z/base.tar.gz"));
-            fs::copy(label, &to).expect("a copy");
-            server.hand_over(&to);
-        }
-        let old = archive.join("wal/000000010000000000000000.gz");
-        fs::write(&old, "").expect("a file");
         server.succeed(&["copy", &place]);
-        let left = entries(&copies);
-        assert_eq!((left.len(), left[0].as_str()), (KEPT_COPIES, "20200102T000000Z"));
-        assert!(!old.exists(), "WAL from before the oldest copy");
-        let last = database.text("select pg_walfile_name(pg_switch_wal())").await;
-        let archived = "select (last_archived_wal >= '{last}')::int::bigint from pg_stat_archiver";
-        database.until(&archived.replace("{last}", &last), 1).await;
+        let left = entries(&archive.join("copies"));
+        assert_eq!((left.len(), left[0].as_str()), (3, "20200102T000000Z"), "a week, and a day");
+        let is_kept = |name: &str| archive.join(format!("wal/{name}.gz")).exists();
+        let kept = begins.map(|it| is_kept(it.1));
+        assert_eq!(kept, [false, true, true], "what the copy of a later day needs stays");
+        let last = archive_all(&database).await;
         let stored = archive.join(format!("wal/{last}.gz"));
-        assert!(stored.exists());
         // The same file comes again when an answer was lost.
         let mine = server.dir.join("segment");
         let unpacked = Command::new("gzip").arg("-dc").arg(&stored).output().expect("it runs");
@@ -205,10 +223,12 @@ fn copies_of_a_week_and_their_wal_are_kept_and_no_file_of_another_server_is_over
         let mine = mine.display().to_string();
         server.succeed(&["store", &mine, &last, &place]);
         fs::write(&mine, "another").expect("a file");
-        let refused = server.run(&["store", &mine, &last, &place]);
-        let text = String::from_utf8_lossy(&refused.stderr).into_owned();
-        assert!(!refused.status.success() && text.contains("of another server"), "{text}");
-        assert!(!server.run(&["restore", &place]).status.success());
+        server.refuses(&["store", &mine, &last, &place], "of another server");
+        // A folder whose mount is missing.
+        fs::rename(archive.join("wal"), archive.join("away")).expect("it is renamed");
+        server.refuses(&["store", &mine, "new", &place], "is it mounted?");
+        server.refuses(&["copy", &place], "is it mounted?");
+        server.refuses(&["restore", &place], "unknown");
     });
 }
 
@@ -221,7 +241,7 @@ fn a_copy_that_fails_is_none_and_is_tried_again() {
         daily.env("PGHOST", "/nowhere").stderr(Stdio::piped());
         let mut daily = daily.spawn().expect("it runs");
         let lines = BufReader::new(daily.stderr.take().expect("its output")).lines();
-        let says = |it: &String| it.contains("no copy was made, the next try is in 300 s");
+        let says = |it: &String| it.contains("that failed; the next try is in 300 s");
         let said = lines.map_while(Result::ok).find(says);
         assert!(said.is_some());
         let stopped = Command::new("kill").arg(daily.id().to_string()).status();

@@ -173,17 +173,29 @@ pub async fn rate(
     queue: &str,
     time: Duration,
 ) -> anyhow::Result<(f64, Ledger)> {
+    rate_of_part(targets, step, queue, time, 1).await
+}
+
+/// The same with one part of the clients, for a load that this many projects share.
+pub async fn rate_of_part(
+    targets: &[Target],
+    step: Step,
+    queue: &str,
+    time: Duration,
+    parts: usize,
+) -> anyhow::Result<(f64, Ledger)> {
+    let workers = WORKERS / parts;
     let run = Arc::new(Run {
         targets: targets.to_vec(),
         step,
         queue: queue.to_owned(),
-        room: Semaphore::new(WORKERS),
+        room: Semaphore::new(workers),
         done: AtomicU64::new(0),
         until: Instant::now() + time,
     });
     let (producers, workers) = match step {
-        Step::Enqueue => (ENQUEUERS, 0),
-        _ => (PRODUCERS, WORKERS),
+        Step::Enqueue => (ENQUEUERS / parts, 0),
+        _ => (PRODUCERS / parts, workers),
     };
     let mut running = JoinSet::new();
     for number in 0..producers {

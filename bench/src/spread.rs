@@ -22,8 +22,10 @@ use super::{
 
 /// Nodes that share the load of three.
 const NODES: usize = 3;
-/// Projects with load, for each node.
-const PROJECTS_PER_NODE: usize = 2;
+/// Projects that share the load of a node: enough for a hash to spread them evenly.
+const PROJECTS_PER_NODE: usize = 8;
+/// The load of a node is that of this many runs of the lifecycle.
+const LOADS_PER_NODE: usize = 2;
 /// Projects that are needed.
 pub const PROJECTS: usize = NODES * PROJECTS_PER_NODE;
 const PROXY_CONFIG: &str = include_str!("../../ops/haproxy.cfg");
@@ -84,8 +86,15 @@ impl Drop for Proxy {
 #[derive(Debug, Clone, Copy)]
 struct Cost {
     jobs_per_second: f64,
-    /// CPU of all nodes and of PostgreSQL, without that of the proxy.
-    us_per_job: f64,
+    /// CPU of all nodes, without that of the proxy.
+    nodes_us: f64,
+    postgres_us: f64,
+}
+
+impl Cost {
+    fn us(self) -> f64 {
+        self.nodes_us + self.postgres_us
+    }
 }
 
 /// Measures the cost of a job on one node, and on three at three times the load.
@@ -105,9 +114,11 @@ pub async fn measure(
     Ok(vec![
         plain("lifecycle, one node", one.jobs_per_second, "jobs/s"),
         plain("lifecycle, three nodes, three times the load", three.jobs_per_second, "jobs/s"),
-        plain("CPU a job, one node", one.us_per_job, "us"),
-        plain("CPU a job, three nodes, three times the load", three.us_per_job, "us"),
-        plain("CPU a job, to one node", three.us_per_job / one.us_per_job, "times"),
+        plain("CPU a job, one node", one.us(), "us"),
+        plain("of that PostgreSQL's", one.postgres_us, "us"),
+        plain("CPU a job, three nodes, three times the load", three.us(), "us"),
+        plain("of that PostgreSQL's, three nodes", three.postgres_us, "us"),
+        plain("CPU a job, to one node", three.us() / one.us(), "times"),
     ])
 }
 
@@ -127,7 +138,7 @@ async fn cost(
     tokio::time::sleep(ACQUAINTANCE).await;
     let used = async || {
         let of_nodes: f64 = nodes.iter().map(|it| process::cpu_seconds(it.pid())).sum();
-        anyhow::Ok(of_nodes + watched.usage().await?.postgres_seconds)
+        anyhow::Ok((of_nodes, watched.usage().await?.postgres_seconds))
     };
     let before = used().await?;
     let mut running = JoinSet::new();
@@ -136,7 +147,9 @@ async fn cost(
         running.spawn(async move {
             let target = Target { authority, api_key, payload_bytes: SMALL_PAYLOAD_BYTES };
             let targets = std::slice::from_ref(&target);
-            let (rate, ledger) = load::rate(targets, Step::Lifecycle, &queue, time).await?;
+            let parts = PROJECTS_PER_NODE / LOADS_PER_NODE;
+            let ran = load::rate_of_part(targets, Step::Lifecycle, &queue, time, parts);
+            let (rate, ledger) = ran.await?;
             anyhow::Ok((rate, ledger, target))
         });
     }
@@ -144,11 +157,13 @@ async fn cost(
     while let Some(ended) = running.join_next().await {
         done.push(ended??);
     }
-    let seconds = used().await? - before;
+    let after = used().await?;
     let jobs_per_second: f64 = done.iter().map(|it| it.0).sum();
     for (_, ledger, target) in done {
         ledger.check(&target, queue).await?;
     }
     let jobs = jobs_per_second * time.as_secs_f64();
-    Ok(Cost { jobs_per_second, us_per_job: seconds * 1e6 / jobs })
+    let us = |from: f64, to: f64| (to - from) * 1e6 / jobs;
+    let (nodes_us, postgres_us) = (us(before.0, after.0), us(before.1, after.1));
+    Ok(Cost { jobs_per_second, nodes_us, postgres_us })
 }

@@ -26,6 +26,8 @@ WORK = ROOT / "target" / "image"
 PACKAGES = ["base-files", "ca-certificates", "libc6", "libgcc-s1", "tzdata"]
 # Folders of these that no run reads.
 DROPPED = ["usr/share/doc-base", "usr/share/lintian", "usr/share/man", "usr/sbin", "usr/bin", "sbin"]
+# Folders of packages that only root reads.
+ROOTS = ["root"]
 # The user of the images of distroless, so that either image has the same right to mounted files.
 USER_ID = 65532
 USERS = f"root:x:0:0:root:/root:/sbin/nologin\nnonroot:x:{USER_ID}:{USER_ID}:nonroot:/:/sbin/nologin\n"
@@ -90,7 +92,7 @@ def layer(folder, moment):
             entry.uid = entry.gid = 0
             entry.uname = entry.gname = ""
             entry.mtime = moment
-            if entry.isreg():
+            if path.is_file() and not path.is_symlink():
                 # Hard links would depend on the order of extraction.
                 entry.type, entry.linkname, entry.size = tarfile.REGTYPE, "", path.stat().st_size
                 with path.open("rb") as file:
@@ -120,9 +122,13 @@ class Image:
 
 
 def build():
+    # The image's user is another one.
+    os.umask(0o022)
     program = pathlib.Path(os.environ.get("FENCEPOST_BINARY", ROOT / "target/release/fencepost"))
     if not program.exists():
         sys.exit(f"image: {program} is missing: `cargo build --locked --release -p fencepost`")
+    for old in WORK.glob("*.oci.tar"):
+        old.unlink()
     base, own = WORK / "base", WORK / "own"
     for folder in (base, own):
         shutil.rmtree(folder, ignore_errors=True)
@@ -194,10 +200,16 @@ def check():
             if digest not in config["rootfs"]["diff_ids"]:
                 sys.exit(f"image: the config does not list {digest}")
             with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+                hidden = [it.name for it in tar if not it.issym() and not it.mode & 0o004]
+                if hidden := [it for it in hidden if it not in ROOTS]:
+                    sys.exit(f"image: its user cannot read {hidden}")
                 tar.extractall(inside, filter="tar")
     entry = config["config"]["Entrypoint"][0]
     run = ["unshare", "--map-root-user", "--root", str(inside), entry, "--version"]
-    print(f"image: {printed(*run)} runs in it")
+    try:
+        print(f"image: {printed(*run)} runs in it")
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"image: the program does not run in it ({error}): has this host user namespaces?")
 
 
 if __name__ == "__main__":

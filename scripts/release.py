@@ -73,12 +73,14 @@ def list_parts(into):
 
 
 def changes(version):
-    """What the changelog says of a version; of one that is not released: what is not."""
+    """What the changelog says of a version."""
     text = (ROOT / "CHANGELOG.md").read_text()
     sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
     named = {section.split("\n")[0].split(" ")[0]: section for section in sections}
-    section = named.get(version) or named.get("Unreleased")
-    return section.partition("\n")[2].strip().replace("\n### ", "\n## ")
+    if version not in named:
+        sys.exit(f"release: CHANGELOG.md has no section {version}")
+    text = named[version].partition("\n")[2].strip()
+    return re.sub(r"^### ", "## ", text, flags=re.MULTILINE)
 
 
 def main():

@@ -1,10 +1,14 @@
 //! `fencepost doctor`: what keeps an instance from its work, and the command that ends it. For
 //! people on call: it reads, and changes nothing.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    path::PathBuf,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use anyhow::Context;
 use clap::Args;
+use fencepost_config::read_secret;
 use fencepost_store::{
     connection::{
         migrate::{self, Schema},
@@ -12,9 +16,14 @@ use fencepost_store::{
     },
     sweep::doctor::{self, AWAITS_STANDBY, Session, Slot},
 };
+use secrecy::{ExposeSecret, SecretString};
 use sqlx::{ConnectOptions, Connection, PgConnection, postgres::PgConnectOptions};
 
-use super::{certificate, findings::Findings, target::TargetArgs};
+use super::{
+    certificate::{self, Begins},
+    findings::Findings,
+    target::TargetArgs,
+};
 
 /// As the alert `FencepostSnapshotHeld`.
 const OLD_SNAPSHOT_SECONDS: i32 = 600;
@@ -52,6 +61,28 @@ pub struct DoctorArgs {
     /// Address of the instance whose certificate is looked at
     #[arg(long, env = "FENCEPOST_PUBLIC_URL", value_name = "URL")]
     public_url: Option<String>,
+
+    /// Redis whose certificates are looked at, as for `serve`
+    #[arg(long, env = "FENCEPOST_REDIS_URL", hide_env_values = true, value_name = "URL")]
+    redis_url: Option<SecretString>,
+
+    /// File with the URL of Redis
+    #[arg(
+        long,
+        env = "FENCEPOST_REDIS_URL_FILE",
+        value_name = "FILE",
+        conflicts_with = "redis_url"
+    )]
+    redis_url_file: Option<PathBuf>,
+}
+
+impl DoctorArgs {
+    fn redis_url(&self) -> anyhow::Result<Option<SecretString>> {
+        match &self.redis_url_file {
+            Some(file) => Ok(Some(read_secret(file)?.into())),
+            None => Ok(self.redis_url.clone()),
+        }
+    }
 }
 
 /// Looks at everything, and prints what it finds.
@@ -60,6 +91,7 @@ pub struct DoctorArgs {
 /// When something is wrong; a warning is no error.
 pub async fn run(args: DoctorArgs) -> anyhow::Result<()> {
     let mut findings = Findings::default();
+    let redis_url = args.redis_url()?;
     let mut owner = args.target.connect().await?;
     let mut admin = match &args.admin_url {
         Some(url) => {
@@ -71,6 +103,7 @@ pub async fn run(args: DoctorArgs) -> anyhow::Result<()> {
     let seen_by = admin.as_mut().unwrap_or(&mut owner);
     look_at_sessions(seen_by, &mut findings).await.context("sessions")?;
     look_at_slots(seen_by, &mut findings).await.context("replication")?;
+    look_at_archive(seen_by, &mut findings).await.context("the archive")?;
     look_at_tables(&mut owner, &mut findings).await.context("tables")?;
     look_at_nodes(&mut owner, &mut findings).await.context("nodes")?;
     look_at_loops(&mut owner, &mut findings).await.context("loops")?;
@@ -80,7 +113,11 @@ pub async fn run(args: DoctorArgs) -> anyhow::Result<()> {
         admin.close().await?;
     }
     if let Some(url) = &args.public_url {
-        look_at_certificate(url, &mut findings).await;
+        look_at_certificate(url, certificate::end(url).await, &mut findings);
+    }
+    look_at_database(&args.target.options()?, &mut findings).await;
+    if let Some(url) = redis_url {
+        look_at_redis(url.expose_secret(), &mut findings).await;
     }
     findings.print()
 }
@@ -185,6 +222,20 @@ async fn look_at_slots(conn: &mut PgConnection, findings: &mut Findings) -> sqlx
                 standbys.all
             ),
         ),
+    }
+    Ok(())
+}
+
+async fn look_at_archive(conn: &mut PgConnection, findings: &mut Findings) -> sqlx::Result<()> {
+    let Some(archiver) = doctor::archiver(conn).await? else { return Ok(()) };
+    match archiver.failed_wal {
+        Some(wal) => {
+            let text = format!(
+                "{wal} could not be archived: WAL stays, and a restore would lack it. Next: read PostgreSQL's log, and see whether the archive is full or not mounted"
+            );
+            findings.bad("archive", text);
+        }
+        None => findings.good("archive", format!("{} is the last WAL in it", archiver.last_wal)),
     }
     Ok(())
 }
@@ -299,18 +350,37 @@ async fn look_at_clock(conn: &mut PgConnection, findings: &mut Findings) -> sqlx
     Ok(())
 }
 
-async fn look_at_certificate(url: &str, findings: &mut Findings) {
-    match certificate::end(url).await {
-        Ok(None) => findings.doubtful("tls", format!("{url} is not encrypted")),
+/// Without TLS it is in a network of one's own.
+async fn look_at_database(database: &PgConnectOptions, findings: &mut Findings) {
+    if database.get_socket().is_some() || database.get_host().starts_with('/') {
+        return;
+    }
+    let (host, port) = (database.get_host(), database.get_port());
+    let end = certificate::end_of_store(host, port, Begins::AsPostgres).await;
+    if !matches!(end, Ok(None)) {
+        look_at_certificate(&format!("PostgreSQL at {host}:{port}"), end, findings);
+    }
+}
+
+async fn look_at_redis(url: &str, findings: &mut Findings) {
+    for (host, port) in certificate::tls_hosts(url) {
+        let end = certificate::end_of_store(&host, port, Begins::AtOnce).await;
+        look_at_certificate(&format!("Redis at {host}:{port}"), end, findings);
+    }
+}
+
+fn look_at_certificate(of: &str, end: anyhow::Result<Option<Duration>>, findings: &mut Findings) {
+    match end {
+        Ok(None) => findings.doubtful("tls", format!("{of} is not encrypted")),
         Ok(Some(end)) => {
             let left = end.saturating_sub(now());
             let days = left.as_secs() / 86_400;
-            let text = format!("that of {url} ends in {days} days");
+            let text = format!("that of {of} ends in {days} days");
             match left < CERTIFICATE_SOON {
                 true => findings.bad("tls", format!("{text}. Next: renew it")),
                 false => findings.good("tls", text),
             }
         }
-        Err(error) => findings.bad("tls", format!("{url}: {error:#}")),
+        Err(error) => findings.bad("tls", format!("{of}: {error:#}")),
     }
 }

@@ -26,9 +26,15 @@ impl TargetArgs {
     /// # Errors
     /// When none is configured, or it does not answer.
     pub async fn connect(&self) -> anyhow::Result<PgConnection> {
-        let options: PgConnectOptions =
-            self.url()?.parse().context("the database's URL is invalid")?;
-        options.connect().await.context("the database does not answer")
+        self.options()?.connect().await.context("the database does not answer")
+    }
+
+    /// How it is reached.
+    ///
+    /// # Errors
+    /// When none is configured, or its URL is invalid.
+    pub fn options(&self) -> anyhow::Result<PgConnectOptions> {
+        self.url()?.parse().context("the database's URL is invalid")
     }
 
     /// The configured database; else that of a running `dev`; else `DATABASE_URL`, which may be

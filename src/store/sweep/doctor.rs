@@ -321,3 +321,30 @@ pub async fn clock(conn: &mut PgConnection) -> sqlx::Result<f64> {
     let now = sqlx::raw_sql("select extract(epoch from clock_timestamp())::float8");
     Ok(now.fetch_one(conn).await?.get(0))
 }
+
+/// What PostgreSQL archives.
+#[derive(Debug)]
+pub struct Archiver {
+    /// Empty: none since its start.
+    pub last_wal: String,
+    /// The file that could not be archived, and was not since.
+    pub failed_wal: Option<String>,
+}
+
+/// The state of PostgreSQL's archive; none, if it has none.
+pub async fn archiver(conn: &mut PgConnection) -> sqlx::Result<Option<Archiver>> {
+    sqlx::query_as!(
+        Archiver,
+        r#"
+        select coalesce(last_archived_wal, '') "last_wal!",
+               case
+                   when last_failed_time > coalesce(last_archived_time, '-infinity')
+                   then last_failed_wal
+               end as failed_wal
+        from pg_stat_archiver
+        where current_setting('archive_mode') <> 'off'
+        "#,
+    )
+    .fetch_optional(conn)
+    .await
+}

@@ -9,7 +9,7 @@ create table usage_days (
     dead_lettered bigint not null default 0,
     -- Calls of the API.
     requests bigint not null default 0,
-    -- Time that polls waited for jobs.
+    -- Time that polls of workers took.
     poll_ms bigint not null default 0,
     log_bytes bigint not null default 0,
     -- Stored bytes, looked at once an hour.

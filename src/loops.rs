@@ -74,7 +74,7 @@ const MAX_GAUGE_NODES: u32 = 6;
 /// The pause is this many times as long as the database counted queues: however many there are, the
 /// nodes together keep a core busy for 1 % of the time, or as little as the longest period allows.
 const GAUGES_PAUSE_FACTOR: u32 = 100;
-/// No gauge is older, however many queues there are.
+/// The longest pause, however many queues there are.
 const MAX_GAUGES_PERIOD: Duration = Duration::from_secs(60);
 /// A node counts as gone after three of these without a sign of life.
 const NODES_PERIOD: Duration = Duration::from_secs(4);

@@ -2,14 +2,14 @@
 
 use std::io;
 
-use anyhow::Context;
-use chrono::{Months, NaiveDate};
+use chrono::NaiveDate;
 use clap::Args;
-use fencepost_domain::{ids::ProjectId, usage::month};
+use fencepost_domain::usage::month;
 use fencepost_store::{
     people::usage::present_month,
     sweep::usage::{ReportedDay, report},
 };
+use futures_util::TryStreamExt;
 
 use super::target::TargetArgs;
 
@@ -45,27 +45,22 @@ fn read_month(text: &str) -> Result<NaiveDate, &'static str> {
     month(text).ok_or("must be a month such as 2026-11")
 }
 
-/// Prints a row for each project and day, in the order of days.
+/// Prints a row for each project and day, in the order of days, and one without a day for what the
+/// days of the month no more show.
 ///
 /// # Errors
 /// When the database does not answer.
 pub async fn run(args: UsageArgs) -> anyhow::Result<()> {
     let mut conn = args.target.connect().await?;
-    let first = match args.month {
+    let month = match args.month {
         Some(month) => month,
         None => present_month(&mut conn).await?,
     };
-    let end = first.checked_add_months(Months::new(1)).context("there is no later month")?;
     let mut table = csv::Writer::from_writer(io::stdout().lock());
     table.write_record(COLUMNS)?;
-    let mut after = (first, ProjectId(0));
-    loop {
-        let page = report(&mut conn, after, end).await?;
-        let Some(last) = page.last() else { break };
-        after = (last.day, last.project_id);
-        for row in page {
-            table.write_record(fields(&row))?;
-        }
+    let mut rows = report(&mut conn, month);
+    while let Some(row) = rows.try_next().await? {
+        table.write_record(fields(&row))?;
     }
     Ok(table.flush()?)
 }
@@ -83,7 +78,7 @@ fn fields(row: &ReportedDay) -> Vec<String> {
         used.byte_hours,
     ];
     let names = [
-        row.day.to_string(),
+        row.day.map(|it| it.to_string()).unwrap_or_default(),
         row.public_id.to_string(),
         row.slug.clone(),
         row.plan.clone(),

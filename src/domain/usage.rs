@@ -15,7 +15,7 @@ pub struct Used {
     pub dead_lettered: i64,
     /// Calls of the API.
     pub requests: i64,
-    /// Time that polls waited for jobs, in milliseconds.
+    /// Time that polls of workers took, in milliseconds.
     pub poll_ms: i64,
     /// Bytes of stored logs.
     pub log_bytes: i64,
@@ -24,7 +24,7 @@ pub struct Used {
 }
 
 impl Used {
-    /// Time that polls waited for jobs, in whole seconds.
+    /// Time that polls of workers took, in whole seconds.
     #[must_use]
     pub const fn poll_seconds(&self) -> i64 {
         self.poll_ms / 1_000

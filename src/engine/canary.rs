@@ -97,6 +97,7 @@ impl Canary {
                 queues: vec![self.queue.clone()],
                 capacity: POLLED_JOBS,
                 wait: TIMEOUT,
+                is_of_server: true,
                 ..Poll::new(project_id)
             };
             let polled = dispatch::poll(engine, poll, &CancellationToken::new(), pending()).await?;

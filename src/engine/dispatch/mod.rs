@@ -50,7 +50,7 @@ pub async fn poll(
     revoked: impl Future<Output = Error>,
 ) -> Result<PollAnswer, Error> {
     engine.backlogs.full.admit_poll(poll.project_id)?;
-    let _waits = engine.usage.waiting(poll.project_id);
+    let _waits = (!poll.is_of_server).then(|| engine.usage.waiting(poll.project_id));
     let wait = poll.wait;
     let worker = Presence::of(engine, poll.project_id, poll.worker_id.as_deref()).await?;
     let spec = poll.spec(worker.labels());

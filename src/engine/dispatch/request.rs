@@ -34,6 +34,8 @@ pub struct Poll {
     pub poll_id: Option<Uuid>,
     /// How long to wait for the first job.
     pub wait: Duration,
+    /// The server itself polls, for a push or its canary: that is no usage of the project.
+    pub is_of_server: bool,
 }
 
 impl Poll {
@@ -52,6 +54,7 @@ impl Poll {
             default_lease_seconds: None,
             poll_id: None,
             wait: Duration::ZERO,
+            is_of_server: false,
         }
     }
 

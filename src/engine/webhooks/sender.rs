@@ -253,6 +253,7 @@ impl Sender {
             capacity: u32::try_from(room).unwrap_or(1).min(MAX_POLL_CAPACITY),
             lease_seconds: target_queue.lease_seconds,
             wait: POLL_WAIT,
+            is_of_server: true,
             ..Poll::new(target_queue.jobs_of)
         };
         let gone = target_queue.ended.child_token();

@@ -91,6 +91,17 @@ impl Shared {
         &self.app.accounts.public_url
     }
 
+    /// Names the caller's project, and counts the call for it.
+    fn name_project(&self, headers: &mut HeaderMap, report: &CallReport) {
+        if let Some(project_id) = report.project() {
+            self.app.engine.usage.answered(project_id);
+        }
+        let project = report.public_id().map(|it| HeaderValue::from_str(&it.to_string()));
+        if let Some(Ok(value)) = project {
+            headers.insert(PROJECT, value);
+        }
+    }
+
     fn mark_deprecated(&self, it: &Deprecated, response: &mut Response, report: &CallReport) {
         if let Err(error) = it.write_headers(response.headers_mut(), self.public_url()) {
             tracing::error!(%error, "the headers of a deprecated operation were not set");
@@ -142,10 +153,7 @@ pub async fn pass(
     if let Ok(value) = HeaderValue::from_str(&request_id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
-    write_project(response.headers_mut(), &report);
-    if let Some(project_id) = report.project() {
-        shared.app.engine.usage.answered(project_id);
-    }
+    shared.name_project(response.headers_mut(), &report);
     if let Some((budget, standing)) = report.charged() {
         write_limits(response.headers_mut(), budget, standing);
     }
@@ -280,13 +288,6 @@ fn find_client(request: &mut Request, request_id: &str) -> Arc<str> {
     let address = Arc::clone(&client.address);
     request.extensions_mut().insert(client);
     address
-}
-
-fn write_project(headers: &mut HeaderMap, report: &CallReport) {
-    let project = report.public_id().map(|it| HeaderValue::from_str(&it.to_string()));
-    if let Some(Ok(value)) = project {
-        headers.insert(PROJECT, value);
-    }
 }
 
 /// `X-RateLimit-*` with the reset as Unix time, as clients of those names read it; and `RateLimit`

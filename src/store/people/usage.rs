@@ -5,23 +5,26 @@ use sqlx::PgConnection;
 
 use fencepost_domain::{ids::ProjectId, usage::Used};
 
-/// Adds what a node counted to the present day (UTC).
+/// Adds what a node counted to the present day (UTC). Deliveries and the canary's jobs are jobs of
+/// projects that no customer has.
 pub async fn add(conn: &mut PgConnection, counted: &[(ProjectId, Used)]) -> sqlx::Result<()> {
     let column = |of: fn(&Used) -> i64| counted.iter().map(|it| of(&it.1)).collect::<Vec<_>>();
     sqlx::query!(
         "
         insert into usage_days (project_id, day, enqueued, claimed, succeeded, dead_lettered,
                                 requests, poll_ms, log_bytes)
-        select project_id, (now() at time zone 'UTC')::date, sum(enqueued)::bigint,
+        select sent.project_id, (now() at time zone 'UTC')::date, sum(enqueued)::bigint,
                sum(claimed)::bigint, sum(succeeded)::bigint, sum(dead_lettered)::bigint,
                sum(requests)::bigint, sum(poll_ms)::bigint, sum(log_bytes)::bigint
         from unnest($1::int[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[],
                     $6::bigint[], $7::bigint[], $8::bigint[])
             as sent(project_id, enqueued, claimed, succeeded, dead_lettered, requests, poll_ms,
                     log_bytes)
-        group by project_id
+        join projects on projects.id = sent.project_id
+        where kind = 'user'
+        group by sent.project_id
         -- One order for all nodes, so that concurrent flushes cannot deadlock.
-        order by project_id
+        order by sent.project_id
         on conflict (project_id, day) do update
         set enqueued = usage_days.enqueued + excluded.enqueued,
             claimed = usage_days.claimed + excluded.claimed,
@@ -52,20 +55,31 @@ pub async fn present_month(conn: &mut PgConnection) -> sqlx::Result<NaiveDate> {
         .await
 }
 
-/// The days of a month on which a project used something.
+/// What a project used in a month: on each of its days, and without a day what its days no more
+/// show, as they are too old, or were not counted yet.
 pub async fn days(
     conn: &mut PgConnection,
     project_id: ProjectId,
     month: NaiveDate,
-) -> sqlx::Result<Vec<(NaiveDate, Used)>> {
+) -> sqlx::Result<Vec<(Option<NaiveDate>, Used)>> {
     let rows = sqlx::query!(
-        "
-        select day, enqueued, claimed, succeeded, dead_lettered, requests, poll_ms, log_bytes,
-               byte_hours
-        from usage_days
-        where project_id = $1 and day >= $2 and day < $2 + interval '1 month'
+        r#"
+        select day "day?", enqueued "enqueued!", claimed "claimed!", succeeded "succeeded!",
+               dead_lettered "dead_lettered!", requests "requests!", poll_ms "poll_ms!",
+               log_bytes "log_bytes!", byte_hours "byte_hours!"
+        from (
+            select null::date as day, enqueued, claimed, succeeded, dead_lettered, requests,
+                   poll_ms, log_bytes, byte_hours
+            from usage_months
+            where project_id = $1 and month = $2
+            union all
+            select day, enqueued, claimed, succeeded, dead_lettered, requests, poll_ms, log_bytes,
+                   byte_hours
+            from usage_days
+            where project_id = $1 and day >= $2 and day < $2 + interval '1 month'
+        ) used
         order by day
-        ",
+        "#,
         project_id.0,
         month,
     );
@@ -83,24 +97,4 @@ pub async fn days(
         (row.day, used)
     });
     Ok(rows.collect())
-}
-
-/// What a project used in a month without its [`days`]: those that are kept no more, and what was
-/// counted before days were.
-pub async fn before_days(
-    conn: &mut PgConnection,
-    project_id: ProjectId,
-    month: NaiveDate,
-) -> sqlx::Result<Used> {
-    let used = sqlx::query_as!(
-        Used,
-        "
-        select enqueued, claimed, succeeded, dead_lettered, requests, poll_ms, log_bytes, byte_hours
-        from usage_months
-        where project_id = $1 and month = $2
-        ",
-        project_id.0,
-        month,
-    );
-    Ok(used.fetch_optional(conn).await?.unwrap_or_default())
 }

@@ -7,8 +7,8 @@ use fencepost_domain::ids::ProjectId;
 /// Rows of one statement.
 pub const MAX_PURGED_ROWS: u64 = 2_000;
 
-/// Every table with rows of projects but the audit log, which outlives them; in the order of
-/// deletion: schedules before the jobs that they create, and jobs before what belongs to them.
+/// Every table with rows of projects but the audit log and usage, which outlive them; in the order
+/// of deletion: schedules before the jobs that they create, and jobs before what belongs to them.
 pub const TENANT_TABLES: &[&str] = &[
     "recurring_schedules",
     "event_subscriptions",

@@ -1,6 +1,7 @@
 //! Usage of all projects: bytes that are stored from hour to hour, reports, and old days.
 
 use chrono::NaiveDate;
+use futures_util::stream::BoxStream;
 use sqlx::PgConnection;
 
 use fencepost_domain::{
@@ -10,8 +11,6 @@ use fencepost_domain::{
 
 /// Projects whose stored bytes one statement adds.
 const MAX_ADDED_PROJECTS: i64 = 1_000;
-/// Rows of one page of a report.
-pub const MAX_REPORTED_ROWS: i64 = 1_000;
 
 /// Begins the present hour, unless it was begun. What is missing of an earlier one stays so: a
 /// project pays for no hour that was not looked at.
@@ -113,7 +112,7 @@ pub async fn note_added(conn: &mut PgConnection, last: Option<ProjectId>) -> sql
 }
 
 /// Adds days that are older than this to their months, up to [`super::MAX_SWEEP_ROWS`] days of
-/// projects. Returns how many.
+/// projects, a number that the statement carries as a literal. Returns how many.
 pub async fn fold_days(conn: &mut PgConnection, keep_days: i32) -> sqlx::Result<u64> {
     let folded = sqlx::query_scalar!(
         r#"
@@ -157,40 +156,47 @@ pub async fn fold_days(conn: &mut PgConnection, keep_days: i32) -> sqlx::Result<
 /// A row of a report.
 #[derive(Debug)]
 pub struct ReportedDay {
-    pub project_id: ProjectId,
     pub public_id: ProjectPublicId,
     pub slug: String,
     pub plan: String,
     pub is_deleted: bool,
-    pub day: NaiveDate,
+    /// None: what the days of the month no more show.
+    pub day: Option<NaiveDate>,
     pub used: Used,
 }
 
-/// The days of all projects after a day of one of them, up to and without `end`: in the order of
-/// days, then of projects.
-pub async fn report(
+/// What all projects used in a month, on each day, and without a day what the days no more show:
+/// those that are too old, and what was counted before days were. One statement: a day that becomes
+/// a part of its month meanwhile must not count twice.
+pub fn report(
     conn: &mut PgConnection,
-    after: (NaiveDate, ProjectId),
-    end: NaiveDate,
-) -> sqlx::Result<Vec<ReportedDay>> {
+    month: NaiveDate,
+) -> BoxStream<'_, sqlx::Result<ReportedDay>> {
     let rows = sqlx::query!(
         r#"
-        select days.project_id "project_id: ProjectId", public_id "public_id: ProjectPublicId",
-               slug, plan, deleted_at is not null "is_deleted!", day, enqueued, claimed, succeeded,
-               dead_lettered, requests, poll_ms, log_bytes, byte_hours
-        from usage_days days
-        join projects on projects.id = days.project_id
-        where (day, project_id) > ($1, $2) and day < $3
-        order by day, project_id
-        limit $4
+        select public_id "public_id: ProjectPublicId", slug, plan,
+               deleted_at is not null "is_deleted!", day "day?", enqueued "enqueued!",
+               claimed "claimed!", succeeded "succeeded!", dead_lettered "dead_lettered!",
+               requests "requests!", poll_ms "poll_ms!", log_bytes "log_bytes!",
+               byte_hours "byte_hours!"
+        from (
+            select project_id, null::date as day, enqueued, claimed, succeeded, dead_lettered,
+                   requests, poll_ms, log_bytes, byte_hours
+            from usage_months
+            where month = $1
+            union all
+            select project_id, day, enqueued, claimed, succeeded, dead_lettered, requests, poll_ms,
+                   log_bytes, byte_hours
+            from usage_days
+            where day >= $1 and day < $1 + interval '1 month'
+        ) used
+        join projects on projects.id = used.project_id
+        where kind = 'user'
+        order by day nulls first, used.project_id
         "#,
-        after.0,
-        after.1.0,
-        end,
-        MAX_REPORTED_ROWS,
+        month,
     );
-    let rows = rows.fetch_all(conn).await?.into_iter().map(|row| ReportedDay {
-        project_id: row.project_id,
+    let rows = rows.map(|row| ReportedDay {
         public_id: row.public_id,
         slug: row.slug,
         plan: row.plan,
@@ -207,5 +213,5 @@ pub async fn report(
             byte_hours: row.byte_hours,
         },
     });
-    Ok(rows.collect())
+    rows.fetch(conn)
 }

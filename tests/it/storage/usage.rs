@@ -1,7 +1,8 @@
 //! What a project used, by month and by day, and the operator's table of it.
 
+use fencepost_domain::{ids::ProjectId, usage::Used};
 use fencepost_engine::{Engine, maintenance::byte_hours};
-use fencepost_store::sweep::usage::fold_days;
+use fencepost_store::{people::usage::add, sweep::usage::fold_days};
 use serde_json::{Value, json};
 
 use crate::{
@@ -42,7 +43,7 @@ fn usage_is_added_up_by_day_and_by_month() {
         assert!(t.polled(waits).await.is_empty());
         let usage = eventually("all of it to be counted", async || {
             let usage = t.get("/v1/usage").await.is(200);
-            let is_counted = usage["jobs_succeeded"] == 1 && usage["poll_seconds"] == 1;
+            let is_counted = usage["jobs_succeeded"] == 1 && usage["poll_seconds"] != 0;
             (is_counted && usage["live_jobs"] == 0).then_some(usage)
         })
         .await;
@@ -51,10 +52,11 @@ fn usage_is_added_up_by_day_and_by_month() {
         };
         assert_eq!((enqueued, attempts, dead, log_bytes), (1, 1, 0, 2_000));
         assert!((6..1_000).contains(&requests), "{requests}");
-        let day = &usage["days"].as_array().expect("days")[0];
-        assert_eq!(amounts(day), amounts(&usage));
+        let days = usage["days"].as_array().expect("days");
+        let of_job = days.iter().find(|it| it["jobs_succeeded"] == 1).expect("its day");
+        assert_eq!((&of_job["log_bytes"], &of_job["attempts"]), (&json!(2_000), &json!(1)));
         let month = usage["month"].as_str().expect("a month");
-        assert!(day["day"].as_str().expect("a day").starts_with(month), "{day}");
+        assert!(of_job["day"].as_str().expect("a day").starts_with(month), "{of_job}");
         let same = t.get(&format!("/v1/usage?month={month}")).await.is(200);
         assert_eq!(same["jobs_enqueued"], 1);
         let none = t.get("/v1/usage?month=2001-01").await.is(200);
@@ -85,9 +87,11 @@ fn stored_bytes_count_once_an_hour_on_any_number_of_nodes() {
             where n <> 7;
             insert into stored_bytes (project_id, bytes) select n, 100 from generate_series(1, 9) n;
             update queue_counts set active = 0 where project_id = 8;
-            update stored_bytes set bytes = 0 where project_id = 8;
-            update usage_hour set hour = hour - interval '1 hour'";
+            update stored_bytes set bytes = 0 where project_id = 8";
         database.execute(fill).await;
+        // An hour that is still to come: no other one begins while this runs.
+        let begin = "update usage_hour
+                     set hour = date_trunc('hour', now()) + interval '1 day', after_project = 0";
         let nodes = [database.engine(), database.engine()];
         let bytes = async |project: i32| {
             let sum = "select coalesce(sum(byte_hours), 0)::bigint from usage_days";
@@ -95,6 +99,7 @@ fn stored_bytes_count_once_an_hour_on_any_number_of_nodes() {
         };
         let rows = "select count(*) from usage_days";
         for hours in 1..=2 {
+            database.execute(begin).await;
             tokio::join!(drain(&nodes[0]), drain(&nodes[1]));
             // The other one may have left while this one still had the last page.
             drain(&nodes[0]).await;
@@ -102,10 +107,12 @@ fn stored_bytes_count_once_an_hour_on_any_number_of_nodes() {
             assert_eq!(bytes(7).await, hours * 100);
             assert_eq!(bytes(1_500).await, hours * 2 * 1_024);
             assert_eq!(database.number(rows).await, 2_500 - 3, "not 8, its outbox, the canary");
-            drain(&nodes[1]).await;
-            let began = "update usage_hour set hour = hour - interval '1 hour'";
-            database.execute(began).await;
         }
+        drain(&nodes[1]).await;
+        assert_eq!(bytes(7).await, 2 * 100, "all of this hour are added");
+        database.execute("update usage_hour set hour = now() - interval '2 hours'").await;
+        drain(&nodes[1]).await;
+        assert_eq!(bytes(7).await, 3 * 100, "the present hour");
     });
 }
 
@@ -158,7 +165,9 @@ fn operators_get_a_table_of_all_projects_and_days() {
              select id, day, 5, 61999, 1 << 20
              from projects, unnest(array[{LAST_MONTH} - 1, {LAST_MONTH}, {LAST_MONTH} + 20,
                                          ({LAST_MONTH} + interval '1 month')::date]) day
-             where slug in ('main', 'gone')"
+             where slug in ('main', 'gone');
+             insert into usage_months (project_id, month, requests)
+             select id, {LAST_MONTH}, 7 from projects where slug = 'main'"
         );
         t.database.execute(&fill).await;
         let month = last_month(&t.database).await;
@@ -166,18 +175,42 @@ fn operators_get_a_table_of_all_projects_and_days() {
         let lines: Vec<_> = table.lines().collect();
         let columns = "day,project,slug,plan,is_deleted,jobs_enqueued,attempts,jobs_succeeded,\
                        jobs_dead_lettered,requests,poll_seconds,log_bytes,stored_byte_hours";
-        assert_eq!((lines.len(), lines[0]), (5, columns), "{table}");
+        assert_eq!((lines.len(), lines[0]), (6, columns), "{table}");
+        let rest = format!(",{},main,unlimited,false,0,0,0,0,7,0,0,0", t.id);
+        assert_eq!(lines[1], rest, "what days no more show");
         let own = format!("{month}-01,{},main,unlimited,false,0,0,0,0,5,61,0,1048576", t.id);
-        assert_eq!(lines[1], own);
+        assert_eq!(lines[2], own);
         let gone = "gone,\"a \"\"large\"\", old plan\",true,0,0,0,0,5,61,0,1048576";
         assert!(
-            lines[4].starts_with(&format!("{month}-21,proj_")) && lines[4].ends_with(gone),
+            lines[5].starts_with(&format!("{month}-21,proj_")) && lines[5].ends_with(gone),
             "{table}"
         );
-        let present = t.database.text("select to_char(now() at time zone 'UTC', 'YYYY-MM')").await;
-        assert_eq!(printed(t, &["usage"]), printed(t, &["usage", "--month", &present]));
+        let present = format!("select ({LAST_MONTH} + interval '1 month')::date::text");
+        let present = t.database.text(&present).await;
+        let table = printed(t, &["usage"]);
+        assert!(table.lines().skip(1).all(|it| it[..7] == present[..7]), "{table}");
+        assert!(table.contains(&format!("{present},{},main,", t.id)), "{table}");
         let refused = operate(t, &["usage", "--month", "2024-2"]);
         let text = String::from_utf8(refused.stderr).expect("text");
         assert!(refused.status.code() == Some(2) && text.contains("such as 2026-11"), "{text}");
+    });
+}
+
+#[test]
+fn deliveries_and_the_canary_use_nothing() {
+    limited(async {
+        let database = fresh_database().await;
+        let fill = "
+            insert into projects (id, public_id, slug, name, plan, mode, kind, owner_project_id)
+            overriding system value
+            values (101, gen_random_uuid(), 'one', 'One', 'free', 'live', 'user', null),
+                   (102, gen_random_uuid(), '.outbox', 'O', 'unlimited', 'live', 'outbox', 101),
+                   (103, gen_random_uuid(), '.canary', 'C', 'unlimited', 'live', 'canary', null)";
+        database.execute(fill).await;
+        let counted =
+            [101, 102, 103].map(|id| (ProjectId(id), Used { enqueued: 5, ..Used::default() }));
+        add(&mut database.connect().await, &counted).await.expect("it runs");
+        let sum = "select sum(enqueued)::bigint from usage_days";
+        assert_eq!(database.number(sum).await, 5);
     });
 }

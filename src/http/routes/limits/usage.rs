@@ -43,13 +43,15 @@ pub struct Usage {
     pub jobs_succeeded: i64,
     /// Jobs that became dead letters.
     pub jobs_dead_lettered: i64,
-    /// Calls of the API with a key of the project, or on it by a member; refused ones as well.
+    /// Calls of the API with a key of the project, or on it by a member, without those that are
+    /// refused because of who calls; pages of the console are none.
     pub requests: i64,
-    /// Time that polls took, most of which they waited for jobs.
+    /// Time that polls of workers took, most of which they waited for jobs.
     pub poll_seconds: i64,
     /// Bytes of logs that were stored.
     pub log_bytes: i64,
-    /// Stored bytes, added up once an hour: a gibibyte that is stored for a day adds 25,769,803,776.
+    /// Stored bytes, added up once an hour: a gibibyte that is stored for a day adds
+    /// 25,769,803,776.
     pub stored_byte_hours: i64,
     /// Jobs that wait or run now.
     pub live_jobs: i64,
@@ -128,7 +130,7 @@ pub async fn get(
         None => usage::present_month(&mut conn).await?,
     };
     let days = usage::days(&mut conn, project_id, month).await?;
-    let mut used = usage::before_days(&mut conn, project_id, month).await?;
+    let mut used = Used::default();
     days.iter().for_each(|it| used += it.1);
     Ok(Reply(Usage {
         month: month.format("%Y-%m").to_string(),
@@ -142,6 +144,6 @@ pub async fn get(
         stored_byte_hours: used.byte_hours,
         live_jobs,
         stored_bytes,
-        days: days.into_iter().map(|(day, used)| UsageDay::new(day, used)).collect(),
+        days: days.into_iter().filter_map(|(day, used)| Some(UsageDay::new(day?, used))).collect(),
     }))
 }

@@ -6,8 +6,9 @@
                           not run again. With the name of a step, only it and later ones are run.
   checks.py slowest       the slowest steps and tests of the last `day` in this clone
 
-Steps run in two lanes, side by side. The main lane compiles and tests. The side lane installs,
-lints, or uses one core where the main lane uses the other.
+Steps run in lanes, side by side. The main lane compiles and tests. The side lane installs, lints,
+or uses one core where the main lane uses the other. The rest lane compiles what is needed late, and
+takes what the others leave.
 """
 
 import dataclasses
@@ -34,6 +35,8 @@ TABLE_BEGINS, TABLE_ENDS = "<!-- night begins -->\n", "<!-- night ends -->\n"
 # Machines differ by a factor of two, so a slow run is reported and does not fail.
 WARN_ABOVE_SECONDS = 36 * 60
 SHOWN_SLOWEST = 20
+# The least share of the processors that a process can ask for.
+MOST_NICE = 19
 # The pause between two looks at running steps.
 LOOK_SECONDS = 0.1
 
@@ -68,6 +71,8 @@ class Step:
     about: str = ""
     # It runs once these have ended: both need the same files, or all of the machine.
     apart_from: tuple = ()
+    # It takes only what other steps leave of the processors.
+    yields: bool = False
 
 
 PREPARE = [
@@ -117,7 +122,8 @@ NIGHT = PREPARE + [
          f"{CHAOS} mutants --program target/planted/fencepost --results docs/proof.jsonl && "
          f"{CHAOS} page --results docs/proof.jsonl --page docs/proof.md",
          ("build", "install-chaos"), apart_from=("model",), about="every planted bug is caught"),
-    Step("upgrade", "sh scripts/upgrade.sh", ("build", "install-chaos"),
+    Step("last-release", "sh scripts/upgrade.sh build", ("restore",), "rest", yields=True),
+    Step("upgrade", "sh scripts/upgrade.sh", ("build", "install-chaos", "last-release"),
          about="nodes of the last release and of this code on one database, 120 s of faults"),
     Step("rehearsal", "sh scripts/rehearsal.sh", ("build", "install-chaos"), apart_from=("model",),
          about="the leader of PostgreSQL under Patroni is killed: no accepted job is lost"),
@@ -136,15 +142,17 @@ NIGHT = PREPARE + [
          ("restore",), env={"RUSTDOCFLAGS": "-D warnings"},
          about="the API reference of all crates, without warnings"),
     Step("lints", "cargo clippy --locked --profile quick -p fencepost -- -D warnings",
-         ("restore",), about="the server as it is released, without assertions and fail points"),
+         ("restore",), "rest", yields=True,
+         about="the server as it is released, without assertions and fail points"),
+    Step("release", "cargo build --locked --release -p fencepost -p fencepost-bench", ("restore",),
+         "rest", env=RELEASE, yields=True),
     # Databases in memory would slow the measurements down.
-    Step("clean", "make --no-print-directory clean-test",
-         apart_from=("long-tests", "histories", "deadlocks", "soak")),
-    Step("release", "cargo build --locked --release -p fencepost -p fencepost-bench", ("clean",),
-         env=RELEASE),
-    Step("isolation", f"{BENCH} --isolation", ("release",),
+    Step("clean", "make --no-print-directory clean-test", ("release",),
+         apart_from=("long-tests", "histories", "deadlocks", "soak", "upgrade", "postgres-18",
+                     "mutants", "e2e", "clients", "fuzz", "documentation", "lints")),
+    Step("isolation", f"{BENCH} --isolation", ("clean",),
          about="ten attacks by another tenant stay within the bound"),
-    Step("abuse", f"{BENCH} --abuse", ("release",),
+    Step("abuse", f"{BENCH} --abuse", ("clean",),
          about="nineteen attacks by a stranger, and a control, stay within the bound"),
 ]
 
@@ -221,7 +229,18 @@ def start(step):
     return subprocess.Popen(
         step.command, shell=True, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=out,
         stderr=out and subprocess.STDOUT, start_new_session=True,
+        preexec_fn=yield_to_others if step.yields else None,
     )
+
+
+def yield_to_others():
+    """Where Linux groups processes by their sessions, a group has a value of its own, and `nice`
+    counts only within it."""
+    os.nice(MOST_NICE)
+    try:
+        pathlib.Path("/proc/self/autogroup").write_text(str(MOST_NICE))
+    except OSError:
+        pass
 
 
 def show_end(step, has_passed):

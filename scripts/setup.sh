@@ -80,7 +80,8 @@ if [ "${1:-}" = test ]; then
 fi
 [ -n "$missing" ] || exit 0
 
-command="apt-get install -y --no-install-recommends$missing"
+# Another installation may be under way.
+command="apt-get -o DPkg::Lock::Timeout=120 install -y --no-install-recommends$missing"
 command -v apt-get >/dev/null 2>&1 ||
     fail "missing:$missing (PostgreSQL $MIN_POSTGRES or newer). Install them and try again."
 [ "$(id -u)" = 0 ] || command -v sudo >/dev/null 2>&1 ||

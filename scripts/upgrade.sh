@@ -1,7 +1,8 @@
 #!/bin/sh
 # Runs clients and faults for two minutes against nodes of the last release and of this code, which
 # share one database. The last release is the commit that last changed migrations/released.
-# Requires target/debug/fencepost and target/debug/fencepost-chaos, built with the workspace.
+# Requires target/debug/fencepost and target/debug/fencepost-chaos, built with the workspace. With the
+# argument `build`, only builds the last release.
 set -eu
 cd "$(dirname "$0")/.."
 SECONDS_OF_FAULTS=120
@@ -24,4 +25,5 @@ if [ "$(cat "$place/commit" 2>/dev/null)" != "$commit" ]; then
     rm -rf "$place/target" "$place/source"
     echo "$commit" >"$place/commit"
 fi
+[ "${1:-}" != build ] || exit 0
 exec target/debug/fencepost-chaos run --previous "$place/fencepost" --seconds "$SECONDS_OF_FAULTS"

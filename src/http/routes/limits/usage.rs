@@ -66,6 +66,7 @@ pub struct Usage {
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct UsageDay {
     /// The day (UTC).
+    #[schema(example = "2026-11-30")]
     pub day: NaiveDate,
     /// Jobs that were enqueued.
     pub jobs_enqueued: i64,

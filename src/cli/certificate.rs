@@ -20,12 +20,12 @@ use x509_parser::parse_x509_certificate;
 
 /// Longest time for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// What a client of PostgreSQL sends to begin TLS: its length, and the code of the request.
+/// The request by which a client of PostgreSQL begins TLS: its length, and its code.
 const POSTGRES_TLS_REQUEST: [u8; 8] = [0, 0, 0, 8, 0x04, 0xd2, 0x16, 0x2f];
 /// The answer of a PostgreSQL that begins TLS.
 const POSTGRES_AGREES: u8 = b'S';
 
-/// How a server begins TLS.
+/// The way in which a server begins TLS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Begins {
     AtOnce,
@@ -92,15 +92,10 @@ pub(super) fn tls_hosts(url: &str) -> Vec<(String, u16)> {
     };
     let hosts = rest.rsplit_once('@').map_or(rest, |it| it.1);
     let hosts = hosts.split(['/', '?']).next().unwrap_or_default();
-    let read = |text: &str| match text.rsplit_once(':') {
-        Some((host, port)) if !port.ends_with(']') => {
-            (host.to_owned(), port.parse().unwrap_or(default_port))
-        }
-        _ => (text.to_owned(), default_port),
-    };
-    let read = |text| {
-        let (host, port) = read(text);
-        (host.trim_matches(['[', ']']).to_owned(), port)
+    let read = |text: &str| {
+        let named = text.rsplit_once(':').filter(|(_, port)| !port.ends_with(']'));
+        let (host, port) = named.unwrap_or((text, ""));
+        (host.trim_matches(['[', ']']).to_owned(), port.parse().unwrap_or(default_port))
     };
     hosts.split(',').map(read).collect()
 }

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Context;
 use clap::Args;
-use fencepost_config::read_secret;
+use fencepost_config::secret;
 use fencepost_store::{
     connection::{
         migrate::{self, Schema},
@@ -76,22 +76,13 @@ pub struct DoctorArgs {
     redis_url_file: Option<PathBuf>,
 }
 
-impl DoctorArgs {
-    fn redis_url(&self) -> anyhow::Result<Option<SecretString>> {
-        match &self.redis_url_file {
-            Some(file) => Ok(Some(read_secret(file)?.into())),
-            None => Ok(self.redis_url.clone()),
-        }
-    }
-}
-
 /// Looks at everything, and prints what it finds.
 ///
 /// # Errors
 /// When something is wrong; a warning is no error.
 pub async fn run(args: DoctorArgs) -> anyhow::Result<()> {
     let mut findings = Findings::default();
-    let redis_url = args.redis_url()?;
+    let redis_url = secret(args.redis_url.as_ref(), args.redis_url_file.as_ref())?;
     let mut owner = args.target.connect().await?;
     let mut admin = match &args.admin_url {
         Some(url) => {
@@ -350,7 +341,7 @@ async fn look_at_clock(conn: &mut PgConnection, findings: &mut Findings) -> sqlx
     Ok(())
 }
 
-/// Without TLS it is in a network of one's own.
+/// PostgreSQL without TLS is no finding: it is in a network of one's own.
 async fn look_at_database(database: &PgConnectOptions, findings: &mut Findings) {
     if database.get_socket().is_some() || database.get_host().starts_with('/') {
         return;

@@ -29,7 +29,7 @@ impl TargetArgs {
         self.options()?.connect().await.context("the database does not answer")
     }
 
-    /// How it is reached.
+    /// The options by which it is reached.
     ///
     /// # Errors
     /// When none is configured, or its URL is invalid.

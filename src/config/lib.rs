@@ -16,9 +16,9 @@ use fencepost_domain::plan::{self, Plans};
 use ipnet::IpNet;
 use secrecy::SecretString;
 
-pub use self::stores::{DatabaseArgs, MasterKeyArgs, RedisArgs, RedisPlace, RoleArgs, read_secret};
-
-use self::stores::secret;
+pub use self::stores::{
+    DatabaseArgs, MasterKeyArgs, RedisArgs, RedisPlace, RoleArgs, read_secret, secret,
+};
 
 /// People who may sign up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

@@ -106,7 +106,10 @@ impl MasterKeyArgs {
 }
 
 /// A secret, given directly or in a file.
-pub(super) fn secret(
+///
+/// # Errors
+/// When the file cannot be read, or is empty.
+pub fn secret(
     value: Option<&SecretString>,
     file: Option<&PathBuf>,
 ) -> anyhow::Result<Option<SecretString>> {

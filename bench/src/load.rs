@@ -176,7 +176,7 @@ pub async fn rate(
     rate_of_part(targets, step, queue, time, 1).await
 }
 
-/// The same with one part of the clients, for a load that this many projects share.
+/// [`rate`] with one part of the clients, for a load that this many projects share.
 pub async fn rate_of_part(
     targets: &[Target],
     step: Step,

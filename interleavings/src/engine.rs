@@ -21,10 +21,13 @@ pub struct Engine {
 
 /// Messages that the pump publishes.
 pub mod notify {
+    use std::sync::Arc;
+
+    use fencepost_domain::ids::ProjectId;
     use fencepost_signals::events_feed::JobEvent;
     use fencepost_store::claims::LeasedJob;
 
-    use crate::wakeups::Wake;
+    use crate::wakeups::{Arrival, Wake};
 
     mod relay {
         include!(concat!(env!("OUT_DIR"), "/relay.rs"));
@@ -37,6 +40,7 @@ pub mod notify {
         pub wake: Wake,
         pub feed: NoListeners,
         pub tally: NoListeners,
+        pub backlog_waits: NoListeners,
     }
 
     /// Without listeners.
@@ -47,6 +51,12 @@ pub mod notify {
         pub fn publish(&self, _: impl FnOnce() -> Vec<JobEvent>) {}
 
         pub fn claimed<'a>(&self, _: impl Iterator<Item = &'a LeasedJob>) {}
+
+        pub fn arrived(&self, _: &[Arrival]) {}
+
+        pub fn changed(&self, _: ProjectId, _: &Arc<str>) {}
+
+        pub fn everywhere(&self) {}
     }
 }
 

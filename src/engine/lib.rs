@@ -4,6 +4,7 @@
 //! It knows no HTTP. Due times, leases and timeouts follow the database's clock only.
 
 pub mod alarms;
+pub mod backlog;
 pub mod batches;
 pub mod canary;
 mod cancel;

@@ -1,6 +1,7 @@
 //! Hints that wake the pump and the loops. They are never the truth: a lost hint costs up to one
 //! fallback query (about two seconds), never a job.
 
+pub mod backlog_waits;
 pub mod interest;
 pub mod keyed;
 

@@ -1,5 +1,7 @@
 //! A project's own numbers: as JSON, for its Prometheus, and what its people import.
 
+use std::time::{Duration, Instant};
+
 use crate::harness::{
     LoneProject, TestProject, TestServer, eventually, fresh_database, limited, run, run_alone,
     scratch, until,
@@ -198,6 +200,41 @@ fn an_autoscaler_sees_the_backlog_of_a_queue_even_before_its_first_job() {
         let paused = t.get("/v1/queues/default/backlog").await.is(200);
         assert_eq!((&paused["backlog"], paused["paused_at"].is_string()), (&json!(1), true));
         assert_eq!(paused["oldest_ready_age_seconds"], 0);
+    });
+}
+
+#[test]
+fn a_wait_for_a_backlog_ends_with_the_first_job_on_any_node() {
+    limited(async {
+        let database = fresh_database().await;
+        let (server, other) =
+            (TestServer::start(database.clone()).await, TestServer::start(database).await);
+        let t = server.project("main").await;
+        let wait = |t: TestProject| async move {
+            t.get("/v1/queues/mail/backlog?wait_seconds=30").await.is(200)["backlog"].clone()
+        };
+        let there = t.through(&other.url);
+        let [here, elsewhere] = [(*t).clone(), (*there).clone()].map(|it| tokio::spawn(wait(it)));
+        // Without a hint, a node looks again after 15 s. Another node hears none before it has
+        // subscribed to them.
+        let by_a_hint = Duration::from_secs(10);
+        let enqueued = Instant::now();
+        t.enqueue(json!({"queue": "reports"})).await;
+        t.enqueue(json!({"queue": "mail"})).await;
+        assert_eq!(here.await.expect("an answer"), 1);
+        assert!(enqueued.elapsed() < by_a_hint);
+        assert_eq!(elsewhere.await.expect("an answer"), 1);
+        t.act("/v1/queues/mail/pause").await.is(200);
+        let resumed = tokio::spawn(wait((*t).clone()));
+        let path = |seconds: &str| format!("/v1/queues/mail/backlog?wait_seconds={seconds}");
+        assert_eq!(t.get(&path("1")).await.is(200)["backlog"], 0, "it is paused");
+        let asked = Instant::now();
+        t.act("/v1/queues/mail/resume").await.is(200);
+        assert_eq!(resumed.await.expect("an answer"), 1);
+        assert!(asked.elapsed() < by_a_hint);
+        t.get(&path("31")).await.refuses("wait_seconds");
+        server.stop().await;
+        other.stop().await;
     });
 }
 

@@ -266,21 +266,29 @@ impl Pump {
     fn hear(&mut self, hint: Hint) {
         match hint {
             Hint::Arrived(arrived) => {
+                self.notifier.backlog_waits.arrived(&arrived);
                 self.lanes.arrived(&arrived);
                 let for_others = self.lanes.beyond_polls(arrived);
                 if !for_others.is_empty() {
                     self.notifier.wake.hint_others(Hint::Arrived(for_others));
                 }
             }
-            Hint::ArrivedElsewhere(arrived) => self.lanes.arrived(&arrived),
+            Hint::ArrivedElsewhere(arrived) => {
+                self.notifier.backlog_waits.arrived(&arrived);
+                self.lanes.arrived(&arrived);
+            }
             Hint::SlotsFreed(projects) => {
                 projects.into_iter().for_each(|it| self.lanes.slots_freed(it));
             }
             Hint::QueueChanged(project_id, queue) => {
+                self.notifier.backlog_waits.changed(project_id, &queue);
                 self.lanes.mark_stale(Some(&(project_id, queue)));
             }
             Hint::TargetsChanged => self.notifier.wake.look_at_targets(),
-            Hint::Everywhere => self.lanes.mark_stale(None),
+            Hint::Everywhere => {
+                self.notifier.backlog_waits.everywhere();
+                self.lanes.mark_stale(None);
+            }
         }
     }
 

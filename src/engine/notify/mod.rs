@@ -11,7 +11,7 @@ use fencepost_domain::{
 };
 use fencepost_signals::{
     events_feed::{EventFeed, JobEvent},
-    wakeups::{Arrival, BackgroundTask, Wake},
+    wakeups::{Arrival, BackgroundTask, Wake, backlog_waits::BacklogWaits},
 };
 use fencepost_store::settle::{
     settle_failure::{AfterOutcome, OutcomeToWrite},
@@ -25,6 +25,8 @@ use super::{known::KnownProjects, stats::recorder::StatsRecorder};
 pub struct Notifier {
     pub wake: Wake,
     pub feed: EventFeed,
+    /// Requests that wait for the first job of a queue.
+    pub backlog_waits: BacklogWaits,
     pub tally: StatsRecorder,
     /// Which projects have webhooks that want to know of ends of jobs.
     pub subscribed: Arc<KnownProjects>,
@@ -36,6 +38,7 @@ impl Notifier {
         Self {
             wake,
             feed: EventFeed::default(),
+            backlog_waits: BacklogWaits::default(),
             tally: StatsRecorder::default(),
             subscribed: Arc::default(),
         }

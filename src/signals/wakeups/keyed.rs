@@ -52,6 +52,14 @@ impl<K: Eq + Hash> KeyedNotify<K> {
     }
 }
 
+impl<K> KeyedNotify<K> {
+    /// Wakes all that wait.
+    pub fn wake_all(&self) {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.of_key.values().filter_map(Weak::upgrade).for_each(|it| it.notify_waiters());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -67,7 +75,9 @@ mod tests {
         assert!(ones.as_mut().now_or_never().is_none() && others.as_mut().now_or_never().is_none());
         notify.wake(&1);
         notify.wake(&3);
-        assert!(ones.now_or_never().is_some() && others.now_or_never().is_none());
+        assert!(ones.now_or_never().is_some() && others.as_mut().now_or_never().is_none());
+        notify.wake_all();
+        assert!(others.now_or_never().is_some());
     }
 
     #[test]

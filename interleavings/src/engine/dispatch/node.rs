@@ -73,7 +73,12 @@ impl Node {
         let table = Table::default();
         let pool = Pool { table: table.clone() };
         let failures = Coalescer::start(Failures { pool: pool.clone(), wake: wake.clone() });
-        let notifier = Notifier { wake: wake.clone(), feed: NoListeners, tally: NoListeners };
+        let notifier = Notifier {
+            wake: wake.clone(),
+            feed: NoListeners,
+            tally: NoListeners,
+            backlog_waits: NoListeners,
+        };
         let (messages, inbox) = mpsc::unbounded_channel();
         let (matcher, matches, parked) = sync_match::channel();
         // The number of parked polls is not kept here.

@@ -27,7 +27,12 @@ impl Pair {
         let (bus, mut published) = Bus::new(NodeId::generate());
         tokio::spawn(relay::publish(bus, wake.subscribe(), CancellationToken));
         let (second, heard) = wakeups::channel();
-        let notifier = Notifier { wake: second, feed: NoListeners, tally: NoListeners };
+        let notifier = Notifier {
+            wake: second,
+            feed: NoListeners,
+            tally: NoListeners,
+            backlog_waits: NoListeners,
+        };
         let engine = Engine { notifier };
         tokio::spawn(async move {
             let (bus, _) = Bus::new(NodeId::generate());

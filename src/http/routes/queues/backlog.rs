@@ -1,16 +1,22 @@
 //! `GET /v1/queues/{queue}/backlog`: the numbers that an autoscaler needs.
 
-use axum::{Json as Reply, extract::State};
+use std::time::Duration;
+
+use axum::{Extension, Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{error::Error, limits};
-use fencepost_store as store;
+use fencepost_engine::backlog;
 use fencepost_web::{
     app::App,
     auth::{Caller, Read},
-    wire::{extract::NameInPath, validate::Check},
+    wire::{
+        ClientGone,
+        extract::{NameInPath, Query},
+        validate::Check,
+    },
 };
-use serde::Serialize;
-use utoipa::ToSchema;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
 
 use crate::error::ErrorBody;
 
@@ -38,38 +44,50 @@ pub struct Backlog {
 /// Read a queue's backlog.
 ///
 /// A small, flat object for autoscalers. An unused queue has an empty backlog, so its workers can
-/// be scaled before the first job.
+/// be scaled before the first job. `wait_seconds` delays the answer until the backlog is not 0, or
+/// the time is up.
 #[utoipa::path(
     get, path = "/queues/{queue}/backlog", tag = "queues", operation_id = "queues_backlog",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
-    params(("queue" = String, Path, description = "The queue.", example = "default")),
+    params(WaitQuery, ("queue" = String, Path, description = "The queue.", example = "default")),
     responses(
         (status = 200, description = "The backlog.", body = Backlog),
-        (status = 400, description = "The name is invalid.", body = ErrorBody),
+        (status = 400, description = "The name or `wait_seconds` is invalid.", body = ErrorBody),
     ),
 )]
 pub async fn get(
     caller: Caller<Read>,
     State(app): State<App>,
     NameInPath(queue): NameInPath,
+    Extension(ClientGone(gone)): Extension<ClientGone>,
+    Query(query): Query<WaitQuery>,
 ) -> Result<Reply<Backlog>, Error> {
+    let wait_seconds = query.wait_seconds.unwrap_or(0);
     let mut check = Check::default();
     check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
+    check.range("wait_seconds", wait_seconds, 0, limits::MAX_POLL_WAIT_SECONDS);
     check.finish()?;
-    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    let rows = store::queues::counts::queues(&mut conn, caller.project_id, &[queue]).await?;
-    let row = rows.into_iter().next().ok_or(Error::QueueNotFound)?;
-    let is_paused = row.paused_at.is_some();
-    let ready = if is_paused { 0 } else { (row.active - row.backoff - row.processing).max(0) };
-    let oldest = row.oldest_ready_at.filter(|_| !is_paused);
-    let most = row.max_concurrency.map_or(i64::MAX, i64::from);
+    let wait = Duration::from_secs(wait_seconds.into());
+    let (project_id, gone) = (caller.project_id, gone.cancelled());
+    let row = backlog::until_any(&app.engine, project_id, &queue, wait, gone).await?;
+    let oldest = row.oldest_ready_at.filter(|_| row.paused_at.is_none());
     Ok(Reply(Backlog {
-        backlog: (ready + row.processing).min(most.max(row.processing)),
-        ready,
+        backlog: backlog::size(&row),
+        ready: backlog::ready(&row),
         processing: row.processing,
         oldest_ready_age_seconds: oldest.map_or(0, |it| (row.now - it).num_seconds().max(0)),
         workers: row.workers,
         paused_at: row.paused_at,
         queue: row.queue,
     }))
+}
+
+/// How long to wait for a backlog.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct WaitQuery {
+    /// Seconds to wait for the first job.
+    #[param(minimum = 0, maximum = 30)]
+    wait_seconds: Option<u32>,
 }

@@ -7,6 +7,7 @@ pub mod cli;
 pub mod client;
 pub mod dev;
 pub mod loops;
+pub mod scaler;
 pub mod serve;
 pub mod worker;
 pub mod zone_files;

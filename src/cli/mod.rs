@@ -52,6 +52,7 @@ use self::target::TargetArgs;
 use crate::{
     client::Failure,
     dev::{self, DevArgs},
+    scaler::{self, ScalerArgs},
     serve::{self, Node, People},
     worker::{self, WorkerArgs},
     zone_files,
@@ -59,6 +60,8 @@ use crate::{
 
 /// The log filter of a worker: its commands' output goes to their jobs.
 const WORKER_LOG: &str = "warn";
+/// The log filter of a scaler.
+const SCALER_LOG: &str = "info";
 
 /// A job queue with an HTTP API, over PostgreSQL.
 #[derive(Debug, Parser)]
@@ -133,6 +136,8 @@ enum Command {
     Keys(keys::KeysArgs),
     /// Run a command for each job, as a worker in any language
     Worker(WorkerArgs),
+    /// Scale workers on Kubernetes: an external scaler of KEDA
+    Scaler(ScalerArgs),
     /// Log in to a server in the browser, and keep its key for later commands
     Login(login::LoginArgs),
     /// Forget a server and its key
@@ -238,6 +243,7 @@ impl Cli {
                 telemetry::install_logs(WORKER_LOG)?;
                 worker::run(args).await
             }
+            Command::Scaler(args) => scale(args).await,
             Command::Login(args) => login::login(args).await,
             Command::Logout(args) => login::logout(&args),
             Command::Api(args) => api::request::run(args).await,
@@ -271,6 +277,12 @@ impl Cli {
             Command::Configuration => Ok(write!(std::io::stdout(), "{}", settings::page())?),
         }
     }
+}
+
+async fn scale(args: ScalerArgs) -> anyhow::Result<()> {
+    let stop = stop::on_signal()?;
+    telemetry::install_logs(SCALER_LOG)?;
+    scaler::run(args, stop).await
 }
 
 /// Migrates, and creates the database roles if their passwords are given.

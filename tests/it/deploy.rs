@@ -150,6 +150,7 @@ fn every_manifest_is_sound_and_the_image_is_made_of_what_is_there() {
         "migrate",
         "examples/monitor",
         "examples/workers-keda",
+        "examples/workers-keda-push",
         "examples/workers-hpa",
         "examples/nodes-hpa",
         "examples/postgres",

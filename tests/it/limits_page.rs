@@ -1,6 +1,9 @@
 //! The rows of the page of limits, as the code has them.
 
-use fencepost::serve::REQUESTS_TIMEOUT;
+use fencepost::{
+    scaler::{MAX_JOBS_PER_WORKER, MAX_QUEUES},
+    serve::REQUESTS_TIMEOUT,
+};
 use fencepost_config as config;
 use fencepost_domain::{
     job, limits, payload_schema,
@@ -182,6 +185,10 @@ pub fn worker_limits() -> Vec<(&'static str, String)> {
         ("`worker_id`", format!("1–{} characters", limits::MAX_WORKER_ID_CHARS)),
         ("queues of one poll", format!("1–{}", limits::MAX_POLL_QUEUES)),
         ("job types of one poll", limits::MAX_POLL_JOB_TYPES.to_string()),
+        (
+            "a trigger of `fencepost scaler`",
+            format!("1–{MAX_QUEUES} queues, `jobsPerWorker` 1–{MAX_JOBS_PER_WORKER}"),
+        ),
         ("`capacity`", format!("1–{}", limits::MAX_POLL_CAPACITY)),
         ("`wait_seconds`", format!("0–{} s", limits::MAX_POLL_WAIT_SECONDS)),
         ("`lease_seconds`", format!("1–{} s", limits::MAX_LEASE_SECONDS)),

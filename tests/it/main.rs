@@ -62,6 +62,7 @@ mod replay;
 mod roles;
 mod rolling;
 mod running_counts;
+mod scaler;
 mod schedule_crashes;
 mod schedule_warnings;
 mod search;

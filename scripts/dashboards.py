@@ -153,6 +153,8 @@ STORE = [
               (f"max(rate(fencepost_postgres_deadlocks_total[{RATE}]))", "deadlocks")),
         panel("WAL written", "Bps", (f"max(rate(fencepost_postgres_wal_bytes_total[{RATE}]))", "written")),
         panel("WAL retained by a slot", "bytes", ("max(fencepost_postgres_held_wal_bytes)", "retained")),
+        panel("Standbys", "short", ("max(fencepost_postgres_standbys)", "streaming")),
+        panel("Archive refuses WAL", "s", ("max(fencepost_postgres_archive_failing_seconds)", "since")),
     ]),
     ("Tables", [
         panel("Dead rows", "short", ("topk(8, max by (table) (fencepost_postgres_dead_rows))", "{{table}}")),

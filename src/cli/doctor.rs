@@ -31,7 +31,7 @@ const OLD_SNAPSHOT_SECONDS: i32 = 600;
 const MAX_HELD_TRANSACTIONS: i64 = 5_000_000;
 /// As the alert `FencepostWalHeld`.
 const MAX_HELD_WAL_BYTES: i64 = 10 * 1024 * 1024 * 1024;
-/// As the alert `FencepostDeadRows`, but for bodies of jobs, which are read by their keys alone.
+/// As the alert `FencepostDeadRows`.
 const MAX_DEAD_ROWS: i64 = 500_000;
 /// Others wait for a lock for longer than any statement of a node may take.
 const BLOCKED_SECONDS: i32 = 5;
@@ -373,5 +373,32 @@ fn look_at_certificate(of: &str, end: anyhow::Result<Option<Duration>>, findings
             }
         }
         Err(error) => findings.bad("tls", format!("{of}: {error:#}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The alert rules of this repository.
+    const RULES: &str = include_str!("../../ops/prometheus/rules.yml");
+
+    /// The bound of the rule about a metric, which may be a product.
+    fn bound(metric: &str) -> i64 {
+        let rule = RULES.lines().find(|it| it.contains(metric)).expect("a rule");
+        let (_, bound) = rule.rsplit_once('>').expect("a bound");
+        bound.split('*').map(|it| it.trim().parse::<i64>().expect("a number")).product()
+    }
+
+    #[test]
+    fn its_bounds_are_those_of_the_alerts() {
+        for (metric, own) in [
+            ("fencepost_postgres_oldest_snapshot_seconds", OLD_SNAPSHOT_SECONDS.into()),
+            ("fencepost_postgres_oldest_snapshot_transactions", MAX_HELD_TRANSACTIONS),
+            ("fencepost_postgres_held_wal_bytes", MAX_HELD_WAL_BYTES),
+            ("fencepost_postgres_dead_rows", MAX_DEAD_ROWS),
+        ] {
+            assert_eq!(bound(metric), own, "{metric}");
+        }
     }
 }

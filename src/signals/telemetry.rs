@@ -178,6 +178,10 @@ metrics_table! {
         "WAL that the database server has written.";
     HELD_WAL_BYTES = "fencepost_postgres_held_wal_bytes", Gauge,
         "WAL that the slowest replication slot retains.";
+    STANDBYS = "fencepost_postgres_standbys", Gauge,
+        "Standbys that follow the database server.";
+    ARCHIVE_FAILING_SECONDS = "fencepost_postgres_archive_failing_seconds", Gauge,
+        "Time since the archive took its last WAL, while it refuses the next; 0: it does not.";
     POSTGRES_COMMITS = "fencepost_postgres_commits_total", Counter,
         "Transactions committed in the database.";
     POSTGRES_DEADLOCKS = "fencepost_postgres_deadlocks_total", Counter,

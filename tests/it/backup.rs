@@ -11,9 +11,9 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-use crate::harness::{Database, LoneProject, Stage, TestServer, home, limited};
+use crate::harness::{Database, LoneProject, Stage, TestServer, eventually, home, limited};
 use fencepost::dev::cluster::{self, Cluster, Durability};
-use fencepost_store::connection::migrate;
+use fencepost_store::{connection::migrate, sweep::gauges};
 use serde_json::json;
 
 /// A PostgreSQL that archives, in a folder of its user.
@@ -229,6 +229,14 @@ fn copies_of_a_week_and_their_wal_are_kept_and_no_file_of_another_server_is_over
         server.refuses(&["store", &mine, "new", &place], "is it mounted?");
         server.refuses(&["copy", &place], "is it mounted?");
         server.refuses(&["restore", &place], "unknown");
+        database.execute("create table written as select 1").await;
+        database.execute("select pg_switch_wal()").await;
+        let mut conn = database.connect().await;
+        eventually("the server to see it", async || {
+            let server = gauges::server(&mut conn).await.expect("its statistics");
+            (server.archive_failing_seconds > 0.0).then_some(())
+        })
+        .await;
     });
 }
 

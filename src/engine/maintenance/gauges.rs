@@ -95,6 +95,8 @@ fn show_server(server: Server) {
     gauge!(telemetry::POSTGRES_CONNECTIONS).set(server.connections as f64);
     gauge!(telemetry::POSTGRES_MAX_CONNECTIONS).set(server.max_connections as f64);
     gauge!(telemetry::HELD_WAL_BYTES).set(server.held_wal_bytes as f64);
+    gauge!(telemetry::STANDBYS).set(server.standbys as f64);
+    gauge!(telemetry::ARCHIVE_FAILING_SECONDS).set(server.archive_failing_seconds);
     count(telemetry::WAL_BYTES, &WAL_BYTES_SEEN, server.wal_bytes);
     count(telemetry::POSTGRES_COMMITS, &COMMITS_SEEN, server.commits);
     count(telemetry::POSTGRES_DEADLOCKS, &DEADLOCKS_SEEN, server.deadlocks);

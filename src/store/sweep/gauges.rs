@@ -150,6 +150,11 @@ pub struct Server {
     pub wal_bytes: i64,
     /// WAL that the slowest replication slot retains, in bytes.
     pub held_wal_bytes: i64,
+    /// Standbys that follow it. The tools that copy it do so, too, and do not count.
+    pub standbys: i64,
+    /// Time since the archive took its last WAL, while it refuses the next; 0: it does not, or
+    /// there is none.
+    pub archive_failing_seconds: f64,
     pub commits: i64,
     pub deadlocks: i64,
 }
@@ -182,6 +187,17 @@ pub async fn server(conn: &mut PgConnection) -> sqlx::Result<Server> {
                     select max(pg_wal_lsn_diff((select at from wal), restart_lsn))
                     from pg_replication_slots
                 ), 0)::bigint,
+                (
+                    select count(*) from pg_stat_replication
+                    where state = 'streaming'
+                        and application_name not in ('pg_basebackup', 'pg_receivewal')
+                ),
+                coalesce((
+                    select extract(epoch from now() - coalesce(last_archived_time, stats_reset))
+                    from pg_stat_archiver
+                    where last_failed_time > coalesce(last_archived_time, '-infinity')
+                        and current_setting('archive_mode') <> 'off'
+                ), 0)::float8,
                 xact_commit, deadlocks
          from pg_stat_database
          where datname = current_database()",
@@ -195,7 +211,9 @@ pub async fn server(conn: &mut PgConnection) -> sqlx::Result<Server> {
         max_connections: row.get(3),
         wal_bytes: row.get(4),
         held_wal_bytes: row.get(5),
-        commits: row.get(6),
-        deadlocks: row.get(7),
+        standbys: row.get(6),
+        archive_failing_seconds: row.get(7),
+        commits: row.get(8),
+        deadlocks: row.get(9),
     })
 }

@@ -180,6 +180,13 @@ async fn work(target: &Target, queue: &str, time: Duration) -> anyhow::Result<P9
     Ok(P99 { ms: p99, failed: times.failed })
 }
 
+/// The p99 of the time that jobs of a small tenant wait for their worker, in milliseconds.
+pub async fn pickup_ms(target: &Target, time: Duration) -> anyhow::Result<f64> {
+    let seen = work(target, QUEUE, time).await?;
+    ensure!(seen.failed == 0, "{} requests failed", seen.failed);
+    Ok(seen.ms[0])
+}
+
 /// An attack in a process of its own, which ends when this is dropped.
 struct Attacking(Child);
 

@@ -6,7 +6,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::Context;
 use sqlx::{Connection, Executor, PgConnection};
 
 use super::{
@@ -14,6 +13,7 @@ use super::{
     operator,
     process::Watched,
     report::{Measure, plain},
+    retention, scrape,
 };
 
 /// Queues, schedules and finished jobs for each project.
@@ -32,6 +32,8 @@ const SETTLE_TIME: Duration = Duration::from_secs(15);
 const READS: usize = 9;
 /// Loops that are printed: those that take longest.
 const SHOWN_LOOPS: usize = 6;
+/// The loop that deletes finished jobs.
+const RETENTION_LOOP: &str = "retention";
 
 /// Pages that people open first.
 const PAGES: &[(&str, &str)] = &[
@@ -64,6 +66,7 @@ pub async fn measure(
     measures.extend(sizes(&mut conn).await?);
     conn.close().await?;
     measures.extend(observe(target, watched, metrics_url, "large").await?);
+    measures.extend(retention::measure(target, watched, metrics_url).await?);
     Ok(measures)
 }
 
@@ -215,6 +218,11 @@ async fn observe(
     for (name, seconds) in &mut took {
         *seconds -= steps.get(name).copied().unwrap_or_default();
     }
+    if let Some((_, seconds)) = took.iter().find(|it| it.0 == RETENTION_LOOP) {
+        let minutes = started.elapsed().as_secs_f64() / 60.0;
+        let name = format!("{label}, idle: retention, a minute");
+        measures.push(plain(name, seconds * 1_000.0 / minutes, "ms"));
+    }
     took.sort_by(|a, b| b.1.total_cmp(&a.1));
     for (name, seconds) in took.into_iter().take(SHOWN_LOOPS) {
         let name = format!("{label}, idle: loop {name}");
@@ -237,17 +245,10 @@ async fn observe(
 
 /// Seconds that each loop has taken so far.
 async fn loops(metrics_url: &str) -> anyhow::Result<BTreeMap<String, f64>> {
-    let metrics = metrics_url.strip_prefix("http://").context("the address of the metrics")?;
-    let (authority, path) = metrics.split_once('/').unwrap_or((metrics, ""));
-    let target =
-        Target { authority: authority.to_owned(), api_key: String::new(), payload_bytes: 0 };
-    let reply = Client::connect(&target).await?.get(&format!("/{path}")).await?;
-    let text = String::from_utf8(reply.to_vec())?;
-    let lines = text.lines().filter_map(|line| {
-        let sum = line.strip_prefix("fencepost_loop_duration_seconds_sum{")?;
-        let (name, seconds) = sum.rsplit_once("} ")?;
-        let name = name.split("loop=\"").nth(1)?.split('"').next()?;
-        Some((name.to_owned(), seconds.parse().ok()?))
+    let sums = scrape::lines(metrics_url, "fencepost_loop_duration_seconds_sum").await?;
+    let named = sums.into_iter().filter_map(|(labels, seconds)| {
+        let name = labels.split("loop=\"").nth(1)?.split('"').next()?;
+        Some((name.to_owned(), seconds))
     });
-    Ok(lines.collect())
+    Ok(named.collect())
 }

@@ -14,6 +14,8 @@ mod nodes;
 mod operator;
 mod process;
 mod report;
+mod retention;
+mod scrape;
 mod server;
 mod spread;
 mod stress;

@@ -124,7 +124,7 @@ NIGHT = PREPARE + [
          ("build", "install-chaos"), apart_from=("model",), about="every planted bug is caught"),
     Step("last-release", "sh scripts/upgrade.sh build", ("restore",), "rest", yields=True),
     Step("upgrade", "sh scripts/upgrade.sh", ("build", "install-chaos", "last-release"),
-         about="nodes of the last release and of this code on one database, 120 s of faults"),
+         about="nodes of each earlier release and of this code on one database, 120 s of faults"),
     Step("rehearsal", "sh scripts/rehearsal.sh", ("build", "install-chaos"), apart_from=("model",),
          about="the leader of PostgreSQL under Patroni is killed: no accepted job is lost"),
     Step("postgres-18", f'PATH="$(sh scripts/postgres18.sh):$PATH" {IT} {" ".join(STORE_TESTS)}',

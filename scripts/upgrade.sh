@@ -1,29 +1,33 @@
 #!/bin/sh
-# Runs clients and faults for two minutes against nodes of the last release and of this code, which
-# share one database. The last release is the commit that last changed migrations/released.
-# Requires target/debug/fencepost and target/debug/fencepost-chaos, built with the workspace. With the
-# argument `build`, only builds the last release.
+# Runs clients and faults for two minutes against nodes of each earlier release and of this code,
+# which share one database. A release is a commit that changed migrations/released. Requires
+# target/debug/fencepost and target/debug/fencepost-chaos, built with the workspace. With the argument
+# `build`, only builds the releases.
 set -eu
 cd "$(dirname "$0")/.."
 SECONDS_OF_FAULTS=120
 
 [ "$(git rev-parse --is-shallow-repository)" = false ] || {
-    echo "upgrade: the last release is not in this shallow clone" >&2
+    echo "upgrade: the earlier releases are not in this shallow clone" >&2
     exit 1
 }
-commit=$(git log -1 --format=%H -- migrations/released)
 place=$PWD/target/previous
-if [ "$(cat "$place/commit" 2>/dev/null)" != "$commit" ]; then
-    echo "upgrade: building the last release, $commit"
-    rm -rf "$place"
-    mkdir -p "$place/source"
+commits=$(git log --reverse --format=%H -- migrations/released)
+
+for commit in $commits; do
+    [ ! -x "$place/$commit/fencepost" ] || continue
+    echo "upgrade: building the release $commit"
+    rm -rf "$place/source"
+    mkdir -p "$place/source" "$place/$commit"
     git archive "$commit" | tar -x -C "$place/source"
     # With the fail points that its nodes need in the run.
     (cd "$place/source" && CARGO_TARGET_DIR="$place/target" \
         cargo build --locked -p fencepost -p fencepost-chaos)
-    mv "$place/target/debug/fencepost" "$place/fencepost"
-    rm -rf "$place/target" "$place/source"
-    echo "$commit" >"$place/commit"
-fi
+    mv "$place/target/debug/fencepost" "$place/$commit/fencepost"
+done
+rm -rf "$place/target" "$place/source"
 [ "${1:-}" != build ] || exit 0
-exec target/debug/fencepost-chaos run --previous "$place/fencepost" --seconds "$SECONDS_OF_FAULTS"
+for commit in $commits; do
+    echo "upgrade: from the release $commit"
+    target/debug/fencepost-chaos run --previous "$place/$commit/fencepost" --seconds "$SECONDS_OF_FAULTS"
+done

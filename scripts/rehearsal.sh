@@ -1,8 +1,8 @@
 #!/bin/sh
 # Runs the configurations of ops/patroni with other addresses, folders and passwords: three members
 # of etcd and of PostgreSQL, and HAProxy, all on this machine. Then kills the leader under load: no
-# accepted job may be lost, and jobs must be accepted again within 30 s. Requires
-# target/debug/fencepost.
+# accepted job may be lost, and jobs must be accepted again within 30 s. As root, it then restores
+# the cluster to a moment. Requires target/debug/fencepost.
 set -eu
 cd "$(dirname "$0")/.."
 sh scripts/setup.sh patroni
@@ -63,7 +63,9 @@ of_member() {
         -e "/INITIAL_CLUSTER=/!s/=db1\$/=db$2/" -e "s/_PASSWORD=\$/_PASSWORD=rehearsal/" \
         -e "s|/var/lib/etcd/fencepost|$dir/etcd-$2|" \
         -e "s|/var/lib/postgresql/fencepost|$dir/data-$2|" \
-        -e "s|/usr/lib/postgresql/15/bin|$bin|"
+        -e "s|/usr/lib/postgresql/15/bin|$bin|" -e "s/# \(archive_\)/\1/" \
+        -e "s|/usr/local/lib/fencepost/backup.sh|$dir/backup.sh|" -e "s|/archive\$|$dir/archive|" \
+        -e "s|/etc/fencepost-postgres/restore|$dir/restore|"
 }
 # start NAME VARIABLES COMMAND…, with its log and its process id in the folder
 start() {
@@ -95,6 +97,8 @@ run = [it["role"] for it in members if it["state"] in ("running", "streaming")]
 sys.exit(len(run) < 3 or "sync_standby" not in run)'
 }
 
+cp ops/backup.sh "$dir"
+$as_postgres sh "$dir/backup.sh" init "$dir/archive"
 for member in 1 2 3; do
     of_member etcd.env $member >"$dir/etcd-$member.env"
     of_member member.env $member >"$dir/member-$member.env"
@@ -117,16 +121,20 @@ await is_whole
 admin() { PGPASSWORD=rehearsal psql -qtA -v ON_ERROR_STOP=1 -h 127.0.0.1 -p $PROXY -U postgres "$@"; }
 await admin -c "select 1"
 admin -c "create role owner login createrole password 'rehearsal'" -c "create database fencepost owner owner"
-admin -c "grant pg_read_all_stats, pg_signal_backend to owner"
+admin -c "grant pg_read_all_stats, pg_monitor to owner with admin option"
+admin -c "grant pg_signal_backend to owner"
 install -d -m 700 "$dir/roles"
 for role in hot console people maint; do openssl rand -hex 24 >"$dir/roles/$role"; done
 owner=postgres://owner:rehearsal@127.0.0.1:$PROXY/fencepost
 "$PROGRAM" migrate --database-url "$owner" --database-roles "$dir/roles" >"$dir/migrate.log"
-"$PROGRAM" serve --database-url "postgres://127.0.0.1:$PROXY/fencepost" \
-    --database-roles "$dir/roles" --listen 127.0.0.1:$API --metrics-listen 127.0.0.1:$METRICS \
-    >"$dir/node.log" 2>&1 &
-echo $! >"$dir/node.pid"
-await curl -fsS "http://127.0.0.1:$API/readyz"
+start_node() {
+    "$PROGRAM" serve --database-url "postgres://127.0.0.1:$PROXY/fencepost" \
+        --database-roles "$dir/roles" --listen 127.0.0.1:$API --metrics-listen 127.0.0.1:$METRICS \
+        >"$dir/node.log" 2>&1 &
+    echo $! >"$dir/node.pid"
+    await curl -fsS "http://127.0.0.1:$API/readyz"
+}
+start_node
 key=$("$PROGRAM" keys create --new-project rehearsal --database-url "$owner" | grep -o 'fp_[a-z]*_[A-Za-z0-9]*' | head -n 1)
 
 member=$(leader)
@@ -139,5 +147,52 @@ FENCEPOST_URL=http://127.0.0.1:$API FENCEPOST_KEY=$key \
 start patroni-$member "$dir/member-$member.env" patroni "$dir/patroni-$member.yml"
 await is_whole
 "$PROGRAM" doctor --database-url "$owner" | grep -q "standbys .* confirm each commit"
-keep=
 echo "rehearsal: the killed member is a standby again"
+
+if [ -z "$as_postgres" ]; then
+    keep=
+    echo "rehearsal: a restore needs root"
+    exit
+fi
+enqueue() {
+    curl -fsS -H "Authorization: Bearer $key" -H "Content-Type: application/json" \
+        -d "{\"job_type\": \"$1\"}" "http://127.0.0.1:$API/v1/jobs" >/dev/null
+}
+$as_postgres env PGHOST=/var/run/postgresql "PGPORT=$POSTGRES$(leader)" sh "$dir/backup.sh" \
+    copy "$dir/archive"
+enqueue kept
+# The copy must be of an earlier second.
+sleep 2
+moment=$(admin -c "select now()")
+enqueue undone
+last=$(admin -c "select pg_walfile_name(pg_switch_wal())")
+await test -e "$dir/archive/wal/$last.gz"
+kill "$(cat "$dir/node.pid")"
+for member in 1 2 3; do kill "$(cat "$dir/patroni-$member.pid")"; done
+for member in 1 2 3; do
+    await test ! -e "$dir/data-$member/postmaster.pid"
+    mv "$dir/data-$member" "$dir/before-$member"
+done
+(
+    set -a
+    . "$dir/member-1.env"
+    printf 'fencepost\nYes I am aware\n' |
+        patronictl --config-file "$dir/patroni-1.yml" remove fencepost
+)
+echo "exec sh $dir/backup.sh restore $dir/archive $dir/data-1 '$moment'" >"$dir/restore"
+sed -i 's/^bootstrap:/&\n  method: archive/' "$dir/patroni-1.yml"
+start patroni-1 "$dir/member-1.env" patroni "$dir/patroni-1.yml"
+await leads 1
+for member in 2 3; do
+    start patroni-$member "$dir/member-$member.env" patroni "$dir/patroni-$member.yml"
+done
+await is_whole
+start_node
+jobs=$(admin -d fencepost -c \
+    "select string_agg(job_type, ' ') from jobs where job_type in ('kept', 'undone')")
+[ "$jobs" = kept ] || {
+    echo "rehearsal: after the restore there are the jobs: $jobs" >&2
+    exit 1
+}
+keep=
+echo "rehearsal: the cluster is as it was at $moment"

@@ -109,6 +109,7 @@ export interface EnqueueOptions {
   unique?: { [field: string]: Json };
   concurrency_key?: string;
   concurrency_limit?: number;
+  group?: string;
   batch_id?: string;
   check_payload?: boolean;
   on_success?: { [field: string]: Json };

@@ -69,6 +69,10 @@ pub struct EnqueueArgs {
     #[arg(long, value_name = "N", requires = "concurrency_key")]
     concurrency_limit: Option<i32>,
 
+    /// Group within the queue, such as a customer
+    #[arg(long, value_name = "GROUP")]
+    group: Option<String>,
+
     /// Makes it the only live job with this key
     #[arg(long, value_name = "KEY")]
     unique_key: Option<String>,
@@ -169,6 +173,7 @@ fn fields(args: &EnqueueArgs) -> anyhow::Result<BTreeMap<&'static str, Box<RawVa
         ("timeout_seconds", args.timeout_seconds.map(|it| json!(it))),
         ("concurrency_key", args.concurrency_key.as_ref().map(|it| json!(it))),
         ("concurrency_limit", args.concurrency_limit.map(|it| json!(it))),
+        ("group", args.group.as_ref().map(|it| json!(it))),
         ("unique", unique),
         ("depends_on", depends_on.map(|it| json!(it))),
         ("batch_id", args.batch_id.as_ref().map(|it| json!(it))),

@@ -187,6 +187,9 @@ fn curl(url: &str, job: &Job) -> String {
         fields["concurrency_key"] = json!(key);
         fields["concurrency_limit"] = json!(limit);
     }
+    if let Some(group) = &job.group {
+        fields["group"] = json!(group);
+    }
     // The payload is written byte for byte.
     let fields = fields.to_string();
     let open = fields.strip_suffix('}').unwrap_or(&fields);

@@ -131,6 +131,7 @@ const SCHEDULE: &[Field] = &[
     Field::Text("cron_expression"),
     Field::Text("timezone"),
     Field::Text("queue"),
+    Field::Text("group"),
     Field::Json("payload"),
     Field::Text("overlap"),
     Field::Text("catch_up"),

@@ -63,6 +63,9 @@ pub struct CallbackJob {
     pub tags: Option<BTreeMap<String, String>>,
     /// Labels that its worker must have, sorted.
     pub labels: Vec<String>,
+    /// Its group within the queue.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
     /// The trace context of the enqueue that declared it.
     pub traceparent: Option<String>,
     /// JSON that an adapter keeps beside the payload.
@@ -198,6 +201,7 @@ mod tests {
             retry: None,
             tags: None,
             labels: Vec::new(),
+            group: None,
             traceparent: None,
             envelope: None,
             callbacks,

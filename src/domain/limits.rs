@@ -107,6 +107,8 @@ pub const MAX_LIVE_KEYS: i64 = 50;
 pub const MAX_LABELS: usize = 16;
 /// Characters in a label.
 pub const MAX_LABEL_CHARS: usize = 100;
+/// Characters in a `group`.
+pub const MAX_GROUP_CHARS: usize = 200;
 /// Characters in a `concurrency_key`, and in the key of `unique`.
 pub const MAX_KEY_CHARS: usize = 200;
 /// Largest `concurrency_limit` of a job and `max_concurrency` of a queue.

@@ -125,6 +125,10 @@ pub struct JobFilter {
     #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 500)]
     pub job_type: Option<String>,
+    /// Only jobs of this group.
+    #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 200)]
+    pub group: Option<String>,
     /// Only jobs with this tag: `name:value`, or `name` for any value. A name that has a colon is
     /// found with `q`.
     #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]

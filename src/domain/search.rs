@@ -24,7 +24,7 @@ const ID_CHARS: usize = 26;
 /// The digits of ids, in order.
 const DIGITS: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 const BITS_PER_DIGIT: usize = 5;
-const CONDITIONS: &str = "state:, queue:, type:, tag:, label:, batch:, age:, error: or id:";
+const CONDITIONS: &str = "state:, queue:, type:, group:, tag:, label:, batch:, age:, error: or id:";
 
 /// Conditions of a search line. Absent conditions match every job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -35,6 +35,8 @@ pub struct Search {
     pub queue: Option<String>,
     /// `type:t`.
     pub job_type: Option<String>,
+    /// `group:g`.
+    pub group: Option<String>,
     /// `tag:name=value`, or `tag:name` for any value. All must be there.
     pub tags: Vec<(String, Option<String>)>,
     /// `label:gpu`: its worker must have this label. All must be there.
@@ -199,6 +201,7 @@ fn add(search: &mut Search, word: &Word, now: DateTime<Utc>) -> Result<(), Strin
         }
         Some("queue") => once(&mut search.queue, "queue", text())?,
         Some("type") => once(&mut search.job_type, "type", text())?,
+        Some("group") => once(&mut search.group, "group", text())?,
         Some("tag") => {
             let tag = match value.split_once('=') {
                 Some((name, value)) => (name.to_owned(), Some(value.to_owned())),
@@ -360,13 +363,14 @@ mod tests {
 
     #[test]
     fn each_condition_is_read() {
-        let line = r#"state:pending,dead_letter queue:mail type:"send mail" tag:customer=3 tag:eu
+        let line = r#"state:pending,dead_letter queue:mail type:"send mail" group:g tag:customer=3 tag:eu
             label:gpu batch:batch_01m7w3ha3aextt8pkwwdmxsmqw age:>5m age:<2d error:"timed out""#;
         let read = read(&line.replace('\n', " "), now()).expect("it reads");
         let expected = Search {
             states: vec![JobState::Pending, JobState::DeadLetter],
             queue: Some("mail".into()),
             job_type: Some("send mail".into()),
+            group: Some("g".into()),
             tags: vec![("customer".into(), Some("3".into())), ("eu".into(), None)],
             labels: vec!["gpu".into()],
             batch_id: "batch_01m7w3ha3aextt8pkwwdmxsmqw".parse().ok(),

@@ -63,6 +63,10 @@ pub struct Job {
     /// Limit of its `concurrency_key`.
     #[schema(required)]
     pub concurrency_limit: Option<i32>,
+    /// Group within its queue, such as a customer.
+    #[serde(default)]
+    #[schema(required, example = "customer-3")]
+    pub group: Option<String>,
     /// Unique key: no other live job of the project has it.
     #[schema(required)]
     pub unique_key: Option<String>,
@@ -275,6 +279,7 @@ impl Job {
             labels: row.labels.unwrap_or_default(),
             concurrency_key: row.concurrency_key,
             concurrency_limit: row.concurrency_limit,
+            group: row.group,
             unique_key: row.unique_key,
             expires_at: row.expires_at,
             parents: row.parents.iter().map(ToString::to_string).collect(),

@@ -83,6 +83,8 @@ pub struct WrittenSchedule {
     pub cron_expression: String,
     pub timezone: String,
     pub queue: String,
+    /// Of its jobs.
+    pub group: Option<String>,
     pub payload: String,
     pub rank: i16,
     pub retry: Option<RetryPolicy>,
@@ -106,11 +108,11 @@ pub async fn upsert(
         r#"
         insert into recurring_schedules (
             project_id, id, job_type, cron_expression, timezone, queue, payload, rank, retry, overlap,
-            catch_up, spread_seconds, is_paused, max_attempts, timeout_seconds, last_tick
+            catch_up, spread_seconds, is_paused, max_attempts, timeout_seconds, group_key, last_tick
         )
         values (
             $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, coalesce($14, 3),
-            coalesce($15, 1800), now()
+            coalesce($15, 1800), $16, now()
         )
         on conflict (project_id, id) do update
         set cron_expression = $4,
@@ -123,6 +125,7 @@ pub async fn upsert(
             catch_up = $11,
             spread_seconds = $12,
             is_paused = $13,
+            group_key = $16,
             max_attempts = coalesce($14, recurring_schedules.max_attempts),
             timeout_seconds = coalesce($15, recurring_schedules.timeout_seconds),
             last_tick = case
@@ -157,6 +160,7 @@ pub async fn upsert(
         schedule.is_paused,
         schedule.max_attempts,
         schedule.timeout_seconds,
+        schedule.group,
     )
     .fetch_optional(conn)
     .await
@@ -198,6 +202,7 @@ pub struct ScheduleRow {
     pub cron_expression: String,
     pub timezone: String,
     pub queue: String,
+    pub group: Option<String>,
     pub payload: String,
     pub rank: i16,
     pub retry: Option<serde_json::Value>,
@@ -256,8 +261,8 @@ macro_rules! query_schedules {
                     or taken.job_type = any(array(select job_type from shown))
                 )
         )
-        select shown.id, shown.job_type, cron_expression, timezone, shown.queue, payload, rank,
-               retry, overlap "overlap: OverlapPolicy", catch_up "catch_up: CatchUp",
+        select shown.id, shown.job_type, cron_expression, timezone, shown.queue,
+               group_key as group, payload, rank, retry, overlap "overlap: OverlapPolicy", catch_up "catch_up: CatchUp",
                spread_seconds, is_paused, max_attempts, timeout_seconds, next_tick, problem,
                is_registered, created_at, shown.updated_at, last.tick "last_run_at?",
                failing.first_failed_at "failing_since?", now() "now!", skipped.ticks "skipped!",

@@ -150,6 +150,7 @@ pub fn job_limits() -> Vec<(&'static str, String)> {
             "`labels`",
             format!("{} entries of {} characters", limits::MAX_LABELS, limits::MAX_LABEL_CHARS),
         ),
+        ("`group`", format!("1–{} characters", limits::MAX_GROUP_CHARS)),
         ("`concurrency_key`, `unique.key`", format!("1–{} characters", limits::MAX_KEY_CHARS)),
         ("`concurrency_limit`", format!("1–{}", limits::MAX_CONCURRENCY)),
         ("`depends_on`", format!("{} jobs", limits::MAX_PARENTS)),

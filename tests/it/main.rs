@@ -25,6 +25,7 @@ mod doctor;
 mod dropped;
 mod events;
 mod examples;
+mod groups;
 mod guides;
 mod hardening;
 mod heartbeats;

@@ -13,7 +13,7 @@ fn a_replay_is_a_new_job_with_the_same_work_and_the_earlier_one_stays() {
         let job = json!({
             "job_type": "mail", "payload": {"n": 1}, "queue": "mails", "priority": 7,
             "max_attempts": 1, "timeout_seconds": 60, "tags": {"customer": "1"}, "labels": ["gpu"],
-            "concurrency_key": "c", "concurrency_limit": 2, "unique": {"key": "u"},
+            "concurrency_key": "c", "concurrency_limit": 2, "group": "g", "unique": {"key": "u"},
             "retry": {"strategy": "constant", "initial_seconds": 5},
             "on_failure": {"job_type": "reported"},
         });
@@ -34,6 +34,7 @@ fn a_replay_is_a_new_job_with_the_same_work_and_the_earlier_one_stays() {
             "labels",
             "concurrency_key",
             "concurrency_limit",
+            "group",
             "retry",
             "state",
         ];

@@ -205,6 +205,7 @@ fn accept(mut sent: Fields, plan: &Limits) -> Result<WrittenSchedule, Error> {
         cron_expression: expression,
         timezone: timezone.unwrap_or_else(|| DEFAULT_TIMEZONE.to_owned()),
         queue,
+        group: None,
         payload,
         rank,
         retry: Some(retry),

@@ -40,6 +40,7 @@ const FACTS: &[(&str, &str)] = &[
     ("replay of", "replay_of"),
     ("unique key", "unique_key"),
     ("concurrency key", "concurrency_key"),
+    ("group", "group"),
 ];
 
 /// Fields of an answer that only the job's own program may be able to parse as a whole.

@@ -189,6 +189,7 @@ fn new_job(project_id: ProjectId, of: CallbackJob, ended: &impl serde::Serialize
     let extras = Extras {
         constraint_key: constraint_key::of(&of.job_type, &of.labels, None),
         labels: of.labels,
+        group: of.group,
         traceparent: of.traceparent,
         envelope: of.envelope,
         ..Extras::default()

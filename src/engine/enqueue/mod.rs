@@ -189,6 +189,7 @@ pub fn callback(job: NewJob) -> CallbackJob {
         retry: job.retry.map(|it| it.0),
         tags: job.tags.map(|it| it.0),
         labels: extras.labels,
+        group: extras.group,
         traceparent: extras.traceparent,
         envelope: extras.envelope,
         callbacks: callbacks.unwrap_or_default(),

@@ -138,7 +138,8 @@ impl Matched {
     async fn reserve(matcher: &Matcher, jobs: &[&NewJob]) -> Self {
         let is_plain = |it: &NewJob| {
             let extras = it.extras.as_deref();
-            it.start == Start::After(0) && extras.is_none_or(|it| it.constraint_key.is_none())
+            it.start == Start::After(0)
+                && extras.is_none_or(|it| it.constraint_key.is_none() && it.group.is_none())
         };
         let plain = jobs.iter().enumerate().filter(|(_, it)| is_plain(it));
         let mut plain: Vec<_> = plain.map(|(number, it)| (it.rank, number)).collect();

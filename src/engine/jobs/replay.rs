@@ -113,6 +113,7 @@ pub(super) fn copy(project_id: ProjectId, id: JobId, row: &JobRow) -> NewJob {
         labels,
         concurrency_key: row.concurrency_key.clone(),
         concurrency_limit: row.concurrency_limit,
+        group: row.group.clone(),
         envelope: row.envelope.clone(),
         unique_key: None,
         expires_at: None,

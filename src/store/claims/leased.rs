@@ -62,6 +62,8 @@ pub struct LeasedJob {
     pub workflow_key: Option<String>,
     /// Data that the adapter which stored it keeps beside the payload.
     pub envelope: Option<String>,
+    /// Its group within the queue.
+    pub group: Option<String>,
 }
 
 impl LeasedJob {
@@ -116,7 +118,8 @@ macro_rules! query_leased {
             body.retry,
             body.workflow_id "workflow_id: WorkflowId",
             body.workflow_key,
-            body.envelope
+            body.envelope,
+            body.group_key as group
             "# + $after,
             $($argument),+
         )
@@ -213,7 +216,8 @@ macro_rules! query_leased_of_best {
                 body.retry,
                 body.workflow_id,
                 body.workflow_key,
-                body.envelope
+                body.envelope,
+                body.group_key
         ), counted as (
             insert into queue_deltas (project_id, queue, processing)
             select project_id, queue, count(*) from leased group by project_id, queue
@@ -244,7 +248,8 @@ macro_rules! query_leased_of_best {
             leased.retry "retry?",
             leased.workflow_id "workflow_id?: WorkflowId",
             leased.workflow_key "workflow_key?",
-            leased.envelope "envelope?"
+            leased.envelope "envelope?",
+            leased.group_key "group?"
         from (select count(*) from best) chosen
         left join leased on true
         "#,
@@ -300,6 +305,7 @@ macro_rules! leased_jobs {
                 workflow_id: row.workflow_id,
                 workflow_key: row.workflow_key,
                 envelope: row.envelope,
+                group: row.group,
             })
         })
     };

@@ -64,6 +64,8 @@ pub struct Extras {
     /// At most `concurrency_limit` jobs with the same key run at a time.
     pub concurrency_key: Option<String>,
     pub concurrency_limit: Option<i32>,
+    /// Its group within the queue.
+    pub group: Option<String>,
     /// No two live jobs have the same.
     pub unique_key: Option<String>,
     /// Not started after this time.
@@ -187,6 +189,7 @@ impl StoredJob {
             workflow_id: None,
             workflow_key: None,
             envelope: extras.and_then(|it| it.envelope.clone()),
+            group: extras.and_then(|it| it.group.clone()),
         }
     }
 
@@ -225,6 +228,7 @@ impl StoredJob {
             labels: Some(extras.labels),
             concurrency_key: extras.concurrency_key,
             concurrency_limit: extras.concurrency_limit,
+            group: extras.group,
             unique_key: extras.unique_key,
             expires_at: extras.expires_at,
             workflow_id: extras.workflow_id,
@@ -295,6 +299,10 @@ pub async fn insert_jobs(
                        then nullif(offers_command(payload), false)
                    end as has_command,
                    coalesce((extras->>'unfinished_parents')::int, 0) as unfinished_parents,
+                   case
+                       when extras->>'group' is not null
+                       then (select nextval('job_places')) + sent.number
+                   end as group_place,
                    starts.run_at, starts.state,
                    sent.worker_id, sent.poll_id,
                    case
@@ -309,10 +317,10 @@ pub async fn insert_jobs(
                 $1::int[], $2::uuid[], $3::text[], $4::text[], $5::smallint[], $6::timestamptz[],
                 $7::int[], $8::timestamptz[], $9::int[], $10::int[], $11::text[], $12::jsonb[],
                 $13::jsonb[], $15::jsonb[], $17::text[], $18::int[], $19::uuid[], $20::uuid[]
-            ) as sent(
+            ) with ordinality as sent(
                 project_id, id, queue, job_type, rank, run_at, delay_seconds, latest_run_at,
                 max_attempts, timeout_seconds, payload, retry, tags, extras, worker_id,
-                lease_seconds, poll_id, lease_id
+                lease_seconds, poll_id, lease_id, number
             )
             cross join lateral (
                 select coalesce(
@@ -335,7 +343,8 @@ pub async fn insert_jobs(
                 project_id, job_id, payload, retry, tags, traceparent, labels, constraint_key,
                 concurrency_key,
                 concurrency_limit, unique_key, expires_at, workflow_id, workflow_key, has_parents,
-                envelope, batch_id, callbacks, is_template, replay_of, hop, counted_bytes
+                envelope, batch_id, callbacks, is_template, replay_of, hop, group_key,
+                counted_bytes
             )
             select project_id, id, payload, retry, tags, extras->>'traceparent', labels,
                    (extras->>'constraint_key')::uuid, extras->>'concurrency_key',
@@ -345,7 +354,7 @@ pub async fn insert_jobs(
                    coalesce((extras->>'has_parents')::boolean, false), extras->>'envelope',
                    (extras->>'batch_id')::uuid, extras->>'callbacks',
                    case when (extras->>'is_template')::boolean then true end,
-                   (extras->>'replay_of')::uuid, (extras->>'hop')::smallint,
+                   (extras->>'replay_of')::uuid, (extras->>'hop')::smallint, extras->>'group',
                    long_names(queue, job_type)
             from new
         ), live as (
@@ -353,8 +362,8 @@ pub async fn insert_jobs(
                 project_id, id, queue, job_type, state, rank, run_at, max_attempts,
                 timeout_seconds, labels, unfinished_parents, constraint_key, concurrency_key,
                 concurrency_limit, unique_key, expires_at, children, batch_id, has_callbacks,
-                has_command, attempt, lease_id, worker_id, poll_id, claimed_at, lease_seconds,
-                lease_expires_at
+                has_command, group_key, group_place, attempt, lease_id, worker_id, poll_id, claimed_at,
+                lease_seconds, lease_expires_at
             )
             select project_id, id, queue, job_type,
                    case when lease_id is null then state else 'processing' end, rank, run_at,
@@ -364,6 +373,7 @@ pub async fn insert_jobs(
                    extras->>'unique_key', (extras->>'expires_at')::timestamptz,
                    coalesce((extras->>'children')::int, 0), (extras->>'batch_id')::uuid,
                    case when extras->>'callbacks' is not null then true end, has_command,
+                   extras->>'group', group_place,
                    case when lease_id is null then 0 else 1 end, lease_id,
                    case when lease_id is not null then worker_id end,
                    case when lease_id is not null then poll_id end,

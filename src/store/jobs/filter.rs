@@ -20,6 +20,8 @@ pub struct Filter {
     pub queue: Option<String>,
     /// Only jobs of this type.
     pub job_type: Option<String>,
+    /// Only jobs of this group.
+    pub group: Option<String>,
     /// Only jobs with all of these tags; without a value, with any value.
     pub tags: Vec<(String, Option<String>)>,
     /// Only jobs that need a worker with all of these labels.
@@ -51,6 +53,7 @@ impl Filter {
             states: filter.state.into_iter().collect(),
             queue: filter.queue.clone(),
             job_type: filter.job_type.clone(),
+            group: filter.group.clone(),
             tags: filter.tag.as_deref().map(read_tag).into_iter().collect(),
             batch_id: filter.batch_id,
             created_after: filter.created_after,
@@ -81,6 +84,7 @@ impl Filter {
             ("state", !self.states.is_empty() && !line.states.is_empty()),
             ("queue", self.queue.is_some() && line.queue.is_some()),
             ("type", self.job_type.is_some() && line.job_type.is_some()),
+            ("group", self.group.is_some() && line.group.is_some()),
             ("batch", self.batch_id.is_some() && line.batch_id.is_some()),
             ("age:<", self.created_after.is_some() && line.created_after.is_some()),
             ("age:>", self.created_before.is_some() && line.created_before.is_some()),
@@ -104,6 +108,7 @@ impl Filter {
             states: if line.states.is_empty() { self.states } else { line.states },
             queue: self.queue.or(line.queue),
             job_type: self.job_type.or(line.job_type),
+            group: self.group.or(line.group),
             tags,
             labels: Some(line.labels).filter(|it| !it.is_empty()),
             batch_id: self.batch_id.or(line.batch_id),

@@ -243,6 +243,11 @@ macro_rules! query_walk {
                 and ($6::text is null or queue = $6)
                 and ($7::text is null or job_type = $7)
                 and ($19::text[] is null or labels @> $19)
+                and ($20::text is null or $20 = (
+                    select grouped.group_key
+                    from job_bodies grouped
+                    where grouped.project_id = $1 and grouped.job_id = examined.id
+                ))
                 and ($8::timestamptz is null or created_at >= $8)
                 and ($9::timestamptz is null or created_at < $9)
                 and ($16::bigint is null
@@ -314,6 +319,7 @@ async fn walk_over(
                 filter.id_end.map(|it| it.1),
                 filter.is_dead_only(),
                 filter.labels.as_deref(),
+                filter.group.as_deref(),
             )
         };
     }

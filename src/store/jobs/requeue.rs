@@ -140,7 +140,7 @@ pub async fn requeue_cancelled(
                 max_attempts, timeout_seconds, labels, constraint_key, concurrency_key,
                 concurrency_limit,
                 unique_key, expires_at, unfinished_parents, children, batch_id, has_callbacks,
-                has_command
+                has_command, group_key, group_place
             )
             select gone.project_id, gone.id, gone.queue, gone.job_type,
                    case
@@ -159,7 +159,8 @@ pub async fn requeue_cancelled(
                    case when body.expires_at > statement_timestamp() then body.expires_at end,
                    gone.unfinished, gone.children, body.batch_id,
                    case when body.callbacks is not null then true end,
-                   nullif(offers_command(body.payload), false)
+                   nullif(offers_command(body.payload), false), body.group_key,
+                   case when body.group_key is not null then nextval('job_places') end
             from gone
             join job_bodies body on body.project_id = gone.project_id and body.job_id = gone.id
             cross join lateral (

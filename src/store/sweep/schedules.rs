@@ -262,7 +262,7 @@ pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<W
             select due.project_id, due.job_id, due.constraint_key, due.concurrency_key,
                    due.schedule_id,
                    schedule.queue, schedule.job_type, schedule.rank, schedule.timeout_seconds,
-                   schedule.max_attempts, schedule.payload,
+                   schedule.max_attempts, schedule.payload, schedule.group_key,
                    coalesce(schedule.retry, setting.default_retry) as retry,
                    due.tick + make_interval(secs => due.offset_seconds) as run_at,
                    case when due.offset_seconds > 0
@@ -280,22 +280,25 @@ pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<W
         ), bodies as (
             insert into job_bodies (
                 project_id, job_id, payload, retry, tags, constraint_key, concurrency_key,
-                concurrency_limit, counted_bytes
+                concurrency_limit, group_key, counted_bytes
             )
             select project_id, job_id, payload, retry,
                    jsonb_build_object('recurring_schedule', schedule_id), constraint_key,
                    concurrency_key,
-                   case when concurrency_key is not null then 1 end, long_names(queue, job_type)
+                   case when concurrency_key is not null then 1 end, group_key,
+                   long_names(queue, job_type)
             from new
         ), live as (
             insert into jobs (
                 project_id, id, queue, job_type, state, rank, run_at, max_attempts,
-                timeout_seconds, constraint_key, concurrency_key, concurrency_limit, has_command
+                timeout_seconds, constraint_key, concurrency_key, concurrency_limit, has_command,
+                group_key, group_place
             )
             select project_id, job_id, queue, job_type, state, rank, run_at, max_attempts,
                    timeout_seconds, constraint_key, concurrency_key,
                    case when concurrency_key is not null then 1 end,
-                   nullif(offers_command(payload), false)
+                   nullif(offers_command(payload), false), group_key,
+                   case when group_key is not null then nextval('job_places') end
             from new
         ), counted as (
             insert into queue_deltas (project_id, queue, scheduled, active, enqueued)

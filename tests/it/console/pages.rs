@@ -55,7 +55,7 @@ pub const CORPUS: [&str; 5] = [
 async fn dead_letter(t: &TestProject, text: &str) -> String {
     let job = json!({
         "job_type": text, "payload": {text: text}, "tags": {"t": text}, "max_attempts": 1, "labels": [],
-        "concurrency_key": text,
+        "concurrency_key": text, "group": text,
     });
     let id = t.enqueue(job).await;
     let leased = t.lease(text).await;

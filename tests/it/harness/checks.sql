@@ -7,6 +7,7 @@ alter table jobs
     ),
     add check (poll_id is null or lease_expires_at is not null),
     add check ((state = 'dead_letter') = (completed_at is not null)),
+    add check ((group_key is null) = (group_place is null)),
     add check (failures <= attempt);
 alter table finished_jobs add check (state in ('succeeded', 'cancelled'));
 

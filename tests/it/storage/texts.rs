@@ -97,7 +97,7 @@ fn all_texts_of_jobs_and_settings_count_and_are_free_again() {
         let job = |number: usize| {
             json!({
                 "queue": "long", "job_type": noise(15), "labels": names(16, 3), "max_attempts": 2,
-                "concurrency_key": noise(6), "concurrency_limit": 1, "unique": {"key": noise(6)},
+                "group": noise(6), "concurrency_key": noise(6), "concurrency_limit": 1, "unique": {"key": noise(6)},
                 "idempotency_key": format!("{number}{}", noise(6)),
             })
         };

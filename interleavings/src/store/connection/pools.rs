@@ -159,5 +159,6 @@ fn leased(id: JobId, row: &Row, lease_id: LeaseId) -> LeasedJob {
         workflow_id: None,
         workflow_key: None,
         envelope: None,
+        group: None,
     }
 }

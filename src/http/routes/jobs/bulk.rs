@@ -154,6 +154,7 @@ fn check_filter(kind: Kind, filter: &JobFilter, check: &mut Check) {
         state,
         queue,
         job_type,
+        group,
         tag,
         batch_id: _,
         created_after,
@@ -172,6 +173,7 @@ fn check_filter(kind: Kind, filter: &JobFilter, check: &mut Check) {
     }
     check.optional_name("filter.queue", queue.as_deref(), limits::MAX_QUEUE_CHARS);
     check.optional_name("filter.job_type", job_type.as_deref(), limits::MAX_JOB_TYPE_CHARS);
+    check.optional_name("filter.group", group.as_deref(), limits::MAX_GROUP_CHARS);
     check.optional_name("filter.tag", tag.as_deref(), MAX_TAG_FILTER_CHARS);
     check.time("filter.created_after", *created_after);
     check.time("filter.created_before", *created_before);

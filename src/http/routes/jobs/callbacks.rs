@@ -46,6 +46,9 @@ pub struct CallbackRequest {
     /// Labels that its worker must have, all of them; at most 16.
     #[schema(extensions(("bounds" = json!(items(0, limits::MAX_LABELS)))))]
     pub(super) labels: Option<Vec<String>>,
+    /// Group within the queue.
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_GROUP_CHARS)))))]
+    pub(super) group: Option<String>,
     /// Enqueued when this job succeeds.
     #[schema(value_type = Option<CallbackRequest>, no_recursion)]
     pub(super) on_success: Option<Box<Object<CallbackRequest>>>,

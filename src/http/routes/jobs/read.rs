@@ -103,12 +103,12 @@ pub struct GetQuery {
 #[into_params(parameter_in = Query)]
 pub struct ListQuery {
     /// A search line: conditions of the form `name:value`, separated by spaces, all of which must
-    /// hold. `state:pending,scheduled`, `queue:mail`, `type:send_mail`, `tag:customer=3` or
-    /// `tag:customer`, `label:gpu`, `batch:batch_…`, `age:>5m` or `age:<2h` (s, m, h, d; since it
-    /// was stored), `error:refused` (text in the first 1,000 characters of the last error; at most
-    /// 100; needs the scope `payload:read`), and a job's id, its start with `job_`, or its last
-    /// 4 to 12 characters. Put a value with spaces in double quotes; a backslash keeps a quote or a
-    /// backslash in it.
+    /// hold. `state:pending,scheduled`, `queue:mail`, `type:send_mail`, `group:customer-3`,
+    /// `tag:customer=3` or `tag:customer`, `label:gpu`, `batch:batch_…`, `age:>5m` or `age:<2h` (s,
+    /// m, h, d; since it was stored), `error:refused` (text in the first 1,000 characters of the
+    /// last error; at most 100; needs the scope `payload:read`), and a job's id, its start with
+    /// `job_`, or its last 4 to 12 characters. Put a value with spaces in double quotes; a
+    /// backslash keeps a quote or a backslash in it.
     #[param(max_length = 1000, example = "state:pending queue:mail age:>5m")]
     q: Option<String>,
     /// Only jobs in this state.
@@ -123,6 +123,8 @@ pub struct ListQuery {
     queue: Option<String>,
     /// Only jobs of this type.
     job_type: Option<String>,
+    /// Only jobs of this group.
+    group: Option<String>,
     /// Only jobs with this tag: `name:value`, or `name` for any value. A name that has a colon is
     /// found with `q`.
     tag: Option<String>,
@@ -202,6 +204,7 @@ pub async fn list(
     check.range("limit", page_jobs, 1, limits::MAX_PAGE_JOBS);
     check.optional_name("queue", query.queue.as_deref(), limits::MAX_QUEUE_CHARS);
     check.optional_name("job_type", query.job_type.as_deref(), limits::MAX_JOB_TYPE_CHARS);
+    check.optional_name("group", query.group.as_deref(), limits::MAX_GROUP_CHARS);
     check.optional_name("tag", query.tag.as_deref(), MAX_TAG_FILTER_CHARS);
     check.time("created_after", query.created_after);
     check.time("created_before", query.created_before);
@@ -222,6 +225,7 @@ pub async fn list(
         states,
         queue: query.queue,
         job_type: query.job_type,
+        group: query.group,
         tags: query.tag.as_deref().map(store::jobs::read_tag).into_iter().collect(),
         batch_id: query.batch_id,
         created_after: query.created_after,

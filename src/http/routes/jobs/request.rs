@@ -90,6 +90,9 @@ pub struct EnqueueRequest {
     /// With `concurrency_key`: this job starts only while fewer run. Default: 1.
     #[schema(extensions(("bounds" = json!(range(1, limits::MAX_CONCURRENCY)))))]
     concurrency_limit: Option<i32>,
+    /// Group within the queue, such as a customer: its jobs can be found together.
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_GROUP_CHARS)))))]
+    group: Option<String>,
     /// Makes it the only live job with its key.
     #[schema(value_type = Option<UniqueRequest>)]
     pub(crate) unique: Option<Object<UniqueRequest>>,
@@ -189,6 +192,7 @@ impl EnqueueRequest {
             retry: sent.retry,
             tags: sent.tags,
             labels: sent.labels,
+            group: sent.group,
             on_success: sent.on_success,
             on_failure: sent.on_failure,
             on_complete: sent.on_complete,
@@ -336,6 +340,8 @@ fn accept_extras(
             check.refuse("concurrency_limit", "must be sent together with concurrency_key");
         }
     }
+    let group = request.group.take();
+    check.optional_name("group", group.as_deref(), limits::MAX_GROUP_CHARS);
     let unique_key = request.unique.take().map(|Object(it)| it.key);
     check.optional_name("unique.key", unique_key.as_deref(), limits::MAX_KEY_CHARS);
     check.time("expires_at", request.expires_at);
@@ -357,6 +363,7 @@ fn accept_extras(
         labels,
         concurrency_limit: concurrency.map(|it| it.1),
         concurrency_key,
+        group,
         unique_key,
         expires_at: request.expires_at,
         traceparent: traceparent.map(str::to_owned),

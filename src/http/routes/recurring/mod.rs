@@ -56,6 +56,10 @@ pub struct RecurringSchedule {
     pub job_type: String,
     /// Queue of its jobs.
     pub queue: String,
+    /// Group of its jobs.
+    #[serde(default)]
+    #[schema(required, example = "customer-3")]
+    pub group: Option<String>,
     /// Cron expression.
     pub cron_expression: String,
     /// IANA time zone of the expression.
@@ -114,6 +118,7 @@ impl Settings for RecurringSchedule {
     const FIELDS: &'static [&'static str] = &[
         "job_type",
         "queue",
+        "group",
         "cron_expression",
         "timezone",
         "payload",
@@ -154,6 +159,7 @@ impl RecurringSchedule {
             id: row.id,
             job_type: row.job_type,
             queue: row.queue,
+            group: row.group,
             cron_expression: row.cron_expression,
             timezone: row.timezone,
             enabled: !row.is_paused,
@@ -178,7 +184,8 @@ impl RecurringSchedule {
 /// The audit log's view of it, without the payload.
 pub(super) fn facts(row: &ScheduleRow) -> String {
     serde_json::json!({
-        "job_type": row.job_type, "queue": row.queue, "cron_expression": row.cron_expression,
+        "job_type": row.job_type, "queue": row.queue, "group": row.group,
+        "cron_expression": row.cron_expression,
         "timezone": row.timezone, "priority": -row.rank, "overlap": row.overlap,
         "catch_up": row.catch_up, "enabled": !row.is_paused, "max_attempts": row.max_attempts,
         "timeout_seconds": row.timeout_seconds, "registered": row.is_registered,
@@ -205,6 +212,9 @@ pub struct RecurringScheduleRequest {
     /// Queue of its jobs. Default: `default`.
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_QUEUE_CHARS)))))]
     queue: Option<String>,
+    /// Group of its jobs within the queue.
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_GROUP_CHARS)))))]
+    group: Option<String>,
     /// Payload of its jobs: any JSON of at most 256 KiB, or less by plan. Default: null.
     #[serde(default)]
     #[schema(value_type = serde_json::Value, required = false)]
@@ -242,6 +252,7 @@ impl RecurringScheduleRequest {
         check.name("cron_expression", &self.cron_expression, limits::MAX_CRON_CHARS);
         check.optional_name("timezone", self.timezone.as_deref(), limits::MAX_CRON_CHARS);
         check.optional_name("queue", self.queue.as_deref(), limits::MAX_QUEUE_CHARS);
+        check.optional_name("group", self.group.as_deref(), limits::MAX_GROUP_CHARS);
         let priority = self.priority.unwrap_or(0);
         check.range("priority", priority, limits::MIN_PRIORITY, limits::MAX_PRIORITY);
         let spread_seconds = self.spread_seconds.unwrap_or(0);
@@ -268,6 +279,7 @@ impl RecurringScheduleRequest {
             cron_expression: self.cron_expression,
             timezone: self.timezone.unwrap_or_else(|| DEFAULT_TIMEZONE.to_owned()),
             queue: self.queue.unwrap_or_else(|| DEFAULT_QUEUE.to_owned()),
+            group: self.group,
             payload,
             rank: -priority,
             retry,

@@ -121,6 +121,10 @@ pub struct PolledJob {
     pub priority: i16,
     /// For your own use.
     pub tags: BTreeMap<String, String>,
+    /// Group within its queue. Absent: it has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub group: Option<String>,
     /// Error of its last failed attempt.
     #[schema(required)]
     pub last_error: Option<JobError>,
@@ -193,6 +197,7 @@ impl PolledJob {
             failures: job.failures,
             priority: -job.rank,
             tags: tags.transpose().map_err(Error::internal)?.unwrap_or_default(),
+            group: job.group.clone(),
             last_error: handed.last_error.clone().and_then(JobError::of),
             parent_results: handed
                 .parent_results

@@ -97,7 +97,7 @@ pub enum Failure {
 
 impl Failure {
     /// An answer that is an error.
-    fn of(status: StatusCode, text: String) -> Self {
+    pub(crate) fn of(status: StatusCode, text: String) -> Self {
         let error = Reply { text }.json()["error"].clone();
         let text = |field: &str| error[field].as_str().map(str::to_owned);
         Self::Refused {

@@ -119,12 +119,9 @@ impl Trigger {
 async fn backlog(client: &Client, queue: &str, wait_seconds: u32) -> Result<i64, Failure> {
     let queue = utf8_percent_encode(queue, NON_ALPHANUMERIC);
     let path = format!("/v1/queues/{queue}/backlog?wait_seconds={wait_seconds}");
-    let answer = client.get(&path).await?.json();
-    answer["backlog"].as_i64().ok_or_else(|| Failure::Refused {
-        status: StatusCode::BAD_GATEWAY,
-        code: "unreadable".to_owned(),
-        message: "the answer is not from a Fencepost server".to_owned(),
-    })
+    let answer = client.get(&path).await?;
+    let backlog = answer.json()["backlog"].as_i64();
+    backlog.ok_or_else(|| Failure::of(StatusCode::BAD_GATEWAY, answer.text))
 }
 
 #[cfg(test)]

@@ -50,6 +50,8 @@ pub const TENANT_TABLES: &[&str] = &[
     "job_stats",
     "queue_handouts",
     "queue_types",
+    "job_groups",
+    "group_notes",
     "queue_counts",
     "retention_dues",
     "queues",

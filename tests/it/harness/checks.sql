@@ -7,7 +7,15 @@ alter table jobs
     ),
     add check (poll_id is null or lease_expires_at is not null),
     add check ((state = 'dead_letter') = (completed_at is not null)),
-    add check ((group_key is null) = (group_place is null)),
+    -- A dead letter that was passed over has lost its place.
+    add check (
+        case
+            when group_key is null then group_place is null and waits_for_group is null
+            else group_place is not null or completed_at is not null
+        end
+    ),
+    -- Its group counts as one of its parents.
+    add check (waits_for_group is not true or (state = 'scheduled' and unfinished_parents > 0)),
     add check (failures <= attempt);
 alter table finished_jobs add check (state in ('succeeded', 'cancelled'));
 

@@ -157,6 +157,7 @@ const UNCOUNTED: &[(&str, &str)] = &[
     ("ended_parents", "until the cascade has run"),
     ("event_subscriptions", "types that the server knows"),
     ("finished_jobs", "counted with the body of the job, and by its result"),
+    ("group_notes", "gone within a second"),
     ("invitations", "bounded by the plan, and short"),
     ("job_expiries", "counted with the body of the job"),
     ("job_log_totals", "one of an attempt, which is counted"),

@@ -184,7 +184,7 @@ async fn store_once(
     let all: Vec<_> = jobs.iter().map(|it| &it.job).collect();
     faults::before_commit("enqueue")?;
     let mut tx = conn.begin().await?;
-    let found = store::jobs::enqueue::find_stored(&mut tx, &all).await?;
+    let found = store::jobs::stored_before::find_stored(&mut tx, &all).await?;
     // Stored by an earlier try whose answer was lost, or by an earlier request with the same
     // idempotency key. Jobs that were new then exist now; the others are found by their unique
     // keys.
@@ -283,8 +283,10 @@ async fn continue_attempts(
     if new.is_empty() {
         return Ok(stored);
     }
-    let last: HashMap<_, _> =
-        store::jobs::enqueue::continue_attempts(tx, project_id, &new).await?.into_iter().collect();
+    let last: HashMap<_, _> = store::jobs::stored_before::continue_attempts(tx, project_id, &new)
+        .await?
+        .into_iter()
+        .collect();
     for job in &mut stored {
         job.attempt = last.get(&job.id).copied().unwrap_or(job.attempt);
     }

@@ -24,6 +24,8 @@ use serde::{
 use sha2::{Digest, Sha256};
 use tokio::{sync::Semaphore, time::timeout};
 
+pub use super::names::{GroupInPath, NameInPath, refuse_controls};
+
 use crate::{
     auth::{BodyMeter, IgnoresUnknownFields, RoomForChange},
     wire::{
@@ -431,39 +433,6 @@ async fn id_in_path<Id: PathId, S: Send + Sync>(parts: &mut Parts, state: &S) ->
     let id = params.iter().find(|(name, _)| *name == Id::PARAMETER).map(|(_, value)| value);
     let id = id.ok_or_else(Id::missing)?;
     id.parse().map_err(|_| Id::missing().naming(id))
-}
-
-/// A name in a path, such as a queue's or a worker's.
-#[derive(Debug, Clone)]
-pub struct NameInPath(pub String);
-
-impl<S: Send + Sync> FromRequestParts<S> for NameInPath {
-    type Rejection = Error;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
-        const PARAMETERS: [&str; 5] = ["queue", "job_type", "worker_id", "recurring_id", "alarm"];
-        let params = RawPathParams::from_request_parts(parts, state)
-            .await
-            .map_err(|_| Error::Unreadable("the path is not valid UTF-8".to_owned()))?;
-        let found = params.iter().find(|(name, _)| PARAMETERS.contains(name));
-        let (parameter, name) = found.ok_or(Error::NoSuchRoute)?;
-        refuse_controls(parameter, name)?;
-        Ok(Self(name.to_owned()))
-    }
-}
-
-/// Refuses a path parameter with characters that no name and no id has.
-///
-/// # Errors
-/// [`Error::Invalid`].
-pub fn refuse_controls(parameter: &str, value: &str) -> Result<(), Error> {
-    match value.chars().find(|it| it.is_control()) {
-        Some(odd) => Err(Error::invalid(
-            parameter,
-            format!("must have no control characters, has U+{:04X}", u32::from(odd)),
-        )),
-        None => Ok(()),
-    }
 }
 
 /// Reads a field that was sent, though it may be null. Name it in `deserialize_with`, beside

@@ -13,6 +13,7 @@ pub mod errors;
 pub mod extract;
 pub mod json_words;
 pub mod logs;
+pub mod names;
 pub mod openapi;
 pub mod poll_answer;
 pub mod produced;

@@ -3,6 +3,7 @@
 
 mod class;
 mod database;
+mod queue;
 mod response;
 
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use std::sync::Arc;
 pub use self::{
     class::Class,
     database::{is_faulty_statement, is_lock_timeout, is_unique_violation},
+    queue::QueueError,
 };
 
 use chrono::{DateTime, Utc};
@@ -273,9 +275,9 @@ pub enum Error {
     #[error("queue not found")]
     QueueNotFound,
 
-    /// The queue cannot be deleted.
+    /// About a queue or its groups.
     #[error("{0}")]
-    QueueInUse(&'static str),
+    OfQueue(#[from] QueueError),
 
     #[error("operation not found")]
     OperationNotFound,

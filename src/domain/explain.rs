@@ -1,12 +1,17 @@
 //! Why a job is not running: every condition between it and a worker, in the order in which they
 //! are met.
 
+mod group;
+mod rates;
 mod reason;
 mod workers;
 
 use chrono::{DateTime, SecondsFormat, Utc};
 
-pub use self::reason::Reason;
+pub use self::{
+    group::{GroupLine, JobAhead},
+    reason::Reason,
+};
 use super::{job::StoredState, rate::RateLimit};
 
 /// Facts about a job and about what it waits for.
@@ -22,12 +27,16 @@ pub struct Facts {
     pub failures: i32,
     pub max_attempts: i32,
     pub unfinished_parents: i32,
+    /// What its group waits for; none: it does not wait for its group.
+    pub group: Option<GroupLine>,
     pub labels: Vec<String>,
     pub concurrency: Option<Crowd>,
     pub queue_concurrency: Option<Crowd>,
     pub queue_paused_at: Option<DateTime<Utc>>,
     pub type_pause: Option<TypePause>,
     pub rate: Option<RateUse>,
+    /// A worker has met a rate limit: nothing of the queue starts before.
+    pub rate_limited_until: Option<DateTime<Utc>>,
     pub push: Option<PushTrouble>,
     pub worker_id: Option<String>,
     pub lease_expires_at: Option<DateTime<Utc>>,
@@ -209,7 +218,9 @@ fn not_waiting(facts: &Facts) -> String {
 }
 
 fn conditions(facts: &Facts) -> Vec<Condition> {
-    let mut conditions = vec![parents(facts), due(facts), queue_pause(facts)];
+    let mut conditions = vec![parents(facts)];
+    conditions.extend(facts.group.as_ref().map(|line| group::condition(facts, line)));
+    conditions.extend([due(facts), queue_pause(facts)]);
     conditions.extend(facts.type_pause.as_ref().map(|pause| type_pause(facts, pause)));
     let crowds = [("key", &facts.concurrency), ("queue", &facts.queue_concurrency)];
     for (what, crowd) in crowds {
@@ -228,7 +239,8 @@ fn conditions(facts: &Facts) -> Vec<Condition> {
             });
         }
     }
-    conditions.extend(facts.rate.as_ref().map(|rate| rate_limit(facts, rate)));
+    conditions.extend(facts.rate.as_ref().map(|rate| rates::of_queue(facts, rate)));
+    conditions.extend(rates::of_worker(facts));
     conditions.extend(facts.push.as_ref().map(|it| push_trouble(facts, it)));
     conditions.push(workers::condition(facts));
     conditions
@@ -284,18 +296,6 @@ fn type_pause(facts: &Facts, pause: &TypePause) -> Condition {
     }
 }
 
-fn rate_limit(facts: &Facts, rate: &RateUse) -> Condition {
-    let RateLimit { count, per_seconds } = rate.limit;
-    let (used, queue) = (count - rate.left, &facts.queue);
-    let is_open = rate.left > 0;
-    Condition {
-        reason: Reason::RateLimit,
-        is_open,
-        message: format!("queue {queue} has started {used} of {count} jobs in {per_seconds} s"),
-        changes_at: (!is_open).then_some(rate.opens_at),
-    }
-}
-
 fn second(time: DateTime<Utc>) -> String {
     time.to_rfc3339_opts(SecondsFormat::Secs, true)
 }
@@ -346,12 +346,14 @@ mod tests {
             failures: 0,
             max_attempts: 3,
             unfinished_parents: 0,
+            group: None,
             labels: Vec::new(),
             concurrency: None,
             queue_concurrency: None,
             queue_paused_at: None,
             type_pause: None,
             rate: None,
+            rate_limited_until: None,
             push: None,
             worker_id: None,
             lease_expires_at: None,

@@ -1,5 +1,7 @@
 //! The life of a job: its states, why it waits, and what the end of an attempt leads to.
 
+mod cancel;
+
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -9,6 +11,8 @@ use super::{
     text::ErrorReport,
 };
 
+pub use self::cancel::{CancelDecision, cancel};
+
 /// The queue of jobs that name none.
 pub const DEFAULT_QUEUE: &str = "default";
 /// Timeout of an attempt of a job that names none, in seconds.
@@ -17,6 +21,9 @@ pub const DEFAULT_TIMEOUT_SECONDS: i32 = 1_800;
 /// Claims after which a job is dead-lettered whatever happened: otherwise a job that is always
 /// released would circulate forever.
 pub const MAX_CLAIMS: i32 = 1_000;
+
+/// The error type of an attempt that has met a rate limit. Its outcome is `released`.
+pub const RATE_LIMITED: &str = "rate_limited";
 
 /// Failures after which a job is dead-lettered, if neither the job nor its queue sets a number.
 pub const DEFAULT_MAX_ATTEMPTS: i32 = 3;
@@ -110,6 +117,7 @@ impl StoredState {
     pub fn waiting_for(self, unfinished_parents: i32, closed: Closed) -> Option<WaitingFor> {
         match self {
             Self::Scheduled if unfinished_parents > 0 => Some(WaitingFor::Parents),
+            Self::Scheduled if closed.waits_for_group => Some(WaitingFor::Group),
             Self::Scheduled => Some(WaitingFor::RunAt),
             Self::Backoff => Some(WaitingFor::Backoff),
             Self::Pending if closed.is_queue_paused => Some(WaitingFor::QueuePaused),
@@ -122,9 +130,11 @@ impl StoredState {
     }
 }
 
-/// Why a claimable job cannot be claimed, besides the lack of a worker.
+/// What keeps a job, besides its time, its parents and the lack of a worker.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, sqlx::FromRow)]
 pub struct Closed {
+    /// It waits for its group.
+    pub waits_for_group: bool,
     /// Its queue is paused.
     pub is_queue_paused: bool,
     /// Its type is paused in its queue.
@@ -147,6 +157,8 @@ pub enum WaitingFor {
     Backoff,
     /// Its parents.
     Parents,
+    /// Jobs ahead of it in its group, or the end of the group's pause.
+    Group,
     /// Its queue to be resumed.
     QueuePaused,
     /// Its job type to be resumed.
@@ -215,6 +227,11 @@ pub enum OutcomeCause<'a> {
     WorkerGone,
     /// A person has released it, since its worker does not.
     TakeBack,
+    /// The worker has met a rate limit.
+    RateLimited {
+        /// Seconds until the job may run again.
+        retry_after_seconds: u32,
+    },
 }
 
 impl OutcomeCause<'_> {
@@ -225,7 +242,9 @@ impl OutcomeCause<'_> {
             Self::Failed { .. } => AttemptOutcome::Failed,
             Self::TimedOut => AttemptOutcome::Timeout,
             Self::LeaseExpired => AttemptOutcome::LeaseExpired,
-            Self::Released | Self::WorkerGone | Self::TakeBack => AttemptOutcome::Released,
+            Self::Released | Self::WorkerGone | Self::TakeBack | Self::RateLimited { .. } => {
+                AttemptOutcome::Released
+            }
         }
     }
 
@@ -246,6 +265,7 @@ impl OutcomeCause<'_> {
             ),
             Self::WorkerGone => ("worker_gone", "the worker has made no call for too long"),
             Self::TakeBack => ("take_back", "the lease was released by request, not by its worker"),
+            Self::RateLimited { .. } => (RATE_LIMITED, "the worker has met a rate limit"),
             Self::Failed { .. } | Self::Released => return ErrorReport::default(),
         };
         ErrorReport::bounded(Some(kind), Some(message), None)
@@ -257,6 +277,8 @@ impl OutcomeCause<'_> {
 pub struct Running<'a> {
     /// The attempt that ends; also the number of claims.
     pub attempt: i32,
+    /// Claims before it that do not count: they have met a rate limit.
+    pub uncounted_claims: i32,
     /// Failures before this one.
     pub failures: i32,
     /// Failures after which the job is dead-lettered.
@@ -307,7 +329,9 @@ pub fn after_attempt(
         return AfterAttempt { next: Next::Cancelled, failures };
     }
     let exhausted = counts && failures >= running.max_attempts;
-    if exhausted || running.attempt >= MAX_CLAIMS {
+    let is_uncounted = matches!(cause, OutcomeCause::RateLimited { .. });
+    let claims = running.attempt - running.uncounted_claims - i32::from(is_uncounted);
+    if exhausted || claims >= MAX_CLAIMS {
         return AfterAttempt { next: Next::DeadLetter, failures };
     }
     let next = match *cause {
@@ -322,38 +346,15 @@ pub fn after_attempt(
             }
         }
         OutcomeCause::TimedOut => Next::RetryAfter(running.policy.delay(failures, jitter)),
+        OutcomeCause::RateLimited { retry_after_seconds } => {
+            Next::RetryAfter(Duration::from_secs(retry_after_seconds.into()))
+        }
         OutcomeCause::LeaseExpired
         | OutcomeCause::Released
         | OutcomeCause::WorkerGone
         | OutcomeCause::TakeBack => Next::Pending,
     };
     AfterAttempt { next, failures }
-}
-
-/// The effect of a request to cancel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CancelDecision {
-    /// No worker has it: cancelled immediately.
-    CancelNow,
-    /// Its worker gets `cancel` in the next heartbeat's answer.
-    AskWorker,
-    /// It was cancelled before.
-    Done,
-    /// It has ended otherwise.
-    TooLate,
-}
-
-/// Decides what cancelling a job in this state leads to.
-#[must_use]
-pub fn cancel(state: StoredState) -> CancelDecision {
-    match state {
-        StoredState::Scheduled | StoredState::Backoff | StoredState::Pending => {
-            CancelDecision::CancelNow
-        }
-        StoredState::Processing => CancelDecision::AskWorker,
-        StoredState::Cancelled => CancelDecision::Done,
-        StoredState::Succeeded | StoredState::DeadLetter => CancelDecision::TooLate,
-    }
 }
 
 #[cfg(test)]
@@ -372,8 +373,14 @@ mod tests {
         let policy =
             RetryPolicy { non_retryable_types: vec!["Fatal".into()], ..Default::default() };
         let cancel_requested = false;
-        let running =
-            Running { attempt, failures, max_attempts, cancel_requested, policy: &policy };
+        let running = Running {
+            attempt,
+            uncounted_claims: 0,
+            failures,
+            max_attempts,
+            cancel_requested,
+            policy: &policy,
+        };
         after_attempt(&running, cause, Jitter::NONE)
     }
 
@@ -443,12 +450,16 @@ mod tests {
         let last = after(MAX_CLAIMS, 0, 3, &OutcomeCause::Released);
         assert_eq!(last, AfterAttempt { next: Next::DeadLetter, failures: 0 });
         assert_eq!(after(MAX_CLAIMS - 1, 0, 3, &OutcomeCause::Released).next, Next::Pending);
+        let limited = OutcomeCause::RateLimited { retry_after_seconds: 7 };
+        let waits = AfterAttempt { next: waits(7), failures: 0 };
+        assert_eq!(after(MAX_CLAIMS, 0, 3, &limited), waits, "it does not count");
     }
 
     #[test]
     fn a_cancelled_job_is_not_retried() {
         let policy = RetryPolicy::default();
         let running = Running {
+            uncounted_claims: 0,
             attempt: 1,
             failures: 0,
             max_attempts: 3,
@@ -464,21 +475,12 @@ mod tests {
     }
 
     #[test]
-    fn only_a_live_job_can_be_cancelled() {
-        assert_eq!(cancel(StoredState::Scheduled), CancelDecision::CancelNow);
-        assert_eq!(cancel(StoredState::Backoff), CancelDecision::CancelNow);
-        assert_eq!(cancel(StoredState::Pending), CancelDecision::CancelNow);
-        assert_eq!(cancel(StoredState::Processing), CancelDecision::AskWorker);
-        assert_eq!(cancel(StoredState::Cancelled), CancelDecision::Done);
-        assert_eq!(cancel(StoredState::Succeeded), CancelDecision::TooLate);
-        assert_eq!(cancel(StoredState::DeadLetter), CancelDecision::TooLate);
-    }
-
-    #[test]
     fn every_waiting_state_says_what_it_waits_for() {
         let open = Closed::default();
         assert_eq!(StoredState::Scheduled.waiting_for(0, open), Some(WaitingFor::RunAt));
         assert_eq!(StoredState::Scheduled.waiting_for(2, open), Some(WaitingFor::Parents));
+        let grouped = Closed { waits_for_group: true, ..open };
+        assert_eq!(StoredState::Scheduled.waiting_for(0, grouped), Some(WaitingFor::Group));
         assert_eq!(StoredState::Backoff.waiting_for(0, open), Some(WaitingFor::Backoff));
         assert_eq!(StoredState::Pending.waiting_for(0, open), Some(WaitingFor::Worker));
         let limited = Closed { is_rate_limited: true, ..open };

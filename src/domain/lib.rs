@@ -18,6 +18,7 @@ pub mod error;
 pub mod explain;
 pub mod fingerprint;
 pub mod formats;
+pub mod group;
 pub mod histogram;
 pub mod history;
 #[expect(missing_docs, reason = "the name of an identifier says what it identifies")]

@@ -43,6 +43,10 @@ pub const MAX_TIMEOUT_SECONDS: i32 = 86_400;
 pub const DELETED_KEEP_SECONDS: i32 = 2 * MAX_TIMEOUT_SECONDS;
 /// Longest lease a poll may ask for, in seconds (one day).
 pub const MAX_LEASE_SECONDS: i32 = 86_400;
+/// Longest pause that a worker asks for because of a rate limit, in seconds: a day.
+pub const MAX_RATE_LIMITED_SECONDS: i64 = 86_400;
+/// The pause of a worker that names none, in seconds.
+pub const DEFAULT_RATE_LIMITED_SECONDS: u32 = 5;
 /// Longest first wait and longest cap of a retry policy, in seconds (30 days).
 pub const MAX_RETRY_SECONDS: i64 = 30 * 86_400;
 /// Largest `multiplier` of an exponential retry policy.
@@ -109,6 +113,12 @@ pub const MAX_LABELS: usize = 16;
 pub const MAX_LABEL_CHARS: usize = 100;
 /// Characters in a `group`.
 pub const MAX_GROUP_CHARS: usize = 200;
+/// Groups of a project that may be paused at the same time.
+pub const MAX_PAUSED_GROUPS: i64 = 10_000;
+/// Longest pause of a group that ends by itself, in seconds: 30 days.
+pub const MAX_GROUP_PAUSE_SECONDS: i32 = 30 * 86_400;
+/// Largest page of groups.
+pub const MAX_PAGE_GROUPS: u32 = 100;
 /// Characters in a `concurrency_key`, and in the key of `unique`.
 pub const MAX_KEY_CHARS: usize = 200;
 /// Largest `concurrency_limit` of a job and `max_concurrency` of a queue.

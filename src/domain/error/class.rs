@@ -86,7 +86,6 @@ impl Error {
             | Self::FenceRequired(_)
             | Self::ParentTerminal(_)
             | Self::BatchCompleted(_)
-            | Self::QueueInUse(_)
             | Self::PreconditionFailed
             | Self::LastOwner
             | Self::KeysRemain(_)
@@ -103,6 +102,7 @@ impl Error {
             Self::QuotaExceeded { .. } => Class::Limited,
             Self::Overloaded | Self::JobLocked | Self::InDoubt => Class::Unavailable,
             Self::Unavailable(_) | Self::NotReady(_) => Class::Unavailable,
+            Self::OfQueue(it) => it.class(),
             Self::Internal(_) => Class::Internal,
         }
     }

@@ -38,8 +38,12 @@ pub enum Reason {
     RateLimit,
     /// Other jobs of its queue come first.
     OtherJobs,
+    /// Its group is paused, or a dead letter blocks it.
+    GroupHeld,
     /// Its parents.
     Parents,
+    /// Jobs ahead of it in its group.
+    Group,
     /// Its backoff.
     Backoff,
     /// Its `run_at`.
@@ -79,7 +83,9 @@ impl Reason {
             Self::Concurrency => "concurrency",
             Self::RateLimit => "rate_limit",
             Self::OtherJobs => "other_jobs",
+            Self::GroupHeld => "group_held",
             Self::Parents => "parents",
+            Self::Group => "group",
             Self::Backoff => "backoff",
             Self::RunAt => "run_at",
         }
@@ -111,6 +117,7 @@ impl Reason {
             Self::Concurrency => WaitingFor::Concurrency,
             Self::RateLimit => WaitingFor::RateLimit,
             Self::Parents => WaitingFor::Parents,
+            Self::GroupHeld | Self::Group => WaitingFor::Group,
             Self::Backoff => WaitingFor::Backoff,
             Self::RunAt => WaitingFor::RunAt,
         }

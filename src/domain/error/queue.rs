@@ -1,0 +1,34 @@
+//! Refusals that concern a queue or its groups.
+
+use super::Class;
+
+/// Why a call about a queue is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum QueueError {
+    /// The queue cannot be deleted.
+    #[error("{0}")]
+    InUse(&'static str),
+
+    /// The job has a group, whose jobs run in their order.
+    #[error("the job has a place in its group, and the order is strict: it keeps its queue")]
+    GroupOrdered,
+
+    /// It has no jobs, and is not paused.
+    #[error("no job or pause of this group in the queue")]
+    GroupNotFound,
+
+    /// Its head is no dead letter.
+    #[error("no dead letter blocks this group")]
+    GroupNotBlocked,
+}
+
+impl QueueError {
+    /// The class of this error.
+    #[must_use]
+    pub fn class(self) -> Class {
+        match self {
+            Self::GroupNotFound => Class::NotFound,
+            Self::InUse(_) | Self::GroupOrdered | Self::GroupNotBlocked => Class::Conflict,
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! What a job's group waits for.
+
+use chrono::{DateTime, Datelike, Utc};
+
+use super::{Condition, Facts, Reason, second};
+use crate::{ids::JobId, job::StoredState};
+
+/// A group, for a job that waits for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupLine {
+    /// Its name.
+    pub name: String,
+    /// None: it is not paused. The year 9999: until it is resumed.
+    pub paused_until: Option<DateTime<Utc>>,
+    /// The job that is first in line, unless that is this job.
+    pub ahead: Option<JobAhead>,
+}
+
+/// The job that is first in line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobAhead {
+    /// Its id.
+    pub id: JobId,
+    /// Its state.
+    pub state: StoredState,
+    /// When it may run, or could from.
+    pub run_at: DateTime<Utc>,
+    /// Whether it waits for parents.
+    pub waits_for_parents: bool,
+}
+
+/// Pauses without an end are stored as infinity, and read as the end of this year.
+const ENDLESS_YEAR: i32 = 9999;
+
+pub(super) fn condition(facts: &Facts, line: &GroupLine) -> Condition {
+    let GroupLine { name, paused_until, ahead } = line;
+    let (reason, message, changes_at) = match (paused_until, ahead) {
+        (Some(until), _) if until.year() == ENDLESS_YEAR => {
+            (Reason::GroupHeld, format!("its group {name} is paused: resume it"), None)
+        }
+        (Some(until), _) => {
+            let message = format!("its group {name} is paused until {}", second(*until));
+            (Reason::GroupHeld, message, Some(*until))
+        }
+        (None, Some(ahead)) => behind(facts, ahead),
+        (None, None) => (Reason::Group, format!("it is the next of its group {name}"), None),
+    };
+    Condition { reason, is_open: false, message, changes_at }
+}
+
+fn behind(facts: &Facts, ahead: &JobAhead) -> (Reason, String, Option<DateTime<Utc>>) {
+    let at = (ahead.run_at > facts.now).then_some(ahead.run_at);
+    let does = match (ahead.state, at) {
+        (StoredState::DeadLetter, _) => {
+            let message = format!(
+                "job {} is ahead in its group and dead-lettered: unblock the group",
+                ahead.id
+            );
+            return (Reason::GroupHeld, message, None);
+        }
+        (StoredState::Processing, _) => "runs".to_owned(),
+        _ if ahead.waits_for_parents => "waits for its parents".to_owned(),
+        (StoredState::Backoff, Some(at)) => format!("retries at {}", second(at)),
+        (_, Some(at)) => format!("runs at {}", second(at)),
+        _ => "waits for a worker".to_owned(),
+    };
+    (Reason::Group, format!("job {} is ahead in its group and {does}", ahead.id), at)
+}

@@ -1,0 +1,42 @@
+//! Rules of the groups of a queue.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// In which order jobs of a group run.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, sqlx::Type,
+)]
+#[serde(rename_all = "snake_case")]
+#[sqlx(type_name = "text", rename_all = "snake_case")]
+pub enum GroupOrder {
+    /// As jobs without a group, at the same time.
+    #[default]
+    None,
+    /// One at a time, as they were stored, also over retries.
+    Strict,
+}
+
+/// What a dead letter means for the jobs behind it in its group, in a queue with strict order.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, sqlx::Type,
+)]
+#[serde(rename_all = "snake_case")]
+#[sqlx(type_name = "text", rename_all = "snake_case")]
+pub enum OnDead {
+    /// They wait until it is retried, passed over or deleted.
+    #[default]
+    Block,
+    /// The next one runs.
+    Skip,
+}
+
+/// Rules of the groups of a queue.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({"order": "strict", "on_dead": "block"}))]
+pub struct GroupRules {
+    /// The order in which jobs of a group run.
+    pub order: GroupOrder,
+    /// The effect of a dead letter on its group.
+    pub on_dead: OnDead,
+}

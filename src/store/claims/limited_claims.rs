@@ -36,7 +36,8 @@ pub async fn queues_with_constraint_keys(
             (
                 select 1
                 from queues
-                where project_id = claim.project_id and name = claim.queue and has_rules
+                where project_id = claim.project_id and name = claim.queue
+                    and (has_rules or has_gate)
             )
             union all
             (
@@ -226,6 +227,7 @@ pub async fn claim_constrained(
                     where project_id = $1 and queue = $2 and state = 'pending'
                         and constraint_key = passed.constraint_key
                         and (expires_at is null or expires_at > statement_timestamp())
+                        and (group_key is null or group_may_start($1, $2, group_key, waits_for_group))
                     order by rank, run_at, id
                     limit coalesce($17::bigint, $14::bigint)
                 ) near
@@ -261,6 +263,7 @@ pub async fn claim_constrained(
                     and project_id = $1 and queue = $2 and state = 'pending'
                     and constraint_key is null
                     and (expires_at is null or expires_at > statement_timestamp())
+                    and (group_key is null or group_may_start($1, $2, group_key, waits_for_group))
                     and (rank, run_at) >= ($12::smallint, $13::timestamptz)
                 order by rank, run_at, id
                 limit $14::bigint
@@ -273,6 +276,7 @@ pub async fn claim_constrained(
                     and project_id = $1 and queue = $2 and state = 'pending'
                     and constraint_key is null and has_command
                     and (expires_at is null or expires_at > statement_timestamp())
+                    and (group_key is null or group_may_start($1, $2, group_key, waits_for_group))
                     and (rank, run_at) >= ($12::smallint, $13::timestamptz)
                 order by rank, run_at, id
                 limit $14::bigint
@@ -288,6 +292,7 @@ pub async fn claim_constrained(
                     where project_id = $1 and queue = $2 and job_type = wanted.job_type
                         and state = 'pending' and constraint_key is null
                         and (expires_at is null or expires_at > statement_timestamp())
+                        and (group_key is null or group_may_start($1, $2, group_key, waits_for_group))
                         and (rank, run_at) >= ($12::smallint, $13::timestamptz)
                     order by rank, run_at, id
                     limit coalesce($17::bigint, $14::bigint)

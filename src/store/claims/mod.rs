@@ -125,7 +125,7 @@ pub async fn claim_any_type(
                     and (expires_at is null or expires_at > now())
                     and (rank, run_at) >= (claim.from_rank, claim.from_run_at)
                 order by rank, run_at, id
-                limit case when setting.has_rules then 0 else claim.wanted end
+                limit case when setting.has_rules or setting.has_gate then 0 else claim.wanted end
                 for update skip locked
             ) found
             limit 250
@@ -216,7 +216,7 @@ pub async fn claim_some_types(
                     and (expires_at is null or expires_at > now())
                     and (rank, run_at) >= ($12::smallint, $13::timestamptz)
                 order by rank, run_at, id
-                limit case when setting.has_rules then 0 else $14::bigint end
+                limit case when setting.has_rules or setting.has_gate then 0 else $14::bigint end
             ) found
             order by found.rank, found.run_at, found.id
             limit least($14::bigint, 250)

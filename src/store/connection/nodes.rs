@@ -69,6 +69,21 @@ pub async fn beat(
     .await
 }
 
+/// Whether a node of version 0.2.0 is running, which stores no version.
+pub async fn has_earlier(conn: &mut PgConnection) -> sqlx::Result<bool> {
+    sqlx::query_scalar!(
+        r#"
+        select exists (
+            select from nodes
+            where version is null and seen_at >= now() - make_interval(secs => $1)
+        ) "has_earlier!"
+        "#,
+        NODE_SILENCE_SECONDS,
+    )
+    .fetch_one(conn)
+    .await
+}
+
 /// Records that a node has stopped.
 pub async fn leave(conn: &mut PgConnection, id: NodeId) -> sqlx::Result<()> {
     sqlx::query!("delete from nodes where id = $1", id.0).execute(conn).await?;

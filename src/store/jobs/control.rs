@@ -88,6 +88,8 @@ pub struct CancelledJob {
     pub has_children: bool,
     /// Whether the cascade has work: children, callbacks or a batch.
     pub has_follow_ups: bool,
+    /// Whether this or another of these jobs lets its group continue.
+    pub has_noted_groups: bool,
 }
 
 /// Why waiting jobs are cancelled.
@@ -123,7 +125,7 @@ pub async fn cancel_waiting(
             join jobs job on job.project_id = named.project_id and job.id = named.id
             where job.lease_id is null and job.completed_at is null
                 and (not $3 or job.expires_at <= statement_timestamp())
-                and ($4::uuid is null or job.unfinished_parents > 0)
+                and ($4::uuid is null or job.unfinished_parents > (job.waits_for_group is true)::int)
             order by job.project_id, job.id
             for update of job
         ), gone as (
@@ -159,11 +161,23 @@ pub async fn cancel_waiting(
                    failures, max_attempts, timeout_seconds, labels, not $3 and $4 is null, progress,
                    statement_timestamp(), children, $4, case when $5::bool then true end
             from gone
+        ), noted as (
+            insert into group_notes (project_id, queue, group_key)
+            select distinct gone.project_id, gone.queue, gone.group_key
+            from gone
+            cross join lateral (
+                select from queues
+                where project_id = gone.project_id and name = gone.queue
+                    and group_order = 'strict'
+                offset 0
+            ) ordered
+            where gone.group_key is not null
+            returning 1
         )
         select gone.project_id "project_id!: ProjectId", gone.id "id!: JobId", gone.queue "queue!",
                gone.job_type "job_type!", gone.attempt "attempt!", gone.children > 0 "has_children!",
                gone.children > 0 or gone.batch_id is not null or gone.has_callbacks is true
-                   "has_follow_ups!"
+                   "has_follow_ups!", exists (select from noted) "has_noted_groups!"
         from gone
         "#,
         &jobs.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
@@ -181,6 +195,7 @@ pub async fn cancel_waiting(
         attempt: it.attempt,
         has_children: it.has_children,
         has_follow_ups: it.has_follow_ups,
+        has_noted_groups: it.has_noted_groups,
     });
     Ok(cancelled.collect())
 }
@@ -285,7 +300,11 @@ pub async fn change(
                     else 'scheduled'
                 end
             where project_id = $1 and id = $2 and lease_id is null and completed_at is null
-            returning project_id, id, queue, job_type, rank, run_at, state, constraint_key
+            returning project_id, id, queue, job_type, rank, run_at, state, constraint_key,
+                      group_key, waits_for_group
+        ), noted as (
+            insert into group_notes (project_id, queue, group_key)
+            select $1, queue, group_key from after where $3 is not null and waits_for_group
         ), counted as (
             insert into queue_deltas (project_id, queue, scheduled, active, backoff)
             select $1, queue, by * (state = 'scheduled')::int, by * (state <> 'scheduled')::int,

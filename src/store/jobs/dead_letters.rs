@@ -382,7 +382,7 @@ pub async fn delete(
     sqlx::query_scalar!(
         r#"
         with dead as materialized (
-            select id, queue, attempt
+            select project_id, id, queue, attempt, group_key
             from jobs
             where project_id = $1 and id = any($2) and completed_at is not null
             order by id
@@ -430,6 +430,18 @@ pub async fn delete(
         ), counted as (
             insert into queue_deltas (project_id, queue, dead_letter)
             select $1, queue, -count(*) from dead group by queue
+        ), noted as (
+            insert into group_notes (project_id, queue, group_key)
+            select distinct dead.project_id, dead.queue, dead.group_key
+            from dead
+            cross join lateral (
+                select from queues
+                where project_id = dead.project_id and name = dead.queue
+                    and group_order = 'strict'
+                offset 0
+            ) ordered
+            where dead.group_key is not null
+            returning 1
         )
         select id "id!: JobId" from dead
         "#,

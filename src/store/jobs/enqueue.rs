@@ -150,6 +150,8 @@ pub struct StoredJob {
     pub is_queue_paused: bool,
     /// Whether its type is paused in its queue.
     pub is_type_paused: bool,
+    /// Whether it waits for its group.
+    pub waits_for_group: bool,
     /// Whether it was leased with the lease that was sent for it.
     pub is_leased: bool,
     /// The lease's length in seconds, if it was leased.
@@ -213,6 +215,7 @@ impl StoredJob {
             timeout_seconds: job.timeout_seconds,
             // A new job that is due and still `scheduled` waits for its parents.
             unfinished_parents: i32::from(!extras.parents.is_empty()),
+            waits_for_group: self.waits_for_group,
             cancel_requested: false,
             progress: None,
             completed_at: None,
@@ -298,15 +301,18 @@ pub async fn insert_jobs(
                    case when payload ^@ '"' or payload like '%"command"%'
                        then nullif(offers_command(payload), false)
                    end as has_command,
-                   coalesce((extras->>'unfinished_parents')::int, 0) as unfinished_parents,
+                   coalesce((extras->>'unfinished_parents')::int, 0) + starts.waits::int as unfinished_parents,
+                   nullif(starts.waits, false) as waits_for_group,
                    case
                        when extras->>'group' is not null
                        then (select nextval('job_places')) + sent.number
                    end as group_place,
-                   starts.run_at, starts.state,
+                   starts.run_at,
+                   case when starts.is_due and not starts.waits then 'pending' else 'scheduled' end as state,
                    sent.worker_id, sent.poll_id,
                    case
-                       when starts.state = 'pending' and not coalesce(setting.has_rules, false)
+                       when starts.is_due and not starts.waits
+                           and not coalesce(setting.has_rules or setting.has_gate, false)
                        then sent.lease_id
                    end as lease_id,
                    least(
@@ -322,20 +328,17 @@ pub async fn insert_jobs(
                 max_attempts, timeout_seconds, payload, retry, tags, extras, worker_id,
                 lease_seconds, poll_id, lease_id, number
             )
-            cross join lateral (
-                select coalesce(
-                           sent.run_at, now() + make_interval(secs => delay_seconds)
-                       ) as run_at,
-                       case
-                           when coalesce(
-                                   sent.run_at, now() + make_interval(secs => delay_seconds)
-                               ) > now()
-                               or coalesce((extras->>'unfinished_parents')::int, 0) > 0
-                           then 'scheduled' else 'pending'
-                       end as state
-            ) starts
             left join queues setting
                 on setting.project_id = sent.project_id and setting.name = sent.queue
+            cross join lateral (
+                select coalesce(sent.run_at, now() + make_interval(secs => delay_seconds)) as run_at,
+                       coalesce(sent.run_at, now() + make_interval(secs => delay_seconds)) <= now()
+                           and coalesce((extras->>'unfinished_parents')::int, 0) = 0 as is_due,
+                       case when extras->>'group' is not null and setting.has_gate
+                           then must_wait_for_group(sent.project_id, sent.queue, extras->>'group')
+                           else false
+                       end as waits
+            ) starts
             where latest_run_at is null
                 or latest_run_at <= now() + make_interval(secs => $14::bigint)
         ), bodies as (
@@ -362,8 +365,8 @@ pub async fn insert_jobs(
                 project_id, id, queue, job_type, state, rank, run_at, max_attempts,
                 timeout_seconds, labels, unfinished_parents, constraint_key, concurrency_key,
                 concurrency_limit, unique_key, expires_at, children, batch_id, has_callbacks,
-                has_command, group_key, group_place, attempt, lease_id, worker_id, poll_id, claimed_at,
-                lease_seconds, lease_expires_at
+                has_command, group_key, group_place, waits_for_group, attempt, lease_id, worker_id,
+                poll_id, claimed_at, lease_seconds, lease_expires_at
             )
             select project_id, id, queue, job_type,
                    case when lease_id is null then state else 'processing' end, rank, run_at,
@@ -373,7 +376,7 @@ pub async fn insert_jobs(
                    extras->>'unique_key', (extras->>'expires_at')::timestamptz,
                    coalesce((extras->>'children')::int, 0), (extras->>'batch_id')::uuid,
                    case when extras->>'callbacks' is not null then true end, has_command,
-                   extras->>'group', group_place,
+                   extras->>'group', group_place, waits_for_group,
                    case when lease_id is null then 0 else 1 end, lease_id,
                    case when lease_id is not null then worker_id end,
                    case when lease_id is not null then poll_id end,
@@ -392,8 +395,12 @@ pub async fn insert_jobs(
                    count(*) filter (where state = 'pending'), count(*), count(lease_id)
             from new
             group by project_id, queue
+        ), noted as (
+            insert into group_notes (project_id, queue, group_key)
+            select distinct project_id, queue, extras->>'group' from new where waits_for_group
         )
         select id "id!: JobId", state "state!: StoredState", run_at "run_at!",
+               waits_for_group is true "waits_for_group!",
                now() "created_at!", 0 "attempt!", max_attempts "max_attempts!", retry,
                is_queue_paused "is_queue_paused!", is_type_paused "is_type_paused!",
                lease_id is not null "is_leased!", lease_seconds "lease_seconds!",
@@ -430,62 +437,4 @@ pub async fn insert_jobs(
     )
     .fetch_all(conn)
     .await
-}
-
-/// Which of these jobs are stored, live or ended: for a group commit whose result is in doubt. An
-/// ended job has the times that it was stored with.
-pub async fn find_stored(
-    conn: &mut PgConnection,
-    jobs: &[&NewJob],
-) -> sqlx::Result<Vec<StoredJob>> {
-    sqlx::query_as!(
-        StoredJob,
-        r#"
-        select sent.id "id!: JobId",
-               coalesce(live.state, ended.state) "state!: StoredState",
-               coalesce(live.run_at, ended.run_at) "run_at!",
-               coalesce(live.created_at, ended.created_at) "created_at!",
-               coalesce(live.attempt, ended.attempt) "attempt!",
-               coalesce(live.max_attempts, ended.max_attempts) "max_attempts!", body.retry "retry?",
-               setting.paused_at is not null "is_queue_paused!",
-               coalesce(coalesce(live.job_type, ended.job_type) = any(setting.paused_types), false)
-                   "is_type_paused!",
-               false "is_leased!", 0 "lease_seconds!", now() "claimed_at!"
-        from unnest($1::int[], $2::uuid[]) as sent(project_id, id)
-        left join jobs live on live.project_id = sent.project_id and live.id = sent.id
-        left join finished_jobs ended on ended.project_id = sent.project_id and ended.id = sent.id
-        left join job_bodies body on body.project_id = sent.project_id and body.job_id = sent.id
-        left join queues setting
-            on setting.project_id = sent.project_id and setting.name = coalesce(live.queue, ended.queue)
-        where live.id is not null or ended.id is not null
-        "#,
-        &jobs.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
-        &jobs.iter().map(|it| it.id.0).collect::<Vec<_>>(),
-    )
-    .fetch_all(conn)
-    .await
-}
-
-/// Lets the attempts of new jobs continue where those of a deleted job with the same id ended.
-/// Returns the last attempt of each such job.
-pub async fn continue_attempts(
-    conn: &mut PgConnection,
-    project_id: ProjectId,
-    new: &[JobId],
-) -> sqlx::Result<Vec<(JobId, i32)>> {
-    let continued = sqlx::query!(
-        r#"
-        update jobs
-        set attempt = deleted.attempt
-        from deleted_jobs deleted
-        where jobs.project_id = $1 and jobs.id = any($2)
-            and deleted.project_id = $1 and deleted.job_id = jobs.id
-        returning jobs.id "id: JobId", jobs.attempt
-        "#,
-        project_id.0,
-        &new.iter().map(|it| it.0).collect::<Vec<_>>(),
-    )
-    .fetch_all(conn)
-    .await?;
-    Ok(continued.into_iter().map(|it| (it.id, it.attempt)).collect())
 }

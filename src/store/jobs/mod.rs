@@ -9,6 +9,7 @@ pub mod fences;
 pub mod job_types;
 pub mod logs;
 pub mod requeue;
+pub mod stored_before;
 pub mod stored_bytes;
 
 mod filter;
@@ -95,7 +96,10 @@ pub struct JobRow {
     pub failures: i32,
     pub max_attempts: i32,
     pub timeout_seconds: i32,
+    /// Parents that it waits for.
     pub unfinished_parents: i32,
+    /// Whether it waits for its group.
+    pub waits_for_group: bool,
     pub cancel_requested: bool,
     pub progress: Option<f32>,
     pub completed_at: Option<DateTime<Utc>>,
@@ -146,8 +150,9 @@ impl JobRow {
     /// Why it is not claimable.
     #[must_use]
     pub fn closed(&self) -> Closed {
-        let Self { is_queue_paused, is_type_paused, is_crowded, is_rate_limited, .. } = *self;
-        Closed { is_queue_paused, is_type_paused, is_crowded, is_rate_limited }
+        let Self { waits_for_group, is_queue_paused, is_type_paused, .. } = *self;
+        let Self { is_crowded, is_rate_limited, .. } = *self;
+        Closed { waits_for_group, is_queue_paused, is_type_paused, is_crowded, is_rate_limited }
     }
 }
 
@@ -198,7 +203,10 @@ pub async fn find_all(
         r#"
         with job as (
             select id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
-                   max_attempts, timeout_seconds, unfinished_parents, cancel_requested, progress,
+                   max_attempts, timeout_seconds,
+                   -- Its group counts as one.
+                   unfinished_parents - (waits_for_group is true)::int as unfinished_parents,
+                   waits_for_group is true as waits_for_group, cancel_requested, progress,
                    completed_at, lease_id, worker_id, claimed_at, lease_expires_at,
                    null::text as result, null::bigint as duration_ms, true as is_live, expires_at,
                    ready_at
@@ -206,7 +214,7 @@ pub async fn find_all(
             where project_id = $1 and id = any($2)
             union all
             select id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
-                   max_attempts, timeout_seconds, 0, cancel_requested, progress,
+                   max_attempts, timeout_seconds, 0, false, cancel_requested, progress,
                    completed_at, lease_id, worker_id, claimed_at, null, result, duration_ms,
                    false, null, null
             from finished_jobs
@@ -265,7 +273,7 @@ pub async fn find_all(
                ) end as ready_at,
                job.attempt "attempt!", job.failures "failures!",
                job.max_attempts "max_attempts!", job.timeout_seconds "timeout_seconds!",
-               job.unfinished_parents "unfinished_parents!",
+               job.unfinished_parents "unfinished_parents!", job.waits_for_group "waits_for_group!",
                job.cancel_requested "cancel_requested!", job.progress, job.completed_at,
                job.lease_id "lease_id: LeaseId", job.worker_id, job.claimed_at,
                job.lease_expires_at, case when $3 then job.result end as result, job.duration_ms,
@@ -290,7 +298,8 @@ pub async fn find_all(
                ) "is_crowded!",
                setting.paused_at is not null "is_queue_paused!",
                coalesce(job.job_type = any(setting.paused_types), false) "is_type_paused!",
-               job.queue in (select name from used_up_queues) "is_rate_limited!"
+               job.queue in (select name from used_up_queues)
+                   or (setting.rate_limited_until > now()) is true "is_rate_limited!"
         from job
         join job_bodies body on body.project_id = $1 and body.job_id = job.id
         left join queues setting on setting.project_id = $1 and setting.name = job.queue

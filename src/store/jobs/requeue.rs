@@ -22,16 +22,43 @@ pub async fn requeue_dead_letter(
     sqlx::query_as!(
         WaitingJob,
         r#"
-        with revived as (
+        with line as materialized (
+            select dead.group_key is not null and setting.group_order = 'strict' as is_ordered,
+                   -- It was passed over, and no job of its group waits for it.
+                   dead.group_place is null or setting.group_on_dead = 'skip' and not exists (
+                       select
+                       from job_edges edge
+                       join jobs child on child.project_id = $1 and child.id = edge.child_id
+                       where edge.project_id = $1 and edge.parent_id = $2 and not edge.is_met
+                           and child.queue = dead.queue and child.group_key = dead.group_key
+                   ) as is_passed
+            from jobs dead
+            left join queues setting
+                on setting.project_id = $1 and setting.name = dead.queue
+            where dead.project_id = $1 and dead.id = $2
+        ), revived as (
             update jobs
-            set state = 'pending', failures = 0, completed_at = null, progress = null,
+            set state = case when line.is_ordered then 'scheduled' else 'pending' end,
+                waits_for_group = case when line.is_ordered then true end,
+                unfinished_parents = case when line.is_ordered then 1 else 0 end,
+                group_place = case
+                    when jobs.group_key is not null and line.is_passed then nextval('job_places')
+                    else jobs.group_place
+                end,
+                failures = 0, completed_at = null, progress = null,
                 run_at = statement_timestamp(), ready_at = null, cancel_requested = false,
                 expires_at = case when expires_at > statement_timestamp() then expires_at end
-            where project_id = $1 and id = $2 and completed_at is not null
-            returning project_id, id, queue, job_type, rank, run_at, state, constraint_key, batch_id
+            from line
+            where jobs.project_id = $1 and jobs.id = $2 and jobs.completed_at is not null
+            returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
+                      jobs.state, jobs.constraint_key, jobs.batch_id, jobs.group_key,
+                      jobs.waits_for_group
         ), counted as (
-            insert into queue_deltas (project_id, queue, active, dead_letter)
-            select $1, queue, 1, -1 from revived
+            insert into queue_deltas (project_id, queue, scheduled, active, dead_letter)
+            select $1, queue, (state = 'scheduled')::int, (state = 'pending')::int, -1 from revived
+        ), noted as (
+            insert into group_notes (project_id, queue, group_key)
+            select $1, queue, group_key from revived where waits_for_group
         ), ends as (
             insert into job_ends (project_id, job_id, batch_id, dead_letter)
             select $1, id, batch_id, -1 from revived where batch_id is not null
@@ -140,11 +167,11 @@ pub async fn requeue_cancelled(
                 max_attempts, timeout_seconds, labels, constraint_key, concurrency_key,
                 concurrency_limit,
                 unique_key, expires_at, unfinished_parents, children, batch_id, has_callbacks,
-                has_command, group_key, group_place
+                has_command, group_key, group_place, waits_for_group
             )
             select gone.project_id, gone.id, gone.queue, gone.job_type,
                    case
-                       when gone.unfinished > 0 then 'scheduled'
+                       when gone.unfinished > 0 or gate.waits then 'scheduled'
                        when not past.ran and gone.run_at > statement_timestamp() then 'scheduled'
                        else 'pending'
                    end,
@@ -157,18 +184,29 @@ pub async fn requeue_cancelled(
                    body.labels, body.constraint_key, body.concurrency_key, body.concurrency_limit,
                    body.unique_key,
                    case when body.expires_at > statement_timestamp() then body.expires_at end,
-                   gone.unfinished, gone.children, body.batch_id,
+                   gone.unfinished + gate.waits::int, gone.children, body.batch_id,
                    case when body.callbacks is not null then true end,
                    nullif(offers_command(body.payload), false), body.group_key,
-                   case when body.group_key is not null then nextval('job_places') end
+                   case when body.group_key is not null then nextval('job_places') end,
+                   nullif(gate.waits, false)
             from gone
             join job_bodies body on body.project_id = gone.project_id and body.job_id = gone.id
+            cross join lateral (
+                select case when body.group_key is not null
+                           then must_wait_for_group(gone.project_id, gone.queue, body.group_key)
+                           else false
+                       end as waits
+            ) gate
             cross join lateral (
                 select exists (
                     select from attempts where project_id = gone.project_id and job_id = gone.id
                 ) as ran
             ) past
-            returning project_id, id, queue, job_type, rank, run_at, state, constraint_key, batch_id
+            returning project_id, id, queue, job_type, rank, run_at, state, constraint_key, batch_id,
+                      group_key, waits_for_group
+        ), noted as (
+            insert into group_notes (project_id, queue, group_key)
+            select distinct project_id, queue, group_key from back where waits_for_group
         ), ends as (
             insert into job_ends (project_id, job_id, batch_id, cancelled)
             select $1, id, batch_id, -1 from back where batch_id is not null

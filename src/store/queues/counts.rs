@@ -5,7 +5,10 @@
 //! (`unmerged_deltas`), so its result is exact for its snapshot.
 
 use chrono::{DateTime, Utc};
-use fencepost_domain::ids::{JobId, ProjectId};
+use fencepost_domain::{
+    group::{GroupOrder, OnDead},
+    ids::{JobId, ProjectId},
+};
 use sqlx::PgConnection;
 
 use crate::workers::{ALIVE_SECONDS, holders::MAX_LISTED_HOLDERS};
@@ -52,6 +55,9 @@ pub struct QueueRow {
     pub default_retry: Option<serde_json::Value>,
     pub brake_after: Option<i32>,
     pub max_waiting: Option<i32>,
+    /// None: it has no settings.
+    pub group_order: Option<GroupOrder>,
+    pub group_on_dead: Option<OnDead>,
     pub paused_at: Option<DateTime<Utc>>,
     pub updated_at: Option<DateTime<Utc>>,
     /// Whether it was ever used, has settings, or is polled.
@@ -341,7 +347,8 @@ pub async fn queues(
                setting.max_concurrency, setting.rate_limit_count, setting.rate_limit_per_seconds,
                setting.default_lease_seconds, setting.retention_days, setting.default_max_attempts,
                setting.default_retry, setting.brake_after, setting.max_waiting, setting.paused_at,
-               setting.updated_at "updated_at?",
+               setting.group_order "group_order?: GroupOrder",
+               setting.group_on_dead "group_on_dead?: OnDead", setting.updated_at "updated_at?",
                coalesce(kept.queue, setting.name, fresh.queue, live_workers.queue) is not null
                    "is_known!"
         from unnest($2::text[]) as named(queue)

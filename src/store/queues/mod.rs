@@ -9,7 +9,13 @@ pub mod stats;
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, types::Json};
 
-use fencepost_domain::{backoff::RetryPolicy, ids::ProjectId};
+use fencepost_domain::{
+    backoff::RetryPolicy,
+    group::{GroupOrder, GroupRules, OnDead},
+    ids::ProjectId,
+};
+
+use crate::sweep::groups::walks;
 
 /// Changes to a queue's settings. The outer none: keep it. The inner none: remove it.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -23,6 +29,7 @@ pub struct SettingsChange {
     pub default_retry: Option<Option<RetryPolicy>>,
     pub brake_after: Option<Option<i32>>,
     pub max_waiting: Option<Option<i32>>,
+    pub groups: Option<Option<GroupRules>>,
 }
 
 /// A queue that takes a bounded number of jobs.
@@ -121,14 +128,18 @@ pub async fn change_settings(
     change: &SettingsChange,
 ) -> sqlx::Result<()> {
     let rate_limit = change.rate_limit.flatten();
+    let groups = change.groups.flatten().unwrap_or_default();
     sqlx::query!(
         "
         insert into queues (
             project_id, name, max_concurrency, rate_limit_count, rate_limit_per_seconds,
             default_lease_seconds, retention_days, default_max_attempts, default_retry, brake_after,
-            max_waiting
+            max_waiting, group_order, group_on_dead, has_gate, group_walk_at, group_walks
         )
-        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $18)
+        values (
+            $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $18, $20, $21, $22 and $20 = 'strict',
+            case when $22 then now() end, case when $22 then $23::smallint else 0 end
+        )
         on conflict (project_id, name) do update
         set max_concurrency = case when $11 then $3 else queues.max_concurrency end,
             rate_limit_count = case when $12 then $4 else queues.rate_limit_count end,
@@ -139,6 +150,13 @@ pub async fn change_settings(
             default_retry = case when $16 then $9 else queues.default_retry end,
             brake_after = case when $17 then $10 else queues.brake_after end,
             max_waiting = case when $19 then $18 else queues.max_waiting end,
+            group_order = case when $22 then $20 else queues.group_order end,
+            group_on_dead = case when $22 then $21 else queues.group_on_dead end,
+            -- The last walk opens it.
+            has_gate = queues.has_gate or $22 and $20 = 'strict',
+            group_walk_at = case when $22 then now() else queues.group_walk_at end,
+            group_walk_after = case when $22 then '' else queues.group_walk_after end,
+            group_walks = case when $22 then $23::smallint else queues.group_walks end,
             updated_at = now()
         ",
         project_id.0,
@@ -160,6 +178,10 @@ pub async fn change_settings(
         change.brake_after.is_some(),
         change.max_waiting.flatten(),
         change.max_waiting.is_some(),
+        groups.order as GroupOrder,
+        groups.on_dead as OnDead,
+        change.groups.is_some(),
+        walks::WALKS,
     )
     .execute(conn)
     .await?;
@@ -334,6 +356,8 @@ pub struct QueueState {
     pub max_concurrency: Option<i32>,
     pub rate_limit_count: Option<i32>,
     pub rate_limit_per_seconds: Option<i32>,
+    /// A worker has met a rate limit: nothing starts before.
+    pub rate_limited_until: Option<DateTime<Utc>>,
     pub paused_at: Option<DateTime<Utc>>,
     pub type_paused_at: Option<DateTime<Utc>>,
     /// `operator` or `brake`.
@@ -356,7 +380,7 @@ pub async fn find_state(
         QueueState,
         r#"
         select setting.max_concurrency, setting.rate_limit_count, setting.rate_limit_per_seconds,
-               setting.paused_at, kind.paused_at "type_paused_at?", kind.paused_by "type_paused_by?",
+               setting.rate_limited_until, setting.paused_at, kind.paused_at "type_paused_at?", kind.paused_by "type_paused_by?",
                kind.streak "streak?", past.at "handed_out_at?", past.jobs "handed_out_jobs?"
         from queues setting
         left join queue_types kind

@@ -10,7 +10,7 @@ use fencepost_domain::{ids::ProjectId, rate::Handout};
 pub const MAX_OPEN_TYPES: usize = 1_000;
 
 /// Settings of a queue that claims must obey.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct QueueRules {
     /// Maximum number of running jobs.
     pub max_concurrency: Option<i32>,
@@ -22,6 +22,9 @@ pub struct QueueRules {
     pub is_paused: bool,
     /// Paused types.
     pub paused_types: Vec<String>,
+    /// Milliseconds until its jobs may start again, because a worker has met a rate limit;
+    /// negative: they may.
+    pub rate_limited_ms: Option<f64>,
     /// Whether this transaction may count against its limits: it has none, or the lock was
     /// acquired.
     pub is_locked: bool,
@@ -38,7 +41,11 @@ pub async fn lock_queue(
         QueueRules,
         r#"
         select max_concurrency, rate_limit_count, rate_limit_per_seconds, default_lease_seconds,
-               paused_at is not null "is_paused!", paused_types,
+               -- While a queue becomes strict, claims would walk over all of its open jobs.
+               paused_at is not null or (group_order = 'strict' and group_walks > 1) "is_paused!",
+               paused_types,
+               (extract(epoch from rate_limited_until - statement_timestamp()) * 1000)::float8
+                   as rate_limited_ms,
                case
                    when paused_at is null
                        and (max_concurrency is not null or rate_limit_count is not null)
@@ -46,7 +53,7 @@ pub async fn lock_queue(
                    else true
                end "is_locked!"
         from queues
-        where project_id = $1 and name = $2 and has_rules
+        where project_id = $1 and name = $2 and (has_rules or has_gate)
         "#,
         project_id.0,
         queue,

@@ -22,6 +22,8 @@ pub struct Held {
     pub id: JobId,
     /// The attempt that ends.
     pub attempt: i32,
+    /// Claims before it that have met a rate limit.
+    pub rate_limited_claims: Option<i32>,
     /// Failures before it.
     pub failures: i32,
     /// Failures after which the job is dead-lettered.
@@ -58,7 +60,7 @@ pub async fn lock_held<'a>(
         Held,
         r#"
         select job.project_id "project_id: ProjectId", job.id "id: JobId", job.attempt,
-               job.failures, job.max_attempts, body.retry "retry?", job.cancel_requested,
+               job.rate_limited_claims, job.failures, job.max_attempts, body.retry "retry?", job.cancel_requested,
                false "timed_out!",
                (extract(epoch from statement_timestamp() - job.claimed_at) * 1000)::bigint "ran_ms!"
         from unnest($1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[])
@@ -115,6 +117,8 @@ pub struct AfterOutcome {
     pub has_children: bool,
     /// Whether the cascade has work: children, callbacks or a batch.
     pub has_follow_ups: bool,
+    /// Whether this or another of these ends lets a group continue.
+    pub has_noted_groups: bool,
 }
 
 /// Ends the running attempts of locked jobs, with a row for each in `attempts`.
@@ -170,8 +174,7 @@ pub async fn write_outcomes(
             where jobs.project_id = ended.project_id and jobs.id = ended.job_id
             returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
                       ended.state, jobs.constraint_key, jobs.holds_slot, jobs.children,
-                      jobs.batch_id, jobs.has_callbacks,
-                      ended.outcome,
+                      jobs.batch_id, jobs.has_callbacks, jobs.group_key, ended.outcome,
                       ended.retry_at
         ), ends as (
             insert into job_ends (project_id, job_id, batch_id, callbacks, dead_letter)
@@ -193,6 +196,18 @@ pub async fn write_outcomes(
                    count(*) filter (where outcome in ('failed', 'timeout', 'lease_expired'))
             from after
             group by project_id, queue
+        ), noted as (
+            insert into group_notes (project_id, queue, group_key)
+            select distinct after.project_id, after.queue, after.group_key
+            from after
+            cross join lateral (
+                select from queues
+                where project_id = after.project_id and name = after.queue
+                    and group_order = 'strict'
+                offset 0
+            ) ordered
+            where after.group_key is not null
+            returning 1
         )
         select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!",
                job_type "job_type!", rank "rank!", run_at "run_at!",
@@ -200,7 +215,8 @@ pub async fn write_outcomes(
                holds_slot "holds_slot!",
                state = 'dead_letter' and children > 0 "has_children!",
                state = 'dead_letter' and (batch_id is not null or has_callbacks is true) "has_follow_ups!",
-               case when state in ('backoff', 'pending') then retry_at end as retry_at
+               case when state in ('backoff', 'pending') then retry_at end as retry_at,
+               exists (select from noted) "has_noted_groups!"
         from after
         "#,
         &ended.iter().map(|it| it.key.project_id.0).collect::<Vec<_>>(),
@@ -234,6 +250,7 @@ pub async fn write_outcomes(
         held_slot: it.holds_slot,
         has_children: it.has_children,
         has_follow_ups: it.has_children || it.has_follow_ups,
+        has_noted_groups: it.has_noted_groups,
     });
     Ok(after.collect())
 }
@@ -260,8 +277,8 @@ pub async fn lock_held_by(
                 ) <= now() - make_interval(secs => $4::int))
             limit $3
         ), held as materialized (
-            select jobs.project_id, jobs.id, jobs.attempt, jobs.failures, jobs.max_attempts,
-                   jobs.cancel_requested, jobs.claimed_at
+            select jobs.project_id, jobs.id, jobs.attempt, jobs.rate_limited_claims, jobs.failures,
+                   jobs.max_attempts, jobs.cancel_requested, jobs.claimed_at
             from mine
             join jobs on jobs.project_id = $1 and jobs.id = mine.id
             where jobs.worker_id = $2
@@ -274,7 +291,7 @@ pub async fn lock_held_by(
             for update of jobs
         )
         select held.project_id "project_id: ProjectId", held.id "id: JobId", held.attempt,
-               held.failures, held.max_attempts, body.retry "retry?", held.cancel_requested,
+               held.rate_limited_claims, held.failures, held.max_attempts, body.retry "retry?", held.cancel_requested,
                false "timed_out!",
                (extract(epoch from statement_timestamp() - held.claimed_at) * 1000)::bigint "ran_ms!"
         from held

@@ -1,13 +1,13 @@
-//! Recording successes, and explaining refused acks.
+//! Recording successes.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use fencepost_domain::{
-    ids::{JobId, JobKey, LeaseId, ProjectId},
-    job::{AttemptOutcome, StoredState},
-    lease::{Fence, Holder, Standing},
+    ids::{JobId, JobKey, ProjectId},
+    job::StoredState,
+    lease::Fence,
 };
 
 /// A success to record, if its fence still holds.
@@ -64,6 +64,8 @@ pub struct Settled {
     /// Whether the cascade has more to do: children waited for its failure, or it has callbacks or
     /// a batch.
     pub has_follow_ups: bool,
+    /// Whether this or another of these ends lets a group continue.
+    pub has_noted_groups: bool,
 }
 
 /// A row that a success changed.
@@ -98,7 +100,7 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
                    job.created_at, job.attempt, job.failures, job.max_attempts,
                    job.timeout_seconds, job.labels, job.cancel_requested, job.progress,
                    job.lease_id, job.worker_id, job.claimed_at, job.holds_slot,
-                   job.expires_at, ack.duration_ms, ack.result
+                   job.expires_at, job.group_key, ack.duration_ms, ack.result
             from (
                 select * from unnest(
                     $1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[], $6::bigint[], $7::text[]
@@ -148,10 +150,23 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
             select project_id, queue, -count(*), -count(*), count(*)
             from held
             group by project_id, queue
+        ), noted as (
+            insert into group_notes (project_id, queue, group_key)
+            select distinct held.project_id, held.queue, held.group_key
+            from held
+            cross join lateral (
+                select from queues
+                where project_id = held.project_id and name = held.queue
+                    and group_order = 'strict'
+                offset 0
+            ) ordered
+            where held.group_key is not null
+            returning 1
         )
         select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!", job_type "job_type!",
                (extract(epoch from now() - claimed_at) * 1000)::bigint "ran_ms!",
-               holds_slot "held_slot!", (select count(*) from gone) "gone!"
+               holds_slot "held_slot!", (select count(*) from gone) "gone!",
+               exists (select from noted) "has_noted_groups!"
         from held
         "#,
         &fences.project_id,
@@ -176,6 +191,7 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
             children_activated: None,
             held_slot: row.held_slot,
             has_follow_ups: false,
+            has_noted_groups: row.has_noted_groups,
         })
     });
     Ok(moved.collect())
@@ -199,7 +215,8 @@ pub async fn succeed_parents(
                    job.created_at, job.attempt, job.failures, job.max_attempts,
                    job.timeout_seconds, job.labels, job.cancel_requested, job.progress,
                    job.lease_id, job.worker_id, job.claimed_at, job.children, job.holds_slot,
-                   job.expires_at, job.batch_id, job.has_callbacks, ack.duration_ms, ack.result
+                   job.expires_at, job.batch_id, job.has_callbacks, job.group_key, ack.duration_ms,
+                   ack.result
             from unnest(
                 $1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[], $6::bigint[], $7::text[]
             ) as ack(project_id, job_id, worker_id, attempt, lease_id, duration_ms, result)
@@ -267,15 +284,11 @@ pub async fn succeed_parents(
             select held.*, case when held.children > 0 then (
                 select count(*)::int
                 from freed
-                where freed.project_id = held.project_id
-                    and freed.last_parent = held.id
+                where freed.project_id = held.project_id and freed.last_parent = held.id
                     and freed.unfinished_parents = 0
             ) end as activated,
-            exists (
-                select
-                from marked
-                where marked.project_id = held.project_id and marked.job_id = held.id
-            ) or held.batch_id is not null or held.has_callbacks is true as has_follow_ups
+            (held.project_id, held.id) in (select project_id, job_id from marked)
+                or held.batch_id is not null or held.has_callbacks is true as has_follow_ups
             from held
         ), moved as (
             insert into finished_jobs (
@@ -285,8 +298,7 @@ pub async fn succeed_parents(
             )
             select project_id, id, queue, job_type, 'succeeded', rank, run_at, created_at, attempt,
                    failures, max_attempts, timeout_seconds, labels, cancel_requested, progress,
-                   lease_id, worker_id, claimed_at, duration_ms, result, children,
-                   activated
+                   lease_id, worker_id, claimed_at, duration_ms, result, children, activated
             from outcome
         ), ends as (
             insert into job_ends (project_id, job_id, batch_id, callbacks, succeeded)
@@ -297,18 +309,24 @@ pub async fn succeed_parents(
                    ) end, 1
             from held
             where held.batch_id is not null or held.has_callbacks
+        ), noted as (
+            insert into group_notes (project_id, queue, group_key)
+            select distinct project_id, queue, group_key
+            from held
+            where group_key is not null and has_strict_order(project_id, queue)
+            returning 1
         )
         select project_id "project_id!: ProjectId", id "id!: JobId",
                activated as children_activated, holds_slot "held_slot!",
-               has_follow_ups "has_follow_ups!", queue "queue!",
-               job_type "job_type!",
+               has_follow_ups "has_follow_ups!", queue "queue!", job_type "job_type!",
                (extract(epoch from now() - claimed_at) * 1000)::bigint as ran_ms,
                null::smallint as rank, null::timestamptz as run_at,
-               null::text as "state: StoredState", false "is_constrained!"
+               null::text as "state: StoredState", false "is_constrained!",
+               exists (select from noted) "has_noted_groups!"
         from outcome
         union all
         select project_id, id, null, false, false, queue, job_type, null, rank, run_at, state,
-               constraint_key is not null
+               constraint_key is not null, false
         from freed
         where unfinished_parents = 0
         "#,
@@ -347,6 +365,7 @@ pub async fn succeed_parents(
                 children_activated: row.children_activated,
                 held_slot: row.held_slot,
                 has_follow_ups: row.has_follow_ups,
+                has_noted_groups: row.has_noted_groups,
             }),
         }
     });
@@ -373,127 +392,5 @@ impl WaitingJob {
     #[must_use]
     pub fn key(&self) -> JobKey {
         JobKey { project_id: self.project_id, id: self.id }
-    }
-}
-
-/// A job after a refused ack: its state, and the answer recorded for the attempt that the fence
-/// names.
-#[derive(Debug, Clone)]
-pub struct SettledAttempt {
-    pub standing: Standing,
-    /// Whether the job is live, and [`succeed`] leaves it alone: it has children, callbacks or a
-    /// batch.
-    pub has_follow_ups: bool,
-    /// When a recorded failure or release was to run again.
-    pub retry_at: Option<DateTime<Utc>>,
-    /// Children that a recorded success activated.
-    pub children_activated: Option<i32>,
-}
-
-/// Reads jobs to explain why their fences did not match. Jobs that do not exist are left out.
-///
-/// No job may appear twice in `fences`.
-pub async fn find_standings<'a>(
-    conn: &mut PgConnection,
-    fences: impl Iterator<Item = (JobKey, &'a Fence)> + Clone,
-) -> sqlx::Result<Vec<(JobKey, SettledAttempt)>> {
-    let fences = FenceColumns::of(fences);
-    let rows = sqlx::query_as!(
-        StandingRow,
-        r#"
-        select sought.project_id "project_id!: ProjectId", sought.id "id!: JobId",
-               coalesce(live.state, ended.state) "state!: StoredState",
-               coalesce(live.attempt, ended.attempt) "attempt!",
-               live.children > 0 or live.batch_id is not null or live.has_callbacks is true "has_follow_ups?",
-               live.worker_id "live_worker_id?",
-               live.lease_id "live_lease_id?: LeaseId",
-               live.lease_expires_at < now() "live_expired?",
-               ended.state "ended_state?: StoredState",
-               ended.worker_id "ended_worker_id?",
-               ended.lease_id "ended_lease_id?: LeaseId",
-               ended.children_activated "children_activated?",
-               past.attempt "past_attempt?",
-               past.worker_id "past_worker_id?",
-               past.lease_id "past_lease_id?: LeaseId",
-               past.outcome "past_outcome?: AttemptOutcome",
-               past.retry_at "past_retry_at?"
-        from unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[])
-            as sought(project_id, id, attempt, lease_id)
-        -- Lateral, so that each is read by its key.
-        left join lateral (
-            select * from jobs where project_id = sought.project_id and id = sought.id
-        ) live on true
-        left join lateral (
-            select * from finished_jobs where project_id = sought.project_id and id = sought.id
-        ) ended on true
-        left join lateral (
-            select attempt, worker_id, lease_id, outcome, retry_at
-            from attempts
-            where project_id = sought.project_id
-                and job_id = sought.id
-                and (attempt = sought.attempt or lease_id = sought.lease_id)
-            order by attempt desc
-            limit 1
-        ) past on true
-        where live.id is not null or ended.id is not null
-        "#,
-        &fences.project_id,
-        &fences.job_id,
-        &fences.attempt as &[Option<i32>],
-        &fences.lease_id as &[Option<Uuid>],
-    )
-    .fetch_all(conn)
-    .await?;
-    Ok(rows.into_iter().map(|it| (it.key(), it.settled())).collect())
-}
-
-/// A job, live or ended, and the attempt that a fence names.
-struct StandingRow {
-    project_id: ProjectId,
-    id: JobId,
-    state: StoredState,
-    attempt: i32,
-    has_follow_ups: Option<bool>,
-    live_worker_id: Option<String>,
-    live_lease_id: Option<LeaseId>,
-    live_expired: Option<bool>,
-    ended_state: Option<StoredState>,
-    ended_worker_id: Option<String>,
-    ended_lease_id: Option<LeaseId>,
-    children_activated: Option<i32>,
-    past_attempt: Option<i32>,
-    past_worker_id: Option<String>,
-    past_lease_id: Option<LeaseId>,
-    past_outcome: Option<AttemptOutcome>,
-    past_retry_at: Option<DateTime<Utc>>,
-}
-
-impl StandingRow {
-    fn key(&self) -> JobKey {
-        JobKey { project_id: self.project_id, id: self.id }
-    }
-
-    fn settled(self) -> SettledAttempt {
-        let holder =
-            |worker_id: Option<String>, attempt: Option<i32>, lease_id: Option<LeaseId>| {
-                Some(Holder { worker_id: worker_id?, attempt: attempt?, lease_id: lease_id? })
-            };
-        let running = holder(self.live_worker_id, Some(self.attempt), self.live_lease_id);
-        let succeeded = holder(self.ended_worker_id, Some(self.attempt), self.ended_lease_id)
-            .filter(|_| self.ended_state == Some(StoredState::Succeeded))
-            .map(|it| (it, AttemptOutcome::Succeeded));
-        let past = holder(self.past_worker_id, self.past_attempt, self.past_lease_id)
-            .zip(self.past_outcome);
-        SettledAttempt {
-            standing: Standing {
-                state: self.state.public(),
-                attempt: self.attempt,
-                running: running.map(|it| (it, self.live_expired.unwrap_or(false))),
-                recorded: past.or(succeeded),
-            },
-            has_follow_ups: self.has_follow_ups.unwrap_or(false),
-            retry_at: self.past_retry_at,
-            children_activated: self.children_activated,
-        }
     }
 }

@@ -8,6 +8,7 @@ pub mod completions;
 pub mod counts;
 pub mod doctor;
 pub mod gauges;
+pub mod groups;
 pub mod known;
 pub mod operations;
 pub mod probe;
@@ -269,7 +270,8 @@ pub async fn lock_expired(conn: &mut PgConnection) -> sqlx::Result<Vec<Held>> {
         Held,
         r#"
         with expired as materialized (
-            select project_id, id, attempt, failures, max_attempts, cancel_requested, claimed_at,
+            select project_id, id, attempt, rate_limited_claims, failures, max_attempts,
+                   cancel_requested, claimed_at,
                    -- Where its lease was cut: with its grace, or without it by an adapter.
                    lease_expires_at = claimed_at + make_interval(secs => timeout_seconds)
                        or lease_expires_at
@@ -291,7 +293,7 @@ pub async fn lock_expired(conn: &mut PgConnection) -> sqlx::Result<Vec<Held>> {
             for update skip locked
         )
         select expired.project_id "project_id: ProjectId", expired.id "id: JobId",
-               expired.attempt, expired.failures, expired.max_attempts,
+               expired.attempt, expired.rate_limited_claims, expired.failures, expired.max_attempts,
                body.retry "retry?", expired.cancel_requested, expired.timed_out "timed_out!",
                (extract(epoch from statement_timestamp() - expired.claimed_at) * 1000)::bigint "ran_ms!"
         from expired

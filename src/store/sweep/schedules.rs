@@ -265,7 +265,8 @@ pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<W
                    schedule.max_attempts, schedule.payload, schedule.group_key,
                    coalesce(schedule.retry, setting.default_retry) as retry,
                    due.tick + make_interval(secs => due.offset_seconds) as run_at,
-                   case when due.offset_seconds > 0
+                   gate.waits,
+                   case when gate.waits or due.offset_seconds > 0
                            and due.tick + make_interval(secs => due.offset_seconds) > statement_timestamp()
                        then 'scheduled' else 'pending'
                    end as state
@@ -276,6 +277,14 @@ pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<W
                 on schedule.project_id = due.project_id and schedule.id = due.schedule_id
             left join queues setting
                 on setting.project_id = due.project_id and setting.name = schedule.queue
+            cross join lateral (
+                select case when schedule.group_key is not null and setting.has_gate
+                           then must_wait_for_group(
+                               due.project_id, schedule.queue, schedule.group_key
+                           )
+                           else false
+                       end as waits
+            ) gate
             where noted.outcome in ('fired', 'manual')
         ), bodies as (
             insert into job_bodies (
@@ -292,14 +301,18 @@ pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<W
             insert into jobs (
                 project_id, id, queue, job_type, state, rank, run_at, max_attempts,
                 timeout_seconds, constraint_key, concurrency_key, concurrency_limit, has_command,
-                group_key, group_place
+                group_key, group_place, waits_for_group, unfinished_parents
             )
             select project_id, job_id, queue, job_type, state, rank, run_at, max_attempts,
                    timeout_seconds, constraint_key, concurrency_key,
                    case when concurrency_key is not null then 1 end,
                    nullif(offers_command(payload), false), group_key,
-                   case when group_key is not null then nextval('job_places') end
+                   case when group_key is not null then nextval('job_places') end,
+                   nullif(waits, false), waits::int
             from new
+        ), waiting as (
+            insert into group_notes (project_id, queue, group_key)
+            select distinct project_id, queue, group_key from new where waits
         ), counted as (
             insert into queue_deltas (project_id, queue, scheduled, active, enqueued)
             select project_id, queue, count(*) filter (where state = 'scheduled'),

@@ -39,11 +39,13 @@ pub enum Work {
     Events,
     /// Looking for what alarms find in a project.
     Alarms,
+    /// Opening the jobs of a group.
+    Groups,
 }
 
 impl Work {
     /// Each of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Tick,
         Self::Plan,
         Self::Promote,
@@ -56,6 +58,7 @@ impl Work {
         Self::Callbacks,
         Self::Events,
         Self::Alarms,
+        Self::Groups,
     ];
 
     /// As stored, and as a label of metrics.
@@ -74,6 +77,7 @@ impl Work {
             Self::Callbacks => "callbacks",
             Self::Events => "events",
             Self::Alarms => "alarms",
+            Self::Groups => "groups",
         }
     }
 }

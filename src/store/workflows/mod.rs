@@ -430,10 +430,15 @@ pub async fn free_roots(
             for no key update of job
         ), freed as (
             update jobs
-            set unfinished_parents = 0,
-                state = case when jobs.run_at <= statement_timestamp() then 'pending' else jobs.state end,
+            set unfinished_parents = (jobs.waits_for_group is true)::int,
+                state = case
+                    when jobs.waits_for_group is not true and jobs.run_at <= statement_timestamp()
+                    then 'pending'
+                    else jobs.state
+                end,
                 ready_at = case
-                    when jobs.run_at <= statement_timestamp() then statement_timestamp()
+                    when jobs.waits_for_group is not true and jobs.run_at <= statement_timestamp()
+                    then statement_timestamp()
                 end
             from root
             where jobs.project_id = $1 and jobs.id = root.id

@@ -7,6 +7,7 @@ use uuid::Uuid;
 pub mod claims;
 pub mod connection;
 pub mod faults;
+pub mod groups;
 pub mod idempotency;
 pub mod jobs;
 pub mod operations;

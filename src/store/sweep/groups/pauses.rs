@@ -1,0 +1,122 @@
+//! Ends of pauses.
+
+use fencepost_domain::ids::ProjectId;
+use sqlx::PgConnection;
+
+/// Queues that have been paused by a rate limit for long enough, or some of whose groups have been
+/// paused so.
+pub async fn find_ended(conn: &mut PgConnection) -> sqlx::Result<Vec<(ProjectId, String)>> {
+    let rows = sqlx::query!(
+        r#"
+        select project_id "project_id!: ProjectId", queue "queue!"
+        from (
+            (
+                select project_id, queue
+                from job_groups
+                where paused_until <= statement_timestamp() and paused_until < 'infinity'
+                order by paused_until
+                limit 500
+            )
+            union
+            (
+                select project_id, name
+                from queues
+                where rate_limited_until <= statement_timestamp()
+                order by rate_limited_until
+                limit 500
+            )
+        ) due
+        order by 1, 2
+        "#,
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows.into_iter().map(|it| (it.project_id, it.queue)).collect())
+}
+
+/// Ends pauses in these queues that have lasted long enough, up to 500, and returns how many.
+pub async fn end_pauses(
+    conn: &mut PgConnection,
+    queues: &[(ProjectId, String)],
+) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(
+        r#"
+        with due as materialized (
+            select ended.project_id, ended.queue, ended.group_key
+            from unnest($1::int[], $2::text[]) as named(project_id, queue)
+            cross join lateral (
+                select project_id, queue, group_key
+                from job_groups
+                where project_id = named.project_id and queue = named.queue
+                    and paused_until <= statement_timestamp() and paused_until < 'infinity'
+                limit 500
+            ) ended
+            limit 500
+        ), ended as (
+            delete from job_groups
+            using due
+            where job_groups.project_id = due.project_id and job_groups.queue = due.queue
+                and job_groups.group_key = due.group_key
+                and job_groups.paused_until <= statement_timestamp()
+        ), noted as (
+            insert into group_notes (project_id, queue, group_key)
+            select project_id, queue, group_key from due
+        )
+        select count(*) "ended!" from due
+        "#,
+        &queues.iter().map(|it| it.0.0).collect::<Vec<_>>(),
+        &queues.iter().map(|it| it.1.as_str()).collect::<Vec<_>>() as &[&str],
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// Locks the settings of queues until the end of the transaction, so that no group is paused.
+pub async fn lock_queues(
+    conn: &mut PgConnection,
+    queues: &[(ProjectId, String)],
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        select setting.name
+        from unnest($1::int[], $2::text[]) as named(project_id, queue)
+        join queues setting
+            on setting.project_id = named.project_id and setting.name = named.queue
+        order by setting.project_id, setting.name
+        for no key update of setting
+        ",
+        &queues.iter().map(|it| it.0.0).collect::<Vec<_>>(),
+        &queues.iter().map(|it| it.1.as_str()).collect::<Vec<_>>() as &[&str],
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(())
+}
+
+/// Lets ordinary claims find the jobs of queues that have neither an order, nor a pause of their
+/// own or of a group any more. An earlier statement of this transaction must have locked them, so
+/// that this one sees all pauses.
+pub async fn open_gates(
+    conn: &mut PgConnection,
+    queues: &[(ProjectId, String)],
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        update queues
+        set has_gate = false, rate_limited_until = null
+        from unnest($1::int[], $2::text[]) as named(project_id, queue)
+        where queues.project_id = named.project_id and queues.name = named.queue
+            and queues.has_gate and queues.group_order = 'none'
+            and (queues.rate_limited_until <= statement_timestamp()) is not false
+            and not exists (
+                select from job_groups
+                where project_id = named.project_id and queue = named.queue
+            )
+        ",
+        &queues.iter().map(|it| it.0.0).collect::<Vec<_>>(),
+        &queues.iter().map(|it| it.1.as_str()).collect::<Vec<_>>() as &[&str],
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}

@@ -1,0 +1,83 @@
+//! Walks over the groups of a queue whose rules have changed: each group is noted.
+
+use fencepost_domain::ids::ProjectId;
+use sqlx::PgConnection;
+
+/// Groups of one step. The statement carries the same number as a literal.
+pub const MAX_STEP_GROUPS: i64 = 500;
+/// Walks after a change. The second finds what statements did that had begun before the change.
+pub const WALKS: i16 = 2;
+/// Seconds between the two: longer than any statement that stores or ends jobs may take.
+const SECOND_WALK_SECONDS: i32 = 60;
+
+/// A walk, locked until the end of the transaction.
+#[derive(Debug, Clone)]
+pub struct Walk {
+    pub project_id: ProjectId,
+    pub queue: String,
+    /// The last group that was noted.
+    after: String,
+    /// Walks that are left, with this one.
+    pub left: i16,
+}
+
+/// The next walk that is due; none: another node has it, or there is none.
+pub async fn find_due(conn: &mut PgConnection) -> sqlx::Result<Option<Walk>> {
+    sqlx::query_as!(
+        Walk,
+        r#"
+        select project_id "project_id: ProjectId", name as queue, group_walk_after as after,
+               group_walks as left
+        from queues
+        where group_walk_at <= now()
+        order by group_walk_at
+        limit 1
+        for no key update skip locked
+        "#,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// Notes the next groups, and moves the walk on: to the end of the line of walks, or to its end.
+/// Returns whether it continues.
+pub async fn step(conn: &mut PgConnection, walk: &Walk) -> sqlx::Result<bool> {
+    let is_more = sqlx::query_scalar!(
+        r#"
+        with recursive seen as (
+            select next_listed_group($1, $2, $3, true, true, false, false) as group_key
+            union all
+            select next_listed_group($1, $2, seen.group_key, true, true, false, false)
+            from seen
+            where seen.group_key is not null
+        ), step as materialized (
+            select group_key from (select group_key from seen limit 500) first
+            where group_key is not null
+        ), noted as (
+            insert into group_notes (project_id, queue, group_key)
+            select $1, $2, group_key from step
+        )
+        update queues
+        set group_walk_at = case
+                when (select count(*) from step) = 500 then now()
+                when group_walks > 1 then now() + make_interval(secs => $4)
+            end,
+            group_walks = case
+                when (select count(*) from step) = 500 then group_walks else group_walks - 1
+            end,
+            group_walk_after = case
+                when (select count(*) from step) = 500 then (select max(group_key) from step)
+                else ''
+            end
+        where project_id = $1 and name = $2
+        returning group_walk_after <> '' "is_more!"
+        "#,
+        walk.project_id.0,
+        walk.queue,
+        walk.after,
+        f64::from(SECOND_WALK_SECONDS),
+    )
+    .fetch_one(conn)
+    .await?;
+    Ok(is_more)
+}

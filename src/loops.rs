@@ -16,6 +16,7 @@ use fencepost_engine::{
     alarms::Alarms,
     canary::Canary,
     enqueue::quota,
+    groups::admission::{self, Admitting},
     jobs::wait,
     maintenance::{
         self, PROBE_PERIOD, byte_hours, cascade, completions,
@@ -152,6 +153,11 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
     });
     loops.start("revive", Some(BackgroundTask::Revive), |engine| async move {
         Ok(Next::continue_if(revive::pass(&engine).await?, IDLE_PERIOD))
+    });
+    let admitting = Arc::new(Admitting::default());
+    loops.start("groups", Some(BackgroundTask::Groups), move |engine| {
+        let admitting = Arc::clone(&admitting);
+        async move { Ok(Next::after(admission::pass(&engine, &admitting).await?)) }
     });
     loops.start("expire", Some(BackgroundTask::Expire), |engine| async move {
         Ok(Next::continue_if(cascade::pass_expired(&engine).await?, IDLE_PERIOD))

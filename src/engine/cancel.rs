@@ -85,6 +85,9 @@ pub(super) fn publish_cancelled(engine: &Engine, gone: &[CancelledJob], kind: &s
     if gone.iter().any(|it| it.has_follow_ups) {
         engine.notifier.wake.ask(BackgroundTask::Cascade);
     }
+    if gone.iter().any(|it| it.has_noted_groups) {
+        engine.notifier.wake.ask(BackgroundTask::Groups);
+    }
     engine.notifier.notify_endpoints(gone.iter().map(|it| it.key.project_id));
     engine.notifier.feed.publish(|| gone.iter().map(|it| job_event(it.key, kind)).collect());
 }

@@ -11,6 +11,7 @@ mod cancel;
 pub mod dispatch;
 pub mod enqueue;
 mod group_commit;
+pub mod groups;
 mod isolate;
 pub mod jobs;
 pub mod known;

@@ -4,13 +4,14 @@ use std::{iter::once, sync::Arc};
 
 use fencepost_domain::{
     callbacks::Callbacks,
-    error::{Error, FieldError},
+    error::{Error, FieldError, QueueError},
     ids::ProjectId,
     limits::{MAX_PAUSED_TYPES, MAX_PROJECT_QUEUES},
     text::{self, misleading_char},
 };
+use fencepost_signals::wakeups::BackgroundTask;
 use fencepost_store::{
-    connection::deadline::detached_query,
+    connection::{deadline::detached_query, nodes},
     queues::{self, counts, removal},
     sweep::counts::merge_counts,
 };
@@ -24,9 +25,14 @@ pub use fencepost_store::queues::{
     counts::{QueueRow, Totals},
 };
 
+/// Nodes of version 0.2.0 do not know groups: their claims would ignore the rules.
+const AN_EARLIER_NODE: &str =
+    "cannot have rules while a node of version 0.2.0 runs: upgrade all nodes first";
+
 /// Changes the settings of a queue.
 ///
 /// # Errors
+/// [`Error::Invalid`] when groups are to have rules, and a node runs that does not know them.
 /// [`Error::QuotaExceeded`] when [`MAX_PROJECT_QUEUES`] other queues of the project have settings.
 pub async fn change_settings(
     engine: &Engine,
@@ -35,14 +41,42 @@ pub async fn change_settings(
     change: &SettingsChange,
 ) -> Result<(), Error> {
     check_new_names(engine, project_id, once(("", queue))).await?;
+    if change.groups.flatten().is_some() && has_earlier_nodes(engine).await? {
+        return Err(Error::invalid("groups", AN_EARLIER_NODE));
+    }
     let mut conn = engine.pools.read_for(project_id).await?;
     check_room(&mut conn, project_id, queue).await?;
     queues::change_settings(&mut conn, project_id, queue, change).await?;
     if change.brake_after.flatten().is_some() {
         engine.breakers.add(project_id);
     }
+    if change.groups.is_some() {
+        engine.notifier.wake.ask(BackgroundTask::Groups);
+    }
     engine.notifier.wake.queue_changed(project_id, queue);
     Ok(())
+}
+
+/// Checks that a queue may have settings.
+///
+/// # Errors
+/// The errors of [`change_settings`].
+pub async fn admit_settings(
+    engine: &Engine,
+    project_id: ProjectId,
+    queue: &str,
+) -> Result<(), Error> {
+    if has_earlier_nodes(engine).await? {
+        return Err(Error::invalid("group", AN_EARLIER_NODE));
+    }
+    check_new_names(engine, project_id, once(("", queue))).await?;
+    let mut conn = engine.pools.read_for(project_id).await?;
+    check_room(&mut conn, project_id, queue).await
+}
+
+async fn has_earlier_nodes(engine: &Engine) -> sqlx::Result<bool> {
+    let mut conn = engine.pools.background.acquire().await?;
+    nodes::has_earlier(&mut conn).await
 }
 
 /// Refuses names of new queues that look like other names. Each has the path below which its field
@@ -102,7 +136,7 @@ fn refused_character(character: char) -> String {
 /// Deletes a queue with its settings. If jobs come at the same time, it is a new one.
 ///
 /// # Errors
-/// [`Error::QueueNotFound`]. [`Error::QueueInUse`] while it has jobs, finished ones among them, or
+/// [`Error::QueueNotFound`]. [`QueueError::InUse`] while it has jobs, finished ones among them, or
 /// is pushed.
 pub async fn delete(engine: &Engine, project_id: ProjectId, queue: &str) -> Result<(), Error> {
     // What counts its jobs must be merged first, which is for the login of the loops.
@@ -113,12 +147,12 @@ pub async fn delete(engine: &Engine, project_id: ProjectId, queue: &str) -> Resu
     let mut tx = conn.begin().await?;
     let held = removal::lock_counts(&mut tx, project_id, queue).await?;
     if held.has_jobs {
-        return Err(Error::QueueInUse(
+        return Err(Error::OfQueue(QueueError::InUse(
             "the queue has jobs, or had some a moment ago; finished ones count until they expire",
-        ));
+        )));
     }
     if held.is_pushed {
-        return Err(Error::QueueInUse("the queue has a push: end it first"));
+        return Err(Error::OfQueue(QueueError::InUse("the queue has a push: end it first")));
     }
     if !removal::delete(&mut tx, project_id, queue).await? {
         return Err(Error::QueueNotFound);

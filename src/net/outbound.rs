@@ -49,6 +49,8 @@ pub const MAX_BODY_BYTES: usize = 64 * 1024;
 pub const MAX_KEPT_BYTES: usize = 1024;
 /// A header of answers; `false` says that another attempt cannot help.
 const RETRYABLE: &str = "fencepost-retryable";
+/// What a rate limit is about: `queue`, or else the group.
+const SCOPE: &str = "fencepost-scope";
 /// A header of requests: which instance has sent it.
 const INSTANCE: HeaderName = HeaderName::from_static("sender-instance");
 /// The user agent of calls.
@@ -205,6 +207,8 @@ pub struct Answer {
     pub content_type: Option<String>,
     /// Whether it says that another attempt cannot help.
     pub is_final: bool,
+    /// Whether it says that a rate limit is that of the whole queue.
+    pub is_about_queue: bool,
     /// The beginning of its body.
     pub text: String,
     /// Whether the body has more.
@@ -294,6 +298,7 @@ async fn read(mut response: Response<Incoming>, kept_bytes: usize) -> Result<Ans
     let retry_after = retry_after::read(response.headers());
     let content_type = header(CONTENT_TYPE.as_str()).map(str::to_owned);
     let is_final = header(RETRYABLE).is_some_and(|it| it.trim().eq_ignore_ascii_case("false"));
+    let is_about_queue = header(SCOPE).is_some_and(|it| it.trim().eq_ignore_ascii_case("queue"));
     let status = response.status().as_u16();
     let (mut kept, mut bytes) = (Vec::new(), 0);
     while let Some(frame) = response.frame().await {
@@ -309,7 +314,16 @@ async fn read(mut response: Response<Incoming>, kept_bytes: usize) -> Result<Ans
     let is_cut = bytes > kept.len();
     let is_utf8 = std::str::from_utf8(&kept).is_ok();
     let text = String::from_utf8_lossy(&kept).into_owned();
-    Ok(Answer { status, retry_after, content_type, is_final, text, is_cut, is_utf8 })
+    Ok(Answer {
+        status,
+        retry_after,
+        content_type,
+        is_final,
+        is_about_queue,
+        text,
+        is_cut,
+        is_utf8,
+    })
 }
 
 fn classify(error: &legacy::Error) -> CallError {

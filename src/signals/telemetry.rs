@@ -74,6 +74,10 @@ metrics_table! {
         "Time from a tick to the commit that stores its job.";
     JOBS_PROMOTED = "fencepost_jobs_promoted_total", Counter,
         "Scheduled or retried jobs that became due.";
+    RATE_LIMIT_PAUSES = "fencepost_rate_limit_pauses_total", Counter,
+        "Pauses that began because a worker met a rate limit, by scope.";
+    GROUP_JOBS_OPENED = "fencepost_group_jobs_opened_total", Counter,
+        "Jobs that waited for their group, and that it let run.";
     JOBS_RELEASED = "fencepost_jobs_released_total", Counter,
         "Jobs released because the polling client was gone.";
     FENCES_REFUSED = "fencepost_fences_refused_total", Counter,

@@ -79,10 +79,12 @@ pub enum BackgroundTask {
     Endpoints,
     /// Pushes of queues were changed.
     Pushes,
+    /// Groups are noted: their next jobs may run.
+    Groups,
 }
 
 /// Number of background tasks.
-const BACKGROUND_TASKS: usize = 13;
+const BACKGROUND_TASKS: usize = 14;
 
 /// The pump's side.
 #[derive(Debug)]

@@ -341,7 +341,7 @@ pub async fn nack(
     };
     let is_released = matches!(end, ReportedOutcome::Released);
     let next_attempt_at = match settle_job(&app, key, request.worker_id, end).await? {
-        Acked::Retry { at } if !is_released => Some(at),
+        Acked::Retry { at, .. } if !is_released => Some(at),
         _ => None,
     };
     let job = look(&app, key).await;

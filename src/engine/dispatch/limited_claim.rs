@@ -54,6 +54,13 @@ pub(crate) async fn claim(
         tx.rollback().await?;
         return Ok(LimitedClaimed { pause_for: Some(MAX_REST), ..LimitedClaimed::default() });
     }
+    if let Some(milliseconds) = rules.as_ref().and_then(|it| it.rate_limited_ms)
+        && milliseconds > 0.0
+    {
+        tx.rollback().await?;
+        let pause_for = Duration::from_secs_f64(milliseconds / 1_000.0).min(MAX_REST);
+        return Ok(LimitedClaimed { pause_for: Some(pause_for), ..LimitedClaimed::default() });
+    }
     let mut rate = match rules.as_ref().and_then(rate_limit) {
         Some(limit) => {
             let past = queue_limits::find_handouts(&mut tx, claim.project_id, claim.queue).await?;

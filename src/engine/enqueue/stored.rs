@@ -88,7 +88,7 @@ impl GroupCommit for Enqueues {
         let mut stored = HashMap::new();
         if is_in_doubt {
             let all: Vec<_> = items.iter().flat_map(|it| it.iter()).collect();
-            let found = store::jobs::enqueue::find_stored(conn, &all).await?;
+            let found = store::jobs::stored_before::find_stored(conn, &all).await?;
             stored.extend(found.into_iter().map(|it| (it.id, it)));
         }
         let (mut jobs, mut latest) = (Vec::new(), Vec::new());
@@ -197,18 +197,20 @@ pub(crate) fn publish<'a>(
     stored: &HashMap<JobId, StoredJob>,
 ) {
     let mut arrivals = Vec::new();
-    let mut is_due_later = false;
+    let (mut is_due_later, mut waits_for_group) = (false, false);
     for job in jobs.clone() {
-        match stored.get(&job.id).filter(|it| !it.is_leased).map(|it| (it.state, it.run_at)) {
-            Some((StoredState::Pending, run_at)) => arrivals.push(Arrival {
+        let Some(it) = stored.get(&job.id).filter(|it| !it.is_leased) else { continue };
+        waits_for_group |= it.waits_for_group;
+        match it.state {
+            StoredState::Pending => arrivals.push(Arrival {
                 project_id: job.project_id,
                 queue: job.queue.as_str().into(),
                 job_type: job.job_type.as_str().into(),
                 rank: job.rank,
-                run_at,
+                run_at: it.run_at,
                 is_constrained: job.extras.as_ref().is_some_and(|it| it.constraint_key.is_some()),
             }),
-            Some((StoredState::Scheduled, _)) => is_due_later = true,
+            StoredState::Scheduled => is_due_later |= !it.waits_for_group,
             _ => (),
         }
     }
@@ -217,6 +219,9 @@ pub(crate) fn publish<'a>(
     notifier.wake.arrived(arrivals);
     if is_due_later {
         notifier.wake.ask(BackgroundTask::Promote);
+    }
+    if waits_for_group {
+        notifier.wake.ask(BackgroundTask::Groups);
     }
     notifier.feed.publish(|| {
         let stored = jobs.filter(|it| stored.contains_key(&it.id));

@@ -3,7 +3,7 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use fencepost_domain::{
     actor::ChangedBy,
-    error::{self, Error, JobStatus, is_unique_violation},
+    error::{self, Error, JobStatus, QueueError, is_unique_violation},
     history,
     ids::{JobId, JobKey, ProjectId},
     job::{self, CancelDecision, StoredState},
@@ -13,6 +13,7 @@ use fencepost_domain::{
 };
 use fencepost_signals::wakeups::BackgroundTask;
 use fencepost_store::{
+    groups,
     jobs::{
         control::{self, LockedJob},
         dead_letters,
@@ -114,8 +115,8 @@ pub async fn is_cancelled(engine: &Engine, key: JobKey) -> Result<bool, Error> {
 ///
 /// # Errors
 /// [`Error::JobNotFound`]. [`Error::InvalidState`] when it does not wait. [`Error::Invalid`] when
-/// its `run_at` would lie too far ahead, or about the queue's name. [`Error::QuotaExceeded`] when
-/// the queue would be one too many.
+/// its `run_at` would lie too far ahead, or about the queue's name. [`QueueError::GroupOrdered`]
+/// when it has a place in a group. [`Error::QuotaExceeded`] when the queue would be one too many.
 pub async fn change(
     engine: &Engine,
     tenant: Tenant,
@@ -154,6 +155,11 @@ async fn change_in(
         return Err(too_far_ahead());
     }
     let what = Change { run_at, ..what };
+    if let Some(queue) = &what.queue
+        && groups::is_ordered(tx, key, queue).await?
+    {
+        return Err(QueueError::GroupOrdered.into());
+    }
     let changed = control::change(tx, key, &what).await?.ok_or_else(|| refused(&seen))?;
     let payload = serde_json::json!({
         "queue": what.queue, "priority": what.rank.map(|it| -it), "run_at": what.run_at,

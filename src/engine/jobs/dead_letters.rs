@@ -7,7 +7,7 @@ use fencepost_domain::{
     job::StoredState,
     operation::Filter,
 };
-use fencepost_signals::telemetry;
+use fencepost_signals::{telemetry, wakeups::BackgroundTask};
 use fencepost_store::{
     jobs::dead_letters::{self, NewDeadLetter},
     queues,
@@ -73,7 +73,9 @@ pub async fn delete(engine: &Engine, key: JobKey) -> Result<(), Error> {
         delete_in(&mut tx, key.project_id, &[key.id]).await
     };
     let deleted = deleted.await;
-    control::finish(tx, deleted).await.map(drop)
+    control::finish(tx, deleted).await?;
+    engine.notifier.wake.ask(BackgroundTask::Groups);
+    Ok(())
 }
 
 /// Deletes those of these jobs that are dead letters, and returns how many.

@@ -5,14 +5,17 @@ use std::collections::HashMap;
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
     error::Error,
-    explain::{self, Crowd, Explanation, Facts, PushTrouble, RateUse, Reason, Slots, TypePause},
+    explain::{
+        self, Crowd, Explanation, Facts, GroupLine, JobAhead, PushTrouble, RateUse, Reason, Slots,
+        TypePause,
+    },
     ids::{JobId, JobKey, ProjectId},
     job::{StoredState, WaitingFor},
     limits,
     rate::{Handout, RateLimit},
 };
 use fencepost_store::{
-    self as store,
+    self as store, groups,
     jobs::{JobRow, Payloads},
     queues::QueueState,
     sweep::gauges::ReadyQueue,
@@ -197,6 +200,26 @@ async fn holder(
     Ok((silence, holders::lost_at(conn, project_id, row.id).await?))
 }
 
+/// What keeps the group of a job that waits for it.
+async fn group_line(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    row: &JobRow,
+) -> sqlx::Result<Option<GroupLine>> {
+    let Some(name) = row.group.clone().filter(|_| row.waits_for_group) else { return Ok(None) };
+    let found = groups::find(conn, project_id, &row.queue, std::slice::from_ref(&name)).await?;
+    let Some(found) = found.into_iter().next() else { return Ok(None) };
+    let head = (found.head_id.filter(|id| *id != row.id), found.head_state, found.head_run_at);
+    let ahead = match head {
+        (Some(id), Some(state), Some(run_at)) => {
+            let waits_for_parents = found.head_parents.is_some_and(|it| it > 0);
+            Some(JobAhead { id, state, run_at, waits_for_parents })
+        }
+        _ => None,
+    };
+    Ok(Some(GroupLine { name, paused_until: found.paused_until, ahead }))
+}
+
 async fn explain_row(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -214,19 +237,12 @@ async fn explain_row(
         _ => Vec::new(),
     };
     let slots = Slots { in_use: fitting.slots_in_use, all: fitting.slots };
-    let (rank, run_at) = (row.rank, row.run_at);
-    let ahead = store::queues::count_ahead(
-        conn,
-        project_id,
-        &row.queue,
-        rank,
-        run_at,
-        explain::MAX_COUNTED_AHEAD,
-    )
-    .await?;
+    let (rank, run_at, max) = (row.rank, row.run_at, explain::MAX_COUNTED_AHEAD);
+    let ahead = store::queues::count_ahead(conn, project_id, &row.queue, rank, run_at, max).await?;
     let push = store::queues::pushes::trouble(conn, project_id, &row.queue).await?;
     let failing = store::set_aside::find(conn, project_id, row.id).await?;
     let (silent_seconds, worker_lost_at) = holder(conn, project_id, &row).await?;
+    let group = group_line(conn, project_id, &row).await?;
     let crowd = |name: &str, running, limit| Crowd { name: name.to_owned(), running, limit };
     let facts = Facts {
         now: crowds.now,
@@ -235,6 +251,7 @@ async fn explain_row(
         failures: row.failures,
         max_attempts: row.max_attempts,
         unfinished_parents: row.unfinished_parents,
+        group,
         labels,
         concurrency: concurrency_key
             .zip(row.concurrency_limit)
@@ -246,6 +263,7 @@ async fn explain_row(
         queue_paused_at: queue.as_ref().and_then(|it| it.paused_at),
         type_pause: queue.as_ref().and_then(type_pause),
         rate: queue.as_ref().and_then(|it| rate_use(it, crowds.now)),
+        rate_limited_until: queue.as_ref().and_then(|it| it.rate_limited_until),
         push: push.and_then(push_trouble),
         worker_id: row.worker_id,
         lease_expires_at: row.lease_expires_at,

@@ -64,6 +64,9 @@ impl Notifier {
         if jobs.clone().any(is_due_later) {
             self.wake.ask(BackgroundTask::Promote);
         }
+        if jobs.clone().any(|it| it.state == StoredState::Scheduled) {
+            self.wake.ask(BackgroundTask::Groups);
+        }
     }
 
     /// Jobs or attempts of these projects ended: webhooks may want to know.
@@ -80,6 +83,9 @@ impl Notifier {
         self.wake.slots_freed(freed.collect());
         if after.iter().any(|it| it.has_follow_ups) {
             self.wake.ask(BackgroundTask::Cascade);
+        }
+        if after.iter().any(|it| it.has_noted_groups) {
+            self.wake.ask(BackgroundTask::Groups);
         }
         self.notify_endpoints(outcomes.iter().map(|it| it.key.project_id));
         self.feed.publish(|| {

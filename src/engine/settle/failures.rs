@@ -112,5 +112,7 @@ impl GroupCommit for Failures {
 }
 
 fn acked(settled: &AfterOutcome) -> Acked {
-    settled.retry_at.map_or(Acked::Done { children_activated: None }, |at| Acked::Retry { at })
+    settled
+        .retry_at
+        .map_or(Acked::Done { children_activated: None }, |at| Acked::Retry { at, paused: None })
 }

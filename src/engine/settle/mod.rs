@@ -6,6 +6,7 @@ mod bare;
 pub(super) mod failure;
 mod failures;
 pub mod heartbeat;
+mod rate_limited;
 mod successes;
 
 use std::{
@@ -26,7 +27,8 @@ use fencepost_domain::{
 use fencepost_signals::telemetry;
 use fencepost_store::{
     self as store,
-    settle::settle_success::{SettledAttempt, Success},
+    connection::deadline::detached,
+    settle::{settle_success::Success, standings::SettledAttempt},
 };
 use metrics::counter;
 use sqlx::PgConnection;
@@ -35,6 +37,7 @@ use tokio::time::timeout;
 pub use self::{
     bare::{BareFences, name_attempt},
     failures::{FailureOrRelease, Failures},
+    rate_limited::{RateLimited, Scope},
     successes::{Parents, SuccessNotes, Successes},
 };
 use super::{Engine, group_commit::Coalescer};
@@ -58,6 +61,8 @@ pub enum ReportedOutcome {
     Failed(Failure),
     /// The worker releases the job. No failure is counted.
     Released,
+    /// The worker has met a rate limit. No failure is counted.
+    RateLimited(RateLimited),
 }
 
 /// A failure, as the worker reports it.
@@ -80,6 +85,8 @@ pub enum Acked {
     },
     Retry {
         at: DateTime<Utc>,
+        /// What has been paused by it.
+        paused: Option<Scope>,
     },
 }
 
@@ -122,7 +129,7 @@ async fn explain_left<'a, T>(
     if left.clone().next().is_none() {
         return Ok(HashMap::new());
     }
-    let found = store::settle::settle_success::find_standings(conn, left).await?;
+    let found = store::settle::standings::find_standings(conn, left).await?;
     Ok(found.into_iter().map(|(key, it)| (key, Settling::Left(Box::new(it)))).collect())
 }
 
@@ -177,7 +184,7 @@ pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Ack
     let outcome = match &ack.end {
         ReportedOutcome::Succeeded { .. } => AttemptOutcome::Succeeded,
         ReportedOutcome::Failed(_) => AttemptOutcome::Failed,
-        ReportedOutcome::Released => AttemptOutcome::Released,
+        ReportedOutcome::Released | ReportedOutcome::RateLimited(_) => AttemptOutcome::Released,
     };
     let fence = ack.fence.clone();
     let (mut held, mut has_follow_ups) = (HeldJob::new(), false);
@@ -195,7 +202,7 @@ pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Ack
         match lease::explain_ack(&fence, outcome, &found.standing) {
             Ok(()) => {
                 return Ok(match found.retry_at {
-                    Some(at) => Acked::Retry { at },
+                    Some(at) => Acked::Retry { at, paused: None },
                     None => Acked::Done { children_activated: found.children_activated },
                 });
             }
@@ -260,7 +267,7 @@ pub(super) async fn read_again(
 ) -> Result<SettledAttempt, Error> {
     let mut conn = engine.pools.reports.acquire_for(key.project_id).await?;
     let fences = std::iter::once((key, fence));
-    let found = store::settle::settle_success::find_standings(&mut conn, fences).await?;
+    let found = store::settle::standings::find_standings(&mut conn, fences).await?;
     found.into_iter().next().map(|it| it.1).ok_or(Error::JobNotFound)
 }
 
@@ -303,6 +310,13 @@ async fn submit(
             FailureOrRelease { key, fence, failure: Some(failure), duration_ms }
         }
         ReportedOutcome::Released => FailureOrRelease { key, fence, failure: None, duration_ms },
+        ReportedOutcome::RateLimited(limited) => {
+            let engine = engine.clone();
+            let settling = async move {
+                rate_limited::settle(&engine, key, &fence, limited, duration_ms).await
+            };
+            return detached(settling).await?;
+        }
     };
     engine.failures.submit(end).await
 }

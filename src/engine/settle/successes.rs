@@ -49,6 +49,9 @@ impl SuccessNotes {
                 if it.has_follow_ups {
                     self.notifier.wake.ask(BackgroundTask::Cascade);
                 }
+                if it.has_noted_groups {
+                    self.notifier.wake.ask(BackgroundTask::Groups);
+                }
                 ran.record(it.ran_ms as f64 / 1_000.0);
             }
         }

@@ -9,8 +9,11 @@ use std::{
 
 use chrono::{DateTime, TimeDelta, Utc};
 use fencepost_domain::{
+    backoff::{Jitter, RetryPolicy},
     ids::{NodeId, PUSH_WORKER, ProjectId},
-    limits::{MAX_JSON_DEPTH, MAX_RESULT_BYTES},
+    limits::{
+        DEFAULT_RATE_LIMITED_SECONDS, MAX_JSON_DEPTH, MAX_RATE_LIMITED_SECONDS, MAX_RESULT_BYTES,
+    },
     plan::ProjectPlans,
     push::{JobVerdict, Window, verdict},
     text::{ErrorReport, json_depth},
@@ -19,9 +22,15 @@ use fencepost_domain::{
 use fencepost_fair::requests::Turn;
 use fencepost_net::outbound::{Answer, CallError, MAX_BODY_BYTES};
 use fencepost_signals::telemetry;
-use fencepost_store::sweep::pushes::{PushOutcomes, PushedQueue, note_outcomes, pushed_queues};
+use fencepost_store::{
+    claims::LeasedJob,
+    sweep::pushes::{PushOutcomes, PushedQueue, note_outcomes, pushed_queues},
+};
 use metrics::{gauge, histogram};
-use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use reqwest::{
+    StatusCode,
+    header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue},
+};
 use serde_json::json;
 use tokio::{
     sync::Semaphore,
@@ -36,7 +45,7 @@ use super::{
 };
 use crate::{
     dispatch::DispatchedJob,
-    settle::{Failure, ReportedOutcome},
+    settle::{Failure, RateLimited, ReportedOutcome, Scope},
 };
 
 /// Queues that one node pushes at most. Each has a parked poll, of which a node has 20,000, and
@@ -295,7 +304,10 @@ impl Target for Pushed {
         let answer = timeout(left, answer).await.unwrap_or(Err(CallError::Timeout));
         histogram!(telemetry::WEBHOOK_SECONDS).record(called.elapsed().as_secs_f64());
         match answer {
-            Ok(answer) => self.settle(answer),
+            Ok(answer) => match rate_limit(&answer, &job.job) {
+                Some(limited) => Some(ReportedOutcome::RateLimited(limited)),
+                None => self.settle(answer),
+            },
             // Nothing was sent, and a deploy must not use up the attempts of a job.
             Err(error @ (CallError::NotConnected | CallError::NoAddress)) => {
                 Some(self.slowed(None, error.name()))
@@ -463,6 +475,22 @@ fn result(answer: Answer) -> Option<String> {
         && json_depth(&text) <= MAX_JSON_DEPTH
         && serde_json::from_str::<&serde_json::value::RawValue>(&text).is_ok();
     fits.then_some(text)
+}
+
+/// A rate limit of the job's group: the others of the queue go on.
+fn rate_limit(answer: &Answer, job: &LeasedJob) -> Option<RateLimited> {
+    if answer.status != StatusCode::TOO_MANY_REQUESTS.as_u16()
+        || answer.is_about_queue
+        || job.group.is_none()
+    {
+        return None;
+    }
+    let asked = answer.retry_after.asked_seconds().map(u64::from);
+    let backoff =
+        || RetryPolicy::stored(job.retry.as_ref()).delay(job.failures + 1, Jitter::NONE).as_secs();
+    let seconds = asked.unwrap_or_else(backoff).clamp(1, MAX_RATE_LIMITED_SECONDS as u64);
+    let retry_after_seconds = u32::try_from(seconds).unwrap_or(DEFAULT_RATE_LIMITED_SECONDS);
+    Some(RateLimited { retry_after_seconds, scope: Some(Scope::Group) })
 }
 
 fn failed(kind: &str, message: String, retryable: bool) -> ReportedOutcome {

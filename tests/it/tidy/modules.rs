@@ -164,6 +164,7 @@ const ENGINE_LAYERS: &[(&str, u32)] = &[
     ("batches", 4),
     ("jobs", 4),
     ("schedules", 4),
+    ("groups", 5),
     ("settle", 5),
     ("operations", 5),
     ("workers", 6),

@@ -1,0 +1,138 @@
+//! Admission opens the next jobs of groups, and pauses end. See ADR 17.
+
+use std::{
+    sync::atomic::{AtomicI64, Ordering},
+    time::Duration,
+};
+
+use fencepost_domain::ids::ProjectId;
+use fencepost_signals::telemetry;
+use fencepost_store::{
+    faults,
+    sweep::{
+        groups::{
+            admission::{self, NotedGroup, Opened},
+            pauses, walks,
+        },
+        set_aside::Work,
+    },
+};
+use metrics::counter;
+use sqlx::{Acquire, PgConnection};
+
+use crate::{
+    Engine,
+    isolate::{self, Sweep},
+};
+
+/// The longest sleep: notes that a crash has left wait for that time.
+pub const MAX_SLEEP: Duration = Duration::from_secs(1);
+
+/// The pause when all groups of a pass were left: other transactions have their jobs, or another
+/// node decides about them.
+const LEFT_PAUSE: Duration = Duration::from_millis(20);
+
+/// What a node remembers between two passes.
+#[derive(Debug, Default)]
+pub struct Admitting {
+    /// Notes by earlier transactions are gone.
+    since: AtomicI64,
+}
+
+/// One pass: opens what may run, and returns how long to sleep. Zero: there is more.
+pub async fn pass(engine: &Engine, before: &Admitting) -> sqlx::Result<Duration> {
+    let mut conn = engine.pools.background.acquire().await?;
+    let since = before.since.load(Ordering::Relaxed);
+    let noted = admission::find_noted(&mut conn, since).await?;
+    before.since.store(noted.all_since, Ordering::Relaxed);
+    let mut is_more = noted.groups.len() as i64 == admission::MAX_PASS_GROUPS;
+    if noted.next_end_ms.is_some_and(|it| it <= 0.0) {
+        is_more |= end_pauses(&mut conn).await?;
+    }
+    if noted.has_walk {
+        is_more |= walk(engine, &mut conn).await?;
+    }
+    let admitting = isolate::process(engine, &mut conn, &Admission, &noted.groups);
+    let admitted = faults::around_commit("groups", admitting).await?;
+    drop(conn);
+    let (mut moved, mut left) = (0, 0);
+    for opened in &admitted {
+        engine.notifier.waiting(opened.jobs.iter());
+        moved += opened.moved;
+        left += opened.left;
+    }
+    counter!(telemetry::GROUP_JOBS_OPENED).increment(moved as u64);
+    Ok(match (is_more || moved > 0, left > 0) {
+        (true, _) => Duration::ZERO,
+        (false, true) => LEFT_PAUSE,
+        (false, false) => until_next_end(noted.next_end_ms),
+    })
+}
+
+fn until_next_end(milliseconds: Option<f64>) -> Duration {
+    let milliseconds = milliseconds.map_or(f64::MAX, |it| it.max(0.0));
+    Duration::try_from_secs_f64(milliseconds / 1_000.0).map_or(MAX_SLEEP, |it| it.min(MAX_SLEEP))
+}
+
+/// Ends pauses that have lasted long enough. Returns whether there may be more to do.
+async fn end_pauses(conn: &mut PgConnection) -> sqlx::Result<bool> {
+    let queues = pauses::find_ended(conn).await?;
+    if queues.is_empty() {
+        return Ok(false);
+    }
+    let mut tx = conn.begin().await?;
+    // The queues first, as those who pause their groups lock them.
+    pauses::lock_queues(&mut tx, &queues).await?;
+    let ended = pauses::end_pauses(&mut tx, &queues).await?;
+    pauses::open_gates(&mut tx, &queues).await?;
+    tx.commit().await?;
+    Ok(ended > 0)
+}
+
+/// Notes the next groups of a queue whose rules have changed. Returns whether there was one.
+async fn walk(engine: &Engine, conn: &mut PgConnection) -> sqlx::Result<bool> {
+    let mut tx = conn.begin().await?;
+    let Some(walk) = walks::find_due(&mut tx).await? else { return Ok(false) };
+    let is_more = walks::step(&mut tx, &walk).await?;
+    if !is_more {
+        pauses::open_gates(&mut tx, &[(walk.project_id, walk.queue.clone())]).await?;
+    }
+    tx.commit().await?;
+    if !is_more {
+        // Its claims have rested.
+        engine.notifier.wake.queue_changed(walk.project_id, &walk.queue);
+    }
+    Ok(true)
+}
+
+/// Opening the jobs of groups.
+struct Admission;
+
+impl Sweep for Admission {
+    type Item = NotedGroup;
+    type Done = Opened;
+    const WORK: Work = Work::Groups;
+
+    fn name(item: &NotedGroup) -> (ProjectId, String) {
+        (item.key.project_id, format!("{}/{}", item.key.queue, item.key.group))
+    }
+
+    async fn process(&self, tx: &mut PgConnection, noted: &[NotedGroup]) -> sqlx::Result<Opened> {
+        let locked = admission::lock(tx, noted).await?;
+        let locked = locked.into_iter().filter_map(|it| noted.get(usize::try_from(it).ok()?));
+        let locked: Vec<_> = locked.collect();
+        let elsewhere = noted.len() - locked.len();
+        if locked.is_empty() {
+            return Ok(Opened { left: elsewhere, ..Opened::default() });
+        }
+        let keys: Vec<_> = locked.iter().map(|it| &it.key).collect();
+        let mut unclosed = vec![false; locked.len()];
+        for number in admission::close(tx, &keys).await? {
+            if let Some(it) = usize::try_from(number).ok().and_then(|it| unclosed.get_mut(it)) {
+                *it = true;
+            }
+        }
+        let opened = admission::open(tx, &locked, &unclosed).await?;
+        Ok(Opened { left: opened.left + elsewhere, ..opened })
+    }
+}

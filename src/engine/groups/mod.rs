@@ -1,0 +1,143 @@
+//! Groups of jobs: what they wait for, pausing and unblocking them; `admission.rs` opens their
+//! jobs.
+
+pub mod admission;
+
+use fencepost_domain::{
+    actor::ChangedBy,
+    error::{Error, QueueError},
+    ids::{JobId, JobKey, ProjectId},
+    job::StoredState,
+    limits::MAX_PAUSED_GROUPS,
+};
+use fencepost_signals::wakeups::BackgroundTask;
+use fencepost_store::{groups, queues};
+use sqlx::{Acquire, PgConnection};
+
+use crate::{
+    Engine,
+    jobs::{control, dead_letters},
+};
+
+pub use fencepost_store::groups::{GroupKey, GroupRow, Listed};
+
+/// Groups of a queue after `after`, in the order of their names.
+pub async fn list(
+    engine: &Engine,
+    project_id: ProjectId,
+    queue: &str,
+    listed: Listed,
+    (after, limit): (&str, i64),
+) -> Result<Vec<GroupRow>, Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    let names = groups::names(&mut conn, project_id, queue, listed, after, limit).await?;
+    Ok(groups::find(&mut conn, project_id, queue, &names).await?)
+}
+
+/// One group.
+///
+/// # Errors
+/// [`QueueError::GroupNotFound`] when no job of it waits, runs or blocks it, and it is not paused.
+pub async fn get(engine: &Engine, group: &GroupKey) -> Result<GroupRow, Error> {
+    let mut conn = engine.pools.read_for(group.project_id).await?;
+    find(&mut conn, group).await
+}
+
+/// One group, whether it has jobs or not.
+pub async fn get_any(engine: &Engine, group: &GroupKey) -> Result<GroupRow, Error> {
+    let mut conn = engine.pools.read_for(group.project_id).await?;
+    find_any(&mut conn, group).await
+}
+
+async fn find(conn: &mut PgConnection, group: &GroupKey) -> Result<GroupRow, Error> {
+    let found = find_any(conn, group).await?;
+    let is_known = found.head_id.is_some() || found.paused_until.is_some();
+    if is_known { Ok(found) } else { Err(QueueError::GroupNotFound.into()) }
+}
+
+async fn find_any(conn: &mut PgConnection, group: &GroupKey) -> Result<GroupRow, Error> {
+    let names = [group.group.clone()];
+    let found = groups::find(conn, group.project_id, &group.queue, &names).await?;
+    found.into_iter().next().ok_or(QueueError::GroupNotFound.into())
+}
+
+/// Pauses a group for this many seconds, or until it is resumed. A later end stays. Running jobs
+/// continue.
+///
+/// # Errors
+/// [`Error::QuotaExceeded`] when [`MAX_PAUSED_GROUPS`] groups of the project are paused, and as for
+/// [`crate::queues::change_settings`].
+pub async fn pause(engine: &Engine, group: &GroupKey, seconds: Option<i32>) -> Result<(), Error> {
+    crate::queues::admit_settings(engine, group.project_id, &group.queue).await?;
+    let mut conn = engine.pools.read_for(group.project_id).await?;
+    let paused = groups::count_paused(&mut conn, group.project_id, MAX_PAUSED_GROUPS).await?;
+    if paused >= MAX_PAUSED_GROUPS {
+        let (what, max) = ("paused groups", MAX_PAUSED_GROUPS);
+        return Err(Error::QuotaExceeded { what, max });
+    }
+    let mut tx = conn.begin().await?;
+    queues::lock_settings(&mut tx, group.project_id, &group.queue).await?;
+    groups::pause(&mut tx, group, seconds).await?;
+    tx.commit().await?;
+    admit(engine, group);
+    Ok(())
+}
+
+/// Ends the pause of a group, by a person or by a worker.
+///
+/// # Errors
+/// [`QueueError::GroupNotFound`] when it is neither paused nor has jobs.
+pub async fn resume(engine: &Engine, group: &GroupKey) -> Result<(), Error> {
+    let mut conn = engine.pools.read_for(group.project_id).await?;
+    if !groups::resume(&mut conn, group).await? {
+        find(&mut conn, group).await?;
+    }
+    admit(engine, group);
+    Ok(())
+}
+
+/// What becomes of the dead letter that blocks a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unblocking {
+    /// It is retried, before all others of its group.
+    Retry,
+    /// It stays a dead letter, and the next one runs. A later retry puts it at the end.
+    Skip,
+    /// It is deleted.
+    Delete,
+}
+
+/// Unblocks a group, and returns the dead letter that has blocked it.
+///
+/// # Errors
+/// [`QueueError::GroupNotBlocked`]. [`QueueError::GroupNotFound`]. The errors of
+/// [`control::retry`].
+pub async fn unblock(
+    engine: &Engine,
+    group: &GroupKey,
+    how: Unblocking,
+    by: &ChangedBy,
+) -> Result<JobId, Error> {
+    let head = get(engine, group).await?;
+    let is_dead = head.head_state == Some(StoredState::DeadLetter);
+    let id = head.head_id.filter(|_| is_dead).ok_or(QueueError::GroupNotBlocked)?;
+    let key = JobKey { project_id: group.project_id, id };
+    match how {
+        Unblocking::Retry => control::retry_dead_letter(engine, key, by).await?,
+        Unblocking::Delete => dead_letters::delete(engine, key).await?,
+        Unblocking::Skip => {
+            let mut conn = engine.pools.read_for(group.project_id).await?;
+            if !groups::pass_over(&mut conn, key).await? {
+                return Err(QueueError::GroupNotBlocked.into());
+            }
+        }
+    }
+    admit(engine, group);
+    Ok(id)
+}
+
+/// Looks at a group soon, here and with the claims of other nodes.
+fn admit(engine: &Engine, group: &GroupKey) {
+    engine.notifier.wake.ask(BackgroundTask::Groups);
+    engine.notifier.wake.queue_changed(group.project_id, &group.queue);
+}

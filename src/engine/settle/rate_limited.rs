@@ -1,0 +1,131 @@
+//! A worker has met a rate limit: its job goes back without a failure, and nothing of the group or
+//! the queue starts for a while. In a transaction of its project: the group commits are shared.
+
+use fencepost_domain::{
+    error::Error,
+    ids::{JobKey, ProjectId},
+    job::OutcomeCause,
+    lease::Fence,
+    limits::MAX_PAUSED_GROUPS,
+};
+use fencepost_signals::{telemetry, wakeups::BackgroundTask};
+use fencepost_store::{
+    groups::{self, GroupKey},
+    queues,
+    settle::settle_failure,
+};
+use metrics::counter;
+use sqlx::{Acquire, PgConnection};
+
+use super::{Acked, Settling, explain_left, failure};
+use crate::{Engine, jobs::control};
+
+/// Attempts of a job that have met a rate limit and are listed.
+const KEPT_ATTEMPTS: i64 = 100;
+
+/// What a worker says about a rate limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RateLimited {
+    pub retry_after_seconds: u32,
+    /// None: the group, if the job has one.
+    pub scope: Option<Scope>,
+}
+
+/// What is paused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    Group,
+    Queue,
+}
+
+/// A pause that has begun.
+struct Pause {
+    queue: String,
+    scope: Scope,
+}
+
+/// Ends an attempt, if its fence holds.
+///
+/// # Errors
+/// [`Error::Invalid`] when the job has no group to be paused.
+pub async fn settle(
+    engine: &Engine,
+    key: JobKey,
+    fence: &Fence,
+    limited: RateLimited,
+    duration_ms: Option<i64>,
+) -> Result<Settling<Acked>, Error> {
+    let mut conn = engine.pools.read_for(key.project_id).await?;
+    let mut tx = conn.begin().await?;
+    let done = settle_in(&mut tx, key, fence, limited, duration_ms).await;
+    let Some((outcome, after, pause)) = control::finish(tx, done).await? else {
+        let mut left = explain_left(&mut conn, std::iter::once((key, fence))).await?;
+        return Ok(left.remove(&key).unwrap_or(Settling::NoJob));
+    };
+    drop(conn);
+    failure::publish(&engine.notifier, &[outcome], std::slice::from_ref(&after));
+    engine.notifier.wake.ask(BackgroundTask::Groups);
+    if let Some(pause) = &pause {
+        let scope = match pause.scope {
+            Scope::Group => "group",
+            Scope::Queue => "queue",
+        };
+        counter!(telemetry::RATE_LIMIT_PAUSES, "scope" => scope).increment(1);
+        engine.notifier.wake.queue_changed(key.project_id, &pause.queue);
+    }
+    let acked = match after.retry_at {
+        Some(at) => Acked::Retry { at, paused: pause.map(|it| it.scope) },
+        None => Acked::Done { children_activated: None },
+    };
+    Ok(Settling::Done(acked))
+}
+
+type Done = (settle_failure::OutcomeToWrite, settle_failure::AfterOutcome, Option<Pause>);
+
+/// None: the fence does not hold.
+async fn settle_in(
+    tx: &mut PgConnection,
+    key: JobKey,
+    fence: &Fence,
+    limited: RateLimited,
+    duration_ms: Option<i64>,
+) -> Result<Option<Done>, Error> {
+    let held = settle_failure::lock_held(tx, std::iter::once((key, fence))).await?;
+    let Some(held) = held.first() else { return Ok(None) };
+    let Some((queue, group)) = groups::of_job(tx, key).await? else { return Ok(None) };
+    if group.is_none() && limited.scope == Some(Scope::Group) {
+        return Err(Error::invalid("scope", "must be queue: the job has no group"));
+    }
+    let cause = OutcomeCause::RateLimited { retry_after_seconds: limited.retry_after_seconds };
+    let outcome = failure::decide(held, &cause, cause.unreported_error(), duration_ms);
+    let after = failure::write(tx, std::slice::from_ref(&outcome)).await?;
+    let Some(after) = after.into_iter().next() else { return Ok(None) };
+    groups::note_rate_limited(tx, key, KEPT_ATTEMPTS).await?;
+    let group = group.filter(|_| limited.scope != Some(Scope::Queue));
+    let seconds = i32::try_from(limited.retry_after_seconds).unwrap_or(i32::MAX);
+    let pause = pause(tx, key.project_id, (queue, group), seconds).await?;
+    Ok(Some((outcome, after, pause)))
+}
+
+async fn pause(
+    tx: &mut PgConnection,
+    project_id: ProjectId,
+    (queue, group): (String, Option<String>),
+    seconds: i32,
+) -> Result<Option<Pause>, Error> {
+    queues::lock_settings(tx, project_id, &queue).await?;
+    let scope = if group.is_some() { Scope::Group } else { Scope::Queue };
+    let is_new = match &group {
+        None => groups::pause_queue(tx, project_id, &queue, seconds).await?,
+        Some(group) => {
+            let group = GroupKey { project_id, queue: queue.clone(), group: group.clone() };
+            let paused = groups::count_paused(tx, project_id, MAX_PAUSED_GROUPS).await?;
+            if paused >= MAX_PAUSED_GROUPS && !groups::is_paused(tx, &group).await? {
+                // The job itself waits.
+                return Ok(None);
+            }
+            groups::pause(tx, &group, Some(seconds)).await?
+        }
+    };
+    Ok(is_new.then_some(Pause { queue, scope }))
+}

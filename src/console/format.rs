@@ -145,6 +145,7 @@ pub fn waiting(why: impl Plain<WaitingFor>) -> &'static str {
         WaitingFor::RunAt => "runs",
         WaitingFor::Backoff => "retried",
         WaitingFor::Parents => "waits for other jobs",
+        WaitingFor::Group => "waits for its group",
         WaitingFor::QueuePaused => "its queue is paused",
         WaitingFor::TypePaused => "its job type is paused",
         WaitingFor::Concurrency => "at a concurrency limit",

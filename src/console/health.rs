@@ -70,7 +70,12 @@ fn wait_words(reason: Reason) -> &'static str {
         Reason::PushFailing => "requests to its URL fail",
         Reason::PushNotServed => "no node sends its jobs to its URL",
         Reason::OtherJobs => "jobs wait behind many others",
-        Reason::QueuePaused | Reason::Parents | Reason::Backoff | Reason::RunAt => "jobs wait",
+        Reason::QueuePaused
+        | Reason::GroupHeld
+        | Reason::Group
+        | Reason::Parents
+        | Reason::Backoff
+        | Reason::RunAt => "jobs wait",
     }
 }
 

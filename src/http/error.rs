@@ -10,7 +10,7 @@ use axum::{
 };
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
-    error::{self, Error, FieldError, JobStatus},
+    error::{self, Error, FieldError, JobStatus, QueueError},
     job::JobState,
 };
 use secrecy::ExposeSecret;
@@ -163,7 +163,10 @@ codes! {
     Error::ParentTerminal(_) => CONFLICT, "parent_terminal";
     Error::BatchCompleted(_) => CONFLICT, "batch_completed";
     Error::UniqueConflict { .. } => CONFLICT, "unique_conflict";
-    Error::QueueInUse(_) => CONFLICT, "queue_in_use";
+    Error::OfQueue(QueueError::InUse(_)) => CONFLICT, "queue_in_use";
+    Error::OfQueue(QueueError::GroupOrdered) => CONFLICT, "group_ordered";
+    Error::OfQueue(QueueError::GroupNotFound) => NOT_FOUND, "group_not_found";
+    Error::OfQueue(QueueError::GroupNotBlocked) => CONFLICT, "group_not_blocked";
     Error::PreconditionFailed => PRECONDITION_FAILED, "precondition_failed";
     Error::ScheduleTypeConflict => CONFLICT, "recurring_job_type_conflict";
     Error::IdempotencyKeyReuse => CONFLICT, "idempotency_key_reuse";

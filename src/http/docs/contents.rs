@@ -12,6 +12,7 @@ pub const GROUPS: [(&str, &[&str]); 6] = [
             "guides/find-a-job",
             "guides/job-types",
             "guides/send-mail",
+            "guides/order-by-customer",
             "guides/limited-api",
             "guides/cron",
             "guides/fan-out",

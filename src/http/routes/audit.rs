@@ -38,7 +38,7 @@ use crate::{
     page::{PageSize, page},
 };
 
-pub use fencepost_web::wire::audit::{NewAuditEntry, note};
+pub use fencepost_web::wire::audit::{NewAuditEntry, note, note_detached};
 
 const DEFAULT_PAGE_AUDIT: u32 = 50;
 /// Rows of one query of an export.

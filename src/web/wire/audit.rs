@@ -1,7 +1,7 @@
 //! Audit entries, for the native API and all adapters.
 
 use fencepost_domain::error::chain;
-use fencepost_store as store;
+use fencepost_store::{self as store, connection::deadline::detached};
 
 use crate::{app::App, auth::Caller};
 
@@ -18,6 +18,17 @@ pub async fn note<P>(app: &App, caller: &Caller<P>, mut entry: NewAuditEntry) {
         (entry.before, entry.after) = (None, None);
     }
     note_charged(app, caller, entry).await;
+}
+
+/// The same for a handler that may be dropped at any point: see [`detached`].
+pub async fn note_detached<P>(app: &App, caller: &Caller<P>, entry: NewAuditEntry)
+where
+    P: Send + Sync + 'static,
+    Caller<P>: Clone,
+{
+    let (app, caller) = (app.clone(), caller.clone());
+    // What was done stands, whatever becomes of its entry.
+    let _ = detached(async move { note(&app, &caller, entry).await }).await;
 }
 
 /// Writes the entry of a change that was charged before it was made. It has happened already: if

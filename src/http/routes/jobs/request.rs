@@ -341,7 +341,9 @@ fn accept_extras(
         }
     }
     let group = request.group.take();
-    check.optional_name("group", group.as_deref(), limits::MAX_GROUP_CHARS);
+    if let Some(group) = &group {
+        check.path_name("group", group, limits::MAX_GROUP_CHARS);
+    }
     let unique_key = request.unique.take().map(|Object(it)| it.key);
     check.optional_name("unique.key", unique_key.as_deref(), limits::MAX_KEY_CHARS);
     check.time("expires_at", request.expires_at);

@@ -1,7 +1,11 @@
 //! `PATCH /v1/queues/{queue}`: settings.
 
 use axum::extract::State;
-use fencepost_domain::{error::Error, limits};
+use fencepost_domain::{
+    error::Error,
+    group::{GroupOrder, GroupRules, OnDead},
+    limits,
+};
 use fencepost_engine::queues;
 use fencepost_store::queues::SettingsChange;
 use fencepost_web::{
@@ -62,6 +66,22 @@ pub struct ChangeQueueRequest {
     #[serde(default, deserialize_with = "extract::sent")]
     #[schema(value_type = Option<i32>, required = false, extensions(("bounds" = json!(range(1, limits::MAX_MAX_WAITING)))))]
     max_waiting: Option<Option<i32>>,
+    /// Rules of the queue's groups; null: jobs of a group run as others do.
+    #[serde(default, deserialize_with = "extract::sent")]
+    #[schema(value_type = Option<GroupRulesRequest>, required = false)]
+    groups: Option<Option<Object<GroupRulesRequest>>>,
+}
+
+/// Rules of the groups of a queue. A field that is left out gets its default.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GroupRulesRequest {
+    /// Default: `none`.
+    #[serde(default)]
+    order: GroupOrder,
+    /// Default: `block`.
+    #[serde(default)]
+    on_dead: OnDead,
 }
 
 /// At most `count` jobs start in any window of `per_seconds`.
@@ -74,6 +94,12 @@ pub struct RateLimitRequest {
     /// Length of the window in seconds.
     #[schema(extensions(("bounds" = json!(range(1, limits::MAX_RATE_LIMIT_SECONDS)))))]
     per_seconds: i32,
+}
+
+impl From<GroupRulesRequest> for GroupRules {
+    fn from(rules: GroupRulesRequest) -> Self {
+        Self { order: rules.order, on_dead: rules.on_dead }
+    }
 }
 
 impl RequestBody for ChangeQueueRequest {}
@@ -111,6 +137,7 @@ impl ChangeQueueRequest {
                 .map(|it| it.map(|Object(retry)| retry.accept("default_retry", check))),
             brake_after: self.brake_after,
             max_waiting: self.max_waiting,
+            groups: self.groups.map(|it| it.map(|Object(rules)| rules.into())),
         };
         if change == SettingsChange::default() {
             check.refuse("body", "must change at least one setting");

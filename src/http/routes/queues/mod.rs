@@ -4,6 +4,7 @@ pub mod backlog;
 pub mod change;
 pub mod control;
 pub mod delete;
+pub mod groups;
 pub mod push;
 
 use std::cmp::Reverse;
@@ -14,6 +15,7 @@ use fencepost_domain::{
     backoff::RetryPolicy,
     error::Error,
     explain::Reason,
+    group::{GroupOrder, GroupRules},
     ids::{JobId, ProjectId},
     limits,
 };
@@ -106,6 +108,10 @@ pub struct Queue {
     /// Jobs that may wait or run: enqueues beyond it are refused; null: as many as the plan allows.
     #[schema(required)]
     pub max_waiting: Option<i32>,
+    /// Rules of its groups; null: jobs of a group run as others do.
+    #[serde(default)]
+    #[schema(required)]
+    pub groups: Option<GroupRules>,
     /// Time of the last change of its settings; null: never.
     #[schema(required)]
     pub updated_at: Option<DateTime<Utc>>,
@@ -126,6 +132,7 @@ impl Settings for Queue {
         "default_retry",
         "brake_after",
         "max_waiting",
+        "groups",
     ];
 
     fn etag(&mut self) -> &mut String {
@@ -142,7 +149,7 @@ impl Queue {
             "retention_days": self.retention_days,
             "default_max_attempts": self.default_max_attempts,
             "default_retry": self.default_retry, "brake_after": self.brake_after,
-            "max_waiting": self.max_waiting,
+            "max_waiting": self.max_waiting, "groups": self.groups,
         })
         .to_string()
     }
@@ -220,6 +227,8 @@ impl Queue {
         let rate = |last_minute, last_hour| Rate { last_minute, last_hour };
         let paused = paused.iter().filter(|it| it.queue == row.queue);
         let limit = row.rate_limit_count.zip(row.rate_limit_per_seconds);
+        let groups = row.group_order.zip(row.group_on_dead);
+        let groups = groups.map(|(order, on_dead)| GroupRules { order, on_dead });
         Self {
             paused_at: row.paused_at,
             paused_types: paused.filter_map(PausedType::of).collect(),
@@ -256,6 +265,7 @@ impl Queue {
             default_retry: row.default_retry.as_ref().map(|it| RetryPolicy::stored(Some(it))),
             brake_after: row.brake_after,
             max_waiting: row.max_waiting,
+            groups: groups.filter(|it| it.order != GroupOrder::None),
             updated_at: row.updated_at,
             queue: row.queue,
             etag: String::new(),

@@ -252,7 +252,9 @@ impl RecurringScheduleRequest {
         check.name("cron_expression", &self.cron_expression, limits::MAX_CRON_CHARS);
         check.optional_name("timezone", self.timezone.as_deref(), limits::MAX_CRON_CHARS);
         check.optional_name("queue", self.queue.as_deref(), limits::MAX_QUEUE_CHARS);
-        check.optional_name("group", self.group.as_deref(), limits::MAX_GROUP_CHARS);
+        if let Some(group) = &self.group {
+            check.path_name("group", group, limits::MAX_GROUP_CHARS);
+        }
         let priority = self.priority.unwrap_or(0);
         check.range("priority", priority, limits::MIN_PRIORITY, limits::MAX_PRIORITY);
         let spread_seconds = self.spread_seconds.unwrap_or(0);

@@ -16,7 +16,7 @@ use fencepost_domain::{
 };
 use fencepost_engine::{
     reach::Reach,
-    settle::{self, Ack, Acked, Failure, ReportedOutcome},
+    settle::{self, Ack, Acked, Failure, RateLimited, ReportedOutcome, Scope},
 };
 use fencepost_web::{
     app::App,
@@ -39,7 +39,10 @@ use super::{
     accept_fence, accept_job_id,
     then_poll::{self, ThenPollReply, ThenPollRequest},
 };
-use crate::error::{self, ApiError, ErrorBody};
+use crate::{
+    error::{self, ApiError, ErrorBody},
+    routes::audit::{self, NewAuditEntry},
+};
 
 /// The end of an attempt.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -74,9 +77,12 @@ pub struct AckRequest {
     error: Option<Object<AckError>>,
     /// With `failed`: whether to retry. Default: true.
     retryable: Option<bool>,
-    /// With `failed`: seconds until the retry, instead of the backoff; at most 30 days.
+    /// With `failed`: seconds until the retry, instead of the backoff; at most 30 days. With
+    /// `rate_limited`: seconds of the pause, 1 to 86,400; default: 5.
     #[schema(extensions(("bounds" = json!(range(0, limits::MAX_RETRY_SECONDS)))))]
     retry_after_seconds: Option<u32>,
+    /// With `rate_limited`: what is paused. Default: the group, or the queue of a job without one.
+    scope: Option<RateLimitScope>,
     /// Polls when the ack is recorded; needs `attempt` or `lease_id`. Not in a batch.
     #[schema(value_type = Option<ThenPollRequest>)]
     then_poll: Option<Object<ThenPollRequest>>,
@@ -96,6 +102,19 @@ pub enum AckStatus {
     Failed,
     /// Release the job; no failure is counted.
     Released,
+    /// What the job calls asks for fewer requests: the job waits with its group or its queue; no
+    /// failure is counted.
+    RateLimited,
+}
+
+/// What a worker's rate limit pauses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RateLimitScope {
+    /// The job's group.
+    Group,
+    /// The whole queue.
+    Queue,
 }
 
 /// An error report.
@@ -149,7 +168,7 @@ impl From<Acked> for AckReply {
             Acked::Done { children_activated } => {
                 Self { action: AckAction::Done, retry_at: None, children_activated, poll: None }
             }
-            Acked::Retry { at } => Self {
+            Acked::Retry { at, .. } => Self {
                 action: AckAction::Retry,
                 retry_at: Some(at),
                 children_activated: None,
@@ -356,17 +375,27 @@ async fn settle_one(
     let key = JobKey { project_id: caller.project_id, id: ack.job_id };
     ack.fence =
         settle::name_attempt(&app.engine, key, ack.fence, caller.who.require_fence()).await?;
-    settle::ack(&app.engine, caller.project_id, ack).await
+    let job_id = ack.job_id;
+    let acked = settle::ack(&app.engine, caller.project_id, ack).await?;
+    if let Acked::Retry { paused: Some(scope), .. } = acked {
+        // One key that may only work can stop a queue.
+        let scope = match scope {
+            Scope::Group => "group",
+            Scope::Queue => "queue",
+        };
+        let after = Some(serde_json::json!({ "scope": scope }).to_string());
+        let entry = NewAuditEntry::to("job.rate_limited", job_id.to_string());
+        audit::note_detached(app, caller, NewAuditEntry { after, ..entry }).await;
+    }
+    Ok(acked)
 }
 
 fn accept(who: &Who, request: AckRequest, path: &str) -> Result<Ack, Error> {
     let mut check = Check::below(path);
+    check_retry(&mut check, &request);
     let fence = accept_fence(&mut check, who, request.worker_id, request.attempt, request.lease_id);
     if let Some(duration_ms) = request.duration_ms {
         check.range("duration_ms", duration_ms, 0, limits::MAX_DURATION_MS);
-    }
-    if let Some(seconds) = request.retry_after_seconds {
-        check.range("retry_after_seconds", i64::from(seconds), 0, limits::MAX_RETRY_SECONDS);
     }
     if request.then_poll.is_some() {
         check.refuse("then_poll", "must not be sent in a batch");
@@ -375,11 +404,8 @@ fn accept(who: &Who, request: AckRequest, path: &str) -> Result<Ack, Error> {
     if is_out_of_place(AckStatus::Succeeded, request.result.is_some()) {
         check.refuse("result", "must be sent with status succeeded only");
     }
-    let of_failures = [
-        ("error", request.error.is_some()),
-        ("retryable", request.retryable.is_some()),
-        ("retry_after_seconds", request.retry_after_seconds.is_some()),
-    ];
+    let of_failures =
+        [("error", request.error.is_some()), ("retryable", request.retryable.is_some())];
     for (field, is_sent) in of_failures {
         if is_out_of_place(AckStatus::Failed, is_sent) {
             check.refuse(field, "must be sent with status failed only");
@@ -400,9 +426,37 @@ fn accept(who: &Who, request: AckRequest, path: &str) -> Result<Ack, Error> {
             retry_after_seconds: request.retry_after_seconds,
         }),
         AckStatus::Released => ReportedOutcome::Released,
+        AckStatus::RateLimited => ReportedOutcome::RateLimited(RateLimited {
+            retry_after_seconds: request
+                .retry_after_seconds
+                .unwrap_or(limits::DEFAULT_RATE_LIMITED_SECONDS),
+            scope: request.scope.map(|it| match it {
+                RateLimitScope::Group => Scope::Group,
+                RateLimitScope::Queue => Scope::Queue,
+            }),
+        }),
     };
     let job_id = accept_job_id(&request.job_id)?;
     Ok(Ack { job_id, fence, end, duration_ms: request.duration_ms })
+}
+
+fn check_retry(check: &mut Check, request: &AckRequest) {
+    let (status, field) = (request.status, "retry_after_seconds");
+    let (min, max) = match status {
+        AckStatus::RateLimited => (1, limits::MAX_RATE_LIMITED_SECONDS),
+        _ => (0, limits::MAX_RETRY_SECONDS),
+    };
+    if let Some(seconds) = request.retry_after_seconds {
+        match status {
+            AckStatus::Failed | AckStatus::RateLimited => {
+                check.range(field, i64::from(seconds), min, max);
+            }
+            _ => check.refuse(field, "must be sent with status failed or rate_limited only"),
+        }
+    }
+    if status != AckStatus::RateLimited && request.scope.is_some() {
+        check.refuse("scope", "must be sent with status rate_limited only");
+    }
 }
 
 fn report(error: Option<AckError>) -> ErrorReport {

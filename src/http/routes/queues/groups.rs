@@ -1,0 +1,401 @@
+//! `/v1/queues/{queue}/groups`: groups of jobs, what they wait for, and what a person may do.
+
+use axum::{Json as Reply, extract::State};
+use chrono::{DateTime, Datelike, Utc};
+use fencepost_domain::{
+    error::Error,
+    job::{JobState, StoredState},
+    limits,
+};
+use fencepost_engine::groups::{self, GroupKey, GroupRow, Listed, Unblocking};
+use fencepost_web::{
+    app::App,
+    auth::{Caller, Manage, Read},
+    wire::{
+        extract::{GroupInPath, Json, NameInPath, OptionalJson, Query, RequestBody},
+        openapi::range,
+        validate::Check,
+    },
+};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use crate::{
+    cursor::{self, List},
+    error::ErrorBody,
+    page::{PageSize, page},
+    routes::audit::{self, NewAuditEntry},
+};
+
+const DEFAULT_PAGE_GROUPS: u32 = 50;
+/// Pauses without an end are read as the end of this year.
+const ENDLESS_YEAR: i32 = 9999;
+
+/// A group of jobs of one queue.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct Group {
+    /// Name.
+    pub group: String,
+    /// Its queue.
+    pub queue: String,
+    /// The most urgent of its states.
+    pub state: GroupState,
+    /// Jobs that have not started, counted up to 1,000.
+    pub waiting: i64,
+    /// Running jobs, counted up to 1,000.
+    pub running: i64,
+    /// A running job, or else the first in line: with `on_dead: block` also a dead letter. Null: it
+    /// has no jobs.
+    #[schema(required)]
+    pub head: Option<GroupHead>,
+    /// Paused since; null: not paused.
+    #[schema(required)]
+    pub paused_at: Option<DateTime<Utc>>,
+    /// End of its pause; null: not paused, or paused until it is resumed.
+    #[schema(required)]
+    pub paused_until: Option<DateTime<Utc>>,
+    /// The next time at which it changes by itself; null: not known.
+    #[schema(required)]
+    pub next_change_at: Option<DateTime<Utc>>,
+}
+
+/// The state of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum GroupState {
+    /// Its waiting jobs are held until the pause ends.
+    Paused,
+    /// A dead letter holds it: unblock it.
+    Blocked,
+    /// Jobs of it run.
+    Running,
+    /// Jobs of it wait, and none runs.
+    Waiting,
+    /// It has no jobs.
+    Idle,
+}
+
+/// The job that a group waits for.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct GroupHead {
+    /// Id.
+    pub job_id: String,
+    /// State.
+    pub state: JobState,
+    /// From when it may run.
+    pub run_at: DateTime<Utc>,
+    /// Time at which it was stored.
+    pub created_at: DateTime<Utc>,
+}
+
+impl Group {
+    fn of(queue: &str, row: GroupRow) -> Self {
+        let head = match (row.head_id, row.head_state, row.head_run_at, row.head_created_at) {
+            (Some(id), Some(state), Some(run_at), Some(created_at)) => {
+                let (job_id, state) = (id.to_string(), state.public());
+                Some(GroupHead { job_id, state, run_at, created_at })
+            }
+            _ => None,
+        };
+        let is_blocked = row.head_state == Some(StoredState::DeadLetter);
+        let state = match (row.paused_at, row.running, row.waiting) {
+            (Some(_), ..) => GroupState::Paused,
+            _ if is_blocked => GroupState::Blocked,
+            (None, 1.., _) => GroupState::Running,
+            (None, _, 1..) => GroupState::Waiting,
+            (None, ..) => GroupState::Idle,
+        };
+        let paused_until = row.paused_until.filter(|it| it.year() < ENDLESS_YEAR);
+        let head_due = row.head_run_at.filter(|it| *it > row.now && !is_blocked);
+        let next_change_at = if row.paused_at.is_some() { paused_until } else { head_due };
+        Self {
+            group: row.group,
+            queue: queue.to_owned(),
+            state,
+            waiting: row.waiting.min(groups_counted()),
+            running: row.running,
+            head,
+            paused_at: row.paused_at,
+            paused_until,
+            next_change_at,
+        }
+    }
+}
+
+const fn groups_counted() -> i64 {
+    fencepost_store::groups::MAX_COUNTED_JOBS
+}
+
+/// Page of groups.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct GroupsQuery {
+    /// Only groups that a dead letter blocks, that are paused, or with jobs that wait for their
+    /// group. Default: all with jobs that have not ended, and those that are blocked or paused.
+    #[param(inline)]
+    state: Option<ListedState>,
+    /// Maximum number of groups to return. Default: 50.
+    #[param(minimum = 1, maximum = 100)]
+    limit: Option<u32>,
+    /// `next_cursor` of the previous page.
+    cursor: Option<String>,
+}
+
+/// Which groups to list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ListedState {
+    /// A dead letter holds them.
+    Blocked,
+    /// They are paused.
+    Paused,
+    /// Jobs wait for their group.
+    Waiting,
+}
+
+page! {
+    /// A page of groups, by name.
+    GroupPage {
+        /// Groups of the page.
+        groups: Group
+    }
+}
+
+/// List groups.
+///
+/// Groups of a queue by name.
+#[utoipa::path(
+    get, path = "/queues/{queue}/groups", tag = "queues", operation_id = "queues_list_groups",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
+    params(GroupsQuery, ("queue" = String, Path, description = "The queue.", example = "default")),
+    responses(
+        (status = 200, description = "A page of groups.", body = GroupPage),
+    ),
+)]
+pub async fn list(
+    caller: Caller<Read>,
+    State(app): State<App>,
+    NameInPath(queue): NameInPath,
+    Query(query): Query<GroupsQuery>,
+) -> Result<Reply<GroupPage>, Error> {
+    let mut check = Check::default();
+    check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
+    let size =
+        PageSize::read(query.limit, DEFAULT_PAGE_GROUPS, limits::MAX_PAGE_GROUPS, &mut check);
+    check.finish()?;
+    let none = Listed::default();
+    let listed = match query.state {
+        None => Listed { waiting: true, open: true, paused: true, blocked: true },
+        Some(ListedState::Blocked) => Listed { blocked: true, ..none },
+        Some(ListedState::Paused) => Listed { paused: true, ..none },
+        Some(ListedState::Waiting) => Listed { waiting: true, ..none },
+    };
+    let filters = (query.state.map(|it| format!("{it:?}")), queue.clone());
+    let list = List::of(caller.project_id, "groups").filtered(&filters);
+    let after = cursor::read_text(&app, list, query.cursor.as_deref())?.unwrap_or_default();
+    let page = (after.as_str(), size.one_more());
+    let mut rows = groups::list(&app.engine, caller.project_id, &queue, listed, page).await?;
+    let next_cursor = size.cut(&mut rows, |it| cursor::write_text(&app, list, &it.group));
+    let groups = rows.into_iter().map(|it| Group::of(&queue, it)).collect();
+    Ok(Reply(GroupPage::of(groups, next_cursor)))
+}
+
+/// Read a group.
+#[utoipa::path(
+    get, path = "/queues/{queue}/groups/{group}", tag = "queues", operation_id = "queues_get_group",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
+    params(
+        ("queue" = String, Path, description = "The queue.", example = "default"),
+        ("group" = String, Path, description = "The group, percent-encoded.", example = "acme"),
+    ),
+    responses(
+        (status = 200, description = "The group.", body = Group),
+        (status = 404, description = "It has no jobs and is not paused.", body = ErrorBody),
+    ),
+)]
+pub async fn get(
+    caller: Caller<Read>,
+    State(app): State<App>,
+    NameInPath(queue): NameInPath,
+    GroupInPath(group): GroupInPath,
+) -> Result<Reply<Group>, Error> {
+    let mut check = Check::default();
+    let group = accept(caller.project_id, queue, group, &mut check);
+    check.finish()?;
+    shown(&app, &group).await
+}
+
+/// How long to pause a group. No body, or an empty object: until it is resumed.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"seconds": 60}))]
+pub struct PauseGroupRequest {
+    /// Seconds until it ends by itself. An earlier end than that of a pause under way changes
+    /// nothing.
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_GROUP_PAUSE_SECONDS)))))]
+    seconds: Option<i32>,
+}
+
+impl RequestBody for PauseGroupRequest {}
+
+/// Pause a group.
+///
+/// Its jobs are accepted and wait; running ones continue. Claims of all nodes obey from the answer
+/// on.
+#[utoipa::path(
+    post, path = "/queues/{queue}/groups/{group}/pause", tag = "queues",
+    operation_id = "queues_pause_group",
+    security(("api_key" = ["manage"]), ("session" = ["member"])),
+    params(
+        ("queue" = String, Path, description = "The queue.", example = "default"),
+        ("group" = String, Path, description = "The group, percent-encoded.", example = "acme"),
+    ),
+    request_body(content = PauseGroupRequest, description = "Optional."),
+    responses(
+        (status = 200, description = "The group.", body = Group),
+    ),
+)]
+pub async fn pause(
+    caller: Caller<Manage>,
+    State(app): State<App>,
+    NameInPath(queue): NameInPath,
+    GroupInPath(group): GroupInPath,
+    OptionalJson(request): OptionalJson<PauseGroupRequest>,
+) -> Result<Reply<Group>, Error> {
+    let mut check = Check::default();
+    if let Some(seconds) = request.seconds {
+        check.range("seconds", seconds, 1, limits::MAX_GROUP_PAUSE_SECONDS);
+    }
+    let group = accept(caller.project_id, queue, group, &mut check);
+    check.finish()?;
+    groups::pause(&app.engine, &group, request.seconds).await?;
+    let after = serde_json::json!({"group": group.group, "seconds": request.seconds});
+    note(&app, &caller, "group.paused", &group, after).await;
+    shown(&app, &group).await
+}
+
+/// Resume a group.
+#[utoipa::path(
+    post, path = "/queues/{queue}/groups/{group}/resume", tag = "queues",
+    operation_id = "queues_resume_group",
+    security(("api_key" = ["manage"]), ("session" = ["member"])),
+    params(
+        ("queue" = String, Path, description = "The queue.", example = "default"),
+        ("group" = String, Path, description = "The group, percent-encoded.", example = "acme"),
+    ),
+    responses(
+        (status = 200, description = "The group.", body = Group),
+        (status = 404, description = "It has no jobs and is not paused.", body = ErrorBody),
+    ),
+)]
+pub async fn resume(
+    caller: Caller<Manage>,
+    State(app): State<App>,
+    NameInPath(queue): NameInPath,
+    GroupInPath(group): GroupInPath,
+) -> Result<Reply<Group>, Error> {
+    let mut check = Check::default();
+    let group = accept(caller.project_id, queue, group, &mut check);
+    check.finish()?;
+    groups::resume(&app.engine, &group).await?;
+    note(&app, &caller, "group.resumed", &group, serde_json::json!({"group": group.group})).await;
+    now(&app, group).await
+}
+
+/// What becomes of the dead letter that blocks a group.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"head": "retry"}))]
+pub struct UnblockGroupRequest {
+    /// What becomes of it.
+    head: HeadAction,
+}
+
+impl RequestBody for UnblockGroupRequest {}
+
+/// What becomes of a dead letter that blocks its group.
+#[derive(Debug, Clone, Copy, Deserialize, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum HeadAction {
+    /// It is retried, before all others of its group.
+    Retry,
+    /// It stays a dead letter, and the next job runs. A later retry puts it at the end.
+    Skip,
+    /// It is deleted.
+    Delete,
+}
+
+/// Unblock a group.
+///
+/// Decides about the dead letter at its head.
+#[utoipa::path(
+    post, path = "/queues/{queue}/groups/{group}/unblock", tag = "queues",
+    operation_id = "queues_unblock_group",
+    security(("api_key" = ["manage"]), ("session" = ["member"])),
+    params(
+        ("queue" = String, Path, description = "The queue.", example = "default"),
+        ("group" = String, Path, description = "The group, percent-encoded.", example = "acme"),
+    ),
+    request_body = UnblockGroupRequest,
+    responses(
+        (status = 200, description = "The group.", body = Group),
+        (status = 404, description = "It has no jobs and is not paused.", body = ErrorBody),
+        (status = 409, description = "No dead letter blocks it, or its retry is refused.", body = ErrorBody),
+    ),
+)]
+pub async fn unblock(
+    caller: Caller<Manage>,
+    State(app): State<App>,
+    NameInPath(queue): NameInPath,
+    GroupInPath(group): GroupInPath,
+    Json(request): Json<UnblockGroupRequest>,
+) -> Result<Reply<Group>, Error> {
+    let mut check = Check::default();
+    let group = accept(caller.project_id, queue, group, &mut check);
+    check.finish()?;
+    let how = match request.head {
+        HeadAction::Retry => Unblocking::Retry,
+        HeadAction::Skip => Unblocking::Skip,
+        HeadAction::Delete => Unblocking::Delete,
+    };
+    let id = groups::unblock(&app.engine, &group, how, &caller.who.changed_by()).await?;
+    let after = serde_json::json!({
+        "group": group.group, "head": request.head, "job_id": id.to_string(),
+    });
+    note(&app, &caller, "group.unblocked", &group, after).await;
+    now(&app, group).await
+}
+
+fn accept(
+    project_id: fencepost_domain::ids::ProjectId,
+    queue: String,
+    group: String,
+    check: &mut Check,
+) -> GroupKey {
+    check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
+    check.name("group", &group, limits::MAX_GROUP_CHARS);
+    GroupKey { project_id, queue, group }
+}
+
+async fn note(
+    app: &App,
+    caller: &Caller<Manage>,
+    action: &'static str,
+    group: &GroupKey,
+    after: serde_json::Value,
+) {
+    let entry = NewAuditEntry::to(action, &*group.queue);
+    audit::note(app, caller, NewAuditEntry { after: Some(after.to_string()), ..entry }).await;
+}
+
+async fn shown(app: &App, group: &GroupKey) -> Result<Reply<Group>, Error> {
+    let row = groups::get(&app.engine, group).await?;
+    Ok(Reply(Group::of(&group.queue, row)))
+}
+
+/// The group after a change, which may have been the end of its last job.
+async fn now(app: &App, group: GroupKey) -> Result<Reply<Group>, Error> {
+    let row = groups::get_any(&app.engine, &group).await?;
+    Ok(Reply(Group::of(&group.queue, row)))
+}

@@ -1,5 +1,8 @@
 //! Groups of jobs: named by whatever enqueues one, shown and found wherever jobs are.
 
+mod order;
+mod pauses;
+
 use crate::harness::{TestProject, run, until};
 use serde_json::{Value, json};
 

@@ -18,6 +18,7 @@ use fencepost_http::server::{self, answers, least_rate};
 use fencepost_identity::credentials::bodies::{MAX_NODE_BODY_KIB, MAX_PROJECT_BODY_KIB};
 use fencepost_signals::redis_bus;
 use fencepost_store::{
+    groups,
     jobs::dead_letters,
     queues::{counts, queue_limits},
     sweep::completions,
@@ -150,7 +151,7 @@ pub fn job_limits() -> Vec<(&'static str, String)> {
             "`labels`",
             format!("{} entries of {} characters", limits::MAX_LABELS, limits::MAX_LABEL_CHARS),
         ),
-        ("`group`", format!("1–{} characters", limits::MAX_GROUP_CHARS)),
+        ("`group`", format!("1–{} characters, not `.` or `..`", limits::MAX_GROUP_CHARS)),
         ("`concurrency_key`, `unique.key`", format!("1–{} characters", limits::MAX_KEY_CHARS)),
         ("`concurrency_limit`", format!("1–{}", limits::MAX_CONCURRENCY)),
         ("`depends_on`", format!("{} jobs", limits::MAX_PARENTS)),
@@ -205,7 +206,10 @@ pub fn worker_limits() -> Vec<(&'static str, String)> {
                 limits::MAX_FULL_ERROR_BYTES
             ),
         ),
-        ("`retry_after_seconds`", format!("0–{} s", limits::MAX_RETRY_SECONDS)),
+        (
+            "`retry_after_seconds`",
+            format!("0–{} s; with `rate_limited` {}", limits::MAX_RETRY_SECONDS, rate_limited()),
+        ),
         ("`duration_ms`", format!("0–{} ms", limits::MAX_DURATION_MS)),
         (
             "queues and job types of one registration",
@@ -246,6 +250,11 @@ pub fn worker_limits() -> Vec<(&'static str, String)> {
     ]
 }
 
+fn rate_limited() -> String {
+    let (max, default) = (limits::MAX_RATE_LIMITED_SECONDS, limits::DEFAULT_RATE_LIMITED_SECONDS);
+    format!("1–{max} s, {default} if it is not set")
+}
+
 /// The rows of "A queue".
 pub fn queue_limits() -> Vec<(&'static str, String)> {
     vec![
@@ -278,6 +287,21 @@ pub fn queue_limits() -> Vec<(&'static str, String)> {
         ),
         ("queues of a project, and queues with settings", limits::MAX_PROJECT_QUEUES.to_string()),
         ("types that are paused in a queue", limits::MAX_PAUSED_TYPES.to_string()),
+        (
+            "paused groups of a project",
+            format!(
+                "{}; a worker's rate limit beyond it delays its own job alone",
+                limits::MAX_PAUSED_GROUPS
+            ),
+        ),
+        (
+            "pause of a group, `seconds`",
+            format!("1–{} s, or until it is resumed", limits::MAX_GROUP_PAUSE_SECONDS),
+        ),
+        (
+            "jobs of a group that are counted",
+            format!("{0} waiting, {0} running", groups::MAX_COUNTED_JOBS),
+        ),
         ("job types considered while some are paused", queue_limits::MAX_OPEN_TYPES.to_string()),
         (
             "queues, and types of a queue, that a node counts by name",

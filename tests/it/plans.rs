@@ -4,6 +4,7 @@
 mod alarmed;
 mod backlog;
 mod few;
+mod groups;
 mod operator;
 mod targets;
 
@@ -34,6 +35,7 @@ use fencepost_store::{
         heartbeats::{self, Beat},
         settle_failure::{self, OutcomeToWrite},
         settle_success::{self, Success},
+        standings,
     },
     sweep,
 };
@@ -430,7 +432,7 @@ async fn settle(conn: &mut PgConnection, leased: &[LeasedJob]) {
     assert_eq!(rested.len(), 30);
     let standings = costs(conn, "explain refusals", 30 * 12, async |conn| {
         let fences = fences.iter().map(|(key, it)| (*key, it));
-        settle_success::find_standings(conn, fences).await.expect("it runs")
+        standings::find_standings(conn, fences).await.expect("it runs")
     })
     .await;
     assert_eq!(standings.len(), 30);
@@ -445,7 +447,7 @@ async fn sweep_and_read(conn: &mut PgConnection, leased: &[LeasedJob]) {
     .await;
     assert_eq!(stored.len(), 50);
     let found = costs(conn, "look for what was stored", 50 * 9, async |conn| {
-        enqueue::find_stored(conn, &new).await.expect("it runs")
+        jobs::stored_before::find_stored(conn, &new).await.expect("it runs")
     })
     .await;
     assert_eq!(found.len(), 50);

@@ -1,0 +1,158 @@
+//! Strict order: jobs of a group run one at a time, as they were stored.
+
+use serde_json::{Value, json};
+
+use crate::harness::{TestProject, run, run_alone, until};
+
+/// Gives the queue `default` a strict order.
+pub async fn order(t: &TestProject, on_dead: &str) {
+    let groups = json!({"order": "strict", "on_dead": on_dead});
+    let queue = t.patch("/v1/queues/default", json!({"groups": groups})).await.is(200);
+    assert_eq!(queue["groups"], groups);
+}
+
+/// Enqueues a job of a group that has two attempts.
+pub async fn enqueue(t: &TestProject, group: &str) -> String {
+    t.enqueue(json!({"group": group, "max_attempts": 2})).await
+}
+
+/// Waits for the next job, which must be this one.
+pub async fn starts(t: &TestProject, id: &str) -> Value {
+    let job = t.wait_and_lease("w").await;
+    assert_eq!(job["id"], id, "the next in line");
+    job
+}
+
+async fn explained(t: &TestProject, id: &str) -> (Value, String) {
+    let why = t.get(&format!("/v1/jobs/{id}/explain")).await.is(200);
+    (why["reason"].clone(), why["summary"].as_str().expect("a summary").to_owned())
+}
+
+#[test]
+fn jobs_of_a_group_run_one_at_a_time_as_they_were_stored() {
+    run(async |t| {
+        order(t, "block").await;
+        let first = t.enqueue(json!({"group": "a", "priority": 1})).await;
+        let second = t.enqueue(json!({"group": "a", "priority": 9})).await;
+        let other = t.enqueue(json!({"group": "b"})).await;
+        let alone = t.enqueue(json!({})).await;
+        let mut seen = Vec::new();
+        let mut jobs = Vec::new();
+        for _ in 0..3 {
+            let job = t.wait_and_lease("w").await;
+            seen.push(job["id"].as_str().expect("an id").to_owned());
+            jobs.push(job);
+        }
+        seen.sort();
+        let mut wanted = vec![first.clone(), other, alone];
+        wanted.sort();
+        assert_eq!(seen, wanted, "one of each group, and what has none");
+        assert_eq!(t.job(&second).await["waiting_for"], "group");
+        let (reason, summary) = explained(t, &second).await;
+        assert_eq!(reason, "group");
+        assert_eq!(summary, format!("job {first} is ahead in its group and runs"));
+        let of_a = jobs.iter().find(|it| it["id"] == first.as_str()).expect("it was leased");
+        t.ack(of_a, "w", "succeeded").await.is(200);
+        starts(t, &second).await;
+    });
+}
+
+#[test]
+fn a_retry_a_release_and_a_lost_lease_keep_the_place() {
+    run_alone(async |t| {
+        order(t, "block").await;
+        let (first, second) = (enqueue(t, "a").await, enqueue(t, "a").await);
+        let job = starts(t, &first).await;
+        t.ack(&job, "w", "released").await.is(200);
+        let job = starts(t, &first).await;
+        let later = json!({"retry_after_seconds": 60});
+        t.ack_with(&job, "w", "failed", later).await.is(200);
+        assert!(t.poll("w", 10).await.is_empty(), "the second waits for the retry of the first");
+        let (_, summary) = explained(t, &second).await;
+        assert!(summary.starts_with(&format!("job {first} is ahead in its group and retries at")));
+        let now = json!({"delay_seconds": 0});
+        t.patch(&format!("/v1/jobs/{first}"), now).await.is(200);
+        starts(t, &first).await;
+        t.expire_leases().await;
+        t.job_becomes(&first, "dead_letter").await;
+        let (reason, summary) = explained(t, &second).await;
+        assert_eq!(reason, "group_held");
+        assert!(summary.contains("dead-lettered: unblock the group"), "{summary}");
+        assert!(t.poll("w", 10).await.is_empty(), "a dead letter blocks its group");
+        t.act(&format!("/v1/jobs/{first}/retry")).await.is(200);
+        let job = starts(t, &first).await;
+        t.ack(&job, "w", "succeeded").await.is(200);
+        starts(t, &second).await;
+    });
+}
+
+#[test]
+fn what_leaves_the_line_lets_the_next_one_run() {
+    run(async |t| {
+        order(t, "skip").await;
+        let (first, second) = (enqueue(t, "a").await, enqueue(t, "a").await);
+        let (third, fourth) = (enqueue(t, "a").await, enqueue(t, "a").await);
+        t.act(&format!("/v1/jobs/{first}/cancel")).await.is(200);
+        let job = starts(t, &second).await;
+        t.ack_with(&job, "w", "failed", json!({"retryable": false})).await.is(200);
+        let job = starts(t, &third).await;
+        t.act(&format!("/v1/jobs/{second}/retry")).await.is(200);
+        t.act(&format!("/v1/jobs/{first}/retry")).await.is(200);
+        for next in [&fourth, &second, &first] {
+            let (_, summary) = explained(t, next).await;
+            assert!(summary.starts_with(&format!("job {third} is ahead")), "{summary}");
+        }
+        t.ack(&job, "w", "succeeded").await.is(200);
+        for next in [&fourth, &second, &first] {
+            let job = starts(t, next).await;
+            t.ack(&job, "w", "succeeded").await.is(200);
+        }
+    });
+}
+
+#[test]
+fn a_delayed_job_holds_its_group() {
+    run(async |t| {
+        order(t, "block").await;
+        let first = t.enqueue(json!({"group": "a", "delay_seconds": 3600})).await;
+        let second = enqueue(t, "a").await;
+        assert!(t.poll("w", 10).await.is_empty());
+        let (_, summary) = explained(t, &second).await;
+        assert!(summary.starts_with(&format!("job {first} is ahead in its group and runs at")));
+        let move_it = json!({"queue": "other"});
+        t.patch(&format!("/v1/jobs/{second}"), move_it).await.is_error(409, "group_ordered");
+        t.patch(&format!("/v1/jobs/{first}"), json!({"delay_seconds": 0})).await.is(200);
+        let job = starts(t, &first).await;
+        t.ack(&job, "w", "succeeded").await.is(200);
+        starts(t, &second).await;
+    });
+}
+
+#[test]
+fn the_order_begins_and_ends_while_jobs_wait_and_run() {
+    run(async |t| {
+        let mut ids = Vec::new();
+        for _ in 0..5 {
+            ids.push(enqueue(t, "a").await);
+        }
+        let running = t.poll("w", 2).await;
+        assert_eq!(running.len(), 2, "without an order they run at the same time");
+        order(t, "block").await;
+        until("the others to be closed", async || t.job(&ids[2]).await["waiting_for"] == "group")
+            .await;
+        assert!(t.poll("w", 10).await.is_empty(), "running ones end first");
+        t.ack(&running[0], "w", "succeeded").await.is(200);
+        assert!(t.poll("w", 10).await.is_empty(), "the second runs still");
+        t.ack(&running[1], "w", "succeeded").await.is(200);
+        let job = starts(t, &ids[2]).await;
+        assert!(t.poll("w", 10).await.is_empty());
+        t.patch("/v1/queues/default", json!({"groups": null})).await.is(200);
+        let mut left = Vec::new();
+        while left.len() < 2 {
+            let jobs =
+                json!({"worker_id": "w", "queues": ["default"], "capacity": 9, "wait_seconds": 5});
+            left.extend(t.polled(jobs).await);
+        }
+        t.ack(&job, "w", "succeeded").await.is(200);
+    });
+}

@@ -1,0 +1,98 @@
+//! What admission and the lists of groups read: the heads of the noted groups, and neither what
+//! waits behind them nor other groups.
+
+use fencepost_store::{
+    groups::{self, Listed},
+    sweep::groups::{
+        admission::{self, NotedGroup},
+        walks,
+    },
+};
+
+use super::*;
+
+/// Groups of a queue with strict order, each with waiting jobs.
+const GROUPS: i64 = 20_000;
+/// Further jobs that wait in the first group.
+const BEHIND: i64 = 50_000;
+
+async fn fill_groups(database: &Database) {
+    database
+        .execute(&format!(
+            "insert into projects (public_id, slug, name, plan, mode)
+             values (gen_random_uuid(), 'p', 'p', 'unlimited', 'live');
+             insert into queues (project_id, name, group_order, has_gate)
+             values (1, 'default', 'strict', true);
+             insert into jobs (project_id, id, queue, job_type, state, rank, run_at, max_attempts,
+                               timeout_seconds, group_key, group_place, waits_for_group,
+                               unfinished_parents)
+             select 1, gen_random_uuid(), 'default', 'common', 'scheduled', 0, now(), 3, 600,
+                    'g' || n % {GROUPS}, n, true, 1
+             from generate_series(1, 4 * {GROUPS}) n
+             union all
+             select 1, gen_random_uuid(), 'default', 'common', 'scheduled', 0, now(), 3, 600, 'g1',
+                    10 * {GROUPS} + n, true, 1
+             from generate_series(1, {BEHIND}) n;
+             insert into jobs (project_id, id, queue, job_type, state, rank, run_at, max_attempts,
+                               timeout_seconds, completed_at, group_key, group_place)
+             select 1, gen_random_uuid(), 'default', 'common', 'dead_letter', 0, now(), 3, 600,
+                    now(), 'g' || n, 0
+             from generate_series(10000, 11000) n;
+             insert into group_notes (project_id, queue, group_key)
+             select 1, 'default', 'g' || n from generate_series(1, 100) n"
+        ))
+        .await;
+}
+
+/// One pass of admission. Returns how many jobs it opened.
+async fn admit(conn: &mut PgConnection, noted: &[NotedGroup]) -> usize {
+    let keys: Vec<_> = noted.iter().map(|it| &it.key).collect();
+    let more = admission::close(conn, &keys).await.expect("it runs");
+    assert!(more.is_empty(), "nothing is left to close");
+    let all: Vec<_> = noted.iter().collect();
+    admission::open(conn, &all, &vec![false; all.len()]).await.expect("it runs").moved
+}
+
+#[test]
+fn admission_reads_the_heads_of_noted_groups_alone() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    limited(async {
+        let database = fresh_database().await;
+        fill_groups(&database).await;
+        let pools = Pools::new(&database.url, PoolArgs::default(), None).expect("a URL");
+        let conn = &mut *pools.background.acquire().await.expect("a connection");
+        let found = admission::find_noted(conn, 0).await.expect("it runs").groups;
+        assert_eq!(found.len(), 100);
+        // The first plan of a connection reads more.
+        admit(conn, &found[..50]).await;
+        let opened =
+            costs(conn, "admission", 50 * 60, async |conn| admit(conn, &found[50..]).await).await;
+        assert_eq!(opened, 50, "the head of each");
+        assert_eq!(
+            admission::find_noted(conn, 0).await.expect("it runs").groups.len(),
+            0,
+            "the notes are gone"
+        );
+        let blocked = Listed { blocked: true, ..Listed::default() };
+        for listed in [blocked, Listed { waiting: true, ..Listed::default() }] {
+            let names = costs(conn, "names of groups", 51 * 30, async |conn| {
+                groups::names(conn, PROJECT, "default", listed, "", 50).await.expect("it runs")
+            })
+            .await;
+            assert_eq!(names.len(), 50);
+            // What is counted is bounded.
+            let max = 50 * 40 + groups::MAX_COUNTED_JOBS * 3;
+            let rows = costs(conn, "groups", max, async |conn| {
+                groups::find(conn, PROJECT, "default", &names).await.expect("it runs")
+            })
+            .await;
+            assert_eq!(rows.len(), 50);
+        }
+        database.execute("update queues set group_walk_at = now(), group_walks = 2").await;
+        let walk = walks::find_due(conn).await.expect("it runs").expect("a walk");
+        costs(conn, "walk", 501 * 30, async |conn| {
+            assert!(walks::step(conn, &walk).await.expect("it runs"), "there are more");
+        })
+        .await;
+    });
+}

@@ -111,7 +111,10 @@ WORK = [
         panel("Parked polls", "short", ("sum(fencepost_polls_parked)", "all nodes"),
               ("max(fencepost_polls_parked)", "fullest node")),
         panel("Released", PER_SECOND, (rate("fencepost_jobs_released_total"), "client disconnected")),
-        panel("Promoted", PER_SECOND, (rate("fencepost_jobs_promoted_total"), "became due")),
+        panel("Promoted", PER_SECOND, (rate("fencepost_jobs_promoted_total"), "became due"),
+              (rate("fencepost_group_jobs_opened_total"), "next of their group")),
+        panel("Rate limits met by workers", PER_SECOND,
+              (rate("fencepost_rate_limit_pauses_total", "scope"), "{{scope}} paused")),
     ]),
     ("Failures", [
         panel("Retries, dead letters, cancellations", PER_SECOND, (rate("fencepost_jobs_retried_total"), "retried"),

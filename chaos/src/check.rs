@@ -3,6 +3,7 @@
 
 mod ends;
 mod families;
+mod groups;
 mod order;
 mod servers;
 #[cfg(test)]
@@ -75,6 +76,8 @@ pub enum Invariant {
     LimitsAreKept,
     /// No job of a queue waits while jobs run that came much later.
     OrderIsKept,
+    /// No job of a group with a strict order begins before the one ahead of it has ended.
+    GroupsAreOrdered,
     /// No answer but those that the API documents for the call, and no panic.
     NoStrangeAnswer,
     /// The counts of a queue are the numbers of its jobs.
@@ -168,6 +171,7 @@ pub fn violations(lines: &[Line], book: &Book, patience: u32) -> Vec<Violation> 
     ends::violations(lines, book, &seen, &mut found);
     let both = book.jobs.iter().filter_map(|it| Some((it, seen.get(it.id.as_str())?)));
     order::violations(both, &mut found);
+    groups::violations(book, &mut found);
     families::violations(lines, book, &known, &mut found);
     times::violations(lines, book, &mut found);
     servers::violations(lines, book, patience, &mut found);

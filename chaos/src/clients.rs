@@ -25,6 +25,8 @@ pub const QUEUES: [&str; 3] = ["q0", "q1", "q2"];
 /// The queue whose running jobs are limited, and the one that is paused now and then.
 pub const LIMITED_QUEUE: &str = "q1";
 pub const PAUSED_QUEUE: &str = "q2";
+/// The queue whose groups have a strict order.
+pub const ORDERED_QUEUE: &str = "q-ordered";
 /// Jobs of a limited queue that may run at once.
 pub const MAX_CONCURRENCY: usize = 3;
 /// The wait of one poll, in seconds.
@@ -211,10 +213,11 @@ impl Client {
 
     /// Leases jobs and ends them, until the run has ended.
     pub async fn work(mut self, name: String) {
+        let queues: Vec<_> = QUEUES.into_iter().chain([ORDERED_QUEUE]).collect();
         while !self.world.has_ended.load(Ordering::Relaxed) {
             let poll_id = self.uuid();
             let body = json!({
-                "worker_id": name, "queues": QUEUES, "poll_id": poll_id,
+                "worker_id": name, "queues": queues, "poll_id": poll_id,
                 "wait_seconds": POLL_SECONDS, "capacity": self.rng.random_range(1..=3),
                 "lease_seconds": LEASE_SECONDS,
             });

@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use crate::{
     adapters::Protocol,
     check::MAX_ATTEMPTS,
-    clients::{Call, Client, PAUSED_QUEUE, RETRY_PAUSE},
+    clients::{Call, Client, ORDERED_QUEUE, PAUSED_QUEUE, RETRY_PAUSE},
     history::{Event, now, now_utc},
 };
 
@@ -38,6 +38,9 @@ const BACKOFF_SECONDS: i64 = 1;
 pub const KEY: &str = "key";
 pub const NOT_BEFORE: &str = "not_before";
 pub const BACKOFF_MS: &str = "backoff_ms";
+/// Further ones: the group of a job with a strict order, and its place in it.
+pub const GROUP: &str = "group";
+pub const PLACE: &str = "place";
 /// How long a queue is resumed between two pauses, and how long it is paused, in milliseconds.
 const RESUMED_MS: std::ops::Range<u64> = 2_000..8_000;
 const PAUSED_MS: std::ops::Range<u64> = 200..1_500;
@@ -62,6 +65,22 @@ impl Client {
             } else {
                 self.enqueue(json!({})).await;
             }
+            let pause = Duration::from_millis(self.rng.random_range(PAUSE_MS));
+            sleep(pause * MAX_LOAD_PERCENT / self.world.load_percent).await;
+        }
+    }
+
+    /// Sends jobs of one group, each after the answer to the one before it.
+    pub async fn produce_in_order(mut self, group: String) {
+        let mut place = 0;
+        while !self.is_healing() {
+            let mut body = self.job();
+            body["queue"] = json!(ORDERED_QUEUE);
+            body["payload"] = json!({"tenant": self.tenant, PLACE: place});
+            body["payload"][GROUP] = json!(group);
+            body["group"] = json!(group);
+            self.send(body).await;
+            place += 1;
             let pause = Duration::from_millis(self.rng.random_range(PAUSE_MS));
             sleep(pause * MAX_LOAD_PERCENT / self.world.load_percent).await;
         }

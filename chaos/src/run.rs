@@ -23,7 +23,7 @@ use crate::{
     adapters::Protocol,
     book::Book,
     check::{Invariant, Violation},
-    clients::{CALL_TIMEOUT, Client, QUEUES, World},
+    clients::{CALL_TIMEOUT, Client, ORDERED_QUEUE, QUEUES, World},
     foreign::{self, Foreign},
     history::{self, Event, History},
     nemesis::{self, Faults},
@@ -41,6 +41,9 @@ const PRODUCER_SEEDS: u64 = 1 << 63;
 const PROBE_SEEDS: u64 = 1 << 62;
 const ADAPTER_SEEDS: u64 = 1 << 61;
 const PAUSE_SEEDS: u64 = 1 << 60;
+const ORDER_SEEDS: u64 = 1 << 59;
+/// Groups of each tenant with a strict order, each with a producer.
+const ORDERED_GROUPS: u64 = 4;
 /// How long it may take until all jobs have ended and all is reported, once nothing is broken. The
 /// longest lease is one of Mobius, 90 s; a delivery that failed five times comes again after 405 s.
 pub const DRAIN: Duration = Duration::from_secs(450);
@@ -83,7 +86,7 @@ pub async fn run(dir: &Path, programs: Programs, plan: &Plan) -> anyhow::Result<
             .into_iter()
             .chain(foreign::installed())
             .chain(protocols.iter().map(|it| it.name()))
-            .chain([pushed::QUEUE])
+            .chain([pushed::QUEUE, ORDERED_QUEUE])
             .collect(),
         tenants: stage.tenants.clone(),
         load_percent: plan.load_percent,
@@ -92,9 +95,14 @@ pub async fn run(dir: &Path, programs: Programs, plan: &Plan) -> anyhow::Result<
         has_ended: AtomicBool::new(false),
     });
     receiver::start(listener, Arc::clone(&world));
-    let schedules = setup::set_up(&world, address).await?;
+    // Nodes of an earlier release do not know an order.
+    let has_order = previous.is_none();
+    let schedules = setup::set_up(&world, address, has_order).await?;
     let made_at = history::now();
     let (mut producers, mut workers) = start_clients(&world, protocols, faults.seed);
+    if has_order {
+        start_ordered(&world, faults.seed, &mut producers);
+    }
     let mut foreign = Foreign::start(&world, dir)?;
     nemesis::inject((&mut stage, &mut foreign), &world.history, faults).await?;
     foreign.heal()?;
@@ -162,6 +170,16 @@ pub fn judge_again(dir: &Path, patience: u32) -> anyhow::Result<Report> {
     let report: Report = serde_json::from_slice(&read(REPORT)?)?;
     let book = serde_json::from_slice(&read(BOOK)?)?;
     Ok(report.judged(&history::read(&dir.join(HISTORY))?, &book, patience))
+}
+
+fn start_ordered(world: &Arc<World>, seed: u64, producers: &mut JoinSet<()>) {
+    for tenant in 0..world.tenants.len() {
+        for number in 0..ORDERED_GROUPS {
+            let seed = seed ^ ORDER_SEEDS ^ ((tenant as u64) << 32) ^ (number << 40);
+            let group = format!("group-{number}");
+            producers.spawn(Client::new(world, tenant, seed).produce_in_order(group));
+        }
+    }
 }
 
 fn start_clients(

@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::{
     check::MAX_ATTEMPTS,
-    clients::{LIMITED_QUEUE, MAX_CONCURRENCY, PAUSED_QUEUE, RETRY_PAUSE, World},
+    clients::{LIMITED_QUEUE, MAX_CONCURRENCY, ORDERED_QUEUE, PAUSED_QUEUE, RETRY_PAUSE, World},
     history::now,
     pushed, receiver,
 };
@@ -21,11 +21,16 @@ pub const TICK_SECONDS: i64 = 2;
 /// Longest wait for a call that must be accepted.
 const ACCEPT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Makes these for each tenant, and returns the ids of the schedules.
+/// Makes these for each tenant, and returns the ids of the schedules. `has_order`: one more queue
+/// gets a strict order.
 ///
 /// # Errors
 /// When the API refuses.
-pub async fn set_up(world: &World, receiver: std::net::SocketAddr) -> anyhow::Result<Vec<String>> {
+pub async fn set_up(
+    world: &World,
+    receiver: std::net::SocketAddr,
+    has_order: bool,
+) -> anyhow::Result<Vec<String>> {
     let mut schedules = Vec::new();
     for tenant in 0..world.tenants.len() {
         let endpoint = json!({
@@ -36,6 +41,11 @@ pub async fn set_up(world: &World, receiver: std::net::SocketAddr) -> anyhow::Re
         let limit = json!({"max_concurrency": MAX_CONCURRENCY});
         let queue = format!("/v1/queues/{LIMITED_QUEUE}");
         send(world, tenant, Method::PATCH, &queue, &limit).await?;
+        if has_order {
+            let order = json!({"groups": {"order": "strict", "on_dead": "skip"}});
+            let queue = format!("/v1/queues/{ORDERED_QUEUE}");
+            send(world, tenant, Method::PATCH, &queue, &order).await?;
+        }
         let push = pushed::settings(&receiver::pushed_url(receiver, tenant));
         let queue = format!("/v1/queues/{}/push", pushed::QUEUE);
         send(world, tenant, Method::PUT, &queue, &push).await?;

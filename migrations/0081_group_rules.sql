@@ -8,6 +8,9 @@ add column group_on_dead text not null default 'block'
 add column has_gate boolean not null default false,
 -- A worker has met a rate limit: no job of the queue starts before.
 add column rate_limited_until timestamptz,
+-- Many jobs of a group are to wait for it: claims rest until then, because they would walk over
+-- them.
+add column groups_close_until timestamptz,
 -- A walk notes all groups of the queue, because their rules have changed: when it continues, after
 -- which group, and how many follow. Null: none is under way.
 add column group_walk_at timestamptz,

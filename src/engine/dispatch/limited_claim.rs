@@ -54,7 +54,7 @@ pub(crate) async fn claim(
         tx.rollback().await?;
         return Ok(LimitedClaimed { pause_for: Some(MAX_REST), ..LimitedClaimed::default() });
     }
-    if let Some(milliseconds) = rules.as_ref().and_then(|it| it.rate_limited_ms)
+    if let Some(milliseconds) = rules.as_ref().and_then(|it| it.rests_ms)
         && milliseconds > 0.0
     {
         tx.rollback().await?;

@@ -119,8 +119,7 @@ async fn pause(
         None => groups::pause_queue(tx, project_id, &queue, seconds).await?,
         Some(group) => {
             let group = GroupKey { project_id, queue: queue.clone(), group: group.clone() };
-            let paused = groups::count_paused(tx, project_id, MAX_PAUSED_GROUPS).await?;
-            if paused >= MAX_PAUSED_GROUPS && !groups::is_paused(tx, &group).await? {
+            if !groups::may_pause(tx, &group, MAX_PAUSED_GROUPS).await? {
                 // The job itself waits.
                 return Ok(None);
             }

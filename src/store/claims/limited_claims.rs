@@ -311,7 +311,10 @@ pub async fn claim_constrained(
                 where concurrency_limit is null or place <= concurrency_limit
             ) candidate
             order by rank, run_at, id
-            limit least($14, 250, case when $11::int is null then 250 else greatest(0, $11::int - (
+            limit least($14, 250, case when exists (
+                select from queues
+                where project_id = $1 and name = $2 and rate_limited_until > statement_timestamp()
+            ) then 0 when $11::int is null then 250 else greatest(0, $11::int - (
                 select count(*)
                 from jobs
                 where project_id = $1 and queue = $2 and state = 'processing'

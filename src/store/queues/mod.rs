@@ -130,7 +130,7 @@ pub async fn change_settings(
     let rate_limit = change.rate_limit.flatten();
     let groups = change.groups.flatten().unwrap_or_default();
     sqlx::query!(
-        "
+        r#"
         insert into queues (
             project_id, name, max_concurrency, rate_limit_count, rate_limit_per_seconds,
             default_lease_seconds, retention_days, default_max_attempts, default_retry, brake_after,
@@ -154,11 +154,21 @@ pub async fn change_settings(
             group_on_dead = case when $22 then $21 else queues.group_on_dead end,
             -- The last walk opens it.
             has_gate = queues.has_gate or $22 and $20 = 'strict',
-            group_walk_at = case when $22 then now() else queues.group_walk_at end,
-            group_walk_after = case when $22 then '' else queues.group_walk_after end,
-            group_walks = case when $22 then $23::smallint else queues.group_walks end,
+            group_walk_at = case
+                when $22 and (queues.group_order, queues.group_on_dead) <> ($20, $21) then now()
+                else queues.group_walk_at
+            end,
+            group_walk_after = case
+                when $22 and (queues.group_order, queues.group_on_dead) <> ($20, $21) then ''
+                else queues.group_walk_after
+            end,
+            group_walks = case
+                when $22 and queues.group_order <> $20 then $23::smallint
+                when $22 and queues.group_on_dead <> $21 then greatest(queues.group_walks, 1)
+                else queues.group_walks
+            end,
             updated_at = now()
-        ",
+        "#,
         project_id.0,
         queue,
         change.max_concurrency.flatten(),
@@ -204,6 +214,10 @@ pub async fn set_paused(
             resumed_at = case
                 when not $3 and queues.paused_at is not null then now()
                 else queues.resumed_at
+            end,
+            -- What a worker has asked for ends as well.
+            rate_limited_until = case
+                when $3 then queues.rate_limited_until else least(queues.rate_limited_until, now())
             end,
             updated_at = now()
         ",

@@ -22,9 +22,9 @@ pub struct QueueRules {
     pub is_paused: bool,
     /// Paused types.
     pub paused_types: Vec<String>,
-    /// Milliseconds until its jobs may start again, because a worker has met a rate limit;
-    /// negative: they may.
-    pub rate_limited_ms: Option<f64>,
+    /// Milliseconds until its jobs may start again, because a worker has met a rate limit, or many
+    /// jobs of a group are to wait for it; negative: they may.
+    pub rests_ms: Option<f64>,
     /// Whether this transaction may count against its limits: it has none, or the lock was
     /// acquired.
     pub is_locked: bool,
@@ -43,9 +43,8 @@ pub async fn lock_queue(
         select max_concurrency, rate_limit_count, rate_limit_per_seconds, default_lease_seconds,
                -- While a queue becomes strict, claims would walk over all of its open jobs.
                paused_at is not null or (group_order = 'strict' and group_walks > 1) "is_paused!",
-               paused_types,
-               (extract(epoch from rate_limited_until - statement_timestamp()) * 1000)::float8
-                   as rate_limited_ms,
+               paused_types, (extract(epoch from greatest(rate_limited_until, groups_close_until)
+                   - statement_timestamp()) * 1000)::float8 as rests_ms,
                case
                    when paused_at is null
                        and (max_concurrency is not null or rate_limit_count is not null)

@@ -61,6 +61,8 @@ pub async fn delete(
             delete from queue_handouts where project_id = $1 and queue = $2
         ), rates as (
             delete from queue_rates where project_id = $1 and queue = $2
+        ), pauses as (
+            delete from job_groups where project_id = $1 and queue = $2
         )
         select exists (select from counts union all select from settings) "had_any!"
         "#,

@@ -71,31 +71,32 @@ pub async fn end_pauses(
     .await
 }
 
-/// Locks the settings of queues until the end of the transaction, so that no group is paused.
+/// Locks the settings of queues until the end of the transaction, so that no group is paused, and
+/// returns which. Those that another transaction has locked are skipped.
 pub async fn lock_queues(
     conn: &mut PgConnection,
     queues: &[(ProjectId, String)],
-) -> sqlx::Result<()> {
-    sqlx::query!(
-        "
-        select setting.name
+) -> sqlx::Result<Vec<(ProjectId, String)>> {
+    let rows = sqlx::query!(
+        r#"
+        select setting.project_id "project_id: ProjectId", setting.name
         from unnest($1::int[], $2::text[]) as named(project_id, queue)
         join queues setting
             on setting.project_id = named.project_id and setting.name = named.queue
         order by setting.project_id, setting.name
-        for no key update of setting
-        ",
+        for no key update of setting skip locked
+        "#,
         &queues.iter().map(|it| it.0.0).collect::<Vec<_>>(),
         &queues.iter().map(|it| it.1.as_str()).collect::<Vec<_>>() as &[&str],
     )
     .fetch_all(conn)
     .await?;
-    Ok(())
+    Ok(rows.into_iter().map(|it| (it.project_id, it.name)).collect())
 }
 
-/// Lets ordinary claims find the jobs of queues that have neither an order, nor a pause of their
-/// own or of a group any more. An earlier statement of this transaction must have locked them, so
-/// that this one sees all pauses.
+/// Ends the rate limits of queues that have lasted long enough, and lets ordinary claims find the
+/// jobs of those that have neither an order, nor a pause of their own or of a group any more. An
+/// earlier statement of this transaction must have locked them, so that this one sees all pauses.
 pub async fn open_gates(
     conn: &mut PgConnection,
     queues: &[(ProjectId, String)],
@@ -103,15 +104,19 @@ pub async fn open_gates(
     sqlx::query!(
         "
         update queues
-        set has_gate = false, rate_limited_until = null
+        set rate_limited_until = case
+                when queues.rate_limited_until > statement_timestamp()
+                then queues.rate_limited_until
+            end,
+            has_gate = queues.group_order <> 'none'
+                or (queues.rate_limited_until > statement_timestamp()) is true
+                or exists (
+                    select from job_groups
+                    where project_id = named.project_id and queue = named.queue
+                )
         from unnest($1::int[], $2::text[]) as named(project_id, queue)
         where queues.project_id = named.project_id and queues.name = named.queue
-            and queues.has_gate and queues.group_order = 'none'
-            and (queues.rate_limited_until <= statement_timestamp()) is not false
-            and not exists (
-                select from job_groups
-                where project_id = named.project_id and queue = named.queue
-            )
+            and queues.has_gate
         ",
         &queues.iter().map(|it| it.0.0).collect::<Vec<_>>(),
         &queues.iter().map(|it| it.1.as_str()).collect::<Vec<_>>() as &[&str],

@@ -11,14 +11,19 @@ language sql stable as $$
 $$;
 
 -- Whether claims may take a job of a group: not while the group is paused, and in a queue with
--- strict order only a job that its group let run.
+-- strict order only a job that its group let run, while no other runs: the group may have let it
+-- run before its queue had no order for a while.
 create function group_may_start(
     of_project integer, of_queue text, of_group text, waits_for_group boolean
 ) returns boolean language sql stable as $$
     select (
-        waits_for_group is false or not exists (
-            select from queues
-            where project_id = of_project and name = of_queue and group_order = 'strict'
+        not has_strict_order(of_project, of_queue) or waits_for_group is false and not exists (
+            select
+            from jobs running
+            where running.project_id = of_project and running.queue = of_queue
+                and running.group_key = of_group and running.group_key is not null
+                and running.waits_for_group is not true and running.completed_at is null
+                and running.lease_id is not null
         )
     ) and not exists (
         select from job_groups
@@ -31,10 +36,7 @@ $$;
 create function must_wait_for_group(
     of_project integer, of_queue text, of_group text
 ) returns boolean language sql stable as $$
-    select exists (
-        select from queues
-        where project_id = of_project and name = of_queue and group_order = 'strict'
-    ) or exists (
+    select has_strict_order(of_project, of_queue) or exists (
         select from job_groups
         where project_id = of_project and queue = of_queue and group_key = of_group
             and paused_until > statement_timestamp()

@@ -26,7 +26,22 @@ pub async fn pause(
     sqlx::query_scalar!(
         r#"
         with gated as (
-            update queues set has_gate = true where project_id = $1 and name = $2 and not has_gate
+            update queues
+            set has_gate = true, groups_close_until = case
+                    when (
+                        select count(*) > 500
+                        from (
+                            select
+                            from jobs
+                            where project_id = $1 and queue = $2 and group_key = $3
+                                and group_key is not null and waits_for_group is not true
+                                and completed_at is null
+                            limit 501
+                        ) open
+                    ) then statement_timestamp() + interval '1 second'
+                    else groups_close_until
+                end
+            where project_id = $1 and name = $2
         ), noted as (
             insert into group_notes (project_id, queue, group_key) values ($1, $2, $3)
         )
@@ -47,17 +62,21 @@ pub async fn pause(
     .await
 }
 
-/// Whether a group is paused.
-pub async fn is_paused(conn: &mut PgConnection, group: &GroupKey) -> sqlx::Result<bool> {
+/// Whether a group is paused, or fewer than `max` groups of its project are.
+pub async fn may_pause(conn: &mut PgConnection, group: &GroupKey, max: i64) -> sqlx::Result<bool> {
     sqlx::query_scalar!(
         r#"
         select exists (
             select from job_groups where project_id = $1 and queue = $2 and group_key = $3
-        ) "is_paused!"
+        ) or (
+            select count(*) < $4
+            from (select from job_groups where project_id = $1 limit $4) counted
+        ) "may!"
         "#,
         group.project_id.0,
         group.queue,
         group.group,
+        max,
     )
     .fetch_one(conn)
     .await
@@ -143,27 +162,22 @@ pub async fn note_rate_limited(
     Ok(())
 }
 
-/// Ends the pause of a group. Returns whether it was paused.
+/// Ends the pause of a group: the loop deletes it. Returns whether it was paused.
 pub async fn resume(conn: &mut PgConnection, group: &GroupKey) -> sqlx::Result<bool> {
-    let ended = sqlx::query_scalar!(
-        r#"
-        with ended as (
-            delete from job_groups
-            where project_id = $1 and queue = $2 and group_key = $3
-            returning project_id, queue, group_key
-        ), noted as (
-            insert into group_notes (project_id, queue, group_key)
-            select project_id, queue, group_key from ended
-        )
-        select count(*) "ended!" from ended
-        "#,
+    let ended = sqlx::query!(
+        "
+        update job_groups
+        set paused_until = statement_timestamp()
+        where project_id = $1 and queue = $2 and group_key = $3
+            and paused_until > statement_timestamp()
+        ",
         group.project_id.0,
         group.queue,
         group.group,
     )
-    .fetch_one(conn)
+    .execute(conn)
     .await?;
-    Ok(ended > 0)
+    Ok(ended.rows_affected() > 0)
 }
 
 /// A group, with what it waits for.
@@ -331,24 +345,6 @@ pub async fn names(
         listed.blocked,
     )
     .fetch_all(conn)
-    .await
-}
-
-/// How many groups of a project are paused, up to `max`.
-pub async fn count_paused(
-    conn: &mut PgConnection,
-    project_id: ProjectId,
-    max: i64,
-) -> sqlx::Result<i64> {
-    sqlx::query_scalar!(
-        r#"
-        select count(*) "paused!"
-        from (select from job_groups where project_id = $1 limit $2) counted
-        "#,
-        project_id.0,
-        max,
-    )
-    .fetch_one(conn)
     .await
 }
 

@@ -45,11 +45,13 @@ pub async fn pass(engine: &Engine, before: &Admitting) -> sqlx::Result<Duration>
     let since = before.since.load(Ordering::Relaxed);
     let noted = admission::find_noted(&mut conn, since).await?;
     before.since.store(noted.all_since, Ordering::Relaxed);
-    let mut is_more = noted.groups.len() as i64 == admission::MAX_PASS_GROUPS;
+    let is_full = noted.groups.len() as i64 == admission::MAX_PASS_GROUPS;
+    let mut is_more = false;
     if noted.next_end_ms.is_some_and(|it| it <= 0.0) {
         is_more |= end_pauses(&mut conn).await?;
     }
-    if noted.has_walk {
+    // Not beyond what is noted already: the groups of other queues would wait behind it.
+    if noted.has_walk && !is_full {
         is_more |= walk(engine, &mut conn).await?;
     }
     let admitting = isolate::process(engine, &mut conn, &Admission, &noted.groups);
@@ -58,20 +60,20 @@ pub async fn pass(engine: &Engine, before: &Admitting) -> sqlx::Result<Duration>
     let (mut moved, mut left) = (0, 0);
     for opened in &admitted {
         engine.notifier.waiting(opened.jobs.iter());
-        moved += opened.moved;
+        counter!(telemetry::GROUP_JOBS_OPENED).increment(opened.opened as u64);
+        moved += opened.opened + opened.closed;
         left += opened.left;
     }
-    counter!(telemetry::GROUP_JOBS_OPENED).increment(moved as u64);
-    Ok(match (is_more || moved > 0, left > 0) {
-        (true, _) => Duration::ZERO,
-        (false, true) => LEFT_PAUSE,
-        (false, false) => until_next_end(noted.next_end_ms),
-    })
+    // Another node may have locked all of them.
+    is_more |= moved > 0 || is_full && left < noted.groups.len();
+    Ok(if is_more { Duration::ZERO } else { pause(left, noted.next_end_ms) })
 }
 
-fn until_next_end(milliseconds: Option<f64>) -> Duration {
-    let milliseconds = milliseconds.map_or(f64::MAX, |it| it.max(0.0));
-    Duration::try_from_secs_f64(milliseconds / 1_000.0).map_or(MAX_SLEEP, |it| it.min(MAX_SLEEP))
+/// How long to sleep when nothing could be done, and some groups may be left.
+fn pause(left: usize, next_end_ms: Option<f64>) -> Duration {
+    let next_end = next_end_ms.unwrap_or(f64::MAX).max(LEFT_PAUSE.as_secs_f64() * 1_000.0);
+    let next_end = Duration::try_from_secs_f64(next_end / 1_000.0).unwrap_or(MAX_SLEEP);
+    if left > 0 { LEFT_PAUSE } else { next_end.min(MAX_SLEEP) }
 }
 
 /// Ends pauses that have lasted long enough. Returns whether there may be more to do.
@@ -82,11 +84,11 @@ async fn end_pauses(conn: &mut PgConnection) -> sqlx::Result<bool> {
     }
     let mut tx = conn.begin().await?;
     // The queues first, as those who pause their groups lock them.
-    pauses::lock_queues(&mut tx, &queues).await?;
-    let ended = pauses::end_pauses(&mut tx, &queues).await?;
+    let queues = pauses::lock_queues(&mut tx, &queues).await?;
+    pauses::end_pauses(&mut tx, &queues).await?;
     pauses::open_gates(&mut tx, &queues).await?;
     tx.commit().await?;
-    Ok(ended > 0)
+    Ok(!queues.is_empty())
 }
 
 /// Notes the next groups of a queue whose rules have changed. Returns whether there was one.
@@ -125,14 +127,18 @@ impl Sweep for Admission {
         if locked.is_empty() {
             return Ok(Opened { left: elsewhere, ..Opened::default() });
         }
+        // What is done after the notes are deleted sees all that they are about.
+        admission::forget(tx, &locked).await?;
         let keys: Vec<_> = locked.iter().map(|it| &it.key).collect();
         let mut unclosed = vec![false; locked.len()];
-        for number in admission::close(tx, &keys).await? {
-            if let Some(it) = usize::try_from(number).ok().and_then(|it| unclosed.get_mut(it)) {
-                *it = true;
+        let mut closed = 0;
+        for it in admission::close(tx, &keys).await? {
+            closed += it.jobs;
+            if let Some(unclosed) = unclosed.get_mut(it.number) {
+                *unclosed = it.is_unfinished;
             }
         }
-        let opened = admission::open(tx, &locked, &unclosed).await?;
-        Ok(Opened { left: opened.left + elsewhere, ..opened })
+        let opened = admission::open(tx, &keys, &unclosed).await?;
+        Ok(Opened { left: opened.left + elsewhere, closed, ..opened })
     }
 }

@@ -70,13 +70,12 @@ async fn find_any(conn: &mut PgConnection, group: &GroupKey) -> Result<GroupRow,
 pub async fn pause(engine: &Engine, group: &GroupKey, seconds: Option<i32>) -> Result<(), Error> {
     crate::queues::admit_settings(engine, group.project_id, &group.queue).await?;
     let mut conn = engine.pools.read_for(group.project_id).await?;
-    let paused = groups::count_paused(&mut conn, group.project_id, MAX_PAUSED_GROUPS).await?;
-    if paused >= MAX_PAUSED_GROUPS {
+    let mut tx = conn.begin().await?;
+    queues::lock_settings(&mut tx, group.project_id, &group.queue).await?;
+    if !groups::may_pause(&mut tx, group, MAX_PAUSED_GROUPS).await? {
         let (what, max) = ("paused groups", MAX_PAUSED_GROUPS);
         return Err(Error::QuotaExceeded { what, max });
     }
-    let mut tx = conn.begin().await?;
-    queues::lock_settings(&mut tx, group.project_id, &group.queue).await?;
     groups::pause(&mut tx, group, seconds).await?;
     tx.commit().await?;
     admit(engine, group);

@@ -284,6 +284,10 @@ pub async fn change(
         ), after as (
             update jobs
             set queue = coalesce($3, queue),
+                -- What its group let run in another queue is nothing here.
+                waits_for_group = case
+                    when $3 <> queue then nullif(waits_for_group, false) else waits_for_group
+                end,
                 rank = coalesce($4, rank),
                 run_at = coalesce($5, run_at),
                 ready_at = case
@@ -301,10 +305,10 @@ pub async fn change(
                 end
             where project_id = $1 and id = $2 and lease_id is null and completed_at is null
             returning project_id, id, queue, job_type, rank, run_at, state, constraint_key,
-                      group_key, waits_for_group
+                      group_key
         ), noted as (
             insert into group_notes (project_id, queue, group_key)
-            select $1, queue, group_key from after where $3 is not null and waits_for_group
+            select $1, queue, group_key from after where $3 is not null and group_key is not null
         ), counted as (
             insert into queue_deltas (project_id, queue, scheduled, active, backoff)
             select $1, queue, by * (state = 'scheduled')::int, by * (state <> 'scheduled')::int,

@@ -23,9 +23,11 @@ pub async fn requeue_dead_letter(
         WaitingJob,
         r#"
         with line as materialized (
-            select dead.group_key is not null and setting.group_order = 'strict' as is_ordered,
+            select dead.group_key is not null and setting.has_gate
+                       and must_wait_for_group($1, dead.queue, dead.group_key) as must_wait,
                    -- It was passed over, and no job of its group waits for it.
-                   dead.group_place is null or setting.group_on_dead = 'skip' and not exists (
+                   dead.group_place is null or setting.group_order = 'strict'
+                       and setting.group_on_dead = 'skip' and not exists (
                        select
                        from job_edges edge
                        join jobs child on child.project_id = $1 and child.id = edge.child_id
@@ -38,9 +40,9 @@ pub async fn requeue_dead_letter(
             where dead.project_id = $1 and dead.id = $2
         ), revived as (
             update jobs
-            set state = case when line.is_ordered then 'scheduled' else 'pending' end,
-                waits_for_group = case when line.is_ordered then true end,
-                unfinished_parents = case when line.is_ordered then 1 else 0 end,
+            set state = case when line.must_wait then 'scheduled' else 'pending' end,
+                waits_for_group = case when line.must_wait then true end,
+                unfinished_parents = case when line.must_wait then 1 else 0 end,
                 group_place = case
                     when jobs.group_key is not null and line.is_passed then nextval('job_places')
                     else jobs.group_place

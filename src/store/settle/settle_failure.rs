@@ -202,10 +202,10 @@ pub async fn write_outcomes(
             from after
             cross join lateral (
                 select from queues
-                where project_id = after.project_id and name = after.queue
-                    and group_order = 'strict'
+                where project_id = after.project_id and name = after.queue and has_gate
+                    and must_wait_for_group(project_id, name, after.group_key)
                 offset 0
-            ) ordered
+            ) ruled
             where after.group_key is not null
             returning 1
         )

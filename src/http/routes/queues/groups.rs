@@ -241,8 +241,8 @@ impl RequestBody for PauseGroupRequest {}
 
 /// Pause a group.
 ///
-/// Its jobs are accepted and wait; running ones continue. Claims of all nodes obey from the answer
-/// on.
+/// Its jobs are accepted and wait; running ones continue. It holds on all nodes: a claim that began
+/// before the pause may still lease a job.
 #[utoipa::path(
     post, path = "/queues/{queue}/groups/{group}/pause", tag = "queues",
     operation_id = "queues_pause_group",

@@ -1,9 +1,9 @@
 //! Admission: it opens jobs that wait for their groups, so that claims find them.
 //!
-//! Its statements run in one transaction: [`lock`], [`close`], [`open`]. Each sees what was
-//! committed before it, and between the first and the last only this transaction opens jobs of the
-//! group. A job that was stored before its queue had an order is open as well, until it is closed:
-//! claims take it no more, but a claim that began earlier may.
+//! Its statements run in one transaction: [`lock`], [`forget`], [`close`], [`open`]. Each sees what
+//! was committed before it, and meanwhile only this transaction opens jobs of the group. A job that
+//! was stored before its queue had an order is open as well, until it is closed: claims take it no
+//! more, but a claim that began earlier may.
 
 use fencepost_domain::{
     ids::{JobId, ProjectId},
@@ -51,19 +51,19 @@ pub async fn find_noted(conn: &mut PgConnection, since: i64) -> sqlx::Result<Not
         with clock as materialized (
             select pg_snapshot_xmin(pg_current_snapshot())::text::bigint as oldest
         ), first as materialized (
-            select project_id, queue, group_key, made_by
+            select project_id, queue, group_key, made_by, exists (
+                       select from set_aside
+                       where project_id = group_notes.project_id and work = 'groups'
+                           and item = queue || '/' || group_key and next_try_at > now()
+                   ) as is_aside
             from group_notes
             where made_by >= (select case when $1 <= oldest then $1 else 0 end from clock)
-                and not exists (
-                    select from set_aside
-                    where project_id = group_notes.project_id and work = 'groups'
-                        and item = queue || '/' || group_key and next_try_at > now()
-                )
             limit 20000
         ), noted as (
             select project_id, queue, group_key, min(made_by) as first_by, max(made_by) as last_by,
                    row_number() over (partition by project_id order by min(made_by)) as turn
             from first
+            where not is_aside
             group by project_id, queue, group_key
         )
         select clock.oldest "oldest!", seen.notes "notes!", seen.first_by,
@@ -130,12 +130,46 @@ pub async fn lock(conn: &mut PgConnection, groups: &[NotedGroup]) -> sqlx::Resul
     .await
 }
 
+/// Deletes the notes of these groups. They must be locked: what follows in this transaction sees
+/// all that the notes are about.
+pub async fn forget(conn: &mut PgConnection, groups: &[&NotedGroup]) -> sqlx::Result<()> {
+    let columns = GroupColumns::of(groups.iter().map(|it| &it.key));
+    sqlx::query!(
+        "
+        delete from group_notes
+        where made_by >= $4 and made_by <= $5
+            and (project_id, queue, group_key) in (
+                select * from unnest($1::int[], $2::text[], $3::text[])
+            )
+        ",
+        &columns.project_id,
+        &columns.queue as &[&str],
+        &columns.group as &[&str],
+        groups.iter().map(|it| it.noted_by.0).min().unwrap_or_default(),
+        groups.iter().map(|it| it.noted_by.1).max().unwrap_or_default(),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// What was closed of a group.
+#[derive(Debug, Clone, Copy)]
+pub struct Closed {
+    /// The index of the group.
+    pub number: usize,
+    pub jobs: usize,
+    /// Whether there is more to close: another transaction has some of the jobs, or there are too
+    /// many.
+    pub is_unfinished: bool,
+}
+
 /// Sets jobs that no worker has back to waiting: all of a paused group, and in a queue with strict
-/// order all but the one that is first in line, or all if one runs. Returns the indexes of groups
-/// with more to close: another transaction has some of the jobs, or there are too many.
-pub async fn close(conn: &mut PgConnection, groups: &[&GroupKey]) -> sqlx::Result<Vec<i64>> {
+/// order all but the one that is first in line, or all if one runs. While there are too many for
+/// one pass, the claims of the queue rest.
+pub async fn close(conn: &mut PgConnection, groups: &[&GroupKey]) -> sqlx::Result<Vec<Closed>> {
     let columns = GroupColumns::of(groups.iter().copied());
-    sqlx::query_scalar!(
+    let rows = sqlx::query!(
         r#"
         with ruled as materialized (
             select sent.*, setting.group_order = 'strict' as is_strict,
@@ -154,22 +188,31 @@ pub async fn close(conn: &mut PgConnection, groups: &[&GroupKey]) -> sqlx::Resul
                 offset 0
             ) setting
         ), open as materialized (
-            select ruled.number, job.project_id, job.id, job.group_place, job.waits_for_group,
-                   job.lease_id is not null as runs
+            select ruled.number, job.project_id, job.id, job.group_place, job.waits_for_group
             from ruled
             cross join lateral (
-                select project_id, id, group_place, waits_for_group, lease_id
+                select project_id, id, group_place, waits_for_group
                 from jobs
                 where project_id = ruled.project_id and queue = ruled.queue
                     and group_key = ruled.group_key and group_key is not null
                     and waits_for_group is not true and completed_at is null
+                    and lease_id is null
                 order by group_place
                 limit 500
             ) job
             where ruled.is_paused or ruled.is_strict
         ), line as materialized (
-            select ruled.number, ruled.is_paused, count(*) as jobs, bool_or(open.runs) as is_running,
-                   least(min(open.group_place) filter (where not open.runs), (
+            select ruled.number, ruled.project_id, ruled.queue, ruled.is_paused, count(*) as jobs,
+                   -- Of many, those that run are not looked for before the others are closed.
+                   case when count(*) < 500 then exists (
+                       select
+                       from jobs
+                       where project_id = ruled.project_id and queue = ruled.queue
+                           and group_key = ruled.group_key and group_key is not null
+                           and waits_for_group is not true and completed_at is null
+                           and lease_id is not null
+                   ) else true end as is_running,
+                   least(min(open.group_place), (
                        select group_place
                        from jobs
                        where project_id = ruled.project_id and queue = ruled.queue
@@ -193,10 +236,8 @@ pub async fn close(conn: &mut PgConnection, groups: &[&GroupKey]) -> sqlx::Resul
             select open.number, open.project_id, open.id
             from open
             join line on line.number = open.number
-            where not open.runs and (
-                line.is_paused or line.is_running or open.waits_for_group is null
+            where line.is_paused or line.is_running or open.waits_for_group is null
                 or open.group_place > line.first_place
-            )
         ), held as materialized (
             select excess.number, found.project_id, found.id, found.queue, found.state
             from excess
@@ -220,18 +261,37 @@ pub async fn close(conn: &mut PgConnection, groups: &[&GroupKey]) -> sqlx::Resul
                    -count(*) filter (where state = 'backoff')
             from held
             group by project_id, queue
+        ), full_queues as materialized (
+            select setting.project_id, setting.name
+            from (select distinct project_id, queue from line where jobs >= 500) it
+            join queues setting on setting.project_id = it.project_id and setting.name = it.queue
+            for no key update of setting skip locked
+        ), rested as (
+            update queues
+            set groups_close_until = statement_timestamp() + interval '1 second'
+            from full_queues
+            where queues.project_id = full_queues.project_id and queues.name = full_queues.name
         )
-        select line.number - 1 "number!"
+        select line.number - 1 "number!", closed.jobs "jobs!",
+               line.jobs >= 500
+                   or (select count(*) from excess where number = line.number) > closed.jobs
+                   "is_unfinished!"
         from line
-        where line.jobs >= 500 or (select count(*) from excess where number = line.number)
-            > (select count(*) from held where number = line.number)
+        cross join lateral (select count(*) as jobs from held where number = line.number) closed
         "#,
         &columns.project_id,
         &columns.queue as &[&str],
         &columns.group as &[&str],
     )
     .fetch_all(conn)
-    .await
+    .await?;
+    let count = |it: i64| usize::try_from(it).unwrap_or(0);
+    let closed = rows.into_iter().map(|it| Closed {
+        number: count(it.number),
+        jobs: count(it.jobs),
+        is_unfinished: it.is_unfinished,
+    });
+    Ok(closed.collect())
 }
 
 /// What a pass did with a group.
@@ -240,21 +300,22 @@ pub struct Opened {
     /// Jobs that wait for nothing but their time, if for that.
     pub jobs: Vec<WaitingJob>,
     /// Jobs that were opened, with those that wait for parents still.
-    pub moved: usize,
+    pub opened: usize,
+    /// Jobs that were closed before.
+    pub closed: usize,
     /// Groups that have a note again, because more is to be done.
     pub left: usize,
 }
 
 /// Opens the next jobs: in a queue with strict order the first in line, if no other is open and no
-/// dead letter is ahead of it; else all, up to [`MAX_MOVED_JOBS`] of a group. Deletes the notes of
-/// these groups, and writes new ones for those with more to do: `unclosed` says which of them
-/// [`close`] left so. All groups must be locked.
+/// dead letter is ahead of it; else all, up to [`MAX_MOVED_JOBS`] of a group. Groups with more to
+/// do are noted again: `unclosed` says which of them [`close`] left so. All must be locked.
 pub async fn open(
     conn: &mut PgConnection,
-    groups: &[&NotedGroup],
+    groups: &[&GroupKey],
     unclosed: &[bool],
 ) -> sqlx::Result<Opened> {
-    let columns = GroupColumns::of(groups.iter().map(|it| &it.key));
+    let columns = GroupColumns::of(groups.iter().copied());
     let rows = sqlx::query!(
         r#"
         with ruled as materialized (
@@ -275,7 +336,16 @@ pub async fn open(
             ) setting on true
         ), line as materialized (
             select ruled.*, open.is_there is true as has_open,
-                   open.is_stray is true or is_unclosed as is_stray
+                   open.is_stray is true or is_unclosed as is_stray,
+                   case when ruled.is_strict and ruled.blocks then (
+                       select group_place
+                       from jobs
+                       where project_id = ruled.project_id and queue = ruled.queue
+                           and group_key = ruled.group_key and group_place is not null
+                           and completed_at is not null
+                       order by group_place
+                       limit 1
+                   ) end as dead_place
             from ruled
             left join lateral (
                 select true as is_there, bool_or(waits_for_group is null and not runs) as is_stray
@@ -295,21 +365,15 @@ pub async fn open(
             select line.number, job.project_id, job.id, line.is_strict
             from line
             cross join lateral (
-                select project_id, id
+                select project_id, id, group_place
                 from jobs
                 where project_id = line.project_id and queue = line.queue
                     and group_key = line.group_key and waits_for_group
-                    and not (line.blocks and line.is_strict and exists (
-                        select from jobs dead
-                        where dead.project_id = line.project_id and dead.queue = line.queue
-                            and dead.group_key = line.group_key and dead.group_place is not null
-                            and dead.completed_at is not null
-                            and dead.group_place < jobs.group_place
-                    ))
                 order by group_place
                 limit case when line.is_strict then 1 else 500 end
             ) job
             where not line.is_paused and not (line.is_strict and line.has_open)
+                and (line.dead_place < job.group_place) is not true
         ), held as materialized (
             select next.number, next.is_strict, found.project_id, found.id
             from next
@@ -342,12 +406,6 @@ pub async fn open(
             from opened
             where state = 'pending'
             group by project_id, queue
-        ), forgotten as (
-            delete from group_notes
-            where made_by >= $5 and made_by <= $6
-                and (project_id, queue, group_key) in (
-                    select project_id, queue, group_key from ruled
-                )
         ), unfinished as (
             insert into group_notes (project_id, queue, group_key)
             select project_id, queue, group_key
@@ -374,8 +432,6 @@ pub async fn open(
         &columns.queue as &[&str],
         &columns.group as &[&str],
         unclosed,
-        groups.iter().map(|it| it.noted_by.0).min().unwrap_or_default(),
-        groups.iter().map(|it| it.noted_by.1).max().unwrap_or_default(),
     )
     .fetch_all(conn)
     .await?;
@@ -385,7 +441,7 @@ pub async fn open(
         let (Some(project_id), Some(id), Some(queue)) = (it.project_id, it.id, it.queue) else {
             continue;
         };
-        opened.moved += 1;
+        opened.opened += 1;
         if let (Some(job_type), Some(rank), Some(run_at), Some(state), Some(0)) =
             (it.job_type, it.rank, it.run_at, it.state, it.unfinished_parents)
         {

@@ -156,3 +156,36 @@ fn the_order_begins_and_ends_while_jobs_wait_and_run() {
         t.ack(&job, "w", "succeeded").await.is(200);
     });
 }
+
+#[test]
+fn a_parent_is_ahead_of_its_child_whatever_the_order_of_the_request() {
+    run(async |t| {
+        order(t, "block").await;
+        let job = |key: &str| json!({"key": key, "job_type": key, "group": "a"});
+        let mut last = job("last");
+        last["depends_on"] = json!(["first"]);
+        let workflow = json!({"jobs": [last, job("first")]});
+        t.post("/v1/workflows", workflow).await.is(201);
+        for key in ["first", "last"] {
+            let job = t.wait_and_lease("w").await;
+            assert_eq!(job["job_type"], key);
+            t.ack(&job, "w", "succeeded").await.is(200);
+        }
+    });
+}
+
+#[test]
+fn an_order_that_comes_back_lets_nothing_run_beside_what_runs() {
+    run(async |t| {
+        order(t, "block").await;
+        let (first, second) = (enqueue(t, "a").await, enqueue(t, "a").await);
+        let running = starts(t, &first).await;
+        t.patch("/v1/queues/default", json!({"groups": null})).await.is(200);
+        let beside = starts(t, &second).await;
+        order(t, "block").await;
+        t.ack(&running, "w", "released").await.is(200);
+        assert!(t.poll("w", 10).await.is_empty(), "the second runs");
+        t.ack(&beside, "w", "succeeded").await.is(200);
+        starts(t, &first).await;
+    });
+}

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::order::{enqueue, order, starts};
-use crate::harness::{TestProject, run, until};
+use crate::harness::{TestProject, run, run_alone, until};
 
 async fn group(t: &TestProject, name: &str) -> Value {
     t.get(&format!("/v1/queues/default/groups/{name}")).await.is(200)
@@ -188,5 +188,53 @@ fn a_rate_limited_job_stays_the_first_of_its_group() {
         assert_eq!(job["attempt"], 4);
         t.ack(&job, "w", "succeeded").await.is(200);
         starts(t, &second).await;
+    });
+}
+
+#[test]
+fn the_end_of_a_rate_limit_leaves_nothing_to_do() {
+    run_alone(async |t| {
+        order(t, "block").await;
+        let first = enqueue(t, "a").await;
+        let job = starts(t, &first).await;
+        limited(t, &job, json!({"retry_after_seconds": 1, "scope": "queue"})).await;
+        let job = starts(t, &first).await;
+        let has_ended =
+            "select (count(*) = 0)::text from queues where rate_limited_until is not null";
+        until("the limit to have ended", async || t.database.text(has_ended).await == "true").await;
+        t.ack(&job, "w", "succeeded").await.is(200);
+        t.patch("/v1/queues/default", json!({"groups": null})).await.is(200);
+        t.act("/v1/queues/default/groups/b/pause").await.is(200);
+        t.act("/v1/queues/default/groups/b/resume").await.is(200);
+        let is_open = "select (count(*) = 0)::text from queues where has_gate";
+        until("claims to be as before", async || t.database.text(is_open).await == "true").await;
+    });
+}
+
+#[test]
+fn a_person_ends_the_pause_that_a_worker_asked_for() {
+    run(async |t| {
+        let id = t.enqueue(json!({})).await;
+        let job = starts(t, &id).await;
+        let second = t.enqueue(json!({})).await;
+        limited(t, &job, json!({"retry_after_seconds": 86_400})).await;
+        assert!(t.poll("w", 10).await.is_empty());
+        t.act("/v1/queues/default/resume").await.is(200);
+        starts(t, &second).await;
+    });
+}
+
+#[test]
+fn dead_letters_of_a_paused_group_that_are_retried_wait_for_it() {
+    run(async |t| {
+        let id = t.enqueue(json!({"group": "a", "max_attempts": 1})).await;
+        let job = starts(t, &id).await;
+        t.act("/v1/queues/default/groups/a/pause").await.is(200);
+        t.ack_with(&job, "w", "failed", json!({"retryable": false})).await.is(200);
+        t.act(&format!("/v1/jobs/{id}/retry")).await.is(200);
+        assert_eq!(t.job(&id).await["waiting_for"], "group");
+        assert!(t.poll("w", 10).await.is_empty());
+        t.act("/v1/queues/default/groups/a/resume").await.is(200);
+        starts(t, &id).await;
     });
 }

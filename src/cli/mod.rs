@@ -152,6 +152,8 @@ enum Command {
     Batches(batches::BatchesArgs),
     /// List, show, pause and resume queues
     Queues(api::ApiArgs<api::Queues>),
+    /// List, show, pause, resume and unblock groups of jobs
+    Groups(api::ApiArgs<api::Groups>),
     /// List dead letters and their groups, and retry them
     DeadLetters(api::ApiArgs<api::DeadLetters>),
     /// List workers, and ask them to stop
@@ -251,6 +253,7 @@ impl Cli {
             Command::Jobs(args) => jobs::run(args).await,
             Command::Batches(args) => batches::run(args).await,
             Command::Queues(args) => api::run(args).await,
+            Command::Groups(args) => api::run(args).await,
             Command::DeadLetters(args) => api::run(args).await,
             Command::Workers(args) => api::run(args).await,
             Command::Schedules(args) => api::run(args).await,
@@ -258,11 +261,7 @@ impl Cli {
             Command::ApiKeys(args) => api::run(args).await,
             Command::Explain(args) => api::explain(args).await,
             Command::Logs(args) => api::logs(args).await,
-            Command::Completions { shell } => {
-                let mut script = Vec::new();
-                clap_complete::generate(shell, &mut Self::command(), "fencepost", &mut script);
-                Ok(std::io::stdout().write_all(&script)?)
-            }
+            Command::Completions { shell } => complete(shell),
             Command::Man { dir } => {
                 std::fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
                 Ok(clap_mangen::generate_to(Self::command(), dir)?)
@@ -277,6 +276,13 @@ impl Cli {
             Command::Configuration => Ok(write!(std::io::stdout(), "{}", settings::page())?),
         }
     }
+}
+
+/// Prints the completions of a shell.
+fn complete(shell: clap_complete::Shell) -> anyhow::Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "fencepost", &mut script);
+    Ok(std::io::stdout().write_all(&script)?)
 }
 
 async fn scale(args: ScalerArgs) -> anyhow::Result<()> {

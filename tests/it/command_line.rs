@@ -36,6 +36,22 @@ async fn printed(t: &TestProject, args: &[&str]) -> String {
 }
 
 #[test]
+fn a_group_is_listed_paused_and_resumed() {
+    run_alone(async |t| {
+        t.enqueue(json!({"queue": "mail", "group": "a/b", "job_type": "welcome"})).await;
+        printed(t, &["groups", "pause", "mail", "a/b"]).await;
+        let groups = printed(t, &["groups", "list", "mail", "--state", "paused"]).await;
+        assert!(groups.contains("a/b") && groups.contains("paused"), "{groups}");
+        printed(t, &["groups", "resume", "mail", "a/b"]).await;
+        let group = printed(t, &["groups", "show", "mail", "a/b"]).await;
+        assert!(group.contains("waiting"), "{group}");
+        let unblock = ["groups", "unblock", "mail", "a/b", "--head", "skip"];
+        let refused = typed(t, &unblock).await;
+        assert!(!refused.status.success(), "nothing blocks it");
+    });
+}
+
+#[test]
 fn a_queue_is_seen_paused_and_explained() {
     run_alone(async |t| {
         let job = t.enqueue(json!({"queue": "mail", "job_type": "welcome"})).await;

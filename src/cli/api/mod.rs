@@ -2,6 +2,7 @@
 //! API keys, and why a job waits. Each is one request; lists are tables.
 
 mod commands;
+mod groups;
 mod keys;
 pub mod request;
 
@@ -17,6 +18,7 @@ use serde_json::{Value, json};
 
 pub use self::{
     commands::{DeadLetters, Queues, Schedules, Workers, Workflows},
+    groups::Groups,
     keys::ApiKeys,
 };
 use super::{

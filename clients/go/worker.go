@@ -35,6 +35,8 @@ const (
 	deregisterTime = 3 * time.Second
 	// Longest pause that a handler may choose, in seconds: the server's limit.
 	maxRetryPauseSeconds = 30 * 86400
+	// The same for RateLimited.
+	maxRateLimitedSeconds = 86400
 	// One chunk of logs, in bytes: the server's limit is 64 KiB.
 	maxLogBytes = 60 * 1024
 	// MaxConcurrency is how many handlers one worker runs at the same time at most.
@@ -62,6 +64,15 @@ type RetryAfter struct {
 
 func (e RetryAfter) Error() string { return e.Err.Error() }
 func (e RetryAfter) Unwrap() error { return e.Err }
+
+// RateLimited says that what the job calls asks for fewer requests: its group waits for this time,
+// or its queue if the job has no group or Scope is "queue". No failure is counted.
+type RateLimited struct {
+	After time.Duration
+	Scope string
+}
+
+func (e RateLimited) Error() string { return fmt.Sprintf("asked to wait %s", e.After) }
 
 // Job is a leased job.
 type Job struct {
@@ -535,6 +546,15 @@ func retrySeconds(pause time.Duration) int {
 func failed(err error) Fields {
 	if errors.Is(err, ErrReleased) {
 		return Fields{"status": "released"}
+	}
+	var limited RateLimited
+	if errors.As(err, &limited) {
+		seconds := math.Min(math.Max(math.Ceil(limited.After.Seconds()), 1), maxRateLimitedSeconds)
+		end := Fields{"status": "rate_limited", "retry_after_seconds": int(seconds)}
+		if limited.Scope != "" {
+			end["scope"] = limited.Scope
+		}
+		return end
 	}
 	kind := err
 	var final NotRetryable

@@ -216,6 +216,16 @@ export class RetryAfter extends Error {
   readonly seconds: number;
 }
 
+/**
+ * Throw it when what you call asks for fewer requests: the job's group waits, or its queue if the
+ * job has no group or `scope` is "queue". No failure is counted.
+ */
+export class RateLimited extends Error {
+  constructor(retryAfter?: number, scope?: "group" | "queue");
+  readonly retryAfter: number;
+  readonly scope?: "group" | "queue";
+}
+
 export interface WebhookEvent {
   /** Such as `job.dead_lettered`. Others come later: ignore those that you do not know. */
   type: string;

@@ -30,6 +30,8 @@ const LAST_MS = 2_000;
 const DEREGISTER_MS = 3_000;
 /** Longest pause that a handler may choose: the server's limit. */
 const MAX_RETRY_PAUSE_SECONDS = 30 * 86_400;
+/** The same for `RateLimited`. */
+const MAX_RATE_LIMITED_SECONDS = 86_400;
 /** Characters of an error's stack. */
 const MAX_STACK_CHARACTERS = 8_000;
 /** Text of one log chunk; the server's limit is 64 KiB. */
@@ -46,6 +48,18 @@ export class RetryAfter extends Error {
   constructor(seconds, message = `again in ${seconds} s`) {
     super(message);
     this.seconds = seconds;
+  }
+}
+
+/**
+ * Throw it when what you call asks for fewer requests: the job's group waits, or its queue if the
+ * job has no group or `scope` is "queue". No failure is counted.
+ */
+export class RateLimited extends Error {
+  constructor(retryAfter = 5, scope = undefined) {
+    super(`asked to wait ${retryAfter} s`);
+    this.retryAfter = retryAfter;
+    this.scope = scope;
   }
 }
 
@@ -407,6 +421,10 @@ function reason(thrown, job) {
 function failed(thrown, job) {
   const isOverdue = thrown instanceof Cancelled && job.isOverdue;
   if (thrown instanceof Released || isOverdue) return { status: "released" };
+  if (thrown instanceof RateLimited) {
+    const wanted = Math.min(Math.max(seconds(thrown.retryAfter), 1), MAX_RATE_LIMITED_SECONDS);
+    return { status: "rate_limited", retry_after_seconds: wanted, scope: thrown.scope };
+  }
   const error = thrown instanceof Error ? thrown : new Error(String(thrown));
   const stack_trace = cut(error.stack ?? "", MAX_STACK_CHARACTERS);
   return {

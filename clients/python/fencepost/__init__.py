@@ -15,7 +15,7 @@
 
 from .client import ApiError, Client, ErrorCode
 from .webhooks import InvalidWebhook, verify_webhook
-from .worker import Cancelled, Job, NotRetryable, Released, RetryAfter, Worker
+from .worker import Cancelled, Job, NotRetryable, RateLimited, Released, RetryAfter, Worker
 
 __all__ = [
     "ApiError",
@@ -25,6 +25,7 @@ __all__ = [
     "InvalidWebhook",
     "Job",
     "NotRetryable",
+    "RateLimited",
     "Released",
     "RetryAfter",
     "Worker",

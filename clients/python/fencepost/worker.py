@@ -42,6 +42,8 @@ MAX_LOG_BYTES = 60 * 1024
 
 #: Longest pause that a handler may choose, in seconds: the server's limit.
 MAX_RETRY_PAUSE_SECONDS = 30 * 86_400
+#: The same for `RateLimited`.
+MAX_RATE_LIMITED_SECONDS = 86_400
 
 log = logging.getLogger("fencepost")
 
@@ -69,6 +71,15 @@ class RetryAfter(Exception):
     def __init__(self, seconds: float, message: str = "") -> None:
         super().__init__(message or f"again in {seconds} s")
         self.seconds = seconds
+
+
+class RateLimited(Exception):
+    """Raise it when what you call asks for fewer requests: the job's group waits, or its queue if
+    the job has no group or `scope` is "queue". No failure is counted."""
+
+    def __init__(self, retry_after: float = 5, scope: Optional[str] = None) -> None:
+        super().__init__(f"asked to wait {retry_after} s")
+        self.retry_after, self.scope = retry_after, scope
 
 
 class Job:
@@ -351,6 +362,10 @@ class Worker:
             end = {"status": "succeeded", "result": result}
         except Released:
             end = {"status": "released"}
+        except RateLimited as error:
+            seconds = min(max(math.ceil(error.retry_after), 1), MAX_RATE_LIMITED_SECONDS)
+            end = {"status": "rate_limited", "retry_after_seconds": seconds}
+            end |= {"scope": error.scope} if error.scope else {}
         except BaseException as error:  # `sys.exit` in a handler, too, is a failure of its job
             if isinstance(error, Cancelled) and job.is_overdue:
                 return {"status": "released"}

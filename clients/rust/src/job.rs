@@ -18,6 +18,8 @@ use crate::client::{Client, Error, Request, now_ms};
 
 /// Longest pause that a handler may choose: the server's limit.
 const MAX_RETRY_PAUSE_SECONDS: u64 = 30 * 86_400;
+/// The same for [`Failure::rate_limited`].
+const MAX_RATE_LIMITED_SECONDS: u64 = 86_400;
 /// One chunk of logs, in bytes: the server's limit is 64 KiB.
 const MAX_LOG_BYTES: usize = 60 * 1024;
 
@@ -152,6 +154,15 @@ fn cut(text: &str) -> &str {
     &text[..text.floor_char_boundary(MAX_LOG_BYTES)]
 }
 
+/// What waits after [`Failure::rate_limited`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// The job's group.
+    Group,
+    /// The whole queue.
+    Queue,
+}
+
 /// How an attempt failed. Any error becomes one, and is retried.
 #[derive(Debug, Clone)]
 pub struct Failure(pub(crate) Value);
@@ -167,6 +178,21 @@ impl Failure {
     #[must_use]
     pub fn released() -> Self {
         Self(json!({"status": "released"}))
+    }
+
+    /// What the job calls asks for fewer requests: its group waits for this time, or its queue if
+    /// the job has no group or the scope is that. No failure is counted.
+    #[must_use]
+    pub fn rate_limited(time: Duration, scope: Option<Scope>) -> Self {
+        let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
+        let seconds = seconds.clamp(1, MAX_RATE_LIMITED_SECONDS);
+        let mut end = json!({"status": "rate_limited", "retry_after_seconds": seconds});
+        match scope {
+            Some(Scope::Group) => end["scope"] = json!("group"),
+            Some(Scope::Queue) => end["scope"] = json!("queue"),
+            None => (),
+        }
+        Self(end)
     }
 
     /// The job cannot succeed: it becomes a dead letter at once.

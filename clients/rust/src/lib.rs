@@ -9,7 +9,7 @@ mod worker;
 pub use self::{
     client::{ApiError, Client, Error, ErrorDetail, Request},
     codes::ErrorCode,
-    job::{Failure, Job},
+    job::{Failure, Job, Scope},
     webhooks::{InvalidWebhook, WEBHOOK_TOLERANCE, WebhookEvent, verify_webhook},
     worker::Worker,
 };

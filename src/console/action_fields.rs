@@ -98,3 +98,6 @@ pub const ALARM: &[Field] = &[
 pub const SCHEMA: &[Field] = &[Field::Json("schema")];
 /// A job type of a queue, or the whole queue.
 pub const TYPE: &[Field] = &[Field::Text("job_type")];
+/// The pause of a group, and what becomes of the dead letter that blocks one.
+pub const PAUSE: &[Field] = &[Field::Number("seconds")];
+pub const HEAD: &[Field] = &[Field::Text("head")];

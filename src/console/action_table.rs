@@ -1,40 +1,17 @@
 //! The actions of buttons. Each is one operation of the API, so this table is everything that the
 //! console can change; a test compares it with the OpenAPI document.
 
-pub use super::other_actions::OTHERS;
+pub use super::other_actions::{
+    DONE, FIRST_ENDED, FIRST_RUNS, LINKED, NEW, NOTHING, ONCE, OTHERS, SURE, UNCHANGED,
+};
 use super::{
     action_fields::{
-        ALARM, ENDPOINT, JOBS, NEW_JOB, PURGE, QUEUE, REASON, REDRIVE, REPLAY, SCHEMA, TYPE,
+        ALARM, ENDPOINT, HEAD, JOBS, NEW_JOB, PAUSE, PURGE, QUEUE, REASON, REDRIVE, REPLAY, SCHEMA,
+        TYPE,
     },
     form::{Field, Fields, encode},
     location::segment,
 };
-
-/// In a page's query: the action that was just done.
-pub const DONE: &str = "done";
-
-/// Shown when a submitted form has changed nothing.
-pub const NOTHING: &str = "nothing";
-
-/// Shown when the first job of a replay was to be cancelled, and has begun or ended meanwhile.
-pub const FIRST_RUNS: &str = "first_runs";
-pub const FIRST_ENDED: &str = "first_ended";
-
-/// A login provider was linked to the account.
-pub const LINKED: &str = "provider_linked";
-
-/// In a form: its idempotency key, so that two clicks are one.
-pub const ONCE: &str = "once";
-
-/// In a form: the tag of the settings that it was made of. If another has changed them since, it
-/// changes nothing.
-pub const UNCHANGED: &str = "if_match";
-
-/// In a form: `*`, it only creates.
-pub const NEW: &str = "if_none_match";
-
-/// In a form: the visitor has confirmed. Scripts ask before they send anything.
-pub const SURE: &str = "sure";
 
 /// The API path that an operation is below.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -179,6 +156,21 @@ pub const ACTIONS: &[Action] = &[
     )
     .asking("End the push? The jobs wait for workers."),
     on("queues_resume", "POST", "/queues/{queue}/resume", TYPE, "Resumed: jobs are claimed again."),
+    on(
+        "queues_pause_group",
+        "POST",
+        "/queues/{queue}/groups/{group}/pause",
+        PAUSE,
+        "Paused: its jobs wait.",
+    ),
+    on("queues_resume_group", "POST", "/queues/{queue}/groups/{group}/resume", &[], "Resumed."),
+    on(
+        "queues_unblock_group",
+        "POST",
+        "/queues/{queue}/groups/{group}/unblock",
+        HEAD,
+        "Unblocked.",
+    ),
     on("queues_delete", "DELETE", "/queues/{queue}", &[], "The queue is deleted.")
         .asking("Delete this queue, with its settings?"),
     on("job_types_put", "PUT", "/job-types/{job_type}", SCHEMA, "The schema is saved."),

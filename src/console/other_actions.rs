@@ -1,4 +1,31 @@
-//! Actions with a handler of their own, because their answer is more than the next page.
+//! Actions with a handler of their own, because their answer is more than the next page; and names
+//! in queries and forms of all actions.
+
+/// In a page's query: the action that was just done.
+pub const DONE: &str = "done";
+
+/// Shown when a submitted form has changed nothing.
+pub const NOTHING: &str = "nothing";
+
+/// Shown when the first job of a replay was to be cancelled, and has begun or ended meanwhile.
+pub const FIRST_RUNS: &str = "first_runs";
+pub const FIRST_ENDED: &str = "first_ended";
+
+/// A login provider was linked to the account.
+pub const LINKED: &str = "provider_linked";
+
+/// In a form: its idempotency key, so that two clicks are one.
+pub const ONCE: &str = "once";
+
+/// In a form: the tag of the settings that it was made of. If another has changed them since, it
+/// changes nothing.
+pub const UNCHANGED: &str = "if_match";
+
+/// In a form: `*`, it only creates.
+pub const NEW: &str = "if_none_match";
+
+/// In a form: the visitor has confirmed. Scripts ask before they send anything.
+pub const SURE: &str = "sure";
 
 /// Each with the operation, the console's route, and the message afterwards.
 pub const OTHERS: &[(&str, &str, &str)] = &[

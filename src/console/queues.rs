@@ -15,7 +15,10 @@ use fencepost_domain::{
 };
 use fencepost_http::routes::{
     metrics::Throughput,
-    queues::{Counts, Queue},
+    queues::{
+        Counts, Queue,
+        groups::{Group, GroupPage, GroupState},
+    },
     workers::registry::{WorkerPage, WorkerView},
 };
 
@@ -28,6 +31,8 @@ use super::{
     page::{Frame, Here, render},
 };
 
+/// Groups of a queue that its page shows.
+const SHOWN_GROUPS: u32 = 20;
 /// Workers of a queue that its page shows.
 const SHOWN_WORKERS: u32 = 50;
 /// A browser requests a sparkline again after this.
@@ -65,6 +70,8 @@ struct QueueDetail {
     queue: Queue,
     workers: Vec<WorkerView>,
     has_more_workers: bool,
+    groups: Vec<Group>,
+    next_groups: Option<String>,
     throughput: Chart,
     waits: Chart,
     range: Range,
@@ -80,17 +87,27 @@ pub async fn detail(
         format!("/metrics/throughput?period={}&{named}", range.period),
         format!("/workers?limit={SHOWN_WORKERS}&{named}"),
     );
-    let (queue, throughput, workers) = tokio::try_join!(
+    let page = [("cursor", here.asked.text("groups"))];
+    let page = if page[0].1.is_empty() { String::new() } else { format!("&{}", encode(&page)) };
+    let grouped = format!("{at}/groups?limit={SHOWN_GROUPS}{page}");
+    let (queue, throughput, workers, groups) = tokio::try_join!(
         here.get::<Queue>(&at),
         here.get::<Throughput>(&numbers),
         here.get::<WorkerPage>(&polled),
+        here.get::<GroupPage>(&grouped),
     )?;
+    let next_groups = groups.next_cursor.map(|cursor| {
+        let query = encode(&[("groups", &cursor)]);
+        here.frame.to(&format!("{at}?{query}#groups-head"))
+    });
     render(&QueueDetail {
         throughput: chart::throughput(&throughput, &range),
         waits: chart::waits(&throughput, &range),
         range,
         has_more_workers: workers.has_more,
         workers: workers.workers,
+        groups: groups.groups,
+        next_groups,
         queue,
         frame: here.frame,
     })

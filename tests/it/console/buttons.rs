@@ -148,6 +148,23 @@ async fn work_with_queues(p: &mut Presser<'_>) {
     t.get("/v1/queues/mistyped").await.is_error(404, "queue_not_found");
 }
 
+async fn work_with_groups(p: &mut Presser<'_>) {
+    let (t, group) = (p.t, [("queue", "g"), ("group", "a/b")]);
+    let of_group = "/v1/queues/g/groups/a%2Fb";
+    let id = t.enqueue(json!({"queue": "g", "group": "a/b", "max_attempts": 1})).await;
+    p.press("queues_pause_group", &group).await;
+    assert_eq!(p.get(of_group).await["state"], "paused");
+    p.press("queues_resume_group", &group).await;
+    assert_eq!(p.get(of_group).await["state"], "waiting");
+    let poll = json!({"worker_id": "w", "queues": ["g"], "wait_seconds": 10, "capacity": 1});
+    let leased = t.polled(poll).await.remove(0);
+    t.ack(&leased, "w", "failed").await.is(200);
+    t.patch("/v1/queues/g", json!({"groups": {"order": "strict"}})).await.is(200);
+    p.press("queues_unblock_group", &[group[0], group[1], ("head", "skip")]).await;
+    assert_eq!(t.job(&id).await["state"], "dead_letter");
+    t.get(of_group).await.is_error(404, "group_not_found");
+}
+
 async fn work_with_dead_letters(p: &mut Presser<'_>) {
     let t = p.t;
     let (one, two, three) =
@@ -372,6 +389,7 @@ fn every_button_does_what_it_says() {
         let mut p = Presser { t, browser, pressed: BTreeSet::new() };
         work_with_jobs(&mut p).await;
         work_with_queues(&mut p).await;
+        work_with_groups(&mut p).await;
         work_with_dead_letters(&mut p).await;
         work_with_schedules_and_workers(&mut p).await;
         work_with_alarms(&mut p).await;

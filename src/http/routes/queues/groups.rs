@@ -75,6 +75,20 @@ pub enum GroupState {
     Idle,
 }
 
+impl GroupState {
+    /// Its name.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Paused => "paused",
+            Self::Blocked => "blocked",
+            Self::Running => "running",
+            Self::Waiting => "waiting",
+            Self::Idle => "idle",
+        }
+    }
+}
+
 /// The job that a group waits for.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct GroupHead {

@@ -17,7 +17,7 @@ use fencepost_domain::{
 };
 use fencepost_signals::{telemetry, wakeups::BackgroundTask};
 use fencepost_store::{
-    self as store, TimePosition,
+    self as store, TimePosition, groups,
     jobs::{self, MAX_COUNTED, events},
     operations::{self, DueOperation, MAX_EXAMINED_JOBS, Progress},
     settle::settle_success::WaitingJob,
@@ -273,7 +273,10 @@ async fn purge_queue(
         after: last.map(|id| TimePosition { at: *created_at, id }),
         pause_ms: None,
     };
-    Ok((progress, !is_full && found.examined < MAX_EXAMINED_JOBS))
+    // Dead letters stay, but nothing waits behind them any more.
+    let passed = groups::pass_over_all(tx, *project_id, queue, *created_at).await?;
+    let is_through = !is_full && found.examined < MAX_EXAMINED_JOBS;
+    Ok((progress, is_through && passed < groups::MAX_PASSED_OVER))
 }
 
 /// Retries or deletes dead letters, oldest first.

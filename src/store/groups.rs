@@ -373,6 +373,50 @@ pub async fn pass_over(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<boo
     Ok(passed > 0)
 }
 
+/// Dead letters that one statement passes over at most.
+pub const MAX_PASSED_OVER: u64 = 500;
+
+/// The same for the dead letters of a queue with strict order that were stored before a time, up to
+/// [`MAX_PASSED_OVER`]. Returns how many.
+pub async fn pass_over_all(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+    before: DateTime<Utc>,
+) -> sqlx::Result<u64> {
+    let passed = sqlx::query_scalar!(
+        r#"
+        with dead as materialized (
+            select id
+            from jobs
+            where project_id = $1 and queue = $2 and group_key is not null
+                and group_place is not null and completed_at is not null and created_at < $3
+                and has_strict_order($1, $2)
+            order by group_key, group_place
+            limit $4
+            for update skip locked
+        ), passed as (
+            update jobs
+            set group_place = null
+            from dead
+            where jobs.project_id = $1 and jobs.id = dead.id
+            returning jobs.group_key
+        ), noted as (
+            insert into group_notes (project_id, queue, group_key)
+            select distinct $1::int, $2, group_key from passed
+        )
+        select count(*) "passed!" from passed
+        "#,
+        project_id.0,
+        queue,
+        before,
+        i64::try_from(MAX_PASSED_OVER).unwrap_or(i64::MAX),
+    )
+    .fetch_one(conn)
+    .await?;
+    Ok(passed.unsigned_abs())
+}
+
 /// Whether a job has a group, and its queue or another has a strict order: it may not move there.
 pub async fn is_ordered(conn: &mut PgConnection, key: JobKey, queue: &str) -> sqlx::Result<bool> {
     sqlx::query_scalar!(

@@ -189,3 +189,39 @@ fn an_order_that_comes_back_lets_nothing_run_beside_what_runs() {
         starts(t, &first).await;
     });
 }
+
+#[test]
+fn a_purge_empties_groups_and_unblocks_them() {
+    run(async |t| {
+        order(t, "block").await;
+        let (first, second) = (enqueue(t, "a").await, enqueue(t, "a").await);
+        let job = starts(t, &first).await;
+        t.ack_with(&job, "w", "failed", json!({"retryable": false})).await.is(200);
+        t.post("/v1/queues/default/purge", json!({"confirm": "default"})).await.is(202);
+        t.job_becomes(&second, "cancelled").await;
+        assert_eq!(t.job(&first).await["state"], "dead_letter");
+        let next = enqueue(t, "a").await;
+        let job = starts(t, &next).await;
+        t.ack(&job, "w", "succeeded").await.is(200);
+    });
+}
+
+#[test]
+fn what_keeps_the_head_keeps_its_group() {
+    run(async |t| {
+        order(t, "block").await;
+        let labelled = t.enqueue(json!({"group": "a", "labels": ["gpu"]})).await;
+        let paused = t.enqueue(json!({"group": "b", "job_type": "slow"})).await;
+        let behind = [enqueue(t, "a").await, enqueue(t, "b").await];
+        t.post("/v1/queues/default/pause", json!({"job_type": "slow"})).await.is(200);
+        assert!(t.poll("w", 10).await.is_empty(), "no worker has the label, the type is paused");
+        for (behind, ahead) in behind.iter().zip([&labelled, &paused]) {
+            let (_, summary) = explained(t, behind).await;
+            assert!(summary.starts_with(&format!("job {ahead} is ahead")), "{summary}");
+        }
+        t.post("/v1/queues/default/resume", json!({"job_type": "slow"})).await.is(200);
+        starts(t, &paused).await;
+        t.act(&format!("/v1/jobs/{labelled}/cancel")).await.is(200);
+        starts(t, &behind[0]).await;
+    });
+}

@@ -62,6 +62,13 @@ impl Client {
         self.post("/v1/jobs", limited).await
     }
 
+    /// Enqueues a job of a group.
+    pub async fn post_job_of_group(&mut self, queue: &str, group: usize) -> anyhow::Result<Bytes> {
+        let job = job(queue, self.target.payload_bytes);
+        let job = job.strip_suffix('}').unwrap_or_default();
+        self.post("/v1/jobs", format!(r#"{job},"group":"bench-{group}"}}"#)).await
+    }
+
     /// Enqueues a job.
     pub async fn post_job(&mut self, queue: &str) -> anyhow::Result<Bytes> {
         let body = job(queue, self.target.payload_bytes);

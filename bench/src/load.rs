@@ -26,6 +26,8 @@ const PRODUCERS: usize = 32;
 const WORKERS: usize = 64;
 /// Concurrency keys of limited jobs.
 const LIMITED_KEYS: usize = 8;
+/// Groups of jobs that have one.
+const GROUPS: usize = 10_000;
 /// Running jobs that the limit of a queue allows: more than there are workers, so that the cost of
 /// counting is measured and no worker waits.
 const QUEUE_LIMIT: usize = 1_000;
@@ -57,28 +59,44 @@ pub enum Step {
     ShortLifecycle,
     /// A lifecycle whose jobs have one of [`LIMITED_KEYS`] concurrency keys.
     LimitedByKey,
+    /// A lifecycle whose jobs have one of [`GROUPS`] groups.
+    InGroups,
     /// A lifecycle whose polls want up to [`LARGE_CAPACITY`] jobs.
     ManyAPoll,
+}
+
+/// What the queue of a measurement has.
+#[derive(Debug, Clone, Copy)]
+pub enum Setting {
+    Limit(usize),
+    /// Jobs of a group run one at a time.
+    StrictOrder,
 }
 
 impl Step {
     fn capacity(self) -> usize {
         match self {
             Self::ManyAPoll => LARGE_CAPACITY,
-            Self::Enqueue | Self::Lifecycle | Self::ShortLifecycle | Self::LimitedByKey => 1,
+            Self::Enqueue
+            | Self::Lifecycle
+            | Self::ShortLifecycle
+            | Self::LimitedByKey
+            | Self::InGroups => 1,
         }
     }
 }
 
-/// The measurements of jobs one by one: name, step, and the limit of the queue if it has one.
-pub const MEASUREMENTS: [(&str, Step, Option<usize>); 7] = [
+/// The measurements of jobs one by one: name, step, and the setting of the queue if it has one.
+pub const MEASUREMENTS: [(&str, Step, Option<Setting>); 9] = [
     ("enqueue", Step::Enqueue, None),
     ("lifecycle", Step::Lifecycle, None),
     ("acks-that-poll", Step::ShortLifecycle, None),
     ("limited-by-key", Step::LimitedByKey, None),
-    ("limited-by-queue", Step::Lifecycle, Some(QUEUE_LIMIT)),
-    ("scarce-slots", Step::Lifecycle, Some(SCARCE_LIMIT)),
-    ("scarce-slots-capacity-10", Step::ManyAPoll, Some(SCARCE_LIMIT)),
+    ("limited-by-queue", Step::Lifecycle, Some(Setting::Limit(QUEUE_LIMIT))),
+    ("scarce-slots", Step::Lifecycle, Some(Setting::Limit(SCARCE_LIMIT))),
+    ("scarce-slots-capacity-10", Step::ManyAPoll, Some(Setting::Limit(SCARCE_LIMIT))),
+    ("groups", Step::InGroups, None),
+    ("strict-groups", Step::InGroups, Some(Setting::StrictOrder)),
 ];
 
 /// The answer to an ack that polls.
@@ -117,6 +135,8 @@ impl Run {
     async fn produce(&self, number: usize) -> anyhow::Result<Ledger> {
         let mut client = self.connect(number).await?;
         let mut ledger = Ledger::default();
+        // Producers begin in different places, and use all groups in turn.
+        let mut groups = (number * GROUPS / PRODUCERS..).map(|it| it % GROUPS);
         while !self.has_ended() {
             if !matches!(self.step, Step::Enqueue) {
                 let Ok(room) = timeout_at(self.until.into(), self.room.acquire()).await else {
@@ -127,6 +147,10 @@ impl Run {
             match self.step {
                 Step::LimitedByKey => {
                     client.post_limited_job(&self.queue, number % LIMITED_KEYS).await?
+                }
+                Step::InGroups => {
+                    let group = groups.next().unwrap_or_default();
+                    client.post_job_of_group(&self.queue, group).await?
                 }
                 _ => client.post_job(&self.queue).await?,
             };
@@ -222,11 +246,14 @@ pub async fn lifecycle(target: &Target, queue: &str, time: Duration) -> anyhow::
     Ok(rate)
 }
 
-/// Gives a queue a limit of running jobs.
-pub async fn limit_queue(target: &Target, queue: &str, limit: usize) -> anyhow::Result<()> {
+/// Gives a queue a setting.
+pub async fn set(target: &Target, queue: &str, setting: Setting) -> anyhow::Result<()> {
     let mut client = Client::connect(target).await?;
-    let path = format!("/v1/queues/{queue}");
-    client.patch(&path, format!(r#"{{"max_concurrency":{limit}}}"#)).await?;
+    let body = match setting {
+        Setting::Limit(limit) => format!(r#"{{"max_concurrency":{limit}}}"#),
+        Setting::StrictOrder => r#"{"groups":{"order":"strict"}}"#.to_owned(),
+    };
+    client.patch(&format!("/v1/queues/{queue}"), body).await?;
     Ok(())
 }
 

@@ -287,11 +287,11 @@ impl Bench {
         if self.wants("ceiling") {
             measures.push(self.ceiling().await?);
         }
-        for (name, step, limit) in load::MEASUREMENTS {
+        for (name, step, setting) in load::MEASUREMENTS {
             if self.wants(name) {
                 let queue = queue(name);
-                if let Some(limit) = limit {
-                    load::limit_queue(&self.target, &queue, limit).await?;
+                if let Some(setting) = setting {
+                    load::set(&self.target, &queue, setting).await?;
                 }
                 let targets = std::slice::from_ref(&self.target);
                 let rate = load::rate(targets, step, &queue, self.time);

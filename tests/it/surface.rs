@@ -195,7 +195,8 @@ fn fill(path: &str, id: &str, named: &Named) -> String {
         .replace("{endpoint_id}", &named.endpoint)
         .replace("{delivery_id}", &named.delivery)
         .replace("{recurring_id}", &named.recurring)
-        .replace("{queue}", "default");
+        .replace("{queue}", "default")
+        .replace("{group}", "acme");
     if id == "projects_delete" { format!("{path}?confirm=no") } else { path }
 }
 
@@ -280,6 +281,7 @@ fn webhook_body(id: &str) -> Option<Value> {
         "incidents_mute" => Some(json!({"seconds": 60})),
         "queues_put_push" => Some(json!({"url": "https://example.com/jobs"})),
         "queues_rotate_push_secret" => Some(json!({})),
+        "queues_unblock_group" => Some(json!({"head": "skip"})),
         "webhooks_replay" => Some(json!({"since": "2026-01-01T00:00:00Z", "dry_run": true})),
         _ => None,
     }
@@ -328,6 +330,9 @@ fn needs_no_body(id: &str) -> bool {
         "webhooks_test",
         "queues_take_back",
         "workers_take_back",
+        "queues_get_group",
+        "queues_pause_group",
+        "queues_resume_group",
         "queues_get_push",
         "queues_delete_push",
         "events_stream",

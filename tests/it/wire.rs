@@ -295,7 +295,7 @@ fn typical_mistakes_are_answered_with_what_was_probably_meant() {
         };
         let of_field = "type: is not a field here: did you mean `job_type`?";
         assert_eq!(reported("/v1/jobs", job).await["message"], of_field);
-        let of_status = "status: must be one of `succeeded`, `failed`, `released`, is `success`: did you mean `succeeded`?";
+        let of_status = "status: must be one of `succeeded`, `failed`, `released`, `rate_limited`, is `success`: did you mean `succeeded`?";
         assert_eq!(reported("/v1/workers/ack", ack("success", 1)).await["message"], of_status);
         let poll = json!({"worker_id": "w", "queues": "default"});
         let of_list = "queues: must be a list, is a string";

@@ -236,7 +236,7 @@ mod tests {
         for wanted in [
             "## Send a heartbeat\n\n`POST /v1/workers/heartbeat` · a key with `work`\n",
             "| `capacity` | integer, 1 to 50 | Maximum number of jobs to return. Default: 1. |",
-            "| `status` | `succeeded`, `failed`, `released`, required |",
+            "| `status` | `succeeded`, `failed`, `released`, `rate_limited`, required |",
             "[`stale_lease`](/docs/errors#stale_lease)",
             "curl -X POST \"$FENCEPOST_URL/v1/workers/poll\"",
             "\"lease_id\": ",

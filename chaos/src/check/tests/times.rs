@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::producers::{BACKOFF_MS, NOT_BEFORE};
+use crate::producers::{BACKOFF_MS, GROUP, NOT_BEFORE, PLACE};
 
 /// A job that succeeded in its first attempt, leased in this second.
 fn leased_at(id: &str, queue: &str, enqueued: i64, second: i64) -> BookJob {
@@ -96,4 +96,21 @@ fn a_job_that_much_later_ones_overtake_is_found() {
     assert_eq!(of_all(&[], &[child, later.clone()]), [], "it waited for its parent");
     let scheduled = with(overtaken, NOT_BEFORE, 50_000);
     assert_eq!(of_all(&[], &[scheduled, later]), [], "it waited for its time");
+}
+
+#[test]
+fn jobs_that_overtake_others_of_their_group_are_found() {
+    let placed = |id: &str, place: i64, second: i64, completed: i64| {
+        let mut job = leased_at(id, "q-ordered", 0, second);
+        job.payload = json!({GROUP: "g", PLACE: place});
+        job.completed_at = Some(at(completed));
+        job
+    };
+    let one_after_the_other = [placed("a", 0, 1, 6), placed("b", 1, 6, 20), placed("c", 2, 20, 25)];
+    assert_eq!(of_all(&[], &one_after_the_other), []);
+    // The one between them has ended early, and the first one runs.
+    let over_two = [placed("a", 0, 1, 30), placed("b", 1, 30, 35), placed("c", 2, 29, 40)];
+    assert_eq!(of_all(&[], &over_two), [Invariant::GroupsAreOrdered]);
+    let other_groups = [placed("a", 0, 1, 30), leased_at("b", "q-ordered", 0, 5)];
+    assert_eq!(of_all(&[], &other_groups), []);
 }

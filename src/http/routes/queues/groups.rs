@@ -35,6 +35,7 @@ const ENDLESS_YEAR: i32 = 9999;
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Group {
     /// Name.
+    #[schema(example = "customer:42")]
     pub group: String,
     /// Its queue.
     pub queue: String,

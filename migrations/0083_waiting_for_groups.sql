@@ -10,6 +10,31 @@ language sql stable as $$
     )
 $$;
 
+-- Notes a group. A function, because each insert of a statement costs it, also if there is nothing
+-- to insert.
+create function note_group(of_project integer, of_queue text, of_group text) returns boolean
+language plpgsql as $$
+begin
+    insert into group_notes (project_id, queue, group_key) values (of_project, of_queue, of_group);
+    return true;
+end
+$$;
+
+-- Notes a group whose jobs must wait for it, as one of them has ended or waits again. Returns whether
+-- it is noted.
+create function note_group_with_rules(
+    of_project integer, of_queue text, of_group text
+) returns boolean language plpgsql as $$
+begin
+    if not exists (
+        select from queues where project_id = of_project and name = of_queue and has_gate
+    ) or not must_wait_for_group(of_project, of_queue, of_group) then
+        return false;
+    end if;
+    return note_group(of_project, of_queue, of_group);
+end
+$$;
+
 -- Whether claims may take a job of a group: not while the group is paused, and in a queue with
 -- strict order only a job that its group let run, while no other runs: the group may have let it
 -- run before its queue had no order for a while.

@@ -161,23 +161,13 @@ pub async fn cancel_waiting(
                    failures, max_attempts, timeout_seconds, labels, not $3 and $4 is null, progress,
                    statement_timestamp(), children, $4, case when $5::bool then true end
             from gone
-        ), noted as (
-            insert into group_notes (project_id, queue, group_key)
-            select distinct gone.project_id, gone.queue, gone.group_key
-            from gone
-            cross join lateral (
-                select from queues
-                where project_id = gone.project_id and name = gone.queue
-                    and group_order = 'strict'
-                offset 0
-            ) ordered
-            where gone.group_key is not null
-            returning 1
         )
         select gone.project_id "project_id!: ProjectId", gone.id "id!: JobId", gone.queue "queue!",
                gone.job_type "job_type!", gone.attempt "attempt!", gone.children > 0 "has_children!",
                gone.children > 0 or gone.batch_id is not null or gone.has_callbacks is true
-                   "has_follow_ups!", exists (select from noted) "has_noted_groups!"
+                   "has_follow_ups!", gone.group_key is not null
+                   and note_group_with_rules(gone.project_id, gone.queue, gone.group_key)
+                   "has_noted_groups!"
         from gone
         "#,
         &jobs.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),

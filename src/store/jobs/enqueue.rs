@@ -395,12 +395,10 @@ pub async fn insert_jobs(
                    count(*) filter (where state = 'pending'), count(*), count(lease_id)
             from new
             group by project_id, queue
-        ), noted as (
-            insert into group_notes (project_id, queue, group_key)
-            select distinct project_id, queue, extras->>'group' from new where waits_for_group
         )
         select id "id!: JobId", state "state!: StoredState", run_at "run_at!",
-               waits_for_group is true "waits_for_group!",
+               waits_for_group is true and note_group(project_id, queue, extras->>'group')
+                   "waits_for_group!",
                now() "created_at!", 0 "attempt!", max_attempts "max_attempts!", retry,
                is_queue_paused "is_queue_paused!", is_type_paused "is_type_paused!",
                lease_id is not null "is_leased!", lease_seconds "lease_seconds!",

@@ -196,18 +196,6 @@ pub async fn write_outcomes(
                    count(*) filter (where outcome in ('failed', 'timeout', 'lease_expired'))
             from after
             group by project_id, queue
-        ), noted as (
-            insert into group_notes (project_id, queue, group_key)
-            select distinct after.project_id, after.queue, after.group_key
-            from after
-            cross join lateral (
-                select from queues
-                where project_id = after.project_id and name = after.queue and has_gate
-                    and must_wait_for_group(project_id, name, after.group_key)
-                offset 0
-            ) ruled
-            where after.group_key is not null
-            returning 1
         )
         select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!",
                job_type "job_type!", rank "rank!", run_at "run_at!",
@@ -216,7 +204,8 @@ pub async fn write_outcomes(
                state = 'dead_letter' and children > 0 "has_children!",
                state = 'dead_letter' and (batch_id is not null or has_callbacks is true) "has_follow_ups!",
                case when state in ('backoff', 'pending') then retry_at end as retry_at,
-               exists (select from noted) "has_noted_groups!"
+               group_key is not null and note_group_with_rules(project_id, queue, group_key)
+                   "has_noted_groups!"
         from after
         "#,
         &ended.iter().map(|it| it.key.project_id.0).collect::<Vec<_>>(),

@@ -150,23 +150,12 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
             select project_id, queue, -count(*), -count(*), count(*)
             from held
             group by project_id, queue
-        ), noted as (
-            insert into group_notes (project_id, queue, group_key)
-            select distinct held.project_id, held.queue, held.group_key
-            from held
-            cross join lateral (
-                select from queues
-                where project_id = held.project_id and name = held.queue
-                    and group_order = 'strict'
-                offset 0
-            ) ordered
-            where held.group_key is not null
-            returning 1
         )
         select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!", job_type "job_type!",
                (extract(epoch from now() - claimed_at) * 1000)::bigint "ran_ms!",
                holds_slot "held_slot!", (select count(*) from gone) "gone!",
-               exists (select from noted) "has_noted_groups!"
+               group_key is not null and note_group_with_rules(project_id, queue, group_key)
+                   "has_noted_groups!"
         from held
         "#,
         &fences.project_id,
@@ -309,12 +298,6 @@ pub async fn succeed_parents(
                    ) end, 1
             from held
             where held.batch_id is not null or held.has_callbacks
-        ), noted as (
-            insert into group_notes (project_id, queue, group_key)
-            select distinct project_id, queue, group_key
-            from held
-            where group_key is not null and has_strict_order(project_id, queue)
-            returning 1
         )
         select project_id "project_id!: ProjectId", id "id!: JobId",
                activated as children_activated, holds_slot "held_slot!",
@@ -322,7 +305,8 @@ pub async fn succeed_parents(
                (extract(epoch from now() - claimed_at) * 1000)::bigint as ran_ms,
                null::smallint as rank, null::timestamptz as run_at,
                null::text as "state: StoredState", false "is_constrained!",
-               exists (select from noted) "has_noted_groups!"
+               group_key is not null and note_group_with_rules(project_id, queue, group_key)
+                   "has_noted_groups!"
         from outcome
         union all
         select project_id, id, null, false, false, queue, job_type, null, rank, run_at, state,

@@ -64,7 +64,7 @@ fn a_pause_ends_by_itself_and_a_later_end_stays() {
             let body = json!({"seconds": seconds});
             t.post("/v1/queues/default/groups/a/pause", body).await.is(200)
         };
-        let long = pause(2).await;
+        let long = pause(5).await;
         let short = pause(1).await;
         assert_eq!(long["paused_until"], short["paused_until"], "the later end");
         assert_eq!(short["next_change_at"], short["paused_until"]);
@@ -133,10 +133,10 @@ fn a_rate_limit_pauses_the_group_without_a_failure() {
         let second = t.enqueue(json!({"group": "a"})).await;
         let other = t.enqueue(json!({"group": "b"})).await;
         let job = starts(t, &first).await;
-        let reply = limited(t, &job, json!({"retry_after_seconds": 2})).await;
+        let reply = limited(t, &job, json!({"retry_after_seconds": 4})).await;
         assert_eq!(reply["action"], "retry");
         assert!(reply["retry_at"].is_string());
-        assert_eq!(limited(t, &job, json!({"retry_after_seconds": 2})).await, reply, "repeated");
+        assert_eq!(limited(t, &job, json!({"retry_after_seconds": 4})).await, reply, "repeated");
         let jobs = t.poll("w", 10).await;
         assert_eq!(jobs.len(), 1, "the group is paused");
         assert_eq!(jobs[0]["id"], other.as_str());
@@ -164,7 +164,7 @@ fn a_rate_limit_of_a_queue_pauses_all_of_it() {
         wrong(json!({"retry_after_seconds": 86_401})).await.refuses("retry_after_seconds");
         wrong(json!({"retryable": false})).await.refuses("retryable");
         t.ack_with(&job, "w", "failed", json!({"scope": "queue"})).await.refuses("scope");
-        limited(t, &job, json!({"retry_after_seconds": 2})).await;
+        limited(t, &job, json!({"retry_after_seconds": 4})).await;
         assert!(t.poll("w", 10).await.is_empty(), "nothing of the queue starts");
         let why = t.get(&format!("/v1/jobs/{second}/explain")).await.is(200);
         assert_eq!(why["reason"], "rate_limit");

@@ -28,6 +28,9 @@ use crate::{
 /// The longest sleep: notes that a crash has left wait for that time.
 pub const MAX_SLEEP: Duration = Duration::from_secs(1);
 
+/// How long notes gather before a pass: it costs about as much for one group as for ten.
+const GATHERING: Duration = Duration::from_millis(3);
+
 /// The pause when all groups of a pass were left: other transactions have their jobs, or another
 /// node decides about them.
 const LEFT_PAUSE: Duration = Duration::from_millis(20);
@@ -41,6 +44,7 @@ pub struct Admitting {
 
 /// One pass: opens what may run, and returns how long to sleep. Zero: there is more.
 pub async fn pass(engine: &Engine, before: &Admitting) -> sqlx::Result<Duration> {
+    tokio::time::sleep(GATHERING).await;
     let mut conn = engine.pools.background.acquire().await?;
     let since = before.since.load(Ordering::Relaxed);
     let noted = admission::find_noted(&mut conn, since).await?;

@@ -40,3 +40,36 @@ pub struct GroupRules {
     /// The effect of a dead letter on its group.
     pub on_dead: OnDead,
 }
+
+/// What a worker's rate limit pauses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RateLimitScope {
+    /// The job's group.
+    Group,
+    /// The whole queue.
+    Queue,
+}
+
+impl RateLimitScope {
+    /// Its name, in requests, the audit log and metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Group => "group",
+            Self::Queue => "queue",
+        }
+    }
+}
+
+/// What becomes of a dead letter that blocks its group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum HeadAction {
+    /// It is retried, before all others of its group.
+    Retry,
+    /// It stays a dead letter, and the next job runs. A later retry puts it at the end.
+    Skip,
+    /// It is deleted.
+    Delete,
+}

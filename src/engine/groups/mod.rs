@@ -6,6 +6,7 @@ pub mod admission;
 use fencepost_domain::{
     actor::ChangedBy,
     error::{Error, QueueError},
+    group::HeadAction,
     ids::{JobId, JobKey, ProjectId},
     job::StoredState,
     limits::MAX_PAUSED_GROUPS,
@@ -95,17 +96,6 @@ pub async fn resume(engine: &Engine, group: &GroupKey) -> Result<(), Error> {
     Ok(())
 }
 
-/// What becomes of the dead letter that blocks a group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unblocking {
-    /// It is retried, before all others of its group.
-    Retry,
-    /// It stays a dead letter, and the next one runs. A later retry puts it at the end.
-    Skip,
-    /// It is deleted.
-    Delete,
-}
-
 /// Unblocks a group, and returns the dead letter that has blocked it.
 ///
 /// # Errors
@@ -114,7 +104,7 @@ pub enum Unblocking {
 pub async fn unblock(
     engine: &Engine,
     group: &GroupKey,
-    how: Unblocking,
+    how: HeadAction,
     by: &ChangedBy,
 ) -> Result<JobId, Error> {
     let head = get(engine, group).await?;
@@ -122,9 +112,9 @@ pub async fn unblock(
     let id = head.head_id.filter(|_| is_dead).ok_or(QueueError::GroupNotBlocked)?;
     let key = JobKey { project_id: group.project_id, id };
     match how {
-        Unblocking::Retry => control::retry_dead_letter(engine, key, by).await?,
-        Unblocking::Delete => dead_letters::delete(engine, key).await?,
-        Unblocking::Skip => {
+        HeadAction::Retry => control::retry_dead_letter(engine, key, by).await?,
+        HeadAction::Delete => dead_letters::delete(engine, key).await?,
+        HeadAction::Skip => {
             let mut conn = engine.pools.read_for(group.project_id).await?;
             if !groups::pass_over(&mut conn, key).await? {
                 return Err(QueueError::GroupNotBlocked.into());

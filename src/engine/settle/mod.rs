@@ -18,6 +18,7 @@ use std::{
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
     error::{Error, JobStatus},
+    group::RateLimitScope,
     ids::{JobId, JobKey, LeaseId, ProjectId},
     job::AttemptOutcome,
     lease::{self, Fence, Refusal},
@@ -37,7 +38,7 @@ use tokio::time::timeout;
 pub use self::{
     bare::{BareFences, name_attempt},
     failures::{FailureOrRelease, Failures},
-    rate_limited::{RateLimited, Scope},
+    rate_limited::RateLimited,
     successes::{Parents, SuccessNotes, Successes},
 };
 use super::{Engine, group_commit::Coalescer};
@@ -86,7 +87,7 @@ pub enum Acked {
     Retry {
         at: DateTime<Utc>,
         /// What has been paused by it.
-        paused: Option<Scope>,
+        paused: Option<RateLimitScope>,
     },
 }
 

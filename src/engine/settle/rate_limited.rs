@@ -3,6 +3,7 @@
 
 use fencepost_domain::{
     error::Error,
+    group::RateLimitScope,
     ids::{JobKey, ProjectId},
     job::OutcomeCause,
     lease::Fence,
@@ -28,20 +29,13 @@ const KEPT_ATTEMPTS: i64 = 100;
 pub struct RateLimited {
     pub retry_after_seconds: u32,
     /// None: the group, if the job has one.
-    pub scope: Option<Scope>,
-}
-
-/// What is paused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scope {
-    Group,
-    Queue,
+    pub scope: Option<RateLimitScope>,
 }
 
 /// A pause that has begun.
 struct Pause {
     queue: String,
-    scope: Scope,
+    scope: RateLimitScope,
 }
 
 /// Ends an attempt, if its fence holds.
@@ -66,11 +60,7 @@ pub async fn settle(
     failure::publish(&engine.notifier, &[outcome], std::slice::from_ref(&after));
     engine.notifier.wake.ask(BackgroundTask::Groups);
     if let Some(pause) = &pause {
-        let scope = match pause.scope {
-            Scope::Group => "group",
-            Scope::Queue => "queue",
-        };
-        counter!(telemetry::RATE_LIMIT_PAUSES, "scope" => scope).increment(1);
+        counter!(telemetry::RATE_LIMIT_PAUSES, "scope" => pause.scope.as_str()).increment(1);
         engine.notifier.wake.queue_changed(key.project_id, &pause.queue);
     }
     let acked = match after.retry_at {
@@ -93,7 +83,7 @@ async fn settle_in(
     let held = settle_failure::lock_held(tx, std::iter::once((key, fence))).await?;
     let Some(held) = held.first() else { return Ok(None) };
     let Some((queue, group)) = groups::of_job(tx, key).await? else { return Ok(None) };
-    if group.is_none() && limited.scope == Some(Scope::Group) {
+    if group.is_none() && limited.scope == Some(RateLimitScope::Group) {
         return Err(Error::invalid("scope", "must be queue: the job has no group"));
     }
     let cause = OutcomeCause::RateLimited { retry_after_seconds: limited.retry_after_seconds };
@@ -101,7 +91,7 @@ async fn settle_in(
     let after = failure::write(tx, std::slice::from_ref(&outcome)).await?;
     let Some(after) = after.into_iter().next() else { return Ok(None) };
     groups::note_rate_limited(tx, key, KEPT_ATTEMPTS).await?;
-    let group = group.filter(|_| limited.scope != Some(Scope::Queue));
+    let group = group.filter(|_| limited.scope != Some(RateLimitScope::Queue));
     let seconds = i32::try_from(limited.retry_after_seconds).unwrap_or(i32::MAX);
     let pause = pause(tx, key.project_id, (queue, group), seconds).await?;
     Ok(Some((outcome, after, pause)))
@@ -114,7 +104,7 @@ async fn pause(
     seconds: i32,
 ) -> Result<Option<Pause>, Error> {
     queues::lock_settings(tx, project_id, &queue).await?;
-    let scope = if group.is_some() { Scope::Group } else { Scope::Queue };
+    let scope = if group.is_some() { RateLimitScope::Group } else { RateLimitScope::Queue };
     let is_new = match &group {
         None => groups::pause_queue(tx, project_id, &queue, seconds).await?,
         Some(group) => {

@@ -10,6 +10,7 @@ use std::{
 use chrono::{DateTime, TimeDelta, Utc};
 use fencepost_domain::{
     backoff::{Jitter, RetryPolicy},
+    group::RateLimitScope,
     ids::{NodeId, PUSH_WORKER, ProjectId},
     limits::{
         DEFAULT_RATE_LIMITED_SECONDS, MAX_JSON_DEPTH, MAX_RATE_LIMITED_SECONDS, MAX_RESULT_BYTES,
@@ -45,7 +46,7 @@ use super::{
 };
 use crate::{
     dispatch::DispatchedJob,
-    settle::{Failure, RateLimited, ReportedOutcome, Scope},
+    settle::{Failure, RateLimited, ReportedOutcome},
 };
 
 /// Queues that one node pushes at most. Each has a parked poll, of which a node has 20,000, and
@@ -477,7 +478,7 @@ fn result(answer: Answer) -> Option<String> {
     fits.then_some(text)
 }
 
-/// A rate limit of the job's group: the others of the queue go on.
+/// A rate limit of the job's group: the other jobs of the queue continue.
 fn rate_limit(answer: &Answer, job: &LeasedJob) -> Option<RateLimited> {
     if answer.status != StatusCode::TOO_MANY_REQUESTS.as_u16()
         || answer.is_about_queue
@@ -490,7 +491,7 @@ fn rate_limit(answer: &Answer, job: &LeasedJob) -> Option<RateLimited> {
         || RetryPolicy::stored(job.retry.as_ref()).delay(job.failures + 1, Jitter::NONE).as_secs();
     let seconds = asked.unwrap_or_else(backoff).clamp(1, MAX_RATE_LIMITED_SECONDS as u64);
     let retry_after_seconds = u32::try_from(seconds).unwrap_or(DEFAULT_RATE_LIMITED_SECONDS);
-    Some(RateLimited { retry_after_seconds, scope: Some(Scope::Group) })
+    Some(RateLimited { retry_after_seconds, scope: Some(RateLimitScope::Group) })
 }
 
 fn failed(kind: &str, message: String, retryable: bool) -> ReportedOutcome {

@@ -4,10 +4,13 @@ use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Datelike, Utc};
 use fencepost_domain::{
     error::Error,
+    group::HeadAction,
+    ids::ProjectId,
     job::{JobState, StoredState},
     limits,
 };
-use fencepost_engine::groups::{self, GroupKey, GroupRow, Listed, Unblocking};
+use fencepost_engine::groups::{self, GroupKey, GroupRow, Listed};
+use fencepost_store::groups::MAX_COUNTED_JOBS;
 use fencepost_web::{
     app::App,
     auth::{Caller, Manage, Read},
@@ -127,7 +130,7 @@ impl Group {
             group: row.group,
             queue: queue.to_owned(),
             state,
-            waiting: row.waiting.min(groups_counted()),
+            waiting: row.waiting.min(MAX_COUNTED_JOBS),
             running: row.running,
             head,
             paused_at: row.paused_at,
@@ -135,10 +138,6 @@ impl Group {
             next_change_at,
         }
     }
-}
-
-const fn groups_counted() -> i64 {
-    fencepost_store::groups::MAX_COUNTED_JOBS
 }
 
 /// Page of groups.
@@ -329,18 +328,6 @@ pub struct UnblockGroupRequest {
 
 impl RequestBody for UnblockGroupRequest {}
 
-/// What becomes of a dead letter that blocks its group.
-#[derive(Debug, Clone, Copy, Deserialize, Serialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum HeadAction {
-    /// It is retried, before all others of its group.
-    Retry,
-    /// It stays a dead letter, and the next job runs. A later retry puts it at the end.
-    Skip,
-    /// It is deleted.
-    Delete,
-}
-
 /// Unblock a group.
 ///
 /// Decides about the dead letter at its head.
@@ -369,12 +356,7 @@ pub async fn unblock(
     let mut check = Check::default();
     let group = accept(caller.project_id, queue, group, &mut check);
     check.finish()?;
-    let how = match request.head {
-        HeadAction::Retry => Unblocking::Retry,
-        HeadAction::Skip => Unblocking::Skip,
-        HeadAction::Delete => Unblocking::Delete,
-    };
-    let id = groups::unblock(&app.engine, &group, how, &caller.who.changed_by()).await?;
+    let id = groups::unblock(&app.engine, &group, request.head, &caller.who.changed_by()).await?;
     let after = serde_json::json!({
         "group": group.group, "head": request.head, "job_id": id.to_string(),
     });
@@ -382,12 +364,7 @@ pub async fn unblock(
     now(&app, group).await
 }
 
-fn accept(
-    project_id: fencepost_domain::ids::ProjectId,
-    queue: String,
-    group: String,
-    check: &mut Check,
-) -> GroupKey {
+fn accept(project_id: ProjectId, queue: String, group: String, check: &mut Check) -> GroupKey {
     check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
     check.name("group", &group, limits::MAX_GROUP_CHARS);
     GroupKey { project_id, queue, group }

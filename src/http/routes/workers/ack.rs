@@ -10,13 +10,14 @@ use axum::{
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
     error::Error,
+    group::RateLimitScope,
     ids::{JobId, JobKey, LeaseId},
     limits,
     text::ErrorReport,
 };
 use fencepost_engine::{
     reach::Reach,
-    settle::{self, Ack, Acked, Failure, RateLimited, ReportedOutcome, Scope},
+    settle::{self, Ack, Acked, Failure, RateLimited, ReportedOutcome},
 };
 use fencepost_web::{
     app::App,
@@ -105,16 +106,6 @@ pub enum AckStatus {
     /// What the job calls asks for fewer requests: the job waits with its group or its queue; no
     /// failure is counted.
     RateLimited,
-}
-
-/// What a worker's rate limit pauses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum RateLimitScope {
-    /// The job's group.
-    Group,
-    /// The whole queue.
-    Queue,
 }
 
 /// An error report.
@@ -379,11 +370,7 @@ async fn settle_one(
     let acked = settle::ack(&app.engine, caller.project_id, ack).await?;
     if let Acked::Retry { paused: Some(scope), .. } = acked {
         // One key that may only work can stop a queue.
-        let scope = match scope {
-            Scope::Group => "group",
-            Scope::Queue => "queue",
-        };
-        let after = Some(serde_json::json!({ "scope": scope }).to_string());
+        let after = Some(serde_json::json!({ "scope": scope.as_str() }).to_string());
         let entry = NewAuditEntry::to("job.rate_limited", job_id.to_string());
         audit::note_detached(app, caller, NewAuditEntry { after, ..entry }).await;
     }
@@ -430,10 +417,7 @@ fn accept(who: &Who, request: AckRequest, path: &str) -> Result<Ack, Error> {
             retry_after_seconds: request
                 .retry_after_seconds
                 .unwrap_or(limits::DEFAULT_RATE_LIMITED_SECONDS),
-            scope: request.scope.map(|it| match it {
-                RateLimitScope::Group => Scope::Group,
-                RateLimitScope::Queue => Scope::Queue,
-            }),
+            scope: request.scope,
         }),
     };
     let job_id = accept_job_id(&request.job_id)?;

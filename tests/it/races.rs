@@ -1,10 +1,19 @@
 //! Many at once.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
-use crate::harness::{TestServer, fresh_database, limited, run, run_alone};
+use crate::harness::{LoneProject, TestServer, fresh_database, limited, run, run_alone};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
+
+/// Jobs that four senders send to two groups.
+const ORDERED_JOBS: usize = 120;
 
 #[test]
 fn sixty_polls_and_forty_jobs_lease_each_job_once() {
@@ -71,6 +80,78 @@ fn two_nodes_share_a_queue_and_lease_each_job_once() {
         assert_eq!(waiting.await.expect("no panic")["id"], id);
         one.stop().await;
         two.stop().await;
+    });
+}
+
+/// A start or an end of an attempt: whether it is a start, and the payload.
+type Log = Arc<Mutex<Vec<(bool, Value)>>>;
+
+/// Leases jobs and logs the start and the end of each attempt, until all jobs have succeeded. The
+/// first attempt of every fifth fails.
+async fn work_in_order(t: LoneProject, worker: String, log: Log, left: Arc<AtomicUsize>) {
+    let note = |is_start, job: &Value| {
+        log.lock().expect("no panic").push((is_start, job["payload"].clone()));
+    };
+    let poll =
+        json!({"worker_id": worker, "queues": ["default"], "capacity": 5, "wait_seconds": 1});
+    while left.load(Ordering::SeqCst) > 0 {
+        let jobs = t.polled(poll.clone()).await;
+        for job in &jobs {
+            note(true, job);
+        }
+        for job in &jobs {
+            note(false, job);
+            let number = job["payload"]["number"].as_u64().expect("a number");
+            if number.is_multiple_of(5) && job["attempt"] == 1 {
+                t.ack_with(job, &worker, "failed", json!({"retry_after_seconds": 0})).await.is(200);
+            } else {
+                t.ack(job, &worker, "succeeded").await.is(200);
+                left.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+    }
+}
+
+#[test]
+fn two_nodes_run_the_jobs_of_a_group_in_order() {
+    limited(async {
+        let database = fresh_database().await;
+        let (one, two) =
+            (TestServer::start(database.clone()).await, TestServer::start(database).await);
+        let t = one.project("main").await;
+        let nodes = [t.clone(), t.through(&two.url)];
+        t.patch("/v1/queues/default", json!({"groups": {"order": "strict"}})).await.is(200);
+        let (log, left) = (Log::default(), Arc::new(AtomicUsize::new(ORDERED_JOBS)));
+        let mut tasks = JoinSet::new();
+        for (number, node) in nodes.iter().cycle().take(4).enumerate() {
+            let (sender, group) = (node.clone(), ["a", "b"][number / 2]);
+            tasks.spawn(async move {
+                for job in 0..ORDERED_JOBS / 4 {
+                    let payload = json!({"group": group, "sender": number, "number": job});
+                    sender.enqueue(json!({"group": group, "payload": payload})).await;
+                }
+            });
+            let (log, left) = (Arc::clone(&log), Arc::clone(&left));
+            tasks.spawn(work_in_order(node.clone(), format!("w{number}"), log, left));
+        }
+        tasks.join_all().await;
+        one.stop().await;
+        two.stop().await;
+        let log = log.lock().expect("no panic");
+        for group in ["a", "b"] {
+            let of_group: Vec<_> = log.iter().filter(|it| it.1["group"] == group).collect();
+            for pair in of_group.chunks(2) {
+                assert!(pair[0].0 && !pair[1].0, "one at a time: {of_group:?}");
+                assert_eq!(pair[0].1, pair[1].1);
+            }
+        }
+        for sender in 0..4 {
+            let of_sender = log.iter().filter(|it| it.0 && it.1["sender"] == sender);
+            let mut numbers: Vec<_> = of_sender.filter_map(|it| it.1["number"].as_u64()).collect();
+            assert!(numbers.is_sorted(), "as they were sent, over retries: {numbers:?}");
+            numbers.dedup();
+            assert_eq!(numbers.len(), ORDERED_JOBS / 4);
+        }
     });
 }
 

@@ -11,7 +11,8 @@ use fencepost_store::{
     faults,
     sweep::{
         groups::{
-            admission::{self, NotedGroup, Opened},
+            admission::{self, Opened},
+            noted::{self, NotedGroup},
             pauses, walks,
         },
         set_aside::Work,
@@ -47,15 +48,14 @@ pub async fn pass(engine: &Engine, before: &Admitting) -> sqlx::Result<Duration>
     tokio::time::sleep(GATHERING).await;
     let mut conn = engine.pools.background.acquire().await?;
     let since = before.since.load(Ordering::Relaxed);
-    let noted = admission::find_noted(&mut conn, since).await?;
+    let noted = noted::find_noted(&mut conn, since).await?;
     before.since.store(noted.all_since, Ordering::Relaxed);
-    let is_full = noted.groups.len() as i64 == admission::MAX_PASS_GROUPS;
     let mut is_more = false;
     if noted.next_end_ms.is_some_and(|it| it <= 0.0) {
         is_more |= end_pauses(&mut conn).await?;
     }
     // Not beyond what is noted already: the groups of other queues would wait behind it.
-    if noted.has_walk && !is_full {
+    if noted.has_walk && !noted.is_full() {
         is_more |= walk(engine, &mut conn).await?;
     }
     let admitting = isolate::process(engine, &mut conn, &Admission, &noted.groups);
@@ -69,7 +69,7 @@ pub async fn pass(engine: &Engine, before: &Admitting) -> sqlx::Result<Duration>
         left += opened.left;
     }
     // Another node may have locked all of them.
-    is_more |= moved > 0 || is_full && left < noted.groups.len();
+    is_more |= moved > 0 || noted.is_full() && (noted.forgotten > 0 || left < noted.groups.len());
     Ok(if is_more { Duration::ZERO } else { pause(left, noted.next_end_ms) })
 }
 

@@ -1,5 +1,7 @@
 //! Storing new jobs.
 
+use std::collections::HashSet;
+
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
     backoff::RetryPolicy,
@@ -301,17 +303,19 @@ pub async fn insert_jobs(
                    case when payload ^@ '"' or payload like '%"command"%'
                        then nullif(offers_command(payload), false)
                    end as has_command,
-                   coalesce((extras->>'unfinished_parents')::int, 0) + starts.waits::int as unfinished_parents,
-                   nullif(starts.waits, false) as waits_for_group,
-                   case
+                   coalesce((extras->>'unfinished_parents')::int, 0)
+                       + coalesce(waits_for_group, false)::int as unfinished_parents,
+                   waits_for_group, case
                        when extras->>'group' is not null
                        then (select nextval('job_places')) + sent.number
                    end as group_place,
                    starts.run_at,
-                   case when starts.is_due and not starts.waits then 'pending' else 'scheduled' end as state,
+                   case when starts.is_due and waits_for_group is not true then 'pending'
+                       else 'scheduled'
+                   end as state,
                    sent.worker_id, sent.poll_id,
                    case
-                       when starts.is_due and not starts.waits
+                       when starts.is_due and waits_for_group is not true
                            and not coalesce(setting.has_rules or setting.has_gate, false)
                        then sent.lease_id
                    end as lease_id,
@@ -322,11 +326,12 @@ pub async fn insert_jobs(
             from unnest(
                 $1::int[], $2::uuid[], $3::text[], $4::text[], $5::smallint[], $6::timestamptz[],
                 $7::int[], $8::timestamptz[], $9::int[], $10::int[], $11::text[], $12::jsonb[],
-                $13::jsonb[], $15::jsonb[], $17::text[], $18::int[], $19::uuid[], $20::uuid[]
+                $13::jsonb[], $15::jsonb[], $17::text[], $18::int[], $19::uuid[], $20::uuid[],
+                $23::boolean[]
             ) with ordinality as sent(
                 project_id, id, queue, job_type, rank, run_at, delay_seconds, latest_run_at,
                 max_attempts, timeout_seconds, payload, retry, tags, extras, worker_id,
-                lease_seconds, poll_id, lease_id, number
+                lease_seconds, poll_id, lease_id, leads_group, number
             )
             left join queues setting
                 on setting.project_id = sent.project_id and setting.name = sent.queue
@@ -335,9 +340,10 @@ pub async fn insert_jobs(
                        coalesce(sent.run_at, now() + make_interval(secs => delay_seconds)) <= now()
                            and coalesce((extras->>'unfinished_parents')::int, 0) = 0 as is_due,
                        case when extras->>'group' is not null and setting.has_gate
-                           then must_wait_for_group(sent.project_id, sent.queue, extras->>'group')
-                           else false
-                       end as waits
+                           then wait_of_new_job(
+                               sent.project_id, sent.queue, extras->>'group', leads_group
+                           )
+                       end as waits_for_group
             ) starts
             where latest_run_at is null
                 or latest_run_at <= now() + make_interval(secs => $14::bigint)
@@ -432,7 +438,28 @@ pub async fn insert_jobs(
             as &[Option<Uuid>],
         MIN_DEFAULT_LEASE_SECONDS,
         TIMEOUT_GRACE_SECONDS,
+        &leads_group(jobs),
     )
     .fetch_all(conn)
     .await
+}
+
+/// Groups that one statement may lock: PostgreSQL has few thousand locks for everybody.
+const MAX_LOCKED_GROUPS: usize = 50;
+
+/// Which jobs are the first of their group here, for up to [`MAX_LOCKED_GROUPS`] groups: each may
+/// run at once if its group has no other job. Empty: no job has a group.
+fn leads_group(jobs: &[&NewJob]) -> Vec<bool> {
+    let has_group = |it: &&NewJob| it.extras.as_ref().is_some_and(|it| it.group.is_some());
+    if !jobs.iter().any(has_group) {
+        return Vec::new();
+    }
+    let mut seen = HashSet::new();
+    let leads = jobs.iter().map(|job| {
+        let group = job.extras.as_ref().and_then(|it| it.group.as_deref());
+        group.is_some_and(|group| {
+            seen.len() < MAX_LOCKED_GROUPS && seen.insert((job.project_id, &job.queue, group))
+        })
+    });
+    leads.collect()
 }

@@ -58,6 +58,26 @@ fn jobs_of_a_group_run_one_at_a_time_as_they_were_stored() {
 }
 
 #[test]
+fn the_first_job_of_an_empty_group_is_ready_when_it_is_stored() {
+    run(async |t| {
+        order(t, "block").await;
+        let jobs: Vec<_> =
+            ["a", "a", "b"].map(|it| json!({"job_type": "t", "group": it})).into_iter().collect();
+        let stored = t.post("/v1/jobs/batch", json!({"jobs": jobs})).await.is(201);
+        let states: Vec<_> = (0..3).map(|it| &stored["jobs"][it]["state"]).collect();
+        assert_eq!(states, ["pending", "scheduled", "pending"]);
+        let after = t.post("/v1/jobs", json!({"job_type": "t", "group": "b"})).await.is(201);
+        assert_eq!(after["state"], "scheduled", "one of its group waits for a worker");
+        let dead = starts(t, stored["jobs"][0]["id"].as_str().expect("an id")).await;
+        t.ack_with(&dead, "w", "failed", json!({"retryable": false})).await.is(200);
+        let cancel = format!("/v1/jobs/{}/cancel", stored["jobs"][1]["id"].as_str().expect("one"));
+        t.act(&cancel).await.is(200);
+        let blocked = t.post("/v1/jobs", json!({"job_type": "t", "group": "a"})).await.is(201);
+        assert_eq!(blocked["state"], "scheduled", "a dead letter blocks the group");
+    });
+}
+
+#[test]
 fn a_retry_a_release_and_a_lost_lease_keep_the_place() {
     run_alone(async |t| {
         order(t, "block").await;

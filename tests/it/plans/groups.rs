@@ -4,7 +4,8 @@
 use fencepost_store::{
     groups::{self, Listed},
     sweep::groups::{
-        admission::{self, NotedGroup},
+        admission,
+        noted::{self, NotedGroup},
         walks,
     },
 };
@@ -40,7 +41,8 @@ async fn fill_groups(database: &Database) {
              from generate_series(10000, 11000) n;
              insert into group_notes (project_id, queue, group_key)
              select 1, 'default', 'g' || n from generate_series(1, 100) n
-             union all select 1, 'default', 'g10000'"
+             union all select 1, 'default', 'g10000'
+             union all select 1, 'default', 'without jobs ' || n from generate_series(1, 50) n"
         ))
         .await;
 }
@@ -62,15 +64,20 @@ fn admission_reads_the_heads_of_noted_groups_alone() {
         fill_groups(&database).await;
         let pools = Pools::new(&database.url, PoolArgs::default(), None).expect("a URL");
         let conn = &mut *pools.background.acquire().await.expect("a connection");
-        let found = admission::find_noted(conn, 0).await.expect("it runs").groups;
-        assert_eq!(found.len(), 101);
+        // Those of the 101 groups with jobs, and of 50 without: each is looked up once.
+        let noted = costs(conn, "noted groups", 151 * 20, async |conn| {
+            noted::find_noted(conn, 0).await.expect("it runs")
+        })
+        .await;
+        assert_eq!((noted.groups.len(), noted.forgotten), (101, 50));
+        let found = noted.groups;
         // The first plan of a connection reads more.
         let first = admit(conn, &found[..50]).await;
         let rest =
             costs(conn, "admission", 51 * 60, async |conn| admit(conn, &found[50..]).await).await;
         assert_eq!(first + rest, 100, "the head of each that no dead letter blocks");
         assert_eq!(
-            admission::find_noted(conn, 0).await.expect("it runs").groups.len(),
+            noted::find_noted(conn, 0).await.expect("it runs").groups.len(),
             0,
             "the notes are gone"
         );

@@ -11,102 +11,12 @@ use fencepost_domain::{
 };
 use sqlx::PgConnection;
 
-use super::GroupColumns;
+use super::{GroupColumns, noted::NotedGroup};
 use crate::{groups::GroupKey, settle::settle_success::WaitingJob};
 
-/// Notes of which the groups of a pass are chosen. The statement carries the same number as a
-/// literal.
-pub const MAX_SEEN_NOTES: i64 = 20_000;
-/// Groups of a pass: each is a lock, and PostgreSQL has few thousand for everybody.
-pub const MAX_PASS_GROUPS: i64 = 200;
 /// Jobs of a group that one pass opens or closes at most. The statements carry the same number as a
 /// literal.
 pub const MAX_MOVED_JOBS: i64 = 500;
-
-/// A group with notes.
-#[derive(Debug, Clone)]
-pub struct NotedGroup {
-    pub key: GroupKey,
-    /// The transactions that wrote its first and its last note, of those that were seen.
-    pub noted_by: (i64, i64),
-}
-
-/// What there is to do.
-#[derive(Debug, Clone, Default)]
-pub struct Noted {
-    pub groups: Vec<NotedGroup>,
-    /// No transaction before this one has left a note.
-    pub all_since: i64,
-    /// Milliseconds until the next pause ends, negative if it has; none: none ends by itself.
-    pub next_end_ms: Option<f64>,
-    /// Whether the groups of a queue must be noted.
-    pub has_walk: bool,
-}
-
-/// Groups with notes, of projects in turn, and what else is due. Notes of transactions before
-/// `since` are gone, so dead rows of them are not read.
-pub async fn find_noted(conn: &mut PgConnection, since: i64) -> sqlx::Result<Noted> {
-    let rows = sqlx::query!(
-        r#"
-        with clock as materialized (
-            select pg_snapshot_xmin(pg_current_snapshot())::text::bigint as oldest
-        ), first as materialized (
-            select project_id, queue, group_key, made_by, exists (
-                       select from set_aside
-                       where project_id = group_notes.project_id and work = 'groups'
-                           and item = queue || '/' || group_key and next_try_at > now()
-                   ) as is_aside
-            from group_notes
-            where made_by >= (select case when $1 <= oldest then $1 else 0 end from clock)
-            limit 20000
-        ), noted as (
-            select project_id, queue, group_key, min(made_by) as first_by, max(made_by) as last_by,
-                   row_number() over (partition by project_id order by min(made_by)) as turn
-            from first
-            where not is_aside
-            group by project_id, queue, group_key
-        )
-        select clock.oldest "oldest!", seen.notes "notes!", seen.first_by,
-               (extract(epoch from least((
-                   select paused_until
-                   from job_groups
-                   where paused_until < 'infinity'
-                   order by paused_until
-                   limit 1
-               ), (
-                   select rate_limited_until
-                   from queues
-                   where rate_limited_until is not null
-                   order by rate_limited_until
-                   limit 1
-               )) - now()) * 1000)::float8 as next_end_ms,
-               exists (select from queues where group_walk_at <= now()) "has_walk!",
-               noted.project_id "project_id?: ProjectId", noted.queue "queue?",
-               noted.group_key "group?", noted.first_by "noted_first?", noted.last_by "noted_last?"
-        from clock
-        cross join (select count(*) as notes, min(made_by) as first_by from first) seen
-        left join noted on true
-        order by noted.turn, noted.first_by
-        limit $2
-        "#,
-        since,
-        MAX_PASS_GROUPS,
-    )
-    .fetch_all(conn)
-    .await?;
-    let all_since = rows.first().map_or(0, |it| match it.first_by {
-        // Notes are not read in their order.
-        _ if it.notes >= MAX_SEEN_NOTES => since,
-        first_by => first_by.unwrap_or(it.oldest).min(it.oldest),
-    });
-    let next_end_ms = rows.first().and_then(|it| it.next_end_ms);
-    let has_walk = rows.first().is_some_and(|it| it.has_walk);
-    let groups = rows.into_iter().filter_map(|row| {
-        let key = GroupKey { project_id: row.project_id?, queue: row.queue?, group: row.group? };
-        Some(NotedGroup { key, noted_by: (row.noted_first?, row.noted_last?) })
-    });
-    Ok(Noted { groups: groups.collect(), all_since, next_end_ms, has_walk })
-}
 
 /// Tries to lock groups until the end of the transaction. Returns the indexes of those that are
 /// locked: another node may decide about the others at this moment.
@@ -117,9 +27,7 @@ pub async fn lock(conn: &mut PgConnection, groups: &[NotedGroup]) -> sqlx::Resul
         select number - 1 "number!"
         from unnest($1::int[], $2::text[], $3::text[]) with ordinality
             as noted(project_id, queue, group_key, number)
-        where pg_try_advisory_xact_lock(hashtextextended(
-            'group ' || octet_length(queue) || ' ' || queue || group_key, project_id
-        ))
+        where pg_try_advisory_xact_lock(group_lock(project_id, queue, group_key))
         order by number
         "#,
         &columns.project_id,

@@ -1,6 +1,7 @@
 //! Groups across projects: which jobs of a group may run, and what holds them. See ADR 17.
 
 pub mod admission;
+pub mod noted;
 pub mod pauses;
 pub mod walks;
 

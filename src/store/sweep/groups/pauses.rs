@@ -34,13 +34,13 @@ pub async fn find_ended(conn: &mut PgConnection) -> sqlx::Result<Vec<(ProjectId,
     Ok(rows.into_iter().map(|it| (it.project_id, it.queue)).collect())
 }
 
-/// Ends pauses in these queues that have lasted long enough, up to 500, and returns how many.
+/// Ends pauses in these queues that have lasted long enough, up to 500.
 pub async fn end_pauses(
     conn: &mut PgConnection,
     queues: &[(ProjectId, String)],
-) -> sqlx::Result<i64> {
-    sqlx::query_scalar!(
-        r#"
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
         with due as materialized (
             select ended.project_id, ended.queue, ended.group_key
             from unnest($1::int[], $2::text[]) as named(project_id, queue)
@@ -58,17 +58,16 @@ pub async fn end_pauses(
             where job_groups.project_id = due.project_id and job_groups.queue = due.queue
                 and job_groups.group_key = due.group_key
                 and job_groups.paused_until <= statement_timestamp()
-        ), noted as (
-            insert into group_notes (project_id, queue, group_key)
-            select project_id, queue, group_key from due
         )
-        select count(*) "ended!" from due
-        "#,
+        insert into group_notes (project_id, queue, group_key)
+        select project_id, queue, group_key from due
+        ",
         &queues.iter().map(|it| it.0.0).collect::<Vec<_>>(),
         &queues.iter().map(|it| it.1.as_str()).collect::<Vec<_>>() as &[&str],
     )
-    .fetch_one(conn)
-    .await
+    .execute(conn)
+    .await?;
+    Ok(())
 }
 
 /// Locks the settings of queues until the end of the transaction, so that no group is paused, and

@@ -3,8 +3,8 @@
 use fencepost_domain::ids::ProjectId;
 use sqlx::PgConnection;
 
-/// Groups of one step. The statement carries the same number as a literal.
-pub const MAX_STEP_GROUPS: i64 = 500;
+/// Groups of one step.
+const MAX_STEP_GROUPS: i64 = 500;
 /// Walks after a change. The second finds what statements did that had begun before the change.
 pub const WALKS: i16 = 2;
 /// Seconds between the two: longer than any statement that stores or ends jobs may take.
@@ -17,8 +17,6 @@ pub struct Walk {
     pub queue: String,
     /// The last group that was noted.
     after: String,
-    /// Walks that are left, with this one.
-    pub left: i16,
 }
 
 /// The next walk that is due; none: another node has it, or there is none.
@@ -26,8 +24,7 @@ pub async fn find_due(conn: &mut PgConnection) -> sqlx::Result<Option<Walk>> {
     sqlx::query_as!(
         Walk,
         r#"
-        select project_id "project_id: ProjectId", name as queue, group_walk_after as after,
-               group_walks as left
+        select project_id "project_id: ProjectId", name as queue, group_walk_after as after
         from queues
         where group_walk_at <= now()
         order by group_walk_at
@@ -51,7 +48,7 @@ pub async fn step(conn: &mut PgConnection, walk: &Walk) -> sqlx::Result<bool> {
             from seen
             where seen.group_key is not null
         ), step as materialized (
-            select group_key from (select group_key from seen limit 500) first
+            select group_key from (select group_key from seen limit $5) first
             where group_key is not null
         ), noted as (
             insert into group_notes (project_id, queue, group_key)
@@ -59,14 +56,14 @@ pub async fn step(conn: &mut PgConnection, walk: &Walk) -> sqlx::Result<bool> {
         )
         update queues
         set group_walk_at = case
-                when (select count(*) from step) = 500 then now()
+                when (select count(*) from step) = $5 then now()
                 when group_walks > 1 then now() + make_interval(secs => $4)
             end,
             group_walks = case
-                when (select count(*) from step) = 500 then group_walks else group_walks - 1
+                when (select count(*) from step) = $5 then group_walks else group_walks - 1
             end,
             group_walk_after = case
-                when (select count(*) from step) = 500 then (select max(group_key) from step)
+                when (select count(*) from step) = $5 then (select max(group_key) from step)
                 else ''
             end
         where project_id = $1 and name = $2
@@ -76,6 +73,7 @@ pub async fn step(conn: &mut PgConnection, walk: &Walk) -> sqlx::Result<bool> {
         walk.queue,
         walk.after,
         f64::from(SECOND_WALK_SECONDS),
+        MAX_STEP_GROUPS,
     )
     .fetch_one(conn)
     .await?;

@@ -57,11 +57,11 @@ pub async fn change_settings(
     Ok(())
 }
 
-/// Checks that a queue may have settings.
+/// Checks that a queue may have settings, and rules of groups among them.
 ///
 /// # Errors
 /// The errors of [`change_settings`].
-pub async fn admit_settings(
+pub async fn admit_group_rules(
     engine: &Engine,
     project_id: ProjectId,
     queue: &str,

@@ -2,8 +2,10 @@
 
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
+    alarm::MAX_BLOCKED_GROUPS,
     ids::{JobId, JobKey, ProjectId},
     job::{RATE_LIMITED, StoredState},
+    limits::MAX_PAUSED_GROUPS,
 };
 use sqlx::PgConnection;
 
@@ -186,8 +188,9 @@ pub struct GroupRow {
     pub group: String,
     /// By the database's clock.
     pub now: DateTime<Utc>,
+    /// None: it is not paused.
     pub paused_at: Option<DateTime<Utc>>,
-    /// The year 9999: until it is resumed.
+    /// None: it is not paused, or until it is resumed.
     pub paused_until: Option<DateTime<Utc>>,
     /// Jobs that have not started, up to [`MAX_COUNTED_JOBS`].
     pub waiting: i64,
@@ -218,10 +221,8 @@ pub async fn find(
         GroupRow,
         r#"
         select named.group_key as "group!", statement_timestamp() "now!",
-               pause.paused_at "paused_at?", case
-                   when pause.paused_until = 'infinity' then '9999-12-31Z'
-                   else pause.paused_until
-               end as paused_until,
+               pause.paused_at "paused_at?",
+               nullif(pause.paused_until, 'infinity') as paused_until,
                held.jobs + open.waiting "waiting!", open.running "running!", head.id "head_id?: JobId",
                head.state "head_state?: StoredState", head.run_at "head_run_at?",
                head.created_at "head_created_at?", head.parents "head_parents?"
@@ -295,6 +296,52 @@ pub async fn find(
         project_id.0,
         queue,
         groups,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// How many groups of a queue wait for a person or a partner.
+#[derive(Debug, Clone)]
+pub struct HeldGroups {
+    pub queue: String,
+    /// Jobs of them wait behind a dead letter; up to [`MAX_BLOCKED_GROUPS`].
+    pub blocked: i64,
+    /// Up to [`MAX_PAUSED_GROUPS`].
+    pub paused: i64,
+}
+
+/// The same for these queues, of which those without an order and without pauses are left out.
+pub async fn held(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queues: &[&str],
+) -> sqlx::Result<Vec<HeldGroups>> {
+    sqlx::query_as!(
+        HeldGroups,
+        r#"
+        select gated.name as queue, blocked.groups "blocked!", paused.groups "paused!"
+        from queues gated
+        cross join lateral (
+            select count(*) as groups from blocked_groups($1, gated.name, $3)
+        ) blocked
+        cross join lateral (
+            select count(*) as groups
+            from (
+                select
+                from job_groups
+                where project_id = $1 and queue = gated.name
+                    and paused_until > statement_timestamp()
+                limit $4
+            ) counted
+        ) paused
+        where gated.project_id = $1 and gated.name = any($2) and gated.has_gate
+        order by gated.name
+        "#,
+        project_id.0,
+        queues as &[&str],
+        MAX_BLOCKED_GROUPS,
+        MAX_PAUSED_GROUPS,
     )
     .fetch_all(conn)
     .await

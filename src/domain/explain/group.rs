@@ -1,6 +1,6 @@
 //! What a job's group waits for.
 
-use chrono::{DateTime, Datelike, Utc};
+use chrono::{DateTime, Utc};
 
 use super::{Condition, Facts, Reason, second};
 use crate::{ids::JobId, job::StoredState};
@@ -10,7 +10,9 @@ use crate::{ids::JobId, job::StoredState};
 pub struct GroupLine {
     /// Its name.
     pub name: String,
-    /// None: it is not paused. The year 9999: until it is resumed.
+    /// Whether it is paused.
+    pub is_paused: bool,
+    /// End of its pause; none: until it is resumed.
     pub paused_until: Option<DateTime<Utc>>,
     /// The job that is first in line, unless that is this job.
     pub ahead: Option<JobAhead>,
@@ -29,21 +31,18 @@ pub struct JobAhead {
     pub waits_for_parents: bool,
 }
 
-/// Pauses without an end are stored as infinity, and read as the end of this year.
-const ENDLESS_YEAR: i32 = 9999;
-
 pub(super) fn condition(facts: &Facts, line: &GroupLine) -> Condition {
-    let GroupLine { name, paused_until, ahead } = line;
-    let (reason, message, changes_at) = match (paused_until, ahead) {
-        (Some(until), _) if until.year() == ENDLESS_YEAR => {
+    let GroupLine { name, is_paused, paused_until, ahead } = line;
+    let (reason, message, changes_at) = match (is_paused, paused_until, ahead) {
+        (true, None, _) => {
             (Reason::GroupHeld, format!("its group {name} is paused: resume it"), None)
         }
-        (Some(until), _) => {
+        (true, Some(until), _) => {
             let message = format!("its group {name} is paused until {}", second(*until));
             (Reason::GroupHeld, message, Some(*until))
         }
-        (None, Some(ahead)) => behind(facts, ahead),
-        (None, None) => (Reason::Group, format!("it is the next of its group {name}"), None),
+        (false, _, Some(ahead)) => behind(facts, ahead),
+        (false, _, None) => (Reason::Group, format!("it is the next of its group {name}"), None),
     };
     Condition { reason, is_open: false, message, changes_at }
 }

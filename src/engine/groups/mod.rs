@@ -52,7 +52,7 @@ pub async fn get_any(engine: &Engine, group: &GroupKey) -> Result<GroupRow, Erro
 
 async fn find(conn: &mut PgConnection, group: &GroupKey) -> Result<GroupRow, Error> {
     let found = find_any(conn, group).await?;
-    let is_known = found.head_id.is_some() || found.paused_until.is_some();
+    let is_known = found.head_id.is_some() || found.paused_at.is_some();
     if is_known { Ok(found) } else { Err(QueueError::GroupNotFound.into()) }
 }
 
@@ -69,7 +69,7 @@ async fn find_any(conn: &mut PgConnection, group: &GroupKey) -> Result<GroupRow,
 /// [`Error::QuotaExceeded`] when [`MAX_PAUSED_GROUPS`] groups of the project are paused, and as for
 /// [`crate::queues::change_settings`].
 pub async fn pause(engine: &Engine, group: &GroupKey, seconds: Option<i32>) -> Result<(), Error> {
-    crate::queues::admit_settings(engine, group.project_id, &group.queue).await?;
+    crate::queues::admit_group_rules(engine, group.project_id, &group.queue).await?;
     let mut conn = engine.pools.read_for(group.project_id).await?;
     let mut tx = conn.begin().await?;
     queues::lock_settings(&mut tx, group.project_id, &group.queue).await?;

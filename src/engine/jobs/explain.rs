@@ -217,7 +217,12 @@ async fn group_line(
         }
         _ => None,
     };
-    Ok(Some(GroupLine { name, paused_until: found.paused_until, ahead }))
+    Ok(Some(GroupLine {
+        name,
+        is_paused: found.paused_at.is_some(),
+        paused_until: found.paused_until,
+        ahead,
+    }))
 }
 
 async fn explain_row(

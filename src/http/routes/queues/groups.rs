@@ -1,7 +1,7 @@
 //! `/v1/queues/{queue}/groups`: groups of jobs, what they wait for, and what a person may do.
 
 use axum::{Json as Reply, extract::State};
-use chrono::{DateTime, Datelike, Utc};
+use chrono::{DateTime, Utc};
 use fencepost_domain::{
     error::Error,
     group::HeadAction,
@@ -31,8 +31,6 @@ use crate::{
 };
 
 const DEFAULT_PAGE_GROUPS: u32 = 50;
-/// Pauses without an end are read as the end of this year.
-const ENDLESS_YEAR: i32 = 9999;
 
 /// A group of jobs of one queue.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
@@ -123,9 +121,8 @@ impl Group {
             (None, _, 1..) => GroupState::Waiting,
             (None, ..) => GroupState::Idle,
         };
-        let paused_until = row.paused_until.filter(|it| it.year() < ENDLESS_YEAR);
         let head_due = row.head_run_at.filter(|it| *it > row.now && !is_blocked);
-        let next_change_at = if row.paused_at.is_some() { paused_until } else { head_due };
+        let next_change_at = if row.paused_at.is_some() { row.paused_until } else { head_due };
         Self {
             group: row.group,
             queue: queue.to_owned(),
@@ -134,7 +131,7 @@ impl Group {
             running: row.running,
             head,
             paused_at: row.paused_at,
-            paused_until,
+            paused_until: row.paused_until,
             next_change_at,
         }
     }
@@ -234,9 +231,7 @@ pub async fn get(
     NameInPath(queue): NameInPath,
     GroupInPath(group): GroupInPath,
 ) -> Result<Reply<Group>, Error> {
-    let mut check = Check::default();
-    let group = accept(caller.project_id, queue, group, &mut check);
-    check.finish()?;
+    let group = accept(caller.project_id, queue, group, Check::default())?;
     shown(&app, &group).await
 }
 
@@ -281,8 +276,7 @@ pub async fn pause(
     if let Some(seconds) = request.seconds {
         check.range("seconds", seconds, 1, limits::MAX_GROUP_PAUSE_SECONDS);
     }
-    let group = accept(caller.project_id, queue, group, &mut check);
-    check.finish()?;
+    let group = accept(caller.project_id, queue, group, check)?;
     groups::pause(&app.engine, &group, request.seconds).await?;
     let after = serde_json::json!({"group": group.group, "seconds": request.seconds});
     note(&app, &caller, "group.paused", &group, after).await;
@@ -309,9 +303,7 @@ pub async fn resume(
     NameInPath(queue): NameInPath,
     GroupInPath(group): GroupInPath,
 ) -> Result<Reply<Group>, Error> {
-    let mut check = Check::default();
-    let group = accept(caller.project_id, queue, group, &mut check);
-    check.finish()?;
+    let group = accept(caller.project_id, queue, group, Check::default())?;
     groups::resume(&app.engine, &group).await?;
     note(&app, &caller, "group.resumed", &group, serde_json::json!({"group": group.group})).await;
     now(&app, group).await
@@ -353,9 +345,7 @@ pub async fn unblock(
     GroupInPath(group): GroupInPath,
     Json(request): Json<UnblockGroupRequest>,
 ) -> Result<Reply<Group>, Error> {
-    let mut check = Check::default();
-    let group = accept(caller.project_id, queue, group, &mut check);
-    check.finish()?;
+    let group = accept(caller.project_id, queue, group, Check::default())?;
     let id = groups::unblock(&app.engine, &group, request.head, &caller.who.changed_by()).await?;
     let after = serde_json::json!({
         "group": group.group, "head": request.head, "job_id": id.to_string(),
@@ -364,10 +354,17 @@ pub async fn unblock(
     now(&app, group).await
 }
 
-fn accept(project_id: ProjectId, queue: String, group: String, check: &mut Check) -> GroupKey {
+/// The group of a path. `check` is what was found wrong in the rest of the request.
+fn accept(
+    project_id: ProjectId,
+    queue: String,
+    group: String,
+    mut check: Check,
+) -> Result<GroupKey, Error> {
     check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
     check.name("group", &group, limits::MAX_GROUP_CHARS);
-    GroupKey { project_id, queue, group }
+    check.finish()?;
+    Ok(GroupKey { project_id, queue, group })
 }
 
 async fn note(

@@ -48,7 +48,7 @@ impl Page {
         }
         let path = match it.rule {
             Rule::DeadLetters => format!("/dead-letters/list?fingerprint={}", it.subject),
-            Rule::OldestReady | Rule::WorkersSilent | Rule::CircuitOpen => {
+            Rule::OldestReady | Rule::WorkersSilent | Rule::GroupsBlocked | Rule::CircuitOpen => {
                 format!("/queues/{}", segment(it.details.queue.as_deref()?))
             }
             Rule::PushFailing => format!("/queues/{}/push", segment(&it.subject)),
@@ -115,6 +115,9 @@ impl AlarmExt for Alarm {
                 "workers that make no calls hold {threshold} running jobs of a queue or more for \
                  {for_seconds} s"
             ),
+            Rule::GroupsBlocked => format!(
+                "dead letters block {threshold} groups of a queue or more for {for_seconds} s"
+            ),
             Rule::CircuitOpen => "a circuit breaker pauses a job type".to_owned(),
             Rule::ScheduleMissed => "a schedule misses a tick".to_owned(),
             Rule::EndpointDisabled => "a webhook fails for three days, or is gone".to_owned(),
@@ -128,6 +131,8 @@ impl AlarmExt for Alarm {
         let (threshold, period) = match self.rule {
             Rule::DeadLetters => ("Dead letters", "Within these seconds"),
             Rule::KeyExpiring => ("Days", ""),
+            Rule::WorkersSilent => ("Running jobs", "For these seconds"),
+            Rule::GroupsBlocked => ("Groups", "For these seconds"),
             _ => ("Seconds", "For these seconds"),
         };
         let number = |name, label, bounds: Option<_>, value| {

@@ -32,6 +32,8 @@ pub const MAX_MUTE_SECONDS: i32 = 30 * 86_400;
 /// An incident of dead letters or dropped deliveries ends after this many minutes without a new
 /// one.
 pub const QUIET_MINUTES: i32 = 30;
+/// Groups of a queue with dead letters that are looked at, by name: more are not counted.
+pub const MAX_BLOCKED_GROUPS: i32 = 100;
 /// Minutes for which a missed tick is an incident, even if the next one fires.
 pub const MISSED_MINUTES: i32 = 10;
 
@@ -51,6 +53,9 @@ pub enum Rule {
     /// Workers that make no calls have held `threshold` running jobs of a queue or more for
     /// `for_seconds`.
     WorkersSilent,
+    /// In `threshold` groups of a queue or more, jobs have waited behind a dead letter for
+    /// `for_seconds`.
+    GroupsBlocked,
     /// The circuit breaker of a queue has paused a job type.
     CircuitOpen,
     /// A schedule has missed a tick.
@@ -67,10 +72,11 @@ pub enum Rule {
 
 impl Rule {
     /// All rules, in display order.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::DeadLetters,
         Self::OldestReady,
         Self::WorkersSilent,
+        Self::GroupsBlocked,
         Self::CircuitOpen,
         Self::ScheduleMissed,
         Self::EndpointDisabled,
@@ -86,6 +92,7 @@ impl Rule {
             Self::DeadLetters => "dead_letters",
             Self::OldestReady => "oldest_ready",
             Self::WorkersSilent => "workers_silent",
+            Self::GroupsBlocked => "groups_blocked",
             Self::CircuitOpen => "circuit_open",
             Self::ScheduleMissed => "schedule_missed",
             Self::EndpointDisabled => "endpoint_disabled",
@@ -107,6 +114,7 @@ impl Rule {
         match self {
             Self::DeadLetters | Self::WorkersSilent => Some((1, 1_000)),
             Self::OldestReady | Self::PushFailing => Some((60, 604_800)),
+            Self::GroupsBlocked => Some((1, MAX_BLOCKED_GROUPS)),
             Self::KeyExpiring => Some((1, 90)),
             _ => None,
         }
@@ -117,7 +125,7 @@ impl Rule {
     pub const fn periods(self) -> Option<(i32, i32)> {
         match self {
             Self::DeadLetters => Some((60, 3_600)),
-            Self::OldestReady | Self::WorkersSilent => Some((0, 86_400)),
+            Self::OldestReady | Self::WorkersSilent | Self::GroupsBlocked => Some((0, 86_400)),
             _ => None,
         }
     }
@@ -139,6 +147,7 @@ impl Rule {
             Self::DeadLetters
                 | Self::OldestReady
                 | Self::WorkersSilent
+                | Self::GroupsBlocked
                 | Self::CircuitOpen
                 | Self::PushFailing
         )
@@ -164,6 +173,7 @@ impl Rule {
             Self::DeadLetters => "Jobs became dead letters",
             Self::OldestReady => "Jobs wait for too long",
             Self::WorkersSilent => "Workers make no calls",
+            Self::GroupsBlocked => "Dead letters block groups",
             Self::CircuitOpen => "A circuit breaker is open",
             Self::ScheduleMissed => "A schedule missed a tick",
             Self::EndpointDisabled => "A webhook is disabled",

@@ -247,6 +247,7 @@ async fn look(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Result<Vec<Fou
     let mut found = looks::dead_letters(conn, projects).await?;
     found.extend(looks::oldest_ready(conn, projects).await?);
     found.extend(looks::workers_silent(conn, projects).await?);
+    found.extend(looks::groups_blocked(conn, projects).await?);
     found.extend(looks::circuit_open(conn, projects).await?);
     found.extend(looks::schedule_missed(conn, projects).await?);
     found.extend(looks::endpoints(conn, projects).await?);
@@ -287,8 +288,9 @@ fn details(Grouped { found: it, queues }: &Grouped) -> String {
         job_type: it.job_type.clone(),
         error_type: it.error_type.clone(),
         job_id: it.job_id.map(|it| JobId(it).to_string()),
+        group: it.name.clone().filter(|_| it.rule == "groups_blocked"),
         schedule: it.subject.clone().filter(|_| it.rule == "schedule_missed"),
-        name: shown,
+        name: shown.filter(|_| it.rule != "groups_blocked"),
         value: it.value,
         return_by: it.return_by,
         queues: queues.clone(),

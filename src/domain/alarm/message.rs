@@ -25,13 +25,16 @@ pub struct Details {
     /// A job that shows the trouble.
     #[schema(required)]
     pub job_id: Option<String>,
+    /// A group that a dead letter blocks.
+    #[schema(required)]
+    pub group: Option<String>,
     /// The schedule.
     #[schema(required)]
     pub schedule: Option<String>,
     /// The host of an endpoint, or the name of a key.
     #[schema(required)]
     pub name: Option<String>,
-    /// Number of dead letters, seconds, events or days, as it was found.
+    /// Number of dead letters, groups, seconds, events or days, as it was found.
     #[schema(required)]
     pub value: Option<i64>,
     /// Time when the last of the jobs that silent workers hold returns.
@@ -97,6 +100,7 @@ pub fn summary(rule: Rule, it: &Details) -> String {
                  you take them back, they return {return_by}."
             )
         }
+        Rule::GroupsBlocked => blocked_groups(&text(&it.group), &queue, value),
         Rule::CircuitOpen => format!(
             "The circuit breaker of the queue {queue} has paused the job type {job_type}: resume \
              it once its cause is fixed."
@@ -116,6 +120,19 @@ pub fn summary(rule: Rule, it: &Details) -> String {
         ),
         Rule::KeyExpiring if value == 1 => format!("{key} expires within a day."),
         Rule::KeyExpiring => format!("{key} expires within {value} days."),
+    }
+}
+
+fn blocked_groups(group: &str, queue: &str, groups: i64) -> String {
+    match groups {
+        1 => format!(
+            "A dead letter blocks the group {group} in the queue {queue}: jobs wait until it is \
+             retried, skipped or deleted."
+        ),
+        _ => format!(
+            "Dead letters block {groups} groups, {group} among them, in the queue {queue}: jobs \
+             wait until they are retried, skipped or deleted."
+        ),
     }
 }
 
@@ -148,6 +165,26 @@ mod tests {
         );
         let one = summary(Rule::WorkersSilent, &details(1));
         assert!(one.starts_with("1 running job is held"), "{one}");
+    }
+
+    #[test]
+    fn an_incident_of_blocked_groups_names_one() {
+        let details = |value| Details {
+            queue: Some("mail".to_owned()),
+            group: Some("customer:42".to_owned()),
+            value: Some(value),
+            ..Details::default()
+        };
+        assert_eq!(
+            summary(Rule::GroupsBlocked, &details(1)),
+            "A dead letter blocks the group customer:42 in the queue mail: jobs wait until it is \
+             retried, skipped or deleted."
+        );
+        assert_eq!(
+            summary(Rule::GroupsBlocked, &details(3)),
+            "Dead letters block 3 groups, customer:42 among them, in the queue mail: jobs wait \
+             until they are retried, skipped or deleted."
+        );
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub async fn find(conn: &mut PgConnection, after: ProjectId) -> sqlx::Result<Vec
     Ok(found.into_iter().take(most).collect())
 }
 
-/// Projects with ready or running jobs. Reads an entry of each.
+/// Projects with ready or running jobs, or with dead letters of groups. Reads an entry of each.
 async fn with_jobs(conn: &mut PgConnection, after: ProjectId) -> sqlx::Result<Vec<ProjectId>> {
     sqlx::query_scalar!(
         r#"
@@ -70,12 +70,29 @@ async fn with_jobs(conn: &mut PgConnection, after: ProjectId) -> sqlx::Result<Ve
             )
             from running
             where running.project_id is not null
+        ), blocked(project_id) as (
+            (
+                select project_id from jobs
+                where group_place is not null and completed_at is not null and project_id > $1
+                order by project_id limit 1
+            )
+            union all
+            select (
+                select project_id from jobs
+                where group_place is not null and completed_at is not null
+                    and project_id > blocked.project_id
+                order by project_id limit 1
+            )
+            from blocked
+            where blocked.project_id is not null
         )
         (select project_id "project_id!: ProjectId" from ready where project_id is not null limit $2)
         union
         (select project_id from constrained where project_id is not null limit $2)
         union
         (select project_id from running where project_id is not null limit $2)
+        union
+        (select project_id from blocked where project_id is not null limit $2)
         order by 1
         limit $2
         "#,

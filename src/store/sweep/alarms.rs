@@ -5,7 +5,10 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use fencepost_domain::{alarm::MISSED_MINUTES, ids::ProjectId};
+use fencepost_domain::{
+    alarm::{MAX_BLOCKED_GROUPS, MISSED_MINUTES},
+    ids::ProjectId,
+};
 
 use crate::workers::{ALIVE_SECONDS, holders::MAX_LISTED_HOLDERS};
 
@@ -29,7 +32,7 @@ pub struct Found {
     pub job_type: Option<String>,
     pub error_type: Option<String>,
     pub job_id: Option<Uuid>,
-    /// The name of a key, or a URL.
+    /// The name of a key or a group, or a URL.
     pub name: Option<String>,
     pub value: Option<i64>,
     /// True of a queue that no live worker polls and that is not pushed, or whose jobs silent
@@ -196,6 +199,53 @@ pub async fn workers_silent(conn: &mut PgConnection, projects: &[i32]) -> sqlx::
         projects,
         ALIVE_SECONDS,
         MAX_LISTED_HOLDERS,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Queues of which groups wait behind dead letters: the first 100 queues with a strict order by
+/// name, and of each the first [`MAX_BLOCKED_GROUPS`] groups with dead letters.
+pub async fn groups_blocked(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Result<Vec<Found>> {
+    sqlx::query_as!(
+        Found,
+        r#"
+        with blocked as materialized (
+            select asking.project_id, ordered.name as queue, found.groups, found.first_group,
+                   found.job_id
+            from (
+                select distinct project_id
+                from effective_alarms
+                where project_id = any($1) and rule = 'groups_blocked' and is_enabled
+            ) asking
+            cross join lateral (
+                select name
+                from queues
+                where project_id = asking.project_id and group_order = 'strict'
+                    and group_on_dead = 'block'
+                order by name
+                limit 100
+            ) ordered
+            cross join lateral (
+                select count(*) as groups, min(group_key) as first_group,
+                       (array_agg(job_id order by group_key))[1] as job_id
+                from blocked_groups(asking.project_id, ordered.name, $2)
+            ) found
+            where found.groups > 0
+        )
+        select alarm.project_id "project_id!: ProjectId", alarm.name "alarm!",
+               alarm.rule "rule!", alarm.mail_to "mail_to!", blocked.queue as subject,
+               null::uuid as subject_id, blocked.groups >= alarm.threshold "is_beyond!",
+               alarm.for_seconds "for_seconds!", blocked.queue "queue?", null as job_type,
+               null as error_type, blocked.job_id, blocked.first_group as name,
+               blocked.groups as value, false "shares_cause!", null::timestamptz as return_by
+        from effective_alarms alarm
+        join blocked on blocked.project_id = alarm.project_id
+        where alarm.project_id = any($1) and alarm.rule = 'groups_blocked' and alarm.is_enabled
+            and (alarm.queues = '{}' or blocked.queue = any(alarm.queues))
+        "#,
+        projects,
+        MAX_BLOCKED_GROUPS,
     )
     .fetch_all(conn)
     .await

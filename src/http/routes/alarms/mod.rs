@@ -45,12 +45,13 @@ pub struct Alarm {
     pub rule: Rule,
     /// Only these queues; none: all.
     pub queues: Vec<String>,
-    /// A number of dead letters (`dead_letters`) or running jobs (`workers_silent`), seconds
-    /// (`oldest_ready`, `push_failing`) or days (`key_expiring`); null for other rules.
+    /// A number of dead letters (`dead_letters`), running jobs (`workers_silent`) or groups
+    /// (`groups_blocked`), seconds (`oldest_ready`, `push_failing`) or days (`key_expiring`); null
+    /// for other rules.
     #[schema(required, example = 10)]
     pub threshold: Option<i32>,
     /// Within how many seconds (`dead_letters`), or for how long (`oldest_ready`,
-    /// `workers_silent`); null for other rules.
+    /// `workers_silent`, `groups_blocked`); null for other rules.
     #[schema(required, example = 300)]
     pub for_seconds: Option<i32>,
     /// Members who get a mail, if their address is verified.
@@ -120,11 +121,11 @@ pub struct PutAlarmRequest {
     /// Only these queues, for rules about queues. Default: all.
     #[schema(extensions(("bounds" = json!(items(0, MAX_ALARM_QUEUES)))))]
     queues: Option<Vec<String>>,
-    /// 1–1,000 dead letters or running jobs, 60–604,800 s, or 1–90 days: see the rule. Default:
-    /// that of the rule.
+    /// 1–1,000 dead letters or running jobs, 1–100 groups, 60–604,800 s, or 1–90 days: see the
+    /// rule. Default: that of the rule.
     threshold: Option<i32>,
-    /// 60–3,600 s for `dead_letters`, 0–86,400 s for `oldest_ready` and `workers_silent`.
-    /// Default: that of the rule.
+    /// 60–3,600 s for `dead_letters`, 0–86,400 s for `oldest_ready`, `workers_silent` and
+    /// `groups_blocked`. Default: that of the rule.
     for_seconds: Option<i32>,
     /// Members who get a mail. Default: owners.
     mail_to: Option<MailTo>,

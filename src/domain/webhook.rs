@@ -251,6 +251,7 @@ impl WebhookEvent {
     pub fn shortened(mut self) -> Self {
         if let Some(job) = &mut self.data.job {
             job.tags_cut |= job.tags.take().is_some();
+            job.group = None;
         }
         if let Some(error) = &mut self.data.error {
             error.message = None;
@@ -394,6 +395,10 @@ pub struct WebhookJob {
     pub queue: String,
     /// Type of the job.
     pub job_type: String,
+    /// Group of the job; null, too, while many deliveries to the endpoint wait.
+    #[serde(default)]
+    #[schema(required, example = "customer:42")]
+    pub group: Option<String>,
     /// The attempt that the event is about; 0: it was never claimed.
     pub attempt: i32,
     /// Failures after which it is a dead letter; null: the job was deleted meanwhile, and so in all

@@ -409,6 +409,7 @@ fn describe_job(event: TakenEvent) -> sqlx::Result<Option<WebhookJob>> {
         id: id.to_string(),
         queue: event.queue.unwrap_or_default(),
         job_type: event.job_type.unwrap_or_default(),
+        group: event.group,
         attempt: event.attempt.unwrap_or_default(),
         max_attempts: event.max_attempts,
         created_at: event.created_at,

@@ -37,6 +37,7 @@ pub struct TakenEvent {
     pub created_at: Option<DateTime<Utc>>,
     /// JSON.
     pub tags: Option<String>,
+    pub group: Option<String>,
     pub batch_id: Option<BatchId>,
     pub workflow_id: Option<WorkflowId>,
     /// How many deliveries have led to it; null: none.
@@ -86,7 +87,7 @@ pub async fn take(
                taken.workflow_id "about_workflow: WorkflowId", taken.callback_url,
                coalesce(live.max_attempts, ended.max_attempts) as max_attempts,
                coalesce(live.created_at, ended.created_at) as created_at,
-               body.tags::text as tags, body.batch_id "batch_id: BatchId",
+               body.tags::text as tags, body.group_key as "group", body.batch_id "batch_id: BatchId",
                body.workflow_id "workflow_id: WorkflowId", body.hop,
                failed.outcome "outcome?", failed.error_kind, left(failed.error_message, $3) as error_message,
                failed.retry_at, cause.actor_kind "actor_kind?: ActorKind", cause.actor_id "actor_id?",
@@ -105,7 +106,7 @@ pub async fn take(
             offset 0
         ) ended on true
         left join lateral (
-            select tags, batch_id, workflow_id, hop
+            select tags, group_key, batch_id, workflow_id, hop
             from job_bodies
             where project_id = $1 and job_id = taken.job_id
             offset 0

@@ -1,5 +1,6 @@
 //! Groups of jobs: named by whatever enqueues one, shown and found wherever jobs are.
 
+mod blocked;
 mod order;
 mod pauses;
 

@@ -290,6 +290,6 @@ fn the_dashboard_and_the_rules_are_of_the_project_and_hold_for_later_queues() {
         let mut promtool = tokio::process::Command::new("promtool");
         let checked = promtool.args(["check", "rules"]).arg(file).output().await.expect("it runs");
         let said = String::from_utf8_lossy(&checked.stdout);
-        assert!(checked.status.success() && said.contains("3 rules found"), "{said}{}", rules.text);
+        assert!(checked.status.success() && said.contains("4 rules found"), "{said}{}", rules.text);
     });
 }

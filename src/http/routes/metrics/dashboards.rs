@@ -81,7 +81,7 @@ struct Rule {
     runbook: &'static str,
 }
 
-fn rules_of(slug: &str) -> [Rule; 3] {
+fn rules_of(slug: &str) -> [Rule; 4] {
     let of = format!("project=\"{slug}\"");
     [
         Rule {
@@ -114,6 +114,14 @@ fn rules_of(slug: &str) -> [Rule; 3] {
             severity: "ticket",
             summary: "jobs of the queue {{ $labels.queue }} were dead-lettered",
             runbook: "dead-letters",
+        },
+        Rule {
+            alert: "FencepostGroupsBlocked",
+            expr: format!("fencepost_project_queue_blocked_groups{{{of}}} > 0"),
+            wait: "5m",
+            severity: "ticket",
+            summary: "dead letters block {{ $value }} groups of the queue {{ $labels.queue }}",
+            runbook: "groups-blocked",
         },
     ]
 }

@@ -19,6 +19,7 @@ use fencepost_domain::{
 use fencepost_engine::{jobs::explain, stats::recorder::OTHER};
 use fencepost_store::{
     self as store,
+    groups::HeldGroups,
     queues::counts::{Depth, QueueRow},
 };
 use fencepost_web::{
@@ -41,10 +42,10 @@ const MIN_EXPLAINED_SECONDS: f64 = 30.0;
 
 /// Scrape a project's metrics.
 ///
-/// Prometheus text format: depth, age of the oldest ready job and workers by queue; throughput by
-/// queue and type; histograms of waiting by queue and of running by type. 100 queues and 100 types
-/// are named (gauges name the busiest, counters the oldest), the rest is `other`. Use a key with
-/// the scope `read` as bearer token, and an interval of 15 seconds or more.
+/// Prometheus text format: depth, age of the oldest ready job, workers, blocked and paused groups
+/// by queue; throughput by queue and type; histograms of waiting by queue and of running by type.
+/// 100 queues and 100 types are named (gauges name the busiest, counters the oldest), the rest is
+/// `other`. Use a key with the scope `read` as bearer token, and an interval of 15 seconds or more.
 #[utoipa::path(
     get, path = "/metrics/prometheus", tag = "metrics", operation_id = "metrics_prometheus",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
@@ -58,11 +59,14 @@ pub async fn scrape(
 ) -> Result<([(HeaderName, &'static str); 1], String), Error> {
     let (named, rest) = queues(&app, caller.project_id).await?;
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
+    let names: Vec<_> = named.iter().map(|it| it.queue.as_str()).collect();
+    let held = store::groups::held(&mut conn, caller.project_id, &names).await?;
     let totals = store::queues::stats::totals(&mut conn, caller.project_id, MAX_PAIRS).await?;
     drop(conn);
     let oldest = oldest_by_reason(&app, caller.project_id, &named).await?;
     let mut text = Exposition::of(caller.who.slug());
     show_queues(&mut text, &named, rest);
+    show_groups(&mut text, &held);
     show_oldest(&mut text, &oldest);
     show_totals(&mut text, &totals);
     Ok(([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text.finish()))
@@ -146,6 +150,26 @@ fn show_queues(text: &mut Exposition, named: &[QueueRow], rest: Option<Depth>) {
     gauge("fencepost_project_queue_paused", "1 while a queue is paused.", &|queue| {
         f64::from(u8::from(queue.paused_at.is_some()))
     });
+}
+
+/// Of queues with an order or a pause alone: others have none.
+fn show_groups(text: &mut Exposition, held: &[HeldGroups]) {
+    let mut gauge = |name: &str, help: &str, of: &dyn Fn(&HeldGroups) -> i64| {
+        text.begin(name, "gauge", help);
+        for it in held {
+            text.sample(name, &[("queue", &it.queue)], of(it));
+        }
+    };
+    gauge(
+        "fencepost_project_queue_blocked_groups",
+        "Groups of a queue in which jobs wait behind a dead letter, up to 100.",
+        &|it| it.blocked,
+    );
+    gauge(
+        "fencepost_project_queue_paused_groups",
+        "Groups of a queue that are paused, by a person or a worker.",
+        &|it| it.paused,
+    );
 }
 
 /// A queue, why its oldest ready job waits, and for how many seconds.

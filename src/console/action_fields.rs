@@ -65,6 +65,7 @@ pub const QUEUE: &[Field] = &[
     Field::NumberOrNull("default_max_attempts"),
     Field::NumberOrNull("brake_after"),
     Field::NumberOrNull("max_waiting"),
+    Field::Json("groups"),
 ];
 /// An endpoint of webhooks.
 pub const ENDPOINT: &[Field] = &[

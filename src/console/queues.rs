@@ -11,6 +11,7 @@ use axum::{
 };
 use fencepost_domain::{
     error::Error,
+    group::{GroupOrder, GroupRules, OnDead},
     limits::{self, MAX_CONCURRENCY},
 };
 use fencepost_http::routes::{
@@ -122,6 +123,14 @@ pub async fn spark(here: Here, Path((_, name)): Path<(String, String)>) -> Resul
         .into_response())
 }
 
+/// An option of a form.
+struct GroupRulesChoice {
+    /// JSON; empty for none.
+    value: String,
+    label: &'static str,
+    is_set: bool,
+}
+
 /// Adds to [`Queue`] what pages show of it.
 trait QueueExt {
     /// Used share of the concurrency limit, in percent; none: unlimited.
@@ -130,6 +139,9 @@ trait QueueExt {
     fn rate_count(&self) -> Option<i32>;
 
     fn rate_seconds(&self) -> Option<i32>;
+
+    /// The rules that its groups may have.
+    fn group_rules(&self) -> [GroupRulesChoice; 3];
 
     /// True if the queue has no jobs, finished ones included.
     fn has_no_jobs(&self) -> bool;
@@ -147,6 +159,20 @@ impl QueueExt for Queue {
 
     fn rate_seconds(&self) -> Option<i32> {
         self.rate_limit.as_ref().map(|it| it.per_seconds)
+    }
+
+    fn group_rules(&self) -> [GroupRulesChoice; 3] {
+        let strict = |on_dead| Some(GroupRules { order: GroupOrder::Strict, on_dead });
+        let choices = [
+            (None, "none"),
+            (strict(OnDead::Block), "strict; a dead letter blocks its group"),
+            (strict(OnDead::Skip), "strict; dead letters are passed over"),
+        ];
+        choices.map(|(rules, label)| GroupRulesChoice {
+            value: rules.and_then(|it| serde_json::to_string(&it).ok()).unwrap_or_default(),
+            label,
+            is_set: self.groups == rules,
+        })
     }
 
     fn has_no_jobs(&self) -> bool {

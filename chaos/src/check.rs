@@ -70,7 +70,8 @@ pub enum Invariant {
     TicksFireOnce,
     /// No worker gets a job of another tenant, and no endpoint is notified of one.
     NoForeignJob,
-    /// Jobs that were cancelled while they waited, and those of paused queues, do not run.
+    /// Jobs that were cancelled while they waited, and those of paused queues and groups, do not
+    /// run.
     PausesAndCancelsHold,
     /// No more jobs of a queue run at once than its limit allows.
     LimitsAreKept,

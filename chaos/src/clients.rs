@@ -27,6 +27,8 @@ pub const LIMITED_QUEUE: &str = "q1";
 pub const PAUSED_QUEUE: &str = "q2";
 /// The queue whose groups have a strict order.
 pub const ORDERED_QUEUE: &str = "q-ordered";
+/// The one of its groups that is paused now and then.
+pub const PAUSED_GROUP: &str = "group-0";
 /// Jobs of a limited queue that may run at once.
 pub const MAX_CONCURRENCY: usize = 3;
 /// The wait of one poll, in seconds.

@@ -79,10 +79,20 @@ pub enum Event {
     Cancelling { job: String },
     /// A cancel of a job that waited was accepted.
     Cancelled { job: String },
-    /// A queue was paused.
-    Paused { tenant: usize, queue: String },
+    /// A queue was paused, or a group of it.
+    Paused {
+        tenant: usize,
+        queue: String,
+        #[serde(default)]
+        group: Option<String>,
+    },
     /// It will be resumed.
-    Resuming { tenant: usize, queue: String },
+    Resuming {
+        tenant: usize,
+        queue: String,
+        #[serde(default)]
+        group: Option<String>,
+    },
     /// An endpoint was notified of the end of a job. `is_taken`: it answered 200.
     Delivered { tenant: usize, event: String, kind: String, job: String, is_taken: bool },
     /// A node refused a call for a while.

@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use crate::{
     adapters::Protocol,
     check::MAX_ATTEMPTS,
-    clients::{Call, Client, ORDERED_QUEUE, PAUSED_QUEUE, RETRY_PAUSE},
+    clients::{Call, Client, ORDERED_QUEUE, RETRY_PAUSE},
     history::{Event, now, now_utc},
 };
 
@@ -91,27 +91,31 @@ impl Client {
         queues[self.rng.random_range(0..queues.len())]
     }
 
-    /// Pauses a queue now and then, and resumes it.
-    pub async fn pause_queue(mut self) {
-        let (tenant, queue) = (self.tenant, PAUSED_QUEUE.to_owned());
-        let path = |action: &str| format!("/v1/queues/{PAUSED_QUEUE}/{action}");
+    /// Pauses a queue, or a group of it, now and then, and resumes it.
+    pub async fn pause_now_and_then(mut self, queue: &'static str, group: Option<String>) {
+        let (tenant, queue) = (self.tenant, queue.to_owned());
+        let paused = group.as_ref().map(|it| format!("/groups/{it}")).unwrap_or_default();
+        let path = |action: &str| format!("/v1/queues/{queue}{paused}/{action}");
         let mut unanswered_at: Option<Instant> = None;
         while !self.is_healing() {
             sleep(Duration::from_millis(self.rng.random_range(RESUMED_MS))).await;
             self.post_until_accepted(&path("pause"), &json!({})).await;
             // A node that is frozen may still run a resume that was sent again elsewhere.
             let is_sure = unanswered_at.is_none_or(|it| it.elapsed() > MAX_BUSY_KEY);
+            let (queue, group) = (queue.clone(), group.clone());
             if is_sure {
-                self.world.history.note(Event::Paused { tenant, queue: queue.clone() });
+                let (queue, group) = (queue.clone(), group.clone());
+                self.world.history.note(Event::Paused { tenant, queue, group });
             }
             sleep(Duration::from_millis(self.rng.random_range(PAUSED_MS))).await;
             if is_sure {
-                self.world.history.note(Event::Resuming { tenant, queue: queue.clone() });
+                self.world.history.note(Event::Resuming { tenant, queue, group });
             }
-            let call = Call { path: &path("resume"), body: &json!({}), key: None };
+            let (resume, key) = (path("resume"), self.uuid());
+            let call = Call { path: &resume, body: &json!({}), key: Some(&key) };
             if self.post(call).await.is_none() {
                 unanswered_at = Some(Instant::now());
-                self.post_until_accepted(&path("resume"), &json!({})).await;
+                self.repeat_until_accepted(&resume, &json!({}), &key).await;
             }
         }
     }
@@ -210,9 +214,18 @@ impl Client {
     /// Posts until it is accepted.
     async fn post_until_accepted(&mut self, path: &str, body: &Value) -> Option<Value> {
         let key = self.uuid();
+        self.repeat_until_accepted(path, body, &key).await
+    }
+
+    async fn repeat_until_accepted(
+        &mut self,
+        path: &str,
+        body: &Value,
+        key: &str,
+    ) -> Option<Value> {
         let mut busy_since = None;
         loop {
-            let answer = self.post(Call { path, body, key: Some(&key) }).await;
+            let answer = self.post(Call { path, body, key: Some(key) }).await;
             if self.is_refused(answer.as_ref(), &mut busy_since) {
                 return None;
             }

@@ -247,7 +247,8 @@ fn of_calls(lines: &[Line]) -> Met {
         ),
         ("a poll is repeated and gets its leases again", repeated_leases(lines)),
         ("a waiting job is cancelled", events(&|it| matches!(it, Event::Cancelled { .. }))),
-        ("a queue is paused", events(&|it| matches!(it, Event::Paused { .. }))),
+        ("a queue is paused", events(&|it| matches!(it, Event::Paused { group: None, .. }))),
+        ("a group is paused", events(&|it| matches!(it, Event::Paused { group: Some(_), .. }))),
         (
             "an endpoint refuses a delivery",
             events(&|it| matches!(it, Event::Delivered { is_taken: false, .. })),

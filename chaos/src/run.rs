@@ -23,7 +23,7 @@ use crate::{
     adapters::Protocol,
     book::Book,
     check::{Invariant, Violation},
-    clients::{CALL_TIMEOUT, Client, ORDERED_QUEUE, QUEUES, World},
+    clients::{CALL_TIMEOUT, Client, ORDERED_QUEUE, PAUSED_GROUP, PAUSED_QUEUE, QUEUES, World},
     foreign::{self, Foreign},
     history::{self, Event, History},
     nemesis::{self, Faults},
@@ -112,7 +112,7 @@ pub async fn run(dir: &Path, programs: Programs, plan: &Plan) -> anyhow::Result<
     let sent_all = async { while producers.join_next().await.is_some() {} };
     let are_accepted = timeout(plan.drain, sent_all).await.is_ok();
     producers.abort_all();
-    setup::resume(&world).await?;
+    setup::resume(&world, has_order).await?;
     let drained = drain(&stage, healed, plan.drain).await;
     world.has_ended.store(true, Ordering::Relaxed);
     while workers.join_next().await.is_some() {}
@@ -179,6 +179,9 @@ fn start_ordered(world: &Arc<World>, seed: u64, producers: &mut JoinSet<()>) {
             let group = format!("group-{number}");
             producers.spawn(Client::new(world, tenant, seed).produce_in_order(group));
         }
+        let seed = seed ^ PAUSE_SEEDS ^ ORDER_SEEDS ^ ((tenant as u64) << 32);
+        let pauser = Client::new(world, tenant, seed);
+        producers.spawn(pauser.pause_now_and_then(ORDERED_QUEUE, Some(PAUSED_GROUP.to_owned())));
     }
 }
 
@@ -201,7 +204,7 @@ fn start_clients(
     }
     for tenant in 0..world.tenants.len() {
         let seed = seed ^ PAUSE_SEEDS ^ ((tenant as u64) << 32);
-        producers.spawn(Client::new(world, tenant, seed).pause_queue());
+        producers.spawn(Client::new(world, tenant, seed).pause_now_and_then(PAUSED_QUEUE, None));
     }
     for (number, protocol) in protocols.into_iter().enumerate() {
         for tenant in 0..world.tenants.len() {

@@ -11,7 +11,10 @@ use uuid::Uuid;
 
 use crate::{
     check::MAX_ATTEMPTS,
-    clients::{LIMITED_QUEUE, MAX_CONCURRENCY, ORDERED_QUEUE, PAUSED_QUEUE, RETRY_PAUSE, World},
+    clients::{
+        LIMITED_QUEUE, MAX_CONCURRENCY, ORDERED_QUEUE, PAUSED_GROUP, PAUSED_QUEUE, RETRY_PAUSE,
+        World,
+    },
     history::now,
     pushed, receiver,
 };
@@ -73,14 +76,19 @@ pub async fn pause(world: &World, schedules: &[String]) -> anyhow::Result<i64> {
     Ok(asked_at)
 }
 
-/// Resumes the queue that was paused now and then: a node that was frozen may have run a pause that
-/// its client had sent to another one since.
+/// Resumes the queue that was paused now and then, and the group: a node that was frozen may have
+/// run a pause that its client had sent to another one since.
 ///
 /// # Errors
 /// When the API refuses.
-pub async fn resume(world: &World) -> anyhow::Result<()> {
+pub async fn resume(world: &World, has_order: bool) -> anyhow::Result<()> {
     for tenant in 0..world.tenants.len() {
         post(world, tenant, &format!("/v1/queues/{PAUSED_QUEUE}/resume"), &json!({})).await?;
+        // A group that is not paused and has no jobs is not there.
+        for action in ["pause", "resume"].into_iter().filter(|_| has_order) {
+            let path = format!("/v1/queues/{ORDERED_QUEUE}/groups/{PAUSED_GROUP}/{action}");
+            post(world, tenant, &path, &json!({})).await?;
+        }
     }
     Ok(())
 }

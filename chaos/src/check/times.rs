@@ -1,14 +1,14 @@
 //! When jobs may run: not before their time, not in a paused queue, not more of a queue than its
 //! limit allows, and in about the order in which they came.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, iter};
 
 use super::{Found, Invariant, ROUNDING_MS};
 use crate::{
     book::{Book, BookJob},
     clients::{LIMITED_QUEUE, MAX_CONCURRENCY, QUEUES},
     history::{Event, Line},
-    producers::{BACKOFF_MS, NOT_BEFORE},
+    producers::{BACKOFF_MS, GROUP, NOT_BEFORE},
 };
 
 /// A job that came this much later than another one of its queue does not run before it: a node
@@ -61,18 +61,24 @@ fn early_violations(job: &BookJob, found: &mut Found) {
     }
 }
 
-/// Jobs that were cancelled while they waited, and those of paused queues, do not run.
+/// A tenant's queue, or a group of it.
+type Pausable<'a> = (usize, &'a str, Option<&'a str>);
+
+/// Jobs that were cancelled while they waited, and those of paused queues and groups, do not run.
 fn rest_violations(lines: &[Line], book: &Book, found: &mut Found) {
     let mut cancelled = BTreeMap::new();
-    let mut pauses: BTreeMap<(usize, &str), Vec<(i64, i64)>> = BTreeMap::new();
+    let mut pauses: BTreeMap<Pausable<'_>, Vec<(i64, i64)>> = BTreeMap::new();
     for line in lines {
         match &line.event {
             Event::Cancelled { job } => _ = cancelled.insert(job.as_str(), line.at),
-            Event::Paused { tenant, queue } => {
-                pauses.entry((*tenant, queue)).or_default().push((line.at, i64::MAX));
+            Event::Paused { tenant, queue, group } => {
+                pauses
+                    .entry((*tenant, queue, group.as_deref()))
+                    .or_default()
+                    .push((line.at, i64::MAX));
             }
-            Event::Resuming { tenant, queue } => {
-                let open = pauses.get_mut(&(*tenant, queue.as_str()));
+            Event::Resuming { tenant, queue, group } => {
+                let open = pauses.get_mut(&(*tenant, queue.as_str(), group.as_deref()));
                 open.and_then(|it| it.last_mut()).into_iter().for_each(|it| it.1 = line.at);
             }
             _ => (),
@@ -85,11 +91,15 @@ fn rest_violations(lines: &[Line], book: &Book, found: &mut Found) {
             let detail = format!("{} is {} after it was cancelled", job.id, job.state);
             found.add(Invariant::PausesAndCancelsHold, detail);
         }
-        let pauses = pauses.get(&(job.tenant, job.queue.as_str()));
-        let is_paused = |at: i64| pauses.into_iter().flatten().any(|it| it.0 < at && at < it.1);
-        if let Some((began, _)) = intervals(job).find(|it| is_paused(it.0)) {
-            let detail = format!("{} was leased at {began} from a paused queue", job.id);
-            found.add(Invariant::PausesAndCancelsHold, detail);
+        let of_group = job.payload[GROUP].as_str().map(Some);
+        for group in iter::once(None).chain(of_group) {
+            let pauses = pauses.get(&(job.tenant, job.queue.as_str(), group));
+            let is_paused = |at: i64| pauses.into_iter().flatten().any(|it| it.0 < at && at < it.1);
+            if let Some((began, _)) = intervals(job).find(|it| is_paused(it.0)) {
+                let what = if group.is_some() { "group" } else { "queue" };
+                let detail = format!("{} was leased at {began} from a paused {what}", job.id);
+                found.add(Invariant::PausesAndCancelsHold, detail);
+            }
         }
     }
 }

@@ -30,9 +30,12 @@ fn of_all(events: &[Event], jobs: &[BookJob]) -> Vec<Invariant> {
     found(&all, &book(jobs))
 }
 
-fn paused() -> [Event; 2] {
-    let (tenant, queue) = (0, "q2".to_owned());
-    [Event::Paused { tenant, queue: queue.clone() }, Event::Resuming { tenant, queue }]
+fn paused(group: Option<&str>) -> [Event; 2] {
+    let (tenant, queue, group) = (0, "q2".to_owned(), group.map(str::to_owned));
+    [
+        Event::Paused { tenant, queue: queue.clone(), group: group.clone() },
+        Event::Resuming { tenant, queue, group },
+    ]
 }
 
 #[test]
@@ -60,14 +63,19 @@ fn cancelled_and_paused_jobs_that_run_are_found() {
     let leased = job("cancelled", &["released"]);
     assert_eq!(of_one(&waits, leased), [Invariant::PausesAndCancelsHold], "after it was cancelled");
     // Paused in the first second, resumed in the second one.
-    let paused = paused();
+    let (paused, of_group) = (paused(None), paused(Some("g")));
     for (second, expected) in [(1, &[][..]), (2, &[])] {
         assert_eq!(of_all(&paused, &[leased_at("a", "q2", 0, second)]), expected, "{second}");
     }
     let mut between = leased_at("a", "q2", 0, 1);
     between.attempts[0].claimed_at += TimeDelta::milliseconds(500);
     assert_eq!(of_all(&paused, &[between.clone()]), [Invariant::PausesAndCancelsHold]);
-    assert_eq!(of_all(&paused, &[BookJob { queue: "q0".to_owned(), ..between }]), []);
+    assert_eq!(of_all(&paused, &[BookJob { queue: "q0".to_owned(), ..between.clone() }]), []);
+    for (group, expected) in [("g", &[Invariant::PausesAndCancelsHold][..]), ("h", &[])] {
+        let payload = json!({ GROUP: group });
+        assert_eq!(of_all(&of_group, &[BookJob { payload, ..between.clone() }]), expected);
+    }
+    assert_eq!(of_all(&of_group, &[between]), [], "it has no group");
 }
 
 #[test]

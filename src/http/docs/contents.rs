@@ -35,6 +35,8 @@ pub const GROUPS: [(&str, &[&str]); 6] = [
             "migrate/bullmq",
             "migrate/celery",
             "migrate/sqs",
+            "migrate/qstash",
+            "migrate/oban",
             "protocols",
         ],
     ),

@@ -26,8 +26,35 @@ create or replace function must_wait_for_group(
     of_project integer, of_queue text, of_group text
 ) returns boolean language plpgsql stable as $$
 begin
-    return has_strict_order(of_project, of_queue)
-        or is_group_paused(of_project, of_queue, of_group);
+    return exists (
+        select from queues
+        where project_id = of_project and name = of_queue and group_order = 'strict'
+    ) or exists (
+        select from job_groups
+        where project_id = of_project and queue = of_queue and group_key = of_group
+            and paused_until > statement_timestamp()
+    );
+end
+$$;
+
+create or replace function note_group_with_rules(
+    of_project integer, of_queue text, of_group text
+) returns boolean language plpgsql as $$
+begin
+    if not exists (
+        select from queues
+        where project_id = of_project and name = of_queue and has_gate and (
+            group_order = 'strict' or exists (
+                select from job_groups
+                where project_id = of_project and queue = of_queue and group_key = of_group
+                    and paused_until > statement_timestamp()
+            )
+        )
+    ) then
+        return false;
+    end if;
+    insert into group_notes (project_id, queue, group_key) values (of_project, of_queue, of_group);
+    return true;
 end
 $$;
 
@@ -35,16 +62,22 @@ create or replace function group_may_start(
     of_project integer, of_queue text, of_group text, waits_for_group boolean
 ) returns boolean language plpgsql stable as $$
 begin
-    if is_group_paused(of_project, of_queue, of_group) then
-        return false;
-    end if;
-    return not has_strict_order(of_project, of_queue) or waits_for_group is false and not exists (
-        select
-        from jobs running
-        where running.project_id = of_project and running.queue = of_queue
-            and running.group_key = of_group and running.group_key is not null
-            and running.waits_for_group is not true and running.completed_at is null
-            and running.lease_id is not null
+    return not exists (
+        select from job_groups
+        where project_id = of_project and queue = of_queue and group_key = of_group
+            and paused_until > statement_timestamp()
+    ) and (
+        not exists (
+            select from queues
+            where project_id = of_project and name = of_queue and group_order = 'strict'
+        ) or waits_for_group is false and not exists (
+            select
+            from jobs running
+            where running.project_id = of_project and running.queue = of_queue
+                and running.group_key = of_group and running.group_key is not null
+                and running.waits_for_group is not true and running.completed_at is null
+                and running.lease_id is not null
+        )
     );
 end
 $$;
@@ -88,12 +121,16 @@ create function wait_of_new_job(
 declare
     setting record;
 begin
-    if is_group_paused(of_project, of_queue, of_group) then
-        return true;
-    end if;
-    select group_order, group_on_dead = 'block' as dead_blocks into setting
+    select group_order, group_on_dead = 'block' as dead_blocks, exists (
+               select from job_groups
+               where project_id = of_project and queue = of_queue and group_key = of_group
+                   and paused_until > statement_timestamp()
+           ) as is_paused into setting
     from queues
     where project_id = of_project and name = of_queue;
+    if setting.is_paused then
+        return true;
+    end if;
     if setting.group_order is distinct from 'strict' then
         return null;
     end if;

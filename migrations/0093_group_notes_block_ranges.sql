@@ -1,0 +1,2 @@
+-- no-transaction
+drop index concurrently group_notes_by_transaction;

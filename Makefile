@@ -64,7 +64,7 @@ deadlocks: setup-test ## Try for SECONDS (600) to make operations on the same ro
 	FENCEPOST_DEADLOCK_SECONDS=$(or $(SECONDS),600) \
 		$(CARGO) test --locked --test it -- --nocapture never_deadlock
 
-model: ## Check the lease protocol in every order of events, at full size (about 12 minutes)
+model: ## Check the lease protocol and the order of groups in every order of events, at full size (about 12 minutes)
 	FENCEPOST_MODEL_FULL=1 $(CARGO) test --locked -p fencepost-proof -- --nocapture --test-threads 1
 
 interleavings: ## Run the server's synchronisation in 50,000 random orders of each test

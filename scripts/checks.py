@@ -89,7 +89,7 @@ DAY = PREPARE + [
     Step("browser", "sh scripts/e2e.sh install", ("install",), "side"),
     Step("unit", f"{TEST} --lib --bins --examples", ("build",)),
     Step("interleavings", INTERLEAVINGS, ("build",)),
-    Step("model", f"{TEST} --test lease", ("build",)),
+    Step("model", f"{TEST} --test lease --test order", ("build",)),
     Step("doctests", f"{TEST} --doc", ("build",)),
     Step("it", IT, ("build", "install", "deny", "openapi")),
     Step("chaos", f"{TEST} --test run", ("build", "install")),
@@ -98,8 +98,9 @@ DAY = PREPARE + [
 
 NIGHT = PREPARE + [
     Step("install-chaos", "sh scripts/setup.sh chaos", ("install",), "side"),
-    Step("model", f"{TEST} --test lease -- --test-threads 1", ("build",), "side",
-         {"FENCEPOST_MODEL_FULL": "1"}, "the lease protocol in every order of events"),
+    Step("model", f"{TEST} --test lease --test order -- --test-threads 1", ("build",), "side",
+         {"FENCEPOST_MODEL_FULL": "1"},
+         "the lease protocol and the order of groups in every order of events"),
     Step("interleavings", INTERLEAVINGS, ("build",), env={"FENCEPOST_SCHEDULES": "50000"},
          about="the server's tasks in 50,000 random orders of each test"),
     Step("long-tests", f"{IT} --ignored", ("build", "install"),

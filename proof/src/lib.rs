@@ -3,3 +3,4 @@
 //! nothing.
 
 pub mod lease;
+pub mod order;

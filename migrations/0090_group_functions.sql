@@ -82,6 +82,19 @@ begin
 end
 $$;
 
+-- Whether a dead letter of a queue blocks its group. One that does not gives up its place, so a
+-- change of the rules blocks no group later.
+create function dead_letters_block(of_project integer, of_queue text) returns boolean
+language plpgsql stable as $$
+begin
+    return exists (
+        select from queues
+        where project_id = of_project and name = of_queue and group_order = 'strict'
+            and group_on_dead = 'block'
+    );
+end
+$$;
+
 -- What an advisory lock of a group locks: who has it decides which of its jobs may run.
 create function group_lock(of_project integer, of_queue text, of_group text) returns bigint
 language sql immutable as $$

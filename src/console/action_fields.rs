@@ -101,4 +101,4 @@ pub const SCHEMA: &[Field] = &[Field::Json("schema")];
 pub const TYPE: &[Field] = &[Field::Text("job_type")];
 /// The pause of a group, and what becomes of the dead letter that blocks one.
 pub const PAUSE: &[Field] = &[Field::Number("seconds")];
-pub const HEAD: &[Field] = &[Field::Text("head")];
+pub const HEAD: &[Field] = &[Field::Text("head"), Field::Text("job_id")];

@@ -18,7 +18,7 @@ use fencepost_http::routes::{
     metrics::Throughput,
     queues::{
         Counts, Queue,
-        groups::{Group, GroupPage, GroupState},
+        groups::{Group, GroupState, JobGroupPage},
     },
     workers::registry::{WorkerPage, WorkerView},
 };
@@ -95,7 +95,7 @@ pub async fn detail(
         here.get::<Queue>(&at),
         here.get::<Throughput>(&numbers),
         here.get::<WorkerPage>(&polled),
-        here.get::<GroupPage>(&grouped),
+        here.get::<JobGroupPage>(&grouped),
     )?;
     let next_groups = groups.next_cursor.map(|cursor| {
         let query = encode(&[("groups", &cursor)]);

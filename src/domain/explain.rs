@@ -29,6 +29,8 @@ pub struct Facts {
     pub unfinished_parents: i32,
     /// What its group waits for; none: it does not wait for its group.
     pub group: Option<GroupLine>,
+    /// The group that it blocks as a dead letter.
+    pub blocks_group: Option<String>,
     pub labels: Vec<String>,
     pub concurrency: Option<Crowd>,
     pub queue_concurrency: Option<Crowd>,
@@ -205,12 +207,16 @@ fn not_waiting(facts: &Facts) -> String {
         }
         StoredState::DeadLetter if facts.failures < facts.max_attempts => format!(
             "dead-lettered by failure {} of {}, which no retry can mend, as its worker or its retry \
-             policy says: retry it manually",
-            facts.failures, facts.max_attempts
+             policy says: {}",
+            facts.failures,
+            facts.max_attempts,
+            group::remedy(facts)
         ),
         StoredState::DeadLetter => format!(
-            "dead-lettered after {} of {} failures: retry it manually",
-            facts.failures, facts.max_attempts
+            "dead-lettered after {} of {} failures: {}",
+            facts.failures,
+            facts.max_attempts,
+            group::remedy(facts)
         ),
         StoredState::Cancelled => "cancelled: retry it manually".to_owned(),
         _ => "done".to_owned(),
@@ -347,6 +353,7 @@ mod tests {
             max_attempts: 3,
             unfinished_parents: 0,
             group: None,
+            blocks_group: None,
             labels: Vec::new(),
             concurrency: None,
             queue_concurrency: None,
@@ -464,6 +471,12 @@ mod tests {
     #[test]
     fn a_job_that_does_not_wait_has_no_conditions() {
         let ended = Facts { state: StoredState::DeadLetter, failures: 3, ..facts() };
+        let blocks = Facts { blocks_group: Some("acme".to_owned()), ..ended.clone() };
+        assert_eq!(
+            summary(&blocks),
+            "dead-lettered after 3 of 3 failures: it blocks its group acme, so retry it or unblock \
+             the group"
+        );
         let explained = explain(&ended);
         assert!(explained.conditions.is_empty());
         assert!(explained.summary.starts_with("dead-lettered after 3 of 3 failures"));

@@ -21,7 +21,7 @@ use sqlx::{Acquire, PgConnection};
 use super::Engine;
 
 pub use fencepost_store::queues::{
-    SettingsChange,
+    GroupRulesChange, SettingsChange,
     counts::{QueueRow, Totals},
 };
 
@@ -41,7 +41,8 @@ pub async fn change_settings(
     change: &SettingsChange,
 ) -> Result<(), Error> {
     check_new_names(engine, project_id, once(("", queue))).await?;
-    if change.groups.flatten().is_some() && has_earlier_nodes(engine).await? {
+    let has_rules = change.groups.is_some_and(|it| it != GroupRulesChange::END);
+    if has_rules && has_earlier_nodes(engine).await? {
         return Err(Error::invalid("groups", AN_EARLIER_NODE));
     }
     let mut conn = engine.pools.read_for(project_id).await?;

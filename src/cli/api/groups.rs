@@ -54,6 +54,9 @@ pub enum Groups {
         /// What becomes of the dead letter
         #[arg(long, value_enum)]
         head: HeadAction,
+        /// Id of the dead letter that is meant; any other is left alone
+        #[arg(long)]
+        job: Option<String>,
     },
 }
 
@@ -114,13 +117,17 @@ impl From<Groups> for Call {
             Groups::Resume { queue, group } => {
                 Self::post(path(&queue, &group, "/resume"), json!({}))
             }
-            Groups::Unblock { queue, group, head } => {
+            Groups::Unblock { queue, group, head, job } => {
                 let head = match head {
                     HeadAction::Retry => "retry",
                     HeadAction::Skip => "skip",
                     HeadAction::Delete => "delete",
                 };
-                Self::post(path(&queue, &group, "/unblock"), json!({"head": head}))
+                let body = match job {
+                    Some(job) => json!({"head": head, "job_id": job}),
+                    None => json!({"head": head}),
+                };
+                Self::post(path(&queue, &group, "/unblock"), body)
             }
         }
     }

@@ -47,6 +47,14 @@ pub(super) fn condition(facts: &Facts, line: &GroupLine) -> Condition {
     Condition { reason, is_open: false, message, changes_at }
 }
 
+/// What a person can do about a dead letter.
+pub(super) fn remedy(facts: &Facts) -> String {
+    match &facts.blocks_group {
+        Some(group) => format!("it blocks its group {group}, so retry it or unblock the group"),
+        None => "retry it manually".to_owned(),
+    }
+}
+
 fn behind(facts: &Facts, ahead: &JobAhead) -> (Reason, String, Option<DateTime<Utc>>) {
     let at = (ahead.run_at > facts.now).then_some(ahead.run_at);
     let does = match (ahead.state, at) {

@@ -96,7 +96,7 @@ pub async fn resume(engine: &Engine, group: &GroupKey) -> Result<(), Error> {
     Ok(())
 }
 
-/// Unblocks a group, and returns the dead letter that has blocked it.
+/// Unblocks a group that a dead letter blocks: this one, if it is named. Returns its id.
 ///
 /// # Errors
 /// [`QueueError::GroupNotBlocked`]. [`QueueError::GroupNotFound`]. The errors of
@@ -104,12 +104,13 @@ pub async fn resume(engine: &Engine, group: &GroupKey) -> Result<(), Error> {
 pub async fn unblock(
     engine: &Engine,
     group: &GroupKey,
-    how: HeadAction,
+    (how, named): (HeadAction, Option<JobId>),
     by: &ChangedBy,
 ) -> Result<JobId, Error> {
     let head = get(engine, group).await?;
     let is_dead = head.head_state == Some(StoredState::DeadLetter);
-    let id = head.head_id.filter(|_| is_dead).ok_or(QueueError::GroupNotBlocked)?;
+    let dead = head.head_id.filter(|id| is_dead && named.is_none_or(|it| it == *id));
+    let id = dead.ok_or(QueueError::GroupNotBlocked)?;
     let key = JobKey { project_id: group.project_id, id };
     match how {
         HeadAction::Retry => control::retry_dead_letter(engine, key, by).await?,

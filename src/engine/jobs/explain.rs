@@ -225,6 +225,18 @@ async fn group_line(
     }))
 }
 
+/// The group that a dead letter blocks.
+async fn blocked_group(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    row: &JobRow,
+) -> sqlx::Result<Option<String>> {
+    let is_dead = row.state == StoredState::DeadLetter;
+    let Some(name) = row.group.clone().filter(|_| is_dead) else { return Ok(None) };
+    let found = groups::find(conn, project_id, &row.queue, std::slice::from_ref(&name)).await?;
+    Ok(found.first().and_then(|it| it.head_id).filter(|it| *it == row.id).map(|_| name))
+}
+
 async fn explain_row(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -248,6 +260,7 @@ async fn explain_row(
     let failing = store::set_aside::find(conn, project_id, row.id).await?;
     let (silent_seconds, worker_lost_at) = holder(conn, project_id, &row).await?;
     let group = group_line(conn, project_id, &row).await?;
+    let blocks_group = blocked_group(conn, project_id, &row).await?;
     let crowd = |name: &str, running, limit| Crowd { name: name.to_owned(), running, limit };
     let facts = Facts {
         now: crowds.now,
@@ -257,6 +270,7 @@ async fn explain_row(
         max_attempts: row.max_attempts,
         unfinished_parents: row.unfinished_parents,
         group,
+        blocks_group,
         labels,
         concurrency: concurrency_key
             .zip(row.concurrency_limit)

@@ -25,15 +25,16 @@ pub async fn requeue_dead_letter(
         with line as materialized (
             select dead.group_key is not null and setting.has_gate
                        and must_wait_for_group($1, dead.queue, dead.group_key) as must_wait,
-                   -- It was passed over, and no job of its group waits for it.
                    dead.group_place is null or setting.group_order = 'strict'
-                       and setting.group_on_dead = 'skip' and not exists (
-                       select
+                       and setting.group_on_dead = 'skip' as is_passed,
+                   -- The first of its group that waits for it.
+                   (
+                       select min(child.group_place)
                        from job_edges edge
                        join jobs child on child.project_id = $1 and child.id = edge.child_id
                        where edge.project_id = $1 and edge.parent_id = $2 and not edge.is_met
                            and child.queue = dead.queue and child.group_key = dead.group_key
-                   ) as is_passed
+                   ) as child_place
             from jobs dead
             left join queues setting
                 on setting.project_id = $1 and setting.name = dead.queue
@@ -44,7 +45,10 @@ pub async fn requeue_dead_letter(
                 waits_for_group = case when line.must_wait then true end,
                 unfinished_parents = case when line.must_wait then 1 else 0 end,
                 group_place = case
-                    when jobs.group_key is not null and line.is_passed then nextval('job_places')
+                    when jobs.group_key is null then null
+                    when line.child_place is not null
+                    then coalesce(jobs.group_place, line.child_place - 1)
+                    when line.is_passed then nextval('job_places')
                     else jobs.group_place
                 end,
                 failures = 0, completed_at = null, progress = null,

@@ -11,7 +11,7 @@ use sqlx::{PgConnection, types::Json};
 
 use fencepost_domain::{
     backoff::RetryPolicy,
-    group::{GroupOrder, GroupRules, OnDead},
+    group::{GroupOrder, OnDead},
     ids::ProjectId,
 };
 
@@ -29,7 +29,19 @@ pub struct SettingsChange {
     pub default_retry: Option<Option<RetryPolicy>>,
     pub brake_after: Option<Option<i32>>,
     pub max_waiting: Option<Option<i32>>,
-    pub groups: Option<Option<GroupRules>>,
+    pub groups: Option<GroupRulesChange>,
+}
+
+/// Changes to the rules of a queue's groups. None: keep it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GroupRulesChange {
+    pub order: Option<GroupOrder>,
+    pub on_dead: Option<OnDead>,
+}
+
+impl GroupRulesChange {
+    /// Groups have no rules any more.
+    pub const END: Self = Self { order: Some(GroupOrder::None), on_dead: Some(OnDead::Block) };
 }
 
 /// A queue that takes a bounded number of jobs.
@@ -128,7 +140,7 @@ pub async fn change_settings(
     change: &SettingsChange,
 ) -> sqlx::Result<()> {
     let rate_limit = change.rate_limit.flatten();
-    let groups = change.groups.flatten().unwrap_or_default();
+    let groups = change.groups.unwrap_or_default();
     sqlx::query!(
         r#"
         insert into queues (
@@ -137,8 +149,8 @@ pub async fn change_settings(
             max_waiting, group_order, group_on_dead, has_gate, group_walk_at, group_walks
         )
         values (
-            $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $18, $20, $21, $22 and $20 = 'strict',
-            case when $22 then now() end, case when $22 then $23::smallint else 0 end
+            $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $18, coalesce($20, 'none'), coalesce($21, 'block'),
+            coalesce($20 = 'strict', false), case when $22 then now() end, case when $22 then $23::smallint else 0 end
         )
         on conflict (project_id, name) do update
         set max_concurrency = case when $11 then $3 else queues.max_concurrency end,
@@ -150,21 +162,21 @@ pub async fn change_settings(
             default_retry = case when $16 then $9 else queues.default_retry end,
             brake_after = case when $17 then $10 else queues.brake_after end,
             max_waiting = case when $19 then $18 else queues.max_waiting end,
-            group_order = case when $22 then $20 else queues.group_order end,
-            group_on_dead = case when $22 then $21 else queues.group_on_dead end,
+            group_order = coalesce($20, queues.group_order),
+            group_on_dead = coalesce($21, queues.group_on_dead),
             -- The last walk opens it.
-            has_gate = queues.has_gate or $22 and $20 = 'strict',
+            has_gate = queues.has_gate or coalesce($20 = 'strict', false),
             group_walk_at = case
-                when $22 and (queues.group_order, queues.group_on_dead) <> ($20, $21) then now()
+                when queues.group_order <> $20 or queues.group_on_dead <> $21 then now()
                 else queues.group_walk_at
             end,
             group_walk_after = case
-                when $22 and (queues.group_order, queues.group_on_dead) <> ($20, $21) then ''
+                when queues.group_order <> $20 or queues.group_on_dead <> $21 then ''
                 else queues.group_walk_after
             end,
             group_walks = case
-                when $22 and queues.group_order <> $20 then $23::smallint
-                when $22 and queues.group_on_dead <> $21 then greatest(queues.group_walks, 1)
+                when queues.group_order <> $20 then $23::smallint
+                when queues.group_on_dead <> $21 then greatest(queues.group_walks, 1)
                 else queues.group_walks
             end,
             updated_at = now()
@@ -188,8 +200,8 @@ pub async fn change_settings(
         change.brake_after.is_some(),
         change.max_waiting.flatten(),
         change.max_waiting.is_some(),
-        groups.order as GroupOrder,
-        groups.on_dead as OnDead,
+        groups.order as Option<GroupOrder>,
+        groups.on_dead as Option<OnDead>,
         change.groups.is_some(),
         walks::WALKS,
     )

@@ -164,6 +164,12 @@ pub async fn write_outcomes(
                     when ended.state in ('pending', 'cancelled') then statement_timestamp()
                 end,
                 completed_at = case when ended.state = 'dead_letter' then statement_timestamp() end,
+                group_place = case
+                    when ended.state = 'dead_letter' and jobs.group_key is not null
+                        and not dead_letters_block(jobs.project_id, jobs.queue)
+                    then null
+                    else jobs.group_place
+                end,
                 lease_id = null,
                 worker_id = null,
                 claimed_at = null,

@@ -151,6 +151,7 @@ async fn work_with_queues(p: &mut Presser<'_>) {
 async fn work_with_groups(p: &mut Presser<'_>) {
     let (t, group) = (p.t, [("queue", "g"), ("group", "a/b")]);
     let of_group = "/v1/queues/g/groups/a%2Fb";
+    t.patch("/v1/queues/g", json!({"groups": {"order": "strict"}})).await.is(200);
     let id = t.enqueue(json!({"queue": "g", "group": "a/b", "max_attempts": 1})).await;
     p.press("queues_pause_group", &group).await;
     assert_eq!(p.get(of_group).await["state"], "paused");
@@ -159,8 +160,8 @@ async fn work_with_groups(p: &mut Presser<'_>) {
     let poll = json!({"worker_id": "w", "queues": ["g"], "wait_seconds": 10, "capacity": 1});
     let leased = t.polled(poll).await.remove(0);
     t.ack(&leased, "w", "failed").await.is(200);
-    t.patch("/v1/queues/g", json!({"groups": {"order": "strict"}})).await.is(200);
-    p.press("queues_unblock_group", &[group[0], group[1], ("head", "skip")]).await;
+    let named = [group[0], group[1], ("head", "skip"), ("job_id", &*id)];
+    p.press("queues_unblock_group", &named).await;
     assert_eq!(t.job(&id).await["state"], "dead_letter");
     t.get(of_group).await.is_error(404, "group_not_found");
 }

@@ -211,6 +211,54 @@ fn an_order_that_comes_back_lets_nothing_run_beside_what_runs() {
 }
 
 #[test]
+fn a_change_of_the_rules_blocks_no_group_by_earlier_dead_letters() {
+    run(async |t| {
+        let die = async |id: &str| {
+            let job = starts(t, id).await;
+            t.ack_with(&job, "w", "failed", json!({"retryable": false})).await.is(200);
+        };
+        let before = enqueue(t, "a").await;
+        die(&before).await;
+        order(t, "skip").await;
+        let passed = enqueue(t, "a").await;
+        die(&passed).await;
+        // A field that is left out stays.
+        let block = json!({"groups": {"on_dead": "block"}});
+        let queue = t.patch("/v1/queues/default", block).await.is(200);
+        assert_eq!(queue["groups"], json!({"order": "strict", "on_dead": "block"}));
+        let next = enqueue(t, "a").await;
+        t.act(&format!("/v1/jobs/{passed}/retry")).await.is(200);
+        for id in [&next, &passed] {
+            let job = starts(t, id).await;
+            t.ack(&job, "w", "succeeded").await.is(200);
+        }
+    });
+}
+
+#[test]
+fn a_dead_letter_says_that_it_blocks_its_group_and_only_the_named_one_is_moved() {
+    run(async |t| {
+        order(t, "block").await;
+        let ids = [enqueue(t, "a").await, enqueue(t, "a").await, enqueue(t, "a").await];
+        let unblock = async |job_id: &str| {
+            let body = json!({"head": "skip", "job_id": job_id});
+            t.post("/v1/queues/default/groups/a/unblock", body).await
+        };
+        for id in &ids[..2] {
+            let job = starts(t, id).await;
+            t.ack_with(&job, "w", "failed", json!({"retryable": false})).await.is(200);
+            let (_, summary) = explained(t, id).await;
+            assert!(summary.contains("it blocks its group a"), "{summary}");
+            unblock(id).await.is(200);
+            let (_, summary) = explained(t, id).await;
+            assert!(summary.ends_with("retry it manually"), "{summary}");
+            unblock(id).await.is_error(409, "group_not_blocked");
+        }
+        starts(t, &ids[2]).await;
+    });
+}
+
+#[test]
 fn a_purge_empties_groups_and_unblocks_them() {
     run(async |t| {
         order(t, "block").await;

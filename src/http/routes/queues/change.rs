@@ -3,11 +3,11 @@
 use axum::extract::State;
 use fencepost_domain::{
     error::Error,
-    group::{GroupOrder, GroupRules, OnDead},
+    group::{GroupOrder, OnDead},
     limits,
 };
 use fencepost_engine::queues;
-use fencepost_store::queues::SettingsChange;
+use fencepost_store::queues::{GroupRulesChange, SettingsChange};
 use fencepost_web::{
     app::App,
     auth::{Caller, Manage},
@@ -72,16 +72,14 @@ pub struct ChangeQueueRequest {
     groups: Option<Option<Object<GroupRulesRequest>>>,
 }
 
-/// Rules of the groups of a queue. A field that is left out gets its default.
+/// Rules of the groups of a queue. A field that is left out stays as it is.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GroupRulesRequest {
-    /// Default: `none`.
-    #[serde(default)]
-    order: GroupOrder,
-    /// Default: `block`.
-    #[serde(default)]
-    on_dead: OnDead,
+    /// The order in which jobs of a group run. `none` at first.
+    order: Option<GroupOrder>,
+    /// The effect of a dead letter on its group. `block` at first.
+    on_dead: Option<OnDead>,
 }
 
 /// At most `count` jobs start in any window of `per_seconds`.
@@ -94,12 +92,6 @@ pub struct RateLimitRequest {
     /// Length of the window in seconds.
     #[schema(extensions(("bounds" = json!(range(1, limits::MAX_RATE_LIMIT_SECONDS)))))]
     per_seconds: i32,
-}
-
-impl From<GroupRulesRequest> for GroupRules {
-    fn from(rules: GroupRulesRequest) -> Self {
-        Self { order: rules.order, on_dead: rules.on_dead }
-    }
 }
 
 impl RequestBody for ChangeQueueRequest {}
@@ -137,7 +129,12 @@ impl ChangeQueueRequest {
                 .map(|it| it.map(|Object(retry)| retry.accept("default_retry", check))),
             brake_after: self.brake_after,
             max_waiting: self.max_waiting,
-            groups: self.groups.map(|it| it.map(|Object(rules)| rules.into())),
+            groups: self.groups.map(|it| match it {
+                Some(Object(rules)) => {
+                    GroupRulesChange { order: rules.order, on_dead: rules.on_dead }
+                }
+                None => GroupRulesChange::END,
+            }),
         };
         if change == SettingsChange::default() {
             check.refuse("body", "must change at least one setting");

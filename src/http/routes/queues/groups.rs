@@ -3,7 +3,7 @@
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
-    error::Error,
+    error::{Error, QueueError},
     group::HeadAction,
     ids::ProjectId,
     job::{JobState, StoredState},
@@ -167,7 +167,7 @@ pub enum ListedState {
 
 page! {
     /// A page of groups, by name.
-    GroupPage {
+    JobGroupPage {
         /// Groups of the page.
         groups: Group
     }
@@ -181,7 +181,7 @@ page! {
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(GroupsQuery, ("queue" = String, Path, description = "The queue.", example = "default")),
     responses(
-        (status = 200, description = "A page of groups.", body = GroupPage),
+        (status = 200, description = "A page of groups.", body = JobGroupPage),
     ),
 )]
 pub async fn list(
@@ -189,7 +189,7 @@ pub async fn list(
     State(app): State<App>,
     NameInPath(queue): NameInPath,
     Query(query): Query<GroupsQuery>,
-) -> Result<Reply<GroupPage>, Error> {
+) -> Result<Reply<JobGroupPage>, Error> {
     let mut check = Check::default();
     check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
     let size =
@@ -209,7 +209,7 @@ pub async fn list(
     let mut rows = groups::list(&app.engine, caller.project_id, &queue, listed, page).await?;
     let next_cursor = size.cut(&mut rows, |it| cursor::write_text(&app, list, &it.group));
     let groups = rows.into_iter().map(|it| Group::of(&queue, it)).collect();
-    Ok(Reply(GroupPage::of(groups, next_cursor)))
+    Ok(Reply(JobGroupPage::of(groups, next_cursor)))
 }
 
 /// Read a group.
@@ -312,10 +312,14 @@ pub async fn resume(
 /// What becomes of the dead letter that blocks a group.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(example = json!({"head": "retry"}))]
+#[schema(example = json!({"head": "retry", "job_id": "job_01m7w3ha3aextt8pkwwdmxsmqw"}))]
 pub struct UnblockGroupRequest {
     /// What becomes of it.
     head: HeadAction,
+    /// The dead letter that is meant: if another one blocks the group by now, nothing is done.
+    /// Default: the one that blocks it.
+    #[schema(example = "job_01m7w3ha3aextt8pkwwdmxsmqw")]
+    job_id: Option<String>,
 }
 
 impl RequestBody for UnblockGroupRequest {}
@@ -345,8 +349,12 @@ pub async fn unblock(
     GroupInPath(group): GroupInPath,
     Json(request): Json<UnblockGroupRequest>,
 ) -> Result<Reply<Group>, Error> {
+    // A malformed id is answered like that of another job.
+    let named = request.job_id.as_deref().map(str::parse).transpose();
+    let named = named.map_err(|_| QueueError::GroupNotBlocked)?;
     let group = accept(caller.project_id, queue, group, Check::default())?;
-    let id = groups::unblock(&app.engine, &group, request.head, &caller.who.changed_by()).await?;
+    let (how, by) = ((request.head, named), caller.who.changed_by());
+    let id = groups::unblock(&app.engine, &group, how, &by).await?;
     let after = serde_json::json!({
         "group": group.group, "head": request.head, "job_id": id.to_string(),
     });
@@ -362,7 +370,7 @@ fn accept(
     mut check: Check,
 ) -> Result<GroupKey, Error> {
     check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
-    check.name("group", &group, limits::MAX_GROUP_CHARS);
+    check.path_name("group", &group, limits::MAX_GROUP_CHARS);
     check.finish()?;
     Ok(GroupKey { project_id, queue, group })
 }

@@ -15,7 +15,7 @@ use fencepost_domain::{
     backoff::RetryPolicy,
     error::Error,
     explain::Reason,
-    group::{GroupOrder, GroupRules},
+    group::GroupRules,
     ids::{JobId, ProjectId},
     limits,
 };
@@ -265,7 +265,7 @@ impl Queue {
             default_retry: row.default_retry.as_ref().map(|it| RetryPolicy::stored(Some(it))),
             brake_after: row.brake_after,
             max_waiting: row.max_waiting,
-            groups: groups.filter(|it| it.order != GroupOrder::None),
+            groups: groups.filter(|it| *it != GroupRules::default()),
             updated_at: row.updated_at,
             queue: row.queue,
             etag: String::new(),

@@ -211,12 +211,16 @@ fn a_byte_that_is_no_text_refuses_no_other_entry() {
         failed["error"] = json!({"message": READ});
         let mut result = TestProject::ack_body(&worst, "w", "succeeded");
         result["worker_id"] = json!(READ);
-        let acks = [TestProject::ack_body(&good, "w", "succeeded"), failed, result];
+        // Values that are stored as they are cannot be mended.
+        let mut changed = TestProject::ack_body(&worst, "w", "succeeded");
+        changed["result"] = json!(READ);
+        let acks = [TestProject::ack_body(&good, "w", "succeeded"), failed, result, changed];
         let reply = t.post_text("/v1/workers/ack/batch", broken(&json!({"acks": acks}))).await;
         let results = reply.is(200)["results"].clone();
-        let statuses: Vec<_> = (0..3).map(|it| results[it]["status"].clone()).collect();
+        let statuses: Vec<_> = (0..4).map(|it| results[it]["status"].clone()).collect();
         assert_eq!(statuses[..2], [json!(200), json!(200)], "{results}");
         assert_ne!(statuses[2], json!(200), "{results}");
+        assert_eq!(results[3]["error"]["details"][0]["field"], "acks[3].result", "{results}");
         let error = t.job(bad["id"].as_str().expect("an id")).await["last_error"].clone();
         assert_eq!(error["message"], READ);
         assert_eq!(t.job(good["id"].as_str().expect("an id")).await["state"], "succeeded");

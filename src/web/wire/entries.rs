@@ -1,16 +1,21 @@
 //! Entries of a list that fail alone: one that cannot be read does not refuse the others.
 
-use std::{fmt, marker::PhantomData};
+use std::{borrow::Cow, fmt, marker::PhantomData};
 
 use fencepost_domain::error::Error;
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
-use super::extract::{UnknownFields, parse_here};
+use super::{
+    extract::{UnknownFields, parse_here},
+    produced::unmark,
+};
 
 /// An entry that is read later.
 pub struct Entry<T> {
     json: Box<RawValue>,
+    /// Stands for bytes that are no UTF-8.
+    mark: Option<char>,
     content: PhantomData<fn() -> T>,
 }
 
@@ -23,17 +28,27 @@ impl<T> fmt::Debug for Entry<T> {
 impl<'de, T> Deserialize<'de> for Entry<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let json = Box::<RawValue>::deserialize(deserializer)?;
-        Ok(Self { json, content: PhantomData })
+        Ok(Self { json, mark: None, content: PhantomData })
     }
 }
 
 impl<T: DeserializeOwned> Entry<T> {
+    /// Lets this character stand for bytes that are no UTF-8.
+    pub fn set_mark(&mut self, mark: char) {
+        self.mark = Some(mark);
+    }
+
     /// Reads the entry at `path`, such as `acks[1]`.
     ///
     /// # Errors
     /// [`Error::Invalid`] names the field that cannot be read.
     pub fn read(&self, unknown: UnknownFields, path: &str) -> Result<T, Error> {
-        parse_here(self.json.get().as_bytes(), unknown).map_err(|error| match error {
+        let text = self.json.get();
+        let bytes = match self.mark {
+            Some(mark) => Cow::Owned(unmark(text, mark)),
+            None => Cow::Borrowed(text.as_bytes()),
+        };
+        parse_here(&bytes, unknown).map_err(|error| match error {
             Error::Invalid(mut broken) => {
                 for it in &mut broken {
                     it.field = match it.field.as_str() {

@@ -52,6 +52,9 @@ pub trait RequestBody: DeserializeOwned {
     const IS_OF_WORKERS: bool = false;
     /// True for a list whose entries fail alone, also for bytes that are no UTF-8.
     const HAS_ENTRIES: bool = false;
+
+    /// Hands its entries the mark that stands for such bytes.
+    fn mark_entries(&mut self, _mark: char) {}
 }
 
 /// A JSON request body.
@@ -67,8 +70,13 @@ impl<T: RequestBody, S: Send + Sync> FromRequest<S> for Json<T> {
         }
         let unknown = UnknownFields::of::<T>(&request);
         let body = read_metered(request, T::MAX_BYTES).await?;
-        let body = if T::HAS_ENTRIES { super::produced::escape_broken(body) } else { body };
-        parse(&body, unknown).await.map(Self)
+        let (body, mark) =
+            if T::HAS_ENTRIES { super::produced::mark_broken(body) } else { (body, None) };
+        let mut read: T = parse(&body, unknown).await?;
+        if let Some(mark) = mark {
+            read.mark_entries(mark);
+        }
+        Ok(Self(read))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Text that programs produce, such as messages of errors and lines of output. It is read whatever
 //! its characters are: a report must not be refused for them.
 
-use std::fmt;
+use std::{fmt, ops::RangeInclusive};
 
 use axum::body::Bytes;
 use fencepost_domain::text::ErrorReport;
@@ -59,25 +59,42 @@ impl ProducedText {
 
 /// Bytes of a list that may be no UTF-8; with more, it is no list of texts.
 const MAX_BROKEN_BYTES: usize = 64 * 1024;
+/// Characters that mean nothing, one of which stands for each byte that is no UTF-8.
+const MARKS: RangeInclusive<char> = '\u{FDD0}'..='\u{FDEF}';
+/// A byte that is no UTF-8, wherever it stands.
+const BROKEN_BYTE: u8 = 0xFF;
 
-/// Writes each byte that is no UTF-8 as half of a surrogate pair, as Python's `surrogateescape`
-/// does. A text that a program produced has U+FFFD then; an entry with such a byte elsewhere is
-/// refused alone.
+/// Writes a mark for each byte that is no UTF-8, so that a list can be read whose entries fail
+/// alone, and returns it. None: all is text, or there is no list to be read.
 #[must_use]
-pub fn escape_broken(body: Bytes) -> Bytes {
+pub fn mark_broken(body: Bytes) -> (Bytes, Option<char>) {
     if std::str::from_utf8(&body).is_ok() {
-        return body;
+        return (body, None);
     }
     let broken: usize = body.utf8_chunks().map(|it| it.invalid().len()).sum();
-    if broken > MAX_BROKEN_BYTES {
-        return body;
-    }
-    let mut text = String::with_capacity(body.len() + broken * r"\udcff".len());
+    let is_unused = |mark: &char| body.utf8_chunks().all(|it| !it.valid().contains(*mark));
+    let Some(mark) = MARKS.into_iter().find(is_unused).filter(|_| broken <= MAX_BROKEN_BYTES)
+    else {
+        return (body, None);
+    };
+    let mut text = String::with_capacity(body.len() + broken * mark.len_utf8());
     for chunk in body.utf8_chunks() {
         text.push_str(chunk.valid());
-        text.extend(chunk.invalid().iter().map(|it| format!(r"\udc{it:02x}")));
+        text.extend(chunk.invalid().iter().map(|_| mark));
     }
-    text.into()
+    (text.into(), Some(mark))
+}
+
+/// Writes a byte that is no UTF-8 for each mark: a text that a program produced has U+FFFD there,
+/// and other values are refused.
+#[must_use]
+pub fn unmark(text: &str, mark: char) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(text.len());
+    for (number, part) in text.split(mark).enumerate() {
+        bytes.extend((number > 0).then_some(BROKEN_BYTE));
+        bytes.extend(part.bytes());
+    }
+    bytes
 }
 
 /// The report of an error, cut as [`ErrorReport::bounded`] cuts it.
@@ -149,6 +166,16 @@ mod tests {
         assert_eq!(read(b"\xED\xA0\xBDx"), "\u{FFFD}x");
         assert_eq!(read(b"\xED\xA0"), "\u{FFFD}\u{FFFD}");
         assert_eq!(read("\u{D7FF} é 😀".as_bytes()), "\u{D7FF} é 😀");
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_found_again() {
+        let (text, mark) = mark_broken(Bytes::from_static(b"caf\xE9 \xEF\xB7\x90 \xFF"));
+        let mark = mark.expect("it is broken");
+        assert_ne!(mark, '\u{FDD0}', "it has that one");
+        let text = std::str::from_utf8(&text).expect("it is text now");
+        assert_eq!(unmark(text, mark), b"caf\xFF \xEF\xB7\x90 \xFF");
+        assert_eq!(mark_broken(Bytes::from_static(b"caf")).1, None);
     }
 
     #[test]

@@ -227,6 +227,10 @@ impl RequestBody for AckBatchRequest {
     const IS_OF_WORKERS: bool = true;
     const MAX_BYTES: usize = limits::MAX_BATCH_BODY_BYTES;
     const HAS_ENTRIES: bool = true;
+
+    fn mark_entries(&mut self, mark: char) {
+        self.acks.iter_mut().for_each(|it| it.set_mark(mark));
+    }
 }
 
 /// Results of a batch of acks.
@@ -265,7 +269,8 @@ pub struct AckBatchResult {
 /// Ack many attempts.
 ///
 /// Each ack has its own result, in the order in which they were sent. Of several acks of one
-/// attempt the first counts: an equal one returns its answer, another is refused.
+/// attempt the first counts: one with the same status returns its answer, another is refused, as
+/// is a further one that shows neither attempt nor lease.
 #[utoipa::path(
     post, path = "/workers/ack/batch", tag = "workers", operation_id = "workers_ack_batch",
     security(("api_key" = ["work"]), ("session" = ["member"])),

@@ -166,7 +166,12 @@ pub struct LogsRequest {
 }
 
 impl RequestBody for LogsRequest {
+    const IS_OF_WORKERS: bool = true;
     const HAS_ENTRIES: bool = true;
+
+    fn mark_entries(&mut self, mark: char) {
+        self.chunks.iter_mut().for_each(|it| it.set_mark(mark));
+    }
 }
 
 /// A chunk of an attempt's output.

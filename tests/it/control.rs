@@ -209,8 +209,7 @@ fn a_race_of_cancel_claim_and_ack_ends_in_exactly_one_way() {
 #[test]
 fn a_job_that_was_not_begun_in_time_is_cancelled_by_parent() {
     run_alone(async |t| {
-        let soon = (chrono::DateTime::UNIX_EPOCH).to_rfc3339();
-        let late = t.enqueue(json!({"expires_at": soon})).await;
+        let late = t.enqueue_expired(json!({})).await;
         let job = t.job_becomes(&late, "cancelled").await;
         assert_eq!(job["attempt"], 0);
         assert!(t.poll("w", 1).await.is_empty(), "it was not handed out either");
@@ -225,6 +224,19 @@ fn a_job_that_was_not_begun_in_time_is_cancelled_by_parent() {
             "job_type": "t", "run_at": "2020-01-02T00:00:00Z", "expires_at": "2020-01-01T00:00:00Z",
         });
         t.post("/v1/jobs", wrong).await.refuses("expires_at");
+        for start in [json!({}), json!({"delay_seconds": 60})] {
+            let mut past = start;
+            past["job_type"] = json!("t");
+            past["expires_at"] = json!("2020-01-01T00:00:00Z");
+            t.post("/v1/jobs", past.clone()).await.refuses("expires_at");
+            let batch = json!({"jobs": [{"job_type": "t"}, past]});
+            t.post("/v1/jobs/batch", batch).await.refuses("jobs[1].expires_at");
+        }
+        let far = json!({"delay_seconds": 60, "expires_at": "2999-01-01T00:00:00.0000009Z"});
+        let far = t.enqueue(far).await;
+        assert_eq!(t.job(&far).await["expires_at"], "2999-01-01T00:00:00Z");
+        let too_late = json!({"run_at": "2999-01-02T00:00:00Z"});
+        t.patch(&format!("/v1/jobs/{far}"), too_late).await.refuses("run_at");
         // After a retry it has no expiry.
         assert_eq!(act(t, &late, "retry").await.is(200)["state"], "pending");
         assert_eq!(t.lease("w").await["id"], late);

@@ -29,7 +29,10 @@ use fencepost_store::{
 use serde_json::json;
 use sqlx::{Acquire, PgConnection};
 
-use super::stored::{NewJob, latest_run_at, publish, too_far_ahead};
+use super::{
+    expiries, replays,
+    stored::{NewJob, latest_run_at, publish, too_far_ahead},
+};
 use crate::{
     Engine,
     cancel::{cancel_waiting, publish_cancelled},
@@ -66,6 +69,8 @@ pub struct JobWithDependencies {
     pub is_id_given: bool,
     /// The author of the replay, if it replays an earlier job.
     pub replayed_by: Option<ChangedBy>,
+    /// Refused if it expires before it may run; else cancelled then.
+    pub must_outlast_start: bool,
     /// The path in the request: `jobs[3].`, or empty.
     pub path: String,
 }
@@ -74,9 +79,15 @@ impl JobWithDependencies {
     /// A job without parents or workflow.
     #[must_use]
     pub fn new(job: NewJob, on_conflict: OnConflict) -> Self {
-        let path = String::new();
-        let (is_continuation, is_id_given, replayed_by) = (false, false, None);
-        Self { job, on_conflict, is_continuation, is_id_given, replayed_by, path }
+        Self {
+            job,
+            on_conflict,
+            is_continuation: false,
+            is_id_given: false,
+            replayed_by: None,
+            must_outlast_start: false,
+            path: String::new(),
+        }
     }
 
     /// The field of the request that names a parent.
@@ -149,22 +160,20 @@ impl From<sqlx::Error> for Failed {
     }
 }
 
+/// A job that must outlast its start, and its path.
+fn outlasting(it: &JobWithDependencies) -> Option<(&NewJob, &str)> {
+    it.must_outlast_start.then_some((&it.job, it.path.as_str()))
+}
+
 /// Records who replays what.
 async fn note_replays(tx: &mut PgConnection, jobs: &[JobWithDependencies]) -> sqlx::Result<()> {
-    let noted = jobs.iter().filter_map(|it| Some(replay_event(&it.job, it.replayed_by.as_ref()?)));
+    let noted =
+        jobs.iter().filter_map(|it| Some(replays::event(&it.job, it.replayed_by.as_ref()?)));
     let noted: Vec<_> = noted.collect();
     if !noted.is_empty() {
         events::insert(tx, &noted).await?;
     }
     Ok(())
-}
-
-/// The event of a replay: it is one of the new job.
-pub(crate) fn replay_event(job: &NewJob, by: &ChangedBy) -> NewEvent {
-    let key = JobKey { project_id: job.project_id, id: job.id };
-    let of = job.extras.as_ref().and_then(|it| it.replay_of);
-    let payload = Some(json!({ "replay_of": of }).to_string());
-    NewEvent { payload, ..NewEvent::change(key, history::REPLAYED, by) }
 }
 
 /// Another request got the key first: the next try sees its job. A deadlock leaves nothing behind.
@@ -220,6 +229,7 @@ async fn store_once(
     if stored.len() < refs.len() {
         return Err(Failed::Refused(too_far_ahead()));
     }
+    expiries::check(left.iter().filter_map(outlasting), &stored).map_err(Failed::Refused)?;
     note_replays(&mut tx, &left).await?;
     let stored = continue_attempts(&mut tx, project_id, &left, stored).await?;
     dependencies::insert_edges(&mut tx, project_id, &edges).await?;

@@ -2,10 +2,12 @@
 
 pub mod callback_url;
 pub mod dependencies;
+mod expiries;
 pub mod full;
 mod origin;
 mod payloads;
 pub mod quota;
+pub(crate) mod replays;
 mod stored;
 
 use std::{collections::HashMap, sync::Arc};

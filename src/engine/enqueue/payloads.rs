@@ -16,7 +16,7 @@ use crate::Engine;
 
 /// Such values are stored and leased byte for byte, but a schema cannot describe them.
 pub const UNREADABLE: &str =
-    "has a number or a text that cannot be compared: 1e999, or half a character";
+    "has a number beyond 1.8e308 or half a character, which cannot be compared with a schema";
 
 const NO_SCHEMA: &str = "the job type has no schema: store one, or leave this out";
 

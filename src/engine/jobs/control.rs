@@ -154,6 +154,10 @@ async fn change_in(
     if run_at.is_some_and(|it| it > seen.now + TimeDelta::seconds(limits::MAX_RUN_AT_SECONDS)) {
         return Err(too_far_ahead());
     }
+    if run_at.zip(seen.expires_at).is_some_and(|(run_at, expires_at)| run_at >= expires_at) {
+        let field = if matches!(timing, Timing::At(_)) { "run_at" } else { "delay_seconds" };
+        return Err(Error::invalid(field, "must be earlier than the job's expires_at"));
+    }
     let what = Change { run_at, ..what };
     if let Some(queue) = &what.queue
         && groups::is_ordered(tx, key, queue).await?

@@ -21,7 +21,8 @@ use crate::{
     Engine,
     enqueue::{
         self, Extras, NewJob, NewlyStored, Origin, Start,
-        dependencies::{JobWithDependencies, OnConflict, replay_event},
+        dependencies::{JobWithDependencies, OnConflict},
+        replays,
     },
 };
 
@@ -90,7 +91,7 @@ pub(crate) async fn replay_in(
     let mut found: HashMap<_, _> = rows.into_iter().map(|it| (it.id, it)).collect();
     let in_order = ids.iter().filter_map(|id| found.remove(id)).filter(|it| !it.is_template);
     let jobs: Vec<_> = in_order.map(|it| replayed(project_id, JobId::generate(), &it)).collect();
-    let noted = jobs.iter().map(|it| replay_event(it, by));
+    let noted = jobs.iter().map(|it| replays::event(it, by));
     events::insert(tx, &noted.collect::<Vec<_>>()).await?;
     Ok((enqueue::store_in(tx, jobs).await?, skipped))
 }

@@ -20,6 +20,8 @@ pub struct LockedJob {
     pub now: DateTime<Utc>,
     /// Whether its worker is asked to stop.
     pub cancel_requested: bool,
+    /// It is cancelled then, unless it has begun.
+    pub expires_at: Option<DateTime<Utc>>,
 }
 
 /// Locks a live job; none if the project has no such live job.
@@ -27,7 +29,8 @@ pub async fn lock_live(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<Opt
     sqlx::query_as!(
         LockedJob,
         r#"
-        select state "state: StoredState", attempt, statement_timestamp() "now!", cancel_requested
+        select state "state: StoredState", attempt, statement_timestamp() "now!", cancel_requested,
+               expires_at
         from jobs
         where project_id = $1 and id = $2
         for update
@@ -44,7 +47,8 @@ pub async fn lock_ended(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<Op
     sqlx::query_as!(
         LockedJob,
         r#"
-        select state "state: StoredState", attempt, statement_timestamp() "now!", cancel_requested
+        select state "state: StoredState", attempt, statement_timestamp() "now!", cancel_requested,
+               null::timestamptz as expires_at
         from finished_jobs
         where project_id = $1 and id = $2
         for update

@@ -8,7 +8,7 @@ use fencepost::{
     zone_files,
 };
 use fencepost_config::{ConnectionLimits, PoolArgs, RedisPlace, Signup, TrustedProxies};
-use fencepost_domain::{outbound::Allowed, plan::Plans};
+use fencepost_domain::{ids::JobId, outbound::Allowed, plan::Plans};
 use fencepost_engine::schedules::zones::Zones;
 use fencepost_http::deprecation::Deprecated;
 use fencepost_identity::accounts::{
@@ -260,6 +260,26 @@ impl LoneProject {
     /// The same project, seen with another key.
     pub fn with_key(&self, api_key: impl Into<String>) -> Self {
         Self { project: self.project.with_key(api_key), ..self.clone() }
+    }
+
+    /// Enqueues a job whose `expires_at` has passed.
+    pub async fn enqueue_expired(&self, mut job: Value) -> String {
+        // Nothing runs it meanwhile.
+        job["delay_seconds"] = json!(3_600);
+        job["expires_at"] = json!("2999-01-01T00:00:00Z");
+        let id = self.enqueue(job).await;
+        let JobId(uuid) = id.parse().expect("an id");
+        self.database
+            .execute(&format!(
+                "with passed as (
+                     update jobs set expires_at = now() - interval '1 s', run_at = now()
+                     where id = '{uuid}'
+                 )
+                 update job_expiries set expires_at = now() - interval '1 s'
+                 where job_id = '{uuid}'"
+            ))
+            .await;
+        id
     }
 
     /// Makes every running lease a thing of the past.

@@ -232,8 +232,7 @@ fn a_job_past_its_expiry_that_cannot_be_cancelled_stops_no_other() {
         plant(&bad.database, ("finished_jobs", "insert"), "job_type", "poison").await;
         let mut jobs = Vec::new();
         for (t, job_type) in [(bad, "poison"), (good, "fine")] {
-            let job = json!({"job_type": job_type, "expires_at": "1970-01-01T00:00:00Z"});
-            jobs.push(t.enqueue(job).await);
+            jobs.push(t.enqueue_expired(json!({"job_type": job_type})).await);
         }
         good.job_becomes(&jobs[1], "cancelled").await;
         let id = uuid_of(bad, "poison").await;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use axum::http::HeaderMap;
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, SubsecRound, Utc};
 use fencepost_domain::{
     callbacks::Callbacks,
     constraint_key,
@@ -38,6 +38,8 @@ use super::{
 use crate::retry::RetryRequest;
 
 const DEFAULT_CONCURRENCY_LIMIT: i32 = 1;
+/// Digits of a second that the database keeps.
+const MICROSECONDS: u16 = 6;
 /// With fewer than one failure a job would never be retried nor dead-lettered.
 const MIN_MAX_ATTEMPTS: i32 = 1;
 
@@ -90,7 +92,8 @@ pub struct EnqueueRequest {
     /// With `concurrency_key`: this job starts only while fewer run. Default: 1.
     #[schema(extensions(("bounds" = json!(range(1, limits::MAX_CONCURRENCY)))))]
     concurrency_limit: Option<i32>,
-    /// Group within the queue, such as a customer: its jobs can be found together.
+    /// Group within the queue, such as a customer: its jobs can be found together, be paused, and
+    /// run in their order if the queue's `groups` say so.
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_GROUP_CHARS)))))]
     group: Option<String>,
     /// Makes it the only live job with its key.
@@ -264,7 +267,7 @@ pub fn accept(
     };
     let path = check.path().to_owned();
     let named = JobWithDependencies::new(job, on_conflict);
-    Ok(JobWithDependencies { is_continuation, path, ..named })
+    Ok(JobWithDependencies { is_continuation, must_outlast_start: true, path, ..named })
 }
 
 /// Checks callbacks, and those that follow them.
@@ -347,9 +350,10 @@ fn accept_extras(
     let unique_key = request.unique.take().map(|Object(it)| it.key);
     check.optional_name("unique.key", unique_key.as_deref(), limits::MAX_KEY_CHARS);
     check.time("expires_at", request.expires_at);
-    if let (Some(expires_at), Some(run_at)) = (request.expires_at, request.run_at)
-        && expires_at <= run_at
-    {
+    // As the database keeps it.
+    let expires_at = request.expires_at.map(|it| it.trunc_subsecs(MICROSECONDS));
+    let run_at = request.run_at.map(|it| it.trunc_subsecs(MICROSECONDS));
+    if expires_at.zip(run_at).is_some_and(|(expires_at, run_at)| expires_at <= run_at) {
         check.refuse("expires_at", "must be later than run_at");
     }
     let batch_id = request.batch_id.take().map(|it| it.parse());
@@ -367,7 +371,7 @@ fn accept_extras(
         concurrency_key,
         group,
         unique_key,
-        expires_at: request.expires_at,
+        expires_at,
         traceparent: traceparent.map(str::to_owned),
         batch_id: batch_id.and_then(Result::ok),
         has_parents: !parents.is_empty(),
@@ -454,7 +458,9 @@ fn accept_tags(
         return None;
     }
     for (key, value) in &tags {
-        check.name("tags", key, limits::MAX_TAG_KEY_CHARS);
+        if let Err(error) = fencepost_domain::text::check_name(key, limits::MAX_TAG_KEY_CHARS) {
+            check.refuse("tags", format!("has a name that {error}"));
+        }
         if let Err(error) = fencepost_domain::text::check_text(value, limits::MAX_TAG_VALUE_CHARS) {
             check.refuse(&format!("tags.{key}"), error.to_string());
         }

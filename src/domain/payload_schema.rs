@@ -2,9 +2,11 @@
 //! With references or alternatives, a short schema can take hours. A library has them all, and
 //! collects every mistake before it reports the first.
 
+mod pattern;
+
 use std::{cmp::Ordering, collections::BTreeMap};
 
-use regex::{Regex, RegexBuilder};
+use regex::Regex;
 use serde_json::{Number, Value};
 
 /// Maximum bytes of a schema, as it was sent.
@@ -14,8 +16,6 @@ pub const MAX_SCHEMA_BYTES: usize = 16 * 1024;
 pub const MAX_ENTRIES: usize = 100;
 /// Maximum patterns of a schema: they are compiled for each check.
 pub const MAX_PATTERNS: usize = 10;
-/// Maximum bytes of a compiled pattern, and of what it needs to run.
-const MAX_PATTERN_BYTES: usize = 256 * 1024;
 /// Mistakes that are reported of one payload.
 const MAX_REPORTED_MISTAKES: usize = 10;
 /// Bytes of a place in a message.
@@ -289,13 +289,17 @@ impl PayloadSchema {
                 if *patterns > MAX_PATTERNS {
                     return Err(format!("{at} is one of more than {MAX_PATTERNS} patterns"));
                 }
-                self.pattern = Some(compiled(pattern).map_err(|error| format!("{at}: {error}"))?);
+                self.pattern =
+                    Some(pattern::compiled(pattern).map_err(|error| format!("{at}: {error}"))?);
             }
             (_, Value::Number(number)) if bound.is_some_and(|it| may_be(it, number)) => {
                 self.bounds.extend(bound.map(|it| (it, number.clone())));
             }
             (name, _) if DESCRIBING.contains(&name) => {}
-            _ if bound.is_some() => return Err(wrong("a number, of a size a whole one")),
+            _ if bound.is_some_and(|it| !it.is_of_numbers()) => {
+                return Err(wrong("a whole number of at least 0"));
+            }
+            _ if bound.is_some() => return Err(wrong("a number")),
             ("enum" | "required" | "prefixItems", _) => return Err(wrong("a list")),
             ("properties", _) => return Err(wrong("an object")),
             ("pattern", _) => return Err(wrong("a text")),
@@ -376,17 +380,6 @@ impl PayloadSchema {
 /// Sizes are whole and not negative.
 fn may_be(bound: Bound, number: &Number) -> bool {
     bound.is_of_numbers() || number.as_u64().is_some()
-}
-
-fn compiled(pattern: &str) -> Result<Regex, String> {
-    RegexBuilder::new(pattern)
-        .size_limit(MAX_PATTERN_BYTES)
-        .dfa_size_limit(MAX_PATTERN_BYTES)
-        .build()
-        .map_err(|error| match error {
-            regex::Error::CompiledTooBig(_) => "the pattern is too large".to_owned(),
-            _ => "the pattern is not a regular expression of the crate regex".to_owned(),
-        })
 }
 
 fn shortened(text: &str) -> String {
@@ -481,9 +474,13 @@ mod tests {
             (json!({"enum": many}), "at most 100 entries, has 101"),
             (json!({"type": "text"}), "schema.type must be a type"),
             (json!({"required": [1]}), "schema.required must be a list of names"),
-            (json!({"minLength": -1}), "schema.minLength must be a number"),
+            (json!({"minLength": -1}), "schema.minLength must be a whole number of at least 0"),
+            (json!({"maximum": "1"}), "schema.maximum must be a number"),
             (json!({"pattern": "("}), "schema.pattern: the pattern is not a regular"),
-            (json!({"pattern": "((a{100}){100}){100}"}), "the pattern is too large"),
+            (
+                json!({"pattern": "((a{100}){100}){100}"}),
+                "the pattern needs more than 262144 bytes",
+            ),
             (json!({"prefixItems": patterns}), "more than 10 patterns"),
             (
                 json!({"$schema": "http://json-schema.org/draft-07/schema#"}),

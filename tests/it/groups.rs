@@ -1,6 +1,7 @@
 //! Groups of jobs: named by whatever enqueues one, shown and found wherever jobs are.
 
 mod blocked;
+mod crashes;
 mod order;
 mod pauses;
 

@@ -210,6 +210,7 @@ const EXCEPTIONS: &[&str] = &[
     "job_stats_by_age",
     "queues_changed",
     "queue_deltas_by_transaction",
+    "group_notes_by_maker",
     "operations_due",
     "operations_by_age",
     "recurring_schedules_due",

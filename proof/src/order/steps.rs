@@ -9,7 +9,7 @@ use super::{Admission, Event, Job, JobState, Pass, Sender, State, Variant, Worke
 pub enum Step {
     /// The next step of a sender's statement.
     Send(usize),
-    /// A worker begins a claim that takes this place, or goes on with it.
+    /// A worker begins a claim that takes this place, or continues it.
     Claim(usize),
     /// A worker ends its attempt, or commits the end.
     Succeed(usize),

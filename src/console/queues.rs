@@ -171,7 +171,7 @@ impl QueueExt for Queue {
         choices.map(|(rules, label)| GroupRulesChoice {
             value: rules.and_then(|it| serde_json::to_string(&it).ok()).unwrap_or_default(),
             label,
-            is_set: self.groups == rules,
+            is_set: self.groups.filter(|it| it.order == GroupOrder::Strict) == rules,
         })
     }
 

@@ -173,6 +173,7 @@ impl Engine {
         tokio::spawn(stop_if_pump_panics(pump, stopping.clone(), Arc::clone(&has_failed)));
         Self(Arc::new(Inner {
             enqueues: Coalescer::start(Enqueues {
+                alone: enqueue::alone::Alone::default(),
                 pool: pools.enqueue.clone(),
                 notifier: notifier.clone(),
                 matcher,

@@ -442,7 +442,7 @@ async fn sweep_and_read(conn: &mut PgConnection, leased: &[LeasedJob]) {
     let new: Vec<_> = (0..50).map(|_| new_job()).collect();
     let new: Vec<_> = new.iter().collect();
     let stored = costs(conn, "enqueue", 50 * 13, async |conn| {
-        enqueue::insert_jobs(conn, &new, &vec![None; 50], &[]).await.expect("it runs")
+        enqueue::insert_jobs(conn, &new, &vec![None; 50], &[], &[]).await.expect("it runs")
     })
     .await;
     assert_eq!(stored.len(), 50);

@@ -223,6 +223,8 @@ fn a_byte_that_is_no_text_refuses_no_other_entry() {
         assert_eq!(results[3]["error"]["details"][0]["field"], "acks[3].result", "{results}");
         let error = t.job(bad["id"].as_str().expect("an id")).await["last_error"].clone();
         assert_eq!(error["message"], READ);
+        let elsewhere = json!({"worker_id": READ, "chunks": [{}]});
+        t.post_text("/v1/workers/logs", broken(&elsewhere)).await.refuses("worker_id");
         assert_eq!(t.job(good["id"].as_str().expect("an id")).await["state"], "succeeded");
     });
 }

@@ -178,7 +178,7 @@ fn a_job_is_leased_when_it_is_stored_only_where_nothing_limits_claims() {
                 poll_id: None,
                 lease_id,
             };
-            let stored = insert_jobs(&mut conn, &[&job], &[None], &[Some(lease)]).await;
+            let stored = insert_jobs(&mut conn, &[&job], &[None], &[Some(lease)], &[]).await;
             let stored = stored.expect("it is stored").pop().expect("one");
             assert_eq!(stored.is_leased, is_leased, "{queue}, {start:?}");
             let row = format!(

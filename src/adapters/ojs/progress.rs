@@ -1,7 +1,6 @@
 //! Activating jobs that were stored as pending, and the progress of running ones.
 
 use axum::extract::State;
-use chrono::TimeDelta;
 use fencepost_domain::{
     error::{Error, JobStatus},
     ids::{JobId, JobKey},
@@ -10,7 +9,6 @@ use fencepost_domain::{
     text::printable,
 };
 use fencepost_engine::{
-    enqueue::Start,
     jobs::{
         self,
         control::{self, Change, Timing},
@@ -71,11 +69,8 @@ pub async fn activate(
         return Err(Error::InvalidState(JobStatus { state, attempt }));
     }
     let mut options = accept::stored_options(&row);
-    let timing = match accept::accept_start(&mut options, &mut Check::default()) {
-        Start::At(at) => Timing::At(at),
-        Start::After(seconds) => Timing::After(TimeDelta::seconds(seconds.into())),
-    };
-    let (tenant, what) = (caller.tenant(), (timing, Change::default()));
+    let start = accept::accept_start(&mut options, &mut Check::default());
+    let (tenant, what) = (caller.tenant(), (Timing::Activation(start), Change::default()));
     control::change(&app.engine, tenant, key.id, what, &caller.who.changed_by()).await?;
     ojs_jobs::find(&app, &caller.who, key).await.map(Reply::ok)
 }

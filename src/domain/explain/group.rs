@@ -69,7 +69,7 @@ fn behind(facts: &Facts, ahead: &JobAhead) -> (Reason, String, Option<DateTime<U
         _ if ahead.waits_for_parents => "waits for its parents".to_owned(),
         (StoredState::Backoff, Some(at)) => format!("retries at {}", second(at)),
         (_, Some(at)) => format!("runs at {}", second(at)),
-        _ => "waits for a worker".to_owned(),
+        _ => "has not begun".to_owned(),
     };
     (Reason::Group, format!("job {} is ahead in its group and {does}", ahead.id), at)
 }

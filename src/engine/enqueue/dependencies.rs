@@ -1,10 +1,7 @@
 //! Storing jobs with parents, a unique key, a workflow, an id of the client's or an `expires_at`.
 //! One transaction per request, beside the group commits of ordinary jobs.
 
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap, HashMap, HashSet},
-};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use fencepost_domain::{
     actor::ChangedBy,
@@ -30,7 +27,7 @@ use serde_json::json;
 use sqlx::{Acquire, PgConnection};
 
 use super::{
-    expiries, replays,
+    expiries, places, replays,
     stored::{NewJob, latest_run_at, publish, too_far_ahead},
 };
 use crate::{
@@ -219,13 +216,12 @@ async fn store_once(
     let (existing, replaced) = make_room(&mut tx, project_id, &left).await?;
     let (new, edges) = tie(&mut tx, project_id, &left, &existing).await?;
     join_batches(&mut tx, project_id, &new).await?;
-    let latest = latest_run_at(&new);
+    let latest = vec![latest_run_at(&new); new.len()];
     let refs = match workflow {
-        Some(workflow) => parents_first(&new, &workflow.edges),
+        Some(workflow) => places::parents_first(&new, &workflow.edges),
         None => new.iter().collect(),
     };
-    let stored =
-        store::jobs::enqueue::insert_jobs(&mut tx, &refs, &vec![latest; refs.len()], &[]).await?;
+    let stored = store::jobs::enqueue::insert_jobs(&mut tx, &refs, &latest, &[], &[]).await?;
     if stored.len() < refs.len() {
         return Err(Failed::Refused(too_far_ahead()));
     }
@@ -254,33 +250,6 @@ async fn store_once(
             .or_else(|| existing.get(unique_key(&it.job)?).map(|it| EnqueueOutcome::Existing(*it)))
     };
     Ok(jobs.iter().filter_map(outcome).collect())
-}
-
-/// The jobs of a workflow in the order of their places in groups: a child would never run that is
-/// ahead of its parent in their group. Otherwise as they were sent.
-fn parents_first<'a>(jobs: &'a [NewJob], edges: &[Edge]) -> Vec<&'a NewJob> {
-    let place: HashMap<_, _> = jobs.iter().enumerate().map(|(place, it)| (it.id, place)).collect();
-    let mut waits_for = vec![0; jobs.len()];
-    let mut children = vec![Vec::new(); jobs.len()];
-    for edge in edges {
-        if let (Some(parent), Some(child)) = (place.get(&edge.parent), place.get(&edge.child)) {
-            children[*parent].push(*child);
-            waits_for[*child] += 1;
-        }
-    }
-    let is_free = |it: &usize| waits_for[*it] == 0;
-    let mut free: BinaryHeap<_> = (0..jobs.len()).filter(is_free).map(Reverse).collect();
-    let mut ordered = Vec::with_capacity(jobs.len());
-    while let Some(Reverse(next)) = free.pop() {
-        ordered.push(&jobs[next]);
-        for child in &children[next] {
-            waits_for[*child] -= 1;
-            if waits_for[*child] == 0 {
-                free.push(Reverse(*child));
-            }
-        }
-    }
-    ordered
 }
 
 async fn store_workflow(

@@ -1,11 +1,13 @@
 //! Storing the jobs of one request, with or without dependencies.
 
+pub mod alone;
 pub mod callback_url;
 pub mod dependencies;
 mod expiries;
 pub mod full;
 mod origin;
 mod payloads;
+mod places;
 pub mod quota;
 pub(crate) mod replays;
 mod stored;
@@ -171,7 +173,8 @@ pub(super) async fn store_in(
         return Ok(NewlyStored::default());
     }
     let refs: Vec<_> = jobs.iter().collect();
-    let stored = store::jobs::enqueue::insert_jobs(tx, &refs, &vec![None; refs.len()], &[]).await?;
+    let stored =
+        store::jobs::enqueue::insert_jobs(tx, &refs, &vec![None; refs.len()], &[], &[]).await?;
     let stored = stored.into_iter().map(|it| (it.id, it)).collect();
     Ok(NewlyStored { jobs, stored })
 }

@@ -22,6 +22,7 @@ use fencepost_store::{
 };
 use metrics::counter;
 
+use super::alone::Alone;
 use crate::{
     Engine,
     group_commit::{GroupCommit, leaves_doubt},
@@ -46,6 +47,7 @@ pub struct Enqueues {
     pub(crate) pool: Pool,
     pub(crate) notifier: Notifier,
     pub(crate) matcher: Matcher,
+    pub(crate) alone: Alone,
 }
 
 impl GroupCommit for Enqueues {
@@ -106,15 +108,19 @@ impl GroupCommit for Enqueues {
                 matched = Matched::reserve(&self.matcher, &jobs).await;
             }
             let leases = matched.leases(jobs.len());
-            let inserted =
-                match store::jobs::enqueue::insert_jobs(conn, &jobs, &latest, &leases).await {
-                    Ok(inserted) => inserted,
-                    Err(error) => {
-                        drop(leases);
-                        matched.fail(&error);
-                        return Err(error);
-                    }
-                };
+            let alone = self.alone.choose(&jobs);
+            let inserted = match store::jobs::enqueue::insert_jobs(
+                conn, &jobs, &latest, &leases, &alone,
+            )
+            .await
+            {
+                Ok(inserted) => inserted,
+                Err(error) => {
+                    drop(leases);
+                    matched.fail(&error);
+                    return Err(error);
+                }
+            };
             stored.extend(inserted.into_iter().map(|it| (it.id, it)));
         }
         publish(&self.notifier, items.iter().flat_map(|it| it.iter()), &stored);

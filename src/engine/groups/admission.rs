@@ -99,6 +99,11 @@ async fn end_pauses(conn: &mut PgConnection) -> sqlx::Result<bool> {
 async fn walk(engine: &Engine, conn: &mut PgConnection) -> sqlx::Result<bool> {
     let mut tx = conn.begin().await?;
     let Some(walk) = walks::find_due(&mut tx).await? else { return Ok(false) };
+    let passed = walks::pass_over_earlier(&mut tx, &walk).await?;
+    if passed == walks::MAX_PASSED_OVER {
+        tx.commit().await?;
+        return Ok(true);
+    }
     let is_more = walks::step(&mut tx, &walk).await?;
     if !is_more {
         pauses::open_gates(&mut tx, &[(walk.project_id, walk.queue.clone())]).await?;

@@ -29,7 +29,7 @@ use uuid::Uuid;
 use crate::{
     Engine,
     cancel::{CancelReason, Cancelled, cancel_waiting},
-    enqueue::{quota, too_far_ahead},
+    enqueue::{Start, quota, too_far_ahead},
     notify::job_event,
     queues,
 };
@@ -150,12 +150,16 @@ async fn change_in(
         Timing::Keep => None,
         Timing::At(run_at) => Some(run_at),
         Timing::After(delay) => Some(seen.now + delay),
+        Timing::Activation(Start::At(run_at)) => Some(run_at),
+        Timing::Activation(Start::After(seconds)) => {
+            Some(seen.now + TimeDelta::seconds(seconds.into()))
+        }
     };
     if run_at.is_some_and(|it| it > seen.now + TimeDelta::seconds(limits::MAX_RUN_AT_SECONDS)) {
         return Err(too_far_ahead());
     }
-    if run_at.zip(seen.expires_at).is_some_and(|(run_at, expires_at)| run_at >= expires_at) {
-        let field = if matches!(timing, Timing::At(_)) { "run_at" } else { "delay_seconds" };
+    let is_late = run_at.zip(seen.expires_at).is_some_and(|(run_at, end)| run_at >= end);
+    if let Some(field) = timing.field().filter(|_| is_late) {
         return Err(Error::invalid(field, "must be earlier than the job's expires_at"));
     }
     let what = Change { run_at, ..what };
@@ -180,6 +184,19 @@ pub enum Timing {
     Keep,
     At(DateTime<Utc>),
     After(TimeDelta),
+    /// A job of another protocol is activated. If it expires before, it is cancelled then.
+    Activation(Start),
+}
+
+impl Timing {
+    /// The field of a request that must name a time before the job expires.
+    fn field(self) -> Option<&'static str> {
+        match self {
+            Self::At(_) => Some("run_at"),
+            Self::After(_) => Some("delay_seconds"),
+            Self::Keep | Self::Activation(_) => None,
+        }
+    }
 }
 
 /// Retries a dead letter or a cancelled job, and the descendants that were cancelled with it.

@@ -1,7 +1,5 @@
 //! Storing new jobs.
 
-use std::collections::HashSet;
-
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
     backoff::RetryPolicy,
@@ -257,7 +255,9 @@ const FIRST_ATTEMPT: i32 = 1;
 
 /// Stores jobs of any projects, all or none. `leases` has one entry per job, or none at all: a job
 /// with one is leased at once, if it is due and nothing in its queue's settings limits claims. The
-/// state that is returned is that before its lease.
+/// state that is returned is that before its lease. `alone` has one entry per job, or none at all:
+/// a job with true may run at once if its group has no other, however strict the order is. No two
+/// of one group have true, and each may lock its group.
 ///
 /// A request whose latest `run_at` lies more than [`limits::MAX_RUN_AT_SECONDS`] ahead is left out
 /// with all its jobs: only the database's clock can decide. `latest_run_at` has one entry per job:
@@ -271,6 +271,7 @@ pub async fn insert_jobs(
     jobs: &[&NewJob],
     latest_run_at: &[Option<DateTime<Utc>>],
     leases: &[Option<LeaseRequest<'_>>],
+    alone: &[bool],
 ) -> sqlx::Result<Vec<StoredJob>> {
     let lease_of = |number: usize| leases.get(number).copied().flatten();
     let leases: Vec<_> = (0..jobs.len()).map(lease_of).collect();
@@ -331,7 +332,7 @@ pub async fn insert_jobs(
             ) with ordinality as sent(
                 project_id, id, queue, job_type, rank, run_at, delay_seconds, latest_run_at,
                 max_attempts, timeout_seconds, payload, retry, tags, extras, worker_id,
-                lease_seconds, poll_id, lease_id, leads_group, number
+                lease_seconds, poll_id, lease_id, is_alone, number
             )
             left join queues setting
                 on setting.project_id = sent.project_id and setting.name = sent.queue
@@ -341,7 +342,7 @@ pub async fn insert_jobs(
                            and coalesce((extras->>'unfinished_parents')::int, 0) = 0 as is_due,
                        case when extras->>'group' is not null and setting.has_gate
                            then wait_of_new_job(
-                               sent.project_id, sent.queue, extras->>'group', leads_group
+                               sent.project_id, sent.queue, extras->>'group', is_alone
                            )
                        end as waits_for_group
             ) starts
@@ -438,28 +439,8 @@ pub async fn insert_jobs(
             as &[Option<Uuid>],
         MIN_DEFAULT_LEASE_SECONDS,
         TIMEOUT_GRACE_SECONDS,
-        &leads_group(jobs),
+        alone,
     )
     .fetch_all(conn)
     .await
-}
-
-/// Groups that one statement may lock: PostgreSQL has few thousand locks for everybody.
-const MAX_LOCKED_GROUPS: usize = 50;
-
-/// Which jobs are the first of their group here, for up to [`MAX_LOCKED_GROUPS`] groups: each may
-/// run at once if its group has no other job. Empty: no job has a group.
-fn leads_group(jobs: &[&NewJob]) -> Vec<bool> {
-    let has_group = |it: &&NewJob| it.extras.as_ref().is_some_and(|it| it.group.is_some());
-    if !jobs.iter().any(has_group) {
-        return Vec::new();
-    }
-    let mut seen = HashSet::new();
-    let leads = jobs.iter().map(|job| {
-        let group = job.extras.as_ref().and_then(|it| it.group.as_deref());
-        group.is_some_and(|group| {
-            seen.len() < MAX_LOCKED_GROUPS && seen.insert((job.project_id, &job.queue, group))
-        })
-    });
-    leads.collect()
 }

@@ -146,11 +146,12 @@ pub async fn change_settings(
         insert into queues (
             project_id, name, max_concurrency, rate_limit_count, rate_limit_per_seconds,
             default_lease_seconds, retention_days, default_max_attempts, default_retry, brake_after,
-            max_waiting, group_order, group_on_dead, has_gate, group_walk_at, group_walks
+            max_waiting, group_order, group_on_dead, has_gate, group_rules_at, group_walk_at,
+            group_walks
         )
         values (
             $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $18, coalesce($20, 'none'), coalesce($21, 'block'),
-            coalesce($20 = 'strict', false), case when $22 then now() end, case when $22 then $23::smallint else 0 end
+            coalesce($20 = 'strict', false), case when $22 then now() end, case when $22 then now() end, case when $22 then $23::smallint else 0 end
         )
         on conflict (project_id, name) do update
         set max_concurrency = case when $11 then $3 else queues.max_concurrency end,
@@ -166,6 +167,8 @@ pub async fn change_settings(
             group_on_dead = coalesce($21, queues.group_on_dead),
             -- The last walk opens it.
             has_gate = queues.has_gate or coalesce($20 = 'strict', false),
+            group_rules_at = case when queues.group_order <> $20 or queues.group_on_dead <> $21
+                then now() else queues.group_rules_at end,
             group_walk_at = case
                 when queues.group_order <> $20 or queues.group_on_dead <> $21 then now()
                 else queues.group_walk_at

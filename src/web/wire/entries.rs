@@ -72,6 +72,8 @@ impl<T: DeserializeOwned> Entry<T> {
         }
         let named: Option<Named> = serde_json::from_str(self.json.get()).ok();
         let job_id = named.and_then(|it| it.job_id);
-        job_id.and_then(|it| serde_json::from_str(it.get()).ok()).unwrap_or_default()
+        let job_id: Option<String> = job_id.and_then(|it| serde_json::from_str(it.get()).ok());
+        let job_id = job_id.unwrap_or_default();
+        self.mark.map_or(job_id.clone(), |mark| job_id.replace(mark, "\u{FFFD}"))
     }
 }

@@ -54,7 +54,12 @@ pub trait RequestBody: DeserializeOwned {
     const HAS_ENTRIES: bool = false;
 
     /// Hands its entries the mark that stands for such bytes.
-    fn mark_entries(&mut self, _mark: char) {}
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] names a field beside the entries that has one.
+    fn mark_entries(&mut self, _mark: char) -> Result<(), Error> {
+        Ok(())
+    }
 }
 
 /// A JSON request body.
@@ -74,7 +79,7 @@ impl<T: RequestBody, S: Send + Sync> FromRequest<S> for Json<T> {
             if T::HAS_ENTRIES { super::produced::mark_broken(body) } else { (body, None) };
         let mut read: T = parse(&body, unknown).await?;
         if let Some(mark) = mark {
-            read.mark_entries(mark);
+            read.mark_entries(mark)?;
         }
         Ok(Self(read))
     }

@@ -1,7 +1,7 @@
 //! Text that programs produce, such as messages of errors and lines of output. It is read whatever
 //! its characters are: a report must not be refused for them.
 
-use std::{fmt, ops::RangeInclusive};
+use std::{collections::BTreeSet, fmt, ops::RangeInclusive};
 
 use axum::body::Bytes;
 use fencepost_domain::text::ErrorReport;
@@ -71,12 +71,13 @@ pub fn mark_broken(body: Bytes) -> (Bytes, Option<char>) {
     if std::str::from_utf8(&body).is_ok() {
         return (body, None);
     }
-    let broken: usize = body.utf8_chunks().map(|it| it.invalid().len()).sum();
-    let is_unused = |mark: &char| body.utf8_chunks().all(|it| !it.valid().contains(*mark));
-    let Some(mark) = MARKS.into_iter().find(is_unused).filter(|_| broken <= MAX_BROKEN_BYTES)
-    else {
-        return (body, None);
-    };
+    let (mut broken, mut used) = (0, BTreeSet::new());
+    for chunk in body.utf8_chunks() {
+        broken += chunk.invalid().len();
+        used.extend(chunk.valid().chars().filter(|it| MARKS.contains(it)));
+    }
+    let unused = MARKS.into_iter().find(|it| !used.contains(it));
+    let Some(mark) = unused.filter(|_| broken <= MAX_BROKEN_BYTES) else { return (body, None) };
     let mut text = String::with_capacity(body.len() + broken * mark.len_utf8());
     for chunk in body.utf8_chunks() {
         text.push_str(chunk.valid());

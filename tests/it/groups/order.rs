@@ -195,6 +195,27 @@ fn a_parent_is_ahead_of_its_child_whatever_the_order_of_the_request() {
 }
 
 #[test]
+fn a_parent_in_another_group_changes_no_order() {
+    run(async |t| {
+        order(t, "block").await;
+        let job = |key: &str, group: &str| json!({"key": key, "job_type": key, "group": group});
+        let mut second = job("second", "a");
+        second["depends_on"] = json!(["elsewhere"]);
+        let jobs = [job("first", "a"), second, job("third", "a"), job("elsewhere", "b")];
+        t.post("/v1/workflows", json!({"jobs": jobs})).await.is(201);
+        let mut of_a = Vec::new();
+        for _ in 0..4 {
+            let job = t.wait_and_lease("w").await;
+            if job["group"] == "a" {
+                of_a.push(job["job_type"].clone());
+            }
+            t.ack(&job, "w", "succeeded").await.is(200);
+        }
+        assert_eq!(of_a, ["first", "second", "third"]);
+    });
+}
+
+#[test]
 fn an_order_that_comes_back_lets_nothing_run_beside_what_runs() {
     run(async |t| {
         order(t, "block").await;
@@ -230,6 +251,16 @@ fn a_change_of_the_rules_blocks_no_group_by_earlier_dead_letters() {
         t.act(&format!("/v1/jobs/{passed}/retry")).await.is(200);
         for id in [&next, &passed] {
             let job = starts(t, id).await;
+            t.ack(&job, "w", "succeeded").await.is(200);
+        }
+        // One that has blocked its group until the rules changed, too.
+        for between in [json!(null), json!({"on_dead": "skip"})] {
+            let blocks = enqueue(t, "a").await;
+            die(&blocks).await;
+            t.patch("/v1/queues/default", json!({"groups": between})).await.is(200);
+            order(t, "block").await;
+            let next = enqueue(t, "a").await;
+            let job = starts(t, &next).await;
             t.ack(&job, "w", "succeeded").await.is(200);
         }
     });

@@ -3,6 +3,7 @@
 
 use fencepost_store::{
     groups::{self, Listed},
+    jobs::enqueue::Extras,
     sweep::groups::{
         admission,
         noted::{self, NotedGroup},
@@ -47,6 +48,11 @@ async fn fill_groups(database: &Database) {
         .await;
 }
 
+fn job_of_group(group: &str) -> NewJob {
+    let extras = Extras { group: Some(group.to_owned()), ..Extras::default() };
+    NewJob { extras: Some(Box::new(extras)), ..new_job() }
+}
+
 /// One pass of admission. Returns how many jobs it opened.
 async fn admit(conn: &mut PgConnection, noted: &[NotedGroup]) -> usize {
     let (all, keys): (Vec<_>, Vec<_>) = noted.iter().map(|it| (it, &it.key)).unzip();
@@ -81,6 +87,14 @@ fn admission_reads_the_heads_of_noted_groups_alone() {
             0,
             "the notes are gone"
         );
+        let new: Vec<_> = (0..50).map(|it| job_of_group(&format!("new {it}"))).collect();
+        let new: Vec<_> = new.iter().collect();
+        let stored = costs(conn, "enqueue in order", 50 * 40, async |conn| {
+            let (latest, alone) = (vec![None; 50], vec![true; 50]);
+            enqueue::insert_jobs(conn, &new, &latest, &[], &alone).await.expect("it runs")
+        })
+        .await;
+        assert!(stored.iter().all(|it| !it.waits_for_group), "each is the first of its group");
         let blocked = Listed { blocked: true, ..Listed::default() };
         for listed in [blocked, Listed { waiting: true, ..Listed::default() }] {
             let names = costs(conn, "names of groups", 51 * 30, async |conn| {

@@ -162,7 +162,7 @@ fn show_groups(text: &mut Exposition, held: &[HeldGroups]) {
     };
     gauge(
         "fencepost_project_queue_blocked_groups",
-        "Groups of a queue in which jobs wait behind a dead letter, up to 100.",
+        "Groups of a queue in which jobs wait behind a dead letter, of the first 100 with dead letters by name.",
         &|it| it.blocked,
     );
     gauge(

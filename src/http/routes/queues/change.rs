@@ -116,6 +116,9 @@ impl ChangeQueueRequest {
             let max = limits::MAX_RATE_LIMIT_SECONDS;
             check.range("rate_limit.per_seconds", it.per_seconds, 1, max);
         }
+        if let Some(Some(Object(GroupRulesRequest { order: None, on_dead: None }))) = &self.groups {
+            check.refuse("groups", "must have order or on_dead");
+        }
         let change = SettingsChange {
             max_concurrency: self.max_concurrency,
             rate_limit: self

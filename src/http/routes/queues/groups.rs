@@ -349,10 +349,10 @@ pub async fn unblock(
     GroupInPath(group): GroupInPath,
     Json(request): Json<UnblockGroupRequest>,
 ) -> Result<Reply<Group>, Error> {
+    let group = accept(caller.project_id, queue, group, Check::default())?;
     // A malformed id is answered like that of another job.
     let named = request.job_id.as_deref().map(str::parse).transpose();
     let named = named.map_err(|_| QueueError::GroupNotBlocked)?;
-    let group = accept(caller.project_id, queue, group, Check::default())?;
     let (how, by) = ((request.head, named), caller.who.changed_by());
     let id = groups::unblock(&app.engine, &group, how, &by).await?;
     let after = serde_json::json!({

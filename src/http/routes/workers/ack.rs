@@ -228,8 +228,9 @@ impl RequestBody for AckBatchRequest {
     const MAX_BYTES: usize = limits::MAX_BATCH_BODY_BYTES;
     const HAS_ENTRIES: bool = true;
 
-    fn mark_entries(&mut self, mark: char) {
+    fn mark_entries(&mut self, mark: char) -> Result<(), Error> {
         self.acks.iter_mut().for_each(|it| it.set_mark(mark));
+        Ok(())
     }
 }
 

@@ -169,8 +169,12 @@ impl RequestBody for LogsRequest {
     const IS_OF_WORKERS: bool = true;
     const HAS_ENTRIES: bool = true;
 
-    fn mark_entries(&mut self, mark: char) {
+    fn mark_entries(&mut self, mark: char) -> Result<(), Error> {
+        if self.worker_id.contains(mark) {
+            return Err(Error::invalid("worker_id", "must be valid UTF-8"));
+        }
         self.chunks.iter_mut().for_each(|it| it.set_mark(mark));
+        Ok(())
     }
 }
 

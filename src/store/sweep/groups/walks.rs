@@ -36,6 +36,44 @@ pub async fn find_due(conn: &mut PgConnection) -> sqlx::Result<Option<Walk>> {
     .await
 }
 
+/// Dead letters that one statement lets block nothing.
+pub const MAX_PASSED_OVER: i64 = 500;
+
+/// Lets dead letters from before the rules were changed block nothing, up to [`MAX_PASSED_OVER`].
+/// Returns how many.
+pub async fn pass_over_earlier(conn: &mut PgConnection, walk: &Walk) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(
+        r#"
+        with dead as materialized (
+            select id
+            from jobs
+            where project_id = $1 and queue = $2 and group_key is not null
+                and group_place is not null and completed_at is not null and completed_at < (
+                    select group_rules_at from queues where project_id = $1 and name = $2
+                )
+            order by group_key, group_place
+            limit $3
+            for update skip locked
+        ), passed as (
+            update jobs
+            set group_place = null
+            from dead
+            where jobs.project_id = $1 and jobs.id = dead.id
+            returning jobs.group_key
+        ), noted as (
+            insert into group_notes (project_id, queue, group_key)
+            select distinct $1::int, $2, group_key from passed
+        )
+        select count(*) "passed!" from passed
+        "#,
+        walk.project_id.0,
+        walk.queue,
+        MAX_PASSED_OVER,
+    )
+    .fetch_one(conn)
+    .await
+}
+
 /// Notes the next groups, and moves the walk on: to the end of the line of walks, or to its end.
 /// Returns whether it continues.
 pub async fn step(conn: &mut PgConnection, walk: &Walk) -> sqlx::Result<bool> {

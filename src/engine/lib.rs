@@ -172,12 +172,11 @@ impl Engine {
         let has_failed = Arc::new(AtomicBool::new(false));
         tokio::spawn(stop_if_pump_panics(pump, stopping.clone(), Arc::clone(&has_failed)));
         Self(Arc::new(Inner {
-            enqueues: Coalescer::start(Enqueues {
-                alone: enqueue::alone::Alone::default(),
-                pool: pools.enqueue.clone(),
-                notifier: notifier.clone(),
+            enqueues: Coalescer::start(Enqueues::new(
+                pools.enqueue.clone(),
+                notifier.clone(),
                 matcher,
-            }),
+            )),
             successes: Coalescer::start(Successes { pool: settle(), notes: notes.clone() }),
             parents: Coalescer::start(Parents { pool: settle(), notes }),
             failures,

@@ -44,10 +44,16 @@ pub(super) async fn enqueue(engine: &Engine, jobs: Arc<[NewJob]>) -> Result<Vec<
 
 /// The group commit of new jobs.
 pub struct Enqueues {
-    pub(crate) pool: Pool,
-    pub(crate) notifier: Notifier,
-    pub(crate) matcher: Matcher,
-    pub(crate) alone: Alone,
+    pool: Pool,
+    notifier: Notifier,
+    matcher: Matcher,
+    alone: Alone,
+}
+
+impl Enqueues {
+    pub(crate) fn new(pool: Pool, notifier: Notifier, matcher: Matcher) -> Self {
+        Self { pool, notifier, matcher, alone: Alone::default() }
+    }
 }
 
 impl GroupCommit for Enqueues {

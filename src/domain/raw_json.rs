@@ -39,6 +39,7 @@ impl<'a> RawNode<'a> {
     /// assert_eq!(at(&["a", "0"]), Some("18446744073709551616"));
     /// assert_eq!(at(&["a", "1"]), None);
     /// assert_eq!(at(&["b"]), None);
+    /// assert_eq!((at(&["a", "00"]), at(&["a", "+0"])), (None, None));
     /// let list = RawNode::read(r#"[1.50, {"b}": "\ud83d"}]"#);
     /// assert_eq!(list.at(["1", "b}"].into_iter()).map(|it| it.text), Some(r#""\ud83d""#));
     /// ```
@@ -51,7 +52,10 @@ impl<'a> RawNode<'a> {
     pub fn at<'p>(&self, mut path: impl Iterator<Item = &'p str>) -> Option<&Self> {
         path.try_fold(self, |node, name| match &node.children {
             Children::None => None,
-            Children::Items(items) => items.get(name.parse::<usize>().ok()?),
+            Children::Items(items) => {
+                let index = name.parse::<usize>().ok().filter(|it| it.to_string() == name)?;
+                items.get(index)
+            }
             Children::Fields { values, names } => values.get(*names.get(name)?),
         })
     }

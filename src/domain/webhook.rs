@@ -145,6 +145,19 @@ pub fn includes(names: &[String], name: &str) -> bool {
     names.is_empty() || names.iter().any(fits)
 }
 
+/// Whether a name of such a list can include anything: `*` stands for all names, or at the end for
+/// those that begin so.
+///
+/// ```
+/// # use fencepost_domain::webhook::is_filter;
+/// assert!(is_filter("mail.*") && is_filter("*") && is_filter("mail"));
+/// assert!(!is_filter("mail*") && !is_filter("*.send") && !is_filter("a*.*"));
+/// ```
+#[must_use]
+pub fn is_filter(name: &str) -> bool {
+    name == EVERYTHING || !name.strip_suffix(".*").unwrap_or(name).contains('*')
+}
+
 /// How deliveries are retried: 5 s, 15 s, 45 s and so on, at most every six hours.
 #[must_use]
 pub fn retry_policy() -> RetryPolicy {

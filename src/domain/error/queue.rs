@@ -18,7 +18,7 @@ pub enum QueueError {
     GroupNotFound,
 
     /// Its head is no dead letter.
-    #[error("no dead letter blocks this group")]
+    #[error("no dead letter blocks this group, or another one than job_id names")]
     GroupNotBlocked,
 }
 

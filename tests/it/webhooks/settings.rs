@@ -182,6 +182,13 @@ fn a_key_that_may_not_read_payloads_cannot_choose_where_events_go() {
             let error = lesser.patch(&path(&made, ""), change).await.is_error(403, "forbidden");
             assert!(error["message"].to_string().contains("payload:read"), "{error}");
         }
+        for field in ["queues", "job_types"] {
+            for never in ["mail*", "*.send"] {
+                let mut change = json!({});
+                change[field] = json!(["mail.*", never]);
+                t.patch(&path(&made, ""), change).await.refuses(field);
+            }
+        }
         let harmless = json!({"description": "ours", "callbacks": false, "max_in_flight": 1});
         lesser.patch(&path(&made, ""), harmless).await.is(200);
         let new = json!({"url": url, "events": ["*"]});

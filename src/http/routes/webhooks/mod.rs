@@ -135,6 +135,13 @@ fn check(app: &App, it: ChangeEndpointRequest) -> Result<EndpointChange, Error> 
     check.names("queues", queues, max, limits::MAX_QUEUE_CHARS);
     let job_types = it.job_types.as_deref().unwrap_or_default();
     check.names("job_types", job_types, max, limits::MAX_JOB_TYPE_CHARS);
+    for (field, filters) in [("queues", queues), ("job_types", job_types)] {
+        if let Some(never) = filters.iter().find(|it| !webhook::is_filter(it)) {
+            let message =
+                format!("has `{never}`, but `*` stands for all, or at the end as in `mail.*`");
+            check.refuse(field, message);
+        }
+    }
     let text = it.description.as_deref().filter(|it| !it.is_empty());
     check.optional_name("description", text, limits::MAX_DESCRIPTION_CHARS);
     let in_flight = it.max_in_flight.unwrap_or(DEFAULT_IN_FLIGHT);

@@ -115,6 +115,9 @@ NIGHT = PREPARE + [
     Step("soak", f"{IT} nodes_that_are_killed_at_random", ("build",),
          env={"FENCEPOST_DUEL_SECONDS": "60", "FENCEPOST_DUEL_ROUNDS": "5"},
          about="schedules of every second on nodes that are killed, 5 rounds of 60 s"),
+    Step("order", f"{IT} groups_keep_their_order", ("build",),
+         env={"FENCEPOST_ORDER_GROUPS": "2000", "FENCEPOST_ORDER_JOBS": "20"},
+         about="40,000 jobs of 2,000 groups in their order, on nodes that are killed"),
     Step("chaos", f"for seed in 1 2 3; do {CHAOS} run --seed $seed --seconds 60 || exit 1; done; "
          f"{CHAOS} run --seconds 60 && {CHAOS} run --seconds 60",
          ("build", "install-chaos"), apart_from=("model",),

@@ -16,15 +16,16 @@ use fencepost_store::jobs::enqueue::NewJob;
 
 /// Groups that one statement may lock: PostgreSQL has few thousand locks for everybody.
 const MAX_LOCKED_GROUPS: usize = 50;
-/// Those of one project.
+/// Groups of one project that one statement may lock.
 const MAX_LOCKED_GROUPS_OF_PROJECT: usize = 25;
 /// Jobs of a group within [`PERIOD`] that may run at once.
 const MAX_ALONE: u8 = 60;
+/// Time after which counting begins again.
 const PERIOD: Duration = Duration::from_secs(60);
 /// Groups are counted by their hashes: those that share one share its number.
 const COUNTERS: usize = 65_536;
 
-/// How often each group was looked at lately.
+/// Counts how often each group was looked at within the last [`PERIOD`].
 pub struct Alone(Mutex<Counted>);
 
 struct Counted {
@@ -43,8 +44,7 @@ impl Alone {
     /// One entry for each job, or none at all if none has a group: true for the first of its group
     /// here, within the bounds.
     pub fn choose(&self, jobs: &[&NewJob]) -> Vec<bool> {
-        let group_of = |it: &NewJob| it.extras.as_ref().and_then(|it| it.group.clone());
-        if !jobs.iter().any(|it| group_of(it).is_some()) {
+        if !jobs.iter().any(|job| group_of(job).is_some()) {
             return Vec::new();
         }
         let mut seen = HashSet::new();
@@ -73,7 +73,12 @@ impl Alone {
     }
 }
 
-fn counter_of(key: &(ProjectId, &str, String)) -> usize {
+fn group_of(job: &NewJob) -> Option<&str> {
+    job.extras.as_ref()?.group.as_deref()
+}
+
+/// The counter of a project's group of a queue.
+fn counter_of(key: &(ProjectId, &str, &str)) -> usize {
     let mut hasher = DefaultHasher::new();
     key.hash(&mut hasher);
     usize::try_from(hasher.finish() % COUNTERS as u64).unwrap_or(0)

@@ -81,7 +81,6 @@ pub struct Job {
     pub state: JobState,
     /// Whether a transaction that is not committed has locked its row.
     pub is_locked: bool,
-    pub has_begun: bool,
 }
 
 /// What a sender does.
@@ -158,20 +157,7 @@ pub enum Pass {
 }
 
 impl Pass {
-    fn notes(&self) -> impl Iterator<Item = &u8> {
-        let notes = match self {
-            Self::Idle => None,
-            Self::Nothing { seen: notes }
-            | Self::Forgets { seen: notes }
-            | Self::Found { seen: notes }
-            | Self::Locked { seen: notes }
-            | Self::Forgot { notes }
-            | Self::Closed { notes, .. }
-            | Self::Opened { notes, .. } => Some(notes),
-        };
-        notes.into_iter().flatten()
-    }
-
+    /// The notes that it knows.
     fn notes_mut(&mut self) -> Option<&mut BTreeSet<u8>> {
         match self {
             Self::Idle => None,
@@ -255,13 +241,7 @@ impl Model for Admission {
     type Action = Step;
 
     fn init_states(&self) -> Vec<State> {
-        let stray = |place| Job {
-            place,
-            sender: None,
-            state: JobState::Stray,
-            is_locked: false,
-            has_begun: false,
-        };
+        let stray = |place| Job { place, sender: None, state: JobState::Stray, is_locked: false };
         let mut workers = [Worker::Idle; WORKERS];
         if self.strays > 0 {
             workers[0] = Worker::Chose { place: 0, is_early: true };

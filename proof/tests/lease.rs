@@ -1,9 +1,11 @@
 //! The lease protocol holds in every order of events, and each broken variant is caught.
 
+mod checks;
+
 use std::time::Instant;
 
 use fencepost_proof::lease::{Protocol, State, Variant};
-use stateright::{Checker, HasDiscoveries, Model};
+use stateright::{Checker, Model};
 
 /// The full protocol takes minutes, so it is for the night.
 fn full_or(full: Protocol, quick: Protocol) -> Protocol {
@@ -15,22 +17,11 @@ fn holds(protocol: Protocol) {
     let begun = Instant::now();
     let all = protocol.checker().threads(2).symmetry_fn(State::representative);
     let checked = all.spawn_dfs().join();
-    let (states, depth) = (checked.unique_state_count(), checked.max_depth());
-    let seconds = begun.elapsed().as_secs_f64();
-    eprintln!("{protocol:?}: {states} states, {depth} steps, {seconds:.0} s");
-    assert!(checked.is_done());
-    checked.assert_properties();
+    checks::holds(&protocol, &checked, begun);
 }
 
-/// Looks for an order of events in which this does not hold, the shortest first.
 fn fails(variant: Variant, property: &'static str) {
-    let protocol = Protocol::broken(variant);
-    let one = HasDiscoveries::AllOf([property].into());
-    let checked = protocol.checker().threads(2).finish_when(one).spawn_bfs().join();
-    let path = checked.discovery(property).unwrap_or_else(|| panic!("{variant:?} is not caught"));
-    let states = checked.unique_state_count();
-    eprintln!("{variant:?}: \"{property}\" fails, found after {states} states:");
-    path.into_actions().iter().for_each(|it| eprintln!("  {it:?}"));
+    checks::fails(Protocol::broken(variant), variant, property);
 }
 
 #[test]

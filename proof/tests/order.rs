@@ -1,31 +1,22 @@
 //! Admission keeps the order of a group however its statements overlap, and each broken variant is
 //! caught.
 
+mod checks;
+
 use std::time::Instant;
 
 use fencepost_proof::order::{Admission, Variant};
-use stateright::{Checker, HasDiscoveries, Model};
+use stateright::{Checker, Model};
 
 /// Checks every order of steps, and says how many states there are.
 fn holds(protocol: Admission) {
     let begun = Instant::now();
     let checked = protocol.checker().threads(2).spawn_dfs().join();
-    let (states, depth) = (checked.unique_state_count(), checked.max_depth());
-    let seconds = begun.elapsed().as_secs_f64();
-    eprintln!("{protocol:?}: {states} states, {depth} steps, {seconds:.0} s");
-    assert!(checked.is_done());
-    checked.assert_properties();
+    checks::holds(&protocol, &checked, begun);
 }
 
-/// Looks for an order of steps in which this does not hold, the shortest first.
 fn fails(variant: Variant, property: &'static str) {
-    let protocol = Admission::broken(variant);
-    let one = HasDiscoveries::AllOf([property].into());
-    let checked = protocol.checker().threads(2).finish_when(one).spawn_bfs().join();
-    let path = checked.discovery(property).unwrap_or_else(|| panic!("{variant:?} is not caught"));
-    let states = checked.unique_state_count();
-    eprintln!("{variant:?}: \"{property}\" fails, found after {states} states:");
-    path.into_actions().iter().for_each(|it| eprintln!("  {it:?}"));
+    checks::fails(Admission::broken(variant), variant, property);
 }
 
 #[test]

@@ -50,8 +50,10 @@ impl State {
     /// Numbers the notes from zero on, with those that passes have seen, so that states that differ
     /// by numbers alone are one.
     fn renumber_notes(&mut self) {
-        let known = self.nodes.iter().flat_map(Pass::notes).chain(&self.notes);
-        let known: BTreeSet<u8> = known.copied().collect();
+        let mut known = self.notes.clone();
+        for notes in self.nodes.iter_mut().filter_map(Pass::notes_mut) {
+            known.extend(notes.iter());
+        }
         let number = |it: &u8| known.range(..it).count() as u8;
         let renumbered = |notes: &BTreeSet<u8>| notes.iter().map(number).collect();
         self.notes = renumbered(&self.notes);
@@ -150,7 +152,7 @@ impl Admission {
             Sender::Decided { left, place, waits, has_lock } => {
                 let job = if waits { JobState::Waiting } else { JobState::Open };
                 let sender = Some(number);
-                let stored = Job { place, sender, state: job, is_locked: false, has_begun: false };
+                let stored = Job { place, sender, state: job, is_locked: false };
                 state.jobs.push(stored);
                 state.jobs.sort_by_key(|it| it.place);
                 if waits && self.variant != Variant::WaitWithoutNote {
@@ -291,7 +293,7 @@ fn claim(state: &mut State, number: usize) {
                 state.event = Some(Event::Overtaken);
             }
             if let Some(job) = state.of(place) {
-                (job.state, job.is_locked, job.has_begun) = (JobState::Running, false, true);
+                (job.state, job.is_locked) = (JobState::Running, false);
             }
             Worker::Runs { place }
         }

@@ -51,9 +51,20 @@ fn numbers_are_bounded_at_both_ends() {
                 json!("1"),
                 json!(1.5),
             ] {
-                enqueue(t, field, bad).await.refuses(field);
+                let is_integer = bad.is_i64();
+                let message = enqueue(t, field, bad).await.refuses(field);
+                let bounds = format!("must be between {min} and {max}, is ");
+                assert!(!is_integer || message.starts_with(&bounds), "{field}: {message}");
             }
         }
+        let ack = json!({"job_id": "job_01m7w3ha3aextt8pkwwdmxsmqw", "worker_id": "w",
+            "status": "failed", "attempt": 1, "retry_after_seconds": -1});
+        let bounds = format!("must be between 0 and {}, is -1", limits::MAX_RETRY_SECONDS);
+        let alone = t.post("/v1/workers/ack", ack.clone()).await;
+        assert_eq!(alone.refuses("retry_after_seconds"), bounds);
+        let of_batch = t.post("/v1/workers/ack/batch", json!({"acks": [ack]})).await.is(200);
+        let details = &of_batch["results"][0]["error"]["details"][0];
+        assert_eq!(details["message"], bounds, "{of_batch}");
     });
 }
 

@@ -6,6 +6,10 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use fencepost_domain::{error::Error, limits};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwned};
 use serde_json::value::RawValue;
+use utoipa::{
+    PartialSchema, ToSchema,
+    openapi::{Object, RefOr, Schema},
+};
 
 use fencepost_web::wire::{
     extract::RequestBody,
@@ -27,6 +31,14 @@ impl Serialize for Fields {
         self.0.serialize(serializer)
     }
 }
+
+impl PartialSchema for Fields {
+    fn schema() -> RefOr<Schema> {
+        Object::new().into()
+    }
+}
+
+impl ToSchema for Fields {}
 
 impl RequestBody for Fields {}
 
@@ -88,7 +100,7 @@ pub fn args(payload: &str) -> Result<Box<RawValue>, Error> {
 }
 
 /// The limit of a body with many jobs.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 pub struct Jobs {
     pub jobs: Vec<Fields>,
 }
@@ -98,7 +110,7 @@ impl RequestBody for Jobs {
 }
 
 /// The limit of a body with a workflow.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(transparent)]
 pub struct LargeFields(pub Fields);
 

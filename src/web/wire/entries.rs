@@ -5,6 +5,7 @@ use std::{borrow::Cow, fmt, marker::PhantomData};
 use fencepost_domain::error::Error;
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::value::RawValue;
+use utoipa::ToSchema;
 
 use super::{
     extract::{UnknownFields, parse_here},
@@ -32,7 +33,7 @@ impl<'de, T> Deserialize<'de> for Entry<T> {
     }
 }
 
-impl<T: DeserializeOwned> Entry<T> {
+impl<T: DeserializeOwned + ToSchema> Entry<T> {
     /// Lets this character stand for bytes that are no UTF-8.
     pub fn set_mark(&mut self, mark: char) {
         self.mark = Some(mark);

@@ -23,6 +23,7 @@ use serde::{
 };
 use sha2::{Digest, Sha256};
 use tokio::{sync::Semaphore, time::timeout};
+use utoipa::ToSchema;
 
 pub use super::names::{GroupInPath, NameInPath, refuse_controls};
 
@@ -30,7 +31,7 @@ use crate::{
     auth::{BodyMeter, IgnoresUnknownFields, RoomForChange},
     wire::{
         body::{self, BODY_TIMEOUT},
-        json_words,
+        bounds, json_words,
         unknown_fields::{KnownFields, Skipped},
     },
 };
@@ -42,7 +43,7 @@ static LARGE_BODIES: LazyLock<Semaphore> =
     LazyLock::new(|| Semaphore::new(available_parallelism().map_or(1, |it| it.get().div_ceil(2))));
 
 /// A request body.
-pub trait RequestBody: DeserializeOwned {
+pub trait RequestBody: DeserializeOwned + ToSchema {
     /// Its maximum size, in bytes.
     const MAX_BYTES: usize = limits::MAX_BODY_BYTES;
     /// Whether unknown fields are refused from every key: without one, something else would happen.
@@ -274,13 +275,13 @@ async fn apart<T>(body: &[u8], work: impl FnOnce(&[u8]) -> T) -> Result<T, Error
     Ok(tokio::task::block_in_place(|| work(body)))
 }
 
-async fn parse<T: DeserializeOwned>(body: &[u8], unknown: UnknownFields) -> Result<T, Error> {
+async fn parse<T: RequestBody>(body: &[u8], unknown: UnknownFields) -> Result<T, Error> {
     apart(body, |body| parse_here(body, unknown)).await?
 }
 
 /// Parses once; only an invalid body is parsed again, without its unknown fields or to find the
 /// field.
-pub(super) fn parse_here<T: DeserializeOwned>(
+pub(super) fn parse_here<T: DeserializeOwned + ToSchema>(
     body: &[u8],
     unknown: UnknownFields,
 ) -> Result<T, Error> {
@@ -299,11 +300,18 @@ pub(super) fn parse_here<T: DeserializeOwned>(
         UnknownFields::Ignored => without(Skipped::All),
         UnknownFields::Logged => without(Skipped::AllButMisspelt),
     };
-    read.map(|it| it.0).map_err(|it| field_error(it.path(), &it.inner().to_string()))
+    read.map(|it| it.0).map_err(|error| {
+        let message = error.inner().to_string();
+        field_error(error.path(), &message, || bounds::of::<T>(error.path()))
+    })
 }
 
 /// Names the field: the path leads to it, or to the object in which it is unknown or missing.
-fn field_error(path: &serde_path_to_error::Path, message: &str) -> Error {
+fn field_error(
+    path: &serde_path_to_error::Path,
+    message: &str,
+    bounds: impl FnOnce() -> Option<bounds::Range>,
+) -> Error {
     let message = message.split(" at line ").next().unwrap_or(message);
     let parent = path.to_string();
     let parent = if parent == "." { String::new() } else { parent };
@@ -318,7 +326,13 @@ fn field_error(path: &serde_path_to_error::Path, message: &str) -> Error {
         None if parent.is_empty() => "body".to_owned(),
         None => parent,
     };
-    let message = json_words::rewrite(message);
+    let unfit = json_words::unfit_integer(message);
+    let message = match unfit.and_then(|sent| Some((sent, bounds()?))) {
+        Some((sent, bounds::Range { min, max })) => {
+            format!("must be between {min} and {max}, is {sent}")
+        }
+        None => json_words::rewrite(message),
+    };
     Error::invalid(field, message)
 }
 
@@ -342,9 +356,9 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
                 let text =
                     text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text);
                 let (field, message) = text.split_once(": ").unwrap_or(("query", text));
-                let named = message
-                    .strip_prefix("unknown field `")
-                    .or(text.strip_prefix("unknown field `"));
+                let named = ["unknown field `", "duplicate field `"]
+                    .iter()
+                    .find_map(|it| message.strip_prefix(it).or(text.strip_prefix(it)));
                 let missing = text.strip_prefix("missing field `");
                 if let Some(field) = missing.and_then(|it| it.split('`').next()) {
                     return Err(Error::invalid(field, "is missing"));

@@ -1,5 +1,5 @@
-//! What a parser says of a body, in words for people who send JSON: no names of Rust types, and the
-//! name that was probably meant.
+//! What a parser says of a body or a query, in words for people who send JSON: no names of Rust
+//! types, and the name that was probably meant.
 
 /// How similar two names must be for a suggestion, from 0 to 1.
 const MIN_SIMILARITY: f64 = 0.75;
@@ -15,6 +15,7 @@ const MAX_LISTED: usize = 12;
 /// ```
 /// # use fencepost_web::wire::json_words::rewrite;
 /// assert_eq!(rewrite("missing field `queues`"), "is missing");
+/// assert_eq!(rewrite("duplicate field `limit`"), "is sent more than once");
 /// let message = rewrite(r#"invalid type: string "a", expected a sequence"#);
 /// assert_eq!(message, "must be a list, is a string");
 /// assert_eq!(
@@ -31,9 +32,22 @@ pub fn rewrite(message: &str) -> String {
     if message.contains("invalid digit found in string") {
         return "must be a whole number, not negative".to_owned();
     }
+    if message.contains("number too large to fit") {
+        return "is too large a number".to_owned();
+    }
+    if message.contains("number too small to fit") {
+        return "is too small a number".to_owned();
+    }
+    if message.contains("cannot parse integer from empty string") {
+        return "must be a whole number, is empty".to_owned();
+    }
     if message.starts_with("missing field") {
         return "is missing".to_owned();
     }
+    if message.starts_with("duplicate field") {
+        return "is sent more than once".to_owned();
+    }
+    // The body is valid JSON by now: an enum is neither a string nor an object.
     if message.starts_with("expected value") {
         return "is of the wrong type".to_owned();
     }
@@ -55,16 +69,26 @@ pub fn rewrite(message: &str) -> String {
     let Some((before, expected)) = message.split_once(", expected ") else {
         return message.to_owned();
     };
-    if let Some(sent) = before.strip_prefix("invalid value: integer ")
-        && let Some((min, max)) = range(expected)
-    {
-        return format!("must be an integer from {min} to {max}, is {}", sent.trim_matches('`'));
+    if let (Some(sent), Some((min, max))) = (unfit_integer(message), range(expected)) {
+        return format!("must be an integer from {min} to {max}, is {sent}");
     }
     let expected = kind(expected);
     match before.strip_prefix("invalid type: ") {
         Some(sent) => format!("must be {expected}, is {}", sent_kind(sent)),
         None => format!("{before}, expected {expected}"),
     }
+}
+
+/// The integer that was sent, if the message says that it does not fit.
+///
+/// ```
+/// # use fencepost_web::wire::json_words::unfit_integer;
+/// assert_eq!(unfit_integer("invalid value: integer `-1`, expected u32"), Some("-1"));
+/// assert_eq!(unfit_integer("invalid type: integer `1`, expected a string"), None);
+/// ```
+#[must_use]
+pub fn unfit_integer(message: &str) -> Option<&str> {
+    message.strip_prefix("invalid value: integer `")?.split('`').next()
 }
 
 /// The first name in backquotes, and the others.
@@ -82,7 +106,7 @@ fn listed(known: &[&str]) -> String {
     }
 }
 
-/// The name that is most similar to what was sent, or that contains it.
+/// The name that is most similar to what was sent, or of which one contains the other.
 ///
 /// ```
 /// # use fencepost_web::wire::json_words::probably_meant;

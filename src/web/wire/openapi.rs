@@ -5,14 +5,16 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 /// The extension in which a field's bounds are written; [`lift_bounds`] puts them into its schema.
-const BOUNDS: &str = "x-bounds";
+pub const BOUNDS: &str = "x-bounds";
 
 /// A text of `min` to `max` characters.
+#[must_use]
 pub fn chars(min: usize, max: usize) -> Value {
     if min == 0 { json!({"maxLength": max}) } else { json!({"minLength": min, "maxLength": max}) }
 }
 
 /// A list of `min` to `max` entries.
+#[must_use]
 pub fn items(min: usize, max: usize) -> Value {
     if min == 0 { json!({"maxItems": max}) } else { json!({"minItems": min, "maxItems": max}) }
 }
@@ -23,6 +25,7 @@ pub fn range<T: Serialize>(min: T, max: T) -> Value {
 }
 
 /// A number without an upper bound.
+#[must_use]
 pub fn at_least(min: i32) -> Value {
     json!({"minimum": min})
 }

@@ -145,6 +145,28 @@ fn check_steps(expression: &str) -> Result<(), InvalidSchedule> {
     Ok(())
 }
 
+/// True if an expression has a `?` and numbers of weekdays. Quartz and AWS, which write `?`, count
+/// them from 1 for Sunday.
+///
+/// ```
+/// # use fencepost_domain::cron::counts_weekdays_otherwise;
+/// for other in ["0 12 ? * 2-6", "0 0 12 ? * 1", "0 12 ? * MON,3", "0 12 ? * 2#1", "0 12 ? * 6L"] {
+///     assert!(counts_weekdays_otherwise(other), "{other}");
+/// }
+/// for same in ["0 12 ? * MON-FRI", "0 12 ? * FRI#2", "0 12 1 * ?", "0 12 * * 1", "0 12 ? * */2"] {
+///     assert!(!counts_weekdays_otherwise(same), "{same}");
+/// }
+/// ```
+#[must_use]
+pub fn counts_weekdays_otherwise(expression: &str) -> bool {
+    let fields: Vec<_> = expression.split_whitespace().collect();
+    let weekdays = fields.last().filter(|_| fields.contains(&"?"));
+    weekdays.is_some_and(|field| {
+        let days = field.split(',').filter_map(|it| it.split(['#', '/']).next());
+        days.flat_map(str::chars).any(|it| it.is_ascii_digit())
+    })
+}
+
 /// Whether an expression names the hours at which it fires. With `*` or `*/n` as the hour it does
 /// not.
 ///

@@ -33,8 +33,12 @@ pub const MAX_CATCH_UP: usize = 100;
 const MAX_COUNTED_TICKS: u64 = 10_000;
 /// Days ahead in which clock changes are searched.
 const NOTES_DAYS: i64 = 366;
-/// Longest time that a clock change repeats, in hours: two, in Antarctica.
+/// Longest time that a clock change repeats, in hours: three, in Antarctica (Casey).
 const MAX_REPEATED_HOURS: i64 = 3;
+
+/// Why an expression with a `?` and numbers of weekdays is refused.
+const OTHER_WEEKDAYS: &str = "has a `?` and numbers of weekdays, which Quartz and AWS count from 1 \
+     for Sunday: write names, such as MON-FRI, or `*` instead of `?`";
 
 /// A cron expression in a time zone.
 #[derive(Debug, Clone)]
@@ -42,6 +46,8 @@ pub struct Schedule {
     cron: Cron,
     zone: Zone,
     follows_the_wall: bool,
+    /// See [`cron::counts_weekdays_otherwise`].
+    counts_weekdays_otherwise: bool,
 }
 
 /// Policy for a tick while the job of an earlier one has not ended.
@@ -141,7 +147,7 @@ impl OverlapPolicy {
 pub struct DueTicks {
     /// Oldest first.
     pub fire: Vec<DateTime<Utc>>,
-    /// Oldest first: the last [`MAX_CATCH_UP`].
+    /// Oldest first: the last ones, at most [`MAX_CATCH_UP`] and one.
     pub missed: Vec<DateTime<Utc>>,
     /// Missed ticks before these.
     pub missed_before: u64,
@@ -165,7 +171,12 @@ impl Schedule {
     pub fn parse(expression: &str, timezone: &str, rules: &Rules) -> Result<Self, InvalidSchedule> {
         let cron = cron::parse(expression)?;
         let zone = rules.zone(timezone)?;
-        Ok(Self { cron, zone, follows_the_wall: cron::names_hours(expression) })
+        Ok(Self {
+            cron,
+            zone,
+            follows_the_wall: cron::names_hours(expression),
+            counts_weekdays_otherwise: cron::counts_weekdays_otherwise(expression),
+        })
     }
 
     /// The first tick after a time.
@@ -248,8 +259,12 @@ impl Schedule {
     /// The shortest time between two of the first ticks after a time; none if it fires only once.
     ///
     /// # Errors
-    /// As for [`cron::check_parts`]: it does not fire, or a part of it never matches.
+    /// As for [`cron::check_parts`]: it does not fire, or a part of it never matches. Or its
+    /// weekdays mean other days than where it comes from.
     pub fn period(&self, after: DateTime<Utc>) -> Result<Option<TimeDelta>, InvalidSchedule> {
+        if self.counts_weekdays_otherwise {
+            return Err(InvalidSchedule::Cron(OTHER_WEEKDAYS.to_owned()));
+        }
         // Before any tick is looked for: that would go on to the end of time.
         cron::check_parts(&self.cron, after.with_timezone(&self.zone).date_naive())?;
         let first = self.next_after(after)?;

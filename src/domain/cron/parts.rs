@@ -13,11 +13,12 @@ use super::{
 const MAX_DAYS_TO_TICK: usize = 3_660;
 const MAX_DAYS_IN_MONTH: usize = 31;
 
-/// Refuses an expression that does not fire within ten years, or of which a part never matches.
-/// Stored ones may have such parts: they fire by their others.
+/// Refuses an expression that does not fire within ten years, or of which a part is empty, never
+/// matches, or allows every day in other words than `*` beside other days. Stored ones may have
+/// such parts: they fire by their others.
 ///
 /// # Errors
-/// [`InvalidSchedule::Never`], or [`InvalidSchedule::Cron`] which names the part.
+/// [`InvalidSchedule::Never`], or [`InvalidSchedule::Cron`] which names the part or its field.
 ///
 /// ```
 /// # use {chrono::NaiveDate, fencepost_domain::cron::{check_parts, parse}};

@@ -148,7 +148,8 @@ impl Unit<'_> {
         if self.is_all() { String::new() } else { format!(", in {}", self.listed()) }
     }
 
-    /// The values right after a shorter unit, whose listed values are within something.
+    /// The same right after the shorter unit. If that is a list, and this unit is all, it says "of
+    /// every hour": "At minute 5 of every hour".
     fn around(&self, shorter: &Self) -> String {
         if self.is_all() && shorter.period().is_none() {
             format!(" of every {}", self.name)

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
-use chrono::{NaiveDate, Timelike};
+use chrono::{NaiveDate, NaiveTime, Timelike};
 use proptest::prelude::*;
 
 use super::*;
@@ -53,7 +53,7 @@ const MINUTE: TimeDelta = TimeDelta::minutes(1);
 
 /// Minutes around which the zone's clock changes, at least one.
 fn windows(zone: &Zone, year: i32) -> Vec<(DateTime<Utc>, DateTime<Utc>)> {
-    let start = NaiveDate::from_ymd_opt(year, 1, 1).expect("a day").and_time(Default::default());
+    let start = NaiveDate::from_ymd_opt(year, 1, 1).expect("a day").and_time(NaiveTime::default());
     let hours = (0..366 * 24).map(|it| start.and_utc() + TimeDelta::hours(it));
     let offset = |at: DateTime<Utc>| at.with_timezone(zone).offset().fix();
     let changes = hours.filter(|it| offset(*it) != offset(*it + TimeDelta::hours(1)));
@@ -195,6 +195,8 @@ fn how_close_ticks_lie_together_is_found() {
     assert_eq!(period("59 59 23 * * *"), Ok(Some(86_400)));
     assert_eq!(period("0,59 * * * *"), Ok(Some(60)));
     assert_eq!(period("0 0 29 2 *"), Ok(Some(4 * 365 * 86_400 + 86_400)));
+    let of_quartz = period("0 0 12 ? * 2-6").expect_err("other days").to_string();
+    assert!(of_quartz.contains("MON-FRI"), "{of_quartz}");
     for never in ["0 0 31 2 *", "0 0 30 2 *", "*/5 * * 31 4,6,9,11 *"] {
         assert_eq!(period(never), Err(InvalidSchedule::Never), "{never}");
     }

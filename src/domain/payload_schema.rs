@@ -1,6 +1,6 @@
 //! JSON Schemas of payloads: those keywords whose check takes time in proportion to the payload.
-//! With references or alternatives, a short schema can take hours. A library has them all, and
-//! collects every mistake before it reports the first.
+//! With references or alternatives, a short schema can take hours. So no library is used: they have
+//! all keywords, and collect every mistake before they report the first.
 
 mod pattern;
 
@@ -11,8 +11,8 @@ use serde_json::{Number, Value};
 
 /// Maximum bytes of a schema, as it was sent.
 pub const MAX_SCHEMA_BYTES: usize = 16 * 1024;
-/// Maximum properties, required names, allowed values or positions in one place of a schema: each
-/// can be compared with each value of a payload.
+/// Maximum properties, required names, allowed values or `prefixItems` at one path of a schema:
+/// each can be compared with each value of a payload.
 pub const MAX_ENTRIES: usize = 100;
 /// Maximum patterns of a schema: they are compiled for each check.
 pub const MAX_PATTERNS: usize = 10;
@@ -258,6 +258,9 @@ impl PayloadSchema {
         match (name, value) {
             ("$schema", Value::String(draft)) if draft.trim_end_matches('#') == DRAFT => {}
             ("$schema", _) => return Err(wrong(DRAFT)),
+            ("type" | "enum", Value::Array(none)) if none.is_empty() => {
+                return Err(wrong("a list of at least one entry"));
+            }
             ("type", Value::Array(types)) => {
                 let types = types.iter().map(Type::read).collect::<Option<Vec<_>>>();
                 self.types = types.ok_or_else(|| wrong("a list of types"))?;
@@ -473,6 +476,7 @@ mod tests {
             (json!({"properties": []}), "schema.properties must be an object"),
             (json!({"enum": many}), "at most 100 entries, has 101"),
             (json!({"type": "text"}), "schema.type must be a type"),
+            (json!({"items": {"enum": []}}), "schema.items.enum must be a list of at least one"),
             (json!({"required": [1]}), "schema.required must be a list of names"),
             (json!({"minLength": -1}), "schema.minLength must be a whole number of at least 0"),
             (json!({"maximum": "1"}), "schema.maximum must be a number"),

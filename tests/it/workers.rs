@@ -281,6 +281,8 @@ fn schedules_that_a_worker_brings_are_kept_and_bad_ones_reported() {
             {"job_type": "Other.Cleanup", "cron_expression": "@hourly"},
             {"job_type": "Report", "cron_expression": "@daily", "typo": 1},
             "nonsense",
+            {"job_type": "MyApp.Jobs.Cleanup", "cron_expression": "0 3 * * *", "queue": "night", "timezone": "Europe/Paris"},
+            {"job_type": "MyApp.Jobs.Cleanup", "cron_expression": "0 5 * * *"},
         ]});
         let reply = register(t, "w", schedules).await;
         assert_eq!(reply["status"], "registered");
@@ -289,11 +291,12 @@ fn schedules_that_a_worker_brings_are_kept_and_bad_ones_reported() {
             .iter()
             .map(|it| (it["index"].as_u64().expect("a place"), it["reason"].as_str().expect("why")))
             .collect();
-        assert_eq!(reported.iter().map(|it| it.0).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
+        assert_eq!(reported.iter().map(|it| it.0).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 7]);
         assert!(reported[0].1.starts_with("cron_expression: "), "{reported:?}");
         assert!(reported[1].1.contains("Mars/Base"), "{reported:?}");
         assert!(reported[2].1.contains("rjob_Cleanup"), "{reported:?}");
         assert!(reported[3].1.contains("typo"), "{reported:?}");
+        assert!(reported[5].1.contains("recurring_schedules[0]"), "{reported:?}");
         assert_eq!(rejected[2]["job_type"], "Other.Cleanup");
         t.database.execute("update recurring_schedules set is_paused = true").await;
         let again = json!({"recurring_schedules": [

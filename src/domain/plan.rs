@@ -85,6 +85,8 @@ limits_table! {
     schedules: i64, max_schedules: at most limits::MAX_SCHEDULES;
     /// Shortest period of a recurring schedule, in seconds.
     min_schedule_period_seconds: u32;
+    /// Batches that have not completed.
+    open_batches: i64, max_open_batches: at most limits::MAX_OPEN_BATCHES;
     /// Endpoints of webhooks.
     endpoints: i64, max_endpoints: at most limits::MAX_ENDPOINTS;
     /// Queues that are pushed.

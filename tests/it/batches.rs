@@ -1,15 +1,14 @@
 //! Callbacks of jobs and of batches: what an end enqueues, exactly once.
 
+mod open;
 mod pace;
 
 use std::collections::BTreeMap;
 
 use crate::harness::{
-    LoneProject, Reply, TestProject, TestServer, fresh_database, limited, run, run_alone, until,
+    LoneProject, TestProject, TestServer, fresh_database, limited, run, run_alone, until,
 };
-use fencepost_domain::limits;
 use fencepost_engine::maintenance::idle_batches;
-use reqwest::Method;
 use serde_json::{Value, json};
 
 async fn lease_from(t: &TestProject, queue: &str) -> Value {
@@ -435,26 +434,6 @@ fn a_batch_is_cancelled_with_its_jobs_on_demand() {
         t.act("/v1/batches/batch_01m7w3ha3aextt8pkwwdmxsmqw/cancel")
             .await
             .is_error(404, "batch_not_found");
-    });
-}
-
-#[test]
-fn a_repeated_create_finds_its_batch_whatever_the_limit_is() {
-    run_alone(async |t| {
-        let create = async |key: &str| {
-            let request = t.request(Method::POST, "/v1/batches").header("Idempotency-Key", key);
-            Reply::of(request.json(&json!({})).send().await.expect("an answer")).await
-        };
-        let first = create("k").await.is(201);
-        let max = limits::MAX_OPEN_BATCHES;
-        let fill = format!(
-            "insert into batches (project_id, id)
-             select project_id, gen_random_uuid() from batches, generate_series(1, {max});
-             update idempotency_keys set status = null, body = null, locked_at = '-infinity'"
-        );
-        t.database.execute(&fill).await;
-        assert_eq!(create("k").await.is(201)["id"], first["id"]);
-        create("other").await.is_error(429, "quota_exceeded");
     });
 }
 

@@ -7,7 +7,6 @@ mod workflow_event;
 use fencepost_domain::{
     error::Error,
     ids::{BatchId, ProjectId},
-    limits::MAX_OPEN_BATCHES,
     plan::Tenant,
 };
 use fencepost_store::workflows::batches;
@@ -21,8 +20,8 @@ pub use fencepost_store::workflows::batches::{BatchRow, NewBatch};
 ///
 /// # Errors
 /// [`Error::Invalid`] about the queue of a callback. [`Error::QuotaExceeded`] when the project has
-/// [`MAX_OPEN_BATCHES`] that have not completed, or may not have that many more jobs as there are
-/// callbacks.
+/// as many that have not completed as its plan allows, or may not have that many more jobs as there
+/// are callbacks.
 pub async fn create(
     engine: &Engine,
     tenant: Tenant,
@@ -41,11 +40,14 @@ pub async fn create(
     drop(conn);
     quota::admit_count(engine, tenant, callback_count).await?;
     let mut conn = engine.pools.enqueue.acquire_for(project_id).await?;
-    if batches::count_open(&mut conn, project_id, MAX_OPEN_BATCHES).await? >= MAX_OPEN_BATCHES {
-        return Err(Error::QuotaExceeded { what: "open batches", max: MAX_OPEN_BATCHES });
+    let mut tx = conn.begin().await?;
+    if let Err(full) = quota::admit_batch(&mut tx, tenant).await? {
+        // The request that this one repeats may have stored it meanwhile.
+        return batches::find(&mut tx, project_id, batch.id).await?.ok_or(full);
     }
-    batches::insert(&mut conn, project_id, batch).await?;
-    let found = batches::find(&mut conn, project_id, batch.id).await?;
+    batches::insert(&mut tx, project_id, batch).await?;
+    let found = batches::find(&mut tx, project_id, batch.id).await?;
+    tx.commit().await?;
     found.ok_or(Error::BatchNotFound)
 }
 

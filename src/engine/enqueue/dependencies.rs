@@ -1,5 +1,6 @@
-//! Storing jobs with parents, a unique key, a workflow, an id of the client's or an `expires_at`.
-//! One transaction per request, beside the group commits of ordinary jobs.
+//! Storing jobs with parents, a unique key, a workflow, a batch, an id of the client's or an
+//! `expires_at`, and replays. One transaction per request, beside the group commits of ordinary
+//! jobs.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -10,6 +11,7 @@ use fencepost_domain::{
     history,
     ids::{BatchId, JobId, JobKey, ProjectId},
     limits,
+    plan::Tenant,
 };
 use fencepost_store::{
     self as store, faults,
@@ -27,7 +29,7 @@ use serde_json::json;
 use sqlx::{Acquire, PgConnection};
 
 use super::{
-    expiries, places, replays,
+    expiries, places, quota, replays,
     stored::{NewJob, latest_run_at, publish, too_far_ahead},
 };
 use crate::{
@@ -117,17 +119,19 @@ impl EnqueueOutcome {
 ///
 /// # Errors
 /// [`Error::Invalid`] when a parent does not exist or has too many children, or a `run_at` lies too
-/// far ahead. [`Error::ParentTerminal`], [`Error::UniqueConflict`]. Nothing is stored then.
+/// far ahead. [`Error::ParentTerminal`], [`Error::UniqueConflict`]. [`Error::QuotaExceeded`] when
+/// the workflow has a batch, and the project as many open ones as its plan allows. Nothing is
+/// stored then.
 pub(super) async fn store(
     engine: &Engine,
-    project_id: ProjectId,
+    tenant: Tenant,
     jobs: &[JobWithDependencies],
     workflow: Option<&NewWorkflow>,
 ) -> Result<Vec<EnqueueOutcome>, Error> {
     let (mut tries, mut is_in_doubt) = (0, false);
     loop {
         tries += 1;
-        match store_once(engine, project_id, jobs, workflow, is_in_doubt).await {
+        match store_once(engine, tenant, jobs, workflow, is_in_doubt).await {
             Err(Failed::Store(error @ sqlx::Error::Io(_))) if tries < MAX_TRIES => {
                 tracing::debug!(
                     error = &error as &dyn std::error::Error,
@@ -184,7 +188,7 @@ fn is_worth_another_try(error: &sqlx::Error) -> bool {
 
 async fn store_once(
     engine: &Engine,
-    project_id: ProjectId,
+    tenant @ Tenant { project_id, .. }: Tenant,
     jobs: &[JobWithDependencies],
     workflow: Option<&NewWorkflow>,
     is_in_doubt: bool,
@@ -211,6 +215,7 @@ async fn store_once(
         return Ok(stored.map(|it| EnqueueOutcome::Stored(it.clone())).collect());
     }
     if let Some(batch) = workflow.and_then(|it| it.batch.as_ref()) {
+        quota::admit_batch(&mut tx, tenant).await?.map_err(Failed::Refused)?;
         batches::insert(&mut tx, project_id, batch).await?;
     }
     let (existing, replaced) = make_room(&mut tx, project_id, &left).await?;
@@ -440,6 +445,7 @@ async fn join_batches(
 }
 
 /// The refusal of a dependency on a job that the project does not have.
+#[must_use]
 pub fn no_parent(field: String, parent: JobId) -> Error {
     Error::invalid(field, format!("the project has no job {parent}"))
 }

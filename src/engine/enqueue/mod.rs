@@ -46,16 +46,16 @@ pub struct Enqueued {
     pub is_new: bool,
 }
 
-/// Stores jobs, all or none, and returns them in their order, if the project's quota permits. Jobs
-/// without dependencies, a unique key, an id of the client's or an `expires_at` share a statement
-/// with other requests, unless they are replays.
+/// Stores jobs, all or none, and returns them in their order, if the project's quota permits.
+/// Requests in which no job has dependencies, a unique key, a batch, an id of the client's or an
+/// `expires_at`, or is a replay, share a statement with others.
 ///
 /// # Errors
-/// Those of its origin. [`Error::QuotaExceeded`]. [`Error::Invalid`] when a `run_at` lies too far
-/// ahead, or a parent does not exist or has too many children. [`Error::ParentTerminal`],
-/// [`Error::UniqueConflict`], and [`Error::Overloaded`] when too many requests wait. Nothing is
-/// stored then. Existing jobs are read after the commit: if that fails, or one was deleted
-/// meanwhile ([`Error::JobNotFound`]), the new ones are stored.
+/// Those of its origin. [`Error::QuotaExceeded`], [`Error::QueueFull`]. [`Error::Invalid`] when a
+/// `run_at` lies too far ahead, or a parent does not exist or has too many children.
+/// [`Error::ParentTerminal`], [`Error::UniqueConflict`], and [`Error::Overloaded`] when too many
+/// requests wait. Nothing is stored then. Existing jobs are read after the commit: if that fails,
+/// or one was deleted meanwhile ([`Error::JobNotFound`]), the new ones are stored.
 pub async fn store(
     engine: &Engine,
     tenant: Tenant,
@@ -67,7 +67,7 @@ pub async fn store(
     let project_id = tenant.project_id;
     let outcomes = if jobs.iter().any(needs_a_transaction) {
         let (running, jobs) = (engine.clone(), jobs.clone());
-        let store = async move { dependencies::store(&running, project_id, &jobs, None).await };
+        let store = async move { dependencies::store(&running, tenant, &jobs, None).await };
         let stored = detached_in(&engine.tasks, store).await;
         stored.unwrap_or_else(|overdue| Err(overdue.into()))
     } else {
@@ -118,8 +118,8 @@ async fn find_all(
 /// Stores a workflow with its jobs, all or none, if the project's quota permits.
 ///
 /// # Errors
-/// As for [`store()`]. [`Error::Overloaded`] when another request has re-run the same workflow at
-/// the same moment.
+/// As for [`store()`]. [`Error::Overloaded`] when another request has re-run the same workflow, or
+/// used the same key of a start, at the same moment.
 pub async fn store_workflow(
     engine: &Engine,
     tenant: Tenant,
@@ -129,7 +129,7 @@ pub async fn store_workflow(
 ) -> Result<(), Error> {
     origin.admit(engine, tenant.project_id, &mut jobs).await?;
     quota::admit(engine, tenant, jobs.iter().map(|it| &it.job)).await?;
-    let stored = dependencies::store(engine, tenant.project_id, &jobs, Some(workflow)).await;
+    let stored = dependencies::store(engine, tenant, &jobs, Some(workflow)).await;
     if stored.is_err() {
         engine.backlogs.refund(tenant.project_id, quota::cost(jobs.iter().map(|it| &it.job)));
     }

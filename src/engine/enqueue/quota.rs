@@ -1,7 +1,7 @@
 //! How many jobs of a project or a queue may wait or run, how many bytes a project may store, and
-//! how many queues it may have. Each node caches
-//! the counts for a moment and adds what it stores itself, so the check costs an enqueue nothing.
-//! What other nodes store within that moment may exceed the quota.
+//! how many queues it may have. Each node caches the counts for a moment and adds what it stores
+//! itself, so the check costs an enqueue nothing. What other nodes store within that moment may
+//! exceed the quota. Open batches alone are counted under a lock.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -370,6 +370,23 @@ async fn check_queues(engine: &Engine, tenant: Tenant, names: &[String]) -> Resu
         return Err(Error::QuotaExceeded { what: "queues", max: limits.max_queues() });
     }
     Ok(())
+}
+
+/// Admits one more batch, or says why not. Others that make a batch of the project wait until the
+/// transaction ends, so that two do not pass the limit together.
+///
+/// # Errors
+/// When the database does not answer. Inside, [`Error::QuotaExceeded`] when the project has as many
+/// batches that have not completed as its plan allows.
+pub async fn admit_batch(tx: &mut PgConnection, tenant: Tenant) -> sqlx::Result<Result<(), Error>> {
+    let Tenant { project_id, limits } = tenant;
+    let max = limits.max_open_batches();
+    store::settings_turns::take(tx, project_id, "batches").await?;
+    let open = store::workflows::batches::count_open(tx, project_id, max).await?;
+    Ok(match open < max {
+        true => Ok(()),
+        false => Err(Error::QuotaExceeded { what: "open batches", max }),
+    })
 }
 
 /// The limits that loops keep to for a project; none, if it is gone.

@@ -92,6 +92,8 @@ async fn quotas(
     let queues =
         store::queues::counts::count_queues(&mut conn, project_id, limits.max_queues()).await?;
     let workers = store::workers::count(&mut conn, project_id, limits.max_workers()).await?;
+    let max_batches = limits.max_open_batches();
+    let batches = store::workflows::batches::count_open(&mut conn, project_id, max_batches).await?;
     let endpoints =
         store::outbound::webhooks::count(&mut conn, project_id, limits.max_endpoints()).await?;
     let max_pushed = limits.max_pushed_queues();
@@ -104,6 +106,7 @@ async fn quotas(
         quota("queues", Some(limits.max_queues()), queues),
         quota("workers", Some(limits.max_workers()), workers),
         quota("schedules", Some(limits.max_schedules()), schedules),
+        quota("open_batches", Some(max_batches), batches),
         quota("endpoints", Some(limits.max_endpoints()), endpoints),
         quota("pushed_queues", Some(max_pushed), pushed),
         quota("keys", Some(limits.max_keys()), keys),

@@ -19,7 +19,7 @@ use fencepost_signals::wakeups::BackgroundTask;
 use fencepost_store::{
     outbound::{
         incidents::{self, NewIncident, OpenIncident},
-        outbound_events::{self, About},
+        outbound_events::{self, About, NewEvent},
     },
     sweep::{
         self,
@@ -162,9 +162,10 @@ impl Alarms {
         if incidents.is_empty() {
             return Ok(false);
         }
-        let event_type = if is_resolved { ALARM_RESOLVED } else { ALARM_TRIGGERED };
+        let kind = if is_resolved { ALARM_RESOLVED } else { ALARM_TRIGGERED };
         let about: Vec<_> = incidents.iter().map(|id| About::Incident(IncidentId(*id))).collect();
-        outbound_events::store(tx, project_id, event_type, &about, None).await?;
+        let event = NewEvent { kind, about: &about, url: None, hop: None };
+        outbound_events::store(tx, project_id, event).await?;
         if self.sends_mail {
             incidents::mail(tx, project_id, &incidents, is_resolved).await?;
         }

@@ -278,6 +278,8 @@ pub async fn create(
         name: name.clone(),
         callbacks: Some(it),
         is_sealed: true,
+        // Its jobs say it.
+        hop: None,
     });
     for job in &mut jobs {
         job.job.extras.get_or_insert_default().batch_id = batch.as_ref().map(|it| it.id);

@@ -2,19 +2,19 @@
 //! left a row in its own transaction; here the row is deleted in the transaction that stores the
 //! callbacks, so each is stored exactly once.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use fencepost_domain::{
     callbacks::{self, BatchCounts, CallbackJob, Callbacks, EndedBatch, EndedJob},
     constraint_key,
     dependency::{FinalState, When},
-    ids::{BatchId, JobId, ProjectId},
+    ids::{BatchId, JobId, ProjectId, WorkflowId},
     job::StoredState,
     webhook::{BATCH_FAILED, BATCH_SUCCEEDED},
 };
 use fencepost_signals::telemetry;
 use fencepost_store::{
-    outbound::outbound_events::{self, About},
+    outbound::outbound_events::{self, About, NewEvent},
     workflows::{
         batches::{self, BatchRow, Delta},
         completions::{self, Completion},
@@ -35,7 +35,13 @@ pub(crate) async fn process(
 ) -> sqlx::Result<NewlyStored> {
     let (mut jobs, mut edges) = (Vec::new(), Vec::new());
     let mut deltas: BTreeMap<BatchId, Delta> = BTreeMap::new();
-    let workflows: BTreeSet<_> = taken.iter().filter_map(|it| it.workflow_id).collect();
+    let mut workflows: BTreeMap<WorkflowId, Option<i16>> = BTreeMap::new();
+    for end in &taken {
+        if let Some(id) = end.workflow_id {
+            let most = workflows.entry(id).or_default();
+            *most = end.hop.max(*most);
+        }
+    }
     for end in taken {
         if let Some(batch_id) = end.batch_id {
             add(deltas.entry(batch_id).or_default(), &end);
@@ -48,8 +54,8 @@ pub(crate) async fn process(
             jobs.extend(callbacks);
         }
     }
-    for id in workflows {
-        workflow_event::store_event(tx, project_id, id).await?;
+    for workflow in workflows {
+        workflow_event::store_event(tx, project_id, workflow).await?;
     }
     let enqueued = store_in(tx, jobs).await?;
     if !edges.is_empty() {
@@ -64,6 +70,7 @@ fn add(delta: &mut Delta, end: &Completion) {
     delta.dead_letter += i64::from(end.dead_letter);
     delta.cancelled += i64::from(end.cancelled);
     delta.skipped += i64::from(end.skipped);
+    delta.hop = end.hop.max(delta.hop);
 }
 
 /// The event about an end.
@@ -106,7 +113,7 @@ async fn callbacks_of_job(
         }
     }
     for callback in declared.of_end(how) {
-        let mut job = new_job(end.project_id, callback, &ended);
+        let mut job = new_job(end.project_id, callback, &ended, end.hop);
         job.extras.get_or_insert_default().has_parents = true;
         // It gets the result or the error as that of a parent.
         let (child, when) = (job.id, When::Ended);
@@ -137,13 +144,15 @@ async fn callbacks_of_batch(
     let mut declared = read(batch.callbacks.as_deref().unwrap_or("{}"))?;
     let kind = if has_succeeded { BATCH_SUCCEEDED } else { BATCH_FAILED };
     let url = declared.url.take();
-    outbound_events::store(tx, project_id, kind, &[About::Batch(id)], url.as_deref()).await?;
+    let (about, hop) = (&[About::Batch(id)], batch.hop);
+    let event = NewEvent { kind, about, url: url.as_deref(), hop };
+    outbound_events::store(tx, project_id, event).await?;
     if batch.completed_at.is_some() {
         declared.on_complete = None;
     }
     let how = if has_succeeded { FinalState::Succeeded } else { FinalState::DeadLetter };
     let ended = ended_batch(&batch);
-    Ok(declared.of_end(how).map(|it| new_job(project_id, it, &ended)).collect())
+    Ok(declared.of_end(how).map(|it| new_job(project_id, it, &ended, hop)).collect())
 }
 
 /// Seals a batch. It completes at once if all of its jobs have ended.
@@ -185,8 +194,15 @@ fn read(declared: &str) -> sqlx::Result<Callbacks> {
     serde_json::from_str(declared).map_err(|error| sqlx::Error::Decode(error.into()))
 }
 
-fn new_job(project_id: ProjectId, of: CallbackJob, ended: &impl serde::Serialize) -> NewJob {
+/// The job of a callback, to which as many deliveries have led as to what has ended.
+fn new_job(
+    project_id: ProjectId,
+    of: CallbackJob,
+    ended: &impl serde::Serialize,
+    hop: Option<i16>,
+) -> NewJob {
     let extras = Extras {
+        hop,
         constraint_key: constraint_key::of(&of.job_type, &of.labels, None),
         labels: of.labels,
         group: of.group,

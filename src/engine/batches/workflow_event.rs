@@ -7,15 +7,16 @@ use fencepost_domain::{
 use sqlx::PgConnection;
 
 use fencepost_store::{
-    outbound::outbound_events::{self, About},
+    outbound::outbound_events::{self, About, NewEvent},
     workflows::{self, StateCount, workflow_events},
 };
 
-/// Writes the event, if the workflow has ended and this state was not sent.
+/// Writes the event, if the workflow has ended and this state was not sent. `hop`: how many
+/// deliveries have led to one of its jobs.
 pub(super) async fn store_event(
     tx: &mut PgConnection,
     project_id: ProjectId,
-    id: WorkflowId,
+    (id, hop): (WorkflowId, Option<i16>),
 ) -> sqlx::Result<()> {
     // Most ends are not the last one, and need no lock.
     if workflow_events::has_open_jobs(tx, project_id, id).await? {
@@ -29,8 +30,9 @@ pub(super) async fn store_event(
         return Ok(());
     }
     let (kind, url) = (format!("workflow.{}", state.as_str()), row.callback_url);
-    let about = [About::Workflow(id)];
-    if outbound_events::store(tx, project_id, &kind, &about, url.as_deref()).await? {
+    let about = &[About::Workflow(id)];
+    let event = NewEvent { kind: &kind, about, url: url.as_deref(), hop };
+    if outbound_events::store(tx, project_id, event).await? {
         workflow_events::note_notified(tx, project_id, id, state.as_str()).await?;
     }
     Ok(())

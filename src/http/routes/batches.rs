@@ -151,6 +151,7 @@ impl From<BatchRow> for BatchView {
     params(
         idempotency::Header,
         ("traceparent" = Option<String>, Header, description = "W3C trace context; the workers get it."),
+        ("Fencepost-Hop" = Option<i16>, Header, description = "Copy this header from the webhook delivery that caused this request."),
     ),
     responses(
         (status = 201, description = "The batch.", body = BatchView,
@@ -168,7 +169,7 @@ pub async fn create(
     // The batch is one call, and each callback another.
     let cost = Cost::Items(1 + callbacks::count(sent));
     caller.charge(&app, "on_complete", cost).await?;
-    let (running, tenant) = (app.clone(), caller.tenant());
+    let (running, tenant, hop) = (app.clone(), caller.tenant(), caller.hop());
     repeat
         .once(&app, &caller, async move |ids: Ids| {
             let mut check = Check::default();
@@ -182,7 +183,7 @@ pub async fn create(
             check_callback_urls(&running.engine, tenant.project_id, urls).await?;
             let Extras { callbacks, callback_count, .. } =
                 Extras::default().with_callbacks(&callbacks);
-            let batch = NewBatch { id: ids.batch(), name, callbacks, is_sealed: false };
+            let batch = NewBatch { id: ids.batch(), name, callbacks, is_sealed: false, hop };
             let row = batches::create(&running.engine, tenant, &batch, callback_count).await?;
             let location = Some(format!("/v1/batches/{}", batch.id));
             Answer::new(StatusCode::CREATED, location, &BatchView::from(row))

@@ -79,7 +79,7 @@ pub async fn take(
             delete from outbound_events
             where ctid = any(array(select place from held))
             returning id, type, at, job_id, queue, job_type, attempt, incident_id,
-                      batch_id, workflow_id, callback_url
+                      batch_id, workflow_id, callback_url, hop
         )
         select taken.type "kind!", taken.at "at!", taken.job_id "job_id: JobId",
                taken.queue, taken.job_type, taken.attempt, taken.incident_id "incident_id: IncidentId",
@@ -88,7 +88,7 @@ pub async fn take(
                coalesce(live.max_attempts, ended.max_attempts) as max_attempts,
                coalesce(live.created_at, ended.created_at) as created_at,
                body.tags::text as tags, body.group_key as "group", body.batch_id "batch_id: BatchId",
-               body.workflow_id "workflow_id: WorkflowId", body.hop,
+               body.workflow_id "workflow_id: WorkflowId", coalesce(body.hop, taken.hop) as hop,
                failed.outcome "outcome?", failed.error_kind, left(failed.error_message, $3) as error_message,
                failed.retry_at, cause.actor_kind "actor_kind?: ActorKind", cause.actor_id "actor_id?",
                cause.reason "reason?"
@@ -222,16 +222,26 @@ pub enum About {
     Incident(IncidentId),
 }
 
-/// Stores an event of this type about each of these, if an endpoint asked for the type, and one for
-/// the `callback_url` that they have named, which is notified of ends alone. Returns whether there
-/// is one. Events about jobs are written by triggers.
+/// An event that is about no job.
+#[derive(Debug, Clone, Copy)]
+pub struct NewEvent<'a> {
+    pub kind: &'a str,
+    /// Its subjects, each of which gets an event.
+    pub about: &'a [About],
+    /// The `callback_url` that they have named, which is notified of ends alone.
+    pub url: Option<&'a str>,
+    /// How many deliveries have led to them.
+    pub hop: Option<i16>,
+}
+
+/// Stores events, if an endpoint asked for their type, and one for each `callback_url`. Returns
+/// whether there is one. Events about jobs are written by triggers.
 pub async fn store(
     conn: &mut PgConnection,
     project_id: ProjectId,
-    kind: &str,
-    about: &[About],
-    url: Option<&str>,
+    event: NewEvent<'_>,
 ) -> sqlx::Result<bool> {
+    let NewEvent { kind, about, url, hop } = event;
     let batches = about.iter().map(|it| if let About::Batch(id) = it { Some(id.0) } else { None });
     let workflows =
         about.iter().map(|it| if let About::Workflow(id) = it { Some(id.0) } else { None });
@@ -240,9 +250,9 @@ pub async fn store(
     let stored = sqlx::query!(
         "
         insert into outbound_events (
-            project_id, type, batch_id, workflow_id, incident_id, callback_url
+            project_id, type, batch_id, workflow_id, incident_id, callback_url, hop
         )
-        select $1, $2, about.batch_id, about.workflow_id, about.incident_id, notified.url
+        select $1, $2, about.batch_id, about.workflow_id, about.incident_id, notified.url, $7
         from unnest($3::uuid[], $4::uuid[], $5::uuid[])
             as about(batch_id, workflow_id, incident_id)
         cross join (
@@ -259,6 +269,7 @@ pub async fn store(
         &workflows.collect::<Vec<_>>() as &[Option<Uuid>],
         &incidents.collect::<Vec<_>>() as &[Option<Uuid>],
         url,
+        hop,
     )
     .execute(conn)
     .await?;

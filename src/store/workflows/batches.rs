@@ -16,6 +16,8 @@ pub struct NewBatch {
     pub callbacks: Option<String>,
     /// Whether it has all of its jobs.
     pub is_sealed: bool,
+    /// How many deliveries have led to it.
+    pub hop: Option<i16>,
 }
 
 /// A batch, with exact counts.
@@ -35,6 +37,8 @@ pub struct BatchRow {
     pub dead_letter: i64,
     pub cancelled: i64,
     pub skipped: i64,
+    /// How many deliveries have led to it, or to one of its jobs that have ended.
+    pub hop: Option<i16>,
 }
 
 /// Stores a batch. Returns false if its id exists already.
@@ -45,8 +49,8 @@ pub async fn insert(
 ) -> sqlx::Result<bool> {
     let stored = sqlx::query!(
         "
-        insert into batches (project_id, id, name, callbacks, sealed_at)
-        values ($1, $2, $3, $4, case when $5 then statement_timestamp() end)
+        insert into batches (project_id, id, name, callbacks, sealed_at, hop)
+        values ($1, $2, $3, $4, case when $5 then statement_timestamp() end, $6)
         on conflict do nothing
         ",
         project_id.0,
@@ -54,6 +58,7 @@ pub async fn insert(
         batch.name,
         batch.callbacks,
         batch.is_sealed,
+        batch.hop,
     )
     .execute(conn)
     .await?;
@@ -95,7 +100,7 @@ pub async fn find(
                (batches.succeeded + rest.succeeded) "succeeded!",
                (batches.dead_letter + rest.dead_letter) "dead_letter!",
                (batches.cancelled + rest.cancelled) "cancelled!",
-               (batches.skipped + rest.skipped) "skipped!"
+               (batches.skipped + rest.skipped) "skipped!", batches.hop
         from batches
         cross join lateral (
             select coalesce(sum(jobs), 0)::bigint as jobs,
@@ -131,7 +136,7 @@ pub async fn list(
                (batches.succeeded + rest.succeeded) "succeeded!",
                (batches.dead_letter + rest.dead_letter) "dead_letter!",
                (batches.cancelled + rest.cancelled) "cancelled!",
-               (batches.skipped + rest.skipped) "skipped!"
+               (batches.skipped + rest.skipped) "skipped!", batches.hop
         from batches
         cross join lateral (
             select coalesce(sum(jobs), 0)::bigint as jobs,
@@ -206,6 +211,8 @@ pub struct Delta {
     pub dead_letter: i64,
     pub cancelled: i64,
     pub skipped: i64,
+    /// The most deliveries that have led to one of the jobs.
+    pub hop: Option<i16>,
 }
 
 /// Merges what was taken from `job_ends` into a batch. Returns whether it may be complete, as far
@@ -220,7 +227,7 @@ pub async fn merge(
         r#"
         update batches
         set jobs = jobs + $3, succeeded = succeeded + $4, dead_letter = dead_letter + $5,
-            cancelled = cancelled + $6, skipped = skipped + $7,
+            cancelled = cancelled + $6, skipped = skipped + $7, hop = greatest(hop, $8),
             -- Rarely: it is indexed.
             joined_at = case
                 when $3 > 0 and joined_at < now() - interval '1 day' then now()
@@ -237,6 +244,7 @@ pub async fn merge(
         delta.dead_letter,
         delta.cancelled,
         delta.skipped,
+        delta.hop,
     )
     .fetch_optional(conn)
     .await?;

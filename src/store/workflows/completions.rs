@@ -22,6 +22,8 @@ pub struct Completion {
     pub dead_letter: i16,
     pub cancelled: i16,
     pub skipped: i16,
+    /// How many deliveries have led to the job.
+    pub hop: Option<i16>,
 }
 
 /// Lets the statements of this transaction wait for a locked row only for a moment.
@@ -45,13 +47,20 @@ pub async fn take(
             where project_id = $1 and id = any($2)
             order by id
             for update skip locked
+        ), ends as (
+            delete from job_ends
+            using taken
+            where job_ends.project_id = $1 and job_ends.id = taken.id
+            returning project_id, job_id, batch_id, workflow_id, callbacks, jobs, succeeded,
+                      dead_letter, cancelled, skipped
         )
-        delete from job_ends
-        using taken
-        where job_ends.project_id = $1 and job_ends.id = taken.id
-        returning project_id "project_id: ProjectId", job_id "job_id: JobId",
-                  batch_id "batch_id: BatchId", workflow_id "workflow_id: WorkflowId", callbacks,
-                  jobs, succeeded, dead_letter, cancelled, skipped
+        select ends.project_id "project_id: ProjectId", ends.job_id "job_id: JobId",
+               ends.batch_id "batch_id: BatchId", ends.workflow_id "workflow_id: WorkflowId",
+               ends.callbacks, ends.jobs, ends.succeeded, ends.dead_letter, ends.cancelled,
+               ends.skipped, (
+                   select hop from job_bodies where project_id = $1 and job_id = ends.job_id
+               ) as hop
+        from ends
         "#,
         project_id.0,
         ids,

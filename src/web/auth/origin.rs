@@ -12,6 +12,12 @@ impl<P> Caller<P> {
     pub fn origin(&self) -> Origin {
         Origin::request(self.who.binding().cloned(), self.hop)
     }
+
+    /// How many deliveries of webhooks have led to this request.
+    #[must_use]
+    pub fn hop(&self) -> Option<i16> {
+        self.hop
+    }
 }
 
 /// How many deliveries of webhooks have led to a request, as its header says. A malformed one is

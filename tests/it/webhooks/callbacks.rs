@@ -1,4 +1,4 @@
-//! `callback_url`, and events about batches.
+//! `callback_url`, events about batches and workflows, and loops.
 
 use serde_json::{Value, json};
 
@@ -301,5 +301,73 @@ fn a_loop_of_deliveries_and_jobs_ends() {
         }
         t.act(&path(&made, "/test")).await.is(202);
         assert_eq!(sink.next().await.header("fencepost-hop"), "1");
+    });
+}
+
+#[test]
+fn a_loop_over_workflows_batches_and_callbacks_ends_as_one_over_jobs() {
+    run_alone(async |t| {
+        let sink = Sink::start().await;
+        let ends = json!(["workflow.succeeded", "batch.succeeded"]);
+        endpoint(t, &sink, json!({"events": ends})).await;
+        let after = json!({"events": ["job.succeeded"], "job_types": ["after"]});
+        endpoint(t, &sink, after).await;
+        let work_soon = async || {
+            let job = t.wait_and_lease("w").await;
+            t.ack(&job, "w", "succeeded").await.is(200);
+        };
+        let send = async |place: &str, hop: i16, body: Value| {
+            let request = t.request(reqwest::Method::POST, place).header("fencepost-hop", hop);
+            let sent = request.json(&body).send().await.expect("an answer");
+            assert_eq!(sent.status(), 201, "{place}");
+            let made: Value = sent.json().await.expect("JSON");
+            made["id"].as_str().unwrap_or_default().to_owned()
+        };
+        let arrives = async |kind: &str, hop: &str| {
+            let event = sink.next().await;
+            assert_eq!((&event.body()["type"], event.header("fencepost-hop")), (&json!(kind), hop));
+        };
+        let jobs = json!([{"key": "a", "job_type": "t"}]);
+        send("/v1/workflows", 2, json!({"jobs": jobs})).await;
+        work_soon().await;
+        arrives("workflow.succeeded", "3").await;
+        let empty = send("/v1/batches", 3, json!({})).await;
+        t.act(&format!("/v1/batches/{empty}/seal")).await.is(200);
+        arrives("batch.succeeded", "4").await;
+        let batch = json!({"on_success": {"job_type": "after"}});
+        let batch = t.post("/v1/batches", batch).await.is(201)["id"].clone();
+        send("/v1/jobs", 1, json!({"job_type": "t", "batch_id": batch})).await;
+        let seal = format!("/v1/batches/{}/seal", batch.as_str().expect("an id"));
+        t.act(&seal).await.is(200);
+        work_soon().await;
+        arrives("batch.succeeded", "2").await;
+        work_soon().await;
+        arrives("job.succeeded", "2").await;
+        let callback = json!({"job_type": "t", "on_success": {"job_type": "after"}});
+        send("/v1/jobs", 4, callback.clone()).await;
+        work_soon().await;
+        work_soon().await;
+        arrives("job.succeeded", "5").await;
+        send("/v1/jobs", 5, callback).await;
+        work_soon().await;
+        work_soon().await;
+        t.database.until("select sum(dropped_events)::bigint from webhook_endpoints", 1).await;
+        assert!(!sink.has_more().await);
+    });
+}
+
+#[test]
+fn an_endpoint_that_would_get_nothing_is_refused() {
+    run(async |t| {
+        let sink = Sink::start().await;
+        let nothing = json!({"url": sink.url, "events": []});
+        t.post("/v1/webhooks", nothing).await.refuses("events");
+        let made = endpoint(t, &sink, json!({"events": ["job.*"], "callbacks": true})).await;
+        let change = async |change: Value| t.patch(&path(&made, ""), change).await;
+        change(json!({"events": []})).await.is(200);
+        change(json!({"callbacks": false})).await.refuses("events");
+        change(json!({"description": "for callbacks"})).await.is(200);
+        change(json!({"events": ["job.*"], "callbacks": false})).await.is(200);
+        change(json!({"events": []})).await.refuses("events");
     });
 }

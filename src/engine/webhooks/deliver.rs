@@ -1,4 +1,5 @@
-//! Sending deliveries to endpoints: each enabled one is a target of every node.
+//! Sending deliveries to endpoints: each enabled one is a target of every node. Beyond
+//! [`MAX_SERVED_ENDPOINTS`], each node serves a part of them.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -8,6 +9,7 @@ use std::{
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
     backoff::Jitter,
+    error::chain,
     ids::{DeliveryId, EndpointId, NodeId, ProjectId},
     limits::MAX_ENDPOINT_TIMEOUT_SECONDS,
     outbound::is_below,
@@ -328,7 +330,14 @@ async fn note(engine: &Engine, outcomes: &[Outcomes]) -> sqlx::Result<()> {
     let mut conn = engine.pools.background.acquire().await?;
     let bounds = (FAILING_HOURS, FAILING_DELIVERIES);
     for disabled in note_outcomes(&mut conn, outcomes, bounds).await? {
-        note_disabled(&mut conn, &disabled).await?;
+        // The outcomes are written: an error here must not have them written again.
+        if let Err(error) = note_disabled(&mut conn, &disabled).await {
+            tracing::error!(
+                endpoint.id = %disabled.id,
+                error = chain(&error),
+                "subscriptions of a disabled endpoint were not ended"
+            );
+        }
     }
     Ok(())
 }

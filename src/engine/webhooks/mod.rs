@@ -105,10 +105,13 @@ pub async fn create(
     Ok((row.ok_or(Error::EndpointNotFound)?, secret.to_vec()))
 }
 
+/// Why an endpoint that would get nothing is refused.
+pub const NO_EVENTS: &str = "must name at least 1 type of events, unless `callbacks` is true";
+
 /// Changes an endpoint. Returns it as it was, and as it is.
 ///
 /// # Errors
-/// [`Error::EndpointNotFound`].
+/// [`Error::EndpointNotFound`]. [`Error::Invalid`] when it would get nothing any more.
 pub async fn change(
     engine: &Engine,
     project_id: ProjectId,
@@ -122,8 +125,12 @@ pub async fn change(
     webhooks::change(&mut tx, project_id, id, change).await?;
     webhooks::write_subscriptions(&mut tx, project_id).await?;
     let after = webhooks::find(&mut tx, project_id, id).await?;
-    tx.commit().await?;
     let (before, after) = before.zip(after).ok_or(Error::EndpointNotFound)?;
+    let is_about_events = change.events.is_some() || change.takes_callbacks.is_some();
+    if is_about_events && after.events.is_empty() && !after.takes_callbacks {
+        return Err(Error::invalid("events", NO_EVENTS));
+    }
+    tx.commit().await?;
     if after.disabled_at.is_none() {
         engine.notifier.subscribed.add(project_id);
     }

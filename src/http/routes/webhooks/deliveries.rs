@@ -132,9 +132,9 @@ pub struct FailedTry {
     #[schema(required)]
     pub duration_ms: Option<i64>,
     /// The error: `http_` and the status of the answer; `timeout`; `not_connected`;
-    /// `no_address`; `address_refused`: the host is not on the public internet; `broken_answer`;
-    /// `headers_too_large`; `no_turn`: too many requests of the project, or to the host, were under
-    /// way; or null: the node stopped, or died.
+    /// `no_address`; `address_refused`: the host has an address that calls may not go to;
+    /// `broken_answer`; `headers_too_large`; `no_turn`: too many requests of the project, or to the
+    /// host, were under way; or null: the node stopped, or died.
     #[serde(rename = "error_type")]
     #[schema(required, example = "http_503")]
     pub kind: Option<String>,

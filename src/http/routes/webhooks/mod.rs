@@ -52,15 +52,16 @@ pub struct CreateEndpointRequest {
     /// from 1024 on.
     #[schema(extensions(("bounds" = json!(chars(1, outbound::MAX_URL_CHARS)))))]
     url: String,
-    /// Types of events: single ones, those of a group (`job.*`), or all (`*`). None, if it takes
-    /// callbacks alone.
+    /// Types of events: single ones, those of a group (`job.*`), or all (`*`). An empty list is
+    /// allowed if `callbacks` is true.
     #[schema(extensions(("bounds" = json!(items(0, limits::MAX_ENDPOINT_NAMES)))))]
     events: Vec<String>,
-    /// Only events about jobs of these queues. Default: of all.
+    /// Of events about jobs, only those of these queues; `mail.*` stands for all that begin so.
+    /// Events about no queue are sent anyway. Default: of all.
     #[schema(extensions(("bounds" = json!(items(0, limits::MAX_ENDPOINT_NAMES)))))]
     queues: Option<Vec<String>>,
-    /// Only events about jobs of these types, or of those that begin so (`mail.*`). Default: of
-    /// all.
+    /// Of events about jobs, only those of these types; `mail.*` stands for all that begin so.
+    /// Events about no job type are sent anyway. Default: of all.
     #[schema(extensions(("bounds" = json!(items(0, limits::MAX_ENDPOINT_NAMES)))))]
     job_types: Option<Vec<String>>,
     /// Description for people.
@@ -126,8 +127,7 @@ fn check(app: &App, it: ChangeEndpointRequest) -> Result<EndpointChange, Error> 
         }
     });
     let events = it.events.map(|events| {
-        let may_be_none = it.callbacks == Some(true);
-        let types = event_types(&events, may_be_none, &mut check);
+        let types = event_types(&events, &mut check);
         (events, types)
     });
     let max = limits::MAX_ENDPOINT_NAMES;
@@ -137,8 +137,7 @@ fn check(app: &App, it: ChangeEndpointRequest) -> Result<EndpointChange, Error> 
     check.names("job_types", job_types, max, limits::MAX_JOB_TYPE_CHARS);
     for (field, filters) in [("queues", queues), ("job_types", job_types)] {
         if let Some(never) = filters.iter().find(|it| !webhook::is_filter(it)) {
-            let message =
-                format!("has `{never}`, but `*` stands for all, or at the end as in `mail.*`");
+            let message = format!("has `{never}`: `*` must stand alone, or at the end after a dot");
             check.refuse(field, message);
         }
     }
@@ -171,8 +170,8 @@ pub(super) fn read_url(app: &App, url: &str) -> Result<Url, String> {
 }
 
 /// The types that these patterns name, sorted.
-fn event_types(events: &[String], may_be_none: bool, check: &mut Check) -> Vec<String> {
-    if !(may_be_none && events.is_empty()) {
+fn event_types(events: &[String], check: &mut Check) -> Vec<String> {
+    if !events.is_empty() {
         check.count("events", events.len(), limits::MAX_ENDPOINT_NAMES);
     }
     let mut event_types = Vec::new();
@@ -278,7 +277,11 @@ pub async fn create(
         enabled: request.enabled,
     };
     let asked = check(&app, asked)?;
+    let takes_callbacks = asked.takes_callbacks.unwrap_or(false);
     let (events, event_types) = asked.events.unwrap_or_default();
+    if events.is_empty() && !takes_callbacks {
+        return Err(Error::invalid("events", webhooks::NO_EVENTS));
+    }
     let new = NewEndpoint {
         url: asked.url.unwrap_or_default(),
         description: asked.description,
@@ -286,7 +289,7 @@ pub async fn create(
         event_types,
         queues: asked.queues.unwrap_or_default(),
         job_types: asked.job_types.unwrap_or_default(),
-        takes_callbacks: asked.takes_callbacks.unwrap_or(false),
+        takes_callbacks,
         max_in_flight: asked.max_in_flight.unwrap_or(DEFAULT_IN_FLIGHT),
         timeout_seconds: asked.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT_SECONDS),
         is_enabled: asked.is_enabled.unwrap_or(true),

@@ -320,8 +320,12 @@ fn a_muted_incident_is_listed_and_not_reported() {
         fail(t, "t").await;
         let second = incidents(t, "open", 1).await.remove(0);
         assert_eq!(second["subject"], first["subject"]);
-        let unmuted = t.post(&path, json!({"seconds": 0})).await.is(200);
+        // It ends the mute of the first one, too.
+        let of_second = format!("/v1/incidents/{}/mute", second["id"].as_str().expect("an id"));
+        let unmuted = t.post(&of_second, json!({"seconds": 0})).await.is(200);
         assert_eq!(unmuted["muted_until"], Value::Null);
+        let of_first = t.get(path.trim_end_matches("/mute")).await.is(200);
+        assert_eq!(of_first["muted_until"], Value::Null);
         // The end of the second one is the next that is reported.
         t.database.execute(SILENCE).await;
         let reported = sink.next().await.body();

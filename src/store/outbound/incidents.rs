@@ -126,7 +126,13 @@ pub async fn mute(
         "
         update incidents
         set muted_until = case when $3::int > 0 then now() + make_interval(secs => $3::int) end
-        where project_id = $1 and id = $2 and triggered_at is not null
+        where project_id = $1 and (
+            id = $2 and triggered_at is not null
+            -- An earlier mute would hold for this incident, too.
+            or $3 = 0 and muted_until is not null and (alarm, subject) = (
+                select alarm, subject from incidents where project_id = $1 and id = $2
+            )
+        )
         ",
         project_id.0,
         id.0,

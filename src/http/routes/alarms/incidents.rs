@@ -50,24 +50,27 @@ pub struct Incident {
     pub alarm: String,
     /// Rule of the alarm.
     pub rule: Rule,
-    /// Subject of the incident: an error group, a queue, a schedule, an endpoint or a key.
+    /// Subject of the incident: an error group, a queue, a job type of a queue
+    /// (`queue/job_type`), a schedule, an endpoint or a key.
     #[schema(example = "8b70f301de4cf85e6c996dca2119ff86")]
     pub subject: String,
     /// The incident in a sentence.
     #[schema(example = "10 jobs of the type mail.send became dead letters with SmtpTimeout.")]
     pub summary: String,
-    /// The summary in fields for programs, as it was when the incident began.
+    /// The summary in fields for programs. It may be renewed while the incident lasts.
     pub details: Details,
     /// State.
     pub state: IncidentState,
     /// Time when the incident began.
     pub began_at: DateTime<Utc>,
-    /// Time when people were notified.
+    /// Time when it was to be reported: at once, or when it had lasted for long enough. While it is
+    /// muted, no report is sent.
     pub triggered_at: DateTime<Utc>,
     /// Time of its end; null: the incident lasts.
     #[schema(required)]
     pub resolved_at: Option<DateTime<Utc>>,
-    /// Until then, this alarm notifies of nothing about this subject; null: it is not muted.
+    /// Until then, this alarm notifies of nothing about this subject; null: this
+    /// incident was not muted; an earlier one of the same subject may be.
     #[schema(required)]
     pub muted_until: Option<DateTime<Utc>>,
 }
@@ -179,7 +182,7 @@ pub async fn get(
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"seconds": 3600}))]
 pub struct MuteIncidentRequest {
-    /// Seconds without notifications; 0 ends a mute.
+    /// Seconds without notifications; 0 ends all mutes of the alarm about this subject.
     #[schema(extensions(("bounds" = json!(range(0, MAX_MUTE_SECONDS)))))]
     seconds: i32,
 }

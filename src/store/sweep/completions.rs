@@ -117,6 +117,11 @@ pub async fn idle_batches(
         select project_id "project_id: ProjectId", id "id: BatchId"
         from batches
         where sealed_at is null and joined_at < now() - make_interval(days => $1 + 1)
+            and not exists (
+                select from set_aside
+                where project_id = batches.project_id and work = 'seal'
+                    and item = batches.id::text and next_try_at > now()
+            )
         order by joined_at
         limit 50
         "#,

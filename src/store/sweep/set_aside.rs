@@ -41,11 +41,13 @@ pub enum Work {
     Alarms,
     /// Opening the jobs of a group.
     Groups,
+    /// Sealing a batch that no job joins any more.
+    Seal,
 }
 
 impl Work {
     /// Each of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Tick,
         Self::Plan,
         Self::Promote,
@@ -59,6 +61,7 @@ impl Work {
         Self::Events,
         Self::Alarms,
         Self::Groups,
+        Self::Seal,
     ];
 
     /// As stored, and as a label of metrics.
@@ -78,6 +81,7 @@ impl Work {
             Self::Events => "events",
             Self::Alarms => "alarms",
             Self::Groups => "groups",
+            Self::Seal => "seal",
         }
     }
 }

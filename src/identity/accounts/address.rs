@@ -12,7 +12,7 @@ use secrecy::SecretString;
 use sqlx::Acquire;
 
 use super::{
-    Client, LATE_MAILS_TO_EMAIL, MAILS_PER_EMAIL,
+    Client, LATE_MAILS_TO_EMAIL, MAILS_PER_ASKER,
     base::Base,
     links,
     mailing::{Content, VERIFICATIONS},
@@ -35,7 +35,8 @@ impl Addresses {
     ///
     /// # Errors
     /// [`Error::InvalidLink`] when the token is unknown, used, expired, or of another account.
-    /// [`Error::EmailTaken`] when another account has the address. [`Error::RateLimited`].
+    /// [`Error::EmailTaken`] when another account has verified the address.
+    /// [`Error::RateLimited`].
     pub async fn verify(
         &self,
         bearer: Bearer,
@@ -52,8 +53,9 @@ impl Addresses {
         match store::people::accounts::verify(&mut tx, account_id).await {
             Err(error) if is_unique_violation(&error) => Err(Error::EmailTaken),
             Err(error) => Err(error.into()),
-            Ok(_) => {
-                // A change that was asked for before it need not have been by this address.
+            Ok(false) => Ok(()),
+            Ok(true) => {
+                // A change that was asked for before may not be by the owner of this address.
                 store::people::email_changes::delete(&mut tx, account_id).await?;
                 let event = AccountEvent::AddressVerified;
                 security::note(&mut tx, account_id, event, Some(client)).await?;
@@ -62,7 +64,7 @@ impl Addresses {
         }
     }
 
-    /// Resends the verification mail.
+    /// Resends the verification mail, unless the address is verified.
     ///
     /// # Errors
     /// [`Error::RateLimited`].
@@ -70,9 +72,12 @@ impl Addresses {
         let mut conn = self.base.pool.acquire().await?;
         let account = store::people::accounts::find(&mut conn, bearer.account_id).await?;
         let account = account.ok_or(Error::Unauthorized)?;
+        if account.verified_at.is_some() {
+            return Ok(());
+        }
         self.base
             .throttle
-            .count(&[charge("verify", &account.id.to_string(), MAILS_PER_EMAIL)])
+            .count(&[charge("verify", &account.id.to_string(), MAILS_PER_ASKER)])
             .await?;
         drop(conn);
         if !self.base.throttle.may_mail(VERIFICATIONS, &account.email).await {
@@ -98,7 +103,7 @@ impl Addresses {
         let id = bearer.account_id;
         self.base
             .throttle
-            .count(&[charge("email-change", &id.to_string(), MAILS_PER_EMAIL)])
+            .count(&[charge("email-change", &id.to_string(), MAILS_PER_ASKER)])
             .await?;
         let mut conn = self.base.pool.acquire().await?;
         let account =
@@ -113,10 +118,12 @@ impl Addresses {
         let unknown = || secret::hash(&secret::generate(MAIL_PREFIX));
         let (new_hash, old_hash) = (unknown(), old.as_ref().map(|_| unknown()));
         let hashes = (&new_hash[..], old_hash.as_ref().map(|it| &it[..]));
-        let mut recipients = Vec::new();
-        for to in std::iter::once(&new_email).chain(&old) {
-            if self.base.throttle.may_mail("changes", to).await {
-                recipients.push(to.clone());
+        let recipients: Vec<_> = std::iter::once(&new_email).chain(&old).cloned().collect();
+        for to in &recipients {
+            // Without either of the mails the change cannot be confirmed.
+            if !self.base.throttle.may_mail("changes", to).await {
+                let retry_after_seconds = LATE_MAILS_TO_EMAIL.window_seconds;
+                return Err(Error::RateLimited { retry_after_seconds });
             }
         }
         let mut conn = self.base.pool.acquire().await?;

@@ -95,7 +95,7 @@ pub(super) async fn leave_all(
     revoke_keys: Option<bool>,
 ) -> Result<(), Error> {
     let mut left = members::leave_all(conn, id).await?;
-    // Their keys have turns, which all take in the same order.
+    // Changes of a project's keys take turns: all take these in the same order.
     left.sort_unstable_by_key(|it| it.0);
     if revoke_keys.is_none() {
         let mut remaining = Vec::new();
@@ -145,12 +145,12 @@ pub async fn invite(
     if !may_change_member(roles.of_author(author)?, None, Some(role)) {
         return Err(Error::RoleExceedsCaller);
     }
-    if members::count(&mut tx, project_id).await? >= max {
-        return Err(Error::QuotaExceeded { what: "members and open invitations", max });
-    }
     // An open invitation for the address is replaced: an earlier one with a higher role must not
     // stay valid.
     invitations::delete_of_address(&mut tx, project_id, email).await?;
+    if members::count(&mut tx, project_id).await? >= max {
+        return Err(Error::QuotaExceeded { what: "members and open invitations", max });
+    }
     let invitation = invitations::insert(
         &mut tx,
         project_id,
@@ -170,7 +170,7 @@ pub async fn invite(
     Ok((invitation, token))
 }
 
-/// Revokes an invitation.
+/// Revokes an invitation, also for a role that the author may not grant: that gives no rights.
 ///
 /// # Errors
 /// [`Error::InvitationNotFound`].

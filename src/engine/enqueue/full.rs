@@ -1,5 +1,5 @@
-//! Projects that have stored all bytes of their plan. Nothing waits for their counts: a project
-//! that has stored much is counted soon, and one that is full, until it is not.
+//! Projects that have stored all bytes of their plan. What asks here does not wait for a count: a
+//! project that has stored much is counted soon, and one that is full, until it is not.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -54,7 +54,8 @@ impl FullProjects {
         self.lock().full.contains_key(&project_id)
     }
 
-    /// Refuses what adds much to a project that was full when it was last counted.
+    /// Refuses what is not needed to run jobs, such as a retry by request or a long registration,
+    /// if the project was full when it was last counted.
     ///
     /// # Errors
     /// [`Error::QuotaExceeded`].
@@ -78,7 +79,7 @@ impl FullProjects {
         let mut known = self.lock();
         if stored < max {
             known.full.remove(&project_id);
-        } else if known.full.len() < MAX_REMEMBERED {
+        } else if known.full.len() < MAX_REMEMBERED || known.full.contains_key(&project_id) {
             let is_overdrawn = stored >= max.saturating_mul(MAX_OVERDRAFT);
             known.full.insert(project_id, Full { max, is_overdrawn });
         }
@@ -109,12 +110,14 @@ impl FullProjects {
         self.lock().full.remove(&project_id);
     }
 
-    /// Projects to be counted: also those that are full.
+    /// Projects to be counted, also those that are full: the ones whose count is oldest.
     pub(super) fn take_to_count(&self) -> Vec<ProjectId> {
         let mut known = self.lock();
         let Known { full, to_count, counted_at } = &mut *known;
         to_count.extend(full.keys());
-        let now: Vec<_> = to_count.iter().copied().take(MAX_COUNTED_AT_ONCE).collect();
+        let mut now: Vec<_> = to_count.iter().copied().collect();
+        now.sort_by_key(|it| counted_at.get(it).copied());
+        now.truncate(MAX_COUNTED_AT_ONCE);
         for project_id in &now {
             to_count.remove(project_id);
             counted_at.insert(*project_id, Instant::now());
@@ -159,5 +162,14 @@ mod tests {
         assert_eq!(full.take_to_count(), [PROJECT]);
         full.note(PROJECT, 99, 100);
         assert_eq!(full.take_to_count(), []);
+    }
+
+    #[test]
+    fn full_projects_take_turns_to_be_counted() {
+        let full = FullProjects::default();
+        let projects = (1..).map(ProjectId).take(3 * MAX_COUNTED_AT_ONCE);
+        projects.for_each(|it| full.note(it, 100, 100));
+        let counted: HashSet<_> = (0..3).flat_map(|_| full.take_to_count()).collect();
+        assert_eq!(counted.len(), 3 * MAX_COUNTED_AT_ONCE);
     }
 }

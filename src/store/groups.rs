@@ -19,7 +19,7 @@ pub struct GroupKey {
 
 /// Pauses a group for this many seconds, or until it is resumed. A later end stays. Returns whether
 /// it was not paused before. The queue's settings must be locked: its claims look for pauses from
-/// now on.
+/// now on. They rest for a moment if more than 500 of the group's jobs are to wait again.
 pub async fn pause(
     conn: &mut PgConnection,
     group: &GroupKey,
@@ -27,7 +27,11 @@ pub async fn pause(
 ) -> sqlx::Result<bool> {
     sqlx::query_scalar!(
         r#"
-        with gated as (
+        with before as materialized (
+            select paused_until > statement_timestamp() as is_paused
+            from job_groups
+            where project_id = $1 and queue = $2 and group_key = $3
+        ), gated as (
             update queues
             set has_gate = true, groups_close_until = case
                     when (
@@ -52,8 +56,13 @@ pub async fn pause(
             statement_timestamp() + make_interval(secs => $4::int), 'infinity'
         ))
         on conflict (project_id, queue, group_key) do update
-        set paused_until = greatest(job_groups.paused_until, excluded.paused_until)
-        returning xmax = 0 "is_new!"
+        set paused_until = greatest(job_groups.paused_until, excluded.paused_until),
+            -- A pause that has ended has a row until admission deletes it.
+            paused_at = case
+                when (select is_paused from before) then job_groups.paused_at
+                else statement_timestamp()
+            end
+        returning (select is_paused from before) is not true "is_new!"
         "#,
         group.project_id.0,
         group.queue,
@@ -64,7 +73,7 @@ pub async fn pause(
     .await
 }
 
-/// Whether a group is paused, or fewer than `max` groups of its project are.
+/// Whether a group has a row of a pause, or fewer than `max` groups of its project have.
 pub async fn may_pause(conn: &mut PgConnection, group: &GroupKey, max: i64) -> sqlx::Result<bool> {
     sqlx::query_scalar!(
         r#"
@@ -84,9 +93,9 @@ pub async fn may_pause(conn: &mut PgConnection, group: &GroupKey, max: i64) -> s
     .await
 }
 
-/// Lets no job of a queue start for this many seconds; a later end stays. Returns whether jobs
-/// could start until now. The queue's settings must be locked.
-pub async fn pause_queue(
+/// Lets no job of a queue start for this many seconds; a later end stays. Returns whether no rate
+/// limit kept them from it until now. The queue's settings must be locked.
+pub async fn rate_limit_queue(
     conn: &mut PgConnection,
     project_id: ProjectId,
     queue: &str,
@@ -164,7 +173,7 @@ pub async fn note_rate_limited(
     Ok(())
 }
 
-/// Ends the pause of a group: the loop deletes it. Returns whether it was paused.
+/// Ends the pause of a group: admission deletes its row. Returns whether it was paused.
 pub async fn resume(conn: &mut PgConnection, group: &GroupKey) -> sqlx::Result<bool> {
     let ended = sqlx::query!(
         "
@@ -192,12 +201,12 @@ pub struct GroupRow {
     pub paused_at: Option<DateTime<Utc>>,
     /// None: it is not paused, or until it is resumed.
     pub paused_until: Option<DateTime<Utc>>,
-    /// Jobs that have not started, up to [`MAX_COUNTED_JOBS`].
+    /// Jobs that have not started, up to twice [`MAX_COUNTED_JOBS`].
     pub waiting: i64,
-    /// Running jobs, up to the same number.
+    /// Running ones among the first [`MAX_COUNTED_JOBS`] that do not wait for the group.
     pub running: i64,
-    /// A job that runs, or else the first in line, which is a dead letter only where dead letters
-    /// block.
+    /// The first in line of those that have not ended: in a strict group the one that runs. It is a
+    /// dead letter only where dead letters block.
     pub head_id: Option<JobId>,
     pub head_state: Option<StoredState>,
     pub head_run_at: Option<DateTime<Utc>>,
@@ -301,7 +310,7 @@ pub async fn find(
     .await
 }
 
-/// How many groups of a queue wait for a person or a partner.
+/// How many groups of a queue are blocked by a dead letter, or paused.
 #[derive(Debug, Clone)]
 pub struct HeldGroups {
     pub queue: String,

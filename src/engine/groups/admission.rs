@@ -48,7 +48,7 @@ pub async fn pass(engine: &Engine, before: &Admitting) -> sqlx::Result<Duration>
     tokio::time::sleep(GATHERING).await;
     let mut conn = engine.pools.background.acquire().await?;
     let since = before.since.load(Ordering::Relaxed);
-    let noted = noted::find_noted(&mut conn, since).await?;
+    let noted = noted::find_and_forget(&mut conn, since).await?;
     before.since.store(noted.all_since, Ordering::Relaxed);
     let mut is_more = false;
     if noted.next_end_ms.is_some_and(|it| it <= 0.0) {

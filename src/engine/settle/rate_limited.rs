@@ -106,7 +106,7 @@ async fn pause(
     queues::lock_settings(tx, project_id, &queue).await?;
     let scope = if group.is_some() { RateLimitScope::Group } else { RateLimitScope::Queue };
     let is_new = match &group {
-        None => groups::pause_queue(tx, project_id, &queue, seconds).await?,
+        None => groups::rate_limit_queue(tx, project_id, &queue, seconds).await?,
         Some(group) => {
             let group = GroupKey { project_id, queue: queue.clone(), group: group.clone() };
             if !groups::may_pause(tx, &group, MAX_PAUSED_GROUPS).await? {

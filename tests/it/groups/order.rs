@@ -131,7 +131,7 @@ fn what_leaves_the_line_lets_the_next_one_run() {
 }
 
 #[test]
-fn a_delayed_job_holds_its_group() {
+fn a_delayed_job_holds_up_later_jobs_of_its_group() {
     run(async |t| {
         order(t, "block").await;
         let first = t.enqueue(json!({"group": "a", "delay_seconds": 3600})).await;

@@ -72,7 +72,7 @@ fn admission_reads_the_heads_of_noted_groups_alone() {
         let conn = &mut *pools.background.acquire().await.expect("a connection");
         // Those of the 101 groups with jobs, and of 50 without: each is looked up once.
         let noted = costs(conn, "noted groups", 151 * 20, async |conn| {
-            noted::find_noted(conn, 0).await.expect("it runs")
+            noted::find_and_forget(conn, 0).await.expect("it runs")
         })
         .await;
         assert_eq!((noted.groups.len(), noted.forgotten), (101, 50));
@@ -83,7 +83,7 @@ fn admission_reads_the_heads_of_noted_groups_alone() {
             costs(conn, "admission", 51 * 60, async |conn| admit(conn, &found[50..]).await).await;
         assert_eq!(first + rest, 100, "the head of each that no dead letter blocks");
         assert_eq!(
-            noted::find_noted(conn, 0).await.expect("it runs").groups.len(),
+            noted::find_and_forget(conn, 0).await.expect("it runs").groups.len(),
             0,
             "the notes are gone"
         );

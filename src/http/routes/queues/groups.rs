@@ -46,8 +46,8 @@ pub struct Group {
     pub waiting: i64,
     /// Running jobs, counted up to 1,000.
     pub running: i64,
-    /// A running job, or else the first in line: with `on_dead: block` also a dead letter. Null: it
-    /// has no jobs.
+    /// The first in line of those that have not ended: in strict order the one that runs; with
+    /// `on_dead: block` also a dead letter. Null: it has no jobs.
     #[schema(required)]
     pub head: Option<GroupHead>,
     /// Paused since; null: not paused.

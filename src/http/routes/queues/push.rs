@@ -96,7 +96,8 @@ impl From<PushRow> for Push {
 pub struct PushWithSecret {
     /// The push.
     pub push: Push,
-    /// Signs requests, and is in this answer and nowhere else; null: it is not new.
+    /// Signs requests, and is in this answer and nowhere else. Null: the push keeps its earlier
+    /// one.
     #[schema(required, example = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo=")]
     pub secret: Option<String>,
 }

@@ -73,8 +73,8 @@ pub struct Closed {
 }
 
 /// Sets jobs that no worker has back to waiting: all of a paused group, and in a queue with strict
-/// order all but the one that is first in line, or all if one runs. While there are too many for
-/// one pass, the claims of the queue rest.
+/// order all but the first in line, if admission has opened it; all if one runs. While there are
+/// too many for one pass, the claims of the queue rest.
 pub async fn close(conn: &mut PgConnection, groups: &[&GroupKey]) -> sqlx::Result<Vec<Closed>> {
     let columns = GroupColumns::of(groups.iter().copied());
     let rows = sqlx::query!(
@@ -215,9 +215,10 @@ pub struct Opened {
     pub left: usize,
 }
 
-/// Opens the next jobs: in a queue with strict order the first in line, if no other is open and no
-/// dead letter is ahead of it; else all, up to [`MAX_MOVED_JOBS`] of a group. Groups with more to
-/// do are noted again: `unclosed` says which of them [`close`] left so. All must be locked.
+/// Opens the next jobs of groups that are not paused: in a queue with strict order the first in
+/// line, if no other is open and, where dead letters block, none is ahead of it; else all, up to
+/// [`MAX_MOVED_JOBS`] of a group. Groups with more to do are noted again: `unclosed` says which of
+/// them [`close`] left so. All must be locked.
 pub async fn open(
     conn: &mut PgConnection,
     groups: &[&GroupKey],

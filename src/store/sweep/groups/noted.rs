@@ -47,7 +47,7 @@ impl Noted {
 /// Most ends leave nothing to decide: no job waits, and at most one is open that its group let run
 /// or that runs. The notes of such a group are deleted here. Later ones are about what this
 /// statement does not see.
-pub async fn find_noted(conn: &mut PgConnection, since: i64) -> sqlx::Result<Noted> {
+pub async fn find_and_forget(conn: &mut PgConnection, since: i64) -> sqlx::Result<Noted> {
     let rows = sqlx::query!(
         r#"
         with clock as materialized (

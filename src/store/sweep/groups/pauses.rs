@@ -3,8 +3,7 @@
 use fencepost_domain::ids::ProjectId;
 use sqlx::PgConnection;
 
-/// Queues that have been paused by a rate limit for long enough, or some of whose groups have been
-/// paused so.
+/// Queues whose rate limit has ended, or some of whose groups have a pause that has ended.
 pub async fn find_ended(conn: &mut PgConnection) -> sqlx::Result<Vec<(ProjectId, String)>> {
     let rows = sqlx::query!(
         r#"

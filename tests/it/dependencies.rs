@@ -13,6 +13,22 @@ async fn act(t: &TestProject, id: &str, what: &str) -> Value {
 }
 
 #[test]
+fn an_enqueue_says_what_a_child_waits_for_whose_parents_have_ended() {
+    run(async |t| {
+        let parent = t.enqueue(json!({})).await;
+        let child = json!({"job_type": "t", "depends_on": [parent], "delay_seconds": 3600});
+        let made = t.post("/v1/jobs", child.clone()).await.is(201);
+        assert_eq!(made["waiting_for"], "parents");
+        let job = t.lease("w").await;
+        t.ack(&job, "w", "succeeded").await.is(200);
+        let made = t.post("/v1/jobs", child).await.is(201);
+        assert_eq!(made["waiting_for"], "run_at");
+        let read = t.job(made["id"].as_str().expect("an id")).await;
+        assert_eq!(read["waiting_for"], "run_at");
+    });
+}
+
+#[test]
 fn a_child_runs_when_all_its_parents_have_succeeded_and_gets_their_results() {
     run(async |t| {
         let (one, two) = (t.enqueue(json!({})).await, t.enqueue(json!({})).await);
@@ -117,7 +133,7 @@ fn a_child_stored_while_its_parent_ends_is_not_lost() {
             let parent = t.enqueue(json!({})).await;
             let job = t.lease("w").await;
             let (child, ()) = tokio::join!(t.enqueue(json!({"parent_job_id": parent})), async {
-                drop(t.ack(&job, "w", "succeeded").await.is(200))
+                drop(t.ack(&job, "w", "succeeded").await.is(200));
             });
             let job = t.wait_and_lease("w").await;
             assert_eq!(job["id"], child, "round {round}");
@@ -195,7 +211,7 @@ fn a_workflow_that_fails_or_is_cancelled_leaves_nothing_to_run() {
 }
 
 #[test]
-fn a_graph_that_cannot_run_is_refused_with_the_path_that_is_wrong() {
+fn a_graph_that_cannot_run_is_refused_with_the_field_that_is_wrong() {
     run_alone(async |t| {
         let post = async |jobs: Value| t.post("/v1/workflows", json!({"jobs": jobs})).await;
         let job = |key: &str, on: Value| json!({"key": key, "job_type": "t", "depends_on": on});

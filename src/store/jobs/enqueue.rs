@@ -97,10 +97,10 @@ pub struct Extras {
     pub replay_of: Option<JobId>,
     /// JSON of [`Callbacks`].
     pub callbacks: Option<String>,
-    /// How many jobs they are.
+    /// Number of jobs in `callbacks`, nested ones included.
     #[serde(skip)]
     pub callback_count: usize,
-    /// The URL among them.
+    /// The URL that `callbacks` names.
     #[serde(skip)]
     pub callback_url: Option<String>,
     /// JSON that the adapter keeps beside the payload, opaque to all others.
@@ -152,6 +152,8 @@ pub struct StoredJob {
     pub is_type_paused: bool,
     /// Whether it waits for its group.
     pub waits_for_group: bool,
+    /// Parents that it waits for.
+    pub unfinished_parents: i32,
     /// Whether it was leased with the lease that was sent for it.
     pub is_leased: bool,
     /// The lease's length in seconds, if it was leased.
@@ -213,8 +215,7 @@ impl StoredJob {
             failures: 0,
             max_attempts: self.max_attempts,
             timeout_seconds: job.timeout_seconds,
-            // A new job that is due and still `scheduled` waits for its parents.
-            unfinished_parents: i32::from(!extras.parents.is_empty()),
+            unfinished_parents: self.unfinished_parents,
             waits_for_group: self.waits_for_group,
             cancel_requested: false,
             progress: None,
@@ -265,7 +266,7 @@ const FIRST_ATTEMPT: i32 = 1;
 /// parsed for one: others must not pay for it.
 ///
 /// # Errors
-/// A unique violation when one of the ids exists already.
+/// A unique violation when one of the ids exists already, or a live job has one of the unique keys.
 pub async fn insert_jobs(
     conn: &mut PgConnection,
     jobs: &[&NewJob],
@@ -332,7 +333,7 @@ pub async fn insert_jobs(
             ) with ordinality as sent(
                 project_id, id, queue, job_type, rank, run_at, delay_seconds, latest_run_at,
                 max_attempts, timeout_seconds, payload, retry, tags, extras, worker_id,
-                lease_seconds, poll_id, lease_id, is_alone, number
+                lease_seconds, poll_id, lease_id, alone, number
             )
             left join queues setting
                 on setting.project_id = sent.project_id and setting.name = sent.queue
@@ -342,7 +343,7 @@ pub async fn insert_jobs(
                            and coalesce((extras->>'unfinished_parents')::int, 0) = 0 as is_due,
                        case when extras->>'group' is not null and setting.has_gate
                            then wait_of_new_job(
-                               sent.project_id, sent.queue, extras->>'group', is_alone
+                               sent.project_id, sent.queue, extras->>'group', alone
                            )
                        end as waits_for_group
             ) starts
@@ -406,10 +407,10 @@ pub async fn insert_jobs(
         select id "id!: JobId", state "state!: StoredState", run_at "run_at!",
                waits_for_group is true and note_group(project_id, queue, extras->>'group')
                    "waits_for_group!",
+               unfinished_parents - (waits_for_group is true)::int "unfinished_parents!",
                now() "created_at!", 0 "attempt!", max_attempts "max_attempts!", retry,
                is_queue_paused "is_queue_paused!", is_type_paused "is_type_paused!",
-               lease_id is not null "is_leased!", lease_seconds "lease_seconds!",
-               now() "claimed_at!"
+               lease_id is not null "is_leased!", lease_seconds "lease_seconds!", now() "claimed_at!"
         from new
         "#,
         &jobs.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),

@@ -63,11 +63,11 @@ metrics_table! {
     BRAKES = "fencepost_brakes_total", Counter,
         "Job types paused by the circuit breaker of their queue.";
     JOBS_CANCELLED = "fencepost_jobs_cancelled_total", Counter,
-        "Jobs cancelled: by request, by a parent's failure, or by their own expires_at.";
+        "Jobs cancelled: by request, by a newer job, by their schedule, by a parent's end, or by their own expires_at.";
     JOBS_PRUNED = "fencepost_jobs_pruned_total", Counter,
         "Finished jobs deleted after their retention.";
     OPERATION_JOBS = "fencepost_operation_jobs_total", Counter,
-        "Jobs handled by bulk operations: purged, cancelled, retried or deleted.";
+        "Jobs handled by bulk operations: purged, cancelled, retried, replayed or deleted.";
     SCHEDULE_FIRES = "fencepost_schedule_fires_total", Counter,
         "Ticks of recurring schedules, by outcome.";
     SCHEDULE_LATENESS_SECONDS = "fencepost_schedule_lateness_seconds", Seconds,
@@ -137,7 +137,7 @@ metrics_table! {
     LIMITS_LOCAL = "fencepost_limits_local_total", Counter,
         "Rate limits that a node counted alone because Redis did not answer.";
     REDIS_FAILURES = "fencepost_redis_failures_total", Counter,
-        "Calls to Redis that failed, by reason; after each, Redis is skipped for two seconds.";
+        "Calls to Redis that failed, by reason; after an error or a slow call, Redis is skipped for two seconds.";
     REDIS_BREAKER_OPEN = "fencepost_redis_breaker_open", Gauge,
         "1 while Redis is skipped after a failure.";
     REDIS_SUBSCRIBED = "fencepost_redis_subscribed", Gauge,
@@ -153,9 +153,9 @@ metrics_table! {
     WEBHOOK_DELIVERIES = "fencepost_webhook_deliveries_total", Counter,
         "Requests to endpoints and of pushes, by outcome: delivered, failed, released, or taken (push answered by 202).";
     WEBHOOK_SECONDS = "fencepost_webhook_duration_seconds", Seconds,
-        "Time from a request to an endpoint to the end of its answer, or to its failure.";
+        "Time from a request to an endpoint, or of a push, to the end of its answer, or to its failure.";
     WEBHOOK_IN_FLIGHT = "fencepost_webhooks_in_flight", Gauge,
-        "Requests to endpoints that this node waits for.";
+        "Requests to endpoints and of pushes that this node waits for.";
     WEBHOOK_ENDPOINTS = "fencepost_webhook_endpoints", Gauge,
         "Endpoints that this node serves, of at most 15,000.";
     PUSHED_QUEUES = "fencepost_pushed_queues", Gauge,
@@ -199,7 +199,7 @@ metrics_table! {
     PROCESS_THREADS = "process_threads", Gauge,
         "Threads of this process.";
     PROCESS_OPEN_FDS = "process_open_fds", Gauge,
-        "Open file descriptors of this process; each parked poll has one.";
+        "Open file descriptors of this process; each connection of a client has one.";
     PROCESS_MAX_FDS = "process_max_fds", Gauge,
         "File descriptors that this process may open.";
     BUILD_INFO = "fencepost_build_info", Gauge,
@@ -220,7 +220,8 @@ pub const SECONDS_BUCKETS: &[f64] = &[
 /// Upper bounds of the batch-size buckets, in items.
 pub const BATCH_BUCKETS: &[f64] = &[1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0];
 
-/// How often the recorder drops unread samples of histograms.
+/// How often the recorder adds samples of histograms to their buckets, so that they do not pile up
+/// between scrapes.
 pub const UPKEEP_PERIOD: Duration = Duration::from_secs(5);
 
 /// Installs the recorder for this process and describes every metric.
@@ -252,10 +253,22 @@ pub fn install_metrics() -> Result<PrometheusHandle, BuildError> {
 }
 
 /// The kinds of batches, as label values.
-const BATCH_KINDS: [&str; 8] =
-    ["enqueue", "succeed", "end", "heartbeat", "repeat", "worker", "claim", "kind"];
+const BATCH_KINDS: [&str; 11] = [
+    "enqueue",
+    "succeed",
+    "succeed_parents",
+    "end",
+    "heartbeat",
+    "bare_fence",
+    "repeat",
+    "worker",
+    "worker_beat",
+    "claim",
+    "kind",
+];
 /// The budgets of calls, as label values.
-const BUDGETS: [&str; 6] = ["produce", "work", "manage", "polls", "account", "console"];
+const BUDGETS: [&str; 8] =
+    ["produce", "work", "manage", "polls", "account", "console", "changes", "bytes"];
 /// Initialises error counters to 0: `rate()` misses the first increment of a series that did not
 /// exist.
 fn initialise_counters() {
@@ -285,8 +298,25 @@ fn initialise_counters() {
                 }
             }
             MAILS => {
-                for outcome in ["sent", "printed", "failed", "dropped"] {
+                for outcome in
+                    ["sent", "printed", "failed", "refused", "not_needed", "expired", "dropped"]
+                {
                     counter!(MAILS, "outcome" => outcome).increment(0);
+                }
+            }
+            CANARY_RUNS => {
+                for outcome in ["ok", "missed"] {
+                    counter!(CANARY_RUNS, "outcome" => outcome).increment(0);
+                }
+            }
+            RATE_LIMIT_PAUSES => {
+                for scope in ["group", "queue"] {
+                    counter!(RATE_LIMIT_PAUSES, "scope" => scope).increment(0);
+                }
+            }
+            WEBHOOK_DELIVERIES => {
+                for outcome in ["delivered", "failed", "released", "taken"] {
+                    counter!(WEBHOOK_DELIVERIES, "outcome" => outcome).increment(0);
                 }
             }
             SHED | STORE_ERRORS => {

@@ -7,9 +7,9 @@ use std::future::Future;
 /// `enqueue.after=5%return` lets 5 % of the enqueues fail that were committed.
 pub const FAIL_POINTS_VARIABLE: &str = "FAILPOINTS";
 
-/// Commits that can fail on purpose. Each has two points: before its statements run, and after the
-/// commit.
-pub const FAIL_POINTS: [&str; 13] = [
+/// Commits that tests let fail; other group commits have points, too. Each has two: before its
+/// statements run, and after the commit.
+pub const FAIL_POINTS: [&str; 14] = [
     "enqueue",
     "succeed",
     "succeed_parents",
@@ -23,6 +23,7 @@ pub const FAIL_POINTS: [&str; 13] = [
     "ends",
     "events",
     "idempotency",
+    "groups",
 ];
 
 /// A fail point before the statements of a commit.
@@ -61,7 +62,8 @@ pub fn failures() -> u64 {
     imp::failures()
 }
 
-/// Reads what shall fail. The points are set until the result is dropped.
+/// Reads [`FAIL_POINTS_VARIABLE`]. The points are set until the result is dropped.
+#[must_use]
 pub fn set_up() -> impl Drop {
     imp::set_up()
 }

@@ -68,7 +68,7 @@ model: ## Check the lease protocol and the order of groups in every order of eve
 	FENCEPOST_MODEL_FULL=1 $(CARGO) test --locked -p fencepost-proof -- --nocapture --test-threads 1
 
 interleavings: ## Run the server's synchronisation in 50,000 random orders of each test
-	FENCEPOST_SCHEDULES=50000 $(CARGO) test --locked -p fencepost-interleavings -- --nocapture
+	FENCEPOST_ORDERS=50000 $(CARGO) test --locked -p fencepost-interleavings -- --nocapture
 
 CHAOS_PROFILE = dev
 CHAOS = ./target/$(CHAOS_PROFILE:dev=debug)/fencepost-chaos

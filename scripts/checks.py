@@ -101,7 +101,7 @@ NIGHT = PREPARE + [
     Step("model", f"{TEST} --test lease --test order -- --test-threads 1", ("build",), "side",
          {"FENCEPOST_MODEL_FULL": "1"},
          "the lease protocol and the order of groups in every order of events"),
-    Step("interleavings", INTERLEAVINGS, ("build",), env={"FENCEPOST_SCHEDULES": "50000"},
+    Step("interleavings", INTERLEAVINGS, ("build",), env={"FENCEPOST_ORDERS": "50000"},
          about="the server's tasks in 50,000 random orders of each test"),
     Step("long-tests", f"{IT} --ignored", ("build", "install"),
          about="newcomers in five languages, generated clients, libraries that lose answers, "

@@ -1,6 +1,6 @@
-//! Parts of the server that wait for one another, compiled from its own files with tasks and
-//! channels that shuttle schedules. Tests run them in many orders, in which a lost wake-up is a
-//! deadlock. Bugs that a test switches on show that it would be found.
+//! Parts of the server that wait for one another, compiled from its own files with the
+//! tasks and channels of the crate `shuttle`. Tests run them in many orders, in which a lost
+//! wake-up is a deadlock. Bugs that a test switches on show that it would be found.
 //!
 //! Not in here: threads inside of one step (a step of a task is one act), and time: a sleep ends
 //! at once.
@@ -11,6 +11,8 @@ mod tokio_util;
 
 use std::cell::Cell;
 
+/// `servers_wakeups` has the parts of the server's own module that [`wakeups`] does not compile
+/// again.
 pub use fencepost_signals::{events_feed, telemetry, traces, wakeups as servers_wakeups};
 pub use fencepost_store::faults;
 

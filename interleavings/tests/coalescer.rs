@@ -9,7 +9,7 @@ use fencepost_interleavings::{
 };
 use tokio::task::yield_now;
 
-mod schedules;
+mod orders;
 
 /// An item of this many bytes is a commit of its own.
 const HEAVY_BYTES: usize = 2 * 1024 * 1024;
@@ -75,10 +75,10 @@ async fn callers() {
 
 #[test]
 fn every_caller_is_answered_and_every_item_written_once() {
-    schedules::hold(callers);
+    orders::hold_in_all(callers);
 }
 
 #[test]
 fn an_item_that_is_lost_between_two_events_is_found() {
-    schedules::fail(callers, "an answer");
+    orders::fail_in_one(callers, "an answer");
 }

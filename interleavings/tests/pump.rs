@@ -4,7 +4,7 @@ use fencepost_domain::ids::JobId;
 use fencepost_interleavings::engine::dispatch::node::Node;
 use tokio::task::{JoinHandle, yield_now};
 
-mod schedules;
+mod orders;
 
 fn store(node: &Node) -> JoinHandle<JobId> {
     let node = node.clone();
@@ -81,25 +81,25 @@ async fn a_stop() {
 
 #[test]
 fn two_polls_get_two_jobs() {
-    schedules::hold(two_polls);
+    orders::hold_in_all(two_polls);
 }
 
 #[test]
 fn a_job_that_is_forgotten_while_a_claim_is_under_way_is_found() {
-    schedules::fail(two_polls, "deadlock");
+    orders::fail_in_one(two_polls, "deadlock");
 }
 
 #[test]
 fn a_job_is_matched_or_claimed_and_never_both() {
-    schedules::hold(a_match_and_a_claim);
+    orders::hold_in_all(a_match_and_a_claim);
 }
 
 #[test]
 fn a_job_of_a_poll_that_has_left_goes_to_another() {
-    schedules::hold(a_poll_that_leaves);
+    orders::hold_in_all(a_poll_that_leaves);
 }
 
 #[test]
 fn a_stopping_pump_leaves_no_lease_without_a_worker() {
-    schedules::hold(a_stop);
+    orders::hold_in_all(a_stop);
 }

@@ -7,7 +7,7 @@ use fencepost_interleavings::{
     engine::notify::pair::Pair, store::connection::pools::Table, wakeups::Hint,
 };
 
-mod schedules;
+mod orders;
 
 /// Two commits arrive at the same time, each in a queue of its own.
 async fn hints() {
@@ -27,10 +27,10 @@ async fn hints() {
 
 #[test]
 fn every_hint_reaches_the_other_node() {
-    schedules::hold(hints);
+    orders::hold_in_all(hints);
 }
 
 #[test]
 fn a_hint_that_is_not_published_is_found() {
-    schedules::fail(hints, "deadlock");
+    orders::fail_in_one(hints, "deadlock");
 }

@@ -8,7 +8,7 @@ use std::sync::{
 use fencepost_interleavings::wakeups::{BackgroundTask, channel};
 use tokio::task::yield_now;
 
-mod schedules;
+mod orders;
 
 /// Two commits leave a row each and ask for a loop, which must handle both.
 async fn commits_and_a_loop() {
@@ -32,10 +32,11 @@ async fn commits_and_a_loop() {
 
 #[test]
 fn a_loop_does_all_that_it_is_asked_for() {
-    schedules::hold(commits_and_a_loop);
+    orders::hold_in_all(commits_and_a_loop);
 }
 
+/// With the bug, only a loop that waits at this moment is woken.
 #[test]
 fn a_lost_wake_up_is_found() {
-    schedules::fail(commits_and_a_loop, "deadlock");
+    orders::fail_in_one(commits_and_a_loop, "deadlock");
 }

@@ -68,6 +68,7 @@ impl Drop for Parked {
 
 impl Node {
     /// Starts its pump.
+    #[must_use]
     pub fn start() -> Self {
         let (wake, hints) = wakeups::channel();
         let table = Table::default();
@@ -92,6 +93,7 @@ impl Node {
     }
 
     /// Parks a poll for one job.
+    #[must_use]
     pub fn park(&self, id: u64) -> Parked {
         let mut poll = Poll::new(PROJECT);
         poll.queues = vec![QUEUE.to_owned()];

@@ -77,6 +77,7 @@ impl Table {
         self.rows().insert(id, Row { queue, lease: None });
     }
 
+    #[must_use]
     pub fn insert_leased(
         &self,
         (project_id, queue): (ProjectId, &str),
@@ -90,6 +91,7 @@ impl Table {
     }
 
     /// Leases the first job of a queue.
+    #[must_use]
     pub fn lease(
         &self,
         (project_id, queue): (ProjectId, &str),
@@ -104,6 +106,7 @@ impl Table {
     }
 
     /// Releases leases that still hold, and returns the hints of it.
+    #[must_use]
     pub fn release(&self, leases: &[(JobKey, LeaseId)]) -> Vec<Arrival> {
         let mut rows = self.rows();
         let mut arrivals = Vec::new();

@@ -270,11 +270,11 @@ impl Client {
             }
             let (tenant, held) = (self.tenant, task.held(&worker));
             let is_shown = protocol != Protocol::WorkflowGraph;
-            let of = task.tenant.unwrap_or(if is_shown { usize::MAX } else { tenant });
+            let owner = task.tenant.unwrap_or(if is_shown { usize::MAX } else { tenant });
             self.world.history.note(Event::Leased {
                 tenant,
                 held: held.clone(),
-                of,
+                owner,
                 is_first: true,
             });
             self.run_task(protocol, &task, &held).await;

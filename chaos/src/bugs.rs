@@ -8,13 +8,13 @@ use serde::Deserialize;
 use crate::check::Invariant;
 
 const TABLE: &str = include_str!("../bugs.toml");
-/// Which bug strikes, and when: a module of the store, which all others can name.
+/// Which bug strikes, and when: a module of the store, which the engine and all above it can name.
 const PLANTED: &str = include_str!("../planted.rs");
 const PLANTED_FILE: &str = "src/store/planted.rs";
 const PLANTED_PARENT: &str = "src/store/lib.rs";
 const PLANTED_MODULE: &str = "pub mod planted;\n";
 
-/// The variable that numbers the bug of a node.
+/// The environment variable with the number of the bug that a node has.
 pub const VARIABLE: &str = "FENCEPOST_BUG";
 
 /// A bug that can be planted.
@@ -57,7 +57,7 @@ pub fn all() -> anyhow::Result<Vec<Bug>> {
 /// Plants all bugs in a copy of the source.
 ///
 /// # Errors
-/// When a bug has no place any more, or more than one: nothing that was written counts.
+/// When a bug has no place any more, or more than one. The copy is half changed then, and useless.
 pub fn plant(copy: &Path) -> anyhow::Result<()> {
     for bug in all()? {
         for change in &bug.change {

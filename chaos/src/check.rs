@@ -1,5 +1,6 @@
-//! Whether what clients saw and what the server's book says fit together. Each attempt of a job is
-//! judged by itself, in one pass, since each ack names its lease.
+//! Whether what clients saw and what the server's book says fit together. The book is what the API
+//! says of every job once all has ended (`book.rs`). Each attempt of a job is judged by itself, in
+//! one pass, since each ack names its lease.
 
 mod ends;
 mod families;
@@ -38,7 +39,8 @@ const ROUNDING_MS: i64 = 2;
 pub enum Invariant {
     /// An accepted job is in the book, and has ended.
     EveryJobEnds,
-    /// The book has no job that was not sent; a key has one job, and a job one key.
+    /// The book has no job that was not sent; an idempotency key has one job, and a job one such
+    /// key.
     NothingAppears,
     /// A job that was sent by itself or into a batch has the tenant, queue and key that it was sent
     /// with.
@@ -62,7 +64,7 @@ pub enum Invariant {
     NotBeforeItsTime,
     /// No lease expires before its time, which an accepted heartbeat lengthens.
     NoEarlyEnd,
-    /// No pause without an accepted call is longer than its faults allow.
+    /// No pause without an accepted call is longer than the faults during it allow.
     Available,
     /// Once nothing is broken, all ends soon.
     EndsInTime,
@@ -184,7 +186,7 @@ fn seen<'a>(lines: &'a [Line], found: &mut Found) -> BTreeMap<&'a str, Seen<'a>>
     let mut seen: BTreeMap<&str, Seen<'_>> = BTreeMap::new();
     for line in lines {
         match &line.event {
-            Event::Leased { tenant, held, of, is_first } => {
+            Event::Leased { tenant, held, owner, is_first } => {
                 let job = seen.entry(&held.job).or_default();
                 let is_accepted =
                     |it: &SeenAck<'_>| it.answer == Answer::Yes && it.held.lease == held.lease;
@@ -200,8 +202,8 @@ fn seen<'a>(lines: &'a [Line], found: &mut Found) -> BTreeMap<&'a str, Seen<'a>>
                 for attempt in 1..held.attempt {
                     job.known_ended.entry(attempt).or_insert(line.at);
                 }
-                if tenant != of {
-                    let detail = format!("{} of {of} went to {tenant}", held.job);
+                if tenant != owner {
+                    let detail = format!("{} of {owner} went to {tenant}", held.job);
                     found.add(Invariant::NoForeignJob, detail);
                 }
             }

@@ -260,9 +260,9 @@ impl Client {
             lease: text("lease_id")?,
             worker: worker.to_owned(),
         };
-        let of = job["payload"]["tenant"].as_u64().map_or(usize::MAX, |it| it as usize);
+        let owner = job["payload"]["tenant"].as_u64().map_or(usize::MAX, |it| it as usize);
         let (tenant, held_too) = (self.tenant, held.clone());
-        self.world.history.note(Event::Leased { tenant, held: held_too, of, is_first });
+        self.world.history.note(Event::Leased { tenant, held: held_too, owner, is_first });
         Some(held)
     }
 

@@ -34,11 +34,14 @@ struct Said {
     job_id: String,
     attempt: i64,
     lease_id: String,
-    tenant: usize,
+    /// The tenant whose mark the payload has.
+    #[serde(rename = "tenant")]
+    owner: usize,
     end: Option<End>,
 }
 
-/// Whether it is one of these workers: their libraries send acks, and see the answers.
+/// Whether it is one of these workers. Their libraries send the acks, so this process does not know
+/// the answers: [`Answer::Unknown`].
 pub fn is_foreign(held: &Held) -> bool {
     held.worker.split_once('-').is_some_and(|it| LANGUAGES.contains(&it.0))
 }
@@ -120,10 +123,10 @@ impl Foreign {
             while let Ok(Some(line)) = lines.next_line().await {
                 // One that is killed may leave half a line.
                 let Ok(said) = serde_json::from_str::<Said>(&line) else { continue };
-                let Said { job_id: job, attempt, lease_id: lease, tenant: of, end } = said;
+                let Said { job_id: job, attempt, lease_id: lease, owner, end } = said;
                 let held = Held { job, attempt, lease, worker: worker.clone() };
                 world.history.note(match end {
-                    None => Event::Leased { tenant, held, of, is_first: false },
+                    None => Event::Leased { tenant, held, owner, is_first: false },
                     Some(end) => {
                         Event::Acked { tenant, held, end, answer: Answer::Unknown, sent: now() }
                     }

@@ -67,9 +67,9 @@ pub enum Event {
     Workflow { tenant: usize, first: String, then: String, otherwise: String },
     /// A batch was sealed. Its callback has the same mark in its payload.
     Batch { tenant: usize, mark: String, jobs: Vec<String> },
-    /// A worker got a lease. `of` is the tenant whose mark the payload has. `is_first`: the first
-    /// try of its poll was answered with it.
-    Leased { tenant: usize, held: Held, of: usize, is_first: bool },
+    /// A worker got a lease. `owner` is the tenant whose mark the payload has. `is_first`: the
+    /// first try of its poll was answered with it.
+    Leased { tenant: usize, held: Held, owner: usize, is_first: bool },
     /// A worker sent an ack. Those of a URL or a library are
     /// noted before they are sent, and their answers are not known.
     Acked { tenant: usize, held: Held, end: End, answer: Answer, sent: i64 },

@@ -90,8 +90,8 @@ pub async fn take(
         lease: text("fencepost-lease-id"),
         worker: text("fencepost-worker-id"),
     };
-    let of = payload["tenant"].as_u64().map_or(usize::MAX, |it| it as usize);
-    world.history.note(Event::Leased { tenant, held: held.clone(), of, is_first: true });
+    let owner = payload["tenant"].as_u64().map_or(usize::MAX, |it| it as usize);
+    world.history.note(Event::Leased { tenant, held: held.clone(), owner, is_first: true });
     let mut client = Client::new(&world, tenant, rand::random());
     let any = REPLIES.choose_weighted(&mut client.rng, |it| it.1).map_or(Reply::Done, |it| it.0);
     let reply = if client.is_healing() { Reply::Done } else { any };

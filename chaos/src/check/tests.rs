@@ -29,7 +29,7 @@ fn held(attempt: i64, lease: &str) -> Held {
 }
 
 fn leased(attempt: i64, lease: &str) -> Event {
-    Event::Leased { tenant: 0, held: held(attempt, lease), of: 0, is_first: true }
+    Event::Leased { tenant: 0, held: held(attempt, lease), owner: 0, is_first: true }
 }
 
 fn acked(attempt: i64, lease: &str, end: End, answer: Answer) -> Event {
@@ -236,10 +236,10 @@ fn acks_that_contradict_the_book_are_found() {
 #[test]
 fn leases_that_are_wrong_are_found() {
     use Invariant::{NoEarlyEnd, NoForeignJob, OneLease};
-    let foreign = Event::Leased { tenant: 1, held: held(1, "x"), of: 0, is_first: true };
-    let foreign_too = Event::Leased { tenant: 1, held: held(1, "x"), of: 1, is_first: true };
+    let foreign = Event::Leased { tenant: 1, held: held(1, "x"), owner: 0, is_first: true };
+    let foreign_too = Event::Leased { tenant: 1, held: held(1, "x"), owner: 1, is_first: true };
     let other = Held { worker: "v".to_owned(), ..held(1, "x") };
-    let other = Event::Leased { tenant: 0, held: other, of: 0, is_first: true };
+    let other = Event::Leased { tenant: 0, held: other, owner: 0, is_first: true };
     let soon = BookAttempt { ended_at: at(11), ..job("", &["lease_expired"]).attempts.remove(0) };
     all_are_found(&[
         (&[leased(1, "x"), leased(1, "y")], succeeded(), &[OneLease]),

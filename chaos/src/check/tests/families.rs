@@ -258,7 +258,7 @@ fn a_push_is_no_call_of_a_client() {
     for second in 11..15 {
         let worker = "fencepost-push-0".to_owned();
         let held = Held { worker, ..held(1, "x") };
-        let event = Event::Leased { tenant: 0, held, of: 0, is_first: true };
+        let event = Event::Leased { tenant: 0, held, owner: 0, is_first: true };
         lines.push(Line { at: second * 1_000, event });
     }
     lines.sort_by_key(|it| it.at);

@@ -82,7 +82,7 @@ fn releases_that_no_worker_has_sent_are_found() {
     assert!(!of(&[leased(1, "x")], "pushed"), "its URL was busy");
     assert!(!of(&[leased(1, "x"), acked(1, "x", End::Released, Answer::Unknown)], "q0"));
     let held = held(1, "x");
-    let again = Event::Leased { tenant: 0, held, of: 0, is_first: false };
+    let again = Event::Leased { tenant: 0, held, owner: 0, is_first: false };
     assert!(!of(&[again], "q0"), "the node of the first try released it");
 }
 

@@ -38,13 +38,17 @@ pub struct Writer {
 pub struct Ended;
 
 impl Writer {
-    /// Sends one event.
+    /// Sends one event, when a slow client has read enough of the earlier ones.
     ///
     /// # Errors
-    /// [`Ended`] when the client is gone.
+    /// [`Ended`] when the client is gone, or the node stops first.
     pub async fn send(&self, kind: &str, id: &str, data: &impl Serialize) -> Result<(), Ended> {
         let event = Event::default().event(kind).id(id).json_data(data).map_err(|_| Ended)?;
-        self.sender.send(event).await.map_err(|_| Ended)
+        tokio::select! {
+            biased;
+            sent = self.sender.send(event) => sent.map_err(|_| Ended),
+            () = self.app.engine.stopping.cancelled() => Err(Ended),
+        }
     }
 
     /// Waits for something, unless the stream has to end before: the client disconnected, or the

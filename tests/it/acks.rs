@@ -97,7 +97,7 @@ fn a_worker_may_choose_when_its_job_is_tried_again() {
 }
 
 #[test]
-fn a_released_job_goes_back_to_its_place_and_no_failure_is_counted() {
+fn a_released_job_is_claimed_before_later_ones_and_no_failure_is_counted() {
     run(async |t| {
         let first = t.enqueue(json!({})).await;
         let second = t.enqueue(json!({})).await;

@@ -125,7 +125,7 @@ fn a_condition_is_met_once_however_often_the_parent_fails() {
 }
 
 #[test]
-fn a_handled_failure_does_not_fail_the_workflow() {
+fn a_failure_that_a_child_waits_for_does_not_fail_the_workflow() {
     run(async |t| {
         let jobs = json!({"name": "n", "jobs": [
             {"key": "a", "job_type": "t"},

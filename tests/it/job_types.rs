@@ -104,7 +104,7 @@ fn a_key_that_is_bound_to_other_types_learns_nothing_of_a_schema() {
 }
 
 #[test]
-fn a_batch_checks_a_bounded_number_of_types() {
+fn a_bulk_enqueue_checks_payloads_of_a_bounded_number_of_types() {
     run(async |t| {
         let job =
             |at: usize| json!({"job_type": format!("n{at}"), "payload": {}, "check_payload": true});

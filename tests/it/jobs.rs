@@ -151,7 +151,7 @@ fn a_job_for_later_is_scheduled() {
 }
 
 #[test]
-fn a_batch_is_stored_whole_and_in_order() {
+fn a_bulk_enqueue_is_stored_whole_and_in_order() {
     run_alone(async |t| {
         let jobs: Vec<_> = (0..500).map(|it| json!({"job_type": format!("t{it}")})).collect();
         let stored = t.post("/v1/jobs/batch", json!({"jobs": jobs})).await.is(201);
@@ -211,7 +211,7 @@ fn a_list_is_walked_from_the_newest_to_the_oldest() {
 }
 
 #[test]
-fn a_list_shows_only_what_was_asked_for() {
+fn a_list_obeys_its_filters() {
     run(async |t| {
         let mail = t.enqueue(json!({"job_type": "mail", "queue": "a"})).await;
         let later = t.enqueue(json!({"job_type": "mail", "queue": "b", "delay_seconds": 9})).await;

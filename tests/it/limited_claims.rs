@@ -414,7 +414,7 @@ fn a_claim_locks_few_keys_however_many_there_are() {
 }
 
 #[test]
-fn bad_gates_are_refused_by_name() {
+fn bad_labels_and_concurrency_limits_are_refused_by_field() {
     run_alone(async |t| {
         let with = async |more: Value| {
             let mut job = json!({"job_type": "t"});

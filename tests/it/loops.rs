@@ -158,7 +158,7 @@ fn a_job_that_is_only_ever_released_does_not_circle_for_ever() {
 }
 
 #[test]
-fn a_retry_policy_of_a_newer_version_does_not_stop_retries() {
+fn a_retry_policy_of_a_newer_server_does_not_stop_retries() {
     run_alone(async |t| {
         let id = t.enqueue(json!({"retry": {"strategy": "linear"}})).await;
         t.database.execute(r#"update job_bodies set retry = '{"strategy": "lunar"}'"#).await;

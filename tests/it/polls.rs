@@ -108,7 +108,7 @@ fn a_poll_fills_its_capacity_over_its_queues_in_their_order() {
 }
 
 #[test]
-fn a_claim_for_a_further_queue_is_awaited_and_released_if_the_client_is_gone() {
+fn a_claim_that_fills_a_poll_from_its_next_queue_is_awaited_and_released_if_the_client_is_gone() {
     run_alone(async |t| {
         t.database.execute(SLOW_CLAIMS).await;
         let slow_b = "create or replace function slow() returns trigger language plpgsql as $$

@@ -343,7 +343,7 @@ fn a_project_has_as_many_jobs_waiting_as_its_plan_allows() {
 }
 
 #[test]
-fn settings_of_queues_are_bounded_as_their_number_is() {
+fn the_number_of_queues_with_settings_is_bounded() {
     run_alone(async |t| {
         let fill = format!(
             "insert into queues (project_id, name)

@@ -139,7 +139,7 @@ fn a_write_may_only_create_and_a_deletion_may_have_a_condition() {
 }
 
 #[test]
-fn of_many_who_write_under_one_tag_one_succeeds_on_any_number_of_nodes() {
+fn of_many_writes_with_one_if_match_one_succeeds_on_any_number_of_nodes() {
     limited(async {
         let database = fresh_database().await;
         let one = TestServer::start(database.clone()).await;

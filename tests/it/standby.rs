@@ -104,7 +104,7 @@ async fn send(t: &TestProject, key: &str) -> Reply {
 }
 
 #[test]
-fn what_a_standby_lacks_is_done_again_and_no_ack_counts_for_another_lease() {
+fn what_a_standby_database_lacks_is_done_again_and_no_ack_counts_for_another_lease() {
     limited(async {
         let mut pair = Pair::start();
         migrate::migrate(&pair.database().url).await.expect("the migrations run");

@@ -80,7 +80,7 @@ fn what_a_project_stores_is_counted_with_all_that_belongs_to_its_jobs_and_freed(
 }
 
 #[test]
-fn a_project_that_has_stored_its_share_enqueues_no_more_and_settles_all_the_same() {
+fn a_project_that_has_used_up_its_bytes_enqueues_no_more_and_settles_all_the_same() {
     limited(async {
         let server = TestServer::start(fresh_database().await).await;
         let t = server.project_with("small", "free", json!({"stored_bytes": 60_000})).await;

@@ -222,7 +222,7 @@ fn a_fallback_runs_when_the_last_step_has_failed() {
 }
 
 #[test]
-fn a_sequence_names_what_is_wrong_with_it() {
+fn the_refusal_of_a_sequence_names_its_wrong_field() {
     run(async |t| {
         let refused = async |blocks: Value, field: &str| {
             let wanted = json!({"sequence": {"blocks": blocks}});

@@ -386,7 +386,7 @@ fn an_account_is_exported_ten_times_a_day() {
 }
 
 #[test]
-fn a_login_with_a_password_answers_with_a_token_of_the_machine() {
+fn a_login_with_a_password_answers_with_a_device_token() {
     limited(async {
         let (server, t) = open_server(Stage::default()).await;
         let ada = Person::sign_up(&t, "ada@example.com").await;

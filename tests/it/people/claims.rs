@@ -101,7 +101,7 @@ fn strangers_cannot_use_up_the_sign_ups_and_resets_of_an_address() {
 }
 
 #[test]
-fn a_sign_up_with_a_known_address_sends_a_mail_and_goes_if_it_is_not_used() {
+fn a_second_sign_up_with_an_address_mails_its_owner_and_is_deleted_if_unused() {
     limited(async {
         let (server, t) = open_server(Stage::default()).await;
         Person::sign_up(&t, "ada@example.com").await;

@@ -108,7 +108,7 @@ fn a_proxy_is_asked_for_the_address_that_was_checked_and_never_for_a_name() {
 }
 
 #[test]
-fn a_private_address_is_not_asked_for_and_a_refusal_of_the_proxy_is_no_connection() {
+fn the_proxy_gets_no_private_address_and_its_refusal_counts_as_not_connected() {
     limited(async {
         let (port, asked) = proxy().await;
         let called = call(proxied(HERE, None, port), "https://rebinding.example/hook").await;

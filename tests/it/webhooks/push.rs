@@ -263,7 +263,7 @@ fn the_function_in_typescript_of_the_guide_is_a_whole_worker() {
 }
 
 #[test]
-fn pushes_and_webhooks_share_the_bounds_of_an_address() {
+fn pushes_and_webhooks_share_the_bound_on_requests_to_one_address() {
     limited(async {
         let server = TestServer::start(fresh_database().await).await;
         let (t, other) = (server.project("main").await, server.project("other").await);

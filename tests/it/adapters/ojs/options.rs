@@ -16,7 +16,7 @@ async fn lease_seconds(t: &LoneProject) -> (i64, i64) {
 }
 
 #[test]
-fn a_reservation_is_as_long_as_the_job_the_fetch_and_the_timeout_permit() {
+fn a_reservation_is_as_long_as_the_fetch_or_else_the_job_asks_within_the_timeout() {
     run_alone(async |t| {
         let cases = [
             (json!({}), None, 1_800),
@@ -96,7 +96,7 @@ fn a_job_may_set_the_rate_limit_of_its_queue_if_its_key_may() {
 }
 
 #[test]
-fn a_job_may_direct_its_worker_in_a_test_project_only() {
+fn a_job_may_carry_a_directive_for_its_worker_in_test_mode_only() {
     run_alone(async |t| {
         for mode in ["live", "test"] {
             t.database.execute(&format!("update projects set mode = '{mode}'")).await;

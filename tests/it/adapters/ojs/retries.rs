@@ -185,7 +185,7 @@ fn an_id_that_is_used_again_refuses_the_attempts_of_the_deleted_job() {
 }
 
 #[test]
-fn a_job_under_a_used_id_that_never_ran_keeps_its_time() {
+fn a_job_with_the_id_of_a_deleted_one_keeps_its_time_when_it_is_cancelled_and_retried() {
     run_alone(async |t| {
         let id = uuid::Uuid::now_v7();
         t.database
@@ -303,7 +303,7 @@ fn a_unique_key_is_made_as_the_libraries_name_it() {
 }
 
 #[test]
-fn a_period_lets_a_job_be_stored_again_although_its_like_is_live() {
+fn a_unique_period_that_has_passed_lets_a_duplicate_of_a_live_job_be_stored() {
     run_alone(async |t| {
         let unique = json!({"keys": ["type"], "period": "PT1H"});
         let job = json!({"type": "a", "args": [], "options": {"unique": unique}});

@@ -24,8 +24,8 @@ const RECOVERY_CODE_CHARS: usize = 16;
 /// Crockford's: people mistake none of them for another.
 const BASE32: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 
-/// Where an app's secret is stored: its row alone can decrypt it.
-pub(super) fn place(id: AccountId) -> String {
+/// The row in which an app's secret is stored. The secret is encrypted for it alone.
+pub(super) fn row_of_secret(id: AccountId) -> String {
     format!("totp/{}", id.0)
 }
 
@@ -84,7 +84,10 @@ pub(super) async fn remove_all(conn: &mut PgConnection, id: AccountId) -> sqlx::
 }
 
 /// Deletes the recovery codes of an account without a second factor, whose row is locked.
-pub(super) async fn remove_unneeded(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<()> {
+pub(super) async fn remove_unneeded_recovery_codes(
+    conn: &mut PgConnection,
+    id: AccountId,
+) -> sqlx::Result<()> {
     match store::people::second_factors::is_required(conn, id).await? {
         true => Ok(()),
         false => store::people::second_factors::delete_recovery_codes(conn, id).await,
@@ -97,7 +100,7 @@ pub(super) fn open_totp(
     id: AccountId,
     stored: &[u8],
 ) -> Result<Vec<u8>, Error> {
-    master_keys.open(&place(id), stored, TOTP_SECRET_BYTES).map_err(|_| {
+    master_keys.open(&row_of_secret(id), stored, TOTP_SECRET_BYTES).map_err(|_| {
         tracing::error!(account.id = %id, "secret of an authenticator app cannot be decrypted");
         Error::NotReady("this node cannot check codes: it has another master key")
     })
@@ -117,10 +120,10 @@ pub(super) fn code_charges(
     client: &Client,
     code: &SecretString,
 ) -> (Charge, Vec<Charge>) {
-    let pair = charge("code-pair", &format!("{id} {}", client.address), TRIES_PER_PAIR);
+    let of_client = charge("code-pair", &format!("{id} {}", client.address), TRIES_PER_PAIR);
     let all = charge("codes", &id.to_string(), CODES_PER_ACCOUNT);
     let all = Some(all).filter(|_| !is_recovery_code(code));
-    (pair.clone(), std::iter::once(pair).chain(all).collect())
+    (of_client.clone(), std::iter::once(of_client).chain(all).collect())
 }
 
 #[cfg(test)]

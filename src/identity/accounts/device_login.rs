@@ -110,7 +110,7 @@ impl DeviceLogins {
     /// Begins a login; its key will have this name.
     ///
     /// # Errors
-    /// [`Error::RateLimited`]; [`Error::Overloaded`] when another pending login has the same code.
+    /// [`Error::RateLimited`]; [`Error::Overloaded`] when another stored login has the same code.
     pub async fn begin(&self, name: &str, client: &Client) -> Result<NewDeviceLogin, Error> {
         let counted = [
             charge("device-logins", &client.address, DEVICE_LOGINS_PER_ADDRESS),

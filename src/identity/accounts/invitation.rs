@@ -13,7 +13,7 @@ use secrecy::SecretString;
 use sqlx::{Acquire, PgConnection};
 
 use super::{
-    Client, INVITATIONS_PER_ACCOUNT, INVITATIONS_PER_NEW_ACCOUNT, MAILS_PER_EMAIL,
+    Client, INVITATIONS_PER_ACCOUNT, INVITATIONS_PER_NEW_ACCOUNT, MAILS_PER_ASKER,
     NEW_ACCOUNT_DAYS, base::Base, mailing::Content, secret, throttle::charge,
 };
 
@@ -48,7 +48,7 @@ impl Invitations {
             .throttle
             .count(&[
                 charge("invitations", &by.to_string(), of_account),
-                charge("invited", &format!("{} {email}", project_id.0), MAILS_PER_EMAIL),
+                charge("invited", &format!("{} {email}", project_id.0), MAILS_PER_ASKER),
             ])
             .await
     }

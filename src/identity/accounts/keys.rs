@@ -368,6 +368,7 @@ impl OwnBounds {
 
 /// Networks as they are stored. One that cannot be read allows no address: without it, the key
 /// might be good from everywhere.
+#[must_use]
 pub fn read_networks(stored: &[String]) -> Vec<IpNet> {
     let none = IpNet::from(IpAddr::V4(Ipv4Addr::BROADCAST));
     stored.iter().map(|it| networks::parse(it).unwrap_or(none)).collect()

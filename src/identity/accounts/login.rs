@@ -6,7 +6,7 @@ use fencepost_store as store;
 use secrecy::SecretString;
 
 use super::{
-    Client, LATE, TRIES_PER_EMAIL, TRIES_PER_PAIR,
+    Client, DELAY_OF_A_TRY, TRIES_PER_EMAIL, TRIES_PER_PAIR,
     base::Base,
     known_device::{self, is_known},
     password::{self, Passwords},
@@ -44,7 +44,7 @@ impl Logins {
         let counted = self.base.throttle.limiter.charge(std::slice::from_ref(&tries), &[]).await;
         let is_late = counted.wait.is_some();
         if is_late {
-            tokio::time::sleep(LATE).await;
+            tokio::time::sleep(DELAY_OF_A_TRY).await;
         }
         let candidates = {
             let mut conn = self.base.pool.acquire().await?;

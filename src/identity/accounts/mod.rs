@@ -4,7 +4,6 @@
 mod address;
 pub mod author;
 mod base;
-mod cases;
 mod codes;
 pub mod device_login;
 mod invitation;
@@ -35,6 +34,7 @@ mod throttle;
 pub mod token;
 mod token_crypto;
 mod totp;
+mod use_cases;
 
 use std::{sync::Arc, time::Duration};
 
@@ -45,13 +45,13 @@ use lettre::Address;
 use secrecy::SecretString;
 
 pub use self::{
-    cases::{Accounts, Parts},
     password_change::PasswordChange,
     second_factor::{Proof, SecondStep},
     sessions::{Reuse, SignedIn},
     signing_keys::seal_signing_keys,
     signup::{SignUp, SignedUp},
     totp::{NewTotp, seal_totp_secrets},
+    use_cases::{Accounts, Parts},
 };
 
 /// Calls per minute from one address to sign-up, login, reset and verification together.
@@ -66,17 +66,18 @@ pub const SIGNUPS_PER_ADDRESS: Rate = Rate { count: 10, window_seconds: 3_600 };
 /// the same, so that strangers cannot keep the owner out.
 pub const MAILS_TO_EMAIL: Rate = Rate { count: 20, window_seconds: 86_400 };
 pub const LATE_MAILS_TO_EMAIL: Rate = Rate { count: 1, window_seconds: 1_800 };
-/// Tokens that one address exchanges for keys: a CI service has few addresses for many runs.
+/// Tokens of OpenID Connect that one address exchanges for keys: a CI service has few addresses for
+/// many runs.
 pub const EXCHANGES_PER_ADDRESS: Rate = Rate::per_minute(240);
-/// Tokens of one subject.
+/// Such tokens of one subject (`sub`).
 pub const EXCHANGES_PER_SUBJECT: Rate = Rate::per_minute(60);
 /// Logins that terminals at one address begin.
 pub const DEVICE_LOGINS_PER_ADDRESS: Rate = Rate { count: 20, window_seconds: 600 };
 /// Logins that terminals in a wide network begin (/16, and /32 of IPv6), which may have addresses
 /// without end.
 pub const DEVICE_LOGINS_PER_NETWORK: Rate = Rate { count: 200, window_seconds: 600 };
-/// Logins that all terminals begin. Each is stored for as long, some 300 bytes, and belongs to no
-/// project yet.
+/// Logins that all terminals begin. Each is stored for these ten minutes, some 300 bytes, and
+/// belongs to no project yet.
 pub const DEVICE_LOGINS: Rate = Rate { count: 100_000, window_seconds: 600 };
 /// Requests of such terminals for their keys.
 pub const DEVICE_COLLECTS_PER_ADDRESS: Rate = Rate::per_minute(240);
@@ -91,25 +92,27 @@ pub const INVITATIONS_PER_NEW_ACCOUNT: Rate = Rate { count: 5, window_seconds: 8
 pub const NEW_ACCOUNT_DAYS: i32 = 7;
 /// Exports of one account: each reads entries of all of its projects.
 pub const EXPORTS_PER_ACCOUNT: Rate = Rate { count: 10, window_seconds: 86_400 };
-/// Lookups of unknown credentials from one address. What was found counts as known for a while.
+/// Lookups of unknown credentials from one address. One that was found is not
+/// counted again for a while.
 pub const LOOKUPS_PER_ADDRESS: Rate = Rate::per_minute(1_200);
-/// Sign-ups with one e-mail address and resets of it from one client, and invitations to it from
-/// one project.
-pub const MAILS_PER_EMAIL: Rate = Rate { count: 3, window_seconds: 86_400 };
+/// Mails of one kind to one e-mail address for which one client, project or account can ask:
+/// sign-ups, resets, invitations, verifications and changes of the address.
+pub const MAILS_PER_ASKER: Rate = Rate { count: 3, window_seconds: 86_400 };
 /// Wrong passwords for one e-mail address from one client.
 pub const TRIES_PER_PAIR: Rate = Rate { count: 5, window_seconds: 900 };
 /// Wrong passwords for one e-mail address from anywhere, after which each further try is delayed. A
 /// delay, not a lock, so that no attacker can lock an account.
 pub const TRIES_PER_EMAIL: Rate = Rate { count: 20, window_seconds: 900 };
-/// Codes for one account from anywhere, without recovery codes. A guess is right once in 300,000
-/// tries, and needs the password or a session.
+/// Second-factor codes that are tried for one account; recovery codes are not counted. A guess is
+/// right once in 300,000 tries, and needs the password or a session.
 pub const CODES_PER_ACCOUNT: Rate = Rate { count: 20, window_seconds: 3_600 };
-pub const LATE: Duration = Duration::from_secs(2);
+/// How long a try beyond [`TRIES_PER_EMAIL`] is delayed.
+pub const DELAY_OF_A_TRY: Duration = Duration::from_secs(2);
 
 /// The client of a request.
 #[derive(Debug, Clone, Default)]
 pub struct Client {
-    /// The address, as limits use it.
+    /// The address; of IPv6 the first 64 bits, as limits count.
     pub address: Arc<str>,
     /// The user agent.
     pub user_agent: Option<Arc<str>>,
@@ -141,7 +144,7 @@ impl Client {
     }
 }
 
-/// Normalises an address.
+/// Normalises an e-mail address.
 ///
 /// # Errors
 /// [`Error::Invalid`] when it is malformed.

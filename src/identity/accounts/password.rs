@@ -15,7 +15,7 @@ use fencepost_domain::{
     limits::{MAX_PASSWORD_CHARS, MIN_PASSWORD_CHARS},
 };
 use secrecy::{ExposeSecret, SecretString};
-use zxcvbn::{Score, zxcvbn};
+use zxcvbn::{Score, feedback::Feedback, zxcvbn};
 
 pub use fencepost_fair::hashing::{MAX_HASHING, MAX_WAITING, Turn, Turns};
 
@@ -178,7 +178,7 @@ pub fn weakness(password: &str, known: &[&str]) -> Option<String> {
         let common = || "is common, or common with digits or symbols around it".to_owned();
         return is_common(password).then(common);
     }
-    let advice = guess.feedback().and_then(|it| it.warning()).map(|it| it.to_string());
+    let advice = guess.feedback().and_then(Feedback::warning).map(|it| it.to_string());
     let advice = advice.unwrap_or_else(|| "Choose a few unusual words.".to_owned());
     Some(format!("is too easy to guess. {advice}"))
 }

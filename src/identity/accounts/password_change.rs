@@ -15,7 +15,7 @@ use secrecy::SecretString;
 use sqlx::Acquire;
 
 use super::{
-    Client, MAILS_PER_EMAIL,
+    Client, MAILS_PER_ASKER,
     base::Base,
     codes, links,
     mailing::{Content, MAILED_CLAIMS},
@@ -77,7 +77,7 @@ impl PasswordChanges {
         .await?;
         let (id, mut events) = (bearer.account_id, vec![AccountEvent::PasswordChanged]);
         if change.removes_passkeys && store::people::passkeys::delete_all(&mut tx, id).await? > 0 {
-            codes::remove_unneeded(&mut tx, id).await?;
+            codes::remove_unneeded_recovery_codes(&mut tx, id).await?;
             events.push(AccountEvent::PasskeyRemoved);
         }
         if change.removes_identities
@@ -118,7 +118,7 @@ impl PasswordChanges {
         self.base.throttle.address(client).await?;
         // Counted by address and client, so that one client cannot use up another's resets.
         let pair = format!("{email} {}", client.address);
-        self.base.throttle.count(&[charge("reset", &pair, MAILS_PER_EMAIL)]).await?;
+        self.base.throttle.count(&[charge("reset", &pair, MAILS_PER_ASKER)]).await?;
         let this = self.clone();
         tokio::spawn(bounded(async move {
             if let Err(error) = this.mail_reset(&email).await {

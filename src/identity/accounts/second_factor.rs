@@ -126,8 +126,8 @@ impl SecondFactors {
         note_used(&mut tx, id, used, client).await?;
         tx.commit().await?;
         drop(conn);
-        if let Some((pair, _)) = charged {
-            self.base.throttle.limiter.forgive(&pair).await;
+        if let Some((of_client, _)) = charged {
+            self.base.throttle.limiter.forgive(&of_client).await;
         }
         self.base.mailing.notify_owner(id, event, client);
         self.notify_of_used_code(id, used, client);
@@ -237,7 +237,7 @@ impl SecondFactors {
     ) -> Result<(), Error> {
         let id = bearer.account_id;
         let code = typed(code);
-        let (pair, charges) = code_charges(id, client, &code);
+        let (of_client, charges) = code_charges(id, client, &code);
         self.base.throttle.count(&charges).await?;
         let mut conn = self.base.pool.acquire().await?;
         let mut tx = conn.begin().await?;
@@ -254,7 +254,7 @@ impl SecondFactors {
         note_step_up(&mut tx, bearer, client).await?;
         tx.commit().await?;
         drop(conn);
-        self.base.throttle.limiter.forgive(&pair).await;
+        self.base.throttle.limiter.forgive(&of_client).await;
         self.notify_of_used_code(id, used, client);
         Ok(())
     }
@@ -291,7 +291,7 @@ pub(super) async fn note_refused(
 ) -> sqlx::Result<AccountEvent> {
     let event = AccountEvent::CodeRefused;
     security::note(conn, id, event, Some(client)).await?;
-    if store::people::account_log::count_today(conn, id, event.name()).await? != NOTIFIED_AFTER {
+    if store::people::account_log::count_last_day(conn, id, event.name()).await? != NOTIFIED_AFTER {
         return Ok(event);
     }
     let event = AccountEvent::ManyCodesRefused;

@@ -82,7 +82,7 @@ pub async fn seal_signing_keys(
     Ok(sealed)
 }
 
-/// The place of a signing key, which it is sealed for: its row alone can decrypt it.
+/// The place that a signing key is sealed for: in another row it cannot be decrypted.
 fn signing_key_place(id: Uuid) -> String {
     format!("signing_keys/{id}")
 }

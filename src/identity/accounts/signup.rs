@@ -20,7 +20,7 @@ use secrecy::SecretString;
 use sqlx::{Acquire, PgConnection};
 
 use super::{
-    Client, MAILS_PER_EMAIL, SIGNUPS_PER_ADDRESS,
+    Client, MAILS_PER_ASKER, SIGNUPS_PER_ADDRESS,
     base::Base,
     invitation::Invitations,
     keys::{KeyRequest, MadeKey, insert_first},
@@ -113,7 +113,7 @@ impl SignUps {
             .count(&[
                 charge("signup", &client.address, SIGNUPS_PER_ADDRESS),
                 // With the client: a stranger must not use up what the owner may ask for.
-                charge("mail", &format!("{email} {}", client.address), MAILS_PER_EMAIL),
+                charge("mail", &format!("{email} {}", client.address), MAILS_PER_ASKER),
             ])
             .await?;
         let password_hash = self.passwords.hash(&client.address, request.password).await?;

@@ -17,8 +17,8 @@ use super::{
     Client,
     base::Base,
     codes::{
-        self, TOTP_SECRET_BYTES, app, code_charges, place, remove_unneeded, replace_recovery_codes,
-        typed,
+        self, TOTP_SECRET_BYTES, app, code_charges, remove_unneeded_recovery_codes,
+        replace_recovery_codes, row_of_secret, typed,
     },
     second_factor::note_refused,
     security::{self, AccountEvent},
@@ -26,7 +26,7 @@ use super::{
     token::Bearer,
 };
 
-/// Secrets that one statement reads while all are encrypted.
+/// Secrets that one statement reads while all are encrypted again.
 const SEALED_AT_ONCE: i64 = 500;
 
 /// The secret of an app that is to be confirmed.
@@ -55,8 +55,8 @@ pub async fn seal_totp_secrets(
             if master_keys.is_current(&stored, TOTP_SECRET_BYTES) {
                 continue;
             }
-            let plain = master_keys.open(&place(id), &stored, TOTP_SECRET_BYTES)?;
-            let secret = master_keys.seal(&place(id), &plain);
+            let plain = master_keys.open(&row_of_secret(id), &stored, TOTP_SECRET_BYTES)?;
+            let secret = master_keys.seal(&row_of_secret(id), &plain);
             store::people::second_factors::replace_secret(conn, id, &stored, &secret).await?;
             sealed += 1;
         }
@@ -96,7 +96,7 @@ impl Authenticators {
         let account =
             store::people::accounts::find(&mut conn, id).await?.ok_or(Error::Unauthorized)?;
         let secret: [u8; TOTP_SECRET_BYTES] = rand::random();
-        let sealed = self.master_keys.seal(&place(id), &secret);
+        let sealed = self.master_keys.seal(&row_of_secret(id), &secret);
         store::people::second_factors::set_pending(&mut conn, id, &sealed, PENDING_TOTP_SECONDS)
             .await?;
         let uri = app(&secret, &account.email)?.to_url().map_err(Error::internal)?;
@@ -119,7 +119,7 @@ impl Authenticators {
         self.base.sessions.require_step_up(bearer).await?;
         let id = bearer.account_id;
         let code = typed(code);
-        let (pair, charges) = code_charges(id, client, &code);
+        let (of_client, charges) = code_charges(id, client, &code);
         self.base.throttle.count(&charges).await?;
         let mut conn = self.base.pool.acquire().await?;
         let mut tx = conn.begin().await?;
@@ -128,7 +128,7 @@ impl Authenticators {
         let totp = totp.ok_or(Error::InvalidCode)?;
         let pending = totp.pending_secret.ok_or(Error::InvalidCode)?;
         let secret = codes::open_totp(&self.master_keys, id, &pending)?;
-        let Some(step) = codes::step_of(&secret, &code, totp.now)? else {
+        let Some(time_step) = codes::step_of(&secret, &code, totp.now)? else {
             let event = note_refused(&mut tx, id, client).await?;
             tx.commit().await?;
             drop(conn);
@@ -136,15 +136,15 @@ impl Authenticators {
             return Err(Error::InvalidCode);
         };
         // The master key may have been replaced meanwhile.
-        let sealed = self.master_keys.seal(&place(id), &secret);
-        store::people::second_factors::confirm_totp(&mut tx, id, &sealed, step).await?;
+        let sealed = self.master_keys.seal(&row_of_secret(id), &secret);
+        store::people::second_factors::confirm_totp(&mut tx, id, &sealed, time_step).await?;
         store::people::second_factors::step_down_others(&mut tx, id, bearer.session_id).await?;
         let codes = replace_recovery_codes(&mut tx, id).await?;
         let event = AccountEvent::TotpAdded;
         security::note(&mut tx, id, event, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
-        self.base.throttle.limiter.forgive(&pair).await;
+        self.base.throttle.limiter.forgive(&of_client).await;
         self.base.mailing.notify_owner(id, event, client);
         Ok(codes)
     }
@@ -159,7 +159,7 @@ impl Authenticators {
         let mut tx = conn.begin().await?;
         lock_stepped_up(&mut tx, bearer).await?;
         let was_confirmed = store::people::second_factors::remove_totp(&mut tx, id).await?;
-        remove_unneeded(&mut tx, id).await?;
+        remove_unneeded_recovery_codes(&mut tx, id).await?;
         let event = AccountEvent::TotpRemoved;
         if was_confirmed {
             security::note(&mut tx, id, event, Some(client)).await?;

@@ -37,6 +37,7 @@ impl Default for Bodies {
 
 impl Bodies {
     /// The room of a body.
+    #[must_use]
     pub fn room_of(&self, is_ack: bool, project_id: ProjectId) -> BodyRoom {
         let memory = if is_ack { &self.acks } else { &self.others }.clone();
         BodyRoom { memory, project_id, held: Arc::default() }

@@ -163,8 +163,8 @@ fn people_rates() -> Vec<(&'static str, String)> {
         ("refreshes, per IP address", rate(accounts::REFRESHES_PER_ADDRESS)),
         ("refreshes, per session", rate(accounts::REFRESHES_PER_SESSION)),
         ("sign-ups, per IP address", rate(accounts::SIGNUPS_PER_ADDRESS)),
-        ("sign-ups and resets, per e-mail address and IP address", rate(accounts::MAILS_PER_EMAIL)),
-        ("invitations, per e-mail address and project", rate(accounts::MAILS_PER_EMAIL)),
+        ("sign-ups and resets, per e-mail address and IP address", rate(accounts::MAILS_PER_ASKER)),
+        ("invitations, per e-mail address and project", rate(accounts::MAILS_PER_ASKER)),
         (
             "mails to one e-mail address",
             format!(
@@ -201,7 +201,7 @@ fn people_rates() -> Vec<(&'static str, String)> {
             format!(
                 "{}, then {} s delayed",
                 rate(accounts::TRIES_PER_EMAIL),
-                accounts::LATE.as_secs()
+                accounts::DELAY_OF_A_TRY.as_secs()
             ),
         ),
         ("calls about itself, an account", rate(auth::CALLS_PER_ACCOUNT)),

@@ -1,9 +1,9 @@
 //! Logging in with OpenID Connect providers (authorization code with PKCE).
 //!
 //! An identity is an issuer and its `sub`. It is linked from within a session that was stepped up,
-//! never by an address. What a login needs between its two requests is in a signed token that the
-//! browser keeps in a cookie: so nothing is stored for strangers, and a login that another browser
-//! has begun is of no use.
+//! never by an e-mail address. What a login needs between its two requests is in a signed token
+//! that the browser keeps in a cookie: so nothing is stored for strangers, and a login that another
+//! browser has begun is of no use.
 
 pub mod config;
 mod exchange;
@@ -149,8 +149,8 @@ pub struct Answer<'a> {
 #[derive(Debug)]
 pub enum Arrival {
     SignedIn(SignedIn),
-    /// The login needs a code, too; with its token.
-    CodeRequired(SecretString),
+    /// The login needs a second factor, too; with its token.
+    SecondFactorRequired(SecretString),
     /// The identity is linked to the session's account.
     Linked,
 }
@@ -348,7 +348,7 @@ impl Identities {
         let (id, hash) = (account.id, account.password_hash);
         match self.base.sessions.begin(id, &hash, Login::Vouched, client).await {
             Ok(signed_in) => Ok(Ok(Arrival::SignedIn(signed_in))),
-            Err(Error::CodeRequired(token)) => Ok(Ok(Arrival::CodeRequired(token))),
+            Err(Error::CodeRequired(token)) => Ok(Ok(Arrival::SecondFactorRequired(token))),
             Err(other) => Err(other),
         }
     }

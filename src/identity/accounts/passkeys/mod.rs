@@ -226,7 +226,7 @@ impl Passkeys {
         if !store::people::passkeys::delete(&mut tx, id, passkey).await? {
             return Err(Error::PasskeyNotFound);
         }
-        codes::remove_unneeded(&mut tx, id).await?;
+        codes::remove_unneeded_recovery_codes(&mut tx, id).await?;
         let event = AccountEvent::PasskeyRemoved;
         security::note(&mut tx, id, event, Some(client)).await?;
         tx.commit().await?;

@@ -47,11 +47,12 @@ pub struct Parts {
     pub security_contact: Option<String>,
     /// A URI for people who want a larger plan.
     pub plan_contact: Option<String>,
+    /// Public keys of secret scanners.
     pub scanner_keys: Arc<ScannerKeys>,
     pub providers: Arc<Providers>,
     pub default_plan: String,
     pub plans: Plans,
-    /// Has mails sent.
+    /// Wakes the loop that sends mails.
     pub wake: Wake,
 }
 

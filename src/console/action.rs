@@ -10,7 +10,9 @@ use fencepost_domain::error::Error;
 use serde::{Deserialize, de::IgnoredAny};
 
 use super::{
-    action_table::{Action, Destination, NOTHING, ONCE, Plane, SURE, find, saying},
+    action_table::{
+        Action, Destination, FIELD_IDEMPOTENCY_KEY, NOTHING, Plane, SURE, find, saying,
+    },
     api::Api,
     form::{self, Fields},
     location::{HX_REQUEST, LOGIN, is_own_page, segment},
@@ -42,11 +44,9 @@ impl Confirm<'_> {
     /// The target of the action: as the form names it, or the values that it sends.
     fn named(&self) -> impl Iterator<Item = &str> {
         let named = self.form.get(NAMED);
-        let rest = self
-            .form
-            .0
-            .iter()
-            .filter(move |(name, _)| named.is_none() && ![BACK, ONCE].contains(&name.as_str()));
+        let rest = self.form.0.iter().filter(move |(name, _)| {
+            named.is_none() && ![BACK, FIELD_IDEMPOTENCY_KEY].contains(&name.as_str())
+        });
         named.into_iter().chain(rest.map(|(_, value)| value.as_str()))
     }
 }
@@ -121,10 +121,10 @@ async fn act(
         format!("/console/p/{project}{path}")
     };
     let to = match (action.then, made) {
-        (Destination::Operation, Made { operation: Some(MadeOperation { id }), .. })
-        | (Destination::Operation, Made { id: Some(id), .. }) => {
-            page(&format!("/operations/{}", segment(&id)))
-        }
+        (
+            Destination::Operation,
+            Made { operation: Some(MadeOperation { id }), .. } | Made { id: Some(id), .. },
+        ) => page(&format!("/operations/{}", segment(&id))),
         (Destination::Job, Made { id: Some(id), .. }) => page(&format!("/jobs/{}", segment(&id))),
         (Destination::Project, Made { slug: Some(slug), .. }) => {
             let settings = if project.is_some() { "/settings" } else { "" };

@@ -2,7 +2,8 @@
 //! console can change; a test compares it with the OpenAPI document.
 
 pub use super::other_actions::{
-    DONE, FIRST_ENDED, FIRST_RUNS, LINKED, NEW, NOTHING, ONCE, OTHERS, SURE, UNCHANGED,
+    DONE, FIELD_IDEMPOTENCY_KEY, FIELD_IF_MATCH, FIELD_IF_NONE_MATCH, FIRST_ENDED, FIRST_RUNS,
+    LINKED, NOTHING, OTHERS, SURE,
 };
 use super::{
     action_fields::{
@@ -87,6 +88,7 @@ impl Action {
     }
 
     /// Its path, filled in from the form.
+    #[must_use]
     pub fn fill(&self, form: &Fields) -> String {
         let mut parts = self.path.split(['{', '}']);
         let mut path = parts.next().unwrap_or_default().to_owned();
@@ -442,17 +444,20 @@ pub const ACTIONS: &[Action] = &[
 ];
 
 /// A page with the message of what was done.
+#[must_use]
 pub fn saying(page: &str, done: &str) -> String {
     let separator = if page.contains('?') { '&' } else { '?' };
     format!("{page}{separator}{}", encode(&[(DONE, done)]))
 }
 
 /// The action of an operation.
+#[must_use]
 pub fn find(operation: &str, plane: Plane) -> Option<&'static Action> {
     ACTIONS.iter().find(|it| it.operation == operation && it.plane == plane)
 }
 
 /// The message after an operation.
+#[must_use]
 pub fn said(operation: &str) -> Option<&'static str> {
     let done = ACTIONS.iter().map(|it| (it.operation, it.done));
     let others = OTHERS.iter().map(|(operation, _, said)| (*operation, *said));

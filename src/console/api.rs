@@ -27,7 +27,7 @@ use fencepost_web::{
 };
 
 use super::{
-    action_table::{NEW, ONCE, UNCHANGED},
+    action_table::{FIELD_IDEMPOTENCY_KEY, FIELD_IF_MATCH, FIELD_IF_NONE_MATCH},
     form::Fields,
 };
 
@@ -35,7 +35,7 @@ use super::{
 const MAX_ANSWER_BYTES: usize = 64 * 1024 * 1024;
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 /// Maximum characters of a form's idempotency key.
-const MAX_ONCE_CHARS: usize = 64;
+const MAX_FORM_KEY_CHARS: usize = 64;
 
 /// A visitor with a session.
 #[derive(Clone)]
@@ -73,8 +73,8 @@ impl Api {
         self.send_form(method, path, body, &Fields::default()).await
     }
 
-    /// Sends JSON with the form's idempotency key and its conditions. The form's content is part of
-    /// the key: a corrected form is another request.
+    /// Sends JSON with the form's idempotency key, `If-Match` and `If-None-Match`. The form's
+    /// content is part of the key: a corrected form is another request.
     pub async fn send_form<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -83,12 +83,14 @@ impl Api {
         form: &Fields,
     ) -> Result<T, Error> {
         let mut headers = HeaderMap::new();
-        for (field, name) in [(UNCHANGED, IF_MATCH), (NEW, IF_NONE_MATCH)] {
+        for (field, name) in [(FIELD_IF_MATCH, IF_MATCH), (FIELD_IF_NONE_MATCH, IF_NONE_MATCH)] {
             if let Some(value) = form.get(field).and_then(|it| HeaderValue::from_str(it).ok()) {
                 headers.insert(name, value);
             }
         }
-        if let Some(once) = form.get(ONCE).filter(|it| it.len() <= MAX_ONCE_CHARS) {
+        if let Some(once) =
+            form.get(FIELD_IDEMPOTENCY_KEY).filter(|it| it.len() <= MAX_FORM_KEY_CHARS)
+        {
             let hash = Sha256::digest(body.as_deref().unwrap_or_default());
             let hash = u64::from_be_bytes(std::array::from_fn(|place| hash[place]));
             if let Ok(key) = HeaderValue::from_str(&format!("{once}-{hash:016x}")) {

@@ -36,11 +36,11 @@ struct Detail {
 }
 
 impl Detail {
-    /// The batch's jobs by state: the state's name, and their number.
+    /// The batch's jobs by state: the state's name, which is empty for all, and their number.
     fn counts(&self) -> [(&'static str, i64); 4] {
         let BatchView { succeeded_jobs, dead_letter_jobs, cancelled_jobs, skipped_jobs, .. } =
             self.batch;
-        // Skipped jobs are cancelled ones that were not needed.
+        // A skipped job is cancelled: a parent ended otherwise than it waited for.
         [
             ("", self.batch.total_jobs),
             ("succeeded", succeeded_jobs),

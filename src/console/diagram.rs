@@ -13,7 +13,7 @@ use fencepost_http::routes::{
 use super::format;
 
 /// Width of the whole timeline, in the diagram's units.
-pub const LIFE: i64 = 1_000;
+pub const TIMELINE_WIDTH: i64 = 1_000;
 /// Minimum width that is still visible.
 const MIN_WIDTH: i64 = 4;
 
@@ -59,8 +59,9 @@ pub fn timeline(job: &Job, now: DateTime<Utc>) -> Timeline {
     let ended = job.completed_at.or(last.filter(|_| job.state == JobState::DeadLetter));
     let ended = ended.unwrap_or(now).max(began);
     let life_ms = (ended - began).num_milliseconds().max(1);
-    let place =
-        |at: DateTime<Utc>| ((at - began).num_milliseconds() * LIFE / life_ms).clamp(0, LIFE);
+    let place = |at: DateTime<Utc>| {
+        ((at - began).num_milliseconds() * TIMELINE_WIDTH / life_ms).clamp(0, TIMELINE_WIDTH)
+    };
     let mut rows: Vec<Row> = Vec::with_capacity(attempts.len() + 1);
     let mut free_at = began;
     let mut row = |attempt, outcome, worker: &str, from: DateTime<Utc>, to: DateTime<Utc>| {
@@ -76,7 +77,7 @@ pub fn timeline(job: &Job, now: DateTime<Utc>) -> Timeline {
             error: None,
             retry_at: None,
             wait: (wait_from, (run_from - wait_from).max(0)),
-            run: (run_from.min(LIFE - MIN_WIDTH), width),
+            run: (run_from.min(TIMELINE_WIDTH - MIN_WIDTH), width),
         };
         free_at = to;
         made
@@ -139,7 +140,7 @@ pub struct Node {
     pub key: String,
     pub full_key: String,
     pub id: String,
-    /// Its state; `gone` if it was pruned.
+    /// Its state; `gone` if retention has deleted it.
     pub state: &'static str,
     /// Time from the end of its last parent to its own, if it has ended.
     pub took: Option<String>,
@@ -240,7 +241,8 @@ fn rows(parents: &[Vec<usize>], columns: &[usize]) -> Vec<usize> {
     let mut taken: HashSet<(usize, usize)> = HashSet::new();
     for job in order {
         let column = columns[job];
-        let row = (0..).find(|row| !taken.contains(&(column, *row))).unwrap_or_default();
+        let row =
+            (0..=parents.len()).find(|row| !taken.contains(&(column, *row))).unwrap_or_default();
         rows[job] = row;
         taken.insert((column, row));
         let children = (0..parents.len()).filter(|it| parents[*it].contains(&job));

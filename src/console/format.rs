@@ -221,7 +221,8 @@ pub struct ShownJson {
 pub fn pretty(json: &str) -> ShownJson {
     let mut out = String::with_capacity(json.len().min(MAX_SHOWN_BYTES) * 2);
     let (mut depth, mut in_string, mut is_escaped) = (0_usize, false, false);
-    let mut characters = json.chars().filter(|it| !it.is_control()).peekable();
+    // JSON has them as white space alone, between its values.
+    let mut characters = json.chars().filter(|it| !it.is_ascii_control()).peekable();
     let line = |out: &mut String, depth: usize| {
         out.push('\n');
         out.extend(std::iter::repeat_n(' ', depth * INDENT));

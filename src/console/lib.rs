@@ -55,7 +55,7 @@ use fencepost_web::{
 
 pub use self::{
     diagram::MAX_SHOWN_ATTEMPTS, format::MAX_SHOWN_BYTES, jobs::SHOWN_EVENTS,
-    overview::MAX_QUEUE_PAGES, session::KEY_SECONDS,
+    overview::MAX_QUEUE_PAGES, session::NEW_KEY_SHOWN_SECONDS,
 };
 
 /// The pages of a project, below `/console/p/{project}`.
@@ -64,7 +64,7 @@ fn of_project() -> Router<App> {
         .route("/", get(overview::page))
         .route("/do/{operation}", post(action::of_project))
         .route("/start", get(start::page))
-        .route("/first", get(start::first))
+        .route("/first", get(start::first_job))
         .route("/stream", get(jobs::stream))
         .route("/jobs", get(job_list::list))
         .route("/jobs/bulk/{operation}", get(bulk::page))
@@ -85,6 +85,7 @@ fn of_project() -> Router<App> {
         .route("/recurring", get(recurring::list))
         .route("/recurring/new", get(recurring::new).post(recurring::make))
         .route("/recurring/preview", post(recurring::preview))
+        // `s`, so that an id cannot be taken for `new` or `preview`.
         .route("/recurring/s/{recurring_id}", get(recurring::detail))
         .route("/recurring/s/{recurring_id}/edit", get(recurring::edit).post(recurring::save))
         .route("/job-types", get(job_types::list))

@@ -15,14 +15,14 @@ pub const FIRST_ENDED: &str = "first_ended";
 pub const LINKED: &str = "provider_linked";
 
 /// In a form: its idempotency key, so that two clicks are one.
-pub const ONCE: &str = "once";
+pub const FIELD_IDEMPOTENCY_KEY: &str = "once";
 
 /// In a form: the tag of the settings that it was made of. If another has changed them since, it
 /// changes nothing.
-pub const UNCHANGED: &str = "if_match";
+pub const FIELD_IF_MATCH: &str = "if_match";
 
 /// In a form: `*`, it only creates.
-pub const NEW: &str = "if_none_match";
+pub const FIELD_IF_NONE_MATCH: &str = "if_none_match";
 
 /// In a form: the visitor has confirmed. Scripts ask before they send anything.
 pub const SURE: &str = "sure";

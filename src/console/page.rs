@@ -230,20 +230,23 @@ impl Frame {
     /// Hidden idempotency key of the form. Live refresh keeps it, so a resubmit after a lost answer
     /// repeats the same request.
     pub fn once(&self) -> Safe<String> {
-        let (name, value) = (action_table::ONCE, Uuid::new_v4().simple());
+        let (name, value) = (action_table::FIELD_IDEMPOTENCY_KEY, Uuid::new_v4().simple());
         Safe(format!("<input type=\"hidden\" name=\"{name}\" value=\"{value}\" hx-morph-skip>"))
     }
 
     /// Hidden tag of the settings that a form changes: if another has changed them, it does not.
     /// Live refresh keeps it beside what was typed.
     pub fn unchanged(&self, etag: impl AsRef<str>) -> Safe<String> {
-        let (name, tag) = (action_table::UNCHANGED, format::escape(etag.as_ref()));
+        let (name, tag) = (action_table::FIELD_IF_MATCH, format::escape(etag.as_ref()));
         Safe(format!("<input type=\"hidden\" name=\"{name}\" value=\"{tag}\" hx-morph-skip>"))
     }
 
     /// Makes a form create only.
     pub fn only_new(&self) -> Safe<String> {
-        Safe(format!("<input type=\"hidden\" name=\"{}\" value=\"*\">", action_table::NEW))
+        Safe(format!(
+            "<input type=\"hidden\" name=\"{}\" value=\"*\">",
+            action_table::FIELD_IF_NONE_MATCH
+        ))
     }
 
     /// The minute in which the page was made: images requested with it are new each minute.

@@ -138,7 +138,9 @@ pub async fn arrive(
         Ok((Arrival::SignedIn(signed_in), next)) => {
             session::begin(go(false, own_page(&next)), &signed_in.into())
         }
-        Ok((Arrival::CodeRequired(token), next)) => ask_code(&token, own_page(&next), false),
+        Ok((Arrival::SecondFactorRequired(token), next)) => {
+            ask_code(&token, own_page(&next), false)
+        }
         // Who is logged in already was about to link.
         Err(refusal) => refuse(if bearer.is_some() { ACCOUNT } else { LOGIN }, refusal),
     };

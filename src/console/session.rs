@@ -53,7 +53,7 @@ const LINK_COOKIE: &str = "__Host-fencepost-link";
 /// How long the secret of a link is kept.
 const LINK_SECONDS: i64 = 3600;
 /// How long a new key waits to be shown.
-pub const KEY_SECONDS: i64 = 120;
+pub const NEW_KEY_SHOWN_SECONDS: i64 = 120;
 /// The cookie expires before the token, so that no expired token is sent.
 const EARLY_SECONDS: i64 = 30;
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
@@ -294,7 +294,7 @@ pub fn forget_link(headers: &mut HeaderMap) {
 
 /// Keeps a project's new key for the page that shows it.
 pub fn hand_over_key(headers: &mut HeaderMap, slug: &str, key: &str) {
-    set(headers, KEY_COOKIE, &format!("{slug}:{key}"), KEY_SECONDS);
+    set(headers, KEY_COOKIE, &format!("{slug}:{key}"), NEW_KEY_SHOWN_SECONDS);
 }
 
 /// A project's new key that was not shown yet.

@@ -82,7 +82,7 @@ const PRESETS: &[Preset] = &[
     },
     Preset {
         name: "operator",
-        user: "A person or a script on call: all but keys",
+        user: "A person or a script on call: all but webhooks and keys",
         scopes: &[
             Scope::Produce,
             Scope::Work,

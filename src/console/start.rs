@@ -81,7 +81,7 @@ struct FirstLost;
 
 /// The fragment with the state of the first job. A visitor without a session must not be led away
 /// from a key that is shown once.
-pub async fn first(here: Result<Here, Error>) -> Result<Response, Error> {
+pub async fn first_job(here: Result<Here, Error>) -> Result<Response, Error> {
     let here = match here {
         Err(error) if error.is_without_credential() => return render(&FirstLost),
         other => other?,

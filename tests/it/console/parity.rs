@@ -129,11 +129,11 @@ fn every_button_of_every_page_is_in_the_table() {
 }
 
 #[test]
-fn the_page_about_the_console_has_its_numbers() {
+fn the_page_about_the_console_has_the_numbers_of_the_code() {
     let page = include_str!("../../../docs/console.md").replace('\n', " ");
     let script = include_str!("../../../assets/console.js");
     let queues = console::MAX_QUEUE_PAGES * limits::MAX_PAGE_QUEUES as usize;
-    assert_eq!((queues, console::KEY_SECONDS), (1_000, 120));
+    assert_eq!((queues, console::NEW_KEY_SHOWN_SECONDS), (1_000, 120));
     for reported in [
         format!("the newest {} attempts", console::MAX_SHOWN_ATTEMPTS),
         format!("attempts and {} events", console::SHOWN_EVENTS),

@@ -97,7 +97,7 @@ impl Names {
             match kind {
                 ActorKind::Key => keys.extend(id.parse::<KeyId>()),
                 ActorKind::Member if who.account_id().is_some() => {
-                    members.extend(id.parse::<AccountId>())
+                    members.extend(id.parse::<AccountId>());
                 }
                 _ => (),
             }

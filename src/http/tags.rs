@@ -1,6 +1,6 @@
 //! Entity tags, as the headers `If-Match` and `If-None-Match` list them (RFC 9110, section 8.8.3).
 
-use axum::http::{HeaderMap, HeaderName};
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use fencepost_domain::error::Error;
 
 /// The tags of a header with a condition.
@@ -27,7 +27,7 @@ impl Tags {
     /// [`Error::Invalid`] when it is no list of tags: a caller who forgot the quotes would wonder
     /// why none is equal.
     pub fn read(headers: &HeaderMap, name: &HeaderName) -> Result<Option<Self>, Error> {
-        let lines: Vec<_> = headers.get_all(name).iter().map(|it| it.as_bytes()).collect();
+        let lines: Vec<_> = headers.get_all(name).iter().map(HeaderValue::as_bytes).collect();
         if lines.is_empty() {
             return Ok(None);
         }

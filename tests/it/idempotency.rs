@@ -54,7 +54,7 @@ fn the_key_may_come_in_the_body_and_lives_for_a_day_in_its_project() {
         both.await.refuses("Idempotency-Key");
         for bad in ["", &"x".repeat(201)] {
             let body = json!({"job_type": "t", "idempotency_key": bad});
-            t.post("/v1/jobs", body).await.refuses("Idempotency-Key");
+            t.post("/v1/jobs", body).await.refuses("idempotency_key");
         }
         t.database
             .execute("update idempotency_keys set created_at = now() - interval '25 h'")

@@ -1,5 +1,6 @@
 //! Keys of requests that ended without a word to the database: their connection broke, or was
-//! silent for too long. Without this, a repeated request would wait until the lock is too old.
+//! silent for too long. Without this, a repeated request would be refused until the lock is too
+//! old.
 
 use std::{sync::LazyLock, time::Duration};
 

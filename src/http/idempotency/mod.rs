@@ -142,7 +142,7 @@ impl Repeat {
             (Some(one), Some(other)) if one != other => {
                 return Err(Error::invalid(HEADER, "must be the same as idempotency_key"));
             }
-            (None, Some(key)) => Some(checked_key(&key)?),
+            (None, Some(key)) => Some(checked_key("idempotency_key", &key)?),
             (key, _) => key,
         };
         Ok(self)
@@ -207,7 +207,7 @@ impl Keyed {
             Begun::Answered(answer) => return Ok((answer, true)),
         };
         let result = run(Ids(Some(seed))).await;
-        // Not of the share: the request is done, and only its key waits.
+        // Not one of the project's share: the request is done, and only its key waits.
         let mut conn = app.engine.pools.enqueue.acquire().await?;
         match &result {
             Ok(answer) => {
@@ -256,15 +256,15 @@ fn header_key(headers: &HeaderMap) -> Result<Option<String>, Error> {
     };
     let value = value.to_str().map_err(|_| Error::invalid(HEADER, "must be printable ASCII"))?;
     let bare = value.strip_prefix('"').and_then(|it| it.strip_suffix('"'));
-    checked_key(bare.unwrap_or(value)).map(Some)
+    checked_key(HEADER, bare.unwrap_or(value)).map(Some)
 }
 
-fn checked_key(key: &str) -> Result<String, Error> {
+fn checked_key(field: &str, key: &str) -> Result<String, Error> {
     let is_printable = key.bytes().all(|it| (b' '..=b'~').contains(&it));
     if key.is_empty() || key.len() > MAX_IDEMPOTENCY_KEY_CHARS || !is_printable {
         let max = MAX_IDEMPOTENCY_KEY_CHARS;
         let message = format!("must be 1 to {max} printable ASCII characters");
-        return Err(Error::invalid(HEADER, message));
+        return Err(Error::invalid(field, message));
     }
     Ok(key.to_owned())
 }
@@ -290,7 +290,7 @@ async fn begin(app: &App, presented: Presented<'_>, lock: &mut Lock<'_>) -> Resu
     }
     lock.freed();
     let kept = idempotency::find(&mut conn, project_id, key).await?;
-    // Pruned at this very moment.
+    // None: it was pruned at this very moment.
     let Some(StoredAnswer { fingerprint: first, status, location, body, has_payloads }) = kept
     else {
         return Err(Error::IdempotencyInProgress);

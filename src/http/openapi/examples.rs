@@ -14,7 +14,10 @@ const VALUES: &[(&str, &str)] = &[
     ("avg_duration_ms", "84"),
     ("capacity", "10"),
     ("challenge_token", r#""eyJ0eXAiOiJ2YWx1ZSJ9.eyJhdWQiOiJwYXNza2V5In0.c2lnbmF0dXJl""#),
-    ("clock_changes", r#"["2026-03-29: 02:30 does not exist and becomes 03:00"]"#),
+    (
+        "clock_changes",
+        r#"["2026-03-29: skipped by a clock change: fires at the first instant after it"]"#,
+    ),
     ("concurrency", "10"),
     ("count", "42"),
     ("cron_expression", r#""0 3 * * *""#),

@@ -167,6 +167,7 @@ fn without_sessions(document: &mut Value) {
 }
 
 /// The operations of a route by their methods in lower case; none: it is not in the document.
+#[must_use]
 pub fn operations(route: &str) -> Option<&'static Map<String, Value>> {
     let paths = document()["paths"].as_object()?;
     let path = paths.get(route).or_else(|| {
@@ -366,6 +367,7 @@ fn only_type(schema: &mut Map<String, Value>) -> bool {
 }
 
 /// `/docs/api` and `/openapi.json`; nothing is loaded from other sites.
+#[must_use]
 pub fn docs() -> SwaggerUi {
     SwaggerUi::new("/docs/api")
         .external_url_unchecked("/openapi.json", document().clone())

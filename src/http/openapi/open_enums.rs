@@ -1,5 +1,6 @@
-//! Enums of answers that may grow, as `docs/versions.md` promises it. They are marked by the
-//! extension of the code of an error, so that generators and readers expect further values.
+//! Enums of answers that may grow, as `docs/versions.md` promises it. They are marked with
+//! `x-extensible-enum`, as the code of an error is, so that generators and readers expect further
+//! values.
 
 use std::collections::BTreeSet;
 

@@ -156,7 +156,7 @@ impl Workflow {
             key: it.key,
             id: it.id.to_string(),
             job_type: it.job_type,
-            state: it.state.map(|it| it.public()),
+            state: it.state.map(StoredState::public),
             attempt: it.attempt,
             completed_at: it.completed_at,
             depends_on: it.depends_on,

@@ -51,6 +51,7 @@ fn is_refusable(response: &Response) -> bool {
 impl Answers {
     /// Counts a large answer to a read, and one to a poll: its jobs are released if it is refused.
     /// An answer to a write is always sent: what it reports has happened.
+    #[must_use]
     pub fn hold(
         &self,
         response: Response,

@@ -30,6 +30,7 @@ pub struct LateRefusals {
 
 impl LateRefusals {
     /// None yet.
+    #[must_use]
     pub fn new(limiter: Limiter) -> Self {
         Self { limiter, room: Arc::new(Semaphore::new(MAX_LATE)) }
     }

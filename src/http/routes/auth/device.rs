@@ -54,7 +54,7 @@ pub struct DeviceLogin {
     /// Page on which they type it.
     #[schema(example = "https://queue.example.com/console/device")]
     pub verification_uri: String,
-    /// Address of the page with the code in it.
+    /// `verification_uri` with the user code in it.
     #[schema(example = "https://queue.example.com/console/device?code=BDWP-HQKS")]
     pub verification_uri_complete: String,
     /// Lifetime of both codes in seconds.

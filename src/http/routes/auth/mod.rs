@@ -196,7 +196,7 @@ impl From<SignedIn> for SessionReply {
         (status = 400, description = "Invalid e-mail address.", body = ErrorBody),
         (status = 401, description = "Wrong e-mail address or password.", body = ErrorBody),
         (status = 403, description = "A code is needed, or the operator of the server has suspended the account.", body = ErrorBody),
-        (status = 429, description = "Too many attempts.", body = ErrorBody),
+        (status = 429, description = "Too many tries.", body = ErrorBody),
     ),
 )]
 pub async fn login(

@@ -77,6 +77,7 @@ impl PasskeyProof {
 }
 
 /// The refusal of a credential that is none.
+#[must_use]
 pub fn unreadable(path: &str) -> Error {
     let message = "must be what toJSON() of the browser's credential returns";
     Error::invalid(format!("{path}credential"), message)
@@ -115,7 +116,7 @@ impl RequestBody for PasskeyLoginRequest {
         (status = 200, description = "A session.", body = SessionReply),
         (status = 401, description = "The passkey is refused, or the login has expired.", body = ErrorBody),
         (status = 403, description = "The account is suspended.", body = ErrorBody),
-        (status = 429, description = "Too many attempts.", body = ErrorBody),
+        (status = 429, description = "Too many tries.", body = ErrorBody),
     ),
 )]
 pub async fn log_in(

@@ -42,7 +42,7 @@ impl RequestBody for LoginCodeRequest {}
     responses(
         (status = 200, description = "A session.", body = SessionReply),
         (status = 401, description = "The code is wrong or used, or the login has expired.", body = ErrorBody),
-        (status = 429, description = "Too many attempts.", body = ErrorBody),
+        (status = 429, description = "Too many tries.", body = ErrorBody),
     ),
 )]
 pub async fn complete_login(
@@ -88,7 +88,7 @@ impl RequestBody for StepUpRequest {
         (status = 204, description = "Stepped up for 15 minutes."),
         (status = 400, description = "The other proof is needed.", body = ErrorBody),
         (status = 401, description = "No live session, or the password, code or passkey is wrong.", body = ErrorBody),
-        (status = 429, description = "Too many attempts.", body = ErrorBody),
+        (status = 429, description = "Too many tries.", body = ErrorBody),
     ),
 )]
 pub async fn step_up(

@@ -41,10 +41,10 @@ pub struct CancelBatchRequest {
 
 impl RequestBody for CancelBatchRequest {}
 
-/// A batch that takes no more jobs from outside.
+/// A batch that was cancelled, and the operation that cancels its jobs.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct CancelledBatch {
-    /// The batch.
+    /// The batch as it is after the request: sealed.
     pub batch: BatchView,
     /// The operation that cancels its jobs; null if none was asked for.
     #[schema(required)]

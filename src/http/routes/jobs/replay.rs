@@ -70,11 +70,11 @@ fn sent<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Box<RawValue>>, D::
 
 /// Replay a job.
 ///
-/// Enqueues a new job with the type, payload, queue, priority, tags, labels, concurrency key,
-/// timeout and retry policy of an earlier one, in whatever state that is. The earlier job stays as
-/// it is; `replay_of` of the new one names it. Parents, unique key, `expires_at`, batch and
-/// callbacks are not copied. A key without the scope `payload:read` may name another queue only
-/// with another payload.
+/// Enqueues a new job with the type, payload, queue, priority, tags, labels, group, concurrency
+/// key, timeout and retry policy of an earlier one, in whatever state that is. The earlier job
+/// stays as it is; `replay_of` of the new one names it. Parents, workflow, unique key,
+/// `expires_at`, batch and callbacks are not copied. A key without the scope `payload:read` may
+/// name another queue only with another payload.
 #[utoipa::path(
     post, path = "/jobs/{job_id}/replay", tag = "jobs", operation_id = "jobs_replay",
     security(("api_key" = ["produce", "read"]), ("session" = ["member"])),

@@ -90,7 +90,8 @@ impl From<Condition> for ConditionView {
 
 /// Explain a job.
 ///
-/// Why it is not running: every condition, with numbers and the next time that something changes.
+/// Why it is not running: every condition with its value and its bound, and the next time that
+/// something changes.
 #[utoipa::path(
     get, path = "/jobs/{job_id}/explain", tag = "jobs", operation_id = "jobs_explain",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
@@ -133,6 +134,7 @@ pub async fn explain(
         ("Last-Event-ID" = Option<String>, Header, description = "The last event received."),
     ),
     responses(
+        // The 204 is not listed: generators expect one shape of answers.
         (status = 200, description = "The stream.", content_type = "text/event-stream", body = String),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
     ),

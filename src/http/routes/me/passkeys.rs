@@ -134,8 +134,8 @@ pub async fn add(
 
 /// Remove a passkey.
 ///
-/// Sessions that it has begun stay. With the last second factor, the recovery codes are removed,
-/// too. Needs a session that was stepped up.
+/// Sessions that it has begun stay. If it was the last second factor, the recovery codes are
+/// removed, too. Needs a session that was stepped up (`POST /v1/auth/step-up`).
 #[utoipa::path(
     delete, path = "/me/passkeys/{passkey_id}", tag = "accounts", operation_id = "me_remove_passkey", security(("session" = [])),
     params(("passkey_id" = String, Path, description = "The passkey.", example = "pk_01m7w3ha3aextt8pkwwdmxsmqw")),

@@ -110,7 +110,7 @@ pub struct NewRecoveryCodes {
         (status = 200, description = "Recovery codes.", body = NewRecoveryCodes),
         (status = 401, description = "No live session, or the code is wrong, or no app waits for one.", body = ErrorBody),
         (status = 403, description = "The session must be stepped up.", body = ErrorBody),
-        (status = 429, description = "Too many attempts.", body = ErrorBody),
+        (status = 429, description = "Too many tries.", body = ErrorBody),
     ),
 )]
 pub async fn confirm_totp(
@@ -127,8 +127,8 @@ pub async fn confirm_totp(
 
 /// Remove the authenticator app.
 ///
-/// With the last second factor, it removes the recovery codes, too. Needs a session that was
-/// stepped up.
+/// If it was the last second factor, the recovery codes are removed, too. Needs a session that was
+/// stepped up (`POST /v1/auth/step-up`).
 #[utoipa::path(
     delete, path = "/me/second-factors/totp", tag = "accounts", operation_id = "me_remove_totp", security(("session" = [])),
     responses(

@@ -50,21 +50,23 @@ pub struct Operation {
     /// Filter: which of the jobs that existed at its start.
     #[schema(value_type = Which)]
     pub filter: serde_json::Value,
-    /// Error of the group of dead letters that the filter names, as it was at the start; null: it
-    /// names none, or deletes them.
+    /// An error of the dead letters with the filter's `fingerprint`, read at the start. Null: the
+    /// filter has no `fingerprint`, or the operation deletes.
     #[schema(required)]
     pub sample_error: Option<String>,
-    /// True if that error is null because the caller may not read it.
+    /// True: the caller may not read payloads, so `sample_error` is null.
     pub redacted: bool,
-    /// Estimated number of jobs at its start; null: more than were counted.
+    /// Estimated number of jobs at its start; null: more match than
+    /// the server counts.
     #[schema(required)]
     pub expected: Option<i64>,
     /// Processed jobs.
     pub done: i64,
-    /// Number of skipped jobs: they had changed meanwhile, or could not be retried.
+    /// Number of skipped jobs: they had changed meanwhile, or the operation was
+    /// not possible for them.
     pub skipped: i64,
     /// Skipped jobs by reason: the code of the error with which a request for that job alone would
-    /// be refused, or `template` where its payload is a template of its workflow. Absent: none.
+    /// be refused, or `template` where results of parents fill its payload. Absent: none.
     #[schema(example = json!({"unique_conflict": 2}))]
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub skipped_by: BTreeMap<String, i64>,

@@ -103,8 +103,8 @@ pub enum AckStatus {
     Failed,
     /// Release the job; no failure is counted.
     Released,
-    /// What the job calls asks for fewer requests: the job waits with its group or its queue; no
-    /// failure is counted.
+    /// A service that the job calls asks for fewer requests: the job waits with its group or its
+    /// queue; no failure is counted.
     RateLimited,
 }
 
@@ -171,8 +171,9 @@ impl From<Acked> for AckReply {
 
 /// Ack an attempt.
 ///
-/// Repeating an ack that shows its attempt or lease returns the first answer. A 409 means that the
-/// attempt no longer belongs to this worker: nothing was recorded.
+/// Repeating an ack that shows its attempt or lease returns the first answer. A 409 means that
+/// nothing was recorded: the attempt no longer belongs to this worker, or the ack must show it
+/// (`fence_required`).
 ///
 /// With `then_poll` the next jobs come in the answer to the ack. A wrong `then_poll` refuses both.
 /// Then the ack is recorded, and counts whatever happens to the poll: `poll.error` says why there
@@ -186,7 +187,7 @@ impl From<Acked> for AckReply {
     responses(
         (status = 200, description = "The end of the attempt is recorded.", body = AckReply),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
-        (status = 409, description = "The attempt no longer belongs to this worker.", body = ErrorBody),
+        (status = 409, description = "The attempt no longer belongs to this worker, or the ack must show it.", body = ErrorBody),
     ),
 )]
 pub async fn ack(

@@ -60,7 +60,8 @@ pub struct PollRequest {
     #[schema(extensions(("bounds" = json!(range(0, limits::MAX_POLL_WAIT_SECONDS)))))]
     pub(super) wait_seconds: Option<u32>,
     /// Length of the leases in seconds. Default: that of the project, or half of the job's timeout,
-    /// at least 30; and no less than the default of the queue.
+    /// at least 30; and no less than the default of the queue. In any case at most the job's
+    /// timeout and 10 seconds.
     #[schema(extensions(("bounds" = json!(range(1, limits::MAX_LEASE_SECONDS)))))]
     pub(super) lease_seconds: Option<i32>,
     /// Makes the poll repeatable: while its leases run, the same id returns the same jobs.
@@ -155,8 +156,8 @@ pub struct ParentResultView {
     /// Error of its last failed attempt, without the stack trace; null if it succeeded.
     #[schema(required)]
     pub error: Option<JobError>,
-    /// True if the result was left out, because the results listed before it are 1 MiB together:
-    /// read it from the parent job.
+    /// True if the result was left out, because it and the results listed before it are more than
+    /// 1 MiB together: read it from the parent job.
     pub omitted: bool,
 }
 

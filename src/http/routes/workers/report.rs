@@ -154,7 +154,7 @@ fn shown_by(worker_id: &str, job_id: JobId, attempt: i32) -> ShownFence {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"worker_id": "worker-1", "chunks": [
-    {"job_id": "job_01m7w3ha3aextt8pkwwdmxsmqw", "attempt": 1, "sequence": 0, "data": "hello\n", "timestamp_ms": 1710000001000_i64}
+    {"job_id": "job_01m7w3ha3aextt8pkwwdmxsmqw", "attempt": 1, "sequence": 0, "data": "hello\n", "timestamp_ms": 1_710_000_001_000_i64}
 ]}))]
 pub struct LogsRequest {
     /// Worker that holds the jobs.

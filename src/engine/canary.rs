@@ -1,5 +1,6 @@
-//! The canary: a job of the server's own, through enqueue, claim and ack, on each node. It pages
-//! when the server fails, and never because of a tenant's queues.
+//! The canary: a job of the server's own, through enqueue, claim and ack, on each node. Its
+//! misses are a metric, by which an alert fires when the server fails, and never because of a
+//! tenant's queues.
 
 use std::{
     future::pending,

@@ -42,7 +42,7 @@ const MAX_COMMITS_IN_FLIGHT: usize = 2;
 /// Bytes of one commit; a single larger item is a commit of its own, and one of these at a time is
 /// in flight.
 const MAX_COMMIT_BYTES: usize = 1024 * 1024;
-/// Tries of a commit that met a deadlock or lost its connection.
+/// Tries of a commit whose failure may pass.
 const MAX_TRIES: u32 = 3;
 /// After this a commit is tried again only after a duplicate id: its callers must be answered.
 const RETRY_TIME: Duration = Duration::from_secs(1);
@@ -205,8 +205,8 @@ struct CompletedCommit<B: GroupCommit> {
     no_connection: Option<Error>,
 }
 
-/// Writes one heavy commit. While other projects write, the next one waits: most of the time is
-/// theirs.
+/// Writes one heavy commit. While other projects write, the next one waits for a multiple of its
+/// time, up to [`MAX_HEAVY_REST`].
 async fn write_heavy<B: GroupCommit>(
     commit: Arc<B>,
     conn: Option<B::Connection>,
@@ -355,7 +355,7 @@ async fn flush_once<B: GroupCommit>(
         Some(conn) => conn,
         None => commit.connect().await?,
     };
-    // The failed connection is dropped here; its pool decides whether to reuse it.
+    // If a line below fails, the connection is dropped: its pool decides whether to reuse it.
     faults::before_commit(B::KIND)?;
     let answers = commit.flush(&mut taken, items, is_in_doubt).await?;
     faults::after_commit(B::KIND)?;
@@ -373,7 +373,7 @@ pub(super) fn leaves_doubt(error: &sqlx::Error) -> bool {
     }
 }
 
-/// A lost connection or a deadlock. An exhausted pool has waited long enough.
+/// Any failure but that of the statement itself. An exhausted pool has waited long enough.
 fn is_worth_another_try(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed => false,

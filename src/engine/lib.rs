@@ -83,13 +83,19 @@ pub struct Inner {
     has_failed: Arc<AtomicBool>,
     enqueues: Coalescer<Enqueues>,
     successes: Coalescer<Successes>,
+    /// Successes of jobs with children.
     parents: Coalescer<Parents>,
     failures: Coalescer<Failures>,
+    /// Polls that look for the leases of an earlier try.
     repeats: Coalescer<Repeats>,
+    /// Heartbeats about jobs.
     beats: Coalescer<Beats>,
+    /// Fences without a worker, as adapters send them.
     bare_fences: Coalescer<BareFences>,
+    /// Heartbeats about all jobs of a worker.
     worker_beats: Coalescer<WorkerBeats>,
     worker_lookups: Coalescer<WorkerLookups>,
+    /// Queues and types of jobs that a bound key asks for.
     job_kinds: Coalescer<JobKinds>,
     pub registry: Registry,
     /// The rules of time zones.
@@ -100,17 +106,19 @@ pub struct Inner {
     versions: jobs::wait::Versions,
     /// What projects use, until it is flushed.
     pub usage: UsageRecorder,
-    /// Number of waiting and running jobs, by project with a quota.
+    /// What projects have of what their plans and queues bound: live jobs, bytes, queues.
     pub backlogs: enqueue::quota::Backlogs,
     parking: Parking,
     queue_lists: QueueLists,
     used_queues: UsedQueues,
     /// Changes of endpoints and pushes, and which of them this node's loops have read.
     pub targets: webhooks::changes::Targets,
+    /// Jobs settled since rows of them were vacuumed last.
     settled: Arc<AtomicU64>,
     set_aside: SetAside,
     /// Acks of bulk requests that are under way.
     bulk_acks: PerProject,
+    /// The secret from which ids of ticks' jobs are derived.
     tick_key: TickKey,
 }
 

@@ -1,4 +1,4 @@
-//! The same number of permits for each project, or for each of other keys.
+//! The same number of permits for each project, or for each of anything else that has an id.
 
 use std::{
     collections::HashMap,
@@ -68,7 +68,7 @@ impl<Key: Copy + Eq + Hash> Each<Key> {
     }
 }
 
-/// Waits for this many permits of a semaphore; at most all of them.
+/// Waits for this many permits of a semaphore: for ever, if it has fewer in all.
 pub(crate) async fn take(from: Arc<Semaphore>, permits: u32) -> OwnedSemaphorePermit {
     from.acquire_many_owned(permits).await.unwrap_or_else(|_| unreachable!("it is never closed"))
 }

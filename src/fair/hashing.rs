@@ -1,6 +1,6 @@
 //! Password hashing, a few at a time. Waiting requests are ordered by the number of hashes that
 //! their network got lately, so that a network which guesses passwords does not keep others from
-//! logging in. A request that is refused got none: a person who tries again keeps the place.
+//! logging in. A request that is refused got none: who tries again is ranked no lower.
 //! Accounts that have proved themselves go before all strangers, however many networks these have.
 
 use std::{
@@ -62,7 +62,7 @@ struct Queue {
 /// network, then by arrival.
 type Place = (bool, u32, u64);
 
-/// The right to hash one password, until it is dropped.
+/// The right to hash on one core, until it is dropped.
 #[derive(Debug)]
 pub struct Turn(Turns);
 
@@ -154,7 +154,7 @@ impl Turns {
     }
 }
 
-/// A request among those of its networks, unless it is dropped without a hash.
+/// A request that is counted for its networks, unless it is dropped without a hash.
 struct Counted {
     /// The networks' counts, each with the count before this request.
     networks: Vec<(Arc<AtomicU32>, u32)>,
@@ -214,6 +214,8 @@ pub fn wide_network(client: &str) -> String {
     networks(client).pop().unwrap_or_default()
 }
 
+/// The address of a client as limits write it, with the bits that count (`2001:db8::/64`); none for
+/// the name of an account.
 fn address_of(client: &str) -> Option<IpAddr> {
     client.split('/').next()?.parse().ok()
 }

@@ -8,7 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::each::PerProject;
 
 /// Memory for what is under way, which the projects of a node share. The last half is for projects
-/// that use less than half of what they may. Cheap to clone.
+/// that use at most half of what they may, with what they ask for. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Memory {
     of_project: Arc<PerProject>,

@@ -31,14 +31,16 @@ pub const MAX_PROJECT_ADDRESS_IN_FLIGHT: usize = 20;
 /// The last ones of an address: for projects that hold none there, and that held theirs for
 /// [`LITTLE_USE`] at most. Long requests leave [`FOR_SHORT_REQUESTS`].
 pub const LAST_OF_ADDRESS: usize = 10;
-/// The part of an address that long requests leave to short ones: ten minutes are soon held by few.
+/// The part of an address that long requests leave to short ones: a few projects with requests of
+/// ten minutes would soon hold all of it.
 pub const FOR_SHORT_REQUESTS: usize = MAX_ADDRESS_IN_FLIGHT / 2;
 /// A request that may take longer is long.
-pub const MAX_SHORT_REQUEST: Duration = Duration::from_secs(30);
-/// All requests of a project are long for [`LONG_KEPT_FOR`] after one that took longer than this:
-/// new projects that hang, one after the other, would hold the last ones otherwise.
-pub const LONG_REQUEST: Duration = Duration::from_secs(10);
-/// See [`LONG_REQUEST`].
+pub const MAX_SHORT_TIMEOUT: Duration = Duration::from_secs(30);
+/// All requests of a project to an address are long for [`LONG_KEPT_FOR`] after one that took
+/// longer than this. Otherwise new projects whose requests hang, one after the other, would hold
+/// the last ones.
+pub const HUNG_AFTER: Duration = Duration::from_secs(10);
+/// See [`HUNG_AFTER`].
 pub const LONG_KEPT_FOR: Duration = Duration::from_secs(600);
 /// For how long a project may hold requests to an address within [`USE_COUNTED_FOR`], in sum, and
 /// still have the last ones. Fifty endpoints that hang, each of a project of its own, hold theirs
@@ -75,7 +77,7 @@ enum Kind {
 struct History {
     /// Milliseconds for which a project held requests to an address that have ended.
     used: Cache<(ProjectId, IpAddr), Arc<AtomicU64>>,
-    /// Projects that lately held a request for long.
+    /// Projects that lately held a request to the address for long.
     long: Cache<(ProjectId, IpAddr), ()>,
 }
 
@@ -83,7 +85,7 @@ impl History {
     fn note(&self, of: (ProjectId, IpAddr), held: Duration) {
         let millis = u64::try_from(held.as_millis()).unwrap_or(u64::MAX);
         self.used.get_with(of, Arc::default).fetch_add(millis, Ordering::Relaxed);
-        if held > LONG_REQUEST {
+        if held > HUNG_AFTER {
             self.long.insert(of, ());
         }
     }
@@ -91,7 +93,7 @@ impl History {
     /// The kind of a request that takes this time at most.
     fn kind(&self, of: (ProjectId, IpAddr), within: Duration) -> Kind {
         let used = self.used.get(&of).map_or(0, |it| it.load(Ordering::Relaxed));
-        if within > MAX_SHORT_REQUEST || self.long.contains_key(&of) {
+        if within > MAX_SHORT_TIMEOUT || self.long.contains_key(&of) {
             Kind::Long
         } else if Duration::from_millis(used) <= LITTLE_USE {
             Kind::Quick
@@ -103,7 +105,7 @@ impl History {
 
 /// The right to send one request, as long as it is kept.
 pub struct Turn {
-    /// How long it was waited for, with the look-up of the host.
+    /// How long the caller waited for it, with the look-up of the host. The caller sets it.
     pub waited: Duration,
     since: Instant,
     of: (ProjectId, IpAddr),
@@ -140,8 +142,8 @@ impl Default for Turns {
 
 impl Turns {
     /// Waits until the project may send at least one request to this address, if it is known, and
-    /// answers with how many of this length. Nothing is taken: what is leased for them is taken one
-    /// by one.
+    /// answers with how many of this length. Nothing is taken: each job that is
+    /// leased for them takes its own turn.
     pub async fn room(
         &self,
         project_id: ProjectId,
@@ -212,7 +214,7 @@ mod tests {
     use futures_util::FutureExt;
 
     const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
-    const SHORT: Duration = MAX_SHORT_REQUEST;
+    const SHORT: Duration = MAX_SHORT_TIMEOUT;
 
     /// The value of a future that is ready at once. Tokio would make a task wait that takes many
     /// permits in a row.
@@ -275,7 +277,7 @@ mod tests {
         let held: Vec<_> = (1..=90).filter_map(|it| take(it, long)).collect();
         assert_eq!(held.len(), MAX_ADDRESS_IN_FLIGHT - FOR_SHORT_REQUESTS);
         let mut hangs = take(99, SHORT).expect("a turn for a short request");
-        hangs.since -= LONG_REQUEST + Duration::from_millis(1);
+        hangs.since -= HUNG_AFTER + Duration::from_millis(1);
         drop(hangs);
         turns.history.used.invalidate_all();
         assert!(take(99, SHORT).is_none(), "it held one for long");

@@ -1,7 +1,7 @@
-//! Live events of jobs, for watchers of one job or of a whole project. Published after each commit
-//! of this node, never stored: missed events are read from the jobs themselves.
+//! Live events of jobs, for watchers of one job and listeners of a whole project. Published after
+//! each commit of this node, never stored: missed events are read from the jobs themselves.
 //!
-//! Without watchers an event costs one read of a counter.
+//! Without watchers and listeners an event costs one read of a counter.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -32,6 +32,7 @@ pub struct JobEvent {
     pub project_id: ProjectId,
     pub job_id: JobId,
     pub id: EventId,
+    /// Its name: one of `domain::history`, or a worker's own.
     pub kind: String,
     /// Its attempt, if it belongs to one.
     pub attempt: Option<i32>,
@@ -87,7 +88,7 @@ struct Feed {
 
 #[derive(Default)]
 struct Inner {
-    /// Number of watched jobs and feeds: nothing is published while it is 0.
+    /// Number of watchers and feeds: nothing is published while it is 0.
     watched: AtomicUsize,
     jobs: Mutex<Watched>,
     feeds: Mutex<HashMap<ProjectId, Feed>>,
@@ -138,7 +139,7 @@ impl EventFeed {
         lock(&self.0.jobs).keys().copied().collect()
     }
 
-    /// Wakes the watchers of one job.
+    /// Wakes the watchers of a job that another node has changed: they read it again.
     pub fn nudge(&self, project_id: ProjectId, job_id: JobId) {
         if let Some((notify, _)) = lock(&self.0.jobs).get(&(project_id, job_id)) {
             notify.notify_waiters();

@@ -1,5 +1,5 @@
-//! Turns of those who write the same settings under a condition: each looks and writes before the
-//! next one looks.
+//! Turns of those who write the same settings under a condition, or add things whose number is
+//! bounded: each looks and writes before the next one looks.
 
 use fencepost_domain::ids::ProjectId;
 use sqlx::PgConnection;

@@ -40,15 +40,15 @@ impl Pump {
             return polls;
         }
         // The best first, in the order of the candidates.
-        let mut groups: BTreeMap<_, Vec<usize>> = BTreeMap::new();
+        let mut kinds: BTreeMap<_, Vec<usize>> = BTreeMap::new();
         for (number, job) in jobs.iter().enumerate() {
-            let group = (job.rank, job.project_id, &job.queue, &job.job_type);
-            groups.entry(group).or_default().push(number);
+            let kind = (job.rank, job.project_id, &job.queue, &job.job_type);
+            kinds.entry(kind).or_default().push(number);
         }
         let mut taken = HashMap::new();
-        for ((_, project_id, queue, job_type), numbers) in groups {
-            let of_group = (project_id, queue, &**job_type);
-            let takers = self.lanes.reserve(of_group, numbers.len(), &mut taken);
+        for ((_, project_id, queue, job_type), numbers) in kinds {
+            let kind = (project_id, queue, &**job_type);
+            let takers = self.lanes.reserve(kind, numbers.len(), &mut taken);
             for (number, (waiter, spec)) in numbers.into_iter().zip(takers) {
                 polls[number] = Some(ReservedPoll {
                     waiter,
@@ -94,7 +94,7 @@ impl Pump {
         self.deliver(waiters.into_iter().map(|it| (it, Vec::new())).collect(), Instant::now());
     }
 
-    /// Returns the poll that has replaced it, if one has.
+    /// Frees a reserved poll, or the one that has replaced it; returns which.
     fn free(&mut self, poll: &ReservedPoll) -> WaiterId {
         let waiter = self.successor_of(poll.waiter);
         self.lanes.free(waiter);

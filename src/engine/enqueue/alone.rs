@@ -25,7 +25,7 @@ const PERIOD: Duration = Duration::from_secs(60);
 /// Groups are counted by their hashes: those that share one share its number.
 const COUNTERS: usize = 65_536;
 
-/// Counts how often each group was looked at within the last [`PERIOD`].
+/// Counts how often each group was looked at within the last minute.
 pub struct Alone(Mutex<Counted>);
 
 struct Counted {

@@ -15,7 +15,7 @@ use tokio::sync::Mutex;
 struct DuplicateId;
 
 impl DatabaseError for DuplicateId {
-    fn message(&self) -> &str {
+    fn message(&self) -> &'static str {
         "duplicate key value violates unique constraint"
     }
     fn as_error(&self) -> &(dyn std::error::Error + Send + Sync + 'static) {

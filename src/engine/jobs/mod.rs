@@ -1,4 +1,5 @@
-//! Reading jobs, for the native API and all adapters.
+//! Jobs, for the native API and all adapters: reading them here; control, replays, dead letters and
+//! workflows in the modules below.
 
 pub mod control;
 pub mod dead_letters;
@@ -31,7 +32,7 @@ pub async fn find(engine: &Engine, key: JobKey) -> Result<JobRow, Error> {
     row.ok_or(Error::JobNotFound)
 }
 
-/// One job with its attempts that did not succeed, oldest first.
+/// One job with its newest attempts that did not succeed, oldest first.
 ///
 /// # Errors
 /// [`Error::JobNotFound`].

@@ -5,8 +5,8 @@ use sqlx::Acquire;
 
 use crate::Engine;
 
-/// Adds the bytes that some projects store to their usage of this hour. Each hour counts once, on
-/// any number of nodes. Returns whether there are more projects.
+/// Adds the bytes that some projects store to the byte-hours of the day, once for this hour. Each
+/// hour counts once, on any number of nodes. Returns whether there are more projects.
 ///
 /// # Errors
 /// When the database does not answer.

@@ -142,13 +142,22 @@ pub async fn store_registered(
     let mut known = find_known(&mut conn, project_id, sent).await?;
     drop(conn);
     let (mut registered, mut valid) = (Registered::default(), Vec::new());
+    let mut accepted = Vec::<(usize, &RegisteredSchedule)>::new();
     for (place, sent) in sent {
+        if let Some((first, same)) = accepted.iter().find(|it| it.1.id == sent.id) {
+            let reason = format!("recurring_schedules[{first}] has the id `{}`, too", sent.id);
+            registered.rejected.extend((*same != sent).then_some((*place, reason)));
+            continue;
+        }
         let checked =
             check_registered(engine, project_id, sent, known.get(&sent.id), (now, limits)).await?;
         match checked {
-            Ok(Change::None) => {}
+            Ok(Change::None) => accepted.push((*place, sent)),
             Ok(Change::Store) => match check_queue(engine, project_id, sent).await? {
-                Ok(()) => valid.push((*place, sent)),
+                Ok(()) => {
+                    accepted.push((*place, sent));
+                    valid.push((*place, sent));
+                }
                 Err(reason) => registered.rejected.push((*place, reason)),
             },
             Err(reason) => registered.rejected.push((*place, reason)),

@@ -97,8 +97,8 @@ pub async fn shorten(engine: &Engine, leases: &[ShorterLease]) -> Result<(), Err
     Ok(())
 }
 
-/// Assigns leases without a named worker to the worker that claims them. Returns those it holds
-/// now.
+/// Assigns leases without a named worker to the worker that claims them. Returns those that were
+/// assigned.
 pub async fn adopt(
     engine: &Engine,
     project_id: ProjectId,

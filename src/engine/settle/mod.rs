@@ -208,7 +208,7 @@ pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Ack
                 });
             }
             Err(Refusal::LostRace) if found.has_follow_ups && !has_follow_ups => {
-                has_follow_ups = true
+                has_follow_ups = true;
             }
             Err(Refusal::LostRace) => held.wait().await?,
             Err(refusal) => return Err(refused(refusal, &found.standing)),
@@ -246,7 +246,7 @@ pub(super) fn release(
                 Ok(Settling::Left(found)) if is_held(&request.fence, &found) => (),
                 Ok(_) => return,
                 Err(error) => {
-                    tracing::warn!(job.id = %key.id, %error, "job release failed, will retry")
+                    tracing::warn!(job.id = %key.id, %error, "job release failed, will retry");
                 }
             }
             tokio::time::sleep(RELEASE_RETRY_PAUSE).await;

@@ -1,5 +1,5 @@
-//! The loop that cancels what waits for endpoints that were deleted, or disabled long ago: an
-//! operation of the outbox for each.
+//! The loop that cancels deliveries to endpoints that were deleted, or disabled long ago: an
+//! operation of the outbox for each, in which the endpoint's id is the queue.
 
 use fencepost_domain::{
     ids::OperationId,

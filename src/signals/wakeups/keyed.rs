@@ -1,4 +1,5 @@
-//! Wake-ups by key: what changes for one worker or key wakes no waiters of others.
+//! Wake-ups by a key of a map: what changes for one worker, API key or queue wakes no waiters of
+//! others.
 
 use std::{
     collections::HashMap,
@@ -8,7 +9,8 @@ use std::{
 
 use tokio::sync::Notify;
 
-/// Keys without a waiter are dropped when this many are known, or twice as many as have one.
+/// Keys without a waiter are dropped when this many are known, or twice as many as have one,
+/// whichever is more.
 const MIN_KNOWN: usize = 1_000;
 
 /// A [`Notify`] for each key that has waiters.

@@ -8,7 +8,9 @@ use fencepost_config::read_secret;
 use hmac::{Hmac, KeyInit, Mac};
 use secrecy::{ExposeSecret, SecretString};
 use sha2::{Digest, Sha256};
-use sqlx::{ConnectOptions, Executor, PgConnection, postgres::PgConnectOptions};
+use sqlx::{
+    ConnectOptions, Executor, PgConnection, error::DatabaseError, postgres::PgConnectOptions,
+};
 
 use super::migrate;
 
@@ -145,7 +147,7 @@ impl Logins {
 /// Whether the database refused a login: an error of class 28.
 #[must_use]
 pub fn is_refusal(error: &sqlx::Error) -> bool {
-    let code = error.as_database_error().and_then(|it| it.code());
+    let code = error.as_database_error().and_then(DatabaseError::code);
     code.is_some_and(|it| it.starts_with("28"))
 }
 

@@ -108,8 +108,9 @@ pub async fn remove(
     Ok(())
 }
 
-/// Counts dead letters in the streak of each type whose queue has a circuit breaker, and pauses
-/// types with too many. Returns the queues in which a type was paused:
+/// Counts dead letters in the streak of each type whose queue has a circuit breaker and fewer than
+/// [`fencepost_domain::limits::MAX_PAUSED_TYPES`] paused types, a number that the statement carries
+/// as a literal; and pauses types with too many. Returns the queues in which a type was paused:
 /// [`crate::queues::keep_paused_types`] must follow.
 pub async fn brake(
     conn: &mut PgConnection,
@@ -202,7 +203,7 @@ pub struct LetterRow {
     pub job_id: JobId,
     pub fingerprint: Uuid,
     pub died_at: DateTime<Utc>,
-    /// Whether it matches. A row that does not match is the last one, and shows how far the query
+    /// False: the last row that was examined, whether it matches or not. It shows how far the query
     /// has come.
     pub is_match: bool,
 }
@@ -262,7 +263,8 @@ fn push_examined(query: &mut QueryBuilder<Postgres>, project_id: ProjectId, filt
     }
 }
 
-fn push_others(query: &mut QueryBuilder<Postgres>, filter: &Filter) {
+/// Conditions that no index serves: they are applied to the examined rows.
+fn push_unindexed(query: &mut QueryBuilder<Postgres>, filter: &Filter) {
     if let Some(queue) = &filter.queue {
         query.push(" and queue = ").push_bind(queue.clone());
     }
@@ -276,7 +278,7 @@ fn push_matching(query: &mut QueryBuilder<Postgres>, filter: &Filter, order: &st
     let back = if order == "asc" { "desc" } else { "asc" };
     query.push(&by).push_bind(MAX_EXAMINED);
     query.push("), matching as (select job_id, fingerprint, died_at from examined where true");
-    push_others(query, filter);
+    push_unindexed(query, filter);
     query.push(&by).push_bind(limit);
     query.push(") select job_id, fingerprint, died_at, true as is_match from matching union all (");
     query.push("select job_id, fingerprint, died_at, false from examined where ");
@@ -294,8 +296,9 @@ pub async fn count(
     let mut query = QueryBuilder::new("with examined as materialized (");
     push_examined(&mut query, project_id, filter);
     query.push(" order by died_at, job_id limit ").push_bind(MAX_COUNTED + 1);
-    query.push(") select (select count(*) from examined where true");
-    push_others(&mut query, filter);
+    query.push("), oldest as (select * from examined order by died_at, job_id limit ");
+    query.push_bind(MAX_COUNTED).push(") select (select count(*) from oldest where true");
+    push_unindexed(&mut query, filter);
     query.push("), (select count(*) from examined) > ").push_bind(MAX_COUNTED);
     query.build_query_as().fetch_one(conn).await
 }

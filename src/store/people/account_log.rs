@@ -28,7 +28,7 @@ pub struct AccountLogRow {
 }
 
 /// How many entries of an action an account has of the last day.
-pub async fn count_today(
+pub async fn count_last_day(
     conn: &mut PgConnection,
     account_id: AccountId,
     action: &str,

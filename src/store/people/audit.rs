@@ -1,4 +1,5 @@
-//! The audit log: entries are added, and never changed.
+//! The audit log: entries are added, and changed only when their project is deleted: then addresses
+//! of invited people are forgotten. Retention deletes old ones.
 
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Postgres, QueryBuilder};
@@ -8,7 +9,7 @@ use fencepost_domain::{
     ids::{AuditId, ProjectId},
 };
 
-/// The key, member or operator that made the change.
+/// The account, key or operator that made the change, or the server itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Actor {
     /// `account`, `key`, `operator` or `system`.
@@ -63,7 +64,7 @@ pub struct AuditRow {
 /// Filter of entries.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AuditFilter {
-    /// Only this action, or with `.*` at its end all that begin so.
+    /// Only this action; with `.*` at its end all that begin with what stands before the `*`.
     pub action: Option<String>,
     /// Only of this actor.
     pub actor_id: Option<String>,

@@ -24,7 +24,7 @@ pub struct DeviceLogin {
     pub scopes: Vec<String>,
 }
 
-/// Stores a login; false: another pending one has the same user code.
+/// Stores a login; false: another stored one has the same user code.
 pub async fn insert(
     conn: &mut PgConnection,
     (secret_hash, code_hash): (&[u8], &[u8]),

@@ -117,7 +117,7 @@ pub async fn shorten(conn: &mut PgConnection, leases: &[ShorterLease]) -> sqlx::
     Ok(())
 }
 
-/// Assigns leases without a named worker to a named one. Returns those it holds now.
+/// Assigns leases without a named worker to a named one. Returns those that were assigned.
 pub async fn adopt(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -29,6 +29,7 @@ pub struct DueSchedule {
     pub timezone: String,
     pub overlap: OverlapPolicy,
     pub catch_up: CatchUp,
+    /// Longest delay of a job after its tick.
     pub spread_seconds: i32,
     pub last_tick: Option<DateTime<Utc>>,
     /// None: not planned yet.
@@ -98,7 +99,7 @@ pub async fn lock_next(conn: &mut PgConnection, lead_ms: i64) -> sqlx::Result<Ve
     .await
 }
 
-/// Locks schedules whose tick is past its grace: no node was running.
+/// Locks schedules whose tick no node has handled within its grace.
 pub async fn lock_overdue(conn: &mut PgConnection) -> sqlx::Result<Vec<DueSchedule>> {
     sqlx::query_as!(
         DueSchedule,
@@ -180,18 +181,19 @@ pub async fn lock_unplanned(conn: &mut PgConnection) -> sqlx::Result<Vec<DueSche
     .await
 }
 
-/// A schedule's new position.
+/// A schedule's last tick, and its next one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Advance {
     pub project_id: ProjectId,
     pub id: String,
     pub last_tick: DateTime<Utc>,
     pub next_tick: Option<DateTime<Utc>>,
+    /// Why it cannot be planned.
     pub problem: Option<String>,
 }
 
-/// Stores the new positions of schedules, and the release of the zone rules by which they were
-/// planned. The schedules must be locked.
+/// Stores the last and next ticks of schedules, and the release of the zone rules by which they
+/// were planned. The schedules must be locked.
 pub async fn advance(
     conn: &mut PgConnection,
     advances: &[Advance],
@@ -226,6 +228,7 @@ pub struct Fire {
     pub schedule_id: String,
     pub tick: DateTime<Utc>,
     pub outcome: FireOutcome,
+    /// How many ticks this stands for: more than one if they were missed.
     pub ticks: i64,
     pub job_id: JobId,
     /// Seconds between the tick and the start of its job.

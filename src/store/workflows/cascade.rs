@@ -209,7 +209,8 @@ pub async fn restore_expiries(
     Ok(())
 }
 
-/// Deletes the expiry of these jobs, except for running ones: they may wait again.
+/// Deletes the expiry of these jobs, except for those that have not ended. The caller has cancelled
+/// those that waited, so these run, and may wait again.
 pub async fn delete_expiries(conn: &mut PgConnection, jobs: &[JobKey]) -> sqlx::Result<()> {
     sqlx::query!(
         "
@@ -230,7 +231,8 @@ pub async fn delete_expiries(conn: &mut PgConnection, jobs: &[JobKey]) -> sqlx::
     Ok(())
 }
 
-/// Checks these jobs again later: they run.
+/// Checks these jobs again later: they run. Here `expires_at` is only the time of the next look;
+/// the job's own is in `jobs`.
 pub async fn postpone_expiries(
     conn: &mut PgConnection,
     jobs: &[JobKey],

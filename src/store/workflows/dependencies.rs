@@ -170,7 +170,7 @@ pub struct ParentResult {
     pub result: Option<String>,
     /// Of its last failed attempt, without the stack trace, unless it succeeded.
     pub error: ErrorReport,
-    /// Whether the result was left out, because the earlier ones reach the limit of one job.
+    /// Whether the result was left out: with the earlier ones it exceeds the limit of one job.
     pub is_omitted: bool,
 }
 

@@ -66,8 +66,10 @@ pub(super) struct Lane {
     pub backoff_until: Option<Instant>,
     /// Rate-limited or paused: do not claim even if new jobs arrive.
     pub is_limited: bool,
-    /// The claim in flight started before the last invalidation: ignore an empty result.
+    /// The claim in flight started before the last invalidation: ignore that its result is short,
+    /// or that it met a pause.
     pub is_stale: bool,
+    /// Whether it is in [`super::Lanes`]' `lanes_in_turn`.
     pub is_in_turn: bool,
     /// Whether the next claim must ask for constraint keys.
     pub may_have_constrained: bool,
@@ -187,7 +189,8 @@ impl Lane {
         }
     }
 
-    /// Forgets what is known, and ignores an empty result of a claim in flight.
+    /// Forgets what is known, and ignores that the result of a claim in flight is short, or that it
+    /// meets a pause.
     pub fn mark_stale(&mut self) {
         self.mark = ClaimKey::ZERO;
         self.is_stale = self.in_flight > 0;
@@ -201,8 +204,8 @@ impl Lane {
     pub fn learn(&mut self, claim: &PlannedClaim, found: Option<Claimed>, now: Instant) {
         self.in_flight = self.in_flight.saturating_sub(1);
         self.touched_at = now;
-        let was_from_zero = claim.from == ClaimKey::ZERO;
-        if was_from_zero && found.is_some() {
+        let was_full = claim.from == ClaimKey::ZERO;
+        if was_full && found.is_some() {
             self.full_claim_at = Some(claim.planned_at);
             self.full_claim_took = now - claim.planned_at;
         }
@@ -212,7 +215,7 @@ impl Lane {
             self.may_have_constrained = has_constrained || self.constrained_in_flight;
             self.constrained_read_at = Some(claim.planned_at);
         }
-        let is_zero_look_due =
+        let is_full_claim_due =
             self.full_claim_at.is_none_or(|it| now - it >= self.full_claim_pause(FULL_CLAIM_PAUSE));
         match found {
             None => {
@@ -226,7 +229,7 @@ impl Lane {
                 self.backoff_until = Some(now + rest);
             }
             Some(Claimed { is_short: true, .. })
-                if self.is_stale || (!was_from_zero && is_zero_look_due) =>
+                if self.is_stale || (!was_full && is_full_claim_due) =>
             {
                 self.mark = ClaimKey::ZERO;
                 self.supply = Supply::Unknown;

@@ -24,13 +24,14 @@ pub use self::lane::Claimed;
 
 /// A lane without parked polls is dropped after this.
 const LANE_KEEP: Duration = Duration::from_secs(2);
-/// A busy lane is claimed from its start at least this often: rows committed late, or on another
-/// node, may lie before the low-water mark.
+/// A busy lane is claimed from its start at least this often, or less often where such claims take
+/// long ([`Lane::full_claim_pause`]): rows committed late, or on another node, may lie before the
+/// low-water mark.
 const MARK_KEEP: Duration = Duration::from_secs(1);
 /// Lanes of one claim.
 const MAX_CLAIMED_LANES: usize = 64;
-/// Lanes of one claim that need a statement each: they name job types, want commands only, or may
-/// have constraint keys.
+/// Lanes of one claim that need a statement each: they name job types, want commands only, or had
+/// constraint keys at the last claim that asked.
 const MAX_SINGLE_CLAIMS: usize = 4;
 /// Lease requests that one lane gets at least, however many lanes take turns.
 const MIN_LANE_SLOTS: usize = 50;
@@ -200,14 +201,14 @@ impl Lanes {
             let lanes = self.by_queue.get(&queue).map_or(&[][..], Vec::as_slice);
             !lanes.iter().any(|id| {
                 let is_open = self.lanes.get(id).is_some_and(|it| it.surely_finds(arrival));
-                is_open && *is_served.entry(*id).or_insert_with(|| self.has_a_poll_a_job(*id))
+                is_open && *is_served.entry(*id).or_insert_with(|| self.has_poll_per_job(*id))
             })
         });
         arrivals
     }
 
     /// Whether there are as many idle polls as jobs are known.
-    fn has_a_poll_a_job(&self, id: LaneId) -> bool {
+    fn has_poll_per_job(&self, id: LaneId) -> bool {
         let Some(lane) = self.lanes.get(&id) else { return false };
         let Supply::Known(jobs) = lane.supply else { return false };
         let idle = lane.waiters.iter().filter(|it| self.is_next_lane(**it, id));

@@ -1,4 +1,5 @@
-//! What one tenant notices of another that does its worst: a table with a row for each attack.
+//! What one tenant notices of another that does its worst: a table with a row for each measurement
+//! of an attack.
 
 use std::{
     io::{BufRead, BufReader, Write as _},
@@ -23,9 +24,9 @@ use super::{
 };
 use fencepost::dev::{self, Ready};
 
-/// Its queue.
+/// The victim's queue.
 const QUEUE: &str = "work";
-/// Jobs that the victim enqueues per second, and half as many that are due a second later.
+/// Jobs that the victim enqueues per second. Every third is due a second later.
 const JOBS_PER_SECOND: u32 = 40;
 const DELAY_SECONDS: f64 = 1.0;
 /// The victim's workers, each with a poll that waits.
@@ -223,7 +224,7 @@ impl Drop for Attacking {
 pub struct Selection<'a> {
     /// Only attacks whose name contains this text.
     pub only: Option<&'a str>,
-    /// True for attacks of a free account, false for attacks of another tenant.
+    /// True for attacks that a stranger with a free account can make, false for all others.
     pub is_abuse: bool,
     /// True to repeat each attack by the victim itself, for comparison.
     pub is_compared: bool,

@@ -48,7 +48,7 @@ use fencepost::dev::{self, Ready};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Connections of the larger yardstick.
+/// Connections that measure how many commits PostgreSQL alone can do.
 const COMMIT_CLIENTS: usize = 32;
 /// Parked polls of a noisy neighbour, and the default of parked polls on an idle server.
 const IDLE_POLLS: usize = 1_000;
@@ -77,7 +77,7 @@ struct BenchArgs {
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: u64,
 
-    /// Jobs of the batch lifecycle
+    /// Jobs of the bulk measurement, which enqueues all before workers take them
     #[arg(long, default_value_t = 60_000, value_name = "N", value_parser = clap::value_parser!(u32).range(1_000..=10_000_000))]
     batch_jobs: u32,
 
@@ -94,12 +94,14 @@ struct BenchArgs {
     #[arg(long, conflicts_with_all = ["only", "url", "noisy_neighbour", "operator"])]
     nodes: bool,
 
-    /// Instead: the lifecycle in a queue with this many ready jobs, and in another queue
+    /// Instead: enqueue, poll and ack of single jobs in a queue with this many ready jobs, and in
+    /// another queue
     #[arg(long, value_name = "JOBS", conflicts_with_all = ["only", "noisy_neighbour", "operator", "nodes"],
           value_parser = clap::value_parser!(u64).range(1_000..=100_000_000))]
     backlog: Option<u64>,
 
-    /// Instead: the lifecycle while a snapshot is held, in six windows of --seconds
+    /// Instead: enqueue, poll and ack of single jobs while a snapshot is held, in six windows of
+    /// --seconds
     #[arg(long, conflicts_with_all = ["only", "url", "noisy_neighbour", "operator", "nodes", "backlog"])]
     held_snapshot: bool,
 
@@ -109,7 +111,8 @@ struct BenchArgs {
           value_parser = clap::value_parser!(u32).range(1_000..=1_000_000))]
     large: Option<u32>,
 
-    /// Instead: deliveries of webhooks a second, and the time from an end to its request
+    /// Instead: deliveries of webhooks a second, and the time from the end of a job to the
+    /// request about it
     #[arg(long, conflicts_with_all = ["only", "url", "noisy_neighbour", "operator", "nodes", "backlog"])]
     webhooks: bool,
 
@@ -121,7 +124,7 @@ struct BenchArgs {
     #[arg(long, conflicts_with_all = ["data_dir", "url", "isolation"])]
     abuse: bool,
 
-    /// With --isolation: without the same attacks by the victim itself
+    /// With --isolation: without the comparison in which the victim attacks itself
     #[arg(long)]
     without_comparison: bool,
 
@@ -149,7 +152,8 @@ struct BenchArgs {
     #[arg(long)]
     json: bool,
 
-    /// Serve routes that keep jobs in memory, until this process is killed: for the ceiling
+    /// Serve routes that keep jobs in memory, until this process is killed: the measurement
+    /// `ceiling` starts it
     #[arg(long, hide = true)]
     serve_ceiling: bool,
 }

@@ -1,4 +1,5 @@
-//! The lifecycle under what slows queues in databases: a deep backlog, and a held snapshot.
+//! The lifecycle (enqueue, poll and ack of one job) under what slows queues in databases: a deep
+//! backlog, and a held snapshot.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use sqlx::{ConnectOptions, Connection, Executor, postgres::PgConnectOptions};
 
 use super::{bulk, client::Target, load};
 
-/// How long a snapshot is held, in windows of a measurement.
+/// How long a snapshot is held: for this many measurements, one after the other.
 pub const HELD_WINDOWS: u32 = 6;
 /// Jobs stored at a time while a queue is filled, to leave the server some capacity.
 const FILL_JOBS: usize = 100_000;

@@ -5,6 +5,9 @@
 //! `settle/` and `sweep/groups/`, and the functions that they call. A statement sees what was
 //! committed before it began, and others see what it does when its transaction commits; so each has
 //! a step for what it sees, one for each lock, and one for its commit.
+//!
+//! A note is a row of `group_notes`: it says that admission must look at a group. To open a job is
+//! to let it run; to close it is to make it wait again.
 
 mod steps;
 
@@ -14,7 +17,7 @@ use stateright::{Model, Property};
 
 pub use self::steps::Step;
 
-/// Nodes, and workers.
+/// Nodes.
 pub const NODES: usize = 2;
 /// Workers.
 pub const WORKERS: usize = 2;
@@ -24,7 +27,7 @@ pub const WORKERS: usize = 2;
 pub enum Variant {
     /// Nothing.
     Correct,
-    /// A job that has the lock of its group does not look once more.
+    /// The statement that stores a job, and has got the lock of its group, does not look once more.
     LookOnce,
     /// A job that sees an empty group runs without the lock.
     NoLock,
@@ -34,7 +37,7 @@ pub enum Variant {
     EndWithoutNote,
     /// A pass forgets notes that were left after it had decided.
     ForgetAtCommit,
-    /// Notes about nothing are forgotten with those that came meanwhile.
+    /// A pass that has found nothing to decide deletes notes that came meanwhile, too.
     ForgetAllIdle,
     /// Admission opens a job beside those that were stored before the order began.
     OpenBesideStrays,
@@ -59,7 +62,7 @@ pub enum JobState {
     Waiting,
     /// Its group let it run.
     Open,
-    /// It was stored before the order: claims that know the order do not take it.
+    /// It was stored before the order: only a claim that began before the order may take it.
     Stray,
     Running,
     Ended,
@@ -127,13 +130,15 @@ pub enum Pass {
     Nothing {
         seen: BTreeSet<u8>,
     },
-    /// The same with the lock.
+    /// The same with the lock: it deletes the notes next.
     Forgets {
         seen: BTreeSet<u8>,
     },
+    /// It has seen notes, and tries the lock next.
     Found {
         seen: BTreeSet<u8>,
     },
+    /// It has the lock.
     Locked {
         seen: BTreeSet<u8>,
     },
@@ -215,7 +220,7 @@ impl Admission {
 
     /// The same without failures.
     #[must_use]
-    pub const fn three_jobs_quickly() -> Self {
+    pub const fn three_jobs_without_failures() -> Self {
         Self { failures: 0, ..Self::three_jobs() }
     }
 
@@ -230,7 +235,7 @@ impl Admission {
     pub fn broken(variant: Variant) -> Self {
         let protocol = match variant {
             Variant::OpenBesideStrays => Self::order_begins(),
-            _ => Self::three_jobs_quickly(),
+            _ => Self::three_jobs_without_failures(),
         };
         Self { variant, ..protocol }
     }

@@ -204,7 +204,7 @@ impl Protocol {
                 }
             }
             Step::Replicate => {
-                state.standby = state.standby.as_ref().map(|_| state.database.clone())
+                state.standby = state.standby.as_ref().map(|_| state.database.clone());
             }
             Step::Promote => promote(state),
         }

@@ -35,7 +35,10 @@ use fencepost_store::{
 use fencepost_web::app::App;
 use futures_util::{FutureExt, future::BoxFuture};
 use metrics_exporter_prometheus::PrometheusHandle;
-use sqlx::postgres::{PgDatabaseError, PgSeverity};
+use sqlx::{
+    error::DatabaseError,
+    postgres::{PgDatabaseError, PgSeverity},
+};
 use tokio::{
     net::TcpListener,
     time::{Instant, sleep, timeout, timeout_at},
@@ -310,7 +313,7 @@ fn is_stopped(error: &anyhow::Error) -> bool {
 /// Whether an error is that of a database without our tables, or without a row in them.
 fn is_missing(error: &sqlx::Error) -> bool {
     const UNDEFINED_TABLE: &str = "42P01";
-    let code = error.as_database_error().and_then(|it| it.code());
+    let code = error.as_database_error().and_then(DatabaseError::code);
     code.is_some_and(|it| it == UNDEFINED_TABLE) || matches!(error, sqlx::Error::RowNotFound)
 }
 

@@ -32,11 +32,11 @@ pub(super) enum Begins {
     AsPostgres,
 }
 
-/// The end of the certificate of a URL, since 1970; none, if the URL is not `https`.
+/// When the certificate of a URL expires, since 1970; none, if the URL is not `https`.
 ///
 /// # Errors
 /// When it is not valid, or nothing answers.
-pub(super) async fn end(url: &str) -> anyhow::Result<Option<Duration>> {
+pub(super) async fn expiry(url: &str) -> anyhow::Result<Option<Duration>> {
     if !url.starts_with("https://") {
         return Ok(None);
     }
@@ -45,15 +45,16 @@ pub(super) async fn end(url: &str) -> anyhow::Result<Option<Duration>> {
     let client = client.redirect(Policy::none()).build()?;
     let answer = client.head(url).send().await?;
     let shown = answer.extensions().get::<TlsInfo>().and_then(TlsInfo::peer_certificate);
-    end_of(shown.context("it shows no certificate")?).map(Some)
+    expiry_of(shown.context("it shows no certificate")?).map(Some)
 }
 
-/// The end of the certificate that a store shows; none, if it has no TLS. Whether the certificate
-/// is valid is the affair of those that send it a password: this sends nothing.
+/// When the certificate that a PostgreSQL or Redis server shows expires; none, if it has no TLS.
+/// Whether the certificate is valid is the affair of those that send it a password: this sends
+/// nothing.
 ///
 /// # Errors
 /// When nothing answers.
-pub(super) async fn end_of_store(
+pub(super) async fn expiry_of_server(
     host: &str,
     port: u16,
     begins: Begins,
@@ -79,7 +80,7 @@ async fn shown_by(host: &str, port: u16, begins: Begins) -> anyhow::Result<Optio
     let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
     let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
     ensure!(!shown.is_empty(), "it shows no certificate");
-    end_of(&shown[0]).map(Some)
+    expiry_of(&shown[0]).map(Some)
 }
 
 /// Servers of a Redis URL that speak TLS; none, if it has another scheme.
@@ -100,7 +101,7 @@ pub(super) fn tls_hosts(url: &str) -> Vec<(String, u16)> {
     hosts.split(',').map(read).collect()
 }
 
-fn end_of(certificate: &[u8]) -> anyhow::Result<Duration> {
+fn expiry_of(certificate: &[u8]) -> anyhow::Result<Duration> {
     let (_, certificate) =
         parse_x509_certificate(certificate).context("its certificate cannot be read")?;
     let seconds = certificate.validity().not_after.timestamp();
@@ -180,18 +181,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_certificate_of_a_store_is_read_if_it_has_one() {
+    async fn the_certificate_of_a_server_is_read_if_it_has_one() {
         /// Certificates of `rcgen` end with the year 4095.
         const END: Duration = Duration::from_secs(67_090_118_400);
         for (answer, begins) in [(None, Begins::AtOnce), (Some(b'S'), Begins::AsPostgres)] {
-            let end = end_of_store("127.0.0.1", server(answer).await, begins).await;
+            let end = expiry_of_server("127.0.0.1", server(answer).await, begins).await;
             let end = end.expect("an answer").expect("a certificate");
             assert_eq!(end, END);
         }
         let refuses = server(Some(b'N')).await;
-        let end = end_of_store("127.0.0.1", refuses, Begins::AsPostgres).await;
+        let end = expiry_of_server("127.0.0.1", refuses, Begins::AsPostgres).await;
         assert!(end.expect("an answer").is_none());
-        assert!(end_of_store("127.0.0.1", 1, Begins::AtOnce).await.is_err());
+        assert!(expiry_of_server("127.0.0.1", 1, Begins::AtOnce).await.is_err());
     }
 
     #[test]

@@ -279,7 +279,7 @@ async fn check_traces(node: &NodeArgs, findings: &mut Findings) {
         async { client?.post(&url).header("content-type", "application/x-protobuf").send().await };
     match asked.await {
         Ok(answer) if answer.status().is_success() => {
-            findings.good("traces", format!("{url} accepts spans"))
+            findings.good("traces", format!("{url} accepts spans"));
         }
         Ok(answer) => findings.bad(
             "traces",

@@ -104,7 +104,7 @@ pub async fn run(args: DoctorArgs) -> anyhow::Result<()> {
         admin.close().await?;
     }
     if let Some(url) = &args.public_url {
-        look_at_certificate(url, certificate::end(url).await, &mut findings);
+        look_at_certificate(url, certificate::expiry(url).await, &mut findings);
     }
     look_at_database(&args.target.options()?, &mut findings).await;
     if let Some(url) = redis_url {
@@ -347,7 +347,7 @@ async fn look_at_database(database: &PgConnectOptions, findings: &mut Findings) 
         return;
     }
     let (host, port) = (database.get_host(), database.get_port());
-    let end = certificate::end_of_store(host, port, Begins::AsPostgres).await;
+    let end = certificate::expiry_of_server(host, port, Begins::AsPostgres).await;
     if !matches!(end, Ok(None)) {
         look_at_certificate(&format!("PostgreSQL at {host}:{port}"), end, findings);
     }
@@ -355,7 +355,7 @@ async fn look_at_database(database: &PgConnectOptions, findings: &mut Findings) 
 
 async fn look_at_redis(url: &str, findings: &mut Findings) {
     for (host, port) in certificate::tls_hosts(url) {
-        let end = certificate::end_of_store(&host, port, Begins::AtOnce).await;
+        let end = certificate::expiry_of_server(&host, port, Begins::AtOnce).await;
         look_at_certificate(&format!("Redis at {host}:{port}"), end, findings);
     }
 }

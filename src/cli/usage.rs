@@ -45,8 +45,8 @@ fn read_month(text: &str) -> Result<NaiveDate, &'static str> {
     month(text).ok_or("must be a month such as 2026-11")
 }
 
-/// Prints a row for each project and day, in the order of days, and one without a day for what the
-/// days of the month no more show.
+/// Prints a row for each project and day, in the order of days. A row without a day has what was
+/// counted on days that are not kept any more, and before days were counted.
 ///
 /// # Errors
 /// When the database does not answer.

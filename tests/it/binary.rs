@@ -264,7 +264,7 @@ fn keys_are_made_listed_and_revoked_from_the_terminal() {
         let bound = text(&create(&bound).stdout).trim().to_owned();
         assert_eq!(with_key(&bound)["error"]["code"], "forbidden", "from another network");
         for (flag, value) in [("--expires-in-days", "3661"), ("--allowed-ip", "192.0.2.7/x")] {
-            let refused = text(&create(&[flag, value]).stderr).to_owned();
+            let refused = text(&create(&[flag, value]).stderr).clone();
             assert!(refused.contains(flag), "{refused}");
         }
         let listed = text(&fencepost(&["keys", "list", "--project", "my-shop"], &folder.0).stdout);

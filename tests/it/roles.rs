@@ -9,7 +9,9 @@ use crate::harness::{
 use fencepost::dev::Ready;
 use fencepost_store::connection::roles::Role;
 use serde_json::json;
-use sqlx::{ConnectOptions, Executor, PgConnection, Row, postgres::PgConnectOptions};
+use sqlx::{
+    ConnectOptions, Executor, PgConnection, Row, error::DatabaseError, postgres::PgConnectOptions,
+};
 
 async fn as_role(t: &LoneProject, role: Role) -> PgConnection {
     let options: PgConnectOptions = t.database.url.parse().expect("a URL");
@@ -22,7 +24,7 @@ async fn count(conn: &mut PgConnection, sql: &'static str) -> i64 {
 
 async fn is_refused(conn: &mut PgConnection, sql: &'static str) -> bool {
     let refused = conn.execute(sqlx::raw_sql(sql)).await.err();
-    let code = refused.as_ref().and_then(|it| it.as_database_error()).and_then(|it| it.code());
+    let code = refused.as_ref().and_then(|it| it.as_database_error()).and_then(DatabaseError::code);
     code.is_some_and(|it| it == "42501")
 }
 

@@ -133,7 +133,7 @@ fn a_line_that_cannot_be_read_is_refused_by_name() {
     run(async |t| {
         let refused = async |line: &str, reported: &str| {
             let reply = t.get(&format!("/v1/jobs?q={}", urlencoding(line))).await;
-            let message = reply.refuses("q").to_string();
+            let message = reply.refuses("q");
             assert!(message.contains(reported), "{line}: {message}");
         };
         refused("colour:red", "is not a condition").await;

@@ -138,7 +138,7 @@ pub fn operations_on(named: &Named) -> Vec<Operation> {
             let security =
                 document["security"].as_array().unwrap_or_else(|| panic!("{id}: who may call it?"));
             let is_public =
-                security.iter().any(|it| it.as_object().is_some_and(|it| it.is_empty()));
+                security.iter().any(|it| it.as_object().is_some_and(serde_json::Map::is_empty));
             let scopes = alternatives(security, "api_key").map(|alternatives| {
                 let alone = alternatives.iter().flat_map(|names| match names.as_slice() {
                     [] => Scope::ALL.to_vec(),

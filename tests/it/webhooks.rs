@@ -17,8 +17,9 @@ use crate::harness::{
     LoneProject, Reply, Sink, Stage, TestProject, TestServer, eventually, fresh_database, limited,
     run, run_alone, until,
 };
+use fencepost_domain::outbound::Allowed;
+use fencepost_net::outbound::Outbound;
 use reqwest::header::{LOCATION, RETRY_AFTER};
-
 use serde_json::{Value, json};
 
 /// Creates an endpoint at a sink, and answers with it and its secret.
@@ -455,8 +456,7 @@ fn an_endpoint_outside_of_what_the_operator_allows_is_never_called() {
         let made = endpoint(&t, &sink, json!({})).await;
         server.stop().await;
         let strict = Stage {
-            outbound: fencepost_net::outbound::Outbound::new(Default::default(), None)
-                .expect("none"),
+            outbound: Outbound::new(Allowed::default(), None).expect("none"),
             ..Stage::default()
         };
         let server = TestServer::start_as(database, strict).await;

@@ -134,7 +134,7 @@ async fn serve(
                 return;
             }
         }
-        std::future::pending().await
+        std::future::pending::<()>().await;
     };
     if !is_silent {
         tokio::select! {

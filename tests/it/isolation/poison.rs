@@ -210,7 +210,7 @@ fn a_callback_that_cannot_be_stored_stops_no_other() {
 async fn stored(t: &TestProject, job_type: &str) -> String {
     eventually(format!("a job of type {job_type}"), async || {
         let listed = t.get(&format!("/v1/jobs?job_type={job_type}")).await.is(200);
-        listed["jobs"][0]["id"].as_str().map(|id| id.to_owned())
+        listed["jobs"][0]["id"].as_str().map(ToOwned::to_owned)
     })
     .await
 }

@@ -1,6 +1,6 @@
 //! Keys that are bound to queues and job types: they reach those alone, and nothing else.
 
-use fencepost_domain::binding::KeyBinding;
+use fencepost_domain::{access::Scope, binding::KeyBinding};
 use serde_json::{Value, json};
 
 use crate::{
@@ -65,7 +65,7 @@ fn a_key_is_bound_for_its_life_and_has_no_scope_that_would_lead_around_it() {
         renamed.is_error(400, "invalid_request");
         let free = t.post("/v1/keys", json!({"name": "free"})).await.is(201);
         assert_eq!((&free["key"]["queues"], &free["key"]["job_types"]), (&json!([]), &json!([])));
-        let bound_ones = KeyBinding::SCOPES.map(|it| it.name());
+        let bound_ones = KeyBinding::SCOPES.map(Scope::name);
         for scope in ["read", "manage", "schedules", "keys"] {
             assert!(!bound_ones.contains(&scope));
             let body = json!({"name": "b", "queues": ["mail"], "scopes": ["work", scope]});
@@ -136,7 +136,7 @@ fn a_bound_key_enqueues_into_its_queues_alone_by_whatever_way() {
 }
 
 #[test]
-fn a_bound_worker_touches_the_jobs_of_its_queues_alone() {
+fn a_worker_with_a_bound_key_touches_only_jobs_of_its_queues_and_types() {
     run_alone(async |t| {
         let key = bound(t, &["mail"], &["send"]).await;
         let poll = |queues: Value, types: Value| json!({"worker_id": "w", "queues": queues, "job_types": types, "wait_seconds": 0});

@@ -1,4 +1,4 @@
-//! Adapters: workers written for four other systems connect unchanged except for base URL and key.
+//! Adapters: workers written for other systems connect unchanged except for base URL and key.
 //! Each adapter has its own base path and types, one match that renders every error, and one for
 //! the names of states. An adapter calls the engine; it has no statements and no rules. See
 //! `docs/protocols.md`.

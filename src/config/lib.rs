@@ -64,7 +64,7 @@ pub struct PeopleArgs {
     #[arg(long, env = "FENCEPOST_DEFAULT_PLAN", value_name = "PLAN")]
     pub default_plan: Option<String>,
 
-    /// Where people ask for a larger plan: a URI that begins with mailto: or https:, shown beside
+    /// Where people ask for a larger plan: a URI that begins with mailto: or https://, shown beside
     /// their limits [default: none]
     #[arg(long, env = "FENCEPOST_PLAN_CONTACT", value_name = "URI", value_parser = plan_contact)]
     pub plan_contact: Option<String>,
@@ -215,7 +215,7 @@ pub enum TrustedProxies {
 pub struct ConnectionLimits {
     /// Of one client address.
     pub per_address: u32,
-    /// Without a limit.
+    /// Their connections have no limit.
     pub proxies: TrustedProxies,
 }
 

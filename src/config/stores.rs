@@ -99,7 +99,7 @@ impl MasterKeyArgs {
     /// The keys, if they are given.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// When the file cannot be read, or is empty.
     pub fn keys(&self) -> anyhow::Result<Option<SecretString>> {
         secret(self.master_key.as_ref(), self.master_key_file.as_ref())
     }
@@ -139,7 +139,8 @@ pub struct RedisArgs {
     /// Redis to use: redis://user:password@host:port,
     /// redis+sentinel://…@host:port,host:port/master, redis+cluster://…@host:port,host:port, each
     /// with rediss for TLS, or redis+unix:///path. Nodes share rate limits and wake each other's
-    /// polls over it; without it each node works alone
+    /// polls over it. Without it each node counts rate limits for itself, and finds jobs that were
+    /// stored on others up to two seconds later
     #[arg(long, env = "FENCEPOST_REDIS_URL", hide_env_values = true, value_name = "URL")]
     pub redis_url: Option<SecretString>,
 

@@ -1,6 +1,6 @@
 //! How long a failed job waits before its next attempt.
 //!
-//! Source of the default: the formula `15 · 2^(failures−1)` seconds, capped at six hours, plus 0–3
+//! The default: `15 · 2^(failures−1)` seconds, capped at six hours, plus 0–3
 //! seconds of jitter (`docs/guarantees.md`, "Retries").
 
 use std::time::Duration;
@@ -231,7 +231,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_wait_never_exceeds_its_cap_and_never_shrinks_with_failures(
+        fn a_wait_without_jitter_beyond_its_cap_never_exceeds_it_and_never_shrinks_with_failures(
             initial in 0_u32..3_000_000, multiplier in 0.0_f64..200.0, max in 0_u32..3_000_000,
             failures in i32::MIN..i32::MAX, share in 0.0_f64..1.0,
         ) {

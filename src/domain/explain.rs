@@ -37,7 +37,7 @@ pub struct Facts {
     pub queue_paused_at: Option<DateTime<Utc>>,
     pub type_pause: Option<TypePause>,
     pub rate: Option<RateUse>,
-    /// A worker has met a rate limit: nothing of the queue starts before.
+    /// A worker has met a rate limit: nothing of the queue starts before then.
     pub rate_limited_until: Option<DateTime<Utc>>,
     pub push: Option<PushTrouble>,
     pub worker_id: Option<String>,
@@ -56,7 +56,7 @@ pub struct Facts {
     pub quiet_workers: i64,
     /// If there are none: the first types that live workers of the queue take.
     pub other_types: Vec<String>,
-    /// Number of these workers with all of the job's labels.
+    /// Number of `workers` with all of the job's labels.
     pub workers_with_labels: i64,
     /// Jobs that workers with the labels run, and could run; none: one of them has not registered.
     pub slots: Option<Slots>,

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-/// Reads an address or a network, such as `192.0.2.7` or `2001:db8::/32`. None: it is neither, or
-/// has bits beyond its length.
+/// Reads an address or a network, such as `192.0.2.7` or `2001:db8::/32`. None: it is neither,
+/// has bits beyond its length, or is a network of mapped IPv4 addresses.
 ///
 /// ```
 /// # use fencepost_domain::networks::parse;
@@ -30,7 +30,7 @@ pub fn allow(networks: &[IpNet], address: IpAddr) -> bool {
     networks.is_empty() || networks.iter().any(|it| it.contains(&address))
 }
 
-/// Whether `inner` allows no address that `outer` does not.
+/// Whether each network of `inner` is in one of `outer`. No networks: all addresses.
 #[must_use]
 pub fn are_within(inner: &[IpNet], outer: &[IpNet]) -> bool {
     let is_within = |network: &IpNet| outer.iter().any(|it| it.contains(network));
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn no_list_is_wider_than_any_other() {
+    fn the_empty_list_is_wider_than_any_other() {
         let within =
             |inner: &[&str], outer: &[&str]| are_within(&networks(inner), &networks(outer));
         assert!(within(&["192.0.2.0/25", "192.0.2.200"], &["192.0.2.0/24"]));

@@ -109,6 +109,7 @@ pub fn unlinked(name: &str) -> String {
 /// assert_eq!(check_line("see https://status.example/7 🚀", 100), Ok(()));
 /// assert_eq!(check_line(" \u{200b}", 100), Err(Empty));
 /// assert_eq!(check_line("a\u{2028}b", 100), Err(NotOneLine));
+/// assert_eq!(check_line("a\u{61c}b", 100), Err(NotOneLine));
 /// ```
 pub fn check_line(text: &str, max_chars: usize) -> Result<(), InvalidText> {
     let is_hidden = |it: char| it != '.' && misleading_char(it.encode_utf8(&mut [0; 4])).is_some();
@@ -123,15 +124,19 @@ pub fn check_line(text: &str, max_chars: usize) -> Result<(), InvalidText> {
 
 /// Marks, embeddings, overrides and isolates of direction; separators of lines and paragraphs.
 const fn misleads(it: char) -> bool {
-    matches!(it, '\u{200E}' | '\u{200F}' | '\u{2028}'..='\u{202E}' | '\u{2066}'..='\u{2069}')
+    matches!(
+        it,
+        '\u{61C}' | '\u{200E}' | '\u{200F}' | '\u{2028}'..='\u{202E}' | '\u{2066}'..='\u{2069}'
+    )
 }
 
 /// Letters and marks that are shown as nothing, or as a space: the joiner of graphemes, the fillers
 /// of Hangul, and the empty pattern of Braille.
 const BLANKS: [char; 6] = ['\u{34f}', '\u{115f}', '\u{1160}', '\u{2800}', '\u{3164}', '\u{ffa0}'];
 
-/// The first character of a name that makes it look like another one: white space at an end, and
-/// characters that are not shown, such as those of zero width and those that change the direction.
+/// A character of a name that makes it look like another one, or `.` for a step of a path: white
+/// space at an end, and else the first that is not shown, such as those of zero width and those
+/// that change the direction.
 ///
 /// ```
 /// # use fencepost_domain::text::misleading_char;

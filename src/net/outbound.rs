@@ -1,6 +1,6 @@
 //! Calls to URLs of users. `domain/outbound.rs` says where they may go: only to the public internet
-//! and to networks that the operator allows. They follow no redirects, and everything that comes
-//! back has a bound.
+//! and to networks that the operator allows, except for those that it denies. They follow no
+//! redirects, and everything that comes back has a bound.
 
 mod addresses;
 mod connect;
@@ -49,7 +49,7 @@ pub const MAX_BODY_BYTES: usize = 64 * 1024;
 pub const MAX_KEPT_BYTES: usize = 1024;
 /// A header of answers; `false` says that another attempt cannot help.
 const RETRYABLE: &str = "fencepost-retryable";
-/// What a rate limit is about: `queue`, or else the group.
+/// A header of answers, on a rate limit: `queue` for all jobs of the queue; else the job's group.
 const SCOPE: &str = "fencepost-scope";
 /// A header of requests: which instance has sent it.
 const INSTANCE: HeaderName = HeaderName::from_static("sender-instance");
@@ -59,7 +59,7 @@ const AGENT: &str = concat!("Fencepost/", env!("CARGO_PKG_VERSION"));
 /// Why there is no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
-    #[error("the host has an address that is not on the public internet")]
+    #[error("the host has an address that calls may not go to")]
     AddressRefused,
     #[error("the host has no address")]
     NoAddress,
@@ -91,7 +91,7 @@ impl CallError {
 /// Networks, certificates, look-ups and proxy, which all outbound calls of a node share.
 #[derive(Debug, Clone)]
 pub struct Outbound {
-    /// Networks besides the public internet.
+    /// Networks that calls may reach besides the public internet, and those that they may not.
     pub allowed: Arc<Allowed>,
     /// True if this node sends webhooks and pushes (`--deliver`).
     pub delivers: bool,
@@ -218,7 +218,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The beginning of its text, if something went wrong.
+    /// The beginning of its text, to be kept as that of an error.
     #[must_use]
     pub fn first_text(&self) -> &str {
         let end = self.text.floor_char_boundary(MAX_KEPT_BYTES.min(self.text.len()));

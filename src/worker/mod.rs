@@ -1,5 +1,5 @@
-//! `fencepost worker --exec`: any command as a worker. Polls, heartbeats, fences and acknowledges;
-//! the command reads its payload from standard input, and its exit code is the outcome.
+//! `fencepost worker --exec`: any command as a worker. It polls, heartbeats and acks with the
+//! fence; the command reads its payload from standard input, and its exit code is the outcome.
 //!
 //! One task owns the worker's state; each job has a task of its own.
 
@@ -21,8 +21,7 @@ use crate::client::ClientArgs;
 #[command(after_help = "\
 The command gets the payload on standard input and the job's facts in FENCEPOST_* variables. Its standard \
 output is the result (JSON, or else text), its standard error goes to the job's logs. Exit code 0: succeeded; \
-75 or a signal: failed, retried; those of --permanent-exit-codes: failed permanently; all others: failed, \
-retried.
+those of --permanent-exit-codes: failed permanently; all others, such as 75, and signals: failed, retried.
 
 SIGTERM and SIGINT drain: no more jobs, and the grace for those that run. SIGTSTP only takes no more \
 jobs, SIGCONT takes them again.")]

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-/// The stable code of an error.
+/// The stable code of an error. `docs/errors.md` of the server says what each means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

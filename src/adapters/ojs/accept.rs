@@ -42,7 +42,7 @@ const DEFAULT_RETRY: RetryPolicy = RetryPolicy {
     non_retryable_types: Vec::new(),
 };
 const DEFAULT_MAX_ATTEMPTS: i32 = 3;
-const UNKNOWN_POLICY: &str = "must be none, linear, exponential or polynomial";
+const UNKNOWN_STRATEGY: &str = "must be none, linear, exponential or polynomial";
 const TIMEOUT_MS: &str = "timeout_ms";
 /// Attributes of the specification's job that are options in its HTTP binding. Some clients send
 /// them beside `type`.
@@ -86,8 +86,8 @@ impl Accepted {
     }
 }
 
-/// Checks a job and prepares it to be stored. Fields without a native equivalent become its
-/// envelope.
+/// Checks a job and prepares it to be stored. All that was sent but `args`, `type` and `id` is kept
+/// as its envelope.
 ///
 /// # Errors
 /// [`Error::FieldTooLarge`]; other broken rules are added to `check`.
@@ -206,7 +206,7 @@ fn check_visibility(options: &mut Fields, check: &mut Check) {
     }
 }
 
-/// Limits of single keys have no native equivalent: only a queue's rate is supported.
+/// Only the rate of a queue is supported: rates of single keys have no native equivalent.
 fn accept_rate_limit(options: &mut Fields, check: &mut Check) -> Option<i32> {
     let mut sent = options.take::<Fields>("rate_limit", check)?;
     let path = check.path().to_owned();
@@ -349,7 +349,7 @@ pub fn accept_retry(options: &mut Fields, check: &mut Check) -> (RetryPolicy, i3
         Some("polynomial") => RetryStrategy::Polynomial,
         Some("none" | "constant") => RetryStrategy::Constant,
         Some(_) => {
-            inner.refuse("backoff_strategy", UNKNOWN_POLICY);
+            inner.refuse("backoff_strategy", UNKNOWN_STRATEGY);
             RetryStrategy::Exponential
         }
     };

@@ -30,7 +30,7 @@ use crate::params::PathParams;
 
 /// The highest level of the specification that is supported completely.
 const CONFORMANCE_LEVEL: u8 = 3;
-/// Supported capabilities, level by level: see `docs/protocols.md`.
+/// Capabilities, and whether they are supported: `docs/protocols.md` has the levels.
 const CAPABILITIES: [(&str, bool); 11] = [
     ("batch_enqueue", true),
     ("cron_jobs", true),
@@ -142,7 +142,8 @@ pub async fn queues(
     })))
 }
 
-/// Both dialects at once: counts beside the name, and below `stats`.
+/// As the specification and its HTTP binding have it, at once: counts beside the name, and below
+/// `stats`.
 fn queue_view(row: &QueueRow) -> Value {
     let available = (row.active - row.processing - row.backoff).max(0);
     json!({

@@ -57,7 +57,8 @@ pub struct Handler {
     workers: i64,
 }
 
-async fn live_workers(
+/// Workers that the query asks for, each with whether it is live.
+async fn listed_workers(
     app: &App,
     project_id: ProjectId,
     query: &FleetQuery,
@@ -99,7 +100,7 @@ pub async fn workers(
     State(app): State<App>,
     Query(query): Query<FleetQuery>,
 ) -> Result<Reply<Vec<Worker>>, Error> {
-    let rows = live_workers(&app, caller.project_id, &query).await?;
+    let rows = listed_workers(&app, caller.project_id, &query).await?;
     let workers = rows.into_iter().map(|(row, alive)| Worker {
         worker_id: row.worker_id,
         handlers: row.job_types,
@@ -124,7 +125,7 @@ pub async fn handlers(
     Query(query): Query<FleetQuery>,
 ) -> Result<Reply<Vec<Handler>>, Error> {
     let mut counted: BTreeMap<String, i64> = BTreeMap::new();
-    for (row, alive) in live_workers(&app, caller.project_id, &query).await? {
+    for (row, alive) in listed_workers(&app, caller.project_id, &query).await? {
         for name in row.job_types {
             *counted.entry(name).or_default() += i64::from(alive);
         }

@@ -109,7 +109,7 @@ pub struct BlockRequest {
     retry: Option<Object<StepRetry>>,
     /// Timeout of one attempt, in milliseconds. Default: 30 minutes.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_TIMEOUT_SECONDS as i64 * MS_PER_SECOND)))))]
+    #[schema(extensions(("bounds" = json!(range(1, i64::from(limits::MAX_TIMEOUT_SECONDS) * MS_PER_SECOND)))))]
     timeout: Option<i64>,
     /// Runs when the step has failed for good or was cancelled. Later steps run if it succeeds, and
     /// its output takes the place of the step's.

@@ -61,7 +61,7 @@ pub struct PollRequest {
     /// Maximum number of tasks to return. Default: 1.
     #[schema(extensions(("bounds" = json!(range(1, limits::MAX_POLL_CAPACITY)))))]
     batch_size: Option<u32>,
-    /// Maximum number of tasks to return; at most 50. Default: 1.
+    /// Maximum number of tasks to return; at most 50. Default: `batch_size`.
     #[schema(extensions(("bounds" = json!(range(1, MAX_LIMIT)))))]
     limit: Option<u32>,
 }
@@ -269,7 +269,7 @@ pub async fn poll_queue(
     Extension(gone): Extension<ClientGone>,
     Json(request): Json<PollRequest>,
 ) -> Result<Response, Error> {
-    if request.queue_name.is_none() {
+    if request.queue_name.as_deref().is_none_or(str::is_empty) {
         return Err(Error::invalid("queue_name", "must be sent"));
     }
     answer(&app, &caller, &gone, request, Shape::ListAtOnce).await
@@ -290,7 +290,7 @@ async fn answer(
     if let Some(name) = &request.handler_name {
         check.name("handler_name", name, limits::MAX_JOB_TYPE_CHARS);
     }
-    // Below, it is one of the handlers: it is named once, by the field that was sent.
+    // Before it joins `handler_names`, so that an error names the field that was sent.
     check.finish()?;
     let mut check = Check::default();
     let handlers = request.handler_names.unwrap_or_default();

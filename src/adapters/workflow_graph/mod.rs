@@ -2,7 +2,7 @@
 //!
 //! What the protocol lacks: jobs are unique within a workflow only, so a workflow's job is named by
 //! its key there, and a job without a workflow is a workflow of one, both with the job's own id. A
-//! lease id names job, attempt and lease, and is the fence; the caller's identity is not checked.
+//! lease id names job, attempt and lease, and is the fence; which worker sends it is not checked.
 //! Its workers run shell commands: jobs whose payload is neither a string nor an object with a
 //! string `command` are not offered. It has no queues, so all queues are claimed from, and no
 //! waits, so claims answer immediately. Workflows are stored first and run later, possibly several
@@ -56,8 +56,8 @@ pub(super) const ADAPTER: Adapter = Adapter {
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0"),
     ),
     tags(
-        (name = "workers", description = "Register, poll, heartbeat, ack and report."),
-        (name = "workflows", description = "Jobs and their logs."),
+        (name = "workers", description = "Register, claim, heartbeat, push logs, complete and fail."),
+        (name = "workflows", description = "Workflows, their runs, and the logs of their jobs."),
     )
 )]
 struct WorkflowGraphDocument;
@@ -94,7 +94,7 @@ pub enum Status {
     Success,
     /// Dead-lettered.
     Failure,
-    /// Cancelled because a parent was dead-lettered.
+    /// Cancelled because a parent was dead-lettered or skipped.
     Skipped,
     /// Cancelled.
     Cancelled,

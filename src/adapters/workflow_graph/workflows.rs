@@ -90,7 +90,7 @@ impl Job {
         Self {
             id: part.key.clone(),
             name: envelope.name.clone().unwrap_or_else(|| part.key.clone()),
-            // A pruned job has ended long ago.
+            // Retention has deleted the job, so how it ended is not known.
             status: part.state.map_or(Status::Success, |it| Status::of(it.public())),
             command: row.and_then(|it| super::command(&it.payload)).unwrap_or_default(),
             depends_on: part.depends_on.clone(),
@@ -164,8 +164,8 @@ fn show(
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct ListQuery {
-    /// Maximum number of workflows to return; at most 100, and with at most 500 jobs together.
-    /// Default: 100.
+    /// Maximum number of workflows to return. A page has at most 100, and ends with the workflow
+    /// with which its workflows have 500 jobs or more. Default: 100.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<i64>,
     /// Number of workflows to skip.
@@ -201,7 +201,7 @@ pub async fn list(
     let mut jobs = 0;
     for WorkflowRow { id, .. } in rows {
         let workflow = match view(&app, project_id, id).await {
-            // Pruned meanwhile.
+            // Retention has deleted it meanwhile.
             Err(Error::WorkflowNotFound) => continue,
             workflow => workflow?,
         };
@@ -220,7 +220,7 @@ pub async fn list(
     Ok(Reply(found))
 }
 
-/// The workflow of a path, or a job without one.
+/// The workflow of a path, or a job that belongs to none.
 enum Named {
     Workflow(WorkflowId),
     Job(JobId),
@@ -237,7 +237,7 @@ impl Named {
 /// Read a workflow.
 #[utoipa::path(
     get, path = "/api/workflows/{id}/status", tag = "workflows", operation_id = "workflow_status",
-    params(("id" = String, Path, description = "The workflow; or a job without one.")),
+    params(("id" = String, Path, description = "The workflow, or a job that belongs to none.")),
     responses(
         (status = 200, description = "The workflow, as of its latest run.", body = Workflow),
         (status = 404, description = "No such workflow.", body = ErrorBody),
@@ -297,7 +297,7 @@ pub async fn run(
 /// Cancel a workflow.
 #[utoipa::path(
     post, path = "/api/workflows/{id}/cancel", tag = "workflows", operation_id = "cancel_workflow",
-    params(("id" = String, Path, description = "The workflow; or a job without one.")),
+    params(("id" = String, Path, description = "The workflow, or a job that belongs to none.")),
     responses(
         (status = 202, description = "Waiting jobs are cancelled; running ones are asked to stop."),
         (status = 404, description = "No such workflow.", body = ErrorBody),

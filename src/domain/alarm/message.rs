@@ -63,7 +63,7 @@ pub struct Details {
 pub fn summary(rule: Rule, it: &Details) -> String {
     let text = |it: &Option<String>| it.clone().unwrap_or_else(|| "?".to_owned());
     let (queue, job_type) = (text(&it.queue), text(&it.job_type));
-    let named = |what: &str| it.name.as_ref().map_or(format!("a {what}"), |it| it.clone());
+    let named = |what: &str| it.name.as_ref().map_or(format!("a {what}"), Clone::clone);
     let key = it.name.as_ref().map_or("A key".to_owned(), |it| format!("The key {it}"));
     let value = it.value.unwrap_or_default();
     match rule {

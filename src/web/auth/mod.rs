@@ -264,7 +264,7 @@ async fn identify(parts: &mut Parts, app: &App) -> Result<Who, Error> {
         let guesses = (!is_known).then(|| Guesses::of(parts, app)).transpose()?;
         let grant = app.credentials.member(bearer.account_id, named).await?;
         if grant.is_none() {
-            guesses.map_or(Ok(()), |it| it.count())?;
+            guesses.map_or(Ok(()), Guesses::count)?;
         }
         return Ok(Who::Member(grant.ok_or(Error::ProjectNotFound)?, bearer));
     }
@@ -277,7 +277,7 @@ async fn identify(parts: &mut Parts, app: &App) -> Result<Who, Error> {
             let guesses = (!is_known).then(|| Guesses::of(parts, app)).transpose()?;
             let found = app.credentials.key(hash).await?;
             if found.is_none() {
-                guesses.map_or(Ok(()), |it| it.count())?;
+                guesses.map_or(Ok(()), Guesses::count)?;
             }
             found
         }

@@ -1,4 +1,5 @@
-//! The permission and the budget of a handler: one type for each kind of caller.
+//! The permission and the budget of a handler: one type for each kind of caller. Its trait is
+//! called `Permit`; a permit of parked polls is another thing.
 
 use std::marker::PhantomData;
 
@@ -6,8 +7,8 @@ use fencepost_domain::access::Permission;
 
 use super::Budget;
 
-/// Acks may overdraw the budget by this many windows: jobs that were polled within the limits can
-/// always be settled, and later polls pay for it.
+/// Acks may overdraw the budget by this many minutes of it: jobs that were polled within the limits
+/// can always be settled, and later polls pay for it.
 pub const ACK_OVERDRAFT_WINDOWS: u32 = 10;
 /// Heartbeats may overdraw half of that, to leave capacity for acks.
 pub const BEAT_OVERDRAFT_WINDOWS: u32 = 5;
@@ -22,7 +23,7 @@ pub trait Permit: Send + Sync + 'static {
     const OVERDRAFT_WINDOWS: u32 = 0;
     /// Whether its calls are parked, and need a permit for that.
     const PARKS: bool = false;
-    /// Whether a key that is not strict may send fields that this API does not know. Not where a
+    /// Whether a key with `strict: false` may send fields that this API does not know. Not where a
     /// misspelt filter would select everything.
     const IS_LENIENT: bool = false;
     /// Whether it may be called while the project is suspended: by workers that have jobs, and to
@@ -78,7 +79,7 @@ permits! {
     Produce: Produce, Produce, lenient = true;
     /// May enqueue jobs with the payloads of earlier ones.
     Replay: Replay, Produce;
-    /// May act as a worker.
+    /// May act as a worker, and reports or lists.
     Work: Work, Work, lenient = true, suspended = true;
     /// May act as a worker, and registers itself and its schedules.
     Registering: Work, Work, lenient = true;
@@ -100,7 +101,7 @@ permits! {
     Schedule: Schedule, Manage;
     /// May manage webhooks.
     Webhooks: Webhooks, Manage;
-    /// May choose where events are sent.
+    /// May choose where events are sent, and so may see messages of errors.
     Subscribing: Subscribe, Manage;
     /// May send the jobs of a queue to a URL.
     Pushing: Push, Manage;

@@ -7,8 +7,9 @@ use crate::{app::App, auth::Caller};
 
 pub use fencepost_store::people::audit::NewAuditEntry;
 
-/// Writes an audit entry, unless nothing was changed. Beyond the changes of a day, it does not say
-/// what was changed: it cannot be deleted.
+/// Writes an audit entry, unless nothing was changed. Beyond the project's daily allowance of
+/// changes, the entry has no `before` and `after`: entries cannot be deleted, and would fill the
+/// database.
 pub async fn note<P>(app: &App, caller: &Caller<P>, mut entry: NewAuditEntry) {
     if entry.before.is_some() && entry.before == entry.after {
         return;
@@ -31,8 +32,9 @@ where
     let _ = detached(async move { note(&app, &caller, entry).await }).await;
 }
 
-/// Writes the entry of a change that was charged before it was made. It has happened already: if
-/// the entry cannot be written, an error is logged, and the caller is answered all the same.
+/// Writes the entry of a change that was counted against that allowance before it was made. It has
+/// happened already: if the entry cannot be written, an error is logged, and the caller is answered
+/// all the same.
 pub async fn note_charged<P>(app: &App, caller: &Caller<P>, entry: NewAuditEntry) {
     let noted = async {
         let mut conn = app.engine.pools.read_for(caller.project_id).await?;

@@ -50,12 +50,14 @@ pub struct Routes(Vec<UtoipaMethodRouter<App>>);
 
 impl Routes {
     /// Adds the handlers of one path.
+    #[must_use]
     pub fn routes(mut self, methods: UtoipaMethodRouter<App>) -> Self {
         self.0.push(methods);
         self
     }
 
     /// Adds others.
+    #[must_use]
     pub fn merge(mut self, others: Self) -> Self {
         self.0.extend(others.0);
         self

@@ -83,6 +83,7 @@ start() {
     ) >"$dir/$name.log" 2>&1 &
     echo $! >"$dir/$name.pid"
 }
+has_ended() { ! kill -0 "$1" 2>/dev/null; }
 leads() { curl -fsS "http://127.0.0.1:$REST$1/primary"; }
 leader() {
     for member in 1 2 3; do
@@ -170,6 +171,8 @@ await test -e "$dir/archive/wal/$last.gz"
 kill "$(cat "$dir/node.pid")"
 for member in 1 2 3; do kill "$(cat "$dir/patroni-$member.pid")"; done
 for member in 1 2 3; do
+    # Patroni holds its port until it has ended, which is after its PostgreSQL.
+    await has_ended "$(cat "$dir/patroni-$member.pid")"
     await test ! -e "$dir/data-$member/postmaster.pid"
     mv "$dir/data-$member" "$dir/before-$member"
 done

@@ -475,7 +475,8 @@ mod tests {
         });
         let keys: JwkSet = serde_json::from_value(json!({"keys": [key]})).expect("keys");
         let were_read = |ago: Duration| {
-            issuer.cache().keys = Some((Arc::new(keys.clone()), Instant::now() - ago));
+            let read_at = Instant::now().checked_sub(ago).expect("a time before");
+            issuer.cache().keys = Some((Arc::new(keys.clone()), read_at));
         };
         let known = || issuer.key(Some("one"), Algorithm::ES256).now_or_never();
         were_read(KEYS_PAUSE);

@@ -51,10 +51,11 @@ fn numbers_are_bounded_at_both_ends() {
                 json!("1"),
                 json!(1.5),
             ] {
-                let is_integer = bad.is_i64();
+                let is_number = bad.is_number();
+                let kind = if bad.is_i64() { "must be" } else { "must be an integer" };
                 let message = enqueue(t, field, bad).await.refuses(field);
-                let bounds = format!("must be between {min} and {max}, is ");
-                assert!(!is_integer || message.starts_with(&bounds), "{field}: {message}");
+                let bounds = format!("{kind} between {min} and {max}, is ");
+                assert!(!is_number || message.starts_with(&bounds), "{field}: {message}");
             }
         }
         let ack = json!({"job_id": "job_01m7w3ha3aextt8pkwwdmxsmqw", "worker_id": "w",

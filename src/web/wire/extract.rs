@@ -326,10 +326,11 @@ fn field_error(
         None if parent.is_empty() => "body".to_owned(),
         None => parent,
     };
-    let unfit = json_words::unfit_integer(message);
-    let message = match unfit.and_then(|sent| Some((sent, bounds()?))) {
-        Some((sent, bounds::Range { min, max })) => {
-            format!("must be between {min} and {max}, is {sent}")
+    let unfit = json_words::unfit_number(message);
+    let message = match unfit.and_then(|unfit| Some((unfit, bounds()?))) {
+        Some(((kind, sent), bounds::Range { min, max })) => {
+            let sent = sent.map_or(String::new(), |it| format!(", is {it}"));
+            format!("{kind} {min} and {max}{sent}")
         }
         None => json_words::rewrite(message),
     };

@@ -79,15 +79,41 @@ pub fn rewrite(message: &str) -> String {
     }
 }
 
-/// The integer that was sent, if the message says that it does not fit.
+/// What a number must be, before its bounds, and what was sent, if the message says that it does
+/// not fit. A parser takes integers of more than 64 bits for fractions, and names no number that
+/// is beyond every type.
 ///
 /// ```
-/// # use fencepost_web::wire::json_words::unfit_integer;
-/// assert_eq!(unfit_integer("invalid value: integer `-1`, expected u32"), Some("-1"));
-/// assert_eq!(unfit_integer("invalid type: integer `1`, expected a string"), None);
+/// # use fencepost_web::wire::json_words::unfit_number;
+/// let unfit = |message: &str| unfit_number(message).expect("unfit");
+/// let sent = Some("-1".to_owned());
+/// assert_eq!(unfit("invalid value: integer `-1`, expected u32"), ("must be between", sent));
+/// let fraction = unfit("invalid type: floating point `1.5`, expected i32");
+/// assert_eq!(fraction, ("must be an integer between", Some("1.5".to_owned())));
+/// let large = unfit("invalid type: floating point `100000000000000000000.0`, expected i32");
+/// assert_eq!(large.1.expect("sent"), "1e20");
+/// assert_eq!(unfit("number out of range"), ("must be between", None));
+/// assert_eq!(unfit_number("invalid type: integer `1`, expected a string"), None);
 /// ```
 #[must_use]
-pub fn unfit_integer(message: &str) -> Option<&str> {
+pub fn unfit_number(message: &str) -> Option<(&'static str, Option<String>)> {
+    if message.starts_with("number out of range") {
+        return Some(("must be between", None));
+    }
+    if let Some(sent) = unfit_integer(message) {
+        return Some(("must be between", Some(sent.to_owned())));
+    }
+    let (sent, expected) = message.split_once(", expected ")?;
+    range(expected)?;
+    let sent = sent.strip_prefix("invalid type: floating point `")?.trim_end_matches('`');
+    let value: f64 = sent.parse().ok()?;
+    let is_large = value.abs() > u64::MAX as f64;
+    let sent = if is_large { format!("{value:e}") } else { sent.to_owned() };
+    Some(("must be an integer between", Some(sent)))
+}
+
+/// The integer that was sent, if the message says that it does not fit.
+fn unfit_integer(message: &str) -> Option<&str> {
     message.strip_prefix("invalid value: integer `")?.split('`').next()
 }
 

@@ -36,7 +36,7 @@ const NOTES_DAYS: i64 = 366;
 /// Longest time that a clock change repeats, in hours: three, in Antarctica (Casey).
 const MAX_REPEATED_HOURS: i64 = 3;
 
-/// Why an expression with a `?` and numbers of weekdays is refused.
+/// The reason for which an expression with a `?` and numbers of weekdays is refused.
 const OTHER_WEEKDAYS: &str = "has a `?` and numbers of weekdays, which Quartz and AWS count from 1 \
      for Sunday: write names, such as MON-FRI, or `*` instead of `?`";
 

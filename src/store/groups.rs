@@ -73,7 +73,8 @@ pub async fn pause(
     .await
 }
 
-/// Whether a group has a row of a pause, or fewer than `max` groups of its project have.
+/// Returns true if a group has a row of a pause, or fewer than `max` groups of its project
+/// have one.
 pub async fn may_pause(conn: &mut PgConnection, group: &GroupKey, max: i64) -> sqlx::Result<bool> {
     sqlx::query_scalar!(
         r#"
@@ -310,7 +311,7 @@ pub async fn find(
     .await
 }
 
-/// How many groups of a queue are blocked by a dead letter, or paused.
+/// Numbers of groups of a queue that are blocked by a dead letter, or paused.
 #[derive(Debug, Clone)]
 pub struct HeldGroups {
     pub queue: String,

@@ -105,7 +105,7 @@ pub async fn create(
     Ok((row.ok_or(Error::EndpointNotFound)?, secret.to_vec()))
 }
 
-/// Why an endpoint that would get nothing is refused.
+/// The reason for which an endpoint that would get nothing is refused.
 pub const NO_EVENTS: &str = "must name at least 1 type of events, unless `callbacks` is true";
 
 /// Changes an endpoint. Returns it as it was, and as it is.

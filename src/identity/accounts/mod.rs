@@ -106,7 +106,7 @@ pub const TRIES_PER_EMAIL: Rate = Rate { count: 20, window_seconds: 900 };
 /// Second-factor codes that are tried for one account; recovery codes are not counted. A guess is
 /// right once in 300,000 tries, and needs the password or a session.
 pub const CODES_PER_ACCOUNT: Rate = Rate { count: 20, window_seconds: 3_600 };
-/// How long a try beyond [`TRIES_PER_EMAIL`] is delayed.
+/// The delay of a try beyond [`TRIES_PER_EMAIL`].
 pub const DELAY_OF_A_TRY: Duration = Duration::from_secs(2);
 
 /// The client of a request.

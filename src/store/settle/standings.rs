@@ -16,7 +16,7 @@ use super::settle_success::FenceColumns;
 #[derive(Debug, Clone)]
 pub struct SettledAttempt {
     pub standing: Standing,
-    /// Whether the job is live, and [`succeed`](super::settle_success::succeed) leaves it alone: it
+    /// True if the job is live, and [`succeed`](super::settle_success::succeed) leaves it alone: it
     /// has children, callbacks or a batch.
     pub has_follow_ups: bool,
     /// When a recorded failure or release was to run again.

@@ -35,7 +35,7 @@ pub fn of<T: ToSchema>(path: &Path) -> Option<Range> {
     Some(Range { min: bound("minimum")?, max: bound("maximum")? })
 }
 
-/// What `part` finds in a schema, in one that it names, or in one of which it is made.
+/// Returns what `part` finds in a schema, in one that it names, or in one of which it is made.
 fn find<'a>(
     schema: &'a Value,
     named: &'a BTreeMap<String, Value>,

@@ -79,9 +79,9 @@ pub fn rewrite(message: &str) -> String {
     }
 }
 
-/// What a number must be, before its bounds, and what was sent, if the message says that it does
-/// not fit. A parser takes integers of more than 64 bits for fractions, and names no number that
-/// is beyond every type.
+/// Returns what a number must be, before its bounds, and what was sent, if the message says that
+/// the number does not fit. A parser takes integers of more than 64 bits for fractions, and names
+/// no number that is beyond every type.
 ///
 /// ```
 /// # use fencepost_web::wire::json_words::unfit_number;

@@ -260,7 +260,7 @@ impl Client {
             lease: text("lease_id")?,
             worker: worker.to_owned(),
         };
-        let owner = job["payload"]["tenant"].as_u64().map_or(usize::MAX, |it| it as usize);
+        let owner = owner_of(&job["payload"]);
         let (tenant, held_too) = (self.tenant, held.clone());
         self.world.history.note(Event::Leased { tenant, held: held_too, owner, is_first });
         Some(held)
@@ -358,4 +358,9 @@ pub fn answer_of(answered: Option<&(u16, Value)>) -> Answer {
         Some(_) => Answer::Stale,
         None => Answer::Unknown,
     }
+}
+
+/// The tenant whose mark a payload has; without one, a number that no tenant has.
+pub fn owner_of(payload: &Value) -> usize {
+    payload["tenant"].as_u64().map_or(usize::MAX, |it| it as usize)
 }

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use crate::{
-    clients::{Client, World},
+    clients::{Client, World, owner_of},
     history::{Answer, End, Event, Held, now},
 };
 
@@ -90,7 +90,7 @@ pub async fn take(
         lease: text("fencepost-lease-id"),
         worker: text("fencepost-worker-id"),
     };
-    let owner = payload["tenant"].as_u64().map_or(usize::MAX, |it| it as usize);
+    let owner = owner_of(&payload);
     world.history.note(Event::Leased { tenant, held: held.clone(), owner, is_first: true });
     let mut client = Client::new(&world, tenant, rand::random());
     let any = REPLIES.choose_weighted(&mut client.rng, |it| it.1).map_or(Reply::Done, |it| it.0);

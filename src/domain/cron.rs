@@ -63,6 +63,11 @@ impl InvalidSchedule {
 /// let forms = "it may be a number from 0 to 23, `*`, a list such as 1,4, a range such as 1-4, \
 ///              a step such as */2";
 /// assert_eq!(message, format!("the hour cannot be `noon`: {forms}"));
+/// let message = parse("0 22-6 * * *").unwrap_err().to_string();
+/// assert_eq!(message, "the hour cannot be `22-6`: a range runs upwards, so write 22-23,0-6");
+/// let message = parse("0 0 * * fri-mon").unwrap_err().to_string();
+/// assert!(message.ends_with("write fri-6,0-mon"), "{message}");
+/// assert!(parse("0 0 * * fri-6,0-mon").is_ok());
 /// let message = parse("0 0 * * moon").unwrap_err().to_string();
 /// let allowed = "a name such as mon, 5L for the last, or 2#1 for the first";
 /// assert!(message.ends_with(allowed), "{message}");
@@ -95,6 +100,10 @@ pub fn parse(expression: &str) -> Result<Cron, InvalidSchedule> {
                 format!("the {name} cannot be `{field}`: it must be within {min} to {max}")
             }
             Some((_, (field, (name, min, max)))) => {
+                if let Some(upwards) = upwards(field, name, *min, *max) {
+                    let must = format!("a range runs upwards, so write {upwards}");
+                    return InvalidSchedule::Cron(format!("the {name} cannot be `{field}`: {must}"));
+                }
                 let more = match *name {
                     "month" => ", or a name such as jan",
                     "day of the month" => ", L for the last day, or 15W for the nearest weekday",
@@ -125,6 +134,27 @@ fn has_number_beyond(field: &str, min: u32, max: u32) -> bool {
     let values = field.split(',').filter_map(|it| it.split('/').next());
     let mut numbers = values.flat_map(|it| it.split('-')).filter_map(|it| it.parse::<u32>().ok());
     numbers.any(|it| !(min..=max).contains(&it))
+}
+
+/// The two ranges that were meant by one of the field that runs backwards, such as 22-6.
+fn upwards(field: &str, name: &str, min: u32, max: u32) -> Option<String> {
+    const MONTHS: &str = "jan feb mar apr may jun jul aug sep oct nov dec";
+    const WEEKDAYS: &str = "sun mon tue wed thu fri sat";
+    const SATURDAY: u32 = 6;
+    let (names, max) = match name {
+        "month" => (MONTHS, max),
+        "day of the week" => (WEEKDAYS, SATURDAY),
+        _ => ("", max),
+    };
+    let value = |text: &str| {
+        let place = names.split(' ').position(|it| it.eq_ignore_ascii_case(text));
+        let named = place.and_then(|it| u32::try_from(it).ok()).map(|it| it + min);
+        text.parse().ok().or(named).filter(|_| !text.is_empty())
+    };
+    field.split(',').find_map(|part| {
+        let (first, last) = part.split_once('-')?;
+        (value(first)? > value(last)?).then(|| format!("{first}-{max},{min}-{last}"))
+    })
 }
 
 const WRONG_COUNT: &str = "must have five fields, or six with seconds first, or be @hourly, @daily, @weekly, @monthly, @yearly";

@@ -46,8 +46,8 @@ pub struct Schedule {
     cron: Cron,
     zone: Zone,
     follows_the_wall: bool,
-    /// See [`cron::counts_weekdays_otherwise`].
-    counts_weekdays_otherwise: bool,
+    /// As it was sent: messages repeat its parts.
+    expression: Box<str>,
 }
 
 /// Policy for a tick while the job of an earlier one has not ended.
@@ -175,7 +175,7 @@ impl Schedule {
             cron,
             zone,
             follows_the_wall: cron::names_hours(expression),
-            counts_weekdays_otherwise: cron::counts_weekdays_otherwise(expression),
+            expression: expression.into(),
         })
     }
 
@@ -262,11 +262,12 @@ impl Schedule {
     /// As for [`cron::check_parts`]: it does not fire, or a part of it never matches. Or its
     /// weekdays mean other days than where it comes from.
     pub fn period(&self, after: DateTime<Utc>) -> Result<Option<TimeDelta>, InvalidSchedule> {
-        if self.counts_weekdays_otherwise {
+        if cron::counts_weekdays_otherwise(&self.expression) {
             return Err(InvalidSchedule::Cron(OTHER_WEEKDAYS.to_owned()));
         }
         // Before any tick is looked for: that would go on to the end of time.
-        cron::check_parts(&self.cron, after.with_timezone(&self.zone).date_naive())?;
+        let today = after.with_timezone(&self.zone).date_naive();
+        cron::check_parts(&self.expression, &self.cron, today)?;
         let first = self.next_after(after)?;
         let (mut last, mut shortest) = (first, None::<TimeDelta>);
         for _ in 0..PERIOD_TICKS {

@@ -22,18 +22,22 @@ const MAX_DAYS_IN_MONTH: usize = 31;
 ///
 /// ```
 /// # use {chrono::NaiveDate, fencepost_domain::cron::{check_parts, parse}};
-/// let check = |it| check_parts(&parse(it).unwrap(), NaiveDate::default());
+/// let check = |it| check_parts(it, &parse(it).unwrap(), NaiveDate::default());
 /// for good in ["0 0 29 2 *", "0 0 L,15W * 5L,2#1", "0 0 1-7 * +1", "0 0 31 * *", "@yearly"] {
 ///     assert!(check(good).is_ok(), "{good}");
 /// }
 /// for (bad, part) in [
 ///     ("0 0 1 * L", "`L`"), ("0 0 * * 5,L", "`L`"), ("0 0 1,30 2 *", "`30`"),
 ///     ("0 0 31 2,3 *", "`2`"), ("0 0 1,10 * +FRI#2", "`1`"), ("0 0 L,LW * *", "`L`"),
+///     ("0 0 31 feb,MAR *", "`feb`"),
 /// ] {
 ///     let message = check(bad).unwrap_err().to_string();
 ///     assert!(message.contains(part) && message.contains("never matches"), "{bad}: {message}");
 /// }
-/// for (all, name) in [("0 0 */1 * MON", "day of the month"), ("0 0 1 * 0-6", "day of the week")] {
+/// for (all, name) in [
+///     ("0 0 */1 * MON", "day of the month `*/1`"),
+///     ("0 0 1 * SUN-SAT", "day of the week `SUN-SAT`"),
+/// ] {
 ///     let message = check(all).unwrap_err().to_string();
 ///     assert!(message.starts_with(&format!("the {name}")), "{all}: {message}");
 /// }
@@ -47,11 +51,18 @@ const MAX_DAYS_IN_MONTH: usize = 31;
 ///     assert!(check(gap).unwrap_err().to_string().contains("empty part"), "{gap}");
 /// }
 /// ```
-pub fn check_parts(cron: &Cron, today: NaiveDate) -> Result<(), InvalidSchedule> {
+pub fn check_parts(expression: &str, cron: &Cron, today: NaiveDate) -> Result<(), InvalidSchedule> {
     let fields: Vec<_> = cron.pattern.as_str().split_whitespace().collect();
     let Some((_, &[days, months, weekdays])) = fields.split_last_chunk() else { return Ok(()) };
     let weekdays = weekdays.trim_start_matches('+');
-    if let Some(field) = fields.iter().find(|it| has_gap(it)) {
+    // The parser writes numbers for names: messages repeat what was sent.
+    let sent: Vec<_> = expression.split_whitespace().collect();
+    let sent = if sent.len() == fields.len() { sent } else { fields.clone() };
+    let Some((_, &[sent_days, sent_months, sent_weekdays])) = sent.split_last_chunk() else {
+        return Ok(());
+    };
+    let sent_weekdays = sent_weekdays.trim_start_matches('+');
+    if let Some(field) = sent.iter().find(|it| has_gap(it)) {
         let gap = format!("`{field}` has an empty part: a value is missing beside a comma");
         return Err(InvalidSchedule::Cron(gap));
     }
@@ -61,15 +72,18 @@ pub fn check_parts(cron: &Cron, today: NaiveDate) -> Result<(), InvalidSchedule>
     if !has_day(cron, today) {
         return Err(InvalidSchedule::Never);
     }
-    check_restriction(cron, days, weekdays)?;
+    check_restriction(cron, sent_days, sent_weekdays)?;
     // Without a `+`, a day matches by either field: each is tried alone.
     let (days_beside, weekdays_beside, sign) = match cron.pattern.matches_dom_and_dow() {
         true => (days, weekdays, "+"),
         false => ("*", "*", ""),
     };
-    each("day of the month", days, |it| format!("{it} {months} {sign}{weekdays_beside}"), today)?;
-    each("day of the week", weekdays, |it| format!("{days_beside} {months} {sign}{it}"), today)?;
-    each("month", months, |it| format!("{days} {it} {sign}{weekdays}"), today)?;
+    let with_day = |it: &str| format!("{it} {months} {sign}{weekdays_beside}");
+    let with_weekday = |it: &str| format!("{days_beside} {months} {sign}{it}");
+    let with_month = |it: &str| format!("{days} {it} {sign}{weekdays}");
+    each("day of the month", (days, sent_days), with_day, today)?;
+    each("day of the week", (weekdays, sent_weekdays), with_weekday, today)?;
+    each("month", (months, sent_months), with_month, today)?;
     let has = |it: &str| days.split(',').any(|part| part == it);
     if has("L") && has("LW") { Err(never("day of the month", "L")) } else { Ok(()) }
 }
@@ -97,17 +111,17 @@ fn has_gap(field: &str) -> bool {
     field.trim_start_matches('+').split(',').any(str::is_empty)
 }
 
-/// Checks each part of a field alone.
+/// Checks each part of a field alone. Messages repeat the part that was sent.
 fn each(
     field: &str,
-    parts: &str,
+    (parts, sent): (&str, &str),
     days_with: impl Fn(&str) -> String,
     today: NaiveDate,
 ) -> Result<(), InvalidSchedule> {
-    for part in parts.split(',') {
+    for (part, sent) in parts.split(',').zip(sent.split(',')) {
         let alone = parse(&format!("0 0 {}", days_with(part)))?;
         if !has_day(&alone, today) {
-            return Err(never(field, part));
+            return Err(never(field, sent));
         }
     }
     Ok(())

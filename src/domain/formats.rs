@@ -38,7 +38,8 @@ pub fn job_states<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<JobState>, D
     let states = text.split(',').map(|name| {
         state(name).ok_or_else(|| {
             let names = JobState::ALL.map(JobState::as_str).join(", ");
-            D::Error::custom(format!("must be of {names}; some are separated by commas"))
+            let name: String = name.chars().take(MAX_SHOWN_CHARS).collect();
+            D::Error::custom(format!("must be of {names}, separated by commas, has `{name}`"))
         })
     });
     states.collect()

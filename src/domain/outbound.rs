@@ -199,6 +199,10 @@ pub fn read_url(text: &str, allowed: &Allowed) -> Result<Url, String> {
         Host::Ipv6(it) => Some(IpAddr::V6(it)),
         // RFC 6761: it never leaves the machine.
         Host::Domain("localhost") => Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+        // RFC 1034, section 3.1: only the root, at the end, has no name.
+        Host::Domain(it) if it.trim_end_matches('.').split('.').any(str::is_empty) => {
+            return Err("must have a host without empty parts".to_owned());
+        }
         Host::Domain(_) => None,
     };
     if address.is_some_and(|it| allowed.names(it)) {

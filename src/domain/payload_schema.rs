@@ -4,7 +4,7 @@
 
 mod pattern;
 
-use std::{cmp::Ordering, collections::BTreeMap};
+use std::{cmp::Ordering, collections::BTreeMap, slice};
 
 use regex::Regex;
 use serde_json::{Number, Value};
@@ -261,12 +261,11 @@ impl PayloadSchema {
             ("type" | "enum", Value::Array(none)) if none.is_empty() => {
                 return Err(wrong("a list of at least one entry"));
             }
-            ("type", Value::Array(types)) => {
-                let types = types.iter().map(Type::read).collect::<Option<Vec<_>>>();
-                self.types = types.ok_or_else(|| wrong("a list of types"))?;
-            }
-            ("type", one) => {
-                self.types = vec![Type::read(one).ok_or_else(|| wrong("a type"))?];
+            ("type", sent) => {
+                let sent = sent.as_array().map_or_else(|| slice::from_ref(sent), Vec::as_slice);
+                let types = sent.iter().map(Type::read).collect::<Option<_>>();
+                let names = || Type::NAMES.map(|it| format!("`{}`", it.0)).join(" or ");
+                self.types = types.ok_or_else(|| wrong(&names()))?;
             }
             ("enum", Value::Array(choices)) => self.choices = Some(choices.clone()),
             ("const", only) => self.choices = Some(vec![only.clone()]),
@@ -475,7 +474,7 @@ mod tests {
             (json!({"prefixItems": [{"not": {}}]}), "schema.prefixItems[0].not"),
             (json!({"properties": []}), "schema.properties must be an object"),
             (json!({"enum": many}), "at most 100 entries, has 101"),
-            (json!({"type": "text"}), "schema.type must be a type"),
+            (json!({"type": "text"}), "schema.type must be `null` or `boolean`"),
             (json!({"items": {"enum": []}}), "schema.items.enum must be a list of at least one"),
             (json!({"required": [1]}), "schema.required must be a list of names"),
             (json!({"minLength": -1}), "schema.minLength must be a whole number of at least 0"),

@@ -10,11 +10,14 @@ use axum::{
 };
 use fencepost_domain::error::{Error, KEY_PREFIX};
 use percent_encoding::percent_decode_str;
+use serde_json::Value;
 
 use crate::openapi;
 
 /// Bytes of a parameter's name that an error repeats.
 const MAX_NAME_BYTES: usize = 100;
+/// Characters of a parameter's value that an error repeats.
+const MAX_SHOWN_CHARS: usize = 60;
 
 /// Refuses a request to this route if a part of it would be ignored. `?dry_run=true` at an
 /// operation without parameters would really run it.
@@ -45,12 +48,43 @@ pub fn check(request: &Request, route: Option<&str>) -> Result<(), Error> {
         let name = if is_name { &name } else { "query" };
         return Err(Error::invalid(name, "is no parameter: this operation has none in its query"));
     }
+    check_values(query, parameters)?;
     if let Some(name) = condition
         && !parameters().any(|it| it["name"] == "If-Match")
     {
         let message = "is no condition of this operation: send it with a `PUT`, `PATCH` or \
             `DELETE` of settings that have an `etag`";
         return Err(Error::invalid(name.as_str(), message));
+    }
+    Ok(())
+}
+
+/// Checks the numbers, and what is true or false, against their schemas: the parser of a query
+/// knows no bounds but those of the types in the server.
+fn check_values<'a, P: Iterator<Item = &'a Value>>(
+    query: &str,
+    parameters: impl Fn() -> P,
+) -> Result<(), Error> {
+    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+        let schema = parameters().find(|it| it["in"] == "query" && it["name"] == *name);
+        let Some(schema) = schema.map(|it| &it["schema"]) else { continue };
+        let is = |kind: &str| {
+            let named = &schema["type"];
+            named == kind || named.as_array().is_some_and(|it| it.iter().any(|it| it == kind))
+        };
+        let shown: String = value.chars().take(MAX_SHOWN_CHARS).collect();
+        let shown = if shown.is_empty() { "empty".to_owned() } else { format!("`{shown}`") };
+        if is("boolean") && !matches!(&*value, "true" | "false") {
+            return Err(Error::invalid(name, format!("must be `true` or `false`, is {shown}")));
+        }
+        if is("integer") {
+            let min = schema["minimum"].as_i64().unwrap_or(i32::MIN.into());
+            let max = schema["maximum"].as_i64().unwrap_or(i32::MAX.into());
+            if !value.parse::<i64>().is_ok_and(|it| (min..=max).contains(&it)) {
+                let message = format!("must be an integer between {min} and {max}, is {shown}");
+                return Err(Error::invalid(name, message));
+            }
+        }
     }
     Ok(())
 }
@@ -99,7 +133,12 @@ mod tests {
             request = request.header(*name, *value);
         }
         let request = request.body(Body::empty()).expect("a request");
-        check(&request, Some(route)).err().map(|it| it.to_string())
+        match check(&request, Some(route)).err()? {
+            Error::Invalid(broken) => {
+                Some(broken.iter().map(|it| format!("{}: {}", it.field, it.message)).collect())
+            }
+            other => Some(other.to_string()),
+        }
     }
 
     #[test]
@@ -124,6 +163,22 @@ mod tests {
         assert!(checked("DELETE", "/v1/queues/q/push", push, &condition).is_some());
         assert_eq!(checked("GET", "/v1/queues/q/push", push, &condition), None);
         assert_eq!(checked("DELETE", "/v1/queues/q", "/v1/queues/{queue}", &condition), None);
+    }
+
+    #[test]
+    fn a_value_that_its_schema_does_not_have_is_refused_with_the_bound() {
+        let message = |query: &str| checked("GET", &format!("/v1/jobs?{query}"), "/v1/jobs", &[]);
+        for (query, part) in [
+            ("limit=-1", "limit: must be an integer between 1 and 200, is `-1`"),
+            ("limit=99999999999999999999", "between 1 and 200"),
+            ("limit=ten", "is `ten`"),
+            ("limit=", "is empty"),
+            ("payloads=0", "payloads: must be `true` or `false`, is `0`"),
+        ] {
+            let message = message(query).expect("a refusal");
+            assert!(message.contains(part), "{query}: {message}");
+        }
+        assert_eq!(message("limit=200&payloads=true&tag=limit%3D-1"), None);
     }
 
     #[test]

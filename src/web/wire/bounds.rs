@@ -9,15 +9,16 @@ use utoipa::ToSchema;
 
 use super::openapi::BOUNDS;
 
-/// The least and the greatest value of the number at a path of a request.
+/// The least and the greatest value of the number at a path of a request; none: the schema has no
+/// such bound.
 pub struct Range {
     /// The least value.
-    pub min: Number,
+    pub min: Option<Number>,
     /// The greatest value.
-    pub max: Number,
+    pub max: Option<Number>,
 }
 
-/// The bounds of the number at `path`; none: its schema has none.
+/// The bounds of the number at `path`; none: no schema describes it.
 #[must_use]
 pub fn of<T: ToSchema>(path: &Path) -> Option<Range> {
     let mut named = Vec::new();
@@ -32,7 +33,7 @@ pub fn of<T: ToSchema>(path: &Path) -> Option<Range> {
     })?;
     let bounds = at.get(BOUNDS).unwrap_or(at);
     let bound = |name: &str| bounds.get(name)?.as_number().cloned();
-    Some(Range { min: bound("minimum")?, max: bound("maximum")? })
+    Some(Range { min: bound("minimum"), max: bound("maximum") })
 }
 
 /// Returns what `part` finds in a schema, in one that it names, or in one of which it is made.
@@ -80,7 +81,7 @@ mod tests {
     fn found(sent: &Value) -> Option<String> {
         let error = serde_path_to_error::deserialize::<_, Order>(sent).err()?;
         let range = of::<Order>(error.path())?;
-        Some(format!("{} to {}", range.min, range.max))
+        Some(format!("{} to {}", range.min?, range.max?))
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Entries of a list that fail alone: one that cannot be read does not refuse the others.
 
-use std::{borrow::Cow, fmt, marker::PhantomData};
+use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData};
 
 use fencepost_domain::error::Error;
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
@@ -66,15 +66,14 @@ impl<T: DeserializeOwned + ToSchema> Entry<T> {
     /// The `job_id` of an entry that cannot be read; empty if it is no text either.
     #[must_use]
     pub fn job_id(&self) -> String {
-        #[derive(Deserialize)]
-        struct Named {
-            #[serde(default)]
-            job_id: Option<Box<RawValue>>,
-        }
-        let named: Option<Named> = serde_json::from_str(self.json.get()).ok();
-        let job_id = named.and_then(|it| it.job_id);
-        let job_id: Option<String> = job_id.and_then(|it| serde_json::from_str(it.get()).ok());
-        let job_id = job_id.unwrap_or_default();
-        self.mark.map_or(job_id.clone(), |mark| job_id.replace(mark, "\u{FFFD}"))
+        self.text("job_id").unwrap_or_default()
+    }
+
+    /// A field of an entry that cannot be read; none: it is missing, or no text either.
+    #[must_use]
+    pub fn text(&self, field: &str) -> Option<String> {
+        let fields: BTreeMap<String, Box<RawValue>> = serde_json::from_str(self.json.get()).ok()?;
+        let text: String = serde_json::from_str(fields.get(field)?.get()).ok()?;
+        Some(self.mark.map_or(text.clone(), |mark| text.replace(mark, "\u{FFFD}")))
     }
 }

@@ -279,8 +279,8 @@ async fn parse<T: RequestBody>(body: &[u8], unknown: UnknownFields) -> Result<T,
     apart(body, |body| parse_here(body, unknown)).await?
 }
 
-/// Parses once; only an invalid body is parsed again, without its unknown fields or to find the
-/// field.
+/// Parses once; only what cannot be read so is parsed again: without its unknown fields, with
+/// integers that are written as fractions, or to find the field.
 pub(super) fn parse_here<T: DeserializeOwned + ToSchema>(
     body: &[u8],
     unknown: UnknownFields,
@@ -289,17 +289,18 @@ pub(super) fn parse_here<T: DeserializeOwned + ToSchema>(
     if let Ok(Object(value)) = serde_json::from_slice::<Object<T>>(body) {
         return Ok(value);
     }
+    if body.is_empty() {
+        return Err(Error::Unreadable("the body is empty: it must be a JSON object".to_owned()));
+    }
     if let Err(error) = serde_json::from_slice::<IgnoredAny>(body) {
         return Err(Error::Unreadable(format!("the body is not valid JSON: {error}")));
     }
-    let without = |skipped| {
-        serde_path_to_error::deserialize::<_, Object<T>>(KnownFields(&mut json(), skipped))
+    let skipped = match unknown {
+        UnknownFields::Refused => Skipped::None,
+        UnknownFields::Ignored => Skipped::All,
+        UnknownFields::Logged => Skipped::AllButMisspelt,
     };
-    let read = match unknown {
-        UnknownFields::Refused => serde_path_to_error::deserialize(&mut json()),
-        UnknownFields::Ignored => without(Skipped::All),
-        UnknownFields::Logged => without(Skipped::AllButMisspelt),
-    };
+    let read = serde_path_to_error::deserialize::<_, Object<T>>(KnownFields(&mut json(), skipped));
     read.map(|it| it.0).map_err(|error| {
         let message = error.inner().to_string();
         field_error(error.path(), &message, || bounds::of::<T>(error.path()))
@@ -326,15 +327,10 @@ fn field_error(
         None if parent.is_empty() => "body".to_owned(),
         None => parent,
     };
+    let without = bounds::Range { min: None, max: None };
     let unfit = json_words::unfit_number(message);
-    let message = match unfit.and_then(|unfit| Some((unfit, bounds()?))) {
-        Some(((kind, sent), bounds::Range { min, max })) => {
-            let sent = sent.map_or(String::new(), |it| format!(", is {it}"));
-            format!("{kind} {min} and {max}{sent}")
-        }
-        None => json_words::rewrite(message),
-    };
-    Error::invalid(field, message)
+    let unfit = unfit.and_then(|it| it.within(&bounds().unwrap_or(without)));
+    Error::invalid(field, unfit.unwrap_or_else(|| json_words::rewrite(message)))
 }
 
 /// A query string.

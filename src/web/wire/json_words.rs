@@ -1,8 +1,10 @@
 //! What a parser says of a body or a query, in words for people who send JSON: no names of Rust
 //! types, and the name that was probably meant.
 
+use super::bounds::Range;
+
 /// How similar two names must be for a suggestion, from 0 to 1.
-const MIN_SIMILARITY: f64 = 0.75;
+const MIN_SIMILARITY: f64 = 0.8;
 /// Longer names are compared with none: the comparison costs the product of both lengths.
 const MAX_COMPARED_BYTES: usize = 100;
 /// Characters that a message repeats of what was sent.
@@ -41,6 +43,12 @@ pub fn rewrite(message: &str) -> String {
     if message.contains("cannot parse integer from empty string") {
         return "must be a whole number, is empty".to_owned();
     }
+    if message.contains("hex escape") {
+        return "must be text, has half of a surrogate pair".to_owned();
+    }
+    if message.starts_with("invalid unicode code point") {
+        return "must be valid UTF-8".to_owned();
+    }
     if message.starts_with("missing field") {
         return "is missing".to_owned();
     }
@@ -69,9 +77,6 @@ pub fn rewrite(message: &str) -> String {
     let Some((before, expected)) = message.split_once(", expected ") else {
         return message.to_owned();
     };
-    if let (Some(sent), Some((min, max))) = (unfit_integer(message), range(expected)) {
-        return format!("must be an integer from {min} to {max}, is {sent}");
-    }
     let expected = kind(expected);
     match before.strip_prefix("invalid type: ") {
         Some(sent) => format!("must be {expected}, is {}", sent_kind(sent)),
@@ -79,37 +84,69 @@ pub fn rewrite(message: &str) -> String {
     }
 }
 
-/// Returns what a number must be, before its bounds, and what was sent, if the message says that
-/// the number does not fit. A parser takes integers of more than 64 bits for fractions, and names
-/// no number that is beyond every type.
+/// A number that does not fit, as a parser's message says.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Unfit {
+    /// What the number must be, before its bounds.
+    kind: &'static str,
+    /// Sent number; none: the parser names none that is beyond every type.
+    sent: Option<String>,
+    /// Values of the number's type in the server.
+    of_type: Option<(i64, u64)>,
+}
+
+impl Unfit {
+    /// The message, with the bounds of the number's schema; without one, with those of its type.
+    /// None: neither is known.
+    ///
+    /// ```
+    /// # use fencepost_web::wire::{bounds::Range, json_words::unfit_number};
+    /// let unfit = unfit_number("invalid value: integer `-1`, expected i32").expect("unfit");
+    /// let from_one = Range { min: Some(1.into()), max: None };
+    /// assert_eq!(unfit.within(&from_one).unwrap(), "must be between 1 and 2147483647, is -1");
+    /// ```
+    #[must_use]
+    pub fn within(&self, schema: &Range) -> Option<String> {
+        let least = self.of_type.map(|it| it.0.into());
+        let greatest = self.of_type.map(|it| it.1.into());
+        let (min, max) = (schema.min.clone().or(least)?, schema.max.clone().or(greatest)?);
+        let sent = self.sent.as_ref().map_or(String::new(), |it| format!(", is {it}"));
+        Some(format!("{} {min} and {max}{sent}", self.kind))
+    }
+}
+
+/// Reads a message that says that a number does not fit. A parser takes integers of more than 64
+/// bits for fractions.
 ///
 /// ```
-/// # use fencepost_web::wire::json_words::unfit_number;
-/// let unfit = |message: &str| unfit_number(message).expect("unfit");
-/// let sent = Some("-1".to_owned());
-/// assert_eq!(unfit("invalid value: integer `-1`, expected u32"), ("must be between", sent));
-/// let fraction = unfit("invalid type: floating point `1.5`, expected i32");
-/// assert_eq!(fraction, ("must be an integer between", Some("1.5".to_owned())));
-/// let large = unfit("invalid type: floating point `100000000000000000000.0`, expected i32");
-/// assert_eq!(large.1.expect("sent"), "1e20");
-/// assert_eq!(unfit("number out of range"), ("must be between", None));
+/// # use fencepost_web::wire::{bounds::Range, json_words::unfit_number};
+/// let percent = Range { min: Some(0.into()), max: Some(100.into()) };
+/// let message = |it: &str| unfit_number(it).expect("unfit").within(&percent).expect("bounds");
+/// let negative = message("invalid value: integer `-1`, expected u32");
+/// assert_eq!(negative, "must be between 0 and 100, is -1");
+/// let fraction = message("invalid type: floating point `1.5`, expected i32");
+/// assert_eq!(fraction, "must be an integer between 0 and 100, is 1.5");
+/// let large = message("invalid type: floating point `100000000000000000000.0`, expected i32");
+/// assert!(large.ends_with("is 1e20"));
+/// assert_eq!(message("number out of range"), "must be between 0 and 100");
 /// assert_eq!(unfit_number("invalid type: integer `1`, expected a string"), None);
 /// ```
 #[must_use]
-pub fn unfit_number(message: &str) -> Option<(&'static str, Option<String>)> {
+pub fn unfit_number(message: &str) -> Option<Unfit> {
+    let kind = "must be between";
     if message.starts_with("number out of range") {
-        return Some(("must be between", None));
+        return Some(Unfit { kind, sent: None, of_type: None });
     }
-    if let Some(sent) = unfit_integer(message) {
-        return Some(("must be between", Some(sent.to_owned())));
+    let (before, expected) = message.split_once(", expected ")?;
+    let of_type = range(expected);
+    if let Some(sent) = unfit_integer(before) {
+        return Some(Unfit { kind, sent: Some(sent.to_owned()), of_type });
     }
-    let (sent, expected) = message.split_once(", expected ")?;
-    range(expected)?;
-    let sent = sent.strip_prefix("invalid type: floating point `")?.trim_end_matches('`');
-    let value: f64 = sent.parse().ok()?;
+    let sent = before.strip_prefix("invalid type: floating point `")?.trim_end_matches('`');
+    let value: f64 = of_type.and_then(|_| sent.parse().ok())?;
     let is_large = value.abs() > u64::MAX as f64;
     let sent = if is_large { format!("{value:e}") } else { sent.to_owned() };
-    Some(("must be an integer between", Some(sent)))
+    Some(Unfit { kind: "must be an integer between", sent: Some(sent), of_type })
 }
 
 /// The integer that was sent, if the message says that it does not fit.
@@ -236,12 +273,26 @@ mod tests {
 
     #[test]
     fn an_integer_that_does_not_fit_is_named_with_the_bounds() {
-        assert_eq!(
-            rewrite("invalid value: integer `-1`, expected u32"),
-            "must be an integer from 0 to 4294967295, is -1"
-        );
-        let large = rewrite("invalid value: integer `2147483648`, expected i32");
-        assert_eq!(large, "must be an integer from -2147483648 to 2147483647, is 2147483648");
+        let without_bounds = Range { min: None, max: None };
+        let within = |it: &str| unfit_number(it).and_then(|it| it.within(&without_bounds));
+        let negative = within("invalid value: integer `-1`, expected u32").expect("bounds");
+        assert_eq!(negative, "must be between 0 and 4294967295, is -1");
+        let large = within("invalid value: integer `2147483648`, expected i32").expect("bounds");
+        assert_eq!(large, "must be between -2147483648 and 2147483647, is 2147483648");
+        assert_eq!(within("number out of range"), None);
+    }
+
+    #[test]
+    fn an_unlike_name_is_not_suggested() {
+        assert_eq!(probably_meant("desc", &["newest", "oldest"]), None);
+    }
+
+    #[test]
+    fn what_is_no_text_is_said_in_words() {
+        let half = rewrite("unexpected end of hex escape");
+        assert_eq!(half, "must be text, has half of a surrogate pair");
+        assert_eq!(rewrite("lone leading surrogate in hex escape"), half);
+        assert_eq!(rewrite("invalid unicode code point"), "must be valid UTF-8");
     }
 
     #[test]

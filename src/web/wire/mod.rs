@@ -6,7 +6,7 @@
 pub mod accepted;
 pub mod audit;
 pub mod body;
-mod bounds;
+pub mod bounds;
 mod coding;
 pub mod compressed;
 pub mod entries;

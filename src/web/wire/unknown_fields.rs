@@ -14,11 +14,15 @@ use serde::forward_to_deserialize_any;
 
 use super::json_words::is_misspelt;
 
+/// Greatest number up to which a fraction has one integer: 2^53.
+const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
+
 /// The names of a struct's fields; none: of a map, whose keys are data.
 type Known = Option<&'static [&'static str]>;
 
 /// Passes the fields of each struct on, at any depth, and skips all others. Alternatives that are
-/// read by hand, such as the entries of `depends_on`, stay as strict as they are.
+/// read by hand, such as the entries of `depends_on`, stay as strict as they are. Integers may be
+/// written as fractions without a remainder: JSON Schema (2020-12, section 6.1.1) calls `1.0` one.
 ///
 /// ```
 /// # use fencepost_web::wire::unknown_fields::{KnownFields, Skipped};
@@ -37,6 +41,8 @@ pub struct KnownFields<T>(pub T, pub Skipped);
 /// The unknown fields that are skipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Skipped {
+    /// None: a struct gets them, and refuses them.
+    None,
     /// All of them.
     All,
     /// All but those that are spelt nearly like a known one: a struct gets these, and refuses them.
@@ -49,6 +55,16 @@ impl<T> KnownFields<T> {
     fn around<V>(&self, inner: V, known: Known) -> Filter<V> {
         Filter { inner, known, skipped: self.1 }
     }
+}
+
+macro_rules! integers {
+    ($($method:ident)*) => {
+        $(
+            fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+                self.0.$method(Integer(visitor))
+            }
+        )*
+    };
 }
 
 impl<'de, D: Deserializer<'de>> Deserializer<'de> for KnownFields<D> {
@@ -98,9 +114,38 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for KnownFields<D> {
         self.0.deserialize_byte_buf(visitor)
     }
 
+    integers! {
+        deserialize_i8 deserialize_i16 deserialize_i32 deserialize_i64
+        deserialize_u8 deserialize_u16 deserialize_u32 deserialize_u64
+    }
+
     forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes unit
-        unit_struct seq tuple tuple_struct map identifier ignored_any
+        bool i128 u128 f32 f64 char str string bytes unit unit_struct seq tuple tuple_struct map
+        identifier ignored_any
+    }
+}
+
+/// The visitor of an integer.
+struct Integer<V>(V);
+
+impl<'de, V: Visitor<'de>> Visitor<'de> for Integer<V> {
+    type Value = V::Value;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.expecting(f)
+    }
+
+    fn visit_i64<E: Error>(self, value: i64) -> Result<V::Value, E> {
+        self.0.visit_i64(value)
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> Result<V::Value, E> {
+        self.0.visit_u64(value)
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<V::Value, E> {
+        let is_integer = value.fract() == 0.0 && value.abs() <= MAX_EXACT;
+        if is_integer { self.0.visit_i64(value as i64) } else { self.0.visit_f64(value) }
     }
 }
 
@@ -196,7 +241,8 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Filter<A> {
         &mut self,
         seed: S,
     ) -> Result<Option<S::Value>, A::Error> {
-        let Some(known) = self.known else { return self.inner.next_key_seed(seed) };
+        let known = self.known.filter(|_| self.skipped != Skipped::None);
+        let Some(known) = known else { return self.inner.next_key_seed(seed) };
         while let Some(name) = self.inner.next_key::<String>()? {
             let is_strict = self.skipped == Skipped::AllButMisspelt;
             if known.contains(&name.as_str()) || is_strict && is_misspelt(&name, known) {
@@ -282,6 +328,20 @@ mod tests {
         assert!(read::<Object<Inner>>(r#"{"kind": "large"}"#).is_err());
         assert!(read::<Object<Inner>>(r#"{"kind": "small", "size": "3"}"#).is_err());
         assert!(read::<Object<Inner>>(r#"["small", 3]"#).is_err());
+    }
+
+    #[test]
+    fn an_integer_may_be_written_as_a_fraction_without_a_remainder() {
+        let size = |json: &str| {
+            let json = format!(r#"{{"kind": "small", "size": {json}}}"#);
+            read::<Inner>(&json).map(|it| it.size)
+        };
+        for (json, value) in [("1.0", 1), ("1e2", 100), ("-0", 0), ("20.50e1", 205)] {
+            assert_eq!(size(json).expect("an integer"), Some(value), "{json}");
+        }
+        for json in ["1.5", "1e3", "-1.0", "1e30"] {
+            assert!(size(json).is_err(), "{json}");
+        }
     }
 
     #[test]

@@ -79,7 +79,9 @@ impl Check {
 
     /// The names in a poll; `queues` and `job_types` are what its protocol calls these fields.
     pub fn poll(&mut self, poll: &Poll, queues: &str, job_types: &str) {
-        self.optional_name("worker_id", poll.worker_id.as_deref(), limits::MAX_WORKER_ID_CHARS);
+        if let Some(worker_id) = &poll.worker_id {
+            self.path_name("worker_id", worker_id, limits::MAX_WORKER_ID_CHARS);
+        }
         self.names(queues, &poll.queues, limits::MAX_POLL_QUEUES, limits::MAX_QUEUE_CHARS);
         let (max, max_chars) = (limits::MAX_POLL_JOB_TYPES, limits::MAX_JOB_TYPE_CHARS);
         self.names(job_types, &poll.job_types, max, max_chars);

@@ -154,7 +154,8 @@ const NOTATIONS: [&str; 34] = [
 ];
 
 /// URLs that break another rule.
-const HOSTILE: [&str; 44] = [
+const HOSTILE: [&str; 45] = [
+    "https://example..com/hook",
     "",
     " ",
     "x",

@@ -19,11 +19,12 @@ use fencepost_web::{
     auth::{Caller, Manage, Read},
     wire::{
         extract::{Json, NameInPath, RequestBody},
-        openapi::items,
+        openapi::{items, range},
         validate::Check,
     },
 };
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::{
@@ -123,9 +124,11 @@ pub struct PutAlarmRequest {
     queues: Option<Vec<String>>,
     /// 1–1,000 dead letters or running jobs, 1–100 groups, 60–604,800 s, or 1–90 days: see the
     /// rule. Default: that of the rule.
+    #[schema(extensions(("bounds" = json!(of_any_rule(Rule::thresholds)))))]
     threshold: Option<i32>,
     /// 60–3,600 s for `dead_letters`, 0–86,400 s for `oldest_ready`, `workers_silent` and
     /// `groups_blocked`. Default: that of the rule.
+    #[schema(extensions(("bounds" = json!(of_any_rule(Rule::periods)))))]
     for_seconds: Option<i32>,
     /// Members who get a mail. Default: owners.
     mail_to: Option<MailTo>,
@@ -134,6 +137,12 @@ pub struct PutAlarmRequest {
 }
 
 impl RequestBody for PutAlarmRequest {}
+
+/// The bounds of a number within which those of each rule are.
+fn of_any_rule(bounds: fn(Rule) -> Option<(i32, i32)>) -> Value {
+    let (least, greatest): (Vec<_>, Vec<_>) = Rule::ALL.into_iter().filter_map(bounds).unzip();
+    range(least.into_iter().min(), greatest.into_iter().max())
+}
 
 /// List alarms.
 ///

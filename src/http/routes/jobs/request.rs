@@ -65,7 +65,8 @@ pub struct EnqueueRequest {
     /// Priority; higher runs first. Default: 0.
     #[schema(extensions(("bounds" = json!(range(limits::MIN_PRIORITY, limits::MAX_PRIORITY)))))]
     priority: Option<i16>,
-    /// Earliest time of its first attempt, at most 100 years ahead. Default: immediately.
+    /// Earliest time of its first attempt, at most 100 years ahead, kept to the microsecond.
+    /// Default: immediately.
     #[serde(default, deserialize_with = "formats::optional_time")]
     run_at: Option<DateTime<Utc>>,
     /// Seconds until it may run. Alternative to `run_at`.

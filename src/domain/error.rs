@@ -378,6 +378,14 @@ impl Error {
         Self::Invalid(vec![FieldError::new(field, message)])
     }
 
+    /// The same error, of fields below `path`, such as `acks[1].`.
+    #[must_use]
+    pub fn below(self, path: &str) -> Self {
+        let Self::Invalid(mut broken) = self else { return self };
+        broken.iter_mut().for_each(|it| it.field.insert_str(0, path));
+        Self::Invalid(broken)
+    }
+
     /// Says of an id that does not exist if it cannot be one. A key that was sent in its place is
     /// not repeated: errors are logged.
     #[must_use]

@@ -237,10 +237,10 @@ fn only_the_worker_of_a_running_attempt_reports_events_and_logs() {
             let mut missing = job.clone();
             missing["id"] = json!("job_01m7w3ha3aextt8pkwwdmxsmqw");
             post("w", &missing).await.is_error(404, "job_not_found");
-            let both = json!({"worker_id": "w", field: [report(&job, "y"), report(&stale, "y")]});
-            t.post(path, both).await.is_error(409, "stale_lease");
             t.post(path, json!({"worker_id": "w", field: []})).await.refuses(field);
         }
+        let both = json!({"worker_id": "w", "events": [event(&job, "y"), event(&stale, "y")]});
+        t.post("/v1/workers/events", both).await.is_error(409, "stale_lease");
         t.ack(&job, "w", "succeeded").await.is(200);
         let late = json!({"worker_id": "w", "events": [event(&job, "late")]});
         t.post("/v1/workers/events", late).await.is_error(409, "invalid_state");

@@ -1,6 +1,7 @@
 //! Text that programs produce: half of an emoji, a file's name in another encoding. No report is
 //! refused for it, and no other report with it.
 
+use fencepost_domain::ids::JobId;
 use serde_json::{Value, json};
 
 use crate::harness::{TestProject, run, run_alone};
@@ -179,6 +180,31 @@ fn a_chunk_of_output_that_cannot_be_read_fails_alone() {
         assert_eq!((&logs[0]["data"], &logs[1]["data"]), (&json!("plain"), &json!(READ)));
         let all_odd = json!({"worker_id": "w", "chunks": [chunk(-1, "x")]});
         t.post("/v1/workers/logs", all_odd).await.refuses("chunks[0].sequence");
+    });
+}
+
+#[test]
+fn output_of_a_job_that_does_not_run_is_refused_alone() {
+    run(async |t| {
+        let (ended, running) = (leased(t).await, leased(t).await);
+        t.ack(&ended, "w", "succeeded").await.is(200);
+        let chunk = |job: &Value| {
+            json!({
+                "job_id": job, "attempt": 1, "sequence": 0, "data": "x", "timestamp_ms": 1,
+            })
+        };
+        let unknown = json!(JobId::generate().to_string());
+        let chunks = json!([chunk(&ended["id"]), chunk(&running["id"]), chunk(&unknown)]);
+        let body = json!({"worker_id": "w", "chunks": chunks});
+        let reply = t.post("/v1/workers/logs", body).await.is(200);
+        assert_eq!((&reply["accepted"], &reply["refused"][2]), (&json!(1), &Value::Null));
+        for (place, index, status, id) in [(0, 0, 409, &ended["id"]), (1, 2, 404, &unknown)] {
+            let refused = &reply["refused"][place];
+            let is = (&refused["index"], &refused["status"], &refused["job_id"]);
+            assert_eq!(is, (&json!(index), &json!(status), id));
+        }
+        let alone = json!({"worker_id": "w", "chunks": [chunk(&ended["id"])]});
+        t.post("/v1/workers/logs", alone).await.is(409);
     });
 }
 

@@ -279,10 +279,13 @@ fn schedules_that_a_worker_brings_are_kept_and_bad_ones_reported() {
             {"job_type": "Report", "cron_expression": "61 * * * *"},
             {"job_type": "Report", "cron_expression": "@daily", "timezone": "Mars/Base"},
             {"job_type": "Other.Cleanup", "cron_expression": "@hourly"},
-            {"job_type": "Report", "cron_expression": "@daily", "typo": 1},
+            {"job_type": "Report", "cron_expression": "@daily", "timezon": "UTC"},
             "nonsense",
             {"job_type": "MyApp.Jobs.Cleanup", "cron_expression": "0 3 * * *", "queue": "night", "timezone": "Europe/Paris"},
             {"job_type": "MyApp.Jobs.Cleanup", "cron_expression": "0 5 * * *"},
+            {"job_type": "Newer", "cron_expression": "@daily", "region": "eu"},
+            {"job_type": "Report", "cron_expression": "@daily", "max_attempts": 5_000_000_000_u64},
+            {"job_type": 5, "cron_expression": "@daily"},
         ]});
         let reply = register(t, "w", schedules).await;
         assert_eq!(reply["status"], "registered");
@@ -291,12 +294,15 @@ fn schedules_that_a_worker_brings_are_kept_and_bad_ones_reported() {
             .iter()
             .map(|it| (it["index"].as_u64().expect("a place"), it["reason"].as_str().expect("why")))
             .collect();
-        assert_eq!(reported.iter().map(|it| it.0).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 7]);
+        assert_eq!(reported.iter().map(|it| it.0).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 7, 9, 10]);
         assert!(reported[0].1.starts_with("cron_expression: "), "{reported:?}");
         assert!(reported[1].1.contains("Mars/Base"), "{reported:?}");
         assert!(reported[2].1.contains("rjob_Cleanup"), "{reported:?}");
-        assert!(reported[3].1.contains("typo"), "{reported:?}");
+        assert!(reported[3].1.contains("`timezone`"), "{reported:?}");
         assert!(reported[5].1.contains("recurring_schedules[0]"), "{reported:?}");
+        let attempts = "max_attempts: must be between 1 and 100, is 5000000000";
+        assert_eq!(reported[6].1, attempts);
+        assert_eq!(reported[7].1, "job_type: must be a string, is an integer");
         assert_eq!(rejected[2]["job_type"], "Other.Cleanup");
         t.database.execute("update recurring_schedules set is_paused = true").await;
         let again = json!({"recurring_schedules": [

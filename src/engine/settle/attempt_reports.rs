@@ -39,7 +39,8 @@ pub async fn record_events(
     quota::require_room(engine, tenant).await?;
     let mut conn = engine.pools.read_for(project_id).await?;
     let mut tx = conn.begin().await?;
-    if let Some(refused) = find_refused(&mut tx, project_id, shown).await? {
+    let running = lock_running(&mut tx, project_id, shown).await?;
+    if let Some((_, refused)) = shown.iter().enumerate().find(|it| !running.contains(&it.0)) {
         // The connection is returned first: `read_again` takes its own.
         drop(tx);
         drop(conn);
@@ -74,17 +75,14 @@ pub async fn record_events(
     Ok(ids)
 }
 
-/// The first of these attempts that does not run; the others are locked against their end.
-async fn find_refused<'a>(
+/// Locks the attempts that run against their end, and returns their numbers.
+async fn lock_running(
     tx: &mut sqlx::PgConnection,
     project_id: ProjectId,
-    shown: &'a [ShownFence],
-) -> sqlx::Result<Option<&'a ShownFence>> {
+    shown: &[ShownFence],
+) -> sqlx::Result<HashSet<usize>> {
     let running = events::lock_running(tx, project_id, shown).await?;
-    let running: HashSet<_> =
-        running.into_iter().filter_map(|it| usize::try_from(it).ok()).collect();
-    let refused = shown.iter().enumerate().find(|(number, _)| !running.contains(number));
-    Ok(refused.map(|it| it.1))
+    Ok(running.into_iter().filter_map(|it| usize::try_from(it).ok()).collect())
 }
 
 async fn refusal(
@@ -107,20 +105,21 @@ pub struct AttemptLogs {
 }
 
 /// The stored part of the chunks.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub struct Logged {
     pub accepted: usize,
     pub duplicates: usize,
     /// Whether output was cut, now or before.
     pub is_truncated: bool,
+    /// Attempts that do not run, by their numbers, with the reason: nothing of them is stored.
+    pub refused: Vec<(usize, Error)>,
 }
 
-/// Stores chunks of running attempts, all or none. Chunks that were stored before are ignored;
-/// chunks beyond the limit are cut, and so is all output of a project that has stored too many
-/// bytes.
+/// Stores chunks of running attempts. Chunks that were stored before are ignored; chunks beyond the
+/// limit are cut, and so is all output of a project that has stored too many bytes.
 ///
 /// # Errors
-/// As [`record_events`].
+/// As [`record_events`], for the first attempt, when none of them runs.
 pub async fn keep_logs(
     engine: &Engine,
     tenant: Tenant,
@@ -131,14 +130,10 @@ pub async fn keep_logs(
     let mut conn = engine.pools.read_for(project_id).await?;
     let mut tx = conn.begin().await?;
     let shown: Vec<_> = attempts.iter().map(|it| it.shown.clone()).collect();
-    if let Some(refused) = find_refused(&mut tx, project_id, &shown).await? {
-        // The connection is returned first: `read_again` takes its own.
-        drop(tx);
-        drop(conn);
-        return Err(refusal(engine, project_id, refused).await?);
-    }
+    let running = lock_running(&mut tx, project_id, &shown).await?;
+    let of_running = attempts.iter().enumerate().filter(|it| running.contains(&it.0));
     let (mut logged, mut bytes) = (Logged::default(), 0);
-    for AttemptLogs { shown, chunks } in attempts {
+    for (_, AttemptLogs { shown, chunks }) in of_running.clone() {
         let key = JobKey { project_id, id: shown.job_id };
         // The lock keeps totals and positions consistent.
         let mut totals = store::jobs::logs::lock_totals(&mut tx, key, shown.attempt).await?;
@@ -155,10 +150,19 @@ pub async fn keep_logs(
         logged.is_truncated |= totals.is_truncated;
     }
     tx.commit().await?;
+    // The connection is returned first: `read_again` takes its own.
     drop(conn);
     engine.usage.logged(project_id, bytes);
-    attempts.iter().for_each(|it| engine.notifier.feed.nudge(project_id, it.shown.job_id));
-    Ok(logged)
+    of_running.for_each(|(_, it)| engine.notifier.feed.nudge(project_id, it.shown.job_id));
+    for (number, shown) in shown.iter().enumerate().filter(|it| !running.contains(&it.0)) {
+        // Also what prevents reading it: the other chunks are stored.
+        let (Ok(reason) | Err(reason)) = refusal(engine, project_id, shown).await;
+        logged.refused.push((number, reason));
+    }
+    match logged.refused.len() == attempts.len() {
+        true => logged.refused.into_iter().next().map_or(Ok(Logged::default()), |it| Err(it.1)),
+        false => Ok(logged),
+    }
 }
 
 /// Cuts a chunk to the space that is left, and counts it.

@@ -160,6 +160,10 @@ fn a_rate_limit_of_a_queue_pauses_all_of_it() {
         let second = t.enqueue(json!({"group": "a"})).await;
         let wrong = |more: Value| t.ack_with(&job, "w", "rate_limited", more);
         wrong(json!({"scope": "group"})).await.refuses("scope");
+        let ack = json!({"job_id": first, "worker_id": "w", "status": "rate_limited",
+            "attempt": 1, "scope": "group"});
+        let acked = t.post("/v1/workers/ack/batch", json!({"acks": [ack]})).await.is(200);
+        assert_eq!(acked["results"][0]["error"]["details"][0]["field"], "acks[0].scope");
         wrong(json!({"retry_after_seconds": 0})).await.refuses("retry_after_seconds");
         wrong(json!({"retry_after_seconds": 86_401})).await.refuses("retry_after_seconds");
         wrong(json!({"retryable": false})).await.refuses("retryable");

@@ -78,7 +78,8 @@ pub struct AckRequest {
     error: Option<Object<AckError>>,
     /// With `failed`: whether to retry. Default: true.
     retryable: Option<bool>,
-    /// With `failed`: seconds until the retry, instead of the backoff; at most 30 days. With
+    /// With `failed`: seconds until the retry, instead of the backoff; at most 30 days, and without
+    /// effect beside `retryable: false`. With
     /// `rate_limited`: seconds of the pause, 1 to 86,400; default: 5.
     #[schema(extensions(("bounds" = json!(range(0, limits::MAX_RETRY_SECONDS)))))]
     retry_after_seconds: Option<u32>,
@@ -374,7 +375,8 @@ async fn settle_one(
     ack.fence =
         settle::name_attempt(&app.engine, key, ack.fence, caller.who.require_fence()).await?;
     let job_id = ack.job_id;
-    let acked = settle::ack(&app.engine, caller.project_id, ack).await?;
+    let acked = settle::ack(&app.engine, caller.project_id, ack).await;
+    let acked = acked.map_err(|it| it.below(path))?;
     if let Acked::Retry { paused: Some(scope), .. } = acked {
         // One key that may only work can stop a queue.
         let after = Some(serde_json::json!({ "scope": scope.as_str() }).to_string());

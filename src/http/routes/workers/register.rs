@@ -5,7 +5,7 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response},
 };
-use fencepost_domain::{access::Permission, cron, error::Error, limits};
+use fencepost_domain::{access::Permission, cron, error::Error, limits, text::printable};
 use fencepost_engine::{
     enqueue::quota,
     schedules::{self, RegisteredSchedule},
@@ -16,8 +16,9 @@ use fencepost_web::{
     auth::{Bound, Caller, Registering},
     wire::{
         audit::{self, NewAuditEntry},
-        extract::{Json, Object, RequestBody},
-        openapi::{at_least, chars, items, range},
+        entries::Entry,
+        extract::{Json, RequestBody, UnknownFields},
+        openapi::{chars, items, range},
         validate::Check,
     },
 };
@@ -54,7 +55,7 @@ pub struct RegisterRequest {
     #[schema(extensions(("bounds" = json!(range(1, limits::MAX_WORKER_CONCURRENCY)))))]
     concurrency: Option<i32>,
     /// Process id.
-    #[schema(extensions(("bounds" = json!(at_least(0)))))]
+    #[schema(extensions(("bounds" = json!(range(0, i32::MAX)))))]
     pid: Option<i32>,
     /// Longest time between two of its calls while it runs jobs, in seconds: heartbeats, acks,
     /// polls. After three times that without one it is gone: its jobs return at once, and that is
@@ -66,7 +67,7 @@ pub struct RegisterRequest {
     labels: Option<Vec<String>>,
     /// Schedules to store: at most 100. An invalid one does not fail the call.
     #[schema(max_items = 100, value_type = Vec<RegisteredScheduleRequest>, required = false)]
-    recurring_schedules: Option<Vec<serde_json::Value>>,
+    recurring_schedules: Option<Vec<Entry<RegisteredScheduleRequest>>>,
 }
 
 /// A schedule that a worker registers. Its id is `rjob_` and the last part of its job type; omitted
@@ -149,9 +150,9 @@ pub enum RegisterStatus {
 pub async fn register(
     caller: Caller<Bound<Registering>>,
     State(app): State<App>,
-    Json(request): Json<RegisterRequest>,
+    unknown: UnknownFields,
+    Json(mut request): Json<RegisterRequest>,
 ) -> Result<Response, Error> {
-    let mut request = request;
     let sent = request.recurring_schedules.take().unwrap_or_default();
     let mut worker = accept(request, sent.len())?;
     if let Some(binding) = caller.who.binding() {
@@ -159,7 +160,8 @@ pub async fn register(
         worker.worker_id = binding.worker(&worker.worker_id);
     }
     workers::register(&app.engine, caller.project_id, &worker).await?;
-    let rejected_schedules = keep_schedules(&app, &caller, &worker.worker_id, &sent).await?;
+    let rejected_schedules =
+        keep_schedules(&app, &caller, &worker.worker_id, (&sent, unknown)).await?;
     let (status, warnings) = (RegisterStatus::Registered, Vec::new());
     let reply = RegisterReply { status, rejected_schedules, warnings };
     let mut response = Reply(reply).into_response();
@@ -171,17 +173,19 @@ async fn keep_schedules(
     app: &App,
     caller: &Caller<Bound<Registering>>,
     worker_id: &str,
-    sent: &[serde_json::Value],
+    (sent, unknown): (&[Entry<RegisteredScheduleRequest>], UnknownFields),
 ) -> Result<Vec<RejectedSchedule>, Error> {
     let (mut kept, mut rejected) = (Vec::new(), Vec::new());
     let permission = Permission::Schedule;
     for (index, schedule) in sent.iter().enumerate() {
-        match accept_schedule(schedule) {
-            _ if !caller.who.may(permission) => {
-                rejected.push((index, format!("the key needs {}", permission.needs())));
-            }
+        if !caller.who.may(permission) {
+            rejected.push((index, format!("the key needs {}", permission.needs())));
+            continue;
+        }
+        let path = format!("recurring_schedules[{index}]");
+        match schedule.read(unknown, &path).and_then(accept_schedule) {
             Ok(schedule) => kept.push((index, schedule)),
-            Err(reason) => rejected.push((index, reason)),
+            Err(error) => rejected.push((index, reason(error, &path))),
         }
     }
     if !kept.is_empty() {
@@ -202,22 +206,28 @@ async fn keep_schedules(
     }
     rejected.sort();
     let rejected = rejected.into_iter().map(|(index, reason)| {
-        let job_type = sent.get(index).and_then(|it| it.get("job_type")?.as_str());
+        let job_type = sent.get(index).and_then(|it| it.text("job_type"));
         tracing::warn!(
             worker.id = worker_id,
-            job.r#type = job_type,
+            job.r#type = job_type.as_deref().map(printable),
             schedule.index = index,
             reason,
             "recurring schedule was rejected"
         );
-        RejectedSchedule { index, job_type: job_type.map(str::to_owned), reason }
+        RejectedSchedule { index, job_type, reason }
     });
     Ok(rejected.collect())
 }
 
-fn accept_schedule(sent: &serde_json::Value) -> Result<RegisteredSchedule, String> {
-    let Object(request) = serde_json::from_value::<Object<RegisteredScheduleRequest>>(sent.clone())
-        .map_err(|error| error.to_string())?;
+/// Names the field below the schedule: its index stands beside the reason.
+fn reason(error: Error, path: &str) -> String {
+    let Error::Invalid(broken) = error else { return error.to_string() };
+    let Some(first) = broken.into_iter().next() else { return String::new() };
+    let below = first.field.strip_prefix(path).unwrap_or(&first.field).trim_start_matches('.');
+    if below.is_empty() { first.message } else { format!("{below}: {}", first.message) }
+}
+
+fn accept_schedule(request: RegisteredScheduleRequest) -> Result<RegisteredSchedule, Error> {
     let mut check = Check::default();
     check.name("job_type", &request.job_type, limits::MAX_JOB_TYPE_CHARS);
     check.name("cron_expression", &request.cron_expression, limits::MAX_CRON_CHARS);
@@ -229,15 +239,9 @@ fn accept_schedule(sent: &serde_json::Value) -> Result<RegisteredSchedule, Strin
     if let Some(timeout_seconds) = request.timeout_seconds {
         check.range("timeout_seconds", timeout_seconds, 1, limits::MAX_TIMEOUT_SECONDS);
     }
-    check.finish().map_err(|error| match error {
-        Error::Invalid(fields) => {
-            let first = fields.into_iter().next();
-            first.map_or_else(String::new, |it| format!("{}: {}", it.field, it.message))
-        }
-        other => other.to_string(),
-    })?;
+    check.finish()?;
     let id = cron::registered_id(&request.job_type);
-    let id = id.map_err(|error| format!("{}: {error}", error.field()))?;
+    let id = id.map_err(|error| Error::invalid(error.field(), error.to_string()))?;
     let RegisteredScheduleRequest {
         job_type,
         cron_expression,

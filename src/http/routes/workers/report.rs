@@ -150,7 +150,8 @@ fn shown_by(worker_id: &str, job_id: JobId, attempt: i32) -> ShownFence {
     ShownFence { job_id, attempt, worker_id: Some(worker_id.to_owned()), lease_id: None }
 }
 
-/// Output of running attempts. A chunk that cannot be read fails alone.
+/// Output of running attempts. A chunk that cannot be read, or whose attempt does not run, fails
+/// alone.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"worker_id": "worker-1", "chunks": [
@@ -232,7 +233,7 @@ pub struct LogsReply {
     pub duplicates: usize,
     /// True if output was cut: 1 MiB of an attempt is kept.
     pub truncated: bool,
-    /// Chunks that are not stored, since they cannot be read; absent if there are none.
+    /// Chunks that are not stored; absent if there are none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     pub refused: Vec<RefusedChunk>,
@@ -254,8 +255,9 @@ pub struct RefusedChunk {
 
 /// Report output.
 ///
-/// Only for running attempts. Sending a chunk again is harmless. A chunk that is malformed is not
-/// stored, and is listed in `refused`; a request of such chunks alone is refused.
+/// Only for running attempts. Sending a chunk again is harmless. A chunk that is malformed, or
+/// whose attempt no longer belongs to this worker, is not stored, and is listed in `refused`. A
+/// request of such chunks alone is refused.
 #[utoipa::path(
     post, path = "/workers/logs", tag = "workers", operation_id = "workers_logs",
     security(("api_key" = ["work"]), ("session" = ["member"])),
@@ -263,8 +265,8 @@ pub struct RefusedChunk {
     responses(
         (status = 200, description = "The chunks are stored, up to the limit.", body = LogsReply),
         (status = 400, description = "Invalid request; nothing is stored.", body = ErrorBody),
-        (status = 404, description = "The project has no such job.", body = ErrorBody),
-        (status = 409, description = "An attempt no longer belongs to this worker; nothing is stored.", body = ErrorBody),
+        (status = 404, description = "The project has none of these jobs.", body = ErrorBody),
+        (status = 409, description = "No attempt belongs to this worker any more; nothing is stored.", body = ErrorBody),
     ),
 )]
 pub async fn logs(
@@ -279,38 +281,33 @@ pub async fn logs(
     check.name("worker_id", &worker_id, limits::MAX_WORKER_ID_CHARS);
     let worker_id = caller.who.worker(worker_id);
     check.count("chunks", sent.len(), limits::MAX_LOG_CHUNKS);
-    let mut attempts: Vec<AttemptLogs> = Vec::new();
-    let (mut places, mut doubled, mut refused) = (HashSet::new(), 0, Vec::new());
-    for (index, entry) in sent.iter().enumerate() {
-        let read = entry.read(unknown, &format!("chunks[{index}]"));
-        let chunk = read.and_then(|it| accept_chunk(it, index, &worker_id));
-        let (shown, chunk) = match chunk {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                refused.push((index, entry.job_id(), error));
-                continue;
-            }
-        };
-        if !places.insert((shown.clone(), chunk.stream.clone(), chunk.sequence)) {
-            doubled += 1;
-            continue;
-        }
-        match attempts.iter_mut().find(|it| it.shown == shown) {
-            Some(attempt) => attempt.chunks.push(chunk),
-            None => attempts.push(AttemptLogs { shown, chunks: vec![chunk] }),
-        }
-    }
+    let SortedChunks { attempts, doubled, mut refused } = sort(&sent, unknown, &worker_id);
     if attempts.len() > limits::MAX_LOG_JOBS {
         let max = limits::MAX_LOG_JOBS;
         check.refuse("chunks", format!("must be of at most {max} jobs, are of {}", attempts.len()));
     }
     check.finish()?;
+    app.engine.registry.record_seen(&(caller.project_id, worker_id.into()), &[], &[]);
+    let (binding, ids) = (caller.who.binding(), attempts.iter().map(|it| it.0.shown.job_id));
+    let reach = Reach::read(&app.engine, caller.project_id, binding, ids).await?;
+    let (attempts, beyond): (Vec<_>, Vec<_>) =
+        attempts.into_iter().partition(|it| reach.includes(it.0.shown.job_id));
+    let refuse = |indexes: Vec<usize>, job_id: JobId, error: Error| {
+        indexes.into_iter().map(move |it| (it, job_id.to_string(), error.clone()))
+    };
+    for (attempt, indexes) in beyond {
+        refused.extend(refuse(indexes, attempt.shown.job_id, Error::JobNotFound));
+    }
     if attempts.is_empty() && !refused.is_empty() {
         return Err(refused.swap_remove(0).2);
     }
-    app.engine.registry.record_seen(&(caller.project_id, worker_id.into()), &[], &[]);
-    check_reach(&app, &caller, attempts.iter().map(|it| it.shown.job_id)).await?;
+    let (attempts, mut indexes): (Vec<_>, Vec<_>) = attempts.into_iter().unzip();
     let kept = attempt_reports::keep_logs(&app.engine, caller.tenant(), &attempts).await?;
+    for (number, error) in kept.refused {
+        let indexes = std::mem::take(&mut indexes[number]);
+        refused.extend(refuse(indexes, attempts[number].shown.job_id, error));
+    }
+    refused.sort_by_key(|it| it.0);
     let shown = |(index, job_id, error): (usize, String, Error)| RefusedChunk {
         index,
         job_id,
@@ -323,6 +320,46 @@ pub async fn logs(
         truncated: kept.is_truncated,
         refused: refused.into_iter().map(shown).collect(),
     }))
+}
+
+/// Chunks by their attempts.
+#[derive(Default)]
+struct SortedChunks {
+    /// Each with the indexes of its chunks.
+    attempts: Vec<(AttemptLogs, Vec<usize>)>,
+    /// Number of chunks that are sent twice.
+    doubled: usize,
+    /// Those that cannot be read: index, job and reason.
+    refused: Vec<(usize, String, Error)>,
+}
+
+fn sort(sent: &[Entry<LogChunkRequest>], unknown: UnknownFields, worker_id: &str) -> SortedChunks {
+    let (mut sorted, mut places) = (SortedChunks::default(), HashSet::new());
+    for (index, entry) in sent.iter().enumerate() {
+        let read = entry.read(unknown, &format!("chunks[{index}]"));
+        let (shown, chunk) = match read.and_then(|it| accept_chunk(it, index, worker_id)) {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                sorted.refused.push((index, entry.job_id(), error));
+                continue;
+            }
+        };
+        if !places.insert((shown.clone(), chunk.stream.clone(), chunk.sequence)) {
+            sorted.doubled += 1;
+            continue;
+        }
+        match sorted.attempts.iter_mut().find(|it| it.0.shown == shown) {
+            Some((attempt, indexes)) => {
+                attempt.chunks.push(chunk);
+                indexes.push(index);
+            }
+            None => {
+                let attempt = AttemptLogs { shown, chunks: vec![chunk] };
+                sorted.attempts.push((attempt, vec![index]));
+            }
+        }
+    }
+    sorted
 }
 
 fn accept_chunk(

@@ -23,7 +23,7 @@ use fencepost_store::{
 };
 use fencepost_web::{
     app::App,
-    auth::{Caller, Permit},
+    auth::{Caller, CallerKind},
     wire::extract::{BarePath, Fingerprinted, RequestBody},
 };
 use sha2::{Digest, Sha256};
@@ -156,7 +156,7 @@ impl Repeat {
     pub async fn once<Running>(
         self,
         app: &App,
-        caller: &Caller<impl Permit>,
+        caller: &Caller<impl CallerKind>,
         run: impl FnOnce(Ids) -> Running,
     ) -> Result<Response, Error>
     where
@@ -192,7 +192,7 @@ impl Keyed {
     async fn once<Running>(
         self,
         app: &App,
-        caller: &Caller<impl Permit>,
+        caller: &Caller<impl CallerKind>,
         run: impl FnOnce(Ids) -> Running,
     ) -> Result<(Answer, bool), Error>
     where

@@ -24,7 +24,7 @@ use fencepost_signals::{
 use metrics::counter;
 use uuid::Uuid;
 
-use super::{Bound, Caller, Permit, Polling, Settling, Who};
+use super::{Bound, Caller, CallerKind, Polling, Settling, Who};
 use crate::app::App;
 
 /// Added to a poll's wait: the permit of a crashed node expires after both.
@@ -250,7 +250,7 @@ pub(super) async fn charge_console(
 }
 
 /// Counts a call, and takes its permits.
-pub(super) async fn charge<P: Permit>(
+pub(super) async fn charge<P: CallerKind>(
     app: &App,
     who: &Who,
     project_id: ProjectId,
@@ -322,7 +322,7 @@ impl Caller<Bound<Settling>> {
 }
 
 /// Counts what a call costs beyond the 1 that was counted before its body was read.
-pub(super) async fn charge_rest<P: Permit>(
+pub(super) async fn charge_rest<P: CallerKind>(
     app: &App,
     caller: &Caller<P>,
     field: &str,

@@ -3,10 +3,10 @@
 //! from nowhere else.
 
 mod budget;
+mod caller_kind;
 mod changes;
 mod credential;
 mod origin;
-mod permit;
 mod person;
 mod who;
 
@@ -23,8 +23,8 @@ pub use self::{
         CONSOLE_READS_PER_MEMBER, CallReport, Cost, FREE_BODY_BYTES, FromConsole, body_bytes,
         project_limits,
     },
+    caller_kind::*,
     changes::RoomForChange,
-    permit::*,
     person::{CALLS_PER_ACCOUNT, ClientAddress, Person, client_of_request},
     who::Who,
 };
@@ -92,7 +92,7 @@ impl<P> Caller<P> {
     }
 }
 
-impl<P: Permit> Caller<P> {
+impl<P: CallerKind> Caller<P> {
     /// Whether the key or session is still valid.
     pub async fn is_live(&self, app: &App) -> bool {
         self.who.refusal::<P>(app).await.is_none()
@@ -164,7 +164,7 @@ impl<P> Caller<P> {
     }
 }
 
-impl<P: Permit> FromRequestParts<App> for Caller<P> {
+impl<P: CallerKind> FromRequestParts<App> for Caller<P> {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Error> {

@@ -15,7 +15,7 @@ use fencepost_identity::{
     credentials::{KeyGrant, MemberGrant},
 };
 
-use super::Permit;
+use super::CallerKind;
 use crate::app::App;
 
 /// The holder of a live key, or a member with a live session.
@@ -101,7 +101,7 @@ impl Who {
     /// Why the credential is refused now: it is no longer valid, or has lost the permission or its
     /// right to payloads, or the project was suspended. If the database does not answer, it counts
     /// as valid.
-    pub(super) async fn refusal<P: Permit>(&self, app: &App) -> Option<Error> {
+    pub(super) async fn refusal<P: CallerKind>(&self, app: &App) -> Option<Error> {
         let now = match self {
             Self::Key(_, hash) => {
                 app.credentials.key(*hash).await.map(|it| it.map(|it| Self::Key(it, *hash)))
@@ -127,7 +127,7 @@ impl Who {
     }
 
     /// The refusal of a caller whose project is suspended.
-    pub(super) fn suspension<P: Permit>(&self) -> Option<Error> {
+    pub(super) fn suspension<P: CallerKind>(&self) -> Option<Error> {
         let is_suspended = match self {
             Self::Key(it, _) => it.owner.is_suspended,
             Self::Member(it, _) => it.membership.suspended_at.is_some(),

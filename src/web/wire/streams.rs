@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 
 use crate::{
     app::App,
-    auth::{Caller, Permit},
+    auth::{Caller, CallerKind},
 };
 
 /// Interval of keep-alive comments on a silent stream.
@@ -82,7 +82,7 @@ fn permit_name(project_id: ProjectId) -> String {
 /// [`MAX_STREAMS`](fencepost_domain::limits::MAX_STREAMS) already, but for the
 /// [`RESERVED_STREAMS`] of projects that have none; [`Error::QuotaExceeded`] when it serves as many
 /// of the project as its plan allows.
-pub fn start<P: Permit + Clone, Writing>(
+pub fn start<P: CallerKind + Clone, Writing>(
     app: &App,
     caller: &Caller<P>,
     write: impl FnOnce(Writer) -> Writing,

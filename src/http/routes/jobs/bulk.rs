@@ -9,7 +9,7 @@ use fencepost_domain::{
 use fencepost_store as store;
 use fencepost_web::{
     app::App,
-    auth::{Caller, Manage, Permit, Replay},
+    auth::{Caller, CallerKind, Manage, Replay},
     wire::{
         extract::{Object, RequestBody},
         openapi::range,
@@ -119,7 +119,7 @@ pub async fn replay(
     begin(app, caller, (Kind::JobsReplay, "jobs.replayed"), sent).await
 }
 
-async fn begin<P: Permit + Clone>(
+async fn begin<P: CallerKind + Clone>(
     app: App,
     caller: Caller<P>,
     (kind, action): (Kind, &'static str),

@@ -1,5 +1,4 @@
-//! The permission and the budget of a handler: one type for each kind of caller. Its trait is
-//! called `Permit`; a permit of parked polls is another thing.
+//! The permission and the budget of a handler: one type for each kind of caller.
 
 use std::marker::PhantomData;
 
@@ -14,7 +13,7 @@ pub const ACK_OVERDRAFT_WINDOWS: u32 = 10;
 pub const BEAT_OVERDRAFT_WINDOWS: u32 = 5;
 
 /// A kind of caller: its permission and its budget.
-pub trait Permit: Send + Sync + 'static {
+pub trait CallerKind: Send + Sync + 'static {
     /// The permission.
     const PERMISSION: Permission;
     /// The budget.
@@ -38,7 +37,7 @@ pub trait Permit: Send + Sync + 'static {
 #[derive(Debug, Clone, Copy)]
 pub struct Bound<P>(PhantomData<P>);
 
-impl<P: Permit> Permit for Bound<P> {
+impl<P: CallerKind> CallerKind for Bound<P> {
     const PERMISSION: Permission = P::PERMISSION;
     const BUDGET: Budget = P::BUDGET;
     const OVERDRAFT_WINDOWS: u32 = P::OVERDRAFT_WINDOWS;
@@ -48,17 +47,17 @@ impl<P: Permit> Permit for Bound<P> {
     const MAY_BE_BOUND: bool = true;
 }
 
-macro_rules! permits {
+macro_rules! caller_kinds {
     ($($(#[$doc:meta])* $name:ident: $permission:ident, $budget:ident $(, $constant:ident = $value:expr)*;)*) => {
         $(
             $(#[$doc])*
             #[derive(Debug, Clone, Copy)]
             pub struct $name;
 
-            impl Permit for $name {
+            impl CallerKind for $name {
                 const PERMISSION: Permission = Permission::$permission;
                 const BUDGET: Budget = Budget::$budget;
-                $(permits!(@ $constant $value);)*
+                $(caller_kinds!(@ $constant $value);)*
             }
         )*
     };
@@ -68,7 +67,7 @@ macro_rules! permits {
     (@ lenient $value:expr) => { const IS_LENIENT: bool = $value; };
 }
 
-permits! {
+caller_kinds! {
     /// Any live key or member.
     Anybody: Any, Manage;
     /// May read.

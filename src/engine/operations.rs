@@ -274,9 +274,9 @@ async fn purge_queue(
         pause_ms: None,
     };
     // Dead letters stay, but nothing waits behind them any more.
-    let passed = groups::pass_over_all(tx, *project_id, queue, *created_at).await?;
+    let unblocked = groups::unblock_stored_before(tx, *project_id, queue, *created_at).await?;
     let is_through = !is_full && found.examined < MAX_EXAMINED_JOBS;
-    Ok((progress, is_through && passed < groups::MAX_PASSED_OVER))
+    Ok((progress, is_through && unblocked < groups::MAX_UNBLOCKED))
 }
 
 /// Retries or deletes dead letters, oldest first.

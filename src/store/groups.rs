@@ -407,7 +407,7 @@ pub async fn names(
 
 /// Lets the group of a dead letter continue, as if it were gone. Returns whether it blocked the
 /// group until now.
-pub async fn pass_over(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<bool> {
+pub async fn unblock(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<bool> {
     let passed = sqlx::query_scalar!(
         r#"
         with passed as (
@@ -430,12 +430,12 @@ pub async fn pass_over(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<boo
     Ok(passed > 0)
 }
 
-/// Dead letters that one statement passes over at most.
-pub const MAX_PASSED_OVER: u64 = 500;
+/// Dead letters whose groups one statement unblocks at most.
+pub const MAX_UNBLOCKED: u64 = 500;
 
 /// The same for the dead letters of a queue with strict order that were stored before a time, up to
-/// [`MAX_PASSED_OVER`]. Returns how many.
-pub async fn pass_over_all(
+/// [`MAX_UNBLOCKED`]. Returns how many.
+pub async fn unblock_stored_before(
     conn: &mut PgConnection,
     project_id: ProjectId,
     queue: &str,
@@ -467,7 +467,7 @@ pub async fn pass_over_all(
         project_id.0,
         queue,
         before,
-        i64::try_from(MAX_PASSED_OVER).unwrap_or(i64::MAX),
+        i64::try_from(MAX_UNBLOCKED).unwrap_or(i64::MAX),
     )
     .fetch_one(conn)
     .await?;

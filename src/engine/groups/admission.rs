@@ -99,8 +99,8 @@ async fn end_pauses(conn: &mut PgConnection) -> sqlx::Result<bool> {
 async fn walk(engine: &Engine, conn: &mut PgConnection) -> sqlx::Result<bool> {
     let mut tx = conn.begin().await?;
     let Some(walk) = walks::find_due(&mut tx).await? else { return Ok(false) };
-    let passed = walks::pass_over_earlier(&mut tx, &walk).await?;
-    if passed == walks::MAX_PASSED_OVER {
+    let unblocked = walks::unblock_from_before_rules(&mut tx, &walk).await?;
+    if unblocked == walks::MAX_UNBLOCKED {
         tx.commit().await?;
         return Ok(true);
     }

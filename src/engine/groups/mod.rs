@@ -117,7 +117,7 @@ pub async fn unblock(
         HeadAction::Delete => dead_letters::delete(engine, key).await?,
         HeadAction::Skip => {
             let mut conn = engine.pools.read_for(group.project_id).await?;
-            if !groups::pass_over(&mut conn, key).await? {
+            if !groups::unblock(&mut conn, key).await? {
                 return Err(QueueError::GroupNotBlocked.into());
             }
         }

@@ -37,11 +37,11 @@ pub async fn find_due(conn: &mut PgConnection) -> sqlx::Result<Option<Walk>> {
 }
 
 /// Dead letters that one statement lets block nothing.
-pub const MAX_PASSED_OVER: i64 = 500;
+pub const MAX_UNBLOCKED: i64 = 500;
 
-/// Lets dead letters from before the rules were changed block nothing, up to [`MAX_PASSED_OVER`].
+/// Lets dead letters from before the rules were changed block nothing, up to [`MAX_UNBLOCKED`].
 /// Returns how many.
-pub async fn pass_over_earlier(conn: &mut PgConnection, walk: &Walk) -> sqlx::Result<i64> {
+pub async fn unblock_from_before_rules(conn: &mut PgConnection, walk: &Walk) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"
         with dead as materialized (
@@ -68,7 +68,7 @@ pub async fn pass_over_earlier(conn: &mut PgConnection, walk: &Walk) -> sqlx::Re
         "#,
         walk.project_id.0,
         walk.queue,
-        MAX_PASSED_OVER,
+        MAX_UNBLOCKED,
     )
     .fetch_one(conn)
     .await

@@ -32,7 +32,7 @@ pub use fencepost_store::workflows::{StateCount, WorkflowJobRow, WorkflowRow};
 #[derive(Debug)]
 pub struct JobGraph {
     pub name: Option<String>,
-    /// JSON that its templates name.
+    /// JSON of which the templates of its jobs take parts.
     pub input: Option<String>,
     /// URL that is notified when the workflow has completed.
     pub callback_url: Option<String>,
@@ -44,14 +44,14 @@ pub struct JobGraph {
     pub parents: Vec<Vec<Dependency<usize>>>,
     /// The batch of its jobs, if their ends enqueue others.
     pub batch: Option<NewBatch>,
-    /// The definition that it is started from.
+    /// The stored definition of which it is a run; none: its jobs were sent.
     pub start: Option<WorkflowStart>,
 }
 
 /// Stores a workflow with its jobs, all or none, if the project's quota permits.
 ///
 /// # Errors
-/// [`Error::Invalid`] when no endpoint takes its `callback_url`. Those of
+/// [`Error::Invalid`] when no endpoint takes its `callback_url`, and the errors of
 /// [`enqueue::store_workflow`]. Nothing is stored then.
 pub async fn create(
     engine: &Engine,
@@ -178,7 +178,7 @@ pub async fn find_latest(
     let (row, jobs) = find(engine, project_id, id).await?;
     let Some(successor) = row.successor_id else { return Ok((row, jobs)) };
     match find(engine, project_id, successor).await {
-        // The latest run was pruned before this one, which has a dead letter.
+        // A run with a dead letter is kept, so its successor may be pruned before it.
         Err(Error::WorkflowNotFound) => Ok((row, jobs)),
         found => found,
     }
@@ -249,8 +249,11 @@ pub async fn run(
     };
     let rerun = Some(Rerun { original: id, replaced });
     match store(engine, tenant, origin, WorkflowId::generate(), (graph, rerun)).await {
-        // Another request has re-run it at the same moment: one run is enough.
-        Err(Error::Overloaded) => Ok(()),
+        Err(Error::Overloaded) => {
+            // If another request has re-run it at the same moment, one run is enough.
+            let is_rerun = find(engine, project_id, id).await?.0.successor_id != replaced;
+            if is_rerun { Ok(()) } else { Err(Error::Overloaded) }
+        }
         stored => stored,
     }
 }
@@ -288,11 +291,11 @@ pub async fn cancel(
     by: &ChangedBy,
 ) -> Result<(), Error> {
     let (_, jobs) = find(engine, project_id, id).await?;
-    let live = |it: &&WorkflowJobRow| {
+    let has_not_ended = |it: &&WorkflowJobRow| {
         it.state.is_some_and(|it| it.is_waiting() || it == StoredState::Processing)
     };
     let mut keys: Vec<_> =
-        jobs.iter().filter(live).map(|it| JobKey { project_id, id: it.id }).collect();
+        jobs.iter().filter(has_not_ended).map(|it| JobKey { project_id, id: it.id }).collect();
     keys.sort_by_key(|it| it.id);
     let mut conn = engine.pools.read_for(project_id).await?;
     let mut tx = conn.begin().await?;

@@ -1,5 +1,6 @@
 //! Workers: registration, heartbeat times, directives, and timeouts.
 
+mod commits;
 mod presence;
 pub mod take_back;
 
@@ -21,21 +22,20 @@ use fencepost_domain::{
 use fencepost_signals::{telemetry, wakeups::keyed::KeyedNotify};
 use fencepost_store::{
     self as store,
-    connection::pools::{self, Pool},
+    connection::pools::Pool,
     sweep::{self, set_aside::Work, workers::SilentWorker},
     workers::Sighting,
 };
 use metrics::counter;
 use moka::sync::Cache;
-use sqlx::Acquire;
+use sqlx::{Acquire, PgConnection};
 
 use super::{
-    Engine,
-    group_commit::GroupCommit,
-    isolate,
+    Engine, isolate,
     settle::{failure, heartbeat},
 };
 
+pub use self::commits::{WorkerBeats, WorkerLookups};
 pub(crate) use self::presence::Presence;
 pub use fencepost_store::workers::{Facts, Registration, WorkerBeat, WorkerRow};
 
@@ -103,6 +103,13 @@ impl Registry {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).contains_key(key)
     }
 
+    /// What the database is to learn of a worker; none: nothing.
+    fn take_sighting(&self, key: &WorkerKey) -> Option<Sighting> {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = seen.get_mut(key)?;
+        std::mem::take(&mut known.is_waiting).then(|| known.last.clone())
+    }
+
     fn take_sightings(&self) -> Vec<Sighting> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let take =
@@ -136,97 +143,6 @@ pub async fn facts(engine: &Engine, key: &WorkerKey) -> Result<Option<Arc<Facts>
     let found = engine.worker_lookups.submit(key.clone()).await?.map(Arc::new);
     // Changes that arrived meanwhile are newer.
     Ok(engine.registry.known.entry_by_ref(key).or_insert(found).into_value())
-}
-
-/// The group commit of worker lookups.
-pub struct WorkerLookups {
-    pub(super) pool: Pool,
-}
-
-impl GroupCommit for WorkerLookups {
-    type Item = WorkerKey;
-    type Answer = Option<Facts>;
-    type Key = WorkerKey;
-    type Connection = pools::Connection;
-
-    const KIND: &'static str = "worker";
-    const MAX_ROWS: usize = 500;
-
-    fn bytes(_: &WorkerKey) -> usize {
-        0
-    }
-
-    fn key(item: &WorkerKey) -> WorkerKey {
-        item.clone()
-    }
-
-    fn project(item: &WorkerKey) -> ProjectId {
-        item.0
-    }
-
-    async fn connect(&self) -> sqlx::Result<Self::Connection> {
-        self.pool.acquire().await
-    }
-
-    async fn flush(
-        &self,
-        conn: &mut Self::Connection,
-        items: &[WorkerKey],
-        _: bool,
-    ) -> sqlx::Result<Vec<Result<Option<Facts>, Error>>> {
-        let asked: Vec<_> = items.iter().map(|it| (it.0, &*it.1)).collect();
-        let mut facts: HashMap<_, _> =
-            store::workers::facts(conn, &asked).await?.into_iter().collect();
-        Ok((0_i64..).zip(items).map(|(number, _)| Ok(facts.remove(&number))).collect())
-    }
-}
-
-/// The group commit of heartbeats of whole workers.
-pub struct WorkerBeats {
-    pub(super) pool: Pool,
-}
-
-impl GroupCommit for WorkerBeats {
-    type Item = WorkerBeat;
-    type Answer = Facts;
-    type Key = WorkerKey;
-    type Connection = pools::Connection;
-
-    const KIND: &'static str = "worker_beat";
-    const MAX_ROWS: usize = 500;
-
-    fn bytes(_: &WorkerBeat) -> usize {
-        0
-    }
-
-    fn key(item: &WorkerBeat) -> WorkerKey {
-        (item.project_id, Arc::clone(&item.worker_id))
-    }
-
-    fn project(item: &WorkerBeat) -> ProjectId {
-        item.project_id
-    }
-
-    fn is_same(one: &WorkerBeat, other: &WorkerBeat) -> bool {
-        one == other
-    }
-
-    async fn connect(&self) -> sqlx::Result<Self::Connection> {
-        self.pool.acquire().await
-    }
-
-    async fn flush(
-        &self,
-        conn: &mut Self::Connection,
-        items: &[WorkerBeat],
-        _: bool,
-    ) -> sqlx::Result<Vec<Result<Facts, Error>>> {
-        let beaten = store::workers::beat(conn, items).await?;
-        let with_key = |it: (ProjectId, String, Facts)| ((it.0, it.1.into()), it.2);
-        let mut facts: HashMap<WorkerKey, Facts> = beaten.into_iter().map(with_key).collect();
-        let answers = items.iter().map(|it| facts.remove(&Self::key(it)).ok_or(Error::InDoubt));
-        Ok(answers.collect())
-    }
 }
 
 /// Stores a worker's registration.
@@ -298,17 +214,52 @@ pub async fn beat(
 /// # Errors
 /// [`Error::WorkerNotFound`] when no worker of this name is known and none holds a lease.
 pub async fn deregister(engine: &Engine, key: &WorkerKey) -> Result<u64, Error> {
-    let mut conn = engine.pools.reports.acquire_for(key.0).await?;
-    let was_known = store::workers::terminate(&mut conn, key.0, &key.1).await?;
-    drop(conn);
-    engine.registry.forget(key);
+    let was_known = terminate(engine, key).await?;
     let ending =
         Ending { cause: OutcomeCause::Released, silence_seconds: None, max: u64::MAX, by: None };
     let released = end_leases(engine, &engine.pools.reports, key, &ending).await?;
-    if !was_known && released == 0 {
+    if was_known {
+        return Ok(released);
+    }
+    if released == 0 {
         return Err(Error::WorkerNotFound);
     }
+    // Another node has heard its polls, and is about to record it as running.
+    record_running(engine, key).await?;
+    terminate(engine, key).await?;
     Ok(released)
+}
+
+/// Notes that a worker is deregistered. Returns whether it was known.
+async fn terminate(engine: &Engine, key: &WorkerKey) -> Result<bool, Error> {
+    let mut conn = engine.pools.reports.acquire_for(key.0).await?;
+    record_sighting(engine, &mut conn, key).await?;
+    let was_known = store::workers::terminate(&mut conn, key.0, &key.1).await?;
+    drop(conn);
+    engine.registry.forget(key);
+    Ok(was_known)
+}
+
+/// Records at once what this node has heard of a worker: its polls are recorded later otherwise,
+/// and would begin it anew.
+async fn record_sighting(
+    engine: &Engine,
+    conn: &mut PgConnection,
+    key: &WorkerKey,
+) -> sqlx::Result<()> {
+    match engine.registry.take_sighting(key) {
+        Some(sighting) => store::workers::record_seen(conn, &[sighting]).await,
+        None => Ok(()),
+    }
+}
+
+/// Records that a worker runs, though it may not be known yet: polls are recorded later.
+async fn record_running(engine: &Engine, key: &WorkerKey) -> Result<(), Error> {
+    let (state, counts_losses) = (WorkerState::Running, false);
+    let beat =
+        WorkerBeat { project_id: key.0, worker_id: Arc::clone(&key.1), state, counts_losses };
+    engine.worker_beats.submit(beat).await?;
+    Ok(())
 }
 
 /// Sets a worker's directive; `running` resumes it.
@@ -317,6 +268,7 @@ pub async fn deregister(engine: &Engine, key: &WorkerKey) -> Result<u64, Error> 
 /// [`Error::WorkerNotFound`].
 pub async fn direct(engine: &Engine, key: &WorkerKey, directive: WorkerState) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(key.0).await?;
+    record_sighting(engine, &mut conn, key).await?;
     let facts = store::workers::direct(&mut conn, key.0, &key.1, directive).await?;
     engine.registry.learn(key, facts.ok_or(Error::WorkerNotFound)?);
     Ok(())
@@ -335,11 +287,7 @@ pub async fn rehearse(
     if project.is_none_or(|it| it.mode != TEST_MODE) {
         return Ok(());
     }
-    // It may not be known yet: polls are recorded later.
-    let (state, counts_losses) = (WorkerState::Running, false);
-    let beat =
-        WorkerBeat { project_id: key.0, worker_id: Arc::clone(&key.1), state, counts_losses };
-    engine.worker_beats.submit(beat).await?;
+    record_running(engine, key).await?;
     direct(engine, key, directive).await
 }
 

@@ -169,6 +169,7 @@ impl RequestBody for DeregisterRequest {
 
 /// Answer to a deregistration.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({"status": "terminated", "released": 2}))]
 pub struct DeregisterReply {
     /// Always `terminated`.
     pub status: WorkerState,

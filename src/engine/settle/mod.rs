@@ -187,6 +187,7 @@ pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Ack
         ReportedOutcome::Failed(_) => AttemptOutcome::Failed,
         ReportedOutcome::Released | ReportedOutcome::RateLimited(_) => AttemptOutcome::Released,
     };
+    let meets_rate_limit = matches!(ack.end, ReportedOutcome::RateLimited(_));
     let fence = ack.fence.clone();
     let (mut held, mut has_follow_ups) = (HeldJob::new(), false);
     loop {
@@ -200,7 +201,15 @@ pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Ack
             }
             Err(error) => return Err(error),
         };
+        // Both are releases, but only one of them pauses.
+        let is_released = found.standing.recorded.as_ref().map(|it| it.1) == Some(outcome)
+            && outcome == AttemptOutcome::Released;
+        let is_other = is_released && found.was_rate_limited != meets_rate_limit;
         match lease::explain_ack(&fence, outcome, &found.standing) {
+            Ok(()) if is_other => {
+                let refusal = lease::explain_report(&fence, &found.standing);
+                return Err(refused(refusal, &found.standing));
+            }
             Ok(()) => {
                 return Ok(match found.retry_at {
                     Some(at) => Acked::Retry { at, paused: None },

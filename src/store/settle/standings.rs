@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
     ids::{JobId, JobKey, LeaseId, ProjectId},
-    job::{AttemptOutcome, StoredState},
+    job::{AttemptOutcome, RATE_LIMITED, StoredState},
     lease::{Fence, Holder, Standing},
 };
 use sqlx::PgConnection;
@@ -19,6 +19,8 @@ pub struct SettledAttempt {
     /// True if the job is live, and [`succeed`](super::settle_success::succeed) leaves it alone: it
     /// has children, callbacks or a batch.
     pub has_follow_ups: bool,
+    /// Whether a recorded release is because of a rate limit that the worker has met.
+    pub was_rate_limited: bool,
     /// When a recorded failure or release was to run again.
     pub retry_at: Option<DateTime<Utc>>,
     /// Children that a recorded success activated.
@@ -51,6 +53,7 @@ pub async fn find_standings<'a>(
                past.worker_id "past_worker_id?",
                past.lease_id "past_lease_id?: LeaseId",
                past.outcome "past_outcome?: AttemptOutcome",
+               past.error_kind = $5 "past_rate_limited?",
                past.retry_at "past_retry_at?"
         from unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[])
             as sought(project_id, id, attempt, lease_id)
@@ -62,7 +65,7 @@ pub async fn find_standings<'a>(
             select * from finished_jobs where project_id = sought.project_id and id = sought.id
         ) ended on true
         left join lateral (
-            select attempt, worker_id, lease_id, outcome, retry_at
+            select attempt, worker_id, lease_id, outcome, retry_at, error_kind
             from attempts
             where project_id = sought.project_id
                 and job_id = sought.id
@@ -76,6 +79,7 @@ pub async fn find_standings<'a>(
         &fences.job_id,
         &fences.attempt as &[Option<i32>],
         &fences.lease_id as &[Option<Uuid>],
+        RATE_LIMITED,
     )
     .fetch_all(conn)
     .await?;
@@ -100,6 +104,7 @@ struct StandingRow {
     past_worker_id: Option<String>,
     past_lease_id: Option<LeaseId>,
     past_outcome: Option<AttemptOutcome>,
+    past_rate_limited: Option<bool>,
     past_retry_at: Option<DateTime<Utc>>,
 }
 
@@ -127,6 +132,8 @@ impl StandingRow {
                 recorded: past.or(succeeded),
             },
             has_follow_ups: self.has_follow_ups.unwrap_or(false),
+            was_rate_limited: self.past_outcome == Some(AttemptOutcome::Released)
+                && self.past_rate_limited.unwrap_or(false),
             retry_at: self.past_retry_at,
             children_activated: self.children_activated,
         }

@@ -158,10 +158,14 @@ fn a_rate_limit_of_a_queue_pauses_all_of_it() {
         let first = t.enqueue(json!({})).await;
         let job = starts(t, &first).await;
         let second = t.enqueue(json!({"group": "a"})).await;
+        t.ack(&job, "w", "released").await.is(200);
+        t.ack(&job, "w", "rate_limited").await.is_error(409, "invalid_state");
+        let job = t.wait_and_lease("w").await;
+        assert_eq!(job["id"], json!(first));
         let wrong = |more: Value| t.ack_with(&job, "w", "rate_limited", more);
         wrong(json!({"scope": "group"})).await.refuses("scope");
         let ack = json!({"job_id": first, "worker_id": "w", "status": "rate_limited",
-            "attempt": 1, "scope": "group"});
+            "attempt": job["attempt"], "scope": "group"});
         let acked = t.post("/v1/workers/ack/batch", json!({"acks": [ack]})).await.is(200);
         assert_eq!(acked["results"][0]["error"]["details"][0]["field"], "acks[0].scope");
         wrong(json!({"retry_after_seconds": 0})).await.refuses("retry_after_seconds");

@@ -207,6 +207,22 @@ fn a_worker_that_goes_hands_its_jobs_back_and_stays_gone_until_it_registers() {
 }
 
 #[test]
+fn a_worker_that_has_only_polled_is_known_at_once() {
+    run(async |t| {
+        t.enqueue(json!({})).await;
+        t.lease("fresh").await;
+        t.post("/v1/workers/fresh/quiet", json!({})).await.is(200);
+        let gone = json!({"worker_id": "fresh"});
+        t.post("/v1/workers/deregister", gone).await.is(200);
+        assert_eq!(worker(t, "fresh").await["state"], "terminated");
+        t.lease("other").await;
+        let gone = json!({"worker_id": "other"});
+        t.post("/v1/workers/deregister", gone).await.is(200);
+        assert_eq!(worker(t, "other").await["state"], "terminated");
+    });
+}
+
+#[test]
 fn the_registry_shows_who_is_there_and_what_they_have() {
     limited(async {
         let server = TestServer::start(fresh_database().await).await;
@@ -283,7 +299,7 @@ fn schedules_that_a_worker_brings_are_kept_and_bad_ones_reported() {
             "nonsense",
             {"job_type": "MyApp.Jobs.Cleanup", "cron_expression": "0 3 * * *", "queue": "night", "timezone": "Europe/Paris"},
             {"job_type": "MyApp.Jobs.Cleanup", "cron_expression": "0 5 * * *"},
-            {"job_type": "Newer", "cron_expression": "@daily", "region": "eu"},
+            {"job_type": "Newer", "cron_expression": "@daily", "enabled": false},
             {"job_type": "Report", "cron_expression": "@daily", "max_attempts": 5_000_000_000_u64},
             {"job_type": 5, "cron_expression": "@daily"},
         ]});
@@ -294,15 +310,19 @@ fn schedules_that_a_worker_brings_are_kept_and_bad_ones_reported() {
             .iter()
             .map(|it| (it["index"].as_u64().expect("a place"), it["reason"].as_str().expect("why")))
             .collect();
-        assert_eq!(reported.iter().map(|it| it.0).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 7, 9, 10]);
+        assert_eq!(
+            reported.iter().map(|it| it.0).collect::<Vec<_>>(),
+            [1, 2, 3, 4, 5, 7, 8, 9, 10]
+        );
         assert!(reported[0].1.starts_with("cron_expression: "), "{reported:?}");
         assert!(reported[1].1.contains("Mars/Base"), "{reported:?}");
         assert!(reported[2].1.contains("rjob_Cleanup"), "{reported:?}");
         assert!(reported[3].1.contains("`timezone`"), "{reported:?}");
         assert!(reported[5].1.contains("recurring_schedules[0]"), "{reported:?}");
         let attempts = "max_attempts: must be between 1 and 100, is 5000000000";
-        assert_eq!(reported[6].1, attempts);
-        assert_eq!(reported[7].1, "job_type: must be a string, is an integer");
+        assert!(reported[6].1.starts_with("enabled: is not a field here"), "{reported:?}");
+        assert_eq!(reported[7].1, attempts);
+        assert_eq!(reported[8].1, "job_type: must be a string, is an integer");
         assert_eq!(rejected[2]["job_type"], "Other.Cleanup");
         t.database.execute("update recurring_schedules set is_paused = true").await;
         let again = json!({"recurring_schedules": [

@@ -70,8 +70,8 @@ pub struct RegisterRequest {
     recurring_schedules: Option<Vec<Entry<RegisteredScheduleRequest>>>,
 }
 
-/// A schedule that a worker registers. Its id is `rjob_` and the last part of its job type; omitted
-/// fields keep their values.
+/// A schedule that a worker registers. Its id is `rjob_` and the part of its job type behind the
+/// last `.`, `:`, `/` or `\\`. An omitted field of a stored schedule keeps its value.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RegisteredScheduleRequest {
@@ -81,16 +81,16 @@ pub struct RegisteredScheduleRequest {
     /// Five or six fields, or `@daily` and similar.
     #[schema(example = "0 3 * * *", extensions(("bounds" = json!(chars(1, limits::MAX_CRON_CHARS)))))]
     cron_expression: String,
-    /// Queue of its jobs. Default: `default`.
+    /// Queue of its jobs. Default for a new schedule: `default`.
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_QUEUE_CHARS)))))]
     queue: Option<String>,
-    /// IANA time zone of the expression. Default: UTC.
+    /// IANA time zone of the expression. Default for a new schedule: UTC.
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_NAME_CHARS)))))]
     timezone: Option<String>,
-    /// Failures after which its jobs are dead-lettered. Default: 3.
+    /// Failures after which its jobs are dead-lettered. Default for a new schedule: 3.
     #[schema(extensions(("bounds" = json!(range(1, limits::MAX_MAX_ATTEMPTS)))))]
     max_attempts: Option<i32>,
-    /// Timeout of one attempt of its jobs, in seconds. Default: 1800.
+    /// Timeout of one attempt of its jobs, in seconds. Default for a new schedule: 1800.
     #[schema(extensions(("bounds" = json!(range(1, limits::MAX_TIMEOUT_SECONDS)))))]
     timeout_seconds: Option<i32>,
 }
@@ -183,6 +183,11 @@ async fn keep_schedules(
             continue;
         }
         let path = format!("recurring_schedules[{index}]");
+        // A schedule without a setting that was sent would fire in another way, so it is listed.
+        let unknown = match unknown {
+            UnknownFields::Ignored => UnknownFields::Ignored,
+            UnknownFields::Refused | UnknownFields::Logged => UnknownFields::Refused,
+        };
         match schedule.read(unknown, &path).and_then(accept_schedule) {
             Ok(schedule) => kept.push((index, schedule)),
             Err(error) => rejected.push((index, reason(error, &path))),

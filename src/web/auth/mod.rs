@@ -233,7 +233,7 @@ impl<P: CallerKind> FromRequestParts<App> for Caller<P> {
             _poll_permit: poll_permit,
             _room: room,
             report,
-            hop: origin::hop(&parts.headers),
+            hop: origin::hop(&parts.headers)?,
             permission: PhantomData,
         })
     }

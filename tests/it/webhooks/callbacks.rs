@@ -265,13 +265,18 @@ fn a_loop_of_deliveries_and_jobs_ends() {
     run_alone(async |t| {
         let sink = Sink::start().await;
         let made = endpoint(t, &sink, json!({"events": ["job.succeeded"]})).await;
-        let enqueue = async |hop: &str| {
+        let send = async |hop: &str| {
             let request = t.request(reqwest::Method::POST, "/v1/jobs").header("fencepost-hop", hop);
-            let sent = request.json(&json!({"job_type": "t"})).send().await.expect("an answer");
-            assert_eq!(sent.status(), 201);
+            request.json(&json!({"job_type": "t"})).send().await.expect("an answer").status()
+        };
+        let enqueue = async |hop: &str| {
+            assert_eq!(send(hop).await, 201);
             work(t, "succeeded").await;
         };
-        let mut hop = "not a number".to_owned();
+        for malformed in ["not a number", "-3", "1.5", ""] {
+            assert_eq!(send(malformed).await, 400, "{malformed:?}");
+        }
+        let mut hop = "0".to_owned();
         for expected in 1..=5 {
             enqueue(&hop).await;
             hop = sink.next().await.header("fencepost-hop").to_owned();

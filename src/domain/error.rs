@@ -186,7 +186,9 @@ pub enum Error {
     #[error("alarm or incident not found")]
     AlarmNotFound,
 
-    #[error("was changed meanwhile, or exists already (If-Match, If-None-Match): read it again")]
+    #[error(
+        "does not exist, was changed meanwhile, or exists already (If-Match, If-None-Match): read it again"
+    )]
     PreconditionFailed,
 
     #[error("delivery not found")]

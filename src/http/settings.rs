@@ -79,10 +79,11 @@ impl<T: Settings> IntoResponse for Tagged<T> {
 #[expect(dead_code, reason = "it describes the headers in the OpenAPI document")]
 #[into_params(parameter_in = Header)]
 pub struct Header {
-    /// Writes only settings that have this `etag`; otherwise 412. `*`: any, if they exist.
+    /// Changes or deletes only settings that have this `etag`; otherwise 412. `*`: any, if they
+    /// exist.
     #[param(rename = "If-Match", max_length = 200)]
     if_match: Option<String>,
-    /// With `*`, only creates: 412 if the settings exist.
+    /// `*`: 412 if the settings exist, so that a write only creates.
     #[param(rename = "If-None-Match", max_length = 200)]
     if_none_match: Option<String>,
 }

@@ -333,7 +333,11 @@ const DERIVED: [DerivedResponse; 10] = [
     ),
     (Applies::InProject, "404", "No such project for this key or session."),
     (Applies::Repeatable, "409", "The idempotency key was used with another request."),
-    (Applies::Conditional, "412", "The settings are not those of `If-Match` or `If-None-Match`."),
+    (
+        Applies::Conditional,
+        "412",
+        "The settings have changed since `If-Match`, or exist already with `If-None-Match: *`.",
+    ),
     (Applies::PublicWithBody, "429", "Too many requests from this client."),
     (Applies::Authenticated, "429", "Rate limit or quota exceeded: see `GET /v1/limits`."),
     (Applies::PublicWithBody, "503", "Try again later."),

@@ -34,6 +34,8 @@ const HEADERS: [(&str, &str, &str); 7] = [
     ("RateLimit", "string", "The limit in the form of draft-ietf-httpapi-ratelimit-headers."),
     ("Retry-After", "integer", "Seconds to wait before the next try."),
 ];
+/// The description of a body that a handler takes as `OptionalJson`.
+const OPTIONAL_BODY: &str = "Optional.";
 /// Headers of answers to calls that a limit counts.
 const OF_LIMITS: [&str; 4] =
     ["X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset", "RateLimit"];
@@ -41,6 +43,7 @@ const OF_LIMITS: [&str; 4] =
 /// Adds headers, moves what is the same everywhere to the components, and names the values of
 /// enums, which Go would otherwise declare twice.
 pub fn share(document: &mut Value) {
+    mark_optional_bodies(document);
     add_headers(document);
     add_tags(document);
     share_responses(document);
@@ -52,6 +55,17 @@ pub fn operations(document: &mut Value) -> impl Iterator<Item = &mut Value> {
     let paths = document.get_mut("paths").and_then(Value::as_object_mut);
     let methods = paths.into_iter().flat_map(Map::values_mut).filter_map(Value::as_object_mut);
     methods.flat_map(Map::values_mut)
+}
+
+/// The macro calls each body required.
+fn mark_optional_bodies(document: &mut Value) {
+    for operation in operations(document) {
+        let body = operation.get_mut("requestBody").and_then(Value::as_object_mut);
+        let Some(body) = body else { continue };
+        if body.get("description").is_some_and(|it| it == OPTIONAL_BODY) {
+            body.insert("required".to_owned(), json!(false));
+        }
+    }
 }
 
 fn add_headers(document: &mut Value) {
@@ -93,7 +107,7 @@ fn add_tags(document: &mut Value) {
         let schema = response.pointer("/content/application~1json/schema/$ref");
         if schema.is_some_and(|it| tagged.contains(it)) {
             response["headers"]["ETag"] = json!({
-                "description": "Identity of its settings.", "schema": {"type": "string"},
+                "description": "Version of the settings.", "schema": {"type": "string"},
             });
         }
     }
@@ -158,6 +172,18 @@ mod tests {
         }
         let unavailable = &document["components"]["responses"]["Unavailable"];
         assert!(unavailable["headers"]["Retry-After"].is_object(), "{unavailable}");
+    }
+
+    #[test]
+    fn a_body_that_may_be_missing_is_not_called_required() {
+        let document = super::super::document();
+        let is_required = |path: &str| {
+            let body = &document["paths"][path]["post"]["requestBody"];
+            body["required"].as_bool()
+        };
+        assert_eq!(is_required("/v1/queues/{queue}/pause"), Some(false));
+        assert_eq!(is_required("/v1/keys/{key_id}/rotate"), Some(false));
+        assert_eq!(is_required("/v1/jobs"), Some(true));
     }
 
     #[test]

@@ -87,8 +87,8 @@ pub struct Project {
     /// Time when the operator of the server suspended the project; null: it is not suspended.
     #[schema(required)]
     pub suspended_at: Option<DateTime<Utc>>,
-    /// Identity of its settings, also in the header `ETag`: with `If-Match`, a write changes only
-    /// these.
+    /// Version of the settings, also in the header `ETag`. A write with it as `If-Match` is refused
+    /// if they have changed since.
     #[serde(default)]
     #[schema(required, example = "\"4f0c2a9d1be87a3355d0c61e\"")]
     pub etag: String,

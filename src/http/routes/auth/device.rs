@@ -113,21 +113,21 @@ pub struct DeviceKeyRequest {
 
 impl RequestBody for DeviceKeyRequest {}
 
-/// The key of a terminal.
+/// API key of a command line that logged in through a browser.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct DeviceKey {
     /// Project of the key; null while the login is pending.
     #[schema(required)]
     pub project: Option<Project>,
-    /// E-mail address of the account that has approved it; null likewise.
+    /// E-mail address of the account that has approved the login; null while it is pending.
     #[schema(required, example = "ada@example.com")]
     pub email: Option<String>,
-    /// API key, valid for 90 days; null likewise. It is shown only once.
+    /// API key, valid for 90 days and shown only once; null while the login is pending.
     #[schema(required)]
     pub api_key: Option<CreatedApiKey>,
 }
 
-/// Collect the key of a terminal.
+/// Collect the key of a command line.
 ///
 /// All fields are null until the user has approved the login. The key is collected once. The
 /// session that has approved it must still be live.

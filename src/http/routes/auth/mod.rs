@@ -280,7 +280,7 @@ pub async fn logout(
     let mut conn = app.engine.pools.people.acquire().await?;
     store::people::sessions::revoke(&mut conn, bearer.account_id, bearer.session_id).await?;
     let event = AccountEvent::LoggedOut;
-    security::note(&mut conn, bearer.account_id, event, Some(&client)).await?;
+    security::record(&mut conn, bearer.account_id, event, Some(&client)).await?;
     drop(conn);
     app.credentials.evict(Evict::Session(bearer.session_id)).await;
     Ok(StatusCode::NO_CONTENT)
@@ -326,7 +326,7 @@ pub async fn password(
 ) -> Result<StatusCode, Error> {
     check_length("current_password", &request.current_password)?;
     let change = PasswordChange {
-        present: request.current_password,
+        current: request.current_password,
         new: request.new_password,
         removes_passkeys: request.remove_passkeys.unwrap_or(false),
         removes_identities: request.remove_identities.unwrap_or(false),

@@ -52,7 +52,7 @@ impl RequestBody for RotateKeyRequest {}
     post, path = "/keys/{key_id}/rotate", tag = "keys", operation_id = "keys_rotate",
     security(("api_key" = ["keys"]), ("session" = ["admin"])),
     params(("key_id" = String, Path, description = "The key's id.", example = "key_01m7w3ha3aextt8pkwwdmxsmqw")),
-    request_body(content = RotateKeyRequest, description = "May be missing."),
+    request_body(content = RotateKeyRequest, description = "Optional."),
     responses(
         (status = 201, description = "The new key. It is shown only once.", body = CreatedApiKey),
         (status = 404, description = "The project has no such live key.", body = ErrorBody),

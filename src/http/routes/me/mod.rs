@@ -161,7 +161,7 @@ pub async fn end_session(
     if !sessions::revoke(&mut conn, account_id, id).await? {
         return Err(Error::SessionNotFound);
     }
-    security::note(&mut conn, account_id, AccountEvent::SessionEnded, Some(&client)).await?;
+    security::record(&mut conn, account_id, AccountEvent::SessionEnded, Some(&client)).await?;
     drop(conn);
     app.credentials.evict(Evict::Session(id)).await;
     Ok(StatusCode::NO_CONTENT)

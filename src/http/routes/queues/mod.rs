@@ -115,8 +115,8 @@ pub struct Queue {
     /// Time of the last change of its settings; null: never.
     #[schema(required)]
     pub updated_at: Option<DateTime<Utc>>,
-    /// Identity of its settings, also in the header `ETag`: with `If-Match`, a write changes only
-    /// these.
+    /// Version of the settings, also in the header `ETag`. A write with it as `If-Match` is refused
+    /// if they have changed since.
     #[serde(default)]
     #[schema(required, example = "\"4f0c2a9d1be87a3355d0c61e\"")]
     pub etag: String,

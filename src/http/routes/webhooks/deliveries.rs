@@ -211,7 +211,8 @@ page! {
 
 /// List deliveries.
 ///
-/// Newest first. Those that were accepted are kept for 7 days, those that failed for 30.
+/// Newest first. Those that were accepted or cancelled are kept for a day, those that failed for
+/// 30.
 #[utoipa::path(
     get, path = "/webhooks/{endpoint_id}/deliveries", tag = "webhooks",
     operation_id = "webhooks_deliveries", params(DeliveriesQuery,

@@ -71,8 +71,8 @@ pub struct Endpoint {
     /// Events that were not sent to it, because 50,000 deliveries to it waited.
     #[schema(example = 0)]
     pub dropped_events: i64,
-    /// Identity of its settings, also in the header `ETag`: with `If-Match`, a write changes only
-    /// these.
+    /// Version of the settings, also in the header `ETag`. A write with it as `If-Match` is refused
+    /// if they have changed since.
     #[serde(default)]
     #[schema(required, example = "\"4f0c2a9d1be87a3355d0c61e\"")]
     pub etag: String,

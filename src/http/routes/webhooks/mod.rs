@@ -338,7 +338,8 @@ async fn stored(
 /// Change an endpoint.
 ///
 /// A key that changes what is sent or where needs the scope `payload:read`, too, since error
-/// messages are in events. That is any change but of `description`, of numbers, and to false.
+/// messages are in events. A change of `description` or of a number needs no further scope, and
+/// neither does one that switches `callbacks` or the endpoint off.
 #[utoipa::path(
     patch, path = "/webhooks/{endpoint_id}", tag = "webhooks", operation_id = "webhooks_update",
     security(("api_key" = ["webhooks"]), ("session" = ["admin"])),

@@ -67,7 +67,7 @@ pub struct AckRequest {
     #[schema(value_type = Option<uuid::Uuid>)]
     lease_id: Option<LeaseId>,
     /// Run time in milliseconds, as the worker measured it.
-    #[schema(extensions(("bounds" = json!(at_least(0)))))]
+    #[schema(extensions(("bounds" = json!(range(0, limits::MAX_DURATION_MS)))))]
     duration_ms: Option<i64>,
     /// With `succeeded`: any JSON of at most 64 KiB.
     #[serde(default)]

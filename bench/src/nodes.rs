@@ -22,7 +22,8 @@ const DATA_DIR: &str = ".fencepost";
 const MASTER_KEY_FILE: &str = "master.key";
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 const LOOK_PERIOD: Duration = Duration::from_millis(20);
-/// Time after which each node has counted the others twice.
+/// Time after which each node has counted the others, whenever it started: it does so every four
+/// seconds.
 pub const ACQUAINTANCE: Duration = Duration::from_secs(9);
 
 /// Stores and the key of secrets, which nodes share with the server of this run.

@@ -14,9 +14,9 @@ use fencepost_engine::jobs::{AttemptRow, JobRow};
 /// A job and one of its attempts, as one id that is a fence: `job_…-2`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttemptId {
-    /// Which job.
+    /// Id of the job.
     pub job_id: JobId,
-    /// The attempt, counted from 1. One more than it has had: the attempt that it waits for.
+    /// Number of the attempt, from 1. The job waits for the one that follows its last.
     pub attempt: i32,
 }
 
@@ -65,7 +65,7 @@ pub enum Stage<'a> {
     Claimed,
     /// It succeeded.
     Completed,
-    /// It ended otherwise; none: it was cancelled before it started.
+    /// It ended otherwise. No row: the job was cancelled before this attempt began.
     Failed(Option<&'a AttemptRow>),
 }
 

@@ -86,7 +86,7 @@ pub async fn run(args: BatchesArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Its jobs that are dead letters, or were cancelled.
+/// Number of the batch's jobs that are dead letters, or were cancelled.
 fn failed(batch: &Value) -> i64 {
     let count = |field: &str| batch[field].as_i64().unwrap_or_default();
     count("dead_letter_jobs") + count("cancelled_jobs")

@@ -141,7 +141,7 @@ pub async fn arrive(
         Ok((Arrival::SecondFactorRequired(token), next)) => {
             ask_code(&token, own_page(&next), false)
         }
-        // Who is logged in already was about to link.
+        // A person who is logged in already has come from the page that links identities.
         Err(refusal) => refuse(if bearer.is_some() { ACCOUNT } else { LOGIN }, refusal),
     };
     session::forget_departure(response.headers_mut());

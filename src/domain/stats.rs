@@ -22,7 +22,7 @@ pub struct Counts {
     pub cancelled: i64,
     /// Time from when a job could first run to its first lease.
     pub wait: Histogram,
-    /// From lease to end, for acknowledged attempts.
+    /// Time from lease to end, of attempts that succeeded or that their workers reported as failed.
     pub run: Histogram,
 }
 
@@ -50,7 +50,7 @@ impl Counts {
             AttemptOutcome::Timeout => self.timed_out += 1,
             AttemptOutcome::LeaseExpired => self.lease_expired += 1,
             AttemptOutcome::Released => self.released += 1,
-            // Counted with its job.
+            // Counted as `cancelled`, when its job ends.
             AttemptOutcome::Cancelled => (),
         }
         if matches!(outcome, AttemptOutcome::Succeeded | AttemptOutcome::Failed) {
@@ -62,13 +62,13 @@ impl Counts {
 /// Counters of one queue and type, ready to be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Counted {
-    /// Whose jobs.
+    /// Project of the jobs.
     pub project_id: ProjectId,
-    /// In which queue.
+    /// Queue of the jobs.
     pub queue: String,
-    /// Of which type.
+    /// Type of the jobs.
     pub job_type: String,
-    /// Counts of its events.
+    /// What happened to them.
     pub counts: Counts,
 }
 
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_was_acknowledged_says_how_long_work_takes() {
+    fn only_what_workers_ended_says_how_long_work_takes() {
         let mut counts = Counts::default();
         for outcome in [
             AttemptOutcome::Succeeded,

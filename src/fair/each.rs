@@ -16,7 +16,7 @@ const MAX_KNOWN: usize = 1_000;
 /// The same number of permits for each project. Requests for more wait in their order.
 pub type PerProject = Each<ProjectId>;
 
-/// The same number of permits for each of many. Requests for more wait in their order.
+/// The same number of permits for each key. Requests for more wait in their order.
 #[derive(Debug)]
 pub struct Each<Key> {
     permits: usize,

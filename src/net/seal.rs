@@ -1,5 +1,5 @@
-//! Encryption of secrets in the database, with a master key that is not in it: who reads a backup
-//! cannot forge access tokens.
+//! Encryption of secrets in the database, with a master key that is not in it. One of them signs
+//! access tokens: who reads a backup cannot make any.
 
 use anyhow::{Context, ensure};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 pub const MASTER_KEY_BYTES: usize = 32;
 /// Master keys that a node knows at most: the one that encrypts, and one that is being replaced.
 pub const MAX_MASTER_KEYS: usize = 2;
-/// The first byte of what is encrypted.
+/// The first byte of an encrypted secret, before its key's id and its nonce.
 const VERSION: u8 = 1;
 /// Bytes by which an encrypted secret names its master key.
 const ID_BYTES: usize = 4;
@@ -27,7 +27,8 @@ struct MasterKey {
     key: LessSafeKey,
 }
 
-/// A secret cannot be read with the master keys of this node.
+/// A secret cannot be read with the master keys of this node: it is encrypted with another one,
+/// was stored elsewhere, or was changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("it is encrypted with another master key")]
 pub struct OtherMasterKey;
@@ -47,7 +48,7 @@ impl MasterKeys {
         Ok(Self(keys))
     }
 
-    /// Whether there is one.
+    /// Whether there is a master key.
     #[must_use]
     pub fn can_seal(&self) -> bool {
         !self.0.is_empty()
@@ -70,7 +71,8 @@ impl MasterKeys {
         sealed
     }
 
-    /// The secret of `plain_bytes` bytes: what has as many is not encrypted.
+    /// Decrypts a secret of `plain_bytes` bytes. A stored value of that length is not encrypted: it
+    /// is from a time without a master key.
     ///
     /// # Errors
     /// [`OtherMasterKey`].

@@ -1,4 +1,4 @@
-//! Twenty planted causes: what `explain` says of a job, and its queue of its oldest ready job.
+//! Planted causes: what `explain` says of a job, and of the job that has waited longest in a queue.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ const fn cause(queue: &'static str, reason: Reason, says: &'static str) -> Cause
     Cause { queue, reason: Some(reason), says }
 }
 
-const fn ended(queue: &'static str, says: &'static str) -> Cause {
+const fn of_ended_job(queue: &'static str, says: &'static str) -> Cause {
     Cause { queue, reason: None, says }
 }
 
@@ -43,10 +43,10 @@ const CAUSES: [Cause; 22] = [
     cause("later", Reason::RunAt, "its run_at is"),
     cause("backoff", Reason::Backoff, "failure 1 of 3: retried in"),
     cause("parents", Reason::Parents, "it waits for the end of 1 parent"),
-    ended("running", "worker w runs it"),
-    ended("asked", "worker w is asked to stop"),
-    ended("dead", "dead-lettered after 1 of 1 failures"),
-    ended("cancelled", "cancelled: retry it manually"),
+    of_ended_job("running", "worker w runs it"),
+    of_ended_job("asked", "worker w is asked to stop"),
+    of_ended_job("dead", "dead-lettered after 1 of 1 failures"),
+    of_ended_job("cancelled", "cancelled: retry it manually"),
 ];
 
 /// Enqueues one job in this queue.

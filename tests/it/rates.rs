@@ -212,7 +212,7 @@ fn left(reply: &Reply) -> u32 {
 }
 
 #[test]
-fn a_batch_is_counted_by_its_items_wholly_or_not_at_all() {
+fn a_bulk_request_is_counted_by_its_jobs_wholly_or_not_at_all() {
     limited(async {
         let server = TestServer::start(fresh_database().await).await;
         let t = server.project_with("main", "unlimited", json!({"produce_per_minute": 10})).await;

@@ -58,7 +58,7 @@ impl Addresses {
                 // A change that was asked for before may not be by the owner of this address.
                 store::people::email_changes::delete(&mut tx, account_id).await?;
                 let event = AccountEvent::AddressVerified;
-                security::note(&mut tx, account_id, event, Some(client)).await?;
+                security::record(&mut tx, account_id, event, Some(client)).await?;
                 Ok(tx.commit().await?)
             }
         }
@@ -131,7 +131,7 @@ impl Addresses {
         store::people::email_changes::replace(&mut tx, id, &new_email, hashes, VERIFY_SECONDS)
             .await?;
         let event = AccountEvent::AddressChangeRequested;
-        security::note(&mut tx, id, event, Some(client)).await?;
+        security::record(&mut tx, id, event, Some(client)).await?;
         for to in recipients {
             let content = Content::Change {
                 account: id.0,
@@ -182,7 +182,7 @@ impl Addresses {
         store::people::accounts::spend_mail_tokens(&mut tx, id).await?;
         store::people::email_changes::delete(&mut tx, id).await?;
         let event = AccountEvent::AddressChanged;
-        security::note(&mut tx, id, event, Some(client)).await?;
+        security::record(&mut tx, id, event, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
         let subject = "The e-mail address of your account was changed";

@@ -40,7 +40,7 @@ impl Base {
         tokio::spawn(bounded(async move {
             let noted = async {
                 let mut conn = pool.acquire().await?;
-                security::note(&mut conn, id, event, Some(&client)).await
+                security::record(&mut conn, id, event, Some(&client)).await
             };
             if let Err(error) = noted.await {
                 let error = fencepost_domain::error::chain(&error);

@@ -169,7 +169,7 @@ impl DeviceLogins {
             NewAuditEntry { after: Some(after), ..NewAuditEntry::to("device.approved", name) };
         store::people::audit::insert(&mut tx, project_id, &actor, &entry).await?;
         let event = AccountEvent::DeviceApproved;
-        security::note(&mut tx, bearer.account_id, event, Some(client)).await?;
+        security::record(&mut tx, bearer.account_id, event, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
         // The terminal's address is what a deceived owner does not know.

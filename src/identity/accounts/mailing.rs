@@ -51,7 +51,7 @@ const FAILURE_PAUSE: Duration = Duration::from_secs(5);
 const LOOK_PERIOD: Duration = Duration::from_secs(10);
 /// Accounts that a reset mail names: of those that claim an address, this many oldest ones, and as
 /// many newest ones.
-pub(super) const MAILED_CLAIMS: i64 = 5;
+pub(super) const MAILED_ACCOUNTS: i64 = 5;
 /// The kind under which mails that verify addresses are counted.
 pub(super) const VERIFICATIONS: &str = "verifications";
 
@@ -281,7 +281,7 @@ async fn reset_links(
     email: &str,
 ) -> sqlx::Result<Vec<(DateTime<Utc>, SecretString)>> {
     let mut links = Vec::new();
-    for account in store::people::accounts::claims(conn, email, MAILED_CLAIMS).await? {
+    for account in store::people::accounts::with_address(conn, email, MAILED_ACCOUNTS).await? {
         let token = new_token(conn, account.id, Purpose::Reset).await?;
         links.push((account.created_at, token));
     }

@@ -1,4 +1,4 @@
-//! Changes of passwords: with the present one, or with a mailed link.
+//! Changes of passwords: with the current one, or with a mailed link.
 //!
 //! Known and unknown addresses get the same answers and take the same time.
 
@@ -18,7 +18,7 @@ use super::{
     Client, MAILS_PER_ASKER,
     base::Base,
     codes, links,
-    mailing::{Content, MAILED_CLAIMS},
+    mailing::{Content, MAILED_ACCOUNTS},
     own_password::OwnPassword,
     read_email,
     security::{self, AccountEvent},
@@ -36,7 +36,7 @@ pub struct PasswordChanges {
 /// A new password, and what else ends with the old one.
 #[derive(Debug)]
 pub struct PasswordChange {
-    pub present: SecretString,
+    pub current: SecretString,
     pub new: SecretString,
     pub removes_passkeys: bool,
     pub removes_identities: bool,
@@ -54,13 +54,13 @@ impl PasswordChanges {
         change: PasswordChange,
         client: &Client,
     ) -> Result<Vec<SessionId>, Error> {
-        let PasswordChange { present, new, .. } = change;
+        let PasswordChange { current, new, .. } = change;
         self.base.sessions.require_second_factor(bearer).await?;
         let showing = async {
             self.check_strength(bearer.account_id, &new, "new_password").await?;
-            self.own.is_right(bearer, present).await
+            self.own.is_right(bearer, current).await
         };
-        if !self.base.throttle.own(bearer, showing).await? {
+        if !self.base.throttle.count_own_try(bearer, showing).await? {
             return Err(Error::InvalidCredentials);
         }
         let hash = self.own.passwords.hash(&bearer.account_id.to_string(), new).await?;
@@ -86,7 +86,7 @@ impl PasswordChanges {
             events.push(AccountEvent::IdentityRemoved);
         }
         for event in events {
-            security::note(&mut tx, bearer.account_id, event, Some(client)).await?;
+            security::record(&mut tx, bearer.account_id, event, Some(client)).await?;
         }
         tx.commit().await?;
         drop(conn);
@@ -131,9 +131,10 @@ impl PasswordChanges {
 
     async fn mail_reset(&self, email: &str) -> Result<(), Error> {
         let mut conn = self.base.pool.acquire().await?;
-        let claims = store::people::accounts::claims(&mut conn, email, MAILED_CLAIMS).await?;
+        let accounts =
+            store::people::accounts::with_address(&mut conn, email, MAILED_ACCOUNTS).await?;
         // An earlier mail of the last half-hour has links that are valid.
-        if claims.is_empty() || !self.base.throttle.may_mail("resets", email).await {
+        if accounts.is_empty() || !self.base.throttle.may_mail("resets", email).await {
             return Ok(());
         }
         self.base.mailing.store(&mut conn, &Content::Reset { to: email.to_owned() }).await?;
@@ -144,7 +145,8 @@ impl PasswordChanges {
     /// Resets a password, and revokes all sessions. The holder of the mailed token reads the
     /// address. If the address was not verified before, a stranger may have created the account, so
     /// all keys, other members and invitations of its projects are revoked, and its second factor
-    /// is removed. Identities at login providers always are.
+    /// is removed. Identities at login providers are removed in any case, and passkeys log in only
+    /// together with the new password.
     ///
     /// # Errors
     /// [`Error::InvalidLink`] when the token is unknown, used or expired; [`Error::Invalid`] when
@@ -157,7 +159,7 @@ impl PasswordChanges {
         client: &Client,
     ) -> Result<Vec<SessionId>, Error> {
         self.base.throttle.address(client).await?;
-        // Before the password is hashed: junk must not cost a turn.
+        // Before the password is hashed: a wrong link must not take the time of a hash.
         links::check(&self.base.pool, Purpose::Reset, token).await?;
         self.own.passwords.check(&client.address, ("new_password", &new), &[]).await?;
         let hash = self.own.passwords.hash(&client.address, new).await?;
@@ -167,7 +169,7 @@ impl PasswordChanges {
         store::people::accounts::set_password(&mut tx, account_id, &hash).await?;
         store::people::accounts::spend_resets(&mut tx, account_id).await?;
         store::people::email_changes::delete(&mut tx, account_id).await?;
-        // A person with the old password may have linked one of their own.
+        // A person with the old password may have linked an identity of their own.
         store::people::identities::delete_all(&mut tx, account_id).await?;
         store::people::passkeys::require_password(&mut tx, account_id).await?;
         let ended = store::people::sessions::revoke_others(&mut tx, account_id, None).await?;
@@ -178,14 +180,15 @@ impl PasswordChanges {
                 codes::remove_all(&mut tx, account_id).await?;
                 let entry = NewAuditEntry::to("project.reclaimed", account_id.to_string());
                 let actor = client.actor("account", account_id.to_string());
-                for project_id in store::people::members::take_back(&mut tx, account_id).await? {
+                for project_id in store::people::members::remove_others(&mut tx, account_id).await?
+                {
                     store::people::audit::insert(&mut tx, project_id, &actor, &entry).await?;
                 }
             }
             Ok(false) => (),
         }
         let event = AccountEvent::PasswordReset;
-        security::note(&mut tx, account_id, event, Some(client)).await?;
+        security::record(&mut tx, account_id, event, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
         self.base.mailing.notify_owner(account_id, event, client);

@@ -30,7 +30,7 @@ impl Removals {
     ) -> Result<Vec<ProjectId>, Error> {
         self.base.sessions.require_second_factor(bearer).await?;
         let showing = self.own.is_right(bearer, password);
-        if !self.base.throttle.own(bearer, showing).await? {
+        if !self.base.throttle.count_own_try(bearer, showing).await? {
             return Err(Error::InvalidCredentials);
         }
         let mut conn = self.base.pool.acquire().await?;

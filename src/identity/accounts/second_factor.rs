@@ -203,13 +203,13 @@ impl SecondFactors {
         client: &Client,
     ) -> Result<(), Error> {
         let showing = self.own.is_right(bearer, password);
-        let is_password = self.base.throttle.own(bearer, showing).await?;
+        let is_password = self.base.throttle.count_own_try(bearer, showing).await?;
         let mut conn = self.base.pool.acquire().await?;
         if is_password {
             return Ok(note_step_up(&mut conn, bearer, client).await?);
         }
         let event = AccountEvent::PasswordRefused;
-        security::note(&mut conn, bearer.account_id, event, Some(client)).await?;
+        security::record(&mut conn, bearer.account_id, event, Some(client)).await?;
         Err(Error::InvalidCredentials)
     }
 
@@ -266,7 +266,7 @@ async fn note_step_up(
     client: &Client,
 ) -> sqlx::Result<()> {
     store::people::second_factors::step_up(conn, bearer.account_id, bearer.session_id).await?;
-    security::note(conn, bearer.account_id, AccountEvent::SteppedUp, Some(client)).await
+    security::record(conn, bearer.account_id, AccountEvent::SteppedUp, Some(client)).await
 }
 
 async fn note_used(
@@ -278,7 +278,7 @@ async fn note_used(
     match used {
         CodeUse::App | CodeUse::Passkey => Ok(()),
         CodeUse::Recovery => {
-            security::note(conn, id, AccountEvent::RecoveryCodeUsed, Some(client)).await
+            security::record(conn, id, AccountEvent::RecoveryCodeUsed, Some(client)).await
         }
     }
 }
@@ -290,11 +290,11 @@ pub(super) async fn note_refused(
     client: &Client,
 ) -> sqlx::Result<AccountEvent> {
     let event = AccountEvent::CodeRefused;
-    security::note(conn, id, event, Some(client)).await?;
+    security::record(conn, id, event, Some(client)).await?;
     if store::people::account_log::count_last_day(conn, id, event.name()).await? != NOTIFIED_AFTER {
         return Ok(event);
     }
     let event = AccountEvent::ManyCodesRefused;
-    security::note(conn, id, event, Some(client)).await?;
+    security::record(conn, id, event, Some(client)).await?;
     Ok(event)
 }

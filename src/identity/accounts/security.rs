@@ -127,7 +127,7 @@ impl AccountEvent {
 }
 
 /// Adds an entry to an account's log; without a client, it is the operator's.
-pub async fn note(
+pub async fn record(
     conn: &mut PgConnection,
     account_id: AccountId,
     event: AccountEvent,
@@ -156,7 +156,7 @@ pub async fn suspend(
         true => store::people::sessions::revoke_others(&mut tx, id, None).await?.len(),
         false => 0,
     };
-    note(&mut tx, id, event, None).await?;
+    record(&mut tx, id, event, None).await?;
     tx.commit().await?;
     Ok(ended)
 }
@@ -165,7 +165,7 @@ pub async fn suspend(
 pub async fn end_sessions(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<usize> {
     let mut tx = conn.begin().await?;
     let ended = store::people::sessions::revoke_others(&mut tx, id, None).await?.len();
-    note(&mut tx, id, AccountEvent::SessionsEnded, None).await?;
+    record(&mut tx, id, AccountEvent::SessionsEnded, None).await?;
     tx.commit().await?;
     Ok(ended)
 }
@@ -178,7 +178,7 @@ pub async fn reset_second_factor(conn: &mut PgConnection, id: AccountId) -> sqlx
     store::people::identities::delete_all(&mut tx, id).await?;
     if was_required {
         store::people::sessions::revoke_others(&mut tx, id, None).await?;
-        note(&mut tx, id, AccountEvent::SecondFactorReset, None).await?;
+        record(&mut tx, id, AccountEvent::SecondFactorReset, None).await?;
     }
     tx.commit().await?;
     Ok(was_required)

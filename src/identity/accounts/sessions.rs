@@ -115,7 +115,7 @@ impl Sessions {
                 true => AccountEvent::LoginFromNewDevice,
                 false => AccountEvent::LoginSucceeded,
             };
-        security::note(conn, account_id, event, Some(client)).await?;
+        security::record(conn, account_id, event, Some(client)).await?;
         let (life, is_proved) = (SESSION_SECONDS, login == Login::Proved);
         store::people::sessions::insert(conn, account_id, session_id, &origin, life, is_proved)
             .await?;
@@ -155,7 +155,7 @@ impl Sessions {
         if presented.is_used {
             store::people::sessions::revoke(&mut tx, bearer.account_id, bearer.session_id).await?;
             let event = AccountEvent::TokenReused;
-            security::note(&mut tx, bearer.account_id, event, Some(client)).await?;
+            security::record(&mut tx, bearer.account_id, event, Some(client)).await?;
             tx.commit().await?;
             tracing::warn!(session.id = %bearer.session_id, "refresh token reused; session revoked");
             return Ok(Err(bearer.session_id));

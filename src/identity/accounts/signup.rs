@@ -135,7 +135,7 @@ impl SignUps {
             }
         };
         let has_owner = store::people::accounts::is_address_verified(&mut tx, &email).await?;
-        security::note(&mut tx, account.id, AccountEvent::Created, Some(client)).await?;
+        security::record(&mut tx, account.id, AccountEvent::Created, Some(client)).await?;
         if is_mailed {
             let (account, address) = (account.id.0, client.address.to_string());
             // The answer does not show that the address has an account; if the new one is not used,

@@ -41,7 +41,7 @@ impl Throttle {
 
     /// Counts a try of the session's person to show the password, unless too many wait for one to
     /// be compared: that was no try.
-    pub(super) async fn own<T>(
+    pub(super) async fn count_own_try<T>(
         &self,
         bearer: Bearer,
         showing: impl Future<Output = Result<T, Error>>,

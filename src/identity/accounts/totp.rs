@@ -141,7 +141,7 @@ impl Authenticators {
         store::people::second_factors::step_down_others(&mut tx, id, bearer.session_id).await?;
         let codes = replace_recovery_codes(&mut tx, id).await?;
         let event = AccountEvent::TotpAdded;
-        security::note(&mut tx, id, event, Some(client)).await?;
+        security::record(&mut tx, id, event, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
         self.base.throttle.limiter.forgive(&of_client).await;
@@ -162,7 +162,7 @@ impl Authenticators {
         remove_unneeded_recovery_codes(&mut tx, id).await?;
         let event = AccountEvent::TotpRemoved;
         if was_confirmed {
-            security::note(&mut tx, id, event, Some(client)).await?;
+            security::record(&mut tx, id, event, Some(client)).await?;
         }
         tx.commit().await?;
         drop(conn);
@@ -191,7 +191,7 @@ impl Authenticators {
         }
         let codes = replace_recovery_codes(&mut tx, id).await?;
         let event = AccountEvent::RecoveryCodesReplaced;
-        security::note(&mut tx, id, event, Some(client)).await?;
+        security::record(&mut tx, id, event, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
         self.base.mailing.notify_owner(id, event, client);

@@ -30,7 +30,7 @@ impl<K> Default for KeyedNotify<K> {
 }
 
 impl<K: Eq + Hash> KeyedNotify<K> {
-    /// That of a key; keep it while you wait.
+    /// The notify of a key, which is forgotten once it is not kept: keep it while you wait.
     pub fn of(&self, key: K) -> Arc<Notify> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(notify) = known.of_key.get(&key).and_then(Weak::upgrade) {

@@ -10,8 +10,8 @@ use uuid::Uuid;
 
 use crate::settle::settle_success::WaitingJob;
 
-/// Retries a dead letter: failures count from 0, attempts continue. None if it is not a dead
-/// letter.
+/// Retries a dead letter: failures count from 0, and attempts are numbered on. None if it is not a
+/// dead letter.
 ///
 /// # Errors
 /// A unique violation when a live job has taken its unique key.

@@ -283,7 +283,10 @@ pub async fn leave_all(
 }
 
 /// Removes all other members, invitations and keys from the projects that an account owns.
-pub async fn take_back(conn: &mut PgConnection, owner: AccountId) -> sqlx::Result<Vec<ProjectId>> {
+pub async fn remove_others(
+    conn: &mut PgConnection,
+    owner: AccountId,
+) -> sqlx::Result<Vec<ProjectId>> {
     sqlx::query_scalar!(
         r#"
         with owned as materialized (

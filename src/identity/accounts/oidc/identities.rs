@@ -48,7 +48,7 @@ impl Identities {
             Err(error) => return Err(error.into()),
         }
         let event = AccountEvent::IdentityLinked;
-        security::note(&mut tx, bearer.account_id, event, Some(client)).await?;
+        security::record(&mut tx, bearer.account_id, event, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
         self.base.mailing.notify_owner(bearer.account_id, event, client);
@@ -72,7 +72,7 @@ impl Identities {
             return Err(Error::IdentityNotFound);
         }
         let event = AccountEvent::IdentityRemoved;
-        security::note(&mut tx, bearer.account_id, event, Some(client)).await?;
+        security::record(&mut tx, bearer.account_id, event, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
         self.base.mailing.notify_owner(bearer.account_id, event, client);

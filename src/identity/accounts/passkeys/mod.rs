@@ -202,7 +202,7 @@ impl Passkeys {
         };
         store::people::second_factors::step_down_others(&mut tx, id, bearer.session_id).await?;
         let event = AccountEvent::PasskeyAdded;
-        security::note(&mut tx, id, event, Some(client)).await?;
+        security::record(&mut tx, id, event, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
         self.base.mailing.notify_owner(id, event, client);
@@ -228,7 +228,7 @@ impl Passkeys {
         }
         codes::remove_unneeded_recovery_codes(&mut tx, id).await?;
         let event = AccountEvent::PasskeyRemoved;
-        security::note(&mut tx, id, event, Some(client)).await?;
+        security::record(&mut tx, id, event, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
         self.base.mailing.notify_owner(id, event, client);

@@ -9,7 +9,7 @@ mod workers;
 use chrono::{DateTime, SecondsFormat, Utc};
 
 pub use self::{
-    group::{GroupLine, JobAhead},
+    group::{GroupLimit, GroupLine, JobAhead},
     reason::Reason,
 };
 use super::{job::StoredState, rate::RateLimit};

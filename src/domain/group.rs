@@ -33,12 +33,15 @@ pub enum OnDead {
 
 /// Rules of the groups of a queue.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[schema(example = json!({"order": "strict", "on_dead": "block"}))]
+#[schema(example = json!({"order": "strict", "on_dead": "block", "max_running": null}))]
 pub struct GroupRules {
     /// The order in which jobs of a group run.
     pub order: GroupOrder,
     /// The effect of a dead letter on its group.
     pub on_dead: OnDead,
+    /// Jobs of a group that run at the same time at most; null: as many as workers take.
+    #[schema(required)]
+    pub max_running: Option<i32>,
 }
 
 /// What a worker's rate limit pauses.

@@ -2,6 +2,7 @@
 
 mod blocked;
 mod crashes;
+mod limits;
 mod order;
 mod pauses;
 

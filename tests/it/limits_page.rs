@@ -298,6 +298,7 @@ pub fn queue_limits() -> Vec<(&'static str, String)> {
             "pause of a group, `seconds`",
             format!("1–{} s, or until it is resumed", limits::MAX_GROUP_PAUSE_SECONDS),
         ),
+        ("`groups.max_running` of a queue", format!("1–{}", limits::MAX_CONCURRENCY)),
         (
             "jobs of a group that are counted",
             format!("{0} waiting, {0} running", groups::MAX_COUNTED_JOBS),

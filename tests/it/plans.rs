@@ -365,6 +365,7 @@ async fn pass_gates(conn: &mut PgConnection) {
             constraint_keys: &open,
             job_types: None,
             max_concurrency: None,
+            groups: &limited_claims::GroupLimits::default(),
             default_lease_seconds: None,
             max_jobs: 50,
         };
@@ -462,7 +463,7 @@ async fn sweep_and_read(conn: &mut PgConnection, leased: &[LeasedJob]) {
     })
     .await;
     assert_eq!(found.len(), 50);
-    costs(conn, "next due", 10, async |conn| {
+    costs(conn, "next due", 12, async |conn| {
         sweep::next_due_ms(conn).await.expect("it runs").expect("something is scheduled")
     })
     .await;

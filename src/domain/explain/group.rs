@@ -16,6 +16,17 @@ pub struct GroupLine {
     pub paused_until: Option<DateTime<Utc>>,
     /// The job that is first in line, unless that is this job.
     pub ahead: Option<JobAhead>,
+    /// What limits how many of its jobs run; none: nothing, or its order does.
+    pub limit: Option<GroupLimit>,
+}
+
+/// A limit of the running jobs of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupLimit {
+    /// Jobs of it that run.
+    pub running: i64,
+    /// How many may run at the same time.
+    pub max: i32,
 }
 
 /// The job that is first in line.
@@ -32,17 +43,26 @@ pub struct JobAhead {
 }
 
 pub(super) fn condition(facts: &Facts, line: &GroupLine) -> Condition {
-    let GroupLine { name, is_paused, paused_until, ahead } = line;
-    let (reason, message, changes_at) = match (is_paused, paused_until, ahead) {
-        (true, None, _) => {
+    let GroupLine { name, is_paused, paused_until, ahead, limit } = line;
+    let (reason, message, changes_at) = match (is_paused, paused_until, limit, ahead) {
+        (true, None, ..) => {
             (Reason::GroupHeld, format!("its group {name} is paused: resume it"), None)
         }
-        (true, Some(until), _) => {
+        (true, Some(until), ..) => {
             let message = format!("its group {name} is paused until {}", second(*until));
             (Reason::GroupHeld, message, Some(*until))
         }
-        (false, _, Some(ahead)) => behind(facts, ahead),
-        (false, _, None) => (Reason::Group, format!("it is the next of its group {name}"), None),
+        (false, _, Some(GroupLimit { running, max }), _) => {
+            let message = match *running >= i64::from(*max) {
+                true => format!("{running} jobs of its group {name} run: max_running is {max}"),
+                false => format!("it is among the next of its group {name}"),
+            };
+            (Reason::Group, message, None)
+        }
+        (false, _, None, Some(ahead)) => behind(facts, ahead),
+        (false, _, None, None) => {
+            (Reason::Group, format!("it is the next of its group {name}"), None)
+        }
     };
     Condition { reason, is_open: false, message, changes_at }
 }

@@ -13,7 +13,7 @@ use fencepost_store::{
         groups::{
             admission::{self, Opened},
             noted::{self, NotedGroup},
-            pauses, walks,
+            pauses, rooms, walks,
         },
         set_aside::Work,
     },
@@ -64,6 +64,9 @@ pub async fn pass(engine: &Engine, before: &Admitting) -> sqlx::Result<Duration>
     let (mut moved, mut left) = (0, 0);
     for opened in &admitted {
         engine.notifier.waiting(opened.jobs.iter());
+        for (project_id, queue) in &opened.freed {
+            engine.notifier.wake.queue_changed(*project_id, queue);
+        }
         counter!(telemetry::GROUP_JOBS_OPENED).increment(opened.opened as u64);
         moved += opened.opened + opened.closed;
         left += opened.left;
@@ -129,9 +132,11 @@ impl Sweep for Admission {
     }
 
     async fn process(&self, tx: &mut PgConnection, noted: &[NotedGroup]) -> sqlx::Result<Opened> {
-        let locked = admission::lock(tx, noted).await?;
-        let locked = locked.into_iter().filter_map(|it| noted.get(usize::try_from(it).ok()?));
-        let locked: Vec<_> = locked.collect();
+        let found = admission::lock(tx, noted).await?;
+        let found = found
+            .into_iter()
+            .filter_map(|it| Some((noted.get(usize::try_from(it.number).ok()?)?, it.is_limited)));
+        let (locked, limited): (Vec<_>, Vec<_>) = found.unzip();
         let elsewhere = noted.len() - locked.len();
         if locked.is_empty() {
             return Ok(Opened { left: elsewhere, ..Opened::default() });
@@ -147,7 +152,20 @@ impl Sweep for Admission {
                 *unclosed = it.is_unfinished;
             }
         }
-        let opened = admission::open(tx, &keys, &unclosed).await?;
-        Ok(Opened { left: opened.left + elsewhere, closed, ..opened })
+        let mut opened = Opened { left: elsewhere, closed, ..Opened::default() };
+        let of_kind = |is_limited: bool| {
+            let all = keys.iter().zip(&unclosed).zip(&limited);
+            all.filter(move |it| *it.1 == is_limited).map(|it| (*it.0.0, *it.0.1))
+        };
+        let (others, unclosed): (Vec<_>, Vec<_>) = of_kind(false).unzip();
+        if !others.is_empty() {
+            opened.add(admission::open(tx, &others, &unclosed).await?);
+        }
+        let (limited, unclosed): (Vec<_>, Vec<_>) = of_kind(true).unzip();
+        if !limited.is_empty() {
+            opened.add(rooms::open_limited(tx, &limited, &unclosed).await?);
+            opened.freed = rooms::queues_with_open(tx, &limited).await?;
+        }
+        Ok(opened)
     }
 }

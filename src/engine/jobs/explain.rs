@@ -6,8 +6,8 @@ use chrono::{DateTime, Utc};
 use fencepost_domain::{
     error::Error,
     explain::{
-        self, Crowd, Explanation, Facts, GroupLine, JobAhead, PushTrouble, RateUse, Reason, Slots,
-        TypePause,
+        self, Crowd, Explanation, Facts, GroupLimit, GroupLine, JobAhead, PushTrouble, RateUse,
+        Reason, Slots, TypePause,
     },
     ids::{JobId, JobKey, ProjectId},
     job::{StoredState, WaitingFor},
@@ -209,6 +209,8 @@ async fn group_line(
     let Some(name) = row.group.clone().filter(|_| row.waits_for_group) else { return Ok(None) };
     let found = groups::find(conn, project_id, &row.queue, std::slice::from_ref(&name)).await?;
     let Some(found) = found.into_iter().next() else { return Ok(None) };
+    let limit =
+        store::queues::queue_limits::limit_of_group(conn, project_id, &row.queue, &name).await?;
     let head = (found.head_id.filter(|id| *id != row.id), found.head_state, found.head_run_at);
     let ahead = match head {
         (Some(id), Some(state), Some(run_at)) => {
@@ -222,6 +224,7 @@ async fn group_line(
         is_paused: found.paused_at.is_some(),
         paused_until: found.paused_until,
         ahead,
+        limit: limit.map(|it| GroupLimit { running: it.running, max: it.max }),
     }))
 }
 

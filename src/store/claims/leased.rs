@@ -127,6 +127,19 @@ macro_rules! query_leased {
 }
 pub(super) use query_leased;
 
+/// What limits the groups of a queue; none: `max_running` is none, and the lists are empty.
+#[derive(Debug, Clone, Default)]
+pub struct GroupLimits {
+    /// Jobs of each group that may run at a time.
+    pub max_running: Option<i32>,
+    /// Groups of which so many run.
+    pub full: Vec<String>,
+    /// Groups of which some run.
+    pub busy: Vec<String>,
+    /// How many of each of these.
+    pub running: Vec<i64>,
+}
+
 /// Limits of one claim of a queue.
 #[derive(Debug, Clone, Copy)]
 pub struct ClaimLimits<'a> {
@@ -135,6 +148,7 @@ pub struct ClaimLimits<'a> {
     pub job_types: Option<&'a [String]>,
     /// Jobs of the queue that may run at a time.
     pub max_concurrency: Option<i32>,
+    pub groups: &'a GroupLimits,
     /// Minimum lease if the poll sets none.
     pub default_lease_seconds: Option<i32>,
     pub max_jobs: i64,

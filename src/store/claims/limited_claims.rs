@@ -13,7 +13,7 @@ use fencepost_domain::{
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-pub use super::leased::ClaimLimits;
+pub use super::leased::{ClaimLimits, GroupLimits};
 use super::{
     Columns, QueueClaim,
     leased::{LeasedJob, leased_jobs, query_leased_of_best},
@@ -200,7 +200,8 @@ pub const MAX_EXAMINED_FOR_COMMANDS: i64 = 20;
 /// A job may start while fewer than its `concurrency_limit` run under its key, including those
 /// started before it by this claim. Jobs with lower limits start first: `place` is how many run
 /// then with this job. One whose limit is reached takes no place, so `place` is the turn, less
-/// those whose limit was reached before. A claim for commands only searches the first
+/// those whose limit was reached before. Of a group as many start as may run beside those that
+/// do. A claim for commands only searches the first
 /// [`MAX_EXAMINED_FOR_COMMANDS`] jobs of each constraint key, and of each type if types are named;
 /// others have an index. Like [`super::claim_some_types`], it also returns how many were selected.
 pub async fn claim_constrained(
@@ -212,22 +213,22 @@ pub async fn claim_constrained(
     let rows = query_leased_of_best!(
         r#"
         with behind as materialized (
-            select found.id, found.rank, found.run_at, found.concurrency_key,
-                   found.concurrency_limit,
-                   row_number() over (
+            select found.*, row_number() over (
                        partition by found.concurrency_key
                        order by found.concurrency_limit, found.rank, found.run_at, found.id
                    ) as turn
             from unnest($16::uuid[]) as passed(constraint_key)
             cross join lateral (
-                select id, rank, run_at, concurrency_key, concurrency_limit
+                select id, rank, run_at, group_key, concurrency_key, concurrency_limit
                 from (
-                    select id, rank, run_at, concurrency_key, concurrency_limit, has_command
+                    select id, rank, run_at, group_key, concurrency_key, concurrency_limit,
+                           has_command
                     from jobs
                     where project_id = $1 and queue = $2 and state = 'pending'
                         and constraint_key = passed.constraint_key
                         and (expires_at is null or expires_at > statement_timestamp())
-                        and (group_key is null or group_may_start($1, $2, group_key, waits_for_group))
+                        and (group_key is null or group_may_start($1, $2, group_key, waits_for_group)
+                            and group_key <> all($18))
                     order by rank, run_at, id
                     limit coalesce($17::bigint, $14::bigint)
                 ) near
@@ -246,8 +247,7 @@ pub async fn claim_constrained(
                 select distinct concurrency_key from behind where concurrency_key is not null
             ) key
         ), placed as materialized (
-            select behind.id, behind.rank, behind.run_at, behind.concurrency_limit,
-                   behind.turn + least(crowd.running, min(
+            select behind.*, behind.turn + least(crowd.running, min(
                        greatest(behind.concurrency_limit, crowd.running) - behind.turn
                    ) over (
                        partition by behind.concurrency_key order by behind.turn
@@ -257,42 +257,45 @@ pub async fn claim_constrained(
             left join crowd on crowd.concurrency_key = behind.concurrency_key
         ), ready as materialized (
             (
-                select id, rank, run_at
+                select id, rank, run_at, group_key
                 from jobs
                 where $15::text[] is null and $17::bigint is null
                     and project_id = $1 and queue = $2 and state = 'pending'
                     and constraint_key is null
                     and (expires_at is null or expires_at > statement_timestamp())
-                    and (group_key is null or group_may_start($1, $2, group_key, waits_for_group))
+                    and (group_key is null or group_may_start($1, $2, group_key, waits_for_group)
+                        and group_key <> all($18))
                     and (rank, run_at) >= ($12::smallint, $13::timestamptz)
                 order by rank, run_at, id
                 limit $14::bigint
             )
             union all
             (
-                select id, rank, run_at
+                select id, rank, run_at, group_key
                 from jobs
                 where $15::text[] is null and $17::bigint is not null
                     and project_id = $1 and queue = $2 and state = 'pending'
                     and constraint_key is null and has_command
                     and (expires_at is null or expires_at > statement_timestamp())
-                    and (group_key is null or group_may_start($1, $2, group_key, waits_for_group))
+                    and (group_key is null or group_may_start($1, $2, group_key, waits_for_group)
+                        and group_key <> all($18))
                     and (rank, run_at) >= ($12::smallint, $13::timestamptz)
                 order by rank, run_at, id
                 limit $14::bigint
             )
             union all
-            select found.id, found.rank, found.run_at
+            select found.id, found.rank, found.run_at, found.group_key
             from unnest($15::text[]) as wanted(job_type)
             cross join lateral (
-                select id, rank, run_at
+                select id, rank, run_at, group_key
                 from (
-                    select id, rank, run_at, has_command
+                    select id, rank, run_at, group_key, has_command
                     from jobs
                     where project_id = $1 and queue = $2 and job_type = wanted.job_type
                         and state = 'pending' and constraint_key is null
                         and (expires_at is null or expires_at > statement_timestamp())
-                        and (group_key is null or group_may_start($1, $2, group_key, waits_for_group))
+                        and (group_key is null or group_may_start($1, $2, group_key, waits_for_group)
+                            and group_key <> all($18))
                         and (rank, run_at) >= ($12::smallint, $13::timestamptz)
                     order by rank, run_at, id
                     limit coalesce($17::bigint, $14::bigint)
@@ -304,12 +307,19 @@ pub async fn claim_constrained(
         ), best as materialized (
             select id, rank, run_at, 'pending'::text as state
             from (
-                select id, rank, run_at from ready
-                union all
-                select id, rank, run_at
-                from placed
-                where concurrency_limit is null or place <= concurrency_limit
+                select able.*, coalesce(busy.running, 0) + row_number() over (
+                           partition by able.group_key order by rank, run_at, id
+                       ) as place
+                from (
+                    select id, rank, run_at, group_key from ready
+                    union all
+                    select id, rank, run_at, group_key from placed
+                    where concurrency_limit is null or place <= concurrency_limit
+                ) able
+                left join unnest($19::text[], $20::bigint[]) as busy(group_key, running)
+                    on busy.group_key = able.group_key
             ) candidate
+            where group_key is null or $21::int is null or place <= $21
             order by rank, run_at, id
             limit least($14, 250, case when exists (
                 select from queues
@@ -325,6 +335,10 @@ pub async fn claim_constrained(
         columns,
         limits.constraint_keys,
         claim.only_commands.then_some(MAX_EXAMINED_FOR_COMMANDS),
+        &limits.groups.full,
+        &limits.groups.busy,
+        &limits.groups.running,
+        limits.groups.max_running,
     )
     .fetch_all(conn)
     .await?;

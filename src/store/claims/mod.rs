@@ -20,7 +20,7 @@ use fencepost_domain::{
 };
 
 pub use self::leased::{ClaimKey, LeasedJob};
-use self::leased::{ClaimLimits, leased_jobs, query_leased, query_leased_of_best};
+use self::leased::{ClaimLimits, GroupLimits, leased_jobs, query_leased, query_leased_of_best};
 
 /// Jobs that one claim statement leases at most. The statements carry the same number as a literal.
 pub const MAX_CLAIM_SLOTS: usize = 250;
@@ -196,6 +196,7 @@ pub async fn claim_some_types(
         constraint_keys: &[],
         job_types: Some(claim.job_types),
         max_concurrency: None,
+        groups: &GroupLimits::default(),
         default_lease_seconds: None,
         max_jobs: claim.slots.len() as i64,
     };

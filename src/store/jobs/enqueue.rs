@@ -338,14 +338,14 @@ pub async fn insert_jobs(
             left join queues setting
                 on setting.project_id = sent.project_id and setting.name = sent.queue
             cross join lateral (
-                select coalesce(sent.run_at, now() + make_interval(secs => delay_seconds)) as run_at,
-                       coalesce(sent.run_at, now() + make_interval(secs => delay_seconds)) <= now()
-                           and coalesce((extras->>'unfinished_parents')::int, 0) = 0 as is_due,
-                       case when extras->>'group' is not null and setting.has_gate
-                           then wait_of_new_job(
-                               sent.project_id, sent.queue, extras->>'group', alone
-                           )
+                select due.*, case when extras->>'group' is not null and setting.has_gate then
+                           wait_of_new_job(sent.project_id, sent.queue, extras->>'group', alone, is_due)
                        end as waits_for_group
+                from (
+                    select at.run_at, at.run_at <= now()
+                               and coalesce((extras->>'unfinished_parents')::int, 0) = 0 as is_due
+                    from coalesce(sent.run_at, now() + make_interval(secs => delay_seconds)) as at(run_at)
+                ) due
             ) starts
             where latest_run_at is null
                 or latest_run_at <= now() + make_interval(secs => $14::bigint)

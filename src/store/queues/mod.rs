@@ -37,11 +37,16 @@ pub struct SettingsChange {
 pub struct GroupRulesChange {
     pub order: Option<GroupOrder>,
     pub on_dead: Option<OnDead>,
+    pub max_running: Option<Option<i32>>,
 }
 
 impl GroupRulesChange {
     /// Groups have no rules any more.
-    pub const END: Self = Self { order: Some(GroupOrder::None), on_dead: Some(OnDead::Block) };
+    pub const END: Self = Self {
+        order: Some(GroupOrder::None),
+        on_dead: Some(OnDead::Block),
+        max_running: Some(None),
+    };
 }
 
 /// A queue that takes a bounded number of jobs.
@@ -146,12 +151,12 @@ pub async fn change_settings(
         insert into queues (
             project_id, name, max_concurrency, rate_limit_count, rate_limit_per_seconds,
             default_lease_seconds, retention_days, default_max_attempts, default_retry, brake_after,
-            max_waiting, group_order, group_on_dead, has_gate, group_rules_at, group_walk_at,
-            group_walks
+            max_waiting, group_order, group_on_dead, group_max_running, has_gate, group_rules_at,
+            group_walk_at, group_walks
         )
         values (
             $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $18, coalesce($20, 'none'), coalesce($21, 'block'),
-            coalesce($20 = 'strict', false), case when $22 then now() end, case when $22 then now() end, case when $22 then $23::smallint else 0 end
+            $24::int, coalesce($20 = 'strict', false) or $24::int is not null, case when $22 then now() end, case when $22 then now() end, case when $22 then $23::smallint else 0 end
         )
         on conflict (project_id, name) do update
         set max_concurrency = case when $11 then $3 else queues.max_concurrency end,
@@ -165,20 +170,27 @@ pub async fn change_settings(
             max_waiting = case when $19 then $18 else queues.max_waiting end,
             group_order = coalesce($20, queues.group_order),
             group_on_dead = coalesce($21, queues.group_on_dead),
+            group_max_running = case when $25 then $24 else queues.group_max_running end,
             -- The last walk opens it.
-            has_gate = queues.has_gate or coalesce($20 = 'strict', false),
+            has_gate = queues.has_gate or coalesce($20 = 'strict', false) or $24 is not null,
             group_rules_at = case when queues.group_order <> $20 or queues.group_on_dead <> $21
                 then now() else queues.group_rules_at end,
             group_walk_at = case
-                when queues.group_order <> $20 or queues.group_on_dead <> $21 then now()
+                when queues.group_order <> $20 or queues.group_on_dead <> $21
+                    or $25 and queues.group_max_running is distinct from $24
+                then now()
                 else queues.group_walk_at
             end,
             group_walk_after = case
-                when queues.group_order <> $20 or queues.group_on_dead <> $21 then ''
+                when queues.group_order <> $20 or queues.group_on_dead <> $21
+                    or $25 and queues.group_max_running is distinct from $24
+                then ''
                 else queues.group_walk_after
             end,
             group_walks = case
-                when queues.group_order <> $20 then $23::smallint
+                when queues.group_order <> $20
+                    or $25 and queues.group_max_running is distinct from $24
+                then $23::smallint
                 when queues.group_on_dead <> $21 then greatest(queues.group_walks, 1)
                 else queues.group_walks
             end,
@@ -207,6 +219,8 @@ pub async fn change_settings(
         groups.on_dead as Option<OnDead>,
         change.groups.is_some(),
         walks::WALKS,
+        groups.max_running.flatten(),
+        groups.max_running.is_some(),
     )
     .execute(conn)
     .await?;

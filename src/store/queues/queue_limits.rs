@@ -14,6 +14,8 @@ pub const MAX_OPEN_TYPES: usize = 1_000;
 pub struct QueueRules {
     /// Maximum number of running jobs.
     pub max_concurrency: Option<i32>,
+    /// Maximum number of running jobs of each group.
+    pub group_max_running: Option<i32>,
     /// Maximum number of jobs started in a time window.
     pub rate_limit_count: Option<i32>,
     pub rate_limit_per_seconds: Option<i32>,
@@ -31,7 +33,7 @@ pub struct QueueRules {
 }
 
 /// Settings of a queue that claims must obey; none if it has no such settings. Tries the queue's
-/// lock if it has a concurrency or rate limit and is not paused.
+/// lock if it has a limit, of its groups or of its own, and is not paused.
 pub async fn lock_queue(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -40,14 +42,17 @@ pub async fn lock_queue(
     sqlx::query_as!(
         QueueRules,
         r#"
-        select max_concurrency, rate_limit_count, rate_limit_per_seconds, default_lease_seconds,
+        select max_concurrency, group_max_running, rate_limit_count, rate_limit_per_seconds,
+               default_lease_seconds,
                -- While a queue becomes strict, claims would walk over all of its open jobs.
                paused_at is not null or (group_order = 'strict' and group_walks > 1) "is_paused!",
                paused_types, (extract(epoch from greatest(rate_limited_until, groups_close_until)
                    - statement_timestamp()) * 1000)::float8 as rests_ms,
                case
-                   when paused_at is null
-                       and (max_concurrency is not null or rate_limit_count is not null)
+                   when paused_at is null and (
+                       max_concurrency is not null or rate_limit_count is not null
+                       or group_max_running is not null
+                   )
                    then pg_try_advisory_xact_lock(hashtextextended('queue ' || name, project_id))
                    else true
                end "is_locked!"
@@ -56,6 +61,62 @@ pub async fn lock_queue(
         "#,
         project_id.0,
         queue,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// Groups of a queue of which jobs run, and how many.
+pub async fn busy_groups(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+) -> sqlx::Result<Vec<(String, i64)>> {
+    let rows = sqlx::query!(
+        r#"
+        select group_key "group_key!", count(*) "running!"
+        from jobs
+        where project_id = $1 and queue = $2 and state = 'processing' and group_key is not null
+        group by group_key
+        "#,
+        project_id.0,
+        queue,
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows.into_iter().map(|it| (it.group_key, it.running)).collect())
+}
+
+/// What limits how many jobs of a group run.
+#[derive(Debug, Clone, Copy)]
+pub struct RunningLimit {
+    pub max: i32,
+    /// Jobs of the group that run.
+    pub running: i64,
+}
+
+/// The limit of a group; none: its queue has none, or a strict order.
+pub async fn limit_of_group(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+    group: &str,
+) -> sqlx::Result<Option<RunningLimit>> {
+    sqlx::query_as!(
+        RunningLimit,
+        r#"
+        select group_max_running "max!", (
+                   select count(*)
+                   from jobs
+                   where project_id = $1 and queue = $2 and state = 'processing' and group_key = $3
+               ) "running!"
+        from queues
+        where project_id = $1 and name = $2 and group_order <> 'strict'
+            and group_max_running is not null
+        "#,
+        project_id.0,
+        queue,
+        group,
     )
     .fetch_optional(conn)
     .await

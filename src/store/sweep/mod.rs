@@ -159,28 +159,46 @@ pub async fn promote(conn: &mut PgConnection, due: &[JobKey]) -> sqlx::Result<Ve
         WaitingJob,
         r#"
         with due as materialized (
-            select waiting.project_id, waiting.id, waiting.state
+            select waiting.*
             from unnest($1::int[], $2::uuid[]) as found(project_id, id)
             -- Lateral, and with states that are no constants, so that each is read by its key: a
             -- plan kept from when nothing was due would read all due jobs by their index.
             cross join lateral (
-                select project_id, id, state
+                select project_id, id, state, queue, group_key
                 from jobs
                 where project_id = found.project_id and id = found.id
                     and state = any($3) and unfinished_parents = 0 and run_at <= now()
                 for update skip locked
             ) waiting
+        ), grouped as materialized (
+            select project_id, id, waits_for_room(project_id, queue, group_key, alone) as waits
+            from (
+                select due.*, row_number() over (
+                           partition by project_id, queue, group_key order by id
+                       ) = 1 as alone
+                from due
+                where group_key is not null
+            ) of_group
         ), promoted as (
             update jobs
-            set state = 'pending'
+            set state = case when grouped.waits then 'scheduled' else 'pending' end,
+                waits_for_group = coalesce(grouped.waits, jobs.waits_for_group),
+                unfinished_parents = (grouped.waits is true)::int
             from due
+            left join grouped on grouped.project_id = due.project_id and grouped.id = due.id
             where jobs.project_id = due.project_id and jobs.id = due.id
             returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
-                      jobs.state, jobs.constraint_key, due.state as was
+                      jobs.state, jobs.constraint_key, jobs.group_key, due.state as was
+        ), noted as (
+            insert into group_notes (project_id, queue, group_key)
+            select distinct project_id, queue, group_key from promoted where state = 'scheduled'
         ), counted as (
             insert into queue_deltas (project_id, queue, scheduled, active, backoff)
-            select project_id, queue, -count(*) filter (where was = 'scheduled'),
-                   count(*) filter (where was = 'scheduled'),
+            select project_id, queue,
+                   count(*) filter (where state = 'scheduled')
+                       - count(*) filter (where was = 'scheduled'),
+                   count(*) filter (where was = 'scheduled')
+                       - count(*) filter (where state = 'scheduled'),
                    -count(*) filter (where was = 'backoff')
             from promoted
             group by project_id, queue
@@ -189,6 +207,7 @@ pub async fn promote(conn: &mut PgConnection, due: &[JobKey]) -> sqlx::Result<Ve
                job_type "job_type!", rank "rank!", run_at "run_at!",
                state "state!: StoredState", constraint_key is not null "is_constrained!"
         from promoted
+        where state = 'pending'
         "#,
         &due.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
         &due.iter().map(|it| it.id.0).collect::<Vec<_>>(),

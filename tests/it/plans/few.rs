@@ -70,6 +70,7 @@ fn commands_and_the_jobs_of_a_batch_are_found_behind_any_number_of_others() {
                 constraint_keys: &[],
                 job_types: None,
                 max_concurrency: None,
+                groups: &limited_claims::GroupLimits::default(),
                 default_lease_seconds: None,
                 max_jobs: 10,
             };
@@ -85,6 +86,7 @@ fn commands_and_the_jobs_of_a_batch_are_found_behind_any_number_of_others() {
                 constraint_keys: &[],
                 job_types: Some(&open),
                 max_concurrency: None,
+                groups: &limited_claims::GroupLimits::default(),
                 default_lease_seconds: None,
                 max_jobs: 10,
             };

@@ -2,12 +2,12 @@
 //! waits behind them nor other groups.
 
 use fencepost_store::{
-    groups::{self, Listed},
+    groups::{self, GroupKey, Listed},
     jobs::enqueue::Extras,
     sweep::groups::{
         admission,
         noted::{self, NotedGroup},
-        walks,
+        rooms, walks,
     },
 };
 
@@ -116,5 +116,69 @@ fn admission_reads_the_heads_of_noted_groups_alone() {
             assert!(walks::step(conn, &walk).await.expect("it runs"), "there are more");
         })
         .await;
+    });
+}
+
+/// Groups of a queue that limits how many of their jobs run: twenty wait in each, and many in one.
+async fn fill_limited(database: &Database) {
+    database
+        .execute(&format!(
+            "insert into projects (public_id, slug, name, plan, mode)
+             values (gen_random_uuid(), 'p', 'p', 'unlimited', 'live');
+             insert into queues (project_id, name, group_max_running, has_gate)
+             values (1, 'default', 5, true);
+             insert into jobs (project_id, id, queue, job_type, state, rank, run_at, max_attempts,
+                               timeout_seconds, group_key, group_place, waits_for_group,
+                               unfinished_parents)
+             select 1, gen_random_uuid(), 'default', 'common', 'scheduled', 0, now(), 3, 600,
+                    'g' || n % 5000, n, true, 1
+             from generate_series(1, 100000) n
+             union all
+             select 1, gen_random_uuid(), 'default', 'common', 'scheduled', 0, now(), 3, 600, 'g1',
+                    200000 + n, true, 1
+             from generate_series(1, {BEHIND}) n"
+        ))
+        .await;
+}
+
+#[test]
+fn room_in_groups_is_filled_without_reading_what_waits_behind() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    limited(async {
+        let database = fresh_database().await;
+        fill_limited(&database).await;
+        let pools = Pools::new(&database.url, PoolArgs::default(), None).expect("a URL");
+        let conn = &mut *pools.background.acquire().await.expect("a connection");
+        let key = |it: i64| GroupKey {
+            project_id: PROJECT,
+            queue: "default".to_owned(),
+            group: format!("g{it}"),
+        };
+        let open = async |conn: &mut PgConnection, from: i64| {
+            let keys: Vec<_> = (from..from + 50).map(key).collect();
+            let keys: Vec<_> = keys.iter().collect();
+            rooms::open_limited(conn, &keys, &[false; 50]).await.expect("it runs").opened
+        };
+        // The first plan of a connection reads more.
+        assert_eq!(open(conn, 100).await, 250, "five of each");
+        let opened = costs(conn, "room", 50 * 200, async |conn| open(conn, 0).await).await;
+        assert_eq!(opened, 250);
+        let again = costs(conn, "no room", 50 * 150, async |conn| open(conn, 0).await).await;
+        assert_eq!(again, 0, "they are open already");
+        let keys: Vec<_> = (0..50).map(key).collect();
+        let keys: Vec<_> = keys.iter().collect();
+        let queues = costs(conn, "queues with open jobs", 50 * 8, async |conn| {
+            rooms::queues_with_open(conn, &keys).await.expect("it runs")
+        })
+        .await;
+        assert_eq!(queues.len(), 1);
+        let new: Vec<_> = (0..50).map(|it| job_of_group(&format!("new {it}"))).collect();
+        let new: Vec<_> = new.iter().collect();
+        let stored = costs(conn, "enqueue with a limit", 50 * 40, async |conn| {
+            let (latest, alone) = (vec![None; 50], vec![true; 50]);
+            enqueue::insert_jobs(conn, &new, &latest, &[], &alone).await.expect("it runs")
+        })
+        .await;
+        assert!(stored.iter().all(|it| !it.waits_for_group), "there is room in each");
     });
 }

@@ -80,6 +80,22 @@ pub struct GroupRulesRequest {
     order: Option<GroupOrder>,
     /// The effect of a dead letter on its group. `block` at first.
     on_dead: Option<OnDead>,
+    /// Jobs of a group that run at the same time at most, where the order is `none`. Null: as many
+    /// as workers take.
+    #[serde(default, deserialize_with = "extract::sent")]
+    #[schema(value_type = Option<i32>, required = false, extensions(("bounds" = json!(range(1, limits::MAX_CONCURRENCY)))))]
+    max_running: Option<Option<i32>>,
+}
+
+impl GroupRulesRequest {
+    fn check(&self, check: &mut Check) {
+        if let Some(Some(max_running)) = self.max_running {
+            check.range("groups.max_running", max_running, 1, limits::MAX_CONCURRENCY);
+        }
+        if self.order.is_none() && self.on_dead.is_none() && self.max_running.is_none() {
+            check.refuse("groups", "must have order, on_dead or max_running");
+        }
+    }
 }
 
 /// At most `count` jobs start in any window of `per_seconds`.
@@ -116,8 +132,8 @@ impl ChangeQueueRequest {
             let max = limits::MAX_RATE_LIMIT_SECONDS;
             check.range("rate_limit.per_seconds", it.per_seconds, 1, max);
         }
-        if let Some(Some(Object(GroupRulesRequest { order: None, on_dead: None }))) = &self.groups {
-            check.refuse("groups", "must have order or on_dead");
+        if let Some(Some(Object(rules))) = &self.groups {
+            rules.check(check);
         }
         let change = SettingsChange {
             max_concurrency: self.max_concurrency,
@@ -134,7 +150,8 @@ impl ChangeQueueRequest {
             max_waiting: self.max_waiting,
             groups: self.groups.map(|it| match it {
                 Some(Object(rules)) => {
-                    GroupRulesChange { order: rules.order, on_dead: rules.on_dead }
+                    let GroupRulesRequest { order, on_dead, max_running } = rules;
+                    GroupRulesChange { order, on_dead, max_running }
                 }
                 None => GroupRulesChange::END,
             }),

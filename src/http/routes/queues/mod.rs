@@ -228,7 +228,8 @@ impl Queue {
         let paused = paused.iter().filter(|it| it.queue == row.queue);
         let limit = row.rate_limit_count.zip(row.rate_limit_per_seconds);
         let groups = row.group_order.zip(row.group_on_dead);
-        let groups = groups.map(|(order, on_dead)| GroupRules { order, on_dead });
+        let max_running = row.group_max_running;
+        let groups = groups.map(|(order, on_dead)| GroupRules { order, on_dead, max_running });
         Self {
             paused_at: row.paused_at,
             paused_types: paused.filter_map(PausedType::of).collect(),

@@ -1,10 +1,12 @@
 //! Admission: it opens jobs that wait for their groups, so that claims find them.
 //!
-//! Its statements run in one transaction: [`lock`], [`forget`], [`close`], [`open`]. Each sees what
-//! was committed before it, and meanwhile only this transaction opens jobs of the group. A job that
+//! Its statements run in one transaction: [`lock`], [`forget`], [`close`], and [`open`], or
+//! [`open_limited`](super::rooms::open_limited) in queues that limit how many jobs of a group run.
+//! Each sees what was committed before it, and meanwhile only this transaction opens jobs of the group. A job that
 //! was stored before its queue had an order is open as well, until it is closed: claims take it no
 //! more, but a claim that began earlier may.
 
+use chrono::{DateTime, Utc};
 use fencepost_domain::{
     ids::{JobId, ProjectId},
     job::StoredState,
@@ -18,13 +20,30 @@ use crate::{groups::GroupKey, settle::settle_success::WaitingJob};
 /// literal.
 pub const MAX_MOVED_JOBS: i64 = 500;
 
-/// Tries to lock groups until the end of the transaction. Returns the indexes of those that are
-/// locked: another node may decide about the others at this moment.
-pub async fn lock(conn: &mut PgConnection, groups: &[NotedGroup]) -> sqlx::Result<Vec<i64>> {
+/// A group that is locked.
+#[derive(Debug, Clone, Copy)]
+pub struct LockedGroup {
+    /// Its index.
+    pub number: i64,
+    /// Whether its queue limits how many jobs of a group run, and has no strict order.
+    pub is_limited: bool,
+}
+
+/// Tries to lock groups until the end of the transaction. Returns those that are locked: another
+/// node may decide about the others at this moment.
+pub async fn lock(
+    conn: &mut PgConnection,
+    groups: &[NotedGroup],
+) -> sqlx::Result<Vec<LockedGroup>> {
     let columns = GroupColumns::of(groups.iter().map(|it| &it.key));
-    sqlx::query_scalar!(
+    sqlx::query_as!(
+        LockedGroup,
         r#"
-        select number - 1 "number!"
+        select number - 1 "number!", exists (
+                   select from queues
+                   where project_id = noted.project_id and name = noted.queue
+                       and group_order <> 'strict' and group_max_running is not null
+               ) "is_limited!"
         from unnest($1::int[], $2::text[], $3::text[]) with ordinality
             as noted(project_id, queue, group_key, number)
         where pg_try_advisory_xact_lock(group_lock(project_id, queue, group_key))
@@ -73,7 +92,8 @@ pub struct Closed {
 }
 
 /// Sets jobs that no worker has back to waiting: all of a paused group, and in a queue with strict
-/// order all but the first in line, if admission has opened it; all if one runs. While there are
+/// order all but the first in line, if admission has opened it; all if one runs. After a change of
+/// the limit, as long as its walks last, so many of those that are pending stay open. While there are
 /// too many for one pass, the claims of the queue rest.
 pub async fn close(conn: &mut PgConnection, groups: &[&GroupKey]) -> sqlx::Result<Vec<Closed>> {
     let columns = GroupColumns::of(groups.iter().copied());
@@ -81,7 +101,7 @@ pub async fn close(conn: &mut PgConnection, groups: &[&GroupKey]) -> sqlx::Resul
         r#"
         with ruled as materialized (
             select sent.*, setting.group_order = 'strict' as is_strict,
-                   setting.group_on_dead = 'block' as blocks, exists (
+                   setting.group_on_dead = 'block' as blocks, setting.max_open, exists (
                        select from job_groups
                        where project_id = sent.project_id and queue = sent.queue
                            and group_key = sent.group_key
@@ -90,13 +110,16 @@ pub async fn close(conn: &mut PgConnection, groups: &[&GroupKey]) -> sqlx::Resul
             from unnest($1::int[], $2::text[], $3::text[]) with ordinality
                 as sent(project_id, queue, group_key, number)
             cross join lateral (
-                select group_order, group_on_dead
+                select group_order, group_on_dead, case
+                           when group_order <> 'strict' and group_walks > 0 then group_max_running
+                       end as max_open
                 from queues
                 where project_id = sent.project_id and name = sent.queue and has_gate
                 offset 0
             ) setting
         ), open as materialized (
-            select ruled.number, job.project_id, job.id, job.group_place, job.waits_for_group
+            select ruled.number, job.project_id, job.id, job.group_place, job.waits_for_group,
+                   row_number() over (partition by ruled.number order by job.group_place) as turn
             from ruled
             cross join lateral (
                 select project_id, id, group_place, waits_for_group
@@ -104,13 +127,14 @@ pub async fn close(conn: &mut PgConnection, groups: &[&GroupKey]) -> sqlx::Resul
                 where project_id = ruled.project_id and queue = ruled.queue
                     and group_key = ruled.group_key and group_key is not null
                     and waits_for_group is not true and completed_at is null
-                    and lease_id is null
+                    and lease_id is null and (ruled.max_open is null or state = 'pending')
                 order by group_place
                 limit 500
             ) job
-            where ruled.is_paused or ruled.is_strict
+            where ruled.is_paused or ruled.is_strict or ruled.max_open is not null
         ), line as materialized (
-            select ruled.number, ruled.project_id, ruled.queue, ruled.is_paused, count(*) as jobs,
+            select ruled.number, ruled.project_id, ruled.queue, ruled.is_paused, ruled.is_strict,
+                   ruled.max_open, count(*) as jobs,
                    -- Of many, those that run are not looked for before the others are closed.
                    case when count(*) < 500 then exists (
                        select
@@ -139,13 +163,15 @@ pub async fn close(conn: &mut PgConnection, groups: &[&GroupKey]) -> sqlx::Resul
             from open
             join ruled on ruled.number = open.number
             group by ruled.number, ruled.project_id, ruled.queue, ruled.group_key, ruled.is_paused,
-                     ruled.blocks
+                     ruled.is_strict, ruled.max_open, ruled.blocks
         ), excess as materialized (
             select open.number, open.project_id, open.id
             from open
             join line on line.number = open.number
-            where line.is_paused or line.is_running or open.waits_for_group is null
+            where line.is_paused or open.turn > line.max_open or line.is_strict and (
+                line.is_running or open.waits_for_group is null
                 or open.group_place > line.first_place
+            )
         ), held as materialized (
             select excess.number, found.project_id, found.id, found.queue, found.state
             from excess
@@ -213,6 +239,8 @@ pub struct Opened {
     pub closed: usize,
     /// Groups that have a note again, because more is to be done.
     pub left: usize,
+    /// Queues in which jobs are open for claims, and room was made in their groups.
+    pub freed: Vec<(ProjectId, String)>,
 }
 
 /// Opens the next jobs of groups that are not paused: in a queue with strict order the first in
@@ -225,7 +253,8 @@ pub async fn open(
     unclosed: &[bool],
 ) -> sqlx::Result<Opened> {
     let columns = GroupColumns::of(groups.iter().copied());
-    let rows = sqlx::query!(
+    let rows = sqlx::query_as!(
+        OpenedRow,
         r#"
         with ruled as materialized (
             select sent.*, coalesce(setting.group_order = 'strict', false) as is_strict,
@@ -344,28 +373,57 @@ pub async fn open(
     )
     .fetch_all(conn)
     .await?;
-    let left = rows.first().map_or(0, |it| it.left);
-    let mut opened = Opened { left: usize::try_from(left).unwrap_or(0), ..Opened::default() };
-    for it in rows {
-        let (Some(project_id), Some(id), Some(queue)) = (it.project_id, it.id, it.queue) else {
-            continue;
-        };
-        opened.opened += 1;
-        if let (Some(job_type), Some(rank), Some(run_at), Some(state), Some(0)) =
-            (it.job_type, it.rank, it.run_at, it.state, it.unfinished_parents)
-        {
-            let is_constrained = it.is_constrained;
-            opened.jobs.push(WaitingJob {
-                project_id,
-                id,
-                queue,
-                job_type,
-                rank,
-                run_at,
-                state,
-                is_constrained,
-            });
+    Ok(Opened::of(rows))
+}
+
+/// A job that was opened; only `left` is there if none was.
+pub(super) struct OpenedRow {
+    pub left: i64,
+    pub project_id: Option<ProjectId>,
+    pub id: Option<JobId>,
+    pub queue: Option<String>,
+    pub job_type: Option<String>,
+    pub rank: Option<i16>,
+    pub run_at: Option<DateTime<Utc>>,
+    pub state: Option<StoredState>,
+    pub is_constrained: bool,
+    pub unfinished_parents: Option<i32>,
+}
+
+impl Opened {
+    pub(super) fn of(rows: Vec<OpenedRow>) -> Self {
+        let left = rows.first().map_or(0, |it| it.left);
+        let mut opened = Self { left: usize::try_from(left).unwrap_or(0), ..Self::default() };
+        for it in rows {
+            let (Some(project_id), Some(id), Some(queue)) = (it.project_id, it.id, it.queue) else {
+                continue;
+            };
+            opened.opened += 1;
+            if let (Some(job_type), Some(rank), Some(run_at), Some(state), Some(0)) =
+                (it.job_type, it.rank, it.run_at, it.state, it.unfinished_parents)
+            {
+                let is_constrained = it.is_constrained;
+                opened.jobs.push(WaitingJob {
+                    project_id,
+                    id,
+                    queue,
+                    job_type,
+                    rank,
+                    run_at,
+                    state,
+                    is_constrained,
+                });
+            }
         }
+        opened
     }
-    Ok(opened)
+
+    /// Adds what was done with other groups in the same pass.
+    pub fn add(&mut self, other: Self) {
+        self.jobs.extend(other.jobs);
+        self.opened += other.opened;
+        self.closed += other.closed;
+        self.left += other.left;
+        self.freed.extend(other.freed);
+    }
 }

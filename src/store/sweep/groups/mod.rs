@@ -3,6 +3,7 @@
 pub mod admission;
 pub mod noted;
 pub mod pauses;
+pub mod rooms;
 pub mod walks;
 
 use crate::groups::GroupKey;

@@ -45,7 +45,7 @@ impl Noted {
 /// `since` are gone, so dead rows of them are not read.
 ///
 /// Most ends leave nothing to decide: no job waits, and at most one is open that its group let run
-/// or that runs. The notes of such a group are deleted here. Later ones are about what this
+/// or that runs; in a queue that limits how many run, all open ones run. The notes of such a group are deleted here. Later ones are about what this
 /// statement does not see.
 pub async fn find_and_forget(conn: &mut PgConnection, since: i64) -> sqlx::Result<Noted> {
     let rows = sqlx::query!(
@@ -65,7 +65,11 @@ pub async fn find_and_forget(conn: &mut PgConnection, since: i64) -> sqlx::Resul
             select *
             from (
                 select project_id, queue, group_key, min(made_by) as first_by,
-                       max(made_by) as last_by,
+                       max(made_by) as last_by, exists (
+                           select from queues
+                           where project_id = first.project_id and name = first.queue
+                               and group_order <> 'strict' and group_max_running is not null
+                       ) as is_limited,
                        row_number() over (partition by project_id order by min(made_by)) as turn
                 from first
                 where not is_aside
@@ -91,8 +95,14 @@ pub async fn find_and_forget(conn: &mut PgConnection, since: i64) -> sqlx::Resul
                         and waits_for_group is not true and completed_at is null
                     limit 2
                 ) open
-                having count(*) > 1 or bool_or(waits_for_group is null and lease_id is null)
-            ) and not is_group_paused(project_id, queue, group_key)
+                having not noted.is_limited and count(*) > 1
+                    or bool_or(waits_for_group is null and lease_id is null)
+            ) and not (noted.is_limited and exists (
+                select from jobs
+                where project_id = noted.project_id and queue = noted.queue
+                    and group_key = noted.group_key and waits_for_group is false
+                    and state = 'pending'
+            )) and not is_group_paused(project_id, queue, group_key)
         ), spent as materialized (
             select *
             from idle

@@ -93,7 +93,7 @@ pub async fn lock_queues(
 }
 
 /// Ends the rate limits of queues that have lasted long enough, and lets ordinary claims find the
-/// jobs of those that have neither an order, nor a pause of their own or of a group any more. An
+/// jobs of those that have neither rules of groups, nor a pause of their own or of a group any more. An
 /// earlier statement of this transaction must have locked them, so that this one sees all pauses.
 pub async fn open_gates(
     conn: &mut PgConnection,
@@ -106,7 +106,7 @@ pub async fn open_gates(
                 when queues.rate_limited_until > statement_timestamp()
                 then queues.rate_limited_until
             end,
-            has_gate = queues.group_order <> 'none'
+            has_gate = queues.group_order <> 'none' or queues.group_max_running is not null
                 or (queues.rate_limited_until > statement_timestamp()) is true
                 or exists (
                     select from job_groups

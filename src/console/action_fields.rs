@@ -65,7 +65,9 @@ pub const QUEUE: &[Field] = &[
     Field::NumberOrNull("default_max_attempts"),
     Field::NumberOrNull("brake_after"),
     Field::NumberOrNull("max_waiting"),
-    Field::Json("groups"),
+    Field::Text("groups.order"),
+    Field::Text("groups.on_dead"),
+    Field::Json("groups.max_running"),
 ];
 /// An endpoint of webhooks.
 pub const ENDPOINT: &[Field] = &[

@@ -11,7 +11,7 @@ use axum::{
 };
 use fencepost_domain::{
     error::Error,
-    group::{GroupOrder, GroupRules, OnDead},
+    group::{GroupOrder, OnDead},
     limits::{self, MAX_CONCURRENCY},
 };
 use fencepost_http::routes::{
@@ -123,14 +123,6 @@ pub async fn spark(here: Here, Path((_, name)): Path<(String, String)>) -> Resul
         .into_response())
 }
 
-/// An option of a form.
-struct GroupRulesChoice {
-    /// JSON; empty for none.
-    value: String,
-    label: &'static str,
-    is_set: bool,
-}
-
 /// Adds to [`Queue`] what pages show of it.
 trait QueueExt {
     /// Used share of the concurrency limit, in percent; none: unlimited.
@@ -140,8 +132,13 @@ trait QueueExt {
 
     fn rate_seconds(&self) -> Option<i32>;
 
-    /// The rules that its groups may have.
-    fn group_rules(&self) -> [GroupRulesChoice; 3];
+    /// `strict` if jobs of a group run one at a time, as they were stored; else `none`.
+    fn group_order(&self) -> &'static str;
+
+    /// `skip` if a dead letter lets the next job of its group run; else `block`.
+    fn on_dead(&self) -> &'static str;
+
+    fn group_max_running(&self) -> Option<i32>;
 
     /// True if the queue has no jobs, finished ones included.
     fn has_no_jobs(&self) -> bool;
@@ -161,18 +158,22 @@ impl QueueExt for Queue {
         self.rate_limit.as_ref().map(|it| it.per_seconds)
     }
 
-    fn group_rules(&self) -> [GroupRulesChoice; 3] {
-        let strict = |on_dead| Some(GroupRules { order: GroupOrder::Strict, on_dead });
-        let choices = [
-            (None, "none"),
-            (strict(OnDead::Block), "strict; a dead letter blocks its group"),
-            (strict(OnDead::Skip), "strict; dead letters are passed over"),
-        ];
-        choices.map(|(rules, label)| GroupRulesChoice {
-            value: rules.and_then(|it| serde_json::to_string(&it).ok()).unwrap_or_default(),
-            label,
-            is_set: self.groups.filter(|it| it.order == GroupOrder::Strict) == rules,
-        })
+    fn group_order(&self) -> &'static str {
+        match self.groups.map(|it| it.order) {
+            Some(GroupOrder::Strict) => "strict",
+            Some(GroupOrder::None) | None => "none",
+        }
+    }
+
+    fn on_dead(&self) -> &'static str {
+        match self.groups.map(|it| it.on_dead) {
+            Some(OnDead::Skip) => "skip",
+            Some(OnDead::Block) | None => "block",
+        }
+    }
+
+    fn group_max_running(&self) -> Option<i32> {
+        self.groups.and_then(|it| it.max_running)
     }
 
     fn has_no_jobs(&self) -> bool {

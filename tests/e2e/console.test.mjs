@@ -133,12 +133,13 @@ story("a paused queue delivers nothing until it is resumed", async (page, { base
   assert.ok(reported.y >= 0 && reported.y < 900, `what is wrong is in sight, not at ${reported.y}`);
   assert.equal(await page.inputValue("[name='rate_limit.count']"), "5");
   await page.fill("[name='rate_limit.per_seconds']", "60");
-  await page.selectOption("[name=groups]", { label: "strict; dead letters are passed over" });
+  await page.selectOption("[name='groups.order']", "strict");
+  await page.selectOption("[name='groups.on_dead']", "skip");
   await page.click("button >> text=Save");
   await sees(page, "settings are saved");
   const queue = await api.get("/queues/slow");
   assert.deepEqual(queue.rate_limit, { count: 5, per_seconds: 60 });
-  assert.deepEqual(queue.groups, { order: "strict", on_dead: "skip" });
+  assert.deepEqual(queue.groups, { order: "strict", on_dead: "skip", max_running: null });
 });
 
 story("a schedule is previewed in its zone, made, run and paused", async (page, { base, api }) => {

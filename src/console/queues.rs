@@ -159,21 +159,21 @@ impl QueueExt for Queue {
     }
 
     fn group_order(&self) -> &'static str {
-        match self.groups.map(|it| it.order) {
+        match self.groups.as_ref().map(|it| it.order) {
             Some(GroupOrder::Strict) => "strict",
             Some(GroupOrder::None) | None => "none",
         }
     }
 
     fn on_dead(&self) -> &'static str {
-        match self.groups.map(|it| it.on_dead) {
+        match self.groups.as_ref().map(|it| it.on_dead) {
             Some(OnDead::Skip) => "skip",
             Some(OnDead::Block) | None => "block",
         }
     }
 
     fn group_max_running(&self) -> Option<i32> {
-        self.groups.and_then(|it| it.max_running)
+        self.groups.as_ref().and_then(|it| it.max_running)
     }
 
     fn has_no_jobs(&self) -> bool {

@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::rate::RateLimit;
+
 /// In which order jobs of a group run.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, sqlx::Type,
@@ -32,8 +34,8 @@ pub enum OnDead {
 }
 
 /// Rules of the groups of a queue.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[schema(example = json!({"order": "strict", "on_dead": "block", "max_running": null}))]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({"order": "strict", "on_dead": "block", "max_running": null, "rates": []}))]
 pub struct GroupRules {
     /// The order in which jobs of a group run.
     pub order: GroupOrder,
@@ -42,6 +44,9 @@ pub struct GroupRules {
     /// Jobs of a group that run at the same time at most; null: as many as workers take.
     #[schema(required)]
     pub max_running: Option<i32>,
+    /// Jobs of a group that start in any window at most, of each window. Empty: as many as workers
+    /// take.
+    pub rates: Vec<RateLimit>,
 }
 
 /// What a worker's rate limit pauses.

@@ -12,7 +12,7 @@ use fencepost_domain::{
 use fencepost_signals::wakeups::BackgroundTask;
 use fencepost_store::{
     connection::{deadline::detached_query, nodes},
-    queues::{self, counts, removal},
+    queues::{self, counts, removal, settings},
     sweep::counts::merge_counts,
 };
 use moka::sync::Cache;
@@ -21,8 +21,8 @@ use sqlx::{Acquire, PgConnection};
 use super::Engine;
 
 pub use fencepost_store::queues::{
-    GroupRulesChange, SettingsChange,
     counts::{QueueRow, Totals},
+    settings::{GroupRulesChange, SettingsChange},
 };
 
 /// Nodes of version 0.2.0 do not know groups: their claims would ignore the rules.
@@ -41,13 +41,13 @@ pub async fn change_settings(
     change: &SettingsChange,
 ) -> Result<(), Error> {
     check_new_names(engine, project_id, once(("", queue))).await?;
-    let has_rules = change.groups.is_some_and(|it| it != GroupRulesChange::END);
+    let has_rules = change.groups.as_ref().is_some_and(|it| *it != GroupRulesChange::END);
     if has_rules && has_earlier_nodes(engine).await? {
         return Err(Error::invalid("groups", AN_EARLIER_NODE));
     }
     let mut conn = engine.pools.read_for(project_id).await?;
     check_room(&mut conn, project_id, queue).await?;
-    queues::change_settings(&mut conn, project_id, queue, change).await?;
+    settings::change_settings(&mut conn, project_id, queue, change).await?;
     if change.brake_after.flatten().is_some() {
         engine.breakers.add(project_id);
     }

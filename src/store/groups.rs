@@ -1,5 +1,7 @@
 //! Groups of jobs: which jobs of a group may run, and what holds them. See ADR 17.
 
+pub mod rates;
+
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
     alarm::MAX_BLOCKED_GROUPS,
@@ -198,16 +200,17 @@ pub struct GroupRow {
     pub group: String,
     /// By the database's clock.
     pub now: DateTime<Utc>,
-    /// None: it is not paused.
+    /// None: not paused.
     pub paused_at: Option<DateTime<Utc>>,
     /// None: it is not paused, or until it is resumed.
     pub paused_until: Option<DateTime<Utc>>,
+    /// When its rates let the next job start; none: they let one start, or there is none.
+    pub full_until: Option<DateTime<Utc>>,
     /// Jobs that have not started, up to twice [`MAX_COUNTED_JOBS`].
     pub waiting: i64,
     /// Running ones among the first [`MAX_COUNTED_JOBS`] that do not wait for the group.
     pub running: i64,
-    /// The first in line of those that have not ended: in a strict group the one that runs. It is a
-    /// dead letter only where dead letters block.
+    /// The first in line of those that have not ended, or the dead letter that blocks them.
     pub head_id: Option<JobId>,
     pub head_state: Option<StoredState>,
     pub head_run_at: Option<DateTime<Utc>>,
@@ -216,8 +219,7 @@ pub struct GroupRow {
     pub head_parents: Option<i32>,
 }
 
-/// Jobs of a group are counted up to this number. The statement carries the same number as a
-/// literal.
+/// Jobs of a group are counted up to this number, which is a literal in the statement.
 pub const MAX_COUNTED_JOBS: i64 = 1_000;
 
 /// These groups of a queue, in this order, whether they have jobs or not.
@@ -231,8 +233,8 @@ pub async fn find(
         GroupRow,
         r#"
         select named.group_key as "group!", statement_timestamp() "now!",
-               pause.paused_at "paused_at?",
-               nullif(pause.paused_until, 'infinity') as paused_until,
+               pause.paused_at "paused_at?", nullif(pause.paused_until, 'infinity') as paused_until,
+               recent.full_until "full_until?",
                held.jobs + open.waiting "waiting!", open.running "running!", head.id "head_id?: JobId",
                head.state "head_state?: StoredState", head.run_at "head_run_at?",
                head.created_at "head_created_at?", head.parents "head_parents?"
@@ -240,6 +242,8 @@ pub async fn find(
         left join job_groups pause
             on pause.project_id = $1 and pause.queue = $2 and pause.group_key = named.group_key
             and pause.paused_until > statement_timestamp()
+        left join group_handouts recent on recent.project_id = $1 and recent.queue = $2
+            and recent.group_key = named.group_key and recent.full_until > statement_timestamp()
         cross join lateral (
             select count(*) as jobs
             from (

@@ -121,17 +121,25 @@ impl Browser {
 pub fn form_with(page: &str, field: &str) -> Vec<(String, String)> {
     let mut forms = page.split("<form ").skip(1).filter_map(|it| it.split("</form>").next());
     let form = forms.find(|it| it.contains(&format!("name=\"{field}\"")));
-    let inputs = form.expect("the form").split("<input ").skip(1);
-    let inputs = inputs.filter_map(|it| it.split('>').next());
+    let form = form.expect("the form");
+    let inputs = form.split("<input ").skip(1).filter_map(|it| it.split('>').next());
     let is_sent = |it: &&str| !it.contains("type=\"checkbox\"") || it.contains(" checked");
     let value = |input: &str, name: &str| {
         let after = format!(" {input}").split_once(&format!(" {name}=\""))?.1.to_owned();
         Some(after.split('"').next()?.replace("&#34;", "\""))
     };
-    inputs
+    let selects = form.split("<select ").skip(1).filter_map(|it| it.split("</select>").next());
+    let chosen = selects.filter_map(|list| {
+        let (select, options) = list.split_once('>')?;
+        let options: Vec<_> =
+            options.split("<option ").skip(1).filter_map(|it| it.split('>').next()).collect();
+        let chosen = options.iter().find(|it| it.contains(" selected")).or(options.first());
+        Some((value(select, "name")?, value(chosen?, "value")?))
+    });
+    let typed = inputs
         .filter(is_sent)
-        .filter_map(|it| Some((value(it, "name")?, value(it, "value").unwrap_or_default())))
-        .collect()
+        .filter_map(|it| Some((value(it, "name")?, value(it, "value").unwrap_or_default())));
+    typed.chain(chosen).collect()
 }
 
 /// The same, to be sent.

@@ -8,6 +8,7 @@ use fencepost_config as config;
 use fencepost_domain::{
     job, limits, payload_schema,
     plan::{Limits, Plans},
+    rate::MAX_GROUP_RATES,
     schedule, search,
 };
 use fencepost_engine::{
@@ -299,6 +300,7 @@ pub fn queue_limits() -> Vec<(&'static str, String)> {
             format!("1–{} s, or until it is resumed", limits::MAX_GROUP_PAUSE_SECONDS),
         ),
         ("`groups.max_running` of a queue", format!("1–{}", limits::MAX_CONCURRENCY)),
+        ("`groups.rates` of a queue", format!("{MAX_GROUP_RATES} windows, each as `rate_limit`")),
         (
             "jobs of a group that are counted",
             format!("{0} waiting, {0} running", groups::MAX_COUNTED_JOBS),

@@ -353,9 +353,8 @@ async fn pass_gates(conn: &mut PgConnection) {
     .expect("it runs");
     let look = || look("gated", &[], 50);
     let seen = costs(conn, "page of gates", 200 * 12, async |conn| {
-        limited_claims::find_constraint_keys(conn, &look(), &[], Uuid::nil())
-            .await
-            .expect("it runs")
+        let found = limited_claims::find_constraint_keys(conn, &look(), &[], Uuid::nil()).await;
+        found.expect("it runs")
     })
     .await;
     assert_eq!(seen.keys.len(), limited_claims::MAX_PAGE_CONSTRAINT_KEYS);

@@ -20,13 +20,15 @@ pub struct GroupLine {
     pub limit: Option<GroupLimit>,
 }
 
-/// A limit of the running jobs of a group.
+/// What limits how many jobs of a group run or start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupLimit {
     /// Jobs of it that run.
     pub running: i64,
-    /// How many may run at the same time.
-    pub max: i32,
+    /// How many may run at the same time; none: all.
+    pub max: Option<i32>,
+    /// When its rates let the next job start; none: they let one start now, or there is none.
+    pub full_until: Option<DateTime<Utc>>,
 }
 
 /// The job that is first in line.
@@ -52,12 +54,19 @@ pub(super) fn condition(facts: &Facts, line: &GroupLine) -> Condition {
             let message = format!("its group {name} is paused until {}", second(*until));
             (Reason::GroupHeld, message, Some(*until))
         }
-        (false, _, Some(GroupLimit { running, max }), _) => {
-            let message = match *running >= i64::from(*max) {
-                true => format!("{running} jobs of its group {name} run: max_running is {max}"),
-                false => format!("it is among the next of its group {name}"),
-            };
+        (false, _, Some(GroupLimit { running, max: Some(max), .. }), _)
+            if *running >= i64::from(*max) =>
+        {
+            let message = format!("{running} jobs of its group {name} run: max_running is {max}");
             (Reason::Group, message, None)
+        }
+        (false, _, Some(GroupLimit { full_until: Some(until), .. }), _) if *until > facts.now => {
+            let until = *until;
+            let message = format!("its group {name} has used its rate until {}", second(until));
+            (Reason::Group, message, Some(until))
+        }
+        (false, _, Some(_), _) => {
+            (Reason::Group, format!("it is among the next of its group {name}"), None)
         }
         (false, _, None, Some(ahead)) => behind(facts, ahead),
         (false, _, None, None) => {

@@ -11,10 +11,12 @@ use uuid::Uuid;
 use fencepost_store::{
     claims::{
         LeasedJob, QueueClaim,
-        limited_claims::{self, ClaimLimits, ConstraintKey, GroupLimits, MAX_PAGE_CONSTRAINT_KEYS},
+        limited_claims::{self, ClaimLimits, ConstraintKey, MAX_PAGE_CONSTRAINT_KEYS},
     },
     queues::queue_limits::{self, Handouts, QueueRules},
 };
+
+use super::limited_groups;
 
 /// Further pages of constraint keys that one claim reads at most.
 const MAX_PAGES: usize = 5;
@@ -76,13 +78,14 @@ pub(crate) async fn claim(
     let paused_types = rules.as_ref().map_or(&[][..], |it| &it.paused_types);
     let Locked { open, is_all, was_contended } = lock_keys(&mut tx, claim, paused_types).await?;
     let job_types = types(&mut tx, claim, paused_types).await?;
-    let groups = group_limits(&mut tx, claim, rules.as_ref()).await?;
+    let by = (rules.as_ref(), job_types.as_deref(), open.as_slice());
+    let groups = limited_groups::read(&mut tx, claim, by).await?;
     let slots = i64::try_from(claim.slots.len()).unwrap_or(i64::MAX);
     let limits = ClaimLimits {
         constraint_keys: &open,
         job_types: job_types.as_deref(),
         max_concurrency: rules.as_ref().and_then(|it| it.max_concurrency),
-        groups: &groups,
+        groups: &groups.limits,
         default_lease_seconds: rules.as_ref().and_then(|it| it.default_lease_seconds),
         max_jobs: rate.as_ref().map_or(slots, |it| slots.min(it.allowed().into())),
     };
@@ -91,34 +94,19 @@ pub(crate) async fn claim(
         rate.handed_out(&jobs);
         queue_limits::keep_handouts(&mut tx, claim.project_id, claim.queue, &rate.handouts).await?;
     }
+    groups.keep(&mut tx, claim, &jobs).await?;
     tx.commit().await?;
     let pause_for = rate.as_ref().and_then(Rate::wait).map(|it| it.min(MAX_REST));
     // Keys that were not tried may have jobs, if it is not the queue that allows no more. Whether
     // they have commands is not known: to try again at once would be for nothing.
     let is_limited =
         limits.max_concurrency.is_some() || limits.max_jobs < slots || claim.only_commands;
-    // The best jobs may be of groups that have room for some of them: now these groups are full, and
-    // the next claim looks behind them.
-    let is_cut = groups.max_running.is_some() && (1..claim.slots.len()).contains(&chosen);
+    // The best jobs may be of groups that have room for some of them. Now these groups are full,
+    // and the next claim looks behind them.
+    let is_cut = groups.limits.room_of_others.is_some() && (1..claim.slots.len()).contains(&chosen);
     let was_contended =
         was_contended || is_cut || !is_all && !is_limited && chosen < claim.slots.len();
     Ok(LimitedClaimed { jobs, chosen, was_contended, pause_for })
-}
-
-/// What limits the groups of the queue. Its limits must be locked.
-async fn group_limits(
-    tx: &mut PgConnection,
-    claim: &QueueClaim<'_>,
-    rules: Option<&QueueRules>,
-) -> sqlx::Result<GroupLimits> {
-    let Some(max_running) = rules.and_then(|it| it.group_max_running) else {
-        return Ok(GroupLimits::default());
-    };
-    let busy = queue_limits::busy_groups(tx, claim.project_id, claim.queue).await?;
-    let full = busy.iter().filter(|it| it.1 >= max_running.into()).map(|it| it.0.clone());
-    let full = full.collect();
-    let (busy, running) = busy.into_iter().unzip();
-    Ok(GroupLimits { max_running: Some(max_running), full, busy, running })
 }
 
 /// Constraint keys that a claim may use.

@@ -7,6 +7,7 @@ mod claim;
 mod dispatched;
 mod lanes;
 mod limited_claim;
+mod limited_groups;
 mod lost_claims;
 mod matches;
 pub(super) mod park;

@@ -1,6 +1,7 @@
 //! Admission opens the next jobs of groups, and pauses end. See ADR 17.
 
 use std::{
+    collections::BTreeSet,
     sync::atomic::{AtomicI64, Ordering},
     time::Duration,
 };
@@ -9,6 +10,7 @@ use fencepost_domain::ids::ProjectId;
 use fencepost_signals::telemetry;
 use fencepost_store::{
     faults,
+    groups::{GroupKey, rates},
     sweep::{
         groups::{
             admission::{self, Opened},
@@ -53,6 +55,7 @@ pub async fn pass(engine: &Engine, before: &Admitting) -> sqlx::Result<Duration>
     let mut is_more = false;
     if noted.next_end_ms.is_some_and(|it| it <= 0.0) {
         is_more |= end_pauses(&mut conn).await?;
+        is_more |= rates::look(&mut conn).await?;
     }
     // Not beyond what is noted already: the groups of other queues would wait behind it.
     if noted.has_walk && !noted.is_full() {
@@ -119,6 +122,20 @@ async fn walk(engine: &Engine, conn: &mut PgConnection) -> sqlx::Result<bool> {
     Ok(true)
 }
 
+/// How many jobs of each of these groups may start by the rates of its queue; none: it has none.
+async fn rooms_by_rate(
+    tx: &mut PgConnection,
+    keys: &[&GroupKey],
+) -> sqlx::Result<Vec<Option<i32>>> {
+    let mut rooms = vec![None; keys.len()];
+    for it in rooms::rated(tx, keys).await? {
+        if let Some(room) = rooms.get_mut(it.number) {
+            *room = Some(it.rates.allows(&it.starts, it.now));
+        }
+    }
+    Ok(rooms)
+}
+
 /// Opening the jobs of groups.
 struct Admission;
 
@@ -144,28 +161,42 @@ impl Sweep for Admission {
         // What is done after the notes are deleted sees all that they are about.
         admission::forget(tx, &locked).await?;
         let keys: Vec<_> = locked.iter().map(|it| &it.key).collect();
+        let rooms = match limited.contains(&true) {
+            true => rooms_by_rate(tx, &keys).await?,
+            false => vec![None; keys.len()],
+        };
         let mut unclosed = vec![false; locked.len()];
-        let mut closed = 0;
-        for it in admission::close(tx, &keys).await? {
+        let (mut closed, mut freed) = (0, BTreeSet::new());
+        for it in admission::close(tx, &keys, &rooms).await? {
             closed += it.jobs;
-            if let Some(unclosed) = unclosed.get_mut(it.number) {
-                *unclosed = it.is_unfinished;
+            unclosed[it.number] = it.is_unfinished;
+            if limited[it.number] && it.jobs > 0 {
+                // Claims come to jobs now that stood behind these.
+                freed.insert((keys[it.number].project_id, keys[it.number].queue.clone()));
             }
         }
         let mut opened = Opened { left: elsewhere, closed, ..Opened::default() };
-        let of_kind = |is_limited: bool| {
-            let all = keys.iter().zip(&unclosed).zip(&limited);
-            all.filter(move |it| *it.1 == is_limited).map(|it| (*it.0.0, *it.0.1))
-        };
-        let (others, unclosed): (Vec<_>, Vec<_>) = of_kind(false).unzip();
-        if !others.is_empty() {
-            opened.add(admission::open(tx, &others, &unclosed).await?);
+        let mut others = (Vec::new(), Vec::new());
+        let mut with_room = (Vec::new(), Vec::new(), Vec::new());
+        for (number, is_limited) in limited.into_iter().enumerate() {
+            if is_limited {
+                with_room.0.push(keys[number]);
+                with_room.1.push(unclosed[number]);
+                with_room.2.push(rooms[number]);
+            } else {
+                others.0.push(keys[number]);
+                others.1.push(unclosed[number]);
+            }
         }
-        let (limited, unclosed): (Vec<_>, Vec<_>) = of_kind(true).unzip();
+        if !others.0.is_empty() {
+            opened.add(admission::open(tx, &others.0, &others.1).await?);
+        }
+        let (limited, unclosed, rooms) = with_room;
         if !limited.is_empty() {
-            opened.add(rooms::open_limited(tx, &limited, &unclosed).await?);
-            opened.freed = rooms::queues_with_open(tx, &limited).await?;
+            opened.add(rooms::open_limited(tx, &limited, &unclosed, &rooms).await?);
+            freed.extend(rooms::queues_with_open(tx, &limited).await?);
         }
+        opened.freed = freed.into_iter().collect();
         Ok(opened)
     }
 }

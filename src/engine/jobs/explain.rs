@@ -18,6 +18,7 @@ use fencepost_store::{
     self as store, groups,
     jobs::{JobRow, Payloads},
     queues::QueueState,
+    queues::queue_limits,
     sweep::gauges::ReadyQueue,
     workers::{fitting, holders},
 };
@@ -209,8 +210,7 @@ async fn group_line(
     let Some(name) = row.group.clone().filter(|_| row.waits_for_group) else { return Ok(None) };
     let found = groups::find(conn, project_id, &row.queue, std::slice::from_ref(&name)).await?;
     let Some(found) = found.into_iter().next() else { return Ok(None) };
-    let limit =
-        store::queues::queue_limits::limit_of_group(conn, project_id, &row.queue, &name).await?;
+    let limit = queue_limits::limit_of_group(conn, project_id, &row.queue, &name).await?;
     let head = (found.head_id.filter(|id| *id != row.id), found.head_state, found.head_run_at);
     let ahead = match head {
         (Some(id), Some(state), Some(run_at)) => {
@@ -224,7 +224,11 @@ async fn group_line(
         is_paused: found.paused_at.is_some(),
         paused_until: found.paused_until,
         ahead,
-        limit: limit.map(|it| GroupLimit { running: it.running, max: it.max }),
+        limit: limit.map(|it| GroupLimit {
+            running: it.running,
+            max: it.max,
+            full_until: it.full_until,
+        }),
     }))
 }
 

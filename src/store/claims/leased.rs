@@ -127,17 +127,17 @@ macro_rules! query_leased {
 }
 pub(super) use query_leased;
 
-/// What limits the groups of a queue; none: `max_running` is none, and the lists are empty.
+/// What limits the groups of a queue; none: there is no `room_of_others`, and the lists are empty.
 #[derive(Debug, Clone, Default)]
 pub struct GroupLimits {
-    /// Jobs of each group that may run at a time.
-    pub max_running: Option<i32>,
-    /// Groups of which so many run.
+    /// Groups of which no job may start.
     pub full: Vec<String>,
-    /// Groups of which some run.
-    pub busy: Vec<String>,
-    /// How many of each of these.
-    pub running: Vec<i64>,
+    /// Groups of which some may.
+    pub open: Vec<String>,
+    /// How many jobs of each of these may start.
+    pub room: Vec<i64>,
+    /// How many jobs of each other group may start; none: all.
+    pub room_of_others: Option<i64>,
 }
 
 /// Limits of one claim of a queue.

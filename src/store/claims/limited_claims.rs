@@ -228,7 +228,7 @@ pub async fn claim_constrained(
                         and constraint_key = passed.constraint_key
                         and (expires_at is null or expires_at > statement_timestamp())
                         and (group_key is null or group_may_start($1, $2, group_key, waits_for_group)
-                            and group_key <> all($18))
+                            and group_key <> all($18) and ($21::bigint is distinct from 0 or group_key = any($19)))
                     order by rank, run_at, id
                     limit coalesce($17::bigint, $14::bigint)
                 ) near
@@ -264,7 +264,7 @@ pub async fn claim_constrained(
                     and constraint_key is null
                     and (expires_at is null or expires_at > statement_timestamp())
                     and (group_key is null or group_may_start($1, $2, group_key, waits_for_group)
-                        and group_key <> all($18))
+                        and group_key <> all($18) and ($21 is distinct from 0 or group_key = any($19)))
                     and (rank, run_at) >= ($12::smallint, $13::timestamptz)
                 order by rank, run_at, id
                 limit $14::bigint
@@ -278,7 +278,7 @@ pub async fn claim_constrained(
                     and constraint_key is null and has_command
                     and (expires_at is null or expires_at > statement_timestamp())
                     and (group_key is null or group_may_start($1, $2, group_key, waits_for_group)
-                        and group_key <> all($18))
+                        and group_key <> all($18) and ($21 is distinct from 0 or group_key = any($19)))
                     and (rank, run_at) >= ($12::smallint, $13::timestamptz)
                 order by rank, run_at, id
                 limit $14::bigint
@@ -295,7 +295,7 @@ pub async fn claim_constrained(
                         and state = 'pending' and constraint_key is null
                         and (expires_at is null or expires_at > statement_timestamp())
                         and (group_key is null or group_may_start($1, $2, group_key, waits_for_group)
-                            and group_key <> all($18))
+                            and group_key <> all($18) and ($21 is distinct from 0 or group_key = any($19)))
                         and (rank, run_at) >= ($12::smallint, $13::timestamptz)
                     order by rank, run_at, id
                     limit coalesce($17::bigint, $14::bigint)
@@ -307,7 +307,7 @@ pub async fn claim_constrained(
         ), best as materialized (
             select id, rank, run_at, 'pending'::text as state
             from (
-                select able.*, coalesce(busy.running, 0) + row_number() over (
+                select able.*, coalesce(named.room, $21) as room, row_number() over (
                            partition by able.group_key order by rank, run_at, id
                        ) as place
                 from (
@@ -316,10 +316,10 @@ pub async fn claim_constrained(
                     select id, rank, run_at, group_key from placed
                     where concurrency_limit is null or place <= concurrency_limit
                 ) able
-                left join unnest($19::text[], $20::bigint[]) as busy(group_key, running)
-                    on busy.group_key = able.group_key
+                left join unnest($19::text[], $20::bigint[]) as named(group_key, room)
+                    on named.group_key = able.group_key
             ) candidate
-            where group_key is null or $21::int is null or place <= $21
+            where group_key is null or room is null or place <= room
             order by rank, run_at, id
             limit least($14, 250, case when exists (
                 select from queues
@@ -336,9 +336,9 @@ pub async fn claim_constrained(
         limits.constraint_keys,
         claim.only_commands.then_some(MAX_EXAMINED_FOR_COMMANDS),
         &limits.groups.full,
-        &limits.groups.busy,
-        &limits.groups.running,
-        limits.groups.max_running,
+        &limits.groups.open,
+        &limits.groups.room,
+        limits.groups.room_of_others,
     )
     .fetch_all(conn)
     .await?;

@@ -109,8 +109,8 @@ pub async fn candidates(conn: &mut PgConnection, email: &str) -> sqlx::Result<Ve
 }
 
 /// The accounts whose password a holder of this address may reset: the one that has verified it,
-/// or else, of those with it that have not, the `of_each` oldest and the `of_each` newest, newest first:
-/// strangers who sign up with it later must not hide an earlier account.
+/// or else, of those with it that have not, the `of_each` oldest and the `of_each` newest, newest
+/// first: strangers who sign up with it later must not hide an earlier account.
 pub async fn with_address(
     conn: &mut PgConnection,
     email: &str,

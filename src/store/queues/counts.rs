@@ -59,6 +59,8 @@ pub struct QueueRow {
     pub group_order: Option<GroupOrder>,
     pub group_on_dead: Option<OnDead>,
     pub group_max_running: Option<i32>,
+    pub group_rate_counts: Option<Vec<i32>>,
+    pub group_rate_seconds: Option<Vec<i32>>,
     pub paused_at: Option<DateTime<Utc>>,
     pub updated_at: Option<DateTime<Utc>>,
     /// Whether it was ever used, has settings, or is polled.
@@ -350,7 +352,8 @@ pub async fn queues(
                setting.default_retry, setting.brake_after, setting.max_waiting, setting.paused_at,
                setting.group_order "group_order?: GroupOrder",
                setting.group_on_dead "group_on_dead?: OnDead",
-               setting.group_max_running, setting.updated_at "updated_at?",
+               setting.group_max_running, setting.group_rate_counts, setting.group_rate_seconds,
+               setting.updated_at "updated_at?",
                coalesce(kept.queue, setting.name, fresh.queue, live_workers.queue) is not null
                    "is_known!"
         from unnest($2::text[]) as named(queue)

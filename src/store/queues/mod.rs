@@ -4,50 +4,12 @@ pub mod counts;
 pub mod pushes;
 pub mod queue_limits;
 pub mod removal;
+pub mod settings;
 pub mod stats;
 
 use chrono::{DateTime, Utc};
-use sqlx::{PgConnection, types::Json};
-
-use fencepost_domain::{
-    backoff::RetryPolicy,
-    group::{GroupOrder, OnDead},
-    ids::ProjectId,
-};
-
-use crate::sweep::groups::walks;
-
-/// Changes to a queue's settings. The outer none: keep it. The inner none: remove it.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct SettingsChange {
-    pub max_concurrency: Option<Option<i32>>,
-    /// Jobs, and seconds.
-    pub rate_limit: Option<Option<(i32, i32)>>,
-    pub default_lease_seconds: Option<Option<i32>>,
-    pub retention_days: Option<Option<i32>>,
-    pub default_max_attempts: Option<Option<i32>>,
-    pub default_retry: Option<Option<RetryPolicy>>,
-    pub brake_after: Option<Option<i32>>,
-    pub max_waiting: Option<Option<i32>>,
-    pub groups: Option<GroupRulesChange>,
-}
-
-/// Changes to the rules of a queue's groups. None: keep it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct GroupRulesChange {
-    pub order: Option<GroupOrder>,
-    pub on_dead: Option<OnDead>,
-    pub max_running: Option<Option<i32>>,
-}
-
-impl GroupRulesChange {
-    /// Groups have no rules any more.
-    pub const END: Self = Self {
-        order: Some(GroupOrder::None),
-        on_dead: Some(OnDead::Block),
-        max_running: Some(None),
-    };
-}
+use fencepost_domain::ids::ProjectId;
+use sqlx::PgConnection;
 
 /// A queue that takes a bounded number of jobs.
 #[derive(Debug, Clone)]
@@ -136,95 +98,6 @@ pub async fn existing(
     )
     .fetch_all(conn)
     .await
-}
-
-pub async fn change_settings(
-    conn: &mut PgConnection,
-    project_id: ProjectId,
-    queue: &str,
-    change: &SettingsChange,
-) -> sqlx::Result<()> {
-    let rate_limit = change.rate_limit.flatten();
-    let groups = change.groups.unwrap_or_default();
-    sqlx::query!(
-        r#"
-        insert into queues (
-            project_id, name, max_concurrency, rate_limit_count, rate_limit_per_seconds,
-            default_lease_seconds, retention_days, default_max_attempts, default_retry, brake_after,
-            max_waiting, group_order, group_on_dead, group_max_running, has_gate, group_rules_at,
-            group_walk_at, group_walks
-        )
-        values (
-            $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $18, coalesce($20, 'none'), coalesce($21, 'block'),
-            $24::int, coalesce($20 = 'strict', false) or $24::int is not null, case when $22 then now() end, case when $22 then now() end, case when $22 then $23::smallint else 0 end
-        )
-        on conflict (project_id, name) do update
-        set max_concurrency = case when $11 then $3 else queues.max_concurrency end,
-            rate_limit_count = case when $12 then $4 else queues.rate_limit_count end,
-            rate_limit_per_seconds = case when $12 then $5 else queues.rate_limit_per_seconds end,
-            default_lease_seconds = case when $13 then $6 else queues.default_lease_seconds end,
-            retention_days = case when $14 then $7 else queues.retention_days end,
-            default_max_attempts = case when $15 then $8 else queues.default_max_attempts end,
-            default_retry = case when $16 then $9 else queues.default_retry end,
-            brake_after = case when $17 then $10 else queues.brake_after end,
-            max_waiting = case when $19 then $18 else queues.max_waiting end,
-            group_order = coalesce($20, queues.group_order),
-            group_on_dead = coalesce($21, queues.group_on_dead),
-            group_max_running = case when $25 then $24 else queues.group_max_running end,
-            -- The last walk opens it.
-            has_gate = queues.has_gate or coalesce($20 = 'strict', false) or $24 is not null,
-            group_rules_at = case when queues.group_order <> $20 or queues.group_on_dead <> $21
-                then now() else queues.group_rules_at end,
-            group_walk_at = case
-                when queues.group_order <> $20 or queues.group_on_dead <> $21
-                    or $25 and queues.group_max_running is distinct from $24
-                then now()
-                else queues.group_walk_at
-            end,
-            group_walk_after = case
-                when queues.group_order <> $20 or queues.group_on_dead <> $21
-                    or $25 and queues.group_max_running is distinct from $24
-                then ''
-                else queues.group_walk_after
-            end,
-            group_walks = case
-                when queues.group_order <> $20
-                    or $25 and queues.group_max_running is distinct from $24
-                then $23::smallint
-                when queues.group_on_dead <> $21 then greatest(queues.group_walks, 1)
-                else queues.group_walks
-            end,
-            updated_at = now()
-        "#,
-        project_id.0,
-        queue,
-        change.max_concurrency.flatten(),
-        rate_limit.map(|it| it.0),
-        rate_limit.map(|it| it.1),
-        change.default_lease_seconds.flatten(),
-        change.retention_days.flatten(),
-        change.default_max_attempts.flatten(),
-        change.default_retry.clone().flatten().map(Json) as Option<Json<RetryPolicy>>,
-        change.brake_after.flatten(),
-        change.max_concurrency.is_some(),
-        change.rate_limit.is_some(),
-        change.default_lease_seconds.is_some(),
-        change.retention_days.is_some(),
-        change.default_max_attempts.is_some(),
-        change.default_retry.is_some(),
-        change.brake_after.is_some(),
-        change.max_waiting.flatten(),
-        change.max_waiting.is_some(),
-        groups.order as Option<GroupOrder>,
-        groups.on_dead as Option<OnDead>,
-        change.groups.is_some(),
-        walks::WALKS,
-        groups.max_running.flatten(),
-        groups.max_running.is_some(),
-    )
-    .execute(conn)
-    .await?;
-    Ok(())
 }
 
 /// Pauses or resumes a queue. A paused queue keeps the time of its first pause.

@@ -16,6 +16,9 @@ pub struct QueueRules {
     pub max_concurrency: Option<i32>,
     /// Maximum number of running jobs of each group.
     pub group_max_running: Option<i32>,
+    /// Rate limits of each group: numbers of jobs, and seconds of their windows.
+    pub group_rate_counts: Option<Vec<i32>>,
+    pub group_rate_seconds: Option<Vec<i32>>,
     /// Maximum number of jobs started in a time window.
     pub rate_limit_count: Option<i32>,
     pub rate_limit_per_seconds: Option<i32>,
@@ -42,8 +45,8 @@ pub async fn lock_queue(
     sqlx::query_as!(
         QueueRules,
         r#"
-        select max_concurrency, group_max_running, rate_limit_count, rate_limit_per_seconds,
-               default_lease_seconds,
+        select max_concurrency, group_max_running, group_rate_counts, group_rate_seconds,
+               rate_limit_count, rate_limit_per_seconds, default_lease_seconds,
                -- While a queue becomes strict, claims would walk over all of its open jobs.
                paused_at is not null or (group_order = 'strict' and group_walks > 1) "is_paused!",
                paused_types, (extract(epoch from greatest(rate_limited_until, groups_close_until)
@@ -51,7 +54,7 @@ pub async fn lock_queue(
                case
                    when paused_at is null and (
                        max_concurrency is not null or rate_limit_count is not null
-                       or group_max_running is not null
+                       or group_max_running is not null or group_rate_counts is not null
                    )
                    then pg_try_advisory_xact_lock(hashtextextended('queue ' || name, project_id))
                    else true
@@ -87,32 +90,39 @@ pub async fn busy_groups(
     Ok(rows.into_iter().map(|it| (it.group_key, it.running)).collect())
 }
 
-/// What limits how many jobs of a group run.
+/// What limits how many jobs of a group run or start.
 #[derive(Debug, Clone, Copy)]
-pub struct RunningLimit {
-    pub max: i32,
+pub struct GroupLimitRow {
+    /// None: all may run.
+    pub max: Option<i32>,
     /// Jobs of the group that run.
     pub running: i64,
+    /// When its rates let the next job start; none: one may.
+    pub full_until: Option<DateTime<Utc>>,
 }
 
-/// The limit of a group; none: its queue has none, or a strict order.
+/// The limits of a group; none: its queue has none, or a strict order.
 pub async fn limit_of_group(
     conn: &mut PgConnection,
     project_id: ProjectId,
     queue: &str,
     group: &str,
-) -> sqlx::Result<Option<RunningLimit>> {
+) -> sqlx::Result<Option<GroupLimitRow>> {
     sqlx::query_as!(
-        RunningLimit,
+        GroupLimitRow,
         r#"
-        select group_max_running "max!", (
+        select group_max_running as max, (
+                   select full_until
+                   from group_handouts
+                   where project_id = $1 and queue = $2 and group_key = $3
+               ) as full_until, (
                    select count(*)
                    from jobs
                    where project_id = $1 and queue = $2 and state = 'processing' and group_key = $3
                ) "running!"
         from queues
         where project_id = $1 and name = $2 and group_order <> 'strict'
-            and group_max_running is not null
+            and (group_max_running is not null or group_rate_counts is not null)
         "#,
         project_id.0,
         queue,

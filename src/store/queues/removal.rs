@@ -63,6 +63,8 @@ pub async fn delete(
             delete from queue_rates where project_id = $1 and queue = $2
         ), pauses as (
             delete from job_groups where project_id = $1 and queue = $2
+        ), starts as (
+            delete from group_handouts where project_id = $1 and queue = $2
         )
         select exists (select from counts union all select from settings) "had_any!"
         "#,

@@ -51,6 +51,7 @@ pub const TENANT_TABLES: &[&str] = &[
     "queue_handouts",
     "queue_types",
     "job_groups",
+    "group_handouts",
     "group_notes",
     "queue_counts",
     "retention_dues",

@@ -57,7 +57,7 @@ fn job_of_group(group: &str) -> NewJob {
 async fn admit(conn: &mut PgConnection, noted: &[NotedGroup]) -> usize {
     let (all, keys): (Vec<_>, Vec<_>) = noted.iter().map(|it| (it, &it.key)).unzip();
     admission::forget(conn, &all).await.expect("it runs");
-    let closed = admission::close(conn, &keys).await.expect("it runs");
+    let closed = admission::close(conn, &keys, &vec![None; keys.len()]).await.expect("it runs");
     assert!(closed.is_empty(), "nothing is to be closed");
     admission::open(conn, &keys, &vec![false; all.len()]).await.expect("it runs").opened
 }
@@ -157,7 +157,10 @@ fn room_in_groups_is_filled_without_reading_what_waits_behind() {
         let open = async |conn: &mut PgConnection, from: i64| {
             let keys: Vec<_> = (from..from + 50).map(key).collect();
             let keys: Vec<_> = keys.iter().collect();
-            rooms::open_limited(conn, &keys, &[false; 50]).await.expect("it runs").opened
+            rooms::open_limited(conn, &keys, &[false; 50], &[None; 50])
+                .await
+                .expect("it runs")
+                .opened
         };
         // The first plan of a connection reads more.
         assert_eq!(open(conn, 100).await, 250, "five of each");

@@ -5,9 +5,10 @@ use fencepost_domain::{
     error::Error,
     group::{GroupOrder, OnDead},
     limits,
+    rate::{MAX_GROUP_RATES, RateLimit},
 };
 use fencepost_engine::queues;
-use fencepost_store::queues::{GroupRulesChange, SettingsChange};
+use fencepost_store::queues::settings::{GroupRulesChange, SettingsChange};
 use fencepost_web::{
     app::App,
     auth::{Caller, Manage},
@@ -85,6 +86,11 @@ pub struct GroupRulesRequest {
     #[serde(default, deserialize_with = "extract::sent")]
     #[schema(value_type = Option<i32>, required = false, extensions(("bounds" = json!(range(1, limits::MAX_CONCURRENCY)))))]
     max_running: Option<Option<i32>>,
+    /// Jobs of a group that start in any window of `per_seconds` at most, where the order is
+    /// `none`: up to four windows. Empty or null: as many as workers take.
+    #[serde(default, deserialize_with = "extract::sent")]
+    #[schema(value_type = Option<Vec<RateLimitRequest>>, required = false, max_items = 4)]
+    rates: Option<Option<Vec<Object<RateLimitRequest>>>>,
 }
 
 impl GroupRulesRequest {
@@ -92,8 +98,22 @@ impl GroupRulesRequest {
         if let Some(Some(max_running)) = self.max_running {
             check.range("groups.max_running", max_running, 1, limits::MAX_CONCURRENCY);
         }
-        if self.order.is_none() && self.on_dead.is_none() && self.max_running.is_none() {
-            check.refuse("groups", "must have order, on_dead or max_running");
+        let rates = self.rates.iter().flatten().flatten().map(|it| &it.0);
+        if rates.clone().count() > MAX_GROUP_RATES {
+            let message = format!("must have at most {MAX_GROUP_RATES} entries");
+            check.refuse("groups.rates", message);
+        }
+        for (index, it) in rates.clone().enumerate().take(MAX_GROUP_RATES) {
+            it.check(&format!("groups.rates[{index}]"), check);
+            let is_double = |other: &RateLimitRequest| other.per_seconds == it.per_seconds;
+            if rates.clone().take(index).any(is_double) {
+                let field = format!("groups.rates[{index}].per_seconds");
+                check.refuse(&field, "must be another window than those before");
+            }
+        }
+        let has_limits = self.max_running.is_some() || self.rates.is_some();
+        if self.order.is_none() && self.on_dead.is_none() && !has_limits {
+            check.refuse("groups", "must have order, on_dead, max_running or rates");
         }
     }
 }
@@ -108,6 +128,18 @@ pub struct RateLimitRequest {
     /// Length of the window in seconds.
     #[schema(extensions(("bounds" = json!(range(1, limits::MAX_RATE_LIMIT_SECONDS)))))]
     per_seconds: i32,
+}
+
+impl RateLimitRequest {
+    fn check(&self, path: &str, check: &mut Check) {
+        check.range(&format!("{path}.count"), self.count, 1, limits::MAX_RATE_LIMIT_COUNT);
+        let max = limits::MAX_RATE_LIMIT_SECONDS;
+        check.range(&format!("{path}.per_seconds"), self.per_seconds, 1, max);
+    }
+
+    fn accept(&self) -> RateLimit {
+        RateLimit { count: self.count, per_seconds: self.per_seconds }
+    }
 }
 
 impl RequestBody for ChangeQueueRequest {}
@@ -128,9 +160,7 @@ impl ChangeQueueRequest {
             }
         }
         if let Some(Some(Object(it))) = &self.rate_limit {
-            check.range("rate_limit.count", it.count, 1, limits::MAX_RATE_LIMIT_COUNT);
-            let max = limits::MAX_RATE_LIMIT_SECONDS;
-            check.range("rate_limit.per_seconds", it.per_seconds, 1, max);
+            it.check("rate_limit", check);
         }
         if let Some(Some(Object(rules))) = &self.groups {
             rules.check(check);
@@ -150,8 +180,10 @@ impl ChangeQueueRequest {
             max_waiting: self.max_waiting,
             groups: self.groups.map(|it| match it {
                 Some(Object(rules)) => {
-                    let GroupRulesRequest { order, on_dead, max_running } = rules;
-                    GroupRulesChange { order, on_dead, max_running }
+                    let GroupRulesRequest { order, on_dead, max_running, rates } = rules;
+                    let rates = rates.map(|it| it.into_iter().flatten().map(|it| it.0.accept()));
+                    let rates = rates.map(Iterator::collect);
+                    GroupRulesChange { order, on_dead, max_running, rates }
                 }
                 None => GroupRulesChange::END,
             }),

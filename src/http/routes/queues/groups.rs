@@ -56,7 +56,8 @@ pub struct Group {
     /// End of its pause; null: not paused, or paused until it is resumed.
     #[schema(required)]
     pub paused_until: Option<DateTime<Utc>>,
-    /// The next time at which it changes by itself; null: not known.
+    /// The next time at which it changes by itself: a pause ends, its rates let a job start, or its
+    /// head is due. Null: not known.
     #[schema(required)]
     pub next_change_at: Option<DateTime<Utc>>,
 }
@@ -122,7 +123,10 @@ impl Group {
             (None, ..) => GroupState::Idle,
         };
         let head_due = row.head_run_at.filter(|it| *it > row.now && !is_blocked);
-        let next_change_at = if row.paused_at.is_some() { row.paused_until } else { head_due };
+        let next_change_at = match row.paused_at {
+            Some(_) => row.paused_until,
+            None => row.full_until.or(head_due),
+        };
         Self {
             group: row.group,
             queue: queue.to_owned(),

@@ -18,6 +18,7 @@ use fencepost_domain::{
     group::GroupRules,
     ids::{JobId, ProjectId},
     limits,
+    rate::RateLimit,
 };
 use fencepost_engine::jobs::explain;
 use fencepost_store::{
@@ -228,8 +229,12 @@ impl Queue {
         let paused = paused.iter().filter(|it| it.queue == row.queue);
         let limit = row.rate_limit_count.zip(row.rate_limit_per_seconds);
         let groups = row.group_order.zip(row.group_on_dead);
+        let rates = row.group_rate_counts.iter().flatten();
+        let rates = rates.zip(row.group_rate_seconds.iter().flatten());
+        let rates = rates.map(|(&count, &per_seconds)| RateLimit { count, per_seconds }).collect();
         let max_running = row.group_max_running;
-        let groups = groups.map(|(order, on_dead)| GroupRules { order, on_dead, max_running });
+        let groups =
+            groups.map(|(order, on_dead)| GroupRules { order, on_dead, max_running, rates });
         Self {
             paused_at: row.paused_at,
             paused_types: paused.filter_map(PausedType::of).collect(),

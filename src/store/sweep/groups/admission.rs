@@ -2,9 +2,9 @@
 //!
 //! Its statements run in one transaction: [`lock`], [`forget`], [`close`], and [`open`], or
 //! [`open_limited`](super::rooms::open_limited) in queues that limit how many jobs of a group run.
-//! Each sees what was committed before it, and meanwhile only this transaction opens jobs of the group. A job that
-//! was stored before its queue had an order is open as well, until it is closed: claims take it no
-//! more, but a claim that began earlier may.
+//! Each sees what was committed before it, and meanwhile only this transaction opens jobs of the
+//! group. A job that was stored before its queue had an order is open as well, until it is closed:
+//! claims take it no more, but a claim that began earlier may.
 
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
@@ -42,7 +42,8 @@ pub async fn lock(
         select number - 1 "number!", exists (
                    select from queues
                    where project_id = noted.project_id and name = noted.queue
-                       and group_order <> 'strict' and group_max_running is not null
+                       and group_order <> 'strict'
+                               and (group_max_running is not null or group_rate_counts is not null)
                ) "is_limited!"
         from unnest($1::int[], $2::text[], $3::text[]) with ordinality
             as noted(project_id, queue, group_key, number)
@@ -92,27 +93,33 @@ pub struct Closed {
 }
 
 /// Sets jobs that no worker has back to waiting: all of a paused group, and in a queue with strict
-/// order all but the first in line, if admission has opened it; all if one runs. After a change of
-/// the limit, as long as its walks last, so many of those that are pending stay open. While there are
-/// too many for one pass, the claims of the queue rest.
-pub async fn close(conn: &mut PgConnection, groups: &[&GroupKey]) -> sqlx::Result<Vec<Closed>> {
+/// order all but the first in line, if admission has opened it; all if one runs. As many as may run
+/// stay open while the walks after a change of the limit last, and always as many as may start by
+/// the rates, which `rooms` says of each group. While there are too many for one pass, the claims
+/// of the queue rest.
+pub async fn close(
+    conn: &mut PgConnection,
+    groups: &[&GroupKey],
+    rooms: &[Option<i32>],
+) -> sqlx::Result<Vec<Closed>> {
     let columns = GroupColumns::of(groups.iter().copied());
     let rows = sqlx::query!(
         r#"
         with ruled as materialized (
             select sent.*, setting.group_order = 'strict' as is_strict,
-                   setting.group_on_dead = 'block' as blocks, setting.max_open, exists (
+                   setting.group_on_dead = 'block' as blocks,
+                   coalesce(sent.room, setting.max_running) as max_open, exists (
                        select from job_groups
                        where project_id = sent.project_id and queue = sent.queue
                            and group_key = sent.group_key
                            and paused_until > statement_timestamp()
                    ) as is_paused
-            from unnest($1::int[], $2::text[], $3::text[]) with ordinality
-                as sent(project_id, queue, group_key, number)
+            from unnest($1::int[], $2::text[], $3::text[], $4::int[]) with ordinality
+                as sent(project_id, queue, group_key, room, number)
             cross join lateral (
                 select group_order, group_on_dead, case
                            when group_order <> 'strict' and group_walks > 0 then group_max_running
-                       end as max_open
+                       end as max_running
                 from queues
                 where project_id = sent.project_id and name = sent.queue and has_gate
                 offset 0
@@ -216,6 +223,7 @@ pub async fn close(conn: &mut PgConnection, groups: &[&GroupKey]) -> sqlx::Resul
         &columns.project_id,
         &columns.queue as &[&str],
         &columns.group as &[&str],
+        rooms as &[Option<i32>],
     )
     .fetch_all(conn)
     .await?;

@@ -45,8 +45,8 @@ impl Noted {
 /// `since` are gone, so dead rows of them are not read.
 ///
 /// Most ends leave nothing to decide: no job waits, and at most one is open that its group let run
-/// or that runs; in a queue that limits how many run, all open ones run. The notes of such a group are deleted here. Later ones are about what this
-/// statement does not see.
+/// or that runs; in a queue that limits how many run, all open ones run. The notes of such a group
+/// are deleted here. Later ones are about what this statement does not see.
 pub async fn find_and_forget(conn: &mut PgConnection, since: i64) -> sqlx::Result<Noted> {
     let rows = sqlx::query!(
         r#"
@@ -68,7 +68,8 @@ pub async fn find_and_forget(conn: &mut PgConnection, since: i64) -> sqlx::Resul
                        max(made_by) as last_by, exists (
                            select from queues
                            where project_id = first.project_id and name = first.queue
-                               and group_order <> 'strict' and group_max_running is not null
+                               and group_order <> 'strict'
+                               and (group_max_running is not null or group_rate_counts is not null)
                        ) as is_limited,
                        row_number() over (partition by project_id order by min(made_by)) as turn
                 from first
@@ -137,6 +138,8 @@ pub async fn find_and_forget(conn: &mut PgConnection, since: i64) -> sqlx::Resul
                    where rate_limited_until is not null
                    order by rate_limited_until
                    limit 1
+               ), (
+                   select look_at from group_handouts order by look_at limit 1
                )) - now()) * 1000)::float8 as next_end_ms,
                exists (select from queues where group_walk_at <= now()) "has_walk!",
                next.project_id "project_id?: ProjectId", next.queue "queue?",

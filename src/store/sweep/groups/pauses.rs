@@ -93,8 +93,9 @@ pub async fn lock_queues(
 }
 
 /// Ends the rate limits of queues that have lasted long enough, and lets ordinary claims find the
-/// jobs of those that have neither rules of groups, nor a pause of their own or of a group any more. An
-/// earlier statement of this transaction must have locked them, so that this one sees all pauses.
+/// jobs of those that have neither rules of groups, nor a pause of their own or of a group any
+/// more. An earlier statement of this transaction must have locked them, so that this one sees all
+/// pauses.
 pub async fn open_gates(
     conn: &mut PgConnection,
     queues: &[(ProjectId, String)],
@@ -107,6 +108,7 @@ pub async fn open_gates(
                 then queues.rate_limited_until
             end,
             has_gate = queues.group_order <> 'none' or queues.group_max_running is not null
+                or queues.group_rate_counts is not null
                 or (queues.rate_limited_until > statement_timestamp()) is true
                 or exists (
                     select from job_groups

@@ -1,26 +1,33 @@
 //! Room in groups whose queue limits how many of their jobs run. Claims count exactly; what is here
 //! keeps them from walking over jobs that may not start.
 
+use chrono::{DateTime, Utc};
 use fencepost_domain::{
     ids::{JobId, ProjectId},
     job::StoredState,
+    rate::{Handout, RateLimits},
 };
-use sqlx::PgConnection;
+use sqlx::{PgConnection, types::Json};
 
 use super::{
     GroupColumns,
     admission::{Opened, OpenedRow},
 };
-use crate::groups::GroupKey;
+use crate::groups::{
+    GroupKey,
+    rates::{self, Stored},
+};
 
 /// Opens the best jobs of groups that are not paused, by priority and then place, as many as there
-/// is room for beside those that run or are pending. Jobs that are not due are opened as well: they
-/// wait for room when they are. Groups with more to do are noted again: `unclosed` says which of
-/// them [`close`](super::admission::close) left so. All must be locked.
+/// is room for beside those that run or are pending. Of groups with rates no more are opened than
+/// `rooms` says, which may start now. Jobs that are not due are opened as well: they wait for room
+/// when they are. Groups with more to do are noted again: `unclosed` says which of them
+/// [`close`](super::admission::close) left so. All must be locked.
 pub async fn open_limited(
     conn: &mut PgConnection,
     groups: &[&GroupKey],
     unclosed: &[bool],
+    rooms: &[Option<i32>],
 ) -> sqlx::Result<Opened> {
     let columns = GroupColumns::of(groups.iter().copied());
     let rows = sqlx::query_as!(
@@ -28,15 +35,15 @@ pub async fn open_limited(
         r#"
         with ruled as materialized (
             select sent.*, setting.group_max_running as max_running
-            from unnest($1::int[], $2::text[], $3::text[], $4::bool[]) with ordinality
-                as sent(project_id, queue, group_key, is_unclosed, number)
+            from unnest($1::int[], $2::text[], $3::text[], $4::bool[], $5::int[]) with ordinality
+                as sent(project_id, queue, group_key, is_unclosed, rate_room, number)
             cross join lateral (
                 select group_max_running
                 from queues
                 where project_id = sent.project_id and name = sent.queue
                 offset 0
             ) setting
-            where setting.group_max_running is not null
+            where (setting.group_max_running is not null or sent.rate_room is not null)
                 and not is_group_paused(sent.project_id, sent.queue, sent.group_key)
         ), busy as materialized (
             select named.project_id, named.queue, running.group_key, count(*) as jobs
@@ -49,7 +56,9 @@ pub async fn open_limited(
             ) running
             group by named.project_id, named.queue, running.group_key
         ), line as materialized (
-            select ruled.*, greatest(0, max_running - coalesce(busy.jobs, 0) - (
+            select ruled.*, greatest(0, least(
+                       max_running - coalesce(busy.jobs, 0), ruled.rate_room
+                   ) - (
                        select count(*)
                        from (
                            select
@@ -57,7 +66,7 @@ pub async fn open_limited(
                            where project_id = ruled.project_id and queue = ruled.queue
                                and group_key = ruled.group_key and waits_for_group is false
                                and state = 'pending'
-                           limit ruled.max_running
+                           limit coalesce(ruled.max_running, ruled.rate_room)
                        ) admitted
                    )) as room
             from ruled
@@ -130,10 +139,53 @@ pub async fn open_limited(
         &columns.queue as &[&str],
         &columns.group as &[&str],
         unclosed,
+        rooms as &[Option<i32>],
     )
     .fetch_all(conn)
     .await?;
     Ok(Opened::of(rows))
+}
+
+/// The rates of a group, and its starts.
+#[derive(Debug, Clone)]
+pub struct RatedGroup {
+    /// The index of the group.
+    pub number: usize,
+    pub rates: RateLimits,
+    /// Oldest first.
+    pub starts: Vec<Handout>,
+    /// The database's clock.
+    pub now: DateTime<Utc>,
+}
+
+/// Those of these groups that have rates.
+pub async fn rated(conn: &mut PgConnection, groups: &[&GroupKey]) -> sqlx::Result<Vec<RatedGroup>> {
+    let columns = GroupColumns::of(groups.iter().copied());
+    let rows = sqlx::query!(
+        r#"
+        select sent.number - 1 "number!", setting.group_rate_counts "counts!",
+               setting.group_rate_seconds "seconds!", past.starts "starts?: Json<Stored>",
+               statement_timestamp() "now!"
+        from unnest($1::int[], $2::text[], $3::text[]) with ordinality
+            as sent(project_id, queue, group_key, number)
+        join queues setting on setting.project_id = sent.project_id and setting.name = sent.queue
+            and setting.group_rate_counts is not null and setting.group_order <> 'strict'
+        left join group_handouts past on past.project_id = sent.project_id
+            and past.queue = sent.queue and past.group_key = sent.group_key
+        "#,
+        &columns.project_id,
+        &columns.queue as &[&str],
+        &columns.group as &[&str],
+    )
+    .fetch_all(conn)
+    .await?;
+    let rated = rows.into_iter().map(|it| RatedGroup {
+        number: usize::try_from(it.number).unwrap_or_default(),
+        rates: rates::limits(&it.counts, &it.seconds),
+        starts: rates::read(it.starts),
+        now: it.now,
+    });
+    Ok(rated.collect())
 }
 
 /// Queues in which jobs of these groups are open for claims: ends have made room for them.

@@ -1,0 +1,109 @@
+//! Limits of the groups of a queue, as a claim keeps them: it holds the lock of the queue, so what
+//! it counts is exact.
+
+use std::collections::HashMap;
+
+use fencepost_domain::rate::{Handout, RateLimits};
+use fencepost_store::{
+    claims::{LeasedJob, QueueClaim, limited_claims::GroupLimits},
+    groups::rates::{self, GroupStarts, KeptStarts},
+    queues::queue_limits::{self, QueueRules},
+};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+/// What a claim knows of the groups of its queue.
+#[derive(Debug, Default)]
+pub(super) struct Groups {
+    pub limits: GroupLimits,
+    rates: RateLimits,
+    /// Starts of the groups that are candidates.
+    starts: HashMap<String, Vec<Handout>>,
+}
+
+/// Reads what limits the groups of a queue, for a claim of these types and constraint keys. The
+/// queue must be locked.
+pub(super) async fn read(
+    tx: &mut PgConnection,
+    claim: &QueueClaim<'_>,
+    (rules, job_types, open): (Option<&QueueRules>, Option<&[String]>, &[Uuid]),
+) -> sqlx::Result<Groups> {
+    let Some(rules) = rules else { return Ok(Groups::default()) };
+    let max_running = rules.group_max_running.map(i64::from);
+    let stored = rules.group_rate_counts.as_deref().zip(rules.group_rate_seconds.as_deref());
+    let running = match max_running {
+        Some(_) => queue_limits::busy_groups(tx, claim.project_id, claim.queue).await?,
+        None => Vec::new(),
+    };
+    let Some((counts, seconds)) = stored else {
+        let limits = max_running.map_or_else(GroupLimits::default, |max| beside(running, max));
+        return Ok(Groups { limits, ..Groups::default() });
+    };
+    let limits_by_rate = rates::limits(counts, seconds);
+    let (project_id, queue) = (claim.project_id, claim.queue);
+    let found = rates::candidates(tx, project_id, queue, job_types, open).await?;
+    let running: HashMap<_, _> = running.into_iter().collect();
+    // Only candidates may start: how many of another group have is not known.
+    let mut limits = GroupLimits { room_of_others: Some(0), ..GroupLimits::default() };
+    let (mut starts, mut strays) = (HashMap::new(), Vec::new());
+    for GroupStarts { group, starts: of_group, now } in found {
+        let by_rate = i64::from(limits_by_rate.allows(&of_group, now));
+        let running = running.get(&group).copied().unwrap_or(0);
+        let room = max_running.map_or(by_rate, |max| by_rate.min(max - running));
+        if by_rate == 0 {
+            strays.push(group);
+        } else if room > 0 {
+            limits.open.push(group.clone());
+            limits.room.push(room);
+            starts.insert(group, of_group);
+        }
+    }
+    if !strays.is_empty() {
+        // Admission lets their jobs wait, so that no further claim walks over them.
+        rates::note(tx, project_id, queue, &strays).await?;
+    }
+    Ok(Groups { limits, rates: limits_by_rate, starts })
+}
+
+/// The limits of groups beside their running jobs, where `max` may run of each.
+fn beside(running: Vec<(String, i64)>, max: i64) -> GroupLimits {
+    let (full, open): (Vec<_>, Vec<_>) = running.into_iter().partition(|it| it.1 >= max);
+    let (open, room) = open.into_iter().map(|(group, running)| (group, max - running)).unzip();
+    let full = full.into_iter().map(|it| it.0).collect();
+    GroupLimits { full, open, room, room_of_others: Some(max) }
+}
+
+impl Groups {
+    /// Stores that these jobs have started, if their groups have rates.
+    pub(super) async fn keep(
+        &self,
+        tx: &mut PgConnection,
+        claim: &QueueClaim<'_>,
+        jobs: &[LeasedJob],
+    ) -> sqlx::Result<()> {
+        if self.rates.is_empty() {
+            return Ok(());
+        }
+        // They count from when they were claimed, all at the same time.
+        let Some(now) = jobs.iter().map(|it| it.claimed_at).max() else { return Ok(()) };
+        let mut started: HashMap<&str, i32> = HashMap::new();
+        for group in jobs.iter().filter_map(|it| it.group.as_deref()) {
+            *started.entry(group).or_default() += 1;
+        }
+        let kept = started.into_iter().filter_map(|(group, jobs)| {
+            let starts = self.rates.remember(self.starts.get(group)?, jobs, now);
+            Some(KeptStarts {
+                group: group.to_owned(),
+                room: self.rates.allows(&starts, now),
+                full_until: self.rates.next_at(&starts, now),
+                ends_at: self.rates.empty_at(&starts, now)?,
+                starts,
+            })
+        });
+        let kept: Vec<_> = kept.collect();
+        match kept.is_empty() {
+            true => Ok(()),
+            false => rates::keep(tx, claim.project_id, claim.queue, &kept).await,
+        }
+    }
+}

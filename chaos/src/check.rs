@@ -75,7 +75,8 @@ pub enum Invariant {
     /// Jobs that were cancelled while they waited, and those of paused queues and groups, do not
     /// run.
     PausesAndCancelsHold,
-    /// No more jobs of a queue run at once than its limit allows.
+    /// No more jobs of a queue run at once than its limit allows, and of a group no more run at
+    /// once, or start in a window.
     LimitsAreKept,
     /// No job of a queue waits while jobs run that came much later.
     OrderIsKept,

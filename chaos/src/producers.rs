@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use crate::{
     adapters::Protocol,
     check::MAX_ATTEMPTS,
-    clients::{Call, Client, ORDERED_QUEUE, RETRY_PAUSE},
+    clients::{Call, Client, GROUPS_QUEUE, ORDERED_QUEUE, RETRY_PAUSE},
     history::{Event, now, now_utc},
 };
 
@@ -41,12 +41,16 @@ pub const BACKOFF_MS: &str = "backoff_ms";
 /// Further ones: the group of a job with a strict order, and its place in it.
 pub const GROUP: &str = "group";
 pub const PLACE: &str = "place";
+/// The group of a job whose queue limits its groups.
+pub const LIMITED_GROUP: &str = "limited_group";
 /// How long a queue is resumed between two pauses, and how long it is paused, in milliseconds.
 const RESUMED_MS: std::ops::Range<u64> = 2_000..8_000;
 const PAUSED_MS: std::ops::Range<u64> = 200..1_500;
 /// The pause between two jobs of a producer at full load, in milliseconds.
 const PAUSE_MS: std::ops::Range<u64> = 5..60;
 pub const MAX_LOAD_PERCENT: u32 = 100;
+/// The same between two jobs of a limited group: about as many come as may start.
+const LIMITED_PAUSE_MS: std::ops::Range<u64> = 200..700;
 /// Jobs of a batch, at most.
 const MAX_BATCH_JOBS: usize = 4;
 
@@ -82,6 +86,20 @@ impl Client {
             self.send(body).await;
             place += 1;
             let pause = Duration::from_millis(self.rng.random_range(PAUSE_MS));
+            sleep(pause * MAX_LOAD_PERCENT / self.world.load_percent).await;
+        }
+    }
+
+    /// Sends jobs of one group whose queue limits how many run and start.
+    pub async fn produce_in_limits(mut self, group: String) {
+        while !self.is_healing() {
+            let mut body = self.job();
+            body["queue"] = json!(GROUPS_QUEUE);
+            body["payload"] = json!({"tenant": self.tenant});
+            body["payload"][LIMITED_GROUP] = json!(group);
+            body["group"] = json!(group);
+            self.send(body).await;
+            let pause = Duration::from_millis(self.rng.random_range(LIMITED_PAUSE_MS));
             sleep(pause * MAX_LOAD_PERCENT / self.world.load_percent).await;
         }
     }

@@ -42,8 +42,11 @@ const PROBE_SEEDS: u64 = 1 << 62;
 const ADAPTER_SEEDS: u64 = 1 << 61;
 const PAUSE_SEEDS: u64 = 1 << 60;
 const ORDER_SEEDS: u64 = 1 << 59;
+const LIMIT_SEEDS: u64 = 1 << 58;
 /// Groups of each tenant with a strict order, each with a producer.
 const ORDERED_GROUPS: u64 = 4;
+/// The same of groups with limits.
+const LIMITED_GROUPS: u64 = 2;
 /// How long it may take until all jobs have ended and all is reported, once nothing is broken. The
 /// longest lease is one of Mobius, 90 s; a delivery that failed five times comes again after 405 s.
 pub const DRAIN: Duration = Duration::from_secs(450);
@@ -178,6 +181,11 @@ fn start_ordered(world: &Arc<World>, seed: u64, producers: &mut JoinSet<()>) {
             let seed = seed ^ ORDER_SEEDS ^ ((tenant as u64) << 32) ^ (number << 40);
             let group = format!("group-{number}");
             producers.spawn(Client::new(world, tenant, seed).produce_in_order(group));
+        }
+        for number in 0..LIMITED_GROUPS {
+            let seed = seed ^ LIMIT_SEEDS ^ ((tenant as u64) << 32) ^ (number << 40);
+            let group = format!("limited-{number}");
+            producers.spawn(Client::new(world, tenant, seed).produce_in_limits(group));
         }
         let seed = seed ^ PAUSE_SEEDS ^ ORDER_SEEDS ^ ((tenant as u64) << 32);
         let pauser = Client::new(world, tenant, seed);

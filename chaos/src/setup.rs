@@ -12,8 +12,8 @@ use uuid::Uuid;
 use crate::{
     check::MAX_ATTEMPTS,
     clients::{
-        LIMITED_QUEUE, MAX_CONCURRENCY, ORDERED_QUEUE, PAUSED_GROUP, PAUSED_QUEUE, RETRY_PAUSE,
-        World,
+        GROUPS_QUEUE, LIMITED_QUEUE, MAX_CONCURRENCY, MAX_OF_GROUP, ORDERED_QUEUE, PAUSED_GROUP,
+        PAUSED_QUEUE, RETRY_PAUSE, STARTS_OF_GROUP, WINDOW_SECONDS, World,
     },
     history::now,
     pushed, receiver,
@@ -25,7 +25,7 @@ pub const TICK_SECONDS: i64 = 2;
 const ACCEPT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Makes these for each tenant, and returns the ids of the schedules. `has_order`: one more queue
-/// gets a strict order.
+/// gets a strict order, and another one limits of its groups.
 ///
 /// # Errors
 /// When the API refuses.
@@ -48,6 +48,10 @@ pub async fn set_up(
             let order = json!({"groups": {"order": "strict", "on_dead": "skip"}});
             let queue = format!("/v1/queues/{ORDERED_QUEUE}");
             send(world, tenant, (Method::PATCH, &queue), &order, false).await?;
+            let rate = json!({"count": STARTS_OF_GROUP, "per_seconds": WINDOW_SECONDS});
+            let limits = json!({"groups": {"max_running": MAX_OF_GROUP, "rates": [rate]}});
+            let queue = format!("/v1/queues/{GROUPS_QUEUE}");
+            send(world, tenant, (Method::PATCH, &queue), &limits, false).await?;
         }
         let push = pushed::settings(&receiver::pushed_url(receiver, tenant));
         let queue = format!("/v1/queues/{}/push", pushed::QUEUE);

@@ -6,9 +6,12 @@ use std::{collections::BTreeMap, iter};
 use super::{Found, Invariant, ROUNDING_MS};
 use crate::{
     book::{Book, BookJob},
-    clients::{LIMITED_QUEUE, MAX_CONCURRENCY, QUEUES},
+    clients::{
+        GROUPS_QUEUE, LIMITED_QUEUE, MAX_CONCURRENCY, MAX_OF_GROUP, QUEUES, STARTS_OF_GROUP,
+        WINDOW_SECONDS,
+    },
     history::{Event, Line},
-    producers::{BACKOFF_MS, GROUP, NOT_BEFORE},
+    producers::{BACKOFF_MS, GROUP, LIMITED_GROUP, NOT_BEFORE},
 };
 
 /// A job that came this much later than another one of its queue does not run before it: a node
@@ -26,6 +29,7 @@ pub(super) fn violations(lines: &[Line], book: &Book, found: &mut Found) {
             found.add(Invariant::LimitsAreKept, detail);
         }
     }
+    group_violations(book, found);
     order_violations(book, found);
 }
 
@@ -111,26 +115,52 @@ pub struct Running {
     now: usize,
 }
 
-/// By tenant. What ends in the millisecond in which another one begins does not run beside it.
+/// By tenant.
 pub fn running(book: &Book) -> BTreeMap<usize, Running> {
-    let mut steps: BTreeMap<usize, Vec<(i64, bool)>> = BTreeMap::new();
+    let mut by_tenant: BTreeMap<usize, Vec<&BookJob>> = BTreeMap::new();
     for job in book.jobs.iter().filter(|it| it.queue == LIMITED_QUEUE) {
-        let own = steps.entry(job.tenant).or_default();
-        for (from, to) in intervals(job).filter(|it| it.1 - it.0 > ROUNDING_MS) {
-            own.extend([(from + ROUNDING_MS, true), (to, false)]);
+        by_tenant.entry(job.tenant).or_default().push(job);
+    }
+    by_tenant.into_iter().map(|(tenant, jobs)| (tenant, at_once(&jobs))).collect()
+}
+
+/// What ends in the millisecond in which another one begins does not run beside it.
+fn at_once(jobs: &[&BookJob]) -> Running {
+    let ran = jobs.iter().flat_map(|it| intervals(it)).filter(|it| it.1 - it.0 > ROUNDING_MS);
+    let mut steps: Vec<_> =
+        ran.flat_map(|(from, to)| [(from + ROUNDING_MS, true), (to, false)]).collect();
+    steps.sort_unstable();
+    let mut running = Running::default();
+    for (_, begins) in steps {
+        running.now = if begins { running.now + 1 } else { running.now.saturating_sub(1) };
+        running.most = running.most.max(running.now);
+    }
+    running
+}
+
+/// Of each group whose queue limits its groups: no more run at once, or start in a window, than it
+/// allows.
+fn group_violations(book: &Book, found: &mut Found) {
+    let mut groups: BTreeMap<(usize, &str), Vec<&BookJob>> = BTreeMap::new();
+    for job in book.jobs.iter().filter(|it| it.queue == GROUPS_QUEUE) {
+        let Some(group) = job.payload[LIMITED_GROUP].as_str() else { continue };
+        groups.entry((job.tenant, group)).or_default().push(job);
+    }
+    for ((_, group), jobs) in groups {
+        let most = at_once(&jobs).most;
+        if most > MAX_OF_GROUP {
+            found.add(Invariant::LimitsAreKept, format!("{most} jobs of {group} ran at once"));
+        }
+        let mut starts: Vec<_> = jobs.iter().flat_map(|it| intervals(it)).map(|it| it.0).collect();
+        starts.sort_unstable();
+        let window_ms = WINDOW_SECONDS * 1_000 - ROUNDING_MS;
+        let many = starts.windows(STARTS_OF_GROUP + 1);
+        for many in many.filter(|it| it[STARTS_OF_GROUP] - it[0] < window_ms) {
+            let took = many[STARTS_OF_GROUP] - many[0];
+            let detail = format!("{} jobs of {group} started in {took} ms", many.len());
+            found.add(Invariant::LimitsAreKept, detail);
         }
     }
-    let mut all = BTreeMap::new();
-    for (tenant, mut own) in steps {
-        own.sort_unstable();
-        let mut running = Running::default();
-        for (_, begins) in own {
-            running.now = if begins { running.now + 1 } else { running.now.saturating_sub(1) };
-            running.most = running.most.max(running.now);
-        }
-        all.insert(tenant, running);
-    }
-    all
 }
 
 /// A job that has run: when it came, and when it first began.

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::producers::{BACKOFF_MS, GROUP, NOT_BEFORE, PLACE};
+use crate::producers::{BACKOFF_MS, GROUP, LIMITED_GROUP, NOT_BEFORE, PLACE};
 
 /// A job that succeeded in its first attempt, leased in this second.
 fn leased_at(id: &str, queue: &str, enqueued: i64, second: i64) -> BookJob {
@@ -89,6 +89,29 @@ fn too_many_jobs_of_a_queue_at_once_are_found() {
     assert_eq!(of_all(&[], &jobs(4, "q1", 1)), [Invariant::LimitsAreKept]);
     assert_eq!(of_all(&[], &jobs(4, "q1", 5)), [], "one after the other");
     assert_eq!(of_all(&[], &jobs(4, "q0", 0)), [], "it has no limit");
+}
+
+#[test]
+fn too_many_jobs_of_a_group_at_once_or_in_a_window_are_found() {
+    let of_group = |id: &str, from_ms: i64, took_ms: i64| {
+        let mut job = leased_at(id, "q-groups", 0, 1);
+        job.payload[LIMITED_GROUP] = json!("g");
+        for attempt in &mut job.attempts {
+            attempt.claimed_at += TimeDelta::milliseconds(from_ms);
+            attempt.ended_at = attempt.claimed_at + TimeDelta::milliseconds(took_ms);
+        }
+        job
+    };
+    let ids = ["a", "b", "c", "d", "e", "f", "g"];
+    let apart = |count: usize, apart_ms: i64, took_ms: i64| -> Vec<_> {
+        let jobs = (0..).zip(&ids[..count]);
+        jobs.map(|(place, id)| of_group(id, place * apart_ms, took_ms)).collect()
+    };
+    assert_eq!(of_all(&[], &apart(2, 0, 500)), []);
+    assert_eq!(of_all(&[], &apart(3, 0, 500)), [Invariant::LimitsAreKept]);
+    assert_eq!(of_all(&[], &apart(6, 100, 50)), []);
+    assert_eq!(of_all(&[], &apart(7, 100, 50)), [Invariant::LimitsAreKept]);
+    assert_eq!(of_all(&[], &apart(7, 400, 50)), [], "not in one window");
 }
 
 #[test]

@@ -71,6 +71,10 @@ pub enum Setting {
     Limit(usize),
     /// Jobs of a group run one at a time.
     StrictOrder,
+    /// A limit of the running jobs of each group, which is not met.
+    GroupLimit,
+    /// Rates of each group, which are not met.
+    GroupRates,
 }
 
 impl Step {
@@ -87,7 +91,7 @@ impl Step {
 }
 
 /// The measurements of jobs one by one: name, step, and the setting of the queue if it has one.
-pub const MEASUREMENTS: [(&str, Step, Option<Setting>); 9] = [
+pub const MEASUREMENTS: [(&str, Step, Option<Setting>); 11] = [
     ("enqueue", Step::Enqueue, None),
     ("lifecycle", Step::Lifecycle, None),
     ("acks-that-poll", Step::ShortLifecycle, None),
@@ -97,6 +101,8 @@ pub const MEASUREMENTS: [(&str, Step, Option<Setting>); 9] = [
     ("scarce-slots-capacity-10", Step::ManyAPoll, Some(Setting::Limit(SCARCE_LIMIT))),
     ("groups", Step::InGroups, None),
     ("strict-groups", Step::InGroups, Some(Setting::StrictOrder)),
+    ("limited-groups", Step::InGroups, Some(Setting::GroupLimit)),
+    ("rated-groups", Step::InGroups, Some(Setting::GroupRates)),
 ];
 
 /// The answer to an ack that polls.
@@ -252,6 +258,11 @@ pub async fn set(target: &Target, queue: &str, setting: Setting) -> anyhow::Resu
     let body = match setting {
         Setting::Limit(limit) => format!(r#"{{"max_concurrency":{limit}}}"#),
         Setting::StrictOrder => r#"{"groups":{"order":"strict"}}"#.to_owned(),
+        Setting::GroupLimit => r#"{"groups":{"max_running":1000}}"#.to_owned(),
+        Setting::GroupRates => {
+            let rate = |seconds: i32| format!(r#"{{"count":100000,"per_seconds":{seconds}}}"#);
+            format!(r#"{{"groups":{{"rates":[{},{}]}}}}"#, rate(1), rate(60))
+        }
     };
     client.patch(&format!("/v1/queues/{queue}"), body).await?;
     Ok(())

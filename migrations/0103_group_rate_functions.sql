@@ -13,7 +13,7 @@ begin
                where project_id = of_project and queue = of_queue and group_key = of_group
            ), (select min(count) from unnest(group_rate_counts) as count)) end) into most
     from queues
-    where project_id = of_project and name = of_queue;
+    where project_id = of_project and name = of_queue and group_order <> 'strict';
     if most is null then
         return null;
     end if;

@@ -143,6 +143,17 @@ impl RateLimits {
         (wait > TimeDelta::zero()).then(|| now + wait)
     }
 
+    /// When more jobs may start than now, as the first start leaves a window; none: all windows are
+    /// empty.
+    #[must_use]
+    pub fn grows_at(&self, handouts: &[Handout], now: DateTime<Utc>) -> Option<DateTime<Utc>> {
+        let leaves = |limit: &RateLimit| {
+            let first = handouts.iter().find(|it| limit.counts(it, now))?;
+            Some(first.at + limit.window())
+        };
+        self.0.iter().filter_map(leaves).min()
+    }
+
     /// When all windows are empty; none: they are.
     #[must_use]
     pub fn empty_at(&self, handouts: &[Handout], now: DateTime<Utc>) -> Option<DateTime<Utc>> {
@@ -233,6 +244,7 @@ mod tests {
                 }
             }
             prop_assert!(limits.empty_at(&memory, now).is_none_or(|it| it > now));
+            prop_assert!(limits.grows_at(&memory, now) <= limits.empty_at(&memory, now));
         }
     }
 }

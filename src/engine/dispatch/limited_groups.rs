@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use fencepost_domain::rate::{Handout, RateLimits};
 use fencepost_store::{
     claims::{LeasedJob, QueueClaim, limited_claims::GroupLimits},
-    groups::rates::{self, GroupStarts, KeptStarts},
+    groups::rates::{self, GroupStarts, KeptStarts, Sought},
     queues::queue_limits::{self, QueueRules},
 };
 use sqlx::PgConnection;
@@ -41,7 +41,15 @@ pub(super) async fn read(
     };
     let limits_by_rate = rates::limits(counts, seconds);
     let (project_id, queue) = (claim.project_id, claim.queue);
-    let found = rates::candidates(tx, project_id, queue, job_types, open).await?;
+    let full = running.iter().filter(|it| max_running.is_some_and(|max| it.1 >= max));
+    let full: Vec<_> = full.map(|it| it.0.clone()).collect();
+    let sought = Sought {
+        job_types,
+        constraint_keys: open,
+        full: &full,
+        only_commands: claim.only_commands,
+    };
+    let found = rates::candidates(tx, project_id, queue, sought).await?;
     let running: HashMap<_, _> = running.into_iter().collect();
     // Only candidates may start: how many of another group have is not known.
     let mut limits = GroupLimits { room_of_others: Some(0), ..GroupLimits::default() };

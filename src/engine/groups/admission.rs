@@ -10,7 +10,10 @@ use fencepost_domain::ids::ProjectId;
 use fencepost_signals::telemetry;
 use fencepost_store::{
     faults,
-    groups::{GroupKey, rates},
+    groups::{
+        GroupKey,
+        rates::{self, NextLook},
+    },
     sweep::{
         groups::{
             admission::{self, Opened},
@@ -127,11 +130,16 @@ async fn rooms_by_rate(
     tx: &mut PgConnection,
     keys: &[&GroupKey],
 ) -> sqlx::Result<Vec<Option<i32>>> {
-    let mut rooms = vec![None; keys.len()];
+    let (mut rooms, mut looks) = (vec![None; keys.len()], Vec::new());
     for it in rooms::rated(tx, keys).await? {
-        if let Some(room) = rooms.get_mut(it.number) {
-            *room = Some(it.rates.allows(&it.starts, it.now));
+        rooms[it.number] = Some(it.rates.allows(&it.starts, it.now));
+        let full_until = it.rates.next_at(&it.starts, it.now);
+        if let Some(at) = full_until.or_else(|| it.rates.grows_at(&it.starts, it.now)) {
+            looks.push(NextLook { key: keys[it.number].clone(), at, full_until });
         }
+    }
+    if !looks.is_empty() {
+        rates::set_looks(tx, &looks).await?;
     }
     Ok(rooms)
 }

@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use fencepost_domain::ids::{JobKey, ProjectId};
+use fencepost_domain::{
+    ids::{JobKey, ProjectId},
+    job::StoredState,
+};
 use fencepost_signals::telemetry;
 use fencepost_store::{
     faults,
@@ -61,7 +64,9 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
     let promoted = faults::around_commit("promote", promoting).await?;
     drop(conn);
     let promoted: Vec<_> = promoted.into_iter().flatten().collect();
-    counter!(telemetry::JOBS_PROMOTED).increment(promoted.len() as u64);
+    // The others wait for room in their groups.
+    let ready = promoted.iter().filter(|it| it.state == StoredState::Pending).count();
+    counter!(telemetry::JOBS_PROMOTED).increment(ready as u64);
     if promoted.is_empty() {
         // Another node has locked them.
         return Ok(LOCKED_ELSEWHERE_PAUSE);

@@ -227,8 +227,8 @@ pub async fn claim_constrained(
                     where project_id = $1 and queue = $2 and state = 'pending'
                         and constraint_key = passed.constraint_key
                         and (expires_at is null or expires_at > statement_timestamp())
-                        and (group_key is null or group_may_start($1, $2, group_key, waits_for_group)
-                            and group_key <> all($18) and ($21::bigint is distinct from 0 or group_key = any($19)))
+                        and (group_key is null or group_key <> all($18) and ($21::bigint is distinct from 0 or group_key = any($19))
+                            and group_may_start($1, $2, group_key, waits_for_group))
                     order by rank, run_at, id
                     limit coalesce($17::bigint, $14::bigint)
                 ) near
@@ -263,8 +263,8 @@ pub async fn claim_constrained(
                     and project_id = $1 and queue = $2 and state = 'pending'
                     and constraint_key is null
                     and (expires_at is null or expires_at > statement_timestamp())
-                    and (group_key is null or group_may_start($1, $2, group_key, waits_for_group)
-                        and group_key <> all($18) and ($21 is distinct from 0 or group_key = any($19)))
+                    and (group_key is null or group_key <> all($18) and ($21 is distinct from 0 or group_key = any($19))
+                        and group_may_start($1, $2, group_key, waits_for_group))
                     and (rank, run_at) >= ($12::smallint, $13::timestamptz)
                 order by rank, run_at, id
                 limit $14::bigint
@@ -277,8 +277,8 @@ pub async fn claim_constrained(
                     and project_id = $1 and queue = $2 and state = 'pending'
                     and constraint_key is null and has_command
                     and (expires_at is null or expires_at > statement_timestamp())
-                    and (group_key is null or group_may_start($1, $2, group_key, waits_for_group)
-                        and group_key <> all($18) and ($21 is distinct from 0 or group_key = any($19)))
+                    and (group_key is null or group_key <> all($18) and ($21 is distinct from 0 or group_key = any($19))
+                        and group_may_start($1, $2, group_key, waits_for_group))
                     and (rank, run_at) >= ($12::smallint, $13::timestamptz)
                 order by rank, run_at, id
                 limit $14::bigint
@@ -294,8 +294,8 @@ pub async fn claim_constrained(
                     where project_id = $1 and queue = $2 and job_type = wanted.job_type
                         and state = 'pending' and constraint_key is null
                         and (expires_at is null or expires_at > statement_timestamp())
-                        and (group_key is null or group_may_start($1, $2, group_key, waits_for_group)
-                            and group_key <> all($18) and ($21 is distinct from 0 or group_key = any($19)))
+                        and (group_key is null or group_key <> all($18) and ($21 is distinct from 0 or group_key = any($19))
+                            and group_may_start($1, $2, group_key, waits_for_group))
                         and (rank, run_at) >= ($12::smallint, $13::timestamptz)
                     order by rank, run_at, id
                     limit coalesce($17::bigint, $14::bigint)

@@ -8,9 +8,11 @@ use fencepost_domain::{
 use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
 
+use super::GroupKey;
+
 /// Jobs among the first of a queue, of a type, and of a constraint key whose groups a claim
 /// considers.
-const MAX_CANDIDATES: i64 = 500;
+const MAX_CANDIDATES: i64 = 2_000;
 const MAX_CANDIDATES_OF_KEY: i64 = 20;
 /// Groups that one statement looks at because of their time.
 const MAX_DUE: i64 = 500;
@@ -41,20 +43,31 @@ pub(crate) fn read(stored: Option<Json<Stored>>) -> Vec<Handout> {
     stored.into_iter().filter_map(read).collect()
 }
 
-/// The groups of the jobs that a claim may take next, of these types and constraint keys. The queue
-/// must be locked by an earlier statement of this transaction.
+/// The jobs that a claim may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Sought<'a> {
+    /// Types of those without a constraint key; none: all.
+    pub job_types: Option<&'a [String]>,
+    pub constraint_keys: &'a [Uuid],
+    /// Groups of which as many run as may.
+    pub full: &'a [String],
+    /// Whether only those with a command.
+    pub only_commands: bool,
+}
+
+/// The groups of the jobs that a claim may take next. The queue must be locked by an earlier
+/// statement of this transaction.
 pub async fn candidates(
     conn: &mut PgConnection,
     project_id: ProjectId,
     queue: &str,
-    job_types: Option<&[String]>,
-    constraint_keys: &[Uuid],
+    sought: Sought<'_>,
 ) -> sqlx::Result<Vec<GroupStarts>> {
     let rows = sqlx::query!(
         r#"
         with first as materialized (
             (
-                select group_key
+                select group_key, has_command
                 from jobs
                 where $3::text[] is null and project_id = $1 and queue = $2 and state = 'pending'
                     and constraint_key is null
@@ -62,10 +75,10 @@ pub async fn candidates(
                 limit $5
             )
             union all
-            select found.group_key
+            select found.*
             from unnest($3::text[]) as wanted(job_type)
             cross join lateral (
-                select group_key
+                select group_key, has_command
                 from jobs
                 where project_id = $1 and queue = $2 and job_type = wanted.job_type
                     and state = 'pending' and constraint_key is null
@@ -73,10 +86,10 @@ pub async fn candidates(
                 limit $5
             ) found
             union all
-            select found.group_key
+            select found.*
             from unnest($4::uuid[]) as open(constraint_key)
             cross join lateral (
-                select group_key
+                select group_key, has_command
                 from jobs
                 where project_id = $1 and queue = $2 and state = 'pending'
                     and constraint_key = open.constraint_key
@@ -86,16 +99,22 @@ pub async fn candidates(
         )
         select named.group_key "group!", past.starts "starts?: Json<Stored>",
                statement_timestamp() "now!"
-        from (select distinct group_key from first where group_key is not null) named
+        from (
+            select distinct group_key
+            from first
+            where group_key is not null and group_key <> all($7) and (has_command or not $8)
+        ) named
         left join group_handouts past
             on past.project_id = $1 and past.queue = $2 and past.group_key = named.group_key
         "#,
         project_id.0,
         queue,
-        job_types,
-        constraint_keys,
+        sought.job_types,
+        sought.constraint_keys,
         MAX_CANDIDATES,
         MAX_CANDIDATES_OF_KEY,
+        sought.full,
+        sought.only_commands,
     )
     .fetch_all(conn)
     .await?;
@@ -116,7 +135,8 @@ pub struct KeptStarts {
     pub ends_at: DateTime<Utc>,
 }
 
-/// Stores the starts of groups of a queue, which must be locked.
+/// Stores the starts of groups of a queue, which must be locked. Those in which jobs wait though
+/// more may start are noted: room has come since admission looked.
 pub async fn keep(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -129,12 +149,25 @@ pub async fn keep(
     let starts: Vec<_> = starts.map(Json).collect();
     sqlx::query!(
         "
+        with sent as materialized (
+            select *
+            from unnest($3::text[], $4::jsonb[], $5::int[], $6::timestamptz[], $7::timestamptz[])
+                as sent(group_key, starts, room, full_until, ends_at)
+        ), noted as (
+            insert into group_notes (project_id, queue, group_key)
+            select $1, $2, group_key
+            from sent
+            where room > 0 and exists (
+                select from jobs
+                where project_id = $1 and queue = $2 and group_key = sent.group_key
+                    and waits_for_group
+            )
+        )
         insert into group_handouts (
             project_id, queue, group_key, starts, room, full_until, ends_at, look_at
         )
         select $1, $2, group_key, starts, room, full_until, ends_at, coalesce(full_until, ends_at)
-        from unnest($3::text[], $4::jsonb[], $5::int[], $6::timestamptz[], $7::timestamptz[])
-            as sent(group_key, starts, room, full_until, ends_at)
+        from sent
         on conflict (project_id, queue, group_key) do update
         set starts = excluded.starts, room = excluded.room, full_until = excluded.full_until,
             ends_at = excluded.ends_at, look_at = excluded.look_at
@@ -146,6 +179,55 @@ pub async fn keep(
         &kept.iter().map(|it| it.room).collect::<Vec<_>>(),
         &kept.iter().map(|it| it.full_until).collect::<Vec<_>>() as &[Option<DateTime<Utc>>],
         &kept.iter().map(|it| it.ends_at).collect::<Vec<_>>(),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// When admission looks at a group again.
+#[derive(Debug, Clone)]
+pub struct NextLook {
+    pub key: GroupKey,
+    pub at: DateTime<Utc>,
+    /// When the next job may start; none: one may now.
+    pub full_until: Option<DateTime<Utc>>,
+}
+
+/// Says when admission looks again at those of these groups in which jobs wait. One whose starts
+/// a claim is changing is left to it.
+pub async fn set_looks(conn: &mut PgConnection, looks: &[NextLook]) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        with waiting as materialized (
+            select sent.*
+            from unnest($1::int[], $2::text[], $3::text[], $4::timestamptz[], $5::timestamptz[])
+                as sent(project_id, queue, group_key, look_at, full_until)
+            cross join lateral (
+                select
+                from group_handouts
+                where project_id = sent.project_id and queue = sent.queue
+                    and group_key = sent.group_key
+                for update skip locked
+            ) locked
+            where exists (
+                select from jobs
+                where project_id = sent.project_id and queue = sent.queue
+                    and group_key = sent.group_key and waits_for_group
+            )
+        )
+        update group_handouts
+        set look_at = waiting.look_at, full_until = waiting.full_until
+        from waiting
+        where group_handouts.project_id = waiting.project_id
+            and group_handouts.queue = waiting.queue
+            and group_handouts.group_key = waiting.group_key
+        ",
+        &looks.iter().map(|it| it.key.project_id.0).collect::<Vec<_>>(),
+        &looks.iter().map(|it| it.key.queue.as_str()).collect::<Vec<_>>() as &[&str],
+        &looks.iter().map(|it| it.key.group.as_str()).collect::<Vec<_>>() as &[&str],
+        &looks.iter().map(|it| it.at).collect::<Vec<_>>(),
+        &looks.iter().map(|it| it.full_until).collect::<Vec<_>>() as &[Option<DateTime<Utc>>],
     )
     .execute(conn)
     .await?;

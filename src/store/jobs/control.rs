@@ -302,7 +302,11 @@ pub async fn change(
                       group_key
         ), noted as (
             insert into group_notes (project_id, queue, group_key)
-            select $1, queue, group_key from after where $3 is not null and group_key is not null
+            select $1, after.queue, group_key
+            from before, after
+            where group_key is not null and (
+                $3 is not null or before.state = 'pending' and after.state <> 'pending'
+            )
         ), counted as (
             insert into queue_deltas (project_id, queue, scheduled, active, backoff)
             select $1, queue, by * (state = 'scheduled')::int, by * (state <> 'scheduled')::int,

@@ -45,7 +45,10 @@ pub async fn lock_queue(
     sqlx::query_as!(
         QueueRules,
         r#"
-        select max_concurrency, group_max_running, group_rate_counts, group_rate_seconds,
+        select max_concurrency, case when group_order <> 'strict' then group_max_running end
+                   as group_max_running,
+               case when group_order <> 'strict' then group_rate_counts end as group_rate_counts,
+               case when group_order <> 'strict' then group_rate_seconds end as group_rate_seconds,
                rate_limit_count, rate_limit_per_seconds, default_lease_seconds,
                -- While a queue becomes strict, claims would walk over all of its open jobs.
                paused_at is not null or (group_order = 'strict' and group_walks > 1) "is_paused!",
@@ -115,6 +118,7 @@ pub async fn limit_of_group(
                    select full_until
                    from group_handouts
                    where project_id = $1 and queue = $2 and group_key = $3
+                       and group_rate_counts is not null
                ) as full_until, (
                    select count(*)
                    from jobs

@@ -153,7 +153,8 @@ pub async fn find_due_by_turns(conn: &mut PgConnection) -> sqlx::Result<Vec<JobK
     .await
 }
 
-/// Makes due jobs claimable. Those that another node has locked are skipped.
+/// Makes due jobs claimable, or lets them wait for room in their groups. Those that another node
+/// has locked are skipped.
 pub async fn promote(conn: &mut PgConnection, due: &[JobKey]) -> sqlx::Result<Vec<WaitingJob>> {
     sqlx::query_as!(
         WaitingJob,
@@ -207,7 +208,6 @@ pub async fn promote(conn: &mut PgConnection, due: &[JobKey]) -> sqlx::Result<Ve
                job_type "job_type!", rank "rank!", run_at "run_at!",
                state "state!: StoredState", constraint_key is not null "is_constrained!"
         from promoted
-        where state = 'pending'
         "#,
         &due.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
         &due.iter().map(|it| it.id.0).collect::<Vec<_>>(),

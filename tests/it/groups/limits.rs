@@ -153,6 +153,19 @@ fn a_pause_of_a_limited_group_holds_and_ends() {
 }
 
 #[test]
+fn a_job_that_is_moved_to_later_leaves_its_room_to_another() {
+    run(async |t| {
+        limit(t, 1).await;
+        let open = t.enqueue(json!({"group": "a"})).await;
+        let waiting = t.enqueue(json!({"group": "a"})).await;
+        assert_eq!(t.job(&waiting).await["waiting_for"], "group");
+        let later = json!({"run_at": "2100-01-01T00:00:00Z"});
+        t.patch(&format!("/v1/jobs/{open}"), later).await.is(200);
+        assert_eq!(t.wait_and_lease("w").await["id"], json!(waiting));
+    });
+}
+
+#[test]
 fn no_race_of_workers_starts_more_of_a_group() {
     const WORKERS: usize = 12;
     const GROUPS: usize = 3;

@@ -88,10 +88,11 @@ pub async fn open_limited(
                 limit least(500, line.room + 100)
             ) job
         ), held as materialized (
-            select next.number, next.is_due, found.project_id, found.id
+            select next.number, found.*
             from next
             cross join lateral (
-                select project_id, id
+                select project_id, id,
+                       run_at <= statement_timestamp() and unfinished_parents = 1 as is_due
                 from jobs
                 where project_id = next.project_id and id = next.id and waits_for_group
                 for update skip locked
@@ -118,7 +119,8 @@ pub async fn open_limited(
             select project_id, queue, group_key
             from line
             where is_unclosed or (
-                select bool_or(not is_due) or count(*) filter (where turn <= room) > (
+                select bool_or(not is_due) or count(*) = 500 and line.room > 500
+                       or count(*) filter (where turn <= room) > (
                     select count(*) from held where held.number = line.number
                 )
                 from next

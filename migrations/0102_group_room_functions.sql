@@ -1,14 +1,19 @@
--- Whether a due job of a group waits for room in it, in a queue that limits how many run. Fewer
--- than that are pending beside those that run: claims count exactly, so a job too many does no
--- harm. A job that is `alone` is the only one of its group in its statement. Null: no limit.
-create function waits_for_room(of_project integer, of_queue text, of_group text, alone boolean)
-returns boolean language plpgsql stable as $$
+-- Whether a due job of a group waits for room in it, in a queue that limits how many run or start.
+-- Fewer than that are pending beside those that run: claims count exactly, so a job too many does
+-- no harm. A job that is `alone` is the only one of its group in its statement. Null: no limit.
+create function waits_for_room(
+    of_project integer, of_queue text, of_group text, alone boolean
+) returns boolean language plpgsql stable as $$
 declare
     most integer;
 begin
-    select group_max_running into most
+    select least(group_max_running, case when group_rate_counts is not null then coalesce((
+               select room
+               from group_handouts
+               where project_id = of_project and queue = of_queue and group_key = of_group
+           ), (select min(count) from unnest(group_rate_counts) as count)) end) into most
     from queues
-    where project_id = of_project and name = of_queue;
+    where project_id = of_project and name = of_queue and group_order <> 'strict';
     if most is null then
         return null;
     end if;
@@ -31,7 +36,7 @@ $$;
 -- What `waits_for_group` is for a new job in a queue with a gate. Where the order is strict, a job
 -- that is `alone` may run at once if its group has no other: the lock keeps everybody else from
 -- deciding about the group before this transaction has ended, and a group in use is not locked.
--- Where the group limits how many run, a job that is not due waits for no room: it has to when it
+-- Where its queue limits its groups, a job that is not due waits for no room: it has to when it
 -- is due.
 create function wait_of_new_job(
     of_project integer, of_queue text, of_group text, alone boolean, is_due boolean
@@ -39,7 +44,8 @@ create function wait_of_new_job(
 declare
     setting record;
 begin
-    select group_order, group_on_dead = 'block' as dead_blocks, group_max_running, exists (
+    select group_order, group_on_dead = 'block' as dead_blocks,
+           group_max_running is not null or group_rate_counts is not null as is_limited, exists (
                select from job_groups
                where project_id = of_project and queue = of_queue and group_key = of_group
                    and paused_until > statement_timestamp()
@@ -50,7 +56,7 @@ begin
         return true;
     end if;
     if setting.group_order is distinct from 'strict' then
-        return case when setting.group_max_running is not null and is_due
+        return case when setting.is_limited and is_due
             then waits_for_room(of_project, of_queue, of_group, alone)
         end;
     end if;
@@ -68,8 +74,10 @@ create or replace function must_wait_for_group(
 begin
     return exists (
         select from queues
-        where project_id = of_project and name = of_queue
-            and (group_order = 'strict' or group_max_running is not null)
+        where project_id = of_project and name = of_queue and (
+            group_order = 'strict' or group_max_running is not null
+            or group_rate_counts is not null
+        )
     ) or exists (
         select from job_groups
         where project_id = of_project and queue = of_queue and group_key = of_group
@@ -85,7 +93,8 @@ begin
     if not exists (
         select from queues
         where project_id = of_project and name = of_queue and has_gate and (
-            group_order = 'strict' or group_max_running is not null or exists (
+            group_order = 'strict' or group_max_running is not null
+            or group_rate_counts is not null or exists (
                 select from job_groups
                 where project_id = of_project and queue = of_queue and group_key = of_group
                     and paused_until > statement_timestamp()

@@ -103,6 +103,10 @@ pub async fn find_and_forget(conn: &mut PgConnection, since: i64) -> sqlx::Resul
                 where project_id = noted.project_id and queue = noted.queue
                     and group_key = noted.group_key and waits_for_group is false
                     and state = 'pending'
+            )) and not (noted.is_limited and exists (
+                -- After a change jobs may be open beyond the limit, behind those that run.
+                select from queues
+                where project_id = noted.project_id and name = noted.queue and group_walks > 0
             )) and not is_group_paused(project_id, queue, group_key)
         ), spent as materialized (
             select *

@@ -1,6 +1,9 @@
 //! When keys were last used, written in batches.
 
-use std::{collections::HashMap, sync::Mutex};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Mutex,
+};
 
 use fencepost_domain::ids::{KeyId, ProjectId};
 use fencepost_store::{self as store, connection::pools::Pool};
@@ -34,13 +37,35 @@ impl UsedKeys {
         }
     }
 
-    /// Writes which keys were used.
+    /// Writes which keys were used. What could not be written is written with the next ones.
     pub async fn write(&self, pool: &Pool) -> sqlx::Result<()> {
         let used: Vec<_> = lock(&self.0).drain().collect();
         if used.is_empty() {
             return Ok(());
         }
-        let mut conn = pool.acquire().await?;
-        store::people::keys::record_used(&mut conn, &used).await
+        let written = async {
+            let mut conn = pool.acquire().await?;
+            store::people::keys::record_used(&mut conn, &used).await
+        };
+        match written.await {
+            Ok(locked) => {
+                let locked: HashSet<_> = locked.into_iter().collect();
+                self.put_back(used.into_iter().filter(|it| locked.contains(&it.0)));
+                Ok(())
+            }
+            Err(error) => {
+                self.put_back(used);
+                Err(error)
+            }
+        }
+    }
+
+    fn put_back(&self, used: impl IntoIterator<Item = ((ProjectId, KeyId), i64)>) {
+        let mut waiting = lock(&self.0);
+        for (key, calls) in used {
+            if waiting.len() < MAX_USED_KEYS || waiting.contains_key(&key) {
+                *waiting.entry(key).or_default() += calls;
+            }
+        }
     }
 }

@@ -424,37 +424,48 @@ pub async fn count(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Resu
 }
 
 /// Records that these keys were just used, and how many of their calls were of deprecated
-/// operations.
+/// operations. Returns the keys that another transaction has locked, and that are unchanged.
 pub async fn record_used(
     conn: &mut PgConnection,
     used: &[((ProjectId, KeyId), i64)],
-) -> sqlx::Result<()> {
+) -> sqlx::Result<Vec<(ProjectId, KeyId)>> {
     let projects: Vec<i32> = used.iter().map(|it| it.0.0.0).collect();
     let ids: Vec<Uuid> = used.iter().map(|it| it.0.1.0).collect();
     let deprecated: Vec<i64> = used.iter().map(|it| it.1).collect();
-    sqlx::query!(
-        "
-        with used as materialized (
+    let locked = sqlx::query!(
+        r#"
+        with noted as materialized (
             select key.project_id, key.id, noted.deprecated_calls
             from unnest($1::int[], $2::uuid[], $3::bigint[])
                 noted (project_id, id, deprecated_calls)
             join api_keys key on key.project_id = noted.project_id and key.id = noted.id
+        ),
+        used as materialized (
+            select key.project_id, key.id, noted.deprecated_calls
+            from noted
+            join api_keys key on key.project_id = noted.project_id and key.id = noted.id
             order by key.project_id, key.id
             for no key update of key skip locked
+        ),
+        written as (
+            update api_keys
+            set last_used_at = now(),
+                deprecated_calls = api_keys.deprecated_calls + used.deprecated_calls,
+                deprecated_call_at =
+                    case when used.deprecated_calls > 0 then now()
+                         else api_keys.deprecated_call_at end
+            from used
+            where api_keys.project_id = used.project_id and api_keys.id = used.id
         )
-        update api_keys
-        set last_used_at = now(),
-            deprecated_calls = api_keys.deprecated_calls + used.deprecated_calls,
-            deprecated_call_at =
-                case when used.deprecated_calls > 0 then now() else api_keys.deprecated_call_at end
-        from used
-        where api_keys.project_id = used.project_id and api_keys.id = used.id
-        ",
+        select project_id "project_id!", id "id!" from noted
+        except
+        select project_id, id from used
+        "#,
         &projects,
         &ids,
         &deprecated,
     )
-    .execute(conn)
+    .fetch_all(conn)
     .await?;
-    Ok(())
+    Ok(locked.into_iter().map(|it| (ProjectId(it.project_id), KeyId(it.id))).collect())
 }

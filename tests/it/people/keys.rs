@@ -1,9 +1,9 @@
 //! Keys: what they may, how long they last, and who hears when they end; and the audit log.
 
+use std::time::{Duration, Instant};
+
 use fencepost_domain::access::Role;
 use serde_json::{Value, json};
-
-use std::time::{Duration, Instant};
 
 use super::{Person, post_from};
 use crate::harness::{
@@ -242,6 +242,32 @@ fn a_test_projects_keys_are_test_keys_and_use_is_noted() {
         .await;
         let bad = ada.post("/v1/projects", json!({"name": "x", "mode": "prod"})).await;
         bad.refuses("mode");
+    });
+}
+
+#[test]
+fn the_use_of_a_key_is_recorded_though_its_row_was_locked_at_first() {
+    run_alone(async |t| {
+        let held = t.post("/v1/keys", json!({"name": "held"})).await.is(201);
+        let free = t.post("/v1/keys", json!({"name": "free"})).await.is(201);
+        let mut holder = t.database.connect().await;
+        let lock = "select from api_keys where name = 'held' for no key update";
+        for sql in ["begin", lock] {
+            sqlx::raw_sql(sql).execute(&mut holder).await.expect("it runs");
+        }
+        for key in [&held, &free] {
+            with(t, key).get("/v1/jobs").await.is(200);
+        }
+        let is_used = async |key: &Value| {
+            let page = t.get("/v1/keys").await.is(200);
+            let keys = page["keys"].as_array().expect("keys");
+            let found = keys.iter().find(|it| it["id"] == key["key"]["id"]);
+            !found.expect("the key")["last_used_at"].is_null()
+        };
+        until("the free key to be marked as used", async || is_used(&free).await).await;
+        assert!(!is_used(&held).await);
+        sqlx::raw_sql("commit").execute(&mut holder).await.expect("it commits");
+        until("the held key to be marked as used", async || is_used(&held).await).await;
     });
 }
 

@@ -41,6 +41,7 @@ pub mod stats;
 pub mod template;
 pub mod text;
 pub mod trace;
+pub mod turns;
 pub mod usage;
 pub mod webhook;
 pub mod worker;

@@ -15,10 +15,12 @@ use fencepost_domain::{
     rate::{Handout, RateLimit},
 };
 use fencepost_store::{
-    self as store, groups,
+    self as store,
+    claims::turn_claims,
+    groups,
     jobs::{JobRow, Payloads},
     queues::QueueState,
-    queues::queue_limits,
+    queues::queue_limits::{self, GroupLimitRow},
     sweep::gauges::ReadyQueue,
     workers::{fitting, holders},
 };
@@ -201,16 +203,26 @@ async fn holder(
     Ok((silence, holders::lost_at(conn, project_id, row.id).await?))
 }
 
-/// What keeps the group of a job that waits for it.
+/// What keeps the group of a job that waits for it; of one that is ready, what limits its group.
 async fn group_line(
     conn: &mut PgConnection,
     project_id: ProjectId,
     row: &JobRow,
 ) -> sqlx::Result<Option<GroupLine>> {
-    let Some(name) = row.group.clone().filter(|_| row.waits_for_group) else { return Ok(None) };
+    let is_ready = row.state == StoredState::Pending;
+    let Some(name) = row.group.clone().filter(|_| row.waits_for_group || is_ready) else {
+        return Ok(None);
+    };
+    let limit = queue_limits::limit_of_group(conn, project_id, &row.queue, &name).await?;
+    let is_full = |it: &GroupLimitRow| {
+        it.full_until.is_some_and(|until| until > it.now)
+            || it.max.is_some_and(|max| it.running >= max.into())
+    };
+    if !row.waits_for_group && !limit.as_ref().is_some_and(is_full) {
+        return Ok(None);
+    }
     let found = groups::find(conn, project_id, &row.queue, std::slice::from_ref(&name)).await?;
     let Some(found) = found.into_iter().next() else { return Ok(None) };
-    let limit = queue_limits::limit_of_group(conn, project_id, &row.queue, &name).await?;
     let head = (found.head_id.filter(|id| *id != row.id), found.head_state, found.head_run_at);
     let ahead = match head {
         (Some(id), Some(state), Some(run_at)) => {
@@ -244,6 +256,24 @@ async fn blocked_group(
     Ok(found.first().and_then(|it| it.head_id).filter(|it| *it == row.id).map(|_| name))
 }
 
+/// How many jobs are before it; where groups take turns, in its group, and how many groups are.
+async fn before(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    row: &JobRow,
+    has_turns: bool,
+) -> sqlx::Result<(i64, Option<i64>)> {
+    let (place, max) = ((row.rank, row.run_at), explain::MAX_COUNTED_AHEAD);
+    if has_turns {
+        let group = (project_id, row.queue.as_str(), row.group.as_deref());
+        let found = turn_claims::ahead(conn, group, place, max).await?;
+        return Ok((found.jobs, Some(found.groups)));
+    }
+    let (rank, run_at) = place;
+    let jobs = store::queues::count_ahead(conn, project_id, &row.queue, rank, run_at, max).await?;
+    Ok((jobs, None))
+}
+
 async fn explain_row(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -261,8 +291,9 @@ async fn explain_row(
         _ => Vec::new(),
     };
     let slots = Slots { in_use: fitting.slots_in_use, all: fitting.slots };
-    let (rank, run_at, max) = (row.rank, row.run_at, explain::MAX_COUNTED_AHEAD);
-    let ahead = store::queues::count_ahead(conn, project_id, &row.queue, rank, run_at, max).await?;
+    let run_at = row.run_at;
+    let has_turns = queue.as_ref().is_some_and(|it| it.has_turns);
+    let (ahead, groups_ahead) = before(conn, project_id, &row, has_turns).await?;
     let push = store::queues::pushes::trouble(conn, project_id, &row.queue).await?;
     let failing = store::set_aside::find(conn, project_id, row.id).await?;
     let (silent_seconds, worker_lost_at) = holder(conn, project_id, &row).await?;
@@ -305,6 +336,7 @@ async fn explain_row(
         slots: fitting.are_registered.then_some(slots),
         slots_in_use: fitting.slots_in_use,
         ahead,
+        groups_ahead,
         queue: row.queue,
         job_type: row.job_type,
     };

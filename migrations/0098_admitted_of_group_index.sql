@@ -1,3 +1,4 @@
 -- no-transaction
-create index concurrently jobs_admitted_of_group on jobs (project_id, queue, group_key)
+create index concurrently jobs_admitted_of_group on jobs (project_id, queue, group_key,
+    constraint_key, rank, run_at, id)
 where waits_for_group is false and state = 'pending';

@@ -68,6 +68,7 @@ pub const QUEUE: &[Field] = &[
     Field::Text("groups.order"),
     Field::Text("groups.on_dead"),
     Field::Json("groups.max_running"),
+    Field::Json("groups.fair"),
 ];
 /// An endpoint of webhooks.
 pub const ENDPOINT: &[Field] = &[

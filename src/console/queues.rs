@@ -140,6 +140,8 @@ trait QueueExt {
 
     fn group_max_running(&self) -> Option<i32>;
 
+    fn is_fair(&self) -> bool;
+
     /// True if the queue has no jobs, finished ones included.
     fn has_no_jobs(&self) -> bool;
 }
@@ -174,6 +176,10 @@ impl QueueExt for Queue {
 
     fn group_max_running(&self) -> Option<i32> {
         self.groups.as_ref().and_then(|it| it.max_running)
+    }
+
+    fn is_fair(&self) -> bool {
+        self.groups.as_ref().is_some_and(|it| it.fair)
     }
 
     fn has_no_jobs(&self) -> bool {

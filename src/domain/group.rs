@@ -35,7 +35,7 @@ pub enum OnDead {
 
 /// Rules of the groups of a queue.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[schema(example = json!({"order": "strict", "on_dead": "block", "max_running": null, "rates": []}))]
+#[schema(example = json!({"order": "strict", "on_dead": "block", "max_running": null, "rates": [], "fair": false}))]
 pub struct GroupRules {
     /// The order in which jobs of a group run.
     pub order: GroupOrder,
@@ -47,6 +47,8 @@ pub struct GroupRules {
     /// Jobs of a group that start in any window at most, of each window. Empty: as many as workers
     /// take.
     pub rates: Vec<RateLimit>,
+    /// Whether groups take turns by their weights; the jobs without a group are one of them.
+    pub fair: bool,
 }
 
 /// What a worker's rate limit pauses.

@@ -1,6 +1,7 @@
 //! Groups of jobs: which jobs of a group may run, and what holds them. See ADR 17.
 
 pub mod rates;
+pub mod turns;
 
 use chrono::{DateTime, Utc};
 use fencepost_domain::{

@@ -5,6 +5,7 @@ mod crashes;
 mod limits;
 mod order;
 mod pauses;
+mod turns;
 
 use crate::harness::{TestProject, run, until};
 use serde_json::{Value, json};

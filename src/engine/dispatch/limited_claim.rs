@@ -16,7 +16,10 @@ use fencepost_store::{
     queues::queue_limits::{self, Handouts, QueueRules},
 };
 
-use super::limited_groups;
+use super::{
+    limited_groups,
+    turn_claim::{self, TurnClaimed},
+};
 
 /// Further pages of constraint keys that one claim reads at most.
 const MAX_PAGES: usize = 5;
@@ -75,38 +78,59 @@ pub(crate) async fn claim(
         let pause_for = Some(pause_for.min(MAX_REST));
         return Ok(LimitedClaimed { pause_for, ..LimitedClaimed::default() });
     }
-    let paused_types = rules.as_ref().map_or(&[][..], |it| &it.paused_types);
-    let Locked { open, is_all, was_contended } = lock_keys(&mut tx, claim, paused_types).await?;
-    let job_types = types(&mut tx, claim, paused_types).await?;
-    let by = (rules.as_ref(), job_types.as_deref(), open.as_slice());
-    let groups = limited_groups::read(&mut tx, claim, by).await?;
+    let found = find(&mut tx, claim, rules.as_ref(), rate.as_ref()).await?;
+    if let Some(rate) = rate.as_mut().filter(|_| !found.jobs.is_empty()) {
+        rate.handed_out(&found.jobs);
+        queue_limits::keep_handouts(&mut tx, claim.project_id, claim.queue, &rate.handouts).await?;
+    }
+    tx.commit().await?;
+    let pause_for = rate.as_ref().and_then(Rate::wait).map(|it| it.min(MAX_REST));
+    Ok(LimitedClaimed { pause_for, ..found })
+}
+
+/// Leases the best jobs, as far as the limits allow. The queue must be locked.
+async fn find(
+    tx: &mut PgConnection,
+    claim: &QueueClaim<'_>,
+    rules: Option<&QueueRules>,
+    rate: Option<&Rate>,
+) -> sqlx::Result<LimitedClaimed> {
+    let paused_types = rules.map_or(&[][..], |it| &it.paused_types);
+    let Locked { open, is_all, was_contended } = lock_keys(tx, claim, paused_types).await?;
     let slots = i64::try_from(claim.slots.len()).unwrap_or(i64::MAX);
+    let max_jobs = rate.map_or(slots, |it| slots.min(it.allowed().into()));
+    // Commands are found by an index of their own.
+    if let Some(rules) = rules.filter(|it| it.has_turns && !claim.only_commands) {
+        let found = turn_claim::claim(tx, claim, rules, (&open, max_jobs)).await?;
+        if found.chosen > 0 {
+            let TurnClaimed { jobs, chosen, may_be_more } = found;
+            let was_contended = was_contended || may_be_more && chosen < claim.slots.len();
+            return Ok(LimitedClaimed { jobs, chosen, was_contended, pause_for: None });
+        }
+        // Jobs may be left whose groups are not in line yet.
+    }
+    let job_types = types(tx, claim, paused_types).await?;
+    let by = (rules, job_types.as_deref(), open.as_slice());
+    let groups = limited_groups::read(tx, claim, by).await?;
     let limits = ClaimLimits {
         constraint_keys: &open,
         job_types: job_types.as_deref(),
-        max_concurrency: rules.as_ref().and_then(|it| it.max_concurrency),
+        max_concurrency: rules.and_then(|it| it.max_concurrency),
         groups: &groups.limits,
-        default_lease_seconds: rules.as_ref().and_then(|it| it.default_lease_seconds),
-        max_jobs: rate.as_ref().map_or(slots, |it| slots.min(it.allowed().into())),
+        default_lease_seconds: rules.and_then(|it| it.default_lease_seconds),
+        max_jobs,
     };
-    let (jobs, chosen) = limited_claims::claim_constrained(&mut tx, claim, limits).await?;
-    if let Some(rate) = rate.as_mut().filter(|_| !jobs.is_empty()) {
-        rate.handed_out(&jobs);
-        queue_limits::keep_handouts(&mut tx, claim.project_id, claim.queue, &rate.handouts).await?;
-    }
-    groups.keep(&mut tx, claim, &jobs).await?;
-    tx.commit().await?;
-    let pause_for = rate.as_ref().and_then(Rate::wait).map(|it| it.min(MAX_REST));
+    let (jobs, chosen) = limited_claims::claim_constrained(tx, claim, limits).await?;
+    groups.keep(tx, claim, &jobs).await?;
     // Keys that were not tried may have jobs, if it is not the queue that allows no more. Whether
     // they have commands is not known: to try again at once would be for nothing.
-    let is_limited =
-        limits.max_concurrency.is_some() || limits.max_jobs < slots || claim.only_commands;
+    let is_limited = limits.max_concurrency.is_some() || max_jobs < slots || claim.only_commands;
     // The best jobs may be of groups that have room for some of them. Now these groups are full,
     // and the next claim looks behind them.
     let is_cut = groups.limits.room_of_others.is_some() && (1..claim.slots.len()).contains(&chosen);
     let was_contended =
         was_contended || is_cut || !is_all && !is_limited && chosen < claim.slots.len();
-    Ok(LimitedClaimed { jobs, chosen, was_contended, pause_for })
+    Ok(LimitedClaimed { jobs, chosen, was_contended, pause_for: None })
 }
 
 /// Constraint keys that a claim may use.

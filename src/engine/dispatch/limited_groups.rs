@@ -82,6 +82,11 @@ fn beside(running: Vec<(String, i64)>, max: i64) -> GroupLimits {
 }
 
 impl Groups {
+    /// Of groups whose recent starts are known.
+    pub(super) fn of_starts(rates: RateLimits, starts: HashMap<String, Vec<Handout>>) -> Self {
+        Self { limits: GroupLimits::default(), rates, starts }
+    }
+
     /// Stores that these jobs have started, if their groups have rates.
     pub(super) async fn keep(
         &self,

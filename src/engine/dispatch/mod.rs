@@ -13,6 +13,7 @@ mod matches;
 pub(super) mod park;
 pub(super) mod pump;
 mod request;
+mod turn_claim;
 
 use std::future::Future;
 

@@ -209,10 +209,10 @@ pub(crate) fn publish<'a>(
     stored: &HashMap<JobId, StoredJob>,
 ) {
     let mut arrivals = Vec::new();
-    let (mut is_due_later, mut waits_for_group) = (false, false);
+    let (mut is_due_later, mut has_noted_groups) = (false, false);
     for job in jobs.clone() {
         let Some(it) = stored.get(&job.id).filter(|it| !it.is_leased) else { continue };
-        waits_for_group |= it.waits_for_group;
+        has_noted_groups |= it.waits_for_group || it.has_noted_turn;
         match it.state {
             StoredState::Pending => arrivals.push(Arrival {
                 project_id: job.project_id,
@@ -232,7 +232,7 @@ pub(crate) fn publish<'a>(
     if is_due_later {
         notifier.wake.ask(BackgroundTask::Promote);
     }
-    if waits_for_group {
+    if has_noted_groups {
         notifier.wake.ask(BackgroundTask::Groups);
     }
     notifier.feed.publish(|| {

@@ -18,7 +18,7 @@ use fencepost_store::{
         groups::{
             admission::{self, Opened},
             noted::{self, NotedGroup},
-            pauses, rooms, walks,
+            pauses, rooms, turns, walks,
         },
         set_aside::Work,
     },
@@ -59,6 +59,11 @@ pub async fn pass(engine: &Engine, before: &Admitting) -> sqlx::Result<Duration>
     if noted.next_end_ms.is_some_and(|it| it <= 0.0) {
         is_more |= end_pauses(&mut conn).await?;
         is_more |= rates::look(&mut conn).await?;
+        let (queues, is_full) = turns::end_rests(&mut conn).await?;
+        for (project_id, queue) in queues {
+            engine.notifier.wake.queue_changed(project_id, &queue);
+        }
+        is_more |= is_full;
     }
     // Not beyond what is noted already: the groups of other queues would wait behind it.
     if noted.has_walk && !noted.is_full() {
@@ -109,11 +114,14 @@ async fn walk(engine: &Engine, conn: &mut PgConnection) -> sqlx::Result<bool> {
     let mut tx = conn.begin().await?;
     let Some(walk) = walks::find_due(&mut tx).await? else { return Ok(false) };
     let unblocked = walks::unblock_from_before_rules(&mut tx, &walk).await?;
-    if unblocked == walks::MAX_UNBLOCKED {
+    if unblocked == walks::MAX_UNBLOCKED || turns::forget(&mut tx, &walk).await? {
         tx.commit().await?;
         return Ok(true);
     }
-    let is_more = walks::step(&mut tx, &walk).await?;
+    let is_more = match walk.job {
+        None => walks::step(&mut tx, &walk).await?,
+        Some(_) => walks::step_over_jobs(&mut tx, &walk).await?,
+    };
     if !is_more {
         pauses::open_gates(&mut tx, &[(walk.project_id, walk.queue.clone())]).await?;
     }
@@ -160,8 +168,9 @@ impl Sweep for Admission {
         let found = admission::lock(tx, noted).await?;
         let found = found
             .into_iter()
-            .filter_map(|it| Some((noted.get(usize::try_from(it.number).ok()?)?, it.is_limited)));
-        let (locked, limited): (Vec<_>, Vec<_>) = found.unzip();
+            .filter_map(|it| Some((noted.get(usize::try_from(it.number).ok()?)?, it)));
+        let (locked, found): (Vec<_>, Vec<_>) = found.unzip();
+        let limited: Vec<_> = found.iter().map(|it| it.is_limited).collect();
         let elsewhere = noted.len() - locked.len();
         if locked.is_empty() {
             return Ok(Opened { left: elsewhere, ..Opened::default() });
@@ -203,6 +212,13 @@ impl Sweep for Admission {
         if !limited.is_empty() {
             opened.add(rooms::open_limited(tx, &limited, &unclosed, &rooms).await?);
             freed.extend(rooms::queues_with_open(tx, &limited).await?);
+        }
+        let taking_turns = keys.iter().zip(&found).filter(|it| it.1.has_turns);
+        let taking_turns: Vec<_> = taking_turns.map(|it| *it.0).collect();
+        if !taking_turns.is_empty() {
+            let lined_up = turns::line_up(tx, &taking_turns).await?;
+            opened.left += lined_up.left;
+            freed.extend(lined_up.queues);
         }
         opened.freed = freed.into_iter().collect();
         Ok(opened)

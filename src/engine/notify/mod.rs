@@ -64,7 +64,7 @@ impl Notifier {
         if jobs.clone().any(is_due_later) {
             self.wake.ask(BackgroundTask::Promote);
         }
-        if jobs.clone().any(|it| it.state == StoredState::Scheduled) {
+        if jobs.clone().any(|it| it.state == StoredState::Scheduled || it.has_noted_turn) {
             self.wake.ask(BackgroundTask::Groups);
         }
     }

@@ -9,6 +9,7 @@
 pub mod leased;
 pub mod limited_claims;
 pub mod polls;
+pub mod turn_claims;
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;

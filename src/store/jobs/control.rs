@@ -280,7 +280,8 @@ pub async fn change(
             set queue = coalesce($3, queue),
                 -- What its group let run in another queue is nothing here.
                 waits_for_group = case
-                    when $3 <> queue then nullif(waits_for_group, false) else waits_for_group
+                    when $3 = queue or waits_for_group or $3 is null then waits_for_group
+                    when takes_turns($1, $3) then false
                 end,
                 rank = coalesce($4, rank),
                 run_at = coalesce($5, run_at),
@@ -299,7 +300,10 @@ pub async fn change(
                 end
             where project_id = $1 and id = $2 and lease_id is null and completed_at is null
             returning project_id, id, queue, job_type, rank, run_at, state, constraint_key,
-                      group_key
+                      group_key, case
+                          when waits_for_group is false and state = 'pending'
+                          then note_turn(project_id, queue, group_key)
+                      end as turn
         ), noted as (
             insert into group_notes (project_id, queue, group_key)
             select $1, after.queue, group_key
@@ -319,7 +323,8 @@ pub async fn change(
         )
         select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!", job_type "job_type!",
                rank "rank!", run_at "run_at!", state "state!: StoredState",
-               constraint_key is not null "is_constrained!"
+               constraint_key is not null "is_constrained!",
+               turn is true "has_noted_turn!"
         from after
         "#,
         key.project_id.0,

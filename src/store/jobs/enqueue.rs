@@ -152,6 +152,8 @@ pub struct StoredJob {
     pub is_type_paused: bool,
     /// Whether it waits for its group.
     pub waits_for_group: bool,
+    /// Whether its group has to be put in line.
+    pub has_noted_turn: bool,
     /// Parents that it waits for.
     pub unfinished_parents: i32,
     /// Whether it was leased with the lease that was sent for it.
@@ -338,8 +340,12 @@ pub async fn insert_jobs(
             left join queues setting
                 on setting.project_id = sent.project_id and setting.name = sent.queue
             cross join lateral (
-                select due.*, case when extras->>'group' is not null and setting.has_gate then
-                           wait_of_new_job(sent.project_id, sent.queue, extras->>'group', alone, is_due)
+                select due.*, case
+                           when not setting.has_gate then null
+                           when extras->>'group' is not null then wait_of_new_job(
+                               sent.project_id, sent.queue, extras->>'group', alone, is_due
+                           )
+                           when setting.group_fair and setting.group_order <> 'strict' then false
                        end as waits_for_group
                 from (
                     select at.run_at, at.run_at <= now()
@@ -407,6 +413,8 @@ pub async fn insert_jobs(
         select id "id!: JobId", state "state!: StoredState", run_at "run_at!",
                waits_for_group is true and note_group(project_id, queue, extras->>'group')
                    "waits_for_group!",
+               waits_for_group is false and state = 'pending'
+                   and note_turn(project_id, queue, extras->>'group') "has_noted_turn!",
                unfinished_parents - (waits_for_group is true)::int "unfinished_parents!",
                now() "created_at!", 0 "attempt!", max_attempts "max_attempts!", retry,
                is_queue_paused "is_queue_paused!", is_type_paused "is_type_paused!",

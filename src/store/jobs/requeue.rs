@@ -25,6 +25,7 @@ pub async fn requeue_dead_letter(
         with line as materialized (
             select dead.group_key is not null and setting.has_gate
                        and must_wait_for_group($1, dead.queue, dead.group_key) as must_wait,
+                   setting.group_fair and setting.group_order <> 'strict' as has_turns,
                    dead.group_place is null or setting.group_order = 'strict'
                        and setting.group_on_dead = 'skip' as is_passed,
                    -- The first of its group that waits for it.
@@ -42,7 +43,9 @@ pub async fn requeue_dead_letter(
         ), revived as (
             update jobs
             set state = case when line.must_wait then 'scheduled' else 'pending' end,
-                waits_for_group = case when line.must_wait then true end,
+                waits_for_group = case
+                    when line.must_wait then true when line.has_turns then false
+                end,
                 unfinished_parents = case when line.must_wait then 1 else 0 end,
                 group_place = case
                     when jobs.group_key is null then null
@@ -58,7 +61,10 @@ pub async fn requeue_dead_letter(
             where jobs.project_id = $1 and jobs.id = $2 and jobs.completed_at is not null
             returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
                       jobs.state, jobs.constraint_key, jobs.batch_id, jobs.group_key,
-                      jobs.waits_for_group
+                      jobs.waits_for_group, case
+                          when jobs.waits_for_group is false
+                          then note_turn(jobs.project_id, jobs.queue, jobs.group_key)
+                      end as turn
         ), counted as (
             insert into queue_deltas (project_id, queue, scheduled, active, dead_letter)
             select $1, queue, (state = 'scheduled')::int, (state = 'pending')::int, -1 from revived
@@ -71,7 +77,8 @@ pub async fn requeue_dead_letter(
         )
         select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!", job_type "job_type!",
                rank "rank!", run_at "run_at!", state "state!: StoredState",
-               constraint_key is not null "is_constrained!"
+               constraint_key is not null "is_constrained!",
+               turn is true "has_noted_turn!"
         from revived
         "#,
         key.project_id.0,
@@ -194,7 +201,9 @@ pub async fn requeue_cancelled(
                    case when body.callbacks is not null then true end,
                    nullif(offers_command(body.payload), false), body.group_key,
                    case when body.group_key is not null then nextval('job_places') end,
-                   nullif(gate.waits, false)
+                   case
+                       when gate.waits or takes_turns(gone.project_id, gone.queue) then gate.waits
+                   end
             from gone
             join job_bodies body on body.project_id = gone.project_id and body.job_id = gone.id
             cross join lateral (
@@ -209,7 +218,10 @@ pub async fn requeue_cancelled(
                 ) as ran
             ) past
             returning project_id, id, queue, job_type, rank, run_at, state, constraint_key, batch_id,
-                      group_key, waits_for_group
+                      group_key, waits_for_group, case
+                          when waits_for_group is false and state = 'pending'
+                          then note_turn(project_id, queue, group_key)
+                      end as turn
         ), noted as (
             insert into group_notes (project_id, queue, group_key)
             select distinct project_id, queue, group_key from back where waits_for_group
@@ -225,7 +237,8 @@ pub async fn requeue_cancelled(
         )
         select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!", job_type "job_type!",
                rank "rank!", run_at "run_at!", state "state!: StoredState",
-               constraint_key is not null "is_constrained!"
+               constraint_key is not null "is_constrained!",
+               turn is true "has_noted_turn!"
         from back
         "#,
         project_id.0,

@@ -20,7 +20,7 @@ pub async fn find_stored(
         select sent.id "id!: JobId",
                coalesce(live.state, ended.state) "state!: StoredState",
                coalesce(live.run_at, ended.run_at) "run_at!",
-               live.waits_for_group is true "waits_for_group!",
+               live.waits_for_group is true "waits_for_group!", false "has_noted_turn!",
                coalesce(live.unfinished_parents - (live.waits_for_group is true)::int, 0)
                    "unfinished_parents!",
                coalesce(live.created_at, ended.created_at) "created_at!",

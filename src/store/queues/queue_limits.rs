@@ -19,6 +19,8 @@ pub struct QueueRules {
     /// Rate limits of each group: numbers of jobs, and seconds of their windows.
     pub group_rate_counts: Option<Vec<i32>>,
     pub group_rate_seconds: Option<Vec<i32>>,
+    /// Whether groups take turns.
+    pub has_turns: bool,
     /// Maximum number of jobs started in a time window.
     pub rate_limit_count: Option<i32>,
     pub rate_limit_per_seconds: Option<i32>,
@@ -49,6 +51,7 @@ pub async fn lock_queue(
                    as group_max_running,
                case when group_order <> 'strict' then group_rate_counts end as group_rate_counts,
                case when group_order <> 'strict' then group_rate_seconds end as group_rate_seconds,
+               group_fair and group_order <> 'strict' "has_turns!",
                rate_limit_count, rate_limit_per_seconds, default_lease_seconds,
                -- While a queue becomes strict, claims would walk over all of its open jobs.
                paused_at is not null or (group_order = 'strict' and group_walks > 1) "is_paused!",
@@ -58,6 +61,7 @@ pub async fn lock_queue(
                    when paused_at is null and (
                        max_concurrency is not null or rate_limit_count is not null
                        or group_max_running is not null or group_rate_counts is not null
+                       or group_fair
                    )
                    then pg_try_advisory_xact_lock(hashtextextended('queue ' || name, project_id))
                    else true
@@ -102,6 +106,8 @@ pub struct GroupLimitRow {
     pub running: i64,
     /// When its rates let the next job start; none: one may.
     pub full_until: Option<DateTime<Utc>>,
+    /// The database's clock.
+    pub now: DateTime<Utc>,
 }
 
 /// The limits of a group; none: its queue has none, or a strict order.
@@ -123,7 +129,7 @@ pub async fn limit_of_group(
                    select count(*)
                    from jobs
                    where project_id = $1 and queue = $2 and state = 'processing' and group_key = $3
-               ) "running!"
+               ) "running!", statement_timestamp() "now!"
         from queues
         where project_id = $1 and name = $2 and group_order <> 'strict'
             and (group_max_running is not null or group_rate_counts is not null)

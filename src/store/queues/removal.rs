@@ -65,6 +65,12 @@ pub async fn delete(
             delete from job_groups where project_id = $1 and queue = $2
         ), starts as (
             delete from group_handouts where project_id = $1 and queue = $2
+        ), turns as (
+            delete from group_turns where project_id = $1 and queue = $2
+        ), turn as (
+            delete from queue_turns where project_id = $1 and queue = $2
+        ), overrides as (
+            delete from group_overrides where project_id = $1 and queue = $2
         )
         select exists (select from counts union all select from settings) "had_any!"
         "#,

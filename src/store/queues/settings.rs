@@ -32,6 +32,7 @@ pub struct GroupRulesChange {
     pub on_dead: Option<OnDead>,
     pub max_running: Option<Option<i32>>,
     pub rates: Option<Vec<RateLimit>>,
+    pub fair: Option<bool>,
 }
 
 impl GroupRulesChange {
@@ -41,6 +42,7 @@ impl GroupRulesChange {
         on_dead: Some(OnDead::Block),
         max_running: Some(None),
         rates: Some(Vec::new()),
+        fair: Some(false),
     };
 }
 
@@ -61,11 +63,13 @@ pub async fn change_settings(
             project_id, name, max_concurrency, rate_limit_count, rate_limit_per_seconds,
             default_lease_seconds, retention_days, default_max_attempts, default_retry, brake_after,
             max_waiting, group_order, group_on_dead, group_max_running, has_gate, group_rules_at,
-            group_walk_at, group_walks, group_rate_counts, group_rate_seconds
+            group_walk_at, group_walks, group_rate_counts, group_rate_seconds, group_fair
         )
         values (
             $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $18, coalesce($20, 'none'), coalesce($21, 'block'),
-            $24::int, coalesce($20 = 'strict', false) or $24::int is not null or $26::int[] is not null, case when $22 then now() end, case when $22 then now() end, case when $22 then $23::smallint else 0 end, $26, $27::int[]
+            $24::int, coalesce($20 = 'strict', false) or $24::int is not null
+                or $26::int[] is not null or coalesce($29, false), case when $22 then now() end, case when $22 then now() end, case when $22 then $23::smallint else 0 end, $26, $27::int[],
+            coalesce($29, false)
         )
         on conflict (project_id, name) do update
         set max_concurrency = case when $11 then $3 else queues.max_concurrency end,
@@ -82,14 +86,15 @@ pub async fn change_settings(
             group_max_running = case when $25 then $24 else queues.group_max_running end,
             group_rate_counts = case when $28 then $26 else queues.group_rate_counts end,
             group_rate_seconds = case when $28 then $27 else queues.group_rate_seconds end,
+            group_fair = coalesce($29::bool, queues.group_fair),
             -- The last walk opens it.
             has_gate = queues.has_gate or coalesce($20 = 'strict', false) or $24 is not null
-                or $26 is not null,
+                or $26 is not null or coalesce($29, false),
             group_rules_at = case when queues.group_order <> $20 or queues.group_on_dead <> $21
                 then now() else queues.group_rules_at end,
             group_walk_at = case
                 when queues.group_order <> $20 or queues.group_on_dead <> $21
-                    or $25 and queues.group_max_running is distinct from $24
+                    or queues.group_fair <> $29 or $25 and queues.group_max_running is distinct from $24
                     or $28 and (queues.group_rate_counts, queues.group_rate_seconds)
                         is distinct from ($26::int[], $27::int[])
                 then now()
@@ -97,14 +102,22 @@ pub async fn change_settings(
             end,
             group_walk_after = case
                 when queues.group_order <> $20 or queues.group_on_dead <> $21
-                    or $25 and queues.group_max_running is distinct from $24
+                    or queues.group_fair <> $29 or $25 and queues.group_max_running is distinct from $24
                     or $28 and (queues.group_rate_counts, queues.group_rate_seconds)
                         is distinct from ($26::int[], $27::int[])
                 then ''
                 else queues.group_walk_after
             end,
+            group_walk_job = case
+                when queues.group_order <> $20 or queues.group_on_dead <> $21
+                    or queues.group_fair <> $29 or $25 and queues.group_max_running is distinct from $24
+                    or $28 and (queues.group_rate_counts, queues.group_rate_seconds)
+                        is distinct from ($26::int[], $27::int[])
+                then null
+                else queues.group_walk_job
+            end,
             group_walks = case
-                when queues.group_order <> $20
+                when queues.group_order <> $20 or queues.group_fair <> $29
                     or $25 and queues.group_max_running is distinct from $24
                     or $28 and (queues.group_rate_counts, queues.group_rate_seconds)
                         is distinct from ($26::int[], $27::int[])
@@ -142,6 +155,7 @@ pub async fn change_settings(
         counts as Option<Vec<i32>>,
         seconds as Option<Vec<i32>>,
         groups.rates.is_some(),
+        groups.fair,
     )
     .execute(conn)
     .await?;

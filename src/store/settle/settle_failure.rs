@@ -181,7 +181,10 @@ pub async fn write_outcomes(
             returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
                       ended.state, jobs.constraint_key, jobs.holds_slot, jobs.children,
                       jobs.batch_id, jobs.has_callbacks, jobs.group_key, ended.outcome,
-                      ended.retry_at
+                      ended.retry_at, case
+                          when jobs.waits_for_group is false and ended.state = 'pending'
+                          then note_turn(jobs.project_id, jobs.queue, jobs.group_key)
+                      end as turn
         ), ends as (
             insert into job_ends (project_id, job_id, batch_id, callbacks, dead_letter)
             select after.project_id, after.id, after.batch_id, case when after.has_callbacks then (
@@ -211,7 +214,7 @@ pub async fn write_outcomes(
                state = 'dead_letter' and (batch_id is not null or has_callbacks is true) "has_follow_ups!",
                case when state in ('backoff', 'pending') then retry_at end as retry_at,
                group_key is not null and note_group_with_rules(project_id, queue, group_key)
-                   "has_noted_groups!"
+                   "has_noted_groups!", turn is true "has_noted_turn!"
         from after
         "#,
         &ended.iter().map(|it| it.key.project_id.0).collect::<Vec<_>>(),
@@ -240,6 +243,7 @@ pub async fn write_outcomes(
             run_at: it.run_at,
             state: it.state,
             is_constrained: it.is_constrained,
+            has_noted_turn: it.has_noted_turn,
         },
         retry_at: it.retry_at,
         held_slot: it.holds_slot,

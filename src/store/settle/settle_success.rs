@@ -249,7 +249,10 @@ pub async fn succeed_parents(
             where jobs.project_id = child.project_id and jobs.id = child.id
             returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
                       jobs.state, jobs.constraint_key, jobs.unfinished_parents, child.last_parent,
-                      jobs.state <> child.was as is_moved
+                      jobs.state <> child.was as is_moved, case
+                          when child.is_due and jobs.waits_for_group is false
+                          then note_turn(jobs.project_id, jobs.queue, jobs.group_key)
+                      end as turn
         ), marked as (
             insert into ended_parents (project_id, job_id)
             select distinct held.project_id, held.id
@@ -310,7 +313,7 @@ pub async fn succeed_parents(
         from outcome
         union all
         select project_id, id, null, false, false, queue, job_type, null, rank, run_at, state,
-               constraint_key is not null, false
+               constraint_key is not null, turn is true
         from freed
         where unfinished_parents = 0
         "#,
@@ -339,6 +342,7 @@ pub async fn succeed_parents(
                     run_at,
                     state,
                     is_constrained,
+                    has_noted_turn: row.has_noted_groups,
                 })
             }
             _ => SettledRow::Job(Settled {
@@ -370,6 +374,8 @@ pub struct WaitingJob {
     pub state: StoredState,
     /// Whether it has a constraint key.
     pub is_constrained: bool,
+    /// Whether its group has to be put in line.
+    pub has_noted_turn: bool,
 }
 
 impl WaitingJob {

@@ -189,7 +189,10 @@ pub async fn promote(conn: &mut PgConnection, due: &[JobKey]) -> sqlx::Result<Ve
             left join grouped on grouped.project_id = due.project_id and grouped.id = due.id
             where jobs.project_id = due.project_id and jobs.id = due.id
             returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
-                      jobs.state, jobs.constraint_key, jobs.group_key, due.state as was
+                      jobs.state, jobs.constraint_key, jobs.group_key, due.state as was, case
+                          when jobs.waits_for_group is false and jobs.state = 'pending'
+                          then note_turn(jobs.project_id, jobs.queue, jobs.group_key)
+                      end as turn
         ), noted as (
             insert into group_notes (project_id, queue, group_key)
             select distinct project_id, queue, group_key from promoted where state = 'scheduled'
@@ -206,7 +209,8 @@ pub async fn promote(conn: &mut PgConnection, due: &[JobKey]) -> sqlx::Result<Ve
         )
         select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!",
                job_type "job_type!", rank "rank!", run_at "run_at!",
-               state "state!: StoredState", constraint_key is not null "is_constrained!"
+               state "state!: StoredState", constraint_key is not null "is_constrained!",
+               turn is true "has_noted_turn!"
         from promoted
         "#,
         &due.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),

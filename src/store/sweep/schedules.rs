@@ -272,7 +272,7 @@ pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<W
                    case when gate.waits or due.offset_seconds > 0
                            and due.tick + make_interval(secs => due.offset_seconds) > statement_timestamp()
                        then 'scheduled' else 'pending'
-                   end as state
+                   end as state, gate.has_turns
             from noted
             join due on due.project_id = noted.project_id and due.schedule_id = noted.schedule_id
                 and due.tick = noted.tick
@@ -286,7 +286,9 @@ pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<W
                                due.project_id, schedule.queue, schedule.group_key
                            )
                            else false
-                       end as waits
+                       end as waits,
+                       coalesce(setting.group_fair and setting.group_order <> 'strict', false)
+                           as has_turns
             ) gate
             where noted.outcome in ('fired', 'manual')
         ), bodies as (
@@ -311,8 +313,12 @@ pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<W
                    case when concurrency_key is not null then 1 end,
                    nullif(offers_command(payload), false), group_key,
                    case when group_key is not null then nextval('job_places') end,
-                   nullif(waits, false), waits::int
+                   case when waits or has_turns then waits end, waits::int
             from new
+            returning project_id, id, case
+                when waits_for_group is false and state = 'pending'
+                then note_turn(project_id, queue, group_key)
+            end as turn
         ), waiting as (
             insert into group_notes (project_id, queue, group_key)
             select distinct project_id, queue, group_key from new where waits
@@ -325,7 +331,9 @@ pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<W
         )
         select project_id "project_id!: ProjectId", job_id "id!: JobId", queue "queue!",
                job_type "job_type!", rank "rank!", run_at "run_at!",
-               state "state!: StoredState", constraint_key is not null "is_constrained!"
+               state "state!: StoredState", constraint_key is not null "is_constrained!",
+               (project_id, job_id) in (select project_id, id from live where turn)
+                   "has_noted_turn!"
         from new
         "#,
         &fires.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),

@@ -318,7 +318,11 @@ pub async fn meet(
             from child
             where jobs.project_id = $1 and jobs.id = child.id
             returning jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at, jobs.state,
-                      jobs.constraint_key, jobs.unfinished_parents, jobs.state <> child.was as is_moved
+                      jobs.constraint_key, jobs.unfinished_parents,
+                      jobs.state <> child.was as is_moved, case
+                          when jobs.waits_for_group is false and jobs.state = 'pending'
+                          then note_turn(jobs.project_id, jobs.queue, jobs.group_key)
+                      end as turn
         ), counted as (
             insert into queue_deltas (project_id, queue, scheduled, active)
             select $1, queue, -count(*), count(*)
@@ -328,7 +332,8 @@ pub async fn meet(
         )
         select $1 "project_id!: ProjectId", id "id!: JobId", queue "queue!", job_type "job_type!",
                rank "rank!", run_at "run_at!", state "state!: StoredState",
-               constraint_key is not null "is_constrained!"
+               constraint_key is not null "is_constrained!",
+               turn is true "has_noted_turn!"
         from freed
         where unfinished_parents = 0
         "#,

@@ -278,6 +278,7 @@ fn a_limit_is_between_one_and_a_hundred_thousand() {
         let queue = t.patch("/v1/queues/default", strict).await.is(200);
         let both = json!({
             "order": "strict", "on_dead": "block", "max_running": 100_000, "rates": [],
+            "fair": false,
         });
         assert_eq!(queue["groups"], both, "what is left out stays");
     });

@@ -6,7 +6,9 @@ use crate::harness::{TestProject, run, run_alone, until};
 
 /// Gives the queue `default` a strict order.
 pub async fn order(t: &TestProject, on_dead: &str) {
-    let groups = json!({"order": "strict", "on_dead": on_dead, "max_running": null, "rates": []});
+    let groups = json!({
+        "order": "strict", "on_dead": on_dead, "max_running": null, "rates": [], "fair": false,
+    });
     let queue = t.patch("/v1/queues/default", json!({"groups": groups})).await.is(200);
     assert_eq!(queue["groups"], groups);
 }
@@ -247,7 +249,7 @@ fn a_change_of_the_rules_blocks_no_group_by_earlier_dead_letters() {
         let block = json!({"groups": {"on_dead": "block"}});
         let queue = t.patch("/v1/queues/default", block).await.is(200);
         let is = json!({
-            "order": "strict", "on_dead": "block", "max_running": null, "rates": [],
+            "order": "strict", "on_dead": "block", "max_running": null, "rates": [], "fair": false,
         });
         assert_eq!(queue["groups"], is);
         let next = enqueue(t, "a").await;

@@ -91,6 +91,9 @@ pub struct GroupRulesRequest {
     #[serde(default, deserialize_with = "extract::sent")]
     #[schema(value_type = Option<Vec<RateLimitRequest>>, required = false, max_items = 4)]
     rates: Option<Option<Vec<Object<RateLimitRequest>>>>,
+    /// Whether groups take turns by their weights, where the order is `none`: the jobs without a
+    /// group are one of them, of weight 1. Priorities order the jobs of a group. `false` at first.
+    fair: Option<bool>,
 }
 
 impl GroupRulesRequest {
@@ -112,8 +115,9 @@ impl GroupRulesRequest {
             }
         }
         let has_limits = self.max_running.is_some() || self.rates.is_some();
-        if self.order.is_none() && self.on_dead.is_none() && !has_limits {
-            check.refuse("groups", "must have order, on_dead, max_running or rates");
+        let has_order = self.order.is_some() || self.on_dead.is_some() || self.fair.is_some();
+        if !has_order && !has_limits {
+            check.refuse("groups", "must have order, on_dead, max_running, rates or fair");
         }
     }
 }
@@ -180,10 +184,10 @@ impl ChangeQueueRequest {
             max_waiting: self.max_waiting,
             groups: self.groups.map(|it| match it {
                 Some(Object(rules)) => {
-                    let GroupRulesRequest { order, on_dead, max_running, rates } = rules;
+                    let GroupRulesRequest { order, on_dead, max_running, rates, fair } = rules;
                     let rates = rates.map(|it| it.into_iter().flatten().map(|it| it.0.accept()));
                     let rates = rates.map(Iterator::collect);
-                    GroupRulesChange { order, on_dead, max_running, rates }
+                    GroupRulesChange { order, on_dead, max_running, rates, fair }
                 }
                 None => GroupRulesChange::END,
             }),

@@ -233,8 +233,9 @@ impl Queue {
         let rates = rates.zip(row.group_rate_seconds.iter().flatten());
         let rates = rates.map(|(&count, &per_seconds)| RateLimit { count, per_seconds }).collect();
         let max_running = row.group_max_running;
+        let fair = row.group_fair.unwrap_or_default();
         let groups =
-            groups.map(|(order, on_dead)| GroupRules { order, on_dead, max_running, rates });
+            groups.map(|(order, on_dead)| GroupRules { order, on_dead, max_running, rates, fair });
         Self {
             paused_at: row.paused_at,
             paused_types: paused.filter_map(PausedType::of).collect(),

@@ -25,8 +25,11 @@ pub const MAX_MOVED_JOBS: i64 = 500;
 pub struct LockedGroup {
     /// Its index.
     pub number: i64,
-    /// Whether its queue limits how many jobs of a group run, and has no strict order.
+    /// Whether its queue limits how many jobs of a group run, and has neither a strict order nor
+    /// turns.
     pub is_limited: bool,
+    /// Whether the groups of its queue take turns.
+    pub has_turns: bool,
 }
 
 /// Tries to lock groups until the end of the transaction. Returns those that are locked: another
@@ -42,9 +45,9 @@ pub async fn lock(
         select number - 1 "number!", exists (
                    select from queues
                    where project_id = noted.project_id and name = noted.queue
-                       and group_order <> 'strict'
-                               and (group_max_running is not null or group_rate_counts is not null)
-               ) "is_limited!"
+                       and group_order <> 'strict' and not group_fair
+                       and (group_max_running is not null or group_rate_counts is not null)
+               ) "is_limited!", takes_turns(project_id, queue) "has_turns!"
         from unnest($1::int[], $2::text[], $3::text[]) with ordinality
             as noted(project_id, queue, group_key, number)
         where pg_try_advisory_xact_lock(group_lock(project_id, queue, group_key))
@@ -118,7 +121,8 @@ pub async fn close(
                 as sent(project_id, queue, group_key, room, number)
             cross join lateral (
                 select group_order, group_on_dead, case
-                           when group_order <> 'strict' and group_walks > 0 then group_max_running
+                           when group_order <> 'strict' and not group_fair and group_walks > 0
+                           then group_max_running
                        end as max_running
                 from queues
                 where project_id = sent.project_id and name = sent.queue and has_gate
@@ -266,6 +270,7 @@ pub async fn open(
         r#"
         with ruled as materialized (
             select sent.*, coalesce(setting.group_order = 'strict', false) as is_strict,
+                   coalesce(setting.group_fair, false) as is_fair,
                    coalesce(setting.group_on_dead = 'block', false) as blocks, exists (
                        select from job_groups
                        where project_id = sent.project_id and queue = sent.queue
@@ -275,7 +280,7 @@ pub async fn open(
             from unnest($1::int[], $2::text[], $3::text[], $4::bool[]) with ordinality
                 as sent(project_id, queue, group_key, is_unclosed, number)
             left join lateral (
-                select group_order, group_on_dead
+                select group_order, group_on_dead, group_fair
                 from queues
                 where project_id = sent.project_id and name = sent.queue
                 offset 0
@@ -308,7 +313,7 @@ pub async fn open(
                 having count(*) > 0
             ) open on true
         ), next as materialized (
-            select line.number, job.project_id, job.id, line.is_strict
+            select line.number, job.project_id, job.id, line.is_strict, line.is_fair
             from line
             cross join lateral (
                 select project_id, id, group_place
@@ -321,7 +326,7 @@ pub async fn open(
             where not line.is_paused and not (line.is_strict and line.has_open)
                 and (line.dead_place < job.group_place) is not true
         ), held as materialized (
-            select next.number, next.is_strict, found.project_id, found.id
+            select next.number, next.is_strict, next.is_fair, found.project_id, found.id
             from next
             cross join lateral (
                 select project_id, id
@@ -331,7 +336,7 @@ pub async fn open(
             ) found
         ), opened as (
             update jobs
-            set waits_for_group = case when held.is_strict then false end,
+            set waits_for_group = case when held.is_strict or held.is_fair then false end,
                 unfinished_parents = jobs.unfinished_parents - 1,
                 state = case
                     when jobs.unfinished_parents = 1 and jobs.run_at <= statement_timestamp()
@@ -420,6 +425,8 @@ impl Opened {
                     run_at,
                     state,
                     is_constrained,
+                    // The same pass puts it in line.
+                    has_noted_turn: false,
                 });
             }
         }

@@ -4,6 +4,7 @@ pub mod admission;
 pub mod noted;
 pub mod pauses;
 pub mod rooms;
+pub mod turns;
 pub mod walks;
 
 use crate::groups::GroupKey;

@@ -68,9 +68,9 @@ pub async fn find_and_forget(conn: &mut PgConnection, since: i64) -> sqlx::Resul
                        max(made_by) as last_by, exists (
                            select from queues
                            where project_id = first.project_id and name = first.queue
-                               and group_order <> 'strict'
+                               and group_order <> 'strict' and not group_fair
                                and (group_max_running is not null or group_rate_counts is not null)
-                       ) as is_limited,
+                       ) as is_limited, takes_turns(project_id, queue) as has_turns,
                        row_number() over (partition by project_id order by min(made_by)) as turn
                 from first
                 where not is_aside
@@ -96,7 +96,7 @@ pub async fn find_and_forget(conn: &mut PgConnection, since: i64) -> sqlx::Resul
                         and waits_for_group is not true and completed_at is null
                     limit 2
                 ) open
-                having not noted.is_limited and count(*) > 1
+                having not noted.is_limited and not noted.has_turns and count(*) > 1
                     or bool_or(waits_for_group is null and lease_id is null)
             ) and not (noted.is_limited and exists (
                 select from jobs
@@ -108,6 +108,7 @@ pub async fn find_and_forget(conn: &mut PgConnection, since: i64) -> sqlx::Resul
                 select from queues
                 where project_id = noted.project_id and name = noted.queue and group_walks > 0
             )) and not is_group_paused(project_id, queue, group_key)
+                and not (noted.has_turns and lacks_turn(project_id, queue, group_key))
         ), spent as materialized (
             select *
             from idle
@@ -144,6 +145,12 @@ pub async fn find_and_forget(conn: &mut PgConnection, since: i64) -> sqlx::Resul
                    limit 1
                ), (
                    select look_at from group_handouts order by look_at limit 1
+               ), (
+                   select rest_until
+                   from group_turns
+                   where rest_until is not null
+                   order by rest_until
+                   limit 1
                )) - now()) * 1000)::float8 as next_end_ms,
                exists (select from queues where group_walk_at <= now()) "has_walk!",
                next.project_id "project_id?: ProjectId", next.queue "queue?",

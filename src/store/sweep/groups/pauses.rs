@@ -108,7 +108,7 @@ pub async fn open_gates(
                 then queues.rate_limited_until
             end,
             has_gate = queues.group_order <> 'none' or queues.group_max_running is not null
-                or queues.group_rate_counts is not null
+                or queues.group_rate_counts is not null or queues.group_fair
                 or (queues.rate_limited_until > statement_timestamp()) is true
                 or exists (
                     select from job_groups

@@ -172,6 +172,7 @@ pub async fn rated(conn: &mut PgConnection, groups: &[&GroupKey]) -> sqlx::Resul
             as sent(project_id, queue, group_key, number)
         join queues setting on setting.project_id = sent.project_id and setting.name = sent.queue
             and setting.group_rate_counts is not null and setting.group_order <> 'strict'
+            and not setting.group_fair
         left join group_handouts past on past.project_id = sent.project_id
             and past.queue = sent.queue and past.group_key = sent.group_key
         "#,

@@ -2,6 +2,7 @@
 
 use fencepost_domain::ids::ProjectId;
 use sqlx::PgConnection;
+use uuid::Uuid;
 
 /// Groups of one step.
 const MAX_STEP_GROUPS: i64 = 500;
@@ -17,6 +18,8 @@ pub struct Walk {
     pub queue: String,
     /// The last group that was noted.
     after: String,
+    /// The last job that was read, where groups take turns and all were noted; none: not yet.
+    pub job: Option<Uuid>,
 }
 
 /// The next walk that is due; none: another node has it, or there is none.
@@ -24,7 +27,8 @@ pub async fn find_due(conn: &mut PgConnection) -> sqlx::Result<Option<Walk>> {
     sqlx::query_as!(
         Walk,
         r#"
-        select project_id "project_id: ProjectId", name as queue, group_walk_after as after
+        select project_id "project_id: ProjectId", name as queue, group_walk_after as after,
+               group_walk_job as job
         from queues
         where group_walk_at <= now()
         order by group_walk_at
@@ -74,8 +78,8 @@ pub async fn unblock_from_before_rules(conn: &mut PgConnection, walk: &Walk) -> 
     .await
 }
 
-/// Notes the next groups, and moves the walk on: to the end of the line of walks, or to its end.
-/// Returns whether it continues.
+/// Notes the next groups, and moves the walk on: to the end of the line of walks, or to its end;
+/// where groups take turns, to the jobs of the queue. Returns whether it continues.
 pub async fn step(conn: &mut PgConnection, walk: &Walk) -> sqlx::Result<bool> {
     let is_more = sqlx::query_scalar!(
         r#"
@@ -94,24 +98,97 @@ pub async fn step(conn: &mut PgConnection, walk: &Walk) -> sqlx::Result<bool> {
         )
         update queues
         set group_walk_at = case
-                when (select count(*) from step) = $5 then now()
+                when (select count(*) from step) = $5 or takes_turns($1, $2) then now()
                 when group_walks > 1 then now() + make_interval(secs => $4)
             end,
             group_walks = case
-                when (select count(*) from step) = $5 then group_walks else group_walks - 1
+                when (select count(*) from step) = $5 or takes_turns($1, $2) then group_walks
+                else group_walks - 1
+            end,
+            group_walk_job = case
+                when (select count(*) from step) < $5 and takes_turns($1, $2)
+                then '00000000-0000-0000-0000-000000000000'::uuid
             end,
             group_walk_after = case
                 when (select count(*) from step) = $5 then (select max(group_key) from step)
                 else ''
             end
         where project_id = $1 and name = $2
-        returning group_walk_after <> '' "is_more!"
+        returning group_walk_after <> '' or group_walk_job is not null "is_more!"
         "#,
         walk.project_id.0,
         walk.queue,
         walk.after,
         f64::from(SECOND_WALK_SECONDS),
         MAX_STEP_GROUPS,
+    )
+    .fetch_one(conn)
+    .await?;
+    Ok(is_more)
+}
+
+/// Jobs that one step reads.
+const MAX_STEP_JOBS: i64 = 5_000;
+
+/// Lets claims find the next jobs of the queue by their groups, which take turns, and moves the
+/// walk on. Jobs that another transaction has locked are left to the second walk. Returns whether
+/// it continues.
+pub async fn step_over_jobs(conn: &mut PgConnection, walk: &Walk) -> sqlx::Result<bool> {
+    let is_more = sqlx::query_scalar!(
+        r#"
+        with seen as materialized (
+            select id, queue = $2 and waits_for_group is null and completed_at is null as is_found
+            from jobs
+            where project_id = $1 and id > $3
+            order by id
+            limit $4
+        ), held as materialized (
+            select found.id
+            from seen
+            cross join lateral (
+                select id
+                from jobs
+                where project_id = $1 and id = seen.id and queue = $2 and waits_for_group is null
+                    and completed_at is null
+                for no key update skip locked
+            ) found
+            where seen.is_found
+        ), found as (
+            update jobs
+            set waits_for_group = false
+            from held
+            where jobs.project_id = $1 and jobs.id = held.id
+            returning coalesce(jobs.group_key, '') as group_key, jobs.state
+        ), noted as (
+            insert into group_notes (project_id, queue, group_key)
+            select distinct $1, $2, group_key
+            from found
+            where state = 'pending' and not exists (
+                select from group_turns
+                where project_id = $1 and queue = $2 and group_key = found.group_key
+                    and rest_until is null
+            )
+        )
+        update queues
+        set group_walk_at = case
+                when (select count(*) from seen) = $4 then now()
+                when group_walks > 1 then now() + make_interval(secs => $5)
+            end,
+            group_walks = case
+                when (select count(*) from seen) = $4 then group_walks else group_walks - 1
+            end,
+            group_walk_job = case
+                when (select count(*) from seen) = $4
+                then (select id from seen order by id desc limit 1)
+            end
+        where project_id = $1 and name = $2
+        returning group_walk_job is not null "is_more!"
+        "#,
+        walk.project_id.0,
+        walk.queue,
+        walk.job,
+        MAX_STEP_JOBS,
+        f64::from(SECOND_WALK_SECONDS),
     )
     .fetch_one(conn)
     .await?;

@@ -1,0 +1,165 @@
+//! Groups that take turns: who is in line. Claims choose among those that are.
+
+use fencepost_domain::ids::ProjectId;
+use sqlx::PgConnection;
+
+use super::{GroupColumns, walks::Walk};
+use crate::groups::{
+    GroupKey,
+    turns::{FIRST_REST_SECONDS, FORGOTTEN_AFTER_SECONDS},
+};
+
+/// Groups whose rest one statement ends at most.
+const MAX_RESTED: i64 = 500;
+/// Groups that one step of a walk forgets.
+const MAX_STEP_GROUPS: i64 = 1_000;
+
+/// What became of noted groups of queues that take turns.
+#[derive(Debug, Clone, Default)]
+pub struct LinedUp {
+    /// Queues with groups that have jobs for claims.
+    pub queues: Vec<(ProjectId, String)>,
+    /// Groups with a note again: a claim has them.
+    pub left: usize,
+}
+
+/// Puts groups in line that have a job that may start. A new one is not ahead of the turn of its
+/// queue. They must be locked.
+pub async fn line_up(conn: &mut PgConnection, groups: &[&GroupKey]) -> sqlx::Result<LinedUp> {
+    let columns = GroupColumns::of(groups.iter().copied());
+    let rows = sqlx::query!(
+        r#"
+        with wanted as materialized (
+            select project_id, queue, group_key
+            from unnest($1::int[], $2::text[], $3::text[]) as sent(project_id, queue, group_key)
+            where has_turn_jobs(project_id, queue, group_key)
+        ), known as materialized (
+            select wanted.*, found.rest_until
+            from wanted
+            join group_turns found on found.project_id = wanted.project_id
+                and found.queue = wanted.queue and found.group_key = wanted.group_key
+        ), held as materialized (
+            select known.project_id, known.queue, known.group_key
+            from known
+            cross join lateral (
+                select
+                from group_turns
+                where project_id = known.project_id and queue = known.queue
+                    and group_key = known.group_key
+                for update skip locked
+            ) locked
+            where known.rest_until is not null
+        ), back as (
+            update group_turns
+            set rest_until = null, empty_since = null,
+                turn = case when empty_since is null then group_turns.turn
+                    else greatest(group_turns.turn, (
+                        select turn from queue_turns
+                        where project_id = held.project_id and queue = held.queue
+                    )) end
+            from held
+            where group_turns.project_id = held.project_id and group_turns.queue = held.queue
+                and group_turns.group_key = held.group_key
+        ), added as (
+            insert into group_turns (project_id, queue, group_key, turn)
+            select project_id, queue, group_key, coalesce((
+                       select turn from queue_turns
+                       where project_id = wanted.project_id and queue = wanted.queue
+                   ), 0)
+            from wanted
+            where (project_id, queue, group_key) not in (
+                select project_id, queue, group_key from known
+            )
+            on conflict do nothing
+        ), noted as (
+            insert into group_notes (project_id, queue, group_key)
+            select project_id, queue, group_key
+            from known
+            where rest_until is not null and (project_id, queue, group_key) not in (
+                select project_id, queue, group_key from held
+            )
+            returning 1
+        )
+        select distinct project_id "project_id!: ProjectId", queue "queue!",
+               (select count(*) from noted) "left!"
+        from wanted
+        "#,
+        &columns.project_id,
+        &columns.queue as &[&str],
+        &columns.group as &[&str],
+    )
+    .fetch_all(conn)
+    .await?;
+    let left = rows.first().map_or(0, |it| usize::try_from(it.left).unwrap_or(0));
+    Ok(LinedUp { queues: rows.into_iter().map(|it| (it.project_id, it.queue)).collect(), left })
+}
+
+/// Ends the rests that have lasted long enough. A group without a job rests on, each time twice as
+/// long, and is forgotten in the end. Returns queues with groups that have jobs for claims, and
+/// whether there may be more rests to end.
+pub async fn end_rests(conn: &mut PgConnection) -> sqlx::Result<(Vec<(ProjectId, String)>, bool)> {
+    let rows = sqlx::query!(
+        r#"
+        with due as materialized (
+            select project_id, queue, group_key, empty_since,
+                   empty_since is null or has_turn_jobs(project_id, queue, group_key) as is_back
+            from group_turns
+            where rest_until <= statement_timestamp()
+            order by rest_until
+            limit $1
+            for update skip locked
+        ), forgotten as (
+            delete from group_turns
+            using due
+            where group_turns.project_id = due.project_id and group_turns.queue = due.queue
+                and group_turns.group_key = due.group_key and not due.is_back
+                and due.empty_since < statement_timestamp() - make_interval(secs => $2)
+        ), kept as (
+            update group_turns
+            set rest_until = case when not due.is_back then statement_timestamp() + greatest(
+                    make_interval(secs => $3), statement_timestamp() - due.empty_since
+                ) end,
+                empty_since = case when not due.is_back then due.empty_since end
+            from due
+            where group_turns.project_id = due.project_id and group_turns.queue = due.queue
+                and group_turns.group_key = due.group_key and (
+                    due.is_back
+                    or due.empty_since >= statement_timestamp() - make_interval(secs => $2)
+                )
+        )
+        select project_id "project_id!: ProjectId", queue "queue!", bool_or(is_back) "is_back!",
+               sum(count(*)) over () = $1 "is_full!"
+        from due
+        group by project_id, queue
+        "#,
+        MAX_RESTED,
+        FORGOTTEN_AFTER_SECONDS,
+        FIRST_REST_SECONDS,
+    )
+    .fetch_all(conn)
+    .await?;
+    let is_full = rows.first().is_some_and(|it| it.is_full);
+    let back = rows.into_iter().filter(|it| it.is_back);
+    Ok((back.map(|it| (it.project_id, it.queue)).collect(), is_full))
+}
+
+/// Forgets groups of a queue that takes no turns any more. Returns whether there may be more.
+pub async fn forget(conn: &mut PgConnection, walk: &Walk) -> sqlx::Result<bool> {
+    let forgotten = sqlx::query!(
+        "
+        delete from group_turns
+        where project_id = $1 and queue = $2 and group_key in (
+            select group_key
+            from group_turns
+            where project_id = $1 and queue = $2 and not takes_turns($1, $2)
+            limit $3
+        )
+        ",
+        walk.project_id.0,
+        walk.queue,
+        MAX_STEP_GROUPS,
+    )
+    .execute(conn)
+    .await?;
+    Ok(forgotten.rows_affected() as i64 == MAX_STEP_GROUPS)
+}

@@ -1,0 +1,262 @@
+//! Groups that take turns.
+
+use serde_json::{Value, json};
+
+use crate::harness::{TestProject, run, until};
+
+async fn take_turns(t: &TestProject) {
+    let queue = t.patch("/v1/queues/default", json!({"groups": {"fair": true}})).await.is(200);
+    assert_eq!(queue["groups"]["fair"], true);
+}
+
+/// Stores this many jobs of a group at once.
+async fn store_many(t: &TestProject, group: Option<&str>, count: usize) {
+    let job = json!({"job_type": "t", "group": group});
+    t.post("/v1/jobs/batch", json!({"jobs": vec![job; count]})).await.is(201);
+}
+
+/// The group of the next job, which succeeds at once.
+async fn next_group(t: &TestProject) -> Option<String> {
+    let job = t.wait_and_lease("w").await;
+    t.ack(&job, "w", "succeeded").await.is(200);
+    job["group"].as_str().map(str::to_owned)
+}
+
+/// How many of the next jobs have this group.
+async fn count_next(t: &TestProject, of: usize, group: Option<&str>) -> usize {
+    let mut count = 0;
+    for _ in 0..of {
+        count += usize::from(next_group(t).await.as_deref() == group);
+    }
+    count
+}
+
+/// Starts jobs of a group with many, until its turn has begun.
+async fn begin(t: &TestProject, group: &str) {
+    store_many(t, Some(group), 500).await;
+    assert_eq!(count_next(t, 5, Some(group)).await, 5);
+}
+
+#[test]
+fn a_group_with_many_jobs_does_not_let_another_wait() {
+    run(async |t| {
+        take_turns(t).await;
+        begin(t, "a").await;
+        let of_b = t.enqueue(json!({"group": "b"})).await;
+        assert_eq!(count_next(t, 4, Some("b")).await, 1);
+        t.job_becomes(&of_b, "succeeded").await;
+        let last = t.enqueue(json!({"group": "a"})).await;
+        let why = t.get(&format!("/v1/jobs/{last}/explain")).await.is(200);
+        let summary = why["summary"].as_str().expect("a summary");
+        let expected = "jobs before it in its group, and the turn of 0 groups";
+        assert!(summary.ends_with(expected), "{summary}");
+        store_many(t, Some("b"), 20).await;
+        store_many(t, None, 20).await;
+        next_group(t).await;
+        let mut counts = [0; 3];
+        for _ in 0..30 {
+            let group = next_group(t).await;
+            counts[group.as_deref().map_or(0, |it| if it == "a" { 1 } else { 2 })] += 1;
+        }
+        assert!(counts.iter().all(|it| (8..=12).contains(it)), "{counts:?}");
+    });
+}
+
+#[test]
+fn priorities_order_the_jobs_of_a_group_and_turns_decide_between_groups() {
+    run(async |t| {
+        take_turns(t).await;
+        begin(t, "a").await;
+        for _ in 0..10 {
+            t.enqueue(json!({"group": "a", "priority": 9})).await;
+        }
+        t.enqueue(json!({"group": "b", "priority": 1})).await;
+        let best = t.enqueue(json!({"group": "b", "priority": 2})).await;
+        let mut jobs = Vec::new();
+        for _ in 0..6 {
+            let job = t.wait_and_lease("w").await;
+            t.ack(&job, "w", "succeeded").await.is(200);
+            jobs.push(job);
+        }
+        let of_b: Vec<_> = jobs.iter().filter(|it| it["group"] == "b").collect();
+        assert_eq!(of_b.len(), 2, "{jobs:?}");
+        assert_eq!(of_b[0]["id"], json!(best));
+        let of_a = jobs.iter().filter(|it| it["group"] == "a" && it["priority"] == 9);
+        assert!(of_a.count() >= 3, "{jobs:?}");
+    });
+}
+
+#[test]
+fn a_group_of_slow_jobs_leaves_workers_to_others() {
+    run(async |t| {
+        take_turns(t).await;
+        store_many(t, Some("slow"), 50).await;
+        let mut slow = Vec::new();
+        until("ten slow jobs to run", async || {
+            slow.extend(t.poll("w", 10 - slow.len() as u32).await);
+            slow.len() == 10
+        })
+        .await;
+        store_many(t, Some("quick"), 30).await;
+        next_group(t).await;
+        assert_eq!(count_next(t, 20, Some("quick")).await, 20);
+    });
+}
+
+#[test]
+fn jobs_that_were_stored_before_take_turns_as_well() {
+    run(async |t| {
+        store_many(t, Some("a"), 400).await;
+        store_many(t, None, 100).await;
+        store_many(t, Some("b"), 10).await;
+        take_turns(t).await;
+        until("the three to take turns", async || {
+            let before = count_next(t, 1, Some("b")).await;
+            before == 1
+        })
+        .await;
+        let of_b = count_next(t, 9, Some("b")).await;
+        assert!((2..=4).contains(&of_b), "{of_b}");
+        let none = t.patch("/v1/queues/default", json!({"groups": null})).await.is(200);
+        assert_eq!(none["groups"], Value::Null);
+        let mut left = t.get("/v1/queues/default").await.is(200)["counts"]["pending"].as_i64();
+        while left != Some(0) {
+            t.poll("w", 50).await;
+            left = t.get("/v1/queues/default").await.is(200)["counts"]["pending"].as_i64();
+        }
+    });
+}
+
+/// Whatever way a job becomes ready by, it does not wait behind a group with many.
+#[test]
+fn a_job_takes_its_turn_whatever_way_it_becomes_ready_by() {
+    run(async |t| {
+        take_turns(t).await;
+        begin(t, "a").await;
+        let lease_of = async |group: &str| {
+            for _ in 0..20 {
+                let job = t.wait_and_lease("w").await;
+                if job["group"] == group {
+                    return job;
+                }
+                t.ack(&job, "w", "succeeded").await.is(200);
+            }
+            panic!("no job of {group}");
+        };
+        // After a delay.
+        let delayed = t.enqueue(json!({"group": "delayed", "delay_seconds": 1})).await;
+        t.job_becomes(&delayed, "pending").await;
+        let job = lease_of("delayed").await;
+        // As a retry, without a wait and after one.
+        for wait in [0, 1] {
+            let job = if wait == 0 { job.clone() } else { lease_of("delayed").await };
+            let retry = json!({"retry_after_seconds": wait});
+            t.ack_with(&job, "w", "failed", retry).await.is(200);
+            until("the retry to be due", async || t.job(&delayed).await["waiting_for"] == "worker")
+                .await;
+        }
+        // Released by its worker, and dead-lettered and retried by a person.
+        let job = lease_of("delayed").await;
+        t.ack(&job, "w", "released").await.is(200);
+        let job = lease_of("delayed").await;
+        t.ack_with(&job, "w", "failed", json!({"retryable": false})).await.is(200);
+        t.job_becomes(&delayed, "dead_letter").await;
+        t.act(&format!("/v1/jobs/{delayed}/retry")).await.is(200);
+        lease_of("delayed").await;
+        // Freed by a parent.
+        let parent = t.enqueue(json!({"group": "parent"})).await;
+        let child = t.enqueue(json!({"group": "child", "depends_on": [parent]})).await;
+        let job = lease_of("parent").await;
+        t.ack(&job, "w", "succeeded").await.is(200);
+        t.job_becomes(&child, "pending").await;
+        lease_of("child").await;
+        // Cancelled and retried, and moved from another queue.
+        let cancelled = t.enqueue(json!({"group": "cancelled", "delay_seconds": 60})).await;
+        t.act(&format!("/v1/jobs/{cancelled}/cancel")).await.is(200);
+        t.act(&format!("/v1/jobs/{cancelled}/retry")).await.is(200);
+        let now = json!({"run_at": "2020-01-01T00:00:00Z"});
+        t.patch(&format!("/v1/jobs/{cancelled}"), now).await.is(200);
+        lease_of("cancelled").await;
+        let moved = t.enqueue(json!({"group": "moved", "queue": "other"})).await;
+        t.patch(&format!("/v1/jobs/{moved}"), json!({"queue": "default"})).await.is(200);
+        lease_of("moved").await;
+        // After a pause.
+        t.act("/v1/queues/default/groups/paused/pause").await.is(200);
+        t.enqueue(json!({"group": "paused"})).await;
+        assert_eq!(count_next(t, 5, Some("a")).await, 5);
+        t.act("/v1/queues/default/groups/paused/resume").await.is(200);
+        lease_of("paused").await;
+    });
+}
+
+#[test]
+fn limits_of_groups_hold_where_they_take_turns() {
+    run(async |t| {
+        let rates = json!([{"count": 3, "per_seconds": 3600}]);
+        let rules = json!({"groups": {"fair": true, "max_running": 2, "rates": rates}});
+        t.patch("/v1/queues/default", rules).await.is(200);
+        store_many(t, Some("a"), 300).await;
+        store_many(t, Some("b"), 300).await;
+        store_many(t, None, 6).await;
+        let mut jobs = Vec::new();
+        until("two of each and all without a group", async || {
+            jobs.extend(t.poll("w", 20).await);
+            jobs.len() >= 10
+        })
+        .await;
+        let of = |group: Value| jobs.iter().filter(|it| it["group"] == group).count();
+        assert_eq!([of(json!("a")), of(json!("b")), of(Value::Null)], [2, 2, 6]);
+        assert!(t.poll("w", 20).await.is_empty());
+        let ended = jobs.iter().find(|it| it["group"] == "a").expect("one of a");
+        t.ack(ended, "w", "succeeded").await.is(200);
+        let next = t.wait_and_lease("w").await;
+        assert_eq!(next["group"], "a");
+        t.ack(&next, "w", "succeeded").await.is(200);
+        assert!(t.poll("w", 20).await.is_empty(), "three have started");
+        let page = t.get("/v1/queues/default/groups").await.is(200);
+        assert!(page["groups"][0]["next_change_at"].is_string(), "{page}");
+        let waiting = t.get("/v1/jobs?state=pending&group=a&limit=1").await.is(200);
+        let id = waiting["jobs"][0]["id"].as_str().expect("one waits").to_owned();
+        let why = t.get(&format!("/v1/jobs/{id}/explain")).await.is(200);
+        assert_eq!(why["reason"], "group");
+        let summary = why["summary"].as_str().expect("a summary");
+        assert!(summary.starts_with("its group a has used its rate until"), "{summary}");
+    });
+}
+
+#[test]
+fn keys_labels_types_and_the_limit_of_the_queue_hold_where_groups_take_turns() {
+    run(async |t| {
+        take_turns(t).await;
+        for group in ["a", "b", "c"] {
+            for _ in 0..3 {
+                let keyed = json!({"group": group, "concurrency_key": "k", "concurrency_limit": 2});
+                t.enqueue(keyed).await;
+            }
+        }
+        let labelled = t.enqueue(json!({"group": "a", "labels": ["gpu"]})).await;
+        t.enqueue(json!({"group": "a", "job_type": "other"})).await;
+        let poll = |more: Value| {
+            let mut poll = json!({"worker_id": "w", "queues": ["default"], "capacity": 20});
+            poll.as_object_mut().expect("an object").extend(more.as_object().expect("one").clone());
+            poll
+        };
+        let mut jobs = Vec::new();
+        until("the jobs of type `test` that may run", async || {
+            jobs.extend(t.polled(poll(json!({"job_types": ["test"], "wait_seconds": 0}))).await);
+            jobs.len() >= 2
+        })
+        .await;
+        assert_eq!(jobs.len(), 2, "{jobs:?}");
+        let rest = t.polled(poll(json!({"wait_seconds": 0}))).await;
+        let types: Vec<_> = rest.iter().map(|it| it["job_type"].clone()).collect();
+        assert_eq!(types, ["other"]);
+        let of_gpu = t.polled(poll(json!({"labels": ["gpu"], "wait_seconds": 0}))).await;
+        assert_eq!(of_gpu[0]["id"], json!(labelled));
+        t.ack(&jobs[0], "w", "succeeded").await.is(200);
+        let change = json!({"max_concurrency": 3});
+        t.patch("/v1/queues/default", change).await.is(200);
+        store_many(t, Some("d"), 3).await;
+        assert!(t.poll("w", 20).await.is_empty(), "three run");
+    });
+}

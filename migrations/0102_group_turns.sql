@@ -45,6 +45,10 @@ create table group_overrides (
     queue text not null,
     group_key text not null,
     weight smallint not null check (weight between 1 and 100),
+    -- Null: as the queue says.
+    max_running integer check (max_running between 1 and 100000),
+    rate_counts integer[],
+    rate_seconds integer[],
     -- Null: until it is reset.
     expires_at timestamptz,
     updated_at timestamptz not null default now(),

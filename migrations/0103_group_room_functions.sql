@@ -38,7 +38,8 @@ $$;
 -- that is `alone` may run at once if its group has no other: the lock keeps everybody else from
 -- deciding about the group before this transaction has ended, and a group in use is not locked.
 -- Where its queue limits its groups, a job that is not due waits for no room: it has to when it
--- is due. Where groups take turns, no job waits: claims choose among their groups.
+-- is due. Where groups take turns, no job waits: claims choose among their groups. A group of null:
+-- the job has none.
 create function wait_of_new_job(
     of_project integer, of_queue text, of_group text, alone boolean, is_due boolean
 ) returns boolean language plpgsql volatile as $$
@@ -55,6 +56,9 @@ begin
     where project_id = of_project and name = of_queue;
     if setting.is_paused then
         return true;
+    end if;
+    if of_group is null then
+        return case when setting.group_fair and setting.group_order <> 'strict' then false end;
     end if;
     if setting.group_order is distinct from 'strict' then
         return case when setting.group_fair then false when setting.is_limited and is_due
@@ -96,7 +100,11 @@ begin
         select from queues
         where project_id = of_project and name = of_queue and has_gate and (
             group_order = 'strict' or group_max_running is not null
-            or group_rate_counts is not null or exists (
+            or group_rate_counts is not null or group_fair and exists (
+                select from group_overrides
+                where project_id = of_project and queue = of_queue and group_key = of_group
+                    and (max_running is not null or rate_counts is not null)
+            ) or exists (
                 select from job_groups
                 where project_id = of_project and queue = of_queue and group_key = of_group
                     and paused_until > statement_timestamp()

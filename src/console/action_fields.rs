@@ -70,6 +70,8 @@ pub const QUEUE: &[Field] = &[
     Field::Json("groups.max_running"),
     Field::Json("groups.fair"),
 ];
+/// Rules of a group.
+pub const GROUP: &[Field] = &[Field::Number("weight"), Field::Number("max_running")];
 /// An endpoint of webhooks.
 pub const ENDPOINT: &[Field] = &[
     Field::Text("url"),

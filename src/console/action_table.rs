@@ -7,8 +7,8 @@ pub use super::other_actions::{
 };
 use super::{
     action_fields::{
-        ALARM, ENDPOINT, HEAD, JOBS, NEW_JOB, PAUSE, PURGE, QUEUE, REASON, REDRIVE, REPLAY, SCHEMA,
-        TYPE,
+        ALARM, ENDPOINT, GROUP, HEAD, JOBS, NEW_JOB, PAUSE, PURGE, QUEUE, REASON, REDRIVE, REPLAY,
+        SCHEMA, TYPE,
     },
     form::{Field, Fields, encode},
     location::segment,
@@ -165,6 +165,8 @@ pub const ACTIONS: &[Action] = &[
         PAUSE,
         "Paused: its jobs wait.",
     ),
+    on("queues_put_group", "PUT", "/queues/{queue}/groups/{group}", GROUP, "Its rules are saved."),
+    on("queues_reset_group", "POST", "/queues/{queue}/groups/{group}/reset", &[], "It is reset."),
     on("queues_resume_group", "POST", "/queues/{queue}/groups/{group}/resume", &[], "Resumed."),
     on(
         "queues_unblock_group",
@@ -192,14 +194,8 @@ pub const ACTIONS: &[Action] = &[
         REASON,
         "The job will be retried.",
     ),
-    on(
-        "dead_letters_delete",
-        "DELETE",
-        "/dead-letters/{job_id}",
-        &[],
-        "The dead letter is deleted.",
-    )
-    .asking("Delete this dead letter? This cannot be undone."),
+    on("dead_letters_delete", "DELETE", "/dead-letters/{job_id}", &[], "It is deleted.")
+        .asking("Delete this dead letter? This cannot be undone."),
     on(
         "dead_letters_bulk_retry",
         "POST",

@@ -13,6 +13,7 @@ use fencepost_domain::{
     error::Error,
     group::{GroupOrder, OnDead},
     limits::{self, MAX_CONCURRENCY},
+    turns::{MAX_WEIGHT, MIN_WEIGHT},
 };
 use fencepost_http::routes::{
     metrics::Throughput,
@@ -144,6 +145,37 @@ trait QueueExt {
 
     /// True if the queue has no jobs, finished ones included.
     fn has_no_jobs(&self) -> bool;
+}
+
+/// Adds to [`Group`] what pages show of it.
+trait GroupExt {
+    fn has_rules(&self) -> bool;
+
+    fn weight(&self) -> i16;
+
+    /// Empty: it has no rules of its own.
+    fn own_weight(&self) -> String;
+
+    /// Empty: as its queue says.
+    fn own_max_running(&self) -> String;
+}
+
+impl GroupExt for Group {
+    fn has_rules(&self) -> bool {
+        self.rules.is_some()
+    }
+
+    fn weight(&self) -> i16 {
+        self.rules.as_ref().map_or(MIN_WEIGHT, |it| it.weight)
+    }
+
+    fn own_weight(&self) -> String {
+        format::or_empty(&self.rules.as_ref().map(|it| it.weight))
+    }
+
+    fn own_max_running(&self) -> String {
+        format::or_empty(&self.rules.as_ref().and_then(|it| it.max_running))
+    }
 }
 
 impl QueueExt for Queue {

@@ -1,5 +1,6 @@
 //! Rules of the groups of a queue.
 
+use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -49,6 +50,22 @@ pub struct GroupRules {
     pub rates: Vec<RateLimit>,
     /// Whether groups take turns by their weights; the jobs without a group are one of them.
     pub fair: bool,
+}
+
+/// Rules of one group, in place of those of its queue, where groups take turns.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct GroupOverride {
+    /// Its share beside other groups: one of weight 2 starts twice as many jobs as one of weight 1.
+    pub weight: i16,
+    /// Jobs of it that run at the same time at most; null: as its queue says.
+    #[schema(required)]
+    pub max_running: Option<i32>,
+    /// Jobs of it that start in any window at most; null: as its queue says.
+    #[schema(required)]
+    pub rates: Option<Vec<RateLimit>>,
+    /// Time at which these rules end by themselves; null: when the group is reset.
+    #[schema(required)]
+    pub expires_at: Option<DateTime<Utc>>,
 }
 
 /// What a worker's rate limit pauses.

@@ -115,6 +115,8 @@ pub const MAX_LABEL_CHARS: usize = 100;
 pub const MAX_GROUP_CHARS: usize = 200;
 /// Groups of a project that may be paused at the same time.
 pub const MAX_PAUSED_GROUPS: i64 = 10_000;
+/// Groups of a project that may have rules of their own at the same time.
+pub const MAX_GROUP_OVERRIDES: i64 = 10_000;
 /// Longest pause of a group that ends by itself, in seconds: 30 days.
 pub const MAX_GROUP_PAUSE_SECONDS: i32 = 30 * 86_400;
 /// Largest page of groups.

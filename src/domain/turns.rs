@@ -3,8 +3,9 @@
 //! Each group has a **turn**, a number that grows by 1 / weight with each of its jobs that starts.
 //! The group with the least turn is next, so over time groups start jobs in proportion to their
 //! weights: this is start-time fair queueing (Goyal, Vin and Cheng, 1996). A group that had no jobs
-//! for a while comes back at the queue's turn, so no group saves up turns: it keeps one at most. Within its turn a group is passed over while it holds its share of the running jobs and
-//! another does not: so a group of slow jobs does not hold all workers.
+//! for a while comes back at the queue's turn, so no group saves up turns: it keeps one at most.
+//! A group is passed over while it has its share of the running jobs and another has less: so one
+//! with slow jobs does not hold all workers.
 
 /// The least weight of a group: that of groups which have none of their own.
 pub const MIN_WEIGHT: i16 = 1;

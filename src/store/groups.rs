@@ -1,16 +1,18 @@
 //! Groups of jobs: which jobs of a group may run, and what holds them. See ADR 17.
 
+mod listed;
+pub mod overrides;
 pub mod rates;
 pub mod turns;
 
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
-    alarm::MAX_BLOCKED_GROUPS,
-    ids::{JobId, JobKey, ProjectId},
-    job::{RATE_LIMITED, StoredState},
-    limits::MAX_PAUSED_GROUPS,
+    ids::{JobKey, ProjectId},
+    job::RATE_LIMITED,
 };
 use sqlx::PgConnection;
+
+pub use self::listed::{GroupRow, HeldGroups, Listed, MAX_COUNTED_JOBS, find, held, names};
 
 /// A group of one queue.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -193,221 +195,6 @@ pub async fn resume(conn: &mut PgConnection, group: &GroupKey) -> sqlx::Result<b
     .execute(conn)
     .await?;
     Ok(ended.rows_affected() > 0)
-}
-
-/// A group, with what it waits for.
-#[derive(Debug, Clone)]
-pub struct GroupRow {
-    pub group: String,
-    /// By the database's clock.
-    pub now: DateTime<Utc>,
-    /// None: not paused.
-    pub paused_at: Option<DateTime<Utc>>,
-    /// None: it is not paused, or until it is resumed.
-    pub paused_until: Option<DateTime<Utc>>,
-    /// When its rates let the next job start; none: they let one start, or there is none.
-    pub full_until: Option<DateTime<Utc>>,
-    /// Jobs that have not started, up to twice [`MAX_COUNTED_JOBS`].
-    pub waiting: i64,
-    /// Running ones among the first [`MAX_COUNTED_JOBS`] that do not wait for the group.
-    pub running: i64,
-    /// The first in line of those that have not ended, or the dead letter that blocks them.
-    pub head_id: Option<JobId>,
-    pub head_state: Option<StoredState>,
-    pub head_run_at: Option<DateTime<Utc>>,
-    pub head_created_at: Option<DateTime<Utc>>,
-    /// Parents that it waits for.
-    pub head_parents: Option<i32>,
-}
-
-/// Jobs of a group are counted up to this number, which is a literal in the statement.
-pub const MAX_COUNTED_JOBS: i64 = 1_000;
-
-/// These groups of a queue, in this order, whether they have jobs or not.
-pub async fn find(
-    conn: &mut PgConnection,
-    project_id: ProjectId,
-    queue: &str,
-    groups: &[String],
-) -> sqlx::Result<Vec<GroupRow>> {
-    sqlx::query_as!(
-        GroupRow,
-        r#"
-        select named.group_key as "group!", statement_timestamp() "now!",
-               pause.paused_at "paused_at?", nullif(pause.paused_until, 'infinity') as paused_until,
-               recent.full_until "full_until?",
-               held.jobs + open.waiting "waiting!", open.running "running!", head.id "head_id?: JobId",
-               head.state "head_state?: StoredState", head.run_at "head_run_at?",
-               head.created_at "head_created_at?", head.parents "head_parents?"
-        from unnest($3::text[]) with ordinality as named(group_key, number)
-        left join job_groups pause
-            on pause.project_id = $1 and pause.queue = $2 and pause.group_key = named.group_key
-            and pause.paused_until > statement_timestamp()
-        left join group_handouts recent on recent.project_id = $1 and recent.queue = $2
-            and recent.group_key = named.group_key and recent.full_until > statement_timestamp()
-        cross join lateral (
-            select count(*) as jobs
-            from (
-                select
-                from jobs
-                where project_id = $1 and queue = $2 and group_key = named.group_key
-                    and waits_for_group
-                limit 1000
-            ) counted
-        ) held
-        cross join lateral (
-            select count(*) filter (where lease_id is null) as waiting,
-                   count(lease_id) as running
-            from (
-                select lease_id
-                from jobs
-                where project_id = $1 and queue = $2 and group_key = named.group_key
-                    and group_key is not null and waits_for_group is not true
-                    and completed_at is null
-                limit 1000
-            ) counted
-        ) open
-        left join lateral (
-            select *
-            from (
-                (
-                    select id, state, run_at, created_at, unfinished_parents as parents, group_place
-                    from jobs
-                    where project_id = $1 and queue = $2 and group_key = named.group_key
-                        and group_key is not null and waits_for_group is not true
-                        and completed_at is null
-                    order by group_place
-                    limit 1
-                )
-                union all
-                (
-                    select id, state, run_at, created_at, unfinished_parents - 1, group_place
-                    from jobs
-                    where project_id = $1 and queue = $2 and group_key = named.group_key
-                        and waits_for_group
-                    order by group_place
-                    limit 1
-                )
-                union all
-                (
-                    select id, state, run_at, created_at, unfinished_parents, group_place
-                    from jobs
-                    where project_id = $1 and queue = $2 and group_key = named.group_key
-                        and group_place is not null and completed_at is not null
-                        and exists (
-                            select from queues
-                            where project_id = $1 and name = $2 and group_order = 'strict'
-                                and group_on_dead = 'block'
-                        )
-                    order by group_place
-                    limit 1
-                )
-            ) line
-            order by state = 'processing' desc, group_place
-            limit 1
-        ) head on true
-        order by named.number
-        "#,
-        project_id.0,
-        queue,
-        groups,
-    )
-    .fetch_all(conn)
-    .await
-}
-
-/// Numbers of groups of a queue that are blocked by a dead letter, or paused.
-#[derive(Debug, Clone)]
-pub struct HeldGroups {
-    pub queue: String,
-    /// Jobs of them wait behind a dead letter; up to [`MAX_BLOCKED_GROUPS`].
-    pub blocked: i64,
-    /// Up to [`MAX_PAUSED_GROUPS`].
-    pub paused: i64,
-}
-
-/// The same for these queues, of which those without an order and without pauses are left out.
-pub async fn held(
-    conn: &mut PgConnection,
-    project_id: ProjectId,
-    queues: &[&str],
-) -> sqlx::Result<Vec<HeldGroups>> {
-    sqlx::query_as!(
-        HeldGroups,
-        r#"
-        select gated.name as queue, blocked.groups "blocked!", paused.groups "paused!"
-        from queues gated
-        cross join lateral (
-            select count(*) as groups from blocked_groups($1, gated.name, $3)
-        ) blocked
-        cross join lateral (
-            select count(*) as groups
-            from (
-                select
-                from job_groups
-                where project_id = $1 and queue = gated.name
-                    and paused_until > statement_timestamp()
-                limit $4
-            ) counted
-        ) paused
-        where gated.project_id = $1 and gated.name = any($2) and gated.has_gate
-        order by gated.name
-        "#,
-        project_id.0,
-        queues as &[&str],
-        MAX_BLOCKED_GROUPS,
-        MAX_PAUSED_GROUPS,
-    )
-    .fetch_all(conn)
-    .await
-}
-
-/// Which groups of a queue to list.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Listed {
-    /// With jobs that wait for their group.
-    pub waiting: bool,
-    /// With other jobs that have not ended.
-    pub open: bool,
-    /// That are paused.
-    pub paused: bool,
-    /// With a dead letter that blocks them.
-    pub blocked: bool,
-}
-
-/// Names of groups of a queue after `after`, in order.
-pub async fn names(
-    conn: &mut PgConnection,
-    project_id: ProjectId,
-    queue: &str,
-    listed: Listed,
-    after: &str,
-    limit: i64,
-) -> sqlx::Result<Vec<String>> {
-    sqlx::query_scalar!(
-        r#"
-        with recursive seen as (
-            select next_listed_group($1, $2, $3, $5, $6, $7, $8) as group_key
-            union all
-            select next_listed_group($1, $2, seen.group_key, $5, $6, $7, $8)
-            from seen
-            where seen.group_key is not null
-        )
-        select group_key "group_key!"
-        from (select group_key from seen limit $4) first
-        where group_key is not null
-        "#,
-        project_id.0,
-        queue,
-        after,
-        limit,
-        listed.waiting,
-        listed.open,
-        listed.paused,
-        listed.blocked,
-    )
-    .fetch_all(conn)
-    .await
 }
 
 /// Lets the group of a dead letter continue, as if it were gone. Returns whether it blocked the

@@ -557,7 +557,7 @@ story("a button is about the same thing after the page has looked again", async 
     dialog.accept();
   });
   await page.keyboard.press("Enter");
-  await sees(page, "The dead letter is deleted.");
+  await sees(page, "It is deleted.");
   assert.equal(await page.getByText("alpha refused").count(), 0);
   assert.equal(await page.getByText("omega refused").count(), 1);
 });

@@ -10,6 +10,7 @@ use fencepost_domain::{
     plan::{Limits, Plans},
     rate::MAX_GROUP_RATES,
     schedule, search,
+    turns::{MAX_WEIGHT, MIN_WEIGHT},
 };
 use fencepost_engine::{
     dispatch::MAX_PARKED_POLLS,
@@ -301,6 +302,11 @@ pub fn queue_limits() -> Vec<(&'static str, String)> {
         ),
         ("`groups.max_running` of a queue", format!("1–{}", limits::MAX_CONCURRENCY)),
         ("`groups.rates` of a queue", format!("{MAX_GROUP_RATES} windows, each as `rate_limit`")),
+        (
+            "`weight` of a group",
+            format!("{MIN_WEIGHT}–{MAX_WEIGHT}, {MIN_WEIGHT} if it is not set"),
+        ),
+        ("groups of a project with rules of their own", limits::MAX_GROUP_OVERRIDES.to_string()),
         (
             "jobs of a group that are counted",
             format!("{0} waiting, {0} running", groups::MAX_COUNTED_JOBS),

@@ -45,6 +45,32 @@ pub enum Groups {
         /// Group
         group: String,
     },
+    /// Give a group rules of its own, in place of those of its queue, where groups take turns
+    Set {
+        /// Queue
+        queue: String,
+        /// Group
+        group: String,
+        /// Its share beside other groups [default: 1]
+        #[arg(long, value_name = "N")]
+        weight: Option<i16>,
+        /// Jobs of it that run at the same time at most
+        #[arg(long, value_name = "N")]
+        max_running: Option<i32>,
+        /// Jobs of it that start in any window of this many seconds at most: `100/60`, up to four
+        #[arg(long = "rate", value_name = "COUNT/SECONDS", value_parser = parse_rate)]
+        rates: Vec<(i32, i32)>,
+        /// Time at which these rules end by themselves
+        #[arg(long, value_name = "TIME")]
+        expires_at: Option<String>,
+    },
+    /// Delete the rules of a group and the starts that its rates have counted
+    Reset {
+        /// Queue
+        queue: String,
+        /// Group
+        group: String,
+    },
     /// Decide about the dead letter that blocks a group
     Unblock {
         /// Queue
@@ -82,6 +108,14 @@ pub enum HeadAction {
     Delete,
 }
 
+/// Reads `100/60`.
+fn parse_rate(text: &str) -> Result<(i32, i32), String> {
+    let parts = text.split_once('/').and_then(|(count, seconds)| {
+        Some((count.trim().parse().ok()?, seconds.trim().parse().ok()?))
+    });
+    parts.ok_or_else(|| "must be like 100/60: a number of jobs, and seconds".to_owned())
+}
+
 impl From<Groups> for Call {
     fn from(command: Groups) -> Self {
         let path = |queue: &str, group: &str, action: &str| {
@@ -117,6 +151,23 @@ impl From<Groups> for Call {
             Groups::Resume { queue, group } => {
                 Self::post(path(&queue, &group, "/resume"), json!({}))
             }
+            Groups::Set { queue, group, weight, max_running, rates, expires_at } => {
+                let rates: Vec<_> = rates
+                    .iter()
+                    .map(|(count, seconds)| json!({"count": count, "per_seconds": seconds}))
+                    .collect();
+                let rates = Some(rates).filter(|it| !it.is_empty());
+                let fields = [
+                    ("weight", json!(weight)),
+                    ("max_running", json!(max_running)),
+                    ("rates", json!(rates)),
+                    ("expires_at", json!(expires_at)),
+                ];
+                let sent = fields.into_iter().filter(|it| !it.1.is_null());
+                let body = sent.map(|(name, value)| (name.to_owned(), value)).collect();
+                Self::put(path(&queue, &group, ""), serde_json::Value::Object(body))
+            }
+            Groups::Reset { queue, group } => Self::post(path(&queue, &group, "/reset"), json!({})),
             Groups::Unblock { queue, group, head, job } => {
                 let head = match head {
                     HeadAction::Retry => "retry",

@@ -101,6 +101,10 @@ impl Call {
         Self { method: Method::POST, path, body: Some(body), columns: None }
     }
 
+    fn put(path: String, body: Value) -> Self {
+        Self { method: Method::PUT, path, body: Some(body), columns: None }
+    }
+
     fn delete(path: String) -> Self {
         Self { method: Method::DELETE, path, body: None, columns: None }
     }

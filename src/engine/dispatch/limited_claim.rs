@@ -13,6 +13,7 @@ use fencepost_store::{
         LeasedJob, QueueClaim,
         limited_claims::{self, ClaimLimits, ConstraintKey, MAX_PAGE_CONSTRAINT_KEYS},
     },
+    groups::overrides,
     queues::queue_limits::{self, Handouts, QueueRules},
 };
 
@@ -111,7 +112,12 @@ async fn find(
     }
     let job_types = types(tx, claim, paused_types).await?;
     let by = (rules, job_types.as_deref(), open.as_slice());
-    let groups = limited_groups::read(tx, claim, by).await?;
+    let mut groups = limited_groups::read(tx, claim, by).await?;
+    if rules.is_some_and(|it| it.has_turns) {
+        // Their limits are known in their turn alone.
+        let own = overrides::limited(tx, claim.project_id, claim.queue).await?;
+        groups.limits.full.extend(own);
+    }
     let limits = ClaimLimits {
         constraint_keys: &open,
         job_types: job_types.as_deref(),

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use chrono::{DateTime, Utc};
 use fencepost_domain::rate::{Handout, RateLimits};
 use fencepost_store::{
     claims::{LeasedJob, QueueClaim, limited_claims::GroupLimits},
@@ -82,11 +83,6 @@ fn beside(running: Vec<(String, i64)>, max: i64) -> GroupLimits {
 }
 
 impl Groups {
-    /// Of groups whose recent starts are known.
-    pub(super) fn of_starts(rates: RateLimits, starts: HashMap<String, Vec<Handout>>) -> Self {
-        Self { limits: GroupLimits::default(), rates, starts }
-    }
-
     /// Stores that these jobs have started, if their groups have rates.
     pub(super) async fn keep(
         &self,
@@ -99,19 +95,8 @@ impl Groups {
         }
         // They count from when they were claimed, all at the same time.
         let Some(now) = jobs.iter().map(|it| it.claimed_at).max() else { return Ok(()) };
-        let mut started: HashMap<&str, i32> = HashMap::new();
-        for group in jobs.iter().filter_map(|it| it.group.as_deref()) {
-            *started.entry(group).or_default() += 1;
-        }
-        let kept = started.into_iter().filter_map(|(group, jobs)| {
-            let starts = self.rates.remember(self.starts.get(group)?, jobs, now);
-            Some(KeptStarts {
-                group: group.to_owned(),
-                room: self.rates.allows(&starts, now),
-                full_until: self.rates.next_at(&starts, now),
-                ends_at: self.rates.empty_at(&starts, now)?,
-                starts,
-            })
+        let kept = count_by_group(jobs).into_iter().filter_map(|(group, jobs)| {
+            add_starts(&self.rates, (group, self.starts.get(group)?), jobs, now)
         });
         let kept: Vec<_> = kept.collect();
         match kept.is_empty() {
@@ -119,4 +104,30 @@ impl Groups {
             false => rates::keep(tx, claim.project_id, claim.queue, &kept).await,
         }
     }
+}
+
+/// How many of these jobs each group has; empty: those without a group.
+pub(super) fn count_by_group(jobs: &[LeasedJob]) -> HashMap<&str, i32> {
+    let mut counts = HashMap::new();
+    for group in jobs.iter().map(|it| it.group.as_deref().unwrap_or_default()) {
+        *counts.entry(group).or_default() += 1;
+    }
+    counts
+}
+
+/// What is kept of a group after this many of its jobs have started; none: nothing.
+pub(super) fn add_starts(
+    rates: &RateLimits,
+    (group, before): (&str, &[Handout]),
+    jobs: i32,
+    now: DateTime<Utc>,
+) -> Option<KeptStarts> {
+    let starts = rates.remember(before, jobs, now);
+    Some(KeptStarts {
+        group: group.to_owned(),
+        room: rates.allows(&starts, now),
+        full_until: rates.next_at(&starts, now),
+        ends_at: rates.empty_at(&starts, now)?,
+        starts,
+    })
 }

@@ -23,7 +23,7 @@ use fencepost_store::{
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::limited_groups::Groups;
+use super::limited_groups;
 
 /// Pages of groups that one claim reads at most.
 const MAX_PAGES: usize = 5;
@@ -70,11 +70,10 @@ pub(super) async fn claim(
         };
         (jobs, selected) = turn_claims::lease(tx, claim, limits_of_claim, &chosen).await?;
         next = add_turns(&mut changes, &line, &jobs, current);
-        limits.starts(&line).keep(tx, claim, &jobs).await?;
+        limits.keep_starts(tx, claim, &line, &jobs).await?;
     }
     if !changes.is_empty() {
-        let max_running = rules.group_max_running;
-        turns::keep(tx, (claim.project_id, claim.queue), &changes, (next, max_running)).await?;
+        turns::keep(tx, (claim.project_id, claim.queue), &changes, next).await?;
     }
     Ok(TurnClaimed { jobs, chosen: selected, may_be_more })
 }
@@ -98,29 +97,34 @@ impl Limits {
         self.running.get(group).copied().unwrap_or(0)
     }
 
-    /// How many more jobs of a group may start; none: all. Jobs without a group have no such
-    /// limits.
+    /// How many jobs of a group may run; none: all. Jobs without a group have no such limits.
+    fn max_running(&self, it: &GroupInLine) -> Option<i64> {
+        let max = it.max_running.map(i64::from).or(self.max_running);
+        max.filter(|_| !it.group.is_empty())
+    }
+
+    /// The rates of a group; none: it has none.
+    fn rates<'a>(&'a self, it: &'a GroupInLine) -> Option<&'a RateLimits> {
+        let rates = it.rates.as_ref().unwrap_or(&self.rates);
+        Some(rates).filter(|rates| !it.group.is_empty() && !rates.is_empty())
+    }
+
+    /// How many more jobs of a group may start; none: all.
     fn room(&self, it: &GroupInLine) -> Option<i64> {
-        if it.group.is_empty() {
-            return None;
-        }
-        let by_rate = (!self.rates.is_empty())
-            .then(|| i64::from(self.rates.allows(&it.starts, it.now)))
-            .into_iter();
-        let beside = self.max_running.map(|max| (max - self.running(&it.group)).max(0));
-        by_rate.chain(beside).min()
+        let by_rates = self.rates(it).map(|rates| i64::from(rates.allows(&it.starts, it.now)));
+        let beside = self.max_running(it).map(|max| (max - self.running(&it.group)).max(0));
+        by_rates.into_iter().chain(beside).min()
     }
 
     /// Groups that let nothing start for now, and those that have nothing to start.
     fn changes(&self, line: &[GroupInLine]) -> TurnChanges {
         let mut changes = TurnChanges::default();
         for it in line {
-            let is_full = || self.max_running.is_some_and(|max| self.running(&it.group) >= max);
+            let full = self.max_running(it).filter(|max| self.running(&it.group) >= *max);
             match self.rests_until(it) {
                 Some(at) => changes.rests.push((it.group.clone(), at)),
                 None if it.is_empty => changes.empty.push(it.group.clone()),
-                None if !it.group.is_empty() && is_full() => changes.full.push(it.group.clone()),
-                None => (),
+                None => changes.full.extend(full.map(|max| (it.group.clone(), max))),
             }
         }
         changes
@@ -128,16 +132,30 @@ impl Limits {
 
     /// Until when a group is paused, or has used up its rates.
     fn rests_until(&self, it: &GroupInLine) -> Option<DateTime<Utc>> {
-        let by_rates = || self.rates.next_at(&it.starts, it.now);
-        let at = it.paused_until.or_else(|| by_rates().filter(|_| !it.group.is_empty()))?;
-        Some(at.min(it.now + MAX_REST))
+        let by_rates = || self.rates(it)?.next_at(&it.starts, it.now);
+        Some(it.paused_until.or_else(by_rates)?.min(it.now + MAX_REST))
     }
 
-    /// What is known of the starts of groups.
-    fn starts(&self, line: &[GroupInLine]) -> Groups {
-        let starts = line.iter().filter(|_| !self.rates.is_empty());
-        let starts = starts.map(|it| (it.group.clone(), it.starts.clone())).collect();
-        Groups::of_starts(self.rates.clone(), starts)
+    /// Stores that these jobs have started, of groups with rates.
+    async fn keep_starts(
+        &self,
+        tx: &mut PgConnection,
+        claim: &QueueClaim<'_>,
+        line: &[GroupInLine],
+        jobs: &[LeasedJob],
+    ) -> sqlx::Result<()> {
+        // They count from when they were claimed, all at the same time.
+        let Some(now) = jobs.iter().map(|it| it.claimed_at).max() else { return Ok(()) };
+        let started = limited_groups::count_by_group(jobs);
+        let kept = line.iter().filter_map(|group| {
+            let (rates, jobs) = (self.rates(group)?, *started.get(group.group.as_str())?);
+            limited_groups::add_starts(rates, (&group.group, &group.starts), jobs, now)
+        });
+        let kept: Vec<_> = kept.collect();
+        match kept.is_empty() {
+            true => Ok(()),
+            false => rates::keep(tx, claim.project_id, claim.queue, &kept).await,
+        }
     }
 }
 
@@ -228,14 +246,12 @@ fn add_turns(
     jobs: &[LeasedJob],
     current: f64,
 ) -> f64 {
-    let mut started: HashMap<&str, usize> = HashMap::new();
-    for job in jobs {
-        *started.entry(job.group.as_deref().unwrap_or_default()).or_default() += 1;
-    }
+    let started = limited_groups::count_by_group(jobs);
     let mut now = current;
     for it in line {
         if let Some(count) = started.get(it.group.as_str()) {
-            let next = next_turn(it.turn, it.weight, *count, current);
+            let count = usize::try_from(*count).unwrap_or(0);
+            let next = next_turn(it.turn, it.weight, count, current);
             now = queue_turn(now, next, it.weight);
             changes.turns.push((it.group.clone(), next));
         }

@@ -11,7 +11,7 @@ use fencepost_signals::telemetry;
 use fencepost_store::{
     faults,
     groups::{
-        GroupKey,
+        GroupKey, overrides,
         rates::{self, NextLook},
     },
     sweep::{
@@ -59,6 +59,7 @@ pub async fn pass(engine: &Engine, before: &Admitting) -> sqlx::Result<Duration>
     if noted.next_end_ms.is_some_and(|it| it <= 0.0) {
         is_more |= end_pauses(&mut conn).await?;
         is_more |= rates::look(&mut conn).await?;
+        is_more |= overrides::forget_ended(&mut conn).await?;
         let (queues, is_full) = turns::end_rests(&mut conn).await?;
         for (project_id, queue) in queues {
             engine.notifier.wake.queue_changed(project_id, &queue);

@@ -6,13 +6,16 @@ pub mod admission;
 use fencepost_domain::{
     actor::ChangedBy,
     error::{Error, QueueError},
-    group::HeadAction,
+    group::{GroupOverride, HeadAction},
     ids::{JobId, JobKey, ProjectId},
     job::StoredState,
-    limits::MAX_PAUSED_GROUPS,
+    limits::{MAX_GROUP_OVERRIDES, MAX_PAUSED_GROUPS},
 };
 use fencepost_signals::wakeups::BackgroundTask;
-use fencepost_store::{groups, queues};
+use fencepost_store::{
+    groups::{self, overrides},
+    queues,
+};
 use sqlx::{Acquire, PgConnection};
 
 use crate::{
@@ -52,7 +55,8 @@ pub async fn get_any(engine: &Engine, group: &GroupKey) -> Result<GroupRow, Erro
 
 async fn find(conn: &mut PgConnection, group: &GroupKey) -> Result<GroupRow, Error> {
     let found = find_any(conn, group).await?;
-    let is_known = found.head_id.is_some() || found.paused_at.is_some();
+    let is_known =
+        found.head_id.is_some() || found.paused_at.is_some() || found.own_weight.is_some();
     if is_known { Ok(found) } else { Err(QueueError::GroupNotFound.into()) }
 }
 
@@ -90,6 +94,48 @@ pub async fn pause(engine: &Engine, group: &GroupKey, seconds: Option<i32>) -> R
 pub async fn resume(engine: &Engine, group: &GroupKey) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(group.project_id).await?;
     if !groups::resume(&mut conn, group).await? {
+        find(&mut conn, group).await?;
+    }
+    admit(engine, group);
+    Ok(())
+}
+
+/// Gives a group rules of its own, in place of those that it had.
+///
+/// # Errors
+/// [`Error::Invalid`] when the groups of its queue take no turns, or the rules would have ended.
+/// [`Error::QuotaExceeded`] when [`MAX_GROUP_OVERRIDES`] groups of the project have some.
+pub async fn put_rules(
+    engine: &Engine,
+    group: &GroupKey,
+    rules: &GroupOverride,
+) -> Result<(), Error> {
+    let mut conn = engine.pools.read_for(group.project_id).await?;
+    let may = overrides::admittance(&mut conn, group, rules.expires_at, MAX_GROUP_OVERRIDES);
+    let may = may.await?;
+    if !may.has_turns {
+        let message = "its groups take no turns: set `groups.fair` of the queue first";
+        return Err(Error::invalid("queue", message));
+    }
+    if !may.is_ahead {
+        return Err(Error::invalid("expires_at", "must be in the future"));
+    }
+    if !may.has_place {
+        let (what, max) = ("groups with rules of their own", MAX_GROUP_OVERRIDES);
+        return Err(Error::QuotaExceeded { what, max });
+    }
+    overrides::put(&mut conn, group, rules).await?;
+    admit(engine, group);
+    Ok(())
+}
+
+/// Deletes the rules of a group and its counted starts.
+///
+/// # Errors
+/// [`QueueError::GroupNotFound`] when it has none of them, no jobs, and is not paused.
+pub async fn reset(engine: &Engine, group: &GroupKey) -> Result<(), Error> {
+    let mut conn = engine.pools.read_for(group.project_id).await?;
+    if !overrides::reset(&mut conn, group).await? {
         find(&mut conn, group).await?;
     }
     admit(engine, group);

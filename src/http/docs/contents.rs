@@ -25,6 +25,7 @@ pub const GROUPS: [(&str, &[&str]); 6] = [
             "guides/deploy-workers",
             "guides/test-locally",
             "guides/many-tenants",
+            "guides/treat-customers-fairly",
         ],
     ),
     (
@@ -37,6 +38,8 @@ pub const GROUPS: [(&str, &[&str]); 6] = [
             "migrate/sqs",
             "migrate/qstash",
             "migrate/oban",
+            "migrate/temporal",
+            "migrate/hatchet",
             "protocols",
         ],
     ),

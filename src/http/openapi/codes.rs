@@ -120,7 +120,9 @@ const OF_OPERATION: &[(&str, &[&str])] = &[
     ("queues_get_group", &["group_not_found"]),
     ("queues_get_push", &["push_not_found"]),
     ("queues_pause_group", &["quota_exceeded"]),
+    ("queues_put_group", &["quota_exceeded"]),
     ("queues_put_push", &["email_not_verified", "step_up_required"]),
+    ("queues_reset_group", &["group_not_found"]),
     ("queues_resume_group", &["group_not_found"]),
     ("queues_rotate_push_secret", &["push_not_found", "step_up_required"]),
     (

@@ -5,7 +5,7 @@ use chrono::{DateTime, Utc};
 use fencepost_domain::{
     ids::{JobId, LeaseId, ProjectId, WorkflowId},
     lease::{MIN_DEFAULT_LEASE_SECONDS, TIMEOUT_GRACE_SECONDS},
-    rate::Handout,
+    rate::{Handout, RateLimits},
 };
 use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
@@ -29,9 +29,12 @@ pub struct GroupInLine {
     pub group: String,
     pub turn: f64,
     pub weight: i16,
+    /// Its own limits, in place of those of its queue: running jobs, and rates.
+    pub max_running: Option<i32>,
+    pub rates: Option<RateLimits>,
     /// None: it is not paused.
     pub paused_until: Option<DateTime<Utc>>,
-    /// Its starts, if its queue has rates of groups.
+    /// Its counted starts.
     pub starts: Vec<Handout>,
     /// The database's clock.
     pub now: DateTime<Utc>,
@@ -79,6 +82,8 @@ pub async fn page(
             limit $5
         )
         select line.group_key "group!", line.turn "turn!", coalesce(own.weight, 1::smallint) "weight!",
+               own.max_running "max_running?", own.rate_counts "rate_counts?",
+               own.rate_seconds "rate_seconds?",
                pause.paused_until "paused_until?", past.starts "starts?: Json<rates::Stored>",
                statement_timestamp() "now!",
                job.id is null and not has_turn_jobs($1, $2, line.group_key) "is_empty!",
@@ -180,6 +185,8 @@ pub async fn page(
                 group: row.group,
                 turn: row.turn,
                 weight: row.weight,
+                max_running: row.max_running,
+                rates: row.rate_counts.zip(row.rate_seconds).map(|it| rates::limits(&it.0, &it.1)),
                 paused_until: row.paused_until,
                 starts: rates::read(row.starts),
                 now: row.now,

@@ -32,8 +32,12 @@ pub(crate) type Stored = Vec<(i64, i32)>;
 /// The limits of a queue's settings.
 #[must_use]
 pub fn limits(counts: &[i32], seconds: &[i32]) -> RateLimits {
+    RateLimits::of(pairs(counts, seconds))
+}
+
+pub(crate) fn pairs(counts: &[i32], seconds: &[i32]) -> Vec<RateLimit> {
     let pairs = counts.iter().zip(seconds);
-    RateLimits::of(pairs.map(|(&count, &per_seconds)| RateLimit { count, per_seconds }).collect())
+    pairs.map(|(&count, &per_seconds)| RateLimit { count, per_seconds }).collect()
 }
 
 pub(crate) fn read(stored: Option<Json<Stored>>) -> Vec<Handout> {

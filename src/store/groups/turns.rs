@@ -34,8 +34,9 @@ pub struct TurnChanges {
     pub rests: Vec<(String, DateTime<Utc>)>,
     /// Groups without a job.
     pub empty: Vec<String>,
-    /// Groups of which as many jobs run as may. They rest, if that is still so.
-    pub full: Vec<String>,
+    /// Groups of which as many jobs run as may, and how many that is. They rest, if that is still
+    /// so.
+    pub full: Vec<(String, i64)>,
 }
 
 impl TurnChanges {
@@ -54,7 +55,7 @@ pub async fn keep(
     conn: &mut PgConnection,
     (project_id, queue): (ProjectId, &str),
     changes: &TurnChanges,
-    (current, max_running): (f64, Option<i32>),
+    current: f64,
 ) -> sqlx::Result<()> {
     let TurnChanges { turns, rests, empty, full } = changes;
     sqlx::query!(
@@ -65,11 +66,12 @@ pub async fn keep(
             on conflict (project_id, queue) do update set turn = excluded.turn
             where queue_turns.turn < excluded.turn
         ), crowd as materialized (
-            select group_key, count(*) as jobs
-            from jobs
-            where cardinality($9::text[]) > 0 and project_id = $1 and queue = $2
-                and state = 'processing' and group_key = any($9)
-            group by group_key
+            select crowded.group_key
+            from unnest($9::text[], $10::bigint[]) as crowded(group_key, max_running)
+            join jobs on jobs.project_id = $1 and jobs.queue = $2 and jobs.state = 'processing'
+                and jobs.group_key = crowded.group_key
+            group by crowded.group_key
+            having count(*) >= min(crowded.max_running)
         ), next as materialized (
             select sent.group_key, max(sent.turn) as turn, max(sent.rest_until) as rest_until,
                    bool_or(sent.is_empty) as is_empty
@@ -85,7 +87,6 @@ pub async fn keep(
                 union all
                 select group_key, null, statement_timestamp() + make_interval(secs => $12), false
                 from crowd
-                where jobs >= $10
             ) sent
             group by sent.group_key
         )
@@ -104,8 +105,8 @@ pub async fn keep(
         &rests.iter().map(|it| it.0.as_str()).collect::<Vec<_>>() as &[&str],
         &rests.iter().map(|it| it.1).collect::<Vec<_>>(),
         empty,
-        full,
-        max_running.map(i64::from),
+        &full.iter().map(|it| it.0.as_str()).collect::<Vec<_>>() as &[&str],
+        &full.iter().map(|it| it.1).collect::<Vec<_>>(),
         FIRST_REST_SECONDS,
         FULL_REST_SECONDS,
     )

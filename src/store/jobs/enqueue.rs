@@ -312,13 +312,11 @@ pub async fn insert_jobs(
                    waits_for_group, case
                        when extras->>'group' is not null
                        then (select nextval('job_places')) + sent.number
-                   end as group_place,
-                   starts.run_at,
+                   end as group_place, starts.run_at,
                    case when starts.is_due and waits_for_group is not true then 'pending'
                        else 'scheduled'
                    end as state,
-                   sent.worker_id, sent.poll_id,
-                   case
+                   sent.worker_id, sent.poll_id, case
                        when starts.is_due and waits_for_group is not true
                            and not coalesce(setting.has_rules or setting.has_gate, false)
                        then sent.lease_id
@@ -340,13 +338,9 @@ pub async fn insert_jobs(
             left join queues setting
                 on setting.project_id = sent.project_id and setting.name = sent.queue
             cross join lateral (
-                select due.*, case
-                           when not setting.has_gate then null
-                           when extras->>'group' is not null then wait_of_new_job(
-                               sent.project_id, sent.queue, extras->>'group', alone, is_due
-                           )
-                           when setting.group_fair and setting.group_order <> 'strict' then false
-                       end as waits_for_group
+                select due.*, case when setting.has_gate then wait_of_new_job(
+                           sent.project_id, sent.queue, extras->>'group', alone, is_due
+                       ) end as waits_for_group
                 from (
                     select at.run_at, at.run_at <= now()
                                and coalesce((extras->>'unfinished_parents')::int, 0) = 0 as is_due

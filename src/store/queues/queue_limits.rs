@@ -120,19 +120,24 @@ pub async fn limit_of_group(
     sqlx::query_as!(
         GroupLimitRow,
         r#"
-        select group_max_running as max, (
+        select coalesce(own.max_running, group_max_running) as max, (
                    select full_until
                    from group_handouts
                    where project_id = $1 and queue = $2 and group_key = $3
-                       and group_rate_counts is not null
+                       and (group_rate_counts is not null or own.rate_counts is not null)
                ) as full_until, (
                    select count(*)
                    from jobs
                    where project_id = $1 and queue = $2 and state = 'processing' and group_key = $3
                ) "running!", statement_timestamp() "now!"
         from queues
-        where project_id = $1 and name = $2 and group_order <> 'strict'
-            and (group_max_running is not null or group_rate_counts is not null)
+        left join group_overrides own on own.project_id = $1 and own.queue = $2
+            and own.group_key = $3 and group_fair
+            and (own.expires_at is null or own.expires_at > statement_timestamp())
+        where queues.project_id = $1 and name = $2 and group_order <> 'strict' and (
+            group_max_running is not null or group_rate_counts is not null
+            or own.max_running is not null or own.rate_counts is not null
+        )
         "#,
         project_id.0,
         queue,

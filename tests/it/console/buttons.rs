@@ -164,6 +164,13 @@ async fn work_with_groups(p: &mut Presser<'_>) {
     p.press("queues_unblock_group", &named).await;
     assert_eq!(t.job(&id).await["state"], "dead_letter");
     t.get(of_group).await.is_error(404, "group_not_found");
+    t.patch("/v1/queues/g", json!({"groups": {"order": "none", "fair": true}})).await.is(200);
+    let rules = [group[0], group[1], ("weight", "3"), ("max_running", "7")];
+    p.press("queues_put_group", &rules).await;
+    let own = p.get(of_group).await["rules"].clone();
+    assert_eq!((&own["weight"], &own["max_running"]), (&json!(3), &json!(7)));
+    p.press("queues_reset_group", &group).await;
+    t.get(of_group).await.is_error(404, "group_not_found");
 }
 
 async fn work_with_dead_letters(p: &mut Presser<'_>) {

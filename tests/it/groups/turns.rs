@@ -1,5 +1,6 @@
 //! Groups that take turns.
 
+use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::{Value, json};
 
 use crate::harness::{TestProject, run, until};
@@ -46,10 +47,12 @@ fn a_group_with_many_jobs_does_not_let_another_wait() {
         assert_eq!(count_next(t, 4, Some("b")).await, 1);
         t.job_becomes(&of_b, "succeeded").await;
         let last = t.enqueue(json!({"group": "a"})).await;
-        let why = t.get(&format!("/v1/jobs/{last}/explain")).await.is(200);
-        let summary = why["summary"].as_str().expect("a summary");
-        let expected = "jobs before it in its group, and the turn of 0 groups";
-        assert!(summary.ends_with(expected), "{summary}");
+        until("the job to say what is before it", async || {
+            let why = t.get(&format!("/v1/jobs/{last}/explain")).await.is(200);
+            let summary = why["summary"].as_str().expect("a summary");
+            summary.ends_with("jobs before it in its group, and the turn of 0 groups")
+        })
+        .await;
         store_many(t, Some("b"), 20).await;
         store_many(t, None, 20).await;
         next_group(t).await;
@@ -258,5 +261,58 @@ fn keys_labels_types_and_the_limit_of_the_queue_hold_where_groups_take_turns() {
         t.patch("/v1/queues/default", change).await.is(200);
         store_many(t, Some("d"), 3).await;
         assert!(t.poll("w", 20).await.is_empty(), "three run");
+    });
+}
+
+#[test]
+fn a_group_has_rules_of_its_own_until_they_end_or_it_is_reset() {
+    run(async |t| {
+        let path = "/v1/queues/default/groups/a";
+        let refused = t.put(path, json!({"weight": 3})).await;
+        refused.refuses("queue");
+        take_turns(t).await;
+        for (wrong, field) in [
+            (json!({}), "body"),
+            (json!({"weight": 0}), "weight"),
+            (json!({"weight": 101}), "weight"),
+            (json!({"max_running": 0}), "max_running"),
+            (json!({"rates": [{"count": 1, "per_seconds": 0}]}), "rates[0].per_seconds"),
+            (json!({"weight": 1, "expires_at": "2020-01-01T00:00:00Z"}), "expires_at"),
+        ] {
+            t.put(path, wrong).await.refuses(field);
+        }
+        let put = t.put(path, json!({"weight": 4})).await.is(200);
+        let rules = json!({"weight": 4, "max_running": null, "rates": null, "expires_at": null});
+        assert_eq!((&put["rules"], &put["state"]), (&rules, &json!("idle")));
+        store_many(t, Some("a"), 200).await;
+        store_many(t, Some("b"), 200).await;
+        assert_eq!(t.get(path).await.is(200)["rules"], rules);
+        until("both groups to be in line", async || count_next(t, 1, Some("b")).await == 1).await;
+        let of_a = count_next(t, 50, Some("a")).await;
+        assert!((38..=42).contains(&of_a), "{of_a}");
+        // Its limits hold beside its weight.
+        t.put(path, json!({"weight": 100, "max_running": 2})).await.is(200);
+        let jobs = t.poll("w", 20).await;
+        let of_a = jobs.iter().filter(|it| it["group"] == "a").count();
+        assert_eq!(of_a, 2, "{jobs:?}");
+        let hour = json!({"rates": [{"count": 1, "per_seconds": 3600}]});
+        t.put("/v1/queues/default/groups/b", hour).await.is(200);
+        assert_eq!(t.poll("w", 20).await.len(), 1, "one of b");
+        assert!(t.poll("w", 20).await.is_empty());
+        let reset = t.act("/v1/queues/default/groups/b/reset").await.is(200);
+        assert_eq!(reset["rules"], Value::Null);
+        assert_eq!(t.wait_and_lease("w").await["group"], "b");
+        // They end by themselves.
+        let stored = t.enqueue(json!({"queue": "other"})).await;
+        let now = t.job(&stored).await["created_at"].as_str().expect("a time").to_owned();
+        let now: DateTime<Utc> = now.parse().expect("a time");
+        let end = (now + TimeDelta::seconds(2)).to_rfc3339();
+        t.put(path, json!({"max_running": 2, "expires_at": end})).await.is(200);
+        until("the rules to end", async || t.get(path).await.is(200)["rules"].is_null()).await;
+        until("more of a to run", async || {
+            t.poll("w", 20).await.iter().any(|it| it["group"] == "a")
+        })
+        .await;
+        t.act("/v1/queues/default/groups/none/reset").await.is_error(404, "group_not_found");
     });
 }

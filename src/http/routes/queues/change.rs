@@ -101,18 +101,8 @@ impl GroupRulesRequest {
         if let Some(Some(max_running)) = self.max_running {
             check.range("groups.max_running", max_running, 1, limits::MAX_CONCURRENCY);
         }
-        let rates = self.rates.iter().flatten().flatten().map(|it| &it.0);
-        if rates.clone().count() > MAX_GROUP_RATES {
-            let message = format!("must have at most {MAX_GROUP_RATES} entries");
-            check.refuse("groups.rates", message);
-        }
-        for (index, it) in rates.clone().enumerate().take(MAX_GROUP_RATES) {
-            it.check(&format!("groups.rates[{index}]"), check);
-            let is_double = |other: &RateLimitRequest| other.per_seconds == it.per_seconds;
-            if rates.clone().take(index).any(is_double) {
-                let field = format!("groups.rates[{index}].per_seconds");
-                check.refuse(&field, "must be another window than those before");
-            }
+        if let Some(Some(rates)) = &self.rates {
+            accept_rates(rates, "groups.rates", check);
         }
         let has_limits = self.max_running.is_some() || self.rates.is_some();
         let has_order = self.order.is_some() || self.on_dead.is_some() || self.fair.is_some();
@@ -120,6 +110,26 @@ impl GroupRulesRequest {
             check.refuse("groups", "must have order, on_dead, max_running, rates or fair");
         }
     }
+}
+
+/// The rates of a group, each with a window of its own.
+pub(super) fn accept_rates(
+    rates: &[Object<RateLimitRequest>],
+    field: &str,
+    check: &mut Check,
+) -> Vec<RateLimit> {
+    if rates.len() > MAX_GROUP_RATES {
+        check.refuse(field, format!("must have at most {MAX_GROUP_RATES} entries"));
+    }
+    for (index, Object(it)) in rates.iter().enumerate().take(MAX_GROUP_RATES) {
+        it.check(&format!("{field}[{index}]"), check);
+        let is_double = |other: &Object<RateLimitRequest>| other.0.per_seconds == it.per_seconds;
+        if rates[..index].iter().any(is_double) {
+            let field = format!("{field}[{index}].per_seconds");
+            check.refuse(&field, "must be another window than those before");
+        }
+    }
+    rates.iter().map(|it| it.0.accept()).collect()
 }
 
 /// At most `count` jobs start in any window of `per_seconds`.

@@ -4,7 +4,7 @@ use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
     error::{Error, QueueError},
-    group::HeadAction,
+    group::{GroupOverride, HeadAction},
     ids::ProjectId,
     job::{JobState, StoredState},
     limits,
@@ -60,6 +60,9 @@ pub struct Group {
     /// head is due. Null: not known.
     #[schema(required)]
     pub next_change_at: Option<DateTime<Utc>>,
+    /// Rules of its own, in place of those of its queue; null: none.
+    #[schema(required)]
+    pub rules: Option<GroupOverride>,
 }
 
 /// The state of a group.
@@ -128,6 +131,7 @@ impl Group {
             None => row.full_until.or(head_due),
         };
         Self {
+            rules: row.rules(),
             group: row.group,
             queue: queue.to_owned(),
             state,
@@ -226,7 +230,7 @@ pub async fn list(
     ),
     responses(
         (status = 200, description = "The group.", body = Group),
-        (status = 404, description = "It has no jobs and is not paused.", body = ErrorBody),
+        (status = 404, description = "It has no jobs and no rules, and is not paused.", body = ErrorBody),
     ),
 )]
 pub async fn get(
@@ -298,7 +302,7 @@ pub async fn pause(
     ),
     responses(
         (status = 200, description = "The group.", body = Group),
-        (status = 404, description = "It has no jobs and is not paused.", body = ErrorBody),
+        (status = 404, description = "It has no jobs and no rules, and is not paused.", body = ErrorBody),
     ),
 )]
 pub async fn resume(
@@ -342,7 +346,7 @@ impl RequestBody for UnblockGroupRequest {}
     request_body = UnblockGroupRequest,
     responses(
         (status = 200, description = "The group.", body = Group),
-        (status = 404, description = "It has no jobs and is not paused.", body = ErrorBody),
+        (status = 404, description = "It has no jobs and no rules, and is not paused.", body = ErrorBody),
         (status = 409, description = "No dead letter blocks it, or its retry is refused.", body = ErrorBody),
     ),
 )]
@@ -367,7 +371,7 @@ pub async fn unblock(
 }
 
 /// The group of a path. `check` is what was found wrong in the rest of the request.
-fn accept(
+pub(super) fn accept(
     project_id: ProjectId,
     queue: String,
     group: String,
@@ -379,7 +383,7 @@ fn accept(
     Ok(GroupKey { project_id, queue, group })
 }
 
-async fn note(
+pub(super) async fn note(
     app: &App,
     caller: &Caller<Manage>,
     action: &'static str,
@@ -396,7 +400,7 @@ async fn shown(app: &App, group: &GroupKey) -> Result<Reply<Group>, Error> {
 }
 
 /// The group after a change, which may have been the end of its last job.
-async fn now(app: &App, group: GroupKey) -> Result<Reply<Group>, Error> {
+pub(super) async fn now(app: &App, group: GroupKey) -> Result<Reply<Group>, Error> {
     let row = groups::get_any(&app.engine, &group).await?;
     Ok(Reply(Group::of(&group.queue, row)))
 }

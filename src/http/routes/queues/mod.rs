@@ -4,6 +4,7 @@ pub mod backlog;
 pub mod change;
 pub mod control;
 pub mod delete;
+pub mod group_rules;
 pub mod groups;
 pub mod push;
 

@@ -151,6 +151,12 @@ pub async fn find_and_forget(conn: &mut PgConnection, since: i64) -> sqlx::Resul
                    where rest_until is not null
                    order by rest_until
                    limit 1
+               ), (
+                   select expires_at
+                   from group_overrides
+                   where expires_at is not null
+                   order by expires_at
+                   limit 1
                )) - now()) * 1000)::float8 as next_end_ms,
                exists (select from queues where group_walk_at <= now()) "has_walk!",
                next.project_id "project_id?: ProjectId", next.queue "queue?",

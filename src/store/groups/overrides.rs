@@ -1,0 +1,163 @@
+//! Rules of single groups, in queues in which groups take turns.
+
+use chrono::{DateTime, Utc};
+use fencepost_domain::{group::GroupOverride, ids::ProjectId};
+use sqlx::PgConnection;
+
+use super::GroupKey;
+
+/// Overrides that one statement forgets at most.
+const MAX_FORGOTTEN: i64 = 500;
+
+/// Gives a group rules of its own, in place of those that it had. Admission looks at it soon.
+pub async fn put(
+    conn: &mut PgConnection,
+    group: &GroupKey,
+    rules: &GroupOverride,
+) -> sqlx::Result<()> {
+    let rates = rules.rates.as_ref();
+    let counts: Option<Vec<_>> = rates.map(|it| it.iter().map(|it| it.count).collect());
+    let seconds: Option<Vec<_>> = rates.map(|it| it.iter().map(|it| it.per_seconds).collect());
+    sqlx::query!(
+        "
+        with noted as (
+            insert into group_notes (project_id, queue, group_key) values ($1, $2, $3)
+        )
+        insert into group_overrides (
+            project_id, queue, group_key, weight, max_running, rate_counts, rate_seconds, expires_at
+        )
+        values ($1, $2, $3, $4, $5, $6, $7, $8)
+        on conflict (project_id, queue, group_key) do update
+        set weight = excluded.weight, max_running = excluded.max_running,
+            rate_counts = excluded.rate_counts, rate_seconds = excluded.rate_seconds,
+            expires_at = excluded.expires_at, updated_at = now()
+        ",
+        group.project_id.0,
+        group.queue,
+        group.group,
+        rules.weight,
+        rules.max_running,
+        counts as Option<Vec<i32>>,
+        seconds as Option<Vec<i32>>,
+        rules.expires_at,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// What is asked before a group gets rules of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Admittance {
+    /// Whether the groups of its queue take turns.
+    pub has_turns: bool,
+    /// Whether it has rules of its own already, or fewer than the maximum of its project have.
+    pub has_place: bool,
+    /// Whether the rules would end in the future.
+    pub is_ahead: bool,
+}
+
+/// Whether a group may get rules of its own that end at this time, with at most `max` of a project.
+pub async fn admittance(
+    conn: &mut PgConnection,
+    group: &GroupKey,
+    expires_at: Option<DateTime<Utc>>,
+    max: i64,
+) -> sqlx::Result<Admittance> {
+    sqlx::query_as!(
+        Admittance,
+        r#"
+        select takes_turns($1, $2) "has_turns!",
+               exists (
+                   select from group_overrides
+                   where project_id = $1 and queue = $2 and group_key = $3
+               ) or (
+                   select count(*) < $4
+                   from (select from group_overrides where project_id = $1 limit $4) counted
+               ) "has_place!",
+               coalesce($5::timestamptz > now(), true) "is_ahead!"
+        "#,
+        group.project_id.0,
+        group.queue,
+        group.group,
+        max,
+        expires_at,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// Deletes the rules of a group and its counted starts. Returns whether there were any.
+pub async fn reset(conn: &mut PgConnection, group: &GroupKey) -> sqlx::Result<bool> {
+    sqlx::query_scalar!(
+        r#"
+        with rules as (
+            delete from group_overrides
+            where project_id = $1 and queue = $2 and group_key = $3
+            returning 1
+        ), starts as (
+            delete from group_handouts
+            where project_id = $1 and queue = $2 and group_key = $3
+            returning 1
+        ), noted as (
+            insert into group_notes (project_id, queue, group_key) values ($1, $2, $3)
+        )
+        select exists (select from rules union all select from starts) "had_any!"
+        "#,
+        group.project_id.0,
+        group.queue,
+        group.group,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// Groups of a queue that have limits of their own.
+pub async fn limited(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+) -> sqlx::Result<Vec<String>> {
+    sqlx::query_scalar!(
+        "
+        select group_key
+        from group_overrides
+        where project_id = $1 and queue = $2
+            and (max_running is not null or rate_counts is not null)
+        ",
+        project_id.0,
+        queue,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Deletes rules that have ended, and notes their groups. Returns whether there may be more.
+pub async fn forget_ended(conn: &mut PgConnection) -> sqlx::Result<bool> {
+    let forgotten = sqlx::query_scalar!(
+        r#"
+        with ended as materialized (
+            select project_id, queue, group_key
+            from group_overrides
+            where expires_at <= now()
+            order by expires_at
+            limit $1
+            for update skip locked
+        ), gone as (
+            delete from group_overrides
+            using ended
+            where group_overrides.project_id = ended.project_id
+                and group_overrides.queue = ended.queue
+                and group_overrides.group_key = ended.group_key
+        ), noted as (
+            insert into group_notes (project_id, queue, group_key)
+            select project_id, queue, group_key from ended
+        )
+        select count(*) "forgotten!" from ended
+        "#,
+        MAX_FORGOTTEN,
+    )
+    .fetch_one(conn)
+    .await?;
+    Ok(forgotten == MAX_FORGOTTEN)
+}

@@ -75,6 +75,8 @@ pub enum Setting {
     GroupLimit,
     /// Rates of each group, which are not met.
     GroupRates,
+    /// Groups take turns.
+    Turns,
 }
 
 impl Step {
@@ -91,7 +93,7 @@ impl Step {
 }
 
 /// The measurements of jobs one by one: name, step, and the setting of the queue if it has one.
-pub const MEASUREMENTS: [(&str, Step, Option<Setting>); 11] = [
+pub const MEASUREMENTS: [(&str, Step, Option<Setting>); 12] = [
     ("enqueue", Step::Enqueue, None),
     ("lifecycle", Step::Lifecycle, None),
     ("acks-that-poll", Step::ShortLifecycle, None),
@@ -103,6 +105,7 @@ pub const MEASUREMENTS: [(&str, Step, Option<Setting>); 11] = [
     ("strict-groups", Step::InGroups, Some(Setting::StrictOrder)),
     ("limited-groups", Step::InGroups, Some(Setting::GroupLimit)),
     ("rated-groups", Step::InGroups, Some(Setting::GroupRates)),
+    ("groups-in-turn", Step::InGroups, Some(Setting::Turns)),
 ];
 
 /// The answer to an ack that polls.
@@ -259,6 +262,7 @@ pub async fn set(target: &Target, queue: &str, setting: Setting) -> anyhow::Resu
         Setting::Limit(limit) => format!(r#"{{"max_concurrency":{limit}}}"#),
         Setting::StrictOrder => r#"{"groups":{"order":"strict"}}"#.to_owned(),
         Setting::GroupLimit => r#"{"groups":{"max_running":1000}}"#.to_owned(),
+        Setting::Turns => r#"{"groups":{"fair":true}}"#.to_owned(),
         Setting::GroupRates => {
             let rate = |seconds: i32| format!(r#"{{"count":100000,"per_seconds":{seconds}}}"#);
             format!(r#"{{"groups":{{"rates":[{},{}]}}}}"#, rate(1), rate(60))

@@ -31,8 +31,9 @@ pub const ORDERED_QUEUE: &str = "q-ordered";
 pub const PAUSED_GROUP: &str = "group-0";
 /// Jobs of a limited queue that may run at once.
 pub const MAX_CONCURRENCY: usize = 3;
-/// The queue whose groups are limited.
+/// The queues whose groups are limited: in the second one they take turns, too.
 pub const GROUPS_QUEUE: &str = "q-groups";
+pub const TURNS_QUEUE: &str = "q-turns";
 /// Jobs of one of its groups that may run at once, and that may start in any window.
 pub const MAX_OF_GROUP: usize = 2;
 pub const STARTS_OF_GROUP: usize = 6;
@@ -221,7 +222,8 @@ impl Client {
 
     /// Leases jobs and ends them, until the run has ended.
     pub async fn work(mut self, name: String) {
-        let queues: Vec<_> = QUEUES.into_iter().chain([ORDERED_QUEUE, GROUPS_QUEUE]).collect();
+        let queues: Vec<_> =
+            QUEUES.into_iter().chain([ORDERED_QUEUE, GROUPS_QUEUE, TURNS_QUEUE]).collect();
         while !self.world.has_ended.load(Ordering::Relaxed) {
             let poll_id = self.uuid();
             let body = json!({

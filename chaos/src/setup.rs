@@ -13,7 +13,7 @@ use crate::{
     check::MAX_ATTEMPTS,
     clients::{
         GROUPS_QUEUE, LIMITED_QUEUE, MAX_CONCURRENCY, MAX_OF_GROUP, ORDERED_QUEUE, PAUSED_GROUP,
-        PAUSED_QUEUE, RETRY_PAUSE, STARTS_OF_GROUP, WINDOW_SECONDS, World,
+        PAUSED_QUEUE, RETRY_PAUSE, STARTS_OF_GROUP, TURNS_QUEUE, WINDOW_SECONDS, World,
     },
     history::now,
     pushed, receiver,
@@ -52,6 +52,10 @@ pub async fn set_up(
             let limits = json!({"groups": {"max_running": MAX_OF_GROUP, "rates": [rate]}});
             let queue = format!("/v1/queues/{GROUPS_QUEUE}");
             send(world, tenant, (Method::PATCH, &queue), &limits, false).await?;
+            let mut turns = limits;
+            turns["groups"]["fair"] = json!(true);
+            let queue = format!("/v1/queues/{TURNS_QUEUE}");
+            send(world, tenant, (Method::PATCH, &queue), &turns, false).await?;
         }
         let push = pushed::settings(&receiver::pushed_url(receiver, tenant));
         let queue = format!("/v1/queues/{}/push", pushed::QUEUE);

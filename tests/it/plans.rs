@@ -7,6 +7,7 @@ mod few;
 mod groups;
 mod operator;
 mod targets;
+mod turns;
 
 use std::{
     collections::BTreeMap,

@@ -8,7 +8,7 @@ use crate::{
     book::{Book, BookJob},
     clients::{
         GROUPS_QUEUE, LIMITED_QUEUE, MAX_CONCURRENCY, MAX_OF_GROUP, QUEUES, STARTS_OF_GROUP,
-        WINDOW_SECONDS,
+        TURNS_QUEUE, WINDOW_SECONDS,
     },
     history::{Event, Line},
     producers::{BACKOFF_MS, GROUP, LIMITED_GROUP, NOT_BEFORE},
@@ -141,12 +141,13 @@ fn at_once(jobs: &[&BookJob]) -> Running {
 /// Of each group whose queue limits its groups: no more run at once, or start in a window, than it
 /// allows.
 fn group_violations(book: &Book, found: &mut Found) {
-    let mut groups: BTreeMap<(usize, &str), Vec<&BookJob>> = BTreeMap::new();
-    for job in book.jobs.iter().filter(|it| it.queue == GROUPS_QUEUE) {
+    let mut groups: BTreeMap<(usize, &str, &str), Vec<&BookJob>> = BTreeMap::new();
+    let queues = [GROUPS_QUEUE, TURNS_QUEUE];
+    for job in book.jobs.iter().filter(|it| queues.contains(&it.queue.as_str())) {
         let Some(group) = job.payload[LIMITED_GROUP].as_str() else { continue };
-        groups.entry((job.tenant, group)).or_default().push(job);
+        groups.entry((job.tenant, &job.queue, group)).or_default().push(job);
     }
-    for ((_, group), jobs) in groups {
+    for ((_, _, group), jobs) in groups {
         let most = at_once(&jobs).most;
         if most > MAX_OF_GROUP {
             found.add(Invariant::LimitsAreKept, format!("{most} jobs of {group} ran at once"));

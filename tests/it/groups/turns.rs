@@ -1,9 +1,15 @@
 //! Groups that take turns.
 
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex},
+};
+
 use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 
-use crate::harness::{TestProject, run, until};
+use crate::harness::{TestProject, TestServer, fresh_database, limited, run, until};
 
 async fn take_turns(t: &TestProject) {
     let queue = t.patch("/v1/queues/default", json!({"groups": {"fair": true}})).await.is(200);
@@ -314,5 +320,69 @@ fn a_group_has_rules_of_its_own_until_they_end_or_it_is_reset() {
         })
         .await;
         t.act("/v1/queues/default/groups/none/reset").await.is_error(404, "group_not_found");
+    });
+}
+
+/// Jobs of each of three groups, of weights 1 to 3.
+const JOBS_OF_GROUP: usize = 100;
+/// Jobs of all groups that start while each has more.
+const SHARED_JOBS: usize = 150;
+
+#[test]
+fn workers_of_two_nodes_share_their_time_by_weight_and_lease_each_job_once() {
+    limited(async {
+        let database = fresh_database().await;
+        let (one, two) =
+            (TestServer::start(database.clone()).await, TestServer::start(database).await);
+        let t = one.project("main").await;
+        take_turns(&t).await;
+        for (group, weight) in [("a", 1), ("b", 2), ("c", 3)] {
+            let path = format!("/v1/queues/default/groups/{group}");
+            t.put(&path, json!({"weight": weight})).await.is(200);
+            store_many(&t, Some(group), JOBS_OF_GROUP).await;
+        }
+        until("all groups to be in line", async || {
+            t.database.number("select count(*) from group_turns").await == 3
+        })
+        .await;
+        let nodes = [t.clone(), t.through(&two.url)];
+        let started = Arc::new(Mutex::new(Vec::new()));
+        let mut workers = JoinSet::new();
+        for (number, node) in nodes.iter().cycle().take(6).cloned().enumerate() {
+            let started = Arc::clone(&started);
+            workers.spawn(async move {
+                let name = format!("w{number}");
+                loop {
+                    let jobs = node.poll(&name, 2).await;
+                    let is_done = {
+                        let mut started = started.lock().expect("no panic");
+                        started
+                            .extend(jobs.iter().map(|it| (it["group"].clone(), it["id"].clone())));
+                        started.len() == 3 * JOBS_OF_GROUP
+                    };
+                    for job in &jobs {
+                        node.ack(job, &name, "succeeded").await.is(200);
+                    }
+                    if is_done {
+                        break;
+                    }
+                }
+            });
+        }
+        workers.join_all().await;
+        let started = std::mem::take(&mut *started.lock().expect("no panic"));
+        let ids: BTreeSet<_> = started.iter().map(|it| it.1.to_string()).collect();
+        assert_eq!(ids.len(), 3 * JOBS_OF_GROUP, "each once");
+        let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+        for (group, _) in &started[..SHARED_JOBS] {
+            *counts.entry(group.to_string()).or_default() += 1;
+        }
+        let shares = [("a", 25), ("b", 50), ("c", 75)];
+        for (group, share) in shares {
+            let count = counts[&format!("\"{group}\"")];
+            assert!(count.abs_diff(share) <= 8, "{counts:?}");
+        }
+        one.stop().await;
+        two.stop().await;
     });
 }

@@ -32,11 +32,12 @@ const POISON_ROWS: u32 = 50;
 const DUE_JOBS: u32 = 200_000;
 const QUEUE_NAMES: u32 = 100_000;
 const CONCURRENCY_KEYS: u32 = 5_000;
+const TURN_GROUPS: u32 = 100_000;
 const LIMITED_PROJECTS: u32 = 1_000;
 const EXPIRED_LEASES: u32 = 50_000;
 /// Jobs per second that are stored for limited projects while a snapshot is held.
 const LIMITED_RATE: u32 = 200;
-/// A poll of the jobs with concurrency keys.
+/// A poll of the jobs with concurrency keys, or of groups.
 const POLL: &str = r#"{"worker_id":"w","queues":["many"],"capacity":1,"wait_seconds":0}"#;
 /// Pause of a client after an error, usually a refusal.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -57,6 +58,8 @@ pub enum Attack {
     QueueNames,
     /// 5,000 concurrency keys with a job each.
     ConcurrencyKeys,
+    /// 100,000 groups that take turns, none of them in line yet, with a job each.
+    Groups,
     /// An ack of a job whose row is locked.
     LockedRow,
     /// A held snapshot, and 1,000 projects with a limit of jobs.
@@ -198,6 +201,10 @@ impl Attacker {
                 jobs(&mut conn, project, &state, key).await?;
                 self.flood(&mut clients, CLIENTS, "/v1/workers/poll", POLL.to_owned());
             }
+            Attack::Groups => {
+                groups(&mut conn, project).await?;
+                self.flood(&mut clients, CLIENTS, "/v1/workers/poll", POLL.to_owned());
+            }
             Attack::LockedRow => {
                 let jobs = Client::connect(&self.target).await?.poll("attack", 0, 1, 5).await?;
                 let ack = client::ack(jobs.first().context("a job")?, 0);
@@ -285,6 +292,26 @@ async fn jobs(conn: &mut PgConnection, project: i32, state: &str, key: &str) -> 
          insert into job_bodies (project_id, job_id, payload) select project_id, id, '1' from new"
     );
     execute(conn, sql).await
+}
+
+/// Groups of the queue `many`, which take turns, each with a job and a note.
+async fn groups(conn: &mut PgConnection, project: i32) -> anyhow::Result<()> {
+    let rules = format!(
+        "insert into queues (project_id, name, group_fair, has_gate)
+         values ({project}, 'many', true, true)"
+    );
+    execute(conn, rules).await?;
+    jobs(conn, project, &format!("{TURN_GROUPS}, 'pending', now()"), "").await?;
+    let named = format!(
+        "update jobs
+         set group_key = 'group ' || id, group_place = nextval('job_places'),
+             waits_for_group = false
+         where project_id = {project} and queue = 'many';
+         insert into group_notes (project_id, queue, group_key)
+         select project_id, queue, group_key
+         from jobs where project_id = {project} and queue = 'many'"
+    );
+    execute(conn, named).await
 }
 
 /// Due jobs that cannot be promoted.

@@ -155,7 +155,7 @@ NIGHT = PREPARE + [
          apart_from=("long-tests", "histories", "deadlocks", "soak", "upgrade", "postgres-18",
                      "mutants", "e2e", "clients", "fuzz", "documentation", "lints")),
     Step("isolation", f"{BENCH} --isolation", ("clean",),
-         about="ten attacks by another tenant stay within the bound"),
+         about="eleven attacks by another tenant stay within the bound"),
     Step("abuse", f"{BENCH} --abuse", ("clean",),
          about="nineteen attacks by a stranger, and a control, stay within the bound"),
 ]

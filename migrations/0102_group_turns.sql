@@ -1,8 +1,11 @@
--- Whether groups of the queue take turns, where their jobs have no order. The walk that follows a
--- change goes over the jobs without a group after this one.
+-- Whether groups of the queue take turns, where their jobs have no order; and after which job the
+-- walk over its jobs goes on that follows a change of that. Null: none is under way.
 alter table queues
 add column group_fair boolean not null default false,
 add column group_walk_job uuid;
+
+-- Whether claims find it by its group. Null: as other jobs.
+alter table jobs add column takes_turns boolean;
 
 -- Groups of queues in which groups take turns. Claims change them under the lock of the queue.
 create table group_turns (
@@ -11,7 +14,9 @@ create table group_turns (
     -- Empty: the jobs without a group.
     group_key text not null,
     -- Its turn comes before those that have more: it grows by 1 / weight with each job that starts.
-    turn double precision not null,
+    turn double precision not null default 0,
+    -- It has come into line since it started a job last.
+    is_new boolean not null default true,
     -- Null: it is in line. Else claims do not look at it before.
     rest_until timestamptz,
     -- It has had no job to start since then.
@@ -29,15 +34,6 @@ create trigger bytes_added after insert on group_turns for each row
 execute function note_counted_bytes();
 create trigger bytes_removed after delete on group_turns for each row
 when (old.counted_bytes is not null) execute function note_counted_bytes();
-
--- The turn of the group that started a job last, of each queue in which groups take turns. A group
--- that comes anew is not ahead of it.
-create table queue_turns (
-    project_id integer not null,
-    queue text not null,
-    turn double precision not null,
-    primary key (project_id, queue)
-) with (fillfactor = 70);
 
 -- Rules of one group, in place of those of its queue.
 create table group_overrides (

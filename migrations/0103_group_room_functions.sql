@@ -38,8 +38,7 @@ $$;
 -- that is `alone` may run at once if its group has no other: the lock keeps everybody else from
 -- deciding about the group before this transaction has ended, and a group in use is not locked.
 -- Where its queue limits its groups, a job that is not due waits for no room: it has to when it
--- is due. Where groups take turns, no job waits: claims choose among their groups. A group of null:
--- the job has none.
+-- is due. Where groups take turns, no job waits: claims choose among their groups.
 create function wait_of_new_job(
     of_project integer, of_queue text, of_group text, alone boolean, is_due boolean
 ) returns boolean language plpgsql volatile as $$
@@ -57,11 +56,8 @@ begin
     if setting.is_paused then
         return true;
     end if;
-    if of_group is null then
-        return case when setting.group_fair and setting.group_order <> 'strict' then false end;
-    end if;
     if setting.group_order is distinct from 'strict' then
-        return case when setting.group_fair then false when setting.is_limited and is_due
+        return case when setting.is_limited and is_due and not setting.group_fair
             then waits_for_room(of_project, of_queue, of_group, alone)
         end;
     end if;

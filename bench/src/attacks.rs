@@ -305,7 +305,7 @@ async fn groups(conn: &mut PgConnection, project: i32) -> anyhow::Result<()> {
     let named = format!(
         "update jobs
          set group_key = 'group ' || id, group_place = nextval('job_places'),
-             waits_for_group = false
+             takes_turns = true
          where project_id = {project} and queue = 'many';
          insert into group_notes (project_id, queue, group_key)
          select project_id, queue, group_key

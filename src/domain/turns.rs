@@ -2,10 +2,10 @@
 //!
 //! Each group has a **turn**, a number that grows by 1 / weight with each of its jobs that starts.
 //! The group with the least turn is next, so over time groups start jobs in proportion to their
-//! weights: this is start-time fair queueing (Goyal, Vin and Cheng, 1996). A group that had no jobs
-//! for a while comes back at the queue's turn, so no group saves up turns: it keeps one at most.
-//! A group is passed over while it has its share of the running jobs and another has less: so one
-//! with slow jobs does not hold all workers.
+//! weights: this is start-time fair queueing (Goyal, Vin and Cheng, 1996). A group that comes into
+//! line is not ahead of those that are in it: it begins at the least of their turns. So no group
+//! saves up turns. A group is passed over while it has its share of the running jobs and another
+//! has less: so one with slow jobs does not hold all workers.
 
 /// The least weight of a group: that of groups which have none of their own.
 pub const MIN_WEIGHT: i16 = 1;
@@ -17,6 +17,8 @@ pub const MAX_WEIGHT: i16 = 100;
 pub struct Contender {
     /// Groups with less come first.
     pub turn: f64,
+    /// Whether it has come into line since it started a job last.
+    pub is_new: bool,
     /// Its share beside others.
     pub weight: i16,
     /// Jobs of it that run.
@@ -36,55 +38,57 @@ pub struct ContendingJob {
     pub key: Option<(usize, i64)>,
 }
 
-/// Where a group stands after some of its jobs have started at the queue's turn `current`.
-///
-/// ```
-/// use fencepost_domain::turns::next_turn;
-/// assert_eq!(next_turn(5.0, 2, 3, 5.0), 6.5);
-/// assert_eq!(next_turn(0.0, 2, 1, 100.0), 100.0); // It keeps one turn that it has missed.
-/// ```
+/// The least turn of those that are in line longer and have jobs; less than all if there is none.
 #[must_use]
-pub fn next_turn(turn: f64, weight: i16, started: usize, current: f64) -> f64 {
-    let step = 1.0 / f64::from(weight.max(MIN_WEIGHT));
-    turn.max(current - step) + step * started as f64
+pub fn least_turn(contenders: &[Contender]) -> f64 {
+    let longer = contenders.iter().filter(|it| !it.is_new && !it.jobs.is_empty());
+    longer.map(|it| it.turn).min_by(f64::total_cmp).unwrap_or(f64::NEG_INFINITY)
 }
 
-/// The turn of a queue after a group of this weight has come to this next turn.
+/// The turn of a group after this many of its jobs have started beside groups whose least turn is
+/// this.
+///
+/// ```
+/// use fencepost_domain::turns::{Contender, turn_after};
+/// let group = |turn, is_new| Contender { turn, is_new, weight: 2, ..Contender::default() };
+/// assert_eq!(turn_after(&group(5.0, false), 3, 9.0), 6.5);
+/// assert_eq!(turn_after(&group(5.0, true), 3, 9.0), 10.5);
+/// ```
 #[must_use]
-pub fn queue_turn(current: f64, next_turn: f64, weight: i16) -> f64 {
-    current.max(next_turn - 1.0 / f64::from(weight.max(MIN_WEIGHT)))
+pub fn turn_after(group: &Contender, started: usize, least: f64) -> f64 {
+    let begins = if group.is_new { group.turn.max(least) } else { group.turn };
+    begins + started as f64 / f64::from(group.weight.max(MIN_WEIGHT))
 }
 
 /// How many jobs of a group may run while others wait: its share of all that run then, rounded up.
-fn share(weight: i16, weights: i64, running: i64) -> i64 {
-    (i64::from(weight) * running + weights - 1) / weights.max(1)
+#[must_use]
+pub fn share(weight: i16, weights: i64, running: i64) -> i64 {
+    let weights = weights.max(weight.into()).max(1);
+    (i64::from(weight) * running + weights - 1) / weights
 }
 
-/// Chooses which jobs start, up to `wanted`, in the order in which they are chosen. `running` is
-/// how many jobs of the queue run, and `with_keys` how many with each concurrency key.
+/// Chooses which jobs start, up to `wanted`, in the order in which they are chosen. `weights` is
+/// the weight of all groups in line, `running` how many jobs of the queue run, and `with_keys` how
+/// many with each concurrency key.
 #[must_use]
 pub fn choose(
     contenders: &[Contender],
     wanted: usize,
-    (current, running): (f64, i64),
+    (weights, running): (i64, i64),
     with_keys: &mut [i64],
 ) -> Vec<usize> {
-    let weights = contenders.iter().filter(|it| !it.jobs.is_empty());
-    let weights = weights.map(|it| i64::from(it.weight)).sum::<i64>();
     let all = running + i64::try_from(wanted).unwrap_or(i64::MAX - running);
+    let least = least_turn(contenders);
     let mut places: Vec<_> = contenders.iter().map(Place::of).collect();
     let mut chosen = Vec::with_capacity(wanted);
     while chosen.len() < wanted {
         let next = (0..places.len())
             .filter_map(|number| {
-                let (it, place) = (&contenders[number], &places[number]);
-                let job = place.next_job(it, with_keys)?;
-                let has_share = it.running + place.started >= share(it.weight, weights, all);
-                let started = usize::try_from(place.started).unwrap_or(usize::MAX);
-                let turn = match started {
-                    0 => it.turn,
-                    _ => next_turn(it.turn, it.weight, started, current),
-                };
+                let (group, place) = (&contenders[number], &places[number]);
+                let job = place.next_job(group, with_keys)?;
+                let started = i64::try_from(place.started).unwrap_or(i64::MAX);
+                let has_share = group.running + started >= share(group.weight, weights, all);
+                let turn = turn_after(group, place.started, least);
                 Some(((has_share, turn), number, job))
             })
             .min_by(|a, b| a.0.0.cmp(&b.0.0).then(a.0.1.total_cmp(&b.0.1)));
@@ -102,7 +106,7 @@ pub fn choose(
 
 /// What was chosen of a group.
 struct Place {
-    started: i64,
+    started: usize,
     taken: Vec<bool>,
 }
 
@@ -113,7 +117,8 @@ impl Place {
 
     /// The index of its best job that may start.
     fn next_job(&self, group: &Contender, with_keys: &[i64]) -> Option<usize> {
-        if group.room.is_some_and(|room| self.started >= room) {
+        let started = i64::try_from(self.started).unwrap_or(i64::MAX);
+        if group.room.is_some_and(|room| started >= room) {
             return None;
         }
         (0..group.jobs.len()).find(|&index| {
@@ -132,22 +137,22 @@ mod tests {
     /// A group with this many jobs, numbered from `first`.
     fn group(turn: f64, weight: i16, running: i64, jobs: std::ops::Range<usize>) -> Contender {
         let jobs = jobs.map(|number| ContendingJob { number, key: None }).collect();
-        Contender { turn, weight, running, room: None, jobs }
+        Contender { turn, is_new: false, weight, running, room: None, jobs }
     }
 
     #[test]
     fn a_single_job_of_another_group_comes_before_the_second_of_many() {
         let groups = [group(0.0, 1, 0, 0..500), group(0.0, 1, 0, 500..501)];
-        assert_eq!(choose(&groups, 3, (0.0, 0), &mut []), [0, 500, 1]);
+        assert_eq!(choose(&groups, 3, (2, 0), &mut []), [0, 500, 1]);
     }
 
     #[test]
     fn a_group_of_slow_jobs_leaves_workers_to_others() {
         // It holds five of six workers, and would be next by its turn.
         let groups = [group(0.0, 1, 5, 0..10), group(9.0, 1, 1, 10..20)];
-        assert_eq!(choose(&groups, 2, (9.0, 6), &mut []), [10, 11]);
+        assert_eq!(choose(&groups, 2, (2, 6), &mut []), [10, 11]);
         // No other group has a job: no worker waits.
-        assert_eq!(choose(&groups[..1], 2, (9.0, 6), &mut []), [0, 1]);
+        assert_eq!(choose(&groups[..1], 2, (1, 6), &mut []), [0, 1]);
     }
 
     #[test]
@@ -156,39 +161,41 @@ mod tests {
         for job in &mut keyed.jobs[..2] {
             job.key = Some((0, 1));
         }
-        assert_eq!(choose(std::slice::from_ref(&keyed), 3, (0.0, 0), &mut [0]), [0, 2]);
+        assert_eq!(choose(std::slice::from_ref(&keyed), 3, (1, 0), &mut [0]), [0, 2]);
         keyed.room = Some(1);
-        assert_eq!(choose(&[keyed], 3, (0.0, 0), &mut [1]), [2]);
+        assert_eq!(choose(&[keyed], 3, (1, 0), &mut [1]), [2]);
     }
 
-    /// Lets `workers` take jobs of groups that always have some, and counts starts. A job takes as
-    /// many steps as its group says.
-    fn simulate(weights: &[i16], steps_of: &[usize], workers: usize, steps: usize) -> Vec<usize> {
-        let (mut turns, mut current) = (vec![0.0; weights.len()], 0.0);
+    /// Lets `workers` take jobs of groups that always have some, one at a time, and counts starts. A
+    /// job takes as many steps as its group says. A claim sees the groups with the least turns, as
+    /// many as `seen`, and more if those have their share.
+    fn simulate(
+        weights: &[i16],
+        steps_of: &[usize],
+        (workers, seen): (usize, usize),
+        steps: usize,
+    ) -> Vec<usize> {
+        let all: i64 = weights.iter().map(|it| i64::from(*it)).sum();
+        let mut turns = vec![0.0; weights.len()];
         let (mut started, mut running) = (vec![0; weights.len()], Vec::<(usize, usize)>::new());
         for step in 0..steps {
             running.retain(|it| it.1 > step);
-            let of_group = |group| running.iter().filter(|it| it.0 == group).count() as i64;
-            let contenders: Vec<_> = weights
-                .iter()
-                .enumerate()
-                .map(|(number, weight)| {
-                    let jobs = number * workers..(number + 1) * workers;
-                    group(turns[number], *weight, of_group(number), jobs)
-                })
-                .collect();
-            let wanted = workers - running.len();
-            let chosen = choose(&contenders, wanted, (current, running.len() as i64), &mut []);
-            let mut counts = vec![0; weights.len()];
-            for number in chosen {
-                counts[number / workers] += 1;
-                running.push((number / workers, step + steps_of[number / workers]));
-            }
-            let before = current;
-            for (number, count) in counts.iter().enumerate().filter(|it| *it.1 > 0) {
-                started[number] += count;
-                turns[number] = next_turn(turns[number], weights[number], *count, before);
-                current = queue_turn(current, turns[number], weights[number]);
+            while running.len() < workers {
+                let of_group = |group| running.iter().filter(|it| it.0 == group).count() as i64;
+                let mut line: Vec<_> = (0..weights.len()).collect();
+                line.sort_by(|a, b| f64::total_cmp(&turns[*a], &turns[*b]));
+                let runs = running.len() as i64 + 1;
+                let is_able = |it: &&usize| of_group(**it) < share(weights[**it], all, runs);
+                let mut first = line.iter().position(|it| is_able(&it)).unwrap_or(0) + 1;
+                first = first.max(seen).min(line.len());
+                let contenders: Vec<_> = line[..first]
+                    .iter()
+                    .map(|it| group(turns[*it], weights[*it], of_group(*it), *it..*it + 1))
+                    .collect();
+                let chosen = choose(&contenders, 1, (all, running.len() as i64), &mut [])[0];
+                started[chosen] += 1;
+                turns[chosen] += 1.0 / f64::from(weights[chosen]);
+                running.push((chosen, step + steps_of[chosen]));
             }
         }
         started
@@ -197,7 +204,7 @@ mod tests {
     #[test]
     fn groups_of_equal_jobs_start_them_in_proportion_to_their_weights() {
         let weights: Vec<i16> = (0..1_000).map(|it| it % 10 + 1).collect();
-        let started = simulate(&weights, &vec![1; weights.len()], 20, 1_000);
+        let started = simulate(&weights, &vec![1; weights.len()], (20, 18), 500);
         let all: usize = started.iter().sum();
         let sum: usize = weights.iter().map(|it| *it as usize).sum();
         for (weight, jobs) in weights.iter().zip(&started) {
@@ -212,10 +219,28 @@ mod tests {
         // Ten groups, of which one has jobs that take 50 times as long.
         let mut steps_of = vec![1; 10];
         steps_of[0] = 50;
-        let started = simulate(&[1; 10], &steps_of, 20, 1_000);
+        let started = simulate(&[1; 10], &steps_of, (20, 18), 1_000);
         let time: Vec<_> = started.iter().zip(&steps_of).map(|(a, b)| a * b).collect();
         assert!((1_800..=2_100).contains(&time[0]), "two of 20 workers for 1,000 steps: {time:?}");
         assert!(time[1..].iter().all(|it| *it >= 1_900), "{time:?}");
+    }
+
+    #[test]
+    fn many_groups_of_slow_jobs_have_a_worker_each_and_no_more() {
+        let mut steps_of = vec![1; 200];
+        steps_of[..30].fill(500);
+        let started = simulate(&[1; 200], &steps_of, (50, 18), 400);
+        assert!(started[..30].iter().all(|it| *it == 1), "{:?}", &started[..30]);
+        assert_eq!(started[30..].iter().sum::<usize>(), 20 * 400 + 30 - 30, "20 workers are left");
+    }
+
+    #[test]
+    fn a_group_that_comes_into_line_begins_beside_the_others() {
+        let mut new = group(0.0, 1, 0, 10..20);
+        new.is_new = true;
+        let groups = [group(500.0, 1, 0, 0..10), new];
+        let chosen = choose(&groups, 4, (2, 0), &mut []);
+        assert_eq!(chosen.iter().filter(|it| **it >= 10).count(), 2, "{chosen:?}");
     }
 
     proptest! {
@@ -237,11 +262,11 @@ mod tests {
                     let (key, limit, is_keyed) = keys[number];
                     ContendingJob { number, key: is_keyed.then_some((key, limit)) }
                 }).collect();
-                Contender { turn, weight, running, room, jobs }
+                Contender { turn, is_new: number % 3 == 0, weight, running, room, jobs }
             }).collect();
             let mut with_keys = [0_i64; 4];
             let running = contenders.iter().map(|it| it.running).sum();
-            let chosen = choose(&contenders, wanted, (10.0, running), &mut with_keys);
+            let chosen = choose(&contenders, wanted, (100, running), &mut with_keys);
             prop_assert!(chosen.len() <= wanted);
             let mut sorted = chosen.clone();
             sorted.sort_unstable();

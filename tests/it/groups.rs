@@ -5,6 +5,7 @@ mod crashes;
 mod limits;
 mod order;
 mod pauses;
+mod turn_edges;
 mod turns;
 
 use crate::harness::{TestProject, run, until};

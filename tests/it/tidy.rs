@@ -161,7 +161,6 @@ fn every_statement_on_a_tenants_table_names_the_project() {
         "queue_handouts",
         "group_handouts",
         "group_turns",
-        "queue_turns",
         "group_overrides",
         "queue_types",
         "dead_letters",

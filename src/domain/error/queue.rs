@@ -13,8 +13,8 @@ pub enum QueueError {
     #[error("the job has a place in its group, and the order is strict: it keeps its queue")]
     GroupOrdered,
 
-    /// It has no jobs, and is not paused.
-    #[error("no job or pause of this group in the queue")]
+    /// It has no jobs and no rules, and is not paused.
+    #[error("no job, pause or rules of this group in the queue")]
     GroupNotFound,
 
     /// Its head is no dead letter.

@@ -10,10 +10,9 @@ use uuid::Uuid;
 
 use fencepost_store::{
     claims::{
-        LeasedJob, QueueClaim,
+        ClaimKey, LeasedJob, QueueClaim,
         limited_claims::{self, ClaimLimits, ConstraintKey, MAX_PAGE_CONSTRAINT_KEYS},
     },
-    groups::overrides,
     queues::queue_limits::{self, Handouts, QueueRules},
 };
 
@@ -97,27 +96,30 @@ async fn find(
     rate: Option<&Rate>,
 ) -> sqlx::Result<LimitedClaimed> {
     let paused_types = rules.map_or(&[][..], |it| &it.paused_types);
-    let Locked { open, is_all, was_contended } = lock_keys(tx, claim, paused_types).await?;
     let slots = i64::try_from(claim.slots.len()).unwrap_or(i64::MAX);
     let max_jobs = rate.map_or(slots, |it| slots.min(it.allowed().into()));
+    let job_types = types(tx, claim, paused_types).await?;
     // Commands are found by an index of their own.
     if let Some(rules) = rules.filter(|it| it.has_turns && !claim.only_commands) {
-        let found = turn_claim::claim(tx, claim, rules, (&open, max_jobs)).await?;
-        if found.chosen > 0 {
-            let TurnClaimed { jobs, chosen, may_be_more } = found;
-            let was_contended = was_contended || may_be_more && chosen < claim.slots.len();
+        let by = (job_types.as_deref(), max_jobs);
+        let found = turn_claim::claim(tx, claim, rules, by).await?;
+        let TurnClaimed { jobs, chosen, may_be_more, was_contended } = found;
+        // While the turns begin, there are jobs that are not found by their groups yet.
+        if chosen > 0 || !rules.begins_turns {
+            let is_short = chosen < claim.slots.len();
+            let was_contended = was_contended || chosen > 0 && may_be_more && is_short;
             return Ok(LimitedClaimed { jobs, chosen, was_contended, pause_for: None });
         }
-        // Jobs may be left whose groups are not in line yet.
     }
-    let job_types = types(tx, claim, paused_types).await?;
+    // Turns are no order of the queue.
+    let from = match rules.is_some_and(|it| it.has_turns) {
+        true => ClaimKey::ZERO,
+        false => claim.from,
+    };
+    let claim = &QueueClaim { from, ..claim.clone() };
+    let Locked { open, is_all, was_contended } = lock_keys(tx, claim, paused_types).await?;
     let by = (rules, job_types.as_deref(), open.as_slice());
-    let mut groups = limited_groups::read(tx, claim, by).await?;
-    if rules.is_some_and(|it| it.has_turns) {
-        // Their limits are known in their turn alone.
-        let own = overrides::limited(tx, claim.project_id, claim.queue).await?;
-        groups.limits.full.extend(own);
-    }
+    let groups = limited_groups::read(tx, claim, by).await?;
     let limits = ClaimLimits {
         constraint_keys: &open,
         job_types: job_types.as_deref(),

@@ -1,13 +1,16 @@
 //! Limits of the groups of a queue, as a claim keeps them: it holds the lock of the queue, so what
 //! it counts is exact.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use chrono::{DateTime, Utc};
 use fencepost_domain::rate::{Handout, RateLimits};
 use fencepost_store::{
     claims::{LeasedJob, QueueClaim, limited_claims::GroupLimits},
-    groups::rates::{self, GroupStarts, KeptStarts, Sought},
+    groups::{
+        overrides,
+        rates::{self, GroupStarts, KeptStarts, Sought},
+    },
     queues::queue_limits::{self, QueueRules},
 };
 use sqlx::PgConnection;
@@ -18,6 +21,8 @@ use uuid::Uuid;
 pub(super) struct Groups {
     pub limits: GroupLimits,
     rates: RateLimits,
+    /// Rates that groups have of their own.
+    own_rates: HashMap<String, RateLimits>,
     /// Starts of the groups that are candidates.
     starts: HashMap<String, Vec<Handout>>,
 }
@@ -30,6 +35,19 @@ pub(super) async fn read(
     (rules, job_types, open): (Option<&QueueRules>, Option<&[String]>, &[Uuid]),
 ) -> sqlx::Result<Groups> {
     let Some(rules) = rules else { return Ok(Groups::default()) };
+    let mut groups = read_common(tx, claim, (rules, job_types, open)).await?;
+    if rules.has_turns {
+        groups.add_own(tx, claim, rules).await?;
+    }
+    Ok(groups)
+}
+
+/// The same by the limits of the queue alone.
+async fn read_common(
+    tx: &mut PgConnection,
+    claim: &QueueClaim<'_>,
+    (rules, job_types, open): (&QueueRules, Option<&[String]>, &[Uuid]),
+) -> sqlx::Result<Groups> {
     let max_running = rules.group_max_running.map(i64::from);
     let stored = rules.group_rate_counts.as_deref().zip(rules.group_rate_seconds.as_deref());
     let running = match max_running {
@@ -67,11 +85,12 @@ pub(super) async fn read(
             starts.insert(group, of_group);
         }
     }
-    if !strays.is_empty() {
+    // Where groups take turns, no job waits for its group.
+    if !strays.is_empty() && !rules.has_turns {
         // Admission lets their jobs wait, so that no further claim walks over them.
         rates::note(tx, project_id, queue, &strays).await?;
     }
-    Ok(Groups { limits, rates: limits_by_rate, starts })
+    Ok(Groups { limits, rates: limits_by_rate, starts, ..Groups::default() })
 }
 
 /// The limits of groups beside their running jobs, where `max` may run of each.
@@ -83,6 +102,45 @@ fn beside(running: Vec<(String, i64)>, max: i64) -> GroupLimits {
 }
 
 impl Groups {
+    /// Replaces the limits of groups that have some of their own.
+    async fn add_own(
+        &mut self,
+        tx: &mut PgConnection,
+        claim: &QueueClaim<'_>,
+        rules: &QueueRules,
+    ) -> sqlx::Result<()> {
+        let own = overrides::limited(tx, claim.project_id, claim.queue).await?;
+        if own.is_empty() {
+            return Ok(());
+        }
+        let running = queue_limits::busy_groups(tx, claim.project_id, claim.queue).await?;
+        let running: HashMap<_, _> = running.into_iter().collect();
+        let own_names: HashSet<_> = own.iter().map(|it| it.group.clone()).collect();
+        self.limits.full.retain(|it| !own_names.contains(it));
+        let others = std::mem::take(&mut self.limits.open).into_iter();
+        let others = others.zip(std::mem::take(&mut self.limits.room));
+        let others = others.filter(|it| !own_names.contains(&it.0));
+        (self.limits.open, self.limits.room) = others.unzip();
+        for it in own {
+            let max = it.max_running.or(rules.group_max_running).map(i64::from);
+            let beside = max.map(|max| max - running.get(&it.group).copied().unwrap_or(0));
+            let rates = it.rates.unwrap_or_else(|| self.rates.clone());
+            let by_rates = (!rates.is_empty()).then(|| i64::from(rates.allows(&it.starts, it.now)));
+            match beside.into_iter().chain(by_rates).min() {
+                Some(room) if room <= 0 => self.limits.full.push(it.group),
+                room => {
+                    self.limits.open.push(it.group.clone());
+                    self.limits.room.push(room.unwrap_or(i64::MAX));
+                    self.starts.insert(it.group.clone(), it.starts);
+                    if !rates.is_empty() {
+                        self.own_rates.insert(it.group, rates);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Stores that these jobs have started, if their groups have rates.
     pub(super) async fn keep(
         &self,
@@ -90,13 +148,14 @@ impl Groups {
         claim: &QueueClaim<'_>,
         jobs: &[LeasedJob],
     ) -> sqlx::Result<()> {
-        if self.rates.is_empty() {
+        if self.rates.is_empty() && self.own_rates.is_empty() {
             return Ok(());
         }
         // They count from when they were claimed, all at the same time.
         let Some(now) = jobs.iter().map(|it| it.claimed_at).max() else { return Ok(()) };
         let kept = count_by_group(jobs).into_iter().filter_map(|(group, jobs)| {
-            add_starts(&self.rates, (group, self.starts.get(group)?), jobs, now)
+            let rates = self.own_rates.get(group).unwrap_or(&self.rates);
+            add_starts(rates, (group, self.starts.get(group)?), jobs, now)
         });
         let kept: Vec<_> = kept.collect();
         match kept.is_empty() {

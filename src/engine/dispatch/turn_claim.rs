@@ -5,14 +5,15 @@ use std::collections::{HashMap, HashSet};
 
 use chrono::{DateTime, TimeDelta, Utc};
 use fencepost_domain::{
+    ids::JobId,
     rate::RateLimits,
-    turns::{Contender, ContendingJob, choose, next_turn, queue_turn},
+    turns::{Contender, ContendingJob, choose, least_turn, share, turn_after},
 };
 use fencepost_store::{
     claims::{
         LeasedJob, QueueClaim,
-        limited_claims::{ClaimLimits, GroupLimits},
-        turn_claims::{self, GroupInLine, MAX_PAGE_GROUPS, Page},
+        limited_claims::{self, ClaimLimits, GroupLimits},
+        turn_claims::{self, GroupInLine, GroupStanding, MAX_PAGE_GROUPS, Page},
     },
     groups::{
         rates,
@@ -20,19 +21,24 @@ use fencepost_store::{
     },
     queues::queue_limits::QueueRules,
 };
+use rand::Rng;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::limited_groups;
 
 /// Pages of groups that one claim reads at most.
-const MAX_PAGES: usize = 5;
+const MAX_PAGES: usize = 4;
 /// Groups that a claim reads at first, beyond two for each job that it wants.
 const SPARE_GROUPS: usize = 16;
 /// Jobs of one group that a claim reads at most.
 const MAX_JOBS_OF_GROUP: usize = 50;
-/// A paused group rests no longer: its end may have been missed.
-const MAX_REST: TimeDelta = TimeDelta::hours(1);
+/// Concurrency keys that a claim locks beyond one for each job that it wants.
+const SPARE_KEYS: usize = 16;
+/// A group that lets nothing start is looked at again after this time, whatever is noted of it.
+const MAX_REST: TimeDelta = TimeDelta::minutes(1);
+/// The same of a group of which as many jobs run as may: the end of one is noted.
+const FULL_REST: TimeDelta = TimeDelta::seconds(5);
 
 /// The findings of such a claim.
 #[derive(Debug, Default)]
@@ -42,23 +48,31 @@ pub(super) struct TurnClaimed {
     pub chosen: usize,
     /// Whether there may be more jobs.
     pub may_be_more: bool,
+    /// Whether another claim holds concurrency keys.
+    pub was_contended: bool,
 }
 
-/// Claims jobs of the groups whose turn it is. The queue and the constraint keys must be locked.
+/// Claims jobs of the groups whose turn it is; without `job_types`, of any type. The queue must be
+/// locked.
 pub(super) async fn claim(
     tx: &mut PgConnection,
     claim: &QueueClaim<'_>,
     rules: &QueueRules,
-    (open_keys, max_jobs): (&[Uuid], i64),
+    (job_types, max_jobs): (Option<&[String]>, i64),
 ) -> sqlx::Result<TurnClaimed> {
     let wanted = usize::try_from(max_jobs).unwrap_or(0).min(claim.slots.len());
-    let current = turns::current(tx, claim.project_id, claim.queue).await?;
+    if wanted == 0 {
+        return Ok(TurnClaimed::default());
+    }
     let running = turn_claims::running(tx, claim.project_id, claim.queue).await?;
+    let in_line = turn_claims::count_in_line(tx, claim.project_id, claim.queue).await?;
     let limits = Limits::of(rules, running.into_iter().collect());
-    let (line, may_be_more) = read_line(tx, claim, rules, (open_keys, wanted), &limits).await?;
-    let mut changes = limits.changes(&line);
-    let chosen = choose_jobs(tx, claim, &line, &limits, (current, wanted)).await?;
-    let (mut jobs, mut selected, mut next) = (Vec::new(), 0, current);
+    let mut line = Line { groups: Vec::new(), weights: in_line, wanted, may_be_more: false };
+    line.read(tx, claim, rules, (job_types, &limits)).await?;
+    let contenders = line.contenders(tx, claim, &limits).await?;
+    let mut changes = limits.rests(tx, claim, &line.groups).await?;
+    let chosen = line.choose(&contenders, &limits);
+    let (mut jobs, mut selected) = (Vec::new(), 0);
     if !chosen.is_empty() {
         let limits_of_claim = ClaimLimits {
             constraint_keys: &[],
@@ -69,13 +83,15 @@ pub(super) async fn claim(
             max_jobs,
         };
         (jobs, selected) = turn_claims::lease(tx, claim, limits_of_claim, &chosen).await?;
-        next = add_turns(&mut changes, &line, &jobs, current);
-        limits.keep_starts(tx, claim, &line, &jobs).await?;
+        changes.turns = line.turns(&contenders.groups, &jobs);
+        limits.keep_starts(tx, claim, &line.groups, &jobs).await?;
     }
     if !changes.is_empty() {
-        turns::keep(tx, (claim.project_id, claim.queue), &changes, next).await?;
+        turns::keep(tx, (claim.project_id, claim.queue), &changes).await?;
     }
-    Ok(TurnClaimed { jobs, chosen: selected, may_be_more })
+    let may_be_more = line.may_be_more || contenders.are_cut;
+    let was_contended = contenders.was_contended;
+    Ok(TurnClaimed { jobs, chosen: selected, may_be_more, was_contended })
 }
 
 /// The limits of groups, and how many jobs of each run.
@@ -97,43 +113,73 @@ impl Limits {
         self.running.get(group).copied().unwrap_or(0)
     }
 
+    fn all_running(&self) -> i64 {
+        self.running.values().sum()
+    }
+
     /// How many jobs of a group may run; none: all. Jobs without a group have no such limits.
-    fn max_running(&self, it: &GroupInLine) -> Option<i64> {
-        let max = it.max_running.map(i64::from).or(self.max_running);
-        max.filter(|_| !it.group.is_empty())
+    fn max_running(&self, group: &str, standing: &GroupStanding) -> Option<i64> {
+        let max = standing.max_running.map(i64::from).or(self.max_running);
+        max.filter(|_| !group.is_empty())
     }
 
     /// The rates of a group; none: it has none.
-    fn rates<'a>(&'a self, it: &'a GroupInLine) -> Option<&'a RateLimits> {
-        let rates = it.rates.as_ref().unwrap_or(&self.rates);
-        Some(rates).filter(|rates| !it.group.is_empty() && !rates.is_empty())
+    fn rates<'a>(&'a self, group: &str, standing: &'a GroupStanding) -> Option<&'a RateLimits> {
+        let rates = standing.rates.as_ref().unwrap_or(&self.rates);
+        Some(rates).filter(|rates| !group.is_empty() && !rates.is_empty())
     }
 
     /// How many more jobs of a group may start; none: all.
     fn room(&self, it: &GroupInLine) -> Option<i64> {
-        let by_rates = self.rates(it).map(|rates| i64::from(rates.allows(&it.starts, it.now)));
-        let beside = self.max_running(it).map(|max| (max - self.running(&it.group)).max(0));
+        let GroupInLine { group, standing, .. } = it;
+        let by_rates = self.rates(group, standing);
+        let by_rates = by_rates.map(|it| i64::from(it.allows(&standing.starts, standing.now)));
+        let beside = self.max_running(group, standing);
+        let beside = beside.map(|max| (max - self.running(group)).max(0));
         by_rates.into_iter().chain(beside).min()
     }
 
-    /// Groups that let nothing start for now, and those that have nothing to start.
-    fn changes(&self, line: &[GroupInLine]) -> TurnChanges {
-        let mut changes = TurnChanges::default();
-        for it in line {
-            let full = self.max_running(it).filter(|max| self.running(&it.group) >= *max);
-            match self.rests_until(it) {
-                Some(at) => changes.rests.push((it.group.clone(), at)),
-                None if it.is_empty => changes.empty.push(it.group.clone()),
-                None => changes.full.extend(full.map(|max| (it.group.clone(), max))),
-            }
-        }
-        changes
+    /// Until when a group lets nothing start of which this many jobs run; none: it lets some start.
+    fn rests_until(
+        &self,
+        (group, running): (&str, i64),
+        standing: &GroupStanding,
+    ) -> Option<DateTime<Utc>> {
+        let now = standing.now;
+        let by_rates = || self.rates(group, standing)?.next_at(&standing.starts, now);
+        let is_full = self.max_running(group, standing).is_some_and(|max| running >= max);
+        let until = standing.paused_until.or_else(by_rates);
+        let until = until.or_else(|| is_full.then_some(now + FULL_REST))?;
+        Some(until.min(now + MAX_REST))
     }
 
-    /// Until when a group is paused, or has used up its rates.
-    fn rests_until(&self, it: &GroupInLine) -> Option<DateTime<Utc>> {
-        let by_rates = || self.rates(it)?.next_at(&it.starts, it.now);
-        Some(it.paused_until.or_else(by_rates)?.min(it.now + MAX_REST))
+    /// Groups that let nothing start for now, and those that have nothing to start. What lets a
+    /// group rest is read again with its row locked: what ends it may have been noted meanwhile,
+    /// and the note be gone.
+    async fn rests(
+        &self,
+        tx: &mut PgConnection,
+        claim: &QueueClaim<'_>,
+        line: &[GroupInLine],
+    ) -> sqlx::Result<TurnChanges> {
+        let rests = |it: &&GroupInLine| {
+            let named = (it.group.as_str(), self.running(&it.group));
+            self.rests_until(named, &it.standing).is_some()
+        };
+        let resting: Vec<_> = line.iter().filter(rests).map(|it| it.group.as_str()).collect();
+        let empty = line.iter().filter(|it| it.is_empty && !resting.contains(&it.group.as_str()));
+        let empty = empty.map(|it| it.group.clone()).collect();
+        let mut changes = TurnChanges { empty, ..TurnChanges::default() };
+        if !resting.is_empty() {
+            let queue = (claim.project_id, claim.queue);
+            turn_claims::hold(tx, queue, &resting).await?;
+            for (group, standing, running) in turn_claims::standings(tx, queue, &resting).await? {
+                if let Some(until) = self.rests_until((&group, running), &standing) {
+                    changes.rests.push((group, until));
+                }
+            }
+        }
+        Ok(changes)
     }
 
     /// Stores that these jobs have started, of groups with rates.
@@ -147,9 +193,10 @@ impl Limits {
         // They count from when they were claimed, all at the same time.
         let Some(now) = jobs.iter().map(|it| it.claimed_at).max() else { return Ok(()) };
         let started = limited_groups::count_by_group(jobs);
-        let kept = line.iter().filter_map(|group| {
-            let (rates, jobs) = (self.rates(group)?, *started.get(group.group.as_str())?);
-            limited_groups::add_starts(rates, (&group.group, &group.starts), jobs, now)
+        let kept = line.iter().filter_map(|it| {
+            let rates = self.rates(&it.group, &it.standing)?;
+            let jobs = *started.get(it.group.as_str())?;
+            limited_groups::add_starts(rates, (&it.group, &it.standing.starts), jobs, now)
         });
         let kept: Vec<_> = kept.collect();
         match kept.is_empty() {
@@ -159,102 +206,169 @@ impl Limits {
     }
 }
 
-/// The groups in line, until enough jobs are found. Says whether there may be more.
-async fn read_line(
-    tx: &mut PgConnection,
-    claim: &QueueClaim<'_>,
-    rules: &QueueRules,
-    (constraint_keys, wanted): (&[Uuid], usize),
-    limits: &Limits,
-) -> sqlx::Result<(Vec<GroupInLine>, bool)> {
-    let jobs = wanted.min(MAX_JOBS_OF_GROUP);
-    let (mut line, mut able): (Vec<GroupInLine>, usize) = (Vec::new(), 0);
-    let mut is_whole = false;
-    for number in 0..MAX_PAGES {
-        let groups = match number {
-            0 => MAX_PAGE_GROUPS.min(2 * wanted + SPARE_GROUPS),
-            _ => MAX_PAGE_GROUPS,
-        };
-        let page = Page {
-            after: line.last().map_or((f64::NEG_INFINITY, ""), |it| (it.turn, &it.group)),
-            groups: groups as i64,
-            jobs: jobs as i64,
-            paused_types: &rules.paused_types,
-            constraint_keys,
-        };
-        let found = turn_claims::page(tx, claim, page).await?;
-        is_whole = found.len() < groups;
-        for it in &found {
-            let room = limits.room(it).map_or(usize::MAX, |it| usize::try_from(it).unwrap_or(0));
-            able += it.jobs.len().min(room);
-        }
-        line.extend(found);
-        if is_whole || able >= wanted {
-            break;
-        }
-    }
-    let may_be_more = !is_whole || line.iter().any(|it| it.jobs.len() == jobs);
-    Ok((line, may_be_more))
+/// The groups in line that a claim looks at.
+struct Line {
+    groups: Vec<GroupInLine>,
+    /// The weight of all groups in line.
+    weights: i64,
+    /// How many jobs the claim wants.
+    wanted: usize,
+    may_be_more: bool,
 }
 
-/// The jobs that start next, in the order of turns.
-async fn choose_jobs(
-    tx: &mut PgConnection,
-    claim: &QueueClaim<'_>,
-    line: &[GroupInLine],
-    limits: &Limits,
-    (current, wanted): (f64, usize),
-) -> sqlx::Result<Vec<fencepost_domain::ids::JobId>> {
-    let jobs = || line.iter().flat_map(|it| &it.jobs);
-    let names: HashSet<_> = jobs().filter_map(|it| it.concurrency_key.as_deref()).collect();
-    let names: Vec<_> = names.into_iter().collect();
-    let mut with_keys = match names.as_slice() {
-        [] => Vec::new(),
-        names => turn_claims::running_with_keys(tx, claim.project_id, names).await?,
-    };
-    let numbers: HashMap<_, _> = names.iter().enumerate().map(|(at, name)| (*name, at)).collect();
-    let ids: Vec<_> = jobs().map(|it| it.id).collect();
-    let mut next = 0..;
-    let contenders: Vec<_> = line
-        .iter()
-        .map(|it| Contender {
-            turn: it.turn,
-            weight: it.weight,
-            running: limits.running(&it.group),
-            room: limits.room(it),
-            jobs: it
-                .jobs
-                .iter()
-                .zip(next.by_ref())
-                .map(|(job, number)| {
-                    let key = job.concurrency_key.as_deref().and_then(|it| numbers.get(it));
-                    let limit = job.concurrency_limit.map(i64::from);
-                    ContendingJob { number, key: key.copied().zip(limit) }
-                })
-                .collect(),
-        })
-        .collect();
-    let running = limits.running.values().sum();
-    let chosen = choose(&contenders, wanted, (current, running), &mut with_keys);
-    Ok(chosen.into_iter().filter_map(|it| ids.get(it).copied()).collect())
+/// What the rule chooses among.
+struct Contenders {
+    groups: Vec<Contender>,
+    /// Ids of jobs, by their numbers.
+    ids: Vec<JobId>,
+    /// Running jobs with each concurrency key.
+    with_keys: Vec<i64>,
+    /// Whether jobs are left out whose keys are not locked, some because another claim holds them.
+    are_cut: bool,
+    was_contended: bool,
 }
 
-/// Moves the turns of the groups of these jobs on. Returns the turn of the queue.
-fn add_turns(
-    changes: &mut TurnChanges,
-    line: &[GroupInLine],
-    jobs: &[LeasedJob],
-    current: f64,
-) -> f64 {
-    let started = limited_groups::count_by_group(jobs);
-    let mut now = current;
-    for it in line {
-        if let Some(count) = started.get(it.group.as_str()) {
-            let count = usize::try_from(*count).unwrap_or(0);
-            let next = next_turn(it.turn, it.weight, count, current);
-            now = queue_turn(now, next, it.weight);
-            changes.turns.push((it.group.clone(), next));
+impl Line {
+    /// Reads groups until enough jobs are found of those that have less than their share.
+    async fn read(
+        &mut self,
+        tx: &mut PgConnection,
+        claim: &QueueClaim<'_>,
+        rules: &QueueRules,
+        (job_types, limits): (Option<&[String]>, &Limits),
+    ) -> sqlx::Result<()> {
+        let jobs = self.wanted.min(MAX_JOBS_OF_GROUP);
+        let after_key = Uuid::from_u128(u128::from(rand::rng().next_u64()) << 64);
+        let mut able = 0;
+        let mut is_whole = false;
+        for number in 0..MAX_PAGES {
+            let groups = match number {
+                0 => MAX_PAGE_GROUPS.min(2 * self.wanted + SPARE_GROUPS),
+                _ => MAX_PAGE_GROUPS,
+            };
+            let last = self.groups.last();
+            let page = Page {
+                after: last.map_or((f64::NEG_INFINITY, ""), |it| (it.turn, &it.group)),
+                groups: groups as i64,
+                jobs: jobs as i64,
+                job_types: claim.job_types,
+                paused_types: &rules.paused_types,
+                after_key,
+            };
+            let found = turn_claims::page(tx, claim, page).await?;
+            is_whole = found.len() < groups;
+            self.weights += found.iter().map(|it| i64::from(it.standing.weight) - 1).sum::<i64>();
+            able += found.iter().map(|it| self.able(it, limits)).sum::<usize>();
+            self.groups.extend(found);
+            if is_whole || able >= self.wanted {
+                break;
+            }
+        }
+        let is_cut = |it: &GroupInLine| {
+            it.jobs.is_empty() && !it.is_empty && it.standing.paused_until.is_none()
+        };
+        if let Some(job_types) = job_types.filter(|_| self.groups.iter().any(is_cut) || !is_whole) {
+            self.add(turn_claims::of_types(tx, claim, job_types).await?, jobs);
+        }
+        let has_more = |it: &GroupInLine| {
+            it.jobs.len() == jobs || limits.room(it).is_some_and(|room| room < it.jobs.len() as i64)
+        };
+        self.may_be_more = !is_whole || self.groups.iter().any(has_more);
+        Ok(())
+    }
+
+    /// How many jobs of a group may start within its share.
+    fn able(&self, it: &GroupInLine, limits: &Limits) -> usize {
+        let running = limits.all_running() + self.wanted as i64;
+        let share = share(it.standing.weight, self.weights, running) - limits.running(&it.group);
+        let room = limits.room(it).map_or(share, |room| room.min(share));
+        it.jobs.len().min(usize::try_from(room).unwrap_or(0))
+    }
+
+    /// Adds jobs of groups, up to `most` of each.
+    fn add(&mut self, found: Vec<GroupInLine>, most: usize) {
+        let known: HashMap<_, _> =
+            self.groups.iter().enumerate().map(|(at, it)| (it.group.clone(), at)).collect();
+        for mut group in found {
+            match known.get(&group.group) {
+                Some(&at) => {
+                    let jobs = &mut self.groups[at].jobs;
+                    group.jobs.retain(|it| !jobs.contains(it));
+                    jobs.extend(group.jobs);
+                    jobs.truncate(most);
+                }
+                None => {
+                    group.jobs.truncate(most);
+                    self.groups.push(group);
+                }
+            }
         }
     }
-    now
+
+    /// Locks concurrency keys, those of the first groups first, and leaves out jobs with others.
+    async fn contenders(
+        &self,
+        tx: &mut PgConnection,
+        claim: &QueueClaim<'_>,
+        limits: &Limits,
+    ) -> sqlx::Result<Contenders> {
+        let with_room = self.groups.iter().filter(|it| limits.room(it) != Some(0));
+        let mut seen = HashSet::new();
+        let names = with_room.flat_map(|it| &it.jobs);
+        let names = names.filter_map(|it| it.concurrency_key.as_deref());
+        let names: Vec<_> = names.filter(|it| seen.insert(*it)).collect();
+        let first = &names[..names.len().min(self.wanted + SPARE_KEYS)];
+        let locked = match first {
+            [] => Vec::new(),
+            first => limited_claims::lock_concurrency_keys(tx, claim.project_id, first).await?,
+        };
+        let open: Vec<_> =
+            first.iter().zip(&locked).filter(|it| *it.1).map(|(name, _)| *name).collect();
+        let with_keys = match open.as_slice() {
+            [] => Vec::new(),
+            open => turn_claims::running_with_keys(tx, claim.project_id, open).await?,
+        };
+        let numbers: HashMap<_, _> = open.iter().enumerate().map(|(at, it)| (*it, at)).collect();
+        let mut ids = Vec::new();
+        let groups = self.groups.iter().map(|group| {
+            let able = group.jobs.iter().filter_map(|job| {
+                let key = match job.concurrency_key.as_deref() {
+                    None => None,
+                    Some(name) => Some(*numbers.get(name)?),
+                };
+                ids.push(job.id);
+                let limit = job.concurrency_limit.map(i64::from);
+                Some(ContendingJob { number: ids.len() - 1, key: key.zip(limit) })
+            });
+            Contender {
+                turn: group.turn,
+                is_new: group.is_new,
+                weight: group.standing.weight,
+                running: limits.running(&group.group),
+                room: limits.room(group),
+                jobs: able.collect(),
+            }
+        });
+        let groups = groups.collect();
+        let (are_cut, was_contended) = (open.len() < names.len(), open.len() < first.len());
+        Ok(Contenders { groups, ids, with_keys, are_cut, was_contended })
+    }
+
+    /// The jobs that start next, in the order of turns.
+    fn choose(&self, contenders: &Contenders, limits: &Limits) -> Vec<JobId> {
+        let Contenders { groups, ids, with_keys, .. } = contenders;
+        let by = (self.weights, limits.all_running());
+        let chosen = choose(groups, self.wanted, by, &mut with_keys.clone());
+        chosen.into_iter().filter_map(|it| ids.get(it).copied()).collect()
+    }
+
+    /// The next turns of the groups of these jobs.
+    fn turns(&self, contenders: &[Contender], jobs: &[LeasedJob]) -> Vec<(String, f64)> {
+        let (started, least) = (limited_groups::count_by_group(jobs), least_turn(contenders));
+        let moved = self.groups.iter().zip(contenders).filter_map(|(group, contender)| {
+            let count = usize::try_from(*started.get(group.group.as_str())?).unwrap_or(0);
+            Some((group.group.clone(), turn_after(contender, count, least)))
+        });
+        moved.collect()
+    }
 }

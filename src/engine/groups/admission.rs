@@ -119,10 +119,12 @@ async fn walk(engine: &Engine, conn: &mut PgConnection) -> sqlx::Result<bool> {
         tx.commit().await?;
         return Ok(true);
     }
-    let is_more = match walk.job {
-        None => walks::step(&mut tx, &walk).await?,
-        Some(_) => walks::step_over_jobs(&mut tx, &walk).await?,
-    };
+    if walk.job.is_some() {
+        walks::step_over_jobs(&mut tx, &walk).await?;
+        tx.commit().await?;
+        return Ok(true);
+    }
+    let is_more = walks::step(&mut tx, &walk).await?;
     if !is_more {
         pauses::open_gates(&mut tx, &[(walk.project_id, walk.queue.clone())]).await?;
     }

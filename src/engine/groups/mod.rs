@@ -111,10 +111,12 @@ pub async fn put_rules(
     rules: &GroupOverride,
 ) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(group.project_id).await?;
-    let may = overrides::admittance(&mut conn, group, rules.expires_at, MAX_GROUP_OVERRIDES);
+    let mut tx = conn.begin().await?;
+    queues::lock_settings(&mut tx, group.project_id, &group.queue).await?;
+    let may = overrides::admittance(&mut tx, group, rules.expires_at, MAX_GROUP_OVERRIDES);
     let may = may.await?;
     if !may.has_turns {
-        let message = "its groups take no turns: set `groups.fair` of the queue first";
+        let message = "its groups take no turns: set its `groups` to `fair` true and `order` none";
         return Err(Error::invalid("queue", message));
     }
     if !may.is_ahead {
@@ -124,7 +126,8 @@ pub async fn put_rules(
         let (what, max) = ("groups with rules of their own", MAX_GROUP_OVERRIDES);
         return Err(Error::QuotaExceeded { what, max });
     }
-    overrides::put(&mut conn, group, rules).await?;
+    overrides::put(&mut tx, group, rules).await?;
+    tx.commit().await?;
     admit(engine, group);
     Ok(())
 }

@@ -6,6 +6,7 @@ use fencepost_domain::{
     ids::{JobId, LeaseId, ProjectId, WorkflowId},
     lease::{MIN_DEFAULT_LEASE_SECONDS, TIMEOUT_GRACE_SECONDS},
     rate::{Handout, RateLimits},
+    turns::MIN_WEIGHT,
 };
 use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
@@ -20,7 +21,14 @@ use crate::groups::rates;
 pub const MAX_PAGE_GROUPS: usize = 200;
 /// Jobs of a group that are examined at most beyond those that a claim wants: others have a type
 /// that it may not take, or have expired.
-const MAX_EXAMINED_JOBS: i64 = 100;
+const MAX_EXAMINED_JOBS: i64 = 20;
+/// Jobs of each type that a claim looks for in all groups, where it may not take all types: in its
+/// group such a job may be behind many of other types.
+const MAX_JOBS_OF_TYPE: i64 = 200;
+/// Constraint keys of a group that a claim looks at.
+const MAX_KEYS_OF_GROUP: i64 = 8;
+/// Groups in line are counted up to this number, as the weight of the line.
+const MAX_COUNTED_GROUPS: i64 = 1_000;
 
 /// A group in line, or the jobs without a group.
 #[derive(Debug, Clone)]
@@ -28,6 +36,19 @@ pub struct GroupInLine {
     /// Empty: the jobs without a group.
     pub group: String,
     pub turn: f64,
+    /// Whether it has come into line since it started a job last.
+    pub is_new: bool,
+    /// Its rules and counted starts.
+    pub standing: GroupStanding,
+    /// Whether it has no job at all that may start, of whatever type.
+    pub is_empty: bool,
+    /// Its best jobs, in their order.
+    pub jobs: Vec<JobInLine>,
+}
+
+/// What limits a group.
+#[derive(Debug, Clone)]
+pub struct GroupStanding {
     pub weight: i16,
     /// Its own limits, in place of those of its queue: running jobs, and rates.
     pub max_running: Option<i32>,
@@ -38,14 +59,10 @@ pub struct GroupInLine {
     pub starts: Vec<Handout>,
     /// The database's clock.
     pub now: DateTime<Utc>,
-    /// Whether it has no job at all that may start, of whatever type.
-    pub is_empty: bool,
-    /// Its best jobs, in their order.
-    pub jobs: Vec<JobInLine>,
 }
 
 /// A job that a claim may take.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobInLine {
     pub id: JobId,
     pub concurrency_key: Option<String>,
@@ -58,11 +75,31 @@ pub struct Page<'a> {
     /// The last group of the page before.
     pub after: (f64, &'a str),
     pub groups: i64,
-    /// Jobs of each group.
+    /// Jobs of each group, and of each of its constraint keys.
     pub jobs: i64,
+    /// Types that the claim may take; empty: all.
+    pub job_types: &'a [String],
     pub paused_types: &'a [String],
-    /// Constraint keys whose jobs may start.
-    pub constraint_keys: &'a [Uuid],
+    /// Constraint keys are looked at from this one on.
+    pub after_key: Uuid,
+}
+
+/// The row of a group, with a job of it if there is one.
+struct LineRow {
+    group: String,
+    turn: f64,
+    is_new: bool,
+    weight: i16,
+    max_running: Option<i32>,
+    rate_counts: Option<Vec<i32>>,
+    rate_seconds: Option<Vec<i32>>,
+    paused_until: Option<DateTime<Utc>>,
+    starts: Option<Json<rates::Stored>>,
+    now: DateTime<Utc>,
+    is_empty: bool,
+    id: Option<JobId>,
+    concurrency_key: Option<String>,
+    concurrency_limit: Option<i32>,
 }
 
 /// The next groups in line, each with its best jobs that the claim may take.
@@ -71,21 +108,25 @@ pub async fn page(
     claim: &QueueClaim<'_>,
     page: Page<'_>,
 ) -> sqlx::Result<Vec<GroupInLine>> {
-    let rows = sqlx::query!(
+    let rows = sqlx::query_as!(
+        LineRow,
         r#"
         with line as materialized (
-            select group_key, turn
+            select group_key, turn, is_new
             from group_turns
             where project_id = $1 and queue = $2 and rest_until is null
                 and (turn, group_key) > ($3::float8, $4::text)
             order by turn, group_key
             limit $5
         )
-        select line.group_key "group!", line.turn "turn!", coalesce(own.weight, 1::smallint) "weight!",
-               own.max_running "max_running?", own.rate_counts "rate_counts?",
-               own.rate_seconds "rate_seconds?",
-               pause.paused_until "paused_until?", past.starts "starts?: Json<rates::Stored>",
-               statement_timestamp() "now!",
+        select line.group_key "group!", line.turn "turn!", line.is_new "is_new!",
+               coalesce(own.weight, $13::smallint) "weight!", own.max_running "max_running?",
+               own.rate_counts "rate_counts?", own.rate_seconds "rate_seconds?",
+               -- A pause may have no end.
+               case when pause.paused_until is not null then least(
+                   pause.paused_until, statement_timestamp() + interval '1 day'
+               ) end as paused_until,
+               past.starts "starts?: Json<rates::Stored>", statement_timestamp() "now!",
                job.id is null and not has_turn_jobs($1, $2, line.group_key) "is_empty!",
                job.id "id?: JobId", job.concurrency_key "concurrency_key?",
                job.concurrency_limit "concurrency_limit?"
@@ -99,67 +140,10 @@ pub async fn page(
             on past.project_id = $1 and past.queue = $2 and past.group_key = line.group_key
         left join lateral (
             select *
-            from (
-                (
-                    select id, rank, run_at, null as concurrency_key, null::int as concurrency_limit
-                    from (
-                        select id, rank, run_at, job_type, expires_at
-                        from jobs
-                        where project_id = $1 and queue = $2 and group_key = line.group_key
-                            and waits_for_group is false and state = 'pending'
-                            and constraint_key is null
-                        order by group_key, constraint_key, rank, run_at, id
-                        limit $6::bigint + $7::bigint
-                    ) near
-                    where (cardinality($8::text[]) = 0 or job_type = any($8))
-                        and job_type <> all($9::text[])
-                        and (expires_at is null or expires_at > statement_timestamp())
-                    limit $6::bigint
-                )
-                union all
-                (
-                    select id, rank, run_at, null, null
-                    from (
-                        select id, rank, run_at, job_type, expires_at
-                        from jobs
-                        where line.group_key = '' and project_id = $1 and queue = $2
-                            and group_key is null and waits_for_group is false
-                            and state = 'pending' and constraint_key is null
-                        order by group_key, constraint_key, rank, run_at, id
-                        limit $6::bigint + $7::bigint
-                    ) near
-                    where (cardinality($8::text[]) = 0 or job_type = any($8))
-                        and job_type <> all($9::text[])
-                        and (expires_at is null or expires_at > statement_timestamp())
-                    limit $6::bigint
-                )
-                union all
-                select keyed.*
-                from unnest($10::uuid[]) as open(constraint_key)
-                cross join lateral (
-                    (
-                        select id, rank, run_at, concurrency_key, concurrency_limit
-                        from jobs
-                        where project_id = $1 and queue = $2 and group_key = line.group_key
-                            and waits_for_group is false and state = 'pending'
-                            and constraint_key = open.constraint_key
-                            and (expires_at is null or expires_at > statement_timestamp())
-                        order by rank, run_at, id
-                        limit $6::bigint
-                    )
-                    union all
-                    (
-                        select id, rank, run_at, concurrency_key, concurrency_limit
-                        from jobs
-                        where line.group_key = '' and project_id = $1 and queue = $2
-                            and group_key is null and waits_for_group is false
-                            and state = 'pending' and constraint_key = open.constraint_key
-                            and (expires_at is null or expires_at > statement_timestamp())
-                        order by rank, run_at, id
-                        limit $6::bigint
-                    )
-                ) keyed
-            ) able
+            from jobs_in_turn_of(
+                $1, $2, line.group_key, $6::bigint, $7::bigint, $8::text[], $9::text[], $10::text[],
+                $11::uuid, $12::bigint
+            )
             order by rank, run_at, id
             limit $6::bigint
         ) job on pause.paused_until is null
@@ -172,24 +156,86 @@ pub async fn page(
         page.groups,
         page.jobs,
         MAX_EXAMINED_JOBS,
-        claim.job_types,
+        page.job_types,
         page.paused_types,
-        page.constraint_keys,
+        claim.labels,
+        page.after_key,
+        MAX_KEYS_OF_GROUP,
+        MIN_WEIGHT,
     )
     .fetch_all(conn)
     .await?;
+    Ok(to_line(rows))
+}
+
+/// Groups in line with the best jobs of these types in the queue, whatever is before them in their
+/// groups: the first [`MAX_JOBS_OF_TYPE`] of each type.
+pub async fn of_types(
+    conn: &mut PgConnection,
+    claim: &QueueClaim<'_>,
+    job_types: &[String],
+) -> sqlx::Result<Vec<GroupInLine>> {
+    let rows = sqlx::query_as!(
+        LineRow,
+        r#"
+        with first as materialized (
+            select job.*
+            from unnest($3::text[]) as wanted(job_type)
+            cross join lateral (
+                select id, rank, run_at, coalesce(group_key, '') as group_key
+                from jobs
+                where project_id = $1 and queue = $2 and job_type = wanted.job_type
+                    and state = 'pending' and constraint_key is null
+                    and (expires_at is null or expires_at > statement_timestamp())
+                order by rank, run_at, id
+                limit $4
+            ) job
+        )
+        select line.group_key "group!", line.turn "turn!", line.is_new "is_new!",
+               coalesce(own.weight, $5::smallint) "weight!", own.max_running "max_running?",
+               own.rate_counts "rate_counts?", own.rate_seconds "rate_seconds?",
+               null::timestamptz "paused_until?", past.starts "starts?: Json<rates::Stored>",
+               statement_timestamp() "now!", false "is_empty!", first.id "id?: JobId",
+               null::text "concurrency_key?", null::int "concurrency_limit?"
+        from first
+        join group_turns line on line.project_id = $1 and line.queue = $2
+            and line.group_key = first.group_key and line.rest_until is null
+        left join group_overrides own on own.project_id = $1 and own.queue = $2
+            and own.group_key = line.group_key
+            and (own.expires_at is null or own.expires_at > statement_timestamp())
+        left join group_handouts past
+            on past.project_id = $1 and past.queue = $2 and past.group_key = line.group_key
+        where not is_group_paused($1, $2, line.group_key)
+        order by line.turn, line.group_key, first.rank, first.run_at, first.id
+        "#,
+        claim.project_id.0,
+        claim.queue,
+        job_types,
+        MAX_JOBS_OF_TYPE,
+        MIN_WEIGHT,
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(to_line(rows))
+}
+
+fn to_line(rows: Vec<LineRow>) -> Vec<GroupInLine> {
     let mut line: Vec<GroupInLine> = Vec::new();
     for row in rows {
         if line.last().is_none_or(|it| it.group != row.group) {
+            let rates = row.rate_counts.zip(row.rate_seconds);
             line.push(GroupInLine {
                 group: row.group,
                 turn: row.turn,
-                weight: row.weight,
-                max_running: row.max_running,
-                rates: row.rate_counts.zip(row.rate_seconds).map(|it| rates::limits(&it.0, &it.1)),
-                paused_until: row.paused_until,
-                starts: rates::read(row.starts),
-                now: row.now,
+                is_new: row.is_new,
+                standing: GroupStanding {
+                    weight: row.weight,
+                    max_running: row.max_running,
+                    rates: rates.map(|it| rates::limits(&it.0, &it.1)),
+                    paused_until: row.paused_until,
+                    starts: rates::read(row.starts),
+                    now: row.now,
+                },
                 is_empty: row.is_empty,
                 jobs: Vec::new(),
             });
@@ -199,7 +245,107 @@ pub async fn page(
             group.jobs.push(JobInLine { id, concurrency_key, concurrency_limit });
         }
     }
-    Ok(line)
+    line
+}
+
+/// Locks the rows of these groups of a queue. What is noted about them from now on is looked at when
+/// this transaction has ended.
+pub async fn hold(
+    conn: &mut PgConnection,
+    (project_id, queue): (ProjectId, &str),
+    groups: &[&str],
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        select group_key
+        from group_turns
+        where project_id = $1 and queue = $2 and group_key = any($3)
+        order by group_key
+        for update
+        ",
+        project_id.0,
+        queue,
+        groups as &[&str],
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(())
+}
+
+/// What limits these groups of a queue now, and how many jobs of each run.
+pub async fn standings(
+    conn: &mut PgConnection,
+    (project_id, queue): (ProjectId, &str),
+    groups: &[&str],
+) -> sqlx::Result<Vec<(String, GroupStanding, i64)>> {
+    let rows = sqlx::query!(
+        r#"
+        select named.group_key "group!", coalesce(own.weight, $4::smallint) "weight!",
+               own.max_running "max_running?", own.rate_counts "rate_counts?",
+               own.rate_seconds "rate_seconds?",
+               case when pause.paused_until is not null then least(
+                   pause.paused_until, statement_timestamp() + interval '1 day'
+               ) end as paused_until,
+               past.starts "starts?: Json<rates::Stored>", statement_timestamp() "now!",
+               coalesce(crowd.jobs, 0) "running!"
+        from unnest($3::text[]) as named(group_key)
+        left join group_overrides own on own.project_id = $1 and own.queue = $2
+            and own.group_key = named.group_key
+            and (own.expires_at is null or own.expires_at > statement_timestamp())
+        left join job_groups pause on pause.project_id = $1 and pause.queue = $2
+            and pause.group_key = named.group_key and pause.paused_until > statement_timestamp()
+        left join group_handouts past
+            on past.project_id = $1 and past.queue = $2 and past.group_key = named.group_key
+        left join (
+            select group_key, count(*) as jobs
+            from jobs
+            where project_id = $1 and queue = $2 and state = 'processing'
+            group by group_key
+        ) crowd on crowd.group_key = named.group_key
+        "#,
+        project_id.0,
+        queue,
+        groups as &[&str],
+        MIN_WEIGHT,
+    )
+    .fetch_all(conn)
+    .await?;
+    let standing = rows.into_iter().map(|it| {
+        let rates = it.rate_counts.zip(it.rate_seconds);
+        let standing = GroupStanding {
+            weight: it.weight,
+            max_running: it.max_running,
+            rates: rates.map(|it| rates::limits(&it.0, &it.1)),
+            paused_until: it.paused_until,
+            starts: rates::read(it.starts),
+            now: it.now,
+        };
+        (it.group, standing, it.running)
+    });
+    Ok(standing.collect())
+}
+
+/// How many groups of a queue are in line, counted up to [`MAX_COUNTED_GROUPS`].
+pub async fn count_in_line(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(
+        r#"
+        select count(*) "groups!"
+        from (
+            select from group_turns
+            where project_id = $1 and queue = $2 and rest_until is null
+            limit $3
+        ) counted
+        "#,
+        project_id.0,
+        queue,
+        MAX_COUNTED_GROUPS,
+    )
+    .fetch_one(conn)
+    .await
 }
 
 /// How many jobs of each group of a queue run; empty: jobs without a group.
@@ -310,7 +456,7 @@ pub async fn ahead(
                 (
                     select from jobs
                     where project_id = $1 and queue = $2 and group_key = $3
-                        and waits_for_group is false and state = 'pending'
+                        and takes_turns and state = 'pending'
                         and constraint_key is null and (rank, run_at) < ($4::smallint, $5)
                     limit $6
                 )
@@ -318,7 +464,7 @@ pub async fn ahead(
                 (
                     select from jobs
                     where $3 is null and project_id = $1 and queue = $2 and group_key is null
-                        and waits_for_group is false and state = 'pending'
+                        and takes_turns and state = 'pending'
                         and constraint_key is null and (rank, run_at) < ($4, $5)
                     limit $6
                 )

@@ -1,10 +1,17 @@
 //! Rules of single groups, in queues in which groups take turns.
 
 use chrono::{DateTime, Utc};
-use fencepost_domain::{group::GroupOverride, ids::ProjectId};
-use sqlx::PgConnection;
+use fencepost_domain::{
+    group::GroupOverride,
+    ids::ProjectId,
+    rate::{Handout, RateLimits},
+};
+use sqlx::{PgConnection, types::Json};
 
-use super::GroupKey;
+use super::{
+    GroupKey,
+    rates::{self, Stored},
+};
 
 /// Overrides that one statement forgets at most.
 const MAX_FORGOTTEN: i64 = 500;
@@ -67,8 +74,7 @@ pub async fn admittance(
     sqlx::query_as!(
         Admittance,
         r#"
-        select takes_turns($1, $2) "has_turns!",
-               exists (
+        select takes_turns($1, $2) "has_turns!", exists (
                    select from group_overrides
                    where project_id = $1 and queue = $2 and group_key = $3
                ) or (
@@ -112,24 +118,49 @@ pub async fn reset(conn: &mut PgConnection, group: &GroupKey) -> sqlx::Result<bo
     .await
 }
 
+/// A group of a queue that has limits of its own.
+#[derive(Debug, Clone)]
+pub struct OwnLimits {
+    pub group: String,
+    pub max_running: Option<i32>,
+    /// None: those of its queue.
+    pub rates: Option<RateLimits>,
+    /// Its counted starts, oldest first.
+    pub starts: Vec<Handout>,
+    /// The database's clock.
+    pub now: DateTime<Utc>,
+}
+
 /// Groups of a queue that have limits of their own.
 pub async fn limited(
     conn: &mut PgConnection,
     project_id: ProjectId,
     queue: &str,
-) -> sqlx::Result<Vec<String>> {
-    sqlx::query_scalar!(
-        "
-        select group_key
-        from group_overrides
-        where project_id = $1 and queue = $2
-            and (max_running is not null or rate_counts is not null)
-        ",
+) -> sqlx::Result<Vec<OwnLimits>> {
+    let rows = sqlx::query!(
+        r#"
+        select own.group_key, own.max_running, own.rate_counts, own.rate_seconds,
+               past.starts "starts?: Json<Stored>", statement_timestamp() "now!"
+        from group_overrides own
+        left join group_handouts past on past.project_id = $1 and past.queue = $2
+            and past.group_key = own.group_key
+        where own.project_id = $1 and own.queue = $2
+            and (own.max_running is not null or own.rate_counts is not null)
+            and (own.expires_at is null or own.expires_at > statement_timestamp())
+        "#,
         project_id.0,
         queue,
     )
     .fetch_all(conn)
-    .await
+    .await?;
+    let limited = rows.into_iter().map(|it| OwnLimits {
+        group: it.group_key,
+        max_running: it.max_running,
+        rates: it.rate_counts.zip(it.rate_seconds).map(|it| rates::limits(&it.0, &it.1)),
+        starts: rates::read(it.starts),
+        now: it.now,
+    });
+    Ok(limited.collect())
 }
 
 /// Deletes rules that have ended, and notes their groups. Returns whether there may be more.

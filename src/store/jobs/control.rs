@@ -280,8 +280,10 @@ pub async fn change(
             set queue = coalesce($3, queue),
                 -- What its group let run in another queue is nothing here.
                 waits_for_group = case
-                    when $3 = queue or waits_for_group or $3 is null then waits_for_group
-                    when takes_turns($1, $3) then false
+                    when $3 <> queue then nullif(waits_for_group, false) else waits_for_group
+                end,
+                takes_turns = case
+                    when $3 <> queue then nullif(takes_turns($1, $3), false) else takes_turns
                 end,
                 rank = coalesce($4, rank),
                 run_at = coalesce($5, run_at),
@@ -301,7 +303,7 @@ pub async fn change(
             where project_id = $1 and id = $2 and lease_id is null and completed_at is null
             returning project_id, id, queue, job_type, rank, run_at, state, constraint_key,
                       group_key, case
-                          when waits_for_group is false and state = 'pending'
+                          when takes_turns and state = 'pending'
                           then note_turn(project_id, queue, group_key)
                       end as turn
         ), noted as (

@@ -309,7 +309,8 @@ pub async fn insert_jobs(
                    end as has_command,
                    coalesce((extras->>'unfinished_parents')::int, 0)
                        + coalesce(waits_for_group, false)::int as unfinished_parents,
-                   waits_for_group, case
+                   waits_for_group, nullif(group_fair and group_order <> 'strict', false)
+                       as takes_turns, case
                        when extras->>'group' is not null
                        then (select nextval('job_places')) + sent.number
                    end as group_place, starts.run_at,
@@ -338,9 +339,9 @@ pub async fn insert_jobs(
             left join queues setting
                 on setting.project_id = sent.project_id and setting.name = sent.queue
             cross join lateral (
-                select due.*, case when setting.has_gate then wait_of_new_job(
-                           sent.project_id, sent.queue, extras->>'group', alone, is_due
-                       ) end as waits_for_group
+                select due.*, case when extras->>'group' is not null and setting.has_gate then
+                           wait_of_new_job(sent.project_id, sent.queue, extras->>'group', alone, is_due)
+                       end as waits_for_group
                 from (
                     select at.run_at, at.run_at <= now()
                                and coalesce((extras->>'unfinished_parents')::int, 0) = 0 as is_due
@@ -373,8 +374,8 @@ pub async fn insert_jobs(
                 project_id, id, queue, job_type, state, rank, run_at, max_attempts,
                 timeout_seconds, labels, unfinished_parents, constraint_key, concurrency_key,
                 concurrency_limit, unique_key, expires_at, children, batch_id, has_callbacks,
-                has_command, group_key, group_place, waits_for_group, attempt, lease_id, worker_id,
-                poll_id, claimed_at, lease_seconds, lease_expires_at
+                has_command, group_key, group_place, waits_for_group, takes_turns, attempt,
+                lease_id, worker_id, poll_id, claimed_at, lease_seconds, lease_expires_at
             )
             select project_id, id, queue, job_type,
                    case when lease_id is null then state else 'processing' end, rank, run_at,
@@ -384,7 +385,7 @@ pub async fn insert_jobs(
                    extras->>'unique_key', (extras->>'expires_at')::timestamptz,
                    coalesce((extras->>'children')::int, 0), (extras->>'batch_id')::uuid,
                    case when extras->>'callbacks' is not null then true end, has_command,
-                   extras->>'group', group_place, waits_for_group,
+                   extras->>'group', group_place, waits_for_group, takes_turns,
                    case when lease_id is null then 0 else 1 end, lease_id,
                    case when lease_id is not null then worker_id end,
                    case when lease_id is not null then poll_id end,
@@ -407,7 +408,7 @@ pub async fn insert_jobs(
         select id "id!: JobId", state "state!: StoredState", run_at "run_at!",
                waits_for_group is true and note_group(project_id, queue, extras->>'group')
                    "waits_for_group!",
-               waits_for_group is false and state = 'pending'
+               takes_turns is true and state = 'pending'
                    and note_turn(project_id, queue, extras->>'group') "has_noted_turn!",
                unfinished_parents - (waits_for_group is true)::int "unfinished_parents!",
                now() "created_at!", 0 "attempt!", max_attempts "max_attempts!", retry,

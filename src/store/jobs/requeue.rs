@@ -43,9 +43,8 @@ pub async fn requeue_dead_letter(
         ), revived as (
             update jobs
             set state = case when line.must_wait then 'scheduled' else 'pending' end,
-                waits_for_group = case
-                    when line.must_wait then true when line.has_turns then false
-                end,
+                waits_for_group = case when line.must_wait then true end,
+                takes_turns = case when line.has_turns then true end,
                 unfinished_parents = case when line.must_wait then 1 else 0 end,
                 group_place = case
                     when jobs.group_key is null then null
@@ -62,7 +61,7 @@ pub async fn requeue_dead_letter(
             returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
                       jobs.state, jobs.constraint_key, jobs.batch_id, jobs.group_key,
                       jobs.waits_for_group, case
-                          when jobs.waits_for_group is false
+                          when jobs.takes_turns and not line.must_wait
                           then note_turn(jobs.project_id, jobs.queue, jobs.group_key)
                       end as turn
         ), counted as (
@@ -180,7 +179,7 @@ pub async fn requeue_cancelled(
                 max_attempts, timeout_seconds, labels, constraint_key, concurrency_key,
                 concurrency_limit,
                 unique_key, expires_at, unfinished_parents, children, batch_id, has_callbacks,
-                has_command, group_key, group_place, waits_for_group
+                has_command, group_key, group_place, waits_for_group, takes_turns
             )
             select gone.project_id, gone.id, gone.queue, gone.job_type,
                    case
@@ -201,9 +200,8 @@ pub async fn requeue_cancelled(
                    case when body.callbacks is not null then true end,
                    nullif(offers_command(body.payload), false), body.group_key,
                    case when body.group_key is not null then nextval('job_places') end,
-                   case
-                       when gate.waits or takes_turns(gone.project_id, gone.queue) then gate.waits
-                   end
+                   nullif(gate.waits, false),
+                   nullif(takes_turns(gone.project_id, gone.queue), false)
             from gone
             join job_bodies body on body.project_id = gone.project_id and body.job_id = gone.id
             cross join lateral (
@@ -219,7 +217,7 @@ pub async fn requeue_cancelled(
             ) past
             returning project_id, id, queue, job_type, rank, run_at, state, constraint_key, batch_id,
                       group_key, waits_for_group, case
-                          when waits_for_group is false and state = 'pending'
+                          when takes_turns and state = 'pending'
                           then note_turn(project_id, queue, group_key)
                       end as turn
         ), noted as (

@@ -21,6 +21,8 @@ pub struct QueueRules {
     pub group_rate_seconds: Option<Vec<i32>>,
     /// Whether groups take turns.
     pub has_turns: bool,
+    /// Whether they have begun to, and not all of its jobs are found by their groups yet.
+    pub begins_turns: bool,
     /// Maximum number of jobs started in a time window.
     pub rate_limit_count: Option<i32>,
     pub rate_limit_per_seconds: Option<i32>,
@@ -52,6 +54,7 @@ pub async fn lock_queue(
                case when group_order <> 'strict' then group_rate_counts end as group_rate_counts,
                case when group_order <> 'strict' then group_rate_seconds end as group_rate_seconds,
                group_fair and group_order <> 'strict' "has_turns!",
+               group_walks > 1 and group_walk_job is not null "begins_turns!",
                rate_limit_count, rate_limit_per_seconds, default_lease_seconds,
                -- While a queue becomes strict, claims would walk over all of its open jobs.
                paused_at is not null or (group_order = 'strict' and group_walks > 1) "is_paused!",

@@ -51,7 +51,10 @@ pub async fn delete(
 ) -> sqlx::Result<bool> {
     sqlx::query_scalar!(
         r#"
-        with counts as (
+        with alone as materialized (
+            -- No claim changes what is deleted here.
+            select pg_advisory_xact_lock(hashtextextended('queue ' || $2, $1::int))
+        ), counts as (
             delete from queue_counts where project_id = $1 and queue = $2 returning 1
         ), settings as (
             delete from queues where project_id = $1 and name = $2 returning 1
@@ -67,8 +70,6 @@ pub async fn delete(
             delete from group_handouts where project_id = $1 and queue = $2
         ), turns as (
             delete from group_turns where project_id = $1 and queue = $2
-        ), turn as (
-            delete from queue_turns where project_id = $1 and queue = $2
         ), overrides as (
             delete from group_overrides where project_id = $1 and queue = $2
         )

@@ -63,13 +63,17 @@ pub async fn change_settings(
             project_id, name, max_concurrency, rate_limit_count, rate_limit_per_seconds,
             default_lease_seconds, retention_days, default_max_attempts, default_retry, brake_after,
             max_waiting, group_order, group_on_dead, group_max_running, has_gate, group_rules_at,
-            group_walk_at, group_walks, group_rate_counts, group_rate_seconds, group_fair
+            group_walk_at, group_walks, group_rate_counts, group_rate_seconds, group_fair,
+            group_walk_job
         )
         values (
             $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $18, coalesce($20, 'none'), coalesce($21, 'block'),
             $24::int, coalesce($20 = 'strict', false) or $24::int is not null
                 or $26::int[] is not null or coalesce($29, false), case when $22 then now() end, case when $22 then now() end, case when $22 then $23::smallint else 0 end, $26, $27::int[],
-            coalesce($29, false)
+            coalesce($29, false), case
+                when $29 and coalesce($20, 'none') <> 'strict'
+                then '00000000-0000-0000-0000-000000000000'::uuid
+            end
         )
         on conflict (project_id, name) do update
         set max_concurrency = case when $11 then $3 else queues.max_concurrency end,
@@ -108,12 +112,11 @@ pub async fn change_settings(
                 then ''
                 else queues.group_walk_after
             end,
+            -- It goes over the jobs when their groups are to take turns.
             group_walk_job = case
-                when queues.group_order <> $20 or queues.group_on_dead <> $21
-                    or queues.group_fair <> $29 or $25 and queues.group_max_running is distinct from $24
-                    or $28 and (queues.group_rate_counts, queues.group_rate_seconds)
-                        is distinct from ($26::int[], $27::int[])
-                then null
+                when coalesce($29, queues.group_fair) and coalesce($20, queues.group_order) <> 'strict'
+                    and (not queues.group_fair or queues.group_order = 'strict')
+                then '00000000-0000-0000-0000-000000000000'::uuid
                 else queues.group_walk_job
             end,
             group_walks = case

@@ -182,7 +182,7 @@ pub async fn write_outcomes(
                       ended.state, jobs.constraint_key, jobs.holds_slot, jobs.children,
                       jobs.batch_id, jobs.has_callbacks, jobs.group_key, ended.outcome,
                       ended.retry_at, case
-                          when jobs.waits_for_group is false and ended.state = 'pending'
+                          when jobs.takes_turns and ended.state = 'pending'
                           then note_turn(jobs.project_id, jobs.queue, jobs.group_key)
                       end as turn
         ), ends as (

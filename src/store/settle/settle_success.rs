@@ -250,7 +250,7 @@ pub async fn succeed_parents(
             returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
                       jobs.state, jobs.constraint_key, jobs.unfinished_parents, child.last_parent,
                       jobs.state <> child.was as is_moved, case
-                          when child.is_due and jobs.waits_for_group is false
+                          when child.is_due and jobs.takes_turns
                           then note_turn(jobs.project_id, jobs.queue, jobs.group_key)
                       end as turn
         ), marked as (

@@ -190,7 +190,7 @@ pub async fn promote(conn: &mut PgConnection, due: &[JobKey]) -> sqlx::Result<Ve
             where jobs.project_id = due.project_id and jobs.id = due.id
             returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
                       jobs.state, jobs.constraint_key, jobs.group_key, due.state as was, case
-                          when jobs.waits_for_group is false and jobs.state = 'pending'
+                          when jobs.takes_turns and jobs.state = 'pending'
                           then note_turn(jobs.project_id, jobs.queue, jobs.group_key)
                       end as turn
         ), noted as (

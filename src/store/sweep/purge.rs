@@ -53,7 +53,6 @@ pub const TENANT_TABLES: &[&str] = &[
     "job_groups",
     "group_handouts",
     "group_turns",
-    "queue_turns",
     "group_overrides",
     "group_notes",
     "queue_counts",

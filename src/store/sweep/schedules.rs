@@ -306,17 +306,17 @@ pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<W
             insert into jobs (
                 project_id, id, queue, job_type, state, rank, run_at, max_attempts,
                 timeout_seconds, constraint_key, concurrency_key, concurrency_limit, has_command,
-                group_key, group_place, waits_for_group, unfinished_parents
+                group_key, group_place, waits_for_group, takes_turns, unfinished_parents
             )
             select project_id, job_id, queue, job_type, state, rank, run_at, max_attempts,
                    timeout_seconds, constraint_key, concurrency_key,
                    case when concurrency_key is not null then 1 end,
                    nullif(offers_command(payload), false), group_key,
                    case when group_key is not null then nextval('job_places') end,
-                   case when waits or has_turns then waits end, waits::int
+                   nullif(waits, false), nullif(has_turns, false), waits::int
             from new
             returning project_id, id, case
-                when waits_for_group is false and state = 'pending'
+                when takes_turns and state = 'pending'
                 then note_turn(project_id, queue, group_key)
             end as turn
         ), waiting as (

@@ -320,7 +320,7 @@ pub async fn meet(
             returning jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at, jobs.state,
                       jobs.constraint_key, jobs.unfinished_parents,
                       jobs.state <> child.was as is_moved, case
-                          when jobs.waits_for_group is false and jobs.state = 'pending'
+                          when jobs.takes_turns and jobs.state = 'pending'
                           then note_turn(jobs.project_id, jobs.queue, jobs.group_key)
                       end as turn
         ), counted as (

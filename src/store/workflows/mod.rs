@@ -444,7 +444,7 @@ pub async fn free_roots(
             where jobs.project_id = $1 and jobs.id = root.id
             returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
                       jobs.state, jobs.constraint_key, case
-                          when jobs.waits_for_group is false and jobs.state = 'pending'
+                          when jobs.takes_turns and jobs.state = 'pending'
                           then note_turn(jobs.project_id, jobs.queue, jobs.group_key)
                       end as turn
         ), counted as (

@@ -11,13 +11,13 @@ use tokio::task::JoinSet;
 
 use crate::harness::{TestProject, TestServer, fresh_database, limited, run, until};
 
-async fn take_turns(t: &TestProject) {
+pub async fn take_turns(t: &TestProject) {
     let queue = t.patch("/v1/queues/default", json!({"groups": {"fair": true}})).await.is(200);
     assert_eq!(queue["groups"]["fair"], true);
 }
 
 /// Stores this many jobs of a group at once.
-async fn store_many(t: &TestProject, group: Option<&str>, count: usize) {
+pub async fn store_many(t: &TestProject, group: Option<&str>, count: usize) {
     let job = json!({"job_type": "t", "group": group});
     t.post("/v1/jobs/batch", json!({"jobs": vec![job; count]})).await.is(201);
 }
@@ -30,7 +30,7 @@ async fn next_group(t: &TestProject) -> Option<String> {
 }
 
 /// How many of the next jobs have this group.
-async fn count_next(t: &TestProject, of: usize, group: Option<&str>) -> usize {
+pub async fn count_next(t: &TestProject, of: usize, group: Option<&str>) -> usize {
     let mut count = 0;
     for _ in 0..of {
         count += usize::from(next_group(t).await.as_deref() == group);
@@ -39,7 +39,7 @@ async fn count_next(t: &TestProject, of: usize, group: Option<&str>) -> usize {
 }
 
 /// Starts jobs of a group with many, until its turn has begun.
-async fn begin(t: &TestProject, group: &str) {
+pub async fn begin(t: &TestProject, group: &str) {
     store_many(t, Some(group), 500).await;
     assert_eq!(count_next(t, 5, Some(group)).await, 5);
 }

@@ -10,7 +10,7 @@ alter table jobs
     -- A dead letter that was passed over has lost its place.
     add check (
         case
-            when group_key is null then group_place is null and waits_for_group is not true
+            when group_key is null then group_place is null and waits_for_group is null
             else group_place is not null or completed_at is not null
         end
     ),

@@ -270,7 +270,6 @@ pub async fn open(
         r#"
         with ruled as materialized (
             select sent.*, coalesce(setting.group_order = 'strict', false) as is_strict,
-                   coalesce(setting.group_fair, false) as is_fair,
                    coalesce(setting.group_on_dead = 'block', false) as blocks, exists (
                        select from job_groups
                        where project_id = sent.project_id and queue = sent.queue
@@ -280,7 +279,7 @@ pub async fn open(
             from unnest($1::int[], $2::text[], $3::text[], $4::bool[]) with ordinality
                 as sent(project_id, queue, group_key, is_unclosed, number)
             left join lateral (
-                select group_order, group_on_dead, group_fair
+                select group_order, group_on_dead
                 from queues
                 where project_id = sent.project_id and name = sent.queue
                 offset 0
@@ -313,7 +312,7 @@ pub async fn open(
                 having count(*) > 0
             ) open on true
         ), next as materialized (
-            select line.number, job.project_id, job.id, line.is_strict, line.is_fair
+            select line.number, job.project_id, job.id, line.is_strict
             from line
             cross join lateral (
                 select project_id, id, group_place
@@ -326,7 +325,7 @@ pub async fn open(
             where not line.is_paused and not (line.is_strict and line.has_open)
                 and (line.dead_place < job.group_place) is not true
         ), held as materialized (
-            select next.number, next.is_strict, next.is_fair, found.project_id, found.id
+            select next.number, next.is_strict, found.project_id, found.id
             from next
             cross join lateral (
                 select project_id, id
@@ -336,7 +335,7 @@ pub async fn open(
             ) found
         ), opened as (
             update jobs
-            set waits_for_group = case when held.is_strict or held.is_fair then false end,
+            set waits_for_group = case when held.is_strict then false end,
                 unfinished_parents = jobs.unfinished_parents - 1,
                 state = case
                     when jobs.unfinished_parents = 1 and jobs.run_at <= statement_timestamp()

@@ -108,7 +108,7 @@ pub async fn find_and_forget(conn: &mut PgConnection, since: i64) -> sqlx::Resul
                 select from queues
                 where project_id = noted.project_id and name = noted.queue and group_walks > 0
             )) and not is_group_paused(project_id, queue, group_key)
-                and not (noted.has_turns and lacks_turn(project_id, queue, group_key))
+                and not (noted.has_turns and has_turn_jobs(project_id, queue, group_key))
         ), spent as materialized (
             select *
             from idle

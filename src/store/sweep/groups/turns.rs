@@ -9,8 +9,9 @@ use crate::groups::{
     turns::{FIRST_REST_SECONDS, FORGOTTEN_AFTER_SECONDS},
 };
 
-/// Groups whose rest one statement ends at most.
+/// Groups whose rest one statement ends at most, and those of which it chooses them.
 const MAX_RESTED: i64 = 500;
+const MAX_SEEN_RESTS: i64 = 2_000;
 /// Groups that one step of a walk forgets.
 const MAX_STEP_GROUPS: i64 = 1_000;
 
@@ -23,8 +24,9 @@ pub struct LinedUp {
     pub left: usize,
 }
 
-/// Puts groups in line that have a job that may start. A new one is not ahead of the turn of its
-/// queue. They must be locked.
+/// Puts groups in line that have a job that may start, but for those that have used their rates. A
+/// group whose row a claim has is noted again: what that decides may be older than the note. All
+/// must be locked.
 pub async fn line_up(conn: &mut PgConnection, groups: &[&GroupKey]) -> sqlx::Result<LinedUp> {
     let columns = GroupColumns::of(groups.iter().copied());
     let rows = sqlx::query!(
@@ -34,38 +36,39 @@ pub async fn line_up(conn: &mut PgConnection, groups: &[&GroupKey]) -> sqlx::Res
             from unnest($1::int[], $2::text[], $3::text[]) as sent(project_id, queue, group_key)
             where has_turn_jobs(project_id, queue, group_key)
         ), known as materialized (
-            select wanted.*, found.rest_until
+            select wanted.*
             from wanted
             join group_turns found on found.project_id = wanted.project_id
                 and found.queue = wanted.queue and found.group_key = wanted.group_key
         ), held as materialized (
-            select known.project_id, known.queue, known.group_key
+            select known.project_id, known.queue, known.group_key, locked.is_resting,
+                   locked.is_resting and locked.empty_since is null and exists (
+                       select from group_handouts
+                       where project_id = known.project_id and queue = known.queue
+                           and group_key = known.group_key and full_until > statement_timestamp()
+                   ) and not exists (
+                       -- After a change of the rules this may be no more so.
+                       select from queues
+                       where project_id = known.project_id and name = known.queue
+                           and group_walks > 0
+                   ) as is_full
             from known
             cross join lateral (
-                select
+                select rest_until is not null as is_resting, empty_since
                 from group_turns
                 where project_id = known.project_id and queue = known.queue
                     and group_key = known.group_key
                 for update skip locked
             ) locked
-            where known.rest_until is not null
         ), back as (
             update group_turns
-            set rest_until = null, empty_since = null,
-                turn = case when empty_since is null then group_turns.turn
-                    else greatest(group_turns.turn, (
-                        select turn from queue_turns
-                        where project_id = held.project_id and queue = held.queue
-                    )) end
+            set rest_until = null, empty_since = null, is_new = true
             from held
             where group_turns.project_id = held.project_id and group_turns.queue = held.queue
-                and group_turns.group_key = held.group_key
+                and group_turns.group_key = held.group_key and held.is_resting and not held.is_full
         ), added as (
-            insert into group_turns (project_id, queue, group_key, turn)
-            select project_id, queue, group_key, coalesce((
-                       select turn from queue_turns
-                       where project_id = wanted.project_id and queue = wanted.queue
-                   ), 0)
+            insert into group_turns (project_id, queue, group_key)
+            select project_id, queue, group_key
             from wanted
             where (project_id, queue, group_key) not in (
                 select project_id, queue, group_key from known
@@ -75,7 +78,7 @@ pub async fn line_up(conn: &mut PgConnection, groups: &[&GroupKey]) -> sqlx::Res
             insert into group_notes (project_id, queue, group_key)
             select project_id, queue, group_key
             from known
-            where rest_until is not null and (project_id, queue, group_key) not in (
+            where (project_id, queue, group_key) not in (
                 select project_id, queue, group_key from held
             )
             returning 1
@@ -83,6 +86,9 @@ pub async fn line_up(conn: &mut PgConnection, groups: &[&GroupKey]) -> sqlx::Res
         select distinct project_id "project_id!: ProjectId", queue "queue!",
                (select count(*) from noted) "left!"
         from wanted
+        where (project_id, queue, group_key) not in (
+            select project_id, queue, group_key from held where is_full
+        )
         "#,
         &columns.project_id,
         &columns.queue as &[&str],
@@ -94,20 +100,37 @@ pub async fn line_up(conn: &mut PgConnection, groups: &[&GroupKey]) -> sqlx::Res
     Ok(LinedUp { queues: rows.into_iter().map(|it| (it.project_id, it.queue)).collect(), left })
 }
 
-/// Ends the rests that have lasted long enough. A group without a job rests on, each time twice as
-/// long, and is forgotten in the end. Returns queues with groups that have jobs for claims, and
+/// Ends the rests that have lasted long enough, of projects in turn. A group without a job rests
+/// on, and is forgotten in the end. Returns queues with groups that have jobs for claims, and
 /// whether there may be more rests to end.
 pub async fn end_rests(conn: &mut PgConnection) -> sqlx::Result<(Vec<(ProjectId, String)>, bool)> {
     let rows = sqlx::query!(
         r#"
-        with due as materialized (
-            select project_id, queue, group_key, empty_since,
-                   empty_since is null or has_turn_jobs(project_id, queue, group_key) as is_back
-            from group_turns
-            where rest_until <= statement_timestamp()
-            order by rest_until
+        with seen as materialized (
+            select project_id, queue, group_key
+            from (
+                select *, row_number() over (partition by project_id order by rest_until) as place
+                from (
+                    select project_id, queue, group_key, rest_until
+                    from group_turns
+                    where rest_until <= statement_timestamp()
+                    order by rest_until
+                    limit $4
+                ) first
+            ) ordered
+            order by place
             limit $1
-            for update skip locked
+        ), due as materialized (
+            select found.*
+            from seen
+            cross join lateral (
+                select project_id, queue, group_key, empty_since,
+                       empty_since is null or has_turn_jobs(project_id, queue, group_key) as is_back
+                from group_turns
+                where project_id = seen.project_id and queue = seen.queue
+                    and group_key = seen.group_key and rest_until <= statement_timestamp()
+                for update skip locked
+            ) found
         ), forgotten as (
             delete from group_turns
             using due
@@ -117,9 +140,10 @@ pub async fn end_rests(conn: &mut PgConnection) -> sqlx::Result<(Vec<(ProjectId,
         ), kept as (
             update group_turns
             set rest_until = case when not due.is_back then statement_timestamp() + greatest(
-                    make_interval(secs => $3), statement_timestamp() - due.empty_since
+                    make_interval(secs => $3), 7 * (statement_timestamp() - due.empty_since)
                 ) end,
-                empty_since = case when not due.is_back then due.empty_since end
+                empty_since = case when not due.is_back then due.empty_since end,
+                is_new = group_turns.is_new or due.is_back
             from due
             where group_turns.project_id = due.project_id and group_turns.queue = due.queue
                 and group_turns.group_key = due.group_key and (
@@ -128,13 +152,14 @@ pub async fn end_rests(conn: &mut PgConnection) -> sqlx::Result<(Vec<(ProjectId,
                 )
         )
         select project_id "project_id!: ProjectId", queue "queue!", bool_or(is_back) "is_back!",
-               sum(count(*)) over () = $1 "is_full!"
+               (select count(*) from seen) = $1 "is_full!"
         from due
         group by project_id, queue
         "#,
         MAX_RESTED,
         FORGOTTEN_AFTER_SECONDS,
         FIRST_REST_SECONDS,
+        MAX_SEEN_RESTS,
     )
     .fetch_all(conn)
     .await?;

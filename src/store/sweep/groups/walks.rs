@@ -18,7 +18,7 @@ pub struct Walk {
     pub queue: String,
     /// The last group that was noted.
     after: String,
-    /// The last job that was read, where groups take turns and all were noted; none: not yet.
+    /// The last job that was read, where groups are to take turns; none: all were read.
     pub job: Option<Uuid>,
 }
 
@@ -28,7 +28,7 @@ pub async fn find_due(conn: &mut PgConnection) -> sqlx::Result<Option<Walk>> {
         Walk,
         r#"
         select project_id "project_id: ProjectId", name as queue, group_walk_after as after,
-               group_walk_job as job
+               nullif(group_walk_job, 'ffffffff-ffff-ffff-ffff-ffffffffffff') as job
         from queues
         where group_walk_at <= now()
         order by group_walk_at
@@ -78,8 +78,8 @@ pub async fn unblock_from_before_rules(conn: &mut PgConnection, walk: &Walk) -> 
     .await
 }
 
-/// Notes the next groups, and moves the walk on: to the end of the line of walks, or to its end;
-/// where groups take turns, to the jobs of the queue. Returns whether it continues.
+/// Notes the next groups, and moves the walk on: to the end of the line of walks, or to its end.
+/// Returns whether it continues.
 pub async fn step(conn: &mut PgConnection, walk: &Walk) -> sqlx::Result<bool> {
     let is_more = sqlx::query_scalar!(
         r#"
@@ -98,15 +98,15 @@ pub async fn step(conn: &mut PgConnection, walk: &Walk) -> sqlx::Result<bool> {
         )
         update queues
         set group_walk_at = case
-                when (select count(*) from step) = $5 or takes_turns($1, $2) then now()
+                when (select count(*) from step) = $5 then now()
                 when group_walks > 1 then now() + make_interval(secs => $4)
             end,
             group_walks = case
-                when (select count(*) from step) = $5 or takes_turns($1, $2) then group_walks
-                else group_walks - 1
+                when (select count(*) from step) = $5 then group_walks else group_walks - 1
             end,
             group_walk_job = case
-                when (select count(*) from step) < $5 and takes_turns($1, $2)
+                when (select count(*) from step) = $5 then group_walk_job
+                when group_walks > 1 and group_walk_job is not null
                 then '00000000-0000-0000-0000-000000000000'::uuid
             end,
             group_walk_after = case
@@ -114,7 +114,7 @@ pub async fn step(conn: &mut PgConnection, walk: &Walk) -> sqlx::Result<bool> {
                 else ''
             end
         where project_id = $1 and name = $2
-        returning group_walk_after <> '' or group_walk_job is not null "is_more!"
+        returning group_walk_after <> '' "is_more!"
         "#,
         walk.project_id.0,
         walk.queue,
@@ -128,16 +128,16 @@ pub async fn step(conn: &mut PgConnection, walk: &Walk) -> sqlx::Result<bool> {
 }
 
 /// Jobs that one step reads.
-const MAX_STEP_JOBS: i64 = 5_000;
+const MAX_STEP_JOBS: i64 = 1_000;
 
-/// Lets claims find the next jobs of the queue by their groups, which take turns, and moves the
-/// walk on. Jobs that another transaction has locked are left to the second walk. Returns whether
-/// it continues.
-pub async fn step_over_jobs(conn: &mut PgConnection, walk: &Walk) -> sqlx::Result<bool> {
-    let is_more = sqlx::query_scalar!(
-        r#"
+/// Lets claims find the next jobs of a queue by their groups, which are to take turns, and moves the
+/// walk on: before the groups, all jobs. Jobs that another transaction has locked are left to the
+/// second walk.
+pub async fn step_over_jobs(conn: &mut PgConnection, walk: &Walk) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
         with seen as materialized (
-            select id, queue = $2 and waits_for_group is null and completed_at is null as is_found
+            select id, queue = $2 and takes_turns is null and completed_at is null as is_found
             from jobs
             where project_id = $1 and id > $3
             order by id
@@ -148,14 +148,14 @@ pub async fn step_over_jobs(conn: &mut PgConnection, walk: &Walk) -> sqlx::Resul
             cross join lateral (
                 select id
                 from jobs
-                where project_id = $1 and id = seen.id and queue = $2 and waits_for_group is null
-                    and completed_at is null
+                where project_id = $1 and id = seen.id and queue = $2 and takes_turns is null
+                    and completed_at is null and takes_turns($1, $2)
                 for no key update skip locked
             ) found
             where seen.is_found
         ), found as (
             update jobs
-            set waits_for_group = false
+            set takes_turns = true
             from held
             where jobs.project_id = $1 and jobs.id = held.id
             returning coalesce(jobs.group_key, '') as group_key, jobs.state
@@ -170,27 +170,19 @@ pub async fn step_over_jobs(conn: &mut PgConnection, walk: &Walk) -> sqlx::Resul
             )
         )
         update queues
-        set group_walk_at = case
-                when (select count(*) from seen) = $4 then now()
-                when group_walks > 1 then now() + make_interval(secs => $5)
-            end,
-            group_walks = case
-                when (select count(*) from seen) = $4 then group_walks else group_walks - 1
-            end,
-            group_walk_job = case
+        set group_walk_job = case
                 when (select count(*) from seen) = $4
                 then (select id from seen order by id desc limit 1)
+                else 'ffffffff-ffff-ffff-ffff-ffffffffffff'
             end
         where project_id = $1 and name = $2
-        returning group_walk_job is not null "is_more!"
-        "#,
+        ",
         walk.project_id.0,
         walk.queue,
         walk.job,
         MAX_STEP_JOBS,
-        f64::from(SECOND_WALK_SECONDS),
     )
-    .fetch_one(conn)
+    .execute(conn)
     .await?;
-    Ok(is_more)
+    Ok(())
 }

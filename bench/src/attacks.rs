@@ -186,12 +186,7 @@ impl Attacker {
                 self.flood(&mut clients, LARGE_CLIENTS, "/v1/jobs/batch", large_batch());
             }
             Attack::QueueNames => {
-                let names = format!(
-                    "insert into queue_counts (project_id, queue)
-                     select {project}, 'name-' || n from generate_series(1, {QUEUE_NAMES}) n
-                     on conflict do nothing"
-                );
-                execute(&mut conn, names).await?;
+                queue_names(&mut conn, project).await?;
                 let claim = r#"{"worker_id":"w","labels":[]}"#.to_owned();
                 self.flood(&mut clients, CLIENTS, "/workflow-graph/api/jobs/claim", claim);
             }
@@ -292,6 +287,15 @@ async fn jobs(conn: &mut PgConnection, project: i32, state: &str, key: &str) -> 
          insert into job_bodies (project_id, job_id, payload) select project_id, id, '1' from new"
     );
     execute(conn, sql).await
+}
+
+async fn queue_names(conn: &mut PgConnection, project: i32) -> anyhow::Result<()> {
+    let names = format!(
+        "insert into queue_counts (project_id, queue)
+         select {project}, 'name-' || n from generate_series(1, {QUEUE_NAMES}) n
+         on conflict do nothing"
+    );
+    execute(conn, names).await
 }
 
 /// Groups of the queue `many`, which take turns, each with a job and a note.

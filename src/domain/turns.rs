@@ -166,9 +166,9 @@ mod tests {
         assert_eq!(choose(&[keyed], 3, (1, 0), &mut [1]), [2]);
     }
 
-    /// Lets `workers` take jobs of groups that always have some, one at a time, and counts starts. A
-    /// job takes as many steps as its group says. A claim sees the groups with the least turns, as
-    /// many as `seen`, and more if those have their share.
+    /// Lets `workers` take jobs of groups that always have some, one at a time, and counts starts.
+    /// A job takes as many steps as its group says. A claim sees the groups with the least turns,
+    /// as many as `seen`, and more if those have their share.
     fn simulate(
         weights: &[i16],
         steps_of: &[usize],

@@ -9,10 +9,8 @@ mod operator;
 mod targets;
 mod turns;
 
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, PoisonError},
-};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 
 use fencepost_config::PoolArgs;
 use fencepost_domain::{
@@ -97,7 +95,7 @@ async fn counters(conn: &mut PgConnection) -> BTreeMap<String, Cost> {
                 coalesce(heap_blks_hit + heap_blks_read + idx_blks_hit + idx_blks_read, 0) as pages
          from pg_stat_user_tables join pg_statio_user_tables using (relid, relname)
          where relname in ('jobs', 'job_bodies', 'finished_jobs', 'attempts', 'dead_letters',
-                           'recurring_schedules', 'audit_log')",
+                           'recurring_schedules', 'audit_log', 'group_turns')",
     )
     .fetch_all(conn)
     .await

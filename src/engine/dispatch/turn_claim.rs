@@ -193,10 +193,11 @@ impl Limits {
         // They count from when they were claimed, all at the same time.
         let Some(now) = jobs.iter().map(|it| it.claimed_at).max() else { return Ok(()) };
         let started = limited_groups::count_by_group(jobs);
-        let kept = line.iter().filter_map(|it| {
-            let rates = self.rates(&it.group, &it.standing)?;
-            let jobs = *started.get(it.group.as_str())?;
-            limited_groups::add_starts(rates, (&it.group, &it.standing.starts), jobs, now)
+        let kept = line.iter().filter_map(|of_line| {
+            let GroupInLine { group, standing, .. } = of_line;
+            let rates = self.rates(group, standing)?;
+            let jobs = *started.get(group.as_str())?;
+            limited_groups::add_starts(rates, (group, &standing.starts), jobs, now)
         });
         let kept: Vec<_> = kept.collect();
         match kept.is_empty() {

@@ -16,8 +16,7 @@ use fencepost_domain::{
 };
 use fencepost_store::{
     self as store,
-    claims::turn_claims,
-    groups,
+    groups::{self, turns},
     jobs::{JobRow, Payloads},
     queues::QueueState,
     queues::queue_limits::{self, GroupLimitRow},
@@ -266,7 +265,7 @@ async fn before(
     let (place, max) = ((row.rank, row.run_at), explain::MAX_COUNTED_AHEAD);
     if has_turns {
         let group = (project_id, row.queue.as_str(), row.group.as_deref());
-        let found = turn_claims::ahead(conn, group, place, max).await?;
+        let found = turns::ahead(conn, group, place, max).await?;
         return Ok((found.jobs, Some(found.groups)));
     }
     let (rank, run_at) = place;

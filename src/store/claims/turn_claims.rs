@@ -131,13 +131,23 @@ pub async fn page(
                job.id "id?: JobId", job.concurrency_key "concurrency_key?",
                job.concurrency_limit "concurrency_limit?"
         from line
-        left join group_overrides own on own.project_id = $1 and own.queue = $2
-            and own.group_key = line.group_key
-            and (own.expires_at is null or own.expires_at > statement_timestamp())
-        left join job_groups pause on pause.project_id = $1 and pause.queue = $2
-            and pause.group_key = line.group_key and pause.paused_until > statement_timestamp()
-        left join group_handouts past
-            on past.project_id = $1 and past.queue = $2 and past.group_key = line.group_key
+        left join lateral (
+            select * from group_overrides
+            where project_id = $1 and queue = $2 and group_key = line.group_key
+                and (expires_at is null or expires_at > statement_timestamp())
+            limit 1
+        ) own on true
+        left join lateral (
+            select paused_until from job_groups
+            where project_id = $1 and queue = $2 and group_key = line.group_key
+                and paused_until > statement_timestamp()
+            limit 1
+        ) pause on true
+        left join lateral (
+            select starts from group_handouts
+            where project_id = $1 and queue = $2 and group_key = line.group_key
+            limit 1
+        ) past on true
         left join lateral (
             select *
             from jobs_in_turn_of(
@@ -198,13 +208,23 @@ pub async fn of_types(
                statement_timestamp() "now!", false "is_empty!", first.id "id?: JobId",
                null::text "concurrency_key?", null::int "concurrency_limit?"
         from first
-        join group_turns line on line.project_id = $1 and line.queue = $2
-            and line.group_key = first.group_key and line.rest_until is null
-        left join group_overrides own on own.project_id = $1 and own.queue = $2
-            and own.group_key = line.group_key
-            and (own.expires_at is null or own.expires_at > statement_timestamp())
-        left join group_handouts past
-            on past.project_id = $1 and past.queue = $2 and past.group_key = line.group_key
+        cross join lateral (
+            select group_key, turn, is_new from group_turns
+            where project_id = $1 and queue = $2 and group_key = first.group_key
+                and rest_until is null
+            limit 1
+        ) line
+        left join lateral (
+            select * from group_overrides
+            where project_id = $1 and queue = $2 and group_key = line.group_key
+                and (expires_at is null or expires_at > statement_timestamp())
+            limit 1
+        ) own on true
+        left join lateral (
+            select starts from group_handouts
+            where project_id = $1 and queue = $2 and group_key = line.group_key
+            limit 1
+        ) past on true
         where not is_group_paused($1, $2, line.group_key)
         order by line.turn, line.group_key, first.rank, first.run_at, first.id
         "#,
@@ -248,8 +268,8 @@ fn to_line(rows: Vec<LineRow>) -> Vec<GroupInLine> {
     line
 }
 
-/// Locks the rows of these groups of a queue. What is noted about them from now on is looked at when
-/// this transaction has ended.
+/// Locks the rows of these groups of a queue. What is noted about them from now on is looked at
+/// when this transaction has ended.
 pub async fn hold(
     conn: &mut PgConnection,
     (project_id, queue): (ProjectId, &str),
@@ -257,11 +277,14 @@ pub async fn hold(
 ) -> sqlx::Result<()> {
     sqlx::query!(
         "
-        select group_key
-        from group_turns
-        where project_id = $1 and queue = $2 and group_key = any($3)
-        order by group_key
-        for update
+        select locked.group_key
+        from (select group_key from unnest($3::text[]) as it(group_key) order by 1) named
+        cross join lateral (
+            select group_key
+            from group_turns
+            where project_id = $1 and queue = $2 and group_key = named.group_key
+            for update
+        ) locked
         ",
         project_id.0,
         queue,
@@ -289,13 +312,23 @@ pub async fn standings(
                past.starts "starts?: Json<rates::Stored>", statement_timestamp() "now!",
                coalesce(crowd.jobs, 0) "running!"
         from unnest($3::text[]) as named(group_key)
-        left join group_overrides own on own.project_id = $1 and own.queue = $2
-            and own.group_key = named.group_key
-            and (own.expires_at is null or own.expires_at > statement_timestamp())
-        left join job_groups pause on pause.project_id = $1 and pause.queue = $2
-            and pause.group_key = named.group_key and pause.paused_until > statement_timestamp()
-        left join group_handouts past
-            on past.project_id = $1 and past.queue = $2 and past.group_key = named.group_key
+        left join lateral (
+            select * from group_overrides
+            where project_id = $1 and queue = $2 and group_key = named.group_key
+                and (expires_at is null or expires_at > statement_timestamp())
+            limit 1
+        ) own on true
+        left join lateral (
+            select paused_until from job_groups
+            where project_id = $1 and queue = $2 and group_key = named.group_key
+                and paused_until > statement_timestamp()
+            limit 1
+        ) pause on true
+        left join lateral (
+            select starts from group_handouts
+            where project_id = $1 and queue = $2 and group_key = named.group_key
+            limit 1
+        ) past on true
         left join (
             select group_key, count(*) as jobs
             from jobs
@@ -310,17 +343,17 @@ pub async fn standings(
     )
     .fetch_all(conn)
     .await?;
-    let standing = rows.into_iter().map(|it| {
-        let rates = it.rate_counts.zip(it.rate_seconds);
+    let standing = rows.into_iter().map(|row| {
+        let rates = row.rate_counts.zip(row.rate_seconds);
         let standing = GroupStanding {
-            weight: it.weight,
-            max_running: it.max_running,
+            weight: row.weight,
+            max_running: row.max_running,
             rates: rates.map(|it| rates::limits(&it.0, &it.1)),
-            paused_until: it.paused_until,
-            starts: rates::read(it.starts),
-            now: it.now,
+            paused_until: row.paused_until,
+            starts: rates::read(row.starts),
+            now: row.now,
         };
-        (it.group, standing, it.running)
+        (row.group, standing, row.running)
     });
     Ok(standing.collect())
 }
@@ -429,66 +462,4 @@ pub async fn lease(
     .await?;
     let count = rows.first().map_or(0, |it| usize::try_from(it.chosen).unwrap_or(0));
     Ok((leased_jobs!(rows).collect(), count))
-}
-
-/// What is before a job whose group takes turns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ahead {
-    /// Jobs of its group.
-    pub jobs: i64,
-    /// Groups whose turn comes before that of its group.
-    pub groups: i64,
-}
-
-/// What is before a job at this position in its group, each counted up to `limit`.
-pub async fn ahead(
-    conn: &mut PgConnection,
-    (project_id, queue, group): (ProjectId, &str, Option<&str>),
-    (rank, run_at): (i16, DateTime<Utc>),
-    limit: i64,
-) -> sqlx::Result<Ahead> {
-    sqlx::query_as!(
-        Ahead,
-        r#"
-        select (
-            select count(*)
-            from (
-                (
-                    select from jobs
-                    where project_id = $1 and queue = $2 and group_key = $3
-                        and takes_turns and state = 'pending'
-                        and constraint_key is null and (rank, run_at) < ($4::smallint, $5)
-                    limit $6
-                )
-                union all
-                (
-                    select from jobs
-                    where $3 is null and project_id = $1 and queue = $2 and group_key is null
-                        and takes_turns and state = 'pending'
-                        and constraint_key is null and (rank, run_at) < ($4, $5)
-                    limit $6
-                )
-            ) before
-        ) "jobs!", (
-            select count(*)
-            from (
-                select from group_turns
-                where project_id = $1 and queue = $2 and rest_until is null and turn < (
-                    select turn
-                    from group_turns
-                    where project_id = $1 and queue = $2 and group_key = coalesce($3, '')
-                )
-                limit $6
-            ) others
-        ) "groups!"
-        "#,
-        project_id.0,
-        queue,
-        group,
-        rank,
-        run_at,
-        limit,
-    )
-    .fetch_one(conn)
-    .await
 }

@@ -40,7 +40,8 @@ pub async fn keep(
     sqlx::query!(
         "
         with next as materialized (
-            select sent.group_key, max(sent.turn) as turn, max(sent.rest_until) as rest_until,
+            -- With the whole key, so that each row is read by it.
+            select $1::int as project_id, $2::text as queue, sent.group_key, max(sent.turn) as turn, max(sent.rest_until) as rest_until,
                    bool_or(sent.is_empty) as is_empty
             from (
                 select group_key, turn, null::timestamptz as rest_until, false as is_empty
@@ -59,7 +60,7 @@ pub async fn keep(
             is_new = group_turns.is_new and next.turn is null, rest_until = next.rest_until,
             empty_since = case when next.is_empty then statement_timestamp() end
         from next
-        where group_turns.project_id = $1 and group_turns.queue = $2
+        where group_turns.project_id = next.project_id and group_turns.queue = next.queue
             and group_turns.group_key = next.group_key
         ",
         project_id.0,
@@ -74,4 +75,66 @@ pub async fn keep(
     .execute(conn)
     .await?;
     Ok(())
+}
+
+/// What is before a job whose group takes turns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ahead {
+    /// Jobs of its group.
+    pub jobs: i64,
+    /// Groups whose turn comes before that of its group.
+    pub groups: i64,
+}
+
+/// What is before a job at this position in its group, each counted up to `limit`.
+pub async fn ahead(
+    conn: &mut PgConnection,
+    (project_id, queue, group): (ProjectId, &str, Option<&str>),
+    (rank, run_at): (i16, DateTime<Utc>),
+    limit: i64,
+) -> sqlx::Result<Ahead> {
+    sqlx::query_as!(
+        Ahead,
+        r#"
+        select (
+            select count(*)
+            from (
+                (
+                    select from jobs
+                    where project_id = $1 and queue = $2 and group_key = $3
+                        and takes_turns and state = 'pending'
+                        and constraint_key is null and (rank, run_at) < ($4::smallint, $5)
+                    limit $6
+                )
+                union all
+                (
+                    select from jobs
+                    where $3 is null and project_id = $1 and queue = $2 and group_key is null
+                        and takes_turns and state = 'pending'
+                        and constraint_key is null and (rank, run_at) < ($4, $5)
+                    limit $6
+                )
+            ) before
+        ) "jobs!", (
+            select count(*)
+            from (
+                select from group_turns
+                where project_id = $1 and queue = $2 and rest_until is null and turn < (
+                    select turn
+                    from group_turns
+                    where project_id = $1 and queue = $2 and group_key = coalesce($3, '')
+                )
+                limit $6
+            ) others
+        ) "groups!"
+        "#,
+        project_id.0,
+        queue,
+        group,
+        rank,
+        run_at,
+        limit,
+    )
+    .fetch_one(conn)
+    .await
 }

@@ -391,8 +391,7 @@ pub async fn insert_jobs(
                    case when lease_id is not null then poll_id end,
                    case when lease_id is not null then now() end,
                    case when lease_id is not null then lease_seconds end,
-                   case
-                       when lease_id is not null
+                   case when lease_id is not null
                        then now() + make_interval(secs => lease_seconds)
                    end
             from new

@@ -60,6 +60,10 @@ async fn page(conn: &mut PgConnection, claim: &QueueClaim<'_>) -> Vec<GroupInLin
     turn_claims::page(conn, claim, wanted).await.expect("it runs")
 }
 
+fn key(number: i32) -> GroupKey {
+    GroupKey { project_id: PROJECT, queue: "default".to_owned(), group: format!("g{number}") }
+}
+
 #[test]
 fn a_claim_reads_the_groups_that_are_next_and_the_best_jobs_of_each() {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -106,13 +110,7 @@ fn a_claim_reads_the_groups_that_are_next_and_the_best_jobs_of_each() {
             turns::keep(conn, (PROJECT, "default"), &changes).await.expect("it runs");
         })
         .await;
-        let keys: Vec<_> = (0..50)
-            .map(|it| GroupKey {
-                project_id: PROJECT,
-                queue: "default".to_owned(),
-                group: format!("g{it}"),
-            })
-            .collect();
+        let keys: Vec<_> = (0..50).map(key).collect();
         let keys: Vec<_> = keys.iter().collect();
         costs(conn, "line up", 50 * 40, async |conn| {
             lines::line_up(conn, &keys).await.expect("it runs")

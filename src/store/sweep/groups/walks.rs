@@ -130,9 +130,9 @@ pub async fn step(conn: &mut PgConnection, walk: &Walk) -> sqlx::Result<bool> {
 /// Jobs that one step reads.
 const MAX_STEP_JOBS: i64 = 1_000;
 
-/// Lets claims find the next jobs of a queue by their groups, which are to take turns, and moves the
-/// walk on: before the groups, all jobs. Jobs that another transaction has locked are left to the
-/// second walk.
+/// Lets claims find the next jobs of a queue by their groups, which are to take turns, and moves
+/// the walk on: before the groups, all jobs. Jobs that another transaction has locked are left to
+/// the second walk.
 pub async fn step_over_jobs(conn: &mut PgConnection, walk: &Walk) -> sqlx::Result<()> {
     sqlx::query!(
         "

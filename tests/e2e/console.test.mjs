@@ -139,7 +139,8 @@ story("a paused queue delivers nothing until it is resumed", async (page, { base
   await sees(page, "settings are saved");
   const queue = await api.get("/queues/slow");
   assert.deepEqual(queue.rate_limit, { count: 5, per_seconds: 60 });
-  assert.deepEqual(queue.groups, { order: "strict", on_dead: "skip", max_running: null, rates: [] });
+  const rules = { order: "strict", on_dead: "skip", max_running: null, rates: [], fair: false };
+  assert.deepEqual(queue.groups, rules);
 });
 
 story("a schedule is previewed in its zone, made, run and paused", async (page, { base, api }) => {

@@ -29,32 +29,28 @@ begin
 end
 $$;
 
--- Whether a group, or the jobs without one, has a job that may start, in a queue that takes turns.
+-- Whether a group has a job that may start, in a queue that takes turns. Empty: the jobs without a
+-- group.
 create function has_turn_jobs(of_project integer, of_queue text, of_group text) returns boolean
 language plpgsql stable as $$
 begin
-    return case when of_group = '' then exists (
+    return exists (
         select from jobs
-        where project_id = of_project and queue = of_queue and group_key is null and takes_turns
-            and state = 'pending'
-    ) else exists (
-        select from jobs
-        where project_id = of_project and queue = of_queue and group_key = of_group
-            and takes_turns and state = 'pending'
-    ) end;
+        where project_id = of_project and queue = of_queue
+            and coalesce(group_key, '') = of_group and takes_turns and state = 'pending'
+    );
 end
 $$;
 
 -- A job that a claim may take.
 create type job_in_turn as (
-    id uuid, rank smallint, run_at timestamptz, constraint_key uuid, concurrency_key text,
-    concurrency_limit integer
+    id uuid, rank smallint, run_at timestamptz, concurrency_key text, concurrency_limit integer
 );
 
 -- The best jobs of a group that a claim may take, `wanted` without a constraint key and as many of
--- each of some keys: the first after `after_key`, and from the least one on. No more than `examined` others are passed over: they
--- have another type, or have expired. Of all types: `types` is empty. A group of '': jobs without a
--- group.
+-- each of some keys: the first after `after_key`, and from the least one on. No more than
+-- `examined` others are passed over: they have another type, or have expired. Of all types: `types`
+-- is empty. An empty group: the jobs without a group.
 create function jobs_in_turn_of(
     of_project integer, of_queue text, of_group text, wanted bigint, examined bigint,
     types text[], paused text[], of_labels text[], after_key uuid, keys bigint
@@ -64,51 +60,28 @@ declare
     found integer := 0;
     has_turned boolean := false;
 begin
-    if of_group = '' then
-        return query
-            select near.id, near.rank, near.run_at, null::uuid, null::text, null::integer
-            from (
-                select jobs.*
-                from jobs
-                where project_id = of_project and queue = of_queue and group_key is null
-                    and constraint_key is null and takes_turns and state = 'pending'
-                order by group_key, constraint_key, rank, run_at, id
-                limit wanted + examined
-            ) near
-            where (cardinality(types) = 0 or job_type = any(types)) and job_type <> all(paused)
-                and (expires_at is null or expires_at > statement_timestamp())
-            limit wanted;
-    else
-        return query
-            select near.id, near.rank, near.run_at, null::uuid, null::text, null::integer
-            from (
-                select jobs.*
-                from jobs
-                where project_id = of_project and queue = of_queue and group_key = of_group
-                    and constraint_key is null and takes_turns and state = 'pending'
-                order by group_key, constraint_key, rank, run_at, id
-                limit wanted + examined
-            ) near
-            where (cardinality(types) = 0 or job_type = any(types)) and job_type <> all(paused)
-                and (expires_at is null or expires_at > statement_timestamp())
-            limit wanted;
-    end if;
+    return query
+        select near.id, near.rank, near.run_at, null::text, null::integer
+        from (
+            select jobs.*
+            from jobs
+            where project_id = of_project and queue = of_queue
+                and coalesce(group_key, '') = of_group and constraint_key is null
+                and takes_turns and state = 'pending'
+            order by coalesce(group_key, ''), constraint_key, rank, run_at, id
+            limit wanted + examined
+        ) near
+        where (cardinality(types) = 0 or job_type = any(types)) and job_type <> all(paused)
+            and (expires_at is null or expires_at > statement_timestamp())
+        limit wanted;
     while found < keys loop
-        if of_group = '' then
-            select constraint_key into key
-            from jobs
-            where project_id = of_project and queue = of_queue and group_key is null
-                and constraint_key > key and takes_turns and state = 'pending'
-            order by group_key, constraint_key
-            limit 1;
-        else
-            select constraint_key into key
-            from jobs
-            where project_id = of_project and queue = of_queue and group_key = of_group
-                and constraint_key > key and takes_turns and state = 'pending'
-            order by constraint_key
-            limit 1;
-        end if;
+        select constraint_key into key
+        from jobs
+        where project_id = of_project and queue = of_queue
+            and coalesce(group_key, '') = of_group and constraint_key > key
+            and takes_turns and state = 'pending'
+        order by coalesce(group_key, ''), constraint_key
+        limit 1;
         exit when has_turned and (key is null or key > after_key);
         if key is null then
             -- Past the last one: from the first one on.
@@ -117,31 +90,18 @@ begin
             continue;
         end if;
         found := found + 1;
-        if of_group = '' then
-            return query
-                select jobs.id, jobs.rank, jobs.run_at, jobs.constraint_key, jobs.concurrency_key,
-                       jobs.concurrency_limit
-                from jobs
-                where project_id = of_project and queue = of_queue and group_key is null
-                    and jobs.constraint_key = key and takes_turns and state = 'pending'
-                    and (cardinality(types) = 0 or job_type = any(types))
-                    and job_type <> all(paused) and (labels is null or labels <@ of_labels)
-                    and (expires_at is null or expires_at > statement_timestamp())
-                order by jobs.group_key, jobs.rank, jobs.run_at, jobs.id
-                limit wanted;
-        else
-            return query
-                select jobs.id, jobs.rank, jobs.run_at, jobs.constraint_key, jobs.concurrency_key,
-                       jobs.concurrency_limit
-                from jobs
-                where project_id = of_project and queue = of_queue and group_key = of_group
-                    and jobs.constraint_key = key and takes_turns and state = 'pending'
-                    and (cardinality(types) = 0 or job_type = any(types))
-                    and job_type <> all(paused) and (labels is null or labels <@ of_labels)
-                    and (expires_at is null or expires_at > statement_timestamp())
-                order by jobs.rank, jobs.run_at, jobs.id
-                limit wanted;
-        end if;
+        return query
+            select jobs.id, jobs.rank, jobs.run_at, jobs.concurrency_key, jobs.concurrency_limit
+            from jobs
+            where project_id = of_project and queue = of_queue
+                and coalesce(group_key, '') = of_group and jobs.constraint_key = key
+                and takes_turns and state = 'pending'
+                and (cardinality(types) = 0 or job_type = any(types))
+                and job_type <> all(paused) and (labels is null or labels <@ of_labels)
+                and (expires_at is null or expires_at > statement_timestamp())
+            order by coalesce(jobs.group_key, ''), jobs.constraint_key, jobs.rank, jobs.run_at,
+                     jobs.id
+            limit wanted;
     end loop;
 end
 $$;

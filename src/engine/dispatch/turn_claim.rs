@@ -19,7 +19,7 @@ use fencepost_store::{
         rates,
         turns::{self, TurnChanges},
     },
-    queues::queue_limits::QueueRules,
+    queues::queue_limits::{self, QueueRules},
 };
 use rand::Rng;
 use sqlx::PgConnection;
@@ -64,7 +64,7 @@ pub(super) async fn claim(
     if wanted == 0 {
         return Ok(TurnClaimed::default());
     }
-    let running = turn_claims::running(tx, claim.project_id, claim.queue).await?;
+    let running = queue_limits::busy_groups(tx, claim.project_id, claim.queue).await?;
     let in_line = turn_claims::count_in_line(tx, claim.project_id, claim.queue).await?;
     let limits = Limits::of(rules, running.into_iter().collect());
     let mut line = Line { groups: Vec::new(), weights: in_line, wanted, may_be_more: false };

@@ -381,27 +381,6 @@ pub async fn count_in_line(
     .await
 }
 
-/// How many jobs of each group of a queue run; empty: jobs without a group.
-pub async fn running(
-    conn: &mut PgConnection,
-    project_id: ProjectId,
-    queue: &str,
-) -> sqlx::Result<Vec<(String, i64)>> {
-    let rows = sqlx::query!(
-        r#"
-        select coalesce(group_key, '') "group!", count(*) "running!"
-        from jobs
-        where project_id = $1 and queue = $2 and state = 'processing'
-        group by group_key
-        "#,
-        project_id.0,
-        queue,
-    )
-    .fetch_all(conn)
-    .await?;
-    Ok(rows.into_iter().map(|it| (it.group, it.running)).collect())
-}
-
 /// How many jobs of a project run with each of these concurrency keys, in their order. The keys
 /// must be locked by an earlier statement of this transaction.
 pub async fn running_with_keys(
@@ -442,6 +421,7 @@ pub async fn lease(
             select named.id, job.rank, job.run_at, 'pending'::text as state
             from unnest($16::uuid[]) with ordinality as named(id, number)
             join jobs job on job.project_id = $1 and job.id = named.id
+            -- The mark and the types are those of claims without turns.
             where $15::text[] is null and ($12::smallint, $13::timestamptz) is not null
             order by named.number
             limit least($14, 250, case when exists (

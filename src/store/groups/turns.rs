@@ -99,21 +99,12 @@ pub async fn ahead(
         select (
             select count(*)
             from (
-                (
-                    select from jobs
-                    where project_id = $1 and queue = $2 and group_key = $3
-                        and takes_turns and state = 'pending'
-                        and constraint_key is null and (rank, run_at) < ($4::smallint, $5)
-                    limit $6
-                )
-                union all
-                (
-                    select from jobs
-                    where $3 is null and project_id = $1 and queue = $2 and group_key is null
-                        and takes_turns and state = 'pending'
-                        and constraint_key is null and (rank, run_at) < ($4, $5)
-                    limit $6
-                )
+                select from jobs
+                where project_id = $1 and queue = $2
+                    and coalesce(group_key, '') = coalesce($3, '') and takes_turns
+                    and state = 'pending' and constraint_key is null
+                    and (rank, run_at) < ($4::smallint, $5)
+                limit $6
             ) before
         ) "jobs!", (
             select count(*)

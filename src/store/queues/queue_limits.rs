@@ -79,7 +79,7 @@ pub async fn lock_queue(
     .await
 }
 
-/// Groups of a queue of which jobs run, and how many.
+/// How many jobs of each group of a queue run; an empty name: those without a group.
 pub async fn busy_groups(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -87,9 +87,9 @@ pub async fn busy_groups(
 ) -> sqlx::Result<Vec<(String, i64)>> {
     let rows = sqlx::query!(
         r#"
-        select group_key "group_key!", count(*) "running!"
+        select coalesce(group_key, '') "group_key!", count(*) "running!"
         from jobs
-        where project_id = $1 and queue = $2 and state = 'processing' and group_key is not null
+        where project_id = $1 and queue = $2 and state = 'processing'
         group by group_key
         "#,
         project_id.0,

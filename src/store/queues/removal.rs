@@ -11,7 +11,8 @@ pub struct QueueUse {
     pub is_pushed: bool,
 }
 
-/// Locks the counts of a queue until the end of the transaction, and says what holds it.
+/// Locks the counts of a queue and its claims until the end of the transaction, and says what holds
+/// it.
 pub async fn lock_counts(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -34,6 +35,8 @@ pub async fn lock_counts(
             exists (
                 select from queue_pushes where project_id = $1 and queue = $2
             ) "is_pushed!"
+        -- As claims under limits do: none writes what is deleted later in this transaction.
+        from (select pg_advisory_xact_lock(hashtextextended('queue ' || $2, $1::int))) as locked
         "#,
         project_id.0,
         queue,
@@ -51,10 +54,7 @@ pub async fn delete(
 ) -> sqlx::Result<bool> {
     sqlx::query_scalar!(
         r#"
-        with alone as materialized (
-            -- No claim changes what is deleted here.
-            select pg_advisory_xact_lock(hashtextextended('queue ' || $2, $1::int))
-        ), counts as (
+        with counts as (
             delete from queue_counts where project_id = $1 and queue = $2 returning 1
         ), settings as (
             delete from queues where project_id = $1 and name = $2 returning 1

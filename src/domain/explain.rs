@@ -4,6 +4,7 @@
 mod group;
 mod rates;
 mod reason;
+mod shared;
 #[cfg(test)]
 mod tests;
 mod workers;
@@ -13,6 +14,7 @@ use chrono::{DateTime, SecondsFormat, Utc};
 pub use self::{
     group::{GroupLimit, GroupLine, JobAhead},
     reason::Reason,
+    shared::SharedUse,
 };
 use super::{job::StoredState, rate::RateLimit};
 
@@ -41,6 +43,8 @@ pub struct Facts {
     pub rate: Option<RateUse>,
     /// A worker has met a rate limit: nothing of the queue starts before then.
     pub rate_limited_until: Option<DateTime<Utc>>,
+    /// Limits that its queue keeps together with others.
+    pub shared: Vec<SharedUse>,
     pub push: Option<PushTrouble>,
     pub worker_id: Option<String>,
     pub lease_expires_at: Option<DateTime<Utc>>,
@@ -253,6 +257,7 @@ fn conditions(facts: &Facts) -> Vec<Condition> {
     }
     conditions.extend(facts.rate.as_ref().map(|rate| rates::of_queue(facts, rate)));
     conditions.extend(rates::of_worker(facts));
+    conditions.extend(facts.shared.iter().map(|it| shared::condition(facts, it)));
     conditions.extend(facts.push.as_ref().map(|it| push_trouble(facts, it)));
     conditions.push(workers::condition(facts));
     conditions

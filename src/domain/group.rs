@@ -1,5 +1,7 @@
 //! Rules of the groups of a queue.
 
+use std::fmt;
+
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -69,22 +71,57 @@ pub struct GroupOverride {
 }
 
 /// What a worker's rate limit pauses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
 pub enum RateLimitScope {
     /// The job's group.
     Group,
     /// The whole queue.
     Queue,
+    /// What a shared limit of this name counts together with the job.
+    SharedLimit(String),
 }
 
+const OF_SHARED_LIMIT: &str = "shared_limit:";
+
 impl RateLimitScope {
-    /// Its name, in requests, the audit log and metrics.
+    /// Its kind, in metrics.
     #[must_use]
-    pub fn as_str(self) -> &'static str {
+    pub fn kind(&self) -> &'static str {
         match self {
             Self::Group => "group",
             Self::Queue => "queue",
+            Self::SharedLimit(_) => "shared_limit",
+        }
+    }
+}
+
+/// As in requests and the audit log.
+impl fmt::Display for RateLimitScope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Group | Self::Queue => f.write_str(self.kind()),
+            Self::SharedLimit(name) => write!(f, "{OF_SHARED_LIMIT}{name}"),
+        }
+    }
+}
+
+/// ```
+/// # use fencepost_domain::group::RateLimitScope;
+/// let read = |text: &str| RateLimitScope::try_from(text.to_owned());
+/// assert_eq!(read("queue"), Ok(RateLimitScope::Queue));
+/// assert_eq!(read("shared_limit:stripe"), Ok(RateLimitScope::SharedLimit("stripe".into())));
+/// assert!(read("shared_limit:").is_err() && read("job").is_err());
+/// ```
+impl TryFrom<String> for RateLimitScope {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, &'static str> {
+        match (text.as_str(), text.strip_prefix(OF_SHARED_LIMIT)) {
+            ("group", _) => Ok(Self::Group),
+            ("queue", _) => Ok(Self::Queue),
+            (_, Some(name)) if !name.is_empty() => Ok(Self::SharedLimit(name.to_owned())),
+            _ => Err("must be group, queue, or shared_limit: and the name of a shared limit"),
         }
     }
 }

@@ -37,6 +37,7 @@ pub mod rate;
 pub mod raw_json;
 pub mod schedule;
 pub mod search;
+pub mod shared_limit;
 pub mod stats;
 pub mod template;
 pub mod text;

@@ -55,9 +55,14 @@ impl RateLimit {
     /// ```
     #[must_use]
     pub fn allows(self, handouts: &[Handout], now: DateTime<Utc>) -> i32 {
-        let used = handouts.iter().filter(|it| self.counts(it, now));
-        let used = used.fold(0_i32, |sum, it| sum.saturating_add(it.jobs));
-        self.count.saturating_sub(used).max(0)
+        self.count.saturating_sub(self.started(handouts, now)).max(0)
+    }
+
+    /// Jobs that have started in the window that ends now.
+    #[must_use]
+    pub fn started(self, handouts: &[Handout], now: DateTime<Utc>) -> i32 {
+        let counted = handouts.iter().filter(|it| self.counts(it, now));
+        counted.fold(0_i32, |sum, it| sum.saturating_add(it.jobs))
     }
 
     /// How long no job may start; zero if one may. `handouts` are sorted by time.

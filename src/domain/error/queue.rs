@@ -20,6 +20,14 @@ pub enum QueueError {
     /// Its head is no dead letter.
     #[error("no dead letter blocks this group, or another one than job_id names")]
     GroupNotBlocked,
+
+    /// The project has no shared limit of this name.
+    #[error("no such shared limit in this project")]
+    SharedLimitNotFound,
+
+    /// It cannot be deleted.
+    #[error("a queue names this shared limit: change the queue first")]
+    SharedLimitInUse,
 }
 
 impl QueueError {
@@ -27,8 +35,11 @@ impl QueueError {
     #[must_use]
     pub fn class(self) -> Class {
         match self {
-            Self::GroupNotFound => Class::NotFound,
-            Self::InUse(_) | Self::GroupOrdered | Self::GroupNotBlocked => Class::Conflict,
+            Self::GroupNotFound | Self::SharedLimitNotFound => Class::NotFound,
+            Self::InUse(_)
+            | Self::GroupOrdered
+            | Self::GroupNotBlocked
+            | Self::SharedLimitInUse => Class::Conflict,
         }
     }
 }

@@ -22,6 +22,7 @@ fn facts() -> Facts {
         type_pause: None,
         rate: None,
         rate_limited_until: None,
+        shared: Vec::new(),
         push: None,
         worker_id: None,
         lease_expires_at: None,

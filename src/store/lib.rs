@@ -18,6 +18,7 @@ pub mod schedules;
 pub mod set_aside;
 pub mod settings_turns;
 pub mod settle;
+pub mod shared_limits;
 pub mod sweep;
 pub mod workers;
 pub mod workflows;

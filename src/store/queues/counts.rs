@@ -62,6 +62,7 @@ pub struct QueueRow {
     pub group_rate_counts: Option<Vec<i32>>,
     pub group_rate_seconds: Option<Vec<i32>>,
     pub group_fair: Option<bool>,
+    pub shared_limits: Option<Vec<String>>,
     pub paused_at: Option<DateTime<Utc>>,
     pub updated_at: Option<DateTime<Utc>>,
     /// Whether it was ever used, has settings, or is polled.
@@ -354,7 +355,7 @@ pub async fn queues(
                setting.group_order "group_order?: GroupOrder",
                setting.group_on_dead "group_on_dead?: OnDead",
                setting.group_max_running, setting.group_rate_counts, setting.group_rate_seconds,
-               setting.group_fair "group_fair?",
+               setting.group_fair "group_fair?", setting.shared_limits,
                setting.updated_at "updated_at?",
                coalesce(kept.queue, setting.name, fresh.queue, live_workers.queue) is not null
                    "is_known!"

@@ -276,6 +276,8 @@ pub struct QueueState {
     pub rate_limited_until: Option<DateTime<Utc>>,
     /// Whether groups take turns.
     pub has_turns: bool,
+    /// Names of limits that it shares with other queues.
+    pub shared_limits: Option<Vec<String>>,
     pub paused_at: Option<DateTime<Utc>>,
     pub type_paused_at: Option<DateTime<Utc>>,
     /// `operator` or `brake`.
@@ -300,7 +302,7 @@ pub async fn find_state(
         select setting.max_concurrency, setting.rate_limit_count, setting.rate_limit_per_seconds,
                setting.rate_limited_until,
                setting.group_fair and setting.group_order <> 'strict' "has_turns!",
-               setting.paused_at, kind.paused_at "type_paused_at?", kind.paused_by "type_paused_by?",
+               setting.shared_limits, setting.paused_at, kind.paused_at "type_paused_at?", kind.paused_by "type_paused_by?",
                kind.streak "streak?", past.at "handed_out_at?", past.jobs "handed_out_jobs?"
         from queues setting
         left join queue_types kind

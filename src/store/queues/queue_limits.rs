@@ -23,6 +23,8 @@ pub struct QueueRules {
     pub has_turns: bool,
     /// Whether they have begun to, and not all of its jobs are found by their groups yet.
     pub begins_turns: bool,
+    /// Names of the limits that it shares with other queues.
+    pub shared_limits: Option<Vec<String>>,
     /// Maximum number of jobs started in a time window.
     pub rate_limit_count: Option<i32>,
     pub rate_limit_per_seconds: Option<i32>,
@@ -54,7 +56,7 @@ pub async fn lock_queue(
                case when group_order <> 'strict' then group_rate_counts end as group_rate_counts,
                case when group_order <> 'strict' then group_rate_seconds end as group_rate_seconds,
                group_fair and group_order <> 'strict' "has_turns!",
-               group_walks > 1 and group_walk_job is not null "begins_turns!",
+               group_walks > 1 and group_walk_job is not null "begins_turns!", shared_limits,
                rate_limit_count, rate_limit_per_seconds, default_lease_seconds,
                -- While a queue becomes strict, claims would walk over all of its open jobs.
                paused_at is not null or (group_order = 'strict' and group_walks > 1) "is_paused!",
@@ -64,7 +66,7 @@ pub async fn lock_queue(
                    when paused_at is null and (
                        max_concurrency is not null or rate_limit_count is not null
                        or group_max_running is not null or group_rate_counts is not null
-                       or group_fair
+                       or group_fair or shared_limits is not null
                    )
                    then pg_try_advisory_xact_lock(hashtextextended('queue ' || name, project_id))
                    else true

@@ -23,6 +23,8 @@ pub struct SettingsChange {
     pub brake_after: Option<Option<i32>>,
     pub max_waiting: Option<Option<i32>>,
     pub groups: Option<GroupRulesChange>,
+    /// Names of limits that it shares with other queues.
+    pub shared_limits: Option<Option<Vec<String>>>,
 }
 
 /// Changes to the rules of a queue's groups. None: keep it.
@@ -64,16 +66,16 @@ pub async fn change_settings(
             default_lease_seconds, retention_days, default_max_attempts, default_retry, brake_after,
             max_waiting, group_order, group_on_dead, group_max_running, has_gate, group_rules_at,
             group_walk_at, group_walks, group_rate_counts, group_rate_seconds, group_fair,
-            group_walk_job
+            group_walk_job, shared_limits
         )
         values (
             $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $18, coalesce($20, 'none'), coalesce($21, 'block'),
             $24::int, coalesce($20 = 'strict', false) or $24::int is not null
-                or $26::int[] is not null or coalesce($29, false), case when $22 then now() end, case when $22 then now() end, case when $22 then $23::smallint else 0 end, $26, $27::int[],
+                or $26::int[] is not null or coalesce($29, false) or $31::text[] is not null, case when $22 then now() end, case when $22 then now() end, case when $22 then $23::smallint else 0 end, $26, $27::int[],
             coalesce($29, false), case
                 when $29 and coalesce($20, 'none') <> 'strict'
                 then '00000000-0000-0000-0000-000000000000'::uuid
-            end
+            end, $31
         )
         on conflict (project_id, name) do update
         set max_concurrency = case when $11 then $3 else queues.max_concurrency end,
@@ -91,13 +93,15 @@ pub async fn change_settings(
             group_rate_counts = case when $28 then $26 else queues.group_rate_counts end,
             group_rate_seconds = case when $28 then $27 else queues.group_rate_seconds end,
             group_fair = coalesce($29::bool, queues.group_fair),
+            shared_limits = case when $30 then $31::text[] else queues.shared_limits end,
             -- The last walk opens it.
             has_gate = queues.has_gate or coalesce($20 = 'strict', false) or $24 is not null
-                or $26 is not null or coalesce($29, false),
+                or $26 is not null or coalesce($29, false) or $31 is not null,
             group_rules_at = case when queues.group_order <> $20 or queues.group_on_dead <> $21
                 then now() else queues.group_rules_at end,
             group_walk_at = case
                 when queues.group_order <> $20 or queues.group_on_dead <> $21
+                    or $30 and queues.shared_limits is distinct from $31
                     or queues.group_fair <> $29 or $25 and queues.group_max_running is distinct from $24
                     or $28 and (queues.group_rate_counts, queues.group_rate_seconds)
                         is distinct from ($26::int[], $27::int[])
@@ -106,6 +110,7 @@ pub async fn change_settings(
             end,
             group_walk_after = case
                 when queues.group_order <> $20 or queues.group_on_dead <> $21
+                    or $30 and queues.shared_limits is distinct from $31
                     or queues.group_fair <> $29 or $25 and queues.group_max_running is distinct from $24
                     or $28 and (queues.group_rate_counts, queues.group_rate_seconds)
                         is distinct from ($26::int[], $27::int[])
@@ -121,6 +126,7 @@ pub async fn change_settings(
             end,
             group_walks = case
                 when queues.group_order <> $20 or queues.group_fair <> $29
+                    or $30 and queues.shared_limits is distinct from $31
                     or $25 and queues.group_max_running is distinct from $24
                     or $28 and (queues.group_rate_counts, queues.group_rate_seconds)
                         is distinct from ($26::int[], $27::int[])
@@ -159,6 +165,8 @@ pub async fn change_settings(
         seconds as Option<Vec<i32>>,
         groups.rates.is_some(),
         groups.fair,
+        change.shared_limits.is_some(),
+        change.shared_limits.clone().flatten() as Option<Vec<String>>,
     )
     .execute(conn)
     .await?;

@@ -409,6 +409,31 @@ pub async fn prune_stats(conn: &mut PgConnection) -> sqlx::Result<u64> {
     Ok(pruned.rows_affected())
 }
 
+/// Forgets keys of shared limits of which nothing is left to know. Returns how many.
+pub async fn prune_shared_limit_keys(conn: &mut PgConnection) -> sqlx::Result<u64> {
+    let pruned = sqlx::query!(
+        "
+        with ended as materialized (
+            select project_id, limit_name, group_key
+            from shared_limit_keys
+            where ends_at < now() - interval '1 minute'
+            order by ends_at
+            limit $1
+            for update skip locked
+        )
+        delete from shared_limit_keys
+        using ended
+        where shared_limit_keys.project_id = ended.project_id
+            and shared_limit_keys.limit_name = ended.limit_name
+            and shared_limit_keys.group_key = ended.group_key
+        ",
+        super::MAX_SWEEP_ROWS as i64,
+    )
+    .execute(conn)
+    .await?;
+    Ok(pruned.rows_affected())
+}
+
 /// Forgets deleted jobs after [`DELETED_KEEP_SECONDS`], at most [`super::MAX_SWEEP_ROWS`]. Returns
 /// how many.
 pub async fn prune_deleted_jobs(conn: &mut PgConnection) -> sqlx::Result<u64> {

@@ -54,6 +54,8 @@ pub const TENANT_TABLES: &[&str] = &[
     "group_handouts",
     "group_turns",
     "group_overrides",
+    "shared_limits",
+    "shared_limit_keys",
     "group_notes",
     "queue_counts",
     "retention_dues",

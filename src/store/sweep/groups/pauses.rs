@@ -109,6 +109,7 @@ pub async fn open_gates(
             end,
             has_gate = queues.group_order <> 'none' or queues.group_max_running is not null
                 or queues.group_rate_counts is not null or queues.group_fair
+                or queues.shared_limits is not null
                 or (queues.rate_limited_until > statement_timestamp()) is true
                 or exists (
                     select from job_groups

@@ -100,6 +100,69 @@ pub async fn line_up(conn: &mut PgConnection, groups: &[&GroupKey]) -> sqlx::Res
     Ok(LinedUp { queues: rows.into_iter().map(|it| (it.project_id, it.queue)).collect(), left })
 }
 
+/// Ends the rests of the same groups in queues that share a limit with theirs: what is noted may
+/// have left room under it. A group is noted again if a claim has the row of such a one. All must
+/// be locked.
+pub async fn end_rests_of_siblings(
+    conn: &mut PgConnection,
+    groups: &[&GroupKey],
+) -> sqlx::Result<LinedUp> {
+    let columns = GroupColumns::of(groups.iter().copied());
+    let rows = sqlx::query!(
+        r#"
+        with known as materialized (
+            select sent.project_id, sent.queue as noted_queue, sibling.queue, sent.group_key
+            from unnest($1::int[], $2::text[], $3::text[]) as sent(project_id, queue, group_key)
+            cross join lateral queues_sharing_groups(sent.project_id, sent.queue) as sibling(queue)
+            cross join lateral (
+                select 1
+                from group_turns
+                where project_id = sent.project_id and queue = sibling.queue
+                    and group_key = sent.group_key
+                limit 1
+            ) found
+            where sent.group_key <> ''
+        ), held as materialized (
+            select known.project_id, known.queue, known.group_key, locked.is_resting
+            from known
+            cross join lateral (
+                select rest_until is not null and empty_since is null as is_resting
+                from group_turns
+                where project_id = known.project_id and queue = known.queue
+                    and group_key = known.group_key
+                for update skip locked
+            ) locked
+        ), back as (
+            update group_turns
+            set rest_until = null, is_new = true
+            from held
+            where group_turns.project_id = held.project_id and group_turns.queue = held.queue
+                and group_turns.group_key = held.group_key and held.is_resting
+        ), noted as (
+            insert into group_notes (project_id, queue, group_key)
+            select distinct project_id, noted_queue, group_key
+            from known
+            where (project_id, queue, group_key) not in (
+                select project_id, queue, group_key from held
+            )
+            returning 1
+        )
+        select rested.project_id "project_id?: ProjectId", rested.queue "queue?",
+               (select count(*) from noted) "left!"
+        from (select) as always
+        left join (select distinct project_id, queue from held where is_resting) rested on true
+        "#,
+        &columns.project_id,
+        &columns.queue as &[&str],
+        &columns.group as &[&str],
+    )
+    .fetch_all(conn)
+    .await?;
+    let left = rows.first().map_or(0, |it| usize::try_from(it.left).unwrap_or(0));
+    let queues = rows.into_iter().filter_map(|it| Some((it.project_id?, it.queue?)));
+    Ok(LinedUp { queues: queues.collect(), left })
+}
+
 /// Ends the rests that have lasted long enough, of projects in turn. A group without a job rests
 /// on, and is forgotten in the end. Returns queues with groups that have jobs for claims, and
 /// whether there may be more rests to end.

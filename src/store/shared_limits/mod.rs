@@ -1,0 +1,300 @@
+//! Limits that several queues of a project keep together. `claimed.rs` has what claims count under
+//! them, `keys.rs` what is known of single groups.
+
+pub mod claimed;
+pub mod keys;
+
+use chrono::{DateTime, Utc};
+use fencepost_domain::{
+    ids::ProjectId,
+    rate::{Handout, RateLimit, RateLimits},
+    shared_limit::{NewSharedLimit, SharedBy},
+};
+use sqlx::{PgConnection, types::Json};
+
+use crate::{
+    groups::rates::{self, Stored},
+    sweep::groups::walks,
+};
+
+/// Keys that one statement forgets at most.
+pub const MAX_FORGOTTEN: i64 = 2_000;
+
+/// A shared limit, and what counts under it now.
+#[derive(Debug, Clone)]
+pub struct SharedLimitRow {
+    pub name: String,
+    pub by: SharedBy,
+    pub max_running: Option<i32>,
+    pub rates: Vec<RateLimit>,
+    pub created_at: DateTime<Utc>,
+    pub updated_at: DateTime<Utc>,
+    /// Queues that name it, by name.
+    pub queues: Vec<String>,
+    /// Jobs of them that run.
+    pub running: i64,
+    /// End of the pause of all its jobs; none: they are not paused.
+    pub paused_until: Option<DateTime<Utc>>,
+    /// Starts of all its jobs, oldest first; of a limit by group: none.
+    pub starts: Vec<Handout>,
+    /// The database's clock.
+    pub now: DateTime<Utc>,
+}
+
+struct Row {
+    name: String,
+    by_group: bool,
+    max_running: Option<i32>,
+    rate_counts: Option<Vec<i32>>,
+    rate_seconds: Option<Vec<i32>>,
+    created_at: DateTime<Utc>,
+    updated_at: DateTime<Utc>,
+    queues: Vec<String>,
+    running: i64,
+    paused_until: Option<DateTime<Utc>>,
+    starts: Option<Json<Stored>>,
+    now: DateTime<Utc>,
+}
+
+impl From<Row> for SharedLimitRow {
+    fn from(row: Row) -> Self {
+        let rates = row.rate_counts.zip(row.rate_seconds);
+        Self {
+            name: row.name,
+            by: if row.by_group { SharedBy::Group } else { SharedBy::All },
+            max_running: row.max_running,
+            rates: rates.map_or_else(Vec::new, |it| rates::pairs(&it.0, &it.1)),
+            created_at: row.created_at,
+            updated_at: row.updated_at,
+            queues: row.queues,
+            running: row.running,
+            paused_until: row.paused_until,
+            starts: rates::read(row.starts),
+            now: row.now,
+        }
+    }
+}
+
+/// The rates of stored numbers.
+fn rates_of(counts: Option<Vec<i32>>, seconds: Option<Vec<i32>>) -> Option<RateLimits> {
+    counts.zip(seconds).map(|(counts, seconds)| rates::limits(&counts, &seconds))
+}
+
+/// Limits of a project, by name: those of these names, or else the first `limit` after `after`.
+pub async fn find(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    names: Option<&[String]>,
+    (after, limit): (&str, i64),
+) -> sqlx::Result<Vec<SharedLimitRow>> {
+    let rows = sqlx::query_as!(
+        Row,
+        r#"
+        select shared.name, by_group, shared.max_running, shared.rate_counts, shared.rate_seconds,
+               created_at, updated_at, used.queues "queues!", (
+                   select count(*)
+                   from jobs
+                   where project_id = $1 and queue = any(used.queues) and state = 'processing'
+               ) "running!",
+               case when known.paused_until > statement_timestamp() then known.paused_until end
+                   as paused_until,
+               known.starts "starts?: Json<Stored>", statement_timestamp() "now!"
+        from (
+            select *
+            from shared_limits
+            where project_id = $1 and name > $2 and ($4::text[] is null or name = any($4))
+            order by name
+            limit $3
+        ) shared
+        cross join lateral (
+            select coalesce(array_agg(queue.name order by queue.name), '{}') as queues
+            from queues queue
+            where queue.project_id = $1 and queue.shared_limits is not null
+                and shared.name = any(queue.shared_limits)
+        ) used
+        left join shared_limit_keys known on known.project_id = $1
+            and known.limit_name = shared.name and known.group_key = ''
+        order by shared.name
+        "#,
+        project_id.0,
+        after,
+        limit,
+        names,
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows.into_iter().map(SharedLimitRow::from).collect())
+}
+
+/// What became of a limit that was to be stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Put {
+    Stored,
+    /// One of its name counts other jobs together.
+    IsOtherwise,
+    /// The project has as many others as it may.
+    IsTooMany,
+}
+
+/// Stores a limit, or changes the numbers of the one that has its name: then the groups of its
+/// queues are looked at again. At most `max` of a project are stored.
+pub async fn put(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    new: &NewSharedLimit,
+    max: i64,
+) -> sqlx::Result<Put> {
+    let counts: Vec<_> = new.rates.iter().map(|it| it.count).collect();
+    let seconds: Vec<_> = new.rates.iter().map(|it| it.per_seconds).collect();
+    let has_rates = !new.rates.is_empty();
+    let found = sqlx::query!(
+        r#"
+        with stored as (
+            insert into shared_limits (
+                project_id, name, by_group, max_running, rate_counts, rate_seconds
+            )
+            select $1, $2, $3, $4, $5, $6
+            where exists (select from shared_limits where project_id = $1 and name = $2) or (
+                select count(*) < $7
+                from (select from shared_limits where project_id = $1 limit $7) counted
+            )
+            on conflict (project_id, name) do update
+            set max_running = excluded.max_running, rate_counts = excluded.rate_counts,
+                rate_seconds = excluded.rate_seconds, updated_at = now()
+            where shared_limits.by_group = excluded.by_group
+            returning 1
+        ), walked as (
+            update queues
+            set group_walk_at = now(), group_walk_after = '', group_walks = $8
+            where project_id = $1 and shared_limits is not null and $2 = any(shared_limits)
+                and $3 and exists (select from stored)
+        )
+        select exists (select from stored) "is_stored!",
+               exists (select from shared_limits where project_id = $1 and name = $2) "is_known!"
+        "#,
+        project_id.0,
+        new.name,
+        new.by == SharedBy::Group,
+        new.max_running,
+        has_rates.then_some(counts) as Option<Vec<i32>>,
+        has_rates.then_some(seconds) as Option<Vec<i32>>,
+        max,
+        walks::WALKS,
+    )
+    .fetch_one(conn)
+    .await?;
+    Ok(match (found.is_stored, found.is_known) {
+        (true, _) => Put::Stored,
+        (false, true) => Put::IsOtherwise,
+        (false, false) => Put::IsTooMany,
+    })
+}
+
+/// Forgets keys of a limit that no queue names. Returns how many: up to [`MAX_FORGOTTEN`].
+pub async fn forget_keys(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    name: &str,
+) -> sqlx::Result<i64> {
+    let forgotten = sqlx::query!(
+        "
+        delete from shared_limit_keys
+        where project_id = $1 and limit_name = $2 and group_key in (
+            select group_key
+            from shared_limit_keys
+            where project_id = $1 and limit_name = $2
+            limit $3
+        ) and not exists (
+            select from queues
+            where project_id = $1 and shared_limits is not null and $2 = any(shared_limits)
+        )
+        ",
+        project_id.0,
+        name,
+        MAX_FORGOTTEN,
+    )
+    .execute(conn)
+    .await?;
+    Ok(forgotten.rows_affected() as i64)
+}
+
+/// Deletes a limit that no queue names. Returns whether there was one.
+pub async fn delete(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    name: &str,
+) -> sqlx::Result<bool> {
+    let deleted = sqlx::query!(
+        "
+        delete from shared_limits
+        where project_id = $1 and name = $2 and not exists (
+            select from queues
+            where project_id = $1 and shared_limits is not null and $2 = any(shared_limits)
+        )
+        ",
+        project_id.0,
+        name,
+    )
+    .execute(conn)
+    .await?;
+    Ok(deleted.rows_affected() > 0)
+}
+
+/// What keeps a queue from naming its limits.
+#[derive(Debug, Clone)]
+pub struct Naming {
+    /// The first one that does not exist.
+    pub missing: Option<String>,
+    /// The first one that each group has for itself, though groups of the queue take no turns.
+    pub without_turns: Option<String>,
+    /// The first one that more queues name than may.
+    pub crowded: Option<String>,
+}
+
+/// What keeps a queue from naming its limits, as this transaction has stored them. They are locked
+/// until its end, so that none is deleted meanwhile.
+pub async fn check_naming(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+    max_queues: i64,
+) -> sqlx::Result<Naming> {
+    sqlx::query_as!(
+        Naming,
+        r#"
+        with named as materialized (
+            select it.name, it.number
+            from queues setting
+            cross join lateral unnest(setting.shared_limits) with ordinality as it(name, number)
+            where setting.project_id = $1 and setting.name = $2
+        ), found as materialized (
+            select shared.name, shared.by_group
+            from shared_limits shared
+            where shared.project_id = $1 and shared.name in (select name from named)
+            order by shared.name
+            for no key update
+        )
+        select (
+            select name from named where name not in (select name from found) order by number limit 1
+        ) as missing, (
+            select name from found where by_group and not takes_turns($1, $2) order by name limit 1
+        ) as without_turns, (
+            select name
+            from found
+            where (
+                select count(*)
+                from queues other
+                where other.project_id = $1 and other.shared_limits is not null
+                    and found.name = any(other.shared_limits)
+            ) > $3
+            order by name
+            limit 1
+        ) as crowded
+        "#,
+        project_id.0,
+        queue,
+        max_queues,
+    )
+    .fetch_one(conn)
+    .await
+}

@@ -23,6 +23,7 @@ pub mod reach;
 pub mod schedules;
 pub mod settings;
 pub mod settle;
+pub mod shared_limits;
 pub mod stats;
 mod sync_match;
 pub mod webhooks;

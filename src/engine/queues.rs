@@ -18,7 +18,7 @@ use fencepost_store::{
 use moka::sync::Cache;
 use sqlx::{Acquire, PgConnection};
 
-use super::Engine;
+use super::{Engine, shared_limits};
 
 pub use fencepost_store::queues::{
     counts::{QueueRow, Totals},
@@ -41,17 +41,23 @@ pub async fn change_settings(
     change: &SettingsChange,
 ) -> Result<(), Error> {
     check_new_names(engine, project_id, once(("", queue))).await?;
-    let has_rules = change.groups.as_ref().is_some_and(|it| *it != GroupRulesChange::END);
+    let has_rules = change.groups.as_ref().is_some_and(|it| *it != GroupRulesChange::END)
+        || change.shared_limits.as_ref().is_some_and(Option::is_some);
     if has_rules && has_earlier_nodes(engine).await? {
         return Err(Error::invalid("groups", AN_EARLIER_NODE));
     }
     let mut conn = engine.pools.read_for(project_id).await?;
     check_room(&mut conn, project_id, queue).await?;
-    settings::change_settings(&mut conn, project_id, queue, change).await?;
+    let mut tx = conn.begin().await?;
+    settings::change_settings(&mut tx, project_id, queue, change).await?;
+    if change.groups.is_some() || change.shared_limits.is_some() {
+        shared_limits::check_naming(&mut tx, project_id, queue).await?;
+    }
+    tx.commit().await?;
     if change.brake_after.flatten().is_some() {
         engine.breakers.add(project_id);
     }
-    if change.groups.is_some() {
+    if change.groups.is_some() || change.shared_limits.is_some() {
         engine.notifier.wake.ask(BackgroundTask::Groups);
     }
     engine.notifier.wake.queue_changed(project_id, queue);

@@ -26,6 +26,7 @@ use fencepost_store::{
 };
 use futures_util::FutureExt;
 use metrics::{counter, histogram};
+use rand::seq::SliceRandom;
 use sqlx::PgConnection;
 use tokio::sync::mpsc;
 use uuid::Uuid;
@@ -165,12 +166,14 @@ async fn claim_all(
             return CompletedClaims { conn: None, completed };
         }
     };
-    let (constrained, ordinary, is_known) = partition_claims(&mut conn, claims).await;
+    let (mut constrained, ordinary, is_known) = partition_claims(&mut conn, claims).await;
     let (any_type, some_types): (Vec<_>, Vec<_>) =
         ordinary.into_iter().partition(|(claim, _)| claim.job_types.is_empty());
     let any_type = Some(any_type).filter(|it| !it.is_empty());
     let mut parts: Vec<_> = any_type.map(Part::AnyType).into_iter().collect();
     parts.extend(some_types.into_iter().map(Part::SomeTypes));
+    // Queues that share a limit have their turn at random: what one takes, the next ones lack.
+    constrained.shuffle(&mut rand::rng());
     parts.extend(constrained.into_iter().map(Part::Constrained));
     let (mut is_good, mut last) = (true, Vec::new());
     let count = parts.len();

@@ -18,6 +18,7 @@ use fencepost_store::{
 
 use super::{
     limited_groups,
+    shared_claim::{self, SharedLimits},
     turn_claim::{self, TurnClaimed},
 };
 
@@ -30,6 +31,9 @@ const SPARE_KEYS: usize = 16;
 /// A queue that is paused, or whose rate limit is used up, is not claimed from for this long, even
 /// if jobs arrive. A change of it is hinted; a node that misses the hint finds out after this.
 const MAX_REST: Duration = Duration::from_secs(5);
+
+/// A limit of running jobs that lets all run.
+const ANY_NUMBER: i32 = i32::MAX;
 
 /// The findings of such a claim.
 #[derive(Debug, Default)]
@@ -78,7 +82,17 @@ pub(crate) async fn claim(
         let pause_for = Some(pause_for.min(MAX_REST));
         return Ok(LimitedClaimed { pause_for, ..LimitedClaimed::default() });
     }
-    let found = find(&mut tx, claim, rules.as_ref(), rate.as_ref()).await?;
+    let Some(mut shared) = shared_claim::lock(&mut tx, claim, rules.as_ref()).await? else {
+        tx.rollback().await?;
+        return Ok(LimitedClaimed { was_contended: true, ..LimitedClaimed::default() });
+    };
+    if shared.room() == Some(0) {
+        tx.rollback().await?;
+        let pause_for = shared.wait().map(|it| it.min(MAX_REST));
+        return Ok(LimitedClaimed { pause_for, ..LimitedClaimed::default() });
+    }
+    let found = find(&mut tx, claim, rules.as_ref(), (rate.as_ref(), &mut shared)).await?;
+    shared.keep(&mut tx, claim, &found.jobs).await?;
     if let Some(rate) = rate.as_mut().filter(|_| !found.jobs.is_empty()) {
         rate.handed_out(&found.jobs);
         queue_limits::keep_handouts(&mut tx, claim.project_id, claim.queue, &rate.handouts).await?;
@@ -93,19 +107,24 @@ async fn find(
     tx: &mut PgConnection,
     claim: &QueueClaim<'_>,
     rules: Option<&QueueRules>,
-    rate: Option<&Rate>,
+    (rate, shared): (Option<&Rate>, &mut SharedLimits),
 ) -> sqlx::Result<LimitedClaimed> {
     let paused_types = rules.map_or(&[][..], |it| &it.paused_types);
     let slots = i64::try_from(claim.slots.len()).unwrap_or(i64::MAX);
     let max_jobs = rate.map_or(slots, |it| slots.min(it.allowed().into()));
+    let max_jobs = shared.room().map_or(max_jobs, |it| it.min(max_jobs));
+    // The end of a job that holds a slot wakes the polls of all queues.
+    let with_slots = shared.are_any().then_some(ANY_NUMBER);
+    let max_concurrency = rules.and_then(|it| it.max_concurrency).or(with_slots);
     let job_types = types(tx, claim, paused_types).await?;
     // Commands are found by an index of their own.
     if let Some(rules) = rules.filter(|it| it.has_turns && !claim.only_commands) {
-        let by = (job_types.as_deref(), max_jobs);
-        let found = turn_claim::claim(tx, claim, rules, by).await?;
+        let by = (job_types.as_deref(), max_jobs, max_concurrency);
+        let found = turn_claim::claim(tx, claim, rules, by, shared).await?;
         let TurnClaimed { jobs, chosen, may_be_more, was_contended } = found;
         // While the turns begin, there are jobs that are not found by their groups yet.
-        if chosen > 0 || !rules.begins_turns {
+        // Their limits by group are not known outside their turn.
+        if chosen > 0 || !rules.begins_turns || shared.are_by_group() {
             let is_short = chosen < claim.slots.len();
             let was_contended = was_contended || chosen > 0 && may_be_more && is_short;
             return Ok(LimitedClaimed { jobs, chosen, was_contended, pause_for: None });
@@ -119,11 +138,11 @@ async fn find(
     let claim = &QueueClaim { from, ..claim.clone() };
     let Locked { open, is_all, was_contended } = lock_keys(tx, claim, paused_types).await?;
     let by = (rules, job_types.as_deref(), open.as_slice());
-    let groups = limited_groups::read(tx, claim, by).await?;
+    let groups = limited_groups::read(tx, claim, by, shared).await?;
     let limits = ClaimLimits {
         constraint_keys: &open,
         job_types: job_types.as_deref(),
-        max_concurrency: rules.and_then(|it| it.max_concurrency),
+        max_concurrency,
         groups: &groups.limits,
         default_lease_seconds: rules.and_then(|it| it.default_lease_seconds),
         max_jobs,
@@ -132,7 +151,9 @@ async fn find(
     groups.keep(tx, claim, &jobs).await?;
     // Keys that were not tried may have jobs, if it is not the queue that allows no more. Whether
     // they have commands is not known: to try again at once would be for nothing.
-    let is_limited = limits.max_concurrency.is_some() || max_jobs < slots || claim.only_commands;
+    let is_limited = rules.is_some_and(|it| it.max_concurrency.is_some())
+        || max_jobs < slots
+        || claim.only_commands;
     // The best jobs may be of groups that have room for some of them. Now these groups are full,
     // and the next claim looks behind them.
     let is_cut = groups.limits.room_of_others.is_some() && (1..claim.slots.len()).contains(&chosen);

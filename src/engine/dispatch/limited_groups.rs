@@ -16,6 +16,8 @@ use fencepost_store::{
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+use super::shared_claim::{SharedLimits, count_by_group};
+
 /// What a claim knows of the groups of its queue.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
@@ -33,11 +35,15 @@ pub(super) async fn read(
     tx: &mut PgConnection,
     claim: &QueueClaim<'_>,
     (rules, job_types, open): (Option<&QueueRules>, Option<&[String]>, &[Uuid]),
+    shared: &mut SharedLimits,
 ) -> sqlx::Result<Groups> {
     let Some(rules) = rules else { return Ok(Groups::default()) };
     let mut groups = read_common(tx, claim, (rules, job_types, open)).await?;
     if rules.has_turns {
         groups.add_own(tx, claim, rules).await?;
+    }
+    if shared.are_by_group() {
+        groups.add_shared(tx, claim, (job_types, open), shared).await?;
     }
     Ok(groups)
 }
@@ -141,6 +147,38 @@ impl Groups {
         Ok(())
     }
 
+    /// Leaves to the candidates what the limits let start that each group shares with others; other
+    /// groups start nothing.
+    async fn add_shared(
+        &mut self,
+        tx: &mut PgConnection,
+        claim: &QueueClaim<'_>,
+        (job_types, open): (Option<&[String]>, &[Uuid]),
+        shared: &mut SharedLimits,
+    ) -> sqlx::Result<()> {
+        let sought = Sought {
+            job_types,
+            constraint_keys: open,
+            full: &self.limits.full,
+            only_commands: claim.only_commands,
+        };
+        let found = rates::candidates(tx, claim.project_id, claim.queue, sought).await?;
+        let names: Vec<_> = found.iter().map(|it| it.group.as_str()).collect();
+        shared.read_groups(tx, claim, &names).await?;
+        let before = std::mem::take(&mut self.limits);
+        let rooms: HashMap<_, _> = before.open.into_iter().zip(before.room).collect();
+        self.limits = GroupLimits { room_of_others: Some(0), ..GroupLimits::default() };
+        for GroupStarts { group, .. } in found {
+            let own = rooms.get(&group).copied().or(before.room_of_others);
+            let room = shared.room_of_group(&group).into_iter().chain(own).min();
+            if room != Some(0) {
+                self.limits.room.push(room.unwrap_or(i64::MAX));
+                self.limits.open.push(group);
+            }
+        }
+        Ok(())
+    }
+
     /// Stores that these jobs have started, if their groups have rates.
     pub(super) async fn keep(
         &self,
@@ -163,15 +201,6 @@ impl Groups {
             false => rates::keep(tx, claim.project_id, claim.queue, &kept).await,
         }
     }
-}
-
-/// How many of these jobs each group has; empty: those without a group.
-pub(super) fn count_by_group(jobs: &[LeasedJob]) -> HashMap<&str, i32> {
-    let mut counts = HashMap::new();
-    for group in jobs.iter().map(|it| it.group.as_deref().unwrap_or_default()) {
-        *counts.entry(group).or_default() += 1;
-    }
-    counts
 }
 
 /// What is kept of a group after this many of its jobs have started; none: nothing.

@@ -13,6 +13,7 @@ mod matches;
 pub(super) mod park;
 pub(super) mod pump;
 mod request;
+mod shared_claim;
 mod turn_claim;
 
 use std::future::Future;

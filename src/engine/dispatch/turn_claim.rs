@@ -25,7 +25,10 @@ use rand::Rng;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::limited_groups;
+use super::{
+    limited_groups,
+    shared_claim::{SharedLimits, count_by_group},
+};
 
 /// Pages of groups that one claim reads at most.
 const MAX_PAGES: usize = 4;
@@ -58,7 +61,8 @@ pub(super) async fn claim(
     tx: &mut PgConnection,
     claim: &QueueClaim<'_>,
     rules: &QueueRules,
-    (job_types, max_jobs): (Option<&[String]>, i64),
+    (job_types, max_jobs, max_concurrency): (Option<&[String]>, i64, Option<i32>),
+    shared: &mut SharedLimits,
 ) -> sqlx::Result<TurnClaimed> {
     let wanted = usize::try_from(max_jobs).unwrap_or(0).min(claim.slots.len());
     if wanted == 0 {
@@ -66,9 +70,9 @@ pub(super) async fn claim(
     }
     let running = queue_limits::busy_groups(tx, claim.project_id, claim.queue).await?;
     let in_line = turn_claims::count_in_line(tx, claim.project_id, claim.queue).await?;
-    let limits = Limits::of(rules, running.into_iter().collect());
+    let mut limits = Limits::of(rules, running.into_iter().collect(), shared);
     let mut line = Line { groups: Vec::new(), weights: in_line, wanted, may_be_more: false };
-    line.read(tx, claim, rules, (job_types, &limits)).await?;
+    line.read(tx, claim, rules, (job_types, &mut limits)).await?;
     let contenders = line.contenders(tx, claim, &limits).await?;
     let mut changes = limits.rests(tx, claim, &line.groups).await?;
     let chosen = line.choose(&contenders, &limits);
@@ -77,7 +81,7 @@ pub(super) async fn claim(
         let limits_of_claim = ClaimLimits {
             constraint_keys: &[],
             job_types: None,
-            max_concurrency: rules.max_concurrency,
+            max_concurrency,
             groups: &GroupLimits::default(),
             default_lease_seconds: rules.default_lease_seconds,
             max_jobs,
@@ -95,18 +99,19 @@ pub(super) async fn claim(
 }
 
 /// The limits of groups, and how many jobs of each run.
-struct Limits {
+struct Limits<'a> {
     rates: RateLimits,
     max_running: Option<i64>,
     running: HashMap<String, i64>,
+    shared: &'a mut SharedLimits,
 }
 
-impl Limits {
-    fn of(rules: &QueueRules, running: HashMap<String, i64>) -> Self {
+impl<'a> Limits<'a> {
+    fn of(rules: &QueueRules, running: HashMap<String, i64>, shared: &'a mut SharedLimits) -> Self {
         let stored = rules.group_rate_counts.as_deref().zip(rules.group_rate_seconds.as_deref());
         let rates =
             stored.map(|(counts, seconds)| rates::limits(counts, seconds)).unwrap_or_default();
-        Self { rates, max_running: rules.group_max_running.map(i64::from), running }
+        Self { rates, max_running: rules.group_max_running.map(i64::from), running, shared }
     }
 
     fn running(&self, group: &str) -> i64 {
@@ -124,7 +129,7 @@ impl Limits {
     }
 
     /// The rates of a group; none: it has none.
-    fn rates<'a>(&'a self, group: &str, standing: &'a GroupStanding) -> Option<&'a RateLimits> {
+    fn rates<'b>(&'b self, group: &str, standing: &'b GroupStanding) -> Option<&'b RateLimits> {
         let rates = standing.rates.as_ref().unwrap_or(&self.rates);
         Some(rates).filter(|rates| !group.is_empty() && !rates.is_empty())
     }
@@ -136,7 +141,7 @@ impl Limits {
         let by_rates = by_rates.map(|it| i64::from(it.allows(&standing.starts, standing.now)));
         let beside = self.max_running(group, standing);
         let beside = beside.map(|max| (max - self.running(group)).max(0));
-        by_rates.into_iter().chain(beside).min()
+        by_rates.into_iter().chain(beside).chain(self.shared.room_of_group(group)).min()
     }
 
     /// Until when a group lets nothing start of which this many jobs run; none: it lets some start.
@@ -149,15 +154,27 @@ impl Limits {
         let by_rates = || self.rates(group, standing)?.next_at(&standing.starts, now);
         let is_full = self.max_running(group, standing).is_some_and(|max| running >= max);
         let until = standing.paused_until.or_else(by_rates);
+        let until = until.or_else(|| self.shared.rests_until(group));
         let until = until.or_else(|| is_full.then_some(now + FULL_REST))?;
         Some(until.min(now + MAX_REST))
+    }
+
+    /// Reads what is known of groups under shared limits.
+    async fn read_shared(
+        &mut self,
+        tx: &mut PgConnection,
+        claim: &QueueClaim<'_>,
+        groups: &[GroupInLine],
+    ) -> sqlx::Result<()> {
+        let names: Vec<_> = groups.iter().map(|it| it.group.as_str()).collect();
+        self.shared.read_groups(tx, claim, &names).await
     }
 
     /// Groups that let nothing start for now, and those that have nothing to start. What lets a
     /// group rest is read again with its row locked: what ends it may have been noted meanwhile,
     /// and the note be gone.
     async fn rests(
-        &self,
+        &mut self,
         tx: &mut PgConnection,
         claim: &QueueClaim<'_>,
         line: &[GroupInLine],
@@ -173,6 +190,7 @@ impl Limits {
         if !resting.is_empty() {
             let queue = (claim.project_id, claim.queue);
             turn_claims::hold(tx, queue, &resting).await?;
+            self.shared.read_again(tx, claim, &resting).await?;
             for (group, standing, running) in turn_claims::standings(tx, queue, &resting).await? {
                 if let Some(until) = self.rests_until((&group, running), &standing) {
                     changes.rests.push((group, until));
@@ -192,7 +210,7 @@ impl Limits {
     ) -> sqlx::Result<()> {
         // They count from when they were claimed, all at the same time.
         let Some(now) = jobs.iter().map(|it| it.claimed_at).max() else { return Ok(()) };
-        let started = limited_groups::count_by_group(jobs);
+        let started = count_by_group(jobs);
         let kept = line.iter().filter_map(|of_line| {
             let GroupInLine { group, standing, .. } = of_line;
             let rates = self.rates(group, standing)?;
@@ -236,7 +254,7 @@ impl Line {
         tx: &mut PgConnection,
         claim: &QueueClaim<'_>,
         rules: &QueueRules,
-        (job_types, limits): (Option<&[String]>, &Limits),
+        (job_types, limits): (Option<&[String]>, &mut Limits<'_>),
     ) -> sqlx::Result<()> {
         let jobs = self.wanted.min(MAX_JOBS_OF_GROUP);
         let after_key = Uuid::from_u128(u128::from(rand::rng().next_u64()) << 64);
@@ -258,6 +276,7 @@ impl Line {
             };
             let found = turn_claims::page(tx, claim, page).await?;
             is_whole = found.len() < groups;
+            limits.read_shared(tx, claim, &found).await?;
             self.weights += found.iter().map(|it| i64::from(it.standing.weight) - 1).sum::<i64>();
             able += found.iter().map(|it| self.able(it, limits)).sum::<usize>();
             self.groups.extend(found);
@@ -269,7 +288,9 @@ impl Line {
             it.jobs.is_empty() && !it.is_empty && it.standing.paused_until.is_none()
         };
         if let Some(job_types) = job_types.filter(|_| self.groups.iter().any(is_cut) || !is_whole) {
-            self.add(turn_claims::of_types(tx, claim, job_types).await?, jobs);
+            let found = turn_claims::of_types(tx, claim, job_types).await?;
+            limits.read_shared(tx, claim, &found).await?;
+            self.add(found, jobs);
         }
         let has_more = |it: &GroupInLine| {
             it.jobs.len() == jobs || limits.room(it).is_some_and(|room| room < it.jobs.len() as i64)
@@ -279,7 +300,7 @@ impl Line {
     }
 
     /// How many jobs of a group may start within its share.
-    fn able(&self, it: &GroupInLine, limits: &Limits) -> usize {
+    fn able(&self, it: &GroupInLine, limits: &Limits<'_>) -> usize {
         let running = limits.all_running() + self.wanted as i64;
         let share = share(it.standing.weight, self.weights, running) - limits.running(&it.group);
         let room = limits.room(it).map_or(share, |room| room.min(share));
@@ -311,7 +332,7 @@ impl Line {
         &self,
         tx: &mut PgConnection,
         claim: &QueueClaim<'_>,
-        limits: &Limits,
+        limits: &Limits<'_>,
     ) -> sqlx::Result<Contenders> {
         let with_room = self.groups.iter().filter(|it| limits.room(it) != Some(0));
         let mut seen = HashSet::new();
@@ -356,7 +377,7 @@ impl Line {
     }
 
     /// The jobs that start next, in the order of turns.
-    fn choose(&self, contenders: &Contenders, limits: &Limits) -> Vec<JobId> {
+    fn choose(&self, contenders: &Contenders, limits: &Limits<'_>) -> Vec<JobId> {
         let Contenders { groups, ids, with_keys, .. } = contenders;
         let by = (self.weights, limits.all_running());
         let chosen = choose(groups, self.wanted, by, &mut with_keys.clone());
@@ -365,7 +386,7 @@ impl Line {
 
     /// The next turns of the groups of these jobs.
     fn turns(&self, contenders: &[Contender], jobs: &[LeasedJob]) -> Vec<(String, f64)> {
-        let (started, least) = (limited_groups::count_by_group(jobs), least_turn(contenders));
+        let (started, least) = (count_by_group(jobs), least_turn(contenders));
         let moved = self.groups.iter().zip(contenders).filter_map(|(group, contender)| {
             let count = usize::try_from(*started.get(group.group.as_str())?).unwrap_or(0);
             Some((group.group.clone(), turn_after(contender, count, least)))

@@ -7,12 +7,13 @@ use fencepost_domain::{
     error::Error,
     explain::{
         self, Crowd, Explanation, Facts, GroupLimit, GroupLine, JobAhead, PushTrouble, RateUse,
-        Reason, Slots, TypePause,
+        Reason, SharedUse, Slots, TypePause,
     },
     ids::{JobId, JobKey, ProjectId},
     job::{StoredState, WaitingFor},
     limits,
-    rate::{Handout, RateLimit},
+    rate::{Handout, RateLimit, RateLimits},
+    shared_limit::{MAX_LIMITS_OF_QUEUE, SharedBy},
 };
 use fencepost_store::{
     self as store,
@@ -20,6 +21,7 @@ use fencepost_store::{
     jobs::{JobRow, Payloads},
     queues::QueueState,
     queues::queue_limits::{self, GroupLimitRow},
+    shared_limits::keys,
     sweep::gauges::ReadyQueue,
     workers::{fitting, holders},
 };
@@ -273,6 +275,48 @@ async fn before(
     Ok((jobs, None))
 }
 
+/// Limits that the queue of a ready job keeps together with others.
+async fn shared_limits(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    row: &JobRow,
+    names: Option<&[String]>,
+) -> sqlx::Result<Vec<SharedUse>> {
+    let Some(names) = names.filter(|_| row.state == StoredState::Pending) else {
+        return Ok(Vec::new());
+    };
+    let page = ("", MAX_LIMITS_OF_QUEUE as i64);
+    let mut found = Vec::new();
+    for limit in store::shared_limits::find(conn, project_id, Some(names), page).await? {
+        if limit.by == SharedBy::All {
+            found.push(SharedUse {
+                full_until: RateLimits::of(limit.rates).next_at(&limit.starts, limit.now),
+                name: limit.name,
+                group: None,
+                running: limit.running,
+                max: limit.max_running,
+                paused_until: limit.paused_until,
+            });
+        } else if let Some(group) = &row.group {
+            let of = (project_id, limit.name.as_str());
+            let known = keys::list(conn, of, &limit.queues, Some(group), ("", 1)).await?;
+            let known = known.into_iter().next();
+            let own_max = known.as_ref().and_then(|it| it.max_running);
+            let own_rates = known.as_ref().and_then(|it| it.rates.clone());
+            let rates = RateLimits::of(own_rates.unwrap_or(limit.rates));
+            found.push(SharedUse {
+                name: limit.name,
+                group: Some(group.clone()),
+                running: known.as_ref().map_or(0, |it| it.running),
+                max: own_max.or(limit.max_running),
+                full_until: known.as_ref().and_then(|it| rates.next_at(&it.starts, it.now)),
+                paused_until: known.and_then(|it| it.paused_until),
+            });
+        }
+    }
+    Ok(found)
+}
+
 async fn explain_row(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -290,7 +334,6 @@ async fn explain_row(
         _ => Vec::new(),
     };
     let slots = Slots { in_use: fitting.slots_in_use, all: fitting.slots };
-    let run_at = row.run_at;
     let has_turns = queue.as_ref().is_some_and(|it| it.has_turns);
     let (ahead, groups_ahead) = before(conn, project_id, &row, has_turns).await?;
     let push = store::queues::pushes::trouble(conn, project_id, &row.queue).await?;
@@ -298,11 +341,13 @@ async fn explain_row(
     let (silent_seconds, worker_lost_at) = holder(conn, project_id, &row).await?;
     let group = group_line(conn, project_id, &row).await?;
     let blocks_group = blocked_group(conn, project_id, &row).await?;
+    let names = queue.as_ref().and_then(|it| it.shared_limits.as_deref());
+    let shared = shared_limits(conn, project_id, &row, names).await?;
     let crowd = |name: &str, running, limit| Crowd { name: name.to_owned(), running, limit };
     let facts = Facts {
         now: crowds.now,
         state: row.state,
-        run_at,
+        run_at: row.run_at,
         failures: row.failures,
         max_attempts: row.max_attempts,
         unfinished_parents: row.unfinished_parents,
@@ -320,6 +365,7 @@ async fn explain_row(
         type_pause: queue.as_ref().and_then(type_pause),
         rate: queue.as_ref().and_then(|it| rate_use(it, crowds.now)),
         rate_limited_until: queue.as_ref().and_then(|it| it.rate_limited_until),
+        shared,
         push: push.and_then(push_trouble),
         worker_id: row.worker_id,
         lease_expires_at: row.lease_expires_at,

@@ -97,8 +97,9 @@ pub async fn vacuum_if_due(engine: &Engine) -> sqlx::Result<bool> {
 }
 
 /// Deletes events that could not be sent, idempotency answers, old workers, ended operations,
-/// fires, rates, statistics and attempt numbers of deleted jobs that are past their retention, and
-/// adds old days of usage to their months. Returns whether there may be more.
+/// fires, rates, statistics, keys of shared limits and attempt numbers of deleted jobs that are
+/// past their retention, and adds old days of usage to their months. Returns whether there may be
+/// more.
 pub async fn prune(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let dropped = webhooks::drop_old_events(&mut conn, EVENT_KEEP_HOURS).await?;
@@ -111,6 +112,7 @@ pub async fn prune(engine: &Engine) -> sqlx::Result<bool> {
         alarms::prune(&mut conn, INCIDENT_KEEP_DAYS, sweep::MAX_SWEEP_ROWS as i64).await?,
         prune::prune_rates(&mut conn).await?,
         prune::prune_stats(&mut conn).await?,
+        prune::prune_shared_limit_keys(&mut conn).await?,
         prune::prune_deleted_jobs(&mut conn).await?,
         usage::fold_days(&mut conn, USAGE_KEEP_DAYS).await?,
         set_aside::prune(&mut conn).await?,

@@ -102,7 +102,7 @@ impl GroupCommit for Failures {
                 return Err(Error::InDoubt);
             }
             match (done.get(&it.key), &left) {
-                (Some(acked), _) => Ok(Settling::Done(*acked)),
+                (Some(acked), _) => Ok(Settling::Done(acked.clone())),
                 (None, Ok(left)) => Ok(left.get(&it.key).cloned().unwrap_or(Settling::NoJob)),
                 (None, Err(_)) => Err(Error::InDoubt),
             }

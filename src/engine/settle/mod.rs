@@ -77,7 +77,7 @@ pub struct Failure {
 }
 
 /// The result of an ack.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Acked {
     /// The job has ended: succeeded, dead-lettered or cancelled.
     Done {

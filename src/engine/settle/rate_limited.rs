@@ -14,6 +14,7 @@ use fencepost_store::{
     groups::{self, GroupKey},
     queues,
     settle::settle_failure,
+    shared_limits::keys,
 };
 use metrics::counter;
 use sqlx::{Acquire, PgConnection};
@@ -25,7 +26,7 @@ use crate::{Engine, jobs::control};
 const KEPT_ATTEMPTS: i64 = 100;
 
 /// What a worker says about a rate limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RateLimited {
     pub retry_after_seconds: u32,
     /// None: the group, if the job has one.
@@ -60,7 +61,7 @@ pub async fn settle(
     failure::publish(&engine.notifier, &[outcome], std::slice::from_ref(&after));
     engine.notifier.wake.ask(BackgroundTask::Groups);
     if let Some(pause) = &pause {
-        counter!(telemetry::RATE_LIMIT_PAUSES, "scope" => pause.scope.as_str()).increment(1);
+        counter!(telemetry::RATE_LIMIT_PAUSES, "scope" => pause.scope.kind()).increment(1);
         engine.notifier.wake.queue_changed(key.project_id, &pause.queue);
     }
     let acked = match after.retry_at {
@@ -91,24 +92,49 @@ async fn settle_in(
     let after = failure::write(tx, std::slice::from_ref(&outcome)).await?;
     let Some(after) = after.into_iter().next() else { return Ok(None) };
     groups::note_rate_limited(tx, key, KEPT_ATTEMPTS).await?;
-    let group = group.filter(|_| limited.scope != Some(RateLimitScope::Queue));
     let seconds = i32::try_from(limited.retry_after_seconds).unwrap_or(i32::MAX);
-    let pause = pause(tx, key.project_id, (queue, group), seconds).await?;
-    Ok(Some((outcome, after, pause)))
+    let scope = scope(tx, key.project_id, (&queue, group.as_deref()), limited.scope).await?;
+    let pause = pause(tx, key.project_id, (queue, group.unwrap_or_default()), scope, seconds);
+    Ok(Some((outcome, after, pause.await?)))
+}
+
+/// What is to be paused: the queue, where the job has no group or its queue does not name the
+/// limit.
+async fn scope(
+    tx: &mut PgConnection,
+    project_id: ProjectId,
+    (queue, group): (&str, Option<&str>),
+    asked: Option<RateLimitScope>,
+) -> sqlx::Result<RateLimitScope> {
+    let is_named = match &asked {
+        Some(RateLimitScope::SharedLimit(name)) => {
+            let by_group = keys::named_by(tx, project_id, queue, name).await?;
+            by_group.is_some_and(|by_group| group.is_some() || !by_group)
+        }
+        _ => false,
+    };
+    Ok(match asked {
+        Some(RateLimitScope::SharedLimit(name)) if is_named => RateLimitScope::SharedLimit(name),
+        None | Some(RateLimitScope::Group) if group.is_some() => RateLimitScope::Group,
+        _ => RateLimitScope::Queue,
+    })
 }
 
 async fn pause(
     tx: &mut PgConnection,
     project_id: ProjectId,
-    (queue, group): (String, Option<String>),
+    (queue, group): (String, String),
+    scope: RateLimitScope,
     seconds: i32,
 ) -> Result<Option<Pause>, Error> {
     queues::lock_settings(tx, project_id, &queue).await?;
-    let scope = if group.is_some() { RateLimitScope::Group } else { RateLimitScope::Queue };
-    let is_new = match &group {
-        None => groups::rate_limit_queue(tx, project_id, &queue, seconds).await?,
-        Some(group) => {
-            let group = GroupKey { project_id, queue: queue.clone(), group: group.clone() };
+    let is_new = match &scope {
+        RateLimitScope::Queue => groups::rate_limit_queue(tx, project_id, &queue, seconds).await?,
+        RateLimitScope::SharedLimit(name) => {
+            keys::pause(tx, (project_id, name), &group, seconds).await?
+        }
+        RateLimitScope::Group => {
+            let group = GroupKey { project_id, queue: queue.clone(), group };
             if !groups::may_pause(tx, &group, MAX_PAUSED_GROUPS).await? {
                 // The job itself waits.
                 return Ok(None);

@@ -1,0 +1,249 @@
+//! Shared limits, as a claim keeps them: it holds the lock of each limit that its queue names, so
+//! what it counts over all their queues is exact.
+
+use std::{collections::HashMap, time::Duration};
+
+use chrono::{DateTime, TimeDelta, Utc};
+use fencepost_domain::rate::RateLimits;
+use fencepost_store::{
+    claims::{LeasedJob, QueueClaim},
+    queues::queue_limits::QueueRules,
+    shared_limits::claimed::{self, KnownKey, LockedLimit, StartsUnder},
+};
+use sqlx::PgConnection;
+
+/// The name of all jobs under a limit, among those of groups.
+const ALL: &str = "";
+/// A group of which as many jobs run as may is looked at again after this time: the end of one is
+/// noted.
+const FULL_REST: TimeDelta = TimeDelta::seconds(5);
+
+/// The limits that a queue shares with others.
+#[derive(Debug, Default)]
+pub(super) struct SharedLimits(Vec<SharedLimit>);
+
+#[derive(Debug)]
+struct SharedLimit {
+    limit: LockedLimit,
+    /// Running jobs of each group; empty: those without a group.
+    running: HashMap<String, i64>,
+    known: HashMap<String, KnownKey>,
+    now: DateTime<Utc>,
+}
+
+/// Locks the limits that a queue names, and reads what counts under them. None: another claim holds
+/// one of them.
+pub(super) async fn lock(
+    tx: &mut PgConnection,
+    claim: &QueueClaim<'_>,
+    rules: Option<&QueueRules>,
+) -> sqlx::Result<Option<SharedLimits>> {
+    let Some(names) = rules.and_then(|it| it.shared_limits.as_deref()) else {
+        return Ok(Some(SharedLimits::default()));
+    };
+    let locked = claimed::lock(tx, claim.project_id, names).await?;
+    if locked.iter().any(|it| !it.is_locked) {
+        return Ok(None);
+    }
+    let of_limit = |limit| SharedLimit {
+        limit,
+        running: HashMap::new(),
+        known: HashMap::new(),
+        now: DateTime::UNIX_EPOCH,
+    };
+    let mut shared = SharedLimits(locked.into_iter().map(of_limit).collect());
+    shared.count_running(tx, claim).await?;
+    shared.read(tx, claim, false, &[ALL]).await?;
+    Ok(Some(shared))
+}
+
+/// What limits a key.
+struct Standing<'a> {
+    rates: &'a RateLimits,
+    known: &'a KnownKey,
+    max_running: Option<i64>,
+    running: i64,
+    now: DateTime<Utc>,
+}
+
+impl Standing<'_> {
+    /// How many more jobs may start; none: all.
+    fn room(&self) -> Option<i64> {
+        let paused = self.known.paused_until.map(|_| 0);
+        let by_rates = (!self.rates.is_empty())
+            .then(|| i64::from(self.rates.allows(&self.known.starts, self.now)));
+        let beside = self.max_running.map(|max| (max - self.running).max(0));
+        paused.into_iter().chain(by_rates).chain(beside).min()
+    }
+
+    /// When a pause ends, or the rates let the next job start; none: they let one start now.
+    fn opens_at(&self) -> Option<DateTime<Utc>> {
+        let by_rates = self.rates.next_at(&self.known.starts, self.now);
+        self.known.paused_until.into_iter().chain(by_rates).max()
+    }
+}
+
+impl SharedLimit {
+    /// `group`: [`ALL`] for all jobs.
+    fn standing(&self, group: &str) -> Standing<'_> {
+        static NONE: KnownKey =
+            KnownKey { starts: Vec::new(), max_running: None, rates: None, paused_until: None };
+        let known = self.known.get(group).unwrap_or(&NONE);
+        let running = match self.limit.by_group {
+            true => self.running.get(group).copied().unwrap_or(0),
+            false => self.running.values().sum(),
+        };
+        Standing {
+            rates: known.rates.as_ref().unwrap_or(&self.limit.rates),
+            known,
+            max_running: known.max_running.or(self.limit.max_running).map(i64::from),
+            running,
+            now: self.now,
+        }
+    }
+}
+
+impl SharedLimits {
+    fn of_all(&self) -> impl Iterator<Item = Standing<'_>> {
+        self.0.iter().filter(|it| !it.limit.by_group).map(|it| it.standing(ALL))
+    }
+
+    /// Jobs without a group do not count.
+    fn of_group<'a>(&'a self, group: &'a str) -> impl Iterator<Item = Standing<'a>> {
+        let by_group = self.0.iter().filter(move |it| it.limit.by_group && group != ALL);
+        by_group.map(move |it| it.standing(group))
+    }
+
+    /// Whether some hold for each group.
+    pub(super) fn are_by_group(&self) -> bool {
+        self.0.iter().any(|it| it.limit.by_group)
+    }
+
+    /// Whether there are any: the end of a job may let one of another queue start.
+    pub(super) fn are_any(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    /// How many jobs of the queue may start; none: all.
+    pub(super) fn room(&self) -> Option<i64> {
+        self.of_all().filter_map(|it| it.room()).min()
+    }
+
+    /// How long none may start by pauses and the rates of all jobs; none: one may.
+    pub(super) fn wait(&self) -> Option<Duration> {
+        let next = self.of_all().filter_map(|it| (it.opens_at()? - it.now).to_std().ok());
+        next.max()
+    }
+
+    /// How many jobs of a group may start; none: all.
+    pub(super) fn room_of_group(&self, group: &str) -> Option<i64> {
+        self.of_group(group).filter_map(|it| it.room()).min()
+    }
+
+    /// Until when a group of which none may start is not looked at; none: one may.
+    pub(super) fn rests_until(&self, group: &str) -> Option<DateTime<Utc>> {
+        let full = self.of_group(group).filter(|it| it.room() == Some(0));
+        full.map(|it| it.opens_at().unwrap_or(it.now + FULL_REST)).max()
+    }
+
+    /// Reads what is known of these groups, under the limits that each has for itself.
+    pub(super) async fn read_groups(
+        &mut self,
+        tx: &mut PgConnection,
+        claim: &QueueClaim<'_>,
+        groups: &[&str],
+    ) -> sqlx::Result<()> {
+        self.read(tx, claim, true, groups).await
+    }
+
+    /// Reads it again, and how many jobs of each group run.
+    pub(super) async fn read_again(
+        &mut self,
+        tx: &mut PgConnection,
+        claim: &QueueClaim<'_>,
+        groups: &[&str],
+    ) -> sqlx::Result<()> {
+        if !self.are_by_group() {
+            return Ok(());
+        }
+        self.count_running(tx, claim).await?;
+        self.read_groups(tx, claim, groups).await
+    }
+
+    async fn count_running(
+        &mut self,
+        tx: &mut PgConnection,
+        claim: &QueueClaim<'_>,
+    ) -> sqlx::Result<()> {
+        let names: Vec<_> = self.0.iter().map(|it| it.limit.name.as_str()).collect();
+        let counted = claimed::running(tx, claim.project_id, &names).await?;
+        for shared in &mut self.0 {
+            let of_limit = counted.iter().filter(|it| it.limit == shared.limit.name);
+            shared.running = of_limit.map(|it| (it.group.clone(), it.running)).collect();
+        }
+        Ok(())
+    }
+
+    async fn read(
+        &mut self,
+        tx: &mut PgConnection,
+        claim: &QueueClaim<'_>,
+        by_group: bool,
+        groups: &[&str],
+    ) -> sqlx::Result<()> {
+        let asked = self.0.iter().map(|it| &it.limit).filter(|it| it.by_group == by_group);
+        let names: Vec<_> = asked.map(|it| it.name.as_str()).collect();
+        if names.is_empty() || groups.is_empty() {
+            return Ok(());
+        }
+        let (found, now) = claimed::keys(tx, claim.project_id, &names, groups).await?;
+        for shared in &mut self.0 {
+            shared.now = now;
+        }
+        for (limit, group, known) in found {
+            if let Some(shared) = self.0.iter_mut().find(|it| it.limit.name == limit) {
+                shared.known.insert(group, known);
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores that these jobs have started.
+    pub(super) async fn keep(
+        &self,
+        tx: &mut PgConnection,
+        claim: &QueueClaim<'_>,
+        jobs: &[LeasedJob],
+    ) -> sqlx::Result<()> {
+        // They count from when they were claimed, all at the same time.
+        let Some(now) = jobs.iter().map(|it| it.claimed_at).max() else { return Ok(()) };
+        let counts = count_by_group(jobs);
+        let mut kept = Vec::new();
+        for shared in &self.0 {
+            let started: Vec<_> = match shared.limit.by_group {
+                true => counts.iter().map(|it| (*it.0, *it.1)).filter(|it| it.0 != ALL).collect(),
+                false => vec![(ALL, counts.values().sum())],
+            };
+            kept.extend(started.into_iter().filter_map(|(group, jobs)| {
+                let Standing { rates, known, .. } = shared.standing(group);
+                let starts = rates.remember(&known.starts, jobs, now);
+                let ends_at = rates.empty_at(&starts, now)?;
+                let (limit, group) = (shared.limit.name.clone(), group.to_owned());
+                Some(StartsUnder { limit, group, starts, ends_at })
+            }));
+        }
+        match kept.is_empty() {
+            true => Ok(()),
+            false => claimed::keep_starts(tx, claim.project_id, &kept).await,
+        }
+    }
+}
+
+/// How many of these jobs each group has; empty: those without a group.
+pub(super) fn count_by_group(jobs: &[LeasedJob]) -> HashMap<&str, i32> {
+    let mut counts = HashMap::new();
+    for group in jobs.iter().map(|it| it.group.as_deref().unwrap_or_default()) {
+        *counts.entry(group).or_default() += 1;
+    }
+    counts
+}

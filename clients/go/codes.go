@@ -58,6 +58,8 @@ const (
 	CodeGroupOrdered             ErrorCode = "group_ordered"
 	CodeGroupNotFound            ErrorCode = "group_not_found"
 	CodeGroupNotBlocked          ErrorCode = "group_not_blocked"
+	CodeSharedLimitNotFound      ErrorCode = "shared_limit_not_found"
+	CodeSharedLimitInUse         ErrorCode = "shared_limit_in_use"
 	CodePreconditionFailed       ErrorCode = "precondition_failed"
 	CodeRecurringJobTypeConflict ErrorCode = "recurring_job_type_conflict"
 	CodeIdempotencyKeyReuse      ErrorCode = "idempotency_key_reuse"

@@ -56,6 +56,8 @@ export type ErrorCode =
   | "group_ordered"
   | "group_not_found"
   | "group_not_blocked"
+  | "shared_limit_not_found"
+  | "shared_limit_in_use"
   | "precondition_failed"
   | "recurring_job_type_conflict"
   | "idempotency_key_reuse"

@@ -167,6 +167,8 @@ codes! {
     Error::OfQueue(QueueError::GroupOrdered) => CONFLICT, "group_ordered";
     Error::OfQueue(QueueError::GroupNotFound) => NOT_FOUND, "group_not_found";
     Error::OfQueue(QueueError::GroupNotBlocked) => CONFLICT, "group_not_blocked";
+    Error::OfQueue(QueueError::SharedLimitNotFound) => NOT_FOUND, "shared_limit_not_found";
+    Error::OfQueue(QueueError::SharedLimitInUse) => CONFLICT, "shared_limit_in_use";
     Error::PreconditionFailed => PRECONDITION_FAILED, "precondition_failed";
     Error::ScheduleTypeConflict => CONFLICT, "recurring_job_type_conflict";
     Error::IdempotencyKeyReuse => CONFLICT, "idempotency_key_reuse";

@@ -59,6 +59,8 @@ class ErrorCode(str, Enum):
     GROUP_ORDERED = "group_ordered"
     GROUP_NOT_FOUND = "group_not_found"
     GROUP_NOT_BLOCKED = "group_not_blocked"
+    SHARED_LIMIT_NOT_FOUND = "shared_limit_not_found"
+    SHARED_LIMIT_IN_USE = "shared_limit_in_use"
     PRECONDITION_FAILED = "precondition_failed"
     RECURRING_JOB_TYPE_CONFLICT = "recurring_job_type_conflict"
     IDEMPOTENCY_KEY_REUSE = "idempotency_key_reuse"

@@ -60,6 +60,8 @@ pub enum ErrorCode {
     GroupOrdered,
     GroupNotFound,
     GroupNotBlocked,
+    SharedLimitNotFound,
+    SharedLimitInUse,
     PreconditionFailed,
     RecurringJobTypeConflict,
     IdempotencyKeyReuse,

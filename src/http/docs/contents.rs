@@ -26,6 +26,7 @@ pub const GROUPS: [(&str, &[&str]); 6] = [
             "guides/test-locally",
             "guides/many-tenants",
             "guides/treat-customers-fairly",
+            "guides/share-a-limit",
         ],
     ),
     (

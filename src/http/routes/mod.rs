@@ -16,6 +16,7 @@ pub mod operations;
 pub mod projects;
 pub mod queues;
 pub mod recurring;
+pub mod shared_limits;
 pub mod webhooks;
 pub mod workers;
 pub mod workflows;
@@ -96,9 +97,15 @@ pub(crate) fn data_plane() -> Routes {
         .routes(routes!(metrics::dashboards::alert_rules))
 }
 
-/// Routes of jobs, workflows, batches and alarms.
+/// Routes of jobs, workflows, batches, alarms and shared limits.
 fn routes_of_jobs() -> Routes {
     Routes::default()
+        .routes(routes!(shared_limits::list))
+        .routes(routes!(shared_limits::get, shared_limits::put, shared_limits::delete))
+        .routes(routes!(shared_limits::reset))
+        .routes(routes!(shared_limits::groups::list))
+        .routes(routes!(shared_limits::groups::put))
+        .routes(routes!(shared_limits::groups::reset))
         .routes(routes!(jobs::create::create, jobs::read::list))
         .routes(routes!(jobs::create::create_batch))
         .routes(routes!(jobs::bulk::cancel))

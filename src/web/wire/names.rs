@@ -14,7 +14,8 @@ impl<S: Send + Sync> FromRequestParts<S> for NameInPath {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
-        const PARAMETERS: [&str; 5] = ["queue", "job_type", "worker_id", "recurring_id", "alarm"];
+        const PARAMETERS: [&str; 6] =
+            ["queue", "job_type", "worker_id", "recurring_id", "alarm", "shared_limit"];
         name_in_path(parts, state, &PARAMETERS).await.map(Self)
     }
 }

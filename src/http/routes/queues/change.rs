@@ -6,6 +6,7 @@ use fencepost_domain::{
     group::{GroupOrder, OnDead},
     limits,
     rate::{MAX_GROUP_RATES, RateLimit},
+    shared_limit::MAX_LIMITS_OF_QUEUE,
 };
 use fencepost_engine::queues;
 use fencepost_store::queues::settings::{GroupRulesChange, SettingsChange};
@@ -71,6 +72,11 @@ pub struct ChangeQueueRequest {
     #[serde(default, deserialize_with = "extract::sent")]
     #[schema(value_type = Option<GroupRulesRequest>, required = false)]
     groups: Option<Option<Object<GroupRulesRequest>>>,
+    /// Names of up to three limits that the queue keeps together with others; null or empty: none.
+    /// One by `group` needs `groups.fair`.
+    #[serde(default, deserialize_with = "extract::sent")]
+    #[schema(value_type = Option<Vec<String>>, required = false, max_items = 3, example = json!(["stripe"]))]
+    shared_limits: Option<Option<Vec<String>>>,
 }
 
 /// Rules of the groups of a queue. A field that is left out stays as it is.
@@ -113,7 +119,7 @@ impl GroupRulesRequest {
 }
 
 /// The rates of a group, each with a window of its own.
-pub(super) fn accept_rates(
+pub(crate) fn accept_rates(
     rates: &[Object<RateLimitRequest>],
     field: &str,
     check: &mut Check,
@@ -179,6 +185,15 @@ impl ChangeQueueRequest {
         if let Some(Some(Object(rules))) = &self.groups {
             rules.check(check);
         }
+        let shared = self.shared_limits.map(|it| it.filter(|names| !names.is_empty()));
+        if let Some(Some(names)) = &shared {
+            check.names("shared_limits", names, MAX_LIMITS_OF_QUEUE, limits::MAX_QUEUE_CHARS);
+            for (place, name) in names.iter().enumerate() {
+                if names[..place].contains(name) {
+                    check.refuse(&format!("shared_limits[{place}]"), "is named twice");
+                }
+            }
+        }
         let change = SettingsChange {
             max_concurrency: self.max_concurrency,
             rate_limit: self
@@ -201,6 +216,7 @@ impl ChangeQueueRequest {
                 }
                 None => GroupRulesChange::END,
             }),
+            shared_limits: shared,
         };
         if change == SettingsChange::default() {
             check.refuse("body", "must change at least one setting");

@@ -114,6 +114,9 @@ pub struct Queue {
     #[serde(default)]
     #[schema(required)]
     pub groups: Option<GroupRules>,
+    /// Names of the limits that it keeps together with other queues.
+    #[serde(default)]
+    pub shared_limits: Vec<String>,
     /// Time of the last change of its settings; null: never.
     #[schema(required)]
     pub updated_at: Option<DateTime<Utc>>,
@@ -135,6 +138,7 @@ impl Settings for Queue {
         "brake_after",
         "max_waiting",
         "groups",
+        "shared_limits",
     ];
 
     fn etag(&mut self) -> &mut String {
@@ -152,6 +156,7 @@ impl Queue {
             "default_max_attempts": self.default_max_attempts,
             "default_retry": self.default_retry, "brake_after": self.brake_after,
             "max_waiting": self.max_waiting, "groups": self.groups,
+            "shared_limits": self.shared_limits,
         })
         .to_string()
     }
@@ -273,6 +278,7 @@ impl Queue {
             default_retry: row.default_retry.as_ref().map(|it| RetryPolicy::stored(Some(it))),
             brake_after: row.brake_after,
             max_waiting: row.max_waiting,
+            shared_limits: row.shared_limits.unwrap_or_default(),
             groups: groups.filter(|it| *it != GroupRules::default()),
             updated_at: row.updated_at,
             queue: row.queue,

@@ -83,7 +83,11 @@ pub struct AckRequest {
     /// `rate_limited`: seconds of the pause, 1 to 86,400; default: 5.
     #[schema(extensions(("bounds" = json!(range(0, limits::MAX_RETRY_SECONDS)))))]
     retry_after_seconds: Option<u32>,
-    /// With `rate_limited`: what is paused. Default: the group, or the queue of a job without one.
+    /// With `rate_limited`: what is paused. `group`, `queue`, or `shared_limit:` and the name of a
+    /// shared limit: all its jobs, or those of the job's group if each group has it for itself. It
+    /// is the queue where the queue does not name the limit. Default: the group, or the queue of a
+    /// job without one.
+    #[schema(value_type = Option<String>, required = false, example = "shared_limit:stripe")]
     scope: Option<RateLimitScope>,
     /// Polls when the ack is recorded; needs `attempt` or `lease_id`. Not in a batch.
     #[schema(value_type = Option<ThenPollRequest>)]
@@ -377,9 +381,9 @@ async fn settle_one(
     let job_id = ack.job_id;
     let acked = settle::ack(&app.engine, caller.project_id, ack).await;
     let acked = acked.map_err(|it| it.below(path))?;
-    if let Acked::Retry { paused: Some(scope), .. } = acked {
+    if let Acked::Retry { paused: Some(scope), .. } = &acked {
         // One key that may only work can stop a queue.
-        let after = Some(serde_json::json!({ "scope": scope.as_str() }).to_string());
+        let after = Some(serde_json::json!({ "scope": scope.to_string() }).to_string());
         let entry = NewAuditEntry::to("job.rate_limited", job_id.to_string());
         audit::note_detached(app, caller, NewAuditEntry { after, ..entry }).await;
     }

@@ -154,6 +154,8 @@ enum Command {
     Queues(api::ApiArgs<api::Queues>),
     /// List, show, pause, resume and unblock groups of jobs
     Groups(api::ApiArgs<api::Groups>),
+    /// List, set and reset limits that several queues keep together
+    Limits(api::ApiArgs<api::SharedLimits>),
     /// List dead letters and their groups, and retry them
     DeadLetters(api::ApiArgs<api::DeadLetters>),
     /// List workers, and ask them to stop
@@ -254,6 +256,7 @@ impl Cli {
             Command::Batches(args) => batches::run(args).await,
             Command::Queues(args) => api::run(args).await,
             Command::Groups(args) => api::run(args).await,
+            Command::Limits(args) => api::run(args).await,
             Command::DeadLetters(args) => api::run(args).await,
             Command::Workers(args) => api::run(args).await,
             Command::Schedules(args) => api::run(args).await,

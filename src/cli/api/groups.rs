@@ -109,7 +109,7 @@ pub enum HeadAction {
 }
 
 /// Reads `100/60`.
-fn parse_rate(text: &str) -> Result<(i32, i32), String> {
+pub(super) fn parse_rate(text: &str) -> Result<(i32, i32), String> {
     let parts = text.split_once('/').and_then(|(count, seconds)| {
         Some((count.trim().parse().ok()?, seconds.trim().parse().ok()?))
     });

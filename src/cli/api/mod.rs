@@ -5,6 +5,7 @@ mod commands;
 mod groups;
 mod keys;
 pub mod request;
+mod shared_limits;
 
 use std::{
     io::{IsTerminal, Write},
@@ -20,6 +21,7 @@ pub use self::{
     commands::{DeadLetters, Queues, Schedules, Workers, Workflows},
     groups::Groups,
     keys::ApiKeys,
+    shared_limits::SharedLimits,
 };
 use super::{
     jobs::{Output, show},

@@ -69,9 +69,14 @@ pub const QUEUE: &[Field] = &[
     Field::Text("groups.on_dead"),
     Field::Json("groups.max_running"),
     Field::Json("groups.fair"),
+    Field::AllWords("shared_limits"),
 ];
 /// Rules of a group.
 pub const GROUP: &[Field] = &[Field::Number("weight"), Field::Number("max_running")];
+/// A shared limit, and the numbers of one group under it.
+pub const SHARED_LIMIT: &[Field] =
+    &[Field::Text("by"), Field::Number("max_running"), Field::Json("rates")];
+pub const GROUP_OF_LIMIT: &[Field] = &[Field::Number("max_running")];
 /// An endpoint of webhooks.
 pub const ENDPOINT: &[Field] = &[
     Field::Text("url"),

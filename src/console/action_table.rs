@@ -7,8 +7,8 @@ pub use super::other_actions::{
 };
 use super::{
     action_fields::{
-        ALARM, ENDPOINT, GROUP, HEAD, JOBS, NEW_JOB, PAUSE, PURGE, QUEUE, REASON, REDRIVE, REPLAY,
-        SCHEMA, TYPE,
+        ALARM, ENDPOINT, GROUP, GROUP_OF_LIMIT, HEAD, JOBS, NEW_JOB, PAUSE, PURGE, QUEUE, REASON,
+        REDRIVE, REPLAY, SCHEMA, SHARED_LIMIT, TYPE,
     },
     form::{Field, Fields, encode},
     location::segment,
@@ -100,6 +100,10 @@ impl Action {
     }
 }
 
+const SHARED: &str = "/shared-limits/{shared_limit}";
+const GROUP_OF_SHARED: &str = "/shared-limits/{shared_limit}/groups/{group}";
+const RESET_GROUP_OF_SHARED: &str = "/shared-limits/{shared_limit}/groups/{group}/reset";
+
 /// All actions.
 pub const ACTIONS: &[Action] = &[
     on("jobs_create", "POST", "/jobs", NEW_JOB, "The job is enqueued.").then(Destination::Job),
@@ -177,6 +181,11 @@ pub const ACTIONS: &[Action] = &[
     ),
     on("queues_delete", "DELETE", "/queues/{queue}", &[], "The queue is deleted.")
         .asking("Delete this queue, with its settings?"),
+    on("shared_limits_put", "PUT", SHARED, SHARED_LIMIT, "The limit is saved."),
+    on("shared_limits_reset", "POST", "/shared-limits/{shared_limit}/reset", &[], "Reset."),
+    on("shared_limits_delete", "DELETE", SHARED, &[], "Deleted.").asking("Delete this limit?"),
+    on("shared_limits_put_group", "PUT", GROUP_OF_SHARED, GROUP_OF_LIMIT, "It is saved."),
+    on("shared_limits_reset_group", "POST", RESET_GROUP_OF_SHARED, &[], "It is reset."),
     on("job_types_put", "PUT", "/job-types/{job_type}", SCHEMA, "The schema is saved."),
     on("queues_update", "PATCH", "/queues/{queue}", QUEUE, "The queue's settings are saved."),
     on(
@@ -460,10 +469,7 @@ pub fn said(operation: &str) -> Option<&'static str> {
     let more = [
         (NOTHING, "Nothing was changed."),
         (LINKED, "You can log in with it from now on."),
-        (
-            FIRST_RUNS,
-            "This is the new job. The first one is running: its worker was asked to stop.",
-        ),
+        (FIRST_RUNS, "This is the new job. The first one runs: its worker was asked to stop."),
         (FIRST_ENDED, "This is the new job. The first one had ended before it could be cancelled."),
     ];
     let said = done.chain(others).chain(more).find(|it| it.0 == operation).map(|it| it.1);

@@ -38,6 +38,7 @@ mod recurring;
 mod second_factor;
 mod session;
 mod settings;
+mod shared_limits;
 mod start;
 mod webhooks;
 mod workers;
@@ -106,6 +107,8 @@ fn of_project() -> Router<App> {
         .route("/keys/{key_id}/rotate", post(settings::rotate_key))
         .route("/members", get(settings::members).post(settings::invite))
         .route("/limits", get(settings::limits))
+        .route("/shared-limits", get(shared_limits::list))
+        .route("/shared-limits/{limit}", get(shared_limits::detail))
         .route("/audit-log", get(settings::audit))
         .route("/audit-log/export", get(settings::audit_export))
         .route("/settings", get(settings::project))

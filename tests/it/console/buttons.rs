@@ -171,6 +171,23 @@ async fn work_with_groups(p: &mut Presser<'_>) {
     assert_eq!((&own["weight"], &own["max_running"]), (&json!(3), &json!(7)));
     p.press("queues_reset_group", &group).await;
     t.get(of_group).await.is_error(404, "group_not_found");
+    let named = [("shared_limit", "stripe"), ("group", "acme")];
+    let numbers = [named[0], ("by", "all"), ("max_running", "3"), ("rates", "")];
+    p.press("shared_limits_put", &numbers).await;
+    assert_eq!(p.get("/v1/shared-limits/stripe").await["max_running"], 3);
+    p.press("queues_update", &[("queue", "g"), ("shared_limits", "stripe")]).await;
+    assert_eq!(p.get("/v1/queues/g").await["shared_limits"], json!(["stripe"]));
+    p.press("shared_limits_reset", &named[..1]).await;
+    p.press("queues_update", &[("queue", "g"), ("shared_limits", "")]).await;
+    p.press("shared_limits_delete", &named[..1]).await;
+    t.get("/v1/shared-limits/stripe").await.is_error(404, "shared_limit_not_found");
+    let rates = r#"[{"count": 5, "per_seconds": 60}]"#;
+    p.press("shared_limits_put", &[named[0], ("by", "group"), ("rates", rates)]).await;
+    p.press("shared_limits_put_group", &[named[0], named[1], ("max_running", "4")]).await;
+    let groups = p.get("/v1/shared-limits/stripe/groups").await;
+    assert_eq!(groups["groups"][0]["rules"]["max_running"], 4);
+    p.press("shared_limits_reset_group", &named).await;
+    assert_eq!(p.get("/v1/shared-limits/stripe/groups").await["groups"], json!([]));
 }
 
 async fn work_with_dead_letters(p: &mut Presser<'_>) {

@@ -8,7 +8,7 @@ use crate::people::Person;
 use serde_json::{Value, json};
 
 /// All pages of a project, but those of one thing.
-const PAGES: [&str; 31] = [
+const PAGES: [&str; 32] = [
     "",
     "/start",
     "/first",
@@ -39,6 +39,7 @@ const PAGES: [&str; 31] = [
     "/queues/default/push",
     "/members",
     "/limits",
+    "/shared-limits",
     "/settings",
 ];
 
@@ -115,6 +116,11 @@ fn every_page_shows_what_others_wrote_as_text_under_a_policy_without_exceptions(
             pages.push(format!("/recurring/s/{id}/edit"));
             let name: String = text.bytes().map(|it| format!("%{it:02x}")).collect();
             pages.push(format!("/queues/{name}"));
+            let limit = json!({"by": "group", "rates": [{"count": 9, "per_seconds": 60}]});
+            t.put(&format!("/v1/shared-limits/{name}"), limit).await.is(200);
+            let own = format!("/v1/shared-limits/{name}/groups/{name}");
+            t.put(&own, json!({"max_running": 1})).await.is(200);
+            pages.push(format!("/shared-limits/{name}"));
             pages.push(format!("/jobs?job_type={name}"));
             let member = json!({"title": text, "description": text, "enum": [text]});
             let schema = json!({"required": [text], "properties": {text: member}});

@@ -285,6 +285,7 @@ fn every_operation_answers_under_the_project_of_its_key_and_under_no_other() {
                         "batch_not_found",
                         "worker_not_found",
                         "group_not_found",
+                        "shared_limit_not_found",
                         "operation_not_found",
                         "recurring_job_not_found",
                         "key_not_found",

@@ -8,9 +8,7 @@ use fencepost_config as config;
 use fencepost_domain::{
     job, limits, payload_schema,
     plan::{Limits, Plans},
-    rate::MAX_GROUP_RATES,
     schedule, search,
-    turns::{MAX_WEIGHT, MIN_WEIGHT},
 };
 use fencepost_engine::{
     dispatch::MAX_PARKED_POLLS,
@@ -20,7 +18,6 @@ use fencepost_http::server::{self, answers, least_rate};
 use fencepost_identity::credentials::bodies::{MAX_NODE_BODY_KIB, MAX_PROJECT_BODY_KIB};
 use fencepost_signals::redis_bus;
 use fencepost_store::{
-    groups,
     jobs::dead_letters,
     queues::{counts, queue_limits},
     sweep::completions,
@@ -30,10 +27,12 @@ use fencepost_web::wire::body::{BODY_TIMEOUT, LAST_BODY_TIMEOUT};
 use crate::docs::read;
 
 mod alarms;
+mod groups;
 mod people;
 mod webhooks;
 
 pub use alarms::alarm_limits;
+use groups::group_limits;
 pub use people::people_limits;
 pub use webhooks::webhook_limits;
 
@@ -259,7 +258,7 @@ fn rate_limited() -> String {
 
 /// The rows of "A queue".
 pub fn queue_limits() -> Vec<(&'static str, String)> {
-    vec![
+    let mut rows = vec![
         ("`max_concurrency`", format!("0–{}", limits::MAX_CONCURRENCY)),
         ("`rate_limit.count`", format!("1–{}", limits::MAX_RATE_LIMIT_COUNT)),
         ("`rate_limit.per_seconds`", format!("1–{} s", limits::MAX_RATE_LIMIT_SECONDS)),
@@ -289,28 +288,6 @@ pub fn queue_limits() -> Vec<(&'static str, String)> {
         ),
         ("queues of a project, and queues with settings", limits::MAX_PROJECT_QUEUES.to_string()),
         ("types that are paused in a queue", limits::MAX_PAUSED_TYPES.to_string()),
-        (
-            "paused groups of a project",
-            format!(
-                "{}; a worker's rate limit beyond it delays its own job alone",
-                limits::MAX_PAUSED_GROUPS
-            ),
-        ),
-        (
-            "pause of a group, `seconds`",
-            format!("1–{} s, or until it is resumed", limits::MAX_GROUP_PAUSE_SECONDS),
-        ),
-        ("`groups.max_running` of a queue", format!("1–{}", limits::MAX_CONCURRENCY)),
-        ("`groups.rates` of a queue", format!("{MAX_GROUP_RATES} windows, each as `rate_limit`")),
-        (
-            "`weight` of a group",
-            format!("{MIN_WEIGHT}–{MAX_WEIGHT}, {MIN_WEIGHT} if it is not set"),
-        ),
-        ("groups of a project with rules of their own", limits::MAX_GROUP_OVERRIDES.to_string()),
-        (
-            "jobs of a group that are counted",
-            format!("{0} waiting, {0} running", groups::MAX_COUNTED_JOBS),
-        ),
         ("job types considered while some are paused", queue_limits::MAX_OPEN_TYPES.to_string()),
         (
             "queues, and types of a queue, that a node counts by name",
@@ -321,7 +298,9 @@ pub fn queue_limits() -> Vec<(&'static str, String)> {
             format!("{} of one project, later ones as `other`", limits::MAX_COUNTED_PAIRS),
         ),
         ("values of a label that a Prometheus scrapes", limits::MAX_LABEL_VALUES.to_string()),
-    ]
+    ];
+    rows.extend(group_limits());
+    rows
 }
 
 /// The rows of "Recurring schedules and bulk work".

@@ -68,6 +68,7 @@ mod schedule_crashes;
 mod schedule_warnings;
 mod search;
 mod settings;
+mod shared_limits;
 mod standby;
 mod statements;
 mod storage;

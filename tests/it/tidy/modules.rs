@@ -157,6 +157,7 @@ const ENGINE_LAYERS: &[(&str, u32)] = &[
     ("sync_match", 0),
     ("notify", 1),
     ("reach", 1),
+    ("shared_limits", 1),
     ("backlog", 2),
     ("cancel", 2),
     ("queues", 2),

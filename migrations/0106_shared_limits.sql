@@ -7,6 +7,8 @@ create table shared_limits (
     max_running integer check (max_running between 1 and 100000),
     rate_counts integer[],
     rate_seconds integer[],
+    -- Queues that name it. Those who change what a queue names change this as well.
+    queues text[] not null default '{}',
     created_at timestamptz not null default now(),
     updated_at timestamptz not null default now(),
     counted_bytes integer,
@@ -30,6 +32,8 @@ create table shared_limit_keys (
     -- all windows are empty. Claims change them under the lock of the limit.
     starts jsonb,
     starts_end_at timestamptz,
+    -- Until then they let nothing start. Null: they let some start.
+    full_until timestamptz,
     paused_until timestamptz,
     -- Numbers of its own, in place of those of the limit, and when they end. Null: as the limit
     -- says; until they are reset.
@@ -43,13 +47,18 @@ create table shared_limit_keys (
         case
             when expires_at is null and (max_running is not null or rate_counts is not null)
             then null
-            else date_bin('1 minute', greatest(starts_end_at, paused_until, expires_at), 'epoch')
+            else coalesce(
+                date_bin('1 minute', greatest(starts_end_at, paused_until, expires_at), 'epoch'),
+                'epoch'
+            )
         end
     ) stored,
     counted_bytes integer,
     primary key (project_id, limit_name, group_key)
 ) with (fillfactor = 70);
 create index shared_limit_keys_by_end on shared_limit_keys (ends_at) where ends_at is not null;
+create index shared_limit_keys_by_expiry on shared_limit_keys (expires_at)
+where expires_at is not null;
 create index shared_limit_keys_own on shared_limit_keys (project_id)
 where max_running is not null or rate_counts is not null;
 
@@ -62,7 +71,6 @@ when (old.counted_bytes is not null) execute function note_counted_bytes();
 
 -- Names of the limits that its jobs count under. Null: none.
 alter table queues add column shared_limits text[];
-create index queues_with_shared_limits on queues (project_id, name) where shared_limits is not null;
 
 -- Other queues of the project with a limit of this one that each group has for itself.
 create function queues_sharing_groups(of_project integer, of_queue text) returns setof text
@@ -71,11 +79,58 @@ begin
     return query
         select distinct other.name
         from queues named
-        join shared_limits shared on shared.project_id = of_project and shared.by_group
-            and shared.name = any(named.shared_limits)
-        join queues other on other.project_id = of_project and other.shared_limits is not null
-            and shared.name = any(other.shared_limits)
+        join shared_limits shared on shared.project_id = of_project
+            and shared.name = any(named.shared_limits) and shared.by_group
+        cross join lateral unnest(shared.queues) as other(name)
         where named.project_id = of_project and named.name = of_queue
             and named.shared_limits is not null and other.name <> of_queue;
+end
+$$;
+
+-- Whether a pause or the rates of a limit that its queue shares let nothing of a group start.
+create function is_held_by_shared_limit(of_project integer, of_queue text, of_group text)
+returns boolean language plpgsql stable as $$
+begin
+    return exists (
+        select
+        from queues named
+        join shared_limit_keys known on known.project_id = of_project
+            and known.limit_name = any(named.shared_limits) and known.group_key = of_group
+        where named.project_id = of_project and named.name = of_queue
+            and named.shared_limits is not null and of_group <> ''
+            and greatest(known.full_until, known.paused_until) > statement_timestamp()
+    );
+end
+$$;
+
+-- Notes a group of which an attempt has ended, if the rules of its queue let jobs of it wait for
+-- that. Returns whether it was noted.
+create or replace function note_group_with_rules(
+    of_project integer, of_queue text, of_group text
+) returns boolean language plpgsql as $$
+begin
+    if not exists (
+        select from queues
+        where project_id = of_project and name = of_queue and has_gate and (
+            group_order = 'strict' or group_max_running is not null
+            or group_rate_counts is not null or group_fair and exists (
+                select from group_overrides
+                where project_id = of_project and queue = of_queue and group_key = of_group
+                    and (max_running is not null or rate_counts is not null)
+            ) or group_fair and shared_limits is not null and exists (
+                select from shared_limits shared
+                where shared.project_id = of_project and shared.name = any(queues.shared_limits)
+                    and shared.by_group
+            ) or exists (
+                select from job_groups
+                where project_id = of_project and queue = of_queue and group_key = of_group
+                    and paused_until > statement_timestamp()
+            )
+        )
+    ) then
+        return false;
+    end if;
+    insert into group_notes (project_id, queue, group_key) values (of_project, of_queue, of_group);
+    return true;
 end
 $$;

@@ -118,6 +118,12 @@ impl RateLimits {
         Self(limits)
     }
 
+    /// These and others.
+    #[must_use]
+    pub fn with(&self, others: &Self) -> Self {
+        Self::of(self.0.iter().chain(&others.0).copied().collect())
+    }
+
     /// True if there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {

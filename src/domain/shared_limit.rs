@@ -11,7 +11,7 @@ pub const MAX_LIMITS_OF_QUEUE: usize = 3;
 /// Shared limits of a project.
 pub const MAX_SHARED_LIMITS: i64 = 1_000;
 /// Queues that name one shared limit at most: a claim counts the running jobs of all of them.
-pub const MAX_QUEUES_OF_LIMIT: i64 = 20;
+pub const MAX_QUEUES_OF_LIMIT: usize = 20;
 
 /// Whose jobs a shared limit counts together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

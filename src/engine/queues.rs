@@ -13,6 +13,7 @@ use fencepost_signals::wakeups::BackgroundTask;
 use fencepost_store::{
     connection::{deadline::detached_query, nodes},
     queues::{self, counts, removal, settings},
+    shared_limits::names_of,
     sweep::counts::merge_counts,
 };
 use moka::sync::Cache;
@@ -44,24 +45,43 @@ pub async fn change_settings(
     let has_rules = change.groups.as_ref().is_some_and(|it| *it != GroupRulesChange::END)
         || change.shared_limits.as_ref().is_some_and(Option::is_some);
     if has_rules && has_earlier_nodes(engine).await? {
-        return Err(Error::invalid("groups", AN_EARLIER_NODE));
+        let field = if change.groups.is_some() { "groups" } else { "shared_limits" };
+        return Err(Error::invalid(field, AN_EARLIER_NODE));
     }
     let mut conn = engine.pools.read_for(project_id).await?;
     check_room(&mut conn, project_id, queue).await?;
-    let mut tx = conn.begin().await?;
-    settings::change_settings(&mut tx, project_id, queue, change).await?;
-    if change.groups.is_some() || change.shared_limits.is_some() {
-        shared_limits::check_naming(&mut tx, project_id, queue).await?;
-    }
-    tx.commit().await?;
+    let sharing = match change.groups.is_some() || change.shared_limits.is_some() {
+        true => change_and_share(&mut conn, project_id, queue, change).await?,
+        false => {
+            settings::change_settings(&mut conn, project_id, queue, change).await?;
+            Vec::new()
+        }
+    };
     if change.brake_after.flatten().is_some() {
         engine.breakers.add(project_id);
     }
     if change.groups.is_some() || change.shared_limits.is_some() {
         engine.notifier.wake.ask(BackgroundTask::Groups);
     }
+    shared_limits::look(engine, project_id, &sharing);
     engine.notifier.wake.queue_changed(project_id, queue);
     Ok(())
+}
+
+/// Changes settings that decide about shared limits. Returns the queues that share with it a limit
+/// that it has begun or ceased to name.
+async fn change_and_share(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+    change: &SettingsChange,
+) -> Result<Vec<String>, Error> {
+    let mut tx = conn.begin().await?;
+    let before = names_of(&mut tx, project_id, queue).await?;
+    settings::change_settings(&mut tx, project_id, queue, change).await?;
+    let sharing = shared_limits::note_naming(&mut tx, project_id, queue, &before).await?;
+    tx.commit().await?;
+    Ok(sharing)
 }
 
 /// Checks that a queue may have settings, and rules of groups among them.

@@ -8,12 +8,16 @@ use fencepost_domain::{
     shared_limit::{KeyRules, MAX_QUEUES_OF_LIMIT, MAX_SHARED_LIMITS, NewSharedLimit, SharedBy},
 };
 use fencepost_signals::wakeups::BackgroundTask;
-use fencepost_store::shared_limits::{self, MAX_FORGOTTEN, Put, keys};
-use sqlx::PgConnection;
+use fencepost_store::shared_limits::{self, MAX_FORGOTTEN, Put, claimed, keys};
+use sqlx::{Acquire, PgConnection};
 
 pub use fencepost_store::shared_limits::{SharedLimitRow, keys::LimitGroupRow};
 
 use crate::Engine;
+
+/// Statements that the deletion of a limit makes at most to forget its keys. What is left then ends
+/// by itself.
+const MAX_FORGETTING_STEPS: usize = 100;
 
 /// Limits of a project after `after`, by name.
 ///
@@ -62,17 +66,22 @@ pub async fn put(
     new: &NewSharedLimit,
 ) -> Result<SharedLimitRow, Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
-    match shared_limits::put(&mut conn, project_id, new, MAX_SHARED_LIMITS).await? {
-        Put::Stored => {}
+    let is_changed = match shared_limits::put(&mut conn, project_id, new, MAX_SHARED_LIMITS).await?
+    {
+        Put::Stored { is_changed } => is_changed,
         Put::IsOtherwise => {
             return Err(Error::invalid("by", "cannot be changed: delete the limit first"));
         }
         Put::IsTooMany => {
             return Err(Error::QuotaExceeded { what: "shared limits", max: MAX_SHARED_LIMITS });
         }
-    }
+    };
     let stored = find(&mut conn, project_id, &new.name).await?;
-    look(engine, project_id, &stored);
+    if is_changed && stored.by == SharedBy::Group {
+        // Not in one transaction: those who name it lock its queues first.
+        shared_limits::walk(&mut conn, project_id, &stored.queues).await?;
+    }
+    look(engine, project_id, &stored.queues);
     Ok(stored)
 }
 
@@ -82,12 +91,16 @@ pub async fn put(
 /// [`QueueError::SharedLimitNotFound`]. [`QueueError::SharedLimitInUse`].
 pub async fn delete(engine: &Engine, project_id: ProjectId, name: &str) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
-    while shared_limits::forget_keys(&mut conn, project_id, name).await? == MAX_FORGOTTEN {}
-    if shared_limits::delete(&mut conn, project_id, name).await? {
-        return Ok(());
+    if !shared_limits::delete(&mut conn, project_id, name).await? {
+        find(&mut conn, project_id, name).await?;
+        return Err(QueueError::SharedLimitInUse.into());
     }
-    find(&mut conn, project_id, name).await?;
-    Err(QueueError::SharedLimitInUse.into())
+    for _ in 0..MAX_FORGETTING_STEPS {
+        if shared_limits::forget_keys(&mut conn, project_id, name).await? < MAX_FORGOTTEN {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// Forgets the counted starts and the pause of all jobs of a limit.
@@ -101,14 +114,12 @@ pub async fn reset(
 ) -> Result<SharedLimitRow, Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
     if find(&mut conn, project_id, name).await?.by == SharedBy::Group {
-        return Err(Error::invalid(
-            "shared_limit",
-            "is one of each group: reset its groups one by one",
-        ));
+        let message = "is one of each group: reset its groups one by one";
+        return Err(Error::invalid("shared_limit", message));
     }
-    keys::reset(&mut conn, (project_id, name), "").await?;
+    forget_key(&mut conn, (project_id, name), "").await?;
     let after = find(&mut conn, project_id, name).await?;
-    look(engine, project_id, &after);
+    look(engine, project_id, &after.queues);
     Ok(after)
 }
 
@@ -195,37 +206,63 @@ pub async fn reset_group(
 ) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
     of_groups(&mut conn, project_id, name).await?;
-    keys::reset(&mut conn, (project_id, name), group).await?;
+    forget_key(&mut conn, (project_id, name), group).await?;
     engine.notifier.wake.ask(BackgroundTask::Groups);
     Ok(())
 }
 
+/// Forgets what is known of a key, while no claim counts under the limit: it would store again what
+/// it has read.
+async fn forget_key(
+    conn: &mut PgConnection,
+    of: (ProjectId, &str),
+    group: &str,
+) -> sqlx::Result<()> {
+    let mut tx = conn.begin().await?;
+    claimed::lock(&mut tx, of).await?;
+    keys::reset(&mut tx, of, group).await?;
+    tx.commit().await
+}
+
 /// Has the queues of a limit claimed from at once, and their groups looked at.
-fn look(engine: &Engine, project_id: ProjectId, limit: &SharedLimitRow) {
-    for queue in &limit.queues {
+pub(super) fn look(engine: &Engine, project_id: ProjectId, queues: &[String]) {
+    for queue in queues {
         engine.notifier.wake.queue_changed(project_id, queue);
     }
     engine.notifier.wake.ask(BackgroundTask::Groups);
 }
 
-/// Checks the limits that a queue names, as this transaction has stored them.
-pub(super) async fn check_naming(
+/// Notes which limits a queue names, as this transaction has stored it; `before` it named these.
+/// Returns the queues that share with it one that it has begun or ceased to name.
+pub(super) async fn note_naming(
     conn: &mut PgConnection,
     project_id: ProjectId,
     queue: &str,
-) -> Result<(), Error> {
-    let naming = shared_limits::check_naming(conn, project_id, queue, MAX_QUEUES_OF_LIMIT).await?;
-    let refuse = |message: String| Err(Error::invalid("shared_limits", message));
-    if let Some(name) = naming.missing {
-        return refuse(format!("names {name}, which does not exist: put the limit first"));
+    before: &[String],
+) -> Result<Vec<String>, Error> {
+    let named = shared_limits::names_of(conn, project_id, queue).await?;
+    if named.is_empty() && before.is_empty() {
+        return Ok(Vec::new());
     }
-    if let Some(name) = naming.without_turns {
-        let needs = "`groups.fair` must be true and `groups.order` none";
-        return refuse(format!("names {name}, which each group has for itself: {needs}"));
+    let unnamed: Vec<_> = before.iter().filter(|it| !named.contains(it)).cloned().collect();
+    let limits = shared_limits::note_naming(conn, project_id, queue, (&named, &unnamed)).await?;
+    let has_turns = shared_limits::has_turns(conn, project_id, queue).await?;
+    for name in &named {
+        let limit = limits.iter().find(|it| it.name == *name);
+        let refuse = |message: String| Err(Error::invalid("shared_limits", message));
+        let Some(limit) = limit else {
+            return refuse(format!("names {name}, which does not exist: put the limit first"));
+        };
+        if limit.by_group && !has_turns {
+            let needs = "`groups.fair` must be true and `groups.order` none";
+            return refuse(format!("names {name}, which each group has for itself: {needs}"));
+        }
+        if limit.queues.len() > MAX_QUEUES_OF_LIMIT {
+            let most = format!("which {MAX_QUEUES_OF_LIMIT} queues name, as many as may");
+            return refuse(format!("names {name}, {most}"));
+        }
     }
-    if let Some(name) = naming.crowded {
-        let most = format!("which {MAX_QUEUES_OF_LIMIT} queues name, as many as may");
-        return refuse(format!("names {name}, {most}"));
-    }
-    Ok(())
+    let of_changed =
+        limits.into_iter().filter(|it| unnamed.contains(&it.name) || !before.contains(&it.name));
+    Ok(of_changed.flat_map(|it| it.queues).collect())
 }

@@ -5,6 +5,7 @@ use std::sync::{
     atomic::{AtomicI64, Ordering},
 };
 
+use futures_util::future::join_all;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
@@ -74,7 +75,7 @@ fn queues_keep_a_limit_of_running_jobs_together() {
         let why = explained(t, "b").await;
         assert_eq!(why["reason"], "concurrency");
         assert_eq!(why["summary"], "shared limit stripe 3/3 busy");
-        let (next, _) = tokio::join!(poll(t, "b", 20, 20), t.ack(&jobs[0], "w", "succeeded"));
+        let (next, _) = tokio::join!(poll(t, "b", 20, 1), t.ack(&jobs[0], "w", "succeeded"));
         assert_eq!(next.len(), 1, "the end in one queue let a job of the other start");
         t.put(PATH, json!({"by": "all", "max_running": 5})).await.is(200);
         assert_eq!(leased(t, &["a", "b"], 2).await.len(), 2);
@@ -127,7 +128,8 @@ fn each_group_has_a_limit_in_all_queues_together() {
         assert!(poll(t, other, 20, 0).await.is_empty());
         let why = explained(t, other).await;
         assert_eq!(why["reason"], "concurrency");
-        let (next, _) = tokio::join!(poll(t, other, 20, 20), t.ack(of_g, "w", "succeeded"));
+        // Sooner than it would be looked at without a note.
+        let (next, _) = tokio::join!(poll(t, other, 20, 3), t.ack(of_g, "w", "succeeded"));
         assert_eq!(next.len(), 1);
         assert_eq!((&next[0]["group"], &next[0]["queue"]), (&json!("g"), &json!(other)));
         // One of its own, until it is reset.
@@ -300,15 +302,114 @@ fn a_limit_is_named_by_a_number_of_queues_at_most_and_is_of_one_project() {
     });
 }
 
+#[test]
+fn the_end_of_a_job_lets_the_next_of_its_group_start_where_one_queue_has_the_limit() {
+    run(async |t| {
+        share(t, json!({"by": "group", "max_running": 1}), &["a"]).await;
+        store_many(t, "a", Some("g"), 4).await;
+        let mut job = leased(t, &["a"], 1).await.remove(0);
+        for _ in 0..3 {
+            assert!(poll(t, "a", 20, 0).await.is_empty(), "one runs");
+            let (mut next, _) = tokio::join!(poll(t, "a", 20, 3), t.ack(&job, "w", "succeeded"));
+            assert_eq!(next.len(), 1);
+            job = next.remove(0);
+        }
+    });
+}
+
+#[test]
+fn several_limits_of_a_queue_hold_beside_its_own_and_short_windows_show() {
+    run(async |t| {
+        let each = json!({"by": "group", "rates": [{"count": 2, "per_seconds": 20}]});
+        t.put("/v1/shared-limits/each", each).await.is(200);
+        t.put(PATH, json!({"by": "all", "max_running": 5})).await.is(200);
+        let named = json!({
+            "groups": {"fair": true, "max_running": 3}, "shared_limits": ["stripe", "each"],
+        });
+        t.patch("/v1/queues/a", named).await.is(200);
+        for group in ["g", "h", "i"] {
+            store_many(t, "a", Some(group), 4).await;
+        }
+        let jobs = leased(t, &["a"], 5).await;
+        assert_eq!(jobs.len(), 5, "as many as may run of all");
+        for job in &jobs {
+            t.ack(job, "w", "succeeded").await.is(200);
+        }
+        assert_eq!(leased(t, &["a"], 1).await.len(), 1, "each group has started two");
+        assert!(poll(t, "a", 20, 0).await.is_empty());
+        let page = t.get("/v1/shared-limits/each/groups").await.is(200);
+        let started: Vec<_> =
+            page["groups"].as_array().expect("groups").iter().map(|it| &it["started"]).collect();
+        assert_eq!(started, [&json!([2]), &json!([2]), &json!([2])]);
+        let why = explained(t, "a").await;
+        let summary = why["summary"].as_str().expect("a summary");
+        assert!(summary.contains("under shared limit each has used its rate until"), "{summary}");
+        // Numbers of its own, and what has ended counts again.
+        let own = "/v1/shared-limits/each/groups/g";
+        t.put(own, json!({"rates": []})).await.is(200);
+        let more = leased(t, &["a"], 2).await;
+        assert!(more.iter().all(|it| it["group"] == "g"), "{more:?}");
+        t.put(own, json!({"max_running": 9})).await.is(200);
+        let page = t.get("/v1/shared-limits/each/groups").await.is(200);
+        assert_eq!(page["groups"][0]["started"], json!([4]));
+    });
+}
+
+#[test]
+fn those_who_change_a_limit_and_who_name_it_at_the_same_time_do_not_meet() {
+    run(async |t| {
+        let name = async |number: usize, names: Value| {
+            let change = json!({"groups": {"fair": true}, "shared_limits": names});
+            t.patch(&format!("/v1/queues/q{number}"), change).await
+        };
+        for round in 1..=8 {
+            t.put(PATH, json!({"by": "group", "max_running": round})).await.is(200);
+            name(0, json!(["stripe"])).await.is(200);
+            let (named, put) = tokio::join!(
+                name(1, json!(["stripe"])),
+                t.put(PATH, json!({"by": "group", "max_running": 50 + round})),
+            );
+            named.is(200);
+            put.is(200);
+            name(0, json!([])).await.is(200);
+            name(1, json!([])).await.is(200);
+            // Either it is named and stays, or it is gone and cannot be named.
+            let (named, deleted) = tokio::join!(name(1, json!(["stripe"])), t.delete(PATH));
+            match deleted.status.as_u16() {
+                204 => _ = named.refuses("shared_limits"),
+                _ => {
+                    deleted.is_error(409, "shared_limit_in_use");
+                    named.is(200);
+                    name(1, json!([])).await.is(200);
+                    t.delete(PATH).await.is_empty(204);
+                }
+            }
+        }
+        t.put(PATH, json!({"by": "group", "max_running": 1})).await.is(200);
+        let names = (0..24).map(|number| name(number, json!(["stripe"])));
+        let replies = join_all(names).await;
+        let named = replies.iter().filter(|it| it.status == 200).count();
+        assert_eq!(named, 20, "as many as may");
+    });
+}
+
 /// How many jobs run now, and the most at any time.
 #[derive(Default)]
 struct Running {
     now: AtomicI64,
     most: Mutex<i64>,
+    /// The queues of the first jobs.
+    first: Mutex<Vec<&'static str>>,
 }
 
+/// Jobs whose queues are remembered, while all queues have more.
+const FIRST_JOBS: usize = 150;
+
 impl Running {
-    fn starts(&self, jobs: usize) {
+    fn starts(&self, queue: &'static str, jobs: usize) {
+        let mut first = self.first.lock().expect("no panic");
+        first.extend(std::iter::repeat_n(queue, jobs));
+        first.truncate(FIRST_JOBS);
         let now = self.now.fetch_add(jobs as i64, Ordering::SeqCst) + jobs as i64;
         let mut most = self.most.lock().expect("no panic");
         *most = now.max(*most);
@@ -318,7 +419,7 @@ impl Running {
 async fn work(t: TestProject, queue: &'static str, running: Arc<Running>, done: Arc<AtomicI64>) {
     while done.load(Ordering::SeqCst) > 0 {
         let jobs = poll(&t, queue, 3, 1).await;
-        running.starts(jobs.len());
+        running.starts(queue, jobs.len());
         for job in jobs {
             running.now.fetch_sub(1, Ordering::SeqCst);
             t.ack(&job, "w", "succeeded").await.is(200);
@@ -351,6 +452,11 @@ fn no_more_jobs_run_than_may_on_two_nodes_and_no_queue_is_left_behind() {
         }
         let most = *running.most.lock().expect("no panic");
         assert!((2..=4).contains(&most), "{most} ran at the same time");
+        let first = std::mem::take(&mut *running.first.lock().expect("no panic"));
+        for queue in ["a", "b", "c"] {
+            let of_queue = first.iter().filter(|it| **it == queue).count();
+            assert!(of_queue >= 15, "{queue} started {of_queue} of the first {}", first.len());
+        }
         assert_eq!(running.now.load(Ordering::SeqCst), 0);
         two.stop().await;
         one.stop().await;

@@ -237,6 +237,7 @@ const EXCEPTIONS: &[&str] = &[
     "group_turns_by_rest",
     "group_overrides_by_end",
     "shared_limit_keys_by_end",
+    "shared_limit_keys_by_expiry",
     "group_notes_by_transaction",
     "retention_dues_by_time",
     "usage_days_by_day",

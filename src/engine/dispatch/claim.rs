@@ -26,7 +26,7 @@ use fencepost_store::{
 };
 use futures_util::FutureExt;
 use metrics::{counter, histogram};
-use rand::seq::SliceRandom;
+use rand::RngExt;
 use sqlx::PgConnection;
 use tokio::sync::mpsc;
 use uuid::Uuid;
@@ -172,8 +172,7 @@ async fn claim_all(
     let any_type = Some(any_type).filter(|it| !it.is_empty());
     let mut parts: Vec<_> = any_type.map(Part::AnyType).into_iter().collect();
     parts.extend(some_types.into_iter().map(Part::SomeTypes));
-    // Queues that share a limit have their turn at random: what one takes, the next ones lack.
-    constrained.shuffle(&mut rand::rng());
+    shuffle_within_projects(&mut constrained);
     parts.extend(constrained.into_iter().map(Part::Constrained));
     let (mut is_good, mut last) = (true, Vec::new());
     let count = parts.len();
@@ -196,6 +195,20 @@ async fn claim_all(
         }
     }
     CompletedClaims { conn: Some(conn).filter(|_| is_good), completed: last }
+}
+
+/// Queues that share a limit have their turn at random: what one takes, the next ones lack.
+/// Projects keep their places.
+fn shuffle_within_projects(claims: &mut [(PlannedClaim, Vec<LeaseId>)]) {
+    let mut places: HashMap<ProjectId, Vec<usize>> = HashMap::new();
+    for (place, (claim, _)) in claims.iter().enumerate() {
+        places.entry(claim.project_id).or_default().push(place);
+    }
+    for own in places.into_values() {
+        for last in (1..own.len()).rev() {
+            claims.swap(own[last], own[rand::rng().random_range(..=last)]);
+        }
+    }
 }
 
 /// The claims of one statement or transaction.

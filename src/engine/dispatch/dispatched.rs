@@ -174,3 +174,12 @@ fn filled(payload: &str, input: Option<&str>, parents: &[ParentResult]) -> Optio
 fn warn(error: &sqlx::Error, message: &str) {
     tracing::warn!(error = error as &dyn std::error::Error, "{message}");
 }
+
+/// How many of these jobs each group has; empty: those without a group.
+pub(super) fn count_by_group(jobs: &[LeasedJob]) -> HashMap<&str, i32> {
+    let mut counts = HashMap::new();
+    for group in jobs.iter().map(|it| it.group.as_deref().unwrap_or_default()) {
+        *counts.entry(group).or_default() += 1;
+    }
+    counts
+}

@@ -114,7 +114,7 @@ async fn find(
     let max_jobs = rate.map_or(slots, |it| slots.min(it.allowed().into()));
     let max_jobs = shared.room().map_or(max_jobs, |it| it.min(max_jobs));
     // The end of a job that holds a slot wakes the polls of all queues.
-    let with_slots = shared.are_any().then_some(ANY_NUMBER);
+    let with_slots = shared.have_slots().then_some(ANY_NUMBER);
     let max_concurrency = rules.and_then(|it| it.max_concurrency).or(with_slots);
     let job_types = types(tx, claim, paused_types).await?;
     // Commands are found by an index of their own.

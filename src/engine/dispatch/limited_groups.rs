@@ -16,7 +16,7 @@ use fencepost_store::{
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::shared_claim::{SharedLimits, count_by_group};
+use super::{dispatched::count_by_group, shared_claim::SharedLimits};
 
 /// What a claim knows of the groups of its queue.
 #[derive(Debug, Default)]
@@ -147,8 +147,8 @@ impl Groups {
         Ok(())
     }
 
-    /// Leaves to the candidates what the limits let start that each group shares with others; other
-    /// groups start nothing.
+    /// Narrows the room of each candidate to what its shared limits leave. Other groups start
+    /// nothing.
     async fn add_shared(
         &mut self,
         tx: &mut PgConnection,

@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, Utc};
 use fencepost_domain::rate::RateLimits;
 use fencepost_store::{
     claims::{LeasedJob, QueueClaim},
@@ -12,11 +12,10 @@ use fencepost_store::{
 };
 use sqlx::PgConnection;
 
+use super::dispatched::count_by_group;
+
 /// The name of all jobs under a limit, among those of groups.
 const ALL: &str = "";
-/// A group of which as many jobs run as may is looked at again after this time: the end of one is
-/// noted.
-const FULL_REST: TimeDelta = TimeDelta::seconds(5);
 
 /// The limits that a queue shares with others.
 #[derive(Debug, Default)]
@@ -41,10 +40,9 @@ pub(super) async fn lock(
     let Some(names) = rules.and_then(|it| it.shared_limits.as_deref()) else {
         return Ok(Some(SharedLimits::default()));
     };
-    let locked = claimed::lock(tx, claim.project_id, names).await?;
-    if locked.iter().any(|it| !it.is_locked) {
+    let Some(locked) = claimed::try_lock(tx, claim.project_id, names).await? else {
         return Ok(None);
-    }
+    };
     let of_limit = |limit| SharedLimit {
         limit,
         running: HashMap::new(),
@@ -52,7 +50,7 @@ pub(super) async fn lock(
         now: DateTime::UNIX_EPOCH,
     };
     let mut shared = SharedLimits(locked.into_iter().map(of_limit).collect());
-    shared.count_running(tx, claim).await?;
+    shared.count_running(tx, claim, None).await?;
     shared.read(tx, claim, false, &[ALL]).await?;
     Ok(Some(shared))
 }
@@ -84,6 +82,10 @@ impl Standing<'_> {
 }
 
 impl SharedLimit {
+    fn counts_running(&self) -> bool {
+        self.limit.by_group || self.limit.max_running.is_some()
+    }
+
     /// `group`: [`ALL`] for all jobs.
     fn standing(&self, group: &str) -> Standing<'_> {
         static NONE: KnownKey =
@@ -119,9 +121,10 @@ impl SharedLimits {
         self.0.iter().any(|it| it.limit.by_group)
     }
 
-    /// Whether there are any: the end of a job may let one of another queue start.
-    pub(super) fn are_any(&self) -> bool {
-        !self.0.is_empty()
+    /// Whether the end of a job may let one start, of whichever queue. Groups may have numbers of
+    /// their own.
+    pub(super) fn have_slots(&self) -> bool {
+        self.0.iter().any(SharedLimit::counts_running)
     }
 
     /// How many jobs of the queue may start; none: all.
@@ -140,10 +143,9 @@ impl SharedLimits {
         self.of_group(group).filter_map(|it| it.room()).min()
     }
 
-    /// Until when a group of which none may start is not looked at; none: one may.
-    pub(super) fn rests_until(&self, group: &str) -> Option<DateTime<Utc>> {
-        let full = self.of_group(group).filter(|it| it.room() == Some(0));
-        full.map(|it| it.opens_at().unwrap_or(it.now + FULL_REST)).max()
+    /// Until when a pause or a rate lets none of a group start; none: they let one start now.
+    pub(super) fn opens_at(&self, group: &str) -> Option<DateTime<Utc>> {
+        self.of_group(group).filter_map(|it| it.opens_at()).max()
     }
 
     /// Reads what is known of these groups, under the limits that each has for itself.
@@ -166,20 +168,32 @@ impl SharedLimits {
         if !self.are_by_group() {
             return Ok(());
         }
-        self.count_running(tx, claim).await?;
+        self.count_running(tx, claim, Some(groups)).await?;
         self.read_groups(tx, claim, groups).await
     }
 
+    /// Counts the running jobs of these groups, or of all.
     async fn count_running(
         &mut self,
         tx: &mut PgConnection,
         claim: &QueueClaim<'_>,
+        groups: Option<&[&str]>,
     ) -> sqlx::Result<()> {
-        let names: Vec<_> = self.0.iter().map(|it| it.limit.name.as_str()).collect();
-        let counted = claimed::running(tx, claim.project_id, &names).await?;
-        for shared in &mut self.0 {
+        let counting = self.0.iter().filter(|it| match groups {
+            Some(_) => it.limit.by_group,
+            None => it.counts_running(),
+        });
+        let limits: Vec<_> = counting.map(|it| &it.limit).collect();
+        if limits.is_empty() {
+            return Ok(());
+        }
+        let counted = claimed::running(tx, claim.project_id, &limits, groups).await?;
+        for shared in self.0.iter_mut().filter(|it| groups.is_none() || it.limit.by_group) {
+            for group in groups.into_iter().flatten() {
+                shared.running.remove(*group);
+            }
             let of_limit = counted.iter().filter(|it| it.limit == shared.limit.name);
-            shared.running = of_limit.map(|it| (it.group.clone(), it.running)).collect();
+            shared.running.extend(of_limit.map(|it| (it.group.clone(), it.running)));
         }
         Ok(())
     }
@@ -199,6 +213,10 @@ impl SharedLimits {
         let (found, now) = claimed::keys(tx, claim.project_id, &names, groups).await?;
         for shared in &mut self.0 {
             shared.now = now;
+            if shared.limit.by_group == by_group {
+                // What was forgotten since is known no more.
+                shared.known.retain(|group, _| !groups.contains(&group.as_str()));
+            }
         }
         for (limit, group, known) in found {
             if let Some(shared) = self.0.iter_mut().find(|it| it.limit.name == limit) {
@@ -226,10 +244,13 @@ impl SharedLimits {
             };
             kept.extend(started.into_iter().filter_map(|(group, jobs)| {
                 let Standing { rates, known, .. } = shared.standing(group);
-                let starts = rates.remember(&known.starts, jobs, now);
-                let ends_at = rates.empty_at(&starts, now)?;
+                // Those of the limit count again when numbers of its own have ended.
+                let all = rates.with(&shared.limit.rates);
+                let starts = all.remember(&known.starts, jobs, now);
+                let ends_at = all.empty_at(&starts, now)?;
+                let full_until = rates.next_at(&starts, now);
                 let (limit, group) = (shared.limit.name.clone(), group.to_owned());
-                Some(StartsUnder { limit, group, starts, ends_at })
+                Some(StartsUnder { limit, group, starts, full_until, ends_at })
             }));
         }
         match kept.is_empty() {
@@ -237,13 +258,4 @@ impl SharedLimits {
             false => claimed::keep_starts(tx, claim.project_id, &kept).await,
         }
     }
-}
-
-/// How many of these jobs each group has; empty: those without a group.
-pub(super) fn count_by_group(jobs: &[LeasedJob]) -> HashMap<&str, i32> {
-    let mut counts = HashMap::new();
-    for group in jobs.iter().map(|it| it.group.as_deref().unwrap_or_default()) {
-        *counts.entry(group).or_default() += 1;
-    }
-    counts
 }

@@ -25,10 +25,7 @@ use rand::Rng;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{
-    limited_groups,
-    shared_claim::{SharedLimits, count_by_group},
-};
+use super::{dispatched::count_by_group, limited_groups, shared_claim::SharedLimits};
 
 /// Pages of groups that one claim reads at most.
 const MAX_PAGES: usize = 4;
@@ -152,9 +149,10 @@ impl<'a> Limits<'a> {
     ) -> Option<DateTime<Utc>> {
         let now = standing.now;
         let by_rates = || self.rates(group, standing)?.next_at(&standing.starts, now);
-        let is_full = self.max_running(group, standing).is_some_and(|max| running >= max);
+        let is_full = self.max_running(group, standing).is_some_and(|max| running >= max)
+            || self.shared.room_of_group(group) == Some(0);
         let until = standing.paused_until.or_else(by_rates);
-        let until = until.or_else(|| self.shared.rests_until(group));
+        let until = until.or_else(|| self.shared.opens_at(group));
         let until = until.or_else(|| is_full.then_some(now + FULL_REST))?;
         Some(until.min(now + MAX_REST))
     }

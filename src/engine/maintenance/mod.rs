@@ -112,6 +112,7 @@ pub async fn prune(engine: &Engine) -> sqlx::Result<bool> {
         alarms::prune(&mut conn, INCIDENT_KEEP_DAYS, sweep::MAX_SWEEP_ROWS as i64).await?,
         prune::prune_rates(&mut conn).await?,
         prune::prune_stats(&mut conn).await?,
+        prune::prune_numbers_under_limits(&mut conn).await?,
         prune::prune_shared_limit_keys(&mut conn).await?,
         prune::prune_deleted_jobs(&mut conn).await?,
         usage::fold_days(&mut conn, USAGE_KEEP_DAYS).await?,

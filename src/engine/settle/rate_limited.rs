@@ -93,9 +93,8 @@ async fn settle_in(
     let Some(after) = after.into_iter().next() else { return Ok(None) };
     groups::note_rate_limited(tx, key, KEPT_ATTEMPTS).await?;
     let seconds = i32::try_from(limited.retry_after_seconds).unwrap_or(i32::MAX);
-    let scope = scope(tx, key.project_id, (&queue, group.as_deref()), limited.scope).await?;
-    let pause = pause(tx, key.project_id, (queue, group.unwrap_or_default()), scope, seconds);
-    Ok(Some((outcome, after, pause.await?)))
+    let pause = pause(tx, key.project_id, (queue, group), limited.scope, seconds).await?;
+    Ok(Some((outcome, after, pause)))
 }
 
 /// What is to be paused: the queue, where the job has no group or its queue does not name the
@@ -123,15 +122,19 @@ async fn scope(
 async fn pause(
     tx: &mut PgConnection,
     project_id: ProjectId,
-    (queue, group): (String, String),
-    scope: RateLimitScope,
+    (queue, group): (String, Option<String>),
+    asked: Option<RateLimitScope>,
     seconds: i32,
 ) -> Result<Option<Pause>, Error> {
     queues::lock_settings(tx, project_id, &queue).await?;
+    let scope = scope(tx, project_id, (&queue, group.as_deref()), asked).await?;
+    let group = group.unwrap_or_default();
     let is_new = match &scope {
         RateLimitScope::Queue => groups::rate_limit_queue(tx, project_id, &queue, seconds).await?,
         RateLimitScope::SharedLimit(name) => {
-            keys::pause(tx, (project_id, name), &group, seconds).await?
+            // Its queue names it and is locked, so it exists.
+            let is_new = keys::pause(tx, (project_id, name), &group, seconds).await?;
+            is_new.unwrap_or_default()
         }
         RateLimitScope::Group => {
             let group = GroupKey { project_id, queue: queue.clone(), group };

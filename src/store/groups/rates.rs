@@ -73,8 +73,17 @@ pub async fn candidates(
             (
                 select group_key, has_command
                 from jobs
-                where $3::text[] is null and project_id = $1 and queue = $2 and state = 'pending'
-                    and constraint_key is null
+                where $3::text[] is null and not $8 and project_id = $1 and queue = $2
+                    and state = 'pending' and constraint_key is null
+                order by rank, run_at, id
+                limit $5
+            )
+            union all
+            (
+                select group_key, has_command
+                from jobs
+                where $3::text[] is null and $8 and project_id = $1 and queue = $2
+                    and state = 'pending' and constraint_key is null and has_command
                 order by rank, run_at, id
                 limit $5
             )

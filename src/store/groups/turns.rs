@@ -7,7 +7,7 @@ use sqlx::PgConnection;
 
 /// Seconds that a group without a job rests at first. Each further rest is seven times as long as
 /// it has had none: an enqueue that was under way when it began to rest has not noted the group.
-pub const FIRST_REST_SECONDS: f64 = 1.0;
+pub const FIRST_REST_SECONDS: f64 = 0.1;
 /// Seconds without a job after which a group is forgotten: no statement takes as long.
 pub const FORGOTTEN_AFTER_SECONDS: f64 = 60.0;
 
@@ -52,6 +52,8 @@ pub async fn keep(
                 union all
                 select group_key, null, statement_timestamp() + make_interval(secs => $8), true
                 from unnest($7::text[]) as spent(group_key)
+                -- One that was stored meanwhile found the group in line, and has not noted it.
+                where not has_turn_jobs($1, $2, group_key)
             ) sent
             group by sent.group_key
         )

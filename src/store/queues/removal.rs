@@ -72,6 +72,10 @@ pub async fn delete(
             delete from group_turns where project_id = $1 and queue = $2
         ), overrides as (
             delete from group_overrides where project_id = $1 and queue = $2
+        ), unnamed as (
+            update shared_limits
+            set queues = array_remove(queues, $2)
+            where project_id = $1 and $2 = any(queues)
         )
         select exists (select from counts union all select from settings) "had_any!"
         "#,

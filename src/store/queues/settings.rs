@@ -126,12 +126,13 @@ pub async fn change_settings(
             end,
             group_walks = case
                 when queues.group_order <> $20 or queues.group_fair <> $29
-                    or $30 and queues.shared_limits is distinct from $31
+                    or $30 and queues.group_fair and queues.shared_limits is distinct from $31
                     or $25 and queues.group_max_running is distinct from $24
                     or $28 and (queues.group_rate_counts, queues.group_rate_seconds)
                         is distinct from ($26::int[], $27::int[])
                 then $23::smallint
-                when queues.group_on_dead <> $21 then greatest(queues.group_walks, 1)
+                when queues.group_on_dead <> $21 or $30 and queues.shared_limits is distinct from $31
+                    then greatest(queues.group_walks, 1)
                 else queues.group_walks
             end,
             updated_at = now()

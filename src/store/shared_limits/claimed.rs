@@ -18,19 +18,19 @@ pub struct LockedLimit {
     pub by_group: bool,
     pub max_running: Option<i32>,
     pub rates: RateLimits,
-    /// Whether this transaction may count under it.
-    pub is_locked: bool,
+    /// Queues that name it.
+    pub queues: Vec<String>,
 }
 
-/// Tries to lock these limits until the end of the transaction: those that exist.
-pub async fn lock(
+/// Tries to lock these limits until the end of the transaction. None: another one has a lock.
+pub async fn try_lock(
     conn: &mut PgConnection,
     project_id: ProjectId,
     names: &[String],
-) -> sqlx::Result<Vec<LockedLimit>> {
+) -> sqlx::Result<Option<Vec<LockedLimit>>> {
     let rows = sqlx::query!(
         r#"
-        select name, by_group, max_running, rate_counts, rate_seconds,
+        select name, by_group, max_running, rate_counts, rate_seconds, queues,
                pg_try_advisory_xact_lock(hashtextextended('limit ' || name, project_id))
                    "is_locked!"
         from shared_limits
@@ -42,14 +42,32 @@ pub async fn lock(
     )
     .fetch_all(conn)
     .await?;
+    if rows.iter().any(|it| !it.is_locked) {
+        return Ok(None);
+    }
     let limits = rows.into_iter().map(|it| LockedLimit {
         name: it.name,
         by_group: it.by_group,
         max_running: it.max_running,
         rates: rates_of(it.rate_counts, it.rate_seconds).unwrap_or_default(),
-        is_locked: it.is_locked,
+        queues: it.queues,
     });
-    Ok(limits.collect())
+    Ok(Some(limits.collect()))
+}
+
+/// Locks a limit until the end of the transaction: no claim counts under it meanwhile.
+pub async fn lock(
+    conn: &mut PgConnection,
+    (project_id, limit): (ProjectId, &str),
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "select pg_advisory_xact_lock(hashtextextended('limit ' || $2, $1::int))",
+        project_id.0,
+        limit,
+    )
+    .fetch_one(conn)
+    .await?;
+    Ok(())
 }
 
 /// Running jobs under a limit, of one group; empty: jobs without a group.
@@ -60,31 +78,33 @@ pub struct RunningUnder {
     pub running: i64,
 }
 
-/// How many jobs run under each of these limits, in all queues that name them. The limits must be
-/// locked by an earlier statement of this transaction.
+/// How many jobs run under each of these limits, in all queues that name them: of these groups, or
+/// of all. The limits must be locked by an earlier statement of this transaction.
 pub async fn running(
     conn: &mut PgConnection,
     project_id: ProjectId,
-    limits: &[&str],
+    limits: &[&LockedLimit],
+    groups: Option<&[&str]>,
 ) -> sqlx::Result<Vec<RunningUnder>> {
+    let pairs = || limits.iter().flat_map(|it| it.queues.iter().map(|queue| (&it.name, queue)));
     sqlx::query_as!(
         RunningUnder,
         r#"
-        select shared.name as "limit!", crowd.group_key "group!", sum(crowd.running)::bigint "running!"
-        from queues setting
+        select named.limit_name "limit!", crowd.group_key "group!", sum(crowd.jobs)::bigint "running!"
+        from unnest($2::text[], $3::text[]) as named(limit_name, queue)
         cross join lateral (
-            select coalesce(group_key, '') as group_key, count(*) as running
+            select coalesce(group_key, '') as group_key, count(*) as jobs
             from jobs
-            where project_id = $1 and queue = setting.name and state = 'processing'
+            where project_id = $1 and queue = named.queue and state = 'processing'
+                and ($4::text[] is null or group_key = any($4))
             group by group_key
         ) crowd
-        cross join lateral unnest(setting.shared_limits) as shared(name)
-        where setting.project_id = $1 and setting.shared_limits is not null
-            and setting.shared_limits && $2 and shared.name = any($2)
-        group by shared.name, crowd.group_key
+        group by named.limit_name, crowd.group_key
         "#,
         project_id.0,
-        limits as &[&str],
+        &pairs().map(|it| it.0.as_str()).collect::<Vec<_>>() as &[&str],
+        &pairs().map(|it| it.1.as_str()).collect::<Vec<_>>() as &[&str],
+        groups as Option<&[&str]>,
     )
     .fetch_all(conn)
     .await
@@ -151,6 +171,8 @@ pub struct StartsUnder {
     pub group: String,
     /// Oldest first.
     pub starts: Vec<Handout>,
+    /// When the next job may start; none: one may now.
+    pub full_until: Option<DateTime<Utc>>,
     /// When all windows are empty.
     pub ends_at: DateTime<Utc>,
 }
@@ -167,16 +189,22 @@ pub async fn keep_starts(
     let starts: Vec<_> = starts.map(Json).collect();
     sqlx::query!(
         "
-        insert into shared_limit_keys (project_id, limit_name, group_key, starts, starts_end_at)
+        insert into shared_limit_keys (
+            project_id, limit_name, group_key, starts, full_until, starts_end_at
+        )
         select $1, sent.*
-        from unnest($2::text[], $3::text[], $4::jsonb[], $5::timestamptz[]) as sent
+        from unnest($2::text[], $3::text[], $4::jsonb[], $5::timestamptz[], $6::timestamptz[])
+            as sent(limit_name, group_key, starts, full_until, starts_end_at)
+        order by sent.limit_name, sent.group_key
         on conflict (project_id, limit_name, group_key) do update
-        set starts = excluded.starts, starts_end_at = excluded.starts_end_at
+        set starts = excluded.starts, full_until = excluded.full_until,
+            starts_end_at = excluded.starts_end_at
         ",
         project_id.0,
         &kept.iter().map(|it| it.limit.as_str()).collect::<Vec<_>>() as &[&str],
         &kept.iter().map(|it| it.group.as_str()).collect::<Vec<_>>() as &[&str],
         &starts as &[Json<Stored>],
+        &kept.iter().map(|it| it.full_until).collect::<Vec<_>>() as &[Option<DateTime<Utc>>],
         &kept.iter().map(|it| it.ends_at).collect::<Vec<_>>(),
     )
     .execute(conn)

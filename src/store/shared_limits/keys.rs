@@ -50,7 +50,10 @@ pub async fn list(
                 select group_key
                 from shared_limit_keys
                 where project_id = $1 and limit_name = $2 and group_key > $4
-                    and ($6::text is null or group_key = $6) and coalesce(ends_at > now(), true)
+                    and ($6::text is null or group_key = $6)
+                    and (
+                        ends_at is null or greatest(starts_end_at, paused_until, expires_at) > now()
+                    )
                 order by group_key
                 limit $5
             )
@@ -154,9 +157,10 @@ pub async fn put(
         "
         with noted as (
             insert into group_notes (project_id, queue, group_key)
-            select $1, name, $3
-            from queues
-            where project_id = $1 and shared_limits is not null and $2 = any(shared_limits)
+            select $1, named.queue, $3
+            from shared_limits
+            cross join lateral unnest(queues) as named(queue)
+            where project_id = $1 and name = $2
         )
         insert into shared_limit_keys (
             project_id, limit_name, group_key, max_running, rate_counts, rate_seconds, expires_at
@@ -164,7 +168,8 @@ pub async fn put(
         values ($1, $2, $3, $4, $5, $6, $7)
         on conflict (project_id, limit_name, group_key) do update
         set max_running = excluded.max_running, rate_counts = excluded.rate_counts,
-            rate_seconds = excluded.rate_seconds, expires_at = excluded.expires_at
+            rate_seconds = excluded.rate_seconds, expires_at = excluded.expires_at,
+            full_until = null
         ",
         project_id.0,
         limit,
@@ -180,13 +185,13 @@ pub async fn put(
 }
 
 /// Lets no job that a limit counts together with one of this group start for this many seconds; a
-/// later end stays. Returns whether they were not paused before.
+/// later end stays. Returns whether they were not paused before; none: there is no such limit.
 pub async fn pause(
     conn: &mut PgConnection,
     (project_id, limit): (ProjectId, &str),
     group: &str,
     seconds: i32,
-) -> sqlx::Result<bool> {
+) -> sqlx::Result<Option<bool>> {
     sqlx::query_scalar!(
         r#"
         with key as materialized (
@@ -212,12 +217,13 @@ pub async fn pause(
         group,
         seconds,
     )
-    .fetch_one(conn)
+    .fetch_optional(conn)
     .await
 }
 
 /// Forgets a key: its own numbers, its pause and its counted starts. Its jobs are looked at again.
-/// Returns whether anything was known.
+/// Returns whether anything was known. The limit must be locked by an earlier statement of this
+/// transaction.
 pub async fn reset(
     conn: &mut PgConnection,
     (project_id, limit): (ProjectId, &str),
@@ -231,10 +237,10 @@ pub async fn reset(
             returning 1
         ), noted as (
             insert into group_notes (project_id, queue, group_key)
-            select $1, name, $3
-            from queues
-            where project_id = $1 and shared_limits is not null and $2 = any(shared_limits)
-                and $3 <> ''
+            select $1, named.queue, $3
+            from shared_limits
+            cross join lateral unnest(queues) as named(queue)
+            where project_id = $1 and name = $2 and $3 <> ''
         )
         select exists (select from forgotten) "was_known!"
         "#,

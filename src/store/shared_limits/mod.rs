@@ -66,13 +66,18 @@ impl From<Row> for SharedLimitRow {
             rates: rates.map_or_else(Vec::new, |it| rates::pairs(&it.0, &it.1)),
             created_at: row.created_at,
             updated_at: row.updated_at,
-            queues: row.queues,
+            queues: sorted(row.queues),
             running: row.running,
             paused_until: row.paused_until,
             starts: rates::read(row.starts),
             now: row.now,
         }
     }
+}
+
+fn sorted(mut names: Vec<String>) -> Vec<String> {
+    names.sort_unstable();
+    names
 }
 
 /// The rates of stored numbers.
@@ -91,10 +96,10 @@ pub async fn find(
         Row,
         r#"
         select shared.name, by_group, shared.max_running, shared.rate_counts, shared.rate_seconds,
-               created_at, updated_at, used.queues "queues!", (
+               created_at, updated_at, queues, (
                    select count(*)
                    from jobs
-                   where project_id = $1 and queue = any(used.queues) and state = 'processing'
+                   where project_id = $1 and queue = any(shared.queues) and state = 'processing'
                ) "running!",
                case when known.paused_until > statement_timestamp() then known.paused_until end
                    as paused_until,
@@ -106,12 +111,6 @@ pub async fn find(
             order by name
             limit $3
         ) shared
-        cross join lateral (
-            select coalesce(array_agg(queue.name order by queue.name), '{}') as queues
-            from queues queue
-            where queue.project_id = $1 and queue.shared_limits is not null
-                and shared.name = any(queue.shared_limits)
-        ) used
         left join shared_limit_keys known on known.project_id = $1
             and known.limit_name = shared.name and known.group_key = ''
         order by shared.name
@@ -129,15 +128,16 @@ pub async fn find(
 /// What became of a limit that was to be stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Put {
-    Stored,
+    /// Whether its numbers were others before.
+    Stored { is_changed: bool },
     /// One of its name counts other jobs together.
     IsOtherwise,
     /// The project has as many others as it may.
     IsTooMany,
 }
 
-/// Stores a limit, or changes the numbers of the one that has its name: then the groups of its
-/// queues are looked at again. At most `max` of a project are stored.
+/// Stores a limit, or changes the numbers of the one that has its name. At most `max` of a project
+/// are stored.
 pub async fn put(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -149,7 +149,11 @@ pub async fn put(
     let has_rates = !new.rates.is_empty();
     let found = sqlx::query!(
         r#"
-        with stored as (
+        with before as materialized (
+            select max_running, rate_counts, rate_seconds
+            from shared_limits
+            where project_id = $1 and name = $2
+        ), stored as (
             insert into shared_limits (
                 project_id, name, by_group, max_running, rate_counts, rate_seconds
             )
@@ -163,14 +167,13 @@ pub async fn put(
                 rate_seconds = excluded.rate_seconds, updated_at = now()
             where shared_limits.by_group = excluded.by_group
             returning 1
-        ), walked as (
-            update queues
-            set group_walk_at = now(), group_walk_after = '', group_walks = $8
-            where project_id = $1 and shared_limits is not null and $2 = any(shared_limits)
-                and $3 and exists (select from stored)
         )
-        select exists (select from stored) "is_stored!",
-               exists (select from shared_limits where project_id = $1 and name = $2) "is_known!"
+        select exists (select from stored) "is_stored!", exists (select from before) "is_known!",
+               exists (
+                   select from before
+                   where (max_running, rate_counts, rate_seconds)
+                       is distinct from ($4::int, $5::int[], $6::int[])
+               ) "is_changed!"
         "#,
         project_id.0,
         new.name,
@@ -179,18 +182,57 @@ pub async fn put(
         has_rates.then_some(counts) as Option<Vec<i32>>,
         has_rates.then_some(seconds) as Option<Vec<i32>>,
         max,
-        walks::WALKS,
     )
     .fetch_one(conn)
     .await?;
     Ok(match (found.is_stored, found.is_known) {
-        (true, _) => Put::Stored,
+        (true, _) => Put::Stored { is_changed: found.is_changed },
         (false, true) => Put::IsOtherwise,
         (false, false) => Put::IsTooMany,
     })
 }
 
-/// Forgets keys of a limit that no queue names. Returns how many: up to [`MAX_FORGOTTEN`].
+/// Has the groups of these queues looked at again: what lets them rest has changed.
+pub async fn walk(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queues: &[String],
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        update queues
+        set group_walk_at = now(), group_walk_after = '',
+            group_walks = case when group_fair then $3::smallint else greatest(group_walks, 1) end
+        where project_id = $1 and name = any($2)
+        ",
+        project_id.0,
+        queues,
+        walks::WALKS,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Deletes a limit that no queue names. Returns whether there was one.
+pub async fn delete(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    name: &str,
+) -> sqlx::Result<bool> {
+    // Who names it changes its row, so that this sees it.
+    let deleted = sqlx::query!(
+        "delete from shared_limits where project_id = $1 and name = $2 and queues = '{}'",
+        project_id.0,
+        name,
+    )
+    .execute(conn)
+    .await?;
+    Ok(deleted.rows_affected() > 0)
+}
+
+/// Forgets keys of a deleted limit, those that would not end first. Returns how many: up to
+/// [`MAX_FORGOTTEN`].
 pub async fn forget_keys(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -203,11 +245,9 @@ pub async fn forget_keys(
             select group_key
             from shared_limit_keys
             where project_id = $1 and limit_name = $2
+            order by ends_at nulls first
             limit $3
-        ) and not exists (
-            select from queues
-            where project_id = $1 and shared_limits is not null and $2 = any(shared_limits)
-        )
+        ) and not exists (select from shared_limits where project_id = $1 and name = $2)
         ",
         project_id.0,
         name,
@@ -218,83 +258,75 @@ pub async fn forget_keys(
     Ok(forgotten.rows_affected() as i64)
 }
 
-/// Deletes a limit that no queue names. Returns whether there was one.
-pub async fn delete(
-    conn: &mut PgConnection,
-    project_id: ProjectId,
-    name: &str,
-) -> sqlx::Result<bool> {
-    let deleted = sqlx::query!(
-        "
-        delete from shared_limits
-        where project_id = $1 and name = $2 and not exists (
-            select from queues
-            where project_id = $1 and shared_limits is not null and $2 = any(shared_limits)
-        )
-        ",
-        project_id.0,
-        name,
-    )
-    .execute(conn)
-    .await?;
-    Ok(deleted.rows_affected() > 0)
-}
-
-/// What keeps a queue from naming its limits.
-#[derive(Debug, Clone)]
-pub struct Naming {
-    /// The first one that does not exist.
-    pub missing: Option<String>,
-    /// The first one that each group has for itself, though groups of the queue take no turns.
-    pub without_turns: Option<String>,
-    /// The first one that more queues name than may.
-    pub crowded: Option<String>,
-}
-
-/// What keeps a queue from naming its limits, as this transaction has stored them. They are locked
-/// until its end, so that none is deleted meanwhile.
-pub async fn check_naming(
+/// The names of the limits that a queue keeps. Its row is locked until the end of the transaction.
+pub async fn names_of(
     conn: &mut PgConnection,
     project_id: ProjectId,
     queue: &str,
-    max_queues: i64,
-) -> sqlx::Result<Naming> {
+) -> sqlx::Result<Vec<String>> {
+    let names = sqlx::query_scalar!(
+        "select shared_limits from queues where project_id = $1 and name = $2 for no key update",
+        project_id.0,
+        queue,
+    )
+    .fetch_optional(conn)
+    .await?;
+    Ok(names.flatten().unwrap_or_default())
+}
+
+/// A limit that a queue has begun or ceased to name.
+#[derive(Debug, Clone)]
+pub struct NamedLimit {
+    pub name: String,
+    pub by_group: bool,
+    /// All queues that name it now.
+    pub queues: Vec<String>,
+}
+
+/// Notes in limits that a queue names them, and in others that it does so no more. Returns those
+/// that exist.
+pub async fn note_naming(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+    (named, unnamed): (&[String], &[String]),
+) -> sqlx::Result<Vec<NamedLimit>> {
     sqlx::query_as!(
-        Naming,
+        NamedLimit,
         r#"
-        with named as materialized (
-            select it.name, it.number
-            from queues setting
-            cross join lateral unnest(setting.shared_limits) with ordinality as it(name, number)
-            where setting.project_id = $1 and setting.name = $2
-        ), found as materialized (
-            select shared.name, shared.by_group
-            from shared_limits shared
-            where shared.project_id = $1 and shared.name in (select name from named)
-            order by shared.name
+        with changed as materialized (
+            select name
+            from shared_limits
+            where project_id = $1 and (name = any($3) or name = any($4))
+            order by name
             for no key update
         )
-        select (
-            select name from named where name not in (select name from found) order by number limit 1
-        ) as missing, (
-            select name from found where by_group and not takes_turns($1, $2) order by name limit 1
-        ) as without_turns, (
-            select name
-            from found
-            where (
-                select count(*)
-                from queues other
-                where other.project_id = $1 and other.shared_limits is not null
-                    and found.name = any(other.shared_limits)
-            ) > $3
-            order by name
-            limit 1
-        ) as crowded
+        update shared_limits
+        set queues = case
+                when shared_limits.name = any($3)
+                then array_append(array_remove(shared_limits.queues, $2), $2)
+                else array_remove(shared_limits.queues, $2)
+            end
+        from changed
+        where shared_limits.project_id = $1 and shared_limits.name = changed.name
+        returning shared_limits.name, by_group, queues
         "#,
         project_id.0,
         queue,
-        max_queues,
+        named,
+        unnamed,
     )
-    .fetch_one(conn)
+    .fetch_all(conn)
     .await
+}
+
+/// Whether groups of a queue take turns, as this transaction has stored it.
+pub async fn has_turns(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+) -> sqlx::Result<bool> {
+    sqlx::query_scalar!(r#"select takes_turns($1, $2) "has_turns!""#, project_id.0, queue)
+        .fetch_one(conn)
+        .await
 }

@@ -409,6 +409,33 @@ pub async fn prune_stats(conn: &mut PgConnection) -> sqlx::Result<u64> {
     Ok(pruned.rows_affected())
 }
 
+/// Forgets numbers that groups had of their own under shared limits, and that have ended. Returns
+/// how many.
+pub async fn prune_numbers_under_limits(conn: &mut PgConnection) -> sqlx::Result<u64> {
+    let pruned = sqlx::query!(
+        "
+        with ended as materialized (
+            select project_id, limit_name, group_key
+            from shared_limit_keys
+            where expires_at <= now()
+            order by expires_at
+            limit $1
+            for update skip locked
+        )
+        update shared_limit_keys
+        set max_running = null, rate_counts = null, rate_seconds = null, expires_at = null
+        from ended
+        where shared_limit_keys.project_id = ended.project_id
+            and shared_limit_keys.limit_name = ended.limit_name
+            and shared_limit_keys.group_key = ended.group_key
+        ",
+        super::MAX_SWEEP_ROWS as i64,
+    )
+    .execute(conn)
+    .await?;
+    Ok(pruned.rows_affected())
+}
+
 /// Forgets keys of shared limits of which nothing is left to know. Returns how many.
 pub async fn prune_shared_limit_keys(conn: &mut PgConnection) -> sqlx::Result<u64> {
     let pruned = sqlx::query!(

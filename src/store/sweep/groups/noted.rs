@@ -71,7 +71,6 @@ pub async fn find_and_forget(conn: &mut PgConnection, since: i64) -> sqlx::Resul
                                and group_order <> 'strict' and not group_fair
                                and (group_max_running is not null or group_rate_counts is not null)
                        ) as is_limited, takes_turns(project_id, queue) as has_turns,
-                       exists (select from queues_sharing_groups(project_id, queue)) as has_siblings,
                        row_number() over (partition by project_id order by min(made_by)) as turn
                 from first
                 where not is_aside
@@ -111,7 +110,9 @@ pub async fn find_and_forget(conn: &mut PgConnection, since: i64) -> sqlx::Resul
             )) and not is_group_paused(project_id, queue, group_key)
                 and not (noted.has_turns and has_turn_jobs(project_id, queue, group_key))
                 -- The end of a job may let one of the same group start in another queue.
-                and not noted.has_siblings
+                and not (noted.has_turns and exists (
+                    select from queues_sharing_groups(project_id, queue)
+                ))
         ), spent as materialized (
             select *
             from idle

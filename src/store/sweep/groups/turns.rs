@@ -12,6 +12,8 @@ use crate::groups::{
 /// Groups whose rest one statement ends at most, and those of which it chooses them.
 const MAX_RESTED: i64 = 500;
 const MAX_SEEN_RESTS: i64 = 2_000;
+/// Groups of other queues that one statement looks at because they share a limit with a noted one.
+const MAX_SIBLINGS: i64 = 1_000;
 /// Groups that one step of a walk forgets.
 const MAX_STEP_GROUPS: i64 = 1_000;
 
@@ -42,11 +44,13 @@ pub async fn line_up(conn: &mut PgConnection, groups: &[&GroupKey]) -> sqlx::Res
                 and found.queue = wanted.queue and found.group_key = wanted.group_key
         ), held as materialized (
             select known.project_id, known.queue, known.group_key, locked.is_resting,
-                   locked.is_resting and locked.empty_since is null and exists (
+                   locked.is_resting and locked.empty_since is null and (exists (
                        select from group_handouts
                        where project_id = known.project_id and queue = known.queue
                            and group_key = known.group_key and full_until > statement_timestamp()
-                   ) and not exists (
+                   ) or is_held_by_shared_limit(
+                       known.project_id, known.queue, known.group_key
+                   )) and not exists (
                        -- After a change of the rules this may be no more so.
                        select from queues
                        where project_id = known.project_id and name = known.queue
@@ -101,8 +105,8 @@ pub async fn line_up(conn: &mut PgConnection, groups: &[&GroupKey]) -> sqlx::Res
 }
 
 /// Ends the rests of the same groups in queues that share a limit with theirs: what is noted may
-/// have left room under it. A group is noted again if a claim has the row of such a one. All must
-/// be locked.
+/// have left room under it. A group is noted again if a claim has the row of such a one, or if the
+/// groups have more than [`MAX_SIBLINGS`] together. All must be locked.
 pub async fn end_rests_of_siblings(
     conn: &mut PgConnection,
     groups: &[&GroupKey],
@@ -111,8 +115,10 @@ pub async fn end_rests_of_siblings(
     let rows = sqlx::query!(
         r#"
         with known as materialized (
-            select sent.project_id, sent.queue as noted_queue, sibling.queue, sent.group_key
-            from unnest($1::int[], $2::text[], $3::text[]) as sent(project_id, queue, group_key)
+            select sent.project_id, sent.queue as noted_queue, sibling.queue, sent.group_key,
+                   row_number() over (order by sent.number) <= $4 as is_looked_at
+            from unnest($1::int[], $2::text[], $3::text[]) with ordinality
+                as sent(project_id, queue, group_key, number)
             cross join lateral queues_sharing_groups(sent.project_id, sent.queue) as sibling(queue)
             cross join lateral (
                 select 1
@@ -126,12 +132,19 @@ pub async fn end_rests_of_siblings(
             select known.project_id, known.queue, known.group_key, locked.is_resting
             from known
             cross join lateral (
-                select rest_until is not null and empty_since is null as is_resting
+                select rest_until is not null and empty_since is null
+                    and not is_held_by_shared_limit(project_id, queue, group_key)
+                    and not exists (
+                        select from group_handouts
+                        where project_id = known.project_id and queue = known.queue
+                            and group_key = known.group_key and full_until > statement_timestamp()
+                    ) as is_resting
                 from group_turns
                 where project_id = known.project_id and queue = known.queue
                     and group_key = known.group_key
                 for update skip locked
             ) locked
+            where known.is_looked_at
         ), back as (
             update group_turns
             set rest_until = null, is_new = true
@@ -155,6 +168,7 @@ pub async fn end_rests_of_siblings(
         &columns.project_id,
         &columns.queue as &[&str],
         &columns.group as &[&str],
+        MAX_SIBLINGS,
     )
     .fetch_all(conn)
     .await?;

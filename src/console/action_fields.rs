@@ -76,7 +76,8 @@ pub const GROUP: &[Field] = &[Field::Number("weight"), Field::Number("max_runnin
 /// A shared limit, and the numbers of one group under it.
 pub const SHARED_LIMIT: &[Field] =
     &[Field::Text("by"), Field::Number("max_running"), Field::Json("rates")];
-pub const GROUP_OF_LIMIT: &[Field] = &[Field::Number("max_running")];
+pub const GROUP_OF_LIMIT: &[Field] =
+    &[Field::Number("max_running"), Field::Json("rates"), Field::Text("expires_at")];
 /// An endpoint of webhooks.
 pub const ENDPOINT: &[Field] = &[
     Field::Text("url"),

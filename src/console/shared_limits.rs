@@ -109,6 +109,32 @@ impl SharedLimitExt for SharedLimit {
     }
 }
 
+/// Adds to [`SharedLimitGroup`] what pages show of it.
+trait SharedLimitGroupExt {
+    /// Each empty: as the limit says; for the end: until it is reset.
+    fn own_max_running(&self) -> String;
+
+    fn own_rates_json(&self) -> String;
+
+    fn own_end(&self) -> String;
+}
+
+impl SharedLimitGroupExt for SharedLimitGroup {
+    fn own_max_running(&self) -> String {
+        format::or_empty(&self.rules.as_ref().and_then(|it| it.max_running))
+    }
+
+    fn own_rates_json(&self) -> String {
+        let rates = self.rules.as_ref().and_then(|it| it.rates.as_ref());
+        rates.map_or_else(String::new, |it| serde_json::to_string(it).unwrap_or_default())
+    }
+
+    fn own_end(&self) -> String {
+        let end = self.rules.as_ref().and_then(|it| it.expires_at);
+        end.map_or_else(String::new, |it| it.to_rfc3339())
+    }
+}
+
 impl OneLimit {
     /// How many jobs of a group may run at the same time; empty: all.
     fn max_running_of(&self, group: &SharedLimitGroup) -> String {

@@ -34,7 +34,11 @@ pub const MAX_CONCURRENCY: usize = 3;
 /// The queues whose groups are limited: in the second one they take turns, too.
 pub const GROUPS_QUEUE: &str = "q-groups";
 pub const TURNS_QUEUE: &str = "q-turns";
-/// Jobs of one of its groups that may run at once, and that may start in any window.
+/// Queues that share two limits: one of all their jobs, and one that each group has.
+pub const SHARED_QUEUES: [&str; 2] = ["q-shared", "q-shared-too"];
+/// Jobs of these queues together that may run at once.
+pub const MAX_SHARED: usize = 3;
+/// Jobs of a limited group that may run at once, and that may start in any window.
 pub const MAX_OF_GROUP: usize = 2;
 pub const STARTS_OF_GROUP: usize = 6;
 pub const WINDOW_SECONDS: i64 = 2;
@@ -222,8 +226,11 @@ impl Client {
 
     /// Leases jobs and ends them, until the run has ended.
     pub async fn work(mut self, name: String) {
-        let queues: Vec<_> =
-            QUEUES.into_iter().chain([ORDERED_QUEUE, GROUPS_QUEUE, TURNS_QUEUE]).collect();
+        let queues: Vec<_> = QUEUES
+            .into_iter()
+            .chain([ORDERED_QUEUE, GROUPS_QUEUE, TURNS_QUEUE])
+            .chain(SHARED_QUEUES)
+            .collect();
         while !self.world.has_ended.load(Ordering::Relaxed) {
             let poll_id = self.uuid();
             let body = json!({

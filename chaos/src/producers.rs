@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use crate::{
     adapters::Protocol,
     check::MAX_ATTEMPTS,
-    clients::{Call, Client, GROUPS_QUEUE, ORDERED_QUEUE, RETRY_PAUSE, TURNS_QUEUE},
+    clients::{Call, Client, GROUPS_QUEUE, ORDERED_QUEUE, RETRY_PAUSE, SHARED_QUEUES, TURNS_QUEUE},
     history::{Event, now, now_utc},
 };
 
@@ -94,7 +94,7 @@ impl Client {
     pub async fn produce_in_limits(mut self, group: String) {
         while !self.is_healing() {
             let mut body = self.job();
-            let queues = [GROUPS_QUEUE, TURNS_QUEUE];
+            let queues = [GROUPS_QUEUE, TURNS_QUEUE, SHARED_QUEUES[0], SHARED_QUEUES[1]];
             body["queue"] = json!(queues[self.rng.random_range(0..queues.len())]);
             body["payload"] = json!({"tenant": self.tenant});
             body["payload"][LIMITED_GROUP] = json!(group);

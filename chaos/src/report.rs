@@ -13,7 +13,7 @@ use crate::{
     adapters::Protocol,
     book::{Book, BookAttempt, BookJob},
     check::{self, Invariant, Violation},
-    clients::MAX_CONCURRENCY,
+    clients::{LIMITED_QUEUE, MAX_CONCURRENCY},
     foreign,
     history::{Answer, End, Event, Line},
     nemesis::Fault,
@@ -304,7 +304,8 @@ fn of_jobs(lines: &[Line], book: &Book) -> Met {
     let failed = |it: &&BookJob| {
         it.attempts.iter().any(|own| own.outcome == "failed" && own.attempt < it.attempt)
     };
-    let full = check::running(book).into_values().filter(|it| it.most >= MAX_CONCURRENCY);
+    let full =
+        check::running(book, LIMITED_QUEUE).into_values().filter(|it| it.most >= MAX_CONCURRENCY);
     let fires = book.fires.values().flatten();
     let waits = |it: &&BookJob| {
         let until = it.payload[NOT_BEFORE].as_i64();

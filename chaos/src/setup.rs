@@ -12,8 +12,9 @@ use uuid::Uuid;
 use crate::{
     check::MAX_ATTEMPTS,
     clients::{
-        GROUPS_QUEUE, LIMITED_QUEUE, MAX_CONCURRENCY, MAX_OF_GROUP, ORDERED_QUEUE, PAUSED_GROUP,
-        PAUSED_QUEUE, RETRY_PAUSE, STARTS_OF_GROUP, TURNS_QUEUE, WINDOW_SECONDS, World,
+        GROUPS_QUEUE, LIMITED_QUEUE, MAX_CONCURRENCY, MAX_OF_GROUP, MAX_SHARED, ORDERED_QUEUE,
+        PAUSED_GROUP, PAUSED_QUEUE, RETRY_PAUSE, SHARED_QUEUES, STARTS_OF_GROUP, TURNS_QUEUE,
+        WINDOW_SECONDS, World,
     },
     history::now,
     pushed, receiver,
@@ -24,8 +25,8 @@ pub const TICK_SECONDS: i64 = 2;
 /// Longest wait for a call that must be accepted.
 const ACCEPT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Makes these for each tenant, and returns the ids of the schedules. `has_order`: one more queue
-/// gets a strict order, and another one limits of its groups.
+/// Makes these for each tenant, and returns the ids of the schedules. `has_order`: further queues
+/// get a strict order, limits of their groups, turns, and limits that they share.
 ///
 /// # Errors
 /// When the API refuses.
@@ -49,6 +50,7 @@ pub async fn set_up(
             let queue = format!("/v1/queues/{ORDERED_QUEUE}");
             send(world, tenant, (Method::PATCH, &queue), &order, false).await?;
             let rate = json!({"count": STARTS_OF_GROUP, "per_seconds": WINDOW_SECONDS});
+            share_limits(world, tenant, &rate).await?;
             let limits = json!({"groups": {"max_running": MAX_OF_GROUP, "rates": [rate]}});
             let queue = format!("/v1/queues/{GROUPS_QUEUE}");
             send(world, tenant, (Method::PATCH, &queue), &limits, false).await?;
@@ -70,6 +72,22 @@ pub async fn set_up(
         schedules.push(id.to_owned());
     }
     Ok(schedules)
+}
+
+/// Has queues share a limit of all their jobs, and one that each group has.
+async fn share_limits(world: &World, tenant: usize, rate: &Value) -> anyhow::Result<()> {
+    let all = json!({"by": "all", "max_running": MAX_SHARED});
+    let each = json!({"by": "group", "max_running": MAX_OF_GROUP, "rates": [rate]});
+    for (name, limit) in [("all", all), ("each", each)] {
+        let path = format!("/v1/shared-limits/{name}");
+        send(world, tenant, (Method::PUT, &path), &limit, false).await?;
+    }
+    for queue in SHARED_QUEUES {
+        let named = json!({"groups": {"fair": true}, "shared_limits": ["all", "each"]});
+        let path = format!("/v1/queues/{queue}");
+        send(world, tenant, (Method::PATCH, &path), &named, false).await?;
+    }
+    Ok(())
 }
 
 /// Lets the schedules fire no more, and returns when it was asked for.

@@ -7,8 +7,8 @@ use super::{Found, Invariant, ROUNDING_MS};
 use crate::{
     book::{Book, BookJob},
     clients::{
-        GROUPS_QUEUE, LIMITED_QUEUE, MAX_CONCURRENCY, MAX_OF_GROUP, QUEUES, STARTS_OF_GROUP,
-        TURNS_QUEUE, WINDOW_SECONDS,
+        LIMITED_QUEUE, MAX_CONCURRENCY, MAX_OF_GROUP, MAX_SHARED, QUEUES, SHARED_QUEUES,
+        STARTS_OF_GROUP, WINDOW_SECONDS,
     },
     history::{Event, Line},
     producers::{BACKOFF_MS, GROUP, LIMITED_GROUP, NOT_BEFORE},
@@ -23,10 +23,12 @@ pub(super) fn violations(lines: &[Line], book: &Book, found: &mut Found) {
         early_violations(job, found);
     }
     rest_violations(lines, book, found);
-    for running in running(book).values() {
-        if running.most > MAX_CONCURRENCY {
-            let detail = format!("{} jobs of {LIMITED_QUEUE} ran at once", running.most);
-            found.add(Invariant::LimitsAreKept, detail);
+    for (queue, max) in [(LIMITED_QUEUE, MAX_CONCURRENCY), (SHARED_QUEUES[0], MAX_SHARED)] {
+        for running in running(book, queue).values() {
+            if running.most > max {
+                let detail = format!("{} jobs of {queue} ran at once", running.most);
+                found.add(Invariant::LimitsAreKept, detail);
+            }
         }
     }
     group_violations(book, found);
@@ -108,6 +110,11 @@ fn rest_violations(lines: &[Line], book: &Book, found: &mut Found) {
     }
 }
 
+/// What a queue shares limits with: one name for all that share them.
+fn sharing(queue: &str) -> &str {
+    if SHARED_QUEUES.contains(&queue) { SHARED_QUEUES[0] } else { queue }
+}
+
 /// How many jobs of a limited queue ran at once.
 #[derive(Debug, Default)]
 pub struct Running {
@@ -115,10 +122,10 @@ pub struct Running {
     now: usize,
 }
 
-/// By tenant.
-pub fn running(book: &Book) -> BTreeMap<usize, Running> {
+/// By tenant: of a queue, and those that share limits with it.
+pub fn running(book: &Book, queue: &str) -> BTreeMap<usize, Running> {
     let mut by_tenant: BTreeMap<usize, Vec<&BookJob>> = BTreeMap::new();
-    for job in book.jobs.iter().filter(|it| it.queue == LIMITED_QUEUE) {
+    for job in book.jobs.iter().filter(|it| sharing(&it.queue) == queue) {
         by_tenant.entry(job.tenant).or_default().push(job);
     }
     by_tenant.into_iter().map(|(tenant, jobs)| (tenant, at_once(&jobs))).collect()
@@ -142,10 +149,9 @@ fn at_once(jobs: &[&BookJob]) -> Running {
 /// allows.
 fn group_violations(book: &Book, found: &mut Found) {
     let mut groups: BTreeMap<(usize, &str, &str), Vec<&BookJob>> = BTreeMap::new();
-    let queues = [GROUPS_QUEUE, TURNS_QUEUE];
-    for job in book.jobs.iter().filter(|it| queues.contains(&it.queue.as_str())) {
+    for job in &book.jobs {
         let Some(group) = job.payload[LIMITED_GROUP].as_str() else { continue };
-        groups.entry((job.tenant, &job.queue, group)).or_default().push(job);
+        groups.entry((job.tenant, sharing(&job.queue), group)).or_default().push(job);
     }
     for ((_, _, group), jobs) in groups {
         let most = at_once(&jobs).most;

@@ -12,6 +12,7 @@ use fencepost_store::{
     claims::{
         ClaimKey, LeasedJob, QueueClaim,
         limited_claims::{self, ClaimLimits, ConstraintKey, MAX_PAGE_CONSTRAINT_KEYS},
+        turn_claims,
     },
     queues::queue_limits::{self, Handouts, QueueRules},
 };
@@ -118,15 +119,16 @@ async fn find(
     let max_concurrency = rules.and_then(|it| it.max_concurrency).or(with_slots);
     let job_types = types(tx, claim, paused_types).await?;
     // Commands are found by an index of their own.
-    if let Some(rules) = rules.filter(|it| it.has_turns && !claim.only_commands) {
+    if let Some(rules) = rules.filter(|it| it.has_turns && !claim.only_commands)
+        && !may_all_start(tx, claim, rules, (max_jobs, shared)).await?
+    {
         let by = (job_types.as_deref(), max_jobs, max_concurrency);
         let found = turn_claim::claim(tx, claim, rules, by, shared).await?;
-        let TurnClaimed { jobs, chosen, may_be_more, was_contended } = found;
+        let TurnClaimed { jobs, chosen, is_behind, was_contended } = found;
         // While the turns begin, there are jobs that are not found by their groups yet.
         // Their limits by group are not known outside their turn.
-        if chosen > 0 || !rules.begins_turns || shared.are_by_group() {
-            let is_short = chosen < claim.slots.len();
-            let was_contended = was_contended || chosen > 0 && may_be_more && is_short;
+        if chosen > 0 || is_behind || !rules.begins_turns || shared.are_by_group() {
+            let was_contended = was_contended || is_behind && chosen < claim.slots.len();
             return Ok(LimitedClaimed { jobs, chosen, was_contended, pause_for: None });
         }
     }
@@ -160,6 +162,21 @@ async fn find(
     let was_contended =
         was_contended || is_cut || !is_all && !is_limited && chosen < claim.slots.len();
     Ok(LimitedClaimed { jobs, chosen, was_contended, pause_for: None })
+}
+
+/// Whether a claim of a queue in which groups take turns wants all jobs that wait: then no group is
+/// before another.
+async fn may_all_start(
+    tx: &mut PgConnection,
+    claim: &QueueClaim<'_>,
+    rules: &QueueRules,
+    (max_jobs, shared): (i64, &SharedLimits),
+) -> sqlx::Result<bool> {
+    // How many fit under the queue's limit is not known here.
+    if rules.max_concurrency.is_some() || shared.are_by_group() {
+        return Ok(false);
+    }
+    turn_claims::are_few(tx, claim.project_id, claim.queue, max_jobs).await
 }
 
 /// Constraint keys that a claim may use.

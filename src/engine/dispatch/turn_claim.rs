@@ -46,8 +46,8 @@ pub(super) struct TurnClaimed {
     pub jobs: Vec<LeasedJob>,
     /// How many jobs were selected; other transactions may have locked some of them.
     pub chosen: usize,
-    /// Whether there may be more jobs.
-    pub may_be_more: bool,
+    /// Whether the next claim may find more: some have started, or groups without a job are passed.
+    pub is_behind: bool,
     /// Whether another claim holds concurrency keys.
     pub was_contended: bool,
 }
@@ -72,6 +72,7 @@ pub(super) async fn claim(
     line.read(tx, claim, rules, (job_types, &mut limits)).await?;
     let contenders = line.contenders(tx, claim, &limits).await?;
     let mut changes = limits.rests(tx, claim, &line.groups).await?;
+    let has_empty = !changes.empty.is_empty();
     let chosen = line.choose(&contenders, &limits);
     let (mut jobs, mut selected) = (Vec::new(), 0);
     if !chosen.is_empty() {
@@ -91,8 +92,9 @@ pub(super) async fn claim(
         turns::keep(tx, (claim.project_id, claim.queue), &changes).await?;
     }
     let may_be_more = line.may_be_more || contenders.are_cut;
+    let is_behind = may_be_more && (selected > 0 || has_empty);
     let was_contended = contenders.was_contended;
-    Ok(TurnClaimed { jobs, chosen: selected, may_be_more, was_contended })
+    Ok(TurnClaimed { jobs, chosen: selected, is_behind, was_contended })
 }
 
 /// The limits of groups, and how many jobs of each run.

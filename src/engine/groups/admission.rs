@@ -220,9 +220,15 @@ impl Sweep for Admission {
         let taking_turns: Vec<_> = taking_turns.map(|it| *it.0).collect();
         if !taking_turns.is_empty() {
             let lined_up = turns::line_up(tx, &taking_turns).await?;
-            let siblings = turns::end_rests_of_siblings(tx, &taking_turns).await?;
-            opened.left += lined_up.left + siblings.left;
-            freed.extend(lined_up.queues.into_iter().chain(siblings.queues));
+            opened.left += lined_up.left;
+            freed.extend(lined_up.queues);
+        }
+        let sharing = keys.iter().zip(&found).filter(|it| it.1.has_turns && it.1.has_shared_limits);
+        let sharing: Vec<_> = sharing.map(|it| *it.0).collect();
+        if !sharing.is_empty() {
+            let siblings = turns::end_rests_of_siblings(tx, &sharing).await?;
+            opened.left += siblings.left;
+            freed.extend(siblings.queues);
         }
         opened.freed = freed.into_iter().collect();
         Ok(opened)

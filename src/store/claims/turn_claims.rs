@@ -358,6 +358,34 @@ pub async fn standings(
     Ok(standing.collect())
 }
 
+/// Whether at most `max` jobs of a queue wait, and none of them has a constraint key.
+pub async fn are_few(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+    max: i64,
+) -> sqlx::Result<bool> {
+    sqlx::query_scalar!(
+        r#"
+        select count(*) <= $3::bigint and not exists (
+            select from jobs
+            where project_id = $1 and queue = $2 and state = 'pending'
+                and constraint_key is not null
+        ) "are_few!"
+        from (
+            select from jobs
+            where project_id = $1 and queue = $2 and state = 'pending' and constraint_key is null
+            limit $3::bigint + 1
+        ) counted
+        "#,
+        project_id.0,
+        queue,
+        max,
+    )
+    .fetch_one(conn)
+    .await
+}
+
 /// How many groups of a queue are in line, counted up to [`MAX_COUNTED_GROUPS`].
 pub async fn count_in_line(
     conn: &mut PgConnection,

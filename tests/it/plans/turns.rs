@@ -64,6 +64,20 @@ fn key(number: i32) -> GroupKey {
     GroupKey { project_id: PROJECT, queue: "default".to_owned(), group: format!("g{number}") }
 }
 
+/// What a claim counts.
+async fn counts(conn: &mut PgConnection) {
+    let counted = costs(conn, "groups in line", 1_200, async |conn| {
+        turn_claims::count_in_line(conn, PROJECT, "default").await.expect("it runs")
+    })
+    .await;
+    assert_eq!(counted, 1_000, "no more are counted");
+    let are_few = costs(conn, "few jobs", 60, async |conn| {
+        turn_claims::are_few(conn, PROJECT, "default", 10).await.expect("it runs")
+    })
+    .await;
+    assert!(!are_few);
+}
+
 #[test]
 fn a_claim_reads_the_groups_that_are_next_and_the_best_jobs_of_each() {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -79,11 +93,7 @@ fn a_claim_reads_the_groups_that_are_next_and_the_best_jobs_of_each() {
             costs(conn, "page of turns", 37 * 60, async |conn| page(conn, &claim).await).await;
         assert_eq!(line.len(), 36);
         assert_eq!((line[1].group.as_str(), line[1].jobs.len()), ("g1", 10));
-        let counted = costs(conn, "groups in line", 1_200, async |conn| {
-            turn_claims::count_in_line(conn, PROJECT, "default").await.expect("it runs")
-        })
-        .await;
-        assert_eq!(counted, 1_000, "no more are counted");
+        counts(conn).await;
         let types = ["common".to_owned()];
         let of_types = costs(conn, "jobs of types", 200 * 30, async |conn| {
             turn_claims::of_types(conn, &claim, &types).await.expect("it runs")

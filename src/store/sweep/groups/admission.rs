@@ -30,6 +30,8 @@ pub struct LockedGroup {
     pub is_limited: bool,
     /// Whether the groups of its queue take turns.
     pub has_turns: bool,
+    /// Whether its queue shares limits with others.
+    pub has_shared_limits: bool,
 }
 
 /// Tries to lock groups until the end of the transaction. Returns those that are locked: another
@@ -47,7 +49,11 @@ pub async fn lock(
                    where project_id = noted.project_id and name = noted.queue
                        and group_order <> 'strict' and not group_fair
                        and (group_max_running is not null or group_rate_counts is not null)
-               ) "is_limited!", takes_turns(project_id, queue) "has_turns!"
+               ) "is_limited!", takes_turns(project_id, queue) "has_turns!", exists (
+                   select from queues
+                   where project_id = noted.project_id and name = noted.queue
+                       and shared_limits is not null
+               ) "has_shared_limits!"
         from unnest($1::int[], $2::text[], $3::text[]) with ordinality
             as noted(project_id, queue, group_key, number)
         where pg_try_advisory_xact_lock(group_lock(project_id, queue, group_key))

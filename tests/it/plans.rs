@@ -6,6 +6,7 @@ mod backlog;
 mod few;
 mod groups;
 mod operator;
+mod shared_limits;
 mod targets;
 mod turns;
 

@@ -40,11 +40,15 @@ pub async fn list(
     let rows = sqlx::query!(
         r#"
         with crowd as materialized (
-            select group_key, count(*) as running
-            from jobs
-            where project_id = $1 and queue = any($3) and state = 'processing' and group_key > $4
-                and ($6::text is null or group_key = $6)
-            group by group_key
+            select job.group_key, count(*) as running
+            from unnest($3::text[]) as sharing(queue)
+            cross join lateral (
+                select group_key
+                from jobs
+                where project_id = $1 and queue = sharing.queue and state = 'processing'
+                    and group_key > $4 and ($6::text is null or group_key = $6)
+            ) job
+            group by job.group_key
         ), named as (
             (
                 select group_key

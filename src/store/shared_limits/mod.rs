@@ -97,9 +97,13 @@ pub async fn find(
         r#"
         select shared.name, by_group, shared.max_running, shared.rate_counts, shared.rate_seconds,
                created_at, updated_at, queues, (
-                   select count(*)
-                   from jobs
-                   where project_id = $1 and queue = any(shared.queues) and state = 'processing'
+                   select coalesce(sum(crowd.jobs), 0)::bigint
+                   from unnest(shared.queues) as named(queue)
+                   cross join lateral (
+                       select count(*) as jobs
+                       from jobs
+                       where project_id = $1 and queue = named.queue and state = 'processing'
+                   ) crowd
                ) "running!",
                case when known.paused_until > statement_timestamp() then known.paused_until end
                    as paused_until,

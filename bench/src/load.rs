@@ -26,8 +26,9 @@ const PRODUCERS: usize = 32;
 const WORKERS: usize = 64;
 /// Concurrency keys of limited jobs.
 const LIMITED_KEYS: usize = 8;
-/// Groups of jobs that have one.
+/// Groups of jobs that have one, and where groups take turns.
 const GROUPS: usize = 10_000;
+const TURN_GROUPS: usize = 1_000;
 /// Running jobs that the limit of a queue allows: more than there are workers, so that the cost of
 /// counting is measured and no worker waits.
 const QUEUE_LIMIT: usize = 1_000;
@@ -61,6 +62,8 @@ pub enum Step {
     LimitedByKey,
     /// A lifecycle whose jobs have one of [`GROUPS`] groups.
     InGroups,
+    /// The same with [`TURN_GROUPS`].
+    InTurn,
     /// A lifecycle whose polls want up to [`LARGE_CAPACITY`] jobs.
     ManyAPoll,
 }
@@ -77,6 +80,8 @@ pub enum Setting {
     GroupRates,
     /// Groups take turns.
     Turns,
+    /// The same with rates of each group, which are not met.
+    RatedTurns,
 }
 
 impl Step {
@@ -87,13 +92,14 @@ impl Step {
             | Self::Lifecycle
             | Self::ShortLifecycle
             | Self::LimitedByKey
-            | Self::InGroups => 1,
+            | Self::InGroups
+            | Self::InTurn => 1,
         }
     }
 }
 
 /// The measurements of jobs one by one: name, step, and the setting of the queue if it has one.
-pub const MEASUREMENTS: [(&str, Step, Option<Setting>); 12] = [
+pub const MEASUREMENTS: [(&str, Step, Option<Setting>); 13] = [
     ("enqueue", Step::Enqueue, None),
     ("lifecycle", Step::Lifecycle, None),
     ("acks-that-poll", Step::ShortLifecycle, None),
@@ -105,7 +111,8 @@ pub const MEASUREMENTS: [(&str, Step, Option<Setting>); 12] = [
     ("strict-groups", Step::InGroups, Some(Setting::StrictOrder)),
     ("limited-groups", Step::InGroups, Some(Setting::GroupLimit)),
     ("rated-groups", Step::InGroups, Some(Setting::GroupRates)),
-    ("groups-in-turn", Step::InGroups, Some(Setting::Turns)),
+    ("groups-in-turn", Step::InTurn, Some(Setting::Turns)),
+    ("rated-groups-in-turn", Step::InTurn, Some(Setting::RatedTurns)),
 ];
 
 /// The answer to an ack that polls.
@@ -145,7 +152,8 @@ impl Run {
         let mut client = self.connect(number).await?;
         let mut ledger = Ledger::default();
         // Producers begin in different places, and use all groups in turn.
-        let mut groups = (number * GROUPS / PRODUCERS..).map(|it| it % GROUPS);
+        let of = if matches!(self.step, Step::InTurn) { TURN_GROUPS } else { GROUPS };
+        let mut groups = (number * of / PRODUCERS..).map(|it| it % of);
         while !self.has_ended() {
             if !matches!(self.step, Step::Enqueue) {
                 let Ok(room) = timeout_at(self.until.into(), self.room.acquire()).await else {
@@ -157,7 +165,7 @@ impl Run {
                 Step::LimitedByKey => {
                     client.post_limited_job(&self.queue, number % LIMITED_KEYS).await?
                 }
-                Step::InGroups => {
+                Step::InGroups | Step::InTurn => {
                     let group = groups.next().unwrap_or_default();
                     client.post_job_of_group(&self.queue, group).await?
                 }
@@ -258,15 +266,15 @@ pub async fn lifecycle(target: &Target, queue: &str, time: Duration) -> anyhow::
 /// Gives a queue a setting.
 pub async fn set(target: &Target, queue: &str, setting: Setting) -> anyhow::Result<()> {
     let mut client = Client::connect(target).await?;
+    let rate = |seconds: i32| format!(r#"{{"count":100000,"per_seconds":{seconds}}}"#);
+    let rates = format!("[{},{}]", rate(1), rate(60));
     let body = match setting {
         Setting::Limit(limit) => format!(r#"{{"max_concurrency":{limit}}}"#),
         Setting::StrictOrder => r#"{"groups":{"order":"strict"}}"#.to_owned(),
         Setting::GroupLimit => r#"{"groups":{"max_running":1000}}"#.to_owned(),
         Setting::Turns => r#"{"groups":{"fair":true}}"#.to_owned(),
-        Setting::GroupRates => {
-            let rate = |seconds: i32| format!(r#"{{"count":100000,"per_seconds":{seconds}}}"#);
-            format!(r#"{{"groups":{{"rates":[{},{}]}}}}"#, rate(1), rate(60))
-        }
+        Setting::GroupRates => format!(r#"{{"groups":{{"rates":{rates}}}}}"#),
+        Setting::RatedTurns => format!(r#"{{"groups":{{"fair":true,"rates":{rates}}}}}"#),
     };
     client.patch(&format!("/v1/queues/{queue}"), body).await?;
     Ok(())

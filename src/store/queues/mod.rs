@@ -119,7 +119,8 @@ pub async fn set_paused(
             end,
             -- What a worker has asked for ends as well.
             rate_limited_until = case
-                when $3 then queues.rate_limited_until else least(queues.rate_limited_until, now())
+                when $3 or queues.rate_limited_until is null then queues.rate_limited_until
+                else least(queues.rate_limited_until, now())
             end,
             updated_at = now()
         ",

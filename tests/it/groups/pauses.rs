@@ -20,6 +20,21 @@ async fn limited(t: &TestProject, job: &Value, more: Value) -> Value {
 }
 
 #[test]
+fn a_resumed_queue_without_rules_leaves_nothing_to_do() {
+    run_alone(async |t| {
+        t.enqueue(json!({})).await;
+        for action in ["pause", "resume"] {
+            t.act(&format!("/v1/queues/default/{action}")).await.is(200);
+        }
+        let due = "select count(*) from queues where rate_limited_until is not null";
+        assert_eq!(t.database.number(due).await, 0);
+        // One that an earlier version has left is tidied.
+        t.database.execute("update queues set rate_limited_until = now()").await;
+        t.database.until(due, 0).await;
+    });
+}
+
+#[test]
 fn a_paused_group_waits_and_the_others_run() {
     run(async |t| {
         let first = t.enqueue(json!({"group": "a/b"})).await;

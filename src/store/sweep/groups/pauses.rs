@@ -117,7 +117,6 @@ pub async fn open_gates(
                 )
         from unnest($1::int[], $2::text[]) as named(project_id, queue)
         where queues.project_id = named.project_id and queues.name = named.queue
-            and queues.has_gate
         ",
         &queues.iter().map(|it| it.0.0).collect::<Vec<_>>(),
         &queues.iter().map(|it| it.1.as_str()).collect::<Vec<_>>() as &[&str],

@@ -25,8 +25,12 @@ const MAX_EXAMINED_JOBS: i64 = 20;
 /// Jobs of each type that a claim looks for in all groups, where it may not take all types: in its
 /// group such a job may be behind many of other types.
 const MAX_JOBS_OF_TYPE: i64 = 200;
-/// Constraint keys of a group that a claim looks at.
-const MAX_KEYS_OF_GROUP: i64 = 8;
+/// The first jobs of each type among which it looks for them: others may be of groups that rest.
+const MAX_EXAMINED_OF_TYPE: i64 = 2_000;
+/// Constraint keys of a group that a claim looks at: more, where few groups are in line.
+const KEYS_OF_GROUP: std::ops::RangeInclusive<i64> = 8..=64;
+/// Constraint keys of all groups that a claim looks at, where that is more than the least of each.
+const MAX_KEYS: i64 = 512;
 /// Groups in line are counted up to this number, as the weight of the line.
 const MAX_COUNTED_GROUPS: i64 = 1_000;
 
@@ -82,6 +86,8 @@ pub struct Page<'a> {
     pub paused_types: &'a [String],
     /// Constraint keys are looked at from this one on.
     pub after_key: Uuid,
+    /// How many groups are in line.
+    pub in_line: i64,
 }
 
 /// The row of a group, with a job of it if there is one.
@@ -170,7 +176,7 @@ pub async fn page(
         page.paused_types,
         claim.labels,
         page.after_key,
-        MAX_KEYS_OF_GROUP,
+        (MAX_KEYS / page.in_line.max(1)).clamp(*KEYS_OF_GROUP.start(), *KEYS_OF_GROUP.end()),
         MIN_WEIGHT,
     )
     .fetch_all(conn)
@@ -192,11 +198,21 @@ pub async fn of_types(
             select job.*
             from unnest($3::text[]) as wanted(job_type)
             cross join lateral (
-                select id, rank, run_at, coalesce(group_key, '') as group_key
-                from jobs
-                where project_id = $1 and queue = $2 and job_type = wanted.job_type
-                    and state = 'pending' and constraint_key is null
-                    and (expires_at is null or expires_at > statement_timestamp())
+                select *
+                from (
+                    select id, rank, run_at, coalesce(group_key, '') as group_key
+                    from jobs
+                    where project_id = $1 and queue = $2 and job_type = wanted.job_type
+                        and state = 'pending' and constraint_key is null
+                        and (expires_at is null or expires_at > statement_timestamp())
+                    order by rank, run_at, id
+                    limit $6
+                ) near
+                where exists (
+                    select from group_turns
+                    where project_id = $1 and queue = $2 and group_key = near.group_key
+                        and rest_until is null
+                )
                 order by rank, run_at, id
                 limit $4
             ) job
@@ -233,6 +249,7 @@ pub async fn of_types(
         job_types,
         MAX_JOBS_OF_TYPE,
         MIN_WEIGHT,
+        MAX_EXAMINED_OF_TYPE,
     )
     .fetch_all(conn)
     .await?;

@@ -29,6 +29,11 @@ pub async fn put(
         "
         with noted as (
             insert into group_notes (project_id, queue, group_key) values ($1, $2, $3)
+        ), opened as (
+            -- By which rates it was full is not known.
+            update group_handouts
+            set full_until = null
+            where project_id = $1 and queue = $2 and group_key = $3
         )
         insert into group_overrides (
             project_id, queue, group_key, weight, max_running, rate_counts, rate_seconds, expires_at
@@ -180,6 +185,13 @@ pub async fn forget_ended(conn: &mut PgConnection) -> sqlx::Result<bool> {
             where group_overrides.project_id = ended.project_id
                 and group_overrides.queue = ended.queue
                 and group_overrides.group_key = ended.group_key
+        ), opened as (
+            update group_handouts
+            set full_until = null
+            from ended
+            where group_handouts.project_id = ended.project_id
+                and group_handouts.queue = ended.queue
+                and group_handouts.group_key = ended.group_key
         ), noted as (
             insert into group_notes (project_id, queue, group_key)
             select project_id, queue, group_key from ended

@@ -56,6 +56,7 @@ async fn page(conn: &mut PgConnection, claim: &QueueClaim<'_>) -> Vec<GroupInLin
         job_types: &[],
         paused_types: &[],
         after_key: Uuid::nil(),
+        in_line: GROUPS,
     };
     turn_claims::page(conn, claim, wanted).await.expect("it runs")
 }

@@ -60,6 +60,17 @@ pub fn turn_after(group: &Contender, started: usize, least: f64) -> f64 {
     begins + started as f64 / f64::from(group.weight.max(MIN_WEIGHT))
 }
 
+/// What is added to the next turn of a group after it has come into line: up to half a job more or
+/// less, by a `chance` from 0 to 1. Groups that came at the same time would have the same turns,
+/// and each of greater weight would start its jobs in a row between their rounds.
+#[must_use]
+pub fn spread(group: &Contender, chance: f64) -> f64 {
+    match group.is_new {
+        true => (chance - 0.5) / f64::from(group.weight.max(MIN_WEIGHT)),
+        false => 0.0,
+    }
+}
+
 /// How many jobs of a group may run while others wait: its share of all that run then, rounded up.
 #[must_use]
 pub fn share(weight: i16, weights: i64, running: i64) -> i64 {
@@ -241,6 +252,30 @@ mod tests {
         let groups = [group(500.0, 1, 0, 0..10), new];
         let chosen = choose(&groups, 4, (2, 0), &mut []);
         assert_eq!(chosen.iter().filter(|it| **it >= 10).count(), 2, "{chosen:?}");
+    }
+
+    #[test]
+    fn a_group_of_greater_weight_starts_its_jobs_among_those_of_others() {
+        let mut groups: Vec<_> = (0..21)
+            .map(|at| Contender { is_new: true, ..group(0.0, 1, 0, at * 100..at * 100 + 100) })
+            .collect();
+        groups[20].weight = 5;
+        let (mut in_a_row, mut most, mut started) = (0, 0, 0);
+        for step in 0..525 {
+            let chosen = choose(&groups, 1, (25, 0), &mut [])[0] / 100;
+            let least = least_turn(&groups);
+            let next = &mut groups[chosen];
+            let chance = (chosen * 7 % 21) as f64 / 20.0;
+            next.turn = turn_after(next, 1, least) + spread(next, chance);
+            next.is_new = false;
+            next.jobs.remove(0);
+            // In the first round all groups have the same turn.
+            in_a_row = if chosen == 20 && step >= 25 { in_a_row + 1 } else { 0 };
+            most = most.max(in_a_row);
+            started += usize::from(chosen == 20);
+        }
+        assert!(most <= 2, "{most} in a row");
+        assert!((100..=107).contains(&started), "{started} of 525");
     }
 
     proptest! {

@@ -7,7 +7,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use fencepost_domain::{
     ids::JobId,
     rate::RateLimits,
-    turns::{Contender, ContendingJob, choose, least_turn, share, turn_after},
+    turns::{Contender, ContendingJob, choose, least_turn, share, spread, turn_after},
 };
 use fencepost_store::{
     claims::{
@@ -21,7 +21,7 @@ use fencepost_store::{
     },
     queues::queue_limits::{self, QueueRules},
 };
-use rand::Rng;
+use rand::{Rng, RngExt};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -156,7 +156,8 @@ impl<'a> Limits<'a> {
         let until = standing.paused_until.or_else(by_rates);
         let until = until.or_else(|| self.shared.opens_at(group));
         let until = until.or_else(|| is_full.then_some(now + FULL_REST))?;
-        Some(until.min(now + MAX_REST))
+        let until = until.min(now + MAX_REST);
+        Some(self.shared.numbers_end_at(group).map_or(until, |it| it.min(until)))
     }
 
     /// Reads what is known of groups under shared limits.
@@ -257,6 +258,7 @@ impl Line {
         (job_types, limits): (Option<&[String]>, &mut Limits<'_>),
     ) -> sqlx::Result<()> {
         let jobs = self.wanted.min(MAX_JOBS_OF_GROUP);
+        let in_line = self.weights;
         let after_key = Uuid::from_u128(u128::from(rand::rng().next_u64()) << 64);
         let mut able = 0;
         let mut is_whole = false;
@@ -273,6 +275,7 @@ impl Line {
                 job_types: claim.job_types,
                 paused_types: &rules.paused_types,
                 after_key,
+                in_line,
             };
             let found = turn_claims::page(tx, claim, page).await?;
             is_whole = found.len() < groups;
@@ -389,7 +392,8 @@ impl Line {
         let (started, least) = (count_by_group(jobs), least_turn(contenders));
         let moved = self.groups.iter().zip(contenders).filter_map(|(group, contender)| {
             let count = usize::try_from(*started.get(group.group.as_str())?).unwrap_or(0);
-            Some((group.group.clone(), turn_after(contender, count, least)))
+            let spread = spread(contender, rand::rng().random());
+            Some((group.group.clone(), turn_after(contender, count, least) + spread))
         });
         moved.collect()
     }

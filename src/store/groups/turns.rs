@@ -84,7 +84,7 @@ pub async fn keep(
 pub struct Ahead {
     /// Jobs of its group.
     pub jobs: i64,
-    /// Groups whose turn comes before that of its group.
+    /// Groups whose turn comes before that of its group, as far as a claim would look.
     pub groups: i64,
 }
 
@@ -98,6 +98,30 @@ pub async fn ahead(
     sqlx::query_as!(
         Ahead,
         r#"
+        with least as materialized (
+            -- A group that has come into line begins there.
+            select coalesce((
+                select turn
+                from (
+                    select turn, is_new
+                    from group_turns
+                    where project_id = $1 and queue = $2 and rest_until is null
+                    order by turn, group_key
+                    limit 2 * $6::bigint
+                ) first
+                where not is_new
+                order by turn
+                limit 1
+            ), '-infinity') as turn
+        ), own as materialized (
+            select group_key, group_turns.turn,
+                   case when is_new then greatest(group_turns.turn, least.turn)
+                       else group_turns.turn
+                   end as begins
+            from group_turns
+            cross join least
+            where project_id = $1 and queue = $2 and group_key = coalesce($3, '')
+        )
         select (
             select count(*)
             from (
@@ -111,12 +135,21 @@ pub async fn ahead(
         ) "jobs!", (
             select count(*)
             from (
-                select from group_turns
-                where project_id = $1 and queue = $2 and rest_until is null and turn < (
-                    select turn
+                select
+                from own
+                cross join lateral (
+                    select turn, is_new, group_key
                     from group_turns
-                    where project_id = $1 and queue = $2 and group_key = coalesce($3, '')
-                )
+                    where project_id = $1 and queue = $2 and rest_until is null
+                        and turn <= own.begins
+                    order by turn, group_key
+                    limit 2 * $6::bigint
+                ) other
+                cross join least
+                where other.group_key <> own.group_key and (
+                    case when other.is_new then greatest(other.turn, least.turn) else other.turn end,
+                    other.turn, other.group_key
+                ) < (own.begins, own.turn, own.group_key)
                 limit $6
             ) others
         ) "groups!"

@@ -87,12 +87,17 @@ begin
 end
 $$;
 
--- Whether a pause or the rates of a limit that its queue shares let nothing of a group start.
-create function is_held_by_shared_limit(of_project integer, of_queue text, of_group text)
-returns boolean language plpgsql stable as $$
+-- Until when a pause or the rates of limits that its queue shares let nothing of a group start.
+-- Null: they let some start.
+create function shared_limits_hold_until(of_project integer, of_queue text, of_group text)
+returns timestamptz language plpgsql stable as $$
 begin
-    return exists (
-        select
+    return (
+        -- By numbers of its own that have ended it is not full.
+        select max(greatest(known.paused_until, case
+                   when known.expires_at > statement_timestamp() or known.expires_at is null
+                   then known.full_until
+               end))
         from queues named
         join shared_limit_keys known on known.project_id = of_project
             and known.limit_name = any(named.shared_limits) and known.group_key = of_group

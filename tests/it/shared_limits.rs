@@ -5,6 +5,7 @@ use std::sync::{
     atomic::{AtomicI64, Ordering},
 };
 
+use chrono::{DateTime, TimeDelta, Utc};
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -137,6 +138,8 @@ fn each_group_has_a_limit_in_all_queues_together() {
         let rules = json!({"max_running": 3, "rates": null, "expires_at": null});
         assert_eq!((&own["rules"], &own["running"]), (&rules, &json!(1)));
         assert_eq!(leased(t, &["a", "b"], 2).await.len(), 2);
+        assert_eq!(t.get(&format!("{PATH}/groups/g")).await.is(200)["running"], 3);
+        assert_eq!(t.get(&format!("{PATH}/groups/none")).await.is(200)["running"], 0);
         let page = t.get(&format!("{PATH}/groups")).await.is(200);
         let groups = page["groups"].as_array().expect("groups");
         let names: Vec<_> = groups.iter().map(|it| it["group"].clone()).collect();
@@ -224,7 +227,7 @@ fn a_rate_limit_that_a_worker_meets_pauses_what_shares_the_limit() {
 fn bad_limits_and_names_are_refused_by_name() {
     run(async |t| {
         for (wrong, field) in [
-            (json!({}), "by"),
+            (json!({}), "body"),
             (json!({"by": "all"}), "body"),
             (json!({"by": "queue", "max_running": 1}), "by"),
             (json!({"by": "all", "max_running": 0}), "max_running"),
@@ -244,6 +247,7 @@ fn bad_limits_and_names_are_refused_by_name() {
 
         t.put(PATH, json!({"by": "group", "max_running": 1})).await.is(200);
         t.put(PATH, json!({"by": "all", "max_running": 1})).await.refuses("by");
+        assert_eq!(t.put(PATH, json!({"max_running": 1})).await.is(200)["by"], "group");
         t.act(&format!("{PATH}/reset")).await.refuses("shared_limit");
         let name = |names: Value| json!({"shared_limits": names});
         t.patch("/v1/queues/a", name(json!(["other"]))).await.refuses("shared_limits");
@@ -269,6 +273,7 @@ fn bad_limits_and_names_are_refused_by_name() {
             (json!({}), "body"),
             (json!({"max_running": 0}), "max_running"),
             (json!({"max_running": 1, "expires_at": "2020-01-01T00:00:00Z"}), "expires_at"),
+            (json!({"max_running": 1, "expires_at": "soon"}), "expires_at"),
         ] {
             t.put(&own, wrong).await.refuses(field);
         }
@@ -314,6 +319,37 @@ fn the_end_of_a_job_lets_the_next_of_its_group_start_where_one_queue_has_the_lim
             assert_eq!(next.len(), 1);
             job = next.remove(0);
         }
+    });
+}
+
+#[test]
+fn a_group_that_waits_for_room_comes_back_when_a_pause_or_its_own_numbers_end() {
+    run(async |t| {
+        share(t, json!({"by": "group", "max_running": 1}), &["a", "b"]).await;
+        store_many(t, "a", Some("g"), 2).await;
+        store_many(t, "b", Some("g"), 2).await;
+        let job = leased(t, &["a"], 1).await.remove(0);
+        assert!(poll(t, "b", 20, 0).await.is_empty(), "one runs");
+        let paused = json!({"scope": "shared_limit:stripe", "retry_after_seconds": 1});
+        t.ack_with(&job, "w", "rate_limited", paused).await.is(200);
+        let next = poll(t, "b", 20, 4).await;
+        assert_eq!(next.len(), 1, "sooner than groups without room are looked at again");
+        t.ack(&next[0], "w", "succeeded").await.is(200);
+        leased(t, &["a", "b"], 1).await;
+
+        let stored = t.enqueue(json!({"queue": "b", "group": "h"})).await;
+        store_many(t, "b", Some("h"), 2).await;
+        t.put(PATH, json!({"by": "group", "max_running": 9})).await.is(200);
+        let now = t.job(&stored).await["created_at"].as_str().expect("a time").to_owned();
+        let now: DateTime<Utc> = now.parse().expect("a time");
+        let own = json!({"max_running": 1, "expires_at": now + TimeDelta::seconds(3)});
+        t.put(&format!("{PATH}/groups/h"), own).await.is(200);
+        let of_h = async |wait_seconds| {
+            let jobs = poll(t, "b", 20, wait_seconds).await;
+            jobs.iter().filter(|it| it["group"] == "h").count()
+        };
+        until("a job of the other group", async || of_h(1).await == 1).await;
+        until("the others, when its numbers have ended", async || of_h(4).await == 2).await;
     });
 }
 

@@ -88,8 +88,13 @@ impl SharedLimit {
 
     /// `group`: [`ALL`] for all jobs.
     fn standing(&self, group: &str) -> Standing<'_> {
-        static NONE: KnownKey =
-            KnownKey { starts: Vec::new(), max_running: None, rates: None, paused_until: None };
+        static NONE: KnownKey = KnownKey {
+            starts: Vec::new(),
+            max_running: None,
+            rates: None,
+            expires_at: None,
+            paused_until: None,
+        };
         let known = self.known.get(group).unwrap_or(&NONE);
         let running = match self.limit.by_group {
             true => self.running.get(group).copied().unwrap_or(0),
@@ -146,6 +151,11 @@ impl SharedLimits {
     /// Until when a pause or a rate lets none of a group start; none: they let one start now.
     pub(super) fn opens_at(&self, group: &str) -> Option<DateTime<Utc>> {
         self.of_group(group).filter_map(|it| it.opens_at()).max()
+    }
+
+    /// When numbers of a group's own end; none: when they are reset.
+    pub(super) fn numbers_end_at(&self, group: &str) -> Option<DateTime<Utc>> {
+        self.of_group(group).filter_map(|it| it.known.expires_at).min()
     }
 
     /// Reads what is known of these groups, under the limits that each has for itself.

@@ -118,6 +118,8 @@ pub struct KnownKey {
     /// Its own numbers, in place of those of the limit.
     pub max_running: Option<i32>,
     pub rates: Option<RateLimits>,
+    /// When these end; none: when they are reset.
+    pub expires_at: Option<DateTime<Utc>>,
     /// None: it is not paused.
     pub paused_until: Option<DateTime<Utc>>,
 }
@@ -137,7 +139,7 @@ pub async fn keys(
                case when known.paused_until > statement_timestamp() then known.paused_until end
                    as paused_until,
                known.max_running "max_running?", known.rate_counts "rate_counts?",
-               known.rate_seconds "rate_seconds?",
+               known.rate_seconds "rate_seconds?", known.expires_at "expires_at?",
                coalesce(known.expires_at > statement_timestamp(), true) "has_own!",
                statement_timestamp() "now!"
         from (select) as always
@@ -157,6 +159,7 @@ pub async fn keys(
             starts: rates::read(row.starts),
             max_running: row.max_running.filter(|_| row.has_own),
             rates: rates.filter(|_| row.has_own),
+            expires_at: row.expires_at.filter(|_| row.has_own),
             paused_until: row.paused_until,
         };
         Some((row.limit?, row.group?, known))

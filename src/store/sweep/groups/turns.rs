@@ -43,19 +43,21 @@ pub async fn line_up(conn: &mut PgConnection, groups: &[&GroupKey]) -> sqlx::Res
             join group_turns found on found.project_id = wanted.project_id
                 and found.queue = wanted.queue and found.group_key = wanted.group_key
         ), held as materialized (
-            select known.project_id, known.queue, known.group_key, locked.is_resting,
-                   locked.is_resting and locked.empty_since is null and (exists (
-                       select from group_handouts
-                       where project_id = known.project_id and queue = known.queue
-                           and group_key = known.group_key and full_until > statement_timestamp()
-                   ) or is_held_by_shared_limit(
-                       known.project_id, known.queue, known.group_key
-                   )) and not exists (
-                       -- After a change of the rules this may be no more so.
-                       select from queues
-                       where project_id = known.project_id and name = known.queue
-                           and group_walks > 0
-                   ) as is_full
+            select known.project_id, known.queue, known.group_key, locked.is_resting, case
+                       when locked.is_resting and locked.empty_since is null and not exists (
+                           -- After a change of the rules this may be no more so.
+                           select from queues
+                           where project_id = known.project_id and name = known.queue
+                               and group_walks > 0
+                       ) then greatest((
+                           select full_until from group_handouts
+                           where project_id = known.project_id and queue = known.queue
+                               and group_key = known.group_key
+                               and full_until > statement_timestamp()
+                       ), shared_limits_hold_until(
+                           known.project_id, known.queue, known.group_key
+                       ))
+                   end as held_until
             from known
             cross join lateral (
                 select rest_until is not null as is_resting, empty_since
@@ -65,11 +67,14 @@ pub async fn line_up(conn: &mut PgConnection, groups: &[&GroupKey]) -> sqlx::Res
                 for update skip locked
             ) locked
         ), back as (
+            -- One that a pause or rates hold rests no longer than these do.
             update group_turns
-            set rest_until = null, empty_since = null, is_new = true
+            set rest_until = held.held_until, empty_since = null,
+                is_new = is_new or held.held_until is null
             from held
             where group_turns.project_id = held.project_id and group_turns.queue = held.queue
-                and group_turns.group_key = held.group_key and held.is_resting and not held.is_full
+                and group_turns.group_key = held.group_key and held.is_resting
+                and (held.held_until is null or held.held_until < rest_until)
         ), added as (
             insert into group_turns (project_id, queue, group_key)
             select project_id, queue, group_key
@@ -91,7 +96,7 @@ pub async fn line_up(conn: &mut PgConnection, groups: &[&GroupKey]) -> sqlx::Res
                (select count(*) from noted) "left!"
         from wanted
         where (project_id, queue, group_key) not in (
-            select project_id, queue, group_key from held where is_full
+            select project_id, queue, group_key from held where held_until is not null
         )
         "#,
         &columns.project_id,
@@ -129,16 +134,17 @@ pub async fn end_rests_of_siblings(
             ) found
             where sent.group_key <> ''
         ), held as materialized (
-            select known.project_id, known.queue, known.group_key, locked.is_resting
+            select known.project_id, known.queue, known.group_key, locked.held_until,
+                   locked.is_resting
             from known
             cross join lateral (
-                select rest_until is not null and empty_since is null
-                    and not is_held_by_shared_limit(project_id, queue, group_key)
-                    and not exists (
-                        select from group_handouts
-                        where project_id = known.project_id and queue = known.queue
-                            and group_key = known.group_key and full_until > statement_timestamp()
-                    ) as is_resting
+                select rest_until is not null and empty_since is null as is_resting,
+                       greatest(shared_limits_hold_until(project_id, queue, group_key), (
+                           select full_until from group_handouts
+                           where project_id = known.project_id and queue = known.queue
+                               and group_key = known.group_key
+                               and full_until > statement_timestamp()
+                       )) as held_until
                 from group_turns
                 where project_id = known.project_id and queue = known.queue
                     and group_key = known.group_key
@@ -146,11 +152,13 @@ pub async fn end_rests_of_siblings(
             ) locked
             where known.is_looked_at
         ), back as (
+            -- One that a pause or rates hold rests no longer than these do.
             update group_turns
-            set rest_until = null, is_new = true
+            set rest_until = held.held_until, is_new = is_new or held.held_until is null
             from held
             where group_turns.project_id = held.project_id and group_turns.queue = held.queue
                 and group_turns.group_key = held.group_key and held.is_resting
+                and (held.held_until is null or held.held_until < rest_until)
         ), noted as (
             insert into group_notes (project_id, queue, group_key)
             select distinct project_id, noted_queue, group_key
@@ -163,7 +171,9 @@ pub async fn end_rests_of_siblings(
         select rested.project_id "project_id?: ProjectId", rested.queue "queue?",
                (select count(*) from noted) "left!"
         from (select) as always
-        left join (select distinct project_id, queue from held where is_resting) rested on true
+        left join (
+            select distinct project_id, queue from held where is_resting and held_until is null
+        ) rested on true
         "#,
         &columns.project_id,
         &columns.queue as &[&str],

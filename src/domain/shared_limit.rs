@@ -28,8 +28,8 @@ pub enum SharedBy {
 pub struct NewSharedLimit {
     /// Its name, by which queues name it.
     pub name: String,
-    /// Whose jobs it counts together.
-    pub by: SharedBy,
+    /// Whose jobs it counts together; none: as it is, or all.
+    pub by: Option<SharedBy>,
     /// Jobs that run at the same time at most; none: as many as workers take.
     pub max_running: Option<i32>,
     /// Jobs that start in any window at most.

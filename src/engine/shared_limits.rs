@@ -70,7 +70,10 @@ pub async fn put(
     {
         Put::Stored { is_changed } => is_changed,
         Put::IsOtherwise => {
-            return Err(Error::invalid("by", "cannot be changed: delete the limit first"));
+            return Err(Error::invalid(
+                "by",
+                "cannot be changed: leave it out, or use another name",
+            ));
         }
         Put::IsTooMany => {
             return Err(Error::QuotaExceeded { what: "shared limits", max: MAX_SHARED_LIMITS });

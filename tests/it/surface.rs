@@ -337,6 +337,7 @@ fn needs_no_body(id: &str) -> bool {
         "queues_pause_group",
         "queues_reset_group",
         "queues_resume_group",
+        "shared_limits_get_group",
         "shared_limits_reset",
         "shared_limits_reset_group",
         "queues_get_push",

@@ -15,19 +15,22 @@ pub enum SharedLimits {
         #[command(flatten)]
         page: Page<{ limits::MAX_PAGE_GROUPS }>,
     },
-    /// Show a shared limit
+    /// Show a shared limit, or one group under it
     #[command(visible_alias = "get")]
     Show {
         /// Shared limit
         name: String,
+        /// Group, of a limit by group
+        #[arg(long)]
+        group: Option<String>,
     },
     /// Create a shared limit, or replace its numbers; queues name it in their `shared_limits`
     Set {
         /// Shared limit
         name: String,
-        /// Whose jobs it counts together
-        #[arg(long, value_enum, default_value = "all")]
-        by: By,
+        /// Whose jobs it counts together; it cannot be changed [default: as it is, or all]
+        #[arg(long, value_enum)]
+        by: Option<By>,
         #[command(flatten)]
         numbers: Numbers,
     },
@@ -110,16 +113,19 @@ impl From<SharedLimits> for Call {
                     ("BY", "/by"),
                     ("RUNNING", "/running"),
                     ("MAX", "/max_running"),
+                    ("STARTED", "/started"),
+                    ("RATES", "/rates"),
                     ("NEXT START", "/next_at"),
                     ("PAUSED UNTIL", "/paused_until"),
                 ],
             ),
-            SharedLimits::Show { name } => Self::get(path(&name)),
+            SharedLimits::Show { name, group: None } => Self::get(path(&name)),
+            SharedLimits::Show { name, group: Some(group) } => Self::get(of_group(&name, &group)),
             SharedLimits::Set { name, by, numbers } => {
-                let by = match by {
+                let by = by.map(|it| match it {
                     By::All => "all",
                     By::Group => "group",
-                };
+                });
                 Self::put(path(&name), numbers.body(&[("by", json!(by))]))
             }
             SharedLimits::Delete { name } => Self::delete(path(&name)),
@@ -135,8 +141,12 @@ impl From<SharedLimits> for Call {
                 &[
                     ("GROUP", "/group"),
                     ("RUNNING", "/running"),
+                    ("STARTED", "/started"),
                     ("NEXT START", "/next_at"),
                     ("PAUSED UNTIL", "/paused_until"),
+                    ("OWN MAX", "/rules/max_running"),
+                    ("OWN RATES", "/rules/rates"),
+                    ("UNTIL", "/rules/expires_at"),
                 ],
             ),
             SharedLimits::SetGroup { name, group, numbers, expires_at } => {

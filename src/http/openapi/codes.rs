@@ -131,6 +131,7 @@ const OF_OPERATION: &[(&str, &[&str])] = &[
     ),
     ("shared_limits_delete", &["shared_limit_in_use", "shared_limit_not_found"]),
     ("shared_limits_get", &["shared_limit_not_found"]),
+    ("shared_limits_get_group", &["shared_limit_not_found"]),
     ("shared_limits_list_groups", &["shared_limit_not_found"]),
     ("shared_limits_put", &["quota_exceeded"]),
     ("shared_limits_put_group", &["quota_exceeded", "shared_limit_not_found"]),

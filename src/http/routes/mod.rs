@@ -104,7 +104,7 @@ fn routes_of_jobs() -> Routes {
         .routes(routes!(shared_limits::get, shared_limits::put, shared_limits::delete))
         .routes(routes!(shared_limits::reset))
         .routes(routes!(shared_limits::groups::list))
-        .routes(routes!(shared_limits::groups::put))
+        .routes(routes!(shared_limits::groups::get, shared_limits::groups::put))
         .routes(routes!(shared_limits::groups::reset))
         .routes(routes!(jobs::create::create, jobs::read::list))
         .routes(routes!(jobs::create::create_batch))

@@ -72,7 +72,17 @@ pub async fn find(
         r#"
         select named.group_key as "group!", statement_timestamp() "now!",
                pause.paused_at "paused_at?", nullif(pause.paused_until, 'infinity') as paused_until,
-               recent.full_until "full_until?",
+               greatest(recent.full_until, (
+                   -- Of limits that its queue shares: for the group, and for all jobs.
+                   select max(greatest(known.full_until, known.paused_until))
+                   from queues sharing
+                   join shared_limit_keys known on known.project_id = $1
+                       and known.limit_name = any(sharing.shared_limits)
+                       and known.group_key in (named.group_key, '')
+                   where sharing.project_id = $1 and sharing.name = $2
+                       and sharing.shared_limits is not null
+                       and greatest(known.full_until, known.paused_until) > statement_timestamp()
+               )) as full_until,
                held.jobs + open.waiting "waiting!", open.running "running!", head.id "head_id?: JobId",
                head.state "head_state?: StoredState", head.run_at "head_run_at?",
                head.created_at "head_created_at?", head.parents "head_parents?",

@@ -154,14 +154,14 @@ pub async fn put(
     let found = sqlx::query!(
         r#"
         with before as materialized (
-            select max_running, rate_counts, rate_seconds
+            select max_running, rate_counts, rate_seconds, by_group
             from shared_limits
             where project_id = $1 and name = $2
         ), stored as (
             insert into shared_limits (
                 project_id, name, by_group, max_running, rate_counts, rate_seconds
             )
-            select $1, $2, $3, $4, $5, $6
+            select $1, $2, coalesce($3, (select by_group from before), false), $4, $5, $6
             where exists (select from shared_limits where project_id = $1 and name = $2) or (
                 select count(*) < $7
                 from (select from shared_limits where project_id = $1 limit $7) counted
@@ -181,7 +181,7 @@ pub async fn put(
         "#,
         project_id.0,
         new.name,
-        new.by == SharedBy::Group,
+        new.by.map(|it| it == SharedBy::Group),
         new.max_running,
         has_rates.then_some(counts) as Option<Vec<i32>>,
         has_rates.then_some(seconds) as Option<Vec<i32>>,

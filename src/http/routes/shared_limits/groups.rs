@@ -126,6 +126,32 @@ pub async fn list(
     Ok(Reply(SharedLimitGroupPage::of(found, next_cursor)))
 }
 
+/// Read a group under a shared limit.
+///
+/// Also one of which nothing is known: none of its jobs runs or has started in its windows.
+#[utoipa::path(
+    get, path = "/shared-limits/{shared_limit}/groups/{group}", tag = "queues",
+    operation_id = "shared_limits_get_group",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
+    params(
+        ("shared_limit" = String, Path, description = "The limit.", example = "stripe"),
+        ("group" = String, Path, description = "The group, percent-encoded.", example = "acme"),
+    ),
+    responses(
+        (status = 200, description = "The group.", body = SharedLimitGroup),
+        (status = 404, description = "There is no such limit.", body = ErrorBody),
+    ),
+)]
+pub async fn get(
+    caller: Caller<Read>,
+    State(app): State<App>,
+    NameInPath(name): NameInPath,
+    GroupInPath(group): GroupInPath,
+) -> Result<Reply<SharedLimitGroup>, Error> {
+    check_names(&name, &group, Check::default())?;
+    shown(&app, (caller.project_id, &name), group).await
+}
+
 /// Numbers of one group, in place of those of a shared limit.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -177,8 +177,8 @@ pub async fn get(
 #[schema(example = json!({"by": "all", "max_running": 10, "rates": [{"count": 100, "per_seconds": 60}]}))]
 pub struct PutSharedLimitRequest {
     /// Whose jobs it counts together. It cannot be changed. Queues may name one by `group` if their
-    /// groups take turns: `groups.fair`.
-    by: SharedBy,
+    /// groups take turns: `groups.fair`. Default: as it is; `all` for a new one.
+    by: Option<SharedBy>,
     /// Jobs that run at the same time at most. Default: as many as workers take.
     #[schema(extensions(("bounds" = json!(range(1, limits::MAX_CONCURRENCY)))))]
     max_running: Option<i32>,

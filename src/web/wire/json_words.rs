@@ -12,12 +12,23 @@ const MAX_SHOWN_CHARS: usize = 60;
 /// Names that a message lists at most.
 const MAX_LISTED: usize = 12;
 
+/// What chrono says of a text that is no time.
+const NO_TIME: [&str; 6] = [
+    "input contains invalid characters",
+    "input is not enough for unique date and time",
+    "input is out of range",
+    "no possible date and time matching input",
+    "premature end of input",
+    "trailing input",
+];
+
 /// The message of serde, rewritten.
 ///
 /// ```
 /// # use fencepost_web::wire::json_words::rewrite;
 /// assert_eq!(rewrite("missing field `queues`"), "is missing");
 /// assert_eq!(rewrite("duplicate field `limit`"), "is sent more than once");
+/// assert!(rewrite("premature end of input").starts_with("must be a time with its zone"));
 /// let message = rewrite(r#"invalid type: string "a", expected a sequence"#);
 /// assert_eq!(message, "must be a list, is a string");
 /// assert_eq!(
@@ -48,6 +59,9 @@ pub fn rewrite(message: &str) -> String {
     }
     if message.starts_with("invalid unicode code point") {
         return "must be valid UTF-8".to_owned();
+    }
+    if NO_TIME.contains(&message) {
+        return "must be a time with its zone, such as 2026-01-31T12:00:00Z".to_owned();
     }
     if message.starts_with("missing field") {
         return "is missing".to_owned();

@@ -66,7 +66,8 @@ func (e RetryAfter) Error() string { return e.Err.Error() }
 func (e RetryAfter) Unwrap() error { return e.Err }
 
 // RateLimited says that what the job calls asks for fewer requests: its group waits for this time,
-// or its queue if the job has no group or Scope is "queue". No failure is counted.
+// or its queue if the job has no group or Scope is "queue". With "shared_limit:NAME" all wait that
+// this limit counts. No failure is counted.
 type RateLimited struct {
 	After time.Duration
 	Scope string

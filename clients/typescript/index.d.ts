@@ -220,12 +220,13 @@ export class RetryAfter extends Error {
 
 /**
  * Throw it when what you call asks for fewer requests: the job's group waits, or its queue if the
- * job has no group or `scope` is "queue". No failure is counted.
+ * job has no group or `scope` is "queue". With "shared_limit:NAME" all wait that this limit counts.
+ * No failure is counted.
  */
 export class RateLimited extends Error {
-  constructor(retryAfter?: number, scope?: "group" | "queue");
+  constructor(retryAfter?: number, scope?: "group" | "queue" | `shared_limit:${string}`);
   readonly retryAfter: number;
-  readonly scope?: "group" | "queue";
+  readonly scope?: "group" | "queue" | `shared_limit:${string}`;
 }
 
 export interface WebhookEvent {

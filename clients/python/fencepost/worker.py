@@ -75,7 +75,8 @@ class RetryAfter(Exception):
 
 class RateLimited(Exception):
     """Raise it when what you call asks for fewer requests: the job's group waits, or its queue if
-    the job has no group or `scope` is "queue". No failure is counted."""
+    the job has no group or `scope` is "queue". With "shared_limit:NAME" all wait that this limit
+    counts. No failure is counted."""
 
     def __init__(self, retry_after: float = 5, scope: Optional[str] = None) -> None:
         super().__init__(f"asked to wait {retry_after} s")

@@ -155,12 +155,14 @@ fn cut(text: &str) -> &str {
 }
 
 /// What waits after [`Failure::rate_limited`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Scope {
     /// The job's group.
     Group,
     /// The whole queue.
     Queue,
+    /// What the shared limit of this name counts together with the job.
+    SharedLimit(String),
 }
 
 /// How an attempt failed. Any error becomes one, and is retried.
@@ -190,6 +192,7 @@ impl Failure {
         match scope {
             Some(Scope::Group) => end["scope"] = json!("group"),
             Some(Scope::Queue) => end["scope"] = json!("queue"),
+            Some(Scope::SharedLimit(name)) => end["scope"] = json!(format!("shared_limit:{name}")),
             None => (),
         }
         Self(end)

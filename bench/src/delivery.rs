@@ -11,6 +11,8 @@ use super::{
 
 /// Jobs of one poll while the rest of a queue is worked off.
 const CAPACITY: usize = 50;
+/// The wait of each of these polls: the next job of a group may start some milliseconds later.
+const WAIT_SECONDS: u64 = 1;
 /// Empty polls after which a queue is empty: a job whose answer was lost comes back later.
 const EMPTY_POLLS: usize = 2;
 /// The worker that works off the rest.
@@ -45,7 +47,7 @@ impl Ledger {
         let mut client = Client::connect(target).await?;
         let mut empty_polls = 0;
         while empty_polls < EMPTY_POLLS {
-            let jobs = client.poll(queue, WORKER, CAPACITY, 0).await?;
+            let jobs = client.poll(queue, WORKER, CAPACITY, WAIT_SECONDS).await?;
             if jobs.is_empty() {
                 empty_polls += 1;
                 continue;

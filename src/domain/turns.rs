@@ -257,14 +257,17 @@ mod tests {
     #[test]
     fn a_group_of_greater_weight_starts_its_jobs_among_those_of_others() {
         let mut groups: Vec<_> = (0..21)
-            .map(|at| Contender { is_new: true, ..group(0.0, 1, 0, at * 100..at * 100 + 100) })
+            .map(|at| Contender { is_new: true, ..group(0.0, 1, 0, at * 200..at * 200 + 200) })
             .collect();
         groups[20].weight = 5;
         let (mut in_a_row, mut most, mut started) = (0, 0, 0);
         for step in 0..525 {
-            let chosen = choose(&groups, 1, (25, 0), &mut [])[0] / 100;
+            // As claims read them.
+            groups.sort_by(|one, other| one.turn.total_cmp(&other.turn));
+            let chosen = choose(&groups, 1, (25, 0), &mut [])[0] / 200;
             let least = least_turn(&groups);
-            let next = &mut groups[chosen];
+            let next = groups.iter_mut().find(|it| it.jobs[0].number / 200 == chosen);
+            let next = next.expect("the group of the job");
             let chance = (chosen * 7 % 21) as f64 / 20.0;
             next.turn = turn_after(next, 1, least) + spread(next, chance);
             next.is_new = false;

@@ -125,8 +125,8 @@ async fn find(
         let by = (job_types.as_deref(), max_jobs, max_concurrency);
         let found = turn_claim::claim(tx, claim, rules, by, shared).await?;
         let TurnClaimed { jobs, chosen, is_behind, was_contended } = found;
-        // While the turns begin, there are jobs that are not found by their groups yet.
-        // Their limits by group are not known outside their turn.
+        // While the turns begin, there are jobs that are not found by their groups yet. A claim
+        // without turns does not let a group rest until a limit that queues share has room for it.
         if chosen > 0 || is_behind || !rules.begins_turns || shared.are_by_group() {
             let was_contended = was_contended || is_behind && chosen < claim.slots.len();
             return Ok(LimitedClaimed { jobs, chosen, was_contended, pause_for: None });
@@ -172,7 +172,8 @@ async fn may_all_start(
     rules: &QueueRules,
     (max_jobs, shared): (i64, &SharedLimits),
 ) -> sqlx::Result<bool> {
-    // How many fit under the queue's limit is not known here.
+    // How many fit under the queue's limit is not known here. And groups that wait for room under a
+    // limit that queues share are woken from their rest, which a claim in turn gives them.
     if rules.max_concurrency.is_some() || shared.are_by_group() {
         return Ok(false);
     }

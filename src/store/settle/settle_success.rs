@@ -190,6 +190,9 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
 /// is visible: activates the children, and returns both. Jobs with children that waited for their
 /// failure are marked for the cascade.
 ///
+/// A child is compared with its own columns alone: if admission has just changed it, its row is
+/// first made from the version that this statement sees, and then again from the newest one.
+///
 /// The result is read from `outcome` and not joined to the inserted rows: without statistics on
 /// either, such a join compares each with each.
 pub async fn succeed_parents(
@@ -226,8 +229,7 @@ pub async fn succeed_parents(
             where held.expires_at is not null and job_expiries.project_id = held.project_id
                 and job_expiries.job_id = held.id
         ), child as materialized (
-            select kid.project_id, kid.id, kid.state as was, done.parents, done.last_parent,
-                   kid.unfinished_parents <= done.parents and kid.run_at <= now() as is_due
+            select kid.project_id, kid.id, kid.state as was, done.parents, done.last_parent
             from (
                 select edge.project_id, edge.child_id, count(*)::int as parents,
                        (array_agg(edge.parent_id))[1] as last_parent
@@ -243,14 +245,21 @@ pub async fn succeed_parents(
         ), freed as (
             update jobs
             set unfinished_parents = jobs.unfinished_parents - child.parents,
-                state = case when child.is_due then 'pending' else jobs.state end,
-                ready_at = case when child.is_due then statement_timestamp() end
+                state = case
+                    when jobs.unfinished_parents <= child.parents and jobs.run_at <= now()
+                    then 'pending'
+                    else jobs.state
+                end,
+                ready_at = case
+                    when jobs.unfinished_parents <= child.parents and jobs.run_at <= now()
+                    then statement_timestamp()
+                end
             from child
             where jobs.project_id = child.project_id and jobs.id = child.id
             returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
                       jobs.state, jobs.constraint_key, jobs.unfinished_parents, child.last_parent,
                       jobs.state <> child.was as is_moved, case
-                          when child.is_due and jobs.takes_turns
+                          when jobs.takes_turns and jobs.state = 'pending'
                           then note_turn(jobs.project_id, jobs.queue, jobs.group_key)
                       end as turn
         ), marked as (

@@ -1,6 +1,7 @@
 //! Strict order: jobs of a group run one at a time, as they were stored.
 
 use serde_json::{Value, json};
+use sqlx::Connection;
 
 use crate::harness::{TestProject, run, run_alone, until};
 
@@ -214,6 +215,37 @@ fn a_parent_in_another_group_changes_no_order() {
             t.ack(&job, "w", "succeeded").await.is(200);
         }
         assert_eq!(of_a, ["first", "second", "third"]);
+    });
+}
+
+#[test]
+fn a_parent_may_end_while_admission_opens_its_child() {
+    run_alone(async |t| {
+        order(t, "block").await;
+        let job = |key: &str, group: &str| json!({"key": key, "job_type": key, "group": group});
+        let mut second = job("second", "a");
+        second["depends_on"] = json!(["elsewhere"]);
+        let jobs = json!({"jobs": [job("first", "a"), second, job("elsewhere", "b")]});
+        t.post("/v1/workflows", jobs).await.is(201);
+        let (one, other) = (t.wait_and_lease("w").await, t.wait_and_lease("w").await);
+        let parent = if one["group"] == "b" { one } else { other };
+        let mut conn = t.database.connect().await;
+        let mut opening = conn.begin().await.expect("a transaction");
+        sqlx::query(
+            "update jobs set waits_for_group = false, unfinished_parents = unfinished_parents - 1
+             where job_type = 'second'",
+        )
+        .execute(&mut *opening)
+        .await
+        .expect("it is opened");
+        let project = t.clone();
+        let acking = tokio::spawn(async move { project.ack(&parent, "w", "succeeded").await });
+        let waits = "select count(*) from pg_stat_activity
+                     where wait_event_type = 'Lock' and datname = current_database()";
+        t.database.until_at_least(waits, 1).await;
+        opening.commit().await.expect("a commit");
+        let acked = acking.await.expect("it does not panic").is(200);
+        assert_eq!(acked["children_activated"], 1);
     });
 }
 

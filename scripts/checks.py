@@ -44,6 +44,8 @@ LOOK_SECONDS = 0.1
 # the command line, since tests compile programs of users, which must not inherit it.
 TEST = 'cargo test --config build.rustc-workspace-wrapper=\\"clippy-driver\\" --locked --workspace'
 LINTS = {"CLIPPY_ARGS": "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__"}
+# A failed assertion names its line; a backtrace would push what it says out of short logs.
+TERSE = {"RUST_BACKTRACE": "0"}
 # Many tests wait, so two cores have time for three.
 IT = f"{TEST} --test it -- --test-threads 3"
 # Tests of what the statements do, by the beginnings of their names.
@@ -227,7 +229,7 @@ def log_of(step):
 def start(step):
     say(f"{step.name}: {step.command}")
     own = {name: today() if value == "@day" else value for name, value in step.env.items()}
-    env = {**os.environ, **LINTS, **own}
+    env = {**os.environ, **LINTS, **TERSE, **own}
     # Only the main lane writes to the terminal: two at once cannot be read.
     out = None if step.lane == "main" else log_of(step).open("w")
     return subprocess.Popen(

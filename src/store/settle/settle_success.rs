@@ -245,15 +245,10 @@ pub async fn succeed_parents(
         ), freed as (
             update jobs
             set unfinished_parents = jobs.unfinished_parents - child.parents,
-                state = case
-                    when jobs.unfinished_parents <= child.parents and jobs.run_at <= now()
-                    then 'pending'
-                    else jobs.state
-                end,
-                ready_at = case
-                    when jobs.unfinished_parents <= child.parents and jobs.run_at <= now()
-                    then statement_timestamp()
-                end
+                state = case when jobs.unfinished_parents <= child.parents and jobs.run_at <= now()
+                    then 'pending' else jobs.state end,
+                ready_at = case when jobs.unfinished_parents <= child.parents
+                    and jobs.run_at <= now() then statement_timestamp() end
             from child
             where jobs.project_id = child.project_id and jobs.id = child.id
             returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,

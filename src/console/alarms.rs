@@ -48,9 +48,11 @@ impl Page {
         }
         let path = match it.rule {
             Rule::DeadLetters => format!("/dead-letters/list?fingerprint={}", it.subject),
-            Rule::OldestReady | Rule::WorkersSilent | Rule::GroupsBlocked | Rule::CircuitOpen => {
-                format!("/queues/{}", segment(it.details.queue.as_deref()?))
-            }
+            Rule::OldestReady
+            | Rule::WorkersSilent
+            | Rule::GroupsBlocked
+            | Rule::GroupsWaiting
+            | Rule::CircuitOpen => format!("/queues/{}", segment(it.details.queue.as_deref()?)),
             Rule::PushFailing => format!("/queues/{}/push", segment(&it.subject)),
             Rule::ScheduleMissed => format!("/recurring/s/{}", segment(&it.subject)),
             Rule::EndpointDisabled | Rule::DeliveriesDropped => {
@@ -117,6 +119,9 @@ impl AlarmExt for Alarm {
             ),
             Rule::GroupsBlocked => format!(
                 "dead letters block {threshold} groups of a queue or more for {for_seconds} s"
+            ),
+            Rule::GroupsWaiting => format!(
+                "a job waits for its group for more than {threshold} s, and so for {for_seconds} s"
             ),
             Rule::CircuitOpen => "a circuit breaker pauses a job type".to_owned(),
             Rule::ScheduleMissed => "a schedule misses a tick".to_owned(),

@@ -34,6 +34,8 @@ pub const MAX_MUTE_SECONDS: i32 = 30 * 86_400;
 pub const QUIET_MINUTES: i32 = 30;
 /// Groups of a queue with dead letters that are looked at, by name: more are not counted.
 pub const MAX_BLOCKED_GROUPS: i32 = 100;
+/// Groups of a queue with waiting jobs that are looked at, by name: more are not found.
+pub const MAX_WAITING_GROUPS: i32 = 100;
 /// Minutes for which a missed tick is an incident, even if the next one fires.
 pub const MISSED_MINUTES: i32 = 10;
 
@@ -56,6 +58,9 @@ pub enum Rule {
     /// In `threshold` groups of a queue or more, jobs have waited behind a dead letter for
     /// `for_seconds`.
     GroupsBlocked,
+    /// The first job of a group has waited for its group, or the turn of its group, for more than
+    /// `threshold` seconds, and this has been so for `for_seconds`.
+    GroupsWaiting,
     /// The circuit breaker of a queue has paused a job type.
     CircuitOpen,
     /// A schedule has missed a tick.
@@ -72,11 +77,12 @@ pub enum Rule {
 
 impl Rule {
     /// All rules, in display order.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::DeadLetters,
         Self::OldestReady,
         Self::WorkersSilent,
         Self::GroupsBlocked,
+        Self::GroupsWaiting,
         Self::CircuitOpen,
         Self::ScheduleMissed,
         Self::EndpointDisabled,
@@ -93,6 +99,7 @@ impl Rule {
             Self::OldestReady => "oldest_ready",
             Self::WorkersSilent => "workers_silent",
             Self::GroupsBlocked => "groups_blocked",
+            Self::GroupsWaiting => "groups_waiting",
             Self::CircuitOpen => "circuit_open",
             Self::ScheduleMissed => "schedule_missed",
             Self::EndpointDisabled => "endpoint_disabled",
@@ -113,7 +120,7 @@ impl Rule {
     pub const fn thresholds(self) -> Option<(i32, i32)> {
         match self {
             Self::DeadLetters | Self::WorkersSilent => Some((1, 1_000)),
-            Self::OldestReady | Self::PushFailing => Some((60, 604_800)),
+            Self::OldestReady | Self::GroupsWaiting | Self::PushFailing => Some((60, 604_800)),
             Self::GroupsBlocked => Some((1, MAX_BLOCKED_GROUPS)),
             Self::KeyExpiring => Some((1, 90)),
             _ => None,
@@ -125,7 +132,9 @@ impl Rule {
     pub const fn periods(self) -> Option<(i32, i32)> {
         match self {
             Self::DeadLetters => Some((60, 3_600)),
-            Self::OldestReady | Self::WorkersSilent | Self::GroupsBlocked => Some((0, 86_400)),
+            Self::OldestReady | Self::WorkersSilent | Self::GroupsBlocked | Self::GroupsWaiting => {
+                Some((0, 86_400))
+            }
             _ => None,
         }
     }
@@ -148,6 +157,7 @@ impl Rule {
                 | Self::OldestReady
                 | Self::WorkersSilent
                 | Self::GroupsBlocked
+                | Self::GroupsWaiting
                 | Self::CircuitOpen
                 | Self::PushFailing
         )
@@ -174,6 +184,7 @@ impl Rule {
             Self::OldestReady => "Jobs wait for too long",
             Self::WorkersSilent => "Workers make no calls",
             Self::GroupsBlocked => "Dead letters block groups",
+            Self::GroupsWaiting => "Groups wait for too long",
             Self::CircuitOpen => "A circuit breaker is open",
             Self::ScheduleMissed => "A schedule missed a tick",
             Self::EndpointDisabled => "A webhook is disabled",

@@ -249,6 +249,7 @@ async fn look(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Result<Vec<Fou
     found.extend(looks::oldest_ready(conn, projects).await?);
     found.extend(looks::workers_silent(conn, projects).await?);
     found.extend(looks::groups_blocked(conn, projects).await?);
+    found.extend(looks::groups_waiting(conn, projects).await?);
     found.extend(looks::circuit_open(conn, projects).await?);
     found.extend(looks::schedule_missed(conn, projects).await?);
     found.extend(looks::endpoints(conn, projects).await?);
@@ -283,15 +284,16 @@ fn new_incident(name: &Name, found: &Grouped, is_triggered: bool) -> NewIncident
 /// JSON.
 fn details(Grouped { found: it, queues }: &Grouped) -> String {
     let is_url = ["endpoint_disabled", "deliveries_dropped", "push_failing"].contains(&&*it.rule);
+    let is_group = ["groups_blocked", "groups_waiting"].contains(&&*it.rule);
     let shown = it.name.as_deref().map(|it| if is_url { shown_host(it) } else { it.to_owned() });
     let details = Details {
         queue: it.queue.clone(),
         job_type: it.job_type.clone(),
         error_type: it.error_type.clone(),
         job_id: it.job_id.map(|it| JobId(it).to_string()),
-        group: it.name.clone().filter(|_| it.rule == "groups_blocked"),
+        group: it.name.clone().filter(|_| is_group),
         schedule: it.subject.clone().filter(|_| it.rule == "schedule_missed"),
-        name: shown.filter(|_| it.rule != "groups_blocked"),
+        name: shown.filter(|_| !is_group),
         value: it.value,
         return_by: it.return_by,
         queues: queues.clone(),

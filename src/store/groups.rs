@@ -12,7 +12,9 @@ use fencepost_domain::{
 };
 use sqlx::PgConnection;
 
-pub use self::listed::{GroupRow, HeldGroups, Listed, MAX_COUNTED_JOBS, find, held, names};
+pub use self::listed::{
+    GroupRow, HeldGroups, Listed, MAX_COUNTED_JOBS, find, held, longest_waiting, names,
+};
 
 /// A group of one queue.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

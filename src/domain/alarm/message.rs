@@ -25,7 +25,7 @@ pub struct Details {
     /// A job that shows the trouble.
     #[schema(required)]
     pub job_id: Option<String>,
-    /// A group that a dead letter blocks.
+    /// A group that a dead letter blocks, or whose job waits.
     #[schema(required)]
     pub group: Option<String>,
     /// The schedule.
@@ -101,6 +101,11 @@ pub fn summary(rule: Rule, it: &Details) -> String {
             )
         }
         Rule::GroupsBlocked => blocked_groups(&text(&it.group), &queue, value),
+        Rule::GroupsWaiting => format!(
+            "A job of the group {} has waited in the queue {queue} for {value} seconds: for the \
+             order, a limit or the turn of its group.",
+            text(&it.group)
+        ),
         Rule::CircuitOpen => format!(
             "The circuit breaker of the queue {queue} has paused the job type {job_type}: resume \
              it once its cause is fixed."
@@ -165,6 +170,21 @@ mod tests {
         );
         let one = summary(Rule::WorkersSilent, &details(1));
         assert!(one.starts_with("1 running job is held"), "{one}");
+    }
+
+    #[test]
+    fn an_incident_of_waiting_groups_names_the_one_that_waits_longest() {
+        let details = Details {
+            queue: Some("mail".to_owned()),
+            group: Some("customer:42".to_owned()),
+            value: Some(90),
+            ..Details::default()
+        };
+        assert_eq!(
+            summary(Rule::GroupsWaiting, &details),
+            "A job of the group customer:42 has waited in the queue mail for 90 seconds: for the \
+             order, a limit or the turn of its group."
+        );
     }
 
     #[test]

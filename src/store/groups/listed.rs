@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
-    alarm::MAX_BLOCKED_GROUPS,
+    alarm::{MAX_BLOCKED_GROUPS, MAX_WAITING_GROUPS},
     group::GroupOverride,
     ids::{JobId, ProjectId},
     job::StoredState,
@@ -24,6 +24,8 @@ pub struct GroupRow {
     pub paused_until: Option<DateTime<Utc>>,
     /// When its rates let the next job start; none: they let one start, or there is none.
     pub full_until: Option<DateTime<Utc>>,
+    /// Since when its first job waits that is due; none: none waits.
+    pub waiting_since: Option<DateTime<Utc>>,
     /// Jobs that have not started, up to twice [`MAX_COUNTED_JOBS`].
     pub waiting: i64,
     /// Running ones among the first [`MAX_COUNTED_JOBS`] that do not wait for the group.
@@ -83,6 +85,7 @@ pub async fn find(
                        and sharing.shared_limits is not null
                        and greatest(known.full_until, known.paused_until) > statement_timestamp()
                )) as full_until,
+               group_waits_since($1, $2, named.group_key) as waiting_since,
                held.jobs + open.waiting "waiting!", open.running "running!", head.id "head_id?: JobId",
                head.state "head_state?: StoredState", head.run_at "head_run_at?",
                head.created_at "head_created_at?", head.parents "head_parents?",
@@ -169,7 +172,7 @@ pub async fn find(
     .await
 }
 
-/// Numbers of groups of a queue that are blocked by a dead letter, or paused.
+/// Numbers of groups of a queue that are held, and how long the jobs of others wait.
 #[derive(Debug, Clone)]
 pub struct HeldGroups {
     pub queue: String,
@@ -177,9 +180,16 @@ pub struct HeldGroups {
     pub blocked: i64,
     /// Up to [`MAX_PAUSED_GROUPS`].
     pub paused: i64,
+    /// Those that a limit keeps from starting a job, among the first [`MAX_WAITING_GROUPS`] whose
+    /// jobs wait, by name.
+    pub limited: i64,
+    /// Seconds for which the first job of one of these groups has waited: the longest. Zero: none
+    /// waits.
+    pub longest_wait: f64,
 }
 
-/// The same for these queues, of which those without an order and without pauses are left out.
+/// The same for these queues, of which those without rules of groups and without pauses are left
+/// out.
 pub async fn held(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -188,7 +198,8 @@ pub async fn held(
     sqlx::query_as!(
         HeldGroups,
         r#"
-        select gated.name as queue, blocked.groups "blocked!", paused.groups "paused!"
+        select gated.name as queue, blocked.groups "blocked!", paused.groups "paused!",
+               waiting.limited "limited!", waiting.longest "longest_wait!"
         from queues gated
         cross join lateral (
             select count(*) as groups from blocked_groups($1, gated.name, $3)
@@ -203,6 +214,12 @@ pub async fn held(
                 limit $4
             ) counted
         ) paused
+        cross join lateral (
+            select count(*) filter (where is_limited) as limited, coalesce(
+                       extract(epoch from statement_timestamp() - min(since)), 0
+                   )::double precision as longest
+            from waiting_groups($1, gated.name, $5)
+        ) waiting
         where gated.project_id = $1 and gated.name = any($2) and gated.has_gate
         order by gated.name
         "#,
@@ -210,6 +227,7 @@ pub async fn held(
         queues as &[&str],
         MAX_BLOCKED_GROUPS,
         MAX_PAUSED_GROUPS,
+        MAX_WAITING_GROUPS,
     )
     .fetch_all(conn)
     .await
@@ -226,6 +244,31 @@ pub struct Listed {
     pub paused: bool,
     /// With a dead letter that blocks them.
     pub blocked: bool,
+}
+
+/// Names of groups of a queue with rules of groups whose first job has waited longest, among the
+/// first `compared` with waiting jobs by name.
+pub async fn longest_waiting(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+    compared: i32,
+    limit: i64,
+) -> sqlx::Result<Vec<String>> {
+    sqlx::query_scalar!(
+        r#"
+        select group_key "group_key!"
+        from waiting_groups($1, $2, $3)
+        order by since, group_key
+        limit $4
+        "#,
+        project_id.0,
+        queue,
+        compared,
+        limit,
+    )
+    .fetch_all(conn)
+    .await
 }
 
 /// Names of groups of a queue after `after`, in order.

@@ -6,7 +6,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use fencepost_domain::{
-    alarm::{MAX_BLOCKED_GROUPS, MISSED_MINUTES},
+    alarm::{MAX_BLOCKED_GROUPS, MAX_WAITING_GROUPS, MISSED_MINUTES},
     ids::ProjectId,
 };
 
@@ -246,6 +246,54 @@ pub async fn groups_blocked(conn: &mut PgConnection, projects: &[i32]) -> sqlx::
         "#,
         projects,
         MAX_BLOCKED_GROUPS,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Queues in which the first job of a group waits for more than half of the threshold: the first
+/// 100 queues with rules of groups by name that are not paused, and of each the first
+/// [`MAX_WAITING_GROUPS`] groups with waiting jobs.
+pub async fn groups_waiting(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Result<Vec<Found>> {
+    sqlx::query_as!(
+        Found,
+        r#"
+        with waiting as materialized (
+            select asking.project_id, gated.name as queue, longest.group_key, longest.job_id,
+                   extract(epoch from now() - longest.since) as seconds
+            from (
+                select distinct project_id
+                from effective_alarms
+                where project_id = any($1) and rule = 'groups_waiting' and is_enabled
+            ) asking
+            cross join lateral (
+                select name
+                from queues
+                where project_id = asking.project_id and has_gate and paused_at is null
+                order by name
+                limit 100
+            ) gated
+            cross join lateral (
+                select group_key, job_id, since
+                from waiting_groups(asking.project_id, gated.name, $2)
+                order by since
+                limit 1
+            ) longest
+        )
+        select alarm.project_id "project_id!: ProjectId", alarm.name "alarm!",
+               alarm.rule "rule!", alarm.mail_to "mail_to!", waiting.queue as subject,
+               null::uuid as subject_id, waiting.seconds > alarm.threshold "is_beyond!",
+               alarm.for_seconds "for_seconds!", waiting.queue "queue?", null as job_type,
+               null as error_type, waiting.job_id "job_id?", waiting.group_key as name,
+               waiting.seconds::bigint as value, false "shares_cause!", null::timestamptz as return_by
+        from effective_alarms alarm
+        join waiting on waiting.project_id = alarm.project_id
+        where alarm.project_id = any($1) and alarm.rule = 'groups_waiting' and alarm.is_enabled
+            and waiting.seconds > alarm.threshold / 2
+            and (alarm.queues = '{}' or waiting.queue = any(alarm.queues))
+        "#,
+        projects,
+        MAX_WAITING_GROUPS,
     )
     .fetch_all(conn)
     .await

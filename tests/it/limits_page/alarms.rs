@@ -15,17 +15,23 @@ pub fn alarm_limits() -> Vec<(&'static str, String)> {
     assert_eq!((silent.thresholds(), silent.periods()), (letters.thresholds(), ready.periods()));
     let blocked = alarm::Rule::GroupsBlocked;
     assert_eq!(blocked.periods(), ready.periods());
+    let waiting = alarm::Rule::GroupsWaiting;
+    assert_eq!((waiting.thresholds(), waiting.periods()), (ready.thresholds(), ready.periods()));
     vec![
         ("alarms that a project makes or changes", alarm::MAX_ALARMS.to_string()),
         ("an alarm's name", format!("{} of a–z, 0–9 and _", alarm::MAX_ALARM_NAME_CHARS)),
         ("an alarm's `queues`", alarm::MAX_ALARM_QUEUES.to_string()),
         ("`threshold` of `dead_letters` and `workers_silent`", range(letters.thresholds())),
         ("`threshold` of `groups_blocked`", range(blocked.thresholds())),
-        ("`threshold` of `oldest_ready` and `push_failing`", range(ready.thresholds()) + " s"),
+        (
+            "`threshold` of `oldest_ready`, `groups_waiting` and `push_failing`",
+            range(ready.thresholds()) + " s",
+        ),
         ("`threshold` of expiring keys", range(alarm::Rule::KeyExpiring.thresholds()) + " days"),
         ("`for_seconds` of dead letters", range(letters.periods()) + " s"),
         (
-            "`for_seconds` of `oldest_ready`, `workers_silent` and `groups_blocked`",
+            "`for_seconds` of `oldest_ready`, `workers_silent`, `groups_blocked` and \
+             `groups_waiting`",
             range(ready.periods()) + " s",
         ),
         ("incidents of a project that are open", alarm::MAX_OPEN_INCIDENTS.to_string()),

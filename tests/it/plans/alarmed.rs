@@ -99,6 +99,12 @@ const TROUBLES: &[(&str, &str)] = &[
          where project_id = $",
     ),
     (
+        "a job that waits for its group",
+        "update jobs
+         set group_key = 'a', group_place = 1, waits_for_group = true, unfinished_parents = 1
+         where project_id = $",
+    ),
+    (
         "a running job",
         "update jobs
          set state = 'processing', attempt = 1, lease_id = gen_random_uuid(), worker_id = 'w',

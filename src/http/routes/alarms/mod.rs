@@ -47,12 +47,12 @@ pub struct Alarm {
     /// Only these queues; none: all.
     pub queues: Vec<String>,
     /// A number of dead letters (`dead_letters`), running jobs (`workers_silent`) or groups
-    /// (`groups_blocked`), seconds (`oldest_ready`, `push_failing`) or days (`key_expiring`); null
-    /// for other rules.
+    /// (`groups_blocked`), seconds (`oldest_ready`, `groups_waiting`, `push_failing`) or days
+    /// (`key_expiring`); null for other rules.
     #[schema(required, example = 10)]
     pub threshold: Option<i32>,
     /// Within how many seconds (`dead_letters`), or for how long (`oldest_ready`,
-    /// `workers_silent`, `groups_blocked`); null for other rules.
+    /// `workers_silent`, `groups_blocked`, `groups_waiting`); null for other rules.
     #[schema(required, example = 300)]
     pub for_seconds: Option<i32>,
     /// Members who get a mail, if their address is verified.
@@ -126,8 +126,8 @@ pub struct PutAlarmRequest {
     /// rule. Default: that of the rule.
     #[schema(extensions(("bounds" = json!(of_any_rule(Rule::thresholds)))))]
     threshold: Option<i32>,
-    /// 60–3,600 s for `dead_letters`, 0–86,400 s for `oldest_ready`, `workers_silent` and
-    /// `groups_blocked`. Default: that of the rule.
+    /// 60–3,600 s for `dead_letters`, 0–86,400 s for `oldest_ready`, `workers_silent`,
+    /// `groups_blocked` and `groups_waiting`. Default: that of the rule.
     #[schema(extensions(("bounds" = json!(of_any_rule(Rule::periods)))))]
     for_seconds: Option<i32>,
     /// Members who get a mail. Default: owners.

@@ -152,9 +152,9 @@ fn show_queues(text: &mut Exposition, named: &[QueueRow], rest: Option<Depth>) {
     });
 }
 
-/// Of queues with an order or a pause alone: others have none.
+/// Of queues with rules of groups or a pause alone: others have none.
 fn show_groups(text: &mut Exposition, held: &[HeldGroups]) {
-    let mut gauge = |name: &str, help: &str, of: &dyn Fn(&HeldGroups) -> i64| {
+    let mut gauge = |name: &str, help: &str, of: &dyn Fn(&HeldGroups) -> f64| {
         text.begin(name, "gauge", help);
         for it in held {
             text.sample(name, &[("queue", &it.queue)], of(it));
@@ -163,12 +163,22 @@ fn show_groups(text: &mut Exposition, held: &[HeldGroups]) {
     gauge(
         "fencepost_project_queue_blocked_groups",
         "Groups of a queue in which jobs wait behind a dead letter, of the first 100 with dead letters by name.",
-        &|it| it.blocked,
+        &|it| it.blocked as f64,
     );
     gauge(
         "fencepost_project_queue_paused_groups",
         "Groups of a queue that are paused, by a person or a worker.",
-        &|it| it.paused,
+        &|it| it.paused as f64,
+    );
+    gauge(
+        "fencepost_project_queue_limited_groups",
+        "Groups of a queue that a limit keeps from starting a job, of the first 100 with waiting jobs by name.",
+        &|it| it.limited as f64,
+    );
+    gauge(
+        "fencepost_project_queue_group_longest_wait_seconds",
+        "Time for which the first job of a group has waited for its group or its turn: the longest of the first 100 groups with waiting jobs by name.",
+        &|it| it.longest_wait,
     );
 }
 

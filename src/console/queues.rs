@@ -33,6 +33,9 @@ use super::{
     page::{Frame, Here, render},
 };
 
+/// The order of groups in which those that wait longest come first, as the API and the page's
+/// query name it.
+const BY_WAIT: &str = "longest_wait";
 /// Groups of a queue that its page shows.
 const SHOWN_GROUPS: u32 = 20;
 /// Workers of a queue that its page shows.
@@ -73,6 +76,8 @@ struct QueueDetail {
     workers: Vec<WorkerView>,
     has_more_workers: bool,
     groups: Vec<Group>,
+    /// Those that wait longest come first; else they are in the order of their names.
+    is_by_wait: bool,
     next_groups: Option<String>,
     throughput: Chart,
     waits: Chart,
@@ -89,9 +94,16 @@ pub async fn detail(
         format!("/metrics/throughput?period={}&{named}", range.period),
         format!("/workers?limit={SHOWN_WORKERS}&{named}"),
     );
-    let page = [("cursor", here.asked.text("groups"))];
-    let page = if page[0].1.is_empty() { String::new() } else { format!("&{}", encode(&page)) };
-    let grouped = format!("{at}/groups?limit={SHOWN_GROUPS}{page}");
+    let is_by_wait = here.asked.text("order") == BY_WAIT;
+    let (cursor, order) = match is_by_wait {
+        true => ("", BY_WAIT),
+        false => (here.asked.text("groups"), "name"),
+    };
+    let mut page = encode(&[("order", order)]);
+    if !cursor.is_empty() {
+        page = format!("{page}&{}", encode(&[("cursor", cursor)]));
+    }
+    let grouped = format!("{at}/groups?limit={SHOWN_GROUPS}&{page}");
     let (queue, throughput, workers, groups) = tokio::try_join!(
         here.get::<Queue>(&at),
         here.get::<Throughput>(&numbers),
@@ -109,10 +121,23 @@ pub async fn detail(
         has_more_workers: workers.has_more,
         workers: workers.workers,
         groups: groups.groups,
+        is_by_wait,
         next_groups,
         queue,
         frame: here.frame,
     })
+}
+
+impl QueueDetail {
+    /// Seconds for which the first due job of a group has waited; none: none waits.
+    fn waited(&self, group: &Group) -> Option<i64> {
+        Some((self.frame.now - group.waiting_since?).num_seconds().max(0))
+    }
+
+    /// The same of the group on the page that waits longest.
+    fn longest_wait(&self) -> i64 {
+        self.groups.iter().filter_map(|it| self.waited(it)).max().unwrap_or_default()
+    }
 }
 
 /// The last hour of a queue as a sparkline.

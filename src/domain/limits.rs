@@ -119,6 +119,8 @@ pub const MAX_PAUSED_GROUPS: i64 = 10_000;
 pub const MAX_GROUP_OVERRIDES: i64 = 10_000;
 /// Longest pause of a group that ends by itself, in seconds: 30 days.
 pub const MAX_GROUP_PAUSE_SECONDS: i32 = 30 * 86_400;
+/// Groups of a queue with waiting jobs, by name, among which a list finds those that wait longest.
+pub const MAX_COMPARED_GROUPS: i32 = 1_000;
 /// Largest page of groups.
 pub const MAX_PAGE_GROUPS: u32 = 100;
 /// Characters in a `concurrency_key`, and in the key of `unique`.

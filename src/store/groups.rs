@@ -24,14 +24,26 @@ pub struct GroupKey {
     pub group: String,
 }
 
-/// Pauses a group for this many seconds, or until it is resumed. A later end stays. Returns whether
-/// it was not paused before. The queue's settings must be locked: its claims look for pauses from
-/// now on. They rest for a moment if more than 500 of the group's jobs are to wait again.
-pub async fn pause(
-    conn: &mut PgConnection,
-    group: &GroupKey,
-    seconds: Option<i32>,
-) -> sqlx::Result<bool> {
+/// The end of a pause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PauseEnd {
+    /// A person or a worker resumes it.
+    Never,
+    /// Seconds from now.
+    After(i32),
+    /// A time.
+    At(DateTime<Utc>),
+}
+
+/// Pauses a group. A later end stays. Returns whether it was not paused before. The queue's
+/// settings must be locked: its claims look for pauses from now on. They rest for a moment if more
+/// than 500 of the group's jobs are to wait again.
+pub async fn pause(conn: &mut PgConnection, group: &GroupKey, end: PauseEnd) -> sqlx::Result<bool> {
+    let (seconds, at) = match end {
+        PauseEnd::Never => (None, None),
+        PauseEnd::After(seconds) => (Some(seconds), None),
+        PauseEnd::At(time) => (None, Some(time)),
+    };
     sqlx::query_scalar!(
         r#"
         with before as materialized (
@@ -60,7 +72,7 @@ pub async fn pause(
         )
         insert into job_groups (project_id, queue, group_key, paused_until)
         values ($1, $2, $3, coalesce(
-            statement_timestamp() + make_interval(secs => $4::int), 'infinity'
+            $5, statement_timestamp() + make_interval(secs => $4::int), 'infinity'
         ))
         on conflict (project_id, queue, group_key) do update
         set paused_until = greatest(job_groups.paused_until, excluded.paused_until),
@@ -75,6 +87,7 @@ pub async fn pause(
         group.queue,
         group.group,
         seconds,
+        at,
     )
     .fetch_one(conn)
     .await

@@ -7,6 +7,7 @@ mod order;
 mod pauses;
 mod turn_edges;
 mod turns;
+mod waits;
 
 use crate::harness::{TestProject, run, until};
 use serde_json::{Value, json};

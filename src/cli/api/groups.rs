@@ -17,6 +17,9 @@ pub enum Groups {
         /// Only groups in this state
         #[arg(long, value_enum)]
         state: Option<ListedState>,
+        /// Those whose first job has waited longest, in queues with rules of groups
+        #[arg(long, conflicts_with_all = ["state", "cursor"])]
+        longest_wait: bool,
         #[command(flatten)]
         page: Page<{ limits::MAX_PAGE_GROUPS }>,
     },
@@ -63,6 +66,9 @@ pub enum Groups {
         /// Time at which these rules end by themselves
         #[arg(long, value_name = "TIME")]
         expires_at: Option<String>,
+        /// Pauses the group as well, until this time
+        #[arg(long, value_name = "TIME")]
+        paused_until: Option<String>,
     },
     /// Delete the rules of a group and the starts that its rates have counted
     Reset {
@@ -122,8 +128,9 @@ impl From<Groups> for Call {
             format!("/v1/queues/{}/groups/{}{action}", encoded(queue), encoded(group))
         };
         match command {
-            Groups::List { queue, state, page } => {
+            Groups::List { queue, state, longest_wait, page } => {
                 let state = match state {
+                    None if longest_wait => "&order=longest_wait",
                     None => "",
                     Some(ListedState::Blocked) => "&state=blocked",
                     Some(ListedState::Paused) => "&state=paused",
@@ -139,6 +146,7 @@ impl From<Groups> for Call {
                         ("RUNNING", "/running"),
                         ("HEAD", "/head/job_id"),
                         ("HEAD STORED", "/head/created_at"),
+                        ("WAITS SINCE", "/waiting_since"),
                         ("NEXT CHANGE", "/next_change_at"),
                     ],
                 )
@@ -151,7 +159,7 @@ impl From<Groups> for Call {
             Groups::Resume { queue, group } => {
                 Self::post(path(&queue, &group, "/resume"), json!({}))
             }
-            Groups::Set { queue, group, weight, max_running, rates, expires_at } => {
+            Groups::Set { queue, group, weight, max_running, rates, expires_at, paused_until } => {
                 let rates: Vec<_> = rates
                     .iter()
                     .map(|(count, seconds)| json!({"count": count, "per_seconds": seconds}))
@@ -162,6 +170,7 @@ impl From<Groups> for Call {
                     ("max_running", json!(max_running)),
                     ("rates", json!(rates)),
                     ("expires_at", json!(expires_at)),
+                    ("paused_until", json!(paused_until)),
                 ];
                 let sent = fields.into_iter().filter(|it| !it.1.is_null());
                 let body = sent.map(|(name, value)| (name.to_owned(), value)).collect();

@@ -3,13 +3,16 @@
 
 pub mod admission;
 
+use chrono::{DateTime, Utc};
 use fencepost_domain::{
     actor::ChangedBy,
     error::{Error, QueueError},
     group::{GroupOverride, HeadAction},
     ids::{JobId, JobKey, ProjectId},
     job::StoredState,
-    limits::{MAX_GROUP_OVERRIDES, MAX_PAUSED_GROUPS},
+    limits::{
+        MAX_COMPARED_GROUPS, MAX_GROUP_OVERRIDES, MAX_GROUP_PAUSE_SECONDS, MAX_PAUSED_GROUPS,
+    },
 };
 use fencepost_signals::wakeups::BackgroundTask;
 use fencepost_store::{
@@ -23,7 +26,7 @@ use crate::{
     jobs::{control, dead_letters},
 };
 
-pub use fencepost_store::groups::{GroupKey, GroupRow, Listed};
+pub use fencepost_store::groups::{GroupKey, GroupRow, Listed, PauseEnd};
 
 /// Groups of a queue after `after`, in the order of their names.
 pub async fn list(
@@ -35,6 +38,20 @@ pub async fn list(
 ) -> Result<Vec<GroupRow>, Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
     let names = groups::names(&mut conn, project_id, queue, listed, after, limit).await?;
+    Ok(groups::find(&mut conn, project_id, queue, &names).await?)
+}
+
+/// Groups of a queue whose first job has waited longest, among the first [`MAX_COMPARED_GROUPS`]
+/// with waiting jobs by name.
+pub async fn longest_waiting(
+    engine: &Engine,
+    project_id: ProjectId,
+    queue: &str,
+    limit: i64,
+) -> Result<Vec<GroupRow>, Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    let compared = MAX_COMPARED_GROUPS;
+    let names = groups::longest_waiting(&mut conn, project_id, queue, compared, limit).await?;
     Ok(groups::find(&mut conn, project_id, queue, &names).await?)
 }
 
@@ -66,24 +83,28 @@ async fn find_any(conn: &mut PgConnection, group: &GroupKey) -> Result<GroupRow,
     found.into_iter().next().ok_or(QueueError::GroupNotFound.into())
 }
 
-/// Pauses a group for this many seconds, or until it is resumed. A later end stays. Running jobs
-/// continue.
+/// Pauses a group. A later end stays. Running jobs continue.
 ///
 /// # Errors
 /// [`Error::QuotaExceeded`] when [`MAX_PAUSED_GROUPS`] groups of the project are paused, and as for
 /// [`crate::queues::change_settings`].
-pub async fn pause(engine: &Engine, group: &GroupKey, seconds: Option<i32>) -> Result<(), Error> {
+pub async fn pause(engine: &Engine, group: &GroupKey, end: PauseEnd) -> Result<(), Error> {
     crate::queues::admit_group_rules(engine, group.project_id, &group.queue).await?;
     let mut conn = engine.pools.read_for(group.project_id).await?;
     let mut tx = conn.begin().await?;
     queues::lock_settings(&mut tx, group.project_id, &group.queue).await?;
-    if !groups::may_pause(&mut tx, group, MAX_PAUSED_GROUPS).await? {
+    pause_in(&mut tx, group, end).await?;
+    tx.commit().await?;
+    admit(engine, group);
+    Ok(())
+}
+
+async fn pause_in(tx: &mut PgConnection, group: &GroupKey, end: PauseEnd) -> Result<(), Error> {
+    if !groups::may_pause(tx, group, MAX_PAUSED_GROUPS).await? {
         let (what, max) = ("paused groups", MAX_PAUSED_GROUPS);
         return Err(Error::QuotaExceeded { what, max });
     }
-    groups::pause(&mut tx, group, seconds).await?;
-    tx.commit().await?;
-    admit(engine, group);
+    groups::pause(tx, group, end).await?;
     Ok(())
 }
 
@@ -100,21 +121,28 @@ pub async fn resume(engine: &Engine, group: &GroupKey) -> Result<(), Error> {
     Ok(())
 }
 
-/// Gives a group rules of its own, in place of those that it had.
+/// Gives a group rules of its own, in place of those that it had, and pauses it until a time, if
+/// there is one. A later end of its pause stays.
 ///
 /// # Errors
-/// [`Error::Invalid`] when the groups of its queue take no turns, or the rules would have ended.
-/// [`Error::QuotaExceeded`] when [`MAX_GROUP_OVERRIDES`] groups of the project have some.
+/// [`Error::Invalid`] when the groups of its queue take no turns, the rules would have ended, or
+/// the pause would have, or would last too long. [`Error::QuotaExceeded`] when
+/// [`MAX_GROUP_OVERRIDES`] groups of the project have some, or [`MAX_PAUSED_GROUPS`] are paused. As
+/// for [`crate::queues::change_settings`].
 pub async fn put_rules(
     engine: &Engine,
     group: &GroupKey,
     rules: &GroupOverride,
+    paused_until: Option<DateTime<Utc>>,
 ) -> Result<(), Error> {
+    if paused_until.is_some() {
+        crate::queues::admit_group_rules(engine, group.project_id, &group.queue).await?;
+    }
     let mut conn = engine.pools.read_for(group.project_id).await?;
     let mut tx = conn.begin().await?;
     queues::lock_settings(&mut tx, group.project_id, &group.queue).await?;
-    let may = overrides::admittance(&mut tx, group, rules.expires_at, MAX_GROUP_OVERRIDES);
-    let may = may.await?;
+    let ends = (rules.expires_at, paused_until);
+    let may = overrides::admittance(&mut tx, group, ends, MAX_GROUP_OVERRIDES).await?;
     if !may.has_turns {
         let message = "its groups take no turns: set its `groups` to `fair` true and `order` none";
         return Err(Error::invalid("queue", message));
@@ -122,11 +150,19 @@ pub async fn put_rules(
     if !may.is_ahead {
         return Err(Error::invalid("expires_at", "must be in the future"));
     }
+    if !may.may_pause_until {
+        let days = MAX_GROUP_PAUSE_SECONDS / 86_400;
+        let message = format!("must be in the future, and at most {days} days ahead");
+        return Err(Error::invalid("paused_until", message));
+    }
     if !may.has_place {
         let (what, max) = ("groups with rules of their own", MAX_GROUP_OVERRIDES);
         return Err(Error::QuotaExceeded { what, max });
     }
     overrides::put(&mut tx, group, rules).await?;
+    if let Some(at) = paused_until {
+        pause_in(&mut tx, group, PauseEnd::At(at)).await?;
+    }
     tx.commit().await?;
     admit(engine, group);
     Ok(())

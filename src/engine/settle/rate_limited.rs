@@ -11,7 +11,7 @@ use fencepost_domain::{
 };
 use fencepost_signals::{telemetry, wakeups::BackgroundTask};
 use fencepost_store::{
-    groups::{self, GroupKey},
+    groups::{self, GroupKey, PauseEnd},
     queues,
     settle::settle_failure,
     shared_limits::keys,
@@ -142,7 +142,7 @@ async fn pause(
                 // The job itself waits.
                 return Ok(None);
             }
-            groups::pause(tx, &group, Some(seconds)).await?
+            groups::pause(tx, &group, PauseEnd::After(seconds)).await?
         }
     };
     Ok(is_new.then_some(Pause { queue, scope }))

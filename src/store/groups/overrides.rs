@@ -4,6 +4,7 @@ use chrono::{DateTime, Utc};
 use fencepost_domain::{
     group::GroupOverride,
     ids::ProjectId,
+    limits::MAX_GROUP_PAUSE_SECONDS,
     rate::{Handout, RateLimits},
 };
 use sqlx::{PgConnection, types::Json};
@@ -67,13 +68,16 @@ pub struct Admittance {
     pub has_place: bool,
     /// Whether the rules would end in the future.
     pub is_ahead: bool,
+    /// Whether the pause that comes with them would end in the future, and soon enough.
+    pub may_pause_until: bool,
 }
 
-/// Whether a group may get rules of its own that end at this time, with at most `max` of a project.
+/// Whether a group may get rules of its own that end at this time, with at most `max` of a project,
+/// and be paused until another time.
 pub async fn admittance(
     conn: &mut PgConnection,
     group: &GroupKey,
-    expires_at: Option<DateTime<Utc>>,
+    (expires_at, paused_until): (Option<DateTime<Utc>>, Option<DateTime<Utc>>),
     max: i64,
 ) -> sqlx::Result<Admittance> {
     sqlx::query_as!(
@@ -86,13 +90,18 @@ pub async fn admittance(
                    select count(*) < $4
                    from (select from group_overrides where project_id = $1 limit $4) counted
                ) "has_place!",
-               coalesce($5::timestamptz > now(), true) "is_ahead!"
+               coalesce($5::timestamptz > now(), true) "is_ahead!",
+               coalesce(
+                   $6::timestamptz > now() and $6 <= now() + make_interval(secs => $7::int), true
+               ) "may_pause_until!"
         "#,
         group.project_id.0,
         group.queue,
         group.group,
         max,
         expires_at,
+        paused_until,
+        MAX_GROUP_PAUSE_SECONDS,
     )
     .fetch_one(conn)
     .await

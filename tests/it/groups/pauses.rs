@@ -35,6 +35,37 @@ fn a_resumed_queue_without_rules_leaves_nothing_to_do() {
 }
 
 #[test]
+fn rules_of_a_group_may_come_with_a_pause() {
+    run(async |t| {
+        super::turns::take_turns(t).await;
+        let path = "/v1/queues/default/groups/a";
+        let id = t.enqueue(json!({})).await;
+        let now = t.job(&id).await["created_at"].as_str().expect("a time").to_owned();
+        let now: chrono::DateTime<chrono::Utc> = now.parse().expect("a time");
+        let in_seconds = |seconds| json!(now + chrono::TimeDelta::seconds(seconds));
+        let until = in_seconds(600);
+        let put = t.put(path, json!({"weight": 2, "paused_until": until})).await.is(200);
+        assert_eq!((&put["state"], &put["rules"]["weight"]), (&json!("paused"), &json!(2)));
+        let paused_until = put["paused_until"].clone();
+        let earlier = json!({"weight": 3, "paused_until": in_seconds(60)});
+        for rules in [earlier, json!({"weight": 3})] {
+            let put = t.put(path, rules).await.is(200);
+            assert_eq!(put["rules"]["weight"], 3);
+            assert_eq!(put["paused_until"], paused_until, "a later end stays");
+        }
+        t.act(&format!("{path}/reset")).await.is(200);
+        assert_eq!(group(t, "a").await["state"], "paused", "rules end, and pauses are resumed");
+        for seconds in [-1, 31 * 86_400] {
+            let rules = json!({"weight": 9, "paused_until": in_seconds(seconds)});
+            t.put(path, rules).await.refuses("paused_until");
+        }
+        t.put(path, json!({"paused_until": until})).await.refuses("body");
+        let resumed = t.act(&format!("{path}/resume")).await.is(200);
+        assert_eq!((&resumed["state"], &resumed["rules"]), (&json!("idle"), &Value::Null));
+    });
+}
+
+#[test]
 fn a_paused_group_waits_and_the_others_run() {
     run(async |t| {
         let first = t.enqueue(json!({"group": "a/b"})).await;

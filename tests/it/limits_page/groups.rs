@@ -43,5 +43,10 @@ pub fn group_limits() -> Vec<(&'static str, String)> {
             "jobs of a group that are counted",
             format!("{0} waiting, {0} running", groups::MAX_COUNTED_JOBS),
         ),
+        (
+            "groups of a queue with waiting jobs among which `order=longest_wait` finds the longest \
+             waits",
+            format!("{}, the first by name", limits::MAX_COMPARED_GROUPS),
+        ),
     ]
 }

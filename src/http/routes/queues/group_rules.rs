@@ -45,6 +45,9 @@ pub struct PutGroupRequest {
     rates: Option<Vec<Object<RateLimitRequest>>>,
     /// Time at which these rules end by themselves. Default: when the group is reset.
     expires_at: Option<DateTime<Utc>>,
+    /// Pauses the group as well, until this time: at most 30 days ahead. An earlier end than that
+    /// of a pause under way changes nothing. Default: no pause begins, and none ends.
+    paused_until: Option<DateTime<Utc>>,
 }
 
 impl RequestBody for PutGroupRequest {}
@@ -59,6 +62,7 @@ impl PutGroupRequest {
         }
         let rates = self.rates.map(|it| accept_rates(&it, "rates", check));
         check.time("expires_at", self.expires_at);
+        check.time("paused_until", self.paused_until);
         if self.weight.is_none() && self.max_running.is_none() && rates.is_none() {
             check.refuse("body", "must have weight, max_running or rates");
         }
@@ -95,10 +99,13 @@ pub async fn put(
     Json(request): Json<PutGroupRequest>,
 ) -> Result<Reply<Group>, Error> {
     let mut check = Check::default();
+    let paused_until = request.paused_until;
     let rules = request.accept(&mut check);
     let group = accept(caller.project_id, queue, group, check)?;
-    groups::put_rules(&app.engine, &group, &rules).await?;
-    let after = serde_json::json!({"group": group.group, "rules": rules});
+    groups::put_rules(&app.engine, &group, &rules, paused_until).await?;
+    let after = serde_json::json!({
+        "group": group.group, "rules": rules, "paused_until": paused_until,
+    });
     note(&app, &caller, "group.changed", &group, after).await;
     now(&app, group).await
 }

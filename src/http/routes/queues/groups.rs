@@ -9,7 +9,7 @@ use fencepost_domain::{
     job::{JobState, StoredState},
     limits,
 };
-use fencepost_engine::groups::{self, GroupKey, GroupRow, Listed};
+use fencepost_engine::groups::{self, GroupKey, GroupRow, Listed, PauseEnd};
 use fencepost_store::groups::MAX_COUNTED_JOBS;
 use fencepost_web::{
     app::App,
@@ -60,6 +60,9 @@ pub struct Group {
     /// head is due. Null: not known.
     #[schema(required)]
     pub next_change_at: Option<DateTime<Utc>>,
+    /// Since when its first job waits that is due; null: none waits.
+    #[schema(required)]
+    pub waiting_since: Option<DateTime<Utc>>,
     /// Rules of its own, in place of those of its queue; null: none.
     #[schema(required)]
     pub rules: Option<GroupOverride>,
@@ -141,6 +144,7 @@ impl Group {
             paused_at: row.paused_at,
             paused_until: row.paused_until,
             next_change_at,
+            waiting_since: row.waiting_since,
         }
     }
 }
@@ -154,6 +158,9 @@ pub struct GroupsQuery {
     /// group. Default: all with jobs that have not ended, and those that are blocked or paused.
     #[param(inline)]
     state: Option<ListedState>,
+    /// Order of the list. Default: `name`.
+    #[param(inline)]
+    order: Option<GroupListOrder>,
     /// Maximum number of groups to return. Default: 50.
     #[param(minimum = 1, maximum = 100)]
     limit: Option<u32>,
@@ -173,6 +180,18 @@ pub enum ListedState {
     Waiting,
 }
 
+/// How to order groups.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum GroupListOrder {
+    /// By name.
+    #[default]
+    Name,
+    /// Those whose first job has waited longest first, of queues with rules of groups: one page,
+    /// without paused and blocked groups, of the first 1,000 with waiting jobs by name.
+    LongestWait,
+}
+
 page! {
     /// A page of groups, by name.
     JobGroupPage {
@@ -183,7 +202,7 @@ page! {
 
 /// List groups.
 ///
-/// Groups of a queue by name.
+/// Groups of a queue by name, or those that wait longest.
 #[utoipa::path(
     get, path = "/queues/{queue}/groups", tag = "queues", operation_id = "queues_list_groups",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
@@ -202,7 +221,20 @@ pub async fn list(
     check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
     let size =
         PageSize::read(query.limit, DEFAULT_PAGE_GROUPS, limits::MAX_PAGE_GROUPS, &mut check);
+    let order = query.order.unwrap_or_default();
+    if order == GroupListOrder::LongestWait {
+        let given = [("state", query.state.is_some()), ("cursor", query.cursor.is_some())];
+        for (field, _) in given.into_iter().filter(|it| it.1) {
+            check.refuse(field, "must be left out where `order` is longest_wait");
+        }
+    }
     check.finish()?;
+    if order == GroupListOrder::LongestWait {
+        let limit = i64::from(size.rows());
+        let rows = groups::longest_waiting(&app.engine, caller.project_id, &queue, limit).await?;
+        let groups = rows.into_iter().map(|it| Group::of(&queue, it)).collect();
+        return Ok(Reply(JobGroupPage::of(groups, None)));
+    }
     let none = Listed::default();
     let listed = match query.state {
         None => Listed { waiting: true, open: true, paused: true, blocked: true },
@@ -285,7 +317,8 @@ pub async fn pause(
         check.range("seconds", seconds, 1, limits::MAX_GROUP_PAUSE_SECONDS);
     }
     let group = accept(caller.project_id, queue, group, check)?;
-    groups::pause(&app.engine, &group, request.seconds).await?;
+    let end = request.seconds.map_or(PauseEnd::Never, PauseEnd::After);
+    groups::pause(&app.engine, &group, end).await?;
     let after = serde_json::json!({"group": group.group, "seconds": request.seconds});
     note(&app, &caller, "group.paused", &group, after).await;
     shown(&app, &group).await

@@ -50,6 +50,11 @@ var (
 	ErrReleased = errors.New("the worker stops")
 )
 
+// Snooze puts the job off: it is ready again after that time. No failure is counted.
+type Snooze struct{ For time.Duration }
+
+func (e Snooze) Error() string { return fmt.Sprintf("put off for %s", e.For) }
+
 // NotRetryable wraps an error of a job that cannot succeed: it becomes a dead letter at once.
 type NotRetryable struct{ Err error }
 
@@ -547,6 +552,10 @@ func retrySeconds(pause time.Duration) int {
 func failed(err error) Fields {
 	if errors.Is(err, ErrReleased) {
 		return Fields{"status": "released"}
+	}
+	var snooze Snooze
+	if errors.As(err, &snooze) {
+		return Fields{"status": "released", "delay_seconds": retrySeconds(snooze.For)}
 	}
 	var limited RateLimited
 	if errors.As(err, &limited) {

@@ -210,6 +210,11 @@ export class Worker {
 export class Cancelled extends Error {}
 /** The worker stops: the job goes back to its queue without a failure. */
 export class Released extends Error {}
+/** Throw it to put the job off: it is ready again after that time. No failure is counted. */
+export class Snooze extends Error {
+  constructor(seconds: number);
+  readonly seconds: number;
+}
 /** Throw it when the job cannot succeed: it becomes a dead letter at once. */
 export class NotRetryable extends Error {}
 /** Throw it to choose when the job is retried. */

@@ -2,4 +2,13 @@
 
 export { ApiError, Client } from "./client.js";
 export { InvalidWebhook, verifyWebhook } from "./webhooks.js";
-export { Cancelled, Job, NotRetryable, RateLimited, Released, RetryAfter, Worker } from "./worker.js";
+export {
+  Cancelled,
+  Job,
+  NotRetryable,
+  RateLimited,
+  Released,
+  RetryAfter,
+  Snooze,
+  Worker,
+} from "./worker.js";

@@ -41,6 +41,13 @@ const MAX_LOG_CHARACTERS = 15_000;
 export class Cancelled extends Error {}
 /** The worker stops: the job goes back to its queue without a failure. */
 export class Released extends Error {}
+/** Throw it to put the job off: it is ready again after that time. No failure is counted. */
+export class Snooze extends Error {
+  constructor(seconds) {
+    super(`put off for ${seconds} s`);
+    this.seconds = seconds;
+  }
+}
 /** Throw it when the job cannot succeed: it becomes a dead letter at once. */
 export class NotRetryable extends Error {}
 /** Throw it to choose when the job is retried. */
@@ -421,6 +428,9 @@ function reason(thrown, job) {
 function failed(thrown, job) {
   const isOverdue = thrown instanceof Cancelled && job.isOverdue;
   if (thrown instanceof Released || isOverdue) return { status: "released" };
+  if (thrown instanceof Snooze) {
+    return { status: "released", delay_seconds: seconds(thrown.seconds) };
+  }
   if (thrown instanceof RateLimited) {
     const wanted = Math.min(Math.max(seconds(thrown.retryAfter), 1), MAX_RATE_LIMITED_SECONDS);
     return { status: "rate_limited", retry_after_seconds: wanted, scope: thrown.scope };

@@ -200,6 +200,9 @@ async fn rests(t: &TestProject, command: &mut Command) {
     assert_eq!(t.job(&job).await["attempt"], 0, "it takes no job");
     signal("CONT").await;
     t.job_becomes(&job, "succeeded").await;
+    let later = greet(t, json!({"later": 1})).await;
+    let job = t.job_becomes(&later, "succeeded").await;
+    assert_eq!(["attempt", "snoozes", "failures"].map(|it| job[it].clone()), [2, 1, 0]);
     signal("TERM").await;
     assert!(child.wait().await.expect("it ends").success(), "it drains");
 }

@@ -4,7 +4,7 @@ import os
 import sys
 import time
 
-from fencepost import Client, Worker
+from fencepost import Client, Snooze, Worker
 
 if sys.argv[1:2] == ["enqueue"]:
     client = Client()
@@ -25,6 +25,8 @@ def greet(job):
     for _ in range(int(payload.get("sleep_seconds", 0) * 20)):
         job.check()
         time.sleep(0.05)
+    if "later" in payload and job.attempt == 1:
+        raise Snooze(payload["later"])
     if payload.get("fail"):
         raise ValueError("asked to fail")
     return {"greeting": f"Hello, {payload.get('name', 'world')}!"}

@@ -15,7 +15,16 @@
 
 from .client import ApiError, Client, ErrorCode
 from .webhooks import InvalidWebhook, verify_webhook
-from .worker import Cancelled, Job, NotRetryable, RateLimited, Released, RetryAfter, Worker
+from .worker import (
+    Cancelled,
+    Job,
+    NotRetryable,
+    RateLimited,
+    Released,
+    RetryAfter,
+    Snooze,
+    Worker,
+)
 
 __all__ = [
     "ApiError",

@@ -61,6 +61,15 @@ class Released(Exception):
     """The worker stops: the job goes back to its queue without a failure."""
 
 
+class Snooze(Exception):
+    """Raise it to put the job off: it is ready again after that time. No failure is
+    counted."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"put off for {seconds} s")
+        self.seconds = seconds
+
+
 class NotRetryable(Exception):
     """Raise it when the job cannot succeed: it becomes a dead letter at once."""
 
@@ -363,6 +372,9 @@ class Worker:
             end = {"status": "succeeded", "result": result}
         except Released:
             end = {"status": "released"}
+        except Snooze as error:
+            seconds = min(max(math.ceil(error.seconds), 0), MAX_RETRY_PAUSE_SECONDS)
+            end = {"status": "released", "delay_seconds": seconds}
         except RateLimited as error:
             seconds = min(max(math.ceil(error.retry_after), 1), MAX_RATE_LIMITED_SECONDS)
             end = {"status": "rate_limited", "retry_after_seconds": seconds}

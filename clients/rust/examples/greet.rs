@@ -15,6 +15,9 @@ async fn greet(job: Job) -> Result<Value, Failure> {
         () = tokio::time::sleep(time) => (),
         () = job.stopped() => job.check()?,
     }
+    if let (Some(later), 1) = (job.payload["later"].as_u64(), job.attempt) {
+        return Err(Failure::snooze(Duration::from_secs(later)));
+    }
     if job.payload["fail"] == true {
         return Err(Failure::new("Refused", "asked to fail"));
     }

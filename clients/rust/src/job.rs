@@ -182,6 +182,14 @@ impl Failure {
         Self(json!({"status": "released"}))
     }
 
+    /// The job is put off: it is ready again after this time. No failure is counted.
+    #[must_use]
+    pub fn snooze(time: Duration) -> Self {
+        let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
+        let seconds = seconds.min(MAX_RETRY_PAUSE_SECONDS);
+        Self(json!({"status": "released", "delay_seconds": seconds}))
+    }
+
     /// What the job calls asks for fewer requests: its group waits for this time, or its queue if
     /// the job has no group or the scope is that. No failure is counted.
     #[must_use]

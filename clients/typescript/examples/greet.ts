@@ -2,7 +2,7 @@
 
 import { setTimeout as sleep } from "node:timers/promises";
 
-import { Client, Worker } from "fencepost";
+import { Client, Snooze, Worker } from "fencepost";
 
 const [command, count] = process.argv.slice(2);
 if (command === "enqueue") {
@@ -17,6 +17,7 @@ interface Greeting {
   name?: string;
   fail?: boolean;
   sleep_seconds?: number;
+  later?: number;
 }
 
 const worker = new Worker({
@@ -25,9 +26,10 @@ const worker = new Worker({
   leaseSeconds: Number(process.env.FENCEPOST_LEASE_SECONDS ?? 30),
 });
 
-worker.job<Greeting | null>("greet", async ({ payload, signal }) => {
-  const { name = "world", fail = false, sleep_seconds = 0 } = payload ?? {};
+worker.job<Greeting | null>("greet", async ({ attempt, payload, signal }) => {
+  const { name = "world", fail = false, sleep_seconds = 0, later } = payload ?? {};
   await sleep(sleep_seconds * 1000, undefined, { signal });
+  if (later !== undefined && attempt === 1) throw new Snooze(later);
   if (fail) throw new Error("asked to fail");
   return { greeting: `Hello, ${name}!` };
 });

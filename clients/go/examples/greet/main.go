@@ -26,6 +26,7 @@ func greet(ctx context.Context, job *fencepost.Job) (any, error) {
 		Name         string
 		Fail         bool
 		SleepSeconds int `json:"sleep_seconds"`
+		Later        int
 	}{Name: "world"}
 	if err := json.Unmarshal(job.Payload, &payload); err != nil {
 		return nil, fencepost.NotRetryable{Err: err}
@@ -34,6 +35,9 @@ func greet(ctx context.Context, job *fencepost.Job) (any, error) {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	case <-time.After(time.Duration(payload.SleepSeconds) * time.Second):
+	}
+	if payload.Later > 0 && job.Attempt == 1 {
+		return nil, fencepost.Snooze{For: time.Duration(payload.Later) * time.Second}
 	}
 	if payload.Fail {
 		return nil, errors.New("asked to fail")

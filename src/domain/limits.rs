@@ -43,6 +43,8 @@ pub const MAX_TIMEOUT_SECONDS: i32 = 86_400;
 pub const DELETED_KEEP_SECONDS: i32 = 2 * MAX_TIMEOUT_SECONDS;
 /// Longest lease a poll may ask for, in seconds (one day).
 pub const MAX_LEASE_SECONDS: i32 = 86_400;
+/// Longest time for which a worker puts a job off, in seconds (30 days).
+pub const MAX_SNOOZE_SECONDS: u32 = 30 * 86_400;
 /// Longest pause that a worker asks for because of a rate limit, in seconds: a day.
 pub const MAX_RATE_LIMITED_SECONDS: i64 = 86_400;
 /// The pause of a worker that names none, in seconds.

@@ -102,6 +102,9 @@ pub struct Job {
     pub attempt: i32,
     /// Number of failed attempts. The job is dead-lettered when it reaches `max_attempts`.
     pub failures: i32,
+    /// Number of attempts whose workers have put the job off.
+    #[serde(default)]
+    pub snoozes: i32,
     /// Failures after which it is dead-lettered. Released attempts do not count.
     pub max_attempts: i32,
     /// Timeout of one attempt, in seconds.
@@ -293,6 +296,7 @@ impl Job {
             enqueued_at: row.created_at,
             attempt: row.attempt,
             failures: row.failures,
+            snoozes: row.snoozes,
             max_attempts: row.max_attempts,
             timeout_seconds: row.timeout_seconds,
             retry: RetryPolicy::stored(row.retry.as_ref()),

@@ -6,10 +6,7 @@ pub mod rates;
 pub mod turns;
 
 use chrono::{DateTime, Utc};
-use fencepost_domain::{
-    ids::{JobKey, ProjectId},
-    job::RATE_LIMITED,
-};
+use fencepost_domain::ids::{JobKey, ProjectId};
 use sqlx::PgConnection;
 
 pub use self::listed::{
@@ -157,41 +154,6 @@ pub async fn of_job(
         key.id.0,
     );
     Ok(row.fetch_optional(conn).await?.map(|it| (it.queue, it.group_key)))
-}
-
-/// Notes that an attempt has met a rate limit, and deletes the rows of all but the last `kept`
-/// attempts of the job that did.
-pub async fn note_rate_limited(
-    conn: &mut PgConnection,
-    key: JobKey,
-    kept: i64,
-) -> sqlx::Result<()> {
-    sqlx::query!(
-        "
-        with old as materialized (
-            select attempt
-            from attempts
-            where project_id = $1 and job_id = $2 and outcome = 'released' and error_kind = $4
-            order by attempt desc
-            offset $3
-        ), gone as (
-            delete from attempts
-            using old
-            where attempts.project_id = $1 and attempts.job_id = $2
-                and attempts.attempt = old.attempt
-        )
-        update jobs
-        set rate_limited_claims = coalesce(rate_limited_claims, 0) + 1
-        where project_id = $1 and id = $2
-        ",
-        key.project_id.0,
-        key.id.0,
-        kept,
-        RATE_LIMITED,
-    )
-    .execute(conn)
-    .await?;
-    Ok(())
 }
 
 /// Ends the pause of a group: admission deletes its row. Returns whether it was paused.

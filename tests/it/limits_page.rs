@@ -13,6 +13,7 @@ use fencepost_domain::{
 use fencepost_engine::{
     dispatch::MAX_PARKED_POLLS,
     enqueue::{full::MAX_OVERDRAFT, quota},
+    settle::KEPT_UNCOUNTED_ATTEMPTS,
 };
 use fencepost_http::server::{self, answers, least_rate};
 use fencepost_identity::credentials::bodies::{MAX_NODE_BODY_KIB, MAX_PROJECT_BODY_KIB};
@@ -174,9 +175,22 @@ pub fn job_limits() -> Vec<(&'static str, String)> {
                 limits::MAX_LOG_CHUNKS_KEPT
             ),
         ),
+    ]
+    .into_iter()
+    .chain(attempt_limits())
+    .collect()
+}
+
+/// The last rows of "A job".
+fn attempt_limits() -> [(&'static str, String); 3] {
+    let (counted, uncounted) = (job::MAX_CLAIMS, job::MAX_UNCOUNTED_CLAIMS);
+    [
+        ("claims of one job, whatever happened", format!("{counted}, then the dead letter")),
         (
-            "claims of one job, whatever happened",
-            format!("{}, then the dead letter", job::MAX_CLAIMS),
+            "claims of one job that was put off or met a rate limit",
+            format!(
+                "{uncounted} beside these, of each kind the last {KEPT_UNCOUNTED_ATTEMPTS} are kept"
+            ),
         ),
         ("past attempts shown", format!("{}, the newest", limits::MAX_SHOWN_ATTEMPTS)),
     ]
@@ -211,6 +225,7 @@ pub fn worker_limits() -> Vec<(&'static str, String)> {
             "`retry_after_seconds`",
             format!("0–{} s; with `rate_limited` {}", limits::MAX_RETRY_SECONDS, rate_limited()),
         ),
+        ("`delay_seconds` of an ack", format!("0–{} s", limits::MAX_SNOOZE_SECONDS)),
         ("`duration_ms`", format!("0–{} ms", limits::MAX_DURATION_MS)),
         (
             "queues and job types of one registration",

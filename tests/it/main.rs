@@ -69,6 +69,7 @@ mod schedule_warnings;
 mod search;
 mod settings;
 mod shared_limits;
+mod snooze;
 mod standby;
 mod statements;
 mod storage;

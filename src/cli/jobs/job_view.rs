@@ -69,6 +69,9 @@ pub fn print(out: &mut impl Write, job: &Reply, why: Option<&str>) -> anyhow::Re
     }
     let (failures, most) = (&view["failures"], &view["max_attempts"]);
     writeln!(out, "{:<16} {} ({failures} of {most} failures)", "attempt", view["attempt"])?;
+    if view["snoozes"].as_i64().is_some_and(|it| it > 0) {
+        writeln!(out, "{:<16} {} times", "put off", view["snoozes"])?;
+    }
     writeln!(out, "{:<16} {}", "priority", view["priority"])?;
     if let Some(change) = last_change(&view["last_change"]) {
         writeln!(out, "{:<16} {change}", "last change")?;

@@ -27,7 +27,7 @@ pub(crate) fn decide(
     let policy = RetryPolicy::stored(held.retry.as_ref());
     let running = Running {
         attempt: held.attempt,
-        uncounted_claims: held.rate_limited_claims.unwrap_or(0),
+        uncounted_claims: held.uncounted_claims,
         failures: held.failures,
         max_attempts: held.max_attempts,
         cancel_requested: held.cancel_requested,

@@ -7,6 +7,7 @@ pub(super) mod failure;
 mod failures;
 pub mod heartbeat;
 mod rate_limited;
+mod snooze;
 mod successes;
 
 use std::{
@@ -62,6 +63,11 @@ pub enum ReportedOutcome {
     Failed(Failure),
     /// The worker releases the job. No failure is counted.
     Released,
+    /// The worker puts the job off. No failure is counted.
+    Snoozed {
+        /// Seconds until it may run again.
+        delay_seconds: u32,
+    },
     /// The worker has met a rate limit. No failure is counted.
     RateLimited(RateLimited),
 }
@@ -90,6 +96,10 @@ pub enum Acked {
         paused: Option<RateLimitScope>,
     },
 }
+
+/// Attempts of a job that do not count and are listed: those that were put off, and as many that
+/// have met a rate limit.
+pub const KEPT_UNCOUNTED_ATTEMPTS: i64 = 100;
 
 /// How long an ack or heartbeat waits for a job that another transaction holds.
 const HELD_JOB_TIMEOUT: Duration = Duration::from_secs(2);
@@ -185,7 +195,9 @@ pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Ack
     let outcome = match &ack.end {
         ReportedOutcome::Succeeded { .. } => AttemptOutcome::Succeeded,
         ReportedOutcome::Failed(_) => AttemptOutcome::Failed,
-        ReportedOutcome::Released | ReportedOutcome::RateLimited(_) => AttemptOutcome::Released,
+        ReportedOutcome::Released
+        | ReportedOutcome::Snoozed { .. }
+        | ReportedOutcome::RateLimited(_) => AttemptOutcome::Released,
     };
     let meets_rate_limit = matches!(ack.end, ReportedOutcome::RateLimited(_));
     let fence = ack.fence.clone();
@@ -320,6 +332,13 @@ async fn submit(
             FailureOrRelease { key, fence, failure: Some(failure), duration_ms }
         }
         ReportedOutcome::Released => FailureOrRelease { key, fence, failure: None, duration_ms },
+        ReportedOutcome::Snoozed { delay_seconds } => {
+            let engine = engine.clone();
+            let settling = async move {
+                snooze::settle(&engine, key, &fence, delay_seconds, duration_ms).await
+            };
+            return detached(settling).await?;
+        }
         ReportedOutcome::RateLimited(limited) => {
             let engine = engine.clone();
             let settling = async move {

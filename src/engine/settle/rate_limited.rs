@@ -13,17 +13,17 @@ use fencepost_signals::{telemetry, wakeups::BackgroundTask};
 use fencepost_store::{
     groups::{self, GroupKey, PauseEnd},
     queues,
-    settle::settle_failure,
+    settle::{
+        settle_failure,
+        uncounted::{self, Uncounted},
+    },
     shared_limits::keys,
 };
 use metrics::counter;
 use sqlx::{Acquire, PgConnection};
 
-use super::{Acked, Settling, explain_left, failure};
+use super::{Acked, KEPT_UNCOUNTED_ATTEMPTS, Settling, explain_left, failure};
 use crate::{Engine, jobs::control};
-
-/// Attempts of a job that have met a rate limit and are listed.
-const KEPT_ATTEMPTS: i64 = 100;
 
 /// What a worker says about a rate limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,7 +91,7 @@ async fn settle_in(
     let outcome = failure::decide(held, &cause, cause.unreported_error(), duration_ms);
     let after = failure::write(tx, std::slice::from_ref(&outcome)).await?;
     let Some(after) = after.into_iter().next() else { return Ok(None) };
-    groups::note_rate_limited(tx, key, KEPT_ATTEMPTS).await?;
+    uncounted::note(tx, key, Uncounted::RateLimit, KEPT_UNCOUNTED_ATTEMPTS).await?;
     let seconds = i32::try_from(limited.retry_after_seconds).unwrap_or(i32::MAX);
     let pause = pause(tx, key.project_id, (queue, group), limited.scope, seconds).await?;
     Ok(Some((outcome, after, pause)))

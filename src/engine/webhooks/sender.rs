@@ -295,7 +295,11 @@ impl Sender {
         let outcome = match &sent {
             Some(ReportedOutcome::Succeeded { .. }) => "delivered",
             Some(ReportedOutcome::Failed(_)) => "failed",
-            Some(ReportedOutcome::Released | ReportedOutcome::RateLimited(_)) => "released",
+            Some(
+                ReportedOutcome::Released
+                | ReportedOutcome::Snoozed { .. }
+                | ReportedOutcome::RateLimited(_),
+            ) => "released",
             None => "taken",
         };
         counter!(telemetry::WEBHOOK_DELIVERIES, "outcome" => outcome).increment(1);

@@ -243,6 +243,7 @@ impl StoredJob {
             batch_id: extras.batch_id,
             callbacks: extras.callbacks,
             replay_of: extras.replay_of,
+            snoozes: 0,
             is_template: extras.is_template,
             parents: extras.parents.iter().map(|it| it.parent).collect(),
             is_crowded: false,

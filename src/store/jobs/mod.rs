@@ -126,6 +126,8 @@ pub struct JobRow {
     pub callbacks: Option<String>,
     /// The earlier job whose work it repeats.
     pub replay_of: Option<JobId>,
+    /// Attempts whose workers have put it off.
+    pub snoozes: i32,
     /// Whether parents' results fill places of its payload.
     pub is_template: bool,
     /// Ids of its parents, ended or not.
@@ -257,7 +259,7 @@ pub async fn find_all(
                case when job.is_live then job.expires_at else body.expires_at end as expires_at,
                body.workflow_id "workflow_id: WorkflowId", body.workflow_key, body.envelope,
                body.batch_id "batch_id: BatchId", case when $3 then body.callbacks end as callbacks,
-               body.replay_of "replay_of: JobId",
+               body.replay_of "replay_of: JobId", coalesce(body.snoozes, 0) "snoozes!",
                body.is_template is true "is_template!",
                case when body.has_parents then array(
                    select parent_id from job_edges

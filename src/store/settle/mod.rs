@@ -4,3 +4,4 @@ pub mod heartbeats;
 pub mod settle_failure;
 pub mod settle_success;
 pub mod standings;
+pub mod uncounted;

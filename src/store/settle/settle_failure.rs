@@ -22,8 +22,8 @@ pub struct Held {
     pub id: JobId,
     /// The attempt that ends.
     pub attempt: i32,
-    /// Claims before it that have met a rate limit.
-    pub rate_limited_claims: Option<i32>,
+    /// Claims before it that do not count: it was put off or met a rate limit.
+    pub uncounted_claims: i32,
     /// Failures before it.
     pub failures: i32,
     /// Failures after which the job is dead-lettered.
@@ -60,7 +60,8 @@ pub async fn lock_held<'a>(
         Held,
         r#"
         select job.project_id "project_id: ProjectId", job.id "id: JobId", job.attempt,
-               job.rate_limited_claims, job.failures, job.max_attempts, body.retry "retry?", job.cancel_requested,
+               coalesce(job.rate_limited_claims, 0) + coalesce(body.snoozes, 0) "uncounted_claims!",
+               job.failures, job.max_attempts, body.retry "retry?", job.cancel_requested,
                false "timed_out!",
                (extract(epoch from statement_timestamp() - job.claimed_at) * 1000)::bigint "ran_ms!"
         from unnest($1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[])
@@ -290,7 +291,8 @@ pub async fn lock_held_by(
             for update of jobs
         )
         select held.project_id "project_id: ProjectId", held.id "id: JobId", held.attempt,
-               held.rate_limited_claims, held.failures, held.max_attempts, body.retry "retry?", held.cancel_requested,
+               coalesce(held.rate_limited_claims, 0) + coalesce(body.snoozes, 0) "uncounted_claims!",
+               held.failures, held.max_attempts, body.retry "retry?", held.cancel_requested,
                false "timed_out!",
                (extract(epoch from statement_timestamp() - held.claimed_at) * 1000)::bigint "ran_ms!"
         from held

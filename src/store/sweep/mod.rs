@@ -316,7 +316,9 @@ pub async fn lock_expired(conn: &mut PgConnection) -> sqlx::Result<Vec<Held>> {
             for update skip locked
         )
         select expired.project_id "project_id: ProjectId", expired.id "id: JobId",
-               expired.attempt, expired.rate_limited_claims, expired.failures, expired.max_attempts,
+               expired.attempt, expired.failures, expired.max_attempts,
+               coalesce(expired.rate_limited_claims, 0) + coalesce(body.snoozes, 0)
+                   "uncounted_claims!",
                body.retry "retry?", expired.cancel_requested, expired.timed_out "timed_out!",
                (extract(epoch from statement_timestamp() - expired.claimed_at) * 1000)::bigint "ran_ms!"
         from expired

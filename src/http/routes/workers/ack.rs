@@ -83,6 +83,10 @@ pub struct AckRequest {
     /// `rate_limited`: seconds of the pause, 1 to 86,400; default: 5.
     #[schema(extensions(("bounds" = json!(range(0, limits::MAX_RETRY_SECONDS)))))]
     retry_after_seconds: Option<u32>,
+    /// With `released`: seconds until the job may run again, at most 30 days. It keeps its place in
+    /// a group with a strict order, and neither a failure nor a claim is counted. Default: at once.
+    #[schema(extensions(("bounds" = json!(range(0, limits::MAX_SNOOZE_SECONDS)))))]
+    delay_seconds: Option<u32>,
     /// With `rate_limited`: what is paused. `group`, `queue`, or `shared_limit:` and the name of a
     /// shared limit: all its jobs, or those of the job's group if each group has it for itself. It
     /// is the queue where the queue does not name the limit. Default: the group, or the queue of a
@@ -106,7 +110,7 @@ pub enum AckStatus {
     Succeeded,
     /// The attempt failed: retry the job, or dead-letter it.
     Failed,
-    /// Release the job; no failure is counted.
+    /// Release the job, at once or with a delay; no failure is counted.
     Released,
     /// A service that the job calls asks for fewer requests: the job waits with its group or its
     /// queue; no failure is counted.
@@ -425,7 +429,10 @@ fn accept(who: &Who, request: AckRequest, path: &str) -> Result<Ack, Error> {
             retryable: request.retryable.unwrap_or(true),
             retry_after_seconds: request.retry_after_seconds,
         }),
-        AckStatus::Released => ReportedOutcome::Released,
+        AckStatus::Released => match request.delay_seconds {
+            None | Some(0) => ReportedOutcome::Released,
+            Some(delay_seconds) => ReportedOutcome::Snoozed { delay_seconds },
+        },
         AckStatus::RateLimited => ReportedOutcome::RateLimited(RateLimited {
             retry_after_seconds: request
                 .retry_after_seconds
@@ -449,6 +456,14 @@ fn check_retry(check: &mut Check, request: &AckRequest) {
                 check.range(field, i64::from(seconds), min, max);
             }
             _ => check.refuse(field, "must be sent with status failed or rate_limited only"),
+        }
+    }
+    if let Some(seconds) = request.delay_seconds {
+        match status {
+            AckStatus::Released => {
+                check.range("delay_seconds", seconds, 0, limits::MAX_SNOOZE_SECONDS);
+            }
+            _ => check.refuse("delay_seconds", "must be sent with status released only"),
         }
     }
     if status != AckStatus::RateLimited && request.scope.is_some() {

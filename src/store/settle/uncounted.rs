@@ -1,0 +1,61 @@
+//! Attempts that do not count towards the claims of a job: it was put off, or met a rate limit.
+
+use fencepost_domain::{
+    ids::JobKey,
+    job::{RATE_LIMITED, SNOOZED},
+};
+use sqlx::PgConnection;
+
+/// Why an attempt does not count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Uncounted {
+    /// Its worker has put the job off.
+    Snooze,
+    /// Its worker has met a rate limit.
+    RateLimit,
+}
+
+/// Counts an attempt that has just ended so, and deletes the rows of all but the last `kept` of the
+/// job that did.
+pub async fn note(
+    conn: &mut PgConnection,
+    key: JobKey,
+    why: Uncounted,
+    kept: i64,
+) -> sqlx::Result<()> {
+    let kind = match why {
+        Uncounted::Snooze => SNOOZED,
+        Uncounted::RateLimit => RATE_LIMITED,
+    };
+    sqlx::query!(
+        "
+        with old as materialized (
+            select attempt
+            from attempts
+            where project_id = $1 and job_id = $2 and outcome = 'released' and error_kind = $4
+            order by attempt desc
+            offset $3
+        ), gone as (
+            delete from attempts
+            using old
+            where attempts.project_id = $1 and attempts.job_id = $2
+                and attempts.attempt = old.attempt
+        ), put_off as (
+            update job_bodies
+            set snoozes = coalesce(snoozes, 0) + 1
+            where project_id = $1 and job_id = $2 and $5
+        )
+        update jobs
+        set rate_limited_claims = coalesce(rate_limited_claims, 0) + 1
+        where project_id = $1 and id = $2 and not $5
+        ",
+        key.project_id.0,
+        key.id.0,
+        kept,
+        kind,
+        why == Uncounted::Snooze,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}

@@ -10,9 +10,48 @@ add constraint alarms_rule_check check (rule in (
 insert into default_alarms (name, rule, threshold, for_seconds)
 values ('groups_waiting', 'groups_waiting', 86400, 300);
 
--- Groups of a queue whose first job is due and waits for its group, or for the turn of its group,
--- by name: since when the job waits, and whether a limit keeps it from starting. As many groups are
--- looked at. Those that are paused or that a dead letter blocks are left out.
+-- The first job of a group that is due and has not started: its place, and since when it waits. None:
+-- none waits, or 200 that run or are not due are ahead of it.
+create function first_waiting(of_project integer, of_queue text, of_group text)
+returns table (job_id uuid, group_place bigint, since timestamptz) language sql stable as $$
+    select waiting.id, waiting.group_place, waiting.since
+    from (
+        select id, near.group_place, greatest(run_at, created_at) as since
+        from (
+            select id, jobs.group_place, run_at, created_at, unfinished_parents
+            from jobs
+            where project_id = of_project and queue = of_queue and group_key = of_group
+                and waits_for_group
+            order by jobs.group_place
+            limit 1
+        ) near
+        where unfinished_parents = 1
+        union all
+        (
+            select id, near.group_place, greatest(run_at, created_at, ready_at)
+            from (
+                select id, jobs.group_place, run_at, created_at, ready_at, state
+                from jobs
+                where project_id = of_project and queue = of_queue and group_key = of_group
+                    and group_key is not null and waits_for_group is not true
+                    and completed_at is null
+                order by jobs.group_place
+                limit 200
+            ) near
+            where state = 'pending'
+            order by near.group_place
+            limit 1
+        )
+    ) waiting
+    where waiting.since <= statement_timestamp()
+    order by waiting.since
+    limit 1
+$$;
+
+-- Groups of a queue with jobs that wait for the order, a limit or the turn of their group: the first
+-- job, since when it waits, and whether a limit keeps it from starting. The first so many by name;
+-- of those that take turns, ten times as many are looked at, since some have no jobs. Groups that
+-- are paused or that a dead letter blocks are left out.
 create function waiting_groups(of_project integer, of_queue text, looked_at integer)
 returns table (group_key text, job_id uuid, since timestamptz, is_limited boolean)
 language sql stable as $$
@@ -41,111 +80,109 @@ language sql stable as $$
             order by jobs.group_key
             limit 1
         ) next
-    ), of_groups as materialized (
-        select first.group_key, job.id, greatest(job.run_at, job.created_at) as since,
-               not setting.is_strict as is_limited
-        from (select held.group_key from held limit looked_at) first
-        cross join setting
-        cross join lateral (
-            select jobs.id, run_at, created_at, unfinished_parents, group_place
-            from jobs
-            where project_id = of_project and queue = of_queue
-                and jobs.group_key = first.group_key and waits_for_group
-            order by group_place
-            limit 1
-        ) job
-        where job.unfinished_parents = 1 and not (
-            setting.is_strict and setting.dead_blocks and exists (
-                select
-                from jobs dead
-                where dead.project_id = of_project and dead.queue = of_queue
-                    and dead.group_key = first.group_key and dead.group_place < job.group_place
-                    and dead.group_place is not null and dead.completed_at is not null
+    ), named as materialized (
+        select found.group_key, bool_or(found.rests) as rests
+        from (
+            (select held.group_key, false as rests from held limit looked_at)
+            union all
+            (
+                select near.group_key, coalesce(rest_until > statement_timestamp(), false)
+                from (
+                    select group_turns.group_key, rest_until, empty_since
+                    from group_turns
+                    where project_id = of_project and queue = of_queue
+                        and group_turns.group_key > ''
+                        and exists (select from setting where has_turns)
+                    order by group_turns.group_key
+                    limit 10 * looked_at
+                ) near
+                where empty_since is null
+                order by near.group_key
+                limit looked_at
             )
-        )
+        ) found
+        group by found.group_key
+        order by found.group_key
+        limit looked_at
     ), crowd as materialized (
         select jobs.group_key, count(*) as jobs
         from jobs
         where project_id = of_project and queue = of_queue and state = 'processing'
             and exists (select from setting where has_turns)
         group by jobs.group_key
-    ), in_line as materialized (
-        select first.group_key, job.id, greatest(job.run_at, job.created_at, job.ready_at) as since,
-               coalesce(first.rest_until > statement_timestamp(), false) or exists (
+    )
+    select named.group_key, first.job_id, first.since, case
+               when setting.has_turns then named.rests or exists (
                    select from crowd
-                   where crowd.group_key = first.group_key
+                   where crowd.group_key = named.group_key
                        and jobs >= coalesce((
                            select max_running
                            from group_overrides own
                            where own.project_id = of_project and own.queue = of_queue
-                               and own.group_key = first.group_key
+                               and own.group_key = named.group_key
                                and (expires_at is null or expires_at > statement_timestamp())
                        ), setting.group_max_running)
-               ) as is_limited
-        from setting
-        cross join (
-            select group_turns.group_key, rest_until
-            from group_turns
-            where project_id = of_project and queue = of_queue and group_turns.group_key > ''
-                and empty_since is null
-            order by group_turns.group_key
-            limit looked_at
-        ) first
-        cross join lateral (
-            select jobs.id, run_at, created_at, ready_at
-            from jobs
-            where project_id = of_project and queue = of_queue
-                and coalesce(jobs.group_key, '') = first.group_key and takes_turns
-                and state = 'pending'
-            order by coalesce(jobs.group_key, ''), constraint_key, rank, run_at, jobs.id
-            limit 1
-        ) job
-        where setting.has_turns
+               )
+               else not setting.is_strict
+           end
+    from named
+    cross join setting
+    cross join lateral first_waiting(of_project, of_queue, named.group_key) first
+    where not is_group_paused(of_project, of_queue, named.group_key) and not (
+        setting.is_strict and setting.dead_blocks and exists (
+            select
+            from jobs dead
+            where dead.project_id = of_project and dead.queue = of_queue
+                and dead.group_key = named.group_key and dead.group_place < first.group_place
+                and dead.group_place is not null and dead.completed_at is not null
+        )
     )
-    select waiting.group_key, waiting.id, waiting.since, waiting.is_limited
-    from (
-        select * from of_groups
-        union all
-        select * from in_line
-    ) waiting
-    where waiting.since <= statement_timestamp()
-        and not is_group_paused(of_project, of_queue, waiting.group_key)
 $$;
 
--- Since when the first job of a group waits that is due; null: none waits, or 1,000 that run or are
--- not due are ahead of it.
-create function group_waits_since(of_project integer, of_queue text, of_group text)
-returns timestamptz language plpgsql stable as $$
-begin
-    return (
-        select min(since)
-        from (
-            (
-                select greatest(run_at, created_at) as since
-                from jobs
-                where project_id = of_project and queue = of_queue and group_key = of_group
-                    and waits_for_group
-                order by group_place
-                limit 1
-            )
-            union all
-            (
-                select greatest(run_at, created_at, ready_at)
-                from (
-                    select run_at, created_at, ready_at, state, group_place
-                    from jobs
-                    where project_id = of_project and queue = of_queue and group_key = of_group
-                        and group_key is not null and waits_for_group is not true
-                        and completed_at is null
-                    order by group_place
-                    limit 1000
-                ) near
-                where state = 'pending'
-                order by group_place
-                limit 1
-            )
-        ) waiting
-        where since <= statement_timestamp()
-    );
-end
+-- Where groups take turns, jobs wait for the turn of their group: such groups are listed as waiting.
+-- With all that are open they are listed anyway.
+create or replace function next_listed_group(
+    of_project integer, of_queue text, after_group text, waiting boolean, open boolean,
+    paused boolean, blocked boolean
+) returns text language sql stable as $$
+    select least(case when waiting then (
+        select group_key
+        from jobs
+        where project_id = of_project and queue = of_queue and group_key > after_group
+            and waits_for_group
+        order by group_key
+        limit 1
+    ) end, case when waiting and not open and takes_turns(of_project, of_queue) then (
+        select group_key
+        from group_turns
+        where project_id = of_project and queue = of_queue and group_key > after_group
+            and empty_since is null and has_turn_jobs(of_project, of_queue, group_key)
+        order by group_key
+        limit 1
+    ) end, case when open then (
+        select group_key
+        from jobs
+        where project_id = of_project and queue = of_queue and group_key > after_group
+            and group_key is not null and waits_for_group is not true and completed_at is null
+        order by group_key
+        limit 1
+    ) end, case when paused then (
+        select group_key
+        from job_groups
+        where project_id = of_project and queue = of_queue and group_key > after_group
+            and paused_until > statement_timestamp()
+        order by group_key
+        limit 1
+    ) end, case when blocked and exists (
+        select from queues
+        where project_id = of_project and name = of_queue and group_order = 'strict'
+            and group_on_dead = 'block'
+    ) then (
+        select group_key
+        from jobs
+        where project_id = of_project and queue = of_queue and group_key > after_group
+            and group_place is not null and completed_at is not null
+        order by group_key
+        limit 1
+    ) end)
 $$;

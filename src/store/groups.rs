@@ -24,7 +24,7 @@ pub struct GroupKey {
 /// The end of a pause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PauseEnd {
-    /// A person or a worker resumes it.
+    /// It is resumed.
     Never,
     /// Seconds from now.
     After(i32),

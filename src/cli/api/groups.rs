@@ -99,7 +99,7 @@ pub enum ListedState {
     Blocked,
     /// They are paused
     Paused,
-    /// Jobs wait for their group
+    /// Jobs wait for their group, or its turn
     Waiting,
 }
 

@@ -99,6 +99,7 @@ pub async fn pause(engine: &Engine, group: &GroupKey, end: PauseEnd) -> Result<(
     Ok(())
 }
 
+/// The settings of the queue must be locked.
 async fn pause_in(tx: &mut PgConnection, group: &GroupKey, end: PauseEnd) -> Result<(), Error> {
     if !groups::may_pause(tx, group, MAX_PAUSED_GROUPS).await? {
         let (what, max) = ("paused groups", MAX_PAUSED_GROUPS);

@@ -24,7 +24,8 @@ pub struct GroupRow {
     pub paused_until: Option<DateTime<Utc>>,
     /// When its rates let the next job start; none: they let one start, or there is none.
     pub full_until: Option<DateTime<Utc>>,
-    /// Since when its first job waits that is due; none: none waits.
+    /// Since when its first job waits that is due, also while the group is paused or blocked; none:
+    /// none waits.
     pub waiting_since: Option<DateTime<Utc>>,
     /// Jobs that have not started, up to twice [`MAX_COUNTED_JOBS`].
     pub waiting: i64,
@@ -85,7 +86,7 @@ pub async fn find(
                        and sharing.shared_limits is not null
                        and greatest(known.full_until, known.paused_until) > statement_timestamp()
                )) as full_until,
-               group_waits_since($1, $2, named.group_key) as waiting_since,
+               (select since from first_waiting($1, $2, named.group_key)) as waiting_since,
                held.jobs + open.waiting "waiting!", open.running "running!", head.id "head_id?: JobId",
                head.state "head_state?: StoredState", head.run_at "head_run_at?",
                head.created_at "head_created_at?", head.parents "head_parents?",
@@ -181,7 +182,7 @@ pub struct HeldGroups {
     /// Up to [`MAX_PAUSED_GROUPS`].
     pub paused: i64,
     /// Those that a limit keeps from starting a job, among the first [`MAX_WAITING_GROUPS`] whose
-    /// jobs wait, by name.
+    /// jobs wait, by name. Zero for a paused queue.
     pub limited: i64,
     /// Seconds for which the first job of one of these groups has waited: the longest. Zero: none
     /// waits.
@@ -219,6 +220,8 @@ pub async fn held(
                        extract(epoch from statement_timestamp() - min(since)), 0
                    )::double precision as longest
             from waiting_groups($1, gated.name, $5)
+            where gated.paused_at is null
+                and (gated.rate_limited_until > statement_timestamp()) is not true
         ) waiting
         where gated.project_id = $1 and gated.name = any($2) and gated.has_gate
         order by gated.name
@@ -236,7 +239,7 @@ pub async fn held(
 /// Which groups of a queue to list.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Listed {
-    /// With jobs that wait for their group.
+    /// With jobs that wait for their group, or its turn.
     pub waiting: bool,
     /// With other jobs that have not ended.
     pub open: bool,

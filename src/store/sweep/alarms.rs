@@ -270,6 +270,7 @@ pub async fn groups_waiting(conn: &mut PgConnection, projects: &[i32]) -> sqlx::
                 select name
                 from queues
                 where project_id = asking.project_id and has_gate and paused_at is null
+                    and (rate_limited_until > now()) is not true
                 order by name
                 limit 100
             ) gated

@@ -79,6 +79,8 @@ fn the_groups_that_wait_longest_are_listed_first() {
         assert_eq!(names, ["a", "0", "b"]);
         let since: Vec<_> = groups.iter().map(|it| it["waiting_since"].to_string()).collect();
         assert!(since.is_sorted(), "{since:?}");
+        let waiting = t.get("/v1/queues/fair/groups?state=waiting").await.is(200);
+        assert_eq!(waiting["groups"].as_array().map(Vec::len), Some(3));
         let first = t.get(&format!("{path}&limit=1")).await.is(200);
         assert_eq!(first["groups"].as_array().map(Vec::len), Some(1));
         t.get(&format!("{path}&state=paused")).await.refuses("state");

@@ -62,6 +62,15 @@ async fn admit(conn: &mut PgConnection, noted: &[NotedGroup]) -> usize {
     admission::open(conn, &keys, &vec![false; all.len()]).await.expect("it runs").opened
 }
 
+/// What an alarm, metrics and a list read of a queue whose groups all wait.
+pub(super) async fn longest_waits(conn: &mut PgConnection) {
+    let longest = costs(conn, "longest waits", 100 * 60, async |conn| {
+        groups::longest_waiting(conn, PROJECT, "default", 100, 50).await.expect("it runs")
+    })
+    .await;
+    assert!(!longest.is_empty(), "of the first by name, dead letters block many");
+}
+
 #[test]
 fn admission_reads_the_heads_of_noted_groups_alone() {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -110,6 +119,7 @@ fn admission_reads_the_heads_of_noted_groups_alone() {
             .await;
             assert_eq!(rows.len(), 50);
         }
+        longest_waits(conn).await;
         database.execute("update queues set group_walk_at = now(), group_walks = 2").await;
         let walk = walks::find_due(conn).await.expect("it runs").expect("a walk");
         costs(conn, "walk", 501 * 30, async |conn| {

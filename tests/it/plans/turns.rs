@@ -77,6 +77,7 @@ async fn counts(conn: &mut PgConnection) {
     })
     .await;
     assert!(!are_few);
+    super::groups::longest_waits(conn).await;
 }
 
 #[test]

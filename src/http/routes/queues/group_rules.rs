@@ -107,6 +107,10 @@ pub async fn put(
         "group": group.group, "rules": rules, "paused_until": paused_until,
     });
     note(&app, &caller, "group.changed", &group, after).await;
+    if paused_until.is_some() {
+        let after = serde_json::json!({"group": group.group, "until": paused_until});
+        note(&app, &caller, "group.paused", &group, after).await;
+    }
     now(&app, group).await
 }
 

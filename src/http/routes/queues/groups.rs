@@ -60,7 +60,8 @@ pub struct Group {
     /// head is due. Null: not known.
     #[schema(required)]
     pub next_change_at: Option<DateTime<Utc>>,
-    /// Since when its first job waits that is due; null: none waits.
+    /// Since when its first job waits that is due, also while the group is paused or blocked; null:
+    /// none waits.
     #[schema(required)]
     pub waiting_since: Option<DateTime<Utc>>,
     /// Rules of its own, in place of those of its queue; null: none.
@@ -155,7 +156,8 @@ impl Group {
 #[into_params(parameter_in = Query)]
 pub struct GroupsQuery {
     /// Only groups that a dead letter blocks, that are paused, or with jobs that wait for their
-    /// group. Default: all with jobs that have not ended, and those that are blocked or paused.
+    /// group or its turn. Default: all with jobs that have not ended, and those that are blocked or
+    /// paused.
     #[param(inline)]
     state: Option<ListedState>,
     /// Order of the list. Default: `name`.
@@ -176,7 +178,7 @@ pub enum ListedState {
     Blocked,
     /// They are paused.
     Paused,
-    /// Jobs wait for their group.
+    /// Jobs wait for their group, or its turn.
     Waiting,
 }
 

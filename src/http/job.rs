@@ -8,7 +8,7 @@ use fencepost_domain::{
     callbacks::{CallbackEnd, CallbackJob, Callbacks},
     error::Error,
     explain::Reason,
-    job::{AttemptOutcome, JobState, StoredState, WaitingFor},
+    job::{AttemptOutcome, JobState, RATE_LIMITED, SNOOZED, StoredState, WaitingFor},
     text::ErrorReport,
 };
 use fencepost_store::jobs::{AttemptRow, JobRow};
@@ -231,6 +231,12 @@ pub struct AttemptView {
 }
 
 impl AttemptView {
+    fn is_uncounted(&self) -> bool {
+        let kind = self.error.as_ref().and_then(|it| it.kind.as_deref());
+        self.outcome == AttemptOutcome::Released
+            && kind.is_some_and(|it| [RATE_LIMITED, SNOOZED].contains(&it))
+    }
+
     fn of(row: AttemptRow) -> Self {
         let error = JobError::of(ErrorReport {
             kind: row.error_kind,
@@ -323,7 +329,9 @@ impl Job {
         duration_ms: Option<i64>,
     ) -> Self {
         let mut attempts: Vec<_> = rows.into_iter().map(AttemptView::of).collect();
-        self.last_error = attempts.iter().rev().find_map(|it| it.error.clone());
+        // A job that was put off, or met a rate limit, is in no trouble.
+        let mut counted = attempts.iter().rev().filter(|it| !it.is_uncounted());
+        self.last_error = counted.find_map(|it| it.error.clone());
         let ended = self.worker_id.clone().zip(self.claimed_at).zip(self.completed_at);
         if let Some(((worker_id, claimed_at), ended_at)) = ended
             && state == StoredState::Succeeded

@@ -182,16 +182,15 @@ pub fn job_limits() -> Vec<(&'static str, String)> {
 }
 
 /// The last rows of "A job".
-fn attempt_limits() -> [(&'static str, String); 3] {
+fn attempt_limits() -> [(&'static str, String); 4] {
     let (counted, uncounted) = (job::MAX_CLAIMS, job::MAX_UNCOUNTED_CLAIMS);
     [
-        ("claims of one job, whatever happened", format!("{counted}, then the dead letter")),
+        ("claims of one job", format!("{counted}, then the dead letter")),
         (
-            "claims of one job that was put off or met a rate limit",
-            format!(
-                "{uncounted} beside these, of each kind the last {KEPT_UNCOUNTED_ATTEMPTS} are kept"
-            ),
+            "claims of one job that end since it was put off or met a rate limit",
+            format!("{uncounted} beside these, then the dead letter"),
         ),
+        ("past attempts of each of these two kinds", format!("the last {KEPT_UNCOUNTED_ATTEMPTS}")),
         ("past attempts shown", format!("{}, the newest", limits::MAX_SHOWN_ATTEMPTS)),
     ]
 }

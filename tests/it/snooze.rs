@@ -32,6 +32,7 @@ fn a_job_that_is_put_off_comes_back_without_a_failure() {
         let ends: Vec<_> = done["attempts"].as_array().expect("attempts").iter().collect();
         let types: Vec<_> = ends.iter().map(|it| it["error"]["type"].as_str()).collect();
         assert!(types.contains(&Some("snoozed")), "{types:?}");
+        assert_eq!(done["last_error"], Value::Null, "it is in no trouble");
     });
 }
 
@@ -78,6 +79,30 @@ fn a_delay_has_bounds_and_belongs_to_a_release() {
         assert!(t.poll("w", 1).await.is_empty());
         let fenced = json!({"delay_seconds": 1});
         t.ack_with(&job, "other", "released", fenced).await.is_error(409, "invalid_state");
+    });
+}
+
+#[test]
+fn a_delay_is_not_answered_as_kept_when_the_attempt_was_released_without_one() {
+    run(async |t| {
+        let id = t.enqueue(json!({"max_attempts": 3})).await;
+        let job = t.wait_and_lease("w").await;
+        t.ack(&job, "w", "released").await.is(200);
+        let delay = json!({"delay_seconds": 600});
+        t.ack_with(&job, "w", "released", delay).await.is_error(409, "invalid_state");
+        let job = t.wait_and_lease("w").await;
+        put_off(t, &job, 1).await;
+        t.ack(&job, "w", "released").await.is_error(409, "invalid_state");
+        t.ack(&job, "w", "rate_limited").await.is_error(409, "invalid_state");
+        let job = t.wait_and_lease("w").await;
+        let error = json!({"type": "Real"});
+        let failed = json!({"error": error, "retry_after_seconds": 0});
+        t.ack_with(&job, "w", "failed", failed).await.is(200);
+        let job = t.wait_and_lease("w").await;
+        put_off(t, &job, 600).await;
+        assert_eq!(t.job(&id).await["last_error"]["type"], "Real");
+        let found = t.get("/v1/jobs?q=error:real").await.is(200);
+        assert_eq!(found["jobs"][0]["id"], id.as_str());
     });
 }
 

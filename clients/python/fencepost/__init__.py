@@ -37,6 +37,7 @@ __all__ = [
     "RateLimited",
     "Released",
     "RetryAfter",
+    "Snooze",
     "Worker",
     "verify_webhook",
 ]

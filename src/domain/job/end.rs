@@ -158,7 +158,8 @@ pub fn after_attempt(
         matches!(cause, OutcomeCause::RateLimited { .. } | OutcomeCause::Snoozed { .. });
     let uncounted = running.uncounted_claims.saturating_add(i32::from(is_uncounted));
     let claims = running.attempt - uncounted;
-    if exhausted || claims >= MAX_CLAIMS || uncounted >= MAX_UNCOUNTED_CLAIMS {
+    let is_worn = claims >= MAX_CLAIMS || is_uncounted && uncounted >= MAX_UNCOUNTED_CLAIMS;
+    if exhausted || is_worn {
         return AfterAttempt { next: Next::DeadLetter, failures };
     }
     let next = match *cause {
@@ -310,9 +311,14 @@ mod tests {
             cancel_requested: true,
             policy: &policy,
         };
-        for cause in
-            [FAILED, OutcomeCause::Released, OutcomeCause::LeaseExpired, OutcomeCause::TimedOut]
-        {
+        for cause in [
+            FAILED,
+            OutcomeCause::Released,
+            OutcomeCause::LeaseExpired,
+            OutcomeCause::TimedOut,
+            OutcomeCause::Snoozed { delay_seconds: 9 },
+            OutcomeCause::RateLimited { retry_after_seconds: 9 },
+        ] {
             let after = after_attempt(&running, &cause, Jitter::NONE);
             assert_eq!(after.next, Next::Cancelled, "{cause:?}");
         }

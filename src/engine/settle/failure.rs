@@ -83,7 +83,9 @@ pub(crate) fn publish(notifier: &Notifier, outcomes: &[OutcomeToWrite], after: &
         match it.state {
             StoredState::DeadLetter => counter!(telemetry::JOBS_DEAD_LETTERED).increment(1),
             StoredState::Cancelled => counter!(telemetry::JOBS_CANCELLED).increment(1),
-            StoredState::Backoff => counter!(telemetry::JOBS_RETRIED).increment(1),
+            StoredState::Backoff if it.outcome != AttemptOutcome::Released => {
+                counter!(telemetry::JOBS_RETRIED).increment(1);
+            }
             _ => (),
         }
         if it.outcome == AttemptOutcome::Failed {

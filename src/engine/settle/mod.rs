@@ -30,7 +30,7 @@ use fencepost_signals::telemetry;
 use fencepost_store::{
     self as store,
     connection::deadline::detached,
-    settle::{settle_success::Success, standings::SettledAttempt},
+    settle::{settle_success::Success, standings::SettledAttempt, uncounted::Uncounted},
 };
 use metrics::counter;
 use sqlx::PgConnection;
@@ -97,8 +97,7 @@ pub enum Acked {
     },
 }
 
-/// Attempts of a job that do not count and are listed: those that were put off, and as many that
-/// have met a rate limit.
+/// Attempts of a job that do not count and are listed, of each kind.
 pub const KEPT_UNCOUNTED_ATTEMPTS: i64 = 100;
 
 /// How long an ack or heartbeat waits for a job that another transaction holds.
@@ -199,7 +198,11 @@ pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Ack
         | ReportedOutcome::Snoozed { .. }
         | ReportedOutcome::RateLimited(_) => AttemptOutcome::Released,
     };
-    let meets_rate_limit = matches!(ack.end, ReportedOutcome::RateLimited(_));
+    let uncounted = match &ack.end {
+        ReportedOutcome::Snoozed { .. } => Some(Uncounted::Snooze),
+        ReportedOutcome::RateLimited(_) => Some(Uncounted::RateLimit),
+        _ => None,
+    };
     let fence = ack.fence.clone();
     let (mut held, mut has_follow_ups) = (HeldJob::new(), false);
     loop {
@@ -213,10 +216,10 @@ pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Ack
             }
             Err(error) => return Err(error),
         };
-        // Both are releases, but only one of them pauses.
+        // All are releases, but one pauses, one waits, and one does neither.
         let is_released = found.standing.recorded.as_ref().map(|it| it.1) == Some(outcome)
             && outcome == AttemptOutcome::Released;
-        let is_other = is_released && found.was_rate_limited != meets_rate_limit;
+        let is_other = is_released && found.uncounted != uncounted;
         match lease::explain_ack(&fence, outcome, &found.standing) {
             Ok(()) if is_other => {
                 let refusal = lease::explain_report(&fence, &found.standing);

@@ -1,7 +1,12 @@
 //! A worker puts its job off: it goes back without a failure, and is ready after the delay.
 //! In a transaction of its project: the group commits are shared.
 
-use fencepost_domain::{error::Error, ids::JobKey, job::OutcomeCause, lease::Fence};
+use fencepost_domain::{
+    error::Error,
+    ids::JobKey,
+    job::{OutcomeCause, StoredState},
+    lease::Fence,
+};
 use fencepost_store::settle::{
     settle_failure::{self, AfterOutcome, OutcomeToWrite},
     uncounted::{self, Uncounted},
@@ -48,6 +53,8 @@ async fn settle_in(
     let outcome = failure::decide(held, &cause, cause.unreported_error(), duration_ms);
     let after = failure::write(tx, std::slice::from_ref(&outcome)).await?;
     let Some(after) = after.into_iter().next() else { return Ok(None) };
-    uncounted::note(tx, key, Uncounted::Snooze, KEPT_UNCOUNTED_ATTEMPTS).await?;
+    if outcome.state != StoredState::Cancelled {
+        uncounted::note(tx, key, Uncounted::Snooze, KEPT_UNCOUNTED_ATTEMPTS).await?;
+    }
     Ok(Some((outcome, after)))
 }

@@ -267,6 +267,8 @@ macro_rules! query_walk {
                     where past.project_id = $1 and past.job_id = examined.id
                         and coalesce(past.error_kind, past.error_message, past.error_stack_trace)
                             is not null
+                        and (past.outcome = 'released'
+                            and past.error_kind in ('rate_limited', 'snoozed')) is not true
                     order by past.attempt desc
                     limit 1
                 )))

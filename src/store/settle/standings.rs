@@ -3,13 +3,13 @@
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
     ids::{JobId, JobKey, LeaseId, ProjectId},
-    job::{AttemptOutcome, RATE_LIMITED, StoredState},
+    job::{AttemptOutcome, StoredState},
     lease::{Fence, Holder, Standing},
 };
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::settle_success::FenceColumns;
+use super::{settle_success::FenceColumns, uncounted::Uncounted};
 
 /// A job after a refused ack: its state, and the answer recorded for the attempt that the fence
 /// names.
@@ -19,8 +19,8 @@ pub struct SettledAttempt {
     /// True if the job is live, and [`succeed`](super::settle_success::succeed) leaves it alone: it
     /// has children, callbacks or a batch.
     pub has_follow_ups: bool,
-    /// Whether a recorded release is because of a rate limit that the worker has met.
-    pub was_rate_limited: bool,
+    /// Why a recorded release does not count as a claim; none: it does, or it is no release.
+    pub uncounted: Option<Uncounted>,
     /// When a recorded failure or release was to run again.
     pub retry_at: Option<DateTime<Utc>>,
     /// Children that a recorded success activated.
@@ -53,7 +53,7 @@ pub async fn find_standings<'a>(
                past.worker_id "past_worker_id?",
                past.lease_id "past_lease_id?: LeaseId",
                past.outcome "past_outcome?: AttemptOutcome",
-               past.error_kind = $5 "past_rate_limited?",
+               past.error_kind "past_error_kind?",
                past.retry_at "past_retry_at?"
         from unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[])
             as sought(project_id, id, attempt, lease_id)
@@ -79,7 +79,6 @@ pub async fn find_standings<'a>(
         &fences.job_id,
         &fences.attempt as &[Option<i32>],
         &fences.lease_id as &[Option<Uuid>],
-        RATE_LIMITED,
     )
     .fetch_all(conn)
     .await?;
@@ -104,7 +103,7 @@ struct StandingRow {
     past_worker_id: Option<String>,
     past_lease_id: Option<LeaseId>,
     past_outcome: Option<AttemptOutcome>,
-    past_rate_limited: Option<bool>,
+    past_error_kind: Option<String>,
     past_retry_at: Option<DateTime<Utc>>,
 }
 
@@ -132,8 +131,10 @@ impl StandingRow {
                 recorded: past.or(succeeded),
             },
             has_follow_ups: self.has_follow_ups.unwrap_or(false),
-            was_rate_limited: self.past_outcome == Some(AttemptOutcome::Released)
-                && self.past_rate_limited.unwrap_or(false),
+            uncounted: self
+                .past_error_kind
+                .filter(|_| self.past_outcome == Some(AttemptOutcome::Released))
+                .and_then(|it| Uncounted::of_kind(&it)),
             retry_at: self.past_retry_at,
             children_activated: self.children_activated,
         }

@@ -15,6 +15,23 @@ pub enum Uncounted {
     RateLimit,
 }
 
+impl Uncounted {
+    const ALL: [Self; 2] = [Self::Snooze, Self::RateLimit];
+
+    /// The error type of such an attempt.
+    const fn kind(self) -> &'static str {
+        match self {
+            Self::Snooze => SNOOZED,
+            Self::RateLimit => RATE_LIMITED,
+        }
+    }
+
+    /// The reason with this error type, if it is one.
+    pub(super) fn of_kind(kind: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|it| it.kind() == kind)
+    }
+}
+
 /// Counts an attempt that has just ended so, and deletes the rows of all but the last `kept` of the
 /// job that did.
 pub async fn note(
@@ -23,10 +40,6 @@ pub async fn note(
     why: Uncounted,
     kept: i64,
 ) -> sqlx::Result<()> {
-    let kind = match why {
-        Uncounted::Snooze => SNOOZED,
-        Uncounted::RateLimit => RATE_LIMITED,
-    };
     sqlx::query!(
         "
         with old as materialized (
@@ -52,7 +65,7 @@ pub async fn note(
         key.project_id.0,
         key.id.0,
         kept,
-        kind,
+        why.kind(),
         why == Uncounted::Snooze,
     )
     .execute(conn)

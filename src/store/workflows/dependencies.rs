@@ -205,6 +205,7 @@ pub async fn parent_results(
             from attempts
             where project_id = edge.project_id and job_id = edge.parent_id
                 and coalesce(error_kind, error_message) is not null
+                and (outcome = 'released' and error_kind in ('rate_limited', 'snoozed')) is not true
             order by attempt desc
             limit 1
         ) failed on parent.state <> 'succeeded'

@@ -84,7 +84,8 @@ pub struct AckRequest {
     #[schema(extensions(("bounds" = json!(range(0, limits::MAX_RETRY_SECONDS)))))]
     retry_after_seconds: Option<u32>,
     /// With `released`: seconds until the job may run again, at most 30 days. It keeps its place in
-    /// a group with a strict order, and neither a failure nor a claim is counted. Default: at once.
+    /// a group with a strict order, and neither a failure nor a claim is counted. Default: 0, which
+    /// counts a claim.
     #[schema(extensions(("bounds" = json!(range(0, limits::MAX_SNOOZE_SECONDS)))))]
     delay_seconds: Option<u32>,
     /// With `rate_limited`: what is paused. `group`, `queue`, or `shared_limit:` and the name of a

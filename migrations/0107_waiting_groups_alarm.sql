@@ -48,6 +48,28 @@ returns table (job_id uuid, group_place bigint, since timestamptz) language sql 
     limit 1
 $$;
 
+-- Until when rates let no job of a group start, those of its queue and of limits that the queue
+-- shares, or a pause of such a limit. Null: they let one start.
+create function group_full_until(of_project integer, of_queue text, of_group text)
+returns timestamptz language sql stable as $$
+    select greatest((
+        select full_until
+        from group_handouts
+        where project_id = of_project and queue = of_queue and group_key = of_group
+            and full_until > statement_timestamp()
+    ), (
+        -- Of limits that its queue shares: for the group, and for all jobs.
+        select max(greatest(known.full_until, known.paused_until))
+        from queues sharing
+        join shared_limit_keys known on known.project_id = of_project
+            and known.limit_name = any(sharing.shared_limits)
+            and known.group_key in (of_group, '')
+        where sharing.project_id = of_project and sharing.name = of_queue
+            and sharing.shared_limits is not null
+            and greatest(known.full_until, known.paused_until) > statement_timestamp()
+    ))
+$$;
+
 -- Groups of a queue with jobs that wait for the order, a limit or the turn of their group: the first
 -- job, since when it waits, and whether a limit keeps it from starting. The first so many by name;
 -- of those that take turns, ten times as many are looked at, since some have no jobs. Groups that
@@ -112,7 +134,8 @@ language sql stable as $$
         group by jobs.group_key
     )
     select named.group_key, first.job_id, first.since, case
-               when setting.has_turns then named.rests or exists (
+               when setting.has_turns then named.rests
+               or group_full_until(of_project, of_queue, named.group_key) is not null or exists (
                    select from crowd
                    where crowd.group_key = named.group_key
                        and jobs >= coalesce((

@@ -24,8 +24,8 @@ pub struct GroupRow {
     pub paused_until: Option<DateTime<Utc>>,
     /// When its rates let the next job start; none: they let one start, or there is none.
     pub full_until: Option<DateTime<Utc>>,
-    /// Since when its first job waits that is due, also while the group is paused or blocked; none:
-    /// none waits.
+    /// Since when its first job waits that is due, also while the group is paused or blocked. It
+    /// counts anew from the end of a pause. None: none waits.
     pub waiting_since: Option<DateTime<Utc>>,
     /// Jobs that have not started, up to twice [`MAX_COUNTED_JOBS`].
     pub waiting: i64,
@@ -75,17 +75,7 @@ pub async fn find(
         r#"
         select named.group_key as "group!", statement_timestamp() "now!",
                pause.paused_at "paused_at?", nullif(pause.paused_until, 'infinity') as paused_until,
-               greatest(recent.full_until, (
-                   -- Of limits that its queue shares: for the group, and for all jobs.
-                   select max(greatest(known.full_until, known.paused_until))
-                   from queues sharing
-                   join shared_limit_keys known on known.project_id = $1
-                       and known.limit_name = any(sharing.shared_limits)
-                       and known.group_key in (named.group_key, '')
-                   where sharing.project_id = $1 and sharing.name = $2
-                       and sharing.shared_limits is not null
-                       and greatest(known.full_until, known.paused_until) > statement_timestamp()
-               )) as full_until,
+               group_full_until($1, $2, named.group_key) as full_until,
                (select since from first_waiting($1, $2, named.group_key)) as waiting_since,
                held.jobs + open.waiting "waiting!", open.running "running!", head.id "head_id?: JobId",
                head.state "head_state?: StoredState", head.run_at "head_run_at?",
@@ -97,8 +87,6 @@ pub async fn find(
         left join job_groups pause
             on pause.project_id = $1 and pause.queue = $2 and pause.group_key = named.group_key
             and pause.paused_until > statement_timestamp()
-        left join group_handouts recent on recent.project_id = $1 and recent.queue = $2
-            and recent.group_key = named.group_key and recent.full_until > statement_timestamp()
         left join group_overrides own on own.project_id = $1 and own.queue = $2
             and own.group_key = named.group_key
             and (own.expires_at is null or own.expires_at > statement_timestamp())

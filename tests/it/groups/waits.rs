@@ -49,6 +49,7 @@ fn metrics_say_how_long_groups_wait_and_which_are_limited() {
             ("ordered", json!({"order": "strict"}), 0.0),
             ("limited", json!({"max_running": 1}), 1.0),
             ("fair", json!({"fair": true, "max_running": 1}), 1.0),
+            ("rated", json!({"fair": true, "rates": [{"count": 1, "per_seconds": 600}]}), 1.0),
         ];
         for (queue, rules, limited) in kinds {
             let_one_wait(t, queue, rules).await;

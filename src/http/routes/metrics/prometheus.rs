@@ -177,7 +177,7 @@ fn show_groups(text: &mut Exposition, held: &[HeldGroups]) {
     );
     gauge(
         "fencepost_project_queue_group_longest_wait_seconds",
-        "Time for which the first job of a group has waited for its group or its turn: the longest of the first 100 groups with waiting jobs by name.",
+        "Time for which the first job of a group has waited for its group or its turn: the longest of the first 100 groups with waiting jobs by name, without paused and blocked ones.",
         &|it| it.longest_wait,
     );
 }

@@ -27,7 +27,8 @@ use super::{
 };
 use crate::error::ErrorBody;
 
-/// Rules of one group, in place of those of its queue.
+/// Rules of one group, in place of those of its queue: at least one of `weight`, `max_running` and
+/// `rates`.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"weight": 5, "max_running": 10}))]

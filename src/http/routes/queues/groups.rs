@@ -60,8 +60,8 @@ pub struct Group {
     /// head is due. Null: not known.
     #[schema(required)]
     pub next_change_at: Option<DateTime<Utc>>,
-    /// Since when its first job waits that is due, also while the group is paused or blocked; null:
-    /// none waits.
+    /// Since when its first job waits that is due, also while the group is paused or blocked. It
+    /// counts anew from the end of a pause. Null: none waits.
     #[schema(required)]
     pub waiting_since: Option<DateTime<Utc>>,
     /// Rules of its own, in place of those of its queue; null: none.
@@ -178,7 +178,7 @@ pub enum ListedState {
     Blocked,
     /// They are paused.
     Paused,
-    /// Jobs wait for their group, or its turn.
+    /// Jobs wait for their group, or its turn, for which it is in line soon after they are stored.
     Waiting,
 }
 

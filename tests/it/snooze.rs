@@ -107,6 +107,24 @@ fn a_delay_is_not_answered_as_kept_when_the_attempt_was_released_without_one() {
 }
 
 #[test]
+fn a_cancelled_job_that_is_put_off_ends_without_an_error() {
+    run(async |t| {
+        for (status, more) in [
+            ("released", json!({"delay_seconds": 9})),
+            ("rate_limited", json!({"scope": "queue", "retry_after_seconds": 1})),
+        ] {
+            let id = t.enqueue(json!({})).await;
+            let job = t.wait_and_lease("w").await;
+            t.act(&format!("/v1/jobs/{id}/cancel")).await.is(200);
+            assert_eq!(t.ack_with(&job, "w", status, more).await.is(200)["action"], "done");
+            let ended = t.job_becomes(&id, "cancelled").await;
+            assert_eq!((&ended["snoozes"], &ended["last_error"]), (&json!(0), &Value::Null));
+            assert_eq!(ended["attempts"][0]["error"], Value::Null);
+        }
+    });
+}
+
+#[test]
 fn attempts_that_were_put_off_do_not_use_up_the_claims_of_a_job() {
     run_alone(async |t| {
         let id = t.enqueue(json!({})).await;

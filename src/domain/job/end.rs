@@ -158,7 +158,10 @@ pub fn after_attempt(
         matches!(cause, OutcomeCause::RateLimited { .. } | OutcomeCause::Snoozed { .. });
     let uncounted = running.uncounted_claims.saturating_add(i32::from(is_uncounted));
     let claims = running.attempt - uncounted;
-    let is_worn = claims >= MAX_CLAIMS || is_uncounted && uncounted >= MAX_UNCOUNTED_CLAIMS;
+    let is_worn = match is_uncounted {
+        true => uncounted >= MAX_UNCOUNTED_CLAIMS,
+        false => claims >= MAX_CLAIMS,
+    };
     if exhausted || is_worn {
         return AfterAttempt { next: Next::DeadLetter, failures };
     }
@@ -283,7 +286,9 @@ mod tests {
         let snoozed = OutcomeCause::Snoozed { delay_seconds: 7 };
         let waits = AfterAttempt { next: waits(7), failures: 0 };
         for uncounted in [limited, snoozed] {
-            assert_eq!(after(MAX_CLAIMS, 0, 3, &uncounted), waits, "it does not count");
+            for attempt in [MAX_CLAIMS, 2 * MAX_CLAIMS] {
+                assert_eq!(after(attempt, 0, 3, &uncounted), waits, "it does not count");
+            }
             let policy = RetryPolicy::default();
             let mut running = Running {
                 attempt: MAX_UNCOUNTED_CLAIMS,

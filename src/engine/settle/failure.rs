@@ -46,6 +46,14 @@ pub(crate) fn decide(
     OutcomeToWrite { key, attempt, state, failures, wait, outcome, error, duration_ms, ran_ms }
 }
 
+/// What is recorded of a release: nothing if the job ends by it, because it was cancelled.
+pub(super) fn unreported(held: &Held, cause: &OutcomeCause<'_>) -> ErrorReport {
+    match held.cancel_requested {
+        true => ErrorReport::default(),
+        false => cause.unreported_error(),
+    }
+}
+
 /// Writes what was decided, in the transaction that holds the locks.
 pub(crate) async fn write(
     tx: &mut PgConnection,

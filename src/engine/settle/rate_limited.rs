@@ -88,7 +88,7 @@ async fn settle_in(
         return Err(Error::invalid("scope", "must be queue: the job has no group"));
     }
     let cause = OutcomeCause::RateLimited { retry_after_seconds: limited.retry_after_seconds };
-    let outcome = failure::decide(held, &cause, cause.unreported_error(), duration_ms);
+    let outcome = failure::decide(held, &cause, failure::unreported(held, &cause), duration_ms);
     let after = failure::write(tx, std::slice::from_ref(&outcome)).await?;
     let Some(after) = after.into_iter().next() else { return Ok(None) };
     uncounted::note(tx, key, Uncounted::RateLimit, KEPT_UNCOUNTED_ATTEMPTS).await?;

@@ -50,7 +50,7 @@ async fn settle_in(
     let held = settle_failure::lock_held(tx, std::iter::once((key, fence))).await?;
     let Some(held) = held.first() else { return Ok(None) };
     let cause = OutcomeCause::Snoozed { delay_seconds };
-    let outcome = failure::decide(held, &cause, cause.unreported_error(), duration_ms);
+    let outcome = failure::decide(held, &cause, failure::unreported(held, &cause), duration_ms);
     let after = failure::write(tx, std::slice::from_ref(&outcome)).await?;
     let Some(after) = after.into_iter().next() else { return Ok(None) };
     if outcome.state != StoredState::Cancelled {

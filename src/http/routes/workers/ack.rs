@@ -282,7 +282,8 @@ pub struct AckBatchResult {
 ///
 /// Each ack has its own result, in the order in which they were sent. Of several acks of one
 /// attempt the first counts: one with the same status returns its answer, another is refused, as
-/// is a further one that shows neither attempt nor lease.
+/// is a further one that shows neither attempt nor lease. A release with a delay and one without
+/// are two statuses.
 #[utoipa::path(
     post, path = "/workers/ack/batch", tag = "workers", operation_id = "workers_ack_batch",
     security(("api_key" = ["work"]), ("session" = ["member"])),

@@ -8,10 +8,13 @@ use fencepost_domain::{
     callbacks::{CallbackEnd, CallbackJob, Callbacks},
     error::Error,
     explain::Reason,
-    job::{AttemptOutcome, JobState, RATE_LIMITED, SNOOZED, StoredState, WaitingFor},
+    job::{AttemptOutcome, JobState, StoredState, WaitingFor},
     text::ErrorReport,
 };
-use fencepost_store::jobs::{AttemptRow, JobRow};
+use fencepost_store::{
+    jobs::{AttemptRow, JobRow},
+    settle::uncounted::Uncounted,
+};
 use fencepost_web::wire::validate::stored_json;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -232,9 +235,8 @@ pub struct AttemptView {
 
 impl AttemptView {
     fn is_uncounted(&self) -> bool {
-        let kind = self.error.as_ref().and_then(|it| it.kind.as_deref());
-        self.outcome == AttemptOutcome::Released
-            && kind.is_some_and(|it| [RATE_LIMITED, SNOOZED].contains(&it))
+        let kind = self.error.as_ref().and_then(|error| error.kind.as_deref());
+        Uncounted::of(self.outcome, kind).is_some()
     }
 
     fn of(row: AttemptRow) -> Self {

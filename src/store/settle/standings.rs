@@ -132,9 +132,8 @@ impl StandingRow {
             },
             has_follow_ups: self.has_follow_ups.unwrap_or(false),
             uncounted: self
-                .past_error_kind
-                .filter(|_| self.past_outcome == Some(AttemptOutcome::Released))
-                .and_then(|it| Uncounted::of_kind(&it)),
+                .past_outcome
+                .and_then(|outcome| Uncounted::of(outcome, self.past_error_kind.as_deref())),
             retry_at: self.past_retry_at,
             children_activated: self.children_activated,
         }

@@ -2,7 +2,7 @@
 
 use fencepost_domain::{
     ids::JobKey,
-    job::{RATE_LIMITED, SNOOZED},
+    job::{AttemptOutcome, RATE_LIMITED, SNOOZED},
 };
 use sqlx::PgConnection;
 
@@ -26,9 +26,11 @@ impl Uncounted {
         }
     }
 
-    /// The reason with this error type, if it is one.
-    pub(super) fn of_kind(kind: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|it| it.kind() == kind)
+    /// Why an attempt with this outcome and error type does not count; none: it does.
+    #[must_use]
+    pub fn of(outcome: AttemptOutcome, error_kind: Option<&str>) -> Option<Self> {
+        let is_released = outcome == AttemptOutcome::Released;
+        Self::ALL.into_iter().find(|why| is_released && Some(why.kind()) == error_kind)
     }
 }
 

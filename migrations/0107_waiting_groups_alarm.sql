@@ -58,12 +58,15 @@ returns timestamptz language sql stable as $$
         where project_id = of_project and queue = of_queue and group_key = of_group
             and full_until > statement_timestamp()
     ), (
-        -- Of limits that its queue shares: for the group, and for all jobs.
+        select held_until
+        from shared_limits_hold_until(of_project, of_queue, of_group) as held_until
+        where held_until > statement_timestamp()
+    ), (
+        -- Limits of all jobs have one key for all groups.
         select max(greatest(known.full_until, known.paused_until))
         from queues sharing
         join shared_limit_keys known on known.project_id = of_project
-            and known.limit_name = any(sharing.shared_limits)
-            and known.group_key in (of_group, '')
+            and known.limit_name = any(sharing.shared_limits) and known.group_key = ''
         where sharing.project_id = of_project and sharing.name = of_queue
             and sharing.shared_limits is not null
             and greatest(known.full_until, known.paused_until) > statement_timestamp()

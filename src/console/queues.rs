@@ -134,7 +134,7 @@ impl QueueDetail {
         Some((self.frame.now - group.waiting_since?).num_seconds().max(0))
     }
 
-    /// The same of the group on the page that waits longest.
+    /// Seconds for which the group on the page has waited that waits longest.
     fn longest_wait(&self) -> i64 {
         self.groups.iter().filter_map(|it| self.waited(it)).max().unwrap_or_default()
     }

@@ -2,6 +2,7 @@
 
 mod blocked;
 mod crashes;
+mod histories;
 mod limits;
 mod order;
 mod pauses;

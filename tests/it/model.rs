@@ -441,7 +441,7 @@ fn with_engine(test: impl AsyncFnOnce(&Engine, &Database)) {
 }
 
 /// A number that the environment asks for.
-fn asked(variable: &str) -> Option<u64> {
+pub fn asked(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().map(|text| text.parse().expect("a number"))
 }
 

@@ -16,7 +16,10 @@ pub use self::{
     reason::Reason,
     shared::SharedUse,
 };
-use super::{job::StoredState, rate::RateLimit};
+use super::{
+    job::{DeadLetterReason, StoredState},
+    rate::RateLimit,
+};
 
 /// Facts about a job and about what it waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +33,11 @@ pub struct Facts {
     pub run_at: DateTime<Utc>,
     pub failures: i32,
     pub max_attempts: i32,
+    pub losses: i32,
+    /// Losses in a row after which it is dead-lettered.
+    pub max_losses: i32,
+    /// Why it was dead-lettered, if it was.
+    pub death: DeadLetterReason,
     pub unfinished_parents: i32,
     /// What its group waits for; none: it does not wait for its group.
     pub group: Option<GroupLine>,
@@ -215,6 +223,16 @@ fn not_waiting(facts: &Facts) -> String {
                 ),
             }
         }
+        StoredState::DeadLetter if facts.death == DeadLetterReason::Lost => format!(
+            "dead-lettered because its workers were lost {} times, {} in a row at most: {}",
+            facts.losses,
+            facts.max_losses,
+            group::remedy(facts)
+        ),
+        StoredState::DeadLetter if facts.death == DeadLetterReason::Claims => format!(
+            "dead-lettered because it was claimed too often without an end: {}",
+            group::remedy(facts)
+        ),
         StoredState::DeadLetter if facts.failures < facts.max_attempts => format!(
             "dead-lettered by failure {} of {}, which no retry can mend, as its worker or its retry \
              policy says: {}",
@@ -334,9 +352,10 @@ fn due(facts: &Facts) -> Condition {
         (true, _) => "it is due".to_owned(),
         (false, Reason::Backoff) => {
             let seconds = (facts.run_at - facts.now).num_seconds().max(1);
-            let failed = match facts.failures {
-                0 => "no failure is counted".to_owned(),
-                failures => format!("failure {failures} of {}", facts.max_attempts),
+            let failed = match (facts.failures, facts.losses) {
+                (0, 0) => "no failure is counted".to_owned(),
+                (0, losses) => format!("lost {losses} times"),
+                (failures, _) => format!("failure {failures} of {}", facts.max_attempts),
             };
             format!("{failed}: retried in {seconds} s")
         }

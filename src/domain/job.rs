@@ -1,17 +1,19 @@
 //! The life of a job: its states, and why it waits. `end.rs` says what the end of an attempt leads
-//! to.
+//! to, `losses.rs` how losses count.
 
 mod cancel;
 mod end;
+mod losses;
 
 use serde::{Deserialize, Serialize};
 
 pub use self::{
     cancel::{CancelDecision, cancel},
     end::{
-        AfterAttempt, MAX_CLAIMS, MAX_UNCOUNTED_CLAIMS, Next, OutcomeCause, RATE_LIMITED, Running,
-        SNOOZED, after_attempt,
+        AfterAttempt, DeadLetterReason, MAX_CLAIMS, MAX_UNCOUNTED_CLAIMS, Next, OutcomeCause,
+        RATE_LIMITED, Running, SNOOZED, after_attempt,
     },
+    losses::{DEFAULT_MAX_LOSSES, Losses, TOTAL_LOSSES_PER_ROW, max_losses},
 };
 
 /// The queue of jobs that name none.

@@ -36,6 +36,8 @@ pub const MAX_RUN_AT_YEARS: i64 = 100;
 pub const MAX_RUN_AT_SECONDS: i64 = MAX_RUN_AT_YEARS * 366 * 86_400;
 /// Attempts a job may be given.
 pub const MAX_MAX_ATTEMPTS: i32 = 100;
+/// Largest `max_losses` of a job.
+pub const MAX_MAX_LOSSES: i32 = 100;
 /// Longest run of one attempt, in seconds (one day).
 pub const MAX_TIMEOUT_SECONDS: i32 = 86_400;
 /// How long the attempts of a deleted job are known, in seconds (two days): longer than an attempt

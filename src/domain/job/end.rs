@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::AttemptOutcome;
+use super::{AttemptOutcome, Losses};
+use serde::{Deserialize, Serialize};
+
 use crate::{
     backoff::{Jitter, RetryPolicy},
     text::ErrorReport,
@@ -72,10 +74,10 @@ impl OutcomeCause<'_> {
         }
     }
 
-    /// True if it counts as a failure of the job.
+    /// Whether the attempt ended without an outcome: its worker was gone, or the lease was taken.
     #[must_use]
-    pub fn is_failure(&self) -> bool {
-        self.outcome() != AttemptOutcome::Released
+    pub fn is_loss(&self) -> bool {
+        matches!(self, Self::LeaseExpired | Self::WorkerGone | Self::TakeBack)
     }
 
     /// The error of an end that no worker reported.
@@ -108,10 +110,49 @@ pub struct Running<'a> {
     pub failures: i32,
     /// Failures after which the job is dead-lettered.
     pub max_attempts: i32,
+    /// Losses before this one.
+    pub losses: Losses,
+    /// Losses in a row after which the job is dead-lettered.
+    pub max_losses: i32,
+    /// Whether this attempt came further than those that were lost before it.
+    pub has_progressed: bool,
+    /// Whether an expired lease counts as a failure, and other losses not at all.
+    pub losses_fail: bool,
     /// Whether it was cancelled meanwhile.
     pub cancel_requested: bool,
     /// How it is retried.
     pub policy: &'a RetryPolicy,
+}
+
+/// Why a job was dead-lettered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DeadLetterReason {
+    /// An attempt failed, and no retry was left or allowed.
+    Failed,
+    /// It was lost too often: its workers sent no outcome.
+    Lost,
+    /// It was claimed too often.
+    Claims,
+}
+
+impl DeadLetterReason {
+    /// The name as stored and shown.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Failed => "failed",
+            Self::Lost => "lost",
+            Self::Claims => "claims",
+        }
+    }
+
+    /// The reason that is stored with a dead letter; what is not stored is a failure.
+    #[must_use]
+    pub fn stored(stored: Option<&str>) -> Self {
+        let all = [Self::Failed, Self::Lost, Self::Claims];
+        all.into_iter().find(|it| stored == Some(it.as_str())).unwrap_or(Self::Failed)
+    }
 }
 
 /// The consequence of an attempt's end. The caller writes it and decides nothing more.
@@ -122,53 +163,60 @@ pub enum Next {
     /// Claimable again after a backoff.
     RetryAfter(Duration),
     /// Dead-lettered.
-    DeadLetter,
+    DeadLetter(DeadLetterReason),
     /// Cancelled.
     Cancelled,
 }
 
-/// The new state, and the new number of failures.
+/// The new state, and the new numbers of failures and losses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AfterAttempt {
     /// Where the job goes.
     pub next: Next,
     /// Failures, including this one if it is one.
     pub failures: i32,
+    /// Losses, including this one if it is one.
+    pub losses: Losses,
 }
 
 /// Decides what the end of an attempt leads to.
 ///
 /// Retries count `failures`, not attempts, so a release uses up none, and neither does the loss of
-/// a worker. After an expired lease the retry is immediate: the worker died, not the job. A
-/// cancelled job is not retried, whatever the end. Source: `docs/guarantees.md`, "Retries" and
-/// "Cancelling".
+/// a worker: losses in a row have a bound of their own. After a loss the retry is immediate, or
+/// soon: the worker died, not the job. A cancelled job is not retried, whatever the end. Source:
+/// `docs/guarantees.md`, "Retries" and "Cancelling".
 #[must_use]
 pub fn after_attempt(
     running: &Running<'_>,
     cause: &OutcomeCause<'_>,
     jitter: Jitter,
 ) -> AfterAttempt {
-    let counts = cause.is_failure();
-    let failures = running.failures.saturating_add(i32::from(counts));
-    if running.cancel_requested {
-        return AfterAttempt { next: Next::Cancelled, failures };
-    }
-    let exhausted = counts && failures >= running.max_attempts;
-    let is_uncounted =
-        matches!(cause, OutcomeCause::RateLimited { .. } | OutcomeCause::Snoozed { .. });
-    let uncounted = running.uncounted_claims.saturating_add(i32::from(is_uncounted));
-    let claims = running.attempt - uncounted;
-    let is_worn = match is_uncounted {
-        true => uncounted >= MAX_UNCOUNTED_CLAIMS,
-        false => claims >= MAX_CLAIMS,
+    let is_loss = cause.is_loss() && !running.losses_fail;
+    let is_failure = !is_loss && cause.outcome() != AttemptOutcome::Released;
+    let failures = running.failures.saturating_add(i32::from(is_failure));
+    let losses = match is_loss {
+        true => running.losses.with_another(running.has_progressed),
+        false => running.losses.after_outcome(),
     };
-    if exhausted || is_worn {
-        return AfterAttempt { next: Next::DeadLetter, failures };
+    let after = |next| AfterAttempt { next, failures, losses };
+    if running.cancel_requested {
+        return after(Next::Cancelled);
     }
-    let next = match *cause {
+    if is_failure && failures >= running.max_attempts {
+        return after(Next::DeadLetter(DeadLetterReason::Failed));
+    }
+    // Who takes a job back wants it to run again.
+    let is_taken_back = matches!(cause, OutcomeCause::TakeBack);
+    if is_loss && !is_taken_back && losses.are_too_many(running.max_losses) {
+        return after(Next::DeadLetter(DeadLetterReason::Lost));
+    }
+    if is_worn(running, cause) {
+        return after(Next::DeadLetter(DeadLetterReason::Claims));
+    }
+    after(match *cause {
         OutcomeCause::Failed { retryable, error_kind, retry_after_seconds } => {
             if !retryable || running.policy.is_final_for(error_kind) {
-                Next::DeadLetter
+                Next::DeadLetter(DeadLetterReason::Failed)
             } else {
                 Next::RetryAfter(retry_after_seconds.map_or_else(
                     || running.policy.delay(failures, jitter),
@@ -181,12 +229,22 @@ pub fn after_attempt(
         | OutcomeCause::Snoozed { delay_seconds: seconds } => {
             Next::RetryAfter(Duration::from_secs(seconds.into()))
         }
-        OutcomeCause::LeaseExpired
-        | OutcomeCause::Released
-        | OutcomeCause::WorkerGone
-        | OutcomeCause::TakeBack => Next::Pending,
-    };
-    AfterAttempt { next, failures }
+        OutcomeCause::Released | OutcomeCause::TakeBack => Next::Pending,
+        OutcomeCause::LeaseExpired | OutcomeCause::WorkerGone => {
+            losses.wait(jitter).map_or(Next::Pending, Next::RetryAfter)
+        }
+    })
+}
+
+/// Whether a job has been claimed as often as it may be.
+fn is_worn(running: &Running<'_>, cause: &OutcomeCause<'_>) -> bool {
+    let is_uncounted =
+        matches!(cause, OutcomeCause::RateLimited { .. } | OutcomeCause::Snoozed { .. });
+    let uncounted = running.uncounted_claims.saturating_add(i32::from(is_uncounted));
+    match is_uncounted {
+        true => uncounted >= MAX_UNCOUNTED_CLAIMS,
+        false => running.attempt - uncounted >= MAX_CLAIMS,
+    }
 }
 
 #[cfg(test)]
@@ -204,17 +262,30 @@ mod tests {
     ) -> AfterAttempt {
         let policy =
             RetryPolicy { non_retryable_types: vec!["Fatal".into()], ..Default::default() };
-        let cancel_requested = false;
-        let running = Running {
-            attempt,
-            uncounted_claims: 0,
-            failures,
-            max_attempts,
-            cancel_requested,
-            policy: &policy,
-        };
+        let running = Running { attempt, failures, max_attempts, ..running(&policy) };
         after_attempt(&running, cause, Jitter::NONE)
     }
+
+    fn running(policy: &RetryPolicy) -> Running<'_> {
+        Running {
+            attempt: 1,
+            uncounted_claims: 0,
+            failures: 0,
+            max_attempts: 3,
+            losses: Losses::default(),
+            max_losses: 5,
+            has_progressed: false,
+            losses_fail: false,
+            cancel_requested: false,
+            policy,
+        }
+    }
+
+    fn failed(next: Next, failures: i32) -> AfterAttempt {
+        AfterAttempt { next, failures, losses: Losses::default() }
+    }
+
+    const DEAD: Next = Next::DeadLetter(DeadLetterReason::Failed);
 
     fn waits(seconds: u64) -> Next {
         Next::RetryAfter(Duration::from_secs(seconds))
@@ -222,19 +293,16 @@ mod tests {
 
     #[test]
     fn a_failed_attempt_waits_longer_each_time_and_the_last_goes_to_the_dead_letter() {
-        assert_eq!(after(1, 0, 3, &FAILED), AfterAttempt { next: waits(15), failures: 1 });
-        assert_eq!(after(2, 1, 3, &FAILED), AfterAttempt { next: waits(30), failures: 2 });
-        assert_eq!(after(3, 2, 3, &FAILED), AfterAttempt { next: Next::DeadLetter, failures: 3 });
-        assert_eq!(after(1, 0, 1, &FAILED), AfterAttempt { next: Next::DeadLetter, failures: 1 });
+        assert_eq!(after(1, 0, 3, &FAILED), failed(waits(15), 1));
+        assert_eq!(after(2, 1, 3, &FAILED), failed(waits(30), 2));
+        assert_eq!(after(3, 2, 3, &FAILED), failed(DEAD, 3));
+        assert_eq!(after(1, 0, 1, &FAILED), failed(DEAD, 1));
     }
 
     #[test]
     fn failures_count_and_attempts_do_not() {
-        assert_eq!(after(9, 0, 3, &FAILED), AfterAttempt { next: waits(15), failures: 1 });
-        assert_eq!(
-            after(9, 2, 3, &OutcomeCause::Released),
-            AfterAttempt { next: Next::Pending, failures: 2 }
-        );
+        assert_eq!(after(9, 0, 3, &FAILED), failed(waits(15), 1));
+        assert_eq!(after(9, 2, 3, &OutcomeCause::Released), failed(Next::Pending, 2));
     }
 
     #[test]
@@ -244,13 +312,13 @@ mod tests {
             error_kind: Some("Fatal"),
             retry_after_seconds: None,
         };
-        assert_eq!(after(1, 0, 3, &fatal).next, Next::DeadLetter);
+        assert_eq!(after(1, 0, 3, &fatal).next, DEAD);
         let refused = OutcomeCause::Failed {
             retryable: false,
             error_kind: None,
             retry_after_seconds: Some(1),
         };
-        assert_eq!(after(1, 0, 3, &refused).next, Next::DeadLetter);
+        assert_eq!(after(1, 0, 3, &refused).next, DEAD);
     }
 
     #[test]
@@ -261,30 +329,55 @@ mod tests {
             retry_after_seconds: Some(99),
         };
         assert_eq!(after(2, 1, 3, &later).next, waits(99));
-        assert_eq!(after(3, 2, 3, &later).next, Next::DeadLetter);
+        assert_eq!(after(3, 2, 3, &later).next, DEAD);
     }
 
     #[test]
-    fn a_lost_worker_costs_a_failure_but_no_wait_and_a_timeout_costs_both() {
-        assert_eq!(
-            after(1, 0, 3, &OutcomeCause::LeaseExpired),
-            AfterAttempt { next: Next::Pending, failures: 1 }
-        );
-        assert_eq!(after(3, 2, 3, &OutcomeCause::LeaseExpired).next, Next::DeadLetter);
-        assert_eq!(
-            after(1, 0, 3, &OutcomeCause::TimedOut),
-            AfterAttempt { next: waits(15), failures: 1 }
-        );
+    fn a_lost_worker_costs_no_failure_and_a_timeout_costs_one_and_a_wait() {
+        let lost = after(1, 2, 3, &OutcomeCause::LeaseExpired);
+        let losses = Losses { total: 1, in_row: 1 };
+        assert_eq!(lost, AfterAttempt { next: Next::Pending, failures: 2, losses });
+        assert_eq!(after(1, 0, 3, &OutcomeCause::TimedOut), failed(waits(15), 1));
+        let policy = RetryPolicy::default();
+        let often = Running { losses: Losses { total: 8, in_row: 4 }, ..running(&policy) };
+        for cause in [OutcomeCause::LeaseExpired, OutcomeCause::WorkerGone] {
+            let last = after_attempt(&often, &cause, Jitter::NONE);
+            assert_eq!(last.next, Next::DeadLetter(DeadLetterReason::Lost), "{cause:?}");
+            let further = Running { has_progressed: true, ..often };
+            let next = after_attempt(&further, &cause, Jitter::NONE);
+            assert_eq!(next.next, Next::Pending, "it came further: {cause:?}");
+            assert_eq!(next.losses, Losses { total: 9, in_row: 1 });
+        }
+        let taken = after_attempt(&often, &OutcomeCause::TakeBack, Jitter::NONE);
+        let losses = Losses { total: 9, in_row: 5 };
+        assert_eq!(taken, AfterAttempt { next: Next::Pending, failures: 0, losses });
+        let ended = after_attempt(&often, &FAILED, Jitter::NONE);
+        assert_eq!(ended.losses, Losses { total: 8, in_row: 0 }, "an outcome ends the row");
+        let second = Running { losses: Losses { total: 1, in_row: 1 }, ..running(&policy) };
+        let waits = after_attempt(&second, &OutcomeCause::LeaseExpired, Jitter::FULL).next;
+        assert_eq!(waits, Next::RetryAfter(Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn where_losses_count_as_failures_an_expired_lease_costs_one_but_no_wait() {
+        let policy = RetryPolicy::default();
+        let at = |failures| Running { losses_fail: true, failures, ..running(&policy) };
+        let after = |failures, cause| after_attempt(&at(failures), &cause, Jitter::NONE);
+        assert_eq!(after(0, OutcomeCause::LeaseExpired), failed(Next::Pending, 1));
+        assert_eq!(after(2, OutcomeCause::LeaseExpired), failed(DEAD, 3));
+        assert_eq!(after(2, OutcomeCause::WorkerGone), failed(Next::Pending, 2));
+        assert_eq!(after(2, OutcomeCause::TakeBack), failed(Next::Pending, 2));
     }
 
     #[test]
     fn no_job_is_claimed_for_ever() {
         let last = after(MAX_CLAIMS, 0, 3, &OutcomeCause::Released);
-        assert_eq!(last, AfterAttempt { next: Next::DeadLetter, failures: 0 });
+        let worn = Next::DeadLetter(DeadLetterReason::Claims);
+        assert_eq!(last, failed(worn, 0));
         assert_eq!(after(MAX_CLAIMS - 1, 0, 3, &OutcomeCause::Released).next, Next::Pending);
         let limited = OutcomeCause::RateLimited { retry_after_seconds: 7 };
         let snoozed = OutcomeCause::Snoozed { delay_seconds: 7 };
-        let waits = AfterAttempt { next: waits(7), failures: 0 };
+        let waits = failed(waits(7), 0);
         for uncounted in [limited, snoozed] {
             for attempt in [MAX_CLAIMS, 2 * MAX_CLAIMS] {
                 assert_eq!(after(attempt, 0, 3, &uncounted), waits, "it does not count");
@@ -293,13 +386,10 @@ mod tests {
             let mut running = Running {
                 attempt: MAX_UNCOUNTED_CLAIMS,
                 uncounted_claims: MAX_UNCOUNTED_CLAIMS - 1,
-                failures: 0,
-                max_attempts: 3,
-                cancel_requested: false,
-                policy: &policy,
+                ..running(&policy)
             };
             let last = after_attempt(&running, &uncounted, Jitter::NONE);
-            assert_eq!(last.next, Next::DeadLetter, "{uncounted:?}");
+            assert_eq!(last.next, worn, "{uncounted:?}");
             running.uncounted_claims -= 1;
             assert_eq!(after_attempt(&running, &uncounted, Jitter::NONE), waits);
         }
@@ -308,14 +398,7 @@ mod tests {
     #[test]
     fn a_cancelled_job_is_not_retried() {
         let policy = RetryPolicy::default();
-        let running = Running {
-            uncounted_claims: 0,
-            attempt: 1,
-            failures: 0,
-            max_attempts: 3,
-            cancel_requested: true,
-            policy: &policy,
-        };
+        let running = Running { cancel_requested: true, ..running(&policy) };
         for cause in [
             FAILED,
             OutcomeCause::Released,

@@ -372,6 +372,7 @@ pub const ACTIONS: &[Action] = &[
             Field::Text("name"),
             Field::Text("require_fence"),
             Field::NumberOrNull("default_lease_seconds"),
+            Field::Flag("losses_count_as_failures"),
         ],
         "The project is changed.",
     )

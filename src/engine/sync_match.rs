@@ -49,6 +49,7 @@ pub struct ReservedPoll {
     pub worker_id: Arc<str>,
     pub lease: LeaseLength,
     pub poll_id: Option<Uuid>,
+    pub loss_fails: Option<bool>,
     pub lease_id: LeaseId,
 }
 
@@ -56,8 +57,14 @@ impl ReservedPoll {
     /// The lease request for the job.
     #[must_use]
     pub fn lease_request(&self) -> LeaseRequest<'_> {
-        let Self { worker_id, lease, poll_id, lease_id, .. } = self;
-        LeaseRequest { worker_id, lease: *lease, poll_id: *poll_id, lease_id: *lease_id }
+        let Self { worker_id, lease, poll_id, loss_fails, lease_id, .. } = self;
+        LeaseRequest {
+            worker_id,
+            lease: *lease,
+            poll_id: *poll_id,
+            loss_fails: *loss_fails,
+            lease_id: *lease_id,
+        }
     }
 }
 

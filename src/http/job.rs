@@ -8,7 +8,7 @@ use fencepost_domain::{
     callbacks::{CallbackEnd, CallbackJob, Callbacks},
     error::Error,
     explain::Reason,
-    job::{AttemptOutcome, JobState, StoredState, WaitingFor},
+    job::{AttemptOutcome, DeadLetterReason, JobState, StoredState, WaitingFor, max_losses},
     text::ErrorReport,
 };
 use fencepost_store::{
@@ -108,8 +108,18 @@ pub struct Job {
     /// Number of attempts whose workers have put the job off.
     #[serde(default)]
     pub snoozes: i32,
-    /// Failures after which it is dead-lettered. Released attempts do not count.
+    /// Failures after which it is dead-lettered. Released attempts and losses do not count.
     pub max_attempts: i32,
+    /// Number of attempts that were lost: no outcome came from their workers.
+    #[serde(default)]
+    pub losses: i32,
+    /// Losses in a row after which it is dead-lettered; ten times as many in total do so as well.
+    #[serde(default)]
+    pub max_losses: i32,
+    /// Why it was dead-lettered; null in other states.
+    #[serde(default)]
+    #[schema(required)]
+    pub dead_letter_reason: Option<DeadLetterReason>,
     /// Timeout of one attempt, in seconds.
     pub timeout_seconds: i32,
     /// Retry policy.
@@ -306,6 +316,10 @@ impl Job {
             failures: row.failures,
             snoozes: row.snoozes,
             max_attempts: row.max_attempts,
+            losses: row.losses,
+            max_losses: max_losses(row.max_losses, row.max_attempts),
+            dead_letter_reason: (row.state == StoredState::DeadLetter)
+                .then(|| DeadLetterReason::stored(row.death.as_deref())),
             timeout_seconds: row.timeout_seconds,
             retry: RetryPolicy::stored(row.retry.as_ref()),
             worker_id: row.worker_id,

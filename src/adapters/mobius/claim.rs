@@ -114,6 +114,7 @@ pub async fn claim(
         queues: request.queues.unwrap_or_default(),
         job_types: request.actions.unwrap_or_default(),
         lease_seconds: Some(LEASE_SECONDS),
+        loss_fails: Some(true),
         wait: Duration::from_secs(wait_seconds.into()),
         ..Poll::new(caller.project_id)
     };

@@ -103,6 +103,7 @@ pub async fn fetch(
         queues: request.queues,
         capacity: u32::try_from(count).unwrap_or(u32::MAX).min(limits::MAX_POLL_CAPACITY),
         lease_seconds: i32::try_from(lease_seconds).ok(),
+        loss_fails: Some(true),
         ..Poll::new(caller.project_id)
     };
     check.poll(&poll, "queues", "types");

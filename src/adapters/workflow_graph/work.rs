@@ -200,6 +200,7 @@ pub async fn claim(
         labels: Some(request.labels),
         only_commands: true,
         lease_seconds: Some(lease_seconds),
+        loss_fails: Some(true),
         ..Poll::new(caller.project_id)
     };
     check.poll(&poll, "queues", "job_types");

@@ -395,6 +395,7 @@ fn to_queue_claim((planned, lease_ids): &(PlannedClaim, Vec<LeaseId>)) -> QueueC
                 worker_id: &spec.worker_id,
                 lease: spec.lease,
                 poll_id: spec.poll_id,
+                loss_fails: spec.loss_fails,
                 lease_id: *lease_id,
             })
             .collect(),

@@ -55,6 +55,7 @@ impl Pump {
                     worker_id: Arc::clone(&spec.worker_id),
                     lease: spec.lease,
                     poll_id: spec.poll_id,
+                    loss_fails: spec.loss_fails,
                     lease_id: LeaseId(Uuid::new_v4()),
                 });
             }

@@ -32,6 +32,8 @@ pub struct Poll {
     pub default_lease_seconds: Option<i32>,
     /// The worker's own id for this poll: a repeated poll gets the same jobs.
     pub poll_id: Option<Uuid>,
+    /// Whether the protocol counts an expired lease as a failure; none: as the project says.
+    pub loss_fails: Option<bool>,
     /// How long to wait for the first job.
     pub wait: Duration,
     /// The server itself polls, for a push or its canary: that is no usage of the project.
@@ -53,6 +55,7 @@ impl Poll {
             lease_seconds: None,
             default_lease_seconds: None,
             poll_id: None,
+            loss_fails: None,
             wait: Duration::ZERO,
             is_of_server: false,
         }
@@ -81,6 +84,7 @@ impl Poll {
             capacity: self.capacity,
             lease: LeaseLength { asked: self.lease_seconds, default: self.default_lease_seconds },
             poll_id: self.poll_id,
+            loss_fails: self.loss_fails,
         }
     }
 }
@@ -103,6 +107,8 @@ pub(crate) struct PollSpec {
     pub lease: LeaseLength,
     /// The worker's own id for this poll.
     pub poll_id: Option<Uuid>,
+    /// Whether the protocol counts an expired lease as a failure; none: as the project says.
+    pub loss_fails: Option<bool>,
 }
 
 impl PollSpec {

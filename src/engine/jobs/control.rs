@@ -20,7 +20,7 @@ use fencepost_store::{
         events::{self, NewEvent},
         requeue,
     },
-    settle::settle_success::WaitingJob,
+    settle::{losses, settle_success::WaitingJob},
     workflows::{cascade, dependencies},
 };
 use sqlx::{Acquire, PgConnection, Postgres, Transaction};
@@ -272,6 +272,7 @@ async fn requeue_dead_letter(
     cascade::unmark_ended(tx, key.project_id, &[key.id]).await?;
     let requeued = requeue::requeue_dead_letter(tx, key).await.map_err(conflict)?;
     cascade::restore_expiries(tx, key.project_id, &[key.id]).await?;
+    losses::reset(tx, key.project_id, &[key.id]).await?;
     requeue_with_descendants(tx, key, requeued.into_iter().collect(), by).await
 }
 
@@ -362,6 +363,7 @@ async fn requeue(
     // Jobs that stay cancelled keep their mark: their children must follow.
     cascade::unmark_ended(tx, project_id, &back).await?;
     cascade::restore_expiries(tx, project_id, &back).await?;
+    losses::reset(tx, project_id, &back).await?;
     Ok(requeued)
 }
 

@@ -20,26 +20,33 @@ use super::control;
 use crate::Engine;
 
 /// Records the dead letters among ended attempts, in their transaction, and opens the circuit
-/// breaker of their types.
+/// breaker of their types and of those whose workers are lost.
 pub(crate) async fn write(
     tx: &mut PgConnection,
     ends: &[OutcomeToWrite],
     after: &[AfterOutcome],
 ) -> sqlx::Result<()> {
-    let dead: Vec<_> = after
-        .iter()
-        .filter(|it| it.job.state == StoredState::DeadLetter)
-        .filter_map(|it| Some(dead_letter(ends.iter().find(|end| end.key == it.job.key())?, it)))
-        .collect();
-    if dead.is_empty() {
+    let end_of = |it: &AfterOutcome| ends.iter().find(|end| end.key == it.job.key());
+    let is_dead = |it: &AfterOutcome| it.job.state == StoredState::DeadLetter;
+    let is_lost = |it: &AfterOutcome| {
+        end_of(it).and_then(|end| end.losses).is_some_and(|losses| losses.is_lost)
+    };
+    let in_streak: Vec<_> =
+        after.iter().filter(|it| is_dead(it) || is_lost(it)).map(|it| &it.job).collect();
+    if in_streak.is_empty() {
         return Ok(());
     }
-    let braked = dead_letters::brake(tx, &dead).await?;
+    let braked = dead_letters::brake(tx, &in_streak).await?;
     for (project_id, queue) in &braked {
         queues::lock_settings(tx, *project_id, queue).await?;
         queues::keep_paused_types(tx, *project_id, queue).await?;
     }
     counter!(telemetry::BRAKES).increment(braked.len() as u64);
+    let dead = after.iter().filter(|it| is_dead(it));
+    let dead: Vec<_> = dead.filter_map(|it| Some(dead_letter(end_of(it)?, it))).collect();
+    if dead.is_empty() {
+        return Ok(());
+    }
     dead_letters::insert(tx, &dead).await
 }
 

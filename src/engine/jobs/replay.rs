@@ -127,6 +127,7 @@ pub(super) fn copy(project_id: ProjectId, id: JobId, row: &JobRow) -> NewJob {
         workflow_id: None,
         workflow_key: None,
         is_template: false,
+        max_losses: row.max_losses,
         batch_id: None,
         replay_of: None,
         callbacks: None,

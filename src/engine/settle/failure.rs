@@ -4,13 +4,16 @@ use std::time::Duration;
 
 use fencepost_domain::{
     backoff::{Jitter, RetryPolicy},
-    job::{self, AfterAttempt, AttemptOutcome, Next, OutcomeCause, Running, StoredState},
+    job::{
+        self, AfterAttempt, AttemptOutcome, DeadLetterReason, Losses, Next, OutcomeCause, Running,
+        StoredState,
+    },
     text::ErrorReport,
 };
 use fencepost_signals::telemetry;
 use fencepost_store::{
     self as store,
-    settle::settle_failure::{AfterOutcome, Held, OutcomeToWrite},
+    settle::settle_failure::{AfterOutcome, Held, LossesToWrite, OutcomeToWrite},
 };
 use metrics::{counter, histogram};
 use sqlx::PgConnection;
@@ -25,25 +28,48 @@ pub(crate) fn decide(
     duration_ms: Option<i64>,
 ) -> OutcomeToWrite {
     let policy = RetryPolicy::stored(held.retry.as_ref());
+    let before = Losses { total: held.losses, in_row: held.losses_in_row };
     let running = Running {
         attempt: held.attempt,
         uncounted_claims: held.uncounted_claims,
         failures: held.failures,
         max_attempts: held.max_attempts,
+        losses: before,
+        max_losses: job::max_losses(held.max_losses, held.max_attempts),
+        has_progressed: held.has_progressed,
+        losses_fail: held.losses_fail,
         cancel_requested: held.cancel_requested,
         policy: &policy,
     };
     let jitter = Jitter::new(rand::random());
-    let AfterAttempt { next, failures } = job::after_attempt(&running, cause, jitter);
+    let AfterAttempt { next, failures, losses } = job::after_attempt(&running, cause, jitter);
     let (state, wait) = match next {
         Next::Pending => (StoredState::Pending, Duration::ZERO),
         Next::RetryAfter(wait) => (StoredState::Backoff, wait),
-        Next::DeadLetter => (StoredState::DeadLetter, Duration::ZERO),
+        Next::DeadLetter(_) => (StoredState::DeadLetter, Duration::ZERO),
         Next::Cancelled => (StoredState::Cancelled, Duration::ZERO),
     };
     let outcome = if next == Next::Cancelled { AttemptOutcome::Cancelled } else { cause.outcome() };
+    let death = match next {
+        Next::DeadLetter(reason) => Some(reason).filter(|it| *it != DeadLetterReason::Failed),
+        _ => None,
+    };
+    let is_changed = losses != before || death.is_some();
+    let is_lost = losses.total > before.total && *cause != OutcomeCause::TakeBack;
+    let losses = is_changed.then_some(LossesToWrite { losses, is_lost, death });
     let (key, attempt, ran_ms) = (held.key(), held.attempt, held.ran_ms);
-    OutcomeToWrite { key, attempt, state, failures, wait, outcome, error, duration_ms, ran_ms }
+    OutcomeToWrite {
+        key,
+        attempt,
+        state,
+        failures,
+        losses,
+        wait,
+        outcome,
+        error,
+        duration_ms,
+        ran_ms,
+    }
 }
 
 /// What is recorded of a release: nothing if the job ends by it, because it was cancelled.
@@ -63,6 +89,10 @@ pub(crate) async fn write(
         return Ok(Vec::new());
     }
     let mut after = store::settle::settle_failure::write_outcomes(tx, outcomes).await?;
+    let lost: Vec<_> = outcomes.iter().filter_map(|it| Some((it.key, it.losses?))).collect();
+    if !lost.is_empty() {
+        store::settle::losses::write(tx, &lost).await?;
+    }
     let cancelled: Vec<_> =
         outcomes.iter().filter(|it| it.state == StoredState::Cancelled).map(|it| it.key).collect();
     if !cancelled.is_empty() {
@@ -88,6 +118,9 @@ pub(crate) fn publish(notifier: &Notifier, outcomes: &[OutcomeToWrite], after: &
     for it in outcomes {
         let outcome = it.outcome.as_str();
         counter!(telemetry::JOBS_SETTLED, "outcome" => outcome).increment(1);
+        if it.losses.is_some_and(|it| it.is_lost) {
+            counter!(telemetry::JOBS_LOST).increment(1);
+        }
         match it.state {
             StoredState::DeadLetter => counter!(telemetry::JOBS_DEAD_LETTERED).increment(1),
             StoredState::Cancelled => counter!(telemetry::JOBS_CANCELLED).increment(1),

@@ -76,6 +76,9 @@ pub struct Project {
     #[serde(default)]
     #[schema(required, example = 60)]
     pub default_lease_seconds: Option<i32>,
+    /// Whether an expired lease counts as a failure. If not, it is a loss.
+    #[serde(default)]
+    pub losses_count_as_failures: bool,
     /// Plan: see `GET /v1/limits`.
     #[schema(example = "free")]
     pub plan: String,
@@ -95,7 +98,8 @@ pub struct Project {
 }
 
 impl Settings for Project {
-    const FIELDS: &'static [&'static str] = &["name", "require_fence", "default_lease_seconds"];
+    const FIELDS: &'static [&'static str] =
+        &["name", "require_fence", "default_lease_seconds", "losses_count_as_failures"];
 
     fn etag(&mut self) -> &mut String {
         &mut self.etag
@@ -113,6 +117,7 @@ impl Project {
             mode: mode(&row.mode),
             require_fence: RequireFence::of_name(&row.require_fence),
             default_lease_seconds: row.default_lease_seconds,
+            losses_count_as_failures: row.losses_count_as_failures,
             plan: row.plan,
             role,
             created_at: row.created_at,
@@ -132,6 +137,7 @@ impl From<Membership> for Project {
             mode: mode(&row.mode),
             require_fence: RequireFence::of_name(&row.require_fence),
             default_lease_seconds: row.default_lease_seconds,
+            losses_count_as_failures: row.losses_count_as_failures,
             plan: row.plan,
             role: Role::of_name(&row.role),
             created_at: row.created_at,
@@ -243,6 +249,8 @@ pub struct ChangeProjectRequest {
     #[serde(default, deserialize_with = "extract::sent")]
     #[schema(value_type = Option<i32>, required = false, extensions(("bounds" = json!(range(1, limits::MAX_LEASE_SECONDS)))))]
     default_lease_seconds: Option<Option<i32>>,
+    /// Whether an expired lease counts as a failure, as it did up to version 0.2. Default: no.
+    losses_count_as_failures: Option<bool>,
 }
 
 impl RequestBody for ChangeProjectRequest {}
@@ -272,11 +280,12 @@ pub async fn change(
         check.range("default_lease_seconds", seconds, 1, limits::MAX_LEASE_SECONDS);
     }
     check.finish()?;
-    let ChangeProjectRequest { name, require_fence, default_lease_seconds } = &request;
+    let ChangeProjectRequest { name, require_fence, default_lease_seconds, .. } = &request;
     let change = ProjectChange {
         name: name.as_deref(),
         require_fence: *require_fence,
         default_lease_seconds: *default_lease_seconds,
+        losses_count_as_failures: request.losses_count_as_failures,
     };
     let write = async {
         let mut conn = app.engine.pools.people.acquire_for(caller.project_id).await?;

@@ -123,6 +123,8 @@ pub struct ProjectChange<'a> {
     pub require_fence: Option<RequireFence>,
     /// None within: leases last as the timeout of each job demands.
     pub default_lease_seconds: Option<Option<i32>>,
+    /// Whether an expired lease counts as a failure.
+    pub losses_count_as_failures: Option<bool>,
 }
 
 /// Changes a project's name and settings.
@@ -137,9 +139,16 @@ pub async fn change(
     let mut tx = conn.begin().await?;
     let before = projects::get(&mut tx, author.project_id).await?;
     let require_fence = change.require_fence.map(RequireFence::name);
-    let ProjectChange { name, default_lease_seconds, .. } = change;
-    projects::change(&mut tx, author.project_id, name, require_fence, default_lease_seconds)
-        .await?;
+    let ProjectChange { name, default_lease_seconds, losses_count_as_failures, .. } = change;
+    projects::change(
+        &mut tx,
+        author.project_id,
+        name,
+        require_fence,
+        default_lease_seconds,
+        losses_count_as_failures,
+    )
+    .await?;
     let after = projects::get(&mut tx, author.project_id).await?.ok_or(Error::ProjectNotFound)?;
     let entry = NewAuditEntry {
         action: "project.changed",
@@ -233,6 +242,7 @@ fn facts(project: &Project) -> String {
         "name": project.name, "slug": project.slug, "mode": project.mode, "plan": project.plan,
         "require_fence": project.require_fence,
         "default_lease_seconds": project.default_lease_seconds,
+        "losses_count_as_failures": project.losses_count_as_failures,
     })
     .to_string()
 }

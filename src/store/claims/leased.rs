@@ -155,7 +155,7 @@ pub struct ClaimLimits<'a> {
 }
 
 /// A checked statement that leases the jobs of `best`. Its text ends within the parenthesis of
-/// `best as materialized (`, which this closes. It may use the claim's values, `$1` to `$15` as
+/// `best as materialized (`, which this closes. It may use the claim's values, `$1` to `$16` as
 /// they are bound here; its own follow. Each row also has the number of selected jobs, so there is
 /// one even if none was leased.
 macro_rules! query_leased_of_best {
@@ -175,10 +175,12 @@ macro_rules! query_leased_of_best {
             select project_id, id, row_number() over (order by rank, run_at, id) as place
             from held
         ), slot as materialized (
-            select number, place, worker_id, lease_seconds, poll_id, lease_id
-            from unnest($3::bigint[], $4::text[], $5::int[], $6::uuid[], $7::uuid[])
-                with ordinality
-                as sent(place, worker_id, lease_seconds, poll_id, lease_id, number)
+            select number, place, worker_id, lease_seconds, poll_id, lease_id, loss_fails
+            from unnest(
+                $3::bigint[], $4::text[], $5::int[], $6::uuid[], $7::uuid[], $16::boolean[]
+            ) with ordinality as sent(
+                place, worker_id, lease_seconds, poll_id, lease_id, loss_fails, number
+            )
         ), leased as (
             update jobs
             set state = 'processing',
@@ -186,6 +188,7 @@ macro_rules! query_leased_of_best {
                 lease_id = slot.lease_id,
                 worker_id = slot.worker_id,
                 poll_id = slot.poll_id,
+                loss_fails = slot.loss_fails,
                 progress = null,
                 holds_slot = jobs.concurrency_key is not null or $11::int is not null,
                 claimed_at = statement_timestamp(),
@@ -281,7 +284,8 @@ macro_rules! query_leased_of_best {
             $claim.from.rank,
             $claim.from.run_at,
             $limits.max_jobs,
-            $limits.job_types
+            $limits.job_types,
+            &$columns.slot_loss_fails as &[Option<bool>]
             $(, $argument)*
         )
     };

@@ -217,7 +217,7 @@ pub async fn claim_constrained(
                        partition by found.concurrency_key
                        order by found.concurrency_limit, found.rank, found.run_at, found.id
                    ) as turn
-            from unnest($16::uuid[]) as passed(constraint_key)
+            from unnest($17::uuid[]) as passed(constraint_key)
             cross join lateral (
                 select id, rank, run_at, group_key, concurrency_key, concurrency_limit
                 from (
@@ -227,12 +227,12 @@ pub async fn claim_constrained(
                     where project_id = $1 and queue = $2 and state = 'pending'
                         and constraint_key = passed.constraint_key
                         and (expires_at is null or expires_at > statement_timestamp())
-                        and (group_key is null or group_key <> all($18) and ($21::bigint is distinct from 0 or group_key = any($19))
+                        and (group_key is null or group_key <> all($19) and ($22::bigint is distinct from 0 or group_key = any($20))
                             and group_may_start($1, $2, group_key, waits_for_group))
                     order by rank, run_at, id
-                    limit coalesce($17::bigint, $14::bigint)
+                    limit coalesce($18::bigint, $14::bigint)
                 ) near
-                where $17 is null or has_command
+                where $18 is null or has_command
                 order by rank, run_at, id
                 limit $14::bigint
             ) found
@@ -259,11 +259,11 @@ pub async fn claim_constrained(
             (
                 select id, rank, run_at, group_key
                 from jobs
-                where $15::text[] is null and $17::bigint is null
+                where $15::text[] is null and $18::bigint is null
                     and project_id = $1 and queue = $2 and state = 'pending'
                     and constraint_key is null
                     and (expires_at is null or expires_at > statement_timestamp())
-                    and (group_key is null or group_key <> all($18) and ($21 is distinct from 0 or group_key = any($19))
+                    and (group_key is null or group_key <> all($19) and ($22 is distinct from 0 or group_key = any($20))
                         and group_may_start($1, $2, group_key, waits_for_group))
                     and (rank, run_at) >= ($12::smallint, $13::timestamptz)
                 order by rank, run_at, id
@@ -273,11 +273,11 @@ pub async fn claim_constrained(
             (
                 select id, rank, run_at, group_key
                 from jobs
-                where $15::text[] is null and $17::bigint is not null
+                where $15::text[] is null and $18::bigint is not null
                     and project_id = $1 and queue = $2 and state = 'pending'
                     and constraint_key is null and has_command
                     and (expires_at is null or expires_at > statement_timestamp())
-                    and (group_key is null or group_key <> all($18) and ($21 is distinct from 0 or group_key = any($19))
+                    and (group_key is null or group_key <> all($19) and ($22 is distinct from 0 or group_key = any($20))
                         and group_may_start($1, $2, group_key, waits_for_group))
                     and (rank, run_at) >= ($12::smallint, $13::timestamptz)
                 order by rank, run_at, id
@@ -294,20 +294,20 @@ pub async fn claim_constrained(
                     where project_id = $1 and queue = $2 and job_type = wanted.job_type
                         and state = 'pending' and constraint_key is null
                         and (expires_at is null or expires_at > statement_timestamp())
-                        and (group_key is null or group_key <> all($18) and ($21 is distinct from 0 or group_key = any($19))
+                        and (group_key is null or group_key <> all($19) and ($22 is distinct from 0 or group_key = any($20))
                             and group_may_start($1, $2, group_key, waits_for_group))
                         and (rank, run_at) >= ($12::smallint, $13::timestamptz)
                     order by rank, run_at, id
-                    limit coalesce($17::bigint, $14::bigint)
+                    limit coalesce($18::bigint, $14::bigint)
                 ) near
-                where $17 is null or has_command
+                where $18 is null or has_command
                 order by rank, run_at, id
                 limit $14::bigint
             ) found
         ), best as materialized (
             select id, rank, run_at, 'pending'::text as state
             from (
-                select able.*, coalesce(named.room, $21) as room, row_number() over (
+                select able.*, coalesce(named.room, $22) as room, row_number() over (
                            partition by able.group_key order by rank, run_at, id
                        ) as place
                 from (
@@ -316,7 +316,7 @@ pub async fn claim_constrained(
                     select id, rank, run_at, group_key from placed
                     where concurrency_limit is null or place <= concurrency_limit
                 ) able
-                left join unnest($19::text[], $20::bigint[]) as named(group_key, room)
+                left join unnest($20::text[], $21::bigint[]) as named(group_key, room)
                     on named.group_key = able.group_key
             ) candidate
             where group_key is null or room is null or place <= room

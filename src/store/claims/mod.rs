@@ -50,6 +50,8 @@ pub struct LeaseRequest<'a> {
     pub worker_id: &'a str,
     pub lease: LeaseLength,
     pub poll_id: Option<Uuid>,
+    /// Whether an expired lease counts as a failure; none: as its project says.
+    pub loss_fails: Option<bool>,
     /// The lease id, made before the claim: if the result is lost, the lease can be found.
     pub lease_id: LeaseId,
 }
@@ -65,6 +67,7 @@ pub(super) struct Columns<'a> {
     pub slot_worker_id: Vec<&'a str>,
     pub slot_lease_seconds: Vec<Option<i32>>,
     pub slot_poll_id: Vec<Option<Uuid>>,
+    pub slot_loss_fails: Vec<Option<bool>>,
     pub slot_lease_id: Vec<Uuid>,
 }
 
@@ -89,6 +92,7 @@ impl<'a> Columns<'a> {
                 .map(|(.., it)| it.lease.seconds(min_lease_seconds))
                 .collect(),
             slot_poll_id: slots().map(|(.., it)| it.poll_id).collect(),
+            slot_loss_fails: slots().map(|(.., it)| it.loss_fails).collect(),
             slot_lease_id: slots().map(|(.., it)| it.lease_id.0).collect(),
         }
     }
@@ -131,11 +135,13 @@ pub async fn claim_any_type(
             ) found
             limit 250
         ), slot as materialized (
-            select number, claim, place, worker_id, lease_seconds, poll_id, lease_id
+            select number, claim, place, worker_id, lease_seconds, poll_id, lease_id, loss_fails
             from unnest(
-                $6::bigint[], $7::bigint[], $8::text[], $9::int[], $10::uuid[], $13::uuid[]
-            ) with ordinality
-                as sent(claim, place, worker_id, lease_seconds, poll_id, lease_id, number)
+                $6::bigint[], $7::bigint[], $8::text[], $9::int[], $10::uuid[], $13::uuid[],
+                $14::boolean[]
+            ) with ordinality as sent(
+                claim, place, worker_id, lease_seconds, poll_id, lease_id, loss_fails, number
+            )
         ), counted as (
             insert into queue_deltas (project_id, queue, processing)
             select project_id, queue, count(*) from due group by project_id, queue
@@ -146,6 +152,7 @@ pub async fn claim_any_type(
             lease_id = slot.lease_id,
             worker_id = slot.worker_id,
             poll_id = slot.poll_id,
+            loss_fails = slot.loss_fails,
             progress = null,
             claimed_at = statement_timestamp(),
             lease_seconds = least(
@@ -176,6 +183,7 @@ pub async fn claim_any_type(
         MIN_DEFAULT_LEASE_SECONDS,
         TIMEOUT_GRACE_SECONDS,
         &columns.slot_lease_id,
+        &columns.slot_loss_fails as &[Option<bool>],
     )
     .fetch_all(conn)
     .await

@@ -464,7 +464,7 @@ pub async fn lease(
         r#"
         with best as materialized (
             select named.id, job.rank, job.run_at, 'pending'::text as state
-            from unnest($16::uuid[]) with ordinality as named(id, number)
+            from unnest($17::uuid[]) with ordinality as named(id, number)
             join jobs job on job.project_id = $1 and job.id = named.id
             -- The mark and the types are those of claims without turns.
             where $15::text[] is null and ($12::smallint, $13::timestamptz) is not null

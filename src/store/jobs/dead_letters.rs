@@ -9,7 +9,7 @@ use fencepost_domain::{
 use sqlx::{PgConnection, Postgres, QueryBuilder};
 use uuid::Uuid;
 
-use crate::TimePosition;
+use crate::{TimePosition, settle::settle_success::WaitingJob};
 
 /// Dead letters that one query examines at most.
 pub const MAX_EXAMINED: i64 = 2_000;
@@ -108,13 +108,13 @@ pub async fn remove(
     Ok(())
 }
 
-/// Counts dead letters in the streak of each type whose queue has a circuit breaker and fewer than
-/// [`fencepost_domain::limits::MAX_PAUSED_TYPES`] paused types, a number that the statement carries
-/// as a literal; and pauses types with too many. Returns the queues in which a type was paused:
-/// [`crate::queues::keep_paused_types`] must follow.
+/// Counts dead letters and losses in the streak of each type whose queue has a circuit breaker and
+/// fewer than [`fencepost_domain::limits::MAX_PAUSED_TYPES`] paused types, a number that the
+/// statement carries as a literal; and pauses types with too many. Returns the queues in which a
+/// type was paused: [`crate::queues::keep_paused_types`] must follow.
 pub async fn brake(
     conn: &mut PgConnection,
-    dead: &[NewDeadLetter],
+    ended: &[&WaitingJob],
 ) -> sqlx::Result<Vec<(ProjectId, String)>> {
     let rows = sqlx::query!(
         r#"
@@ -156,9 +156,9 @@ pub async fn brake(
         where was_paused_now
         order by project_id, queue
         "#,
-        &dead.iter().map(|it| it.key.project_id.0).collect::<Vec<_>>(),
-        &dead.iter().map(|it| it.queue.as_str()).collect::<Vec<_>>() as &[&str],
-        &dead.iter().map(|it| it.job_type.as_str()).collect::<Vec<_>>() as &[&str],
+        &ended.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
+        &ended.iter().map(|it| it.queue.as_str()).collect::<Vec<_>>() as &[&str],
+        &ended.iter().map(|it| it.job_type.as_str()).collect::<Vec<_>>() as &[&str],
     )
     .fetch_all(conn)
     .await?;

@@ -89,6 +89,8 @@ pub struct Extras {
     pub workflow_key: Option<String>,
     /// Whether parents' results fill places of its payload.
     pub is_template: bool,
+    /// Losses in a row after which it is dead-lettered; none: the default.
+    pub max_losses: Option<i32>,
     /// The batch that counts its end.
     #[serde(serialize_with = "as_batch_uuid")]
     pub batch_id: Option<BatchId>,
@@ -244,6 +246,9 @@ impl StoredJob {
             callbacks: extras.callbacks,
             replay_of: extras.replay_of,
             snoozes: 0,
+            losses: 0,
+            max_losses: extras.max_losses,
+            death: None,
             is_template: extras.is_template,
             parents: extras.parents.iter().map(|it| it.parent).collect(),
             is_crowded: false,
@@ -318,7 +323,7 @@ pub async fn insert_jobs(
                    case when starts.is_due and waits_for_group is not true then 'pending'
                        else 'scheduled'
                    end as state,
-                   sent.worker_id, sent.poll_id, case
+                   sent.worker_id, sent.poll_id, sent.loss_fails, case
                        when starts.is_due and waits_for_group is not true
                            and not coalesce(setting.has_rules or setting.has_gate, false)
                        then sent.lease_id
@@ -331,11 +336,11 @@ pub async fn insert_jobs(
                 $1::int[], $2::uuid[], $3::text[], $4::text[], $5::smallint[], $6::timestamptz[],
                 $7::int[], $8::timestamptz[], $9::int[], $10::int[], $11::text[], $12::jsonb[],
                 $13::jsonb[], $15::jsonb[], $17::text[], $18::int[], $19::uuid[], $20::uuid[],
-                $23::boolean[]
+                $23::boolean[], $24::boolean[]
             ) with ordinality as sent(
                 project_id, id, queue, job_type, rank, run_at, delay_seconds, latest_run_at,
                 max_attempts, timeout_seconds, payload, retry, tags, extras, worker_id,
-                lease_seconds, poll_id, lease_id, alone, number
+                lease_seconds, poll_id, lease_id, alone, loss_fails, number
             )
             left join queues setting
                 on setting.project_id = sent.project_id and setting.name = sent.queue
@@ -357,7 +362,7 @@ pub async fn insert_jobs(
                 concurrency_key,
                 concurrency_limit, unique_key, expires_at, workflow_id, workflow_key, has_parents,
                 envelope, batch_id, callbacks, is_template, replay_of, hop, group_key,
-                counted_bytes
+                max_losses, counted_bytes
             )
             select project_id, id, payload, retry, tags, extras->>'traceparent', labels,
                    (extras->>'constraint_key')::uuid, extras->>'concurrency_key',
@@ -368,7 +373,7 @@ pub async fn insert_jobs(
                    (extras->>'batch_id')::uuid, extras->>'callbacks',
                    case when (extras->>'is_template')::boolean then true end,
                    (extras->>'replay_of')::uuid, (extras->>'hop')::smallint, extras->>'group',
-                   long_names(queue, job_type)
+                   (extras->>'max_losses')::int, long_names(queue, job_type)
             from new
         ), live as (
             insert into jobs (
@@ -376,7 +381,8 @@ pub async fn insert_jobs(
                 timeout_seconds, labels, unfinished_parents, constraint_key, concurrency_key,
                 concurrency_limit, unique_key, expires_at, children, batch_id, has_callbacks,
                 has_command, group_key, group_place, waits_for_group, takes_turns, attempt,
-                lease_id, worker_id, poll_id, claimed_at, lease_seconds, lease_expires_at
+                lease_id, worker_id, poll_id, loss_fails, claimed_at, lease_seconds,
+                lease_expires_at
             )
             select project_id, id, queue, job_type,
                    case when lease_id is null then state else 'processing' end, rank, run_at,
@@ -390,6 +396,7 @@ pub async fn insert_jobs(
                    case when lease_id is null then 0 else 1 end, lease_id,
                    case when lease_id is not null then worker_id end,
                    case when lease_id is not null then poll_id end,
+                   case when lease_id is not null then loss_fails end,
                    case when lease_id is not null then now() end,
                    case when lease_id is not null then lease_seconds end,
                    case when lease_id is not null
@@ -444,6 +451,8 @@ pub async fn insert_jobs(
         MIN_DEFAULT_LEASE_SECONDS,
         TIMEOUT_GRACE_SECONDS,
         alone,
+        &leases.iter().map(|it| it.and_then(|it| it.loss_fails)).collect::<Vec<_>>()
+            as &[Option<bool>],
     )
     .fetch_all(conn)
     .await

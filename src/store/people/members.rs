@@ -30,6 +30,8 @@ pub struct Membership {
     /// `ambiguous` or `always`.
     pub require_fence: String,
     pub default_lease_seconds: Option<i32>,
+    /// Whether an expired lease counts as a failure.
+    pub losses_count_as_failures: bool,
     pub plan: String,
     /// Overrides of the plan's limits.
     pub overrides: Option<serde_json::Value>,
@@ -174,7 +176,7 @@ pub async fn of_account(
         r#"
         select project.id "project_id: ProjectId", project.public_id "public_id: ProjectPublicId",
                project.slug, project.name, project.mode, project.require_fence,
-               project.default_lease_seconds, project.plan,
+               project.default_lease_seconds, project.losses_count_as_failures, project.plan,
                project.overrides, project.created_at, member.role, project.suspended_at,
                not exists (
                    select from members owner
@@ -210,7 +212,7 @@ pub async fn find(
         r#"
         select project.id "project_id: ProjectId", project.public_id "public_id: ProjectPublicId",
                project.slug, project.name, project.mode, project.require_fence,
-               project.default_lease_seconds, project.plan,
+               project.default_lease_seconds, project.losses_count_as_failures, project.plan,
                project.overrides, project.created_at, member.role, project.suspended_at,
                not exists (
                    select from members owner

@@ -19,6 +19,8 @@ pub struct Project {
     pub require_fence: String,
     /// Length of leases in seconds, for native polls that ask for none.
     pub default_lease_seconds: Option<i32>,
+    /// Whether an expired lease counts as a failure.
+    pub losses_count_as_failures: bool,
     pub plan: String,
     /// Overrides of the plan's limits.
     pub overrides: Option<serde_json::Value>,
@@ -56,7 +58,7 @@ pub async fn insert(conn: &mut PgConnection, new: NewProject<'_>) -> sqlx::Resul
         values ($1, $2, $3, $4, $5)
         on conflict (slug) do nothing
         returning id "id: ProjectId", public_id "public_id: ProjectPublicId", slug, name, mode,
-                  require_fence, default_lease_seconds, plan, overrides, created_at,
+                  require_fence, default_lease_seconds, losses_count_as_failures, plan, overrides, created_at,
                   suspended_at
         "#,
         new.public_id.0,
@@ -95,7 +97,7 @@ pub async fn find(
         Project,
         r#"
         select id "id: ProjectId", public_id "public_id: ProjectPublicId", slug, name, mode,
-               require_fence, default_lease_seconds, plan, overrides, created_at,
+               require_fence, default_lease_seconds, losses_count_as_failures, plan, overrides, created_at,
                   suspended_at
         from projects
         where (slug = $1 or public_id = $2) and deleted_at is null and kind = 'user'
@@ -113,7 +115,7 @@ pub async fn get(conn: &mut PgConnection, id: ProjectId) -> sqlx::Result<Option<
         Project,
         r#"
         select id "id: ProjectId", public_id "public_id: ProjectPublicId", slug, name, mode,
-               require_fence, default_lease_seconds, plan, overrides, created_at,
+               require_fence, default_lease_seconds, losses_count_as_failures, plan, overrides, created_at,
                   suspended_at
         from projects
         where id = $1 and deleted_at is null
@@ -134,7 +136,7 @@ pub async fn list(
         Project,
         r#"
         select id "id: ProjectId", public_id "public_id: ProjectPublicId", slug, name, mode,
-               require_fence, default_lease_seconds, plan, overrides, created_at,
+               require_fence, default_lease_seconds, losses_count_as_failures, plan, overrides, created_at,
                   suspended_at
         from projects
         where id > $1 and deleted_at is null and kind = 'user'
@@ -176,12 +178,14 @@ pub async fn change(
     name: Option<&str>,
     require_fence: Option<&str>,
     default_lease_seconds: Option<Option<i32>>,
+    losses_count_as_failures: Option<bool>,
 ) -> sqlx::Result<()> {
     sqlx::query!(
         "
         update projects
         set name = coalesce($2, name), require_fence = coalesce($3, require_fence),
-            default_lease_seconds = case when $5 then $4 else default_lease_seconds end
+            default_lease_seconds = case when $5 then $4 else default_lease_seconds end,
+            losses_count_as_failures = coalesce($6, losses_count_as_failures)
         where id = $1
         ",
         id.0,
@@ -189,6 +193,7 @@ pub async fn change(
         require_fence,
         default_lease_seconds.flatten(),
         default_lease_seconds.is_some(),
+        losses_count_as_failures,
     )
     .execute(conn)
     .await?;

@@ -1,6 +1,7 @@
 //! The ends of attempts, and heartbeats: statements that carry the fence of a lease.
 
 pub mod heartbeats;
+pub mod losses;
 pub mod settle_failure;
 pub mod settle_success;
 pub mod standings;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use fencepost_domain::{
     ids::{JobId, JobKey, ProjectId},
-    job::{AttemptOutcome, StoredState},
+    job::{AttemptOutcome, DeadLetterReason, Losses, StoredState},
     lease::Fence,
     text::ErrorReport,
 };
@@ -28,6 +28,17 @@ pub struct Held {
     pub failures: i32,
     /// Failures after which the job is dead-lettered.
     pub max_attempts: i32,
+    /// Losses before it.
+    pub losses: i32,
+    /// Those of them since the last outcome or progress.
+    pub losses_in_row: i32,
+    /// Losses in a row after which the job is dead-lettered; none: the default.
+    pub max_losses: Option<i32>,
+    /// Whether the attempt came further than those that were lost before it.
+    pub has_progressed: bool,
+    /// Whether an expired lease counts as a failure: see
+    /// [`fencepost_domain::job::Running::losses_fail`].
+    pub losses_fail: bool,
     /// None: the default policy. As stored: a shape that only a newer version knows must not stop
     /// the reaper.
     pub retry: Option<serde_json::Value>,
@@ -62,6 +73,10 @@ pub async fn lock_held<'a>(
         select job.project_id "project_id: ProjectId", job.id "id: JobId", job.attempt,
                coalesce(job.rate_limited_claims, 0) + coalesce(body.snoozes, 0) "uncounted_claims!",
                job.failures, job.max_attempts, body.retry "retry?", job.cancel_requested,
+               coalesce(body.losses, 0) "losses!", coalesce(body.losses_in_row, 0) "losses_in_row!",
+               body.max_losses "max_losses?",
+               coalesce(job.progress, 0) > coalesce(body.lost_progress, 0) "has_progressed!",
+               coalesce(job.loss_fails, losses_fail(job.project_id)) "losses_fail!",
                false "timed_out!",
                (extract(epoch from statement_timestamp() - job.claimed_at) * 1000)::bigint "ran_ms!"
         from unnest($1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[])
@@ -86,6 +101,16 @@ pub async fn lock_held<'a>(
     .await
 }
 
+/// The losses of a job, to be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LossesToWrite {
+    pub losses: Losses,
+    /// Whether this end is one of them, and its worker did not lose the job by request.
+    pub is_lost: bool,
+    /// Why it is dead-lettered; none: it is not, or an attempt failed.
+    pub death: Option<DeadLetterReason>,
+}
+
 /// The outcome of an attempt, to be written.
 #[derive(Debug, Clone)]
 pub struct OutcomeToWrite {
@@ -95,6 +120,8 @@ pub struct OutcomeToWrite {
     /// `backoff`, `pending`, `dead_letter` or `cancelled`.
     pub state: StoredState,
     pub failures: i32,
+    /// What the job's losses and its death are from now on; none: they are as they were.
+    pub losses: Option<LossesToWrite>,
     /// For `backoff`.
     pub wait: Duration,
     /// The outcome of the attempt.
@@ -278,7 +305,8 @@ pub async fn lock_held_by(
             limit $3
         ), held as materialized (
             select jobs.project_id, jobs.id, jobs.attempt, jobs.rate_limited_claims, jobs.failures,
-                   jobs.max_attempts, jobs.cancel_requested, jobs.claimed_at
+                   jobs.max_attempts, jobs.cancel_requested, jobs.claimed_at, jobs.progress,
+                   jobs.loss_fails
             from mine
             join jobs on jobs.project_id = $1 and jobs.id = mine.id
             where jobs.worker_id = $2
@@ -293,6 +321,10 @@ pub async fn lock_held_by(
         select held.project_id "project_id: ProjectId", held.id "id: JobId", held.attempt,
                coalesce(held.rate_limited_claims, 0) + coalesce(body.snoozes, 0) "uncounted_claims!",
                held.failures, held.max_attempts, body.retry "retry?", held.cancel_requested,
+               coalesce(body.losses, 0) "losses!", coalesce(body.losses_in_row, 0) "losses_in_row!",
+               body.max_losses "max_losses?",
+               coalesce(held.progress, 0) > coalesce(body.lost_progress, 0) "has_progressed!",
+               coalesce(held.loss_fails, losses_fail(held.project_id)) "losses_fail!",
                false "timed_out!",
                (extract(epoch from statement_timestamp() - held.claimed_at) * 1000)::bigint "ran_ms!"
         from held

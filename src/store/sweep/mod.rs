@@ -294,7 +294,7 @@ pub async fn lock_expired(conn: &mut PgConnection) -> sqlx::Result<Vec<Held>> {
         r#"
         with expired as materialized (
             select project_id, id, attempt, rate_limited_claims, failures, max_attempts,
-                   cancel_requested, claimed_at,
+                   cancel_requested, claimed_at, progress, loss_fails,
                    -- Where its lease was cut: with its grace, or without it by an adapter.
                    lease_expires_at = claimed_at + make_interval(secs => timeout_seconds)
                        or lease_expires_at
@@ -319,6 +319,10 @@ pub async fn lock_expired(conn: &mut PgConnection) -> sqlx::Result<Vec<Held>> {
                expired.attempt, expired.failures, expired.max_attempts,
                coalesce(expired.rate_limited_claims, 0) + coalesce(body.snoozes, 0)
                    "uncounted_claims!",
+               coalesce(body.losses, 0) "losses!", coalesce(body.losses_in_row, 0) "losses_in_row!",
+               body.max_losses "max_losses?",
+               coalesce(expired.progress, 0) > coalesce(body.lost_progress, 0) "has_progressed!",
+               coalesce(expired.loss_fails, losses_fail(expired.project_id)) "losses_fail!",
                body.retry "retry?", expired.cancel_requested, expired.timed_out "timed_out!",
                (extract(epoch from statement_timestamp() - expired.claimed_at) * 1000)::bigint "ran_ms!"
         from expired

@@ -69,6 +69,7 @@ impl World {
             capacity: 1,
             lease: LeaseLength::default(),
             poll_id: None,
+            loss_fails: None,
         };
         let now = self.now();
         self.lanes.park(id, spec, false, now);

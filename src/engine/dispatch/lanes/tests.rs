@@ -44,6 +44,7 @@ impl Board {
             capacity,
             lease: LeaseLength::default(),
             poll_id: None,
+            loss_fails: None,
         };
         self.lanes.park(id, spec, false, self.now);
     }

@@ -75,6 +75,10 @@ pub struct EnqueueRequest {
     /// Failures after which it is dead-lettered. Default: the queue's setting, or 3.
     #[schema(extensions(("bounds" = json!(range(1, limits::MAX_MAX_ATTEMPTS)))))]
     max_attempts: Option<i32>,
+    /// Losses in a row after which it is dead-lettered: attempts whose workers sent no outcome.
+    /// Default: 5, or 1 if `max_attempts` is 1.
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_MAX_LOSSES)))))]
+    max_losses: Option<i32>,
     /// Timeout of one attempt, in seconds. Default: 1800.
     #[schema(extensions(("bounds" = json!(range(1, limits::MAX_TIMEOUT_SECONDS)))))]
     timeout_seconds: Option<i32>,
@@ -228,6 +232,9 @@ pub fn accept(
     if let Some(max_attempts) = request.max_attempts {
         check.range("max_attempts", max_attempts, MIN_MAX_ATTEMPTS, limits::MAX_MAX_ATTEMPTS);
     }
+    if let Some(max_losses) = request.max_losses {
+        check.range("max_losses", max_losses, 1, limits::MAX_MAX_LOSSES);
+    }
     let timeout_seconds = request.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT_SECONDS);
     check.range("timeout_seconds", timeout_seconds, 1, limits::MAX_TIMEOUT_SECONDS);
     let payload = match request.payload.take() {
@@ -366,6 +373,7 @@ fn accept_extras(
         .as_deref()
         .map(|key| (key, concurrency_limit.unwrap_or(DEFAULT_CONCURRENCY_LIMIT)));
     Extras {
+        max_losses: request.max_losses,
         constraint_key: constraint_key::of(&request.job_type, &labels, concurrency),
         labels,
         concurrency_limit: concurrency.map(|it| it.1),

@@ -59,7 +59,7 @@ pub struct ChangeQueueRequest {
     #[serde(default, deserialize_with = "extract::sent")]
     #[schema(value_type = Option<RetryRequest>, required = false)]
     default_retry: Option<Option<Object<RetryRequest>>>,
-    /// Consecutive dead letters of one job type that pause it (circuit breaker).
+    /// Consecutive dead letters and losses of one job type that pause it (circuit breaker).
     #[serde(default, deserialize_with = "extract::sent")]
     #[schema(value_type = Option<i32>, required = false, extensions(("bounds" = json!(range(1, limits::MAX_BRAKE_AFTER)))))]
     brake_after: Option<Option<i32>>,

@@ -104,7 +104,8 @@ pub struct Queue {
     /// Default retry policy for jobs that do not set one; null: the defaults of `retry`.
     #[schema(required)]
     pub default_retry: Option<RetryPolicy>,
-    /// Consecutive dead letters of one job type that pause it (circuit breaker); null: off.
+    /// Consecutive dead letters and losses of one job type that pause it (circuit breaker); null:
+    /// off.
     #[schema(required)]
     pub brake_after: Option<i32>,
     /// Jobs that may wait or run: enqueues beyond it are refused; null: as many as the plan allows.

@@ -1,0 +1,24 @@
+-- Attempts of a job that were lost: nothing came from their worker. With what claims do not read, so
+-- a job that is never lost pays nothing.
+alter table job_bodies
+    -- All, and those since the last outcome or progress. Null: none.
+    add column losses integer,
+    add column losses_in_row integer,
+    -- The highest progress of a lost attempt. Null: none reported any.
+    add column lost_progress real,
+    -- Losses in a row after which it is dead-lettered. Null: the default.
+    add column max_losses integer,
+    -- Why it was dead-lettered. Null: an attempt failed.
+    add column death text;
+
+-- The protocol that leased it counts an expired lease as a failure. Null: it does not.
+alter table jobs add column loss_fails boolean;
+
+-- For who relied on it: every expired lease counts as a failure.
+alter table projects add column losses_count_as_failures boolean not null default false;
+
+-- Whether it does in a project.
+create function losses_fail(project integer) returns boolean
+stable language sql as $$
+    select losses_count_as_failures from projects where id = project
+$$;

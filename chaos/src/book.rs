@@ -25,6 +25,12 @@ pub struct BookJob {
     pub state: String,
     pub attempt: i64,
     pub failures: i64,
+    /// Attempts that were lost; servers before 0.3 count them as failures.
+    #[serde(default)]
+    pub losses: i64,
+    /// Why it was dead-lettered, as servers since 0.3 say.
+    #[serde(default)]
+    pub dead_letter_reason: Option<String>,
     pub attempts: Vec<BookAttempt>,
     pub enqueued_at: DateTime<Utc>,
     #[serde(default)]

@@ -28,6 +28,8 @@ pub use self::{families::callbacks, servers::unavailable, times::running};
 
 /// Failures after which a job is a dead letter.
 pub const MAX_ATTEMPTS: i64 = 3;
+/// Losses in a row after which such a job is dead-lettered: the default.
+const MAX_LOSSES: usize = 5;
 /// The state of a job that was cancelled, and the outcome of its last attempt.
 const CANCELLED: &str = "cancelled";
 /// Times of the API are rounded.
@@ -286,7 +288,7 @@ fn outcome_of(job: &BookJob, attempt: i64) -> Option<&str> {
 }
 
 fn job_violations(job: &BookJob, seen: Option<&Seen<'_>>, found: &mut Found) {
-    let BookJob { id, state, attempt: last, failures, .. } = job;
+    let BookJob { id, state, attempt: last, .. } = job;
     if !["succeeded", "dead_letter", "cancelled"].contains(&state.as_str()) {
         found.add(Invariant::EveryJobEnds, format!("{id} is {state}"));
     }
@@ -299,18 +301,7 @@ fn job_violations(job: &BookJob, seen: Option<&Seen<'_>>, found: &mut Found) {
         let detail = format!("{id} has the attempts {numbers:?} of {last}");
         found.add(Invariant::OneLease, detail);
     }
-    let is_counted =
-        |it: &&BookAttempt| ["failed", "timeout", "lease_expired"].contains(&&*it.outcome);
-    let counted = job.attempts.iter().filter(is_counted).count();
-    let counted = i64::try_from(counted).unwrap_or(i64::MAX);
-    // An attempt that ends after it was to be cancelled may have failed, too.
-    let cancelled = job.attempts.iter().filter(|it| it.outcome == CANCELLED).count();
-    let most = counted.saturating_add(i64::try_from(cancelled).unwrap_or(i64::MAX));
-    let is_used_up = state == CANCELLED || (state == "dead_letter") == (*failures >= MAX_ATTEMPTS);
-    if !(counted..=most).contains(failures) || *failures > MAX_ATTEMPTS || !is_used_up {
-        let detail = format!("{id} is {state} with {failures} failures, {counted} in its attempts");
-        found.add(Invariant::FailuresAreCounted, detail);
-    }
+    failure_violations(job, found);
     let is_done = |it: &&SeenAck<'_>| it.end == End::Succeeded && it.answer == Answer::Yes;
     let done = seen.and_then(|it| it.acks.iter().find(is_done)).map(|it| it.held.attempt);
     let later = seen.and_then(|it| it.leases.keys().next_back().copied()).unwrap_or_default();
@@ -330,6 +321,38 @@ fn job_violations(job: &BookJob, seen: Option<&Seen<'_>>, found: &mut Found) {
     }
     ack_violations(job, seen, found);
     lease_violations(job, seen, found);
+}
+
+/// Failures and losses are those of the attempts. An expired lease is a failure or a loss, as its
+/// protocol says; an attempt that was released may be a loss, since its worker was gone; and one
+/// that ended after it was to be cancelled may be either.
+fn failure_violations(job: &BookJob, found: &mut Found) {
+    let BookJob { id, state, failures, losses, .. } = job;
+    let count = |outcomes: &[&str]| {
+        let those = job.attempts.iter().filter(|it| outcomes.contains(&&*it.outcome)).count();
+        i64::try_from(those).unwrap_or(i64::MAX)
+    };
+    let (failed, expired) = (count(&["failed", "timeout"]), count(&["lease_expired"]));
+    let (released, cancelled) = (count(&["released"]), count(&[CANCELLED]));
+    let together = failures + losses;
+    let are_counted = (failed..=failed + expired + cancelled).contains(failures)
+        && (failed + expired..=failed + expired + released + cancelled).contains(&together);
+    let is_lost = job.dead_letter_reason.as_deref() == Some("lost");
+    let is_silent = |it: &&BookAttempt| ["lease_expired", "released"].contains(&&*it.outcome);
+    let in_row = job.attempts.iter().rev().take_while(is_silent).count();
+    let is_used_up = match state.as_str() {
+        CANCELLED => true,
+        "dead_letter" if is_lost => in_row >= MAX_LOSSES,
+        "dead_letter" => *failures >= MAX_ATTEMPTS,
+        _ => *failures < MAX_ATTEMPTS,
+    };
+    if !are_counted || *failures > MAX_ATTEMPTS || !is_used_up {
+        let detail = format!(
+            "{id} is {state} with {failures} failures and {losses} losses; its attempts have \
+             {failed} and {expired}"
+        );
+        found.add(Invariant::FailuresAreCounted, detail);
+    }
 }
 
 /// Whether an end that does not succeed is recorded as that of a job that was to be cancelled.

@@ -65,14 +65,16 @@ fn job(state: &str, outcomes: &[&str]) -> BookJob {
         claimed_at: at(10 * place),
         ended_at: at(10 * place + 5),
     };
-    let is_failure = |it: &&&str| ["failed", "timeout", "lease_expired"].contains(&**it);
+    let count = |kinds: &[&str]| outcomes.iter().filter(|it| kinds.contains(it)).count() as i64;
     BookJob {
         id: JOB.to_owned(),
         queue: "q0".to_owned(),
         job_type: "chaos".to_owned(),
         state: state.to_owned(),
         attempt: outcomes.len() as i64,
-        failures: outcomes.iter().filter(is_failure).count() as i64,
+        failures: count(&["failed", "timeout"]),
+        losses: count(&["lease_expired"]),
+        dead_letter_reason: None,
         attempts: (1..).zip(outcomes).map(attempt).collect(),
         enqueued_at: at(0),
         parents: Vec::new(),
@@ -81,6 +83,12 @@ fn job(state: &str, outcomes: &[&str]) -> BookJob {
         payload: serde_json::Value::Null,
         tenant: 0,
     }
+}
+
+/// A dead letter that was lost this many times in a row.
+fn lost(times: usize) -> BookJob {
+    let reason = Some("lost".to_owned());
+    BookJob { dead_letter_reason: reason, ..job("dead_letter", &vec!["lease_expired"; times]) }
 }
 
 /// What is broken, when an event comes each second.
@@ -151,7 +159,11 @@ fn odd_histories_that_are_good_pass() {
         (&[leased(2, "y"), beat(1, 60, Stale)], job("succeeded", &["released", "succeeded"])),
         // A poll that was repeated has the same lease twice.
         (&[leased(1, "x"), leased(1, "x")], job("succeeded", &["succeeded"])),
-        (&[acked(3, "z", Failed, Yes)], job("dead_letter", &["failed", "lease_expired", "failed"])),
+        (&[], lost(5)),
+        (
+            &[acked(4, "z", Failed, Yes)],
+            job("dead_letter", &["failed", "lease_expired", "failed", "failed"]),
+        ),
         // Its worker was asked to stop, and failed.
         (
             &[leased(1, "x"), acked(1, "x", Failed, Yes)],
@@ -207,7 +219,7 @@ fn acks_that_contradict_the_book_are_found() {
         // An accepted success was lost.
         (
             &[acked(1, "x", Succeeded, Yes)],
-            job("dead_letter", &["lease_expired", "failed", "failed"]),
+            job("dead_letter", &["lease_expired", "failed", "failed", "failed"]),
             &[AcceptedIsRecorded],
         ),
         (&[acked(1, "x", Succeeded, Stale)], succeeded(), &[RepeatedIsTheSame]),
@@ -282,6 +294,14 @@ fn jobs_that_are_wrong_are_found() {
             BookJob { failures: 0, ..job("succeeded", &["failed", "succeeded"]) },
             &[FailuresAreCounted],
         ),
+        // A loss that was forgotten, one that was counted as a failure, and one too early.
+        (
+            &[],
+            BookJob { losses: 0, ..job("succeeded", &["lease_expired", "succeeded"]) },
+            &[FailuresAreCounted],
+        ),
+        (&[], BookJob { failures: 1, ..lost(5) }, &[FailuresAreCounted]),
+        (&[], lost(4), &[FailuresAreCounted]),
         (&[strange], succeeded(), &[NoStrangeAnswer]),
         (&[enqueued("k", Some("job_b"))], succeeded(), &[NothingAppears, EveryJobEnds]),
     ]);

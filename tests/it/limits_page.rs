@@ -126,6 +126,10 @@ pub fn job_limits() -> Vec<(&'static str, String)> {
         ("`run_at`", format!("{} years of 366 days ahead", limits::MAX_RUN_AT_YEARS)),
         ("`delay_seconds`", format!("0–{} s", limits::MAX_DELAY_SECONDS)),
         ("`max_attempts`", format!("1–{}", limits::MAX_MAX_ATTEMPTS)),
+        (
+            "`max_losses`: losses in a row; ten times as many in total",
+            format!("1–{}", limits::MAX_MAX_LOSSES),
+        ),
         ("`timeout_seconds`", format!("1–{} s", limits::MAX_TIMEOUT_SECONDS)),
         (
             "`retry.initial_seconds`, `.max_seconds`, `.jitter_seconds`",

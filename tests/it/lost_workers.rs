@@ -98,6 +98,11 @@ fn a_worker_that_says_how_often_it_calls_is_gone_after_three_times_that() {
             "three times that, and not the end of the lease"
         );
         go_silent(t, 150).await;
+        // A job that may fail once may be lost once.
+        let lost = t.job_becomes(id, "dead_letter").await;
+        let why = (&lost["dead_letter_reason"], &lost["losses"], &lost["max_losses"]);
+        assert_eq!(why, (&json!("lost"), &json!(1), &json!(1)));
+        t.act(&format!("/v1/jobs/{id}/retry")).await.is(200);
         let again = t.wait_and_lease("other").await;
         assert_eq!(
             (&again["id"], &again["attempt"], &again["failures"]),
@@ -200,7 +205,8 @@ fn jobs_are_released_for_a_worker_that_does_not() {
 fn a_worker_of_another_protocol_that_is_gone_counts_a_failure() {
     run_alone(async |t| {
         let id = t.enqueue(json!({})).await;
-        t.lease("w").await;
+        let fetch = json!({"worker_id": "w", "queues": ["default"]});
+        t.post("/ojs/v1/workers/fetch", fetch).await.is(200);
         let beat = json!({"worker_id": "w", "active_jobs": []});
         t.post("/ojs/v1/workers/heartbeat", beat).await.is(200);
         go_silent(t, 31).await;

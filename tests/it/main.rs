@@ -40,6 +40,7 @@ mod limits;
 mod limits_page;
 mod lists;
 mod loops;
+mod losses;
 mod lost_workers;
 mod metrics;
 mod model;

@@ -124,8 +124,8 @@ impl Run {
                 continue;
             }
             let found = found.ok_or(format!("job {number} is lost"))?;
-            let seen = (found.state, found.attempt, found.failures);
-            let expected = (model.state, model.attempt, model.failures);
+            let seen = (found.state, found.attempt, found.failures, found.losses);
+            let expected = (model.state, model.attempt, model.failures, model.losses.0);
             if seen != expected {
                 return Err(format!("job {number} is {seen:?}, the model says {expected:?}"));
             }
@@ -209,6 +209,8 @@ impl Run {
             attempt: 0,
             failures: 0,
             max_attempts,
+            losses: (0, 0),
+            loss_fails: false,
             cancel_requested: false,
             running: None,
             is_skipped: false,
@@ -222,9 +224,11 @@ impl Run {
 
     async fn claim(&mut self) -> Checked {
         let worker = *WORKERS.choose(&mut self.dice).expect("one");
+        let loss_fails = self.dice.random_bool(0.3).then_some(true);
         let poll = dispatch::Poll {
             worker_id: Some(worker.into()),
             queues: vec!["default".into()],
+            loss_fails,
             ..dispatch::Poll::new(self.project_id)
         };
         let never = std::future::pending::<fencepost_domain::error::Error>();
@@ -248,6 +252,7 @@ impl Run {
             return Err(format!("job {number} was handed out as {taken:?}: {model:?}"));
         }
         model.attempt += 1;
+        model.loss_fails = loss_fails.is_some();
         model.state = StoredState::Processing;
         model.running = Some(fence.clone());
         self.given.push((number, fence));
@@ -325,6 +330,7 @@ impl Run {
             attempt: held.attempt,
             state: StoredState::Backoff,
             failures: held.failures + 1,
+            losses: None,
             wait: Duration::from_secs(15),
             outcome: AttemptOutcome::Failed,
             error: ErrorReport::default(),
@@ -356,7 +362,7 @@ impl Run {
         ))
         .await;
         again(async || reap::pass(&self.engine).await).await?;
-        self.end(job, AttemptOutcome::LeaseExpired);
+        self.end(job, AttemptOutcome::LeaseExpired, true);
         Ok(())
     }
 
@@ -401,7 +407,7 @@ impl Run {
         for job in 0..self.jobs.len() {
             let holder = self.jobs[job].running.as_ref().and_then(|it| it.worker_id.as_deref());
             if holder == Some(worker) {
-                self.end(job, outcome);
+                self.end(job, outcome, true);
             }
         }
         Ok(())

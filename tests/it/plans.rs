@@ -160,6 +160,7 @@ fn look<'a>(queue: &'a str, job_types: &'a [String], slots: usize) -> QueueClaim
         worker_id: "w",
         lease: LeaseLength::default(),
         poll_id: Some(Uuid::from_u128(9)),
+        loss_fails: None,
         lease_id: LeaseId(Uuid::new_v4()),
     };
     let slots = (0..slots).map(|_| slot()).collect();
@@ -416,6 +417,7 @@ async fn settle(conn: &mut PgConnection, leased: &[LeasedJob]) {
             attempt: it.attempt,
             state: StoredState::Backoff,
             failures: 1,
+            losses: None,
             wait: std::time::Duration::from_secs(15),
             outcome: AttemptOutcome::Failed,
             error: ErrorReport::default(),

@@ -176,6 +176,7 @@ fn a_job_is_leased_when_it_is_stored_only_where_nothing_limits_claims() {
                 worker_id: "w",
                 lease: LeaseLength::default(),
                 poll_id: None,
+                loss_fails: None,
                 lease_id,
             };
             let stored = insert_jobs(&mut conn, &[&job], &[None], &[Some(lease)], &[]).await;

@@ -31,6 +31,10 @@ pub struct Model {
     pub attempt: i32,
     pub failures: i32,
     pub max_attempts: i32,
+    /// Attempts that were lost, and how many of them in a row.
+    pub losses: (i32, i32),
+    /// The protocol that leased it counts an expired lease as a failure.
+    pub loss_fails: bool,
     pub cancel_requested: bool,
     /// Who runs it.
     pub running: Option<Fence>,
@@ -119,7 +123,7 @@ impl Run {
         match outcome {
             AttemptOutcome::Succeeded => Answer::Done(self.succeed(job)),
             outcome => {
-                self.end(job, outcome);
+                self.end(job, outcome, false);
                 match self.jobs[job].state {
                     StoredState::Pending | StoredState::Backoff => Answer::Retry,
                     _ => Answer::Done(None),
@@ -142,19 +146,24 @@ impl Run {
         activated
     }
 
-    /// An attempt ends without success.
-    pub fn end(&mut self, job: usize, outcome: AttemptOutcome) {
+    /// An attempt ends without success. `is_lost`: nothing came from its worker.
+    pub fn end(&mut self, job: usize, outcome: AttemptOutcome, is_lost: bool) {
         let model = &mut self.jobs[job];
         let fence = model.running.take().expect("it runs");
-        let counts = outcome != AttemptOutcome::Released;
+        let is_loss = is_lost && !model.loss_fails;
+        let counts = outcome != AttemptOutcome::Released && !is_loss;
         model.failures += i32::from(counts);
+        let (all, in_row) = model.losses;
+        model.losses = if is_loss { (all + 1, in_row + 1) } else { (all, 0) };
+        let max_losses = if model.max_attempts == 1 { 1 } else { 5 };
+        let is_lost_too_often = is_loss && model.losses.1 >= max_losses;
         let mut recorded = outcome;
         model.state = if model.cancel_requested {
             recorded = AttemptOutcome::Cancelled;
             StoredState::Cancelled
-        } else if counts && model.failures >= model.max_attempts {
+        } else if counts && model.failures >= model.max_attempts || is_lost_too_often {
             StoredState::DeadLetter
-        } else if outcome == AttemptOutcome::Failed {
+        } else if outcome == AttemptOutcome::Failed || is_loss && model.losses.1 > 1 {
             StoredState::Backoff
         } else {
             StoredState::Pending
@@ -197,6 +206,7 @@ impl Run {
         model.is_skipped = false;
         model.state = if is_free { StoredState::Pending } else { StoredState::Scheduled };
         model.failures = 0;
+        model.losses = (0, 0);
         model.cancel_requested = false;
     }
 }

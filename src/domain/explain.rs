@@ -33,11 +33,7 @@ pub struct Facts {
     pub run_at: DateTime<Utc>,
     pub failures: i32,
     pub max_attempts: i32,
-    pub losses: i32,
-    /// Losses in a row after which it is dead-lettered.
-    pub max_losses: i32,
-    /// Why it was dead-lettered, if it was.
-    pub death: DeadLetterReason,
+    pub loss: Loss,
     pub unfinished_parents: i32,
     /// What its group waits for; none: it does not wait for its group.
     pub group: Option<GroupLine>,
@@ -88,6 +84,17 @@ pub struct Facts {
 pub const MAX_OTHER_TYPES: usize = 5;
 /// Jobs ahead are counted up to this number.
 pub const MAX_COUNTED_AHEAD: i64 = 1_000;
+
+/// What is known of a job's losses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Loss {
+    /// Their number.
+    pub total: i32,
+    /// Losses in a row after which it is dead-lettered.
+    pub max_in_row: i32,
+    /// Why it was dead-lettered, if it was.
+    pub death: DeadLetterReason,
+}
 
 /// Running jobs under a limit, and the limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -223,13 +230,13 @@ fn not_waiting(facts: &Facts) -> String {
                 ),
             }
         }
-        StoredState::DeadLetter if facts.death == DeadLetterReason::Lost => format!(
+        StoredState::DeadLetter if facts.loss.death == DeadLetterReason::Lost => format!(
             "dead-lettered because its workers were lost {} times, {} in a row at most: {}",
-            facts.losses,
-            facts.max_losses,
+            facts.loss.total,
+            facts.loss.max_in_row,
             group::remedy(facts)
         ),
-        StoredState::DeadLetter if facts.death == DeadLetterReason::Claims => format!(
+        StoredState::DeadLetter if facts.loss.death == DeadLetterReason::Claims => format!(
             "dead-lettered because it was claimed too often without an end: {}",
             group::remedy(facts)
         ),
@@ -352,7 +359,7 @@ fn due(facts: &Facts) -> Condition {
         (true, _) => "it is due".to_owned(),
         (false, Reason::Backoff) => {
             let seconds = (facts.run_at - facts.now).num_seconds().max(1);
-            let failed = match (facts.failures, facts.losses) {
+            let failed = match (facts.failures, facts.loss.total) {
                 (0, 0) => "no failure is counted".to_owned(),
                 (0, losses) => format!("lost {losses} times"),
                 (failures, _) => format!("failure {failures} of {}", facts.max_attempts),

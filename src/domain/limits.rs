@@ -36,6 +36,10 @@ pub const MAX_RUN_AT_YEARS: i64 = 100;
 pub const MAX_RUN_AT_SECONDS: i64 = MAX_RUN_AT_YEARS * 366 * 86_400;
 /// Attempts a job may be given.
 pub const MAX_MAX_ATTEMPTS: i32 = 100;
+/// Largest checkpoint of a job, in bytes.
+pub const MAX_CHECKPOINT_BYTES: usize = 64 * 1024;
+/// Largest `checkpoint_sequence`: what every JSON reader keeps exactly (2^53 − 1).
+pub const MAX_CHECKPOINT_SEQUENCE: i64 = (1 << 53) - 1;
 /// Largest `max_losses` of a job.
 pub const MAX_MAX_LOSSES: i32 = 100;
 /// Longest run of one attempt, in seconds (one day).

@@ -28,7 +28,7 @@ use utoipa::ToSchema;
 pub struct ReasonRequest {
     /// Shown with the change in the job's history. One line.
     #[schema(extensions(("bounds" = json!(chars(1, MAX_REASON_CHARS)))))]
-    reason: Option<String>,
+    pub(crate) reason: Option<String>,
 }
 
 impl RequestBody for ReasonRequest {}

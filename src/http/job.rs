@@ -152,6 +152,15 @@ pub struct Job {
     #[serde(default)]
     #[schema(required)]
     pub last_change: Option<ChangeView>,
+    /// How far its attempts have come: the last checkpoint, byte for byte as its worker sent it.
+    /// Omitted in lists, and if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = serde_json::Value, required = false)]
+    pub checkpoint: Option<Box<RawValue>>,
+    /// Number of that checkpoint. Omitted in lists, and if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub checkpoint_sequence: Option<i64>,
     /// Past attempts, oldest first. Omitted in lists.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
@@ -274,6 +283,7 @@ impl Redact for Job {
         self.redacted = true;
         self.payload = redact::hidden();
         self.result = None;
+        self.checkpoint = self.checkpoint.take().map(|_| redact::hidden());
         self.last_error.redact();
         for attempt in self.attempts.iter_mut().flatten() {
             attempt.error.redact();
@@ -331,6 +341,8 @@ impl Job {
             result: row.result.map(stored_json).transpose()?,
             last_error: None,
             last_change: None,
+            checkpoint: None,
+            checkpoint_sequence: None,
             attempts: None,
         })
     }

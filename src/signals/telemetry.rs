@@ -58,6 +58,8 @@ metrics_table! {
         "Attempts ended, by outcome.";
     JOBS_RETRIED = "fencepost_jobs_retried_total", Counter,
         "Failed attempts that are retried after a backoff.";
+    CHECKPOINTS = "fencepost_checkpoints_total", Counter,
+        "Checkpoints of jobs, by outcome: stored, stale or full.";
     JOBS_LOST = "fencepost_jobs_lost_total", Counter,
         "Attempts that were lost: their workers sent no outcome.";
     JOBS_DEAD_LETTERED = "fencepost_jobs_dead_lettered_total", Counter,

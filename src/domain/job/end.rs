@@ -206,8 +206,8 @@ pub fn after_attempt(
         return after(Next::DeadLetter(DeadLetterReason::Failed));
     }
     // Who takes a job back wants it to run again.
-    let is_taken_back = matches!(cause, OutcomeCause::TakeBack);
-    if is_loss && !is_taken_back && losses.are_too_many(running.max_losses) {
+    let is_take_back = matches!(cause, OutcomeCause::TakeBack);
+    if is_loss && !is_take_back && losses.are_too_many(running.max_losses) {
         return after(Next::DeadLetter(DeadLetterReason::Lost));
     }
     if is_worn(running, cause) {

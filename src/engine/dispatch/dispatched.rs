@@ -6,7 +6,7 @@ use std::{
 };
 
 use fencepost_domain::{
-    ids::LeaseId,
+    ids::{JobKey, LeaseId},
     job::StoredState,
     raw_json::RawNode,
     template::{self, Place},
@@ -15,7 +15,7 @@ use fencepost_domain::{
     workflow,
 };
 use fencepost_signals::traces;
-use fencepost_store::{self as store, claims::LeasedJob};
+use fencepost_store::{self as store, claims::LeasedJob, settle::checkpoints::Checkpoint};
 use sqlx::PgConnection;
 
 use crate::enqueue::dependencies::ParentResult;
@@ -29,8 +29,10 @@ pub struct DispatchedJob {
     pub last_error: Option<ErrorReport>,
     /// Results of the parents, in the order in which they were named.
     pub parent_results: Vec<ParentResult>,
-    /// False if results of parents, or templates, could not be read: the job is released instead
-    /// of delivered.
+    /// How far its attempts have come.
+    pub checkpoint: Option<Checkpoint>,
+    /// False if results of parents, templates or checkpoints could not be read: the job is released
+    /// instead of delivered.
     pub is_complete: bool,
 }
 
@@ -42,7 +44,8 @@ impl DispatchedJob {
         let traceparent = trace.or(job.traceparent);
         let job = LeasedJob { traceparent, ..job };
         let (last_error, parent_results) = (None, Vec::new());
-        Self { job, worker_id, last_error, parent_results, is_complete: true }
+        let checkpoint = None;
+        Self { job, worker_id, last_error, parent_results, checkpoint, is_complete: true }
     }
 }
 
@@ -82,9 +85,9 @@ pub(super) fn trace_of(job: &LeasedJob) -> Option<AttemptTrace> {
     trace::of_attempt(enqueued, job.attempt, job.lease_id.0)
 }
 
-/// Adds the error of the last failed attempt, and the results of parents. If the errors cannot be
-/// read, the job is delivered without. If the parents' results cannot be read, the job is marked
-/// incomplete and released.
+/// Adds the error of the last failed attempt, checkpoints, and the results of parents. If the
+/// errors cannot be read, the job is delivered without. If something else cannot be read, the job
+/// is marked incomplete and released.
 pub(super) async fn add_errors_and_results(
     conn: &mut PgConnection,
     mut jobs: Vec<&mut DispatchedJob>,
@@ -99,6 +102,7 @@ pub(super) async fn add_errors_and_results(
             Err(error) => warn(&error, "last errors were not read"),
         }
     }
+    add_checkpoints(conn, &mut jobs).await;
     let children: Vec<_> = jobs.iter().filter(|it| it.job.has_parents).map(|it| key(it)).collect();
     if !children.is_empty() {
         match store::workflows::dependencies::parent_results(conn, &children).await {
@@ -112,10 +116,35 @@ pub(super) async fn add_errors_and_results(
             }
             Err(error) => {
                 warn(&error, "parents' results were not read");
-                jobs.iter_mut().for_each(|it| it.is_complete = !it.job.has_parents);
+                jobs.iter_mut().for_each(|it| it.is_complete &= !it.job.has_parents);
             }
         }
         fill_templates(conn, &mut jobs).await;
+    }
+}
+
+/// Only an attempt that is not the first can have one. A later statement than the claim reads it:
+/// no earlier attempt can send another.
+async fn add_checkpoints(conn: &mut PgConnection, jobs: &mut [&mut DispatchedJob]) {
+    let key = |it: &DispatchedJob| JobKey { project_id: it.job.project_id, id: it.job.id };
+    let is_later = |it: &DispatchedJob| it.job.attempt > 1;
+    let later: Vec<_> = jobs.iter().filter(|it| is_later(it)).map(|it| key(it)).collect();
+    if later.is_empty() {
+        return;
+    }
+    match store::settle::checkpoints::find(conn, &later).await {
+        Ok(found) => {
+            for checkpoint in found {
+                let of = JobKey { project_id: checkpoint.project_id, id: checkpoint.job_id };
+                if let Some(job) = jobs.iter_mut().find(|it| key(it) == of) {
+                    job.checkpoint = Some(checkpoint);
+                }
+            }
+        }
+        Err(error) => {
+            warn(&error, "checkpoints were not read");
+            jobs.iter_mut().filter(|it| is_later(it)).for_each(|it| it.is_complete = false);
+        }
     }
 }
 

@@ -20,7 +20,7 @@ use fencepost_store::{
         events::{self, NewEvent},
         requeue,
     },
-    settle::{losses, settle_success::WaitingJob},
+    settle::{checkpoints, losses, settle_success::WaitingJob},
     workflows::{cascade, dependencies},
 };
 use sqlx::{Acquire, PgConnection, Postgres, Transaction};
@@ -206,8 +206,21 @@ impl Timing {
 /// [`Error::JobNotFound`]. [`Error::InvalidState`] when it is neither. [`Error::ParentTerminal`]
 /// when it would wait for a parent that failed or was cancelled. [`Error::UniqueConflict`] when a
 /// live job has taken its unique key.
-pub async fn retry(engine: &Engine, key: JobKey, by: &ChangedBy) -> Result<(), Error> {
-    retry_from(engine, key, Kind::JobsRetry, by).await
+pub async fn retry(
+    engine: &Engine,
+    key: JobKey,
+    checkpoint: OldCheckpoint,
+    by: &ChangedBy,
+) -> Result<(), Error> {
+    retry_from(engine, key, Kind::JobsRetry, checkpoint, by).await
+}
+
+/// What becomes of the checkpoint of a job that is retried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OldCheckpoint {
+    /// The next attempt gets it.
+    Kept,
+    Dropped,
 }
 
 /// Retries a dead letter, but no cancelled job; see [`retry`].
@@ -215,15 +228,24 @@ pub async fn retry(engine: &Engine, key: JobKey, by: &ChangedBy) -> Result<(), E
 /// # Errors
 /// The errors of [`retry`].
 pub async fn retry_dead_letter(engine: &Engine, key: JobKey, by: &ChangedBy) -> Result<(), Error> {
-    retry_from(engine, key, Kind::DeadLettersRetry, by).await
+    retry_from(engine, key, Kind::DeadLettersRetry, OldCheckpoint::Kept, by).await
 }
 
-async fn retry_from(engine: &Engine, key: JobKey, kind: Kind, by: &ChangedBy) -> Result<(), Error> {
+async fn retry_from(
+    engine: &Engine,
+    key: JobKey,
+    kind: Kind,
+    checkpoint: OldCheckpoint,
+    by: &ChangedBy,
+) -> Result<(), Error> {
     engine.backlogs.full.admit_more(key.project_id)?;
     let mut conn = engine.pools.read_for(key.project_id).await?;
     let mut tx = conn.begin().await?;
     let requeued = async {
         let requeued = retry_in(&mut tx, key, kind, by).await?;
+        if checkpoint == OldCheckpoint::Dropped {
+            checkpoints::remove(&mut tx, key).await?;
+        }
         if requeued.was_dead_letter {
             dead_letters::remove(&mut tx, key.project_id, &[key.id]).await?;
         }

@@ -6,8 +6,8 @@ use chrono::{DateTime, Utc};
 use fencepost_domain::{
     error::Error,
     explain::{
-        self, Crowd, Explanation, Facts, GroupLimit, GroupLine, JobAhead, PushTrouble, RateUse,
-        Reason, SharedUse, Slots, TypePause,
+        self, Crowd, Explanation, Facts, GroupLimit, GroupLine, JobAhead, Loss, PushTrouble,
+        RateUse, Reason, SharedUse, Slots, TypePause,
     },
     ids::{JobId, JobKey, ProjectId},
     job::{DeadLetterReason, StoredState, WaitingFor, max_losses},
@@ -317,15 +317,30 @@ async fn shared_limits(
     Ok(found)
 }
 
+fn loss(row: &JobRow) -> Loss {
+    Loss {
+        total: row.losses,
+        max_in_row: max_losses(row.max_losses, row.max_attempts),
+        death: DeadLetterReason::stored(row.death.as_deref()),
+    }
+}
+
+async fn crowds(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    row: &JobRow,
+) -> sqlx::Result<store::queues::Crowds> {
+    let (key, max) = (row.concurrency_key.as_deref(), limits::MAX_CONCURRENCY.into());
+    store::queues::count_running(conn, project_id, key, &row.queue, max).await
+}
+
 async fn explain_row(
     conn: &mut PgConnection,
     project_id: ProjectId,
     row: JobRow,
 ) -> sqlx::Result<Explanation> {
     let concurrency_key = row.concurrency_key.as_deref();
-    let max = i64::from(limits::MAX_CONCURRENCY);
-    let crowds =
-        store::queues::count_running(conn, project_id, concurrency_key, &row.queue, max).await?;
+    let crowds = crowds(conn, project_id, &row).await?;
     let queue = store::queues::find_state(conn, project_id, &row.queue, &row.job_type).await?;
     let labels = row.labels.clone().unwrap_or_default();
     let fitting = fitting::count(conn, project_id, &row.queue, &row.job_type, &labels).await?;
@@ -350,9 +365,7 @@ async fn explain_row(
         run_at: row.run_at,
         failures: row.failures,
         max_attempts: row.max_attempts,
-        losses: row.losses,
-        max_losses: max_losses(row.max_losses, row.max_attempts),
-        death: DeadLetterReason::stored(row.death.as_deref()),
+        loss: loss(&row),
         unfinished_parents: row.unfinished_parents,
         group,
         blocks_group,

@@ -3,6 +3,7 @@
 
 pub mod attempt_reports;
 mod bare;
+pub mod checkpoints;
 pub(super) mod failure;
 mod failures;
 pub mod heartbeat;

@@ -135,7 +135,9 @@ pub async fn retry(
     let outbox = Tenant { project_id: key.project_id, limits: Limits::default() };
     let what = (now, control::Change::default());
     match control::change(engine, outbox, key.id, what, by).await {
-        Err(Error::InvalidState(_)) => control::retry(engine, key, by).await,
+        Err(Error::InvalidState(_)) => {
+            control::retry(engine, key, control::OldCheckpoint::Kept, by).await
+        }
         changed => changed,
     }
 }

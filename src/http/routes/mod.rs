@@ -70,7 +70,7 @@ pub(crate) fn data_plane() -> Routes {
         .routes(routes!(workers::poll::poll))
         .routes(routes!(workers::heartbeat::heartbeat))
         .routes(routes!(workers::ack::ack))
-        .routes(routes!(workers::ack::ack_batch))
+        .routes(routes!(workers::ack_batch::ack_batch))
         .routes(routes!(workers::report::events))
         .routes(routes!(workers::report::logs))
         .routes(routes!(keys::list, keys::create))

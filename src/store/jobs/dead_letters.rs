@@ -430,6 +430,10 @@ pub async fn delete(
             delete from job_log_totals
             using dead
             where job_log_totals.project_id = $1 and job_log_totals.job_id = dead.id
+        ), checkpoints as (
+            delete from job_checkpoints
+            using dead
+            where job_checkpoints.project_id = $1 and job_checkpoints.job_id = dead.id
         ), counted as (
             insert into queue_deltas (project_id, queue, dead_letter)
             select $1, queue, -count(*) from dead group by queue

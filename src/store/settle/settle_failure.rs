@@ -75,7 +75,8 @@ pub async fn lock_held<'a>(
                job.failures, job.max_attempts, body.retry "retry?", job.cancel_requested,
                coalesce(body.losses, 0) "losses!", coalesce(body.losses_in_row, 0) "losses_in_row!",
                body.max_losses "max_losses?",
-               coalesce(job.progress, 0) > coalesce(body.lost_progress, 0) "has_progressed!",
+               coalesce(job.progress, 0) > coalesce(body.lost_progress, 0)
+                   or has_checkpoint(job.project_id, job.id, job.attempt) "has_progressed!",
                coalesce(job.loss_fails, losses_fail(job.project_id)) "losses_fail!",
                false "timed_out!",
                (extract(epoch from statement_timestamp() - job.claimed_at) * 1000)::bigint "ran_ms!"
@@ -323,7 +324,8 @@ pub async fn lock_held_by(
                held.failures, held.max_attempts, body.retry "retry?", held.cancel_requested,
                coalesce(body.losses, 0) "losses!", coalesce(body.losses_in_row, 0) "losses_in_row!",
                body.max_losses "max_losses?",
-               coalesce(held.progress, 0) > coalesce(body.lost_progress, 0) "has_progressed!",
+               coalesce(held.progress, 0) > coalesce(body.lost_progress, 0)
+                   or has_checkpoint(held.project_id, held.id, held.attempt) "has_progressed!",
                coalesce(held.loss_fails, losses_fail(held.project_id)) "losses_fail!",
                false "timed_out!",
                (extract(epoch from statement_timestamp() - held.claimed_at) * 1000)::bigint "ran_ms!"

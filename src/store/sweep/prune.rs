@@ -233,6 +233,10 @@ pub async fn prune_jobs(
             delete from job_log_totals
             using old
             where job_log_totals.project_id = $1 and job_log_totals.job_id = old.id
+        ), checkpoints as (
+            delete from job_checkpoints
+            using old
+            where job_checkpoints.project_id = $1 and job_checkpoints.job_id = old.id
         ), edges as (
             delete from job_edges
             using old

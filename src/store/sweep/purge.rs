@@ -35,6 +35,7 @@ pub const TENANT_TABLES: &[&str] = &[
     "job_events",
     "job_logs",
     "job_log_totals",
+    "job_checkpoints",
     "job_expiries",
     "deleted_jobs",
     "ended_parents",

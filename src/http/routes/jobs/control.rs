@@ -49,15 +49,29 @@ pub async fn cancel(
     read::find(&app, &caller, id).await.map(Reply)
 }
 
+/// How to retry a job.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"reason": "The partner is back."}))]
+pub struct RetryJobRequest {
+    /// Shown with the change in the job's history. One line.
+    #[schema(extensions(("bounds" = json!(chars(1, MAX_REASON_CHARS)))))]
+    reason: Option<String>,
+    /// Whether the next attempt gets the checkpoint of the earlier ones. Default: true.
+    keep_checkpoint: Option<bool>,
+}
+
+impl RequestBody for RetryJobRequest {}
+
 /// Retry a job.
 ///
-/// Retries a dead letter or a cancelled job. Failures count from 0 again; attempts continue.
-/// Descendants that were cancelled with it are retried, too.
+/// Retries a dead letter or a cancelled job. Failures and losses count from 0 again; attempts
+/// continue, and so does the checkpoint. Descendants that were cancelled with it are retried, too.
 #[utoipa::path(
     post, path = "/jobs/{job_id}/retry", tag = "jobs", operation_id = "jobs_retry",
     security(("api_key" = ["produce"]), ("api_key" = ["manage"]), ("session" = ["member"])),
     params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
-    request_body(content = ReasonRequest, description = "Optional."),
+    request_body(content = RetryJobRequest, description = "Optional."),
     responses(
         (status = 200, description = "The job.", body = Job),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
@@ -68,10 +82,16 @@ pub async fn retry(
     caller: Caller<Control>,
     State(app): State<App>,
     JobInPath(id): JobInPath,
-    OptionalJson(request): OptionalJson<ReasonRequest>,
+    OptionalJson(request): OptionalJson<RetryJobRequest>,
 ) -> Result<Reply<Job>, Error> {
-    let by = request.accept(&caller.who)?;
-    control::retry(&app.engine, JobKey { project_id: caller.project_id, id }, &by).await?;
+    let RetryJobRequest { reason, keep_checkpoint } = request;
+    let by = ReasonRequest { reason }.accept(&caller.who)?;
+    let checkpoint = match keep_checkpoint {
+        None | Some(true) => control::OldCheckpoint::Kept,
+        Some(false) => control::OldCheckpoint::Dropped,
+    };
+    let key = JobKey { project_id: caller.project_id, id };
+    control::retry(&app.engine, key, checkpoint, &by).await?;
     read::find(&app, &caller, id).await.map(Reply)
 }
 

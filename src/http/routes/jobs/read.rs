@@ -23,7 +23,7 @@ use fencepost_web::{
     wire::{
         ClientGone,
         extract::{JobInPath, Query},
-        validate::Check,
+        validate::{Check, stored_json},
     },
 };
 use serde::{Deserialize, Serialize};
@@ -83,7 +83,14 @@ pub(crate) async fn find<P>(app: &App, caller: &Caller<P>, id: JobId) -> Result<
     let attempts = store::jobs::attempts(&mut conn, project_id, id).await?;
     let changed = change::last_changes(&mut conn, &caller.who, project_id, &[id]).await?;
     let last_change = changed.into_values().next();
-    let job = Job { last_change, ..Job::read(row)? };
+    let key = JobKey { project_id, id };
+    let checkpoint = store::settle::checkpoints::find(&mut conn, &[key]).await?.pop();
+    let job = Job {
+        last_change,
+        checkpoint_sequence: checkpoint.as_ref().map(|it| it.sequence),
+        checkpoint: checkpoint.map(|it| stored_json(it.data)).transpose()?,
+        ..Job::read(row)?
+    };
     Ok(shown(&caller.who, job.with_attempts(attempts, state, duration_ms)))
 }
 

@@ -12,6 +12,7 @@ use fencepost_engine::{
     reach::Reach,
     settle::{
         self,
+        checkpoints::{self, SentCheckpoint},
         heartbeat::{self, Advice, Beat},
     },
     workers,
@@ -26,9 +27,13 @@ use fencepost_web::{
     },
 };
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use super::{accept_fence, accept_job_id};
+use super::{
+    accept_fence, accept_job_id,
+    checkpoint::{self, CheckpointStatus},
+};
 use crate::error::ErrorBody;
 
 /// Why an entry without a fence is refused, where every fence must show an attempt.
@@ -57,6 +62,14 @@ pub struct HeartbeatRequest {
     /// Progress from 0 to 1.
     #[schema(extensions(("bounds" = json!(range(0, 1)))))]
     progress: Option<f32>,
+    /// How far the attempt has come: any JSON of at most 64 KiB. The next lease of the job brings
+    /// it. Needs `attempt` or `lease_id`.
+    #[serde(default)]
+    #[schema(value_type = serde_json::Value, required = false)]
+    checkpoint: Option<Box<RawValue>>,
+    /// With `checkpoint`: its number. A smaller one than the stored one does not replace it.
+    #[schema(extensions(("bounds" = json!(range(0, limits::MAX_CHECKPOINT_SEQUENCE)))))]
+    checkpoint_sequence: Option<i64>,
     /// State of the whole worker. Default: running.
     state: Option<WorkerState>,
     /// Jobs that the whole worker runs, at most 500.
@@ -72,7 +85,7 @@ impl RequestBody for HeartbeatRequest {
 }
 
 /// A job that a worker runs.
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ActiveJobRequest {
     /// Id of the job.
@@ -86,6 +99,13 @@ pub struct ActiveJobRequest {
     /// Progress from 0 to 1.
     #[schema(extensions(("bounds" = json!(range(0, 1)))))]
     progress: Option<f32>,
+    /// How far the attempt has come: any JSON of at most 64 KiB. Needs `attempt` or `lease_id`.
+    #[serde(default)]
+    #[schema(value_type = serde_json::Value, required = false)]
+    checkpoint: Option<Box<RawValue>>,
+    /// With `checkpoint`: its number. A smaller one than the stored one does not replace it.
+    #[schema(extensions(("bounds" = json!(range(0, limits::MAX_CHECKPOINT_SEQUENCE)))))]
+    checkpoint_sequence: Option<i64>,
 }
 
 /// Directives: `status` for one job, `state` and `jobs` for a whole worker.
@@ -96,6 +116,10 @@ pub struct HeartbeatReply {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub status: Option<HeartbeatStatus>,
+    /// For one job: what became of the checkpoint that was sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub checkpoint: Option<CheckpointStatus>,
     /// For the whole worker: its directive, or its own state if it has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
@@ -117,6 +141,10 @@ pub struct ActiveJobReply {
     /// Seconds until the renewed lease expires; null if it is lost.
     #[schema(required)]
     pub lease_seconds: Option<i32>,
+    /// What became of the checkpoint that was sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub checkpoint: Option<CheckpointStatus>,
 }
 
 /// Continue or stop.
@@ -181,16 +209,24 @@ pub async fn heartbeat(
     let fence =
         accept_fence(&mut check, &caller.who, request.worker_id, request.attempt, request.lease_id);
     check_progress(&mut check, request.progress);
+    let sent = (request.checkpoint, request.checkpoint_sequence);
+    let sent = checkpoint::accept(&mut check, sent.0, sent.1)?;
     check.finish()?;
     let worker = fence.worker_id.as_deref().unwrap_or_default().into();
     app.engine.registry.record_seen(&(caller.project_id, worker), &[], &[]);
     let key = JobKey { project_id: caller.project_id, id: accept_job_id(&job_id)? };
     let binding = caller.who.binding();
     Reach::read(&app.engine, key.project_id, binding, [key.id]).await?.check(key.id)?;
+    // Before the lease is renewed: a repeated call finds it stored.
+    let saved = match sent {
+        Some(sent) => checkpoint::save(&app, &caller, key, &fence, sent).await?,
+        None => None,
+    };
     let fence = settle::name_attempt(&app.engine, key, fence, caller.who.require_fence()).await?;
     let beat = Beat { key, fence, progress: request.progress };
     let status = Some(heartbeat::heartbeat(&app.engine, beat).await?.into());
-    Ok(Reply(HeartbeatReply { status, ..HeartbeatReply::default() }))
+    let checkpoint = saved.map(Into::into);
+    Ok(Reply(HeartbeatReply { status, checkpoint, ..HeartbeatReply::default() }))
 }
 
 fn check_progress(check: &mut Check, progress: Option<f32>) {
@@ -211,11 +247,13 @@ async fn beat(
         ("attempt", request.attempt.is_some()),
         ("lease_id", request.lease_id.is_some()),
         ("progress", request.progress.is_some()),
+        ("checkpoint", request.checkpoint.is_some()),
+        ("checkpoint_sequence", request.checkpoint_sequence.is_some()),
     ];
     for (field, _) in of_jobs.into_iter().filter(|it| it.1) {
         check.refuse(field, "must be sent together with job_id, or in active_jobs");
     }
-    let bare = |job_id| ActiveJobRequest { job_id, attempt: None, lease_id: None, progress: None };
+    let bare = |job_id| ActiveJobRequest { job_id, ..ActiveJobRequest::default() };
     let (field, named) = match (request.active_jobs, request.active_job_ids) {
         (Some(_), Some(_)) => {
             check.refuse("active_job_ids", "must not be sent together with active_jobs");
@@ -231,6 +269,7 @@ async fn beat(
     let required = caller.who.require_fence();
     let (mut beats, mut names): (Vec<Beat>, Vec<(String, Option<usize>)>) =
         (Vec::new(), Vec::new());
+    let mut sent_checkpoints = Vec::new();
     for (index, job) in named.into_iter().enumerate() {
         let mut item = Check::below(format!("{field}[{index}]."));
         let worker_id = request.worker_id.clone();
@@ -239,12 +278,21 @@ async fn beat(
             item.refuse("attempt", ATTEMPT_REQUIRED);
         }
         check_progress(&mut item, job.progress);
+        let sent = checkpoint::accept(&mut item, job.checkpoint, job.checkpoint_sequence)?;
+        if sent.is_some() && !fence.names_an_attempt() {
+            item.refuse("attempt", "must be sent together with checkpoint");
+        }
         check.absorb(item);
         let key = job.job_id.parse().ok().map(|id| JobKey { project_id: caller.project_id, id });
         let place = key.map(|key| {
             // A worker may hold two attempts of one job, the first of which is lost.
             let there = beats.iter().position(|it| it.key == key && it.fence == fence);
             there.unwrap_or_else(|| {
+                sent_checkpoints.extend(sent.map(|checkpoint| SentCheckpoint {
+                    job_id: key.id,
+                    fence: fence.clone(),
+                    checkpoint,
+                }));
                 beats.push(Beat { key, fence, progress: job.progress });
                 beats.len() - 1
             })
@@ -260,15 +308,19 @@ async fn beat(
     let reach = Reach::read(&app.engine, caller.project_id, binding, ids).await?;
     let is_mine: Vec<_> = beats.iter().map(|it| reach.includes(it.key.id)).collect();
     beats.retain(|it| reach.includes(it.key.id));
+    sent_checkpoints.retain(|it| reach.includes(it.job_id));
+    let saved = checkpoints::save(&app.engine, caller.tenant(), sent_checkpoints).await?;
     let (wanted, leases) = workers::beat(&app.engine, &key, (state, COUNTS_LOSSES), beats).await?;
     let leases = leases_of(&is_mine, leases);
     let reply = |(job_id, place): (String, Option<usize>)| {
         let lease = place.and_then(|it| leases[it]);
         let status = lease.map_or(HeartbeatStatus::Lost, |it| it.0.into());
-        ActiveJobReply { job_id, status, lease_seconds: lease.map(|it| it.1) }
+        let checkpoint = job_id.parse().ok().and_then(|it| saved.get(&it)).copied();
+        let checkpoint = checkpoint.map(Into::into);
+        ActiveJobReply { job_id, status, lease_seconds: lease.map(|it| it.1), checkpoint }
     };
     let jobs = Some(names.into_iter().map(reply).collect());
-    Ok(Reply(HeartbeatReply { status: None, state: Some(wanted), jobs }))
+    Ok(Reply(HeartbeatReply { state: Some(wanted), jobs, ..HeartbeatReply::default() }))
 }
 
 /// The lease of each beat; none: it is lost, or its job is not for this key.

@@ -1,6 +1,8 @@
 //! `/v1/workers`: register, poll, heartbeat, ack, directives, and taking jobs back.
 
 pub mod ack;
+pub mod ack_batch;
+pub mod checkpoint;
 pub mod heartbeat;
 pub mod poll;
 pub mod register;

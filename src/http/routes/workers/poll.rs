@@ -129,6 +129,15 @@ pub struct PolledJob {
     /// Error of its last failed attempt.
     #[schema(required)]
     pub last_error: Option<JobError>,
+    /// How far its earlier attempts have come: the last checkpoint, byte for byte as its worker
+    /// sent it. Absent: there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = serde_json::Value, required = false)]
+    pub checkpoint: Option<Box<RawValue>>,
+    /// Number of that checkpoint. Absent: there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub checkpoint_sequence: Option<i64>,
     /// Results and errors of its parents that have ended, in the order in which it named them.
     pub parent_results: Vec<ParentResultView>,
     /// Trace context, as the producer sent it.
@@ -200,6 +209,12 @@ impl PolledJob {
             tags: tags.transpose().map_err(Error::internal)?.unwrap_or_default(),
             group: job.group.clone(),
             last_error: handed.last_error.clone().and_then(JobError::of),
+            checkpoint: handed
+                .checkpoint
+                .as_ref()
+                .map(|it| stored_json(it.data.clone()))
+                .transpose()?,
+            checkpoint_sequence: handed.checkpoint.as_ref().map(|it| it.sequence),
             parent_results: handed
                 .parent_results
                 .iter()

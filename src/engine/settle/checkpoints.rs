@@ -1,0 +1,124 @@
+//! Checkpoints: workers store how far they have come, under their fences. In a transaction of their
+//! project: the group commits are shared.
+
+use std::collections::HashMap;
+
+use fencepost_domain::{
+    error::{Error, JobStatus},
+    ids::{JobId, JobKey},
+    lease::{self, Fence},
+    plan::Tenant,
+};
+use fencepost_signals::telemetry;
+use fencepost_store::{connection::deadline::detached, settle::checkpoints};
+use metrics::counter;
+use sqlx::Acquire;
+
+use super::read_again;
+use crate::{Engine, enqueue::quota};
+
+pub use fencepost_store::settle::checkpoints::{Checkpoint, NewCheckpoint};
+
+/// What became of a checkpoint whose fence holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Saved {
+    /// It is stored, or was.
+    Stored,
+    /// Another with the same sequence or a later one is stored.
+    Stale,
+    /// The project has stored all of its bytes.
+    Full,
+}
+
+impl Saved {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Stored => "stored",
+            Self::Stale => "stale",
+            Self::Full => "full",
+        }
+    }
+}
+
+/// A checkpoint, and the fence of the attempt that it belongs to.
+#[derive(Debug, Clone)]
+pub struct SentCheckpoint {
+    pub job_id: JobId,
+    pub fence: Fence,
+    pub checkpoint: NewCheckpoint,
+}
+
+/// Stores checkpoints of attempts, each with what became of it. Those whose fences do not hold are
+/// missing.
+///
+/// # Errors
+/// [`Error::FenceRequired`] when a fence shows neither attempt nor lease: the checkpoint could be
+/// one of an attempt that its worker has lost. [`Error::Unavailable`]. Nothing is stored.
+pub async fn save(
+    engine: &Engine,
+    tenant: Tenant,
+    sent: Vec<SentCheckpoint>,
+) -> Result<HashMap<JobId, Saved>, Error> {
+    if sent.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let engine = engine.clone();
+    // The caller may go away at any time.
+    let saving = async move {
+        if let Some(it) = sent.iter().find(|it| !it.fence.names_an_attempt()) {
+            return Err(fence_required(&engine, tenant, it).await?);
+        }
+        match quota::has_all_bytes(&engine, tenant).await? {
+            true => Ok(sent.iter().map(|it| (it.job_id, Saved::Full)).collect()),
+            false => store(&engine, tenant, &sent).await,
+        }
+    };
+    let saved: HashMap<_, _> = detached(saving).await??;
+    for it in saved.values() {
+        counter!(telemetry::CHECKPOINTS, "outcome" => it.name()).increment(1);
+    }
+    Ok(saved)
+}
+
+async fn store(
+    engine: &Engine,
+    tenant: Tenant,
+    sent: &[SentCheckpoint],
+) -> Result<HashMap<JobId, Saved>, Error> {
+    let project_id = tenant.project_id;
+    let mut conn = engine.pools.read_for(project_id).await?;
+    let mut tx = conn.begin().await?;
+    let columns: Vec<_> = sent.iter().map(|it| (it.job_id, &it.fence, &it.checkpoint)).collect();
+    let kept = checkpoints::store(&mut tx, project_id, &columns).await?;
+    tx.commit().await?;
+    let others = kept.iter().filter(|it| !it.is_stored);
+    let others: Vec<_> = others.map(|it| JobKey { project_id, id: it.job_id }).collect();
+    let there = match others.is_empty() {
+        true => Vec::new(),
+        false => checkpoints::find(&mut conn, &others).await?,
+    };
+    let is_there = |id: JobId| {
+        let there = there.iter().find(|it| it.job_id == id);
+        let new = sent.iter().find(|it| it.job_id == id).map(|it| &it.checkpoint);
+        there.zip(new).is_some_and(|(it, new)| {
+            (it.sequence, it.data.as_str()) == (new.sequence, new.data.as_str())
+        })
+    };
+    let saved = kept.into_iter().map(|it| match it.is_stored || is_there(it.job_id) {
+        true => (it.job_id, Saved::Stored),
+        false => (it.job_id, Saved::Stale),
+    });
+    Ok(saved.collect())
+}
+
+async fn fence_required(
+    engine: &Engine,
+    tenant: Tenant,
+    sent: &SentCheckpoint,
+) -> Result<Error, Error> {
+    let key = JobKey { project_id: tenant.project_id, id: sent.job_id };
+    let lease::Standing { state, attempt, .. } =
+        read_again(engine, key, &sent.fence).await?.standing;
+    counter!(telemetry::FENCES_REFUSED, "reason" => "fence_required").increment(1);
+    Ok(Error::FenceRequired(JobStatus { state, attempt }))
+}

@@ -41,13 +41,13 @@ fn an_earlier_job_that_comes_later_is_not_kept_waiting() {
 }
 
 #[test]
-fn a_silent_worker_costs_a_failure_but_no_wait() {
+fn a_silent_worker_costs_neither_a_failure_nor_a_wait() {
     run_alone(async |t| {
-        let id = t.enqueue(json!({"max_attempts": 2})).await;
+        let id = t.enqueue(json!({"max_attempts": 2, "max_losses": 2})).await;
         t.lease("silent").await;
         t.expire_leases().await;
         let again = t.wait_and_lease("other").await;
-        assert_eq!((&again["attempt"], &again["failures"]), (&json!(2), &json!(1)));
+        assert_eq!((&again["attempt"], &again["failures"]), (&json!(2), &json!(0)));
         let job = t.job(&id).await;
         let attempt = &job["attempts"][0];
         assert_eq!(
@@ -59,7 +59,7 @@ fn a_silent_worker_costs_a_failure_but_no_wait() {
         assert!(message.contains("neither a heartbeat nor an ack"), "{message}");
         t.expire_leases().await;
         let job = t.job_becomes(&id, "dead_letter").await;
-        assert_eq!((&job["failures"], &job["attempt"]), (&json!(2), &json!(2)));
+        assert_eq!((&job["losses"], &job["attempt"]), (&json!(2), &json!(2)));
         assert!(job["completed_at"].is_string());
     });
 }

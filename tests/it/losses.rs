@@ -120,12 +120,12 @@ fn the_protocol_that_leased_it_and_its_project_say_how_a_loss_counts() {
 }
 
 #[test]
-fn a_job_that_is_taken_back_waits_again_however_often_it_was_lost() {
+fn a_take_back_lets_the_job_wait_again_however_often_it_was_lost() {
     run_alone(async |t| {
         let id = t.enqueue(json!({"max_losses": 1, "timeout_seconds": 1_000})).await;
         for losses in 1..=2 {
             t.wait_and_lease("w").await;
-            until("the lease to be taken", async || {
+            until("the lease to be released", async || {
                 t.act("/v1/workers/w/take-back").await.is(200)["released"] == 1
             })
             .await;

@@ -9,6 +9,7 @@ mod auth;
 mod backup;
 mod batches;
 mod binary;
+mod checkpoints;
 mod command_line;
 mod compatibility;
 mod conditions;

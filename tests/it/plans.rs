@@ -156,14 +156,11 @@ async fn costs_now<T>(
 }
 
 fn look<'a>(queue: &'a str, job_types: &'a [String], slots: usize) -> QueueClaim<'a> {
-    let slot = || LeaseRequest {
-        worker_id: "w",
-        lease: LeaseLength::default(),
-        poll_id: Some(Uuid::from_u128(9)),
-        loss_fails: None,
-        lease_id: LeaseId(Uuid::new_v4()),
-    };
-    let slots = (0..slots).map(|_| slot()).collect();
+    let (lease, poll_id) = (LeaseLength::default(), Some(Uuid::from_u128(9)));
+    let lease_id = || LeaseId(Uuid::new_v4());
+    let slot =
+        |_| LeaseRequest { worker_id: "w", lease, poll_id, loss_fails: None, lease_id: lease_id() };
+    let slots = (0..slots).map(slot).collect();
     QueueClaim {
         project_id: PROJECT,
         queue,

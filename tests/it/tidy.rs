@@ -147,6 +147,7 @@ fn every_statement_on_a_tenants_table_names_the_project() {
         "job_events",
         "job_logs",
         "job_log_totals",
+        "job_checkpoints",
         "queues",
         "recurring_schedules",
         "idempotency_keys",

@@ -97,6 +97,8 @@ fn a_retry_a_release_and_a_lost_lease_keep_the_place() {
         t.patch(&format!("/v1/jobs/{first}"), now).await.is(200);
         starts(t, &first).await;
         t.expire_leases().await;
+        let job = starts(t, &first).await;
+        t.ack(&job, "w", "failed").await.is(200);
         t.job_becomes(&first, "dead_letter").await;
         let (reason, summary) = explained(t, &second).await;
         assert_eq!(reason, "group_held");

@@ -55,7 +55,13 @@ impl Run {
 
     pub async fn retry(&mut self) -> Checked {
         let Some(job) = self.any_job() else { return Ok(()) };
-        let answer = control::retry(&self.engine, self.key(job), &ChangedBy::SERVER).await;
+        let answer = control::retry(
+            &self.engine,
+            self.key(job),
+            control::OldCheckpoint::Kept,
+            &ChangedBy::SERVER,
+        )
+        .await;
         if self.plant == Plant::ResetAttempt && answer.is_ok() {
             let (project, id) = (self.project_id.0, self.jobs[job].id.0);
             let reset = "update jobs set attempt = 0 where project_id =";

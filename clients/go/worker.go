@@ -92,6 +92,9 @@ type Job struct {
 	ParentResults []json.RawMessage `json:"parent_results"`
 	Traceparent   string            `json:"traceparent"`
 	LeaseSeconds  int               `json:"lease_seconds"`
+	// Checkpoint is how far earlier attempts have come, as Save stored it. Empty: nowhere.
+	Checkpoint         json.RawMessage `json:"checkpoint"`
+	CheckpointSequence int64           `json:"checkpoint_sequence"`
 
 	worker   *Worker
 	stop     context.CancelFunc

@@ -178,6 +178,12 @@ export class Job<Payload = any> {
   readonly signal: AbortSignal;
   /** Throws when the job must stop. */
   check(): void;
+  /** How far earlier attempts have come, as `save` stored it. Undefined: nowhere. */
+  checkpoint: any;
+  /** Stores how far the job has come: JSON of at most 64 KiB, for the next attempt. */
+  save(checkpoint: unknown): Promise<void>;
+  /** Runs `work` if no attempt has done so, and returns its result: the checkpoint has it. */
+  step<Result>(name: string, work: () => Result | Promise<Result>): Promise<Result>;
   /** Adds a line to the job's logs. */
   log(text: string): Promise<void>;
 }
@@ -215,6 +221,8 @@ export class Snooze extends Error {
   constructor(seconds: number);
   readonly seconds: number;
 }
+/** A checkpoint was not stored: the project is full, or a later one is there. */
+export class NotSaved extends Error {}
 /** Throw it when the job cannot succeed: it becomes a dead letter at once. */
 export class NotRetryable extends Error {}
 /** Throw it to choose when the job is retried. */

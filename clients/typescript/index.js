@@ -1,5 +1,6 @@
 // Client and worker for Fencepost, a job queue with an HTTP API.
 
+export { NotSaved } from "./checkpoint.js";
 export { ApiError, Client } from "./client.js";
 export { InvalidWebhook, verifyWebhook } from "./webhooks.js";
 export {

@@ -5,6 +5,7 @@ import { hostname } from "node:os";
 import process from "node:process";
 import { setTimeout as sleep } from "node:timers/promises";
 
+import { save, step } from "./checkpoint.js";
 import { ApiError, Client, currentTraceparent } from "./client.js";
 
 /** How long a poll waits. Shorter than the 30 s after which a silent worker counts as lost. */
@@ -74,6 +75,7 @@ export class RateLimited extends Error {
 export class Job {
   #worker;
   #sequence = 0;
+  #saved;
   #stopped = new AbortController();
 
   constructor(data, worker) {
@@ -85,6 +87,9 @@ export class Job {
     this.tags = data.tags;
     this.parentResults = data.parent_results;
     this.traceparent = data.traceparent;
+    /** How far earlier attempts have come, as `save` stored it. Undefined: nowhere. */
+    this.checkpoint = data.checkpoint;
+    this.#saved = data.checkpoint_sequence ?? 0;
     /** From 0 to 1; set it while you work. */
     this.progress = undefined;
     this.isLost = false;
@@ -120,6 +125,23 @@ export class Job {
   /** What proves that this is the current attempt. */
   fence() {
     return { job_id: this.id, attempt: this.attempt, lease_id: this.data.lease_id };
+  }
+
+  /** Stores how far the job has come: JSON of at most 64 KiB, for the next attempt. */
+  async save(checkpoint) {
+    const fence = { worker_id: this.#worker.id, ...this.fence() };
+    const answer = await save(this.#worker.client, fence, checkpoint, ++this.#saved);
+    if (answer === undefined) {
+      this.lose();
+      this.check();
+    }
+    this.checkpoint = checkpoint;
+    if (answer.status === "cancel") this.stop(new Cancelled("it was cancelled"));
+  }
+
+  /** Runs `work` if no attempt has done so, and returns its result: the checkpoint has it. */
+  step(name, work) {
+    return step(this, name, work);
   }
 
   /** Adds a line to the job's logs. */

@@ -207,6 +207,34 @@ async fn rests(t: &TestProject, command: &mut Command) {
     assert!(child.wait().await.expect("it ends").success(), "it drains");
 }
 
+/// Killed in step 7 of 10, it continues there.
+async fn resumes(t: &TestProject, command: impl Fn() -> std::process::Command) {
+    let program = || {
+        let mut command = Command::from(command());
+        command.env("FENCEPOST_LEASE_SECONDS", "2");
+        command
+    };
+    let mut killed = start(t, &mut program()).await;
+    let job = greet(t, json!({"steps": 10, "hangs_at": 7})).await;
+    until("six steps to be stored", async || t.job(&job).await["checkpoint_sequence"] == 6).await;
+    killed.kill().await.expect("it is killed");
+    let mut spared = start(t, &mut program()).await;
+    let done = t.job_becomes(&job, "succeeded").await;
+    assert_eq!(done["result"], json!({"ran": [7, 8, 9, 10], "sum": 385}));
+    assert_eq!(["failures", "losses"].map(|it| done[it].clone()), [0, 1]);
+    spared.kill().await.expect("it is killed");
+}
+
+#[test]
+fn a_job_in_steps_continues_in_each_language_where_its_worker_was_killed() {
+    run(async |t| {
+        resumes(t, python).await;
+        resumes(t, typescript).await;
+        resumes(t, go).await;
+        resumes(t, rust).await;
+    });
+}
+
 /// Runs a command of a build.
 pub fn build(dir: &Path, program: &str, args: &[&str]) {
     let output = std::process::Command::new(program).args(args).current_dir(dir).output();

@@ -19,9 +19,24 @@ worker = Worker(
 )
 
 
+def in_steps(job, steps, hangs_at):
+    ran = []
+
+    def square(number):
+        if number == hangs_at and job.attempt == 1:
+            time.sleep(60)
+        ran.append(number)
+        return number * number
+
+    squares = [job.step(f"square {it}", lambda: square(it)) for it in range(1, steps + 1)]
+    return {"ran": ran, "sum": sum(squares)}
+
+
 @worker.job("greet")
 def greet(job):
     payload = job.payload or {}
+    if "steps" in payload:
+        return in_steps(job, payload["steps"], payload.get("hangs_at"))
     for _ in range(int(payload.get("sleep_seconds", 0) * 20)):
         job.check()
         time.sleep(0.05)

@@ -70,6 +70,10 @@ class Snooze(Exception):
         self.seconds = seconds
 
 
+class NotSaved(Exception):
+    """A checkpoint was not stored: the project is full, or a later one is there."""
+
+
 class NotRetryable(Exception):
     """Raise it when the job cannot succeed: it becomes a dead letter at once."""
 
@@ -104,6 +108,8 @@ class Job:
         self.tags: Fields = data["tags"]
         self.parent_results: list[Fields] = data["parent_results"]
         self.traceparent: Optional[str] = data["traceparent"]
+        #: How far earlier attempts have come, as `save` stored it. None: nowhere.
+        self.checkpoint: Any = data.get("checkpoint")
         #: From 0 to 1; set it while you work.
         self.progress: Optional[float] = None
         self.is_cancelled = self.is_lost = self.is_released = False
@@ -112,6 +118,7 @@ class Job:
         #: When the lease was last renewed, and how long it lasts.
         self.renewed, self.lease_seconds = time.monotonic(), float(data["lease_seconds"])
         self._worker, self._sequence = worker, 0
+        self._saved: int = data.get("checkpoint_sequence", 0)
 
     def fence(self) -> Fields:
         """What proves that this is the current attempt. Show `attempt` to other systems too."""
@@ -135,6 +142,40 @@ class Job:
         self._worker.client.request(
             "POST", "/v1/workers/logs", {"worker_id": self._worker.id, "chunks": [chunk]}
         )
+
+
+    def save(self, checkpoint: Any) -> None:
+        """Stores how far the job has come: JSON of at most 64 KiB, for the next attempt."""
+        self._saved += 1
+        kept = {"checkpoint": checkpoint, "checkpoint_sequence": self._saved}
+        body = {"worker_id": self._worker.id} | self.fence() | kept
+        try:
+            answer = self._worker.client.request("POST", "/v1/workers/heartbeat", body)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            self.is_lost = True
+            raise Cancelled("its lease is lost") from error
+        self.is_cancelled |= answer["status"] == "cancel"
+        saved = answer.get("checkpoint")
+        if saved is None:
+            log.warning("the server is too old for checkpoints")
+        elif saved != "stored":
+            raise NotSaved(f"the checkpoint is {saved}")
+        self.checkpoint = checkpoint
+
+    def step(self, name: str, work: Callable[[], Any]) -> Any:
+        """Runs `work` if no attempt has done so, and returns its result: the checkpoint has it."""
+        before = {} if self.checkpoint is None else self.checkpoint
+        if not isinstance(before, dict):
+            raise ValueError("the checkpoint of a job with steps must be an object")
+        steps = before.get("steps", {})
+        if name in steps:
+            return steps[name]
+        self.check()
+        result = work()
+        self.save(before | {"steps": steps | {name: result}})
+        return result
 
 
 class Worker:

@@ -9,7 +9,26 @@ fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)
 }
 
+async fn in_steps(job: &Job, steps: u64) -> Result<Value, Failure> {
+    let (mut ran, mut sum) = (Vec::new(), 0);
+    for number in 1..=steps {
+        let name = format!("square {number}");
+        let square = job.step(&name, async || {
+            if job.payload["hangs_at"] == number && job.attempt == 1 {
+                tokio::time::sleep(Duration::from_secs(60)).await;
+            }
+            ran.push(number);
+            Ok(number * number)
+        });
+        sum += square.await?;
+    }
+    Ok(json!({"ran": ran, "sum": sum}))
+}
+
 async fn greet(job: Job) -> Result<Value, Failure> {
+    if let Some(steps) = job.payload["steps"].as_u64() {
+        return in_steps(&job, steps).await;
+    }
     let time = Duration::from_secs(job.payload["sleep_seconds"].as_u64().unwrap_or(0));
     tokio::select! {
         () = tokio::time::sleep(time) => (),

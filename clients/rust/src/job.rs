@@ -14,7 +14,10 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::{Client, Error, Request, now_ms};
+use crate::{
+    checkpoint::Saved,
+    client::{Client, Error, Request, now_ms},
+};
 
 /// Longest pause that a handler may choose: the server's limit.
 const MAX_RETRY_PAUSE_SECONDS: u64 = 30 * 86_400;
@@ -37,6 +40,11 @@ pub struct Job {
     pub traceparent: Option<String>,
     /// Length of the lease, in seconds.
     pub lease_seconds: u32,
+    /// As the server sent it.
+    #[serde(default)]
+    pub(crate) checkpoint: Option<Value>,
+    #[serde(default)]
+    pub(crate) checkpoint_sequence: i64,
     #[serde(skip)]
     pub(crate) shared: Arc<Shared>,
 }
@@ -48,6 +56,8 @@ pub(crate) struct Shared {
     pub is_released: AtomicBool,
     /// The worker that runs it: its client and its name.
     pub worker: OnceLock<(Client, String)>,
+    /// What this attempt has stored.
+    pub saved: Mutex<Option<Saved>>,
     progress: Mutex<Option<f32>>,
     sequence: AtomicU64,
     /// When the lease was last renewed.
@@ -61,6 +71,7 @@ impl Default for Shared {
             is_lost: AtomicBool::new(false),
             is_released: AtomicBool::new(false),
             worker: OnceLock::new(),
+            saved: Mutex::new(None),
             progress: Mutex::new(None),
             sequence: AtomicU64::new(0),
             renewed: Mutex::new(Instant::now()),

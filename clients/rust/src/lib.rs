@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod checkpoint;
 mod client;
 mod codes;
 mod job;

@@ -2,7 +2,7 @@
 
 import { setTimeout as sleep } from "node:timers/promises";
 
-import { Client, Snooze, Worker } from "fencepost";
+import { Client, type Job, Snooze, Worker } from "fencepost";
 
 const [command, count] = process.argv.slice(2);
 if (command === "enqueue") {
@@ -18,6 +18,21 @@ interface Greeting {
   fail?: boolean;
   sleep_seconds?: number;
   later?: number;
+  steps?: number;
+  hangs_at?: number;
+}
+
+async function inSteps(job: Job<Greeting | null>, steps: number, hangsAt?: number) {
+  const ran: number[] = [];
+  let sum = 0;
+  for (let number = 1; number <= steps; number++) {
+    sum += await job.step(`square ${number}`, async () => {
+      if (number === hangsAt && job.attempt === 1) await sleep(60_000);
+      ran.push(number);
+      return number * number;
+    });
+  }
+  return { ran, sum };
 }
 
 const worker = new Worker({
@@ -26,8 +41,10 @@ const worker = new Worker({
   leaseSeconds: Number(process.env.FENCEPOST_LEASE_SECONDS ?? 30),
 });
 
-worker.job<Greeting | null>("greet", async ({ attempt, payload, signal }) => {
-  const { name = "world", fail = false, sleep_seconds = 0, later } = payload ?? {};
+worker.job<Greeting | null>("greet", async (job) => {
+  const { attempt, payload, signal } = job;
+  const { name = "world", fail = false, sleep_seconds = 0, later, steps, hangs_at } = payload ?? {};
+  if (steps !== undefined) return inSteps(job, steps, hangs_at);
   await sleep(sleep_seconds * 1000, undefined, { signal });
   if (later !== undefined && attempt === 1) throw new Snooze(later);
   if (fail) throw new Error("asked to fail");

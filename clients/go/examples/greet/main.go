@@ -21,15 +21,38 @@ func number(name string, otherwise int) int {
 	return otherwise
 }
 
+func inSteps(ctx context.Context, job *fencepost.Job, steps, hangsAt int) (any, error) {
+	ran, sum := []int{}, 0
+	for number := 1; number <= steps; number++ {
+		square, err := fencepost.Step(ctx, job, fmt.Sprintf("square %d", number), func() (int, error) {
+			if number == hangsAt && job.Attempt == 1 {
+				time.Sleep(time.Minute)
+			}
+			ran = append(ran, number)
+			return number * number, nil
+		})
+		if err != nil {
+			return nil, err
+		}
+		sum += square
+	}
+	return map[string]any{"ran": ran, "sum": sum}, nil
+}
+
 func greet(ctx context.Context, job *fencepost.Job) (any, error) {
 	payload := struct {
 		Name         string
 		Fail         bool
 		SleepSeconds int `json:"sleep_seconds"`
 		Later        int
+		Steps        int
+		HangsAt      int `json:"hangs_at"`
 	}{Name: "world"}
 	if err := json.Unmarshal(job.Payload, &payload); err != nil {
 		return nil, fencepost.NotRetryable{Err: err}
+	}
+	if payload.Steps > 0 {
+		return inSteps(ctx, job, payload.Steps, payload.HangsAt)
 	}
 	select {
 	case <-ctx.Done():

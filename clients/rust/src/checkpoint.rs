@@ -1,0 +1,107 @@
+//! How far a job has come: stored by one attempt, and found by the next.
+
+use std::sync::PoisonError;
+
+use reqwest::StatusCode;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    client::{Error, Request},
+    job::{Failure, Job},
+};
+
+const STEPS: &str = "steps";
+
+/// The last checkpoint of a job.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Saved {
+    pub checkpoint: Option<Value>,
+    pub sequence: i64,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    status: String,
+    checkpoint: Option<String>,
+}
+
+impl Job {
+    /// How far the attempts of the job have come, as [`Self::save`] stored it; none: nowhere.
+    #[must_use]
+    pub fn checkpoint(&self) -> Option<Value> {
+        self.saved().checkpoint
+    }
+
+    fn saved(&self) -> Saved {
+        let there = self.shared.saved.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        there.unwrap_or_else(|| Saved {
+            checkpoint: self.checkpoint.clone(),
+            sequence: self.checkpoint_sequence,
+        })
+    }
+
+    /// Stores how far the job has come: JSON of at most 64 KiB, for the next attempt.
+    ///
+    /// # Errors
+    /// When the job must stop, the project is full, or a later checkpoint is there.
+    pub async fn save(&self, checkpoint: impl Serialize) -> Result<(), Failure> {
+        let no_worker = Error::Setup("only jobs of a worker have checkpoints");
+        let (client, worker_id) = self.shared.worker.get().ok_or(no_worker)?;
+        let checkpoint = serde_json::to_value(checkpoint)?;
+        let sequence = self.saved().sequence + 1;
+        let mut body = self.fence();
+        body["worker_id"] = json!(worker_id);
+        body["checkpoint"] = checkpoint.clone();
+        body["checkpoint_sequence"] = json!(sequence);
+        let sent = client.request::<Answer>(Request::post("/v1/workers/heartbeat", body)).await;
+        let answer = match sent {
+            Err(Error::Api(error)) if error.status == StatusCode::CONFLICT => {
+                self.lose();
+                return self.check();
+            }
+            answer => answer?,
+        };
+        if answer.status == "cancel" {
+            self.shared.stopped.cancel();
+        }
+        match answer.checkpoint.as_deref() {
+            None => tracing::warn!("the server is too old for checkpoints"),
+            Some("stored") => (),
+            Some(other) => {
+                return Err(Failure::new("NotSaved", &format!("the checkpoint is {other}")));
+            }
+        }
+        let saved = Saved { checkpoint: Some(checkpoint), sequence };
+        *self.shared.saved.lock().unwrap_or_else(PoisonError::into_inner) = Some(saved);
+        Ok(())
+    }
+
+    /// Runs `work` if no attempt has done so, and returns its result: the checkpoint has it.
+    ///
+    /// # Errors
+    /// Those of `work` and [`Self::save`]; and when the checkpoint is no object.
+    pub async fn step<T, F>(&self, name: &str, work: impl FnOnce() -> F) -> Result<T, Failure>
+    where
+        T: Serialize + DeserializeOwned,
+        F: Future<Output = Result<T, Failure>>,
+    {
+        let mut before: Map<String, Value> = match self.checkpoint() {
+            None => Map::new(),
+            Some(there) => serde_json::from_value(there)?,
+        };
+        let mut steps: Map<String, Value> = match before.remove(STEPS) {
+            None => Map::new(),
+            Some(there) => serde_json::from_value(there)?,
+        };
+        if let Some(done) = steps.remove(name) {
+            return Ok(serde_json::from_value(done)?);
+        }
+        self.check()?;
+        let result = work().await?;
+        steps.insert(name.to_owned(), serde_json::to_value(&result)?);
+        before.insert(STEPS.to_owned(), Value::Object(steps));
+        self.save(before).await?;
+        Ok(result)
+    }
+}

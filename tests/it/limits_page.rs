@@ -212,10 +212,9 @@ pub fn worker_limits() -> Vec<(&'static str, String)> {
         ("`capacity`", format!("1–{}", limits::MAX_POLL_CAPACITY)),
         ("`wait_seconds`", format!("0–{} s", limits::MAX_POLL_WAIT_SECONDS)),
         ("`lease_seconds`", format!("1–{} s", limits::MAX_LEASE_SECONDS)),
-        (
-            "`result`",
-            format!("{} bytes, {} levels deep", limits::MAX_RESULT_BYTES, limits::MAX_JSON_DEPTH),
-        ),
+        ("`result`", json_of(limits::MAX_RESULT_BYTES)),
+        ("`checkpoint`", json_of(limits::MAX_CHECKPOINT_BYTES)),
+        ("`checkpoint_sequence`", format!("0–{}", limits::MAX_CHECKPOINT_SEQUENCE)),
         (
             "`error`, its three texts together",
             format!(
@@ -267,6 +266,10 @@ pub fn worker_limits() -> Vec<(&'static str, String)> {
         ("jobs of one log report", limits::MAX_LOG_JOBS.to_string()),
         ("a silent worker", format!("forgotten after {} s", limits::WORKER_KEEP_SECONDS)),
     ]
+}
+
+fn json_of(bytes: usize) -> String {
+    format!("{bytes} bytes, {} levels deep", limits::MAX_JSON_DEPTH)
 }
 
 fn rate_limited() -> String {

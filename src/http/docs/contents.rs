@@ -17,6 +17,7 @@ pub const GROUPS: [(&str, &[&str]); 6] = [
             "guides/cron",
             "guides/fan-out",
             "guides/long-jobs",
+            "guides/resume-long-work",
             "guides/alarms",
             "guides/webhooks",
             "guides/push",

@@ -359,8 +359,7 @@ pub async fn insert_jobs(
         ), bodies as (
             insert into job_bodies (
                 project_id, job_id, payload, retry, tags, traceparent, labels, constraint_key,
-                concurrency_key,
-                concurrency_limit, unique_key, expires_at, workflow_id, workflow_key, has_parents,
+                concurrency_key, concurrency_limit, unique_key, expires_at, workflow_id, workflow_key, has_parents,
                 envelope, batch_id, callbacks, is_template, replay_of, hop, group_key,
                 max_losses, counted_bytes
             )
@@ -371,8 +370,7 @@ pub async fn insert_jobs(
                    (extras->>'workflow_id')::uuid, extras->>'workflow_key',
                    coalesce((extras->>'has_parents')::boolean, false), extras->>'envelope',
                    (extras->>'batch_id')::uuid, extras->>'callbacks',
-                   case when (extras->>'is_template')::boolean then true end,
-                   (extras->>'replay_of')::uuid, (extras->>'hop')::smallint, extras->>'group',
+                   nullif((extras->>'is_template')::boolean, false), (extras->>'replay_of')::uuid, (extras->>'hop')::smallint, extras->>'group',
                    (extras->>'max_losses')::int, long_names(queue, job_type)
             from new
         ), live as (
@@ -387,10 +385,10 @@ pub async fn insert_jobs(
             select project_id, id, queue, job_type,
                    case when lease_id is null then state else 'processing' end, rank, run_at,
                    max_attempts, timeout_seconds, labels, unfinished_parents,
-                   (extras->>'constraint_key')::uuid,
-                   extras->>'concurrency_key', (extras->>'concurrency_limit')::int,
-                   extras->>'unique_key', (extras->>'expires_at')::timestamptz,
-                   coalesce((extras->>'children')::int, 0), (extras->>'batch_id')::uuid,
+                   (extras->>'constraint_key')::uuid, extras->>'concurrency_key',
+                   (extras->>'concurrency_limit')::int, extras->>'unique_key',
+                   (extras->>'expires_at')::timestamptz, coalesce((extras->>'children')::int, 0),
+                   (extras->>'batch_id')::uuid,
                    case when extras->>'callbacks' is not null then true end, has_command,
                    extras->>'group', group_place, waits_for_group, takes_turns,
                    case when lease_id is null then 0 else 1 end, lease_id,

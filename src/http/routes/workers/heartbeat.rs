@@ -3,7 +3,7 @@
 use axum::{Json as Reply, extract::State};
 use fencepost_domain::{
     error::Error,
-    ids::{JobKey, LeaseId},
+    ids::{JobKey, LeaseId, ProjectId},
     lease::RequireFence,
     limits,
     worker::WorkerState,
@@ -12,14 +12,14 @@ use fencepost_engine::{
     reach::Reach,
     settle::{
         self,
-        checkpoints::{self, SentCheckpoint},
+        checkpoints::{self, NewCheckpoint, SentCheckpoint},
         heartbeat::{self, Advice, Beat},
     },
     workers,
 };
 use fencepost_web::{
     app::App,
-    auth::{Beating, Bound, Caller, Cost},
+    auth::{Beating, Bound, Caller, Cost, Who},
     wire::{
         extract::{Json, Object, RequestBody},
         openapi::{at_least, chars, items, range},
@@ -40,7 +40,7 @@ use crate::error::ErrorBody;
 const ATTEMPT_REQUIRED: &str =
     "is required: this project or key has require_fence `always`; use active_jobs";
 
-/// The loss of a worker of this API counts no failure of its jobs.
+/// The loss of a worker of this API is no failure of its jobs.
 const COUNTS_LOSSES: bool = false;
 
 /// A heartbeat of one job (`job_id`), or of a whole worker (`state`, `active_jobs` or
@@ -235,26 +235,78 @@ fn check_progress(check: &mut Check, progress: Option<f32>) {
     }
 }
 
-/// A heartbeat of a whole worker.
-async fn beat(
-    caller: &Caller<Bound<Beating>>,
-    app: &App,
-    request: HeartbeatRequest,
-) -> Result<Reply<HeartbeatReply>, Error> {
-    let mut check = Check::default();
-    check.name("worker_id", &request.worker_id, limits::MAX_WORKER_ID_CHARS);
-    let of_jobs = [
-        ("attempt", request.attempt.is_some()),
-        ("lease_id", request.lease_id.is_some()),
-        ("progress", request.progress.is_some()),
-        ("checkpoint", request.checkpoint.is_some()),
-        ("checkpoint_sequence", request.checkpoint_sequence.is_some()),
-    ];
-    for (field, _) in of_jobs.into_iter().filter(|it| it.1) {
-        check.refuse(field, "must be sent together with job_id, or in active_jobs");
+/// What a heartbeat of a whole worker says of its jobs.
+struct WholeBeat {
+    /// The field that names the jobs.
+    field: &'static str,
+    beats: Vec<Beat>,
+    /// The jobs as they were named, each with its beat; none: no job has such an id.
+    names: Vec<(String, Option<usize>)>,
+    checkpoints: Vec<SentCheckpoint>,
+}
+
+impl WholeBeat {
+    /// Checks the request, but for the worker's state.
+    fn accept(who: &Who, project_id: ProjectId, request: HeartbeatRequest) -> Result<Self, Error> {
+        let mut check = Check::default();
+        check.name("worker_id", &request.worker_id, limits::MAX_WORKER_ID_CHARS);
+        let of_jobs = [
+            ("attempt", request.attempt.is_some()),
+            ("lease_id", request.lease_id.is_some()),
+            ("progress", request.progress.is_some()),
+            ("checkpoint", request.checkpoint.is_some()),
+            ("checkpoint_sequence", request.checkpoint_sequence.is_some()),
+        ];
+        for (field, _) in of_jobs.into_iter().filter(|it| it.1) {
+            check.refuse(field, "must be sent together with job_id, or in active_jobs");
+        }
+        let (field, named) = named_jobs(request.active_jobs, request.active_job_ids, &mut check);
+        let mut whole =
+            Self { field, beats: Vec::new(), names: Vec::new(), checkpoints: Vec::new() };
+        for (index, job) in named.into_iter().enumerate() {
+            let mut item = Check::below(format!("{field}[{index}]."));
+            let worker_id = request.worker_id.clone();
+            let fence = accept_fence(&mut item, who, worker_id, job.attempt, job.lease_id);
+            if who.require_fence() == RequireFence::Always && !fence.names_an_attempt() {
+                item.refuse("attempt", ATTEMPT_REQUIRED);
+            }
+            check_progress(&mut item, job.progress);
+            let sent = checkpoint::accept(&mut item, job.checkpoint, job.checkpoint_sequence)?;
+            if sent.is_some() && !fence.names_an_attempt() {
+                item.refuse("attempt", "must be sent together with checkpoint");
+            }
+            check.absorb(item);
+            let key = job.job_id.parse().ok().map(|id| JobKey { project_id, id });
+            let place = key.map(|key| whole.add(Beat { key, fence, progress: job.progress }, sent));
+            whole.names.push((job.job_id, place));
+        }
+        check.finish()?;
+        Ok(whole)
     }
+
+    /// Adds a beat, and returns its place. A worker may hold two attempts of one job, the first of
+    /// which is lost.
+    fn add(&mut self, beat: Beat, checkpoint: Option<NewCheckpoint>) -> usize {
+        let is_same = |it: &Beat| it.key == beat.key && it.fence == beat.fence;
+        if let Some(there) = self.beats.iter().position(is_same) {
+            return there;
+        }
+        let (job_id, fence) = (beat.key.id, beat.fence.clone());
+        let sent = checkpoint.map(|checkpoint| SentCheckpoint { job_id, fence, checkpoint });
+        self.checkpoints.extend(sent);
+        self.beats.push(beat);
+        self.beats.len() - 1
+    }
+}
+
+/// The jobs of a whole worker, with the field that names them.
+fn named_jobs(
+    active_jobs: Option<Vec<Object<ActiveJobRequest>>>,
+    active_job_ids: Option<Vec<String>>,
+    check: &mut Check,
+) -> (&'static str, Vec<ActiveJobRequest>) {
     let bare = |job_id| ActiveJobRequest { job_id, ..ActiveJobRequest::default() };
-    let (field, named) = match (request.active_jobs, request.active_job_ids) {
+    let (field, named): (_, Vec<_>) = match (active_jobs, active_job_ids) {
         (Some(_), Some(_)) => {
             check.refuse("active_job_ids", "must not be sent together with active_jobs");
             ("active_jobs", Vec::new())
@@ -266,50 +318,28 @@ async fn beat(
         let max = limits::MAX_BEAT_JOBS;
         check.refuse(field, format!("must have at most {max} entries, has {}", named.len()));
     }
-    let required = caller.who.require_fence();
-    let (mut beats, mut names): (Vec<Beat>, Vec<(String, Option<usize>)>) =
-        (Vec::new(), Vec::new());
-    let mut sent_checkpoints = Vec::new();
-    for (index, job) in named.into_iter().enumerate() {
-        let mut item = Check::below(format!("{field}[{index}]."));
-        let worker_id = request.worker_id.clone();
-        let fence = accept_fence(&mut item, &caller.who, worker_id, job.attempt, job.lease_id);
-        if required == RequireFence::Always && !fence.names_an_attempt() {
-            item.refuse("attempt", ATTEMPT_REQUIRED);
-        }
-        check_progress(&mut item, job.progress);
-        let sent = checkpoint::accept(&mut item, job.checkpoint, job.checkpoint_sequence)?;
-        if sent.is_some() && !fence.names_an_attempt() {
-            item.refuse("attempt", "must be sent together with checkpoint");
-        }
-        check.absorb(item);
-        let key = job.job_id.parse().ok().map(|id| JobKey { project_id: caller.project_id, id });
-        let place = key.map(|key| {
-            // A worker may hold two attempts of one job, the first of which is lost.
-            let there = beats.iter().position(|it| it.key == key && it.fence == fence);
-            there.unwrap_or_else(|| {
-                sent_checkpoints.extend(sent.map(|checkpoint| SentCheckpoint {
-                    job_id: key.id,
-                    fence: fence.clone(),
-                    checkpoint,
-                }));
-                beats.push(Beat { key, fence, progress: job.progress });
-                beats.len() - 1
-            })
-        });
-        names.push((job.job_id, place));
-    }
-    check.finish()?;
+    (field, named)
+}
+
+/// A heartbeat of a whole worker.
+async fn beat(
+    caller: &Caller<Bound<Beating>>,
+    app: &App,
+    request: HeartbeatRequest,
+) -> Result<Reply<HeartbeatReply>, Error> {
+    let (worker_id, state) = (request.worker_id.clone(), request.state);
+    let whole = WholeBeat::accept(&caller.who, caller.project_id, request)?;
+    let WholeBeat { field, mut beats, names, mut checkpoints } = whole;
     caller.charge(app, field, Cost::Leases(names.len())).await?;
-    let key: workers::WorkerKey = (caller.project_id, caller.who.worker(request.worker_id).into());
-    let state = request.state.unwrap_or(WorkerState::Running);
+    let key: workers::WorkerKey = (caller.project_id, caller.who.worker(worker_id).into());
+    let state = state.unwrap_or(WorkerState::Running);
     let binding = caller.who.binding();
     let ids = beats.iter().map(|it| it.key.id);
     let reach = Reach::read(&app.engine, caller.project_id, binding, ids).await?;
     let is_mine: Vec<_> = beats.iter().map(|it| reach.includes(it.key.id)).collect();
     beats.retain(|it| reach.includes(it.key.id));
-    sent_checkpoints.retain(|it| reach.includes(it.job_id));
-    let saved = checkpoints::save(&app.engine, caller.tenant(), sent_checkpoints).await?;
+    checkpoints.retain(|it| reach.includes(it.job_id));
+    let saved = checkpoints::save(&app.engine, caller.tenant(), checkpoints).await?;
     let (wanted, leases) = workers::beat(&app.engine, &key, (state, COUNTS_LOSSES), beats).await?;
     let leases = leases_of(&is_mine, leases);
     let reply = |(job_id, place): (String, Option<usize>)| {
